@@ -1,0 +1,50 @@
+"""What a cluster has changed in the catalogue's severities, as its settings say it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from healthcheck.model import Severity
+
+_CODE = re.compile(r"(s?xid)\s+(\d{1,5})\Z", re.IGNORECASE)
+_REASON = re.compile(r"[A-Z][A-Za-z0-9]{1,62}\Z")
+_ALLOWED = " or ".join((", ".join(s.name for s in Severity if s < Severity.ISOLATE), Severity.ISOLATE.name))
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """`overrides` goes from a reason (`Xid13`, `GpuCountLow`) to the severity it has on this cluster."""
+
+    overrides: Mapping[str, Severity] = field(default_factory=dict)
+    nvlink_default: Severity = Severity.RESET
+    nvlink5_default: Severity = Severity.MONITOR
+    strict_pshc: bool = False
+
+    def severity_of(self, reason: str, default: Severity) -> Severity:
+        return self.overrides.get(reason, default)
+
+
+def parse_overrides(text: str) -> dict[str, Severity]:
+    """Read `Reason = SEVERITY` or `xid 13 = RESET`, one a line. Raises ValueError that names the line."""
+    overrides: dict[str, Severity] = {}
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = raw.partition("#")[0].strip()
+        if not line:
+            continue
+        left, equals, right = (part.strip() for part in line.partition("="))
+        reason = _reason(left)
+        if not equals or reason is None:
+            raise ValueError(f"line {number}: {line[:60]!r}; write `Reason = SEVERITY` or `xid 13 = RESET`")
+        if right not in Severity.__members__:
+            raise ValueError(f"line {number}: severity {right[:40]!r}; allowed are {_ALLOWED}")
+        overrides[reason] = Severity[right]
+    return overrides
+
+
+def _reason(word: str) -> str | None:
+    code = _CODE.match(word)
+    if code:
+        return ("SXid" if code[1].lower() == "sxid" else "Xid") + str(int(code[2]))
+    return word if _REASON.match(word) else None

@@ -1,0 +1,41 @@
+"""The list of every check, in the order in which the record shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from healthcheck.checks import driver, efa_count, gpu_count, xid
+from healthcheck.model import Check
+
+CHECKS: tuple[Check, ...] = (driver.CHECK, gpu_count.CHECK, xid.CHECK, efa_count.CHECK)
+
+GROUPS: Mapping[str, str] = {
+    "0": "0-nvidia-smi",
+    "1": "1-dcgm-diag-l2",
+    "2": "2-efa-enumeration",
+    "3": "3-topology-check",
+    "4": "4-dcgm-diag-l4",
+    "5": "5-nccl-allreduce",
+    "6": "6-efa-loopback",
+    "7": "7-container-runtime",
+    "8": "8-hami",
+}
+"""Group number to the name that the record shows (contract, section 1)."""
+
+
+def select_checks(words: Iterable[str]) -> tuple[Check, ...]:
+    """The checks of the groups, numbers or names given, in their own order. Raises ValueError for another word."""
+    wanted: set[str] = set()
+    for word in words:
+        wanted |= _named(word)
+    return tuple(check for check in CHECKS if check.name in wanted)
+
+
+def _named(word: str) -> set[str]:
+    group = GROUPS.get(word, word)
+    if group in GROUPS.values():
+        return {check.name for check in CHECKS if check.group == group}
+    if any(check.name == word for check in CHECKS):
+        return {word}
+    allowed = ", ".join([*GROUPS, *GROUPS.values(), *(check.name for check in CHECKS)])
+    raise ValueError(f"no check {word[:40]!r}; allowed are {allowed}")

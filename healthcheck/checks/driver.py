@@ -1,0 +1,47 @@
+"""The driver answers. A call that never returns is the only sign that some dead GPUs give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from healthcheck.expectation import Expectation
+from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Severity, Unobserved
+from healthcheck.probes import nvml
+
+APART_SECONDS = 30.0
+"""Contract, section 2 rule 10: two deadlines missed, at least this far apart."""
+
+UNRESPONSIVE = Reason(
+    "DriverUnresponsive",
+    Severity.REBOOT,
+    "A look at NVML did not come back within its deadline, twice: a call hangs in the driver.",
+    "Drain and reboot the node: a process stuck in the driver can't be ended.",
+)
+
+
+def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+    look = seen[nvml.NVML]
+    if look.missed and look.missed[-1] - look.missed[0] >= APART_SECONDS:
+        detail = f"no answer within {look.deadline_seconds:g} s, for {look.missed[-1] - look.missed[0]:.0f} s now"
+        if look.stuck_pid:
+            detail += f"; process {look.stuck_pid} can't be killed"
+        yield Finding(UNRESPONSIVE.name, UNRESPONSIVE.severity, "driver", detail)
+    elif isinstance(look.answer, Unobserved):
+        yield look.answer
+
+
+def being_changed(labels: Mapping[str, str]) -> str:
+    """What the Node's labels say of somebody at work on the driver; '' when nobody is.
+
+    The GPU operator pauses its operands during a driver upgrade (`nvidia.com/gpu.deploy.*=paused-...`), and MIG
+    manager marks a change of the geometry (`nvidia.com/mig.config.state=pending`): looks at NVML would only disturb.
+    """
+    for key, value in sorted(labels.items()):
+        if key.startswith("nvidia.com/gpu.deploy.") and value.startswith("paused"):
+            return f"label {key}={value}"
+    if labels.get("nvidia.com/mig.config.state") == "pending":
+        return "label nvidia.com/mig.config.state=pending"
+    return ""
+
+
+CHECK = Check("driver", "0-nvidia-smi", (nvml.NVML,), judge, (UNRESPONSIVE,))

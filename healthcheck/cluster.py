@@ -1,0 +1,312 @@
+"""The one door to Kubernetes. Knows the API's paths and failures; decides nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
+
+import urllib3
+from kubernetes.client import ApiClient, Configuration
+from kubernetes.client.exceptions import ApiException
+
+from healthcheck.change import Event, NodeState
+from kubernetes import config
+
+NAMESPACE = "gpu-healthcheck"
+COMPONENT = "gpu-healthcheck"
+_CONNECT_SECONDS, _READ_SECONDS = 3.0, 10.0
+_SILENCE_SECONDS = 150.0
+"""A watch hears a bookmark about once a minute; this long without a word, the server is gone."""
+_WATCH_SECONDS = (3300, 3900)
+_LONGEST_LINE = 8 << 20
+_LONGEST_MESSAGE = 500
+_PAGE = 500
+
+
+class ClusterError(Exception):
+    """The cluster did not do what it was asked. The message says what and why."""
+
+
+class Unavailable(ClusterError):
+    """Nobody answered, or the answer was to come again (5xx, 429, an expired token): worth another try."""
+
+    def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class Conflict(ClusterError):
+    """Somebody else wrote the object since it was read, or it is already there."""
+
+
+class NotFound(ClusterError):
+    """The object is not there."""
+
+
+class Forbidden(ClusterError):
+    """A permission is missing, or an admission policy said no. `verb` and `resource` are what was tried."""
+
+    def __init__(self, message: str, verb: str, resource: str) -> None:
+        super().__init__(message)
+        self.verb = verb
+        self.resource = resource
+
+
+class Refused(ClusterError):
+    """The server understood and will never do it (400, 422)."""
+
+
+def connect() -> ApiClient:
+    """A client from the pod's service account, else from KUBECONFIG. Raises ClusterError when there is neither."""
+    configuration = Configuration()
+    try:
+        if "KUBERNETES_SERVICE_HOST" in os.environ:
+            config.load_incluster_config(client_configuration=configuration)
+        else:
+            config.load_kube_config(client_configuration=configuration)
+    except (config.ConfigException, OSError) as error:
+        raise ClusterError(f"no cluster to talk to: {error}") from error
+    configuration.retries = False  # the caller holds the newest verdict: it decides when to try again
+    client = ApiClient(configuration)
+    client.user_agent = COMPONENT
+    return client
+
+
+class Cluster:
+    """Requests, each with a deadline, raising ClusterError. Safe to use from several threads."""
+
+    def __init__(self, connector: Callable[[], ApiClient] = connect) -> None:
+        self._connector = connector
+        self._client = connector()
+
+    def read_node(self, name: str) -> NodeState:
+        return node_state(self._json("get", f"/api/v1/nodes/{quote(name)}", "nodes"))
+
+    def patch_node(self, name: str, patch: Mapping[str, Any]) -> NodeState:
+        """One merge patch. Its `metadata.resourceVersion` makes a lost race a Conflict."""
+        return node_state(self._json("patch", f"/api/v1/nodes/{quote(name)}", "nodes", patch, merge="merge"))
+
+    def patch_condition(self, name: str, condition: Mapping[str, Any]) -> NodeState:
+        """Our condition alone: the server merges conditions by their type."""
+        body = {"status": {"conditions": [condition]}}
+        path = f"/api/v1/nodes/{quote(name)}/status"
+        return node_state(self._json("patch", path, "nodes/status", body, merge="strategic-merge"))
+
+    def create_event(self, node: NodeState, event: Event, now: datetime) -> None:
+        """Tell an Event about the Node. The same one told twice is one."""
+        at = _rfc3339(now)
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": event.name, "namespace": "default"},
+            "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid},
+            "type": event.type,
+            "reason": event.reason,
+            "message": event.message,
+            "firstTimestamp": at,
+            "lastTimestamp": at,
+            "count": 1,
+            "source": {"component": COMPONENT, "host": node.name},
+            "reportingComponent": COMPONENT,
+            "reportingInstance": node.name,
+        }
+        try:
+            self._json("create", "/api/v1/namespaces/default/events", "events", body)
+        except Conflict:
+            return
+
+    def beat(self, node: NodeState, now: datetime, duration_seconds: float) -> None:
+        """Renew the node's heartbeat Lease; make it when it is gone. It is owned by the Node as it is now."""
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
+        owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}
+        body = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": node.name, "namespace": NAMESPACE, "ownerReferences": [owner]},
+            "spec": {
+                "holderIdentity": node.name,
+                "leaseDurationSeconds": max(int(duration_seconds), 1),
+                "renewTime": _rfc3339(now, micro=True),
+            },
+        }
+        try:
+            self._json("patch", f"{path}/{quote(node.name)}", "leases", body, merge="merge")
+        except NotFound:
+            self._json("create", path, "leases", body)
+
+    def watch_node(self, name: str) -> Iterator[NodeState | None]:
+        """The Node now and at each change; None when it is gone. Ends when the server ends the watch."""
+        query = {
+            "watch": "true",
+            "fieldSelector": f"metadata.name={name}",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(random.randint(*_WATCH_SECONDS)),  # noqa: S311 - spreads reconnects, no secret
+        }
+        response = self._request("watch", "/api/v1/nodes", "nodes", query=query, read_seconds=_SILENCE_SECONDS)
+        try:
+            for line in _lines(response):
+                event = json.loads(line)
+                if event.get("type") == "ERROR":
+                    raise Unavailable(f"watch nodes: {str(event.get('object'))[:_LONGEST_MESSAGE]}")
+                if event.get("type") in ("ADDED", "MODIFIED"):
+                    yield node_state(event["object"])
+                elif event.get("type") == "DELETED":
+                    yield None
+        except urllib3.exceptions.HTTPError as error:
+            raise Unavailable(f"watch nodes: {_say(error)}") from error
+        except (ValueError, KeyError) as error:
+            raise Unavailable(f"watch nodes: an answer that is no watch event: {error!r}") from error
+        finally:
+            response.close()
+
+    def list_nodes(self, label_selector: str = "") -> Iterator[NodeState]:
+        """Every node that the selector allows, in pages."""
+        for node in self._pages("/api/v1/nodes", "nodes", {"labelSelector": label_selector}):
+            yield node_state(node)
+
+    def list_heartbeats(self) -> dict[str, datetime]:
+        """When each node's agent last looked, by node name."""
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
+        beats = {}
+        for lease in self._pages(path, "leases", {}):
+            renewed = lease.get("spec", {}).get("renewTime")
+            if renewed:
+                beats[lease["metadata"]["name"]] = datetime.fromisoformat(renewed)
+        return beats
+
+    def _pages(self, path: str, resource: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        token = ""
+        while True:
+            page = self._json("list", path, resource, query={**query, "limit": str(_PAGE), "continue": token})
+            yield from page.get("items") or []
+            token = page.get("metadata", {}).get("continue") or ""
+            if not token:
+                return
+
+    def _json(
+        self,
+        verb: str,
+        path: str,
+        resource: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        merge: str = "",
+        query: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        response = self._request(verb, path, resource, body, merge=merge, query=query)
+        try:
+            answer = json.loads(response.data)
+        except (ValueError, urllib3.exceptions.HTTPError) as error:
+            raise Unavailable(f"{verb} {resource}: an answer that is no JSON: {_say(error)}") from error
+        if not isinstance(answer, dict):
+            raise Unavailable(f"{verb} {resource}: an answer that is no object")
+        return answer
+
+    def _request(
+        self,
+        verb: str,
+        path: str,
+        resource: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        merge: str = "",
+        query: Mapping[str, str] | None = None,
+        read_seconds: float = _READ_SECONDS,
+    ) -> urllib3.BaseHTTPResponse:
+        headers = {"Accept": "application/json"}
+        if body is not None:
+            headers["Content-Type"] = f"application/{merge}-patch+json" if merge else "application/json"
+        method = {"get": "GET", "list": "GET", "watch": "GET", "create": "POST", "patch": "PATCH"}[verb]
+        parameters = dict(query or {})
+        if method != "GET":
+            parameters["fieldManager"] = COMPONENT
+        call = self._client.param_serialize(
+            method,
+            path,
+            query_params=[(key, value) for key, value in parameters.items() if value],
+            header_params=headers,
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        try:
+            answer = self._client.call_api(*call, _request_timeout=(_CONNECT_SECONDS, read_seconds))
+        except (urllib3.exceptions.HTTPError, OSError, ApiException) as error:
+            self._client = self._connector()  # a changed certificate is only read by a new client
+            raise Unavailable(f"{verb} {resource}: {_say(error)}") from error
+        response: urllib3.BaseHTTPResponse = answer.response
+        if response.status >= 400:
+            self._raise(response, verb, resource)
+        return response
+
+    def _raise(self, response: urllib3.BaseHTTPResponse, verb: str, resource: str) -> None:
+        message = f"{verb} {resource}: {response.status}: {_message(response)}"
+        match response.status:
+            case 401:
+                self._client = self._connector()
+                raise Unavailable(message)
+            case 403:
+                raise Forbidden(message, verb, resource)
+            case 404:
+                raise NotFound(message)
+            case 409:
+                raise Conflict(message)
+            case 429:
+                raise Unavailable(message, _retry_after(response))
+            case status if status >= 500 or status == 410:
+                raise Unavailable(message, _retry_after(response))
+        raise Refused(message)
+
+
+def node_state(node: Mapping[str, Any]) -> NodeState:
+    """What of an API Node the plan needs."""
+    metadata, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
+    return NodeState(
+        name=metadata["name"],
+        uid=metadata.get("uid", ""),
+        resource_version=metadata.get("resourceVersion", ""),
+        machine=(status.get("nodeInfo") or {}).get("systemUUID", ""),
+        labels=metadata.get("labels") or {},
+        annotations=metadata.get("annotations") or {},
+        taints=spec.get("taints") or (),
+        conditions=status.get("conditions") or (),
+    )
+
+
+def _lines(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+    rest = b""
+    for chunk in response.stream(amt=None, decode_content=True):
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from (line for line in lines if line)
+        if len(rest) > _LONGEST_LINE:
+            raise ValueError(f"a line of more than {_LONGEST_LINE} bytes")
+
+
+def _message(response: urllib3.BaseHTTPResponse) -> str:
+    try:
+        raw = response.data
+    except urllib3.exceptions.HTTPError as error:
+        return _say(error)
+    try:
+        return str(json.loads(raw)["message"])[:_LONGEST_MESSAGE]
+    except (ValueError, KeyError, TypeError):
+        return raw[:_LONGEST_MESSAGE].decode("utf-8", "backslashreplace")
+
+
+def _retry_after(response: urllib3.BaseHTTPResponse) -> float | None:
+    try:
+        return min(max(float(response.headers["Retry-After"]), 0.0), 600.0)
+    except (KeyError, ValueError):
+        return None
+
+
+def _say(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:_LONGEST_MESSAGE]
+
+
+def _rfc3339(at: datetime, *, micro: bool = False) -> str:
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ" if micro else "%Y-%m-%dT%H:%M:%SZ")

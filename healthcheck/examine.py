@@ -1,0 +1,48 @@
+"""One look: each distinct probe once, then every judge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from healthcheck.expectation import Expectation
+from healthcheck.model import Check, Evidence, Finding, Host, NotConfigured, Outcome, ProbeError, Unobserved
+
+
+def look(host: Host, checks: Iterable[Check]) -> Evidence:
+    """Read what the checks need. A probe that failed leaves its cause, and the others go on."""
+    probes = dict.fromkeys(probe for check in checks for probe in check.needs)
+    seen: dict[object, object] = {}
+    for probe in probes:
+        try:
+            seen[probe] = probe.read(host)
+        except ProbeError as error:
+            seen[probe] = Unobserved("ProbeFailed", f"{probe.name}: {error}")
+        except Exception as error:  # noqa: BLE001 - the boundary of the probes: their bug must not end the watch
+            seen[probe] = Unobserved("ProbeFailed", f"{probe.name}: {type(error).__name__}: {error}")
+    return Evidence(seen)  # type: ignore[arg-type]
+
+
+def judge(checks: Iterable[Check], evidence: Evidence, expected: Expectation) -> tuple[Outcome, ...]:
+    """What each check says of the evidence, with the cluster's own severities."""
+    return tuple(_judge(check, evidence, expected) for check in checks)
+
+
+def _judge(check: Check, evidence: Evidence, expected: Expectation) -> Outcome:
+    unread = tuple(cause for probe in check.needs if (cause := evidence.unread(probe)))
+    if unread:
+        return Outcome(check.name, check.group, unobserved=unread)
+    said = list(check.judge(evidence, expected))
+    return Outcome(
+        check.name,
+        check.group,
+        findings=tuple(with_policy(word, expected) for word in said if isinstance(word, Finding)),
+        unobserved=tuple(word for word in said if isinstance(word, Unobserved)),
+        configured=not any(isinstance(word, NotConfigured) for word in said),
+    )
+
+
+def with_policy(finding: Finding, expected: Expectation) -> Finding:
+    """The finding with this cluster's severity for its reason."""
+    severity = expected.policy.severity_of(finding.reason, finding.severity)
+    return finding if severity is finding.severity else replace(finding, severity=severity)

@@ -1,0 +1,1 @@
+"""One source of facts each. A probe has no opinion about what it reads."""

@@ -1,0 +1,159 @@
+"""The kernel's log: records of `/dev/kmsg` (kernel Documentation/ABI/testing/dev-kmsg), live or from a file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from healthcheck.model import Host, Probe, ProbeError
+
+KERNEL_FACILITY = frozenset({0})
+"""User space can write to the device, but the kernel forces facility >= 1 on it: 0 cannot be forged."""
+
+_READ_BYTES = 16384
+"""One record of the device is at most 8 KiB; a shorter buffer is answered with EINVAL."""
+_LONGEST_LINE = 65536
+_MOST_RECORDS = 2000
+"""Records taken in one go, so that judging keeps up with reading in a flood."""
+_MOST_IN_A_RING = 2_000_000
+_HEAD = re.compile(rb"(\d{1,9}),(\d{1,19}),(\d{1,19}),[^;]{0,256};")
+_ESCAPE = re.compile(rb"\\x([0-9a-fA-F]{2})")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One kernel message. `at` is in seconds of the boot's monotonic clock; `text` is unescaped."""
+
+    seq: int
+    at: float
+    facility: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What could be read without waiting. `lost` records were overwritten before we came; `ended`: a file's end."""
+
+    records: tuple[Record, ...]
+    lost: int = 0
+    unreadable: int = 0
+    refused: int = 0
+    """Records of another facility than the kernel's: somebody wrote them from user space."""
+    ended: bool = False
+    more: bool = False
+    cursor: int | None = None
+    """The sequence number of the last record read, of whatever facility; None: none was."""
+
+
+def parse_record(line: bytes) -> Record | None:
+    """Read `prio,seq,usec,flags[,...];text`. None when it is no record."""
+    head = _HEAD.match(line)
+    if head is None:
+        return None
+    raw = _ESCAPE.sub(lambda found: bytes([int(found[1], 16)]), line[head.end() :])
+    text = raw.decode("utf-8", "backslashreplace")
+    return Record(int(head[2]), int(head[3]) / 1e6, int(head[1]) >> 3, text)
+
+
+class KernelLog:
+    """The open log, read from its oldest record (`dmesg -C` hides nothing).
+
+    `after` is the sequence number of the last record already judged in this boot: what comes up to it is passed over,
+    and what was overwritten since counts as lost. Raises ProbeError when the log can't be opened.
+    """
+
+    def __init__(self, path: Path, facilities: frozenset[int] = KERNEL_FACILITY, after: int | None = None) -> None:
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise ProbeError(f"{path}: {error.strerror}") from error
+        self._path = path
+        self._facilities = facilities
+        self._rest = b""
+        self._after = after
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def read(self) -> Batch:
+        """Take what is there, at most a bounded number of records, without waiting."""
+        records: list[Record] = []
+        lost = unreadable = refused = 0
+        chunk: bytes | None = b""
+        while len(records) < _MOST_RECORDS and (chunk := self._chunk()):
+            for line in self._lines(chunk):
+                record = parse_record(line)
+                if record is None:
+                    unreadable += 1
+                    continue
+                if self._after is not None and record.seq <= self._after:
+                    continue
+                lost += record.seq - self._after - 1 if self._after is not None else 0
+                self._after = record.seq
+                if record.facility in self._facilities:
+                    records.append(record)
+                else:
+                    refused += 1
+        ended, more = chunk == b"", bool(chunk)
+        return Batch(tuple(records), lost, unreadable, refused, ended, more, self._after)
+
+    def _chunk(self) -> bytes | None:
+        """Bytes, b"" at a file's end, None when the device has nothing new."""
+        while True:
+            try:
+                return os.read(self._fd, _READ_BYTES)
+            except BlockingIOError:
+                return None
+            except OSError as error:
+                # EPIPE: the ring went on without us; the next read is its oldest record, and the gap in
+                # the sequence says how many are gone.
+                if error.errno != errno.EPIPE:
+                    raise ProbeError(f"{self._path}: {error.strerror}") from error
+
+    def _lines(self, chunk: bytes) -> list[bytes]:
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        if len(self._rest) > _LONGEST_LINE:
+            self._rest = self._rest[:_LONGEST_LINE]
+        # Continuation lines (` KEY=value`) belong to the record before them and hold no message.
+        return [line[:_LONGEST_LINE] for line in lines if line and not line.startswith(b" ")]
+
+
+def read_ring(host: Host) -> tuple[Record, ...]:
+    """Everything the log holds now, oldest first."""
+    records: list[Record] = []
+    with KernelLog(kmsg_path(host.root)) as log:
+        while len(records) < _MOST_IN_A_RING:
+            batch = log.read()
+            records.extend(batch.records)
+            if not batch.more:
+                break
+    return tuple(records)
+
+
+def kmsg_path(root: Path) -> Path:
+    return root / "dev/kmsg"
+
+
+def boot_id(root: Path) -> str:
+    """The id that the kernel gives each boot. Raises ProbeError when /proc does not say."""
+    path = root / "proc/sys/kernel/random/boot_id"
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()[:64]
+    except OSError as error:
+        raise ProbeError(f"{path}: {error.strerror}") from error
+
+
+RING = Probe("kernel-log", read_ring)

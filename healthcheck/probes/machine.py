@@ -1,0 +1,54 @@
+"""Which machine this is: what firmware says, and on EC2 the instance's metadata service."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from healthcheck.model import ProbeError
+
+IMDS = "http://169.254.169.254"
+_SECONDS = 1.0
+_LONGEST = 128
+
+
+def machine_id(root: Path) -> str:
+    """The system UUID in lower case, as the kubelet reports it; else the OS's own id; '' where neither is."""
+    return _first_line(root / "sys/class/dmi/id/product_uuid").lower() or _first_line(root / "etc/machine-id")
+
+
+def on_ec2(root: Path) -> bool:
+    """Whether the firmware is Amazon's: nobody else is asked for instance metadata."""
+    vendor = _first_line(root / "sys/class/dmi/id/sys_vendor")
+    hypervisor = _first_line(root / "sys/hypervisor/uuid")
+    return vendor == "Amazon EC2" or hypervisor.startswith("ec2")
+
+
+def instance_type(root: Path, endpoint: str = IMDS) -> str:
+    """The instance type from IMDSv2. Raises ProbeError when this is no EC2 machine or nobody answers in a second."""
+    if not on_ec2(root):
+        raise ProbeError("not an EC2 machine")
+    lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
+    token = _ask(f"{endpoint}/latest/api/token", "PUT", lifetime)
+    answer = _ask(f"{endpoint}/latest/meta-data/instance-type", "GET", {"X-aws-ec2-metadata-token": token})
+    if not answer or not answer.replace(".", "").replace("-", "").isalnum():
+        raise ProbeError(f"instance metadata: {answer!r} is no instance type")
+    return answer
+
+
+def _ask(url: str, method: str, headers: dict[str, str]) -> str:
+    request = urllib.request.Request(url, method=method, headers=headers)  # noqa: S310 - the endpoint is a setting
+    try:
+        with urllib.request.urlopen(request, timeout=_SECONDS) as answer:  # noqa: S310
+            text: str = answer.read(_LONGEST).decode("ascii", "replace")
+            return text.strip()
+    except (OSError, urllib.error.URLError, ValueError) as error:
+        raise ProbeError(f"instance metadata: {error}") from error
+
+
+def _first_line(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()[:_LONGEST]
+    except OSError:
+        return ""

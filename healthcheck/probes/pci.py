@@ -1,0 +1,79 @@
+"""PCI functions as the kernel lists them under /sys/bus/pci/devices."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from healthcheck.model import Host, Probe, ProbeError
+
+NVIDIA = 0x10DE
+AMAZON = 0x1D0F
+_GPU_CLASSES = (0x0300, 0x0302)
+"""VGA and 3D controllers: what an NVIDIA GPU calls itself on PCI (hardware.md 3.2)."""
+_EFA_DEVICES = (0xEFA0, 0xEFA1, 0xEFA2, 0xEFA3)
+"""amzn-drivers, kernel/linux/efa/src/efa_main.c."""
+_ADDRESS = re.compile(r"(?:PCI:)?([0-9a-f]{1,8}):([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.[0-9a-f])?\Z", re.IGNORECASE)
+_MOST = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class PciFunction:
+    """`address` as `0000:18:00.0`; `driver` is empty where none is bound; `virtual`: an SR-IOV function."""
+
+    address: str
+    vendor: int
+    device: int
+    pci_class: int
+    driver: str
+    virtual: bool = False
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.vendor == NVIDIA and self.pci_class >> 8 in _GPU_CLASSES and not self.virtual
+
+    @property
+    def is_efa(self) -> bool:
+        return self.vendor == AMAZON and self.device in _EFA_DEVICES
+
+
+def normalise_address(address: str) -> str | None:
+    """`00000000:3B:00.0`, `PCI:0000:3b:00` and the like as `0000:3b:00.0`; None when it is no PCI address."""
+    found = _ADDRESS.match(address)
+    if found is None:
+        return None
+    domain, bus, device = (int(part, 16) for part in found.groups())
+    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
+
+
+def read_functions(host: Host) -> tuple[PciFunction, ...]:
+    """Every NVIDIA and Amazon function, by address."""
+    devices = host.root / "sys/bus/pci/devices"
+    try:
+        names = sorted(entry.name for entry in devices.iterdir())[:_MOST]
+    except OSError as error:
+        raise ProbeError(f"{devices}: {error.strerror}") from error
+    found = (read_function(devices / name) for name in names)
+    return tuple(function for function in found if function is not None)
+
+
+def read_function(directory: Path) -> PciFunction | None:
+    """One function, or None when it is of another vendor or went away while we looked."""
+    try:
+        vendor = _hex(directory / "vendor")
+        if vendor not in (NVIDIA, AMAZON):
+            return None
+        device, pci_class = _hex(directory / "device"), _hex(directory / "class")
+    except (OSError, ValueError):
+        return None
+    driver = directory / "driver"
+    bound = driver.readlink().name if driver.is_symlink() else ""
+    return PciFunction(directory.name, vendor, device, pci_class, bound, (directory / "physfn").is_symlink())
+
+
+def _hex(path: Path) -> int:
+    return int(path.read_bytes()[:16], 16)
+
+
+FUNCTIONS = Probe("pci", read_functions)

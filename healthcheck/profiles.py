@@ -1,0 +1,74 @@
+"""What an instance type is expected to have: `instance-profiles.conf`, read exactly, errors with their line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_TYPE = re.compile(r"[a-z0-9][a-z0-9.-]*\Z")
+_MOST = 4096
+"""More GPUs or EFA devices than this on one node is a slip of the pen."""
+_LONGEST = 1 << 20
+
+
+class ProfileError(ValueError):
+    """A line that is no profile. The message names the line, the value and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceProfile:
+    """`efa` is the most interfaces that a launch template can attach; `provider` is libfabric's name or ''."""
+
+    instance_type: str
+    gpus: int
+    efa: int
+    nvlink: bool
+    provider: str
+
+
+Profiles = Mapping[str, InstanceProfile]
+
+
+def parse_profiles(text: str, name: str = "instance-profiles.conf") -> dict[str, InstanceProfile]:
+    """Read `type|gpus|efa|nvlink|provider` lines; `#` begins a comment. Raises ProfileError at the first bad one."""
+    if len(text) > _LONGEST:
+        raise ProfileError(f"{name}: {len(text)} characters; at most {_LONGEST} are read")
+    profiles: dict[str, InstanceProfile] = {}
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = raw.partition("#")[0].strip()
+        if line:
+            profile = _parse_line(line, f"{name}:{number}")
+            if profile.instance_type in profiles:
+                raise ProfileError(f"{name}:{number}: {profile.instance_type!r} already has a line above")
+            profiles[profile.instance_type] = profile
+    return profiles
+
+
+def find_profile(profiles: Profiles, instance_type: str) -> InstanceProfile | None:
+    """The profile of a type; HyperPod's `ml.` in front is dropped. None means: no expectation."""
+    return profiles.get(instance_type.removeprefix("ml."))
+
+
+def _parse_line(line: str, where: str) -> InstanceProfile:
+    fields = [field.strip() for field in line.split("|")]
+    if len(fields) != 5:
+        raise ProfileError(f"{where}: {line[:80]!r} has {len(fields)} fields; write type|gpus|efa|nvlink|provider")
+    instance_type, gpus, efa, nvlink, provider = fields
+    if not _TYPE.match(instance_type):
+        raise ProfileError(f"{where}: type {instance_type[:40]!r}; write an instance type such as p5.48xlarge")
+    if nvlink not in ("true", "false"):
+        raise ProfileError(f"{where}: nvlink {nvlink[:40]!r}; write true or false")
+    return InstanceProfile(
+        instance_type.removeprefix("ml."),
+        _count(gpus, "gpus", where),
+        _count(efa, "efa", where),
+        nvlink == "true",
+        "" if provider == "-" else provider,
+    )
+
+
+def _count(value: str, key: str, where: str) -> int:
+    if not (value.isascii() and value.isdigit()) or int(value[:9]) > _MOST:
+        raise ProfileError(f"{where}: {key} {value[:40]!r}; write a whole number from 0 to {_MOST}")
+    return int(value)

@@ -1,0 +1,180 @@
+"""The record: what the agent knows of its node, as the JSON object of the `results` annotation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import healthcheck
+from healthcheck.memory import Memory, Standing
+from healthcheck.model import Finding, Nature, Severity
+from healthcheck.verdict import Verdict
+
+SCHEMA = 1
+LONGEST = 16 * 1024
+"""A record is never longer (contract, section 1)."""
+_SHORT_DETAIL = 40
+_VOLATILE = ("timestamp", "cursor")
+
+
+class RecordError(ValueError):
+    """An annotation that is no record. The message says what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose record it is: the Node, its UID, the machine under it and the type that the checks expected."""
+
+    hostname: str
+    instance_type: str = ""
+    node_uid: str = ""
+
+
+def render(verdict: Verdict, memory: Memory, identity: Identity, at: datetime, taint: str = "") -> dict[str, Any]:
+    """The record as plain JSON types, at most LONGEST bytes long: what is cut is counted."""
+    record: dict[str, Any] = {
+        "schema": SCHEMA,
+        "timestamp": timestamp(at),
+        "hostname": identity.hostname,
+        "instance_type": identity.instance_type,
+        "status": verdict.status.value,
+        "severity": verdict.severity.name,
+        "checks": [
+            {"check": row.check, "status": row.status.value, "severity": row.severity.name} for row in verdict.groups
+        ],
+        "findings": [finding_row(standing) for standing in verdict.standing],
+        "unobserved": [
+            {"check": row.check, "cause": row.cause.cause, "detail": row.cause.detail[:300]}
+            for row in verdict.unobserved
+        ],
+        "agent_version": healthcheck.__version__,
+        "node_uid": identity.node_uid,
+        "machine": memory.machine,
+        "boot_id": memory.boot_id,
+        "cursor": memory.cursor,
+    }
+    if taint:
+        record["taint"] = taint
+    return _within_limit(record)
+
+
+def dump(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, separators=(",", ":"), ensure_ascii=False)
+
+
+def load(text: str) -> dict[str, Any]:
+    """An annotation as a record. Raises RecordError when it is none."""
+    if len(text) > 4 * LONGEST:
+        raise RecordError(f"{len(text)} characters; a record has at most {LONGEST}")
+    try:
+        record = json.loads(text)
+    except ValueError as error:
+        raise RecordError(f"no JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise RecordError(f"a JSON {type(record).__name__}; a record is an object")
+    return record
+
+
+def severity_in(record: Mapping[str, Any]) -> Severity:
+    """The severity that another program's record states. Raises RecordError for a word that is none."""
+    word = record.get("severity", "PASS")
+    if word not in Severity.__members__:
+        raise RecordError(f"severity {str(word)[:40]!r}; allowed are {', '.join(Severity.__members__)}")
+    return Severity[word]
+
+
+def signature(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a record is news when it differs: all but the times."""
+    kept = {key: value for key, value in record.items() if key not in _VOLATILE}
+    kept["findings"] = [
+        {key: value for key, value in finding.items() if key not in ("last_seen", "at")}
+        for finding in findings_in(record)
+    ]
+    return kept
+
+
+def findings_in(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The findings of a record that may come from anybody: what is no finding is left out."""
+    findings = record.get("findings")
+    return [one for one in findings if isinstance(one, dict)] if isinstance(findings, list) else []
+
+
+def remembered(record: Mapping[str, Any]) -> Memory:
+    """The memory that a record still holds: what a lost file is rebuilt from. Raises RecordError."""
+    try:
+        standing = tuple(standing_in(one, str(record["boot_id"])) for one in findings_in(record))
+        cursor = record.get("cursor")
+        return Memory(
+            machine=str(record["machine"]),
+            boot_id=str(record["boot_id"]),
+            cursor=cursor if isinstance(cursor, int) else None,
+            standing=standing,
+        )
+    except (KeyError, ValueError, TypeError) as error:
+        raise RecordError(f"not a record of schema {SCHEMA}: {error!r}") from None
+
+
+def timestamp(at: datetime) -> str:
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def finding_row(standing: Standing) -> dict[str, Any]:
+    finding = standing.finding
+    row: dict[str, Any] = {
+        "reason": finding.reason,
+        "severity": finding.severity.name,
+        "subject": finding.subject,
+        "detail": finding.detail,
+        "first_seen": timestamp(standing.first_seen),
+        "last_seen": timestamp(standing.last_seen),
+        "count": standing.count,
+        "exit": standing.exit,
+        "check": standing.check,
+        "nature": standing.nature.value,
+        "at": round(standing.last_at, 3),
+    }
+    if finding.about:
+        row["about"] = dict(finding.about)
+    for key in ("rule", "source"):
+        if value := getattr(finding, key):
+            row[key] = value
+    return row
+
+
+def standing_in(row: Mapping[str, Any], boot_id: str) -> Standing:
+    finding = Finding(
+        reason=str(row["reason"]),
+        severity=Severity[row["severity"]],
+        subject=str(row["subject"]),
+        detail=str(row["detail"]),
+        about={str(key): str(value) for key, value in dict(row.get("about", {})).items()},
+        rule=str(row.get("rule", "")),
+        source=str(row.get("source", "")),
+    )
+    first, last = (datetime.fromisoformat(row[key]) for key in ("first_seen", "last_seen"))
+    if first.tzinfo is None or last.tzinfo is None:
+        raise ValueError("a time without its zone")
+    at, count = float(row.get("at", 0.0)), int(row["count"])
+    return Standing(finding, str(row["check"]), Nature(row["nature"]), first, last, count, boot_id, at)
+
+
+def _within_limit(record: dict[str, Any]) -> dict[str, Any]:
+    if _size(record) <= LONGEST:
+        return record
+    for finding in record["findings"]:
+        finding["detail"] = finding["detail"][:_SHORT_DETAIL]
+    findings, cut = record["findings"], 0
+    while _size(record) > LONGEST and findings:
+        # Worst first: what goes is the mildest, and it is counted.
+        drop = max(len(findings) // 10, 1)
+        del findings[-drop:]
+        cut += drop
+        record["cut"] = {"findings": cut}
+    return record
+
+
+def _size(record: Mapping[str, Any]) -> int:
+    return len(dump(record).encode())

@@ -1,0 +1,206 @@
+"""What a cluster can set: the files of the mounted ConfigMap, then the environment, then the defaults.
+
+A value that is not allowed is named with its file, its key, what it is and what is allowed; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from healthcheck.catalog.policy import Policy, parse_overrides
+from healthcheck.change import Rules
+from healthcheck.checks import select_checks
+from healthcheck.model import Check, Severity
+from healthcheck.profiles import ProfileError, Profiles, parse_profiles
+
+PROFILES_FILE = "instance-profiles.conf"
+_LONGEST_FILE = 1 << 20
+_SEVERITIES = "MONITOR, RESET, REBOOT or ISOLATE"
+
+
+@dataclass(frozen=True, slots=True)
+class BadValue:
+    """One value that is not allowed. `where` is a file or an environment variable."""
+
+    key: str
+    value: str
+    allowed: str
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.key} = {self.value!r}: {self.allowed}"
+
+
+class SettingsError(Exception):
+    """The settings as they are written can't be used."""
+
+    def __init__(self, bad: tuple[BadValue, ...]) -> None:
+        super().__init__("; ".join(str(one) for one in bad))
+        self.bad = bad
+
+
+def _severity(value: Any) -> Any:
+    if isinstance(value, str):
+        if value.strip() not in Severity.__members__ or value.strip() == "PASS":
+            raise ValueError(f"allowed are {_SEVERITIES}")
+        return Severity[value.strip()]
+    return value
+
+
+def _checks(value: str) -> str:
+    select_checks(value.split())
+    return value
+
+
+def _overrides(value: str) -> str:
+    parse_overrides(value)
+    return value
+
+
+SeverityName = Annotated[Severity, BeforeValidator(_severity)]
+
+
+class NodeSettings(BaseSettings):
+    """The keys of the ConfigMap that judging and applying read, under their contract names."""
+
+    model_config = SettingsConfigDict(extra="ignore", case_sensitive=True, populate_by_name=True)
+
+    check_interval_seconds: int = Field(300, alias="CHECK_INTERVAL", ge=10, le=86400)
+    """Between two light looks."""
+    check_timeout_seconds: int = Field(900, alias="CHECK_TIMEOUT", ge=1, le=172800)
+    """A whole light cycle at most; see `cycle_seconds`."""
+    checks_lightweight: Annotated[str, AfterValidator(_checks)] = Field("0 2 3 7 8", alias="CHECKS_LIGHTWEIGHT")
+    """Numbers of groups, names of groups, or names of checks."""
+    enable_taint: bool = Field(True, alias="ENABLE_TAINT")
+    enable_label: bool = Field(True, alias="ENABLE_LABEL")
+    taint_severity: SeverityName = Field(Severity.RESET, alias="TAINT_SEVERITY")
+    monitor_ttl_seconds: int = Field(86400, alias="MONITOR_TTL", ge=60, le=31536000)
+    """How long a MONITOR event stands after it was last seen."""
+    severity_overrides: Annotated[str, AfterValidator(_overrides)] = Field("", alias="severity-overrides")
+    nvlink_default: SeverityName = Field(Severity.RESET, alias="NVLINK_DEFAULT")
+    nvlink5_default: SeverityName = Field(Severity.MONITOR, alias="NVLINK5_DEFAULT")
+    strict_pshc: bool = Field(False, alias="STRICT_PSHC")
+    kernel_log_lines: str = Field("", alias="KERNEL_LOG_LINES")
+    """Accepted for the sake of old ConfigMaps; a cursor took its place."""
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        return select_checks(self.checks_lightweight.split())
+
+    @property
+    def cycle_seconds(self) -> float:
+        """The most a light cycle may take: never longer than two intervals."""
+        return min(self.check_timeout_seconds, 2 * self.check_interval_seconds)
+
+    @property
+    def probe_seconds(self) -> float:
+        """The deadline of one light probe."""
+        return min(self.cycle_seconds, 60.0)
+
+    @cached_property
+    def policy(self) -> Policy:
+        return Policy(
+            parse_overrides(self.severity_overrides), self.nvlink_default, self.nvlink5_default, self.strict_pshc
+        )
+
+    @property
+    def rules(self) -> Rules:
+        return Rules(self.taint_severity, self.enable_taint, self.enable_label)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003 - pydantic's own signature
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The ConfigMap's files come before the environment: what was edited last is what counts."""
+        del dotenv_settings
+        return (init_settings, file_secret_settings, env_settings)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that was read in one go: the values and the table of profiles."""
+
+    values: NodeSettings = field(default_factory=NodeSettings.model_construct)
+    profiles: Profiles = field(default_factory=dict)
+    bad: tuple[BadValue, ...] = ()
+
+
+def read_settings(directory: Path | None) -> Settings:
+    """Read the ConfigMap's directory and the environment anew. Raises SettingsError naming every bad value."""
+    bad: list[BadValue] = []
+    values = NodeSettings.model_construct()
+    try:
+        values = NodeSettings(_secrets_dir=_existing(directory))  # type: ignore[call-arg]
+    except ValidationError as error:
+        bad.extend(_bad_values(error, directory))
+    try:
+        profiles = _read_profiles(directory)
+    except (ProfileError, OSError) as error:
+        profiles = {}
+        bad.append(BadValue(PROFILES_FILE, "...", str(error), str(directory)))
+    if bad:
+        raise SettingsError(tuple(bad))
+    return Settings(values, profiles)
+
+
+def defaults(bad: tuple[BadValue, ...]) -> Settings:
+    """What a start without any good configuration goes on with: a wrong word must not leave a node unwatched."""
+    return Settings(NodeSettings.model_construct(), packaged_profiles(), bad)
+
+
+def packaged_profiles() -> Profiles:
+    text = files("healthcheck").joinpath(PROFILES_FILE).read_text(encoding="utf-8")
+    return parse_profiles(text, PROFILES_FILE)
+
+
+def _existing(directory: Path | None) -> Path | None:
+    return directory if directory is not None and directory.is_dir() else None
+
+
+def _read_profiles(directory: Path | None) -> Profiles:
+    """The packaged table; a row of the ConfigMap stands before the packaged one of its type."""
+    path = directory / PROFILES_FILE if directory else None
+    if path is None or not path.is_file():
+        return packaged_profiles()
+    with path.open("rb") as file:
+        text = file.read(_LONGEST_FILE + 1).decode("utf-8", "backslashreplace")
+    return {**packaged_profiles(), **parse_profiles(text, str(path))}
+
+
+def _bad_values(error: ValidationError, directory: Path | None) -> list[BadValue]:
+    return [_bad_value(one, directory) for one in error.errors(include_url=False)]
+
+
+def _bad_value(error: Mapping[str, Any], directory: Path | None) -> BadValue:
+    key = str(error["loc"][0]) if error["loc"] else "?"
+    in_directory = directory is not None and (directory / key).exists()
+    where = str(directory / key) if in_directory and directory else "environment"
+    return BadValue(key, str(error["input"])[:80], _allowed(key, error), where)
+
+
+def _allowed(key: str, error: Mapping[str, Any]) -> str:
+    if error["type"] == "value_error":
+        return str(error["ctx"]["error"])
+    if error["type"].startswith("bool"):
+        return "allowed are true and false"
+    bounds = next((_range(one) for one in NodeSettings.model_fields.values() if one.alias == key), "")
+    return f"a whole number of seconds, {bounds}" if bounds else str(error["msg"])
+
+
+def _range(one: Any) -> str:
+    low = next((bound.ge for bound in one.metadata if hasattr(bound, "ge")), None)
+    high = next((bound.le for bound in one.metadata if hasattr(bound, "le")), None)
+    return f"{low} to {high}" if low is not None else ""

@@ -1,0 +1,98 @@
+"""Metrics, /healthz and /readyz. No label has values that grow without bound."""
+
+from __future__ import annotations
+
+import socketserver
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, make_wsgi_app
+
+from healthcheck.model import Status
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIEnvironment
+
+_NAMESPACE = "gpu_healthcheck"
+
+
+class Telemetry:
+    """Every metric of an agent, made at zero so that the first increment is seen."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        counter, gauge = self._counter, self._gauge
+        self.severity = gauge("node_severity", "Verdict of the node: 0 PASS, 1 MONITOR, 2 RESET, 3 REBOOT, 4 ISOLATE.")
+        self.status = gauge("node_status", "1 for the status that the agent gives its node.", ("status",))
+        self.findings = gauge("standing_findings", "Findings that stand.", ("severity",))
+        self.unobserved = gauge("unobserved", "1 for a check that could not look.", ("check",))
+        self.look_seconds = gauge("look_duration_seconds", "Wall time of the last light look.")
+        self.look_time = gauge("last_look_timestamp_seconds", "When the last light look ended.")
+        self.looks = counter("looks_total", "Light looks that ended.")
+        self.missed = counter("driver_deadlines_missed_total", "Looks at NVML that did not come back in time.")
+        self.stuck = gauge("stuck_children", "Processes that are stuck in the driver and can't be ended.")
+        self.records = counter("kernel_log_records_total", "Kernel log records read.")
+        self.lost = counter("kernel_log_lost_records_total", "Kernel log records overwritten before they were read.")
+        self.refused = counter("kernel_log_refused_records_total", "Records that user space wrote, not the kernel.")
+        self.unreadable = counter("kernel_log_unreadable_records_total", "Lines of the log that are no record.")
+        self.xids = counter("xids_total", "Xid lines by code; codes outside the catalogue count as unknown.", ("code",))
+        self.requests = counter("cluster_writes_total", "Writes to the API server by result.", ("resource", "result"))
+        self.forbidden = gauge("forbidden", "1 for a resource that the cluster forbids us to write.", ("resource",))
+        self.pending = gauge("verdict_pending", "1 while a verdict waits to be written to the node.")
+        self.bad_settings = gauge("bad_settings", "1 for a key of the configuration that is not allowed.", ("key",))
+        self.bad_annotations = counter("bad_annotations_total", "Annotations on the node that are no record.")
+        self.memory_errors = counter("memory_file_errors_total", "Failed reads and writes of the node-local memory.")
+        self.standby = gauge("standby", "1 while another agent of this node holds the memory.")
+        for status in Status:
+            self.status.labels(status.value)
+
+    def show_status(self, status: Status) -> None:
+        for one in Status:
+            self.status.labels(one.value).set(one is status)
+
+    def _counter(self, name: str, text: str, labels: Iterable[str] = ()) -> Counter:
+        return Counter(f"{_NAMESPACE}_{name}", text, tuple(labels), registry=self.registry)
+
+    def _gauge(self, name: str, text: str, labels: Iterable[str] = ()) -> Gauge:
+        return Gauge(f"{_NAMESPACE}_{name}", text, tuple(labels), registry=self.registry)
+
+
+class _Server(socketserver.ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+    def server_bind(self) -> None:
+        """Bind without asking DNS for our own name, which on a node without DNS takes seconds."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = "localhost", self.server_address[1]
+        self.setup_environ()
+
+
+class _Quiet(WSGIRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        """The kubelet asks every few seconds; nobody reads that."""
+
+
+def serve(telemetry: Telemetry, port: int, healthy: Callable[[], bool], ready: Callable[[], bool]) -> int:
+    """Serve /metrics, /healthz and /readyz in the background. Returns the port. Raises OSError when it is taken."""
+    metrics = make_wsgi_app(telemetry.registry)
+    answers = {"/healthz": healthy, "/readyz": ready}
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if path == "/metrics":
+            exposition: Iterable[bytes] = metrics(environ, start_response)
+            return exposition
+        ask = answers.get(path)
+        word, status = ("not found", "404 Not Found") if ask is None else _word(ask())
+        start_response(status, [("Content-Type", "text/plain")])
+        return [word.encode() + b"\n"]
+
+    server = make_server("", port, app, _Server, _Quiet)
+    threading.Thread(target=server.serve_forever, name="metrics", kwargs={"poll_interval": 60}, daemon=True).start()
+    return server.server_port
+
+
+def _word(well: bool) -> tuple[str, str]:
+    return ("ok", "200 OK") if well else ("no light look ended in time", "503 Service Unavailable")
