@@ -1,0 +1,130 @@
+"""`gpu-healthcheck agent`: wire the parts, wait for SIGTERM, change nothing on the way out."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+
+import structlog
+from pydantic import ValidationError
+
+from agent.settings import AgentSettings
+from agent.wire import Agent
+from healthcheck.cluster import Cluster, ClusterError
+from healthcheck.memory_file import MemoryFile, MemoryFileError
+from healthcheck.telemetry import Telemetry, serve
+
+log = structlog.get_logger()
+
+USAGE = 3
+_STANDBY_SECONDS = 2.0
+_ONCE_SECONDS = 0.2
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    try:
+        settings = AgentSettings()  # type: ignore[call-arg]
+    except ValidationError as error:
+        for one in error.errors(include_url=False):
+            name = one["loc"][0] if one["loc"] else "environment"
+            given = "is not set" if one["type"] == "missing" else f"= {one['input']!r}: {one['msg']}"
+            sys.stderr.write(f"gpu-healthcheck agent: {name} {given}\n")
+        return USAGE
+    log_as_json(settings.log_level)
+    log.info("settings", **{key: str(value) for key, value in settings.model_dump().items()})
+    try:
+        cluster = Cluster()
+    except ClusterError as error:
+        sys.stderr.write(f"gpu-healthcheck agent: {error}\n")
+        return USAGE
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    return _run(settings, cluster, stop, options)
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="gpu-healthcheck agent", description=__doc__)
+    parser.add_argument("--once", action="store_true", help="look until the verdict is settled, tell it, and end")
+    parser.add_argument("--dry-run", action="store_true", help="log what would be written, and write nothing")
+    return parser.parse_args(arguments)
+
+
+def _run(settings: AgentSettings, cluster: Cluster, stop: threading.Event, options: argparse.Namespace) -> int:
+    telemetry = Telemetry()
+    serving = _Serving()
+    try:
+        port = serve(telemetry, settings.metrics_port, serving.healthy, serving.ready)
+    except OSError as error:
+        sys.stderr.write(f"gpu-healthcheck agent: METRICS_PORT {settings.metrics_port}: {error.strerror}\n")
+        return USAGE
+    log.info("serving /metrics, /healthz and /readyz", port=port)
+    file = None if options.dry_run else MemoryFile(settings.state_dir)
+    if file is not None and not _hold(file, telemetry):
+        log.warning("another agent of this node holds the memory; looking, writing nothing, until it is gone")
+        serving.agent = Agent(settings, cluster, None, telemetry, write=False)
+        serving.agent.start()
+        while not stop.is_set() and not _hold(file, telemetry):
+            stop.wait(_STANDBY_SECONDS)
+        serving.agent.end()
+    if not stop.is_set():
+        serving.agent = Agent(settings, cluster, file, telemetry, write=not options.dry_run)
+        serving.agent.start()
+        while options.once and not stop.is_set() and not serving.agent.teller.told.wait(_ONCE_SECONDS):
+            continue
+        if not options.once:
+            stop.wait()
+        serving.agent.end()
+    # Threads may be inside a request or a hung look; nothing that they could still do is wanted.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+@dataclass
+class _Serving:
+    """What /healthz and /readyz speak of: the agent of the moment."""
+
+    agent: Agent | None = None
+
+    def healthy(self) -> bool:
+        return self.agent is None or self.agent.healthy()
+
+    def ready(self) -> bool:
+        return self.agent is not None and self.agent.ready()
+
+
+def _hold(file: MemoryFile, telemetry: Telemetry) -> bool:
+    """Whether we are the one who writes. Without a disk to lock on there is nobody to share with."""
+    try:
+        held = file.acquire()
+    except MemoryFileError as error:
+        telemetry.memory_errors.inc()
+        log.warning("no node-local memory; going on without it", error=str(error))
+        return True
+    telemetry.standby.set(not held)
+    return held
+
+
+def log_as_json(level: str) -> None:
+    """One JSON object per line on standard error."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

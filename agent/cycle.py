@@ -1,0 +1,150 @@
+"""One light look: read the settings, look, judge, remember."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import structlog
+
+from agent.ledger import Ledger, level_checks
+from healthcheck import settings as configuration
+from healthcheck.examine import judge, look
+from healthcheck.expectation import Expectation
+from healthcheck.model import Host, Now, ProbeError, Unobserved
+from healthcheck.probes import machine
+from healthcheck.probes.nvml import NVML, Driver, DriverLook
+from healthcheck.profiles import find_profile
+from healthcheck.settings import BadValue, Settings, SettingsError
+from healthcheck.telemetry import Telemetry
+
+log = structlog.get_logger()
+
+AGAIN_SECONDS = 10.0
+"""After a look that showed something that can flicker (contract, section 2 rule 3)."""
+MISSED_AGAIN_SECONDS = 30.0
+"""After a missed deadline: the second must be at least this much later (rule 10)."""
+
+
+@dataclass
+class Expectations:
+    """What this node is expected to have: its type, asked once until known, and the settings of now."""
+
+    root: Path
+    imds_endpoint: str
+    clock: Callable[[], Now]
+    label: Callable[[], str]
+    """The instance type that the Node's own label states, '' while the Node was not read."""
+    settings: Settings = field(default_factory=Settings)
+    _from_imds: str = ""
+    _asking: threading.Lock = field(default_factory=threading.Lock)
+
+    def ask_imds(self) -> None:
+        """Ask the metadata service unless it has answered; takes seconds at worst, so never inside a look."""
+        if self._from_imds or not self._asking.acquire(blocking=False):
+            return
+        try:
+            self._from_imds = machine.instance_type(self.root, self.imds_endpoint)
+            log.info("instance type", instance_type=self._from_imds, source="instance metadata")
+        except ProbeError as error:
+            log.debug("instance metadata", error=str(error))
+        finally:
+            self._asking.release()
+
+    @property
+    def instance_type(self) -> str:
+        return self._from_imds or self.label()
+
+    def now(self, driver_loaded_at: float | None) -> Expectation:
+        instance_type = self.instance_type
+        return Expectation(
+            find_profile(self.settings.profiles, instance_type),
+            instance_type,
+            self.clock().monotonic - (driver_loaded_at or 0.0),
+            self.settings.values.policy,
+        )
+
+
+class Cycle:
+    """Runs on the light worker, one at a time."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        ledger: Ledger,
+        expectations: Expectations,
+        telemetry: Telemetry,
+        config_dir: Path,
+        driver_paused: Callable[[], str],
+        complain: Callable[[tuple[BadValue, ...]], None],
+    ) -> None:
+        self._driver = driver
+        self._ledger = ledger
+        self._expectations = expectations
+        self._telemetry = telemetry
+        self._config_dir = config_dir
+        self._driver_paused = driver_paused
+        self._complain = complain
+        self._bad: tuple[BadValue, ...] = ()
+        self._host = Host(expectations.root, self._ask_driver)
+        self.ended_at = time.monotonic()
+        self.ended = 0
+
+    @property
+    def settings(self) -> Settings:
+        return self._expectations.settings
+
+    def run(self) -> float | None:
+        """Look once. Returns in how many seconds to look again, None: at the next interval."""
+        began = time.monotonic()
+        self.reload()
+        checks = level_checks(self.settings)
+        evidence = look(self._host, checks)
+        memory = self._ledger.memory
+        outcomes = judge(checks, evidence, self._expectations.now(memory.driver_loaded_at))
+        after = self._ledger.looked(outcomes)
+        self._account(began)
+        driver_look = evidence[NVML] if evidence.unread(NVML) is None else None
+        if driver_look is not None and driver_look.missed:
+            return MISSED_AGAIN_SECONDS
+        changing = any(cause.cause == "DriverBeingChanged" for one in outcomes for cause in one.unobserved)
+        return AGAIN_SECONDS if after.suspects or changing else None
+
+    def reload(self) -> None:
+        """Take over the configuration as it is now; a bad one leaves the last good and is complained of once."""
+        try:
+            settings = configuration.read_settings(self._config_dir)
+        except SettingsError as error:
+            settings = replace(self.settings, bad=error.bad)
+            if not self.settings.profiles:
+                settings = configuration.defaults(error.bad)
+        if settings.bad != self._bad:
+            for one in (*self._bad, *settings.bad):
+                self._telemetry.bad_settings.labels(one.key).set(one in settings.bad)
+            self._bad = settings.bad
+            if settings.bad:
+                self._complain(settings.bad)
+        self._expectations.settings = settings
+        self._ledger.configure(settings)
+
+    def _ask_driver(self) -> DriverLook:
+        paused = self._driver_paused()
+        if paused:
+            return DriverLook(Unobserved("DriverBeingChanged", paused))
+        self._driver.deadline_seconds = self.settings.values.probe_seconds
+        answer = self._driver.look()
+        if answer.missed:
+            self._telemetry.missed.inc()
+            log.warning("the driver did not answer", detail=str(answer.answer), stuck_pid=answer.stuck_pid)
+        self._telemetry.stuck.set(answer.stuck_pid is not None)
+        return answer
+
+    def _account(self, began: float) -> None:
+        self.ended_at = time.monotonic()
+        self.ended += 1
+        self._telemetry.looks.inc()
+        self._telemetry.look_seconds.set(self.ended_at - began)
+        self._telemetry.look_time.set_to_current_time()

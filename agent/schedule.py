@@ -1,0 +1,94 @@
+"""When things happen: the one place that knows APScheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import structlog
+from apscheduler.events import EVENT_JOB_ERROR, JobExecutionEvent
+from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.schedulers.background import BackgroundScheduler
+
+log = structlog.get_logger()
+
+CONFIG_LOOK_SECONDS = 10
+"""How soon an edited ConfigMap is seen once the kubelet has brought it to the node."""
+_JITTER = 0.1
+
+
+class Schedule:
+    """The light look at its interval, sooner when it asks to, and whenever the configuration changed."""
+
+    def __init__(self, look: Callable[[], float | None], interval_seconds: Callable[[], int], config_dir: Path) -> None:
+        self._look = look
+        self._interval_seconds = interval_seconds
+        self._config_dir = config_dir
+        self._config_seen = _fingerprint(config_dir)
+        self._scheduled_seconds = 0
+        self._scheduler = BackgroundScheduler(
+            timezone=UTC,
+            # One worker each: no two looks at once, and what else there is never delays one.
+            executors={"light": ThreadPoolExecutor(1), "aside": ThreadPoolExecutor(1)},
+            # A late look is run, not dropped; several late ones are one.
+            job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
+        )
+        self._scheduler.add_listener(_say_failed, EVENT_JOB_ERROR)
+
+    def start(self, aside: Callable[[], None]) -> None:
+        """Look now and from then on; `aside` runs once, and again beside every look."""
+        self._aside = aside
+        self._scheduler.add_job(self._run, "date", executor="light", id="first")
+        self._scheduler.add_job(
+            self._look_at_config, "interval", seconds=CONFIG_LOOK_SECONDS, executor="aside", id="config"
+        )
+        self._scheduler.start()
+
+    def end(self) -> None:
+        """Start nothing any more. A look that hangs in its child is not waited for."""
+        self._scheduler.shutdown(wait=False)
+
+    def _run(self) -> None:
+        self._scheduler.add_job(self._aside, "date", executor="aside", id="aside", replace_existing=True)
+        again_seconds = self._look()
+        self._keep_interval()
+        if again_seconds is not None:
+            at = datetime.now(UTC) + timedelta(seconds=again_seconds)
+            self._scheduler.add_job(self._run, "date", run_date=at, executor="light", id="again", replace_existing=True)
+
+    def _keep_interval(self) -> None:
+        seconds = self._interval_seconds()
+        if seconds == self._scheduled_seconds:
+            return
+        self._scheduled_seconds = seconds
+        self._scheduler.add_job(
+            self._run,
+            "interval",
+            seconds=seconds,
+            jitter=int(seconds * _JITTER),  # so that a fleet does not beat in step
+            executor="light",
+            id="look",
+            replace_existing=True,
+        )
+
+    def _look_at_config(self) -> None:
+        seen = _fingerprint(self._config_dir)
+        if seen != self._config_seen:
+            self._config_seen = seen
+            log.info("the configuration changed")
+            self._scheduler.add_job(self._run, "date", executor="light", id="changed", replace_existing=True)
+
+
+def _fingerprint(directory: Path) -> tuple[object, ...]:
+    """Changes when the kubelet swaps the ConfigMap's `..data` link, or a file of a plain directory is written."""
+    try:
+        return tuple(
+            (entry.name, entry.stat().st_mtime_ns, entry.stat().st_ino) for entry in sorted(directory.iterdir())
+        )
+    except OSError:
+        return ()
+
+
+def _say_failed(event: JobExecutionEvent) -> None:
+    log.error("a scheduled job failed", job=event.job_id, error=repr(event.exception), traceback=event.traceback)

@@ -1,0 +1,270 @@
+"""Telling: the newest verdict goes onto the Node as soon as the cluster takes it."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import structlog
+import tenacity
+
+from agent.ledger import Ledger
+from healthcheck import record as records
+from healthcheck.change import RESULTS, WATCHED_LABELS, Event, NodeState, Rules, cut, event_name, plan
+from healthcheck.cluster import Cluster, ClusterError, Conflict, Forbidden, NotFound, Refused, Unavailable
+from healthcheck.model import PREFIX, Now, Severity
+from healthcheck.record import Identity, RecordError
+from healthcheck.telemetry import Telemetry
+
+log = structlog.get_logger()
+
+_URGENT_CAP_SECONDS, _CAP_SECONDS = 5.0, 60.0
+"""After an outage a fleet's writes spread over the longer time; REBOOT and ISOLATE do not wait for it."""
+_NODE_GONE_SECONDS = 30.0
+_MOST_EVENTS_WAITING = 64
+_REWRITE_SECONDS = 3600.0
+_REWRITE_JITTER = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How the teller is told to work: `write` False logs what it would do and touches nothing."""
+
+    node_name: str
+    rules: Callable[[], Rules]
+    instance_type: Callable[[], str]
+    heartbeat_seconds: Callable[[], float]
+    write: bool = True
+
+
+class Teller(threading.Thread):
+    """One thread that writes. It is woken by news and holds nothing but the Node as it was last seen."""
+
+    def __init__(
+        self, cluster: Cluster, ledger: Ledger, telemetry: Telemetry, clock: Callable[[], Now], how: Plan
+    ) -> None:
+        super().__init__(name="tell", daemon=True)
+        self._cluster = cluster
+        self._ledger = ledger
+        self._telemetry = telemetry
+        self._clock = clock
+        self._how = how
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._node: NodeState | None = None
+        self._beat_due = False
+        self._adopt = False
+        self._events: deque[Event] = deque(maxlen=_MOST_EVENTS_WAITING)
+        self._complaints: tuple[str, ...] = ()
+        self._forbidden: set[str] = set()
+        self._outage = False
+        self._rewrite_seconds = _REWRITE_SECONDS * random.uniform(1 - _REWRITE_JITTER, 1)  # noqa: S311
+        self.told = threading.Event()
+        """Set once the verdict stands on the Node."""
+
+    @property
+    def node(self) -> NodeState | None:
+        return self._node
+
+    def adopt_from_node(self) -> None:
+        """The memory file was lost: take what the Node's own record still says before writing over it."""
+        self._adopt = True
+
+    def saw(self, node: NodeState | None) -> None:
+        """The watch showed the Node as it is now; None: it is gone."""
+        before = self._node
+        if node is not None and before is not None and _older(node, before):
+            return
+        self._node = node
+        if node is not None and (before is None or _differs(before, node)):
+            self._wake.set()
+
+    def hurry(self) -> None:
+        """There is news."""
+        self._wake.set()
+
+    def beat(self) -> None:
+        """A look ended: renew the heartbeat, and tell what it found."""
+        self._beat_due = True
+        self._wake.set()
+
+    def say(self, event: Event) -> None:
+        """Tell an Event that belongs to no verdict."""
+        self._events.append(event)
+        self._wake.set()
+
+    def end(self) -> None:
+        self._stopping.set()
+        self._wake.set()
+
+    def run(self) -> None:
+        while not self._stopping.is_set():
+            self._wait(None)
+            again = tenacity.Retrying(
+                retry=tenacity.retry_if_exception_type(ClusterError),
+                wait=self._pause,
+                sleep=self._wait,
+                stop=tenacity.stop_when_event_set(self._stopping),
+                before_sleep=self._account_for,
+                retry_error_callback=lambda _: None,
+            )
+            again(self.tell)
+
+    def tell(self) -> None:
+        """Bring the Node up to the verdict of now. Raises ClusterError; the next try computes everything anew."""
+        snapshot = self._ledger.snapshot()
+        settled = snapshot.complete and not snapshot.verdict.settling
+        if self._stopping.is_set():
+            return
+        if settled or snapshot.verdict.severity >= Severity.RESET:
+            self._telemetry.pending.set(1)
+            self._apply(self._node or self._read())
+            self._telemetry.pending.set(0)
+        if settled:
+            self.told.set()
+        if self._how.write:
+            self._tell_events()
+            self._tell_heartbeat()
+        if self._outage:
+            self._outage = False
+            log.info("the API server is back; the node is up to date")
+
+    def _read(self) -> NodeState:
+        self._node = self._cluster.read_node(self._how.node_name)
+        return self._node
+
+    def _apply(self, node: NodeState) -> None:
+        if self._adopt:
+            self._adopt_record(node)
+        verdict, memory = (snapshot := self._ledger.snapshot()).verdict, snapshot.memory
+        now = self._clock().wall
+        identity = Identity(node.name, self._how.instance_type(), node.uid)
+        rules = replace(self._how.rules(), rewrite_after_seconds=self._rewrite_seconds)
+        change = plan(verdict, records.render(verdict, memory, identity, now), node, rules, now)
+        self._complain(change.complaints)
+        if not self._how.write:
+            log.info(
+                "dry run", patch=change.patch, condition=change.condition, events=[e.reason for e in change.events]
+            )
+            return
+        # The taint first: it is what keeps work away. Each answer is the Node as it is after the write.
+        if change.patch is not None:
+            patch = change.patch
+            if self._write("nodes", lambda: self._keep(self._cluster.patch_node(node.name, patch))):
+                self._events.extend(change.events)
+                log.info("told the node", status=verdict.status.value, severity=verdict.severity.name)
+        if change.condition is not None:
+            condition = change.condition
+            self._write("nodes/status", lambda: self._keep(self._cluster.patch_condition(node.name, condition)))
+
+    def _keep(self, node: NodeState) -> None:
+        self._node = node
+
+    def _tell_events(self) -> None:
+        while self._events:
+            event, node = self._events[0], self._node or self._read()
+            self._write("events", partial(self._cluster.create_event, node, event, self._clock().wall))
+            self._events.popleft()
+
+    def _tell_heartbeat(self) -> None:
+        if not self._beat_due:
+            return
+        node = self._node or self._read()
+        seconds = 3 * self._how.heartbeat_seconds()
+        self._write("leases", lambda: self._cluster.beat(node, self._clock().wall, seconds))
+        self._beat_due = False
+
+    def _write(self, resource: str, write: Callable[[], object]) -> bool:
+        """Write once. False: the cluster forbids it; the rest goes on, and the next cycle tries again."""
+        result = "ok"
+        try:
+            write()
+        except (Forbidden, Refused) as error:
+            result = type(error).__name__.lower()
+            self._say_forbidden(resource, error)
+            return False
+        except ClusterError as error:
+            result = type(error).__name__.lower()
+            raise
+        finally:
+            self._telemetry.requests.labels(resource, result).inc()
+        self._telemetry.forbidden.labels(resource).set(0)
+        self._forbidden.discard(resource)
+        return True
+
+    def _say_forbidden(self, resource: str, error: ClusterError) -> None:
+        self._telemetry.forbidden.labels(resource).set(1)
+        if resource not in self._forbidden:
+            log.error("the cluster forbids what the agent has to write", resource=resource, answer=str(error))
+        self._forbidden.add(resource)
+
+    def _adopt_record(self, node: NodeState) -> None:
+        text = node.annotations.get(RESULTS)
+        if text is not None:
+            try:
+                self._ledger.adopt(records.remembered(records.load(text)))
+            except RecordError as error:
+                self._complain((f"annotation {RESULTS}: {error}",))
+            else:
+                log.warning("the node-local memory was lost; rebuilt from the Node's own record")
+        self._adopt = False
+
+    def _complain(self, complaints: tuple[str, ...]) -> None:
+        if complaints and complaints != self._complaints:
+            self._telemetry.bad_annotations.inc()
+            for complaint in complaints:
+                log.warning("an annotation on the node is no record", complaint=complaint)
+                self._events.append(node_event(self._how.node_name, "BadAnnotation", complaint))
+        self._complaints = complaints or self._complaints
+
+    def _wait(self, seconds: float | None) -> None:
+        self._wake.wait(seconds)
+        self._wake.clear()
+
+    def _pause(self, state: tenacity.RetryCallState) -> float:
+        """How long until the next try. A fleet that lost its API server must not come back all at once."""
+        error = state.outcome.exception() if state.outcome else None
+        if isinstance(error, Conflict):
+            return random.uniform(0, 0.1)  # noqa: S311
+        if isinstance(error, NotFound):
+            return _NODE_GONE_SECONDS
+        severe = self._ledger.snapshot().verdict.severity >= Severity.REBOOT
+        backoff = tenacity.wait_random_exponential(max=_URGENT_CAP_SECONDS if severe else _CAP_SECONDS)
+        asked = error.retry_after_seconds if isinstance(error, Unavailable) else None
+        return max(asked or 0.0, backoff(state))
+
+    def _account_for(self, state: tenacity.RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        if isinstance(error, Conflict | NotFound):
+            self._node = None
+        if isinstance(error, Unavailable) and not self._outage:
+            self._outage = True
+            log.warning("the API server is away; the newest verdict is kept", error=str(error))
+        elif isinstance(error, NotFound) and state.attempt_number == 1:
+            log.warning("the Node is gone", error=str(error))
+
+
+def node_event(node_name: str, reason: str, message: str) -> Event:
+    """A warning about the node that belongs to no finding."""
+    return Event(event_name(node_name, reason, message, f"{random.getrandbits(32)}"), "Warning", reason, cut(message))
+
+
+def _differs(before: NodeState, after: NodeState) -> bool:
+    """Whether somebody changed what is ours to keep; the kubelet's own writes are not."""
+    return _ours(before) != _ours(after)
+
+
+def _ours(node: NodeState) -> tuple[object, ...]:
+    labels = {key: value for key, value in node.labels.items() if key.startswith(PREFIX) or key in WATCHED_LABELS}
+    annotations = {key: value for key, value in node.annotations.items() if key.startswith(PREFIX)}
+    return (node.uid, labels, annotations, node.tainted(), node.condition())
+
+
+def _older(node: NodeState, than: NodeState) -> bool:
+    """The watch may still bring what our own last write has overtaken."""
+    versions = (node.resource_version, than.resource_version)
+    return node.uid == than.uid and all(v.isdigit() for v in versions) and int(versions[0]) < int(versions[1])

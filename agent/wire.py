@@ -1,0 +1,158 @@
+"""The agent's parts, put together. Nothing here judges or decides."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import structlog
+
+from agent import clock
+from agent.cycle import Cycle, Expectations
+from agent.follow import Follower
+from agent.ledger import Ledger
+from agent.schedule import Schedule
+from agent.settings import AgentSettings
+from agent.tell import Plan, Teller, node_event
+from agent.watch import Watcher
+from healthcheck import memory as remembering
+from healthcheck.change import Event
+from healthcheck.checks.driver import being_changed
+from healthcheck.cluster import Cluster
+from healthcheck.memory import Memory
+from healthcheck.memory_file import MemoryFile, MemoryFileError
+from healthcheck.model import ProbeError
+from healthcheck.probes.kernel_log import KERNEL_FACILITY, boot_id
+from healthcheck.probes.machine import machine_id
+from healthcheck.probes.nvml import Driver
+from healthcheck.settings import BadValue
+from healthcheck.telemetry import Telemetry
+
+log = structlog.get_logger()
+
+_INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+_MOST_INTERVALS_SILENT = 3
+
+
+class Agent:
+    """One agent. `write` False: it looks and shows its metrics, and touches neither the Node nor the memory file."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        cluster: Cluster,
+        file: MemoryFile | None,
+        telemetry: Telemetry,
+        *,
+        write: bool = True,
+        facilities: frozenset[int] = KERNEL_FACILITY,
+    ) -> None:
+        self.settings = settings
+        root = settings.host_root
+        memory, lost = _remember(file, settings, telemetry)
+        self.ledger = Ledger(memory, file, telemetry, clock.now, self._hurry)
+        self.driver = Driver(root)
+        self.expectations = Expectations(root, settings.imds_endpoint, clock.now, self._type_label)
+        self.cycle = Cycle(
+            self.driver, self.ledger, self.expectations, telemetry, settings.config_dir, self._paused, self._complain
+        )
+        self.cycle.reload()
+        how = Plan(
+            settings.node_name,
+            lambda: self.cycle.settings.values.rules,
+            lambda: self.expectations.instance_type,
+            lambda: self.cycle.settings.values.check_interval_seconds,
+            write,
+        )
+        self.teller = Teller(cluster, self.ledger, telemetry, clock.now, how)
+        if lost:
+            self.teller.adopt_from_node()
+        self.watcher = Watcher(cluster, settings.node_name, self.teller.saw)
+        self.follower = Follower(
+            root,
+            self.ledger,
+            telemetry,
+            lambda: self.expectations.now(self.ledger.memory.driver_loaded_at),
+            self._lost_records,
+            facilities,
+        )
+        self.schedule = Schedule(
+            self.look, lambda: self.cycle.settings.values.check_interval_seconds, settings.config_dir
+        )
+
+    def start(self) -> None:
+        """Begin to follow, look and tell, each in its own thread."""
+        self.follower.start()
+        self.watcher.start()
+        self.teller.start()
+        self.schedule.start(self.expectations.ask_imds)
+
+    def look(self) -> float | None:
+        """One light look and, after it, the heartbeat."""
+        again_seconds = self.cycle.run()
+        self.teller.beat()
+        return again_seconds
+
+    def healthy(self) -> bool:
+        """Whether a light look ended within three intervals. The API server has no part in it."""
+        longest = _MOST_INTERVALS_SILENT * self.cycle.settings.values.check_interval_seconds
+        return clock.now().monotonic - self.cycle.ended_at < longest
+
+    def ready(self) -> bool:
+        """Whether a first look has ended."""
+        return self.cycle.ended > 0
+
+    def end(self) -> None:
+        """Stop. Labels, taints and the condition stay as they are; so does the memory file."""
+        self.schedule.end()
+        self.follower.end()
+        self.watcher.end()
+        self.teller.end()
+        stuck = self.driver.end()
+        if stuck is not None:
+            log.warning("a process stuck in the driver is left behind", pid=stuck)
+
+    def _hurry(self) -> None:
+        self.teller.hurry()
+
+    def _type_label(self) -> str:
+        node = self.teller.node
+        return node.labels.get(_INSTANCE_TYPE, "") if node else ""
+
+    def _paused(self) -> str:
+        node = self.teller.node
+        return being_changed(node.labels) if node else ""
+
+    def _complain(self, bad: tuple[BadValue, ...]) -> None:
+        for one in bad:
+            log.error("a setting is not allowed; the last good configuration stays", setting=str(one))
+            # The first reading is before there is a teller.
+            threading.Timer(0, lambda text=str(one): self._say("BadSetting", text)).start()
+
+    def _lost_records(self, count: int) -> None:
+        self._say("KernelLogOverrun", f"{count} kernel log records were overwritten before they were read")
+
+    def _say(self, reason: str, message: str) -> None:
+        event: Event = node_event(self.settings.node_name, reason, message)
+        self.teller.say(event)
+
+
+def _remember(file: MemoryFile | None, settings: AgentSettings, telemetry: Telemetry) -> tuple[Memory, bool]:
+    """What the node-local file holds, brought to this machine and boot; and whether it was lost."""
+    root = settings.host_root
+    before, lost = None, False
+    if file is not None:
+        try:
+            before = file.read()
+        except MemoryFileError as error:
+            telemetry.memory_errors.inc()
+            log.warning("the memory file can't be read", error=str(error))
+        lost = before is None
+    try:
+        boot = boot_id(root)
+    except ProbeError as error:
+        boot = f"unknown-{random.getrandbits(32)}"
+        log.warning("the boot can't be told from another", error=str(error))
+    memory = remembering.begin(before or Memory(), machine_id(root), boot)
+    log.info("memory", boot_id=boot, cursor=memory.cursor, standing=[one.finding.reason for one in memory.standing])
+    return memory, lost
