@@ -1,0 +1,17 @@
+"""A real control plane on loopback for tests, demo and bench: etcd, kube-apiserver and their kin."""
+
+from sim.control_plane.build import ControlPlaneError, NoBinariesError, binaries, find_binaries
+from sim.control_plane.install import MANIFESTS, install, unbound_token
+from sim.control_plane.plane import Answer, ControlPlane
+
+__all__ = [
+    "MANIFESTS",
+    "Answer",
+    "ControlPlane",
+    "ControlPlaneError",
+    "NoBinariesError",
+    "binaries",
+    "find_binaries",
+    "install",
+    "unbound_token",
+]

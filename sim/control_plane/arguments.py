@@ -1,0 +1,62 @@
+"""The command lines of the control plane's programs; pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_NO_ELECTION = ("--leader-elect=false", "--secure-port=0")
+
+
+def etcd(folder: Path, client_port: int, peer_port: int) -> list[str]:
+    client, peer = (f"http://127.0.0.1:{port}" for port in (client_port, peer_port))
+    return [
+        f"--data-dir={folder / 'etcd'}",
+        "--unsafe-no-fsync",  # nothing here shall survive the machine
+        f"--listen-client-urls={client}",
+        f"--advertise-client-urls={client}",
+        f"--listen-peer-urls={peer}",
+        f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster=default={peer}",
+        "--log-level=warn",
+    ]
+
+
+def kube_apiserver(folder: Path, port: int, etcd_port: int) -> list[str]:
+    return [
+        f"--etcd-servers=http://127.0.0.1:{etcd_port}",
+        "--bind-address=127.0.0.1",
+        "--advertise-address=127.0.0.1",
+        f"--secure-port={port}",
+        "--endpoint-reconciler-type=none",  # a loopback address is none that pods could be told
+        f"--cert-dir={folder / 'certificates'}",
+        f"--service-account-key-file={folder / 'signing.key'}",
+        f"--service-account-signing-key-file={folder / 'signing.key'}",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        "--service-cluster-ip-range=10.96.0.0/16",
+        f"--token-auth-file={folder / 'tokens.csv'}",
+        "--authorization-mode=Node,RBAC",
+        "--enable-admission-plugins=NodeRestriction",
+        "--allow-privileged=true",
+        f"--audit-policy-file={folder / 'audit-policy.json'}",
+        f"--audit-log-path={folder / 'audit.log'}",
+        "--audit-log-maxsize=4000",  # MB: a log that is rotated away cannot be counted
+    ]
+
+
+def kube_controller_manager(folder: Path) -> list[str]:
+    return [
+        f"--kubeconfig={folder / 'admin.kubeconfig'}",
+        *_NO_ELECTION,
+        "--use-service-account-credentials",
+        f"--service-account-private-key-file={folder / 'signing.key'}",
+        f"--root-ca-file={folder / 'certificates' / 'apiserver.crt'}",
+        # No kubelet keeps these Nodes alive: it would call each NotReady and evict its pods.
+        "--controllers=*,-node-lifecycle-controller",
+    ]
+
+
+def kube_scheduler(folder: Path) -> list[str]:
+    return [f"--kubeconfig={folder / 'admin.kubeconfig'}", *_NO_ELECTION]

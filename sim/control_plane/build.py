@@ -1,0 +1,125 @@
+"""Where the control plane's programs come from: the ecosystem's assets, our cache, or one Go build."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REQUIRED = ("etcd", "kube-apiserver", "kubectl")
+"""What setup-envtest installs; the controller-manager and the scheduler are not among it."""
+
+_ROOM = Path(__file__).parent
+_MODULES = {
+    "etcd": ("go.etcd.io/etcd/server/v3",),
+    "kubernetes": (
+        "k8s.io/kubernetes/cmd/kube-apiserver",
+        "k8s.io/kubernetes/cmd/kube-controller-manager",
+        "k8s.io/kubernetes/cmd/kube-scheduler",
+        "k8s.io/kubernetes/cmd/kubectl",
+    ),
+}
+
+
+class ControlPlaneError(Exception):
+    """The control plane could not be had, started or asked; the message says why."""
+
+
+class NoBinariesError(ControlPlaneError):
+    """Neither assets nor a cache nor Go: nothing on this machine can give a control plane."""
+
+
+def kubernetes_version() -> str:
+    """The version that go.mod pins, such as 1.36.3."""
+    text = (_ROOM / "kubernetes" / "go.mod").read_text()
+    found = re.search(r"k8s\.io/kubernetes v(\S+)", text)
+    if found is None:
+        raise ControlPlaneError("sim/control_plane/kubernetes/go.mod requires no k8s.io/kubernetes")
+    return found[1]
+
+
+def cache_folder() -> Path:
+    """The folder of exactly these sources: other go.sum, other folder."""
+    digest = hashlib.sha256()
+    for module in _MODULES:
+        for name in ("go.mod", "go.sum"):
+            digest.update((_ROOM / module / name).read_bytes())
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return home / "gpu-healthcheck" / "control-plane" / f"{kubernetes_version()}-{digest.hexdigest()[:12]}"
+
+
+def find_binaries() -> Path | None:
+    """The folder of programs that is there already, or None where a build is needed."""
+    if assets := os.environ.get("KUBEBUILDER_ASSETS"):
+        missing = [name for name in REQUIRED if not (Path(assets) / name).is_file()]
+        if missing:
+            raise NoBinariesError(f"KUBEBUILDER_ASSETS={assets} has no {', '.join(missing)}")
+        return Path(assets)
+    return cache_folder() if cache_folder().is_dir() else None
+
+
+def binaries() -> Path:
+    """The folder of programs, built first where need be (about five minutes on two cores, once)."""
+    found = find_binaries()
+    if found is not None:
+        return found
+    if shutil.which("go") is None:
+        raise NoBinariesError(
+            "no control plane: neither Go (to build one) nor KUBEBUILDER_ASSETS "
+            f"(a folder with {', '.join(REQUIRED)}) is here"
+        )
+    target = cache_folder()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _only_one_builder(target):
+        if not target.is_dir():  # another process may have built it while we waited
+            _build_into(target)
+    return target
+
+
+@contextmanager
+def _only_one_builder(target: Path) -> Iterator[None]:
+    with target.with_name(target.name + ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _build_into(target: Path) -> None:
+    """Build beside the target and rename: a half-built folder is never seen under the final name."""
+    version = kubernetes_version()
+    print(f"building Kubernetes {version} and etcd, once: some minutes", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".building-") as folder:
+        built = Path(folder) / "bin"
+        _go_build("etcd", built, "-s -w")
+        _go_build("kubernetes", built, "-s -w " + _version_flags(version))
+        # The module's path ends in /v3, so Go may name etcd's program after that or after the folder above.
+        if not (built / "etcd").is_file():
+            (built / "server").rename(built / "etcd")
+        built.rename(target)
+
+
+def _go_build(module: str, out: Path, ldflags: str) -> None:
+    out.mkdir(exist_ok=True)
+    environment = os.environ | {"CGO_ENABLED": "0", "GOWORK": "off", "GOFLAGS": "-mod=readonly"}
+    command = ["go", "build", "-trimpath", "-ldflags", ldflags, "-o", f"{out}/", *_MODULES[module]]
+    done = subprocess.run(command, cwd=_ROOM / module, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise ControlPlaneError(f"go build of {module} failed:\n{done.stderr[-4000:]}")
+
+
+def _version_flags(version: str) -> str:
+    """Without these the server calls itself v0.0.0 and clients misbehave."""
+    major, minor, _ = version.split(".", 2)
+    values = {"gitVersion": f"v{version}", "gitMajor": major, "gitMinor": minor}
+    packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+    return " ".join(f"-X {package}.{key}={value}" for package in packages for key, value in values.items())

@@ -1,0 +1,68 @@
+"""The files a control plane starts from: key, tokens, audit policy, kubeconfig; and free ports."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import secrets
+import socket
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+AUDIT_POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    # Who asked what and with which answer is enough to count requests; bodies would only cost time.
+    "rules": [{"level": "Metadata"}],
+    "omitStages": ["RequestReceived"],
+}
+
+# SEC1 of an EC key on P-256 without its public half, which the reader computes (RFC 5915):
+# SEQUENCE { INTEGER 1, OCTET STRING (32 bytes), [0] OID prime256v1 }
+_EC_HEAD = bytes.fromhex("303102010104 20")
+_EC_TAIL = bytes.fromhex("a00a06082a8648ce3d030107")
+
+
+def write_signing_key(path: Path) -> None:
+    """A fresh key for ServiceAccount tokens: none is committed, no openssl is needed."""
+    # The leading zero keeps the number below the order of the curve.
+    number = b"\0" + secrets.token_bytes(31)
+    encoded = base64.encodebytes(_EC_HEAD + number + _EC_TAIL).decode()
+    path.write_text(f"-----BEGIN EC PRIVATE KEY-----\n{encoded}-----END EC PRIVATE KEY-----\n")
+    path.chmod(0o600)
+
+
+def write_kubeconfig(path: Path, *, url: str, ca_file: Path, token: str) -> Path:
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "sim",
+        "clusters": [{"name": "sim", "cluster": {"server": url, "certificate-authority": str(ca_file)}}],
+        "users": [{"name": "sim", "user": {"token": token}}],
+        "contexts": [{"name": "sim", "context": {"cluster": "sim", "user": "sim"}}],
+    }
+    path.write_text(json.dumps(document))
+    path.chmod(0o600)
+    return path
+
+
+def free_ports(count: int) -> list[int]:
+    """Loopback ports below the kernel's ephemeral range.
+
+    A port inside that range can be taken as the *source* port of any connection, even of one to itself,
+    while our server is stopped; then it could not come back on the same port.
+    """
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.randint(12_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        if port not in ports:
+            ports.append(port)
+    return ports

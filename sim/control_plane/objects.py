@@ -1,0 +1,73 @@
+"""The objects that a kubelet or the control plane itself would have made; pure."""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+NAMESPACE = "gpu-healthcheck"
+"""The namespace and the agent's ServiceAccount are both called so."""
+
+
+def node(name: str, labels: Mapping[str, str], instance_type: str, now: datetime) -> dict[str, Any]:
+    """A Node with the marks that other programs put on it, so that a test can see whether they survive."""
+    moment = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    capacity = {"cpu": "192", "memory": "2Ti", "pods": "100"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "labels": {
+                "kubernetes.io/hostname": name,
+                "kubernetes.io/os": "linux",
+                "node.kubernetes.io/instance-type": instance_type,
+                **labels,
+            },
+        },
+        "spec": {"providerID": f"aws:///us-west-2a/i-{zlib.crc32(name.encode()):017x}"},
+        "status": {
+            "capacity": capacity,
+            "allocatable": capacity | {"cpu": "191"},
+            "addresses": [{"type": "Hostname", "address": name}],
+            "conditions": [
+                {
+                    "type": "Ready",
+                    "status": "True",
+                    "reason": "KubeletReady",
+                    "message": "simulated: no kubelet reports this",
+                    "lastHeartbeatTime": moment,
+                    "lastTransitionTime": moment,
+                }
+            ],
+        },
+    }
+
+
+def agent_pod(node_name: str) -> dict[str, Any]:
+    """The agent's pod on that node; nothing runs it, tokens are bound to it."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"agent-on-{node_name}", "namespace": NAMESPACE},
+        "spec": {
+            "nodeName": node_name,
+            "serviceAccountName": NAMESPACE,
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [{"name": "agent", "image": "gpu-healthcheck:0.1.0"}],
+        },
+    }
+
+
+def token_request(pod: Mapping[str, Any], seconds: int) -> dict[str, Any]:
+    """Bound to the pod, the token carries `authentication.kubernetes.io/node-name`."""
+    bound_to = {"apiVersion": "v1", "kind": "Pod", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+    return {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {"expirationSeconds": seconds, "boundObjectRef": bound_to},
+    }

@@ -1,0 +1,266 @@
+"""A real etcd and kube-apiserver on loopback: the stage on which the product plays in tests and bench."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import secrets
+import ssl
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from sim.control_plane import arguments, objects
+from sim.control_plane.build import ControlPlaneError, binaries
+from sim.control_plane.daemon import AfterUs, Daemon
+from sim.control_plane.files import AUDIT_POLICY, free_ports, write_kubeconfig, write_signing_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import TracebackType
+
+    from kubernetes.client import ApiClient
+
+READY_SECONDS = 60
+MERGE_PATCH = "application/merge-patch+json"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the API server said to one request."""
+
+    status: int
+    body: Any
+
+    @property
+    def message(self) -> str:
+        """The text of a refusal."""
+        return str(self.body.get("message", "")) if isinstance(self.body, dict) else str(self.body)
+
+
+class ControlPlane:
+    """`with ControlPlane() as plane:` gives an empty cluster; everything of it is gone afterwards."""
+
+    def __init__(self, *, controllers: bool = False, scheduler: bool = False) -> None:
+        self._controllers = controllers
+        self._scheduler = scheduler
+        self._bin = binaries()
+        self.folder = Path(tempfile.mkdtemp(prefix="gpu-healthcheck-control-plane-"))
+        self._after_us = AfterUs(self.folder)
+        self._daemons: dict[str, Daemon] = {}
+        self.admin_token = secrets.token_hex(16)
+        self._api_port, self._etcd_port, self._peer_port = free_ports(3)
+        self.url = f"https://127.0.0.1:{self._api_port}"
+        self.ca_file = self.folder / "certificates" / "apiserver.crt"
+        self.kubeconfig = self.folder / "admin.kubeconfig"
+        self.audit_log = self.folder / "audit.log"
+
+    # --- coming and going
+
+    def __enter__(self) -> Self:
+        try:
+            self._write_files()
+            self._start("etcd", arguments.etcd(self.folder, self._etcd_port, self._peer_port))
+            self._start("kube-apiserver", arguments.kube_apiserver(self.folder, self._api_port, self._etcd_port))
+            self._wait_until_ready()
+            if self._controllers:
+                self.start_controllers()
+            if self._scheduler:
+                self._start("kube-scheduler", arguments.kube_scheduler(self.folder))
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill every program and remove the folder; calling it again does nothing."""
+        for daemon in reversed(self._daemons.values()):
+            daemon.kill()
+        self._daemons.clear()
+        self._after_us.finish()
+
+    def start_controllers(self) -> None:
+        """Start the controller-manager, unless it runs; assets of setup-envtest have none."""
+        self._start("kube-controller-manager", arguments.kube_controller_manager(self.folder))
+
+    @property
+    def has_controllers(self) -> bool:
+        """Whether a controller-manager could be started here."""
+        return (self._bin / "kube-controller-manager").is_file()
+
+    # --- asking
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        token: str | None = None,
+        content_type: str = MERGE_PATCH,
+        seconds: float = 30,
+    ) -> Answer:
+        """One raw request (as the admin, where no token is given): status and message stay visible.
+
+        A watch needs a timeoutSeconds in its path, and gives the list of its events.
+        """
+        headers = {"Authorization": f"Bearer {token or self.admin_token}", "Accept": "application/json"}
+        if body is not None:
+            headers["Content-Type"] = content_type if method == "PATCH" else "application/json"
+        context = ssl.create_default_context(cafile=str(self.ca_file))
+        connection = http.client.HTTPSConnection("127.0.0.1", self._api_port, timeout=seconds, context=context)
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            reply = connection.getresponse()
+            text = reply.read().decode()
+        finally:
+            connection.close()
+        is_json = (reply.getheader("Content-Type") or "").startswith("application/json")
+        if "watch=true" in path and reply.status == http.client.OK:
+            return Answer(reply.status, [json.loads(line) for line in text.splitlines()])
+        return Answer(reply.status, json.loads(text) if is_json else text)
+
+    def kubectl(self, *words: str, input: str | None = None) -> str:  # noqa: A002 - as subprocess calls it
+        """Standard output of kubectl as the admin; raises with its standard error."""
+        command = [str(self._bin / "kubectl"), f"--kubeconfig={self.kubeconfig}", *words]
+        # Neither the caller's preferences nor his cache have a part in this.
+        environment = os.environ | {"KUBERC": "off", "KUBECACHEDIR": str(self.folder / "kubectl-cache")}
+        done = subprocess.run(command, input=input, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise ControlPlaneError(f"kubectl {' '.join(words)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def api(self, kubeconfig: Path | None = None) -> ApiClient:
+        """A client of the Python package: the admin's, or that of the kubeconfig given."""
+        from kubernetes import config  # noqa: PLC0415 - 0.4 s that build and kubectl need not pay
+
+        connect = cast("Callable[..., ApiClient]", config.new_client_from_config)  # the package leaves it untyped
+        return connect(config_file=str(kubeconfig or self.kubeconfig))
+
+    def audit(self, since: datetime | None = None) -> Iterator[dict[str, Any]]:
+        """One event per request, a watch when it begins, in the order in which they were answered."""
+        seen: set[str] = set()
+        with self.audit_log.open() as log:
+            for line in log:
+                if not line.endswith("\n"):  # still being written
+                    return
+                event: dict[str, Any] = json.loads(line)
+                if since is not None and datetime.fromisoformat(event["requestReceivedTimestamp"]) < since:
+                    continue
+                if event["auditID"] not in seen:
+                    seen.add(event["auditID"])
+                    yield event
+
+    # --- peopling the cluster
+
+    def create_node(
+        self,
+        name: str,
+        *,
+        labels: Mapping[str, str] | None = None,
+        instance_type: str = "p5.48xlarge",
+        taints: Sequence[Mapping[str, str]] = (),
+    ) -> dict[str, Any]:
+        """A Node as a kubelet would have registered it, Ready."""
+        node = objects.node(name, labels or {}, instance_type, datetime.now(UTC))
+        self._expect("POST", "/api/v1/nodes", node)
+        # Admission gives every new Node the taint not-ready; the controller that lifts it does not run here.
+        return self._expect("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": list(taints)}})
+
+    def agent_token(self, node_name: str, *, seconds: int = 3600) -> str:
+        """A token as the kubelet of that node hands it to the agent; deleting the pod makes it invalid."""
+        pods = f"/api/v1/namespaces/{objects.NAMESPACE}/pods"
+        pod = objects.agent_pod(node_name)
+        answer = self.request("POST", pods, pod)
+        if answer.status == http.client.CONFLICT:
+            answer = self.request("GET", f"{pods}/{pod['metadata']['name']}")
+        _must_succeed("POST", pods, answer)
+        account = f"/api/v1/namespaces/{objects.NAMESPACE}/serviceaccounts/{objects.NAMESPACE}/token"
+        granted = self._expect("POST", account, objects.token_request(answer.body, seconds))
+        return str(granted["status"]["token"])
+
+    def agent_kubeconfig(self, node_name: str, *, seconds: int = 3600) -> Path:
+        """A kubeconfig with such a token; the manifests must have been applied."""
+        token = self.agent_token(node_name, seconds=seconds)
+        path = self.folder / f"agent-{node_name}.kubeconfig"
+        return write_kubeconfig(path, url=self.url, ca_file=self.ca_file, token=token)
+
+    # --- trouble
+
+    def pause(self) -> None:
+        """The API server hangs: connections are taken by the kernel, and nobody answers."""
+        self._daemons["kube-apiserver"].pause()
+
+    def resume(self) -> None:
+        self._daemons["kube-apiserver"].resume()
+
+    def stop_api(self) -> None:
+        """The API server is gone: connections are refused. etcd keeps the data."""
+        self._daemons["kube-apiserver"].kill()
+
+    def start_api(self, *, new_certificate: bool = False) -> None:
+        """The API server is back on the same port, with the same data; with another authority where asked."""
+        self.stop_api()
+        clients = [daemon for name, daemon in self._daemons.items() if name not in _CORE]
+        if new_certificate:
+            for file in self.ca_file.parent.iterdir():
+                file.unlink()
+            for daemon in clients:  # they have read the old authority
+                daemon.kill()
+        self._daemons["kube-apiserver"].start()
+        self._wait_until_ready()
+        for daemon in clients:  # in a cluster somebody restarts what ended during the outage
+            daemon.start()
+
+    # --- inside
+
+    def _write_files(self) -> None:
+        write_signing_key(self.folder / "signing.key")
+        (self.folder / "tokens.csv").write_text(f'{self.admin_token},admin,admin,"system:masters"\n')
+        (self.folder / "tokens.csv").chmod(0o600)
+        (self.folder / "audit-policy.json").write_text(json.dumps(AUDIT_POLICY))
+        write_kubeconfig(self.kubeconfig, url=self.url, ca_file=self.ca_file, token=self.admin_token)
+
+    def _start(self, name: str, flags: Sequence[str]) -> None:
+        program = self._bin / name
+        if not program.is_file():
+            raise ControlPlaneError(f"{self._bin} has no {name}; our own build (no KUBEBUILDER_ASSETS) has")
+        if name not in self._daemons:
+            self._daemons[name] = Daemon(name, [str(program), *flags], self.folder)
+        self._daemons[name].start()
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + READY_SECONDS
+        while time.monotonic() < deadline and all(self._daemons[name].is_running for name in _CORE):
+            try:
+                if self.request("GET", "/readyz").status == http.client.OK:
+                    return
+            except (OSError, http.client.HTTPException):  # no certificate yet, or nobody listens
+                pass
+            time.sleep(0.05)
+        tails = "\n".join(daemon.tail() for daemon in self._daemons.values())
+        raise ControlPlaneError(f"the control plane did not become ready\n{tails}")
+
+    def _expect(self, method: str, path: str, body: Any) -> dict[str, Any]:
+        answer = self.request(method, path, body)
+        _must_succeed(method, path, answer)
+        assert isinstance(answer.body, dict)
+        return answer.body
+
+
+_CORE = ("etcd", "kube-apiserver")
+
+
+def _must_succeed(method: str, path: str, answer: Answer) -> None:
+    if answer.status >= http.client.BAD_REQUEST:
+        raise ControlPlaneError(f"{method} {path}: {answer.status} {answer.message}")

@@ -1,0 +1,548 @@
+"""What an agent's token may write on the real API server, and what it may not: the table of the policies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sim.control_plane import Answer, ControlPlane, unbound_token
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.control_plane
+
+P = "gpu-healthcheck.aws-samples.io"
+OWN, OTHER = "admission-own", "admission-other"
+MAIN, STATUS = "nodes", "nodes/status"
+STRATEGIC = "application/strategic-merge-patch+json"
+HEARTBEATS = "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck/leases"
+SLOTS = "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck-budget/leases"
+EVENTS = "/api/v1/namespaces/default/events"
+NEW_EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
+
+SPOT = {"key": "example.com/spot", "value": "true", "effect": "NoSchedule"}
+STARTUP = {"key": f"{P}/startup", "effect": "NoSchedule"}
+UNHEALTHY = {"key": f"{P}/unhealthy", "value": "true", "effect": "NoSchedule"}
+OWNER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": "7c1f0a66-0000-4000-8000-000000000001"}
+SOMEBODY = OWNER | {"name": "somebody", "uid": "7c1f0a66-0000-4000-8000-000000000002"}
+
+NOT_ITS_OWN = "an agent may change its own Node only: the token belongs to 'admission-own'"
+FOREIGN_LABEL = f"an agent may change labels under {P}/ only"
+FOREIGN_NOTE = f"an agent may change annotations under {P}/ only"
+ENABLED = f"the label {P}/enabled is set by a person, never by an agent"
+FOREIGN_SPEC = "an agent may change nothing of a Node's spec but our taints"
+FOREIGN_TAINT = "an agent may add and drop the taints unhealthy and maintenance, drop startup, and touch no other"
+EFFECT = "an agent's taints have the effect NoSchedule"
+FINALIZERS = "an agent may not change the finalizers of a Node"
+OWNERS = "an agent may not change the owners of a Node"
+FOREIGN_STATUS = "an agent may change nothing of a Node's status but the condition GpuHealthy"
+FOREIGN_CONDITION = "an agent may change no condition but GpuHealthy"
+HEARTBEAT = "an agent may keep its own heartbeat only: the token belongs to 'admission-own'"
+SLOT = "an agent may take and give back a slot for its own node only: the token belongs to 'admission-own'"
+SLOT_NAME = "a place in the fleet budget is called slot-<number>"
+EVENT = "an agent may tell Events about its own Node only: the token belongs to 'admission-own'"
+EVENT_SOURCE = "an agent's Events name gpu-healthcheck as their source"
+EVENT_CHANGED = "an agent may change its own Events only"
+UNBOUND = "the token is bound to no node"
+RBAC = "cannot {}"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The control plane with two Nodes that others have marked, and the token of the agent on the first."""
+
+    plane: ControlPlane
+    token: str
+
+    def ask(self, method: str, path: str, body: Any = None, content_type: str = STRATEGIC) -> Answer:
+        return self.plane.request(method, path, body, token=self.token, content_type=content_type)
+
+    def patch(self, path: str, body: Any) -> Answer:
+        """A merge patch: unlike the strategic one it can drop a taint or a finalizer by its absence."""
+        return self.ask("PATCH", path, body, "application/merge-patch+json")
+
+    def node(self, name: str = OWN) -> dict[str, Any]:
+        body = self.plane.request("GET", f"/api/v1/nodes/{name}").body
+        assert isinstance(body, dict)
+        return body
+
+
+@pytest.fixture
+def cluster(installed: ControlPlane) -> Iterator[Cluster]:
+    for name in (OWN, OTHER):
+        labels = {"example.com/team": "vision", f"{P}/enabled": "true"}
+        installed.create_node(name, labels=labels, taints=[SPOT, STARTUP])
+        marks = {
+            "annotations": {"example.com/note": "kept"},
+            "finalizers": ["example.com/hold"],
+            "ownerReferences": [OWNER],
+        }
+        spec = {"podCIDR": "10.9.0.0/24", "podCIDRs": ["10.9.0.0/24"]}
+        marked = installed.request("PATCH", f"/api/v1/nodes/{name}", {"metadata": marks, "spec": spec})
+        assert marked.status == 200, marked.message
+    yield Cluster(installed, installed.agent_token(OWN))
+    for name in (OWN, OTHER):
+        installed.request("PATCH", f"/api/v1/nodes/{name}", {"metadata": {"finalizers": None}})
+        installed.request("DELETE", f"/api/v1/nodes/{name}")
+        installed.request("DELETE", f"{HEARTBEATS}/{name}")
+        installed.request("DELETE", f"/api/v1/namespaces/gpu-healthcheck/pods/agent-on-{name}?gracePeriodSeconds=0")
+    installed.request("DELETE", SLOTS)
+    installed.request("DELETE", EVENTS)
+
+
+def path_of(resource: str, name: str) -> str:
+    return f"/api/v1/nodes/{name}" + ("/status" if resource == STATUS else "")
+
+
+def lease(name: str, holder: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": name},
+        "spec": {"holderIdentity": holder, "leaseDurationSeconds": 900},
+    }
+
+
+def event(
+    name: str, node: str, *, source: str = "gpu-healthcheck", reporter: str = "gpu-healthcheck"
+) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": name, "namespace": "default"},
+        "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
+        "reason": "Xid79",
+        "message": "a GPU fell off the bus",
+        "type": "Warning",
+        "source": {"component": source, "host": node},
+        "reportingComponent": reporter,
+        "reportingInstance": node,
+        "action": "Judged",
+        "count": 1,
+    }
+
+
+def new_event(name: str, node: str, reporter: str = "gpu-healthcheck") -> dict[str, Any]:
+    return {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": name, "namespace": "default"},
+        "eventTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "regarding": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
+        "reason": "Xid79",
+        "note": "a GPU fell off the bus",
+        "type": "Warning",
+        "action": "Judged",
+        "reportingController": reporter,
+        "reportingInstance": node,
+    }
+
+
+def metadata(**changed: Any) -> dict[str, Any]:
+    return {"metadata": changed}
+
+
+def spec(**changed: Any) -> dict[str, Any]:
+    return {"spec": changed}
+
+
+@dataclass(frozen=True)
+class Refused:
+    """One write that must not go through; the name reads as the sentence `an agent may not …`."""
+
+    what: str
+    body: dict[str, Any]
+    message: str
+    through: tuple[str, ...] = (MAIN,)
+    node: str = OWN
+    content_type: str = "application/merge-patch+json"
+
+
+BOTH = (MAIN, STATUS)
+READY_LOST = {"type": "Ready", "status": "False", "reason": "Planted", "message": "planted"}
+PRESSURE = {"type": "DiskPressure", "status": "True", "reason": "Planted", "message": "planted"}
+
+REFUSED_NODE_WRITES = [
+    Refused("label another node", metadata(labels={f"{P}/status": "fail"}), NOT_ITS_OWN, BOTH, OTHER),
+    Refused("taint another node", spec(taints=[SPOT, STARTUP, UNHEALTHY]), NOT_ITS_OWN, (MAIN,), OTHER),
+    Refused("add a foreign label", metadata(labels={"example.com/new": "x"}), FOREIGN_LABEL, BOTH),
+    Refused("change a foreign label", metadata(labels={"example.com/team": "audio"}), FOREIGN_LABEL, BOTH),
+    Refused("remove a foreign label", metadata(labels={"example.com/team": None}), FOREIGN_LABEL, BOTH),
+    Refused("use a label that only begins like ours", metadata(labels={f"{P}.evil/x": "y"}), FOREIGN_LABEL, BOTH),
+    Refused("remove the label enabled", metadata(labels={f"{P}/enabled": None}), ENABLED, BOTH),
+    Refused("change the label enabled", metadata(labels={f"{P}/enabled": "false"}), ENABLED, BOTH),
+    Refused("add a foreign annotation", metadata(annotations={"example.com/new": "x"}), FOREIGN_NOTE, BOTH),
+    Refused("change a foreign annotation", metadata(annotations={"example.com/note": "x"}), FOREIGN_NOTE, BOTH),
+    Refused("remove a foreign annotation", metadata(annotations={"example.com/note": None}), FOREIGN_NOTE, BOTH),
+    Refused("add a finalizer", metadata(finalizers=["example.com/hold", "example.com/more"]), FINALIZERS, BOTH),
+    Refused("remove the finalizers", metadata(finalizers=None), FINALIZERS, BOTH),
+    Refused("add an owner", metadata(ownerReferences=[OWNER, SOMEBODY]), OWNERS, BOTH),
+    Refused("remove the owners", metadata(ownerReferences=None), OWNERS, BOTH),
+    Refused("cordon the node", spec(unschedulable=True), FOREIGN_SPEC),
+    Refused("add a foreign taint", spec(taints=[SPOT, STARTUP, SPOT | {"key": "example.com/more"}]), FOREIGN_TAINT),
+    Refused("drop a foreign taint", spec(taints=[STARTUP]), FOREIGN_TAINT),
+    Refused("drop all taints", spec(taints=None), FOREIGN_TAINT),
+    Refused("change a foreign taint", spec(taints=[SPOT | {"value": "no"}, STARTUP]), FOREIGN_TAINT),
+    Refused("change the taint startup", spec(taints=[SPOT, STARTUP | {"value": "x"}]), FOREIGN_TAINT),
+    Refused("widen its taint to NoExecute", spec(taints=[SPOT, STARTUP, UNHEALTHY | {"effect": "NoExecute"}]), EFFECT),
+    Refused("change the capacity", {"status": {"capacity": {"cpu": "1"}}}, FOREIGN_STATUS, (STATUS,)),
+    Refused("add a resource", {"status": {"capacity": {"nvidia.com/gpu": "9"}}}, FOREIGN_STATUS, (STATUS,)),
+    Refused("change what is allocatable", {"status": {"allocatable": {"pods": "0"}}}, FOREIGN_STATUS, (STATUS,)),
+    Refused("drop the allocatable", {"status": {"allocatable": None}}, FOREIGN_STATUS, (STATUS,)),
+    Refused("change the addresses", {"status": {"addresses": []}}, FOREIGN_STATUS, (STATUS,)),
+    Refused("change the node's description", {"status": {"nodeInfo": {"bootID": "x"}}}, FOREIGN_STATUS, (STATUS,)),
+    Refused("add an image", {"status": {"images": [{"names": ["x:1"]}]}}, FOREIGN_STATUS, (STATUS,)),
+    Refused(
+        "change the condition Ready",
+        {"status": {"conditions": [READY_LOST]}},
+        FOREIGN_CONDITION,
+        (STATUS,),
+        content_type=STRATEGIC,
+    ),
+    Refused(
+        "add a foreign condition",
+        {"status": {"conditions": [PRESSURE]}},
+        FOREIGN_CONDITION,
+        (STATUS,),
+        content_type=STRATEGIC,
+    ),
+    Refused("remove all conditions", {"status": {"conditions": None}}, FOREIGN_CONDITION, (STATUS,)),
+]
+
+
+@pytest.mark.parametrize(
+    ("write", "resource"),
+    [
+        pytest.param(write, resource, id=f"{write.what} through {resource}")
+        for write in REFUSED_NODE_WRITES
+        for resource in write.through
+    ],
+)
+def test_an_agent_may_not(cluster: Cluster, write: Refused, resource: str) -> None:
+    answer = cluster.ask("PATCH", path_of(resource, write.node), write.body, write.content_type)
+
+    assert (answer.status, write.message in answer.message) == (403, True), answer.message
+
+
+def test_an_agent_may_not_add_the_startup_taint_back(cluster: Cluster) -> None:
+    assert cluster.patch(path_of(MAIN, OWN), spec(taints=[SPOT])).status == 200
+
+    answer = cluster.patch(path_of(MAIN, OWN), spec(taints=[SPOT, STARTUP]))
+
+    assert (answer.status, FOREIGN_TAINT in answer.message) == (403, True), answer.message
+
+
+def test_an_agent_may_not_uncordon_a_node(cluster: Cluster) -> None:
+    cluster.plane.request("PATCH", path_of(MAIN, OWN), spec(unschedulable=True))
+
+    answer = cluster.patch(path_of(MAIN, OWN), spec(unschedulable=None))
+
+    assert (answer.status, FOREIGN_SPEC in answer.message) == (403, True), answer.message
+
+
+@pytest.mark.parametrize("changed", [{"podCIDR": "10.8.0.0/24"}, {"providerID": "aws:///elsewhere"}], ids=str)
+def test_the_address_range_and_the_provider_are_beyond_anybody(cluster: Cluster, changed: dict[str, str]) -> None:
+    """Kubernetes itself refuses to change them once set, before a policy is asked."""
+    answer = cluster.patch(path_of(MAIN, OWN), {"spec": changed})
+
+    assert answer.status in {403, 422}
+    assert cluster.node()["spec"]["podCIDR"] == "10.9.0.0/24"
+
+
+@pytest.mark.parametrize(("name", "value"), [("podCIDR", "10.8.0.0/24"), ("providerID", "aws:///elsewhere")])
+def test_an_agent_may_not_give_a_node_its(installed: ControlPlane, name: str, value: str) -> None:
+    """Where it is not set yet, only the policy stands in the way."""
+    installed.request("POST", "/api/v1/nodes", metadata(name="admission-blank"))
+    token = installed.agent_token("admission-blank")
+
+    body = {"spec": {name: value} | ({"podCIDRs": [value]} if name == "podCIDR" else {})}
+    answer = installed.request("PATCH", path_of(MAIN, "admission-blank"), body, token=token)
+
+    assert (answer.status, FOREIGN_SPEC in answer.message) == (403, True), answer.message
+
+
+@pytest.mark.parametrize(
+    ("resource", "body"),
+    [
+        (MAIN, {"status": {"capacity": {"cpu": "1"}}}),
+        (STATUS, {"spec": {"unschedulable": True, "taints": []}}),
+    ],
+    ids=["status through nodes", "spec through nodes/status"],
+)
+def test_kubernetes_drops_what_comes_through_the_wrong_door(
+    cluster: Cluster, resource: str, body: dict[str, Any]
+) -> None:
+    before = cluster.node()
+
+    answer = cluster.patch(path_of(resource, OWN), body)
+
+    assert answer.status == 200
+    after = cluster.node()
+    assert (after["spec"], after["status"]) == (before["spec"], before["status"])
+
+
+def test_an_agent_writes_labels_annotations_and_taint_in_one_patch(cluster: Cluster) -> None:
+    version = cluster.node()["metadata"]["resourceVersion"]
+    marks = {
+        "resourceVersion": version,
+        "labels": {f"{P}/status": "fail", f"{P}/severity": "REBOOT"},
+        "annotations": {f"{P}/results": "{}"},
+    }
+
+    answer = cluster.ask(
+        "PATCH", path_of(MAIN, OWN), {"metadata": marks, "spec": {"taints": [SPOT, STARTUP, UNHEALTHY]}}
+    )
+
+    assert answer.status == 200, answer.message
+    assert answer.body["spec"]["taints"] == [SPOT, STARTUP, UNHEALTHY]
+    assert answer.body["metadata"]["labels"][f"{P}/severity"] == "REBOOT"
+
+
+def test_a_patch_with_an_old_resource_version_is_a_conflict(cluster: Cluster) -> None:
+    version = cluster.node()["metadata"]["resourceVersion"]
+    body = metadata(resourceVersion=version, labels={f"{P}/status": "fail"})
+    assert cluster.ask("PATCH", path_of(MAIN, OWN), body).status == 200
+
+    assert cluster.ask("PATCH", path_of(MAIN, OWN), body | spec(taints=[SPOT, UNHEALTHY])).status == 409
+
+
+def test_an_agent_takes_its_own_marks_and_the_startup_taint_away(cluster: Cluster) -> None:
+    cluster.patch(path_of(MAIN, OWN), metadata(labels={f"{P}/mode": "l2"}) | spec(taints=[SPOT, STARTUP, UNHEALTHY]))
+
+    answer = cluster.patch(path_of(MAIN, OWN), metadata(labels={f"{P}/mode": None}) | spec(taints=[SPOT]))
+
+    assert answer.status == 200, answer.message
+    assert answer.body["spec"]["taints"] == [SPOT]
+    assert f"{P}/mode" not in answer.body["metadata"]["labels"]
+
+
+def test_an_agent_sets_its_condition_and_leaves_the_others(cluster: Cluster) -> None:
+    moment = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    condition = {
+        "type": "GpuHealthy",
+        "status": "False",
+        "reason": "Xid79",
+        "message": "a GPU fell off the bus",
+        "lastHeartbeatTime": moment,
+        "lastTransitionTime": moment,
+    }
+
+    answer = cluster.ask("PATCH", path_of(STATUS, OWN), {"status": {"conditions": [condition]}})
+
+    assert answer.status == 200, answer.message
+    assert {found["type"] for found in answer.body["status"]["conditions"]} == {"Ready", "GpuHealthy"}
+
+
+def test_the_policy_can_afford_a_node_as_crowded_as_they_get(cluster: Cluster) -> None:
+    """CEL has a budget of cost per request; a policy that runs out of it refuses everything."""
+    crowd = {f"example.com/mark-{i}": "x" * 60 for i in range(150)}
+    images = [{"names": [f"registry.example.com/{'x' * 150}{i}:{j}" for j in range(2)]} for i in range(50)]
+    conditions = [READY_LOST | {"type": f"Type{i}"} for i in range(40)]
+    taints = [SPOT | {"key": f"example.com/taint-{i}"} for i in range(40)]
+    marks = {"labels": crowd, "annotations": crowd | {f"{P}/results": "x" * 16_384}}
+    admin = cluster.plane.request
+    assert admin("PATCH", path_of(MAIN, OWN), {"metadata": marks, "spec": {"taints": taints}}).status == 200
+    status = {"images": images, "conditions": conditions}
+    assert admin("PATCH", path_of(STATUS, OWN), {"status": status}, content_type=STRATEGIC).status == 200
+
+    own = {"metadata": {"labels": {f"{P}/status": "fail"}}, "spec": {"taints": [*taints, UNHEALTHY]}}
+    marked = cluster.ask("PATCH", path_of(MAIN, OWN), own)
+    condition = {"type": "GpuHealthy", "status": "False", "reason": "Xid79", "message": "x" * 1024}
+    told = cluster.ask("PATCH", path_of(STATUS, OWN), {"status": {"conditions": [condition]}})
+
+    assert [marked.status, told.status] == [200, 200], (marked.message, told.message)
+
+
+def test_an_agent_makes_renews_and_drops_its_own_heartbeat(cluster: Cluster) -> None:
+    made = cluster.ask("POST", HEARTBEATS, lease(OWN, OWN))
+    renewed = cluster.ask("PATCH", f"{HEARTBEATS}/{OWN}", {"spec": {"leaseDurationSeconds": 901}})
+    read = cluster.ask("GET", f"{HEARTBEATS}/{OWN}")
+    dropped = cluster.ask("DELETE", f"{HEARTBEATS}/{OWN}")
+
+    assert [made.status, renewed.status, read.status, dropped.status] == [201, 200, 200, 200]
+
+
+def test_an_agent_reads_the_size_of_the_fleet_from_one_lease(cluster: Cluster) -> None:
+    for name in (OWN, OTHER, "admission-third"):
+        cluster.plane.request("POST", HEARTBEATS, lease(name, name))
+
+    answer = cluster.ask("GET", f"{HEARTBEATS}?limit=1")
+
+    assert len(answer.body["items"]) + answer.body["metadata"]["remainingItemCount"] >= 3
+    cluster.plane.request("DELETE", f"{HEARTBEATS}/admission-third")
+
+
+def test_an_agent_takes_a_slot_for_its_node_and_gives_it_back(cluster: Cluster) -> None:
+    taken = cluster.ask("POST", SLOTS, lease("slot-0", OWN))
+    again = cluster.ask("POST", SLOTS, lease("slot-0", OWN))
+    given_back = cluster.ask("DELETE", f"{SLOTS}/slot-0")
+
+    assert [taken.status, again.status, given_back.status] == [201, 409, 200]
+
+
+@pytest.mark.parametrize("events", [EVENTS])
+def test_an_agent_tells_an_event_about_its_node_and_counts_it_up(cluster: Cluster, events: str) -> None:
+    told = cluster.ask("POST", events, event("own", OWN))
+    counted = cluster.ask("PATCH", f"{events}/own", {"count": 2})
+
+    assert [told.status, counted.status] == [201, 200], (told.message, counted.message)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request that must be refused, after others (the admin) have made what it aims at."""
+
+    what: str
+    method: str
+    path: str
+    body: dict[str, Any] | None
+    message: str
+    before: tuple[tuple[str, dict[str, Any]], ...] = field(default=())
+
+
+ELSEWHERE = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+OTHERS_HEARTBEAT = ((HEARTBEATS, lease(OTHER, OTHER)),)
+OTHERS_SLOT = ((SLOTS, lease("slot-1", OTHER)),)
+OWN_SLOT = ((SLOTS, lease("slot-1", OWN)),)
+OTHERS_EVENT = ((EVENTS, event("others", OTHER)),)
+STRANGERS_EVENT = ((EVENTS, event("strangers", OWN, source="kubelet", reporter="kubelet")),)
+
+REFUSED_REQUESTS = [
+    Request("make another's heartbeat", "POST", HEARTBEATS, lease(OTHER, OTHER), HEARTBEAT),
+    Request("make a heartbeat of no node", "POST", HEARTBEATS, lease("anything", OWN), HEARTBEAT),
+    Request(
+        "renew another's heartbeat",
+        "PATCH",
+        f"{HEARTBEATS}/{OTHER}",
+        {"spec": {"leaseDurationSeconds": 1}},
+        HEARTBEAT,
+        OTHERS_HEARTBEAT,
+    ),
+    Request("drop another's heartbeat", "DELETE", f"{HEARTBEATS}/{OTHER}", None, HEARTBEAT, OTHERS_HEARTBEAT),
+    Request("drop all heartbeats", "DELETE", HEARTBEATS, None, "cannot deletecollection"),
+    Request("take a slot for another node", "POST", SLOTS, lease("slot-2", OTHER), SLOT),
+    Request("take a slot under a strange name", "POST", SLOTS, lease("slot-x", OWN), SLOT_NAME),
+    Request("free another's slot", "DELETE", f"{SLOTS}/slot-1", None, SLOT, OTHERS_SLOT),
+    Request(
+        "hand its slot on",
+        "PATCH",
+        f"{SLOTS}/slot-1",
+        {"spec": {"holderIdentity": OTHER}},
+        'cannot patch resource "leases"',
+        OWN_SLOT,
+    ),
+    Request("touch the kubelet's lease", "POST", ELSEWHERE, lease(OWN, OWN), 'cannot create resource "leases"'),
+    Request("tell an event about another node", "POST", EVENTS, event("x", OTHER), EVENT),
+    Request(
+        "tell an event about a pod",
+        "POST",
+        EVENTS,
+        event("x", OWN) | {"involvedObject": {"kind": "Pod", "name": OWN, "namespace": "default"}},
+        EVENT,
+    ),
+    Request("tell an event as the kubelet", "POST", EVENTS, event("x", OWN, source="kubelet"), EVENT_SOURCE),
+    Request("tell an event as nobody", "POST", EVENTS, event("x", OWN, source="", reporter=""), EVENT_SOURCE),
+    Request(
+        "turn another's event to its node",
+        "PATCH",
+        f"{EVENTS}/others",
+        event("others", OWN),
+        EVENT_CHANGED,
+        OTHERS_EVENT,
+    ),
+    Request(
+        "take the kubelet's event over",
+        "PATCH",
+        f"{EVENTS}/strangers",
+        event("strangers", OWN),
+        EVENT_CHANGED,
+        STRANGERS_EVENT,
+    ),
+    Request("use the newer events API", "POST", NEW_EVENTS, new_event("x", OWN), 'cannot create resource "events"'),
+    Request("delete its Node", "DELETE", f"/api/v1/nodes/{OWN}", None, 'cannot delete resource "nodes"'),
+    Request("make a Node", "POST", "/api/v1/nodes", {"metadata": {"name": "x"}}, 'cannot create resource "nodes"'),
+    Request("list the Nodes", "GET", "/api/v1/nodes", None, 'cannot list resource "nodes"'),
+    Request("read pods", "GET", "/api/v1/pods", None, 'cannot list resource "pods"'),
+    Request(
+        "read secrets", "GET", "/api/v1/namespaces/gpu-healthcheck/secrets", None, 'cannot list resource "secrets"'
+    ),
+]
+
+
+@pytest.mark.parametrize("refused", [pytest.param(found, id=found.what) for found in REFUSED_REQUESTS])
+def test_an_agent_may_neither(cluster: Cluster, refused: Request) -> None:
+    for path, made in refused.before:
+        assert cluster.plane.request("POST", path, made).status == 201
+
+    answer = cluster.ask(refused.method, refused.path, refused.body)
+
+    assert (answer.status, refused.message in answer.message) == (403, True), answer.message
+
+
+def test_the_policy_judges_the_newer_events_api_too(cluster: Cluster) -> None:
+    """Were a role ever to grant events.k8s.io, the same rules hold there: shown with a role of this test."""
+    rules = [{"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create"]}]
+    cluster.plane.kubectl("apply", "-f", "-", input=_role_and_binding(rules))
+    try:
+        while "cannot create" in (own := cluster.ask("POST", NEW_EVENTS, new_event("newer-own", OWN))).message:
+            pass
+        other = cluster.ask("POST", NEW_EVENTS, new_event("newer-other", OTHER))
+    finally:
+        cluster.plane.kubectl("delete", "-n", "default", "role/newer-events", "rolebinding/newer-events")
+
+    assert (own.status, other.status, EVENT in other.message) == (201, 403, True)
+
+
+def _role_and_binding(rules: list[dict[str, Any]]) -> str:
+    import json
+
+    group = "rbac.authorization.k8s.io"
+    named = {"metadata": {"name": "newer-events", "namespace": "default"}}
+    account = {"kind": "ServiceAccount", "name": "gpu-healthcheck", "namespace": "gpu-healthcheck"}
+    role = {"apiVersion": f"{group}/v1", "kind": "Role", **named, "rules": rules}
+    binding = {
+        "apiVersion": f"{group}/v1",
+        "kind": "RoleBinding",
+        **named,
+        "roleRef": {"apiGroup": group, "kind": "Role", "name": "newer-events"},
+        "subjects": [account],
+    }
+    return json.dumps(role) + "\n---\n" + json.dumps(binding)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PATCH", path_of(MAIN, OWN), metadata(labels={f"{P}/status": "pass"})),
+        ("PATCH", path_of(STATUS, OWN), metadata(labels={f"{P}/status": "pass"})),
+        ("POST", HEARTBEATS, lease(OWN, OWN)),
+        ("POST", SLOTS, lease("slot-3", OWN)),
+        ("POST", EVENTS, event("unbound", OWN)),
+    ],
+    ids=["a Node", "a Node's status", "a heartbeat", "a slot", "an event"],
+)
+def test_a_token_that_names_no_node_writes_nothing(
+    cluster: Cluster, method: str, path: str, body: dict[str, Any]
+) -> None:
+    answer = cluster.plane.request(method, path, body, token=unbound_token(cluster.plane))
+
+    assert (answer.status, UNBOUND in answer.message) == (403, True), answer.message
+
+
+def test_nobody_else_is_held_by_the_policies(cluster: Cluster) -> None:
+    answer = cluster.plane.request("PATCH", path_of(MAIN, OWN), metadata(labels={"example.com/new": "x"}))
+
+    assert answer.status == 200
+
+
+def test_a_watch_of_one_node_needs_no_list(cluster: Cluster) -> None:
+    path = f"/api/v1/nodes?watch=true&timeoutSeconds=1&fieldSelector=metadata.name%3D{OWN}"
+
+    answer = cluster.ask("GET", path)
+
+    assert answer.status == 200
+    assert {found["object"]["metadata"]["name"] for found in answer.body} == {OWN}

@@ -1,0 +1,138 @@
+"""The stage itself: it comes, hangs, goes away and comes back as a test asks, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+from kubernetes.client import CoreV1Api
+
+from sim.control_plane import ControlPlane, NoBinariesError, binaries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+GIVE_UP_SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def plane(control_plane: ControlPlane) -> Iterator[ControlPlane]:
+    """One of its own: other tests shall not feel the trouble made here."""
+    with ControlPlane() as own:
+        yield own
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + GIVE_UP_SECONDS
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.control_plane
+def test_a_stopped_api_server_refuses_and_comes_back_with_its_data(plane: ControlPlane) -> None:
+    plane.create_node("kept")
+
+    plane.stop_api()
+    with pytest.raises(ConnectionRefusedError):
+        plane.request("GET", "/readyz")
+    plane.start_api()
+
+    assert plane.request("GET", "/api/v1/nodes/kept").status == 200
+
+
+@pytest.mark.control_plane
+def test_a_paused_api_server_takes_the_request_and_answers_when_it_resumes(plane: ControlPlane) -> None:
+    plane.pause()
+    with pytest.raises(TimeoutError):
+        plane.request("GET", "/readyz", seconds=0.5)
+    plane.resume()
+
+    assert plane.request("GET", "/readyz").status == 200
+
+
+@pytest.mark.control_plane
+def test_a_new_certificate_is_trusted_through_the_same_file(plane: ControlPlane) -> None:
+    before = plane.ca_file.read_bytes()
+
+    plane.start_api(new_certificate=True)
+
+    assert plane.ca_file.read_bytes() != before
+    assert plane.request("GET", "/readyz").status == 200
+
+
+@pytest.mark.control_plane
+def test_the_audit_log_counts_the_requests_of_each_agent(installed: ControlPlane) -> None:
+    installed.create_node("audited")
+    kubeconfig = installed.agent_kubeconfig("audited")
+    token = yaml.safe_load(kubeconfig.read_text())["users"][0]["user"]["token"]
+    start = datetime.now(UTC)
+
+    for _ in range(3):
+        assert installed.request("GET", "/api/v1/nodes/audited", token=token).status == 200
+
+    claim = "authentication.kubernetes.io/node-name"
+
+    def asked() -> list[str]:
+        ours = (e for e in installed.audit(start) if e["user"].get("extra", {}).get(claim) == ["audited"])
+        return [event["verb"] for event in ours]
+
+    wait_until(lambda: len(asked()) >= 3)  # the log may be written a moment after the answer was sent
+    assert asked() == ["get", "get", "get"]
+
+
+@pytest.mark.control_plane
+def test_the_python_client_reads_a_node_with_the_agents_kubeconfig(installed: ControlPlane) -> None:
+    installed.create_node("client", instance_type="g6.xlarge")
+
+    node = CoreV1Api(installed.api(installed.agent_kubeconfig("client"))).read_node("client")
+
+    assert node.metadata is not None
+    assert (node.metadata.labels or {})["node.kubernetes.io/instance-type"] == "g6.xlarge"
+
+
+@pytest.mark.control_plane
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_behind_however_it_ends(control_plane: ControlPlane, number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "sim.control_plane", "up"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as up:
+        assert up.stdout is not None
+        folder = Path(up.stdout.readline().strip().removeprefix("export KUBECONFIG=")).parent
+        pids = [int(file.read_text()) for file in folder.glob("*.pid")]
+        up.send_signal(number)
+
+    assert len(pids) == 2
+    wait_until(lambda: not folder.exists() and not any(map(is_alive, pids)))
+
+
+def test_assets_that_lack_a_program_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "etcd").touch()
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
+
+    with pytest.raises(NoBinariesError, match="has no kube-apiserver, kubectl"):
+        binaries()
+
+
+def test_without_assets_cache_and_go_the_message_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(NoBinariesError, match=r"neither Go .* nor KUBEBUILDER_ASSETS"):
+        binaries()

@@ -1,0 +1,131 @@
+"""The manifests on a real API server: they apply whole, mean what they say, and carry the profiles' file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sim.control_plane import MANIFESTS, ControlPlane
+
+ROOT = Path(__file__).parents[2]
+AGENT = "system:serviceaccount:gpu-healthcheck:gpu-healthcheck"
+FILES = sorted(MANIFESTS.glob("*.yaml"))
+
+
+def documents(kind: str) -> list[dict[str, Any]]:
+    every = [found for file in FILES for found in yaml.safe_load_all(file.read_text())]
+    return [found for found in every if found["kind"] == kind]
+
+
+@pytest.mark.control_plane
+def test_the_whole_folder_applies_at_the_first_try_on_a_bare_control_plane() -> None:
+    with ControlPlane() as bare:
+        printed = bare.kubectl("apply", "-f", str(MANIFESTS))
+
+        assert all(line.endswith(" created") for line in printed.splitlines())
+        assert "daemonset.apps/gpu-healthcheck-agent created" in printed.splitlines()
+
+
+@pytest.mark.control_plane
+def test_applying_the_folder_again_changes_nothing(installed: ControlPlane) -> None:
+    printed = installed.kubectl("apply", "-f", str(MANIFESTS))
+
+    assert all(line.endswith(" unchanged") for line in printed.splitlines()), printed
+
+
+@pytest.mark.control_plane
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_the_api_server_accepts_the_manifest(installed: ControlPlane, file: Path) -> None:
+    installed.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", str(file))
+
+
+@pytest.mark.control_plane
+@pytest.mark.parametrize("policy", documents("ValidatingAdmissionPolicy"), ids=lambda found: found["metadata"]["name"])
+def test_the_policy_gives_no_type_check_warning(
+    installed: ControlPlane, controllers: ControlPlane, policy: dict[str, Any]
+) -> None:
+    name = policy["metadata"]["name"]
+    path = f"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/{name}"
+    deadline = time.monotonic() + 90
+    while not (status := installed.request("GET", path).body.get("status")):
+        assert time.monotonic() < deadline, "the controller-manager never looked at the policy"
+        time.sleep(0.2)
+
+    assert status["typeChecking"] == {}, json.dumps(status["typeChecking"], indent=1)
+
+
+@pytest.mark.control_plane
+def test_kubectl_says_that_the_agents_account_may_patch_nodes(installed: ControlPlane) -> None:
+    assert installed.kubectl("auth", "can-i", "patch", "nodes", f"--as={AGENT}").strip() == "yes"
+
+
+@pytest.mark.control_plane
+@pytest.mark.parametrize(
+    ("verb", "resource", "namespace", "allowed"),
+    [
+        ("get", "nodes", "", True),
+        ("watch", "nodes", "", True),
+        ("patch", "nodes", "", True),
+        ("patch", "nodes/status", "", True),
+        ("list", "nodes", "", False),
+        ("create", "nodes", "", False),
+        ("update", "nodes", "", False),
+        ("update", "nodes/status", "", False),
+        ("delete", "nodes", "", False),
+        ("create", "events", "default", True),
+        ("patch", "events", "default", True),
+        ("delete", "events", "default", False),
+        ("create", "events", "gpu-healthcheck", False),
+        ("list", "leases", "gpu-healthcheck", True),
+        ("patch", "leases", "gpu-healthcheck", True),
+        ("deletecollection", "leases", "gpu-healthcheck", False),
+        ("create", "leases", "gpu-healthcheck-budget", True),
+        ("delete", "leases", "gpu-healthcheck-budget", True),
+        ("patch", "leases", "gpu-healthcheck-budget", False),
+        ("get", "leases", "kube-node-lease", False),
+        ("list", "pods", "", False),
+        ("list", "secrets", "", False),
+        ("get", "secrets", "gpu-healthcheck", False),
+        ("get", "configmaps", "gpu-healthcheck", False),
+        ("create", "serviceaccounts/token", "gpu-healthcheck", False),
+    ],
+)
+def test_rbac_gives_the_agents_account_its_work_and_no_more(
+    installed: ControlPlane, verb: str, resource: str, namespace: str, allowed: bool
+) -> None:
+    name, _, subresource = resource.partition("/")
+    asked = {
+        "verb": verb,
+        "group": "coordination.k8s.io" if name == "leases" else "",
+        "resource": name,
+        "subresource": subresource,
+        "namespace": namespace,
+    }
+    review = {"spec": {"user": AGENT, "resourceAttributes": asked}}
+
+    answer = installed.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+
+    assert answer.body["status"]["allowed"] is allowed
+
+
+def test_the_config_map_carries_the_profiles_file_to_the_byte() -> None:
+    (config,) = documents("ConfigMap")
+
+    assert config["data"]["instance-profiles.conf"] == (ROOT / "instance-profiles.conf").read_text()
+
+
+def test_the_generated_part_of_the_config_map_is_fresh() -> None:
+    command = [sys.executable, str(ROOT / "tools" / "manifests.py"), "--check"]
+
+    assert subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+
+def test_the_manifests_folder_is_no_python_package() -> None:
+    assert not list((ROOT / "kubernetes").rglob("__init__.py"))

@@ -1,0 +1,49 @@
+"""Fixtures that several folders of tests share: the real control plane, started once for a whole run."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NoReturn
+
+import pytest
+
+from sim.control_plane import ControlPlane, NoBinariesError, binaries, install
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="session")
+def control_plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
+    """An etcd and a kube-apiserver (and a controller-manager, where there is one) on loopback, empty at first."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    assert capture is not None
+    try:
+        with capture.global_and_fixture_disabled():  # a first build takes minutes and says so
+            folder = binaries()
+    except NoBinariesError as error:
+        _cannot_run(f"NOT TESTED against a real kube-apiserver: {error}")
+    with ControlPlane(controllers=(folder / "kube-controller-manager").is_file()) as plane:
+        yield plane
+
+
+@pytest.fixture(scope="session")
+def controllers(control_plane: ControlPlane) -> ControlPlane:
+    """The same, for tests that need the controller-manager."""
+    if not control_plane.has_controllers:
+        _cannot_run("NOT TESTED: KUBEBUILDER_ASSETS has no kube-controller-manager; unset it to use our build")
+    return control_plane
+
+
+@pytest.fixture(scope="session")
+def installed(control_plane: ControlPlane) -> ControlPlane:
+    """The control plane with kubernetes/manifests/ applied and its policies acting."""
+    install(control_plane)
+    return control_plane
+
+
+def _cannot_run(reason: str) -> NoReturn:
+    """Skip on a person's machine; in CI a test that did not run is a failure."""
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
