@@ -7,7 +7,6 @@ import threading
 
 import structlog
 
-from agent import clock
 from agent.cycle import Cycle, Expectations
 from agent.follow import Follower
 from agent.ledger import Ledger
@@ -15,6 +14,7 @@ from agent.schedule import Schedule
 from agent.settings import AgentSettings
 from agent.tell import Plan, Teller, node_event
 from agent.watch import Watcher
+from healthcheck import clock
 from healthcheck import memory as remembering
 from healthcheck.change import Event
 from healthcheck.checks.driver import being_changed

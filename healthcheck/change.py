@@ -90,12 +90,14 @@ def plan(verdict: Verdict, record: Mapping[str, Any], node: NodeState, rules: Ru
     """Compare and say what to write. `record` is the agent's own, rendered without its `taint`."""
     others, complaints = _other_severities(node)
     status, severity = merge(verdict, others)
-    taints, taint_word = _taints(status, severity, node, rules)
+    blind = status is Status.UNKNOWN or bool(verdict.unobserved)
+    taints, taint_word = _taints(severity, node, rules, blind=blind)
     before, complaint = _record_before(node)
     told = {**record, "taint": taint_word} if taint_word else dict(record)
     patch = _patch(_labels(status, severity, rules, now), told, taints, node)
     news = _is_news(patch, told, before, rules, now)
-    events = (*_new_findings(told, before, node), *_transition(status, verdict, told, before, node))
+    # The transition first: a flood of findings must not push it out.
+    events = (*_transition(status, verdict, told, before, node), *_new_findings(told, before, node))
     return NodeChange(
         patch if news else None,
         _condition(status, severity, verdict, node, now),
@@ -111,12 +113,12 @@ def _labels(status: Status, severity: Severity, rules: Rules, now: datetime) -> 
 
 
 def _taints(
-    status: Status, severity: Severity, node: NodeState, rules: Rules
+    severity: Severity, node: NodeState, rules: Rules, *, blind: bool
 ) -> tuple[list[Mapping[str, Any]] | None, str]:
     """The whole new list, or None to leave it; and what the record says of our taint."""
     has = node.tainted()
     # Could-not-look never lifts a taint.
-    wanted = severity >= rules.taint_severity or (status is Status.UNKNOWN and has)
+    wanted = severity >= rules.taint_severity or (blind and has)
     # HyperPod allows no foreign taint while it tests a node.
     withheld = wanted and not has and node.labels.get(_DEEP_CHECK) == "InProgress"
     wanted = wanted and not withheld and rules.enable_taint
@@ -128,7 +130,8 @@ def _taints(
 
 
 def _is_ours(taint: Mapping[str, Any]) -> bool:
-    return taint.get("key") == UNHEALTHY
+    # Key and effect are a taint's identity: with another effect it is somebody else's, and not ours to lift.
+    return (taint.get("key"), taint.get("effect")) == (TAINT["key"], TAINT["effect"])
 
 
 def _patch(
@@ -204,9 +207,9 @@ def _headline(status: Status, severity: Severity, verdict: Verdict) -> tuple[str
 
 def cut(message: str) -> str:
     """At most as many bytes as a condition or an Event may hold."""
-    raw = message.encode()
+    raw = message.encode("utf-8", "replace")
     if len(raw) <= _LONGEST_MESSAGE:
-        return message
+        return raw.decode()
     return raw[: _LONGEST_MESSAGE - 3].decode("utf-8", "ignore") + "..."
 
 
@@ -225,7 +228,8 @@ def _identity(finding: Mapping[str, Any]) -> tuple[str, str, str]:
 def _transition(
     status: Status, verdict: Verdict, record: Mapping[str, Any], before: Mapping[str, Any] | None, node: NodeState
 ) -> Iterator[Event]:
-    if status.value in (node.labels.get(STATUS), (before or {}).get("status")):
+    # The label is the merge of all records; the agent's own status stands in where labels are off.
+    if status.value == node.labels.get(STATUS, (before or {}).get("status")):
         return
     _, message = _headline(status, verdict.severity, verdict)
     kind = "Normal" if status in (Status.PASS, Status.WARN) else "Warning"
@@ -250,7 +254,7 @@ def _switched_off(node: NodeState, rules: Rules) -> Iterator[Event]:
 
 def event_name(node: str, *parts: str) -> str:
     """The same parts give the same name: what is told twice is one Event."""
-    digest = hashlib.blake2s("\0".join(parts).encode(), digest_size=6).hexdigest()
+    digest = hashlib.blake2s("\0".join(parts).encode("utf-8", "replace"), digest_size=6).hexdigest()
     return f"{node[:200]}.{digest}"
 
 

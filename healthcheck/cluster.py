@@ -6,16 +6,17 @@ import json
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
 import urllib3
+from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.exceptions import ApiException
 
 from healthcheck.change import Event, NodeState
-from kubernetes import config
 
 NAMESPACE = "gpu-healthcheck"
 COMPONENT = "gpu-healthcheck"
@@ -59,6 +60,14 @@ class Forbidden(ClusterError):
 
 class Refused(ClusterError):
     """The server understood and will never do it (400, 422)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """When an agent last looked, and for how many seconds that is good."""
+
+    renewed: datetime
+    seconds: float
 
 
 def connect() -> ApiClient:
@@ -169,14 +178,15 @@ class Cluster:
         for node in self._pages("/api/v1/nodes", "nodes", {"labelSelector": label_selector}):
             yield node_state(node)
 
-    def list_heartbeats(self) -> dict[str, datetime]:
-        """When each node's agent last looked, by node name."""
+    def list_heartbeats(self) -> dict[str, Heartbeat]:
+        """The heartbeat of each node's agent, by node name."""
         path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
         beats = {}
         for lease in self._pages(path, "leases", {}):
-            renewed = lease.get("spec", {}).get("renewTime")
-            if renewed:
-                beats[lease["metadata"]["name"]] = datetime.fromisoformat(renewed)
+            spec = lease.get("spec") or {}
+            if spec.get("renewTime"):
+                renewed = datetime.fromisoformat(spec["renewTime"])
+                beats[lease["metadata"]["name"]] = Heartbeat(renewed, spec.get("leaseDurationSeconds") or 0)
         return beats
 
     def _pages(self, path: str, resource: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:

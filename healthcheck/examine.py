@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from healthcheck.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Host, NotConfigured, Outcome, ProbeError, Unobserved
+from healthcheck.model import Check, Evidence, Finding, Host, NotConfigured, Outcome, ProbeError, Severity, Unobserved
 
 
 def look(host: Host, checks: Iterable[Check]) -> Evidence:
@@ -33,10 +33,12 @@ def _judge(check: Check, evidence: Evidence, expected: Expectation) -> Outcome:
     if unread:
         return Outcome(check.name, check.group, unobserved=unread)
     said = list(check.judge(evidence, expected))
+    # A cluster may set a reason to PASS: it is no finding then.
+    judged = [with_policy(word, expected) for word in said if isinstance(word, Finding)]
     return Outcome(
         check.name,
         check.group,
-        findings=tuple(with_policy(word, expected) for word in said if isinstance(word, Finding)),
+        findings=tuple(one for one in judged if one.severity is not Severity.PASS),
         unobserved=tuple(word for word in said if isinstance(word, Unobserved)),
         configured=not any(isinstance(word, NotConfigured) for word in said),
     )

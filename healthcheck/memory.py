@@ -86,9 +86,11 @@ def noticed(memory: Memory, check: str, findings: Iterable[Finding], now: Now) -
         if known is None:
             standing = Standing(finding, check, Nature.EVENT, seen, seen, 1, memory.boot_id, at)
         else:
+            # The same reason can be milder the next time (Xid 154 names an action): the worse one has not left yet.
+            worse = known.finding if known.finding.severity > finding.severity else finding
             standing = replace(
                 known,
-                finding=replace(finding, about=finding.about or known.finding.about),
+                finding=replace(worse, about=finding.about or known.finding.about),
                 last_seen=max(known.last_seen, seen),
                 count=known.count + 1,
                 boot_id=memory.boot_id,

@@ -45,6 +45,9 @@ class MemoryFile:
         except BlockingIOError:
             os.close(lock)
             return False
+        except OSError as error:
+            os.close(lock)
+            raise MemoryFileError(f"{self.directory}: no lock: {error.strerror}") from error
         self._lock = lock
         return True
 
@@ -56,17 +59,24 @@ class MemoryFile:
     def read(self) -> Memory | None:
         """What was remembered; None when nothing was. A file that is none is set aside, and MemoryFileError says so."""
         try:
-            raw = self.path.read_bytes()[: _LONGEST + 1]
+            with self.path.open("rb") as file:
+                raw = file.read(_LONGEST + 1)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise MemoryFileError(f"{self.path}: {error.strerror}") from error
         try:
             return _parse(raw)
-        except (ValueError, KeyError, TypeError) as error:
-            aside = self.path.with_suffix(".unreadable")
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            raise MemoryFileError(f"{self.path}: {error!r}; {self._set_aside()}") from error
+
+    def _set_aside(self) -> str:
+        aside = self.path.with_suffix(".unreadable")
+        try:
             self.path.replace(aside)
-            raise MemoryFileError(f"{self.path}: {error}; set aside as {aside.name}") from error
+        except OSError as error:
+            return f"it can't be set aside: {error.strerror}"
+        return f"set aside as {aside.name}"
 
     def write(self, memory: Memory) -> None:
         """Replace the file, on the disk before this returns. Raises MemoryFileError; the old file then stays."""

@@ -69,6 +69,6 @@ def _parse_line(line: str, where: str) -> InstanceProfile:
 
 
 def _count(value: str, key: str, where: str) -> int:
-    if not (value.isascii() and value.isdigit()) or int(value[:9]) > _MOST:
+    if not (value.isascii() and value.isdigit()) or len(value) > 9 or int(value) > _MOST:
         raise ProfileError(f"{where}: {key} {value[:40]!r}; write a whole number from 0 to {_MOST}")
     return int(value)

@@ -62,7 +62,8 @@ def render(verdict: Verdict, memory: Memory, identity: Identity, at: datetime, t
 
 
 def dump(record: Mapping[str, Any]) -> str:
-    return json.dumps(record, separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps(record, separators=(",", ":"), ensure_ascii=False)
+    return text.encode("utf-8", "replace").decode()  # half a surrogate pair, as a foreign annotation may hold
 
 
 def load(text: str) -> dict[str, Any]:
@@ -71,7 +72,7 @@ def load(text: str) -> dict[str, Any]:
         raise RecordError(f"{len(text)} characters; a record has at most {LONGEST}")
     try:
         record = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RecordError(f"no JSON: {error}") from None
     if not isinstance(record, dict):
         raise RecordError(f"a JSON {type(record).__name__}; a record is an object")
@@ -81,7 +82,7 @@ def load(text: str) -> dict[str, Any]:
 def severity_in(record: Mapping[str, Any]) -> Severity:
     """The severity that another program's record states. Raises RecordError for a word that is none."""
     word = record.get("severity", "PASS")
-    if word not in Severity.__members__:
+    if not isinstance(word, str) or word not in Severity.__members__:
         raise RecordError(f"severity {str(word)[:40]!r}; allowed are {', '.join(Severity.__members__)}")
     return Severity[word]
 
@@ -113,7 +114,7 @@ def remembered(record: Mapping[str, Any]) -> Memory:
             cursor=cursor if isinstance(cursor, int) else None,
             standing=standing,
         )
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, OverflowError) as error:
         raise RecordError(f"not a record of schema {SCHEMA}: {error!r}") from None
 
 
@@ -164,15 +165,17 @@ def standing_in(row: Mapping[str, Any], boot_id: str) -> Standing:
 def _within_limit(record: dict[str, Any]) -> dict[str, Any]:
     if _size(record) <= LONGEST:
         return record
-    for finding in record["findings"]:
+    findings, gone = record["findings"], 0
+    long = [finding for finding in findings if len(finding["detail"]) > _SHORT_DETAIL]
+    for finding in long:
         finding["detail"] = finding["detail"][:_SHORT_DETAIL]
-    findings, cut = record["findings"], 0
+    record["cut"] = {"details": len(long), "findings": 0}
     while _size(record) > LONGEST and findings:
         # Worst first: what goes is the mildest, and it is counted.
         drop = max(len(findings) // 10, 1)
         del findings[-drop:]
-        cut += drop
-        record["cut"] = {"findings": cut}
+        gone += drop
+        record["cut"]["findings"] = gone
     return record
 
 

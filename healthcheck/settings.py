@@ -5,7 +5,7 @@ A value that is not allowed is named with its file, its key, what it is and what
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files
@@ -56,7 +56,9 @@ def _severity(value: Any) -> Any:
 
 
 def _checks(value: str) -> str:
-    select_checks(value.split())
+    if not select_checks(value.split()):
+        # A node that nothing looks at would be said to be well.
+        raise ValueError("names no check that a light look runs; 0 and 2 have some")
     return value
 
 
@@ -142,8 +144,10 @@ def read_settings(directory: Path | None) -> Settings:
     """Read the ConfigMap's directory and the environment anew. Raises SettingsError naming every bad value."""
     bad: list[BadValue] = []
     values = NodeSettings.model_construct()
+    unreadable = tuple(_unreadable(directory))
     try:
-        values = NodeSettings(_secrets_dir=_existing(directory))  # type: ignore[call-arg]
+        if not unreadable:
+            values = NodeSettings(_secrets_dir=_existing(directory))  # type: ignore[call-arg]
     except ValidationError as error:
         bad.extend(_bad_values(error, directory))
     try:
@@ -151,8 +155,8 @@ def read_settings(directory: Path | None) -> Settings:
     except (ProfileError, OSError) as error:
         profiles = {}
         bad.append(BadValue(PROFILES_FILE, "...", str(error), str(directory)))
-    if bad:
-        raise SettingsError(tuple(bad))
+    if bad or unreadable:
+        raise SettingsError((*unreadable, *bad))
     return Settings(values, profiles)
 
 
@@ -168,6 +172,18 @@ def packaged_profiles() -> Profiles:
 
 def _existing(directory: Path | None) -> Path | None:
     return directory if directory is not None and directory.is_dir() else None
+
+
+def _unreadable(directory: Path | None) -> Iterator[BadValue]:
+    """The files that are no text, as a ConfigMap's `binaryData` can make them."""
+    for key in (str(one.alias) for one in NodeSettings.model_fields.values()):
+        path = directory / key if directory else None
+        if path is None or not path.is_file():
+            continue
+        try:
+            path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            yield BadValue(key, str(error)[:80], "UTF-8 text that can be read", str(path))
 
 
 def _read_profiles(directory: Path | None) -> Profiles:
@@ -195,7 +211,7 @@ def _allowed(key: str, error: Mapping[str, Any]) -> str:
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
     if error["type"].startswith("bool"):
-        return "allowed are true and false"
+        return "allowed are true and false, or 1 and 0"
     bounds = next((_range(one) for one in NodeSettings.model_fields.values() if one.alias == key), "")
     return f"a whole number of seconds, {bounds}" if bounds else str(error["msg"])
 

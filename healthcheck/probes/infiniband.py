@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from healthcheck.model import Host, Probe, ProbeError
-from healthcheck.probes.pci import read_function
+from healthcheck.probes.pci import AMAZON, read_function
 
 _MOST = 4096
 
@@ -41,9 +41,9 @@ def read_rdma(host: Host) -> Rdma:
         raise ProbeError(f"{directory}: {error.strerror}") from error
     devices = []
     for name in names:
-        # Vendor and device, never the name or the port state: both say nothing (hardware.md 4).
+        # The vendor, never the name or the port state: both say nothing (hardware.md 4).
         function = read_function(directory / name / "device")
-        devices.append(RdmaDevice(name, function is not None and function.is_efa))
+        devices.append(RdmaDevice(name, function is not None and function.vendor == AMAZON))
     return Rdma(tuple(devices), (host.root / "sys/module/efa").is_dir())
 
 

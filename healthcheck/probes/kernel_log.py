@@ -93,7 +93,7 @@ class KernelLog:
         records: list[Record] = []
         lost = unreadable = refused = 0
         chunk: bytes | None = b""
-        while len(records) < _MOST_RECORDS and (chunk := self._chunk()):
+        while len(records) + refused + unreadable < _MOST_RECORDS and (chunk := self._chunk()):
             for line in self._lines(chunk):
                 record = parse_record(line)
                 if record is None:

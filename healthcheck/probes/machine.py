@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import urllib.error
+import http.client
 import urllib.request
 from pathlib import Path
 
@@ -11,6 +11,8 @@ from healthcheck.model import ProbeError
 IMDS = "http://169.254.169.254"
 _SECONDS = 1.0
 _LONGEST = 128
+_NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Behind a proxy another machine would answer for this one."""
 
 
 def machine_id(root: Path) -> str:
@@ -40,10 +42,10 @@ def instance_type(root: Path, endpoint: str = IMDS) -> str:
 def _ask(url: str, method: str, headers: dict[str, str]) -> str:
     request = urllib.request.Request(url, method=method, headers=headers)  # noqa: S310 - the endpoint is a setting
     try:
-        with urllib.request.urlopen(request, timeout=_SECONDS) as answer:  # noqa: S310
+        with _NO_PROXY.open(request, timeout=_SECONDS) as answer:
             text: str = answer.read(_LONGEST).decode("ascii", "replace")
             return text.strip()
-    except (OSError, urllib.error.URLError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise ProbeError(f"instance metadata: {error}") from error
 
 

@@ -74,6 +74,7 @@ class Driver:
         before, self._version = self._version, driver_version(self.root)
         if before is not None and self._version != before:
             self._child.end()
+            self._missed.clear()  # a module that could be changed has nobody stuck in it
             if before:
                 change = f"driver {before} became {self._version or 'unloaded'}"
                 return self._told(Unobserved("DriverBeingChanged", change))

@@ -80,10 +80,11 @@ def _load(root: str, use_loader: bool) -> str:
             tried.append(str(error))
     base = root.rstrip("/")
     for place in PLACES:
-        if not os.path.lexists(f"{base}/{place}/{SONAME}"):
-            continue
-        path = resolve_inside(base, f"{place}/{SONAME}")
         try:
+            # Every link on the way is the host's: an absolute one would lead us into our own tree.
+            if not os.path.lexists(f"{resolve_inside(base, place)}/{SONAME}"):
+                continue
+            path = resolve_inside(base, f"{place}/{SONAME}")
             # Its SONAME is then in the process, and pynvml's own load by name finds it.
             ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
         except OSError as error:

@@ -1,0 +1,52 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --strip-extras --allow-unsafe
+
+.DEFAULT_GOAL := help
+.PHONY: help setup check test demo bench docs lock clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+
+setup: $(VENV)/installed ## Make a virtual environment with everything that is locked
+
+# Where there is no C compiler, the one that a PyPI package brings builds the simulated driver.
+$(VENV)/installed: requirements/dev.txt requirements/cc.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	for cc in "$$CC" cc gcc clang; do command -v "$$cc" >/dev/null && exit; done; \
+	  $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/cc.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@
+
+check: setup ## Lint, types, layers, generated files
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/hadolint Dockerfile
+	$(BIN)/python -m tools.manifests --check
+	$(BIN)/python -m tools.docs --check
+
+test: setup ## Run every test, also against a real kube-apiserver
+	$(BIN)/pytest
+
+demo: setup ## A GPU fails on a simulated node: what the API server hears, and when
+	@$(BIN)/python -m sim.demo
+
+bench: setup ## Measure: detection latency, CPU, memory, API calls (root, about 10 minutes)
+	$(BIN)/python -m bench
+
+docs: setup ## Write the generated files anew: docs/checks.md, the README's table, the ConfigMap's profiles
+	$(BIN)/python -m tools.docs
+	$(BIN)/python -m tools.manifests
+
+lock: setup ## Resolve the dependencies anew and lock them with hashes
+	$(COMPILE) --upgrade -o requirements/product.txt pyproject.toml
+	$(COMPILE) --upgrade --extra dev -c requirements/product.txt -o requirements/dev.txt pyproject.toml
+	$(COMPILE) --upgrade -o requirements/cc.txt requirements/cc.in
+	$(COMPILE) --upgrade -o requirements/go.txt requirements/go.in
+
+clean: ## Remove what was built
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

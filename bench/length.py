@@ -1,0 +1,35 @@
+"""How long the measures run: as the aims ask, shortened for a smoke test, or a whole hour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Length:
+    detections: int = 200
+    detections_reconnecting: int = 50
+    cycles: int = 100
+    starts: int = 20
+    window_seconds: float = 300.0
+    interval_seconds: int = 300
+    """CHECK_INTERVAL of the agent whose idleness is measured; 300 is the default."""
+    quick: bool = False
+    hour: bool = False
+
+    def met(self, claim: bool) -> bool | None:
+        """A shortened run judges nothing."""
+        return None if self.quick else claim
+
+
+FULL = Length()
+HOUR = Length(window_seconds=3600.0, hour=True)
+QUICK = Length(
+    detections=8,
+    detections_reconnecting=4,
+    cycles=10,
+    starts=3,
+    window_seconds=30.0,
+    interval_seconds=20,
+    quick=True,
+)

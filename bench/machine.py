@@ -1,0 +1,62 @@
+"""On what the figures were measured: without it they mean nothing. No names and no paths of this machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+_ROOT = Path(__file__).parents[1]
+
+
+def describe_machine() -> dict[str, Any]:
+    return {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "architecture": platform.machine(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "dependencies": _dependencies(),
+    }
+
+
+def describe_moment(folder: Path) -> dict[str, Any]:
+    """What changes from run to run: the code, how busy the machine was, and the disk under the agent's memory."""
+    return {
+        "git_commit": _git("rev-parse", "HEAD"),
+        "git_changed": bool(_git("status", "--porcelain", "--", "agent", "healthcheck", "sim", "bench", "kubernetes")),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "filesystem": _filesystem(folder),
+    }
+
+
+def _cpu_model() -> str:
+    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return found[1] if found else platform.processor()
+
+
+def _dependencies() -> dict[str, str]:
+    """Our direct ones, as installed; the optional extras have no part in what runs."""
+    required = importlib.metadata.requires("gpu-healthcheck") or []
+    names = [re.split(r"[^A-Za-z0-9._-]", one)[0] for one in required if "extra ==" not in one]
+    return {name: importlib.metadata.version(name) for name in sorted(names, key=str.lower)}
+
+
+def _git(*words: str) -> str:
+    try:
+        done = subprocess.run(["git", *words], cwd=_ROOT, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip()
+
+
+def _filesystem(folder: Path) -> str:
+    mounts = {mount.mountpoint: mount.fstype for mount in psutil.disk_partitions(all=True)}
+    return next((mounts[str(place)] for place in (folder, *folder.parents) if str(place) in mounts), "")

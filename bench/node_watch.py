@@ -1,0 +1,97 @@
+"""A watch on one Node with nothing of ours in it: a raw HTTP connection of the admin's, read in its own thread."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import queue
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from bench.outcome import CouldNotMeasure
+from healthcheck.model import PREFIX
+from sim.control_plane import ControlPlane
+
+Node = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """The Node as one event of the watch showed it. `at_ns`: CLOCK_MONOTONIC, before the event was even parsed."""
+
+    at_ns: int
+    node: Node
+
+
+class NodeWatch:
+    def __init__(self, plane: ControlPlane, node_name: str) -> None:
+        context = ssl.create_default_context(cafile=str(plane.ca_file))
+        url = urlsplit(plane.url)
+        self._connection = http.client.HTTPSConnection(str(url.hostname), url.port, context=context)
+        self._connection.connect()
+        # Closing the response or the connection alone would not wake the reader.
+        self._socket: socket.socket = self._connection.sock
+        query = f"watch=true&fieldSelector=metadata.name={node_name}"
+        self._connection.request("GET", f"/api/v1/nodes?{query}", None, _headers(plane.admin_token))
+        self._response = self._connection.getresponse()
+        self._sightings: queue.Queue[Sighting] = queue.Queue()
+        self._node_name = node_name
+        self._thread = threading.Thread(target=self._read, name="node-watch", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join(timeout=5)
+        self._connection.close()
+
+    def wait_for(self, seen: Callable[[Node], bool], what: str, seconds: float = 30.0) -> Sighting:
+        """The first event, from the last one asked for on, in which `seen` is true."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                sighting = self._sightings.get(timeout=max(deadline - time.monotonic(), 0))
+            except queue.Empty:
+                raise CouldNotMeasure(f"{what} was not seen on {self._node_name} within {seconds:g} s") from None
+            if seen(sighting.node):
+                return sighting
+
+    def _read(self) -> None:
+        rest = b""
+        with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+            while chunk := self._response.read1(1 << 20):
+                at_ns = time.monotonic_ns()
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    self._sightings.put(Sighting(at_ns, json.loads(line)["object"]))
+
+
+def _headers(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}", "Accept": "application/json"}
+
+
+def status(node: Node) -> str:
+    return str(node["metadata"].get("labels", {}).get(f"{PREFIX}/status", ""))
+
+
+def is_tainted(node: Node) -> bool:
+    return any(taint["key"] == f"{PREFIX}/unhealthy" for taint in node["spec"].get("taints") or ())
+
+
+def is_told(node: Node) -> bool:
+    """Label and condition both say that the node is well."""
+    conditions = node["status"].get("conditions") or ()
+    return status(node) == "pass" and any(one["type"] == "GpuHealthy" and one["status"] == "True" for one in conditions)

@@ -1,0 +1,51 @@
+"""What a measure says: rows of the table, and the raw samples behind them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class CouldNotMeasure(Exception):
+    """The measure could not run on this machine, or what it ran did not do its part. The message says why."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. `met` None: there is no aim, or the run was too short to judge."""
+
+    what: str
+    aim: str
+    figure: str
+    met: bool | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    rows: tuple[Row, ...]
+    raw: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    """What a reader has to know before believing the figures."""
+
+
+def percentile(samples: Sequence[float], share: float) -> float:
+    """By nearest rank: always a value that was measured."""
+    ordered = sorted(samples)
+    return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]
+
+
+def summary(samples: Sequence[float]) -> dict[str, Any]:
+    """The percentiles and the samples themselves, in the order in which they were taken."""
+    return {
+        "count": len(samples),
+        "min": round(min(samples), 3),
+        "mean": round(statistics.fmean(samples), 3),
+        "p50": round(percentile(samples, 0.50), 3),
+        "p90": round(percentile(samples, 0.90), 3),
+        "p99": round(percentile(samples, 0.99), 3),
+        "max": round(max(samples), 3),
+        "samples": [round(sample, 3) for sample in samples],
+    }

@@ -1,0 +1,84 @@
+"""A program under measurement: a session of its own, its words in a file, never left behind."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from bench.outcome import CouldNotMeasure
+
+_ROOT = Path(__file__).parents[1]
+_PATIENCE_SECONDS = 5.0
+
+
+class Program:
+    """`python WORDS…`. Its standard input is ours to write to; one that ends when we ask it to is not killed."""
+
+    def __init__(self, words: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
+        self._log = folder / "program.log"
+        self._pid_file = folder.parent / f"{folder.name}.pid"  # the stage's folder: whoever clears it kills these
+        with self._log.open("ab") as log:
+            self.started_ns = time.monotonic_ns()
+            self._process = subprocess.Popen(
+                [sys.executable, *words],
+                cwd=_ROOT,
+                env=dict(environment),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C reaches us, and we end it
+            )
+        self._pid_file.write_text(str(self._process.pid))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, request: str, seconds: float = 30.0) -> str:
+        """Send one line and return the line that comes back."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(request.encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise CouldNotMeasure(f"a program under measurement ended:\n{self.tail()}") from error
+        ready, _, _ = select.select([self._process.stdout], [], [], seconds)
+        answer = self._process.stdout.readline() if ready else b""
+        if not answer:
+            raise CouldNotMeasure(f"no answer to {request!r} in {seconds:g} s:\n{self.tail()}")
+        return answer.decode().strip()
+
+    def tail(self, lines: int = 15) -> str:
+        """The end of what it said, for the message of an error."""
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
+
+    def end(self) -> None:
+        """SIGTERM, and SIGKILL for the session of one that stays."""
+        if self._process.poll() is None:
+            self._process.terminate()
+        try:
+            self._process.wait(timeout=_PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(timeout=_PATIENCE_SECONDS)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None and not pipe.closed:
+                pipe.close()
+        self._pid_file.unlink(missing_ok=True)

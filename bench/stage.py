@@ -1,0 +1,150 @@
+"""What the measures play on: a real API server with our policies, simulated nodes, and places for agents."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import yaml
+
+from bench.length import Length
+from bench.node_watch import NodeWatch
+from bench.outcome import CouldNotMeasure
+from bench.program import Program
+from healthcheck.memory import Memory
+from healthcheck.memory_file import MemoryFile
+from healthcheck.probes.machine import machine_id
+from sim.control_plane import MANIFESTS, ControlPlane, ControlPlaneError, install
+from sim.control_plane.daemon import AfterUs
+from sim.control_plane.files import free_ports
+from sim.imds import SimulatedImds
+from sim.node import SimulatedNode
+from sim.nvml_library import CompilerError
+
+INSTANCE_TYPE = "p5.48xlarge"
+"""8 GPUs, 32 EFA devices."""
+_TOKEN_SECONDS = 3 * 3600
+_KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A place for one agent: its simulated machine, its Node's name, its folders and its environment."""
+
+    name: str
+    folder: Path
+    node: SimulatedNode
+    metrics_port: int
+    environment: dict[str, str]
+
+    @property
+    def state_dir(self) -> Path:
+        return self.folder / "state"
+
+    def run(self, *words: str) -> Program:
+        return Program(words, self.environment, self.folder)
+
+    def remember(self, cursor: int | None, driver_loaded_at: float) -> None:
+        """What an agent of this boot that had read the kernel log up to `cursor` would have left on the disk."""
+        file = MemoryFile(self.state_dir)
+        file.acquire()
+        file.write(Memory(machine_id(self.node.root), self.node.boot_id, cursor, driver_loaded_at))
+        file.release()
+
+
+class Stage:
+    """Everything is made when first asked for, and all of it is gone at the end, however the bench ends."""
+
+    def __init__(self, length: Length) -> None:
+        self.length = length
+        self.folder = Path(tempfile.mkdtemp(prefix="gpu-healthcheck-bench-"))
+        self._after_us = AfterUs(self.folder)
+        self._exits = ExitStack()
+        self._exits.callback(self._after_us.finish)
+        self._numbers = count(1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._exits.close()
+
+    @cached_property
+    def plane(self) -> ControlPlane:
+        """A real etcd and kube-apiserver with kubernetes/manifests/ applied and the policies acting."""
+        try:
+            plane = self._exits.enter_context(ControlPlane())
+            install(plane)
+        except ControlPlaneError as error:
+            raise CouldNotMeasure(str(error)) from error
+        return plane
+
+    @cached_property
+    def kubernetes_version(self) -> str:
+        return str(self.plane.request("GET", "/version").body["gitVersion"])
+
+    @property
+    def has_plane(self) -> bool:
+        return "plane" in self.__dict__
+
+    def make_node(self) -> SimulatedNode:
+        """A healthy simulated machine, booted an hour ago."""
+        try:
+            root = self.folder / f"machine-{next(self._numbers)}"
+            return self._exits.enter_context(SimulatedNode.create(root, INSTANCE_TYPE))
+        except CompilerError as error:
+            raise CouldNotMeasure(str(error)) from error
+
+    def seat(self, node: SimulatedNode, *, interval_seconds: int = 300, in_cluster: bool = True) -> Seat:
+        """A place on that machine with an empty state folder; with a new Node and its agent's own token."""
+        name = f"bench-{next(self._numbers)}"
+        folder = self.folder / name
+        folder.mkdir()
+        port = free_ports(1)[0]
+        environment = {key: os.environ[key] for key in _KEPT_VARIABLES if key in os.environ}
+        environment |= {
+            "NODE_NAME": name,
+            "HOST_ROOT": str(node.root),
+            "STATE_DIR": str(folder / "state"),
+            "CONFIG_DIR": str(self._config(interval_seconds)),
+            "METRICS_PORT": str(port),
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT": self._imds.endpoint,
+        }
+        if in_cluster:
+            self.plane.create_node(name, instance_type=INSTANCE_TYPE)
+            environment["KUBECONFIG"] = str(self.plane.agent_kubeconfig(name, seconds=_TOKEN_SECONDS))
+        return Seat(name, folder, node, port, environment)
+
+    def leave(self, seat: Seat) -> None:
+        """Clear a place that is not needed any more."""
+        shutil.rmtree(seat.folder)
+
+    def watch(self, seat: Seat) -> NodeWatch:
+        return NodeWatch(self.plane, seat.name)
+
+    @cached_property
+    def _imds(self) -> SimulatedImds:
+        return self._exits.enter_context(SimulatedImds(INSTANCE_TYPE))
+
+    def _config(self, interval_seconds: int) -> Path:
+        """The ConfigMap of our manifests as the kubelet mounts it: links to links to files."""
+        folder = self.folder / f"config-{interval_seconds}"
+        if not folder.exists():
+            content = yaml.safe_load((MANIFESTS / "03-config.yaml").read_text())["data"]
+            files = folder / "..2026_11_21_01_02_03.000000001"
+            files.mkdir(parents=True)
+            (folder / "..data").symlink_to(files.name)
+            for key, value in (content | {"CHECK_INTERVAL": str(interval_seconds)}).items():
+                (files / key).write_text(value)
+                (folder / key).symlink_to(f"..data/{key}")
+        return folder

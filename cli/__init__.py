@@ -1,0 +1,1 @@
+"""The console script: one file per command, no logic of its own."""

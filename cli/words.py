@@ -1,0 +1,21 @@
+"""How a verdict looks on a terminal, and what a program returns for it."""
+
+from __future__ import annotations
+
+from healthcheck.model import Severity, Status
+
+EXIT_CODES = {Status.PASS: 0, Status.WARN: 0, Status.FAIL: 1, Status.UNKNOWN: 2}
+STATUS_STYLES = {
+    Status.PASS: "green",
+    Status.WARN: "yellow",
+    Status.FAIL: "bold red",
+    Status.UNKNOWN: "magenta",
+    Status.NOT_CONFIGURED: "dim",
+}
+SEVERITY_STYLES = {
+    Severity.PASS: "green",
+    Severity.MONITOR: "yellow",
+    Severity.RESET: "red",
+    Severity.REBOOT: "bold red",
+    Severity.ISOLATE: "bold white on red",
+}

@@ -1,0 +1,78 @@
+"""The way into the API stand-in: which requests came, and the failures that it was told to show them."""
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sim.api_requests import Request, told_refusal
+from sim.api_store import ApiStore
+
+
+@dataclass
+class _Failure:
+    status: int
+    retry_after: int | None
+    path_part: str
+    left: float
+
+
+class RequestGate:
+    def __init__(self) -> None:
+        self.store = ApiStore()
+        self.requests: list[Request] = []
+        self._failure: _Failure | None = None
+        self._flowing = threading.Event()
+        self._flowing.set()
+
+    @property
+    def writes(self) -> list[Request]:
+        return [request for request in self.requests if request.method != "GET"]
+
+    def wait_for_request(self, predicate: Callable[[Request], bool], timeout: float) -> Request:
+        """The first request, past or to come, of which the predicate is true; TimeoutError if none comes."""
+        deadline = time.monotonic() + timeout
+        with self.store.changed:
+            while True:
+                for request in self.requests:
+                    if predicate(request):
+                        return request
+                if not self.store.changed.wait(deadline - time.monotonic()):
+                    made = [(request.method, request.path, request.status) for request in self.requests]
+                    raise TimeoutError(f"no such request within {timeout} s among {made}")
+
+    def fail_with(
+        self, status: int, retry_after: int | None = None, *, path_part: str = "", times: float = math.inf
+    ) -> None:
+        """Answers so until `recover`: to all, or where the path has that part, or to the next few."""
+        self._failure = _Failure(status, retry_after, path_part, times)
+
+    def hang(self) -> None:
+        """Takes requests and never answers; watches fall silent."""
+        self._flowing.clear()
+
+    def recover(self) -> None:
+        """Ends `fail_with` and `hang`; what had hung is cut off, and was never done."""
+        self._failure = None
+        self._flowing.set()
+
+    def hold(self) -> None:
+        """Returns at once, unless the stand-in hangs: then it cuts the connection off after that."""
+        if not self._flowing.is_set():
+            self._flowing.wait()
+            raise ConnectionAbortedError
+
+    def admit(self, method: str, path: str) -> None:
+        """Returns where the request may be done."""
+        self.hold()
+        with self.store.changed:
+            failure = self._failure
+            if failure and failure.path_part in path and failure.left > 0:
+                failure.left -= 1
+                raise told_refusal(failure.status, failure.retry_after, method, path)
+
+    def record(self, request: Request) -> None:
+        with self.store.changed:
+            self.requests.append(request)
+            self.store.changed.notify_all()

@@ -1,0 +1,75 @@
+"""A Node of the API stand-in: as a kubelet registers it, and as kubectl's table shows it."""
+
+import uuid
+from datetime import UTC, datetime
+
+from sim.api_objects import NODES, Object
+
+
+def node_object(name: str, instance_type: str) -> Object:
+    """A Ready node as a kubelet would have registered it."""
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "apiVersion": NODES.api_version,
+        "kind": NODES.kind,
+        "metadata": {
+            "name": name,
+            "labels": {
+                "kubernetes.io/hostname": name,
+                "node.kubernetes.io/instance-type": instance_type,
+                "nvidia.com/gpu.present": "true",
+            },
+            "annotations": {},
+        },
+        "spec": {"providerID": f"aws:///us-east-1a/{name}"},
+        "status": {
+            "conditions": [
+                {
+                    "type": "Ready",
+                    "status": "True",
+                    "reason": "KubeletReady",
+                    "message": "simulated",
+                    "lastHeartbeatTime": now,
+                    "lastTransitionTime": now,
+                }
+            ],
+            "addresses": [{"type": "Hostname", "address": name}],
+            "nodeInfo": {
+                "kubeletVersion": "v1.33.0",
+                "kubeProxyVersion": "",
+                "osImage": "simulated",
+                "operatingSystem": "linux",
+                "architecture": "amd64",
+                "kernelVersion": "6.8.0-1029-aws",
+                "containerRuntimeVersion": "containerd://2.0.0",
+                "machineID": uuid.uuid5(uuid.NAMESPACE_DNS, name).hex,
+                "systemUUID": str(uuid.uuid5(uuid.NAMESPACE_DNS, name)),
+                "bootID": str(uuid.uuid4()),
+            },
+        },
+    }
+
+
+def node_table(listing: Object) -> Object:
+    """A NodeList as the server-side table that kubectl prints."""
+    columns = [
+        {"name": name, "type": "string", "format": "name" if name == "Name" else "", "priority": 0}
+        for name in ("Name", "Status", "Version")
+    ]
+    return {
+        "kind": "Table",
+        "apiVersion": "meta.k8s.io/v1",
+        "metadata": listing["metadata"],
+        "columnDefinitions": columns,
+        "rows": [{"cells": _cells(node), "object": node} for node in listing["items"]],
+    }
+
+
+def _cells(node: Object) -> list[str]:
+    ready = any(
+        condition["type"] == "Ready" and condition["status"] == "True" for condition in node["status"]["conditions"]
+    )
+    words = ["Ready" if ready else "NotReady"]
+    if node["spec"].get("unschedulable"):
+        words.append("SchedulingDisabled")
+    return [node["metadata"]["name"], ",".join(words), node["status"]["nodeInfo"]["kubeletVersion"]]

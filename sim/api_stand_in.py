@@ -1,0 +1,102 @@
+"""An embedded stand-in of the Kubernetes API for the demo and the tests: nodes, events and leases in memory.
+
+It does what the agent, the command line and `kubectl get nodes` use, with the real server's codes and words.
+It knows no users, admission, validation or managedFields: what rests on those is tried on a real kube-apiserver.
+"""
+
+import functools
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from sim.api_answers import ApiAnswers
+from sim.api_gate import RequestGate
+from sim.api_node import node_object
+from sim.api_objects import MERGE_PATCH, NODES, Object, patched
+from sim.loopback import LoopbackServer
+
+
+class ApiStandIn(RequestGate):
+    def __init__(self, *nodes: str, instance_type: str = "p5.48xlarge") -> None:
+        super().__init__()
+        for name in nodes or ("gpu-node-1",):
+            self.add_node(name, instance_type)
+        self._server = LoopbackServer(functools.partial(ApiAnswers, self))
+
+    @property
+    def endpoint(self) -> str:
+        return self._server.endpoint
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.recover()
+        self._server.close()
+
+    def kubeconfig(self, path: Path) -> Path:
+        """Written as JSON, which is YAML too."""
+        name = "stand-in"
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": name,
+            "clusters": [{"name": name, "cluster": {"server": self.endpoint}}],
+            "users": [{"name": name, "user": {"token": name}}],
+            "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
+        }
+        path.write_text(json.dumps(config, indent=2) + "\n")
+        return path
+
+    # -- what a person or a cloud does to the cluster, beside the program under test
+
+    def add_node(self, name: str, instance_type: str = "p5.48xlarge") -> Object:
+        return self.store.create(NODES, "", node_object(name, instance_type))
+
+    def node(self, name: str | None = None) -> Object:
+        """The node of that name; without one, the first of all."""
+        return self.store.get(NODES, "", name) if name else self.store.find_all(NODES, "")[0][0]
+
+    def edit_node(self, name: str, merge_patch: Object) -> Object:
+        """Somebody else's write, spec and status alike; it is not among `requests`."""
+        return self.store.patch(NODES, "", name, lambda node: patched(node, merge_patch, MERGE_PATCH))
+
+    def delete_node(self, name: str) -> None:
+        self.store.delete(NODES, "", name)
+
+    def wait_for(self, predicate: Callable[[Object], bool], timeout: float, node_name: str | None = None) -> float:
+        """The monotonic time at which the predicate became true of the node; TimeoutError if it stays false."""
+        name = node_name or self.node()["metadata"]["name"]
+        deadline = time.monotonic() + timeout
+        became_true: float | None = None
+        seen = 0
+        with self.store.changed:
+            while True:
+                for change in self.store.history[seen:]:
+                    seen += 1
+                    if change.resource == NODES and change.object["metadata"]["name"] == name:
+                        holds = change.type != "DELETED" and predicate(change.object)
+                        became_true = (became_true or change.at) if holds else None
+                if became_true is not None:
+                    return became_true
+                if not self.store.changed.wait(deadline - time.monotonic()):
+                    raise TimeoutError(f"not so within {timeout} s: {json.dumps(self.node(name))}")
+
+    # -- outages of the connection
+
+    def refuse(self) -> None:
+        """Nobody listens on the port, and whoever was connected is cut off."""
+        self._server.close()
+
+    def accept(self) -> None:
+        """Listens again, on the same port."""
+        self._server.open()
+
+    def cut_connections(self) -> None:
+        """Watches end in the middle; new connections are welcome."""
+        self._server.cut_connections()

@@ -1,0 +1,69 @@
+"""What a simulated instance is made of: sizes from EC2's documentation, PCI addresses as such instances show them.
+
+Where no public listing gives an address, a plausible one stands here; nothing in production depends on it.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class GpuModel:
+    name: str
+    pci_device: str
+    has_mig: bool = True
+
+
+H100 = GpuModel("NVIDIA H100 80GB HBM3", "0x2330")
+A100 = GpuModel("NVIDIA A100-SXM4-40GB", "0x20b0")
+B200 = GpuModel("NVIDIA B200", "0x2901")
+A10G = GpuModel("NVIDIA A10G", "0x2237", has_mig=False)
+L4 = GpuModel("NVIDIA L4", "0x27b8", has_mig=False)
+
+
+@dataclass(frozen=True)
+class InstanceShape:
+    gpu_model: GpuModel
+    gpu_addresses: tuple[str, ...]
+    efa_addresses: tuple[str, ...] = ()
+    efa_pci_device: str = ""
+    nvswitch_addresses: tuple[str, ...] = ()
+    nvswitch_pci_device: str = ""
+    mlx5_addresses: tuple[str, ...] = ()
+
+
+def _on_buses(*buses: int, slot: int = 0) -> tuple[str, ...]:
+    return tuple(f"0000:{bus:02x}:{slot:02x}.0" for bus in buses)
+
+
+_P5_GPU_BUSES = (0x53, 0x64, 0x75, 0x86, 0x97, 0xA8, 0xB9, 0xCA)
+_P6_GPU_BUSES = (0x51, 0x62, 0x73, 0x84, 0x95, 0xA6, 0xB7, 0xC8)
+
+INSTANCE_SHAPES = {
+    "p5.48xlarge": InstanceShape(
+        gpu_model=H100,
+        gpu_addresses=_on_buses(*_P5_GPU_BUSES),
+        # Four network cards stand before each GPU: rdmap79s0 … rdmap82s0 before 53:00.0.
+        efa_addresses=_on_buses(*(gpu - before for gpu in _P5_GPU_BUSES for before in (4, 3, 2, 1))),
+        efa_pci_device="0xefa2",
+        nvswitch_addresses=_on_buses(0xCB, 0xCC, 0xCD, 0xCE),
+        nvswitch_pci_device="0x22a3",
+    ),
+    "p4d.24xlarge": InstanceShape(
+        gpu_model=A100,
+        gpu_addresses=tuple(f"0000:{bus}:{slot}.0" for bus in ("10", "20", "90", "a0") for slot in ("1c", "1d")),
+        efa_addresses=_on_buses(0x10, 0x20, 0x90, 0xA0, slot=0x1B),
+        efa_pci_device="0xefa1",
+        nvswitch_addresses=tuple(f"0000:80:{slot}.0" for slot in ("1a", "1b", "1c", "1d", "1e", "1f")),
+        nvswitch_pci_device="0x1af1",
+    ),
+    "p6-b200.48xlarge": InstanceShape(
+        gpu_model=B200,
+        gpu_addresses=_on_buses(*_P6_GPU_BUSES),
+        efa_addresses=_on_buses(*(gpu - 1 for gpu in _P6_GPU_BUSES)),
+        efa_pci_device="0xefa3",
+        # Its NVSwitches are reached through ConnectX functions, which appear among the InfiniBand devices.
+        mlx5_addresses=_on_buses(0xD0, 0xD1, 0xD2, 0xD3),
+    ),
+    "g5.xlarge": InstanceShape(gpu_model=A10G, gpu_addresses=("0000:00:1e.0",)),
+    "g6.xlarge": InstanceShape(gpu_model=L4, gpu_addresses=("0000:31:00.0",)),
+}

@@ -1,0 +1,97 @@
+"""An HTTP server on 127.0.0.1 in a thread of this process, which can go away and come back on its port."""
+
+import contextlib
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+
+# How long closing may wait for the accept loop to look up.
+POLL_SECONDS = 0.02
+
+
+class LoopbackAnswers(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    # Headers and body are two writes: without this the second waits for the peer's delayed acknowledgement.
+    disable_nagle_algorithm = True
+
+    def log_message(self, *_: object) -> None:
+        """Nothing on standard error: tests and the demo print their own."""
+
+    def read_body(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+    def answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class _Server(ThreadingHTTPServer):
+    def __init__(self, port: int, answers: Callable[..., LoopbackAnswers]) -> None:
+        self.connections: set[socket.socket] = set()
+        super().__init__(("127.0.0.1", port), answers)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.connections.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        # A client that left in the middle is no news here; anything else is a fault of ours.
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+    def cut_connections(self) -> None:
+        for connection in tuple(self.connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+class LoopbackServer:
+    def __init__(self, answers: Callable[..., LoopbackAnswers]) -> None:
+        self._answers = answers
+        self._server: _Server | None = None
+        self._thread: threading.Thread | None = None
+        self.port = 0
+        self.open()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def open(self) -> None:
+        if self._server:
+            return
+        self._server = _Server(self.port, self._answers)
+        self.port = self._server.server_port
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(POLL_SECONDS,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Nothing listens any more, and whoever was connected is not."""
+        if not self._server or not self._thread:
+            return
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+        self._server.cut_connections()
+        self._server = self._thread = None
+
+    def cut_connections(self) -> None:
+        if self._server:
+            self._server.cut_connections()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

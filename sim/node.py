@@ -1,0 +1,243 @@
+"""A simulated GPU node: a directory that answers as a host's root does, and the faults that can befall it.
+
+Production code runs unmodified with HOST_ROOT pointing here; a person may also change the files by hand.
+"""
+
+import os
+import shutil
+import time
+import uuid
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from sim import nvml_library
+from sim.instance_types import INSTANCE_SHAPES
+from sim.kernel_log import INFO, KernelRecord, SimulatedKernelLog, monotonic_us
+from sim.pci_tree import PciFunction, PciTree, efa_name
+from sim.simulated_gpu import SimulatedGpu, healthy_values, invent_gpus
+
+DRIVER_VERSION = "570.133.20"
+CUDA_MAJOR = 12
+LIBRARY_DIRECTORY = "usr/lib/x86_64-linux-gnu"
+KERNEL_RELEASE = "6.8.0-1029-aws"
+# Old enough that no production code takes the driver for one that is still coming up.
+SETTLED_DRIVER_SECONDS = 3600
+NVML_GPU_IS_LOST = 15
+HEALED_BY_REBOOT = ("ecc_corrected_volatile", "ecc_uncorrected_volatile", "remap_pending", "field/230")
+
+
+class SimulatedNode:
+    def __init__(self, root: Path, instance_type: str) -> None:
+        self.root = root
+        self.instance_type = instance_type
+        self.shape = INSTANCE_SHAPES[instance_type]
+        self.installed_version = self.driver_version = ""
+        self.gpus = tuple(invent_gpus(root.name, self.shape))
+        self.pci = PciTree(root)
+        self.efa_names = tuple(efa_name(address) for address in self.shape.efa_addresses)
+        (root / "dev").mkdir(parents=True)
+        self.kernel_log = SimulatedKernelLog(root / "dev" / "kmsg")
+        self._announced: set[int] = set()
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        instance_type: str = "p5.48xlarge",
+        *,
+        driver_version: str = DRIVER_VERSION,
+        driver_age_seconds: int = SETTLED_DRIVER_SECONDS,
+    ) -> Self:
+        """A healthy, booted node in a directory that does not exist yet, or is empty."""
+        node = cls(path, instance_type)
+        node._write_identity()
+        node._plug_devices()
+        for gpu in node.gpus:
+            for name, value in healthy_values(gpu, node.shape.gpu_model).items():
+                node.write_value(f"nvml/gpu{gpu.index}/{name}", value)
+        node.install_library(driver_version)
+        node._boot(driver_age_seconds)
+        return node
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the kernel log; the directory stays."""
+        self.kernel_log.close()
+
+    @property
+    def boot_id(self) -> str:
+        return (self.root / "proc/sys/kernel/random/boot_id").read_text().strip()
+
+    @property
+    def present_gpus(self) -> tuple[SimulatedGpu, ...]:
+        """Those still on the PCI bus."""
+        return tuple(gpu for gpu in self.gpus if self.pci.has(gpu.address))
+
+    @property
+    def library(self) -> Path:
+        return self.root / LIBRARY_DIRECTORY / "libnvidia-ml.so.1"
+
+    def write_value(self, path: str, value: object) -> None:
+        """A file below the root, at once whole: a reader sees the old text or the new one."""
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        fresh = file.with_name(f".{file.name}.tmp")
+        fresh.write_text(f"{value}\n")
+        fresh.rename(file)
+
+    # -- faults of the GPUs
+
+    def lose_gpu(self, index: int) -> None:
+        """It fell off the bus: still counted, but NVML gives no handle for it; a reboot brings it back."""
+        self.write_value(f"nvml/gpu{index}/error", NVML_GPU_IS_LOST)
+
+    def remove_gpu(self, index: int) -> None:
+        """It is gone from PCI and so from NVML; a reboot does not bring it back."""
+        self.pci.unplug(self.gpus[index].address)
+        shutil.rmtree(self.root / f"nvml/gpu{index}")
+
+    def xid(self, index: int, code: int, text: str, *, process: tuple[int, str] | None = None) -> KernelRecord:
+        """The driver's kernel line; before a GPU's first one of a boot it prints whose address that is."""
+        gpu = self.gpus[index]
+        if index not in self._announced:
+            self._announced.add(index)
+            self.kernel_log.write(f"NVRM: GPU at PCI:{gpu.kernel_address}: {gpu.uuid}", level=INFO)
+            self.kernel_log.write(f"NVRM: GPU Board Serial Number: {gpu.serial}", level=INFO)
+        return self.kernel_log.write(
+            f"NVRM: Xid (PCI:{gpu.kernel_address}): {code}, {self._process_words(process)}{text}"
+        )
+
+    def remove_efa(self, index: int) -> None:
+        """The index-th EFA function is gone from PCI; a reboot does not bring it back."""
+        self.pci.unplug(self.shape.efa_addresses[index])
+
+    # -- faults of the driver
+
+    def hang(self, function: str = "") -> None:
+        """Every NVML call, or the one function named, never returns."""
+        self.write_value("nvml/hang", function)
+
+    def unhang(self) -> None:
+        """Later calls return; those that hang already stay until their process is killed."""
+        (self.root / "nvml/hang").unlink()
+
+    def crash(self, function: str = "") -> None:
+        """Every NVML call, or the one function named, ends its process by SIGSEGV."""
+        self.write_value("nvml/crash", function)
+
+    def stop_crashing(self) -> None:
+        (self.root / "nvml/crash").unlink()
+
+    def driver_unload(self) -> None:
+        for gpu in self.present_gpus:
+            if self.pci.driver(gpu.address) == "nvidia":
+                self.pci.unbind(gpu.address)
+        for device in (self.root / "dev").glob("nvidia*"):
+            device.unlink()
+        shutil.rmtree(self.root / "sys/module/nvidia", ignore_errors=True)
+
+    def driver_load(self, version: str | None = None, *, driver_age_seconds: int = 0) -> None:
+        """Loads the version given, library included, or the one installed.
+
+        A process that had loaded another version's library meets NVML error 18 from here on.
+        """
+        if version:
+            self.install_library(version)
+        self.driver_version = self.installed_version
+        self.write_value("nvml/driver_version", self.driver_version)
+        self.write_value("sys/module/nvidia/version", self.driver_version)
+        loaded = time.time() - driver_age_seconds
+        for path in ("sys/module/nvidia/version", "sys/module/nvidia"):
+            os.utime(self.root / path, (loaded, loaded))
+        (self.root / "dev/nvidiactl").touch()
+        for gpu in self.present_gpus:
+            (self.root / f"dev/nvidia{gpu.index}").touch()
+            if not self.pci.driver(gpu.address):
+                self.pci.bind(gpu.address, "nvidia")
+        self.kernel_log.write(
+            f"NVRM: loading NVIDIA UNIX x86_64 Kernel Module  {self.driver_version}",
+            level=INFO,
+            timestamp_us=max(0, monotonic_us() - driver_age_seconds * 1_000_000),
+        )
+
+    def install_library(self, version: str) -> None:
+        """The user-space half alone, as a package upgrade leaves it before the reload or reboot."""
+        directory = self.root / LIBRARY_DIRECTORY
+        directory.mkdir(parents=True, exist_ok=True)
+        for old in directory.glob("libnvidia-ml.so*"):
+            old.unlink()  # never written over: a process may have it mapped
+        shutil.copyfile(nvml_library.build(), directory / f"libnvidia-ml.so.{version}")
+        (directory / "libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{version}")
+        (directory / "libnvidia-ml.so").symlink_to("libnvidia-ml.so.1")
+        self.write_value("nvml/nvml_version", f"{CUDA_MAJOR}.{version}")
+        self.installed_version = version
+
+    def reboot(self, *, driver_age_seconds: int = SETTLED_DRIVER_SECONDS) -> None:
+        """A new boot id, an empty kernel ring, and the end of every fault that a reboot heals."""
+        for fault in ("hang", "crash"):
+            (self.root / "nvml" / fault).unlink(missing_ok=True)
+        shutil.rmtree(self.root / "nvml/error", ignore_errors=True)
+        for gpu in self.present_gpus:
+            for error in (self.root / f"nvml/gpu{gpu.index}").glob("error*"):
+                error.unlink()
+            for value in HEALED_BY_REBOOT:
+                self.write_value(f"nvml/gpu{gpu.index}/{value}", 0)
+        self._announced.clear()
+        self.kernel_log.clear()
+        self._boot(driver_age_seconds)
+
+    # -- what a healthy node is made of
+
+    def _boot(self, driver_age_seconds: int) -> None:
+        self.write_value("proc/sys/kernel/random/boot_id", uuid.uuid4())
+        self.write_value("proc/uptime", f"{driver_age_seconds + 30}.00 {driver_age_seconds}.00")
+        self.kernel_log.write(
+            f"Linux version {KERNEL_RELEASE} (simulated)",
+            level=5,
+            timestamp_us=max(0, monotonic_us() - (driver_age_seconds + 30) * 1_000_000),
+        )
+        self.driver_load(driver_age_seconds=driver_age_seconds)
+
+    def _write_identity(self) -> None:
+        machine = uuid.uuid5(uuid.NAMESPACE_DNS, f"{self.root.name}.simulated.invalid")
+        for path, value in {
+            "sys/class/dmi/id/sys_vendor": "Amazon EC2",
+            "sys/class/dmi/id/product_name": self.instance_type,
+            "sys/class/dmi/id/product_uuid": f"ec2{str(machine)[3:]}",
+            "etc/machine-id": machine.hex,
+            "proc/sys/kernel/osrelease": KERNEL_RELEASE,
+        }.items():
+            self.write_value(path, value)
+
+    def _plug_devices(self) -> None:
+        shape = self.shape
+        self.pci.plug(PciFunction("0000:00:04.0", "0x1d0f", "0x8061", "0x010802", "nvme"))  # EBS
+        self.pci.plug(PciFunction("0000:00:05.0", "0x1d0f", "0xec20", "0x020000", "ena"))
+        self.pci.plug(PciFunction("0000:00:1f.0", "0x1d0f", "0xcd01", "0x010802", "nvme"))  # instance storage
+        for gpu in self.gpus:
+            self.pci.plug(PciFunction(gpu.address, "0x10de", shape.gpu_model.pci_device, "0x030200"))
+        for address in shape.nvswitch_addresses:
+            pci_device = shape.nvswitch_pci_device
+            self.pci.plug(PciFunction(address, "0x10de", pci_device, "0x068000", "nvidia-nvswitch"))
+        for index, address in enumerate(shape.mlx5_addresses):
+            self.pci.plug(PciFunction(address, "0x15b3", "0x1021", "0x020700", "mlx5_core"))
+            self.pci.add_infiniband(address, f"mlx5_{index}")
+        for address in shape.efa_addresses:
+            self.pci.plug(PciFunction(address, "0x1d0f", shape.efa_pci_device, "0x020000", "efa"))
+            self.pci.add_efa(address)
+        if shape.efa_addresses:
+            self.write_value("sys/module/efa/version", "2.17.2g")
+
+    def _process_words(self, process: tuple[int, str] | None) -> str:
+        if process:
+            return f"pid={process[0]}, name={process[1]}, "
+        # The driver left these words out from R570 on.
+        return "" if int(self.driver_version.split(".")[0]) >= 570 else "pid='<unknown>', name=<unknown>, "

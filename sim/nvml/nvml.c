@@ -1,0 +1,476 @@
+/* libnvidia-ml.so.1 of a simulated node: every answer is read, at each call, from files of the node's tree.
+ *
+ * The node is the first directory above this library that contains nvml/, so the library file has to lie inside
+ * the tree, as a driver's library lies on a host. Nothing is taken from the environment: production code that
+ * loads it needs no word about simulation.
+ *
+ *   nvml/driver_version nvml/nvml_version     the two versions
+ *   nvml/count                                answers nvmlDeviceGetCount; absent: the number of gpuN directories
+ *   nvml/hang nvml/crash                      empty: every call hangs or dies by SIGSEGV; else the one function named
+ *   nvml/error/<function>                     the nvmlReturn_t of that function
+ *   nvml/gpuN/error                           the nvmlReturn_t of taking that GPU's handle
+ *   nvml/gpuN/error.<function>                the nvmlReturn_t of that function on that GPU
+ *   nvml/gpuN/<value>, nvml/gpuN/field/<id>   values; an absent one is NVML_ERROR_NOT_SUPPORTED
+ *
+ * A GPU's index is its rank among the gpuN directories, as a vanished GPU moves the others up.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+typedef int nvmlReturn_t;
+enum {
+    SUCCESS = 0,
+    UNINITIALIZED = 1,
+    INVALID_ARGUMENT = 2,
+    NOT_SUPPORTED = 3,
+    INSUFFICIENT_SIZE = 7,
+    DRIVER_NOT_LOADED = 9,
+    OPERATING_SYSTEM = 17,
+    LIB_RM_VERSION_MISMATCH = 18,
+    UNKNOWN = 999
+};
+
+#define MAX_GPUS 16 /* twice the largest instance */
+#define VALUE_SIZE 256
+
+typedef struct {
+    unsigned number; /* the N of gpuN: stays when another GPU vanishes */
+    int descriptor;  /* on dev/nvidiaN, as the driver keeps one per GPU in use */
+} Gpu;
+typedef Gpu *nvmlDevice_t;
+
+typedef struct {
+    char busIdLegacy[16];
+    unsigned domain, bus, device, pciDeviceId, pciSubSystemId;
+    char busId[32];
+} nvmlPciInfo_t;
+
+typedef union {
+    double dVal;
+    unsigned uiVal;
+    unsigned long long ullVal;
+} nvmlValue_t;
+
+typedef struct {
+    unsigned fieldId, scopeId;
+    long long timestamp, latencyUsec;
+    int valueType;
+    nvmlReturn_t nvmlReturn;
+    nvmlValue_t value;
+} nvmlFieldValue_t;
+
+static char node[PATH_MAX];
+static char library_version[VALUE_SIZE];
+static Gpu gpus[MAX_GPUS];
+static int control_descriptor = -1;
+static int initialised; /* NVML counts its initialisations */
+
+/* -- the node's files ------------------------------------------------------------------------------------- */
+
+static int node_path(char *path, const char *format, va_list arguments)
+{
+    int length = snprintf(path, PATH_MAX, "%s/", node);
+    if (node[0] == '\0' || length < 0 || length >= PATH_MAX)
+        return 0;
+    int rest = vsnprintf(path + length, (size_t)(PATH_MAX - length), format, arguments);
+    return rest >= 0 && rest < PATH_MAX - length;
+}
+
+__attribute__((format(printf, 1, 2))) static int exists(const char *format, ...)
+{
+    char path[PATH_MAX];
+    va_list arguments;
+    va_start(arguments, format);
+    int named = node_path(path, format, arguments);
+    va_end(arguments);
+    return named && access(path, F_OK) == 0;
+}
+
+__attribute__((format(printf, 1, 2))) static int open_device(const char *format, ...)
+{
+    char path[PATH_MAX];
+    va_list arguments;
+    va_start(arguments, format);
+    int named = node_path(path, format, arguments);
+    va_end(arguments);
+    return named ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+}
+
+/* The first line of a file, cut at VALUE_SIZE; 0 when the file is absent. */
+__attribute__((format(printf, 2, 3))) static int read_line(char *line, const char *format, ...)
+{
+    char path[PATH_MAX];
+    va_list arguments;
+    va_start(arguments, format);
+    int named = node_path(path, format, arguments);
+    va_end(arguments);
+    int descriptor = named ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    if (descriptor < 0)
+        return 0;
+    ssize_t length = read(descriptor, line, VALUE_SIZE - 1);
+    close(descriptor);
+    line[length > 0 ? length : 0] = '\0';
+    line[strcspn(line, "\n")] = '\0';
+    return 1;
+}
+
+static nvmlReturn_t parse_number(const char *line, unsigned long long *number)
+{
+    char *end;
+    *number = strtoull(line, &end, 0);
+    return end != line && *end == '\0' ? SUCCESS : UNKNOWN;
+}
+
+static nvmlReturn_t copy_text(const char *text, char *out, unsigned size)
+{
+    if (out == NULL)
+        return INVALID_ARGUMENT;
+    if (strlen(text) >= size)
+        return INSUFFICIENT_SIZE;
+    memcpy(out, text, strlen(text) + 1);
+    return SUCCESS;
+}
+
+static nvmlReturn_t gpu_number(nvmlDevice_t gpu, const char *value, unsigned long long *number)
+{
+    char line[VALUE_SIZE];
+    if (!read_line(line, "nvml/gpu%u/%s", gpu->number, value))
+        return NOT_SUPPORTED;
+    return parse_number(line, number);
+}
+
+static nvmlReturn_t gpu_unsigned(nvmlDevice_t gpu, const char *value, unsigned *out)
+{
+    unsigned long long number;
+    if (out == NULL)
+        return INVALID_ARGUMENT;
+    nvmlReturn_t result = gpu_number(gpu, value, &number);
+    if (result == SUCCESS)
+        *out = (unsigned)number;
+    return result;
+}
+
+static nvmlReturn_t gpu_text(nvmlDevice_t gpu, const char *value, char *out, unsigned size)
+{
+    char line[VALUE_SIZE];
+    if (!read_line(line, "nvml/gpu%u/%s", gpu->number, value))
+        return NOT_SUPPORTED;
+    return copy_text(line, out, size);
+}
+
+/* -- faults ----------------------------------------------------------------------------------------------- */
+
+static int struck(const char *fault, const char *function)
+{
+    char line[VALUE_SIZE];
+    return read_line(line, "nvml/%s", fault) && (line[0] == '\0' || strcmp(line, function) == 0);
+}
+
+static nvmlReturn_t written_error(const char *line)
+{
+    unsigned long long number;
+    return parse_number(line, &number) == SUCCESS ? (nvmlReturn_t)number : UNKNOWN;
+}
+
+/* What a call meets before it does anything of its own. */
+static nvmlReturn_t enter(const char *function)
+{
+    char line[VALUE_SIZE];
+    if (struck("hang", function))
+        for (;;)
+            pause();
+    if (struck("crash", function)) {
+        signal(SIGSEGV, SIG_DFL);
+        raise(SIGSEGV);
+    }
+    return read_line(line, "nvml/error/%s", function) ? written_error(line) : SUCCESS;
+}
+
+static nvmlReturn_t enter_initialised(const char *function)
+{
+    nvmlReturn_t result = enter(function);
+    if (result == SUCCESS && initialised == 0)
+        return UNINITIALIZED;
+    return result;
+}
+
+static nvmlReturn_t enter_gpu(const char *function, nvmlDevice_t gpu)
+{
+    char line[VALUE_SIZE];
+    nvmlReturn_t result = enter_initialised(function);
+    if (result != SUCCESS)
+        return result;
+    if (gpu < gpus || gpu >= gpus + MAX_GPUS)
+        return INVALID_ARGUMENT;
+    return read_line(line, "nvml/gpu%u/error.%s", gpu->number, function) ? written_error(line) : SUCCESS;
+}
+
+#define ENTER(entered)                                                                                            \
+    do {                                                                                                          \
+        nvmlReturn_t met = (entered);                                                                             \
+        if (met != SUCCESS)                                                                                       \
+            return met;                                                                                           \
+    } while (0)
+
+/* -- loading, initialising -------------------------------------------------------------------------------- */
+
+__attribute__((constructor)) static void find_node(void)
+{
+    Dl_info self;
+    struct stat found;
+    char path[PATH_MAX + sizeof "/nvml"];
+    if (dladdr((void *)find_node, &self) == 0 || self.dli_fname == NULL || strlen(self.dli_fname) >= PATH_MAX)
+        return;
+    strcpy(path, self.dli_fname);
+    for (char *slash; (slash = strrchr(path, '/')) != NULL; *slash = '\0') {
+        strcpy(slash, "/nvml");
+        if (stat(path, &found) == 0 && S_ISDIR(found.st_mode)) {
+            *slash = '\0';
+            strcpy(node, path[0] != '\0' ? path : "/");
+            break;
+        }
+    }
+    /* A process keeps the library that it loaded: one upgraded on disk does not change it. */
+    read_line(library_version, "nvml/nvml_version");
+}
+
+/* nvml_version is <CUDA major>.<driver version>: a library talks only to the driver that it came with. */
+static int matches_driver(void)
+{
+    char driver[VALUE_SIZE];
+    const char *own = strchr(library_version, '.');
+    return own == NULL || !read_line(driver, "sys/module/nvidia/version") || strcmp(own + 1, driver) == 0;
+}
+
+static nvmlReturn_t initialise(const char *function)
+{
+    ENTER(enter(function));
+    if (initialised == 0) {
+        if (!matches_driver())
+            return LIB_RM_VERSION_MISMATCH;
+        control_descriptor = open_device("dev/nvidiactl");
+        if (control_descriptor < 0)
+            return DRIVER_NOT_LOADED;
+        for (unsigned number = 0; number < MAX_GPUS; number++)
+            gpus[number] = (Gpu){.number = number, .descriptor = -1};
+    }
+    initialised++;
+    return SUCCESS;
+}
+
+nvmlReturn_t nvmlInit_v2(void)
+{
+    return initialise(__func__);
+}
+
+nvmlReturn_t nvmlInitWithFlags(unsigned flags)
+{
+    (void)flags;
+    return initialise(__func__);
+}
+
+nvmlReturn_t nvmlShutdown(void)
+{
+    ENTER(enter_initialised(__func__));
+    if (--initialised > 0)
+        return SUCCESS;
+    for (unsigned number = 0; number < MAX_GPUS; number++) {
+        if (gpus[number].descriptor >= 0)
+            close(gpus[number].descriptor);
+        gpus[number].descriptor = -1;
+    }
+    close(control_descriptor);
+    control_descriptor = -1;
+    return SUCCESS;
+}
+
+/* Never enters the driver, so it neither hangs nor fails. */
+const char *nvmlErrorString(nvmlReturn_t result)
+{
+    switch (result) {
+    case SUCCESS: return "Success";
+    case UNINITIALIZED: return "Uninitialized";
+    case INVALID_ARGUMENT: return "Invalid Argument";
+    case NOT_SUPPORTED: return "Not Supported";
+    case 4: return "Insufficient Permissions";
+    case 6: return "Not Found";
+    case INSUFFICIENT_SIZE: return "Insufficient Size";
+    case 8: return "Insufficient External Power";
+    case DRIVER_NOT_LOADED: return "Driver Not Loaded";
+    case 10: return "Timeout";
+    case 11: return "Interrupt Request Issue";
+    case 12: return "NVML Shared Library Not Found";
+    case 14: return "Corrupted infoROM";
+    case 15: return "GPU is lost";
+    case 16: return "GPU requires reset";
+    case OPERATING_SYSTEM: return "The operating system has blocked the request";
+    case LIB_RM_VERSION_MISMATCH: return "RM has detected an NVML/RM version mismatch.";
+    default: return "Unknown Error";
+    }
+}
+
+/* -- the system ------------------------------------------------------------------------------------------- */
+
+nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned length)
+{
+    char line[VALUE_SIZE];
+    ENTER(enter_initialised(__func__));
+    return read_line(line, "nvml/driver_version") ? copy_text(line, version, length) : NOT_SUPPORTED;
+}
+
+nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned length)
+{
+    char line[VALUE_SIZE];
+    ENTER(enter(__func__));
+    return read_line(line, "nvml/nvml_version") ? copy_text(line, version, length) : NOT_SUPPORTED;
+}
+
+nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count)
+{
+    char line[VALUE_SIZE];
+    unsigned long long number = 0;
+    ENTER(enter_initialised(__func__));
+    if (count == NULL)
+        return INVALID_ARGUMENT;
+    if (read_line(line, "nvml/count"))
+        ENTER(parse_number(line, &number));
+    else
+        for (unsigned gpu = 0; gpu < MAX_GPUS; gpu++)
+            number += exists("nvml/gpu%u", gpu) ? 1 : 0;
+    *count = (unsigned)number;
+    return SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device)
+{
+    char line[VALUE_SIZE];
+    unsigned long long minor;
+    unsigned number = 0;
+    ENTER(enter_initialised(__func__));
+    if (device == NULL)
+        return INVALID_ARGUMENT;
+    for (unsigned rank = 0;; number++) {
+        if (number == MAX_GPUS)
+            return INVALID_ARGUMENT;
+        if (exists("nvml/gpu%u", number) && rank++ == index)
+            break;
+    }
+    Gpu *gpu = &gpus[number];
+    if (read_line(line, "nvml/gpu%u/error", number))
+        return written_error(line);
+    ENTER(enter_gpu(__func__, gpu));
+    if (gpu_number(gpu, "minor", &minor) != SUCCESS)
+        minor = number;
+    if (gpu->descriptor < 0)
+        gpu->descriptor = open_device("dev/nvidia%llu", minor);
+    if (gpu->descriptor < 0)
+        return OPERATING_SYSTEM;
+    *device = gpu;
+    return SUCCESS;
+}
+
+/* -- one GPU ---------------------------------------------------------------------------------------------- */
+
+nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t gpu, char *uuid, unsigned length)
+{
+    ENTER(enter_gpu(__func__, gpu));
+    return gpu_text(gpu, "uuid", uuid, length);
+}
+
+nvmlReturn_t nvmlDeviceGetSerial(nvmlDevice_t gpu, char *serial, unsigned length)
+{
+    ENTER(enter_gpu(__func__, gpu));
+    return gpu_text(gpu, "serial", serial, length);
+}
+
+nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t gpu, char *name, unsigned length)
+{
+    ENTER(enter_gpu(__func__, gpu));
+    return gpu_text(gpu, "name", name, length);
+}
+
+nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t gpu, unsigned *minor)
+{
+    ENTER(enter_gpu(__func__, gpu));
+    return gpu_unsigned(gpu, "minor", minor);
+}
+
+nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t gpu, nvmlPciInfo_t *pci)
+{
+    ENTER(enter_gpu(__func__, gpu));
+    if (pci == NULL)
+        return INVALID_ARGUMENT;
+    memset(pci, 0, sizeof *pci);
+    ENTER(gpu_text(gpu, "bus_id", pci->busId, sizeof pci->busId));
+    if (sscanf(pci->busId, "%x:%x:%x", &pci->domain, &pci->bus, &pci->device) == 3)
+        snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, "%04X:%02X:%02X.0", pci->domain & 0xffffU,
+                 pci->bus & 0xffU, pci->device & 0xffU);
+    ENTER(gpu_unsigned(gpu, "pci_device_id", &pci->pciDeviceId));
+    return gpu_unsigned(gpu, "pci_subsystem_id", &pci->pciSubSystemId);
+}
+
+nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t gpu, unsigned *current, unsigned *pending)
+{
+    ENTER(enter_gpu(__func__, gpu));
+    ENTER(gpu_unsigned(gpu, "mig_current", current));
+    return gpu_unsigned(gpu, "mig_pending", pending);
+}
+
+nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t gpu, unsigned *mode)
+{
+    ENTER(enter_gpu(__func__, gpu));
+    return gpu_unsigned(gpu, "persistence_mode", mode);
+}
+
+nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t gpu, unsigned kind, unsigned counter, unsigned long long *count)
+{
+    static const char *const values[2][2] = {{"ecc_corrected_volatile", "ecc_corrected_aggregate"},
+                                             {"ecc_uncorrected_volatile", "ecc_uncorrected_aggregate"}};
+    ENTER(enter_gpu(__func__, gpu));
+    if (kind > 1 || counter > 1 || count == NULL)
+        return INVALID_ARGUMENT;
+    return gpu_number(gpu, values[kind][counter], count);
+}
+
+nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t gpu, unsigned *corrected, unsigned *uncorrected, unsigned *pending,
+                                       unsigned *failed)
+{
+    ENTER(enter_gpu(__func__, gpu));
+    ENTER(gpu_unsigned(gpu, "remap_corrected", corrected));
+    ENTER(gpu_unsigned(gpu, "remap_uncorrected", uncorrected));
+    ENTER(gpu_unsigned(gpu, "remap_pending", pending));
+    return gpu_unsigned(gpu, "remap_failed", failed);
+}
+
+nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t gpu, unsigned long long *reasons)
+{
+    ENTER(enter_gpu(__func__, gpu));
+    if (reasons == NULL)
+        return INVALID_ARGUMENT;
+    return gpu_number(gpu, "clocks_event_reasons", reasons);
+}
+
+nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t gpu, int count, nvmlFieldValue_t *values)
+{
+    enum { UNSIGNED_INT = 1, UNSIGNED_LONG_LONG = 3 };
+    ENTER(enter_gpu(__func__, gpu));
+    if (count < 1 || values == NULL)
+        return INVALID_ARGUMENT;
+    for (int i = 0; i < count; i++) {
+        char name[VALUE_SIZE];
+        snprintf(name, sizeof name, "field/%u", values[i].fieldId);
+        values[i].value.ullVal = 0;
+        values[i].nvmlReturn = gpu_number(gpu, name, &values[i].value.ullVal);
+        values[i].valueType = values[i].value.ullVal > UINT_MAX ? UNSIGNED_LONG_LONG : UNSIGNED_INT;
+    }
+    return SUCCESS;
+}

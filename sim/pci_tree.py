@@ -1,0 +1,97 @@
+"""The PCI and InfiniBand part of a simulated /sys, with its links as a real kernel lays them."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+PORT_COUNTERS = (
+    *("tx_bytes", "tx_pkts", "rx_bytes", "rx_pkts", "rx_drops", "send_bytes", "send_wrs", "recv_bytes", "recv_wrs"),
+    *("rdma_read_wrs", "rdma_read_bytes", "rdma_read_wr_err", "rdma_read_resp_bytes"),
+    *("rdma_write_wrs", "rdma_write_bytes", "rdma_write_wr_err", "rdma_write_recv_bytes"),
+    *("retrans_bytes", "retrans_pkts", "retrans_timeout_events"),
+    *("unresponsive_remote_events", "impaired_remote_conn_events"),
+)
+DEVICE_COUNTERS = ("submitted_cmds", "completed_cmds", "cmds_err", "no_completion_cmds", "keep_alive_rcvd")
+
+
+@dataclass(frozen=True)
+class PciFunction:
+    address: str
+    vendor: str
+    device: str
+    pci_class: str
+    driver: str = ""
+
+
+class PciTree:
+    def __init__(self, root: Path) -> None:
+        self._sys = root / "sys"
+
+    def plug(self, function: PciFunction) -> None:
+        directory = self._directory(function.address)
+        directory.mkdir(parents=True)
+        for name, value in (
+            ("vendor", function.vendor),
+            ("device", function.device),
+            ("class", function.pci_class),
+        ):
+            (directory / name).write_text(f"{value}\n")
+        listing = self._sys / "bus/pci/devices"
+        listing.mkdir(parents=True, exist_ok=True)
+        (listing / function.address).symlink_to(f"../../../devices/pci0000:00/{function.address}")
+        if function.driver:
+            self.bind(function.address, function.driver)
+
+    def unplug(self, address: str) -> None:
+        for infiniband in (self._directory(address) / "infiniband").glob("*"):
+            (self._sys / "class/infiniband" / infiniband.name).unlink()
+        (self._sys / "bus/pci/devices" / address).unlink()
+        shutil.rmtree(self._directory(address))
+
+    def has(self, address: str) -> bool:
+        return self._directory(address).exists()
+
+    def driver(self, address: str) -> str:
+        """The driver's name, empty where none has the function."""
+        link = self._directory(address) / "driver"
+        return link.readlink().name if link.is_symlink() else ""
+
+    def bind(self, address: str, driver: str) -> None:
+        """Gives a function to a driver (vfio-pci, say), taking it from the one that had it."""
+        self.unbind(address)
+        (self._sys / "bus/pci/drivers" / driver).mkdir(parents=True, exist_ok=True)
+        (self._directory(address) / "driver").symlink_to(f"../../../bus/pci/drivers/{driver}")
+
+    def unbind(self, address: str) -> None:
+        (self._directory(address) / "driver").unlink(missing_ok=True)
+
+    def add_infiniband(self, address: str, name: str) -> Path:
+        """A verbs device of this function, listed in class/infiniband."""
+        device = self._directory(address) / "infiniband" / name
+        port = device / "ports/1"
+        port.mkdir(parents=True)
+        (port / "state").write_text("4: ACTIVE\n")
+        (device / "device").symlink_to(f"../../../{address}")
+        listing = self._sys / "class/infiniband"
+        listing.mkdir(parents=True, exist_ok=True)
+        (listing / name).symlink_to(f"../../devices/pci0000:00/{address}/infiniband/{name}")
+        return device
+
+    def add_efa(self, address: str) -> None:
+        device = self.add_infiniband(address, efa_name(address))
+        for directory, counters in (
+            (device / "ports/1/hw_counters", PORT_COUNTERS),
+            (device / "hw_counters", DEVICE_COUNTERS),
+        ):
+            directory.mkdir()
+            for counter in counters:
+                (directory / counter).write_text("0\n")
+
+    def _directory(self, address: str) -> Path:
+        return self._sys / "devices/pci0000:00" / address
+
+
+def efa_name(address: str) -> str:
+    """The name that udev gives to the EFA device of this function."""
+    _, bus, slot = address.partition(".")[0].split(":")
+    return f"rdmap{int(bus, 16)}s{int(slot, 16)}"

@@ -1,0 +1,352 @@
+"""The API stand-in answers Kubernetes' own Python client as the real server does."""
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from urllib3.exceptions import HTTPError
+
+from kubernetes import client, config, watch
+from sim.api_stand_in import ApiStandIn
+
+NODE = "gpu-node-1"
+TAINT = {"key": "sick", "value": "true", "effect": "NoSchedule"}
+MERGE_PATCH = "application/merge-patch+json"
+
+
+@pytest.fixture
+def stand_in() -> Iterator[ApiStandIn]:
+    with ApiStandIn(NODE, "gpu-node-2") as stand_in:
+        yield stand_in
+
+
+# Any: the client's types take every field for optional, and no body for a plain dict.
+@pytest.fixture
+def api(stand_in: ApiStandIn, tmp_path: Path) -> Any:
+    settings = client.Configuration()
+    config.load_kube_config(str(stand_in.kubeconfig(tmp_path / "config")), client_configuration=settings)
+    settings.retries = False
+    return client.CoreV1Api(client.ApiClient(settings))
+
+
+@pytest.fixture
+def leases(api: Any) -> Any:
+    return client.CoordinationV1Api(api.api_client)
+
+
+def _refusal(call: Callable[..., Any], *arguments: Any) -> tuple[int, str, str]:
+    with pytest.raises(client.ApiException) as refused:
+        call(*arguments)
+    status = json.loads(refused.value.body or "")
+    assert (status["kind"], status["code"]) == ("Status", refused.value.status)
+    return refused.value.status, status["reason"], status["message"]
+
+
+class TestReading:
+    def test_a_node_is_read_by_name(self, api: Any) -> None:
+        node = api.read_node(NODE)
+
+        assert node.metadata.labels["node.kubernetes.io/instance-type"] == "p5.48xlarge"
+        assert [(condition.type, condition.status) for condition in node.status.conditions] == [("Ready", "True")]
+
+    def test_an_unknown_node_is_not_found(self, api: Any) -> None:
+        assert _refusal(api.read_node, "elsewhere") == (404, "NotFound", 'nodes "elsewhere" not found')
+
+    def test_a_list_can_be_read_in_pieces(self, api: Any) -> None:
+        first = api.list_node(limit=1)
+        second = api.list_node(limit=1, _continue=first.metadata._continue)
+
+        assert [node.metadata.name for node in first.items + second.items] == [NODE, "gpu-node-2"]
+        assert (first.metadata.remaining_item_count, second.metadata._continue) == (1, None)
+
+    @pytest.mark.parametrize(
+        ("selector", "names"),
+        [
+            ({"field_selector": "metadata.name=gpu-node-2"}, ["gpu-node-2"]),
+            ({"label_selector": "nvidia.com/gpu.present=true"}, [NODE, "gpu-node-2"]),
+            ({"label_selector": "kubernetes.io/hostname!=gpu-node-2,nvidia.com/gpu.present"}, [NODE]),
+            ({"label_selector": "!nvidia.com/gpu.present"}, []),
+        ],
+    )
+    def test_a_list_is_cut_down_by_selectors(self, api: Any, selector: dict[str, str], names: list[str]) -> None:
+        assert [node.metadata.name for node in api.list_node(**selector).items] == names
+
+
+class TestPatching:
+    def test_one_patch_carries_labels_annotations_and_taints(self, api: Any) -> None:
+        api.patch_node(
+            NODE, {"metadata": {"labels": {"a": "1"}, "annotations": {"b": "2"}}, "spec": {"taints": [TAINT]}}
+        )
+        api.patch_node(NODE, {"metadata": {"labels": {"a": None}}})
+        node = api.read_node(NODE)
+
+        assert "a" not in node.metadata.labels
+        assert node.metadata.annotations == {"b": "2"}
+        assert [(taint.key, taint.effect) for taint in node.spec.taints] == [("sick", "NoSchedule")]
+
+    @pytest.mark.parametrize("content_type", [None, MERGE_PATCH])
+    def test_the_list_of_taints_is_replaced_whole(self, api: Any, content_type: str | None) -> None:
+        api.patch_node(NODE, {"spec": {"taints": [TAINT, TAINT | {"key": "other"}]}}, _content_type=content_type)
+        node = api.patch_node(NODE, {"spec": {"taints": [TAINT]}}, _content_type=content_type)
+
+        assert [taint.key for taint in node.spec.taints] == ["sick"]
+
+    def test_a_stale_resource_version_is_a_conflict_and_changes_nothing(self, api: Any, stand_in: ApiStandIn) -> None:
+        stale = api.read_node(NODE).metadata.resource_version
+        stand_in.edit_node(NODE, {"metadata": {"labels": {"other": "writer"}}})
+        patch = {"metadata": {"resourceVersion": stale, "labels": {"a": "1"}}}
+
+        code, reason, message = _refusal(api.patch_node, NODE, patch)
+
+        assert (code, reason) == (409, "Conflict")
+        assert message.startswith(f'Operation cannot be fulfilled on nodes "{NODE}": the object has been modified')
+        assert "a" not in stand_in.node(NODE)["metadata"]["labels"]
+        assert [(write.method, write.status) for write in stand_in.writes] == [("PATCH", 409)]
+
+    def test_the_present_resource_version_is_no_conflict(self, api: Any) -> None:
+        present = api.read_node(NODE).metadata.resource_version
+
+        node = api.patch_node(NODE, {"metadata": {"resourceVersion": present, "labels": {"a": "1"}}})
+
+        assert int(node.metadata.resource_version) > int(present)
+
+    def test_a_patch_that_changes_nothing_makes_no_new_version(self, api: Any) -> None:
+        first = api.patch_node(NODE, {"metadata": {"labels": {"a": "1"}}})
+        second = api.patch_node(NODE, {"metadata": {"labels": {"a": "1"}}})
+
+        assert second.metadata.resource_version == first.metadata.resource_version
+
+    def test_conditions_are_merged_by_type(self, api: Any) -> None:
+        for status in ("Unknown", "False"):
+            api.patch_node_status(NODE, {"status": {"conditions": [{"type": "GpuHealthy", "status": status}]}})
+        conditions = api.read_node(NODE).status.conditions
+
+        assert [(condition.type, condition.status) for condition in conditions] == [
+            ("Ready", "True"),
+            ("GpuHealthy", "False"),
+        ]
+
+    def test_a_merge_patch_replaces_all_conditions(self, api: Any) -> None:
+        patch = {"status": {"conditions": [{"type": "GpuHealthy", "status": "True"}]}}
+        node = api.patch_node_status(NODE, patch, _content_type=MERGE_PATCH)
+
+        assert [condition.type for condition in node.status.conditions] == ["GpuHealthy"]
+
+    def test_spec_and_status_are_written_each_through_its_own_door(self, api: Any) -> None:
+        api.patch_node(NODE, {"status": {"phase": "through the node"}})
+        api.patch_node_status(NODE, {"spec": {"taints": [TAINT]}})
+        node = api.read_node(NODE)
+
+        assert (node.status.phase, node.spec.taints) == (None, None)
+
+
+class TestEventsAndLeases:
+    def test_an_event_is_stored_under_a_generated_name(self, api: Any) -> None:
+        about = client.V1ObjectReference(kind="Node", name=NODE, uid="u")
+        event = client.CoreV1Event(
+            metadata=client.V1ObjectMeta(generate_name="gpu-"), involved_object=about, reason="Xid79", type="Warning"
+        )
+
+        made = api.create_namespaced_event("default", event)
+        found = api.list_namespaced_event("default", field_selector=f"involvedObject.name={NODE},reason=Xid79")
+
+        assert made.metadata.name.startswith("gpu-")
+        assert [event.metadata.name for event in found.items] == [made.metadata.name]
+
+    def test_a_lease_is_created_once(self, leases: Any) -> None:
+        body = {"metadata": {"name": NODE}, "spec": {"holderIdentity": "agent"}}
+        leases.create_namespaced_lease("gpu", body)
+
+        assert _refusal(leases.create_namespaced_lease, "gpu", body) == (
+            *(409, "AlreadyExists"),
+            f'leases.coordination.k8s.io "{NODE}" already exists',
+        )
+        assert leases.create_namespaced_lease("elsewhere", body).metadata.namespace == "elsewhere"
+
+    def test_a_lease_is_renewed_replaced_and_deleted(self, leases: Any) -> None:
+        made = leases.create_namespaced_lease("gpu", {"metadata": {"name": NODE}, "spec": {"holderIdentity": "a"}})
+        leases.patch_namespaced_lease(NODE, "gpu", {"spec": {"leaseDurationSeconds": 40}})
+        renewed = leases.read_namespaced_lease(NODE, "gpu")
+        assert (renewed.spec.holder_identity, renewed.spec.lease_duration_seconds) == ("a", 40)
+        assert renewed.metadata.uid == made.metadata.uid
+
+        renewed.spec.holder_identity = "b"
+        assert leases.replace_namespaced_lease(NODE, "gpu", renewed).spec.holder_identity == "b"
+        assert _refusal(leases.replace_namespaced_lease, NODE, "gpu", renewed)[:2] == (409, "Conflict")
+
+        leases.delete_namespaced_lease(NODE, "gpu")
+        assert _refusal(leases.read_namespaced_lease, NODE, "gpu")[:2] == (404, "NotFound")
+        assert leases.list_namespaced_lease("gpu").items == []
+
+
+class TestWatching:
+    def test_a_watch_begins_with_the_node_as_it_is_and_follows_it(self, api: Any, stand_in: ApiStandIn) -> None:
+        seen = []
+        for event in watch.Watch().stream(api.list_node, field_selector=f"metadata.name={NODE}", timeout_seconds=60):
+            seen.append((event["type"], event["object"].metadata.name, event["object"].metadata.labels.get("a")))
+            if len(seen) == 1:
+                stand_in.edit_node("gpu-node-2", {"metadata": {"labels": {"a": "not watched"}}})
+                stand_in.edit_node(NODE, {"metadata": {"labels": {"a": "1"}}})
+            elif len(seen) == 2:
+                stand_in.delete_node(NODE)
+            else:
+                break
+
+        assert seen == [("ADDED", NODE, None), ("MODIFIED", NODE, "1"), ("DELETED", NODE, "1")]
+
+    def test_a_watch_from_a_version_tells_what_came_after_it(self, api: Any, stand_in: ApiStandIn) -> None:
+        version = api.list_node().metadata.resource_version
+        stand_in.edit_node(NODE, {"metadata": {"labels": {"a": "1"}}})
+
+        events = watch.Watch().stream(api.list_node, resource_version=version, timeout_seconds=60)
+
+        assert next(events)["type"] == "MODIFIED"
+
+    def test_a_watch_ends_at_its_time_with_a_bookmark(self, api: Any, stand_in: ApiStandIn) -> None:
+        query = "watch=true&timeoutSeconds=1&allowWatchBookmarks=true&resourceVersion="
+        version = api.list_node().metadata.resource_version
+        lines = _get(f"{stand_in.endpoint}/api/v1/nodes?{query}{version}").splitlines()
+
+        assert [json.loads(line)["type"] for line in lines] == ["BOOKMARK"]
+        assert json.loads(lines[0])["object"]["metadata"]["resourceVersion"] == version
+
+    def test_a_watch_from_a_forgotten_version_is_gone(self, stand_in: ApiStandIn) -> None:
+        stand_in.edit_node(NODE, {"metadata": {"labels": {"a": "1"}}})
+        stand_in.store.compact()
+
+        event = json.loads(_get(f"{stand_in.endpoint}/api/v1/nodes?watch=true&resourceVersion=1"))
+
+        assert (event["type"], event["object"]["code"], event["object"]["reason"]) == ("ERROR", 410, "Expired")
+
+
+class TestWaiting:
+    def test_the_time_is_that_of_the_write_not_of_the_question(self, api: Any, stand_in: ApiStandIn) -> None:
+        api.patch_node(NODE, {"metadata": {"labels": {"a": "1"}}})
+        api.patch_node(NODE, {"metadata": {"labels": {"b": "2"}}})
+        first, second = stand_in.writes
+
+        at = stand_in.wait_for(lambda node: node["metadata"]["labels"].get("a") == "1", timeout=0)
+
+        assert at <= first.at <= second.at
+        assert first.body == {"metadata": {"labels": {"a": "1"}}}
+
+    def test_what_is_still_to_come_is_waited_for(self, api: Any, stand_in: ApiStandIn) -> None:
+        later = threading.Timer(0.05, api.patch_node, (NODE, {"spec": {"taints": [TAINT]}}))
+        later.start()
+
+        tainted_at = stand_in.wait_for(lambda node: node["spec"].get("taints") == [TAINT], timeout=60)
+        request = stand_in.wait_for_request(lambda made: made.method == "PATCH", timeout=60)
+
+        assert tainted_at <= request.at
+
+    def test_what_does_not_come_ends_the_wait(self, stand_in: ApiStandIn) -> None:
+        with pytest.raises(TimeoutError, match="not so within 0"):
+            stand_in.wait_for(lambda _: False, timeout=0)
+        with pytest.raises(TimeoutError, match="no such request"):
+            stand_in.wait_for_request(lambda _: False, timeout=0)
+
+
+class TestFailures:
+    def test_it_fails_as_told_until_it_recovers(self, api: Any, stand_in: ApiStandIn) -> None:
+        stand_in.fail_with(429, retry_after=7)
+        with pytest.raises(client.ApiException) as refused:
+            api.read_node(NODE)
+        assert (refused.value.status, dict(refused.value.headers or {})["Retry-After"]) == (429, "7")
+
+        stand_in.recover()
+        assert api.read_node(NODE).metadata.name == NODE
+
+    def test_a_failure_can_be_that_of_one_request(self, api: Any, stand_in: ApiStandIn) -> None:
+        stand_in.fail_with(409, times=1)
+
+        assert _refusal(api.patch_node, NODE, {})[:2] == (409, "Conflict")
+        assert api.patch_node(NODE, {}).metadata.name == NODE
+
+    def test_a_forbidden_request_names_the_missing_permission(
+        self, leases: Any, api: Any, stand_in: ApiStandIn
+    ) -> None:
+        stand_in.fail_with(403, path_part="/leases")
+
+        _, reason, message = _refusal(leases.read_namespaced_lease, NODE, "gpu")
+
+        assert reason == "Forbidden"
+        assert 'cannot get resource "leases" in API group "coordination.k8s.io" in the namespace "gpu"' in message
+        assert api.read_node(NODE).metadata.name == NODE
+
+    def test_a_hung_server_outlasts_the_client_and_forgets_the_request(self, api: Any, stand_in: ApiStandIn) -> None:
+        stand_in.hang()
+        with pytest.raises(HTTPError, match="Read timed out"):
+            api.patch_node(NODE, {"metadata": {"labels": {"a": "1"}}}, _request_timeout=0.2)
+
+        stand_in.recover()
+        assert "a" not in api.read_node(NODE).metadata.labels
+        assert stand_in.writes == []
+
+    def test_a_refused_connection_is_welcome_again_on_the_same_port(self, api: Any, stand_in: ApiStandIn) -> None:
+        endpoint = stand_in.endpoint
+        assert api.read_node(NODE).metadata.name == NODE
+
+        stand_in.refuse()
+        with pytest.raises(HTTPError, match="Connection refused"):
+            api.read_node(NODE)
+
+        stand_in.accept()
+        assert api.read_node(NODE).metadata.name == NODE
+        assert stand_in.endpoint == endpoint
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "code"),
+    [
+        ("GET", "/api/v1/pods", "", 404),
+        ("PATCH", "/api/v1/nodes/gpu-node-1", "{}", 415),  # urllib calls it a form
+        ("GET", "/nonsense", "", 404),
+        ("GET", "/api/v1/nodes?limit=many", "", 400),
+        ("GET", "/api/v1/nodes?labelSelector=a+in+(b)", "", 400),
+        ("POST", "/api/v1/namespaces/default/events", "no json", 400),
+        ("POST", "/api/v1/namespaces/default/events", "[]", 400),
+        ("POST", "/api/v1/namespaces/default/events", "{}", 400),
+    ],
+)
+def test_a_bad_request_is_answered_with_a_status(
+    stand_in: ApiStandIn, method: str, path: str, body: str, code: int
+) -> None:
+    request = urllib.request.Request(stand_in.endpoint + path, data=body.encode() or None, method=method)
+    with pytest.raises(urllib.error.HTTPError) as refused, _opener().open(request, timeout=60):
+        pass
+    with refused.value:
+        assert json.loads(refused.value.read())["code"] == refused.value.code == code
+
+
+def test_kubectl_discovers_the_resources_and_gets_a_table(stand_in: ApiStandIn) -> None:
+    stand_in.edit_node("gpu-node-2", {"spec": {"unschedulable": True}})
+    request = urllib.request.Request(
+        f"{stand_in.endpoint}/api/v1/nodes", headers={"Accept": "application/json;as=Table"}
+    )
+    with _opener().open(request, timeout=60) as answer:
+        table = json.loads(answer.read())
+    listed = [
+        resource["name"]
+        for path in ("/api/v1", "/apis/coordination.k8s.io/v1")
+        for resource in json.loads(_get(stand_in.endpoint + path))["resources"]
+    ]
+
+    assert listed == ["nodes", "events", "leases"]
+    assert [row["cells"] for row in table["rows"]] == [
+        [NODE, "Ready", "v1.33.0"],
+        ["gpu-node-2", "Ready,SchedulingDisabled", "v1.33.0"],
+    ]
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def _get(url: str) -> str:
+    with _opener().open(url, timeout=60) as answer:
+        return str(answer.read(), "utf-8")

@@ -1,0 +1,147 @@
+"""The simulated dev/kmsg gives what the real one gives: one record per read, in the documented form."""
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sim.kernel_log import SimulatedKernelLog, monotonic_us
+
+READ_BYTES = 8192
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[SimulatedKernelLog]:
+    log = SimulatedKernelLog(tmp_path / "kmsg")
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def open_reader(log: SimulatedKernelLog) -> Iterator[Callable[[], int]]:
+    descriptors: list[int] = []
+
+    def open_log() -> int:
+        descriptors.append(os.open(log.path, os.O_RDONLY | os.O_NONBLOCK))
+        return descriptors[-1]
+
+    yield open_log
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _read_all(descriptor: int) -> list[bytes]:
+    records = []
+    while True:
+        try:
+            records.append(os.read(descriptor, READ_BYTES))
+        except BlockingIOError:
+            return records
+
+
+def test_a_read_gives_exactly_one_record(log: SimulatedKernelLog, open_reader: Callable[[], int]) -> None:
+    written = [log.write(text) for text in ("first", "second", "third")]
+
+    assert _read_all(open_reader()) == [record.line for record in written]
+
+
+def test_a_record_has_priority_sequence_time_and_text(log: SimulatedKernelLog) -> None:
+    before = monotonic_us()
+    log.write("eth0: link up", level=6)
+    record = log.write("NVRM: Xid (PCI:0000:53:00): 79, GPU has fallen off the bus.")
+    after = time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6
+
+    assert re.fullmatch(rb"4,1,\d+,-;NVRM: Xid \(PCI:0000:53:00\): 79, GPU has fallen off the bus\.\n", record.line)
+    assert before <= record.timestamp_us <= after
+
+
+def test_a_record_of_user_space_carries_its_facility(log: SimulatedKernelLog) -> None:
+    assert log.write("forged", facility=1).priority == 12
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("two\nlines", rb"two\x0alines"),
+        ("back\\slash", rb"back\x5cslash"),
+        ("é", rb"\xc3\xa9"),
+        (b"\xff\x00", rb"\xff\x00"),
+    ],
+)
+def test_what_is_not_printable_is_escaped(log: SimulatedKernelLog, text: str | bytes, escaped: bytes) -> None:
+    assert log.write(text).line.partition(b";")[2] == escaped + b"\n"
+
+
+def test_a_reader_waits_in_its_read_until_a_record_comes(
+    log: SimulatedKernelLog, open_reader: Callable[[], int]
+) -> None:
+    reader = open_reader()
+    os.set_blocking(reader, True)
+    log.write("first")
+    assert os.read(reader, READ_BYTES) == log.ring[0].line
+
+    log.write("second")
+    assert os.read(reader, READ_BYTES) == log.ring[1].line
+
+
+def test_a_restarted_reader_gets_the_ring_of_this_boot_again(
+    log: SimulatedKernelLog, open_reader: Callable[[], int]
+) -> None:
+    written = [log.write("first"), log.write("second")]
+    _read_all(open_reader())
+    written.append(log.write("while nobody read"))
+
+    log.replay()
+
+    assert _read_all(open_reader()) == [record.line for record in written]
+
+
+def test_a_new_boot_empties_the_ring_and_counts_from_0(log: SimulatedKernelLog, open_reader: Callable[[], int]) -> None:
+    log.write("before")
+    log.clear()
+    after = log.write("after")
+
+    assert (after.sequence, log.ring, _read_all(open_reader())) == (0, (after,), [after.line])
+
+
+def test_a_full_ring_loses_its_oldest_records(log: SimulatedKernelLog, open_reader: Callable[[], int]) -> None:
+    for number in range(1000):
+        log.write(f"record {number}")
+    read = _read_all(open_reader())
+
+    assert read == [record.line for record in log.ring]
+    assert log.ring[-1].sequence == 999
+    assert log.ring[0].sequence == 1000 - len(read) > 0
+
+
+def test_an_overrun_leaves_a_gap_in_the_sequence(log: SimulatedKernelLog) -> None:
+    log.write("before")
+    log.overrun(5)
+
+    assert log.write("after").sequence == 6
+
+
+def test_a_malformed_record_reaches_the_reader_as_it_stands(
+    log: SimulatedKernelLog, open_reader: Callable[[], int]
+) -> None:
+    log.write_raw(b"4,12")
+
+    assert _read_all(open_reader()) == [b"4,12"]
+    assert log.ring == ()
+
+
+def test_a_record_that_would_be_cut_is_refused(log: SimulatedKernelLog) -> None:
+    with pytest.raises(ValueError, match="a record of 5000 bytes; a packet holds at most 4096"):
+        log.write_raw(b"x" * 5000)
+
+
+def test_a_capture_holds_the_ring_as_a_plain_file(log: SimulatedKernelLog, tmp_path: Path) -> None:
+    log.write("first", timestamp_us=1)
+    log.write("second", timestamp_us=2)
+
+    log.save(tmp_path / "capture")
+
+    assert (tmp_path / "capture").read_bytes() == b"4,0,1,-;first\n4,1,2,-;second\n"

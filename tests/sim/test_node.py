@@ -1,0 +1,170 @@
+"""A simulated node's tree has the files and links of a real host."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sim.instance_types import INSTANCE_SHAPES
+from sim.node import SimulatedNode
+
+
+def _functions(node: SimulatedNode, vendor: str) -> list[Path]:
+    listing = sorted((node.root / "sys/bus/pci/devices").iterdir())
+    return [function for function in listing if (function / "vendor").read_text().strip() == vendor]
+
+
+@pytest.mark.parametrize(
+    ("instance_type", "gpus", "efa_devices"),
+    [
+        ("p4d.24xlarge", 8, 4),
+        ("p5.48xlarge", 8, 32),
+        ("p6-b200.48xlarge", 8, 8),
+        ("g5.xlarge", 1, 0),
+        ("g6.xlarge", 1, 0),
+    ],
+)
+def test_each_instance_type_has_its_gpus_and_efa_devices(
+    make_node: Callable[[str], SimulatedNode], instance_type: str, gpus: int, efa_devices: int
+) -> None:
+    node = make_node(instance_type)
+    displays = [
+        function for function in _functions(node, "0x10de") if (function / "class").read_text().strip() == "0x030200"
+    ]
+    efa = [
+        device.name
+        for device in (node.root / "sys/class/infiniband").glob("*")
+        if (device / "device/vendor").read_text().strip() == "0x1d0f"
+    ]
+
+    assert len(displays) == len(list((node.root / "nvml").glob("gpu*"))) == len(node.gpus) == gpus
+    assert sorted(efa) == sorted(node.efa_names)
+    assert len(efa) == efa_devices
+
+
+def test_every_instance_type_can_be_made(make_node: Callable[[str], SimulatedNode]) -> None:
+    names = {(make_node(kind).root / "sys/class/dmi/id/product_name").read_text() for kind in INSTANCE_SHAPES}
+
+    assert names == {f"{kind}\n" for kind in INSTANCE_SHAPES}
+
+
+def test_a_b200_node_has_infiniband_devices_that_are_no_efa(make_node: Callable[[str], SimulatedNode]) -> None:
+    listing = make_node("p6-b200.48xlarge").root / "sys/class/infiniband"
+
+    assert {device.name for device in listing.glob("mlx5_*")} == {"mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"}
+
+
+def test_the_links_of_sys_lead_from_an_efa_device_to_its_pci_function(node: SimulatedNode) -> None:
+    device = node.root / "sys/class/infiniband/rdmap79s0"
+
+    assert (device / "device").resolve().name == "0000:4f:00.0"
+    assert (device / "device/driver").resolve() == node.root.resolve() / "sys/bus/pci/drivers/efa"
+    assert (device / "ports/1/state").read_text() == "4: ACTIVE\n"
+    assert (device / "hw_counters/keep_alive_rcvd").read_text() == "0\n"
+    assert (device / "ports/1/hw_counters/rdma_read_wr_err").read_text() == "0\n"
+
+
+def test_no_link_leads_out_of_the_node(node: SimulatedNode) -> None:
+    links = [path for path in node.root.rglob("*") if path.is_symlink()]
+
+    assert links
+    assert all(link.resolve(strict=True).is_relative_to(node.root.resolve()) for link in links)
+
+
+def test_other_pci_functions_are_there_to_be_passed_over(node: SimulatedNode) -> None:
+    amazon = {(function / "device").read_text().strip() for function in _functions(node, "0x1d0f")}
+    nvidia = [(function / "class").read_text().strip() for function in _functions(node, "0x10de")]
+
+    assert amazon == {"0x8061", "0xec20", "0xcd01", "0xefa2"}
+    assert (nvidia.count("0x030200"), nvidia.count("0x068000")) == (8, 4)
+
+
+def test_gpus_of_all_nodes_have_different_uuids_and_serials(make_node: Callable[[str], SimulatedNode]) -> None:
+    gpus = make_node("p5.48xlarge").gpus + make_node("p5.48xlarge").gpus
+
+    assert len({gpu.uuid for gpu in gpus}) == len({gpu.serial for gpu in gpus}) == 16
+
+
+def test_a_removed_gpu_is_gone_from_pci_and_stays_gone_after_a_reboot(node: SimulatedNode) -> None:
+    node.remove_gpu(3)
+    node.reboot()
+
+    assert not (node.root / "sys/bus/pci/devices" / node.gpus[3].address).is_symlink()
+    assert [gpu.index for gpu in node.present_gpus] == [0, 1, 2, 4, 5, 6, 7]
+
+
+def test_a_removed_efa_function_takes_its_device_along(node: SimulatedNode) -> None:
+    node.remove_efa(1)
+
+    assert not (node.root / "sys/class/infiniband/rdmap80s0").is_symlink()
+    assert len(list((node.root / "sys/class/infiniband").iterdir())) == 31
+
+
+def test_a_gpu_given_to_another_driver_keeps_it_when_the_nvidia_driver_is_loaded_anew(node: SimulatedNode) -> None:
+    node.pci.bind(node.gpus[0].address, "vfio-pci")
+    node.driver_unload()
+    assert [node.pci.driver(gpu.address) for gpu in node.gpus] == ["vfio-pci"] + [""] * 7
+
+    node.driver_load()
+    assert [node.pci.driver(gpu.address) for gpu in node.gpus] == ["vfio-pci"] + ["nvidia"] * 7
+
+
+def test_an_unloaded_driver_leaves_no_trace_but_its_library(node: SimulatedNode) -> None:
+    node.driver_unload()
+
+    assert not (node.root / "sys/module/nvidia").exists()
+    assert list((node.root / "dev").glob("nvidia*")) == []
+    assert node.library.resolve().name == "libnvidia-ml.so.570.133.20"
+
+
+def test_a_reboot_heals_what_a_reboot_heals(node: SimulatedNode) -> None:
+    first_boot = node.boot_id
+    node.lose_gpu(3)
+    node.hang()
+    node.crash("nvmlInit_v2")
+    node.write_value("nvml/error/nvmlDeviceGetCount_v2", 999)
+    node.write_value("nvml/gpu0/error.nvmlDeviceGetUUID", 16)
+    node.write_value("nvml/gpu0/remap_pending", 1)
+    node.write_value("nvml/gpu0/remap_failed", 1)
+
+    node.reboot()
+
+    faults = [*node.root.glob("nvml/gpu*/error*"), *node.root.glob("nvml/error"), *node.root.glob("nvml/[hc][ar]*")]
+    assert faults == []
+    assert (node.root / "nvml/gpu0/remap_pending").read_text() == "0\n"
+    assert (node.root / "nvml/gpu0/remap_failed").read_text() == "1\n"
+    assert node.boot_id != first_boot
+
+
+def test_an_xid_line_has_the_form_of_its_driver(tmp_path: Path) -> None:
+    lines = []
+    for version in ("565.57.01", "570.133.20"):
+        with SimulatedNode.create(tmp_path / version, driver_version=version) as node:
+            node.xid(0, 79, "GPU has fallen off the bus.")
+            node.xid(0, 31, "MMU Fault", process=(4711, "python3"))
+            lines.append([record.text.decode() for record in node.kernel_log.ring[-2:]])
+
+    assert lines == [
+        [
+            "NVRM: Xid (PCI:0000:53:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+            "NVRM: Xid (PCI:0000:53:00): 31, pid=4711, name=python3, MMU Fault",
+        ],
+        [
+            "NVRM: Xid (PCI:0000:53:00): 79, GPU has fallen off the bus.",
+            "NVRM: Xid (PCI:0000:53:00): 31, pid=4711, name=python3, MMU Fault",
+        ],
+    ]
+
+
+def test_the_driver_says_once_per_boot_which_gpu_is_at_an_address(node: SimulatedNode) -> None:
+    for _ in range(2):
+        node.xid(2, 13, "Graphics Exception")
+    texts = [record.text.decode() for record in node.kernel_log.ring]
+
+    assert texts.count(f"NVRM: GPU at PCI:0000:75:00: {node.gpus[2].uuid}") == 1
+    assert texts.count(f"NVRM: GPU Board Serial Number: {node.gpus[2].serial}") == 1
+
+
+def test_a_node_is_made_where_nothing_stands_yet(node: SimulatedNode) -> None:
+    with pytest.raises(FileExistsError):
+        SimulatedNode.create(node.root)

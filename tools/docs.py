@@ -1,0 +1,112 @@
+"""Writes what the documents say of the code: docs/checks.md and the table in README.md.
+
+`--check` only says what is stale.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+from healthcheck.catalog.policy import Policy
+from healthcheck.catalog.xid import severity_of, xid_table
+from healthcheck.checks import CHECKS
+from healthcheck.model import Check, Severity
+
+ROOT = Path(__file__).parents[1]
+CHECKS_PAGE = ROOT / "docs" / "checks.md"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- checks: begin (make docs) -->", "<!-- checks: end -->"
+
+
+def readme_table() -> str:
+    """One line per check: where it looks, what it can find."""
+    lines = ["| check | looks at | can find |", "|---|---|---|"]
+    for check in CHECKS:
+        sources = ", ".join(probe.name for probe in check.needs)
+        reasons = ", ".join(f"`{reason.name}` {_severity(check, reason.severity)}" for reason in check.reasons)
+        lines.append(f"| {check.group[0]} `{check.name}` | {sources} | {reasons} |")
+    return "\n".join(lines)
+
+
+def checks_page() -> str:
+    """The whole of docs/checks.md."""
+    parts = [
+        "# Checks\n",
+        "Generated from the code by `make docs`; a test fails when it is stale.\n",
+    ]
+    parts += [_section(check) for check in CHECKS]
+    parts.append(_xid_section())
+    return "\n".join(parts)
+
+
+def _section(check: Check) -> str:
+    lines = [
+        f"## {check.name} (group `{check.group}`)\n",
+        f"{(sys.modules[check.judge.__module__].__doc__ or '').strip()}\n",
+        f"Looks at: {', '.join(probe.name for probe in check.needs)}. {_NATURES[check.nature.value]}\n",
+        "| reason | severity | what it means | what to do |",
+        "|---|---|---|---|",
+    ]
+    for reason in check.reasons:
+        meaning = reason.meaning + (" Counts once three further looks saw it too." if reason.flickers else "")
+        severity = _severity(check, reason.severity)
+        lines.append(
+            f"| [`{reason.name}`](runbook.md#{reason.name.lower()}) | {severity} | {meaning} | {reason.action} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+_NATURES = {
+    "level": "A finding leaves when a look shows it gone.",
+    "event": "A finding stands until its written exit: MONITOR a day or a reboot, RESET and REBOOT a reboot.",
+}
+
+
+def _severity(check: Check, severity: Severity) -> str:
+    return "by its code" if check.name == "xid" else severity.name
+
+
+def _xid_section() -> str:
+    codes: dict[Severity, list[str]] = defaultdict(list)
+    for code in xid_table():
+        codes[severity_of(code, "", Policy())].append(str(code))
+    lines = [
+        "## Xid codes\n",
+        "Default severities. 154 follows the recovery action that its line names; 144-150 and 74 follow",
+        "`NVLINK5_DEFAULT` and `NVLINK_DEFAULT`; a code that is not in the catalogue is MONITOR.\n",
+        "| severity | codes |",
+        "|---|---|",
+    ]
+    names = {Severity.PASS: "no finding (NVIDIA: IGNORE)"}
+    lines += [
+        f"| {names.get(severity, severity.name)} | {', '.join(codes[severity])} |"
+        for severity in sorted(codes, reverse=True)
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def rendered() -> dict[Path, str]:
+    """Every generated file and what it should hold."""
+    before, _, rest = README.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return {
+        CHECKS_PAGE: checks_page(),
+        README: f"{before}{BEGIN}\n{readme_table()}\n{END}{after}",
+    }
+
+
+def main() -> int:
+    stale = {path: text for path, text in rendered().items() if not path.exists() or path.read_text() != text}
+    if "--check" in sys.argv[1:]:
+        for path in stale:
+            sys.stderr.write(f"{path.relative_to(ROOT)} is stale: run make docs\n")
+        return 1 if stale else 0
+    for path, text in stale.items():
+        path.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
