@@ -119,6 +119,22 @@ class SimulatedNode:
         """The index-th EFA function is gone from PCI; a reboot does not bring it back."""
         self.pci.unplug(self.shape.efa_addresses[index])
 
+    def remove_rdma(self, index: int) -> None:
+        """The index-th EFA function is on PCI, and the driver made no RDMA device of it."""
+        self.pci.remove_infiniband(self.shape.efa_addresses[index])
+
+    def unload_efa(self) -> None:
+        for address in self.shape.efa_addresses:
+            self.pci.remove_infiniband(address)
+            self.pci.unbind(address)
+        shutil.rmtree(self.root / "sys/module/efa")
+
+    def hand_gpu_to_a_virtual_machine(self, index: int) -> None:
+        """The function is bound to vfio-pci: on PCI, and none of the NVIDIA driver's business."""
+        self.pci.unbind(self.gpus[index].address)
+        self.pci.bind(self.gpus[index].address, "vfio-pci")
+        shutil.rmtree(self.root / f"nvml/gpu{index}")
+
     # -- faults of the driver
 
     def hang(self, function: str = "") -> None:

@@ -43,8 +43,7 @@ class PciTree:
             self.bind(function.address, function.driver)
 
     def unplug(self, address: str) -> None:
-        for infiniband in (self._directory(address) / "infiniband").glob("*"):
-            (self._sys / "class/infiniband" / infiniband.name).unlink()
+        self.remove_infiniband(address)
         (self._sys / "bus/pci/devices" / address).unlink()
         shutil.rmtree(self._directory(address))
 
@@ -76,6 +75,13 @@ class PciTree:
         listing.mkdir(parents=True, exist_ok=True)
         (listing / name).symlink_to(f"../../devices/pci0000:00/{address}/infiniband/{name}")
         return device
+
+    def remove_infiniband(self, address: str) -> None:
+        """The function loses its verbs devices and stays on PCI."""
+        folder = self._directory(address) / "infiniband"
+        for infiniband in folder.glob("*"):
+            (self._sys / "class/infiniband" / infiniband.name).unlink()
+        shutil.rmtree(folder, ignore_errors=True)
 
     def add_efa(self, address: str) -> None:
         device = self.add_infiniband(address, efa_name(address))

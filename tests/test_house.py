@@ -1,0 +1,107 @@
+"""The house itself: what is promised in one place stands in the others too."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from agent.settings import AgentSettings
+from healthcheck import checks
+from healthcheck.model import Check, Reason
+from healthcheck.settings import PROFILES_FILE, NodeSettings
+from sim.scenarios import scenarios
+from tools import docs, manifests
+
+ROOT = Path(__file__).parents[1]
+REASONS = [reason.name for check in checks.CHECKS for reason in check.reasons]
+MODULES = sorted(file.stem for file in (ROOT / "healthcheck/checks").glob("*.py") if file.stem != "__init__")
+
+
+def documents() -> list[dict[str, object]]:
+    files = sorted((ROOT / "kubernetes/manifests").glob("*.yaml"))
+    return [document for file in files for document in yaml.safe_load_all(file.read_text()) if document]
+
+
+def test_every_module_of_checks_is_in_the_list() -> None:
+    assert sorted(check.judge.__module__.rpartition(".")[2] for check in checks.CHECKS) == MODULES
+
+
+@pytest.mark.parametrize("check", checks.CHECKS, ids=lambda check: check.name)
+def test_a_check_is_named_after_its_file_and_belongs_to_a_known_group(check: Check) -> None:
+    stem = check.judge.__module__.rpartition(".")[2]
+    assert (stem.replace("_", "-"), True) == (check.name, check.group in checks.GROUPS.values())
+
+
+@pytest.mark.parametrize("check", checks.CHECKS, ids=lambda check: check.name)
+def test_every_reason_in_a_check_is_declared(check: Check) -> None:
+    module = importlib.import_module(check.judge.__module__)
+    written = {value for _, value in inspect.getmembers(module) if isinstance(value, Reason)}
+    assert set(check.reasons) == written
+
+
+@pytest.mark.parametrize("check", checks.CHECKS, ids=lambda check: check.name)
+def test_a_check_finds_nothing_under_another_name_than_its_reasons(check: Check) -> None:
+    source = inspect.getsource(importlib.import_module(check.judge.__module__))
+    literal = re.findall(r'Finding\(\s*(?:reason=)?"(\w+)"', source)
+    assert literal == []
+
+
+def test_reasons_are_unique_and_pascal_case() -> None:
+    assert sorted(set(REASONS)) == sorted(REASONS)
+    assert [name for name in REASONS if not re.fullmatch(r"[A-Z][A-Za-z0-9]+", name)] == []
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_a_reason_has_a_heading_in_the_runbook(reason: str) -> None:
+    assert f"\n## {reason}\n" in (ROOT / "docs/runbook.md").read_text()
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_a_reason_has_a_scenario(reason: str) -> None:
+    assert reason in {scenario.stands_for for scenario in scenarios()}
+
+
+def test_the_generated_documents_are_fresh() -> None:
+    assert [path.name for path, text in docs.rendered().items() if path.read_text() != text] == []
+
+
+def test_the_config_map_holds_the_profiles_and_only_keys_that_somebody_reads() -> None:
+    config = next(one for one in documents() if one["kind"] == "ConfigMap")
+    data = config["data"]
+    assert isinstance(data, dict)
+    known = {str(one.alias) for one in NodeSettings.model_fields.values()} | {PROFILES_FILE}
+    assert set(data) - known == set()
+    assert data[PROFILES_FILE] == (ROOT / PROFILES_FILE).read_text()
+    assert manifests.MANIFEST.read_text() == manifests.render(
+        manifests.MANIFEST.read_text(), (ROOT / PROFILES_FILE).read_text()
+    )
+
+
+def test_manifests_set_no_variable_that_no_settings_class_knows() -> None:
+    known = {str(one.alias) for one in AgentSettings.model_fields.values()}
+    text = (ROOT / "kubernetes/manifests/04-daemonset-agent.yaml").read_text()
+    daemon_set = yaml.safe_load(text)
+    containers = daemon_set["spec"]["template"]["spec"]["containers"]
+    assert {one["name"] for container in containers for one in container["env"]} - known == set()
+
+
+def test_the_folder_of_manifests_never_becomes_a_package() -> None:
+    """With an __init__.py it would hide the client of the same name."""
+    assert list((ROOT / "kubernetes").rglob("__init__.py")) == []
+
+
+def test_the_readme_shows_what_the_demo_prints() -> None:
+    demo = (ROOT / "sim/demo.py").read_text()
+    readme = (ROOT / "README.md").read_text()
+    shown = readme.partition("<!-- demo: begin -->")[2].partition("<!-- demo: end -->")[0]
+    for words in ("GPU 3 falls off the bus", "the driver hangs", "rebooted: pass", "stood on the node"):
+        assert (words in demo, words in shown) == (True, True)
+
+
+def test_the_readme_has_at_most_150_lines() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
