@@ -16,7 +16,7 @@ from healthcheck.examine import judge, look
 from healthcheck.expectation import Expectation
 from healthcheck.model import Host, Now, ProbeError, Unobserved
 from healthcheck.probes import machine
-from healthcheck.probes.nvml import NVML, Driver, DriverLook
+from healthcheck.probes.nvml import NVML, Driver, DriverLook, Gpus
 from healthcheck.profiles import find_profile
 from healthcheck.settings import BadValue, Settings, SettingsError
 from healthcheck.telemetry import Telemetry
@@ -89,6 +89,8 @@ class Cycle:
         self._driver_paused = driver_paused
         self._complain = complain
         self._bad: tuple[BadValue, ...] = ()
+        self._said_ignored = False
+        self._library = ""
         self._host = Host(expectations.root, self._ask_driver)
         self.ended_at = time.monotonic()
         self.ended = 0
@@ -127,6 +129,9 @@ class Cycle:
             self._bad = settings.bad
             if settings.bad:
                 self._complain(settings.bad)
+        if settings.values.kernel_log_lines and not self._said_ignored:
+            self._said_ignored = True
+            log.warning("KERNEL_LOG_LINES has no effect: a cursor took its place")
         self._expectations.settings = settings
         self._ledger.configure(settings)
 
@@ -140,7 +145,15 @@ class Cycle:
             self._telemetry.missed.inc()
             log.warning("the driver did not answer", detail=str(answer.answer), stuck_pid=answer.stuck_pid)
         self._telemetry.stuck.set(answer.stuck_pid is not None)
+        if isinstance(answer.answer, Gpus):
+            self._say_library(answer.answer)
         return answer
+
+    def _say_library(self, gpus: Gpus) -> None:
+        if gpus.library != self._library:
+            self._library = gpus.library
+            log.info("driver", library=gpus.library, driver_version=gpus.driver_version, gpus=len(gpus.gpus))
+        self._telemetry.show_driver(gpus.driver_version, gpus.library)
 
     def _account(self, began: float) -> None:
         self.ended_at = time.monotonic()

@@ -39,7 +39,7 @@ class Follower(threading.Thread):
         ledger: Ledger,
         telemetry: Telemetry,
         expect: Callable[[], Expectation],
-        lost: Callable[[int], None],
+        say: Callable[[str, str], None],
         facilities: frozenset[int] = KERNEL_FACILITY,
     ) -> None:
         super().__init__(name="follow", daemon=True)
@@ -47,7 +47,8 @@ class Follower(threading.Thread):
         self._ledger = ledger
         self._telemetry = telemetry
         self._expect = expect
-        self._lost = lost
+        self._say = say
+        self._said_unreadable = False
         self._facilities = facilities
         self._stop_read, self._stop_write = os.pipe()
         self._stopping = threading.Event()
@@ -88,7 +89,11 @@ class Follower(threading.Thread):
         if batch.lost:
             telemetry.lost.inc(batch.lost)
             log.warning("kernel log records were overwritten before they were read", lost=batch.lost)
-            self._lost(batch.lost)
+            self._say("KernelLogOverrun", f"{batch.lost} kernel log records were overwritten before they were read")
+        if batch.unreadable and not self._said_unreadable:
+            self._said_unreadable = True
+            log.warning("lines of the kernel log are no records", unreadable=batch.unreadable)
+            self._say("KernelLogUnreadable", f"{batch.unreadable} lines of the kernel log are no records, or cut short")
         expected = self._expect()
         findings = [finding for record in batch.records if (finding := self._read(record, expected))]
         loads = [record.at for record in batch.records if record.text.startswith(_DRIVER_LOADS)]

@@ -14,6 +14,7 @@ from healthcheck.cluster import Cluster, ClusterError
 log = structlog.get_logger()
 
 _CAP_SECONDS = 60.0
+_AGAIN_SECONDS = 1.0
 
 
 class Watcher(threading.Thread):
@@ -47,6 +48,8 @@ class Watcher(threading.Thread):
             if self._stopping.is_set():
                 return
             self._saw(node)
+        # The server ends a watch after an hour; one that ends it at once must not be asked in a tight loop.
+        self._stopping.wait(_AGAIN_SECONDS)
 
 
 def _say(state: tenacity.RetryCallState) -> None:

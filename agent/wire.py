@@ -73,7 +73,7 @@ class Agent:
             self.ledger,
             telemetry,
             lambda: self.expectations.now(self.ledger.memory.driver_loaded_at),
-            self._lost_records,
+            self._say,
             facilities,
         )
         self.schedule = Schedule(
@@ -128,9 +128,6 @@ class Agent:
             log.error("a setting is not allowed; the last good configuration stays", setting=str(one))
             # The first reading is before there is a teller.
             threading.Timer(0, lambda text=str(one): self._say("BadSetting", text)).start()
-
-    def _lost_records(self, count: int) -> None:
-        self._say("KernelLogOverrun", f"{count} kernel log records were overwritten before they were read")
 
     def _say(self, reason: str, message: str) -> None:
         event: Event = node_event(self.settings.node_name, reason, message)

@@ -32,6 +32,7 @@ class Telemetry:
         self.look_time = gauge("last_look_timestamp_seconds", "When the last light look ended.")
         self.looks = counter("looks_total", "Light looks that ended.")
         self.missed = counter("driver_deadlines_missed_total", "Looks at NVML that did not come back in time.")
+        self.driver = gauge("driver_info", "1: the driver and the library that was asked.", ("version", "library"))
         self.stuck = gauge("stuck_children", "Processes that are stuck in the driver and can't be ended.")
         self.records = counter("kernel_log_records_total", "Kernel log records read.")
         self.lost = counter("kernel_log_lost_records_total", "Kernel log records overwritten before they were read.")
@@ -51,6 +52,11 @@ class Telemetry:
     def show_status(self, status: Status) -> None:
         for one in Status:
             self.status.labels(one.value).set(one is status)
+
+    def show_driver(self, version: str, library: str) -> None:
+        """The driver of now; a label of an earlier one leaves."""
+        self.driver.clear()
+        self.driver.labels(version, library).set(1)
 
     def _counter(self, name: str, text: str, labels: Iterable[str] = ()) -> Counter:
         return Counter(f"{_NAMESPACE}_{name}", text, tuple(labels), registry=self.registry)

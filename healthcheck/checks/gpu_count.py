@@ -51,7 +51,9 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
 
 def _silent_gpus(answer: nvml.Gpus, functions: list[pci.PciFunction]) -> Iterator[Judgement]:
     known = {gpu.address for gpu in answer.gpus}
-    unclaimed = iter([function.address for function in functions if function.address not in known])
+    left = [function for function in functions if function.address not in known]
+    # A function without a driver was never NVML's to count.
+    unclaimed = iter([one.address for one in sorted(left, key=lambda one: one.driver != "nvidia")])
     for gpu in answer.gpus:
         if gpu.error == nvml.SUCCESS:
             continue
