@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import queue
 import signal
 import sys
 import threading
@@ -21,8 +22,9 @@ from healthcheck.telemetry import Telemetry, serve
 
 log = structlog.get_logger()
 
-USAGE = 3
+FAILED, USAGE = 1, 3
 _STANDBY_SECONDS = 2.0
+_OURS = ("follow", "watch", "tell")
 _ONCE_SECONDS = 0.2
 
 
@@ -43,10 +45,22 @@ def main(arguments: list[str] | None = None) -> int:
     except ClusterError as error:
         sys.stderr.write(f"gpu-healthcheck agent: {error}\n")
         return USAGE
-    stop = threading.Event()
+    threading.excepthook = _thread_failed
+    return _run(settings, cluster, _stop_at_signals(), options)
+
+
+def _stop_at_signals() -> threading.Event:
+    """Set by SIGTERM and SIGINT, but never in their handler: that may interrupt a wait that holds the event's lock."""
+    stop, came = threading.Event(), queue.SimpleQueue[int]()
+
+    def wait() -> None:
+        came.get()
+        stop.set()
+
+    threading.Thread(target=wait, name="signals", daemon=True).start()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    return _run(settings, cluster, stop, options)
+        signal.signal(number, lambda number, _: came.put(number))
+    return stop
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
@@ -99,6 +113,17 @@ class _Serving:
         return self.agent is not None and self.agent.ready()
 
 
+def _thread_failed(ended: threading.ExceptHookArgs) -> None:
+    """A thread that ended by a fault of ours would leave a blind or dumb agent: the kubelet starts a whole one."""
+    name = ended.thread.name if ended.thread else ""
+    told = (ended.exc_type, ended.exc_value, ended.exc_traceback)
+    log.error("a thread failed", thread=name, exc_info=told)
+    # The scheduler's may fail while it is shut down; should it ever fail else, /healthz notices.
+    if name in _OURS:
+        sys.stderr.flush()
+        os._exit(FAILED)
+
+
 def _hold(file: MemoryFile, telemetry: Telemetry) -> bool:
     """Whether we are the one who writes. Without a disk to lock on there is nobody to share with."""
     try:
@@ -124,6 +149,22 @@ def log_as_json(level: str) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+    # What libraries log, such as a look that still runs when the next is due, reads the same.
+    libraries = logging.StreamHandler(sys.stderr)
+    libraries.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[
+                structlog.processors.add_log_level,
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+                structlog.processors.format_exc_info,
+            ],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.JSONRenderer(),
+            ],
+        )
+    )
+    logging.basicConfig(level=logging.WARNING, handlers=[libraries])
 
 
 if __name__ == "__main__":

@@ -51,17 +51,20 @@ class Schedule:
 
     def _run(self) -> None:
         self._scheduler.add_job(self._aside, "date", executor="aside", id="aside", replace_existing=True)
-        again_seconds = self._look()
-        self._keep_interval()
-        if again_seconds is not None:
-            at = datetime.now(UTC) + timedelta(seconds=again_seconds)
-            self._scheduler.add_job(self._run, "date", run_date=at, executor="light", id="again", replace_existing=True)
+        again_seconds = None
+        try:
+            again_seconds = self._look()
+        finally:
+            self._plan_next(again_seconds)
 
-    def _keep_interval(self) -> None:
+    def _plan_next(self, again_seconds: float | None) -> None:
         seconds = self._interval_seconds()
-        if seconds == self._scheduled_seconds:
+        sooner = again_seconds is not None and again_seconds <= seconds
+        if seconds == self._scheduled_seconds and not sooner:
             return
         self._scheduled_seconds = seconds
+        # A sooner look takes the place of the next one: beside it, two looks could come close together.
+        at = {"next_run_time": datetime.now(UTC) + timedelta(seconds=again_seconds or 0)} if sooner else {}
         self._scheduler.add_job(
             self._run,
             "interval",
@@ -70,6 +73,7 @@ class Schedule:
             executor="light",
             id="look",
             replace_existing=True,
+            **at,
         )
 
     def _look_at_config(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -61,11 +62,14 @@ class Teller(threading.Thread):
         self._adopt = False
         self._events: deque[Event] = deque(maxlen=_MOST_EVENTS_WAITING)
         self._complaints: tuple[str, ...] = ()
-        self._forbidden: set[str] = set()
+        self._forbidden: set[tuple[str, str]] = set()
+        self._not_before = 0.0
         self._outage = False
         self._rewrite_seconds = _REWRITE_SECONDS * random.uniform(*_REWRITE_JITTER)  # noqa: S311
+        self.seen = threading.Event()
+        """Set once the watch has shown the Node, or that it is gone."""
         self.told = threading.Event()
-        """Set once the verdict stands on the Node."""
+        """Set once the verdict stands on the Node, its Events and the heartbeat beside it."""
 
     @property
     def node(self) -> NodeState | None:
@@ -81,6 +85,7 @@ class Teller(threading.Thread):
         if node is not None and before is not None and _older(node, before):
             return
         self._node = node
+        self.seen.set()
         if node is not None and (before is None or _differs(before, node)):
             self._wake.set()
 
@@ -123,22 +128,23 @@ class Teller(threading.Thread):
             return
         if settled or snapshot.verdict.severity >= Severity.RESET:
             self._telemetry.pending.set(1)
-            self._apply(self._node or self._read())
-            self._telemetry.pending.set(0)
-        if settled:
-            self.told.set()
+            self._telemetry.pending.set(not self._apply(self._node or self._read()))
         if self._how.write:
             self._tell_events()
             self._tell_heartbeat()
+        if settled:
+            self.told.set()
         if self._outage:
             self._outage = False
             log.info("the API server is back; the node is up to date")
 
     def _read(self) -> NodeState:
         self._node = self._cluster.read_node(self._how.node_name)
+        self._allowed("get", "nodes")
         return self._node
 
-    def _apply(self, node: NodeState) -> None:
+    def _apply(self, node: NodeState) -> bool:
+        """Whether the verdict stands on the Node now."""
         if self._adopt:
             self._adopt_record(node)
         verdict, memory = (snapshot := self._ledger.snapshot()).verdict, snapshot.memory
@@ -151,25 +157,36 @@ class Teller(threading.Thread):
             log.info(
                 "dry run", patch=change.patch, condition=change.condition, events=[e.reason for e in change.events]
             )
-            return
+            return True
+        stands = True
         # The taint first: it is what keeps work away. Each answer is the Node as it is after the write.
         if change.patch is not None:
             patch = change.patch
-            if self._write("nodes", lambda: self._keep(self._cluster.patch_node(node.name, patch))):
+            stands = self._write("nodes", lambda: self._keep(self._cluster.patch_node(node.name, patch)))
+            if stands:
                 self._events.extend(change.events)
                 log.info("told the node", status=verdict.status.value, severity=verdict.severity.name)
         if change.condition is not None:
             condition = change.condition
-            self._write("nodes/status", lambda: self._keep(self._cluster.patch_condition(node.name, condition)))
+            write = partial(self._cluster.patch_condition, node.name, condition)
+            stands = self._write("nodes/status", lambda: self._keep(write())) and stands
+        return stands
 
     def _keep(self, node: NodeState) -> None:
-        self._node = node
+        """The answer to our write, unless the watch has already shown what came after it."""
+        if self._node is None or not _older(node, self._node):
+            self._node = node
 
     def _tell_events(self) -> None:
-        while self._events:
-            event, node = self._events[0], self._node or self._read()
-            self._write("events", partial(self._cluster.create_event, node, event, self._clock().wall))
-            self._events.popleft()
+        forbidden: list[Event] = []
+        try:
+            while self._events:
+                event, node = self._events[0], self._node or self._read()
+                if not self._write("events", partial(self._cluster.create_event, node, event, self._clock().wall)):
+                    forbidden.append(event)
+                self._events.popleft()
+        finally:
+            self._events.extend(forbidden)
 
     def _tell_heartbeat(self) -> None:
         if not self._beat_due:
@@ -186,22 +203,25 @@ class Teller(threading.Thread):
             write()
         except (Forbidden, Refused) as error:
             result = type(error).__name__.lower()
-            self._say_forbidden(resource, error)
+            self._say_forbidden("write", resource, error)
             return False
         except ClusterError as error:
             result = type(error).__name__.lower()
             raise
         finally:
             self._telemetry.requests.labels(resource, result).inc()
-        self._telemetry.forbidden.labels(resource).set(0)
-        self._forbidden.discard(resource)
+        self._allowed("write", resource)
         return True
 
-    def _say_forbidden(self, resource: str, error: ClusterError) -> None:
+    def _allowed(self, verb: str, resource: str) -> None:
+        self._forbidden.discard((verb, resource))
+        self._telemetry.forbidden.labels(resource).set(any(one == resource for _, one in self._forbidden))
+
+    def _say_forbidden(self, verb: str, resource: str, error: ClusterError) -> None:
         self._telemetry.forbidden.labels(resource).set(1)
-        if resource not in self._forbidden:
-            log.error("the cluster forbids what the agent has to write", resource=resource, answer=str(error))
-        self._forbidden.add(resource)
+        if (verb, resource) not in self._forbidden:
+            log.error("the cluster forbids what the agent has to do", resource=resource, answer=str(error))
+        self._forbidden.add((verb, resource))
 
     def _adopt_record(self, node: NodeState) -> None:
         text = node.annotations.get(RESULTS)
@@ -223,7 +243,9 @@ class Teller(threading.Thread):
         self._complaints = complaints or self._complaints
 
     def _wait(self, seconds: float | None) -> None:
+        """Until there is news or the seconds passed, and never less than the server asked for."""
         self._wake.wait(seconds)
+        self._stopping.wait(max(self._not_before - time.monotonic(), 0.0))
         self._wake.clear()
 
     def _pause(self, state: tenacity.RetryCallState) -> float:
@@ -235,13 +257,16 @@ class Teller(threading.Thread):
             return _NODE_GONE_SECONDS
         severe = self._ledger.snapshot().verdict.severity >= Severity.REBOOT
         backoff = tenacity.wait_random_exponential(max=_URGENT_CAP_SECONDS if severe else _CAP_SECONDS)
-        asked = error.retry_after_seconds if isinstance(error, Unavailable) else None
-        return max(asked or 0.0, backoff(state))
+        asked = (error.retry_after_seconds if isinstance(error, Unavailable) else None) or 0.0
+        self._not_before = time.monotonic() + asked
+        return max(asked, backoff(state))
 
     def _account_for(self, state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         if isinstance(error, Conflict | NotFound):
             self._node = None
+        if isinstance(error, Forbidden):
+            self._say_forbidden(error.verb, error.resource, error)
         if isinstance(error, Unavailable) and not self._outage:
             self._outage = True
             log.warning("the API server is away; the newest verdict is kept", error=str(error))

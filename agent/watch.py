@@ -9,7 +9,7 @@ import structlog
 import tenacity
 
 from healthcheck.change import NodeState
-from healthcheck.cluster import Cluster, ClusterError
+from healthcheck.cluster import Cluster, ClusterError, Unavailable
 
 log = structlog.get_logger()
 
@@ -35,7 +35,7 @@ class Watcher(threading.Thread):
         while not self._stopping.is_set():
             again = tenacity.Retrying(
                 retry=tenacity.retry_if_exception_type(ClusterError),
-                wait=tenacity.wait_random_exponential(max=_CAP_SECONDS),
+                wait=_pause,
                 sleep=tenacity.sleep_using_event(self._stopping),
                 stop=tenacity.stop_when_event_set(self._stopping),
                 before_sleep=_say,
@@ -50,6 +50,12 @@ class Watcher(threading.Thread):
             self._saw(node)
         # The server ends a watch after an hour; one that ends it at once must not be asked in a tight loop.
         self._stopping.wait(_AGAIN_SECONDS)
+
+
+def _pause(state: tenacity.RetryCallState) -> float:
+    error = state.outcome.exception() if state.outcome else None
+    asked = (error.retry_after_seconds if isinstance(error, Unavailable) else None) or 0.0
+    return max(asked, tenacity.wait_random_exponential(max=_CAP_SECONDS)(state))
 
 
 def _say(state: tenacity.RetryCallState) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-import threading
+from dataclasses import replace
 
 import structlog
 
@@ -32,6 +31,8 @@ log = structlog.get_logger()
 
 _INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 _MOST_INTERVALS_SILENT = 3
+_FIRST_SIGHT_SECONDS = 1.0
+"""How long the first look waits for the watch; without the API server it looks all the same."""
 
 
 class Agent:
@@ -56,7 +57,6 @@ class Agent:
         self.cycle = Cycle(
             self.driver, self.ledger, self.expectations, telemetry, settings.config_dir, self._paused, self._complain
         )
-        self.cycle.reload()
         how = Plan(
             settings.node_name,
             lambda: self.cycle.settings.values.rules,
@@ -65,6 +65,7 @@ class Agent:
             write,
         )
         self.teller = Teller(cluster, self.ledger, telemetry, clock.now, how)
+        self.cycle.reload()
         if lost:
             self.teller.adopt_from_node()
         self.watcher = Watcher(cluster, settings.node_name, self.teller.saw)
@@ -89,6 +90,9 @@ class Agent:
 
     def look(self) -> float | None:
         """One light look and, after it, the heartbeat."""
+        if not self.ready():
+            # The Node's labels say which type this is, and whether somebody is changing the driver.
+            self.teller.seen.wait(_FIRST_SIGHT_SECONDS)
         again_seconds = self.cycle.run()
         self.teller.beat()
         return again_seconds
@@ -126,8 +130,7 @@ class Agent:
     def _complain(self, bad: tuple[BadValue, ...]) -> None:
         for one in bad:
             log.error("a setting is not allowed; the last good configuration stays", setting=str(one))
-            # The first reading is before there is a teller.
-            threading.Timer(0, lambda text=str(one): self._say("BadSetting", text)).start()
+            self._say("BadSetting", str(one))
 
     def _say(self, reason: str, message: str) -> None:
         event: Event = node_event(self.settings.node_name, reason, message)
@@ -145,11 +148,13 @@ def _remember(file: MemoryFile | None, settings: AgentSettings, telemetry: Telem
             telemetry.memory_errors.inc()
             log.warning("the memory file can't be read", error=str(error))
         lost = before is None
+    before = before or Memory()
     try:
         boot = boot_id(root)
     except ProbeError as error:
-        boot = f"unknown-{random.getrandbits(32)}"
+        # Not having looked ends nothing: what stood stands, and the whole log is judged again.
+        before, boot = replace(before, cursor=None), before.boot_id
         log.warning("the boot can't be told from another", error=str(error))
-    memory = remembering.begin(before or Memory(), machine_id(root), boot)
+    memory = remembering.begin(before, machine_id(root), boot)
     log.info("memory", boot_id=boot, cursor=memory.cursor, standing=[one.finding.reason for one in memory.standing])
     return memory, lost

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 import urllib3
+import yaml
 from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.exceptions import ApiException
@@ -27,6 +28,8 @@ _WATCH_SECONDS = (3300, 3900)
 _LONGEST_LINE = 8 << 20
 _LONGEST_MESSAGE = 500
 _PAGE = 500
+_NO_CONFIGURATION = (config.ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError)
+"""What the client raises for a kubeconfig, token or certificate that is missing, garbage, or being written."""
 
 
 class ClusterError(Exception):
@@ -78,10 +81,10 @@ def connect() -> ApiClient:
             config.load_incluster_config(client_configuration=configuration)
         else:
             config.load_kube_config(client_configuration=configuration)
-    except (config.ConfigException, OSError) as error:
-        raise ClusterError(f"no cluster to talk to: {error}") from error
-    configuration.retries = False  # the caller holds the newest verdict: it decides when to try again
-    client = ApiClient(configuration)
+        configuration.retries = False  # the caller holds the newest verdict: it decides when to try again
+        client = ApiClient(configuration)  # reads the certificates
+    except _NO_CONFIGURATION as error:
+        raise ClusterError(f"no cluster to talk to: {_say(error)}") from error
     client.user_agent = COMPONENT
     return client
 

@@ -80,7 +80,8 @@ class MemoryFile:
 
     def write(self, memory: Memory) -> None:
         """Replace the file, on the disk before this returns. Raises MemoryFileError; the old file then stays."""
-        assert self._lock is not None, "only the holder of the lock writes"
+        if self._lock is None:
+            raise MemoryFileError(f"{self.path}: only the holder of the lock writes")
         new = self.path.with_suffix(".new")
         try:
             with new.open("wb") as file:

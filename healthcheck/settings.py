@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import SettingsError as SourceError
 
 from healthcheck.catalog.policy import Policy, parse_overrides
 from healthcheck.change import Rules
@@ -150,6 +151,8 @@ def read_settings(directory: Path | None) -> Settings:
             values = NodeSettings(_secrets_dir=_existing(directory))  # type: ignore[call-arg]
     except ValidationError as error:
         bad.extend(_bad_values(error, directory))
+    except SourceError as error:  # a file that was swapped while it was read
+        bad.append(BadValue("?", "...", str(error), str(directory)))
     try:
         profiles = _read_profiles(directory)
     except (ProfileError, OSError) as error:

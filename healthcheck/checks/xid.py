@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from healthcheck.catalog.xid import severity_of, xid_table
+from healthcheck.catalog.xid import XidRow, severity_of, xid_table
 from healthcheck.expectation import Expectation
 from healthcheck.model import Check, Evidence, Finding, Judgement, Nature, Reason, Severity
 from healthcheck.probes import kernel_log
@@ -55,10 +55,16 @@ def read_xid(record: kernel_log.Record, expected: Expectation) -> Finding | None
         severity=severity,
         subject=f"gpu/{address}{instance}",
         detail=f"{name}: {text}"[:_LONGEST_DETAIL] if text else name,
-        rule=row.rule if row else "xid.csv: no such code",
+        rule=_rule(code, row, expected),
         seq=record.seq,
         at=record.at,
     )
+
+
+def _rule(code: int, row: XidRow | None, expected: Expectation) -> str:
+    if f"Xid{code}" in expected.policy.overrides:
+        return "severity-overrides"
+    return row.rule if row else "xid.csv: no such code"
 
 
 def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:

@@ -110,6 +110,11 @@ class KernelLog:
         ended, more = chunk == b"", bool(chunk)
         return Batch(tuple(records), lost, unreadable, refused, ended, more, self._after)
 
+    def unfinished(self) -> Record | None:
+        """The record at the end of a saved log whose newline was cut off; a live log still writes its own."""
+        record = parse_record(self._rest)
+        return record if record is not None and record.facility in self._facilities else None
+
     def _chunk(self) -> bytes | None:
         """Bytes, b"" at a file's end, None when the device has nothing new."""
         while True:
@@ -140,6 +145,8 @@ def read_ring(host: Host) -> tuple[Record, ...]:
             records.extend(batch.records)
             if not batch.more:
                 break
+        if batch.ended and (last := log.unfinished()):
+            records.append(last)
     return tuple(records)
 
 

@@ -1,0 +1,53 @@
+"""Facts as the probes hand them to the checks, for a p5.48xlarge unless said otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from healthcheck.expectation import Expectation
+from healthcheck.model import Check, Evidence, Judgement, Probe, Unobserved
+from healthcheck.probes.infiniband import Rdma, RdmaDevice
+from healthcheck.probes.nvml import DriverLook, Gpu, Gpus
+from healthcheck.probes.pci import PciFunction
+from healthcheck.profiles import InstanceProfile
+
+ADDRESSES = tuple(f"0000:{bus:02x}:00.0" for bus in (0x53, 0x64, 0x75, 0x86, 0x97, 0xA8, 0xB9, 0xCA))
+EFA_ADDRESSES = tuple(f"0000:{bus:02x}:00.0" for bus in range(0x10, 0x30))
+P5 = Expectation(InstanceProfile("p5.48xlarge", 8, 32, True, "efa"), "p5.48xlarge")
+G6 = Expectation(InstanceProfile("g6.xlarge", 1, 0, False, ""), "g6.xlarge")
+NO_GPUS = Expectation(InstanceProfile("m7i.large", 0, 0, False, ""), "m7i.large")
+UNKNOWN_TYPE = Expectation(None, "x9.metal")
+
+
+def says(check: Check, expected: Expectation, seen: dict[Probe[Any], Any]) -> list[Judgement]:
+    return list(check.judge(Evidence(seen), expected))
+
+
+def gpu_function(address: str, driver: str = "nvidia", **more: Any) -> PciFunction:
+    return PciFunction(address, 0x10DE, 0x2330, more.pop("pci_class", 0x030200), driver, **more)
+
+
+def functions(*addresses: str, driver: str = "nvidia") -> tuple[PciFunction, ...]:
+    return tuple(gpu_function(address, driver) for address in addresses)
+
+
+def gpu(index: int, address: str, error: int = 0) -> Gpu:
+    return Gpu(index, error, address, f"GPU-{index}", f"165{index}", "NVIDIA H100 80GB HBM3")
+
+
+def driver_says(*gpus: Gpu) -> DriverLook:
+    return DriverLook(Gpus("570.133.20", "/usr/lib64/libnvidia-ml.so.1", gpus))
+
+
+def driver_is_silent(cause: Unobserved, *missed: float, stuck_pid: int | None = None) -> DriverLook:
+    return DriverLook(cause, missed, 60.0, stuck_pid)
+
+
+def rdma(efa: int, mlx5: int = 0, *, loaded: bool = True) -> Rdma:
+    devices = [RdmaDevice(f"rdmap{number}s0", True) for number in range(efa)]
+    devices += [RdmaDevice(f"mlx5_{number}", False) for number in range(mlx5)]
+    return Rdma(tuple(devices), loaded)
+
+
+def efa_functions(count: int) -> tuple[PciFunction, ...]:
+    return tuple(PciFunction(address, 0x1D0F, 0xEFA2, 0x020000, "efa") for address in EFA_ADDRESSES[:count])

@@ -1,0 +1,196 @@
+"""NVML against PCI and the instance type's profile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from healthcheck.checks.gpu_count import CHECK
+from healthcheck.expectation import Expectation
+from healthcheck.model import Finding, Judgement, NotConfigured, Severity, Unobserved
+from healthcheck.probes.nvml import NVML, DriverLook, Gpu
+from healthcheck.probes.pci import FUNCTIONS, PciFunction
+from tests.checks.evidence import (
+    ADDRESSES,
+    G6,
+    NO_GPUS,
+    P5,
+    UNKNOWN_TYPE,
+    driver_is_silent,
+    driver_says,
+    functions,
+    gpu,
+    gpu_function,
+    says,
+)
+
+ALL = tuple(gpu(index, address) for index, address in enumerate(ADDRESSES))
+LOST, RESET_REQUIRED = 15, 16
+NOT_LOADED = Unobserved("DriverNotLoaded", "NVML: Driver Not Loaded")
+
+
+def judge(look: DriverLook, pci: tuple[PciFunction, ...], expected: Expectation = P5) -> list[Judgement]:
+    return says(CHECK, expected, {NVML: look, FUNCTIONS: pci})
+
+
+def low(listed: int, pci: int, told: str = ", p5.48xlarge has 8") -> Finding:
+    return Finding("GpuCountLow", Severity.REBOOT, "node", f"NVML lists {listed}, PCI {pci}{told}", flickers=True)
+
+
+def lost(address: str, index: int) -> Finding:
+    return Finding("GpuLost", Severity.REBOOT, f"gpu/{address}", "NVML error 15", {"index": str(index)})
+
+
+@pytest.mark.parametrize("expected", [P5, UNKNOWN_TYPE])
+def test_eight_gpus_that_answer_are_no_finding(expected: Expectation) -> None:
+    assert judge(driver_says(*ALL), functions(*ADDRESSES), expected) == []
+
+
+@pytest.mark.parametrize("index", range(8))
+def test_a_lost_gpu_is_found_at_its_own_address(index: int) -> None:
+    gpus = list(ALL)
+    gpus[index] = Gpu(index, LOST)
+
+    assert judge(driver_says(*gpus), functions(*ADDRESSES)) == [lost(ADDRESSES[index], index)]
+
+
+def test_several_lost_gpus_are_found_in_the_order_of_the_bus() -> None:
+    gpus = [Gpu(one.index, LOST) if one.index in (1, 4, 7) else one for one in ALL]
+
+    assert judge(driver_says(*gpus), functions(*ADDRESSES)) == [lost(ADDRESSES[index], index) for index in (1, 4, 7)]
+
+
+@pytest.mark.parametrize("driver", ["", "vfio-pci", "pci-stub"])
+def test_a_function_that_is_not_the_drivers_is_not_taken_for_the_lost_gpu(driver: str) -> None:
+    gpus = [Gpu(0, LOST), *(replace(ALL[index], index=index - 1) for index in range(2, 8))]
+    pci = (gpu_function(ADDRESSES[0], driver), *functions(*ADDRESSES[1:]))
+
+    assert judge(driver_says(*gpus), pci)[0] == lost(ADDRESSES[1], 0)
+
+
+def test_a_lost_gpu_that_pci_no_longer_shows_is_named_by_its_index() -> None:
+    gpus = [Gpu(3, LOST) if one.index == 3 else one for one in ALL]
+
+    assert judge(driver_says(*gpus), functions(*ADDRESSES[:3], *ADDRESSES[4:])) == [
+        Finding("GpuLost", Severity.REBOOT, "gpu/index-3", "NVML error 15", {"index": "3"})
+    ]
+
+
+def test_a_gpu_lost_in_the_middle_of_a_look_keeps_all_its_names() -> None:
+    gpus = [replace(one, error=LOST) if one.index == 2 else one for one in ALL]
+
+    assert judge(driver_says(*gpus), functions(*ADDRESSES)) == [
+        Finding(
+            "GpuLost",
+            Severity.REBOOT,
+            f"gpu/{ADDRESSES[2]}",
+            "NVML error 15",
+            {"index": "2", "uuid": "GPU-2", "serial": "1652"},
+        )
+    ]
+
+
+def test_a_gpu_that_requires_a_reset_says_so() -> None:
+    gpus = [Gpu(5, RESET_REQUIRED) if one.index == 5 else one for one in ALL]
+
+    assert judge(driver_says(*gpus), functions(*ADDRESSES)) == [
+        Finding("GpuResetRequired", Severity.RESET, f"gpu/{ADDRESSES[5]}", "NVML error 16", {"index": "5"})
+    ]
+
+
+@pytest.mark.parametrize("error", [1, 2, 4, 6, 9, 10, 12, 17, 18, 19, 27, 999])
+def test_any_other_error_of_a_gpu_could_not_look_and_is_never_a_count(error: int) -> None:
+    gpus = [Gpu(5, error) if one.index == 5 else one for one in ALL]
+
+    assert judge(driver_says(*gpus), functions(*ADDRESSES)) == [
+        Unobserved("GpuNotAnswering", f"gpu/{ADDRESSES[5]}: NVML error {error}")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("listed", "on_pci", "expected", "said"),
+    [
+        (7, 8, P5, [low(7, 8)]),
+        (7, 7, P5, [low(7, 7)]),
+        (0, 8, P5, [low(0, 8)]),
+        (0, 0, P5, [low(0, 0)]),
+        (7, 8, UNKNOWN_TYPE, [low(7, 8, "")]),
+        (7, 7, UNKNOWN_TYPE, []),
+        (8, 7, P5, []),
+        (8, 8, G6, []),
+        (0, 0, G6, [low(0, 0, ", g6.xlarge has 1")]),
+        (0, 1, UNKNOWN_TYPE, [low(0, 1, "")]),
+    ],
+)
+def test_fewer_than_pci_or_the_profile_promise_is_low(
+    listed: int, on_pci: int, expected: Expectation, said: list[Judgement]
+) -> None:
+    assert judge(driver_says(*ALL[:listed]), functions(*ADDRESSES[:on_pci]), expected) == said
+
+
+@pytest.mark.parametrize("driver", ["vfio-pci", "pci-stub"])
+def test_gpus_given_to_a_virtual_machine_are_not_counted(driver: str) -> None:
+    pci = (*functions(*ADDRESSES[:6]), *functions(*ADDRESSES[6:], driver=driver))
+
+    assert judge(driver_says(*ALL[:6]), pci) == []
+    assert judge(driver_says(*ALL[:5]), pci) == [low(5, 6)]
+
+
+def test_a_gpu_without_a_driver_is_missing() -> None:
+    pci = (*functions(*ADDRESSES[:7]), gpu_function(ADDRESSES[7], ""))
+
+    assert judge(driver_says(*ALL[:7]), pci) == [low(7, 8)]
+
+
+def test_switches_audio_and_virtual_functions_are_no_gpus() -> None:
+    pci = (
+        *functions(*ADDRESSES),
+        gpu_function("0000:cb:00.0", "nvidia-nvswitch", pci_class=0x068000),
+        gpu_function("0000:53:00.1", "snd_hda_intel", pci_class=0x040300),
+        gpu_function("0000:53:00.4", virtual=True),
+        PciFunction("0000:00:02.0", 0x1D0F, 0x1111, 0x030000, ""),
+    )
+
+    assert judge(driver_says(*ALL), pci) == []
+
+
+@pytest.mark.parametrize(("age", "judged"), [(0.0, False), (119.9, False), (120.0, True), (float("inf"), True)])
+def test_counts_are_judged_two_minutes_after_the_driver_was_loaded(age: float, judged: bool) -> None:
+    said = judge(driver_says(*ALL[:7]), functions(*ADDRESSES), replace(P5, driver_age_seconds=age))
+
+    early = Unobserved(
+        "DriverJustLoaded",
+        "NVML lists 7, PCI 8, p5.48xlarge has 8; counts are judged 120 s after the driver was loaded",
+    )
+    assert said == [low(7, 8) if judged else early]
+
+
+def test_a_young_driver_hides_no_lost_gpu() -> None:
+    gpus = [Gpu(0, LOST), *ALL[1:]]
+
+    assert judge(driver_says(*gpus), functions(*ADDRESSES), replace(P5, driver_age_seconds=3.0)) == [
+        lost(ADDRESSES[0], 0)
+    ]
+
+
+@pytest.mark.parametrize("cause", ["DriverNotLoaded", "DriverLibraryMismatch", "NvmlLibraryNotFound", "NvmlCrashed"])
+@pytest.mark.parametrize("expected", [P5, UNKNOWN_TYPE])
+@pytest.mark.parametrize("on_pci", [0, 8])
+def test_a_driver_that_does_not_answer_is_never_a_count(cause: str, expected: Expectation, on_pci: int) -> None:
+    blind = Unobserved(cause, "why")
+
+    assert judge(driver_is_silent(blind), functions(*ADDRESSES[:on_pci]), expected) == [blind]
+
+
+@pytest.mark.parametrize("expected", [UNKNOWN_TYPE, NO_GPUS])
+def test_a_node_without_gpus_that_expects_none_is_not_configured(expected: Expectation) -> None:
+    assert judge(driver_says(), (), expected) == [NotConfigured("no GPU on PCI, none in NVML, none expected")]
+
+
+def test_every_reason_that_it_can_give_is_declared() -> None:
+    assert [(reason.name, reason.severity, reason.flickers) for reason in CHECK.reasons] == [
+        ("GpuLost", Severity.REBOOT, False),
+        ("GpuResetRequired", Severity.RESET, False),
+        ("GpuCountLow", Severity.REBOOT, True),
+    ]

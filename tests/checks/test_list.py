@@ -1,0 +1,34 @@
+"""The list of checks, and how a person names some of them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from healthcheck.checks import CHECKS, GROUPS, select_checks
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ([], []),
+        (["0"], ["driver", "gpu-count", "xid"]),
+        (["0-nvidia-smi"], ["driver", "gpu-count", "xid"]),
+        (["efa-count", "driver"], ["driver", "efa-count"]),
+        (["8"], []),
+        ([*GROUPS], [check.name for check in CHECKS]),
+    ],
+)
+def test_checks_are_named_by_number_group_or_name_and_keep_their_order(words: list[str], names: list[str]) -> None:
+    assert [check.name for check in select_checks(words)] == names
+
+
+@pytest.mark.parametrize("word", ["9", "-1", "", "nvidia-smi", "GPU-COUNT", "x" * 999])
+def test_another_word_is_named_with_what_is_allowed(word: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"no check {word[:40]!r}; allowed are 0, 1, 2,")):
+        select_checks([word])
+
+
+def test_every_check_stands_in_a_group_of_the_record() -> None:
+    assert [check.name for check in CHECKS if check.group not in GROUPS.values()] == []

@@ -1,0 +1,56 @@
+"""Moments, findings and nodes that the tests of this folder and its neighbours speak about."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from healthcheck.change import NodeState
+from healthcheck.memory import Memory, Standing, looked
+from healthcheck.model import PREFIX, Finding, Nature, Now, Outcome, Severity, Unobserved
+from healthcheck.record import Identity
+
+WALL = datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC)
+MONOTONIC = 50_000.0
+NOW = Now(WALL, MONOTONIC)
+GPU = "gpu/0000:53:00.0"
+MACHINE = "ec2d6ab0-0000-4000-8000-000000000001"
+BOOT = "0b0a6c5e-0000-4000-8000-00000000000a"
+NODE = "ip-10-0-0-1.ec2.internal"
+IDENTITY = Identity(NODE, "p5.48xlarge", "0d4f5a5e-uid")
+BLIND = Unobserved("DriverNotLoaded", "NVML: Driver Not Loaded (/usr/lib64/libnvidia-ml.so.1)")
+LABELS = {f"{PREFIX}/{key}": key for key in ("status", "severity", "last-check")}
+
+
+def later(seconds: float, *, wall_jumps_by: float = 0.0, since: Now = NOW) -> Now:
+    """So many seconds later on both clocks; the wall clock may have been set in between."""
+    return Now(since.wall + timedelta(seconds=seconds + wall_jumps_by), since.monotonic + seconds)
+
+
+def fault(reason: str = "Xid79", severity: Severity = Severity.REBOOT, subject: str = GPU, **more: Any) -> Finding:
+    more.setdefault("detail", "GPU has fallen off the bus.")
+    return Finding(reason, severity, subject, **more)
+
+
+def stands(
+    finding: Finding, nature: Nature = Nature.EVENT, *, check: str = "xid", at: float = MONOTONIC, boot_id: str = BOOT
+) -> Standing:
+    return Standing(finding, check, nature, WALL, WALL, 1, boot_id, at)
+
+
+def remembers(*standing: Standing, **more: Any) -> Memory:
+    return Memory(machine=MACHINE, boot_id=BOOT, standing=standing, **more)
+
+
+def says(*findings: Finding, blind: Unobserved | None = None, check: str = "gpu-count", **more: Any) -> Outcome:
+    more.setdefault("group", "0-nvidia-smi")
+    return Outcome(check, findings=findings, unobserved=(blind,) if blind else (), **more)
+
+
+def node(**more: Any) -> NodeState:
+    return NodeState(NODE, uid="0d4f5a5e-uid", resource_version="41", **more)
+
+
+def looked_at(*findings: Finding) -> Memory:
+    """The memory after one look that showed these."""
+    return looked(remembers(), [says(*findings)], NOW)

@@ -1,0 +1,574 @@
+"""The verdict against the Node as it is: what is written, and above all what is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from healthcheck import record as records
+from healthcheck.change import (
+    CONDITION,
+    QUARANTINE_RESULT,
+    RESULTS,
+    SWEEP_RESULT,
+    TAINT,
+    NodeChange,
+    NodeState,
+    Rules,
+    cut,
+    event_name,
+    plan,
+)
+from healthcheck.memory import Memory
+from healthcheck.model import PREFIX, Nature, Severity, Unobserved
+from healthcheck.verdict import Verdict, decide
+from tests.healthcheck.examples import BLIND, IDENTITY, NODE, WALL, fault, node, remembers, says, stands
+
+PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity
+STATUS, SEVERITY, LAST_CHECK = f"{PREFIX}/status", f"{PREFIX}/severity", f"{PREFIX}/last-check"
+FOREIGN_TAINTS = [
+    {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule", "timeAdded": "2026-11-20T00:00:00Z"},
+    {"key": "team", "value": "a", "effect": "NoExecute"},
+    {"key": f"{PREFIX}/maintenance", "value": "l2", "effect": "NoSchedule"},
+    {"key": f"{PREFIX}/startup", "effect": "NoSchedule"},
+]
+OTHER_EFFECT = {"key": TAINT["key"], "value": "true", "effect": "NoExecute"}
+FOREIGN_LABELS = {"team": "a", f"{PREFIX}/enabled": "true", f"{PREFIX}/mode": "sweep", "kubernetes.io/os": "linux"}
+RULES = Rules()
+
+
+def memory_of(severity: Severity) -> Memory:
+    return remembers(stands(fault(f"Xid{int(severity)}", severity))) if severity else remembers()
+
+
+def plan_for(
+    state: NodeState,
+    memory: Memory | None = None,
+    *,
+    blind: Unobserved | None = None,
+    rules: Rules = RULES,
+    now: datetime = WALL,
+) -> NodeChange:
+    memory = remembers() if memory is None else memory
+    verdict = decide(memory, [says(blind=blind)])
+    return plan(verdict, records.render(verdict, memory, IDENTITY, now), state, rules, now)
+
+
+def written(state: NodeState, change: NodeChange) -> NodeState:
+    """The Node after the API server took the change."""
+    labels, annotations = dict(state.labels), dict(state.annotations)
+    taints: Sequence[Mapping[str, Any]] = state.taints
+    conditions = {one["type"]: dict(one) for one in state.conditions}
+    if change.patch:
+        for key, value in change.patch["metadata"]["labels"].items():
+            labels.pop(key, None) if value is None else labels.update({key: value})
+        annotations |= change.patch["metadata"]["annotations"]
+        taints = change.patch.get("spec", {}).get("taints", taints)
+    if change.condition:
+        conditions.setdefault(CONDITION, {}).update(change.condition)
+    return NodeState(
+        state.name, state.uid, "42", state.machine, labels, annotations, taints, tuple(conditions.values())
+    )
+
+
+def settled(memory: Memory | None = None, *, blind: Unobserved | None = None, **state: Any) -> NodeState:
+    """A Node on which the verdict already stands."""
+    before = node(**state)
+    return written(before, plan_for(before, memory, blind=blind))
+
+
+def ours(state: NodeState) -> list[Mapping[str, Any]]:
+    return [taint for taint in state.taints if taint == TAINT]
+
+
+class TestTaints:
+    # Verdict, could not look, tainted before → tainted after. TAINT_SEVERITY is RESET.
+    @pytest.mark.parametrize(
+        ("severity", "blind", "before", "after"),
+        [
+            (PASS, False, False, False),
+            (PASS, False, True, False),
+            (PASS, True, False, False),
+            (PASS, True, True, True),
+            (MONITOR, False, False, False),
+            (MONITOR, False, True, False),
+            (MONITOR, True, False, False),
+            (MONITOR, True, True, True),
+            (RESET, False, False, True),
+            (RESET, False, True, True),
+            (RESET, True, False, True),
+            (RESET, True, True, True),
+            (REBOOT, False, False, True),
+            (REBOOT, True, True, True),
+            (ISOLATE, False, False, True),
+            (ISOLATE, True, True, True),
+        ],
+    )
+    def test_unknown_never_adds_and_never_lifts_a_taint(
+        self, severity: Severity, blind: bool, before: bool, after: bool
+    ) -> None:
+        state = node(taints=[*FOREIGN_TAINTS, TAINT] if before else FOREIGN_TAINTS)
+
+        change = plan_for(state, memory_of(severity), blind=BLIND if blind else None)
+
+        assert bool(ours(written(state, change))) is after
+        assert change.patch is not None
+        assert ("spec" in change.patch) is (before is not after)
+        assert json.loads(change.patch["metadata"]["annotations"][RESULTS]).get("taint") == ("set" if after else None)
+
+    @pytest.mark.parametrize("limit", [MONITOR, RESET, REBOOT, ISOLATE])
+    @pytest.mark.parametrize("severity", Severity)
+    @pytest.mark.parametrize("blind", [False, True])
+    @pytest.mark.parametrize("before", [False, True])
+    def test_the_cluster_says_from_which_severity_on(
+        self, limit: Severity, severity: Severity, blind: bool, before: bool
+    ) -> None:
+        state = node(taints=[TAINT] if before else [])
+
+        change = plan_for(state, memory_of(severity), blind=BLIND if blind else None, rules=Rules(limit))
+
+        assert written(state, change).tainted() is (severity >= limit or (before and blind))
+
+    @pytest.mark.parametrize("tainted", [False, True])
+    def test_foreign_taints_are_kept_as_they_are(self, tainted: bool) -> None:
+        state = node(taints=[FOREIGN_TAINTS[0], *([TAINT] if tainted else []), *FOREIGN_TAINTS[1:], OTHER_EFFECT])
+
+        change = plan_for(state, memory_of(PASS if tainted else REBOOT))
+
+        assert change.patch is not None
+        kept = [*FOREIGN_TAINTS, OTHER_EFFECT]
+        assert change.patch["spec"]["taints"] == (kept if tainted else [*kept, TAINT])
+
+    def test_a_taint_of_our_key_with_another_effect_is_not_ours_to_lift(self) -> None:
+        state = node(taints=[OTHER_EFFECT])
+
+        change = plan_for(state)
+
+        assert change.patch is not None
+        assert "spec" not in change.patch
+
+    def test_taints_that_stay_are_not_in_the_patch(self) -> None:
+        change = plan_for(node(taints=[*FOREIGN_TAINTS, TAINT]), memory_of(REBOOT))
+
+        assert change.patch is not None
+        assert "spec" not in change.patch
+
+    def test_no_taint_is_set_while_hyperpod_tests_the_node(self) -> None:
+        state = node(labels={"sagemaker.amazonaws.com/deep-health-check-status": "InProgress"})
+
+        change = plan_for(state, memory_of(REBOOT))
+
+        assert change.patch is not None
+        assert "spec" not in change.patch
+        assert json.loads(change.patch["metadata"]["annotations"][RESULTS])["taint"] == "withheld"
+        assert change.patch["metadata"]["labels"][STATUS] == "fail"
+
+    @pytest.mark.parametrize("word", ["Passed", "Failed", ""])
+    def test_hyperpods_other_words_withhold_nothing(self, word: str) -> None:
+        state = node(labels={"sagemaker.amazonaws.com/deep-health-check-status": word})
+
+        assert written(state, plan_for(state, memory_of(REBOOT))).tainted() is True
+
+    def test_a_taint_that_stood_before_hyperpods_test_stays(self) -> None:
+        state = node(taints=[TAINT], labels={"sagemaker.amazonaws.com/deep-health-check-status": "InProgress"})
+
+        assert written(state, plan_for(state, memory_of(REBOOT))).tainted() is True
+
+    def test_without_enable_taint_none_is_added(self) -> None:
+        change = plan_for(node(), memory_of(ISOLATE), rules=Rules(enable_taint=False))
+
+        assert change.patch is not None
+        assert "spec" not in change.patch
+        assert json.loads(change.patch["metadata"]["annotations"][RESULTS])["taint"] == "off"
+        assert "SwitchedOff" not in [event.reason for event in change.events]
+
+    def test_enable_taint_going_false_removes_ours_once_with_an_event(self) -> None:
+        state = settled(memory_of(REBOOT), taints=FOREIGN_TAINTS)
+        rules = Rules(enable_taint=False)
+
+        change = plan_for(state, memory_of(REBOOT), rules=rules)
+        after = written(state, change)
+
+        assert list(after.taints) == FOREIGN_TAINTS
+        assert [event.reason for event in change.events] == ["SwitchedOff"]
+        assert plan_for(after, memory_of(REBOOT), rules=rules) == NodeChange()
+
+
+class TestLabels:
+    @pytest.mark.parametrize(
+        ("severity", "blind", "status"),
+        [
+            (PASS, False, "pass"),
+            (PASS, True, "unknown"),
+            (MONITOR, False, "warn"),
+            (MONITOR, True, "unknown"),
+            (RESET, False, "fail"),
+            (RESET, True, "fail"),
+            (REBOOT, False, "fail"),
+            (ISOLATE, True, "fail"),
+        ],
+    )
+    def test_the_three_labels(self, severity: Severity, blind: bool, status: str) -> None:
+        change = plan_for(node(), memory_of(severity), blind=BLIND if blind else None)
+
+        assert change.patch is not None
+        assert change.patch["metadata"]["labels"] == {
+            STATUS: status,
+            SEVERITY: severity.name,
+            LAST_CHECK: "2026-11-21T010203Z",
+        }
+
+    def test_foreign_labels_and_annotations_are_not_in_the_patch(self) -> None:
+        state = node(labels=FOREIGN_LABELS, annotations={"team": "a", f"{PREFIX}/run": "{}"})
+
+        change = plan_for(state, memory_of(REBOOT))
+
+        assert change.patch is not None
+        assert set(change.patch) == {"metadata", "spec"}
+        assert set(change.patch["metadata"]) == {"resourceVersion", "labels", "annotations"}
+        assert set(change.patch["metadata"]["labels"]) == {STATUS, SEVERITY, LAST_CHECK}
+        assert set(change.patch["metadata"]["annotations"]) == {RESULTS}
+        assert change.patch["metadata"]["resourceVersion"] == "41"
+
+    def test_without_enable_label_none_is_written(self) -> None:
+        change = plan_for(node(labels=FOREIGN_LABELS), memory_of(REBOOT), rules=Rules(enable_label=False))
+
+        assert change.patch is not None
+        assert change.patch["metadata"]["labels"] == {}
+        assert change.patch["spec"]["taints"] == [TAINT]
+
+    def test_enable_label_going_false_removes_ours_once_with_an_event(self) -> None:
+        state = settled(labels=FOREIGN_LABELS)
+        rules = Rules(enable_label=False)
+
+        change = plan_for(state, rules=rules)
+        after = written(state, change)
+
+        assert after.labels == FOREIGN_LABELS
+        assert [event.reason for event in change.events] == ["SwitchedOff"]
+        assert plan_for(after, rules=rules) == NodeChange()
+
+    def test_both_switched_off_are_told_in_one_event(self) -> None:
+        state = settled(memory_of(REBOOT))
+
+        change = plan_for(state, memory_of(REBOOT), rules=Rules(enable_taint=False, enable_label=False))
+
+        assert [event.message for event in change.events] == [
+            "removed our taint and labels: the settings switch them off"
+        ]
+
+
+class TestWhenToWrite:
+    @pytest.mark.parametrize("severity", Severity)
+    @pytest.mark.parametrize("blind", [None, BLIND])
+    def test_nothing_is_written_when_nothing_changed(self, severity: Severity, blind: Unobserved | None) -> None:
+        memory = memory_of(severity)
+        state = settled(memory, blind=blind, taints=FOREIGN_TAINTS, labels=FOREIGN_LABELS)
+
+        assert plan_for(state, memory, blind=blind, now=WALL + timedelta(minutes=59)) == NodeChange()
+
+    def test_a_finding_that_is_seen_again_is_nothing_new(self) -> None:
+        level = stands(fault("GpuLost"), Nature.LEVEL, check="gpu-count")
+        state = settled(remembers(level))
+        seen_again = stands(fault("GpuLost"), Nature.LEVEL, check="gpu-count", at=99_999.0)
+
+        assert plan_for(state, remembers(seen_again, cursor=4000)) == NodeChange()
+
+    @pytest.mark.parametrize(("age", "writes"), [(3599, False), (3600, True), (7200, True), (-59, False), (-61, True)])
+    def test_the_node_is_written_at_least_hourly_and_after_a_clock_jump(self, age: int, writes: bool) -> None:
+        now = WALL + timedelta(seconds=age)
+        change = plan_for(settled(), now=now)
+
+        assert (change.patch is not None) is writes
+        assert (change.condition, change.events) == (None, ())
+        if change.patch:
+            assert change.patch["metadata"]["labels"] == {LAST_CHECK: f"{now:%Y-%m-%dT%H%M%SZ}"}
+
+    @pytest.mark.parametrize(
+        ("labels", "writes"),
+        [
+            ({STATUS: "pass"}, True),
+            ({SEVERITY: "PASS"}, True),
+            ({STATUS: "fail", SEVERITY: "REBOOT"}, False),
+            ({LAST_CHECK: "never"}, False),
+        ],
+    )
+    def test_a_label_that_somebody_changed_is_put_right(self, labels: dict[str, str], writes: bool) -> None:
+        memory = memory_of(REBOOT)
+        state = settled(memory)
+        changed = NodeState(NODE, labels={**state.labels, **labels}, annotations=state.annotations, taints=[TAINT])
+
+        change = plan_for(changed, memory)
+
+        assert (change.patch is not None) is writes
+        if change.patch:
+            assert change.patch["metadata"]["labels"].keys() - {LAST_CHECK} == labels.keys()
+
+    def test_a_taint_that_somebody_removed_is_set_again(self) -> None:
+        memory = memory_of(REBOOT)
+        state = settled(memory)
+        bare = NodeState(NODE, state.uid, labels=state.labels, annotations=state.annotations, taints=[])
+
+        assert written(bare, plan_for(bare, memory)).tainted() is True
+
+    def test_a_removed_record_is_written_again(self) -> None:
+        state = settled()
+        bare = NodeState(NODE, state.uid, labels=state.labels, conditions=state.conditions)
+
+        assert plan_for(bare).patch is not None
+
+    def test_another_boot_is_news(self) -> None:
+        state = settled()
+
+        assert plan_for(state, Memory(remembers().machine, "another boot")).patch is not None
+
+
+class TestOtherRecords:
+    @pytest.mark.parametrize("key", [SWEEP_RESULT, QUARANTINE_RESULT])
+    @pytest.mark.parametrize(
+        ("own", "other", "status", "severity", "tainted"),
+        [
+            (PASS, PASS, "pass", "PASS", False),
+            (PASS, MONITOR, "warn", "MONITOR", False),
+            (PASS, RESET, "fail", "RESET", True),
+            (MONITOR, ISOLATE, "fail", "ISOLATE", True),
+            (REBOOT, PASS, "fail", "REBOOT", True),
+            (REBOOT, MONITOR, "fail", "REBOOT", True),
+        ],
+    )
+    def test_the_node_shows_the_worst_of_all_records_and_the_record_only_its_own(
+        self, key: str, own: Severity, other: Severity, status: str, severity: str, tainted: bool
+    ) -> None:
+        state = node(annotations={key: json.dumps({"severity": other.name})})
+
+        after = written(state, plan_for(state, memory_of(own)))
+
+        assert (after.labels[STATUS], after.labels[SEVERITY], after.tainted()) == (status, severity, tainted)
+        assert json.loads(after.annotations[RESULTS])["severity"] == own.name
+        assert after.annotations[key] == state.annotations[key]
+
+    # seed-defects.md 1: a light pass removed the taint of a failed deep test.
+    def test_a_light_pass_never_clears_a_deep_verdict(self) -> None:
+        state = node(annotations={SWEEP_RESULT: '{"severity":"ISOLATE"}'}, taints=[TAINT])
+
+        after = written(state, plan_for(state))
+
+        assert after.tainted() is True
+        condition = after.condition()
+        assert condition is not None
+        assert (condition["status"], condition["reason"]) == ("False", "DeepDiagnosticFailed")
+
+    def test_a_deep_fault_that_is_gone_is_told_as_a_transition(self) -> None:
+        deep = node(annotations={SWEEP_RESULT: '{"severity":"ISOLATE"}'})
+        failed = written(deep, plan_for(deep))
+        passed = NodeState(
+            NODE,
+            failed.uid,
+            labels=failed.labels,
+            taints=[TAINT],
+            annotations={**failed.annotations, SWEEP_RESULT: '{"severity":"PASS"}'},
+        )
+
+        assert [event.reason for event in plan_for(passed).events] == ["GpuHealthPass"]
+
+    @pytest.mark.parametrize(
+        "text",
+        ["", "pass:SKIP", "[]", '"x"', "null", "[" * 50_000, "x" * 300_000, '{"severity":"SKIP"}', '{"severity":[]}'],
+    )
+    @pytest.mark.parametrize("key", [SWEEP_RESULT, QUARANTINE_RESULT])
+    def test_a_record_that_nobody_can_read_is_passed_over_and_told(self, key: str, text: str) -> None:
+        state = node(annotations={key: text})
+
+        change = plan_for(state)
+
+        assert [one.startswith(f"annotation {key}: ") for one in change.complaints] == [True]
+        assert written(state, change).labels[STATUS] == "pass"
+
+    @pytest.mark.parametrize("text", ["", "pass:SKIP", "[]", "null", "[" * 50_000, "x" * 300_000])
+    def test_our_own_annotation_that_is_no_record_is_written_anew_and_told(self, text: str) -> None:
+        settled_node = settled(memory_of(REBOOT))
+        state = NodeState(NODE, labels=settled_node.labels, annotations={RESULTS: text}, taints=[TAINT])
+
+        change = plan_for(state, memory_of(REBOOT))
+
+        assert [one.startswith(f"annotation {RESULTS}: ") for one in change.complaints] == [True]
+        assert json.loads(written(state, change).annotations[RESULTS])["severity"] == "REBOOT"
+
+    @pytest.mark.parametrize(
+        "record",
+        [
+            {},
+            {"timestamp": 7, "findings": 7},
+            {"timestamp": "2026-11-21T01:02:03", "findings": [[], {}, None]},
+            {"timestamp": {}, "findings": [{"reason": [], "subject": {}, "first_seen": None}], "status": []},
+        ],
+    )
+    def test_our_own_annotation_of_another_shape_is_written_anew(self, record: dict[str, Any]) -> None:
+        state = node(annotations={RESULTS: json.dumps(record)})
+
+        change = plan_for(state)
+
+        assert change.complaints == ()
+        assert json.loads(written(state, change).annotations[RESULTS])["status"] == "pass"
+
+
+class TestCondition:
+    @pytest.mark.parametrize(
+        ("severity", "blind", "state", "reason"),
+        [
+            (PASS, None, "True", "NoFault"),
+            (MONITOR, None, "True", "Xid1"),
+            (RESET, None, "False", "Xid2"),
+            (REBOOT, BLIND, "False", "Xid3"),
+            (PASS, BLIND, "Unknown", "DriverNotLoaded"),
+            (MONITOR, BLIND, "Unknown", "DriverNotLoaded"),
+        ],
+    )
+    def test_a_first_condition(self, severity: Severity, blind: Unobserved | None, state: str, reason: str) -> None:
+        condition = plan_for(node(), memory_of(severity), blind=blind).condition
+
+        assert condition is not None
+        assert {key: condition[key] for key in condition.keys() - {"message"}} == {
+            "type": "GpuHealthy",
+            "status": state,
+            "reason": reason,
+            "lastTransitionTime": "2026-11-21T01:02:03Z",
+            "lastHeartbeatTime": "2026-11-21T01:02:03Z",
+        }
+
+    @pytest.mark.parametrize(
+        ("before", "after", "moves"),
+        [(PASS, MONITOR, False), (RESET, REBOOT, False), (PASS, RESET, True), (REBOOT, PASS, True)],
+    )
+    def test_its_times_move_only_on_a_transition(self, before: Severity, after: Severity, moves: bool) -> None:
+        state = settled(memory_of(before))
+
+        condition = plan_for(state, memory_of(after), now=WALL + timedelta(seconds=300)).condition
+
+        assert condition is not None
+        times = {key: value for key, value in condition.items() if key.endswith("Time")}
+        expected = dict.fromkeys(("lastTransitionTime", "lastHeartbeatTime"), "2026-11-21T01:07:03Z")
+        assert times == (expected if moves else {})
+
+    def test_other_conditions_are_none_of_our_business(self) -> None:
+        ready = {"type": "Ready", "status": "False", "reason": "KubeletNotReady", "message": "x"}
+
+        condition = plan_for(node(conditions=[ready])).condition
+
+        assert condition is not None
+        assert condition["type"] == "GpuHealthy"
+
+    def test_the_worst_finding_is_told_first_and_what_was_not_seen_last(self) -> None:
+        memory = remembers(
+            stands(fault("Xid54", ISOLATE, detail="power")), stands(fault("Xid13", MONITOR, detail="warp"))
+        )
+
+        condition = plan_for(node(), memory, blind=BLIND).condition
+
+        assert condition is not None
+        assert condition["message"] == (
+            "Xid54 on gpu/0000:53:00.0: power; Xid13 on gpu/0000:53:00.0: warp; "
+            "0-nvidia-smi could not look: NVML: Driver Not Loaded (/usr/lib64/libnvidia-ml.so.1)"
+        )
+
+    @pytest.mark.parametrize(
+        "letter", ["x", "\N{LATIN SMALL LETTER E WITH ACUTE}", "\N{EURO SIGN}", "\N{FIRE}", "\ud83d"]
+    )
+    @pytest.mark.parametrize("shift", range(4))
+    def test_a_message_has_at_most_1024_bytes_and_is_whole_text(self, letter: str, shift: int) -> None:
+        memory = remembers(stands(fault(detail="-" * shift + letter * 1500)))
+
+        change = plan_for(node(), memory)
+
+        assert change.condition is not None
+        messages = [change.condition["message"], *(event.message for event in change.events)]
+        assert [1020 < len(message.encode()) <= 1024 for message in messages] == [True] * 3
+        assert [message.endswith("...") for message in messages] == [True] * 3
+        assert [message.rstrip(".-")[-1] for message in messages] == [
+            letter if letter < "\ud800" or letter > "\uffff" else "?"
+        ] * 3
+
+    @pytest.mark.parametrize("length", [0, 1, 1023, 1024])
+    def test_a_message_that_fits_is_not_cut(self, length: int) -> None:
+        assert cut("x" * length) == "x" * length
+
+
+class TestEvents:
+    def test_a_new_finding_and_its_transition_are_told_once(self) -> None:
+        memory = memory_of(REBOOT)
+        state = settled()
+
+        change = plan_for(state, memory)
+
+        assert [(event.type, event.reason, event.message) for event in change.events] == [
+            ("Warning", "GpuHealthFail", "Xid3 on gpu/0000:53:00.0: GPU has fallen off the bus."),
+            ("Warning", "Xid3", "REBOOT: gpu/0000:53:00.0: GPU has fallen off the bus."),
+        ]
+        assert plan_for(written(state, change), memory).events == ()
+
+    def test_a_second_finding_is_told_without_a_transition(self) -> None:
+        first = stands(fault("Xid79", REBOOT))
+        second = stands(fault("Xid48", RESET))
+
+        change = plan_for(settled(remembers(first)), remembers(first, second))
+
+        assert [event.reason for event in change.events] == ["Xid48"]
+
+    @pytest.mark.parametrize(
+        ("before", "after", "reason", "kind"),
+        [
+            (PASS, MONITOR, "GpuHealthWarn", "Normal"),
+            (PASS, RESET, "GpuHealthFail", "Warning"),
+            (REBOOT, PASS, "GpuHealthPass", "Normal"),
+            (REBOOT, MONITOR, "GpuHealthWarn", "Normal"),
+        ],
+    )
+    def test_each_transition_has_its_reason(self, before: Severity, after: Severity, reason: str, kind: str) -> None:
+        events = plan_for(settled(memory_of(before)), memory_of(after)).events
+
+        assert [(event.reason, event.type) for event in events if event.reason.startswith("Gpu")] == [(reason, kind)]
+
+    def test_going_blind_is_a_transition(self) -> None:
+        assert [(event.reason, event.type) for event in plan_for(settled(), blind=BLIND).events] == [
+            ("GpuHealthUnknown", "Warning")
+        ]
+
+    def test_a_flood_of_findings_makes_at_most_32_events_and_the_transition_is_among_them(self) -> None:
+        memory = remembers(*(stands(fault("Xid48", RESET, f"gpu/{number}")) for number in range(300)))
+
+        events = plan_for(settled(), memory).events
+
+        assert len(events) == 32
+        assert events[0].reason == "GpuHealthFail"
+
+    def test_the_same_news_has_the_same_names_and_other_news_others(self) -> None:
+        state, memory = settled(), memory_of(REBOOT)
+        moved = remembers(stands(fault("Xid3", REBOOT, "gpu/0000:64:00.0")))
+
+        names = [event.name for event in plan_for(state, memory).events]
+
+        assert names == [event.name for event in plan_for(state, memory).events]
+        assert len({*names, *(event.name for event in plan_for(state, moved).events)}) == 3
+
+    @pytest.mark.parametrize("name", ["n", NODE, "n" * 253])
+    def test_an_events_name_is_one_that_kubernetes_takes(self, name: str) -> None:
+        made = event_name(name, "Xid79", "gpu/\ud83d")
+
+        assert made.startswith(f"{name[:200]}.")
+        assert len(made) <= 253
+        assert made.rpartition(".")[2].isalnum()
+
+
+def test_planning_changes_neither_the_node_nor_the_record() -> None:
+    verdict: Verdict = decide(memory_of(REBOOT), [says()])
+    record = records.render(verdict, memory_of(REBOOT), IDENTITY, WALL)
+    state = node(taints=FOREIGN_TAINTS, labels=FOREIGN_LABELS)
+    before = (json.dumps(record), list(state.taints), dict(state.labels))
+
+    plan(verdict, record, state, RULES, WALL)
+
+    assert (json.dumps(record), list(state.taints), dict(state.labels)) == before

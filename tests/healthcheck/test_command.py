@@ -1,0 +1,258 @@
+"""Children that answer, crash, hang, talk nonsense or will not die. Each is a real process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from healthcheck.command import Child, ChildError, MissedDeadline, StillStuck
+
+SHORT, LONG = 0.3, 30.0
+ECHO = "for line in sys.stdin: print(line.strip()[::-1], flush=True)"
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[str], Child]]:
+    children: list[Child] = []
+
+    def make(program: str) -> Child:
+        children.append(Child((sys.executable, "-c", f"import os, signal, sys, time\n{program}")))
+        return children[-1]
+
+    yield make
+    for child in children:
+        child.end()
+
+
+Start = Callable[[str], Child]
+
+
+def is_gone(pid: int) -> bool:
+    """Whether nothing runs under this id; one that died and waits to be collected does not run."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+    return state == "Z"
+
+
+def wait_until(comes_true: Callable[[], bool]) -> bool:
+    end = time.monotonic() + LONG
+    while not (came := comes_true()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return came
+
+
+def test_one_child_answers_many_questions(start: Start) -> None:
+    child = start(ECHO)
+
+    assert [child.ask(word, LONG) for word in ("look", "again")] == [b"kool", b"niaga"]
+    assert child.pid is not None
+    assert child.ask("third", LONG) == b"driht"
+
+
+def test_no_child_is_started_before_it_is_asked(start: Start) -> None:
+    assert start(ECHO).pid is None
+
+
+def test_an_answer_that_comes_in_pieces_is_one_answer(start: Start) -> None:
+    child = start("for _ in sys.stdin:\n for piece in 'abc\\n': os.write(1, piece.encode()); time.sleep(0.02)")
+
+    assert child.ask("look", LONG) == b"abc"
+
+
+@pytest.mark.parametrize(
+    ("death", "message"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "the child was ended by SIGSEGV"),
+        ("os.abort()", "the child was ended by SIGABRT"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "the child was ended by SIGKILL"),
+        ("os._exit(7)", "the child ended with exit code 7"),
+        ("sys.exit()", "the child ended with exit code 0"),
+        ("os.write(1, b'half an ans'); os._exit(1)", "the child ended with exit code 1"),
+    ],
+)
+def test_a_child_that_dies_over_a_question_is_a_failed_look_and_is_replaced(
+    start: Start, death: str, message: str
+) -> None:
+    child = start(f"for line in sys.stdin:\n if 'die' in line:\n  {death}\n print('well', flush=True)")
+    child.ask("look", LONG)
+    first = child.pid
+
+    with pytest.raises(ChildError, match=message) as caught:
+        child.ask("die", LONG)
+
+    assert not isinstance(caught.value, MissedDeadline)
+    assert child.ask("look", LONG) == b"well"
+    assert child.pid != first
+
+
+def test_a_child_that_died_between_two_questions_is_replaced_unseen(start: Start) -> None:
+    child = start(ECHO)
+    child.ask("look", LONG)
+    assert child.pid
+    os.kill(child.pid, signal.SIGKILL)
+    gone = child.pid
+    assert wait_until(lambda: is_gone(gone))
+
+    assert child.ask("look", LONG) == b"kool"
+    assert child.pid != gone
+
+
+def test_a_child_that_never_reads_and_ends_is_a_failed_look(start: Start) -> None:
+    with pytest.raises(ChildError, match="exit code 3"):
+        start("sys.exit(3)").ask("look", LONG)
+
+
+def test_a_program_that_is_not_there_is_no_answer() -> None:
+    with pytest.raises(OSError, match="No such file"):
+        Child(("/no/such/program",)).ask("look", LONG)
+
+
+@pytest.mark.parametrize(
+    "hang",
+    [
+        "time.sleep(999)",
+        "os.write(1, b'half an ans'); time.sleep(999)",
+        "os.kill(os.getpid(), signal.SIGSTOP)",
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(999)",
+        "while True: os.write(1, b'.'); time.sleep(0.05)",
+    ],
+)
+def test_a_child_that_misses_its_deadline_is_killed_and_replaced(start: Start, hang: str) -> None:
+    child = start(f"for line in sys.stdin:\n if 'hang' in line:\n  {hang}\n print('well', flush=True)")
+    child.ask("look", LONG)
+    hung = child.pid
+    assert hung
+
+    with pytest.raises(MissedDeadline, match="no answer in time; its process was killed") as caught:
+        child.ask("hang", SHORT)
+
+    assert (caught.value.pid, child.pid, child.stuck_pid) == (None, None, None)
+    assert is_gone(hung)
+    assert child.ask("look", LONG) == b"well"
+
+
+def test_a_child_is_killed_with_the_children_that_it_started(start: Start) -> None:
+    child = start("import subprocess\nfor _ in sys.stdin:\n print(subprocess.Popen(['sleep', '999']).pid, flush=True)")
+    grandchild = int(child.ask("start one", LONG))
+    assert not is_gone(grandchild)
+
+    child.end()
+
+    assert wait_until(lambda: is_gone(grandchild))
+
+
+def test_an_answer_without_end_is_no_answer_and_its_child_is_replaced(start: Start) -> None:
+    child = start(
+        "for line in sys.stdin:\n while 'much' in line: os.write(1, b'x' * 65536)\n print('well', flush=True)"
+    )
+
+    with pytest.raises(ChildError, match="longer than 4194304 bytes"):
+        child.ask("much", LONG)
+
+    assert child.ask("look", LONG) == b"well"
+
+
+def test_a_long_answer_is_read_whole(start: Start) -> None:
+    child = start("for _ in sys.stdin: print('x' * 1_000_000, flush=True)")
+
+    assert len(child.ask("look", LONG)) == 1_000_000
+
+
+def test_ending_a_child_leaves_nothing_behind_and_may_be_done_twice(start: Start) -> None:
+    child = start(ECHO)
+    child.ask("look", LONG)
+    pid = child.pid
+    assert pid
+
+    assert (child.end(), child.end()) == (None, None)
+    assert is_gone(pid)
+
+
+def test_a_child_has_only_the_environment_that_it_was_given() -> None:
+    program = "import os, sys\nfor _ in sys.stdin: print(sorted(set(os.environ) - {'LC_CTYPE'}), flush=True)"
+    child = Child((sys.executable, "-c", program), env={"ONLY": "this"})
+
+    assert child.ask("look", LONG) == b"['ONLY']"
+    child.end()
+
+
+def test_a_child_runs_in_a_session_of_its_own(start: Start) -> None:
+    child = start("for _ in sys.stdin: print(os.getpid() == os.getsid(0) == os.getpgid(0), flush=True)")
+
+    assert child.ask("look", LONG) == b"True"
+
+
+class FrozenDisk:
+    """A file system that is frozen: who writes to it waits in D state, and no signal ends that."""
+
+    def __init__(self, directory: Path) -> None:
+        self.mount, self._image = directory / "mount", directory / "image"
+        self.mount.mkdir()
+        self._image.write_bytes(b"")
+        os.truncate(self._image, 8 << 20)
+        _tool("mkfs.ext4", "-q", "-F", self._image)
+        _tool("mount", "-o", "loop", self._image, self.mount)
+
+    def freeze(self) -> None:
+        _tool("fsfreeze", "--freeze", self.mount)
+
+    def thaw(self) -> None:
+        subprocess.run(["fsfreeze", "--unfreeze", self.mount], check=False, capture_output=True)
+
+    def remove(self) -> None:
+        self.thaw()
+        assert wait_until(
+            lambda: subprocess.run(["umount", self.mount], check=False, capture_output=True).returncode == 0
+        )
+
+
+def _tool(*words: str | Path) -> None:
+    try:
+        subprocess.run(words, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no D state can be made here: {error}")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[FrozenDisk]:
+    if os.geteuid() != 0:
+        pytest.skip("only root can freeze a file system")
+    one = FrozenDisk(tmp_path)
+    yield one
+    one.remove()
+
+
+def test_a_child_that_cannot_be_killed_is_named_and_no_second_one_is_started(disk: FrozenDisk, start: Start) -> None:
+    file = str(disk.mount / "file")
+    child = start(
+        "for line in sys.stdin:\n"
+        f" if 'stick' in line: os.open({file!r}, os.O_CREAT | os.O_WRONLY)\n"
+        " print('well', flush=True)"
+    )
+    child.ask("look", LONG)
+    stuck = child.pid
+    assert stuck
+    disk.freeze()
+
+    with pytest.raises(MissedDeadline, match=f"process {stuck} can't be killed") as caught:
+        child.ask("stick", SHORT)
+    assert (caught.value.pid, child.stuck_pid, child.pid) == (stuck, stuck, None)
+    assert Path(f"/proc/{stuck}/stat").read_text().rpartition(")")[2].split()[0] == "D"
+
+    with pytest.raises(StillStuck, match=f"process {stuck} is still inside the driver"):
+        child.ask("look", LONG)
+    assert child.pid is None
+    assert child.end() == stuck
+
+    disk.thaw()
+    assert wait_until(lambda: child.stuck_pid is None)
+    assert child.ask("look", LONG) == b"well"

@@ -1,0 +1,125 @@
+"""One look: every distinct probe once, a failed one leaves its cause, severities are the cluster's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from healthcheck.catalog.policy import Policy
+from healthcheck.examine import judge, look
+from healthcheck.expectation import Expectation
+from healthcheck.model import (
+    Check,
+    Evidence,
+    Host,
+    Judgement,
+    NotConfigured,
+    Outcome,
+    Probe,
+    ProbeError,
+    Severity,
+    Unobserved,
+)
+from tests.healthcheck.examples import BLIND, fault
+
+HOST = Host(Path("/nowhere"))
+
+
+def counted(name: str, facts: Any = 8) -> tuple[Probe[Any], list[Host]]:
+    """A probe, and the hosts that it was asked to look at."""
+    asked: list[Host] = []
+
+    def read(host: Host) -> Any:
+        asked.append(host)
+        if isinstance(facts, Exception):
+            raise facts
+        return facts
+
+    return Probe(name, read), asked
+
+
+def check(name: str, *needs: Probe[Any], says: Callable[[Evidence], Any] = lambda _: []) -> Check:
+    def judge_it(seen: Evidence, _: Any) -> Iterator[Judgement]:
+        yield from says(seen)
+
+    return Check(name, "0-nvidia-smi", needs, judge_it, ())
+
+
+def test_a_probe_that_two_checks_need_is_read_once() -> None:
+    shared, asked = counted("nvml")
+
+    evidence = look(HOST, [check("a", shared), check("b", shared)])
+
+    assert asked == [HOST]
+    assert evidence[shared] == 8
+
+
+@pytest.mark.parametrize(
+    ("error", "detail"),
+    [
+        (
+            ProbeError("/sys/bus/pci/devices: No such file or directory"),
+            "pci: /sys/bus/pci/devices: No such file or directory",
+        ),
+        (ZeroDivisionError("division by zero"), "pci: ZeroDivisionError: division by zero"),
+        (RecursionError("too deep"), "pci: RecursionError: too deep"),
+    ],
+)
+def test_a_probe_that_fails_leaves_its_cause_and_the_others_go_on(error: Exception, detail: str) -> None:
+    failing, _ = counted("pci", error)
+    working, _ = counted("nvml")
+    checks = [check("blind", failing), check("half-blind", working, failing), check("seeing", working)]
+
+    outcomes = judge(checks, look(HOST, checks), Expectation())
+
+    cause = Unobserved("ProbeFailed", detail)
+    assert outcomes == (
+        Outcome("blind", "0-nvidia-smi", unobserved=(cause,)),
+        Outcome("half-blind", "0-nvidia-smi", unobserved=(cause,)),
+        Outcome("seeing", "0-nvidia-smi"),
+    )
+
+
+def test_a_judge_is_not_called_without_its_evidence() -> None:
+    probe, _ = counted("nvml")
+
+    (outcome,) = judge([check("a", probe, says=lambda seen: [seen[probe]])], Evidence({}), Expectation())
+
+    assert outcome.unobserved == (Unobserved("NotLooked", "nvml was not read"),)
+
+
+def test_a_judge_may_say_several_things_at_once() -> None:
+    words = [fault(), BLIND, fault("GpuLost")]
+
+    (outcome,) = judge([check("a", says=lambda _: words)], Evidence({}), Expectation())
+
+    assert outcome == Outcome("a", "0-nvidia-smi", (fault(), fault("GpuLost")), (BLIND,))
+    assert outcome.observed is False
+
+
+def test_what_does_not_belong_to_the_node_is_not_configured() -> None:
+    (outcome,) = judge([check("a", says=lambda _: [NotConfigured("no EFA device")])], Evidence({}), Expectation())
+
+    assert (outcome.configured, outcome.observed, outcome.findings) == (False, True, ())
+
+
+@pytest.mark.parametrize("severity", [Severity.MONITOR, Severity.RESET, Severity.ISOLATE])
+def test_a_cluster_gives_a_reason_its_own_severity(severity: Severity) -> None:
+    policy = Policy({"GpuCountLow": severity})
+    low = fault("GpuCountLow", Severity.REBOOT, "node")
+
+    (outcome,) = judge([check("a", says=lambda _: [low])], Evidence({}), Expectation(policy=policy))
+
+    assert [one.severity for one in outcome.findings] == [severity]
+
+
+def test_a_reason_that_a_cluster_passes_over_is_no_finding() -> None:
+    policy = Policy({"GpuCountLow": Severity.PASS})
+    low = fault("GpuCountLow", Severity.REBOOT, "node")
+
+    (outcome,) = judge([check("a", says=lambda _: [low, fault()])], Evidence({}), Expectation(policy=policy))
+
+    assert [one.reason for one in outcome.findings] == ["Xid79"]

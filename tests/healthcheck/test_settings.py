@@ -1,0 +1,230 @@
+"""The ConfigMap's files, the environment and the defaults; and every value that is not allowed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from healthcheck import settings as configuration
+from healthcheck.change import Rules
+from healthcheck.model import Severity
+from healthcheck.profiles import InstanceProfile
+from healthcheck.settings import BadValue, NodeSettings, SettingsError, read_settings
+
+SECONDS = "a whole number of seconds, "
+GROUPS = "allowed are 0, 1, 2, 3, 4, 5, 6, 7, 8, 0-nvidia-smi, 1-dcgm-diag-l2"
+SEVERITIES = "allowed are MONITOR, RESET, REBOOT or ISOLATE"
+
+
+@pytest.fixture(autouse=True)
+def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for field in NodeSettings.model_fields.values():
+        monkeypatch.delenv(str(field.alias), raising=False)
+
+
+def write(directory: Path, **values: str | bytes) -> Path:
+    for key, value in values.items():
+        (directory / key).write_bytes(value if isinstance(value, bytes) else value.encode())
+    return directory
+
+
+def refused(directory: Path | None) -> tuple[BadValue, ...]:
+    with pytest.raises(SettingsError) as caught:
+        read_settings(directory)
+    assert str(caught.value) == "; ".join(str(one) for one in caught.value.bad)
+    return caught.value.bad
+
+
+@pytest.mark.parametrize("directory", [None, Path("/nowhere"), Path("/dev/null")])
+def test_without_any_configuration_the_contracts_defaults_hold(directory: Path | None) -> None:
+    values = read_settings(directory).values
+
+    assert values.model_dump(by_alias=True) == {
+        "CHECK_INTERVAL": 300,
+        "CHECK_TIMEOUT": 900,
+        "CHECKS_LIGHTWEIGHT": "0 2 3 7 8",
+        "ENABLE_TAINT": True,
+        "ENABLE_LABEL": True,
+        "TAINT_SEVERITY": Severity.RESET,
+        "MONITOR_TTL": 86400,
+        "severity-overrides": "",
+        "NVLINK_DEFAULT": Severity.RESET,
+        "NVLINK5_DEFAULT": Severity.MONITOR,
+        "STRICT_PSHC": False,
+        "KERNEL_LOG_LINES": "",
+    }
+
+
+def test_the_files_of_the_configmap_are_read(tmp_path: Path) -> None:
+    write(tmp_path, CHECK_INTERVAL="60\n", CHECKS_LIGHTWEIGHT=" 0-nvidia-smi efa-count ", TAINT_SEVERITY="REBOOT")
+    write(tmp_path, ENABLE_TAINT="false", STRICT_PSHC="1", NVLINK5_DEFAULT="ISOLATE", KERNEL_LOG_LINES="4000")
+    write(tmp_path, **{"severity-overrides": "xid 13 = RESET\n# why\nGpuCountLow = MONITOR\n"})
+
+    values = read_settings(tmp_path).values
+
+    assert values.check_interval_seconds == 60
+    assert [check.name for check in values.checks] == ["driver", "gpu-count", "xid", "efa-count"]
+    assert values.rules == Rules(Severity.REBOOT, enable_taint=False, enable_label=True)
+    assert values.policy.overrides == {"Xid13": Severity.RESET, "GpuCountLow": Severity.MONITOR}
+    assert (values.policy.strict_pshc, values.policy.nvlink5_default) == (True, Severity.ISOLATE)
+
+
+def test_a_mounted_configmap_is_read_through_its_links(tmp_path: Path) -> None:
+    (tmp_path / "..2026_11_21").mkdir()
+    write(tmp_path / "..2026_11_21", CHECK_INTERVAL="77")
+    (tmp_path / "..data").symlink_to("..2026_11_21")
+    (tmp_path / "CHECK_INTERVAL").symlink_to("..data/CHECK_INTERVAL")
+
+    assert read_settings(tmp_path).values.check_interval_seconds == 77
+
+
+def test_the_configmap_comes_before_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHECK_INTERVAL", "20")
+    monkeypatch.setenv("MONITOR_TTL", "3600")
+    write(tmp_path, CHECK_INTERVAL="60")
+
+    values = read_settings(tmp_path).values
+
+    assert (values.check_interval_seconds, values.monitor_ttl_seconds) == (60, 3600)
+
+
+def test_keys_of_other_programs_are_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, DCGM_L2_INTERVAL="21600", MAX_NODES_PER_SWEEP="ten", SWEEP_IMAGE="x")
+
+    assert read_settings(tmp_path).values == read_settings(None).values
+
+
+BAD = [
+    ("CHECK_INTERVAL", "9", SECONDS + "10 to 86400"),
+    ("CHECK_INTERVAL", "86401", SECONDS + "10 to 86400"),
+    ("CHECK_INTERVAL", "-300", SECONDS + "10 to 86400"),
+    ("CHECK_INTERVAL", "5m", SECONDS + "10 to 86400"),
+    ("CHECK_INTERVAL", "300.5", SECONDS + "10 to 86400"),
+    ("CHECK_INTERVAL", "", SECONDS + "10 to 86400"),
+    ("CHECK_INTERVAL", "9" * 5000, SECONDS + "10 to 86400"),
+    ("CHECK_TIMEOUT", "0", SECONDS + "1 to 172800"),
+    ("MONITOR_TTL", "59", SECONDS + "60 to 31536000"),
+    ("MONITOR_TTL", "one day", SECONDS + "60 to 31536000"),
+    ("CHECKS_LIGHTWEIGHT", "0 99", "no check '99'; " + GROUPS),
+    ("CHECKS_LIGHTWEIGHT", "0,2", "no check '0,2'; " + GROUPS),
+    ("CHECKS_LIGHTWEIGHT", "GPU-COUNT", "no check 'GPU-COUNT'; " + GROUPS),
+    ("CHECKS_LIGHTWEIGHT", "", "names no check that a light look runs"),
+    ("CHECKS_LIGHTWEIGHT", " \n ", "names no check that a light look runs"),
+    ("ENABLE_TAINT", "maybe", "allowed are true and false"),
+    ("ENABLE_LABEL", "", "allowed are true and false"),
+    ("STRICT_PSHC", "2", "allowed are true and false, or 1 and 0"),
+    ("TAINT_SEVERITY", "reset", SEVERITIES),
+    ("TAINT_SEVERITY", "PASS", SEVERITIES),
+    ("TAINT_SEVERITY", "2", SEVERITIES),
+    ("NVLINK_DEFAULT", "SKIP", SEVERITIES),
+    ("NVLINK5_DEFAULT", "", SEVERITIES),
+    ("severity-overrides", "xid 13", "line 1: 'xid 13'; write `Reason = SEVERITY` or `xid 13 = RESET`"),
+    ("severity-overrides", "# ok\nxid 13 = BAD", "line 2: severity 'BAD'; allowed are PASS, MONITOR"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "allowed"), BAD)
+def test_a_bad_value_is_named_with_its_file_and_what_is_allowed(
+    tmp_path: Path, key: str, value: str, allowed: str
+) -> None:
+    write(tmp_path, **{key: value})
+
+    (bad,) = refused(tmp_path)
+
+    assert (bad.key, bad.where) == (key, str(tmp_path / key))
+    assert bad.value == value.strip()[:80]
+    assert bad.allowed.startswith(allowed)
+    assert str(bad) == f"{tmp_path / key}: {key} = {bad.value!r}: {bad.allowed}"
+
+
+def test_a_bad_value_of_the_environment_says_that_it_stands_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHECK_INTERVAL", "soon")
+
+    assert refused(tmp_path) == (BadValue("CHECK_INTERVAL", "soon", SECONDS + "10 to 86400", "environment"),)
+
+
+def test_all_bad_values_are_named_at_once(tmp_path: Path) -> None:
+    write(tmp_path, CHECK_INTERVAL="soon", ENABLE_TAINT="x", **{"instance-profiles.conf": "p5|8"})
+
+    assert sorted(one.key for one in refused(tmp_path)) == ["CHECK_INTERVAL", "ENABLE_TAINT", "instance-profiles.conf"]
+
+
+@pytest.mark.parametrize("key", ["CHECK_INTERVAL", "severity-overrides", "TAINT_SEVERITY", "KERNEL_LOG_LINES"])
+def test_a_file_that_is_no_text_is_named(tmp_path: Path, key: str) -> None:
+    write(tmp_path, **{key: b"\xff\xfe\x00"})
+
+    (bad,) = refused(tmp_path)
+
+    assert (bad.key, bad.where, bad.allowed) == (key, str(tmp_path / key), "UTF-8 text that can be read")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("p5.48xlarge|8\n", ":1: 'p5.48xlarge|8' has 2 fields; write type|gpus|efa|nvlink|provider"),
+        ("# a\n\np5|8|x|true|efa\n", ":3: efa 'x'; write a whole number from 0 to 4096"),
+        (b"\xff\xfe|8|1|true|efa\n", r":1: type '\\xff\\xfe'; write an instance type"),
+        ("p5|" + "0" * 5000 + "|1|true|efa", ":1: gpus '0000"),
+        ("#" * ((1 << 20) + 100), ": 1048577 characters; at most 1048576 are read"),
+    ],
+)
+def test_a_bad_profile_line_is_named_with_its_file_and_number(tmp_path: Path, text: str | bytes, message: str) -> None:
+    write(tmp_path, **{"instance-profiles.conf": text})
+
+    (bad,) = refused(tmp_path)
+
+    assert bad.key == "instance-profiles.conf"
+    assert bad.allowed.startswith(f"{tmp_path}/instance-profiles.conf{message}")
+
+
+def test_a_row_of_the_configmap_stands_before_the_packaged_one(tmp_path: Path) -> None:
+    write(tmp_path, **{"instance-profiles.conf": "p5.48xlarge|8|16|true|efa\nour-own|2|0|false|-\n"})
+
+    profiles = read_settings(tmp_path).profiles
+
+    assert profiles["p5.48xlarge"] == InstanceProfile("p5.48xlarge", 8, 16, True, "efa")
+    assert profiles["our-own"] == InstanceProfile("our-own", 2, 0, False, "")
+    assert profiles["p4d.24xlarge"].efa == 4
+
+
+def test_a_start_without_any_good_configuration_goes_on_with_the_defaults(tmp_path: Path) -> None:
+    write(tmp_path, CHECK_INTERVAL="soon")
+    bad = refused(tmp_path)
+
+    settings = configuration.defaults(bad)
+
+    assert (settings.values, settings.bad) == (read_settings(None).values, bad)
+    assert settings.profiles["p5.48xlarge"].gpus == 8
+
+
+@pytest.mark.parametrize(
+    ("interval", "timeout", "cycle", "probe"),
+    [(300, 900, 600, 60), (300, 100, 100, 60), (10, 900, 20, 20), (86400, 900, 900, 60), (10, 1, 1, 1)],
+)
+def test_a_cycle_takes_at_most_two_intervals_and_a_probe_a_minute(
+    tmp_path: Path, interval: int, timeout: int, cycle: float, probe: float
+) -> None:
+    write(tmp_path, CHECK_INTERVAL=str(interval), CHECK_TIMEOUT=str(timeout))
+
+    values = read_settings(tmp_path).values
+
+    assert (values.cycle_seconds, values.probe_seconds) == (cycle, probe)
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ("0 2 3 7 8", ["driver", "gpu-count", "xid", "efa-count"]),
+        ("2 0", ["driver", "gpu-count", "xid", "efa-count"]),
+        ("2", ["efa-count"]),
+        ("0-nvidia-smi", ["driver", "gpu-count", "xid"]),
+        ("xid 2 xid", ["xid", "efa-count"]),
+    ],
+)
+def test_checks_are_named_by_number_group_or_name(tmp_path: Path, words: str, names: list[str]) -> None:
+    write(tmp_path, CHECKS_LIGHTWEIGHT=words)
+
+    assert [check.name for check in read_settings(tmp_path).values.checks] == names

@@ -1,0 +1,128 @@
+"""PCI functions as the kernel lists them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from healthcheck.model import Host, ProbeError
+from healthcheck.probes.pci import PciFunction, normalise_address, read_functions
+from sim import pci_tree
+from sim.node import SimulatedNode
+from tests.probes.conftest import MakeNode
+
+
+@pytest.mark.parametrize(
+    ("instance_type", "gpus", "efa"),
+    [
+        ("p5.48xlarge", 8, 32),
+        ("p4d.24xlarge", 8, 4),
+        ("p6-b200.48xlarge", 8, 8),
+        ("g5.xlarge", 1, 0),
+        ("g6.xlarge", 1, 0),
+    ],
+)
+def test_gpus_and_efa_devices_are_told_from_all_else(
+    make_node: MakeNode, instance_type: str, gpus: int, efa: int
+) -> None:
+    node = make_node(instance_type)
+
+    functions = read_functions(Host(node.root))
+
+    found = [function.address for function in functions if function.is_gpu]
+    assert found == sorted(gpu.address for gpu in node.gpus)
+    assert (len(found), sum(function.is_efa for function in functions)) == (gpus, efa)
+    assert {function.vendor for function in functions} <= {0x10DE, 0x1D0F}
+
+
+@pytest.mark.parametrize("driver", ["nvidia", "vfio-pci", ""])
+def test_a_function_is_read_with_its_driver(node: SimulatedNode, driver: str) -> None:
+    address = node.gpus[0].address
+    node.pci.unbind(address)
+    if driver:
+        node.pci.bind(address, driver)
+
+    read = {function.address: function for function in read_functions(Host(node.root))}
+
+    assert read[address] == PciFunction(address, 0x10DE, 0x2330, 0x030200, driver)
+    assert read["0000:4f:00.0"] == PciFunction("0000:4f:00.0", 0x1D0F, 0xEFA2, 0x020000, "efa")
+
+
+def test_a_gpu_that_is_gone_from_pci_is_not_listed(node: SimulatedNode) -> None:
+    node.remove_gpu(3)
+
+    addresses = [function.address for function in read_functions(Host(node.root)) if function.is_gpu]
+
+    assert addresses == [gpu.address for gpu in node.gpus if gpu.index != 3]
+
+
+def test_a_virtual_function_is_no_gpu(node: SimulatedNode) -> None:
+    directory = node.root / "sys/bus/pci/devices" / node.gpus[0].address
+    (directory / "physfn").symlink_to("../0000:00:00.0")
+
+    assert sum(function.is_gpu for function in read_functions(Host(node.root))) == 7
+
+
+@pytest.mark.parametrize("pci_class", ["0x030000", "0x030200"])
+def test_a_gpu_is_a_vga_or_a_3d_controller(tmp_path: Path, pci_class: str) -> None:
+    pci_tree.PciTree(tmp_path).plug(pci_tree.PciFunction("0000:01:00.0", "0x10DE", "0x2330", pci_class))
+
+    assert [function.is_gpu for function in read_functions(Host(tmp_path))] == [True]
+
+
+@pytest.mark.parametrize(
+    ("vendor", "device", "is_efa"),
+    [("0x1d0f", "0xefa0", True), ("0x1d0f", "0xefa3", True), ("0x1d0f", "0xec20", False), ("0x10de", "0xefa0", False)],
+)
+def test_an_efa_device_on_pci_is_known_by_both_numbers(tmp_path: Path, vendor: str, device: str, is_efa: bool) -> None:
+    pci_tree.PciTree(tmp_path).plug(pci_tree.PciFunction("0000:01:00.0", vendor, device, "0x020000"))
+
+    assert [function.is_efa for function in read_functions(Host(tmp_path))] == [is_efa]
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [("vendor", b""), ("vendor", b"\xff\xff"), ("vendor", None), ("device", b"x"), ("device", None), ("class", b"")],
+)
+def test_a_function_that_goes_away_while_we_look_is_left_out(
+    node: SimulatedNode, file: str, content: bytes | None
+) -> None:
+    path = node.root / "sys/bus/pci/devices" / node.gpus[0].address / file
+    path.unlink() if content is None else path.write_bytes(content)
+
+    assert sum(function.is_gpu for function in read_functions(Host(node.root))) == 7
+
+
+def test_a_link_that_leads_nowhere_is_left_out(node: SimulatedNode) -> None:
+    (node.root / "sys/bus/pci/devices/0000:ff:00.0").symlink_to("../../../devices/gone")
+
+    assert sum(function.is_gpu for function in read_functions(Host(node.root))) == 8
+
+
+def test_without_sys_nothing_could_be_seen(tmp_path: Path) -> None:
+    with pytest.raises(ProbeError, match="sys/bus/pci/devices: No such file or directory"):
+        read_functions(Host(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("address", "normal"),
+    [
+        ("0000:3b:00.0", "0000:3b:00.0"),
+        ("00000000:3B:00.0", "0000:3b:00.0"),
+        ("PCI:0000:3b:00", "0000:3b:00.0"),
+        ("pci:0000:3B:1F.7", "0000:3b:1f.0"),
+        ("0008:01:00.0", "0008:01:00.0"),
+        ("00010000:01:00.0", "10000:01:00.0"),
+        ("0:3:0", "0000:03:00.0"),
+        ("", None),
+        ("3b:00.0", None),
+        ("0000:3b:00.0 ", None),
+        ("0000:3b:00.0\n", None),
+        ("0000:3g:00.0", None),
+        ("000000000:3b:00.0", None),
+        ("N/A", None),
+    ],
+)
+def test_addresses_of_every_form_are_made_one(address: str, normal: str | None) -> None:
+    assert normalise_address(address) == normal
