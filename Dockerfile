@@ -1,25 +1,145 @@
-# The agent's image. Build: docker build -t gpu-healthcheck:0.1.0 .
-FROM docker.io/library/python:3.12-slim AS build
+# One name, two images. Both run as root with a read-only root file system; what they write is /tmp (also the
+# working directory, where DCGM's plugins put their files), /var/lib/gpu-healthcheck (what the agent remembers) and,
+# if DCGM shall keep its own logs, /var/log/nvidia-dcgm. Root, because /dev/kmsg and /dev/nvidia* demand it.
+#
+#   docker build -t REGISTRY/gpu-healthcheck:0.1.0 .                      DCGM and EFA's tools: agent and Jobs
+#   docker build -t REGISTRY/gpu-healthcheck:0.1.0-slim --target slim .   where only Jobs go deep (overlay slim-agent)
+#
+# --build-arg EFA_FROM=distribution   takes libfabric from the base's distribution, not from AWS (buildah 1.28 wants
+#                                     the default written out too: EFA_FROM=aws)
+# --secret id=pip,src=pip.conf        pip's configuration (an index, a certificate); no layer keeps it
+# REVISION and SOURCE                 the commit and the home of these sources, for the labels
+
+# Both bases must bring the same minor version of Python: the environment made here is copied into either. Ubuntu
+# 24.04 has 3.12. To pin by digest, give IMAGE:TAG@sha256:... .
+ARG PYTHON_IMAGE=docker.io/library/python:3.12-slim
+ARG DCGM_IMAGE=nvcr.io/nvidia/cloud-native/dcgm:4.6.0-1-ubuntu24.04
+ARG EFA_FROM=aws
+ARG VERSION=0.1.0
+ARG REVISION=""
+ARG SOURCE=""
+
+
+# The environment: wheels only, so no compiler; without pip; bytecode that is trusted as it is, since a read-only
+# root could write no other. The product lies apart from what it needs: a new version is a small layer.
+FROM ${PYTHON_IMAGE} AS build
 WORKDIR /src
-COPY requirements/product.txt requirements/
-RUN python -m venv /opt/gpu-healthcheck \
- && /opt/gpu-healthcheck/bin/pip install --no-cache-dir --require-hashes -r requirements/product.txt
+COPY requirements/product.txt requirements/build.txt requirements/
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    python3 -m venv --without-pip /opt/gpu-healthcheck \
+ && python3 -m venv --without-pip /opt/build \
+ && python3 -m pip --python /opt/gpu-healthcheck/bin/python3 install --no-cache-dir --no-compile \
+      --only-binary :all: --require-hashes -r requirements/product.txt \
+ && python3 -m pip --python /opt/build/bin/python3 install --no-cache-dir --no-compile \
+      --only-binary :all: --require-hashes -r requirements/build.txt
+# 130 MB that nothing imports, and tests/image holds the product to that: the Kubernetes client's generated classes
+# (docs/decisions/0005), its asynchronous twin with what that alone needs, and the scripts of the packages.
+WORKDIR /opt/gpu-healthcheck
+RUN python3 -m pip --python bin/python3 uninstall --yes --quiet \
+      aiohappyeyeballs aiohttp aiohttp-retry aiosignal frozenlist multidict propcache yarl \
+ && rm -r lib/python3.*/site-packages/kubernetes/aio \
+ && find lib/python3.*/site-packages/kubernetes/client/api lib/python3.*/site-packages/kubernetes/client/models \
+      -name '*.py' -not -name __init__.py -delete \
+ && find bin -type f -delete \
+ && python3 -m compileall -q --invalidation-mode unchecked-hash lib
+WORKDIR /src
 COPY pyproject.toml README.md LICENSE instance-profiles.conf ./
 COPY healthcheck healthcheck
 COPY agent agent
 COPY cli cli
-RUN python -m venv /opt/build \
- && /opt/build/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
- && /opt/gpu-healthcheck/bin/pip install --no-cache-dir --no-deps /wheels/*.whl \
- && /opt/gpu-healthcheck/bin/python -m compileall -q /opt/gpu-healthcheck/lib
+RUN python3 -m pip --python /opt/build/bin/python3 wheel --no-cache-dir --no-index --no-deps --no-build-isolation \
+      --wheel-dir /wheels . \
+ && python3 -m pip --python /opt/gpu-healthcheck/bin/python3 install --no-cache-dir --no-compile --no-index --no-deps \
+      --root /product /wheels/*.whl \
+ && python3 -m compileall -q --invalidation-mode unchecked-hash -s /product /product
 
-FROM docker.io/library/python:3.12-slim
+
+FROM ${PYTHON_IMAGE} AS slim
+ARG VERSION
+ARG REVISION
+ARG SOURCE
 LABEL org.opencontainers.image.title="gpu-healthcheck" \
-      org.opencontainers.image.description="GPU node health for Kubernetes" \
+      org.opencontainers.image.description="GPU node health for Kubernetes: the agent alone" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.source="${SOURCE}" \
       org.opencontainers.image.licenses="MIT-0"
+# This base comes without the standard library's bytecode, and a read-only root would compile it at every start.
+RUN python3 -m compileall -q --invalidation-mode unchecked-hash -x '/(site-packages|test|tests|idlelib|lib2to3)/' \
+      "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
 COPY --from=build /opt/gpu-healthcheck /opt/gpu-healthcheck
+COPY --from=build /product/opt/gpu-healthcheck /opt/gpu-healthcheck
+RUN ["/opt/gpu-healthcheck/bin/python3", "-I", "-c", "import agent.__main__, cli.__main__, healthcheck.cluster, pynvml"]
 ENV PATH=/opt/gpu-healthcheck/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
-# Root: the agent opens the host's /dev/kmsg and the driver's device files.
+WORKDIR /tmp
+ENTRYPOINT []
+CMD ["gpu-healthcheck", "agent"]
+
+
+# EFA's userspace, from the distribution or from AWS; the build takes the one that EFA_FROM names. Both are installed in
+# a stage, on the base that they will run on, and only what fi_info and fi_pingpong need is taken from there.
+FROM ${DCGM_IMAGE} AS efa-distribution
+# hadolint ignore=DL3008
+RUN find /usr >/before \
+ && apt-get update \
+ && apt-get install --yes --no-install-recommends libfabric-bin ibverbs-providers
+
+FROM ${DCGM_IMAGE} AS efa-aws
+# Change both together; AWS publishes the checksum of each version:
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-verify.html
+ARG EFA_INSTALLER_VERSION=1.47.0
+ARG EFA_INSTALLER_SHA256=2df4201e046833c7dc8160907bee7f52b76ff80ed147376a2d0ed8a0dd66b2db
+ADD https://efa-installer.amazonaws.com/aws-efa-installer-${EFA_INSTALLER_VERSION}.tar.gz /installer/installer.tar.gz
+WORKDIR /installer
+RUN echo "${EFA_INSTALLER_SHA256}  installer.tar.gz" >checksum && sha256sum --check --strict checksum \
+ && find /usr >/before \
+ && tar -xzf installer.tar.gz --strip-components=1 \
+ && apt-get update \
+ && ./efa_installer.sh -y --skip-kmod --skip-limit-conf --no-verify
+
+# hadolint ignore=DL3006
+FROM efa-${EFA_FROM} AS efa
+# The two programs, the EFA driver that libibverbs loads by name, and every library of theirs that the base has not.
+ENV PATH=/opt/amazon/efa/bin:$PATH
+RUN command -v fi_info >/wanted && command -v fi_pingpong >>/wanted \
+ && find /usr/lib -path '*/libibverbs/libefa*' >>/wanted \
+ && xargs ldd </wanted >/linked \
+ && awk '$2 == "=>" && $3 ~ "^/" { sub("^/lib/", "/usr/lib/", $3); print $3 }' /linked >>/wanted \
+ && ls /etc/libibverbs.d/efa.driver >>/wanted \
+ && sort --unique --output=/wanted /wanted \
+ && grep --line-regexp --fixed-strings --invert-match --file=/before /wanted >/missing \
+ && mkdir -p /efa/etc/ld.so.conf.d && echo /opt/amazon/efa/lib >/efa/etc/ld.so.conf.d/efa.conf \
+ && tar --create --dereference --file=/missing.tar --files-from=/missing \
+ && tar --extract --directory=/efa --file=/missing.tar
+
+
+# The whole system. DCGM's image is Ubuntu without Python; its own labels and entrypoint are replaced.
+FROM ${DCGM_IMAGE} AS full
+ARG VERSION
+ARG REVISION
+ARG SOURCE
+LABEL org.opencontainers.image.title="gpu-healthcheck" \
+      org.opencontainers.image.description="GPU node health for Kubernetes: agent and Jobs, with DCGM and EFA's tools" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.source="${SOURCE}" \
+      org.opencontainers.image.licenses="MIT-0"
+# The environment looks for its interpreter where PYTHON_IMAGE has it.
+# hadolint ignore=DL3008
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends python3 \
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/* /var/log/apt /var/log/dpkg.log \
+ && if [ ! -e /usr/local/bin/python3 ]; then ln -s /usr/bin/python3 /usr/local/bin/python3; fi
+COPY --from=efa /efa/ /
+RUN ldconfig && PATH=$PATH:/opt/amazon/efa/bin fi_info --version
+COPY --from=build /opt/gpu-healthcheck /opt/gpu-healthcheck
+COPY --from=build /product/opt/gpu-healthcheck /opt/gpu-healthcheck
+RUN ["/opt/gpu-healthcheck/bin/python3", "-I", "-c", "import agent.__main__, cli.__main__, healthcheck.cluster, pynvml"]
+ENV PATH=/opt/gpu-healthcheck/bin:/opt/amazon/efa/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+WORKDIR /tmp
 ENTRYPOINT []
 CMD ["gpu-healthcheck", "agent"]

@@ -62,7 +62,7 @@ def resolve_inside(root: str, path: str) -> str:
             continue
         seen += 1
         if seen > 40:
-            raise OSError(f"{path}: too many symbolic links")
+            raise OSError(f"{root}/{path.strip('/')}: too many symbolic links")
         target = os.readlink(root + here)
         parts = target.strip("/").split("/") + parts
         if target.startswith("/"):
@@ -77,21 +77,64 @@ def _load(root: str, use_loader: bool) -> str:
             ctypes.CDLL(SONAME, mode=ctypes.RTLD_GLOBAL)
             return _mapped(SONAME)
         except OSError as error:
-            tried.append(str(error))
+            tried.append(f"in the loader's own path: {error}")
     base = root.rstrip("/")
+    refused: dict[str, str] = {}
     for place in PLACES:
+        link = path = f"{base}/{place}/{SONAME}"
         try:
             # Every link on the way is the host's: an absolute one would lead us into our own tree.
             if not os.path.lexists(f"{resolve_inside(base, place)}/{SONAME}"):
                 continue
             path = resolve_inside(base, f"{place}/{SONAME}")
+            if path in refused:  # the same file again: on most hosts /lib64 is a link to /usr/lib64
+                continue
+            _refuse_foreign(path)
             # Its SONAME is then in the process, and pynvml's own load by name finds it.
             ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
         except OSError as error:
-            tried.append(str(error))
+            refused[path] = _why(link, path, str(error))
         else:
             return path
-    raise OSError("; ".join(tried) or f"{SONAME} lies nowhere under {root}")
+    raise OSError("; ".join([*tried, *(refused.values() or [f"{SONAME} lies nowhere under {root}"])]))
+
+
+def _refuse_foreign(path: str) -> None:
+    """What the loader reports as a missing file, or would die of by SIGBUS. What is no ELF at all it says well."""
+    if not os.path.isfile(path):
+        return
+    ours, theirs = _elf_header("/proc/self/exe"), _elf_header(path)
+    if len(theirs) < 64 or theirs[:5] != ours[:5]:
+        return
+    if theirs[18:20] != ours[18:20]:
+        raise OSError(f"{path}: built for {_machine(theirs)}, and this is {_machine(ours)}")
+    # Elf64_Ehdr: e_shoff at 40, e_shentsize at 58, e_shnum at 60; the section headers end the file.
+    end = _number(theirs[40:48]) + _number(theirs[58:60]) * _number(theirs[60:62])
+    if os.path.getsize(path) < end:
+        raise OSError(f"{path}: cut off after {os.path.getsize(path)} of {end} bytes")
+
+
+def _elf_header(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(64)
+
+
+def _machine(header: bytes) -> str:
+    code = _number(header[18:20])
+    return {62: "x86_64", 183: "aarch64"}.get(code, f"ELF machine {code}")
+
+
+def _number(raw: bytes) -> int:
+    return int.from_bytes(raw, sys.byteorder)
+
+
+def _why(link: str, path: str, said: str) -> str:
+    """The loader names a library that is missing, but not who wants it, nor the link that led there."""
+    if path not in said:
+        said = f"{path}: {said}"
+    if "libc.musl" in said:
+        said += " (built for musl; this is glibc)"
+    return said if path == link else f"{link} leads to {said}"
 
 
 def _mapped(soname: str) -> str:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes import client, config, watch
 from urllib3.exceptions import HTTPError
 
-from kubernetes import client, config, watch
 from sim.api_stand_in import ApiStandIn
 
 NODE = "gpu-node-1"

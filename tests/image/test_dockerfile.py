@@ -1,0 +1,101 @@
+"""What the Dockerfile promises of the sources beside it. tests/node builds it and runs what comes out."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import healthcheck
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+ARGUMENTS = dict(re.findall(r'^ARG (\w+)="?([^"\n]*)"?$', DOCKERFILE, re.MULTILINE))
+STAGES = re.findall(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, re.MULTILINE)
+
+# Loads what the image runs, and prints which parts of its environment came along.
+LOADED = """
+import sys
+import agent.__main__, cli.__main__, healthcheck.cluster, healthcheck.probes.nvml_child, pynvml
+for name, module in sys.modules.items():
+    print(name, getattr(module, "__file__", None))
+"""
+
+
+def test_the_image_says_the_version_of_the_package() -> None:
+    assert ARGUMENTS["VERSION"] == healthcheck.__version__
+
+
+def test_the_manifests_run_the_image_of_that_version() -> None:
+    found = yaml.safe_load((ROOT / "kubernetes/manifests/04-daemonset-agent.yaml").read_text())
+    (container,) = found["spec"]["template"]["spec"]["containers"]
+
+    assert container["image"] == f"gpu-healthcheck:{healthcheck.__version__}"
+
+
+def test_the_last_stage_is_the_whole_system_and_slim_comes_before_anything_of_dcgm() -> None:
+    names = [name for _, name in STAGES]
+
+    assert names[-1] == "full"
+    assert names[: names.index("slim") + 1] == ["build", "slim"]  # a builder that skips nothing needs no DCGM for it
+
+
+@pytest.mark.parametrize("image", ["PYTHON_IMAGE", "DCGM_IMAGE"])
+def test_a_base_is_named_in_full_with_a_tag(image: str) -> None:
+    assert re.fullmatch(r"[a-z0-9.-]+\.[a-z]+(/[a-z0-9-]+)+:[0-9][\w.-]+(@sha256:[0-9a-f]{64})?", ARGUMENTS[image])
+
+
+def test_every_stage_stands_on_a_base_that_an_argument_names_or_on_another_stage() -> None:
+    assert {base for base, _ in STAGES} == {"${PYTHON_IMAGE}", "${DCGM_IMAGE}", "efa-${EFA_FROM}"}
+
+
+def test_efas_installer_is_pinned_by_version_and_checksum() -> None:
+    assert re.fullmatch(r"1\.\d+\.\d+", ARGUMENTS["EFA_INSTALLER_VERSION"])
+    assert re.fullmatch(r"[0-9a-f]{64}", ARGUMENTS["EFA_INSTALLER_SHA256"])
+
+
+def test_both_images_carry_the_labels_and_settings_of_the_other() -> None:
+    slim, full = (DOCKERFILE.partition(f" AS {name}\n")[2].partition("\nFROM ")[0] for name in ("slim", "full"))
+
+    labels = [re.findall(r"org\.opencontainers\.image\.(\w+)=", stage) for stage in (slim, full)]
+    assert labels[0] == labels[1] == ["title", "description", "version", "revision", "source", "licenses"]
+    for line in ('ENTRYPOINT []\nCMD ["gpu-healthcheck", "agent"]\n', "WORKDIR /tmp\n"):
+        assert (line in slim, line in full) == (True, True)
+
+
+def test_no_step_names_an_architecture_or_needs_a_heredoc() -> None:
+    assert re.findall(r"x86_64|aarch64|amd64|arm64|<<", DOCKERFILE) == []
+
+
+def test_everything_that_the_build_copies_is_let_through() -> None:
+    copied = [
+        word for words in re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE, re.MULTILINE) for word in words.split()[:-1]
+    ]
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+
+    assert sorted(set(copied)) == sorted(allowed)
+    assert [name for name in copied if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("file", ["product.txt", "build.txt"])
+def test_every_package_of_the_image_is_locked_with_its_hashes(file: str) -> None:
+    text = (ROOT / "requirements" / file).read_text()
+
+    for package in re.findall(r"^\w.*?(?=^\w|\Z)", text, re.MULTILINE | re.DOTALL):
+        assert re.match(r"[\w.-]+==\S+ \\\n(    --hash=sha256:[0-9a-f]{64}( \\)?\n)+", package), package
+
+
+def test_the_product_loads_nothing_that_the_image_leaves_out() -> None:
+    """In a process of its own: other tests load more."""
+    printed = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True, cwd=ROOT)
+    loaded = dict(line.split(" ", 1) for line in printed.stdout.splitlines())
+    (uninstalled,) = re.findall(r"uninstall --yes --quiet \\\n(.*?) \\\n", DOCKERFILE)
+    packages = {name.replace("-", "_") for name in uninstalled.split()}
+
+    generated = re.compile(r"/kubernetes/(aio/|client/(api|models)/(?!__init__\.py$))")
+    assert [name for name, file in loaded.items() if generated.search(file)] == []
+    assert {name.partition(".")[0] for name in loaded} & packages == set()

@@ -1,0 +1,118 @@
+"""The overlays on a real API server: each changes what it says, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sim.control_plane import MANIFESTS, ControlPlane
+
+ROOT = Path(__file__).parents[2]
+OVERLAYS = ROOT / "kubernetes" / "overlays"
+DAEMON_SET = "DaemonSet/gpu-healthcheck/gpu-healthcheck-agent"
+CONTAINER = f"{DAEMON_SET}/spec/template/spec/containers/0"
+
+# Every path at which the overlay differs from the manifests, and what stands there. None: not there.
+CHANGES: dict[str, dict[str, Any]] = {
+    "example": {
+        f"{CONTAINER}/image": "registry.example.com/gpu-healthcheck:0.1.0",
+        f"{CONTAINER}/imagePullPolicy": "Always",
+        "ConfigMap/gpu-healthcheck/gpu-healthcheck-config/data/CHECK_INTERVAL": "120",
+    },
+    "slim-agent": {
+        f"{CONTAINER}/image": "gpu-healthcheck:0.1.0-slim",
+        f"{CONTAINER}/resources/limits/memory": "192Mi",
+    },
+    "runtime-class": {
+        f"{DAEMON_SET}/spec/template/spec/runtimeClassName": "nvidia",
+        f"{CONTAINER}/env/NVIDIA_VISIBLE_DEVICES/name": True,
+        f"{CONTAINER}/env/NVIDIA_VISIBLE_DEVICES/value": "all",
+        f"{CONTAINER}/env/NVIDIA_DRIVER_CAPABILITIES/name": True,
+        f"{CONTAINER}/env/NVIDIA_DRIVER_CAPABILITIES/value": "utility",
+    },
+}
+
+
+def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every scalar by its path. A variable of a container goes by its name, as its place tells nothing.
+
+    Kustomize writes a folded text with more line breaks, which CEL passes over: white space counts once.
+    """
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from leaves(one, f"{path}/{key}")
+    elif path.endswith("/env"):
+        for one in value:
+            yield from leaves(one | {"name": True}, f"{path}/{one['name']}")
+    elif isinstance(value, list):
+        for index, one in enumerate(value):
+            yield from leaves(one, f"{path}/{index}")
+    else:
+        yield path, " ".join(value.split()) if path.endswith("xpression") else value
+
+
+def flat(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for one in objects:
+        metadata = one["metadata"]
+        name = "/".join([one["kind"], *([metadata["namespace"]] if "namespace" in metadata else []), metadata["name"]])
+        content = {key: value for key, value in one.items() if key not in ("metadata", "status")}
+        labels = {"metadata/labels": metadata.get("labels")}
+        found |= leaves(content | labels, name)
+    return found
+
+
+def dry_run(plane: ControlPlane, *words: str) -> list[dict[str, Any]]:
+    """What the API server would make of it: validated, admitted, defaulted."""
+    printed = plane.kubectl("apply", *words, "--dry-run=server", "--validate=strict", "-o", "json")
+    items: list[dict[str, Any]] = json.loads(printed)["items"]
+    return items
+
+
+@pytest.mark.control_plane
+@pytest.mark.parametrize("overlay", CHANGES)
+def test_an_overlay_changes_what_it_says_and_nothing_else(installed: ControlPlane, overlay: str) -> None:
+    plain = flat(dry_run(installed, "-f", str(MANIFESTS)))
+    changed = flat(dry_run(installed, "-k", str(OVERLAYS / overlay)))
+
+    differing = {path for path in plain | changed if plain.get(path) != changed.get(path)}
+    assert {path: changed.get(path) for path in differing} == CHANGES[overlay]
+
+
+@pytest.mark.control_plane
+def test_the_folder_of_manifests_is_the_base_and_still_applies_as_it_is(installed: ControlPlane) -> None:
+    assert flat(dry_run(installed, "-k", str(MANIFESTS))) == flat(dry_run(installed, "-f", str(MANIFESTS)))
+
+
+@pytest.mark.control_plane
+def test_the_example_installs_on_a_bare_control_plane_and_the_plain_folder_takes_it_back() -> None:
+    path = "/apis/apps/v1/namespaces/gpu-healthcheck/daemonsets/gpu-healthcheck-agent"
+    with ControlPlane() as bare:
+        printed = bare.kubectl("apply", "-k", str(OVERLAYS / "example")).splitlines()
+        assert [line for line in printed if not line.endswith(" created")] == []
+        first = bare.request("GET", path).body["spec"]["template"]["spec"]["containers"][0]
+
+        bare.kubectl("apply", "-f", str(MANIFESTS))
+        second = bare.request("GET", path).body["spec"]["template"]["spec"]["containers"][0]
+
+    assert (first["image"], first["imagePullPolicy"]) == ("registry.example.com/gpu-healthcheck:0.1.0", "Always")
+    assert (second["image"], second["imagePullPolicy"]) == ("gpu-healthcheck:0.1.0", "IfNotPresent")
+
+
+def test_the_base_names_every_manifest_of_the_folder() -> None:
+    named = yaml.safe_load((MANIFESTS / "Kustomization").read_text())["resources"]
+
+    assert named == sorted(file.name for file in MANIFESTS.glob("*.yaml"))
+
+
+def test_kubectl_finds_no_kustomization_among_the_manifests_that_it_applies() -> None:
+    assert [file.name for file in MANIFESTS.rglob("*ustomization*.y*ml")] == []
+
+
+def test_every_overlay_is_tried_here() -> None:
+    assert sorted(folder.name for folder in OVERLAYS.iterdir()) == sorted(CHANGES)
