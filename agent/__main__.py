@@ -81,6 +81,9 @@ def _run(settings: AgentSettings, cluster: Cluster, stop: threading.Event, optio
     log.info("serving /metrics, /healthz and /readyz", port=port)
     file = None if options.dry_run else MemoryFile(settings.state_dir)
     if file is not None and not _hold(file, telemetry):
+        if options.once:
+            sys.stderr.write("gpu-healthcheck agent: --once: another agent of this node is at work\n")
+            return FAILED
         log.warning("another agent of this node holds the memory; looking, writing nothing, until it is gone")
         serving.agent = Agent(settings, cluster, None, telemetry, write=False)
         serving.agent.start()

@@ -122,7 +122,7 @@ class Cycle:
         except SettingsError as error:
             settings = replace(self.settings, bad=error.bad)
             if not self.settings.profiles:
-                settings = configuration.defaults(error.bad)
+                settings = configuration.settings_despite(error.bad, self._config_dir)
         if settings.bad != self._bad:
             for one in (*self._bad, *settings.bad):
                 self._telemetry.bad_settings.labels(one.key).set(one in settings.bad)

@@ -15,11 +15,12 @@ import tenacity
 
 from agent.ledger import Ledger
 from healthcheck import record as records
-from healthcheck.change import RESULTS, WATCHED_LABELS, Event, NodeState, Rules, cut, event_name, plan
+from healthcheck.change import RESULTS, SEVERITY, WATCHED_LABELS, Event, NodeState, Rules, cut, event_name, plan
 from healthcheck.cluster import Cluster, ClusterError, Conflict, Forbidden, NotFound, Refused, Unavailable
 from healthcheck.model import PREFIX, Now, Severity
 from healthcheck.record import Identity, RecordError
 from healthcheck.telemetry import Telemetry
+from healthcheck.verdict import Verdict
 
 log = structlog.get_logger()
 
@@ -128,7 +129,9 @@ class Teller(threading.Thread):
             return
         if settled or snapshot.verdict.severity >= Severity.RESET:
             self._telemetry.pending.set(1)
-            self._telemetry.pending.set(not self._apply(self._node or self._read()))
+            node = self._node or self._read()
+            stands = not (snapshot.complete or _is_news_to(snapshot.verdict, node)) or self._apply(node)
+            self._telemetry.pending.set(not stands)
         if self._how.write:
             self._tell_events()
             self._tell_heartbeat()
@@ -277,6 +280,11 @@ class Teller(threading.Thread):
 def node_event(node_name: str, reason: str, message: str) -> Event:
     """A warning about the node that belongs to no finding."""
     return Event(event_name(node_name, reason, message, f"{random.getrandbits(32)}"), "Warning", reason, cut(message))
+
+
+def _is_news_to(verdict: Verdict, node: NodeState) -> bool:
+    """Whether the Node does not say so yet. Before the first look ended, a restart writes nothing but that."""
+    return node.labels.get(SEVERITY) != verdict.severity.name
 
 
 def _differs(before: NodeState, after: NodeState) -> bool:

@@ -149,7 +149,13 @@ class Cluster:
         try:
             self._json("patch", f"{path}/{quote(node.name)}", "leases", body, merge="merge")
         except NotFound:
+            self._create_lease(path, body)
+
+    def _create_lease(self, path: str, body: Mapping[str, Any]) -> None:
+        try:
             self._json("create", path, "leases", body)
+        except NotFound as error:
+            raise Refused(f"{error}; is the namespace {NAMESPACE} there?") from error
 
     def watch_node(self, name: str) -> Iterator[NodeState | None]:
         """The Node now and at each change; None when it is gone. Ends when the server ends the watch."""

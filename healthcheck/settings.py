@@ -163,9 +163,23 @@ def read_settings(directory: Path | None) -> Settings:
     return Settings(values, profiles)
 
 
-def defaults(bad: tuple[BadValue, ...]) -> Settings:
-    """What a start without any good configuration goes on with: a wrong word must not leave a node unwatched."""
-    return Settings(NodeSettings.model_construct(), packaged_profiles(), bad)
+def settings_despite(bad: tuple[BadValue, ...], directory: Path | None) -> Settings:
+    """What a start without a good configuration goes on with: the defaults in the place of the bad values.
+
+    A wrong word must not leave a node unwatched, nor undo what stands rightly beside it.
+    """
+    keys = {one.key for one in bad}
+    fields = NodeSettings.model_fields.values()
+    replaced = {str(one.alias): one.default for one in fields if one.alias in keys}
+    try:
+        values = NodeSettings(_secrets_dir=_existing(directory), **replaced)  # type: ignore[call-arg]
+    except (ValidationError, SourceError, UnicodeError):
+        values = NodeSettings.model_construct()
+    try:
+        profiles = _read_profiles(directory)
+    except (ProfileError, OSError):
+        profiles = packaged_profiles()
+    return Settings(values, profiles, bad)
 
 
 def packaged_profiles() -> Profiles:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
-from tests.agent.world import StandIn, World
+from tests.agent.stories import STORIES, Story, a_driver_that_hangs_is_unknown_first_and_a_fault_when_it_still_hangs
+from tests.agent.world import StandIn, World, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +40,32 @@ def world(make_world: MakeWorld) -> World:
 
 @pytest.fixture
 def watched(world: World) -> World:
-    """The same, once its agent said `pass`."""
+    """The same, once its agent said `pass` and all that goes with it."""
     world.start()
     world.wait_for_status("pass")
+    eventually(world.cluster.lease)
     return world
+
+
+@pytest.fixture(scope="session")
+def stories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Story, Future[None]]]:
+    folder = tmp_path_factory.mktemp("stories")
+
+    def live(story: Story, name: str) -> None:
+        with World(folder / name, StandIn(name, "p5.48xlarge")) as world:
+            hangs = story is a_driver_that_hangs_is_unknown_first_and_a_fault_when_it_still_hangs
+            world.configure(CHECK_INTERVAL="10", CHECK_TIMEOUT="1" if hangs else "900")
+            world.start()
+            world.wait_for_status("pass")
+            eventually(world.cluster.lease)
+            story(world)
+
+    with ThreadPoolExecutor(len(STORIES)) as threads:
+        yield {story: threads.submit(live, story, f"node-{number}") for number, story in enumerate(STORIES)}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _begin_the_stories(request: pytest.FixtureRequest) -> None:
+    """Early, where any test of this run will ask how they ended."""
+    if any("stories" in getattr(test, "fixturenames", ()) for test in request.session.items):
+        request.getfixturevalue("stories")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from sim.api_objects import EVENTS, LEASES, MERGE_PATCH, NODES, RefusedError, patched
+from sim.api_objects import EVENTS, LEASES, NODES, RefusedError
 from sim.api_stand_in import ApiStandIn
 from sim.node import SimulatedNode
 
@@ -41,13 +41,14 @@ T = TypeVar("T")
 Json = dict[str, Any]
 
 
-def eventually(ask: Callable[[], T], why: Callable[[], object] = lambda: "") -> T:
+def eventually(ask: Callable[[], T | None], why: Callable[[], object] = lambda: "") -> T:
     """The first true answer."""
-    deadline = time.monotonic() + GIVE_UP_SECONDS
+    began = time.monotonic()
     while not (answer := ask()):
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - began
+        if waited > GIVE_UP_SECONDS:
             raise AssertionError(f"never true within {GIVE_UP_SECONDS:g} s: {why()}")
-        time.sleep(0.02)
+        time.sleep(min(0.01 + waited / 20, 0.25))
     return answer
 
 
@@ -107,7 +108,7 @@ class NodeView:
         return next((one for one in conditions if one["type"] == "GpuHealthy"), {})
 
     @property
-    def ours(self) -> tuple[object, ...]:
+    def ours(self) -> tuple[Any, ...]:
         """What only an agent writes."""
         return (self.status, self.severity, self.tainted, self.condition, self.findings)
 
@@ -203,9 +204,7 @@ class RealCluster:
         self.plane.request("DELETE", pod)
 
     def _lease(self, method: str) -> Answer:
-        return self.plane.request(
-            method, f"/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck/leases/{self.name}"
-        )
+        return self.plane.request(method, f"/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck/leases/{self.name}")
 
 
 class AgentProcess:
@@ -398,9 +397,8 @@ def _end(agent: AgentProcess) -> None:
     else:
         assert agent.exit_code() in (0, 3, -signal.SIGKILL), agent.log.read_text()
     if agent.exit_code() != 3:
-        assert agent.stray == []
-    assert agent.logged("a scheduled job failed") == []
-
-
-def merged(present: Json, patch: Json) -> Json:
-    return patched(present, patch, MERGE_PATCH)
+        assert not agent.stray, agent.stray
+    # APScheduler's own thread may meet an executor that was just shut down.
+    failed = [line for line in agent.logged("a thread failed") if line["thread"] != "APScheduler"]
+    failed += agent.logged("a scheduled job failed")
+    assert not failed, failed

@@ -190,13 +190,14 @@ def test_a_row_of_the_configmap_stands_before_the_packaged_one(tmp_path: Path) -
     assert profiles["p4d.24xlarge"].efa == 4
 
 
-def test_a_start_without_any_good_configuration_goes_on_with_the_defaults(tmp_path: Path) -> None:
-    write(tmp_path, CHECK_INTERVAL="soon")
+def test_a_start_with_a_bad_value_takes_its_default_and_keeps_the_good_ones(tmp_path: Path) -> None:
+    write(tmp_path, CHECK_INTERVAL="soon", MONITOR_TTL="120")
     bad = refused(tmp_path)
 
-    settings = configuration.defaults(bad)
+    settings = configuration.settings_despite(bad, tmp_path)
 
-    assert (settings.values, settings.bad) == (read_settings(None).values, bad)
+    values = settings.values
+    assert (values.check_interval_seconds, values.monitor_ttl_seconds, settings.bad) == (300, 120, bad)
     assert settings.profiles["p5.48xlarge"].gpus == 8
 
 

@@ -1,0 +1,310 @@
+"""What takes an interval or more to show. The stories are lived through at the same time, beside the other tests.
+
+Each begins on a node of its own, with ten seconds between two looks, once its agent has said `pass`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from tests.agent.world import RESULTS, NodeView, P, World, eventually
+
+PAUSED = {"metadata": {"labels": {"nvidia.com/gpu.deploy.driver": "paused-for-driver-upgrade"}}}
+RESUMED = {"metadata": {"labels": {"nvidia.com/gpu.deploy.driver": "true"}}}
+BAD_SETTINGS = {
+    "CHECK_INTERVAL": "5",
+    "CHECKS_LIGHTWEIGHT": "0 99",
+    "TAINT_SEVERITY": "AWFUL",
+    "instance-profiles.conf": "# ours\np5.48xlarge|eight|32|true|efa\n",
+}
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck/leases"
+
+
+def past(world: World, since: int = 0) -> list[NodeView]:
+    """Every version of the Node from that one on."""
+    return world.stand_in.past()[since:]
+
+
+def now(world: World) -> int:
+    return len(world.stand_in.past())
+
+
+def a_gpu_lost_in_nvml_fails_the_node_at_the_next_look(world: World) -> None:
+    world.host.lose_gpu(5)
+    node = world.wait_for_status("fail")
+
+    assert node.findings["GpuLost"]["subject"] == f"gpu/{world.host.gpus[5].address}"
+    assert node.tainted
+
+
+def an_xid_that_asks_for_no_reset_waits_for_the_look_and_sets_no_taint(world: World) -> None:
+    looks = world.agent.metric("looks_total")
+    world.host.xid(3, 13, "Graphics SM Warp Exception on (GPC 0, TPC 1, SM 0)")
+    node = world.wait_for_status("warn")
+
+    assert (node.severity, node.taints, set(node.findings)) == ("MONITOR", [], {"Xid13"})
+    assert node.condition["status"] == "True"
+    assert world.agent.metric("looks_total") > looks
+    assert world.wait_for_event("Xid13")["type"] == "Warning"
+
+
+def a_driver_that_crashes_its_reader_is_unknown_and_the_agent_goes_on(world: World) -> None:
+    world.host.crash()
+    node = world.wait_for_status("unknown")
+
+    assert node.causes == {"NvmlCrashed"}
+    assert "SIGSEGV" in node.condition["message"]
+    assert not node.tainted
+    world.host.stop_crashing()
+    assert world.wait_for_status("pass").causes == set()
+
+
+def an_unloaded_driver_is_unknown_and_adds_no_taint(world: World) -> None:
+    world.host.driver_unload()
+    node = world.wait_for_status("unknown")
+
+    assert node.causes <= {"DriverNotLoaded", "DriverBeingChanged"}
+    world.wait(lambda node: node.causes == {"DriverNotLoaded"})
+    world.agent.wait_for_looks(1)
+    assert {node.tainted for node in past(world)} == {False}
+
+
+def looks_pause_while_somebody_changes_the_driver(world: World) -> None:
+    world.cluster.edit(PAUSED)
+    node = world.wait_for_status("unknown")
+
+    assert node.causes == {"DriverBeingChanged"}
+    assert not node.tainted
+    world.cluster.edit(RESUMED)
+    world.wait_for_status("pass")
+
+
+def a_taint_is_neither_added_nor_lifted_while_somebody_changes_the_driver(world: World) -> None:
+    world.host.xid(3, 79, "GPU has fallen off the bus.")
+    world.wait_for_status("fail")
+    world.cluster.edit(PAUSED)
+    world.host.lose_gpu(5)
+    node = world.wait(lambda node: node.causes)
+
+    assert (node.status, node.tainted, set(node.findings)) == ("fail", True, {"Xid79"})
+    assert {node.tainted for node in past(world) if node.status == "fail"} == {True}
+    world.cluster.edit(RESUMED)
+    world.wait(lambda node: set(node.findings) == {"Xid79", "GpuLost"})
+
+
+def an_annotation_that_is_no_json_is_written_anew_and_told(world: World) -> None:
+    world.cluster.edit({"metadata": {"annotations": {RESULTS: "no JSON"}}})
+    node = world.wait(lambda node: node.object["metadata"]["annotations"][RESULTS] != "no JSON")
+
+    assert node.record["status"] == "pass"
+    assert RESULTS in world.wait_for_event("BadAnnotation")["message"]
+    assert world.agent.metric("bad_annotations_total") == 1
+
+
+def the_last_good_settings_stay_and_an_event_names_each_bad_one(world: World) -> None:
+    world.configure(**BAD_SETTINGS)
+    eventually(lambda: len({one["message"] for one in world.events("BadSetting")}) >= len(BAD_SETTINGS))
+    metrics = world.agent.metrics()
+    said = "\n".join(one["message"] for one in world.events("BadSetting"))
+
+    assert [metrics[f"bad_settings{{{key}}}"] for key in BAD_SETTINGS] == [1.0] * 4
+    for words in (
+        f"{world.config}/CHECK_INTERVAL: CHECK_INTERVAL = '5': a whole number of seconds, 10 to 86400",
+        "CHECKS_LIGHTWEIGHT = '0 99': no check '99'; allowed are 0, 1, 2",
+        "TAINT_SEVERITY = 'AWFUL': allowed are MONITOR, RESET, REBOOT or ISOLATE",
+        "instance-profiles.conf:2: gpus 'eight'; write a whole number",
+    ):
+        assert words in said
+    told = len(world.events("BadSetting"))
+    world.agent.wait_for_looks(1)  # at the interval of before: ten seconds
+    assert world.node().status == "pass"
+
+    (world.config / "instance-profiles.conf").unlink()
+    world.configure(CHECK_INTERVAL="10", CHECKS_LIGHTWEIGHT="0", TAINT_SEVERITY="REBOOT")
+    eventually(lambda: sum(world.agent.metric(f"bad_settings{{{key}}}") for key in BAD_SETTINGS) == 0)
+    world.wait(lambda node: [row["check"] for row in node.record["checks"]] == ["0-nvidia-smi"])
+    assert len(world.events("BadSetting")) == told
+
+
+def a_switch_thrown_without_a_restart_takes_ours_away_once(world: World) -> None:
+    world.host.xid(3, 79, "GPU has fallen off the bus.")
+    world.wait_for_status("fail")
+    world.configure(ENABLE_TAINT="false")
+    node = world.wait(lambda node: not node.tainted)
+    assert (node.status, node.record["taint"]) == ("fail", "off")
+    assert "removed our taint" in world.wait_for_event("SwitchedOff")["message"]
+
+    world.configure(ENABLE_LABEL="false", KERNEL_LOG_LINES="500")
+    node = world.wait(lambda node: not [key for key in node.labels if key.startswith(P)])
+    assert node.condition["status"] == "False"
+    eventually(lambda: len(world.events("SwitchedOff")) == 2)
+    world.configure(ENABLE_TAINT="true", ENABLE_LABEL="true")
+    assert world.wait(lambda node: node.tainted).status == "fail"
+
+
+def a_gpu_that_was_away_for_one_look_is_never_told(world: World) -> None:
+    before = now(world)
+    looks = world.agent.metric("looks_total")
+    world.host.write_value("nvml/count", 7)
+    eventually(lambda: world.agent.metric("looks_total") > looks)
+    (world.host.root / "nvml/count").unlink()
+    world.agent.wait_for_looks(1)
+
+    assert past(world, before) == []
+
+
+def a_missing_gpu_counts_only_after_three_more_looks(world: World) -> None:
+    counts_only_after_three_more_looks(world, lambda: world.host.remove_gpu(5), "GpuCountLow", "fail")
+    assert world.node().tainted
+
+
+def a_missing_efa_device_counts_only_after_three_more_looks(world: World) -> None:
+    counts_only_after_three_more_looks(world, lambda: world.host.remove_efa(3), "EfaBelowProfile", "warn")
+    assert not world.node().tainted
+
+
+def counts_only_after_three_more_looks(world: World, remove: Callable[[], None], reason: str, status: str) -> None:
+    before, looks = now(world), world.agent.metric("looks_total")
+    remove()
+    node = world.wait_for_status(status)
+
+    assert set(node.findings) == {reason}
+    assert world.agent.metric("looks_total") >= looks + 4
+    # Nothing was written while it settled.
+    assert {node.status for node in past(world, before)} == {status}
+
+
+def a_driver_that_hangs_is_unknown_first_and_a_fault_when_it_still_hangs(world: World) -> None:
+    children = world.agent.children
+    world.host.hang()
+    node = world.wait_for_status("fail")
+
+    assert (set(node.findings), node.severity, node.tainted) == ({"DriverUnresponsive"}, "REBOOT", True)
+    assert list(dict.fromkeys(node.status for node in past(world) if node.status)) == ["pass", "unknown", "fail"]
+    assert {node.tainted for node in past(world) if node.status == "unknown"} == {False}
+    assert world.agent.metric("driver_deadlines_missed_total") >= 2
+    assert [pid for pid in children if pid in world.agent.children] == []
+
+    # It stands unchanged: no further look writes it anew.
+    before = now(world)
+    world.agent.wait_for_looks(1)
+    assert past(world, before) == []
+
+    world.host.unhang()
+    assert world.wait_for_status("pass").taints == []
+
+
+def a_healthy_node_is_written_no_more_than_its_heartbeat(world: World) -> None:
+    looks = world.agent.metric("looks_total")
+    eventually(lambda: world.agent.metric("looks_total") >= looks + 2)
+    heartbeat = f"PATCH {LEASES}/{world.cluster.name}"
+    eventually(lambda: len(world.stand_in.writes(heartbeat)) >= 3)
+
+    assert [write for write in world.stand_in.writes() if write != heartbeat] == [
+        f"PATCH /api/v1/nodes/{world.cluster.name}",
+        f"PATCH /api/v1/nodes/{world.cluster.name}/status",
+        "POST /api/v1/namespaces/default/events",
+        f"POST {LEASES}",
+    ]
+    assert len(world.events("GpuHealthPass")) == 1
+
+
+def healthz_fails_when_no_look_ends_for_three_intervals(world: World) -> None:
+    looks = world.agent.metric("looks_total")
+    # A file of sysfs that never answers: nobody writes into this FIFO.
+    vendor = world.host.root / "sys/bus/pci/devices" / world.host.gpus[0].address / "vendor"
+    vendor.unlink()
+    os.mkfifo(vendor)
+
+    eventually(lambda: world.agent.get("/healthz")[0] == 503)
+    assert world.agent.get("/readyz")[0] == 200
+    assert world.agent.metric("looks_total") == looks
+
+
+def healthz_is_well_while_the_api_server_is_away(world: World) -> None:
+    world.api.refuse()
+    world.agent.wait_for_looks(4)
+
+    assert world.agent.get("/healthz")[0] == 200
+    world.api.accept()
+
+
+def a_lease_is_made_again_when_its_node_came_back_under_another_uid(world: World) -> None:
+    world.api.delete_node(world.cluster.name)
+    world.agent.wait_for_looks(1)
+    world.api.add_node(world.cluster.name)
+    node = world.wait_for_status("pass")
+
+    assert node.record["node_uid"] == node.uid
+    eventually(lambda: (world.cluster.lease() or {})["metadata"]["ownerReferences"][0]["uid"] == node.uid)
+
+
+def a_missing_permission_is_named_and_the_rest_goes_on(world: World, part: str, resource: str, said: str) -> None:
+    world.api.fail_with(403, path_part=part)
+    world.host.xid(3, 79, "GPU has fallen off the bus.")
+    world.host.lose_gpu(4)  # at the next look, for what is written with it
+    eventually(lambda: world.agent.metric(f"forbidden{{{resource}}}") == 1)
+    eventually(lambda: [line for line in world.agent.lines if said in line.get("answer", "")])
+    if resource == "nodes":
+        assert world.agent.metric("verdict_pending") == 1
+    else:
+        world.wait(lambda node: node.tainted)
+    world.agent.wait_for_looks(1)
+    assert world.agent.get("/healthz")[0] == 200
+    # Said once for each, not at every try.
+    refusals = [line["resource"] for line in world.agent.lines if line["level"] == "error"]
+    assert len(refusals) == len(set(refusals))
+
+    world.api.recover()
+    assert set(world.wait_for_status("fail").findings) == {"Xid79", "GpuLost"}
+    eventually(lambda: world.agent.metric(f"forbidden{{{resource}}}") == 0)
+    eventually(lambda: world.agent.metric("verdict_pending") == 0)
+    world.wait_for_event("Xid79")
+    world.wait_for_event("GpuLost")
+
+
+def without_patch_on_nodes_it_goes_on(world: World) -> None:
+    said = 'cannot patch resource "nodes" in API group "" at the cluster scope'
+    a_missing_permission_is_named_and_the_rest_goes_on(world, f"/nodes/{world.cluster.name}", "nodes", said)
+
+
+def without_patch_on_the_status_it_goes_on(world: World) -> None:
+    said = 'cannot patch resource "nodes/status" in API group "" at the cluster scope'
+    a_missing_permission_is_named_and_the_rest_goes_on(world, "/status", "nodes/status", said)
+
+
+def without_events_it_goes_on(world: World) -> None:
+    said = 'cannot create resource "events" in API group "" in the namespace "default"'
+    a_missing_permission_is_named_and_the_rest_goes_on(world, "/events", "events", said)
+
+
+def without_leases_it_goes_on(world: World) -> None:
+    said = 'cannot patch resource "leases" in API group "coordination.k8s.io" in the namespace "gpu-healthcheck"'
+    a_missing_permission_is_named_and_the_rest_goes_on(world, "/leases", "leases", said)
+
+
+STORIES = (
+    a_gpu_lost_in_nvml_fails_the_node_at_the_next_look,
+    an_xid_that_asks_for_no_reset_waits_for_the_look_and_sets_no_taint,
+    a_driver_that_crashes_its_reader_is_unknown_and_the_agent_goes_on,
+    an_unloaded_driver_is_unknown_and_adds_no_taint,
+    looks_pause_while_somebody_changes_the_driver,
+    a_taint_is_neither_added_nor_lifted_while_somebody_changes_the_driver,
+    an_annotation_that_is_no_json_is_written_anew_and_told,
+    the_last_good_settings_stay_and_an_event_names_each_bad_one,
+    a_switch_thrown_without_a_restart_takes_ours_away_once,
+    a_gpu_that_was_away_for_one_look_is_never_told,
+    a_missing_gpu_counts_only_after_three_more_looks,
+    a_missing_efa_device_counts_only_after_three_more_looks,
+    a_driver_that_hangs_is_unknown_first_and_a_fault_when_it_still_hangs,
+    a_healthy_node_is_written_no_more_than_its_heartbeat,
+    healthz_fails_when_no_look_ends_for_three_intervals,
+    healthz_is_well_while_the_api_server_is_away,
+    a_lease_is_made_again_when_its_node_came_back_under_another_uid,
+    without_patch_on_nodes_it_goes_on,
+    without_patch_on_the_status_it_goes_on,
+    without_events_it_goes_on,
+    without_leases_it_goes_on,
+)
+Story = Callable[[World], None]

@@ -1,0 +1,121 @@
+"""What a person or another program wrote wrongly: named, counted, and never the end of the agent."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.agent.world import RESULTS, P, World, eventually
+
+
+class TestSettingsAtTheStart:
+    @pytest.mark.parametrize(
+        ("key", "value", "said"),
+        [
+            ("CHECK_INTERVAL", "5", "CHECK_INTERVAL = '5': a whole number of seconds, 10 to 86400"),
+            ("CHECK_INTERVAL", "soon", "CHECK_INTERVAL = 'soon': a whole number of seconds, 10 to 86400"),
+            ("CHECKS_LIGHTWEIGHT", "0 99", "no check '99'"),
+            ("ENABLE_TAINT", "perhaps", "ENABLE_TAINT = 'perhaps': allowed are true and false"),
+            ("severity-overrides", "xid 79 = BAD", "severity-overrides"),
+            ("instance-profiles.conf", "p5.48xlarge|8", "instance-profiles.conf:1: 'p5.48xlarge|8' has 2 fields"),
+            ("CHECK_INTERVAL", "\udcff\udcfe", "CHECK_INTERVAL"),
+            ("instance-profiles.conf", "\udcff\udcfe", "instance-profiles.conf:1"),
+        ],
+    )
+    def test_that_are_bad_leave_the_defaults_and_are_told(self, world: World, key: str, value: str, said: str) -> None:
+        (world.config / key).write_bytes(value.encode("utf-8", "surrogateescape"))
+        world.start()
+        world.wait_for_status("pass")
+
+        assert said in world.wait_for_event("BadSetting")["message"]
+        assert world.agent.metric(f"bad_settings{{{key}}}") == 1
+        world.host.xid(3, 79, "GPU has fallen off the bus.")
+        assert world.wait_for_status("fail").tainted
+
+    def test_of_the_environment_are_named_as_such(self, world: World) -> None:
+        world.start(CHECK_INTERVAL="5")
+
+        assert world.wait_for_event("BadSetting")["message"].startswith("environment: CHECK_INTERVAL = '5'")
+
+    def test_repaired_are_taken_without_a_restart(self, world: World) -> None:
+        world.configure(**{"severity-overrides": "xid 79 = BAD"})
+        world.host.xid(3, 79, "GPU has fallen off the bus.")
+        world.start()
+        assert world.wait_for_status("fail").severity == "REBOOT"
+
+        world.configure(**{"severity-overrides": "xid 48 = ISOLATE"})
+        eventually(lambda: world.agent.metrics().get("bad_settings{severity-overrides}") == 0)
+        world.host.xid(4, 48, "An uncorrectable double bit error (DBE) has been detected on GPU.")
+        world.wait(lambda node: node.severity == "ISOLATE")
+
+    def test_that_nobody_knows_are_passed_over(self, world: World) -> None:
+        world.configure(SWEEP_IMAGE="registry.example/x:1", NONSENSE="1")
+        (world.config / "directory").mkdir()
+        world.start()
+        world.wait_for_status("pass")
+
+        assert world.events("BadSetting") == []
+
+
+class TestAnnotations:
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "no JSON",
+            "[]",
+            "null",
+            "[" * 60_000,
+            "x" * 200_000,
+            '{"findings": 5, "timestamp": [], "status": {}}',
+            '{"findings": [{"reason": []}, 5], "boot_id": 3}',
+        ],
+    )
+    def test_of_our_own_that_are_no_record_are_written_anew(self, world: World, text: str) -> None:
+        world.cluster.edit({"metadata": {"annotations": {RESULTS: text}}})
+        world.start()
+        node = world.wait_for_status("pass")
+
+        assert node.record["schema"] == 1
+        assert node.findings == {}
+
+    @pytest.mark.parametrize(
+        "text", ["no JSON", "[]", "[" * 60_000, '{"severity": "AWFUL"}', '{"severity": ["RESET"]}']
+    )
+    def test_of_a_deep_run_that_are_no_record_are_told_and_passed_over(self, world: World, text: str) -> None:
+        world.cluster.edit({"metadata": {"annotations": {f"{P}/sweep-result": text}}})
+        world.start()
+        world.wait_for_status("pass")
+
+        assert f"{P}/sweep-result" in world.wait_for_event("BadAnnotation")["message"]
+        assert world.agent.metric("bad_annotations_total") == 1
+
+    def test_of_a_deep_run_that_found_a_fault_are_part_of_the_verdict(self, world: World) -> None:
+        record = json.dumps({"severity": "ISOLATE", "status": "fail"})
+        world.cluster.edit({"metadata": {"annotations": {f"{P}/quarantine-result": record}}})
+        world.start()
+        node = world.wait_for_status("fail")
+
+        assert (node.severity, node.tainted, node.condition["reason"]) == ("ISOLATE", True, "DeepDiagnosticFailed")
+        assert (node.record["severity"], node.findings) == ("PASS", {})
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"findings": [{"reason": "Xid79"}]},
+            {"findings": [{"reason": "Xid79", "count": 1e999}]},
+            {"boot_id": None, "machine": None},
+        ],
+    )
+    def test_that_hold_half_a_record_do_not_stop_an_agent_without_memory(
+        self, world: World, change: dict[str, object]
+    ) -> None:
+        world.start()
+        record = world.wait_for_status("pass").record
+        assert world.agent.terminate() == 0
+        world.memory_file.unlink()
+        world.cluster.edit({"metadata": {"annotations": {RESULTS: json.dumps(record | change)}}})
+        world.host.kernel_log.replay()
+        world.start()
+
+        world.wait(lambda node: node.record == record | {key: node.record[key] for key in ("timestamp", "cursor")})

@@ -1,0 +1,269 @@
+"""A fault appears, and the Node says so: label, taint, annotation, condition, Event."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.agent.conftest import MakeWorld
+from tests.agent.world import UNHEALTHY, P, World, eventually
+
+SPOT = {"key": "example.com/spot", "value": "true", "effect": "NoSchedule"}
+HYPERPOD = "sagemaker.amazonaws.com/deep-health-check-status"
+
+
+class TestAHealthyNode:
+    def test_passes_and_says_what_was_looked_at(self, watched: World) -> None:
+        node = watched.node()
+
+        assert (node.status, node.severity, node.taints) == ("pass", "PASS", [])
+        assert f"{P}/last-check" in node.labels
+        assert (node.condition["status"], node.condition["reason"]) == ("True", "NoFault")
+        assert [(row["check"], row["status"]) for row in node.record["checks"]] == [
+            ("0-nvidia-smi", "pass"),
+            ("2-efa-enumeration", "pass"),
+        ]
+        assert node.record["instance_type"] == "p5.48xlarge"
+        assert (node.record["node_uid"], node.record["boot_id"]) == (node.uid, watched.host.boot_id)
+        assert (node.record["findings"], node.record["unobserved"]) == ([], [])
+
+    def test_gets_one_event_and_a_heartbeat_that_its_node_owns(self, watched: World) -> None:
+        event = watched.wait_for_event("GpuHealthPass")
+        lease = eventually(watched.cluster.lease)
+
+        assert (event["type"], event["involvedObject"]["name"]) == ("Normal", "gpu-node-1")
+        assert [one["reason"] for one in watched.cluster.events()] == ["GpuHealthPass"]
+        assert lease["spec"]["holderIdentity"] == "gpu-node-1"
+        assert [(owner["kind"], owner["uid"]) for owner in lease["metadata"]["ownerReferences"]] == [
+            ("Node", watched.node().uid)
+        ]
+
+    def test_has_no_process_with_the_driver_open_between_looks(self, watched: World) -> None:
+        for pid in [watched.agent.process.pid, *watched.agent.children]:
+            opened = [file.readlink() for file in (watched.host.root.parent / f"/proc/{pid}/fd").iterdir()]
+            assert [str(file) for file in opened if "nvidia" in str(file)] == []
+
+    def test_of_an_unknown_type_has_no_expectation(self, make_world: MakeWorld) -> None:
+        world = make_world(labelled="x9.metal")
+        world.start()
+
+        assert world.wait_for_status("pass").record["instance_type"] == "x9.metal"
+
+    def test_of_a_type_without_efa_says_that_none_belongs_to_it(self, make_world: MakeWorld) -> None:
+        world = make_world(instance_type="g5.xlarge")
+        world.start()
+
+        rows = {row["check"]: row["status"] for row in world.wait_for_status("pass").record["checks"]}
+        assert rows == {"0-nvidia-smi": "pass", "2-efa-enumeration": "not-configured"}
+
+
+class TestAnXid79:
+    def test_stands_on_the_node_in_every_form(self, watched: World) -> None:
+        watched.host.xid(3, 79, "GPU has fallen off the bus.")
+        node = watched.wait_for_status("fail")
+
+        assert (node.severity, node.taints) == ("REBOOT", [UNHEALTHY])
+        assert (node.condition["status"], node.condition["reason"]) == ("False", "Xid79")
+        assert "GPU has fallen off the bus." in node.condition["message"]
+        finding = node.findings["Xid79"]
+        assert finding["subject"] == f"gpu/{watched.host.gpus[3].address}"
+        assert (finding["severity"], finding["count"], finding["exit"]) == ("REBOOT", 1, "a reboot")
+        assert node.record["taint"] == "set"
+        assert watched.wait_for_event("Xid79")["type"] == "Warning"
+        watched.wait_for_event("GpuHealthFail")
+
+    def test_is_one_event_however_often_it_comes(self, watched: World) -> None:
+        for _ in range(5):
+            watched.host.xid(3, 79, "GPU has fallen off the bus.")
+        watched.host.xid(4, 79, "GPU has fallen off the bus.")
+        eventually(lambda: len(watched.events("Xid79")) == 2)
+
+        assert watched.agent.metric("xids_total{79}") == 6
+        assert len(watched.events("GpuHealthFail")) == 1
+
+    def test_leaves_what_others_wrote_as_it_is(self, watched: World) -> None:
+        watched.cluster.edit(
+            {
+                "metadata": {"labels": {"example.com/team": "vision"}, "annotations": {"example.com/note": "kept"}},
+                "spec": {"taints": [SPOT], "unschedulable": True},
+            }
+        )
+        watched.host.xid(3, 79, "GPU has fallen off the bus.")
+        node = watched.wait_for_status("fail")
+
+        assert node.taints == [SPOT, UNHEALTHY]
+        assert node.labels["example.com/team"] == "vision"
+        assert node.object["metadata"]["annotations"]["example.com/note"] == "kept"
+        assert node.object["spec"]["unschedulable"] is True
+        assert "Ready" in [one["type"] for one in node.object["status"]["conditions"]]
+
+    def test_is_told_again_when_somebody_takes_the_taint_or_the_label_away(self, watched: World) -> None:
+        watched.host.xid(3, 79, "GPU has fallen off the bus.")
+        watched.wait_for_status("fail")
+
+        watched.cluster.edit({"spec": {"taints": [SPOT]}})
+        assert watched.wait(lambda node: node.tainted).taints == [SPOT, UNHEALTHY]
+        watched.cluster.edit({"metadata": {"labels": {f"{P}/severity": None}}})
+        watched.wait(lambda node: node.severity == "REBOOT")
+        assert len(watched.events("Xid79")) == 1
+
+    def test_gets_no_taint_while_hyperpod_tests_the_node(self, watched: World) -> None:
+        watched.cluster.edit({"metadata": {"labels": {HYPERPOD: "InProgress"}}})
+        watched.host.xid(3, 79, "GPU has fallen off the bus.")
+        node = watched.wait_for_status("fail")
+        assert (node.tainted, node.record["taint"]) == (False, "withheld")
+
+        watched.cluster.edit({"metadata": {"labels": {HYPERPOD: "Passed"}}})
+        assert watched.wait(lambda node: node.tainted).record["taint"] == "set"
+
+    @pytest.mark.parametrize(
+        ("key", "value", "severity", "tainted"),
+        [
+            ("TAINT_SEVERITY", "ISOLATE", "REBOOT", False),
+            ("ENABLE_TAINT", "false", "REBOOT", False),
+            ("severity-overrides", "xid 79 = ISOLATE", "ISOLATE", True),
+        ],
+    )
+    def test_is_judged_as_the_cluster_set_it(
+        self, world: World, key: str, value: str, severity: str, tainted: bool
+    ) -> None:
+        world.configure(**{key: value})
+        world.host.xid(3, 79, "GPU has fallen off the bus.")
+        world.start()
+        node = world.wait_for_status("fail")
+
+        assert (node.severity, node.tainted) == (severity, tainted)
+
+    def test_gets_no_label_where_labels_are_switched_off(self, world: World) -> None:
+        world.configure(ENABLE_LABEL="false")
+        world.host.xid(3, 79, "GPU has fallen off the bus.")
+        world.start()
+        node = world.wait(lambda node: node.tainted and node.condition)
+
+        assert [key for key in node.labels if key.startswith(P)] == []
+        assert (node.condition["status"], node.record["severity"]) == ("False", "REBOOT")
+
+    def test_from_before_the_agent_came_is_found_in_the_ring(self, world: World) -> None:
+        world.host.xid(3, 79, "GPU has fallen off the bus.")
+        world.start()
+
+        assert world.wait_for_status("fail").tainted
+
+
+class TestTheKernelLog:
+    def test_forged_by_user_space_is_not_believed(self, watched: World) -> None:
+        address = watched.host.gpus[3].kernel_address
+        for facility in (1, 3, 23):
+            text = f"NVRM: Xid (PCI:{address}): 79, GPU has fallen off the bus."
+            watched.host.kernel_log.write(text, facility=facility)
+        eventually(lambda: watched.agent.metric("kernel_log_refused_records_total") == 3)
+        # What comes after them is read, and told at once: nothing before it waits to be told.
+        watched.host.xid(5, 48, "An uncorrectable double bit error (DBE) has been detected on GPU.")
+
+        assert set(watched.wait_for_status("fail").findings) == {"Xid48"}
+
+    def test_that_merely_quotes_an_xid_is_not_believed(self, watched: World) -> None:
+        watched.host.kernel_log.write('audit: "NVRM: Xid (PCI:0000:53:00): 79, GPU has fallen off the bus."')
+        watched.host.xid(5, 48, "An uncorrectable double bit error (DBE) has been detected on GPU.")
+
+        assert set(watched.wait_for_status("fail").findings) == {"Xid48"}
+
+    def test_with_broken_records_is_read_on(self, watched: World) -> None:
+        log = watched.host.kernel_log
+        broken = [b"4,12", b"4,12\n", b"\n", b"-;\n", b"\xff\xfe\x00\n", b"x" * 4000 + b"\n", b"4,a,b,-;NVRM: Xid\n"]
+        for line in broken:
+            log.write_raw(line)
+        log.write("NVRM: Xid (PCI:0000:53:00): 79, " + "x" * 3000)
+        log.write(b"NVRM: Xid (PCI:0000:64:00): 79, \xff\xfe GPU \x00 has fallen\x1b[31m off the bus\xc3")
+        log.write("NVRM: Xid (PCI:0000")
+        log.write("NVRM: Xid (PCI:0000:75:00): 99999999999999999999, what is this")
+        node = watched.wait(lambda node: node.tainted and len(node.record["findings"]) == 2)
+
+        assert {one["subject"] for one in node.record["findings"]} == {"gpu/0000:53:00.0", "gpu/0000:64:00.0"}
+        assert all(len(one["detail"]) <= 300 for one in node.record["findings"])
+        assert watched.agent.metric("kernel_log_unreadable_records_total") >= 4
+        assert watched.agent.get("/healthz")[0] == 200
+
+    def test_with_a_line_longer_than_any_kernel_writes_is_read_on(self, world: World) -> None:
+        capture = world.host.root / "dev/kmsg"
+        capture.unlink()
+        lines = [
+            b"4,1,1000,-;" + b"y" * 300_000,
+            b"z" * 300_000,
+            b"4,2,2000,-;NVRM: Xid (PCI:0000:53:00): 79, GPU has fallen off the bus.",
+            b"",
+        ]
+        capture.write_bytes(b"\n".join(lines))
+        world.start()
+
+        assert set(world.wait_for_status("fail").findings) == {"Xid79"}
+
+    def test_with_records_lost_before_they_were_read_says_so(self, watched: World) -> None:
+        watched.host.kernel_log.overrun(1000)
+        watched.host.kernel_log.write("usb 1-1: new high-speed USB device")
+
+        assert "1000 kernel log records" in watched.wait_for_event("KernelLogOverrun")["message"]
+        assert watched.agent.metric("kernel_log_lost_records_total") == 1000
+        assert watched.node().status == "pass"
+
+    def test_that_cannot_be_opened_is_unknown_until_it_can(self, world: World) -> None:
+        (world.host.root / "dev/kmsg").rename(world.host.root / "dev/away")
+        world.configure(CHECK_INTERVAL="10")
+        world.start()
+        node = world.wait_for_status("unknown")
+        assert node.causes == {"KernelLogUnreadable"}
+        assert not node.tainted
+
+        (world.host.root / "dev/away").rename(world.host.root / "dev/kmsg")
+        world.host.xid(3, 79, "GPU has fallen off the bus.")
+        assert world.wait_for_status("fail").tainted
+
+    def test_with_a_code_of_no_catalogue_is_a_warning(self, world: World) -> None:
+        world.host.xid(3, 999, "nobody knows")
+        world.start()
+
+        finding = world.wait_for_status("warn").findings["Xid999"]
+        assert finding["severity"] == "MONITOR"
+        assert world.agent.metric("xids_total{unknown}") == 1
+
+
+class TestTheDriver:
+    @pytest.mark.parametrize(
+        ("path", "value"),
+        [
+            ("nvml/count", "4000000000"),
+            ("nvml/count", "257"),
+            ("nvml/gpu3/bus_id", "garbage"),
+            ("nvml/gpu3/bus_id", "0000:zz:00.0"),
+        ],
+    )
+    def test_that_answers_nonsense_is_unknown(self, world: World, path: str, value: str) -> None:
+        world.host.write_value(path, value)
+        world.start()
+        node = world.wait_for_status("unknown")
+
+        assert node.causes == {"NvmlNonsense"}
+        assert not node.tainted
+
+    def test_whose_library_lies_nowhere_is_unknown(self, world: World) -> None:
+        for file in world.host.library.parent.glob("libnvidia-ml*"):
+            file.unlink()
+        world.start()
+
+        assert world.wait_for_status("unknown").causes == {"NvmlLibraryNotFound"}
+
+    def test_that_lost_a_gpu_fails_the_node_at_the_first_look(self, world: World) -> None:
+        world.host.lose_gpu(3)
+        world.start()
+        node = world.wait_for_status("fail")
+
+        assert node.findings["GpuLost"]["subject"] == f"gpu/{world.host.gpus[3].address}"
+        assert (node.severity, node.tainted) == ("REBOOT", True)
+
+    def test_that_somebody_changes_at_the_start_is_left_alone(self, world: World) -> None:
+        world.cluster.edit({"metadata": {"labels": {"nvidia.com/gpu.deploy.driver": "paused-for-driver-upgrade"}}})
+        world.start()
+        node = world.wait_for_status("unknown")
+
+        assert node.causes == {"DriverBeingChanged"}
+        assert world.agent.children == []
+        assert [past.status for past in world.stand_in.past() if past.status == "pass"] == []

@@ -1,0 +1,202 @@
+"""The process itself: what it is told, what it answers, how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from healthcheck.telemetry import Telemetry
+from sim.imds import SimulatedImds
+from tests.agent.world import AgentProcess, World, eventually
+
+
+class TestStarting:
+    @pytest.mark.parametrize(
+        ("key", "value", "said"),
+        [
+            ("NODE_NAME", "", "NODE_NAME"),
+            ("METRICS_PORT", "many", "METRICS_PORT = 'many'"),
+            ("METRICS_PORT", "70000", "METRICS_PORT = '70000'"),
+            ("LOG_LEVEL", "loud", "LOG_LEVEL = 'loud'"),
+        ],
+    )
+    def test_with_a_wrong_environment_names_it_and_ends_with_3(
+        self, world: World, key: str, value: str, said: str
+    ) -> None:
+        agent = world.start(**{key: value})
+
+        assert agent.exit_code() == 3
+        assert said in agent.log.read_text()
+        assert "Traceback" not in agent.log.read_text()
+
+    def test_without_a_node_name_says_that_it_is_not_set(self, world: World) -> None:
+        environment = {key: value for key, value in os.environ.items() if key != "NODE_NAME"}
+        agent = AgentProcess(environment, world.folder / "agent.log", ())
+
+        assert agent.exit_code() == 3
+        assert agent.log.read_text() == "gpu-healthcheck agent: NODE_NAME is not set\n"
+
+    @pytest.mark.parametrize("text", ["", "{", "[1]", '{"clusters": 5}', "\udcff\udcfe"])
+    def test_with_a_kubeconfig_that_is_none_says_so_and_ends_with_3(self, world: World, text: str) -> None:
+        world.kubeconfig.write_bytes(text.encode("utf-8", "surrogateescape"))
+        agent = world.start()
+
+        assert agent.exit_code() == 3
+        assert "no cluster to talk to" in agent.log.read_text()
+        assert "Traceback" not in agent.log.read_text()
+
+    def test_on_a_port_that_is_taken_says_so_and_ends_with_3(self, world: World) -> None:
+        with socket.create_server(("", 0)) as taken:
+            agent = world.start(METRICS_PORT=str(taken.getsockname()[1]))
+            assert agent.exit_code() == 3
+        assert "METRICS_PORT" in agent.log.read_text()
+
+    def test_without_a_disk_to_remember_on_goes_on(self, world: World) -> None:
+        (world.folder / "file").write_text("no directory")
+        world.start(STATE_DIR=str(world.folder / "file/state"))
+        world.wait_for_status("pass")
+        world.host.xid(3, 79, "GPU has fallen off the bus.")
+
+        assert world.wait_for_status("fail").tainted
+        assert world.agent.metric("memory_file_errors_total") > 0
+        # The Node itself remembers across a restart.
+        world.agent.kill()
+        world.start(STATE_DIR=str(world.folder / "file/state"))
+        eventually(lambda: world.agent.metric("node_severity") == 3)
+        assert [past.tainted for past in world.stand_in.past()][-2:] == [True, True]
+
+
+class TestTheInstanceType:
+    def test_of_the_metadata_service_comes_before_the_label(self, world: World) -> None:
+        with SimulatedImds("p5.4xlarge") as imds:
+            world.start(AWS_EC2_METADATA_SERVICE_ENDPOINT=imds.endpoint)
+            world.agent.wait_for_log("instance type")
+            world.wait(lambda node: node.status)
+            world.configure(CHECK_INTERVAL="11")  # an edit makes it look at once
+
+            assert world.wait(lambda node: node.record.get("instance_type") == "p5.4xlarge").status == "pass"
+
+    def test_of_a_metadata_service_that_hangs_delays_nothing(self, world: World) -> None:
+        with SimulatedImds("p5.4xlarge", delay_seconds=600) as imds:
+            world.start(AWS_EC2_METADATA_SERVICE_ENDPOINT=imds.endpoint)
+
+            assert world.wait_for_status("pass").record["instance_type"] == "p5.48xlarge"
+
+    def test_in_hyperpods_spelling_is_the_same_type(self, world: World) -> None:
+        world.cluster.edit({"metadata": {"labels": {"node.kubernetes.io/instance-type": "ml.p5.48xlarge"}}})
+        world.host.remove_efa(0)
+        world.start()
+        # Counts are judged against the profile: what is missing is looked at again before it is told.
+        eventually(lambda: world.agent.metric("looks_total") == 1)
+
+        assert world.node().status == ""
+
+
+class TestServing:
+    def test_every_metric_of_the_list_is_there(self, watched: World) -> None:
+        served = watched.agent.get("/metrics")[1]
+        for family in Telemetry().registry.collect():
+            assert f"# TYPE {family.name}" in served
+            assert family.name.startswith("gpu_healthcheck_")
+
+    def test_the_verdict_is_in_the_metrics(self, watched: World) -> None:
+        metrics = watched.agent.metrics()
+        assert (metrics["node_severity"], metrics["node_status{pass}"], metrics["node_status{fail}"]) == (0, 1, 0)
+        assert metrics["verdict_pending"] == 0
+
+        watched.host.xid(3, 79, "GPU has fallen off the bus.")
+        watched.wait_for_status("fail")
+        metrics = watched.agent.metrics()
+        assert (metrics["node_severity"], metrics["node_status{pass}"], metrics["node_status{fail}"]) == (3, 0, 1)
+        assert (metrics["standing_findings{REBOOT}"], metrics["xids_total{79}"]) == (1, 1)
+
+    def test_it_is_healthy_at_once_and_ready_after_the_first_look(self, world: World) -> None:
+        world.host.hang()
+        agent = world.start()
+        eventually(lambda: agent.children)
+        assert agent.get("/readyz")[0] == 503
+        assert agent.get("/healthz")[0] == 200
+
+        world.host.unhang()
+        os.kill(agent.children[0], signal.SIGKILL)  # the look that hangs ends without an answer
+        eventually(lambda: agent.get("/readyz")[0] == 200)
+
+    def test_anything_else_is_not_found(self, watched: World) -> None:
+        assert watched.agent.get("/secrets")[0] == 404
+
+
+class TestOnce:
+    def test_it_looks_tells_everything_and_ends(self, world: World) -> None:
+        world.host.xid(3, 79, "GPU has fallen off the bus.")
+        agent = world.start("--once")
+
+        assert agent.exit_code() == 0
+        node = world.node()
+        assert (node.status, node.tainted, node.condition["status"]) == ("fail", True, "False")
+        assert {one["reason"] for one in world.cluster.events()} == {"Xid79", "GpuHealthFail"}
+        assert world.cluster.lease() is not None
+
+    def test_a_dry_run_says_what_it_would_write_and_writes_nothing(self, world: World) -> None:
+        world.host.xid(3, 79, "GPU has fallen off the bus.")
+        before = world.node().object
+        agent = world.start("--once", "--dry-run")
+
+        assert agent.exit_code() == 0
+        assert world.node().object == before
+        assert (world.stand_in.writes(), world.cluster.events(), world.cluster.lease()) == ([], [], None)
+        assert not (world.folder / "state").exists()
+        planned = agent.logged("dry run")[-1]
+        assert "Xid79" in planned["events"]
+        assert planned["condition"]["status"] == "False"
+        assert [taint["key"] for taint in planned["patch"]["spec"]["taints"]] == [
+            "gpu-healthcheck.aws-samples.io/unhealthy"
+        ]
+
+    def test_a_dry_run_goes_on_until_it_is_ended(self, world: World) -> None:
+        agent = world.start("--dry-run")
+        agent.wait_for_log("dry run")
+
+        assert agent.terminate() == 0
+        assert world.stand_in.writes() == []
+
+
+class TestEnding:
+    def test_sigterm_ends_it_with_0_and_takes_the_child_along(self, watched: World) -> None:
+        children = watched.agent.children
+        assert children
+        before = watched.node().ours
+
+        assert watched.agent.terminate() == 0
+        assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
+        assert watched.node().ours == before
+
+    def test_sigint_does_the_same(self, watched: World) -> None:
+        watched.agent.process.send_signal(signal.SIGINT)
+
+        assert watched.agent.exit_code() == 0
+
+    def test_it_ends_while_its_child_hangs(self, world: World) -> None:
+        world.host.hang()
+        agent = world.start()
+        children = eventually(lambda: agent.children)
+
+        assert agent.terminate() == 0
+        eventually(lambda: [pid for pid in children if Path(f"/proc/{pid}").exists()] == [])
+        assert world.stand_in.writes("nodes") == []
+
+    def test_it_ends_while_the_api_server_hangs(self, watched: World) -> None:
+        watched.api.hang()
+        watched.host.xid(3, 79, "GPU has fallen off the bus.")
+        eventually(lambda: watched.agent.metric("verdict_pending") == 1)
+
+        assert watched.agent.terminate() == 0
+
+    def test_a_child_whose_agent_was_killed_ends_by_itself(self, watched: World) -> None:
+        children = watched.agent.children
+        watched.agent.kill()
+
+        eventually(lambda: [pid for pid in children if Path(f"/proc/{pid}").exists()] == [])
