@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --strip-extras --allow-unsafe
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test demo bench docs lock clean
+.PHONY: help setup check test test-node node-up node-shell node-down demo bench docs lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -30,7 +30,19 @@ check: setup ## Lint, types, layers, generated files
 	$(BIN)/python -m tools.docs --check
 
 test: setup ## Run every test, also against a real kube-apiserver
-	$(BIN)/pytest
+	$(BIN)/pytest -m "not real_node"
+
+test-node: setup ## Our image and manifests on a real kubelet, containerd and runc (Debian, root, no other node up)
+	$(BIN)/pytest -m real_node -s tests/node
+
+node-up: setup ## The same node, to try things by hand
+	$(BIN)/python -m sim.real_node up
+
+node-shell: setup ## A shell on it, with kubectl
+	$(BIN)/python -m sim.real_node shell
+
+node-down: setup ## Take it down; nothing stays
+	$(BIN)/python -m sim.real_node down
 
 demo: setup ## A GPU fails on a simulated node: what the API server hears, and when
 	@$(BIN)/python -m sim.demo
@@ -45,6 +57,7 @@ docs: setup ## Write the generated files anew: docs/checks.md, the README's tabl
 lock: setup ## Resolve the dependencies anew and lock them with hashes
 	$(COMPILE) --upgrade -o requirements/product.txt pyproject.toml
 	$(COMPILE) --upgrade --extra dev -c requirements/product.txt -o requirements/dev.txt pyproject.toml
+	$(COMPILE) --upgrade -c requirements/dev.txt -o requirements/build.txt requirements/build.in
 	$(COMPILE) --upgrade -o requirements/cc.txt requirements/cc.in
 	$(COMPILE) --upgrade -o requirements/go.txt requirements/go.in
 

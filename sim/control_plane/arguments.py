@@ -46,15 +46,17 @@ def kube_apiserver(folder: Path, port: int, etcd_port: int) -> list[str]:
     ]
 
 
-def kube_controller_manager(folder: Path) -> list[str]:
+def kube_controller_manager(folder: Path, *, kubelets: bool = False) -> list[str]:
+    """`kubelets`: whether real ones keep the Nodes alive."""
+    # Without them the controller of lifecycles would call each Node NotReady and evict its pods.
+    controllers = "*" if kubelets else "*,-node-lifecycle-controller"
     return [
         f"--kubeconfig={folder / 'admin.kubeconfig'}",
         *_NO_ELECTION,
         "--use-service-account-credentials",
         f"--service-account-private-key-file={folder / 'signing.key'}",
         f"--root-ca-file={folder / 'certificates' / 'apiserver.crt'}",
-        # No kubelet keeps these Nodes alive: it would call each NotReady and evict its pods.
-        "--controllers=*,-node-lifecycle-controller",
+        f"--controllers={controllers}",
     ]
 
 

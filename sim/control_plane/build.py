@@ -1,4 +1,4 @@
-"""Where the control plane's programs come from: the ecosystem's assets, our cache, or one Go build."""
+"""Where the programs come from: the ecosystem's assets, our cache, or one Go build each for plane and kubelet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 REQUIRED = ("etcd", "kube-apiserver", "kubectl")
 """What setup-envtest installs; the controller-manager and the scheduler are not among it."""
@@ -30,6 +30,8 @@ _MODULES = {
         "k8s.io/kubernetes/cmd/kubectl",
     ),
 }
+_KUBELET = "k8s.io/kubernetes/cmd/kubelet"
+"""Beside them in a folder of its own: who needs no real node shall not wait for it."""
 
 
 class ControlPlaneError(Exception):
@@ -49,14 +51,14 @@ def kubernetes_version() -> str:
     return found[1]
 
 
-def cache_folder() -> Path:
+def cache_folder(programs: str = "control-plane") -> Path:
     """The folder of exactly these sources: other go.sum, other folder."""
     digest = hashlib.sha256()
     for module in _MODULES:
         for name in ("go.mod", "go.sum"):
             digest.update((_ROOM / module / name).read_bytes())
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return home / "gpu-healthcheck" / "control-plane" / f"{kubernetes_version()}-{digest.hexdigest()[:12]}"
+    return home / "gpu-healthcheck" / programs / f"{kubernetes_version()}-{digest.hexdigest()[:12]}"
 
 
 def find_binaries() -> Path | None:
@@ -74,16 +76,30 @@ def binaries() -> Path:
     found = find_binaries()
     if found is not None:
         return found
+    return _built(cache_folder(), _build_plane)
+
+
+def node_binaries() -> tuple[Path, Path]:
+    """Two folders, of the plane's programs and of the kubelet: both our own build, whatever assets are there."""
+    return _built(cache_folder(), _build_plane), _built(cache_folder("kubelet"), _build_kubelet)
+
+
+def _built(target: Path, build: Callable[[Path], None]) -> Path:
+    """Build beside the target and rename: a half-built folder is never seen under the final name."""
+    if target.is_dir():
+        return target
     if shutil.which("go") is None:
         raise NoBinariesError(
             "no control plane: neither Go (to build one) nor KUBEBUILDER_ASSETS "
             f"(a folder with {', '.join(REQUIRED)}) is here"
         )
-    target = cache_folder()
     target.parent.mkdir(parents=True, exist_ok=True)
     with _only_one_builder(target):
         if not target.is_dir():  # another process may have built it while we waited
-            _build_into(target)
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=".building-") as folder:
+                built = Path(folder) / "bin"
+                build(built)
+                built.rename(target)
     return target
 
 
@@ -94,24 +110,26 @@ def _only_one_builder(target: Path) -> Iterator[None]:
         yield
 
 
-def _build_into(target: Path) -> None:
-    """Build beside the target and rename: a half-built folder is never seen under the final name."""
+def _build_plane(built: Path) -> None:
     version = kubernetes_version()
     print(f"building Kubernetes {version} and etcd, once: some minutes", file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".building-") as folder:
-        built = Path(folder) / "bin"
-        _go_build("etcd", built, "-s -w")
-        _go_build("kubernetes", built, "-s -w " + _version_flags(version))
-        # The module's path ends in /v3, so Go may name etcd's program after that or after the folder above.
-        if not (built / "etcd").is_file():
-            (built / "server").rename(built / "etcd")
-        built.rename(target)
+    _go_build("etcd", built, "-s -w", _MODULES["etcd"])
+    _go_build("kubernetes", built, "-s -w " + _version_flags(version), _MODULES["kubernetes"])
+    # The module's path ends in /v3, so Go may name etcd's program after that or after the folder above.
+    if not (built / "etcd").is_file():
+        (built / "server").rename(built / "etcd")
 
 
-def _go_build(module: str, out: Path, ldflags: str) -> None:
+def _build_kubelet(built: Path) -> None:
+    version = kubernetes_version()
+    print(f"building the kubelet {version}, once: a minute or two", file=sys.stderr, flush=True)
+    _go_build("kubernetes", built, "-s -w " + _version_flags(version), (_KUBELET,))
+
+
+def _go_build(module: str, out: Path, ldflags: str, packages: Sequence[str]) -> None:
     out.mkdir(exist_ok=True)
     environment = os.environ | {"CGO_ENABLED": "0", "GOWORK": "off", "GOFLAGS": "-mod=readonly"}
-    command = ["go", "build", "-trimpath", "-ldflags", ldflags, "-o", f"{out}/", *_MODULES[module]]
+    command = ["go", "build", "-trimpath", "-ldflags", ldflags, "-o", f"{out}/", *packages]
     done = subprocess.run(command, cwd=_ROOM / module, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ControlPlaneError(f"go build of {module} failed:\n{done.stderr[-4000:]}")

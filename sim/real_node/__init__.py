@@ -1,0 +1,5 @@
+"""A real Kubernetes node in namespaces of its own, to try what a user would deploy: image, manifests and agent."""
+
+from sim.real_node.node import RealNode, RealNodeError
+
+__all__ = ["RealNode", "RealNodeError"]

@@ -1,0 +1,127 @@
+"""The command lines of everything that runs on the node, and the files they read; pure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sim.control_plane import arguments as plane
+from sim.real_node.images import PAUSE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+NODE_ADDRESS = "10.99.0.1"
+API_ADDRESS = "10.96.0.1"
+"""The Service `kubernetes`: the API server itself listens there, so that nothing has to translate."""
+DNS_ADDRESS = "10.96.0.10"
+"""Nobody answers there, and nothing of ours asks."""
+POD_NETWORK = "10.98.0.0/24"
+CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
+FIRST_PROCESS = "sim.real_node.inside"
+SOCKET, PLAN = "pid-1.sock", "plan.json"
+"""In the node's folder: where PID 1 is told what to do, and what it is to make."""
+CGROUP = "gpu-healthcheck-node"
+"""Everything below it in each hierarchy is the node's pods."""
+_ETCD_PORT, _ETCD_PEER_PORT = 2379, 2380
+
+LOOK_ALIKES = {
+    "vm/overcommit_memory": "1",
+    "vm/panic_on_oom": "0",
+    "kernel/panic": "10",
+    "kernel/panic_on_oops": "1",
+    "kernel/keys/root_maxkeys": "1000000",
+    "kernel/keys/root_maxbytes": "25000000",
+}
+"""What the kubelet would set, and the kernel has one of for the whole machine: it finds files that say so already."""
+
+KUBELET_CONFIGURATION: dict[str, Any] = {
+    "apiVersion": "kubelet.config.k8s.io/v1beta1",
+    "kind": "KubeletConfiguration",
+    "failCgroupV1": False,
+    "failSwapOn": False,
+    "cgroupDriver": "cgroupfs",  # no systemd here
+    "cgroupRoot": f"/{CGROUP}",
+    "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
+    # Only the node's own API server reaches this port: the namespaces have no way out.
+    "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+    "authorization": {"mode": "AlwaysAllow"},
+    "clusterDNS": [DNS_ADDRESS],
+    "clusterDomain": "cluster.local",
+    "syncFrequency": "10s",  # of a minute: a changed ConfigMap comes by the same way, sooner
+    "oomScoreAdj": 0,  # below that needs a capability that a container may lack
+    "maxOpenFiles": 20000,
+    # A small machine's pressure is not the story, and an image thrown away could not be pulled again.
+    "imageGCHighThresholdPercent": 100,
+    "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+}
+
+CONTAINERD_CONFIGURATION = f"""\
+version = 2
+
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{PAUSE}"
+  # Without CAP_SYS_RESOURCE no process can be made less likely to be killed than we are.
+  restrict_oom_score_adj = true
+
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "/usr/lib/cni"
+    conf_dir = "/etc/cni/net.d"
+"""
+
+CNI_CONFIGURATION = json.dumps(
+    {
+        "cniVersion": "0.4.0",
+        "name": "node",
+        "plugins": [
+            {
+                "type": "bridge",
+                "bridge": "cni0",
+                "isGateway": True,
+                "hairpinMode": True,
+                "ipam": {
+                    "type": "host-local",
+                    "ranges": [[{"subnet": POD_NETWORK}]],
+                    "routes": [{"dst": "0.0.0.0/0"}],
+                    "dataDir": "/run/cni-ipam",
+                },
+            }
+        ],
+    }
+)
+
+# The kubelet looks in the machine's own log for the OOM killer; the simulated one below it gives each record to
+# one reader only, and that is the agent.
+_WITH_THE_MACHINES_LOG = 'mount --make-private /dev && umount /dev/kmsg && exec "$@"'
+
+
+def services(
+    folder: Path, plane_bin: Path, kubelet_bin: Path, name: str, labels: Mapping[str, str]
+) -> dict[str, list[str]]:
+    """By the name under which PID 1 starts and stops them."""
+    return {
+        "etcd": [str(plane_bin / "etcd"), *plane.etcd(folder, _ETCD_PORT, _ETCD_PEER_PORT)],
+        "kube-apiserver": [
+            str(plane_bin / "kube-apiserver"),
+            *plane.kube_apiserver(folder, 443, _ETCD_PORT),
+            "--bind-address=0.0.0.0",
+            f"--advertise-address={NODE_ADDRESS}",
+            "--kubelet-preferred-address-types=InternalIP",
+        ],
+        "kube-controller-manager": [
+            str(plane_bin / "kube-controller-manager"),
+            *plane.kube_controller_manager(folder, kubelets=True),
+        ],
+        "kube-scheduler": [str(plane_bin / "kube-scheduler"), *plane.kube_scheduler(folder)],
+        "containerd": ["containerd"],
+        "kubelet": [
+            *("unshare", "--mount", "--propagation=unchanged", "sh", "-c", _WITH_THE_MACHINES_LOG, "sh"),
+            str(kubelet_bin / "kubelet"),
+            f"--config={folder / 'kubelet.json'}",
+            f"--kubeconfig={folder / 'kubelet.kubeconfig'}",
+            f"--hostname-override={name}",
+            f"--node-ip={NODE_ADDRESS}",
+            f"--node-labels={','.join(f'{key}={value}' for key, value in labels.items())}",
+        ],
+    }

@@ -1,0 +1,226 @@
+"""The images a node starts with: a stand-in for the bases of our Dockerfile, the pause image, and our own.
+
+No registry is asked. A base such as docker.io/library/python:3.12-slim has a stand-in under its name: a minimal Debian
+with Debian's Python. That proves our layers, not the pull, and an image built on it must never be published.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sim.control_plane.build import ControlPlaneError, cache_folder
+from sim.nvml_library import find_compiler
+from sim.real_node.needs import codename
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REPOSITORY = Path(__file__).parents[2]
+RECIPES = Path(__file__).parent / "recipes"
+CACHE = cache_folder("node").parent
+PAUSE = "registry.k8s.io/pause:3.10"
+OURS = "docker.io/library/gpu-healthcheck:0.1.0"
+"""As the manifests name it."""
+SLIM, FULL = "slim", "full"
+"""The targets of our Dockerfile."""
+WHEELHOUSE = "/wheelhouse"
+
+_STAND_IN = "localhost/gpu-healthcheck-stand-in"
+_PACKAGES = "ca-certificates,python3,python3-pip,python3-venv"
+_LEFT_OUT = (
+    "dev/*",
+    "var/cache/apt/*",
+    "var/lib/apt/lists/*",
+    "usr/share/doc/*",
+    "usr/share/man/*",
+    "usr/share/locale/*",
+)
+_FROM = re.compile(r"^FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?\s*$", re.MULTILINE | re.IGNORECASE)
+_ARG = re.compile(r"^ARG\s+(\w+)=(\S+)\s*$", re.MULTILINE | re.IGNORECASE)
+_REQUIREMENTS = re.compile(r"requirements/[\w-]+\.txt")
+
+
+class ImageError(ControlPlaneError):
+    """An image could not be made; the message ends with what the tool said."""
+
+
+# --- what a Dockerfile says; pure
+
+
+def stages(dockerfile: str) -> list[str]:
+    return [stage for _, stage in _FROM.findall(dockerfile) if stage]
+
+
+def bases(dockerfile: str) -> list[str]:
+    """The images that it builds on, each once, build arguments at their defaults."""
+    defaults = dict(_ARG.findall(dockerfile))
+    named = (
+        re.sub(r"\$\{?(\w+)\}?", lambda found: defaults.get(found[1], ""), base)
+        for base, _ in _FROM.findall(dockerfile)
+    )
+    return list(dict.fromkeys(base for base in named if base not in ("scratch", *stages(dockerfile))))
+
+
+# --- images
+
+
+def ours(target: str = SLIM) -> Path:
+    """An archive of our image, built from the Dockerfile as it is; layers that did not change are not built again."""
+    with _one_at_a_time():
+        return _ours(target)
+
+
+def pause() -> Path:
+    with _one_at_a_time(), tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "pause"
+        _run([*find_compiler(), "-Os", "-static", "-s", "-o", str(program), str(RECIPES / "pause.c")])
+        _build(PAUSE, f"--file={RECIPES / 'pause.Dockerfile'}", folder)
+        return _archive(PAUSE, "pause")
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _ours(target: str) -> Path:
+    dockerfile = (REPOSITORY / "Dockerfile").read_text()
+    if target not in stages(dockerfile):
+        raise ImageError(f"the Dockerfile has no target {target}; it has {', '.join(stages(dockerfile))}")
+    stand_in = _stand_in()
+    for base in bases(dockerfile):
+        _buildah("tag", stand_in, base)
+    with tempfile.TemporaryDirectory() as folder:
+        sources = Path(folder) / "sources.list"
+        sources.write_text(f"deb {_mirror()} {codename()} main\n")
+        _build(
+            OURS,
+            # Mounted for the build alone: nothing of this machine's sources comes into a layer.
+            f"--volume={_wheelhouse(dockerfile, _python_version(stand_in))}:{WHEELHOUSE}:ro",
+            f"--volume={sources}:/etc/apt/sources.list:ro",
+            "--volume=/etc/apt/apt.conf.d:/etc/apt/apt.conf.d:ro",
+            f"--secret=id=pip,src={RECIPES / 'pip.conf'}",
+            "--build-arg=EFA_FROM=distribution",  # what needs no download from AWS
+            f"--target={target}",
+            str(REPOSITORY),
+        )
+    return _archive(OURS, target)
+
+
+def _stand_in() -> str:
+    """Its name; made once for each state of its recipe and each release of Debian."""
+    recipe = (RECIPES / "stand-in.Dockerfile").read_text()
+    digest = hashlib.sha256("\n".join([codename(), _PACKAGES, *_LEFT_OUT, recipe]).encode()).hexdigest()
+    name = f"{_STAND_IN}:{digest[:12]}"
+    if _buildah("images", "--quiet", "--filter", f"reference={name}"):
+        return name
+    print("building the stand-in base image, once: a minute or two", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        root, tar = Path(folder) / "rootfs", Path(folder) / "rootfs.tar"
+        words = ["--variant=minbase", f"--include={_PACKAGES}", codename(), str(root), _mirror()]
+        _run(["unshare", "--mount", "debootstrap", *words])  # what it mounts ends with it
+        (root / "usr/local/bin/python").symlink_to("/usr/bin/python3")
+        (root / "etc/apt/sources.list").write_text("")
+        (root / WHEELHOUSE.strip("/")).mkdir()
+        without = [f"--exclude=./{path}" for path in _LEFT_OUT]
+        _run(["tar", "--create", f"--file={tar}", f"--directory={root}", "--anchored", *without, "."])
+        _build(name, f"--file={RECIPES / 'stand-in.Dockerfile'}", folder)
+    return name
+
+
+def _mirror() -> str:
+    """Where this machine's apt has Debian's packages from."""
+    words = "$(CODENAME) $(COMPONENT) $(REPO_URI)"
+    for line in _run(["apt-get", "indextargets", f"--format={words}", "Created-By: Packages"]).splitlines():
+        release, component, uri = line.split(maxsplit=2)
+        if (release, component) == (codename(), "main"):
+            return uri
+    raise ImageError(f"apt has no source of {codename()} main; `apt-get update` makes one known")
+
+
+def _python_version(image: str) -> str:
+    container = _buildah("from", "--pull-never", image)
+    try:
+        program = "import sys; print('.'.join(map(str, sys.version_info[:2])))"
+        return _buildah("run", "--isolation=chroot", container, "python3", "-c", program)
+    finally:
+        _buildah("rm", container)
+
+
+def _wheelhouse(dockerfile: str, python_version: str) -> Path:
+    """Wheels of all that the Dockerfile installs and builds with, fetched by this machine's pip, hashes checked."""
+    texts = [(REPOSITORY / file).read_text() for file in sorted(set(_REQUIREMENTS.findall(dockerfile)))]
+    digest = hashlib.sha256("\n".join([python_version, *texts]).encode()).hexdigest()[:12]
+    house = CACHE / "wheelhouse" / f"{python_version}-{digest}"
+    if house.is_dir():
+        return house
+    house.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=house.parent, prefix=".fetching-") as folder:
+        wheels = Path(folder) / "wheels"
+        for index, text in enumerate(texts):
+            requirements = Path(folder) / f"{index}.txt"
+            requirements.write_text(text)
+            _run([
+                *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
+                *("--no-deps", "--require-hashes", "--only-binary=:all:", f"--python-version={python_version}"),
+                *(f"--dest={wheels}", f"--requirement={requirements}"),
+            ])  # fmt: skip
+        wheels.rename(house)
+    return house
+
+
+# --- buildah
+
+
+def _build(name: str, *words: str) -> None:
+    _buildah("build", "--quiet", "--isolation=chroot", "--pull-never", "--layers", f"--tag={name}", *words)
+
+
+def _archive(name: str, stem: str) -> Path:
+    """The image as one file, named after its content."""
+    identity = _buildah("images", "--quiet", "--no-trunc", "--filter", f"reference={name}").split()[0]
+    file = CACHE / "archives" / f"{stem}-{identity.partition(':')[2][:12]}.tar"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        for old in file.parent.glob(f"{stem}-*"):
+            old.unlink()
+        fresh = file.with_suffix(".new")
+        _buildah("push", "--quiet", name, f"docker-archive:{fresh}:{name}")
+        fresh.rename(file)
+    return file
+
+
+def _buildah(*words: str) -> str:
+    """Its mounts are in a namespace that ends with it: it leaves one on its store otherwise."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="gpu-healthcheck-buildah-") as running:
+        store = ["--root", str(CACHE / "storage"), "--runroot", running, "--storage-driver", "overlay"]
+        return _run(["unshare", "--mount", "buildah", *store, *words], {"TMPDIR": running})
+
+
+def _run(command: list[str], environment: dict[str, str] | None = None) -> str:
+    done = subprocess.run(
+        command,
+        env=os.environ | (environment or {}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        said = f"{done.stdout}\n{done.stderr}".strip()[-3000:]
+        raise ImageError(f"`{shlex.join(command)}` failed:\n{said}")
+    return done.stdout.strip()

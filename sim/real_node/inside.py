@@ -1,0 +1,104 @@
+"""PID 1 of the node: it makes the node's root, starts and stops what it is told to, and buries orphans.
+
+Told through a socket in the node's folder, one line each: `start NAME`, `stop NAME`, `power-off`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+
+from sim.control_plane.daemon import Daemon
+from sim.real_node import root
+from sim.real_node.arguments import PLAN, SOCKET, services
+from sim.real_node.images import REPOSITORY
+from sim.real_node.needs import SEARCH_PATH
+
+_LISTEN_SECONDS = 0.2
+_CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+"""In a real cluster these run elsewhere: they outlive a reboot of the node."""
+
+
+class FirstProcess:
+    def __init__(self, folder: Path) -> None:
+        plan = json.loads((folder / PLAN).read_text())
+        plane_bin, kubelet_bin = Path(plan["plane_bin"]), Path(plan["kubelet_bin"])
+        root.make(folder, plan["name"], Path(plan["hardware"]), REPOSITORY, plane_bin, kubelet_bin)
+        # A FIFO forgets what nobody has read once nobody holds it: a kernel's log does not.
+        self._kernel_log = os.open("/dev/kmsg", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        root.bring_up_network(plan["name"])
+        commands = services(folder, plane_bin, kubelet_bin, plan["name"], plan["labels"])
+        self._daemons = {name: Daemon(name, argv, folder) for name, argv in commands.items()}
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(folder / SOCKET))
+        self._socket.listen()
+        self._socket.settimeout(_LISTEN_SECONDS)
+
+    def serve(self) -> None:
+        while True:
+            self._bury()
+            try:
+                connection, _ = self._socket.accept()
+            except TimeoutError:
+                continue
+            with connection, connection.makefile("rw") as lines:
+                lines.write(self._obey(lines.readline().split()))
+
+    def _obey(self, words: list[str]) -> str:
+        try:
+            match words:
+                case ["start", name]:
+                    self._daemons[name].start()
+                case ["stop", name]:
+                    self._daemons[name].kill()
+                case ["power-off"]:
+                    self._power_off()
+                case _:
+                    return f"no such command: {' '.join(words)}\n"
+        except Exception:  # noqa: BLE001 - whoever asked is told, and PID 1 must not end
+            return traceback.format_exc()
+        return ""
+
+    def _power_off(self) -> None:
+        """All but the control plane ends at once, as when a machine is switched off."""
+        for name in set(self._daemons) - set(_CONTROL_PLANE):
+            self._daemons[name].kill()
+        spared = {os.getpid(), *(self._daemons[name].pid for name in _CONTROL_PLANE)}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) not in spared:
+                try:
+                    os.kill(int(entry.name), signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+        root.power_off_pods()
+
+    def _bury(self) -> None:
+        """The dead that nobody waits for; a daemon's own object waits for it."""
+        ours = {daemon.pid: daemon for daemon in self._daemons.values() if daemon.pid}
+        while True:
+            try:
+                dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if dead is None:
+                return
+            if dead.si_pid not in ours:
+                os.waitpid(dead.si_pid, 0)
+            elif ours[dead.si_pid].is_running:  # asking takes the dead one away
+                return
+
+
+def main() -> None:
+    os.environ.clear()  # nothing of who started us reaches a container
+    os.environ["PATH"] = SEARCH_PATH
+    os.umask(0o022)
+    FirstProcess(Path(sys.argv[1])).serve()
+
+
+if __name__ == "__main__":
+    main()

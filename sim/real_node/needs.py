@@ -1,0 +1,74 @@
+"""What a machine must have to carry a real node; it says so, and installs only when told to."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+from sim.control_plane.build import cache_folder
+from sim.nvml_library import CompilerError, find_compiler
+
+PACKAGES = {
+    "containerd": "containerd",
+    "runc": "runc",
+    "iptables": "iptables",
+    "debootstrap": "debootstrap",
+    "buildah": "buildah",
+    "ip": "iproute2",
+    "nsenter": "util-linux",
+}
+"""By the program that a package is there for."""
+CNI_PACKAGE, CNI_PROGRAM = "containernetworking-plugins", Path("/usr/lib/cni/bridge")
+SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Also that of everything on the node: a containerd finds its shim in PATH, and it must be the distribution's."""
+DEPS = "python -m sim.real_node deps"
+
+
+def codename() -> str:
+    """Debian's name for this release, such as bookworm; empty elsewhere."""
+    release = platform.freedesktop_os_release()
+    return release.get("VERSION_CODENAME", "") if release.get("ID") == "debian" else ""
+
+
+def missing() -> str:
+    """One line that says what is missing here; empty when a node can be brought up."""
+    if not codename():
+        return "a real node needs Debian"
+    if os.geteuid() != 0:
+        return "a real node needs root"
+    if packages := missing_packages():
+        return f"a real node needs {', '.join(packages)}: `{DEPS}` installs them"
+    if not all(cache_folder(programs).is_dir() for programs in ("control-plane", "kubelet")) and not shutil.which("go"):
+        return "a real node needs Go, to build Kubernetes once"
+    try:
+        find_compiler()
+    except CompilerError as error:
+        return f"a real node needs a C compiler: {error}"
+    tried = subprocess.run(
+        ["unshare", "--mount", "--pid", "--net", "--uts", "--ipc", "--fork", "mount", "-t", "tmpfs", "tmpfs", "/mnt"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return f"a real node needs namespaces and mounts: {tried.stderr.strip()}" if tried.returncode else ""
+
+
+def missing_packages() -> list[str]:
+    found = [package for program, package in PACKAGES.items() if not shutil.which(program, path=SEARCH_PATH)]
+    return found if CNI_PROGRAM.exists() else [*found, CNI_PACKAGE]
+
+
+def install() -> None:
+    """From the package sources that the machine has. A service that Debian starts with them is none of ours."""
+    wanted = missing_packages()
+    if not wanted:
+        return
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    for command in (
+        ["apt-get", "update", "-q"],
+        ["apt-get", "install", "-yq", "--no-install-recommends", *wanted],
+    ):
+        subprocess.run(command, env=environment, check=True)

@@ -1,0 +1,31 @@
+"""The node that the story plays on: brought up once, taken down however the story ends."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sim.node import SimulatedNode
+from sim.real_node import RealNode, images, needs
+from tests.node.leftovers import traces
+from tests.node.stage import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """A healthy p5.48xlarge that is Ready, our image in its containerd, nothing applied; afterwards no trace of it."""
+    if reason := needs.missing():
+        if os.environ.get("CI"):
+            pytest.fail(f"NOT TESTED on a real node: {reason}")
+        pytest.skip(f"NOT TESTED on a real node: {reason}")
+    image = images.ours(images.SLIM)
+    before = traces()
+    with SimulatedNode.create(tmp_path_factory.mktemp("host") / "gpu-node-1") as host, RealNode(host.root) as node:
+        node.load(image)
+        yield Stage(host, node)
+    assert traces() - before == set()
