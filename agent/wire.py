@@ -15,7 +15,7 @@ from agent.tell import Plan, Teller, node_event
 from agent.watch import Watcher
 from healthcheck import clock
 from healthcheck import memory as remembering
-from healthcheck.change import Event
+from healthcheck.change import INSTANCE_TYPE, Event
 from healthcheck.checks.driver import being_changed
 from healthcheck.cluster import Cluster
 from healthcheck.memory import Memory
@@ -29,7 +29,6 @@ from healthcheck.telemetry import Telemetry
 
 log = structlog.get_logger()
 
-_INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 _MOST_INTERVALS_SILENT = 3
 _FIRST_SIGHT_SECONDS = 1.0
 """How long the first look waits for the watch; without the API server it looks all the same."""
@@ -121,7 +120,7 @@ class Agent:
 
     def _type_label(self) -> str:
         node = self.teller.node
-        return node.labels.get(_INSTANCE_TYPE, "") if node else ""
+        return node.labels.get(INSTANCE_TYPE, "") if node else ""
 
     def _paused(self) -> str:
         node = self.teller.node

@@ -16,6 +16,7 @@ from rich.text import Text
 from cli.words import EXIT_CODES, SEVERITY_STYLES, STATUS_STYLES
 from healthcheck import memory as remembering
 from healthcheck import record as records
+from healthcheck.change import INSTANCE_TYPE
 from healthcheck.checks import select_checks
 from healthcheck.clock import now
 from healthcheck.examine import judge, look
@@ -82,6 +83,19 @@ def _instance_type(root: Path) -> str:
     try:
         return machine.instance_type(root, endpoint)
     except ProbeError:
+        return _type_on_the_node()
+
+
+def _type_on_the_node() -> str:
+    """Inside the agent's pod, the Node's own label: what the agent goes by when nobody answers for the metadata."""
+    node_name = os.environ.get("NODE_NAME", "")
+    if not node_name or "KUBERNETES_SERVICE_HOST" not in os.environ:
+        return ""
+    from healthcheck.cluster import Cluster, ClusterError  # noqa: PLC0415 - elsewhere a check needs no cluster
+
+    try:
+        return Cluster().read_node(node_name).labels.get(INSTANCE_TYPE, "")
+    except ClusterError:
         return ""
 
 

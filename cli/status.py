@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.words import SEVERITY_STYLES, STATUS_STYLES
-from healthcheck.change import LAST_CHECK, SEVERITY, STATUS, NodeState
+from healthcheck.change import INSTANCE_TYPE, LAST_CHECK, SEVERITY, STATUS, NodeState
 from healthcheck.cluster import Cluster, ClusterError, Forbidden, Heartbeat
 from healthcheck.model import PREFIX, Status
 
@@ -31,7 +31,6 @@ GPU_NODES = (
     "karpenter.k8s.aws/instance-gpu-manufacturer=nvidia",
 )
 """Selectors of the nodes that the DaemonSet wants, and of those that an agent has spoken for."""
-_INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 _STATUS_STYLES = {status.value: style for status, style in STATUS_STYLES.items()}
 _SEVERITY_STYLES = {severity.name: style for severity, style in SEVERITY_STYLES.items()}
 _WORST_FIRST = (Status.FAIL, Status.UNKNOWN, Status.WARN, Status.PASS)
@@ -97,7 +96,7 @@ def _row(node: NodeState, beat: Heartbeat | None, now: datetime) -> Row:
         node.name,
         node.labels.get(STATUS, ""),
         node.labels.get(SEVERITY, ""),
-        node.labels.get(_INSTANCE_TYPE, ""),
+        node.labels.get(INSTANCE_TYPE, ""),
         str(condition.get("reason", "")),
         str(condition.get("message", "")),
         node.labels.get(LAST_CHECK, ""),

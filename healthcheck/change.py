@@ -19,6 +19,7 @@ RESULTS, SWEEP_RESULT, QUARANTINE_RESULT = (
 UNHEALTHY = f"{PREFIX}/unhealthy"
 TAINT = {"key": UNHEALTHY, "value": "true", "effect": "NoSchedule"}
 CONDITION = "GpuHealthy"
+INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 _LONGEST_MESSAGE = 1024
 _MOST_EVENTS = 32
 """In one write. A node with more new findings than this has its story in the record."""
