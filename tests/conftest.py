@@ -1,4 +1,4 @@
-"""Fixtures that several folders of tests share: the real control plane, started once for a whole run."""
+"""Fixtures that several folders of tests share: simulated nodes, and the real control plane, started once a run."""
 
 from __future__ import annotations
 
@@ -8,9 +8,31 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 
 from sim.control_plane import ControlPlane, NoBinariesError, binaries, install
+from sim.node import SimulatedNode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def make_node(tmp_path: Path) -> Iterator[Callable[[str], SimulatedNode]]:
+    """Simulated nodes of any instance type, let go of at the end of the test."""
+    nodes: list[SimulatedNode] = []
+
+    def make(instance_type: str) -> SimulatedNode:
+        nodes.append(SimulatedNode.create(tmp_path / f"node-{len(nodes)}", instance_type))
+        return nodes[-1]
+
+    yield make
+    for node in nodes:
+        node.close()
+
+
+@pytest.fixture
+def node(make_node: Callable[[str], SimulatedNode]) -> SimulatedNode:
+    """A healthy p5.48xlarge."""
+    return make_node("p5.48xlarge")
 
 
 @pytest.fixture(scope="session")

@@ -43,7 +43,9 @@ def test_applying_the_folder_again_changes_nothing(installed: ControlPlane) -> N
 @pytest.mark.control_plane
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_the_api_server_accepts_the_manifest(installed: ControlPlane, file: Path) -> None:
-    installed.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", str(file))
+    printed = installed.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", str(file))
+    assert printed.splitlines() != []
+    assert [line for line in printed.splitlines() if not line.endswith("(server dry run)")] == []
 
 
 @pytest.mark.control_plane

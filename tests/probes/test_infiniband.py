@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,6 @@ import pytest
 from healthcheck.model import Host, ProbeError
 from healthcheck.probes.infiniband import Rdma, RdmaDevice, read_rdma
 from sim.node import SimulatedNode
-from tests.probes.conftest import MakeNode
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from tests.probes.conftest import MakeNode
     ],
 )
 def test_efa_devices_are_counted_and_the_boards_own_are_not(
-    make_node: MakeNode, instance_type: str, efa: int, others: int, loaded: bool
+    make_node: Callable[[str], SimulatedNode], instance_type: str, efa: int, others: int, loaded: bool
 ) -> None:
     node = make_node(instance_type)
 

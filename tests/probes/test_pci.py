@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,6 @@ from healthcheck.model import Host, ProbeError
 from healthcheck.probes.pci import PciFunction, normalise_address, read_functions
 from sim import pci_tree
 from sim.node import SimulatedNode
-from tests.probes.conftest import MakeNode
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from tests.probes.conftest import MakeNode
     ],
 )
 def test_gpus_and_efa_devices_are_told_from_all_else(
-    make_node: MakeNode, instance_type: str, gpus: int, efa: int
+    make_node: Callable[[str], SimulatedNode], instance_type: str, gpus: int, efa: int
 ) -> None:
     node = make_node(instance_type)
 
