@@ -229,8 +229,10 @@ def _identity(finding: Mapping[str, Any]) -> tuple[str, str, str]:
 def _transition(
     status: Status, verdict: Verdict, record: Mapping[str, Any], before: Mapping[str, Any] | None, node: NodeState
 ) -> Iterator[Event]:
-    # The label is the merge of all records; the agent's own status stands in where labels are off.
-    if status.value == node.labels.get(STATUS, (before or {}).get("status")):
+    told = node.labels.get(STATUS)
+    # Where labels are off, the condition is the merge of all records, though it knows no `warn`.
+    same = (node.condition() or {}).get("status") == _CONDITION_STATUS[status] and before is not None
+    if status.value == told or (told is None and same):
         return
     _, message = _headline(status, verdict.severity, verdict)
     kind = "Normal" if status in (Status.PASS, Status.WARN) else "Warning"

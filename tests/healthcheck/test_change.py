@@ -362,6 +362,16 @@ class TestOtherRecords:
         assert condition is not None
         assert (condition["status"], condition["reason"]) == ("False", "DeepDiagnosticFailed")
 
+    def test_a_deep_fault_is_told_once_where_labels_are_switched_off(self) -> None:
+        rules = Rules(enable_label=False)
+        deep = node(annotations={SWEEP_RESULT: '{"severity":"ISOLATE"}'})
+        told = plan_for(deep, rules=rules)
+
+        again = plan_for(written(deep, told), rules=rules, now=WALL + timedelta(hours=2))
+
+        assert [event.reason for event in told.events] == ["GpuHealthFail"]
+        assert (again.patch is not None, again.events) == (True, ())
+
     def test_a_deep_fault_that_is_gone_is_told_as_a_transition(self) -> None:
         deep = node(annotations={SWEEP_RESULT: '{"severity":"ISOLATE"}'})
         failed = written(deep, plan_for(deep))
