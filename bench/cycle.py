@@ -15,8 +15,7 @@ AIM_MS = 30.0
 _REST_SECONDS = 0.05
 _NOTES = (
     "cycle: settings, NVML through the child, PCI, EFA, judging and the memory file with its fsync; no telling",
-    "cycle: one right after the other, so the caches are warm; a scheduled one after idle minutes costs more"
-    " and is in the steady CPU",
+    "cycle: run back to back, with warm caches; a scheduled one after idle minutes costs more: see the steady CPU",
 )
 
 

@@ -1,4 +1,4 @@
-"""From an Xid 79 in the machine's own kernel log to the taint, as somebody else's watch on a real API server sees it."""
+"""From an Xid 79 in the machine's own kernel log to the taint, as a raw watch on a real API server sees it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import os
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
-from bench.node_watch import NodeWatch, is_tainted, is_told
+from bench.node_watch import is_tainted, is_told
 from bench.outcome import CouldNotMeasure, Outcome, Row, percentile, summary
 from bench.program import Program
-from bench.stage import Seat, Stage
+from bench.stage import Stage
 from healthcheck.probes.kernel_log import KernelLog
 from sim.node import SimulatedNode
 
@@ -29,6 +32,14 @@ _NOTES = (
 )
 
 
+@dataclass(frozen=True)
+class _Detection:
+    """Milliseconds after the record was written. `noticed` is from the agent's own log, by the wall clock."""
+
+    seen: float
+    noticed: float
+
+
 def measure(stage: Stage) -> Outcome:
     _must_be_allowed()
     node = stage.make_node()
@@ -38,22 +49,30 @@ def measure(stage: Stage) -> Outcome:
     log.symlink_to(_KMSG)
     warm = [_once(stage, node, lambda _: None) for _ in range(stage.length.detections)]
     cold = [_once(stage, node, _reconnect) for _ in range(stage.length.detections_reconnecting)]
-    return Outcome(
-        (_row(stage, "Xid 79 in /dev/kmsg → taint seen by a watch", warm, f"p50 ≤ {P50_MS:g}, p99 ≤ {P99_MS:g} ms"),
-         _row(stage, "the same, over a new connection", cold, "")),
-        {"milliseconds": summary(warm), "milliseconds_reconnecting": summary(cold)},
-        _NOTES,
+    rows = (
+        _row(stage, "Xid 79 in /dev/kmsg → taint seen by a watch", warm, f"p50 ≤ {P50_MS:g}, p99 ≤ {P99_MS:g} ms"),
+        _row(stage, "the same, over a new connection", cold, ""),
     )
+    return Outcome(rows, {"connected": _stages(warm), "reconnecting": _stages(cold)}, _NOTES)
 
 
-def _row(stage: Stage, what: str, samples: list[float], aim: str) -> Row:
+def _row(stage: Stage, what: str, detections: list[_Detection], aim: str) -> Row:
+    samples = [one.seen for one in detections]
     p50, p99 = percentile(samples, 0.50), percentile(samples, 0.99)
     figure = f"p50 {p50:.1f}, p99 {p99:.1f}, max {max(samples):.1f} ms ({len(samples)} times)"
     return Row(what, aim, figure, stage.length.met(p50 <= P50_MS and p99 <= P99_MS) if aim else None)
 
 
-def _once(stage: Stage, node: SimulatedNode, before: Callable[[Program], None]) -> float:
-    """A new Node and a new agent each time: a taint comes only once. Returns milliseconds."""
+def _stages(detections: list[_Detection]) -> dict[str, Any]:
+    """Where the time goes: until the agent has read, judged and remembered it, and until the write was seen."""
+    return {
+        "record_to_noticed_ms": summary([one.noticed for one in detections]),
+        "record_to_watch_ms": summary([one.seen for one in detections]),
+    }
+
+
+def _once(stage: Stage, node: SimulatedNode, before: Callable[[Program], None]) -> _Detection:
+    """A new Node and a new agent each time: a taint comes only once."""
     seat = stage.seat(node)
     seat.remember(_last_record(), time.monotonic() - _SETTLED_SECONDS)
     with stage.watch(seat) as watch, seat.run("-m", "bench.follow_program") as program:
@@ -61,20 +80,23 @@ def _once(stage: Stage, node: SimulatedNode, before: Callable[[Program], None]) 
             watch.wait_for(is_told, "a healthy agent's first verdict")
             time.sleep(random.uniform(*_REST_SECONDS))
             before(program)
-            milliseconds = _fault_to_taint(seat, watch)
+            began, began_ns = _write_fault(node)
+            seen = watch.wait_for(is_tainted, "the taint")
+            noticed = program.logged("xid") - began
         except CouldNotMeasure as error:
             raise CouldNotMeasure(f"{error}\n{program.tail()}") from error
     stage.leave(seat)
-    return milliseconds
+    return _Detection((seen.at_ns - began_ns) / 1e6, noticed / timedelta(milliseconds=1))
 
 
-def _fault_to_taint(seat: Seat, watch: NodeWatch) -> float:
-    address = seat.node.gpus[0].kernel_address
+def _write_fault(node: SimulatedNode) -> tuple[datetime, int]:
+    """The moment before it was written, by the wall clock and by the monotonic one."""
+    address = node.gpus[0].kernel_address
     text = f"NVRM: Xid (PCI:{address}): 79, gpu-healthcheck bench: invented, no GPU has fallen off the bus"
     with _KMSG.open("wb", buffering=0) as log:
-        began_ns = time.monotonic_ns()
+        began, began_ns = datetime.now(UTC), time.monotonic_ns()
         log.write(_USER_WARNING + text.encode() + b"\n")
-    return (watch.wait_for(is_tainted, "the taint").at_ns - began_ns) / 1e6
+    return began, began_ns
 
 
 def _reconnect(program: Program) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -13,6 +14,7 @@ from typing import Any
 import psutil
 
 _ROOT = Path(__file__).parents[1]
+_MEASURED = ("agent", "healthcheck", "sim", "bench", "kubernetes")
 
 
 def describe_machine() -> dict[str, Any]:
@@ -31,10 +33,20 @@ def describe_moment(folder: Path) -> dict[str, Any]:
     """What changes from run to run: the code, how busy the machine was, and the disk under the agent's memory."""
     return {
         "git_commit": _git("rev-parse", "HEAD"),
-        "git_changed": bool(_git("status", "--porcelain", "--", "agent", "healthcheck", "sim", "bench", "kubernetes")),
+        "git_changed": bool(_git("status", "--porcelain", "--", *_MEASURED)),
         "load_average": [round(load, 2) for load in os.getloadavg()],
         "filesystem": _filesystem(folder),
     }
+
+
+def fingerprint() -> str:
+    """Of the agent's own files: it tells whether they were changed during a run."""
+    digest = hashlib.sha256()
+    for package in ("agent", "healthcheck"):
+        for path in sorted((_ROOT / package).rglob("*")):
+            if path.is_file() and path.suffix != ".pyc":
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _cpu_model() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -68,6 +70,17 @@ class Program:
     def tail(self, lines: int = 15) -> str:
         """The end of what it said, for the message of an error."""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
+
+    def logged(self, event: str) -> datetime:
+        """When it last logged this event; a thread of it may be about to."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            lines = [line for line in self._log.read_text(errors="replace").splitlines(keepends=True) if line[0] == "{"]
+            found = [one for line in lines if line[-1] == "\n" and (one := json.loads(line))["event"] == event]
+            if found:
+                return datetime.fromisoformat(found[-1]["timestamp"])
+            time.sleep(0.01)
+        raise CouldNotMeasure(f"nothing was logged of {event!r}:\n{self.tail()}")
 
     def end(self) -> None:
         """SIGTERM, and SIGKILL for the session of one that stays."""

@@ -128,6 +128,7 @@ def finding_row(standing: Standing) -> dict[str, Any]:
         "reason": finding.reason,
         "severity": finding.severity.name,
         "subject": finding.subject,
+        "about": dict(finding.about),
         "detail": finding.detail,
         "first_seen": timestamp(standing.first_seen),
         "last_seen": timestamp(standing.last_seen),
@@ -137,8 +138,6 @@ def finding_row(standing: Standing) -> dict[str, Any]:
         "nature": standing.nature.value,
         "at": round(standing.last_at, 3),
     }
-    if finding.about:
-        row["about"] = dict(finding.about)
     for key in ("rule", "source"):
         if value := getattr(finding, key):
             row[key] = value
