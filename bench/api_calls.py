@@ -1,0 +1,109 @@
+"""What a healthy node asks of the API server in an hour, counted there, in the audit log, by the agent's identity."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from agent.tell import _REWRITE_JITTER, _REWRITE_SECONDS  # nothing else on the outside says how often
+from bench.outcome import CouldNotMeasure, Outcome, Row
+from bench.stage import Stage
+from bench.window import BUSY_INTERVAL_SECONDS, Request, Window, observe
+
+AIM_WRITES, AIM_REQUESTS = 13, 16
+_HOUR = 3600.0
+_COUNTED = ("api-calls: counted over a whole hour, nothing is computed",)
+_COMPUTED = (
+    "api-calls: computed for an hour from what was counted (--hour counts a real one): the writes per cycle, in many",
+    f"           cycles of an agent at CHECK_INTERVAL={BUSY_INTERVAL_SECONDS}; those when the record is an hour old,",
+    "           made so; the watch's timeoutSeconds. An average: an hour may see a write more or less",
+)
+
+
+@dataclass(frozen=True)
+class _Hour:
+    lease_writes: float
+    node_writes: float
+    other_requests: float
+    watches: float
+
+    @property
+    def writes(self) -> float:
+        return self.lease_writes + self.node_writes
+
+    @property
+    def requests(self) -> float:
+        return self.writes + self.other_requests
+
+
+def measure(stage: Stage) -> Outcome:
+    window = observe(stage)
+    hour = _counted(window) if stage.length.hour else _computed(window)
+    calls = stage.length.met(round(hour.writes) <= AIM_WRITES and round(hour.requests) <= AIM_REQUESTS)
+    rows = (
+        Row(
+            "API calls of a healthy node in an hour",
+            f"≤ {AIM_WRITES} writes, ≤ {AIM_REQUESTS} requests",
+            f"{hour.writes:.1f} writes, {hour.requests:.1f} requests",
+            calls,
+        ),
+        Row("watches in that hour", "1", f"{hour.watches:.2f}", stage.length.met(round(hour.watches) <= 1)),
+    )
+    raw = {
+        "hour": asdict(hour),
+        "seconds": round(window.seconds, 1),
+        "counted": {agent: _count(asked) for agent, asked in window.requests.items()},
+        "busy_cycles": window.busy_cycles,
+        "after_an_hour": _count(window.rewrite),
+        "watch_timeout_seconds": [_timeout_seconds(one) for one in window.watches],
+    }
+    return Outcome(rows, raw, _COUNTED if stage.length.hour else _COMPUTED)
+
+
+def _counted(window: Window) -> _Hour:
+    asked = window.requests["bare"]
+    share = _HOUR / window.seconds  # the window may have waited some seconds for its last cycle
+    leases = sum(one.is_write and one.resource == "leases" for one in asked)
+    writes = sum(one.is_write for one in asked)
+    watches = sum(one.verb == "watch" for one in asked)
+    others = len(asked) - writes - watches
+    # The watch that was open when the hour began is one as well, unless it was replaced within.
+    return _Hour(leases * share, (writes - leases) * share, others * share, max(watches * share, 1))
+
+
+def _computed(window: Window) -> _Hour:
+    busy = window.requests["busy"]
+    cycles_per_hour = _HOUR / 300
+    # To one place: the two ends of the window may each cut a cycle from its write.
+    lease_writes = round(sum(one.resource == "leases" for one in busy) / window.busy_cycles, 1)
+    other_writes = sum(one.is_write and one.resource != "leases" for one in busy) / window.busy_cycles
+    reads = sum(one.verb in ("get", "list") for one in busy) / window.busy_cycles
+    rewrites = [one for one in window.rewrite if one.is_write]
+    if not rewrites:
+        raise CouldNotMeasure("a record an hour old was not written anew")
+    return _Hour(
+        cycles_per_hour * lease_writes,
+        cycles_per_hour * other_writes + len(rewrites) * _rewrites_per_hour(300),
+        cycles_per_hour * reads + (len(window.rewrite) - len(rewrites)) * _rewrites_per_hour(300),
+        _HOUR / statistics.fmean(_timeout_seconds(one) for one in window.watches),
+    )
+
+
+def _rewrites_per_hour(interval_seconds: int) -> float:
+    """The record is written anew at the first cycle that finds it old enough; how old, each agent draws once."""
+    youngest, oldest = (round(_REWRITE_SECONDS * share) for share in _REWRITE_JITTER)
+    ages = range(youngest, oldest + 1)
+    return statistics.fmean(_HOUR / (math.ceil(age / interval_seconds) * interval_seconds) for age in ages)
+
+
+def _timeout_seconds(watch: Request) -> float:
+    return float(parse_qs(urlsplit(watch.uri).query)["timeoutSeconds"][0])
+
+
+def _count(asked: Sequence[Request]) -> dict[str, Any]:
+    return dict(Counter(f"{one.verb} {one.resource} {one.code}" for one in asked))

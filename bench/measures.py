@@ -1,0 +1,26 @@
+"""THE LIST: every measure, in the order in which they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bench import api_calls, cycle, detection, idle_cpu, memory, start
+from bench.outcome import Outcome
+from bench.stage import Stage
+
+
+@dataclass(frozen=True)
+class Measure:
+    name: str
+    run: Callable[[Stage], Outcome]
+
+
+MEASURES = (
+    Measure("detection", detection.measure),
+    Measure("cycle", cycle.measure),
+    Measure("start", start.measure),
+    Measure("idle-cpu", idle_cpu.measure),
+    Measure("memory", memory.measure),
+    Measure("api-calls", api_calls.measure),
+)

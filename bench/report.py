@@ -1,0 +1,67 @@
+"""The table for people and the file for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.length import Length
+from bench.machine import describe_machine
+from bench.outcome import Outcome
+
+SCHEMA = 1
+_PLAIN_WIDTH = 140
+_MET = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}
+
+Entry = Mapping[str, Any]
+"""A measure's outcome as JSON, with the moment at which it was taken; or why there is none."""
+
+
+def entry(outcome: Outcome, length: Length, moment: Mapping[str, Any]) -> Entry:
+    return {**moment, "length": asdict(length), **asdict(outcome)}
+
+
+def show(entries: Mapping[str, Entry], console: Console) -> None:
+    if not console.is_terminal:
+        console.width = _PLAIN_WIDTH
+    quick = any(one["length"]["quick"] for one in entries.values())
+    table = Table("measure", "aim", "figure", "met", title="SHORTENED RUN: no aim is judged" if quick else None)
+    for name, one in entries.items():
+        if "error" in one:
+            table.add_row(name, "", "could not measure: " + one["error"], "[yellow]not run[/]")
+        for row in one.get("rows", ()):
+            table.add_row(row["what"], row["aim"], row["figure"], _MET[row["met"]])
+    console.print(table)
+    for note in dict.fromkeys(note for one in entries.values() for note in one.get("notes", ())):
+        console.print(note, style="dim", highlight=False)
+
+
+def write(path: Path, entries: Mapping[str, Entry], kubernetes_version: str | None) -> None:
+    """Put these measures into the file; those of the same machine that were not taken now stay."""
+    machine = describe_machine() | {"kubernetes": kubernetes_version}
+    before = _read(path)
+    if kubernetes_version is None:
+        machine["kubernetes"] = before.get("machine", {}).get("kubernetes")
+    kept = before["measures"] if before.get("schema") == SCHEMA and before["machine"] == machine else {}
+    document = {"schema": SCHEMA, "machine": machine, "measures": {**kept, **entries}}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1, ensure_ascii=False, default=str) + "\n")
+
+
+def judged(entries: Mapping[str, Entry]) -> Sequence[bool]:
+    """Every aim that was judged, and whether it was met."""
+    return [row["met"] for one in entries.values() for row in one.get("rows", ()) if row["met"] is not None]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return document

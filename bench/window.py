@@ -1,0 +1,222 @@
+"""Some idle minutes in the life of agents, observed once for the measures of CPU, memory and API calls.
+
+Three agents on three simulated machines, each with its own Node, token and connection to the real API server:
+`bare` is left alone; `probed` is also asked by a kubelet and a Prometheus; `busy` looks as often as is allowed.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.client
+import json
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+import psutil
+
+from bench.accounting import cpu_seconds, memory_mib
+from bench.node_watch import NodeWatch, is_told
+from bench.outcome import CouldNotMeasure
+from bench.program import Program
+from bench.stage import Seat, Stage
+from healthcheck.change import RESULTS
+from sim.control_plane import ControlPlane
+
+BUSY_INTERVAL_SECONDS = 10
+PROBES = {"/readyz": 15.0, "/healthz": 60.0, "/metrics": 30.0}
+"""Seconds between two: our DaemonSet's probes, and a Prometheus as its operator sets it up."""
+_AFTER_VERDICT_SECONDS = 10.0
+_SAMPLE_SECONDS = 10.0
+_AFTER_BEAT_SECONDS = 5.0
+_NODE_NAME = "authentication.kubernetes.io/node-name"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request that the API server answered to an agent."""
+
+    at: datetime
+    verb: str
+    resource: str
+    uri: str
+    code: int
+
+    @property
+    def is_write(self) -> bool:
+        return self.verb not in ("get", "list", "watch")
+
+
+@dataclass(frozen=True)
+class Moment:
+    """So long after the beginning: the processor time used by each agent, and the TCP connections of `bare`."""
+
+    seconds: float
+    cpu: dict[str, float]
+    connections: dict[str, int]
+
+
+@dataclass
+class Window:
+    seconds: float = 0.0
+    cpu: dict[str, float] = field(default_factory=dict)
+    """Seconds of processor time, by agent."""
+    timeline: list[Moment] = field(default_factory=list)
+    memory: dict[str, dict[str, float]] = field(default_factory=dict)
+    """MiB, by agent."""
+    requests: dict[str, list[Request]] = field(default_factory=dict)
+    """Inside the window, by agent."""
+    watches: list[Request] = field(default_factory=list)
+    """Those that `bare` has opened since it started."""
+    busy_cycles: int = 0
+    rewrite: list[Request] = field(default_factory=list)
+    """What `busy` asked after its record on the Node had become an hour old."""
+
+    def cycles(self, agent: str) -> int:
+        """Each renews the heartbeat once."""
+        return sum(one.resource == "leases" for one in self.requests[agent])
+
+
+@dataclass(frozen=True)
+class _Actor:
+    seat: Seat
+    program: Program
+    watch: NodeWatch
+
+
+@functools.cache
+def observe(stage: Stage) -> Window:
+    intervals = {
+        "bare": stage.length.interval_seconds,
+        "probed": stage.length.interval_seconds,
+        "busy": BUSY_INTERVAL_SECONDS,
+    }
+    with ExitStack() as bare_only, ExitStack() as others:
+        actors = {
+            name: _enter(stage, seconds, bare_only if name == "bare" else others) for name, seconds in intervals.items()
+        }
+        for actor in actors.values():
+            _await_verdict(actor)
+        time.sleep(_AFTER_VERDICT_SECONDS)
+        window = _idle(stage, actors)
+        window.rewrite = _age_record(stage, actors["busy"])
+        window.memory["probed"] = memory_mib(actors["probed"].program.pid)
+        others.close()  # so that they share no pages with the one whose memory counts
+        window.memory["bare"] = memory_mib(actors["bare"].program.pid)
+    return window
+
+
+def _enter(stage: Stage, interval_seconds: int, exits: ExitStack) -> _Actor:
+    seat = stage.seat(stage.make_node(), interval_seconds=interval_seconds)
+    watch = exits.enter_context(stage.watch(seat))
+    return _Actor(seat, exits.enter_context(seat.run("-m", "agent")), watch)
+
+
+def _await_verdict(actor: _Actor) -> None:
+    try:
+        actor.watch.wait_for(is_told, "a healthy agent's first verdict")
+    except CouldNotMeasure as error:
+        raise CouldNotMeasure(f"{error}\n{actor.program.tail()}") from error
+
+
+def _idle(stage: Stage, actors: dict[str, _Actor]) -> Window:
+    """Until the time is over and each agent has had a scheduled cycle: the jitter may put the first one later."""
+    length, plane = stage.length, stage.plane
+    pids = {name: actor.program.pid for name, actor in actors.items()}
+    latest_seconds = length.window_seconds + 2 * length.interval_seconds
+    with _probing(actors["probed"].seat.metrics_port):
+        since, began, looks = datetime.now(UTC), time.monotonic(), _looks(actors["busy"].seat)
+        before = {name: cpu_seconds(pid) for name, pid in pids.items()}
+        window = Window()
+        while window.seconds < length.window_seconds or not _all_beat(plane, actors, since):
+            if window.seconds > latest_seconds:
+                raise CouldNotMeasure(f"no scheduled cycle in {latest_seconds:g} s\n{actors['bare'].program.tail()}")
+            time.sleep(min(_SAMPLE_SECONDS, length.window_seconds))
+            window.cpu = {name: cpu_seconds(pid) - before[name] for name, pid in pids.items()}
+            window.seconds = time.monotonic() - began
+            window.timeline.append(Moment(window.seconds, window.cpu, _connections(pids["bare"])))
+        window.busy_cycles = _looks(actors["busy"].seat) - looks
+    until = datetime.now(UTC)
+    for name, actor in actors.items():
+        asked = list(requests_of(plane, actor.seat.name))
+        window.requests[name] = [one for one in asked if since <= one.at < until]
+        if name == "bare":
+            window.watches = [one for one in asked if one.verb == "watch"]
+    return window
+
+
+def _all_beat(plane: ControlPlane, actors: Mapping[str, _Actor], since: datetime) -> bool:
+    """Whether each has renewed its heartbeat, so long ago that what belongs to the cycle is over as well."""
+    until = datetime.now(UTC) - timedelta(seconds=_AFTER_BEAT_SECONDS)
+    return all(
+        any(one.resource == "leases" and since <= one.at < until for one in requests_of(plane, actor.seat.name))
+        for actor in actors.values()
+    )
+
+
+def requests_of(plane: ControlPlane, node_name: str) -> Iterator[Request]:
+    """What the audit log says that the token bound to this node has asked."""
+    for event in plane.audit():
+        if event["user"].get("extra", {}).get(_NODE_NAME) == [node_name]:
+            about = event.get("objectRef", {})
+            resource = "/".join(filter(None, (about.get("resource"), about.get("subresource"))))
+            at = datetime.fromisoformat(event["requestReceivedTimestamp"])
+            code = int(event.get("responseStatus", {}).get("code", 0))
+            yield Request(at, event["verb"], resource, event["requestURI"], code)
+
+
+def _age_record(stage: Stage, actor: _Actor) -> list[Request]:
+    """Make the record on the Node look an hour and a minute old, and see what its agent does about it."""
+    path = f"/api/v1/nodes/{actor.seat.name}"
+    record = json.loads(stage.plane.request("GET", path).body["metadata"]["annotations"][RESULTS])
+    old = datetime.fromisoformat(record["timestamp"]) - timedelta(seconds=3660)
+    record["timestamp"] = old.strftime("%Y-%m-%dT%H:%M:%SZ")
+    since = datetime.now(UTC)
+    stage.plane.request("PATCH", path, {"metadata": {"annotations": {RESULTS: json.dumps(record)}}})
+    time.sleep(3)
+    return [one for one in requests_of(stage.plane, actor.seat.name) if one.at >= since and one.resource != "leases"]
+
+
+def _connections(pid: int) -> dict[str, int]:
+    return dict(Counter(str(one.status) for one in psutil.Process(pid).net_connections(kind="tcp")))
+
+
+def _looks(seat: Seat) -> int:
+    found = re.search(r"^gpu_healthcheck_looks_total (\S+)$", _get(seat.metrics_port, "/metrics"), re.MULTILINE)
+    if found is None:
+        raise CouldNotMeasure("/metrics has no gpu_healthcheck_looks_total")
+    return int(float(found[1]))
+
+
+@contextmanager
+def _probing(port: int) -> Iterator[None]:
+    """A kubelet and a Prometheus: a new connection for each question."""
+    over = threading.Event()
+
+    def ask(path: str, seconds: float) -> None:
+        while not over.wait(seconds):
+            _get(port, path)
+
+    threads = [threading.Thread(target=ask, args=one, daemon=True) for one in PROBES.items()]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(timeout=5)
+
+
+def _get(port: int, path: str) -> str:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().read().decode()
+    finally:
+        connection.close()
