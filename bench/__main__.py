@@ -40,7 +40,8 @@ def main() -> int:
         print("interrupted; nothing was written", file=sys.stderr)
         return INTERRUPTED
     show(entries, Console())
-    write(options.output or (_QUICK_RESULTS if length.quick else _RESULTS), entries, version)
+    output = options.output or (_QUICK_RESULTS if length.quick else _RESULTS)
+    write(output, entries, [one.name for one in MEASURES], version)
     if any("error" in one for one in entries.values()):
         return NOT_RUN
     return 0 if all(judged(entries)) else MISSED

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from agent.schedule import _JITTER
 from agent.tell import _REWRITE_JITTER, _REWRITE_SECONDS  # nothing else on the outside says how often
 from bench.outcome import CouldNotMeasure, Outcome, Row
 from bench.stage import Stage
@@ -17,6 +18,8 @@ from bench.window import BUSY_INTERVAL_SECONDS, Request, Window, observe
 
 AIM_WRITES, AIM_REQUESTS = 13, 16
 _HOUR = 3600.0
+_CYCLE_SECONDS = 300 * (1 + _JITTER / 2)
+"""On average: APScheduler's jitter only ever delays."""
 _COUNTED = ("api-calls: counted over a whole hour, nothing is computed",)
 _COMPUTED = (
     "api-calls: computed for an hour from what was counted (--hour counts a real one): the writes per cycle, in many",
@@ -78,7 +81,7 @@ def _counted(window: Window) -> _Hour:
 
 def _computed(window: Window) -> _Hour:
     busy = window.requests["busy"]
-    cycles_per_hour = _HOUR / 300
+    cycles_per_hour = _HOUR / _CYCLE_SECONDS
     # To one place: the two ends of the window may each cut a cycle from its write.
     lease_writes = round(sum(one.resource == "leases" for one in busy) / window.busy_cycles, 1)
     other_writes = sum(one.is_write and one.resource != "leases" for one in busy) / window.busy_cycles
@@ -88,17 +91,17 @@ def _computed(window: Window) -> _Hour:
         raise CouldNotMeasure("a record an hour old was not written anew")
     return _Hour(
         cycles_per_hour * lease_writes,
-        cycles_per_hour * other_writes + len(rewrites) * _rewrites_per_hour(300),
-        cycles_per_hour * reads + (len(window.rewrite) - len(rewrites)) * _rewrites_per_hour(300),
+        cycles_per_hour * other_writes + len(rewrites) * _rewrites_per_hour(),
+        cycles_per_hour * reads + (len(window.rewrite) - len(rewrites)) * _rewrites_per_hour(),
         _HOUR / statistics.fmean(_timeout_seconds(one) for one in window.watches),
     )
 
 
-def _rewrites_per_hour(interval_seconds: int) -> float:
+def _rewrites_per_hour() -> float:
     """The record is written anew at the first cycle that finds it old enough; how old, each agent draws once."""
     youngest, oldest = (round(_REWRITE_SECONDS * share) for share in _REWRITE_JITTER)
     ages = range(youngest, oldest + 1)
-    return statistics.fmean(_HOUR / (math.ceil(age / interval_seconds) * interval_seconds) for age in ages)
+    return statistics.fmean(_HOUR / (math.ceil(age / _CYCLE_SECONDS) * _CYCLE_SECONDS) for age in ages)
 
 
 def _timeout_seconds(watch: Request) -> float:

@@ -42,14 +42,15 @@ def show(entries: Mapping[str, Entry], console: Console) -> None:
         console.print(note, style="dim", highlight=False)
 
 
-def write(path: Path, entries: Mapping[str, Entry], kubernetes_version: str | None) -> None:
-    """Put these measures into the file; those of the same machine that were not taken now stay."""
+def write(path: Path, entries: Mapping[str, Entry], names: Sequence[str], kubernetes_version: str | None) -> None:
+    """Put these measures into the file; others of these names stay, if they were taken on the same machine."""
     machine = describe_machine() | {"kubernetes": kubernetes_version}
     before = _read(path)
     if kubernetes_version is None:
         machine["kubernetes"] = before.get("machine", {}).get("kubernetes")
     kept = before["measures"] if before.get("schema") == SCHEMA and before["machine"] == machine else {}
-    document = {"schema": SCHEMA, "machine": machine, "measures": {**kept, **entries}}
+    measures = {name: one for name in names if (one := entries.get(name, kept.get(name)))}
+    document = {"schema": SCHEMA, "machine": machine, "measures": measures}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1, ensure_ascii=False, default=str) + "\n")
 

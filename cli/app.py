@@ -1,0 +1,51 @@
+"""The commands, put together."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+import healthcheck
+from cli import check, status
+
+USAGE = 3
+
+app = typer.Typer(
+    name="gpu-healthcheck",
+    help="GPU node health for Kubernetes.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("check")(check.check)
+app.command("status")(status.status)
+
+
+@app.command("agent")
+def agent() -> None:
+    """Run the node agent: what the DaemonSet starts (--once, --dry-run)."""
+    # Only for the list of commands: `main` has handed over to the agent's own program before this is loaded.
+
+
+@app.command("version")
+def version() -> None:
+    """Print the version."""
+    print(healthcheck.__version__)
+
+
+def run() -> None:
+    """Run a command; wrong usage is exit code 3."""
+    try:
+        code = app(standalone_mode=False)
+    except typer.Exit as end:
+        code = end.exit_code
+    except typer.Abort:
+        code = 130
+    except Exception as error:
+        show = getattr(error, "show", None)  # click's usage errors print themselves
+        if show is None:
+            raise
+        show()
+        code = USAGE
+    sys.exit(code or 0)
