@@ -34,7 +34,8 @@ class Schedule:
             # A late look is run, not dropped; several late ones are one.
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
         )
-        self._scheduler.add_listener(_say_failed, EVENT_JOB_ERROR)
+        self._scheduler.add_listener(self._say_failed, EVENT_JOB_ERROR)
+        self._ended = False
 
     def start(self, aside: Callable[[], None]) -> None:
         """Look now and from then on; `aside` runs once, and again beside every look."""
@@ -47,6 +48,7 @@ class Schedule:
 
     def end(self) -> None:
         """Start nothing any more. A look that hangs in its child is not waited for."""
+        self._ended = True
         self._scheduler.shutdown(wait=False)
 
     def _run(self) -> None:
@@ -83,6 +85,12 @@ class Schedule:
             log.info("the configuration changed")
             self._scheduler.add_job(self._run, "date", executor="light", id="changed", replace_existing=True)
 
+    def _say_failed(self, event: JobExecutionEvent) -> None:
+        if not self._ended:  # a job that meets the end of the scheduler has failed at nothing
+            log.error(
+                "a scheduled job failed", job=event.job_id, error=repr(event.exception), traceback=event.traceback
+            )
+
 
 def _fingerprint(directory: Path) -> tuple[object, ...]:
     """Changes when the kubelet swaps the ConfigMap's `..data` link, or a file of a plain directory is written."""
@@ -92,7 +100,3 @@ def _fingerprint(directory: Path) -> tuple[object, ...]:
         )
     except OSError:
         return ()
-
-
-def _say_failed(event: JobExecutionEvent) -> None:
-    log.error("a scheduled job failed", job=event.job_id, error=repr(event.exception), traceback=event.traceback)
