@@ -12,12 +12,10 @@ import structlog
 import tenacity
 
 from agent.ledger import Ledger
-from healthcheck.catalog.xid import xid_table
-from healthcheck.checks import xid
-from healthcheck.examine import with_policy
+from healthcheck.examine import judge
 from healthcheck.expectation import Expectation
-from healthcheck.model import Finding, ProbeError, Unobserved
-from healthcheck.probes.kernel_log import KERNEL_FACILITY, Batch, KernelLog, Record, kmsg_path
+from healthcheck.model import Check, Evidence, ProbeError, Sighting, Unobserved
+from healthcheck.probes.kernel_log import KERNEL_FACILITY, RING, Batch, KernelLog, kmsg_path
 from healthcheck.telemetry import Telemetry
 
 log = structlog.get_logger()
@@ -38,6 +36,7 @@ class Follower(threading.Thread):
         root: Path,
         ledger: Ledger,
         telemetry: Telemetry,
+        checks: Callable[[], tuple[Check, ...]],
         expect: Callable[[], Expectation],
         say: Callable[[str, str], None],
         facilities: frozenset[int] = KERNEL_FACILITY,
@@ -46,6 +45,7 @@ class Follower(threading.Thread):
         self._path = kmsg_path(root)
         self._ledger = ledger
         self._telemetry = telemetry
+        self._checks = checks
         self._expect = expect
         self._say = say
         self._said_unreadable = False
@@ -94,24 +94,24 @@ class Follower(threading.Thread):
             self._said_unreadable = True
             log.warning("lines of the kernel log are no records", unreadable=batch.unreadable)
             self._say("KernelLogUnreadable", f"{batch.unreadable} lines of the kernel log are no records, or cut short")
-        expected = self._expect()
-        findings = [finding for record in batch.records if (finding := self._read(record, expected))]
+        outcomes = judge(self._checks(), Evidence({RING: batch.records}), self._expect())
         loads = [record.at for record in batch.records if record.text.startswith(_DRIVER_LOADS)]
-        self._ledger.noticed(findings, batch.cursor, loads[-1] if loads else None)
-        for finding in findings:
-            log.info("xid", reason=finding.reason, severity=finding.severity.name, subject=finding.subject)
+        self._ledger.noticed(outcomes, batch.cursor, loads[-1] if loads else None)
+        for outcome in outcomes:
+            for sighting in outcome.sightings:
+                self._account(sighting)
 
-    def _read(self, record: Record, expected: Expectation) -> Finding | None:
-        code = xid.code_of(record)
-        if code is None:
-            return None
-        self._telemetry.xids.labels(str(code) if code in xid_table() else "unknown").inc()
-        finding = xid.read_xid(record, expected)
-        return with_policy(finding, expected) if finding else None
+    def _account(self, sighting: Sighting) -> None:
+        code = sighting.reason.removeprefix("Xid")
+        self._telemetry.xids.labels(code if sighting.known else "unknown").inc()
+        finding = sighting.finding
+        if finding:
+            log.info("xid", reason=finding.reason, severity=finding.severity.name, subject=finding.subject)
 
     def _say_blind(self, state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         if state.attempt_number == 1:
             log.warning("the kernel log can't be followed", error=str(error))
         if not isinstance(error, _LogEnded):
-            self._ledger.blind(xid.CHECK, Unobserved("KernelLogUnreadable", str(error)))
+            for check in self._checks():
+                self._ledger.blind(check, Unobserved("KernelLogUnreadable", str(error)))

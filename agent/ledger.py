@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 import structlog
 
 from healthcheck import memory as remembering
-from healthcheck.checks import xid
 from healthcheck.memory import Memory
 from healthcheck.memory_file import MemoryFile, MemoryFileError
-from healthcheck.model import Check, Finding, Nature, Now, Outcome, Severity, Unobserved
+from healthcheck.model import Check, Nature, Now, Outcome, Severity, Unobserved
 from healthcheck.settings import Settings
 from healthcheck.telemetry import Telemetry
 from healthcheck.verdict import Verdict, decide
@@ -64,15 +63,16 @@ class Ledger:
             self._outcomes = {name: outcome for name, outcome in self._outcomes.items() if name in names}
             self._memory = remembering.without_checks(self._memory, names)
 
-    def noticed(self, findings: Iterable[Finding], cursor: int | None, driver_loaded_at: float | None) -> None:
-        """Events from the kernel log, up to and with the record `cursor`."""
-        found = list(findings)
+    def noticed(self, outcomes: Iterable[Outcome], cursor: int | None, driver_loaded_at: float | None) -> None:
+        """What the event checks read in the kernel log, up to and with the record `cursor`."""
+        outcomes = list(outcomes)
+        found = any(outcome.sightings for outcome in outcomes)
         with self._lock:
             before = self._memory
-            after = remembering.noticed(before, xid.CHECK.name, found, self._clock()) if found else before
+            after = remembering.noticed(before, outcomes, self._clock()) if found else before
             loaded = before.driver_loaded_at if driver_loaded_at is None else driver_loaded_at
             self._memory = replace(after, cursor=before.cursor if cursor is None else cursor, driver_loaded_at=loaded)
-            self._outcomes[xid.CHECK.name] = Outcome(xid.CHECK.name, xid.CHECK.group)
+            self._outcomes.update({one.check: replace(one, sightings=()) for one in outcomes})
             if found:
                 self._save()
             urgent = _is_urgent(before, self._memory)
@@ -158,3 +158,8 @@ def _is_urgent(before: Memory, after: Memory) -> bool:
 def level_checks(settings: Settings) -> tuple[Check, ...]:
     """The checks that a light look runs; the others follow their source."""
     return tuple(check for check in settings.values.checks if check.nature is Nature.LEVEL)
+
+
+def event_checks(settings: Settings) -> tuple[Check, ...]:
+    """The checks that follow the kernel's log."""
+    return tuple(check for check in settings.values.checks if check.nature is Nature.EVENT)

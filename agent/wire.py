@@ -8,7 +8,7 @@ import structlog
 
 from agent.cycle import Cycle, Expectations
 from agent.follow import Follower
-from agent.ledger import Ledger
+from agent.ledger import Ledger, event_checks
 from agent.schedule import Schedule
 from agent.settings import AgentSettings
 from agent.tell import Plan, Teller, node_event
@@ -72,6 +72,7 @@ class Agent:
             root,
             self.ledger,
             telemetry,
+            lambda: event_checks(self.cycle.settings),
             lambda: self.expectations.now(self.ledger.memory.driver_loaded_at),
             self._say,
             facilities,

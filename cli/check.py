@@ -113,9 +113,7 @@ def _look(
     levels = [one for one, check in zip(outcomes, checks, strict=True) if check.nature is Nature.LEVEL]
     # One look is all there is: what could flicker is shown as it was seen.
     memory = remembering.looked(memory, levels, moment, looks_to_confirm=1)
-    for outcome in outcomes:
-        if outcome not in levels:
-            memory = remembering.noticed(memory, outcome.check, outcome.findings, moment)
+    memory = remembering.noticed(memory, outcomes, moment)
     return outcomes, remembering.expired(memory, moment, settings.values.monitor_ttl_seconds)
 
 

@@ -6,7 +6,18 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from healthcheck.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Host, NotConfigured, Outcome, ProbeError, Severity, Unobserved
+from healthcheck.model import (
+    Check,
+    Evidence,
+    Finding,
+    Host,
+    NotConfigured,
+    Outcome,
+    ProbeError,
+    Severity,
+    Sighting,
+    Unobserved,
+)
 
 
 def look(host: Host, checks: Iterable[Check]) -> Evidence:
@@ -39,6 +50,7 @@ def _judge(check: Check, evidence: Evidence, expected: Expectation) -> Outcome:
         check.name,
         check.group,
         findings=tuple(one for one in judged if one.severity is not Severity.PASS),
+        sightings=tuple(_sighting_with_policy(word, expected) for word in said if isinstance(word, Sighting)),
         unobserved=tuple(word for word in said if isinstance(word, Unobserved)),
         configured=not any(isinstance(word, NotConfigured) for word in said),
     )
@@ -48,3 +60,12 @@ def with_policy(finding: Finding, expected: Expectation) -> Finding:
     """The finding with this cluster's severity for its reason."""
     severity = expected.policy.severity_of(finding.reason, finding.severity)
     return finding if severity is finding.severity else replace(finding, severity=severity)
+
+
+def _sighting_with_policy(sighting: Sighting, expected: Expectation) -> Sighting:
+    if sighting.finding is None:
+        return sighting
+    finding = with_policy(sighting.finding, expected)
+    if finding is sighting.finding:
+        return sighting
+    return replace(sighting, finding=None if finding.severity is Severity.PASS else finding)

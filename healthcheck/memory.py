@@ -17,6 +17,41 @@ Key = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """One event finding that a person released, as a record on the Node showed it.
+
+    A later event of the same reason and subject is another one: told apart by boot and by the record's cursor, the
+    last kernel log record judged; for what has no place in the log (`cursor` None), by time.
+    """
+
+    reason: str
+    subject: str
+    boot_id: str
+    cursor: int | None
+    last_seen: datetime
+
+    @property
+    def key(self) -> Key:
+        return (self.reason, self.subject)
+
+    def covers(self, boot_id: str, seq: int, seen: datetime) -> bool:
+        """Whether it speaks of an event of its key with this place in the log (-1: none), seen then."""
+        if self.cursor is not None and seq >= 0:
+            return boot_id == self.boot_id and seq <= self.cursor
+        return seen <= self.last_seen
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A person's word that a node is well: who, why, when, and of which findings."""
+
+    by: str
+    reason: str
+    at: datetime
+    findings: tuple[Acknowledgement, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Standing:
     """A finding and when it was seen. `last_at` is monotonic, in seconds of the boot `boot_id`."""
 
@@ -28,6 +63,8 @@ class Standing:
     count: int
     boot_id: str
     last_at: float
+    seq: int = -1
+    """Of the last event in the kernel's log; -1 for what has no place there."""
 
     @property
     def key(self) -> Key:
@@ -55,6 +92,10 @@ class Memory:
     standing: tuple[Standing, ...] = ()
     suspects: Mapping[tuple[str, Key], int] = field(default_factory=dict)
     """By check: findings that can flicker and are being looked at again, and how many looks saw them."""
+    released: Release | None = None
+    """The last release, for the record."""
+    acknowledged: tuple[Acknowledgement, ...] = ()
+    """What people released: an event that one of them covers counts no more, whoever reads it again."""
 
 
 def begin(before: Memory, machine: str, boot_id: str) -> Memory:
@@ -75,10 +116,14 @@ def begin(before: Memory, machine: str, boot_id: str) -> Memory:
     return Memory(machine or before.machine, boot_id, standing=kept)
 
 
-def noticed(memory: Memory, check: str, findings: Iterable[Finding], now: Now) -> Memory:
+def noticed(memory: Memory, outcomes: Iterable[Outcome], now: Now) -> Memory:
     """The memory after events came from the log: a new one stands, a known one is counted."""
     by_key = {standing.key: standing for standing in memory.standing}
-    for finding in findings:
+    sightings = [(one, outcome.check) for outcome in outcomes for one in outcome.sightings]
+    for sighting, check in sorted(sightings, key=lambda pair: pair[0].seq):
+        finding = sighting.finding
+        if finding is None:
+            continue
         at = now.monotonic if finding.at is None else finding.at
         # The log's own time, never before it and never in the future: the wall clock may have jumped.
         seen = now.wall - timedelta(seconds=max(now.monotonic - at, 0.0))

@@ -87,6 +87,38 @@ class Finding:
     at: float | None = None
     """Seconds of CLOCK_MONOTONIC at which an event happened; None for a level."""
     flickers: bool = False
+    escalates: bool = True
+    """Coming back after resets or reboots makes it ISOLATE; never so for what NVIDIA puts down to an application."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """What one record of the kernel's log says of the hardware, whether it is a fault or not."""
+
+    reason: str
+    """`Xid79`; for a line that names no fault, what it says: `DriverLoaded`, `GpuNamed`."""
+    subject: str
+    seq: int
+    at: float
+    """Seconds of CLOCK_MONOTONIC, as the record has them."""
+    finding: Finding | None = None
+    """None: counted, but no fault by itself."""
+    detail: str = ""
+    known: bool = True
+    """The catalogue has a row for it."""
+    process: str = ""
+    """Whose work it hit, as pid and name; '' when the driver named none."""
+    place: str = ""
+    """Where on the GPU: `GPC 1, TPC 3`."""
+    follows: bool = False
+    """The driver itself calls it the consequence of another Xid."""
+    recovered: bool = False
+    """The GPU's recovery action went back to None."""
+    driver_loaded: bool = False
+    uuid: str = ""
+    """What the line itself calls the GPU."""
+    source: str = ""
+    """Where the evidence came from, for instance `FILE:LINE`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +136,7 @@ class NotConfigured:
     detail: str
 
 
-Judgement = Finding | Unobserved | NotConfigured
+Judgement = Finding | Sighting | Unobserved | NotConfigured
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +195,8 @@ class Outcome:
     check: str
     group: str
     findings: tuple[Finding, ...] = ()
+    sightings: tuple[Sighting, ...] = ()
+    """What an event check read in the log, oldest first."""
     unobserved: tuple[Unobserved, ...] = ()
     configured: bool = True
 

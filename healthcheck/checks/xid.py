@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from healthcheck.catalog.xid import XidRow, severity_of, xid_table
 from healthcheck.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, Nature, Reason, Severity
+from healthcheck.model import Check, Evidence, Finding, Judgement, Nature, Reason, Severity, Sighting
 from healthcheck.probes import kernel_log
 from healthcheck.probes.pci import normalise_address
 
@@ -27,37 +27,45 @@ FAMILY = Reason(
 )
 
 
-def code_of(record: kernel_log.Record) -> int | None:
-    """The code of a record that is an Xid, whatever it means."""
-    found = _match(record)
-    return int(found["code"]) if found else None
+def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    for record in seen[kernel_log.RING]:
+        sighting = read_xid(record, expected)
+        if sighting:
+            yield sighting
 
 
-def _match(record: kernel_log.Record) -> re.Match[str] | None:
-    return _XID.match(record.text) if record.text.startswith("NVRM: Xid") else None
-
-
-def read_xid(record: kernel_log.Record, expected: Expectation) -> Finding | None:
-    """The finding that one kernel record gives; None when it is no Xid or NVIDIA says to ignore it."""
-    found = _match(record)
+def read_xid(record: kernel_log.Record, expected: Expectation) -> Sighting | None:
+    """What one kernel record says, whatever it means; None when it is no Xid."""
+    found = _XID.match(record.text) if record.text.startswith("NVRM: Xid") else None
     if found is None:
         return None
     code, text = int(found["code"]), found["text"] or ""
-    severity = severity_of(code, text, expected.policy)
     address = normalise_address(found["address"])
-    if severity is Severity.PASS or address is None:
+    if address is None:
         return None
     row = xid_table().get(code)
     name = row.mnemonic if row else "not in the catalogue"
     instance = f"/gi{int(found['gi'])}" if found["gi"] else ""
-    return Finding(
-        reason=f"Xid{code}",
+    reason, subject = f"Xid{code}", f"gpu/{address}{instance}"
+    detail = f"{name}: {text}"[:_LONGEST_DETAIL] if text else name
+    severity = severity_of(code, text, expected.policy)
+    finding = Finding(
+        reason=reason,
         severity=severity,
-        subject=f"gpu/{address}{instance}",
-        detail=f"{name}: {text}"[:_LONGEST_DETAIL] if text else name,
+        subject=subject,
+        detail=detail,
         rule=_rule(code, row, expected),
         seq=record.seq,
         at=record.at,
+    )
+    return Sighting(
+        reason=reason,
+        subject=subject,
+        seq=record.seq,
+        at=record.at,
+        finding=None if severity is Severity.PASS else finding,
+        detail=detail,
+        known=row is not None,
     )
 
 
@@ -65,13 +73,6 @@ def _rule(code: int, row: XidRow | None, expected: Expectation) -> str:
     if f"Xid{code}" in expected.policy.overrides:
         return "severity-overrides"
     return row.rule if row else "xid.csv: no such code"
-
-
-def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    for record in seen[kernel_log.RING]:
-        finding = read_xid(record, expected)
-        if finding:
-            yield finding
 
 
 CHECK = Check("xid", "0-nvidia-smi", (kernel_log.RING,), judge, (FAMILY,), Nature.EVENT)

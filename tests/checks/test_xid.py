@@ -5,7 +5,7 @@ from __future__ import annotations
 from healthcheck.catalog.policy import Policy
 from healthcheck.checks.xid import CHECK
 from healthcheck.expectation import Expectation
-from healthcheck.model import Finding, Nature, Severity
+from healthcheck.model import Nature, Severity, Sighting
 from healthcheck.probes.kernel_log import RING, Record
 from tests.checks.evidence import says
 
@@ -16,7 +16,8 @@ def ring(*texts: str) -> tuple[Record, ...]:
 
 def found(expected: Expectation, *texts: str) -> list[tuple[str, Severity, str]]:
     said = says(CHECK, expected, {RING: ring(*texts)})
-    return [(one.reason, one.severity, one.subject) for one in said if isinstance(one, Finding)]
+    findings = [one.finding for one in said if isinstance(one, Sighting) and one.finding]
+    return [(one.reason, one.severity, one.subject) for one in findings]
 
 
 def test_an_empty_ring_is_no_finding() -> None:

@@ -6,8 +6,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from healthcheck.change import NodeState
+from healthcheck.checks.xid import read_xid
+from healthcheck.expectation import Expectation
 from healthcheck.memory import Memory, Standing, looked
-from healthcheck.model import PREFIX, Finding, Nature, Now, Outcome, Severity, Unobserved
+from healthcheck.model import PREFIX, Finding, Nature, Now, Outcome, Severity, Sighting, Unobserved
+from healthcheck.probes.kernel_log import Record
 from healthcheck.record import Identity
 
 WALL = datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC)
@@ -30,6 +33,18 @@ def later(seconds: float, *, wall_jumps_by: float = 0.0, since: Now = NOW) -> No
 def fault(reason: str = "Xid79", severity: Severity = Severity.REBOOT, subject: str = GPU, **more: Any) -> Finding:
     more.setdefault("detail", "GPU has fallen off the bus.")
     return Finding(reason, severity, subject, **more)
+
+
+def finding_in(record: Record, expected: Expectation) -> Finding | None:
+    """What a record of the kernel's log means by itself."""
+    read = read_xid(record, expected)
+    return read.finding if read else None
+
+
+def sighting(finding: Finding, **more: Any) -> Sighting:
+    """The log record that gave this finding."""
+    at = MONOTONIC if finding.at is None else finding.at
+    return Sighting(finding.reason, finding.subject, finding.seq, at, finding, **more)
 
 
 def stands(

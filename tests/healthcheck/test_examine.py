@@ -96,7 +96,7 @@ def test_a_judge_may_say_several_things_at_once() -> None:
 
     (outcome,) = judge([check("a", says=lambda _: words)], Evidence({}), Expectation())
 
-    assert outcome == Outcome("a", "0-nvidia-smi", (fault(), fault("GpuLost")), (BLIND,))
+    assert outcome == Outcome("a", "0-nvidia-smi", (fault(), fault("GpuLost")), unobserved=(BLIND,))
     assert outcome.observed is False
 
 

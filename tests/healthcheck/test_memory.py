@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
 
 import pytest
 
 from healthcheck.memory import LOOKS_TO_CONFIRM, Memory, begin, expired, looked, noticed, without_checks
-from healthcheck.model import Finding, Nature, Severity
+from healthcheck.model import Finding, Nature, Outcome, Severity
 from tests.healthcheck.examples import (
     BLIND,
     BOOT,
@@ -20,6 +21,7 @@ from tests.healthcheck.examples import (
     later,
     remembers,
     says,
+    sighting,
     stands,
 )
 
@@ -36,6 +38,11 @@ def reasons(memory: Memory) -> list[str]:
 
 def event(reason: str, severity: Severity, at: float = MONOTONIC, **more: str) -> Finding:
     return fault(reason, severity, at=at, **more)
+
+
+def read(findings: Iterable[Finding]) -> list[Outcome]:
+    """What the xid check says after it read these in the log."""
+    return [Outcome("xid", "0-nvidia-smi", sightings=tuple(sighting(one) for one in findings))]
 
 
 class TestLevels:
@@ -160,19 +167,19 @@ class TestFlickering:
 
 class TestEvents:
     def test_an_event_stands_with_the_time_that_its_record_has(self) -> None:
-        (one,) = noticed(remembers(), "xid", [event("Xid79", REBOOT, MONOTONIC - 90)], NOW).standing
+        (one,) = noticed(remembers(), read([event("Xid79", REBOOT, MONOTONIC - 90)]), NOW).standing
 
         assert (one.first_seen, one.last_seen) == (WALL - timedelta(seconds=90),) * 2
         assert (one.nature, one.count, one.boot_id, one.last_at) == (Nature.EVENT, 1, BOOT, MONOTONIC - 90)
 
     def test_an_event_is_never_from_the_future(self) -> None:
-        (one,) = noticed(remembers(), "xid", [event("Xid79", REBOOT, MONOTONIC + 90)], NOW).standing
+        (one,) = noticed(remembers(), read([event("Xid79", REBOOT, MONOTONIC + 90)]), NOW).standing
 
         assert one.first_seen == WALL
 
     def test_the_same_event_again_is_counted_and_keeps_its_first_time(self) -> None:
-        memory = noticed(remembers(), "xid", [event("Xid79", REBOOT)], NOW)
-        memory = noticed(memory, "xid", [event("Xid79", REBOOT, MONOTONIC + 60)], later(60))
+        memory = noticed(remembers(), read([event("Xid79", REBOOT)]), NOW)
+        memory = noticed(memory, read([event("Xid79", REBOOT, MONOTONIC + 60)]), later(60))
 
         (one,) = memory.standing
         assert (one.count, one.first_seen, one.last_seen) == (2, WALL, WALL + timedelta(seconds=60))
@@ -181,7 +188,7 @@ class TestEvents:
         worse = event("Xid154", REBOOT, detail="to 0x2 (Node Reboot Required)")
         milder = event("Xid154", RESET, detail="to 0x1 (GPU Reset Required)")
 
-        memory = noticed(noticed(remembers(), "xid", [worse], NOW), "xid", [milder], later(5))
+        memory = noticed(noticed(remembers(), read([worse]), NOW), read([milder]), later(5))
 
         (one,) = memory.standing
         assert (one.finding.severity, one.finding.detail, one.count) == (REBOOT, "to 0x2 (Node Reboot Required)", 2)
@@ -189,7 +196,7 @@ class TestEvents:
     def test_a_worse_event_of_the_same_reason_takes_its_place(self) -> None:
         milder, worse = event("Xid154", RESET), event("Xid154", REBOOT)
 
-        memory = noticed(noticed(remembers(), "xid", [milder], NOW), "xid", [worse], later(5))
+        memory = noticed(noticed(remembers(), read([milder]), NOW), read([worse]), later(5))
 
         assert [one.finding.severity for one in memory.standing] == [REBOOT]
 
@@ -201,7 +208,7 @@ class TestEvents:
             event("Xid54", ISOLATE),
         ]
 
-        memory = noticed(remembers(), "xid", found, NOW)
+        memory = noticed(remembers(), read(found), NOW)
 
         assert [(one.finding.reason, one.finding.subject) for one in memory.standing] == [
             ("Xid54", GPU),
@@ -234,7 +241,7 @@ class TestEvents:
     def test_a_flood_of_events_is_bounded_and_keeps_the_worst(self) -> None:
         flood = [fault("Xid13", MONITOR, f"gpu/{number}", at=MONOTONIC) for number in range(2000)]
 
-        memory = noticed(remembers(), "xid", [*flood, event("Xid79", REBOOT)], NOW)
+        memory = noticed(remembers(), read([*flood, event("Xid79", REBOOT)]), NOW)
 
         assert len(memory.standing) == 512
         assert memory.standing[0].finding.reason == "Xid79"
@@ -288,7 +295,7 @@ class TestTime:
 
     def test_a_monitor_event_seen_again_lives_from_then_on(self) -> None:
         memory = remembers(stands(fault("Xid13", MONITOR)))
-        memory = noticed(memory, "xid", [event("Xid13", MONITOR, MONOTONIC + DAY - 10)], later(DAY - 10))
+        memory = noticed(memory, read([event("Xid13", MONITOR, MONOTONIC + DAY - 10)]), later(DAY - 10))
 
         assert reasons(expired(memory, later(DAY + HOUR), DAY)) == ["Xid13"]
         assert reasons(expired(memory, later(2 * DAY - 10), DAY)) == []
@@ -301,9 +308,9 @@ class TestTime:
 
     @pytest.mark.parametrize("jump", [-HOUR, HOUR])
     def test_a_clock_that_jumps_while_an_event_stands_leaves_its_first_time(self, jump: float) -> None:
-        memory = noticed(remembers(), "xid", [event("Xid79", REBOOT)], NOW)
+        memory = noticed(remembers(), read([event("Xid79", REBOOT)]), NOW)
 
-        after = noticed(memory, "xid", [event("Xid79", REBOOT, MONOTONIC + 5)], later(5, wall_jumps_by=jump))
+        after = noticed(memory, read([event("Xid79", REBOOT, MONOTONIC + 5)]), later(5, wall_jumps_by=jump))
 
         (one,) = after.standing
         assert one.first_seen == WALL

@@ -9,10 +9,10 @@ import pytest
 
 from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.xid import severity_of, xid_table
-from healthcheck.checks.xid import read_xid
 from healthcheck.expectation import Expectation
 from healthcheck.model import Severity
 from healthcheck.probes.kernel_log import Record
+from tests.healthcheck.examples import finding_in
 
 PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity
 
@@ -101,7 +101,7 @@ def test_each_code_has_the_severity_that_the_contract_states(code: int) -> None:
 
 @pytest.mark.parametrize("code", sorted(EXPECTED))
 def test_each_code_is_a_finding_unless_nvidia_says_to_ignore_it(code: int) -> None:
-    finding = read_xid(line(code), Expectation())
+    finding = finding_in(line(code), Expectation())
 
     found = (finding.reason, finding.severity) if finding else None
     expected = (f"Xid{code}", EXPECTED[code]) if EXPECTED[code] else None
@@ -110,7 +110,7 @@ def test_each_code_is_a_finding_unless_nvidia_says_to_ignore_it(code: int) -> No
 
 @pytest.mark.parametrize("code", [0, 177, 999, 99999])
 def test_an_unknown_code_is_only_watched(code: int) -> None:
-    finding = read_xid(line(code, "something new"), Expectation())
+    finding = finding_in(line(code, "something new"), Expectation())
 
     assert finding
     assert (finding.reason, finding.severity) == (f"Xid{code}", MONITOR)
@@ -144,7 +144,7 @@ def test_an_xid_154_whose_action_cannot_be_read_is_only_watched(text: str) -> No
 def test_xid_154_going_back_to_none_is_no_finding() -> None:
     text = "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
 
-    assert read_xid(line(154, text), Expectation()) is None
+    assert finding_in(line(154, text), Expectation()) is None
 
 
 def test_another_code_that_quotes_a_recovery_action_keeps_its_own_severity() -> None:
@@ -182,7 +182,7 @@ def test_a_cluster_overrides_any_code(code: int, severity: Severity) -> None:
 def test_a_code_that_a_cluster_passes_over_is_no_finding() -> None:
     expected = Expectation(policy=Policy({"Xid79": PASS}))
 
-    assert read_xid(line(79, "GPU has fallen off the bus."), expected) is None
+    assert finding_in(line(79, "GPU has fallen off the bus."), expected) is None
 
 
 def test_every_row_has_its_source_and_every_departure_its_reason() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.checks.xid import CHECK, code_of, read_xid
+from healthcheck.checks.xid import CHECK, read_xid
 from healthcheck.expectation import Expectation
-from healthcheck.model import Evidence, Finding, Severity
+from healthcheck.model import Evidence, Finding, Severity, Sighting
 from healthcheck.probes.kernel_log import RING, Record, parse_record
+from tests.healthcheck.examples import finding_in
 
 OFF_BUS = "GPU has fallen off the bus."
 UNKNOWN_PROCESS = "pid='<unknown>', name=<unknown>, "
@@ -19,7 +20,7 @@ def record(text: str, seq: int = 7, at: float = 12.5) -> Record:
 
 
 def read(text: str) -> Finding | None:
-    return read_xid(record(text), Expectation())
+    return finding_in(record(text), Expectation())
 
 
 FORMS = [
@@ -101,7 +102,7 @@ def test_a_process_may_be_called_anything(pid: str, name: str) -> None:
 )
 def test_text_that_only_quotes_a_line_is_no_finding(text: str) -> None:
     assert read(text) is None
-    assert code_of(record(text)) is None
+    assert read_xid(record(text), Expectation()) is None
 
 
 @pytest.mark.parametrize(
@@ -128,17 +129,20 @@ def test_text_that_only_quotes_a_line_is_no_finding(text: str) -> None:
 )
 def test_a_line_of_another_form_is_no_xid(text: str) -> None:
     assert read(text) is None
-    assert code_of(record(text)) is None
+    assert read_xid(record(text), Expectation()) is None
 
 
 def test_an_ignored_code_is_counted_though_it_is_no_finding() -> None:
     text = "NVRM: Xid (PCI:0000:05:00): 43, pid=7, name=python, Ch 00000008"
 
-    assert (code_of(record(text)), read(text)) == (43, None)
+    sighting = read_xid(record(text), Expectation())
+
+    assert sighting
+    assert (sighting.reason, sighting.known, sighting.finding) == ("Xid43", True, None)
 
 
 def test_a_finding_keeps_where_and_when_its_record_stood() -> None:
-    finding = read_xid(record(WRITTEN, seq=812, at=99.25), Expectation())
+    finding = finding_in(record(WRITTEN, seq=812, at=99.25), Expectation())
 
     assert finding == Finding(
         "Xid79",
@@ -173,10 +177,10 @@ def test_the_check_finds_every_xid_of_a_ring_and_nothing_else() -> None:
         )
     )
 
-    found = list(CHECK.judge(Evidence({RING: ring}), Expectation()))
+    read = [one for one in CHECK.judge(Evidence({RING: ring}), Expectation()) if isinstance(one, Sighting)]
 
-    assert [(one.reason, one.seq) for one in found if isinstance(one, Finding)] == [("Xid79", 1), ("Xid48", 3)]
-    assert len(found) == 2
+    assert [(one.reason, one.seq) for one in read] == [("Xid79", 1), ("Xid43", 2), ("Xid48", 3)]
+    assert [one.finding.reason for one in read if one.finding] == ["Xid79", "Xid48"]
 
 
 def test_the_raw_record_of_a_multi_line_message_is_read_as_one() -> None:
@@ -184,7 +188,7 @@ def test_the_raw_record_of_a_multi_line_message_is_read_as_one() -> None:
     parsed = parse_record(raw)
 
     assert parsed
-    finding = read_xid(parsed, Expectation())
+    finding = finding_in(parsed, Expectation())
     assert finding
     assert (finding.seq, finding.at) == (812, 99.25)
     assert finding.detail.endswith("pid=1, name=a\\b, first\nsecond")
