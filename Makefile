@@ -62,4 +62,4 @@ lock: setup ## Resolve the dependencies anew and lock them with hashes
 	$(COMPILE) --upgrade -o requirements/go.txt requirements/go.in
 
 clean: ## Remove what was built
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -107,9 +107,10 @@ class Cycle:
         evidence = look(self._host, checks)
         memory = self._ledger.memory
         outcomes = judge(checks, evidence, self._expectations.now(memory.driver_loaded_at))
-        after = self._ledger.looked(outcomes)
-        self._account(began)
         driver_look = evidence[NVML] if evidence.unread(NVML) is None else None
+        answer = driver_look.answer if driver_look is not None else None
+        after = self._ledger.looked(outcomes, answer.gpus if isinstance(answer, Gpus) else (), began)
+        self._account(began)
         if driver_look is not None and driver_look.missed:
             return MISSED_AGAIN_SECONDS
         changing = any(cause.cause == "DriverBeingChanged" for one in outcomes for cause in one.unobserved)

@@ -14,14 +14,13 @@ import tenacity
 from agent.ledger import Ledger
 from healthcheck.examine import judge
 from healthcheck.expectation import Expectation
-from healthcheck.model import Check, Evidence, ProbeError, Sighting, Unobserved
+from healthcheck.model import Check, Evidence, ProbeError, Unobserved
 from healthcheck.probes.kernel_log import KERNEL_FACILITY, RING, Batch, KernelLog, kmsg_path
 from healthcheck.telemetry import Telemetry
 
 log = structlog.get_logger()
 
 _REOPEN_SECONDS = 1.0
-_DRIVER_LOADS = "NVRM: loading NVIDIA UNIX"
 
 
 class _LogEnded(ProbeError):
@@ -95,18 +94,12 @@ class Follower(threading.Thread):
             log.warning("lines of the kernel log are no records", unreadable=batch.unreadable)
             self._say("KernelLogUnreadable", f"{batch.unreadable} lines of the kernel log are no records, or cut short")
         outcomes = judge(self._checks(), Evidence({RING: batch.records}), self._expect())
-        loads = [record.at for record in batch.records if record.text.startswith(_DRIVER_LOADS)]
-        self._ledger.noticed(outcomes, batch.cursor, loads[-1] if loads else None)
+        for one in self._ledger.noticed(outcomes, batch.cursor):
+            told = one.finding
+            log.info("found", reason=told.reason, severity=told.severity.name, subject=told.subject, detail=told.detail)
         for outcome in outcomes:
             for sighting in outcome.sightings:
-                self._account(sighting)
-
-    def _account(self, sighting: Sighting) -> None:
-        code = sighting.reason.removeprefix("Xid")
-        self._telemetry.xids.labels(code if sighting.known else "unknown").inc()
-        finding = sighting.finding
-        if finding:
-            log.info("xid", reason=finding.reason, severity=finding.severity.name, subject=finding.subject)
+                telemetry.count(sighting)
 
     def _say_blind(self, state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None

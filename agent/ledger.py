@@ -8,11 +8,14 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from healthcheck import memory as remembering
-from healthcheck.memory import Memory
+from healthcheck import exits
+from healthcheck.looks import looked, without_checks
+from healthcheck.memory import Memory, Release, Standing
 from healthcheck.memory_file import MemoryFile, MemoryFileError
 from healthcheck.model import Check, Nature, Now, Outcome, Severity, Unobserved
+from healthcheck.probes.nvml import Gpu
 from healthcheck.settings import Settings
+from healthcheck.sightings import noticed
 from healthcheck.telemetry import Telemetry
 from healthcheck.verdict import Verdict, decide
 
@@ -52,6 +55,10 @@ class Ledger:
         self._file_failed = False
 
     @property
+    def _escalate_after(self) -> int:
+        return self._settings.values.escalate_after
+
+    @property
     def memory(self) -> Memory:
         return self._memory
 
@@ -61,52 +68,61 @@ class Ledger:
             self._settings = settings
             names = [check.name for check in settings.values.checks]
             self._outcomes = {name: outcome for name, outcome in self._outcomes.items() if name in names}
-            self._memory = remembering.without_checks(self._memory, names)
+            self._memory = without_checks(self._memory, names)
 
-    def noticed(self, outcomes: Iterable[Outcome], cursor: int | None, driver_loaded_at: float | None) -> None:
-        """What the event checks read in the kernel log, up to and with the record `cursor`."""
+    def noticed(self, outcomes: Iterable[Outcome], cursor: int | None) -> tuple[Standing, ...]:
+        """What the event checks read in the kernel log, up to and with the record `cursor`; what is new of it."""
         outcomes = list(outcomes)
         found = any(outcome.sightings for outcome in outcomes)
         with self._lock:
             before = self._memory
-            after = remembering.noticed(before, outcomes, self._clock()) if found else before
-            loaded = before.driver_loaded_at if driver_loaded_at is None else driver_loaded_at
-            self._memory = replace(after, cursor=before.cursor if cursor is None else cursor, driver_loaded_at=loaded)
+            after = noticed(before, outcomes, self._clock(), self._escalate_after) if found else before
+            self._memory = replace(after, cursor=before.cursor if cursor is None else cursor)
             self._outcomes.update({one.check: replace(one, sightings=()) for one in outcomes})
             if found:
                 self._save()
-            urgent = _is_urgent(before, self._memory)
-        if urgent:
+            new = _new(before, self._memory)
+        if any(one.finding.severity >= Severity.RESET for one in new):
             self._hurry()
+        return new
 
     def blind(self, check: Check, cause: Unobserved) -> None:
         """A check that follows its source has lost it."""
         with self._lock:
             self._outcomes[check.name] = Outcome(check.name, check.group, unobserved=(cause,))
 
-    def looked(self, outcomes: Iterable[Outcome]) -> Memory:
-        """What the checks said in a look; the memory after it."""
-        outcomes = list(outcomes)
+    def looked(self, outcomes: Iterable[Outcome], gpus: Iterable[Gpu] = (), began: float = 0.0) -> Memory:
+        """What the checks said in a look that began at `began` (monotonic), and the GPUs that it met; the memory after.
+
+        The GPUs come first: another one in the place of one that failed, or one that was reset, is judged for itself.
+        """
+        outcomes, gpus = list(outcomes), list(gpus)
         with self._lock:
             now = self._clock()
             before = self._memory
             self._outcomes.update({outcome.check: outcome for outcome in outcomes})
-            after = remembering.looked(before, outcomes, now)
-            self._memory = remembering.expired(after, now, self._settings.values.monitor_ttl_seconds)
+            after = exits.met(before, gpus, began, now) if gpus else before
+            after = looked(after, outcomes, now, escalate_after=self._escalate_after)
+            self._memory = exits.expired(after, now, self._settings.values.monitor_ttl_seconds)
             self._save()
-            urgent = _is_urgent(before, self._memory)
-        if urgent:
+            new = _new(before, self._memory)
+        if any(one.finding.severity >= Severity.RESET for one in new):
             self._hurry()
         return self._memory
 
     def adopt(self, other: Memory) -> None:
         """Take in what only the Node still remembered, after our own file was lost."""
         with self._lock:
-            kept = remembering.begin(other, self._memory.machine, self._memory.boot_id)
-            known = {one.key for one in self._memory.standing}
-            new = tuple(one for one in kept.standing if one.key not in known)
-            self._memory = replace(self._memory, standing=(*self._memory.standing, *new))
+            kept = exits.begin(other, self._memory.machine, self._memory.boot_id, self._clock())
+            self._memory = exits.adopted(self._memory, kept)
             self._save()
+
+    def released(self, release: Release) -> None:
+        """A person's release, on the disk before the Node hears that it was taken."""
+        with self._lock:
+            if self._memory.released != release:
+                self._memory = exits.release(self._memory, release)
+                self._save()
 
     def snapshot(self) -> Snapshot:
         with self._lock:
@@ -147,12 +163,10 @@ class Ledger:
             telemetry.unobserved.labels(group.check).set(group.check in blind)
 
 
-def _is_urgent(before: Memory, after: Memory) -> bool:
+def _new(before: Memory, after: Memory) -> tuple[Standing, ...]:
+    """What stands now and did not before, or not as badly."""
     known = {one.key: one.finding.severity for one in before.standing}
-    return any(
-        one.finding.severity >= Severity.RESET and known.get(one.key, Severity.PASS) < one.finding.severity
-        for one in after.standing
-    )
+    return tuple(one for one in after.standing if known.get(one.key, Severity.PASS) < one.finding.severity)
 
 
 def level_checks(settings: Settings) -> tuple[Check, ...]:

@@ -14,10 +14,10 @@ from agent.settings import AgentSettings
 from agent.tell import Plan, Teller, node_event
 from agent.watch import Watcher
 from healthcheck import clock
-from healthcheck import memory as remembering
 from healthcheck.change import INSTANCE_TYPE, Event
 from healthcheck.checks.driver import being_changed
 from healthcheck.cluster import Cluster
+from healthcheck.exits import begin
 from healthcheck.memory import Memory
 from healthcheck.memory_file import MemoryFile, MemoryFileError
 from healthcheck.model import ProbeError
@@ -155,6 +155,9 @@ def _remember(file: MemoryFile | None, settings: AgentSettings, telemetry: Telem
         # Not having looked ends nothing: what stood stands, and the whole log is judged again.
         before, boot = replace(before, cursor=None), before.boot_id
         log.warning("the boot can't be told from another", error=str(error))
-    memory = remembering.begin(before, machine_id(root), boot)
+    machine = machine_id(root)
+    if file is not None and before.machine and machine and before.machine != machine:
+        log.warning("the memory is another machine's; nothing of it is inherited", was=file.set_aside("other-machine"))
+    memory = begin(before, machine, boot, clock.now())
     log.info("memory", boot_id=boot, cursor=memory.cursor, standing=[one.finding.reason for one in memory.standing])
     return memory, lost

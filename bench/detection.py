@@ -82,7 +82,7 @@ def _once(stage: Stage, node: SimulatedNode, before: Callable[[Program], None]) 
             before(program)
             began, began_ns = _write_fault(node)
             seen = watch.wait_for(is_tainted, "the taint")
-            noticed = program.logged("xid") - began
+            noticed = program.logged("found") - began
         except CouldNotMeasure as error:
             raise CouldNotMeasure(f"{error}\n{program.tail()}") from error
     stage.leave(seat)

@@ -22,12 +22,12 @@ from bench.program import Program
 from healthcheck.memory import Memory
 from healthcheck.memory_file import MemoryFile
 from healthcheck.probes.machine import machine_id
+from sim.c_library import CompilerError
 from sim.control_plane import MANIFESTS, ControlPlane, ControlPlaneError, install
 from sim.control_plane.daemon import AfterUs
 from sim.control_plane.files import free_ports
 from sim.imds import SimulatedImds
 from sim.node import SimulatedNode
-from sim.nvml_library import CompilerError
 
 INSTANCE_TYPE = "p5.48xlarge"
 """8 GPUs, 32 EFA devices."""

@@ -14,13 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.words import EXIT_CODES, SEVERITY_STYLES, STATUS_STYLES
-from healthcheck import memory as remembering
 from healthcheck import record as records
 from healthcheck.change import INSTANCE_TYPE
 from healthcheck.checks import select_checks
 from healthcheck.clock import now
 from healthcheck.examine import judge, look
+from healthcheck.exits import expired
 from healthcheck.expectation import Expectation
+from healthcheck.looks import looked
 from healthcheck.memory import Memory, Standing
 from healthcheck.model import Check, Host, Nature, Outcome, ProbeError, Status, Unobserved
 from healthcheck.probes import kernel_log, machine
@@ -28,6 +29,7 @@ from healthcheck.probes.nvml import Driver
 from healthcheck.profiles import find_profile
 from healthcheck.record import Identity
 from healthcheck.settings import Settings, SettingsError, read_settings
+from healthcheck.sightings import noticed
 from healthcheck.verdict import Verdict, decide, status_of, worst
 
 USAGE = 3
@@ -112,9 +114,9 @@ def _look(
     memory = Memory(machine.machine_id(host.root), boot)
     levels = [one for one, check in zip(outcomes, checks, strict=True) if check.nature is Nature.LEVEL]
     # One look is all there is: what could flicker is shown as it was seen.
-    memory = remembering.looked(memory, levels, moment, looks_to_confirm=1)
-    memory = remembering.noticed(memory, outcomes, moment)
-    return outcomes, remembering.expired(memory, moment, settings.values.monitor_ttl_seconds)
+    memory = looked(memory, levels, moment, looks_to_confirm=1)
+    memory = noticed(memory, outcomes, moment)
+    return outcomes, expired(memory, moment, settings.values.monitor_ttl_seconds)
 
 
 def _show(name: str, instance_type: str, verdict: Verdict, outcomes: tuple[Outcome, ...], memory: Memory) -> None:

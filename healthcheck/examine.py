@@ -59,7 +59,7 @@ def _judge(check: Check, evidence: Evidence, expected: Expectation) -> Outcome:
 def with_policy(finding: Finding, expected: Expectation) -> Finding:
     """The finding with this cluster's severity for its reason."""
     severity = expected.policy.severity_of(finding.reason, finding.severity)
-    return finding if severity is finding.severity else replace(finding, severity=severity)
+    return finding if severity is finding.severity else replace(finding, severity=severity, rule="severity-overrides")
 
 
 def _sighting_with_policy(sighting: Sighting, expected: Expectation) -> Sighting:

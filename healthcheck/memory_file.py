@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from healthcheck import record as records
-from healthcheck.memory import Memory
+from healthcheck.memory import Hit, Key, Memory, Standing
 
-SCHEMA = 1
+SCHEMA = 2
 _LONGEST = 4 << 20
 
 
@@ -67,11 +69,12 @@ class MemoryFile:
             raise MemoryFileError(f"{self.path}: {error.strerror}") from error
         try:
             return _parse(raw)
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            raise MemoryFileError(f"{self.path}: {error!r}; {self._set_aside()}") from error
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise MemoryFileError(f"{self.path}: {error!r}; {self.set_aside()}") from error
 
-    def _set_aside(self) -> str:
-        aside = self.path.with_suffix(".unreadable")
+    def set_aside(self, why: str = "unreadable") -> str:
+        """Keep the file under another name, for a person to look at; says where."""
+        aside = self.path.with_suffix(f".{why}")
         try:
             self.path.replace(aside)
         except OSError as error:
@@ -85,7 +88,7 @@ class MemoryFile:
         new = self.path.with_suffix(".new")
         try:
             with new.open("wb") as file:
-                file.write(json.dumps(_content(memory)).encode())
+                file.write(_content(memory))
                 file.flush()
                 os.fsync(file.fileno())
             new.replace(self.path)
@@ -94,31 +97,78 @@ class MemoryFile:
             raise MemoryFileError(f"{self.path}: {error.strerror}") from error
 
 
-def _content(memory: Memory) -> dict[str, Any]:
-    return {
-        "schema": SCHEMA,
-        "machine": memory.machine,
-        "boot_id": memory.boot_id,
-        "cursor": memory.cursor,
-        "driver_loaded_at": memory.driver_loaded_at,
-        "findings": [records.finding_row(one) | {"boot_id": one.boot_id} for one in memory.standing],
-    }
+def _content(memory: Memory) -> bytes:
+    """The memory as one JSON object, with a digest of it in front: half a write is never taken for a whole one."""
+    content = json.dumps(
+        {
+            "machine": memory.machine,
+            "boot_id": memory.boot_id,
+            "cursor": memory.cursor,
+            "driver_loaded_at": memory.driver_loaded_at,
+            "findings": [records.finding_row(one) | _own(one) for one in memory.standing],
+            "released": records.release_row(memory.released) if memory.released else None,
+            "acknowledged": [records.acknowledgement_row(one) for one in memory.acknowledged],
+            "gpus": {address: dict(about) for address, about in memory.gpus.items()},
+            "recovery": dict(memory.recovery),
+            "last_xid": dict(memory.last_xid),
+            "hits": [[*key, *_hit_row(hit)] for key, hits in memory.hits.items() for hit in hits],
+            "ended": [[*key, *(records.timestamp(at) for at in ends)] for key, ends in memory.ended.items()],
+        }
+    ).encode()
+    return json.dumps({"schema": SCHEMA, "sha256": _digest(content)}).encode() + b"\n" + content + b"\n"
+
+
+def _own(one: Standing) -> dict[str, Any]:
+    """What a record on the Node has no use for."""
+    return {"boot_id": one.boot_id, "escalates": one.finding.escalates}
+
+
+def _hit_row(hit: Hit) -> tuple[Any, ...]:
+    return (hit.process, hit.place, hit.at, records.timestamp(hit.seen))
 
 
 def _parse(raw: bytes) -> Memory:
     if len(raw) > _LONGEST:
         raise ValueError(f"more than {_LONGEST} bytes")
-    content = json.loads(raw)
-    if content["schema"] != SCHEMA:
-        raise ValueError(f"schema {content['schema']!r}; this version reads {SCHEMA}")
-    cursor, loaded = content["cursor"], content["driver_loaded_at"]
+    head, _, rest = raw.partition(b"\n")
+    header = json.loads(head)
+    if header["schema"] != SCHEMA:
+        raise ValueError(f"schema {header['schema']!r}; this version reads {SCHEMA}")
+    body = rest.removesuffix(b"\n")
+    if header["sha256"] != _digest(body):
+        raise ValueError("its digest is not that of its content")
+    return _memory(json.loads(body))
+
+
+def _memory(content: Mapping[str, Any]) -> Memory:
+    cursor, loaded, released = content["cursor"], content["driver_loaded_at"], content["released"]
+    hits: dict[Key, tuple[Hit, ...]] = {}
+    for reason, address, process, place, at, seen in content["hits"]:
+        hit = Hit(str(process), str(place), float(at), records.moment(seen))
+        hits[reason, address] = (*hits.get((reason, address), ()), hit)
     return Memory(
         machine=str(content["machine"]),
         boot_id=str(content["boot_id"]),
         cursor=None if cursor is None else int(cursor),
         driver_loaded_at=None if loaded is None else float(loaded),
-        standing=tuple(records.standing_in(row, row["boot_id"]) for row in content["findings"]),
+        standing=tuple(_standing(row) for row in content["findings"]),
+        released=None if released is None else records.release_in(released),
+        acknowledged=tuple(records.acknowledgement_in(row) for row in content["acknowledged"]),
+        gpus={str(address): dict(about) for address, about in content["gpus"].items()},
+        recovery={str(address): int(action) for address, action in content["recovery"].items()},
+        last_xid={str(address): float(at) for address, at in content["last_xid"].items()},
+        hits=hits,
+        ended={(row[0], row[1]): tuple(records.moment(at) for at in row[2:]) for row in content["ended"]},
     )
+
+
+def _standing(row: Mapping[str, Any]) -> Standing:
+    one = records.standing_in(row, row["boot_id"])
+    return replace(one, finding=replace(one.finding, escalates=bool(row["escalates"])))
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _sync_directory(directory: Path) -> None:

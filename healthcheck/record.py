@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import healthcheck
-from healthcheck.memory import Memory, Standing
+from healthcheck.memory import Acknowledgement, Memory, Release, Standing
 from healthcheck.model import Finding, Nature, Severity
 from healthcheck.verdict import Verdict
 
@@ -17,6 +17,7 @@ SCHEMA = 1
 LONGEST = 16 * 1024
 """A record is never longer (contract, section 1)."""
 _SHORT_DETAIL = 40
+_LONGEST_WORD = 200
 _VOLATILE = ("timestamp", "cursor")
 
 
@@ -45,7 +46,7 @@ def render(verdict: Verdict, memory: Memory, identity: Identity, at: datetime, t
         "checks": [
             {"check": row.check, "status": row.status.value, "severity": row.severity.name} for row in verdict.groups
         ],
-        "findings": [finding_row(standing) for standing in verdict.standing],
+        "findings": [_row_of(standing, memory.boot_id) for standing in verdict.standing],
         "unobserved": [
             {"check": row.check, "cause": row.cause.cause, "detail": row.cause.detail[:300]}
             for row in verdict.unobserved
@@ -56,6 +57,10 @@ def render(verdict: Verdict, memory: Memory, identity: Identity, at: datetime, t
         "boot_id": memory.boot_id,
         "cursor": memory.cursor,
     }
+    if memory.released:
+        record["released"] = release_row(memory.released)
+    if memory.acknowledged:
+        record["acknowledged"] = [acknowledgement_row(one) for one in memory.acknowledged]
     if taint:
         record["taint"] = taint
     return _within_limit(record)
@@ -91,7 +96,7 @@ def signature(record: Mapping[str, Any]) -> dict[str, Any]:
     """What of a record is news when it differs: all but the times."""
     kept = {key: value for key, value in record.items() if key not in _VOLATILE}
     kept["findings"] = [
-        {key: value for key, value in finding.items() if key not in ("last_seen", "at")}
+        {key: value for key, value in finding.items() if key not in ("last_seen", "at", "seq")}
         for finding in findings_in(record)
     ]
     return kept
@@ -108,11 +113,14 @@ def remembered(record: Mapping[str, Any]) -> Memory:
     try:
         standing = tuple(standing_in(one, str(record["boot_id"])) for one in findings_in(record))
         cursor = record.get("cursor")
+        acknowledged = tuple(acknowledgement_in(row) for row in record.get("acknowledged") or ())
         return Memory(
             machine=str(record["machine"]),
             boot_id=str(record["boot_id"]),
             cursor=cursor if isinstance(cursor, int) else None,
             standing=standing,
+            released=release_in(record["released"]) if record.get("released") else None,
+            acknowledged=acknowledged,
         )
     except (KeyError, ValueError, TypeError, OverflowError) as error:
         raise RecordError(f"not a record of schema {SCHEMA}: {error!r}") from None
@@ -120,6 +128,36 @@ def remembered(record: Mapping[str, Any]) -> Memory:
 
 def timestamp(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def acknowledgements_in(record: Mapping[str, Any]) -> tuple[Acknowledgement, ...]:
+    """What a release of this record speaks of: each of its event findings. Raises RecordError."""
+    try:
+        boot, cursor = str(record.get("boot_id", "")), record.get("cursor")
+        return tuple(
+            Acknowledgement(
+                str(row["reason"]),
+                str(row["subject"]),
+                str(row.get("boot_id", boot)),
+                # An earlier boot's log is gone, and nothing can come after the event that was its last.
+                _place(row, cursor if row.get("boot_id", boot) == boot else row.get("seq")),
+                moment(row["last_seen"]),
+            )
+            for row in findings_in(record)
+            if row.get("nature") == Nature.EVENT
+        )
+    except (KeyError, ValueError, TypeError) as error:
+        raise RecordError(f"not a record of schema {SCHEMA}: {error!r}") from None
+
+
+def _place(row: Mapping[str, Any], cursor: object) -> int | None:
+    """Where in the log a release of this row ends; None for what never stood in the log."""
+    return cursor if isinstance(cursor, int) and "seq" in row else None
+
+
+def _row_of(standing: Standing, boot_id: str) -> dict[str, Any]:
+    row = finding_row(standing)
+    return row if standing.boot_id == boot_id else row | {"boot_id": standing.boot_id}
 
 
 def finding_row(standing: Standing) -> dict[str, Any]:
@@ -138,6 +176,8 @@ def finding_row(standing: Standing) -> dict[str, Any]:
         "nature": standing.nature.value,
         "at": round(standing.last_at, 3),
     }
+    if standing.seq >= 0:
+        row["seq"] = standing.seq
     for key in ("rule", "source"):
         if value := getattr(finding, key):
             row[key] = value
@@ -154,11 +194,52 @@ def standing_in(row: Mapping[str, Any], boot_id: str) -> Standing:
         rule=str(row.get("rule", "")),
         source=str(row.get("source", "")),
     )
-    first, last = (datetime.fromisoformat(row[key]) for key in ("first_seen", "last_seen"))
-    if first.tzinfo is None or last.tzinfo is None:
+    first, last = (moment(row[key]) for key in ("first_seen", "last_seen"))
+    at, count, seq = float(row.get("at", 0.0)), int(row["count"]), int(row.get("seq", -1))
+    boot_id = str(row.get("boot_id", boot_id))
+    return Standing(finding, str(row["check"]), Nature(row["nature"]), first, last, count, boot_id, at, seq)
+
+
+def release_row(release: Release) -> dict[str, Any]:
+    """Who, why and when, for people; of what stands in `acknowledged`."""
+    return {
+        "by": release.by[:_LONGEST_WORD],
+        "reason": release.reason[:_LONGEST_WORD],
+        "at": timestamp(release.at),
+    }
+
+
+def release_in(row: Mapping[str, Any]) -> Release:
+    return Release(str(row["by"]), str(row["reason"]), moment(row["at"]), ())
+
+
+def acknowledgement_row(one: Acknowledgement) -> dict[str, Any]:
+    return {
+        "reason": one.reason,
+        "subject": one.subject,
+        "boot_id": one.boot_id,
+        "cursor": one.cursor,
+        "last_seen": timestamp(one.last_seen),
+    }
+
+
+def acknowledgement_in(row: Mapping[str, Any]) -> Acknowledgement:
+    cursor = row["cursor"]
+    return Acknowledgement(
+        str(row["reason"]),
+        str(row["subject"]),
+        str(row["boot_id"]),
+        None if cursor is None else int(cursor),
+        moment(row["last_seen"]),
+    )
+
+
+def moment(text: str) -> datetime:
+    """A time with its zone. Raises ValueError."""
+    at = datetime.fromisoformat(text)
+    if at.tzinfo is None:
         raise ValueError("a time without its zone")
-    at, count = float(row.get("at", 0.0)), int(row["count"])
-    return Standing(finding, str(row["check"]), Nature(row["nature"]), first, last, count, boot_id, at)
+    return at
 
 
 def _within_limit(record: dict[str, Any]) -> dict[str, Any]:
@@ -169,6 +250,9 @@ def _within_limit(record: dict[str, Any]) -> dict[str, Any]:
     for finding in long:
         finding["detail"] = finding["detail"][:_SHORT_DETAIL]
     record["cut"] = {"details": len(long), "findings": 0}
+    while _size(record) > LONGEST and record.get("acknowledged"):
+        # Only for the day when the node's own file is lost: the file has them all.
+        del record["acknowledged"][: max(len(record["acknowledged"]) // 4, 1)]
     while _size(record) > LONGEST and findings:
         # Worst first: what goes is the mildest, and it is counted.
         drop = max(len(findings) // 10, 1)

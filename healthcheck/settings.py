@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SecretsSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as SourceError
 
 from healthcheck.catalog.policy import Policy, parse_overrides
@@ -23,6 +24,7 @@ from healthcheck.model import Check, Severity
 from healthcheck.profiles import ProfileError, Profiles, parse_profiles
 
 PROFILES_FILE = "instance-profiles.conf"
+OVERRIDES = "severity-overrides"
 _LONGEST_FILE = 1 << 20
 _SEVERITIES = "MONITOR, RESET, REBOOT or ISOLATE"
 
@@ -87,6 +89,8 @@ class NodeSettings(BaseSettings):
     taint_severity: SeverityName = Field(Severity.RESET, alias="TAINT_SEVERITY")
     monitor_ttl_seconds: int = Field(86400, alias="MONITOR_TTL", ge=60, le=31536000)
     """How long a MONITOR event stands after it was last seen."""
+    escalate_after: int = Field(2, alias="ESCALATE_AFTER", ge=0, le=100)
+    """Resets or reboots within 7 days after which the same fault of a GPU is ISOLATE; 0: never."""
     severity_overrides: Annotated[str, AfterValidator(_overrides)] = Field("", alias="severity-overrides")
     nvlink_default: SeverityName = Field(Severity.RESET, alias="NVLINK_DEFAULT")
     nvlink5_default: SeverityName = Field(Severity.MONITOR, alias="NVLINK5_DEFAULT")
@@ -121,7 +125,7 @@ class NodeSettings(BaseSettings):
     @classmethod
     def settings_customise_sources(
         cls,
-        settings_cls: type[BaseSettings],  # noqa: ARG003 - pydantic's own signature
+        settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
         env_settings: PydanticBaseSettingsSource,
         dotenv_settings: PydanticBaseSettingsSource,
@@ -129,7 +133,19 @@ class NodeSettings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The ConfigMap's files come before the environment: what was edited last is what counts."""
         del dotenv_settings
+        if isinstance(file_secret_settings, SecretsSettingsSource):
+            file_secret_settings = _ConfigMap(settings_cls, file_secret_settings.secrets_dir)
         return (init_settings, file_secret_settings, env_settings)
+
+
+class _ConfigMap(SecretsSettingsSource):
+    """The files as they are mounted. What is written in lines keeps those that stand empty before it."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        value, key, is_complex = super().get_field_value(field, field_name)
+        if field.alias == OVERRIDES and isinstance(value, str) and isinstance(self.secrets_dir, Path):
+            value = (self.secrets_dir / OVERRIDES).read_text(encoding="utf-8")
+        return value, key, is_complex
 
 
 @dataclass(frozen=True)
@@ -221,7 +237,7 @@ def _bad_value(error: Mapping[str, Any], directory: Path | None) -> BadValue:
     key = str(error["loc"][0]) if error["loc"] else "?"
     in_directory = directory is not None and (directory / key).exists()
     where = str(directory / key) if in_directory and directory else "environment"
-    return BadValue(key, str(error["input"])[:80], _allowed(key, error), where)
+    return BadValue(key, str(error["input"]).strip()[:80], _allowed(key, error), where)
 
 
 def _allowed(key: str, error: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, make_wsgi_app
 
-from healthcheck.model import Status
+from healthcheck.model import Sighting, Status
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
@@ -39,6 +39,8 @@ class Telemetry:
         self.refused = counter("kernel_log_refused_records_total", "Records that user space wrote, not the kernel.")
         self.unreadable = counter("kernel_log_unreadable_records_total", "Lines of the log that are no record.")
         self.xids = counter("xids_total", "Xid lines by code; codes outside the catalogue count as unknown.", ("code",))
+        self.sxids = counter("sxids_total", "SXid lines by code; unknown codes count as unknown.", ("code",))
+        self.driver_lines = counter("driver_messages_total", "Driver lines without a number, by meaning.", ("reason",))
         self.requests = counter("cluster_writes_total", "Writes to the API server by result.", ("resource", "result"))
         self.forbidden = gauge("forbidden", "1 for a resource that the cluster forbids us to write.", ("resource",))
         self.pending = gauge("verdict_pending", "1 while a verdict waits to be written to the node.")
@@ -52,6 +54,15 @@ class Telemetry:
     def show_status(self, status: Status) -> None:
         for one in Status:
             self.status.labels(one.value).set(one is status)
+
+    def count(self, sighting: Sighting) -> None:
+        """One line of the log, whether it is a fault or not."""
+        reason = sighting.reason
+        for prefix, counter in (("SXid", self.sxids), ("Xid", self.xids)):
+            if reason.startswith(prefix):
+                counter.labels(reason.removeprefix(prefix) if sighting.known else "unknown").inc()
+                return
+        self.driver_lines.labels(reason).inc()
 
     def show_driver(self, version: str, library: str) -> None:
         """The driver of now; a label of an earlier one leaves."""

@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -98,6 +99,18 @@ class SimulatedNode:
     def lose_gpu(self, index: int) -> None:
         """It fell off the bus: still counted, but NVML gives no handle for it; a reboot brings it back."""
         self.write_value(f"nvml/gpu{index}/error", NVML_GPU_IS_LOST)
+
+    def want_recovery(self, index: int, action: int) -> None:
+        """The driver wants something done with it (nvmlDeviceGpuRecoveryAction_t); 0: no more."""
+        self.write_value(f"nvml/gpu{index}/field/230", action)
+
+    def divide_gpu(self, index: int, instances: Mapping[int, int]) -> None:
+        """MIG mode is on, and these MIG devices exist: their indices, with the ids of their GPU instances."""
+        shutil.rmtree(self.root / f"nvml/gpu{index}/mig", ignore_errors=True)
+        for mode in ("mig_current", "mig_pending"):
+            self.write_value(f"nvml/gpu{index}/{mode}", 1)
+        for device, instance in instances.items():
+            self.write_value(f"nvml/gpu{index}/mig/{device}", instance)
 
     def remove_gpu(self, index: int) -> None:
         """It is gone from PCI and so from NVML; a reboot does not bring it back."""

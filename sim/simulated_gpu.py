@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from sim.instance_types import GpuModel, InstanceShape
 
+MOST_MIG_DEVICES = 7
+
 
 @dataclass(frozen=True)
 class SimulatedGpu:
@@ -53,4 +55,5 @@ def healthy_values(gpu: SimulatedGpu, model: GpuModel) -> dict[str, object]:
     zeros += [f"remap_{rows}" for rows in ("corrected", "uncorrected", "pending", "failed")]
     if model.has_mig:
         zeros += ["mig_current", "mig_pending"]
+        values["mig_most"] = MOST_MIG_DEVICES
     return values | dict.fromkeys(zeros, 0)

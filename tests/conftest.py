@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NoReturn
 
+import hypothesis
 import pytest
 
 from sim.control_plane import ControlPlane, NoBinariesError, binaries, install
@@ -13,6 +14,10 @@ from sim.node import SimulatedNode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+# The same examples at every run, and no example fails for a slow machine; `--hypothesis-profile=default` looks further.
+hypothesis.settings.register_profile("steady", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("steady")
 
 
 @pytest.fixture

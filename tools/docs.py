@@ -10,6 +10,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from healthcheck.catalog.policy import Policy
+from healthcheck.catalog.sxid import CLASSES, sxid_table
 from healthcheck.catalog.xid import severity_of, xid_table
 from healthcheck.checks import CHECKS
 from healthcheck.model import Check, Severity
@@ -37,7 +38,7 @@ def checks_page() -> str:
         "Generated from the code by `make docs`; a test fails when it is stale.\n",
     ]
     parts += [_section(check) for check in CHECKS]
-    parts.append(_xid_section())
+    parts += [_xid_section(), _sxid_section()]
     return "\n".join(parts)
 
 
@@ -64,8 +65,12 @@ _NATURES = {
 }
 
 
+_SEVERITIES_THAT_VARY = {"xid": "by its code", "sxid": "by its line", "recovery-action": "by the action"}
+"""Checks whose findings get their severity from what they read; of xid and sxid one reason stands for all numbers."""
+
+
 def _severity(check: Check, severity: Severity) -> str:
-    return "by its code" if check.name == "xid" else severity.name
+    return _SEVERITIES_THAT_VARY.get(check.name, severity.name)
 
 
 def _xid_section() -> str:
@@ -74,8 +79,9 @@ def _xid_section() -> str:
         codes[severity_of(code, "", Policy())].append(str(code))
     lines = [
         "## Xid codes\n",
-        "Default severities. 154 follows the recovery action that its line names; 144-150 and 74 follow",
-        "`NVLINK5_DEFAULT` and `NVLINK_DEFAULT`; a code that is not in the catalogue is MONITOR.\n",
+        "Default severities; a code that is not in the catalogue is MONITOR. 154 follows the recovery action that its",
+        "line names. 144-150 and 74 are decoded from the words that their lines end with; `NVLINK5_DEFAULT` and",
+        "`NVLINK_DEFAULT` stand for what NVIDIA's tables do not say. `gpu-healthcheck explain CODE` says more.\n",
         "| severity | codes |",
         "|---|---|",
     ]
@@ -84,6 +90,21 @@ def _xid_section() -> str:
         f"| {names.get(severity, severity.name)} | {', '.join(codes[severity])} |"
         for severity in sorted(codes, reverse=True)
     ]
+    return "\n".join(lines) + "\n"
+
+
+def _sxid_section() -> str:
+    codes: dict[str, list[str]] = defaultdict(list)
+    for row in sxid_table().values():
+        codes[row.kind].append(str(row.code))
+    lines = [
+        "## SXid numbers\n",
+        "`Fatal` in the line is RESET, `Non-fatal` and `Correctable` are MONITOR, whatever the number: numbers moved",
+        "between drivers. Only a line without such a word goes by its number.\n",
+        "| by the driver's source | without a word | numbers |",
+        "|---|---|---|",
+    ]
+    lines += [f"| {CLASSES[kind][1]} | {CLASSES[kind][0].name} | {', '.join(codes[kind])} |" for kind in CLASSES]
     return "\n".join(lines) + "\n"
 
 

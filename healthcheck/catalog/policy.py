@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from healthcheck.model import Severity
 
-_CODE = re.compile(r"(s?xid)\s+(\d{1,5})\Z", re.IGNORECASE)
+_CODE = re.compile(r"(xid|sxid|dcgm)\s+(\d{1,5})\Z", re.IGNORECASE)
+_PREFIXES = {"xid": "Xid", "sxid": "SXid", "dcgm": "Dcgm"}
 _REASON = re.compile(r"[A-Z][A-Za-z0-9]{1,62}\Z")
 _ALLOWED = " or ".join((", ".join(s.name for s in Severity if s < Severity.ISOLATE), Severity.ISOLATE.name))
 
@@ -46,5 +47,5 @@ def parse_overrides(text: str) -> dict[str, Severity]:
 def _reason(word: str) -> str | None:
     code = _CODE.match(word)
     if code:
-        return ("SXid" if code[1].lower() == "sxid" else "Xid") + str(int(code[2]))
+        return _PREFIXES[code[1].lower()] + str(int(code[2]))
     return word if _REASON.match(word) else None

@@ -2,49 +2,29 @@
 
 from __future__ import annotations
 
-import csv
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 
+from healthcheck.catalog.nvlink import rule_nvlink4, rule_nvlink5
 from healthcheck.catalog.policy import Policy
+from healthcheck.catalog.recovery import NONE, recovery_in, severity_of_recovery
+from healthcheck.catalog.rows import read_rows
+from healthcheck.catalog.ruling import Ruling
 from healthcheck.model import Severity
 
-LADDER: Mapping[str, Severity] = {
-    "": Severity.MONITOR,
-    "CHECK_MECHANICALS": Severity.ISOLATE,
-    "CHECK_UVM": Severity.MONITOR,
-    "CONTACT_SUPPORT": Severity.MONITOR,
-    "IGNORE": Severity.PASS,
-    "RESET_GPU": Severity.RESET,
-    "RESTART_APP": Severity.MONITOR,
-    "RESTART_BM": Severity.REBOOT,
-    "RESTART_VM": Severity.REBOOT,
-    "UPDATE_SWFW": Severity.MONITOR,
-    "WORKFLOW_XID_45": Severity.MONITOR,  # alone: RESTART_FM
-    "WORKFLOW_XID_48": Severity.RESET,  # alone RESET_GPU, with 63 or 64 DRAIN_AND_RESET
-    "XID_154": Severity.MONITOR,  # where the line's own action is not one we know
-}
-"""Contract, section 2. The two NVLink workflows are settings, and stand in `severity_of`."""
-
-RECOVERY: Mapping[int, Severity] = {
-    0: Severity.PASS,
-    1: Severity.RESET,
-    2: Severity.REBOOT,
-    3: Severity.RESET,
-    4: Severity.RESET,
-    5: Severity.RESET,
-    6: Severity.RESET,
-    7: Severity.REBOOT,
-}
-"""nvmlDeviceGpuRecoveryAction_t (nvml.h, field 230) on our ladder; Xid 154 prints the same numbers."""
-
-_RECOVERY_TEXT = re.compile(
-    r"GPU recovery action changed from 0x[0-9a-f]+ \([^)]*\) to 0x([0-9a-f]{1,8}) \(", re.IGNORECASE
-)
 _PSHC = range(162, 166)
+RECOVERY_CODE = 154
+_THE_APPLICATIONS = ("RESTART_APP", "IGNORE")
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One of NVIDIA's buckets. `severity` is None where the line itself has to be decoded."""
+
+    name: str
+    severity: Severity | None
+    says: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,35 +33,55 @@ class XidRow:
 
     code: int
     mnemonic: str
+    unused: bool
     immediate_action: str
+    investigatory_action: str
+    meaning: str
     source: str
     override: Severity | None = None
     why: str = ""
+    why_source: str = ""
 
     @property
     def rule(self) -> str:
         return f"{'xid_overrides' if self.override is not None else 'xid'}.csv:{self.code}"
 
+    @property
+    def escalates(self) -> bool:
+        """What NVIDIA puts down to an application never makes a GPU worse by coming back."""
+        return self.immediate_action not in _THE_APPLICATIONS
+
+
+@cache
+def actions() -> Mapping[str, Action]:
+    """NVIDIA's buckets on our ladder (contract, section 2)."""
+    return {
+        row["action"]: Action(row["action"], Severity[row["severity"]] if row["severity"] else None, row["says"])
+        for _, row in read_rows("xid_actions.csv")
+    }
+
 
 @cache
 def xid_table() -> Mapping[int, XidRow]:
     """The whole catalogue by code. Raises ValueError for a row that a build should never have let through."""
-    overrides = {int(row["code"]): row for row in _rows("xid_overrides.csv")}
+    overrides = {int(row["code"]): row for _, row in read_rows("xid_overrides.csv")}
     table: dict[int, XidRow] = {}
-    for row in _rows("xid.csv"):
+    for line, row in read_rows("xid.csv"):
         code, action = int(row["code"]), row["immediate_action"]
-        if action not in LADDER and action not in ("WORKFLOW_NVLINK_ERR", "WORKFLOW_NVLINK5_ERR"):
-            raise ValueError(f"xid.csv: code {code}: unknown action {action!r}")
-        if code in table:
-            raise ValueError(f"xid.csv: code {code} stands twice")
+        if action not in actions() or code in table:
+            raise ValueError(f"xid.csv:{line}: code {code}, action {action!r}")
         ours = overrides.pop(code, None)
         table[code] = XidRow(
             code,
             row["mnemonic"],
+            row["unused"] == "yes",
             action,
+            row["investigatory_action"],
+            row["meaning"],
             row["source"],
             Severity[ours["severity"]] if ours else None,
             ours["why"] if ours else "",
+            ours["source"] if ours else "",
         )
     if overrides:
         raise ValueError(f"xid_overrides.csv: no such code in xid.csv: {sorted(overrides)}")
@@ -90,24 +90,38 @@ def xid_table() -> Mapping[int, XidRow]:
 
 def severity_of(code: int, text: str, policy: Policy) -> Severity:
     """What an Xid means on this cluster. PASS: NVIDIA says to ignore it. Unknown codes are MONITOR."""
-    return policy.severity_of(f"Xid{code}", _catalogue_severity(code, text, policy))
+    return rule_xid(code, text, policy).severity
 
 
-def _catalogue_severity(code: int, text: str, policy: Policy) -> Severity:
+def rule_xid(code: int, text: str, policy: Policy) -> Ruling:
+    """The same, with the row or setting that says so."""
+    if has_recovered(code, text):
+        # No severity of a cluster's own makes good news a fault.
+        return Ruling(Severity.PASS, f"xid.csv:{code}")
+    reason = f"Xid{code}"
+    if reason in policy.overrides:
+        return Ruling(policy.overrides[reason], "severity-overrides")
+    return rule_by_catalogue(code, text, policy)
+
+
+def has_recovered(code: int, text: str) -> bool:
+    """Whether the line says that the GPU needs nothing any more."""
+    return code == RECOVERY_CODE and recovery_in(text) == NONE
+
+
+def rule_by_catalogue(code: int, text: str, policy: Policy) -> Ruling:
+    """What it means where the cluster has no severity of its own for the code."""
     row = xid_table().get(code)
     if row is None:
-        return Severity.MONITOR
+        return Ruling(Severity.MONITOR, "xid.csv: no such code")
     if row.override is not None:
-        return row.override
+        return Ruling(row.override, row.rule)
     if code in _PSHC and policy.strict_pshc:
-        return Severity.RESET
-    ours = {"WORKFLOW_NVLINK_ERR": policy.nvlink_default, "WORKFLOW_NVLINK5_ERR": policy.nvlink5_default}
-    action = _RECOVERY_TEXT.search(text) if row.immediate_action == "XID_154" else None
-    if action:
-        return RECOVERY.get(int(action[1], 16), Severity.MONITOR)
-    return ours.get(row.immediate_action) or LADDER[row.immediate_action]
-
-
-def _rows(name: str) -> list[dict[str, str]]:
-    text = files("healthcheck.catalog").joinpath(name).read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
+        return Ruling(Severity.RESET, "STRICT_PSHC")
+    if row.immediate_action == "WORKFLOW_NVLINK_ERR":
+        return rule_nvlink4(text, policy.nvlink_default)
+    severity = actions()[row.immediate_action].severity
+    if severity is None:
+        return rule_nvlink5(code, text, policy.nvlink5_default)
+    recovery = recovery_in(text) if row.immediate_action == "XID_154" else None
+    return Ruling(severity if recovery is None else severity_of_recovery(recovery), row.rule)

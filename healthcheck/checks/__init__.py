@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from healthcheck.checks import driver, efa_count, gpu_count, xid
+from healthcheck.checks import driver, driver_messages, efa_count, gpu_count, recovery_action, sxid, xid
 from healthcheck.model import Check
 
-CHECKS: tuple[Check, ...] = (driver.CHECK, gpu_count.CHECK, xid.CHECK, efa_count.CHECK)
+CHECKS: tuple[Check, ...] = (
+    driver.CHECK,
+    gpu_count.CHECK,
+    recovery_action.CHECK,
+    xid.CHECK,
+    sxid.CHECK,
+    driver_messages.CHECK,
+    efa_count.CHECK,
+)
 
 GROUPS: Mapping[str, str] = {
     "0": "0-nvidia-smi",

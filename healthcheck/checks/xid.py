@@ -5,18 +5,29 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from healthcheck.catalog.xid import XidRow, severity_of, xid_table
+from healthcheck.catalog.ruling import Ruling
+from healthcheck.catalog.xid import has_recovered, rule_xid, xid_table
 from healthcheck.expectation import Expectation
 from healthcheck.model import Check, Evidence, Finding, Judgement, Nature, Reason, Severity, Sighting
 from healthcheck.probes import kernel_log
 from healthcheck.probes.pci import normalise_address
 
+_BEGINS = "NVRM: Xid ("
 _XID = re.compile(
     r"NVRM: Xid \((?P<address>(?:PCI:)?[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-9a-f])?)"
     r"(?: GPU-I:(?P<gi>\d{1,3}))?(?: GPU-CI:(?P<ci>\d{1,3}))?\): (?P<code>\d{1,5})(?:,\s*(?P<text>.*))?\Z",
     re.IGNORECASE | re.DOTALL,
 )
 """Every form of hardware.md 2.1. Anchored: text that merely quotes such a line is no Xid."""
+_PROCESS = re.compile(
+    r"pid=(?P<pid>'<unknown>'|[^\s,]{1,20}), name=(?P<name>(?:.{0,64}?(?=, [A-Z0-9])|.{0,64}?(?=, |\Z)))(?:, |\Z)",
+    re.DOTALL,
+)
+"""A process may have commas in its name: the driver's own text goes on with a capital letter or a number."""
+_UNKNOWN = "<unknown>"
+_PLACE = re.compile(r"\((GPC \d{1,3}, TPC \d{1,3})\b")
+_FOLLOWS = re.compile(r"\bcaused by previous Xid \d{1,5}\s*\Z")
+_GRAPHICS_EXCEPTION = 13
 _LONGEST_DETAIL = 200
 
 FAMILY = Reason(
@@ -29,50 +40,67 @@ FAMILY = Reason(
 
 def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     for record in seen[kernel_log.RING]:
-        sighting = read_xid(record, expected)
-        if sighting:
+        # A log has thousands of other lines for each of these.
+        if record.text.startswith(_BEGINS) and (sighting := read_xid(record, expected)):
             yield sighting
 
 
 def read_xid(record: kernel_log.Record, expected: Expectation) -> Sighting | None:
     """What one kernel record says, whatever it means; None when it is no Xid."""
-    found = _XID.match(record.text) if record.text.startswith("NVRM: Xid") else None
+    found = _XID.match(record.text)
+    address = normalise_address(found["address"]) if found else None
+    if found is None or address is None:
+        return None
+    code = int(found["code"])
+    process, text = _split_process(found["text"] or "")
+    instance = f"/gi{int(found['gi'])}" if found["gi"] else ""
+    ruling = rule_xid(code, text, expected.policy)
+    finding = _finding(record, code, f"gpu/{address}{instance}", _detail(code, process, text), ruling)
+    place = _PLACE.search(text) if code == _GRAPHICS_EXCEPTION else None
+    return Sighting(
+        reason=finding.reason,
+        subject=finding.subject,
+        seq=record.seq,
+        at=record.at,
+        finding=None if ruling.severity is Severity.PASS else finding,
+        detail=finding.detail,
+        known=code in xid_table(),
+        process=process,
+        place=place[1] if place else "",
+        follows=_FOLLOWS.search(text) is not None,
+        recovered=has_recovered(code, text),
+    )
+
+
+def _finding(record: kernel_log.Record, code: int, subject: str, detail: str, ruling: Ruling) -> Finding:
+    row = xid_table().get(code)
+    return Finding(
+        reason=f"Xid{code}",
+        severity=ruling.severity,
+        subject=subject,
+        detail=detail,
+        rule=ruling.rule,
+        seq=record.seq,
+        at=record.at,
+        escalates=row is None or row.escalates,
+    )
+
+
+def _split_process(text: str) -> tuple[str, str]:
+    """Whose work it was ('' where the driver names nobody), and what the driver says."""
+    found = _PROCESS.match(text)
     if found is None:
-        return None
-    code, text = int(found["code"]), found["text"] or ""
-    address = normalise_address(found["address"])
-    if address is None:
-        return None
+        return "", text
+    named = [word for word in (found["pid"].strip("'"), found["name"]) if word and word != _UNKNOWN]
+    return " ".join(named), text[found.end() :]
+
+
+def _detail(code: int, process: str, text: str) -> str:
     row = xid_table().get(code)
     name = row.mnemonic if row else "not in the catalogue"
-    instance = f"/gi{int(found['gi'])}" if found["gi"] else ""
-    reason, subject = f"Xid{code}", f"gpu/{address}{instance}"
-    detail = f"{name}: {text}"[:_LONGEST_DETAIL] if text else name
-    severity = severity_of(code, text, expected.policy)
-    finding = Finding(
-        reason=reason,
-        severity=severity,
-        subject=subject,
-        detail=detail,
-        rule=_rule(code, row, expected),
-        seq=record.seq,
-        at=record.at,
-    )
-    return Sighting(
-        reason=reason,
-        subject=subject,
-        seq=record.seq,
-        at=record.at,
-        finding=None if severity is Severity.PASS else finding,
-        detail=detail,
-        known=row is not None,
-    )
-
-
-def _rule(code: int, row: XidRow | None, expected: Expectation) -> str:
-    if f"Xid{code}" in expected.policy.overrides:
-        return "severity-overrides"
-    return row.rule if row else "xid.csv: no such code"
+    told = f"{name}: {text}" if text else name
+    by = f" (process {process})" if process else ""
+    return told[: _LONGEST_DETAIL - len(by)] + by
 
 
 CHECK = Check("xid", "0-nvidia-smi", (kernel_log.RING,), judge, (FAMILY,), Nature.EVENT)

@@ -29,6 +29,12 @@ class Gpu:
     uuid: str = ""
     serial: str = ""
     name: str = ""
+    recovery_action: int | None = None
+    """nvmlDeviceGpuRecoveryAction_t, field 230; None: this driver has none, or it could not be read."""
+    recovery_error: int = SUCCESS
+    """The nvmlReturn_t that kept the recovery action from us; 0 where the driver has none."""
+    instances: tuple[int, ...] | None = None
+    """Ids of the MIG GPU instances that have a compute instance, `()` without MIG mode; None: nobody could say."""
 
     @property
     def about(self) -> dict[str, str]:
@@ -135,7 +141,18 @@ def _gpu(raw: dict[str, Any]) -> Gpu:
         address = normalise_address(raw["bus_id"]) or ""
         if not address:
             raise ValueError(f"GPU {index}: bus id {raw['bus_id']!r} is no PCI address")
-    return Gpu(index, code, address, *(str(raw.get(key, "")) for key in ("uuid", "serial", "name")))
+    action, instances = raw.get("recovery_action"), raw.get("instances")
+    return Gpu(
+        index,
+        code,
+        address,
+        str(raw.get("uuid", "")),
+        str(raw.get("serial", "")),
+        str(raw.get("name", "")),
+        recovery_action=None if action is None else int(action),
+        recovery_error=int(raw.get("recovery_error", SUCCESS)),
+        instances=None if instances is None else tuple(int(one) for one in instances),
+    )
 
 
 def _refused(answer: dict[str, Any]) -> Unobserved:

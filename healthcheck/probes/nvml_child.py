@@ -14,6 +14,8 @@ from typing import Any, BinaryIO
 
 SONAME = "libnvidia-ml.so.1"
 _MOST_GPUS = 256
+_MOST_INSTANCES = 64  # bounds what nonsense would cost
+_NOT_FOUND = 6  # nvml.h
 _LINUX_DIRECTORIES = (
     "usr/lib64",
     "usr/lib/x86_64-linux-gnu",
@@ -195,7 +197,48 @@ def _gpu(pynvml: Any, index: int) -> dict[str, Any]:
             gpu[key] = _text(value.busId if key == "bus_id" else value)
         except pynvml.NVMLError as error:
             gpu["error"] = gpu["error"] or _fault(error.value)
-    return gpu
+    return gpu | _recovery_action(pynvml, handle) | {"instances": _instances(pynvml, handle)}
+
+
+def _recovery_action(pynvml: Any, handle: Any) -> dict[str, int]:
+    """What the driver wants done with the GPU, or why it can't say; nothing where it knows no such field."""
+    try:
+        field = pynvml.nvmlDeviceGetFieldValues(handle, [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])[0]
+        code = field.nvmlReturn
+    except pynvml.NVMLError as error:
+        code = error.value
+    if code == pynvml.NVML_SUCCESS:
+        return {"recovery_action": field.value.uiVal}
+    # A library older than the field may call its number an invalid argument.
+    absent = code == pynvml.NVML_ERROR_INVALID_ARGUMENT or not _fault(code)
+    return {} if absent else {"recovery_error": code}
+
+
+def _instances(pynvml: Any, handle: Any) -> list[int] | None:
+    """The MIG GPU instances of the MIG devices that exist; None where the GPU has no MIG or something failed.
+
+    There is no cheaper way: listing GPU instances themselves takes a call for each profile that a GPU knows.
+    """
+    try:
+        if pynvml.nvmlDeviceGetMigMode(handle)[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
+            return []
+        most = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+        if most > _MOST_INSTANCES:
+            return None
+        devices = [_mig_device(pynvml, handle, index) for index in range(most)]
+        return sorted({pynvml.nvmlDeviceGetGpuInstanceId(device) for device in devices if device is not None})
+    except pynvml.NVMLError:
+        return None
+
+
+def _mig_device(pynvml: Any, handle: Any, index: int) -> Any:
+    """None: no MIG device has this index; the indices of those that exist have holes."""
+    try:
+        return pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+    except pynvml.NVMLError as error:
+        if error.value == _NOT_FOUND:
+            return None
+        raise
 
 
 def _fault(code: int) -> int:

@@ -10,7 +10,9 @@
  *   nvml/error/<function>                     the nvmlReturn_t of that function
  *   nvml/gpuN/error                           the nvmlReturn_t of taking that GPU's handle
  *   nvml/gpuN/error.<function>                the nvmlReturn_t of that function on that GPU
+ *   nvml/gpuN/error.field.<id>                the nvmlReturn_t of that field on that GPU
  *   nvml/gpuN/<value>, nvml/gpuN/field/<id>   values; an absent one is NVML_ERROR_NOT_SUPPORTED
+ *   nvml/gpuN/mig/<index>                     the GPU instance id of that MIG device, seen while mig_current is 1
  *
  * A GPU's index is its rank among the gpuN directories, as a vanished GPU moves the others up.
  */
@@ -32,6 +34,7 @@ enum {
     UNINITIALIZED = 1,
     INVALID_ARGUMENT = 2,
     NOT_SUPPORTED = 3,
+    NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7,
     DRIVER_NOT_LOADED = 9,
     OPERATING_SYSTEM = 17,
@@ -40,13 +43,17 @@ enum {
 };
 
 #define MAX_GPUS 16 /* twice the largest instance */
+#define MAX_MIG_DEVICES 8
 #define VALUE_SIZE 256
 
 typedef struct {
     unsigned number; /* the N of gpuN: stays when another GPU vanishes */
     int descriptor;  /* on dev/nvidiaN, as the driver keeps one per GPU in use */
 } Gpu;
-typedef Gpu *nvmlDevice_t;
+typedef struct {
+    unsigned number, index; /* of the GPU, and on it */
+} MigDevice;
+typedef Gpu *nvmlDevice_t; /* or a MigDevice: NVML tells them apart by where they lie, and so do we */
 
 typedef struct {
     char busIdLegacy[16];
@@ -71,6 +78,7 @@ typedef struct {
 static char node[PATH_MAX];
 static char library_version[VALUE_SIZE];
 static Gpu gpus[MAX_GPUS];
+static MigDevice mig_devices[MAX_GPUS][MAX_MIG_DEVICES];
 static int control_descriptor = -1;
 static int initialised; /* NVML counts its initialisations */
 
@@ -203,15 +211,30 @@ static nvmlReturn_t enter_initialised(const char *function)
     return result;
 }
 
-static nvmlReturn_t enter_gpu(const char *function, nvmlDevice_t gpu)
+static nvmlReturn_t error_on_gpu(const char *function, unsigned number)
 {
     char line[VALUE_SIZE];
+    return read_line(line, "nvml/gpu%u/error.%s", number, function) ? written_error(line) : SUCCESS;
+}
+
+static nvmlReturn_t enter_gpu(const char *function, nvmlDevice_t gpu)
+{
     nvmlReturn_t result = enter_initialised(function);
     if (result != SUCCESS)
         return result;
     if (gpu < gpus || gpu >= gpus + MAX_GPUS)
         return INVALID_ARGUMENT;
-    return read_line(line, "nvml/gpu%u/error.%s", gpu->number, function) ? written_error(line) : SUCCESS;
+    return error_on_gpu(function, gpu->number);
+}
+
+static nvmlReturn_t enter_mig(const char *function, MigDevice *device)
+{
+    nvmlReturn_t result = enter_initialised(function);
+    if (result != SUCCESS)
+        return result;
+    if (device < mig_devices[0] || device >= mig_devices[MAX_GPUS])
+        return INVALID_ARGUMENT;
+    return error_on_gpu(function, device->number);
 }
 
 #define ENTER(entered)                                                                                            \
@@ -302,7 +325,7 @@ const char *nvmlErrorString(nvmlReturn_t result)
     case INVALID_ARGUMENT: return "Invalid Argument";
     case NOT_SUPPORTED: return "Not Supported";
     case 4: return "Insufficient Permissions";
-    case 6: return "Not Found";
+    case NOT_FOUND: return "Not Found";
     case INSUFFICIENT_SIZE: return "Insufficient Size";
     case 8: return "Insufficient External Power";
     case DRIVER_NOT_LOADED: return "Driver Not Loaded";
@@ -425,6 +448,43 @@ nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t gpu, unsigned *current, unsigned 
     return gpu_unsigned(gpu, "mig_pending", pending);
 }
 
+static int has_mig_on(nvmlDevice_t gpu)
+{
+    unsigned long long mode;
+    return gpu_number(gpu, "mig_current", &mode) == SUCCESS && mode == 1;
+}
+
+nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t gpu, unsigned *count)
+{
+    ENTER(enter_gpu(__func__, gpu));
+    if (count == NULL)
+        return INVALID_ARGUMENT;
+    *count = 0;
+    return has_mig_on(gpu) ? gpu_unsigned(gpu, "mig_most", count) : SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t gpu, unsigned index, nvmlDevice_t *device)
+{
+    ENTER(enter_gpu(__func__, gpu));
+    if (index >= MAX_MIG_DEVICES || device == NULL)
+        return INVALID_ARGUMENT;
+    if (!has_mig_on(gpu) || !exists("nvml/gpu%u/mig/%u", gpu->number, index))
+        return NOT_FOUND;
+    mig_devices[gpu->number][index] = (MigDevice){.number = gpu->number, .index = index};
+    *device = (nvmlDevice_t)&mig_devices[gpu->number][index];
+    return SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned *id)
+{
+    char name[VALUE_SIZE];
+    MigDevice *mig = (MigDevice *)device;
+    ENTER(enter_mig(__func__, mig));
+    snprintf(name, sizeof name, "mig/%u", mig->index);
+    nvmlReturn_t result = gpu_unsigned(&gpus[mig->number], name, id);
+    return result == NOT_SUPPORTED ? NOT_FOUND : result; /* destroyed since its handle was taken */
+}
+
 nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t gpu, unsigned *mode)
 {
     ENTER(enter_gpu(__func__, gpu));
@@ -467,9 +527,12 @@ nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t gpu, int count, nvmlFieldValu
         return INVALID_ARGUMENT;
     for (int i = 0; i < count; i++) {
         char name[VALUE_SIZE];
-        snprintf(name, sizeof name, "field/%u", values[i].fieldId);
         values[i].value.ullVal = 0;
-        values[i].nvmlReturn = gpu_number(gpu, name, &values[i].value.ullVal);
+        snprintf(name, sizeof name, "field.%u", values[i].fieldId);
+        values[i].nvmlReturn = error_on_gpu(name, gpu->number);
+        snprintf(name, sizeof name, "field/%u", values[i].fieldId);
+        if (values[i].nvmlReturn == SUCCESS)
+            values[i].nvmlReturn = gpu_number(gpu, name, &values[i].value.ullVal);
         values[i].valueType = values[i].value.ullVal > UINT_MAX ? UNSIGNED_LONG_LONG : UNSIGNED_INT;
     }
     return SUCCESS;

@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sim.c_library import find_compiler
 from sim.control_plane.build import ControlPlaneError, cache_folder
-from sim.nvml_library import find_compiler
 from sim.real_node.needs import codename
 
 if TYPE_CHECKING:

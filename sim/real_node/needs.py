@@ -8,8 +8,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from sim.c_library import CompilerError, find_compiler
 from sim.control_plane.build import cache_folder
-from sim.nvml_library import CompilerError, find_compiler
 
 PACKAGES = {
     "containerd": "containerd",

@@ -8,13 +8,15 @@ import pytest
 
 from healthcheck.checks import CHECKS, GROUPS, select_checks
 
+GROUP_0 = ["driver", "gpu-count", "recovery-action", "xid", "sxid", "driver-messages"]
+
 
 @pytest.mark.parametrize(
     ("words", "names"),
     [
         ([], []),
-        (["0"], ["driver", "gpu-count", "xid"]),
-        (["0-nvidia-smi"], ["driver", "gpu-count", "xid"]),
+        (["0"], GROUP_0),
+        (["0-nvidia-smi"], GROUP_0),
         (["efa-count", "driver"], ["driver", "efa-count"]),
         (["8"], []),
         ([*GROUPS], [check.name for check in CHECKS]),

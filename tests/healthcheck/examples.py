@@ -8,7 +8,8 @@ from typing import Any
 from healthcheck.change import NodeState
 from healthcheck.checks.xid import read_xid
 from healthcheck.expectation import Expectation
-from healthcheck.memory import Memory, Standing, looked
+from healthcheck.looks import looked
+from healthcheck.memory import Memory, Standing
 from healthcheck.model import PREFIX, Finding, Nature, Now, Outcome, Severity, Sighting, Unobserved
 from healthcheck.probes.kernel_log import Record
 from healthcheck.record import Identity
@@ -48,9 +49,15 @@ def sighting(finding: Finding, **more: Any) -> Sighting:
 
 
 def stands(
-    finding: Finding, nature: Nature = Nature.EVENT, *, check: str = "xid", at: float = MONOTONIC, boot_id: str = BOOT
+    finding: Finding,
+    nature: Nature = Nature.EVENT,
+    *,
+    check: str = "xid",
+    at: float = MONOTONIC,
+    boot_id: str = BOOT,
+    seq: int = -1,
 ) -> Standing:
-    return Standing(finding, check, nature, WALL, WALL, 1, boot_id, at)
+    return Standing(finding, check, nature, WALL, WALL, 1, boot_id, at, seq)
 
 
 def remembers(*standing: Standing, **more: Any) -> Memory:

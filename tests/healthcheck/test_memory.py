@@ -7,8 +7,11 @@ from datetime import timedelta
 
 import pytest
 
-from healthcheck.memory import LOOKS_TO_CONFIRM, Memory, begin, expired, looked, noticed, without_checks
+from healthcheck.exits import begin, expired
+from healthcheck.looks import LOOKS_TO_CONFIRM, looked, without_checks
+from healthcheck.memory import Memory
 from healthcheck.model import Finding, Nature, Outcome, Severity
+from healthcheck.sightings import noticed
 from tests.healthcheck.examples import (
     BLIND,
     BOOT,
@@ -92,7 +95,7 @@ class TestLevels:
     def test_a_level_survives_a_reboot_until_a_look_shows_it_gone(self) -> None:
         before = looked(remembers(), [says(LOST)], NOW)
 
-        rebooted = begin(before, MACHINE, "another boot")
+        rebooted = begin(before, MACHINE, "another boot", NOW)
 
         assert reasons(rebooted) == ["GpuLost"]
         assert reasons(looked(rebooted, [says()], later(200))) == []
@@ -162,7 +165,7 @@ class TestFlickering:
     def test_a_reboot_forgets_what_was_being_looked_at_again(self) -> None:
         memory = looked(remembers(), [says(LOW)], NOW)
 
-        assert begin(memory, MACHINE, "another boot").suspects == {}
+        assert begin(memory, MACHINE, "another boot", NOW).suspects == {}
 
 
 class TestEvents:
@@ -231,7 +234,7 @@ class TestEvents:
     ) -> None:
         memory = remembers(stands(fault("Xid1", severity)), cursor=99, driver_loaded_at=5.0)
 
-        restarted, rebooted = begin(memory, MACHINE, BOOT), begin(memory, MACHINE, "another boot")
+        restarted, rebooted = begin(memory, MACHINE, BOOT, NOW), begin(memory, MACHINE, "another boot", NOW)
 
         assert bool(restarted.standing) is after_restart
         assert bool(rebooted.standing) is after_reboot
@@ -250,10 +253,14 @@ class TestEvents:
         ("nature", "severity", "words"),
         [
             (Nature.LEVEL, REBOOT, "a look that shows it gone"),
-            (Nature.EVENT, MONITOR, "time or a reboot"),
-            (Nature.EVENT, RESET, "a reboot"),
-            (Nature.EVENT, REBOOT, "a reboot"),
-            (Nature.EVENT, ISOLATE, "a person's release, or another machine"),
+            (Nature.EVENT, MONITOR, "time, reboot, release, another GPU in its place"),
+            (
+                Nature.EVENT,
+                RESET,
+                "reset of the GPU, reboot, a passed quarantine run, release, another GPU in its place",
+            ),
+            (Nature.EVENT, REBOOT, "reboot, a passed quarantine run, release, another GPU in its place"),
+            (Nature.EVENT, ISOLATE, "a passed quarantine run, release, another GPU in its place"),
         ],
     )
     def test_each_finding_says_what_ends_it(self, nature: Nature, severity: Severity, words: str) -> None:
@@ -264,18 +271,18 @@ class TestMachines:
     def test_another_machine_inherits_nothing(self) -> None:
         memory = remembers(stands(fault("Xid54", ISOLATE)), stands(LOST, Nature.LEVEL), cursor=12)
 
-        assert begin(memory, "another machine", "another boot") == Memory("another machine", "another boot")
+        assert begin(memory, "another machine", "another boot", NOW) == Memory("another machine", "another boot")
 
     @pytest.mark.parametrize(("before", "now"), [("", MACHINE), (MACHINE, ""), ("", "")])
     def test_a_machine_that_cannot_tell_its_name_is_taken_for_the_same(self, before: str, now: str) -> None:
         memory = Memory(before, BOOT, standing=(stands(fault()),))
 
-        after = begin(memory, now, BOOT)
+        after = begin(memory, now, BOOT, NOW)
 
         assert (after.machine, reasons(after)) == (before or now, ["Xid79"])
 
     def test_an_empty_memory_begins_on_this_machine_and_boot(self) -> None:
-        assert begin(Memory(), MACHINE, BOOT) == Memory(MACHINE, BOOT)
+        assert begin(Memory(), MACHINE, BOOT, NOW) == Memory(MACHINE, BOOT)
 
 
 class TestTime:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -11,16 +12,23 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.memory import Memory
+from healthcheck.memory import Acknowledgement, Hit, Memory, Release
 from healthcheck.memory_file import MemoryFile, MemoryFileError
 from healthcheck.model import Nature
-from tests.healthcheck.examples import fault, remembers, stands
+from tests.healthcheck.examples import BOOT, GPU, WALL, fault, remembers, stands
 
 MEMORY = remembers(
-    stands(fault(about={"serial": "165"}, rule="xid.csv:79")),
+    stands(fault(about={"serial": "165"}, rule="xid.csv:79", escalates=False), seq=41),
     stands(fault("GpuCountLow", subject="node"), Nature.LEVEL, check="gpu-count", boot_id="the boot before"),
     cursor=2**40,
     driver_loaded_at=17.25,
+    released=Release("ann", "cable reseated", WALL, ()),
+    acknowledged=(Acknowledgement("Xid79", GPU, BOOT, 7, WALL), Acknowledgement("Dcgm", "dcgm", BOOT, None, WALL)),
+    gpus={"0000:53:00.0": {"index": "0", "uuid": "GPU-1", "serial": "165"}},
+    recovery={"0000:53:00.0": 2},
+    last_xid={"0000:53:00.0": 12.000001},
+    hits={("Xid13", "0000:53:00.0"): (Hit("7 a, b", "GPC 1, TPC 3", 1.5, WALL), Hit("", "", 2.5, WALL))},
+    ended={("Xid79", "165"): (WALL, WALL)},
 )
 SECOND_AGENT = """
 import sys
@@ -71,7 +79,7 @@ def test_a_write_replaces_the_file_and_leaves_nothing_beside_it(file: MemoryFile
     file.write(remembers())
     with file.path.open("rb") as reader:
         file.write(MEMORY)
-        seen_by_a_reader = json.loads(reader.read())
+        seen_by_a_reader = json.loads(reader.read().splitlines()[1])
 
     assert seen_by_a_reader["findings"] == []
     assert sorted(path.name for path in file.directory.iterdir()) == ["lock", "memory.json"]
@@ -141,9 +149,19 @@ def test_a_released_lock_can_be_released_again(tmp_path: Path) -> None:
     ours.release()
 
 
-WHOLE = json.dumps(
-    {"schema": 1, "machine": "", "boot_id": "b", "cursor": 1, "driver_loaded_at": None, "findings": []}
-).encode()
+def whole(schema: object = 2, digest: str = "", **changes: object) -> bytes:
+    """A file that is one, or that is none by one value alone."""
+    nothing: dict[str, object] = {key: [] for key in ("findings", "acknowledged", "hits", "ended")}
+    nothing |= {key: {} for key in ("gpus", "recovery", "last_xid")} | {"released": None, "driver_loaded_at": None}
+    body = json.dumps({"machine": "", "boot_id": "b", "cursor": 1, **nothing, **changes}).encode()
+    header = {"schema": schema, "sha256": digest or hashlib.sha256(body).hexdigest()}
+    return json.dumps(header).encode() + b"\n" + body + b"\n"
+
+
+def test_a_file_with_nothing_wrong_is_read(file: MemoryFile) -> None:
+    file.path.write_bytes(whole())
+
+    assert file.read() == Memory(boot_id="b", cursor=1)
 
 
 @pytest.mark.parametrize(
@@ -151,20 +169,29 @@ WHOLE = json.dumps(
     [
         b"",
         b"\x00" * 4096,  # as a file system leaves a file after a crash
-        WHOLE[:-20],
+        whole()[:-20],
+        whole().replace(b'"cursor": 1', b'"cursor": 2'),
         b"\xff\xfe\xfd",
         b"[]",
         b"null",
         b"{}",
         b"[" * 100_000,
-        WHOLE.replace(b'"schema": 1', b'"schema": 2'),
-        WHOLE.replace(b'"schema": 1', b'"schema": "1"'),
-        WHOLE.replace(b'"cursor": 1', b'"cursor": "x"'),
-        WHOLE.replace(b'"cursor": 1', b'"cursor": Infinity'),
-        WHOLE.replace(b'"findings": []', b'"findings": 7'),
-        WHOLE.replace(b'"findings": []', b'"findings": ["Xid79"]'),
-        WHOLE.replace(b'"findings": []', b'"findings": [{"boot_id": "b"}]'),
-        WHOLE + b" " * (5 << 20),
+        b'{"schema": 1, "machine": "", "boot_id": "b", "cursor": 1, "driver_loaded_at": null, "findings": []}',
+        whole(schema=1),
+        whole(schema=3),
+        whole(schema="2"),
+        whole(digest="0"),
+        whole(cursor="x"),
+        whole(cursor=float("inf")),
+        whole(findings=7),
+        whole(findings=["Xid79"]),
+        whole(findings=[{"boot_id": "b"}]),
+        whole(released={"by": "ann"}),
+        whole(acknowledged=[{}]),
+        whole(hits=[["Xid13"]]),
+        whole(ended=[["Xid79", "1", "yesterday"]]),
+        whole(gpus=[1]),
+        whole() + b" " * (5 << 20),
     ],
 )
 def test_a_file_that_is_no_memory_is_set_aside_and_said(file: MemoryFile, raw: bytes) -> None:
@@ -180,9 +207,9 @@ def test_a_file_that_is_no_memory_is_set_aside_and_said(file: MemoryFile, raw: b
 
 
 def test_a_newer_schema_says_which_one_this_version_reads(file: MemoryFile) -> None:
-    file.path.write_bytes(WHOLE.replace(b'"schema": 1', b'"schema": 2'))
+    file.path.write_bytes(whole(schema=3))
 
-    with pytest.raises(MemoryFileError, match="schema 2; this version reads 1"):
+    with pytest.raises(MemoryFileError, match="schema 3; this version reads 2"):
         file.read()
 
 

@@ -19,6 +19,7 @@ from healthcheck.model import Severity
         ("XID 13=ISOLATE", {"Xid13": Severity.ISOLATE}),
         ("Xid 013 = MONITOR", {"Xid13": Severity.MONITOR}),
         ("sxid 11004 = REBOOT", {"SXid11004": Severity.REBOOT}),
+        ("dcgm 52 = MONITOR", {"Dcgm52": Severity.MONITOR}),
         ("GpuCountLow = MONITOR  # while we wait for parts", {"GpuCountLow": Severity.MONITOR}),
         ("Xid79 = PASS", {"Xid79": Severity.PASS}),
         ("  xid   13   =   RESET  \r\n", {"Xid13": Severity.RESET}),

@@ -86,7 +86,7 @@ def test_a_finding_is_told_with_all_that_joins_it_to_other_names() -> None:
         "first_seen": "2026-11-21T01:02:03Z",
         "last_seen": "2026-11-21T01:02:03Z",
         "count": 1,
-        "exit": "a reboot",
+        "exit": "reboot, a passed quarantine run, release, another GPU in its place",
         "check": "xid",
         "nature": "event",
         "at": 12.346,

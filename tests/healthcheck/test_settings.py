@@ -12,6 +12,7 @@ from healthcheck.model import Severity
 from healthcheck.profiles import InstanceProfile
 from healthcheck.settings import BadValue, NodeSettings, SettingsError, read_settings
 
+GROUP_0 = ["driver", "gpu-count", "recovery-action", "xid", "sxid", "driver-messages"]
 SECONDS = "a whole number of seconds, "
 GROUPS = "allowed are 0, 1, 2, 3, 4, 5, 6, 7, 8, 0-nvidia-smi, 1-dcgm-diag-l2"
 SEVERITIES = "allowed are MONITOR, RESET, REBOOT or ISOLATE"
@@ -48,6 +49,7 @@ def test_without_any_configuration_the_contracts_defaults_hold(directory: Path |
         "ENABLE_LABEL": True,
         "TAINT_SEVERITY": Severity.RESET,
         "MONITOR_TTL": 86400,
+        "ESCALATE_AFTER": 2,
         "severity-overrides": "",
         "NVLINK_DEFAULT": Severity.RESET,
         "NVLINK5_DEFAULT": Severity.MONITOR,
@@ -64,7 +66,7 @@ def test_the_files_of_the_configmap_are_read(tmp_path: Path) -> None:
     values = read_settings(tmp_path).values
 
     assert values.check_interval_seconds == 60
-    assert [check.name for check in values.checks] == ["driver", "gpu-count", "xid", "efa-count"]
+    assert [check.name for check in values.checks] == [*GROUP_0, "efa-count"]
     assert values.rules == Rules(Severity.REBOOT, enable_taint=False, enable_label=True)
     assert values.policy.overrides == {"Xid13": Severity.RESET, "GpuCountLow": Severity.MONITOR}
     assert (values.policy.strict_pshc, values.policy.nvlink5_default) == (True, Severity.ISOLATE)
@@ -121,6 +123,7 @@ BAD = [
     ("NVLINK5_DEFAULT", "", SEVERITIES),
     ("severity-overrides", "xid 13", "line 1: 'xid 13'; write `Reason = SEVERITY` or `xid 13 = RESET`"),
     ("severity-overrides", "# ok\nxid 13 = BAD", "line 2: severity 'BAD'; allowed are PASS, MONITOR"),
+    ("severity-overrides", "\n  \nxid 13 = BAD\n\n", "line 3: severity 'BAD'; allowed are PASS, MONITOR"),
 ]
 
 
@@ -218,10 +221,10 @@ def test_a_cycle_takes_at_most_two_intervals_and_a_probe_a_minute(
 @pytest.mark.parametrize(
     ("words", "names"),
     [
-        ("0 2 3 7 8", ["driver", "gpu-count", "xid", "efa-count"]),
-        ("2 0", ["driver", "gpu-count", "xid", "efa-count"]),
+        ("0 2 3 7 8", [*GROUP_0, "efa-count"]),
+        ("2 0", [*GROUP_0, "efa-count"]),
         ("2", ["efa-count"]),
-        ("0-nvidia-smi", ["driver", "gpu-count", "xid"]),
+        ("0-nvidia-smi", GROUP_0),
         ("xid 2 xid", ["xid", "efa-count"]),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from healthcheck.catalog.policy import Policy
 from healthcheck.checks.xid import CHECK, read_xid
 from healthcheck.expectation import Expectation
 from healthcheck.model import Evidence, Finding, Severity, Sighting
@@ -21,6 +22,10 @@ def record(text: str, seq: int = 7, at: float = 12.5) -> Record:
 
 def read(text: str) -> Finding | None:
     return finding_in(record(text), Expectation())
+
+
+def overriding(reason: str, severity: Severity) -> Expectation:
+    return Expectation(policy=Policy({reason: severity}))
 
 
 FORMS = [
@@ -64,6 +69,8 @@ NAMES = [
     'it\'s "quoted"',
     "a: 79, b",
     "é\ufffd",
+    "nvidia-smi]",
+    "[bracket",
     "",
 ]
 
@@ -79,11 +86,102 @@ def test_every_documented_form_is_read(text: str, reason: str, subject: str) -> 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("pid", ["1234", "'<unknown>'"])
 def test_a_process_may_be_called_anything(pid: str, name: str) -> None:
-    finding = read(f"NVRM: Xid (PCI:0000:05:00): 79, pid={pid}, name={name}, {OFF_BUS}")
+    seen = read_xid(record(f"NVRM: Xid (PCI:0000:05:00): 79, pid={pid}, name={name}, {OFF_BUS}"), Expectation())
+
+    assert seen
+    assert seen.finding
+    assert (seen.reason, seen.finding.severity, seen.subject) == ("Xid79", Severity.REBOOT, "gpu/0000:05:00.0")
+    assert seen.process == " ".join(word for word in (pid if pid == "1234" else "", name) if word)
+    assert seen.detail.startswith(f"ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS: {OFF_BUS}")
+    assert seen.process in seen.detail
+
+
+@pytest.mark.parametrize(
+    ("text", "process", "rest"),
+    [
+        ("pid=1234, name=python, Ch 00000008, errorString CTX", "1234 python", "Ch 00000008, errorString CTX"),
+        ("pid='<unknown>', name=<unknown>, GPU has fallen", "", "GPU has fallen"),
+        ("pid=1234, name=<unknown>, GPU has fallen", "1234", "GPU has fallen"),
+        ("pid=1234, name=python", "1234 python", ""),
+        ("pid=1234, name=a, b, c", "1234 a", "b, c"),
+        ("pid=1234, name=x, 0cb5(2d50) 8503d428", "1234 x", "0cb5(2d50) 8503d428"),
+        ("Ch 00000008", "", "Ch 00000008"),
+        ("somebody said pid=1, name=x, GPU", "", "somebody said pid=1, name=x, GPU"),
+    ],
+)
+def test_the_process_and_the_drivers_own_text_are_told_apart(text: str, process: str, rest: str) -> None:
+    seen = read_xid(record(f"NVRM: Xid (PCI:0000:05:00): 109, {text}"), Expectation())
+
+    assert seen
+    assert seen.process == process
+    by = f" (process {process})" if process else ""
+    assert seen.detail == f"ROBUST_CHANNEL_CTXSW_TIMEOUT_ERROR{rest and ': '}{rest}{by}"
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "place"),
+    [
+        (13, "Graphics SM Warp Exception on (GPC 1, TPC 3, SM 0): Out Of Range Address", "GPC 1, TPC 3"),
+        (13, "pid=7, name=x, Graphics SM Global Exception on (GPC 11, TPC 0, SM 1): Errors", "GPC 11, TPC 0"),
+        (13, "Graphics Exception: ESR 0x50c730=0x1f", ""),
+        (31, "MMU Fault on (GPC 1, TPC 3, SM 0)", ""),
+    ],
+)
+def test_an_xid_13_says_where_on_the_gpu_it_was(code: int, text: str, place: str) -> None:
+    seen = read_xid(record(f"NVRM: Xid (PCI:0000:05:00): {code}, {text}"), Expectation())
+
+    assert seen
+    assert seen.place == place
+
+
+@pytest.mark.parametrize(
+    ("text", "follows"),
+    [
+        ("Ch 00000008 caused by previous Xid 79", True),
+        ("pid=7, name=python, Ch 00000008 caused by previous Xid 154\n", True),
+        ("Ch 00000008", False),
+        ("Ch 00000008 caused by previous Xid", False),
+        ("caused by previous Xid 79, said somebody", False),
+    ],
+)
+def test_a_line_that_names_its_cause_follows_another(text: str, follows: bool) -> None:
+    seen = read_xid(record(f"NVRM: Xid (PCI:0000:05:00): 45, {text}"), Expectation())
+
+    assert seen
+    assert seen.follows is follows
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "recovered"),
+    [
+        (154, "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)", True),
+        (154, "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)", False),
+        (154, "GPU recovery action changed", False),
+        (94, "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)", False),
+    ],
+)
+def test_a_gpu_that_needs_nothing_any_more_has_recovered(code: int, text: str, recovered: bool) -> None:
+    seen = read_xid(record(f"NVRM: Xid (PCI:0000:05:00): {code}, {text}"), Expectation())
+
+    assert seen
+    assert seen.recovered is recovered
+
+
+@pytest.mark.parametrize("severity", list(Severity))
+def test_no_severity_of_a_cluster_makes_a_recovery_a_fault(severity: Severity) -> None:
+    text = "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
+
+    assert finding_in(record(f"NVRM: Xid (PCI:0000:05:00): 154, {text}"), overriding("Xid154", severity)) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "escalates"), [(13, False), (31, False), (94, False), (43, False), (79, True), (48, True), (999, True)]
+)
+def test_what_nvidia_puts_down_to_an_application_never_escalates(code: int, escalates: bool) -> None:
+    finding = finding_in(record(f"NVRM: Xid (PCI:0000:05:00): {code}, x"), overriding(f"Xid{code}", Severity.RESET))
 
     assert finding
-    assert (finding.reason, finding.severity, finding.subject) == ("Xid79", Severity.REBOOT, "gpu/0000:05:00.0")
-    assert finding.detail.endswith(OFF_BUS)
+    assert (finding.escalates, finding.rule) == (escalates, "severity-overrides")
 
 
 @pytest.mark.parametrize(
@@ -191,4 +289,4 @@ def test_the_raw_record_of_a_multi_line_message_is_read_as_one() -> None:
     finding = finding_in(parsed, Expectation())
     assert finding
     assert (finding.seq, finding.at) == (812, 99.25)
-    assert finding.detail.endswith("pid=1, name=a\\b, first\nsecond")
+    assert finding.detail.endswith("first\nsecond (process 1 a\\b)")

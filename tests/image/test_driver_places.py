@@ -12,7 +12,7 @@ import pytest
 
 from healthcheck.model import Unobserved
 from healthcheck.probes.nvml import Driver, Gpus
-from sim import nvml_library
+from sim import c_library, nvml_library
 from sim.node import DRIVER_VERSION, SimulatedNode
 
 SONAME = "libnvidia-ml.so.1"
@@ -149,7 +149,7 @@ def needing(library: str) -> Callable[[Path], None]:
     def put(path: Path) -> None:
         source, other = path.with_suffix(".c"), path.with_name(library)
         source.write_text("int nothing(void) { return 0; }\n")
-        compiler = [*nvml_library.find_compiler(), "-shared", "-fPIC", "-nostdlib", str(source)]
+        compiler = [*c_library.find_compiler(), "-shared", "-fPIC", "-nostdlib", str(source)]
         subprocess.run([*compiler, f"-Wl,-soname,{library}", "-o", str(other)], check=True)
         needs = ["-Wl,--no-as-needed", str(other), f"-Wl,-soname,{SONAME}"]
         subprocess.run([*compiler, *needs, "-o", str(path)], check=True)

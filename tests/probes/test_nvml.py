@@ -20,8 +20,8 @@ from healthcheck.checks.driver import CHECK
 from healthcheck.expectation import Expectation
 from healthcheck.model import Evidence, Finding, Host, Judgement, ProbeError, Severity, Unobserved
 from healthcheck.probes.nvml import NVML, Driver, DriverLook, Gpu, Gpus, read_answer, read_driver
+from sim.c_library import find_compiler
 from sim.node import SimulatedNode
-from sim.nvml_library import find_compiler
 
 # nvml.h: every nvmlReturn_t but SUCCESS, and one that no header knows.
 ERRORS = [*range(1, 31), 999, 12345]
@@ -78,7 +78,10 @@ def judged(look: DriverLook) -> list[Judgement]:
 
 
 def healthy(node: SimulatedNode) -> tuple[Gpu, ...]:
-    return tuple(Gpu(one.index, 0, one.address, one.uuid, one.serial, "NVIDIA H100 80GB HBM3") for one in node.gpus)
+    name = "NVIDIA H100 80GB HBM3"
+    return tuple(
+        Gpu(one.index, 0, one.address, one.uuid, one.serial, name, recovery_action=0, instances=()) for one in node.gpus
+    )
 
 
 class TestAnswers:
@@ -167,7 +170,7 @@ class TestAnswers:
         for error, call in zip((3, 15, 16, 999), WITHOUT_ANSWER_OF, strict=True):
             node.write_value(f"nvml/gpu2/error.{call}", error)
 
-        assert gpus(driver.look())[2] == Gpu(2, 15)
+        assert gpus(driver.look())[2] == Gpu(2, 15, recovery_action=0, instances=())
 
     @pytest.mark.parametrize(
         ("file", "value", "told"),
@@ -204,6 +207,102 @@ class TestAnswers:
         assert gpus(driver.look()) == ()
 
 
+class TestRecoveryAction:
+    def test_an_action_is_told_as_the_driver_numbers_it_known_or_not(self, node: SimulatedNode, driver: Driver) -> None:
+        told = []
+        for action in (0, 1, 7, 8, 4294967295):
+            node.want_recovery(2, action)
+            told.append(gpus(driver.look())[2])
+
+        assert [one.recovery_action for one in told] == [0, 1, 7, 8, 4294967295]
+        assert [replace(one, recovery_action=0) for one in told] == [healthy(node)[2]] * 5
+
+    @pytest.mark.parametrize("place", ["error.field.230", "error.nvmlDeviceGetFieldValues"])
+    def test_a_driver_without_the_field_has_none_and_any_other_error_kept_it_from_us(
+        self, node: SimulatedNode, driver: Driver, place: str
+    ) -> None:
+        told = {}
+        for error in ERRORS:
+            node.write_value(f"nvml/gpu2/{place}", error)
+            told[error] = gpus(driver.look())[2]
+
+        absent = replace(healthy(node)[2], recovery_action=None)
+        unread = {error: 0 if error in (2, *NOT_OF_THE_GPU) else error for error in ERRORS}
+        assert told == {error: replace(absent, recovery_error=code) for error, code in unread.items()}
+
+    def test_a_value_that_the_driver_never_wrote_is_no_action(self, node: SimulatedNode, driver: Driver) -> None:
+        (node.root / "nvml/gpu2/field/230").unlink()
+
+        assert gpus(driver.look())[2] == replace(healthy(node)[2], recovery_action=None)
+
+
+class TestInstances:
+    def instances(self, driver: Driver) -> tuple[int, ...] | None:
+        return gpus(driver.look())[2].instances
+
+    def test_each_gpu_instance_is_told_once_in_order_and_holes_are_none(
+        self, node: SimulatedNode, driver: Driver
+    ) -> None:
+        node.divide_gpu(2, {0: 9, 1: 5, 4: 5, 6: 1})
+
+        seen = gpus(driver.look())
+
+        assert seen[2] == replace(healthy(node)[2], instances=(1, 5, 9))
+        assert seen[:2] + seen[3:] == healthy(node)[:2] + healthy(node)[3:]
+
+    def test_mig_mode_without_instances_has_none(self, node: SimulatedNode, driver: Driver) -> None:
+        node.divide_gpu(2, {})
+
+        assert self.instances(driver) == ()
+
+    def test_an_instance_that_was_destroyed_is_gone_at_the_next_look(self, node: SimulatedNode, driver: Driver) -> None:
+        node.divide_gpu(2, {0: 1, 1: 2})
+        before = self.instances(driver)
+        node.divide_gpu(2, {0: 1})
+
+        assert (before, self.instances(driver)) == ((1, 2), (1,))
+
+    def test_a_mode_that_is_only_pending_is_not_on(self, node: SimulatedNode, driver: Driver) -> None:
+        node.divide_gpu(2, {0: 1})
+        node.write_value("nvml/gpu2/mig_current", 0)
+
+        assert self.instances(driver) == ()
+
+    def test_a_gpu_that_knows_no_mig_can_t_say(self, make_node: Callable[[str], SimulatedNode]) -> None:
+        driver = Driver(make_node("g6.xlarge").root, use_loader=False)
+
+        look = driver.look()
+        driver.end()
+
+        assert [(one.error, one.instances) for one in gpus(look)] == [(0, None)]
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            "nvmlDeviceGetMigMode",
+            "nvmlDeviceGetMaxMigDeviceCount",
+            "nvmlDeviceGetMigDeviceHandleByIndex",
+            "nvmlDeviceGetGpuInstanceId",
+        ],
+    )
+    def test_an_error_of_any_call_can_t_say_and_is_never_the_gpus(
+        self, node: SimulatedNode, driver: Driver, call: str
+    ) -> None:
+        node.divide_gpu(2, {0: 1})
+        told = {}
+        for error in (3, 4, 13, 15, 999):
+            node.write_value(f"nvml/gpu2/error.{call}", error)
+            told[error] = gpus(driver.look())[2]
+
+        assert told == dict.fromkeys(told, replace(healthy(node)[2], instances=None))
+
+    def test_a_count_that_no_gpu_has_can_t_say(self, node: SimulatedNode, driver: Driver) -> None:
+        node.divide_gpu(2, {0: 1})
+        node.write_value("nvml/gpu2/mig_most", 4294967295)
+
+        assert self.instances(driver) is None
+
+
 class TestHangs:
     def hang(self, node: SimulatedNode, driver: Driver, function: str = "") -> DriverLook:
         driver.look()
@@ -211,7 +310,9 @@ class TestHangs:
         driver.deadline_seconds = SHORT
         return driver.look()
 
-    @pytest.mark.parametrize("function", ["", "nvmlInitWithFlags", "nvmlDeviceGetSerial", "nvmlShutdown"])
+    @pytest.mark.parametrize(
+        "function", ["", "nvmlInitWithFlags", "nvmlDeviceGetSerial", "nvmlDeviceGetMigMode", "nvmlShutdown"]
+    )
     def test_a_call_that_never_returns_is_a_missed_deadline_and_its_child_is_gone(
         self, node: SimulatedNode, driver: Driver, function: str
     ) -> None:
@@ -712,6 +813,10 @@ def line(**changes: object) -> bytes:
         line(gpus=[{"index": 0, "error": None}]),
         line(gpus=[{"index": 0, "error": 0, "bus_id": "x"}]),
         line(gpus=[{"index": 0, "error": 0, "bus_id": 7}]),
+        line(gpus=[{"index": 0, "error": 0, "recovery_action": "reset"}]),
+        line(gpus=[{"index": 0, "error": 0, "recovery_error": None}]),
+        line(gpus=[{"index": 0, "error": 0, "instances": 7}]),
+        line(gpus=[{"index": 0, "error": 0, "instances": [None]}]),
         b'{"library": "/lib/nvml", "error": 9}',
     ],
 )

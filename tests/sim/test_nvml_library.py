@@ -1,7 +1,6 @@
 """The simulated driver's library, asked by NVIDIA's own binding in a process of its own."""
 
 import json
-import os
 import select
 import signal
 import subprocess
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from sim import nvml_library
 from sim.node import SimulatedNode
 
 # Answers one JSON line per expression on its standard input. Loaded by path first, the library is found by pynvml.
@@ -116,6 +114,35 @@ def test_each_field_value_has_its_own_return_code(node: SimulatedNode, nvml: Bin
     fields = "[(v.nvmlReturn, v.value.uiVal) for v in pynvml.nvmlDeviceGetFieldValues(gpu(1), [230, 91])]"
 
     assert nvml.ask(fields) == [[0, 2], [3, 0]]
+
+
+def test_a_field_has_an_error_of_its_own(node: SimulatedNode, nvml: Binding) -> None:
+    node.write_value("nvml/gpu1/error.field.230", 999)
+    fields = "[v.nvmlReturn for v in pynvml.nvmlDeviceGetFieldValues(gpu({}), [230])]"
+
+    assert nvml.ask(fields.format(1)) == [999]
+    assert nvml.ask(fields.format(2)) == [0]
+
+
+def test_mig_devices_are_those_that_were_made_and_only_while_the_mode_is_on(node: SimulatedNode, nvml: Binding) -> None:
+    count, handle = "pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu(3))", "pynvml.nvmlDeviceGetMigDeviceHandleByIndex"
+    assert (nvml.ask(count), nvml.ask(f"{handle}(gpu(3), 0)")) == (0, {"error": 6, "text": "Not Found"})
+
+    node.divide_gpu(3, {0: 2, 5: 11})
+
+    assert (nvml.ask("pynvml.nvmlDeviceGetMigMode(gpu(3))"), nvml.ask(count)) == ([1, 1], 7)
+    assert [nvml.ask(f"pynvml.nvmlDeviceGetGpuInstanceId({handle}(gpu(3), {index}))") for index in (0, 5)] == [2, 11]
+    assert [nvml.ask(f"{handle}(gpu(3), {index})")["error"] for index in (1, 7, 99)] == [6, 6, 2]
+    assert nvml.ask("pynvml.nvmlDeviceGetGpuInstanceId(gpu(3))")["error"] == 2
+    assert nvml.ask(f"{handle}(gpu(2), 0)")["error"] == 6
+
+
+def test_a_mig_device_s_handle_does_not_outlive_it(node: SimulatedNode, nvml: Binding) -> None:
+    node.divide_gpu(3, {0: 2})
+    nvml.ask("globals().update(mig=pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu(3), 0))")
+    node.divide_gpu(3, {})
+
+    assert nvml.ask("pynvml.nvmlDeviceGetGpuInstanceId(mig)")["error"] == 6
 
 
 def test_an_absent_value_is_not_supported(node: SimulatedNode, nvml: Binding) -> None:
@@ -248,26 +275,3 @@ def test_two_nodes_in_two_directories_answer_each_for_itself(make_node: Callable
         child.end()
 
     assert counts == [1, 8]
-
-
-def test_a_machine_without_a_compiler_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-
-    with pytest.raises(nvml_library.CompilerError, match="pip install ziglang"):
-        nvml_library.find_compiler()
-
-
-def test_the_compiler_named_in_cc_is_taken_with_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC", "gcc -m64")
-
-    assert nvml_library.find_compiler() == ["gcc", "-m64"]
-
-
-def test_a_second_build_gives_the_file_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = nvml_library.build()
-    nvml_library.build.cache_clear()
-    monkeypatch.setenv("CC", os.devnull)  # would fail if it were asked
-
-    assert nvml_library.build() == first

@@ -1,0 +1,92 @@
+"""DCGM's diagnostic errors, and where each of its severities stands on our ladder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from healthcheck.catalog.policy import Policy
+from healthcheck.catalog.rows import read_rows
+from healthcheck.catalog.ruling import Ruling
+from healthcheck.model import Severity
+
+WORDS = ("NONE", "MONITOR", "ISOLATE", "UNKNOWN", "TRIAGE", "CONFIG", "RESET")
+"""dcgmErrorSeverity_t by number, as `error_severity` in the JSON has it (dcgm_errors.h)."""
+LADDER: Mapping[str, Severity] = {
+    "NONE": Severity.MONITOR,
+    "MONITOR": Severity.MONITOR,
+    "ISOLATE": Severity.ISOLATE,
+    "UNKNOWN": Severity.MONITOR,
+    "TRIAGE": Severity.RESET,
+    "CONFIG": Severity.MONITOR,
+    "RESET": Severity.RESET,
+}
+"""Contract, section 2. An error of severity NONE or of one that nobody knows is still an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class DcgmError:
+    """One id of DCGM's list. `could_not_run`: the test said nothing about the hardware."""
+
+    id: int
+    name: str
+    severity: str
+    could_not_run: bool
+    source: str
+    override: Severity | None = None
+    why: str = ""
+
+    @property
+    def rule(self) -> str:
+        return f"{'dcgm_overrides' if self.override is not None else 'dcgm_errors'}.csv:{self.id}"
+
+
+@cache
+def dcgm_table() -> Mapping[int, DcgmError]:
+    """By id. Raises ValueError for a row that a build should never have let through."""
+    overrides = {int(row["id"]): row for _, row in read_rows("dcgm_overrides.csv")}
+    table: dict[int, DcgmError] = {}
+    for line, row in read_rows("dcgm_errors.csv"):
+        error_id = int(row["id"])
+        if row["severity"] not in WORDS or row["could_not_run"] not in ("yes", "no") or error_id in table:
+            raise ValueError(f"dcgm_errors.csv:{line}: id {error_id}, severity {row['severity']!r}")
+        ours = overrides.pop(error_id, None)
+        table[error_id] = DcgmError(
+            error_id,
+            row["name"],
+            row["severity"],
+            row["could_not_run"] == "yes",
+            row["source"],
+            Severity[ours["severity"]] if ours else None,
+            ours["why"] if ours else "",
+        )
+    if overrides:
+        raise ValueError(f"dcgm_overrides.csv: no such id in dcgm_errors.csv: {sorted(overrides)}")
+    return table
+
+
+def rule_dcgm(error_id: int, stated: str | int | None, policy: Policy) -> Ruling:
+    """What an error of the diagnostic means on this cluster.
+
+    `stated` is the severity that the output itself names, by word or number; it knows its own version better than the
+    table. None: it names none, as before DCGM 3.3.
+    """
+    reason = f"Dcgm{error_id}"
+    if reason in policy.overrides:
+        return Ruling(policy.overrides[reason], "severity-overrides")
+    row = dcgm_table().get(error_id)
+    if row is not None and row.override is not None:
+        return Ruling(row.override, row.rule)
+    word = _word(stated) or (row.severity if row else "UNKNOWN")
+    return Ruling(LADDER[word], row.rule if row else "dcgm_errors.csv: no such id")
+
+
+def _word(stated: str | int | None) -> str:
+    """'' for what is no severity of DCGM's."""
+    if isinstance(stated, int):
+        return WORDS[stated] if 0 <= stated < len(WORDS) else ""
+    word = (stated or "").strip().upper()
+    if word.isdecimal() and len(word) == 1:
+        return _word(int(word))
+    return word if word in WORDS else ""

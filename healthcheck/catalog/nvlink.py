@@ -1,0 +1,192 @@
+"""The words behind an NVLink Xid, by NVIDIA's own sheets: seven registers of Xid 74, intrInfo and status of 144-150."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from healthcheck.catalog.rows import read_rows
+from healthcheck.catalog.ruling import Ruling, worst
+from healthcheck.model import Severity
+
+LAYOUTS = ("before R575", "from R575")
+"""Of intrInfo. A line does not say which driver wrote it: the layouts never claim the same word for two things."""
+
+_WORDS = r"\(\s*(?P<words>0x[0-9a-fA-F]{1,8}(?:[\s,]+0x[0-9a-fA-F]{1,8}){0,31})\s*\)"
+_NVLINK4 = re.compile(rf"NVLink: fatal error detected on link -?\d{{1,3}}\s*{_WORDS}", re.IGNORECASE)
+_NVLINK5 = re.compile(
+    rf"\b(?P<unit>[A-Z][A-Z0-9_]{{1,31}}(?: Degraded)?)\s+(?:Link )?(?i:Non-?fatal|Fatal)\b[^(]{{0,80}}{_WORDS}"
+)
+_ACTIONS: Mapping[str, Severity] = {
+    "IGNORE": Severity.PASS,
+    "CONTINUE": Severity.MONITOR,
+    "RESET_GPU": Severity.RESET,
+    # Follow a 154 beside it, else restart the application: 154's own line carries its action.
+    "XID_154_EVAL": Severity.MONITOR,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterBit:
+    """One bit of Xid 74. `severity` is None where NVIDIA names a cause but no immediate action."""
+
+    register: int
+    bit: int
+    severity: Severity | None
+    meaning: str
+    source: str
+
+    @property
+    def rule(self) -> str:
+        return f"nvlink4_decode.csv:{self.register}.{self.bit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Nvlink5Row:
+    """One row of the sheet for 144-150. `masks` has a mask and a value of intrInfo per layout."""
+
+    line: int
+    code: int
+    units: tuple[str, str]
+    masks: tuple[tuple[int, int], tuple[int, int]]
+    status_is: str
+    """`any`, `bit` (one of the status word's), or `value` (the whole word)."""
+    statuses: tuple[int, ...]
+    action: str
+    grade: str
+    source: str
+
+    @property
+    def severity(self) -> Severity:
+        return _ACTIONS[self.action]
+
+    @property
+    def rule(self) -> str:
+        return f"nvlink5_decode.csv:{self.line}"
+
+    def layouts_of(self, intr_info: int) -> tuple[int, ...]:
+        """The layouts in which this row claims the word."""
+        return tuple(number for number, (mask, value) in enumerate(self.masks) if intr_info & mask == value)
+
+    def has_status(self, status: int | None) -> bool:
+        if self.status_is == "any":
+            return True
+        if status is None:
+            return False
+        if self.status_is == "value":
+            return status in self.statuses
+        return any(status & bit for bit in self.statuses)
+
+
+@cache
+def nvlink4_table() -> Mapping[tuple[int, int], RegisterBit]:
+    """By register (1 is the first) and bit (0 is the lowest)."""
+    table: dict[tuple[int, int], RegisterBit] = {}
+    for line, row in read_rows("nvlink4_decode.csv"):
+        key = (int(row["register"]), int(row["bit"]))
+        if key in table or not 0 <= key[1] < 32:
+            raise ValueError(f"nvlink4_decode.csv:{line}: register {key[0]}, bit {key[1]}")
+        severity = _ACTIONS[row["action"]] if row["action"] else None
+        table[key] = RegisterBit(*key, severity, row["meaning"], row["source"])
+    return table
+
+
+@cache
+def nvlink5_table() -> tuple[Nvlink5Row, ...]:
+    return tuple(_nvlink5_row(line, row) for line, row in read_rows("nvlink5_decode.csv"))
+
+
+def _nvlink5_row(line: int, row: Mapping[str, str]) -> Nvlink5Row:
+    if row["action"] not in _ACTIONS or row["status_is"] not in ("any", "bit", "value"):
+        raise ValueError(f"nvlink5_decode.csv:{line}: {row['action']!r}, {row['status_is']!r}")
+    before, _, since = row["unit"].partition("/")
+    return Nvlink5Row(
+        line,
+        int(row["xid"]),
+        (before, since or before),
+        (_mask(row["intr_info_before_r575"], line), _mask(row["intr_info_from_r575"], line)),
+        row["status_is"],
+        tuple(int(word, 16) for word in row["status"].split("/") if word),
+        row["action"],
+        row["grade"],
+        row["source"],
+    )
+
+
+def _mask(bits: str, line: int) -> tuple[int, int]:
+    """Which bits count, and what they have to be: `-` may be either."""
+    if len(bits) != 32 or set(bits) - set("-01"):
+        raise ValueError(f"nvlink5_decode.csv:{line}: {bits!r} is no mask of 32 bits")
+    return int(bits.translate(str.maketrans("-01", "011")), 2), int(bits.replace("-", "0"), 2)
+
+
+def rule_nvlink4(text: str, default: Severity) -> Ruling:
+    """Xid 74 by its registers; `default` where no row has a say."""
+    found = _NVLINK4.search(text)
+    return rule_registers(read_words(found["words"]) if found else (), default)
+
+
+def rule_registers(registers: Sequence[int], default: Severity) -> Ruling:
+    """The worst of all the bits that are set."""
+    otherwise = Ruling(default, "NVLINK_DEFAULT")
+    rulings = [
+        _rule_bit(number, bit, otherwise)
+        for number, register in enumerate(registers, 1)
+        for bit in range(32)
+        if register >> bit & 1
+    ]
+    return worst(rulings) if rulings else otherwise
+
+
+def _rule_bit(register: int, bit: int, otherwise: Ruling) -> Ruling:
+    row = nvlink4_table().get((register, bit))
+    if row is None:
+        return Ruling(otherwise.severity, otherwise.rule, f"register {register}, bit {bit}: not in NVIDIA's table")
+    reading = f"register {register}, bit {bit}: {row.meaning}"
+    if row.severity is None:
+        return Ruling(otherwise.severity, otherwise.rule, reading)
+    return Ruling(row.severity, row.rule, reading)
+
+
+def rule_nvlink5(code: int, text: str, default: Severity) -> Ruling:
+    """Xid 144-150 by unit, intrInfo and status; `default` where no row matches."""
+    found = _NVLINK5.search(text)
+    words = read_words(found["words"]) if found else ()
+    return rule_words(code, found["unit"] if found else "", words, default)
+
+
+def rule_words(code: int, unit: str, words: Sequence[int], default: Severity) -> Ruling:
+    """Only the first two words count, however many follow. `unit` narrows the rows where one of them has its name."""
+    otherwise = Ruling(default, "NVLINK5_DEFAULT")
+    if not words:
+        return otherwise
+    status = words[1] if len(words) > 1 else None
+    rows = matching_rows(code, unit, words[0], status)
+    rulings = [Ruling(row.severity, row.rule, reading_of(row)) for row in rows]
+    known_bits = sum({bit for row in rows if row.status_is == "bit" for bit in row.statuses})
+    if known_bits and status and status & ~known_bits:
+        # A bit that no row knows stands beside ones that may be ignored.
+        rulings.append(otherwise)
+    return worst(rulings) if rulings else otherwise
+
+
+def matching_rows(code: int, unit: str, intr_info: int, status: int | None) -> tuple[Nvlink5Row, ...]:
+    """The rows that claim these words, in either layout."""
+    rows = [
+        (row, layout)
+        for row in nvlink5_table()
+        if row.code == code and row.has_status(status)
+        for layout in row.layouts_of(intr_info)
+    ]
+    named = [(row, layout) for row, layout in rows if row.units[layout].casefold() == unit.casefold()]
+    return tuple(dict.fromkeys(row for row, _ in named or rows))
+
+
+def reading_of(row: Nvlink5Row) -> str:
+    return f"{' or '.join(dict.fromkeys(row.units))}: {row.grade}, {row.action}"
+
+
+def read_words(text: str) -> tuple[int, ...]:
+    return tuple(int(word, 16) for word in re.split(r"[\s,]+", text))

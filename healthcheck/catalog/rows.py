@@ -1,0 +1,17 @@
+"""The data files of the catalogue as rows of text, each with its line and its source."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from importlib.resources import files
+
+
+def read_rows(name: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """Each row with the number of its last line. Raises ValueError for a row that a build should not let through."""
+    text = files("healthcheck.catalog").joinpath(name).read_text(encoding="utf-8")
+    reader = csv.DictReader(text.splitlines(), restval="", strict=True)
+    for row in reader:
+        if None in row or not row["source"]:
+            raise ValueError(f"{name}:{reader.line_num}: too many cells, or none for the source")
+        yield reader.line_num, row

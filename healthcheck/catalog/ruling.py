@@ -1,0 +1,23 @@
+"""What a row of the catalogue says of one error on this cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from healthcheck.model import Severity
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """A severity, and the row or setting that gave it. PASS: no fault."""
+
+    severity: Severity
+    rule: str
+    """`xid.csv:79`, `severity-overrides`, `NVLINK_DEFAULT`."""
+    reading: str = ""
+    """What a decoded line says beyond its code, for people."""
+
+
+def worst(rulings: list[Ruling]) -> Ruling:
+    """The first of the worst."""
+    return max(rulings, key=lambda ruling: ruling.severity)

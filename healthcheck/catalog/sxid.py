@@ -1,0 +1,64 @@
+"""SXid errors of NVSwitch. The word in the line is what counts: numbers moved between drivers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from healthcheck.catalog.policy import Policy
+from healthcheck.catalog.rows import read_rows
+from healthcheck.catalog.ruling import Ruling
+from healthcheck.model import Severity
+
+CLASSES: Mapping[str, tuple[Severity, str]] = {
+    "fatal": (Severity.RESET, "always fatal"),
+    "fatal-unless-contained": (Severity.RESET, "fatal, unless the switch contained it to one port"),
+    "either": (Severity.MONITOR, "fatal or not, as its line says"),
+    "non-fatal": (Severity.MONITOR, "not fatal"),
+    "": (Severity.MONITOR, "as its line says"),
+}
+"""What a number alone means, for a line without a word: what may be either is only watched."""
+_WORDS: Mapping[str, Severity] = {
+    # After a fatal error of a switch every GPU behind it has to be reset with it.
+    "fatal": Severity.RESET,
+    "non-fatal": Severity.MONITOR,
+    "correctable": Severity.MONITOR,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SxidRow:
+    """One number of the driver's list. `why` says how a line without a word is judged."""
+
+    code: int
+    mnemonic: str
+    kind: str
+    why: str
+    source: str
+
+    @property
+    def rule(self) -> str:
+        return f"sxid.csv:{self.code}"
+
+
+@cache
+def sxid_table() -> Mapping[int, SxidRow]:
+    table: dict[int, SxidRow] = {}
+    for line, row in read_rows("sxid.csv"):
+        code = int(row["code"])
+        if row["class"] not in CLASSES or code in table:
+            raise ValueError(f"sxid.csv:{line}: code {code}, class {row['class']!r}")
+        table[code] = SxidRow(code, row["mnemonic"], row["class"], row["why"], row["source"])
+    return table
+
+
+def rule_sxid(code: int, word: str, policy: Policy) -> Ruling:
+    """What an SXid means on this cluster. `word` is its line's `Fatal`, `Non-fatal` or `Correctable`, '' for none."""
+    reason = f"SXid{code}"
+    if reason in policy.overrides:
+        return Ruling(policy.overrides[reason], "severity-overrides")
+    row = sxid_table().get(code)
+    rule = row.rule if row else "sxid.csv: no such code"
+    by_number = CLASSES[row.kind][0] if row else Severity.MONITOR
+    return Ruling(_WORDS.get(word.lower(), by_number), rule)

@@ -1,0 +1,45 @@
+"""What the driver itself wants done with a GPU: NVML's recovery action."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck.catalog.recovery import recovery_actions, severity_of_recovery
+from healthcheck.expectation import Expectation
+from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Severity, Unobserved
+from healthcheck.probes import nvml
+
+_TOLD_BY_GPU_COUNT = (nvml.GPU_IS_LOST, nvml.RESET_REQUIRED)
+
+# Not one that flickers: it is a state that the driver announces (Xid 154) when it enters and when it leaves it, so one
+# look that shows it is enough, and the look after the recovery shows it gone.
+WANTED = Reason(
+    "GpuRecoveryAction",
+    Severity.RESET,
+    "The driver wants a GPU recovered, by a reset or a reboot (nvml.h, field 230; drivers from R565 on).",
+    "Do what the finding's detail names: drain the node and reset the GPU, or reboot.",
+)
+
+
+def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+    answer = seen[nvml.NVML].answer
+    if isinstance(answer, Unobserved):
+        yield answer
+        return
+    for gpu in answer.gpus:
+        subject = f"gpu/{gpu.address or f'index-{gpu.index}'}"
+        error = gpu.recovery_error or gpu.error
+        if gpu.recovery_action:
+            yield _wanted(gpu, gpu.recovery_action, subject)
+        elif gpu.recovery_action is None and error and gpu.error not in _TOLD_BY_GPU_COUNT:
+            yield Unobserved("GpuNotAnswering", f"{subject}: recovery action: NVML error {error}")
+
+
+def _wanted(gpu: nvml.Gpu, action: int, subject: str) -> Finding:
+    row = recovery_actions().get(action)
+    name = row.name if row else "one that nvml.h has no name for"
+    severity = severity_of_recovery(action)
+    return Finding(WANTED.name, severity, subject, f"recovery action {action} ({name})", gpu.about)
+
+
+CHECK = Check("recovery-action", "0-nvidia-smi", (nvml.NVML,), judge, (WANTED,))

@@ -1,0 +1,64 @@
+"""SXid errors: what the driver writes into the kernel's log about an NVSwitch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from healthcheck.catalog.sxid import rule_sxid, sxid_table
+from healthcheck.expectation import Expectation
+from healthcheck.model import Check, Evidence, Finding, Judgement, Nature, Reason, Severity, Sighting
+from healthcheck.probes import kernel_log
+from healthcheck.probes.pci import normalise_address
+
+_BEGINS = "nvidia-nvswitch"
+_SXID = re.compile(
+    r"nvidia-nvswitch\d{0,4}: SXid \((?P<address>(?:PCI:)?[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-9a-f])?)\): "
+    r"(?P<code>\d{1,5})(?:,\s*(?P<text>.*))?\Z",
+    re.IGNORECASE | re.DOTALL,
+)
+_WORD = re.compile(r"(Fatal|Non-fatal|Correctable)\b(?:,\s*)?", re.IGNORECASE)
+_MORE_OF_THE_SAME = re.compile(r"Severity \d+ Engine instance|Data \{", re.IGNORECASE)
+"""Lines that carry the number of the error before them: its severity number, engine and raw words."""
+_LONGEST_DETAIL = 200
+
+FAMILY = Reason(
+    "SXid",
+    Severity.MONITOR,
+    "The driver reported an SXid error of an NVSwitch; the finding is named after its number, for instance SXid20034.",
+    "RESET: drain the node and reset all its GPUs with the switches, or reboot. MONITOR: nothing now.",
+)
+
+
+def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    for record in seen[kernel_log.RING]:
+        if record.text.startswith(_BEGINS) and (sighting := read_sxid(record, expected)):
+            yield sighting
+
+
+def read_sxid(record: kernel_log.Record, expected: Expectation) -> Sighting | None:
+    """What one kernel record says, whatever it means; None when it is no SXid, or only more of the one before it."""
+    found = _SXID.match(record.text)
+    address = normalise_address(found["address"]) if found else None
+    if found is None or address is None or _MORE_OF_THE_SAME.match(found["text"] or ""):
+        return None
+    code, text = int(found["code"]), found["text"] or ""
+    word = _WORD.match(text)
+    ruling = rule_sxid(code, word[1] if word else "", expected.policy)
+    row = sxid_table().get(code)
+    name = row.mnemonic if row else "not in the catalogue"
+    reason, subject = f"SXid{code}", f"nvswitch/{address}"
+    detail = (f"{name}: {text}" if text else name)[:_LONGEST_DETAIL]
+    finding = Finding(reason, ruling.severity, subject, detail, rule=ruling.rule, seq=record.seq, at=record.at)
+    return Sighting(
+        reason=reason,
+        subject=subject,
+        seq=record.seq,
+        at=record.at,
+        finding=None if ruling.severity is Severity.PASS else finding,
+        detail=detail,
+        known=row is not None,
+    )
+
+
+CHECK = Check("sxid", "0-nvidia-smi", (kernel_log.RING,), judge, (FAMILY,), Nature.EVENT)

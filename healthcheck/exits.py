@@ -1,0 +1,257 @@
+"""What ends a finding: the written exits of the contract (section 2, rules 4, 6, 7 and 12), and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from healthcheck.memory import (
+    Key,
+    Memory,
+    Release,
+    Standing,
+    age_seconds,
+    gpu_address,
+    gpu_identity,
+)
+from healthcheck.model import Finding, Nature, Now, Severity
+from healthcheck.probes.nvml import SUCCESS, Gpu
+
+DRIVER_LIBRARY_MISMATCH = "DriverLibraryMismatch"
+"""The one event of the log that a look ends: an NVML that opens shows that library and module fit again."""
+RECOVERY_ACTION = "Xid154"
+"""Tells a state, not a fault: what the driver took back stands no longer, whatever it was."""
+ESCALATED = "ESCALATE_AFTER"
+"""The rule of a finding that came back too often."""
+ESCALATE_WITHIN = timedelta(days=7)
+_MOST_ACKNOWLEDGED = 512
+_MOST_ENDED, _MOST_ENDS = 256, 16
+_MOST_GPUS = 64
+
+
+def begin(before: Memory, machine: str, boot_id: str, now: Now) -> Memory:
+    """The memory at the start of a program on this machine and boot.
+
+    Another machine inherits nothing. Another boot ends the events below ISOLATE; a level stays until a look shows it
+    gone.
+    """
+    if before.machine and machine and before.machine != machine:
+        return Memory(machine, boot_id)
+    if before.boot_id == boot_id:
+        return replace(before, machine=machine or before.machine)
+    memory = _end(before, _ends_with_the_boot, now.wall)
+    return replace(
+        memory,
+        machine=machine or before.machine,
+        boot_id=boot_id,
+        cursor=None,
+        driver_loaded_at=None,
+        suspects={},
+        # What a release said of the old boot's log has nothing left to speak of.
+        acknowledged=tuple(one for one in memory.acknowledged if one.cursor is None),
+        recovery={},
+        last_xid={},
+        hits={},
+    )
+
+
+def expired(memory: Memory, now: Now, monitor_ttl_seconds: float) -> Memory:
+    """The memory without the MONITOR events whose time has passed; nothing worse ever passes by time."""
+
+    def has_passed(one: Standing) -> bool:
+        if one.nature is Nature.LEVEL or one.finding.severity is not Severity.MONITOR:
+            return False
+        return age_seconds(memory, now, one.boot_id, one.last_at, one.last_seen) >= monitor_ttl_seconds
+
+    return _without(memory, has_passed)
+
+
+def recovered(memory: Memory, address: str, at: float, now: Now) -> Memory:
+    """The GPU there was reset at `at`, as its recovery action or its answer shows: what came before is past."""
+
+    def is_past(one: Standing) -> bool:
+        if one.nature is Nature.LEVEL or gpu_address(one.finding.subject) != address or _is_after(one, at, memory):
+            return False
+        return one.finding.severity is Severity.RESET or one.finding.reason == RECOVERY_ACTION
+
+    return _end(memory, is_past, now.wall)
+
+
+def met(memory: Memory, gpus: Iterable[Gpu], began: float, now: Now) -> Memory:
+    """The memory after a look at NVML that began at `began` (monotonic): which GPUs answered, and what that proves."""
+    answering = {gpu.address: gpu for gpu in gpus if gpu.address and gpu.error == SUCCESS}
+    memory = _without(memory, lambda one: one.finding.reason == DRIVER_LIBRARY_MISMATCH)
+    if _is_other_hardware(memory, answering.values()):
+        # A machine that can't tell its own name was changed for another: its GPUs can.
+        kept = tuple(one for one in memory.standing if one.boot_id == memory.boot_id)
+        memory = replace(memory, standing=kept, gpus={}, ended={}, recovery={})
+    for address, gpu in answering.items():
+        memory = _recovery_seen(_in_its_place(memory, address, gpu), address, gpu, began, now)
+    return memory
+
+
+def passed(memory: Memory, began: datetime) -> Memory:
+    """The memory after a quarantine run, level 4 in it, that began then and passed: what it tested is well.
+
+    Not what came after it began; and a GPU that still asks for a recovery action is not well yet.
+    """
+
+    def is_well(one: Standing) -> bool:
+        if one.nature is Nature.LEVEL or one.last_seen >= began:
+            return False
+        if one.finding.severity is Severity.ISOLATE:
+            return True
+        recovering = gpu_address(one.finding.subject) in memory.recovery
+        return one.finding.severity in (Severity.RESET, Severity.REBOOT) and not recovering
+
+    return _without(memory, is_well)
+
+
+def release(memory: Memory, word: Release) -> Memory:
+    """The memory after a person's release: the findings that it names are gone, and no reset before it counts.
+
+    The same release again changes nothing.
+    """
+    covered = {one.key: one for one in word.findings}
+
+    def is_released(one: Standing) -> bool:
+        row = covered.get(one.key)
+        return one.nature is Nature.EVENT and row is not None and row.covers(one.boot_id, one.seq, one.last_seen)
+
+    kept = [one for one in memory.acknowledged if one not in word.findings]
+    return replace(
+        _without(memory, is_released),
+        released=word,
+        acknowledged=(*kept, *word.findings)[-_MOST_ACKNOWLEDGED:],
+        ended={},
+    )
+
+
+def adopted(memory: Memory, other: Memory) -> Memory:
+    """With what only the Node's own record still knew, after the file on the node was lost."""
+    acknowledged = tuple(one for one in other.acknowledged if one not in memory.acknowledged)
+    memory = replace(
+        memory,
+        released=memory.released or other.released,
+        acknowledged=(*acknowledged, *memory.acknowledged)[-_MOST_ACKNOWLEDGED:],
+    )
+    # The log was read before the Node: what a person had released came back with it.
+    memory = _without(
+        memory,
+        lambda one: (
+            one.nature is Nature.EVENT and is_acknowledged(memory, one.key, one.boot_id, one.seq, one.last_seen)
+        ),
+    )
+    known = {one.key for one in memory.standing}
+    return replace(memory, standing=(*memory.standing, *(one for one in other.standing if one.key not in known)))
+
+
+def is_acknowledged(memory: Memory, key: Key, boot_id: str, seq: int, seen: datetime) -> bool:
+    """Whether a person has released this event already."""
+    return any(one.key == key and one.covers(boot_id, seq, seen) for one in memory.acknowledged)
+
+
+def escalated(memory: Memory, finding: Finding, now: Now, escalate_after: int) -> Finding:
+    """The finding, ISOLATE when resets or reboots have ended the same one on this GPU too often (rule 6)."""
+    if not escalate_after or not _can_escalate(finding):
+        return finding
+    ends = memory.ended.get((finding.reason, gpu_identity(finding.about)), ())
+    recent = [one for one in ends if abs(now.wall - one) <= ESCALATE_WITHIN]
+    if len(recent) < escalate_after:
+        return finding
+    detail = f"came back after {len(recent)} resets or reboots in 7 days: {finding.detail}"
+    return replace(finding, severity=Severity.ISOLATE, detail=detail, rule=ESCALATED)
+
+
+def ended_by_reset(memory: Memory, one: Standing, wall: datetime) -> Memory:
+    """Remember that a reset or a reboot ended it."""
+    identity = gpu_identity(one.finding.about)
+    if not _can_escalate(one.finding):
+        return memory
+    key = (one.finding.reason, identity)
+    ends = (*memory.ended.get(key, ()), wall)[-_MOST_ENDS:]
+    others = [(other, known) for other, known in memory.ended.items() if other != key]
+    return replace(memory, ended=dict([*others, (key, ends)][-_MOST_ENDED:]))
+
+
+def _can_escalate(finding: Finding) -> bool:
+    return (
+        finding.severity in (Severity.RESET, Severity.REBOOT)
+        and finding.escalates
+        and gpu_address(finding.subject) != ""
+        and gpu_identity(finding.about) != ""
+    )
+
+
+def _ends_with_the_boot(one: Standing) -> bool:
+    return one.nature is Nature.EVENT and one.finding.severity is not Severity.ISOLATE
+
+
+def _is_after(one: Standing, at: float, memory: Memory) -> bool:
+    return one.boot_id == memory.boot_id and one.last_at > at
+
+
+def _in_its_place(memory: Memory, address: str, gpu: Gpu) -> Memory:
+    """Another GPU, or no such MIG instance: what was found there was found on something else."""
+
+    def is_about_another(one: Standing) -> bool:
+        if gpu_address(one.finding.subject) != address:
+            return False
+        return _differs(one.finding.about, gpu.about) or (
+            one.nature is Nature.EVENT and _instance_is_gone(one.finding.subject, gpu)
+        )
+
+    memory = _without(memory, is_about_another)
+    named = tuple(
+        replace(one, finding=replace(one.finding, about=gpu.about))
+        if gpu_address(one.finding.subject) == address and one.finding.about != gpu.about
+        else one
+        for one in memory.standing
+    )
+    gpus = {other: about for other, about in memory.gpus.items() if other != address}
+    known = memory.gpus if memory.gpus.get(address) == gpu.about else {**gpus, address: gpu.about}
+    return replace(memory, standing=named, gpus=dict(list(known.items())[-_MOST_GPUS:]))
+
+
+def _recovery_seen(memory: Memory, address: str, gpu: Gpu, began: float, now: Now) -> Memory:
+    """Evidence of a reset: the action went back to None, or the driver was loaded anew and the GPU answers after it."""
+    wanted = memory.recovery.get(address, 0)
+    action = gpu.recovery_action
+    loaded = memory.driver_loaded_at
+    if wanted and action == 0:
+        memory = recovered(memory, address, began, now)
+    if loaded is not None and began > loaded and not action and gpu.recovery_error == SUCCESS:
+        memory = recovered(memory, address, loaded, now)
+    if action is None or action == wanted:
+        return memory
+    others = {other: known for other, known in memory.recovery.items() if other != address}
+    return replace(memory, recovery={**others, address: action} if action else others)
+
+
+def _instance_is_gone(subject: str, gpu: Gpu) -> bool:
+    instance = subject.rpartition("/gi")[2]
+    return gpu.instances is not None and instance.isdigit() and int(instance) not in gpu.instances
+
+
+def _differs(known: Mapping[str, str], seen: Mapping[str, str]) -> bool:
+    return any(known.get(key) and seen.get(key) and known[key] != seen[key] for key in ("serial", "uuid"))
+
+
+def _is_other_hardware(memory: Memory, gpus: Iterable[Gpu]) -> bool:
+    known = {about["serial"] for about in memory.gpus.values() if about.get("serial")}
+    seen = {gpu.serial for gpu in gpus if gpu.serial}
+    return bool(known) and bool(seen) and known.isdisjoint(seen)
+
+
+def _end(memory: Memory, ends: Callable[[Standing], bool], wall: datetime) -> Memory:
+    """Without what a reset or a reboot ends, which is remembered for when it comes back."""
+    gone = [one for one in memory.standing if ends(one)]
+    for one in gone:
+        memory = ended_by_reset(memory, one, wall)
+    return replace(memory, standing=tuple(one for one in memory.standing if one not in gone)) if gone else memory
+
+
+def _without(memory: Memory, gone: Callable[[Standing], bool]) -> Memory:
+    kept = tuple(one for one in memory.standing if not gone(one))
+    return memory if len(kept) == len(memory.standing) else replace(memory, standing=kept)

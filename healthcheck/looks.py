@@ -1,0 +1,73 @@
+"""What a look at the node makes of the memory: a level stands while a look shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from healthcheck.exits import ESCALATED, ended_by_reset, escalated
+from healthcheck.memory import Memory, Standing, gpu_address, worst_first
+from healthcheck.model import Finding, Nature, Now, Outcome
+
+LOOKS_TO_CONFIRM = 4
+"""A finding that can flicker counts once three looks after the first saw it too (contract, section 2 rule 3)."""
+
+
+def looked(
+    memory: Memory,
+    outcomes: Iterable[Outcome],
+    now: Now,
+    looks_to_confirm: int = LOOKS_TO_CONFIRM,
+    escalate_after: int = 0,
+) -> Memory:
+    """The memory after a look of the level checks. A check that could not look changes nothing that it said before."""
+    standing = {one.key: one for one in memory.standing}
+    suspects = dict(memory.suspects)
+    for outcome in outcomes:
+        shown = {(finding.reason, finding.subject): finding for finding in outcome.findings}
+        if outcome.observed:
+            gone = [one for one in standing.values() if _is_level_of(one, outcome.check) and one.key not in shown]
+            for one in gone:
+                del standing[one.key]
+                memory = _gone(memory, one, now)
+        for check, key in list(suspects):
+            if check == outcome.check and key not in shown and outcome.observed:
+                del suspects[check, key]
+        for key, finding in shown.items():
+            known = standing.get(key)
+            looks = suspects.pop((outcome.check, key), 0) + 1
+            if known is None and finding.flickers and looks < looks_to_confirm:
+                suspects[outcome.check, key] = looks
+                continue
+            named = replace(finding, about=finding.about or memory.gpus.get(gpu_address(finding.subject), {}))
+            told = _as_worse(known, escalated(memory, named, now, escalate_after))
+            standing[key] = _seen_again(known, told, outcome.check, memory.boot_id, now)
+    return replace(memory, standing=worst_first(standing.values()), suspects=suspects)
+
+
+def without_checks(memory: Memory, selected: Iterable[str]) -> Memory:
+    """The memory without the levels of checks that nobody runs any more."""
+    names = set(selected)
+    kept = tuple(one for one in memory.standing if one.nature is Nature.EVENT or one.check in names)
+    return memory if len(kept) == len(memory.standing) else replace(memory, standing=kept)
+
+
+def _is_level_of(standing: Standing, check: str) -> bool:
+    return standing.nature is Nature.LEVEL and standing.check == check
+
+
+def _gone(memory: Memory, one: Standing, now: Now) -> Memory:
+    """A level that left: whether a reset or a reboot came between it and this look counts for the next time."""
+    loaded = memory.driver_loaded_at
+    by_reset = one.boot_id != memory.boot_id or (loaded is not None and one.last_at < loaded)
+    return ended_by_reset(memory, one, now.wall) if by_reset else memory
+
+
+def _as_worse(known: Standing | None, finding: Finding) -> Finding:
+    """What came back too often stays ISOLATE for as long as it is there, though the count grows old."""
+    return known.finding if known is not None and known.finding.rule == ESCALATED else finding
+
+
+def _seen_again(known: Standing | None, finding: Finding, check: str, boot_id: str, now: Now) -> Standing:
+    first = known.first_seen if known else now.wall
+    return Standing(finding, check, Nature.LEVEL, first, now.wall, 1, boot_id, now.monotonic)

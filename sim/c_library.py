@@ -1,0 +1,60 @@
+"""Compiles a C source of the stage into a shared library, once per state of the source."""
+
+import functools
+import hashlib
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+BUILD_DIRECTORY = Path(__file__).parent.parent / "build"
+FLAGS = ("-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O2", "-shared", "-fPIC")
+
+
+class CompilerError(Exception):
+    """There is no C compiler, or it refused the source."""
+
+
+@functools.cache
+def build(source: Path, name: str, *flags: str) -> Path:
+    """The compiled library. Its file is named after what it was made of, so an old one is never taken for it."""
+    command = (*FLAGS, *flags)
+    identity = source.read_bytes() + repr(command).encode() + platform.machine().encode()
+    library = BUILD_DIRECTORY / f"{name}-{hashlib.sha256(identity).hexdigest()[:16]}.so"
+    if not library.exists():
+        BUILD_DIRECTORY.mkdir(exist_ok=True)
+        _compile([*find_compiler(), *command, str(source)], library)
+    return library
+
+
+def find_compiler() -> list[str]:
+    if os.environ.get("CC"):
+        return shlex.split(os.environ["CC"])
+    for name in ("cc", "gcc", "clang"):
+        if path := shutil.which(name):
+            return [path]
+    if importlib.util.find_spec("ziglang"):
+        return [sys.executable, "-m", "ziglang", "cc"]
+    raise CompilerError(
+        "no C compiler for what is simulated: install gcc or clang, set CC, "
+        "or take the one that comes as a Python package: pip install ziglang (our extra `cc`)"
+    )
+
+
+def _compile(command: list[str], library: Path) -> None:
+    # Parallel test runs may build at the same time: each writes its own file, and the last rename wins.
+    with tempfile.TemporaryDirectory(dir=library.parent) as directory:
+        fresh = Path(directory) / library.name
+        whole = [*command, "-o", str(fresh), "-ldl"]
+        try:
+            done = subprocess.run(whole, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise CompilerError(f"the C compiler `{shlex.join(whole)}` does not start: {error}") from error
+        if done.returncode != 0:
+            raise CompilerError(f"`{shlex.join(whole)}` failed:\n{done.stderr}")
+        fresh.rename(library)

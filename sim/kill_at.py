@@ -1,0 +1,43 @@
+"""Kills a process at one of its own calls on the files of a directory: what a `kill -9` at that moment leaves.
+
+Run the program once with `environment(directory, log=…)`; `calls_in(log)` then names the calls that it made. Run it
+again for each of their numbers, before and after the call, and look at what lies in the directory.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from sim import c_library
+
+SOURCE = Path(__file__).parent / "kill_at" / "kill_at.c"
+
+When = Literal["before", "after"]
+
+
+@dataclass(frozen=True)
+class FileCall:
+    """One call on a file of the directory. `number` counts from 1, in the order in which the calls began."""
+
+    number: int
+    name: str
+    path: Path
+
+
+def environment(directory: Path, *, call: int = 0, when: When = "before", log: Path | None = None) -> dict[str, str]:
+    """What to add to a program's environment. `call` 0 kills nothing; `log` lies outside the directory."""
+    preloaded = [str(c_library.build(SOURCE, "kill-at")), os.environ.get("LD_PRELOAD", "")]
+    variables = {
+        "LD_PRELOAD": " ".join(filter(None, preloaded)),
+        "KILL_AT_DIR": str(directory.resolve()),
+        "KILL_AT_CALL": str(call),
+        "KILL_AT_WHEN": when,
+    }
+    return variables | ({"KILL_AT_LOG": str(log)} if log else {})
+
+
+def calls_in(log: Path) -> list[FileCall]:
+    """The calls that began, the one that killed included."""
+    rows = (line.split(" ", 2) for line in log.read_text().splitlines())
+    return [FileCall(int(number), name, Path(path)) for number, name, path in rows]

@@ -1,0 +1,173 @@
+"""Lines of the driver without a number."""
+
+from __future__ import annotations
+
+import pytest
+
+from healthcheck.catalog.policy import Policy
+from healthcheck.checks.driver_messages import CHECK, LIBRARY_MISMATCH
+from healthcheck.examine import judge
+from healthcheck.expectation import Expectation
+from healthcheck.model import Evidence, Nature, Severity, Sighting
+from healthcheck.probes.kernel_log import RING, Record
+from tests.checks.evidence import says
+
+UUID = "GPU-b850f46d-d5ea-c752-ddf3-c4453e44d3f7"
+MONITOR, RESET, REBOOT = Severity.MONITOR, Severity.RESET, Severity.REBOOT
+FAULTS = [
+    ("NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.", "GpuFellOffBus", REBOOT, "gpu/0000:18:00.0"),
+    ("NVRM: GPU 00000000:5D:00.0: GPU has fallen off the bus.", "GpuFellOffBus", REBOOT, "gpu/0000:5d:00.0"),
+    (
+        (
+            "NVRM: The NVIDIA GPU 0000:b3:00.0\nNVRM: (PCI ID: 10de:26b5) installed in this system has\n"
+            "NVRM: fallen off the bus and is not responding to commands."
+        ),
+        "GpuFellOffBus",
+        REBOOT,
+        "gpu/0000:b3:00.0",
+    ),
+    (
+        (
+            "NVRM: The NVIDIA GPU 0000:b3:00.0\nNVRM: installed in this system has\n"
+            "NVRM: fallen off the bus and is not responding to commands."
+        ),
+        "GpuFellOffBus",
+        REBOOT,
+        "gpu/0000:b3:00.0",
+    ),
+    (
+        (
+            "NVRM: The NVIDIA GPU 0000:05:00.0 (PCI ID: 10de:2203) installed in this system has\n"
+            "               NVRM: fallen off the bus and is not responding to commands."
+        ),
+        "GpuFellOffBus",
+        REBOOT,
+        "gpu/0000:05:00.0",
+    ),
+    ("NVRM: fallen off the bus and is not responding to commands.", "GpuFellOffBus", REBOOT, "driver"),
+    ("NVRM: GPU 0000:0a:00.0: RmInitAdapter failed! (0x24:0x72:1568)", "GpuInitFailed", RESET, "gpu/0000:0a:00.0"),
+    ("NVRM: RmInitAdapter failed! (0x62:0x65:2028)", "GpuInitFailed", RESET, "driver"),
+    (
+        "NVRM: GPU 0000:d8:00.0: rm_init_adapter failed, device minor number 3",
+        "GpuInitFailed",
+        RESET,
+        "gpu/0000:d8:00.0",
+    ),
+    ("NVRM: rm_init_adapter failed, device minor number 5", "GpuInitFailed", RESET, "driver"),
+    (
+        (
+            "NVRM: nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x00000062) "
+            "returned from status @ kernel_channel.c:2874"
+        ),
+        "DriverResetRequired",
+        RESET,
+        "driver",
+    ),
+    (
+        "NVRM: nvCheckOkFailedNoLog: Check failed: Reset required [NV_ERR_RESET_REQUIRED] (0x00000062)",
+        "DriverResetRequired",
+        RESET,
+        "driver",
+    ),
+    (
+        "NVRM: GPU0 nvAssertOkFailedNoLog: Assertion failed: NV_ERR_RESET_REQUIRED (0x00000062)",
+        "DriverResetRequired",
+        RESET,
+        "driver",
+    ),
+    (
+        (
+            "NVRM: API mismatch: the client has the version 545.23.08, but\n"
+            "NVRM: this kernel module has the version 550.54.14.  Please"
+        ),
+        "DriverLibraryMismatch",
+        MONITOR,
+        "driver",
+    ),
+    ("NVRM: API mismatch: the client 'nvidia-smi' (pid 4711)", "DriverLibraryMismatch", MONITOR, "driver"),
+]
+
+
+def read(*texts: str) -> list[Sighting]:
+    ring = tuple(Record(seq, float(seq), 0, text) for seq, text in enumerate(texts))
+    return [one for one in says(CHECK, Expectation(), {RING: ring}) if isinstance(one, Sighting)]
+
+
+@pytest.mark.parametrize(("text", "reason", "severity", "subject"), FAULTS)
+def test_each_documented_line_is_one_fault(text: str, reason: str, severity: Severity, subject: str) -> None:
+    (seen,) = read(text)
+
+    assert seen.finding
+    assert (seen.finding.reason, seen.finding.severity, seen.finding.subject) == (reason, severity, subject)
+    assert (seen.finding.rule, seen.finding.seq, seen.known) == (reason, 0, True)
+    assert "\n" not in seen.finding.detail
+
+
+@pytest.mark.parametrize("text", [text for text, *_ in FAULTS])
+@pytest.mark.parametrize("quote", ["x: {}", " {}", "NVRM: {}", "python[17]: {}", "NVRM: Xid (x): 13, name={}"])
+def test_text_that_only_quotes_a_line_is_no_fault(quote: str, text: str) -> None:
+    assert read(quote.format(text)) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "NVRM: ",
+        "NVRM: GPU 0000:18:00.0: GPU serial number is 1653723052734.",
+        "NVRM: GPU 0000:18:00.0: GPU has fallen off the bus, said somebody",
+        "NVRM: GPU zz: GPU has fallen off the bus.",
+        "NVRM: The NVIDIA GPU 0000:5d:00.0",
+        "NVRM: (PCI ID: 10de:2330) installed in this system has",
+        "NVRM: The NVIDIA probe routine failed for 1 device(s).",
+        "NVRM: No NVIDIA GPU found.",
+        "NVRM: None of the NVIDIA devices were initialized.",
+        "NVRM: RmInitAdapter failed!",
+        "NVRM: RmInitAdapter: osInitNvMapping failed, bailing out of RmInitAdapter",
+        "NVRM: nvAssertOkFailedNoLog: Assertion failed: GPU is lost [NV_ERR_GPU_IS_LOST] (0x0000000F)",
+        "NVRM: krcWatchdog_IMPL: RC watchdog: GPU is probably locked!",
+        "NVRM: GPU Board Serial Number: 1653723052734",
+        "NVRM: GPU at PCI:0000:9b:00: somebody",
+        "nvidia: probe of 0000:5d:00.0 failed with error -1",
+    ],
+)
+def test_another_line_of_the_driver_says_nothing_here(text: str) -> None:
+    assert read(text) == []
+
+
+def test_a_driver_that_was_loaded_is_seen_and_no_fault() -> None:
+    (seen,) = read("NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.133.20  Sun Mar 30 12:00:00 UTC 2025")
+
+    assert (seen.reason, seen.subject, seen.driver_loaded, seen.finding) == ("DriverLoaded", "driver", True, None)
+    assert "570.133.20" in seen.detail
+
+
+@pytest.mark.parametrize("address", ["PCI:0000:9b:00", "0000:9b:00", "PCI:00000000:9B:00.0"])
+def test_a_gpu_that_is_named_is_seen_with_its_uuid(address: str) -> None:
+    (seen,) = read(f"NVRM: GPU at {address}: {UUID}")
+
+    assert (seen.reason, seen.subject, seen.uuid, seen.finding) == ("GpuNamed", "gpu/0000:9b:00.0", UUID, None)
+
+
+def test_every_line_of_a_ring_is_judged_for_itself() -> None:
+    seen = read(FAULTS[0][0], "nvidia 0000:18:00.0: x", FAULTS[6][0], FAULTS[8][0])
+
+    assert [(one.reason, one.seq) for one in seen] == [
+        ("GpuFellOffBus", 0),
+        ("GpuInitFailed", 2),
+        ("GpuInitFailed", 3),
+    ]
+
+
+def test_a_cluster_overrides_a_reason() -> None:
+    expected = Expectation(policy=Policy({LIBRARY_MISMATCH.name: RESET}))
+    ring = (Record(0, 0.0, 0, FAULTS[-1][0]),)
+
+    (outcome,) = judge((CHECK,), Evidence({RING: ring}), expected)
+    (seen,) = outcome.sightings
+    assert seen.finding
+    assert (seen.finding.severity, seen.finding.rule) == (RESET, "severity-overrides")
+
+
+def test_these_are_events() -> None:
+    assert CHECK.nature is Nature.EVENT

@@ -1,0 +1,94 @@
+"""What the driver wants done with a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from healthcheck.checks.recovery_action import CHECK
+from healthcheck.model import Finding, Judgement, Severity, Unobserved
+from healthcheck.probes.nvml import NVML, DriverLook, Gpu
+from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, gpu, says
+
+# Contract, section 2: 1, 3, 4, 5, 6 reset; 2, 7 reboot; what nobody knows is MONITOR.
+WANTED = [
+    (1, Severity.RESET, "recovery action 1 (GPU Reset Required)"),
+    (2, Severity.REBOOT, "recovery action 2 (Node Reboot Required)"),
+    (3, Severity.RESET, "recovery action 3 (Drain P2P)"),
+    (4, Severity.RESET, "recovery action 4 (Drain and Reset)"),
+    (5, Severity.RESET, "recovery action 5 (Recover IMEX Domain)"),
+    (6, Severity.RESET, "recovery action 6 (Bus Reset)"),
+    (7, Severity.REBOOT, "recovery action 7 (System Reboot)"),
+    (8, Severity.MONITOR, "recovery action 8 (one that nvml.h has no name for)"),
+    (4294967295, Severity.MONITOR, "recovery action 4294967295 (one that nvml.h has no name for)"),
+]
+
+
+def wants(index: int, action: int | None, recovery_error: int = 0) -> Gpu:
+    return replace(gpu(index, ADDRESSES[index]), recovery_action=action, recovery_error=recovery_error)
+
+
+def judge(*gpus: Gpu) -> list[Judgement]:
+    return look_judged(driver_says(*gpus))
+
+
+def look_judged(look: DriverLook) -> list[Judgement]:
+    return says(CHECK, P5, {NVML: look})
+
+
+@pytest.mark.parametrize(("action", "severity", "detail"), WANTED)
+def test_an_action_is_found_on_its_gpu_with_its_number(action: int, severity: Severity, detail: str) -> None:
+    about = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
+
+    assert judge(wants(2, 0), wants(3, action), wants(4, 0)) == [
+        Finding("GpuRecoveryAction", severity, f"gpu/{ADDRESSES[3]}", detail, about)
+    ]
+
+
+@pytest.mark.parametrize("action", [0, None])
+def test_no_action_or_a_driver_that_knows_none_is_no_finding(action: int | None) -> None:
+    assert judge(*(wants(index, action) for index in range(8))) == []
+
+
+def test_several_gpus_are_several_findings() -> None:
+    said = judge(wants(1, 1), wants(5, 2))
+
+    assert [(one.subject, one.severity) for one in said if isinstance(one, Finding)] == [
+        (f"gpu/{ADDRESSES[1]}", Severity.RESET),
+        (f"gpu/{ADDRESSES[5]}", Severity.REBOOT),
+    ]
+
+
+@pytest.mark.parametrize("error", [1, 10, 15, 16, 17, 999])
+def test_an_action_that_could_not_be_read_is_neither_there_nor_gone(error: int) -> None:
+    assert judge(wants(3, None, recovery_error=error)) == [
+        Unobserved("GpuNotAnswering", f"gpu/{ADDRESSES[3]}: recovery action: NVML error {error}")
+    ]
+
+
+def test_a_gpu_without_a_handle_was_never_asked() -> None:
+    assert judge(Gpu(3, 999)) == [Unobserved("GpuNotAnswering", "gpu/index-3: recovery action: NVML error 999")]
+
+
+@pytest.mark.parametrize("error", [15, 16])
+def test_a_gpu_that_the_count_calls_lost_is_not_told_twice(error: int) -> None:
+    assert judge(Gpu(3, error)) == []
+
+
+def test_an_action_counts_whatever_else_failed_on_the_gpu() -> None:
+    said = judge(replace(wants(3, 1), error=999))
+
+    assert [type(one) for one in said] == [Finding]
+
+
+def test_a_driver_that_does_not_answer_could_not_look() -> None:
+    blind = Unobserved("DriverNotLoaded", "why")
+
+    assert look_judged(driver_is_silent(blind)) == [blind]
+
+
+def test_every_reason_that_it_can_give_is_declared() -> None:
+    assert [(reason.name, reason.severity, reason.flickers) for reason in CHECK.reasons] == [
+        ("GpuRecoveryAction", Severity.RESET, False)
+    ]

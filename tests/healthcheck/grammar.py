@@ -1,0 +1,135 @@
+"""Strategies for lines of the kernel's log: every form that the driver documents, and text that only quotes one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from healthcheck.catalog.sxid import sxid_table
+from healthcheck.catalog.xid import xid_table
+
+UNKNOWN_PROCESS = "pid='<unknown>', name=<unknown>, "
+DRIVER_TEXTS = (
+    "GPU has fallen off the bus.",
+    "Ch 00000008, errorString CTX SWITCH TIMEOUT, Info 0x2c0007",
+    "Graphics SM Warp Exception on (GPC 1, TPC 3, SM 0): Out Of Range Address",
+    "Contained: CE User Channel (0x9). RST: No, D-RST: No",
+    "Row Remapper: New row marked for remapping, reset gpu to activate.",
+    "Timeout after 6s of waiting for RPC response from GPU4 GSP! Expected function 103 (GSP_RM_ALLOC) (0x2081 0x4).",
+    "0cb5(2d50) 8503d428 ffffff87",
+    "First line\nsecond line",
+)
+SWITCH_WORDS = ("Fatal", "Non-fatal", "Correctable")
+SWITCH_TEXTS = ("Link 30 LTSSM Fault Up", "Link 02 ingress invalid ACL (First)", "instance=0, chiplet=1", "SOE HALTED")
+QUOTING = (
+    "systemd[1]: forwarded: {}",
+    "python[17]: {}",
+    "[  100.5] {}",
+    " {}",
+    'audit: comm="{}"',
+    "'{}'",
+    '{{"log": "{}"}}',
+    "line one\n{}",
+    "NVRM: {}",
+    "grep {}",
+    "kernel: {}",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line as a driver writes it, and what it says."""
+
+    text: str
+    code: int
+    subject: str
+    process: str = ""
+    message: str = ""
+
+
+@st.composite
+def addresses(draw: st.DrawFn) -> tuple[str, str]:
+    """An address as some driver prints it, and as we call it."""
+    domain = draw(st.integers(0, 0xFFFF) | st.integers(0, 0x7FFFFFFF))
+    bus, device = draw(st.integers(0, 0xFF)), draw(st.integers(0, 0x1F))
+    digits = draw(st.sampled_from([4, 8])) if domain <= 0xFFFF else 8
+    written = f"{domain:0{digits}x}:{bus:02x}:{device:02x}"
+    if draw(st.booleans()):
+        written = written.upper()
+    written = draw(st.sampled_from(["PCI:", ""])) + written + draw(st.sampled_from(["", ".0"]))
+    return written, f"{domain:04x}:{bus:02x}:{device:02x}.0"
+
+
+def process_names() -> st.SearchStrategy[str]:
+    """At most 15 characters of anything, as the kernel keeps them; a comma goes on with a small letter or a bracket."""
+    anything = st.text(st.characters(exclude_characters=",\n", exclude_categories=["Cs", "Cc"]), max_size=15)
+    known = ["python3", "ray::WorkerDict", "nvc:[driver]", "my train, v2", 'it\'s "q"', "a: 79, b", "(x), [y], 'z'"]
+    return anything | st.sampled_from(known)
+
+
+@st.composite
+def xid_lines(draw: st.DrawFn, codes: st.SearchStrategy[int] | None = None) -> Line:
+    code = draw(codes if codes is not None else st.sampled_from(sorted(xid_table())))
+    written, address = draw(addresses())
+    instance = draw(st.none() | st.integers(0, 15))
+    compute = draw(st.none() | st.integers(0, 15)) if instance is not None else None
+    place = "" if instance is None else f" GPU-I:{instance:02d}"
+    place += "" if compute is None else f" GPU-CI:{compute:02d}"
+    message = draw(st.sampled_from(DRIVER_TEXTS))
+    process, named = draw(_processes())
+    subject = f"gpu/{address}" + ("" if instance is None else f"/gi{instance}")
+    return Line(f"NVRM: Xid ({written}{place}): {code}, {named}{message}", code, subject, process, message)
+
+
+@st.composite
+def _processes(draw: st.DrawFn) -> tuple[str, str]:
+    kind = draw(st.sampled_from(["none", "unknown", "known"]))
+    if kind == "none":
+        return "", ""
+    if kind == "unknown":
+        return "", UNKNOWN_PROCESS
+    pid, name = draw(st.integers(1, 4194304)), draw(process_names())
+    return f"{pid} {name}".strip() if name else str(pid), f"pid={pid}, name={name}, "
+
+
+@st.composite
+def sxid_lines(draw: st.DrawFn) -> Line:
+    code = draw(st.sampled_from(sorted(sxid_table())))
+    written, address = draw(addresses())
+    switch = draw(st.sampled_from(["", "0", "3", "11"]))
+    word, message = draw(st.sampled_from(SWITCH_WORDS)), draw(st.sampled_from(SWITCH_TEXTS))
+    text = f"nvidia-nvswitch{switch}: SXid ({written}): {code:05d}, {word}, {message}"
+    return Line(text, code, f"nvswitch/{address}", message=f"{word}, {message}")
+
+
+@st.composite
+def driver_lines(draw: st.DrawFn) -> str:
+    """A line without a number that is a fault."""
+    written, _ = draw(addresses())
+    forms = (
+        f"NVRM: GPU {written}: GPU has fallen off the bus.",
+        (
+            f"NVRM: The NVIDIA GPU {written}\nNVRM: (PCI ID: 10de:26b5) installed in this system has\n"
+            "NVRM: fallen off the bus and is not responding to commands."
+        ),
+        f"NVRM: GPU {written}: RmInitAdapter failed! (0x24:0x72:1568)",
+        f"NVRM: GPU {written}: rm_init_adapter failed, device minor number 5",
+        "NVRM: nvCheckOkFailedNoLog: Check failed: Reset required [NV_ERR_RESET_REQUIRED] (0x00000062) returned from x",
+        "NVRM: API mismatch: the client has the version 545.23.08, but\nNVRM: this kernel module has another",
+    )
+    return draw(st.sampled_from(forms))
+
+
+def fault_lines() -> st.SearchStrategy[str]:
+    """Any line that an event check reads."""
+    return st.one_of(xid_lines().map(_text), sxid_lines().map(_text), driver_lines())
+
+
+def quoted_lines() -> st.SearchStrategy[str]:
+    """Somebody else's text with such a line in it."""
+    return st.builds(lambda form, line: form.format(line), st.sampled_from(QUOTING), fault_lines())
+
+
+def _text(line: Line) -> str:
+    return line.text

@@ -1,0 +1,72 @@
+"""Compiling the stage's C sources."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sim import c_library
+
+SOURCE = "int one(void) { return 1; }"
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Nothing was built before."""
+    monkeypatch.setattr(c_library, "BUILD_DIRECTORY", tmp_path / "build")
+    c_library.build.cache_clear()
+    yield
+    c_library.build.cache_clear()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    file = tmp_path / "one.c"
+    file.write_text(SOURCE)
+    return file
+
+
+def test_a_machine_without_a_compiler_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+
+    with pytest.raises(c_library.CompilerError, match="pip install ziglang"):
+        c_library.find_compiler()
+
+
+def test_the_compiler_named_in_cc_is_taken_with_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "gcc -m64")
+
+    assert c_library.find_compiler() == ["gcc", "-m64"]
+
+
+def test_a_second_build_gives_the_file_of_the_first(monkeypatch: pytest.MonkeyPatch, source: Path) -> None:
+    first = c_library.build(source, "one")
+    c_library.build.cache_clear()
+    monkeypatch.setenv("CC", os.devnull)  # would fail if it were asked
+
+    assert c_library.build(source, "one") == first
+
+
+def test_another_source_or_other_flags_give_another_file(source: Path) -> None:
+    first, other_flags = c_library.build(source, "one"), c_library.build(source, "one", "-g0")
+    c_library.build.cache_clear()
+    source.write_text("int one(void) { return 2; }")
+
+    assert len({first, other_flags, c_library.build(source, "one")}) == 3
+
+
+def test_a_source_that_the_compiler_refuses_is_said_with_its_words(source: Path) -> None:
+    source.write_text("int one(void) { return nothing; }")
+
+    with pytest.raises(c_library.CompilerError, match="nothing"):
+        c_library.build(source, "one")
+
+
+def test_a_compiler_that_does_not_start_is_said(monkeypatch: pytest.MonkeyPatch, source: Path) -> None:
+    monkeypatch.setenv("CC", "/absent/compiler")
+
+    with pytest.raises(c_library.CompilerError, match="does not start"):
+        c_library.build(source, "one")
