@@ -7,7 +7,7 @@ import sys
 import typer
 
 import healthcheck
-from cli import check, status
+from cli import check, explain, status
 
 USAGE = 3
 
@@ -20,6 +20,7 @@ app = typer.Typer(
 )
 app.command("check")(check.check)
 app.command("status")(status.status)
+app.command("explain")(explain.explain)
 
 
 @app.command("agent")

@@ -19,3 +19,11 @@ SEVERITY_STYLES = {
     Severity.REBOOT: "bold red",
     Severity.ISOLATE: "bold white on red",
 }
+SEVERITY_MEANS = {
+    Severity.PASS: "no finding; only counted",
+    Severity.MONITOR: "nothing now; look again when it comes back",
+    Severity.RESET: "drain the node and reset the GPU, or reboot",
+    Severity.REBOOT: "drain and reboot the node",
+    Severity.ISOLATE: "keep work away and replace the node",
+}
+"""What an operator does."""

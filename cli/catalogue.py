@@ -1,0 +1,154 @@
+"""What there is to say of one code or reason: what it means, what NVIDIA says to do, what this cluster does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from healthcheck.catalog import nvlink
+from healthcheck.catalog.dcgm import LADDER, dcgm_table, rule_dcgm
+from healthcheck.catalog.policy import Policy
+from healthcheck.catalog.recovery import recovery_actions
+from healthcheck.catalog.ruling import Ruling
+from healthcheck.catalog.sxid import CLASSES, rule_sxid, sxid_table
+from healthcheck.catalog.xid import RECOVERY_CODE, actions, rule_by_catalogue, rule_xid, xid_table
+from healthcheck.checks import CHECKS
+from healthcheck.model import Check, Reason, Severity
+
+NVLINK4_CODE = 74
+NVLINK5_CODES = range(144, 151)
+NO_ADVICE = ("", "")
+UNUSED = "Current GPUs do not report it any more."
+NOT_LISTED = "Not in the catalogue: a newer driver's, perhaps. It is watched, and counted as unknown."
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One code or reason. `details` are further lines, each with its label."""
+
+    name: str
+    mnemonic: str
+    meaning: str
+    advice: tuple[str, str]
+    """Who says what to do about it, in general; '' where nobody does."""
+    here: Ruling
+    """What this cluster makes of it."""
+    otherwise: Severity
+    """What it would be without the cluster's own severities."""
+    source: str
+    details: tuple[tuple[str, str], ...] = ()
+
+
+def explain_xid(code: int, words: Sequence[int], policy: Policy) -> Explanation:
+    """An Xid; with the words that its line ends with, what they say."""
+    row = xid_table().get(code)
+    ruling, plain = rule_xid(code, "", policy), rule_by_catalogue(code, "", policy)
+    details: tuple[tuple[str, str], ...] = ()
+    if code == RECOVERY_CODE:
+        details = tuple(_recovery())
+    elif words:
+        decoded = _decoded(code, words, policy)
+        ruling = ruling if ruling.rule == "severity-overrides" else decoded
+        plain, details = decoded, tuple(_decoding(code, words))
+    elif code == NVLINK4_CODE or code in NVLINK5_CODES:
+        details = (("decode", f"give the words in the line's brackets too: explain {code} 0x... 0x..."),)
+    if row is None:
+        return Explanation(f"Xid{code}", "", NOT_LISTED, NO_ADVICE, ruling, plain.severity, "", details)
+    if row.why:
+        details = (*details, ("we differ", f"{row.why} ({row.why_source})"))
+    says = f"{row.immediate_action or 'nothing'}: {actions()[row.immediate_action].says}"
+    if row.investigatory_action and row.investigatory_action != row.immediate_action:
+        says += f"; to find the cause: {row.investigatory_action}"
+    meaning, advice = row.meaning or UNUSED, ("NVIDIA", says)
+    return Explanation(f"Xid{code}", row.mnemonic, meaning, advice, ruling, plain.severity, row.source, details)
+
+
+def explain_sxid(code: int, policy: Policy) -> Explanation:
+    row = sxid_table().get(code)
+    name, ruling, plain = f"SXid{code}", rule_sxid(code, "", policy), rule_sxid(code, "", Policy())
+    details = () if ruling.rule == "severity-overrides" else _SXID_WORDS
+    if row is None:
+        return Explanation(name, "", NOT_LISTED, NO_ADVICE, ruling, plain.severity, "", details)
+    unit = row.mnemonic.partition("_")[0]
+    meaning = f"An NVSwitch reported an error of its unit {unit}. By the driver's source it is {CLASSES[row.kind][1]}."
+    if row.why:
+        details = (*details, ("no word", row.why))
+    return Explanation(name, row.mnemonic, meaning, NO_ADVICE, ruling, plain.severity, row.source, details)
+
+
+_SXID_WORDS = (("the line", "its word decides: Fatal is RESET, Non-fatal and Correctable are MONITOR"),)
+
+
+def explain_dcgm(error_id: int, policy: Policy) -> Explanation:
+    row = dcgm_table().get(error_id)
+    ruling, plain = rule_dcgm(error_id, None, policy), rule_dcgm(error_id, None, Policy())
+    if row is None:
+        return Explanation(f"Dcgm{error_id}", "", NOT_LISTED, NO_ADVICE, ruling, plain.severity, "")
+    meaning = f"DCGM's diagnostic reported error {error_id}, {row.name}."
+    if row.could_not_run:
+        meaning += " The test could not run: that says nothing about the hardware."
+    details = (("we differ", row.why),) if row.why else ()
+    advice = ("DCGM", f"{row.severity}, which is {LADDER[row.severity].name} on our ladder")
+    return Explanation(f"Dcgm{error_id}", row.name, meaning, advice, ruling, plain.severity, row.source, details)
+
+
+def explain_reason(check: Check, reason: Reason, policy: Policy) -> Explanation:
+    severity = policy.severity_of(reason.name, reason.severity)
+    rule = "severity-overrides" if reason.name in policy.overrides else f"docs/checks.md, {check.name}"
+    details = [("check", f"{check.name}, group {check.group}"), ("more", f"docs/runbook.md#{reason.name.lower()}")]
+    if reason.flickers:
+        details.append(("counts", "once three further looks, 10 s apart, saw it too"))
+    here = Ruling(severity, rule)
+    return Explanation(
+        reason.name, "", reason.meaning, ("do", reason.action), here, reason.severity, "", tuple(details)
+    )
+
+
+def declared_reasons() -> dict[str, tuple[Check, Reason]]:
+    """Every reason with a name of its own, by that name in small letters; an Xid or SXid is named by its number."""
+    return {
+        reason.name.lower(): (check, reason)
+        for check in CHECKS
+        for reason in check.reasons
+        if reason.name.lower() != check.name
+    }
+
+
+def explain_all_xids(policy: Policy) -> list[Explanation]:
+    """Every code that current GPUs report."""
+    return [explain_xid(code, (), policy) for code, row in xid_table().items() if row.meaning]
+
+
+def _recovery() -> Iterator[tuple[str, str]]:
+    for action in recovery_actions().values():
+        since = f" (since {action.since})" if action.since else ""
+        severity = action.severity.name if action.severity else "no finding"
+        yield f"0x{action.number:x}", f"{action.name}{since}: {severity}; {action.meaning}"
+
+
+def _decoded(code: int, words: Sequence[int], policy: Policy) -> Ruling:
+    if code == NVLINK4_CODE:
+        return nvlink.rule_registers(words, policy.nvlink_default)
+    return nvlink.rule_words(code, "", words, policy.nvlink5_default)
+
+
+def _decoding(code: int, words: Sequence[int]) -> Iterator[tuple[str, str]]:
+    """What each word says: all bits of Xid 74, all rows of the others."""
+    if code == NVLINK4_CODE:
+        yield from _registers(words)
+        return
+    status = words[1] if len(words) > 1 else None
+    rows = nvlink.matching_rows(code, "", words[0], status)
+    for layout, name in enumerate(nvlink.LAYOUTS):
+        claimed = [row for row in rows if layout in row.layouts_of(words[0])]
+        if not claimed:
+            yield name, "no row of NVIDIA's sheet has these words"
+        for row in claimed:
+            yield name, f"{row.units[layout]}: {row.grade}, {row.action} ({row.rule})"
+
+
+def _registers(words: Sequence[int]) -> Iterator[tuple[str, str]]:
+    for number, word in enumerate(words, 1):
+        for bit in (bit for bit in range(32) if word >> bit & 1):
+            row = nvlink.nvlink4_table().get((number, bit))
+            yield f"{number}, bit {bit}", row.meaning if row else "not in NVIDIA's table; report it"

@@ -1,0 +1,176 @@
+"""`gpu-healthcheck explain`: what a code or a reason means, and what this cluster does about it."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cli import catalogue
+from cli.catalogue import Explanation
+from cli.words import SEVERITY_MEANS, SEVERITY_STYLES
+from healthcheck.catalog.dcgm import dcgm_table
+from healthcheck.catalog.policy import Policy
+from healthcheck.catalog.sxid import CLASSES, sxid_table
+from healthcheck.catalog.xid import xid_table
+from healthcheck.model import Severity
+from healthcheck.settings import SettingsError, read_settings
+
+USAGE = 3
+_CODE = re.compile(r"(?P<kind>xid|sxid|dcgm|)[\s:]*(?P<number>\d{1,5})\Z", re.IGNORECASE)
+_HEX = re.compile(r"0x[0-9a-f]{1,8}\Z", re.IGNORECASE)
+_FIRST_SXID = 10000
+_ALLOWED = (
+    "an Xid (79, Xid79), an SXid (SXid20034), an error of DCGM's (dcgm 52), or a reason "
+    "(GpuCountLow); `gpu-healthcheck explain` lists them"
+)
+_NO_WORDS = "{}: only Xid 74 and 144 to 150 end with words to decode"
+
+
+def explain(
+    word: Annotated[
+        str, typer.Argument(metavar="[WORD]", help="79, SXid20034, dcgm 52, GpuCountLow; default: all.")
+    ] = "",
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[HEX]...", help="The words that an NVLink Xid's line ends with.")
+    ] = None,
+) -> None:
+    """Say what a code or a reason means, what NVIDIA says to do, and what this cluster does."""
+    directory = Path(os.environ.get("CONFIG_DIR", "/etc/gpu-healthcheck"))
+    try:
+        policy = read_settings(directory).values.policy
+    except SettingsError as error:
+        _end("\n".join(str(one) for one in error.bad))
+    console = Console(highlight=False)
+    said, codes = _told_apart([word, *(words or [])])
+    if not codes and said.lower() in ("", *_TABLES):
+        for name in [said.lower()] if said else _TABLES:
+            _TABLES[name](console, policy)
+    else:
+        _print(console, _look_up(said, codes, policy), directory)
+
+
+def _told_apart(words: list[str]) -> tuple[str, list[int]]:
+    """What is asked for, and the words of its line: given with commas and brackets as they were copied."""
+    pieces = [piece for one in words[1:] for piece in re.split(r"[\s,()]+", one) if piece]
+    hexes = [piece for piece in pieces if _HEX.match(piece)]
+    rest = [piece for piece in pieces if not _HEX.match(piece)]
+    return " ".join([words[0].strip(), *rest]), [int(piece, 16) for piece in hexes]
+
+
+def _look_up(said: str, codes: list[int], policy: Policy) -> Explanation:
+    found = _CODE.match(said)
+    if found:
+        number = int(found["number"])
+        kind = found["kind"].lower() or ("sxid" if number >= _FIRST_SXID else "xid")
+        return _explain_code(kind, number, codes, policy)
+    reason = catalogue.declared_reasons().get(said.lower())
+    if reason is None:
+        _end(_unknown(said))
+    if codes:
+        _end(_NO_WORDS.format(said))
+    return catalogue.explain_reason(*reason, policy)
+
+
+def _explain_code(kind: str, number: int, codes: list[int], policy: Policy) -> Explanation:
+    decoded = kind == "xid" and (number == catalogue.NVLINK4_CODE or number in catalogue.NVLINK5_CODES)
+    if codes and not decoded:
+        _end(_NO_WORDS.format(f"{kind} {number}"))
+    if kind == "sxid":
+        return catalogue.explain_sxid(number, policy)
+    if kind == "dcgm":
+        return catalogue.explain_dcgm(number, policy)
+    return catalogue.explain_xid(number, codes, policy)
+
+
+def _unknown(said: str) -> str:
+    names = {reason.name.lower(): reason.name for _, reason in catalogue.declared_reasons().values()}
+    names |= {f"xid{code}": f"Xid{code}" for code in xid_table()}
+    names |= {f"dcgm {row.id}": f"dcgm {row.id}" for row in dcgm_table().values()}
+    names |= {row.name.lower(): f"dcgm {row.id}" for row in dcgm_table().values()}
+    names |= {row.mnemonic.lower(): f"Xid{row.code}" for row in xid_table().values()}
+    close = [names[name] for name in difflib.get_close_matches(said.lower(), names, 3)]
+    meant = f"; did you mean {' or '.join(dict.fromkeys(close))}?" if close else ""
+    return f"nothing is called {said[:60]!r}{meant} Allowed is {_ALLOWED}"
+
+
+def _end(message: str) -> NoReturn:
+    sys.stderr.write(f"gpu-healthcheck explain: {message}\n")
+    raise typer.Exit(USAGE)
+
+
+def _print(console: Console, one: Explanation, directory: Path) -> None:
+    console.print(Text.assemble((one.name, "bold"), f"  {one.mnemonic}" if one.mnemonic else ""), soft_wrap=True)
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(overflow="fold")
+    table.add_row("means", one.meaning)
+    if one.advice != catalogue.NO_ADVICE:
+        table.add_row(*one.advice)
+    table.add_row("here", _here(one, directory))
+    for label, text in one.details:
+        table.add_row(label, text)
+    if one.source:
+        table.add_row("source", one.source)
+    console.print(table)
+
+
+def _here(one: Explanation, directory: Path) -> Text:
+    severity = one.here.severity
+    told = Text.assemble((severity.name, SEVERITY_STYLES[severity]), f": {SEVERITY_MEANS[severity]}")
+    if one.here.rule == "severity-overrides":
+        place = directory / "severity-overrides"
+        return told.append(f" (by {place}; it would be {one.otherwise.name})")
+    return told.append(f" ({one.here.rule}{'; ' if one.here.reading else ''}{one.here.reading})")
+
+
+def _print_reasons(console: Console, policy: Policy) -> None:
+    reasons = [catalogue.explain_reason(*one, policy) for one in catalogue.declared_reasons().values()]
+    _print_table(console, ("reason", "means"), ((one, one.meaning) for one in reasons))
+
+
+def _print_xids(console: Console, policy: Policy) -> None:
+    _print_table(console, ("Xid", "means"), ((one, one.meaning) for one in catalogue.explain_all_xids(policy)))
+    unused = ", ".join(str(code) for code, row in xid_table().items() if not row.meaning)
+    console.print(f"Not reported by current GPUs, and only watched: {unused}\n")
+
+
+def _print_dcgm(console: Console, policy: Policy) -> None:
+    errors = [catalogue.explain_dcgm(error_id, policy) for error_id in dcgm_table()]
+    _print_table(console, ("DCGM", "name"), ((one, one.mnemonic) for one in errors))
+
+
+def _print_table(console: Console, header: tuple[str, str], rows: Iterable[tuple[Explanation, str]]) -> None:
+    """A line each; a star marks a severity of the cluster's own."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(header[0], no_wrap=True)
+    table.add_column("here", no_wrap=True)
+    table.add_column(header[1], overflow="fold")
+    for one, text in rows:
+        severity = one.here.severity
+        changed = "*" if one.here.rule == "severity-overrides" else ""
+        word = "-" if severity is Severity.PASS else severity.name
+        table.add_row(one.name, Text(word + changed, SEVERITY_STYLES[severity]), text)
+    console.print(table, "")
+
+
+def _print_sxids(console: Console, _: Policy) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("SXid", max_width=24)
+    table.add_column("numbers", overflow="fold")
+    for kind, (_severity, says) in CLASSES.items():
+        table.add_row(says, ", ".join(str(code) for code, row in sxid_table().items() if row.kind == kind))
+    console.print(table)
+    console.print("The word in an SXid's line decides: Fatal is RESET, Non-fatal and Correctable are MONITOR.\n")
+
+
+_TABLES = {"reasons": _print_reasons, "xid": _print_xids, "sxid": _print_sxids, "dcgm": _print_dcgm}

@@ -1,0 +1,257 @@
+"""`gpu-healthcheck explain`, as a person calls it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cli.app import app
+from healthcheck.catalog.dcgm import dcgm_table
+from healthcheck.catalog.sxid import sxid_table
+from healthcheck.catalog.xid import xid_table
+from healthcheck.checks import CHECKS
+from healthcheck.model import Reason
+
+FAMILIES = ("Xid", "SXid")
+OWN_NAMES = [reason for check in CHECKS for reason in check.reasons if reason.name not in FAMILIES]
+
+
+@pytest.fixture(autouse=True)
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CONFIG_DIR", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path
+
+
+def ask(*words: str) -> Result:
+    return CliRunner().invoke(app, ["explain", *words])
+
+
+def told(*words: str) -> str:
+    answer = ask(*words)
+    assert (answer.exit_code, answer.stderr) == (0, "")
+    return re.sub(r" +", " ", answer.stdout).replace(" \n", "\n")
+
+
+@pytest.mark.parametrize("words", [("79",), ("Xid79",), ("xid79",), ("xid", "79"), ("XID 79",), ("079",)])
+def test_an_xid_is_found_however_it_is_written(words: tuple[str, ...]) -> None:
+    answer = told(*words)
+
+    assert answer.startswith("Xid79 ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS\n")
+    assert "fell off the bus" in answer
+    assert "NVIDIA RESTART_BM: reboot the machine; to find the cause: CONTACT_SUPPORT" in answer
+    assert "here REBOOT: drain and reboot the node (xid.csv:79)" in answer
+    assert "source NVIDIA Xid catalogue 2025-09-30" in answer
+
+
+@pytest.mark.parametrize("words", [("SXid20034",), ("sxid", "20034"), ("20034",), ("SXID 20034",)])
+def test_an_sxid_is_found_however_it_is_written(words: tuple[str, ...]) -> None:
+    answer = told(*words)
+
+    assert answer.startswith("SXid20034 DLPL_LTSSM_FAULT_UP\n")
+    assert "here RESET: drain the node and reset the GPU, or reboot (sxid.csv:20034)" in answer
+    assert "its word decides: Fatal is RESET" in answer
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("149", "0x021425c6", "0x00000001"),
+        ("Xid149", "0x021425C6", "0x1", "0x0", "0x0", "0x0"),
+        ("149", "(0x021425c6 0x00000001 0x0)"),
+        ("149", "0x021425c6,", "0x00000001"),
+    ],
+)
+def test_the_words_of_an_nvlink_xid_are_decoded_in_both_layouts(words: tuple[str, ...]) -> None:
+    answer = told(*words)
+
+    assert "here RESET: drain the node and reset the GPU, or reboot (nvlink5_decode.csv:80;" in answer
+    assert "before R575 NETIR_LINK_EVT: Link Fatal, RESET_GPU (nvlink5_decode.csv:80)" in answer
+    assert "from R575 no row of NVIDIA's sheet has these words" in answer
+
+
+def test_the_registers_of_an_xid_74_are_decoded_bit_by_bit() -> None:
+    answer = told("74", "0x11", "0x0", "0x10000", "0x0", "0x4")
+
+    assert "1, bit 0 nothing to do\n" in answer
+    assert "1, bit 4 a parity or ECC fault of the link's hardware" in answer
+    assert "3, bit 16 run the field diagnostics" in answer
+    assert "5, bit 2 not in NVIDIA's table; report it" in answer
+    assert "here RESET: drain the node and reset the GPU, or reboot (NVLINK_DEFAULT;" in answer
+
+
+def test_an_nvlink_xid_without_its_words_says_how_to_give_them() -> None:
+    assert "explain 74 0x... 0x..." in told("74")
+
+
+def test_the_recovery_actions_stand_with_xid_154() -> None:
+    answer = told("154")
+
+    assert "0x0 None: no finding;" in answer
+    assert "0x2 Node Reboot Required: REBOOT;" in answer
+    assert "0x5 Recover IMEX Domain (since R595): RESET;" in answer
+
+
+@pytest.mark.parametrize("reason", OWN_NAMES, ids=lambda reason: reason.name)
+def test_every_reason_is_explained(reason: Reason) -> None:
+    answer = told(reason.name)
+
+    assert answer.startswith(f"{reason.name}\n")
+    assert f"docs/runbook.md#{reason.name.lower()}" in answer
+    assert f"here {reason.severity.name}: " in answer
+
+
+@pytest.mark.parametrize("words", [("dcgm", "46"), ("Dcgm46",), ("dcgm 46",)])
+def test_an_error_of_dcgm_is_explained(words: tuple[str, ...]) -> None:
+    answer = told(*words)
+
+    assert answer.startswith("Dcgm46 PCIE_WIDTH\n")
+    assert "DCGM CONFIG, which is MONITOR on our ladder" in answer
+    assert "here RESET:" in answer
+    assert "we differ a link narrower" in answer
+
+
+def test_a_test_that_could_not_run_says_nothing_about_the_hardware() -> None:
+    assert "The test could not run" in told("dcgm", "117")
+
+
+def test_where_we_depart_from_nvidia_the_reason_is_told() -> None:
+    answer = told("142")
+
+    assert "here RESET:" in answer
+    assert "we differ the video encoder stays stopped" in answer
+
+
+@pytest.mark.parametrize(
+    ("words", "name"), [(("999",), "Xid999"), (("99999",), "SXid99999"), (("dcgm", "999"), "Dcgm999")]
+)
+def test_a_number_that_no_table_has_is_watched(words: tuple[str, ...], name: str) -> None:
+    answer = told(*words)
+
+    assert answer.startswith(f"{name}\n")
+    assert "Not in the catalogue" in answer
+    assert "here MONITOR:" in answer
+
+
+@pytest.mark.parametrize(
+    ("override", "words", "here"),
+    [
+        ("xid 79 = ISOLATE", ("79",), "here ISOLATE: keep work away and replace the node (by {}; it would be REBOOT)"),
+        (
+            "xid 43 = RESET",
+            ("43",),
+            "here RESET: drain the node and reset the GPU, or reboot (by {}; it would be PASS)",
+        ),
+        ("xid 79 = PASS", ("79",), "here PASS: no finding; only counted (by {}; it would be REBOOT)"),
+        ("sxid 20034 = REBOOT", ("SXid20034",), "here REBOOT: drain and reboot the node (by {}; it would be RESET)"),
+        ("dcgm 52 = REBOOT", ("dcgm", "52"), "here REBOOT: drain and reboot the node (by {}; it would be ISOLATE)"),
+        (
+            "xid 149 = REBOOT",
+            ("149", "0x021425c6", "0x1"),
+            "here REBOOT: drain and reboot the node (by {}; it would be RESET)",
+        ),
+        (
+            "GpuCountLow = MONITOR",
+            ("GpuCountLow",),
+            "here MONITOR: nothing now; look again when it comes back (by {}; it would be REBOOT)",
+        ),
+    ],
+)
+def test_what_the_cluster_has_changed_is_shown(
+    config: Path, monkeypatch: pytest.MonkeyPatch, override: str, words: tuple[str, ...], here: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    (config / "severity-overrides").write_text(override)
+
+    assert here.format(config / "severity-overrides") in told(*words)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words", "here"),
+    [
+        ("NVLINK_DEFAULT", "REBOOT", ("74",), "here REBOOT: drain and reboot the node (NVLINK_DEFAULT)"),
+        (
+            "NVLINK5_DEFAULT",
+            "REBOOT",
+            ("149", "0x1", "0x1"),
+            "here REBOOT: drain and reboot the node (NVLINK5_DEFAULT)",
+        ),
+        ("STRICT_PSHC", "1", ("162",), "(STRICT_PSHC)"),
+    ],
+)
+def test_the_clusters_other_settings_count_too(
+    config: Path, key: str, value: str, words: tuple[str, ...], here: str
+) -> None:
+    (config / key).write_text(value)
+
+    assert here in told(*words)
+
+
+def test_without_a_word_everything_is_listed(config: Path) -> None:
+    (config / "severity-overrides").write_text("xid 31 = RESET")
+
+    answer = told()
+
+    assert [
+        name for name in ("Xid79 REBOOT", "Xid43 -", "Xid31 RESET*", "GpuCountLow REBOOT") if name not in answer
+    ] == []
+    assert [code for code, row in xid_table().items() if row.meaning and f"Xid{code} " not in answer] == []
+    assert [code for code in xid_table() if not re.search(rf"\b(Xid)?{code}\b", answer)] == []
+    assert [code for code in sxid_table() if not re.search(rf"\b{code}\b", answer)] == []
+    assert [row.name for row in dcgm_table().values() if row.name not in answer] == []
+
+
+@pytest.mark.parametrize(("word", "shown", "hidden"), [("xid", "Xid79", "Dcgm52"), ("DCGM", "Dcgm52", "Xid79")])
+def test_one_table_is_listed_by_its_name(word: str, shown: str, hidden: str) -> None:
+    answer = told(word)
+
+    assert (shown in answer, hidden in answer) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("GpuCountLo",), "nothing is called 'GpuCountLo'; did you mean GpuCountLow"),
+        (("xyzzy",), "nothing is called 'xyzzy' Allowed is an Xid (79, Xid79)"),
+        (("PCIE_WIDTHS",), "did you mean dcgm 46"),
+        (("79", "0x1"), "xid 79: only Xid 74 and 144 to 150 end with words to decode"),
+        (("SXid20034", "0x1"), "sxid 20034: only Xid 74"),
+        (("GpuCountLow", "0x1"), "GpuCountLow: only Xid 74"),
+        (("149", "zz"), "nothing is called '149 zz'"),
+        (("x" * 999,), f"nothing is called '{'x' * 60}'"),
+        (("-79",), None),
+    ],
+)
+def test_another_word_is_refused_with_what_is_allowed(words: tuple[str, ...], message: str | None) -> None:
+    answer = ask(*words)
+
+    assert answer.exit_code != 0
+    assert answer.stdout == ""
+    if message:
+        assert answer.exit_code == 3
+        assert message in answer.stderr
+
+
+def test_a_bad_setting_is_named_and_nothing_is_explained(config: Path) -> None:
+    (config / "severity-overrides").write_text("\nxid 79 = BAD")
+
+    answer = ask("79")
+
+    assert (answer.exit_code, answer.stdout) == (3, "")
+    assert "line 2: severity 'BAD'" in answer.stderr
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+@pytest.mark.parametrize("words", [(), ("79",), ("149", "0x021425c6", "0x1"), ("154",), ("SXid11001",), ("dcgm", "46")])
+def test_it_fits_and_has_no_colour_where_nobody_looks(
+    monkeypatch: pytest.MonkeyPatch, columns: int, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+
+    answer = ask(*words)
+
+    assert "\x1b" not in answer.stdout
+    assert max(len(line) for line in answer.stdout.splitlines()) <= columns

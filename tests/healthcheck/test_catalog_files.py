@@ -1,0 +1,77 @@
+"""The data files as a build checks them."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+import pytest
+
+from healthcheck.catalog.recovery import RecoveryAction, recovery_actions, recovery_in, severity_of_recovery
+from healthcheck.catalog.rows import read_rows
+from healthcheck.catalog.xid import actions, xid_table
+from healthcheck.model import Severity
+
+FILES = sorted(file.name for file in files("healthcheck.catalog").iterdir() if file.name.endswith(".csv"))
+SERIOUS = [
+    *(8, 13, 31, 43, 45, 46, 48, 54, 62, 63, 64, 74, 79, 92, 94, 95, 109, 110, 119, 120, 121, 136, 140, 142, 143),
+    *(range(144, 152)),
+    *range(154, 162),
+    167,
+]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_row_names_its_source(name: str) -> None:
+    assert [line for line, row in read_rows(name) if not row["source"]] == []
+    assert list(read_rows(name))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_cell_is_cut_or_spills_over(name: str) -> None:
+    rows = [row for _, row in read_rows(name)]
+
+    assert {len(row) for row in rows} == {len(rows[0])}
+    assert [row for row in rows if any(cell != cell.strip() for cell in row.values())] == []
+
+
+@pytest.mark.parametrize("code", SERIOUS)
+def test_a_code_that_operators_meet_is_explained_in_a_sentence(code: int) -> None:
+    meaning = xid_table()[code].meaning
+
+    assert meaning.endswith(".")
+    assert "ROBUST_CHANNEL" not in meaning
+
+
+def test_a_code_in_use_has_a_meaning() -> None:
+    assert [code for code, row in xid_table().items() if not row.unused and not row.meaning] == []
+
+
+def test_every_bucket_of_nvidia_is_said_in_words() -> None:
+    assert {row.immediate_action for row in xid_table().values()} == set(actions())
+    assert [action.name for action in actions().values() if not action.says] == []
+
+
+@pytest.mark.parametrize(
+    ("number", "severity"),
+    [
+        (0, Severity.PASS),
+        (1, Severity.RESET),
+        (2, Severity.REBOOT),
+        (3, Severity.RESET),
+        (4, Severity.RESET),
+        (5, Severity.RESET),
+        (6, Severity.RESET),
+        (7, Severity.REBOOT),
+        (8, Severity.MONITOR),
+        (-1, Severity.MONITOR),
+    ],
+)
+def test_a_recovery_action_has_its_place_on_the_ladder(number: int, severity: Severity) -> None:
+    assert severity_of_recovery(number) is severity
+
+
+@pytest.mark.parametrize("action", recovery_actions().values(), ids=lambda action: action.name)
+def test_every_recovery_action_is_read_from_its_line(action: RecoveryAction) -> None:
+    line = f"GPU recovery action changed from 0x1 (x) to {action.number:#x} ({action.name})"
+
+    assert recovery_in(line) == action.number
