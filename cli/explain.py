@@ -99,8 +99,8 @@ def _unknown(said: str) -> str:
     names |= {row.name.lower(): f"dcgm {row.id}" for row in dcgm_table().values()}
     names |= {row.mnemonic.lower(): f"Xid{row.code}" for row in xid_table().values()}
     close = [names[name] for name in difflib.get_close_matches(said.lower(), names, 3)]
-    meant = f"; did you mean {' or '.join(dict.fromkeys(close))}?" if close else ""
-    return f"nothing is called {said[:60]!r}{meant} Allowed is {_ALLOWED}"
+    meant = f" (did you mean {' or '.join(dict.fromkeys(close))}?)" if close else ""
+    return f"nothing is called {said[:60]!r}{meant}; allowed is {_ALLOWED}"
 
 
 def _end(message: str) -> NoReturn:

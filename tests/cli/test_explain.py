@@ -214,8 +214,8 @@ def test_one_table_is_listed_by_its_name(word: str, shown: str, hidden: str) -> 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("GpuCountLo",), "nothing is called 'GpuCountLo'; did you mean GpuCountLow"),
-        (("xyzzy",), "nothing is called 'xyzzy' Allowed is an Xid (79, Xid79)"),
+        (("GpuCountLo",), "nothing is called 'GpuCountLo' (did you mean GpuCountLow"),
+        (("xyzzy",), "nothing is called 'xyzzy'; allowed is an Xid (79, Xid79)"),
         (("PCIE_WIDTHS",), "did you mean dcgm 46"),
         (("79", "0x1"), "xid 79: only Xid 74 and 144 to 150 end with words to decode"),
         (("SXid20034", "0x1"), "sxid 20034: only Xid 74"),
