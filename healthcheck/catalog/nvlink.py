@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from healthcheck.catalog.rows import read_rows
 from healthcheck.catalog.ruling import Ruling, worst
@@ -134,7 +134,7 @@ def rule_registers(registers: Sequence[int], default: Severity) -> Ruling:
     rulings = [
         _rule_bit(number, bit, otherwise)
         for number, register in enumerate(registers, 1)
-        for bit in range(32)
+        for bit in range(register.bit_length())
         if register >> bit & 1
     ]
     return worst(rulings) if rulings else otherwise
@@ -172,6 +172,8 @@ def rule_words(code: int, unit: str, words: Sequence[int], default: Severity) ->
     return worst(rulings) if rulings else otherwise
 
 
+# A link that goes down and up again says the same words thousands of times.
+@lru_cache(maxsize=1024)
 def matching_rows(code: int, unit: str, intr_info: int, status: int | None) -> tuple[Nvlink5Row, ...]:
     """The rows that claim these words, in either layout."""
     rows = [
