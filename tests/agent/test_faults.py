@@ -7,6 +7,7 @@ import pytest
 from tests.agent.conftest import MakeWorld
 from tests.agent.world import UNHEALTHY, P, World, eventually
 
+REBOOT_EXIT = "reboot, a passed quarantine run, release, another GPU in its place"
 SPOT = {"key": "example.com/spot", "value": "true", "effect": "NoSchedule"}
 HYPERPOD = "sagemaker.amazonaws.com/deep-health-check-status"
 
@@ -66,7 +67,8 @@ class TestAnXid79:
         assert "GPU has fallen off the bus." in node.condition["message"]
         finding = node.findings["Xid79"]
         assert finding["subject"] == f"gpu/{watched.host.gpus[3].address}"
-        assert (finding["severity"], finding["count"], finding["exit"]) == ("REBOOT", 1, "a reboot")
+        assert (finding["severity"], finding["count"], finding["exit"]) == ("REBOOT", 1, REBOOT_EXIT)
+        assert finding["about"]["serial"] == watched.host.gpus[3].serial
         assert node.record["taint"] == "set"
         assert watched.wait_for_event("Xid79")["type"] == "Warning"
         watched.wait_for_event("GpuHealthFail")

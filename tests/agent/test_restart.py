@@ -245,7 +245,7 @@ class TestTwoAgentsOnOneNode:
 def standing(world: World) -> set[tuple[str, str]]:
     """What the file on the node remembers now."""
     try:
-        rows = json.loads(world.memory_file.read_text())["findings"]
+        _, content = world.memory_file.read_text().splitlines()
     except FileNotFoundError:
         return set()
-    return {(row["reason"], row["subject"]) for row in rows}
+    return {(row["reason"], row["subject"]) for row in json.loads(content)["findings"]}

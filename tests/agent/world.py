@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
+import jsonschema
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -38,6 +39,9 @@ NOBODY = "http://127.0.0.1:9"
 CHILD = "healthcheck.probes.nvml_child"
 
 T = TypeVar("T")
+_RECORD = jsonschema.Draft202012Validator(
+    json.loads((Path(__file__).parents[2] / "docs/record.schema.json").read_text())
+)
 Json = dict[str, Any]
 
 
@@ -91,6 +95,8 @@ class NodeView:
         text = (self.object["metadata"].get("annotations") or {}).get(RESULTS, "{}")
         record = json.loads(text)
         assert isinstance(record, dict)
+        if record:
+            _RECORD.validate(record)
         return record
 
     @property

@@ -1,0 +1,86 @@
+"""kill -9 at every call that the agent makes on its memory file: nothing is lost, nothing counted twice."""
+
+from __future__ import annotations
+
+import json
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sim import kill_at
+from tests.agent.world import StandIn, World, eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sim.kill_at import When
+
+CALLS = 14
+"""Two to lock and at least two whole writes of six: open, write, flush, close, rename, flush of the folder."""
+AT_ONCE = 4
+"""Agents that are killed beside each other."""
+
+
+def lived(world: World) -> None:
+    """Two faults stand in the ring when the agent starts, and it says so on the Node."""
+    world.wait(lambda node: {"Xid79", "Xid95"} <= set(node.findings) and node.tainted)
+    eventually(world.cluster.lease)
+
+
+def begin(folder: Path, name: str) -> World:
+    world = World(folder / name, StandIn(name, "p5.48xlarge"))
+    world.memory_file.parent.mkdir()
+    for _ in range(3):
+        world.host.xid(3, 79, "GPU has fallen off the bus.")
+    world.host.xid(4, 95, "Uncontained: LTC TAG (0x2, 0x1). RST: Yes, D-RST: No")
+    return world
+
+
+def calls_of_a_start(folder: Path) -> int:
+    log = folder / "calls"
+    with begin(folder, "counted") as world:
+        world.start(**kill_at.environment(world.memory_file.parent, log=log))
+        lived(world)
+        assert world.agent.terminate() == 0
+    return len(kill_at.calls_in(log))
+
+
+def counts(world: World) -> dict[str, int]:
+    return {reason: row["count"] for reason, row in world.node().findings.items()}
+
+
+def killed_at(folder: Path, call: int, when: When) -> str:
+    """What was wrong after it, '' when nothing was."""
+    log = folder / f"calls-{call}-{when}"
+    with begin(folder, f"node-{call}-{when}") as world:
+        directory = world.memory_file.parent
+        world.start(**kill_at.environment(directory, call=call, when=when, log=log))
+        if world.agent.exit_code() != -signal.SIGKILL:
+            return f"{call} {when}: it was not killed"
+        world.host.xid(5, 62, "0cb5(2d50) 8503d428 ffffff87")  # while nobody is there
+        world.host.kernel_log.replay()
+        world.start()
+        lived(world)
+        node = world.wait(lambda node: "Xid62" in node.findings)
+        found = counts(world)
+        killer = kill_at.calls_in(log)[-1]
+        remembered = json.loads(world.memory_file.read_text().splitlines()[1])
+        in_the_file = {row["reason"]: row["count"] for row in remembered["findings"]}
+        expected = {"Xid79": 3, "Xid95": 1, "Xid62": 1}
+        asides = [path.name for path in directory.iterdir() if path.name not in ("memory.json", "memory.new", "lock")]
+        if (found, in_the_file, node.tainted, asides) != (expected, expected, True, []):
+            return f"{call} {when} ({killer}): {found} on the Node, {in_the_file} in the file, beside it {asides}"
+    return ""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_nothing_is_lost_and_nothing_doubled(tmp_path: Path, when: When) -> None:
+    assert calls_of_a_start(tmp_path) >= CALLS
+
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        wrong = list(threads.map(partial(killed_at, tmp_path, when=when), range(1, CALLS + 1)))
+
+    assert [one for one in wrong if one] == []
