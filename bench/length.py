@@ -11,6 +11,8 @@ class Length:
     detections_reconnecting: int = 50
     cycles: int = 100
     starts: int = 20
+    replay_megabytes: int = 100
+    replays: int = 5
     window_seconds: float = 300.0
     interval_seconds: int = 300
     """CHECK_INTERVAL of the agent whose idleness is measured; 300 is the default."""
@@ -29,6 +31,8 @@ QUICK = Length(
     detections_reconnecting=4,
     cycles=10,
     starts=3,
+    replay_megabytes=10,
+    replays=2,
     window_seconds=30.0,
     interval_seconds=20,
     quick=True,

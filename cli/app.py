@@ -7,7 +7,7 @@ import sys
 import typer
 
 import healthcheck
-from cli import check, explain, status
+from cli import check, explain, replay, status
 
 USAGE = 3
 
@@ -19,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("check")(check.check)
+app.command("replay")(replay.replay)
 app.command("status")(status.status)
 app.command("explain")(explain.explain)
 

@@ -26,28 +26,90 @@ _MOST_GPUS = 64
 def noticed(memory: Memory, outcomes: Iterable[Outcome], now: Now, escalate_after: int = 0) -> Memory:
     """The memory after records came from the log, in the log's own order."""
     sightings = [(one, outcome.check) for outcome in outcomes for one in outcome.sightings]
+    if not sightings:
+        return memory
+    reading = _Reading(memory, now, escalate_after)
     for sighting, check in sorted(sightings, key=lambda pair: pair[0].seq):
-        memory = _noticed(memory, sighting, check, now, escalate_after)
-    return replace(memory, standing=worst_first(memory.standing)) if sightings else memory
+        reading.take(sighting, check)
+    return replace(reading.memory, standing=worst_first(reading.standing.values()))
 
 
-def _noticed(memory: Memory, sighting: Sighting, check: str, now: Now, escalate_after: int) -> Memory:
-    if sighting.driver_loaded:
-        return replace(memory, driver_loaded_at=sighting.at)
-    address = gpu_address(sighting.subject)
-    if sighting.uuid:
-        return _named(memory, address, sighting.uuid)
-    if sighting.recovered:
-        return recovered(memory, address, sighting.at, now)
-    finding = sighting.finding
-    if finding is not None and _is_consequence(memory, sighting, address):
-        finding = None
-    memory = _beside(memory, sighting, address)
-    if finding is not None:
-        memory = _stood(memory, finding, sighting, check, now, escalate_after)
-    if sighting.reason in REPEATS:
-        memory = _hit(memory, sighting, check, address, now)
-    return memory
+class _Reading:
+    """A batch of records being read: what stands is kept by key, so that a flood costs no search."""
+
+    def __init__(self, memory: Memory, now: Now, escalate_after: int) -> None:
+        self.memory = memory
+        """All but `standing`, which is behind."""
+        self.standing = {one.key: one for one in memory.standing}
+        self._cleanups = {key for key in self.standing if key[0] == CONSEQUENCE}
+        self._acknowledged = {one.key for one in memory.acknowledged}
+        self._now = now
+        self._escalate_after = escalate_after
+
+    def take(self, sighting: Sighting, check: str) -> None:
+        address = gpu_address(sighting.subject)
+        if sighting.driver_loaded:
+            self.memory = replace(self.memory, driver_loaded_at=sighting.at)
+        elif sighting.uuid:
+            self.memory = _named(self.memory, address, sighting.uuid)
+        elif sighting.recovered:
+            self._recover(address, sighting.at)
+        else:
+            self._read(sighting, check, address)
+
+    def _recover(self, address: str, at: float) -> None:
+        whole = replace(self.memory, standing=tuple(self.standing.values()))
+        self.memory = recovered(whole, address, at, self._now)
+        self.standing = {one.key: one for one in self.memory.standing}
+
+    def _read(self, sighting: Sighting, check: str, address: str) -> None:
+        finding = sighting.finding
+        if finding is not None and not _is_consequence(self.memory, sighting, address):
+            self._stand(finding, sighting, check, self._escalate_after)
+        if address and sighting.reason.startswith("Xid") and sighting.reason != CONSEQUENCE:
+            self._explain_cleanups(sighting, address)
+            self.memory = _beside(self.memory, address, sighting.at)
+        if sighting.reason in REPEATS:
+            self.memory = _hit(self.memory, sighting, address, self._now)
+            repeated = _repeated(self.memory, sighting, address, self._now)
+            if repeated is not None:
+                self._stand(repeated, sighting, check, 0)
+
+    def _stand(self, finding: Finding, sighting: Sighting, check: str, escalate_after: int) -> None:
+        """A new event stands, a known one is counted; one that a person has released is neither."""
+        seen = _seen(sighting, self._now)
+        key, boot_id = (finding.reason, finding.subject), self.memory.boot_id
+        if key in self._acknowledged and is_acknowledged(self.memory, key, boot_id, sighting.seq, seen):
+            return
+        about = finding.about or self.memory.gpus.get(gpu_address(finding.subject), {})
+        known = self.standing.get(key)
+        if known is None:
+            told = escalated(self.memory, replace(finding, about=about), self._now, escalate_after)
+            one = Standing(told, check, Nature.EVENT, seen, seen, 1, boot_id, sighting.at, sighting.seq)
+        else:
+            # The same reason can be milder the next time (Xid 154 names an action): the worse one has not left yet.
+            worse = known.finding if known.finding.severity > finding.severity else finding
+            one = replace(
+                known,
+                finding=replace(worse, about=about or known.finding.about),
+                last_seen=max(known.last_seen, seen),
+                count=known.count + 1,
+                boot_id=boot_id,
+                last_at=sighting.at,
+                seq=sighting.seq,
+            )
+        self.standing[key] = one
+        if finding.reason == CONSEQUENCE:
+            self._cleanups.add(key)
+
+    def _explain_cleanups(self, sighting: Sighting, address: str) -> None:
+        """Another Xid explains the cleanups shortly before it: they are withdrawn."""
+        for key in list(self._cleanups):
+            one = self.standing.get(key)
+            if one is None or gpu_address(key[1]) != address or not _is_withdrawn(one, sighting, self.memory):
+                continue
+            del self.standing[key]
+            self._cleanups.discard(key)
 
 
 def _named(memory: Memory, address: str, uuid: str) -> Memory:
@@ -66,82 +128,46 @@ def _is_consequence(memory: Memory, sighting: Sighting, address: str) -> bool:
     return sighting.follows or (last is not None and abs(sighting.at - last) <= WINDOW_SECONDS)
 
 
-def _beside(memory: Memory, sighting: Sighting, address: str) -> Memory:
-    """Another Xid explains the cleanups around it: those before it are withdrawn, those after it never stand."""
-    if not address or not sighting.reason.startswith("Xid") or sighting.reason == CONSEQUENCE:
-        return memory
-
-    def is_withdrawn(one: Standing) -> bool:
-        return (
-            one.finding.reason == CONSEQUENCE
-            and gpu_address(one.finding.subject) == address
-            and one.finding.severity < Severity.RESET
-            and one.boot_id == memory.boot_id
-            and sighting.at - one.last_at <= WINDOW_SECONDS
-            and one.last_seen - one.first_seen <= timedelta(seconds=WINDOW_SECONDS)
-        )
-
-    standing = memory.standing
-    if any(is_withdrawn(one) for one in standing):
-        standing = tuple(one for one in standing if not is_withdrawn(one))
-    others = {other: at for other, at in memory.last_xid.items() if other != address}
-    last = {**dict(list(others.items())[1 - _MOST_GPUS :]), address: sighting.at}
-    return replace(memory, standing=standing, last_xid=last)
-
-
-def _stood(memory: Memory, finding: Finding, sighting: Sighting, check: str, now: Now, escalate_after: int) -> Memory:
-    """A new event stands, a known one is counted; one that a person has released is neither."""
-    seen = _seen(sighting, now)
-    key = (finding.reason, finding.subject)
-    if is_acknowledged(memory, key, memory.boot_id, sighting.seq, seen):
-        return memory
-    about = memory.gpus.get(gpu_address(finding.subject), {})
-    finding = replace(finding, about=finding.about or about)
-    known = next((one for one in memory.standing if one.key == key), None)
-    if known is None:
-        told = escalated(memory, finding, now, escalate_after)
-        fresh = Standing(told, check, Nature.EVENT, seen, seen, 1, memory.boot_id, sighting.at, sighting.seq)
-        return replace(memory, standing=(*memory.standing, fresh))
-    # The same reason can be milder the next time (Xid 154 names an action): the worse one has not left yet.
-    worse = known.finding if known.finding.severity > finding.severity else finding
-    again = replace(
-        known,
-        finding=replace(worse, about=finding.about or known.finding.about),
-        last_seen=max(known.last_seen, seen),
-        count=known.count + 1,
-        boot_id=memory.boot_id,
-        last_at=sighting.at,
-        seq=sighting.seq,
+def _is_withdrawn(one: Standing, sighting: Sighting, memory: Memory) -> bool:
+    return (
+        one.finding.severity < Severity.RESET
+        and one.boot_id == memory.boot_id
+        and sighting.at - one.last_at <= WINDOW_SECONDS
+        and one.last_seen - one.first_seen <= timedelta(seconds=WINDOW_SECONDS)
     )
-    return replace(memory, standing=tuple(again if one is known else one for one in memory.standing))
 
 
-def _hit(memory: Memory, sighting: Sighting, check: str, address: str, now: Now) -> Memory:
-    """Remember whom it hit; the third process on one GPU, and on no other, makes it the GPU's own fault."""
+def _beside(memory: Memory, address: str, at: float) -> Memory:
+    """Remember when: the cleanups after it never stand."""
+    others = {other: known for other, known in memory.last_xid.items() if other != address}
+    return replace(memory, last_xid={**dict(list(others.items())[1 - _MOST_GPUS :]), address: at})
+
+
+def _hit(memory: Memory, sighting: Sighting, address: str, now: Now) -> Memory:
+    """Remember whom it hit."""
     key = (sighting.reason, address)
-    seen = _seen(sighting, now)
     known = memory.hits.get(key, ())
     others = tuple(one for one in known if (one.process, one.place) != (sighting.process, sighting.place))
-    hits = (*others, Hit(sighting.process, sighting.place, sighting.at, seen))[-_MOST_HITS:]
+    hits = (*others, Hit(sighting.process, sighting.place, sighting.at, _seen(sighting, now)))[-_MOST_HITS:]
     rest = {other: one for other, one in memory.hits.items() if other != key}
-    memory = replace(memory, hits={**dict(list(rest.items())[1 - _MOST_GPUS :]), key: hits})
-    return _repeated(memory, sighting, check, address, now) if sighting.process else memory
+    return replace(memory, hits={**dict(list(rest.items())[1 - _MOST_GPUS :]), key: hits})
 
 
-def _repeated(memory: Memory, sighting: Sighting, check: str, address: str, now: Now) -> Memory:
+def _repeated(memory: Memory, sighting: Sighting, address: str, now: Now) -> Finding | None:
+    """The third process on one GPU, and on no other, makes it the GPU's own fault."""
+    if not sighting.process or (sighting.reason == "Xid13" and not sighting.place):
+        return None
     recent = {
         key: [one for one in hits if _is_recent(memory, one, now)]
         for key, hits in memory.hits.items()
         if key[0] == sighting.reason
     }
     here = recent.pop((sighting.reason, address), [])
-    if any(recent.values()) or (sighting.reason == "Xid13" and not sighting.place):
-        return memory
     processes = {one.process for one in here if one.process and one.place == sighting.place}
-    if len(processes) < REPEATS_FROM:
-        return memory
+    if any(recent.values()) or len(processes) < REPEATS_FROM:
+        return None
     where = f" on {sighting.place}" if sighting.place else ""
-    finding = Finding(
+    return Finding(
         REPEATS[sighting.reason],
         Severity.MONITOR,
         f"gpu/{address}",
@@ -151,7 +177,6 @@ def _repeated(memory: Memory, sighting: Sighting, check: str, address: str, now:
         seq=sighting.seq,
         at=sighting.at,
     )
-    return _stood(memory, finding, sighting, check, now, 0)
 
 
 def _is_recent(memory: Memory, hit: Hit, now: Now) -> bool:

@@ -1,0 +1,116 @@
+"""How fast `gpu-healthcheck replay` reads a saved kernel log, and whether its memory grows with the log."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from bench.outcome import CouldNotMeasure, Outcome, Row, percentile, summary
+from bench.stage import Stage
+
+AIM_MB_PER_SECOND = 50.0
+AIM_GROWTH_MIB = 16.0
+_CODES = (13, 31, 43, 45, 79, 94)
+_GPU_LINE_EVERY = 4000
+_BOOTED = datetime(2026, 11, 1, tzinfo=UTC)
+_NOTES = (
+    "replay: the whole command, the start of Python with it; the file is in the page cache",
+    "        invented kernel chatter, one line in 4,000 about a GPU",
+)
+
+
+@dataclass(frozen=True)
+class _Run:
+    seconds: float
+    peak_mib: float
+
+
+def measure(stage: Stage) -> Outcome:
+    size = stage.length.replay_megabytes * 1_000_000
+    rows: list[Row] = []
+    raw: dict[str, object] = {}
+    for form in ("dmesg", "syslog"):
+        log, small = _written(stage.folder, form, size), _written(stage.folder, form, size // 100)
+        runs = [_run(log) for _ in range(stage.length.replays)]
+        speeds = [log.stat().st_size / 1e6 / run.seconds for run in runs]
+        growth = max(run.peak_mib for run in runs) - _run(small).peak_mib
+        what = f"replay of a {size // 1_000_000} MB kernel log ({form})"
+        rows += [
+            Row(
+                what,
+                f"≥ {AIM_MB_PER_SECOND:g} MB/s",
+                f"p50 {percentile(speeds, 0.5):.0f}, min {min(speeds):.0f} MB/s ({len(runs)} times)",
+                stage.length.met(min(speeds) >= AIM_MB_PER_SECOND),
+            ),
+            Row(
+                "its memory, beyond that for a hundredth of the log",
+                f"≤ {AIM_GROWTH_MIB:g} MiB",
+                f"{growth:.1f} MiB",
+                stage.length.met(growth <= AIM_GROWTH_MIB),
+            ),
+        ]
+        raw[form] = {"mb_per_second": summary(speeds), "growth_mib": round(growth, 1)}
+        log.unlink()
+    return Outcome(tuple(rows), raw, _NOTES)
+
+
+def _run(log: Path) -> _Run:
+    began = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cli", "replay", "--json", str(log)],
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "CONFIG_DIR": str(log.parent)},
+        stdout=subprocess.DEVNULL,
+    )
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode not in (0, 1):
+        raise CouldNotMeasure(f"replay ended with {process.returncode}")
+    return _Run(time.monotonic() - began, used.ru_maxrss / 1024)
+
+
+def _written(folder: Path, form: str, size: int) -> Path:
+    path = folder / f"replay-{form}-{size}.log"
+    with path.open("w") as log:
+        for line in _lines(form):
+            log.write(line)
+            if log.tell() >= size:
+                return path
+    raise AssertionError("the lines never end")
+
+
+def _lines(form: str) -> Iterator[str]:
+    chance, at, number = random.Random(1), 0.0, 0
+    while True:
+        at, number = at + chance.random() * 2, number + 1
+        text = _gpu_line(chance) if number % _GPU_LINE_EVERY == 0 else _chatter(chance)
+        if form == "dmesg":
+            yield f"[{at:12.6f}] {text}\n"
+        else:
+            yield f"{_BOOTED + timedelta(seconds=at):%b %d %H:%M:%S} ip-10-0-0-1 kernel: {text}\n"
+
+
+def _gpu_line(chance: random.Random) -> str:
+    bus, code, pid = chance.choice((0x53, 0x64, 0x75)), chance.choice(_CODES), chance.randrange(99999)
+    return f"NVRM: Xid (PCI:0000:{bus:02x}:00): {code}, pid={pid}, name=python3, Ch 00000008"
+
+
+def _chatter(chance: random.Random) -> str:
+    number, other = chance.randrange(9999), chance.randrange(9999)
+    return chance.choice(
+        (
+            f'audit: type=1400 audit({number}.{other}:7): apparmor="ALLOWED" operation="open" profile="x" pid={number}',
+            f"IPv6: ADDRCONF(NETDEV_CHANGE): veth{number}: link becomes ready",
+            f"docker0: port {number}(veth{other}) entered blocking state",
+            f"nfs: server 10.0.{number % 256}.{other % 256} not responding, still trying",
+            f"usb 1-{number}: new high-speed USB device number {other} using xhci_hcd",
+            f"TCP: request_sock_TCP: Possible SYN flooding on port {number}. Sending cookies.",
+        )
+    )

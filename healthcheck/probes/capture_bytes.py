@@ -1,0 +1,126 @@
+"""A saved file as blocks of whole lines of bytes, whatever it was packed or encoded with, in bounded memory."""
+
+from __future__ import annotations
+
+import codecs
+import zlib
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from healthcheck.model import ProbeError
+
+LONGEST_LINE = 65536
+MOST_UNPACKED = 1 << 30
+"""Bytes that a packed capture may unfold into: a bug report has tens of MB, a bomb has no end."""
+_BLOCK = 1 << 20
+_GZIP = b"\x1f\x8b"
+_UTF8_MARK = b"\xef\xbb\xbf"
+_OTHER_PACKERS = {b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"PK\x03\x04": "zip"}
+_UTF16_MARKS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
+
+
+class CaptureError(ProbeError):
+    """A file that is no capture, or none that can be read. The message says what was expected."""
+
+
+class Input:
+    """One open file, to be read once. `cut` says what of it could not be read, '' when it was read whole."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.cut = ""
+
+    def blocks(self) -> Iterator[bytes]:
+        """Blocks of whole lines; a line longer than LONGEST_LINE loses its end. Raises CaptureError."""
+        rest, skipping = b"", False
+        for block in self._plain():
+            if skipping:
+                _, newline, block = block.partition(b"\n")  # noqa: PLW2901 - the rest of an endless line is gone
+                if not newline:
+                    continue
+                skipping = False
+            head, newline, tail = block.rpartition(b"\n")
+            if newline:
+                yield rest + head + newline
+                rest = tail
+            else:
+                rest += tail
+            if len(rest) > LONGEST_LINE:
+                yield rest[:LONGEST_LINE] + b"\n"
+                rest, skipping = b"", True
+        if rest:
+            yield rest + b"\n"
+
+    def _plain(self) -> Iterator[bytes]:
+        """The bytes as UTF-8 or what passes for it, unpacked."""
+        chunks = self._unpacked()
+        first = next(chunks, b"")
+        encoding = _encoding(first)
+        if not encoding:
+            yield first.removeprefix(_UTF8_MARK)
+            yield from chunks
+            return
+        decoder = codecs.getincrementaldecoder(encoding)("replace")
+        yield decoder.decode(first).removeprefix("\ufeff").encode("utf-8", "replace")
+        for chunk in chunks:
+            yield decoder.decode(chunk).encode("utf-8", "replace")
+
+    def _unpacked(self) -> Iterator[bytes]:
+        first = self._read()
+        for magic, name in _OTHER_PACKERS.items():
+            if first.startswith(magic):
+                raise CaptureError(f"packed with {name}: unpack it first (gzip is read as it is)")
+        if not first.startswith(_GZIP):
+            while first:
+                yield first
+                first = self._read()
+            return
+        yield from self._gunzipped(first)
+
+    def _gunzipped(self, packed: bytes) -> Iterator[bytes]:
+        """Every member of a gzip file: `nvidia-bug-report.sh` writes one per section."""
+        unpacker, size, members = zlib.decompressobj(wbits=31), 0, 0
+        while packed:
+            try:
+                plain = unpacker.decompress(packed, _BLOCK)
+            except zlib.error as error:
+                if not size:
+                    raise CaptureError(f"a gzip file that cannot be unpacked: {error}") from error
+                self.cut = f"the gzip data is damaged after {size} bytes unpacked"
+                return
+            size += len(plain)
+            if size > MOST_UNPACKED:
+                raise CaptureError(f"unpacks to more than {MOST_UNPACKED >> 20} MiB; unpack it and give what matters")
+            if plain:
+                yield plain
+            if unpacker.eof:
+                packed = unpacker.unused_data.lstrip(b"\0") or self._read().lstrip(b"\0")  # padding of a tape or a disk
+                members += 1
+                if packed and not packed.startswith(_GZIP[: len(packed)]):
+                    self.cut = f"something else follows after gzip member {members}"
+                    return
+                unpacker = zlib.decompressobj(wbits=31)
+            else:
+                packed = unpacker.unconsumed_tail or self._read()
+                if not packed:
+                    self.cut = f"the gzip data ends early, after {size} bytes unpacked"
+
+    def _read(self) -> bytes:
+        try:
+            return self._stream.read(_BLOCK)
+        except OSError as error:
+            raise CaptureError(error.strerror or str(error)) from error
+
+
+def _encoding(first: bytes) -> str:
+    """The name of the UTF-16 that a Windows tool saved it in; '' for everything that keeps ASCII as it is."""
+    for mark, name in _UTF16_MARKS.items():
+        if first.startswith(mark):
+            return name
+    sample = first[:4096]
+    if len(sample) >= 8:
+        if sample[1::2].count(0) > 0.4 * len(sample) > 8 * sample[0::2].count(0):
+            return "utf-16-le"
+        if sample[0::2].count(0) > 0.4 * len(sample) > 8 * sample[1::2].count(0):
+            return "utf-16-be"
+    return ""

@@ -1,0 +1,132 @@
+"""The files that a person gives to `replay`: opened, recognised by what stands in them, read in the order given."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO
+
+from healthcheck.probes.bug_report import BEGINNING, BugReportReader
+from healthcheck.probes.capture_bytes import CaptureError, Input
+from healthcheck.probes.captures import Batch, KernelLogReader, PassedOver, utc
+from healthcheck.probes.log_lines import YEARS
+
+STANDARD_INPUT = "-"
+_EXPECTED = (
+    "expected are dmesg, journalctl -k (short and ISO forms), a syslog, records of /dev/kmsg "
+    "or an nvidia-bug-report.log"
+)
+_ENOUGH_TO_KNOW = 65536
+
+
+class Kind(StrEnum):
+    """What a file can be."""
+
+    KERNEL_LOG = "kernel-log"
+    BUG_REPORT = "bug-report"
+
+
+class Captures:
+    """One node's captures, oldest first. What they say of themselves is known once all batches were taken."""
+
+    def __init__(self, names: Sequence[str], kind: Kind | None = None) -> None:
+        self._names = names
+        self._kind = kind
+        self._reader: KernelLogReader | BugReportReader | None = None
+        self._saved = datetime.now(UTC)
+        self.passed_over = PassedOver()
+        self.host = ""
+        self.boots = 0
+
+    @property
+    def boot_id(self) -> str:
+        """Of the last boot, where the journal has named it."""
+        return self._reader.boot_id if isinstance(self._reader, KernelLogReader) else ""
+
+    @property
+    def undated_by(self) -> timedelta:
+        """What moves the times of a log without any date so that it ends when it was saved."""
+        reader = self._reader
+        if isinstance(reader, KernelLogReader) and not reader.clock.dated:
+            return self._saved - reader.clock.wall
+        return timedelta()
+
+    def batches(self) -> Iterator[Batch]:
+        """Everything that was read, as it was read. Raises CaptureError, naming the file."""
+        for name in self._names:
+            try:
+                yield from self._read(name)
+            except CaptureError as error:
+                raise CaptureError(f"{name}: {error}") from error
+
+    def _read(self, name: str) -> Iterator[Batch]:
+        with _opened(name) as stream:
+            self._saved = _saved_at(name)
+            source = Input(stream)
+            blocks = source.blocks()
+            head = _head(blocks)
+            if not head:
+                raise CaptureError("empty")
+            reader = self._reader_for(self._kind or _recognised(head))
+            yield from reader.read(name, chain(head, blocks))
+            if source.cut:
+                self.passed_over.cut.append(f"{name}: {source.cut}")
+        if not (reader.recognised or self._kind):
+            raise CaptureError(f"no line of it is the kernel's; {_EXPECTED}")
+        self.host, self.boots = reader.host or self.host, reader.boot
+
+    def _reader_for(self, kind: Kind) -> KernelLogReader | BugReportReader:
+        """Kernel logs go on where the one before ended; a report stands for itself, after all before it."""
+        reader = self._reader
+        if kind is Kind.BUG_REPORT:
+            self._reader = BugReportReader(self._saved, self.boots + 1, self.passed_over)
+        elif not isinstance(reader, KernelLogReader):
+            self._reader = KernelLogReader(self._saved, self.boots + 1, self.passed_over)
+        assert self._reader is not None
+        return self._reader
+
+
+@contextmanager
+def _opened(name: str) -> Iterator[BinaryIO]:
+    if name == STANDARD_INPUT:
+        yield sys.stdin.buffer
+        return
+    try:
+        path = Path(name)
+        if path.is_char_device() or path.is_block_device():
+            raise CaptureError("a device, no saved capture; `gpu-healthcheck check` reads this node's log")
+        stream = path.open("rb")
+    except OSError as error:
+        raise CaptureError(error.strerror or str(error)) from error
+    except ValueError as error:  # a NUL in the name
+        raise CaptureError(str(error)) from error
+    with stream:
+        yield stream
+
+
+def _saved_at(name: str) -> datetime:
+    """When the file was written last; a stream, and a file with a time outside of the calendar, count as of now."""
+    try:
+        saved = datetime.now(UTC) if name == STANDARD_INPUT else utc(Path(name).stat().st_mtime)
+    except (OSError, ValueError, OverflowError):
+        return datetime.now(UTC)
+    return saved if saved.year in YEARS else datetime.now(UTC)
+
+
+def _head(blocks: Iterator[bytes]) -> list[bytes]:
+    """The first blocks, enough of them to know what the file is."""
+    head: list[bytes] = []
+    for block in blocks:
+        head.append(block)
+        if sum(map(len, head)) >= _ENOUGH_TO_KNOW:
+            break
+    return head
+
+
+def _recognised(head: Sequence[bytes]) -> Kind:
+    return Kind.BUG_REPORT if any(BEGINNING in block for block in head) else Kind.KERNEL_LOG

@@ -1,0 +1,222 @@
+"""`gpu-healthcheck replay` as a person and as a program meets it: the real console script on saved files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from healthcheck.checks import CHECKS
+from healthcheck.expectation import Expectation
+from healthcheck.memory import Standing
+from healthcheck.model import Nature, Now
+from healthcheck.probes.capture_files import Captures
+from healthcheck.probes.captures import Batch, Line
+from healthcheck.probes.kernel_log import Record
+from healthcheck.replay import Replay
+from sim.scenarios import Scenario, scenarios
+from tests.probes.renderings import BOOTED, FORMS, WITHOUT_TIMES, capture, records
+
+OFF_BUS = "NVRM: Xid (PCI:0000:05:00): 79, GPU has fallen off the bus."
+CONTAINED = "NVRM: Xid (PCI:0000:64:00 GPU-I:05 GPU-CI:01): 94, pid=7, name=a b, Contained: CE User Channel (0x9)"
+MECHANICAL = "NVRM: Xid (PCI:0000:75:00): 54, Power Cables unplugged"
+IGNORED = "NVRM: Xid (PCI:0000:75:00): 43, pid=7, name=python3, Ch 00000008"
+BANNER = "Linux version 6.1.0-18-cloud-amd64 (build@host) #1 SMP"
+CHATTER = "usb 1-1: new high-speed USB device number 4 using xhci_hcd"
+EVENTS = tuple(one for one in CHECKS if one.nature is Nature.EVENT)
+HEALTHY = records((0.0, BANNER), (4.0, CHATTER), (9.0, IGNORED))
+FAULTY = records((0.0, BANNER), (4.0, CHATTER), (9.0, OFF_BUS), (10.0, OFF_BUS), (11.0, CONTAINED))
+
+
+def run(*words: str, config: Path | None = None, stdin: bytes = b"") -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "cli", "replay", *words],
+        env={**os.environ, "CONFIG_DIR": str(config or "/nowhere")},
+        input=stdin,
+        capture_output=True,
+        check=False,
+    )
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def dmesg(*told: tuple[float, str]) -> bytes:
+    return capture(FORMS["dmesg"], records(*told))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Any:
+    def save(content: bytes, name: str = "node.log") -> str:
+        (tmp_path / name).write_bytes(content)
+        return str(tmp_path / name)
+
+    return save
+
+
+def replayed(*files: str) -> list[Standing]:
+    captures = Captures(files)
+    replay = Replay(EVENTS, Expectation(), 86400.0)
+    for batch in captures.batches():
+        replay.take(batch)
+    return list(replay.ended(captures.boot_id, captures.undated_by).standing)
+
+
+def judged(told: Sequence[Record]) -> list[Standing]:
+    """What the checks say of the records themselves, every one of them shown."""
+    replay = Replay(EVENTS, Expectation(), 86400.0)
+    lines = tuple(Line(one, f"record:{one.seq}", one.text) for one in told)
+    replay.take(Batch(1, "", lines, Now(BOOTED, told[-1].at)))
+    return list(replay.ended("", timedelta()).standing)
+
+
+def found(standing: list[Standing]) -> set[tuple[str, str, str, int]]:
+    return {(one.finding.reason, one.finding.subject, one.finding.severity.name, one.count) for one in standing}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_has_a_faulty_and_a_healthy_twin(name: str, saved: Any) -> None:
+    faulty, healthy = saved(capture(FORMS[name], FAULTY)), saved(capture(FORMS[name], HEALTHY), "healthy")
+
+    assert found(replayed(faulty)) == {
+        ("Xid79", "gpu/0000:05:00.0", "REBOOT", 2),
+        ("Xid94", "gpu/0000:64:00.0/gi5", "MONITOR", 1),
+    }
+    assert found(replayed(healthy)) == set()
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("scenario", [one for one in scenarios() if one.kernel_log], ids=lambda one: one.name)
+def test_a_scenario_s_log_says_the_same_in_every_form(scenario: Scenario, name: str, saved: Any) -> None:
+    """What any check reads in the log passes the reader, which parses only the lines that can concern a GPU."""
+    story = records((0.0, BANNER), *((10.0 + at, text) for at, text in enumerate(scenario.kernel_log)))
+
+    assert found(replayed(saved(capture(FORMS[name], story)))) == found(judged(story))
+
+
+@pytest.mark.parametrize("name", sorted(set(FORMS) - WITHOUT_TIMES))
+def test_a_monitor_event_passes_with_the_capture_s_own_time(name: str, saved: Any) -> None:
+    day_later = [*FAULTY, Record(99, 11.0 + 86400.0 + 61.0, 0, CHATTER)]
+
+    assert [one.finding.reason for one in replayed(saved(capture(FORMS[name], day_later)))] == ["Xid79"]
+
+
+def test_a_boot_ends_what_a_reboot_ends(saved: Any) -> None:
+    log = dmesg((50.0, OFF_BUS), (51.0, MECHANICAL)) + dmesg((0.0, BANNER), (5.0, CHATTER))
+
+    assert [one.finding.reason for one in replayed(saved(log))] == ["Xid54"]
+
+
+def test_a_fault_after_the_boot_stands(saved: Any) -> None:
+    log = dmesg((50.0, OFF_BUS)) + dmesg((0.0, BANNER), (5.0, OFF_BUS))
+
+    assert [(one.count, one.finding.source[-2:]) for one in replayed(saved(log))] == [(1, ":3")]
+
+
+def test_a_person_sees_the_rule_and_the_line(saved: Any) -> None:
+    name = saved(capture(FORMS["dmesg"], FAULTY))
+    code, out, err = run(name)
+
+    assert (code, err) == (1, "")
+    assert out.splitlines()[0].startswith("REBOOT Xid79 on gpu/0000:05:00.0 (2 times): ")
+    assert out.splitlines()[1] == f"  rule xid.csv:79, {name}:3"
+    assert out.splitlines()[2] == f"  [{9.0:12.6f}] {OFF_BUS}"
+    assert out.splitlines()[-1] == f"{name}: fail, severity REBOOT"
+
+
+def test_a_program_reads_the_record(saved: Any) -> None:
+    name = saved(gzip.compress(capture(FORMS["journal short-iso"], FAULTY)))
+    code, out, err = run("--json", "--instance-type", "p5.48xlarge", name)
+    record = json.loads(out)
+
+    assert (code, err) == (1, "")
+    assert (record["status"], record["severity"], record["instance_type"]) == ("fail", "REBOOT", "p5.48xlarge")
+    assert record["timestamp"] == "2026-11-20T08:00:11Z"
+    assert record["hostname"] == "ip-10-0-0-1"
+    assert [row["check"] for row in record["checks"]] == ["0-nvidia-smi"]
+    worst = record["findings"][0]
+    assert (worst["rule"], worst["source"], worst["count"]) == ("xid.csv:79", f"{name}:3", 2)
+    assert (worst["first_seen"], worst["last_seen"]) == ("2026-11-20T08:00:09Z", "2026-11-20T08:00:10Z")
+
+
+def test_a_clean_log_passes(saved: Any) -> None:
+    code, out, _ = run("--json", saved(capture(FORMS["dmesg -T"], HEALTHY)))
+    record = json.loads(out)
+
+    assert (code, record["status"], record["findings"], record["unobserved"]) == (0, "pass", [], [])
+    assert record["checks"] == [{"check": "0-nvidia-smi", "status": "pass", "severity": "PASS"}]
+
+
+def test_standard_input_is_a_file_too() -> None:
+    code, out, _ = run("--json", "-", stdin=capture(FORMS["kmsg"], FAULTY))
+
+    assert (code, json.loads(out)["findings"][0]["source"]) == (1, "-:7")
+
+
+def test_verbose_says_what_is_no_fault(saved: Any) -> None:
+    forged = f"<12>[   12.000001] {OFF_BUS}\nhost app: {OFF_BUS}\n".encode()
+    code, _, err = run("-v", saved(capture(FORMS["dmesg"], HEALTHY) + forged))
+
+    assert code == 0
+    assert err.splitlines() == [
+        "no fault: Xid43 on gpu/0000:75:00.0: 1",
+        "lines refused, their facility is not the kernel's: 1",
+        "lines quoted, something else stands before the message: 1",
+    ]
+
+
+def test_the_cluster_s_severities_apply(saved: Any, tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.mkdir()
+    (config / "severity-overrides").write_text("xid 79 = MONITOR\n")
+    code, out, _ = run("--json", saved(capture(FORMS["dmesg"], FAULTY)), config=config)
+
+    assert (code, json.loads(out)["findings"][0]["rule"]) == (0, "severity-overrides")
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "empty"),
+        (b"# notes\nit said: " + OFF_BUS.encode(), "no line of it is the kernel's; expected are dmesg"),
+        (b"PK\x03\x04", "packed with zip"),
+        (b"\x1f\x8bnonsense", "cannot be unpacked"),
+    ],
+)
+def test_what_is_no_capture_is_a_wrong_use_and_the_file_is_named(content: bytes, why: str, saved: Any) -> None:
+    name = saved(content)
+    code, out, err = run("--json", name)
+
+    assert (code, out) == (3, "")
+    assert err.startswith(f"gpu-healthcheck replay: {name}: ")
+    assert why in err
+
+
+def test_what_is_no_file_is_a_wrong_use(tmp_path: Path) -> None:
+    missing, device = tmp_path / "missing", Path("/dev/null")
+    for name, why in ((tmp_path, "Is a directory"), (missing, "No such file"), (device, "a device, no saved capture")):
+        code, _, err = run(str(name))
+        assert (code, f"{name}: {why}" in err) == (3, True)
+
+
+def test_a_log_without_a_known_line_can_be_named_one(saved: Any) -> None:
+    bare = f"{CHATTER}\n".encode()
+
+    assert run(saved(bare))[0] == 3
+    assert run("--as", "kernel-log", saved(bare))[0] == 0
+    assert run("--as", "dcgm", saved(bare))[0] == 3
+
+
+def test_several_files_are_one_story(saved: Any) -> None:
+    first = saved(dmesg((5.0, CHATTER), (50.0, OFF_BUS)), "first")
+    second = saved(dmesg((60.0, OFF_BUS)), "second")
+
+    assert [(one.count, one.finding.source) for one in replayed(first, second)] == [(2, f"{first}:2")]
+    rebooted = saved(dmesg((0.0, BANNER), (60.0, CHATTER)), "rebooted")
+    assert replayed(first, second, rebooted) == []

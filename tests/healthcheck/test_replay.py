@@ -1,0 +1,116 @@
+"""A replay takes an agent's steps over whatever a file holds: content never makes it fail, and it stays bounded."""
+
+from __future__ import annotations
+
+import io
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthcheck import record as records
+from healthcheck.checks import CHECKS
+from healthcheck.expectation import Expectation
+from healthcheck.model import Nature, Severity
+from healthcheck.probes.bug_report import BugReportReader
+from healthcheck.probes.capture_bytes import CaptureError, Input
+from healthcheck.probes.captures import KernelLogReader, PassedOver
+from healthcheck.record import Identity
+from healthcheck.replay import Replay
+from healthcheck.verdict import decide
+
+SAVED = datetime(2026, 11, 21, tzinfo=UTC)
+EVENTS = tuple(one for one in CHECKS if one.nature is Nature.EVENT)
+OFF_BUS = "NVRM: Xid (PCI:0000:05:00): 79, GPU has fallen off the bus."
+RECOVERY = "NVRM: Xid (PCI:0000:05:00): 154, GPU recovery action changed from 0x0 (None) to {}"
+
+pieces = st.sampled_from(
+    [
+        b"NVRM: Xid (PCI:0000:05:00): 79, x",
+        b"NVRM: Xid (PCI:0000:05:00): 54, x",
+        b"NVRM: The NVIDIA GPU ",
+        b"NVRM: (PCI",
+        b"nvidia-nvswitch3: SXid",
+        b"[    1.000000] ",
+        b"[999999999.000000] ",
+        b"[99999999999.000000] ",
+        b"4,1,99999999999999999,-;",
+        b"4,1,1000000,-;",
+        b"Feb 30 25:61:61 host kernel: ",
+        b"Feb 29 10:00:00 host kernel: ",
+        b"Dec 31 10:00:00 host kernel: ",
+        b"Jan  1 10:00:00 host kernel: ",
+        b"1970-01-01T00:00:00+14:00 host kernel: ",
+        b"9999-12-31T23:59:59-12:00 host kernel: ",
+        b"2199-12-31T23:59:59,999999-12:00 ",
+        b"0001-01-01T00:00:00+14:00 host kernel: ",
+        b"99999999999.000000 host kernel: ",
+        b"000000000.000000 host kernel: ",
+        b"-- Boot 0123456789abcdef0123456789abcdef --",
+        b"-- Reboot --",
+        b"Linux version 6.1",
+        b"____________________________________________\n",
+        b"  journalctl -b -1:\n",
+        b"  journalctl -b -0:\n",
+        b"dmesg:\n",
+        b"Date: Sat Nov 21 10:00:00 AM UTC 9999\n",
+        b"\n",
+        b"\r\n",
+        b"\0",
+        b"\x1b[31m",
+        b"\xff\xfe",
+        b" ",
+    ]
+)
+lines = st.lists(st.one_of(pieces, st.binary(max_size=30)), max_size=60).map(b"".join)
+
+
+def replayed(reader: KernelLogReader | BugReportReader, content: bytes) -> Replay:
+    replay = Replay(EVENTS, Expectation(), 86400.0)
+    for batch in reader.read("log", Input(io.BytesIO(content)).blocks()):
+        replay.take(batch)
+    return replay
+
+
+def judged(text: str) -> Replay:
+    return replayed(KernelLogReader(SAVED, 1, PassedOver()), text.encode())
+
+
+@given(lines, st.sampled_from([KernelLogReader, BugReportReader]))
+def test_any_bytes_give_a_record(content: bytes, reader: type[KernelLogReader | BugReportReader]) -> None:
+    try:
+        replay = replayed(reader(SAVED, 1, PassedOver()), content)
+    except CaptureError:
+        return
+    memory = replay.ended("", timedelta())
+    record = records.render(decide(memory, replay.outcomes()), memory, Identity("host"), SAVED)
+
+    assert len(records.dump(record).encode()) <= records.LONGEST
+    assert sum(one["count"] for one in record["findings"]) <= content.count(b"NVRM") + content.count(b"SXid")
+
+
+def test_the_worst_line_is_the_source_and_the_first_of_its_kind() -> None:
+    milder, worse = RECOVERY.format("0x9 (Unknown)"), RECOVERY.format("0x2 (Node Reboot Required)")
+    replay = judged("".join(f"[{at:12.6f}] {text}\n" for at, text in enumerate((milder, worse, worse, milder))))
+    (standing,) = replay.ended("", timedelta()).standing
+
+    assert (standing.finding.severity, standing.count) == (Severity.REBOOT, 4)
+    assert standing.finding.source == "log:2"
+    assert replay.line_of(standing) == f"[{1:12.6f}] {worse}"
+
+
+def test_a_flood_is_one_finding_with_its_count() -> None:
+    replay = judged("".join(f"[{at / 1000:12.6f}] {OFF_BUS}\n" for at in range(5000)))
+    (standing,) = replay.ended("", timedelta()).standing
+
+    assert (standing.count, standing.finding.source) == (5000, "log:1")
+    assert (standing.last_seen - standing.first_seen).total_seconds() == pytest.approx(4.999)
+
+
+def test_a_log_without_dates_ends_when_it_was_saved() -> None:
+    reader = KernelLogReader(SAVED, 1, PassedOver())
+    replay = replayed(reader, f"[   10.000000] {OFF_BUS}\n[  110.000000] usb 1-1: gone\n".encode())
+    (standing,) = replay.ended("", SAVED - reader.clock.wall).standing
+
+    assert standing.first_seen == SAVED - timedelta(seconds=100)
