@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 import structlog
 
@@ -122,6 +123,14 @@ class Ledger:
         with self._lock:
             if self._memory.released != release:
                 self._memory = exits.release(self._memory, release)
+                self._save()
+
+    def passed(self, began: datetime) -> None:
+        """A quarantine run that began then passed."""
+        with self._lock:
+            after = exits.passed(self._memory, began)
+            if after != self._memory:
+                self._memory = after
                 self._save()
 
     def snapshot(self) -> Snapshot:

@@ -8,17 +8,24 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 
 import structlog
 import tenacity
 
 from agent.ledger import Ledger
+from agent.slots import Slots
 from healthcheck import record as records
-from healthcheck.change import RESULTS, SEVERITY, WATCHED_LABELS, Event, NodeState, Rules, cut, event_name, plan
+from healthcheck.budget import HELD, Place
+from healthcheck.change import Rules, plan, wants_place
 from healthcheck.cluster import Cluster, ClusterError, Conflict, Forbidden, NotFound, Refused, Unavailable
+from healthcheck.events import Event, cut, event_name, released_event
+from healthcheck.memory import Release
 from healthcheck.model import PREFIX, Now, Severity
+from healthcheck.node import QUARANTINE_RESULT, RESULTS, SEVERITY, WATCHED_LABELS, NodeState
 from healthcheck.record import Identity, RecordError
+from healthcheck.release import read_release
 from healthcheck.telemetry import Telemetry
 from healthcheck.verdict import Verdict
 
@@ -59,8 +66,11 @@ class Teller(threading.Thread):
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._node: NodeState | None = None
+        self._slots = Slots(cluster)
+        self._refused: Place | None = None
         self._beat_due = False
         self._adopt = False
+        self._released: Release | None = None
         self._events: deque[Event] = deque(maxlen=_MOST_EVENTS_WAITING)
         self._complaints: tuple[str, ...] = ()
         self._forbidden: set[tuple[str, str]] = set()
@@ -96,6 +106,7 @@ class Teller(threading.Thread):
 
     def beat(self) -> None:
         """A look ended: renew the heartbeat, and tell what it found."""
+        self._refused = None
         self._beat_due = True
         self._wake.set()
 
@@ -123,11 +134,14 @@ class Teller(threading.Thread):
 
     def tell(self) -> None:
         """Bring the Node up to the verdict of now. Raises ClusterError; the next try computes everything anew."""
+        seen = self._node
+        released = seen is not None and self._heed(seen)
         snapshot = self._ledger.snapshot()
         settled = snapshot.complete and not snapshot.verdict.settling
         if self._stopping.is_set():
             return
-        if settled or snapshot.verdict.severity >= Severity.RESET:
+        # A person who released the node waits for the answer; still, a restart says nothing before its first look.
+        if settled or (released and snapshot.complete) or snapshot.verdict.severity >= Severity.RESET:
             self._telemetry.pending.set(1)
             node = self._node or self._read()
             stands = not (snapshot.complete or _is_news_to(snapshot.verdict, node)) or self._apply(node)
@@ -148,14 +162,16 @@ class Teller(threading.Thread):
 
     def _apply(self, node: NodeState) -> bool:
         """Whether the verdict stands on the Node now."""
-        if self._adopt:
-            self._adopt_record(node)
+        self._heed(node)
         verdict, memory = (snapshot := self._ledger.snapshot()).verdict, snapshot.memory
         now = self._clock().wall
         identity = Identity(node.name, self._how.instance_type(), node.uid)
         rules = replace(self._how.rules(), rewrite_after_seconds=self._rewrite_seconds)
-        change = plan(verdict, records.render(verdict, memory, identity, now), node, rules, now)
-        self._complain(change.complaints)
+        wanted = wants_place(verdict, node, rules, memory.acknowledged)
+        place = self._place(node, rules) if wanted and self._how.write else HELD
+        record = records.render(verdict, memory, identity, now)
+        change = plan(verdict, record, node, rules, now, memory.acknowledged, place)
+        self._complain((*read_release(node, gestures=False)[1], *change.complaints))
         if not self._how.write:
             log.info(
                 "dry run", patch=change.patch, condition=change.condition, events=[e.reason for e in change.events]
@@ -173,7 +189,40 @@ class Teller(threading.Thread):
             condition = change.condition
             write = partial(self._cluster.patch_condition, node.name, condition)
             stands = self._write("nodes/status", lambda: self._keep(write())) and stands
+        self._telemetry.withheld.set(not place.held and not node.tainted())
+        after = self._node
+        if not wanted and after is not None and not after.tainted():
+            self._permitted("slots", partial(self._slots.give_back, after))
         return stands
+
+    def _heed(self, node: NodeState) -> bool:
+        """Take in what only the Node knows: our own lost record, a passed quarantine run, a person's release."""
+        if self._adopt:
+            self._adopt_record(node)
+        began = _passed_since(node)
+        if began is not None:
+            self._ledger.passed(began)
+        release, _ = read_release(node, gestures=self._how.rules().enable_label)
+        if release is None:
+            return False
+        # On the disk first, then told, then off the Node: whoever dies in between does the same again.
+        self._ledger.released(release)
+        if self._how.write and release != self._released:
+            log.info("released", by=release.by, reason=release.reason, findings=len(release.findings))
+            event = released_event(node, release)
+            self._write("events", partial(self._cluster.create_event, node, event, self._clock().wall))
+            self._released = release
+        return True
+
+    def _place(self, node: NodeState, rules: Rules) -> Place:
+        """A place in the fleet budget, taken or held. Where there was none, it is tried again after the next look."""
+        if self._refused is not None:
+            return self._refused
+        places: list[Place] = []
+        taken = self._permitted("slots", lambda: places.append(self._slots.take(node, rules.max_unhealthy_percent)))
+        place = places[0] if taken else Place(held=False, why="the cluster forbids to take a place in the fleet budget")
+        self._refused = None if place.held else place
+        return place
 
     def _keep(self, node: NodeState) -> None:
         """The answer to our write, unless the watch has already shown what came after it."""
@@ -201,18 +250,24 @@ class Teller(threading.Thread):
 
     def _write(self, resource: str, write: Callable[[], object]) -> bool:
         """Write once. False: the cluster forbids it; the rest goes on, and the next cycle tries again."""
+        return self._permitted(resource, partial(self._counted, resource, write))
+
+    def _counted(self, resource: str, write: Callable[[], object]) -> None:
         result = "ok"
         try:
             write()
-        except (Forbidden, Refused) as error:
-            result = type(error).__name__.lower()
-            self._say_forbidden("write", resource, error)
-            return False
         except ClusterError as error:
             result = type(error).__name__.lower()
             raise
         finally:
             self._telemetry.requests.labels(resource, result).inc()
+
+    def _permitted(self, resource: str, ask: Callable[[], object]) -> bool:
+        try:
+            ask()
+        except (Forbidden, Refused) as error:
+            self._say_forbidden("write", resource, error)
+            return False
         self._allowed("write", resource)
         return True
 
@@ -280,6 +335,13 @@ class Teller(threading.Thread):
 def node_event(node_name: str, reason: str, message: str) -> Event:
     """A warning about the node that belongs to no finding."""
     return Event(event_name(node_name, reason, message, f"{random.getrandbits(32)}"), "Warning", reason, cut(message))
+
+
+def _passed_since(node: NodeState) -> datetime | None:
+    try:
+        return records.passed_since(records.load(node.annotations.get(QUARANTINE_RESULT, "{}")))
+    except RecordError:
+        return None  # whoever plans the change complains of it
 
 
 def _is_news_to(verdict: Verdict, node: NodeState) -> bool:

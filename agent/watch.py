@@ -8,8 +8,8 @@ from collections.abc import Callable
 import structlog
 import tenacity
 
-from healthcheck.change import NodeState
 from healthcheck.cluster import Cluster, ClusterError, Unavailable
+from healthcheck.node import NodeState
 
 log = structlog.get_logger()
 

@@ -14,13 +14,14 @@ from agent.settings import AgentSettings
 from agent.tell import Plan, Teller, node_event
 from agent.watch import Watcher
 from healthcheck import clock
-from healthcheck.change import INSTANCE_TYPE, Event
 from healthcheck.checks.driver import being_changed
 from healthcheck.cluster import Cluster
+from healthcheck.events import Event
 from healthcheck.exits import begin
 from healthcheck.memory import Memory
 from healthcheck.memory_file import MemoryFile, MemoryFileError
 from healthcheck.model import ProbeError
+from healthcheck.node import INSTANCE_TYPE
 from healthcheck.probes.kernel_log import KERNEL_FACILITY, boot_id
 from healthcheck.probes.machine import machine_id
 from healthcheck.probes.nvml import Driver

@@ -16,6 +16,8 @@ class Length:
     window_seconds: float = 300.0
     interval_seconds: int = 300
     """CHECK_INTERVAL of the agent whose idleness is measured; 300 is the default."""
+    fleet: int = 1000
+    """Agents that fail at once."""
     quick: bool = False
     hour: bool = False
 
@@ -35,5 +37,6 @@ QUICK = Length(
     replays=2,
     window_seconds=30.0,
     interval_seconds=20,
+    fleet=50,
     quick=True,
 )

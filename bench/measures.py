@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench import api_calls, cycle, detection, idle_cpu, memory, replay, start
+from bench import api_calls, cycle, detection, fleet, idle_cpu, memory, replay, start
 from bench.outcome import Outcome
 from bench.stage import Stage
 
@@ -24,4 +24,5 @@ MEASURES = (
     Measure("idle-cpu", idle_cpu.measure),
     Measure("memory", memory.measure),
     Measure("api-calls", api_calls.measure),
+    Measure("fleet", fleet.measure),
 )

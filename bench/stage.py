@@ -144,7 +144,9 @@ class Stage:
             files = folder / "..2026_11_21_01_02_03.000000001"
             files.mkdir(parents=True)
             (folder / "..data").symlink_to(files.name)
-            for key, value in (content | {"CHECK_INTERVAL": str(interval_seconds)}).items():
+            # The agents of one measure shall not wait for each other's places in the fleet budget.
+            ours = {"CHECK_INTERVAL": str(interval_seconds), "MAX_UNHEALTHY_PERCENT": "100"}
+            for key, value in (content | ours).items():
                 (files / key).write_text(value)
                 (folder / key).symlink_to(f"..data/{key}")
         return folder

@@ -25,7 +25,7 @@ from bench.node_watch import NodeWatch, is_told
 from bench.outcome import CouldNotMeasure
 from bench.program import Program
 from bench.stage import Seat, Stage
-from healthcheck.change import RESULTS
+from healthcheck.node import RESULTS
 from sim.control_plane import ControlPlane
 
 BUSY_INTERVAL_SECONDS = 10
@@ -161,13 +161,18 @@ def _all_beat(plane: ControlPlane, actors: Mapping[str, _Actor], since: datetime
 
 def requests_of(plane: ControlPlane, node_name: str) -> Iterator[Request]:
     """What the audit log says that the token bound to this node has asked."""
-    for event in plane.audit():
-        if event["user"].get("extra", {}).get(_NODE_NAME) == [node_name]:
+    return (request for name, request in requests_of_all(plane) if name == node_name)
+
+
+def requests_of_all(plane: ControlPlane, since: datetime | None = None) -> Iterator[tuple[str, Request]]:
+    """The same of every agent, each with its node's name."""
+    for event in plane.audit(since):
+        for name in event["user"].get("extra", {}).get(_NODE_NAME, []):
             about = event.get("objectRef", {})
             resource = "/".join(filter(None, (about.get("resource"), about.get("subresource"))))
             at = datetime.fromisoformat(event["requestReceivedTimestamp"])
             code = int(event.get("responseStatus", {}).get("code", 0))
-            yield Request(at, event["verb"], resource, event["requestURI"], code)
+            yield name, Request(at, event["verb"], resource, event["requestURI"], code)
 
 
 def _age_record(stage: Stage, actor: _Actor) -> list[Request]:

@@ -7,7 +7,7 @@ import sys
 import typer
 
 import healthcheck
-from cli import check, explain, replay, status
+from cli import check, explain, release, replay, status
 
 USAGE = 3
 
@@ -21,6 +21,7 @@ app = typer.Typer(
 app.command("check")(check.check)
 app.command("replay")(replay.replay)
 app.command("status")(status.status)
+app.command("release")(release.release)
 app.command("explain")(explain.explain)
 
 

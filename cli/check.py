@@ -15,7 +15,6 @@ from rich.text import Text
 
 from cli.words import EXIT_CODES, SEVERITY_STYLES, STATUS_STYLES
 from healthcheck import record as records
-from healthcheck.change import INSTANCE_TYPE
 from healthcheck.checks import select_checks
 from healthcheck.clock import now
 from healthcheck.examine import judge, look
@@ -24,6 +23,7 @@ from healthcheck.expectation import Expectation
 from healthcheck.looks import looked
 from healthcheck.memory import Memory, Standing
 from healthcheck.model import Check, Host, Nature, Outcome, ProbeError, Status, Unobserved
+from healthcheck.node import INSTANCE_TYPE
 from healthcheck.probes import kernel_log, machine
 from healthcheck.probes.nvml import Driver
 from healthcheck.profiles import find_profile

@@ -17,10 +17,14 @@ from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.exceptions import ApiException
 
-from healthcheck.change import Event, NodeState
+from healthcheck.budget import Slot, holder_label
+from healthcheck.events import Event
+from healthcheck.model import PREFIX
+from healthcheck.node import FIELD_MANAGER, STATUS, NodeState, managers_of_label
 
-NAMESPACE = "gpu-healthcheck"
+NAMESPACE, BUDGET_NAMESPACE = "gpu-healthcheck", "gpu-healthcheck-budget"
 COMPONENT = "gpu-healthcheck"
+CONFIG_MAP = "gpu-healthcheck-config"
 _CONNECT_SECONDS, _READ_SECONDS = 3.0, 10.0
 _SILENCE_SECONDS = 150.0
 """A watch hears a bookmark about once a minute; this long without a word, the server is gone."""
@@ -28,6 +32,9 @@ _WATCH_SECONDS = (3300, 3900)
 _LONGEST_LINE = 8 << 20
 _LONGEST_MESSAGE = 500
 _PAGE = 500
+_LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
+_HOLDER = f"{PREFIX}/holder"
+_METHODS = {"get": "GET", "list": "GET", "watch": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
 _NO_CONFIGURATION = (config.ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError)
 """What the client raises for a kubeconfig, token or certificate that is missing, garbage, or being written."""
 
@@ -89,6 +96,17 @@ def connect() -> ApiClient:
     return client
 
 
+def user_name() -> str:
+    """What the kubeconfig calls the user that asks; '' in a pod, or without one."""
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        return ""
+    try:
+        _, active = config.list_kube_config_contexts()
+        return str(active["context"].get("user") or "")
+    except _NO_CONFIGURATION:
+        return ""
+
+
 class Cluster:
     """Requests, each with a deadline, raising ClusterError. Safe to use from several threads."""
 
@@ -134,36 +152,65 @@ class Cluster:
 
     def beat(self, node: NodeState, now: datetime, duration_seconds: float) -> None:
         """Renew the node's heartbeat Lease; make it when it is gone. It is owned by the Node as it is now."""
-        path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
-        owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}
-        body = {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": {"name": node.name, "namespace": NAMESPACE, "ownerReferences": [owner]},
-            "spec": {
-                "holderIdentity": node.name,
-                "leaseDurationSeconds": max(int(duration_seconds), 1),
-                "renewTime": _rfc3339(now, micro=True),
-            },
-        }
+        path = _LEASES.format(NAMESPACE)
+        times = {"leaseDurationSeconds": max(int(duration_seconds), 1), "renewTime": _rfc3339(now, micro=True)}
+        body = _lease(node.name, NAMESPACE, node, times)
         try:
             self._json("patch", f"{path}/{quote(node.name)}", "leases", body, merge="merge")
         except NotFound:
             self._create_lease(path, body)
 
-    def _create_lease(self, path: str, body: Mapping[str, Any]) -> None:
-        try:
-            self._json("create", path, "leases", body)
-        except NotFound as error:
-            raise Refused(f"{error}; is the namespace {NAMESPACE} there?") from error
+    def read_config(self) -> dict[str, str]:
+        """The keys of the ConfigMap that the agents read."""
+        path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{CONFIG_MAP}"
+        return self._json("get", path, "configmaps").get("data") or {}
 
-    def watch_node(self, name: str) -> Iterator[NodeState | None]:
-        """The Node now and at each change; None when it is gone. Ends when the server ends the watch."""
+    def count_heartbeats(self) -> int:
+        """How many nodes have an agent."""
+        return self._count(NAMESPACE)
+
+    def count_slots(self) -> int:
+        """How many places in the fleet budget are taken."""
+        return self._count(BUDGET_NAMESPACE)
+
+    def list_slots(self, node_name: str = "") -> list[Slot]:
+        """The places that are taken, all or by that node."""
+        selector = f"{_HOLDER}={holder_label(node_name)}" if node_name else ""
+        pages = self._pages(_LEASES.format(BUDGET_NAMESPACE), "leases", {"labelSelector": selector})
+        return [_slot(lease) for lease in pages]
+
+    def read_slot(self, name: str) -> Slot:
+        return _slot(self._json("get", f"{_LEASES.format(BUDGET_NAMESPACE)}/{quote(name)}", "leases"))
+
+    def create_slot(self, name: str, node: NodeState) -> Slot:
+        """Take this place for the node. Conflict: somebody has it."""
+        body = _lease(name, BUDGET_NAMESPACE, node, {}, {_HOLDER: holder_label(node.name)})
+        return _slot(self._create_lease(_LEASES.format(BUDGET_NAMESPACE), body))
+
+    def delete_slot(self, slot: Slot) -> None:
+        """Free this place. Conflict: another has taken it since."""
+        path = f"{_LEASES.format(BUDGET_NAMESPACE)}/{quote(slot.name)}"
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": slot.uid}}
+        self._json("delete", path, "leases", options)
+
+    def _count(self, namespace: str) -> int:
+        """All of a namespace's Leases, by asking for one of them."""
+        page = self._json("list", _LEASES.format(namespace), "leases", query={"limit": "1"})
+        return len(page.get("items") or []) + int(page.get("metadata", {}).get("remainingItemCount") or 0)
+
+    def _create_lease(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return self._json("create", path, "leases", body)
+        except NotFound as error:
+            raise Refused(f"{error}; is the namespace {body['metadata']['namespace']} there?") from error
+
+    def watch_node(self, name: str, seconds: int = 0) -> Iterator[NodeState | None]:
+        """The Node now and at each change; None when it is gone. Ends when the server ends the watch, or after that."""
         query = {
             "watch": "true",
             "fieldSelector": f"metadata.name={name}",
             "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(random.randint(*_WATCH_SECONDS)),  # noqa: S311 - spreads reconnects, no secret
+            "timeoutSeconds": str(seconds or random.randint(*_WATCH_SECONDS)),  # noqa: S311 - spreads reconnects
         }
         response = self._request("watch", "/api/v1/nodes", "nodes", query=query, read_seconds=_SILENCE_SECONDS)
         try:
@@ -189,9 +236,8 @@ class Cluster:
 
     def list_heartbeats(self) -> dict[str, Heartbeat]:
         """The heartbeat of each node's agent, by node name."""
-        path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
         beats = {}
-        for lease in self._pages(path, "leases", {}):
+        for lease in self._pages(_LEASES.format(NAMESPACE), "leases", {}):
             spec = lease.get("spec") or {}
             if spec.get("renewTime"):
                 renewed = datetime.fromisoformat(spec["renewTime"])
@@ -240,10 +286,10 @@ class Cluster:
         headers = {"Accept": "application/json"}
         if body is not None:
             headers["Content-Type"] = f"application/{merge}-patch+json" if merge else "application/json"
-        method = {"get": "GET", "list": "GET", "watch": "GET", "create": "POST", "patch": "PATCH"}[verb]
+        method = _METHODS[verb]
         parameters = dict(query or {})
-        if method != "GET":
-            parameters["fieldManager"] = COMPONENT
+        if method in ("POST", "PATCH"):
+            parameters["fieldManager"] = FIELD_MANAGER
         call = self._client.param_serialize(
             method,
             path,
@@ -293,7 +339,28 @@ def node_state(node: Mapping[str, Any]) -> NodeState:
         annotations=metadata.get("annotations") or {},
         taints=spec.get("taints") or (),
         conditions=status.get("conditions") or (),
+        status_managers=managers_of_label(metadata.get("managedFields"), STATUS),
     )
+
+
+def _lease(
+    name: str, namespace: str, node: NodeState, times: Mapping[str, Any], labels: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """A Lease that goes when its Node goes."""
+    owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}
+    metadata = {"name": name, "namespace": namespace, "ownerReferences": [owner]}
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {**metadata, "labels": dict(labels)} if labels else metadata,
+        "spec": {"holderIdentity": node.name, **times},
+    }
+
+
+def _slot(lease: Mapping[str, Any]) -> Slot:
+    metadata, spec = lease["metadata"], lease.get("spec") or {}
+    owners = [one.get("uid", "") for one in metadata.get("ownerReferences") or () if one.get("kind") == "Node"]
+    return Slot(metadata["name"], spec.get("holderIdentity") or "", next(iter(owners), ""), metadata.get("uid", ""))
 
 
 def _lines(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:

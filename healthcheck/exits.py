@@ -113,11 +113,11 @@ def release(memory: Memory, word: Release) -> Memory:
 
     The same release again changes nothing.
     """
-    covered = {one.key: one for one in word.findings}
 
     def is_released(one: Standing) -> bool:
-        row = covered.get(one.key)
-        return one.nature is Nature.EVENT and row is not None and row.covers(one.boot_id, one.seq, one.last_seen)
+        return one.nature is Nature.EVENT and any(
+            row.key == one.key and row.covers(one.boot_id, one.seq, one.last_seen) for row in word.findings
+        )
 
     kept = [one for one in memory.acknowledged if one not in word.findings]
     return replace(

@@ -10,12 +10,13 @@ from typing import Any
 
 import healthcheck
 from healthcheck.memory import Acknowledgement, Memory, Release, Standing
-from healthcheck.model import Finding, Nature, Severity
+from healthcheck.model import Finding, Nature, Severity, Status
 from healthcheck.verdict import Verdict
 
 SCHEMA = 1
 LONGEST = 16 * 1024
 """A record is never longer (contract, section 1)."""
+LEVEL_4 = "4-dcgm-diag-l4"
 _SHORT_DETAIL = 40
 _LONGEST_WORD = 200
 _VOLATILE = ("timestamp", "cursor")
@@ -130,29 +131,19 @@ def timestamp(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def acknowledgements_in(record: Mapping[str, Any]) -> tuple[Acknowledgement, ...]:
-    """What a release of this record speaks of: each of its event findings. Raises RecordError."""
+def passed_since(record: Mapping[str, Any]) -> datetime | None:
+    """When the run began whose record says that level 4 passed in it; None for every other record."""
+    checks = record.get("checks")
+    rows = [row for row in checks if isinstance(row, dict)] if isinstance(checks, list) else []
+    if record.get("status") != Status.PASS.value or {"check": LEVEL_4, "status": Status.PASS.value} not in [
+        {key: row.get(key) for key in ("check", "status")} for row in rows
+    ]:
+        return None
     try:
-        boot, cursor = str(record.get("boot_id", "")), record.get("cursor")
-        return tuple(
-            Acknowledgement(
-                str(row["reason"]),
-                str(row["subject"]),
-                str(row.get("boot_id", boot)),
-                # An earlier boot's log is gone, and nothing can come after the event that was its last.
-                _place(row, cursor if row.get("boot_id", boot) == boot else row.get("seq")),
-                moment(row["last_seen"]),
-            )
-            for row in findings_in(record)
-            if row.get("nature") == Nature.EVENT
-        )
-    except (KeyError, ValueError, TypeError) as error:
-        raise RecordError(f"not a record of schema {SCHEMA}: {error!r}") from None
-
-
-def _place(row: Mapping[str, Any], cursor: object) -> int | None:
-    """Where in the log a release of this row ends; None for what never stood in the log."""
-    return cursor if isinstance(cursor, int) and "seq" in row else None
+        # A fault that came while it ran may not have been there yet where it had looked.
+        return moment(str(record.get("started", record.get("timestamp"))))
+    except ValueError:
+        return None
 
 
 def _row_of(standing: Standing, boot_id: str) -> dict[str, Any]:

@@ -87,6 +87,8 @@ class NodeSettings(BaseSettings):
     enable_taint: bool = Field(True, alias="ENABLE_TAINT")
     enable_label: bool = Field(True, alias="ENABLE_LABEL")
     taint_severity: SeverityName = Field(Severity.RESET, alias="TAINT_SEVERITY")
+    max_unhealthy_percent: int = Field(20, alias="MAX_UNHEALTHY_PERCENT", ge=1, le=100)
+    """Of the fleet's nodes, how many may carry our taint at the same time; always at least one."""
     monitor_ttl_seconds: int = Field(86400, alias="MONITOR_TTL", ge=60, le=31536000)
     """How long a MONITOR event stands after it was last seen."""
     escalate_after: int = Field(2, alias="ESCALATE_AFTER", ge=0, le=100)
@@ -120,7 +122,7 @@ class NodeSettings(BaseSettings):
 
     @property
     def rules(self) -> Rules:
-        return Rules(self.taint_severity, self.enable_taint, self.enable_label)
+        return Rules(self.taint_severity, self.enable_taint, self.enable_label, self.max_unhealthy_percent)
 
     @classmethod
     def settings_customise_sources(
@@ -245,8 +247,11 @@ def _allowed(key: str, error: Mapping[str, Any]) -> str:
         return str(error["ctx"]["error"])
     if error["type"].startswith("bool"):
         return "allowed are true and false, or 1 and 0"
-    bounds = next((_range(one) for one in NodeSettings.model_fields.values() if one.alias == key), "")
-    return f"a whole number of seconds, {bounds}" if bounds else str(error["msg"])
+    name, bounds = next(
+        ((name, _range(one)) for name, one in NodeSettings.model_fields.items() if one.alias == key), ("", "")
+    )
+    unit = " of seconds" if name.endswith("_seconds") else ""
+    return f"a whole number{unit}, {bounds}" if bounds else str(error["msg"])
 
 
 def _range(one: Any) -> str:

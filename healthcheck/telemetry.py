@@ -44,6 +44,7 @@ class Telemetry:
         self.requests = counter("cluster_writes_total", "Writes to the API server by result.", ("resource", "result"))
         self.forbidden = gauge("forbidden", "1 for a resource that the cluster forbids us to write.", ("resource",))
         self.pending = gauge("verdict_pending", "1 while a verdict waits to be written to the node.")
+        self.withheld = gauge("taint_withheld", "1 while the fleet budget has no place for this node's taint.")
         self.bad_settings = gauge("bad_settings", "1 for a key of the configuration that is not allowed.", ("key",))
         self.bad_annotations = counter("bad_annotations_total", "Annotations on the node that are no record.")
         self.memory_errors = counter("memory_file_errors_total", "Failed reads and writes of the node-local memory.")

@@ -72,7 +72,8 @@ class ApiAnswers(LoopbackAnswers):
                 change = patch_of(target.resource, _json_object(body), content_type, of_status=target.of_status)
                 return self._store.patch(*place, target.name, change)
             case _:
-                self._store.delete(*place, target.name)
+                wanted_uid = _json_object(body).get("preconditions", {}).get("uid", "")
+                self._store.delete(*place, target.name, wanted_uid)
                 return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
 
     def _listing(self, target: Target) -> Object:

@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sim.api_requests import Request, told_refusal
 from sim.api_store import ApiStore
@@ -18,11 +18,28 @@ class _Failure:
     left: float
 
 
+@dataclass
+class _Stop:
+    method: str
+    path_part: str
+    done: bool
+    reached: threading.Event = field(default_factory=threading.Event)
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def hold(self, method: str, path: str, *, done: bool) -> None:
+        """Keeps such a request until `recover`, and then cuts it off."""
+        if (method, done) == (self.method, self.done) and self.path_part in path:
+            self.reached.set()
+            self.over.wait()
+            raise ConnectionAbortedError
+
+
 class RequestGate:
     def __init__(self) -> None:
         self.store = ApiStore()
         self.requests: list[Request] = []
         self._failure: _Failure | None = None
+        self._stop: _Stop | None = None
         self._flowing = threading.Event()
         self._flowing.set()
 
@@ -48,13 +65,21 @@ class RequestGate:
         """Answers so until `recover`: to all, or where the path has that part, or to the next few."""
         self._failure = _Failure(status, retry_after, path_part, times)
 
+    def stop_at(self, method: str, path_part: str, *, done: bool = False) -> threading.Event:
+        """Holds such requests until `recover`: before they are done, or done but not yet answered. Set when one is."""
+        self._stop = _Stop(method, path_part, done)
+        return self._stop.reached
+
     def hang(self) -> None:
         """Takes requests and never answers; watches fall silent."""
         self._flowing.clear()
 
     def recover(self) -> None:
-        """Ends `fail_with` and `hang`; what had hung is cut off, and was never done."""
+        """Ends `fail_with`, `stop_at` and `hang`; what had hung is cut off, and was never done."""
         self._failure = None
+        if self._stop is not None:
+            self._stop.over.set()
+            self._stop = None
         self._flowing.set()
 
     def hold(self) -> None:
@@ -66,6 +91,8 @@ class RequestGate:
     def admit(self, method: str, path: str) -> None:
         """Returns where the request may be done."""
         self.hold()
+        if (stop := self._stop) is not None:
+            stop.hold(method, path, done=False)
         with self.store.changed:
             failure = self._failure
             if failure and failure.path_part in path and failure.left > 0:
@@ -76,3 +103,5 @@ class RequestGate:
         with self.store.changed:
             self.requests.append(request)
             self.store.changed.notify_all()
+        if (stop := self._stop) is not None:
+            stop.hold(request.method, request.path, done=True)

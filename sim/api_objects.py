@@ -34,7 +34,8 @@ class Resource:
 NODES = Resource("nodes", "Node", "v1", namespaced=False, has_status=True)
 EVENTS = Resource("events", "Event", "v1")
 LEASES = Resource("leases", "Lease", "coordination.k8s.io/v1")
-RESOURCES = (NODES, EVENTS, LEASES)
+CONFIG_MAPS = Resource("configmaps", "ConfigMap", "v1")
+RESOURCES = (NODES, EVENTS, LEASES, CONFIG_MAPS)
 
 
 class RefusedError(Exception):

@@ -78,9 +78,11 @@ class ApiStore:
             present = self.get(resource, namespace, name)
             return self._update(resource, present, change(present))
 
-    def delete(self, resource: Resource, namespace: str, name: str) -> None:
+    def delete(self, resource: Resource, namespace: str, name: str, uid: str = "") -> None:
         with self.changed:
             present = copy.deepcopy(self.get(resource, namespace, name))
+            if uid and uid != present["metadata"]["uid"]:
+                raise conflict(resource, name)
             del self._objects[resource, namespace, name]
             self._record(resource, present, "DELETED")
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from tests.agent.world import RESULTS, NodeView, P, World, eventually
+from sim.api_objects import LEASES
+from tests.agent.world import RESULTS, UNHEALTHY, Json, NodeView, P, World, eventually
 
 PAUSED = {"metadata": {"labels": {"nvidia.com/gpu.deploy.driver": "paused-for-driver-upgrade"}}}
 RESUMED = {"metadata": {"labels": {"nvidia.com/gpu.deploy.driver": "true"}}}
@@ -18,7 +19,31 @@ BAD_SETTINGS = {
     "TAINT_SEVERITY": "AWFUL",
     "instance-profiles.conf": "# ours\np5.48xlarge|eight|32|true|efa\n",
 }
-LEASES = "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck/leases"
+HEARTBEATS = "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck/leases"
+BUDGET = "gpu-healthcheck-budget"
+
+
+def slots(world: World) -> list[Json]:
+    """The places in the fleet budget that are taken."""
+    return world.api.store.find_all(LEASES, BUDGET)[0]
+
+
+def hold(world: World, *numbers: int) -> None:
+    """Other nodes take these places."""
+    for number in numbers:
+        lease = {"metadata": {"name": f"slot-{number}"}, "spec": {"holderIdentity": f"another-{number}"}}
+        world.api.store.create(LEASES, BUDGET, lease)
+
+
+def beat(world: World, others: int) -> None:
+    """So many other nodes have an agent."""
+    for number in range(others):
+        world.api.store.create(LEASES, "gpu-healthcheck", _beat(f"another-{number}"))
+
+
+def _beat(name: str) -> Json:
+    times = {"renewTime": "2026-11-21T01:02:03.000000Z", "leaseDurationSeconds": 900}
+    return {"metadata": {"name": name}, "spec": {"holderIdentity": name, **times}}
 
 
 def past(world: World, since: int = 0) -> list[NodeView]:
@@ -133,6 +158,7 @@ def a_switch_thrown_without_a_restart_takes_ours_away_once(world: World) -> None
     world.configure(ENABLE_TAINT="false")
     node = world.wait(lambda node: not node.tainted)
     assert (node.status, node.record["taint"]) == ("fail", "off")
+    eventually(lambda: not slots(world))
     assert "removed our taint" in world.wait_for_event("SwitchedOff")["message"]
 
     world.configure(ENABLE_LABEL="false", KERNEL_LOG_LINES="500")
@@ -141,6 +167,44 @@ def a_switch_thrown_without_a_restart_takes_ours_away_once(world: World) -> None
     eventually(lambda: len(world.events("SwitchedOff")) == 2)
     world.configure(ENABLE_TAINT="true", ENABLE_LABEL="true")
     assert world.wait(lambda node: node.tainted).status == "fail"
+    assert len(slots(world)) == 1
+
+
+def a_taint_is_withheld_while_the_budget_is_full_and_set_once_a_place_is_free(world: World) -> None:
+    beat(world, 9)  # with ours 10 nodes, of which two may be tainted
+    hold(world, 0, 1)
+    world.host.xid(3, 79, "GPU has fallen off the bus.")
+    node = world.wait_for_status("fail")
+    assert (node.tainted, node.record["taint"], node.severity) == (False, "withheld", "REBOOT")
+    assert world.agent.metric("taint_withheld") == 1
+    told = world.wait_for_event("TaintWithheld")
+    assert "2 of the fleet's 2 places for tainted nodes are taken" in told["message"]
+
+    # It is tried again at each look, and neither written nor told again.
+    before = now(world)
+    world.agent.wait_for_looks(1)
+    assert past(world, before) == []
+    assert len(world.events("TaintWithheld")) == 1
+    assert {slot["spec"]["holderIdentity"] for slot in slots(world)} == {"another-0", "another-1"}
+
+    world.api.store.delete(LEASES, BUDGET, "slot-1")
+    node = world.wait(lambda node: node.tainted)
+    assert node.record["taint"] == "set"
+    eventually(lambda: world.agent.metric("taint_withheld") == 0)
+    assert {slot["spec"]["holderIdentity"] for slot in slots(world)} == {"another-0", world.cluster.name}
+
+
+def a_startup_taint_stays_until_a_look_ends_well(world: World) -> None:
+    startup = {"key": f"{P}/startup", "effect": "NoSchedule"}
+    world.host.driver_unload()
+    world.wait_for_status("unknown")
+    world.cluster.edit({"spec": {"taints": [startup]}})
+    world.agent.wait_for_looks(1)
+    assert world.node().taints == [startup]
+
+    world.host.driver_load()
+    assert world.wait_for_status("pass").taints == []
+    assert UNHEALTHY not in [taint for node in past(world) for taint in node.taints]
 
 
 def a_gpu_that_was_away_for_one_look_is_never_told(world: World) -> None:
@@ -198,14 +262,14 @@ def a_driver_that_hangs_is_unknown_first_and_a_fault_when_it_still_hangs(world: 
 def a_healthy_node_is_written_no_more_than_its_heartbeat(world: World) -> None:
     looks = world.agent.metric("looks_total")
     eventually(lambda: world.agent.metric("looks_total") >= looks + 2)
-    heartbeat = f"PATCH {LEASES}/{world.cluster.name}"
+    heartbeat = f"PATCH {HEARTBEATS}/{world.cluster.name}"
     eventually(lambda: len(world.stand_in.writes(heartbeat)) >= 3)
 
     assert [write for write in world.stand_in.writes() if write != heartbeat] == [
         f"PATCH /api/v1/nodes/{world.cluster.name}",
         f"PATCH /api/v1/nodes/{world.cluster.name}/status",
         "POST /api/v1/namespaces/default/events",
-        f"POST {LEASES}",
+        f"POST {HEARTBEATS}",
     ]
     assert len(world.events("GpuHealthPass")) == 1
 
@@ -281,7 +345,7 @@ def without_events_it_goes_on(world: World) -> None:
 
 def without_leases_it_goes_on(world: World) -> None:
     said = 'cannot patch resource "leases" in API group "coordination.k8s.io" in the namespace "gpu-healthcheck"'
-    a_missing_permission_is_named_and_the_rest_goes_on(world, "/leases", "leases", said)
+    a_missing_permission_is_named_and_the_rest_goes_on(world, "/namespaces/gpu-healthcheck/leases", "leases", said)
 
 
 STORIES = (
@@ -294,6 +358,8 @@ STORIES = (
     an_annotation_that_is_no_json_is_written_anew_and_told,
     the_last_good_settings_stay_and_an_event_names_each_bad_one,
     a_switch_thrown_without_a_restart_takes_ours_away_once,
+    a_taint_is_withheld_while_the_budget_is_full_and_set_once_a_place_is_free,
+    a_startup_taint_stays_until_a_look_ends_well,
     a_gpu_that_was_away_for_one_look_is_never_told,
     a_missing_gpu_counts_only_after_three_more_looks,
     a_missing_efa_device_counts_only_after_three_more_looks,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -10,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sim.control_plane import MANIFESTS, ControlPlane, install
-from tests.agent.world import UNHEALTHY, RealCluster, World, eventually
+from tests.agent.world import UNHEALTHY, P, RealCluster, World, eventually
 
 pytestmark = pytest.mark.control_plane
 
@@ -32,7 +35,8 @@ def watched_on(plane: ControlPlane, name: str, folder: Path) -> Iterator[World]:
     """A healthy node whose agent said `pass` and has made its Lease."""
     cluster = RealCluster(plane, name, taints=[SPOT], labels={"example.com/team": "vision"})
     with World(folder / name, cluster) as world:
-        world.configure(CHECK_INTERVAL="10")
+        # The neighbours' taints, in the same cluster, shall not withhold this one's.
+        world.configure(CHECK_INTERVAL="10", MAX_UNHEALTHY_PERCENT="100")
         world.start()
         world.wait_for_status("pass")
         eventually(cluster.lease)
@@ -80,6 +84,63 @@ def a_fault_is_seen_with_kubectl_and_ends_with_a_reboot(plane: ControlPlane, wor
     assert world.wait_for_status("pass").taints == [SPOT]
 
 
+def a_release_by_kubectl_label_is_taken_and_its_place_given_back(plane: ControlPlane, world: World) -> None:
+    cluster = slots_of(world)
+    world.host.xid(3, 79, ERROR)
+    node = world.wait_for_status("fail")
+    (slot,) = cluster.slots()
+    assert [one["uid"] for one in slot["metadata"]["ownerReferences"]] == [node.uid]
+
+    plane.kubectl("label", "node", world.cluster.name, f"{P}/status=pass", "--overwrite")
+    node = world.wait(lambda node: node.status == "pass" and not node.tainted)
+    assert (node.record["released"]["by"], node.findings) == ("kubectl-label", {})
+    assert world.wait_for_event("Released")["message"].startswith("kubectl-label released Xid79 on gpu/")
+    eventually(lambda: not cluster.slots())
+
+    # The label is still kubectl's, and means nothing any more.
+    world.host.xid(3, 79, ERROR)
+    world.wait_for_status("fail")
+    eventually(cluster.slots)
+    assert len(world.events("Released")) == 1
+
+
+def a_release_by_command_is_waited_for(plane: ControlPlane, world: World) -> None:
+    world.host.xid(3, 79, ERROR)
+    world.wait_for_status("fail")
+    command = [sys.executable, "-m", "cli", "release", world.cluster.name, "--reason", "board swapped"]
+    environment = {**os.environ, "KUBECONFIG": str(plane.kubeconfig), "COLUMNS": "200"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith(f"{world.cluster.name}: its agent says pass\n")
+    node = world.node()
+    assert (node.status, node.tainted) == ("pass", False)
+    assert node.record["released"]["reason"] == "board swapped"
+
+
+def a_startup_taint_is_taken_away_with_the_first_good_look(plane: ControlPlane, world: World) -> None:
+    world.cluster.edit({"spec": {"taints": [SPOT, {"key": f"{P}/startup", "effect": "NoSchedule"}]}})
+
+    world.wait(lambda node: node.taints == [SPOT])
+
+
+def a_place_of_a_node_of_before_goes_with_it(plane: ControlPlane, world: World) -> None:
+    cluster = slots_of(world)
+    world.host.xid(3, 79, ERROR)
+    before = world.wait_for_status("fail")
+    plane.request("DELETE", f"/api/v1/nodes/{world.cluster.name}")
+    plane.create_node(world.cluster.name)
+    node = world.wait(lambda node: node.uid != before.uid and node.tainted)
+
+    owners = [one["uid"] for slot in eventually(cluster.slots) for one in slot["metadata"]["ownerReferences"]]
+    assert owners == [node.uid]
+
+
+def slots_of(world: World) -> RealCluster:
+    assert isinstance(world.cluster, RealCluster)
+    return world.cluster
+
+
 def a_node_that_came_back_under_another_uid_owns_its_lease(plane: ControlPlane, world: World) -> None:
     before = world.node()
     plane.request("DELETE", f"/api/v1/nodes/{world.cluster.name}")
@@ -107,6 +168,10 @@ def a_token_that_ended_is_replaced_by_the_one_that_lies_there_now(plane: Control
 STORIES = (
     a_healthy_node_passes_and_its_lease_is_owned_by_it,
     a_fault_is_seen_with_kubectl_and_ends_with_a_reboot,
+    a_release_by_kubectl_label_is_taken_and_its_place_given_back,
+    a_release_by_command_is_waited_for,
+    a_startup_taint_is_taken_away_with_the_first_good_look,
+    a_place_of_a_node_of_before_goes_with_it,
     a_node_that_came_back_under_another_uid_owns_its_lease,
     a_token_that_ended_is_replaced_by_the_one_that_lies_there_now,
 )
@@ -157,8 +222,8 @@ def test_a_server_that_comes_back_with_another_certificate_is_believed_by_its_ne
 
         assert world.wait_for_status("fail").tainted
         # The watch is back too: somebody's edit is answered.
-        world.cluster.edit({"metadata": {"labels": {"gpu-healthcheck.aws-samples.io/status": "pass"}}})
-        world.wait_for_status("fail")
+        world.cluster.edit({"metadata": {"labels": {f"{P}/severity": "PASS"}}})
+        world.wait(lambda node: node.severity == "REBOOT")
 
 
 def test_without_its_role_the_agent_names_the_permission_and_recovers(troubled: ControlPlane, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 P = "gpu-healthcheck.aws-samples.io"
 UNHEALTHY = {"key": f"{P}/unhealthy", "value": "true", "effect": "NoSchedule"}
 RESULTS = f"{P}/results"
+BUDGET = "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck-budget/leases"
 GIVE_UP_SECONDS = 90.0
 """No test asserts a time: this is when it stops to wait for what never comes."""
 NOBODY = "http://127.0.0.1:9"
@@ -203,7 +204,14 @@ class RealCluster:
         answer = self._lease("GET")
         return answer.body if answer.status == 200 else None
 
+    def slots(self) -> list[Json]:
+        """The places in the fleet budget that this node holds."""
+        listed = self.plane.request("GET", BUDGET).body["items"]
+        return [one for one in listed if one["spec"]["holderIdentity"] == self.name]
+
     def close(self) -> None:
+        for slot in self.slots():
+            self.plane.request("DELETE", f"{BUDGET}/{slot['metadata']['name']}")
         self._lease("DELETE")
         self.plane.request("DELETE", f"/api/v1/nodes/{self.name}")
         pod = f"/api/v1/namespaces/gpu-healthcheck/pods/agent-on-{self.name}?gracePeriodSeconds=0"

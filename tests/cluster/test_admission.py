@@ -47,6 +47,7 @@ SLOT_NAME = "a place in the fleet budget is called slot-<number>"
 EVENT = "an agent may tell Events about its own Node only: the token belongs to 'admission-own'"
 EVENT_SOURCE = "an agent's Events name gpu-healthcheck as their source"
 EVENT_CHANGED = "an agent may change its own Events only"
+RELEASED = f"the annotation {P}/release is written by a person; an agent may remove it only"
 UNBOUND = "the token is bound to no node"
 RBAC = "cannot {}"
 
@@ -178,6 +179,7 @@ REFUSED_NODE_WRITES = [
     Refused("add a foreign annotation", metadata(annotations={"example.com/new": "x"}), FOREIGN_NOTE, BOTH),
     Refused("change a foreign annotation", metadata(annotations={"example.com/note": "x"}), FOREIGN_NOTE, BOTH),
     Refused("remove a foreign annotation", metadata(annotations={"example.com/note": None}), FOREIGN_NOTE, BOTH),
+    Refused("release its node", metadata(annotations={f"{P}/release": "{}"}), RELEASED, BOTH),
     Refused("add a finalizer", metadata(finalizers=["example.com/hold", "example.com/more"]), FINALIZERS, BOTH),
     Refused("remove the finalizers", metadata(finalizers=None), FINALIZERS, BOTH),
     Refused("add an owner", metadata(ownerReferences=[OWNER, SOMEBODY]), OWNERS, BOTH),
@@ -320,6 +322,23 @@ def test_an_agent_takes_its_own_marks_and_the_startup_taint_away(cluster: Cluste
     assert f"{P}/mode" not in answer.body["metadata"]["labels"]
 
 
+@pytest.mark.parametrize("resource", BOTH)
+def test_an_agent_takes_a_release_away_with_its_new_record_and_cannot_change_it(
+    cluster: Cluster, resource: str
+) -> None:
+    release = f"{P}/release"
+    assert cluster.plane.request("PATCH", path_of(MAIN, OWN), metadata(annotations={release: "{}"})).status == 200
+
+    changed = cluster.patch(path_of(resource, OWN), metadata(annotations={release: '{"by":"me"}'}))
+    beside = cluster.patch(path_of(resource, OWN), metadata(labels={f"{P}/status": "fail"}))
+    taken = cluster.patch(path_of(resource, OWN), metadata(annotations={release: None, f"{P}/results": "{}"}))
+    again = cluster.patch(path_of(resource, OWN), metadata(annotations={release: "{}"}))
+
+    assert (changed.status, RELEASED in changed.message) == (403, True), changed.message
+    assert (beside.status, taken.status, again.status) == (200, 200, 403), (beside.message, taken.message)
+    assert release not in taken.body["metadata"]["annotations"]
+
+
 def test_an_agent_sets_its_condition_and_leaves_the_others(cluster: Cluster) -> None:
     moment = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     condition = {
@@ -357,13 +376,11 @@ def test_the_policy_can_afford_a_node_as_crowded_as_they_get(cluster: Cluster) -
     assert [marked.status, told.status] == [200, 200], (marked.message, told.message)
 
 
-def test_an_agent_makes_renews_and_drops_its_own_heartbeat(cluster: Cluster) -> None:
+def test_an_agent_makes_and_renews_its_own_heartbeat(cluster: Cluster) -> None:
     made = cluster.ask("POST", HEARTBEATS, lease(OWN, OWN))
     renewed = cluster.ask("PATCH", f"{HEARTBEATS}/{OWN}", {"spec": {"leaseDurationSeconds": 901}})
-    read = cluster.ask("GET", f"{HEARTBEATS}/{OWN}")
-    dropped = cluster.ask("DELETE", f"{HEARTBEATS}/{OWN}")
 
-    assert [made.status, renewed.status, read.status, dropped.status] == [201, 200, 200, 200]
+    assert [made.status, renewed.status] == [201, 200]
 
 
 def test_an_agent_reads_the_size_of_the_fleet_from_one_lease(cluster: Cluster) -> None:
@@ -379,9 +396,26 @@ def test_an_agent_reads_the_size_of_the_fleet_from_one_lease(cluster: Cluster) -
 def test_an_agent_takes_a_slot_for_its_node_and_gives_it_back(cluster: Cluster) -> None:
     taken = cluster.ask("POST", SLOTS, lease("slot-0", OWN))
     again = cluster.ask("POST", SLOTS, lease("slot-0", OWN))
+    read = cluster.ask("GET", f"{SLOTS}/slot-0")
+    options = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": OWNER["uid"]}}
+    of_another = cluster.ask("DELETE", f"{SLOTS}/slot-0", options)
     given_back = cluster.ask("DELETE", f"{SLOTS}/slot-0")
 
-    assert [taken.status, again.status, given_back.status] == [201, 409, 200]
+    answers = (taken, again, read, of_another, given_back)
+    assert [answer.status for answer in answers] == [201, 409, 200, 409, 200]
+
+
+def test_an_agent_counts_the_slots_and_finds_its_own(cluster: Cluster) -> None:
+    for number, holder in enumerate((OWN, OTHER, OTHER)):
+        named = lease(f"slot-{number}", holder)
+        named["metadata"]["labels"] = {f"{P}/holder": holder}
+        cluster.plane.request("POST", SLOTS, named)
+
+    counted = cluster.ask("GET", f"{SLOTS}?limit=1")
+    found = cluster.ask("GET", f"{SLOTS}?labelSelector={P}/holder={OWN}")
+
+    assert len(counted.body["items"]) + counted.body["metadata"]["remainingItemCount"] == 3
+    assert [one["metadata"]["name"] for one in found.body["items"]] == ["slot-0"]
 
 
 @pytest.mark.parametrize("events", [EVENTS])
@@ -422,7 +456,14 @@ REFUSED_REQUESTS = [
         HEARTBEAT,
         OTHERS_HEARTBEAT,
     ),
-    Request("drop another's heartbeat", "DELETE", f"{HEARTBEATS}/{OTHER}", None, HEARTBEAT, OTHERS_HEARTBEAT),
+    Request(
+        "drop another's heartbeat",
+        "DELETE",
+        f"{HEARTBEATS}/{OTHER}",
+        None,
+        'cannot delete resource "leases"',
+        OTHERS_HEARTBEAT,
+    ),
     Request("drop all heartbeats", "DELETE", HEARTBEATS, None, "cannot deletecollection"),
     Request("take a slot for another node", "POST", SLOTS, lease("slot-2", OTHER), SLOT),
     Request("take a slot under a strange name", "POST", SLOTS, lease("slot-x", OWN), SLOT_NAME),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from healthcheck.change import NodeState
 from healthcheck.checks.xid import read_xid
 from healthcheck.expectation import Expectation
 from healthcheck.looks import looked
 from healthcheck.memory import Memory, Standing
 from healthcheck.model import PREFIX, Finding, Nature, Now, Outcome, Severity, Sighting, Unobserved
+from healthcheck.node import NodeState
 from healthcheck.probes.kernel_log import Record
 from healthcheck.record import Identity
 

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
 from healthcheck import record as records
-from healthcheck.change import (
-    CONDITION,
-    QUARANTINE_RESULT,
-    RESULTS,
-    SWEEP_RESULT,
-    TAINT,
-    NodeChange,
-    NodeState,
-    Rules,
-    cut,
-    event_name,
-    plan,
-)
-from healthcheck.memory import Memory
+from healthcheck.budget import HELD, Place
+from healthcheck.change import NodeChange, Rules, plan, wants_place
+from healthcheck.events import cut, event_name, released_event
+from healthcheck.memory import Acknowledgement, Memory, Release
 from healthcheck.model import PREFIX, Nature, Severity, Unobserved
+from healthcheck.node import CONDITION, QUARANTINE_RESULT, RELEASE, RESULTS, SWEEP_RESULT, TAINT, NodeState
 from healthcheck.verdict import Verdict, decide
 from tests.healthcheck.examples import BLIND, IDENTITY, NODE, WALL, fault, node, remembers, says, stands
 
@@ -34,8 +26,9 @@ FOREIGN_TAINTS = [
     {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule", "timeAdded": "2026-11-20T00:00:00Z"},
     {"key": "team", "value": "a", "effect": "NoExecute"},
     {"key": f"{PREFIX}/maintenance", "value": "l2", "effect": "NoSchedule"},
-    {"key": f"{PREFIX}/startup", "effect": "NoSchedule"},
 ]
+STARTUP_TAINT = {"key": f"{PREFIX}/startup", "effect": "NoSchedule"}
+FULL = Place(held=False, why="3 of the fleet's 3 places for tainted nodes are taken")
 OTHER_EFFECT = {"key": TAINT["key"], "value": "true", "effect": "NoExecute"}
 FOREIGN_LABELS = {"team": "a", f"{PREFIX}/enabled": "true", f"{PREFIX}/mode": "sweep", "kubernetes.io/os": "linux"}
 RULES = Rules()
@@ -52,10 +45,12 @@ def plan_for(
     blind: Unobserved | None = None,
     rules: Rules = RULES,
     now: datetime = WALL,
+    place: Place = HELD,
 ) -> NodeChange:
     memory = remembers() if memory is None else memory
     verdict = decide(memory, [says(blind=blind)])
-    return plan(verdict, records.render(verdict, memory, IDENTITY, now), state, rules, now)
+    record = records.render(verdict, memory, IDENTITY, now)
+    return plan(verdict, record, state, rules, now, memory.acknowledged, place)
 
 
 def written(state: NodeState, change: NodeChange) -> NodeState:
@@ -66,7 +61,8 @@ def written(state: NodeState, change: NodeChange) -> NodeState:
     if change.patch:
         for key, value in change.patch["metadata"]["labels"].items():
             labels.pop(key, None) if value is None else labels.update({key: value})
-        annotations |= change.patch["metadata"]["annotations"]
+        for key, value in change.patch["metadata"]["annotations"].items():
+            annotations.pop(key, None) if value is None else annotations.update({key: value})
         taints = change.patch.get("spec", {}).get("taints", taints)
     if change.condition:
         conditions.setdefault(CONDITION, {}).update(change.condition)
@@ -79,6 +75,10 @@ def settled(memory: Memory | None = None, *, blind: Unobserved | None = None, **
     """A Node on which the verdict already stands."""
     before = node(**state)
     return written(before, plan_for(before, memory, blind=blind))
+
+
+def _fields(state: NodeState) -> dict[str, Any]:
+    return {one.name: getattr(state, one.name) for one in fields(state)}
 
 
 def ours(state: NodeState) -> list[Mapping[str, Any]]:
@@ -196,6 +196,165 @@ class TestTaints:
         assert list(after.taints) == FOREIGN_TAINTS
         assert [event.reason for event in change.events] == ["SwitchedOff"]
         assert plan_for(after, memory_of(REBOOT), rules=rules) == NodeChange()
+
+
+class TestTheBudget:
+    def test_without_a_place_the_verdict_is_written_and_the_taint_withheld(self) -> None:
+        after = written(node(), plan_for(node(), memory_of(REBOOT), place=FULL))
+
+        assert (after.labels[STATUS], after.labels[SEVERITY], after.tainted()) == ("fail", "REBOOT", False)
+        assert json.loads(after.annotations[RESULTS])["taint"] == "withheld"
+        condition = after.condition()
+        assert condition is not None
+        assert condition["status"] == "False"
+
+    def test_a_withheld_taint_is_told_once_with_the_reason(self) -> None:
+        state = settled()
+        first = plan_for(state, memory_of(REBOOT), place=FULL)
+        after = written(state, first)
+
+        assert (first.events[0].reason, first.events[0].type) == ("TaintWithheld", "Warning")
+        assert FULL.why in first.events[0].message
+        assert plan_for(after, memory_of(REBOOT), place=FULL) == NodeChange()
+
+    def test_a_place_that_was_freed_is_used(self) -> None:
+        withheld = written(node(), plan_for(node(), memory_of(REBOOT), place=FULL))
+
+        after = written(withheld, plan_for(withheld, memory_of(REBOOT)))
+
+        assert after.tainted() is True
+        assert json.loads(after.annotations[RESULTS])["taint"] == "set"
+
+    def test_an_existing_taint_is_never_lifted_for_want_of_a_place(self) -> None:
+        state = settled(memory_of(REBOOT))
+
+        assert plan_for(state, memory_of(REBOOT), place=FULL) == NodeChange()
+
+    @pytest.mark.parametrize(
+        ("severity", "blind", "tainted", "rules", "labels", "wants"),
+        [
+            (REBOOT, False, False, RULES, {}, True),
+            (REBOOT, False, True, RULES, {}, True),
+            (MONITOR, False, False, RULES, {}, False),
+            (MONITOR, False, True, RULES, {}, False),
+            (PASS, True, True, RULES, {}, True),
+            (PASS, True, False, RULES, {}, False),
+            (REBOOT, False, False, Rules(enable_taint=False), {}, False),
+            (REBOOT, False, True, Rules(enable_taint=False), {}, False),
+            (REBOOT, False, False, RULES, {"sagemaker.amazonaws.com/deep-health-check-status": "InProgress"}, False),
+            (REBOOT, False, True, RULES, {"sagemaker.amazonaws.com/deep-health-check-status": "InProgress"}, True),
+        ],
+    )
+    def test_a_place_is_wanted_where_the_taint_is_to_stand(
+        self, severity: Severity, blind: bool, tainted: bool, rules: Rules, labels: dict[str, str], wants: bool
+    ) -> None:
+        state = node(taints=[TAINT] if tainted else [], labels=labels)
+        verdict = decide(memory_of(severity), [says(blind=BLIND if blind else None)])
+
+        assert wants_place(verdict, state, rules, ()) is wants
+
+    def test_a_deep_verdict_that_was_released_wants_none(self) -> None:
+        row = {"reason": "D", "subject": "gpu/0", "severity": "ISOLATE", "last_seen": "2026-11-21T01:00:00Z"}
+        state = node(annotations={SWEEP_RESULT: json.dumps({"severity": "ISOLATE", "findings": [row]})})
+        verdict = decide(remembers(), [says()])
+        acknowledged = Acknowledgement("D", "gpu/0", "", None, WALL)
+
+        assert wants_place(verdict, state, RULES, ()) is True
+        assert wants_place(verdict, state, RULES, [acknowledged]) is False
+
+
+class TestTheStartupTaint:
+    @pytest.mark.parametrize(
+        ("severity", "blind", "stays"),
+        [
+            (PASS, False, False),
+            (MONITOR, False, False),
+            (PASS, True, True),
+            (MONITOR, True, True),
+            (RESET, False, True),
+            (ISOLATE, False, True),
+        ],
+    )
+    @pytest.mark.parametrize("enabled", [True, False])
+    def test_leaves_with_the_first_look_that_ends_pass_or_warn(
+        self, severity: Severity, blind: bool, stays: bool, enabled: bool
+    ) -> None:
+        state = node(taints=[FOREIGN_TAINTS[0], STARTUP_TAINT, OTHER_EFFECT])
+
+        change = plan_for(state, memory_of(severity), blind=BLIND if blind else None, rules=Rules(enable_taint=enabled))
+
+        assert (STARTUP_TAINT in written(state, change).taints) is stays
+        assert [taint for taint in written(state, change).taints if taint not in (STARTUP_TAINT, TAINT)] == [
+            FOREIGN_TAINTS[0],
+            OTHER_EFFECT,
+        ]
+
+    @pytest.mark.parametrize("taint", [STARTUP_TAINT | {"effect": "NoExecute"}, STARTUP_TAINT | {"value": "x"}])
+    def test_leaves_in_every_form(self, taint: dict[str, str]) -> None:
+        assert list(written(node(taints=[taint]), plan_for(node(taints=[taint]))).taints) == []
+
+    def test_stays_while_something_settles(self) -> None:
+        state = node(taints=[STARTUP_TAINT])
+        memory = Memory(remembers().machine, remembers().boot_id, suspects={("gpu-count", ("GpuLost", "gpu/0")): 1})
+        verdict = decide(memory, [says()])
+
+        change = plan(verdict, records.render(verdict, memory, IDENTITY, WALL), state, RULES, WALL)
+
+        assert written(state, change).taints == [STARTUP_TAINT]
+
+    def test_stays_while_a_deep_record_says_fail(self) -> None:
+        state = node(taints=[STARTUP_TAINT], annotations={SWEEP_RESULT: '{"severity":"RESET"}'})
+
+        assert list(written(state, plan_for(state)).taints) == [STARTUP_TAINT, TAINT]
+
+    def test_that_somebody_sets_later_leaves_as_well(self) -> None:
+        state = settled()
+        started = written(state, NodeChange({"metadata": {"labels": {}, "annotations": {}}}))
+        again = NodeState(**{**_fields(started), "taints": [STARTUP_TAINT]})
+
+        assert list(written(again, plan_for(again)).taints) == []
+
+
+class TestARelease:
+    def test_leaves_the_node_with_the_record_that_tells_of_it(self) -> None:
+        before = settled(memory_of(REBOOT))
+        word = Release("mia", "swapped", WALL, ())
+        state = NodeState(**{**_fields(before), "annotations": {**before.annotations, RELEASE: "{}"}})
+        memory = Memory(remembers().machine, remembers().boot_id, released=word)
+
+        change = plan_for(state, memory)
+        after = written(state, change)
+
+        assert change.patch is not None
+        assert change.patch["metadata"]["annotations"][RELEASE] is None
+        assert json.loads(after.annotations[RESULTS])["released"]["by"] == "mia"
+        assert (after.labels[STATUS], after.tainted()) == ("pass", False)
+        assert plan_for(after, memory) == NodeChange()
+
+    def test_that_changes_nothing_is_taken_off_all_the_same(self) -> None:
+        before = settled()
+        state = NodeState(**{**_fields(before), "annotations": {**before.annotations, RELEASE: "garbage"}})
+
+        assert RELEASE not in written(state, plan_for(state)).annotations
+
+    def test_is_one_event_however_often_it_is_told(self) -> None:
+        finding = Acknowledgement("Xid79", "gpu/0", "boot", 7, WALL)
+        word = Release("mia", "swapped", WALL, (finding,))
+
+        told = released_event(node(), word)
+
+        assert (told.type, told.reason, told.message) == ("Normal", "Released", "mia released Xid79 on gpu/0: swapped")
+        assert told == released_event(node(), word)
+        assert told.name != released_event(node(), Release("mia", "swapped", WALL, ())).name
+
+    def test_of_a_deep_record_lets_the_node_pass(self) -> None:
+        row = {"reason": "D", "subject": "gpu/0", "severity": "ISOLATE", "last_seen": "2026-11-21T01:00:00Z"}
+        deep = {SWEEP_RESULT: json.dumps({"severity": "ISOLATE", "findings": [row]})}
+        released = remembers(acknowledged=(Acknowledgement("D", "gpu/0", "", None, WALL),))
+
+        after = written(node(annotations=deep), plan_for(node(annotations=deep), released))
+
+        assert (after.labels[STATUS], after.annotations[SWEEP_RESULT]) == ("pass", deep[SWEEP_RESULT])
 
 
 class TestLabels:

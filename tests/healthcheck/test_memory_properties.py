@@ -18,8 +18,10 @@ from healthcheck.looks import looked
 from healthcheck.memory import Acknowledgement, Memory, Release, Standing, gpu_address
 from healthcheck.memory_file import MemoryFile
 from healthcheck.model import Finding, Nature, Now, Outcome, Severity, Sighting, Unobserved
+from healthcheck.node import RESULTS, NodeState
 from healthcheck.probes.nvml import Gpu
-from healthcheck.record import LONGEST, acknowledgements_in, dump, load, remembered, render
+from healthcheck.record import LONGEST, dump, load, remembered, render
+from healthcheck.release import dump_release, parse_release, release_of
 from healthcheck.sightings import noticed
 from healthcheck.verdict import decide
 from tests.healthcheck.examples import IDENTITY, MACHINE, MONOTONIC, WALL
@@ -106,8 +108,9 @@ def _release(world: World) -> World:
     """A person releases what the record of this moment shows."""
     memory = replace(world.memory, cursor=world.seq - 1 if world.seq else None)
     record = render(decide(memory, ()), memory, IDENTITY, world.now.wall)
-    rows = acknowledgements_in(load(dump(record)))
-    return replace(world, memory=release(world.memory, Release("ann", "seen to", world.now.wall, rows)))
+    node = NodeState("n", annotations={RESULTS: dump(record)})
+    word = parse_release(dump_release(release_of(node, "ann", "seen to", world.now.wall)))
+    return replace(world, memory=release(world.memory, word))
 
 
 addresses = st.sampled_from(ADDRESSES)

@@ -11,7 +11,7 @@ import pytest
 from healthcheck import record as records
 from healthcheck.memory import Memory
 from healthcheck.model import Nature, Outcome, Severity, Unobserved
-from healthcheck.record import LONGEST, RecordError
+from healthcheck.record import LONGEST, RecordError, passed_since
 from healthcheck.verdict import decide
 from tests.healthcheck.examples import BLIND, BOOT, IDENTITY, MACHINE, NODE, WALL, fault, remembers, says, stands
 
@@ -270,3 +270,30 @@ def test_a_blind_check_does_not_make_a_healthy_record_long() -> None:
     outcomes = [says(check=one.check, group=one.group, blind=BLIND) for one in ALL_GROUPS]
 
     assert size(render(remembers(), outcomes)) <= 2048
+
+
+LEVEL_4 = {"check": "4-dcgm-diag-l4", "status": "pass", "severity": "PASS"}
+RUN = {"timestamp": "2026-11-21T03:00:00Z", "started": "2026-11-21T02:00:00Z", "status": "pass", "checks": [LEVEL_4]}
+
+
+def test_a_passed_quarantine_run_speaks_of_what_was_there_when_it_began() -> None:
+    assert passed_since(RUN) == datetime(2026, 11, 21, 2, tzinfo=UTC)
+    assert passed_since({key: RUN[key] for key in RUN if key != "started"}) == datetime(2026, 11, 21, 3, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"status": "fail"},
+        {"status": "unknown"},
+        {"checks": []},
+        {"checks": 7},
+        {"checks": ["x", {"check": "1-dcgm-diag-l2", "status": "pass"}]},
+        {"checks": [LEVEL_4 | {"status": "unknown"}]},
+        {"started": "yesterday"},
+        {"started": "2026-11-21T02:00:00"},
+        {"started": None},
+    ],
+)
+def test_any_other_record_ends_nothing(change: dict[str, object]) -> None:
+    assert passed_since(RUN | change) is None

@@ -336,7 +336,7 @@ def test_kubectl_discovers_the_resources_and_gets_a_table(stand_in: ApiStandIn) 
         for resource in json.loads(_get(stand_in.endpoint + path))["resources"]
     ]
 
-    assert listed == ["nodes", "events", "leases"]
+    assert listed == ["nodes", "events", "configmaps", "leases"]
     assert [row["cells"] for row in table["rows"]] == [
         [NODE, "Ready", "v1.33.0"],
         ["gpu-node-2", "Ready,SchedulingDisabled", "v1.33.0"],

@@ -1,0 +1,103 @@
+"""The node's own place in the fleet budget: found again, taken, given back. Decides nothing."""
+
+from __future__ import annotations
+
+import random
+
+import structlog
+
+from healthcheck.budget import HELD, Place, Slot, allowed, draw
+from healthcheck.cluster import Cluster, ClusterError, Conflict, NotFound
+from healthcheck.node import NodeState
+
+log = structlog.get_logger()
+
+
+class Slots:
+    """Holds at most one place. What an agent that died left behind is found once for each Node's UID."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._slot: Slot | None = None
+        self._known_for = ""
+        """The UID of the Node of which we know what it holds."""
+        self._fleet: int | None = None
+        self._size_known = True
+        self._draw = random.Random()  # noqa: S311 - spreads the fleet over the places, no secret
+
+    def take(self, node: NodeState, percent: int) -> Place:
+        """Hold a place. Raises ClusterError when the cluster does not say."""
+        if self._holds_one(node):
+            return HELD
+        places = allowed(self._fleet_size(), percent)
+        held = self._cluster.count_slots()
+        if held >= places:
+            return Place(held=False, why=f"{held} of the fleet's {places} places for tainted nodes are taken")
+        for name in draw(places, self._draw):
+            try:
+                self._slot = self._create(name, node)
+            except Conflict:
+                continue
+            log.info("took a place in the fleet budget", slot=name)
+            return HELD
+        return Place(held=False, why=f"none of the fleet's {places} places for tainted nodes was found free")
+
+    def give_back(self, node: NodeState) -> None:
+        """Hold no place. Raises ClusterError when the cluster does not say."""
+        self._find(node)
+        if self._slot is not None:
+            self._delete(self._slot)
+            log.info("gave the place in the fleet budget back", slot=self._slot.name)
+            self._slot = None
+
+    def _holds_one(self, node: NodeState) -> bool:
+        """Whether the place is still there: somebody may have deleted it by hand."""
+        if self._find(node) or self._slot is None:
+            return self._slot is not None
+        try:
+            there = self._cluster.read_slot(self._slot.name)
+        except NotFound:
+            there = None
+        if there is None or there.uid != self._slot.uid:
+            self._slot = None
+        return self._slot is not None
+
+    def _find(self, node: NodeState) -> bool:
+        """Look for what an earlier process of ours took. True: looked just now."""
+        if self._known_for == node.uid:
+            return False
+        ours = [slot for slot in self._cluster.list_slots(node.name) if slot.holder == node.name]
+        # One that belongs to a Node of before, of the same name, goes with that Node sooner or later.
+        kept = [slot for slot in ours if slot.node_uid == node.uid][:1]
+        for slot in ours:
+            if slot not in kept:
+                self._delete(slot)
+        self._slot = kept[0] if kept else None
+        self._known_for = node.uid
+        return True
+
+    def _fleet_size(self) -> int | None:
+        """As many as there are heartbeats; the last known number where nobody can say."""
+        try:
+            self._fleet = self._cluster.count_heartbeats()
+            self._size_known = True
+        except ClusterError as error:
+            if self._size_known:
+                log.warning("the fleet's size can't be read", error=str(error), last_known=self._fleet)
+            self._size_known = False
+        return self._fleet
+
+    def _create(self, name: str, node: NodeState) -> Slot:
+        try:
+            return self._cluster.create_slot(name, node)
+        except Conflict:
+            raise
+        except ClusterError:
+            self._known_for = ""  # it may have been made, and only the answer was lost
+            raise
+
+    def _delete(self, slot: Slot) -> None:
+        try:
+            self._cluster.delete_slot(slot)
+        except (NotFound, Conflict):
+            return  # gone, or another's by now

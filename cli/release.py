@@ -1,0 +1,162 @@
+"""`gpu-healthcheck release`: a person says that a node's event findings are dealt with."""
+
+from __future__ import annotations
+
+import getpass
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated
+
+import tenacity
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from cli.words import SEVERITY_STYLES
+from healthcheck import record as records
+from healthcheck.cluster import Cluster, ClusterError, Conflict, Forbidden, NotFound, user_name
+from healthcheck.memory import Release
+from healthcheck.model import Severity, Status
+from healthcheck.node import RELEASE, RESULTS, NodeState
+from healthcheck.record import RecordError
+from healthcheck.release import Fault, dump_release, faults_on, release_of
+
+STILL_STANDS, COULD_NOT = 1, 2
+_TRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What was asked for on the command line."""
+
+    by: str
+    reason: str
+    dry_run: bool
+    wait_seconds: float
+
+
+class CouldNotRelease(Exception):
+    """The message says why."""
+
+
+def release(
+    nodes: Annotated[list[str], typer.Argument(metavar="NODE...", help="The nodes to release.")],
+    reason: Annotated[str, typer.Option("--reason", help="Why: it stands in the record and in an Event.")],
+    by: Annotated[str, typer.Option("--by", help="Who; default: the kubeconfig's user, else yours here.")] = "",
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the node's agent has taken it.")] = True,
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds to wait at most.", min=1)] = 120.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be released, and write nothing.")] = False,
+) -> None:
+    """Release nodes: their event findings of now are dealt with, and count no more. A fault that is there comes back.
+
+    Exit code: 0 released, or nothing to release; 1 something still stands; 2 could not, or no agent answered in time.
+    """
+    wish = Wish(by or user_name() or getpass.getuser(), reason, dry_run, timeout if wait else 0.0)
+    console = Console(highlight=False, soft_wrap=True)
+    codes = []
+    for name in nodes:
+        try:
+            codes.append(_release(Cluster(), name, wish, console))
+        except (ClusterError, CouldNotRelease) as error:
+            sys.stderr.write(f"gpu-healthcheck release: {name}: {_words(error)}\n")
+            codes.append(COULD_NOT)
+    raise typer.Exit(max(codes))
+
+
+def _release(cluster: Cluster, name: str, wish: Wish, console: Console) -> int:
+    node = _read(cluster, name)
+    word = release_of(node, wish.by, wish.reason, datetime.now(UTC))
+    if not word.findings:
+        console.print(f"{name}: nothing to release: no event finding stands in its records")
+        _show_rest(node, word, console)
+        return 0
+    console.print(f"{name}: {'would release' if wish.dry_run else 'releasing'}")
+    _show([fault for fault in faults_on(node) if fault.is_covered(word.findings)], console)
+    if wish.dry_run:
+        _show_rest(node, word, console)
+        return 0
+    word, text = _write(cluster, node, wish)
+    if not wish.wait_seconds:
+        console.print(f"{name}: written; the node's agent takes it as soon as it sees it")
+        return 0
+    after = _wait(cluster, name, text, wish.wait_seconds)
+    console.print(f"{name}: released by {escape(wish.by)}: {escape(wish.reason)}")
+    return _show_rest(after, word, console)
+
+
+def _read(cluster: Cluster, name: str) -> NodeState:
+    try:
+        node = cluster.read_node(name)
+    except NotFound:
+        raise CouldNotRelease("there is no such node") from None
+    if RESULTS not in node.annotations:
+        raise CouldNotRelease("no agent has ever told of this node; there is no record to release from")
+    return node
+
+
+def _write(cluster: Cluster, node: NodeState, wish: Wish) -> tuple[Release, str]:
+    """Write the release of what the Node's records show at this moment; whatever comes later is not meant."""
+    latest = node
+    for attempt in tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(Conflict), stop=tenacity.stop_after_attempt(_TRIES), reraise=True
+    ):
+        with attempt:
+            latest = latest if attempt.retry_state.attempt_number == 1 else _read(cluster, node.name)
+            word = release_of(latest, wish.by, wish.reason, datetime.now(UTC))
+            text = dump_release(word)
+            annotations = {"resourceVersion": latest.resource_version, "annotations": {RELEASE: text}}
+            cluster.patch_node(node.name, {"metadata": annotations})
+    return word, text
+
+
+def _wait(cluster: Cluster, name: str, text: str, seconds: float) -> NodeState:
+    """The Node once its agent has taken the release into its record."""
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        for node in cluster.watch_node(name, math.ceil(left)):
+            if node is None:
+                raise CouldNotRelease("the node is gone")
+            if node.annotations.get(RELEASE) != text:
+                return node
+            if time.monotonic() >= deadline:
+                break
+    raise CouldNotRelease(
+        f"no agent of this node answered within {seconds:g} s; the release waits on the node (is its agent running?)"
+    )
+
+
+def _show_rest(node: NodeState, word: Release, console: Console) -> int:
+    """What stands beside the release; a level fault leaves only when a look shows it gone."""
+    rest = [fault for fault in faults_on(node) if not fault.is_covered(word.findings)]
+    status = _status(node)
+    if rest:
+        console.print(f"{node.name}: still stands")
+        _show(rest, console)
+    console.print(f"{node.name}: its agent says {status}")
+    well = status in (Status.PASS, Status.WARN) and all(fault.severity < Severity.RESET for fault in rest)
+    return 0 if well else STILL_STANDS
+
+
+def _status(node: NodeState) -> str:
+    try:
+        return str(records.load(node.annotations.get(RESULTS, "")).get("status", Status.UNKNOWN))
+    except RecordError:
+        return Status.UNKNOWN.value
+
+
+def _show(faults: Sequence[Fault], console: Console) -> None:
+    for fault in faults:
+        style = SEVERITY_STYLES[fault.severity]
+        seen = f", last seen {records.timestamp(fault.seen)}" if fault.seen else ""
+        what = escape(f"{fault.reason} on {fault.subject} ({fault.nature.value}{seen})")
+        console.print(f"  [{style}]{fault.severity.name:8}[/] {what}")
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, Forbidden):
+        return f"you need the right to {error.verb} {error.resource}: {error}"
+    return str(error)

@@ -1,0 +1,89 @@
+"""A Node as the API server shows it, and the names of what is ours there. Words only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from healthcheck.model import PREFIX
+
+STATUS, SEVERITY, LAST_CHECK = (f"{PREFIX}/{key}" for key in ("status", "severity", "last-check"))
+RESULTS, SWEEP_RESULT, QUARANTINE_RESULT, RELEASE = (
+    f"{PREFIX}/{key}" for key in ("results", "sweep-result", "quarantine-result", "release")
+)
+UNHEALTHY, STARTUP = f"{PREFIX}/unhealthy", f"{PREFIX}/startup"
+TAINT = {"key": UNHEALTHY, "value": "true", "effect": "NoSchedule"}
+CONDITION = "GpuHealthy"
+INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+DEEP_CHECK = "sagemaker.amazonaws.com/deep-health-check-status"
+WATCHED_LABELS = (DEEP_CHECK,)
+"""Foreign labels that change the plan."""
+FIELD_MANAGER = "gpu-healthcheck"
+"""Under which our writes stand in a Node's `managedFields`."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldManager:
+    """Who wrote a field last, as the API server noted it, and when, to the second."""
+
+    name: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """The Node as the API server last showed it. `taints` and `conditions` are plain API objects."""
+
+    name: str
+    uid: str = ""
+    resource_version: str = ""
+    machine: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    taints: Sequence[Mapping[str, Any]] = ()
+    conditions: Sequence[Mapping[str, Any]] = ()
+    status_managers: tuple[FieldManager, ...] = ()
+    """Who owns the label `status`."""
+
+    def condition(self) -> Mapping[str, Any] | None:
+        return next((one for one in self.conditions if one.get("type") == CONDITION), None)
+
+    def tainted(self) -> bool:
+        return any(is_our_taint(taint) for taint in self.taints)
+
+
+def is_tested(node: NodeState) -> bool:
+    """Whether HyperPod tests the node now."""
+    return node.labels.get(DEEP_CHECK) == "InProgress"
+
+
+def is_our_taint(taint: Mapping[str, Any]) -> bool:
+    # Key and effect are a taint's identity: with another effect it is somebody else's, and not ours to lift.
+    return (taint.get("key"), taint.get("effect")) == (TAINT["key"], TAINT["effect"])
+
+
+def managers_of_label(managed_fields: object, label: str) -> tuple[FieldManager, ...]:
+    """Who owns a label, by `metadata.managedFields`; an entry of another shape is passed over."""
+    entries = managed_fields if isinstance(managed_fields, list) else []
+    return tuple(_manager(entry) for entry in entries if _owns_label(entry, label))
+
+
+def _owns_label(entry: object, label: str) -> bool:
+    value: object = entry
+    for key in ("fieldsV1", "f:metadata", "f:labels"):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return isinstance(value, Mapping) and f"f:{label}" in value
+
+
+def _manager(entry: Mapping[str, Any]) -> FieldManager:
+    try:
+        at = datetime.fromisoformat(str(entry.get("time")))
+    except ValueError:
+        at = _NEVER
+    return FieldManager(str(entry.get("manager", "")), at if at.tzinfo else _NEVER)
+
+
+_NEVER = datetime.fromisoformat("0001-01-01T00:00:00Z")
+"""Of an entry without a time: older than anything that it could speak of."""

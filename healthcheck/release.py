@@ -1,0 +1,214 @@
+"""What a person released: a word on the Node, read there, and what of the Node's records it leaves standing. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from healthcheck import record as records
+from healthcheck.memory import Acknowledgement, Release
+from healthcheck.model import Nature, Severity, Status
+from healthcheck.node import FIELD_MANAGER, QUARANTINE_RESULT, RELEASE, RESULTS, STATUS, SWEEP_RESULT, NodeState
+from healthcheck.record import RecordError
+from healthcheck.verdict import worst
+
+_DEEP = (SWEEP_RESULT, QUARANTINE_RESULT)
+_LONGEST_WORD, _LONGEST_REASON = 253, 1024
+GESTURE = f"set the label {STATUS} to {Status.PASS.value}"
+UNTOLD = "DeepDiagnosticFailed"
+"""The reason of what a deep record's severity says and none of its findings does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One finding of one record on a Node, as far as a release has to know it. `seen` None: nobody can tell when."""
+
+    reason: str
+    subject: str
+    severity: Severity
+    nature: Nature
+    boot_id: str
+    cursor: int | None
+    seq: int
+    seen: datetime | None
+
+    def is_covered(self, acknowledged: Iterable[Acknowledgement]) -> bool:
+        seen = self.seen
+        return self.nature is Nature.EVENT and any(
+            seen is not None and one.key == (self.reason, self.subject) and one.covers(self.boot_id, self.seq, seen)
+            for one in acknowledged
+        )
+
+
+def read_release(node: NodeState, *, gestures: bool) -> tuple[Release | None, tuple[str, ...]]:
+    """The release that waits on this Node, and what of it nobody can read. All is judged on this one object.
+
+    `gestures` False: a label is none of ours, so that nobody says anything by it.
+    """
+    text = node.annotations.get(RELEASE)
+    complaints: tuple[str, ...] = ()
+    if text is not None:
+        try:
+            return parse_release(text), ()
+        except RecordError as error:
+            complaints = (f"annotation {RELEASE}: {error}; it is removed",)
+    return (_gesture(node) if gestures else None), complaints
+
+
+def release_of(node: NodeState, by: str, reason: str, at: datetime) -> Release:
+    """A person's release of every event finding that the Node's records show. Raises RecordError."""
+    return Release(by, reason, at, acknowledgements(faults_on(node)))
+
+
+def acknowledgements(faults: Iterable[Fault]) -> tuple[Acknowledgement, ...]:
+    """What a release says of these: the events among them whose time is known."""
+    return tuple(
+        Acknowledgement(one.reason, one.subject, one.boot_id, one.cursor, one.seen)
+        for one in faults
+        if one.nature is Nature.EVENT and one.seen is not None
+    )
+
+
+def dump_release(release: Release) -> str:
+    """The annotation's text."""
+    rows = [records.acknowledgement_row(one) for one in release.findings]
+    word = {"by": release.by, "reason": release.reason, "at": records.timestamp(release.at), "findings": rows}
+    return json.dumps(word, separators=(",", ":"), ensure_ascii=False)
+
+
+def parse_release(text: str) -> Release:
+    """Raises RecordError when it is none."""
+    content = records.load(text)
+    try:
+        rows = content["findings"]
+        if not isinstance(rows, list):
+            raise RecordError(f"findings: a list is wanted, not {type(rows).__name__}")
+        by, reason = str(content["by"])[:_LONGEST_WORD], str(content["reason"])[:_LONGEST_REASON]
+        findings = tuple(_whole_second(records.acknowledgement_in(row)) for row in rows)
+        return Release(by, reason, records.moment(content["at"]), findings)
+    except (KeyError, ValueError, TypeError, OverflowError) as error:
+        raise RecordError(f"no release ({{by, reason, at, findings}}): {error!r}") from None
+
+
+def other_severities(
+    node: NodeState, acknowledged: Iterable[Acknowledgement]
+) -> tuple[list[Severity], tuple[str, ...]]:
+    """What the deep records still say, less what people released; and those that nobody can read."""
+    severities, complaints = [], []
+    known = tuple(acknowledged)
+    for key in _DEEP:
+        try:
+            record = _record(node, key)
+            if record is not None:
+                standing = [one.severity for one in _deep_faults(record) if not one.is_covered(known)]
+                severities.append(min(records.severity_in(record), worst(standing)))
+        except RecordError as error:
+            complaints.append(f"annotation {key}: {error}; it is passed over")
+    return severities, tuple(complaints)
+
+
+def faults_on(node: NodeState) -> tuple[Fault, ...]:
+    """The findings of all records on the Node, worst first. A record that nobody can read is passed over."""
+    every = [*_deep_faults_on(node), *_own_faults(node)]
+    return tuple(sorted(every, key=lambda one: -one.severity))
+
+
+def _gesture(node: NodeState) -> Release | None:
+    """`status=pass`, written by another than us over records that say worse."""
+    managers = node.status_managers
+    if node.labels.get(STATUS) != Status.PASS.value or not managers:
+        return None
+    if any(one.name == FIELD_MANAGER for one in managers):
+        return None
+    last = max(managers, key=lambda one: one.at)
+    own = _own_faults(node)
+    # Our own record and the label are written together, so that this label is later than the record. A deep run
+    # writes its record by itself: only what it saw before the gesture is meant, and only once.
+    deep = [] if _is_taken(node, last.at) else [one for one in _deep_faults_on(node) if _was_seen_by(one, last.at)]
+    findings = acknowledgements([*deep, *own])
+    return Release(last.name, GESTURE, last.at, tuple(map(_whole_second, findings))) if findings else None
+
+
+def _is_taken(node: NodeState, at: datetime) -> bool:
+    """Whether our record on this same object tells of a release made then, or since."""
+    try:
+        released = (_record(node, RESULTS) or {}).get("released")
+        return released is not None and records.moment(released["at"]) >= at
+    except (RecordError, KeyError, ValueError, TypeError):
+        return False
+
+
+def _was_seen_by(fault: Fault, at: datetime) -> bool:
+    return fault.seen is not None and fault.seen <= at
+
+
+def _own_faults(node: NodeState) -> list[Fault]:
+    try:
+        record = _record(node, RESULTS) or {}
+    except RecordError:
+        return []
+    rows = records.findings_in(record)
+    return [one for row in rows if (one := _fault(row, record, row.get("nature"))) is not None]
+
+
+def _deep_faults_on(node: NodeState) -> Iterator[Fault]:
+    for key in _DEEP:
+        try:
+            record = _record(node, key)
+            if record is not None:
+                yield from _deep_faults(record)
+        except RecordError:
+            continue
+
+
+def _deep_faults(record: Mapping[str, Any]) -> list[Fault]:
+    """What a deep run found is an event, whatever shows later; so is a severity that none of its findings explains."""
+    rows = records.findings_in(record)
+    faults = [one for row in rows if (one := _fault(row, record, row.get("nature", Nature.EVENT.value))) is not None]
+    stated = records.severity_in(record)
+    if stated > worst(one.severity for one in faults):
+        untold = {"reason": UNTOLD, "subject": "node", "severity": stated.name}
+        faults += [one for one in (_fault(untold, record, Nature.EVENT.value),) if one is not None]
+    return faults
+
+
+def _fault(row: Mapping[str, Any], record: Mapping[str, Any], nature: Any) -> Fault | None:
+    """A row of a record that may come from anybody; None for what is no finding."""
+    boot_id, seq = record.get("boot_id", ""), row.get("seq")
+    seq = seq if isinstance(seq, int) else -1
+    # The cursor is a place in the log of the record's own boot; an earlier boot's log ended long ago.
+    cursor = record.get("cursor") if row.get("boot_id", boot_id) == boot_id else seq
+    try:
+        return Fault(
+            str(row["reason"]),
+            str(row["subject"]),
+            Severity[str(row["severity"])],
+            Nature(nature),
+            str(row.get("boot_id", boot_id)),
+            cursor if isinstance(cursor, int) and seq >= 0 else None,
+            seq,
+            _seen(row.get("last_seen", record.get("timestamp"))),
+        )
+    except (KeyError, ValueError):
+        return None
+
+
+def _seen(text: object) -> datetime | None:
+    try:
+        return records.moment(str(text))
+    except ValueError:
+        return None
+
+
+def _record(node: NodeState, key: str) -> dict[str, Any] | None:
+    text = node.annotations.get(key)
+    return None if text is None else records.load(text)
+
+
+def _whole_second(one: Acknowledgement) -> Acknowledgement:
+    """A record's times are cut to the second, the memory's are not."""
+    last_seen = one.last_seen.replace(microsecond=999_999)
+    return Acknowledgement(one.reason, one.subject, one.boot_id, one.cursor, last_seen)

@@ -1,0 +1,220 @@
+"""The fleet budget: a taint needs a place, and a place is neither lost nor doubled, whoever dies at whatever moment."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from healthcheck.budget import holder_label
+from sim.api_objects import LEASES
+from tests.agent.conftest import MakeWorld
+from tests.agent.stories import BUDGET, beat, hold, slots
+from tests.agent.test_release import by_command, resume
+from tests.agent.world import GIVE_UP_SECONDS, P, World, eventually
+
+ERROR = "GPU has fallen off the bus."
+RESOURCE = (LEASES, BUDGET)
+OTHER_MACHINE = "ec2fffff-0000-4000-8000-000000000001"
+
+
+def fail(world: World) -> None:
+    world.host.xid(3, 79, ERROR)
+
+
+def holders(world: World) -> list[str]:
+    return [slot["spec"]["holderIdentity"] for slot in slots(world)]
+
+
+def wake(world: World) -> None:
+    """Somebody marks the Node, and the agent looks at what it said."""
+    world.cluster.edit({"metadata": {"labels": {f"{P}/enabled": uuid.uuid4().hex}}})
+
+
+@pytest.fixture
+def tainted(watched: World) -> World:
+    fail(watched)
+    watched.wait_for_status("fail")
+    assert holders(watched) == [watched.cluster.name]
+    return watched
+
+
+class TestAPlace:
+    def test_belongs_to_the_node_that_it_lets_taint(self, tainted: World) -> None:
+        (slot,) = slots(tainted)
+        node = tainted.node()
+
+        assert (node.tainted, node.record["taint"]) == (True, "set")
+        assert slot["metadata"]["name"] == "slot-0"
+        assert slot["metadata"]["labels"] == {f"{P}/holder": holder_label(node.object["metadata"]["name"])}
+        assert [(one["kind"], one["uid"]) for one in slot["metadata"]["ownerReferences"]] == [("Node", node.uid)]
+
+    def test_is_given_back_once_the_taint_is_gone(self, tainted: World) -> None:
+        by_command(tainted)
+        tainted.wait_for_status("pass")
+        eventually(lambda: holders(tainted) == [])
+
+        order = [
+            (one.method, "leases" if BUDGET in one.path else "nodes")
+            for one in tainted.api.writes
+            if BUDGET in one.path or (one.method == "PATCH" and "taints" in one.body.get("spec", {}))
+        ]
+        assert order == [("POST", "leases"), ("PATCH", "nodes"), ("PATCH", "nodes"), ("DELETE", "leases")]
+
+    def test_is_not_asked_for_by_a_healthy_node(self, watched: World) -> None:
+        assert [one for one in watched.stand_in.writes() if BUDGET in one] == []
+
+    def test_is_kept_over_a_restart(self, tainted: World) -> None:
+        before = slots(tainted)
+        tainted.restart()
+        eventually(lambda: tainted.agent.metric("cluster_writes_total{leases,ok}") >= 1)
+
+        assert slots(tainted) == before
+
+    def test_lies_below_the_allowed_number(self, watched: World) -> None:
+        beat(watched, 24)  # with ours 25 nodes, of which five
+        hold(watched, *range(4))
+        fail(watched)
+        assert watched.wait_for_status("fail").tainted
+        assert {slot["metadata"]["name"] for slot in slots(watched)} == {f"slot-{number}" for number in range(5)}
+
+    def test_that_was_deleted_by_hand_is_taken_again(self, tainted: World) -> None:
+        tainted.api.store.delete(*RESOURCE, "slot-0")
+        wake(tainted)
+        eventually(lambda: holders(tainted) == [tainted.cluster.name])
+
+        assert tainted.node().tainted
+
+    def test_that_another_holds_since_is_left_to_him_and_the_taint_stays(self, tainted: World) -> None:
+        tainted.api.store.delete(*RESOURCE, "slot-0")
+        hold(tainted, 0)
+        wake(tainted)
+        eventually(lambda: [one for one in tainted.api.requests if one.path.endswith("/leases/slot-0")])
+        assert tainted.node().tainted
+
+        by_command(tainted)
+        tainted.wait_for_status("pass")
+        assert holders(tainted) == ["another-0"]
+
+    def test_is_given_up_with_the_node_and_taken_again_for_its_successor(self, tainted: World) -> None:
+        before = tainted.node().uid
+        tainted.api.delete_node(tainted.cluster.name)
+        tainted.api.add_node(tainted.cluster.name)
+        node = tainted.wait_for_status("fail")
+        (slot,) = slots(tainted)
+
+        assert (node.uid != before, node.tainted) == (True, True)
+        assert slot["metadata"]["ownerReferences"][0]["uid"] == node.uid
+
+    def test_of_a_node_of_before_on_other_hardware_goes(self, tainted: World) -> None:
+        assert tainted.agent.terminate() == 0
+        tainted.api.delete_node(tainted.cluster.name)
+        tainted.api.add_node(tainted.cluster.name)
+        tainted.host.write_value("sys/class/dmi/id/product_uuid", OTHER_MACHINE)
+        tainted.host.kernel_log.clear()
+        tainted.start()
+        tainted.wait_for_status("pass")
+
+        eventually(lambda: holders(tainted) == [])
+
+    def test_is_not_held_where_taints_are_switched_off(self, world: World) -> None:
+        world.configure(ENABLE_TAINT="false")
+        world.start()
+        fail(world)
+        node = world.wait_for_status("fail")
+
+        assert (node.tainted, node.record["taint"], slots(world)) == (False, "off", [])
+
+
+class TestACrash:
+    @pytest.mark.parametrize("done", [False, True], ids=["not done", "not answered"])
+    @pytest.mark.parametrize(("method", "part"), [("POST", BUDGET), ("PATCH", "/nodes/gpu-node-1")])
+    def test_on_the_way_to_the_taint_leaves_one_place(self, watched: World, method: str, part: str, done: bool) -> None:
+        reached = watched.api.stop_at(method, part, done=done)
+        fail(watched)
+        assert reached.wait(GIVE_UP_SECONDS)
+        watched.agent.kill()
+        watched.api.recover()
+        resume(watched)
+        watched.wait_for_status("fail")
+        eventually(lambda: watched.agent.metric("cluster_writes_total{leases,ok}") >= 1)
+
+        assert watched.node().tainted
+        assert holders(watched) == [watched.cluster.name]
+
+    @pytest.mark.parametrize("done", [False, True], ids=["not done", "not answered"])
+    @pytest.mark.parametrize(("method", "part"), [("PATCH", "/nodes/gpu-node-1"), ("DELETE", BUDGET)])
+    def test_on_the_way_back_leaves_none(self, tainted: World, method: str, part: str, done: bool) -> None:
+        reached = tainted.api.stop_at(method, part, done=done)
+        by_command(tainted)
+        assert reached.wait(GIVE_UP_SECONDS)
+        tainted.agent.kill()
+        tainted.api.recover()
+        resume(tainted)
+        tainted.wait_for_status("pass")
+
+        eventually(lambda: holders(tainted) == [])
+        assert not tainted.node().tainted
+
+    def test_that_ends_before_the_node_is_well_again_leaves_none(self, watched: World) -> None:
+        """The place was taken, the taint never set, and a reboot ended the fault."""
+        reached = watched.api.stop_at("PATCH", "/nodes/gpu-node-1")
+        fail(watched)
+        assert reached.wait(GIVE_UP_SECONDS)
+        watched.agent.kill()
+        watched.api.recover()
+        assert holders(watched) == [watched.cluster.name]
+        watched.host.reboot()
+        watched.start()
+
+        eventually(lambda: holders(watched) == [])
+
+    @pytest.mark.parametrize("done", [False, True], ids=["not done", "not answered"])
+    def test_of_the_connection_alone_leaves_one_place(self, watched: World, done: bool) -> None:
+        reached = watched.api.stop_at("POST", BUDGET, done=done)
+        fail(watched)
+        assert reached.wait(GIVE_UP_SECONDS)
+        watched.api.recover()
+        watched.wait_for_status("fail")
+
+        assert watched.node().tainted
+        assert holders(watched) == [watched.cluster.name]
+
+
+class TestAFullBudget:
+    def test_of_a_fleet_that_shrank_gives_no_place(self, watched: World) -> None:
+        beat(watched, 9)  # with ours 10 nodes, of which two; three are held from better days
+        hold(watched, 5, 6, 7)
+        fail(watched)
+        node = watched.wait_for_status("fail")
+
+        assert (node.tainted, node.record["taint"]) == (False, "withheld")
+        message = watched.wait_for_event("TaintWithheld")["message"]
+        assert "3 of the fleet's 2 places for tainted nodes are taken" in message
+
+    def test_whose_size_nobody_can_say_has_one_place(self, make_world: MakeWorld) -> None:
+        world = make_world()
+        world.api.fail_with(403, path_part="/namespaces/gpu-healthcheck/leases")
+        world.start()
+        world.wait_for_status("pass")
+        fail(world)
+        world.wait_for_status("fail")
+
+        assert world.node().tainted
+        assert [slot["metadata"]["name"] for slot in slots(world)] == ["slot-0"]
+
+    def test_is_what_it_is_while_the_cluster_forbids_to_take_a_place(self, world: World) -> None:
+        world.configure(CHECK_INTERVAL="10")
+        world.start()
+        world.wait_for_status("pass")
+        world.api.fail_with(403, path_part=BUDGET)
+        fail(world)
+        node = world.wait_for_status("fail")
+
+        assert (node.tainted, node.record["taint"]) == (False, "withheld")
+        assert world.agent.metric("forbidden{slots}") == 1
+        said = [line["answer"] for line in world.agent.lines if line["level"] == "error"]
+        assert any('in the namespace "gpu-healthcheck-budget"' in one for one in said)
+        world.api.recover()
+        assert world.wait(lambda node: node.tainted).record["taint"] == "set"
+        eventually(lambda: world.agent.metric("forbidden{slots}") == 0)

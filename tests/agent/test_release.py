@@ -1,0 +1,327 @@
+"""A person releases a node: by the command and by the label, with a fault, a crash or an absence at the same moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from healthcheck.cluster import node_state
+from healthcheck.release import dump_release, release_of
+from tests.agent.world import GIVE_UP_SECONDS, P, World, eventually
+
+ERROR = "GPU has fallen off the bus."
+RELEASE, STATUS = f"{P}/release", f"{P}/status"
+Json = dict[str, Any]
+Gesture = Callable[[World], None]
+
+
+@pytest.fixture
+def failed(watched: World) -> World:
+    """Xid 79; node and memory file know, and everything is told."""
+    watched.host.xid(3, 79, ERROR)
+    watched.wait_for_status("fail")
+    watched.wait_for_event("GpuHealthFail")
+    watched.wait_for_event("Xid79")
+    return watched
+
+
+def by_command(world: World) -> None:
+    """What the command writes; that it does is tried below."""
+    word = release_of(node_state(world.node().object), "mia", "board swapped", datetime.now(UTC))
+    world.cluster.edit({"metadata": {"annotations": {RELEASE: dump_release(word)}}})
+
+
+def by_label(world: World) -> None:
+    """`kubectl label --overwrite`, and what a real API server notes of it (tests/agent/test_real_cluster.py)."""
+    at = (datetime.now(UTC) + timedelta(seconds=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    fields: Json = {"f:metadata": {"f:labels": {f"f:{STATUS}": {}}}}
+    noted = {"manager": "kubectl-label", "operation": "Update", "time": at, "fieldsV1": fields}
+    world.cluster.edit({"metadata": {"labels": {STATUS: "pass"}, "managedFields": [noted]}})
+
+
+BOTH = pytest.mark.parametrize(
+    ("gesture", "by"), [(by_command, "mia"), (by_label, "kubectl-label")], ids=["by command", "by label"]
+)
+
+
+def is_released(world: World, by: str) -> None:
+    """The node passes; who released it stands in the record, and one Event tells it."""
+    node = world.wait(lambda node: node.status == "pass" and not node.findings and "released" in node.record)
+    world.wait(lambda node: node.condition.get("status") == "True")
+    event = world.wait_for_event("Released")
+    assert (node.tainted, node.record["released"]["by"]) == (False, by)
+    assert RELEASE not in node.object["metadata"]["annotations"]
+    assert event["type"] == "Normal"
+    assert event["message"].startswith(f"{by} released Xid79 on gpu/{world.host.gpus[3].address}: ")
+    assert len(world.events("Released")) == 1
+
+
+def resume(world: World) -> None:
+    """A new agent, which reads the kernel's ring from its oldest record."""
+    world.host.kernel_log.replay()
+    world.start().wait_for_log("memory")
+
+
+class TestARelease:
+    @BOTH
+    def test_is_taken_at_once_and_for_good(self, failed: World, gesture: Gesture, by: str) -> None:
+        gesture(failed)
+        is_released(failed, by)
+        versions = len(failed.stand_in.past())
+
+        failed.restart()
+        failed.host.xid(5, 48, "An uncorrectable double bit error (DBE) has been detected on GPU.")
+        node = failed.wait_for_status("fail")
+        assert set(node.findings) == {"Xid48"}
+        assert {frozenset(node.findings) for node in failed.stand_in.past()[versions:]} <= {
+            frozenset(),
+            frozenset({"Xid48"}),
+        }
+        assert len(failed.events("Released")) == 1
+
+    @BOTH
+    def test_does_not_cover_what_comes_after_it(self, failed: World, gesture: Gesture, by: str) -> None:
+        gesture(failed)
+        is_released(failed, by)
+
+        failed.host.xid(3, 79, ERROR)
+        node = failed.wait_for_status("fail")
+
+        assert (node.tainted, set(node.findings)) == (True, {"Xid79"})
+        assert len(failed.events("Released")) == 1
+
+    @BOTH
+    @pytest.mark.parametrize("again", [79, 48])
+    def test_does_not_cover_a_fault_of_the_same_moment(
+        self, failed: World, gesture: Gesture, by: str, again: int
+    ) -> None:
+        assert failed.agent.terminate() == 0
+        gesture(failed)
+        failed.host.xid(3, again, "An error of the same moment.")
+        resume(failed)
+        node = failed.wait(lambda node: "released" in node.record and f"Xid{again}" in node.findings)
+        node = failed.wait_for_status("fail")
+
+        assert (node.tainted, set(node.findings)) == (True, {f"Xid{again}"})
+        assert node.record["released"]["by"] == by
+
+    @BOTH
+    def test_waits_for_an_agent_that_is_away(self, failed: World, gesture: Gesture, by: str) -> None:
+        assert failed.agent.terminate() == 0
+        gesture(failed)
+        versions = len(failed.stand_in.past())
+        resume(failed)
+        is_released(failed, by)
+
+        # No state in between: the node was failed, and then it passed.
+        assert {(node.status, node.tainted) for node in failed.stand_in.past()[versions:]} == {("pass", False)}
+
+    @BOTH
+    def test_waits_for_an_api_server_that_is_away_while_the_agent_starts(
+        self, failed: World, gesture: Gesture, by: str
+    ) -> None:
+        assert failed.agent.terminate() == 0
+        gesture(failed)
+        failed.api.refuse()
+        resume(failed)
+        failed.agent.wait_for_log("the API server is away; the newest verdict is kept")
+        failed.api.accept()
+        is_released(failed, by)
+
+    @BOTH
+    def test_outlives_the_loss_of_the_memory_file(self, failed: World, gesture: Gesture, by: str) -> None:
+        assert failed.agent.terminate() == 0
+        failed.memory_file.unlink()
+        gesture(failed)
+        resume(failed)
+        is_released(failed, by)
+
+    def test_by_command_needs_no_labels(self, world: World) -> None:
+        world.configure(ENABLE_LABEL="false")
+        world.start()
+        world.host.xid(3, 79, ERROR)
+        world.wait(lambda node: node.tainted)
+        by_command(world)
+        node = world.wait(lambda node: not node.tainted)
+
+        assert (STATUS in node.labels, node.record["released"]["by"]) == (False, "mia")
+        assert len(eventually(lambda: world.events("Released"))) == 1
+
+    def test_by_label_is_none_where_labels_are_switched_off(self, world: World) -> None:
+        world.configure(ENABLE_LABEL="false")
+        world.start()
+        world.host.xid(3, 79, ERROR)
+        world.wait(lambda node: node.tainted)
+        by_label(world)
+        node = world.wait(lambda node: STATUS not in node.labels)
+
+        assert (node.tainted, set(node.findings)) == (True, {"Xid79"})
+        assert world.events("Released") == []
+
+    @pytest.mark.parametrize("gesture", [by_command, by_label])
+    def test_of_a_deep_verdict_lasts_until_a_later_run_finds_it_again(self, watched: World, gesture: Gesture) -> None:
+        now = datetime.now(UTC)
+        watched.cluster.edit(deep_result(now - timedelta(hours=1)))
+        watched.wait(lambda node: node.tainted)
+        gesture(watched)
+        node = watched.wait(lambda node: node.status == "pass" and not node.tainted)
+        assert "released" in node.record
+
+        watched.cluster.edit(deep_result(now + timedelta(seconds=5)))
+        watched.wait(lambda node: node.tainted)
+
+    def test_that_nobody_can_read_is_removed_and_told(self, failed: World) -> None:
+        failed.cluster.edit({"metadata": {"annotations": {RELEASE: "please"}}})
+        node = failed.wait(lambda node: RELEASE not in node.object["metadata"]["annotations"])
+
+        assert (node.status, node.tainted) == ("fail", True)
+        assert RELEASE in failed.wait_for_event("BadAnnotation")["message"]
+
+
+def deep_result(at: datetime) -> Json:
+    seen = at.strftime("%Y-%m-%dT%H:%M:%SZ")
+    row = {"reason": "DcgmDiagMemory", "subject": "gpu/0", "severity": "ISOLATE", "last_seen": seen}
+    record = {"timestamp": seen, "severity": "ISOLATE", "findings": [row]}
+    return {"metadata": {"annotations": {f"{P}/quarantine-result": json.dumps(record)}}}
+
+
+class TestACrash:
+    """The agent is killed at each write that follows a release: before it is done, and done but not answered."""
+
+    @BOTH
+    @pytest.mark.parametrize("done", [False, True], ids=["not done", "not answered"])
+    @pytest.mark.parametrize(
+        ("method", "part"),
+        [("POST", "/events"), ("PATCH", "/nodes/gpu-node-1"), ("PATCH", "/nodes/gpu-node-1/status")],
+        ids=["the Event", "the Node", "the condition"],
+    )
+    def test_loses_and_doubles_nothing(
+        self, failed: World, gesture: Gesture, by: str, method: str, part: str, done: bool
+    ) -> None:
+        reached = failed.api.stop_at(method, part, done=done)
+        gesture(failed)
+        versions = len(failed.stand_in.past())
+        assert reached.wait(GIVE_UP_SECONDS)
+        failed.agent.kill()
+        failed.api.recover()
+        resume(failed)
+        is_released(failed, by)
+        # The heartbeat is renewed after all that the look has to tell.
+        eventually(lambda: failed.agent.metric("cluster_writes_total{leases,ok}") >= 1)
+
+        is_released(failed, by)
+        assert {(node.status, node.tainted) for node in failed.stand_in.past()[versions:]} <= {("pass", False)}
+
+    @BOTH
+    def test_keeps_a_fault_that_came_between_the_memory_and_the_node(
+        self, failed: World, gesture: Gesture, by: str
+    ) -> None:
+        reached = failed.api.stop_at("PATCH", "/nodes/gpu-node-1")
+        gesture(failed)
+        assert reached.wait(GIVE_UP_SECONDS)
+        failed.agent.kill()
+        failed.api.recover()
+        failed.host.xid(3, 79, ERROR)
+        resume(failed)
+        node = failed.wait(lambda node: "released" in node.record)
+        node = failed.wait_for_status("fail")
+
+        assert (node.tainted, set(node.findings), node.record["released"]["by"]) == (True, {"Xid79"}, by)
+        assert len(failed.events("Released")) == 1
+
+
+class TestTheCommand:
+    def test_shows_what_it_releases_and_waits_for_the_answer(self, failed: World) -> None:
+        done = run(failed, "--by", "mia")
+
+        assert (done.returncode, done.stderr) == (0, "")
+        subject = f"gpu/{failed.host.gpus[3].address}"
+        assert done.stdout.splitlines()[0] == "gpu-node-1: releasing"
+        assert done.stdout.splitlines()[1].startswith(f"  REBOOT   Xid79 on {subject} (event, last seen 20")
+        assert done.stdout.splitlines()[2:] == [
+            "gpu-node-1: released by mia: board swapped",
+            "gpu-node-1: its agent says pass",
+        ]
+        node = failed.node()
+        assert (node.status, node.tainted) == ("pass", False)
+        assert (node.record["released"]["by"], node.record["released"]["reason"]) == ("mia", "board swapped")
+
+    def test_says_that_it_is_the_kubeconfigs_user_who_releases(self, failed: World) -> None:
+        assert run(failed).returncode == 0
+        assert failed.node().record["released"]["by"] == "stand-in"
+
+    def test_names_a_fault_that_is_still_there(self, failed: World) -> None:
+        failed.host.lose_gpu(5)
+        failed.restart()
+        failed.wait(lambda node: "GpuLost" in node.findings)
+        done = run(failed)
+
+        assert done.returncode == 1
+        assert "still stands\n  REBOOT   GpuLost on gpu/" in done.stdout
+        assert done.stdout.endswith("its agent says fail\n")
+        node = failed.node()
+        assert (node.status, node.tainted, set(node.findings)) == ("fail", True, {"GpuLost"})
+
+    def test_dry_runs_without_a_write(self, failed: World) -> None:
+        before = failed.node().version
+        done = run(failed, "--dry-run")
+
+        assert (done.returncode, failed.node().version) == (0, before)
+        assert done.stdout.startswith("gpu-node-1: would release\n  REBOOT   Xid79 on ")
+
+    def test_finds_nothing_to_release_on_a_healthy_node(self, watched: World) -> None:
+        before = watched.node().version
+        done = run(watched)
+
+        assert (done.returncode, watched.node().version) == (0, before)
+        assert "nothing to release" in done.stdout
+
+    def test_goes_on_with_the_other_nodes_when_one_is_none(self, failed: World) -> None:
+        done = run(failed, nodes=("no-such-node", failed.cluster.name))
+
+        assert (done.returncode, done.stderr) == (
+            2,
+            "gpu-healthcheck release: no-such-node: there is no such node\n",
+        )
+        assert failed.node().status == "pass"
+
+    def test_needs_a_record(self, world: World) -> None:
+        done = run(world)
+
+        assert (done.returncode, "no agent has ever told of this node" in done.stderr) == (2, True)
+
+    def test_names_the_right_that_is_missing(self, failed: World) -> None:
+        failed.api.fail_with(403, path_part="/nodes/gpu-node-1")
+        done = run(failed)
+        failed.api.recover()
+
+        assert (done.returncode, "you need the right to get nodes" in done.stderr) == (2, True)
+
+    def test_says_when_no_agent_answers(self, failed: World) -> None:
+        assert failed.agent.terminate() == 0
+        done = run(failed, "--timeout", "1")
+
+        assert done.returncode == 2
+        assert "no agent of this node answered within 1 s; the release waits on the node" in done.stderr
+        assert RELEASE in failed.node().object["metadata"]["annotations"]
+
+    @pytest.mark.parametrize("words", [(), ("--reason",), ("--reason", "x", "--timeout", "0")])
+    def test_is_used_wrongly_with_exit_code_3(self, world: World, words: tuple[str, ...]) -> None:
+        assert _cli(world, world.cluster.name, *words).returncode == 3
+
+
+def run(world: World, *words: str, nodes: tuple[str, ...] = ("gpu-node-1",)) -> subprocess.CompletedProcess[str]:
+    return _cli(world, *nodes, "--reason", "board swapped", *words)
+
+
+def _cli(world: World, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "KUBECONFIG": str(world.kubeconfig), "COLUMNS": "200"}
+    command = [sys.executable, "-m", "cli", "release", *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

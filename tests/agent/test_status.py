@@ -1,0 +1,99 @@
+"""`gpu-healthcheck status`: the fleet as its nodes and the cluster tell it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from sim.api_objects import CONFIG_MAPS
+from tests.agent.stories import BUDGET, beat, hold
+from tests.agent.test_release import by_command
+from tests.agent.world import World
+
+Json = dict[str, Any]
+
+
+def run(world: World, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "KUBECONFIG": str(world.kubeconfig), "COLUMNS": "250"}
+    command = [sys.executable, "-m", "cli", "status", *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def asked(world: World) -> Json:
+    done = run(world, "-o", "json")
+    assert (done.returncode, done.stderr) == (0, "")
+    fleet = json.loads(done.stdout)
+    assert isinstance(fleet, dict)
+    return fleet
+
+
+def configure(world: World, **data: str) -> None:
+    config = {"metadata": {"name": "gpu-healthcheck-config"}, "data": data}
+    world.api.store.create(CONFIG_MAPS, "gpu-healthcheck", config)
+
+
+@pytest.fixture
+def withheld(watched: World) -> World:
+    """One of ten nodes failed when the two places were taken."""
+    configure(watched, MAX_UNHEALTHY_PERCENT="20")
+    beat(watched, 9)
+    hold(watched, 0, 1)
+    watched.host.xid(3, 79, "GPU has fallen off the bus.")
+    watched.wait_for_status("fail")
+    return watched
+
+
+def test_who_is_withheld_and_how_many_places_are_taken(withheld: World) -> None:
+    fleet = asked(withheld)
+    (node,) = fleet["nodes"]
+
+    assert fleet["budget"] == {"used": 2, "allowed": 2, "fleet": 10}
+    assert (node["node"], node["tainted"], node["taint"]) == ("gpu-node-1", False, "withheld")
+    lines = run(withheld).stdout.splitlines()
+    assert lines[1].split()[:4] == ["gpu-node-1", "fail", "REBOOT", "withheld"]
+    assert lines[-2:] == [
+        "2 of 2 places for tainted nodes are taken; 10 nodes have an agent",
+        "not tainted though their agents want it: gpu-node-1",
+    ]
+
+
+def test_a_node_that_was_released_says_by_whom(watched: World) -> None:
+    watched.host.xid(3, 79, "GPU has fallen off the bus.")
+    watched.wait_for_status("fail")
+    by_command(watched)
+    watched.wait_for_status("pass")
+
+    (node,) = asked(watched)["nodes"]
+    assert node["released"].startswith("by mia at 20")
+    assert "released by mia at 20" in run(watched).stdout
+
+
+@pytest.mark.parametrize("value", ["many", ""])
+def test_a_percentage_that_is_none_leaves_the_number_of_places_open(watched: World, value: str) -> None:
+    configure(watched, MAX_UNHEALTHY_PERCENT=value)
+
+    assert asked(watched)["budget"] == {"used": 0, "allowed": None, "fleet": 1}
+
+
+def test_what_one_may_not_see_is_left_open(withheld: World) -> None:
+    withheld.api.fail_with(403, path_part=BUDGET)
+
+    assert asked(withheld)["budget"]["used"] is None
+    assert "? of 2 places" in run(withheld).stdout
+
+
+def test_a_cluster_without_the_config_map_has_no_number(watched: World) -> None:
+    assert asked(watched)["budget"]["allowed"] is None
+
+
+def test_a_cluster_that_is_away_is_exit_code_2(world: World) -> None:
+    world.api.refuse()
+    done = run(world)
+    world.api.accept()
+
+    assert (done.returncode, done.stdout) == (2, "")

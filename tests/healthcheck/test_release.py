@@ -1,0 +1,289 @@
+"""What a person released: the annotation, the bare gesture, and what of a Node's records they speak of."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from healthcheck import record as records
+from healthcheck.exits import release
+from healthcheck.memory import Acknowledgement, Memory, Release
+from healthcheck.model import PREFIX, Nature, Severity
+from healthcheck.node import QUARANTINE_RESULT, RELEASE, RESULTS, STATUS, SWEEP_RESULT, FieldManager, NodeState
+from healthcheck.record import RecordError
+from healthcheck.release import (
+    GESTURE,
+    UNTOLD,
+    acknowledgements,
+    dump_release,
+    faults_on,
+    other_severities,
+    parse_release,
+    read_release,
+    release_of,
+)
+from healthcheck.verdict import decide
+from tests.healthcheck.examples import BOOT, GPU, IDENTITY, WALL, fault, node, remembers, says, stands
+
+PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity
+EARLIER_BOOT = "0b0a6c5e-0000-4000-8000-00000000000b"
+PERSON = FieldManager("kubectl-label", WALL + timedelta(minutes=5))
+LATER = WALL + timedelta(hours=1)
+WORD = Release(
+    "mia", "board swapped", LATER, (Acknowledgement("Xid79", GPU, BOOT, 900, WALL.replace(microsecond=999_999)),)
+)
+
+
+def recorded(memory: Memory) -> str:
+    """The agent's own record of that memory."""
+    return records.dump(records.render(decide(memory, [says()]), memory, IDENTITY, WALL))
+
+
+def deep(*rows: dict[str, Any], **more: Any) -> str:
+    """The record of a deep run, which ended when the others were told."""
+    severity = max((Severity[row["severity"]] for row in rows), default=PASS)
+    return json.dumps({"timestamp": "2026-11-21T01:02:03Z", "severity": severity.name, "findings": rows, **more})
+
+
+def deep_row(reason: str = "DcgmDiagMemory", severity: Severity = ISOLATE, **more: Any) -> dict[str, Any]:
+    return {
+        "reason": reason,
+        "subject": GPU,
+        "severity": severity.name,
+        "last_seen": "2026-11-21T01:00:00Z",
+        "nature": "event",
+        **more,
+    }
+
+
+def xid79(seq: int = 900, **more: Any) -> Any:
+    return replace(stands(fault("Xid79", REBOOT), **more), seq=seq)
+
+
+def gestured(memory: Memory, annotations: dict[str, str] | None = None, by: FieldManager = PERSON) -> NodeState:
+    """The label is `pass`, and somebody wrote it."""
+    return node(
+        labels={STATUS: "pass"},
+        annotations={RESULTS: recorded(memory), **(annotations or {})},
+        status_managers=(by,),
+    )
+
+
+class TestTheAnnotation:
+    def test_survives_the_way_onto_the_node_and_back(self) -> None:
+        assert parse_release(dump_release(WORD)) == WORD
+
+    def test_names_exactly_the_event_findings_of_all_records(self) -> None:
+        memory = remembers(xid79(), stands(fault("GpuLost"), Nature.LEVEL, check="gpu-count"), cursor=1200)
+        state = node(annotations={RESULTS: recorded(memory), SWEEP_RESULT: deep(deep_row())})
+
+        word = parse_release(dump_release(release_of(state, "mia", "swapped", LATER)))
+
+        assert {(one.reason, one.boot_id, one.cursor) for one in word.findings} == {
+            ("Xid79", BOOT, 1200),
+            ("DcgmDiagMemory", "", None),
+        }
+
+    def test_of_an_event_of_an_earlier_boot_speaks_of_that_boots_log(self) -> None:
+        memory = remembers(xid79(5000, boot_id=EARLIER_BOOT), cursor=12)
+        state = node(annotations={RESULTS: recorded(memory)})
+
+        word = parse_release(dump_release(release_of(state, "mia", "swapped", LATER)))
+
+        assert [(one.boot_id, one.cursor) for one in word.findings] == [(EARLIER_BOOT, 5000)]
+        assert release(memory, word).standing == ()
+
+    def test_ends_what_it_names_though_the_record_cuts_its_times_to_the_second(self) -> None:
+        seen = WALL.replace(microsecond=654_321)
+        memory = remembers(replace(xid79(-1), first_seen=seen, last_seen=seen))
+        state = node(annotations={RESULTS: recorded(memory)})
+
+        word = parse_release(dump_release(release_of(state, "mia", "swapped", LATER)))
+
+        assert release(memory, word).standing == ()
+
+    # A fault that arrives at the same moment is another one.
+    @pytest.mark.parametrize(("seq", "stays"), [(900, False), (1200, False), (1201, True)])
+    def test_leaves_what_came_after_the_record(self, seq: int, stays: bool) -> None:
+        state = node(annotations={RESULTS: recorded(remembers(xid79(), cursor=1200))})
+        word = release_of(state, "mia", "swapped", LATER)
+
+        assert bool(release(remembers(xid79(seq), cursor=seq), word).standing) is stays
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "please",
+            "[]",
+            "{}",
+            '{"by":"x"}',
+            '{"by":"x","reason":"y","at":"2026-11-21T01:02:03Z"}',
+            '{"by":"x","reason":"y","at":"2026-11-21T01:02:03","findings":[]}',
+            '{"by":"x","reason":"y","at":7,"findings":[]}',
+            '{"by":"x","reason":"y","at":"2026-11-21T01:02:03Z","findings":{}}',
+            '{"by":"x","reason":"y","at":"2026-11-21T01:02:03Z","findings":[7]}',
+            '{"by":"x","reason":"y","at":"2026-11-21T01:02:03Z","findings":[{"reason":"Xid79"}]}',
+            dump_release(WORD).replace("900", "[]"),
+            dump_release(WORD).replace("900", '"x"'),
+            "[" * 50_000,
+            "x" * 300_000,
+        ],
+    )
+    def test_that_nobody_can_read_is_no_release_and_is_complained_of(self, text: str) -> None:
+        with pytest.raises(RecordError):
+            parse_release(text)
+        found, complaints = read_release(node(annotations={RELEASE: text}), gestures=True)
+
+        assert found is None
+        assert [one.startswith(f"annotation {RELEASE}: ") for one in complaints] == [True]
+
+    @pytest.mark.parametrize("gestures", [True, False])
+    def test_counts_with_and_without_labels(self, gestures: bool) -> None:
+        assert read_release(node(annotations={RELEASE: dump_release(WORD)}), gestures=gestures) == (WORD, ())
+
+    def test_of_a_whole_machine_can_be_read_back(self) -> None:
+        standing = (replace(stands(fault(f"Xid{n}", REBOOT, f"gpu/{n}")), seq=n) for n in range(1000))
+        rows = [deep_row(f"DcgmDiag{n}") for n in range(60)]
+        own = recorded(remembers(*standing, cursor=2000))
+        state = node(annotations={RESULTS: own, SWEEP_RESULT: deep(*rows), QUARANTINE_RESULT: deep(*rows)})
+
+        word = release_of(state, "mia", "swapped", LATER)
+
+        assert parse_release(dump_release(word)).findings
+        assert len(parse_release(dump_release(word)).findings) == len(word.findings)
+
+
+class TestTheGesture:
+    def test_releases_what_the_records_on_the_same_object_show(self) -> None:
+        word, complaints = read_release(gestured(remembers(xid79(), cursor=1200)), gestures=True)
+
+        assert complaints == ()
+        assert word is not None
+        assert (word.by, word.at, word.reason) == (PERSON.name, PERSON.at, GESTURE)
+        assert [(one.reason, one.cursor) for one in word.findings] == [("Xid79", 1200)]
+
+    def test_is_none_where_labels_are_switched_off(self) -> None:
+        assert read_release(gestured(remembers(xid79())), gestures=False) == (None, ())
+
+    @pytest.mark.parametrize("status", ["fail", "warn", "unknown", "Pass", ""])
+    def test_is_the_word_pass_and_no_other(self, status: str) -> None:
+        state = replace(gestured(remembers(xid79())), labels={STATUS: status})
+
+        assert read_release(state, gestures=True) == (None, ())
+
+    def test_is_none_of_ours(self) -> None:
+        state = gestured(remembers(xid79()), by=FieldManager("gpu-healthcheck", LATER))
+
+        assert read_release(state, gestures=True) == (None, ())
+
+    def test_is_none_where_we_own_the_label_as_well(self) -> None:
+        state = gestured(remembers(xid79()))
+        shared = replace(state, status_managers=(PERSON, FieldManager("gpu-healthcheck", WALL)))
+
+        assert read_release(shared, gestures=True) == (None, ())
+
+    def test_is_none_where_nobody_says_who_wrote_the_label(self) -> None:
+        state = replace(gestured(remembers(xid79())), status_managers=())
+
+        assert read_release(state, gestures=True) == (None, ())
+
+    def test_is_none_where_nothing_is_worse_than_pass(self) -> None:
+        assert read_release(gestured(remembers()), gestures=True) == (None, ())
+
+    def test_cannot_release_a_level(self) -> None:
+        level = stands(fault("GpuLost"), Nature.LEVEL, check="gpu-count")
+
+        assert read_release(gestured(remembers(level)), gestures=True) == (None, ())
+
+    def test_means_what_a_deep_run_found_before_it_and_nothing_that_it_found_since(self) -> None:
+        later = deep_row("DcgmDiagPcie", last_seen="2026-11-21T01:30:00Z")
+        state = gestured(remembers(), {SWEEP_RESULT: deep(deep_row(), later)})
+
+        word, _ = read_release(state, gestures=True)
+
+        assert word is not None
+        assert [one.reason for one in word.findings] == ["DcgmDiagMemory"]
+
+    def test_is_taken_once_though_the_label_and_the_deep_record_stay(self) -> None:
+        memory = Memory(remembers().machine, BOOT, released=Release(PERSON.name, GESTURE, PERSON.at, ()))
+        state = gestured(memory, {SWEEP_RESULT: deep(deep_row())})
+
+        assert read_release(state, gestures=True) == (None, ())
+
+    def test_that_is_newer_than_the_last_release_is_taken(self) -> None:
+        memory = Memory(remembers().machine, BOOT, released=Release("mia", "swapped", WALL, ()))
+        state = gestured(memory, {SWEEP_RESULT: deep(deep_row())})
+
+        assert read_release(state, gestures=True)[0] is not None
+
+    @pytest.mark.parametrize("own", ["", "no JSON", "[]", '{"released":7}', '{"released":{"at":7}}'])
+    def test_beside_a_record_that_nobody_can_read_stops_nothing(self, own: str) -> None:
+        state = gestured(remembers(), {RESULTS: own, SWEEP_RESULT: deep(deep_row())})
+
+        assert read_release(state, gestures=True)[0] is not None
+
+
+class TestTheDeepRecords:
+    def test_count_no_more_once_released(self) -> None:
+        state = node(annotations={SWEEP_RESULT: deep(deep_row()), QUARANTINE_RESULT: deep(deep_row("X", RESET))})
+        told = acknowledgements(faults_on(state))
+
+        assert other_severities(state, ()) == ([ISOLATE, RESET], ())
+        assert other_severities(state, told) == ([PASS, PASS], ())
+        assert other_severities(state, [one for one in told if one.reason == "X"]) == ([ISOLATE, PASS], ())
+
+    def test_count_again_when_a_later_run_finds_the_same(self) -> None:
+        told = acknowledgements(faults_on(node(annotations={SWEEP_RESULT: deep(deep_row())})))
+        again = deep(deep_row(last_seen="2026-11-22T01:00:00Z"), timestamp="2026-11-22T01:02:03Z")
+
+        assert other_severities(node(annotations={SWEEP_RESULT: again}), told) == ([ISOLATE], ())
+
+    def test_whose_severity_none_of_their_findings_explains_are_released_as_a_whole(self) -> None:
+        state = node(annotations={SWEEP_RESULT: '{"severity":"ISOLATE","timestamp":"2026-11-21T01:02:03Z"}'})
+        told = acknowledgements(faults_on(state))
+
+        assert [(one.reason, one.subject) for one in told] == [(UNTOLD, "node")]
+        assert other_severities(state, told) == ([PASS], ())
+
+    def test_that_do_not_say_when_cannot_be_told_from_later_ones_and_stay(self) -> None:
+        state = node(annotations={SWEEP_RESULT: '{"severity":"ISOLATE"}'})
+
+        assert acknowledgements(faults_on(state)) == ()
+        assert other_severities(state, [Acknowledgement(UNTOLD, "node", "", None, LATER)]) == ([ISOLATE], ())
+
+    def test_of_a_level_are_not_a_persons_to_release(self) -> None:
+        state = node(annotations={SWEEP_RESULT: deep(deep_row(nature="level"))})
+
+        assert acknowledgements(faults_on(state)) == ()
+        assert other_severities(state, [Acknowledgement("DcgmDiagMemory", GPU, "", None, LATER)]) == ([ISOLATE], ())
+
+    @pytest.mark.parametrize(
+        "row",
+        [
+            {},
+            {"reason": "X"},
+            deep_row() | {"severity": "AWFUL"},
+            deep_row() | {"nature": []},
+            deep_row() | {"last_seen": 7},
+            deep_row() | {"seq": "x", "boot_id": {}},
+        ],
+    )
+    def test_with_rows_of_another_shape_still_count(self, row: dict[str, Any]) -> None:
+        text = json.dumps({"severity": "ISOLATE", "findings": [row, 7], "cursor": "x"})
+
+        assert other_severities(node(annotations={SWEEP_RESULT: text}), ()) == ([ISOLATE], ())
+
+
+def test_the_prefix_of_the_annotation_is_the_contracts() -> None:
+    assert f"{PREFIX}/release" == RELEASE
+
+
+def test_a_time_without_a_zone_is_no_time() -> None:
+    naive = deep(deep_row(last_seen=datetime(2026, 11, 21, tzinfo=UTC).replace(tzinfo=None).isoformat()))
+
+    assert [one.seen for one in faults_on(node(annotations={SWEEP_RESULT: naive}))] == [None]
