@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 
 from sim.api_objects import LEASES
+from tests.agent.walks import WALKS
 from tests.agent.world import RESULTS, UNHEALTHY, Json, NodeView, P, World, eventually
 
 PAUSED = {"metadata": {"labels": {"nvidia.com/gpu.deploy.driver": "paused-for-driver-upgrade"}}}
@@ -372,5 +373,6 @@ STORIES = (
     without_patch_on_the_status_it_goes_on,
     without_events_it_goes_on,
     without_leases_it_goes_on,
+    *WALKS,
 )
 Story = Callable[[World], None]
