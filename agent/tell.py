@@ -14,12 +14,13 @@ from functools import partial
 import structlog
 import tenacity
 
+from agent.access import Access
 from agent.ledger import Ledger
 from agent.slots import Slots
 from healthcheck import record as records
 from healthcheck.budget import HELD, Place
 from healthcheck.change import Rules, plan, wants_place
-from healthcheck.cluster import Cluster, ClusterError, Conflict, Forbidden, NotFound, Refused, Unavailable
+from healthcheck.cluster import Cluster, ClusterError, Conflict, Forbidden, NotFound, Unavailable
 from healthcheck.events import Event, cut, event_name, released_event
 from healthcheck.memory import Release
 from healthcheck.model import PREFIX, Now, Severity
@@ -34,6 +35,8 @@ log = structlog.get_logger()
 _URGENT_CAP_SECONDS, _CAP_SECONDS = 5.0, 60.0
 """After an outage a fleet's writes spread over the longer time; REBOOT and ISOLATE do not wait for it."""
 _NODE_GONE_SECONDS = 30.0
+_MOST_UNANSWERED = 3
+"""Times in a row that a place in the fleet budget is waited for."""
 _MOST_EVENTS_WAITING = 64
 _REWRITE_SECONDS = 3600.0
 _REWRITE_JITTER = (0.85, 0.90)
@@ -61,6 +64,7 @@ class Teller(threading.Thread):
         self._cluster = cluster
         self._ledger = ledger
         self._telemetry = telemetry
+        self._access = Access(telemetry)
         self._clock = clock
         self._how = how
         self._wake = threading.Event()
@@ -68,12 +72,12 @@ class Teller(threading.Thread):
         self._node: NodeState | None = None
         self._slots = Slots(cluster)
         self._refused: Place | None = None
+        self._unanswered = 0
         self._beat_due = False
         self._adopt = False
         self._released: Release | None = None
         self._events: deque[Event] = deque(maxlen=_MOST_EVENTS_WAITING)
         self._complaints: tuple[str, ...] = ()
-        self._forbidden: set[tuple[str, str]] = set()
         self._not_before = 0.0
         self._outage = False
         self._rewrite_seconds = _REWRITE_SECONDS * random.uniform(*_REWRITE_JITTER)  # noqa: S311
@@ -157,7 +161,7 @@ class Teller(threading.Thread):
 
     def _read(self) -> NodeState:
         self._node = self._cluster.read_node(self._how.node_name)
-        self._allowed("get", "nodes")
+        self._access.allow("get", "nodes")
         return self._node
 
     def _apply(self, node: NodeState) -> bool:
@@ -181,18 +185,18 @@ class Teller(threading.Thread):
         # The taint first: it is what keeps work away. Each answer is the Node as it is after the write.
         if change.patch is not None:
             patch = change.patch
-            stands = self._write("nodes", lambda: self._keep(self._cluster.patch_node(node.name, patch)))
+            stands = self._access.write("nodes", lambda: self._keep(self._cluster.patch_node(node.name, patch)))
             if stands:
                 self._events.extend(change.events)
                 log.info("told the node", status=verdict.status.value, severity=verdict.severity.name)
         if change.condition is not None:
             condition = change.condition
             write = partial(self._cluster.patch_condition, node.name, condition)
-            stands = self._write("nodes/status", lambda: self._keep(write())) and stands
+            stands = self._access.write("nodes/status", lambda: self._keep(write())) and stands
         self._telemetry.withheld.set(not place.held and not node.tainted())
         after = self._node
         if not wanted and after is not None and not after.tainted():
-            self._permitted("slots", partial(self._slots.give_back, after))
+            self._access.permitted("slots", partial(self._slots.give_back, after))
         return stands
 
     def _heed(self, node: NodeState) -> bool:
@@ -210,7 +214,7 @@ class Teller(threading.Thread):
         if self._how.write and release != self._released:
             log.info("released", by=release.by, reason=release.reason, findings=len(release.findings))
             event = released_event(node, release)
-            self._write("events", partial(self._cluster.create_event, node, event, self._clock().wall))
+            self._access.write("events", partial(self._cluster.create_event, node, event, self._clock().wall))
             self._released = release
         return True
 
@@ -219,7 +223,19 @@ class Teller(threading.Thread):
         if self._refused is not None:
             return self._refused
         places: list[Place] = []
-        taken = self._permitted("slots", lambda: places.append(self._slots.take(node, rules.max_unhealthy_percent)))
+
+        def take() -> None:
+            places.append(self._slots.take(node, rules.max_unhealthy_percent))
+
+        try:
+            taken = self._access.permitted("slots", take)
+        except Unavailable as error:
+            self._unanswered += 1
+            if self._unanswered < _MOST_UNANSWERED:
+                raise
+            # Whatever ails the Leases, the verdict must not wait for it.
+            return Place(held=False, why=f"the cluster does not say whether there is a place for it: {error}")
+        self._unanswered = 0
         place = places[0] if taken else Place(held=False, why="the cluster forbids to take a place in the fleet budget")
         self._refused = None if place.held else place
         return place
@@ -234,7 +250,8 @@ class Teller(threading.Thread):
         try:
             while self._events:
                 event, node = self._events[0], self._node or self._read()
-                if not self._write("events", partial(self._cluster.create_event, node, event, self._clock().wall)):
+                tell = partial(self._cluster.create_event, node, event, self._clock().wall)
+                if not self._access.write("events", tell):
                     forbidden.append(event)
                 self._events.popleft()
         finally:
@@ -245,41 +262,8 @@ class Teller(threading.Thread):
             return
         node = self._node or self._read()
         seconds = 3 * self._how.heartbeat_seconds()
-        self._write("leases", lambda: self._cluster.beat(node, self._clock().wall, seconds))
+        self._access.write("leases", lambda: self._cluster.beat(node, self._clock().wall, seconds))
         self._beat_due = False
-
-    def _write(self, resource: str, write: Callable[[], object]) -> bool:
-        """Write once. False: the cluster forbids it; the rest goes on, and the next cycle tries again."""
-        return self._permitted(resource, partial(self._counted, resource, write))
-
-    def _counted(self, resource: str, write: Callable[[], object]) -> None:
-        result = "ok"
-        try:
-            write()
-        except ClusterError as error:
-            result = type(error).__name__.lower()
-            raise
-        finally:
-            self._telemetry.requests.labels(resource, result).inc()
-
-    def _permitted(self, resource: str, ask: Callable[[], object]) -> bool:
-        try:
-            ask()
-        except (Forbidden, Refused) as error:
-            self._say_forbidden("write", resource, error)
-            return False
-        self._allowed("write", resource)
-        return True
-
-    def _allowed(self, verb: str, resource: str) -> None:
-        self._forbidden.discard((verb, resource))
-        self._telemetry.forbidden.labels(resource).set(any(one == resource for _, one in self._forbidden))
-
-    def _say_forbidden(self, verb: str, resource: str, error: ClusterError) -> None:
-        self._telemetry.forbidden.labels(resource).set(1)
-        if (verb, resource) not in self._forbidden:
-            log.error("the cluster forbids what the agent has to do", resource=resource, answer=str(error))
-        self._forbidden.add((verb, resource))
 
     def _adopt_record(self, node: NodeState) -> None:
         text = node.annotations.get(RESULTS)
@@ -324,7 +308,7 @@ class Teller(threading.Thread):
         if isinstance(error, Conflict | NotFound):
             self._node = None
         if isinstance(error, Forbidden):
-            self._say_forbidden(error.verb, error.resource, error)
+            self._access.forbid(error.verb, error.resource, error)
         if isinstance(error, Unavailable) and not self._outage:
             self._outage = True
             log.warning("the API server is away; the newest verdict is kept", error=str(error))

@@ -19,6 +19,7 @@ from bench.length import Length
 from bench.node_watch import NodeWatch
 from bench.outcome import CouldNotMeasure
 from bench.program import Program
+from healthcheck.cluster import BUDGET_NAMESPACE
 from healthcheck.memory import Memory
 from healthcheck.memory_file import MemoryFile
 from healthcheck.probes.machine import machine_id
@@ -31,6 +32,7 @@ from sim.node import SimulatedNode
 
 INSTANCE_TYPE = "p5.48xlarge"
 """8 GPUs, 32 EFA devices."""
+_SLOTS = f"/apis/coordination.k8s.io/v1/namespaces/{BUDGET_NAMESPACE}/leases"
 _TOKEN_SECONDS = 3 * 3600
 _KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
 
@@ -126,8 +128,11 @@ class Stage:
         return Seat(name, folder, node, port, environment)
 
     def leave(self, seat: Seat) -> None:
-        """Clear a place that is not needed any more."""
+        """Clear a place that is not needed any more, and what its Node holds of the fleet budget."""
         shutil.rmtree(seat.folder)
+        for lease in self.plane.request("GET", _SLOTS).body["items"]:
+            if lease["spec"]["holderIdentity"] == seat.name:
+                self.plane.request("DELETE", f"{_SLOTS}/{lease['metadata']['name']}")
 
     def watch(self, seat: Seat) -> NodeWatch:
         return NodeWatch(self.plane, seat.name)

@@ -203,6 +203,17 @@ class TestAFullBudget:
         assert world.node().tainted
         assert [slot["metadata"]["name"] for slot in slots(world)] == ["slot-0"]
 
+    def test_that_nobody_answers_for_does_not_hold_the_verdict_back(self, watched: World) -> None:
+        watched.api.fail_with(500, path_part=BUDGET)
+        fail(watched)
+        node = watched.wait_for_status("fail")
+
+        assert (node.tainted, node.record["taint"]) == (False, "withheld")
+        assert "does not say whether there is a place" in watched.wait_for_event("TaintWithheld")["message"]
+        watched.api.recover()
+        wake(watched)
+        assert watched.wait(lambda node: node.tainted).record["taint"] == "set"
+
     def test_is_what_it_is_while_the_cluster_forbids_to_take_a_place(self, world: World) -> None:
         world.configure(CHECK_INTERVAL="10")
         world.start()

@@ -168,6 +168,16 @@ class TestEventsAndLeases:
         )
         assert leases.create_namespaced_lease("elsewhere", body).metadata.namespace == "elsewhere"
 
+    def test_only_the_lease_that_is_meant_is_deleted(self, leases: Any) -> None:
+        made = leases.create_namespaced_lease("gpu", {"metadata": {"name": "slot-0"}})
+
+        def delete(uid: str) -> None:
+            leases.delete_namespaced_lease("slot-0", "gpu", body={"preconditions": {"uid": uid}})
+
+        assert _refusal(delete, "another")[:2] == (409, "Conflict")
+        delete(made.metadata.uid)
+        assert leases.list_namespaced_lease("gpu").items == []
+
     def test_a_lease_is_renewed_replaced_and_deleted(self, leases: Any) -> None:
         made = leases.create_namespaced_lease("gpu", {"metadata": {"name": NODE}, "spec": {"holderIdentity": "a"}})
         leases.patch_namespaced_lease(NODE, "gpu", {"spec": {"leaseDurationSeconds": 40}})
@@ -286,6 +296,20 @@ class TestFailures:
         stand_in.recover()
         assert "a" not in api.read_node(NODE).metadata.labels
         assert stand_in.writes == []
+
+    @pytest.mark.parametrize("done", [False, True])
+    def test_one_request_can_be_held_before_it_is_done_or_before_it_is_answered(
+        self, api: Any, stand_in: ApiStandIn, done: bool
+    ) -> None:
+        reached = stand_in.stop_at("PATCH", f"/nodes/{NODE}", done=done)
+        with pytest.raises(HTTPError, match="Read timed out"):
+            api.patch_node(NODE, {"metadata": {"labels": {"a": "1"}}}, _request_timeout=0.2)
+
+        assert reached.is_set()
+        assert ("a" in api.read_node(NODE).metadata.labels) is done
+        stand_in.recover()
+        assert ("a" in api.read_node(NODE).metadata.labels) is done
+        assert api.patch_node(NODE, {"metadata": {"labels": {"b": "1"}}}).metadata.labels["b"] == "1"
 
     def test_a_refused_connection_is_welcome_again_on_the_same_port(self, api: Any, stand_in: ApiStandIn) -> None:
         endpoint = stand_in.endpoint
