@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Callable
 
 import structlog
 
@@ -13,24 +15,34 @@ from healthcheck.node import NodeState
 log = structlog.get_logger()
 
 
+_COUNTED_SECONDS = 3600.0
+"""A fleet does not shrink to half of it so fast: while less than half of its places are taken, this old a number of its
+nodes will do, and the taint need not wait for another."""
+
+
 class Slots:
     """Holds at most one place. What an agent that died left behind is found once for each Node's UID."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster = cluster
+        self._clock = clock
         self._slot: Slot | None = None
         self._known_for = ""
         """The UID of the Node of which we know what it holds."""
         self._fleet: int | None = None
         self._size_known = True
+        self._counted_at = float("-inf")
         self._draw = random.Random()  # noqa: S311 - spreads the fleet over the places, no secret
 
     def take(self, node: NodeState, percent: int) -> Place:
         """Hold a place. Raises ClusterError when the cluster does not say."""
         if self._holds_one(node):
             return HELD
-        places = allowed(self._fleet_size(), percent)
         held = self._cluster.count_slots()
+        self.count()
+        if 2 * held >= allowed(self._fleet, percent):
+            self._fleet_size()
+        places = allowed(self._fleet, percent)
         if held >= places:
             return Place(held=False, why=f"{held} of the fleet's {places} places for tainted nodes are taken")
         for name in draw(places, self._draw):
@@ -41,6 +53,11 @@ class Slots:
             log.info("took a place in the fleet budget", slot=name)
             return HELD
         return Place(held=False, why=f"none of the fleet's {places} places for tainted nodes was found free")
+
+    def count(self) -> None:
+        """Know how many nodes there are before a taint has to wait for it."""
+        if self._clock() - self._counted_at >= _COUNTED_SECONDS:
+            self._fleet_size()
 
     def give_back(self, node: NodeState) -> None:
         """Hold no place. Raises ClusterError when the cluster does not say."""
@@ -76,16 +93,16 @@ class Slots:
         self._known_for = node.uid
         return True
 
-    def _fleet_size(self) -> int | None:
+    def _fleet_size(self) -> None:
         """As many as there are heartbeats; the last known number where nobody can say."""
         try:
             self._fleet = self._cluster.count_heartbeats()
+            self._counted_at = self._clock()
             self._size_known = True
         except ClusterError as error:
             if self._size_known:
                 log.warning("the fleet's size can't be read", error=str(error), last_known=self._fleet)
             self._size_known = False
-        return self._fleet
 
     def _create(self, name: str, node: NodeState) -> Slot:
         try:

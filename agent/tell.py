@@ -264,6 +264,7 @@ class Teller(threading.Thread):
         seconds = 3 * self._how.heartbeat_seconds()
         self._access.write("leases", lambda: self._cluster.beat(node, self._clock().wall, seconds))
         self._beat_due = False
+        self._slots.count()
 
     def _adopt_record(self, node: NodeState) -> None:
         text = node.annotations.get(RESULTS)
