@@ -1,6 +1,6 @@
 # One name, two images. Both run as root with a read-only root file system; what they write is /tmp (also the
 # working directory, where DCGM's plugins put their files), /var/lib/gpu-healthcheck (what the agent remembers) and,
-# if DCGM shall keep its own logs, /var/log/nvidia-dcgm. Root, because /dev/kmsg and /dev/nvidia* demand it.
+# if DCGM shall keep its own logs, /var/log/nvidia-dcgm. Root, because the kernel log demands it (docs/decisions/0007).
 #
 #   docker build -t REGISTRY/gpu-healthcheck:0.1.0 .                      DCGM and EFA's tools: agent and Jobs
 #   docker build -t REGISTRY/gpu-healthcheck:0.1.0-slim --target slim .   where only Jobs go deep (overlay slim-agent)

@@ -47,7 +47,7 @@ node-down: setup ## Take it down; nothing stays
 demo: setup ## A GPU fails on a simulated node: what the API server hears, and when
 	@$(BIN)/python -m sim.demo
 
-bench: setup ## Measure: detection latency, CPU, memory, API calls (root, about 10 minutes)
+bench: setup ## Measure: detection latency, CPU, memory, API calls (root, about 20 minutes)
 	$(BIN)/python -m bench
 
 docs: setup ## Write the generated files anew: docs/checks.md, the README's table, the ConfigMap's profiles

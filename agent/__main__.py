@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import os
 import queue
@@ -12,6 +13,7 @@ import threading
 from dataclasses import dataclass
 
 import structlog
+import tenacity
 from pydantic import ValidationError
 
 from agent.settings import AgentSettings
@@ -26,6 +28,7 @@ FAILED, USAGE = 1, 3
 _STANDBY_SECONDS = 2.0
 _OURS = ("follow", "watch", "tell")
 _ONCE_SECONDS = 0.2
+_PORT_SECONDS = 1.0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -74,11 +77,10 @@ def _run(settings: AgentSettings, cluster: Cluster, stop: threading.Event, optio
     telemetry = Telemetry()
     serving = _Serving()
     try:
-        port = serve(telemetry, settings.metrics_port, serving.healthy, serving.ready)
+        _serve(telemetry, settings.metrics_port, serving)
     except OSError as error:
         sys.stderr.write(f"gpu-healthcheck agent: METRICS_PORT {settings.metrics_port}: {error.strerror}\n")
         return USAGE
-    log.info("serving /metrics, /healthz and /readyz", port=port)
     file = None if options.dry_run else MemoryFile(settings.state_dir)
     if file is not None and not _hold(file, telemetry):
         if options.once:
@@ -114,6 +116,28 @@ class _Serving:
 
     def ready(self) -> bool:
         return self.agent is not None and self.agent.ready()
+
+
+def _serve(telemetry: Telemetry, port: int, serving: _Serving) -> None:
+    """Serve, or do so once the port is free. Raises OSError where waiting would not help.
+
+    On the host's network a pod that was just deleted may still hold it, and the node shall be watched all the same.
+    """
+
+    def try_once() -> None:
+        taken = serve(telemetry, port, serving.healthy, serving.ready)
+        log.info("serving /metrics, /healthz and /readyz", port=taken)
+
+    try:
+        try_once()
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        log.warning("the port is taken; /metrics, /healthz and /readyz have to wait", port=port)
+        again = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(OSError), wait=tenacity.wait_fixed(_PORT_SECONDS)
+        )
+        threading.Thread(target=again, args=(try_once,), name="port", daemon=True).start()
 
 
 def _thread_failed(ended: threading.ExceptHookArgs) -> None:

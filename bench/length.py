@@ -18,6 +18,8 @@ class Length:
     """CHECK_INTERVAL of the agent whose idleness is measured; 300 is the default."""
     fleet: int = 1000
     """Agents that fail at once."""
+    node_starts: int = 5
+    flood_seconds: float = 60.0
     quick: bool = False
     hour: bool = False
 
@@ -38,5 +40,7 @@ QUICK = Length(
     window_seconds=30.0,
     interval_seconds=20,
     fleet=50,
+    node_starts=1,
+    flood_seconds=5.0,
     quick=True,
 )

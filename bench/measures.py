@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench import api_calls, cycle, detection, fleet, idle_cpu, memory, replay, start
+from bench import api_calls, cycle, detection, fleet, idle_cpu, memory, node_pod, replay, start
 from bench.outcome import Outcome
 from bench.stage import Stage
 
@@ -25,4 +25,5 @@ MEASURES = (
     Measure("memory", memory.measure),
     Measure("api-calls", api_calls.measure),
     Measure("fleet", fleet.measure),
+    Measure("node-pod", node_pod.measure),
 )

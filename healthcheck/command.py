@@ -12,7 +12,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 _LONGEST_ANSWER = 4 << 20
 _PATIENCE_SECONDS = 0.5
@@ -87,6 +89,7 @@ class Child:
                 env=dict(self.env) if self.env is not None else None,
                 start_new_session=True,
             )
+            _put_first_for_the_oom_killer(self._process.pid)
         return self._process
 
     def _read_line(self, process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
@@ -136,6 +139,16 @@ class Child:
             process.wait(timeout=_PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
             self._stuck = process
+
+
+def _put_first_for_the_oom_killer(pid: int) -> None:
+    """A child that outgrows the container's memory dies before us, and so does all that it starts.
+
+    To raise a score needs no privilege. The program has begun by now, but nothing of it has grown yet; a shell that
+    raised its own first would hide that a program is missing, and code between fork and exec is unsafe beside threads.
+    """
+    with suppress(OSError):  # it has ended already; or no /proc, and then the order is the kernel's own
+        Path(f"/proc/{pid}/oom_score_adj").write_text("1000", encoding="ascii")
 
 
 def _kill_group(pid: int) -> None:

@@ -258,14 +258,6 @@ def _shut_down(pynvml: Any) -> None:
         print(f"nvmlShutdown: {error}", file=sys.stderr)
 
 
-def _first_for_the_oom_killer() -> None:
-    try:
-        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
-            score.write("1000")
-    except OSError as error:
-        print(f"oom_score_adj: {error}", file=sys.stderr)
-
-
 def _answers(out: BinaryIO, root: str, use_loader: bool) -> None:
     library: Library | None = None
     for _ in sys.stdin:
@@ -283,7 +275,6 @@ def _answers(out: BinaryIO, root: str, use_loader: bool) -> None:
 def main() -> None:
     """`nvml_child ROOT loader|root-only`: answer until standard input ends."""
     root, mode = sys.argv[1:]
-    _first_for_the_oom_killer()
     # A library that prints must not write into our answers.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

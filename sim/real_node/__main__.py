@@ -1,4 +1,4 @@
-"""`python -m sim.real_node up|shell|exec CMD…|status|down|deps`: a node to try things on by hand."""
+"""`python -m sim.real_node up|shell|exec CMD…|status|down|deps|suited`: a node to try things on by hand."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from sim.control_plane import ControlPlaneError
-from sim.real_node import RealNode, images, needs
+from sim.real_node import RealNode, RunningNode, images, needs
 
 
 def main() -> int:
@@ -21,6 +21,7 @@ def main() -> int:
     commands.add_parser("status", help="what runs; 1 when no node is up")
     commands.add_parser("down", help="take it down, nothing stays")
     commands.add_parser("deps", help="install what it needs, by apt-get")
+    commands.add_parser("suited", help="1 and one line where no installation would help")
     try:
         return _do(parser.parse_args())
     except ControlPlaneError as error:
@@ -31,11 +32,12 @@ def main() -> int:
 
 
 def _do(options: argparse.Namespace) -> int:
-    node = RealNode(instance_type=getattr(options, "instance_type", ""))
+    node = RunningNode()
     match options.command:
         case "up":
-            node.up()
-            node.load(images.ours(options.target))
+            fresh = RealNode(instance_type=options.instance_type)
+            fresh.up()
+            fresh.load(images.ours(options.target))
         case "shell":
             return subprocess.call(node.argv("bash", "--norc", "-i"))
         case "exec":
@@ -44,10 +46,18 @@ def _do(options: argparse.Namespace) -> int:
             print(node.kubectl("get", "nodes,pods", "--all-namespaces") if node.is_up else "no node is up")
             return 0 if node.is_up else 1
         case "down":
-            node.down()
+            RealNode().down()
         case "deps":
             needs.install()
+        case "suited":
+            return _say(needs.unsuited())
     return 0
+
+
+def _say(reason: str) -> int:
+    if reason:
+        print(reason, file=sys.stderr)
+    return 1 if reason else 0
 
 
 if __name__ == "__main__":

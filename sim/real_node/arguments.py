@@ -49,7 +49,8 @@ KUBELET_CONFIGURATION: dict[str, Any] = {
     "authorization": {"mode": "AlwaysAllow"},
     "clusterDNS": [DNS_ADDRESS],
     "clusterDomain": "cluster.local",
-    "syncFrequency": "10s",  # of a minute: a changed ConfigMap comes by the same way, sooner
+    "syncFrequency": "2s",  # of a minute: a changed ConfigMap comes by the same way, sooner
+    "singleProcessOOMKill": True,  # cgroup v1 knows nothing else; on v2 a whole container would die for one process
     "oomScoreAdj": 0,  # below that needs a capability that a container may lack
     "maxOpenFiles": 20000,
     # A small machine's pressure is not the story, and an image thrown away could not be pulled again.

@@ -33,12 +33,25 @@ def codename() -> str:
     return release.get("VERSION_CODENAME", "") if release.get("ID") == "debian" else ""
 
 
-def missing() -> str:
-    """One line that says what is missing here; empty when a node can be brought up."""
+def unsuited() -> str:
+    """One line that says why no installation would help here; empty on Debian, as root, with namespaces of its own."""
     if not codename():
         return "a real node needs Debian"
     if os.geteuid() != 0:
         return "a real node needs root"
+    tried = subprocess.run(
+        ["unshare", "--mount", "--pid", "--net", "--uts", "--ipc", "--fork", "mount", "-t", "tmpfs", "tmpfs", "/mnt"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return f"a real node needs namespaces and mounts: {tried.stderr.strip()}" if tried.returncode else ""
+
+
+def missing() -> str:
+    """One line that says what is missing here; empty when a node can be brought up."""
+    if reason := unsuited():
+        return reason
     if packages := missing_packages():
         return f"a real node needs {', '.join(packages)}: `{DEPS}` installs them"
     if not all(cache_folder(programs).is_dir() for programs in ("control-plane", "kubelet")) and not shutil.which("go"):
@@ -47,13 +60,7 @@ def missing() -> str:
         find_compiler()
     except CompilerError as error:
         return f"a real node needs a C compiler: {error}"
-    tried = subprocess.run(
-        ["unshare", "--mount", "--pid", "--net", "--uts", "--ipc", "--fork", "mount", "-t", "tmpfs", "tmpfs", "/mnt"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return f"a real node needs namespaces and mounts: {tried.stderr.strip()}" if tried.returncode else ""
+    return ""
 
 
 def missing_packages() -> list[str]:

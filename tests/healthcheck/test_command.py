@@ -58,6 +58,15 @@ def test_one_child_answers_many_questions(start: Start) -> None:
     assert child.ask("third", LONG) == b"driht"
 
 
+def test_a_child_dies_of_too_little_memory_before_we_do(start: Start) -> None:
+    child = start("for line in sys.stdin: print(open('/proc/self/oom_score_adj').read().strip(), flush=True)")
+
+    child.ask("x", LONG)  # the score was raised beside the start, so that only the second answer is sure to have it
+
+    assert child.ask("x", LONG) == b"1000"
+    assert Path("/proc/self/oom_score_adj").read_text().strip() != "1000"
+
+
 def test_no_child_is_started_before_it_is_asked(start: Start) -> None:
     assert start(ECHO).pid is None
 

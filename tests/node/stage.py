@@ -8,9 +8,9 @@ import signal
 import subprocess
 import time
 from contextlib import contextmanager
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
+from sim.real_node.agent_pod import DAEMONSET, GIVE_UP_SECONDS, MANIFESTS, NAMESPACE, AgentPod, memory_mib
 from tests.agent.world import NodeView
 
 if TYPE_CHECKING:
@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from sim.node import SimulatedNode
     from sim.real_node import RealNode
 
-NAMESPACE = "gpu-healthcheck"
-DAEMONSET = "daemonset/gpu-healthcheck-agent"
-GIVE_UP_SECONDS = 120
-"""No test asserts a time: this is when it stops to wait for what never comes."""
-
 Json = dict[str, Any]
 
 
@@ -32,6 +27,7 @@ class Stage:
     def __init__(self, host: SimulatedNode, node: RealNode) -> None:
         self.host = host
         self.node = node
+        self.pod = AgentPod(node)
         self.broke_off = False
 
     # --- doing
@@ -42,6 +38,41 @@ class Stage:
     def configure(self, **values: str) -> None:
         """Somebody edits the ConfigMap."""
         self.kubectl("patch", "configmap", "gpu-healthcheck-config", "--patch", json.dumps({"data": values}))
+
+    def install(self) -> None:
+        """Apply the manifests, until the agent is ready. A verdict from before still stands."""
+        self.node.kubectl("apply", "-f", MANIFESTS)
+        self.pod.ready()
+
+    def on_node(self, script: str) -> str:
+        """What a shell on the node says."""
+        return self.node.run("sh", "-ec", script).stdout
+
+    def in_pod(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """A command in the agent's container."""
+        return self.node.run("kubectl", f"--namespace={NAMESPACE}", "exec", DAEMONSET, "--", *words, check=check)
+
+    def twin(self, name: str, program: str, **container: Any) -> Json:
+        """A pod as the agent's, with another program and what else is other about its container."""
+        spec = json.loads(self.kubectl("get", DAEMONSET, "--output=json"))["spec"]["template"]["spec"]
+        whole = {**spec["containers"][0], "command": ["python3", "-c", program], **container}
+        for key in ("ports", "livenessProbe", "readinessProbe", "startupProbe"):
+            whole.pop(key)
+        spec |= {"containers": [whole], "restartPolicy": "Never"}
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec}
+
+    def run_twin(self, pod: Json) -> str:
+        """What it printed; gone afterwards."""
+        name = pod["metadata"]["name"]
+        self.node.kubectl("create", "--filename=-", input=json.dumps(pod))
+        self.kubectl("wait", f"pod/{name}", "--for=jsonpath={.status.phase}=Succeeded", f"--timeout={GIVE_UP_SECONDS}s")
+        printed = self.kubectl("logs", name)
+        self.kubectl("delete", "pod", name, "--force", "--grace-period=0")
+        return printed
+
+    def reset_gpu(self, index: int) -> None:
+        """It answers again; what the log said of it stands."""
+        (self.host.root / f"nvml/gpu{index}/error").unlink()
 
     def boot_again(self) -> None:
         """The machine is switched off and on: what a reboot heals is healed, and Kubernetes starts what it finds."""
@@ -59,7 +90,7 @@ class Stage:
         deadline = time.monotonic() + GIVE_UP_SECONDS
         while not true(seen := self.view()):
             if time.monotonic() > deadline:
-                raise AssertionError(f"never true: {json.dumps(seen.object, indent=1)}\n{self.told()}")
+                raise AssertionError(f"never true: {json.dumps(seen.object, indent=1)}\n{self.pod.told()}")
             time.sleep(0.1)
         return seen
 
@@ -68,41 +99,14 @@ class Stage:
         word = {"pass": "True", "warn": "True", "fail": "False", "unknown": "Unknown"}[status]
         return self.wait(lambda node: node.status == status and node.condition.get("status") == word)
 
-    def pods(self) -> list[Json]:
-        """The agent's, also those that are on their way out."""
-        pods: list[Json] = self.node.get(f"/api/v1/namespaces/{NAMESPACE}/pods")["items"]
-        return pods
-
-    def pod(self, other_than: str = "") -> Json:
-        """The one agent, ready; not the pod with that UID."""
-        deadline = time.monotonic() + GIVE_UP_SECONDS
-        while True:
-            found = [pod for pod in self.pods() if "deletionTimestamp" not in pod["metadata"]]
-            if len(found) == 1 and found[0]["metadata"]["uid"] != other_than and _is_ready(found[0]):
-                return found[0]
-            if time.monotonic() > deadline:
-                raise AssertionError(f"no agent is ready: {json.dumps(found, indent=1)}\n{self.told()}")
-            time.sleep(0.1)
-
     def events(self, reason: str) -> list[Json]:
         """Events about the Node."""
         listed = self.node.get("/api/v1/namespaces/default/events")["items"]
         return [one for one in listed if one["reason"] == reason and one["involvedObject"]["kind"] == "Node"]
 
-    def told(self) -> str:
-        """What the agent logged and the programs' last words, for the message of a failure."""
-        logs = self.node.run("kubectl", f"--namespace={NAMESPACE}", "logs", DAEMONSET, "--tail=40", check=False)
-        return f"{logs.stdout}{logs.stderr}\n{self.node.logs()}"
-
-    def agent_pid(self) -> str:
-        """As the node counts."""
-        container = self.pod()["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2]
-        tasks = self.node.run("ctr", "--namespace=k8s.io", "tasks", "list").stdout
-        return next(line.split()[1] for line in tasks.splitlines() if line.startswith(container))
-
     @contextmanager
     def agent_stands_still(self) -> Iterator[None]:
-        pid = self.agent_pid()
+        pid = self.pod.pid()
         self.node.run("kill", "-STOP", pid)
         try:
             # One thread after the other hears of it.
@@ -116,31 +120,11 @@ class Stage:
         listed = self.node.run("sh", "-c", f"cat /proc/{pid}/task/*/stat").stdout
         return {line.rpartition(")")[2].split()[0] for line in listed.splitlines()}
 
+    def memory(self) -> str:
+        return ", ".join(f"{name} {size:.1f} MiB" for name, size in memory_mib(self.pod.memory_group()).items())
+
     def watching(self, file: Path) -> Watch:
         return Watch(self, file)
-
-    # --- measuring
-
-    def seconds_to_first_write(self) -> float:
-        """From the start of the container's process to the agent's first write on the Node, as the audit log has it."""
-        ticks = int(self.node.run("cat", f"/proc/{self.agent_pid()}/stat").stdout.rpartition(")")[2].split()[19])
-        booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-        started = booted + ticks / os.sysconf("SC_CLK_TCK")
-        return min(moment for moment in self._agents_writes() if moment > started) - started
-
-    def _agents_writes(self) -> Iterator[float]:
-        for line in (self.node.folder / "audit.log").read_text().splitlines():
-            event = json.loads(line)
-            is_ours = event["user"]["username"] == f"system:serviceaccount:{NAMESPACE}:{NAMESPACE}"
-            if is_ours and event["verb"] == "patch" and event["objectRef"]["resource"] == "nodes":
-                yield datetime.fromisoformat(event["requestReceivedTimestamp"]).timestamp()
-
-    def memory_mib(self) -> str:
-        """The agent's pod as the kubelet measures it."""
-        summary = self.node.get(f"/api/v1/nodes/{self.node.name}/proxy/stats/summary")
-        pod = next(one for one in summary["pods"] if one["podRef"]["namespace"] == NAMESPACE)
-        sizes = {name: pod["memory"][f"{name}Bytes"] / 2**20 for name in ("usage", "workingSet", "rss")}
-        return ", ".join(f"{name} {size:.1f} MiB" for name, size in sizes.items())
 
 
 class Watch:
@@ -166,7 +150,3 @@ class Watch:
     def seen(self) -> list[NodeView]:
         *whole, _ = self._file.read_text().split("\n")
         return [NodeView(json.loads(line)["object"]) for line in whole]
-
-
-def _is_ready(pod: Json) -> bool:
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions", []))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from sim.real_node.agent_pod import DAEMONSET, MANIFESTS
 from tests.agent.world import P
-from tests.node.stage import DAEMONSET, NAMESPACE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,14 +41,14 @@ def marks(stage: Stage) -> tuple[str, str, bool]:
 
 
 def test_a_rollout_becomes_ready_and_the_node_passes(stage: Stage) -> None:
-    printed = stage.node.kubectl("apply", "-f", "kubernetes/manifests/")
+    printed = stage.node.kubectl("apply", "-f", MANIFESTS)
     assert all(line.endswith(" created") for line in printed.splitlines()), printed
 
-    stage.pod()
+    stage.pod.ready()
     stage.kubectl("rollout", "status", DAEMONSET, "--timeout=120s")
     node = stage.wait_for_status("pass")
 
-    print(f"\ncontainer start to the node's `pass`: {stage.seconds_to_first_write():.2f} s")
+    print(f"\ncontainer start to the node's `pass`: {stage.pod.seconds_to_first_write():.2f} s")
     assert (node.severity, node.taints) == ("PASS", [])
     assert node.record["boot_id"] == stage.host.boot_id == node.object["status"]["nodeInfo"]["bootID"]
     assert node.record["machine"] == node.object["status"]["nodeInfo"]["systemUUID"]
@@ -69,10 +70,9 @@ def test_a_lost_gpu_and_its_xid_put_the_node_out_of_service(stage: Stage) -> Non
 
 
 def test_the_command_in_the_pod_says_the_same(stage: Stage) -> None:
-    in_the_pod = ("kubectl", f"--namespace={NAMESPACE}", "exec", DAEMONSET, "--")
     with stage.agent_stands_still():  # of the simulated log there is one reader only
         stage.host.kernel_log.replay()
-        done = stage.node.run(*in_the_pod, "gpu-healthcheck", "check", "--json", check=False)
+        done = stage.in_pod("gpu-healthcheck", "check", "--json", check=False)
         stage.host.kernel_log.replay()
 
     record, ours = json.loads(done.stdout), stage.view()
@@ -82,16 +82,16 @@ def test_the_command_in_the_pod_says_the_same(stage: Stage) -> None:
 
 
 def test_a_rollout_keeps_the_verdict_and_loses_no_line(stage: Stage, tmp_path: Path) -> None:
-    before = stage.pod()["metadata"]["uid"]
+    before = stage.pod.ready()["metadata"]["uid"]
 
     with stage.watching(tmp_path / "versions") as watch:
         stage.host.xid(0, 119, "Timeout after 6s of waiting for RPC response from GPU0 GSP!")
         stage.kubectl("rollout", "restart", DAEMONSET)
         stage.host.xid(1, 95, "Uncontained ECC error.")
-        while any(pod["metadata"]["uid"] == before for pod in stage.pods()):
+        while any(pod["metadata"]["uid"] == before for pod in stage.pod.all()):
             time.sleep(0.1)
         stage.host.xid(2, 62, "0000(0000) 00000000 00000000")
-        stage.pod(other_than=before)
+        stage.pod.ready(other_than=before)
         stage.host.kernel_log.replay()  # as opening the real device does
 
         stage.wait(lambda node: {"Xid119", "Xid95", "Xid62", "Xid79", "GpuLost"} <= set(node.findings))
@@ -100,12 +100,12 @@ def test_a_rollout_keeps_the_verdict_and_loses_no_line(stage: Stage, tmp_path: P
 
 
 def test_a_forced_deletion_keeps_the_verdict_and_loses_no_line(stage: Stage, tmp_path: Path) -> None:
-    pod = stage.pod()["metadata"]
+    pod = stage.pod.ready()["metadata"]
 
     with stage.watching(tmp_path / "versions") as watch:
         stage.kubectl("delete", "pod", pod["name"], "--force", "--grace-period=0")
         stage.host.xid(4, 140, "Unrecovered ECC error")
-        stage.pod(other_than=pod["uid"])
+        stage.pod.ready(other_than=pod["uid"])
         stage.host.kernel_log.replay()
 
         stage.wait(lambda node: "Xid140" in node.findings)
@@ -115,19 +115,19 @@ def test_a_forced_deletion_keeps_the_verdict_and_loses_no_line(stage: Stage, tmp
 
 
 def test_an_edited_configmap_is_taken_over_without_a_restart(stage: Stage) -> None:
-    before = stage.pod()
+    before = stage.pod.ready()
 
     stage.configure(TAINT_SEVERITY="ISOLATE")
     stage.wait(lambda node: not node.tainted)
     stage.configure(TAINT_SEVERITY="RESET")
     stage.wait(lambda node: node.tainted)
 
-    assert _same_process(stage.pod(), before)
+    assert _same_process(stage.pod.ready(), before)
 
 
 @pytest.mark.parametrize("program", ["containerd", "kubelet"])
 def test_the_agent_lives_through_a_restart_of(stage: Stage, program: str) -> None:
-    before = stage.pod()
+    before = stage.pod.ready()
     gpu, code = {"containerd": (5, 109), "kubelet": (6, 74)}[program]
 
     stage.node.stop(program)
@@ -137,12 +137,12 @@ def test_the_agent_lives_through_a_restart_of(stage: Stage, program: str) -> Non
     stage.node.start(program)
     stage.node.wait_until(stage.node.is_ready, "the Node is Ready")
 
-    assert _same_process(stage.pod(), before)
+    assert _same_process(stage.pod.ready(), before)
     assert marks(stage) == FAILED
 
 
 def test_what_happens_while_the_api_server_is_away_is_told_afterwards(stage: Stage) -> None:
-    before = stage.pod()
+    before = stage.pod.ready()
 
     stage.node.stop("kube-apiserver")
     stage.host.xid(7, 120, "GSP task panic")
@@ -151,12 +151,28 @@ def test_what_happens_while_the_api_server_is_away_is_told_afterwards(stage: Sta
     stage.node.wait_until(stage.node.is_ready, "the Node is Ready")
 
     stage.wait(lambda node: "Xid120" in node.findings)
-    print(f"\nthe pod's memory, minutes after its start: {stage.memory_mib()}")
-    assert _same_process(stage.pod(), before)
+    print(f"\nthe pod's memory, minutes after its start: {stage.memory()}")
+    assert _same_process(stage.pod.ready(), before)
     assert marks(stage) == FAILED
 
 
-def test_a_reboot_mends_the_node(stage: Stage) -> None:
+def test_mended_and_released_the_node_passes_without_a_restart(stage: Stage) -> None:
+    before = stage.pod.ready()
+
+    stage.reset_gpu(LOST)
+    stage.wait(lambda node: "GpuLost" not in node.findings)
+    assert marks(stage) == FAILED  # the Xids stand until somebody says that they are dealt with
+    said = stage.node.run(sys.executable, "-m", "cli", "release", stage.node.name, "--reason", "reseated")
+    node = stage.wait_for_status("pass")
+
+    assert f"{stage.node.name}: released by " in said.stdout
+    assert (node.severity, node.tainted, node.findings) == ("PASS", False, {})
+    assert _same_process(stage.pod.ready(), before)
+
+
+def test_a_reboot_mends_what_fails_after_a_release(stage: Stage) -> None:
+    stage.host.xid(LOST, 79, ERROR)
+    stage.wait_for_status("fail")
     boot = stage.host.boot_id
 
     stage.boot_again()
@@ -169,11 +185,11 @@ def test_a_reboot_mends_the_node(stage: Stage) -> None:
 
 
 def test_deleted_the_node_keeps_its_marks_and_the_cluster_nothing_else(stage: Stage) -> None:
-    stage.pod()
+    stage.pod.ready()
     stage.host.xid(LOST, 79, ERROR)
     stage.wait_for_status("fail")
 
-    stage.node.kubectl("delete", "-f", "kubernetes/manifests/", "--timeout=90s")
+    stage.node.kubectl("delete", "-f", MANIFESTS, "--timeout=90s")
 
     node = stage.view()
     assert (node.status, node.severity, node.tainted) == FAILED

@@ -1,0 +1,110 @@
+"""The agent's pod on a node, as the API server, containerd, the audit log and the kernel's accounting know it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sim.real_node.arguments import CGROUP
+from sim.real_node.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sim.real_node.running import RunningNode
+
+NAMESPACE = "gpu-healthcheck"
+DAEMONSET = "daemonset/gpu-healthcheck-agent"
+METRICS_PORT = 9633
+MANIFESTS = "kubernetes/manifests/"
+GIVE_UP_SECONDS = 120
+"""Nothing here asserts a time: this is when it stops to wait for what never comes."""
+_MIB = 1 << 20
+_CHARGED = ("memory.usage_in_bytes", "memory.current")
+"""In cgroup v1 and v2."""
+
+Json = dict[str, Any]
+
+
+class AgentPod:
+    def __init__(self, node: RunningNode) -> None:
+        self._node = node
+
+    def all(self) -> list[Json]:
+        """Also those that are on their way out."""
+        pods: list[Json] = self._node.get(f"/api/v1/namespaces/{NAMESPACE}/pods")["items"]
+        return pods
+
+    def ready(self, other_than: str = "") -> Json:
+        """The one agent, once it is ready and none before it runs any more; not the pod with that UID."""
+        found: list[Json] = []
+
+        def is_there() -> bool:
+            found[:] = [pod for pod in self.all() if "deletionTimestamp" not in pod["metadata"]]
+            if len(found) != 1 or found[0]["metadata"]["uid"] == other_than or not _is_ready(found[0]):
+                return False
+            return self._serves(found[0])
+
+        wait_until(
+            is_there, GIVE_UP_SECONDS, lambda: f"no agent is ready: {json.dumps(found, indent=1)}\n{self.told()}"
+        )
+        return found[0]
+
+    def told(self) -> str:
+        """What it logged and the programs' last words, for the message of a failure."""
+        logs = self._node.run("kubectl", f"--namespace={NAMESPACE}", "logs", DAEMONSET, "--tail=40", check=False)
+        return f"{logs.stdout}{logs.stderr}\n{self._node.logs()}"
+
+    def pid(self) -> str:
+        """As the node counts."""
+        return self._pid(self.ready())
+
+    def seconds_to_first_write(self) -> float:
+        """From the start of the container's process to the agent's first write on the Node, as the audit log has it."""
+        ticks = int(self._node.run("cat", f"/proc/{self.pid()}/stat").stdout.rpartition(")")[2].split()[19])
+        booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        started = booted + ticks / os.sysconf("SC_CLK_TCK")
+        return min(moment for moment in self._writes() if moment > started) - started
+
+    def memory_group(self) -> Path:
+        """The pod's control group, where its memory is accounted."""
+        uid = self.ready()["metadata"]["uid"]
+        (file,) = Path("/sys/fs/cgroup").glob(f"**/{CGROUP}/**/pod{uid}/memory.stat")
+        return file.parent
+
+    def _pid(self, pod: Json) -> str:
+        """Empty when the container of the pod's status has ended meanwhile."""
+        container = pod["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2]
+        tasks = [
+            line.split() for line in self._node.run("ctr", "--namespace=k8s.io", "tasks", "list").stdout.splitlines()
+        ]
+        return next((words[1] for words in tasks if words[0] == container and words[2] == "RUNNING"), "")
+
+    def _serves(self, pod: Json) -> bool:
+        """On the host's network, one on its way out answers the probes of the next, which finds the port taken."""
+        listening = self._node.run("ss", "-Hltnp", f"sport = :{METRICS_PORT}").stdout
+        return f"pid={self._pid(pod)}," in listening
+
+    def _writes(self) -> Iterator[float]:
+        for line in (self._node.folder / "audit.log").read_text().splitlines():
+            event = json.loads(line)
+            is_ours = event["user"]["username"] == f"system:serviceaccount:{NAMESPACE}:{NAMESPACE}"
+            if is_ours and event["verb"] == "patch" and event["objectRef"]["resource"] == "nodes":
+                yield datetime.fromisoformat(event["requestReceivedTimestamp"]).timestamp()
+
+
+def _is_ready(pod: Json) -> bool:
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions", []))
+
+
+def memory_mib(group: Path) -> dict[str, float]:
+    """All that a control group is charged with, and the same without what the kernel can drop at once."""
+    stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    (charged,) = (one for name in _CHARGED if (one := group / name).exists())
+    usage = int(charged.read_text())
+    droppable = int(stat.get("total_inactive_file", stat["inactive_file"]))  # v1 has the children's in total_
+    return {"usage": usage / _MIB, "working set": (usage - droppable) / _MIB}

@@ -1,0 +1,46 @@
+"""The node's place in the machine's control groups: below it are its pods, and nothing of the machine's."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from sim.real_node.arguments import CGROUP
+from sim.real_node.waiting import wait_until
+
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def _cgroups() -> list[Path]:
+    """The node's place in each hierarchy: several on cgroup v1, one on v2."""
+    if (_CGROUPS / "cgroup.controllers").exists():
+        return [_CGROUPS / CGROUP]
+    return [top / CGROUP for top in sorted(_CGROUPS.iterdir()) if top.is_dir() and not top.is_symlink()]
+
+
+def make() -> None:
+    for cgroup in _cgroups():
+        cgroup.mkdir(exist_ok=True)
+        for file in ("cpuset.cpus", "cpuset.mems"):  # v1: empty until somebody fills them
+            if (cgroup / file).exists() and not (cgroup / file).read_text().strip():
+                (cgroup / file).write_text((cgroup.parent / file).read_text())
+
+
+def remove() -> None:
+    """With everything below; waits until the kernel lets go of the last process."""
+    for top in _cgroups():
+        for folder, _, _ in os.walk(top, topdown=False):
+            _remove(Path(folder))
+
+
+def _remove(folder: Path) -> None:
+    def removed() -> bool:
+        with suppress(FileNotFoundError):
+            try:
+                folder.rmdir()
+            except OSError:  # the kernel has not yet let go of the last process
+                return False
+        return True
+
+    wait_until(removed, 10, lambda: f"{folder} can't be removed")

@@ -1,0 +1,147 @@
+"""A node that is up, whoever brought it up: its programs started and stopped, commands run on it, its API asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sim.real_node import arguments, images, needs
+from sim.real_node.waiting import RealNodeError, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FOLDER = Path(tempfile.gettempdir()) / "gpu-healthcheck-node"
+"""Of the one node that a machine can have; it is there while the node is."""
+NAME = "gpu-node-1"
+READY_SECONDS = 120
+
+
+class RunningNode:
+    """Found by its folder, so that another process than the one that brought it up can use it."""
+
+    def __init__(self, name: str = NAME) -> None:
+        self.folder = FOLDER
+        self.name = name
+
+    @property
+    def pid(self) -> int | None:
+        """Of its PID 1, as this machine counts; None when no node is up."""
+        try:
+            pid = int((self.folder / "pid-1").read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+        return pid if is_ours(pid) else None
+
+    @property
+    def is_up(self) -> bool:
+        return self.pid is not None
+
+    # --- its programs
+
+    def start(self, name: str) -> None:
+        self._tell(f"start {name}")
+
+    def stop(self, name: str) -> None:
+        self._tell(f"stop {name}")
+
+    def restart(self, name: str) -> None:
+        self.stop(name)
+        self.start(name)
+
+    def power_off(self) -> None:
+        """Everything on the node ends at once; the control plane, which runs elsewhere in a real cluster, goes on."""
+        self._tell("power-off")
+
+    def power_on(self) -> None:
+        self.start_containerd()
+        self.start("kubelet")
+
+    def start_containerd(self) -> None:
+        """A kubelet that finds none ends at once."""
+        self.start("containerd")
+        self.wait_until(lambda: self.run("ctr", "version", check=False).returncode == 0, "containerd answers")
+
+    # --- doing something on it
+
+    def argv(self, *words: str) -> list[str]:
+        """The command line that runs these words on the node."""
+        if not self.is_up:
+            raise RealNodeError("no node is up: `python -m sim.real_node up`")
+        kept = {key: os.environ[key] for key in ("TERM", "LANG") if key in os.environ}
+        wanted = kept | {
+            "PATH": f"{self.folder / 'bin'}:{needs.SEARCH_PATH}",
+            "HOME": "/root",
+            "KUBECONFIG": str(self.folder / "admin.kubeconfig"),
+            "KUBERC": "off",
+            "KUBECACHEDIR": "/run/kubectl-cache",
+        }
+        enter = ["nsenter", f"--target={self.pid}", "--mount", "--uts", "--ipc", "--net", "--pid"]
+        return [
+            *enter,
+            "env",
+            f"--chdir={images.REPOSITORY}",
+            "--ignore-environment",
+            *(f"{key}={value}" for key, value in wanted.items()),
+            *words,
+        ]
+
+    def run(self, *words: str, check: bool = True, input: str | None = None) -> subprocess.CompletedProcess[str]:  # noqa: A002 - as subprocess calls it
+        done = subprocess.run(self.argv(*words), input=input, capture_output=True, text=True, check=False)
+        if check and done.returncode != 0:
+            raise RealNodeError(f"{' '.join(words)}: {(done.stderr or done.stdout).strip()}")
+        return done
+
+    def kubectl(self, *words: str, input: str | None = None) -> str:  # noqa: A002
+        """Standard output of kubectl as the admin."""
+        return self.run("kubectl", *words, input=input).stdout
+
+    def get(self, path: str) -> Any:
+        """An object of the API, by its path."""
+        return json.loads(self.kubectl("get", "--raw", path))
+
+    def load(self, archive: Path) -> None:
+        """Give containerd the images of an archive."""
+        with archive.open("rb") as file:
+            command = self.argv("ctr", "--namespace=k8s.io", "images", "import", "-")
+            done = subprocess.run(command, stdin=file, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise RealNodeError(f"{archive} was not taken: {done.stderr.strip()}")
+
+    def is_ready(self) -> bool:
+        done = self.run("kubectl", "get", "--raw", f"/api/v1/nodes/{self.name}", check=False)
+        if done.returncode != 0:
+            return False
+        conditions = json.loads(done.stdout)["status"].get("conditions", [])
+        return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+    def wait_until(self, true: Callable[[], bool], what: str, seconds: float = READY_SECONDS) -> None:
+        wait_until(true, seconds, lambda: f"not within {seconds:g} s: {what}\n{self.logs()}")
+
+    def logs(self, lines: int = 8) -> str:
+        """The end of each program's log."""
+        ends = []
+        for log in sorted(set(self.folder.glob("*.log")) - {self.folder / "audit.log"}):
+            ends += [f"--- end of {log.name}", *log.read_text(errors="replace").splitlines()[-lines:]]
+        return "\n".join(ends)
+
+    def _tell(self, line: str) -> None:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(self.folder / arguments.SOCKET))
+            connection.sendall(f"{line}\n".encode())
+            with connection.makefile() as answer:
+                if said := answer.read():
+                    raise RealNodeError(f"{line}: {said}")
+
+
+def is_ours(pid: int) -> bool:
+    """Whether that is a PID 1 of ours and not who got its number later; a zombie has no command line."""
+    try:
+        return arguments.FIRST_PROCESS.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
