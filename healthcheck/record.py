@@ -16,6 +16,8 @@ from healthcheck.verdict import Verdict
 SCHEMA = 1
 LONGEST = 16 * 1024
 """A record is never longer (contract, section 1)."""
+_FOR_THE_TAINT = 32
+"""Kept free for what the plan says of the taint afterwards."""
 LEVEL_4 = "4-dcgm-diag-l4"
 _SHORT_DETAIL = 40
 _LONGEST_WORD = 200
@@ -234,17 +236,18 @@ def moment(text: str) -> datetime:
 
 
 def _within_limit(record: dict[str, Any]) -> dict[str, Any]:
-    if _size(record) <= LONGEST:
+    longest = LONGEST - _FOR_THE_TAINT
+    if _size(record) <= longest:
         return record
     findings, gone = record["findings"], 0
     long = [finding for finding in findings if len(finding["detail"]) > _SHORT_DETAIL]
     for finding in long:
         finding["detail"] = finding["detail"][:_SHORT_DETAIL]
     record["cut"] = {"details": len(long), "findings": 0}
-    while _size(record) > LONGEST and record.get("acknowledged"):
+    while _size(record) > longest and record.get("acknowledged"):
         # Only for the day when the node's own file is lost: the file has them all.
         del record["acknowledged"][: max(len(record["acknowledged"]) // 4, 1)]
-    while _size(record) > LONGEST and findings:
+    while _size(record) > longest and findings:
         # Worst first: what goes is the mildest, and it is counted.
         drop = max(len(findings) // 10, 1)
         del findings[-drop:]
