@@ -50,7 +50,7 @@ class Agent:
     ) -> None:
         self.settings = settings
         root = settings.host_root
-        memory, lost = _remember(file, settings, telemetry)
+        memory, lost, damage = _remember(file, settings, telemetry)
         self.ledger = Ledger(memory, file, telemetry, clock.now, self._hurry)
         self.driver = Driver(root)
         self.expectations = Expectations(root, settings.imds_endpoint, clock.now, self._type_label)
@@ -68,6 +68,8 @@ class Agent:
         self.cycle.reload()
         if lost:
             self.teller.adopt_from_node()
+        if damage:
+            self._say("MemoryUnreadable", damage)
         self.watcher = Watcher(cluster, settings.node_name, self.teller.saw)
         self.follower = Follower(
             root,
@@ -138,16 +140,17 @@ class Agent:
         self.teller.say(event)
 
 
-def _remember(file: MemoryFile | None, settings: AgentSettings, telemetry: Telemetry) -> tuple[Memory, bool]:
-    """What the node-local file holds, brought to this machine and boot; and whether it was lost."""
+def _remember(file: MemoryFile | None, settings: AgentSettings, telemetry: Telemetry) -> tuple[Memory, bool, str]:
+    """What the node-local file holds, brought to this machine and boot; whether it was lost, and to what damage."""
     root = settings.host_root
-    before, lost = None, False
+    before, lost, damage = None, False, ""
     if file is not None:
         try:
             before = file.read()
         except MemoryFileError as error:
             telemetry.memory_errors.inc()
-            log.warning("the memory file can't be read", error=str(error))
+            damage = str(error)
+            log.warning("the memory file can't be read", error=damage)
         lost = before is None
     before = before or Memory()
     try:
@@ -161,4 +164,4 @@ def _remember(file: MemoryFile | None, settings: AgentSettings, telemetry: Telem
         log.warning("the memory is another machine's; nothing of it is inherited", was=file.set_aside("other-machine"))
     memory = begin(before, machine, boot, clock.now())
     log.info("memory", boot_id=boot, cursor=memory.cursor, standing=[one.finding.reason for one in memory.standing])
-    return memory, lost
+    return memory, lost, damage
