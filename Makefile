@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --strip-extras --allow-unsafe
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-node node-up node-shell node-down demo bench docs lock clean
+.PHONY: help setup check test test-node node-up node-shell node-down demo bench fuzz docs lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -49,6 +49,10 @@ demo: setup ## A GPU fails on a simulated node: what the API server hears, and w
 
 bench: setup ## Measure: detection latency, CPU, memory, API calls (root, about 20 minutes)
 	$(BIN)/python -m bench
+
+SECONDS ?= 600
+fuzz: setup ## Search for inputs that break the log's grammar, the memory or its file (SECONDS=600)
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
 docs: setup ## Write the generated files anew: docs/checks.md, the README's table, the ConfigMap's profiles
 	$(BIN)/python -m tools.docs

@@ -26,7 +26,7 @@ log = structlog.get_logger()
 
 FAILED, USAGE = 1, 3
 _STANDBY_SECONDS = 2.0
-_OURS = ("follow", "watch", "tell")
+_OURS = ("follow", "judge", "watch", "tell")
 _ONCE_SECONDS = 0.2
 _PORT_SECONDS = 1.0
 

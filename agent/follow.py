@@ -4,31 +4,82 @@ from __future__ import annotations
 
 import os
 import select
+import sys
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
 import tenacity
 
 from agent.ledger import Ledger
+from healthcheck.checks import KERNEL_LINES
 from healthcheck.examine import judge
 from healthcheck.expectation import Expectation
 from healthcheck.model import Check, Evidence, ProbeError, Unobserved
-from healthcheck.probes.kernel_log import KERNEL_FACILITY, RING, Batch, KernelLog, kmsg_path
+from healthcheck.probes.kernel_log import KERNEL_FACILITY, RING, Batch, KernelLog, Record, kmsg_path
 from healthcheck.telemetry import Telemetry
 
 log = structlog.get_logger()
 
 _REOPEN_SECONDS = 1.0
+_PORTION, _MOST_REST_SECONDS = 100, 0.01
+"""After each reading it rests, so that a flood comes in portions of about so many records: a ring of 128 KiB, which
+many kernels have, holds some 1,500. The first record of a quiet log waits for nothing."""
+_SWITCH_SECONDS = 0.001
+"""How long a busy thread may keep the interpreter while another waits; Python's own 5 ms are a third of that ring."""
+_SAVE_SECONDS = 1.0
+"""So long a log has to be quiet before what it only counted is written down."""
+_OVERRUN_AGAIN_SECONDS = 60.0
+"""A log that is overrun again and again says so, with a count, no more often than this."""
+_MOST_WAITING = 20_000
 
 
 class _LogEnded(ProbeError):
     """A file in the log's place was read to its end; more may come."""
 
 
-class Follower(threading.Thread):
-    """Reads until stopped. A log that can't be opened or ends is opened again, and nothing is judged twice."""
+class _Inbox:
+    """What was read and waits to be judged, as one batch. Bounded: when it is full, the log itself has to hold it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._records: list[Record] = []
+        self._waiting: Batch | None = None
+        self._closed = False
+
+    def put(self, batch: Batch) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._records) < _MOST_WAITING)
+            self._records += batch.records
+            self._waiting = batch if self._waiting is None else _joined(self._waiting, batch)
+            self._changed.notify_all()
+
+    def take(self, seconds: float | None) -> Batch | None:
+        """All that waits; None when nothing came in this time, or nothing will any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._waiting is not None, seconds)
+            if self._closed or self._waiting is None:
+                return None
+            taken = replace(self._waiting, records=tuple(self._records))
+            self._records, self._waiting = [], None
+            self._changed.notify_all()
+            return taken
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+class Follower:
+    """Follows until it is ended. A log that can't be opened or ends is opened again, and nothing is judged twice.
+
+    Two threads, because the ring of a flooded log holds a few milliseconds: `follow` only reads; `judge` judges,
+    remembers, and waits for the disk.
+    """
 
     def __init__(
         self,
@@ -40,7 +91,6 @@ class Follower(threading.Thread):
         say: Callable[[str, str], None],
         facilities: frozenset[int] = KERNEL_FACILITY,
     ) -> None:
-        super().__init__(name="follow", daemon=True)
         self._path = kmsg_path(root)
         self._ledger = ledger
         self._telemetry = telemetry
@@ -48,11 +98,29 @@ class Follower(threading.Thread):
         self._expect = expect
         self._say = say
         self._said_unreadable = False
+        self._lost_unsaid = 0
+        self._said_lost_at = -_OVERRUN_AGAIN_SECONDS
         self._facilities = facilities
+        self._cursor = ledger.memory.cursor
+        self._inbox = _Inbox()
         self._stop_read, self._stop_write = os.pipe()
         self._stopping = threading.Event()
+        self._threads = tuple(
+            threading.Thread(target=work, name=name, daemon=True)
+            for name, work in (("follow", self._keep_following), ("judge", self._keep_judging))
+        )
 
-    def run(self) -> None:
+    def start(self) -> None:
+        sys.setswitchinterval(_SWITCH_SECONDS)
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        self._stopping.set()
+        self._inbox.close()
+        os.write(self._stop_write, b"x")
+
+    def _keep_following(self) -> None:
         again = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(ProbeError),
             wait=tenacity.wait_fixed(_REOPEN_SECONDS),
@@ -63,32 +131,40 @@ class Follower(threading.Thread):
         )
         again(self._follow)
 
-    def end(self) -> None:
-        self._stopping.set()
-        os.write(self._stop_write, b"x")
-
     def _follow(self) -> None:
-        with KernelLog(self._path, self._facilities, after=self._ledger.memory.cursor) as kernel_log:
+        with KernelLog(self._path, self._facilities, self._cursor, KERNEL_LINES) as kernel_log:
             poll = select.poll()
             poll.register(kernel_log.fileno(), select.POLLIN)
             poll.register(self._stop_read, select.POLLIN)
+            read_at = time.monotonic()
             while not self._stopping.is_set():
-                batch = kernel_log.read()
-                self._judge(batch)
+                batch, before = kernel_log.read(), read_at
+                read_at = time.monotonic()
+                self._cursor = batch.cursor
+                self._inbox.put(batch)
                 if batch.ended:
                     raise _LogEnded(f"{self._path}: it ended")
                 if not batch.more:
+                    seconds_a_record = (read_at - before) / max(batch.taken + batch.refused, 1)
+                    self._stopping.wait(min(_PORTION * seconds_a_record, _MOST_REST_SECONDS))
                     poll.poll()
+
+    def _keep_judging(self) -> None:
+        while not self._stopping.is_set():
+            batch = self._inbox.take(_SAVE_SECONDS if self._ledger.unsaved or self._lost_unsaid else None)
+            if batch is not None:
+                self._judge(batch)
+            else:
+                self._ledger.save()
+            self._say_lost()
 
     def _judge(self, batch: Batch) -> None:
         telemetry = self._telemetry
-        telemetry.records.inc(len(batch.records))
+        telemetry.records.inc(batch.taken)
         telemetry.refused.inc(batch.refused)
         telemetry.unreadable.inc(batch.unreadable)
-        if batch.lost:
-            telemetry.lost.inc(batch.lost)
-            log.warning("kernel log records were overwritten before they were read", lost=batch.lost)
-            self._say("KernelLogOverrun", f"{batch.lost} kernel log records were overwritten before they were read")
+        telemetry.lost.inc(batch.lost)
+        self._lost_unsaid += batch.lost
         if batch.unreadable and not self._said_unreadable:
             self._said_unreadable = True
             log.warning("lines of the kernel log are no records", unreadable=batch.unreadable)
@@ -101,6 +177,14 @@ class Follower(threading.Thread):
             for sighting in outcome.sightings:
                 telemetry.count(sighting)
 
+    def _say_lost(self) -> None:
+        lost, now = self._lost_unsaid, time.monotonic()
+        if not lost or now - self._said_lost_at < _OVERRUN_AGAIN_SECONDS:
+            return
+        self._lost_unsaid, self._said_lost_at = 0, now
+        log.warning("kernel log records were overwritten before they were read", lost=lost)
+        self._say("KernelLogOverrun", f"{lost} kernel log records were overwritten before they were read")
+
     def _say_blind(self, state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         if state.attempt_number == 1:
@@ -108,3 +192,15 @@ class Follower(threading.Thread):
         if not isinstance(error, _LogEnded):
             for check in self._checks():
                 self._ledger.blind(check, Unobserved("KernelLogUnreadable", str(error)))
+
+
+def _joined(first: Batch, then: Batch) -> Batch:
+    """One after the other; the inbox keeps the records by itself."""
+    return Batch(
+        (),
+        first.taken + then.taken,
+        first.lost + then.lost,
+        first.unreadable + then.unreadable,
+        first.refused + then.refused,
+        cursor=then.cursor,
+    )

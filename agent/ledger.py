@@ -22,6 +22,7 @@ from healthcheck.verdict import Verdict, decide
 
 log = structlog.get_logger()
 
+_MOST_UNSAVED_SECONDS = 1.0
 _NOT_YET = Unobserved("NotLookedYet", "the first look has not ended")
 
 
@@ -54,6 +55,7 @@ class Ledger:
         self._settings = Settings()
         self._outcomes: dict[str, Outcome] = {}
         self._file_failed = False
+        self._unsaved_since: float | None = None
 
     @property
     def _escalate_after(self) -> int:
@@ -62,6 +64,11 @@ class Ledger:
     @property
     def memory(self) -> Memory:
         return self._memory
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether the memory has counted what its file has not."""
+        return self._unsaved_since is not None
 
     def configure(self, settings: Settings) -> None:
         """Take over new settings. What a check said that nobody runs any more is forgotten."""
@@ -72,20 +79,31 @@ class Ledger:
             self._memory = without_checks(self._memory, names)
 
     def noticed(self, outcomes: Iterable[Outcome], cursor: int | None) -> tuple[Standing, ...]:
-        """What the event checks read in the kernel log, up to and with the record `cursor`; what is new of it."""
+        """What the event checks read in the kernel log, up to and with the record `cursor`; what is new of it.
+
+        On the disk before anybody hears of it. What was only counted may wait: a flood would write the same file over
+        and over, and whoever starts from an older file has its older cursor, from which the log counts it again.
+        """
         outcomes = list(outcomes)
         found = any(outcome.sightings for outcome in outcomes)
         with self._lock:
             before = self._memory
-            after = noticed(before, outcomes, self._clock(), self._escalate_after) if found else before
+            now = self._clock()
+            after = noticed(before, outcomes, now, self._escalate_after) if found else before
             self._memory = replace(after, cursor=before.cursor if cursor is None else cursor)
             self._outcomes.update({one.check: replace(one, sightings=()) for one in outcomes})
             if found:
-                self._save()
+                self._save_or_wait(before, now)
             new = _new(before, self._memory)
         if any(one.finding.severity >= Severity.RESET for one in new):
             self._hurry()
         return new
+
+    def save(self) -> None:
+        """Write down what was only counted since the file was written."""
+        with self._lock:
+            if self.unsaved:
+                self._save()
 
     def blind(self, check: Check, cause: Unobserved) -> None:
         """A check that follows its source has lost it."""
@@ -146,8 +164,15 @@ class Ledger:
         self._measure(verdict)
         return Snapshot(verdict, memory, complete)
 
+    def _save_or_wait(self, before: Memory, now: Now) -> None:
+        if self._unsaved_since is None:
+            self._unsaved_since = now.monotonic
+        if not _only_counted(before, self._memory) or now.monotonic - self._unsaved_since >= _MOST_UNSAVED_SECONDS:
+            self._save()
+
     def _save(self) -> None:
         """To the file; a disk that fails is said once and the agent goes on in memory."""
+        self._unsaved_since = None
         if self._file is None:
             return
         try:
@@ -176,6 +201,19 @@ def _new(before: Memory, after: Memory) -> tuple[Standing, ...]:
     """What stands now and did not before, or not as badly."""
     known = {one.key: one.finding.severity for one in before.standing}
     return tuple(one for one in after.standing if known.get(one.key, Severity.PASS) < one.finding.severity)
+
+
+def _only_counted(before: Memory, after: Memory) -> bool:
+    """Whether nothing came, went or changed but how often and when it was seen."""
+    known = {one.key: one.finding.severity for one in before.standing}
+    stands = {one.key: one.finding.severity for one in after.standing}
+    return (known, before.gpus, before.recovery, before.ended, before.driver_loaded_at) == (
+        stands,
+        after.gpus,
+        after.recovery,
+        after.ended,
+        after.driver_loaded_at,
+    )
 
 
 def level_checks(settings: Settings) -> tuple[Check, ...]:

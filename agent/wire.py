@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import structlog
@@ -86,6 +87,9 @@ class Agent:
 
     def start(self) -> None:
         """Begin to follow, look and tell, each in its own thread."""
+        # What was imported and wired lives as long as we do. To walk through it holds up all threads for 15 ms or more,
+        # and the ring of a flooded log is full in as much.
+        gc.freeze()
         self.follower.start()
         self.watcher.start()
         self.teller.start()
@@ -113,6 +117,7 @@ class Agent:
         """Stop. Labels, taints and the condition stay as they are; so does the memory file."""
         self.schedule.end()
         self.follower.end()
+        self.ledger.save()
         self.watcher.end()
         self.teller.end()
         stuck = self.driver.end()

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
+from bench.kmsg import KMSG, last_record, use_real_log
 from bench.node_watch import is_tainted, is_told
 from bench.outcome import CouldNotMeasure, Outcome, Row, percentile, summary
 from bench.program import Program
 from bench.stage import Stage
-from healthcheck.probes.kernel_log import KernelLog
 from sim.node import SimulatedNode
 
 P50_MS, P99_MS = 20.0, 100.0
-_KMSG = Path("/dev/kmsg")
 _USER_WARNING = b"<12>"  # facility 1, level 4; the kernel makes 1 of a facility 0 that user space writes
 _SETTLED_SECONDS = 3600.0
 _REST_SECONDS = (0.3, 0.7)
@@ -41,12 +37,8 @@ class _Detection:
 
 
 def measure(stage: Stage) -> Outcome:
-    _must_be_allowed()
     node = stage.make_node()
-    node.kernel_log.close()
-    log = node.root / "dev/kmsg"
-    log.unlink()
-    log.symlink_to(_KMSG)
+    use_real_log(node)
     warm = [_once(stage, node, lambda _: None) for _ in range(stage.length.detections)]
     cold = [_once(stage, node, _reconnect) for _ in range(stage.length.detections_reconnecting)]
     rows = (
@@ -74,7 +66,7 @@ def _stages(detections: list[_Detection]) -> dict[str, Any]:
 def _once(stage: Stage, node: SimulatedNode, before: Callable[[Program], None]) -> _Detection:
     """A new Node and a new agent each time: a taint comes only once."""
     seat = stage.seat(node)
-    seat.remember(_last_record(), time.monotonic() - _SETTLED_SECONDS)
+    seat.remember(last_record(), time.monotonic() - _SETTLED_SECONDS)
     with stage.watch(seat) as watch, seat.run("-m", "bench.follow_program") as program:
         try:
             watch.wait_for(is_told, "a healthy agent's first verdict")
@@ -93,7 +85,7 @@ def _write_fault(node: SimulatedNode) -> tuple[datetime, int]:
     """The moment before it was written, by the wall clock and by the monotonic one."""
     address = node.gpus[0].kernel_address
     text = f"NVRM: Xid (PCI:{address}): 79, gpu-healthcheck bench: invented, no GPU has fallen off the bus"
-    with _KMSG.open("wb", buffering=0) as log:
+    with KMSG.open("wb", buffering=0) as log:
         began, began_ns = datetime.now(UTC), time.monotonic_ns()
         log.write(_USER_WARNING + text.encode() + b"\n")
     return began, began_ns
@@ -102,24 +94,3 @@ def _write_fault(node: SimulatedNode) -> tuple[datetime, int]:
 def _reconnect(program: Program) -> None:
     program.ask("reconnect")
     time.sleep(0.1)
-
-
-def _last_record() -> int | None:
-    """Where the ring ends now: an agent that begins there judges nothing of what earlier runs have left."""
-    cursor = None
-    with KernelLog(_KMSG) as log:
-        while (batch := log.read()).more or batch.cursor != cursor:
-            cursor = batch.cursor
-    return cursor
-
-
-def _must_be_allowed() -> None:
-    if Path("/sys/module/nvidia").exists():
-        raise CouldNotMeasure(
-            "this machine has an NVIDIA driver: whoever watches its kernel log would believe the invented Xid 79"
-        )
-    try:
-        os.close(os.open(_KMSG, os.O_RDWR | os.O_NONBLOCK))
-    except OSError as error:
-        why = "only root may write it" if error.errno in (errno.EACCES, errno.EPERM) else error.strerror
-        raise CouldNotMeasure(f"needs the real {_KMSG} to read and to write: {why}") from error

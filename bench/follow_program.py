@@ -1,11 +1,13 @@
 """The agent, wired as `python -m agent` wires it, but taking records of user space in the kernel log for the kernel's.
 
 That is an argument and never a setting: nobody can make a running agent believe a forgery. On standard input:
-`reconnect` closes the connections that wait unused, as the API server does after 90 s, and the end ends the agent.
+`reconnect` closes the connections that wait unused, as the API server does after 90 s; `noticed` answers how many
+milliseconds after it was written each Xid that says so had been judged and remembered; the end ends the agent.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 
@@ -14,11 +16,26 @@ from kubernetes.client import ApiClient
 from agent.__main__ import log_as_json
 from agent.settings import AgentSettings
 from agent.wire import Agent
+from bench.moment import age_ms
 from healthcheck.cluster import Cluster, connect
 from healthcheck.memory_file import MemoryFile
+from healthcheck.model import Sighting
 from healthcheck.telemetry import Telemetry, serve
 
 KERNEL, USER = 0, 1
+
+
+class _Clocked(Telemetry):
+    """The follower counts a line after the ledger has noticed it and, where it was new, written it down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.milliseconds: list[float] = []
+
+    def count(self, sighting: Sighting) -> None:
+        super().count(sighting)
+        if (milliseconds := age_ms(sighting.detail)) is not None:
+            self.milliseconds.append(milliseconds)
 
 
 def main() -> None:
@@ -30,13 +47,16 @@ def main() -> None:
         clients.append(connect())
         return clients[-1]
 
-    cluster, telemetry, file = Cluster(connector), Telemetry(), MemoryFile(settings.state_dir)
+    cluster, telemetry, file = Cluster(connector), _Clocked(), MemoryFile(settings.state_dir)
     if not file.acquire():
         sys.exit("another agent holds the memory")
     agent = Agent(settings, cluster, file, telemetry, facilities=frozenset({KERNEL, USER}))
     serve(telemetry, settings.metrics_port, agent.healthy, agent.ready)
     agent.start()
-    for _ in sys.stdin:
+    for line in sys.stdin:
+        if line.strip() == "noticed":
+            print(json.dumps(telemetry.milliseconds), flush=True)
+            continue
         clients[-1].rest_client.pool_manager.clear()
         print("done", flush=True)
     agent.end()

@@ -20,6 +20,8 @@ class Length:
     """Agents that fail at once."""
     node_starts: int = 5
     flood_seconds: float = 60.0
+    burst_seconds: float = 3.0
+    memory_hours: int = 24
     quick: bool = False
     hour: bool = False
 
@@ -42,5 +44,7 @@ QUICK = Length(
     fleet=50,
     node_starts=1,
     flood_seconds=5.0,
+    burst_seconds=0.5,
+    memory_hours=2,
     quick=True,
 )

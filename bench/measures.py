@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench import api_calls, cycle, detection, fleet, idle_cpu, memory, node_pod, replay, start
+from bench import (
+    api_calls,
+    burst,
+    cycle,
+    detection,
+    fleet,
+    flood,
+    idle_cpu,
+    memory,
+    memory_day,
+    node_pod,
+    old_ring,
+    replay,
+    start,
+)
 from bench.outcome import Outcome
 from bench.stage import Stage
 
@@ -26,4 +40,9 @@ MEASURES = (
     Measure("api-calls", api_calls.measure),
     Measure("fleet", fleet.measure),
     Measure("node-pod", node_pod.measure),
+    Measure("flood", flood.measure),
+    Measure("xid-flood", flood.measure_xids),
+    Measure("burst", burst.measure),
+    Measure("old-ring", old_ring.measure),
+    Measure("memory-24h", memory_day.measure),
 )

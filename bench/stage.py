@@ -96,6 +96,11 @@ class Stage:
         return str(self.plane.request("GET", "/version").body["gitVersion"])
 
     @property
+    def bare_environment(self) -> dict[str, str]:
+        """What every program here needs, whatever it is."""
+        return {key: os.environ[key] for key in _KEPT_VARIABLES if key in os.environ}
+
+    @property
     def has_plane(self) -> bool:
         return "plane" in self.__dict__
 
@@ -113,8 +118,7 @@ class Stage:
         folder = self.folder / name
         folder.mkdir()
         port = free_ports(1)[0]
-        environment = {key: os.environ[key] for key in _KEPT_VARIABLES if key in os.environ}
-        environment |= {
+        environment = self.bare_environment | {
             "NODE_NAME": name,
             "HOST_ROOT": str(node.root),
             "STATE_DIR": str(folder / "state"),

@@ -69,7 +69,7 @@ class MemoryFile:
             raise MemoryFileError(f"{self.path}: {error.strerror}") from error
         try:
             return _parse(raw)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise MemoryFileError(f"{self.path}: {error!r}; {self.set_aside()}") from error
 
     def set_aside(self, why: str = "unreadable") -> str:

@@ -186,6 +186,8 @@ class Check:
     judge: Callable[[Evidence, Any], Iterator[Judgement]]
     reasons: tuple[Reason, ...]
     nature: Nature = Nature.LEVEL
+    begins: tuple[str, ...] = ()
+    """How a line of the kernel's log begins that an event check reads, in plain ASCII: others are not shown to it."""
 
 
 @dataclass(frozen=True, slots=True)

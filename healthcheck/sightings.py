@@ -157,14 +157,12 @@ def _repeated(memory: Memory, sighting: Sighting, address: str, now: Now) -> Fin
     """The third process on one GPU, and on no other, makes it the GPU's own fault."""
     if not sighting.process or (sighting.reason == "Xid13" and not sighting.place):
         return None
-    recent = {
-        key: [one for one in hits if _is_recent(memory, one, now)]
-        for key, hits in memory.hits.items()
-        if key[0] == sighting.reason
-    }
-    here = recent.pop((sighting.reason, address), [])
-    processes = {one.process for one in here if one.process and one.place == sighting.place}
-    if any(recent.values()) or len(processes) < REPEATS_FROM:
+    elsewhere = (hits for key, hits in memory.hits.items() if key[0] == sighting.reason and key[1] != address)
+    # The newest first: in a storm over several GPUs it settles the question, and this is asked for each line of it.
+    if any(_is_recent(memory, hit, now) for hits in elsewhere for hit in reversed(hits)):
+        return None
+    here = [one for one in memory.hits[sighting.reason, address] if one.process and one.place == sighting.place]
+    if len({one.process for one in here if _is_recent(memory, one, now)}) < REPEATS_FROM:
         return None
     where = f" on {sighting.place}" if sighting.place else ""
     return Finding(

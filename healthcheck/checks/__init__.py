@@ -17,6 +17,9 @@ CHECKS: tuple[Check, ...] = (
     efa_count.CHECK,
 )
 
+KERNEL_LINES: tuple[str, ...] = tuple(sorted({begin for check in CHECKS for begin in check.begins}))
+"""How a line of the kernel's log begins that any check reads."""
+
 GROUPS: Mapping[str, str] = {
     "0": "0-nvidia-smi",
     "1": "1-dcgm-diag-l2",

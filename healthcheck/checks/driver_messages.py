@@ -129,4 +129,5 @@ CHECK = Check(
     judge,
     (FELL_OFF_BUS, INIT_FAILED, RESET_REQUIRED, LIBRARY_MISMATCH),
     Nature.EVENT,
+    (_BEGINS,),
 )

@@ -61,4 +61,4 @@ def read_sxid(record: kernel_log.Record, expected: Expectation) -> Sighting | No
     )
 
 
-CHECK = Check("sxid", "0-nvidia-smi", (kernel_log.RING,), judge, (FAMILY,), Nature.EVENT)
+CHECK = Check("sxid", "0-nvidia-smi", (kernel_log.RING,), judge, (FAMILY,), Nature.EVENT, (_BEGINS,))

@@ -103,4 +103,4 @@ def _detail(code: int, process: str, text: str) -> str:
     return told[: _LONGEST_DETAIL - len(by)] + by
 
 
-CHECK = Check("xid", "0-nvidia-smi", (kernel_log.RING,), judge, (FAMILY,), Nature.EVENT)
+CHECK = Check("xid", "0-nvidia-smi", (kernel_log.RING,), judge, (FAMILY,), Nature.EVENT, (_BEGINS,))

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from healthcheck.checks import CHECKS, GROUPS, select_checks
+from healthcheck.checks import CHECKS, GROUPS, KERNEL_LINES, select_checks
+from healthcheck.model import Nature
 
 GROUP_0 = ["driver", "gpu-count", "recovery-action", "xid", "sxid", "driver-messages"]
 
@@ -34,3 +35,9 @@ def test_another_word_is_named_with_what_is_allowed(word: str) -> None:
 
 def test_every_check_stands_in_a_group_of_the_record() -> None:
     assert [check.name for check in CHECKS if check.group not in GROUPS.values()] == []
+
+
+def test_an_event_check_says_how_its_lines_begin() -> None:
+    """Others are not shown to it: one that says nothing would never see any."""
+    assert [check.name for check in CHECKS if bool(check.begins) != (check.nature is Nature.EVENT)] == []
+    assert all(begin and begin.isascii() and begin.isprintable() and "\\" not in begin for begin in KERNEL_LINES)

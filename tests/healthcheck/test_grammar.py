@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from healthcheck.catalog.sxid import sxid_table
 from healthcheck.catalog.xid import xid_table
-from healthcheck.checks import CHECKS
+from healthcheck.checks import CHECKS, KERNEL_LINES
 from healthcheck.examine import judge
 from healthcheck.expectation import Expectation
 from healthcheck.model import Evidence, Nature, Sighting
@@ -68,6 +68,11 @@ def test_a_line_without_a_number_is_one_fault(text: str) -> None:
 @given(quoted_lines())
 def test_text_that_only_quotes_a_line_is_no_fault(text: str) -> None:
     assert sightings(text) == []
+
+
+@given(fault_lines())
+def test_a_line_that_is_read_begins_as_the_follower_asks_for(text: str) -> None:
+    assert text.startswith(KERNEL_LINES)
 
 
 @given(fault_lines())

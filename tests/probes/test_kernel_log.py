@@ -116,6 +116,15 @@ class TestFiles:
 
         assert (seqs(batch), batch.refused) == ([1], 1)
 
+    def test_a_record_that_begins_otherwise_is_counted_and_not_made(self, tmp_path: Path) -> None:
+        others = b"4,1,1,-;usb: NVRM: Xid\n4,2,1,-;NVRM\n4,3,1,-; NVRM: Xid\n4,4,1,-;nvidia-nvswitch3: SXid\n"
+        (tmp_path / "kmsg").write_bytes(others + b"4,5,1,-,caller=T1;NVRM: Xid\n12,6,1,-;NVRM: Xid\n6,8,1,-;last\n")
+
+        with KernelLog(tmp_path / "kmsg", begins=("NVRM: ", "nvidia-nvswitch")) as log:
+            batch = log.read()
+
+        assert (seqs(batch), batch.taken, batch.refused, batch.lost, batch.cursor) == ([4, 5], 6, 1, 1, 8)
+
     def test_gaps_in_the_sequence_are_counted_as_lost(self, tmp_path: Path) -> None:
         with log_of(tmp_path / "kmsg", numbered(10, 11, 15, 16, 116)) as log:
             assert log.read().lost == 3 + 99

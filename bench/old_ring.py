@@ -1,0 +1,98 @@
+"""A start on a kernel log full of old Xids of this boot that were judged before: none of them may count again."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.flood import await_count, metrics, remembered, xids_in
+from bench.flood_program import CODES
+from bench.node_watch import status
+from bench.outcome import CouldNotMeasure, Outcome, Row, percentile, summary
+from bench.stage import Seat, Stage
+from sim.kernel_log import KernelRecord
+from sim.node import SimulatedNode
+
+RECORDS, AIM_SECONDS = 4_000, 2.0
+_AFTERWARDS_SECONDS = 1.5
+"""In which the log is read to its end, and once more: a file is opened again every second."""
+_NOTES = (
+    "old-ring: a file of raw records in the place of /dev/kmsg, read as the device is: the ring of 128 KiB that this",
+    "          machine may have holds fewer than 4,000 Xids. 'nothing judged yet' is the start without a memory file",
+)
+
+
+@dataclass(frozen=True)
+class _Start:
+    seconds: float
+    counted: int
+    """Xids, in the metrics."""
+    new_findings: int
+    """Findings in the memory file after it that were not there before, or with another count."""
+
+
+def measure(stage: Stage) -> Outcome:
+    node = stage.make_node()
+    _fill(node)
+    first, state = _start(stage, node, None)
+    again = [_start(stage, node, state)[0] for _ in range(stage.length.starts)]
+    seconds = [one.seconds for one in again]
+    new, counted = sum(one.new_findings for one in again), sum(one.counted for one in again)
+    rows = (
+        Row(
+            f"start on a ring of {RECORDS:,} judged Xids: findings, Xids counted anew",
+            "0, 0",
+            f"{new}, {counted} ({len(again)} starts)",
+            stage.length.met((new, counted) == (0, 0)),
+        ),
+        Row(
+            "in it: first verdict on a new Node",
+            f"≤ {AIM_SECONDS:g} s",
+            f"p50 {percentile(seconds, 0.5):.2f}, max {max(seconds):.2f} s",
+            stage.length.met(max(seconds) <= AIM_SECONDS),
+        ),
+        Row("the same with nothing judged yet", "", f"{first.seconds:.2f} s, {first.counted:,} Xids counted"),
+    )
+    return Outcome(rows, {"seconds": summary(seconds), "nothing_judged": vars(first)}, _NOTES)
+
+
+def _fill(node: SimulatedNode) -> None:
+    node.kernel_log.close()
+    log = node.root / "dev/kmsg"
+    log.unlink()
+    kinds = [(code, gpu.kernel_address) for code in CODES for gpu in node.gpus]
+    with log.open("wb") as file:
+        for number in range(RECORDS):
+            code, address = kinds[number % len(kinds)]
+            text = f"NVRM: Xid (PCI:{address}): {code}, pid={number}, name=python3, gpu-healthcheck bench, invented"
+            file.write(KernelRecord(4, number, 1_000_000 + number, text.encode()).line)
+
+
+def _start(stage: Stage, node: SimulatedNode, state: Path | None) -> tuple[_Start, Path]:
+    """On a Node that nobody has told anything; with what an agent before it left. And what it leaves itself."""
+    seat = stage.seat(node)
+    if state is not None:
+        shutil.copytree(state, seat.state_dir)
+    before = _counts(seat)
+    with stage.watch(seat) as watch, seat.run("-m", "agent") as program:
+        try:
+            told = watch.wait_for(lambda node: bool(status(node)), "a first verdict")
+        except CouldNotMeasure as error:
+            raise CouldNotMeasure(f"{error}\n{program.tail()}") from error
+        if status(told.node) != "fail":
+            raise CouldNotMeasure(f"the first verdict was {status(told.node)!r}\n{program.tail()}")
+        seconds = (told.at_ns - program.started_ns) / 1e9
+        if state is None:
+            await_count(seat, RECORDS)
+        time.sleep(_AFTERWARDS_SECONDS)
+        counted = sum(xids_in(metrics(seat)).values())
+    after = _counts(seat)
+    new = sum(before.get(key) != count for key, count in after.items())
+    return _Start(seconds, counted, new), seat.state_dir
+
+
+def _counts(seat: Seat) -> Mapping[str, int]:
+    return remembered(seat) if seat.state_dir.exists() else {}

@@ -1,0 +1,189 @@
+"""The log followed in two threads, and what of it is on the disk when: in this process, on a simulated node."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from agent.follow import Follower
+from agent.ledger import Ledger
+from healthcheck import clock
+from healthcheck.checks import CHECKS
+from healthcheck.expectation import Expectation
+from healthcheck.memory import Memory
+from healthcheck.memory_file import MemoryFile
+from healthcheck.model import Check, Finding, Nature, Now, Outcome, Severity, Sighting
+from healthcheck.telemetry import Telemetry
+from sim.node import SimulatedNode
+from tests.agent.world import eventually
+
+GPU = "gpu/0000:53:00.0"
+EVENT_CHECKS = tuple(check for check in CHECKS if check.nature is Nature.EVENT)
+WALL = datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[MemoryFile]:
+    one = MemoryFile(tmp_path / "state")
+    one.acquire()
+    yield one
+    one.release()
+
+
+def counted(file: MemoryFile) -> int:
+    memory = file.read()
+    return sum(one.count for one in memory.standing) if memory else 0
+
+
+class TestTheFile:
+    """Nothing new is told before it is on the disk; what is only counted again may wait a second."""
+
+    @pytest.fixture
+    def time(self) -> list[float]:
+        return [1000.0]
+
+    @pytest.fixture
+    def ledger(self, file: MemoryFile, time: list[float]) -> Ledger:
+        return Ledger(Memory(boot_id="b"), file, Telemetry(), lambda: Now(WALL, time[0]), lambda: None)
+
+    def xid(self, ledger: Ledger, seq: int, code: int = 95, severity: Severity = Severity.RESET) -> None:
+        finding = Finding(f"Xid{code}", severity, GPU, "x", seq=seq, at=1.0)
+        line = Sighting(f"Xid{code}", GPU, seq, 1.0, finding)
+        ledger.noticed([Outcome("xid", "0-nvidia-smi", sightings=(line,))], seq)
+
+    def test_what_is_new_is_written_at_once(self, ledger: Ledger, file: MemoryFile) -> None:
+        self.xid(ledger, 1)
+        self.xid(ledger, 2, code=79)
+
+        assert (counted(file), ledger.unsaved) == (2, False)
+
+    def test_what_got_worse_is_written_at_once(self, ledger: Ledger, file: MemoryFile) -> None:
+        self.xid(ledger, 1)
+        self.xid(ledger, 2, severity=Severity.REBOOT)
+
+        assert (counted(file), ledger.unsaved) == (2, False)
+
+    def test_what_is_counted_again_waits_until_somebody_saves(self, ledger: Ledger, file: MemoryFile) -> None:
+        self.xid(ledger, 1)
+        self.xid(ledger, 2)
+
+        assert (counted(file), ledger.unsaved) == (1, True)
+
+        ledger.save()
+
+        assert (counted(file), ledger.unsaved) == (2, False)
+
+    def test_a_flood_that_does_not_end_is_written_every_second(
+        self, ledger: Ledger, file: MemoryFile, time: list[float]
+    ) -> None:
+        self.xid(ledger, 1)
+        for seq in range(2, 50):
+            time[0] += 0.1
+            self.xid(ledger, seq)
+
+        assert counted(file) >= 49 - 11
+
+    def test_a_program_that_begins_with_the_older_file_counts_the_same(
+        self, ledger: Ledger, file: MemoryFile, time: list[float]
+    ) -> None:
+        for seq in range(1, 6):
+            self.xid(ledger, seq)
+        before = file.read()
+        assert before
+        assert before.cursor is not None
+        again = Ledger(before, None, Telemetry(), lambda: Now(WALL, time[0]), lambda: None)
+        for seq in range(before.cursor + 1, 6):
+            self.xid(again, seq)
+
+        assert [one.count for one in again.memory.standing] == [one.count for one in ledger.memory.standing] == [5]
+
+
+@dataclass
+class _SlowFile(MemoryFile):
+    """A disk that takes as long as it likes."""
+
+    ready: threading.Event = field(default_factory=threading.Event)
+
+    def write(self, memory: Memory) -> None:
+        self.ready.wait()
+        super().write(memory)
+
+
+class _Following:
+    def __init__(self, node: SimulatedNode, file: MemoryFile) -> None:
+        self.telemetry = Telemetry()
+        self.said: list[tuple[str, str]] = []
+        self.ledger = Ledger(Memory(boot_id=node.boot_id), file, self.telemetry, clock.now, lambda: None)
+        self.follower = Follower(
+            node.root, self.ledger, self.telemetry, self._checks, Expectation, lambda *word: self.said.append(word)
+        )
+
+    def _checks(self) -> tuple[Check, ...]:
+        return EVENT_CHECKS
+
+    def metric(self, name: str = "") -> float:
+        return self.telemetry.registry.get_sample_value(f"gpu_healthcheck_kernel_log_{name}records_total") or 0.0
+
+    def has_lost(self, records: int) -> bool:
+        return self.metric("lost_") == records
+
+    def has_counted(self, times: int) -> bool:
+        return [one.count for one in self.ledger.memory.standing] == [times]
+
+
+class TestFollowing:
+    @pytest.fixture
+    def slow(self, tmp_path: Path) -> Iterator[_SlowFile]:
+        file = _SlowFile(tmp_path / "state")
+        file.acquire()
+        yield file
+        file.ready.set()
+        file.release()
+
+    def test_a_log_is_read_on_while_the_disk_takes_its_time(self, node: SimulatedNode, slow: _SlowFile) -> None:
+        following = _Following(node, slow)
+        following.follower.start()
+        for _ in range(100):
+            last = node.xid(0, 95, "x")
+
+        eventually(lambda: following.follower._cursor == last.sequence)
+        assert not slow.path.exists()
+
+        slow.ready.set()
+        eventually(lambda: following.has_counted(100))
+        eventually(lambda: counted(slow) == 100)
+        following.follower.end()
+
+    def test_a_log_that_is_overrun_again_and_again_says_so_once(self, node: SimulatedNode, file: MemoryFile) -> None:
+        following = _Following(node, file)
+        following.follower.start()
+        eventually(lambda: following.metric() > 0)
+        for times in range(1, 4):
+            node.kernel_log.overrun(17)
+            node.kernel_log.write("after it")
+            eventually(partial(following.has_lost, 17 * times))
+        following.follower.end()
+
+        lost = "17 kernel log records were overwritten before they were read"
+        assert following.said == [("KernelLogOverrun", lost)]
+
+    def test_what_no_check_reads_is_counted_and_judged_by_none(self, node: SimulatedNode, file: MemoryFile) -> None:
+        following = _Following(node, file)
+        following.follower.start()
+        eventually(lambda: following.follower._cursor is not None)
+        before = following.metric()
+        for _ in range(10):
+            node.kernel_log.write("usb 1-1: reset")
+        node.kernel_log.write("usb 1-1: reset", facility=3)
+        last = node.kernel_log.write("usb 1-1: reset")
+
+        eventually(lambda: following.ledger.memory.cursor == last.sequence)
+        following.follower.end()
+        assert (following.metric() - before, following.metric("refused_")) == (11, 1)
+        assert following.ledger.memory.standing == ()

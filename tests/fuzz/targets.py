@@ -1,0 +1,240 @@
+"""THE LIST of what is fuzzed. Each target is a function and its strategies; it raises where a property is broken."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+from healthcheck.checks import CHECKS, KERNEL_LINES
+from healthcheck.examine import judge
+from healthcheck.expectation import Expectation
+from healthcheck.memory import Memory
+from healthcheck.memory_file import SCHEMA, MemoryFile, MemoryFileError
+from healthcheck.model import Evidence, Nature, Now, Outcome
+from healthcheck.probes.kernel_log import RING, Batch, KernelLog, Record, parse_record
+from healthcheck.record import LONGEST, dump, render
+from healthcheck.sightings import noticed
+from healthcheck.verdict import decide
+from tests.healthcheck import test_memory_properties as properties
+from tests.healthcheck.examples import IDENTITY, MACHINE, MONOTONIC, WALL
+from tests.healthcheck.grammar import fault_lines, quoted_lines
+
+EVENT_CHECKS = tuple(check for check in CHECKS if check.nature is Nature.EVENT)
+
+
+@dataclass(frozen=True)
+class Target:
+    name: str
+    holds: Callable[..., None]
+    strategies: dict[str, st.SearchStrategy[Any]]
+
+
+def outcomes_of(records: Sequence[Record]) -> tuple[Outcome, ...]:
+    return judge(EVENT_CHECKS, Evidence({RING: tuple(records)}), Expectation())
+
+
+# Anything at all as one line of the log.
+
+
+def any_bytes_are_judged(line: bytes) -> None:
+    record = parse_record(line)
+    said = [one for outcome in outcomes_of([record] if record else []) for one in outcome.sightings]
+    assert len(said) <= 1
+    assert all(len(one.detail) <= 200 for one in said)
+
+
+@st.composite
+def raw_records(draw: st.DrawFn) -> bytes:
+    """A record as the device writes it; often of the driver, often broken somewhere."""
+    text = draw(st.one_of(fault_lines(), quoted_lines(), st.text(max_size=200))).encode("utf-8", "surrogatepass")
+    escaped = b"".join(
+        bytes([byte]) if 0x20 <= byte < 0x7F and byte != 0x5C else b"\\x%02x" % byte for byte in draw(_broken(text))
+    )
+    head = b"%d,%d,%d,-" % (draw(st.integers(0, 40)), draw(st.integers(0, 2**64)), draw(st.integers(0, 2**64)))
+    return head + draw(st.sampled_from([b"", b",caller=T1", b",c"])) + b";" + escaped
+
+
+def _broken(text: bytes) -> st.SearchStrategy[bytes]:
+    """As it is, or with some bytes replaced, left out or put in."""
+    return st.just(text) | st.lists(_damages, min_size=1, max_size=4).map(
+        lambda all_of_them: _damaged(text, all_of_them)
+    )
+
+
+_damages = st.tuples(st.integers(0, 1 << 16), st.integers(0, 8), st.binary(max_size=8))
+
+
+def _damaged(text: bytes, damages: Sequence[tuple[int, int, bytes]]) -> bytes:
+    for place, length, instead in damages:
+        at = place % (len(text) + 1)
+        text = text[:at] + instead + text[at + length :]
+    return text
+
+
+lines = st.binary(max_size=400) | raw_records() | raw_records().flatmap(_broken)
+
+
+# A whole log: what is not even made of a record changes nothing.
+
+
+def a_filtered_log_says_the_same(log: list[bytes], after: int | None, facilities: frozenset[int]) -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(b"".join(line + b"\n" for line in log))
+        file.flush()
+        whole, filtered = (_read(Path(file.name), facilities, after, begins) for begins in (("",), KERNEL_LINES))
+    assert outcomes_of(filtered.records) == outcomes_of(whole.records)
+    assert whole.taken == len(whole.records)
+    assert replace(whole, records=()) == replace(filtered, records=())
+
+
+def _read(path: Path, facilities: frozenset[int], after: int | None, begins: tuple[str, ...]) -> Batch:
+    with KernelLog(path, facilities, after, begins) as log:
+        return log.read()
+
+
+# Broken lines of the driver into the memory: it goes on, and what it tells fits.
+
+
+def any_lines_are_remembered(log: list[bytes]) -> None:
+    records = [record for line in log if (record := parse_record(line))]
+    memory = noticed(Memory(MACHINE, "boot 0"), outcomes_of(records), Now(WALL, MONOTONIC), 2)
+    assert len(dump(render(decide(memory, ()), memory, IDENTITY, WALL)).encode()) <= LONGEST
+
+
+# Any history of faults, looks, resets, reboots and releases: the properties that `make test` holds to a few examples.
+
+
+def _property(test: Any) -> Callable[..., None]:
+    inner: Callable[..., None] = test.hypothesis.inner_test
+    return inner
+
+
+def a_severity_falls_by_a_written_exit_alone(case: tuple[Any, Any], steps: list[properties.Step]) -> None:
+    step, may_leave = case
+    _property(properties.test_a_severity_falls_by_a_written_exit_alone)(step=step, may_leave=may_leave, steps=steps)
+
+
+_cases = next(
+    mark.args[1]
+    for mark in properties.test_a_severity_falls_by_a_written_exit_alone.pytestmark
+    if mark.name == "parametrize"
+)
+
+
+# The memory's file: whole, or set aside, whatever is in it.
+
+
+def a_damaged_file_is_whole_or_set_aside(steps: list[properties.Step], damages: list[tuple[int, int, bytes]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = _written(Path(folder), steps)
+        raw, whole = file.path.read_bytes(), file.read()
+        file.path.write_bytes(_damaged(raw, damages))
+        assert _read_or_set_aside(file) in (whole, None)
+
+
+def a_forged_file_is_read_or_set_aside(
+    steps: list[properties.Step], place: list[int], instead: Any, is_key: bool
+) -> None:
+    """With the right digest: only its shape can be wrong."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = _written(Path(folder), steps)
+        content = json.loads(file.path.read_bytes().partition(b"\n")[2])
+        _forge(content, place, instead, is_key)
+        body = json.dumps(content).encode()
+        header = {"schema": SCHEMA, "sha256": hashlib.sha256(body).hexdigest()}
+        file.path.write_bytes(json.dumps(header).encode() + b"\n" + body + b"\n")
+        _read_or_set_aside(file)
+
+
+def _written(folder: Path, steps: list[properties.Step]) -> MemoryFile:
+    file = MemoryFile(folder)
+    file.acquire()
+    file.write(properties.lived(steps).memory)
+    file.release()
+    return file
+
+
+def _read_or_set_aside(file: MemoryFile) -> Memory | None:
+    try:
+        return file.read()
+    except MemoryFileError:
+        assert not file.path.exists()
+        assert file.path.with_suffix(".unreadable").exists()
+        return None
+
+
+def _forge(content: Any, place: list[int], instead: Any, is_key: bool) -> None:
+    """Go down as the numbers say, and put something else there, or leave it out."""
+    for depth, number in enumerate(place):
+        if not isinstance(content, dict | list) or not content:
+            return
+        keys = list(content) if isinstance(content, dict) else list(range(len(content)))
+        key = keys[number % len(keys)]
+        if depth == len(place) - 1 or not isinstance(content[key], dict | list):
+            if is_key:
+                del content[key]
+            else:
+                content[key] = instead
+            return
+        content = content[key]
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=30),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+_places = st.lists(st.integers(0, 50), min_size=1, max_size=4)
+_lived_lines = st.lists(st.tuples(properties.events, properties.waits), max_size=20)
+
+TARGETS = (
+    Target("bytes", any_bytes_are_judged, {"line": lines}),
+    Target(
+        "log",
+        a_filtered_log_says_the_same,
+        {
+            "log": st.lists(lines, max_size=12),
+            "after": st.none() | st.integers(0, 2**32),
+            "facilities": st.frozensets(st.integers(0, 4), max_size=3),
+        },
+    ),
+    Target("lines", any_lines_are_remembered, {"log": st.lists(lines, max_size=12)}),
+    Target(
+        "exits",
+        a_severity_falls_by_a_written_exit_alone,
+        {"case": st.sampled_from(_cases), "steps": properties.histories},
+    ),
+    Target("leaving", _property(properties.test_everything_that_must_leave_leaves), {"steps": properties.histories}),
+    Target(
+        "parts",
+        _property(properties.test_reading_in_parts_is_reading_at_once),
+        {"lines": _lived_lines, "cuts": st.sets(st.integers(0, 20))},
+    ),
+    Target(
+        "release",
+        _property(properties.test_a_release_holds_when_the_whole_log_is_read_again),
+        {"steps": properties.histories},
+    ),
+    Target(
+        "record",
+        _property(properties.test_a_record_always_fits_is_one_and_tells_the_worst),
+        {"findings": properties.many, "times": st.integers(1, 40), "acknowledged": st.integers(0, 500)},
+    ),
+    Target(
+        "file",
+        a_damaged_file_is_whole_or_set_aside,
+        {"steps": properties.histories, "damages": st.lists(_damages, max_size=4)},
+    ),
+    Target(
+        "forged-file",
+        a_forged_file_is_read_or_set_aside,
+        {"steps": properties.histories, "place": _places, "instead": _json, "is_key": st.booleans()},
+    ),
+)
