@@ -147,7 +147,9 @@ class Follower:
                 if not batch.more:
                     seconds_a_record = (read_at - before) / max(batch.taken + batch.refused, 1)
                     self._stopping.wait(min(_PORTION * seconds_a_record, _MOST_REST_SECONDS))
-                    poll.poll()
+                    if not poll.poll(0):
+                        poll.poll()
+                        read_at = time.monotonic()  # that it was quiet says nothing of how fast it comes now
 
     def _keep_judging(self) -> None:
         while not self._stopping.is_set():
