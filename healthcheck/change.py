@@ -36,6 +36,8 @@ from healthcheck.node import (
 from healthcheck.release import other_severities
 from healthcheck.verdict import Verdict, merge
 
+_RECOUNT_SECONDS = 30.0
+"""The Node is written no more often than this for nothing but the count of a fault that happens over and over."""
 _MOST_EVENTS = 32
 """In one write. A node with more new findings than this has its story in the record."""
 
@@ -100,12 +102,21 @@ def plan(
         *transition(status, verdict, told, before, node),
         *new_findings(told, before, node),
     )
+    condition = _condition(status, severity, verdict, node, now)
     return NodeChange(
         patch if news else None,
-        _condition(status, severity, verdict, node, now),
+        condition if news or not _says_the_same(condition, node) else None,
         events[:_MOST_EVENTS] if news else (),
         (*complaints, *complaint),
     )
+
+
+def _says_the_same(condition: Mapping[str, Any] | None, node: NodeState) -> bool:
+    """But for its message, which tells the last line of an event: a flood has a new one for each record."""
+    before = node.condition()
+    if before is None or condition is None:
+        return condition is None
+    return all(before.get(k) == condition[k] for k in ("status", "reason"))
 
 
 def _labels(status: Status, severity: Severity, rules: Rules, now: datetime) -> dict[str, str | None]:
@@ -182,7 +193,8 @@ def _is_news(
         return True
     if records.signature(record) != records.signature(before):
         return True
-    return _age_seconds(before, now) >= rules.rewrite_after_seconds
+    came_again = records.recurrence(record) != records.recurrence(before)
+    return _age_seconds(before, now) >= (_RECOUNT_SECONDS if came_again else rules.rewrite_after_seconds)
 
 
 def _age_seconds(before: Mapping[str, Any], now: datetime) -> float:

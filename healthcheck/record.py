@@ -96,13 +96,23 @@ def severity_in(record: Mapping[str, Any]) -> Severity:
 
 
 def signature(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a record is news when it differs: all but the times."""
+    """What of a record is news when it differs: all but the times, and but what an event that comes again changes."""
     kept = {key: value for key, value in record.items() if key not in _VOLATILE}
     kept["findings"] = [
-        {key: value for key, value in finding.items() if key not in ("last_seen", "at", "seq")}
+        {key: value for key, value in finding.items() if key not in _passing(finding)}
         for finding in findings_in(record)
     ]
     return kept
+
+
+def recurrence(record: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    """How often each finding came, and its last line: news too, but not worth a write for each record of a flood."""
+    return [(finding.get("count"), finding.get("detail")) for finding in findings_in(record)]
+
+
+def _passing(finding: Mapping[str, Any]) -> tuple[str, ...]:
+    times = ("last_seen", "at", "seq", "count")
+    return (*times, "detail") if finding.get("nature") == Nature.EVENT else times
 
 
 def findings_in(record: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -436,6 +436,18 @@ class TestWhenToWrite:
         seen_again = stands(fault("GpuLost"), Nature.LEVEL, check="gpu-count", at=99_999.0)
 
         assert plan_for(state, remembers(seen_again, cursor=4000)) == NodeChange()
+
+    @pytest.mark.parametrize(("age", "writes"), [(0, False), (29, False), (30, True), (3600, True)])
+    def test_an_event_that_comes_again_is_written_no_more_often_than_each_half_minute(
+        self, age: int, writes: bool
+    ) -> None:
+        once = stands(fault())
+        again = replace(once, finding=replace(once.finding, detail="and again"), count=2)
+
+        change = plan_for(settled(remembers(once)), remembers(again), now=WALL + timedelta(seconds=age))
+
+        assert (change.patch is not None, change.condition is not None) == (writes, writes)
+        assert change.events == ()
 
     @pytest.mark.parametrize(("age", "writes"), [(3599, False), (3600, True), (7200, True), (-59, False), (-61, True)])
     def test_the_node_is_written_at_least_hourly_and_after_a_clock_jump(self, age: int, writes: bool) -> None:

@@ -247,12 +247,29 @@ def test_times_and_the_cursor_alone_are_no_news(change: dict[str, Any], news: bo
     assert (records.signature(record | change) != records.signature(record)) is news
 
 
-@pytest.mark.parametrize(("key", "news"), [("last_seen", False), ("at", False), ("count", True), ("detail", True)])
-def test_a_finding_seen_again_is_no_news_by_its_time_alone(key: str, news: bool) -> None:
-    record = render(remembers(stands(fault())))
-    row = record["findings"][0] | {key: "something else"}
+@pytest.mark.parametrize("nature", Nature)
+@pytest.mark.parametrize(
+    ("key", "news", "news_in_time"),
+    [
+        ("last_seen", False, False),
+        ("at", False, False),
+        ("seq", False, False),
+        ("count", False, True),
+        ("detail", None, True),
+        ("severity", True, False),
+    ],
+)
+def test_an_event_that_comes_again_is_no_news_at_once(
+    nature: Nature, key: str, news: bool | None, news_in_time: bool
+) -> None:
+    record = render(remembers(stands(fault(), nature)))
+    other = record | {"findings": [record["findings"][0] | {key: "something else"}]}
+    news = (
+        nature is Nature.LEVEL if news is None else news
+    )  # a level's detail is what was seen, an event's its last line
 
-    assert (records.signature(record | {"findings": [row]}) != records.signature(record)) is news
+    assert (records.signature(other) != records.signature(record)) is news
+    assert (records.recurrence(other) != records.recurrence(record)) is news_in_time
 
 
 @pytest.mark.parametrize(
