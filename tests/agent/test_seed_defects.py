@@ -1,0 +1,64 @@
+"""What the bash suite before this one did to a node, and the agent does not; its reading of the log has its own tests.
+
+1, 4, 6, 7, 9 and 13 are about deep diagnostics; 12 and 16 are the stories of a driver that hangs and of a permission
+that is missing; 10, 14 and 15 stand in tests/healthcheck/test_seed_defects.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import yaml
+
+from sim.control_plane import MANIFESTS
+from tests.agent.world import eventually
+
+if TYPE_CHECKING:
+    from tests.agent.world import World
+
+ERROR = "GPU has fallen off the bus."
+
+
+def test_2_a_warning_taints_no_node(world: World) -> None:
+    world.host.xid(3, 13, "Graphics SM Warp Exception on (GPC 0, TPC 1, SM 0)")
+    world.start()
+
+    node = world.wait_for_status("warn")
+    assert (node.severity, node.taints) == ("MONITOR", [])
+
+
+def test_3_an_agent_that_is_told_to_end_takes_no_taint_away(watched: World) -> None:
+    watched.host.xid(3, 79, ERROR)
+    watched.wait_for_status("fail")
+    writes = len(watched.api.writes)
+
+    assert watched.agent.terminate() == 0
+
+    assert watched.node().tainted
+    assert [one for one in watched.api.writes[writes:] if one.path.startswith("/api/v1/nodes")] == []
+
+
+def test_5_settings_are_read_again_without_a_restart(watched: World) -> None:
+    watched.host.xid(3, 79, ERROR)
+    assert watched.wait_for_status("fail").tainted
+
+    watched.configure(TAINT_SEVERITY="ISOLATE")
+
+    assert watched.wait(lambda node: not node.tainted).status == "fail"
+    assert watched.agent.running
+
+
+def test_8_the_hosts_proc_is_not_laid_over_the_containers() -> None:
+    daemonset = yaml.safe_load((MANIFESTS / "04-daemonset-agent.yaml").read_text())
+    (container,) = daemonset["spec"]["template"]["spec"]["containers"]
+
+    assert {one["mountPath"] for one in container["volumeMounts"]}.isdisjoint({"/proc", "/sys", "/"})
+
+
+def test_11_a_node_that_nobody_could_look_at_has_no_hardware_fault(world: World) -> None:
+    world.host.driver_unload()
+    world.start()
+
+    node = world.wait_for_status("unknown")
+    assert (node.severity, node.taints, node.findings) == ("PASS", [], {})
+    eventually(world.cluster.lease)
