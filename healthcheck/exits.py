@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from healthcheck.memory import (
+    MOST_GPUS,
     Key,
     Memory,
     Release,
@@ -14,6 +15,7 @@ from healthcheck.memory import (
     age_seconds,
     gpu_address,
     gpu_identity,
+    with_newest,
 )
 from healthcheck.model import Finding, Nature, Now, Severity
 from healthcheck.probes.nvml import SUCCESS, Gpu
@@ -27,7 +29,6 @@ ESCALATED = "ESCALATE_AFTER"
 ESCALATE_WITHIN = timedelta(days=7)
 _MOST_ACKNOWLEDGED = 512
 _MOST_ENDED, _MOST_ENDS = 256, 16
-_MOST_GPUS = 64
 
 
 def begin(before: Memory, machine: str, boot_id: str, now: Now) -> Memory:
@@ -81,7 +82,9 @@ def recovered(memory: Memory, address: str, at: float, now: Now) -> Memory:
 def met(memory: Memory, gpus: Iterable[Gpu], began: float, now: Now) -> Memory:
     """The memory after a look at NVML that began at `began` (monotonic): which GPUs answered, and what that proves."""
     answering = {gpu.address: gpu for gpu in gpus if gpu.address and gpu.error == SUCCESS}
-    memory = _without(memory, lambda one: one.finding.reason == DRIVER_LIBRARY_MISMATCH)
+    memory = _without(
+        memory, lambda one: one.finding.reason == DRIVER_LIBRARY_MISMATCH and not _is_after(one, began, memory)
+    )
     if _is_other_hardware(memory, answering.values()):
         # A machine that can't tell its own name was changed for another: its GPUs can.
         kept = tuple(one for one in memory.standing if one.boot_id == memory.boot_id)
@@ -171,8 +174,7 @@ def ended_by_reset(memory: Memory, one: Standing, wall: datetime) -> Memory:
         return memory
     key = (one.finding.reason, identity)
     ends = (*memory.ended.get(key, ()), wall)[-_MOST_ENDS:]
-    others = [(other, known) for other, known in memory.ended.items() if other != key]
-    return replace(memory, ended=dict([*others, (key, ends)][-_MOST_ENDED:]))
+    return replace(memory, ended=with_newest(memory.ended, key, ends, _MOST_ENDED))
 
 
 def _can_escalate(finding: Finding) -> bool:
@@ -204,14 +206,19 @@ def _in_its_place(memory: Memory, address: str, gpu: Gpu) -> Memory:
 
     memory = _without(memory, is_about_another)
     named = tuple(
-        replace(one, finding=replace(one.finding, about=gpu.about))
-        if gpu_address(one.finding.subject) == address and one.finding.about != gpu.about
+        replace(one, finding=replace(one.finding, about=_named(one.finding.about, gpu.about)))
+        if gpu_address(one.finding.subject) == address
         else one
         for one in memory.standing
     )
-    gpus = {other: about for other, about in memory.gpus.items() if other != address}
-    known = memory.gpus if memory.gpus.get(address) == gpu.about else {**gpus, address: gpu.about}
-    return replace(memory, standing=named, gpus=dict(list(known.items())[-_MOST_GPUS:]))
+    known = memory.gpus.get(address, {})
+    about = gpu.about if _differs(known, gpu.about) else _named(known, gpu.about)
+    return replace(memory, standing=named, gpus=with_newest(memory.gpus, address, about, MOST_GPUS))
+
+
+def _named(known: Mapping[str, str], seen: Mapping[str, str]) -> Mapping[str, str]:
+    """The names of one GPU: one that says less than it did before keeps the names that it had."""
+    return seen if known.keys() <= seen.keys() else {**known, **seen}
 
 
 def _recovery_seen(memory: Memory, address: str, gpu: Gpu, began: float, now: Now) -> Memory:
@@ -241,7 +248,8 @@ def _differs(known: Mapping[str, str], seen: Mapping[str, str]) -> bool:
 def _is_other_hardware(memory: Memory, gpus: Iterable[Gpu]) -> bool:
     known = {about["serial"] for about in memory.gpus.values() if about.get("serial")}
     seen = {gpu.serial for gpu in gpus if gpu.serial}
-    return bool(known) and bool(seen) and known.isdisjoint(seen)
+    # Fewer than there were prove nothing of those that do not answer.
+    return 0 < len(known) <= len(seen) and known.isdisjoint(seen)
 
 
 def _end(memory: Memory, ends: Callable[[Standing], bool], wall: datetime) -> Memory:

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import TypeVar
 
 from healthcheck.model import Finding, Nature, Now, Severity
 
+K = TypeVar("K")
+V = TypeVar("V")
+
+MOST_GPUS = 64
+"""Of which something is remembered: more than any machine has."""
 MOST_STANDING = 512
 """What stands is bounded, whatever the log brings; the worst are kept."""
 
@@ -140,6 +146,12 @@ def age_seconds(memory: Memory, now: Now, boot_id: str, at: float, seen: datetim
     """Within a boot by its monotonic clock, across boots by the wall clock, never below 0 (contract, rule 12)."""
     age = now.monotonic - at if boot_id == memory.boot_id else (now.wall - seen).total_seconds()
     return max(age, 0.0)
+
+
+def with_newest(known: Mapping[K, V], key: K, value: V, most: int) -> dict[K, V]:
+    """The mapping with this entry as its newest; the oldest leave when there are more than `most`."""
+    others = [(other, kept) for other, kept in known.items() if other != key]
+    return dict([*others[-(most - 1) :], (key, value)])
 
 
 def worst_first(standing: Iterable[Standing]) -> tuple[Standing, ...]:

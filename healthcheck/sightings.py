@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from healthcheck.exits import escalated, is_acknowledged, recovered
-from healthcheck.memory import Hit, Memory, Standing, age_seconds, gpu_address, worst_first
+from healthcheck.memory import MOST_GPUS, Hit, Memory, Standing, age_seconds, gpu_address, with_newest, worst_first
 from healthcheck.model import Finding, Nature, Now, Outcome, Severity, Sighting
 
 WINDOW_SECONDS = 60.0
@@ -20,7 +20,6 @@ REPEATS_WITHIN_SECONDS = 86400.0
 REPEATS_FROM = 3
 """Different processes."""
 _MOST_HITS = 16
-_MOST_GPUS = 64
 
 
 def noticed(memory: Memory, outcomes: Iterable[Outcome], now: Now, escalate_after: int = 0) -> Memory:
@@ -117,8 +116,7 @@ def _named(memory: Memory, address: str, uuid: str) -> Memory:
     known = memory.gpus.get(address, {})
     if known.get("uuid", uuid) == uuid and known:
         return memory
-    others = {other: about for other, about in memory.gpus.items() if other != address}
-    return replace(memory, gpus={**dict(list(others.items())[1 - _MOST_GPUS :]), address: {"uuid": uuid}})
+    return replace(memory, gpus=with_newest(memory.gpus, address, {"uuid": uuid}, MOST_GPUS))
 
 
 def _is_consequence(memory: Memory, sighting: Sighting, address: str) -> bool:
@@ -139,8 +137,7 @@ def _is_withdrawn(one: Standing, sighting: Sighting, memory: Memory) -> bool:
 
 def _beside(memory: Memory, address: str, at: float) -> Memory:
     """Remember when: the cleanups after it never stand."""
-    others = {other: known for other, known in memory.last_xid.items() if other != address}
-    return replace(memory, last_xid={**dict(list(others.items())[1 - _MOST_GPUS :]), address: at})
+    return replace(memory, last_xid=with_newest(memory.last_xid, address, at, MOST_GPUS))
 
 
 def _hit(memory: Memory, sighting: Sighting, address: str, now: Now) -> Memory:
@@ -149,8 +146,7 @@ def _hit(memory: Memory, sighting: Sighting, address: str, now: Now) -> Memory:
     known = memory.hits.get(key, ())
     others = tuple(one for one in known if (one.process, one.place) != (sighting.process, sighting.place))
     hits = (*others, Hit(sighting.process, sighting.place, sighting.at, _seen(sighting, now)))[-_MOST_HITS:]
-    rest = {other: one for other, one in memory.hits.items() if other != key}
-    return replace(memory, hits={**dict(list(rest.items())[1 - _MOST_GPUS :]), key: hits})
+    return replace(memory, hits=with_newest(memory.hits, key, hits, MOST_GPUS))
 
 
 def _repeated(memory: Memory, sighting: Sighting, address: str, now: Now) -> Finding | None:

@@ -149,6 +149,17 @@ class TestAnotherGpu:
 
         assert reasons(met(memory, [gpu(**same)], MONOTONIC + 1, later(1))) == ["Xid54"]
 
+    @pytest.mark.parametrize("less", [{"serial": ""}, {"uuid": ""}, {"serial": "", "uuid": ""}])
+    def test_a_gpu_that_says_less_for_a_look_keeps_its_names_and_so_is_told_from_the_next_one(
+        self, less: dict[str, str]
+    ) -> None:
+        memory = remembers(stands(fault("Xid54", ISOLATE, about=ABOUT)))
+
+        memory = met(memory, [gpu(**less)], MONOTONIC + 1, later(1))
+        assert (memory.standing[0].finding.about, reasons(memory)) == (ABOUT, ["Xid54"])
+
+        assert reasons(met(memory, [gpu(serial="999", uuid="GPU-999")], MONOTONIC + 2, later(2))) == []
+
     def test_a_gpu_that_does_not_answer_is_no_other(self) -> None:
         memory = remembers(stands(fault("Xid79", REBOOT, about=ABOUT)))
 
@@ -184,6 +195,20 @@ class TestAnotherGpu:
         after = met(replace(memory, standing=(old, new)), [gpu(serial="77", uuid="GPU-77")], MONOTONIC, NOW)
 
         assert reasons(after) == ["SXid11004"]
+
+    def test_one_swapped_board_that_answers_alone_speaks_for_no_other_gpu(self) -> None:
+        both = [gpu(), gpu(index=1, address="0000:64:00.0", serial="2", uuid="GPU-2")]
+        old = stands(fault("Xid54", ISOLATE, OTHER, about={"serial": "2"}), boot_id="the boot before")
+        memory = met(remembers(old), both, MONOTONIC, NOW)
+
+        after = met(memory, [gpu(serial="77", uuid="GPU-77")], MONOTONIC + 1, later(1))
+
+        assert reasons(after) == ["Xid54"]
+
+    def test_a_mismatch_that_came_after_the_look_began_stands(self) -> None:
+        mismatch = stands(fault("DriverLibraryMismatch", MONITOR, "driver"), at=MONOTONIC + 2)
+
+        assert reasons(met(remembers(mismatch), [gpu()], MONOTONIC + 1, later(3))) == ["DriverLibraryMismatch"]
 
     def test_an_nvml_that_opens_ends_a_mismatch_that_the_log_told(self) -> None:
         mismatch = stands(fault("DriverLibraryMismatch", MONITOR, "driver"))
