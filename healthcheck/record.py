@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -21,6 +21,7 @@ _FOR_THE_TAINT = 32
 LEVEL_4 = "4-dcgm-diag-l4"
 _SHORT_DETAIL = 40
 _LONGEST_WORD = 200
+_NEVER = datetime.min.replace(tzinfo=UTC)
 _VOLATILE = ("timestamp", "cursor")
 
 
@@ -63,7 +64,7 @@ def render(verdict: Verdict, memory: Memory, identity: Identity, at: datetime, t
     if memory.released:
         record["released"] = release_row(memory.released)
     if memory.acknowledged:
-        record["acknowledged"] = [acknowledgement_row(one) for one in memory.acknowledged]
+        record["acknowledged"] = _groups(memory.acknowledged)
     if taint:
         record["taint"] = taint
     return _within_limit(record)
@@ -126,7 +127,7 @@ def remembered(record: Mapping[str, Any]) -> Memory:
     try:
         standing = tuple(standing_in(one, str(record["boot_id"])) for one in findings_in(record))
         cursor = record.get("cursor")
-        acknowledged = tuple(acknowledgement_in(row) for row in record.get("acknowledged") or ())
+        acknowledged = tuple(one for group in record.get("acknowledged") or () for one in _acknowledged_in(group))
         return Memory(
             machine=str(record["machine"]),
             boot_id=str(record["boot_id"]),
@@ -214,6 +215,29 @@ def release_row(release: Release) -> dict[str, Any]:
 
 def release_in(row: Mapping[str, Any]) -> Release:
     return Release(str(row["by"]), str(row["reason"]), moment(row["at"]), ())
+
+
+def _groups(acknowledged: Iterable[Acknowledgement]) -> list[dict[str, Any]]:
+    """In few words, so that a node that was released stays a small record: what shares boot and place stands together.
+
+    What stood in the log is told apart by its place there, and needs no time.
+    """
+    groups: dict[tuple[str, int | None, str], list[str]] = {}
+    for one in sorted(acknowledged, key=lambda one: one.cursor is None):
+        seen = timestamp(one.last_seen) if one.cursor is None else ""
+        groups.setdefault((one.boot_id, one.cursor, seen), []).append(f"{one.reason} {one.subject}")
+    return [
+        {"boot_id": boot_id, "cursor": cursor, **({"last_seen": seen} if seen else {}), "findings": sorted(set(names))}
+        for (boot_id, cursor, seen), names in groups.items()
+    ]
+
+
+def _acknowledged_in(group: Mapping[str, Any]) -> Iterator[Acknowledgement]:
+    seen = moment(group["last_seen"]).replace(microsecond=999_999) if "last_seen" in group else _NEVER
+    for name in group["findings"]:
+        reason, _, subject = str(name).partition(" ")
+        cursor = group["cursor"]
+        yield Acknowledgement(reason, subject, str(group["boot_id"]), None if cursor is None else int(cursor), seen)
 
 
 def acknowledgement_row(one: Acknowledgement) -> dict[str, Any]:

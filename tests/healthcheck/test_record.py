@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from healthcheck import record as records
-from healthcheck.memory import Memory
+from healthcheck.memory import Acknowledgement, Memory, Release
 from healthcheck.model import Nature, Outcome, Severity, Unobserved
 from healthcheck.record import LONGEST, RecordError, passed_since
 from healthcheck.verdict import decide
@@ -314,3 +314,39 @@ def test_a_passed_quarantine_run_speaks_of_what_was_there_when_it_began() -> Non
 )
 def test_any_other_record_ends_nothing(change: dict[str, object]) -> None:
     assert passed_since(RUN | change) is None
+
+
+def test_what_a_person_released_is_read_back_as_far_as_it_can_be_asked_for() -> None:
+    later = WALL + timedelta(seconds=9)
+    acknowledged = (
+        Acknowledgement("Xid79", "gpu/0000:53:00.0", BOOT, 100, WALL),
+        Acknowledgement("Xid95", "gpu/0000:53:00.0/gi5", BOOT, 100, later),
+        Acknowledgement("Xid54", "gpu/0000:53:00.0", "the boot before", 7, WALL),
+        Acknowledgement("DcgmDiagMemory", "dcgm", BOOT, None, WALL),
+    )
+
+    read = records.remembered(json.loads(records.dump(render(remembers(acknowledged=acknowledged))))).acknowledged
+
+    asked = [
+        (boot_id, seq, seen)
+        for boot_id in (BOOT, "the boot before")
+        for seq in (-1, 7, 8, 100, 101)
+        for seen in (WALL, later)
+    ]
+    for one in acknowledged:
+        (same,) = [other for other in read if other.key == one.key]
+        # What stands in the log has a place there, and what does not has none.
+        places = [place for place in asked if (place[1] < 0) is (one.cursor is None)]
+        assert [same.covers(*place) for place in places] == [one.covers(*place) for place in places]
+
+
+def test_a_healthy_node_that_was_released_of_much_has_a_small_record() -> None:
+    acknowledged = tuple(
+        Acknowledgement(f"Xid{code}", f"gpu/0000:{bus:02x}:00.0", BOOT, 100, WALL + timedelta(seconds=code))
+        for code in (79, 95, 154)
+        for bus in range(8)
+    )
+
+    record = render(remembers(acknowledged=acknowledged, released=Release("ann", "board swapped", WALL, ())))
+
+    assert len(records.dump(record).encode()) <= 2048
