@@ -6,7 +6,6 @@ import argparse
 import errno
 import logging
 import os
-import queue
 import signal
 import sys
 import threading
@@ -49,20 +48,27 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"gpu-healthcheck agent: {error}\n")
         return USAGE
     threading.excepthook = _thread_failed
-    return _run(settings, cluster, _stop_at_signals(), options)
+    return _run(settings, cluster, stop_at_signals(), options)
 
 
-def _stop_at_signals() -> threading.Event:
-    """Set by SIGTERM and SIGINT, but never in their handler: that may interrupt a wait that holds the event's lock."""
-    stop, came = threading.Event(), queue.SimpleQueue[int]()
+def stop_at_signals() -> threading.Event:
+    """Set by SIGTERM and SIGINT, whatever the main thread does at that moment.
+
+    A handler in Python runs only once the main thread is back in the interpreter: one that was just about to wait would
+    never come to it. The pipe is written by the signal itself.
+    """
+    stop = threading.Event()
+    heard, tell = os.pipe()
+    os.set_blocking(tell, False)
+    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
 
     def wait() -> None:
-        came.get()
+        os.read(heard, 1)
         stop.set()
 
     threading.Thread(target=wait, name="signals", daemon=True).start()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: came.put(number))
+        signal.signal(number, lambda *_: None)  # without any, there is nothing for the pipe to tell
     return stop
 
 

@@ -5,13 +5,28 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from healthcheck.telemetry import Telemetry
 from sim.imds import SimulatedImds
-from tests.agent.world import AgentProcess, World, eventually
+from tests.agent.world import GIVE_UP_SECONDS, AgentProcess, World, eventually
+
+STUCK = """
+import ctypes, os, signal, threading
+from agent.__main__ import stop_at_signals
+
+stop = stop_at_signals()
+threading.Thread(target=lambda: (stop.wait(), os._exit(7)), daemon=True).start()
+libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+libc.pthread_mutex_lock(mutex)
+libc.pthread_mutex_lock(mutex)
+"""
+"""A process whose main thread waits for itself, in C; it ends with 7 once the stop was seen."""
 
 
 class TestStarting:
@@ -179,6 +194,12 @@ class TestEnding:
         watched.agent.process.send_signal(signal.SIGINT)
 
         assert watched.agent.exit_code() == 0
+
+    def test_it_ends_though_its_main_thread_never_comes_back_to_python(self) -> None:
+        """A signal may come just before a wait in C, which then does not end for it."""
+        stuck = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, timeout=GIVE_UP_SECONDS, check=False)
+
+        assert (stuck.returncode, stuck.stderr) == (7, b"")
 
     def test_it_ends_while_its_child_hangs(self, world: World) -> None:
         world.host.hang()
