@@ -14,7 +14,7 @@ from healthcheck.looks import looked, without_checks
 from healthcheck.memory import Memory, Release, Standing
 from healthcheck.memory_file import MemoryFile, MemoryFileError
 from healthcheck.model import Check, Nature, Now, Outcome, Severity, Unobserved
-from healthcheck.probes.nvml import Gpu
+from healthcheck.probes.nvml import SUCCESS, Gpu
 from healthcheck.settings import Settings
 from healthcheck.sightings import noticed
 from healthcheck.telemetry import Telemetry
@@ -121,7 +121,8 @@ class Ledger:
             before = self._memory
             self._outcomes.update({outcome.check: outcome for outcome in outcomes})
             after = exits.met(before, gpus, began, now) if gpus else before
-            after = looked(after, outcomes, now, escalate_after=self._escalate_after)
+            silent = after.gpus.keys() - {gpu.address for gpu in gpus if gpu.error == SUCCESS}
+            after = looked(after, outcomes, now, escalate_after=self._escalate_after, silent=silent)
             self._memory = exits.expired(after, now, self._settings.values.monitor_ttl_seconds)
             self._save()
             new = _new(before, self._memory)

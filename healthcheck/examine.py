@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from healthcheck import clock
 from healthcheck.expectation import Expectation
 from healthcheck.model import (
     Check,
@@ -14,14 +15,17 @@ from healthcheck.model import (
     NotConfigured,
     Outcome,
     ProbeError,
+    Seen,
     Severity,
     Sighting,
+    TooEarly,
     Unobserved,
 )
 
 
-def look(host: Host, checks: Iterable[Check]) -> Evidence:
+def look(host: Host, checks: Iterable[Check], before: Evidence | None = None) -> Evidence:
     """Read what the checks need. A probe that failed leaves its cause, and the others go on."""
+    at = clock.now().monotonic
     probes = dict.fromkeys(probe for check in checks for probe in check.needs)
     seen: dict[object, object] = {}
     for probe in probes:
@@ -31,7 +35,7 @@ def look(host: Host, checks: Iterable[Check]) -> Evidence:
             seen[probe] = Unobserved("ProbeFailed", f"{probe.name}: {error}")
         except Exception as error:  # noqa: BLE001 - the boundary of the probes: their bug must not end the watch
             seen[probe] = Unobserved("ProbeFailed", f"{probe.name}: {type(error).__name__}: {error}")
-    return Evidence(seen)  # type: ignore[arg-type]
+    return Evidence(seen, at, before)  # type: ignore[arg-type]
 
 
 def judge(checks: Iterable[Check], evidence: Evidence, expected: Expectation) -> tuple[Outcome, ...]:
@@ -53,6 +57,8 @@ def _judge(check: Check, evidence: Evidence, expected: Expectation) -> Outcome:
         sightings=tuple(_sighting_with_policy(word, expected) for word in said if isinstance(word, Sighting)),
         unobserved=tuple(word for word in said if isinstance(word, Unobserved)),
         configured=not any(isinstance(word, NotConfigured) for word in said),
+        seen=tuple(word for word in said if isinstance(word, Seen)),
+        too_early=tuple(word for word in said if isinstance(word, TooEarly)),
     )
 
 

@@ -1,11 +1,30 @@
-"""What a look is judged against: the instance type's profile, the driver's age, the cluster's severities."""
+"""What a look is judged against: the instance type's profile, what this node had before, the cluster's settings."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from healthcheck.catalog.policy import Policy
 from healthcheck.profiles import InstanceProfile
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a GPU sits in the machine. `switch` is the PCI bridge above it, '' where there is none."""
+
+    numa_node: int
+    switch: str
+
+
+@dataclass(frozen=True, slots=True)
+class FirstSeen:
+    """What this machine once had: what is missing of it is a fault, whatever its type could have."""
+
+    efa: int | None = None
+    """The most EFA devices that it ever had; None: nobody has counted yet."""
+    places: Mapping[str, Place] = field(default_factory=dict)
+    """By address: where each GPU sat when it was first met."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,3 +36,7 @@ class Expectation:
     driver_age_seconds: float = float("inf")
     """Since the kernel module was loaded; since boot where the log no longer says."""
     policy: Policy = field(default_factory=Policy)
+    first: FirstSeen = field(default_factory=FirstSeen)
+    efa_allocatable: int | None = None
+    """What the Node allows pods to ask for (`vpc.amazonaws.com/efa`); None: the Node does not say, or there is none."""
+    max_retired_pages_sbe: int = 60

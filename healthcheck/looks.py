@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 
 from healthcheck.exits import ESCALATED, ended_by_reset, escalated
-from healthcheck.memory import Memory, Standing, gpu_address, worst_first
+from healthcheck.memory import Key, Memory, Standing, gpu_address, worst_first
 from healthcheck.model import Finding, Nature, Now, Outcome
 
 LOOKS_TO_CONFIRM = 4
@@ -19,19 +19,22 @@ def looked(
     now: Now,
     looks_to_confirm: int = LOOKS_TO_CONFIRM,
     escalate_after: int = 0,
+    silent: Container[str] = (),
 ) -> Memory:
-    """The memory after a look of the level checks. A check that could not look changes nothing that it said before."""
+    """The memory after a look of the level checks. What a check could not see, or not yet, stays as it was said.
+
+    `silent` are addresses of GPUs that answered before and did not now: what stands of them is not shown gone.
+    """
     standing = {one.key: one for one in memory.standing}
     suspects = dict(memory.suspects)
     for outcome in outcomes:
         shown = {(finding.reason, finding.subject): finding for finding in outcome.findings}
-        if outcome.observed:
-            gone = [one for one in standing.values() if _is_level_of(one, outcome.check) and one.key not in shown]
-            for one in gone:
-                del standing[one.key]
-                memory = _gone(memory, one, now)
+        gone = [one for one in standing.values() if _is_gone(one, outcome, shown) and not _is_of(silent, one, memory)]
+        for one in gone:
+            del standing[one.key]
+            memory = _gone(memory, one, now)
         for check, key in list(suspects):
-            if check == outcome.check and key not in shown and outcome.observed:
+            if check == outcome.check and key not in shown and outcome.shows(key[1]):
                 del suspects[check, key]
         for key, finding in shown.items():
             known = standing.get(key)
@@ -52,8 +55,14 @@ def without_checks(memory: Memory, selected: Iterable[str]) -> Memory:
     return memory if len(kept) == len(memory.standing) else replace(memory, standing=kept)
 
 
-def _is_level_of(standing: Standing, check: str) -> bool:
-    return standing.nature is Nature.LEVEL and standing.check == check
+def _is_gone(one: Standing, outcome: Outcome, shown: Mapping[Key, Finding]) -> bool:
+    is_its_own = one.nature is Nature.LEVEL and one.check == outcome.check
+    return is_its_own and one.key not in shown and outcome.shows(one.finding.subject)
+
+
+def _is_of(silent: Container[str], one: Standing, memory: Memory) -> bool:
+    """A GPU that vanished takes no fault with it; after a reboot it is for the count to say that it is missing."""
+    return gpu_address(one.finding.subject) in silent and one.boot_id == memory.boot_id
 
 
 def _gone(memory: Memory, one: Standing, now: Now) -> Memory:

@@ -56,6 +56,15 @@ class Now:
 
 
 @dataclass(frozen=True, slots=True)
+class Grace:
+    """So long after `since` a fault is not judged: what it looks at is still coming up."""
+
+    seconds: float
+    since: str
+    """As a sentence goes on: `the driver was loaded`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Reason:
     """A fault that a check can find. `name` is PascalCase and an API."""
 
@@ -66,6 +75,11 @@ class Reason:
     """What an operator does about it, in one sentence."""
     flickers: bool = False
     """Seen during a reset or a boot on healthy hardware too: counts only after it was seen again."""
+    threshold: str = ""
+    """From where on it is a fault, made from the constants that the judge compares with."""
+    source: str = ""
+    """Who says that it is one: a header, a document, another project's tried rule."""
+    grace: Grace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +141,8 @@ class Unobserved:
 
     cause: str
     detail: str
+    subject: str = ""
+    """Where alone it could not look; '' is everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +152,25 @@ class NotConfigured:
     detail: str
 
 
-Judgement = Finding | Sighting | Unobserved | NotConfigured
+@dataclass(frozen=True, slots=True)
+class TooEarly:
+    """It can't be told yet: a rate needs an earlier reading. What stands of it stays; nobody counts as blind."""
+
+    detail: str
+    subject: str = ""
+    """Where alone it can't be told; '' is everywhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a check saw, for a person: `what` was there, what was `expected`, and where the expectation comes from."""
+
+    what: str
+    expected: str = ""
+    source: str = ""
+
+
+Judgement = Finding | Sighting | Unobserved | NotConfigured | TooEarly | Seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,21 +187,39 @@ class Probe(Generic[T]):
 
     name: str
     read: Callable[[Host], T]
+    facts: Any
+    """The type of what it reads, plain data: it is written to a file and read back (`--save-evidence`)."""
 
     def __hash__(self) -> int:
         return hash(self.name)
 
 
 class Evidence:
-    """What was seen in one look: per probe its facts, or why it could not be read."""
+    """What was seen in one look: per probe its facts, or why it could not be read.
 
-    def __init__(self, seen: Mapping[Probe[Any], Any]) -> None:
+    `at` is when, in seconds of CLOCK_MONOTONIC. `before` is the look before it in the same boot, for what only the
+    difference of two readings tells; it knows none before itself.
+    """
+
+    def __init__(self, seen: Mapping[Probe[Any], Any], at: float = 0.0, before: Evidence | None = None) -> None:
         self._seen = dict(seen)
+        self.at = at
+        self.before = before.alone() if before is not None else None
 
     def __getitem__(self, probe: Probe[T]) -> T:
         """The facts of a probe that was read. Judges are only called when all they need was."""
         facts: T = self._seen[probe]
         return facts
+
+    def alone(self) -> Evidence:
+        """The same without what came before it."""
+        return Evidence(self._seen, self.at) if self.before is not None else self
+
+    def earlier(self, probe: Probe[T]) -> tuple[T, float] | None:
+        """What the probe read in the look before, and how many seconds ago; None where nobody knows."""
+        if self.before is None or self.at <= self.before.at or self.before.unread(probe) is not None:
+            return None
+        return self.before[probe], self.at - self.before.at
 
     def unread(self, probe: Probe[Any]) -> Unobserved | None:
         facts = self._seen.get(probe)
@@ -201,7 +253,15 @@ class Outcome:
     """What an event check read in the log, oldest first."""
     unobserved: tuple[Unobserved, ...] = ()
     configured: bool = True
+    seen: tuple[Seen, ...] = ()
+    too_early: tuple[TooEarly, ...] = ()
+    """What it can't tell yet: it neither finds such a fault nor shows one gone."""
 
     @property
     def observed(self) -> bool:
         return not self.unobserved
+
+    def shows(self, subject: str) -> bool:
+        """Whether it saw enough of this subject that what it does not find there is not there."""
+        unseen = [one.subject for one in self.unobserved] + [one.subject for one in self.too_early]
+        return not {"", subject} & set(unseen)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from healthcheck.expectation import Expectation
 from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Severity, Unobserved
+from healthcheck.per_gpu import silent
 from healthcheck.probes import nvml, pci
 
 GRACE_SECONDS = 120.0
@@ -62,7 +63,7 @@ def _silent_gpus(answer: nvml.Gpus, functions: list[pci.PciFunction]) -> Iterato
         name = address or f"index-{gpu.index}"
         reason = _FAULTS.get(gpu.error)
         if reason is None:
-            yield Unobserved("GpuNotAnswering", f"gpu/{name}: NVML error {gpu.error}")
+            yield silent(gpu, gpu.error)
         else:
             yield Finding(reason.name, reason.severity, f"gpu/{name}", f"NVML error {gpu.error}", gpu.about)
 

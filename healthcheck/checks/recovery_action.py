@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from healthcheck.catalog.recovery import recovery_actions, severity_of_recovery
 from healthcheck.expectation import Expectation
 from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Severity, Unobserved
+from healthcheck.per_gpu import silent
 from healthcheck.probes import nvml
-
-_TOLD_BY_GPU_COUNT = (nvml.GPU_IS_LOST, nvml.RESET_REQUIRED)
 
 # Not one that flickers: it is a state that the driver announces (Xid 154) when it enters and when it leaves it, so one
 # look that shows it is enough, and the look after the recovery shows it gone.
@@ -26,20 +25,21 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     if isinstance(answer, Unobserved):
         yield answer
         return
+    # Asked of a GPU with a fault of its own too: what the driver wants done with it is what matters then.
     for gpu in answer.gpus:
-        subject = f"gpu/{gpu.address or f'index-{gpu.index}'}"
-        error = gpu.recovery_error or gpu.error
         if gpu.recovery_action:
-            yield _wanted(gpu, gpu.recovery_action, subject)
-        elif gpu.recovery_action is None and error and gpu.error not in _TOLD_BY_GPU_COUNT:
-            yield Unobserved("GpuNotAnswering", f"{subject}: recovery action: NVML error {error}")
+            yield _wanted(gpu, gpu.recovery_action)
+        elif gpu.recovery_action is None and gpu.error:
+            yield silent(gpu, gpu.error)
+        elif gpu.recovery_action is None and gpu.recovery_error:
+            yield silent(gpu, gpu.recovery_error, "recovery action")
 
 
-def _wanted(gpu: nvml.Gpu, action: int, subject: str) -> Finding:
+def _wanted(gpu: nvml.Gpu, action: int) -> Finding:
     row = recovery_actions().get(action)
     name = row.name if row else "one that nvml.h has no name for"
     severity = severity_of_recovery(action)
-    return Finding(WANTED.name, severity, subject, f"recovery action {action} ({name})", gpu.about)
+    return Finding(WANTED.name, severity, gpu.subject, f"recovery action {action} ({name})", gpu.about)
 
 
 CHECK = Check("recovery-action", "0-nvidia-smi", (nvml.NVML,), judge, (WANTED,))

@@ -47,4 +47,4 @@ def read_rdma(host: Host) -> Rdma:
     return Rdma(tuple(devices), (host.root / "sys/module/efa").is_dir())
 
 
-RDMA = Probe("infiniband", read_rdma)
+RDMA = Probe("infiniband", read_rdma, Rdma)

@@ -196,4 +196,4 @@ def boot_id(root: Path) -> str:
         raise ProbeError(f"{path}: {error.strerror}") from error
 
 
-RING = Probe("kernel-log", read_ring)
+RING = Probe("kernel-log", read_ring, tuple[Record, ...])

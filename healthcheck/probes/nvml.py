@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,129 @@ from healthcheck.model import Host, Probe, ProbeError, Unobserved
 from healthcheck.probes.pci import normalise_address
 
 SUCCESS = 0
-GPU_IS_LOST, RESET_REQUIRED = 15, 16
-"""nvmlReturn_t (nvml.h)."""
+INSUFFICIENT_POWER, IRQ_ISSUE, CORRUPTED_INFOROM, GPU_IS_LOST, RESET_REQUIRED = 8, 11, 14, 15, 16
+"""nvmlReturn_t (nvml.h): the codes that speak of the hardware."""
+BROKEN = frozenset({INSUFFICIENT_POWER, IRQ_ISSUE, CORRUPTED_INFOROM, GPU_IS_LOST, RESET_REQUIRED})
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """A mode of the GPU now, and after the next reset or reboot."""
+
+    current: bool
+    pending: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EccCounts:
+    """ECC errors of all memories together. `volatile`: since the driver was loaded; `aggregate`: in the GPU's life."""
+
+    corrected_volatile: int
+    uncorrected_volatile: int
+    corrected_aggregate: int
+    uncorrected_aggregate: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowRemap:
+    """Rows of memory replaced by spare ones (Ampere and later)."""
+
+    corrected: int
+    uncorrected: int
+    pending: bool
+    """A reset of the GPU brings them into use."""
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RetiredPages:
+    """Pages of memory no longer used (before Ampere)."""
+
+    single_bit: int
+    double_bit: int
+    pending: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """Repairs that a reset of the GPU brings into use (newest drivers)."""
+
+    channel_pending: bool
+    tpc_pending: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """In °C; None: this GPU does not say. `margin`: how far it is from its limit (Hopper and later)."""
+
+    celsius: int | None = None
+    slowdown_celsius: int | None = None
+    margin_celsius: int | None = None
+    slowdown_margin_celsius: int | None = None
+    """The margin at which it slows down: 0 or below."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """In bytes. `reserved` is the driver's own, not part of `used`."""
+
+    total: int
+    reserved: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class PcieLink:
+    """Lanes; `max_width` is the most that GPU and slot can do together."""
+
+    width: int
+    max_width: int
+
+
+@dataclass(frozen=True, slots=True)
+class NvLink:
+    """`version` is nvmlNvlinkVersion_t, None where it can't be told, as of an inactive link.
+
+    `counters` are cumulative, by the name of their NVML field: replays, recoveries, recovery_failures, crc_errors …
+    """
+
+    link: int
+    active: bool
+    version: int | None = None
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """The GPU's registration with its NVLink fabric (nvmlGpuFabricInfo_t and _v2, _v3). None: an older structure."""
+
+    state: int
+    """nvmlGpuFabricState_t: 0 not supported, 1 not started, 2 in progress, 3 completed."""
+    status: int
+    """nvmlReturn_t of the registration."""
+    clique: int = 0
+    cluster_uuid: str = ""
+    health_mask: int | None = None
+    health_summary: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class P2p:
+    """What two GPUs, by their addresses, can do with each other: nvmlGpuP2PStatus_t, 0 is yes."""
+
+    one: str
+    other: str
+    read: int
+    nvlink: int
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU by NVML's index. `error` is the nvmlReturn_t of its handle or of a call that must work; else 0."""
+    """One GPU by NVML's index.
+
+    `error` is the nvmlReturn_t of its handle or of a call that must work, or of any call that says that the GPU itself
+    is broken; else 0. A reading is None where this GPU or driver has none, and where it failed: `errors` tells.
+    """
 
     index: int
     error: int = SUCCESS
@@ -35,6 +151,34 @@ class Gpu:
     """The nvmlReturn_t that kept the recovery action from us; 0 where the driver has none."""
     instances: tuple[int, ...] | None = None
     """Ids of the MIG GPU instances that have a compute instance, `()` without MIG mode; None: nobody could say."""
+    errors: Mapping[str, int] = field(default_factory=dict)
+    """By the name of a reading below: the nvmlReturn_t that kept it from us. What is not supported is no error."""
+    persistence: bool | None = None
+    ecc_mode: Mode | None = None
+    mig_mode: Mode | None = None
+    ecc: EccCounts | None = None
+    sram_threshold_exceeded: bool | None = None
+    row_remap: RowRemap | None = None
+    exhausted_banks: int | None = None
+    """Banks of memory that have no spare row left."""
+    retired_pages: RetiredPages | None = None
+    repair: Repair | None = None
+    clock_reasons: int | None = None
+    """nvmlClocksEventReasons, as bits."""
+    temperature: Temperature | None = None
+    inforom_valid: bool | None = None
+    memory: MemoryUse | None = None
+    processes: int | None = None
+    """Processes with a context on the GPU, of whatever kind."""
+    pcie: PcieLink | None = None
+    pcie_replays: int | None = None
+    """Cumulative."""
+    nvlinks: tuple[NvLink, ...] | None = None
+    fabric: Fabric | None = None
+
+    @property
+    def subject(self) -> str:
+        return f"gpu/{self.address or f'index-{self.index}'}"
 
     @property
     def about(self) -> dict[str, str]:
@@ -47,6 +191,8 @@ class Gpus:
     driver_version: str
     library: str
     gpus: tuple[Gpu, ...]
+    p2p: tuple[P2p, ...] = ()
+    """Every pair of GPUs that both have a handle, once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,4 +331,4 @@ def read_driver(host: Host) -> DriverLook:
     return look
 
 
-NVML = Probe("nvml", read_driver)
+NVML = Probe("nvml", read_driver, DriverLook)

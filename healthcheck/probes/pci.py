@@ -76,4 +76,4 @@ def _hex(path: Path) -> int:
     return int(path.read_bytes()[:16], 16)
 
 
-FUNCTIONS = Probe("pci", read_functions)
+FUNCTIONS = Probe("pci", read_functions, tuple[PciFunction, ...])

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from healthcheck.expectation import Expectation
 from healthcheck.model import Check, Evidence, Judgement, Probe, Unobserved
 from healthcheck.probes.infiniband import Rdma, RdmaDevice
-from healthcheck.probes.nvml import DriverLook, Gpu, Gpus
+from healthcheck.probes.nvml import (
+    DriverLook,
+    EccCounts,
+    Fabric,
+    Gpu,
+    Gpus,
+    MemoryUse,
+    Mode,
+    NvLink,
+    PcieLink,
+    Repair,
+    RowRemap,
+    Temperature,
+)
 from healthcheck.probes.pci import PciFunction
 from healthcheck.profiles import InstanceProfile
 
@@ -33,6 +47,40 @@ def functions(*addresses: str, driver: str = "nvidia") -> tuple[PciFunction, ...
 
 def gpu(index: int, address: str, error: int = 0) -> Gpu:
     return Gpu(index, error, address, f"GPU-{index}", f"165{index}", "NVIDIA H100 80GB HBM3")
+
+
+def healthy(index: int, **more: Any) -> Gpu:
+    """A GPU of a p5.48xlarge with every reading that this GPU has, nothing wrong; `more` changes some."""
+    return replace(
+        gpu(index, ADDRESSES[index]),
+        **{
+            "recovery_action": 0,
+            "instances": (),
+            "persistence": True,
+            "ecc_mode": Mode(current=True, pending=True),
+            "mig_mode": Mode(current=False, pending=False),
+            "ecc": EccCounts(0, 0, 0, 0),
+            "sram_threshold_exceeded": False,
+            "row_remap": RowRemap(0, 0, pending=False, failed=False),
+            "exhausted_banks": 0,
+            "repair": Repair(channel_pending=False, tpc_pending=False),
+            "clock_reasons": 1,
+            "temperature": Temperature(34, None, 52, -2),
+            "inforom_valid": True,
+            "memory": MemoryUse(80 << 30, 600 << 20, 0),
+            "processes": 0,
+            "pcie": PcieLink(16, 16),
+            "pcie_replays": 0,
+            "nvlinks": tuple(NvLink(link, active=True, version=6) for link in range(18)),
+            "fabric": Fabric(3, 0, 0, "", 0, 1),
+            **more,
+        },
+    )
+
+
+def every(**more: Any) -> tuple[Gpu, ...]:
+    """The eight of a p5.48xlarge, all with that difference."""
+    return tuple(healthy(index, **more) for index in range(len(ADDRESSES)))
 
 
 def driver_says(*gpus: Gpu) -> DriverLook:

@@ -104,7 +104,7 @@ def test_any_other_error_of_a_gpu_could_not_look_and_is_never_a_count(error: int
     gpus = [Gpu(5, error) if one.index == 5 else one for one in ALL]
 
     assert judge(driver_says(*gpus), functions(*ADDRESSES)) == [
-        Unobserved("GpuNotAnswering", f"gpu/{ADDRESSES[5]}: NVML error {error}")
+        Unobserved("GpuNotAnswering", f"gpu/index-5: NVML error {error}")
     ]
 
 

@@ -38,7 +38,7 @@ def counted(name: str, facts: Any = 8) -> tuple[Probe[Any], list[Host]]:
             raise facts
         return facts
 
-    return Probe(name, read), asked
+    return Probe(name, read, object), asked
 
 
 def check(name: str, *needs: Probe[Any], says: Callable[[Evidence], Any] = lambda _: []) -> Check:

@@ -1,0 +1,60 @@
+"""Judging GPU by GPU: what a check asks of each one that answers, and what keeps it from asking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+
+from healthcheck.expectation import Expectation
+from healthcheck.model import Evidence, Finding, Judgement, NotConfigured, Reason, Unobserved
+from healthcheck.probes import nvml
+
+Judge = Callable[[Evidence, Expectation], Iterator[Judgement]]
+JudgeGpu = Callable[[nvml.Gpu, Expectation], Iterator[Judgement]]
+
+
+def per_gpu(*readings: str) -> Callable[[JudgeGpu], Judge]:
+    """The judge of a check that looks at these readings of each GPU, named as the fields of `nvml.Gpu`.
+
+    A GPU or a reading that does not answer is could-not-look, for that GPU alone; what the fault of it is, `gpu-count`
+    tells. A reading that this GPU does not have is no reading at all: the judge of a GPU meets None.
+    """
+
+    def wrap(judge_gpu: JudgeGpu) -> Judge:
+        def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
+            for gpu in (yield from answering(seen)):
+                failed = [name for name in readings if name in gpu.errors]
+                if not failed:
+                    yield from judge_gpu(gpu, expected)
+                for name in failed:
+                    yield silent(gpu, gpu.errors[name], name.replace("_", " "))
+
+        judge.__module__ = judge_gpu.__module__
+        return judge
+
+    return wrap
+
+
+def answering(seen: Evidence) -> Generator[Judgement, None, tuple[nvml.Gpu, ...]]:
+    """The GPUs that can be asked, as the value of `yield from`; what keeps us from the others is yielded."""
+    answer = seen[nvml.NVML].answer
+    if isinstance(answer, Unobserved):
+        yield answer
+        return ()
+    if not answer.gpus:
+        yield NotConfigured("NVML lists no GPU")
+    for gpu in answer.gpus:
+        if gpu.error != nvml.SUCCESS:
+            yield silent(gpu, gpu.error)
+    return tuple(gpu for gpu in answer.gpus if gpu.error == nvml.SUCCESS)
+
+
+def silent(gpu: nvml.Gpu, code: int, what: str = "") -> Unobserved:
+    """A GPU, or one reading of it, gave an error in the place of an answer."""
+    about = f"{gpu.subject}: {what}" if what else gpu.subject
+    # One that does not even tell its address may be any of those that are known.
+    return Unobserved("GpuNotAnswering", f"{about}: NVML error {code}", gpu.subject if gpu.address else "")
+
+
+def found(reason: Reason, gpu: nvml.Gpu, detail: str) -> Finding:
+    """The reason as a finding on this GPU."""
+    return Finding(reason.name, reason.severity, gpu.subject, detail, gpu.about, flickers=reason.flickers)
