@@ -1,18 +1,26 @@
-"""Runs one light cycle for each line on standard input, as the agent's light worker does, and answers what it saw."""
+"""For each line on standard input: one light cycle, as the agent's light worker runs it, and what it saw.
+
+`judge` looks, and then only judges what that look saw, twice: with warm caches the second counts.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+import time
+from typing import Any
 
 from kubernetes.client import ApiClient
 
 from agent.__main__ import log_as_json
+from agent.ledger import level_checks
 from agent.settings import AgentSettings
 from agent.wire import Agent
 from healthcheck.cluster import Cluster
+from healthcheck.examine import judge, look
 from healthcheck.memory_file import MemoryFile
+from healthcheck.model import Host
 from healthcheck.telemetry import Telemetry
 
 
@@ -25,13 +33,31 @@ def main() -> None:
     # A cluster that nobody asks: the cycle ends before the telling.
     agent = Agent(settings, Cluster(ApiClient), file, Telemetry(), write=False)
     agent.expectations.ask_imds()
-    for _ in sys.stdin:
-        again_seconds = agent.cycle.run()
-        unobserved = [row.check for row in agent.ledger.snapshot().verdict.unobserved]
-        standing = [one.finding.reason for one in agent.ledger.memory.standing]
-        print(json.dumps({"again": again_seconds, "standing": standing, "unobserved": unobserved}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(_judge(agent) if line.strip() == "judge" else _cycle(agent)), flush=True)
     agent.end()
     os._exit(0)
+
+
+def _cycle(agent: Agent) -> dict[str, Any]:
+    began = time.monotonic()
+    again_seconds = agent.cycle.run()
+    seconds = time.monotonic() - began
+    unobserved = [row.check for row in agent.ledger.snapshot().verdict.unobserved]
+    standing = [one.finding.reason for one in agent.ledger.memory.standing]
+    return {"again": again_seconds, "standing": standing, "unobserved": unobserved, "wall_ms": seconds * 1000}
+
+
+def _judge(agent: Agent) -> dict[str, Any]:
+    checks = level_checks(agent.cycle.settings)
+    host = Host(agent.settings.host_root, agent.driver.look)
+    expected = agent.expectations.now(agent.ledger.memory.driver_loaded_at)
+    evidence = look(host, checks, look(host, checks))
+    judge(checks, evidence, expected)
+    began = time.process_time()
+    outcomes = judge(checks, evidence, expected)
+    seconds = time.process_time() - began
+    return {"checks": len(outcomes), "blind": [one.check for one in outcomes if not one.observed], "ms": seconds * 1000}
 
 
 if __name__ == "__main__":
