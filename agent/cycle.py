@@ -65,6 +65,7 @@ class Expectations:
             instance_type,
             self.clock().monotonic - (driver_loaded_at or 0.0),
             self.settings.values.policy,
+            max_retired_pages_sbe=self.settings.values.max_retired_pages_sbe,
         )
 
 

@@ -105,7 +105,12 @@ def _look(
     host: Host, checks: tuple[Check, ...], instance_type: str, settings: Settings
 ) -> tuple[tuple[Outcome, ...], Memory]:
     moment = now()
-    expected = Expectation(find_profile(settings.profiles, instance_type), instance_type, policy=settings.values.policy)
+    expected = Expectation(
+        find_profile(settings.profiles, instance_type),
+        instance_type,
+        policy=settings.values.policy,
+        max_retired_pages_sbe=settings.values.max_retired_pages_sbe,
+    )
     outcomes = judge(checks, look(host, checks), expected)
     try:
         boot = kernel_log.boot_id(host.root)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from healthcheck.checks.row_remap import PENDING as ROWS_PENDING
 from healthcheck.memory import (
     MOST_GPUS,
     Key,
@@ -24,6 +25,10 @@ DRIVER_LIBRARY_MISMATCH = "DriverLibraryMismatch"
 """The one event of the log that a look ends: an NVML that opens shows that library and module fit again."""
 RECOVERY_ACTION = "Xid154"
 """Tells a state, not a fault: what the driver took back stands no longer, whatever it was."""
+REMAP_XIDS = frozenset({"Xid63", "Xid64"})
+"""What the log says of rows that are to be replaced by spare ones; NVML tells later whether they were."""
+LONGEST_LOOK_SECONDS = 60.0
+"""What came so shortly before a look's end may have come after NVML's answer in it: the deadline of a light probe."""
 ESCALATED = "ESCALATE_AFTER"
 """The rule of a finding that came back too often."""
 ESCALATE_WITHIN = timedelta(days=7)
@@ -90,7 +95,8 @@ def met(memory: Memory, gpus: Iterable[Gpu], began: float, now: Now) -> Memory:
         kept = tuple(one for one in memory.standing if one.boot_id == memory.boot_id)
         memory = replace(memory, standing=kept, gpus={}, ended={}, recovery={})
     for address, gpu in answering.items():
-        memory = _recovery_seen(_in_its_place(memory, address, gpu), address, gpu, began, now)
+        memory = _rows_replaced(_in_its_place(memory, address, gpu), address, gpu, now)
+        memory = _recovery_seen(memory, address, gpu, began, now)
     return memory
 
 
@@ -234,6 +240,26 @@ def _recovery_seen(memory: Memory, address: str, gpu: Gpu, began: float, now: No
         return memory
     others = {other: known for other, known in memory.recovery.items() if other != address}
     return replace(memory, recovery={**others, address: action} if action else others)
+
+
+def _rows_replaced(memory: Memory, address: str, gpu: Gpu, now: Now) -> Memory:
+    """Evidence of a reset for what the log said of rows: some waited for one, by an earlier look, and none do now.
+
+    Rows that nobody saw waiting prove nothing: an Xid 64 of which not even a record could be made leaves neither a
+    pending nor a failed row behind. And only that is past which came before the last look that saw rows wait.
+    """
+    remap = gpu.row_remap
+    if remap is None or remap.pending or remap.failed:
+        return memory
+    waiting = (ROWS_PENDING.name, gpu.subject)
+    seen = [one.last_at for one in memory.standing if one.key == waiting and one.boot_id == memory.boot_id]
+
+    def is_past(one: Standing) -> bool:
+        if one.finding.reason not in REMAP_XIDS or gpu_address(one.finding.subject) != address:
+            return False
+        return one.finding.severity is Severity.RESET and not _is_after(one, seen[0] - LONGEST_LOOK_SECONDS, memory)
+
+    return _end(memory, is_past, now.wall) if seen else memory
 
 
 def _instance_is_gone(subject: str, gpu: Gpu) -> bool:

@@ -22,11 +22,10 @@ def per_gpu(*readings: str) -> Callable[[JudgeGpu], Judge]:
     def wrap(judge_gpu: JudgeGpu) -> Judge:
         def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
             for gpu in (yield from answering(seen)):
-                failed = [name for name in readings if name in gpu.errors]
+                failed = tuple(unread(gpu, *readings))
                 if not failed:
                     yield from judge_gpu(gpu, expected)
-                for name in failed:
-                    yield silent(gpu, gpu.errors[name], name.replace("_", " "))
+                yield from failed
 
         judge.__module__ = judge_gpu.__module__
         return judge
@@ -53,6 +52,20 @@ def silent(gpu: nvml.Gpu, code: int, what: str = "") -> Unobserved:
     about = f"{gpu.subject}: {what}" if what else gpu.subject
     # One that does not even tell its address may be any of those that are known.
     return Unobserved("GpuNotAnswering", f"{about}: NVML error {code}", gpu.subject if gpu.address else "")
+
+
+def unread(gpu: nvml.Gpu, *readings: str) -> Iterator[Unobserved]:
+    """Which of these readings it failed to give, each with the error."""
+    for name in readings:
+        if name in gpu.errors:
+            yield silent(gpu, gpu.errors[name], name.replace("_", " "))
+
+
+def all_lack(gpus: tuple[nvml.Gpu, ...], *readings: str) -> bool:
+    """Whether they answer and none of them has any of these readings: there is nothing here to look at."""
+    return bool(gpus) and all(
+        getattr(gpu, name) is None and name not in gpu.errors for gpu in gpus for name in readings
+    )
 
 
 def found(reason: Reason, gpu: nvml.Gpu, detail: str) -> Finding:

@@ -93,6 +93,8 @@ class NodeSettings(BaseSettings):
     """How long a MONITOR event stands after it was last seen."""
     escalate_after: int = Field(2, alias="ESCALATE_AFTER", ge=0, le=100)
     """Resets or reboots within 7 days after which the same fault of a GPU is ISOLATE; 0: never."""
+    max_retired_pages_sbe: int = Field(60, alias="MAX_RETIRED_PAGES_SBE", ge=1, le=4096)
+    """Pages of a GPU's memory retired for errors, before Ampere; more are a fault."""
     severity_overrides: Annotated[str, AfterValidator(_overrides)] = Field("", alias="severity-overrides")
     nvlink_default: SeverityName = Field(Severity.RESET, alias="NVLINK_DEFAULT")
     nvlink5_default: SeverityName = Field(Severity.MONITOR, alias="NVLINK5_DEFAULT")

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from healthcheck.checks import driver, driver_messages, efa_count, gpu_count, recovery_action, sxid, xid
+from healthcheck.checks import (
+    driver,
+    driver_messages,
+    ecc,
+    efa_count,
+    gpu_count,
+    gpu_repair,
+    recovery_action,
+    retired_pages,
+    row_remap,
+    sxid,
+    xid,
+)
 from healthcheck.model import Check
 
 CHECKS: tuple[Check, ...] = (
     driver.CHECK,
     gpu_count.CHECK,
     recovery_action.CHECK,
+    ecc.CHECK,
+    row_remap.CHECK,
+    retired_pages.CHECK,
+    gpu_repair.CHECK,
     xid.CHECK,
     sxid.CHECK,
     driver_messages.CHECK,

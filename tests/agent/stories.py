@@ -153,6 +153,17 @@ def the_last_good_settings_stay_and_an_event_names_each_bad_one(world: World) ->
     assert len(world.events("BadSetting")) == told
 
 
+def the_limit_of_retired_pages_is_the_clusters_from_the_next_look_on(world: World) -> None:
+    for name, value in (("retired_sbe", 4), ("retired_dbe", 0), ("retired_pending", 0)):
+        world.host.write_value(f"nvml/gpu5/{name}", value)
+    world.agent.wait_for_looks(1)
+    assert world.node().status == "pass"
+
+    world.configure(CHECK_INTERVAL="10", MAX_RETIRED_PAGES_SBE="3")
+    node = world.wait_for_status("fail")
+    assert (node.severity, set(node.findings)) == ("ISOLATE", {"RetiredPagesLimit"})
+
+
 def a_switch_thrown_without_a_restart_takes_ours_away_once(world: World) -> None:
     world.host.xid(3, 79, "GPU has fallen off the bus.")
     world.wait_for_status("fail")
@@ -358,6 +369,7 @@ STORIES = (
     a_taint_is_neither_added_nor_lifted_while_somebody_changes_the_driver,
     an_annotation_that_is_no_json_is_written_anew_and_told,
     the_last_good_settings_stay_and_an_event_names_each_bad_one,
+    the_limit_of_retired_pages_is_the_clusters_from_the_next_look_on,
     a_switch_thrown_without_a_restart_takes_ours_away_once,
     a_taint_is_withheld_while_the_budget_is_full_and_set_once_a_place_is_free,
     a_startup_taint_stays_until_a_look_ends_well,

@@ -9,7 +9,18 @@ import pytest
 from healthcheck.checks import CHECKS, GROUPS, KERNEL_LINES, select_checks
 from healthcheck.model import Nature
 
-GROUP_0 = ["driver", "gpu-count", "recovery-action", "xid", "sxid", "driver-messages"]
+GROUP_0 = [
+    "driver",
+    "gpu-count",
+    "recovery-action",
+    "ecc",
+    "row-remap",
+    "retired-pages",
+    "gpu-repair",
+    "xid",
+    "sxid",
+    "driver-messages",
+]
 
 
 @pytest.mark.parametrize(

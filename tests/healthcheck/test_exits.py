@@ -9,9 +9,9 @@ import pytest
 
 from healthcheck.exits import adopted, begin, escalated, expired, met, passed, recovered, release
 from healthcheck.looks import looked
-from healthcheck.memory import Acknowledgement, Memory, Release
+from healthcheck.memory import Acknowledgement, Memory, Release, Standing
 from healthcheck.model import Finding, Nature, Outcome, Severity
-from healthcheck.probes.nvml import Gpu
+from healthcheck.probes.nvml import Gpu, RowRemap
 from healthcheck.sightings import noticed
 from tests.healthcheck.examples import (
     BOOT,
@@ -131,6 +131,77 @@ class TestReset:
         memory = remembers(stands(fault("Xid95", RESET)), driver_loaded_at=MONOTONIC - 20)
 
         assert reasons(met(memory, [gpu()], MONOTONIC + 5, later(5))) == ["Xid95"]
+
+
+class TestRowsThatWaitForAReset:
+    """Xid 63 and 64 against what NVML says of the rows: nvml.h, nvmlDeviceGetRemappedRows."""
+
+    CLEAN = RowRemap(0, 1, pending=False, failed=False)
+    LATEST = MONOTONIC + 300.0
+    """The last look that saw rows wait."""
+
+    def waits(self, *standing: Standing, boot_id: str = BOOT) -> Memory:
+        pending = fault("RowRemapPending", RESET, about=ABOUT)
+        level = stands(pending, Nature.LEVEL, check="row-remap", at=self.LATEST, boot_id=boot_id)
+        return remembers(level, *standing)
+
+    def met_after(self, memory: Memory, remap: RowRemap | None, **more: object) -> set[str]:
+        """What is left but the level, which a look at it ends."""
+        after = met(memory, [gpu(row_remap=remap, **more)], self.LATEST + 300, later(600))
+        return {one.finding.reason for one in after.standing} - {"RowRemapPending"}
+
+    @pytest.mark.parametrize(
+        ("finding", "stays"),
+        [
+            (fault("Xid64", RESET), False),
+            (fault("Xid64", RESET, MIG), False),
+            (fault("Xid63", RESET), False),
+            (fault("Xid64", MONITOR), True),
+            (fault("Xid64", REBOOT), True),
+            (fault("Xid64", ISOLATE), True),
+            (fault("Xid64", RESET, OTHER), True),
+            (fault("Xid48", RESET), True),
+            (fault("Xid95", RESET), True),
+        ],
+    )
+    def test_rows_that_waited_and_wait_no_more_end_what_the_log_said_of_them(
+        self, finding: Finding, stays: bool
+    ) -> None:
+        assert bool(self.met_after(self.waits(stands(finding)), self.CLEAN)) is stays
+
+    def test_clean_rows_that_nobody_saw_waiting_prove_nothing(self) -> None:
+        """The driver could not even record the row: it is bad, in use, and neither pending nor failed."""
+        assert self.met_after(remembers(stands(fault("Xid64", RESET))), self.CLEAN) == {"Xid64"}
+
+    @pytest.mark.parametrize(
+        "remap",
+        [None, RowRemap(0, 1, pending=True, failed=False), RowRemap(0, 1, pending=False, failed=True)],
+        ids=["not told", "still pending", "failed"],
+    )
+    def test_rows_that_are_not_seen_whole_prove_nothing(self, remap: RowRemap | None) -> None:
+        assert self.met_after(self.waits(stands(fault("Xid64", RESET))), remap) == {"Xid64"}
+
+    @pytest.mark.parametrize("more", [{"error": 15}, {"address": "0000:64:00.0", "serial": "2", "uuid": "GPU-2"}])
+    def test_another_gpu_or_one_that_does_not_answer_proves_nothing(self, more: dict[str, object]) -> None:
+        assert self.met_after(self.waits(stands(fault("Xid64", RESET))), self.CLEAN, **more) == {"Xid64"}
+
+    @pytest.mark.parametrize(("before", "stays"), [(60.0, False), (59.9, True), (-1.0, True)])
+    def test_what_may_have_come_after_the_reset_stands(self, before: float, stays: bool) -> None:
+        memory = self.waits(stands(fault("Xid64", RESET), at=self.LATEST - before))
+
+        assert bool(self.met_after(memory, self.CLEAN)) is stays
+
+    def test_rows_that_waited_in_another_boot_prove_nothing(self) -> None:
+        memory = self.waits(stands(fault("Xid64", RESET)), boot_id="the boot before")
+
+        assert self.met_after(memory, self.CLEAN) == {"Xid64"}
+
+    def test_it_counts_as_a_reset_for_a_fault_that_comes_back(self) -> None:
+        memory = self.waits(stands(fault("Xid64", RESET, about=ABOUT)))
+
+        after = met(memory, [gpu(row_remap=self.CLEAN)], self.LATEST + 300, later(600))
+
+        assert len(after.ended["Xid64", "1650001"]) == 1
 
 
 class TestAnotherGpu:

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from healthcheck.exits import begin, expired, met, recovered, release
+from healthcheck.exits import REMAP_XIDS, begin, expired, met, recovered, release
 from healthcheck.looks import looked
 from healthcheck.memory import Acknowledgement, Memory, Release, Standing, gpu_address
 from healthcheck.memory_file import MemoryFile
 from healthcheck.model import Finding, Nature, Now, Outcome, Severity, Sighting, Unobserved
 from healthcheck.node import RESULTS, NodeState
-from healthcheck.probes.nvml import Gpu
+from healthcheck.probes.nvml import Gpu, RowRemap
 from healthcheck.record import LONGEST, dump, load, remembered, render
 from healthcheck.release import dump_release, parse_release, release_of
 from healthcheck.sightings import noticed
@@ -70,9 +70,9 @@ def _look(found: frozenset[tuple[str, str]], blind: bool) -> Step:
     return step
 
 
-def _meet(address: str, serial: str, action: int | None, error: int) -> Step:
+def _meet(address: str, serial: str, action: int | None, error: int, remap: RowRemap | None = None) -> Step:
     def step(world: World) -> World:
-        gpu = Gpu(0, error, address, f"GPU-{serial}", serial, recovery_action=action)
+        gpu = Gpu(0, error, address, f"GPU-{serial}", serial, recovery_action=action, row_remap=remap)
         return replace(world, memory=met(world.memory, [gpu], world.now.monotonic, world.now))
 
     return step
@@ -114,7 +114,7 @@ def _release(world: World) -> World:
 
 
 addresses = st.sampled_from(ADDRESSES)
-reasons = st.sampled_from(["Xid13", "Xid31", "Xid45", "Xid79", "Xid95", "Xid154", "Xid54"])
+reasons = st.sampled_from(["Xid13", "Xid31", "Xid45", "Xid64", "Xid79", "Xid95", "Xid154", "Xid54"])
 texts = st.text(max_size=300)
 events = st.builds(
     _event,
@@ -125,8 +125,12 @@ events = st.builds(
     texts,
     st.sampled_from(["", "1 a", "2 b", "3 c"]),
 )
-looks = st.builds(_look, st.frozensets(st.tuples(st.just("GpuLost"), addresses), max_size=3), st.booleans())
-meetings = st.builds(_meet, addresses, st.sampled_from(["1", "2"]), st.sampled_from([None, 0, 1, 2]), st.just(0))
+levels = st.sampled_from(["GpuLost", "RowRemapPending"])
+looks = st.builds(_look, st.frozensets(st.tuples(levels, addresses), max_size=3), st.booleans())
+remaps = st.none() | st.builds(RowRemap, st.just(0), st.integers(0, 1), pending=st.booleans(), failed=st.booleans())
+meetings = st.builds(
+    _meet, addresses, st.sampled_from(["1", "2"]), st.sampled_from([None, 0, 1, 2]), st.just(0), remaps
+)
 waits = st.builds(_wait, st.floats(0, 2e5), st.sampled_from([0.0, 0.0, 3600.0, -3600.0]))
 EVERY = st.one_of(
     events, events, looks, meetings, waits, st.builds(_reset, addresses), *map(st.just, (_reboot, _restart, _expire))
@@ -184,6 +188,26 @@ def test_a_severity_falls_by_a_written_exit_alone(
     after = step(before)
 
     assert [one.key for one in gone(before.memory, after.memory) if not may_leave(one)] == []
+
+
+@given(steps=histories)
+def test_rows_that_wait_no_more_end_what_the_log_said_of_them_and_nothing_else(steps: list[Step]) -> None:
+    world = lived(steps)
+    rows = {one.key: one for one in world.memory.standing if one.finding.reason in REMAP_XIDS}
+    waited = any(one.key == ("RowRemapPending", f"gpu/{ADDRESSES[0]}") for one in world.memory.standing)
+
+    told, whole = (
+        _meet(ADDRESSES[0], "1", None, 0, remap)(world).memory
+        for remap in (None, RowRemap(0, 1, pending=False, failed=False))
+    )
+
+    left = {one.key for one in gone(told, whole)}
+    assert left <= {
+        key
+        for key, one in rows.items()
+        if waited and one.finding.severity is Severity.RESET and gpu_address(key[1]) == ADDRESSES[0]
+    }
+    assert whole.gpus == told.gpus
 
 
 @given(steps=histories)

@@ -12,7 +12,18 @@ from healthcheck.model import Severity
 from healthcheck.profiles import InstanceProfile
 from healthcheck.settings import BadValue, NodeSettings, SettingsError, read_settings
 
-GROUP_0 = ["driver", "gpu-count", "recovery-action", "xid", "sxid", "driver-messages"]
+GROUP_0 = [
+    "driver",
+    "gpu-count",
+    "recovery-action",
+    "ecc",
+    "row-remap",
+    "retired-pages",
+    "gpu-repair",
+    "xid",
+    "sxid",
+    "driver-messages",
+]
 SECONDS = "a whole number of seconds, "
 GROUPS = "allowed are 0, 1, 2, 3, 4, 5, 6, 7, 8, 0-nvidia-smi, 1-dcgm-diag-l2"
 SEVERITIES = "allowed are MONITOR, RESET, REBOOT or ISOLATE"
@@ -51,6 +62,7 @@ def test_without_any_configuration_the_contracts_defaults_hold(directory: Path |
         "MAX_UNHEALTHY_PERCENT": 20,
         "MONITOR_TTL": 86400,
         "ESCALATE_AFTER": 2,
+        "MAX_RETIRED_PAGES_SBE": 60,
         "severity-overrides": "",
         "NVLINK_DEFAULT": Severity.RESET,
         "NVLINK5_DEFAULT": Severity.MONITOR,
@@ -112,6 +124,8 @@ BAD = [
     ("MAX_UNHEALTHY_PERCENT", "20%", "a whole number, 1 to 100"),
     ("MONITOR_TTL", "59", SECONDS + "60 to 31536000"),
     ("MONITOR_TTL", "one day", SECONDS + "60 to 31536000"),
+    ("MAX_RETIRED_PAGES_SBE", "0", "a whole number, 1 to 4096"),
+    ("MAX_RETIRED_PAGES_SBE", "4097", "a whole number, 1 to 4096"),
     ("CHECKS_LIGHTWEIGHT", "0 99", "no check '99'; " + GROUPS),
     ("CHECKS_LIGHTWEIGHT", "0,2", "no check '0,2'; " + GROUPS),
     ("CHECKS_LIGHTWEIGHT", "GPU-COUNT", "no check 'GPU-COUNT'; " + GROUPS),

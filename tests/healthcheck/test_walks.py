@@ -17,7 +17,7 @@ from healthcheck.memory import Memory
 from healthcheck.memory_file import MemoryFile
 from healthcheck.model import Evidence, Finding, Nature, Now, Outcome, Severity, Unobserved
 from healthcheck.probes.kernel_log import RING, Record
-from healthcheck.probes.nvml import Gpu
+from healthcheck.probes.nvml import Gpu, RowRemap
 from healthcheck.sightings import noticed
 from healthcheck.verdict import decide
 from tests.healthcheck.examples import MACHINE, WALL
@@ -156,6 +156,29 @@ def test_a_gpu_reset_that_only_nvml_shows(node: Node) -> None:
     assert node.look() is RESET
     node.swap(3, recovery_action=0)
     assert node.look() is PASS
+
+
+def test_a_bad_row_that_a_reset_replaces(node: Node) -> None:
+    subject = f"gpu/{ADDRESSES[3]}.0"
+    waits = Finding("RowRemapPending", RESET, subject, "x")
+    assert node.xid(3, 63, "Row Remapper: New row marked for remapping, reset gpu to activate.") is PASS
+    node.swap(3, row_remap=RowRemap(0, 1, pending=True, failed=False))
+    assert node.look(waits) is RESET
+    assert node.xid(3, 64, "DRAM Retirement failed due to pending row remap at 0x0000000018f31d80") is RESET
+    node.wait(300)
+    assert node.look(waits) is RESET
+    assert node.reasons == {"RowRemapPending", "Xid64"}
+    node.wait(300)
+    node.swap(3, row_remap=RowRemap(0, 1, pending=False, failed=False))
+    assert node.look() is PASS
+
+
+def test_a_bad_row_that_the_driver_could_not_even_record(node: Node) -> None:
+    node.swap(3, row_remap=RowRemap(0, 0, pending=False, failed=False))
+    assert node.xid(3, 64, "DRAM Retirement failed due to full inforom object at 0x0000000018f31d80") is RESET
+    node.wait(3600)
+    assert node.look() is RESET  # NVML knows nothing of it: the row is in use as it was
+    assert node.reboot() is PASS
 
 
 def test_a_gpu_that_needs_a_reset_a_third_time_is_sent_away(node: Node) -> None:

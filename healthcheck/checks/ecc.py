@@ -1,0 +1,64 @@
+"""What ECC saw of the memories of a GPU: errors that it could not correct, and memory that has had too many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck.expectation import Expectation
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.per_gpu import all_lack, answering, found, unread
+from healthcheck.probes import nvml
+
+MOST_UNCORRECTED = 0
+"""Since the driver was loaded. A contained error counts too: the bad memory waits for a reset all the same."""
+
+UNCORRECTED = Reason(
+    "EccUncorrected",
+    Severity.RESET,
+    "ECC met an error that it could not correct since the driver was loaded: a GPU's memory lost data.",
+    "Drain the node and reset the GPU, or reboot; replace the GPU when it comes back.",
+    threshold=f"more than {MOST_UNCORRECTED} since the driver was loaded",
+    source="nvml.h, NVML_VOLATILE_ECC; DCGM's error 4, VOLATILE_DBE_DETECTED",
+)
+SRAM_THRESHOLD = Reason(
+    "SramThresholdExceeded",
+    Severity.ISOLATE,
+    "A GPU's on-chip memory (SRAM) has had more uncorrectable errors than NVIDIA allows for (Ampere and later).",
+    "Keep work away from the node and replace the GPU.",
+    source="nvml.h, nvmlEccSramErrorStatus_t.bThresholdExceeded; DCGM's error 118, SRAM_THRESHOLD",
+)
+
+
+def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+    gpus = yield from answering(seen)
+    for gpu in gpus:
+        if gpu.ecc is not None and gpu.ecc.uncorrected_volatile > MOST_UNCORRECTED:
+            # How many stands in what was seen: a count that goes on would be news at every look.
+            yield found(UNCORRECTED, gpu, "uncorrected ECC errors since the driver was loaded")
+        if gpu.sram_threshold_exceeded:
+            yield found(SRAM_THRESHOLD, gpu, "its SRAM has had more uncorrectable errors than NVIDIA allows for")
+        yield from unread(gpu, "ecc", "sram_threshold_exceeded")
+    if all_lack(gpus, "ecc", "sram_threshold_exceeded"):
+        yield NotConfigured("no GPU here counts ECC errors")
+    elif told := ", ".join(_told(gpus)):
+        yield Seen(told, f"{MOST_UNCORRECTED} uncorrected since the driver was loaded, none over", "nvml.h")
+
+
+def _told(gpus: tuple[nvml.Gpu, ...]) -> Iterator[str]:
+    """The counts of all GPUs together.
+
+    Those of a GPU's life are shown and never judged: no reset ends them, memory that was mended keeps them, and what
+    of them is a fault NVML says itself (row remapping, the SRAM threshold).
+    """
+    counts = [gpu.ecc for gpu in gpus if gpu.ecc is not None]
+    if counts:
+        yield f"{sum(one.uncorrected_volatile for one in counts)} uncorrected ECC errors since the driver was loaded"
+        uncorrected = sum(one.uncorrected_aggregate for one in counts)
+        corrected = sum(one.corrected_aggregate for one in counts)
+        yield f"{uncorrected} uncorrected and {corrected} corrected in the GPUs' life"
+    over = [gpu.sram_threshold_exceeded for gpu in gpus if gpu.sram_threshold_exceeded is not None]
+    if over:
+        yield f"{sum(over)} GPUs over the SRAM threshold"
+
+
+CHECK = Check("ecc", "0-nvidia-smi", (nvml.NVML,), judge, (UNCORRECTED, SRAM_THRESHOLD))

@@ -1,0 +1,43 @@
+"""Repairs that a GPU has prepared and makes when it is reset (newest GPUs and drivers)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck.expectation import Expectation
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.per_gpu import all_lack, answering, found, unread
+from healthcheck.probes import nvml
+
+CHANNEL = Reason(
+    "ChannelRepairPending",
+    Severity.RESET,
+    "A channel of a GPU's memory is bad and is replaced by a spare one when the GPU is reset.",
+    "Drain the node, let its work end, and reset the GPU, or reboot.",
+    source="nvml.h, nvmlRepairStatus_t.bChannelRepairPending",
+)
+TPC = Reason(
+    "TpcRepairPending",
+    Severity.RESET,
+    "A processing unit (TPC) of a GPU is bad and is replaced by a spare one when the GPU is reset.",
+    "Drain the node, let its work end, and reset the GPU, or reboot.",
+    source="nvml.h, nvmlRepairStatus_t.bTpcRepairPending",
+)
+
+
+def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+    gpus = yield from answering(seen)
+    for gpu in gpus:
+        if gpu.repair is not None and gpu.repair.channel_pending:
+            yield found(CHANNEL, gpu, "a channel of memory is replaced at the next reset of the GPU")
+        if gpu.repair is not None and gpu.repair.tpc_pending:
+            yield found(TPC, gpu, "a TPC is replaced at the next reset of the GPU")
+        yield from unread(gpu, "repair")
+    if all_lack(gpus, "repair"):
+        yield NotConfigured("no GPU here tells of repairs")
+    elif told := [one for gpu in gpus if (one := gpu.repair) is not None]:
+        waiting = sum(one.channel_pending + one.tpc_pending for one in told)
+        yield Seen(f"{waiting} repairs that wait for a reset", "0", "nvml.h")
+
+
+CHECK = Check("gpu-repair", "0-nvidia-smi", (nvml.NVML,), judge, (CHANNEL, TPC))

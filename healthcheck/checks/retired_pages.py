@@ -1,0 +1,55 @@
+"""Pages of a GPU's memory that are no longer used because they were bad (before Ampere)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck.expectation import Expectation
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.per_gpu import all_lack, answering, found, unread
+from healthcheck.probes import nvml
+
+SETTING = "MAX_RETIRED_PAGES_SBE"
+
+PENDING = Reason(
+    "RetiredPagesPending",
+    Severity.RESET,
+    "Bad pages of a GPU's memory are to be retired: until the GPU is reset, they stay in use.",
+    "Drain the node and reset the GPU, or reboot.",
+    source="nvml.h, nvmlDeviceGetRetiredPagesPendingStatus; DCGM's error 6, PENDING_PAGE_RETIREMENTS",
+)
+LIMIT = Reason(
+    "RetiredPagesLimit",
+    Severity.ISOLATE,
+    "So many pages of a GPU's memory were retired that its table, of 64, is all but full: its memory wears out.",
+    "Keep work away from the node and replace the GPU.",
+    threshold=f"more than {SETTING} pages, {Expectation().max_retired_pages_sbe} where it is not set",
+    source="DCGM's error 7, RETIRED_PAGES_LIMIT",
+)
+
+
+def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    gpus = yield from answering(seen)
+    for gpu in gpus:
+        yield from _judge_gpu(gpu, expected.max_retired_pages_sbe)
+        yield from unread(gpu, "retired_pages")
+    if all_lack(gpus, "retired_pages"):
+        yield NotConfigured("no GPU here retires pages: from Ampere on they remap rows")
+    elif told := [one.single_bit + one.double_bit for gpu in gpus if (one := gpu.retired_pages) is not None]:
+        most = expected.max_retired_pages_sbe
+        yield Seen(f"at most {max(told)} retired pages on a GPU", f"{most} or fewer, none pending", SETTING)
+
+
+def _judge_gpu(gpu: nvml.Gpu, most: int) -> Iterator[Judgement]:
+    pages = gpu.retired_pages
+    if pages is None:
+        return
+    if pages.pending:
+        yield found(PENDING, gpu, "pages are retired at the next reset of the GPU")
+    # Pages retired for errors of one bit and of two share the GPU's table, and DCGM's limit is of both together.
+    if pages.single_bit + pages.double_bit > most:
+        retired = f"{pages.single_bit} pages retired for single-bit and {pages.double_bit} for double-bit errors"
+        yield found(LIMIT, gpu, f"{retired}, more than {SETTING} = {most}")
+
+
+CHECK = Check("retired-pages", "0-nvidia-smi", (nvml.NVML,), judge, (PENDING, LIMIT))

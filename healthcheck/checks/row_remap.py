@@ -1,0 +1,65 @@
+"""Rows of a GPU's memory that were replaced by spare ones, wait to be, or could not be (Ampere and later)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck.expectation import Expectation
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.per_gpu import all_lack, answering, found, unread
+from healthcheck.probes import nvml
+
+MOST_EXHAUSTED_BANKS = 0
+
+FAILED = Reason(
+    "RowRemapFailed",
+    Severity.ISOLATE,
+    "A bad row of a GPU's memory could not be replaced by a spare one, and stays in use. The GPU never forgets it.",
+    "Keep work away from the node and replace the GPU.",
+    source="nvml.h, nvmlDeviceGetRemappedRows; NVIDIA's GPU memory error management guide: the criterion for an RMA",
+)
+PENDING = Reason(
+    "RowRemapPending",
+    Severity.RESET,
+    "Bad rows of a GPU's memory are to be replaced by spare ones: that happens when the GPU is reset.",
+    "Drain the node, let its work end, and reset the GPU, or reboot.",
+    source="nvml.h, nvmlDeviceGetRemappedRows; DCGM's error 85, PENDING_ROW_REMAP",
+)
+EXHAUSTED = Reason(
+    "RowBanksExhausted",
+    Severity.MONITOR,
+    "A bank of a GPU's memory has no spare row left: all is well until one more of its rows goes bad.",
+    "Plan to replace the GPU; the next bad row of that bank is a RowRemapFailed.",
+    threshold=f"more than {MOST_EXHAUSTED_BANKS} banks without a spare row",
+    source="nvml.h, nvmlRowRemapperHistogramValues_t.none",
+)
+
+
+def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+    gpus = yield from answering(seen)
+    for gpu in gpus:
+        if gpu.row_remap is not None and gpu.row_remap.failed:
+            yield found(FAILED, gpu, "a bad row could not be remapped")
+        if gpu.row_remap is not None and gpu.row_remap.pending:
+            yield found(PENDING, gpu, "rows are remapped at the next reset of the GPU")
+        if gpu.exhausted_banks is not None and gpu.exhausted_banks > MOST_EXHAUSTED_BANKS:
+            yield found(EXHAUSTED, gpu, f"banks of memory without a spare row: {gpu.exhausted_banks}")
+        yield from unread(gpu, "row_remap", "exhausted_banks")
+    if all_lack(gpus, "row_remap", "exhausted_banks"):
+        yield NotConfigured("no GPU here tells of remapped rows")
+    elif told := ", ".join(_told(gpus)):
+        yield Seen(told, "none pending, none failed, a spare row in every bank", "nvml.h")
+
+
+def _told(gpus: tuple[nvml.Gpu, ...]) -> Iterator[str]:
+    """Of all GPUs together. Rows that were replaced are no fault: with spare ones the memory is whole again."""
+    remaps = [gpu.row_remap for gpu in gpus if gpu.row_remap is not None]
+    if remaps:
+        corrected, uncorrected = sum(one.corrected for one in remaps), sum(one.uncorrected for one in remaps)
+        yield f"rows remapped for {uncorrected} uncorrectable and {corrected} correctable errors"
+    banks = [gpu.exhausted_banks for gpu in gpus if gpu.exhausted_banks is not None]
+    if banks:
+        yield f"{sum(banks)} banks without a spare row"
+
+
+CHECK = Check("row-remap", "0-nvidia-smi", (nvml.NVML,), judge, (FAILED, PENDING, EXHAUSTED))

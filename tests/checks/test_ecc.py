@@ -1,0 +1,131 @@
+"""Errors of memory that ECC could not correct, and memory that has had too many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from healthcheck.checks.ecc import CHECK
+from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.probes.nvml import NVML, EccCounts, Gpu
+from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, every, gpu, healthy, says
+
+SUBJECT = f"gpu/{ADDRESSES[3]}"
+ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
+EXPECTED = "0 uncorrected since the driver was loaded, none over"
+UNCORRECTED = Finding(
+    "EccUncorrected", Severity.RESET, SUBJECT, "uncorrected ECC errors since the driver was loaded", ABOUT
+)
+SRAM = Finding(
+    "SramThresholdExceeded",
+    Severity.ISOLATE,
+    SUBJECT,
+    "its SRAM has had more uncorrectable errors than NVIDIA allows for",
+    ABOUT,
+)
+
+
+def judge(*gpus: Gpu) -> list[Judgement]:
+    return says(CHECK, P5, {NVML: driver_says(*gpus)})
+
+
+def found(**more: Any) -> list[Judgement]:
+    """What is said of the third of eight GPUs, with that difference, beside what was seen."""
+    gpus = [*every()]
+    gpus[3] = healthy(3, **more)
+    return [one for one in judge(*gpus) if not isinstance(one, Seen)]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"ecc": EccCounts(0, 0, 0, 0)}, []),
+        ({"ecc": EccCounts(0, 1, 0, 1)}, [UNCORRECTED]),
+        ({"ecc": EccCounts(0, 5000, 0, 5000)}, [UNCORRECTED]),
+        ({"ecc": EccCounts(1_000_000, 0, 0, 0)}, []),
+        ({"ecc": EccCounts(0, 0, 1_000_000, 0)}, []),
+        ({"ecc": EccCounts(0, 0, 0, 77)}, []),
+        ({"sram_threshold_exceeded": True}, [SRAM]),
+        ({"ecc": EccCounts(0, 1, 0, 1), "sram_threshold_exceeded": True}, [UNCORRECTED, SRAM]),
+        ({"ecc": None, "sram_threshold_exceeded": None}, []),
+    ],
+)
+def test_what_a_gpu_shows_and_what_is_said_of_it(more: dict[str, Any], said: list[Judgement]) -> None:
+    assert found(**more) == said
+
+
+@pytest.mark.parametrize(
+    ("reading", "name", "other"),
+    [
+        ("ecc", "ecc", {"sram_threshold_exceeded": True}),
+        ("sram_threshold_exceeded", "sram threshold exceeded", {"ecc": EccCounts(0, 1, 0, 1)}),
+    ],
+)
+def test_a_reading_that_failed_hides_nothing_of_the_other(reading: str, name: str, other: dict[str, Any]) -> None:
+    said = found(**{reading: None}, errors={reading: 999}, **other)
+
+    assert said == [
+        SRAM if reading == "ecc" else UNCORRECTED,
+        Unobserved("GpuNotAnswering", f"{SUBJECT}: {name}: NVML error 999", SUBJECT),
+    ]
+
+
+def test_a_gpu_that_does_not_answer_could_not_be_looked_at() -> None:
+    said = judge(healthy(0), gpu(3, ADDRESSES[3], error=15))
+
+    assert said[0] == Unobserved("GpuNotAnswering", f"{SUBJECT}: NVML error 15", SUBJECT)
+    assert [type(one) for one in said[1:]] == [Seen]
+
+
+def test_the_counts_of_a_gpus_life_are_shown() -> None:
+    said = judge(healthy(0, ecc=EccCounts(7, 2, 120, 3)), healthy(1, ecc=EccCounts(1, 0, 4, 5)), healthy(2, ecc=None))
+
+    assert said[1:] == [
+        Seen(
+            "2 uncorrected ECC errors since the driver was loaded, 8 uncorrected and 124 corrected in the GPUs' life, "
+            "0 GPUs over the SRAM threshold",
+            EXPECTED,
+            "nvml.h",
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ({"ecc": None}, "0 GPUs over the SRAM threshold"),
+        ({"ecc": None, "sram_threshold_exceeded": True}, "8 GPUs over the SRAM threshold"),
+        (
+            {"sram_threshold_exceeded": None},
+            "0 uncorrected ECC errors since the driver was loaded, 0 uncorrected and 0 corrected in the GPUs' life",
+        ),
+    ],
+)
+def test_what_no_gpu_tells_is_not_shown(more: dict[str, Any], what: str) -> None:
+    assert judge(*every(**more))[-1] == Seen(what, EXPECTED, "nvml.h")
+
+
+def test_gpus_without_ecc_have_nothing_to_look_at() -> None:
+    lacking = {"ecc": None, "sram_threshold_exceeded": None}
+
+    assert judge(*every(**lacking)) == [NotConfigured("no GPU here counts ECC errors")]
+
+
+def test_readings_that_all_failed_are_not_gpus_without_ecc() -> None:
+    failed = {"ecc": None, "sram_threshold_exceeded": None, "errors": {"ecc": 999, "sram_threshold_exceeded": 999}}
+
+    assert {type(one) for one in judge(*every(**failed))} == {Unobserved}
+
+
+def test_a_driver_that_does_not_answer_could_not_look() -> None:
+    blind = Unobserved("DriverNotLoaded", "why")
+
+    assert says(CHECK, P5, {NVML: driver_is_silent(blind)}) == [blind]
+
+
+def test_its_reasons_say_where_they_begin_and_who_says_so() -> None:
+    assert [(reason.threshold, reason.flickers, bool(reason.source)) for reason in CHECK.reasons] == [
+        ("more than 0 since the driver was loaded", False, True),
+        ("", False, True),
+    ]

@@ -1,0 +1,78 @@
+"""Repairs that wait for a reset of the GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from healthcheck.checks.gpu_repair import CHECK
+from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.probes.nvml import NVML, Gpu, Repair
+from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, every, gpu, healthy, says
+
+SUBJECT = f"gpu/{ADDRESSES[3]}"
+ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
+CHANNEL = Finding(
+    "ChannelRepairPending",
+    Severity.RESET,
+    SUBJECT,
+    "a channel of memory is replaced at the next reset of the GPU",
+    ABOUT,
+)
+TPC = Finding("TpcRepairPending", Severity.RESET, SUBJECT, "a TPC is replaced at the next reset of the GPU", ABOUT)
+
+
+def judge(*gpus: Gpu) -> list[Judgement]:
+    return says(CHECK, P5, {NVML: driver_says(*gpus)})
+
+
+def with_third(**more: Any) -> list[Gpu]:
+    gpus = [*every()]
+    gpus[3] = healthy(3, **more)
+    return gpus
+
+
+@pytest.mark.parametrize(
+    ("repair", "said", "waiting"),
+    [
+        (Repair(channel_pending=False, tpc_pending=False), [], 0),
+        (Repair(channel_pending=True, tpc_pending=False), [CHANNEL], 1),
+        (Repair(channel_pending=False, tpc_pending=True), [TPC], 1),
+        (Repair(channel_pending=True, tpc_pending=True), [CHANNEL, TPC], 2),
+        (None, [], 0),
+    ],
+)
+def test_what_a_gpu_shows_and_what_is_said_of_it(repair: Repair | None, said: list[Judgement], waiting: int) -> None:
+    assert judge(*with_third(repair=repair)) == [
+        *said,
+        Seen(f"{waiting} repairs that wait for a reset", "0", "nvml.h"),
+    ]
+
+
+def test_repairs_that_could_not_be_read_are_neither_there_nor_gone() -> None:
+    said = judge(*with_third(repair=None, errors={"repair": 999}))
+
+    assert said[0] == Unobserved("GpuNotAnswering", f"{SUBJECT}: repair: NVML error 999", SUBJECT)
+    assert [type(one) for one in said[1:]] == [Seen]
+
+
+def test_a_gpu_that_does_not_answer_could_not_be_looked_at() -> None:
+    said = judge(healthy(0), gpu(3, ADDRESSES[3], error=15))
+
+    assert said[0] == Unobserved("GpuNotAnswering", f"{SUBJECT}: NVML error 15", SUBJECT)
+    assert [type(one) for one in said[1:]] == [Seen]
+
+
+def test_gpus_that_tell_of_no_repairs_have_nothing_to_look_at() -> None:
+    assert judge(*every(repair=None)) == [NotConfigured("no GPU here tells of repairs")]
+
+
+def test_a_driver_that_does_not_answer_could_not_look() -> None:
+    blind = Unobserved("DriverNotLoaded", "why")
+
+    assert says(CHECK, P5, {NVML: driver_is_silent(blind)}) == [blind]
+
+
+def test_its_reasons_say_who_says_so() -> None:
+    assert [(reason.flickers, bool(reason.source)) for reason in CHECK.reasons] == [(False, True), (False, True)]

@@ -1,0 +1,99 @@
+"""Pages of memory that were retired, or wait to be (before Ampere)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from healthcheck.checks.retired_pages import CHECK
+from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.probes.nvml import NVML, Gpu, RetiredPages
+from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, every, gpu, healthy, says
+
+SUBJECT = f"gpu/{ADDRESSES[3]}"
+ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
+NONE = RetiredPages(0, 0, pending=False)
+PENDING = Finding(
+    "RetiredPagesPending", Severity.RESET, SUBJECT, "pages are retired at the next reset of the GPU", ABOUT
+)
+
+
+def over(single: int, double: int, most: int = 60) -> Finding:
+    pages = f"{single} pages retired for single-bit and {double} for double-bit errors"
+    detail = f"{pages}, more than MAX_RETIRED_PAGES_SBE = {most}"
+    return Finding("RetiredPagesLimit", Severity.ISOLATE, SUBJECT, detail, ABOUT)
+
+
+def judge(*gpus: Gpu, most: int = 60) -> list[Judgement]:
+    return says(CHECK, replace(P5, max_retired_pages_sbe=most), {NVML: driver_says(*gpus)})
+
+
+def found(most: int = 60, **more: Any) -> list[Judgement]:
+    """What is said of the third of eight GPUs, with that difference, beside what was seen."""
+    gpus = [*every(retired_pages=NONE)]
+    gpus[3] = healthy(3, **more)
+    return [one for one in judge(*gpus, most=most) if not isinstance(one, Seen)]
+
+
+@pytest.mark.parametrize(
+    ("pages", "said"),
+    [
+        (NONE, []),
+        (RetiredPages(60, 0, pending=False), []),
+        (RetiredPages(61, 0, pending=False), [over(61, 0)]),
+        (RetiredPages(0, 60, pending=False), []),
+        (RetiredPages(0, 61, pending=False), [over(0, 61)]),
+        (RetiredPages(40, 20, pending=False), []),
+        (RetiredPages(40, 21, pending=False), [over(40, 21)]),
+        (RetiredPages(2, 0, pending=True), [PENDING]),
+        (RetiredPages(64, 0, pending=True), [PENDING, over(64, 0)]),
+        (None, []),
+    ],
+)
+def test_what_a_gpu_shows_and_what_is_said_of_it(pages: RetiredPages | None, said: list[Judgement]) -> None:
+    assert found(retired_pages=pages) == said
+
+
+@pytest.mark.parametrize(("most", "said"), [(4, []), (3, [over(4, 0, most=3)]), (4096, [])])
+def test_a_cluster_sets_how_many_are_too_many(most: int, said: list[Judgement]) -> None:
+    assert found(most, retired_pages=RetiredPages(4, 0, pending=False)) == said
+
+
+def test_pages_that_could_not_be_read_are_neither_few_nor_many() -> None:
+    assert found(retired_pages=None, errors={"retired_pages": 999}) == [
+        Unobserved("GpuNotAnswering", f"{SUBJECT}: retired pages: NVML error 999", SUBJECT)
+    ]
+
+
+def test_a_gpu_that_does_not_answer_could_not_be_looked_at() -> None:
+    said = judge(healthy(0, retired_pages=NONE), gpu(3, ADDRESSES[3], error=15))
+
+    assert said[0] == Unobserved("GpuNotAnswering", f"{SUBJECT}: NVML error 15", SUBJECT)
+    assert [type(one) for one in said[1:]] == [Seen]
+
+
+def test_the_most_of_any_gpu_is_shown() -> None:
+    few, more = (healthy(index, retired_pages=RetiredPages(index, 7, pending=False)) for index in (0, 5))
+
+    assert judge(few, more, healthy(2), most=20) == [
+        Seen("at most 12 retired pages on a GPU", "20 or fewer, none pending", "MAX_RETIRED_PAGES_SBE")
+    ]
+
+
+def test_gpus_that_remap_rows_have_nothing_to_look_at() -> None:
+    assert judge(*every()) == [NotConfigured("no GPU here retires pages: from Ampere on they remap rows")]
+
+
+def test_a_driver_that_does_not_answer_could_not_look() -> None:
+    blind = Unobserved("DriverNotLoaded", "why")
+
+    assert says(CHECK, P5, {NVML: driver_is_silent(blind)}) == [blind]
+
+
+def test_its_reasons_say_where_they_begin_and_who_says_so() -> None:
+    assert [(reason.threshold, reason.flickers, bool(reason.source)) for reason in CHECK.reasons] == [
+        ("", False, True),
+        ("more than MAX_RETIRED_PAGES_SBE pages, 60 where it is not set", False, True),
+    ]

@@ -1,0 +1,118 @@
+"""Rows of memory that wait to be replaced, could not be, or have no spare row left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from healthcheck.checks.row_remap import CHECK
+from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.probes.nvml import NVML, Gpu, RowRemap
+from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, every, gpu, healthy, says
+
+SUBJECT = f"gpu/{ADDRESSES[3]}"
+ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
+EXPECTED = "none pending, none failed, a spare row in every bank"
+FAILED = Finding("RowRemapFailed", Severity.ISOLATE, SUBJECT, "a bad row could not be remapped", ABOUT)
+PENDING = Finding("RowRemapPending", Severity.RESET, SUBJECT, "rows are remapped at the next reset of the GPU", ABOUT)
+EXHAUSTED = Finding("RowBanksExhausted", Severity.MONITOR, SUBJECT, "banks of memory without a spare row: 1", ABOUT)
+
+
+def judge(*gpus: Gpu) -> list[Judgement]:
+    return says(CHECK, P5, {NVML: driver_says(*gpus)})
+
+
+def found(**more: Any) -> list[Judgement]:
+    """What is said of the third of eight GPUs, with that difference, beside what was seen."""
+    gpus = [*every()]
+    gpus[3] = healthy(3, **more)
+    return [one for one in judge(*gpus) if not isinstance(one, Seen)]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"row_remap": RowRemap(0, 0, pending=False, failed=False)}, []),
+        ({"row_remap": RowRemap(9, 500, pending=False, failed=False)}, []),
+        ({"row_remap": RowRemap(0, 1, pending=True, failed=False)}, [PENDING]),
+        ({"row_remap": RowRemap(0, 8, pending=False, failed=True)}, [FAILED]),
+        ({"row_remap": RowRemap(0, 9, pending=True, failed=True)}, [FAILED, PENDING]),
+        ({"exhausted_banks": 0}, []),
+        ({"exhausted_banks": 1}, [EXHAUSTED]),
+        ({"row_remap": RowRemap(0, 9, pending=True, failed=True), "exhausted_banks": 1}, [FAILED, PENDING, EXHAUSTED]),
+        ({"row_remap": None, "exhausted_banks": None}, []),
+    ],
+)
+def test_what_a_gpu_shows_and_what_is_said_of_it(more: dict[str, Any], said: list[Judgement]) -> None:
+    assert found(**more) == said
+
+
+@pytest.mark.parametrize(
+    ("reading", "name", "other", "finding"),
+    [
+        ("row_remap", "row remap", {"exhausted_banks": 1}, EXHAUSTED),
+        (
+            "exhausted_banks",
+            "exhausted banks",
+            {"row_remap": RowRemap(0, 8, pending=False, failed=True)},
+            FAILED,
+        ),
+    ],
+)
+def test_a_reading_that_failed_hides_nothing_of_the_other(
+    reading: str, name: str, other: dict[str, Any], finding: Finding
+) -> None:
+    assert found(**{reading: None}, errors={reading: 999}, **other) == [
+        finding,
+        Unobserved("GpuNotAnswering", f"{SUBJECT}: {name}: NVML error 999", SUBJECT),
+    ]
+
+
+def test_a_gpu_that_does_not_answer_could_not_be_looked_at() -> None:
+    said = judge(healthy(0), gpu(3, ADDRESSES[3], error=15))
+
+    assert said[0] == Unobserved("GpuNotAnswering", f"{SUBJECT}: NVML error 15", SUBJECT)
+    assert [type(one) for one in said[1:]] == [Seen]
+
+
+def test_what_was_replaced_is_shown() -> None:
+    said = judge(
+        healthy(0, row_remap=RowRemap(1, 2, pending=False, failed=False), exhausted_banks=3),
+        healthy(1, row_remap=RowRemap(10, 20, pending=False, failed=False)),
+        healthy(2, row_remap=None, exhausted_banks=None),
+    )
+
+    what = "rows remapped for 22 uncorrectable and 11 correctable errors, 3 banks without a spare row"
+    assert said[-1] == Seen(what, EXPECTED, "nvml.h")
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ({"row_remap": None}, "0 banks without a spare row"),
+        ({"exhausted_banks": None}, "rows remapped for 0 uncorrectable and 0 correctable errors"),
+    ],
+)
+def test_what_no_gpu_tells_is_not_shown(more: dict[str, Any], what: str) -> None:
+    assert judge(*every(**more)) == [Seen(what, EXPECTED, "nvml.h")]
+
+
+def test_gpus_that_remap_no_rows_have_nothing_to_look_at() -> None:
+    lacking = {"row_remap": None, "exhausted_banks": None}
+
+    assert judge(*every(**lacking)) == [NotConfigured("no GPU here tells of remapped rows")]
+
+
+def test_a_driver_that_does_not_answer_could_not_look() -> None:
+    blind = Unobserved("DriverNotLoaded", "why")
+
+    assert says(CHECK, P5, {NVML: driver_is_silent(blind)}) == [blind]
+
+
+def test_its_reasons_say_where_they_begin_and_who_says_so() -> None:
+    assert [(reason.threshold, reason.flickers, bool(reason.source)) for reason in CHECK.reasons] == [
+        ("", False, True),
+        ("", False, True),
+        ("more than 0 banks without a spare row", False, True),
+    ]

@@ -1,0 +1,32 @@
+"""What a cluster has set reaches the judges of `gpu-healthcheck check`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sim.node import SimulatedNode
+
+
+@pytest.mark.parametrize(("most", "reasons"), [("2", []), ("1", ["RetiredPagesLimit"])])
+def test_check_goes_by_the_clusters_limit_of_retired_pages(tmp_path: Path, most: str, reasons: list[str]) -> None:
+    config = tmp_path / "config"
+    config.mkdir()
+    (config / "MAX_RETIRED_PAGES_SBE").write_text(most)
+    with SimulatedNode.create(tmp_path / "node", "g5.xlarge") as node:
+        for name, value in (("retired_sbe", 2), ("retired_dbe", 0), ("retired_pending", 0)):
+            node.write_value(f"nvml/gpu0/{name}", value)
+        done = subprocess.run(
+            [sys.executable, "-m", "cli", "check", "--json", "--root", str(node.root)],
+            env={**os.environ, "CONFIG_DIR": str(config)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    assert [finding["reason"] for finding in json.loads(done.stdout)["findings"]] == reasons
