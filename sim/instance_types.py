@@ -5,19 +5,55 @@ Where no public listing gives an address, a plausible one stands here; nothing i
 
 from dataclasses import dataclass
 
+GIB = 1 << 30
+
 
 @dataclass(frozen=True)
 class GpuModel:
+    """What a model has. The defaults are those of a card without NVLink, from Ampere on."""
+
     name: str
     pci_device: str
+    memory_bytes: int
     has_mig: bool = True
+    nvlinks: int = 0
+    nvlink_version: int = 0
+    """nvmlNvlinkVersion_t: 2 is NVLink 2.0, 4 is 3.0, 6 is 4.0, 7 is 5.0."""
+    remaps_rows: bool = True
+    """Ampere and later; before, pages are retired."""
+    tells_margins: bool = False
+    """Hopper and later tell how far they are from their limit; before, the limit itself."""
+    fabric_health_mask: int | None = None
+    """That of a healthy GPU; None: it registers with no fabric (before Hopper, or without NVSwitches)."""
+    fabric_health_summary: int = 0
+    """1: healthy; 0: the GPU has none."""
 
 
-H100 = GpuModel("NVIDIA H100 80GB HBM3", "0x2330")
-A100 = GpuModel("NVIDIA A100-SXM4-40GB", "0x20b0")
-B200 = GpuModel("NVIDIA B200", "0x2901")
-A10G = GpuModel("NVIDIA A10G", "0x2237", has_mig=False)
-L4 = GpuModel("NVIDIA L4", "0x27b8", has_mig=False)
+# Bandwidth, routes and timeouts: 2, no fault, each; configuration: 1, none wrong (nvml.h).
+_FABRIC_HEALTHY = 0x1AA
+
+H100 = GpuModel(
+    "NVIDIA H100 80GB HBM3",
+    "0x2330",
+    80 * GIB,
+    nvlinks=18,
+    nvlink_version=6,
+    tells_margins=True,
+    fabric_health_mask=_FABRIC_HEALTHY,
+)
+A100 = GpuModel("NVIDIA A100-SXM4-40GB", "0x20b0", 40 * GIB, nvlinks=12, nvlink_version=4)
+B200 = GpuModel(
+    "NVIDIA B200",
+    "0x2901",
+    180 * GIB,
+    nvlinks=18,
+    nvlink_version=7,
+    tells_margins=True,
+    fabric_health_mask=_FABRIC_HEALTHY,
+    fabric_health_summary=1,
+)
+A10G = GpuModel("NVIDIA A10G", "0x2237", 24 * GIB, has_mig=False)
+L4 = GpuModel("NVIDIA L4", "0x27b8", 24 * GIB, has_mig=False)
 
 
 @dataclass(frozen=True)

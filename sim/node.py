@@ -16,7 +16,7 @@ from sim import nvml_library
 from sim.instance_types import INSTANCE_SHAPES
 from sim.kernel_log import INFO, KernelRecord, SimulatedKernelLog, monotonic_us
 from sim.pci_tree import PciFunction, PciTree, efa_name
-from sim.simulated_gpu import SimulatedGpu, healthy_values, invent_gpus
+from sim.simulated_gpu import SimulatedGpu, healthy_values, invent_gpus, values_after_reboot
 
 DRIVER_VERSION = "570.133.20"
 CUDA_MAJOR = 12
@@ -25,7 +25,6 @@ KERNEL_RELEASE = "6.8.0-1029-aws"
 # Old enough that no production code takes the driver for one that is still coming up.
 SETTLED_DRIVER_SECONDS = 3600
 NVML_GPU_IS_LOST = 15
-HEALED_BY_REBOOT = ("ecc_corrected_volatile", "ecc_uncorrected_volatile", "remap_pending", "field/230")
 
 
 class SimulatedNode:
@@ -55,8 +54,7 @@ class SimulatedNode:
         node._write_identity()
         node._plug_devices()
         for gpu in node.gpus:
-            for name, value in healthy_values(gpu, node.shape.gpu_model).items():
-                node.write_value(f"nvml/gpu{gpu.index}/{name}", value)
+            _write_new(path / f"nvml/gpu{gpu.index}", healthy_values(gpu, node.shape.gpu_model))
         node.install_library(driver_version)
         node._boot(driver_age_seconds)
         return node
@@ -210,15 +208,19 @@ class SimulatedNode:
         self.installed_version = version
 
     def reboot(self, *, driver_age_seconds: int = SETTLED_DRIVER_SECONDS) -> None:
-        """A new boot id, an empty kernel ring, and the end of every fault that a reboot heals."""
+        """A new boot id, an empty kernel ring, pending modes in force, and no fault that a reboot heals."""
         for fault in ("hang", "crash"):
             (self.root / "nvml" / fault).unlink(missing_ok=True)
         shutil.rmtree(self.root / "nvml/error", ignore_errors=True)
         for gpu in self.present_gpus:
-            for error in (self.root / f"nvml/gpu{gpu.index}").glob("error*"):
-                error.unlink()
-            for value in HEALED_BY_REBOOT:
-                self.write_value(f"nvml/gpu{gpu.index}/{value}", 0)
+            folder = self.root / f"nvml/gpu{gpu.index}"
+            for passing in (*folder.glob("error*"), *folder.glob("nvlink/*/state")):
+                passing.unlink()
+            for value, healthy in values_after_reboot(gpu, self.shape.gpu_model).items():
+                self.write_value(f"nvml/gpu{gpu.index}/{value}", healthy)
+            for mode in ("ecc_mode", "mig"):
+                if (pending := folder / f"{mode}_pending").exists():
+                    self.write_value(f"nvml/gpu{gpu.index}/{mode}_current", pending.read_text().strip())
         self._announced.clear()
         self.kernel_log.clear()
         self._boot(driver_age_seconds)
@@ -270,3 +272,13 @@ class SimulatedNode:
             return f"pid={process[0]}, name={process[1]}, "
         # The driver left these words out from R570 on.
         return "" if int(self.driver_version.split(".")[0]) >= 570 else "pid='<unknown>', name=<unknown>, "
+
+
+def _write_new(folder: Path, values: Mapping[str, object]) -> None:
+    """Files that nobody reads yet: hundreds for each GPU, and most tests make a node."""
+    base = str(folder)
+    for below in {os.path.dirname(name) for name in values}:  # noqa: PTH120 - pathlib would double the time
+        os.makedirs(f"{base}/{below}", exist_ok=True)  # noqa: PTH103
+    for name, value in values.items():
+        with open(f"{base}/{name}", "w", encoding="utf-8") as file:  # noqa: PTH123
+            file.write(f"{value}\n")

@@ -7,6 +7,6 @@ from sim import c_library
 SOURCE = Path(__file__).parent / "nvml" / "nvml.c"
 
 
-def build() -> Path:
+def build(*flags: str) -> Path:
     """The compiled library; it has to be copied into a node's tree, since it finds its node from its own place."""
-    return c_library.build(SOURCE, "libnvidia-ml", "-Wl,-soname,libnvidia-ml.so.1")
+    return c_library.build(SOURCE, "libnvidia-ml", "-Wl,-soname,libnvidia-ml.so.1", *flags)

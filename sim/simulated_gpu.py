@@ -39,7 +39,7 @@ def invent_gpus(node_name: str, shape: InstanceShape) -> Iterator[SimulatedGpu]:
 
 
 def healthy_values(gpu: SimulatedGpu, model: GpuModel) -> dict[str, object]:
-    values: dict[str, object] = {
+    return {
         "uuid": gpu.uuid,
         "serial": gpu.serial,
         "name": model.name,
@@ -48,12 +48,92 @@ def healthy_values(gpu: SimulatedGpu, model: GpuModel) -> dict[str, object]:
         "pci_device_id": f"{model.pci_device}10de",
         "pci_subsystem_id": "0x000010de",
         "persistence_mode": 1,
+        "ecc_mode_current": 1,
+        "ecc_mode_pending": 1,
         "clocks_event_reasons": 1,
+        "inforom": 1,
+        "temperature": 34,
+        "memory_total": model.memory_bytes,
+        "memory_reserved": 600 << 20,
+        "memory_used": 0,
+        "processes": "",
+        "pcie_width": 16,
+        "pcie_max_width": 16,
+        "pcie_replays": 0,
         "field/230": 0,
+        **dict.fromkeys(VOLATILE_ECC + AGGREGATE_ECC, 0),
+        **(_ROW_REMAP if model.remaps_rows else _RETIRED_PAGES),
+        **(_MARGINS if model.tells_margins else _LIMITS),
+        **(_MIG if model.has_mig else {}),
+        **_nvlinks(model),
+        **_fabric(model),
     }
-    zeros = [f"ecc_{kind}_{life}" for kind in ("corrected", "uncorrected") for life in ("volatile", "aggregate")]
-    zeros += [f"remap_{rows}" for rows in ("corrected", "uncorrected", "pending", "failed")]
-    if model.has_mig:
-        zeros += ["mig_current", "mig_pending"]
-        values["mig_most"] = MOST_MIG_DEVICES
-    return values | dict.fromkeys(zeros, 0)
+
+
+def values_after_reboot(gpu: SimulatedGpu, model: GpuModel) -> dict[str, object]:
+    """What a reboot makes healthy again: counts since then, what waited for a reset, links and fabric trained anew."""
+    healthy = healthy_values(gpu, model)
+    return {name: value for name, value in healthy.items() if name in _RESET or name.startswith(_RESET_BELOW)}
+
+
+VOLATILE_ECC = ("ecc_corrected_volatile", "ecc_uncorrected_volatile")
+AGGREGATE_ECC = ("ecc_corrected_aggregate", "ecc_uncorrected_aggregate")
+_ROW_REMAP: dict[str, object] = {
+    "remap_corrected": 0,
+    "remap_uncorrected": 0,
+    "remap_pending": 0,
+    "remap_failed": 0,
+    "remap_histogram": "640 0 0 0 0",
+    "sram_threshold_exceeded": 0,
+    "repair_channel": 0,
+    "repair_tpc": 0,
+}
+_RETIRED_PAGES: dict[str, object] = {"retired_sbe": 0, "retired_dbe": 0, "retired_pending": 0}
+_MARGINS: dict[str, object] = {"temperature_margin": 52, "field/194": -2}
+_LIMITS: dict[str, object] = {"temperature_slowdown": 89}
+_MIG: dict[str, object] = {"mig_current": 0, "mig_pending": 0, "mig_most": MOST_MIG_DEVICES}
+_RESET = frozenset(
+    {
+        *VOLATILE_ECC,
+        "remap_pending",
+        "retired_pending",
+        "repair_channel",
+        "repair_tpc",
+        "clocks_event_reasons",
+        "temperature",
+        "temperature_margin",
+        "memory_used",
+        "processes",
+        "pcie_replays",
+        "field/230",
+    }
+)
+_RESET_BELOW = ("nvlink/", "fabric_")
+_COUNTERS, _COUNTERS_OF_NVLINK_5 = (161, 162, 163), (214, 215, 221)
+_NVLINK_5 = 7
+
+
+def link_counters(model: GpuModel) -> tuple[int, ...]:
+    """The fields that count what happens on its links."""
+    return _COUNTERS_OF_NVLINK_5 if model.nvlink_version >= _NVLINK_5 else _COUNTERS
+
+
+def _nvlinks(model: GpuModel) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for link in range(model.nvlinks):
+        values[f"nvlink/{link}/version"] = model.nvlink_version
+        values |= {f"nvlink/{link}/field/{field}": 0 for field in link_counters(model)}
+    return values
+
+
+def _fabric(model: GpuModel) -> dict[str, object]:
+    if model.fabric_health_mask is None:
+        return {}
+    return {
+        "fabric_state": 3,
+        "fabric_status": 0,
+        "fabric_clique": 0,
+        "fabric_cluster": "",
+        "fabric_health_mask": model.fabric_health_mask,
+        "fabric_health_summary": model.fabric_health_summary,
+    }

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from healthcheck.command import Child, ChildError, MissedDeadline
 from healthcheck.model import Host, Probe, ProbeError, Unobserved
@@ -18,6 +19,8 @@ SUCCESS = 0
 INSUFFICIENT_POWER, IRQ_ISSUE, CORRUPTED_INFOROM, GPU_IS_LOST, RESET_REQUIRED = 8, 11, 14, 15, 16
 """nvmlReturn_t (nvml.h): the codes that speak of the hardware."""
 BROKEN = frozenset({INSUFFICIENT_POWER, IRQ_ISSUE, CORRUPTED_INFOROM, GPU_IS_LOST, RESET_REQUIRED})
+_MOST_NVLINKS = 36
+"""NVML_NVLINK_MAX_LINKS of the newest nvml.h."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +155,11 @@ class Gpu:
     instances: tuple[int, ...] | None = None
     """Ids of the MIG GPU instances that have a compute instance, `()` without MIG mode; None: nobody could say."""
     errors: Mapping[str, int] = field(default_factory=dict)
-    """By the name of a reading below: the nvmlReturn_t that kept it from us. What is not supported is no error."""
+    """By the name of a reading: the nvmlReturn_t that kept it from us. What is not supported is no error.
+
+    Beside the fields of this class: "nvlink_counters", of `nvlinks` (their states are known nevertheless), and "p2p",
+    of the pairs that this GPU belongs to.
+    """
     persistence: bool | None = None
     ecc_mode: Mode | None = None
     mig_mode: Mode | None = None
@@ -192,7 +199,7 @@ class Gpus:
     library: str
     gpus: tuple[Gpu, ...]
     p2p: tuple[P2p, ...] = ()
-    """Every pair of GPUs that both have a handle, once."""
+    """Each pair once, but those with a GPU that failed or is in MIG mode, and those that NVML would not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,8 +280,9 @@ def read_answer(line: bytes) -> Answer:
         if "gpus" not in answer:
             return Answer(_refused(answer), answered_by_driver=answer["library"] is not None)
         gpus = tuple(_gpu(gpu) for gpu in answer["gpus"])
-        return Answer(Gpus(str(answer["driver_version"]), str(answer["library"]), gpus), answered_by_driver=True)
-    except (ValueError, KeyError, TypeError) as error:
+        p2p = tuple(_p2p(answer.get("p2p", []), gpus))
+        return Answer(Gpus(str(answer["driver_version"]), str(answer["library"]), gpus, p2p), answered_by_driver=True)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         return Answer(Unobserved("NvmlNonsense", f"NVML's answer makes no sense: {error}"), answered_by_driver=True)
 
 
@@ -287,7 +295,10 @@ def _gpu(raw: dict[str, Any]) -> Gpu:
         address = normalise_address(raw["bus_id"]) or ""
         if not address:
             raise ValueError(f"GPU {index}: bus id {raw['bus_id']!r} is no PCI address")
-    action, instances = raw.get("recovery_action"), raw.get("instances")
+    errors = {str(name): _signed(error) for name, error in raw.get("errors", {}).items()}
+    readings = {name: _reading(index, name, raw[name]) for name in _READINGS if raw.get(name) is not None}
+    if raw.get("nvlinks") is not None:
+        readings["nvlinks"] = _nvlinks(raw["nvlinks"], raw.get("nvlink_counters", {}))
     return Gpu(
         index,
         code,
@@ -295,10 +306,111 @@ def _gpu(raw: dict[str, Any]) -> Gpu:
         str(raw.get("uuid", "")),
         str(raw.get("serial", "")),
         str(raw.get("name", "")),
-        recovery_action=None if action is None else int(action),
-        recovery_error=int(raw.get("recovery_error", SUCCESS)),
-        instances=None if instances is None else tuple(int(one) for one in instances),
+        recovery_error=errors.pop("recovery_action", SUCCESS),
+        errors=errors,
+        **readings,
     )
+
+
+def _reading(index: int, name: str, raw: Any) -> Any:
+    try:
+        return _READINGS[name](raw)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"GPU {index}: {name.replace('_', ' ')}: {error}") from error
+
+
+def _integer(least: int, most: int) -> Callable[[Any], int]:
+    def read(raw: Any) -> int:
+        if type(raw) is not int or not least <= raw <= most:
+            raise ValueError(f"{raw!r} is no number from {least} to {most}")
+        return raw
+
+    return read
+
+
+_unsigned = _integer(0, 2**32 - 1)
+_signed = _integer(-(2**31), 2**31 - 1)
+_count = _integer(0, 2**64 - 1)
+_celsius = _integer(-300, 1000)
+
+
+def _flag(raw: Any) -> bool:
+    return _unsigned(raw) != 0
+
+
+def _listed(raw: Any, most: int = 64) -> list[Any]:
+    if not isinstance(raw, list) or len(raw) > most:
+        raise TypeError(f"{str(raw)[:40]} is no list of at most {most}")
+    return raw
+
+
+def _numbers(raw: Any) -> tuple[int, ...]:
+    return tuple(_unsigned(one) for one in _listed(raw))
+
+
+def _made(what: Callable[..., Any], *parts: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Reads a list as the arguments of a class."""
+
+    def read(raw: Any) -> Any:
+        return what(*(part(value) for part, value in zip(parts, _listed(raw), strict=True)))
+
+    return read
+
+
+def _perhaps(part: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda raw: None if raw is None else part(raw)
+
+
+def _nvlinks(raw: Any, counters: dict[str, Any]) -> tuple[NvLink, ...]:
+    return tuple(
+        NvLink(
+            link,
+            _flag(active),
+            _perhaps(_unsigned)(version),
+            {name: _count(value) for name, value in counters.get(str(link), {}).items()},
+        )
+        for link, (active, version) in enumerate(_listed(raw, _MOST_NVLINKS))
+    )
+
+
+def _cluster(raw: Any) -> str:
+    """A UUID as people write it; '' for the zeros of a GPU that is in no cluster of several nodes."""
+    return str(UUID(raw)) if raw.strip("0") else ""
+
+
+_READINGS: Mapping[str, Callable[[Any], Any]] = {
+    "recovery_action": _unsigned,
+    "instances": _numbers,
+    "persistence": _flag,
+    "ecc_mode": _made(Mode, _flag, _flag),
+    "mig_mode": _made(Mode, _flag, _flag),
+    "ecc": _made(EccCounts, _count, _count, _count, _count),
+    "sram_threshold_exceeded": _flag,
+    "row_remap": _made(RowRemap, _unsigned, _unsigned, _flag, _flag),
+    "exhausted_banks": _unsigned,
+    "retired_pages": _made(RetiredPages, _count, _count, _flag),
+    "repair": _made(Repair, _flag, _flag),
+    "clock_reasons": _count,
+    "temperature": _made(Temperature, *[_perhaps(_celsius)] * 4),
+    "inforom_valid": _flag,
+    "memory": _made(MemoryUse, _count, _count, _count),
+    "processes": _unsigned,
+    "pcie": _made(PcieLink, _unsigned, _unsigned),
+    "pcie_replays": _unsigned,
+    "fabric": _made(Fabric, _unsigned, _signed, _unsigned, _cluster, *[_perhaps(_unsigned)] * 2),
+}
+"""How each reading of the child is taken in, but the links, which are made of two.
+
+NVML's own types bound the numbers; what lies outside makes no sense.
+"""
+
+
+def _p2p(raw: Any, gpus: tuple[Gpu, ...]) -> Iterator[P2p]:
+    addresses = {gpu.index: gpu.address for gpu in gpus}
+    for first, second, read, nvlink in raw:
+        one, other = addresses[first], addresses[second]
+        if one and other:
+            yield P2p(one, other, _unsigned(read), _unsigned(nvlink))
 
 
 def _refused(answer: dict[str, Any]) -> Unobserved:

@@ -12,9 +12,13 @@
  *   nvml/gpuN/error.<function>                the nvmlReturn_t of that function on that GPU
  *   nvml/gpuN/error.field.<id>                the nvmlReturn_t of that field on that GPU
  *   nvml/gpuN/<value>, nvml/gpuN/field/<id>   values; an absent one is NVML_ERROR_NOT_SUPPORTED
+ *   nvml/gpuN/nvlink/<link>/                  a link: state (absent: active), version, and field/<id>, as of fields of
+ *                                             scope <link>; without the folder the link is NOT_SUPPORTED
+ *   nvml/gpuN/p2p_read.<M>, p2p_nvlink.<M>    nvmlGpuP2PStatus_t towards gpuM; absent: OK, by NVLink where both have it
  *   nvml/gpuN/mig/<index>                     the GPU instance id of that MIG device, seen while mig_current is 1
  *
  * A GPU's index is its rank among the gpuN directories, as a vanished GPU moves the others up.
+ * Compiled with -DOLD_LIBRARY it lacks the functions that libraries got after R450.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -37,13 +41,16 @@ enum {
     NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7,
     DRIVER_NOT_LOADED = 9,
+    CORRUPTED_INFOROM = 14,
     OPERATING_SYSTEM = 17,
     LIB_RM_VERSION_MISMATCH = 18,
+    ARGUMENT_VERSION_MISMATCH = 25,
     UNKNOWN = 999
 };
 
 #define MAX_GPUS 16 /* twice the largest instance */
 #define MAX_MIG_DEVICES 8
+#define MAX_LINKS 36
 #define VALUE_SIZE 256
 
 typedef struct {
@@ -63,6 +70,7 @@ typedef struct {
 
 typedef union {
     double dVal;
+    int siVal;
     unsigned uiVal;
     unsigned long long ullVal;
 } nvmlValue_t;
@@ -75,7 +83,23 @@ typedef struct {
     nvmlValue_t value;
 } nvmlFieldValue_t;
 
-static char node[PATH_MAX];
+typedef struct {
+    unsigned long long total, free, used;
+} nvmlMemory_t;
+
+typedef struct {
+    unsigned pid;
+    unsigned long long usedGpuMemory;
+    unsigned gpuInstanceId, computeInstanceId;
+} nvmlProcessInfo_t; /* of the functions _v2 and _v3 */
+
+typedef struct {
+    unsigned char clusterUuid[16];
+    nvmlReturn_t status;
+    unsigned cliqueId, state;
+} nvmlGpuFabricInfo_t;
+
+static int node = -1; /* its directory: every path is short from there, and a look opens thousands */
 static char library_version[VALUE_SIZE];
 static Gpu gpus[MAX_GPUS];
 static MigDevice mig_devices[MAX_GPUS][MAX_MIG_DEVICES];
@@ -84,13 +108,10 @@ static int initialised; /* NVML counts its initialisations */
 
 /* -- the node's files ------------------------------------------------------------------------------------- */
 
-static int node_path(char *path, const char *format, va_list arguments)
+static int format_path(char *path, const char *format, va_list arguments)
 {
-    int length = snprintf(path, PATH_MAX, "%s/", node);
-    if (node[0] == '\0' || length < 0 || length >= PATH_MAX)
-        return 0;
-    int rest = vsnprintf(path + length, (size_t)(PATH_MAX - length), format, arguments);
-    return rest >= 0 && rest < PATH_MAX - length;
+    int length = vsnprintf(path, PATH_MAX, format, arguments);
+    return length >= 0 && length < PATH_MAX;
 }
 
 __attribute__((format(printf, 1, 2))) static int exists(const char *format, ...)
@@ -98,9 +119,9 @@ __attribute__((format(printf, 1, 2))) static int exists(const char *format, ...)
     char path[PATH_MAX];
     va_list arguments;
     va_start(arguments, format);
-    int named = node_path(path, format, arguments);
+    int named = format_path(path, format, arguments);
     va_end(arguments);
-    return named && access(path, F_OK) == 0;
+    return named && faccessat(node, path, F_OK, 0) == 0;
 }
 
 __attribute__((format(printf, 1, 2))) static int open_device(const char *format, ...)
@@ -108,9 +129,9 @@ __attribute__((format(printf, 1, 2))) static int open_device(const char *format,
     char path[PATH_MAX];
     va_list arguments;
     va_start(arguments, format);
-    int named = node_path(path, format, arguments);
+    int named = format_path(path, format, arguments);
     va_end(arguments);
-    return named ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    return named ? openat(node, path, O_RDONLY | O_CLOEXEC) : -1;
 }
 
 /* The first line of a file, cut at VALUE_SIZE; 0 when the file is absent. */
@@ -119,9 +140,9 @@ __attribute__((format(printf, 2, 3))) static int read_line(char *line, const cha
     char path[PATH_MAX];
     va_list arguments;
     va_start(arguments, format);
-    int named = node_path(path, format, arguments);
+    int named = format_path(path, format, arguments);
     va_end(arguments);
-    int descriptor = named ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    int descriptor = named ? openat(node, path, O_RDONLY | O_CLOEXEC) : -1;
     if (descriptor < 0)
         return 0;
     ssize_t length = read(descriptor, line, VALUE_SIZE - 1);
@@ -167,6 +188,11 @@ static nvmlReturn_t gpu_unsigned(nvmlDevice_t gpu, const char *value, unsigned *
     return result;
 }
 
+static int gpu_has(nvmlDevice_t gpu, const char *value)
+{
+    return exists("nvml/gpu%u/%s", gpu->number, value);
+}
+
 static nvmlReturn_t gpu_text(nvmlDevice_t gpu, const char *value, char *out, unsigned size)
 {
     char line[VALUE_SIZE];
@@ -175,12 +201,12 @@ static nvmlReturn_t gpu_text(nvmlDevice_t gpu, const char *value, char *out, uns
     return copy_text(line, out, size);
 }
 
-/* -- faults ----------------------------------------------------------------------------------------------- */
+/* -- faults: hardly ever there, so that it is asked first whether they are, which costs less than to open them ---- */
 
 static int struck(const char *fault, const char *function)
 {
     char line[VALUE_SIZE];
-    return read_line(line, "nvml/%s", fault) && (line[0] == '\0' || strcmp(line, function) == 0);
+    return exists("nvml/%s", fault) && read_line(line, "nvml/%s", fault) && (line[0] == '\0' || strcmp(line, function) == 0);
 }
 
 static nvmlReturn_t written_error(const char *line)
@@ -200,7 +226,8 @@ static nvmlReturn_t enter(const char *function)
         signal(SIGSEGV, SIG_DFL);
         raise(SIGSEGV);
     }
-    return read_line(line, "nvml/error/%s", function) ? written_error(line) : SUCCESS;
+    int fails = exists("nvml/error/%s", function) && read_line(line, "nvml/error/%s", function);
+    return fails ? written_error(line) : SUCCESS;
 }
 
 static nvmlReturn_t enter_initialised(const char *function)
@@ -214,7 +241,9 @@ static nvmlReturn_t enter_initialised(const char *function)
 static nvmlReturn_t error_on_gpu(const char *function, unsigned number)
 {
     char line[VALUE_SIZE];
-    return read_line(line, "nvml/gpu%u/error.%s", number, function) ? written_error(line) : SUCCESS;
+    int fails = exists("nvml/gpu%u/error.%s", number, function) &&
+                read_line(line, "nvml/gpu%u/error.%s", number, function);
+    return fails ? written_error(line) : SUCCESS;
 }
 
 static nvmlReturn_t enter_gpu(const char *function, nvmlDevice_t gpu)
@@ -258,7 +287,7 @@ __attribute__((constructor)) static void find_node(void)
         strcpy(slash, "/nvml");
         if (stat(path, &found) == 0 && S_ISDIR(found.st_mode)) {
             *slash = '\0';
-            strcpy(node, path[0] != '\0' ? path : "/");
+            node = open(path[0] != '\0' ? path : "/", O_PATH | O_DIRECTORY | O_CLOEXEC);
             break;
         }
     }
@@ -332,7 +361,7 @@ const char *nvmlErrorString(nvmlReturn_t result)
     case 10: return "Timeout";
     case 11: return "Interrupt Request Issue";
     case 12: return "NVML Shared Library Not Found";
-    case 14: return "Corrupted infoROM";
+    case CORRUPTED_INFOROM: return "Corrupted infoROM";
     case 15: return "GPU is lost";
     case 16: return "GPU requires reset";
     case OPERATING_SYSTEM: return "The operating system has blocked the request";
@@ -511,29 +540,429 @@ nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t gpu, unsigned *corrected, un
     return gpu_unsigned(gpu, "remap_failed", failed);
 }
 
-nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t gpu, unsigned long long *reasons)
+nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t gpu, unsigned *current, unsigned *pending)
 {
     ENTER(enter_gpu(__func__, gpu));
+    ENTER(gpu_unsigned(gpu, "ecc_mode_current", current));
+    return gpu_unsigned(gpu, "ecc_mode_pending", pending);
+}
+
+static nvmlReturn_t clock_reasons(const char *function, nvmlDevice_t gpu, unsigned long long *reasons)
+{
+    ENTER(enter_gpu(function, gpu));
     if (reasons == NULL)
         return INVALID_ARGUMENT;
     return gpu_number(gpu, "clocks_event_reasons", reasons);
 }
 
+nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t gpu, unsigned long long *reasons)
+{
+    return clock_reasons(__func__, gpu, reasons);
+}
+
+nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t gpu, unsigned sensor, unsigned *celsius)
+{
+    ENTER(enter_gpu(__func__, gpu));
+    return sensor == 0 ? gpu_unsigned(gpu, "temperature", celsius) : INVALID_ARGUMENT;
+}
+
+nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t gpu, unsigned threshold, unsigned *celsius)
+{
+    enum { SLOWDOWN = 1 };
+    ENTER(enter_gpu(__func__, gpu));
+    return threshold == SLOWDOWN ? gpu_unsigned(gpu, "temperature_slowdown", celsius) : NOT_SUPPORTED;
+}
+
+nvmlReturn_t nvmlDeviceValidateInforom(nvmlDevice_t gpu)
+{
+    unsigned valid;
+    ENTER(enter_gpu(__func__, gpu));
+    ENTER(gpu_unsigned(gpu, "inforom", &valid));
+    return valid ? SUCCESS : CORRUPTED_INFOROM;
+}
+
+/* The reserved bytes are the driver's; the first version of the structure counts them as used. */
+static nvmlReturn_t gpu_memory(nvmlDevice_t gpu, nvmlMemory_t *memory, unsigned long long *reserved)
+{
+    if (memory == NULL)
+        return INVALID_ARGUMENT;
+    ENTER(gpu_number(gpu, "memory_total", &memory->total));
+    ENTER(gpu_number(gpu, "memory_reserved", reserved));
+    ENTER(gpu_number(gpu, "memory_used", &memory->used));
+    memory->free = memory->total - *reserved - memory->used;
+    return SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t gpu, nvmlMemory_t *memory)
+{
+    unsigned long long reserved;
+    ENTER(enter_gpu(__func__, gpu));
+    ENTER(gpu_memory(gpu, memory, &reserved));
+    memory->used += reserved;
+    return SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetCurrPcieLinkWidth(nvmlDevice_t gpu, unsigned *width)
+{
+    ENTER(enter_gpu(__func__, gpu));
+    return gpu_unsigned(gpu, "pcie_width", width);
+}
+
+nvmlReturn_t nvmlDeviceGetMaxPcieLinkWidth(nvmlDevice_t gpu, unsigned *width)
+{
+    ENTER(enter_gpu(__func__, gpu));
+    return gpu_unsigned(gpu, "pcie_max_width", width);
+}
+
+nvmlReturn_t nvmlDeviceGetPcieReplayCounter(nvmlDevice_t gpu, unsigned *replays)
+{
+    ENTER(enter_gpu(__func__, gpu));
+    return gpu_unsigned(gpu, "pcie_replays", replays);
+}
+
+/* -- processes: every process of a simulated GPU computes --------------------------------------------------- */
+
+static nvmlReturn_t list_processes(nvmlDevice_t gpu, const char *value, unsigned *count, nvmlProcessInfo_t *processes)
+{
+    char line[VALUE_SIZE];
+    unsigned room, found = 0;
+    if (count == NULL)
+        return INVALID_ARGUMENT;
+    if (!read_line(line, "nvml/gpu%u/%s", gpu->number, value))
+        return NOT_SUPPORTED;
+    room = processes != NULL ? *count : 0;
+    for (char *rest, *word = strtok_r(line, " ", &rest); word != NULL; word = strtok_r(NULL, " ", &rest)) {
+        unsigned long long pid;
+        ENTER(parse_number(word, &pid));
+        if (found < room)
+            processes[found] = (nvmlProcessInfo_t){.pid = (unsigned)pid};
+        found++;
+    }
+    *count = found;
+    return found > room ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+static nvmlReturn_t no_processes(nvmlDevice_t gpu, unsigned *count)
+{
+    if (count == NULL)
+        return INVALID_ARGUMENT;
+    *count = 0;
+    return gpu_has(gpu, "processes") ? SUCCESS : NOT_SUPPORTED;
+}
+
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t gpu, unsigned *count, nvmlProcessInfo_t *processes)
+{
+    ENTER(enter_gpu(__func__, gpu));
+    return list_processes(gpu, "processes", count, processes);
+}
+
+nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v2(nvmlDevice_t gpu, unsigned *count, nvmlProcessInfo_t *processes)
+{
+    (void)processes;
+    ENTER(enter_gpu(__func__, gpu));
+    return no_processes(gpu, count);
+}
+
+/* -- fields ------------------------------------------------------------------------------------------------- */
+
+/* The file of a field: those that another function tells too have one of their own name. */
+static void name_field(char *name, size_t size, const nvmlFieldValue_t *field)
+{
+    switch (field->fieldId) {
+    case 29: snprintf(name, size, "retired_sbe"); return;
+    case 30: snprintf(name, size, "retired_dbe"); return;
+    case 31: snprintf(name, size, "retired_pending"); return;
+    case 94: snprintf(name, size, "pcie_replays"); return;
+    case 161: /* NVLINK_ERROR_DL_REPLAY … _CRC */
+    case 162:
+    case 163:
+    case 206: /* NVLINK_COUNT_MALFORMED_PACKET_ERRORS … _SYMBOL_BER */
+    case 207:
+    case 208:
+    case 209:
+    case 210:
+    case 211:
+    case 212:
+    case 213:
+    case 214:
+    case 215:
+    case 219:
+    case 220:
+    case 221:
+    case 222: snprintf(name, size, "nvlink/%u/field/%u", field->scopeId, field->fieldId); return;
+    default: snprintf(name, size, "field/%u", field->fieldId);
+    }
+}
+
+static nvmlReturn_t read_field(nvmlDevice_t gpu, nvmlFieldValue_t *field)
+{
+    enum { UNSIGNED_INT = 1, UNSIGNED_LONG_LONG = 3, SIGNED_INT = 5 }; /* nvmlValueType_t */
+    char name[VALUE_SIZE];
+    field->value.ullVal = 0;
+    field->valueType = UNSIGNED_INT;
+    snprintf(name, sizeof name, "field.%u", field->fieldId);
+    ENTER(error_on_gpu(name, gpu->number));
+    name_field(name, sizeof name, field);
+    ENTER(gpu_number(gpu, name, &field->value.ullVal));
+    if ((long long)field->value.ullVal < 0 && (long long)field->value.ullVal >= INT_MIN)
+        field->valueType = SIGNED_INT;
+    else if (field->value.ullVal > UINT_MAX)
+        field->valueType = UNSIGNED_LONG_LONG;
+    return SUCCESS;
+}
+
 nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t gpu, int count, nvmlFieldValue_t *values)
 {
-    enum { UNSIGNED_INT = 1, UNSIGNED_LONG_LONG = 3 };
     ENTER(enter_gpu(__func__, gpu));
     if (count < 1 || values == NULL)
         return INVALID_ARGUMENT;
-    for (int i = 0; i < count; i++) {
-        char name[VALUE_SIZE];
-        values[i].value.ullVal = 0;
-        snprintf(name, sizeof name, "field.%u", values[i].fieldId);
-        values[i].nvmlReturn = error_on_gpu(name, gpu->number);
-        snprintf(name, sizeof name, "field/%u", values[i].fieldId);
-        if (values[i].nvmlReturn == SUCCESS)
-            values[i].nvmlReturn = gpu_number(gpu, name, &values[i].value.ullVal);
-        values[i].valueType = values[i].value.ullVal > UINT_MAX ? UNSIGNED_LONG_LONG : UNSIGNED_INT;
+    for (int i = 0; i < count; i++)
+        values[i].nvmlReturn = read_field(gpu, &values[i]);
+    return SUCCESS;
+}
+
+/* -- NVLink and the fabric ---------------------------------------------------------------------------------- */
+
+static nvmlReturn_t link_number(nvmlDevice_t gpu, unsigned link, const char *value, unsigned long long *number)
+{
+    char name[VALUE_SIZE];
+    if (link >= MAX_LINKS || number == NULL)
+        return INVALID_ARGUMENT;
+    snprintf(name, sizeof name, "nvlink/%u/%s", link, value);
+    return gpu_number(gpu, name, number);
+}
+
+nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t gpu, unsigned link, unsigned *active)
+{
+    unsigned long long state = 1;
+    ENTER(enter_gpu(__func__, gpu));
+    if (active == NULL)
+        return INVALID_ARGUMENT;
+    nvmlReturn_t result = link_number(gpu, link, "state", &state);
+    if (result == NOT_SUPPORTED && exists("nvml/gpu%u/nvlink/%u", gpu->number, link))
+        result = SUCCESS;
+    *active = (unsigned)state;
+    return result;
+}
+
+nvmlReturn_t nvmlDeviceGetNvLinkVersion(nvmlDevice_t gpu, unsigned link, unsigned *version)
+{
+    unsigned long long number;
+    ENTER(enter_gpu(__func__, gpu));
+    if (version == NULL)
+        return INVALID_ARGUMENT;
+    ENTER(link_number(gpu, link, "version", &number));
+    *version = (unsigned)number;
+    return SUCCESS;
+}
+
+/* Replays, recoveries, CRC errors of flits: what fields 161 to 163 tell too, where the driver has them. */
+nvmlReturn_t nvmlDeviceGetNvLinkErrorCounter(nvmlDevice_t gpu, unsigned link, unsigned counter,
+                                             unsigned long long *count)
+{
+    static const char *const values[] = {"field/161", "field/162", "field/163", "crc_data_errors"};
+    ENTER(enter_gpu(__func__, gpu));
+    if (counter >= sizeof values / sizeof *values)
+        return INVALID_ARGUMENT;
+    return link_number(gpu, link, values[counter], count);
+}
+
+nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t gpu, nvmlDevice_t other, unsigned index, unsigned *status)
+{
+    enum { READ = 0, NVLINK = 2 };                  /* nvmlGpuP2PCapsIndex_t */
+    enum { P2P_OK = 0, P2P_NOT_SUPPORTED = 5 }; /* nvmlGpuP2PStatus_t */
+    char name[VALUE_SIZE];
+    ENTER(enter_gpu(__func__, gpu));
+    if (other < gpus || other >= gpus + MAX_GPUS || (index != READ && index != NVLINK) || status == NULL)
+        return INVALID_ARGUMENT;
+    ENTER(error_on_gpu(__func__, other->number));
+    snprintf(name, sizeof name, "p2p_%s.%u", index == READ ? "read" : "nvlink", other->number);
+    nvmlReturn_t result = gpu_unsigned(gpu, name, status);
+    if (result != NOT_SUPPORTED)
+        return result;
+    *status = index == READ || (gpu_has(gpu, "nvlink") && gpu_has(other, "nvlink")) ? P2P_OK : P2P_NOT_SUPPORTED;
+    return SUCCESS;
+}
+
+static void parse_uuid(const char *text, unsigned char *uuid)
+{
+    memset(uuid, 0, 16);
+    for (unsigned digit = 0; *text != '\0' && digit < 32; text++) {
+        const char digits[] = "0123456789abcdef", *found = strchr(digits, *text | 0x20);
+        if (*text == '-' || found == NULL)
+            continue;
+        uuid[digit / 2] = (unsigned char)(uuid[digit / 2] << 4 | (found - digits));
+        digit++;
+    }
+}
+
+static nvmlReturn_t gpu_fabric(nvmlDevice_t gpu, nvmlGpuFabricInfo_t *info)
+{
+    char line[VALUE_SIZE];
+    unsigned status;
+    ENTER(gpu_unsigned(gpu, "fabric_state", &info->state));
+    ENTER(gpu_unsigned(gpu, "fabric_status", &status));
+    info->status = (nvmlReturn_t)status;
+    if (gpu_unsigned(gpu, "fabric_clique", &info->cliqueId) != SUCCESS)
+        info->cliqueId = 0;
+    parse_uuid(read_line(line, "nvml/gpu%u/fabric_cluster", gpu->number) ? line : "", info->clusterUuid);
+    return SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t gpu, nvmlGpuFabricInfo_t *info)
+{
+    ENTER(enter_gpu(__func__, gpu));
+    return info != NULL ? gpu_fabric(gpu, info) : INVALID_ARGUMENT;
+}
+
+#ifndef OLD_LIBRARY
+/* -- what libraries got after R450 -------------------------------------------------------------------------- */
+
+/* The version field of a structure: its size, and its number in the highest byte. */
+#define VERSION(type, number) ((unsigned)sizeof(type) | (number) << 24)
+
+typedef struct {
+    unsigned version;
+    unsigned long long total, reserved, free, used;
+} nvmlMemory_v2_t;
+
+typedef struct {
+    unsigned version;
+    unsigned long long counts[11];
+    unsigned bThresholdExceeded;
+} nvmlEccSramErrorStatus_v1_t;
+
+typedef struct {
+    unsigned version, bChannelRepairPending, bTpcRepairPending;
+} nvmlRepairStatus_v1_t;
+
+typedef struct {
+    unsigned version;
+    int marginTemperature;
+} nvmlMarginTemperature_v1_t;
+
+typedef struct {
+    unsigned max, high, partial, low, none;
+} nvmlRowRemapperHistogramValues_t;
+
+typedef struct {
+    unsigned version;
+    nvmlGpuFabricInfo_t info;
+    unsigned healthMask;
+} nvmlGpuFabricInfo_v2_t;
+
+typedef struct {
+    unsigned version;
+    nvmlGpuFabricInfo_t info;
+    unsigned healthMask;
+    unsigned char healthSummary;
+} nvmlGpuFabricInfo_v3_t;
+
+nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t gpu, unsigned long long *reasons)
+{
+    return clock_reasons(__func__, gpu, reasons);
+}
+
+nvmlReturn_t nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t gpu, nvmlEccSramErrorStatus_v1_t *status)
+{
+    ENTER(enter_gpu(__func__, gpu));
+    if (status == NULL)
+        return INVALID_ARGUMENT;
+    if (status->version != VERSION(*status, 1))
+        return ARGUMENT_VERSION_MISMATCH;
+    memset(status->counts, 0, sizeof status->counts);
+    return gpu_unsigned(gpu, "sram_threshold_exceeded", &status->bThresholdExceeded);
+}
+
+nvmlReturn_t nvmlDeviceGetRowRemapperHistogram(nvmlDevice_t gpu, nvmlRowRemapperHistogramValues_t *banks)
+{
+    char line[VALUE_SIZE];
+    ENTER(enter_gpu(__func__, gpu));
+    if (banks == NULL)
+        return INVALID_ARGUMENT;
+    ENTER(gpu_text(gpu, "remap_histogram", line, sizeof line));
+    int read = sscanf(line, "%u %u %u %u %u", &banks->max, &banks->high, &banks->partial, &banks->low, &banks->none);
+    return read == 5 ? SUCCESS : UNKNOWN;
+}
+
+nvmlReturn_t nvmlDeviceGetRepairStatus(nvmlDevice_t gpu, nvmlRepairStatus_v1_t *status)
+{
+    ENTER(enter_gpu(__func__, gpu));
+    if (status == NULL)
+        return INVALID_ARGUMENT;
+    if (status->version != VERSION(*status, 1))
+        return ARGUMENT_VERSION_MISMATCH;
+    ENTER(gpu_unsigned(gpu, "repair_channel", &status->bChannelRepairPending));
+    return gpu_unsigned(gpu, "repair_tpc", &status->bTpcRepairPending);
+}
+
+nvmlReturn_t nvmlDeviceGetMarginTemperature(nvmlDevice_t gpu, nvmlMarginTemperature_v1_t *margin)
+{
+    unsigned celsius;
+    ENTER(enter_gpu(__func__, gpu));
+    if (margin == NULL)
+        return INVALID_ARGUMENT;
+    if (margin->version != VERSION(*margin, 1))
+        return ARGUMENT_VERSION_MISMATCH;
+    ENTER(gpu_unsigned(gpu, "temperature_margin", &celsius));
+    margin->marginTemperature = (int)celsius;
+    return SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t gpu, nvmlMemory_v2_t *memory)
+{
+    nvmlMemory_t known;
+    ENTER(enter_gpu(__func__, gpu));
+    if (memory == NULL)
+        return INVALID_ARGUMENT;
+    if (memory->version != VERSION(*memory, 2))
+        return ARGUMENT_VERSION_MISMATCH;
+    ENTER(gpu_memory(gpu, &known, &memory->reserved));
+    memory->total = known.total;
+    memory->free = known.free;
+    memory->used = known.used;
+    return SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t gpu, unsigned *count, nvmlProcessInfo_t *processes)
+{
+    ENTER(enter_gpu(__func__, gpu));
+    return list_processes(gpu, "processes", count, processes);
+}
+
+nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t gpu, unsigned *count, nvmlProcessInfo_t *processes)
+{
+    (void)processes;
+    ENTER(enter_gpu(__func__, gpu));
+    return no_processes(gpu, count);
+}
+
+nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t gpu, unsigned *count,
+                                                        nvmlProcessInfo_t *processes)
+{
+    (void)processes;
+    ENTER(enter_gpu(__func__, gpu));
+    return no_processes(gpu, count);
+}
+
+/* Both versions begin alike, and a library may know only the first of them. */
+nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t gpu, nvmlGpuFabricInfo_v3_t *fabric)
+{
+    unsigned newest, summary;
+    ENTER(enter_gpu(__func__, gpu));
+    if (fabric == NULL)
+        return INVALID_ARGUMENT;
+    if (gpu_unsigned(gpu, "fabric_newest_version", &newest) != SUCCESS)
+        newest = 3;
+    if (fabric->version != VERSION(nvmlGpuFabricInfo_v2_t, 2) &&
+        (newest < 3 || fabric->version != VERSION(nvmlGpuFabricInfo_v3_t, 3)))
+        return ARGUMENT_VERSION_MISMATCH;
+    ENTER(gpu_fabric(gpu, &fabric->info));
+    ENTER(gpu_unsigned(gpu, "fabric_health_mask", &fabric->healthMask));
+    if (fabric->version == VERSION(nvmlGpuFabricInfo_v3_t, 3)) {
+        ENTER(gpu_unsigned(gpu, "fabric_health_summary", &summary));
+        fabric->healthSummary = (unsigned char)summary;
     }
     return SUCCESS;
 }
+#endif

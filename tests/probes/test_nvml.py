@@ -11,21 +11,46 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from healthcheck.checks.driver import CHECK
 from healthcheck.expectation import Expectation
 from healthcheck.model import Evidence, Finding, Host, Judgement, ProbeError, Severity, Unobserved
-from healthcheck.probes.nvml import NVML, Driver, DriverLook, Gpu, Gpus, read_answer, read_driver
+from healthcheck.probes.nvml import (
+    NVML,
+    Driver,
+    DriverLook,
+    EccCounts,
+    Fabric,
+    Gpu,
+    Gpus,
+    MemoryUse,
+    Mode,
+    NvLink,
+    P2p,
+    PcieLink,
+    Repair,
+    RetiredPages,
+    RowRemap,
+    Temperature,
+    read_answer,
+    read_driver,
+)
+from sim import nvml_library
 from sim.c_library import find_compiler
 from sim.node import SimulatedNode
 
 # nvml.h: every nvmlReturn_t but SUCCESS, and one that no header knows.
 ERRORS = [*range(1, 31), 999, 12345]
 NOT_OF_THE_GPU = (3, 4, 13, 25)
+ABSENT = (2, 3, 13, 25)
+BROKEN = (8, 11, 15, 16)
+GONE = (15, 16)
 CAUSES = {9: "DriverNotLoaded", 18: "DriverLibraryMismatch"}
 WITHOUT_ANSWER_OF: dict[str, Callable[[Gpu], Gpu]] = {
     "nvmlDeviceGetPciInfo_v3": lambda gpu: replace(gpu, address=""),
@@ -77,18 +102,53 @@ def judged(look: DriverLook) -> list[Judgement]:
     return list(CHECK.judge(Evidence({NVML: look}), Expectation()))
 
 
+LINK = NvLink(0, active=True, version=6, counters={"replays": 0, "recoveries": 0, "crc_errors": 0})
+
+
 def healthy(node: SimulatedNode) -> tuple[Gpu, ...]:
-    name = "NVIDIA H100 80GB HBM3"
+    """The GPUs of a p5.48xlarge."""
     return tuple(
-        Gpu(one.index, 0, one.address, one.uuid, one.serial, name, recovery_action=0, instances=()) for one in node.gpus
+        Gpu(
+            one.index,
+            0,
+            one.address,
+            one.uuid,
+            one.serial,
+            "NVIDIA H100 80GB HBM3",
+            recovery_action=0,
+            instances=(),
+            persistence=True,
+            ecc_mode=Mode(current=True, pending=True),
+            mig_mode=Mode(current=False, pending=False),
+            ecc=EccCounts(0, 0, 0, 0),
+            sram_threshold_exceeded=False,
+            row_remap=RowRemap(0, 0, pending=False, failed=False),
+            exhausted_banks=0,
+            repair=Repair(channel_pending=False, tpc_pending=False),
+            clock_reasons=1,
+            temperature=Temperature(34, None, 52, -2),
+            inforom_valid=True,
+            memory=MemoryUse(80 << 30, 600 << 20, 0),
+            processes=0,
+            pcie=PcieLink(16, 16),
+            pcie_replays=0,
+            nvlinks=tuple(replace(LINK, link=link) for link in range(18)),
+            fabric=Fabric(3, 0, 0, "", 0x1AA, 0),
+        )
+        for one in node.gpus
     )
+
+
+def pairs(node: SimulatedNode, *without: int) -> tuple[P2p, ...]:
+    addresses = [one.address for one in node.gpus if one.index not in without]
+    return tuple(P2p(one, other, 0, 0) for one, other in combinations(addresses, 2))
 
 
 class TestAnswers:
     def test_eight_gpus_answer_with_all_their_names(self, node: SimulatedNode, driver: Driver) -> None:
         library = node.root / "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.570.133.20"
 
-        assert driver.look() == DriverLook(Gpus("570.133.20", str(library), healthy(node)), (), 60.0)
+        assert driver.look() == DriverLook(Gpus("570.133.20", str(library), healthy(node), pairs(node)), (), 60.0)
 
     def test_one_child_answers_every_look(self, driver: Driver) -> None:
         driver.look()
@@ -140,7 +200,12 @@ class TestAnswers:
             told[error] = gpus(driver.look())[2]
 
         nameless = WITHOUT_ANSWER_OF[call](healthy(node)[2])
-        assert told == {error: replace(nameless, error=0 if error in NOT_OF_THE_GPU else error) for error in ERRORS}
+        assert {error: gpu for error, gpu in told.items() if error not in GONE} == {
+            error: replace(nameless, error=0 if error in NOT_OF_THE_GPU else error)
+            for error in ERRORS
+            if error not in GONE
+        }
+        assert [(told[error].error, told[error].fabric) for error in GONE] == [(error, None) for error in GONE]
 
     @pytest.mark.parametrize("call", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2", "nvmlSystemGetDriverVersion"])
     def test_an_error_of_the_system_could_not_look(self, node: SimulatedNode, driver: Driver, call: str) -> None:
@@ -167,10 +232,22 @@ class TestAnswers:
         assert gpus(driver.look()) == healthy(node)
 
     def test_one_error_stands_for_a_gpu_that_fails_every_call(self, node: SimulatedNode, driver: Driver) -> None:
-        for error, call in zip((3, 15, 16, 999), WITHOUT_ANSWER_OF, strict=True):
+        for error, call in zip((3, 999, 8, 11), WITHOUT_ANSWER_OF, strict=True):
             node.write_value(f"nvml/gpu2/error.{call}", error)
 
-        assert gpus(driver.look())[2] == Gpu(2, 15, recovery_action=0, instances=())
+        nameless = replace(healthy(node)[2], error=999, address="", uuid="", serial="", name="")
+        assert gpus(driver.look())[2] == nameless
+
+    def test_a_gpu_that_is_lost_in_the_middle_of_a_look_is_not_asked_on(
+        self, node: SimulatedNode, driver: Driver
+    ) -> None:
+        node.write_value("nvml/gpu2/error.nvmlDeviceGetSerial", 15)
+        node.hang("nvmlDeviceGetName")
+        for index in (0, 1, *range(3, 8)):
+            node.remove_gpu(index)
+
+        first = node.gpus[2]
+        assert gpus(driver.look()) == (Gpu(0, 15, first.address, first.uuid),)
 
     @pytest.mark.parametrize(
         ("file", "value", "told"),
@@ -217,23 +294,320 @@ class TestRecoveryAction:
         assert [one.recovery_action for one in told] == [0, 1, 7, 8, 4294967295]
         assert [replace(one, recovery_action=0) for one in told] == [healthy(node)[2]] * 5
 
-    @pytest.mark.parametrize("place", ["error.field.230", "error.nvmlDeviceGetFieldValues"])
-    def test_a_driver_without_the_field_has_none_and_any_other_error_kept_it_from_us(
-        self, node: SimulatedNode, driver: Driver, place: str
-    ) -> None:
-        told = {}
-        for error in ERRORS:
-            node.write_value(f"nvml/gpu2/{place}", error)
-            told[error] = gpus(driver.look())[2]
-
-        absent = replace(healthy(node)[2], recovery_action=None)
-        unread = {error: 0 if error in (2, *NOT_OF_THE_GPU) else error for error in ERRORS}
-        assert told == {error: replace(absent, recovery_error=code) for error, code in unread.items()}
-
     def test_a_value_that_the_driver_never_wrote_is_no_action(self, node: SimulatedNode, driver: Driver) -> None:
         (node.root / "nvml/gpu2/field/230").unlink()
 
         assert gpus(driver.look())[2] == replace(healthy(node)[2], recovery_action=None)
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a GPU of a p5.48xlarge is told to be without a call, and the readings that an error of that call spoils."""
+
+    absent: Callable[[Gpu], Gpu]
+    spoils: tuple[str, ...]
+
+
+def without(reading: str) -> Call:
+    return instead(reading, None)
+
+
+def instead(reading: str, value: Any) -> Call:
+    """Another call tells it, or a part of it."""
+    changes: dict[str, Any] = {reading: value}
+    return Call(lambda gpu: replace(gpu, **changes), (reading,))
+
+
+def with_links(gpu: Gpu, **changes: Any) -> Gpu:
+    return replace(gpu, nvlinks=tuple(replace(link, **changes) for link in gpu.nvlinks or ()))
+
+
+def uncounted(gpu: Gpu, *fields: str) -> Gpu:
+    return with_links(gpu, counters={name: 0 for name in ("replays", "recoveries", "crc_errors") if name not in fields})
+
+
+def spoiled(gpu: Gpu, readings: tuple[str, ...], error: int) -> Gpu:
+    for reading in readings:
+        if reading == "recovery_action":
+            gpu = replace(gpu, recovery_error=error, recovery_action=None)
+        elif reading == "nvlink_counters":
+            gpu = replace(with_links(gpu, counters={}), errors={**gpu.errors, reading: error})
+        else:
+            none: dict[str, Any] = {reading: None}
+            gpu = replace(gpu, errors={**gpu.errors, reading: error}, **none)
+    return gpu
+
+
+CALLS: dict[str, Call] = {
+    "nvmlDeviceGetPersistenceMode": without("persistence"),
+    "nvmlDeviceGetEccMode": without("ecc_mode"),
+    "nvmlDeviceGetMigMode": Call(lambda gpu: replace(gpu, mig_mode=None, instances=None), ("instances", "mig_mode")),
+    "nvmlDeviceGetTotalEccErrors": without("ecc"),
+    "nvmlDeviceGetSramEccErrorStatus": without("sram_threshold_exceeded"),
+    "nvmlDeviceGetRemappedRows": without("row_remap"),
+    "nvmlDeviceGetRowRemapperHistogram": without("exhausted_banks"),
+    "nvmlDeviceGetRepairStatus": without("repair"),
+    "nvmlDeviceGetCurrentClocksEventReasons": instead("clock_reasons", 1),
+    "nvmlDeviceGetTemperature": instead("temperature", Temperature(None, None, 52, -2)),
+    "nvmlDeviceGetTemperatureThreshold": instead("temperature", Temperature(34, None, 52, -2)),
+    "nvmlDeviceGetMarginTemperature": instead("temperature", Temperature(34, None, None, -2)),
+    "field.194": instead("temperature", Temperature(34, None, 52, None)),
+    "field.230": without("recovery_action"),
+    "field.29": without("retired_pages"),
+    "field.30": without("retired_pages"),
+    "field.31": without("retired_pages"),
+    "nvmlDeviceValidateInforom": without("inforom_valid"),
+    "nvmlDeviceGetMemoryInfo_v2": instead("memory", MemoryUse(80 << 30, 0, 600 << 20)),
+    "nvmlDeviceGetComputeRunningProcesses_v3": instead("processes", 0),
+    "nvmlDeviceGetGraphicsRunningProcesses_v3": instead("processes", 0),
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3": instead("processes", 0),
+    "nvmlDeviceGetCurrPcieLinkWidth": without("pcie"),
+    "nvmlDeviceGetMaxPcieLinkWidth": without("pcie"),
+    "nvmlDeviceGetPcieReplayCounter": without("pcie_replays"),
+    "nvmlDeviceGetNvLinkState": without("nvlinks"),
+    "nvmlDeviceGetNvLinkVersion": Call(lambda gpu: with_links(gpu, version=None), ("nvlinks",)),
+    "field.161": Call(lambda gpu: uncounted(gpu, "replays"), ("nvlink_counters",)),
+    "field.162": Call(lambda gpu: uncounted(gpu, "recoveries"), ("nvlink_counters",)),
+    "field.163": Call(lambda gpu: uncounted(gpu, "crc_errors"), ("nvlink_counters",)),
+    "nvmlDeviceGetFieldValues": Call(  # the counters come from the older calls
+        lambda gpu: replace(gpu, recovery_action=None, temperature=Temperature(34, None, 52, None)),
+        ("recovery_action", "retired_pages", "temperature", "nvlink_counters"),
+    ),
+    "nvmlDeviceGetGpuFabricInfoV": instead("fabric", Fabric(3, 0, 0, "")),
+}
+
+
+OLD_CALLS: dict[str, Call] = {
+    "nvmlDeviceGetCurrentClocksThrottleReasons": without("clock_reasons"),
+    "nvmlDeviceGetMemoryInfo": without("memory"),
+    "nvmlDeviceGetComputeRunningProcesses_v2": instead("processes", 0),
+    "nvmlDeviceGetGraphicsRunningProcesses_v2": instead("processes", 0),
+    "nvmlDeviceGetNvLinkErrorCounter": Call(lambda gpu: with_links(gpu, counters={}), ("nvlink_counters",)),
+    "nvmlDeviceGetGpuFabricInfo": without("fabric"),
+}
+
+
+def age(node: SimulatedNode) -> None:
+    """Gives the node a library that lacks the newer functions."""
+    library = node.library.resolve()
+    library.unlink()
+    library.write_bytes(nvml_library.build("-DOLD_LIBRARY").read_bytes())
+
+
+class TestReadings:
+    """A p5.48xlarge of two GPUs, so that hundreds of looks are quick."""
+
+    @pytest.fixture
+    def node(self, node: SimulatedNode) -> SimulatedNode:
+        for index in range(2, 8):
+            node.remove_gpu(index)
+        return node
+
+    def told(self, driver: Driver) -> Gpu:
+        return gpus(driver.look())[0]
+
+    @pytest.mark.parametrize(
+        ("file", "value", "expected"),
+        [
+            ("persistence_mode", 0, {"persistence": False}),
+            ("ecc_mode_current", 0, {"ecc_mode": Mode(current=False, pending=True)}),
+            ("ecc_mode_pending", 0, {"ecc_mode": Mode(current=True, pending=False)}),
+            ("mig_pending", 1, {"mig_mode": Mode(current=False, pending=True)}),
+            ("ecc_corrected_volatile", 1, {"ecc": EccCounts(1, 0, 0, 0)}),
+            ("ecc_uncorrected_volatile", 2, {"ecc": EccCounts(0, 2, 0, 0)}),
+            ("ecc_corrected_aggregate", 2**40, {"ecc": EccCounts(0, 0, 2**40, 0)}),
+            ("ecc_uncorrected_aggregate", 4, {"ecc": EccCounts(0, 0, 0, 4)}),
+            ("sram_threshold_exceeded", 1, {"sram_threshold_exceeded": True}),
+            ("remap_corrected", 3, {"row_remap": RowRemap(3, 0, pending=False, failed=False)}),
+            ("remap_uncorrected", 4, {"row_remap": RowRemap(0, 4, pending=False, failed=False)}),
+            ("remap_pending", 1, {"row_remap": RowRemap(0, 0, pending=True, failed=False)}),
+            ("remap_failed", 1, {"row_remap": RowRemap(0, 0, pending=False, failed=True)}),
+            ("remap_histogram", "636 1 1 1 2", {"exhausted_banks": 2}),
+            ("repair_channel", 1, {"repair": Repair(channel_pending=True, tpc_pending=False)}),
+            ("repair_tpc", 1, {"repair": Repair(channel_pending=False, tpc_pending=True)}),
+            ("clocks_event_reasons", 0x48, {"clock_reasons": 0x48}),
+            ("clocks_event_reasons", 0, {"clock_reasons": 0}),
+            ("temperature", 91, {"temperature": Temperature(91, None, 52, -2)}),
+            ("temperature_slowdown", 89, {"temperature": Temperature(34, 89, 52, -2)}),
+            ("temperature_margin", -3, {"temperature": Temperature(34, None, -3, -2)}),
+            ("field/194", 0, {"temperature": Temperature(34, None, 52, 0)}),
+            ("inforom", 0, {"inforom_valid": False}),
+            ("memory_used", 5 << 30, {"memory": MemoryUse(80 << 30, 600 << 20, 5 << 30)}),
+            ("processes", "4711 4712 4711", {"processes": 2}),
+            ("pcie_width", 8, {"pcie": PcieLink(8, 16)}),
+            ("pcie_max_width", 8, {"pcie": PcieLink(16, 8)}),
+            ("pcie_replays", 7, {"pcie_replays": 7}),
+            ("fabric_state", 2, {"fabric": Fabric(2, 0, 0, "", 0x1AA, 0)}),
+            ("fabric_status", 999, {"fabric": Fabric(3, 999, 0, "", 0x1AA, 0)}),
+            ("fabric_clique", 32766, {"fabric": Fabric(3, 0, 32766, "", 0x1AA, 0)}),
+            (
+                "fabric_cluster",
+                "b2c3d4e5-0000-4000-8000-0123456789ab",
+                {"fabric": Fabric(3, 0, 0, "b2c3d4e5-0000-4000-8000-0123456789ab", 0x1AA, 0)},
+            ),
+            ("fabric_health_mask", 0x1A9, {"fabric": Fabric(3, 0, 0, "", 0x1A9, 0)}),
+            ("fabric_health_summary", 2, {"fabric": Fabric(3, 0, 0, "", 0x1AA, 2)}),
+            ("fabric_newest_version", 2, {"fabric": Fabric(3, 0, 0, "", 0x1AA)}),
+        ],
+    )
+    def test_a_value_of_the_driver_is_told(
+        self, node: SimulatedNode, driver: Driver, file: str, value: object, expected: dict[str, Any]
+    ) -> None:
+        node.write_value(f"nvml/gpu0/{file}", value)
+
+        assert self.told(driver) == replace(healthy(node)[0], **expected)
+
+    def test_a_link_has_its_own_state_version_and_counters(self, node: SimulatedNode, driver: Driver) -> None:
+        node.write_value("nvml/gpu0/nvlink/3/state", 0)
+        node.write_value("nvml/gpu0/nvlink/4/version", 4)
+        node.write_value("nvml/gpu0/nvlink/5/field/162", 2**40)
+
+        links = list(healthy(node)[0].nvlinks or ())
+        links[3] = NvLink(3, active=False)
+        links[4] = replace(links[4], version=4)
+        links[5] = replace(links[5], counters={"replays": 0, "recoveries": 2**40, "crc_errors": 0})
+        assert self.told(driver).nvlinks == tuple(links)
+
+    def test_retired_pages_are_those_of_a_gpu_that_remaps_no_rows(self, node: SimulatedNode, driver: Driver) -> None:
+        for file, value in {"retired_sbe": 3, "retired_dbe": 1, "retired_pending": 1}.items():
+            node.write_value(f"nvml/gpu0/{file}", value)
+
+        assert self.told(driver).retired_pages == RetiredPages(3, 1, pending=True)
+
+    @pytest.mark.parametrize("call", CALLS)
+    def test_every_error_of_every_call_is_an_absence_or_told_with_its_reading(
+        self, node: SimulatedNode, driver: Driver, call: str
+    ) -> None:
+        if call in ("field.29", "field.30", "field.31"):
+            for file in ("retired_sbe", "retired_dbe", "retired_pending"):
+                node.write_value(f"nvml/gpu0/{file}", 0)
+        self.meet_every_error(node, driver, call, CALLS[call])
+
+    @pytest.mark.parametrize("call", OLD_CALLS)
+    def test_every_error_of_the_calls_of_an_old_library_too(
+        self, node: SimulatedNode, driver: Driver, call: str
+    ) -> None:
+        age(node)
+        if call == "nvmlDeviceGetNvLinkErrorCounter":
+            for field in (161, 162, 163):
+                node.write_value(f"nvml/gpu0/error.field.{field}", 3)
+
+        self.meet_every_error(node, driver, call, OLD_CALLS[call])
+
+    def meet_every_error(self, node: SimulatedNode, driver: Driver, call: str, about: Call) -> None:
+        sound = self.told(driver)
+        told = {}
+        for error in ERRORS:
+            node.write_value(f"nvml/gpu0/error.{call}", error)
+            told[error] = self.told(driver)
+
+        expected = {error: spoiled(sound, about.spoils, error) for error in ERRORS}
+        expected |= dict.fromkeys(ABSENT, about.absent(sound))
+        expected |= {error: replace(expected[error], error=error) for error in BROKEN if error not in GONE}
+        if call == "nvmlDeviceValidateInforom":
+            expected[14] = replace(sound, inforom_valid=False)
+        for error in GONE:
+            lost = told.pop(error)
+            del expected[error]
+            assert (lost.error, {*lost.errors.values(), lost.recovery_error}) in [(error, {error}), (error, {0, error})]
+        assert told == expected
+
+    @pytest.mark.parametrize("field", [214, 215, 221])
+    def test_links_of_nvlink_5_count_other_things(self, make_node: Callable[[str], SimulatedNode], field: int) -> None:
+        node = make_node("p6-b200.48xlarge")
+        node.write_value(f"nvml/gpu0/nvlink/17/field/{field}", 5)
+        driver = Driver(node.root, use_loader=False)
+
+        links = gpus(driver.look())[0].nvlinks
+        driver.end()
+
+        names = {214: "recovery_failures", 215: "recoveries", 221: "symbol_errors"}
+        counters = dict.fromkeys(names.values(), 0)
+        assert links is not None
+        assert links[0] == NvLink(0, active=True, version=7, counters=counters)
+        assert links[17] == NvLink(17, active=True, version=7, counters=counters | {names[field]: 5})
+
+    def test_p2p_is_told_of_each_pair(self, node: SimulatedNode, driver: Driver) -> None:
+        node.write_value("nvml/gpu0/p2p_nvlink.1", 5)
+
+        answer = driver.look().answer
+
+        assert isinstance(answer, Gpus)
+        assert answer.p2p == (P2p(node.gpus[0].address, node.gpus[1].address, 0, 5),)
+
+    def test_p2p_is_not_asked_of_a_gpu_that_failed_or_is_divided(self, node: SimulatedNode, driver: Driver) -> None:
+        node.write_value("nvml/error/nvmlDeviceGetP2PStatus", 999)
+        node.divide_gpu(0, {})
+        divided = driver.look().answer
+        node.write_value("nvml/gpu0/mig_current", 0)
+        node.lose_gpu(1)
+        lost = driver.look().answer
+
+        assert isinstance(divided, Gpus)
+        assert isinstance(lost, Gpus)
+        assert [(one.p2p, [gpu.errors for gpu in one.gpus]) for one in (divided, lost)] == [((), [{}, {}])] * 2
+
+    def test_every_error_of_a_pair_is_told_with_both_gpus(self, node: SimulatedNode, driver: Driver) -> None:
+        told = {}
+        for error in ERRORS:
+            node.write_value("nvml/gpu1/error.nvmlDeviceGetP2PStatus", error)
+            answer = driver.look().answer
+            assert isinstance(answer, Gpus)
+            told[error] = (answer.p2p, *(one.errors for one in answer.gpus))
+
+        assert told == {
+            error: ((), {}, {}) if error in ABSENT else ((), {"p2p": error}, {"p2p": error}) for error in ERRORS
+        }
+
+    def test_a_library_without_the_newer_functions_has_absences_only(self, node: SimulatedNode, driver: Driver) -> None:
+        age(node)
+        node.write_value("nvml/gpu0/processes", "4711 4712")
+
+        assert self.told(driver) == replace(
+            healthy(node)[0],
+            sram_threshold_exceeded=None,
+            exhausted_banks=None,
+            repair=None,
+            temperature=Temperature(34, None, None, -2),
+            memory=MemoryUse(80 << 30, 0, 600 << 20),
+            processes=2,
+            fabric=Fabric(3, 0, 0, ""),
+        )
+
+    @pytest.mark.parametrize(
+        ("file", "value"),
+        [
+            ("temperature", 4294967295),
+            ("field/194", 2**40),
+            ("temperature_margin", -5000),
+        ],
+    )
+    def test_a_temperature_that_nothing_has_makes_no_sense(
+        self, node: SimulatedNode, driver: Driver, file: str, value: int
+    ) -> None:
+        node.write_value(f"nvml/gpu0/{file}", value)
+
+        look = driver.look()
+
+        assert (cause(look), "GPU 0: temperature" in detail(look)) == ("NvmlNonsense", True)
+
+    @pytest.mark.parametrize("value", ["", "three", "-1", "4294967295", "18446744073709551615", "\x7f", "0x", "1 2"])
+    def test_whatever_stands_in_the_place_of_a_value_ends_no_child(
+        self, node: SimulatedNode, driver: Driver, value: str
+    ) -> None:
+        driver.look()
+        child = driver.child_pid
+        folder = node.root / "nvml/gpu0"
+        for file in sorted([*folder.glob("*"), *folder.glob("field/*"), *folder.glob("nvlink/0/**/*")]):
+            if not file.is_file():
+                continue
+            before = file.read_bytes()
+            file.write_text(f"{value}\n")
+            answer = driver.look().answer
+            file.write_bytes(before)
+            assert isinstance(answer, Gpus) or answer.cause == "NvmlNonsense", (file, answer)
+
+        assert (self.told(driver), driver.child_pid) == (healthy(node)[0], child)
 
 
 class TestInstances:
@@ -247,7 +621,7 @@ class TestInstances:
 
         seen = gpus(driver.look())
 
-        assert seen[2] == replace(healthy(node)[2], instances=(1, 5, 9))
+        assert seen[2] == replace(healthy(node)[2], instances=(1, 5, 9), mig_mode=Mode(current=True, pending=True))
         assert seen[:2] + seen[3:] == healthy(node)[:2] + healthy(node)[3:]
 
     def test_mig_mode_without_instances_has_none(self, node: SimulatedNode, driver: Driver) -> None:
@@ -278,23 +652,19 @@ class TestInstances:
 
     @pytest.mark.parametrize(
         "call",
-        [
-            "nvmlDeviceGetMigMode",
-            "nvmlDeviceGetMaxMigDeviceCount",
-            "nvmlDeviceGetMigDeviceHandleByIndex",
-            "nvmlDeviceGetGpuInstanceId",
-        ],
+        ["nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetGpuInstanceId"],
     )
-    def test_an_error_of_any_call_can_t_say_and_is_never_the_gpus(
-        self, node: SimulatedNode, driver: Driver, call: str
-    ) -> None:
+    def test_an_error_of_any_call_can_t_say(self, node: SimulatedNode, driver: Driver, call: str) -> None:
         node.divide_gpu(2, {0: 1})
         told = {}
-        for error in (3, 4, 13, 15, 999):
+        for error in (3, 4, 13, 999):
             node.write_value(f"nvml/gpu2/error.{call}", error)
             told[error] = gpus(driver.look())[2]
 
-        assert told == dict.fromkeys(told, replace(healthy(node)[2], instances=None))
+        unknown = replace(healthy(node)[2], instances=None, mig_mode=Mode(current=True, pending=True))
+        assert told == {
+            error: replace(unknown, errors={} if error in ABSENT else {"instances": error}) for error in told
+        }
 
     def test_a_count_that_no_gpu_has_can_t_say(self, node: SimulatedNode, driver: Driver) -> None:
         node.divide_gpu(2, {0: 1})
@@ -794,6 +1164,33 @@ def line(**changes: object) -> bytes:
     return json.dumps(answer | changes).encode()
 
 
+TWO_GPUS = [
+    {"index": index, "error": 0, "bus_id": address} for index, address in enumerate(("0000:53:00.0", "0000:64:00.0"))
+]
+NO_NUMBERS: tuple[object, ...] = ("7", -1, 1.5, True, [], {}, 2**64)
+NONSENSE: dict[str, tuple[object, ...]] = {
+    "persistence": NO_NUMBERS,
+    "ecc_mode": (*NO_NUMBERS, "on", [1], [1, 1, 1], ["1", "1"], [-1, 0], {"1": 1, "0": 1}),
+    "mig_mode": (1, [1], [1, "0"]),
+    "ecc": (0, [0, 0, 0], [0, 0, 0, -1], [0, 0, 0, 2**64], [0, 0, 0, "0"]),
+    "sram_threshold_exceeded": NO_NUMBERS,
+    "row_remap": (0, [0, 0, 0], [0, -1, 0, 0], [0, 0, 0, 0.5]),
+    "exhausted_banks": NO_NUMBERS,
+    "retired_pages": (0, [0, 0], [-1, 0, 0], ["", 0, 0]),
+    "repair": (0, [0], [0, -1]),
+    "clock_reasons": NO_NUMBERS,
+    "temperature": (34, [34, None, None], [4294967295, None, None, None], ["34", None, None, None]),
+    "inforom_valid": NO_NUMBERS,
+    "memory": (0, [1, 0], [1, 0, -1], [None, 0, 0], [0, 0, 2**64]),
+    "processes": NO_NUMBERS,
+    "pcie": (16, [16], [16, -16]),
+    "pcie_replays": NO_NUMBERS,
+    "nvlinks": (18, "links", [1], [[1]], [[1, 6, 7]], [["1", 6]], [[1, -6]], [[1, 6]] * 37),
+    "fabric": (3, [3, 0], [-3, 0, 0, "", None, None], [3, 0, 0, 7, None, None], [3, 0, 0, "x", 0, 0]),
+    "instances": ("1", [-1], [1] * 65),
+}
+
+
 @pytest.mark.parametrize(
     "raw",
     [
@@ -814,7 +1211,14 @@ def line(**changes: object) -> bytes:
         line(gpus=[{"index": 0, "error": 0, "bus_id": "x"}]),
         line(gpus=[{"index": 0, "error": 0, "bus_id": 7}]),
         line(gpus=[{"index": 0, "error": 0, "recovery_action": "reset"}]),
-        line(gpus=[{"index": 0, "error": 0, "recovery_error": None}]),
+        line(gpus=[{"index": 0, "error": 0, "errors": {"recovery_action": None}}]),
+        line(gpus=[{"index": 0, "error": 0, "errors": 7}]),
+        *(line(gpus=[{"index": 0, "error": 0, name: value}]) for name, values in NONSENSE.items() for value in values),
+        line(p2p=7),
+        line(p2p=[[0, 1, 0, 0]]),
+        line(gpus=TWO_GPUS, p2p=[[0, 1]]),
+        line(gpus=TWO_GPUS, p2p=[[0, 1, -1, 0]]),
+        line(gpus=TWO_GPUS, p2p=[[0, 1, 0, "yes"]]),
         line(gpus=[{"index": 0, "error": 0, "instances": 7}]),
         line(gpus=[{"index": 0, "error": 0, "instances": [None]}]),
         b'{"library": "/lib/nvml", "error": 9}',
@@ -825,6 +1229,22 @@ def test_a_line_that_is_no_answer_is_nonsense_but_came_back(raw: bytes) -> None:
 
     assert isinstance(answer.gpus, Unobserved)
     assert (answer.gpus.cause, answer.answered_by_driver) == ("NvmlNonsense", True)
+
+
+@pytest.mark.parametrize("counters", [7, [], {"0": 7}, {"0": {"replays": -1}}, {"0": {"replays": "0"}}])
+def test_counters_of_links_that_are_no_counts_are_nonsense(counters: object) -> None:
+    answer = read_answer(line(gpus=[{"index": 0, "error": 0, "nvlinks": [[1, 6]], "nvlink_counters": counters}]))
+
+    assert isinstance(answer.gpus, Unobserved)
+    assert answer.gpus.cause == "NvmlNonsense"
+
+
+def test_what_makes_no_sense_is_named_with_its_gpu() -> None:
+    answer = read_answer(line(gpus=[{"index": 3, "error": 0, "pcie_replays": -1}]))
+
+    assert answer.gpus == Unobserved(
+        "NvmlNonsense", "NVML's answer makes no sense: GPU 3: pcie replays: -1 is no number from 0 to 4294967295"
+    )
 
 
 def test_a_whole_line_is_read() -> None:

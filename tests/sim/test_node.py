@@ -126,6 +126,11 @@ def test_a_reboot_heals_what_a_reboot_heals(node: SimulatedNode) -> None:
     node.write_value("nvml/gpu0/error.nvmlDeviceGetUUID", 16)
     node.write_value("nvml/gpu0/remap_pending", 1)
     node.write_value("nvml/gpu0/remap_failed", 1)
+    node.write_value("nvml/gpu0/ecc_mode_pending", 0)
+    node.write_value("nvml/gpu0/nvlink/3/state", 0)
+    node.write_value("nvml/gpu0/nvlink/3/field/162", 7)
+    node.write_value("nvml/gpu0/fabric_state", 2)
+    node.write_value("nvml/gpu0/pcie_width", 8)
 
     node.reboot()
 
@@ -133,7 +138,21 @@ def test_a_reboot_heals_what_a_reboot_heals(node: SimulatedNode) -> None:
     assert faults == []
     assert (node.root / "nvml/gpu0/remap_pending").read_text() == "0\n"
     assert (node.root / "nvml/gpu0/remap_failed").read_text() == "1\n"
+    assert (node.root / "nvml/gpu0/ecc_mode_current").read_text() == "0\n"
+    assert not (node.root / "nvml/gpu0/nvlink/3/state").exists()
+    assert (node.root / "nvml/gpu0/nvlink/3/field/162").read_text() == "0\n"
+    assert (node.root / "nvml/gpu0/fabric_state").read_text() == "3\n"
+    assert (node.root / "nvml/gpu0/pcie_width").read_text() == "8\n"
     assert node.boot_id != first_boot
+
+
+def test_a_reboot_gives_no_gpu_what_its_model_lacks(make_node: Callable[[str], SimulatedNode]) -> None:
+    node = make_node("g6.xlarge")
+    before = {file.relative_to(node.root) for file in (node.root / "nvml").rglob("*")}
+
+    node.reboot()
+
+    assert {file.relative_to(node.root) for file in (node.root / "nvml").rglob("*")} == before
 
 
 def test_an_xid_line_has_the_form_of_its_driver(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -97,6 +98,48 @@ def test_a_gpu_tells_its_pci_address_in_nvml_s_form(nvml: Binding) -> None:
     assert nvml.ask(f"(lambda p: {fields})(pynvml.nvmlDeviceGetPciInfo(gpu(7)))") == [
         *("00000000:CA:00.0", "0000:CA:00.0", 0, 0xCA, 0, "0x233010de")
     ]
+
+
+def test_versioned_structures_are_filled_and_a_version_that_it_does_not_know_is_refused(nvml: Binding) -> None:
+    nvml.ask("globals().update(fabric=pynvml.c_nvmlGpuFabricInfo_v3_t(), sram=pynvml.c_nvmlEccSramErrorStatus_v1_t())")
+
+    memory = "(lambda m: (m.total, m.reserved, m.used))(pynvml.nvmlDeviceGetMemoryInfo(gpu(3), pynvml.nvmlMemory_v2))"
+    assert nvml.ask(memory) == [80 << 30, 600 << 20, 0]
+    assert nvml.ask("pynvml.nvmlDeviceGetMemoryInfo(gpu(3)).used") == 600 << 20
+    assert nvml.ask("pynvml.nvmlDeviceGetGpuFabricInfoV(gpu(3), ctypes.byref(fabric))") == 0
+    assert nvml.ask("(fabric.state, fabric.status, fabric.healthMask, fabric.healthSummary)") == [3, 0, 0x1AA, 0]
+    assert nvml.ask("pynvml.nvmlDeviceGetSramEccErrorStatus(gpu(3), ctypes.byref(sram))") == 0
+    assert nvml.ask("sram.bThresholdExceeded") == 0
+    assert nvml.ask("pynvml.nvmlDeviceGetRepairStatus(gpu(3))") == [0, 0]
+    assert nvml.ask("pynvml.nvmlDeviceGetMarginTemperature(gpu(3))") == 52
+
+    nvml.ask("globals().update(fabric=pynvml.c_nvmlGpuFabricInfo_t())")
+    assert nvml.ask("pynvml.nvmlDeviceGetGpuFabricInfoV(gpu(3), ctypes.byref(fabric))")["error"] == 25
+
+
+def test_links_are_those_that_have_a_folder(node: SimulatedNode, nvml: Binding) -> None:
+    node.write_value("nvml/gpu3/nvlink/5/state", 0)
+
+    state = "pynvml.nvmlDeviceGetNvLinkState(gpu(3), {})"
+    assert [nvml.ask(state.format(link)) for link in (0, 5, 17)] == [1, 0, 1]
+    assert [nvml.ask(state.format(link))["error"] for link in (18, 36)] == [3, 2]
+    assert nvml.ask("pynvml.nvmlDeviceGetNvLinkVersion(gpu(3), 17)") == 6
+    assert nvml.ask("[v.nvmlReturn for v in pynvml.nvmlDeviceGetFieldValues(gpu(3), [(161, 17), (161, 18)])]") == [0, 3]
+
+
+def test_p2p_goes_by_nvlink_where_both_have_it(node: SimulatedNode, nvml: Binding) -> None:
+    p2p = "[pynvml.nvmlDeviceGetP2PStatus(gpu(0), gpu({}), caps) for caps in (0, 2)]"
+    shutil.rmtree(node.root / "nvml/gpu2/nvlink")
+    node.write_value("nvml/gpu0/p2p_read.3", 1)
+
+    assert [nvml.ask(p2p.format(other)) for other in (1, 2, 3)] == [[0, 0], [0, 5], [1, 0]]
+
+
+def test_processes_are_counted_before_they_are_listed(node: SimulatedNode, nvml: Binding) -> None:
+    node.write_value("nvml/gpu3/processes", "4711 4712")
+
+    assert nvml.ask("[p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(gpu(3))]") == [4711, 4712]
+    assert nvml.ask("pynvml.nvmlDeviceGetGraphicsRunningProcesses(gpu(3))") == []
 
 
 def test_a_value_written_to_a_file_is_the_next_answer(node: SimulatedNode, nvml: Binding) -> None:
