@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 
 from healthcheck.expectation import Expectation
 from healthcheck.model import Evidence, Finding, Judgement, NotConfigured, Reason, Unobserved
@@ -71,3 +71,16 @@ def all_lack(gpus: tuple[nvml.Gpu, ...], *readings: str) -> bool:
 def found(reason: Reason, gpu: nvml.Gpu, detail: str) -> Finding:
     """The reason as a finding on this GPU."""
     return Finding(reason.name, reason.severity, gpu.subject, detail, gpu.about, flickers=reason.flickers)
+
+
+def earlier_gpus(seen: Evidence) -> tuple[tuple[nvml.Gpu, ...], float] | None:
+    """The GPUs as the look before met them, and how many seconds ago; None where that is not known."""
+    earlier = seen.earlier(nvml.NVML)
+    if earlier is None or isinstance(earlier[0].answer, Unobserved):
+        return None
+    return earlier[0].answer.gpus, earlier[1]
+
+
+def same(gpu: nvml.Gpu, others: Iterable[nvml.Gpu]) -> nvml.Gpu | None:
+    """The one of them that is this GPU, at the same place; None: another one sat there, or none."""
+    return next((one for one in others if (one.address, one.uuid) == (gpu.address, gpu.uuid)), None)

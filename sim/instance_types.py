@@ -57,6 +57,15 @@ L4 = GpuModel("NVIDIA L4", "0x27b8", 24 * GIB, has_mig=False)
 
 
 @dataclass(frozen=True)
+class PciSwitch:
+    """A bridge at the root, and the functions that hang from it."""
+
+    address: str
+    numa_node: int
+    below: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class InstanceShape:
     gpu_model: GpuModel
     gpu_addresses: tuple[str, ...]
@@ -65,12 +74,25 @@ class InstanceShape:
     nvswitch_addresses: tuple[str, ...] = ()
     nvswitch_pci_device: str = ""
     mlx5_addresses: tuple[str, ...] = ()
+    pci_switches: tuple[PciSwitch, ...] = ()
+
+    def switch_above(self, address: str) -> PciSwitch | None:
+        return next((switch for switch in self.pci_switches if address in switch.below), None)
 
 
 def _on_buses(*buses: int, slot: int = 0) -> tuple[str, ...]:
     return tuple(f"0000:{bus:02x}:{slot:02x}.0" for bus in buses)
 
 
+def _pci_switches(*groups: tuple[str, ...]) -> tuple[PciSwitch, ...]:
+    """One bridge above each group: the first half of them on NUMA node 0, the others on 1."""
+    half = len(groups) // 2
+    return tuple(
+        PciSwitch(f"0000:00:{0x10 + number:02x}.0", int(number >= half), group) for number, group in enumerate(groups)
+    )
+
+
+_P4_SWITCH_BUSES = ("10", "20", "90", "a0")
 _P5_GPU_BUSES = (0x53, 0x64, 0x75, 0x86, 0x97, 0xA8, 0xB9, 0xCA)
 _P6_GPU_BUSES = (0x51, 0x62, 0x73, 0x84, 0x95, 0xA6, 0xB7, 0xC8)
 
@@ -83,14 +105,18 @@ INSTANCE_SHAPES = {
         efa_pci_device="0xefa2",
         nvswitch_addresses=_on_buses(0xCB, 0xCC, 0xCD, 0xCE),
         nvswitch_pci_device="0x22a3",
+        pci_switches=_pci_switches(*(_on_buses(*range(gpu - 4, gpu + 1)) for gpu in _P5_GPU_BUSES)),
     ),
     "p4d.24xlarge": InstanceShape(
         gpu_model=A100,
-        gpu_addresses=tuple(f"0000:{bus}:{slot}.0" for bus in ("10", "20", "90", "a0") for slot in ("1c", "1d")),
+        gpu_addresses=tuple(f"0000:{bus}:{slot}.0" for bus in _P4_SWITCH_BUSES for slot in ("1c", "1d")),
         efa_addresses=_on_buses(0x10, 0x20, 0x90, 0xA0, slot=0x1B),
         efa_pci_device="0xefa1",
         nvswitch_addresses=tuple(f"0000:80:{slot}.0" for slot in ("1a", "1b", "1c", "1d", "1e", "1f")),
         nvswitch_pci_device="0x1af1",
+        pci_switches=_pci_switches(
+            *(tuple(f"0000:{bus}:{slot}.0" for slot in ("1b", "1c", "1d")) for bus in _P4_SWITCH_BUSES)
+        ),
     ),
     "p6-b200.48xlarge": InstanceShape(
         gpu_model=B200,
@@ -99,6 +125,7 @@ INSTANCE_SHAPES = {
         efa_pci_device="0xefa3",
         # Its NVSwitches are reached through ConnectX functions, which appear among the InfiniBand devices.
         mlx5_addresses=_on_buses(0xD0, 0xD1, 0xD2, 0xD3),
+        pci_switches=_pci_switches(*(_on_buses(gpu - 1, gpu) for gpu in _P6_GPU_BUSES)),
     ),
     "g5.xlarge": InstanceShape(gpu_model=A10G, gpu_addresses=("0000:00:1e.0",)),
     "g6.xlarge": InstanceShape(gpu_model=L4, gpu_addresses=("0000:31:00.0",)),

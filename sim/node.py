@@ -8,6 +8,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -140,6 +141,21 @@ class SimulatedNode:
             self.pci.unbind(address)
         shutil.rmtree(self.root / "sys/module/efa")
 
+    def move_gpu(self, index: int, switch: str, numa_node: int) -> None:
+        """It answers at the same address, and hangs from another PCI switch or belongs to another NUMA node."""
+        self.pci.move(self.gpus[index].address, switch, numa_node)
+
+    def remove_nvlink(self, index: int, link: int) -> None:
+        """The driver shows the GPU without it."""
+        shutil.rmtree(self.root / f"nvml/gpu{index}/nvlink/{link}")
+
+    def break_p2p(self, index: int, status: int) -> None:
+        """The GPU reaches no other over NVLink, and none reaches it (nvmlGpuP2PStatus_t)."""
+        for other in self.gpus:
+            if other.index != index:
+                self.write_value(f"nvml/gpu{index}/p2p_nvlink.{other.index}", status)
+                self.write_value(f"nvml/gpu{other.index}/p2p_nvlink.{index}", status)
+
     def hand_gpu_to_a_virtual_machine(self, index: int) -> None:
         """The function is bound to vfio-pci: on PCI, and none of the NVIDIA driver's business."""
         self.pci.unbind(self.gpus[index].address)
@@ -253,8 +269,12 @@ class SimulatedNode:
         self.pci.plug(PciFunction("0000:00:04.0", "0x1d0f", "0x8061", "0x010802", "nvme"))  # EBS
         self.pci.plug(PciFunction("0000:00:05.0", "0x1d0f", "0xec20", "0x020000", "ena"))
         self.pci.plug(PciFunction("0000:00:1f.0", "0x1d0f", "0xcd01", "0x010802", "nvme"))  # instance storage
+        for switch in shape.pci_switches:
+            self.pci.plug(
+                PciFunction(switch.address, "0x1000", "0xc030", "0x060400", "pcieport", numa_node=switch.numa_node)
+            )
         for gpu in self.gpus:
-            self.pci.plug(PciFunction(gpu.address, "0x10de", shape.gpu_model.pci_device, "0x030200"))
+            self._plug_below(PciFunction(gpu.address, "0x10de", shape.gpu_model.pci_device, "0x030200"))
         for address in shape.nvswitch_addresses:
             pci_device = shape.nvswitch_pci_device
             self.pci.plug(PciFunction(address, "0x10de", pci_device, "0x068000", "nvidia-nvswitch"))
@@ -262,10 +282,17 @@ class SimulatedNode:
             self.pci.plug(PciFunction(address, "0x15b3", "0x1021", "0x020700", "mlx5_core"))
             self.pci.add_infiniband(address, f"mlx5_{index}")
         for address in shape.efa_addresses:
-            self.pci.plug(PciFunction(address, "0x1d0f", shape.efa_pci_device, "0x020000", "efa"))
+            self._plug_below(PciFunction(address, "0x1d0f", shape.efa_pci_device, "0x020000", "efa"))
             self.pci.add_efa(address)
         if shape.efa_addresses:
             self.write_value("sys/module/efa/version", "2.17.2g")
+
+    def _plug_below(self, function: PciFunction) -> None:
+        """On the bridge that the instance type has above it, if any."""
+        switch = self.shape.switch_above(function.address)
+        if switch:
+            function = replace(function, switch=switch.address, numa_node=switch.numa_node)
+        self.pci.plug(function)
 
     def _process_words(self, process: tuple[int, str] | None) -> str:
         if process:

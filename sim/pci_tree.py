@@ -1,5 +1,6 @@
 """The PCI and InfiniBand part of a simulated /sys, with its links as a real kernel lays them."""
 
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,9 @@ class PciFunction:
     device: str
     pci_class: str
     driver: str = ""
+    switch: str = ""
+    """The address of the bridge that it hangs from, which was plugged before it; '' at the root."""
+    numa_node: int = -1
 
 
 class PciTree:
@@ -29,26 +33,35 @@ class PciTree:
 
     def plug(self, function: PciFunction) -> None:
         directory = self._directory(function.address)
+        if function.switch:
+            directory = self._directory(function.switch) / function.address
         directory.mkdir(parents=True)
         for name, value in (
             ("vendor", function.vendor),
             ("device", function.device),
             ("class", function.pci_class),
+            ("numa_node", function.numa_node),
         ):
             (directory / name).write_text(f"{value}\n")
-        listing = self._sys / "bus/pci/devices"
-        listing.mkdir(parents=True, exist_ok=True)
-        (listing / function.address).symlink_to(f"../../../devices/pci0000:00/{function.address}")
+        _link(self._sys / "bus/pci/devices" / function.address, directory)
         if function.driver:
             self.bind(function.address, function.driver)
 
     def unplug(self, address: str) -> None:
         self.remove_infiniband(address)
+        directory = self._directory(address)
         (self._sys / "bus/pci/devices" / address).unlink()
-        shutil.rmtree(self._directory(address))
+        shutil.rmtree(directory)
 
     def has(self, address: str) -> bool:
         return self._directory(address).exists()
+
+    def move(self, address: str, switch: str, numa_node: int) -> None:
+        """The function of no verbs device hangs from another bridge now, or from the root: a switch was changed."""
+        function, driver = self._directory(address), self.driver(address)
+        vendor, device, pci_class = ((function / name).read_text().strip() for name in ("vendor", "device", "class"))
+        self.unplug(address)
+        self.plug(PciFunction(address, vendor, device, pci_class, driver, switch, numa_node))
 
     def driver(self, address: str) -> str:
         """The driver's name, empty where none has the function."""
@@ -58,8 +71,9 @@ class PciTree:
     def bind(self, address: str, driver: str) -> None:
         """Gives a function to a driver (vfio-pci, say), taking it from the one that had it."""
         self.unbind(address)
-        (self._sys / "bus/pci/drivers" / driver).mkdir(parents=True, exist_ok=True)
-        (self._directory(address) / "driver").symlink_to(f"../../../bus/pci/drivers/{driver}")
+        directory = self._sys / "bus/pci/drivers" / driver
+        directory.mkdir(parents=True, exist_ok=True)
+        _link(self._directory(address) / "driver", directory)
 
     def unbind(self, address: str) -> None:
         (self._directory(address) / "driver").unlink(missing_ok=True)
@@ -71,9 +85,7 @@ class PciTree:
         port.mkdir(parents=True)
         (port / "state").write_text("4: ACTIVE\n")
         (device / "device").symlink_to(f"../../../{address}")
-        listing = self._sys / "class/infiniband"
-        listing.mkdir(parents=True, exist_ok=True)
-        (listing / name).symlink_to(f"../../devices/pci0000:00/{address}/infiniband/{name}")
+        _link(self._sys / "class/infiniband" / name, device)
         return device
 
     def remove_infiniband(self, address: str) -> None:
@@ -94,7 +106,17 @@ class PciTree:
                 (directory / counter).write_text("0\n")
 
     def _directory(self, address: str) -> Path:
-        return self._sys / "devices/pci0000:00" / address
+        """Where the function lies in the tree of devices, as the kernel's own link says; at the root if it has none."""
+        link = self._sys / "bus/pci/devices" / address
+        if not link.is_symlink():
+            return self._sys / "devices/pci0000:00" / address
+        return Path(os.path.normpath(link.parent / link.readlink()))
+
+
+def _link(link: Path, target: Path) -> None:
+    """A relative link, as all links of /sys are."""
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(os.path.relpath(target, link.parent))
 
 
 def efa_name(address: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from healthcheck.model import Host, Probe, ProbeError
@@ -15,12 +15,20 @@ _GPU_CLASSES = (0x0300, 0x0302)
 _EFA_DEVICES = (0xEFA0, 0xEFA1, 0xEFA2, 0xEFA3)
 """amzn-drivers, kernel/linux/efa/src/efa_main.c."""
 _ADDRESS = re.compile(r"(?:PCI:)?([0-9a-f]{1,8}):([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.[0-9a-f])?\Z", re.IGNORECASE)
+_FUNCTION = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
+"""A function as the kernel names its directory."""
 _MOST = 4096
+NO_NODE = -1
+"""What the kernel writes for a function that belongs to no NUMA node (Documentation/ABI/testing/sysfs-bus-pci)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PciFunction:
-    """`address` as `0000:18:00.0`; `driver` is empty where none is bound; `virtual`: an SR-IOV function."""
+    """`address` as `0000:18:00.0`; `driver` is empty where none is bound; `virtual`: an SR-IOV function.
+
+    Where it sits is read of a GPU alone: `switch` is the address of the PCI bridge above it, '' where it hangs from the
+    root.
+    """
 
     address: str
     vendor: int
@@ -28,6 +36,8 @@ class PciFunction:
     pci_class: int
     driver: str
     virtual: bool = False
+    numa_node: int = NO_NODE
+    switch: str = ""
 
     @property
     def is_gpu(self) -> bool:
@@ -55,7 +65,7 @@ def read_functions(host: Host) -> tuple[PciFunction, ...]:
     except OSError as error:
         raise ProbeError(f"{devices}: {error.strerror}") from error
     found = (read_function(devices / name) for name in names)
-    return tuple(function for function in found if function is not None)
+    return tuple(_with_place(devices, one) if one.is_gpu else one for one in found if one is not None)
 
 
 def read_function(directory: Path) -> PciFunction | None:
@@ -70,6 +80,20 @@ def read_function(directory: Path) -> PciFunction | None:
     driver = directory / "driver"
     bound = driver.readlink().name if driver.is_symlink() else ""
     return PciFunction(directory.name, vendor, device, pci_class, bound, (directory / "physfn").is_symlink())
+
+
+def _with_place(devices: Path, function: PciFunction) -> PciFunction:
+    directory = devices / function.address
+    try:
+        numa_node = int((directory / "numa_node").read_bytes()[:16])
+    except (OSError, ValueError):
+        numa_node = NO_NODE
+    try:
+        # The kernel links to the function's place in the tree of devices: …/pci0000:00/BRIDGE/…/BRIDGE/FUNCTION.
+        above = directory.readlink().parent.name
+    except OSError:
+        above = ""
+    return replace(function, numa_node=numa_node, switch=above if _FUNCTION.match(above) else "")
 
 
 def _hex(path: Path) -> int:

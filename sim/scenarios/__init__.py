@@ -3,6 +3,9 @@
 A scenario is a folder with a `scenario.toml`: `stands_for` (the reason it shows, "" for a healthy one),
 `instance_type`, `faults` (methods of SimulatedNode with their arguments), `kernel_log` (lines), `[write]` (files below
 the node's root) and `[expect]` (status, severity, findings as "Reason subject", causes of what could not be seen).
+
+With `healthy_before` the node is looked at twice: so many seconds before its faults and values, it was seen healthy.
+What only a difference tells needs that: a rate, a GPU that moved. One look, as `check` takes, finds nothing of it.
 """
 
 import tomllib
@@ -28,6 +31,8 @@ class Scenario:
     name: str
     stands_for: str
     instance_type: str
+    healthy_before: float
+    """Seconds between the two looks; 0: it takes only one."""
     faults: list[list[Any]]
     kernel_log: list[str]
     write: dict[str, str]
@@ -40,6 +45,7 @@ class Scenario:
             name=folder.name,
             stands_for=told["stands_for"],
             instance_type=told["instance_type"],
+            healthy_before=told.get("healthy_before", 0.0),
             faults=told.get("faults", []),
             kernel_log=told.get("kernel_log", []),
             write=told.get("write", {}),
@@ -49,13 +55,17 @@ class Scenario:
     def build(self, path: Path) -> SimulatedNode:
         """The node with its faults."""
         node = SimulatedNode.create(path, self.instance_type)
+        self.befall(node)
+        return node
+
+    def befall(self, node: SimulatedNode) -> None:
+        """What makes the healthy node this one."""
         for name, *arguments in self.faults:
             getattr(node, name)(*arguments)
         for file, value in self.write.items():
             node.write_value(file, value)
         for line in self.kernel_log:
             node.kernel_log.write(line)
-        return node
 
 
 def scenarios() -> list[Scenario]:

@@ -22,6 +22,7 @@ class TestAHealthyNode:
         assert [(row["check"], row["status"]) for row in node.record["checks"]] == [
             ("0-nvidia-smi", "pass"),
             ("2-efa-enumeration", "pass"),
+            ("3-topology-check", "pass"),
         ]
         assert node.record["instance_type"] == "p5.48xlarge"
         assert (node.record["node_uid"], node.record["boot_id"]) == (node.uid, watched.host.boot_id)
@@ -54,7 +55,11 @@ class TestAHealthyNode:
         world.start()
 
         rows = {row["check"]: row["status"] for row in world.wait_for_status("pass").record["checks"]}
-        assert rows == {"0-nvidia-smi": "pass", "2-efa-enumeration": "not-configured"}
+        assert rows == {
+            "0-nvidia-smi": "pass",
+            "2-efa-enumeration": "not-configured",
+            "3-topology-check": "pass",
+        }
 
 
 class TestAnXid79:

@@ -10,12 +10,26 @@ from pathlib import Path
 
 import pytest
 
+from healthcheck.checks import CHECKS
+from healthcheck.examine import judge, look
+from healthcheck.expectation import Expectation, FirstSeen, Place
+from healthcheck.model import Host
+from healthcheck.probes.nvml import Driver
+from healthcheck.probes.pci import FUNCTIONS
+from healthcheck.profiles import find_profile
+from healthcheck.settings import packaged_profiles
+from healthcheck.verdict import status_of, worst
+from sim.node import SimulatedNode
 from sim.scenarios import Scenario, scenarios
 
 CODES = {"pass": 0, "warn": 0, "fail": 1, "unknown": 2}
 
 
-@pytest.mark.parametrize("scenario", scenarios(), ids=lambda scenario: scenario.name)
+ONE_LOOK = [scenario for scenario in scenarios() if not scenario.healthy_before]
+TWO_LOOKS = [scenario for scenario in scenarios() if scenario.healthy_before]
+
+
+@pytest.mark.parametrize("scenario", ONE_LOOK, ids=lambda scenario: scenario.name)
 def test_check_says_of_a_scenario_what_it_expects(scenario: Scenario, tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.mkdir()
@@ -45,3 +59,35 @@ def test_check_says_of_a_scenario_what_it_expects(scenario: Scenario, tmp_path: 
         "unobserved": expect.unobserved,
         "exit code": CODES[expect.status],
     } == seen
+
+
+@pytest.mark.parametrize("scenario", TWO_LOOKS, ids=lambda scenario: scenario.name)
+def test_two_looks_say_of_a_scenario_what_it_expects(scenario: Scenario, tmp_path: Path) -> None:
+    profile = find_profile(packaged_profiles(), scenario.instance_type)
+    with SimulatedNode.create(tmp_path / "node", scenario.instance_type) as node:
+        driver = Driver(node.root, use_loader=False)
+        host = Host(node.root, driver.look)
+        before = look(host, CHECKS)
+        before.at -= scenario.healthy_before
+        scenario.befall(node)
+        now = look(host, CHECKS, before)
+        driver.end()
+    places = {one.address: Place(one.numa_node, one.switch) for one in before[FUNCTIONS] if one.is_gpu}
+    expected = Expectation(profile, scenario.instance_type, first=FirstSeen(places=places))
+
+    outcomes = judge(CHECKS, now, expected)
+
+    findings = [one for outcome in outcomes for one in outcome.findings]
+    severity = worst(one.severity for one in findings)
+    unobserved = [one.cause for outcome in outcomes for one in outcome.unobserved]
+    assert {
+        "status": scenario.expect.status,
+        "severity": scenario.expect.severity,
+        "findings": scenario.expect.findings,
+        "unobserved": scenario.expect.unobserved,
+    } == {
+        "status": status_of(severity, could_not_look=bool(unobserved)),
+        "severity": severity.name,
+        "findings": [f"{one.reason} {one.subject}" for one in findings],
+        "unobserved": unobserved,
+    }

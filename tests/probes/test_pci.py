@@ -45,7 +45,7 @@ def test_a_function_is_read_with_its_driver(node: SimulatedNode, driver: str) ->
 
     read = {function.address: function for function in read_functions(Host(node.root))}
 
-    assert read[address] == PciFunction(address, 0x10DE, 0x2330, 0x030200, driver)
+    assert read[address] == PciFunction(address, 0x10DE, 0x2330, 0x030200, driver, numa_node=0, switch="0000:00:10.0")
     assert read["0000:4f:00.0"] == PciFunction("0000:4f:00.0", 0x1D0F, 0xEFA2, 0x020000, "efa")
 
 
@@ -98,6 +98,53 @@ def test_a_link_that_leads_nowhere_is_left_out(node: SimulatedNode) -> None:
     (node.root / "sys/bus/pci/devices/0000:ff:00.0").symlink_to("../../../devices/gone")
 
     assert sum(function.is_gpu for function in read_functions(Host(node.root))) == 8
+
+
+def places(node: SimulatedNode) -> dict[str, tuple[int, str]]:
+    """NUMA node and switch of every GPU."""
+    return {one.address: (one.numa_node, one.switch) for one in read_functions(Host(node.root)) if one.is_gpu}
+
+
+@pytest.mark.parametrize(
+    ("instance_type", "first", "last"),
+    [
+        ("p5.48xlarge", (0, "0000:00:10.0"), (1, "0000:00:17.0")),
+        ("p4d.24xlarge", (0, "0000:00:10.0"), (1, "0000:00:13.0")),
+        ("g5.xlarge", (-1, ""), (-1, "")),
+    ],
+)
+def test_a_gpu_is_read_with_the_place_where_it_sits(
+    make_node: Callable[[str], SimulatedNode], instance_type: str, first: tuple[int, str], last: tuple[int, str]
+) -> None:
+    node = make_node(instance_type)
+
+    found = places(node)
+
+    assert (found[node.gpus[0].address], found[node.gpus[-1].address]) == (first, last)
+
+
+def test_a_gpu_that_moved_is_read_where_it_sits_now(node: SimulatedNode) -> None:
+    before = places(node)
+    node.move_gpu(3, "0000:00:17.0", 1)
+
+    assert places(node) == before | {node.gpus[3].address: (1, "0000:00:17.0")}
+
+
+@pytest.mark.parametrize("content", [b"", b"none\n", None])
+def test_a_kernel_that_tells_no_numa_node_leaves_the_gpu_listed(node: SimulatedNode, content: bytes | None) -> None:
+    path = node.root / "sys/bus/pci/devices" / node.gpus[0].address / "numa_node"
+    path.unlink() if content is None else path.write_bytes(content)
+
+    assert places(node)[node.gpus[0].address] == (-1, "0000:00:10.0")
+
+
+def test_the_nearest_of_several_bridges_is_the_switch(tmp_path: Path) -> None:
+    tree = pci_tree.PciTree(tmp_path)
+    for above, address in [("", "0000:00:01.0"), ("0000:00:01.0", "0000:01:00.0"), ("0000:01:00.0", "0000:02:08.0")]:
+        tree.plug(pci_tree.PciFunction(address, "0x1000", "0xc030", "0x060400", switch=above))
+    tree.plug(pci_tree.PciFunction("0000:03:00.0", "0x10de", "0x2330", "0x030200", switch="0000:02:08.0", numa_node=1))
+
+    assert [(one.numa_node, one.switch) for one in read_functions(Host(tmp_path))] == [(1, "0000:02:08.0")]
 
 
 def test_without_sys_nothing_could_be_seen(tmp_path: Path) -> None:

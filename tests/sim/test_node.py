@@ -64,6 +64,34 @@ def test_the_links_of_sys_lead_from_an_efa_device_to_its_pci_function(node: Simu
     assert (device / "ports/1/hw_counters/rdma_read_wr_err").read_text() == "0\n"
 
 
+@pytest.mark.parametrize("gpu", range(8))
+def test_a_gpu_of_a_p5_shares_its_pci_switch_with_the_network_cards_before_it(node: SimulatedNode, gpu: int) -> None:
+    listing = node.root / "sys/bus/pci/devices"
+    bus = int(node.gpus[gpu].address.split(":")[1], 16)
+    group = [listing / f"0000:{number:02x}:00.0" for number in range(bus - 4, bus + 1)]
+    switch = listing / f"0000:00:{0x10 + gpu:02x}.0"
+
+    assert {function.resolve().parent for function in group} == {switch.resolve()}
+    assert {(function / "numa_node").read_text() for function in (*group, switch)} == {f"{gpu // 4}\n"}
+    assert (switch / "class").read_text() == "0x060400\n"
+
+
+def test_devices_that_are_gone_already_do_not_keep_others_from_going(node: SimulatedNode) -> None:
+    node.remove_efa(0)
+    node.unload_efa()
+
+    assert list((node.root / "sys/class/infiniband").iterdir()) == []
+
+
+def test_a_gpu_that_moved_keeps_its_address_and_its_driver(node: SimulatedNode) -> None:
+    address = node.gpus[3].address
+    node.move_gpu(3, "0000:00:17.0", 1)
+
+    moved = (node.root / "sys/bus/pci/devices" / address).resolve()
+    assert (moved.name, moved.parent.name, node.pci.driver(address)) == (address, "0000:00:17.0", "nvidia")
+    assert (moved / "vendor").read_text() == "0x10de\n"
+
+
 def test_no_link_leads_out_of_the_node(node: SimulatedNode) -> None:
     links = [path for path in node.root.rglob("*") if path.is_symlink()]
 

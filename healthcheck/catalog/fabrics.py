@@ -1,0 +1,54 @@
+"""How an instance type's GPUs are joined: their NVLinks, the switches between, and the services that these need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from healthcheck.catalog.rows import read_rows
+
+_WORDS = {"yes": True, "no": False}
+
+
+@dataclass(frozen=True, slots=True)
+class FabricRow:
+    """`instance_type` is a type, or a family whose types are all alike (`g5`)."""
+
+    instance_type: str
+    links_per_gpu: int
+    nvlink_version: int
+    """nvmlNvlinkVersion_t: NVLink 2 is 2, 3 is 4, 4 is 6, 5 is 7; 0 without links."""
+    nvswitches: int | None
+    """NVSwitches that PCI shows; None: what it shows is not known."""
+    fabric_manager: bool
+    """Whether the node itself has to run the fabric manager."""
+    imex: bool
+    """Whether the node has to run nvidia-imex, as where a fabric spans several nodes."""
+    source: str
+
+
+@cache
+def fabrics() -> Mapping[str, FabricRow]:
+    """By type or family. Raises ValueError for a row that a build should never have let through."""
+    table: dict[str, FabricRow] = {}
+    for line, row in read_rows("fabrics.csv"):
+        name = row["type"]
+        if name in table or not {row["fabric_manager"], row["imex"]} <= set(_WORDS):
+            raise ValueError(f"fabrics.csv:{line}: type {name!r}: a second row, or neither yes nor no")
+        table[name] = FabricRow(
+            name,
+            int(row["links_per_gpu"]),
+            int(row["nvlink_version"]),
+            int(row["nvswitches"]) if row["nvswitches"] else None,
+            _WORDS[row["fabric_manager"]],
+            _WORDS[row["imex"]],
+            row["source"],
+        )
+    return table
+
+
+def fabric_of(instance_type: str) -> FabricRow | None:
+    """The row of a type, else that of its family; HyperPod's `ml.` in front is dropped. None: no expectation."""
+    name = instance_type.removeprefix("ml.")
+    return fabrics().get(name) or fabrics().get(name.partition(".")[0])

@@ -1,0 +1,49 @@
+"""Each GPU sits where this machine had it when it was first met: below that PCI switch, on that NUMA node."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from healthcheck.expectation import Expectation, Place
+from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.probes import pci
+
+MOVED = Reason(
+    "GpuMoved",
+    Severity.MONITOR,
+    "A GPU sits below another PCI switch or on another NUMA node than when this machine was first met.",
+    "Compare `nvidia-smi topo -m` with a healthy node of the type; work that is bound to cores or network cards near "
+    "its GPU runs slower until the node is replaced.",
+    # A function that goes away while we look may have lost its place before its name.
+    flickers=True,
+    threshold="another place than at the first look",
+    source="this machine's memory",
+)
+
+
+def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    places = {one.address: Place(one.numa_node, one.switch) for one in seen[pci.FUNCTIONS] if one.is_gpu}
+    if not places:
+        yield NotConfigured("no GPU on PCI")
+        return
+    first = expected.first.places
+    moved = {address: place for address, place in places.items() if first.get(address, place) != place}
+    for address, place in moved.items():
+        detail = f"{_words(place)}, first met {_words(first[address])}"
+        yield Finding(MOVED.name, MOVED.severity, f"gpu/{address}", detail, flickers=MOVED.flickers)
+    told = f"GPUs by NUMA node: {_by_node(places.values())}"
+    yield Seen(told, "each where it was at the first look", MOVED.source) if first else Seen(told)
+
+
+def _by_node(places: Iterable[Place]) -> str:
+    count = Counter(place.numa_node for place in places)
+    return ", ".join(f"{count[node]} on {node if node != pci.NO_NODE else 'none'}" for node in sorted(count))
+
+
+def _words(place: Place) -> str:
+    node = f"on NUMA node {place.numa_node}" if place.numa_node != pci.NO_NODE else "on no NUMA node"
+    return f"{node} below {place.switch or 'the root'}"
+
+
+CHECK = Check("gpu-placement", "3-topology-check", (pci.FUNCTIONS,), judge, (MOVED,))

@@ -1,0 +1,121 @@
+"""Every NVLink that the instance type has is there, active, and of the version that it should have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck.catalog.fabrics import fabric_of
+from healthcheck.expectation import Expectation
+from healthcheck.model import (
+    Check,
+    Evidence,
+    Finding,
+    Grace,
+    Judgement,
+    NotConfigured,
+    Reason,
+    Seen,
+    Severity,
+    Unobserved,
+)
+from healthcheck.per_gpu import found, per_gpu
+from healthcheck.probes import nvml
+
+GRACE = Grace(180.0, "the driver was loaded")
+"""Contract, section 2: what the fabric is given to come up; its links are trained in that time."""
+VERSION_NAMES = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
+"""nvmlNvlinkVersion_t (nvml.h); 0 is an invalid one."""
+
+DOWN = Reason(
+    "NvLinkDown",
+    Severity.RESET,
+    "An NVLink of a GPU is inactive: work over several GPUs is slower, or does not start.",
+    "Drain the node and reset the GPU (with NVSwitches all GPUs together), or reboot; replace the node when the link "
+    "goes down again.",
+    flickers=True,
+    threshold="an inactive link where the instance type has NVLink",
+    source="contract, section 2 (DCGM 14, NVLINK_DOWN: TRIAGE); NVIDIA Health Validation, nvlink_active; gpud#1085",
+    grace=GRACE,
+)
+COUNT_LOW = Reason(
+    "NvLinkCountLow",
+    Severity.RESET,
+    "A GPU shows fewer NVLinks than the instance type's GPUs have.",
+    "Drain the node and reset the GPU, or reboot; replace the node when the links are still missing.",
+    flickers=True,
+    threshold="fewer links than the instance type's row in fabrics.csv",
+    source="contract, section 2 (DCGM 99, GPU_EXPECTED_NVLINKS_UP: TRIAGE)",
+    grace=GRACE,
+)
+VERSION_LOW = Reason(
+    "NvLinkVersionLow",
+    Severity.MONITOR,
+    "An NVLink runs with an older version of the protocol, and so slower, than the instance type's GPUs have.",
+    "Compare `nvidia-smi nvlink -s` with a healthy node of the type; update driver and fabric manager, or reboot.",
+    flickers=True,
+    threshold="an older version than the instance type's row in fabrics.csv",
+    source="nvmlNvlinkVersion_t (nvml.h)",
+    grace=GRACE,
+)
+
+
+def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    said = list(_judge_gpus(seen, expected))
+    yield from said
+    answer = seen[nvml.NVML].answer
+    gpus = answer.gpus if isinstance(answer, nvml.Gpus) else ()
+    links = [link for gpu in gpus for link in gpu.nvlinks or ()]
+    if gpus and (links or _has_nvlink(expected)):
+        yield _summary(links, expected)
+    elif not said:
+        yield NotConfigured("no GPU has an NVLink")
+
+
+@per_gpu("nvlinks", "mig_mode")
+def _judge_gpus(gpu: nvml.Gpu, expected: Expectation) -> Iterator[Judgement]:
+    # MIG mode turns the links of some GPUs off (Fabric Manager User Guide, Interoperability With MIG).
+    divided = gpu.mig_mode is not None and gpu.mig_mode.current
+    # Without NVLink in the type's profile an inactive link is how a PCIe card looks.
+    if gpu.nvlinks is None or divided or not _has_nvlink(expected):
+        return
+    for fault in _faults(gpu, gpu.nvlinks, expected.instance_type):
+        if expected.driver_age_seconds < GRACE.seconds:
+            told = f"{gpu.subject}: {fault.detail}; judged {GRACE.seconds:.0f} s after {GRACE.since}"
+            yield Unobserved("DriverJustLoaded", told, gpu.subject)
+        else:
+            yield fault
+
+
+def _faults(gpu: nvml.Gpu, links: tuple[nvml.NvLink, ...], instance_type: str) -> Iterator[Finding]:
+    row = fabric_of(instance_type)
+    down = [link.link for link in links if not link.active]
+    if down:
+        yield found(DOWN, gpu, f"{_listed(down, links)} inactive")
+    if row and len(links) < row.links_per_gpu:
+        yield found(COUNT_LOW, gpu, f"{len(links)} NVLinks, {instance_type} has {row.links_per_gpu} per GPU")
+    old = [link.link for link in links if row and link.version and link.version < row.nvlink_version]
+    if row and old:
+        wanted = VERSION_NAMES.get(row.nvlink_version, "newer")
+        yield found(VERSION_LOW, gpu, f"{_listed(old, links)} older than version {wanted}")
+
+
+def _listed(some: list[int], links: tuple[nvml.NvLink, ...]) -> str:
+    if len(some) == len(links):
+        return f"all {len(links)} NVLinks"
+    return f"{len(some)} of {len(links)} NVLinks ({', '.join(str(link) for link in some)})"
+
+
+def _summary(links: list[nvml.NvLink], expected: Expectation) -> Seen:
+    active = f"{sum(link.active for link in links)} of {len(links)} NVLinks active"
+    row = fabric_of(expected.instance_type)
+    if row is None or not _has_nvlink(expected):
+        return Seen(active)
+    version = VERSION_NAMES.get(row.nvlink_version, "")
+    return Seen(active, f"{row.links_per_gpu} of version {version} per GPU", f"{row.instance_type} in fabrics.csv")
+
+
+def _has_nvlink(expected: Expectation) -> bool:
+    return expected.profile is not None and expected.profile.nvlink
+
+
+CHECK = Check("nvlink", "3-topology-check", (nvml.NVML,), judge, (DOWN, COUNT_LOW, VERSION_LOW))

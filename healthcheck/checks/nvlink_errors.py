@@ -1,0 +1,89 @@
+"""NVLinks carry their data without recovering, replaying or losing it at a rate that healthy ones never have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from healthcheck.expectation import Expectation
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, TooEarly
+from healthcheck.per_gpu import answering, earlier_gpus, found, same, silent
+from healthcheck.probes import nvml
+
+LEAST_CRC_PER_SECOND = 100.0
+"""DCGM_LIMIT_MAX_NVLINK_CRC_ERROR (DcgmGPUHardwareLimits.h): below it the link's own retry makes good for them."""
+LEAST_PER_MINUTE = 1.0
+"""DCGM_LIMIT_MAX_NVLINK_ERROR: DCGM's health watch fails a GPU for one of the others within its minute."""
+LEAST_PER_SECOND: Mapping[str, float] = {
+    "crc_errors": LEAST_CRC_PER_SECOND,
+    "crc_data_errors": LEAST_CRC_PER_SECOND,
+    "replays": LEAST_PER_MINUTE / 60,
+    "recoveries": LEAST_PER_MINUTE / 60,
+    "recovery_failures": LEAST_PER_MINUTE / 60,
+    "symbol_errors": LEAST_PER_MINUTE / 60,
+}
+"""By the name of the counter. Recovery failures and symbol errors are counted from NVLink 5 on, the rest before."""
+
+RATE = Reason(
+    "NvLinkErrorRate",
+    Severity.MONITOR,
+    "An NVLink recovers, sends again or receives wrong symbols all the time: it may soon go down.",
+    "Watch the GPU, and quarantine the node when it is free; look for Xid 74 or 144-150 beside it.",
+    flickers=True,
+    threshold=f"from {LEAST_CRC_PER_SECOND:g} CRC errors a second, or {LEAST_PER_MINUTE:g} replay, recovery or symbol "
+    "error a minute, on a link",
+    source="DCGM's health watch (DcgmGPUHardwareLimits.h, MonitorNVLink4Fields, MonitorNVLink5Fields)",
+)
+
+
+def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+    gpus = yield from answering(seen)
+    for gpu in gpus:
+        if "nvlinks" in gpu.errors:
+            yield silent(gpu, gpu.errors["nvlinks"], "NVLinks")
+    counting = [gpu for gpu in gpus if any(link.counters for link in gpu.nvlinks or ())]
+    if counting:
+        yield from _judge_rates(counting, seen)
+        limits = f"less than {LEAST_CRC_PER_SECOND:g} CRC errors a second, and {LEAST_PER_MINUTE:g} other a minute"
+        yield Seen(f"NVLink errors of {len(counting)} GPUs counted", limits, "DCGM's health watch")
+    elif gpus and not any("nvlinks" in gpu.errors for gpu in gpus):
+        yield NotConfigured("no GPU counts errors of an NVLink")
+
+
+def _judge_rates(gpus: list[nvml.Gpu], seen: Evidence) -> Iterator[Judgement]:
+    earlier = earlier_gpus(seen)
+    if earlier is None:
+        yield TooEarly("the rates of NVLink errors")
+        return
+    for gpu in gpus:
+        before = same(gpu, earlier[0])
+        grown = _grown(before.nvlinks or () if before else (), gpu.nvlinks or ())
+        if not grown or min(grown.values()) < 0:
+            yield TooEarly(f"{gpu.subject}: the rates of NVLink errors", gpu.subject)
+            continue
+        told = _told(grown, earlier[1])
+        if told:
+            yield found(RATE, gpu, f"NVLinks with too many errors: {told}")
+
+
+def _told(grown: dict[tuple[str, int], int], seconds: float) -> str:
+    """The counters that grew too fast, each with its links; '' where none did."""
+    links: dict[str, list[str]] = {}
+    for (name, link), more in grown.items():
+        if more / seconds >= LEAST_PER_SECOND[name]:
+            links.setdefault(name, []).append(str(link))
+    return "; ".join(f"{name.replace('_', ' ')} on {', '.join(numbers)}" for name, numbers in links.items())
+
+
+def _grown(before: tuple[nvml.NvLink, ...], now: tuple[nvml.NvLink, ...]) -> dict[tuple[str, int], int]:
+    """By counter and link: by how much it grew, for those that both looks read."""
+    old = {(name, link.link): count for link in before for name, count in link.counters.items()}
+    return {
+        (name, link.link): count - old[name, link.link]
+        for name in LEAST_PER_SECOND
+        for link in now
+        for count in [link.counters.get(name)]
+        if count is not None and (name, link.link) in old
+    }
+
+
+CHECK = Check("nvlink-errors", "3-topology-check", (nvml.NVML,), judge, (RATE,))

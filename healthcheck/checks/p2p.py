@@ -1,0 +1,107 @@
+"""Every pair of GPUs reaches each other over NVLink where switches join them all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from healthcheck.catalog.fabrics import fabric_of
+from healthcheck.expectation import Expectation
+from healthcheck.model import (
+    Check,
+    Evidence,
+    Finding,
+    Grace,
+    Judgement,
+    NotConfigured,
+    Reason,
+    Seen,
+    Severity,
+    Unobserved,
+)
+from healthcheck.per_gpu import answering, found, silent
+from healthcheck.probes import nvml
+
+GRACE = Grace(180.0, "the driver was loaded")
+"""Contract, section 2: what the fabric is given to come up; no pair has NVLink before."""
+OK, DISABLED_BY_REGKEY, UNKNOWN = 0, 4, 6
+"""nvmlGpuP2PStatus_t (nvml.h). Who disables it by the driver's settings wants it so, and unknown tells nothing."""
+_NO_FAULT = frozenset({OK, DISABLED_BY_REGKEY, UNKNOWN})
+
+BROKEN = Reason(
+    "P2pBroken",
+    Severity.RESET,
+    "A GPU can't reach others over NVLink, though switches join all GPUs of the instance type.",
+    "Look at the NVLinks and the fabric manager first; then drain the node and reset all GPUs together, or reboot.",
+    flickers=True,
+    threshold="a pair whose NVLink status is neither OK, nor disabled by the driver's settings, nor unknown",
+    source="nvmlDeviceGetP2PStatus (nvml.h); gpud's matrix of all pairs",
+    grace=GRACE,
+)
+
+
+def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    gpus = yield from answering(seen)
+    answer = seen[nvml.NVML].answer
+    if not gpus or not isinstance(answer, nvml.Gpus):
+        return
+    silent_ones = [gpu for gpu in gpus if "p2p" in gpu.errors]
+    for gpu in silent_ones:
+        yield silent(gpu, gpu.errors["p2p"], "P2P status")
+    joined = _joined_by_switches(expected)
+    if joined:
+        yield from _judge_pairs(answer, gpus, expected)
+    if answer.p2p:
+        yield _summary(answer.p2p, expected, joined)
+    elif not silent_ones and len(gpus) == len(answer.gpus):
+        yield NotConfigured("no pair of GPUs that could reach each other")
+
+
+def _judge_pairs(answer: nvml.Gpus, gpus: tuple[nvml.Gpu, ...], expected: Expectation) -> Iterator[Judgement]:
+    broken = [pair for pair in answer.p2p if pair.nvlink not in _NO_FAULT]
+    if broken and expected.driver_age_seconds < GRACE.seconds:
+        told = f"{len(broken)} of {len(answer.p2p)} pairs of GPUs without P2P over NVLink"
+        yield Unobserved("DriverJustLoaded", f"{told}; judged {GRACE.seconds:.0f} s after {GRACE.since}")
+        return
+    blamed = _blamed(broken)
+    for gpu in gpus:
+        pairs = [pair for address, pair in blamed if address == gpu.address]
+        if pairs:
+            yield _finding(gpu, pairs, len(gpus))
+
+
+def _blamed(broken: list[nvml.P2p]) -> list[tuple[str, nvml.P2p]]:
+    """A pair is put down to the GPU that has more broken ones, to both where they have as many.
+
+    One GPU without NVLink breaks a pair with each other GPU, and is the only one at fault.
+    """
+    count = Counter(address for pair in broken for address in (pair.one, pair.other))
+    return [
+        (mine, pair)
+        for pair in broken
+        for mine, other in ((pair.one, pair.other), (pair.other, pair.one))
+        if count[mine] >= count[other]
+    ]
+
+
+def _finding(gpu: nvml.Gpu, pairs: list[nvml.P2p], gpus: int) -> Finding:
+    others = sorted(pair.other if pair.one == gpu.address else pair.one for pair in pairs)
+    told = "all others" if len(others) == gpus - 1 > 1 else ", ".join(others)
+    statuses = ", ".join(str(status) for status in sorted({pair.nvlink for pair in pairs}))
+    return found(BROKEN, gpu, f"no P2P over NVLink with {told} (status {statuses})")
+
+
+def _joined_by_switches(expected: Expectation) -> bool:
+    """Where GPUs are joined directly, as those of p3dn, only some pairs have NVLink between them."""
+    row = fabric_of(expected.instance_type)
+    has_nvlink = expected.profile is not None and expected.profile.nvlink
+    return has_nvlink and row is not None and (row.fabric_manager or row.imex)
+
+
+def _summary(pairs: tuple[nvml.P2p, ...], expected: Expectation, joined: bool) -> Seen:
+    nvlink, read = sum(pair.nvlink == OK for pair in pairs), sum(pair.read == OK for pair in pairs)
+    told = f"P2P of {len(pairs)} pairs: {nvlink} over NVLink, {read} can read"
+    return Seen(told, "NVLink in all", f"{expected.instance_type} in fabrics.csv") if joined else Seen(told)
+
+
+CHECK = Check("p2p", "3-topology-check", (nvml.NVML,), judge, (BROKEN,))

@@ -1,0 +1,52 @@
+"""Each GPU's PCIe link has all the lanes that GPU and slot can have together.
+
+Its generation is never judged: an idle GPU lowers it to save power (hardware.md 3.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck.expectation import Expectation
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.per_gpu import found, per_gpu
+from healthcheck.probes import nvml
+
+WIDTHS = frozenset({1, 2, 4, 8, 12, 16, 32})
+"""The lanes that a PCI Express link can have; whatever else a virtual machine is told means nothing."""
+
+WIDTH_LOW = Reason(
+    "PcieWidthLow",
+    Severity.RESET,
+    "A GPU's PCIe link runs on fewer lanes than GPU and slot have: every copy to and from the host is slower.",
+    "Drain the node and reset the GPU, or reboot: that trains the link anew; replace the node when it comes back.",
+    flickers=True,
+    threshold="fewer lanes than the most that GPU and slot can do together",
+    source="nvmlDeviceGetMaxPcieLinkWidth (nvml.h); contract, section 2 (DCGM 46, PCIE_WIDTH)",
+)
+
+
+def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    said = list(_judge_gpus(seen, expected))
+    yield from said
+    answer = seen[nvml.NVML].answer
+    gpus = answer.gpus if isinstance(answer, nvml.Gpus) else ()
+    links = [gpu.pcie for gpu in gpus if gpu.pcie and _makes_sense(gpu.pcie)]
+    if links:
+        full = sum(link.width >= link.max_width for link in links)
+        yield Seen(f"{full} of {len(links)} PCIe links at full width", "full width", "NVML, for GPU and slot together")
+    elif not said:
+        yield NotConfigured("no GPU tells a PCIe width that makes sense")
+
+
+@per_gpu("pcie")
+def _judge_gpus(gpu: nvml.Gpu, _: Expectation) -> Iterator[Judgement]:
+    if gpu.pcie and _makes_sense(gpu.pcie) and gpu.pcie.width < gpu.pcie.max_width:
+        yield found(WIDTH_LOW, gpu, f"x{gpu.pcie.width}, GPU and slot can do x{gpu.pcie.max_width}")
+
+
+def _makes_sense(link: nvml.PcieLink) -> bool:
+    return link.width in WIDTHS and link.max_width in WIDTHS
+
+
+CHECK = Check("pcie-link", "3-topology-check", (nvml.NVML,), judge, (WIDTH_LOW,))

@@ -1,0 +1,58 @@
+"""Each GPU's PCIe link carries its packets without sending too many of them again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck.expectation import Expectation
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, TooEarly
+from healthcheck.per_gpu import answering, earlier_gpus, found, same, silent
+from healthcheck.probes import nvml
+
+MOST_PER_MINUTE = 62.0
+"""What the widest and fastest link may have: one wrong bit in 10^12 on 16 lanes of PCIe 6, 64 Gb/s each, is 61.4.
+
+The PCI Express specification allows that bit error rate, and DCGM's health watch reckons with it since version 4
+(GetExpectedPcieReplayRate). Its fixed limit before that, 8 a minute, accused healthy P5 nodes (NVIDIA/DCGM#184).
+"""
+
+RATE = Reason(
+    "PcieReplayRate",
+    Severity.MONITOR,
+    "A GPU's PCIe link sends packets again more often than any link may: its signal is bad.",
+    "Watch the GPU; where the rate stays, quarantine the node to measure the link's bandwidth.",
+    flickers=True,
+    threshold=f"more than {MOST_PER_MINUTE:g} replays a minute",
+    source="PCI Express specification's bit error rate, as DCGM's health watch reckons (NVIDIA/DCGM#184)",
+)
+
+
+def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+    gpus = yield from answering(seen)
+    for gpu in gpus:
+        if "pcie_replays" in gpu.errors:
+            yield silent(gpu, gpu.errors["pcie_replays"], "PCIe replays")
+    counting = [gpu for gpu in gpus if gpu.pcie_replays is not None]
+    if counting:
+        yield from _judge_rates(counting, seen)
+        yield Seen(
+            f"PCIe replays of {len(counting)} GPUs counted", f"not {RATE.threshold}", "PCI Express specification"
+        )
+    elif gpus and not any("pcie_replays" in gpu.errors for gpu in gpus):
+        yield NotConfigured("no GPU counts PCIe replays")
+
+
+def _judge_rates(gpus: list[nvml.Gpu], seen: Evidence) -> Iterator[Judgement]:
+    earlier = earlier_gpus(seen)
+    if earlier is None:
+        yield TooEarly("the rate of PCIe replays")
+        return
+    for gpu in gpus:
+        before, now = same(gpu, earlier[0]), gpu.pcie_replays or 0
+        if before is None or before.pcie_replays is None or before.pcie_replays > now:
+            yield TooEarly(f"{gpu.subject}: the rate of PCIe replays", gpu.subject)
+        elif (now - before.pcie_replays) * 60 / earlier[1] > MOST_PER_MINUTE:
+            yield found(RATE, gpu, f"{RATE.threshold} on its PCIe link")
+
+
+CHECK = Check("pcie-replays", "3-topology-check", (nvml.NVML,), judge, (RATE,))

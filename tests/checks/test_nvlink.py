@@ -1,0 +1,151 @@
+"""The NVLinks of each GPU: how many, whether active, of which version."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from healthcheck.checks.nvlink import CHECK
+from healthcheck.expectation import Expectation
+from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.probes.nvml import NVML, Gpu, Mode, NvLink
+from healthcheck.profiles import InstanceProfile
+from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, driver_is_silent, driver_says, every, gpu, says
+from tests.checks.evidence import healthy as healthy_gpu
+
+ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
+SUBJECT = f"gpu/{ADDRESSES[3]}"
+P3DN = Expectation(InstanceProfile("p3dn.24xlarge", 8, 1, True, "efa"), "p3dn.24xlarge")
+NEW_TYPE = Expectation(InstanceProfile("p9.48xlarge", 8, 32, True, "efa"), "p9.48xlarge")
+WITHOUT_NVLINK = replace(P5, profile=InstanceProfile("p5.48xlarge", 8, 32, False, "efa"))
+
+
+def links(count: int = 18, down: tuple[int, ...] = (), version: int | None = 6) -> tuple[NvLink, ...]:
+    return tuple(
+        NvLink(link, active=link not in down, version=None if link in down else version) for link in range(count)
+    )
+
+
+def judge(expected: Expectation, *gpus: Gpu) -> list[Judgement]:
+    return says(CHECK, expected, {NVML: driver_says(*gpus)})
+
+
+def findings(expected: Expectation, *gpus: Gpu) -> list[Judgement]:
+    return [one for one in judge(expected, *gpus) if isinstance(one, (Finding, Unobserved))]
+
+
+def seen(told: str) -> Seen:
+    return Seen(told, "18 of version 4.0 per GPU", "p5.48xlarge in fabrics.csv")
+
+
+@pytest.mark.parametrize(
+    ("more", "reason", "severity", "detail"),
+    [
+        (links(down=(5,)), "NvLinkDown", Severity.RESET, "1 of 18 NVLinks (5) inactive"),
+        (links(down=(0, 17)), "NvLinkDown", Severity.RESET, "2 of 18 NVLinks (0, 17) inactive"),
+        (links(down=tuple(range(18))), "NvLinkDown", Severity.RESET, "all 18 NVLinks inactive"),
+        (links(17), "NvLinkCountLow", Severity.RESET, "17 NVLinks, p5.48xlarge has 18 per GPU"),
+        ((), "NvLinkCountLow", Severity.RESET, "0 NVLinks, p5.48xlarge has 18 per GPU"),
+        (links(version=5), "NvLinkVersionLow", Severity.MONITOR, "all 18 NVLinks older than version 4.0"),
+        (
+            (*links(17), NvLink(17, active=True, version=4)),
+            "NvLinkVersionLow",
+            Severity.MONITOR,
+            "1 of 18 NVLinks (17) older than version 4.0",
+        ),
+    ],
+)
+def test_a_fault_is_found_once_on_its_gpu_with_its_links(
+    more: tuple[NvLink, ...], reason: str, severity: Severity, detail: str
+) -> None:
+    assert findings(P5, healthy_gpu(2), healthy_gpu(3, nvlinks=more), healthy_gpu(4)) == [
+        Finding(reason, severity, SUBJECT, detail, ABOUT, flickers=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    "more", [links(), links(19), links(version=7), links(version=0), links(version=None), None], ids=str
+)
+def test_what_the_type_has_or_more_of_it_is_no_fault(more: tuple[NvLink, ...] | None) -> None:
+    """A version that nobody can tell (None) and an invalid one (0) are no old version."""
+    assert findings(P5, healthy_gpu(3, nvlinks=more)) == []
+
+
+def test_a_person_reads_how_many_are_active() -> None:
+    assert judge(P5, *every()) == [seen("144 of 144 NVLinks active")]
+    assert judge(P5, *every(nvlinks=links(down=(5,))))[-1] == seen("136 of 144 NVLinks active")
+
+
+def test_a_driver_that_knows_no_nvlink_is_shown_beside_what_the_type_has() -> None:
+    assert judge(P5, *every(nvlinks=None)) == [seen("0 of 0 NVLinks active")]
+
+
+@pytest.mark.parametrize("expected", [G6, UNKNOWN_TYPE, WITHOUT_NVLINK], ids=lambda one: one.instance_type)
+def test_without_nvlink_in_the_profile_nothing_is_a_fault(expected: Expectation) -> None:
+    """Inactive links are how a PCIe card without a bridge looks."""
+    assert judge(expected, healthy_gpu(3, nvlinks=links(12, down=tuple(range(12))))) == [Seen("0 of 12 NVLinks active")]
+    assert judge(expected, healthy_gpu(3, nvlinks=None)) == [NotConfigured("no GPU has an NVLink")]
+
+
+def test_a_type_with_nvlink_that_is_in_no_table_has_links_that_must_be_active() -> None:
+    said = judge(NEW_TYPE, healthy_gpu(3, nvlinks=links(2, down=(1,), version=1)))
+
+    assert said == [
+        Finding("NvLinkDown", Severity.RESET, SUBJECT, "1 of 2 NVLinks (1) inactive", ABOUT, flickers=True),
+        Seen("1 of 2 NVLinks active"),
+    ]
+
+
+@pytest.mark.parametrize(("count", "found"), [(6, []), (5, ["NvLinkCountLow"])])
+def test_each_type_has_its_own_links(count: int, found: list[str]) -> None:
+    said = findings(P3DN, healthy_gpu(3, nvlinks=links(count, version=2)))
+
+    assert [one.reason for one in said if isinstance(one, Finding)] == found
+
+
+def test_a_gpu_in_mig_mode_may_have_its_links_off() -> None:
+    divided = Mode(current=True, pending=True)
+
+    assert findings(P5, healthy_gpu(3, nvlinks=links(down=tuple(range(18))), mig_mode=divided)) == []
+
+
+@pytest.mark.parametrize(("age", "judged"), [(0.0, False), (179.9, False), (180.0, True)])
+def test_links_are_judged_once_the_fabric_had_time_to_come_up(age: float, judged: bool) -> None:
+    said = findings(replace(P5, driver_age_seconds=age), healthy_gpu(3, nvlinks=links(down=(5,))))
+
+    waits = f"{SUBJECT}: 1 of 18 NVLinks (5) inactive; judged 180 s after the driver was loaded"
+    finding = Finding("NvLinkDown", Severity.RESET, SUBJECT, "1 of 18 NVLinks (5) inactive", ABOUT, flickers=True)
+    assert said == [finding if judged else Unobserved("DriverJustLoaded", waits, SUBJECT)]
+
+
+def test_a_healthy_gpu_needs_no_grace() -> None:
+    assert findings(replace(P5, driver_age_seconds=1.0), *every()) == []
+
+
+@pytest.mark.parametrize(("reading", "told"), [("nvlinks", "nvlinks"), ("mig_mode", "mig mode")])
+def test_what_could_not_be_read_is_neither_up_nor_down(reading: str, told: str) -> None:
+    broken = healthy_gpu(3, nvlinks=links(down=(5,)), errors={reading: 999})
+
+    assert findings(P5, broken) == [Unobserved("GpuNotAnswering", f"{SUBJECT}: {told}: NVML error 999", SUBJECT)]
+
+
+def test_a_lost_gpu_says_nothing_of_its_links() -> None:
+    assert findings(P5, gpu(3, ADDRESSES[3], error=15)) == [
+        Unobserved("GpuNotAnswering", f"{SUBJECT}: NVML error 15", SUBJECT)
+    ]
+
+
+def test_a_driver_that_does_not_answer_could_not_look() -> None:
+    blind = Unobserved("DriverNotLoaded", "why")
+
+    assert says(CHECK, P5, {NVML: driver_is_silent(blind)}) == [blind]
+
+
+def test_every_reason_that_it_can_give_is_declared() -> None:
+    assert [(reason.name, reason.severity, reason.flickers) for reason in CHECK.reasons] == [
+        ("NvLinkDown", Severity.RESET, True),
+        ("NvLinkCountLow", Severity.RESET, True),
+        ("NvLinkVersionLow", Severity.MONITOR, True),
+    ]
+    assert {reason.grace.seconds for reason in CHECK.reasons if reason.grace} == {180.0}

@@ -1,0 +1,126 @@
+"""How often the NVLinks of each GPU recover, replay and lose data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from healthcheck.checks.nvlink_errors import CHECK, LEAST_PER_SECOND
+from healthcheck.model import Evidence, Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
+from healthcheck.probes.nvml import NVML, DriverLook, Gpu, NvLink
+from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, gpu, healthy
+
+ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
+SUBJECT = f"gpu/{ADDRESSES[3]}"
+
+
+def counts(link: int = 14, **counters: int) -> Gpu:
+    """GPU 3 with these counters on one link, and zeroes of the same name on the others."""
+    zeroes = dict.fromkeys(counters, 0)
+    links = (NvLink(one, True, 6, counters if one == link else zeroes) for one in range(18))
+    return healthy(3, nvlinks=tuple(links))
+
+
+def judge(now: Gpu, before: Gpu | DriverLook | None, seconds: float = 300.0) -> list[Judgement]:
+    """What is said of one look after another, without the summary."""
+    earlier = driver_says(before) if isinstance(before, Gpu) else before
+    first = None if earlier is None else Evidence({NVML: earlier}, at=1000.0)
+    said = CHECK.judge(Evidence({NVML: driver_says(now)}, 1000.0 + seconds, first), P5)
+    return [one for one in said if not isinstance(one, Seen)]
+
+
+def finding(told: str) -> Finding:
+    detail = f"NVLinks with too many errors: {told}"
+    return Finding("NvLinkErrorRate", Severity.MONITOR, SUBJECT, detail, ABOUT, flickers=True)
+
+
+@pytest.mark.parametrize(
+    ("counter", "more", "seconds", "too_many"),
+    [
+        ("crc_errors", 29_999, 300.0, False),
+        ("crc_errors", 30_000, 300.0, True),
+        ("crc_errors", 999, 10.0, False),
+        ("crc_errors", 1_000, 10.0, True),
+        ("crc_data_errors", 29_999, 300.0, False),
+        ("crc_data_errors", 30_000, 300.0, True),
+        *(
+            (counter, more, seconds, too_many)
+            for counter in ("replays", "recoveries", "recovery_failures", "symbol_errors")
+            for more, seconds, too_many in [(4, 300.0, False), (5, 300.0, True), (0, 10.0, False), (1, 10.0, True)]
+        ),
+    ],
+)
+def test_the_rate_on_a_link_decides_and_never_the_count(
+    counter: str, more: int, seconds: float, too_many: bool
+) -> None:
+    said = judge(counts(**{counter: 70_000 + more}), counts(**{counter: 70_000}), seconds)
+
+    assert said == ([finding(f"{counter.replace('_', ' ')} on 14")] if too_many else [])
+
+
+def test_one_finding_names_all_links_and_counters_of_a_gpu() -> None:
+    before = counts(replays=0, recoveries=0)
+    noisy = [
+        NvLink(one, True, 6, {"replays": 50 * (one in (3, 14)), "recoveries": 50 * (one == 5)}) for one in range(18)
+    ]
+
+    assert judge(healthy(3, nvlinks=tuple(noisy)), before) == [finding("replays on 3, 14; recoveries on 5")]
+
+
+def test_a_counter_that_nobody_has_a_limit_for_is_not_judged() -> None:
+    assert "effective_errors" not in LEAST_PER_SECOND
+    assert judge(counts(replays=0, effective_errors=10**9), counts(replays=0, effective_errors=0)) == []
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        healthy(2, nvlinks=counts(replays=0).nvlinks),
+        replace(counts(replays=0), uuid="GPU-another"),
+        healthy(3, nvlinks=None),
+        counts(recoveries=0),
+        counts(replays=1001),
+    ],
+    ids=["another address", "another GPU", "no links", "other counters", "counts anew"],
+)
+def test_a_gpu_without_an_earlier_count_is_told_later(before: Gpu) -> None:
+    told = TooEarly(f"{SUBJECT}: the rates of NVLink errors", SUBJECT)
+
+    assert judge(counts(replays=1000), before) == [told]
+
+
+@pytest.mark.parametrize(
+    "before", [None, driver_is_silent(Unobserved("DriverNotLoaded", "why"))], ids=["first look", "blind before"]
+)
+def test_without_an_earlier_look_all_is_told_later(before: DriverLook | None) -> None:
+    assert judge(counts(replays=1000), before) == [TooEarly("the rates of NVLink errors")]
+
+
+@pytest.mark.parametrize("links", [None, (), (NvLink(0, active=False),)])
+def test_a_gpu_that_counts_nothing_has_no_fault(links: tuple[NvLink, ...] | None) -> None:
+    assert judge(healthy(3, nvlinks=links), healthy(3)) == [NotConfigured("no GPU counts errors of an NVLink")]
+
+
+def test_links_that_could_not_be_read_have_no_rate() -> None:
+    assert judge(healthy(3, nvlinks=None, errors={"nvlinks": 999}), counts(replays=0)) == [
+        Unobserved("GpuNotAnswering", f"{SUBJECT}: NVLinks: NVML error 999", SUBJECT)
+    ]
+
+
+def test_a_lost_gpu_says_nothing_of_its_links() -> None:
+    assert judge(gpu(3, ADDRESSES[3], error=15), counts(replays=0))[0] == Unobserved(
+        "GpuNotAnswering", f"{SUBJECT}: NVML error 15", SUBJECT
+    )
+
+
+def test_a_driver_that_does_not_answer_could_not_look() -> None:
+    blind = Unobserved("DriverNotLoaded", "why")
+
+    assert list(CHECK.judge(Evidence({NVML: driver_is_silent(blind)}), P5)) == [blind]
+
+
+def test_every_reason_that_it_can_give_is_declared() -> None:
+    assert [(reason.name, reason.severity, reason.flickers) for reason in CHECK.reasons] == [
+        ("NvLinkErrorRate", Severity.MONITOR, True)
+    ]

@@ -1,0 +1,84 @@
+"""The width of each GPU's PCIe link."""
+
+from __future__ import annotations
+
+import pytest
+
+from healthcheck.checks.pcie_link import CHECK
+from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.probes.nvml import NVML, Gpu, PcieLink
+from tests.checks.evidence import ADDRESSES, P5, UNKNOWN_TYPE, driver_is_silent, driver_says, gpu, healthy, says
+
+ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
+SUBJECT = f"gpu/{ADDRESSES[3]}"
+
+
+def judge(*gpus: Gpu) -> list[Judgement]:
+    return says(CHECK, P5, {NVML: driver_says(*gpus)})
+
+
+def seen(told: str) -> Seen:
+    return Seen(told, "full width", "NVML, for GPU and slot together")
+
+
+@pytest.mark.parametrize(("width", "most"), [(8, 16), (4, 16), (1, 16), (12, 16), (4, 8), (16, 32)])
+def test_a_link_with_fewer_lanes_than_it_could_have_is_found(width: int, most: int) -> None:
+    assert judge(healthy(2), healthy(3, pcie=PcieLink(width, most))) == [
+        Finding(
+            "PcieWidthLow", Severity.RESET, SUBJECT, f"x{width}, GPU and slot can do x{most}", ABOUT, flickers=True
+        ),
+        seen("1 of 2 PCIe links at full width"),
+    ]
+
+
+@pytest.mark.parametrize("width", [1, 4, 8, 16])
+def test_a_slot_that_has_no_more_lanes_is_no_fault(width: int) -> None:
+    assert judge(healthy(3, pcie=PcieLink(width, width))) == [seen("1 of 1 PCIe links at full width")]
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        PcieLink(0, 0),
+        PcieLink(0, 16),
+        PcieLink(16, 0),
+        PcieLink(255, 16),
+        PcieLink(16, 255),
+        PcieLink(3, 16),
+        PcieLink(4294967295, 4294967295),
+        None,
+    ],
+)
+def test_what_no_link_can_have_and_what_nobody_tells_is_not_judged(link: PcieLink | None) -> None:
+    assert judge(healthy(3, pcie=link)) == [NotConfigured("no GPU tells a PCIe width that makes sense")]
+
+
+def test_a_width_that_could_not_be_read_is_neither_full_nor_low() -> None:
+    assert judge(healthy(2), healthy(3, pcie=None, errors={"pcie": 999})) == [
+        Unobserved("GpuNotAnswering", f"{SUBJECT}: pcie: NVML error 999", SUBJECT),
+        seen("1 of 1 PCIe links at full width"),
+    ]
+
+
+def test_a_lost_gpu_says_nothing_of_its_link() -> None:
+    assert judge(gpu(3, ADDRESSES[3], error=15))[0] == Unobserved(
+        "GpuNotAnswering", f"{SUBJECT}: NVML error 15", SUBJECT
+    )
+
+
+def test_no_instance_type_is_needed() -> None:
+    said = says(CHECK, UNKNOWN_TYPE, {NVML: driver_says(healthy(3, pcie=PcieLink(8, 16)))})
+
+    assert [one.reason for one in said if isinstance(one, Finding)] == ["PcieWidthLow"]
+
+
+def test_a_driver_that_does_not_answer_could_not_look() -> None:
+    blind = Unobserved("DriverNotLoaded", "why")
+
+    assert says(CHECK, P5, {NVML: driver_is_silent(blind)}) == [blind]
+
+
+def test_every_reason_that_it_can_give_is_declared() -> None:
+    assert [(reason.name, reason.severity, reason.flickers) for reason in CHECK.reasons] == [
+        ("PcieWidthLow", Severity.RESET, True)
+    ]

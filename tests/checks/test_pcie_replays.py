@@ -1,0 +1,96 @@
+"""How often each GPU's PCIe link sends packets again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from healthcheck.checks.pcie_replays import CHECK
+from healthcheck.model import Evidence, Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
+from healthcheck.probes.nvml import NVML, DriverLook, Gpu
+from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, gpu, healthy
+
+ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
+SUBJECT = f"gpu/{ADDRESSES[3]}"
+
+
+def judge(now: Gpu, before: Gpu | DriverLook | None, seconds: float = 300.0) -> list[Judgement]:
+    """What is said of one look after another, without the summary."""
+    earlier = driver_says(before) if isinstance(before, Gpu) else before
+    first = None if earlier is None else Evidence({NVML: earlier}, at=1000.0)
+    said = CHECK.judge(Evidence({NVML: driver_says(now)}, 1000.0 + seconds, first), P5)
+    return [one for one in said if not isinstance(one, Seen)]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "seconds", "too_many"),
+    [
+        (0, 310, 300.0, False),  # 62 a minute
+        (0, 311, 300.0, True),
+        (7_000_000, 7_000_311, 300.0, True),
+        (7_000_000, 7_000_000, 300.0, False),
+        (0, 10, 10.0, False),
+        (0, 11, 10.0, True),
+        (0, 0, 10.0, False),
+    ],
+)
+def test_the_rate_decides_and_never_the_count(before: int, now: int, seconds: float, too_many: bool) -> None:
+    said = judge(healthy(3, pcie_replays=now), healthy(3, pcie_replays=before), seconds)
+
+    detail = "more than 62 replays a minute on its PCIe link"
+    finding = Finding("PcieReplayRate", Severity.MONITOR, SUBJECT, detail, ABOUT, flickers=True)
+    assert said == ([finding] if too_many else [])
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        healthy(2, pcie_replays=0),
+        replace(healthy(3, pcie_replays=0), uuid="GPU-another"),
+        healthy(3, pcie_replays=None),
+        healthy(3, pcie_replays=10_001),
+    ],
+    ids=["another address", "another GPU", "no count", "counts anew"],
+)
+def test_a_gpu_without_an_earlier_count_is_told_later(before: Gpu) -> None:
+    told = TooEarly(f"{SUBJECT}: the rate of PCIe replays", SUBJECT)
+
+    assert judge(healthy(3, pcie_replays=10_000), before) == [told]
+
+
+@pytest.mark.parametrize(
+    "before", [None, driver_is_silent(Unobserved("DriverNotLoaded", "why"))], ids=["first look", "blind before"]
+)
+def test_without_an_earlier_look_all_is_told_later(before: DriverLook | None) -> None:
+    assert judge(healthy(3, pcie_replays=10_000), before) == [TooEarly("the rate of PCIe replays")]
+
+
+def test_a_gpu_that_does_not_count_them_has_no_fault() -> None:
+    assert judge(healthy(3, pcie_replays=None), healthy(3, pcie_replays=0)) == [
+        NotConfigured("no GPU counts PCIe replays")
+    ]
+
+
+def test_a_count_that_could_not_be_read_is_no_count() -> None:
+    assert judge(healthy(3, pcie_replays=None, errors={"pcie_replays": 999}), healthy(3)) == [
+        Unobserved("GpuNotAnswering", f"{SUBJECT}: PCIe replays: NVML error 999", SUBJECT)
+    ]
+
+
+def test_a_lost_gpu_says_nothing_of_its_link() -> None:
+    assert judge(gpu(3, ADDRESSES[3], error=15), healthy(3)) == [
+        Unobserved("GpuNotAnswering", f"{SUBJECT}: NVML error 15", SUBJECT)
+    ]
+
+
+def test_a_driver_that_does_not_answer_could_not_look() -> None:
+    blind = Unobserved("DriverNotLoaded", "why")
+
+    assert list(CHECK.judge(Evidence({NVML: driver_is_silent(blind)}), P5)) == [blind]
+
+
+def test_every_reason_that_it_can_give_is_declared() -> None:
+    assert [(reason.name, reason.severity, reason.flickers, reason.threshold) for reason in CHECK.reasons] == [
+        ("PcieReplayRate", Severity.MONITOR, True, "more than 62 replays a minute")
+    ]
