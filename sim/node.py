@@ -16,7 +16,7 @@ from typing import Self
 from sim import nvml_library
 from sim.instance_types import INSTANCE_SHAPES
 from sim.kernel_log import INFO, KernelRecord, SimulatedKernelLog, monotonic_us
-from sim.pci_tree import PciFunction, PciTree, efa_name
+from sim.pci_tree import DEVICE_COUNTERS, PciFunction, PciTree, efa_name
 from sim.simulated_gpu import SimulatedGpu, healthy_values, invent_gpus, values_after_reboot
 
 DRIVER_VERSION = "570.133.20"
@@ -26,6 +26,12 @@ KERNEL_RELEASE = "6.8.0-1029-aws"
 # Old enough that no production code takes the driver for one that is still coming up.
 SETTLED_DRIVER_SECONDS = 3600
 NVML_GPU_IS_LOST = 15
+
+
+def process_limits(locked_memory: str = "unlimited") -> str:
+    """What /proc/PID/limits shows of a process with this limit, in bytes; the other limits are left out."""
+    head = f"{'Limit':<26}{'Soft Limit':<21}{'Hard Limit':<21}Units     "
+    return f"{head}\n{'Max locked memory':<26}{locked_memory:<21}{locked_memory:<21}bytes     "
 
 
 class SimulatedNode:
@@ -156,6 +162,30 @@ class SimulatedNode:
                 self.write_value(f"nvml/gpu{index}/p2p_nvlink.{other.index}", status)
                 self.write_value(f"nvml/gpu{other.index}/p2p_nvlink.{index}", status)
 
+    def hand_efa_to_a_virtual_machine(self, index: int) -> None:
+        """The index-th EFA function is bound to vfio-pci: on PCI, and none of the EFA driver's business."""
+        self.remove_rdma(index)
+        self.pci.bind(self.shape.efa_addresses[index], "vfio-pci")
+
+    def remove_uverbs(self, index: int) -> None:
+        """Nothing in user space can open the index-th EFA device."""
+        self.pci.take_uverbs(self.shape.efa_addresses[index])
+
+    def efa_counter(self, index: int, name: str, value: int) -> None:
+        """A counter of the index-th EFA device, of its port or of the device itself."""
+        device = f"sys/class/infiniband/{self.efa_names[index]}"
+        folder = "hw_counters" if name in DEVICE_COUNTERS else "ports/1/hw_counters"
+        self.write_value(f"{device}/{folder}/{name}", value)
+
+    def limit_locked_memory(self, limit: int) -> None:
+        """The container runtime, and so every pod, may lock this many bytes."""
+        self.write_value("proc/self/limits", process_limits(str(limit)))
+
+    def set_p2p(self, text: str) -> None:
+        """Whose memory the EFA driver says that it can reach: one word for all devices."""
+        for address in self.shape.efa_addresses:
+            self.write_value(f"sys/bus/pci/devices/{address}/p2p", text)
+
     def hand_gpu_to_a_virtual_machine(self, index: int) -> None:
         """The function is bound to vfio-pci: on PCI, and none of the NVIDIA driver's business."""
         self.pci.unbind(self.gpus[index].address)
@@ -261,6 +291,7 @@ class SimulatedNode:
             "sys/class/dmi/id/product_uuid": f"ec2{str(machine)[3:]}",
             "etc/machine-id": machine.hex,
             "proc/sys/kernel/osrelease": KERNEL_RELEASE,
+            "proc/self/limits": process_limits(),
         }.items():
             self.write_value(path, value)
 

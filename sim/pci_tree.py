@@ -90,13 +90,17 @@ class PciTree:
 
     def remove_infiniband(self, address: str) -> None:
         """The function loses its verbs devices and stays on PCI."""
+        self.take_uverbs(address)
         folder = self._directory(address) / "infiniband"
         for infiniband in folder.glob("*"):
             (self._sys / "class/infiniband" / infiniband.name).unlink()
         shutil.rmtree(folder, ignore_errors=True)
 
     def add_efa(self, address: str) -> None:
+        """The verbs device of an EFA function, as AWS's driver makes it beside NVIDIA's open one."""
         device = self.add_infiniband(address, efa_name(address))
+        self.give_uverbs(address)
+        (self._directory(address) / "p2p").write_text("NVIDIA peermem\n")
         for directory, counters in (
             (device / "ports/1/hw_counters", PORT_COUNTERS),
             (device / "hw_counters", DEVICE_COUNTERS),
@@ -104,6 +108,21 @@ class PciTree:
             directory.mkdir()
             for counter in counters:
                 (directory / counter).write_text("0\n")
+
+    def give_uverbs(self, address: str) -> None:
+        """The device by which programs reach the function's verbs device."""
+        listing = self._sys / "class/infiniband_verbs"
+        listing.mkdir(parents=True, exist_ok=True)
+        name = f"uverbs{len(list(listing.iterdir()))}"
+        uverbs = self._directory(address) / "infiniband_verbs" / name
+        uverbs.mkdir(parents=True)
+        (listing / name).symlink_to(os.path.relpath(uverbs, listing))
+
+    def take_uverbs(self, address: str) -> None:
+        folder = self._directory(address) / "infiniband_verbs"
+        for uverbs in folder.glob("*"):
+            (self._sys / "class/infiniband_verbs" / uverbs.name).unlink()
+        shutil.rmtree(folder, ignore_errors=True)
 
     def _directory(self, address: str) -> Path:
         """Where the function lies in the tree of devices, as the kernel's own link says; at the root if it has none."""

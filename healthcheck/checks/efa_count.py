@@ -1,59 +1,83 @@
-"""EFA devices: those that PCI shows have a driver, and as many are there as the instance type can have."""
+"""EFA devices: those that PCI shows came up, and as many are there as this machine had and the type can have."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from healthcheck.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Severity
+from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity
 from healthcheck.probes import infiniband, pci
 
 COUNT_LOW = Reason(
     "EfaCountLow",
     Severity.REBOOT,
-    "The EFA driver runs, and an EFA device on PCI has no RDMA device: it failed to come up.",
+    "An EFA device of this machine can't be used: it has no RDMA device though the driver runs, or is gone from PCI.",
     "Drain and reboot the node; replace it when the device is still missing.",
     flickers=True,
+    threshold="fewer than on PCI, than the Node offers to pods, or than this machine had before",
 )
 BELOW_PROFILE = Reason(
     "EfaBelowProfile",
     Severity.MONITOR,
-    "Fewer EFA devices than the instance type can have: one is gone from PCI, or the launch template attaches fewer.",
+    "Fewer EFA devices than the type can have, for as long as we look: the launch template attaches fewer, or one went"
+    " before.",
     "Compare with the launch template; write the number that it attaches into instance-profiles.conf.",
     flickers=True,
+    threshold="some, and fewer than in instance-profiles.conf",
+    source="EC2's limit per instance type",
 )
-NOT_LOADED = Reason(
-    "EfaDriverNotLoaded",
-    Severity.MONITOR,
-    "EFA devices are on PCI and the efa kernel module is not loaded.",
-    "Install or load the EFA driver on the node's image.",
-    flickers=True,
-)
+_MOST_NAMED = 4
+"""Devices by their address in a detail; the others are counted."""
 
 
 def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    on_pci = sum(function.is_efa for function in seen[pci.FUNCTIONS])
+    functions = [function for function in seen[pci.FUNCTIONS] if function.is_efa]
+    here = [function.address for function in functions if function.is_efa_here]
     rdma = seen[infiniband.RDMA]
-    present = len(rdma.efa)
-    profiled = expected.profile.efa if expected.profile else 0
-    if not on_pci and not present and not profiled:
-        yield NotConfigured("no EFA device on PCI and none expected")
-    elif present < on_pci and not rdma.efa_driver_loaded:
-        yield _finding(NOT_LOADED, f"PCI shows {on_pci} EFA devices, /sys/module/efa is missing")
-    elif present < on_pci:
-        yield _finding(COUNT_LOW, f"PCI shows {on_pci} EFA devices, {present} have an RDMA device")
-    elif present < profiled:
-        yield _finding(BELOW_PROFILE, f"{present} EFA devices, {expected.instance_type} can have {profiled}")
+    present = max(len(functions), len(rdma.efa))
+    had, whose = _had(expected)
+    if not present and not had:
+        yield NotConfigured("no EFA device is attached")
+        return
+    # Without a driver none comes up, which `efa-driver` tells.
+    if len(rdma.efa) < len(here) and rdma.efa_driver_loaded:
+        yield _found(COUNT_LOW, _dark(here, rdma))
+    elif present < had:
+        yield _found(COUNT_LOW, f"{present} EFA devices, {whose} {had}")
+    elif expected.profile and present < expected.profile.efa:
+        yield _found(BELOW_PROFILE, f"{present} EFA devices, {expected.instance_type} can have {expected.profile.efa}")
+    yield Seen(f"{len(rdma.efa)} EFA devices, {len(functions)} on PCI", *_expectation(had, whose, expected))
 
 
-def _finding(reason: Reason, detail: str) -> Finding:
+def _had(expected: Expectation) -> tuple[int, str]:
+    """How many this machine has proved to have, and who says so.
+
+    The profile is a bound: who writes a smaller number into it has taken the devices away on purpose.
+    """
+    once = expected.first.efa or 0
+    if expected.profile:
+        once = min(once, expected.profile.efa)
+    allocatable = expected.efa_allocatable or 0
+    return (allocatable, "the Node offers") if allocatable > once else (once, "this machine had")
+
+
+def _dark(here: Sequence[str], rdma: infiniband.Rdma) -> str:
+    missing = sorted(set(here) - {device.address for device in rdma.efa})
+    more = len(missing) - _MOST_NAMED
+    named = ", ".join(missing[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return f"PCI shows {len(here)} EFA devices, {len(rdma.efa)} have an RDMA device; without one: {named}"
+
+
+def _expectation(had: int, whose: str, expected: Expectation) -> tuple[str, str]:
+    if had:
+        return f"{had}", whose
+    if expected.profile and expected.profile.efa:
+        return f"at most {expected.profile.efa}", f"{expected.instance_type} in instance-profiles.conf"
+    return "", ""
+
+
+def _found(reason: Reason, detail: str) -> Finding:
     return Finding(reason.name, reason.severity, "node", detail, flickers=reason.flickers)
 
 
-CHECK = Check(
-    "efa-count",
-    "2-efa-enumeration",
-    (pci.FUNCTIONS, infiniband.RDMA),
-    judge,
-    (COUNT_LOW, BELOW_PROFILE, NOT_LOADED),
-)
+CHECK = Check("efa-count", "2-efa-enumeration", (pci.FUNCTIONS, infiniband.RDMA), judge, (COUNT_LOW, BELOW_PROFILE))

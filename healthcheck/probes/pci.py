@@ -47,6 +47,11 @@ class PciFunction:
     def is_efa(self) -> bool:
         return self.vendor == AMAZON and self.device in _EFA_DEVICES
 
+    @property
+    def is_efa_here(self) -> bool:
+        """An EFA function that its driver has or could have; one that another driver has works for somebody else."""
+        return self.is_efa and self.driver in ("", "efa")
+
 
 def normalise_address(address: str) -> str | None:
     """`00000000:3B:00.0`, `PCI:0000:3b:00` and the like as `0000:3b:00.0`; None when it is no PCI address."""

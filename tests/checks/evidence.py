@@ -7,7 +7,7 @@ from typing import Any
 
 from healthcheck.expectation import Expectation
 from healthcheck.model import Check, Evidence, Judgement, Probe, Unobserved
-from healthcheck.probes.infiniband import Rdma, RdmaDevice
+from healthcheck.probes.infiniband import ERROR_COUNTERS, KEEP_ALIVES, Rdma, RdmaDevice
 from healthcheck.probes.nvml import (
     DriverLook,
     EccCounts,
@@ -35,6 +35,13 @@ UNKNOWN_TYPE = Expectation(None, "x9.metal")
 
 def says(check: Check, expected: Expectation, seen: dict[Probe[Any], Any]) -> list[Judgement]:
     return list(check.judge(Evidence(seen), expected))
+
+
+def says_later(
+    check: Check, seconds: float, before: dict[Probe[Any], Any], now: dict[Probe[Any], Any]
+) -> list[Judgement]:
+    """What it says of a look so long after another one."""
+    return list(check.judge(Evidence(now, 1000.0 + seconds, Evidence(before, 1000.0)), P5))
 
 
 def gpu_function(address: str, driver: str = "nvidia", **more: Any) -> PciFunction:
@@ -91,11 +98,25 @@ def driver_is_silent(cause: Unobserved, *missed: float, stuck_pid: int | None = 
     return DriverLook(cause, missed, 60.0, stuck_pid)
 
 
-def rdma(efa: int, mlx5: int = 0, *, loaded: bool = True) -> Rdma:
-    devices = [RdmaDevice(f"rdmap{number}s0", True) for number in range(efa)]
+def efa_device(index: int, **more: Any) -> RdmaDevice:
+    """An EFA device with nothing wrong; `more` changes some."""
+    device = RdmaDevice(
+        f"rdmap{index + 16}s0",
+        is_efa=True,
+        address=EFA_ADDRESSES[index],
+        uverbs=f"uverbs{index}",
+        p2p="NVIDIA peermem",
+        counters={KEEP_ALIVES: 1000, **dict.fromkeys(ERROR_COUNTERS, 0)},
+    )
+    return replace(device, **more)
+
+
+def rdma(efa: int, mlx5: int = 0, *, loaded: bool = True, **more: Any) -> Rdma:
+    """So many EFA devices, all with that difference, and mlx5 beside them."""
+    devices = [efa_device(index, **more) for index in range(efa)]
     devices += [RdmaDevice(f"mlx5_{number}", False) for number in range(mlx5)]
-    return Rdma(tuple(devices), loaded)
+    return Rdma(tuple(devices), loaded, "2.17.2g" if loaded else "")
 
 
-def efa_functions(count: int) -> tuple[PciFunction, ...]:
-    return tuple(PciFunction(address, 0x1D0F, 0xEFA2, 0x020000, "efa") for address in EFA_ADDRESSES[:count])
+def efa_functions(count: int, driver: str = "efa") -> tuple[PciFunction, ...]:
+    return tuple(PciFunction(address, 0x1D0F, 0xEFA2, 0x020000, driver) for address in EFA_ADDRESSES[:count])

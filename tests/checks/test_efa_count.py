@@ -1,4 +1,4 @@
-"""EFA devices on PCI, in the kernel's RDMA class, and in the instance type's profile."""
+"""EFA devices on PCI, in the kernel's RDMA class, and what this machine and its type have."""
 
 from __future__ import annotations
 
@@ -7,27 +7,41 @@ from dataclasses import replace
 import pytest
 
 from healthcheck.checks.efa_count import CHECK
-from healthcheck.expectation import Expectation
-from healthcheck.model import Finding, Judgement, NotConfigured, Severity
+from healthcheck.expectation import Expectation, FirstSeen
+from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity
 from healthcheck.probes.infiniband import RDMA, Rdma
-from healthcheck.probes.pci import FUNCTIONS
-from tests.checks.evidence import G6, P5, UNKNOWN_TYPE, efa_functions, functions, rdma, says
+from healthcheck.probes.pci import FUNCTIONS, PciFunction
+from tests.checks.evidence import EFA_ADDRESSES, G6, P5, UNKNOWN_TYPE, efa_functions, functions, rdma, says
+
+ONE_EFA = replace(P5, profile=replace(P5.profile, efa=1)) if P5.profile else P5
 
 
-def judge(on_pci: int, seen: Rdma, expected: Expectation = P5) -> list[Judgement]:
-    return says(CHECK, expected, {FUNCTIONS: (*functions("0000:53:00.0"), *efa_functions(on_pci)), RDMA: seen})
+def judge(on_pci: int | tuple[PciFunction, ...], seen: Rdma, expected: Expectation = P5) -> list[Judgement]:
+    efa = efa_functions(on_pci) if isinstance(on_pci, int) else on_pci
+    said = says(CHECK, expected, {FUNCTIONS: (*functions("0000:53:00.0"), *efa), RDMA: seen})
+    assert sum(isinstance(word, Seen | NotConfigured) for word in said) == 1
+    return [word for word in said if not isinstance(word, Seen)]
 
 
-def found(reason: str, severity: Severity, detail: str) -> list[Finding]:
-    return [Finding(reason, severity, "node", detail, flickers=True)]
+def had(expected: Expectation, once: int | None, allocatable: int | None = None) -> Expectation:
+    return replace(expected, first=FirstSeen(efa=once), efa_allocatable=allocatable)
 
 
-NONE_HERE = [NotConfigured("no EFA device on PCI and none expected")]
-TWO_DARK = found("EfaCountLow", Severity.REBOOT, "PCI shows 32 EFA devices, 30 have an RDMA device")
-ALL_DARK = found("EfaCountLow", Severity.REBOOT, "PCI shows 32 EFA devices, 0 have an RDMA device")
-NO_MODULE = found("EfaDriverNotLoaded", Severity.MONITOR, "PCI shows 32 EFA devices, /sys/module/efa is missing")
-FEWER = found("EfaBelowProfile", Severity.MONITOR, "30 EFA devices, p5.48xlarge can have 32")
-NO_EFA = found("EfaBelowProfile", Severity.MONITOR, "0 EFA devices, p5.48xlarge can have 32")
+def low(detail: str) -> list[Finding]:
+    return [Finding("EfaCountLow", Severity.REBOOT, "node", detail, flickers=True)]
+
+
+def below(count: int) -> list[Finding]:
+    detail = f"{count} EFA devices, p5.48xlarge can have 32"
+    return [Finding("EfaBelowProfile", Severity.MONITOR, "node", detail, flickers=True)]
+
+
+NONE_HERE = [NotConfigured("no EFA device is attached")]
+TWO_DARK = low("PCI shows 32 EFA devices, 30 have an RDMA device; without one: 0000:2e:00.0, 0000:2f:00.0")
+ALL_DARK = low(
+    "PCI shows 32 EFA devices, 0 have an RDMA device; without one: 0000:10:00.0, 0000:11:00.0, 0000:12:00.0, "
+    "0000:13:00.0 and 28 more"
+)
 
 
 @pytest.mark.parametrize(
@@ -38,27 +52,79 @@ NO_EFA = found("EfaBelowProfile", Severity.MONITOR, "0 EFA devices, p5.48xlarge 
         (32, rdma(30), P5, TWO_DARK),
         (32, rdma(30), UNKNOWN_TYPE, TWO_DARK),
         (32, rdma(0), P5, ALL_DARK),
-        (32, rdma(0, loaded=False), P5, NO_MODULE),
-        (32, rdma(0, loaded=False), UNKNOWN_TYPE, NO_MODULE),
-        (30, rdma(30), P5, FEWER),
-        (0, rdma(0), P5, NO_EFA),
-        (0, rdma(0, loaded=False), P5, NO_EFA),
+        (30, rdma(30), P5, below(30)),
+        (30, rdma(30), UNKNOWN_TYPE, []),
+        # A launch template that attaches none: as most do for a job on one machine.
+        (0, rdma(0), P5, NONE_HERE),
+        (0, rdma(0, loaded=False), P5, NONE_HERE),
         (0, rdma(0), UNKNOWN_TYPE, NONE_HERE),
         (0, rdma(0), G6, NONE_HERE),
         (1, rdma(1), G6, []),
         (0, rdma(0, mlx5=4), G6, NONE_HERE),
         (32, rdma(30, mlx5=4), P5, TWO_DARK),
         (31, rdma(32), P5, []),
+        (32, rdma(32), ONE_EFA, []),
+        # Without the driver none comes up: that is for another check to say.
+        (32, rdma(0, loaded=False), P5, []),
+        (30, rdma(0, loaded=False), P5, below(30)),
     ],
 )
-def test_what_is_there_against_what_should_be(
+def test_what_is_there_against_what_the_type_can_have(
     on_pci: int, seen: Rdma, expected: Expectation, said: list[Judgement]
 ) -> None:
     assert judge(on_pci, seen, expected) == said
 
 
-def test_more_than_the_profile_says_is_no_fault() -> None:
-    assert P5.profile
-    fewer = replace(P5, profile=replace(P5.profile, efa=16))
+@pytest.mark.parametrize(
+    ("count", "expected", "said"),
+    [
+        (32, had(P5, 32), []),
+        (31, had(P5, 32), low("31 EFA devices, this machine had 32")),
+        (0, had(P5, 32), low("0 EFA devices, this machine had 32")),
+        (31, had(UNKNOWN_TYPE, 32), low("31 EFA devices, this machine had 32")),
+        # As many as ever, and fewer than the type can have.
+        (30, had(P5, 30), below(30)),
+        (30, had(UNKNOWN_TYPE, 30), []),
+        (0, had(P5, 0), NONE_HERE),
+        # A row of instance-profiles.conf says that they were taken away on purpose.
+        (1, had(ONE_EFA, 32), []),
+        (0, had(ONE_EFA, 32), low("0 EFA devices, this machine had 1")),
+        # What the Node offers to pods must be there, whoever has counted before.
+        (32, had(P5, None, 32), []),
+        (31, had(P5, None, 32), low("31 EFA devices, the Node offers 32")),
+        (31, had(P5, 31, 32), low("31 EFA devices, the Node offers 32")),
+        (0, had(UNKNOWN_TYPE, None, 1), low("0 EFA devices, the Node offers 1")),
+        (31, had(P5, 32, 31), low("31 EFA devices, this machine had 32")),
+        (32, had(P5, 32, 0), []),
+        (0, had(P5, None, 0), NONE_HERE),
+    ],
+)
+def test_what_is_there_against_what_was_there(count: int, expected: Expectation, said: list[Judgement]) -> None:
+    assert judge(count, rdma(count), expected) == said
 
-    assert judge(32, rdma(32), fewer) == []
+
+def test_functions_of_a_virtual_machine_need_no_rdma_device_and_are_not_gone() -> None:
+    handed_on = (*efa_functions(30), *(replace(one, driver="vfio-pci") for one in efa_functions(32)[30:]))
+
+    assert judge(handed_on, rdma(30), had(P5, 32)) == []
+
+
+def test_a_function_that_no_driver_has_is_dark() -> None:
+    unbound = (*efa_functions(31), replace(efa_functions(32)[31], driver=""))
+
+    assert judge(unbound, rdma(31)) == low(
+        f"PCI shows 32 EFA devices, 31 have an RDMA device; without one: {EFA_ADDRESSES[31]}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("expected", "line"),
+    [
+        (P5, Seen("32 EFA devices, 32 on PCI", "at most 32", "p5.48xlarge in instance-profiles.conf")),
+        (had(P5, 32), Seen("32 EFA devices, 32 on PCI", "32", "this machine had")),
+        (had(P5, 8, 32), Seen("32 EFA devices, 32 on PCI", "32", "the Node offers")),
+        (UNKNOWN_TYPE, Seen("32 EFA devices, 32 on PCI")),
+    ],
+)
+def test_a_person_reads_where_the_expectation_comes_from(expected: Expectation, line: Seen) -> None:
+    assert says(CHECK, expected, {FUNCTIONS: efa_functions(32), RDMA: rdma(32)}) == [line]

@@ -21,6 +21,14 @@ GROUP_0 = [
     "sxid",
     "driver-messages",
 ]
+GROUP_2 = [
+    "efa-driver",
+    "efa-count",
+    "efa-errors",
+    "efa-keep-alive",
+    "efa-gpudirect",
+    "memlock",
+]
 
 
 @pytest.mark.parametrize(
@@ -30,6 +38,7 @@ GROUP_0 = [
         (["0"], GROUP_0),
         (["0-nvidia-smi"], GROUP_0),
         (["efa-count", "driver"], ["driver", "efa-count"]),
+        (["2"], GROUP_2),
         (["8"], []),
         ([*GROUPS], [check.name for check in CHECKS]),
     ],

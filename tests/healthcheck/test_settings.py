@@ -12,6 +12,10 @@ from healthcheck.model import Severity
 from healthcheck.profiles import InstanceProfile
 from healthcheck.settings import BadValue, NodeSettings, SettingsError, read_settings
 
+SECONDS = "a whole number of seconds, "
+GROUPS = "allowed are 0, 1, 2, 3, 4, 5, 6, 7, 8, 0-nvidia-smi, 1-dcgm-diag-l2"
+SEVERITIES = "allowed are MONITOR, RESET, REBOOT or ISOLATE"
+
 GROUP_0 = [
     "driver",
     "gpu-count",
@@ -24,9 +28,14 @@ GROUP_0 = [
     "sxid",
     "driver-messages",
 ]
-SECONDS = "a whole number of seconds, "
-GROUPS = "allowed are 0, 1, 2, 3, 4, 5, 6, 7, 8, 0-nvidia-smi, 1-dcgm-diag-l2"
-SEVERITIES = "allowed are MONITOR, RESET, REBOOT or ISOLATE"
+GROUP_2 = [
+    "efa-driver",
+    "efa-count",
+    "efa-errors",
+    "efa-keep-alive",
+    "efa-gpudirect",
+    "memlock",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -239,11 +248,11 @@ def test_a_cycle_takes_at_most_two_intervals_and_a_probe_a_minute(
 @pytest.mark.parametrize(
     ("words", "names"),
     [
-        ("0 2 3 7 8", [*GROUP_0, "efa-count"]),
-        ("2 0", [*GROUP_0, "efa-count"]),
-        ("2", ["efa-count"]),
+        ("0 2 3 7 8", [*GROUP_0, *GROUP_2]),
+        ("2 0", [*GROUP_0, *GROUP_2]),
+        ("2", GROUP_2),
         ("0-nvidia-smi", GROUP_0),
-        ("xid 2 xid", ["xid", "efa-count"]),
+        ("xid 2 xid", ["xid", *GROUP_2]),
     ],
 )
 def test_checks_are_named_by_number_group_or_name(tmp_path: Path, words: str, names: list[str]) -> None:

@@ -6,9 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from healthcheck.model import Host, ProbeError
-from healthcheck.probes.infiniband import Rdma, RdmaDevice, read_rdma
+from healthcheck.probes import infiniband
+from healthcheck.probes.infiniband import ERROR_COUNTERS, KEEP_ALIVES, Rdma, RdmaDevice, read_rdma
 from sim.node import SimulatedNode
 
 
@@ -56,7 +59,7 @@ def test_a_device_that_goes_away_while_we_look_does_not_count(node: SimulatedNod
 
     rdma = read_rdma(Host(node.root))
 
-    assert RdmaDevice("gone", is_efa=False) in rdma.devices
+    assert RdmaDevice("gone", is_efa=False) in rdma.devices  # it has no address either
     assert len(rdma.efa) == 32
 
 
@@ -77,3 +80,99 @@ def test_a_file_in_the_listings_place_says_so(tmp_path: Path) -> None:
 
     with pytest.raises(ProbeError, match="infiniband: Not a directory"):
         read_rdma(Host(tmp_path))
+
+
+def device(node: SimulatedNode, index: int = 3) -> RdmaDevice:
+    name = node.efa_names[index]
+    return next(one for one in read_rdma(Host(node.root)).devices if one.name == name)
+
+
+def sysfs(node: SimulatedNode, path: str, index: int = 3) -> Path:
+    return node.root / "sys/class/infiniband" / node.efa_names[index] / path
+
+
+def test_of_an_efa_device_everything_is_read(node: SimulatedNode) -> None:
+    node.efa_counter(3, "rx_drops", 7)
+    node.efa_counter(3, KEEP_ALIVES, 2**64 - 1)
+
+    assert device(node) == RdmaDevice(
+        node.efa_names[3],
+        is_efa=True,
+        address="0000:52:00.0",
+        uverbs="uverbs3",
+        p2p="NVIDIA peermem",
+        counters={KEEP_ALIVES: 2**64 - 1, **dict.fromkeys(ERROR_COUNTERS, 0), "rx_drops": 7},
+    )
+    assert read_rdma(Host(node.root)).efa_driver_version == "2.17.2g"
+
+
+def test_of_another_vendors_device_only_its_place_is_read(make_node: Callable[[str], SimulatedNode]) -> None:
+    rdma = read_rdma(Host(make_node("p6-b200.48xlarge").root))
+
+    assert rdma.devices[0] == RdmaDevice("mlx5_0", is_efa=False, address="0000:d0:00.0")
+
+
+def test_the_kernels_own_driver_tells_less(node: SimulatedNode) -> None:
+    (node.root / "sys/module/efa/version").unlink()
+    sysfs(node, "device/p2p").unlink()
+    for name in ERROR_COUNTERS[3:]:
+        sysfs(node, f"ports/1/hw_counters/{name}").unlink()
+
+    assert read_rdma(Host(node.root)).efa_driver_version == ""
+    assert device(node).p2p is None
+    assert device(node).counters == dict.fromkeys((KEEP_ALIVES, *ERROR_COUNTERS[:3]), 0)
+    assert device(node).error == ""
+
+
+@pytest.mark.parametrize("word", ["", "NEURON"])
+def test_whose_memory_the_driver_reaches_is_its_own_word(node: SimulatedNode, word: str) -> None:
+    node.set_p2p(word)
+
+    assert {one.p2p for one in read_rdma(Host(node.root)).efa} == {word}
+
+
+def test_a_device_without_uverbs_is_told_from_the_others(node: SimulatedNode) -> None:
+    node.remove_uverbs(3)
+
+    assert [one.name for one in read_rdma(Host(node.root)).efa if not one.uverbs] == [node.efa_names[3]]
+
+
+@pytest.mark.parametrize("text", ["", "-1", "0x10", "1 2", "\u0663", "many", "9" * 100])
+def test_nonsense_is_no_counter(node: SimulatedNode, text: str) -> None:
+    sysfs(node, "ports/1/hw_counters/rx_drops").write_text(text)
+
+    assert "rx_drops" not in device(node).counters
+    assert (len(device(node).counters), device(node).error) == (len(ERROR_COUNTERS), "")
+
+
+def test_a_device_that_refuses_is_asked_no_further_and_the_others_are(node: SimulatedNode) -> None:
+    refused = sysfs(node, f"ports/1/hw_counters/{ERROR_COUNTERS[1]}")
+    refused.unlink()
+    refused.mkdir()
+
+    assert device(node).error == f"{ERROR_COUNTERS[1]}: Is a directory"
+    assert set(device(node).counters) == {KEEP_ALIVES, ERROR_COUNTERS[0]}
+    assert len(device(node, 4).counters) == len(ERROR_COUNTERS) + 1
+
+
+def test_after_a_device_that_kept_us_waiting_no_other_is_asked(
+    node: SimulatedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(infiniband, "_PATIENCE_SECONDS", -1.0)
+
+    assert device(node).error == "not read: another device kept the look waiting"
+    assert device(node).counters == {}
+    assert len(read_rdma(Host(node.root)).efa) == 32
+
+
+@given(st.binary(max_size=200), st.sampled_from(["ports/1/hw_counters/rx_drops", "device/p2p", "device/vendor"]))
+def test_any_bytes_in_a_file_are_read(tmp_path_factory: pytest.TempPathFactory, content: bytes, file: str) -> None:
+    root = tmp_path_factory.mktemp("root")
+    for path, text in {"device/vendor": b"0x1d0f", file: content}.items():
+        place = root / "sys/class/infiniband/efa_0" / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(text)
+
+    (one,) = read_rdma(Host(root)).devices
+
+    assert all(0 <= count < 2**64 for count in one.counters.values())

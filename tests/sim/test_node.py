@@ -62,6 +62,27 @@ def test_the_links_of_sys_lead_from_an_efa_device_to_its_pci_function(node: Simu
     assert (device / "ports/1/state").read_text() == "4: ACTIVE\n"
     assert (device / "hw_counters/keep_alive_rcvd").read_text() == "0\n"
     assert (device / "ports/1/hw_counters/rdma_read_wr_err").read_text() == "0\n"
+    uverbs = node.root / "sys/class/infiniband_verbs/uverbs0"
+    assert uverbs.resolve() == (device / "device/infiniband_verbs/uverbs0").resolve()
+    assert (device / "device/p2p").read_text() == "NVIDIA peermem\n"
+
+
+def test_a_counter_of_an_efa_device_lies_where_the_kernel_has_it(node: SimulatedNode) -> None:
+    node.efa_counter(0, "keep_alive_rcvd", 7)
+    node.efa_counter(0, "rx_drops", 8)
+
+    device = node.root / "sys/class/infiniband/rdmap79s0"
+    assert (device / "hw_counters/keep_alive_rcvd").read_text() == "7\n"
+    assert (device / "ports/1/hw_counters/rx_drops").read_text() == "8\n"
+
+
+def test_an_efa_device_that_nobody_can_open_has_no_uverbs(node: SimulatedNode) -> None:
+    node.remove_uverbs(1)
+
+    listing = sorted(entry.name for entry in (node.root / "sys/class/infiniband_verbs").iterdir())
+    assert len(listing) == 31
+    assert "uverbs1" not in listing
+    assert (node.root / "sys/class/infiniband/rdmap80s0").is_dir()
 
 
 @pytest.mark.parametrize("gpu", range(8))

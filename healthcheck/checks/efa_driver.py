@@ -1,0 +1,46 @@
+"""EFA devices on PCI have their driver, and programs can open them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck.expectation import Expectation
+from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.probes import infiniband, pci
+
+NOT_LOADED = Reason(
+    "EfaDriverNotLoaded",
+    Severity.MONITOR,
+    "EFA devices are on PCI and the efa kernel module is not loaded.",
+    "Install or load the EFA driver on the node's image.",
+    flickers=True,
+)
+NO_UVERBS = Reason(
+    "EfaVerbsMissing",
+    Severity.MONITOR,
+    "An EFA device has no uverbs device, by which alone programs can open it.",
+    "Load the kernel module ib_uverbs; where it is loaded, read the kernel's log for efa and reboot.",
+    flickers=True,
+)
+
+
+def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+    on_pci = sum(function.is_efa_here for function in seen[pci.FUNCTIONS])
+    rdma = seen[infiniband.RDMA]
+    if not on_pci and not rdma.efa:
+        yield NotConfigured("no EFA device on PCI")
+        return
+    closed = sum(not device.uverbs for device in rdma.efa)
+    if len(rdma.efa) < on_pci and not rdma.efa_driver_loaded:
+        yield _found(NOT_LOADED, f"PCI shows {on_pci} EFA devices, /sys/module/efa is missing")
+    if closed:
+        yield _found(NO_UVERBS, f"{closed} of {len(rdma.efa)} EFA devices have no uverbs device")
+    version = rdma.efa_driver_version or ("of the kernel" if rdma.efa else "missing")
+    yield Seen(f"driver {version}; {len(rdma.efa) - closed} EFA devices can be opened", f"{on_pci}", "PCI")
+
+
+def _found(reason: Reason, detail: str) -> Finding:
+    return Finding(reason.name, reason.severity, "node", detail, flickers=reason.flickers)
+
+
+CHECK = Check("efa-driver", "2-efa-enumeration", (pci.FUNCTIONS, infiniband.RDMA), judge, (NOT_LOADED, NO_UVERBS))

@@ -1,0 +1,86 @@
+"""How fast the error counters of EFA's hardware rise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck.expectation import Expectation
+from healthcheck.model import (
+    Check,
+    Evidence,
+    Finding,
+    Judgement,
+    NotConfigured,
+    Reason,
+    Seen,
+    Severity,
+    TooEarly,
+    Unobserved,
+)
+from healthcheck.probes.infiniband import RDMA, RdmaDevice
+
+MOST_ERRORS_PER_SECOND = 100.0
+MOST_RETRANSMITTED_PACKETS_PER_SECOND = 1_000.0
+MOST_RETRANSMITTED_BYTES_PER_SECOND = 1_000_000.0
+MOST_PER_SECOND = {
+    "rx_drops": MOST_ERRORS_PER_SECOND,
+    "rdma_read_wr_err": MOST_ERRORS_PER_SECOND,
+    "rdma_write_wr_err": MOST_ERRORS_PER_SECOND,
+    "retrans_timeout_events": MOST_ERRORS_PER_SECOND,
+    "unresponsive_remote_events": MOST_ERRORS_PER_SECOND,
+    "impaired_remote_conn_events": MOST_ERRORS_PER_SECOND,
+    "retrans_pkts": MOST_RETRANSMITTED_PACKETS_PER_SECOND,
+    "retrans_bytes": MOST_RETRANSMITTED_BYTES_PER_SECOND,
+}
+"""By counter. The numbers are those of EKS's node monitoring agent (monitors/networking/efa/efa.go), which takes them
+as a burst that may go by unsaid; as a rate between two looks they say that it does not end."""
+
+RATE = Reason(
+    "EfaErrorRate",
+    Severity.MONITOR,
+    "An EFA device drops, repeats or gives up so much that the jobs on it are slow or fail.",
+    "Compare the nodes of the job: one device alone points to this machine, many to the network or a peer that died.",
+    flickers=True,
+    threshold=(
+        f"more than {MOST_ERRORS_PER_SECOND:g}/s; {MOST_RETRANSMITTED_PACKETS_PER_SECOND:g}/s of retrans_pkts, "
+        f"{MOST_RETRANSMITTED_BYTES_PER_SECOND:.0f}/s of retrans_bytes"
+    ),
+    source="EKS node monitoring agent, monitors/networking/efa/efa.go",
+)
+
+
+def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+    devices = seen[RDMA].efa
+    if not devices:
+        yield NotConfigured("no EFA device")
+        return
+    for device in devices:
+        if device.error:
+            yield Unobserved("EfaNotAnswering", f"efa/{device.name}: {device.error}", f"efa/{device.name}")
+    earlier = seen.earlier(RDMA)
+    if earlier is None:
+        yield TooEarly("rates need an earlier look")
+        yield Seen(f"error counters of {len(devices)} EFA devices, for the first time")
+        return
+    before, seconds = {device.name: device for device in earlier[0].efa}, earlier[1]
+    said = [word for one in devices if not one.error for word in _rates(one, before.get(one.name), seconds)]
+    yield from said
+    fast = sum(isinstance(word, Finding) for word in said)
+    yield Seen(f"errors above the threshold on {fast} of {len(devices)} EFA devices", "none", RATE.source)
+
+
+def _rates(device: RdmaDevice, before: RdmaDevice | None, seconds: float) -> Iterator[Judgement]:
+    subject = f"efa/{device.name}"
+    if before is None or before.error:
+        yield TooEarly("its counters were not read in the look before", subject)
+        return
+    both = [name for name in MOST_PER_SECOND if name in device.counters and name in before.counters]
+    rises = {name: device.counters[name] - before.counters[name] for name in both}
+    if any(rise < 0 for rise in rises.values()):
+        yield TooEarly("its counters began anew", subject)
+    elif fast := [name for name, rise in rises.items() if rise / seconds > MOST_PER_SECOND[name]]:
+        told = ", ".join(f"{name} by more than {MOST_PER_SECOND[name]:.0f} a second" for name in fast)
+        yield Finding(RATE.name, RATE.severity, subject, f"rises: {told}", flickers=RATE.flickers)
+
+
+CHECK = Check("efa-errors", "2-efa-enumeration", (RDMA,), judge, (RATE,))

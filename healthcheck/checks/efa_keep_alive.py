@@ -1,0 +1,58 @@
+"""EFA devices tell their driver that they live."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck.expectation import Expectation
+from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, TooEarly
+from healthcheck.probes.infiniband import KEEP_ALIVES, RDMA
+
+ENOUGH = 3
+"""How often Amazon's devices tell, nobody publishes. So the devices of one machine are each other's measure: they keep
+the same pace, and in the same time one can miss one message of another's by chance, never three."""
+
+STALLED = Reason(
+    "EfaKeepAliveStalled",
+    Severity.MONITOR,
+    "An EFA device told its driver nothing while others of the machine did: it, or its interrupt, is dead.",
+    "Read the kernel's log for efa; test the node with a quarantine run, reboot it, replace it when it comes back.",
+    # Not one that flickers: looks 10 s apart may be too short to tell anything at all.
+    threshold=f"no {KEEP_ALIVES} while another device has {ENOUGH}",
+    source="the efa driver's hw_counters (amzn-drivers, efa_verbs.c)",
+)
+
+
+def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+    devices = seen[RDMA].efa
+    now = {one.name: one.counters[KEEP_ALIVES] for one in devices if KEEP_ALIVES in one.counters}
+    if not now:
+        yield NotConfigured("no EFA device counts its keep-alives" if devices else "no EFA device")
+        return
+    earlier = seen.earlier(RDMA)
+    if earlier is None:
+        yield TooEarly("a rise needs an earlier look")
+        yield Seen(f"keep-alives of {len(now)} EFA devices, for the first time")
+        return
+    before = {one.name: one.counters.get(KEEP_ALIVES) for one in earlier[0].efa}
+    rises = {name: count - old for name, count in now.items() if (old := before.get(name)) is not None}
+    pace = max(rises.values(), default=0)
+    for name in now:
+        yield from _rise(f"efa/{name}", rises.get(name), pace)
+    alive = sum(rise > 0 for rise in rises.values())
+    yield Seen(f"{alive} of {len(now)} EFA devices told that they live", "each", "another device of the machine")
+
+
+def _rise(subject: str, rise: int | None, pace: int) -> Iterator[Judgement]:
+    if rise is None:
+        yield TooEarly("it was not there in the look before", subject)
+    elif rise < 0:
+        yield TooEarly("its counters began anew", subject)
+    elif rise == 0 and pace >= ENOUGH:
+        detail = f"{KEEP_ALIVES} stands still, while another device's rises by {ENOUGH} or more"
+        yield Finding(STALLED.name, STALLED.severity, subject, detail)
+    elif rise == 0:
+        yield TooEarly("no device was heard often enough to tell", subject)
+
+
+CHECK = Check("efa-keep-alive", "2-efa-enumeration", (RDMA,), judge, (STALLED,))

@@ -1,0 +1,38 @@
+"""Pods on a node with EFA may lock the memory that EFA needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck.expectation import Expectation
+from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.probes import infiniband, limits
+
+LEAST_GIB = 16
+
+LOW = Reason(
+    "MemlockLow",
+    Severity.MONITOR,
+    "Pods may lock too little memory: EFA locks every buffer that it sends from or receives into.",
+    "Set LimitMEMLOCK=infinity for the container runtime's service, restart it, and start the pods anew.",
+    threshold=f"below {LEAST_GIB} GiB",
+    source="EFA's installer, which sets it to unlimited; the agent's own limit is what each pod inherits",
+)
+
+
+def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+    own = seen[limits.LIMITS]
+    if not seen[infiniband.RDMA].efa:
+        yield NotConfigured("no EFA device")
+    elif own is None:
+        yield NotConfigured("not in a pod of this node: what a pod may lock can't be told")
+    elif own.locked_memory is None:
+        yield Seen("memory locked without limit", "no limit", "EFA's installer")
+    else:
+        told = f"{own.locked_memory >> 20:,} MiB"
+        if own.locked_memory < LEAST_GIB << 30:
+            yield Finding(LOW.name, LOW.severity, "node", f"a pod may lock {told} of memory")
+        yield Seen(f"{told} of memory may be locked", "no limit", "EFA's installer")
+
+
+CHECK = Check("memlock", "2-efa-enumeration", (infiniband.RDMA, limits.LIMITS), judge, (LOW,))

@@ -1,0 +1,40 @@
+"""What the kernel lets our own process have. A pod's comes from the container runtime, so every pod has the same."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from healthcheck.model import Host, Probe, ProbeError
+
+_LOCKED_MEMORY = re.compile(r"^Max locked memory +(unlimited|[0-9]{1,20}) ", re.MULTILINE)
+"""The soft limit: the first of the two, and the one that holds (proc_pid_limits(5))."""
+_LONGEST = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`locked_memory` in bytes; None: without limit."""
+
+    locked_memory: int | None
+
+
+def read_limits(host: Host) -> Limits | None:
+    """Our own limits; None where they tell nothing of a pod's: outside of a container, or on a captured tree."""
+    if host.root == Path("/"):
+        return None  # a person's shell, which has the limits of a login
+    file = host.root / "proc/self/limits"
+    try:
+        text = file.read_bytes()[:_LONGEST].decode("ascii", "replace")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ProbeError(f"{file}: {error.strerror}") from error
+    found = _LOCKED_MEMORY.search(text)
+    if found is None:
+        raise ProbeError(f"{file}: no line for locked memory")
+    return Limits(None if found[1] == "unlimited" else int(found[1]))
+
+
+LIMITS = Probe("limits", read_limits, Limits | None)

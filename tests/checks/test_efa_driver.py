@@ -1,0 +1,67 @@
+"""EFA devices have their driver, and programs can open them."""
+
+from __future__ import annotations
+
+import pytest
+
+from healthcheck.checks.efa_driver import CHECK
+from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity
+from healthcheck.probes.infiniband import RDMA, Rdma
+from healthcheck.probes.pci import FUNCTIONS, PciFunction
+from tests.checks.evidence import P5, efa_device, efa_functions, rdma, says
+
+
+def judge(on_pci: tuple[PciFunction, ...], seen: Rdma) -> list[Judgement]:
+    return says(CHECK, P5, {FUNCTIONS: on_pci, RDMA: seen})
+
+
+def found(reason: str, detail: str) -> Finding:
+    return Finding(reason, Severity.MONITOR, "node", detail, flickers=True)
+
+
+def findings(said: list[Judgement]) -> list[Judgement]:
+    return [word for word in said if not isinstance(word, Seen)]
+
+
+NOT_LOADED = found("EfaDriverNotLoaded", "PCI shows 32 EFA devices, /sys/module/efa is missing")
+
+
+def test_all_as_it_should_be_is_one_line() -> None:
+    assert judge(efa_functions(32), rdma(32)) == [
+        Seen("driver 2.17.2g; 32 EFA devices can be opened", "32", "PCI"),
+    ]
+
+
+def test_the_kernels_own_driver_has_no_version_to_tell() -> None:
+    assert judge(efa_functions(1), Rdma((efa_device(0),), efa_driver_loaded=True)) == [
+        Seen("driver of the kernel; 1 EFA devices can be opened", "1", "PCI"),
+    ]
+
+
+def test_devices_on_pci_without_the_module_are_a_finding() -> None:
+    assert findings(judge(efa_functions(32, driver=""), rdma(0, loaded=False))) == [NOT_LOADED]
+
+
+def test_a_driver_that_is_built_into_the_kernel_needs_no_module() -> None:
+    assert findings(judge(efa_functions(32), rdma(32, loaded=False))) == []
+
+
+def test_devices_of_a_virtual_machine_need_no_driver() -> None:
+    assert judge(efa_functions(32, driver="vfio-pci"), rdma(0, loaded=False)) == [NotConfigured("no EFA device on PCI")]
+
+
+def test_a_device_that_is_dark_with_the_driver_loaded_is_for_the_count_to_say() -> None:
+    assert findings(judge(efa_functions(32), rdma(31))) == []
+
+
+@pytest.mark.parametrize(("closed", "told"), [(1, "1 of 32"), (32, "32 of 32")])
+def test_a_device_that_nobody_can_open_is_a_finding(closed: int, told: str) -> None:
+    devices = tuple(efa_device(index, **({"uverbs": ""} if index < closed else {})) for index in range(32))
+
+    assert findings(judge(efa_functions(32), Rdma(devices, efa_driver_loaded=True))) == [
+        found("EfaVerbsMissing", f"{told} EFA devices have no uverbs device")
+    ]
+
+
+def test_other_rdma_devices_are_none_of_its_business() -> None:
+    assert judge((), rdma(0, mlx5=4, loaded=False)) == [NotConfigured("no EFA device on PCI")]

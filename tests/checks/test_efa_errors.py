@@ -1,0 +1,138 @@
+"""Rates of EFA's error counters: never the first reading, never what was counted before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from healthcheck.checks.efa_errors import CHECK, MOST_PER_SECOND, RATE
+from healthcheck.examine import judge as examine
+from healthcheck.examine import look
+from healthcheck.model import Finding, Host, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
+from healthcheck.probes.infiniband import ERROR_COUNTERS, RDMA, Rdma, RdmaDevice
+from sim.node import SimulatedNode
+from tests.checks.evidence import P5, efa_device, rdma, says, says_later
+
+SECONDS = 300.0
+
+
+def counting(index: int = 5, **counters: int) -> RdmaDevice:
+    device = efa_device(index)
+    return replace(device, counters={**device.counters, **counters})
+
+
+def node(*devices: RdmaDevice) -> Rdma:
+    """Two healthy devices and these."""
+    return Rdma((efa_device(0), efa_device(1), *devices), efa_driver_loaded=True)
+
+
+def judge(before: RdmaDevice, now: RdmaDevice, seconds: float = SECONDS) -> list[Judgement]:
+    said = says_later(CHECK, seconds, {RDMA: node(before)}, {RDMA: node(now)})
+    assert sum(isinstance(word, Seen) for word in said) == 1
+    return [word for word in said if not isinstance(word, Seen)]
+
+
+def found(detail: str) -> Finding:
+    return Finding("EfaErrorRate", Severity.MONITOR, "efa/rdmap21s0", f"rises: {detail}", flickers=True)
+
+
+def test_each_counter_that_is_judged_is_read() -> None:
+    assert set(MOST_PER_SECOND) == set(ERROR_COUNTERS)
+
+
+@pytest.mark.parametrize("name", ERROR_COUNTERS)
+@pytest.mark.parametrize("seconds", [10.0, 300.0, 3600.0])
+def test_a_counter_counts_from_its_threshold_on(name: str, seconds: float) -> None:
+    most = round(MOST_PER_SECOND[name] * seconds)
+
+    assert judge(counting(**{name: 7}), counting(**{name: 7 + most}), seconds) == []
+    assert judge(counting(**{name: 7}), counting(**{name: 8 + most}), seconds) == [
+        found(f"{name} by more than {MOST_PER_SECOND[name]:.0f} a second")
+    ]
+
+
+def test_a_detail_does_not_change_with_the_rate() -> None:
+    details = {str(judge(counting(), counting(rx_drops=rate * 300))) for rate in (101, 5_000, 10**9)}
+
+    assert details == {str([found("rx_drops by more than 100 a second")])}
+
+
+def test_several_counters_are_one_finding() -> None:
+    now = counting(retrans_pkts=10**9, rx_drops=10**9, retrans_bytes=10**12)
+
+    assert judge(counting(), now) == [
+        found(
+            "rx_drops by more than 100 a second, retrans_pkts by more than 1000 a second, "
+            "retrans_bytes by more than 1000000 a second"
+        )
+    ]
+
+
+def test_what_was_counted_before_we_came_is_nothing() -> None:
+    much = dict.fromkeys(ERROR_COUNTERS, 10**15)
+
+    assert judge(counting(**much), counting(**much)) == []
+
+
+def test_a_first_reading_is_too_early() -> None:
+    assert says(CHECK, P5, {RDMA: rdma(2, counters=dict.fromkeys(ERROR_COUNTERS, 10**15))}) == [
+        TooEarly("rates need an earlier look"),
+        Seen("error counters of 2 EFA devices, for the first time"),
+    ]
+
+
+@pytest.mark.parametrize("name", ERROR_COUNTERS)
+def test_a_counter_that_fell_began_anew(name: str) -> None:
+    before, now = counting(**{name: 100}), counting(**{**dict.fromkeys(ERROR_COUNTERS, 10**15), name: 99})
+
+    assert judge(before, now) == [TooEarly("its counters began anew", "efa/rdmap21s0")]
+
+
+def test_a_device_that_is_new_has_no_rate() -> None:
+    said = says_later(CHECK, SECONDS, {RDMA: node()}, {RDMA: node(counting(rx_drops=10**9))})
+
+    assert said[0] == TooEarly("its counters were not read in the look before", "efa/rdmap21s0")
+
+
+def test_counters_that_the_driver_does_not_have_are_absent() -> None:
+    old = replace(efa_device(5), counters={"rx_drops": 0})
+
+    assert judge(old, old) == []
+    assert judge(old, replace(old, counters={"rx_drops": 10**9})) == [found("rx_drops by more than 100 a second")]
+    assert judge(old, counting(retrans_pkts=10**9)) == []
+    assert judge(replace(old, counters={}), replace(old, counters={})) == []
+
+
+def test_a_device_that_refuses_could_not_be_looked_at_alone() -> None:
+    refusing = counting(rx_drops=10**9)
+    refusing = replace(refusing, error="rx_drops: Timer expired")
+
+    assert judge(counting(), refusing) == [
+        Unobserved("EfaNotAnswering", "efa/rdmap21s0: rx_drops: Timer expired", "efa/rdmap21s0")
+    ]
+    # After it answered again: no rate across the gap.
+    assert judge(refusing, counting(rx_drops=10**10)) == [
+        TooEarly("its counters were not read in the look before", "efa/rdmap21s0")
+    ]
+
+
+def test_a_person_reads_how_many_are_bad() -> None:
+    said = says_later(CHECK, SECONDS, {RDMA: node(counting())}, {RDMA: node(counting(rx_drops=10**9))})
+
+    assert said[-1] == Seen("errors above the threshold on 1 of 3 EFA devices", "none", RATE.source)
+
+
+def test_a_node_without_efa_has_no_counters() -> None:
+    assert says(CHECK, P5, {RDMA: rdma(0, mlx5=4)}) == [NotConfigured("no EFA device")]
+
+
+def test_two_looks_at_a_node_show_what_came_between_them(node: SimulatedNode) -> None:
+    host = Host(node.root)
+    node.efa_counter(4, "rx_drops", 10**15)
+    before = look(host, [CHECK])
+    node.efa_counter(5, "rx_drops", 10**9)
+
+    (outcome,) = examine([CHECK], look(host, [CHECK], before), P5)
+
+    assert [finding.subject for finding in outcome.findings] == [f"efa/{node.efa_names[5]}"]

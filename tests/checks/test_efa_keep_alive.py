@@ -1,0 +1,101 @@
+"""Keep-alives: a device is silent when others of its machine are not."""
+
+from __future__ import annotations
+
+import pytest
+
+from healthcheck.checks.efa_keep_alive import CHECK, ENOUGH
+from healthcheck.examine import judge as examine
+from healthcheck.examine import look
+from healthcheck.model import Finding, Host, Judgement, NotConfigured, Seen, Severity, TooEarly
+from healthcheck.probes.infiniband import KEEP_ALIVES, RDMA, Rdma
+from sim.node import SimulatedNode
+from tests.checks.evidence import P5, efa_device, rdma, says, says_later
+
+SILENT = "keep_alive_rcvd stands still, while another device's rises by 3 or more"
+UNTOLD = "no device was heard often enough to tell"
+
+
+def counting(*counts: int | None) -> Rdma:
+    """One device per count; None: it does not count."""
+    counters: list[dict[str, int]] = [{} if count is None else {KEEP_ALIVES: count} for count in counts]
+    return Rdma(tuple(efa_device(index, counters=one) for index, one in enumerate(counters)), efa_driver_loaded=True)
+
+
+def judge(before: Rdma, now: Rdma) -> list[Judgement]:
+    said = says_later(CHECK, 300.0, {RDMA: before}, {RDMA: now})
+    assert sum(isinstance(word, Seen) for word in said) == 1
+    return [word for word in said if not isinstance(word, Seen)]
+
+
+def stalled(*names: str) -> list[Finding]:
+    return [Finding("EfaKeepAliveStalled", Severity.MONITOR, f"efa/{name}", SILENT) for name in names]
+
+
+def too_early(*names: str, why: str = UNTOLD) -> list[TooEarly]:
+    return [TooEarly(why, f"efa/{name}") for name in names]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ((10, 20), (13, 23), []),
+        ((10, 20), (11, 20 + ENOUGH), []),
+        ((10, 20), (10, 20 + ENOUGH), stalled("rdmap16s0")),
+        ((10, 20, 30), (10, 20, 330), stalled("rdmap16s0", "rdmap17s0")),
+        # Too short a time for their pace, or all are dead: nobody can tell which.
+        ((10, 20), (10, 19 + ENOUGH), too_early("rdmap16s0")),
+        ((10, 20), (10, 20), too_early("rdmap16s0", "rdmap17s0")),
+        ((10,), (10,), too_early("rdmap16s0")),
+        ((10,), (11,), []),
+        # The driver was loaded anew.
+        ((1000, 1000), (3, 3), too_early("rdmap16s0", "rdmap17s0", why="its counters began anew")),
+        ((1000, 1000), (1000, 3), [*too_early("rdmap16s0"), *too_early("rdmap17s0", why="its counters began anew")]),
+        # It does not count, or did not.
+        ((None, 20), (None, 23), []),
+        ((None, 20), (10, 23), too_early("rdmap16s0", why="it was not there in the look before")),
+        (
+            (10,),
+            (10, 23),
+            [*too_early("rdmap16s0"), *too_early("rdmap17s0", why="it was not there in the look before")],
+        ),
+        ((10, 20), (None, 23), []),
+    ],
+)
+def test_a_silent_device_against_its_neighbours(
+    before: tuple[int | None, ...], now: tuple[int | None, ...], said: list[Judgement]
+) -> None:
+    assert judge(counting(*before), counting(*now)) == said
+
+
+def test_a_first_reading_is_too_early() -> None:
+    assert says(CHECK, P5, {RDMA: counting(0, 500)}) == [
+        TooEarly("a rise needs an earlier look"),
+        Seen("keep-alives of 2 EFA devices, for the first time"),
+    ]
+
+
+def test_a_person_reads_how_many_are_alive() -> None:
+    said = says_later(CHECK, 300.0, {RDMA: counting(1, 1, 1)}, {RDMA: counting(1, 9, 9)})
+
+    assert said[-1] == Seen("2 of 3 EFA devices told that they live", "each", "another device of the machine")
+
+
+@pytest.mark.parametrize(
+    ("seen", "why"),
+    [(rdma(0, mlx5=4), "no EFA device"), (rdma(32, counters={}), "no EFA device counts its keep-alives")],
+)
+def test_without_the_counter_there_is_nothing_to_see(seen: Rdma, why: str) -> None:
+    assert says(CHECK, P5, {RDMA: seen}) == [NotConfigured(why)]
+
+
+def test_two_looks_at_a_node_show_who_was_silent(node: SimulatedNode) -> None:
+    host = Host(node.root)
+    before = look(host, [CHECK])
+    for index in range(1, 32):
+        node.efa_counter(index, KEEP_ALIVES, 5)
+
+    (outcome,) = examine([CHECK], look(host, [CHECK], before), P5)
+
+    assert [finding.subject for finding in outcome.findings] == [f"efa/{node.efa_names[0]}"]
+    assert outcome.too_early == ()

@@ -1,0 +1,44 @@
+"""How much memory a pod may lock."""
+
+from __future__ import annotations
+
+import pytest
+
+from healthcheck.checks.memlock import CHECK
+from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity
+from healthcheck.probes.infiniband import RDMA
+from healthcheck.probes.limits import LIMITS, Limits
+from tests.checks.evidence import P5, rdma, says
+
+GIB = 1 << 30
+
+
+def judge(own: Limits | None, efa: int = 32) -> list[Judgement]:
+    return says(CHECK, P5, {RDMA: rdma(efa), LIMITS: own})
+
+
+@pytest.mark.parametrize(("limit", "told"), [(16 * GIB, "16,384 MiB"), (64 * GIB, "65,536 MiB")])
+def test_enough_is_no_finding(limit: int, told: str) -> None:
+    assert judge(Limits(limit)) == [Seen(f"{told} of memory may be locked", "no limit", "EFA's installer")]
+
+
+def test_no_limit_is_as_it_should_be() -> None:
+    assert judge(Limits(None)) == [Seen("memory locked without limit", "no limit", "EFA's installer")]
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"), [(16 * GIB - 1, "16,383 MiB"), (8 * GIB, "8,192 MiB"), (8 << 20, "8 MiB"), (0, "0 MiB")]
+)
+def test_less_is_a_finding(limit: int, told: str) -> None:
+    assert judge(Limits(limit))[0] == Finding(
+        "MemlockLow", Severity.MONITOR, "node", f"a pod may lock {told} of memory"
+    )
+
+
+def test_outside_of_a_pod_nobody_can_tell() -> None:
+    assert judge(None) == [NotConfigured("not in a pod of this node: what a pod may lock can't be told")]
+
+
+@pytest.mark.parametrize("own", [None, Limits(0), Limits(None)])
+def test_a_node_without_efa_needs_none(own: Limits | None) -> None:
+    assert judge(own, efa=0) == [NotConfigured("no EFA device")]
