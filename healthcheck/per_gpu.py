@@ -1,15 +1,19 @@
-"""Judging GPU by GPU: what a check asks of each one that answers, and what keeps it from asking."""
+"""Judging GPU by GPU: what a check asks of each one that answers, where it is, and what keeps it from asking."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 
 from healthcheck.expectation import Expectation
-from healthcheck.model import Evidence, Finding, Judgement, NotConfigured, Reason, Unobserved
-from healthcheck.probes import nvml
+from healthcheck.model import Evidence, Finding, Grace, Judgement, NotConfigured, Reason, Unobserved
+from healthcheck.probes import nvml, pci
 
 Judge = Callable[[Evidence, Expectation], Iterator[Judgement]]
 JudgeGpu = Callable[[nvml.Gpu, Expectation], Iterator[Judgement]]
+
+DRIVER_GRACE = Grace(120.0, "the driver was loaded")
+"""Contract, section 2 rule 11: GPUs come up one after another when the driver is loaded."""
+NVIDIA_DRIVER = "nvidia"
 
 
 def per_gpu(*readings: str) -> Callable[[JudgeGpu], Judge]:
@@ -33,8 +37,8 @@ def per_gpu(*readings: str) -> Callable[[JudgeGpu], Judge]:
     return wrap
 
 
-def answering(seen: Evidence) -> Generator[Judgement, None, tuple[nvml.Gpu, ...]]:
-    """The GPUs that can be asked, as the value of `yield from`; what keeps us from the others is yielded."""
+def answering(seen: Evidence, *readings: str) -> Generator[Judgement, None, tuple[nvml.Gpu, ...]]:
+    """The GPUs that answer, these readings included, as the value of `yield from`; the others' errors are yielded."""
     answer = seen[nvml.NVML].answer
     if isinstance(answer, Unobserved):
         yield answer
@@ -44,7 +48,23 @@ def answering(seen: Evidence) -> Generator[Judgement, None, tuple[nvml.Gpu, ...]
     for gpu in answer.gpus:
         if gpu.error != nvml.SUCCESS:
             yield silent(gpu, gpu.error)
-    return tuple(gpu for gpu in answer.gpus if gpu.error == nvml.SUCCESS)
+        else:
+            yield from unread(gpu, *readings)
+    return tuple(gpu for gpu in answer.gpus if gpu.error == nvml.SUCCESS and not set(readings) & set(gpu.errors))
+
+
+def placed(answer: nvml.Gpus, functions: Iterable[pci.PciFunction]) -> Iterator[tuple[nvml.Gpu, str]]:
+    """Every GPU that NVML lists, with its subject. One without a handle can't be asked for its address.
+
+    NVML counts in PCI order, so those without an address line up with the functions that nobody claimed.
+    """
+    known = {gpu.address for gpu in answer.gpus}
+    left = [one for one in functions if one.is_gpu and one.address not in known and one.driver in (NVIDIA_DRIVER, "")]
+    # A function without a driver was never NVML's to count.
+    unclaimed = iter([one.address for one in sorted(left, key=lambda one: one.driver != NVIDIA_DRIVER)])
+    for gpu in answer.gpus:
+        address = gpu.address or next(unclaimed, "")
+        yield gpu, f"gpu/{address}" if address else gpu.subject
 
 
 def silent(gpu: nvml.Gpu, code: int, what: str = "") -> Unobserved:
@@ -84,3 +104,11 @@ def earlier_gpus(seen: Evidence) -> tuple[tuple[nvml.Gpu, ...], float] | None:
 def same(gpu: nvml.Gpu, others: Iterable[nvml.Gpu]) -> nvml.Gpu | None:
     """The one of them that is this GPU, at the same place; None: another one sat there, or none."""
     return next((one for one in others if (one.address, one.uuid) == (gpu.address, gpu.uuid)), None)
+
+
+def settled(finding: Finding, expected: Expectation) -> Judgement:
+    """The finding, or could-not-look there while a driver that was just loaded brings its GPUs up."""
+    if expected.driver_age_seconds >= DRIVER_GRACE.seconds:
+        return finding
+    wait = f"judged {DRIVER_GRACE.seconds:.0f} s after {DRIVER_GRACE.since}"
+    return Unobserved("DriverJustLoaded", f"{finding.detail}; {wait}", finding.subject)

@@ -192,6 +192,11 @@ class SimulatedNode:
         self.pci.bind(self.gpus[index].address, "vfio-pci")
         shutil.rmtree(self.root / f"nvml/gpu{index}")
 
+    def unbind_gpu(self, index: int) -> None:
+        """No driver has the function: it is on PCI, and NVML does not list it."""
+        self.pci.unbind(self.gpus[index].address)
+        shutil.rmtree(self.root / f"nvml/gpu{index}")
+
     # -- faults of the driver
 
     def hang(self, function: str = "") -> None:

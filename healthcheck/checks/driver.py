@@ -1,11 +1,14 @@
-"""The driver answers. A call that never returns is the only sign that some dead GPUs give."""
+"""The driver answers, and its libraries on the node fit its kernel module.
+
+A call that never returns is the only sign that some dead GPUs give.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
 from healthcheck.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Severity, Unobserved
+from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity, Unobserved
 from healthcheck.probes import nvml
 
 APART_SECONDS = 30.0
@@ -16,11 +19,28 @@ UNRESPONSIVE = Reason(
     Severity.REBOOT,
     "A look at NVML did not come back within its deadline, twice: a call hangs in the driver.",
     "Drain and reboot the node: a process stuck in the driver can't be ended.",
+    threshold=f"two deadlines missed, at least {APART_SECONDS:.0f} s apart",
+)
+# Of the node's own files alone. What one program met, a container with a library of its own perhaps, is a line of the
+# kernel's log (DriverLibraryMismatch), and NVML's error 18 for the library that we have could-not-look.
+VERSION_MISMATCH = Reason(
+    "DriverVersionMismatch",
+    Severity.MONITOR,
+    "No driver library on the node is of the loaded kernel module's version: new programs can't use the GPUs.",
+    "After an upgrade of the driver: reboot, or reload the module. Otherwise install the library of its version.",
+    flickers=True,
+    threshold="the versions differ",
+    source="nvml.h, error 18: NVML asks for the very same version",
 )
 
 
 def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     look = seen[nvml.NVML]
+    yield from _answer(look)
+    yield from _versions(look)
+
+
+def _answer(look: nvml.DriverLook) -> Iterator[Judgement]:
     if look.missed and look.missed[-1] - look.missed[0] >= APART_SECONDS:
         # Nothing in it counts on: the same fault must read the same at the next look.
         detail = f"no answer within {look.deadline_seconds:g} s, since {look.missed[0]:.0f} s after boot"
@@ -29,6 +49,17 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         yield Finding(UNRESPONSIVE.name, UNRESPONSIVE.severity, "driver", detail)
     elif isinstance(look.answer, Unobserved):
         yield look.answer
+
+
+def _versions(look: nvml.DriverLook) -> Iterator[Judgement]:
+    if not look.module_version:
+        return
+    libraries = ", ".join(look.library_versions)
+    told = f"kernel module {look.module_version}, library {libraries or 'not found'}"
+    yield Seen(told, "one version", "/sys/module/nvidia/version and the name of the library's file")
+    if libraries and look.module_version not in look.library_versions:
+        reason = VERSION_MISMATCH
+        yield Finding(reason.name, reason.severity, "driver", told, flickers=reason.flickers)
 
 
 def being_changed(labels: Mapping[str, str]) -> str:
@@ -45,4 +76,4 @@ def being_changed(labels: Mapping[str, str]) -> str:
     return ""
 
 
-CHECK = Check("driver", "0-nvidia-smi", (nvml.NVML,), judge, (UNRESPONSIVE,))
+CHECK = Check("driver", "0-nvidia-smi", (nvml.NVML,), judge, (UNRESPONSIVE, VERSION_MISMATCH))

@@ -5,24 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Severity, Unobserved
-from healthcheck.per_gpu import silent
+from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, Unobserved
+from healthcheck.per_gpu import DRIVER_GRACE, NVIDIA_DRIVER, placed, settled, silent
 from healthcheck.probes import nvml, pci
-
-GRACE_SECONDS = 120.0
-"""Contract, section 2 rule 11: GPUs come up one after another when the driver is loaded."""
 
 LOST = Reason(
     "GpuLost",
     Severity.REBOOT,
-    "NVML answers GPU_IS_LOST for a GPU: it fell off the bus (nvml.h, error 15).",
+    "NVML answers GPU_IS_LOST for a GPU: it fell off the bus.",
     "Drain and reboot the node; replace it when the GPU is lost again.",
+    source="nvml.h, error 15",
 )
 RESET_REQUIRED = Reason(
     "GpuResetRequired",
     Severity.RESET,
-    "NVML answers RESET_REQUIRED for a GPU (nvml.h, error 16).",
+    "NVML answers RESET_REQUIRED for a GPU.",
     "Drain the node and reset the GPU, or reboot.",
+    source="nvml.h, error 16",
+)
+POWER_INSUFFICIENT = Reason(
+    "GpuPowerInsufficient",
+    Severity.ISOLATE,
+    "NVML answers INSUFFICIENT_POWER for a GPU: its power cable is not attached as it must be.",
+    "Keep work away and replace the node: only hands on the machine mend it.",
+    source="nvml.h, error 8; the same fault as Xid 54, CHECK_MECHANICALS in NVIDIA's catalogue",
+)
+IRQ_ISSUE = Reason(
+    "GpuIrqIssue",
+    Severity.REBOOT,
+    "NVML answers IRQ_ISSUE for a GPU: the kernel found a fault in its interrupts.",
+    "Drain and reboot the node; replace it when the fault comes back.",
+    source="nvml.h, error 11",
 )
 COUNT_LOW = Reason(
     "GpuCountLow",
@@ -30,10 +43,25 @@ COUNT_LOW = Reason(
     "NVML lists fewer GPUs than PCI or the instance type's profile.",
     "Drain and reboot the node; replace it when a GPU is still missing.",
     flickers=True,
+    threshold="one fewer",
+    grace=DRIVER_GRACE,
 )
-_FAULTS = {nvml.GPU_IS_LOST: LOST, nvml.RESET_REQUIRED: RESET_REQUIRED}
-_AWAY_FROM_NVIDIA = ("vfio-pci", "pci-stub")
-"""Functions handed to a virtual machine are not the driver's to count (contract, section 2 rule 11)."""
+# Not a missing GPU: somebody detached it by hand, or the driver refused it and said why in the kernel's log, where a
+# GPU that fell off the bus is found with its own severity.
+UNBOUND = Reason(
+    "GpuUnbound",
+    Severity.MONITOR,
+    "A GPU is on PCI and no driver has it, while the NVIDIA driver serves the others.",
+    "Look in the kernel's log why the driver refused it; bind it, or reboot the node.",
+    flickers=True,
+    grace=DRIVER_GRACE,
+)
+_FAULTS = {
+    nvml.GPU_IS_LOST: LOST,
+    nvml.RESET_REQUIRED: RESET_REQUIRED,
+    nvml.INSUFFICIENT_POWER: POWER_INSUFFICIENT,
+    nvml.IRQ_ISSUE: IRQ_ISSUE,
+}
 
 
 def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
@@ -45,45 +73,49 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     if not functions and not answer.gpus and (expected.profile is None or expected.profile.gpus == 0):
         yield NotConfigured("no GPU on PCI, none in NVML, none expected")
         return
-    ours = [function for function in functions if function.driver not in _AWAY_FROM_NVIDIA]
-    yield from _silent_gpus(answer, ours)
-    yield from _count(answer, ours, len(functions) - len(ours), expected)
+    yield from _silent_gpus(answer, functions)
+    yield from _count(answer, functions, expected)
 
 
 def _silent_gpus(answer: nvml.Gpus, functions: list[pci.PciFunction]) -> Iterator[Judgement]:
-    known = {gpu.address for gpu in answer.gpus}
-    left = [function for function in functions if function.address not in known]
-    # A function without a driver was never NVML's to count.
-    unclaimed = iter([one.address for one in sorted(left, key=lambda one: one.driver != "nvidia")])
-    for gpu in answer.gpus:
-        if gpu.error == nvml.SUCCESS:
-            continue
-        # A lost GPU has no handle to ask its address; NVML counts in PCI order, so the ones left over line up.
-        address = gpu.address or next(unclaimed, None)
-        name = address or f"index-{gpu.index}"
+    for gpu, subject in placed(answer, functions):
         reason = _FAULTS.get(gpu.error)
-        if reason is None:
+        if reason is not None:
+            yield Finding(reason.name, reason.severity, subject, f"NVML error {gpu.error}", gpu.about)
+        elif gpu.error not in (nvml.SUCCESS, nvml.CORRUPTED_INFOROM):  # that one is the check inforom's to tell
             yield silent(gpu, gpu.error)
-        else:
-            yield Finding(reason.name, reason.severity, f"gpu/{name}", f"NVML error {gpu.error}", gpu.about)
 
 
-def _count(
-    answer: nvml.Gpus, functions: list[pci.PciFunction], away: int, expected: Expectation
-) -> Iterator[Judgement]:
-    profiled = max(expected.profile.gpus - away, 0) if expected.profile else 0
-    wanted = max(profiled, len(functions))
-    if len(answer.gpus) >= wanted:
-        return
-    told = f"NVML lists {len(answer.gpus)}, PCI {len(functions)}"
-    if expected.profile:
-        told += f", {expected.instance_type} has {expected.profile.gpus}"
-    if expected.driver_age_seconds < GRACE_SECONDS:
-        yield Unobserved(
-            "DriverJustLoaded", f"{told}; counts are judged {GRACE_SECONDS:.0f} s after the driver was loaded"
-        )
-        return
-    yield Finding(COUNT_LOW.name, COUNT_LOW.severity, "node", told, flickers=COUNT_LOW.flickers)
+def _count(answer: nvml.Gpus, functions: list[pci.PciFunction], expected: Expectation) -> Iterator[Judgement]:
+    known = {gpu.address for gpu in answer.gpus}
+    unbound = [function for function in functions if not function.driver and function.address not in known]
+    # What another driver has was handed away (vfio-pci for a virtual machine), and is nobody's to count.
+    away = [function for function in functions if function.driver not in (NVIDIA_DRIVER, "")]
+    ours = len(functions) - len(away)
+    wanted = max(expected.profile.gpus - len(away) if expected.profile else 0, ours) - len(unbound)
+    told = f"NVML lists {len(answer.gpus)}, PCI {ours}"
+    yield _summary(told, expected)
+    for function in unbound:
+        yield settled(_finding(UNBOUND, f"gpu/{function.address}", "no driver has it"), expected)
+    if len(answer.gpus) < wanted:
+        promise = f", {expected.instance_type} has {expected.profile.gpus}" if expected.profile else ""
+        yield settled(_finding(COUNT_LOW, "node", told + promise), expected)
 
 
-CHECK = Check("gpu-count", "0-nvidia-smi", (nvml.NVML, pci.FUNCTIONS), judge, (LOST, RESET_REQUIRED, COUNT_LOW))
+def _summary(told: str, expected: Expectation) -> Seen:
+    if expected.profile is None:
+        return Seen(told, "as many in NVML as on PCI")
+    return Seen(told, f"{expected.profile.gpus} each", f"{expected.instance_type} in instance-profiles.conf")
+
+
+def _finding(reason: Reason, subject: str, detail: str) -> Finding:
+    return Finding(reason.name, reason.severity, subject, detail, flickers=reason.flickers)
+
+
+CHECK = Check(
+    "gpu-count",
+    "0-nvidia-smi",
+    (nvml.NVML, pci.FUNCTIONS),
+    judge,
+    (LOST, RESET_REQUIRED, POWER_INSUFFICIENT, IRQ_ISSUE, COUNT_LOW, UNBOUND),
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,7 @@ from uuid import UUID
 
 from healthcheck.command import Child, ChildError, MissedDeadline
 from healthcheck.model import Host, Probe, ProbeError, Unobserved
+from healthcheck.probes.nvml_child import PLACES, SONAME, resolve_inside
 from healthcheck.probes.pci import normalise_address
 
 SUCCESS = 0
@@ -204,12 +206,20 @@ class Gpus:
 
 @dataclass(frozen=True, slots=True)
 class DriverLook:
-    """One look: the GPUs, or why there was no answer. `missed`: monotonic seconds of deadlines missed in a row."""
+    """One look: the GPUs, or why there was no answer. `missed`: monotonic seconds of deadlines missed in a row.
+
+    `module_version` is the loaded kernel module's, '' when none is; `library_versions` those of the driver's libraries
+    that lie on the node.
+    """
 
     answer: Gpus | Unobserved
     missed: tuple[float, ...] = ()
     deadline_seconds: float = 0.0
     stuck_pid: int | None = None
+    module_version: str = ""
+    library_versions: tuple[str, ...] = ()
+    sees_every_process: bool = True
+    """False in a PID namespace of our own: NVML then shows us no process but ours."""
 
 
 @dataclass
@@ -259,7 +269,15 @@ class Driver:
         return self._child.pid
 
     def _told(self, answer: Gpus | Unobserved, stuck_pid: int | None = None) -> DriverLook:
-        return DriverLook(answer, tuple(self._missed), self.deadline_seconds, stuck_pid)
+        return DriverLook(
+            answer,
+            tuple(self._missed),
+            self.deadline_seconds,
+            stuck_pid,
+            self._version or "",
+            library_versions(self.root),
+            sees_every_process(self.root),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,6 +451,33 @@ def driver_version(root: Path) -> str:
         return (root / "sys/module/nvidia/version").read_text(encoding="ascii", errors="replace").strip()[:64]
     except OSError:
         return ""
+
+
+_VERSION = re.compile(r"libnvidia-ml\.so\.(\d{1,4}(?:\.\d{1,4}){1,3})\Z")
+_EVERY_PROCESS = "pid:[4026531836]"
+"""The first PID namespace of a kernel: PROC_PID_INIT_INO of include/linux/proc_ns.h."""
+
+
+def library_versions(root: Path) -> tuple[str, ...]:
+    """The versions of the driver's libraries under this root, as their files are named (hardware.md 3.5)."""
+    found = set()
+    for place in PLACES:
+        try:
+            file = resolve_inside(str(root).rstrip("/"), f"{place}/{SONAME}")
+        except OSError:
+            continue
+        version = _VERSION.search(file)
+        if version and Path(file).exists():
+            found.add(version[1])
+    return tuple(sorted(found))
+
+
+def sees_every_process(root: Path) -> bool:
+    """Whether we are in the node's own PID namespace; a tree without a living /proc is taken for it."""
+    try:
+        return (root / "proc/self/ns/pid").readlink().name == _EVERY_PROCESS
+    except OSError:
+        return True
 
 
 def read_driver(host: Host) -> DriverLook:

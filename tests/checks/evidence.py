@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from healthcheck.expectation import Expectation
-from healthcheck.model import Check, Evidence, Judgement, Probe, Unobserved
+from healthcheck.model import Check, Evidence, Judgement, Probe, Seen, Unobserved
 from healthcheck.probes.infiniband import ERROR_COUNTERS, KEEP_ALIVES, Rdma, RdmaDevice
 from healthcheck.probes.nvml import (
     DriverLook,
@@ -42,6 +42,16 @@ def says_later(
 ) -> list[Judgement]:
     """What it says of a look so long after another one."""
     return list(check.judge(Evidence(now, 1000.0 + seconds, Evidence(before, 1000.0)), P5))
+
+
+def finds(check: Check, expected: Expectation, seen: dict[Probe[Any], Any]) -> list[Judgement]:
+    """What it says without the line for a person."""
+    return [one for one in says(check, expected, seen) if not isinstance(one, Seen)]
+
+
+def tells(check: Check, expected: Expectation, seen: dict[Probe[Any], Any]) -> list[Seen]:
+    """The line for a person alone."""
+    return [one for one in says(check, expected, seen) if isinstance(one, Seen)]
 
 
 def gpu_function(address: str, driver: str = "nvidia", **more: Any) -> PciFunction:

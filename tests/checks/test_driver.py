@@ -1,19 +1,21 @@
-"""A look that never returns (contract, section 2, rules 10 and 11)."""
+"""A look that never returns (contract, section 2, rules 10 and 11), and a library that does not fit the module."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
 from healthcheck.checks.driver import CHECK, being_changed
-from healthcheck.model import Finding, Judgement, Severity, Unobserved
+from healthcheck.model import Finding, Judgement, Seen, Severity, Unobserved
 from healthcheck.probes.nvml import NVML, DriverLook
-from tests.checks.evidence import P5, driver_is_silent, driver_says, says
+from tests.checks.evidence import P5, driver_is_silent, driver_says, finds, tells
 
 SILENT = Unobserved("DriverNotAnswering", "no answer in time; its process was killed (60 s)")
 
 
 def judge(look: DriverLook) -> list[Judgement]:
-    return says(CHECK, P5, {NVML: look})
+    return finds(CHECK, P5, {NVML: look})
 
 
 def unresponsive(detail: str) -> Finding:
@@ -47,6 +49,75 @@ def test_a_child_that_cannot_be_killed_is_named() -> None:
 @pytest.mark.parametrize("cause", ["DriverBeingChanged", "DriverNotLoaded", "NvmlCrashed", "NvmlNonsense"])
 def test_any_other_reason_for_no_answer_could_not_look(cause: str) -> None:
     assert judge(driver_is_silent(Unobserved(cause, "why"))) == [Unobserved(cause, "why")]
+
+
+MODULE, OTHER = "570.124.06", "570.133.20"
+
+
+def versions(look: DriverLook, module: str, *libraries: str) -> DriverLook:
+    return replace(look, module_version=module, library_versions=libraries)
+
+
+def mismatch(detail: str) -> Finding:
+    return Finding("DriverVersionMismatch", Severity.MONITOR, "driver", detail, flickers=True)
+
+
+@pytest.mark.parametrize(
+    ("module", "libraries"),
+    [
+        (MODULE, (MODULE,)),
+        # One that an image left behind, beside the one that a driver container brought.
+        (MODULE, ("535.183.01", MODULE)),
+        # A library whose name tells no version, or that lies where nobody looks.
+        (MODULE, ()),
+        ("", (OTHER,)),
+        ("", ()),
+    ],
+)
+def test_a_library_of_the_modules_version_or_none_that_tells_is_no_finding(
+    module: str, libraries: tuple[str, ...]
+) -> None:
+    assert judge(versions(driver_says(), module, *libraries)) == []
+
+
+def test_a_library_of_another_version_is_found_while_nvml_still_opens() -> None:
+    """The agent's own library is the old one, mounted when its container started."""
+    assert judge(versions(driver_says(), MODULE, OTHER)) == [mismatch(f"kernel module {MODULE}, library {OTHER}")]
+
+
+def test_a_library_of_another_version_is_found_beside_an_nvml_that_does_not_open() -> None:
+    blind = Unobserved("DriverLibraryMismatch", "NVML: Driver/library version mismatch")
+
+    assert judge(versions(driver_is_silent(blind), MODULE, OTHER, "580.65.06")) == [
+        blind,
+        mismatch(f"kernel module {MODULE}, library {OTHER}, 580.65.06"),
+    ]
+
+
+def test_an_nvml_that_does_not_open_is_no_fault_of_the_node_whose_library_fits() -> None:
+    """The library in our own container is older than the driver that was loaded since."""
+    blind = Unobserved("DriverLibraryMismatch", "NVML: Driver/library version mismatch")
+
+    assert judge(versions(driver_is_silent(blind), MODULE, MODULE)) == [blind]
+
+
+def test_a_person_is_told_both_versions() -> None:
+    source = "/sys/module/nvidia/version and the name of the library's file"
+
+    assert tells(CHECK, P5, {NVML: versions(driver_says(), MODULE, MODULE)}) == [
+        Seen(f"kernel module {MODULE}, library {MODULE}", "one version", source)
+    ]
+    assert tells(CHECK, P5, {NVML: versions(driver_says(), MODULE)}) == [
+        Seen(f"kernel module {MODULE}, library not found", "one version", source)
+    ]
+    assert tells(CHECK, P5, {NVML: driver_says()}) == []
+
+
+def test_every_reason_that_it_can_give_is_declared() -> None:
+    assert [(reason.name, reason.severity, reason.flickers) for reason in CHECK.reasons] == [
+        ("DriverUnresponsive", Severity.REBOOT, False),
+        ("DriverVersionMismatch", Severity.MONITOR, True),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from healthcheck.checks.gpu_count import CHECK
 from healthcheck.expectation import Expectation
-from healthcheck.model import Finding, Judgement, NotConfigured, Severity, Unobserved
+from healthcheck.model import Finding, Judgement, NotConfigured, Probe, Seen, Severity, Unobserved
 from healthcheck.probes.nvml import NVML, DriverLook, Gpu
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import (
@@ -19,10 +20,11 @@ from tests.checks.evidence import (
     UNKNOWN_TYPE,
     driver_is_silent,
     driver_says,
+    finds,
     functions,
     gpu,
     gpu_function,
-    says,
+    tells,
 )
 
 ALL = tuple(gpu(index, address) for index, address in enumerate(ADDRESSES))
@@ -31,7 +33,7 @@ NOT_LOADED = Unobserved("DriverNotLoaded", "NVML: Driver Not Loaded")
 
 
 def judge(look: DriverLook, pci: tuple[PciFunction, ...], expected: Expectation = P5) -> list[Judgement]:
-    return says(CHECK, expected, {NVML: look, FUNCTIONS: pci})
+    return finds(CHECK, expected, {NVML: look, FUNCTIONS: pci})
 
 
 def low(listed: int, pci: int, told: str = ", p5.48xlarge has 8") -> Finding:
@@ -99,6 +101,24 @@ def test_a_gpu_that_requires_a_reset_says_so() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("error", "reason", "severity"),
+    [(8, "GpuPowerInsufficient", Severity.ISOLATE), (11, "GpuIrqIssue", Severity.REBOOT)],
+)
+def test_a_handle_that_answers_a_fault_of_the_hardware_says_so(error: int, reason: str, severity: Severity) -> None:
+    gpus = [Gpu(5, error) if one.index == 5 else one for one in ALL]
+
+    assert judge(driver_says(*gpus), functions(*ADDRESSES)) == [
+        Finding(reason, severity, f"gpu/{ADDRESSES[5]}", f"NVML error {error}", {"index": "5"})
+    ]
+
+
+def test_a_corrupted_inforom_is_another_checks_to_tell_and_its_gpu_is_counted() -> None:
+    gpus = [Gpu(5, 14) if one.index == 5 else one for one in ALL]
+
+    assert judge(driver_says(*gpus), functions(*ADDRESSES)) == []
+
+
 @pytest.mark.parametrize("error", [1, 2, 4, 6, 9, 10, 12, 17, 18, 19, 27, 999])
 def test_any_other_error_of_a_gpu_could_not_look_and_is_never_a_count(error: int) -> None:
     gpus = [Gpu(5, error) if one.index == 5 else one for one in ALL]
@@ -129,7 +149,7 @@ def test_fewer_than_pci_or_the_profile_promise_is_low(
     assert judge(driver_says(*ALL[:listed]), functions(*ADDRESSES[:on_pci]), expected) == said
 
 
-@pytest.mark.parametrize("driver", ["vfio-pci", "pci-stub"])
+@pytest.mark.parametrize("driver", ["vfio-pci", "pci-stub", "nouveau"])
 def test_gpus_given_to_a_virtual_machine_are_not_counted(driver: str) -> None:
     pci = (*functions(*ADDRESSES[:6]), *functions(*ADDRESSES[6:], driver=driver))
 
@@ -137,10 +157,37 @@ def test_gpus_given_to_a_virtual_machine_are_not_counted(driver: str) -> None:
     assert judge(driver_says(*ALL[:5]), pci) == [low(5, 6)]
 
 
-def test_a_gpu_without_a_driver_is_missing() -> None:
+def unbound(address: str) -> Finding:
+    return Finding("GpuUnbound", Severity.MONITOR, f"gpu/{address}", "no driver has it", flickers=True)
+
+
+@pytest.mark.parametrize("expected", [P5, UNKNOWN_TYPE])
+def test_a_gpu_without_a_driver_is_unbound_and_not_missing(expected: Expectation) -> None:
     pci = (*functions(*ADDRESSES[:7]), gpu_function(ADDRESSES[7], ""))
 
-    assert judge(driver_says(*ALL[:7]), pci) == [low(7, 8)]
+    assert judge(driver_says(*ALL[:7]), pci, expected) == [unbound(ADDRESSES[7])]
+
+
+def test_an_unbound_gpu_excuses_no_other_one() -> None:
+    pci = (*functions(*ADDRESSES[:7]), gpu_function(ADDRESSES[7], ""))
+
+    assert judge(driver_says(*ALL[:6]), pci) == [unbound(ADDRESSES[7]), low(6, 8)]
+    assert judge(driver_says(*ALL[:6]), pci[1:]) == [unbound(ADDRESSES[7]), low(6, 7)]
+
+
+def test_a_gpu_that_nvml_lists_was_bound_while_we_looked() -> None:
+    pci = (*functions(*ADDRESSES[:7]), gpu_function(ADDRESSES[7], ""))
+
+    assert judge(driver_says(*ALL), pci) == []
+
+
+def test_a_driver_that_was_just_loaded_may_still_bind_its_gpus() -> None:
+    pci = (*functions(*ADDRESSES[:7]), gpu_function(ADDRESSES[7], ""))
+    subject = f"gpu/{ADDRESSES[7]}"
+
+    assert judge(driver_says(*ALL[:7]), pci, replace(P5, driver_age_seconds=119.9)) == [
+        Unobserved("DriverJustLoaded", "no driver has it; judged 120 s after the driver was loaded", subject)
+    ]
 
 
 def test_switches_audio_and_virtual_functions_are_no_gpus() -> None:
@@ -161,7 +208,8 @@ def test_counts_are_judged_two_minutes_after_the_driver_was_loaded(age: float, j
 
     early = Unobserved(
         "DriverJustLoaded",
-        "NVML lists 7, PCI 8, p5.48xlarge has 8; counts are judged 120 s after the driver was loaded",
+        "NVML lists 7, PCI 8, p5.48xlarge has 8; judged 120 s after the driver was loaded",
+        "node",
     )
     assert said == [low(7, 8) if judged else early]
 
@@ -188,9 +236,23 @@ def test_a_node_without_gpus_that_expects_none_is_not_configured(expected: Expec
     assert judge(driver_says(), (), expected) == [NotConfigured("no GPU on PCI, none in NVML, none expected")]
 
 
+def test_a_person_is_told_both_counts_and_whose_expectation_it_is() -> None:
+    seen: dict[Probe[Any], Any] = {NVML: driver_says(*ALL[:7]), FUNCTIONS: functions(*ADDRESSES)}
+
+    assert tells(CHECK, P5, seen) == [
+        Seen("NVML lists 7, PCI 8", "8 each", "p5.48xlarge in instance-profiles.conf"),
+    ]
+    assert tells(CHECK, UNKNOWN_TYPE, seen) == [
+        Seen("NVML lists 7, PCI 8", "as many in NVML as on PCI"),
+    ]
+
+
 def test_every_reason_that_it_can_give_is_declared() -> None:
     assert [(reason.name, reason.severity, reason.flickers) for reason in CHECK.reasons] == [
         ("GpuLost", Severity.REBOOT, False),
         ("GpuResetRequired", Severity.RESET, False),
+        ("GpuPowerInsufficient", Severity.ISOLATE, False),
+        ("GpuIrqIssue", Severity.REBOOT, False),
         ("GpuCountLow", Severity.REBOOT, True),
+        ("GpuUnbound", Severity.MONITOR, True),
     ]

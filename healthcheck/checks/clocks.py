@@ -1,0 +1,64 @@
+"""No GPU's clocks are held down by its hardware: by heat, by a power supply, or by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck.expectation import Expectation
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.per_gpu import all_lack, answering, found
+from healthcheck.probes import nvml
+
+_HARDWARE_SLOWDOWN, _THERMAL_SLOWDOWN, _POWER_BRAKE = 0x8, 0x40, 0x80
+"""nvmlClocksEventReasons (nvml.h). All others are a person's setting, or what a busy or idle GPU does."""
+
+# The driver shows the first bit for a moment whenever clocks change (nvml.h): one look proves nothing.
+HARDWARE = Reason(
+    "ClocksHardwareSlowdown",
+    Severity.MONITOR,
+    "The GPU's hardware holds its clocks at half or less, and says neither heat nor power brake.",
+    "Look at power draw and temperature; move work away and replace the node when it stays.",
+    flickers=True,
+    threshold=f"bit {_HARDWARE_SLOWDOWN:#x}, alone",
+    source="nvml.h, nvmlClocksEventReasonHwSlowdown",
+)
+THERMAL = Reason(
+    "ClocksThermalSlowdown",
+    Severity.MONITOR,
+    "The GPU's hardware holds its clocks at half or less because it is too hot.",
+    "Look at temperature and fans; move work away and replace the node when it stays.",
+    flickers=True,
+    threshold=f"bit {_THERMAL_SLOWDOWN:#x}",
+    source="nvml.h, nvmlClocksEventReasonHwThermalSlowdown",
+)
+POWER_BRAKE = Reason(
+    "PowerBrake",
+    Severity.MONITOR,
+    "The machine's power supply makes the GPU hold its clocks at half or less.",
+    "Move work away; replace the node when it stays: its power supply is at fault, not the GPU.",
+    flickers=True,
+    threshold=f"bit {_POWER_BRAKE:#x}",
+    source="nvml.h, nvmlClocksEventReasonHwPowerBrakeSlowdown",
+)
+_REASONS = {_HARDWARE_SLOWDOWN: HARDWARE, _THERMAL_SLOWDOWN: THERMAL, _POWER_BRAKE: POWER_BRAKE}
+
+
+def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+    gpus = yield from answering(seen, "clock_reasons")
+    told = [(gpu, _held_down(gpu.clock_reasons)) for gpu in gpus if gpu.clock_reasons is not None]
+    if all_lack(gpus, "clock_reasons"):
+        yield NotConfigured("no GPU here tells what holds its clocks down")
+    elif told:
+        yield Seen(f"{sum(bool(bits) for _, bits in told)} of {len(told)} GPUs held down by their hardware", "none")
+    for gpu, bits in told:
+        for bit in bits:
+            yield found(_REASONS[bit], gpu, f"clocks event reason {bit:#x}")
+
+
+def _held_down(reasons: int) -> tuple[int, ...]:
+    """The bits that say why. The general one is set together with its causes, and says nothing beside them."""
+    causes = tuple(bit for bit in (_THERMAL_SLOWDOWN, _POWER_BRAKE) if reasons & bit)
+    return causes or ((_HARDWARE_SLOWDOWN,) if reasons & _HARDWARE_SLOWDOWN else ())
+
+
+CHECK = Check("clocks", "0-nvidia-smi", (nvml.NVML,), judge, (HARDWARE, THERMAL, POWER_BRAKE))

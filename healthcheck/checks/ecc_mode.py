@@ -1,0 +1,39 @@
+"""ECC protects the memory of every GPU that can do it, where the instance type comes with it on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck.expectation import Expectation
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.per_gpu import all_lack, answering, found
+from healthcheck.probes import nvml
+
+# A change that only waits for its reset has no reason of its own: until then nothing is wrong, and afterwards this is.
+OFF = Reason(
+    "EccModeOff",
+    Severity.MONITOR,
+    "ECC is off, and the instance type's GPUs come with it on: errors in memory corrupt results and nobody sees them.",
+    "Drain the node, `nvidia-smi -e 1`, then reset the GPU or reboot.",
+    source="DCGM 55, DCGM_FR_ECC_DISABLED",
+)
+
+
+def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    gpus = yield from answering(seen, "ecc_mode")
+    modes = [(gpu, gpu.ecc_mode) for gpu in gpus if gpu.ecc_mode is not None]
+    profile = expected.profile
+    if all_lack(gpus, "ecc_mode"):
+        yield NotConfigured("no GPU here can do ECC")
+    elif modes:
+        told = f"on for {sum(mode.current for _, mode in modes)} of {len(modes)} GPUs"
+        changing = sum(mode.current != mode.pending for _, mode in modes)
+        if changing:
+            told += f", {changing} change at the next reset"
+        yield Seen(told, "on for all", f"{expected.instance_type} in instance-profiles.conf") if profile else Seen(told)
+    for gpu, mode in modes:
+        if profile and not mode.current:
+            yield found(OFF, gpu, f"ECC is off, {'on' if mode.pending else 'and stays off'} after the next reset")
+
+
+CHECK = Check("ecc-mode", "0-nvidia-smi", (nvml.NVML,), judge, (OFF,))

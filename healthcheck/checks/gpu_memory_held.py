@@ -1,0 +1,50 @@
+"""Nobody holds a GPU's memory without a process: what a crashed program left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck.expectation import Expectation
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.per_gpu import all_lack, answering, found
+from healthcheck.probes import nvml
+
+_GIB = 1 << 30
+MOST_WITHOUT_A_PROCESS = _GIB
+"""Bytes. What a driver before R510 reserves for itself is part of `used`, several hundred MiB on the largest GPUs."""
+
+HELD = Reason(
+    "GpuMemoryHeld",
+    Severity.MONITOR,
+    "Memory of the GPU is in use, and no process has a context on it: the next job will find less than it expects.",
+    "Look for containers that do not end and processes in state D; drain the node and reset the GPU.",
+    # A process that ends leaves the list before its memory is free.
+    flickers=True,
+    threshold=f"more than {MOST_WITHOUT_A_PROCESS // _GIB} GiB",
+)
+
+
+def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+    if not seen[nvml.NVML].sees_every_process:
+        yield NotConfigured("this PID namespace does not show the processes of the node")
+        return
+    gpus = yield from answering(seen, "memory", "processes", "mig_mode")
+    idle = [(gpu, gpu.memory.used) for gpu in gpus if gpu.memory is not None and _is_unused(gpu)]
+    if all_lack(gpus, "memory") or all_lack(gpus, "processes"):
+        yield NotConfigured("no GPU here tells both its memory and its processes")
+    elif idle:
+        most = max(used for _, used in idle) >> 20
+        yield Seen(f"at most {most} MiB in use where no process is", f"at most {MOST_WITHOUT_A_PROCESS >> 20} MiB")
+    elif gpus:
+        yield Seen("every GPU has a process, or MIG on")
+    for gpu, used in idle:
+        if used > MOST_WITHOUT_A_PROCESS:
+            yield found(HELD, gpu, f"{used // _GIB} GiB in use, and no process")
+
+
+def _is_unused(gpu: nvml.Gpu) -> bool:
+    """With MIG on the processes are those of its instances, which are not asked."""
+    return gpu.processes == 0 and (gpu.mig_mode is None or not gpu.mig_mode.current)
+
+
+CHECK = Check("gpu-memory-held", "0-nvidia-smi", (nvml.NVML,), judge, (HELD,))

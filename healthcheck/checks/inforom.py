@@ -1,0 +1,47 @@
+"""The InfoROM of every GPU, its own record of configuration and faults, is valid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck.expectation import Expectation
+from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, Unobserved
+from healthcheck.per_gpu import all_lack, placed, silent, unread
+from healthcheck.probes import nvml, pci
+
+CORRUPTED = Reason(
+    "InforomCorrupted",
+    Severity.RESET,
+    "The checksum of the GPU's InfoROM is wrong: its settings, and what it keeps of retired memory, can't be trusted.",
+    "Drain the node and reset the GPU, or reboot; replace the node when it stays.",
+    source="nvml.h, error 14; DCGM 9, DCGM_FR_CORRUPT_INFOROM",
+)
+
+
+def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+    answer = seen[nvml.NVML].answer
+    if isinstance(answer, Unobserved):
+        yield answer
+        return
+    functions = seen[pci.FUNCTIONS]
+    checked = [gpu.inforom_valid for gpu in answer.gpus if gpu.inforom_valid is not None]
+    if all_lack(answer.gpus, "inforom_valid"):
+        yield NotConfigured("no GPU here lets its InfoROM be tested")
+    elif checked:
+        yield Seen(f"valid on {sum(checked)} of {len(checked)} GPUs", "valid on all")
+    # A GPU may refuse its handle for this, and nobody then knows its address from NVML.
+    for gpu, subject in placed(answer, functions):
+        if _is_corrupted(gpu):
+            yield Finding(CORRUPTED.name, CORRUPTED.severity, subject, "the InfoROM is corrupted", gpu.about)
+        elif gpu.error != nvml.SUCCESS:
+            yield silent(gpu, gpu.error)
+        else:
+            yield from unread(gpu, "inforom_valid")
+
+
+def _is_corrupted(gpu: nvml.Gpu) -> bool:
+    """By the driver's own test of it, or because a call, the handle's too, says so in place of an answer."""
+    return gpu.inforom_valid is False or nvml.CORRUPTED_INFOROM in (gpu.error, *gpu.errors.values())
+
+
+CHECK = Check("inforom", "0-nvidia-smi", (nvml.NVML, pci.FUNCTIONS), judge, (CORRUPTED,))

@@ -1,0 +1,50 @@
+"""The MIG mode of each GPU is the one that was asked for, and fits the node's other GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck.expectation import Expectation
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.per_gpu import all_lack, answering, found
+from healthcheck.probes import nvml
+
+# Both flicker: MIG manager changes the mode of one GPU after the other, and makes the instances last.
+PENDING = Reason(
+    "MigModePending",
+    Severity.MONITOR,
+    "Somebody changed the GPU's MIG mode, and the change waits for a reset: the GPU is not what was asked for.",
+    "Drain the node and reset the GPU, or reboot; or take the change back.",
+    flickers=True,
+)
+# GPUs with and without MIG on one node are legal (MIG manager's configurations name single GPUs). What nobody asks for
+# is a GPU among them that is neither: as a whole no longer for use, and not divided either.
+INCONSISTENT = Reason(
+    "MigModeInconsistent",
+    Severity.MONITOR,
+    "MIG is on for this GPU and off for others of the node, and this one has no instance: nothing can run on it.",
+    "Apply the MIG configuration again (label nvidia.com/mig.config), or turn MIG off for this GPU.",
+    flickers=True,
+)
+
+
+def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+    gpus = yield from answering(seen, "mig_mode")
+    modes = [(gpu, gpu.mig_mode) for gpu in gpus if gpu.mig_mode is not None]
+    divided = sum(mode.current for _, mode in modes)
+    if all_lack(gpus, "mig_mode"):
+        yield NotConfigured("no GPU here can do MIG")
+    elif modes:
+        yield Seen(f"on for {divided} of {len(modes)} GPUs")
+    for gpu, mode in modes:
+        if mode.current != mode.pending:
+            yield found(PENDING, gpu, f"MIG is {_word(mode.current)}, and {_word(mode.pending)} after the next reset")
+        elif mode.current and divided < len(modes) and gpu.instances == ():
+            yield found(INCONSISTENT, gpu, "MIG is on and no instance exists, while MIG is off for other GPUs")
+
+
+def _word(on: bool) -> str:
+    return "on" if on else "off"
+
+
+CHECK = Check("mig-mode", "0-nvidia-smi", (nvml.NVML,), judge, (PENDING, INCONSISTENT))

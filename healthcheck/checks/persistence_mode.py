@@ -1,0 +1,36 @@
+"""Every GPU keeps its driver state between processes (persistence mode)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck.expectation import Expectation
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.per_gpu import DRIVER_GRACE, all_lack, answering, found, settled
+from healthcheck.probes import nvml
+
+OFF = Reason(
+    "PersistenceModeOff",
+    Severity.MONITOR,
+    "Persistence mode is off: whenever the last process leaves the GPU, its state is lost, and built anew in seconds.",
+    "Let nvidia-persistenced run on the node; until then `nvidia-smi -pm 1`.",
+    # Off while the node boots: nvidia-persistenced comes up after the driver.
+    flickers=True,
+    source="DCGM 29, DCGM_FR_PERSISTENCE_MODE",
+    grace=DRIVER_GRACE,
+)
+
+
+def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    gpus = yield from answering(seen, "persistence")
+    able = [gpu for gpu in gpus if gpu.persistence is not None]
+    if all_lack(gpus, "persistence"):
+        yield NotConfigured("no GPU here has a persistence mode")
+    elif able:
+        yield Seen(f"on for {sum(gpu.persistence is True for gpu in able)} of {len(able)} GPUs", "on for all")
+    for gpu in able:
+        if not gpu.persistence:
+            yield settled(found(OFF, gpu, "persistence mode is off"), expected)
+
+
+CHECK = Check("persistence-mode", "0-nvidia-smi", (nvml.NVML,), judge, (OFF,))

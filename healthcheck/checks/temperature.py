@@ -1,0 +1,67 @@
+"""No GPU is as hot as the temperature from which on it slows itself down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck.expectation import Expectation
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.per_gpu import answering, found
+from healthcheck.probes import nvml
+
+LOWEST_LIMIT_CELSIUS = 50
+"""No data-centre GPU slows down below it. A lower limit is an answer that makes no sense: 0 where there is none, or a
+margin that does not fit the temperature beside it, as H100s were seen to give (gpud leaves those out too)."""
+
+TOO_HOT = Reason(
+    "GpuTooHot",
+    Severity.MONITOR,
+    "The GPU is so hot that it slows itself down.",
+    "Look at the other GPUs' temperatures and the clocks; move work away and replace the node when it stays hot.",
+    flickers=True,
+    threshold="the GPU's own slowdown limit",
+    source="nvmlDeviceGetTemperatureThreshold; from Hopper on nvmlDeviceGetMarginTemperature and field 194",
+)
+
+
+def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+    gpus = yield from answering(seen, "temperature")
+    readings = [(gpu, gpu.temperature) for gpu in gpus if gpu.temperature is not None]
+    told = [temperature.celsius for _, temperature in readings if temperature.celsius is not None]
+    if told:
+        limits = [limit for _, temperature in readings if (limit := slowdown_celsius(temperature)) is not None]
+        expected = f"below its own limit, {_range(limits)} °C" if limits else ""
+        yield Seen(f"{_range(told)} °C", expected, "NVML" if limits else "")
+    elif gpus:
+        yield NotConfigured("no GPU here tells its temperature")
+    for gpu, temperature in readings:
+        limit = slowdown_celsius(temperature)
+        if limit is not None and temperature.celsius is not None and temperature.celsius >= limit:
+            yield found(TOO_HOT, gpu, _detail(temperature))
+
+
+def slowdown_celsius(temperature: nvml.Temperature) -> int | None:
+    """From where on this GPU slows itself down; None where it does not say so, or not in earnest.
+
+    From Hopper on a GPU tells how far it is from its limit, and how far from it it slows down: 0 or below.
+    """
+    celsius, margin, slowdown = temperature.celsius, temperature.margin_celsius, temperature.slowdown_margin_celsius
+    if celsius is not None and margin is not None and slowdown is not None:
+        limit: int | None = celsius + margin - slowdown
+    else:
+        limit = temperature.slowdown_celsius
+    return limit if limit is not None and limit >= LOWEST_LIMIT_CELSIUS else None
+
+
+def _detail(temperature: nvml.Temperature) -> str:
+    """The limit as the GPU tells it. One made of temperature and margin moves by a degree from look to look."""
+    if temperature.margin_celsius is not None and temperature.slowdown_margin_celsius is not None:
+        return f"its margin is at or below {temperature.slowdown_margin_celsius} °C, where it slows itself down"
+    return f"at or above {temperature.slowdown_celsius} °C, where it slows itself down"
+
+
+def _range(values: list[int]) -> str:
+    return f"{min(values)}" if min(values) == max(values) else f"{min(values)} to {max(values)}"
+
+
+CHECK = Check("temperature", "0-nvidia-smi", (nvml.NVML,), judge, (TOO_HOT,))

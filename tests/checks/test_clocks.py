@@ -1,0 +1,62 @@
+"""Clocks that the hardware holds down."""
+
+from __future__ import annotations
+
+import pytest
+
+from healthcheck.checks.clocks import CHECK
+from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.probes.nvml import NVML, Gpu
+from tests.checks.evidence import ADDRESSES, P5, driver_says, every, finds, healthy, tells
+
+SUBJECT = f"gpu/{ADDRESSES[3]}"
+# nvml.h: idle, application clocks, software power cap, sync boost, software thermal, display; and one to come.
+NO_FAULT = (0x1, 0x2, 0x4, 0x10, 0x20, 0x100, 0x200)
+HARDWARE, THERMAL, POWER = ("ClocksHardwareSlowdown", 0x8), ("ClocksThermalSlowdown", 0x40), ("PowerBrake", 0x80)
+
+
+def judge(*gpus: Gpu) -> list[Judgement]:
+    return finds(CHECK, P5, {NVML: driver_says(*gpus)})
+
+
+def held(reason: str, bit: int) -> Finding:
+    about = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
+    return Finding(reason, Severity.MONITOR, SUBJECT, f"clocks event reason {bit:#x}", about, flickers=True)
+
+
+@pytest.mark.parametrize("beside", [0, *NO_FAULT, sum(NO_FAULT)])
+@pytest.mark.parametrize(
+    ("bits", "told"),
+    [
+        (0x8, [HARDWARE]),
+        (0x40, [THERMAL]),
+        (0x80, [POWER]),
+        (0x48, [THERMAL]),
+        (0x88, [POWER]),
+        (0xC0, [THERMAL, POWER]),
+        (0xC8, [THERMAL, POWER]),
+    ],
+)
+def test_each_bit_is_its_own_fault_and_the_general_one_only_alone(
+    bits: int, beside: int, told: list[tuple[str, int]]
+) -> None:
+    assert judge(healthy(2), healthy(3, clock_reasons=bits | beside)) == [held(*one) for one in told]
+
+
+@pytest.mark.parametrize("bits", [0, None, *NO_FAULT, sum(NO_FAULT)])
+def test_what_software_or_a_person_sets_and_no_answer_are_no_finding(bits: int | None) -> None:
+    assert judge(healthy(2), healthy(3, clock_reasons=bits)) == []
+
+
+@pytest.mark.parametrize("error", [1, 10, 15, 999])
+def test_reasons_that_could_not_be_read_could_not_look_there(error: int) -> None:
+    assert judge(healthy(3, clock_reasons=None, errors={"clock_reasons": error}), healthy(4)) == [
+        Unobserved("GpuNotAnswering", f"{SUBJECT}: clock reasons: NVML error {error}", SUBJECT)
+    ]
+
+
+def test_a_person_is_told_how_many_are_held_down() -> None:
+    gpus = (*every()[:6], healthy(6, clock_reasons=0xC8), healthy(7, clock_reasons=0x8))
+
+    assert tells(CHECK, P5, {NVML: driver_says(*gpus)}) == [Seen("2 of 8 GPUs held down by their hardware", "none")]
+    assert judge(*every(clock_reasons=None)) == [NotConfigured("no GPU here tells what holds its clocks down")]

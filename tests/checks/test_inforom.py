@@ -1,0 +1,89 @@
+"""A corrupted InfoROM: by the driver's own test of it, or in the place of a handle."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from healthcheck.checks.inforom import CHECK
+from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.probes.nvml import NVML, Gpu
+from healthcheck.probes.pci import FUNCTIONS
+from tests.checks.evidence import (
+    ADDRESSES,
+    P5,
+    driver_is_silent,
+    driver_says,
+    every,
+    finds,
+    functions,
+    healthy,
+    tells,
+)
+
+CORRUPTED = 14
+SUBJECT = f"gpu/{ADDRESSES[3]}"
+ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
+
+
+def judge(*gpus: Gpu) -> list[Judgement]:
+    return finds(CHECK, P5, {NVML: driver_says(*gpus), FUNCTIONS: functions(*ADDRESSES)})
+
+
+def corrupted(about: dict[str, str]) -> Finding:
+    return Finding("InforomCorrupted", Severity.RESET, SUBJECT, "the InfoROM is corrupted", about)
+
+
+def with_one(gpu: Gpu) -> tuple[Gpu, ...]:
+    return tuple(gpu if one.index == gpu.index else one for one in every())
+
+
+def test_a_wrong_checksum_is_found_on_its_gpu() -> None:
+    assert judge(*with_one(healthy(3, inforom_valid=False))) == [corrupted(ABOUT)]
+
+
+def test_a_handle_refused_for_it_is_found_at_the_address_that_is_left() -> None:
+    assert judge(*with_one(Gpu(3, CORRUPTED))) == [corrupted({"index": "3"})]
+
+
+def test_a_call_that_answers_it_is_found_with_all_names() -> None:
+    assert judge(*with_one(replace(healthy(3, inforom_valid=None), error=CORRUPTED))) == [corrupted(ABOUT)]
+    assert judge(*with_one(healthy(3, errors={"ecc_mode": CORRUPTED}))) == [corrupted(ABOUT)]
+
+
+@pytest.mark.parametrize("valid", [True, None])
+def test_a_valid_one_or_a_gpu_that_has_no_such_test_is_no_finding(valid: bool | None) -> None:
+    assert judge(*with_one(healthy(3, inforom_valid=valid))) == []
+
+
+@pytest.mark.parametrize("error", [1, 8, 10, 15, 16, 999])
+def test_a_gpu_that_does_not_answer_could_not_look(error: int) -> None:
+    assert judge(*with_one(Gpu(3, error))) == [Unobserved("GpuNotAnswering", f"gpu/index-3: NVML error {error}")]
+    assert judge(*with_one(replace(healthy(3), error=error))) == [
+        Unobserved("GpuNotAnswering", f"{SUBJECT}: NVML error {error}", SUBJECT)
+    ]
+
+
+def test_a_wrong_checksum_counts_whatever_else_failed_on_the_gpu() -> None:
+    assert judge(*with_one(replace(healthy(3, inforom_valid=False), error=999))) == [corrupted(ABOUT)]
+
+
+@pytest.mark.parametrize("error", [1, 10, 999])
+def test_a_test_that_could_not_be_done_could_not_look_there(error: int) -> None:
+    assert judge(*with_one(healthy(3, inforom_valid=None, errors={"inforom_valid": error}))) == [
+        Unobserved("GpuNotAnswering", f"{SUBJECT}: inforom valid: NVML error {error}", SUBJECT)
+    ]
+
+
+def test_a_driver_that_does_not_answer_could_not_look() -> None:
+    blind = Unobserved("DriverNotLoaded", "why")
+
+    assert finds(CHECK, P5, {NVML: driver_is_silent(blind), FUNCTIONS: ()}) == [blind]
+
+
+def test_a_person_is_told_how_many_are_valid() -> None:
+    gpus = with_one(healthy(3, inforom_valid=False))
+
+    assert tells(CHECK, P5, {NVML: driver_says(*gpus), FUNCTIONS: ()}) == [Seen("valid on 7 of 8 GPUs", "valid on all")]
+    assert judge(*every(inforom_valid=None)) == [NotConfigured("no GPU here lets its InfoROM be tested")]

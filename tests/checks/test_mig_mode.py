@@ -1,0 +1,70 @@
+"""MIG modes that wait for a reset, and a GPU left between the two."""
+
+from __future__ import annotations
+
+import pytest
+
+from healthcheck.checks.mig_mode import CHECK
+from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.probes.nvml import NVML, Gpu, Mode
+from tests.checks.evidence import ADDRESSES, P5, driver_says, every, finds, healthy, tells
+
+SUBJECT = f"gpu/{ADDRESSES[3]}"
+ON, OFF = Mode(current=True, pending=True), Mode(current=False, pending=False)
+TO_BE_ON, TO_BE_OFF = Mode(current=False, pending=True), Mode(current=True, pending=False)
+
+
+def judge(*gpus: Gpu) -> list[Judgement]:
+    return finds(CHECK, P5, {NVML: driver_says(*gpus)})
+
+
+def found(reason: str, detail: str) -> Finding:
+    about = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
+    return Finding(reason, Severity.MONITOR, SUBJECT, detail, about, flickers=True)
+
+
+@pytest.mark.parametrize("instances", [(), (5,), None])
+@pytest.mark.parametrize(
+    ("mode", "detail"),
+    [(TO_BE_ON, "MIG is off, and on after the next reset"), (TO_BE_OFF, "MIG is on, and off after the next reset")],
+)
+def test_a_mode_that_waits_for_a_reset_is_found(mode: Mode, detail: str, instances: tuple[int, ...] | None) -> None:
+    assert judge(healthy(2), healthy(3, mig_mode=mode, instances=instances)) == [found("MigModePending", detail)]
+
+
+def test_a_gpu_with_mig_on_and_no_instance_beside_whole_ones_is_found() -> None:
+    assert judge(healthy(2), healthy(3, mig_mode=ON), healthy(4, mig_mode=ON, instances=(1, 2))) == [
+        found("MigModeInconsistent", "MIG is on and no instance exists, while MIG is off for other GPUs")
+    ]
+
+
+@pytest.mark.parametrize(
+    "gpus",
+    [
+        every(),
+        # All on: divided, to be divided, or nobody could say.
+        every(mig_mode=ON, instances=(1, 2)),
+        every(mig_mode=ON, instances=()),
+        # Some on, by somebody's choice, and in use; or nobody could say.
+        (healthy(2), healthy(3, mig_mode=ON, instances=(1, 2))),
+        (healthy(2), healthy(3, mig_mode=ON, instances=None)),
+        # One that can't do MIG is not one that has it off.
+        (healthy(2, mig_mode=None), healthy(3, mig_mode=ON)),
+    ],
+)
+def test_what_somebody_may_have_asked_for_is_no_finding(gpus: tuple[Gpu, ...]) -> None:
+    assert judge(*gpus) == []
+
+
+@pytest.mark.parametrize("error", [1, 10, 15, 999])
+def test_a_mode_that_could_not_be_read_could_not_look_there(error: int) -> None:
+    assert judge(healthy(3, mig_mode=None, errors={"mig_mode": error}), healthy(4)) == [
+        Unobserved("GpuNotAnswering", f"{SUBJECT}: mig mode: NVML error {error}", SUBJECT)
+    ]
+
+
+def test_a_person_is_told_how_many_have_it_on() -> None:
+    gpus = (*every()[:6], healthy(6, mig_mode=ON, instances=(1,)), healthy(7, mig_mode=TO_BE_OFF, instances=(1,)))
+
+    assert tells(CHECK, P5, {NVML: driver_says(*gpus)}) == [Seen("on for 2 of 8 GPUs")]
+    assert judge(*every(mig_mode=None)) == [NotConfigured("no GPU here can do MIG")]
