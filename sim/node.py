@@ -14,7 +14,8 @@ from types import TracebackType
 from typing import Self
 
 from sim import nvml_library
-from sim.instance_types import INSTANCE_SHAPES
+from sim.host_services import HostServices
+from sim.instance_rows import FABRIC_MANAGER_RUNS_ON, IMEX_RUNS_ON, SHAPES
 from sim.kernel_log import INFO, KernelRecord, SimulatedKernelLog, monotonic_us
 from sim.pci_tree import DEVICE_COUNTERS, PciFunction, PciTree, efa_name
 from sim.simulated_gpu import SimulatedGpu, healthy_values, invent_gpus, values_after_reboot
@@ -26,6 +27,7 @@ KERNEL_RELEASE = "6.8.0-1029-aws"
 # Old enough that no production code takes the driver for one that is still coming up.
 SETTLED_DRIVER_SECONDS = 3600
 NVML_GPU_IS_LOST = 15
+FABRIC_MANAGER, IMEX = "nv-fabricmanager", "nvidia-imex"
 
 
 def process_limits(locked_memory: str = "unlimited") -> str:
@@ -38,10 +40,11 @@ class SimulatedNode:
     def __init__(self, root: Path, instance_type: str) -> None:
         self.root = root
         self.instance_type = instance_type
-        self.shape = INSTANCE_SHAPES[instance_type]
+        self.shape = SHAPES[instance_type]
         self.installed_version = self.driver_version = ""
         self.gpus = tuple(invent_gpus(root.name, self.shape))
         self.pci = PciTree(root)
+        self.services = HostServices(root, self.write_value)
         self.efa_names = tuple(efa_name(address) for address in self.shape.efa_addresses)
         (root / "dev").mkdir(parents=True)
         self.kernel_log = SimulatedKernelLog(root / "dev" / "kmsg")
@@ -60,6 +63,8 @@ class SimulatedNode:
         node = cls(path, instance_type)
         node._write_identity()
         node._plug_devices()
+        if instance_type in IMEX_RUNS_ON:
+            node.services.enable(IMEX)
         for gpu in node.gpus:
             _write_new(path / f"nvml/gpu{gpu.index}", healthy_values(gpu, node.shape.gpu_model))
         node.install_library(driver_version)
@@ -197,7 +202,56 @@ class SimulatedNode:
         self.pci.unbind(self.gpus[index].address)
         shutil.rmtree(self.root / f"nvml/gpu{index}")
 
+    def remove_nvswitch(self, index: int) -> None:
+        """The index-th NVSwitch is gone from PCI."""
+        self.pci.unplug(self.shape.nvswitch_addresses[index])
+
+    def hand_nvswitch_to_a_virtual_machine(self, index: int) -> None:
+        """On PCI as before, and bound to vfio-pci."""
+        self.pci.bind(self.shape.nvswitch_addresses[index], "vfio-pci")
+
+    # -- services on the host
+
+    def start_fabric_manager(self, age_seconds: float = SETTLED_DRIVER_SECONDS, version: str = "") -> None:
+        """It runs, of the driver's version or the one given, and wrote so when it started."""
+        version = version or self.driver_version
+        self.services.log(
+            "INFO", f"Fabric Manager version {version} is running with the following configuration options"
+        )
+        self.services.start(FABRIC_MANAGER, age_seconds)
+
+    def stop_fabric_manager(self) -> None:
+        self.services.stop(FABRIC_MANAGER)
+
+    def start_wrong_fabric_manager(self, version: str) -> None:
+        """One of this version was installed: it sees another driver, says so and ends."""
+        self.stop_fabric_manager()
+        versions = f"interface version {version} don't match with driver version {self.driver_version}"
+        text = f"fabric manager NVIDIA GPU driver {versions}. Please update with matching NVIDIA driver package."
+        self.services.log("ERROR", text)
+
+    def start_imex(self) -> None:
+        self.services.start(IMEX, SETTLED_DRIVER_SECONDS)
+
+    def stop_imex(self) -> None:
+        self.services.stop(IMEX)
+
+    def give_imex_to_pods(self) -> None:
+        """As the DRA driver wants it: disabled on the host, and running only while a job needs it."""
+        self.services.stop(IMEX)
+        self.services.disable(IMEX)
+
+    def hide_host_processes(self) -> None:
+        """As in a container with processes of its own: nobody sees the host's."""
+        self.write_value("proc/2/comm", "sh")
+        self.stop_fabric_manager()
+        self.stop_imex()
+
     # -- faults of the driver
+
+    def load_nouveau(self) -> None:
+        """The kernel's own driver is there too; NVIDIA's was first and keeps the GPUs."""
+        self.write_value("sys/module/nouveau/initstate", "live")
 
     def hang(self, function: str = "") -> None:
         """Every NVML call, or the one function named, never returns."""
@@ -215,6 +269,7 @@ class SimulatedNode:
         (self.root / "nvml/crash").unlink()
 
     def driver_unload(self) -> None:
+        self.stop_fabric_manager()  # it holds the driver: nobody could unload it beneath
         for gpu in self.present_gpus:
             if self.pci.driver(gpu.address) == "nvidia":
                 self.pci.unbind(gpu.address)
@@ -240,6 +295,8 @@ class SimulatedNode:
             (self.root / f"dev/nvidia{gpu.index}").touch()
             if not self.pci.driver(gpu.address):
                 self.pci.bind(gpu.address, "nvidia")
+        if self.instance_type in FABRIC_MANAGER_RUNS_ON:
+            self.start_fabric_manager(driver_age_seconds)
         self.kernel_log.write(
             f"NVRM: loading NVIDIA UNIX x86_64 Kernel Module  {self.driver_version}",
             level=INFO,
@@ -280,7 +337,9 @@ class SimulatedNode:
 
     def _boot(self, driver_age_seconds: int) -> None:
         self.write_value("proc/sys/kernel/random/boot_id", uuid.uuid4())
-        self.write_value("proc/uptime", f"{driver_age_seconds + 30}.00 {driver_age_seconds}.00")
+        self.services.boot(driver_age_seconds + 30)
+        if self.instance_type in IMEX_RUNS_ON:
+            self.start_imex()
         self.kernel_log.write(
             f"Linux version {KERNEL_RELEASE} (simulated)",
             level=5,

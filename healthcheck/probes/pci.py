@@ -12,6 +12,8 @@ NVIDIA = 0x10DE
 AMAZON = 0x1D0F
 _GPU_CLASSES = (0x0300, 0x0302)
 """VGA and 3D controllers: what an NVIDIA GPU calls itself on PCI (hardware.md 3.2)."""
+_NVSWITCH_CLASS = 0x0680
+"""A bridge of no other kind: how an NVSwitch of NVLink 2 to 4 shows itself (aws-parallelcluster-cookbook counts so)."""
 _EFA_DEVICES = (0xEFA0, 0xEFA1, 0xEFA2, 0xEFA3)
 """amzn-drivers, kernel/linux/efa/src/efa_main.c."""
 _ADDRESS = re.compile(r"(?:PCI:)?([0-9a-f]{1,8}):([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.[0-9a-f])?\Z", re.IGNORECASE)
@@ -42,6 +44,10 @@ class PciFunction:
     @property
     def is_gpu(self) -> bool:
         return self.vendor == NVIDIA and self.pci_class >> 8 in _GPU_CLASSES and not self.virtual
+
+    @property
+    def is_nvswitch(self) -> bool:
+        return self.vendor == NVIDIA and self.pci_class >> 8 == _NVSWITCH_CLASS
 
     @property
     def is_efa(self) -> bool:

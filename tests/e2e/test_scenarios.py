@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from cli.app import app
+from healthcheck.catalog.fabrics import fabric_of
 from healthcheck.checks import CHECKS
 from healthcheck.examine import judge, look
 from healthcheck.expectation import Expectation, FirstSeen, Place
@@ -19,6 +22,7 @@ from healthcheck.probes.pci import FUNCTIONS
 from healthcheck.profiles import find_profile
 from healthcheck.settings import packaged_profiles
 from healthcheck.verdict import status_of, worst
+from sim.instance_rows import SHAPES
 from sim.node import SimulatedNode
 from sim.scenarios import Scenario, scenarios
 
@@ -91,3 +95,21 @@ def test_two_looks_say_of_a_scenario_what_it_expects(scenario: Scenario, tmp_pat
         "findings": [f"{one.reason} {one.subject}" for one in findings],
         "unobserved": unobserved,
     }
+
+
+def test_every_instance_type_that_is_known_can_be_simulated() -> None:
+    assert sorted(SHAPES) == sorted(packaged_profiles())
+    assert [kind for kind in SHAPES if fabric_of(kind) is None] == []
+
+
+@pytest.mark.parametrize("instance_type", SHAPES)
+def test_check_finds_nothing_on_a_healthy_node_of_any_instance_type(
+    instance_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CONFIG_DIR", str(tmp_path / "config"))
+    (tmp_path / "config").mkdir()
+    with SimulatedNode.create(tmp_path / "node", instance_type) as node:
+        done = CliRunner().invoke(app, ["check", "--json", "--root", str(node.root), "--instance-type", instance_type])
+
+    record = json.loads(done.stdout)
+    assert (record["status"], record["findings"], record["unobserved"], done.exit_code) == ("pass", [], [], 0)

@@ -81,6 +81,16 @@ def test_an_efa_device_on_pci_is_known_by_both_numbers(tmp_path: Path, vendor: s
     assert [function.is_efa for function in read_functions(Host(tmp_path))] == [is_efa]
 
 
+@pytest.mark.parametrize(("instance_type", "switches"), [("p5.48xlarge", 4), ("p4d.24xlarge", 6), ("g6.xlarge", 0)])
+def test_nvswitches_are_known_by_their_class(
+    make_node: Callable[[str], SimulatedNode], instance_type: str, switches: int
+) -> None:
+    functions = read_functions(Host(make_node(instance_type).root))
+
+    assert sum(function.is_nvswitch for function in functions) == switches
+    assert [function for function in functions if function.is_nvswitch and function.is_gpu] == []
+
+
 @pytest.mark.parametrize(
     ("file", "content"),
     [("vendor", b""), ("vendor", b"\xff\xff"), ("vendor", None), ("device", b"x"), ("device", None), ("class", b"")],

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.instance_types import INSTANCE_SHAPES
+from sim.instance_rows import SHAPES
 from sim.node import SimulatedNode
 
 
@@ -43,9 +43,9 @@ def test_each_instance_type_has_its_gpus_and_efa_devices(
 
 
 def test_every_instance_type_can_be_made(make_node: Callable[[str], SimulatedNode]) -> None:
-    names = {(make_node(kind).root / "sys/class/dmi/id/product_name").read_text() for kind in INSTANCE_SHAPES}
+    names = {(make_node(kind).root / "sys/class/dmi/id/product_name").read_text() for kind in SHAPES}
 
-    assert names == {f"{kind}\n" for kind in INSTANCE_SHAPES}
+    assert names == {f"{kind}\n" for kind in SHAPES}
 
 
 def test_a_b200_node_has_infiniband_devices_that_are_no_efa(make_node: Callable[[str], SimulatedNode]) -> None:
@@ -236,3 +236,22 @@ def test_the_driver_says_once_per_boot_which_gpu_is_at_an_address(node: Simulate
 def test_a_node_is_made_where_nothing_stands_yet(node: SimulatedNode) -> None:
     with pytest.raises(FileExistsError):
         SimulatedNode.create(node.root)
+
+
+def test_the_fabric_manager_runs_where_its_type_needs_it_and_goes_with_the_driver(
+    make_node: Callable[[str], SimulatedNode],
+) -> None:
+    def runs(node: SimulatedNode) -> bool:
+        return "nv-fabricmanage" in {comm.read_text().strip() for comm in node.root.glob("proc/*/comm")}
+
+    node = make_node("p5.48xlarge")
+    seen = [runs(node), runs(make_node("g6.48xlarge")), runs(make_node("p6e-gb200.36xlarge"))]
+    node.driver_unload()
+    seen.append(runs(node))
+    node.driver_load()
+    seen.append(runs(node))
+    node.stop_fabric_manager()
+    seen.append(runs(node))
+    node.reboot()
+
+    assert [*seen, runs(node)] == [True, False, False, False, True, False, True]

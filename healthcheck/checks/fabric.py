@@ -1,0 +1,142 @@
+"""Each GPU is registered with its NVLink fabric, and the fabric is healthy for it (NVML, Hopper and later)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck.catalog.fabrics import fabric_of
+from healthcheck.expectation import Expectation
+from healthcheck.model import Check, Evidence, Grace, Judgement, NotConfigured, Reason, Seen, Severity, Unobserved
+from healthcheck.per_gpu import answering, found, silent
+from healthcheck.probes import nvml, services
+
+NOT_SUPPORTED, NOT_STARTED, IN_PROGRESS, COMPLETED = range(4)
+"""nvmlGpuFabricState_t (nvml.h)."""
+_STATES = {NOT_STARTED: "not started", IN_PROGRESS: "in progress"}
+_STATUSES = {3: "not supported", 10: "timeout", 23: "insufficient resources", 27: "not ready", 29: "invalid state"}
+"""nvmlReturn_t, of those that a registration ends with."""
+UNHEALTHY_SUMMARY, LIMITED_SUMMARY = 2, 3
+"""NVML_GPU_FABRIC_HEALTH_SUMMARY_… (nvml.h, nvmlGpuFabricInfo_v3_t)."""
+_YES = 1
+"""In a field of the health mask: 0 is not supported, 2 is no. So a healthy mask is not 0."""
+_FIELDS = {"degraded bandwidth": 0, "route recovery": 2, "unhealthy route": 4, "access timeout recovery": 6}
+"""NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_…: fields of two bits."""
+_CONFIGURATION_SHIFT = 8
+_CONFIGURATION_FAULT = 2
+"""From here on the field of four bits names what is wrong with the configuration: 0 is not supported, 1 is nothing."""
+GRACE = Grace(180.0, "the fabric manager was started")
+"""Contract, section 2."""
+
+NOT_READY = Reason(
+    "FabricNotReady",
+    Severity.RESET,
+    "A GPU is not registered with its NVLink fabric: new CUDA programs fail with error 802.",
+    "Look into the fabric manager's log; drain the node, reset all its GPUs and start the fabric manager again.",
+    flickers=True,
+    source="contract, section 2; nvml.h, nvmlGpuFabricState_t",
+    grace=GRACE,
+)
+ERROR = Reason(
+    "FabricError",
+    Severity.RESET,
+    "A GPU's registration with its NVLink fabric ended with an error.",
+    "Drain the node, reset all its GPUs and start the fabric manager again; replace the node when it comes back.",
+    flickers=True,
+    source="nvml.h, nvmlGpuFabricInfo_t; azurehpc-health-checks pull request 506",
+)
+UNHEALTHY = Reason(
+    "FabricUnhealthy",
+    Severity.RESET,
+    "NVML's fabric health says that a GPU's way through the NVLink fabric is degraded, unhealthy or misconfigured.",
+    "Drain the node and reset all its GPUs; replace the node when it comes back.",
+    flickers=True,
+    threshold=f"a field of the health mask at {_YES}, its configuration at {_CONFIGURATION_FAULT} or more, "
+    f"or the summary at {UNHEALTHY_SUMMARY}",
+    source="nvml.h, nvmlGpuFabricInfo_v2_t and _v3_t; EKS node monitoring agent, which calls it fatal",
+)
+LIMITED = Reason(
+    "FabricLimitedCapacity",
+    Severity.MONITOR,
+    "NVML's fabric health sums up to limited capacity: NVLink works with less bandwidth.",
+    "Compare all-reduce bandwidth with a healthy node; reset the node's GPUs when it can be drained.",
+    flickers=True,
+    threshold=f"the summary at {LIMITED_SUMMARY} and no field of the mask at fault",
+    source="nvml.h, nvmlGpuFabricInfo_v3_t",
+)
+
+
+def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    gpus = yield from answering(seen)
+    unread = [gpu for gpu in gpus if "fabric" in gpu.errors]
+    for gpu in unread:
+        yield silent(gpu, gpu.errors["fabric"], "fabric")
+    joined = [(gpu, gpu.fabric) for gpu in gpus if gpu.fabric is not None and gpu.fabric.state != NOT_SUPPORTED]
+    if not joined:
+        if gpus and not unread:
+            yield NotConfigured("no GPU has an NVLink fabric that NVML knows of")
+        return
+    wanted = _wanted_by(seen, expected)
+    young = _seconds_up(seen, expected) < GRACE.seconds
+    for gpu, fabric in joined:
+        if fabric.state == COMPLETED:
+            yield from _completed(gpu, fabric)
+        elif fabric.state not in _STATES:
+            yield Unobserved("FabricStateUnknown", f"{gpu.subject}: fabric state {fabric.state}", gpu.subject)
+        elif wanted:
+            yield _on_its_way(gpu, fabric.state, young)
+    registered = sum(fabric.state == COMPLETED for _, fabric in joined)
+    what = f"{registered} of {len(joined)} GPUs registered with their fabric"
+    yield Seen(what, "all" if wanted else "not required", wanted)
+
+
+def _wanted_by(seen: Evidence, expected: Expectation) -> str:
+    """Who says that these GPUs have to be in a fabric; '' where nobody does, as of one GPU cut out of a board."""
+    row = fabric_of(expected.instance_type)
+    if row is not None:
+        return f"{row.instance_type} in fabrics.csv" if row.fabric_manager or row.imex else ""
+    return "a fabric manager runs" if seen[services.SERVICES].find(services.FABRIC_MANAGER) else ""
+
+
+def _seconds_up(seen: Evidence, expected: Expectation) -> float:
+    """How long there was time to register: since the fabric manager's start, the driver's where none runs here."""
+    manager = seen[services.SERVICES].find(services.FABRIC_MANAGER)
+    age = manager.age_seconds if manager else None
+    return expected.driver_age_seconds if age is None else age
+
+
+def _on_its_way(gpu: nvml.Gpu, state: int, young: bool) -> Judgement:
+    detail = f"fabric state {state} ({_STATES[state]})"
+    if young:
+        told = f"{gpu.subject}: {detail}; judged {GRACE.seconds:g} s after {GRACE.since}"
+        return Unobserved("FabricComingUp", told, gpu.subject)
+    return found(NOT_READY, gpu, detail)
+
+
+def _completed(gpu: nvml.Gpu, fabric: nvml.Fabric) -> Iterator[Judgement]:
+    faults = _mask_faults(fabric.health_mask or 0)
+    if fabric.status != nvml.SUCCESS:
+        name = _STATUSES.get(fabric.status)
+        yield found(ERROR, gpu, f"registration ended with NVML error {fabric.status}" + (f" ({name})" if name else ""))
+    if faults:
+        yield found(UNHEALTHY, gpu, f"health mask: {', '.join(faults)}")
+    elif fabric.health_summary == UNHEALTHY_SUMMARY:
+        yield found(UNHEALTHY, gpu, "health summary: unhealthy")
+    elif fabric.health_summary == LIMITED_SUMMARY:
+        yield found(LIMITED, gpu, "health summary: limited capacity")
+
+
+def _mask_faults(mask: int) -> list[str]:
+    faults = [name for name, shift in _FIELDS.items() if mask >> shift & 0b11 == _YES]
+    configuration = mask >> _CONFIGURATION_SHIFT & 0b1111
+    if configuration >= _CONFIGURATION_FAULT:
+        faults.append(f"incorrect configuration {configuration}")
+    return faults
+
+
+CHECK = Check(
+    "fabric",
+    "3-topology-check",
+    (nvml.NVML, services.SERVICES),
+    judge,
+    (NOT_READY, ERROR, UNHEALTHY, LIMITED),
+)

@@ -1,0 +1,121 @@
+"""The fabric manager runs where the node needs one, and is of the driver's version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck.catalog.fabrics import fabric_of
+from healthcheck.expectation import Expectation
+from healthcheck.model import (
+    Check,
+    Evidence,
+    Finding,
+    Grace,
+    Judgement,
+    NotConfigured,
+    Reason,
+    Seen,
+    Severity,
+    Unobserved,
+)
+from healthcheck.probes import kernel_modules, nvml, pci, services
+
+GRACE = Grace(120.0, "the driver was loaded")
+"""Contract, section 2 rule 11: so long what counts on a loaded driver is not judged."""
+
+_NO_DRIVER = ("DriverBeingChanged", "DriverNotLoaded")
+"""Causes why NVML did not answer in which a fabric manager can't run either."""
+_OURS = ("nvidia", "")
+"""The driver of a GPU that was not handed to a virtual machine."""
+_SWITCH_DRIVER = "nvidia-nvswitch"
+"""open-gpu-kernel-modules, kernel-open/nvidia/linux_nvswitch.c: the host itself runs these switches."""
+
+NOT_RUNNING = Reason(
+    "FabricManagerNotRunning",
+    Severity.RESET,
+    "No fabric manager runs: new CUDA programs fail with error 802 while NVML looks healthy.",
+    "Start nvidia-fabricmanager (on the host, or the GPU operator's driver pod) and find in its log why it ended.",
+    flickers=True,
+    source="Fabric Manager User Guide; NVSentinel issue 883, where one was down for 20 days unseen",
+    grace=GRACE,
+)
+MISMATCH = Reason(
+    "FabricManagerVersionMismatch",
+    Severity.MONITOR,
+    "The fabric manager is not of the driver's version: it refuses to run, or would at its next start.",
+    "Install the fabric manager of exactly the driver's version, or reboot where the driver was upgraded beneath it.",
+    flickers=True,
+    source="Fabric Manager User Guide: both versions must be the same",
+)
+
+
+def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    functions = seen[pci.FUNCTIONS]
+    source = _needed_by(functions, expected)
+    if not source:
+        yield NotConfigured("no fabric manager is needed on this node")
+        return
+    gpus = [function for function in functions if function.is_gpu]
+    if gpus and all(function.driver not in _OURS for function in gpus):
+        yield NotConfigured("every GPU is bound to another driver")
+        return
+    blind = _blind(seen)
+    if blind:
+        yield blind
+        return
+    running = seen[services.SERVICES].find(services.FABRIC_MANAGER)
+    driver = seen[kernel_modules.MODULES].nvidia
+    start = seen[services.SERVICES].fabric_manager_start
+    if running is None and expected.driver_age_seconds < GRACE.seconds:
+        yield Unobserved(
+            "DriverJustLoaded", f"no fabric manager runs yet; judged {GRACE.seconds:g} s after {GRACE.since}"
+        )
+    elif running is None:
+        yield _finding(NOT_RUNNING, f"no process {services.FABRIC_MANAGER}")
+    if start and _speaks_of_now(start, driver, running is not None) and start.version != driver:
+        yield _finding(MISMATCH, f"fabric manager {start.version}, driver {driver}")
+    yield Seen(_said(running is not None, start), f"running, version {driver}", source)
+
+
+def _needed_by(functions: tuple[pci.PciFunction, ...], expected: Expectation) -> str:
+    """Who says that this node needs one; '' where nobody does. A type that nobody knows shows it by its switches."""
+    row = fabric_of(expected.instance_type)
+    if row is not None:
+        return f"{row.instance_type} in fabrics.csv" if row.fabric_manager else ""
+    driven = any(function.is_nvswitch and function.driver == _SWITCH_DRIVER for function in functions)
+    return "NVSwitches on PCI" if driven else ""
+
+
+def _blind(seen: Evidence) -> Unobserved | None:
+    answer = seen[nvml.NVML].answer
+    if isinstance(answer, Unobserved) and answer.cause in _NO_DRIVER:
+        return answer
+    if not seen[kernel_modules.MODULES].nvidia:
+        return Unobserved("DriverNotLoaded", "the fabric manager needs the nvidia kernel module, which is not loaded")
+    if not seen[services.SERVICES].of_host:
+        return Unobserved("HostProcessesHidden", "the host's processes can't be seen from here")
+    return None
+
+
+def _speaks_of_now(start: services.FabricManagerStart, driver: str, runs: bool) -> bool:
+    """A refusal stands until another driver is loaded; the line of one that ran speaks only while it runs."""
+    return start.refused_driver == driver if start.refused_driver else runs
+
+
+def _said(runs: bool, start: services.FabricManagerStart | None) -> str:
+    if not runs:
+        return "not running"
+    return f"running, version {start.version}" if start and not start.refused_driver else "running"
+
+
+def _finding(reason: Reason, detail: str) -> Finding:
+    return Finding(reason.name, reason.severity, "node", detail, flickers=reason.flickers)
+
+
+CHECK = Check(
+    "fabric-manager",
+    "3-topology-check",
+    (nvml.NVML, pci.FUNCTIONS, kernel_modules.MODULES, services.SERVICES),
+    judge,
+    (NOT_RUNNING, MISMATCH),
+)

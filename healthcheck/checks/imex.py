@@ -1,0 +1,40 @@
+"""IMEX runs where one NVLink fabric spans several nodes and the host itself is set up to run it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck.catalog.fabrics import fabric_of
+from healthcheck.expectation import Expectation
+from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, Unobserved
+from healthcheck.probes import services
+
+NOT_RUNNING = Reason(
+    "ImexNotRunning",
+    Severity.MONITOR,
+    "nvidia-imex is enabled on this node and does not run: jobs can't share GPU memory with other nodes of the rack.",
+    "Start nvidia-imex and look into its log; where the DRA driver runs IMEX for jobs, disable it on the host.",
+    flickers=True,
+    source="NVIDIA IMEX guide; NVSentinel issue 1471 for where it is not to be expected",
+)
+
+
+def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    row = fabric_of(expected.instance_type)
+    around = seen[services.SERVICES]
+    running = around.find(services.IMEX) is not None
+    if row is None or not row.imex:
+        yield NotConfigured("no fabric of this node spans others")
+    elif not running and not around.imex_enabled:
+        # The DRA driver wants it disabled on the host, and runs it in a pod while a job needs it.
+        yield NotConfigured("systemd does not start nvidia-imex on this node")
+    elif not running and not around.of_host:
+        yield Unobserved("HostProcessesHidden", "the host's processes can't be seen from here")
+    else:
+        if not running:
+            detail = f"no process {services.IMEX}, which systemd starts here"
+            yield Finding(NOT_RUNNING.name, NOT_RUNNING.severity, "node", detail, flickers=NOT_RUNNING.flickers)
+        yield Seen("running" if running else "not running", "running", f"{row.instance_type} in fabrics.csv")
+
+
+CHECK = Check("imex", "3-topology-check", (services.SERVICES,), judge, (NOT_RUNNING,))

@@ -1,0 +1,33 @@
+"""The kernel's own driver for NVIDIA GPUs is not loaded: it takes GPUs before NVIDIA's driver can."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck.expectation import Expectation
+from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.probes import kernel_modules, pci
+
+LOADED = Reason(
+    "NouveauLoaded",
+    Severity.MONITOR,
+    "The nouveau kernel module is loaded: a GPU that it takes can't be used by CUDA.",
+    "Blacklist nouveau on the node's image, build its initramfs anew and reboot.",
+    source="NVIDIA driver installation guide: nouveau has to be disabled",
+)
+
+
+def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+    gpus = [function for function in seen[pci.FUNCTIONS] if function.is_gpu]
+    if not gpus:
+        yield NotConfigured("no GPU on PCI")
+        return
+    loaded = seen[kernel_modules.MODULES].nouveau
+    if loaded:
+        taken = sum(function.driver == "nouveau" for function in gpus)
+        detail = f"the nouveau module is loaded and has {taken} of {len(gpus)} GPUs"
+        yield Finding(LOADED.name, LOADED.severity, "driver", detail)
+    yield Seen("nouveau is loaded" if loaded else "nouveau is not loaded", "not loaded")
+
+
+CHECK = Check("nouveau", "3-topology-check", (kernel_modules.MODULES, pci.FUNCTIONS), judge, (LOADED,))

@@ -1,0 +1,61 @@
+"""The processes of a simulated host, as far as anybody looks: the first two, and the services of the GPUs."""
+
+import shutil
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+KERNEL_AND_INIT = {1: "systemd", 2: "kthreadd"}
+LOG = "var/log/fabricmanager.log"
+_TICKS_PER_SECOND = 100
+_LONGEST_COMM = 15
+
+
+class HostServices:
+    def __init__(self, root: Path, write: Callable[[str, object], None]) -> None:
+        self._root = root
+        self._write = write
+        self._pids: dict[str, int] = {}
+
+    def boot(self, uptime_seconds: float) -> None:
+        """No process but the first two."""
+        for pid in self._pids.values():
+            shutil.rmtree(self._root / f"proc/{pid}", ignore_errors=True)
+        self._pids.clear()
+        self._write("proc/uptime", f"{uptime_seconds:.2f} {uptime_seconds:.2f}")
+        for pid, name in KERNEL_AND_INIT.items():
+            self._write_process(pid, name, 0.0)
+
+    def start(self, name: str, age_seconds: float) -> None:
+        """Anew where it runs. `age_seconds` counts as if it had been started so long ago."""
+        self.stop(name)
+        uptime = float((self._root / "proc/uptime").read_text().split()[0])
+        self._pids[name] = next(pid for pid in count(1041) if pid not in self._pids.values())
+        self._write_process(self._pids[name], name, max(0.0, uptime - age_seconds))
+
+    def stop(self, name: str) -> None:
+        if name in self._pids:
+            shutil.rmtree(self._root / f"proc/{self._pids.pop(name)}")
+
+    def enable(self, name: str) -> None:
+        """systemd starts it at boot."""
+        target = self._root / "etc/systemd/system/multi-user.target.wants"
+        target.mkdir(parents=True, exist_ok=True)
+        (target / f"{name}.service").symlink_to(f"/usr/lib/systemd/system/{name}.service")
+
+    def disable(self, name: str) -> None:
+        (self._root / f"etc/systemd/system/multi-user.target.wants/{name}.service").unlink(missing_ok=True)
+
+    def log(self, level: str, text: str) -> None:
+        """A line of the fabric manager's own log."""
+        file = self._root / LOG
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a") as log:
+            log.write(f"[{time.strftime('%b %d %Y %H:%M:%S')}] [{level}] [tid 1041] {text}\n")
+
+    def _write_process(self, pid: int, name: str, started_seconds: float) -> None:
+        comm = name[:_LONGEST_COMM]
+        started = int(started_seconds * _TICKS_PER_SECOND)
+        self._write(f"proc/{pid}/comm", comm)
+        self._write(f"proc/{pid}/stat", f"{pid} ({comm}) S 1 {pid} {pid} 0 -1 4194560 {'0 ' * 8}20 0 1 0 {started} 0")

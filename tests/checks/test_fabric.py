@@ -1,0 +1,207 @@
+"""The GPUs' registration with their NVLink fabric, and its health."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from healthcheck.checks.fabric import CHECK, GRACE
+from healthcheck.expectation import Expectation
+from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.probes.nvml import NVML, DriverLook, Fabric, Gpu
+from healthcheck.probes.services import FABRIC_MANAGER, SERVICES, Service, Services
+from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, driver_is_silent, driver_says, every, healthy, says
+
+GB200 = replace(P5, instance_type="p6e-gb200.36xlarge")
+P5_SMALL = replace(P5, instance_type="p5.4xlarge")
+SUBJECT = f"gpu/{ADDRESSES[3]}"
+ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
+REGISTERED = Fabric(3, 0)
+ALL_SEEN = Seen("8 of 8 GPUs registered with their fabric", "all", "p5.48xlarge in fabrics.csv")
+ONE_MISSING = Seen("7 of 8 GPUs registered with their fabric", "all", "p5.48xlarge in fabrics.csv")
+# hardware.md 3.3: what a healthy GPU's mask looks like, each field at 2 and the configuration at 1, or not supported.
+HEALTHY_MASKS = [0, 0x1AA, 0x80, 0x1A8, 0x02, 0x100, 0x11AA, 0x51AA, 0xA1AA]
+
+
+def up(age_seconds: float | None) -> Services:
+    return Services(of_host=True, running=(Service(FABRIC_MANAGER, 1041, age_seconds),))
+
+
+UP = up(3600.0)
+NO_MANAGER = Services(of_host=True)
+
+
+def judge(
+    fabric: Fabric | None, expected: Expectation = P5, services: Services = UP, **more: object
+) -> list[Judgement]:
+    """What is said of a node whose fourth GPU has this fabric, and seven others a healthy one."""
+    gpus = tuple(healthy(n, fabric=fabric, **more) if n == 3 else healthy(n) for n in range(8))
+    return look_judged(driver_says(*gpus), expected, services)
+
+
+def look_judged(look: DriverLook, expected: Expectation = P5, services: Services = UP) -> list[Judgement]:
+    return says(CHECK, expected, {NVML: look, SERVICES: services})
+
+
+def finding(reason: str, severity: Severity, detail: str) -> Finding:
+    return Finding(reason, severity, SUBJECT, detail, ABOUT, flickers=True)
+
+
+def test_a_healthy_board_is_no_finding() -> None:
+    assert look_judged(driver_says(*every())) == [ALL_SEEN]
+
+
+@pytest.mark.parametrize(("state", "name"), [(1, "not started"), (2, "in progress")])
+def test_a_gpu_that_is_not_registered_in_time_is_found(state: int, name: str) -> None:
+    assert judge(Fabric(state, 0)) == [
+        finding("FabricNotReady", Severity.RESET, f"fabric state {state} ({name})"),
+        ONE_MISSING,
+    ]
+
+
+@pytest.mark.parametrize(("age", "found"), [(0.0, False), (179.9, False), (180.0, True), (1e9, True)])
+def test_registration_may_take_its_time_from_the_managers_start_on(age: float, found: bool) -> None:
+    coming = f"{SUBJECT}: fabric state 2 (in progress); judged 180 s after the fabric manager was started"
+
+    assert judge(Fabric(2, 0), services=up(age))[0] == (
+        finding("FabricNotReady", Severity.RESET, "fabric state 2 (in progress)")
+        if found
+        else Unobserved("FabricComingUp", coming, SUBJECT)
+    )
+    assert GRACE.seconds == 180
+
+
+@pytest.mark.parametrize("services", [NO_MANAGER, up(None), Services(of_host=False)])
+@pytest.mark.parametrize(("age", "found"), [(179.9, False), (180.0, True)])
+def test_where_no_managers_start_is_known_it_is_the_drivers(services: Services, age: float, found: bool) -> None:
+    said = judge(Fabric(1, 0), replace(P5, driver_age_seconds=age), services)
+
+    assert isinstance(said[0], Finding if found else Unobserved)
+
+
+def test_a_node_of_a_rack_is_registered_without_a_manager_of_its_own() -> None:
+    said = judge(Fabric(2, 0), GB200, NO_MANAGER)
+
+    assert said[0] == finding("FabricNotReady", Severity.RESET, "fabric state 2 (in progress)")
+
+
+def test_one_gpu_of_a_board_need_not_be_registered() -> None:
+    said = look_judged(driver_says(healthy(0, fabric=Fabric(2, 0))), P5_SMALL, NO_MANAGER)
+
+    assert said == [Seen("0 of 1 GPUs registered with their fabric", "not required")]
+
+
+@pytest.mark.parametrize(("services", "found"), [(up(3600.0), True), (NO_MANAGER, False)])
+def test_on_a_type_that_nobody_knows_the_manager_tells(services: Services, found: bool) -> None:
+    said = judge(Fabric(1, 0), UNKNOWN_TYPE, services)
+
+    assert [type(one) for one in said] == ([Finding, Seen] if found else [Seen])
+
+
+@pytest.mark.parametrize("fabric", [None, Fabric(0, 0), Fabric(0, 3), Fabric(0, 23, 0, "", 0x1A9, 2)])
+def test_a_gpu_that_has_no_fabric_is_none_that_fails(fabric: Fabric | None) -> None:
+    assert judge(fabric) == [Seen("7 of 7 GPUs registered with their fabric", "all", "p5.48xlarge in fabrics.csv")]
+
+
+@pytest.mark.parametrize("fabric", [None, Fabric(0, 3)])
+@pytest.mark.parametrize("expected", [P5, G6, UNKNOWN_TYPE])
+def test_gpus_before_hopper_and_on_cards_have_nothing_to_look_at(fabric: Fabric | None, expected: Expectation) -> None:
+    said = look_judged(driver_says(*every(fabric=fabric)), expected)
+
+    assert said == [NotConfigured("no GPU has an NVLink fabric that NVML knows of")]
+
+
+@pytest.mark.parametrize(
+    ("status", "detail"),
+    [
+        (23, "registration ended with NVML error 23 (insufficient resources)"),
+        (27, "registration ended with NVML error 27 (not ready)"),
+        (999, "registration ended with NVML error 999"),
+    ],
+)
+@pytest.mark.parametrize("expected", [P5, P5_SMALL, UNKNOWN_TYPE])
+def test_a_registration_that_failed_is_found_on_any_type(expected: Expectation, status: int, detail: str) -> None:
+    said = judge(Fabric(3, status), expected, NO_MANAGER)
+
+    assert [one for one in said if isinstance(one, Finding)] == [finding("FabricError", Severity.RESET, detail)]
+
+
+def test_a_status_counts_only_once_the_registration_has_ended() -> None:
+    assert judge(Fabric(2, 27), services=up(10.0))[0] == Unobserved(
+        "FabricComingUp",
+        f"{SUBJECT}: fabric state 2 (in progress); judged 180 s after the fabric manager was started",
+        SUBJECT,
+    )
+
+
+def test_a_state_that_nobody_knows_is_neither_right_nor_wrong() -> None:
+    assert judge(Fabric(4, 0)) == [
+        Unobserved("FabricStateUnknown", f"{SUBJECT}: fabric state 4", SUBJECT),
+        ONE_MISSING,
+    ]
+
+
+@pytest.mark.parametrize("summary", [None, 0, 1, 4])
+@pytest.mark.parametrize("mask", [None, *HEALTHY_MASKS])
+def test_a_healthy_mask_need_not_be_zero(mask: int | None, summary: int | None) -> None:
+    assert judge(replace(REGISTERED, health_mask=mask, health_summary=summary)) == [ALL_SEEN]
+
+
+@pytest.mark.parametrize(
+    ("mask", "faults"),
+    [
+        (0x1A9, "degraded bandwidth"),
+        (0x1A6, "route recovery"),
+        (0x19A, "unhealthy route"),
+        (0x16A, "access timeout recovery"),
+        (0x001, "degraded bandwidth"),
+        (0x155, "degraded bandwidth, route recovery, unhealthy route, access timeout recovery"),
+        (0x2AA, "incorrect configuration 2"),
+        (0xFAA, "incorrect configuration 15"),
+        (0x299, "degraded bandwidth, unhealthy route, incorrect configuration 2"),
+    ],
+)
+def test_a_field_of_the_mask_at_its_fault_is_found(mask: int, faults: str) -> None:
+    for summary in (None, 0, 1, 2, 3):
+        assert judge(replace(REGISTERED, health_mask=mask, health_summary=summary)) == [
+            finding("FabricUnhealthy", Severity.RESET, f"health mask: {faults}"),
+            ALL_SEEN,
+        ]
+
+
+@pytest.mark.parametrize("mask", [None, 0, 0x1AA])
+def test_a_summary_counts_where_the_mask_names_no_fault(mask: int | None) -> None:
+    assert judge(replace(REGISTERED, health_mask=mask, health_summary=2)) == [
+        finding("FabricUnhealthy", Severity.RESET, "health summary: unhealthy"),
+        ALL_SEEN,
+    ]
+    assert judge(replace(REGISTERED, health_mask=mask, health_summary=3)) == [
+        finding("FabricLimitedCapacity", Severity.MONITOR, "health summary: limited capacity"),
+        ALL_SEEN,
+    ]
+
+
+@pytest.mark.parametrize("error", [1, 10, 15, 999])
+def test_a_reading_that_failed_is_could_not_look_on_that_gpu(error: int) -> None:
+    assert judge(None, errors={"fabric": error})[0] == Unobserved(
+        "GpuNotAnswering", f"{SUBJECT}: fabric: NVML error {error}", SUBJECT
+    )
+
+
+def test_readings_that_all_failed_do_not_say_that_there_is_no_fabric() -> None:
+    said = look_judged(driver_says(*every(fabric=None, errors={"fabric": 999})))
+
+    assert {type(one) for one in said} == {Unobserved}
+
+
+def test_a_gpu_without_a_handle_could_not_be_asked() -> None:
+    said = look_judged(driver_says(*every()[:7], Gpu(7, 15)))
+
+    assert said[0] == Unobserved("GpuNotAnswering", "gpu/index-7: NVML error 15")
+
+
+def test_a_driver_that_does_not_answer_could_not_look() -> None:
+    blind = Unobserved("DriverNotLoaded", "why")
+
+    assert look_judged(driver_is_silent(blind)) == [blind]

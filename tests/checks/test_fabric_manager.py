@@ -1,0 +1,174 @@
+"""The fabric manager's process, and its version."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from healthcheck.checks.fabric_manager import CHECK, GRACE
+from healthcheck.expectation import Expectation
+from healthcheck.model import Finding, Judgement, NotConfigured, Probe, Seen, Severity, Unobserved
+from healthcheck.probes.kernel_modules import MODULES, KernelModules
+from healthcheck.probes.nvml import NVML, DriverLook
+from healthcheck.probes.pci import FUNCTIONS, PciFunction
+from healthcheck.probes.services import FABRIC_MANAGER, IMEX, SERVICES, FabricManagerStart, Service, Services
+from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, driver_is_silent, driver_says, every, functions, says
+
+DRIVER, OTHER = "570.133.20", "570.124.06"
+SOURCE = "p5.48xlarge in fabrics.csv"
+RUNNING = (Service(FABRIC_MANAGER, 1041, 3600.0),)
+OTHERS_RUN = (Service(IMEX, 1042, 3600.0),)
+STARTED = FabricManagerStart(DRIVER)
+SWITCH = PciFunction("0000:cb:00.0", 0x10DE, 0x22A3, 0x068000, "nvidia-nvswitch")
+NOT_RUNNING = Finding("FabricManagerNotRunning", Severity.RESET, "node", "no process nv-fabricmanager", flickers=True)
+MISMATCH = Finding(
+    "FabricManagerVersionMismatch",
+    Severity.MONITOR,
+    "node",
+    f"fabric manager {OTHER}, driver {DRIVER}",
+    flickers=True,
+)
+
+
+def judge(
+    *running: Service,
+    expected: Expectation = P5,
+    start: FabricManagerStart | None = STARTED,
+    of_host: bool = True,
+    driver: str = DRIVER,
+    pci: tuple[PciFunction, ...] = functions(*ADDRESSES),
+    look: DriverLook | None = None,
+) -> list[Judgement]:
+    seen: dict[Probe[Any], Any] = {
+        NVML: look or driver_says(*every()),
+        FUNCTIONS: pci,
+        MODULES: KernelModules(driver, nouveau=False),
+        SERVICES: Services(of_host, running, start),
+    }
+    return says(CHECK, expected, seen)
+
+
+def findings(said: list[Judgement]) -> list[Finding]:
+    return [one for one in said if isinstance(one, Finding)]
+
+
+def test_running_of_the_drivers_version_it_is_no_finding() -> None:
+    assert judge(*RUNNING) == [Seen(f"running, version {DRIVER}", f"running, version {DRIVER}", SOURCE)]
+
+
+@pytest.mark.parametrize("running", [(), OTHERS_RUN])
+def test_not_running_it_is_found(running: tuple[Service, ...]) -> None:
+    assert judge(*running) == [NOT_RUNNING, Seen("not running", f"running, version {DRIVER}", SOURCE)]
+
+
+@pytest.mark.parametrize(
+    "kind", ["p4d.24xlarge", "p4de.24xlarge", "p5e.48xlarge", "p5en.48xlarge", "p6-b200.48xlarge", "ml.p5.48xlarge"]
+)
+def test_every_type_with_switches_of_its_own_needs_it(kind: str) -> None:
+    assert findings(judge(expected=replace(P5, instance_type=kind))) == [NOT_RUNNING]
+
+
+@pytest.mark.parametrize("kind", ["p5.4xlarge", "p3dn.24xlarge", "p6e-gb200.36xlarge", "g6.48xlarge"])
+@pytest.mark.parametrize("running", [RUNNING, ()])
+def test_a_type_without_needs_none(kind: str, running: tuple[Service, ...]) -> None:
+    said = judge(*running, expected=replace(G6, instance_type=kind), pci=(*functions(*ADDRESSES), SWITCH))
+
+    assert said == [NotConfigured("no fabric manager is needed on this node")]
+
+
+def test_a_type_that_nobody_knows_needs_it_where_it_drives_switches() -> None:
+    assert findings(judge(expected=UNKNOWN_TYPE, pci=(*functions(*ADDRESSES), SWITCH))) == [NOT_RUNNING]
+
+
+@pytest.mark.parametrize("more", [(), (replace(SWITCH, driver="vfio-pci"),), (replace(SWITCH, pci_class=0x060400),)])
+def test_a_type_that_nobody_knows_needs_none_where_it_drives_none(more: tuple[PciFunction, ...]) -> None:
+    said = judge(expected=UNKNOWN_TYPE, pci=(*functions(*ADDRESSES), *more))
+
+    assert said == [NotConfigured("no fabric manager is needed on this node")]
+
+
+@pytest.mark.parametrize(("age", "found"), [(0.0, False), (119.9, False), (120.0, True)])
+def test_it_may_take_its_time_after_the_driver(age: float, found: bool) -> None:
+    said = judge(expected=replace(P5, driver_age_seconds=age))
+
+    blind = Unobserved("DriverJustLoaded", "no fabric manager runs yet; judged 120 s after the driver was loaded")
+    assert said[:-1] == [NOT_RUNNING if found else blind]
+    assert GRACE.seconds == 120
+
+
+def test_gpus_that_others_have_need_none_here() -> None:
+    assert judge(pci=functions(*ADDRESSES, driver="vfio-pci")) == [
+        NotConfigured("every GPU is bound to another driver")
+    ]
+
+
+@pytest.mark.parametrize("driver", ["nvidia", ""])
+def test_one_gpu_of_ours_needs_it(driver: str) -> None:
+    pci = (*functions(*ADDRESSES[1:], driver="vfio-pci"), *functions(ADDRESSES[0], driver=driver))
+
+    assert findings(judge(pci=pci)) == [NOT_RUNNING]
+
+
+def test_a_node_that_lost_its_gpus_needs_it_as_before() -> None:
+    assert findings(judge(pci=())) == [NOT_RUNNING]
+
+
+def test_without_a_driver_it_could_not_look() -> None:
+    assert judge(driver="") == [
+        Unobserved("DriverNotLoaded", "the fabric manager needs the nvidia kernel module, which is not loaded")
+    ]
+
+
+@pytest.mark.parametrize("running", [RUNNING, ()])
+def test_where_the_hosts_processes_are_hidden_it_could_not_look(running: tuple[Service, ...]) -> None:
+    assert judge(*running, of_host=False) == [
+        Unobserved("HostProcessesHidden", "the host's processes can't be seen from here")
+    ]
+
+
+@pytest.mark.parametrize("cause", ["DriverBeingChanged", "DriverNotLoaded"])
+def test_while_there_is_no_driver_it_does_not_look(cause: str) -> None:
+    blind = Unobserved(cause, "why")
+
+    assert judge(look=driver_is_silent(blind)) == [blind]
+
+
+@pytest.mark.parametrize("cause", ["DriverNotAnswering", "NvmlError", "NvmlLibraryNotFound"])
+def test_it_needs_no_answer_of_nvml(cause: str) -> None:
+    assert findings(judge(look=driver_is_silent(Unobserved(cause, "why")))) == [NOT_RUNNING]
+
+
+def test_a_running_one_of_another_version_is_found() -> None:
+    assert judge(*RUNNING, start=FabricManagerStart(OTHER)) == [
+        MISMATCH,
+        Seen(f"running, version {OTHER}", f"running, version {DRIVER}", SOURCE),
+    ]
+
+
+def test_one_that_refused_this_driver_is_found_beside_its_absence() -> None:
+    assert findings(judge(start=FabricManagerStart(OTHER, DRIVER))) == [NOT_RUNNING, MISMATCH]
+
+
+@pytest.mark.parametrize(
+    ("running", "start"),
+    [
+        ((), FabricManagerStart(OTHER)),  # what ran once says nothing of what is installed now
+        ((), FabricManagerStart(OTHER, "535.54.03")),  # it refused a driver that is no longer loaded
+        ((), None),
+        (RUNNING, None),
+        (RUNNING, FabricManagerStart(DRIVER)),
+    ],
+)
+def test_a_version_that_nobody_told_of_now_is_not_judged(
+    running: tuple[Service, ...], start: FabricManagerStart | None
+) -> None:
+    assert MISMATCH not in judge(*running, start=start)
+
+
+def test_every_reason_that_it_can_give_is_declared() -> None:
+    assert [(reason.name, reason.severity, reason.flickers) for reason in CHECK.reasons] == [
+        ("FabricManagerNotRunning", Severity.RESET, True),
+        ("FabricManagerVersionMismatch", Severity.MONITOR, True),
+    ]

@@ -1,0 +1,63 @@
+"""IMEX on the nodes of a rack."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from healthcheck.checks.imex import CHECK
+from healthcheck.expectation import Expectation
+from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.probes.services import FABRIC_MANAGER, IMEX, SERVICES, Service, Services
+from tests.checks.evidence import G6, P5, UNKNOWN_TYPE, says
+
+GB200 = replace(P5, instance_type="p6e-gb200.36xlarge")
+GB300 = replace(P5, instance_type="p6e-gb300r.36xlarge")
+RUNNING = (Service(IMEX, 1041, 3600.0),)
+SOURCE = "p6e-gb200.36xlarge in fabrics.csv"
+
+
+def judge(expected: Expectation, services: Services) -> list[Judgement]:
+    return says(CHECK, expected, {SERVICES: services})
+
+
+def test_enabled_and_not_running_it_is_found() -> None:
+    other = (Service(FABRIC_MANAGER, 1042, 3600.0),)
+
+    assert judge(GB200, Services(of_host=True, running=other, imex_enabled=True)) == [
+        Finding(
+            "ImexNotRunning",
+            Severity.MONITOR,
+            "node",
+            "no process nvidia-imex, which systemd starts here",
+            flickers=True,
+        ),
+        Seen("not running", "running", SOURCE),
+    ]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_running_it_is_no_finding_whoever_started_it(enabled: bool) -> None:
+    assert judge(GB200, Services(of_host=True, running=RUNNING, imex_enabled=enabled)) == [
+        Seen("running", "running", SOURCE)
+    ]
+
+
+@pytest.mark.parametrize("of_host", [True, False])
+def test_where_the_host_does_not_start_it_nothing_is_expected(of_host: bool) -> None:
+    assert judge(GB200, Services(of_host)) == [NotConfigured("systemd does not start nvidia-imex on this node")]
+
+
+def test_where_the_hosts_processes_are_hidden_it_could_not_look() -> None:
+    assert judge(GB200, Services(of_host=False, imex_enabled=True)) == [
+        Unobserved("HostProcessesHidden", "the host's processes can't be seen from here")
+    ]
+
+
+@pytest.mark.parametrize("expected", [P5, G6, GB300, UNKNOWN_TYPE])
+@pytest.mark.parametrize("running", [RUNNING, ()])
+def test_elsewhere_it_is_nobodys_business(expected: Expectation, running: tuple[Service, ...]) -> None:
+    services = Services(of_host=True, running=running, imex_enabled=True)
+
+    assert judge(expected, services) == [NotConfigured("no fabric of this node spans others")]

@@ -1,0 +1,32 @@
+"""The kernel modules that drive NVIDIA GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from healthcheck.model import Host, ProbeError
+from healthcheck.probes.kernel_modules import KernelModules, read_modules
+from sim.node import DRIVER_VERSION, SimulatedNode
+
+
+def test_the_drivers_version_is_read(node: SimulatedNode) -> None:
+    assert read_modules(Host(node.root)) == KernelModules(DRIVER_VERSION, nouveau=False)
+
+
+def test_an_unloaded_driver_has_no_version(node: SimulatedNode) -> None:
+    node.driver_unload()
+
+    assert read_modules(Host(node.root)) == KernelModules("", nouveau=False)
+
+
+def test_nouveau_is_seen_beside_it(node: SimulatedNode) -> None:
+    node.load_nouveau()
+
+    assert read_modules(Host(node.root)) == KernelModules(DRIVER_VERSION, nouveau=True)
+
+
+def test_without_sys_nothing_could_be_seen(tmp_path: Path) -> None:
+    with pytest.raises(ProbeError, match="sys/module: no such directory"):
+        read_modules(Host(tmp_path))
