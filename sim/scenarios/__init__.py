@@ -2,7 +2,7 @@
 
 A scenario is a folder with a `scenario.toml`: `stands_for` (the reason it shows, "" for a healthy one),
 `instance_type`, `faults` (methods of SimulatedNode with their arguments), `kernel_log` (lines), `[write]` (files below
-the node's root) and `[expect]` (status, severity, findings as "Reason subject", causes of what could not be seen).
+the node's root) and `[expect]` (status, severity, findings as "Reason subject", causes of what could not be seen, each once).
 
 With `healthy_before` the node is looked at twice: so many seconds before its faults and values, it was seen healthy.
 What only a difference tells needs that: a rate, a GPU that moved. One look, as `check` takes, finds nothing of it.
