@@ -14,7 +14,9 @@ from agent.ledger import Ledger, level_checks
 from healthcheck import settings as configuration
 from healthcheck.examine import judge, look
 from healthcheck.expectation import Expectation
-from healthcheck.model import Host, Now, ProbeError, Unobserved
+from healthcheck.memory import Memory
+from healthcheck.model import Evidence, Host, Now, ProbeError, Unobserved
+from healthcheck.node import INSTANCE_TYPE, NodeState
 from healthcheck.probes import machine
 from healthcheck.probes.nvml import NVML, Driver, DriverLook, Gpus
 from healthcheck.profiles import find_profile
@@ -36,8 +38,8 @@ class Expectations:
     root: Path
     imds_endpoint: str
     clock: Callable[[], Now]
-    label: Callable[[], str]
-    """The instance type that the Node's own label states, '' while the Node was not read."""
+    node: Callable[[], NodeState | None]
+    """The own Node, None while it was not read: its label states the type where nobody else does."""
     settings: Settings = field(default_factory=Settings)
     _from_imds: str = ""
     _asking: threading.Lock = field(default_factory=threading.Lock)
@@ -56,16 +58,19 @@ class Expectations:
 
     @property
     def instance_type(self) -> str:
-        return self._from_imds or self.label()
+        node = self.node()
+        return self._from_imds or (node.labels.get(INSTANCE_TYPE, "") if node else "")
 
-    def now(self, driver_loaded_at: float | None) -> Expectation:
-        instance_type = self.instance_type
+    def now(self, memory: Memory) -> Expectation:
+        instance_type, node = self.instance_type, self.node()
         return Expectation(
             find_profile(self.settings.profiles, instance_type),
             instance_type,
-            self.clock().monotonic - (driver_loaded_at or 0.0),
+            self.clock().monotonic - (memory.driver_loaded_at or 0.0),
             self.settings.values.policy,
             max_retired_pages_sbe=self.settings.values.max_retired_pages_sbe,
+            first=memory.first,
+            efa_allocatable=node.efa_allocatable if node else None,
         )
 
 
@@ -93,6 +98,7 @@ class Cycle:
         self._said_ignored = False
         self._library = ""
         self._host = Host(expectations.root, self._ask_driver)
+        self._before: Evidence | None = None
         self.ended_at = time.monotonic()
         self.ended = 0
 
@@ -105,12 +111,12 @@ class Cycle:
         began = time.monotonic()
         self.reload()
         checks = level_checks(self.settings)
-        evidence = look(self._host, checks)
-        memory = self._ledger.memory
-        outcomes = judge(checks, evidence, self._expectations.now(memory.driver_loaded_at))
+        evidence = self._before = look(self._host, checks, self._before)
+        outcomes = judge(checks, evidence, self._expectations.now(self._ledger.memory))
+        self._telemetry.show_times(evidence.seconds, {one.check: one.seconds for one in outcomes})
         driver_look = evidence[NVML] if evidence.unread(NVML) is None else None
         answer = driver_look.answer if driver_look is not None else None
-        after = self._ledger.looked(outcomes, answer.gpus if isinstance(answer, Gpus) else (), began)
+        after = self._ledger.looked(outcomes, answer.gpus if isinstance(answer, Gpus) else (), began, evidence)
         self._account(began)
         if driver_look is not None and driver_look.missed:
             return MISSED_AGAIN_SECONDS

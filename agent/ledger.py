@@ -10,10 +10,10 @@ from datetime import datetime
 import structlog
 
 from healthcheck import exits
-from healthcheck.looks import looked, without_checks
+from healthcheck.looks import first_seen, looked, without_checks
 from healthcheck.memory import Memory, Release, Standing
 from healthcheck.memory_file import MemoryFile, MemoryFileError
-from healthcheck.model import Check, Nature, Now, Outcome, Severity, Unobserved
+from healthcheck.model import Check, Evidence, Nature, Now, Outcome, Severity, Unobserved
 from healthcheck.probes.nvml import SUCCESS, Gpu
 from healthcheck.settings import Settings
 from healthcheck.sightings import noticed
@@ -24,6 +24,7 @@ log = structlog.get_logger()
 
 _MOST_UNSAVED_SECONDS = 1.0
 _NOT_YET = Unobserved("NotLookedYet", "the first look has not ended")
+_NOTHING_SEEN = Evidence({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,13 @@ class Ledger:
         with self._lock:
             self._outcomes[check.name] = Outcome(check.name, check.group, unobserved=(cause,))
 
-    def looked(self, outcomes: Iterable[Outcome], gpus: Iterable[Gpu] = (), began: float = 0.0) -> Memory:
+    def looked(
+        self,
+        outcomes: Iterable[Outcome],
+        gpus: Iterable[Gpu] = (),
+        began: float = 0.0,
+        evidence: Evidence = _NOTHING_SEEN,
+    ) -> Memory:
         """What the checks said in a look that began at `began` (monotonic), and the GPUs that it met; the memory after.
 
         The GPUs come first: another one in the place of one that failed, or one that was reset, is judged for itself.
@@ -121,6 +128,7 @@ class Ledger:
             before = self._memory
             self._outcomes.update({outcome.check: outcome for outcome in outcomes})
             after = exits.met(before, gpus, began, now) if gpus else before
+            after = replace(after, first=first_seen(after.first, evidence))
             silent = after.gpus.keys() - {gpu.address for gpu in gpus if gpu.error == SUCCESS}
             after = looked(after, outcomes, now, escalate_after=self._escalate_after, silent=silent)
             self._memory = exits.expired(after, now, self._settings.values.monitor_ttl_seconds)

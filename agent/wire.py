@@ -22,7 +22,6 @@ from healthcheck.exits import begin
 from healthcheck.memory import Memory
 from healthcheck.memory_file import MemoryFile, MemoryFileError
 from healthcheck.model import ProbeError
-from healthcheck.node import INSTANCE_TYPE
 from healthcheck.probes.kernel_log import KERNEL_FACILITY, boot_id
 from healthcheck.probes.machine import machine_id
 from healthcheck.probes.nvml import Driver
@@ -54,7 +53,7 @@ class Agent:
         memory, lost, damage = _remember(file, settings, telemetry)
         self.ledger = Ledger(memory, file, telemetry, clock.now, self._hurry)
         self.driver = Driver(root)
-        self.expectations = Expectations(root, settings.imds_endpoint, clock.now, self._type_label)
+        self.expectations = Expectations(root, settings.imds_endpoint, clock.now, lambda: self.teller.node)
         self.cycle = Cycle(
             self.driver, self.ledger, self.expectations, telemetry, settings.config_dir, self._paused, self._complain
         )
@@ -77,7 +76,7 @@ class Agent:
             self.ledger,
             telemetry,
             lambda: event_checks(self.cycle.settings),
-            lambda: self.expectations.now(self.ledger.memory.driver_loaded_at),
+            lambda: self.expectations.now(self.ledger.memory),
             self._say,
             facilities,
         )
@@ -126,10 +125,6 @@ class Agent:
 
     def _hurry(self) -> None:
         self.teller.hurry()
-
-    def _type_label(self) -> str:
-        node = self.teller.node
-        return node.labels.get(INSTANCE_TYPE, "") if node else ""
 
     def _paused(self) -> str:
         node = self.teller.node

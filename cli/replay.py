@@ -1,9 +1,10 @@
-"""`gpu-healthcheck replay`: judge a saved log, and say which rule fired on which line."""
+"""`gpu-healthcheck replay`: judge a saved log, and say which rule fired on which line; or a saved look, anew."""
 
 from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -11,9 +12,12 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from cli.words import EXIT_CODES, SEVERITY_STYLES, STATUS_STYLES
+from cli.one_look import judged, show
+from cli.words import EXIT_CODES, SEVERITY_STYLES, STATUS_STYLES, printable
+from healthcheck import evidence_file
 from healthcheck import record as records
 from healthcheck.checks import CHECKS
+from healthcheck.evidence_file import EvidenceError, Look
 from healthcheck.expectation import Expectation
 from healthcheck.memory import Standing
 from healthcheck.model import Nature
@@ -22,13 +26,15 @@ from healthcheck.probes.capture_files import Captures, Kind
 from healthcheck.profiles import find_profile
 from healthcheck.record import Identity
 from healthcheck.replay import Replay
-from healthcheck.settings import SettingsError, read_settings
+from healthcheck.settings import Settings, SettingsError, read_settings
 from healthcheck.verdict import Verdict, decide
 
 USAGE = 3
 _LONGEST_SHOWN = 160
 
-_FILES = typer.Argument(metavar="FILE...", help="Saved logs of one node, oldest first; - is standard input.")
+_FILES = typer.Argument(
+    metavar="FILE...", help="Saved logs of one node, oldest first, or evidence; - is standard input."
+)
 
 
 def replay(
@@ -38,9 +44,17 @@ def replay(
     as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON, and nothing else.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also what was read and is no fault.")] = False,
 ) -> None:
-    """Judge saved kernel logs. Exit code: 0 pass or warn, 1 fail, 2 unknown, 3 usage or unreadable input."""
-    captures = Captures(files, kind)
-    replayed = _replayed(captures, instance_type)
+    """Judge saved logs or evidence. Exit code: 0 pass or warn, 1 fail, 2 unknown, 3 usage or unreadable input."""
+    captures, settings = Captures(files, kind), _settings()
+    try:
+        replayed = _replayed(captures, instance_type, settings)
+        if captures.evidence is not None:
+            look = _look(captures.evidence, instance_type, settings)
+            _judge_again(files[0], look, as_json=as_json, verbose=verbose)
+    except CaptureError as error:
+        _end(str(error))
+    except EvidenceError as error:
+        _end(f"{files[0]}: {error}")
     memory = replayed.ended(captures.boot_id, captures.undated_by)
     verdict = decide(memory, replayed.outcomes())
     if as_json:
@@ -55,21 +69,47 @@ def replay(
     raise typer.Exit(EXIT_CODES[verdict.status])
 
 
-def _replayed(captures: Captures, instance_type: str) -> Replay:
+def _settings() -> Settings:
     try:
-        settings = read_settings(Path(os.environ.get("CONFIG_DIR", "/etc/gpu-healthcheck")))
+        return read_settings(Path(os.environ.get("CONFIG_DIR", "/etc/gpu-healthcheck")))
     except SettingsError as error:
         _end("\n".join(str(one) for one in error.bad))
+
+
+def _replayed(captures: Captures, instance_type: str, settings: Settings) -> Replay:
     expected = Expectation(find_profile(settings.profiles, instance_type), instance_type, policy=settings.values.policy)
     events = tuple(check for check in CHECKS if check.nature is Nature.EVENT)
     values = settings.values
     replayed = Replay(events, expected, values.monitor_ttl_seconds, values.escalate_after)
-    try:
-        for batch in captures.batches():
-            replayed.take(batch)
-    except CaptureError as error:
-        _end(str(error))
+    for batch in captures.batches():
+        replayed.take(batch)
     return replayed
+
+
+def _look(raw: bytes, instance_type: str, settings: Settings) -> Look:
+    """The look as it was saved, its expectations too; with another instance type, that one's profile of here."""
+    look = evidence_file.read(raw)
+    if not instance_type:
+        return look
+    profile = find_profile(settings.profiles, instance_type)
+    return replace(look, expected=replace(look.expected, instance_type=instance_type, profile=profile))
+
+
+def _judge_again(name: str, look: Look, *, as_json: bool, verbose: bool) -> NoReturn:
+    try:
+        result = judged(look)
+    except (ArithmeticError, ValueError) as error:  # such as 1e300 seconds: JSON can say it and no probe ever does
+        raise EvidenceError(f"its values make no sense: {error}") from error
+    standing = tuple(_sourced(one, name) for one in result.memory.standing)
+    result = replace(result, memory=replace(result.memory, standing=standing))
+    show(result, as_json=as_json, verbose=verbose)
+    raise typer.Exit(EXIT_CODES[result.verdict.status])
+
+
+def _sourced(standing: Standing, name: str) -> Standing:
+    """A level rests on the file as a whole, and the rule is its check's."""
+    finding = standing.finding
+    return replace(standing, finding=replace(finding, source=name, rule=finding.rule or standing.check))
 
 
 def _end(message: str) -> NoReturn:
@@ -97,8 +137,7 @@ def _finding(standing: Standing) -> Text:
 
 
 def _printable(text: str) -> str:
-    """What a log says, on one line and without what steers a terminal."""
-    line = "".join(letter if letter.isprintable() else " " for letter in text)
+    line = printable(text)
     return line if len(line) <= _LONGEST_SHOWN else line[: _LONGEST_SHOWN - 1] + "…"
 
 

@@ -27,3 +27,8 @@ SEVERITY_MEANS = {
     Severity.ISOLATE: "keep work away and replace the node",
 }
 """What an operator does."""
+
+
+def printable(text: str) -> str:
+    """What a log or a saved file says, on one line and without what steers a terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)

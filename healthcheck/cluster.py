@@ -20,7 +20,7 @@ from kubernetes.client.exceptions import ApiException
 from healthcheck.budget import Slot, holder_label
 from healthcheck.events import Event
 from healthcheck.model import PREFIX
-from healthcheck.node import FIELD_MANAGER, STATUS, NodeState, managers_of_label
+from healthcheck.node import EFA_RESOURCE, FIELD_MANAGER, STATUS, NodeState, managers_of_label, whole_quantity
 
 NAMESPACE, BUDGET_NAMESPACE = "gpu-healthcheck", "gpu-healthcheck-budget"
 COMPONENT = "gpu-healthcheck"
@@ -340,6 +340,7 @@ def node_state(node: Mapping[str, Any]) -> NodeState:
         taints=spec.get("taints") or (),
         conditions=status.get("conditions") or (),
         status_managers=managers_of_label(metadata.get("managedFields"), STATUS),
+        efa_allocatable=whole_quantity((status.get("allocatable") or {}).get(EFA_RESOURCE)),
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from healthcheck import clock
 from healthcheck.expectation import Expectation
@@ -14,6 +16,7 @@ from healthcheck.model import (
     Host,
     NotConfigured,
     Outcome,
+    Probe,
     ProbeError,
     Seen,
     Severity,
@@ -27,20 +30,32 @@ def look(host: Host, checks: Iterable[Check], before: Evidence | None = None) ->
     """Read what the checks need. A probe that failed leaves its cause, and the others go on."""
     at = clock.now().monotonic
     probes = dict.fromkeys(probe for check in checks for probe in check.needs)
-    seen: dict[object, object] = {}
+    seen: dict[Probe[Any], Any] = {}
+    seconds: dict[str, float] = {}
     for probe in probes:
-        try:
-            seen[probe] = probe.read(host)
-        except ProbeError as error:
-            seen[probe] = Unobserved("ProbeFailed", f"{probe.name}: {error}")
-        except Exception as error:  # noqa: BLE001 - the boundary of the probes: their bug must not end the watch
-            seen[probe] = Unobserved("ProbeFailed", f"{probe.name}: {type(error).__name__}: {error}")
-    return Evidence(seen, at, before)  # type: ignore[arg-type]
+        began = time.monotonic()
+        seen[probe] = _read(probe, host)
+        seconds[probe.name] = time.monotonic() - began
+    return Evidence(seen, at, before, seconds)
+
+
+def _read(probe: Probe[Any], host: Host) -> Any:
+    try:
+        return probe.read(host)
+    except ProbeError as error:
+        return Unobserved("ProbeFailed", f"{probe.name}: {error}")
+    except Exception as error:  # noqa: BLE001 - the boundary of the probes: their bug must not end the watch
+        return Unobserved("ProbeFailed", f"{probe.name}: {type(error).__name__}: {error}")
 
 
 def judge(checks: Iterable[Check], evidence: Evidence, expected: Expectation) -> tuple[Outcome, ...]:
-    """What each check says of the evidence, with the cluster's own severities."""
-    return tuple(_judge(check, evidence, expected) for check in checks)
+    """What each check says of the evidence, with the cluster's own severities, and how long it took."""
+    outcomes = []
+    for check in checks:
+        began = time.monotonic()
+        outcome = _judge(check, evidence, expected)
+        outcomes.append(replace(outcome, seconds=time.monotonic() - began))
+    return tuple(outcomes)
 
 
 def _judge(check: Check, evidence: Evidence, expected: Expectation) -> Outcome:
@@ -57,9 +72,14 @@ def _judge(check: Check, evidence: Evidence, expected: Expectation) -> Outcome:
         sightings=tuple(_sighting_with_policy(word, expected) for word in said if isinstance(word, Sighting)),
         unobserved=tuple(word for word in said if isinstance(word, Unobserved)),
         configured=not any(isinstance(word, NotConfigured) for word in said),
-        seen=tuple(word for word in said if isinstance(word, Seen)),
+        seen=tuple(_for_a_person(word) for word in said if isinstance(word, Seen | NotConfigured)),
         too_early=tuple(word for word in said if isinstance(word, TooEarly)),
     )
+
+
+def _for_a_person(word: Seen | NotConfigured) -> Seen:
+    """What was seen; of what does not belong to the node, why it does not."""
+    return word if isinstance(word, Seen) else Seen(word.detail)
 
 
 def with_policy(finding: Finding, expected: Expectation) -> Finding:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from healthcheck.checks.row_remap import PENDING as ROWS_PENDING
+from healthcheck.expectation import FirstSeen
 from healthcheck.memory import (
     MOST_GPUS,
     Key,
@@ -93,7 +94,7 @@ def met(memory: Memory, gpus: Iterable[Gpu], began: float, now: Now) -> Memory:
     if _is_other_hardware(memory, answering.values()):
         # A machine that can't tell its own name was changed for another: its GPUs can.
         kept = tuple(one for one in memory.standing if one.boot_id == memory.boot_id)
-        memory = replace(memory, standing=kept, gpus={}, ended={}, recovery={})
+        memory = replace(memory, standing=kept, gpus={}, ended={}, recovery={}, first=FirstSeen())
     for address, gpu in answering.items():
         memory = _rows_replaced(_in_its_place(memory, address, gpu), address, gpu, now)
         memory = _recovery_seen(memory, address, gpu, began, now)

@@ -1,4 +1,4 @@
-"""What a look at the node makes of the memory: a level stands while a look shows it."""
+"""What a look at the node makes of the memory: a level stands while a look shows it, and what was there is known."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 
 from healthcheck.exits import ESCALATED, ended_by_reset, escalated
-from healthcheck.memory import Key, Memory, Standing, gpu_address, worst_first
-from healthcheck.model import Finding, Nature, Now, Outcome
+from healthcheck.expectation import FirstSeen, Place
+from healthcheck.memory import MOST_GPUS, Key, Memory, Standing, gpu_address, worst_first
+from healthcheck.model import Evidence, Finding, Nature, Now, Outcome
+from healthcheck.probes import infiniband, pci
 
 LOOKS_TO_CONFIRM = 4
 """A finding that can flicker counts once three looks after the first saw it too (contract, section 2 rule 3)."""
+_NOWHERE = Place(-1, "")
 
 
 def looked(
@@ -53,6 +56,23 @@ def without_checks(memory: Memory, selected: Iterable[str]) -> Memory:
     names = set(selected)
     kept = tuple(one for one in memory.standing if one.nature is Nature.EVENT or one.check in names)
     return memory if len(kept) == len(memory.standing) else replace(memory, standing=kept)
+
+
+def first_seen(known: FirstSeen, seen: Evidence) -> FirstSeen:
+    """What this machine once had, after one more look. A look that did not count its devices tells nothing.
+
+    The count is only ever raised, and a GPU's place stays the one where it was met: less, or elsewhere, is for a check
+    to find.
+    """
+    if seen.unread(pci.FUNCTIONS) or seen.unread(infiniband.RDMA):
+        return known
+    places = {one.address: Place(one.numa_node, one.switch) for one in seen[pci.FUNCTIONS] if one.is_gpu}
+    # A place of which the kernel says nothing may be told at a later look.
+    new = [(gpu, place) for gpu, place in places.items() if place != _NOWHERE and gpu not in known.places]
+    return FirstSeen(
+        efa=max(known.efa or 0, len(seen[infiniband.RDMA].efa)),
+        places=dict([*known.places.items(), *new][:MOST_GPUS]),
+    )
 
 
 def _is_gone(one: Standing, outcome: Outcome, shown: Mapping[Key, Finding]) -> bool:

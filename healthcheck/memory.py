@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeVar
 
+from healthcheck.expectation import FirstSeen
 from healthcheck.model import Finding, Nature, Now, Severity
 
 K = TypeVar("K")
@@ -129,6 +130,8 @@ class Memory:
     """By reason and address: whom the Xids hit that point to hardware only when they come again and again."""
     ended: Mapping[Key, tuple[datetime, ...]] = field(default_factory=dict)
     """By reason and GPU (serial or UUID): when a reset or a reboot ended it (contract, section 2 rule 6)."""
+    first: FirstSeen = field(default_factory=FirstSeen)
+    """What this machine once had, in whatever boot."""
 
 
 def gpu_address(subject: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck import record as records
+from healthcheck.expectation import FirstSeen, Place
 from healthcheck.memory import Hit, Key, Memory, Standing
 
 SCHEMA = 2
@@ -113,6 +114,10 @@ def _content(memory: Memory) -> bytes:
             "last_xid": dict(memory.last_xid),
             "hits": [[*key, *_hit_row(hit)] for key, hits in memory.hits.items() for hit in hits],
             "ended": [[*key, *(records.timestamp(at) for at in ends)] for key, ends in memory.ended.items()],
+            "first": {
+                "efa": memory.first.efa,
+                "places": {address: [one.numa_node, one.switch] for address, one in memory.first.places.items()},
+            },
         }
     ).encode()
     return json.dumps({"schema": SCHEMA, "sha256": _digest(content)}).encode() + b"\n" + content + b"\n"
@@ -159,7 +164,15 @@ def _memory(content: Mapping[str, Any]) -> Memory:
         last_xid={str(address): float(at) for address, at in content["last_xid"].items()},
         hits=hits,
         ended={(row[0], row[1]): tuple(records.moment(at) for at in row[2:]) for row in content["ended"]},
+        # An earlier version of this program did not write it.
+        first=_first(content["first"]) if "first" in content else FirstSeen(),
     )
+
+
+def _first(content: Mapping[str, Any]) -> FirstSeen:
+    efa = content["efa"]
+    places = {str(address): Place(int(numa), str(switch)) for address, (numa, switch) in content["places"].items()}
+    return FirstSeen(None if efa is None else int(efa), places)
 
 
 def _standing(row: Mapping[str, Any]) -> Standing:

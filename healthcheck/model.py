@@ -198,22 +198,35 @@ class Evidence:
     """What was seen in one look: per probe its facts, or why it could not be read.
 
     `at` is when, in seconds of CLOCK_MONOTONIC. `before` is the look before it in the same boot, for what only the
-    difference of two readings tells; it knows none before itself.
+    difference of two readings tells; it knows none before itself. `seconds` is, by the name of a probe, how long it
+    took.
     """
 
-    def __init__(self, seen: Mapping[Probe[Any], Any], at: float = 0.0, before: Evidence | None = None) -> None:
+    def __init__(
+        self,
+        seen: Mapping[Probe[Any], Any],
+        at: float = 0.0,
+        before: Evidence | None = None,
+        seconds: Mapping[str, float] | None = None,
+    ) -> None:
         self._seen = dict(seen)
         self.at = at
         self.before = before.alone() if before is not None else None
+        self.seconds = dict(seconds or {})
 
     def __getitem__(self, probe: Probe[T]) -> T:
         """The facts of a probe that was read. Judges are only called when all they need was."""
         facts: T = self._seen[probe]
         return facts
 
+    @property
+    def probes(self) -> tuple[Probe[Any], ...]:
+        """What the look read or tried to, in that order."""
+        return tuple(self._seen)
+
     def alone(self) -> Evidence:
         """The same without what came before it."""
-        return Evidence(self._seen, self.at) if self.before is not None else self
+        return Evidence(self._seen, self.at, seconds=self.seconds) if self.before is not None else self
 
     def earlier(self, probe: Probe[T]) -> tuple[T, float] | None:
         """What the probe read in the look before, and how many seconds ago; None where nobody knows."""
@@ -256,6 +269,8 @@ class Outcome:
     seen: tuple[Seen, ...] = ()
     too_early: tuple[TooEarly, ...] = ()
     """What it can't tell yet: it neither finds such a fault nor shows one gone."""
+    seconds: float = field(default=0.0, compare=False)
+    """How long its judge took."""
 
     @property
     def observed(self) -> bool:

@@ -16,6 +16,7 @@ RESULTS, SWEEP_RESULT, QUARANTINE_RESULT, RELEASE = (
 UNHEALTHY, STARTUP = f"{PREFIX}/unhealthy", f"{PREFIX}/startup"
 TAINT = {"key": UNHEALTHY, "value": "true", "effect": "NoSchedule"}
 CONDITION = "GpuHealthy"
+EFA_RESOURCE = "vpc.amazonaws.com/efa"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 DEEP_CHECK = "sagemaker.amazonaws.com/deep-health-check-status"
 WATCHED_LABELS = (DEEP_CHECK,)
@@ -46,6 +47,8 @@ class NodeState:
     conditions: Sequence[Mapping[str, Any]] = ()
     status_managers: tuple[FieldManager, ...] = ()
     """Who owns the label `status`."""
+    efa_allocatable: int | None = None
+    """How many EFA devices pods may ask for; None: the Node does not say."""
 
     def condition(self) -> Mapping[str, Any] | None:
         return next((one for one in self.conditions if one.get("type") == CONDITION), None)
@@ -62,6 +65,12 @@ def is_tested(node: NodeState) -> bool:
 def is_our_taint(taint: Mapping[str, Any]) -> bool:
     # Key and effect are a taint's identity: with another effect it is somebody else's, and not ours to lift.
     return (taint.get("key"), taint.get("effect")) == (TAINT["key"], TAINT["effect"])
+
+
+def whole_quantity(quantity: object) -> int | None:
+    """A resource's quantity that is a plain count; None for what is absent or written otherwise."""
+    is_count = isinstance(quantity, str) and quantity.isascii() and quantity.isdigit() and len(quantity) < 10
+    return int(str(quantity)) if is_count else None
 
 
 def managers_of_label(managed_fields: object, label: str) -> tuple[FieldManager, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socketserver
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -29,6 +29,8 @@ class Telemetry:
         self.findings = gauge("standing_findings", "Findings that stand.", ("severity",))
         self.unobserved = gauge("unobserved", "1 for a check that could not look.", ("check",))
         self.look_seconds = gauge("look_duration_seconds", "Wall time of the last light look.")
+        self.probe_seconds = gauge("probe_seconds", "Time of the last reading of a source.", ("probe",))
+        self.check_seconds = gauge("check_seconds", "Time of a check's last judgement of what was read.", ("check",))
         self.look_time = gauge("last_look_timestamp_seconds", "When the last light look ended.")
         self.looks = counter("looks_total", "Light looks that ended.")
         self.missed = counter("driver_deadlines_missed_total", "Looks at NVML that did not come back in time.")
@@ -64,6 +66,13 @@ class Telemetry:
                 counter.labels(reason.removeprefix(prefix) if sighting.known else "unknown").inc()
                 return
         self.driver_lines.labels(reason).inc()
+
+    def show_times(self, probes: Mapping[str, float], checks: Mapping[str, float]) -> None:
+        """How long each source and each check of the last look took; those that it had not leave."""
+        for gauge, seconds in ((self.probe_seconds, probes), (self.check_seconds, checks)):
+            gauge.clear()
+            for name, took in seconds.items():
+                gauge.labels(name).set(took)
 
     def show_driver(self, version: str, library: str) -> None:
         """The driver of now; a label of an earlier one leaves."""

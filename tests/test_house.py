@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -14,11 +16,13 @@ from agent.settings import AgentSettings
 from healthcheck import checks
 from healthcheck.model import Check, Reason
 from healthcheck.settings import PROFILES_FILE, NodeSettings
-from sim.scenarios import scenarios
+from sim.scenarios import Expected, Scenario, scenarios
 from tools import docs, manifests
 
 ROOT = Path(__file__).parents[1]
 REASONS = [reason.name for check in checks.CHECKS for reason in check.reasons]
+WITHOUT_A_TWIN: list[str] = []
+"""Scenarios of faults that no healthy one stands beside yet."""
 MODULES = sorted(file.stem for file in (ROOT / "healthcheck/checks").glob("*.py") if file.stem != "__init__")
 
 
@@ -64,6 +68,24 @@ def test_a_reason_has_a_heading_in_the_runbook(reason: str) -> None:
 @pytest.mark.parametrize("reason", REASONS)
 def test_a_reason_has_a_scenario(reason: str) -> None:
     assert reason in {scenario.stands_for for scenario in scenarios()}
+
+
+@pytest.mark.parametrize("twin", [one for one in scenarios() if one.twin_of], ids=lambda twin: twin.name)
+def test_a_twin_is_healthy_and_differs_from_its_fault(twin: Scenario) -> None:
+    fault = next(one for one in scenarios() if one.name == twin.twin_of)
+    assert (twin.stands_for, twin.expect) == ("", Expected("pass", "PASS", [], []))
+    assert inputs(twin) != inputs(fault)
+
+
+def inputs(scenario: Scenario) -> dict[str, Any]:
+    """What makes the node of a scenario, whatever is said of it."""
+    said = ("name", "stands_for", "twin_of", "expect")
+    return {key: value for key, value in asdict(scenario).items() if key not in said}
+
+
+def test_every_fault_has_a_healthy_twin() -> None:
+    faults = {scenario.name for scenario in scenarios() if scenario.stands_for}
+    assert sorted(faults - {scenario.twin_of for scenario in scenarios()}) == WITHOUT_A_TWIN
 
 
 def test_the_generated_documents_are_fresh() -> None:

@@ -13,7 +13,8 @@ from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.sxid import CLASSES, sxid_table
 from healthcheck.catalog.xid import severity_of, xid_table
 from healthcheck.checks import CHECKS
-from healthcheck.model import Check, Severity
+from healthcheck.looks import LOOKS_TO_CONFIRM
+from healthcheck.model import Check, Reason, Severity
 
 ROOT = Path(__file__).parents[1]
 CHECKS_PAGE = ROOT / "docs" / "checks.md"
@@ -22,12 +23,15 @@ BEGIN, END = "<!-- checks: begin (make docs) -->", "<!-- checks: end -->"
 
 
 def readme_table() -> str:
-    """One line per check: where it looks, what it can find."""
-    lines = ["| check | looks at | can find |", "|---|---|---|"]
+    """One line per group: its checks, and what they look at."""
+    groups: dict[str, list[Check]] = defaultdict(list)
     for check in CHECKS:
-        sources = ", ".join(probe.name for probe in check.needs)
-        reasons = ", ".join(f"`{reason.name}` {_severity(check, reason.severity)}" for reason in check.reasons)
-        lines.append(f"| {check.group[0]} `{check.name}` | {sources} | {reasons} |")
+        groups[check.group].append(check)
+    lines = ["| group | checks | look at |", "|---|---|---|"]
+    for group, checks in groups.items():
+        sources = dict.fromkeys(probe.name for check in checks for probe in check.needs)
+        names = ", ".join(f"`{check.name}`" for check in checks)
+        lines.append(f"| `{group}` | {names} | {', '.join(sources)} |")
     return "\n".join(lines)
 
 
@@ -47,16 +51,26 @@ def _section(check: Check) -> str:
         f"## {check.name} (group `{check.group}`)\n",
         f"{(sys.modules[check.judge.__module__].__doc__ or '').strip()}\n",
         f"Looks at: {', '.join(probe.name for probe in check.needs)}. {_NATURES[check.nature.value]}\n",
-        "| reason | severity | what it means | what to do |",
-        "|---|---|---|---|",
+        "| reason | severity | what it means | counts | what to do | source |",
+        "|---|---|---|---|---|---|",
     ]
     for reason in check.reasons:
-        meaning = reason.meaning + (" Counts once three further looks saw it too." if reason.flickers else "")
+        link = f"[`{reason.name}`](runbook.md#{reason.name.lower()})"
         severity = _severity(check, reason.severity)
-        lines.append(
-            f"| [`{reason.name}`](runbook.md#{reason.name.lower()}) | {severity} | {meaning} | {reason.action} |"
-        )
+        row = (link, severity, reason.meaning, _counts(reason), reason.action, reason.source or "-")
+        lines.append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |")
     return "\n".join(lines) + "\n"
+
+
+def _counts(reason: Reason) -> str:
+    """From where on it is a fault, and when it is judged."""
+    grace, again = reason.grace, LOOKS_TO_CONFIRM - 1
+    words = (
+        reason.threshold,
+        f"not in the first {grace.seconds:g} s after {grace.since}" if grace else "",
+        f"once {again} further looks, 10 s apart, saw it too" if reason.flickers else "",
+    )
+    return "; ".join(word for word in words if word) or "at once"
 
 
 _NATURES = {

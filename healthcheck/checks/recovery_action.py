@@ -6,17 +6,21 @@ from collections.abc import Iterator
 
 from healthcheck.catalog.recovery import recovery_actions, severity_of_recovery
 from healthcheck.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Severity, Unobserved
+from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity, Unobserved
 from healthcheck.per_gpu import silent
 from healthcheck.probes import nvml
+
+_SOURCE = "nvml.h, field 230; drivers from R565 on"
 
 # Not one that flickers: it is a state that the driver announces (Xid 154) when it enters and when it leaves it, so one
 # look that shows it is enough, and the look after the recovery shows it gone.
 WANTED = Reason(
     "GpuRecoveryAction",
     Severity.RESET,
-    "The driver wants a GPU recovered, by a reset or a reboot (nvml.h, field 230; drivers from R565 on).",
+    "The driver wants a GPU recovered, by a reset or a reboot.",
     "Do what the finding's detail names: drain the node and reset the GPU, or reboot.",
+    threshold="any action but None",
+    source=_SOURCE,
 )
 
 
@@ -33,6 +37,9 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
             yield silent(gpu, gpu.error)
         elif gpu.recovery_action is None and gpu.recovery_error:
             yield silent(gpu, gpu.recovery_error, "recovery action")
+    told = [gpu.recovery_action for gpu in answer.gpus if gpu.recovery_action is not None]
+    wanting = sum(action != 0 for action in told)
+    yield Seen(f"{wanting} of {len(told)} GPUs want to be recovered" if told else "no GPU tells", "none", _SOURCE)
 
 
 def _wanted(gpu: nvml.Gpu, action: int) -> Finding:

@@ -51,6 +51,24 @@ class Input:
         if rest:
             yield rest + b"\n"
 
+    def whole(self, most: int) -> bytes:
+        """All of it, for what is read in one piece. Raises CaptureError."""
+        plain = bytearray()
+        for chunk in self._plain():
+            plain += chunk
+            if len(plain) > most:
+                raise CaptureError(f"more than {most >> 20} MiB")
+        if self.cut:
+            raise CaptureError(self.cut)
+        return bytes(plain)
+
+    def beginning(self) -> bytes:
+        """Its first bytes, unpacked as far as they go; nothing of what can't be read."""
+        try:
+            return next(self._plain(), b"")
+        except CaptureError:
+            return b""
+
     def _plain(self) -> Iterator[bytes]:
         """The bytes as UTF-8 or what passes for it, unpacked."""
         chunks = self._unpacked()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from io import BufferedReader, BytesIO
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
 
 from healthcheck.probes.bug_report import BEGINNING, BugReportReader
 from healthcheck.probes.capture_bytes import CaptureError, Input
@@ -18,10 +19,15 @@ from healthcheck.probes.log_lines import YEARS
 
 STANDARD_INPUT = "-"
 _EXPECTED = (
-    "expected are dmesg, journalctl -k (short and ISO forms), a syslog, records of /dev/kmsg "
-    "or an nvidia-bug-report.log"
+    "expected are dmesg, journalctl -k (short and ISO forms), a syslog, records of /dev/kmsg, "
+    "an nvidia-bug-report.log or what check --save-evidence wrote"
 )
 _ENOUGH_TO_KNOW = 65536
+EVIDENCE_FORMAT = "gpu-healthcheck evidence"
+"""What a file of evidence says first that it is."""
+MOST_EVIDENCE = 64 << 20
+"""Bytes, unpacked. That of a p5.48xlarge has some 100 KiB beside the kernel's log."""
+_EVIDENCE = re.compile(rb'\s*\{\s*"format"\s*:\s*"%b"' % EVIDENCE_FORMAT.encode())
 
 
 class Kind(StrEnum):
@@ -29,10 +35,14 @@ class Kind(StrEnum):
 
     KERNEL_LOG = "kernel-log"
     BUG_REPORT = "bug-report"
+    EVIDENCE = "evidence"
 
 
 class Captures:
-    """One node's captures, oldest first. What they say of themselves is known once all batches were taken."""
+    """One node's captures, oldest first. What they say of themselves is known once all batches were taken.
+
+    `evidence` is what a look saved; it tells all by itself, and there are no batches then.
+    """
 
     def __init__(self, names: Sequence[str], kind: Kind | None = None) -> None:
         self._names = names
@@ -40,6 +50,7 @@ class Captures:
         self._reader: KernelLogReader | BugReportReader | None = None
         self._saved = datetime.now(UTC)
         self.passed_over = PassedOver()
+        self.evidence: bytes | None = None
         self.host = ""
         self.boots = 0
 
@@ -66,6 +77,11 @@ class Captures:
 
     def _read(self, name: str) -> Iterator[Batch]:
         with _opened(name) as stream:
+            if self._kind is Kind.EVIDENCE or (self._kind is None and _holds_evidence(stream)):
+                if len(self._names) > 1:
+                    raise CaptureError("evidence, which is judged by itself: give no other file beside it")
+                self.evidence = Input(stream).whole(MOST_EVIDENCE)
+                return
             self._saved = _saved_at(name)
             source = Input(stream)
             blocks = source.blocks()
@@ -92,8 +108,9 @@ class Captures:
 
 
 @contextmanager
-def _opened(name: str) -> Iterator[BinaryIO]:
+def _opened(name: str) -> Iterator[BufferedReader]:
     if name == STANDARD_INPUT:
+        assert isinstance(sys.stdin.buffer, BufferedReader)
         yield sys.stdin.buffer
         return
     try:
@@ -116,6 +133,11 @@ def _saved_at(name: str) -> datetime:
     except (OSError, ValueError, OverflowError):
         return datetime.now(UTC)
     return saved if saved.year in YEARS else datetime.now(UTC)
+
+
+def _holds_evidence(stream: BufferedReader) -> bool:
+    """By its beginning, which stays to be read: a pipe gives it only once."""
+    return _EVIDENCE.match(Input(BytesIO(stream.peek())).beginning()) is not None
 
 
 def _head(blocks: Iterator[bytes]) -> list[bytes]:

@@ -1,8 +1,10 @@
 """Scenarios: what is different from a healthy node, and what `gpu-healthcheck check` must say of it.
 
-A scenario is a folder with a `scenario.toml`: `stands_for` (the reason it shows, "" for a healthy one),
+A scenario is a folder with a `scenario.toml`: `stands_for` (the reason it shows, "" for a healthy one), `twin_of` (of
+a healthy one: the scenario of a fault that it is one value away from; the name `FAULT-twin…` says so by itself),
 `instance_type`, `faults` (methods of SimulatedNode with their arguments), `kernel_log` (lines), `[write]` (files below
-the node's root) and `[expect]` (status, severity, findings as "Reason subject", causes of what could not be seen, each once).
+the node's root) and `[expect]` (status, severity, findings as "Reason subject", causes of what could not be seen, each
+once).
 
 With `healthy_before` the node is looked at twice: so many seconds before its faults and values, it was seen healthy.
 What only a difference tells needs that: a rate, a GPU that moved. One look, as `check` takes, finds nothing of it.
@@ -30,6 +32,7 @@ class Expected:
 class Scenario:
     name: str
     stands_for: str
+    twin_of: str
     instance_type: str
     healthy_before: float
     """Seconds between the two looks; 0: it takes only one."""
@@ -44,6 +47,7 @@ class Scenario:
         return cls(
             name=folder.name,
             stands_for=told["stands_for"],
+            twin_of=told.get("twin_of", _named_after(folder.name)),
             instance_type=told["instance_type"],
             healthy_before=told.get("healthy_before", 0.0),
             faults=told.get("faults", []),
@@ -66,6 +70,12 @@ class Scenario:
             node.write_value(file, value)
         for line in self.kernel_log:
             node.kernel_log.write(line)
+
+
+def _named_after(name: str) -> str:
+    """The fault of `gpu-lost-twin` or `gpu-lost-twin-without-…`; '' of every other name."""
+    fault, twin, _ = name.partition("-twin")
+    return fault if twin else ""
 
 
 def scenarios() -> list[Scenario]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from healthcheck.checks.recovery_action import CHECK
-from healthcheck.model import Finding, Judgement, Severity, Unobserved
+from healthcheck.model import Finding, Judgement, Seen, Severity, Unobserved
 from healthcheck.probes.nvml import NVML, DriverLook, Gpu
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, gpu, says
 
@@ -34,7 +34,7 @@ def judge(*gpus: Gpu) -> list[Judgement]:
 
 
 def look_judged(look: DriverLook) -> list[Judgement]:
-    return says(CHECK, P5, {NVML: look})
+    return [one for one in says(CHECK, P5, {NVML: look}) if not isinstance(one, Seen)]
 
 
 @pytest.mark.parametrize(("action", "severity", "detail"), WANTED)
@@ -84,6 +84,14 @@ def test_a_driver_that_does_not_answer_could_not_look() -> None:
     blind = Unobserved("DriverNotLoaded", "why")
 
     assert look_judged(driver_is_silent(blind)) == [blind]
+
+
+def test_a_person_reads_how_many_want_it() -> None:
+    some, none = (wants(1, 1), wants(2, 0), wants(3, None), Gpu(4, 15)), (wants(3, None),)
+    seen = [says(CHECK, P5, {NVML: driver_says(*gpus)})[-1] for gpus in (some, none)]
+
+    source = "nvml.h, field 230; drivers from R565 on"
+    assert seen == [Seen("1 of 2 GPUs want to be recovered", "none", source), Seen("no GPU tells", "none", source)]
 
 
 def test_every_reason_that_it_can_give_is_declared() -> None:

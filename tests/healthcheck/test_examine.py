@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from healthcheck.model import (
     Outcome,
     Probe,
     ProbeError,
+    Seen,
     Severity,
     Unobserved,
 )
@@ -104,6 +106,7 @@ def test_what_does_not_belong_to_the_node_is_not_configured() -> None:
     (outcome,) = judge([check("a", says=lambda _: [NotConfigured("no EFA device")])], Evidence({}), Expectation())
 
     assert (outcome.configured, outcome.observed, outcome.findings) == (False, True, ())
+    assert outcome.seen == (Seen("no EFA device"),)
 
 
 @pytest.mark.parametrize("severity", [Severity.MONITOR, Severity.RESET, Severity.ISOLATE])
@@ -123,3 +126,36 @@ def test_a_reason_that_a_cluster_passes_over_is_no_finding() -> None:
     (outcome,) = judge([check("a", says=lambda _: [low, fault()])], Evidence({}), Expectation(policy=policy))
 
     assert [one.reason for one in outcome.findings] == ["Xid79"]
+
+
+def test_it_is_known_how_long_each_source_and_each_check_took() -> None:
+    """By its own clock, at least as long as it waited."""
+
+    def slow(_: Host) -> int:
+        time.sleep(0.02)
+        return 8
+
+    def slowly(_: Evidence) -> list[Judgement]:
+        time.sleep(0.01)
+        return []
+
+    asked, quick = Probe("asked", slow, int), counted("quick")[0]
+    checks = [check("thinks", asked, says=slowly), check("knows", quick)]
+    evidence = look(HOST, checks)
+    thinks, _ = judge(checks, evidence, Expectation())
+
+    assert list(evidence.seconds) == ["asked", "quick"]
+    assert evidence.seconds["asked"] >= 0.02
+    assert thinks.seconds >= 0.01
+
+
+def test_a_look_knows_the_look_before_and_none_before_that() -> None:
+    probe, _ = counted("nvml")
+    checks = [check("a", probe)]
+    first = look(HOST, checks)
+    second = look(HOST, checks, first)
+    third = look(HOST, checks, second)
+
+    assert (first.earlier(probe), second.earlier(probe)) == (None, (8, second.at - first.at))
+    assert third.before is not None
+    assert (third.before.at, third.before.before) == (second.at, None)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from healthcheck.expectation import FirstSeen, Place
 from healthcheck.memory import Acknowledgement, Hit, Memory, Release
 from healthcheck.memory_file import MemoryFile, MemoryFileError
 from healthcheck.model import Nature
@@ -29,6 +30,7 @@ MEMORY = remembers(
     last_xid={"0000:53:00.0": 12.000001},
     hits={("Xid13", "0000:53:00.0"): (Hit("7 a, b", "GPC 1, TPC 3", 1.5, WALL), Hit("", "", 2.5, WALL))},
     ended={("Xid79", "165"): (WALL, WALL)},
+    first=FirstSeen(32, {"0000:53:00.0": Place(0, "0000:51:00.0"), "0000:64:00.0": Place(-1, "")}),
 )
 SECOND_AGENT = """
 import sys
@@ -149,6 +151,12 @@ def test_a_released_lock_can_be_released_again(tmp_path: Path) -> None:
     ours.release()
 
 
+def test_a_count_that_nobody_made_is_read_back_as_none(file: MemoryFile) -> None:
+    for efa in (None, 0):
+        file.write(Memory(first=FirstSeen(efa)))
+        assert file.read() == Memory(first=FirstSeen(efa))
+
+
 def whole(schema: object = 2, digest: str = "", **changes: object) -> bytes:
     """A file that is one, or that is none by one value alone."""
     nothing: dict[str, object] = {key: [] for key in ("findings", "acknowledged", "hits", "ended")}
@@ -159,6 +167,7 @@ def whole(schema: object = 2, digest: str = "", **changes: object) -> bytes:
 
 
 def test_a_file_with_nothing_wrong_is_read(file: MemoryFile) -> None:
+    """One of an earlier version, which knew nothing of what the machine once had."""
     file.path.write_bytes(whole())
 
     assert file.read() == Memory(boot_id="b", cursor=1)
@@ -191,6 +200,9 @@ def test_a_file_with_nothing_wrong_is_read(file: MemoryFile) -> None:
         whole(hits=[["Xid13"]]),
         whole(ended=[["Xid79", "1", "yesterday"]]),
         whole(gpus=[1]),
+        whole(first=None),
+        whole(first={"efa": "many", "places": {}}),
+        whole(first={"efa": 1, "places": {"0000:53:00.0": [1]}}),
         whole() + b" " * (5 << 20),
     ],
 )

@@ -1,4 +1,4 @@
-"""Who owns a label, by what the API server notes of it."""
+"""What is read of a Node: who owns a label, by what the API server notes of it; how many EFA devices it allows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from healthcheck.cluster import node_state
 from healthcheck.node import STATUS, FieldManager, managers_of_label
 
 AT = datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC)
@@ -36,3 +37,23 @@ def test_an_owner_without_a_time_is_older_than_everything(time: str) -> None:
     (owner,) = managers_of_label([entry(STATUS, time=time)], STATUS)
 
     assert owner.at < datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(("quantity", "count"), [("32", 32), ("0", 0)])
+def test_the_efa_devices_that_pods_may_ask_for(quantity: str, count: int) -> None:
+    status = {"capacity": {"vpc.amazonaws.com/efa": "7"}, "allocatable": {"vpc.amazonaws.com/efa": quantity}}
+
+    assert node_state({"metadata": {"name": "n"}, "status": status}).efa_allocatable == count
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {},
+        {"allocatable": None},
+        {"allocatable": {"cpu": "8"}},
+        *({"allocatable": {"vpc.amazonaws.com/efa": one}} for one in ("", "1k", "-1", "1.5", "²", "9" * 5000, 3, None)),
+    ],
+)
+def test_a_count_that_the_node_does_not_plainly_say_is_none(status: dict[str, Any]) -> None:
+    assert node_state({"metadata": {"name": "n"}, "status": status}).efa_allocatable is None

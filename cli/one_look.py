@@ -1,0 +1,157 @@
+"""One look, judged by itself and shown: what `check` and the replay of its evidence have in common."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.pretty import pretty_repr
+from rich.table import Table
+from rich.text import Text
+
+from cli.words import SEVERITY_STYLES, STATUS_STYLES, printable
+from healthcheck import record as records
+from healthcheck.evidence_file import Look
+from healthcheck.examine import judge
+from healthcheck.exits import expired
+from healthcheck.looks import looked
+from healthcheck.memory import Memory, Standing
+from healthcheck.model import Check, Evidence, Nature, Outcome, Seen, Status, Unobserved
+from healthcheck.record import Identity
+from healthcheck.sightings import noticed
+from healthcheck.verdict import Verdict, decide, status_of, worst
+
+_MOST_SHOWN, _LONGEST_SHOWN, _WIDTH_SHOWN = 64, 100, 160
+"""Of a list, of a text and of a line, where a person reads the evidence: a kernel's log has thousands of lines."""
+
+Row = tuple[str, Text, Text]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What the checks said of a look, and what stands after it."""
+
+    look: Look
+    outcomes: tuple[Outcome, ...]
+    memory: Memory
+
+    @property
+    def verdict(self) -> Verdict:
+        return decide(self.memory, self.outcomes)
+
+
+def judged(look: Look) -> Judged:
+    """One look is all there is: what could flicker is shown as it was seen."""
+    outcomes = judge(look.checks, look.evidence, look.expected)
+    levels = [one for one, check in zip(outcomes, look.checks, strict=True) if check.nature is Nature.LEVEL]
+    memory = looked(Memory(look.machine, look.boot_id), levels, look.now, looks_to_confirm=1)
+    memory = noticed(memory, outcomes, look.now)
+    return Judged(look, outcomes, expired(memory, look.now, look.monitor_ttl_seconds))
+
+
+def show(judged: Judged, *, as_json: bool, verbose: bool) -> None:
+    """The verdict as a table or as the record; with `verbose` also what it rests on."""
+    if as_json:
+        # Standard output is the record's alone.
+        console = Console(highlight=False, stderr=True)
+        sys.stdout.write(records.dump(_record(judged)) + "\n")
+    else:
+        console = Console(highlight=False)
+        _show_table(console, judged)
+    if verbose:
+        _show_evidence(console, judged.look.evidence)
+
+
+def _record(judged: Judged) -> dict[str, object]:
+    look = judged.look
+    identity = Identity(look.hostname, look.expected.instance_type)
+    return records.render(judged.verdict, judged.memory, identity, look.now.wall)
+
+
+def _show_table(console: Console, judged: Judged) -> None:
+    look, verdict = judged.look, judged.verdict
+    rows = list(_rows(look.checks, judged.outcomes, judged.memory))
+    if console.is_terminal:
+        table = Table("check", "status", "what", box=None, pad_edge=False, header_style="bold")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    else:
+        _print_lines(console, rows)
+    kind = look.expected.instance_type or "unknown instance type: no expectation"
+    status = (verdict.status.value, STATUS_STYLES[verdict.status])
+    console.print()
+    told = Text.assemble(printable(f"{look.hostname} ({kind}): "), status, f", severity {verdict.severity.name}")
+    console.print(told, soft_wrap=True)
+
+
+def _print_lines(console: Console, rows: Sequence[Row]) -> None:
+    """For a file or a pipe: a line is never broken, so that whoever searches finds it whole."""
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    for label, status, what in rows:
+        line = f"{label:<{widths[0]}}  {status.plain:<{widths[1]}}  {what.plain}"
+        console.print(Text(line.rstrip()), soft_wrap=True)
+
+
+def _rows(checks: Iterable[Check], outcomes: Iterable[Outcome], memory: Memory) -> Iterator[Row]:
+    told: set[Unobserved] = set()
+    for check, outcome in zip(checks, outcomes, strict=True):
+        standing = [one for one in memory.standing if one.check == outcome.check]
+        status = status_of(worst(one.finding.severity for one in standing), could_not_look=not outcome.observed)
+        if not outcome.configured and not standing:
+            status = Status.NOT_CONFIGURED
+        label = f"{outcome.group.partition('-')[0]} {outcome.check}"
+        word = Text(status.value, STATUS_STYLES[status])
+        for what in list(_lines(check, outcome, standing, told)) or [Text()]:
+            yield label, word, what
+            label, word = "", Text()
+
+
+def _lines(check: Check, outcome: Outcome, standing: Iterable[Standing], told: set[Unobserved]) -> Iterator[Text]:
+    """What was seen; under it a line per finding, per cause, and per thing that can't be told yet.
+
+    A cause that a check above has told is not told again in full.
+    """
+    seen = outcome.seen or (_lines_read(outcome) if check.nature is Nature.EVENT and outcome.observed else ())
+    yield from (_seen_line(one) for one in seen)
+    yield from (_finding_line(one) for one in standing)
+    for cause in outcome.unobserved:
+        yield Text(printable(f"{cause.cause}: {'as above' if cause in told else cause.detail}"))
+        told.add(cause)
+    for early in outcome.too_early:
+        yield Text(f"needs a second look: {printable(early.detail)}", "dim")
+
+
+def _lines_read(outcome: Outcome) -> tuple[Seen, ...]:
+    count = len(outcome.sightings)
+    return (Seen(f"{count or 'no'} such line{'s' if count > 1 else ''} in the kernel log"),)
+
+
+def _seen_line(seen: Seen) -> Text:
+    """What was seen; what was expected, and by whom."""
+    expected = f"; expected {seen.expected}" if seen.expected else ""
+    source = f" ({seen.source})" if seen.source else ""
+    return Text.assemble(printable(seen.what), (printable(expected + source), "dim"))
+
+
+def _finding_line(standing: Standing) -> Text:
+    finding = standing.finding
+    times = f" ({standing.count} times)" if standing.count > 1 else ""
+    severity = (f"{finding.reason} {finding.severity.name}", SEVERITY_STYLES[finding.severity])
+    return Text.assemble(severity, printable(f" on {finding.subject}: {finding.detail}{times}"))
+
+
+def _show_evidence(console: Console, evidence: Evidence) -> None:
+    """The facts of each probe, long lists and texts cut: what was cut is counted."""
+    for probe in evidence.probes:
+        console.print(Text.assemble("\n", (probe.name, "bold"), f", {evidence.seconds.get(probe.name, 0.0):.3f} s"))
+        cause = evidence.unread(probe)
+        if cause:
+            console.print(Text(printable(f"{cause.cause}: {cause.detail}")))
+        else:
+            facts = pretty_repr(
+                evidence[probe], max_width=_WIDTH_SHOWN, max_length=_MOST_SHOWN, max_string=_LONGEST_SHOWN
+            )
+            console.print(Text(facts), soft_wrap=True)

@@ -1,0 +1,113 @@
+"""One light look after another in the agent's own cycle: what it keeps of them, and what it measures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pytest_mock import MockerFixture
+
+import agent.cycle
+from agent.cycle import Cycle, Expectations
+from agent.ledger import Ledger
+from healthcheck import clock
+from healthcheck.expectation import Expectation
+from healthcheck.memory import Memory
+from healthcheck.model import Evidence
+from healthcheck.node import INSTANCE_TYPE, NodeState
+from healthcheck.probes.infiniband import RDMA
+from healthcheck.probes.nvml import NVML, Driver
+from healthcheck.telemetry import Telemetry
+from sim.node import SimulatedNode
+
+CHECKS = ["driver", "gpu-count", "recovery-action", "efa-count"]
+
+
+class Light:
+    """The light worker's part of an agent, on a simulated node."""
+
+    def __init__(self, node: SimulatedNode, config: Path, mocker: MockerFixture) -> None:
+        self.telemetry = Telemetry()
+        self.node: NodeState | None = None
+        self.driver = Driver(node.root, use_loader=False)
+        self.ledger = Ledger(Memory(), None, self.telemetry, clock.now, lambda: None)
+        expectations = Expectations(node.root, "", clock.now, lambda: self.node)
+        self.cycle = Cycle(self.driver, self.ledger, expectations, self.telemetry, config, lambda: "", lambda _: None)
+        self.judging = mocker.spy(agent.cycle, "judge")
+
+    def look(self) -> tuple[Evidence, Expectation]:
+        """One more look: what was seen, and what it was judged against."""
+        self.cycle.run()
+        _, evidence, expected = self.judging.call_args.args
+        return evidence, expected
+
+    def seconds(self, of: str) -> dict[str, float]:
+        families = self.telemetry.registry.collect()
+        samples = next(one for one in families if one.name == f"gpu_healthcheck_{of}_seconds").samples
+        return {sample.labels[of]: sample.value for sample in samples}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "config").mkdir()
+    return tmp_path / "config"
+
+
+@pytest.fixture
+def light(node: SimulatedNode, config: Path, mocker: MockerFixture) -> Iterator[Light]:
+    (config / "CHECKS_LIGHTWEIGHT").write_text(" ".join(CHECKS))
+    one = Light(node, config, mocker)
+    yield one
+    one.driver.end()
+
+
+def test_a_look_is_judged_with_the_look_before_it(light: Light) -> None:
+    first, _ = light.look()
+    second, _ = light.look()
+
+    assert first.earlier(NVML) is None
+    assert second.earlier(NVML) == (first[NVML], second.at - first.at)
+    assert second.before is not None
+    assert second.before.before is None
+
+
+def test_what_was_not_read_then_is_not_known_now(light: Light, config: Path) -> None:
+    (config / "CHECKS_LIGHTWEIGHT").write_text("driver")
+    light.look()
+    (config / "CHECKS_LIGHTWEIGHT").write_text("driver efa-count")
+    second, _ = light.look()
+
+    assert (second.earlier(NVML) is not None, second.earlier(RDMA)) == (True, None)
+
+
+def test_the_time_of_each_source_and_check_is_measured(light: Light, config: Path) -> None:
+    light.look()
+    assert set(light.seconds("probe")) == {"nvml", "pci", "infiniband"}
+    assert set(light.seconds("check")) == set(CHECKS)
+    assert min(*light.seconds("probe").values(), *light.seconds("check").values()) > 0
+
+    (config / "CHECKS_LIGHTWEIGHT").write_text("driver")
+    light.look()
+    assert (set(light.seconds("probe")), set(light.seconds("check"))) == ({"nvml"}, {"driver"})
+
+
+def test_what_the_machine_once_had_is_expected_at_the_next_look(light: Light, node: SimulatedNode) -> None:
+    _, at_first = light.look()
+    node.remove_efa(5)
+    _, then = light.look()
+
+    assert (at_first.first.efa, then.first.efa) == (None, 32)
+    assert light.ledger.memory.first.efa == 32
+
+
+def test_what_the_node_allows_is_expected(light: Light) -> None:
+    assert light.look()[1].efa_allocatable is None
+
+    light.node = NodeState("n", labels={INSTANCE_TYPE: "p5.48xlarge"}, efa_allocatable=31)
+    _, expected = light.look()
+    assert (expected.instance_type, expected.efa_allocatable) == ("p5.48xlarge", 31)
+
+    light.node = replace(light.node, efa_allocatable=None)
+    assert light.look()[1].efa_allocatable is None

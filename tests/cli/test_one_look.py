@@ -1,0 +1,140 @@
+"""What a person reads of one look: a line per check, what is wrong under it, and the evidence on demand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import pytest
+from rich.console import Console
+
+from cli import one_look
+from cli.one_look import judged, show
+from healthcheck.catalog.policy import Policy
+from healthcheck.evidence_file import Look
+from healthcheck.expectation import Expectation
+from healthcheck.model import (
+    Check,
+    Evidence,
+    Finding,
+    Judgement,
+    NotConfigured,
+    Probe,
+    Seen,
+    Severity,
+    TooEarly,
+    Unobserved,
+)
+from healthcheck.probes.kernel_log import RING, Record
+from tests.checks.evidence import P5
+from tests.healthcheck.examples import BLIND, BOOT, MACHINE, NODE, NOW
+
+LINKS = Probe("links", lambda _: (), tuple[str, ...])
+SEEN = Seen("8 GPUs, 143 of 144 NVLinks active", "18 per GPU", "p5.48xlarge in instance-profiles.conf")
+INACTIVE = Finding("NvLinkInactive", Severity.RESET, "gpu/0000:53:00.0", "link 7 is inactive")
+
+
+def check(name: str, *said: Judgement, group: str = "3-topology-check", needs: Iterable[Probe[object]] = ()) -> Check:
+    return Check(name, group, tuple(needs), lambda *_: iter(said), ())
+
+
+def look(*checks: Check, evidence: Evidence | None = None, expected: Expectation = P5) -> Look:
+    return Look(NODE, MACHINE, BOOT, NOW, checks, expected, 60.0, evidence or Evidence({}))
+
+
+def lines(capsys: pytest.CaptureFixture[str], one: Look, *, verbose: bool = False) -> list[str]:
+    show(judged(one), as_json=False, verbose=verbose)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_line_per_check_says_what_was_seen_what_was_expected_and_by_whom(capsys: pytest.CaptureFixture[str]) -> None:
+    told = lines(capsys, look(check("nvlink", SEEN), check("pcie-link", Seen("16 lanes each", "", "NVML"))))
+
+    expected = "expected 18 per GPU (p5.48xlarge in instance-profiles.conf)"
+    assert told == [
+        f"3 nvlink     pass  8 GPUs, 143 of 144 NVLinks active; {expected}",
+        "3 pcie-link  pass  16 lanes each (NVML)",
+        "",
+        f"{NODE} (p5.48xlarge): pass, severity PASS",
+    ]
+
+
+def test_what_is_wrong_stands_under_it(capsys: pytest.CaptureFixture[str]) -> None:
+    told = lines(capsys, look(check("nvlink", INACTIVE, SEEN, BLIND), check("driver", BLIND)))
+
+    assert [line.split()[:3] for line in told[:1]] == [["3", "nvlink", "fail"]]
+    assert [line.strip() for line in told[1:3]] == [
+        "NvLinkInactive RESET on gpu/0000:53:00.0: link 7 is inactive",
+        "DriverNotLoaded: NVML: Driver Not Loaded (/usr/lib64/libnvidia-ml.so.1)",
+    ]
+    assert told[3].split(maxsplit=3) == ["3", "driver", "unknown", "DriverNotLoaded: as above"]
+
+
+def test_without_anything_seen_the_first_thing_wrong_stands_beside_the_check(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told = lines(capsys, look(check("nvlink", INACTIVE)))
+
+    assert told[0] == "3 nvlink  fail  NvLinkInactive RESET on gpu/0000:53:00.0: link 7 is inactive"
+
+
+def test_what_does_not_belong_to_the_node_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    told = lines(capsys, look(check("imex", NotConfigured("no GB200: no IMEX"))))
+
+    assert told[0] == "3 imex  not-configured  no GB200: no IMEX"
+
+
+def test_what_needs_a_second_look_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    told = lines(capsys, look(check("pcie-replays", Seen("8 GPUs"), TooEarly("a rate needs two readings"))))
+
+    assert [line.split("  ")[-1] for line in told[:2]] == ["8 GPUs", "needs a second look: a rate needs two readings"]
+
+
+def test_a_reason_that_the_cluster_passes_over_is_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    expected = Expectation(policy=Policy({"NvLinkInactive": Severity.PASS}))
+    told = lines(capsys, look(check("nvlink", SEEN, INACTIVE), expected=expected))
+
+    assert len(told) == 3
+    assert told[-1] == f"{NODE} (unknown instance type: no expectation): pass, severity PASS"
+
+
+@pytest.mark.parametrize(("width", "broken"), [(80, True), (120, False), (200, False)])
+def test_a_terminal_breaks_a_line_under_its_own_column(
+    width: int, broken: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def terminal(**_: object) -> Console:
+        return Console(width=width, force_terminal=True, color_system=None, highlight=False, legacy_windows=False)
+
+    monkeypatch.setattr(one_look, "Console", terminal)
+    told = [line.rstrip() for line in lines(capsys, look(check("nvlink", SEEN), check("imex", NotConfigured("none"))))]
+
+    assert max(len(line) for line in told) <= width
+    column = told[0].index("what")
+    assert (told[1][column:].startswith("8 GPUs"), len(told) > 5) == (True, broken)
+    assert all(line[:column].strip() == "" for line in told[2:-3])
+
+
+def test_nothing_that_steers_a_terminal_comes_through(capsys: pytest.CaptureFixture[str]) -> None:
+    """A file of evidence may come from anybody."""
+    wild = "\x1b[2J\r\n[red]\u202e"
+    odd = Finding("Odd", Severity.MONITOR, wild, wild)
+    said = (Seen(wild, wild, wild), odd, Unobserved(wild, wild), TooEarly(wild))
+    evidence = Evidence({LINKS: (wild,), Probe("other", lambda _: 0, int): Unobserved("Odd", wild)})
+    show(judged(look(check("odd", *said), evidence=evidence)), as_json=False, verbose=True)
+    out = capsys.readouterr().out
+
+    assert re.findall(r"[^\n -~]", out) == []
+    assert out.count("[red]") == 3 + 2 + 2 + 1 + 1 + 1
+
+
+def test_verbose_shows_the_facts_and_what_was_cut_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    records = tuple(Record(seq, 1.0, 0, "x" * 900) for seq in range(5000))
+    silent = Probe("nvml", lambda _: 0, int)
+    evidence = Evidence({LINKS: ("up", "down"), silent: BLIND, RING: records}, seconds={"links": 0.0123})
+    told = lines(capsys, look(check("nvlink", SEEN), evidence=evidence), verbose=True)
+
+    assert told[told.index("links, 0.012 s") + 1] == "('up', 'down')"
+    assert "DriverNotLoaded: NVML: Driver Not Loaded (/usr/lib64/libnvidia-ml.so.1)" in told
+    assert any("4936" in line for line in told)
+    assert any("+800" in line for line in told)
+    assert len(told) < 300

@@ -1,0 +1,234 @@
+"""What `check --save-evidence` writes is judged again by `replay` as it was judged there, wherever that is."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
+
+from cli.app import app
+from sim.node import SimulatedNode
+from sim.scenarios import Scenario, scenarios
+
+JUDGED = ("status", "severity", "checks", "unobserved", "hostname", "instance_type", "machine", "boot_id", "timestamp")
+
+
+def run(*words: str | Path, config: Path | str = "/nowhere") -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words], env={"CONFIG_DIR": str(config)})
+
+
+def record_of(result: Result) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(result.stdout)
+    return record
+
+
+def found(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The findings without what only a replay adds."""
+    return [{key: row[key] for key in row.keys() - {"rule", "source"}} for row in record["findings"]]
+
+
+@pytest.fixture
+def saved(node: SimulatedNode, tmp_path: Path) -> Path:
+    """Of a p5.48xlarge with a lost GPU and an Xid."""
+    node.lose_gpu(3)
+    node.xid(3, 79, "GPU has fallen off the bus.")
+    path = tmp_path / "evidence.json"
+    run("check", "--root", node.root, "--instance-type", "p5.48xlarge", "--save-evidence", path)
+    return path
+
+
+@pytest.mark.parametrize("scenario", scenarios(), ids=lambda scenario: scenario.name)
+def test_a_scenario_is_judged_again_as_it_was(scenario: Scenario, tmp_path: Path) -> None:
+    config, path = tmp_path / "config", tmp_path / "evidence.json"
+    config.mkdir()
+    (config / "CHECK_TIMEOUT").write_text("2")
+    looking = ("--json", "--save-evidence", path, "--instance-type", scenario.instance_type)
+    with scenario.build(tmp_path / "node") as node:
+        there = run("check", *looking, "--root", node.root, config=config)
+    here = run("replay", "--json", path)
+
+    seen, again = record_of(there), record_of(here)
+    assert here.exit_code == there.exit_code
+    assert {key: again[key] for key in JUDGED} == {key: seen[key] for key in JUDGED}
+    assert found(again) == found(seen)
+    assert {row["source"] for row in again["findings"]} <= {str(path)}
+    assert all(row["rule"] for row in again["findings"])
+
+
+def test_the_console_script_does_so_too(saved: Path, tmp_path: Path) -> None:
+    program = [sys.executable, "-m", "cli", "replay", "--json"]
+    done = subprocess.run(
+        [*program, str(saved)], cwd=tmp_path, capture_output=True, check=False, env={"CONFIG_DIR": "/nowhere"}
+    )
+
+    assert (done.returncode, done.stderr) == (1, b"")
+    told = {(row["reason"], row["rule"]) for row in json.loads(done.stdout)["findings"]}
+    assert told == {("GpuLost", "gpu-count"), ("Xid79", "xid.csv:79")}
+
+
+def test_the_settings_of_the_node_count_and_not_those_of_here(node: SimulatedNode, tmp_path: Path) -> None:
+    there, here, path = tmp_path / "there", tmp_path / "here", tmp_path / "evidence.json"
+    for config, severity in ((there, "MONITOR"), (here, "ISOLATE")):
+        config.mkdir()
+        (config / "severity-overrides").write_text(f"GpuLost = {severity}\n")
+    node.lose_gpu(3)
+    run("check", "0", "--root", node.root, "--save-evidence", path, config=there)
+
+    assert record_of(run("replay", "--json", path, config=here))["severity"] == "MONITOR"
+
+
+def test_another_instance_type_is_another_expectation(node: SimulatedNode, tmp_path: Path) -> None:
+    path = tmp_path / "evidence.json"
+    run("check", "--root", node.root, "--instance-type", "p5.48xlarge", "--save-evidence", path)
+    record = record_of(run("replay", "--json", "--instance-type", "p6-b300.48xlarge", path))
+
+    assert record["instance_type"] == "p6-b300.48xlarge"
+    assert record_of(run("replay", "--json", path))["status"] == "pass"
+
+
+def test_it_is_known_by_its_content_however_it_comes(saved: Path, tmp_path: Path) -> None:
+    packed, short = tmp_path / "packed", tmp_path / "short"
+    packed.write_bytes(gzip.compress(saved.read_bytes()))
+    short.write_text(json.dumps(json.loads(saved.read_text())))
+    program = [sys.executable, "-m", "cli", "replay"]
+    piped = subprocess.run([*program, "-"], input=packed.read_bytes(), capture_output=True, check=False)
+
+    assert [run("replay", path).exit_code for path in (saved, packed, short)] == [1, 1, 1]
+    assert run("replay", "--as", "evidence", saved).exit_code == 1
+    assert (piped.returncode, b"GpuLost REBOOT on gpu/0000:86:00.0" in piped.stdout) == (1, True)
+
+
+def test_a_pipe_that_can_be_opened_once_is_read(saved: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = subprocess.Popen(["cp", str(saved), str(pipe)])
+
+    assert run("replay", pipe).exit_code == 1
+    assert writer.wait() == 0
+
+
+def test_it_is_judged_alone(saved: Path) -> None:
+    result = run("replay", saved, saved)
+
+    assert (result.exit_code, "give no other file beside it" in result.stderr) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (b'{"format": "gpu-healthcheck evidence"', "no JSON: "),
+        (b'{"format": "gpu-healthcheck evidence", "schema": 7}', "schema 7; this version reads 1"),
+        (b'{"format": "gpu-healthcheck evidence", "schema": 1}', "agent_version: Field required"),
+    ],
+)
+def test_what_is_none_is_a_wrong_use_and_the_file_is_named(raw: bytes, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "evidence.json"
+    path.write_bytes(raw)
+    result = run("replay", "--json", path)
+
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert result.stderr.startswith(f"gpu-healthcheck replay: {path}: {why}")
+
+
+def test_a_kernel_log_is_no_evidence(tmp_path: Path) -> None:
+    path = tmp_path / "dmesg"
+    path.write_text("[    1.000000] NVRM: Xid (PCI:0000:05:00): 79, x\n")
+    result = run("replay", "--as", "evidence", path)
+
+    assert (result.exit_code, "no JSON: " in result.stderr) == (3, True)
+
+
+def test_it_is_for_its_owner_alone(saved: Path) -> None:
+    assert stat.S_IMODE(saved.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("name", ["-", "missing/evidence.json", ".", "/dev/null"])
+def test_a_place_where_it_can_t_be_written_is_a_wrong_use(name: str, tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    path = name if name == "-" else tmp_path / name
+    result = run("check", "--root", tmp_path, "--save-evidence", path)
+
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert result.stderr.startswith("gpu-healthcheck check: --save-evidence: ")
+
+
+def test_the_record_is_all_of_standard_output(node: SimulatedNode, tmp_path: Path) -> None:
+    result = run("check", "-v", "--json", "--root", node.root, "--save-evidence", tmp_path / "evidence.json")
+
+    assert record_of(result)["status"] == "pass"
+    assert "nvml" in result.stderr
+
+
+# Whatever somebody made of a file: a verdict, or a wrong use.
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path to every value in it."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, one in inside for place in places(one, (*path, key)))]
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 300),
+    st.sampled_from([2**31, 2**63, 2**64, 10**30, 10**400, 1e300, -1e300, 1e308]),
+    st.text(max_size=20),
+    st.sampled_from(["", "\x1b[2J", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00", "nvml", "[red]x[/red]"]),
+    st.lists(st.integers(0, 9), max_size=3),
+    st.dictionaries(st.text(max_size=5), st.integers(0, 9), max_size=3),
+)
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A whole one, with something of everything."""
+    folder = tmp_path_factory.mktemp("evidence")
+    with SimulatedNode.create(folder / "node", "p5.48xlarge") as node:
+        node.lose_gpu(3)
+        node.remove_rdma(2)
+        node.xid(5, 31, "MMU Fault", process=(7, "python"))
+        looking = ("--root", node.root, "--instance-type", "p5.48xlarge", "--save-evidence", folder / "evidence.json")
+        run("check", *looking)
+    told: dict[str, Any] = json.loads((folder / "evidence.json").read_text())
+    told["before"] = {**told["look"], "at": told["look"]["at"] - 300.0}
+    return told
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("changed") / "evidence.json"
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_any_change_gives_a_verdict_or_says_what_is_wrong(
+    document: dict[str, Any], path: Path, data: st.DataObject
+) -> None:
+    changed = json.loads(json.dumps(document))
+    for _ in range(data.draw(st.integers(1, 3))):
+        *above, last = data.draw(st.sampled_from(places(changed)[1:]))
+        place = changed
+        for key in above:
+            place = place[key]
+        if data.draw(st.booleans()):
+            place[last] = data.draw(VALUES)
+        else:
+            del place[last]
+    path.write_text(json.dumps(changed))
+    how = data.draw(st.sampled_from([("--json",), ("-v",), ()]))
+    result = run("replay", *how, "--as", "evidence", path)
+
+    assert isinstance(result.exception, SystemExit | None), result.exception
+    assert result.exit_code in (0, 1, 2, 3)
+    assert (result.exit_code == 3) == result.stderr.startswith(f"gpu-healthcheck replay: {path}: ")
