@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import hypothesis
@@ -13,11 +14,49 @@ from sim.node import SimulatedNode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 # The same examples at every run, and no example fails for a slow machine; `--hypothesis-profile=default` looks further.
 hypothesis.settings.register_profile("steady", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("steady")
+
+
+_AGENT = Path(__file__).parent / "agent"
+_FIRST = ("control plane", "stories")
+_IN_MEMORY = Path("/dev/shm")
+_ROOM_BYTES = 1 << 30
+
+
+def pytest_configure() -> None:
+    """Simulated nodes are made in memory: each is more than a thousand files, ten times as slow to make on a disk.
+
+    Not where that is small or may not hold a driver's library, as in most containers.
+    """
+    if _IN_MEMORY.is_dir():
+        about = os.statvfs(_IN_MEMORY)
+        if about.f_bavail * about.f_frsize >= _ROOM_BYTES and not about.f_flag & os.ST_NOEXEC:
+            os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_IN_MEMORY))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """How several processes share the tests: one has the control plane, one the stories, from the beginning.
+
+    Of the others, those with an agent of their own are handed out one by one, and quick ones by their file.
+    """
+    for test in items:
+        if test.get_closest_marker("control_plane"):
+            test.add_marker(pytest.mark.xdist_group(_FIRST[0]))
+        elif "stories" in getattr(test, "fixturenames", ()):
+            test.add_marker(pytest.mark.xdist_group(_FIRST[1]))
+        elif _AGENT not in test.path.parents:
+            test.add_marker(pytest.mark.xdist_group(test.path.stem))
+    if hasattr(config, "workerinput"):
+        items.sort(key=_turn)
+
+
+def _turn(test: pytest.Item) -> int:
+    group = test.get_closest_marker("xdist_group")
+    return _FIRST.index(group.args[0]) if group and group.args[0] in _FIRST else len(_FIRST)
 
 
 @pytest.fixture

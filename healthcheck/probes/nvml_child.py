@@ -11,9 +11,13 @@ import json
 import os
 import struct
 import sys
-from collections.abc import Callable, Iterable
 from itertools import combinations
-from typing import Any, BinaryIO
+from types import ModuleType
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing itself would be 0.6 MiB
+    from collections.abc import Callable, Iterable
+    from typing import Any, BinaryIO
 
 SONAME = "libnvidia-ml.so.1"
 _MOST_GPUS = 256
@@ -520,9 +524,17 @@ def _answers(out: BinaryIO, root: str, use_loader: bool) -> None:
         out.flush()
 
 
+def _leave_out_ctypes_util() -> None:
+    """For pynvml, which imports it and never calls it: with subprocess, tempfile and theirs it would be 2 MiB."""
+    empty = ModuleType("ctypes.util")
+    vars(empty)["find_library"] = lambda _: None  # what the real one says of a library that it does not find
+    sys.modules["ctypes.util"] = empty
+
+
 def main() -> None:
     """`nvml_child ROOT loader|root-only`: answer until standard input ends."""
     root, mode = sys.argv[1:]
+    _leave_out_ctypes_util()
     # A library that prints must not write into our answers.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

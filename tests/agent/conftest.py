@@ -66,6 +66,8 @@ def stories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Story, Fu
 
 @pytest.fixture(scope="session", autouse=True)
 def _begin_the_stories(request: pytest.FixtureRequest) -> None:
-    """Early, where any test of this run will ask how they ended."""
-    if any("stories" in getattr(test, "fixturenames", ()) for test in request.session.items):
+    """Early, where any test of this run will ask how they ended; in a process of their own they need no head start."""
+    if not hasattr(request.config, "workerinput") and any(
+        "stories" in getattr(test, "fixturenames", ()) for test in request.session.items
+    ):
         request.getfixturevalue("stories")

@@ -37,7 +37,7 @@ def test_a_start_without_the_api_server_waits_for_it_looking(world: World, outag
     eventually(lambda: agent.metric("node_severity") == 3)
     if outage != "hanging":
         assert agent.wait_for_log(AWAY)["level"] == "warning"
-    assert agent.metric("verdict_pending") == 1
+    eventually(lambda: agent.metric("verdict_pending") == 1)
     eventually(lambda: agent.get("/readyz")[0] == 200)
     assert agent.get("/healthz")[0] == 200
 

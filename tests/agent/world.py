@@ -33,7 +33,7 @@ P = "gpu-healthcheck.aws-samples.io"
 UNHEALTHY = {"key": f"{P}/unhealthy", "value": "true", "effect": "NoSchedule"}
 RESULTS = f"{P}/results"
 BUDGET = "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck-budget/leases"
-GIVE_UP_SECONDS = 90.0
+GIVE_UP_SECONDS = 180.0
 """No test asserts a time: this is when it stops to wait for what never comes."""
 NOBODY = "http://127.0.0.1:9"
 """The discard port of loopback: nobody listens."""

@@ -17,10 +17,10 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text()
 ARGUMENTS = dict(re.findall(r'^ARG (\w+)="?([^"\n]*)"?$', DOCKERFILE, re.MULTILINE))
 STAGES = re.findall(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, re.MULTILINE)
 
-# Loads what the image runs, and prints which parts of its environment came along.
+# Loads what the image runs, and prints which parts of its environment came along. The agent, which loads less, is last.
 LOADED = """
 import sys
-import agent.__main__, cli.__main__, healthcheck.cluster, healthcheck.probes.nvml_child, pynvml
+import healthcheck.cluster, healthcheck.probes.nvml_child, pynvml, cli.__main__, agent.__main__
 for name, module in sys.modules.items():
     print(name, getattr(module, "__file__", None))
 """

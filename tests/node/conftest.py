@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def stage() -> Iterator[Stage]:
     """A healthy p5.48xlarge that is Ready, our image in its containerd, nothing applied; afterwards no trace of it."""
     if reason := needs.missing():
         if os.environ.get("CI") and not needs.unsuited():
@@ -25,7 +27,12 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         pytest.skip(f"NOT TESTED on a real node: {reason}")
     image = images.ours(images.SLIM)
     before = traces()
-    with SimulatedNode.create(tmp_path_factory.mktemp("host") / "gpu-node-1") as host, RealNode(host.root) as node:
+    # Not where pytest has its own, which may be /dev/shm: the node has a /dev of its own.
+    with (
+        tempfile.TemporaryDirectory(prefix="gpu-healthcheck-host-") as folder,
+        SimulatedNode.create(Path(folder) / "gpu-node-1") as host,
+        RealNode(host.root) as node,
+    ):
         node.load(image)
         yield Stage(host, node)
     assert traces() - before == set()
