@@ -520,8 +520,11 @@ def _answers(out: BinaryIO, root: str, use_loader: bool) -> None:
             answer = {"library": None, "error": None, "cause": str(error)[:1000]}
         except Exception as error:  # noqa: BLE001 - the boundary of the probe: nonsense from a driver is an answer too
             answer = {"library": library and library.path, "error": None, "cause": f"{type(error).__name__}: {error}"}
-        out.write(json.dumps(answer, separators=(",", ":")).encode() + b"\n")
-        out.flush()
+        try:
+            out.write(json.dumps(answer, separators=(",", ":")).encode() + b"\n")
+            out.flush()
+        except BrokenPipeError:
+            os._exit(0)  # who asked is gone; leaving in the usual way would try to write once more
 
 
 def _leave_out_ctypes_util() -> None:

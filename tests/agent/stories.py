@@ -236,8 +236,8 @@ def a_missing_gpu_counts_only_after_three_more_looks(world: World) -> None:
 
 
 def a_missing_efa_device_counts_only_after_three_more_looks(world: World) -> None:
-    counts_only_after_three_more_looks(world, lambda: world.host.remove_efa(3), "EfaBelowProfile", "warn")
-    assert not world.node().tainted
+    counts_only_after_three_more_looks(world, lambda: world.host.remove_efa(3), "EfaCountLow", "fail")
+    assert world.node().tainted
 
 
 def counts_only_after_three_more_looks(world: World, remove: Callable[[], None], reason: str, status: str) -> None:

@@ -26,7 +26,7 @@ from healthcheck.probes.pci import PciFunction
 from healthcheck.profiles import InstanceProfile
 
 ADDRESSES = tuple(f"0000:{bus:02x}:00.0" for bus in (0x53, 0x64, 0x75, 0x86, 0x97, 0xA8, 0xB9, 0xCA))
-EFA_ADDRESSES = tuple(f"0000:{bus:02x}:00.0" for bus in range(0x10, 0x30))
+EFA_ADDRESSES = tuple(f"0000:{bus:02x}:00.0" for bus in range(0x10, 0x40))
 P5 = Expectation(InstanceProfile("p5.48xlarge", 8, 32, True, "efa"), "p5.48xlarge")
 G6 = Expectation(InstanceProfile("g6.xlarge", 1, 0, False, ""), "g6.xlarge")
 NO_GPUS = Expectation(InstanceProfile("m7i.large", 0, 0, False, ""), "m7i.large")

@@ -43,6 +43,19 @@ GROUP_2 = [
     "efa-gpudirect",
     "memlock",
 ]
+GROUP_3 = [
+    "nvlink",
+    "nvlink-errors",
+    "p2p",
+    "nvswitch",
+    "fabric",
+    "fabric-manager",
+    "imex",
+    "pcie-link",
+    "pcie-replays",
+    "gpu-placement",
+    "nouveau",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -255,7 +268,7 @@ def test_a_cycle_takes_at_most_two_intervals_and_a_probe_a_minute(
 @pytest.mark.parametrize(
     ("words", "names"),
     [
-        ("0 2 3 7 8", [*GROUP_0, *GROUP_2]),
+        ("0 2 3 7 8", [*GROUP_0, *GROUP_2, *GROUP_3]),
         ("2 0", [*GROUP_0, *GROUP_2]),
         ("2", GROUP_2),
         ("0-nvidia-smi", GROUP_0),
