@@ -18,7 +18,8 @@ from healthcheck.memory import Memory
 from healthcheck.model import Evidence, Host, Now, ProbeError, Unobserved
 from healthcheck.node import INSTANCE_TYPE, NodeState
 from healthcheck.probes import machine
-from healthcheck.probes.nvml import NVML, Driver, DriverLook, Gpus
+from healthcheck.probes.nvml import NVML, DriverLook, Gpus
+from healthcheck.probes.nvml_driver import Driver
 from healthcheck.profiles import find_profile
 from healthcheck.settings import BadValue, Settings, SettingsError
 from healthcheck.telemetry import Telemetry

@@ -24,7 +24,7 @@ from healthcheck.memory_file import MemoryFile, MemoryFileError
 from healthcheck.model import ProbeError
 from healthcheck.probes.kernel_log import KERNEL_FACILITY, boot_id
 from healthcheck.probes.machine import machine_id
-from healthcheck.probes.nvml import Driver
+from healthcheck.probes.nvml_driver import Driver
 from healthcheck.settings import BadValue
 from healthcheck.telemetry import Telemetry
 

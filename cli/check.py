@@ -21,7 +21,7 @@ from healthcheck.expectation import Expectation
 from healthcheck.model import Check, Host, ProbeError
 from healthcheck.node import INSTANCE_TYPE
 from healthcheck.probes import kernel_log, machine
-from healthcheck.probes.nvml import Driver
+from healthcheck.probes.nvml_driver import Driver
 from healthcheck.profiles import find_profile
 from healthcheck.settings import Settings, SettingsError, read_settings
 

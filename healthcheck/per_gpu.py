@@ -68,10 +68,13 @@ def placed(answer: nvml.Gpus, functions: Iterable[pci.PciFunction]) -> Iterator[
 
 
 def silent(gpu: nvml.Gpu, code: int, what: str = "") -> Unobserved:
-    """A GPU, or one reading of it, gave an error in the place of an answer."""
+    """A GPU, or one reading of it, gave an error or nonsense in the place of an answer."""
     about = f"{gpu.subject}: {what}" if what else gpu.subject
     # One that does not even tell its address may be any of those that are known.
-    return Unobserved("GpuNotAnswering", f"{about}: NVML error {code}", gpu.subject if gpu.address else "")
+    place = gpu.subject if gpu.address else ""
+    if code == nvml.NONSENSE:
+        return Unobserved("NvmlNonsense", f"{about}: NVML's answer makes no sense", place)
+    return Unobserved("GpuNotAnswering", f"{about}: NVML error {code}", place)
 
 
 def unread(gpu: nvml.Gpu, *readings: str) -> Iterator[Unobserved]:

@@ -22,6 +22,7 @@ LEAST_PER_SECOND: Mapping[str, float] = {
     "symbol_errors": LEAST_PER_MINUTE / 60,
 }
 """By the name of the counter. Recovery failures and symbol errors are counted from NVLink 5 on, the rest before."""
+_READINGS = {"nvlinks": "NVLinks", "nvlink_counters": "NVLink counters"}
 
 RATE = Reason(
     "NvLinkErrorRate",
@@ -37,15 +38,15 @@ RATE = Reason(
 
 def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     gpus = yield from answering(seen)
-    for gpu in gpus:
-        if "nvlinks" in gpu.errors:
-            yield silent(gpu, gpu.errors["nvlinks"], "NVLinks")
+    unread = [(gpu, name) for gpu in gpus for name in _READINGS if name in gpu.errors]
+    for gpu, name in unread:
+        yield silent(gpu, gpu.errors[name], _READINGS[name])
     counting = [gpu for gpu in gpus if any(link.counters for link in gpu.nvlinks or ())]
     if counting:
         yield from _judge_rates(counting, seen)
         limits = f"less than {LEAST_CRC_PER_SECOND:g} CRC errors a second, and {LEAST_PER_MINUTE:g} other a minute"
         yield Seen(f"NVLink errors of {len(counting)} GPUs counted", limits, "DCGM's health watch")
-    elif gpus and not any("nvlinks" in gpu.errors for gpu in gpus):
+    elif gpus and not unread:
         yield NotConfigured("no GPU counts errors of an NVLink")
 
 

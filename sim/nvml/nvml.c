@@ -11,7 +11,8 @@
  *   nvml/gpuN/error                           the nvmlReturn_t of taking that GPU's handle
  *   nvml/gpuN/error.<function>                the nvmlReturn_t of that function on that GPU
  *   nvml/gpuN/error.field.<id>                the nvmlReturn_t of that field on that GPU
- *   nvml/gpuN/<value>, nvml/gpuN/field/<id>   values; an absent one is NVML_ERROR_NOT_SUPPORTED
+ *   nvml/gpuN/<value>, nvml/gpuN/field/<id>   values; an absent one is NVML_ERROR_NOT_SUPPORTED. A field's may be
+ *                                             written "7 of type 1", with its nvmlValueType_t
  *   nvml/gpuN/nvlink/<link>/                  a link: state (absent: active), version, and field/<id>, as of fields of
  *                                             scope <link>; without the folder the link is NOT_SUPPORTED
  *   nvml/gpuN/p2p_read.<M>, p2p_nvlink.<M>    nvmlGpuP2PStatus_t towards gpuM; absent: OK, by NVLink where both have it
@@ -697,14 +698,20 @@ static void name_field(char *name, size_t size, const nvmlFieldValue_t *field)
 static nvmlReturn_t read_field(nvmlDevice_t gpu, nvmlFieldValue_t *field)
 {
     enum { UNSIGNED_INT = 1, UNSIGNED_LONG_LONG = 3, SIGNED_INT = 5 }; /* nvmlValueType_t */
-    char name[VALUE_SIZE];
+    char name[VALUE_SIZE], line[VALUE_SIZE], *type;
     field->value.ullVal = 0;
     field->valueType = UNSIGNED_INT;
     snprintf(name, sizeof name, "field.%u", field->fieldId);
     ENTER(error_on_gpu(name, gpu->number));
     name_field(name, sizeof name, field);
-    ENTER(gpu_number(gpu, name, &field->value.ullVal));
-    if ((long long)field->value.ullVal < 0 && (long long)field->value.ullVal >= INT_MIN)
+    if (!read_line(line, "nvml/gpu%u/%s", gpu->number, name))
+        return NOT_SUPPORTED;
+    if ((type = strstr(line, " of type ")) != NULL)
+        *type = '\0';
+    ENTER(parse_number(line, &field->value.ullVal));
+    if (type != NULL)
+        field->valueType = atoi(type + strlen(" of type "));
+    else if ((long long)field->value.ullVal < 0 && (long long)field->value.ullVal >= INT_MIN)
         field->valueType = SIGNED_INT;
     else if (field->value.ullVal > UINT_MAX)
         field->valueType = UNSIGNED_LONG_LONG;

@@ -18,7 +18,8 @@ from healthcheck.memory import Memory
 from healthcheck.model import Evidence
 from healthcheck.node import INSTANCE_TYPE, NodeState
 from healthcheck.probes.infiniband import RDMA
-from healthcheck.probes.nvml import NVML, Driver
+from healthcheck.probes.nvml import NVML
+from healthcheck.probes.nvml_driver import Driver
 from healthcheck.telemetry import Telemetry
 from sim.node import SimulatedNode
 

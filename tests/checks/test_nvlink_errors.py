@@ -8,7 +8,7 @@ import pytest
 
 from healthcheck.checks.nvlink_errors import CHECK, LEAST_PER_SECOND
 from healthcheck.model import Evidence, Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
-from healthcheck.probes.nvml import NVML, DriverLook, Gpu, NvLink
+from healthcheck.probes.nvml import NONSENSE, NVML, DriverLook, Gpu, NvLink
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, gpu, healthy
 
 ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
@@ -102,9 +102,22 @@ def test_a_gpu_that_counts_nothing_has_no_fault(links: tuple[NvLink, ...] | None
     assert judge(healthy(3, nvlinks=links), healthy(3)) == [NotConfigured("no GPU counts errors of an NVLink")]
 
 
-def test_links_that_could_not_be_read_have_no_rate() -> None:
-    assert judge(healthy(3, nvlinks=None, errors={"nvlinks": 999}), counts(replays=0)) == [
-        Unobserved("GpuNotAnswering", f"{SUBJECT}: NVLinks: NVML error 999", SUBJECT)
+@pytest.mark.parametrize(
+    ("gpu_now", "told"),
+    [
+        (healthy(3, nvlinks=None, errors={"nvlinks": 999}), "NVLinks: NVML error 999"),
+        (healthy(3, nvlinks=counts().nvlinks, errors={"nvlink_counters": 999}), "NVLink counters: NVML error 999"),
+    ],
+)
+def test_links_that_could_not_be_read_have_no_rate(gpu_now: Gpu, told: str) -> None:
+    assert judge(gpu_now, counts(replays=0)) == [Unobserved("GpuNotAnswering", f"{SUBJECT}: {told}", SUBJECT)]
+
+
+def test_counters_that_make_no_sense_could_not_look() -> None:
+    now = healthy(3, nvlinks=counts().nvlinks, errors={"nvlink_counters": NONSENSE})
+
+    assert judge(now, counts(replays=0)) == [
+        Unobserved("NvmlNonsense", f"{SUBJECT}: NVLink counters: NVML's answer makes no sense", SUBJECT)
     ]
 
 

@@ -17,7 +17,7 @@ from healthcheck.checks import CHECKS
 from healthcheck.examine import judge, look
 from healthcheck.expectation import Expectation, FirstSeen, Place
 from healthcheck.model import Host
-from healthcheck.probes.nvml import Driver
+from healthcheck.probes.nvml_driver import Driver
 from healthcheck.probes.pci import FUNCTIONS
 from healthcheck.profiles import find_profile
 from healthcheck.settings import packaged_profiles

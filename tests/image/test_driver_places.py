@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from healthcheck.model import Unobserved
-from healthcheck.probes.nvml import Driver, Gpus
+from healthcheck.probes.nvml import Gpus
+from healthcheck.probes.nvml_driver import Driver
 from sim import c_library, nvml_library
 from sim.node import DRIVER_VERSION, SimulatedNode
 

@@ -22,8 +22,8 @@ from healthcheck.checks.driver import CHECK
 from healthcheck.expectation import Expectation
 from healthcheck.model import Evidence, Finding, Host, Judgement, ProbeError, Seen, Severity, Unobserved
 from healthcheck.probes.nvml import (
+    NONSENSE,
     NVML,
-    Driver,
     DriverLook,
     EccCounts,
     Fabric,
@@ -38,9 +38,9 @@ from healthcheck.probes.nvml import (
     RetiredPages,
     RowRemap,
     Temperature,
-    read_answer,
     read_driver,
 )
+from healthcheck.probes.nvml_driver import Driver
 from sim import nvml_library
 from sim.c_library import find_compiler
 from sim.node import SimulatedNode
@@ -256,11 +256,9 @@ class TestAnswers:
         [
             ("nvml/count", 4294967295, "NVML says that there are 4294967295 GPUs"),
             ("nvml/count", 257, "NVML says that there are 257 GPUs"),
-            ("nvml/gpu0/bus_id", "nonsense", "GPU 0: bus id 'nonsense' is no PCI address"),
-            ("nvml/gpu0/bus_id", "99999999:99:99.9.9", "is no PCI address"),
         ],
     )
-    def test_nonsense_could_not_look(
+    def test_nonsense_about_the_whole_could_not_look(
         self, node: SimulatedNode, driver: Driver, file: str, value: object, told: str
     ) -> None:
         node.write_value(file, value)
@@ -269,11 +267,26 @@ class TestAnswers:
 
         assert (cause(look), told in detail(look)) == ("NvmlNonsense", True)
 
-    def test_a_name_that_is_no_text_could_not_look(self, node: SimulatedNode, driver: Driver) -> None:
-        (node.root / "nvml/gpu0/name").write_bytes(b"\xff\xfe\n")
+    @pytest.mark.parametrize("value", [b"nonsense\n", b"99999999:99:99.9.9\n", b"\xff\xfe\n"])
+    def test_an_address_that_is_none_leaves_the_gpu_without_one_and_the_others_answer(
+        self, node: SimulatedNode, driver: Driver, value: bytes
+    ) -> None:
+        (node.root / "nvml/gpu2/bus_id").write_bytes(value)
 
-        assert cause(driver.look()) == "NvmlNonsense"
-        assert driver.child_pid is not None
+        expected = list(healthy(node))
+        expected[2] = replace(expected[2], error=NONSENSE, address="")
+        assert gpus(driver.look()) == tuple(expected)
+
+    @pytest.mark.parametrize("name", ["uuid", "serial", "name"])
+    def test_a_name_that_is_no_text_makes_no_sense_for_that_gpu_alone(
+        self, node: SimulatedNode, driver: Driver, name: str
+    ) -> None:
+        (node.root / f"nvml/gpu2/{name}").write_bytes(b"\xff\xfe\n")
+
+        expected = list(healthy(node))
+        nameless: dict[str, Any] = {name: ""}
+        expected[2] = replace(expected[2], error=NONSENSE, **nameless)
+        assert gpus(driver.look()) == tuple(expected)
 
     def test_more_gpus_than_there_are_give_no_handle(self, node: SimulatedNode, driver: Driver) -> None:
         node.write_value("nvml/count", 10)
@@ -498,6 +511,7 @@ class TestReadings:
 
     def meet_every_error(self, node: SimulatedNode, driver: Driver, call: str, about: Call) -> None:
         sound = self.told(driver)
+        driver.end()  # a child remembers a valid InfoROM
         told = {}
         for error in ERRORS:
             node.write_value(f"nvml/gpu0/error.{call}", error)
@@ -577,24 +591,41 @@ class TestReadings:
         )
 
     @pytest.mark.parametrize(
-        ("file", "value"),
+        ("file", "value", "reading"),
         [
-            ("temperature", 4294967295),
-            ("field/194", 2**40),
-            ("temperature_margin", -5000),
+            ("temperature", 2**31, "temperature"),
+            ("temperature", 2**32 - 1, "temperature"),
+            ("temperature_margin", -5000, "temperature"),
+            ("field/194", 2**40, "temperature"),
+            ("field/194", "0 of type 7", "temperature"),
+            ("field/194", "0 of type -1", "temperature"),
+            ("field/230", -1, "recovery_action"),
+            ("field/230", 2**32, "recovery_action"),
+            ("field/230", "0 of type 99", "recovery_action"),
+            ("field/230", "0 of type 0", "recovery_action"),
+            ("nvlink/3/field/162", -7, "nvlink_counters"),
+            ("nvlink/3/field/162", "7 of type 2147483647", "nvlink_counters"),
+            ("nvlink/3/field/162", "7 of type 0", "nvlink_counters"),
         ],
     )
-    def test_a_temperature_that_nothing_has_makes_no_sense(
-        self, node: SimulatedNode, driver: Driver, file: str, value: int
+    def test_what_nothing_can_be_spoils_that_reading_of_that_gpu_alone(
+        self, node: SimulatedNode, driver: Driver, file: str, value: object, reading: str
     ) -> None:
         node.write_value(f"nvml/gpu0/{file}", value)
 
-        look = driver.look()
+        expected = (spoiled(healthy(node)[0], (reading,), NONSENSE), healthy(node)[1])
+        assert gpus(driver.look())[:2] == expected
 
-        assert (cause(look), "GPU 0: temperature" in detail(look)) == ("NvmlNonsense", True)
+    @pytest.mark.parametrize(("kind", "told"), [(1, 7), (2, 7), (3, 7), (4, 7), (5, 7), (6, 7)])
+    def test_a_field_has_any_type_of_whole_numbers(
+        self, node: SimulatedNode, driver: Driver, kind: int, told: int
+    ) -> None:
+        node.write_value("nvml/gpu0/field/230", f"7 of type {kind}")
+
+        assert self.told(driver) == replace(healthy(node)[0], recovery_action=told)
 
     @pytest.mark.parametrize("value", ["", "three", "-1", "4294967295", "18446744073709551615", "\x7f", "0x", "1 2"])
-    def test_whatever_stands_in_the_place_of_a_value_ends_no_child(
+    def test_whatever_stands_in_the_place_of_a_value_silences_no_other_gpu(
         self, node: SimulatedNode, driver: Driver, value: str
     ) -> None:
         driver.look()
@@ -605,11 +636,97 @@ class TestReadings:
                 continue
             before = file.read_bytes()
             file.write_text(f"{value}\n")
-            answer = driver.look().answer
+            seen = gpus(driver.look())
             file.write_bytes(before)
-            assert isinstance(answer, Gpus) or answer.cause == "NvmlNonsense", (file, answer)
+            assert seen[1] == healthy(node)[1], file
 
         assert (self.told(driver), driver.child_pid) == (healthy(node)[0], child)
+
+
+LOOKS_AN_HOUR_APART = """
+import json, sys
+from healthcheck.probes.nvml_child import look
+from healthcheck.probes.nvml_library import Library
+from healthcheck.probes.nvml_readings import Inforoms
+
+root, seconds = sys.argv[1], 0.0
+library, inforoms = Library(root, use_loader=False), Inforoms(lambda: seconds)
+for line in sys.stdin:
+    seconds = float(line)
+    print(json.dumps([gpu["inforom_valid"] for gpu in look(library, inforoms)["gpus"]]), flush=True)
+"""
+
+
+class TestInforom:
+    """It is read from flash, so that it is not tested at every look."""
+
+    def corrupt(self, node: SimulatedNode, index: int, *, valid: int = 0) -> None:
+        node.write_value(f"nvml/gpu{index}/inforom", valid)
+
+    def valid(self, driver: Driver) -> list[bool | None]:
+        return [gpu.inforom_valid for gpu in gpus(driver.look())[:3]]
+
+    def test_a_valid_one_stays_so_while_the_child_lives(self, node: SimulatedNode, driver: Driver) -> None:
+        seen = [self.valid(driver)]
+        self.corrupt(node, 1)
+        seen.append(self.valid(driver))
+        driver.end()
+        seen.append(self.valid(driver))
+
+        assert seen == [[True, True, True], [True, True, True], [True, False, True]]
+
+    def test_a_corrupted_one_is_tested_at_each_look_until_it_is_mended(
+        self, node: SimulatedNode, driver: Driver
+    ) -> None:
+        self.corrupt(node, 1)
+        seen = [self.valid(driver)[1], self.valid(driver)[1]]
+        self.corrupt(node, 1, valid=1)
+        seen.append(self.valid(driver)[1])
+        self.corrupt(node, 1)
+        seen.append(self.valid(driver)[1])
+
+        assert seen == [False, False, True, True]
+
+    def test_a_test_that_failed_is_made_again_at_the_next_look(self, node: SimulatedNode, driver: Driver) -> None:
+        node.write_value("nvml/gpu1/error.nvmlDeviceValidateInforom", 999)
+        failed = gpus(driver.look())[1]
+        (node.root / "nvml/gpu1/error.nvmlDeviceValidateInforom").unlink()
+
+        assert (failed.inforom_valid, failed.errors) == (None, {"inforom_valid": 999})
+        assert gpus(driver.look()) == healthy(node)
+
+    def test_one_of_a_gpu_without_a_uuid_is_tested_at_each_look(self, node: SimulatedNode, driver: Driver) -> None:
+        node.write_value("nvml/gpu1/error.nvmlDeviceGetUUID", 3)
+        before = self.valid(driver)[1]
+        self.corrupt(node, 1)
+
+        assert (before, self.valid(driver)[1]) == (True, False)
+
+    def test_a_gpu_that_comes_in_the_place_of_another_is_tested(self, node: SimulatedNode, driver: Driver) -> None:
+        self.valid(driver)
+        node.write_value("nvml/gpu1/uuid", "GPU-another")
+        self.corrupt(node, 1)
+
+        assert self.valid(driver)[1] is False
+
+    def test_a_valid_one_is_tested_again_after_an_hour(self, node: SimulatedNode) -> None:
+        with subprocess.Popen(
+            [sys.executable, "-c", LOOKS_AN_HOUR_APART, node.root],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as child:
+            assert child.stdin
+            assert child.stdout
+            seen = {}
+            for seconds in (10, 3609, 3610, 3611):
+                child.stdin.write(f"{seconds}\n")
+                child.stdin.flush()
+                seen[seconds] = json.loads(child.stdout.readline())[1]
+                self.corrupt(node, 1, valid=int(seconds == 3610))
+            child.stdin.close()
+
+        assert seen == {10: 1, 3609: 1, 3610: 0, 3611: 1}
 
 
 class TestInstances:
@@ -1093,15 +1210,16 @@ class TestLibraryPlaces:
 
 PRINTS = """
 #include <stdio.h>
-__attribute__((constructor)) static void hello(void) { printf("hello from the driver\\n"); fflush(stdout); }
-int nvmlInitWithFlags(unsigned flags) { printf("{\\"gpus\\": []}\\n"); fflush(stdout); return (int)flags + 9; }
+static void say(const char *what) { puts(what); fflush(stdout); fprintf(stderr, "%s\\n", what); }
+__attribute__((constructor)) static void hello(void) { say("hello from the driver"); }
+int nvmlInitWithFlags(unsigned flags) { say("{\\"gpus\\": []}"); return (int)flags + 9; }
 const char *nvmlErrorString(int result) { (void)result; return "Driver Not Loaded"; }
 """
 
 
 class TestChild:
-    def test_a_library_that_prints_does_not_write_into_the_answers(
-        self, node: SimulatedNode, driver: Driver, library: Path
+    def test_a_library_that_prints_writes_neither_into_the_answers_nor_into_the_log(
+        self, node: SimulatedNode, driver: Driver, library: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
         source = library.with_suffix(".c")
         source.write_text(PRINTS)
@@ -1112,6 +1230,16 @@ class TestChild:
 
         for _ in range(2):
             assert driver.look().answer == Unobserved("DriverNotLoaded", f"NVML: Driver Not Loaded ({made})")
+        assert capfd.readouterr() == ("", "")
+
+    def test_what_the_child_itself_says_gets_into_the_log(
+        self, node: SimulatedNode, driver: Driver, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        node.write_value("nvml/error/nvmlShutdown", 999)
+
+        driver.look()
+
+        assert capfd.readouterr() == ("", "nvmlShutdown: Unknown Error\n")
 
     def test_a_library_without_a_function_could_not_look(
         self, node: SimulatedNode, driver: Driver, library: Path
@@ -1159,95 +1287,3 @@ class TestProbe:
     def test_a_host_whose_driver_nobody_may_ask_could_not_look(self, node: SimulatedNode) -> None:
         with pytest.raises(ProbeError, match="this look does not ask the driver"):
             read_driver(Host(node.root))
-
-
-def line(**changes: object) -> bytes:
-    answer = {"library": "/lib/nvml", "driver_version": "570", "gpus": [{"index": 0, "error": 0}]}
-    return json.dumps(answer | changes).encode()
-
-
-TWO_GPUS = [
-    {"index": index, "error": 0, "bus_id": address} for index, address in enumerate(("0000:53:00.0", "0000:64:00.0"))
-]
-NO_NUMBERS: tuple[object, ...] = ("7", -1, 1.5, True, [], {}, 2**64)
-NONSENSE: dict[str, tuple[object, ...]] = {
-    "persistence": NO_NUMBERS,
-    "ecc_mode": (*NO_NUMBERS, "on", [1], [1, 1, 1], ["1", "1"], [-1, 0], {"1": 1, "0": 1}),
-    "mig_mode": (1, [1], [1, "0"]),
-    "ecc": (0, [0, 0, 0], [0, 0, 0, -1], [0, 0, 0, 2**64], [0, 0, 0, "0"]),
-    "sram_threshold_exceeded": NO_NUMBERS,
-    "row_remap": (0, [0, 0, 0], [0, -1, 0, 0], [0, 0, 0, 0.5]),
-    "exhausted_banks": NO_NUMBERS,
-    "retired_pages": (0, [0, 0], [-1, 0, 0], ["", 0, 0]),
-    "repair": (0, [0], [0, -1]),
-    "clock_reasons": NO_NUMBERS,
-    "temperature": (34, [34, None, None], [4294967295, None, None, None], ["34", None, None, None]),
-    "inforom_valid": NO_NUMBERS,
-    "memory": (0, [1, 0], [1, 0, -1], [None, 0, 0], [0, 0, 2**64]),
-    "processes": NO_NUMBERS,
-    "pcie": (16, [16], [16, -16]),
-    "pcie_replays": NO_NUMBERS,
-    "nvlinks": (18, "links", [1], [[1]], [[1, 6, 7]], [["1", 6]], [[1, -6]], [[1, 6]] * 37),
-    "fabric": (3, [3, 0], [-3, 0, 0, "", None, None], [3, 0, 0, 7, None, None], [3, 0, 0, "x", 0, 0]),
-    "instances": ("1", [-1], [1] * 65),
-}
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"",
-        b"hello",
-        b"null",
-        b"7",
-        b"[]",
-        b'"gpus"',
-        b"{}",
-        b"\xff\xfe",
-        b'{"gpus": 1}\n{"gpus": 2}',
-        line(gpus=7),
-        line(gpus=["x"]),
-        line(gpus=[{}]),
-        line(gpus=[{"index": "0", "error": 0}]),
-        line(gpus=[{"index": 0, "error": None}]),
-        line(gpus=[{"index": 0, "error": 0, "bus_id": "x"}]),
-        line(gpus=[{"index": 0, "error": 0, "bus_id": 7}]),
-        line(gpus=[{"index": 0, "error": 0, "recovery_action": "reset"}]),
-        line(gpus=[{"index": 0, "error": 0, "errors": {"recovery_action": None}}]),
-        line(gpus=[{"index": 0, "error": 0, "errors": 7}]),
-        *(line(gpus=[{"index": 0, "error": 0, name: value}]) for name, values in NONSENSE.items() for value in values),
-        line(p2p=7),
-        line(p2p=[[0, 1, 0, 0]]),
-        line(gpus=TWO_GPUS, p2p=[[0, 1]]),
-        line(gpus=TWO_GPUS, p2p=[[0, 1, -1, 0]]),
-        line(gpus=TWO_GPUS, p2p=[[0, 1, 0, "yes"]]),
-        line(gpus=[{"index": 0, "error": 0, "instances": 7}]),
-        line(gpus=[{"index": 0, "error": 0, "instances": [None]}]),
-        b'{"library": "/lib/nvml", "error": 9}',
-    ],
-)
-def test_a_line_that_is_no_answer_is_nonsense_but_came_back(raw: bytes) -> None:
-    answer = read_answer(raw)
-
-    assert isinstance(answer.gpus, Unobserved)
-    assert (answer.gpus.cause, answer.answered_by_driver) == ("NvmlNonsense", True)
-
-
-@pytest.mark.parametrize("counters", [7, [], {"0": 7}, {"0": {"replays": -1}}, {"0": {"replays": "0"}}])
-def test_counters_of_links_that_are_no_counts_are_nonsense(counters: object) -> None:
-    answer = read_answer(line(gpus=[{"index": 0, "error": 0, "nvlinks": [[1, 6]], "nvlink_counters": counters}]))
-
-    assert isinstance(answer.gpus, Unobserved)
-    assert answer.gpus.cause == "NvmlNonsense"
-
-
-def test_what_makes_no_sense_is_named_with_its_gpu() -> None:
-    answer = read_answer(line(gpus=[{"index": 3, "error": 0, "pcie_replays": -1}]))
-
-    assert answer.gpus == Unobserved(
-        "NvmlNonsense", "NVML's answer makes no sense: GPU 3: pcie replays: -1 is no number from 0 to 4294967295"
-    )
-
-
-def test_a_whole_line_is_read() -> None:
-    assert read_answer(line()).gpus == Gpus("570", "/lib/nvml", (Gpu(0),))

@@ -1,0 +1,151 @@
+"""The driver's library: where it lies under a host's root, and the loading of it into this process, once.
+
+The process that asks NVML loads this too, so it imports as little as it can.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+SONAME = "libnvidia-ml.so.1"
+_LINUX_DIRECTORIES = (
+    "usr/lib64",
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "lib64",
+    "lib/x86_64-linux-gnu",
+    "lib/aarch64-linux-gnu",
+)
+PLACES = (
+    *_LINUX_DIRECTORIES,
+    *(f"run/nvidia/driver/{directory}" for directory in _LINUX_DIRECTORIES),
+    "home/kubernetes/bin/nvidia/lib64",
+    "opt/nvidia/lib64",
+    "x86_64-bottlerocket-linux-gnu/sys-root/usr/lib/nvidia/tesla",
+    "aarch64-bottlerocket-linux-gnu/sys-root/usr/lib/nvidia/tesla",
+    "usr/local/glibc/usr/lib",
+)
+"""Where the driver's library lies under a host's root (hardware.md 3.5)."""
+
+
+class Library:
+    """The driver's library as this process has loaded it: once, for ever."""
+
+    def __init__(self, root: str, use_loader: bool) -> None:
+        self.path = _load(root, use_loader)
+        self._file = _identity(self.path)
+
+    def replaced(self) -> bool:
+        """Another file lies there now: a new driver was installed, and we would see a mismatch for ever."""
+        return _identity(self.path) != self._file
+
+
+def resolve_inside(root: str, path: str) -> str:
+    """Follow symbolic links as the host would, so that `/usr/lib/x` of a link means the host's, not ours."""
+    seen = 0
+    parts = path.strip("/").split("/")
+    real = ""
+    while parts:
+        part = parts.pop(0)
+        if part == "..":
+            real = real.rpartition("/")[0]
+            continue
+        here = f"{real}/{part}"
+        if part in ("", ".") or not os.path.islink(root + here):
+            real = real if part in ("", ".") else here
+            continue
+        seen += 1
+        if seen > 40:
+            raise OSError(f"{root}/{path.strip('/')}: too many symbolic links")
+        target = os.readlink(root + here)
+        parts = target.strip("/").split("/") + parts
+        if target.startswith("/"):
+            real = ""
+    return root + real
+
+
+def _load(root: str, use_loader: bool) -> str:
+    tried = []
+    if use_loader:
+        try:
+            ctypes.CDLL(SONAME, mode=ctypes.RTLD_GLOBAL)
+            return _mapped(SONAME)
+        except OSError as error:
+            tried.append(f"in the loader's own path: {error}")
+    base = root.rstrip("/")
+    refused: dict[str, str] = {}
+    for place in PLACES:
+        link = path = f"{base}/{place}/{SONAME}"
+        try:
+            # Every link on the way is the host's: an absolute one would lead us into our own tree.
+            if not os.path.lexists(f"{resolve_inside(base, place)}/{SONAME}"):
+                continue
+            path = resolve_inside(base, f"{place}/{SONAME}")
+            if path in refused:  # the same file again: on most hosts /lib64 is a link to /usr/lib64
+                continue
+            _refuse_foreign(path)
+            # Its SONAME is then in the process, and pynvml's own load by name finds it.
+            ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            refused[path] = _why(link, path, str(error))
+        else:
+            return path
+    raise OSError("; ".join([*tried, *(refused.values() or [f"{SONAME} lies nowhere under {root}"])]))
+
+
+def _refuse_foreign(path: str) -> None:
+    """What the loader reports as a missing file, or would die of by SIGBUS. What is no ELF at all it says well."""
+    if not os.path.isfile(path):
+        return
+    ours, theirs = _elf_header("/proc/self/exe"), _elf_header(path)
+    if len(theirs) < 64 or theirs[:5] != ours[:5]:
+        return
+    if theirs[18:20] != ours[18:20]:
+        raise OSError(f"{path}: built for {_machine(theirs)}, and this is {_machine(ours)}")
+    # Elf64_Ehdr: e_shoff at 40, e_shentsize at 58, e_shnum at 60; the section headers end the file.
+    end = _number(theirs[40:48]) + _number(theirs[58:60]) * _number(theirs[60:62])
+    if os.path.getsize(path) < end:
+        raise OSError(f"{path}: cut off after {os.path.getsize(path)} of {end} bytes")
+
+
+def _elf_header(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(64)
+
+
+def _machine(header: bytes) -> str:
+    code = _number(header[18:20])
+    return {62: "x86_64", 183: "aarch64"}.get(code, f"ELF machine {code}")
+
+
+def _number(raw: bytes) -> int:
+    return int.from_bytes(raw, sys.byteorder)
+
+
+def _why(link: str, path: str, said: str) -> str:
+    """The loader names a library that is missing, but not who wants it, nor the link that led there."""
+    if path not in said:
+        said = f"{path}: {said}"
+    if "libc.musl" in said:
+        said += " (built for musl; this is glibc)"
+    return said if path == link else f"{link} leads to {said}"
+
+
+def _mapped(soname: str) -> str:
+    stem = soname.partition(".so")[0]
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        for line in maps:
+            path = line.rstrip("\n").rpartition(" ")[2]
+            if os.path.basename(path).startswith(stem):
+                return path
+    return soname
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino)

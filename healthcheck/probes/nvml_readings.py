@@ -1,0 +1,340 @@
+"""What is asked of one GPU, by calls of pynvml's functions; the module is handed in by who loaded the library.
+
+The process that asks NVML loads this too, so it imports as little as it can.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing itself would be 0.6 MiB
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+_MOST_INSTANCES = 64  # bounds what nonsense would cost
+_MOST_PROCESSES = 1024
+_MOST_LINKS = 36  # NVML_NVLINK_MAX_LINKS of the newest nvml.h
+_NOT_FOUND = 6  # nvml.h
+_FUNCTION_NOT_FOUND = 13
+ABSENT = frozenset({2, 3, 13, 25})
+"""nvml.h: not supported, no such function, no such structure; an older library calls what it has never heard of an
+invalid argument."""
+_FIELD = struct.Struct("=IIqqii8s")
+"""nvmlFieldValue_t: id, scope, time, latency, type, return code, value."""
+_VALUES = [struct.Struct(f"={kind}") for kind in "dIQQqiH"]
+"""By nvmlValueType_t."""
+_RECOVERY_ACTION, _SLOWDOWN_MARGIN = 230, 194
+_RETIRED_PAGES = (29, 30, 31)
+"""Retired for single-bit errors, for double-bit ones, and whether some wait for a reset."""
+_SINGLE_FIELDS = (_RECOVERY_ACTION, _SLOWDOWN_MARGIN, *_RETIRED_PAGES)
+_LINK_FIELDS = {161: "replays", 162: "recoveries", 163: "crc_errors"}
+_LINK_FIELDS_OF_NVLINK_5 = {214: "recovery_failures", 215: "recoveries", 221: "symbol_errors"}
+_LINK_COUNTERS = ("replays", "recoveries", "crc_errors", "crc_data_errors")
+"""nvmlNvLinkErrorCounter_t, for drivers that do not know the fields."""
+_NVLINK_5 = 7
+"""nvmlNvlinkVersion_t."""
+_SLOWDOWN = 1
+"""nvmlTemperatureThresholds_t."""
+_INFOROM_INTERVAL_SECONDS = 3600.0
+
+
+class Inforoms:
+    """When each GPU's InfoROM was last found valid, by the GPU's UUID.
+
+    NVML reads all of it from the board's flash and verifies its checksums. How long that takes is said nowhere, and
+    DCGM's health watch has it done once an hour at most (DcgmHealthWatch::SetInforom); so do we, while it is valid. A
+    corrupted one is tested at each look, so that the finding leaves as soon as it was mended.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._valid: dict[str, float] = {}
+
+    def is_due(self, uuid: str) -> bool:
+        """Whether it is to be tested now. A GPU that does not tell its UUID is tested each time."""
+        valid = self._valid.get(uuid)
+        return valid is None or self._clock() - valid >= _INFOROM_INTERVAL_SECONDS
+
+    def tested(self, uuid: str, *, valid: bool) -> None:
+        if valid and uuid:
+            self._valid[uuid] = self._clock()
+        else:
+            self._valid.pop(uuid, None)
+
+
+class Gpu:
+    """One GPU, asked. An error is raised as NVMLError; the functions that say `known` answer None to an absence.
+
+    What makes no sense is raised as ValueError.
+    """
+
+    def __init__(self, nvml: Any, handle: Any, inforoms: Inforoms) -> None:
+        self.nvml = nvml
+        self.handle = handle
+        self.inforoms = inforoms
+        self.uuid = ""
+        self.mig_mode: list[int] | None = None
+        self.links: list[list[int | None]] = []
+        self._single: dict[int, tuple[int, int, bytes]] | None = None
+
+    def ask(self, function: str, *arguments: Any) -> Any:
+        return getattr(self.nvml, function)(self.handle, *arguments)
+
+    def ask_known(self, function: str, *arguments: Any) -> Any:
+        try:
+            return self.ask(function, *arguments)
+        except self.nvml.NVMLError as error:
+            return self.known(error.value, None)
+
+    def known(self, code: int, value: Any) -> Any:
+        """The value that came with that code."""
+        if code == 0:
+            return value
+        if code in ABSENT:
+            return None
+        raise self.nvml.NVMLError(code)
+
+    def field_known(self, field: int) -> Any:
+        """One of the fields that we want of the GPU as a whole: they are all asked in one call."""
+        if self._single is None:
+            self._single = dict(zip(_SINGLE_FIELDS, self.fields((one, 0) for one in _SINGLE_FIELDS), strict=True))
+        return self.value_known(*self._single[field])
+
+    def fields(self, wanted: Iterable[tuple[int, int]]) -> list[tuple[int, int, bytes]]:
+        """The code, the type and the value of each field and scope; when the call itself fails, they all have its code.
+
+        Hundreds of values at each look: pynvml's own structure would take a microsecond for every member.
+        """
+        request = b"".join(_FIELD.pack(field, scope, 0, 0, 0, 0, b"") for field, scope in wanted)
+        values = ctypes.create_string_buffer(request, len(request))
+        count = len(request) // _FIELD.size
+        code = self.call("nvmlDeviceGetFieldValues", ctypes.c_int(count), values)
+        if code != 0:
+            return [(code, 0, b"")] * count
+        return [(returned, kind, value) for _, _, _, _, kind, returned, value in _FIELD.iter_unpack(values.raw)]
+
+    def value_known(self, code: int, kind: int, value: bytes) -> Any:
+        """The value of a field, by its type."""
+        if self.known(code, value) is None:
+            return None
+        if not 0 <= kind < len(_VALUES):
+            raise ValueError(f"a value of type {kind}")
+        return _VALUES[kind].unpack_from(value)[0]
+
+    def pids_known(self, function: str) -> set[int] | None:
+        """Bounded, as pynvml is not: it would make room for as many as the library says that there are."""
+        processes = (self.nvml.c_nvmlProcessInfo_v3_t * _MOST_PROCESSES)()
+        for version in ("_v3", "_v2"):
+            count = ctypes.c_uint(_MOST_PROCESSES)
+            code = self.call(function + version, ctypes.byref(count), processes)
+            if code == 0:
+                return {processes[index].pid for index in range(min(count.value, _MOST_PROCESSES))}
+            if code != _FUNCTION_NOT_FOUND:
+                break
+        self.known(code, None)
+        return None
+
+    def call(self, function: str, *arguments: Any) -> int:
+        """A call that pynvml would make too costly, or unbounded."""
+        try:
+            return int(getattr(self.nvml.nvmlLib, function)(self.handle, *arguments))
+        except AttributeError:
+            return _FUNCTION_NOT_FOUND
+
+
+def _told_by(function: str) -> Callable[[Gpu], Any]:
+    return lambda gpu: gpu.ask(function)
+
+
+def _uuid(gpu: Gpu) -> str:
+    gpu.uuid = text(gpu.ask("nvmlDeviceGetUUID"))
+    return gpu.uuid
+
+
+def _mig_mode(gpu: Gpu) -> list[int]:
+    gpu.mig_mode = gpu.ask("nvmlDeviceGetMigMode")
+    return gpu.mig_mode
+
+
+def _instances(gpu: Gpu) -> list[int] | None:
+    """The MIG GPU instances of the MIG devices that exist; None where there are more than a GPU can have.
+
+    There is no cheaper way: listing GPU instances themselves takes a call for each profile that a GPU knows.
+    """
+    mode = gpu.mig_mode or _mig_mode(gpu)
+    if mode[0] != gpu.nvml.NVML_DEVICE_MIG_ENABLE:
+        return []
+    most = gpu.ask("nvmlDeviceGetMaxMigDeviceCount")
+    if most > _MOST_INSTANCES:
+        return None
+    devices = [_mig_device(gpu, index) for index in range(most)]
+    return sorted({gpu.nvml.nvmlDeviceGetGpuInstanceId(device) for device in devices if device is not None})
+
+
+def _mig_device(gpu: Gpu, index: int) -> Any:
+    """None: no MIG device has this index; the indices of those that exist have holes."""
+    try:
+        return gpu.ask("nvmlDeviceGetMigDeviceHandleByIndex", index)
+    except gpu.nvml.NVMLError as error:
+        if error.value == _NOT_FOUND:
+            return None
+        raise
+
+
+def _ecc(gpu: Gpu) -> list[int]:
+    return [gpu.ask("nvmlDeviceGetTotalEccErrors", kind, life) for life in (0, 1) for kind in (0, 1)]
+
+
+def _sram_threshold(gpu: Gpu) -> int:
+    status = gpu.nvml.c_nvmlEccSramErrorStatus_v1_t()
+    gpu.ask("nvmlDeviceGetSramEccErrorStatus", ctypes.byref(status))
+    return int(status.bThresholdExceeded)
+
+
+def _retired_pages(gpu: Gpu) -> list[int] | None:
+    pages = [gpu.field_known(field) for field in _RETIRED_PAGES]
+    return None if None in pages else pages
+
+
+def _clock_reasons(gpu: Gpu) -> Any:
+    """Libraries before R535 have it by its old name only."""
+    reasons = gpu.ask_known("nvmlDeviceGetCurrentClocksEventReasons")
+    return gpu.ask("nvmlDeviceGetCurrentClocksThrottleReasons") if reasons is None else reasons
+
+
+def _temperature(gpu: Gpu) -> list[int | None] | None:
+    told = [
+        gpu.ask_known("nvmlDeviceGetTemperature", 0),
+        gpu.ask_known("nvmlDeviceGetTemperatureThreshold", _SLOWDOWN),
+        gpu.ask_known("nvmlDeviceGetMarginTemperature"),
+        gpu.field_known(_SLOWDOWN_MARGIN),
+    ]
+    return None if told == [None] * len(told) else told
+
+
+def _inforom_valid(gpu: Gpu) -> int:
+    if not gpu.inforoms.is_due(gpu.uuid):
+        return 1
+    valid = True
+    try:
+        gpu.ask("nvmlDeviceValidateInforom")
+    except gpu.nvml.NVMLError as error:
+        if error.value != gpu.nvml.NVML_ERROR_CORRUPTED_INFOROM:
+            raise
+        valid = False
+    gpu.inforoms.tested(gpu.uuid, valid=valid)
+    return int(valid)
+
+
+def _memory(gpu: Gpu) -> list[int]:
+    memory = gpu.ask_known("nvmlDeviceGetMemoryInfo", gpu.nvml.nvmlMemory_v2)
+    if memory is None:
+        memory = gpu.ask("nvmlDeviceGetMemoryInfo")
+    return [memory.total, getattr(memory, "reserved", 0), memory.used]
+
+
+def _processes(gpu: Gpu) -> int | None:
+    lists = [
+        gpu.pids_known("nvmlDeviceGetComputeRunningProcesses"),
+        gpu.pids_known("nvmlDeviceGetGraphicsRunningProcesses"),
+        gpu.pids_known("nvmlDeviceGetMPSComputeRunningProcesses"),
+    ]
+    known = [pids for pids in lists if pids is not None]
+    return len(set().union(*known)) if known else None
+
+
+def _pcie(gpu: Gpu) -> list[int]:
+    return [gpu.ask("nvmlDeviceGetCurrPcieLinkWidth"), gpu.ask("nvmlDeviceGetMaxPcieLinkWidth")]
+
+
+def _nvlinks(gpu: Gpu) -> list[list[int | None]] | None:
+    """State and version of each link."""
+    for link in range(_MOST_LINKS):
+        active = gpu.ask_known("nvmlDeviceGetNvLinkState", link)
+        if active is None:
+            break
+        gpu.links.append([active, gpu.ask_known("nvmlDeviceGetNvLinkVersion", link) if active else None])
+    return gpu.links or None
+
+
+def _nvlink_counters(gpu: Gpu) -> dict[int, dict[str, int]]:
+    """What the active links have counted. Apart from their states, which stay known when a counter can't be read."""
+    active = [link for link, (state, _) in enumerate(gpu.links) if state]
+    newest = max((version or 0 for _, version in gpu.links), default=0)
+    names = _LINK_FIELDS_OF_NVLINK_5 if newest >= _NVLINK_5 else _LINK_FIELDS
+    wanted = [(field, link) for link in active for field in names]
+    counters: dict[int, dict[str, int]] = {}
+    for (field, link), told in zip(wanted, gpu.fields(wanted) if wanted else (), strict=True):
+        if (count := gpu.value_known(*told)) is not None:
+            counters.setdefault(link, {})[names[field]] = count
+    return counters or _error_counters(gpu, active)
+
+
+def _error_counters(gpu: Gpu, links: list[int]) -> dict[int, dict[str, int]]:
+    counters: dict[int, dict[str, int]] = {}
+    for link in links:
+        told = [gpu.ask_known("nvmlDeviceGetNvLinkErrorCounter", link, index) for index in range(len(_LINK_COUNTERS))]
+        counters[link] = {name: count for name, count in zip(_LINK_COUNTERS, told, strict=True) if count is not None}
+        if not counters[link]:  # nor will the others have any
+            return {}
+    return counters
+
+
+def _fabric(gpu: Gpu) -> list[Any] | None:
+    """By the newest structure that the library knows."""
+    for function, structure in (
+        ("nvmlDeviceGetGpuFabricInfoV", gpu.nvml.c_nvmlGpuFabricInfo_v3_t),
+        ("nvmlDeviceGetGpuFabricInfoV", gpu.nvml.c_nvmlGpuFabricInfo_v2_t),
+        ("nvmlDeviceGetGpuFabricInfo", gpu.nvml.c_nvmlGpuFabricInfo_t),
+    ):
+        info = structure()
+        if gpu.ask_known(function, ctypes.byref(info)) is None:
+            continue
+        health = [getattr(info, name, None) for name in ("healthMask", "healthSummary")]
+        return [info.state, info.status, info.cliqueId, bytes(info.clusterUuid).hex(), *health]
+    return None
+
+
+NAMES: dict[str, Callable[[Gpu], Any]] = {
+    "address": lambda gpu: text(gpu.ask("nvmlDeviceGetPciInfo").busId),
+    "uuid": _uuid,
+    "serial": lambda gpu: text(gpu.ask("nvmlDeviceGetSerial")),
+    "name": lambda gpu: text(gpu.ask("nvmlDeviceGetName")),
+}
+"""Calls that must work: a GPU that fails one has that error itself."""
+READINGS: dict[str, Callable[[Gpu], Any]] = {
+    **NAMES,
+    "recovery_action": lambda gpu: gpu.field_known(_RECOVERY_ACTION),
+    "mig_mode": _mig_mode,
+    "instances": _instances,
+    "persistence": _told_by("nvmlDeviceGetPersistenceMode"),
+    "ecc_mode": _told_by("nvmlDeviceGetEccMode"),
+    "ecc": _ecc,
+    "sram_threshold_exceeded": _sram_threshold,
+    "row_remap": _told_by("nvmlDeviceGetRemappedRows"),
+    "exhausted_banks": lambda gpu: gpu.ask("nvmlDeviceGetRowRemapperHistogram").none,
+    "retired_pages": _retired_pages,
+    "repair": _told_by("nvmlDeviceGetRepairStatus"),
+    "clock_reasons": _clock_reasons,
+    "temperature": _temperature,
+    "inforom_valid": _inforom_valid,
+    "memory": _memory,
+    "processes": _processes,
+    "pcie": _pcie,
+    "pcie_replays": _told_by("nvmlDeviceGetPcieReplayCounter"),
+    "nvlinks": _nvlinks,
+    "nvlink_counters": _nvlink_counters,
+    "fabric": _fabric,
+}
+"""By the fields of `probes.nvml.Gpu`, asked in this order: some use what an earlier one told.
+
+A reading that failed because the GPU or the driver has none is left out.
+"""
+
+
+def text(value: str | bytes) -> str:
+    told = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
+    return told[:128]

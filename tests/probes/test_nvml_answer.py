@@ -1,0 +1,128 @@
+"""The line of the child as facts: what of it makes no sense, and whose reading that is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from healthcheck.model import Unobserved
+from healthcheck.probes.nvml import NONSENSE, Gpu, Gpus, NvLink
+from healthcheck.probes.nvml_answer import read_answer
+
+
+def line(**changes: object) -> bytes:
+    answer = {"library": "/lib/nvml", "driver_version": "570", "gpus": [{"index": 0, "error": 0}]}
+    return json.dumps(answer | changes).encode()
+
+
+TWO_GPUS: list[dict[str, object]] = [
+    {"index": index, "error": 0, "address": address} for index, address in enumerate(("0000:53:00.0", "0000:64:00.0"))
+]
+NO_NUMBERS: tuple[object, ...] = ("7", -1, 1.5, True, [], {}, 2**64)
+NO_READINGS: dict[str, tuple[object, ...]] = {
+    "recovery_action": NO_NUMBERS,
+    "persistence": NO_NUMBERS,
+    "ecc_mode": (*NO_NUMBERS, "on", [1], [1, 1, 1], ["1", "1"], [-1, 0], {"1": 1, "0": 1}),
+    "mig_mode": (1, [1], [1, "0"]),
+    "ecc": (0, [0, 0, 0], [0, 0, 0, -1], [0, 0, 0, 2**64], [0, 0, 0, "0"]),
+    "sram_threshold_exceeded": NO_NUMBERS,
+    "row_remap": (0, [0, 0, 0], [0, -1, 0, 0], [0, 0, 0, 0.5]),
+    "exhausted_banks": NO_NUMBERS,
+    "retired_pages": (0, [0, 0], [-1, 0, 0], ["", 0, 0]),
+    "repair": (0, [0], [0, -1]),
+    "clock_reasons": NO_NUMBERS,
+    "temperature": (34, [34, None, None], [4294967295, None, None, None], ["34", None, None, None]),
+    "inforom_valid": NO_NUMBERS,
+    "memory": (0, [1, 0], [1, 0, -1], [None, 0, 0], [0, 0, 2**64]),
+    "processes": NO_NUMBERS,
+    "pcie": (16, [16], [16, -16]),
+    "pcie_replays": NO_NUMBERS,
+    "nvlinks": (18, "links", [1], [[1]], [[1, 6, 7]], [["1", 6]], [[1, -6]], [[1, 6]] * 37),
+    "fabric": (3, [3, 0], [-3, 0, 0, "", None, None], [3, 0, 0, 7, None, None], [3, 0, 0, "x", 0, 0]),
+    "instances": ("1", [-1], [1] * 65),
+}
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"hello",
+        b"null",
+        b"7",
+        b"[]",
+        b'"gpus"',
+        b"{}",
+        b"\xff\xfe",
+        b'{"gpus": 1}\n{"gpus": 2}',
+        line(gpus=7),
+        line(gpus=["x"]),
+        line(gpus=[{}]),
+        line(gpus=[{"index": "0", "error": 0}]),
+        line(gpus=[{"index": 0, "error": None}]),
+        line(gpus=[{"index": 0, "error": 0, "errors": {"recovery_action": None}}]),
+        line(gpus=[{"index": 0, "error": 0, "errors": 7}]),
+        line(gpus=[{"index": 0, "error": 0, "nonsense": 7}]),
+        line(p2p=7),
+        line(p2p=[[0, 1, 0, 0]]),
+        line(gpus=TWO_GPUS, p2p=[[0, 1]]),
+        line(gpus=TWO_GPUS, p2p=[[0, 1, -1, 0]]),
+        line(gpus=TWO_GPUS, p2p=[[0, 1, 0, "yes"]]),
+        b'{"library": "/lib/nvml", "error": 9}',
+    ],
+)
+def test_a_line_that_is_no_answer_is_nonsense_but_came_back(raw: bytes) -> None:
+    answer = read_answer(raw)
+
+    assert isinstance(answer.gpus, Unobserved)
+    assert (answer.gpus.cause, answer.answered_by_driver) == ("NvmlNonsense", True)
+
+
+def read(**told: object) -> tuple[Gpu, ...]:
+    """Two GPUs of which the first told this."""
+    answer = read_answer(line(gpus=[TWO_GPUS[0] | told, TWO_GPUS[1]])).gpus
+    assert isinstance(answer, Gpus)
+    return answer.gpus
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in NO_READINGS.items() for value in values])
+def test_a_reading_that_makes_no_sense_is_an_error_of_that_reading_of_that_gpu(name: str, value: object) -> None:
+    spoiled, other = read(**{name: value})
+
+    if name == "recovery_action":
+        assert spoiled == Gpu(0, address="0000:53:00.0", recovery_error=NONSENSE)
+    else:
+        assert spoiled == Gpu(0, address="0000:53:00.0", errors={name: NONSENSE})
+    assert other == Gpu(1, address="0000:64:00.0")
+
+
+@pytest.mark.parametrize("name", ["address", "uuid", "serial", "name"])
+@pytest.mark.parametrize("value", [7, ["x"], {}, True])
+def test_a_name_that_makes_no_sense_is_an_error_of_that_gpu(name: str, value: object) -> None:
+    nameless, other = read(**{name: value})
+
+    assert (nameless.error, getattr(nameless, name), nameless.errors) == (NONSENSE, "", {})
+    assert other == Gpu(1, address="0000:64:00.0")
+
+
+def test_an_error_of_the_gpu_counts_for_more_than_a_name_that_makes_no_sense() -> None:
+    assert read(error=15, uuid=7)[0].error == 15
+
+
+def test_what_the_child_could_make_no_sense_of_is_an_error_too() -> None:
+    first = read(nonsense=["temperature", "recovery_action"])[0]
+
+    assert (first.error, first.errors, first.recovery_error) == (0, {"temperature": NONSENSE}, NONSENSE)
+    assert read(nonsense=["uuid"])[0].error == NONSENSE
+
+
+@pytest.mark.parametrize("counters", [7, [], {"0": 7}, {"0": {"replays": -1}}, {"0": {"replays": "0"}}, {"x": {}}])
+def test_counters_of_links_that_are_no_counts_leave_their_states_known(counters: object) -> None:
+    first = read(nvlinks=[[1, 6]], nvlink_counters=counters)[0]
+
+    assert (first.nvlinks, first.errors) == ((NvLink(0, True, 6),), {"nvlink_counters": NONSENSE})
+
+
+def test_a_whole_line_is_read() -> None:
+    assert read_answer(line()).gpus == Gpus("570", "/lib/nvml", (Gpu(0),))
