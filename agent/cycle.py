@@ -18,6 +18,7 @@ from healthcheck.memory import Memory
 from healthcheck.model import Evidence, Host, Now, ProbeError, Unobserved
 from healthcheck.node import INSTANCE_TYPE, NodeState
 from healthcheck.probes import machine
+from healthcheck.probes.libfabric import Libfabric
 from healthcheck.probes.nvml import NVML, DriverLook, Gpus
 from healthcheck.probes.nvml_driver import Driver
 from healthcheck.profiles import find_profile
@@ -75,12 +76,24 @@ class Expectations:
         )
 
 
+@dataclass(frozen=True)
+class Sources:
+    """Whom a look asks through child processes."""
+
+    driver: Driver
+    libfabric: Libfabric
+
+    def end(self) -> list[int]:
+        """End the children; the pids of those that can't be ended."""
+        return [pid for pid in (self.driver.end(), self.libfabric.end()) if pid is not None]
+
+
 class Cycle:
     """Runs on the light worker, one at a time."""
 
     def __init__(
         self,
-        driver: Driver,
+        sources: Sources,
         ledger: Ledger,
         expectations: Expectations,
         telemetry: Telemetry,
@@ -88,7 +101,7 @@ class Cycle:
         driver_paused: Callable[[], str],
         complain: Callable[[tuple[BadValue, ...]], None],
     ) -> None:
-        self._driver = driver
+        self._driver = sources.driver
         self._ledger = ledger
         self._expectations = expectations
         self._telemetry = telemetry
@@ -98,7 +111,7 @@ class Cycle:
         self._bad: tuple[BadValue, ...] = ()
         self._said_ignored = False
         self._library = ""
-        self._host = Host(expectations.root, self._ask_driver)
+        self._host = Host(expectations.root, self._ask_driver, sources.libfabric.look)
         self._before: Evidence | None = None
         self.ended_at = time.monotonic()
         self.ended = 0

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import structlog
 
-from agent.cycle import Cycle, Expectations
+from agent.cycle import Cycle, Expectations, Sources
 from agent.follow import Follower
 from agent.ledger import Ledger, event_checks
 from agent.schedule import Schedule
@@ -23,6 +23,7 @@ from healthcheck.memory import Memory
 from healthcheck.memory_file import MemoryFile, MemoryFileError
 from healthcheck.model import ProbeError
 from healthcheck.probes.kernel_log import KERNEL_FACILITY, boot_id
+from healthcheck.probes.libfabric import Libfabric
 from healthcheck.probes.machine import machine_id
 from healthcheck.probes.nvml_driver import Driver
 from healthcheck.settings import BadValue
@@ -52,10 +53,10 @@ class Agent:
         root = settings.host_root
         memory, lost, damage = _remember(file, settings, telemetry)
         self.ledger = Ledger(memory, file, telemetry, clock.now, self._hurry)
-        self.driver = Driver(root)
+        self.sources = Sources(Driver(root), Libfabric(root))
         self.expectations = Expectations(root, settings.imds_endpoint, clock.now, lambda: self.teller.node)
         self.cycle = Cycle(
-            self.driver, self.ledger, self.expectations, telemetry, settings.config_dir, self._paused, self._complain
+            self.sources, self.ledger, self.expectations, telemetry, settings.config_dir, self._paused, self._complain
         )
         how = Plan(
             settings.node_name,
@@ -119,9 +120,8 @@ class Agent:
         self.ledger.save()
         self.watcher.end()
         self.teller.end()
-        stuck = self.driver.end()
-        if stuck is not None:
-            log.warning("a process stuck in the driver is left behind", pid=stuck)
+        for pid in self.sources.end():
+            log.warning("a process stuck in the driver is left behind", pid=pid)
 
     def _hurry(self) -> None:
         self.teller.hurry()

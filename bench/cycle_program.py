@@ -50,7 +50,7 @@ def _cycle(agent: Agent) -> dict[str, Any]:
 
 def _judge(agent: Agent) -> dict[str, Any]:
     checks = level_checks(agent.cycle.settings)
-    host = Host(agent.settings.host_root, agent.driver.look)
+    host = Host(agent.settings.host_root, agent.sources.driver.look)
     expected = agent.expectations.now(agent.ledger.memory)
     evidence = look(host, checks, look(host, checks))
     judge(checks, evidence, expected)

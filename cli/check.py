@@ -21,6 +21,7 @@ from healthcheck.expectation import Expectation
 from healthcheck.model import Check, Host, ProbeError
 from healthcheck.node import INSTANCE_TYPE
 from healthcheck.probes import kernel_log, machine
+from healthcheck.probes.libfabric import LONGEST_SECONDS, Libfabric
 from healthcheck.probes.nvml_driver import Driver
 from healthcheck.profiles import find_profile
 from healthcheck.settings import Settings, SettingsError, read_settings
@@ -49,11 +50,15 @@ def check(
         _end(f"--save-evidence: {reason}")
     host_root = root or Path(os.environ.get("HOST_ROOT", "/"))
     instance_type = instance_type or ("" if root else _instance_type(host_root))
-    driver = Driver(host_root, settings.values.probe_seconds, use_loader=root is None)
+    seconds = settings.values.probe_seconds
+    driver = Driver(host_root, seconds, use_loader=root is None)
+    libfabric = Libfabric(host_root, min(seconds, LONGEST_SECONDS))
     try:
-        seen = _look(Host(host_root, driver.look), checks, instance_type, settings)
+        host = Host(host_root, driver.look, libfabric.ask if root is None else None)
+        seen = _look(host, checks, instance_type, settings)
     finally:
         driver.end()
+        libfabric.end()
     result = judged(seen)
     show(result, as_json=as_json, verbose=verbose)
     if save_evidence:

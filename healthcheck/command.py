@@ -10,13 +10,18 @@ import os
 import select
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 _LONGEST_ANSWER = 4 << 20
+_MOST_OUTPUT = 1 << 20
+"""Of a program, on each of its two outputs."""
 _PATIENCE_SECONDS = 0.5
 """How long a killed child may take to be gone before it counts as stuck."""
 
@@ -35,6 +40,14 @@ class MissedDeadline(ChildError):
 
 class StillStuck(MissedDeadline):
     """An earlier child is still inside the driver, so none was started."""
+
+
+def how_it_ended(code: int) -> str:
+    """As a sentence ends: `ended with exit code 3`, `was ended by SIGSEGV`."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    known = {one.value: one.name for one in signal.Signals}
+    return f"was ended by {known.get(-code, f'signal {-code}')}"
 
 
 @dataclass
@@ -122,16 +135,14 @@ class Child:
         self._process = None
         self._kill(process)
         code = process.returncode
-        if code is not None and code < 0:
-            return f"the child was ended by {signal.Signals(-code).name}"
-        return f"the child ended with exit code {code}"
+        return "the child closed its output and can't be killed" if code is None else f"the child {how_it_ended(code)}"
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is None:
             try:
                 process.wait(timeout=0.05)  # it may be on its way out by itself
             except subprocess.TimeoutExpired:
-                _kill_group(process.pid)
+                _signal_group(process.pid, signal.SIGKILL)
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 _close(pipe)
@@ -139,6 +150,153 @@ class Child:
             process.wait(timeout=_PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
             self._stuck = process
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A program that came to its end. `code`: its exit code, or below 0 the number of the signal that ended it."""
+
+    code: int
+    out: bytes
+    err: bytes
+
+
+@dataclass
+class Program:
+    """Runs one program at a time to its end, and nothing of its process group outlives a run.
+
+    One that has to be ended hears SIGTERM, and `patience_seconds` later SIGKILL.
+    """
+
+    env: Mapping[str, str]
+    """All of its environment; a name without a slash is looked for in the PATH that stands here."""
+    patience_seconds: float
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    """The one that runs. It keeps its number until it leaves here: it is not waited for before."""
+    _stuck: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+    @property
+    def stuck_pid(self) -> int | None:
+        """The process that did not die when it was killed, while it is still there."""
+        if self._stuck is not None and self._stuck.poll() is not None:
+            self._stuck = None
+        return self._stuck.pid if self._stuck else None
+
+    def run(self, argv: Sequence[str], deadline_seconds: float) -> Ended:
+        """What it wrote, and how it ended. Raises ChildError: not started, no end in time, too much output."""
+        if (pid := self.stuck_pid) is not None:
+            raise StillStuck(f"process {pid} of an earlier run can't be killed", pid)
+        deadline = time.monotonic() + deadline_seconds
+        process = self._start(argv)
+        try:
+            with _Outputs(process) as outputs:
+                in_time = outputs.read_until(deadline)
+                if not outputs.ended:
+                    _signal_group(process.pid, signal.SIGTERM)
+                    outputs.wait_for_end(self.patience_seconds)
+        except OSError as error:
+            raise ChildError(f"{argv[0]}: {error.strerror}") from error
+        finally:
+            self._bury(process)
+        if not in_time:
+            pid = self.stuck_pid
+            fate = f"process {pid} can't be killed" if pid else "its process was ended"
+            raise MissedDeadline(f"no end within {deadline_seconds:g} s; {fate}", pid)
+        if outputs.flooded:
+            raise ChildError(f"its output is longer than {_MOST_OUTPUT} bytes")
+        return Ended(process.returncode, *outputs.texts)
+
+    def end(self) -> int | None:
+        """Kill what another thread runs. Returns the pid of what is stuck and has to be left behind."""
+        with self._lock:
+            if self._process is not None:
+                _signal_group(self._process.pid, signal.SIGKILL)
+        return self.stuck_pid
+
+    def _start(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
+        try:
+            process = subprocess.Popen(
+                list(argv),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=dict(self.env),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ChildError(f"{argv[0]}: {error.strerror}") from error
+        _put_first_for_the_oom_killer(process.pid)
+        with self._lock:
+            self._process = process
+        return process
+
+    def _bury(self, process: subprocess.Popen[bytes]) -> None:
+        """Kill what is left of its group, and wait for it, but not for long."""
+        with self._lock:
+            _signal_group(process.pid, signal.SIGKILL)
+            self._process = None
+        try:
+            process.wait(timeout=_PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._stuck = process
+
+
+class _Outputs:
+    """What a process writes on its two outputs, and whether it has ended: neither is waited for alone.
+
+    A child of its own may hold the outputs open for longer than it lives itself.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._pipes = (process.stdout, process.stderr)
+        self._written = {pipe.fileno(): bytearray() for pipe in self._pipes}
+        self._life = os.pidfd_open(process.pid)  # can be read once the process has ended
+        self.ended = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._life)
+        for pipe in self._pipes:
+            pipe.close()
+
+    @property
+    def texts(self) -> tuple[bytes, bytes]:
+        """Standard output and standard error."""
+        out, err = (bytes(text) for text in self._written.values())
+        return out, err
+
+    @property
+    def flooded(self) -> bool:
+        return max(len(text) for text in self._written.values()) > _MOST_OUTPUT
+
+    def read_until(self, deadline: float) -> bool:
+        """Read until the process has ended and no more is there, or there was too much. False: the deadline came."""
+        poll = select.poll()
+        for fd in (self._life, *self._written):
+            poll.register(fd, select.POLLIN)
+        while (left := deadline - time.monotonic()) > 0:
+            ready = {fd for fd, _ in poll.poll(left * 1000)}
+            self.ended = self._life in ready
+            for fd in ready - {self._life}:
+                chunk = os.read(fd, 65536)
+                self._written[fd] += chunk
+                if not chunk:
+                    poll.unregister(fd)
+            if self.flooded or ready == {self._life}:
+                return True
+        return self.ended
+
+    def wait_for_end(self, seconds: float) -> None:
+        poll = select.poll()
+        poll.register(self._life, select.POLLIN)
+        poll.poll(seconds * 1000)
 
 
 def _put_first_for_the_oom_killer(pid: int) -> None:
@@ -151,9 +309,9 @@ def _put_first_for_the_oom_killer(pid: int) -> None:
         Path(f"/proc/{pid}/oom_score_adj").write_text("1000", encoding="ascii")
 
 
-def _kill_group(pid: int) -> None:
+def _signal_group(pid: int, number: signal.Signals) -> None:
     try:
-        os.killpg(pid, signal.SIGKILL)
+        os.killpg(pid, number)
     except ProcessLookupError:
         return
 

@@ -175,10 +175,12 @@ Judgement = Finding | Sighting | Unobserved | NotConfigured | TooEarly | Seen
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The machine looked at: `root` is its `/` as we see it, `nvml` asks the driver under a deadline."""
+    """The machine looked at: `root` is its `/` as we see it. The driver and libfabric are asked under a deadline."""
 
     root: Path
     ask_driver: Callable[[], Any] | None = None
+    ask_libfabric: Callable[[], Any] | None = None
+    """None: `root` is not the machine that we run on, and libfabric speaks of no other."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ from sim.simulated_gpu import SimulatedGpu, healthy_values, invent_gpus, values_
 DRIVER_VERSION = "570.133.20"
 CUDA_MAJOR = 12
 LIBRARY_DIRECTORY = "usr/lib/x86_64-linux-gnu"
+EFA_PROGRAMS = "opt/amazon/efa/bin"
+FI_INFO = Path(__file__).parent / "fi_info.sh"
 KERNEL_RELEASE = "6.8.0-1029-aws"
 # Old enough that no production code takes the driver for one that is still coming up.
 SETTLED_DRIVER_SECONDS = 3600
@@ -381,6 +383,8 @@ class SimulatedNode:
             self.pci.add_efa(address)
         if shape.efa_addresses:
             self.write_value("sys/module/efa/version", "2.17.2g")
+            (self.root / EFA_PROGRAMS).mkdir(parents=True)
+            shutil.copy(FI_INFO, self.root / EFA_PROGRAMS / "fi_info")
 
     def _plug_below(self, function: PciFunction) -> None:
         """On the bridge that the instance type has above it, if any."""

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from healthcheck.model import Host, Probe, ProbeError
 from healthcheck.probes.pci import AMAZON, normalise_address
@@ -77,17 +78,31 @@ def read_rdma(host: Host) -> Rdma:
     return Rdma(devices, os.path.isdir(module), _word(f"{module}/version") or "")
 
 
+def openable_efa(root: Path) -> tuple[str, ...]:
+    """The EFA devices that programs can open, by name; none where that can't be read."""
+    directory = f"{root}/sys/class/infiniband"
+    try:
+        names = sorted(os.listdir(directory))[:_MOST]
+    except OSError:
+        return ()
+    return tuple(name for name in names if _is_efa(f"{directory}/{name}") and _uverbs(f"{directory}/{name}"))
+
+
 def _device(directory: str, name: str, patience_ends: float) -> RdmaDevice:
     path = f"{directory}/{name}"
     address = _address(path)
-    # The vendor, never the name or the port state: both say nothing (hardware.md 4).
-    if _word(f"{path}/device/vendor") != f"0x{AMAZON:04x}":
+    if not _is_efa(path):
         return RdmaDevice(name, False, address)
     if time.monotonic() < patience_ends:
         counters, error = _counters(path)
     else:
         counters, error = {}, "not read: another device kept the look waiting"
     return RdmaDevice(name, True, address, _uverbs(path), _word(f"{path}/device/p2p"), counters, error)
+
+
+def _is_efa(path: str) -> bool:
+    # The vendor, never the name or the port state: both say nothing (hardware.md 4).
+    return _word(f"{path}/device/vendor") == f"0x{AMAZON:04x}"
 
 
 def _address(path: str) -> str:

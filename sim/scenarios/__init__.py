@@ -8,6 +8,9 @@ once).
 
 With `healthy_before` the node is looked at twice: so many seconds before its faults and values, it was seen healthy.
 What only a difference tells needs that: a rate, a GPU that moved. One look, as `check` takes, finds nothing of it.
+
+With `from_within` `check` takes the node for the machine that it runs on, as in the agent's pod, and its programs
+(`fi_info`) are found: with `--root` nobody runs any.
 """
 
 import tomllib
@@ -36,6 +39,7 @@ class Scenario:
     instance_type: str
     healthy_before: float
     """Seconds between the two looks; 0: it takes only one."""
+    from_within: bool
     faults: list[list[Any]]
     kernel_log: list[str]
     write: dict[str, str]
@@ -50,6 +54,7 @@ class Scenario:
             twin_of=told.get("twin_of", _named_after(folder.name)),
             instance_type=told["instance_type"],
             healthy_before=told.get("healthy_before", 0.0),
+            from_within=told.get("from_within", False),
             faults=told.get("faults", []),
             kernel_log=told.get("kernel_log", []),
             write=told.get("write", {}),

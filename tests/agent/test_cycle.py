@@ -10,7 +10,7 @@ import pytest
 from pytest_mock import MockerFixture
 
 import agent.cycle
-from agent.cycle import Cycle, Expectations
+from agent.cycle import AGAIN_SECONDS, Cycle, Expectations, Sources
 from agent.ledger import Ledger
 from healthcheck import clock
 from healthcheck.expectation import Expectation
@@ -18,10 +18,12 @@ from healthcheck.memory import Memory
 from healthcheck.model import Evidence
 from healthcheck.node import INSTANCE_TYPE, NodeState
 from healthcheck.probes.infiniband import RDMA
+from healthcheck.probes.libfabric import LIBFABRIC, Libfabric, LibfabricLook, Listing
 from healthcheck.probes.nvml import NVML
 from healthcheck.probes.nvml_driver import Driver
 from healthcheck.telemetry import Telemetry
-from sim.node import SimulatedNode
+from sim.node import EFA_PROGRAMS, SimulatedNode
+from tests.agent.world import eventually
 
 CHECKS = ["driver", "gpu-count", "recovery-action", "efa-count"]
 
@@ -33,9 +35,10 @@ class Light:
         self.telemetry = Telemetry()
         self.node: NodeState | None = None
         self.driver = Driver(node.root, use_loader=False)
+        sources = Sources(self.driver, Libfabric(node.root, path=f"{node.root}/{EFA_PROGRAMS}:/usr/bin:/bin"))
         self.ledger = Ledger(Memory(), None, self.telemetry, clock.now, lambda: None)
         expectations = Expectations(node.root, "", clock.now, lambda: self.node)
-        self.cycle = Cycle(self.driver, self.ledger, expectations, self.telemetry, config, lambda: "", lambda _: None)
+        self.cycle = Cycle(sources, self.ledger, expectations, self.telemetry, config, lambda: "", lambda _: None)
         self.judging = mocker.spy(agent.cycle, "judge")
 
     def look(self) -> tuple[Evidence, Expectation]:
@@ -112,3 +115,15 @@ def test_what_the_node_allows_is_expected(light: Light) -> None:
 
     light.node = replace(light.node, efa_allocatable=None)
     assert light.look()[1].efa_allocatable is None
+
+
+def test_no_look_waits_for_libfabric(light: Light, node: SimulatedNode, config: Path) -> None:
+    (config / "CHECKS_LIGHTWEIGHT").write_text("efa-provider")
+    node.write_value("libfabric/unlisted", node.efa_names[7])
+
+    assert light.look()[0][LIBFABRIC] == LibfabricLook()
+    assert light.ledger.snapshot().verdict.unobserved == ()
+    told = eventually(lambda: light.look()[0][LIBFABRIC].answer)
+    assert isinstance(told, Listing)
+    assert told.missing == (node.efa_names[7],)
+    assert light.cycle.run() == AGAIN_SECONDS

@@ -34,8 +34,10 @@ GROUP_2 = [
     "efa-errors",
     "efa-keep-alive",
     "efa-gpudirect",
+    "efa-provider",
     "memlock",
 ]
+
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from healthcheck.profiles import find_profile
 from healthcheck.settings import packaged_profiles
 from healthcheck.verdict import status_of, worst
 from sim.instance_rows import SHAPES
-from sim.node import SimulatedNode
+from sim.node import EFA_PROGRAMS, SimulatedNode
 from sim.scenarios import Scenario, scenarios
 
 CODES = {"pass": 0, "warn": 0, "fail": 1, "unknown": 2}
@@ -39,10 +39,11 @@ def test_check_says_of_a_scenario_what_it_expects(scenario: Scenario, tmp_path: 
     config.mkdir()
     (config / "CHECK_TIMEOUT").write_text("2")
     with scenario.build(tmp_path / "node") as node:
-        program = [sys.executable, "-m", "cli", "check", "--json"]
+        program = [sys.executable, "-m", "cli", "check", "--json", "--instance-type", scenario.instance_type]
+        within = {"HOST_ROOT": str(node.root), "PATH": f"{node.root}/{EFA_PROGRAMS}:{os.environ['PATH']}"}
         done = subprocess.run(
-            [*program, "--root", str(node.root), "--instance-type", scenario.instance_type],
-            env={**os.environ, "CONFIG_DIR": str(config)},
+            program if scenario.from_within else [*program, "--root", str(node.root)],
+            env={**os.environ, "CONFIG_DIR": str(config), **(within if scenario.from_within else {})},
             capture_output=True,
             text=True,
             check=False,

@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from healthcheck.command import Child, ChildError, MissedDeadline, StillStuck
+from healthcheck.command import Child, ChildError, Ended, MissedDeadline, Program, StillStuck, how_it_ended
 
 SHORT, LONG = 0.3, 30.0
 ECHO = "for line in sys.stdin: print(line.strip()[::-1], flush=True)"
@@ -265,3 +266,171 @@ def test_a_child_that_cannot_be_killed_is_named_and_no_second_one_is_started(dis
     disk.thaw()
     assert wait_until(lambda: child.stuck_pid is None)
     assert child.ask("look", LONG) == b"well"
+
+
+# Programs that run to their end.
+
+ENVIRONMENT = {"PATH": os.defpath, "LC_CTYPE": "C.UTF-8"}
+
+
+@pytest.fixture
+def program() -> Iterator[Program]:
+    one = Program(ENVIRONMENT, patience_seconds=SHORT)
+    yield one
+    one.end()
+
+
+def python(text: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", f"import os, signal, subprocess, sys, time\n{text}")
+
+
+@pytest.mark.parametrize(
+    ("text", "ended"),
+    [
+        ("os.write(1, b'out'); os.write(2, b'err')", Ended(0, b"out", b"err")),
+        ("sys.exit(61)", Ended(61, b"", b"")),
+        ("os.write(1, b'half'); os.kill(os.getpid(), signal.SIGSEGV)", Ended(-signal.SIGSEGV, b"half", b"")),
+        ("os.write(1, sys.stdin.buffer.read() or b'nothing to read')", Ended(0, b"nothing to read", b"")),
+        ("os.close(1); os.close(2); time.sleep(0.1); os._exit(4)", Ended(4, b"", b"")),
+        ("os.write(2, b'e' * 300_000); os.write(1, b'o' * 1_000_000)", Ended(0, b"o" * 1_000_000, b"e" * 300_000)),
+    ],
+)
+def test_a_program_is_told_by_its_outputs_and_its_end(program: Program, text: str, ended: Ended) -> None:
+    assert program.run(python(text), LONG) == ended
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (0, "ended with exit code 0"),
+        (61, "ended with exit code 61"),
+        (-11, "was ended by SIGSEGV"),
+        (-40, "was ended by signal 40"),
+    ],
+)
+def test_an_end_in_words(code: int, told: str) -> None:
+    assert how_it_ended(code) == told
+
+
+def test_a_program_is_found_in_the_path_that_it_was_given_and_knows_no_other_variable(tmp_path: Path) -> None:
+    script = tmp_path / "only-here"
+    script.write_text("#!/bin/sh\necho $ONLY $HOME\n")
+    script.chmod(0o755)
+
+    assert Program({"PATH": str(tmp_path), "ONLY": "this"}, SHORT).run(("only-here",), LONG).out == b"this\n"
+    with pytest.raises(ChildError, match="only-here: No such file or directory"):
+        Program(ENVIRONMENT, SHORT).run(("only-here",), LONG)
+
+
+def test_a_program_that_cannot_be_started_is_a_failed_run(program: Program, tmp_path: Path) -> None:
+    file = tmp_path / "no-program"
+    file.write_bytes(b"\x7fELF, but no more")
+    (tmp_path / "locked").write_text("#!/bin/sh\n")
+    file.chmod(0o755)
+
+    for path, why in [
+        ("/no/such/program", "No such file or directory"),
+        (str(file), "Exec format error"),
+        (str(tmp_path / "locked"), "Permission denied"),
+        (str(tmp_path), "Permission denied"),
+    ]:
+        with pytest.raises(ChildError, match=f"{path}: {why}"):
+            program.run((path,), LONG)
+    assert program.run(python(""), LONG).code == 0
+
+
+def test_a_program_has_a_session_of_its_own_and_dies_of_too_little_memory_before_we_do(program: Program) -> None:
+    alone = "time.sleep(0.2); print(os.getpid() == os.getsid(0), open('/proc/self/oom_score_adj').read().strip())"
+
+    assert program.run(python(alone), LONG).out == b"True 1000\n"
+
+
+@pytest.mark.parametrize(
+    "hang",
+    [
+        "time.sleep(999)",
+        "os.close(1); os.close(2); time.sleep(999)",
+        "os.kill(os.getpid(), signal.SIGSTOP)",
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(999)",
+        "while True: os.write(1, b'.'); time.sleep(0.05)",
+    ],
+)
+def test_a_program_that_does_not_end_is_ended(program: Program, hang: str, tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+
+    with pytest.raises(MissedDeadline, match=r"no end within 1 s; its process was ended") as caught:
+        program.run(python(f"open({str(file)!r}, 'w').write(str(os.getpid()))\n{hang}"), 1.0)
+
+    assert (caught.value.pid, program.stuck_pid) == (None, None)
+    assert is_gone(int(file.read_text()))
+    assert program.run(python("print('well')"), LONG).out == b"well\n"
+
+
+def test_a_program_hears_first_that_it_shall_end(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    tidy = f"signal.signal(signal.SIGTERM, lambda *_: (open({str(said)!r}, 'w').write('tidied up'), sys.exit()))"
+
+    with pytest.raises(MissedDeadline):
+        Program(ENVIRONMENT, patience_seconds=LONG).run(python(f"{tidy}\ntime.sleep(999)"), 1.0)
+
+    assert said.read_text() == "tidied up"
+
+
+@pytest.mark.parametrize("output", [1, 2])
+def test_a_program_that_writes_too_much_is_ended(program: Program, output: int) -> None:
+    with pytest.raises(ChildError, match="its output is longer than 1048576 bytes") as caught:
+        program.run(python(f"while True: os.write({output}, b'x' * 65536)"), LONG)
+
+    assert not isinstance(caught.value, MissedDeadline)
+    with pytest.raises(ChildError, match="longer than"):
+        program.run(python("os.write(1, b'x' * 1_100_000)"), LONG)
+
+
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(999)"
+LEAVES_A_CHILD = f"child = subprocess.Popen([sys.executable, '-c', {STUBBORN!r}])"
+
+
+def test_what_a_program_started_ends_with_it_though_it_holds_the_outputs(program: Program) -> None:
+    ended = program.run(python(f"{LEAVES_A_CHILD}\nprint(child.pid)"), LONG)
+
+    assert ended.code == 0
+    assert wait_until(lambda: is_gone(int(ended.out)))
+
+
+def test_what_a_program_started_is_ended_with_it(program: Program, tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+
+    with pytest.raises(MissedDeadline):
+        program.run(python(f"{LEAVES_A_CHILD}\nopen({str(file)!r}, 'w').write(str(child.pid))\ntime.sleep(999)"), 1.0)
+
+    assert wait_until(lambda: is_gone(int(file.read_text())))
+
+
+def test_what_another_thread_runs_can_be_ended(program: Program) -> None:
+    ends: list[Ended] = []
+    thread = threading.Thread(target=lambda: ends.append(program.run(("sleep", "999"), LONG)))
+    thread.start()
+    assert wait_until(lambda: program._process is not None)
+
+    assert program.end() is None
+    thread.join()
+    assert [one.code for one in ends] == [-signal.SIGKILL]
+
+
+def test_a_program_that_cannot_be_killed_is_named_and_none_is_started_beside_it(
+    disk: FrozenDisk, program: Program
+) -> None:
+    file = str(disk.mount / "file")
+    disk.freeze()
+
+    with pytest.raises(MissedDeadline, match="can't be killed") as caught:
+        program.run(python(f"os.open({file!r}, os.O_CREAT | os.O_WRONLY)"), 1.0)
+    stuck = caught.value.pid
+    assert (stuck is not None, program.stuck_pid, program.end()) == (True, stuck, stuck)
+
+    with pytest.raises(StillStuck, match=f"process {stuck} of an earlier run can't be killed"):
+        program.run(python(""), LONG)
+
+    disk.thaw()
+    assert wait_until(lambda: program.stuck_pid is None)
+    assert program.run(python(""), LONG) == Ended(0, b"", b"")

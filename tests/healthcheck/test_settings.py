@@ -41,6 +41,7 @@ GROUP_2 = [
     "efa-errors",
     "efa-keep-alive",
     "efa-gpudirect",
+    "efa-provider",
     "memlock",
 ]
 GROUP_3 = [
@@ -56,6 +57,7 @@ GROUP_3 = [
     "gpu-placement",
     "nouveau",
 ]
+
 
 
 @pytest.fixture(autouse=True)

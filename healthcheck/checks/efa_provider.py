@@ -1,0 +1,65 @@
+"""libfabric, by which jobs use EFA, lists every EFA device that programs can open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck.expectation import Expectation
+from healthcheck.model import (
+    Check,
+    Evidence,
+    Finding,
+    Judgement,
+    NotConfigured,
+    Reason,
+    Seen,
+    Severity,
+    TooEarly,
+    Unobserved,
+)
+from healthcheck.probes.libfabric import LIBFABRIC, Listing
+
+MISSING = Reason(
+    "EfaProviderMissing",
+    Severity.MONITOR,
+    "The EFA provider of libfabric does not list an EFA device that programs can open: jobs do without it, or fail.",
+    "Run `fi_info -p efa` with FI_LOG_LEVEL=warn on the node; it names the device that it could not open.",
+    flickers=True,
+    threshold="fewer `-rdm` domains than EFA devices with a uverbs device",
+    source="libfabric, fi_efa(7) and issue 12708",
+)
+_MOST_NAMED = 4
+"""Devices by their name in a detail; the others are counted."""
+
+
+def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+    look = seen[LIBFABRIC]
+    if look.absent:
+        yield NotConfigured(look.absent)
+    elif look.answer is None:
+        yield TooEarly("fi_info has not answered yet")
+    elif isinstance(look.answer, Unobserved):
+        yield look.answer
+    else:
+        yield from _listing(look.answer)
+
+
+def _listing(answer: Listing) -> Iterator[Judgement]:
+    devices, missing = len(answer.devices), answer.missing
+    if missing:
+        yield Finding(MISSING.name, MISSING.severity, "node", _detail(answer), flickers=MISSING.flickers)
+    version = f" {answer.version}" if answer.version else ""
+    yield Seen(f"provider efa{version} lists {devices - len(missing)} EFA devices", f"{devices}", "/sys")
+
+
+def _detail(answer: Listing) -> str:
+    devices, missing = len(answer.devices), answer.missing
+    if len(missing) == devices:
+        says = f": {answer.says}" if answer.says else ""
+        return f"fi_info -p efa lists none of {devices} EFA devices (exit code {answer.exit_code}){says}"
+    more = len(missing) - _MOST_NAMED
+    named = ", ".join(missing[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return f"fi_info -p efa lists {devices - len(missing)} of {devices} EFA devices; missing: {named}"
+
+
+CHECK = Check("efa-provider", "2-efa-enumeration", (LIBFABRIC,), judge, (MISSING,))

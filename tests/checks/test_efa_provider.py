@@ -1,0 +1,81 @@
+"""libfabric lists every EFA device that programs can open."""
+
+from __future__ import annotations
+
+import pytest
+
+from healthcheck.checks.efa_provider import CHECK
+from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
+from healthcheck.probes.libfabric import LIBFABRIC, LibfabricLook, Listing
+from tests.checks.evidence import P5, says
+
+DEVICES = tuple(f"rdmap{number}s0" for number in range(16, 48))
+
+
+def judge(look: LibfabricLook) -> list[Judgement]:
+    return says(CHECK, P5, {LIBFABRIC: look})
+
+
+def listing(*listed: str, code: int = 0, version: str = "203.0", says: str = "") -> LibfabricLook:
+    return LibfabricLook(Listing(DEVICES, code, listed, version, says))
+
+
+def found(detail: str) -> Finding:
+    return Finding("EfaProviderMissing", Severity.MONITOR, "node", detail, flickers=True)
+
+
+def test_all_as_it_should_be_is_one_line() -> None:
+    assert judge(listing(*DEVICES)) == [Seen("provider efa 203.0 lists 32 EFA devices", "32", "/sys")]
+
+
+@pytest.mark.parametrize(
+    ("missing", "named"),
+    [
+        (1, "rdmap16s0"),
+        (4, "rdmap16s0, rdmap17s0, rdmap18s0, rdmap19s0"),
+        (5, "rdmap16s0, rdmap17s0, rdmap18s0, rdmap19s0 and 1 more"),
+    ],
+)
+def test_devices_that_are_not_listed_are_named(missing: int, named: str) -> None:
+    left = 32 - missing
+
+    assert judge(listing(*DEVICES[missing:])) == [
+        found(f"fi_info -p efa lists {left} of 32 EFA devices; missing: {named}"),
+        Seen(f"provider efa 203.0 lists {left} EFA devices", "32", "/sys"),
+    ]
+
+
+def test_no_provider_is_a_finding_with_what_fi_info_says() -> None:
+    says = "fi_getinfo: -61 (No data available)"
+
+    assert judge(listing(code=61, version="", says=says)) == [
+        found(f"fi_info -p efa lists none of 32 EFA devices (exit code 61): {says}"),
+        Seen("provider efa lists 0 EFA devices", "32", "/sys"),
+    ]
+
+
+def test_a_listing_without_a_device_is_one_too() -> None:
+    assert judge(listing()) == [
+        found("fi_info -p efa lists none of 32 EFA devices (exit code 0)"),
+        Seen("provider efa 203.0 lists 0 EFA devices", "32", "/sys"),
+    ]
+
+
+def test_a_device_more_than_sys_shows_is_no_fault() -> None:
+    assert judge(listing(*DEVICES, "rdmap99s0")) == [Seen("provider efa 203.0 lists 32 EFA devices", "32", "/sys")]
+
+
+def test_an_answer_that_is_still_to_come_is_waited_for() -> None:
+    assert judge(LibfabricLook()) == [TooEarly("fi_info has not answered yet")]
+
+
+def test_no_answer_is_could_not_look() -> None:
+    silent = Unobserved("LibfabricNotAnswering", "fi_info: no end within 10 s; its process was ended")
+
+    assert judge(LibfabricLook(silent)) == [silent]
+
+
+def test_where_nobody_can_be_asked_it_does_not_belong_to_the_node() -> None:
+    assert judge(LibfabricLook(absent="fi_info is not installed here")) == [
+        NotConfigured("fi_info is not installed here")
+    ]
