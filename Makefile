@@ -51,7 +51,7 @@ bench: setup ## Measure: detection latency, CPU, memory, API calls (root, about 
 	$(BIN)/python -m bench
 
 SECONDS ?= 600
-fuzz: setup ## Search for inputs that break the log's grammar, the memory or its file (SECONDS=600)
+fuzz: setup ## Search for inputs that break a probe, a check, the memory or its file (SECONDS=600)
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
 docs: setup ## Write the generated files anew: docs/checks.md, the README's table, the ConfigMap's profiles

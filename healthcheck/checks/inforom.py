@@ -40,8 +40,12 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 
 
 def _is_corrupted(gpu: nvml.Gpu) -> bool:
-    """By the driver's own test of it, or because a call, the handle's too, says so in place of an answer."""
-    return gpu.inforom_valid is False or nvml.CORRUPTED_INFOROM in (gpu.error, *gpu.errors.values())
+    """By the driver's own test of it, or because a call, the handle's too, says so in place of an answer.
+
+    But not what was asked of a pair: it does not say which of the two.
+    """
+    own = (error for name, error in gpu.errors.items() if name != "p2p")
+    return gpu.inforom_valid is False or nvml.CORRUPTED_INFOROM in (gpu.error, gpu.recovery_error, *own)
 
 
 CHECK = Check("inforom", "0-nvidia-smi", (nvml.NVML, pci.FUNCTIONS), judge, (CORRUPTED,))

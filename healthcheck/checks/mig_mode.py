@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from healthcheck.expectation import Expectation
 from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity
-from healthcheck.per_gpu import all_lack, answering, found
+from healthcheck.per_gpu import all_lack, answering, found, unread
 from healthcheck.probes import nvml
 
 # Both flicker: MIG manager changes the mode of one GPU after the other, and makes the instances last.
@@ -39,8 +39,10 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     for gpu, mode in modes:
         if mode.current != mode.pending:
             yield found(PENDING, gpu, f"MIG is {_word(mode.current)}, and {_word(mode.pending)} after the next reset")
-        elif mode.current and divided < len(modes) and gpu.instances == ():
-            yield found(INCONSISTENT, gpu, "MIG is on and no instance exists, while MIG is off for other GPUs")
+        elif mode.current and divided < len(modes):
+            if gpu.instances == ():
+                yield found(INCONSISTENT, gpu, "MIG is on and no instance exists, while MIG is off for other GPUs")
+            yield from unread(gpu, "instances")
 
 
 def _word(on: bool) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from healthcheck.model import Host, Probe, ProbeError
+from healthcheck.probes.kernel_files import is_gone, printable, read
 from healthcheck.probes.pci import AMAZON, normalise_address
 
 ERROR_COUNTERS = (
@@ -83,14 +84,15 @@ def openable_efa(root: Path) -> tuple[str, ...]:
     directory = f"{root}/sys/class/infiniband"
     try:
         names = sorted(os.listdir(directory))[:_MOST]
-    except OSError:
+        return tuple(name for name in names if _is_efa(f"{directory}/{name}") and _uverbs(f"{directory}/{name}"))
+    except (OSError, ProbeError):
         return ()
-    return tuple(name for name in names if _is_efa(f"{directory}/{name}") and _uverbs(f"{directory}/{name}"))
 
 
 def _device(directory: str, name: str, patience_ends: float) -> RdmaDevice:
     path = f"{directory}/{name}"
     address = _address(path)
+    name = printable(name)
     if not _is_efa(path):
         return RdmaDevice(name, False, address)
     if time.monotonic() < patience_ends:
@@ -101,8 +103,16 @@ def _device(directory: str, name: str, patience_ends: float) -> RdmaDevice:
 
 
 def _is_efa(path: str) -> bool:
-    # The vendor, never the name or the port state: both say nothing (hardware.md 4).
-    return _word(f"{path}/device/vendor") == f"0x{AMAZON:04x}"
+    """By the vendor, never by the name or the port state: both say nothing (hardware.md 4).
+
+    Nothing that is no function of PCI is one, nor what went away while we looked. Raises ProbeError.
+    """
+    try:
+        return _read(f"{path}/device/vendor") == f"0x{AMAZON:04x}".encode()
+    except OSError as error:
+        if is_gone(error):
+            return False
+        raise ProbeError(f"{path}/device/vendor: {error.strerror}") from error
 
 
 def _address(path: str) -> str:
@@ -145,18 +155,14 @@ def _counter_files(path: str) -> Iterable[tuple[str, str]]:
 def _word(file: str) -> str | None:
     """The text of a short file; None where there is none to read."""
     try:
-        return _read(file).decode("ascii", "replace")
+        return printable(_read(file).decode("ascii", "replace"))
     except OSError:
         return None
 
 
 def _read(file: str) -> bytes:
-    """The first bytes of a file of /sys, without the blanks around them; by hand, as there are hundreds to read."""
-    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(descriptor, 64).strip()
-    finally:
-        os.close(descriptor)
+    """What a file of /sys says, without the blanks around it."""
+    return read(file, 64).strip()
 
 
 RDMA = Probe("infiniband", read_rdma, Rdma)

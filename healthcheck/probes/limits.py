@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from healthcheck.model import Host, Probe, ProbeError
+from healthcheck.probes.kernel_files import read
 
 _LOCKED_MEMORY = re.compile(r"^Max locked memory +(unlimited|[0-9]{1,20}) ", re.MULTILINE)
 """The soft limit: the first of the two, and the one that holds (proc_pid_limits(5))."""
@@ -26,7 +27,7 @@ def read_limits(host: Host) -> Limits | None:
         return None  # a person's shell, which has the limits of a login
     file = host.root / "proc/self/limits"
     try:
-        text = file.read_bytes()[:_LONGEST].decode("ascii", "replace")
+        text = read(file, _LONGEST).decode("ascii", "replace")
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -7,6 +7,7 @@ import urllib.request
 from pathlib import Path
 
 from healthcheck.model import ProbeError
+from healthcheck.probes.kernel_files import printable, read
 
 IMDS = "http://169.254.169.254"
 _SECONDS = 1.0
@@ -51,6 +52,6 @@ def _ask(url: str, method: str, headers: dict[str, str]) -> str:
 
 def _first_line(path: Path) -> str:
     try:
-        return path.read_text(encoding="ascii", errors="replace").strip()[:_LONGEST]
+        return printable(read(path, _LONGEST).decode("ascii", "replace").strip())
     except OSError:
         return ""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from healthcheck.command import Child, ChildError, MissedDeadline
 from healthcheck.model import Unobserved
+from healthcheck.probes.kernel_files import printable, read
 from healthcheck.probes.nvml import DriverLook, Gpus
 from healthcheck.probes.nvml_answer import read_answer
 from healthcheck.probes.nvml_library import PLACES, SONAME, resolve_inside
@@ -77,7 +78,7 @@ class Driver:
 def driver_version(root: Path) -> str:
     """The version of the loaded kernel module; '' when none is loaded."""
     try:
-        return (root / "sys/module/nvidia/version").read_text(encoding="ascii", errors="replace").strip()[:64]
+        return printable(read(root / "sys/module/nvidia/version", 64).decode("ascii", "replace").strip())
     except OSError:
         return ""
 

@@ -237,13 +237,13 @@ def _memory(gpu: Gpu) -> list[int]:
 
 
 def _processes(gpu: Gpu) -> int | None:
-    lists = [
-        gpu.pids_known("nvmlDeviceGetComputeRunningProcesses"),
+    """Without the list of those that compute, the others would say that nobody is there."""
+    computing = gpu.pids_known("nvmlDeviceGetComputeRunningProcesses")
+    others = [
         gpu.pids_known("nvmlDeviceGetGraphicsRunningProcesses"),
         gpu.pids_known("nvmlDeviceGetMPSComputeRunningProcesses"),
     ]
-    known = [pids for pids in lists if pids is not None]
-    return len(set().union(*known)) if known else None
+    return None if computing is None else len(computing.union(*filter(None, others)))
 
 
 def _pcie(gpu: Gpu) -> list[int]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from healthcheck.model import Host, Probe, ProbeError
+from healthcheck.probes.kernel_files import is_gone, read
 
 NVIDIA = 0x10DE
 AMAZON = 0x1D0F
@@ -69,10 +70,10 @@ def normalise_address(address: str) -> str | None:
 
 
 def read_functions(host: Host) -> tuple[PciFunction, ...]:
-    """Every NVIDIA and Amazon function, by address."""
+    """Every NVIDIA and Amazon function, by address. Raises ProbeError where one is there and can't be read."""
     devices = host.root / "sys/bus/pci/devices"
     try:
-        names = sorted(entry.name for entry in devices.iterdir())[:_MOST]
+        names = sorted(entry.name for entry in devices.iterdir() if _FUNCTION.match(entry.name))[:_MOST]
     except OSError as error:
         raise ProbeError(f"{devices}: {error.strerror}") from error
     found = (read_function(devices / name) for name in names)
@@ -86,17 +87,23 @@ def read_function(directory: Path) -> PciFunction | None:
         if vendor not in (NVIDIA, AMAZON):
             return None
         device, pci_class = _hex(directory / "device"), _hex(directory / "class")
-    except (OSError, ValueError):
+    except ValueError:
         return None
-    driver = directory / "driver"
-    bound = driver.readlink().name if driver.is_symlink() else ""
+    except OSError as error:
+        if is_gone(error):
+            return None
+        raise ProbeError(f"{error.filename or directory}: {error.strerror}") from error
+    try:
+        bound = (directory / "driver").readlink().name
+    except OSError:
+        bound = ""
     return PciFunction(directory.name, vendor, device, pci_class, bound, (directory / "physfn").is_symlink())
 
 
 def _with_place(devices: Path, function: PciFunction) -> PciFunction:
     directory = devices / function.address
     try:
-        numa_node = int((directory / "numa_node").read_bytes()[:16])
+        numa_node = int(read(directory / "numa_node", 16))
     except (OSError, ValueError):
         numa_node = NO_NODE
     try:
@@ -108,7 +115,7 @@ def _with_place(devices: Path, function: PciFunction) -> PciFunction:
 
 
 def _hex(path: Path) -> int:
-    return int(path.read_bytes()[:16], 16)
+    return int(read(path, 16), 16)
 
 
 FUNCTIONS = Probe("pci", read_functions, tuple[PciFunction, ...])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from healthcheck.clock import now
 from healthcheck.model import Host, Probe, ProbeError
+from healthcheck.probes.kernel_files import is_gone, read
 
 FABRIC_MANAGER = "nv-fabricmanager"
 IMEX = "nvidia-imex"
@@ -24,7 +25,7 @@ _DEAD = (b"Z", b"X", b"x")
 _LOGS = ("var/log/fabricmanager.log", "run/nvidia/driver/var/log/fabricmanager.log")
 """Where the fabric manager writes, on the host and in the GPU operator's driver container."""
 _TAIL = 1 << 16
-_VERSION = rb"(\d+(?:\.\d+)+)"
+_VERSION = rb"(\d{1,6}(?:\.\d{1,6}){1,4})"
 _STARTED = re.compile(
     rb"Fabric Manager version " + _VERSION + rb" is running"
     rb"|driver interface version " + _VERSION + rb" do(?:n't|esn't) match with (?:the )?driver version " + _VERSION
@@ -69,7 +70,7 @@ def read_services(host: Host) -> Services:
     """Raises ProbeError where there is no /proc to look at."""
     processes = host.root / "proc"
     try:
-        uptime = _seconds((processes / "uptime").read_bytes())
+        uptime = _seconds(read(processes / "uptime", 64))
         running = tuple(_running(processes, uptime))
     except OSError as error:
         raise ProbeError(f"{error.filename or processes}: {error.strerror}") from error
@@ -87,7 +88,7 @@ def _seconds(uptime: bytes) -> float:
 def _is_hosts(processes: Path) -> bool:
     """Process 2 is the kernel's own, and no container's: who sees it sees them all."""
     try:
-        return (processes / "2/comm").read_bytes().strip() == b"kthreadd"
+        return read(processes / "2/comm", 64).strip() == b"kthreadd"
     except OSError:
         return False
 
@@ -111,17 +112,13 @@ def _running(processes: Path, uptime: float) -> Iterator[Service]:
 
 
 def _read(folder: int, path: str) -> bytes:
-    """The beginning of a small file; nothing where the process has gone."""
+    """The beginning of a small file; nothing where the process has gone, or is hidden from us."""
     try:
-        file = os.open(path, os.O_RDONLY, dir_fd=folder)
-    except OSError:
-        return b""
-    try:
-        return os.read(file, 1024)
-    except OSError:
-        return b""
-    finally:
-        os.close(file)
+        return read(path, 1024, folder)
+    except OSError as error:
+        if is_gone(error) or isinstance(error, PermissionError):
+            return b""
+        raise
 
 
 def _state(text: bytes) -> tuple[bytes, float | None]:

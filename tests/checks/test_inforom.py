@@ -50,6 +50,11 @@ def test_a_handle_refused_for_it_is_found_at_the_address_that_is_left() -> None:
 def test_a_call_that_answers_it_is_found_with_all_names() -> None:
     assert judge(*with_one(replace(healthy(3, inforom_valid=None), error=CORRUPTED))) == [corrupted(ABOUT)]
     assert judge(*with_one(healthy(3, errors={"ecc_mode": CORRUPTED}))) == [corrupted(ABOUT)]
+    assert judge(*with_one(replace(healthy(3), recovery_error=CORRUPTED))) == [corrupted(ABOUT)]
+
+
+def test_a_pair_that_answers_it_does_not_say_which_gpu() -> None:
+    assert judge(*every(errors={"p2p": CORRUPTED})) == []
 
 
 @pytest.mark.parametrize("valid", [True, None])

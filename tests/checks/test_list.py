@@ -39,7 +39,6 @@ GROUP_2 = [
 ]
 
 
-
 @pytest.mark.parametrize(
     ("words", "names"),
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from healthcheck.checks.mig_mode import CHECK
@@ -61,6 +63,15 @@ def test_a_mode_that_could_not_be_read_could_not_look_there(error: int) -> None:
     assert judge(healthy(3, mig_mode=None, errors={"mig_mode": error}), healthy(4)) == [
         Unobserved("GpuNotAnswering", f"{SUBJECT}: mig mode: NVML error {error}", SUBJECT)
     ]
+
+
+def test_instances_that_could_not_be_read_are_missed_only_where_they_matter() -> None:
+    unread: dict[str, Any] = {"instances": None, "errors": {"instances": 999}}
+
+    assert judge(healthy(2), healthy(3, mig_mode=ON, **unread)) == [
+        Unobserved("GpuNotAnswering", f"{SUBJECT}: instances: NVML error 999", SUBJECT)
+    ]
+    assert judge(*every(mig_mode=ON, **unread)) == judge(*every(**unread)) == []
 
 
 def test_a_person_is_told_how_many_have_it_on() -> None:

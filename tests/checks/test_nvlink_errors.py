@@ -121,6 +121,15 @@ def test_counters_that_make_no_sense_could_not_look() -> None:
     ]
 
 
+def test_counters_that_could_not_be_read_are_not_taken_for_missing_ones() -> None:
+    unread = replace(counts(), errors={"nvlink_counters": 999})
+
+    for earlier in (counts(replays=0), unread):
+        assert judge(unread, earlier) == [
+            Unobserved("GpuNotAnswering", f"{SUBJECT}: NVLink counters: NVML error 999", SUBJECT)
+        ]
+
+
 def test_a_lost_gpu_says_nothing_of_its_links() -> None:
     assert judge(gpu(3, ADDRESSES[3], error=15), counts(replays=0))[0] == Unobserved(
         "GpuNotAnswering", f"{SUBJECT}: NVML error 15", SUBJECT

@@ -22,6 +22,9 @@ from healthcheck.probes.kernel_log import RING, Batch, KernelLog, Record, parse_
 from healthcheck.record import LONGEST, dump, render
 from healthcheck.sightings import noticed
 from healthcheck.verdict import decide
+from tests.checks.any_facts import any_facts_are_judged, evidence, expectations
+from tests.fuzz import hardware
+from tests.fuzz.damage import byte_damages, damaged, forge, json_values, places
 from tests.healthcheck import test_memory_properties as properties
 from tests.healthcheck.examples import IDENTITY, MACHINE, MONOTONIC, WALL
 from tests.healthcheck.grammar import fault_lines, quoted_lines
@@ -63,19 +66,9 @@ def raw_records(draw: st.DrawFn) -> bytes:
 
 def _broken(text: bytes) -> st.SearchStrategy[bytes]:
     """As it is, or with some bytes replaced, left out or put in."""
-    return st.just(text) | st.lists(_damages, min_size=1, max_size=4).map(
-        lambda all_of_them: _damaged(text, all_of_them)
+    return st.just(text) | st.lists(byte_damages, min_size=1, max_size=4).map(
+        lambda all_of_them: damaged(text, all_of_them)
     )
-
-
-_damages = st.tuples(st.integers(0, 1 << 16), st.integers(0, 8), st.binary(max_size=8))
-
-
-def _damaged(text: bytes, damages: Sequence[tuple[int, int, bytes]]) -> bytes:
-    for place, length, instead in damages:
-        at = place % (len(text) + 1)
-        text = text[:at] + instead + text[at + length :]
-    return text
 
 
 lines = st.binary(max_size=400) | raw_records() | raw_records().flatmap(_broken)
@@ -135,7 +128,7 @@ def a_damaged_file_is_whole_or_set_aside(steps: list[properties.Step], damages: 
     with tempfile.TemporaryDirectory() as folder:
         file = _written(Path(folder), steps)
         raw, whole = file.path.read_bytes(), file.read()
-        file.path.write_bytes(_damaged(raw, damages))
+        file.path.write_bytes(damaged(raw, damages))
         assert _read_or_set_aside(file) in (whole, None)
 
 
@@ -146,7 +139,7 @@ def a_forged_file_is_read_or_set_aside(
     with tempfile.TemporaryDirectory() as folder:
         file = _written(Path(folder), steps)
         content = json.loads(file.path.read_bytes().partition(b"\n")[2])
-        _forge(content, place, instead, is_key)
+        forge(content, place, instead, is_key)
         body = json.dumps(content).encode()
         header = {"schema": SCHEMA, "sha256": hashlib.sha256(body).hexdigest()}
         file.path.write_bytes(json.dumps(header).encode() + b"\n" + body + b"\n")
@@ -170,29 +163,17 @@ def _read_or_set_aside(file: MemoryFile) -> Memory | None:
         return None
 
 
-def _forge(content: Any, place: list[int], instead: Any, is_key: bool) -> None:
-    """Go down as the numbers say, and put something else there, or leave it out."""
-    for depth, number in enumerate(place):
-        if not isinstance(content, dict | list) or not content:
-            return
-        keys = list(content) if isinstance(content, dict) else list(range(len(content)))
-        key = keys[number % len(keys)]
-        if depth == len(place) - 1 or not isinstance(content[key], dict | list):
-            if is_key:
-                del content[key]
-            else:
-                content[key] = instead
-            return
-        content = content[key]
-
-
-_json = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=30),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=6,
-)
-_places = st.lists(st.integers(0, 50), min_size=1, max_size=4)
 _lived_lines = st.lists(st.tuples(properties.events, properties.waits), max_size=20)
+
+_BROKEN = {
+    "forgeries": st.lists(st.tuples(places, json_values, st.booleans()), max_size=3),
+    "damages": st.just([]) | st.lists(byte_damages, max_size=3),
+}
+
+
+def _as_bytes(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
 
 TARGETS = (
     Target("bytes", any_bytes_are_judged, {"line": lines}),
@@ -230,11 +211,32 @@ TARGETS = (
     Target(
         "file",
         a_damaged_file_is_whole_or_set_aside,
-        {"steps": properties.histories, "damages": st.lists(_damages, max_size=4)},
+        {"steps": properties.histories, "damages": st.lists(byte_damages, max_size=4)},
     ),
     Target(
         "forged-file",
         a_forged_file_is_read_or_set_aside,
-        {"steps": properties.histories, "place": _places, "instead": _json, "is_key": st.booleans()},
+        {"steps": properties.histories, "place": places, "instead": json_values, "is_key": st.booleans()},
     ),
+    Target("checks", any_facts_are_judged, {"seen": evidence(), "expected": expectations}),
+    Target("nvml", hardware.an_answer_is_read_or_makes_no_sense, _BROKEN),
+    Target("nvml-bytes", hardware.any_bytes_are_an_answer, {"line": st.binary() | json_values.map(_as_bytes)}),
+    Target("evidence", hardware.a_file_of_evidence_is_judged_or_refused, _BROKEN),
+    Target(
+        "services",
+        hardware.any_proc_and_log_are_read,
+        {
+            "comm": hardware.comms,
+            "stat": hardware.stats,
+            "uptime": hardware.uptimes,
+            "kthreadd": st.sampled_from([b"kthreadd\n", b"sh\n"]),
+            "log": hardware.logs,
+        },
+    ),
+    Target(
+        "efa",
+        hardware.any_counters_have_a_rate,
+        {"before": hardware.counters, "now": hardware.counters, "seconds": st.floats(0, 1e6)},
+    ),
+    Target("profiles", hardware.any_table_is_read_or_refused, {"text": hardware.tables}),
 )

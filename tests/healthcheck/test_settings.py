@@ -59,7 +59,6 @@ GROUP_3 = [
 ]
 
 
-
 @pytest.fixture(autouse=True)
 def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for field in NodeSettings.model_fields.values():

@@ -63,6 +63,21 @@ def test_a_device_that_goes_away_while_we_look_does_not_count(node: SimulatedNod
     assert len(rdma.efa) == 32
 
 
+def test_a_device_whose_vendor_can_t_be_read_is_not_taken_for_another_makers(node: SimulatedNode) -> None:
+    vendor = node.root / "sys/bus/pci/devices" / node.shape.efa_addresses[0] / "vendor"
+    vendor.unlink()
+    vendor.symlink_to("/proc/self/mem")  # nothing lies at its beginning: EIO
+
+    with pytest.raises(ProbeError, match="device/vendor: Input/output error"):
+        read_rdma(Host(node.root))
+
+
+def test_what_is_told_is_on_one_line(node: SimulatedNode) -> None:
+    node.set_p2p("NVIDIA\nand more")
+
+    assert {device.p2p for device in read_rdma(Host(node.root)).efa} == {"NVIDIA\\nand more"}
+
+
 def test_a_kernel_without_rdma_has_no_devices(tmp_path: Path) -> None:
     (tmp_path / "sys/class").mkdir(parents=True)
 

@@ -104,6 +104,25 @@ def test_a_function_that_goes_away_while_we_look_is_left_out(
     assert sum(function.is_gpu for function in read_functions(Host(node.root))) == 7
 
 
+@pytest.mark.parametrize("file", ["vendor", "device", "class"])
+def test_a_function_that_is_there_and_can_t_be_read_is_not_taken_for_gone(node: SimulatedNode, file: str) -> None:
+    """As when this process has no file descriptor left: all functions would seem to be gone."""
+    path = node.root / "sys/bus/pci/devices" / node.gpus[0].address / file
+    path.unlink()
+    path.symlink_to("/proc/self/mem")  # nothing lies at its beginning: EIO
+
+    with pytest.raises(ProbeError, match=f"{node.gpus[0].address}.*: Input/output error"):
+        read_functions(Host(node.root))
+
+
+def test_only_what_is_named_as_the_kernel_names_a_function_is_one(node: SimulatedNode) -> None:
+    devices = node.root / "sys/bus/pci/devices"
+    for name in ("gpu\n0", "0000:53:00.8", "\udcff", "0000:53:00.0 "):
+        (devices / name).symlink_to((devices / node.gpus[0].address).readlink())
+
+    assert sum(function.is_gpu for function in read_functions(Host(node.root))) == 8
+
+
 def test_a_link_that_leads_nowhere_is_left_out(node: SimulatedNode) -> None:
     (node.root / "sys/bus/pci/devices/0000:ff:00.0").symlink_to("../../../devices/gone")
 

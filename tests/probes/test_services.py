@@ -91,6 +91,18 @@ def test_a_process_that_goes_while_we_look_does_not_run(node: SimulatedNode) -> 
     assert manager(node) is None
 
 
+def test_a_process_whose_name_can_t_be_read_is_not_taken_for_another(node: SimulatedNode) -> None:
+    """As when this process has no file descriptor left: the fabric manager would seem to be gone."""
+    manager = read_services(Host(node.root)).find("nv-fabricmanager")
+    assert manager is not None
+    comm = node.root / f"proc/{manager.pid}/comm"
+    comm.unlink()
+    comm.symlink_to("/proc/self/mem")  # nothing lies at its beginning: EIO
+
+    with pytest.raises(ProbeError, match="Input/output error"):
+        read_services(Host(node.root))
+
+
 def test_in_a_container_with_its_own_processes_nothing_is_known_of_the_hosts(node: SimulatedNode) -> None:
     node.hide_host_processes()
     assert not read(node).of_host

@@ -1,0 +1,220 @@
+"""Facts of the types that the probes declare, likely and not: what every judge has to live with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from healthcheck.catalog.fabrics import fabrics
+from healthcheck.catalog.policy import Policy
+from healthcheck.checks import CHECKS, nvlink_errors, recovery_action
+from healthcheck.expectation import Expectation, FirstSeen, Place
+from healthcheck.model import (
+    Check,
+    Evidence,
+    Finding,
+    Judgement,
+    Nature,
+    NotConfigured,
+    Probe,
+    Seen,
+    Severity,
+    TooEarly,
+    Unobserved,
+)
+from healthcheck.probes import infiniband, kernel_log, kernel_modules, limits, nvml, pci, services
+from healthcheck.profiles import InstanceProfile
+from tests.checks.evidence import ADDRESSES, EFA_ADDRESSES, P5, every, healthy
+
+LONGEST_DETAIL = 3000
+"""For what a person reads: a few lines. GPUs or links by the hundred are counted, or listed where there are few."""
+KINDS = ("gpu/", "efa/", "nvswitch/")
+WITHOUT_A_NAME = ("driver", "node")
+LEVEL_CHECKS = tuple(check for check in CHECKS if check.nature is Nature.LEVEL)
+
+numbers = st.sampled_from([*range(10), -(2**63), -1, 60, 61, 2**31, 2**32 - 1, 2**64 - 1, 2**70])
+words = st.sampled_from(["", "NVIDIA", "0000:53:00.0", "570.133.20", "\N{SNOWMAN}", "' \"\\{}%s", "x" * 64, "0x"])
+addresses = st.sampled_from(["", *ADDRESSES[:3], "0000:ff:1f.0"])
+codes = st.just(0) | st.sampled_from([8, 11, 14, 15, 16]) | st.sampled_from([*range(1, 31), 999, -1, 2**31 - 1])
+seconds = st.floats(0, 1e9) | st.sampled_from([0.0, 119.9, 120.0, 180.0, float("inf")])
+causes = st.builds(
+    Unobserved, st.sampled_from(["DriverNotLoaded", "DriverBeingChanged", "DriverNotAnswering", "NvmlNonsense"]), words
+)
+_READINGS = ("ecc", "temperature", "pcie", "nvlinks", "nvlink_counters", "fabric", "p2p", "memory", "inforom_valid")
+
+
+def _perhaps(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.none() | strategy
+
+
+_modes = st.builds(nvml.Mode, st.booleans(), st.booleans())
+_counters = st.dictionaries(st.sampled_from([*nvlink_errors.LEAST_PER_SECOND, "of_drivers_to_come"]), numbers)
+_links = st.builds(nvml.NvLink, st.integers(0, 35), st.booleans(), _perhaps(numbers), _counters)
+_fabrics = st.builds(nvml.Fabric, numbers, codes, numbers, words, _perhaps(numbers), _perhaps(numbers))
+_temperatures = st.builds(nvml.Temperature, *[_perhaps(numbers | st.integers(-300, 1000))] * 4)
+
+GPU: dict[str, st.SearchStrategy[Any]] = {
+    "error": codes,
+    "address": addresses,
+    "uuid": words,
+    "serial": words,
+    "recovery_action": _perhaps(numbers),
+    "recovery_error": codes,
+    "instances": _perhaps(st.tuples() | st.tuples(numbers)),
+    "errors": st.dictionaries(st.sampled_from(_READINGS), codes, max_size=2),
+    "persistence": _perhaps(st.booleans()),
+    "ecc_mode": _perhaps(_modes),
+    "mig_mode": _perhaps(_modes),
+    "ecc": _perhaps(st.builds(nvml.EccCounts, numbers, numbers, numbers, numbers)),
+    "sram_threshold_exceeded": _perhaps(st.booleans()),
+    "row_remap": _perhaps(st.builds(nvml.RowRemap, numbers, numbers, st.booleans(), st.booleans())),
+    "exhausted_banks": _perhaps(numbers),
+    "retired_pages": _perhaps(st.builds(nvml.RetiredPages, numbers, numbers, st.booleans())),
+    "repair": _perhaps(st.builds(nvml.Repair, st.booleans(), st.booleans())),
+    "clock_reasons": _perhaps(numbers | st.integers(0, 0x1FF)),
+    "temperature": _perhaps(_temperatures),
+    "inforom_valid": _perhaps(st.booleans()),
+    "memory": _perhaps(st.builds(nvml.MemoryUse, numbers, numbers, numbers)),
+    "processes": _perhaps(numbers),
+    "pcie": _perhaps(st.builds(nvml.PcieLink, numbers, numbers)),
+    "pcie_replays": _perhaps(numbers),
+    "nvlinks": _perhaps(st.lists(_links, max_size=3).map(tuple)),
+    "fabric": _perhaps(_fabrics),
+}
+"""What a GPU can tell."""
+
+
+@st.composite
+def gpus(draw: st.DrawFn) -> nvml.Gpu:
+    """A healthy one but for some of what it tells: of one that is odd in everything, most checks see nothing."""
+    odd = draw(st.lists(st.sampled_from([*GPU]), max_size=6))
+    changes = {name: draw(GPU[name]) for name in dict.fromkeys(odd)}
+    return healthy(draw(st.integers(0, 7)), **changes)
+
+
+_pairs = st.builds(nvml.P2p, addresses, addresses, numbers, numbers)
+_answers = st.builds(
+    nvml.Gpus,
+    words,
+    words,
+    st.lists(gpus(), max_size=2).map(lambda some: (*some, *every()[2:])) | gpus().map(lambda one: (one,) * 20),
+    st.lists(_pairs, max_size=3).map(tuple),
+)
+driver_looks = st.builds(
+    nvml.DriverLook,
+    st.one_of(*[_answers] * 9, causes),
+    st.lists(st.floats(0, 1e9), max_size=2).map(tuple),
+    seconds,
+    _perhaps(numbers),
+    words,
+    st.lists(words, max_size=2).map(tuple),
+    st.booleans(),
+)
+_functions = st.builds(
+    pci.PciFunction,
+    st.sampled_from(ADDRESSES[:3] + EFA_ADDRESSES[:3]),
+    st.sampled_from([pci.NVIDIA, pci.AMAZON, 0]),
+    st.sampled_from([0x2330, 0xEFA0, 0xEFA2]) | numbers,
+    st.sampled_from([0x030000, 0x030200, 0x068000]) | numbers,
+    st.sampled_from(["", "nvidia", "efa", "vfio-pci", "nouveau", "nvidia-nvswitch"]),
+    st.booleans(),
+    numbers,
+    addresses,
+)
+_devices = st.builds(
+    infiniband.RdmaDevice,
+    st.sampled_from(["rdmap16s0", "rdmap17s0", "efa_0", "\N{SNOWMAN}"]),
+    st.booleans(),
+    addresses,
+    st.sampled_from(["", "uverbs0"]),
+    _perhaps(words),
+    st.dictionaries(st.sampled_from([infiniband.KEEP_ALIVES, *infiniband.ERROR_COUNTERS]), numbers, max_size=4),
+    st.just("") | words,
+)
+_running = st.builds(
+    services.Service, st.sampled_from([services.FABRIC_MANAGER, services.IMEX]), numbers, _perhaps(seconds)
+)
+_starts = st.builds(services.FabricManagerStart, words, st.just("") | words)
+
+FACTS: dict[Probe[Any], st.SearchStrategy[Any]] = {
+    nvml.NVML: driver_looks,
+    pci.FUNCTIONS: st.lists(_functions, max_size=5).map(tuple),
+    infiniband.RDMA: st.builds(infiniband.Rdma, st.lists(_devices, max_size=4).map(tuple), st.booleans(), words),
+    kernel_modules.MODULES: st.builds(kernel_modules.KernelModules, words, st.booleans()),
+    services.SERVICES: st.builds(
+        services.Services, st.booleans(), st.lists(_running, max_size=2).map(tuple), _perhaps(_starts), st.booleans()
+    ),
+    limits.LIMITS: _perhaps(st.builds(limits.Limits, _perhaps(numbers))),
+    kernel_log.RING: st.just(()),
+}
+"""By probe. What the kernel's log may say has targets of its own."""
+
+_types = st.sampled_from(["p5.48xlarge", "ml.p5.48xlarge", "x9.metal", ""]) | st.sampled_from(sorted(fabrics()))
+_profiles = st.builds(InstanceProfile, _types, st.integers(0, 16), st.integers(0, 40), st.booleans(), words)
+_ages = st.sampled_from([float("inf"), 3600.0, 119.9, 120.0, 180.0, 0.0])
+_first = st.builds(
+    FirstSeen,
+    _perhaps(numbers),
+    st.dictionaries(st.sampled_from(ADDRESSES[:3]), st.builds(Place, numbers, addresses)),
+)
+expectations = st.builds(
+    Expectation,
+    st.just(P5.profile) | _profiles | st.none(),
+    _types,
+    _ages,
+    st.just(Policy()),
+    _first,
+    _perhaps(numbers),
+    numbers,
+)
+
+
+@st.composite
+def evidence(draw: st.DrawFn) -> Evidence:
+    """One look, or one after another: the other look may have met other devices, and some probes nothing at all."""
+
+    def looked() -> dict[Probe[Any], Any]:
+        return {probe: draw(facts) for probe, facts in FACTS.items()}
+
+    if draw(st.booleans()):
+        return Evidence(looked(), 1000.0)
+    before = looked()
+    if draw(st.booleans()):
+        before[draw(st.sampled_from([*FACTS]))] = Unobserved("ProbeFailed", "x")
+    return Evidence(looked(), 1000.0, Evidence(before, draw(st.sampled_from([990.0, 0.0, 999.999, 1000.0, 2000.0]))))
+
+
+def any_facts_are_judged(seen: Evidence, expected: Expectation) -> None:
+    """Every check says something about anything, the same each time, and in words of its own."""
+    for check in LEVEL_CHECKS:
+        said = list(check.judge(seen, expected))
+        assert list(check.judge(seen, expected)) == said
+        is_in_order(check, said)
+
+
+def is_in_order(check: Check, said: list[Judgement]) -> None:
+    # For a person there is one line: what was seen, or why there is nothing to see.
+    assert sum(isinstance(one, Seen | NotConfigured) for one in said) <= 1, (check.name, said)
+    reasons = {reason.name: reason for reason in check.reasons}
+    for one in said:
+        if isinstance(one, Finding):
+            reason = reasons[one.reason]
+            allowed = {reason.severity}
+            if one.reason == recovery_action.WANTED.name:  # what the driver wants has a table of its own
+                allowed = {Severity.MONITOR, Severity.RESET, Severity.REBOOT}
+            assert one.severity in allowed, one
+            assert one.flickers == reason.flickers, one
+        if isinstance(one, Finding | Unobserved | TooEarly):
+            assert _is_subject(one.subject) or (one.subject == "" and not isinstance(one, Finding)), one
+        for text in _texts(one):
+            assert len(text) <= LONGEST_DETAIL, one
+            assert "\n" not in text, one
+
+
+def _is_subject(subject: str) -> bool:
+    return subject in WITHOUT_A_NAME or any(subject.startswith(kind) and subject != kind for kind in KINDS)
+
+
+def _texts(one: Judgement) -> tuple[str, ...]:
+    return (one.what, one.expected, one.source) if isinstance(one, Seen) else (one.detail,)

@@ -1,0 +1,192 @@
+"""What is absent or could not be read is never a fault: any part of a healthy node's evidence taken away.
+
+The evidence is the real child's answer on a simulated node of each kind; what is taken away is noted as the child
+notes it, and read as the agent reads it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from healthcheck.checks import CHECKS
+from healthcheck.examine import judge, look
+from healthcheck.expectation import Expectation, FirstSeen, Place
+from healthcheck.model import Evidence, Host, Outcome, Probe
+from healthcheck.probes import nvml_child, nvml_readings
+from healthcheck.probes.infiniband import RDMA
+from healthcheck.probes.nvml import NVML, DriverLook
+from healthcheck.probes.nvml_answer import read_answer
+from healthcheck.probes.nvml_driver import Driver
+from healthcheck.probes.pci import FUNCTIONS
+from healthcheck.profiles import find_profile
+from healthcheck.settings import packaged_profiles
+from sim.node import SimulatedNode
+
+KINDS = ["p5.48xlarge", "p6-b200.48xlarge", "p6e-gb200.36xlarge", "p4d.24xlarge", "p3dn.24xlarge", "g6.xlarge"]
+# hardware.md 3.1: what the codes of nvml.h say.
+ABSENT = (3, 13)
+NOT_OF_THE_HARDWARE = (1, 4, 6, 9, 10, 12, 17, 18, 19, 27, 999)
+OF_THE_HARDWARE = {
+    8: "GpuPowerInsufficient",
+    11: "GpuIrqIssue",
+    14: "InforomCorrupted",
+    15: "GpuLost",
+    16: "GpuResetRequired",
+}
+READINGS = sorted([*nvml_readings.READINGS, "p2p"])
+Loss = tuple[int, str, int]
+"""The index of a GPU, a reading of it, and the code that came in its place."""
+
+
+@dataclass(frozen=True)
+class Healthy:
+    """A healthy node seen once: what the child said of NVML, word for word, and the rest as facts."""
+
+    line: bytes
+    seen: dict[Probe[Any], Any]
+    expected: Expectation
+
+
+@cache
+def healthy(instance_type: str) -> Healthy:
+    with TemporaryDirectory() as folder, SimulatedNode.create(Path(folder) / "node", instance_type) as node:
+        driver = Driver(node.root, use_loader=False)
+        evidence = look(Host(node.root, driver.look), CHECKS)
+        line = driver._child.ask("look", 60.0)
+        driver.end()
+    places = {one.address: Place(one.numa_node, one.switch) for one in evidence[FUNCTIONS] if one.is_gpu}
+    efa = len(evidence[RDMA].efa)
+    return Healthy(
+        line,
+        {probe: evidence[probe] for probe in evidence.probes},
+        Expectation(
+            find_profile(packaged_profiles(), instance_type),
+            instance_type,
+            first=FirstSeen(efa, places),
+            efa_allocatable=efa or None,
+        ),
+    )
+
+
+def judged(instance_type: str, losses: Sequence[Loss], after: float | None) -> tuple[Outcome, ...]:
+    """What all checks say, so many seconds after the whole was seen, or of the first look of all (None)."""
+    node = healthy(instance_type)
+    answer = read_answer(json.dumps(without(json.loads(node.line), losses)).encode())
+    seen = {**node.seen, NVML: replace(node.seen[NVML], answer=answer.gpus)}
+    before = None if after is None else Evidence(node.seen, 1000.0)
+    return judge(CHECKS, Evidence(seen, 1000.0 + (after or 0.0), before), node.expected)
+
+
+def without(told: dict[str, Any], losses: Sequence[Loss]) -> dict[str, Any]:
+    """The child's answer had these calls failed."""
+    gpus = told["gpus"]
+    for index, reading, code in losses:
+        gpu, other = gpus[index % len(gpus)], gpus[(index + 1) % len(gpus)]
+        if reading == "p2p":
+            if len(gpus) > 1 and code not in ABSENT:
+                gpu["errors"]["p2p"] = other["errors"]["p2p"] = code
+            continue
+        gpu.pop(reading, None)
+        nvml_child._note(gpu, reading, code)
+        if reading == "nvlinks":  # without links nobody asks for their counters
+            gpu.pop("nvlink_counters", None)
+        if code in nvml_child._GONE:
+            for later in [*nvml_readings.READINGS][[*nvml_readings.READINGS].index(reading) :]:
+                gpu.pop(later, None)
+    silent = {gpu["index"] for gpu in gpus if gpu["error"] or "p2p" in gpu["errors"]}
+    told["p2p"] = [pair for pair in told["p2p"] if not silent & set(pair[:2])]
+    return told
+
+
+def losses(codes: Sequence[int]) -> st.SearchStrategy[list[Loss]]:
+    return st.lists(
+        st.tuples(st.integers(0, 7), st.sampled_from(READINGS), st.sampled_from(codes)), min_size=1, max_size=12
+    )
+
+
+def findings(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    return (one.reason for outcome in outcomes for one in outcome.findings)
+
+
+def unobserved(outcomes: Sequence[Outcome]) -> set[str]:
+    return {cause.subject for outcome in outcomes for cause in outcome.unobserved}
+
+
+def is_missed(instance_type: str, loss: Loss) -> bool:
+    """Whether a check wants to know what was lost."""
+    _, reading, code = loss
+    if reading in nvml_readings.NAMES:
+        return code != 4  # who may not read a name still sees the GPU
+    if reading == "instances":
+        return False  # nobody asks for them while MIG is off
+    return reading != "p2p" or len(json.loads(healthy(instance_type).line)["gpus"]) > 1
+
+
+afters = st.sampled_from([None, 10.0, 300.0])
+
+
+@pytest.mark.parametrize("instance_type", KINDS)
+def test_all_of_it_is_healthy(instance_type: str) -> None:
+    assert isinstance(healthy(instance_type).seen[NVML], DriverLook)
+    for after in (None, 10.0):
+        outcomes = judged(instance_type, [], after)
+        assert ([*findings(outcomes)], unobserved(outcomes)) == ([], set())
+
+
+@pytest.mark.parametrize("instance_type", KINDS)
+@settings(max_examples=30)
+@given(lost=losses(ABSENT), after=afters)
+def test_what_is_absent_is_no_fault_and_leaves_nobody_blind(
+    instance_type: str, lost: list[Loss], after: float | None
+) -> None:
+    outcomes = judged(instance_type, lost, after)
+
+    assert ([*findings(outcomes)], unobserved(outcomes)) == ([], set())
+
+
+@pytest.mark.parametrize("instance_type", KINDS)
+@settings(max_examples=30)
+@given(lost=losses(NOT_OF_THE_HARDWARE), more=losses(ABSENT), after=afters)
+def test_an_error_that_is_not_the_hardwares_is_no_fault(
+    instance_type: str, lost: list[Loss], more: list[Loss], after: float | None
+) -> None:
+    outcomes = judged(instance_type, lost + more, after)
+
+    assert [*findings(outcomes)] == []
+
+
+@pytest.mark.parametrize("instance_type", KINDS)
+def test_an_error_that_is_not_the_hardwares_leaves_somebody_blind(instance_type: str) -> None:
+    lost = [(0, reading, code) for reading in READINGS for code in NOT_OF_THE_HARDWARE]
+
+    blind = {one: bool(unobserved(judged(instance_type, [one], None))) for one in lost}
+
+    assert [one for one in lost if blind[one] != is_missed(instance_type, one)] == []
+
+
+@pytest.mark.parametrize("instance_type", KINDS)
+def test_an_error_of_the_hardware_is_the_gpus_one_fault(instance_type: str) -> None:
+    lost = [(0, reading, code) for reading in nvml_readings.READINGS for code in OF_THE_HARDWARE]
+
+    found = {one: [*findings(judged(instance_type, [one], 10.0))] for one in lost}
+
+    assert found == {one: [OF_THE_HARDWARE[one[2]]] for one in lost}
+
+
+@pytest.mark.parametrize("code", OF_THE_HARDWARE)
+def test_an_error_of_a_pair_is_nobodys_fault(code: int) -> None:
+    """It does not say which of the two: the one that is broken says so itself."""
+    outcomes = judged("p5.48xlarge", [(index, "p2p", code) for index in range(8)], None)
+
+    assert [*findings(outcomes)] == []
+    assert len(unobserved(outcomes)) == 8
