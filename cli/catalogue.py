@@ -96,12 +96,14 @@ def explain_reason(check: Check, reason: Reason, policy: Policy) -> Explanation:
     severity = policy.severity_of(reason.name, reason.severity)
     rule = "severity-overrides" if reason.name in policy.overrides else f"docs/checks.md, {check.name}"
     details = [("check", f"{check.name}, group {check.group}"), ("more", f"docs/runbook.md#{reason.name.lower()}")]
+    if reason.threshold:
+        details.append(("fault", reason.threshold))
     if reason.flickers:
         details.append(("counts", "once three further looks, 10 s apart, saw it too"))
-    here = Ruling(severity, rule)
-    return Explanation(
-        reason.name, "", reason.meaning, ("do", reason.action), here, reason.severity, "", tuple(details)
-    )
+    if reason.grace:
+        details.append(("grace", f"not judged in the first {reason.grace.seconds:g} s after {reason.grace.since}"))
+    here, advice = Ruling(severity, rule), ("do", reason.action)
+    return Explanation(reason.name, "", reason.meaning, advice, here, reason.severity, reason.source, tuple(details))
 
 
 def declared_reasons() -> dict[str, tuple[Check, Reason]]:

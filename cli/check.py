@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import sys
@@ -13,18 +14,20 @@ import typer
 from cli.one_look import judged, show
 from cli.words import EXIT_CODES
 from healthcheck import evidence_file
-from healthcheck.checks import select_checks
+from healthcheck.checks import driver_messages, select_checks
 from healthcheck.clock import now
 from healthcheck.evidence_file import EvidenceError, Look
-from healthcheck.examine import look
+from healthcheck.examine import judge, look
 from healthcheck.expectation import Expectation
-from healthcheck.model import Check, Host, ProbeError
+from healthcheck.memory import Memory
+from healthcheck.model import Check, Evidence, Host, Now, ProbeError
 from healthcheck.node import INSTANCE_TYPE
 from healthcheck.probes import kernel_log, machine
 from healthcheck.probes.libfabric import LONGEST_SECONDS, Libfabric
 from healthcheck.probes.nvml_driver import Driver
 from healthcheck.profiles import find_profile
 from healthcheck.settings import Settings, SettingsError, read_settings
+from healthcheck.sightings import noticed
 
 USAGE = 3
 _SAVE = typer.Option(
@@ -55,7 +58,7 @@ def check(
     libfabric = Libfabric(host_root, min(seconds, LONGEST_SECONDS))
     try:
         host = Host(host_root, driver.look, libfabric.ask if root is None else None)
-        seen = _look(host, checks, instance_type, settings)
+        seen = _look(host, checks, instance_type, settings, here=root is None)
     finally:
         driver.end()
         libfabric.end()
@@ -108,12 +111,14 @@ def _type_on_the_node() -> str:
         return ""
 
 
-def _look(host: Host, checks: tuple[Check, ...], instance_type: str, settings: Settings) -> Look:
+def _look(host: Host, checks: tuple[Check, ...], instance_type: str, settings: Settings, *, here: bool) -> Look:
+    """`here`: the node is this machine, and so its kernel log has this machine's clock."""
     moment = now()
     try:
         boot = kernel_log.boot_id(host.root)
     except ProbeError:
         boot = ""
+    evidence = look(host, checks)
     return Look(
         hostname=os.environ.get("NODE_NAME") or platform.node(),
         machine=machine.machine_id(host.root),
@@ -123,9 +128,18 @@ def _look(host: Host, checks: tuple[Check, ...], instance_type: str, settings: S
         expected=Expectation(
             find_profile(settings.profiles, instance_type),
             instance_type,
+            _driver_age(host, evidence, moment) if here else math.inf,
             policy=settings.values.policy,
             max_retired_pages_sbe=settings.values.max_retired_pages_sbe,
         ),
         monitor_ttl_seconds=settings.values.monitor_ttl_seconds,
-        evidence=look(host, checks),
+        evidence=evidence,
     )
+
+
+def _driver_age(host: Host, evidence: Evidence, moment: Now) -> float:
+    """Seconds since the driver was loaded, as its line in the kernel's log says; since boot where none does."""
+    if kernel_log.RING not in evidence.probes:
+        evidence = look(host, (driver_messages.CHECK,))
+    outcomes = judge((driver_messages.CHECK,), evidence, Expectation())
+    return moment.monotonic - (noticed(Memory(), outcomes, moment).driver_loaded_at or 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from healthcheck.examine import judge
 from healthcheck.exits import expired
 from healthcheck.looks import looked
 from healthcheck.memory import Memory, Standing
-from healthcheck.model import Check, Evidence, Nature, Outcome, Seen, Status, Unobserved
+from healthcheck.model import Check, Evidence, Nature, Outcome, Seen, Status, Unobserved, counted
 from healthcheck.record import Identity
 from healthcheck.sightings import noticed
 from healthcheck.verdict import Verdict, decide, status_of, worst
@@ -104,29 +105,39 @@ def _rows(checks: Iterable[Check], outcomes: Iterable[Outcome], memory: Memory) 
             status = Status.NOT_CONFIGURED
         label = f"{outcome.group.partition('-')[0]} {outcome.check}"
         word = Text(status.value, STATUS_STYLES[status])
-        for what in list(_lines(check, outcome, standing, told)) or [Text()]:
+        for what in _lines(check, outcome, standing, told):
             yield label, word, what
             label, word = "", Text()
+        told.update(outcome.unobserved)
 
 
 def _lines(check: Check, outcome: Outcome, standing: Iterable[Standing], told: set[Unobserved]) -> Iterator[Text]:
-    """What was seen; under it a line per finding, per cause, and per thing that can't be told yet.
-
-    A cause that a check above has told is not told again in full.
-    """
-    seen = outcome.seen or (_lines_read(outcome) if check.nature is Nature.EVENT and outcome.observed else ())
-    yield from (_seen_line(one) for one in seen)
-    yield from (_finding_line(one) for one in standing)
-    for cause in outcome.unobserved:
-        yield Text(printable(f"{cause.cause}: {'as above' if cause in told else cause.detail}"))
-        told.add(cause)
-    for early in outcome.too_early:
-        yield Text(f"needs a second look: {printable(early.detail)}", "dim")
+    """What was seen; under it a line per finding, and per cause that no check above has told already."""
+    seen = outcome.seen or (_lines_read(check, outcome) if check.nature is Nature.EVENT and outcome.observed else ())
+    first, *more = [_seen_line(one) for one in seen] or [Text()]
+    for aside in _asides(outcome, told):
+        first.append("; " if first else "").append(printable(aside), "dim")
+    further = [*more, *(_finding_line(one) for one in standing)]
+    further += [
+        Text(printable(f"{one.cause}: {one.detail}")) for one in dict.fromkeys(outcome.unobserved) if one not in told
+    ]
+    yield from [first, *further] if first or not further else further
 
 
-def _lines_read(outcome: Outcome) -> tuple[Seen, ...]:
-    count = len(outcome.sightings)
-    return (Seen(f"{count or 'no'} such line{'s' if count > 1 else ''} in the kernel log"),)
+def _asides(outcome: Outcome, told: set[Unobserved]) -> Iterator[str]:
+    """What makes no line of its own: a cause that was told above, and what can't be told yet."""
+    causes = [one.cause for one in outcome.unobserved if one in told]
+    yield from (f"{cause}: as above" for cause in dict.fromkeys(causes))
+    yield from (f"{one.subject}: {one.detail}" if one.subject else one.detail for one in outcome.too_early)
+
+
+def _lines_read(check: Check, outcome: Outcome) -> tuple[Seen, ...]:
+    """Which lines an event check met; those that only tell what happens are not counted among faults."""
+    noun = check.reasons[0].name if len(check.reasons) == 1 else "fault message"
+    reasons = Counter(one.reason for one in outcome.sightings if not (one.driver_loaded or one.uuid))
+    names = ", ".join(f"{reason} {count} times" if count > 1 else reason for reason, count in reasons.items())
+    told = f"{counted(reasons.total(), noun)} in the kernel log: {names}" if reasons else f"no {noun} in the kernel log"
+    return (Seen(told),)
 
 
 def _seen_line(seen: Seen) -> Text:

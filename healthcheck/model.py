@@ -170,6 +170,11 @@ class Seen:
     source: str = ""
 
 
+def counted(number: int, noun: str) -> str:
+    """As a person says it: `1 GPU`, `8 GPUs`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 Judgement = Finding | Sighting | Unobserved | NotConfigured | TooEarly | Seen
 
 

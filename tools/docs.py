@@ -1,4 +1,4 @@
-"""Writes what the documents say of the code: docs/checks.md and the table in README.md.
+"""Writes what the documents say of the code: docs/checks.md, and the tables in README.md and docs/runbook.md.
 
 `--check` only says what is stale.
 """
@@ -19,6 +19,7 @@ from healthcheck.model import Check, Reason, Severity
 ROOT = Path(__file__).parents[1]
 CHECKS_PAGE = ROOT / "docs" / "checks.md"
 README = ROOT / "README.md"
+RUNBOOK = ROOT / "docs" / "runbook.md"
 BEGIN, END = "<!-- checks: begin (make docs) -->", "<!-- checks: end -->"
 
 
@@ -32,6 +33,15 @@ def readme_table() -> str:
         sources = dict.fromkeys(probe.name for check in checks for probe in check.needs)
         names = ", ".join(f"`{check.name}`" for check in checks)
         lines.append(f"| `{group}` | {names} | {', '.join(sources)} |")
+    return "\n".join(lines)
+
+
+def runbook_table() -> str:
+    """One line per check: its reasons, each with its severity."""
+    lines = ["| check | reasons |", "|---|---|"]
+    for check in CHECKS:
+        links = (f"[{one.name}](#{one.name.lower()}) {_severity(check, one.severity)}" for one in check.reasons)
+        lines.append(f"| `{check.name}` | {' · '.join(links)} |")
     return "\n".join(lines)
 
 
@@ -124,12 +134,17 @@ def _sxid_section() -> str:
 
 def rendered() -> dict[Path, str]:
     """Every generated file and what it should hold."""
-    before, _, rest = README.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
     return {
         CHECKS_PAGE: checks_page(),
-        README: f"{before}{BEGIN}\n{readme_table()}\n{END}{after}",
+        README: _with_table(README.read_text(), readme_table()),
+        RUNBOOK: _with_table(RUNBOOK.read_text(), runbook_table()),
     }
+
+
+def _with_table(text: str, table: str) -> str:
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table}\n{END}{after}"
 
 
 def main() -> int:

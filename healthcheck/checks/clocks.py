@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.expectation import Expectation
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, counted
 from healthcheck.per_gpu import all_lack, answering, found
 from healthcheck.probes import nvml
 
@@ -41,6 +41,7 @@ POWER_BRAKE = Reason(
     source="nvml.h, nvmlClocksEventReasonHwPowerBrakeSlowdown",
 )
 _REASONS = {_HARDWARE_SLOWDOWN: HARDWARE, _THERMAL_SLOWDOWN: THERMAL, _POWER_BRAKE: POWER_BRAKE}
+_CAUSES = {_HARDWARE_SLOWDOWN: "the hardware", _THERMAL_SLOWDOWN: "heat", _POWER_BRAKE: "the power supply"}
 
 
 def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
@@ -49,10 +50,11 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     if all_lack(gpus, "clock_reasons"):
         yield NotConfigured("no GPU here tells what holds its clocks down")
     elif told:
-        yield Seen(f"{sum(bool(bits) for _, bits in told)} of {len(told)} GPUs held down by their hardware", "none")
+        held = sum(bool(bits) for _, bits in told)
+        yield Seen(f"held down by hardware on {held} of {counted(len(told), 'GPU')}", "none")
     for gpu, bits in told:
         for bit in bits:
-            yield found(_REASONS[bit], gpu, f"clocks event reason {bit:#x}")
+            yield found(_REASONS[bit], gpu, f"clocks held down by {_CAUSES[bit]} (event reason {bit:#x})")
 
 
 def _held_down(reasons: int) -> tuple[int, ...]:

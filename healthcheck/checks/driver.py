@@ -56,7 +56,7 @@ def _versions(look: nvml.DriverLook) -> Iterator[Judgement]:
         return
     libraries = ", ".join(look.library_versions)
     told = f"kernel module {look.module_version}, library {libraries or 'not found'}"
-    yield Seen(told, "one version", "/sys/module/nvidia/version and the name of the library's file")
+    yield Seen(told, "the same version", "NVML's rule")
     if libraries and look.module_version not in look.library_versions:
         reason = VERSION_MISMATCH
         yield Finding(reason.name, reason.severity, "driver", told, flickers=reason.flickers)

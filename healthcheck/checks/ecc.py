@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.expectation import Expectation
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, counted
 from healthcheck.per_gpu import all_lack, answering, found, unread
 from healthcheck.probes import nvml
 
@@ -41,7 +41,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     if all_lack(gpus, "ecc", "sram_threshold_exceeded"):
         yield NotConfigured("no GPU here counts ECC errors")
     elif told := ", ".join(_told(gpus)):
-        yield Seen(told, f"{MOST_UNCORRECTED} uncorrected since the driver was loaded, none over", "nvml.h")
+        yield Seen(told, f"{MOST_UNCORRECTED} since the driver was loaded, none over", "nvml.h")
 
 
 def _told(gpus: tuple[nvml.Gpu, ...]) -> Iterator[str]:
@@ -52,13 +52,13 @@ def _told(gpus: tuple[nvml.Gpu, ...]) -> Iterator[str]:
     """
     counts = [gpu.ecc for gpu in gpus if gpu.ecc is not None]
     if counts:
-        yield f"{sum(one.uncorrected_volatile for one in counts)} uncorrected ECC errors since the driver was loaded"
+        now = counted(sum(one.uncorrected_volatile for one in counts), "uncorrected ECC error")
         uncorrected = sum(one.uncorrected_aggregate for one in counts)
         corrected = sum(one.corrected_aggregate for one in counts)
-        yield f"{uncorrected} uncorrected and {corrected} corrected in the GPUs' life"
+        yield f"{now} since the driver was loaded (ever: {uncorrected}, corrected: {corrected})"
     over = [gpu.sram_threshold_exceeded for gpu in gpus if gpu.sram_threshold_exceeded is not None]
     if over:
-        yield f"{sum(over)} GPUs over the SRAM threshold"
+        yield f"{counted(sum(over), 'GPU')} over the SRAM threshold"
 
 
 CHECK = Check("ecc", "0-nvidia-smi", (nvml.NVML,), judge, (UNCORRECTED, SRAM_THRESHOLD))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.expectation import Expectation
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, counted
 from healthcheck.per_gpu import all_lack, answering, found
 from healthcheck.probes import nvml
 
@@ -26,11 +26,11 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     if all_lack(gpus, "ecc_mode"):
         yield NotConfigured("no GPU here can do ECC")
     elif modes:
-        told = f"on for {sum(mode.current for _, mode in modes)} of {len(modes)} GPUs"
+        told = f"on for {sum(mode.current for _, mode in modes)} of {counted(len(modes), 'GPU')}"
         changing = sum(mode.current != mode.pending for _, mode in modes)
         if changing:
-            told += f", {changing} change at the next reset"
-        yield Seen(told, "on for all", f"{expected.instance_type} in instance-profiles.conf") if profile else Seen(told)
+            told += f", to change for {changing} at the next reset"
+        yield Seen(told, "all", f"{expected.instance_type} in instance-profiles.conf") if profile else Seen(told)
     for gpu, mode in modes:
         if profile and not mode.current:
             yield found(OFF, gpu, f"ECC is off, {'on' if mode.pending else 'and stays off'} after the next reset")

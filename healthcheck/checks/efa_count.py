@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from healthcheck.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, counted
 from healthcheck.probes import infiniband, pci
 
 COUNT_LOW = Reason(
@@ -37,16 +37,17 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     present = max(len(functions), len(rdma.efa))
     had, whose = _had(expected)
     if not present and not had:
-        yield NotConfigured("no EFA device is attached")
+        yield NotConfigured("no EFA device")
         return
     # Without a driver none comes up, which `efa-driver` tells.
     if len(rdma.efa) < len(here) and rdma.efa_driver_loaded:
         yield _found(COUNT_LOW, _dark(here, rdma))
     elif present < had:
-        yield _found(COUNT_LOW, f"{present} EFA devices, {whose} {had}")
+        yield _found(COUNT_LOW, f"{counted(present, 'EFA device')}, {whose} {had}")
     elif expected.profile and present < expected.profile.efa:
-        yield _found(BELOW_PROFILE, f"{present} EFA devices, {expected.instance_type} can have {expected.profile.efa}")
-    yield Seen(f"{len(rdma.efa)} EFA devices, {len(functions)} on PCI", *_expectation(had, whose, expected))
+        told = f"{counted(present, 'EFA device')}, {expected.instance_type} can have {expected.profile.efa}"
+        yield _found(BELOW_PROFILE, told)
+    yield Seen(f"{counted(len(rdma.efa), 'EFA device')}, {len(functions)} on PCI", *_expectation(had, whose, expected))
 
 
 def _had(expected: Expectation) -> tuple[int, str]:
@@ -72,7 +73,7 @@ def _expectation(had: int, whose: str, expected: Expectation) -> tuple[str, str]
     if had:
         return f"{had}", whose
     if expected.profile and expected.profile.efa:
-        return f"at most {expected.profile.efa}", f"{expected.instance_type} in instance-profiles.conf"
+        return f"{expected.profile.efa}", f"{expected.instance_type} in instance-profiles.conf"
     return "", ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, counted
 from healthcheck.probes import infiniband, pci
 
 NOT_LOADED = Reason(
@@ -28,15 +28,15 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     on_pci = sum(function.is_efa_here for function in seen[pci.FUNCTIONS])
     rdma = seen[infiniband.RDMA]
     if not on_pci and not rdma.efa:
-        yield NotConfigured("no EFA device on PCI")
+        yield NotConfigured("no EFA device")
         return
     closed = sum(not device.uverbs for device in rdma.efa)
     if len(rdma.efa) < on_pci and not rdma.efa_driver_loaded:
-        yield _found(NOT_LOADED, f"PCI shows {on_pci} EFA devices, /sys/module/efa is missing")
+        yield _found(NOT_LOADED, f"PCI shows {counted(on_pci, 'EFA device')}, /sys/module/efa is missing")
     if closed:
-        yield _found(NO_UVERBS, f"{closed} of {len(rdma.efa)} EFA devices have no uverbs device")
+        yield _found(NO_UVERBS, f"{closed} of {counted(len(rdma.efa), 'EFA device')} have no uverbs device")
     version = rdma.efa_driver_version or ("of the kernel" if rdma.efa else "missing")
-    yield Seen(f"driver {version}; {len(rdma.efa) - closed} EFA devices can be opened", f"{on_pci}", "PCI")
+    yield Seen(f"driver {version}; {counted(len(rdma.efa) - closed, 'EFA device')} can be opened", f"{on_pci}", "PCI")
 
 
 def _found(reason: Reason, detail: str) -> Finding:

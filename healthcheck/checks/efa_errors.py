@@ -16,6 +16,7 @@ from healthcheck.model import (
     Severity,
     TooEarly,
     Unobserved,
+    counted,
 )
 from healthcheck.probes.infiniband import RDMA, RdmaDevice
 
@@ -35,6 +36,7 @@ MOST_PER_SECOND = {
 """By counter. The numbers are those of EKS's node monitoring agent (monitors/networking/efa/efa.go), which takes them
 as a burst that may go by unsaid; as a rate between two looks they say that it does not end."""
 
+_SOURCE = "EKS node monitoring agent"
 RATE = Reason(
     "EfaErrorRate",
     Severity.MONITOR,
@@ -45,7 +47,7 @@ RATE = Reason(
         f"more than {MOST_ERRORS_PER_SECOND:g}/s; {MOST_RETRANSMITTED_PACKETS_PER_SECOND:g}/s of retrans_pkts, "
         f"{MOST_RETRANSMITTED_BYTES_PER_SECOND:.0f}/s of retrans_bytes"
     ),
-    source="EKS node monitoring agent, monitors/networking/efa/efa.go",
+    source=f"{_SOURCE}, monitors/networking/efa/efa.go",
 )
 
 
@@ -59,14 +61,14 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
             yield Unobserved("EfaNotAnswering", f"efa/{device.name}: {device.error}", f"efa/{device.name}")
     earlier = seen.earlier(RDMA)
     if earlier is None:
-        yield TooEarly("rates need an earlier look")
-        yield Seen(f"error counters of {len(devices)} EFA devices, for the first time")
+        yield TooEarly("a rate needs an earlier look")
+        yield Seen(f"error counters of {counted(len(devices), 'EFA device')} read", "none that rises fast", _SOURCE)
         return
     before, seconds = {device.name: device for device in earlier[0].efa}, earlier[1]
     said = [word for one in devices if not one.error for word in _rates(one, before.get(one.name), seconds)]
     yield from said
     fast = sum(isinstance(word, Finding) for word in said)
-    yield Seen(f"errors above the threshold on {fast} of {len(devices)} EFA devices", "none", RATE.source)
+    yield Seen(f"errors above the threshold on {fast} of {counted(len(devices), 'EFA device')}", "none", _SOURCE)
 
 
 def _rates(device: RdmaDevice, before: RdmaDevice | None, seconds: float) -> Iterator[Judgement]:

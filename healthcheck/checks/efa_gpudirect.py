@@ -26,10 +26,12 @@ OFF = Reason(
 def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     devices = seen[infiniband.RDMA].efa
     words = {device.p2p for device in devices if device.p2p is not None}
-    if not devices or not expected.instance_type.removeprefix("ml.").startswith(FAMILIES):
-        yield NotConfigured("no EFA device, or of a type without GPUDirect")
+    if not devices:
+        yield NotConfigured("no EFA device")
+    elif not expected.instance_type.removeprefix("ml.").startswith(FAMILIES):
+        yield NotConfigured(f"EFA reaches GPUs on {', '.join(FAMILIES)} only")
     elif not any(function.is_gpu and function.driver == "nvidia" for function in seen[pci.FUNCTIONS]):
-        yield NotConfigured("NVIDIA's driver has no GPU")
+        yield NotConfigured("the NVIDIA driver has no GPU")
     elif not words:
         yield NotConfigured("the EFA driver does not say: the kernel's own relies on dma-buf")
     else:
@@ -37,7 +39,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         if others:
             told = f"the EFA driver's p2p is {others[0] or 'empty'}, not {_NVIDIA}"
             yield Finding(OFF.name, OFF.severity, "node", told, flickers=OFF.flickers)
-        yield Seen(f"p2p: {', '.join(sorted(words)) or 'empty'}", _NVIDIA, OFF.source)
+        yield Seen(f"p2p: {', '.join(sorted(words)) or 'empty'}", _NVIDIA, "the efa driver")
 
 
 CHECK = Check("efa-gpudirect", "2-efa-enumeration", (pci.FUNCTIONS, infiniband.RDMA), judge, (OFF,))

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, TooEarly
+from healthcheck.model import (
+    Check,
+    Evidence,
+    Finding,
+    Judgement,
+    NotConfigured,
+    Reason,
+    Seen,
+    Severity,
+    TooEarly,
+    counted,
+)
 from healthcheck.probes.infiniband import KEEP_ALIVES, RDMA
 
 ENOUGH = 3
@@ -32,7 +43,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     earlier = seen.earlier(RDMA)
     if earlier is None:
         yield TooEarly("a rise needs an earlier look")
-        yield Seen(f"keep-alives of {len(now)} EFA devices, for the first time")
+        yield Seen(f"keep-alives of {counted(len(now), 'EFA device')} read")
         return
     before = {one.name: one.counters.get(KEEP_ALIVES) for one in earlier[0].efa}
     rises = {name: count - old for name, count in now.items() if (old := before.get(name)) is not None}
@@ -40,7 +51,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     for name in now:
         yield from _rise(f"efa/{name}", rises.get(name), pace)
     alive = sum(rise > 0 for rise in rises.values())
-    yield Seen(f"{alive} of {len(now)} EFA devices told that they live", "each", "another device of the machine")
+    yield Seen(f"keep-alives from {alive} of {counted(len(now), 'EFA device')}", "all", "the machine's other devices")
 
 
 def _rise(subject: str, rise: int | None, pace: int) -> Iterator[Judgement]:

@@ -6,7 +6,18 @@ from collections.abc import Iterator
 
 from healthcheck.catalog.fabrics import fabric_of
 from healthcheck.expectation import Expectation
-from healthcheck.model import Check, Evidence, Grace, Judgement, NotConfigured, Reason, Seen, Severity, Unobserved
+from healthcheck.model import (
+    Check,
+    Evidence,
+    Grace,
+    Judgement,
+    NotConfigured,
+    Reason,
+    Seen,
+    Severity,
+    Unobserved,
+    counted,
+)
 from healthcheck.per_gpu import answering, found, silent
 from healthcheck.probes import nvml, services
 
@@ -73,7 +84,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     joined = [(gpu, gpu.fabric) for gpu in gpus if gpu.fabric is not None and gpu.fabric.state != NOT_SUPPORTED]
     if not joined:
         if gpus and not unread:
-            yield NotConfigured("no GPU has an NVLink fabric that NVML knows of")
+            yield NotConfigured("NVML knows of no NVLink fabric here")
         return
     wanted = _wanted_by(seen, expected)
     young = _seconds_up(seen, expected) < GRACE.seconds
@@ -85,7 +96,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         elif wanted:
             yield _on_its_way(gpu, fabric.state, young)
     registered = sum(fabric.state == COMPLETED for _, fabric in joined)
-    what = f"{registered} of {len(joined)} GPUs registered with their fabric"
+    what = f"{registered} of {counted(len(joined), 'GPU')} registered with the NVLink fabric"
     yield Seen(what, "all" if wanted else "not required", wanted)
 
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, Unobserved
+from healthcheck.model import (
+    Check,
+    Evidence,
+    Finding,
+    Judgement,
+    NotConfigured,
+    Reason,
+    Seen,
+    Severity,
+    Unobserved,
+    counted,
+)
 from healthcheck.per_gpu import DRIVER_GRACE, NVIDIA_DRIVER, placed, settled, silent
 from healthcheck.probes import nvml, pci
 
@@ -94,7 +105,7 @@ def _count(answer: nvml.Gpus, functions: list[pci.PciFunction], expected: Expect
     ours = len(functions) - len(away)
     wanted = max(expected.profile.gpus - len(away) if expected.profile else 0, ours) - len(unbound)
     told = f"NVML lists {len(answer.gpus)}, PCI {ours}"
-    yield _summary(told, expected)
+    yield _summary(f"{counted(len(answer.gpus), 'GPU')} in NVML, {ours} on PCI", expected)
     for function in unbound:
         yield settled(_finding(UNBOUND, f"gpu/{function.address}", "no driver has it"), expected)
     if len(answer.gpus) < wanted:

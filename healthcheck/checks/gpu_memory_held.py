@@ -34,7 +34,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         yield NotConfigured("no GPU here tells both its memory and its processes")
     elif idle:
         most = max(used for _, used in idle) >> 20
-        yield Seen(f"at most {most} MiB in use where no process is", f"at most {MOST_WITHOUT_A_PROCESS >> 20} MiB")
+        yield Seen(f"up to {most} MiB in use on a GPU without a process", f"at most {MOST_WITHOUT_A_PROCESS >> 20} MiB")
     elif gpus:
         yield Seen("every GPU has a process, or MIG on")
     for gpu, used in idle:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.expectation import Expectation
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, counted
 from healthcheck.per_gpu import all_lack, answering, found, unread
 from healthcheck.probes import nvml
 
@@ -37,7 +37,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         yield NotConfigured("no GPU here tells of repairs")
     elif told := [one for gpu in gpus if (one := gpu.repair) is not None]:
         waiting = sum(one.channel_pending + one.tpc_pending for one in told)
-        yield Seen(f"{waiting} repairs that wait for a reset", "0", "nvml.h")
+        yield Seen(f"{counted(waiting, 'repair')} waiting for a reset", "none", "nvml.h")
 
 
 CHECK = Check("gpu-repair", "0-nvidia-smi", (nvml.NVML,), judge, (CHANNEL, TPC))

@@ -24,7 +24,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     around = seen[services.SERVICES]
     running = around.find(services.IMEX) is not None
     if row is None or not row.imex:
-        yield NotConfigured("no fabric of this node spans others")
+        yield NotConfigured("no NVLink fabric spans this node and others")
     elif not running and not around.imex_enabled:
         # The DRA driver wants it disabled on the host, and runs it in a pod while a job needs it.
         yield NotConfigured("systemd does not start nvidia-imex on this node")

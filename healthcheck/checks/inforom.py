@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, Unobserved
+from healthcheck.model import (
+    Check,
+    Evidence,
+    Finding,
+    Judgement,
+    NotConfigured,
+    Reason,
+    Seen,
+    Severity,
+    Unobserved,
+    counted,
+)
 from healthcheck.per_gpu import all_lack, placed, silent, unread
 from healthcheck.probes import nvml, pci
 
@@ -28,7 +39,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     if all_lack(answer.gpus, "inforom_valid"):
         yield NotConfigured("no GPU here lets its InfoROM be tested")
     elif checked:
-        yield Seen(f"valid on {sum(checked)} of {len(checked)} GPUs", "valid on all")
+        yield Seen(f"valid on {sum(checked)} of {counted(len(checked), 'GPU')}", "all")
     # A GPU may refuse its handle for this, and nobody then knows its address from NVML.
     for gpu, subject in placed(answer, functions):
         if _is_corrupted(gpu):

@@ -27,12 +27,17 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     elif own is None:
         yield NotConfigured("not in a pod of this node: what a pod may lock can't be told")
     elif own.locked_memory is None:
-        yield Seen("memory locked without limit", "no limit", "EFA's installer")
+        yield Seen("a pod may lock memory without limit", "no limit", "EFA's installer")
     else:
-        told = f"{own.locked_memory >> 20:,} MiB"
+        told = _size(own.locked_memory)
         if own.locked_memory < LEAST_GIB << 30:
             yield Finding(LOW.name, LOW.severity, "node", f"a pod may lock {told} of memory")
-        yield Seen(f"{told} of memory may be locked", "no limit", "EFA's installer")
+        yield Seen(f"a pod may lock {told} of memory", "no limit", "EFA's installer")
+
+
+def _size(limit: int) -> str:
+    """The kernel's own default is a few KiB, or some MiB."""
+    return f"{limit >> 10:,} KiB" if limit < 1 << 20 else f"{limit >> 20:,} MiB"
 
 
 CHECK = Check("memlock", "2-efa-enumeration", (infiniband.RDMA, limits.LIMITS), judge, (LOW,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.expectation import Expectation
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, counted
 from healthcheck.per_gpu import all_lack, answering, found, unread
 from healthcheck.probes import nvml
 
@@ -35,7 +35,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     if all_lack(gpus, "mig_mode"):
         yield NotConfigured("no GPU here can do MIG")
     elif modes:
-        yield Seen(f"on for {divided} of {len(modes)} GPUs")
+        yield Seen(f"on for {divided} of {counted(len(modes), 'GPU')}")
     for gpu, mode in modes:
         if mode.current != mode.pending:
             yield found(PENDING, gpu, f"MIG is {_word(mode.current)}, and {_word(mode.pending)} after the next reset")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from healthcheck.expectation import Expectation
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, TooEarly
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, TooEarly, counted
 from healthcheck.per_gpu import answering, earlier_gpus, found, same, silent
 from healthcheck.probes import nvml
 
@@ -44,8 +44,8 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     counting = [gpu for gpu in gpus if any(link.counters for link in gpu.nvlinks or ())]
     if counting:
         yield from _judge_rates(counting, seen)
-        limits = f"less than {LEAST_CRC_PER_SECOND:g} CRC errors a second, and {LEAST_PER_MINUTE:g} other a minute"
-        yield Seen(f"NVLink errors of {len(counting)} GPUs counted", limits, "DCGM's health watch")
+        limits = f"below {LEAST_CRC_PER_SECOND:g} CRC errors/s and {LEAST_PER_MINUTE:g} other a minute on each link"
+        yield Seen(f"NVLink errors of {counted(len(counting), 'GPU')} read", limits, "DCGM's health watch")
     elif gpus and not unread:
         yield NotConfigured("no GPU counts errors of an NVLink")
 
@@ -53,13 +53,13 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 def _judge_rates(gpus: list[nvml.Gpu], seen: Evidence) -> Iterator[Judgement]:
     earlier = earlier_gpus(seen)
     if earlier is None:
-        yield TooEarly("the rates of NVLink errors")
+        yield TooEarly("a rate needs an earlier look")
         return
     for gpu in gpus:
         before = same(gpu, earlier[0])
         grown = _grown(before.nvlinks or () if before else (), gpu.nvlinks or ())
         if not grown or min(grown.values()) < 0:
-            yield TooEarly(f"{gpu.subject}: the rates of NVLink errors", gpu.subject)
+            yield TooEarly("its counters were not read in the look before, or began anew", gpu.subject)
             continue
         told = _told(grown, earlier[1])
         if told:

@@ -30,10 +30,14 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         yield NotConfigured("no NVSwitch on PCI and none expected there")
         return
     if wanted and present < wanted:
-        detail = f"PCI shows {present} NVSwitches, {expected.instance_type} has {wanted}"
+        detail = f"PCI shows {_switches(present)}, {expected.instance_type} has {wanted}"
         yield Finding(MISSING.name, MISSING.severity, "node", detail, flickers=MISSING.flickers)
     expectation = (str(wanted), f"{row.instance_type} in fabrics.csv") if row and wanted else ("", "")
-    yield Seen(f"{present} NVSwitches", *expectation)
+    yield Seen(f"{_switches(present)} on PCI", *expectation)
+
+
+def _switches(number: int) -> str:
+    return "1 NVSwitch" if number == 1 else f"{number} NVSwitches"
 
 
 CHECK = Check("nvswitch", "3-topology-check", (pci.FUNCTIONS,), judge, (MISSING,))

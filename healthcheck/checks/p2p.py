@@ -18,6 +18,7 @@ from healthcheck.model import (
     Seen,
     Severity,
     Unobserved,
+    counted,
 )
 from healthcheck.per_gpu import answering, found, silent
 from healthcheck.probes import nvml
@@ -54,7 +55,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     if answer.p2p:
         yield _summary(answer.p2p, expected, joined)
     elif not silent_ones and len(gpus) == len(answer.gpus):
-        yield NotConfigured("no pair of GPUs that could reach each other")
+        yield NotConfigured("no two GPUs whose driver tells how they reach each other")
 
 
 def _judge_pairs(answer: nvml.Gpus, gpus: tuple[nvml.Gpu, ...], expected: Expectation) -> Iterator[Judgement]:
@@ -100,8 +101,8 @@ def _joined_by_switches(expected: Expectation) -> bool:
 
 def _summary(pairs: tuple[nvml.P2p, ...], expected: Expectation, joined: bool) -> Seen:
     nvlink, read = sum(pair.nvlink == OK for pair in pairs), sum(pair.read == OK for pair in pairs)
-    told = f"P2P of {len(pairs)} pairs: {nvlink} over NVLink, {read} can read"
-    return Seen(told, "NVLink in all", f"{expected.instance_type} in fabrics.csv") if joined else Seen(told)
+    told = f"{nvlink} of {counted(len(pairs), 'pair')} of GPUs joined by NVLink, {read} can read each other"
+    return Seen(told, "all by NVLink", f"{expected.instance_type} in fabrics.csv") if joined else Seen(told)
 
 
 CHECK = Check("p2p", "3-topology-check", (nvml.NVML,), judge, (BROKEN,))

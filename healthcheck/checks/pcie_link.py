@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.expectation import Expectation
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, counted
 from healthcheck.per_gpu import found, per_gpu
 from healthcheck.probes import nvml
 
@@ -34,7 +34,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     links = [gpu.pcie for gpu in gpus if gpu.pcie and _makes_sense(gpu.pcie)]
     if links:
         full = sum(link.width >= link.max_width for link in links)
-        yield Seen(f"{full} of {len(links)} PCIe links at full width", "full width", "NVML, for GPU and slot together")
+        yield Seen(f"full width on {full} of {counted(len(links), 'GPU')}", "all", "NVML's maximum of GPU and slot")
     elif not said:
         yield NotConfigured("no GPU tells a PCIe width that makes sense")
 

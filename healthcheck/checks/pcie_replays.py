@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.expectation import Expectation
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, TooEarly
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, TooEarly, counted
 from healthcheck.per_gpu import answering, earlier_gpus, found, same, silent
 from healthcheck.probes import nvml
 
@@ -35,9 +35,8 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     counting = [gpu for gpu in gpus if gpu.pcie_replays is not None]
     if counting:
         yield from _judge_rates(counting, seen)
-        yield Seen(
-            f"PCIe replays of {len(counting)} GPUs counted", f"not {RATE.threshold}", "PCI Express specification"
-        )
+        told = f"PCIe replays of {counted(len(counting), 'GPU')} read"
+        yield Seen(told, f"at most {MOST_PER_MINUTE:g} a minute each", "PCI Express specification")
     elif gpus and not any("pcie_replays" in gpu.errors for gpu in gpus):
         yield NotConfigured("no GPU counts PCIe replays")
 
@@ -45,12 +44,12 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 def _judge_rates(gpus: list[nvml.Gpu], seen: Evidence) -> Iterator[Judgement]:
     earlier = earlier_gpus(seen)
     if earlier is None:
-        yield TooEarly("the rate of PCIe replays")
+        yield TooEarly("a rate needs an earlier look")
         return
     for gpu in gpus:
         before, now = same(gpu, earlier[0]), gpu.pcie_replays or 0
         if before is None or before.pcie_replays is None or before.pcie_replays > now:
-            yield TooEarly(f"{gpu.subject}: the rate of PCIe replays", gpu.subject)
+            yield TooEarly("its counter was not read in the look before, or began anew", gpu.subject)
         elif (now - before.pcie_replays) * 60 / earlier[1] > MOST_PER_MINUTE:
             yield found(RATE, gpu, f"{RATE.threshold} on its PCIe link")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.expectation import Expectation
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, counted
 from healthcheck.per_gpu import DRIVER_GRACE, all_lack, answering, found, settled
 from healthcheck.probes import nvml
 
@@ -27,7 +27,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     if all_lack(gpus, "persistence"):
         yield NotConfigured("no GPU here has a persistence mode")
     elif able:
-        yield Seen(f"on for {sum(gpu.persistence is True for gpu in able)} of {len(able)} GPUs", "on for all")
+        yield Seen(f"on for {sum(gpu.persistence is True for gpu in able)} of {counted(len(able), 'GPU')}", "all")
     for gpu in able:
         if not gpu.persistence:
             yield settled(found(OFF, gpu, "persistence mode is off"), expected)

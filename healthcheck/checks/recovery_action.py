@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from healthcheck.catalog.recovery import recovery_actions, severity_of_recovery
 from healthcheck.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity, Unobserved
+from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity, Unobserved, counted
 from healthcheck.per_gpu import silent
 from healthcheck.probes import nvml
 
-_SOURCE = "nvml.h, field 230; drivers from R565 on"
+_SOURCE = "nvml.h, field 230"
 
 # Not one that flickers: it is a state that the driver announces (Xid 154) when it enters and when it leaves it, so one
 # look that shows it is enough, and the look after the recovery shows it gone.
@@ -20,7 +20,7 @@ WANTED = Reason(
     "The driver wants a GPU recovered, by a reset or a reboot.",
     "Do what the finding's detail names: drain the node and reset the GPU, or reboot.",
     threshold="any action but None",
-    source=_SOURCE,
+    source=f"{_SOURCE}; drivers from R565 on",
 )
 
 
@@ -39,7 +39,10 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
             yield silent(gpu, gpu.recovery_error, "recovery action")
     told = [gpu.recovery_action for gpu in answer.gpus if gpu.recovery_action is not None]
     wanting = sum(action != 0 for action in told)
-    yield Seen(f"{wanting} of {len(told)} GPUs want to be recovered" if told else "no GPU tells", "none", _SOURCE)
+    if told:
+        yield Seen(f"a recovery is wanted for {wanting} of {counted(len(told), 'GPU')}", "none", _SOURCE)
+    elif answer.gpus:
+        yield Seen("no GPU tells whether it wants to be recovered", "none", _SOURCE)
 
 
 def _wanted(gpu: nvml.Gpu, action: int) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.expectation import Expectation
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, counted
 from healthcheck.per_gpu import all_lack, answering, found, unread
 from healthcheck.probes import nvml
 
@@ -37,7 +37,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         yield NotConfigured("no GPU here retires pages: from Ampere on they remap rows")
     elif told := [one.single_bit + one.double_bit for gpu in gpus if (one := gpu.retired_pages) is not None]:
         most = expected.max_retired_pages_sbe
-        yield Seen(f"at most {max(told)} retired pages on a GPU", f"{most} or fewer, none pending", SETTING)
+        yield Seen(f"up to {counted(max(told), 'retired page')} on a GPU", f"at most {most}, none pending", SETTING)
 
 
 def _judge_gpu(gpu: nvml.Gpu, most: int) -> Iterator[Judgement]:

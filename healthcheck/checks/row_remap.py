@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.expectation import Expectation
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, counted
 from healthcheck.per_gpu import all_lack, answering, found, unread
 from healthcheck.probes import nvml
 
@@ -48,7 +48,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     if all_lack(gpus, "row_remap", "exhausted_banks"):
         yield NotConfigured("no GPU here tells of remapped rows")
     elif told := ", ".join(_told(gpus)):
-        yield Seen(told, "none pending, none failed, a spare row in every bank", "nvml.h")
+        yield Seen(told, "none failed, none pending, a spare row in every bank", "nvml.h")
 
 
 def _told(gpus: tuple[nvml.Gpu, ...]) -> Iterator[str]:
@@ -56,10 +56,12 @@ def _told(gpus: tuple[nvml.Gpu, ...]) -> Iterator[str]:
     remaps = [gpu.row_remap for gpu in gpus if gpu.row_remap is not None]
     if remaps:
         corrected, uncorrected = sum(one.corrected for one in remaps), sum(one.uncorrected for one in remaps)
-        yield f"rows remapped for {uncorrected} uncorrectable and {corrected} correctable errors"
+        failed, pending = sum(one.failed for one in remaps), sum(one.pending for one in remaps)
+        yield f"remaps failed on {failed} and pending on {counted(pending, 'GPU')}"
+        yield f"done for {uncorrected} uncorrectable and {corrected} correctable errors"
     banks = [gpu.exhausted_banks for gpu in gpus if gpu.exhausted_banks is not None]
     if banks:
-        yield f"{sum(banks)} banks without a spare row"
+        yield f"{counted(sum(banks), 'bank')} without a spare row"
 
 
 CHECK = Check("row-remap", "0-nvidia-smi", (nvml.NVML,), judge, (FAILED, PENDING, EXHAUSTED))

@@ -30,7 +30,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     told = [temperature.celsius for _, temperature in readings if temperature.celsius is not None]
     if told:
         limits = [limit for _, temperature in readings if (limit := slowdown_celsius(temperature)) is not None]
-        expected = f"below its own limit, {_range(limits)} °C" if limits else ""
+        expected = f"below the GPU's own limit, {_range(limits)} °C" if limits else ""
         yield Seen(f"{_range(told)} °C", expected, "NVML" if limits else "")
     elif gpus:
         yield NotConfigured("no GPU here tells its temperature")

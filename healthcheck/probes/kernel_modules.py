@@ -23,4 +23,4 @@ def read_modules(host: Host) -> KernelModules:
     return KernelModules(driver_version(host.root), (listing / "nouveau").is_dir())
 
 
-MODULES = Probe("kernel_modules", read_modules, KernelModules)
+MODULES = Probe("kernel-modules", read_modules, KernelModules)

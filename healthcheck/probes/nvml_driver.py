@@ -46,7 +46,8 @@ class Driver:
             answer = read_answer(self._child.ask("look", self.deadline_seconds))
         except MissedDeadline as error:
             self._missed = [*self._missed[:1], self.clock()]
-            return self._told(Unobserved("DriverNotAnswering", f"{error} ({self.deadline_seconds:g} s)"), error.pid)
+            detail = f"{error} (deadline {self.deadline_seconds:g} s)"
+            return self._told(Unobserved("DriverNotAnswering", detail), error.pid)
         except ChildError as error:
             return self._told(Unobserved("NvmlCrashed", f"the look at NVML failed: {error}"))
         if answer.answered_by_driver:

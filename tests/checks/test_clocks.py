@@ -13,6 +13,7 @@ SUBJECT = f"gpu/{ADDRESSES[3]}"
 # nvml.h: idle, application clocks, software power cap, sync boost, software thermal, display; and one to come.
 NO_FAULT = (0x1, 0x2, 0x4, 0x10, 0x20, 0x100, 0x200)
 HARDWARE, THERMAL, POWER = ("ClocksHardwareSlowdown", 0x8), ("ClocksThermalSlowdown", 0x40), ("PowerBrake", 0x80)
+CAUSES = {0x8: "the hardware", 0x40: "heat", 0x80: "the power supply"}
 
 
 def judge(*gpus: Gpu) -> list[Judgement]:
@@ -21,7 +22,8 @@ def judge(*gpus: Gpu) -> list[Judgement]:
 
 def held(reason: str, bit: int) -> Finding:
     about = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
-    return Finding(reason, Severity.MONITOR, SUBJECT, f"clocks event reason {bit:#x}", about, flickers=True)
+    detail = f"clocks held down by {CAUSES[bit]} (event reason {bit:#x})"
+    return Finding(reason, Severity.MONITOR, SUBJECT, detail, about, flickers=True)
 
 
 @pytest.mark.parametrize("beside", [0, *NO_FAULT, sum(NO_FAULT)])
@@ -58,5 +60,5 @@ def test_reasons_that_could_not_be_read_could_not_look_there(error: int) -> None
 def test_a_person_is_told_how_many_are_held_down() -> None:
     gpus = (*every()[:6], healthy(6, clock_reasons=0xC8), healthy(7, clock_reasons=0x8))
 
-    assert tells(CHECK, P5, {NVML: driver_says(*gpus)}) == [Seen("2 of 8 GPUs held down by their hardware", "none")]
+    assert tells(CHECK, P5, {NVML: driver_says(*gpus)}) == [Seen("held down by hardware on 2 of 8 GPUs", "none")]
     assert judge(*every(clock_reasons=None)) == [NotConfigured("no GPU here tells what holds its clocks down")]

@@ -11,7 +11,7 @@ from healthcheck.model import Finding, Judgement, Seen, Severity, Unobserved
 from healthcheck.probes.nvml import NVML, DriverLook
 from tests.checks.evidence import P5, driver_is_silent, driver_says, finds, tells
 
-SILENT = Unobserved("DriverNotAnswering", "no answer in time; its process was killed (60 s)")
+SILENT = Unobserved("DriverNotAnswering", "no answer in time; its process was killed (deadline 60 s)")
 
 
 def judge(look: DriverLook) -> list[Judgement]:
@@ -102,13 +102,13 @@ def test_an_nvml_that_does_not_open_is_no_fault_of_the_node_whose_library_fits()
 
 
 def test_a_person_is_told_both_versions() -> None:
-    source = "/sys/module/nvidia/version and the name of the library's file"
+    source = "NVML's rule"
 
     assert tells(CHECK, P5, {NVML: versions(driver_says(), MODULE, MODULE)}) == [
-        Seen(f"kernel module {MODULE}, library {MODULE}", "one version", source)
+        Seen(f"kernel module {MODULE}, library {MODULE}", "the same version", source)
     ]
     assert tells(CHECK, P5, {NVML: versions(driver_says(), MODULE)}) == [
-        Seen(f"kernel module {MODULE}, library not found", "one version", source)
+        Seen(f"kernel module {MODULE}, library not found", "the same version", source)
     ]
     assert tells(CHECK, P5, {NVML: driver_says()}) == []
 

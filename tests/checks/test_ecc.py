@@ -13,7 +13,7 @@ from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, 
 
 SUBJECT = f"gpu/{ADDRESSES[3]}"
 ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
-EXPECTED = "0 uncorrected since the driver was loaded, none over"
+EXPECTED = "0 since the driver was loaded, none over"
 UNCORRECTED = Finding(
     "EccUncorrected", Severity.RESET, SUBJECT, "uncorrected ECC errors since the driver was loaded", ABOUT
 )
@@ -83,7 +83,7 @@ def test_the_counts_of_a_gpus_life_are_shown() -> None:
 
     assert said[1:] == [
         Seen(
-            "2 uncorrected ECC errors since the driver was loaded, 8 uncorrected and 124 corrected in the GPUs' life, "
+            "2 uncorrected ECC errors since the driver was loaded (ever: 8, corrected: 124), "
             "0 GPUs over the SRAM threshold",
             EXPECTED,
             "nvml.h",
@@ -98,7 +98,7 @@ def test_the_counts_of_a_gpus_life_are_shown() -> None:
         ({"ecc": None, "sram_threshold_exceeded": True}, "8 GPUs over the SRAM threshold"),
         (
             {"sram_threshold_exceeded": None},
-            "0 uncorrected ECC errors since the driver was loaded, 0 uncorrected and 0 corrected in the GPUs' life",
+            "0 uncorrected ECC errors since the driver was loaded (ever: 0, corrected: 0)",
         ),
     ],
 )

@@ -54,9 +54,9 @@ def test_a_person_is_told_how_many_have_it_on_and_what_will_change() -> None:
     gpus = (*every()[:6], healthy(6, ecc_mode=OFF), healthy(7, ecc_mode=TO_BE_OFF))
     source = "p5.48xlarge in instance-profiles.conf"
 
-    assert tells(CHECK, P5, {NVML: driver_says(*every())}) == [Seen("on for 8 of 8 GPUs", "on for all", source)]
+    assert tells(CHECK, P5, {NVML: driver_says(*every())}) == [Seen("on for 8 of 8 GPUs", "all", source)]
     assert tells(CHECK, P5, {NVML: driver_says(*gpus)}) == [
-        Seen("on for 7 of 8 GPUs, 1 change at the next reset", "on for all", source)
+        Seen("on for 7 of 8 GPUs, to change for 1 at the next reset", "all", source)
     ]
     assert tells(CHECK, UNKNOWN_TYPE, {NVML: driver_says(*every())}) == [Seen("on for 8 of 8 GPUs")]
     assert judge(*every(ecc_mode=None)) == [NotConfigured("no GPU here can do ECC")]

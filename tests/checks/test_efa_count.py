@@ -36,7 +36,7 @@ def below(count: int) -> list[Finding]:
     return [Finding("EfaBelowProfile", Severity.MONITOR, "node", detail, flickers=True)]
 
 
-NONE_HERE = [NotConfigured("no EFA device is attached")]
+NONE_HERE = [NotConfigured("no EFA device")]
 TWO_DARK = low("PCI shows 32 EFA devices, 30 have an RDMA device; without one: 0000:2e:00.0, 0000:2f:00.0")
 ALL_DARK = low(
     "PCI shows 32 EFA devices, 0 have an RDMA device; without one: 0000:10:00.0, 0000:11:00.0, 0000:12:00.0, "
@@ -120,7 +120,7 @@ def test_a_function_that_no_driver_has_is_dark() -> None:
 @pytest.mark.parametrize(
     ("expected", "line"),
     [
-        (P5, Seen("32 EFA devices, 32 on PCI", "at most 32", "p5.48xlarge in instance-profiles.conf")),
+        (P5, Seen("32 EFA devices, 32 on PCI", "32", "p5.48xlarge in instance-profiles.conf")),
         (had(P5, 32), Seen("32 EFA devices, 32 on PCI", "32", "this machine had")),
         (had(P5, 8, 32), Seen("32 EFA devices, 32 on PCI", "32", "the Node offers")),
         (UNKNOWN_TYPE, Seen("32 EFA devices, 32 on PCI")),

@@ -34,7 +34,7 @@ def test_all_as_it_should_be_is_one_line() -> None:
 
 def test_the_kernels_own_driver_has_no_version_to_tell() -> None:
     assert judge(efa_functions(1), Rdma((efa_device(0),), efa_driver_loaded=True)) == [
-        Seen("driver of the kernel; 1 EFA devices can be opened", "1", "PCI"),
+        Seen("driver of the kernel; 1 EFA device can be opened", "1", "PCI"),
     ]
 
 
@@ -47,7 +47,7 @@ def test_a_driver_that_is_built_into_the_kernel_needs_no_module() -> None:
 
 
 def test_devices_of_a_virtual_machine_need_no_driver() -> None:
-    assert judge(efa_functions(32, driver="vfio-pci"), rdma(0, loaded=False)) == [NotConfigured("no EFA device on PCI")]
+    assert judge(efa_functions(32, driver="vfio-pci"), rdma(0, loaded=False)) == [NotConfigured("no EFA device")]
 
 
 def test_a_device_that_is_dark_with_the_driver_loaded_is_for_the_count_to_say() -> None:
@@ -64,4 +64,4 @@ def test_a_device_that_nobody_can_open_is_a_finding(closed: int, told: str) -> N
 
 
 def test_other_rdma_devices_are_none_of_its_business() -> None:
-    assert judge((), rdma(0, mlx5=4, loaded=False)) == [NotConfigured("no EFA device on PCI")]
+    assert judge((), rdma(0, mlx5=4, loaded=False)) == [NotConfigured("no EFA device")]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from healthcheck.checks.efa_errors import CHECK, MOST_PER_SECOND, RATE
+from healthcheck.checks.efa_errors import CHECK, MOST_PER_SECOND
 from healthcheck.examine import judge as examine
 from healthcheck.examine import look
 from healthcheck.model import Finding, Host, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
@@ -77,8 +77,8 @@ def test_what_was_counted_before_we_came_is_nothing() -> None:
 
 def test_a_first_reading_is_too_early() -> None:
     assert says(CHECK, P5, {RDMA: rdma(2, counters=dict.fromkeys(ERROR_COUNTERS, 10**15))}) == [
-        TooEarly("rates need an earlier look"),
-        Seen("error counters of 2 EFA devices, for the first time"),
+        TooEarly("a rate needs an earlier look"),
+        Seen("error counters of 2 EFA devices read", "none that rises fast", "EKS node monitoring agent"),
     ]
 
 
@@ -120,7 +120,7 @@ def test_a_device_that_refuses_could_not_be_looked_at_alone() -> None:
 def test_a_person_reads_how_many_are_bad() -> None:
     said = says_later(CHECK, SECONDS, {RDMA: node(counting())}, {RDMA: node(counting(rx_drops=10**9))})
 
-    assert said[-1] == Seen("errors above the threshold on 1 of 3 EFA devices", "none", RATE.source)
+    assert said[-1] == Seen("errors above the threshold on 1 of 3 EFA devices", "none", "EKS node monitoring agent")
 
 
 def test_a_node_without_efa_has_no_counters() -> None:

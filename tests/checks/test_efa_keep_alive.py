@@ -71,14 +71,14 @@ def test_a_silent_device_against_its_neighbours(
 def test_a_first_reading_is_too_early() -> None:
     assert says(CHECK, P5, {RDMA: counting(0, 500)}) == [
         TooEarly("a rise needs an earlier look"),
-        Seen("keep-alives of 2 EFA devices, for the first time"),
+        Seen("keep-alives of 2 EFA devices read"),
     ]
 
 
 def test_a_person_reads_how_many_are_alive() -> None:
     said = says_later(CHECK, 300.0, {RDMA: counting(1, 1, 1)}, {RDMA: counting(1, 9, 9)})
 
-    assert said[-1] == Seen("2 of 3 EFA devices told that they live", "each", "another device of the machine")
+    assert said[-1] == Seen("keep-alives from 2 of 3 EFA devices", "all", "the machine's other devices")
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ P5_SMALL = replace(P5, instance_type="p5.4xlarge")
 SUBJECT = f"gpu/{ADDRESSES[3]}"
 ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
 REGISTERED = Fabric(3, 0)
-ALL_SEEN = Seen("8 of 8 GPUs registered with their fabric", "all", "p5.48xlarge in fabrics.csv")
-ONE_MISSING = Seen("7 of 8 GPUs registered with their fabric", "all", "p5.48xlarge in fabrics.csv")
+ALL_SEEN = Seen("8 of 8 GPUs registered with the NVLink fabric", "all", "p5.48xlarge in fabrics.csv")
+ONE_MISSING = Seen("7 of 8 GPUs registered with the NVLink fabric", "all", "p5.48xlarge in fabrics.csv")
 # hardware.md 3.3: what a healthy GPU's mask looks like, each field at 2 and the configuration at 1, or not supported.
 HEALTHY_MASKS = [0, 0x1AA, 0x80, 0x1A8, 0x02, 0x100, 0x11AA, 0x51AA, 0xA1AA]
 
@@ -89,7 +89,7 @@ def test_a_node_of_a_rack_is_registered_without_a_manager_of_its_own() -> None:
 def test_one_gpu_of_a_board_need_not_be_registered() -> None:
     said = look_judged(driver_says(healthy(0, fabric=Fabric(2, 0))), P5_SMALL, NO_MANAGER)
 
-    assert said == [Seen("0 of 1 GPUs registered with their fabric", "not required")]
+    assert said == [Seen("0 of 1 GPU registered with the NVLink fabric", "not required")]
 
 
 @pytest.mark.parametrize(("services", "found"), [(up(3600.0), True), (NO_MANAGER, False)])
@@ -101,7 +101,7 @@ def test_on_a_type_that_nobody_knows_the_manager_tells(services: Services, found
 
 @pytest.mark.parametrize("fabric", [None, Fabric(0, 0), Fabric(0, 3), Fabric(0, 23, 0, "", 0x1A9, 2)])
 def test_a_gpu_that_has_no_fabric_is_none_that_fails(fabric: Fabric | None) -> None:
-    assert judge(fabric) == [Seen("7 of 7 GPUs registered with their fabric", "all", "p5.48xlarge in fabrics.csv")]
+    assert judge(fabric) == [Seen("7 of 7 GPUs registered with the NVLink fabric", "all", "p5.48xlarge in fabrics.csv")]
 
 
 @pytest.mark.parametrize("fabric", [None, Fabric(0, 3)])
@@ -109,7 +109,7 @@ def test_a_gpu_that_has_no_fabric_is_none_that_fails(fabric: Fabric | None) -> N
 def test_gpus_before_hopper_and_on_cards_have_nothing_to_look_at(fabric: Fabric | None, expected: Expectation) -> None:
     said = look_judged(driver_says(*every(fabric=fabric)), expected)
 
-    assert said == [NotConfigured("no GPU has an NVLink fabric that NVML knows of")]
+    assert said == [NotConfigured("NVML knows of no NVLink fabric here")]
 
 
 @pytest.mark.parametrize(

@@ -240,10 +240,10 @@ def test_a_person_is_told_both_counts_and_whose_expectation_it_is() -> None:
     seen: dict[Probe[Any], Any] = {NVML: driver_says(*ALL[:7]), FUNCTIONS: functions(*ADDRESSES)}
 
     assert tells(CHECK, P5, seen) == [
-        Seen("NVML lists 7, PCI 8", "8 each", "p5.48xlarge in instance-profiles.conf"),
+        Seen("7 GPUs in NVML, 8 on PCI", "8 each", "p5.48xlarge in instance-profiles.conf"),
     ]
     assert tells(CHECK, UNKNOWN_TYPE, seen) == [
-        Seen("NVML lists 7, PCI 8", "as many in NVML as on PCI"),
+        Seen("7 GPUs in NVML, 8 on PCI", "as many in NVML as on PCI"),
     ]
 
 

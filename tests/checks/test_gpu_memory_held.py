@@ -81,7 +81,7 @@ def test_a_person_is_told_the_most_that_an_unused_gpu_holds() -> None:
     gpus = (*every()[:6], healthy(6, memory=using(512 << 20)), healthy(7, memory=using(70 * GIB), processes=2))
 
     assert tells(CHECK, P5, {NVML: driver_says(*gpus)}) == [
-        Seen("at most 512 MiB in use where no process is", "at most 1024 MiB")
+        Seen("up to 512 MiB in use on a GPU without a process", "at most 1024 MiB")
     ]
     assert tells(CHECK, P5, {NVML: driver_says(*every(processes=1))}) == [Seen("every GPU has a process, or MIG on")]
 

@@ -46,7 +46,7 @@ def with_third(**more: Any) -> list[Gpu]:
 def test_what_a_gpu_shows_and_what_is_said_of_it(repair: Repair | None, said: list[Judgement], waiting: int) -> None:
     assert judge(*with_third(repair=repair)) == [
         *said,
-        Seen(f"{waiting} repairs that wait for a reset", "0", "nvml.h"),
+        Seen(f"{waiting} repair{'' if waiting == 1 else 's'} waiting for a reset", "none", "nvml.h"),
     ]
 
 

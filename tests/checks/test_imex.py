@@ -60,4 +60,4 @@ def test_where_the_hosts_processes_are_hidden_it_could_not_look() -> None:
 def test_elsewhere_it_is_nobodys_business(expected: Expectation, running: tuple[Service, ...]) -> None:
     services = Services(of_host=True, running=running, imex_enabled=True)
 
-    assert judge(expected, services) == [NotConfigured("no fabric of this node spans others")]
+    assert judge(expected, services) == [NotConfigured("no NVLink fabric spans this node and others")]

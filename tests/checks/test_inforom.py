@@ -90,5 +90,5 @@ def test_a_driver_that_does_not_answer_could_not_look() -> None:
 def test_a_person_is_told_how_many_are_valid() -> None:
     gpus = with_one(healthy(3, inforom_valid=False))
 
-    assert tells(CHECK, P5, {NVML: driver_says(*gpus), FUNCTIONS: ()}) == [Seen("valid on 7 of 8 GPUs", "valid on all")]
+    assert tells(CHECK, P5, {NVML: driver_says(*gpus), FUNCTIONS: ()}) == [Seen("valid on 7 of 8 GPUs", "all")]
     assert judge(*every(inforom_valid=None)) == [NotConfigured("no GPU here lets its InfoROM be tested")]

@@ -9,34 +9,8 @@ import pytest
 from healthcheck.checks import CHECKS, GROUPS, KERNEL_LINES, select_checks
 from healthcheck.model import Nature
 
-GROUP_0 = [
-    "driver",
-    "gpu-count",
-    "recovery-action",
-    "ecc",
-    "row-remap",
-    "retired-pages",
-    "gpu-repair",
-    "inforom",
-    "ecc-mode",
-    "mig-mode",
-    "persistence-mode",
-    "clocks",
-    "temperature",
-    "gpu-memory-held",
-    "xid",
-    "sxid",
-    "driver-messages",
-]
-GROUP_2 = [
-    "efa-driver",
-    "efa-count",
-    "efa-errors",
-    "efa-keep-alive",
-    "efa-gpudirect",
-    "efa-provider",
-    "memlock",
-]
+GROUP_0 = [check.name for check in CHECKS if check.group == "0-nvidia-smi"]
+GROUP_2 = [check.name for check in CHECKS if check.group == "2-efa-enumeration"]
 
 
 @pytest.mark.parametrize(
@@ -59,6 +33,11 @@ def test_checks_are_named_by_number_group_or_name_and_keep_their_order(words: li
 def test_another_word_is_named_with_what_is_allowed(word: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"no check {word[:40]!r}; allowed are 0, 1, 2,")):
         select_checks([word])
+
+
+def test_groups_stand_in_their_order() -> None:
+    groups = [check.group for check in CHECKS]
+    assert groups == sorted(groups)
 
 
 def test_every_check_stands_in_a_group_of_the_record() -> None:

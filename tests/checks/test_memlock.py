@@ -19,15 +19,16 @@ def judge(own: Limits | None, efa: int = 32) -> list[Judgement]:
 
 @pytest.mark.parametrize(("limit", "told"), [(16 * GIB, "16,384 MiB"), (64 * GIB, "65,536 MiB")])
 def test_enough_is_no_finding(limit: int, told: str) -> None:
-    assert judge(Limits(limit)) == [Seen(f"{told} of memory may be locked", "no limit", "EFA's installer")]
+    assert judge(Limits(limit)) == [Seen(f"a pod may lock {told} of memory", "no limit", "EFA's installer")]
 
 
 def test_no_limit_is_as_it_should_be() -> None:
-    assert judge(Limits(None)) == [Seen("memory locked without limit", "no limit", "EFA's installer")]
+    assert judge(Limits(None)) == [Seen("a pod may lock memory without limit", "no limit", "EFA's installer")]
 
 
 @pytest.mark.parametrize(
-    ("limit", "told"), [(16 * GIB - 1, "16,383 MiB"), (8 * GIB, "8,192 MiB"), (8 << 20, "8 MiB"), (0, "0 MiB")]
+    ("limit", "told"),
+    [(16 * GIB - 1, "16,383 MiB"), (8 * GIB, "8,192 MiB"), (8 << 20, "8 MiB"), (0, "0 KiB"), (65536, "64 KiB")],
 )
 def test_less_is_a_finding(limit: int, told: str) -> None:
     assert judge(Limits(limit))[0] == Finding(

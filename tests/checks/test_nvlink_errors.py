@@ -85,7 +85,7 @@ def test_a_counter_that_nobody_has_a_limit_for_is_not_judged() -> None:
     ids=["another address", "another GPU", "no links", "other counters", "counts anew"],
 )
 def test_a_gpu_without_an_earlier_count_is_told_later(before: Gpu) -> None:
-    told = TooEarly(f"{SUBJECT}: the rates of NVLink errors", SUBJECT)
+    told = TooEarly("its counters were not read in the look before, or began anew", SUBJECT)
 
     assert judge(counts(replays=1000), before) == [told]
 
@@ -94,7 +94,7 @@ def test_a_gpu_without_an_earlier_count_is_told_later(before: Gpu) -> None:
     "before", [None, driver_is_silent(Unobserved("DriverNotLoaded", "why"))], ids=["first look", "blind before"]
 )
 def test_without_an_earlier_look_all_is_told_later(before: DriverLook | None) -> None:
-    assert judge(counts(replays=1000), before) == [TooEarly("the rates of NVLink errors")]
+    assert judge(counts(replays=1000), before) == [TooEarly("a rate needs an earlier look")]
 
 
 @pytest.mark.parametrize("links", [None, (), (NvLink(0, active=False),)])

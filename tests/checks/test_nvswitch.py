@@ -35,20 +35,20 @@ def test_fewer_than_the_board_has_are_found(expected: Expectation, present: int,
 
     assert judge(expected, *switches(present)) == [
         Finding("NvSwitchMissing", Severity.MONITOR, "node", detail, flickers=True),
-        Seen(f"{present} NVSwitches", str(wanted), f"{row} in fabrics.csv"),
+        Seen(f"{present} NVSwitches on PCI", str(wanted), f"{row} in fabrics.csv"),
     ]
 
 
 @pytest.mark.parametrize(
     ("expected", "present", "seen"),
     [
-        (P5, 4, Seen("4 NVSwitches", "4", "p5.48xlarge in fabrics.csv")),
-        (P5_HYPERPOD, 4, Seen("4 NVSwitches", "4", "p5.48xlarge in fabrics.csv")),
-        (P4D, 6, Seen("6 NVSwitches", "6", "p4d.24xlarge in fabrics.csv")),
-        (P4D, 7, Seen("7 NVSwitches", "6", "p4d.24xlarge in fabrics.csv")),
-        (P5_SMALL, 1, Seen("1 NVSwitches")),
-        (B200, 2, Seen("2 NVSwitches")),
-        (UNKNOWN_TYPE, 3, Seen("3 NVSwitches")),
+        (P5, 4, Seen("4 NVSwitches on PCI", "4", "p5.48xlarge in fabrics.csv")),
+        (P5_HYPERPOD, 4, Seen("4 NVSwitches on PCI", "4", "p5.48xlarge in fabrics.csv")),
+        (P4D, 6, Seen("6 NVSwitches on PCI", "6", "p4d.24xlarge in fabrics.csv")),
+        (P4D, 7, Seen("7 NVSwitches on PCI", "6", "p4d.24xlarge in fabrics.csv")),
+        (P5_SMALL, 1, Seen("1 NVSwitch on PCI")),
+        (B200, 2, Seen("2 NVSwitches on PCI")),
+        (UNKNOWN_TYPE, 3, Seen("3 NVSwitches on PCI")),
     ],
 )
 def test_as_many_or_more_or_nothing_expected_is_no_finding(expected: Expectation, present: int, seen: Seen) -> None:

@@ -49,7 +49,11 @@ def test_the_one_gpu_that_reaches_no_other_is_the_one_at_fault() -> None:
     told = "no P2P over NVLink with all others (status 5)"
     assert said == [
         Finding("P2pBroken", Severity.RESET, f"gpu/{ADDRESSES[3]}", told, about, flickers=True),
-        Seen("P2P of 28 pairs: 21 over NVLink, 28 can read", "NVLink in all", "p5.48xlarge in fabrics.csv"),
+        Seen(
+            "21 of 28 pairs of GPUs joined by NVLink, 28 can read each other",
+            "all by NVLink",
+            "p5.48xlarge in fabrics.csv",
+        ),
     ]
 
 
@@ -84,12 +88,12 @@ def test_ok_disabled_on_purpose_and_unknown_are_no_fault(status: int) -> None:
 def test_where_switches_do_not_join_all_gpus_pairs_are_shown_and_not_judged(expected: Expectation) -> None:
     """Of p3dn's eight GPUs each is joined to four others only."""
     assert judge([pair for pair in EVERY_PAIR if 3 in pair], expected) == [
-        Seen("P2P of 28 pairs: 21 over NVLink, 28 can read")
+        Seen("21 of 28 pairs of GPUs joined by NVLink, 28 can read each other")
     ]
 
 
 def test_a_node_without_pairs_has_nothing_to_look_at() -> None:
-    assert judge([], of=[]) == [NotConfigured("no pair of GPUs that could reach each other")]
+    assert judge([], of=[]) == [NotConfigured("no two GPUs whose driver tells how they reach each other")]
 
 
 def test_a_lost_gpu_breaks_no_pair() -> None:

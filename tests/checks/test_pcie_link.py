@@ -18,7 +18,7 @@ def judge(*gpus: Gpu) -> list[Judgement]:
 
 
 def seen(told: str) -> Seen:
-    return Seen(told, "full width", "NVML, for GPU and slot together")
+    return Seen(told, "all", "NVML's maximum of GPU and slot")
 
 
 @pytest.mark.parametrize(("width", "most"), [(8, 16), (4, 16), (1, 16), (12, 16), (4, 8), (16, 32)])
@@ -27,13 +27,13 @@ def test_a_link_with_fewer_lanes_than_it_could_have_is_found(width: int, most: i
         Finding(
             "PcieWidthLow", Severity.RESET, SUBJECT, f"x{width}, GPU and slot can do x{most}", ABOUT, flickers=True
         ),
-        seen("1 of 2 PCIe links at full width"),
+        seen("full width on 1 of 2 GPUs"),
     ]
 
 
 @pytest.mark.parametrize("width", [1, 4, 8, 16])
 def test_a_slot_that_has_no_more_lanes_is_no_fault(width: int) -> None:
-    assert judge(healthy(3, pcie=PcieLink(width, width))) == [seen("1 of 1 PCIe links at full width")]
+    assert judge(healthy(3, pcie=PcieLink(width, width))) == [seen("full width on 1 of 1 GPU")]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_what_no_link_can_have_and_what_nobody_tells_is_not_judged(link: PcieLin
 def test_a_width_that_could_not_be_read_is_neither_full_nor_low() -> None:
     assert judge(healthy(2), healthy(3, pcie=None, errors={"pcie": 999})) == [
         Unobserved("GpuNotAnswering", f"{SUBJECT}: pcie: NVML error 999", SUBJECT),
-        seen("1 of 1 PCIe links at full width"),
+        seen("full width on 1 of 1 GPU"),
     ]
 
 

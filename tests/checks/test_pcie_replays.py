@@ -54,7 +54,7 @@ def test_the_rate_decides_and_never_the_count(before: int, now: int, seconds: fl
     ids=["another address", "another GPU", "no count", "counts anew"],
 )
 def test_a_gpu_without_an_earlier_count_is_told_later(before: Gpu) -> None:
-    told = TooEarly(f"{SUBJECT}: the rate of PCIe replays", SUBJECT)
+    told = TooEarly("its counter was not read in the look before, or began anew", SUBJECT)
 
     assert judge(healthy(3, pcie_replays=10_000), before) == [told]
 
@@ -63,7 +63,7 @@ def test_a_gpu_without_an_earlier_count_is_told_later(before: Gpu) -> None:
     "before", [None, driver_is_silent(Unobserved("DriverNotLoaded", "why"))], ids=["first look", "blind before"]
 )
 def test_without_an_earlier_look_all_is_told_later(before: DriverLook | None) -> None:
-    assert judge(healthy(3, pcie_replays=10_000), before) == [TooEarly("the rate of PCIe replays")]
+    assert judge(healthy(3, pcie_replays=10_000), before) == [TooEarly("a rate needs an earlier look")]
 
 
 def test_a_gpu_that_does_not_count_them_has_no_fault() -> None:

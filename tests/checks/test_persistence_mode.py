@@ -73,5 +73,5 @@ def test_a_driver_that_does_not_answer_could_not_look() -> None:
 def test_a_person_is_told_how_many_have_it_on() -> None:
     gpus = (*every()[:7], healthy(7, persistence=False))
 
-    assert tells(CHECK, P5, {NVML: driver_says(*gpus)}) == [Seen("on for 7 of 8 GPUs", "on for all")]
+    assert tells(CHECK, P5, {NVML: driver_says(*gpus)}) == [Seen("on for 7 of 8 GPUs", "all")]
     assert judge(*every(persistence=None)) == [NotConfigured("no GPU here has a persistence mode")]

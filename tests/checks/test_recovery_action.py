@@ -90,8 +90,11 @@ def test_a_person_reads_how_many_want_it() -> None:
     some, none = (wants(1, 1), wants(2, 0), wants(3, None), Gpu(4, 15)), (wants(3, None),)
     seen = [says(CHECK, P5, {NVML: driver_says(*gpus)})[-1] for gpus in (some, none)]
 
-    source = "nvml.h, field 230; drivers from R565 on"
-    assert seen == [Seen("1 of 2 GPUs want to be recovered", "none", source), Seen("no GPU tells", "none", source)]
+    source = "nvml.h, field 230"
+    assert seen == [
+        Seen("a recovery is wanted for 1 of 2 GPUs", "none", source),
+        Seen("no GPU tells whether it wants to be recovered", "none", source),
+    ]
 
 
 def test_every_reason_that_it_can_give_is_declared() -> None:

@@ -78,7 +78,7 @@ def test_the_most_of_any_gpu_is_shown() -> None:
     few, more = (healthy(index, retired_pages=RetiredPages(index, 7, pending=False)) for index in (0, 5))
 
     assert judge(few, more, healthy(2), most=20) == [
-        Seen("at most 12 retired pages on a GPU", "20 or fewer, none pending", "MAX_RETIRED_PAGES_SBE")
+        Seen("up to 12 retired pages on a GPU", "at most 20, none pending", "MAX_RETIRED_PAGES_SBE")
     ]
 
 

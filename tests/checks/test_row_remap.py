@@ -13,7 +13,7 @@ from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, 
 
 SUBJECT = f"gpu/{ADDRESSES[3]}"
 ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
-EXPECTED = "none pending, none failed, a spare row in every bank"
+EXPECTED = "none failed, none pending, a spare row in every bank"
 FAILED = Finding("RowRemapFailed", Severity.ISOLATE, SUBJECT, "a bad row could not be remapped", ABOUT)
 PENDING = Finding("RowRemapPending", Severity.RESET, SUBJECT, "rows are remapped at the next reset of the GPU", ABOUT)
 EXHAUSTED = Finding("RowBanksExhausted", Severity.MONITOR, SUBJECT, "banks of memory without a spare row: 1", ABOUT)
@@ -83,7 +83,8 @@ def test_what_was_replaced_is_shown() -> None:
         healthy(2, row_remap=None, exhausted_banks=None),
     )
 
-    what = "rows remapped for 22 uncorrectable and 11 correctable errors, 3 banks without a spare row"
+    remaps = "remaps failed on 0 and pending on 0 GPUs, done for 22 uncorrectable and 11 correctable errors"
+    what = f"{remaps}, 3 banks without a spare row"
     assert said[-1] == Seen(what, EXPECTED, "nvml.h")
 
 
@@ -91,7 +92,10 @@ def test_what_was_replaced_is_shown() -> None:
     ("more", "what"),
     [
         ({"row_remap": None}, "0 banks without a spare row"),
-        ({"exhausted_banks": None}, "rows remapped for 0 uncorrectable and 0 correctable errors"),
+        (
+            {"exhausted_banks": None},
+            "remaps failed on 0 and pending on 0 GPUs, done for 0 uncorrectable and 0 correctable errors",
+        ),
     ],
 )
 def test_what_no_gpu_tells_is_not_shown(more: dict[str, Any], what: str) -> None:

@@ -86,10 +86,10 @@ def test_a_temperature_that_could_not_be_read_could_not_look_there(error: int) -
 @pytest.mark.parametrize(
     ("temperatures", "line"),
     [
-        ([Temperature(34, None, 52, -2)], Seen("34 °C", "below its own limit, 88 °C", "NVML")),
+        ([Temperature(34, None, 52, -2)], Seen("34 °C", "below the GPU's own limit, 88 °C", "NVML")),
         (
             [Temperature(34, 92), Temperature(51, 90)],
-            Seen("34 to 51 °C", "below its own limit, 90 to 92 °C", "NVML"),
+            Seen("34 to 51 °C", "below the GPU's own limit, 90 to 92 °C", "NVML"),
         ),
         ([Temperature(34)], Seen("34 °C")),
     ],

@@ -102,6 +102,13 @@ def test_every_reason_is_explained(reason: Reason) -> None:
     assert answer.startswith(f"{reason.name}\n")
     assert f"docs/runbook.md#{reason.name.lower()}" in answer
     assert f"here {reason.severity.name}: " in answer
+    assert _unfolded(f"fault {reason.threshold}") in _unfolded(answer) or not reason.threshold
+    assert _unfolded(f"source {reason.source}") in _unfolded(answer) or not reason.source
+    assert (f"in the first {reason.grace.seconds:g} s after" in answer) if reason.grace else "grace" not in answer
+
+
+def _unfolded(text: str) -> str:
+    return " ".join(text.split())
 
 
 @pytest.mark.parametrize("words", [("dcgm", "46"), ("Dcgm46",), ("dcgm 46",)])

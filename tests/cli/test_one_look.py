@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -11,6 +12,7 @@ from rich.console import Console
 from cli import one_look
 from cli.one_look import judged, show
 from healthcheck.catalog.policy import Policy
+from healthcheck.checks import driver_messages
 from healthcheck.evidence_file import Look
 from healthcheck.expectation import Expectation
 from healthcheck.model import (
@@ -18,10 +20,13 @@ from healthcheck.model import (
     Evidence,
     Finding,
     Judgement,
+    Nature,
     NotConfigured,
     Probe,
+    Reason,
     Seen,
     Severity,
+    Sighting,
     TooEarly,
     Unobserved,
 )
@@ -85,9 +90,54 @@ def test_what_does_not_belong_to_the_node_says_so(capsys: pytest.CaptureFixture[
 
 
 def test_what_needs_a_second_look_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    told = lines(capsys, look(check("pcie-replays", Seen("8 GPUs"), TooEarly("a rate needs two readings"))))
+    early = (TooEarly("a rate needs two readings"), TooEarly("it began anew", "gpu/1"))
+    told = lines(capsys, look(check("pcie-replays", Seen("8 GPUs", "few"), *early)))
 
-    assert [line.split("  ")[-1] for line in told[:2]] == ["8 GPUs", "needs a second look: a rate needs two readings"]
+    assert told[0].split("  ")[-1] == "8 GPUs; expected few; a rate needs two readings; gpu/1: it began anew"
+
+
+def test_a_cause_that_was_told_above_stands_at_the_end_of_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    told = lines(capsys, look(check("gpu-count", BLIND), check("nvlink", SEEN, INACTIVE, BLIND)))
+
+    assert told[1].endswith("(p5.48xlarge in instance-profiles.conf); DriverNotLoaded: as above")
+    assert told[2].strip().startswith("NvLinkInactive RESET")
+
+
+@pytest.mark.parametrize(
+    ("reasons", "said"),
+    [
+        ((), "no Xid in the kernel log"),
+        (("Xid79",), "1 Xid in the kernel log: Xid79"),
+        (("Xid13", "Xid79", "Xid13"), "3 Xids in the kernel log: Xid13 2 times, Xid79"),
+    ],
+)
+def test_an_event_check_says_what_it_met_in_the_log(
+    reasons: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    met = [Sighting(reason, "gpu/0", seq, 1.0) for seq, reason in enumerate(reasons)]
+    events = replace(check("xid", *met), reasons=(Reason("Xid", Severity.MONITOR, "", ""),), nature=Nature.EVENT)
+
+    assert lines(capsys, look(events))[0].split("  ")[-1] == said
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        ((), "no fault message in the kernel log"),
+        (("NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.133.20",), "no fault message in the kernel log"),
+        (
+            ("NVRM: API mismatch: the client 1", "NVRM: API mismatch: the client 2"),
+            "2 fault messages in the kernel log: DriverLibraryMismatch 2 times",
+        ),
+    ],
+)
+def test_of_the_drivers_messages_those_of_a_fault_are_counted(
+    texts: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = Evidence({RING: tuple(Record(seq, 1.0, 0, text) for seq, text in enumerate(texts))})
+
+    told = lines(capsys, look(driver_messages.CHECK, evidence=log))
+    assert told[0].rpartition("  ")[2] == said
 
 
 def test_a_reason_that_the_cluster_passes_over_is_no_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from cli.app import app
+from healthcheck import evidence_file
 from sim.node import SimulatedNode
 from sim.scenarios import Scenario, scenarios
 
@@ -115,6 +118,38 @@ def test_a_pipe_that_can_be_opened_once_is_read(saved: Path, tmp_path: Path) -> 
 
     assert run("replay", pipe).exit_code == 1
     assert writer.wait() == 0
+
+
+@pytest.mark.parametrize("name", ["driver-messages", "nouveau"])
+def test_a_machine_judges_by_its_kernel_logs_word_when_the_driver_was_loaded(name: str, tmp_path: Path) -> None:
+    """Graces count on it. A directory given with --root may be any machine's: its log's clock is not ours."""
+    path, boot = tmp_path / "evidence.json", time.monotonic()
+    with SimulatedNode.create(tmp_path / "node", driver_age_seconds=int(boot) - 5) as node:
+        node.driver_load(driver_age_seconds=3)
+        result = CliRunner().invoke(
+            app,
+            ["check", name, "--instance-type", "p5.48xlarge", "--save-evidence", str(path)],
+            env={"CONFIG_DIR": "/nowhere", "HOST_ROOT": str(node.root)},
+        )
+        run("check", name, "--root", node.root, "--save-evidence", tmp_path / "elsewhere")
+    here, elsewhere = (evidence_file.read(one.read_bytes()) for one in (path, tmp_path / "elsewhere"))
+
+    assert result.exit_code == 0
+    assert 3 <= here.expected.driver_age_seconds < 3 + time.monotonic() - boot + 1
+    assert elsewhere.expected.driver_age_seconds == math.inf
+
+
+def test_without_such_a_line_the_driver_is_as_old_as_the_boot(node: SimulatedNode, tmp_path: Path) -> None:
+    node.kernel_log.clear()
+    began, path = time.monotonic(), tmp_path / "evidence.json"
+    CliRunner().invoke(
+        app,
+        ["check", "nouveau", "--instance-type", "p5.48xlarge", "--save-evidence", str(path)],
+        env={"CONFIG_DIR": "/nowhere", "HOST_ROOT": str(node.root)},
+    )
+
+    age = evidence_file.read(path.read_bytes()).expected.driver_age_seconds
+    assert began <= age <= time.monotonic()
 
 
 def test_it_is_judged_alone(saved: Path) -> None:

@@ -813,7 +813,7 @@ class TestHangs:
         look = self.hang(node, driver, function)
 
         assert (cause(look), look.missed, look.stuck_pid) == ("DriverNotAnswering", (1000.0,), None)
-        assert detail(look) == "no answer in time; its process was killed (0.4 s)"
+        assert detail(look) == "no answer in time; its process was killed (deadline 0.4 s)"
         assert (driver.child_pid, Path(f"/proc/{child}").exists()) == (None, False)
 
     def test_two_misses_half_a_minute_apart_are_a_fault_and_not_before(
