@@ -15,7 +15,7 @@ from healthcheck import settings as configuration
 from healthcheck.examine import judge, look
 from healthcheck.expectation import Expectation
 from healthcheck.memory import Memory
-from healthcheck.model import Evidence, Host, Now, ProbeError, Unobserved
+from healthcheck.model import Evidence, Host, Nature, Now, ProbeError, Unobserved
 from healthcheck.node import INSTANCE_TYPE, NodeState
 from healthcheck.probes import machine
 from healthcheck.probes.libfabric import Libfabric
@@ -29,6 +29,9 @@ log = structlog.get_logger()
 
 AGAIN_SECONDS = 10.0
 """After a look that showed something that can flicker (contract, section 2 rule 3)."""
+_NO_DRIVER = frozenset({"DriverBeingChanged", "DriverNotLoaded"})
+_PASSING = frozenset({"DriverBeingChanged", "DriverJustLoaded", "FabricComingUp"})
+"""Causes that pass by themselves: a node that comes up must not wait an interval for its verdict."""
 MISSED_AGAIN_SECONDS = 30.0
 """After a missed deadline: the second must be at least this much later (rule 10)."""
 
@@ -42,7 +45,11 @@ class Expectations:
     clock: Callable[[], Now]
     node: Callable[[], NodeState | None]
     """The own Node, None while it was not read: its label states the type where nobody else does."""
+    remembered: Callable[[], str] = lambda: ""
+    """What the last look took it for: who can't ask anybody for a moment must not take it for an unknown type."""
     settings: Settings = field(default_factory=Settings)
+    no_driver_at: float = 0.0
+    """When a look last met none (monotonic): it was loaded after that, also where the log is not read."""
     _from_imds: str = ""
     _asking: threading.Lock = field(default_factory=threading.Lock)
 
@@ -61,14 +68,14 @@ class Expectations:
     @property
     def instance_type(self) -> str:
         node = self.node()
-        return self._from_imds or (node.labels.get(INSTANCE_TYPE, "") if node else "")
+        return self._from_imds or (node.labels.get(INSTANCE_TYPE, "") if node else self.remembered())
 
     def now(self, memory: Memory) -> Expectation:
         instance_type, node = self.instance_type, self.node()
         return Expectation(
             find_profile(self.settings.profiles, instance_type),
             instance_type,
-            self.clock().monotonic - (memory.driver_loaded_at or 0.0),
+            self.clock().monotonic - max(memory.driver_loaded_at or 0.0, self.no_driver_at),
             self.settings.values.policy,
             max_retired_pages_sbe=self.settings.values.max_retired_pages_sbe,
             first=memory.first,
@@ -126,16 +133,23 @@ class Cycle:
         self.reload()
         checks = level_checks(self.settings)
         evidence = self._before = look(self._host, checks, self._before)
-        outcomes = judge(checks, evidence, self._expectations.now(self._ledger.memory))
-        self._telemetry.show_times(evidence.seconds, {one.check: one.seconds for one in outcomes})
         driver_look = evidence[NVML] if evidence.unread(NVML) is None else None
         answer = driver_look.answer if driver_look is not None else None
-        after = self._ledger.looked(outcomes, answer.gpus if isinstance(answer, Gpus) else (), began, evidence)
+        if isinstance(answer, Unobserved) and answer.cause in _NO_DRIVER:
+            self._expectations.no_driver_at = evidence.at
+        before = {one.key for one in self._ledger.memory.standing}
+        expected = self._expectations.now(self._ledger.memory)
+        outcomes = judge(checks, evidence, expected)
+        self._telemetry.show_times(evidence.seconds, {one.check: one.seconds for one in outcomes})
+        gpus = answer.gpus if isinstance(answer, Gpus) else ()
+        after = self._ledger.looked(outcomes, gpus, began, evidence, expected.instance_type)
         self._account(began)
         if driver_look is not None and driver_look.missed:
             return MISSED_AGAIN_SECONDS
-        changing = any(cause.cause == "DriverBeingChanged" for one in outcomes for cause in one.unobserved)
-        return AGAIN_SECONDS if after.suspects or changing else None
+        changing = any(cause.cause in _PASSING for one in outcomes for cause in one.unobserved)
+        # A GPU that somebody resets is lost for some seconds: what one look saw of it must not stand for an interval.
+        new = any(one.nature is Nature.LEVEL and one.key not in before for one in after.standing)
+        return AGAIN_SECONDS if after.suspects or changing or new else None
 
     def reload(self) -> None:
         """Take over the configuration as it is now; a bad one leaves the last good and is complained of once."""

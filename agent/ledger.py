@@ -117,6 +117,7 @@ class Ledger:
         gpus: Iterable[Gpu] = (),
         began: float = 0.0,
         evidence: Evidence = _NOTHING_SEEN,
+        instance_type: str = "",
     ) -> Memory:
         """What the checks said in a look that began at `began` (monotonic), and the GPUs that it met; the memory after.
 
@@ -128,7 +129,7 @@ class Ledger:
             before = self._memory
             self._outcomes.update({outcome.check: outcome for outcome in outcomes})
             after = exits.met(before, gpus, began, now) if gpus else before
-            after = replace(after, first=first_seen(after.first, evidence))
+            after = replace(after, first=first_seen(after.first, evidence), instance_type=instance_type)
             silent = after.gpus.keys() - {gpu.address for gpu in gpus if gpu.error == SUCCESS}
             after = looked(after, outcomes, now, escalate_after=self._escalate_after, silent=silent)
             self._memory = exits.expired(after, now, self._settings.values.monitor_ttl_seconds)

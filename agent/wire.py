@@ -54,7 +54,13 @@ class Agent:
         memory, lost, damage = _remember(file, settings, telemetry)
         self.ledger = Ledger(memory, file, telemetry, clock.now, self._hurry)
         self.sources = Sources(Driver(root), Libfabric(root))
-        self.expectations = Expectations(root, settings.imds_endpoint, clock.now, lambda: self.teller.node)
+        self.expectations = Expectations(
+            root,
+            settings.imds_endpoint,
+            clock.now,
+            lambda: self.teller.node,
+            lambda: self.ledger.memory.instance_type,
+        )
         self.cycle = Cycle(
             self.sources, self.ledger, self.expectations, telemetry, settings.config_dir, self._paused, self._complain
         )

@@ -128,7 +128,9 @@ def _asides(outcome: Outcome, told: set[Unobserved]) -> Iterator[str]:
     """What makes no line of its own: a cause that was told above, and what can't be told yet."""
     causes = [one.cause for one in outcome.unobserved if one in told]
     yield from (f"{cause}: as above" for cause in dict.fromkeys(causes))
-    yield from (f"{one.subject}: {one.detail}" if one.subject else one.detail for one in outcome.too_early)
+    for early in outcome.too_early:
+        if not early.reasons:  # else a reading that this GPU does not have: it only keeps what a look before it told
+            yield f"{early.subject}: {early.detail}" if early.subject else early.detail
 
 
 def _lines_read(check: Check, outcome: Outcome) -> tuple[Seen, ...]:

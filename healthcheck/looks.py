@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 
+from healthcheck.checks.gpu_count import UNBOUND
 from healthcheck.exits import ESCALATED, ended_by_reset, escalated
 from healthcheck.expectation import FirstSeen, Place
-from healthcheck.memory import MOST_GPUS, Key, Memory, Standing, gpu_address, worst_first
+from healthcheck.memory import MOST_GPUS, Key, Memory, Standing, Suspect, gpu_address, worst_first
 from healthcheck.model import Evidence, Finding, Nature, Now, Outcome
 from healthcheck.probes import infiniband, pci
 
 LOOKS_TO_CONFIRM = 4
 """A finding that can flicker counts once three looks after the first saw it too (contract, section 2 rule 3)."""
+MOST_BLIND_LOOKS = 4
+"""In a row: then the count of a finding that can flicker begins anew, and what else was seen is told."""
 _NOWHERE = Place(-1, "")
 
 
@@ -37,13 +40,13 @@ def looked(
             del standing[one.key]
             memory = _gone(memory, one, now)
         for check, key in list(suspects):
-            if check == outcome.check and key not in shown and outcome.shows(key[1]):
-                del suspects[check, key]
+            if check == outcome.check and key not in shown:
+                _not_seen(suspects, (check, key), outcome)
         for key, finding in shown.items():
             known = standing.get(key)
-            looks = suspects.pop((outcome.check, key), 0) + 1
-            if known is None and finding.flickers and looks < looks_to_confirm:
-                suspects[outcome.check, key] = looks
+            before = suspects.pop((outcome.check, key), Suspect(0))
+            if known is None and finding.flickers and before.looks + 1 < looks_to_confirm:
+                suspects[outcome.check, key] = Suspect(before.looks + 1)
                 continue
             named = replace(finding, about=finding.about or memory.gpus.get(gpu_address(finding.subject), {}))
             told = _as_worse(known, escalated(memory, named, now, escalate_after))
@@ -55,7 +58,10 @@ def without_checks(memory: Memory, selected: Iterable[str]) -> Memory:
     """The memory without the levels of checks that nobody runs any more."""
     names = set(selected)
     kept = tuple(one for one in memory.standing if one.nature is Nature.EVENT or one.check in names)
-    return memory if len(kept) == len(memory.standing) else replace(memory, standing=kept)
+    suspects = {key: one for key, one in memory.suspects.items() if key[0] in names}
+    if (len(kept), len(suspects)) == (len(memory.standing), len(memory.suspects)):
+        return memory
+    return replace(memory, standing=kept, suspects=suspects)
 
 
 def first_seen(known: FirstSeen, seen: Evidence) -> FirstSeen:
@@ -75,13 +81,27 @@ def first_seen(known: FirstSeen, seen: Evidence) -> FirstSeen:
     )
 
 
+def _not_seen(suspects: dict[tuple[str, Key], Suspect], key: tuple[str, Key], outcome: Outcome) -> None:
+    """A look without it: it is gone, or nobody could look. Nobody waits for ever for what can't be looked at."""
+    one = suspects[key]
+    if outcome.shows(*key[1]) or one.blind + 1 >= MOST_BLIND_LOOKS:
+        del suspects[key]
+    else:
+        suspects[key] = replace(one, blind=one.blind + 1)
+
+
 def _is_gone(one: Standing, outcome: Outcome, shown: Mapping[Key, Finding]) -> bool:
     is_its_own = one.nature is Nature.LEVEL and one.check == outcome.check
-    return is_its_own and one.key not in shown and outcome.shows(one.finding.subject)
+    return is_its_own and one.key not in shown and outcome.shows(*one.key)
 
 
 def _is_of(silent: Container[str], one: Standing, memory: Memory) -> bool:
-    """A GPU that vanished takes no fault with it; after a reboot it is for the count to say that it is missing."""
+    """A GPU that vanished takes no fault with it; after a reboot it is for the count to say that it is missing.
+
+    But what PCI alone shows, and NVML never did.
+    """
+    if one.finding.reason == UNBOUND.name:
+        return False
     return gpu_address(one.finding.subject) in silent and one.boot_id == memory.boot_id
 
 

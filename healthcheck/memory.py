@@ -95,6 +95,16 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
+class Suspect:
+    """A finding that can flicker, while it is looked at again."""
+
+    looks: int
+    """How many saw it."""
+    blind: int = 0
+    """How many in a row since then could not look there."""
+
+
+@dataclass(frozen=True, slots=True)
 class Hit:
     """One process that an Xid hit, at one place of a GPU; '' where the driver named none."""
 
@@ -114,8 +124,8 @@ class Memory:
     driver_loaded_at: float | None = None
     """Seconds of this boot's monotonic clock at which the log says that the driver was loaded."""
     standing: tuple[Standing, ...] = ()
-    suspects: Mapping[tuple[str, Key], int] = field(default_factory=dict)
-    """By check: findings that can flicker and are being looked at again, and how many looks saw them."""
+    suspects: Mapping[tuple[str, Key], Suspect] = field(default_factory=dict)
+    """By check: findings that can flicker and are being looked at again."""
     released: Release | None = None
     """The last release, for the record."""
     acknowledged: tuple[Acknowledgement, ...] = ()
@@ -132,6 +142,8 @@ class Memory:
     """By reason and GPU (serial or UUID): when a reset or a reboot ended it (contract, section 2 rule 6)."""
     first: FirstSeen = field(default_factory=FirstSeen)
     """What this machine once had, in whatever boot."""
+    instance_type: str = ""
+    """What the last look took it for; '' where nobody has said yet."""
 
 
 def gpu_address(subject: str) -> str:

@@ -106,6 +106,7 @@ def _content(memory: Memory) -> bytes:
             "boot_id": memory.boot_id,
             "cursor": memory.cursor,
             "driver_loaded_at": memory.driver_loaded_at,
+            "instance_type": memory.instance_type,
             "findings": [records.finding_row(one) | _own(one) for one in memory.standing],
             "released": records.release_row(memory.released) if memory.released else None,
             "acknowledged": [records.acknowledgement_row(one) for one in memory.acknowledged],
@@ -164,8 +165,9 @@ def _memory(content: Mapping[str, Any]) -> Memory:
         last_xid={str(address): float(at) for address, at in content["last_xid"].items()},
         hits=hits,
         ended={(row[0], row[1]): tuple(records.moment(at) for at in row[2:]) for row in content["ended"]},
-        # An earlier version of this program did not write it.
+        # An earlier version of this program did not write these.
         first=_first(content["first"]) if "first" in content else FirstSeen(),
+        instance_type=str(content.get("instance_type", "")),
     )
 
 

@@ -159,6 +159,8 @@ class TooEarly:
     detail: str
     subject: str = ""
     """Where alone it can't be told; '' is everywhere."""
+    reasons: tuple[str, ...] = ()
+    """The faults that alone can't be told; `()` is all that the check can find."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +285,7 @@ class Outcome:
     def observed(self) -> bool:
         return not self.unobserved
 
-    def shows(self, subject: str) -> bool:
-        """Whether it saw enough of this subject that what it does not find there is not there."""
-        unseen = [one.subject for one in self.unobserved] + [one.subject for one in self.too_early]
-        return not {"", subject} & set(unseen)
+    def shows(self, reason: str, subject: str) -> bool:
+        """Whether it saw enough of this subject that this fault is not there when it does not find it."""
+        untold = [one.subject for one in self.too_early if reason in (one.reasons or (reason,))]
+        return not {"", subject} & {*(one.subject for one in self.unobserved), *untold}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import replace
 
 from healthcheck.expectation import Expectation
-from healthcheck.model import Evidence, Finding, Grace, Judgement, NotConfigured, Reason, Unobserved
+from healthcheck.model import Evidence, Finding, Grace, Judgement, NotConfigured, Reason, TooEarly, Unobserved
 from healthcheck.probes import nvml, pci
 
 Judge = Callable[[Evidence, Expectation], Iterator[Judgement]]
@@ -45,7 +46,7 @@ def answering(seen: Evidence, *readings: str) -> Generator[Judgement, None, tupl
         return ()
     if not answer.gpus:
         yield NotConfigured("NVML lists no GPU")
-    for gpu in answer.gpus:
+    for gpu in placed(answer, shown_functions(seen)):
         if gpu.error != nvml.SUCCESS:
             yield silent(gpu, gpu.error)
         else:
@@ -53,8 +54,8 @@ def answering(seen: Evidence, *readings: str) -> Generator[Judgement, None, tupl
     return tuple(gpu for gpu in answer.gpus if gpu.error == nvml.SUCCESS and not set(readings) & set(gpu.errors))
 
 
-def placed(answer: nvml.Gpus, functions: Iterable[pci.PciFunction]) -> Iterator[tuple[nvml.Gpu, str]]:
-    """Every GPU that NVML lists, with its subject. One without a handle can't be asked for its address.
+def placed(answer: nvml.Gpus, functions: Iterable[pci.PciFunction]) -> Iterator[nvml.Gpu]:
+    """Every GPU that NVML lists, with its address. One without a handle can't be asked for it.
 
     NVML counts in PCI order, so those without an address line up with the functions that nobody claimed.
     """
@@ -63,8 +64,12 @@ def placed(answer: nvml.Gpus, functions: Iterable[pci.PciFunction]) -> Iterator[
     # A function without a driver was never NVML's to count.
     unclaimed = iter([one.address for one in sorted(left, key=lambda one: one.driver != NVIDIA_DRIVER)])
     for gpu in answer.gpus:
-        address = gpu.address or next(unclaimed, "")
-        yield gpu, f"gpu/{address}" if address else gpu.subject
+        yield gpu if gpu.address else replace(gpu, address=next(unclaimed, ""))
+
+
+def shown_functions(seen: Evidence) -> tuple[pci.PciFunction, ...]:
+    """What PCI shows, for a check that can do without: nothing where the look did not read it."""
+    return () if seen.unread(pci.FUNCTIONS) else seen[pci.FUNCTIONS]
 
 
 def silent(gpu: nvml.Gpu, code: int, what: str = "") -> Unobserved:
@@ -82,6 +87,12 @@ def unread(gpu: nvml.Gpu, *readings: str) -> Iterator[Unobserved]:
     for name in readings:
         if name in gpu.errors:
             yield silent(gpu, gpu.errors[name], name.replace("_", " "))
+
+
+def untold(gpu: nvml.Gpu, reading: str, reason: Reason) -> Iterator[TooEarly]:
+    """Where the GPU has no such reading, or no longer: what it told of a fault that no GPU forgets still stands."""
+    if getattr(gpu, reading) is None and reading not in gpu.errors:
+        yield TooEarly(f"{gpu.subject} does not tell its {reading.replace('_', ' ')}", gpu.subject, (reason.name,))
 
 
 def all_lack(gpus: tuple[nvml.Gpu, ...], *readings: str) -> bool:

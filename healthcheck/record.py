@@ -20,6 +20,8 @@ _FOR_THE_TAINT = 32
 """Kept free for what the plan says of the taint afterwards."""
 LEVEL_4 = "4-dcgm-diag-l4"
 _SHORT_DETAIL = 40
+_SHARE_OF_THE_BLIND = 4
+"""Of the room in a record: a quarter is left to what could not be seen, when there is too much of it."""
 _LONGEST_WORD = 200
 _NEVER = datetime.min.replace(tzinfo=UTC)
 _VOLATILE = ("timestamp", "cursor")
@@ -278,6 +280,11 @@ def _within_limit(record: dict[str, Any]) -> dict[str, Any]:
     for finding in long:
         finding["detail"] = finding["detail"][:_SHORT_DETAIL]
     record["cut"] = {"details": len(long), "findings": 0}
+    blind, most = record["unobserved"], longest // _SHARE_OF_THE_BLIND
+    while blind and _size(record) > longest and _size({"unobserved": blind}) > most:
+        # What is at fault comes before why more could not be seen.
+        blind.pop()
+        record["cut"]["unobserved"] = record["cut"].get("unobserved", 0) + 1
     while _size(record) > longest and record.get("acknowledged"):
         # Only for the day when the node's own file is lost: the file has them all.
         del record["acknowledged"][: max(len(record["acknowledged"]) // 4, 1)]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from healthcheck.expectation import Expectation
 from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, counted
-from healthcheck.per_gpu import all_lack, answering, found, unread
+from healthcheck.per_gpu import all_lack, answering, found, unread, untold
 from healthcheck.probes import nvml
 
 MOST_UNCORRECTED = 0
@@ -38,6 +38,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         if gpu.sram_threshold_exceeded:
             yield found(SRAM_THRESHOLD, gpu, "its SRAM has had more uncorrectable errors than NVIDIA allows for")
         yield from unread(gpu, "ecc", "sram_threshold_exceeded")
+        yield from untold(gpu, "sram_threshold_exceeded", SRAM_THRESHOLD)
     if all_lack(gpus, "ecc", "sram_threshold_exceeded"):
         yield NotConfigured("no GPU here counts ECC errors")
     elif told := ", ".join(_told(gpus)):

@@ -81,7 +81,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     unread = [gpu for gpu in gpus if "fabric" in gpu.errors]
     for gpu in unread:
         yield silent(gpu, gpu.errors["fabric"], "fabric")
-    joined = [(gpu, gpu.fabric) for gpu in gpus if gpu.fabric is not None and gpu.fabric.state != NOT_SUPPORTED]
+    joined = [(gpu, gpu.fabric) for gpu in gpus if gpu.fabric is not None and _takes_part(gpu, gpu.fabric)]
     if not joined:
         if gpus and not unread:
             yield NotConfigured("NVML knows of no NVLink fabric here")
@@ -98,6 +98,12 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     registered = sum(fabric.state == COMPLETED for _, fabric in joined)
     what = f"{registered} of {counted(len(joined), 'GPU')} registered with the NVLink fabric"
     yield Seen(what, "all" if wanted else "not required", wanted)
+
+
+def _takes_part(gpu: nvml.Gpu, fabric: nvml.Fabric) -> bool:
+    """MIG mode turns the links of some GPUs off (Fabric Manager User Guide, Interoperability With MIG)."""
+    divided = gpu.mig_mode is not None and gpu.mig_mode.current
+    return fabric.state != NOT_SUPPORTED and not divided
 
 
 def _wanted_by(seen: Evidence, expected: Expectation) -> str:

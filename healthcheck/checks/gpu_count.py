@@ -17,7 +17,7 @@ from healthcheck.model import (
     Unobserved,
     counted,
 )
-from healthcheck.per_gpu import DRIVER_GRACE, NVIDIA_DRIVER, placed, settled, silent
+from healthcheck.per_gpu import DRIVER_GRACE, NVIDIA_DRIVER, found, placed, settled, silent
 from healthcheck.probes import nvml, pci
 
 LOST = Reason(
@@ -32,6 +32,8 @@ RESET_REQUIRED = Reason(
     Severity.RESET,
     "NVML answers RESET_REQUIRED for a GPU.",
     "Drain the node and reset the GPU, or reboot.",
+    # A GPU that somebody resets gives no handle for some seconds, while the others of the node work on.
+    flickers=True,
     source="nvml.h, error 16",
 )
 POWER_INSUFFICIENT = Reason(
@@ -89,10 +91,10 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
 
 
 def _silent_gpus(answer: nvml.Gpus, functions: list[pci.PciFunction]) -> Iterator[Judgement]:
-    for gpu, subject in placed(answer, functions):
+    for gpu in placed(answer, functions):
         reason = _FAULTS.get(gpu.error)
         if reason is not None:
-            yield Finding(reason.name, reason.severity, subject, f"NVML error {gpu.error}", gpu.about)
+            yield found(reason, gpu, f"NVML error {gpu.error}")
         elif gpu.error not in (nvml.SUCCESS, nvml.CORRUPTED_INFOROM):  # that one is the check inforom's to tell
             yield silent(gpu, gpu.error)
 

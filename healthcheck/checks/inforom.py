@@ -8,7 +8,6 @@ from healthcheck.expectation import Expectation
 from healthcheck.model import (
     Check,
     Evidence,
-    Finding,
     Judgement,
     NotConfigured,
     Reason,
@@ -17,7 +16,7 @@ from healthcheck.model import (
     Unobserved,
     counted,
 )
-from healthcheck.per_gpu import all_lack, placed, silent, unread
+from healthcheck.per_gpu import all_lack, found, placed, silent, unread
 from healthcheck.probes import nvml, pci
 
 CORRUPTED = Reason(
@@ -41,9 +40,9 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     elif checked:
         yield Seen(f"valid on {sum(checked)} of {counted(len(checked), 'GPU')}", "all")
     # A GPU may refuse its handle for this, and nobody then knows its address from NVML.
-    for gpu, subject in placed(answer, functions):
+    for gpu in placed(answer, functions):
         if _is_corrupted(gpu):
-            yield Finding(CORRUPTED.name, CORRUPTED.severity, subject, "the InfoROM is corrupted", gpu.about)
+            yield found(CORRUPTED, gpu, "the InfoROM is corrupted")
         elif gpu.error != nvml.SUCCESS:
             yield silent(gpu, gpu.error)
         else:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from healthcheck.catalog.recovery import recovery_actions, severity_of_recovery
 from healthcheck.expectation import Expectation
 from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity, Unobserved, counted
-from healthcheck.per_gpu import silent
+from healthcheck.per_gpu import placed, shown_functions, silent
 from healthcheck.probes import nvml
 
 _SOURCE = "nvml.h, field 230"
@@ -30,7 +30,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         yield answer
         return
     # Asked of a GPU with a fault of its own too: what the driver wants done with it is what matters then.
-    for gpu in answer.gpus:
+    for gpu in placed(answer, shown_functions(seen)):
         if gpu.recovery_action:
             yield _wanted(gpu, gpu.recovery_action)
         elif gpu.recovery_action is None and gpu.error:

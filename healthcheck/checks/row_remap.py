@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from healthcheck.expectation import Expectation
 from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, counted
-from healthcheck.per_gpu import all_lack, answering, found, unread
+from healthcheck.per_gpu import all_lack, answering, found, unread, untold
 from healthcheck.probes import nvml
 
 MOST_EXHAUSTED_BANKS = 0
@@ -45,6 +45,9 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         if gpu.exhausted_banks is not None and gpu.exhausted_banks > MOST_EXHAUSTED_BANKS:
             yield found(EXHAUSTED, gpu, f"banks of memory without a spare row: {gpu.exhausted_banks}")
         yield from unread(gpu, "row_remap", "exhausted_banks")
+        # NVML does not tell either while a GPU in MIG mode has instances (nvml.h, nvmlDeviceGetRemappedRows).
+        yield from untold(gpu, "row_remap", FAILED)
+        yield from untold(gpu, "exhausted_banks", EXHAUSTED)
     if all_lack(gpus, "row_remap", "exhausted_banks"):
         yield NotConfigured("no GPU here tells of remapped rows")
     elif told := ", ".join(_told(gpus)):

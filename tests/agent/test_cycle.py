@@ -13,9 +13,10 @@ import agent.cycle
 from agent.cycle import AGAIN_SECONDS, Cycle, Expectations, Sources
 from agent.ledger import Ledger
 from healthcheck import clock
+from healthcheck.checks.driver_messages import DRIVER_LOADED
 from healthcheck.expectation import Expectation
 from healthcheck.memory import Memory
-from healthcheck.model import Evidence
+from healthcheck.model import Evidence, Outcome, Sighting
 from healthcheck.node import INSTANCE_TYPE, NodeState
 from healthcheck.probes.infiniband import RDMA
 from healthcheck.probes.libfabric import LIBFABRIC, Libfabric, LibfabricLook, Listing
@@ -37,7 +38,9 @@ class Light:
         self.driver = Driver(node.root, use_loader=False)
         sources = Sources(self.driver, Libfabric(node.root, path=f"{node.root}/{EFA_PROGRAMS}:/usr/bin:/bin"))
         self.ledger = Ledger(Memory(), None, self.telemetry, clock.now, lambda: None)
-        expectations = Expectations(node.root, "", clock.now, lambda: self.node)
+        expectations = Expectations(
+            node.root, "", clock.now, lambda: self.node, lambda: self.ledger.memory.instance_type
+        )
         self.cycle = Cycle(sources, self.ledger, expectations, self.telemetry, config, lambda: "", lambda _: None)
         self.judging = mocker.spy(agent.cycle, "judge")
 
@@ -127,3 +130,75 @@ def test_no_look_waits_for_libfabric(light: Light, node: SimulatedNode, config: 
     assert isinstance(told, Listing)
     assert told.missing == (node.efa_names[7],)
     assert light.cycle.run() == AGAIN_SECONDS
+
+
+def test_a_node_that_cannot_be_read_for_a_moment_is_still_of_its_type(light: Light, node: SimulatedNode) -> None:
+    light.node = NodeState("n", labels={INSTANCE_TYPE: "p5.48xlarge"})
+    node.remove_gpu(3)
+    for _ in range(4):
+        light.look()
+    assert [one.finding.reason for one in light.ledger.memory.standing] == ["GpuCountLow"]
+
+    light.node = None
+    assert light.look()[1].instance_type == "p5.48xlarge"
+    assert [one.finding.reason for one in light.ledger.memory.standing] == ["GpuCountLow"]
+
+    light.node = NodeState("n")
+    assert light.look()[1].instance_type == ""
+
+
+def test_a_node_that_comes_up_is_looked_at_again_soon(light: Light, node: SimulatedNode, config: Path) -> None:
+    (config / "CHECKS_LIGHTWEIGHT").write_text("persistence-mode")
+    assert light.cycle.run() is None
+
+    node.write_value("nvml/gpu3/persistence_mode", 0)
+    light.ledger.noticed([Outcome("driver-messages", "0-nvidia-smi", sightings=(just_loaded(),))], 1)
+    assert light.cycle.run() == AGAIN_SECONDS
+
+
+def test_a_driver_that_comes_back_is_young_though_no_log_says_so(light: Light, node: SimulatedNode) -> None:
+    at_first = light.look()[1].driver_age_seconds
+    assert at_first > 0
+    node.driver_unload()
+    between = clock.now().monotonic
+    light.look()
+    node.driver_load()
+    _, expected = light.look()
+
+    assert expected.driver_age_seconds <= clock.now().monotonic - between
+    assert expected.driver_age_seconds < at_first
+
+
+def test_a_gpu_that_somebody_resets_is_no_fault_of_it_nor_of_its_peers(
+    light: Light, node: SimulatedNode, config: Path
+) -> None:
+    (config / "CHECKS_LIGHTWEIGHT").write_text("driver gpu-count ecc nvlink fabric p2p")
+    light.node = NodeState("n", labels={INSTANCE_TYPE: "p5.48xlarge"})
+    light.look()
+    links = [f"nvml/gpu{gpu}/nvlink/{link}/state" for gpu in range(8) for link in range(18)]
+    for link in links:
+        node.write_value(link, 0)
+    for error in (16, 17, 999):
+        node.write_value("nvml/gpu3/error", error)
+        light.look()
+    (node.root / "nvml/gpu3/error").unlink()
+    for link in links:
+        node.write_value(link, 1)
+    for state in (2, 2, 3):
+        node.write_value("nvml/gpu3/fabric_state", state)
+        assert light.ledger.memory.standing == ()
+        light.look()
+
+    assert (light.ledger.memory.standing, light.ledger.memory.suspects) == ((), {})
+
+
+def test_what_is_new_is_looked_at_once_more_soon(light: Light, node: SimulatedNode) -> None:
+    light.look()
+    node.lose_gpu(3)
+
+    assert [light.cycle.run(), light.cycle.run()] == [AGAIN_SECONDS, None]
+    assert [one.finding.reason for one in light.ledger.memory.standing] == ["GpuLost"]
+
+
+def just_loaded() -> Sighting:
+    return Sighting(DRIVER_LOADED, "driver", 1, clock.now().monotonic, driver_loaded=True)

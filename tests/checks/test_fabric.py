@@ -9,7 +9,7 @@ import pytest
 from healthcheck.checks.fabric import CHECK, GRACE
 from healthcheck.expectation import Expectation
 from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
-from healthcheck.probes.nvml import NVML, DriverLook, Fabric, Gpu
+from healthcheck.probes.nvml import NVML, DriverLook, Fabric, Gpu, Mode
 from healthcheck.probes.services import FABRIC_MANAGER, SERVICES, Service, Services
 from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, driver_is_silent, driver_says, every, healthy, says
 
@@ -78,6 +78,14 @@ def test_where_no_managers_start_is_known_it_is_the_drivers(services: Services, 
     said = judge(Fabric(1, 0), replace(P5, driver_age_seconds=age), services)
 
     assert isinstance(said[0], Finding if found else Unobserved)
+
+
+@pytest.mark.parametrize("fabric", [Fabric(1, 0), Fabric(2, 0), Fabric(3, 27), Fabric(3, 0, health_mask=0x01)])
+def test_a_gpu_in_mig_mode_takes_no_part_in_a_fabric(fabric: Fabric) -> None:
+    seven = Seen("7 of 7 GPUs registered with their fabric", "all", "p5.48xlarge in fabrics.csv")
+
+    assert judge(fabric, mig_mode=Mode(current=True, pending=True)) == [seven]
+    assert judge(fabric, mig_mode=Mode(current=False, pending=True)) != [seven]
 
 
 def test_a_node_of_a_rack_is_registered_without_a_manager_of_its_own() -> None:

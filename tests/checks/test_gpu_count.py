@@ -97,7 +97,9 @@ def test_a_gpu_that_requires_a_reset_says_so() -> None:
     gpus = [Gpu(5, RESET_REQUIRED) if one.index == 5 else one for one in ALL]
 
     assert judge(driver_says(*gpus), functions(*ADDRESSES)) == [
-        Finding("GpuResetRequired", Severity.RESET, f"gpu/{ADDRESSES[5]}", "NVML error 16", {"index": "5"})
+        Finding(
+            "GpuResetRequired", Severity.RESET, f"gpu/{ADDRESSES[5]}", "NVML error 16", {"index": "5"}, flickers=True
+        )
     ]
 
 
@@ -121,10 +123,11 @@ def test_a_corrupted_inforom_is_another_checks_to_tell_and_its_gpu_is_counted() 
 
 @pytest.mark.parametrize("error", [1, 2, 4, 6, 9, 10, 12, 17, 18, 19, 27, 999])
 def test_any_other_error_of_a_gpu_could_not_look_and_is_never_a_count(error: int) -> None:
+    subject = f"gpu/{ADDRESSES[5]}"
     gpus = [Gpu(5, error) if one.index == 5 else one for one in ALL]
 
     assert judge(driver_says(*gpus), functions(*ADDRESSES)) == [
-        Unobserved("GpuNotAnswering", f"gpu/index-5: NVML error {error}")
+        Unobserved("GpuNotAnswering", f"{subject}: NVML error {error}", subject)
     ]
 
 
@@ -250,7 +253,7 @@ def test_a_person_is_told_both_counts_and_whose_expectation_it_is() -> None:
 def test_every_reason_that_it_can_give_is_declared() -> None:
     assert [(reason.name, reason.severity, reason.flickers) for reason in CHECK.reasons] == [
         ("GpuLost", Severity.REBOOT, False),
-        ("GpuResetRequired", Severity.RESET, False),
+        ("GpuResetRequired", Severity.RESET, True),
         ("GpuPowerInsufficient", Severity.ISOLATE, False),
         ("GpuIrqIssue", Severity.REBOOT, False),
         ("GpuCountLow", Severity.REBOOT, True),

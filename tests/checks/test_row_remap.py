@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 
+from healthcheck import examine
 from healthcheck.checks.row_remap import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.looks import looked
+from healthcheck.memory import Memory
+from healthcheck.model import Evidence, Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
 from healthcheck.probes.nvml import NVML, Gpu, RowRemap
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, every, gpu, healthy, says
+from tests.healthcheck.examples import NOW, remembers
 
 SUBJECT = f"gpu/{ADDRESSES[3]}"
 ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
@@ -17,6 +21,13 @@ EXPECTED = "none failed, none pending, a spare row in every bank"
 FAILED = Finding("RowRemapFailed", Severity.ISOLATE, SUBJECT, "a bad row could not be remapped", ABOUT)
 PENDING = Finding("RowRemapPending", Severity.RESET, SUBJECT, "rows are remapped at the next reset of the GPU", ABOUT)
 EXHAUSTED = Finding("RowBanksExhausted", Severity.MONITOR, SUBJECT, "banks of memory without a spare row: 1", ABOUT)
+
+
+def untold(reading: str, reason: str, subject: str = SUBJECT) -> TooEarly:
+    return TooEarly(f"{subject} does not tell its {reading}", subject, (reason,))
+
+
+UNTOLD = [untold("row remap", "RowRemapFailed"), untold("exhausted banks", "RowBanksExhausted")]
 
 
 def judge(*gpus: Gpu) -> list[Judgement]:
@@ -41,7 +52,12 @@ def found(**more: Any) -> list[Judgement]:
         ({"exhausted_banks": 0}, []),
         ({"exhausted_banks": 1}, [EXHAUSTED]),
         ({"row_remap": RowRemap(0, 9, pending=True, failed=True), "exhausted_banks": 1}, [FAILED, PENDING, EXHAUSTED]),
-        ({"row_remap": None, "exhausted_banks": None}, []),
+        ({"row_remap": None, "exhausted_banks": None}, UNTOLD),
+        ({"row_remap": None, "exhausted_banks": 1}, [EXHAUSTED, UNTOLD[0]]),
+        (
+            {"row_remap": RowRemap(0, 9, pending=True, failed=True), "exhausted_banks": None},
+            [FAILED, PENDING, UNTOLD[1]],
+        ),
     ],
 )
 def test_what_a_gpu_shows_and_what_is_said_of_it(more: dict[str, Any], said: list[Judgement]) -> None:
@@ -99,13 +115,29 @@ def test_what_was_replaced_is_shown() -> None:
     ],
 )
 def test_what_no_gpu_tells_is_not_shown(more: dict[str, Any], what: str) -> None:
-    assert judge(*every(**more)) == [Seen(what, EXPECTED, "nvml.h")]
+    assert judge(*every(**more))[-1] == Seen(what, EXPECTED, "nvml.h")
 
 
 def test_gpus_that_remap_no_rows_have_nothing_to_look_at() -> None:
     lacking = {"row_remap": None, "exhausted_banks": None}
 
-    assert judge(*every(**lacking)) == [NotConfigured("no GPU here tells of remapped rows")]
+    assert judge(*every(**lacking))[-1] == NotConfigured("no GPU here tells of remapped rows")
+
+
+def test_what_no_gpu_forgets_stands_while_mig_mode_keeps_it_from_us() -> None:
+    fault = RowRemap(0, 9, pending=True, failed=True)
+    memory = _after(remembers(), healthy(3, row_remap=fault, exhausted_banks=1))
+    assert [one.finding.reason for one in memory.standing] == ["RowRemapFailed", "RowRemapPending", "RowBanksExhausted"]
+
+    memory = _after(memory, healthy(3, row_remap=None, exhausted_banks=None))
+    assert [one.finding.reason for one in memory.standing] == ["RowRemapFailed", "RowBanksExhausted"]
+
+    assert _after(memory, healthy(3)).standing == ()
+
+
+def _after(memory: Memory, one: Gpu) -> Memory:
+    """The memory after a look at that GPU."""
+    return looked(memory, examine.judge([CHECK], Evidence({NVML: driver_says(one)}), P5), NOW)
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:

@@ -7,7 +7,8 @@ import pytest
 from healthcheck.checks.temperature import CHECK, LOWEST_LIMIT_CELSIUS
 from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
 from healthcheck.probes.nvml import NVML, Gpu, Temperature
-from tests.checks.evidence import ADDRESSES, P5, driver_says, every, finds, healthy, tells
+from healthcheck.probes.pci import FUNCTIONS
+from tests.checks.evidence import ADDRESSES, P5, driver_says, every, finds, functions, healthy, tells
 
 SUBJECT = f"gpu/{ADDRESSES[3]}"
 OF_THE_LIMIT = "at or above 92 °C, where it slows itself down"
@@ -41,6 +42,15 @@ def test_at_its_own_limit_a_gpu_is_too_hot_and_the_detail_does_not_move_with_it(
     temperature: Temperature, detail: str
 ) -> None:
     assert judge(healthy(2), healthy(3, temperature=temperature)) == [too_hot(detail)]
+
+
+def test_a_gpu_without_a_handle_hides_no_other_where_pci_tells_its_place() -> None:
+    seen = {NVML: driver_says(*(Gpu(3, 15) if one.index == 3 else one for one in every()))}
+
+    assert finds(CHECK, P5, seen) == [Unobserved("GpuNotAnswering", "gpu/index-3: NVML error 15")]
+    assert finds(CHECK, P5, {**seen, FUNCTIONS: functions(*ADDRESSES)}) == [
+        Unobserved("GpuNotAnswering", f"{SUBJECT}: NVML error 15", SUBJECT)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from healthcheck.catalog.fabrics import fabric_of
 from healthcheck.checks import CHECKS
 from healthcheck.examine import judge, look
 from healthcheck.expectation import Expectation, FirstSeen, Place
-from healthcheck.model import Host
+from healthcheck.model import Host, Nature
 from healthcheck.probes.nvml_driver import Driver
 from healthcheck.probes.pci import FUNCTIONS
 from healthcheck.profiles import find_profile
@@ -26,6 +26,7 @@ from sim.instance_rows import SHAPES
 from sim.node import EFA_PROGRAMS, SimulatedNode
 from sim.scenarios import Scenario, scenarios
 
+LEVELS = [check for check in CHECKS if check.nature is Nature.LEVEL]
 CODES = {"pass": 0, "warn": 0, "fail": 1, "unknown": 2}
 
 
@@ -96,6 +97,29 @@ def test_two_looks_say_of_a_scenario_what_it_expects(scenario: Scenario, tmp_pat
         "findings": [f"{one.reason} {one.subject}" for one in findings],
         "unobserved": unobserved,
     }
+
+
+SAYS_SOMETHING = [scenario for scenario in scenarios() if scenario.expect.findings or scenario.expect.unobserved]
+
+
+@pytest.mark.parametrize("scenario", SAYS_SOMETHING, ids=lambda scenario: scenario.name)
+def test_the_next_look_says_the_very_same(scenario: Scenario, tmp_path: Path) -> None:
+    """Else the Node would be written at every look. A rate is measured over another time."""
+    expected = Expectation(find_profile(packaged_profiles(), scenario.instance_type), scenario.instance_type)
+    with SimulatedNode.create(tmp_path / "node", scenario.instance_type) as node:
+        driver = Driver(node.root, deadline_seconds=2.0, use_loader=False)
+        host = Host(node.root, driver.look)
+        healthy = look(host, LEVELS) if scenario.healthy_before else None
+        scenario.befall(node)
+        said = []
+        for seconds in (0.0, 1.0):
+            now = look(host, LEVELS, healthy)
+            now.at += scenario.healthy_before + seconds
+            outcomes = judge(LEVELS, now, expected)
+            said.append([(one.findings, one.unobserved) for one in outcomes])
+        driver.end()
+
+    assert said[0] == said[1]
 
 
 def test_every_instance_type_that_is_known_can_be_simulated() -> None:

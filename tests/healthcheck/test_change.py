@@ -14,7 +14,7 @@ from healthcheck import record as records
 from healthcheck.budget import HELD, Place
 from healthcheck.change import NodeChange, Rules, plan, wants_place
 from healthcheck.events import cut, event_name, released_event
-from healthcheck.memory import Acknowledgement, Memory, Release
+from healthcheck.memory import Acknowledgement, Memory, Release, Suspect
 from healthcheck.model import PREFIX, Nature, Severity, Unobserved
 from healthcheck.node import CONDITION, QUARANTINE_RESULT, RELEASE, RESULTS, SWEEP_RESULT, TAINT, NodeState
 from healthcheck.verdict import Verdict, decide
@@ -295,7 +295,8 @@ class TestTheStartupTaint:
 
     def test_stays_while_something_settles(self) -> None:
         state = node(taints=[STARTUP_TAINT])
-        memory = Memory(remembers().machine, remembers().boot_id, suspects={("gpu-count", ("GpuLost", "gpu/0")): 1})
+        suspects = {("gpu-count", ("GpuLost", "gpu/0")): Suspect(1)}
+        memory = Memory(remembers().machine, remembers().boot_id, suspects=suspects)
         verdict = decide(memory, [says()])
 
         change = plan(verdict, records.render(verdict, memory, IDENTITY, WALL), state, RULES, WALL)

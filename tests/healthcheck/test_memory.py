@@ -8,9 +8,9 @@ from datetime import timedelta
 import pytest
 
 from healthcheck.exits import begin, expired
-from healthcheck.looks import LOOKS_TO_CONFIRM, looked, without_checks
-from healthcheck.memory import Memory
-from healthcheck.model import Finding, Nature, Outcome, Severity
+from healthcheck.looks import LOOKS_TO_CONFIRM, MOST_BLIND_LOOKS, looked, without_checks
+from healthcheck.memory import Memory, Suspect
+from healthcheck.model import Finding, Nature, Outcome, Severity, TooEarly
 from healthcheck.sightings import noticed
 from tests.healthcheck.examples import (
     BLIND,
@@ -32,6 +32,8 @@ MONITOR, RESET, REBOOT, ISOLATE = (severity for severity in Severity if severity
 DAY = 86400.0
 HOUR = 3600.0
 LOW = fault("GpuCountLow", REBOOT, "node", detail="NVML lists 7, PCI 8", flickers=True)
+PENDING = fault("RowRemapPending", RESET, detail="rows are remapped at the next reset of the GPU")
+LOW_KEY = ("GpuCountLow", "node")
 LOST = fault("GpuLost", REBOOT, detail="NVML error 15")
 
 
@@ -71,6 +73,20 @@ class TestLevels:
         after = looked(before, [says(other, blind=BLIND)], later(10))
 
         assert sorted(one.finding.subject for one in after.standing) == ["gpu/0000:53:00.0", "gpu/0000:64:00.0"]
+
+    def test_a_level_stays_while_its_fault_alone_cannot_be_told(self) -> None:
+        before = looked(remembers(), [says(LOST), says(PENDING, check="row-remap")], NOW)
+        untold = (TooEarly("not told in MIG mode", LOST.subject, ("GpuLost",)),)
+
+        after = looked(before, [says(too_early=untold), says(check="row-remap", too_early=untold)], later(10))
+
+        assert reasons(after) == ["GpuLost"]
+
+    def test_a_gpu_that_no_driver_has_is_seen_on_pci_whether_it_answers_or_not(self) -> None:
+        unbound = fault("GpuUnbound", MONITOR)
+        before = looked(remembers(), [says(unbound), says(LOST)], NOW)
+
+        assert reasons(looked(before, [says()], later(10), silent=["0000:53:00.0"])) == ["GpuLost"]
 
     def test_another_checks_look_ends_nothing(self) -> None:
         before = looked(remembers(), [says(LOST)], NOW)
@@ -143,6 +159,21 @@ class TestFlickering:
         assert reasons(memory) == []
         assert reasons(looked(memory, [says(LOW)], NOW)) == ["GpuCountLow"]
 
+    def test_what_can_no_longer_be_looked_at_is_not_waited_for(self) -> None:
+        memory, blind = remembers(), []
+        for look in range(2 + MOST_BLIND_LOOKS):
+            memory = looked(memory, [says(LOW) if look < 2 else says(blind=BLIND)], later(10.0 * look))
+            blind += [one.blind for one in memory.suspects.values()]
+
+        assert blind == [0, 0, *range(1, MOST_BLIND_LOOKS)]
+        assert looked(memory, [says(LOW)], NOW).suspects == {("gpu-count", LOW_KEY): Suspect(1)}
+
+    def test_a_check_that_nobody_runs_takes_what_it_was_looking_at_with_it(self) -> None:
+        memory = looked(remembers(), [says(LOW)], NOW)
+
+        assert without_checks(memory, ["gpu-count"]) == memory
+        assert without_checks(memory, ["efa-count"]).suspects == {}
+
     def test_once_confirmed_it_leaves_at_the_first_good_look_and_must_be_confirmed_again(self) -> None:
         memory = remembers()
         for _ in range(4):
@@ -160,7 +191,7 @@ class TestFlickering:
         memory = looked(memory, [says(LOW), says(other, check="efa-count")], NOW)
 
         assert reasons(memory) == ["GpuCountLow"]
-        assert list(memory.suspects.values()) == [1]
+        assert list(memory.suspects.values()) == [Suspect(1)]
 
     def test_a_reboot_forgets_what_was_being_looked_at_again(self) -> None:
         memory = looked(remembers(), [says(LOW)], NOW)

@@ -23,6 +23,7 @@ MEMORY = remembers(
     stands(fault("GpuCountLow", subject="node"), Nature.LEVEL, check="gpu-count", boot_id="the boot before"),
     cursor=2**40,
     driver_loaded_at=17.25,
+    instance_type="p5.48xlarge",
     released=Release("ann", "cable reseated", WALL, ()),
     acknowledged=(Acknowledgement("Xid79", GPU, BOOT, 7, WALL), Acknowledgement("Dcgm", "dcgm", BOOT, None, WALL)),
     gpus={"0000:53:00.0": {"index": "0", "uuid": "GPU-1", "serial": "165"}},

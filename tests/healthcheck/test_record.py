@@ -125,6 +125,19 @@ def test_a_record_of_many_findings_is_at_most_16_kib_and_counts_what_it_cut(coun
         assert {one["detail"] for one in record["findings"]} == {detail[:40]}
 
 
+@pytest.mark.parametrize("detail", ["short", "x" * 200])
+def test_a_record_of_a_node_that_sees_nothing_is_at_most_16_kib_and_keeps_what_stands(detail: str) -> None:
+    causes = tuple(Unobserved("GpuNotAnswering", f"gpu/{n}: ecc mode: NVML error 999", f"gpu/{n}") for n in range(600))
+    memory = remembers(*(stands(fault("GpuLost", subject=f"gpu/{n}", detail=detail)) for n in range(8)))
+
+    record = render(memory, [Outcome("ecc", "0-nvidia-smi", unobserved=causes)])
+
+    assert size(record) <= LONGEST
+    assert len(record["findings"]) == 8
+    assert record["unobserved"][0]["detail"] == causes[0].detail
+    assert len(record["unobserved"]) + record["cut"]["unobserved"] == len(causes)
+
+
 def test_one_enormous_finding_does_not_make_an_enormous_record() -> None:
     record = render(remembers(stands(fault(subject="gpu/" + "x" * LONGEST))))
 
