@@ -37,6 +37,8 @@ _URGENT_CAP_SECONDS, _CAP_SECONDS = 5.0, 60.0
 _NODE_GONE_SECONDS = 30.0
 _MOST_UNANSWERED = 3
 """Times in a row that a place in the fleet budget is waited for."""
+_PLACE_AGAIN_SECONDS = 30.0
+"""Until a place is asked for again that the cluster did not refuse but could not, or would not, speak of."""
 _MOST_EVENTS_WAITING = 64
 _REWRITE_SECONDS = 3600.0
 _REWRITE_JITTER = (0.85, 0.90)
@@ -73,6 +75,7 @@ class Teller(threading.Thread):
         self._slots = Slots(cluster)
         self._refused: Place | None = None
         self._unanswered = 0
+        self._place_unknown = False
         self._beat_due = False
         self._adopt = False
         self._released: Release | None = None
@@ -125,7 +128,9 @@ class Teller(threading.Thread):
 
     def run(self) -> None:
         while not self._stopping.is_set():
-            self._wait(None)
+            self._wait(_PLACE_AGAIN_SECONDS if self._place_unknown else None)
+            if self._place_unknown:
+                self._refused = None
             again = tenacity.Retrying(
                 retry=tenacity.retry_if_exception_type(ClusterError),
                 wait=self._pause,
@@ -219,7 +224,10 @@ class Teller(threading.Thread):
         return True
 
     def _place(self, node: NodeState, rules: Rules) -> Place:
-        """A place in the fleet budget, taken or held. Where there was none, it is tried again after the next look."""
+        """A place in the fleet budget, taken or held.
+
+        Where there was none, it is tried again after the next look; sooner where only the answer was missing.
+        """
         if self._refused is not None:
             return self._refused
         places: list[Place] = []
@@ -234,8 +242,10 @@ class Teller(threading.Thread):
             if self._unanswered < _MOST_UNANSWERED:
                 raise
             # Whatever ails the Leases, the verdict must not wait for it.
+            self._place_unknown = True
             return Place(held=False, why=f"the cluster does not say whether there is a place for it: {error}")
         self._unanswered = 0
+        self._place_unknown = not taken
         place = places[0] if taken else Place(held=False, why="the cluster forbids to take a place in the fleet budget")
         self._refused = None if place.held else place
         return place

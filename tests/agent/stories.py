@@ -287,15 +287,19 @@ def a_healthy_node_is_written_no_more_than_its_heartbeat(world: World) -> None:
 
 
 def healthz_fails_when_no_look_ends_for_three_intervals(world: World) -> None:
-    # A file of sysfs that never answers: nobody writes into this FIFO.
-    vendor = world.host.root / "sys/bus/pci/devices" / world.host.gpus[0].address / "vendor"
-    vendor.unlink()
-    os.mkfifo(vendor)
+    # A disk that never answers: the memory is written into a FIFO from which nobody reads.
+    disk = world.memory_file.with_suffix(".new")
+    os.mkfifo(disk)
     looks = world.agent.metric("looks_total")
 
     eventually(lambda: world.agent.get("/healthz")[0] == 503)
     assert world.agent.get("/readyz")[0] == 200
     assert world.agent.metric("looks_total") <= looks + 1  # one may have been beyond that file
+
+    answer = os.open(disk, os.O_RDONLY | os.O_NONBLOCK)
+    disk.unlink()
+    eventually(lambda: world.agent.get("/healthz")[0] == 200)
+    os.close(answer)
 
 
 def healthz_is_well_while_the_api_server_is_away(world: World) -> None:

@@ -207,7 +207,7 @@ def test_a_server_that_hangs_delays_the_telling_and_nothing_else(troubled: Contr
         finally:
             troubled.resume()
 
-        assert world.wait_for_status("fail").tainted
+        world.wait(lambda node: node.status == "fail" and node.tainted)
 
 
 def test_a_server_that_comes_back_with_another_certificate_is_believed_by_its_new_authority(
@@ -220,7 +220,7 @@ def test_a_server_that_comes_back_with_another_certificate_is_believed_by_its_ne
         world.agent.wait_for_log("the API server is away; the newest verdict is kept")
         troubled.start_api(new_certificate=True)
 
-        assert world.wait_for_status("fail").tainted
+        world.wait(lambda node: node.status == "fail" and node.tainted)
         # The watch is back too: somebody's edit is answered.
         world.cluster.edit({"metadata": {"labels": {f"{P}/severity": "PASS"}}})
         world.wait(lambda node: node.severity == "REBOOT")
@@ -242,7 +242,7 @@ def test_without_its_role_the_agent_names_the_permission_and_recovers(troubled: 
         finally:
             troubled.kubectl("apply", "-f", str(MANIFESTS / "01-rbac-agent.yaml"))
 
-        assert world.wait_for_status("fail").tainted
+        world.wait(lambda node: node.status == "fail" and node.tainted)
         eventually(lambda: world.agent.metric("forbidden{nodes}") == 0)
 
 

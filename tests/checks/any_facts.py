@@ -23,7 +23,7 @@ from healthcheck.model import (
     TooEarly,
     Unobserved,
 )
-from healthcheck.probes import infiniband, kernel_log, kernel_modules, limits, nvml, pci, services
+from healthcheck.probes import infiniband, kernel_log, kernel_modules, libfabric, limits, nvml, pci, services
 from healthcheck.profiles import InstanceProfile
 from tests.checks.evidence import ADDRESSES, EFA_ADDRESSES, P5, every, healthy
 
@@ -135,6 +135,8 @@ _devices = st.builds(
 _running = st.builds(
     services.Service, st.sampled_from([services.FABRIC_MANAGER, services.IMEX]), numbers, _perhaps(seconds)
 )
+_names = st.lists(words, max_size=3).map(tuple)
+_listings = st.builds(libfabric.Listing, _names, codes, _names, words, words)
 _starts = st.builds(services.FabricManagerStart, words, st.just("") | words)
 
 FACTS: dict[Probe[Any], st.SearchStrategy[Any]] = {
@@ -146,6 +148,7 @@ FACTS: dict[Probe[Any], st.SearchStrategy[Any]] = {
         services.Services, st.booleans(), st.lists(_running, max_size=2).map(tuple), _perhaps(_starts), st.booleans()
     ),
     limits.LIMITS: _perhaps(st.builds(limits.Limits, _perhaps(numbers))),
+    libfabric.LIBFABRIC: st.builds(libfabric.LibfabricLook, st.none() | _listings | causes, words),
     kernel_log.RING: st.just(()),
 }
 """By probe. What the kernel's log may say has targets of its own."""

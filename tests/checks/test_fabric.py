@@ -82,7 +82,7 @@ def test_where_no_managers_start_is_known_it_is_the_drivers(services: Services, 
 
 @pytest.mark.parametrize("fabric", [Fabric(1, 0), Fabric(2, 0), Fabric(3, 27), Fabric(3, 0, health_mask=0x01)])
 def test_a_gpu_in_mig_mode_takes_no_part_in_a_fabric(fabric: Fabric) -> None:
-    seven = Seen("7 of 7 GPUs registered with their fabric", "all", "p5.48xlarge in fabrics.csv")
+    seven = Seen("7 of 7 GPUs registered with the NVLink fabric", "all", "p5.48xlarge in fabrics.csv")
 
     assert judge(fabric, mig_mode=Mode(current=True, pending=True)) == [seven]
     assert judge(fabric, mig_mode=Mode(current=False, pending=True)) != [seven]

@@ -96,6 +96,8 @@ class Stage:
         told = {}
         for code in CODES:
             self.node.write_value(f"nvml/{file}", code)
+            if "Inforom" in file:
+                self.driver.end()  # a valid one is believed for an hour, by the child that found it so
             told[code] = self.says()
         (self.node.root / "nvml" / file).unlink()
         assert self.says() == NOTHING
@@ -161,7 +163,7 @@ def test_a_call_about_no_gpu_could_not_look(stage: Stage, call: str) -> None:
 
 def test_a_handle_is_a_fault_of_its_gpu_or_could_not_look(stage: Stage) -> None:
     """No handle is never an absence: that GPU is there."""
-    expected = {code: Said([f"{FAULTS[code]} {stage.gpu}"] if code in FAULTS else [], {""}) for code in CODES}
+    expected = {code: Said([f"{FAULTS[code]} {stage.gpu}"] if code in FAULTS else [], {stage.gpu}) for code in CODES}
 
     assert stage.of_each_code("gpu0/error") == expected
 
@@ -172,8 +174,6 @@ def test_a_name_is_missed_or_the_gpu_tells_its_fault(stage: Stage, call: str) ->
 
     # Who may not read it (4) sees the GPU all the same. An argument that is invalid (2) is nothing that a name can be.
     expected = {code: stage.expected(code, {3, 4, 13, 25}) for code in CODES}
-    if call == "nvmlDeviceGetPciInfo_v3":  # then nobody knows where it is but by what PCI shows
-        expected = {code: Said(one.findings, {""} if one.unseen else set()) for code, one in expected.items()}
     assert told == expected
 
 
