@@ -15,6 +15,7 @@ from healthcheck.model import (
     Reason,
     Seen,
     Severity,
+    TooEarly,
     Unobserved,
     counted,
 )
@@ -126,6 +127,9 @@ def _on_its_way(gpu: nvml.Gpu, state: int, young: bool) -> Judgement:
     if young:
         told = f"{gpu.subject}: {detail}; judged {GRACE.seconds:g} s after {GRACE.since}"
         return Unobserved("FabricComingUp", told, gpu.subject)
+    if state == IN_PROGRESS and gpu.persistence is False:
+        # Our own look may be what initialised it, a moment ago: nobody can tell a registration that never ends.
+        return TooEarly(f"{detail}, and with persistence mode off each first use registers anew", gpu.subject)
     return found(NOT_READY, gpu, detail)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from healthcheck.checks.fabric import CHECK, GRACE
 from healthcheck.expectation import Expectation
-from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
 from healthcheck.probes.nvml import NVML, DriverLook, Fabric, Gpu, Mode
 from healthcheck.probes.services import FABRIC_MANAGER, SERVICES, Service, Services
 from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, driver_is_silent, driver_says, every, healthy, says
@@ -86,6 +86,13 @@ def test_a_gpu_in_mig_mode_takes_no_part_in_a_fabric(fabric: Fabric) -> None:
 
     assert judge(fabric, mig_mode=Mode(current=True, pending=True)) == [seven]
     assert judge(fabric, mig_mode=Mode(current=False, pending=True)) != [seven]
+
+
+def test_a_gpu_that_our_own_look_may_have_initialised_is_not_found_on_its_way() -> None:
+    told = "fabric state 2 (in progress), and with persistence mode off each first use registers anew"
+
+    assert judge(Fabric(2, 0), persistence=False) == [TooEarly(told, SUBJECT), ONE_MISSING]
+    assert isinstance(judge(Fabric(1, 0), persistence=False)[0], Finding)
 
 
 def test_a_node_of_a_rack_is_registered_without_a_manager_of_its_own() -> None:
