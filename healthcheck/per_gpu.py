@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
 
 from healthcheck.expectation import Expectation
 from healthcheck.model import Evidence, Finding, Grace, Judgement, NotConfigured, Reason, TooEarly, Unobserved
 from healthcheck.probes import nvml, pci
 
-Judge = Callable[[Evidence, Expectation], Iterator[Judgement]]
-JudgeGpu = Callable[[nvml.Gpu, Expectation], Iterator[Judgement]]
-
 DRIVER_GRACE = Grace(120.0, "the driver was loaded")
 """Contract, section 2 rule 11: GPUs come up one after another when the driver is loaded."""
 NVIDIA_DRIVER = "nvidia"
 
 
-def per_gpu(*readings: str) -> Callable[[JudgeGpu], Judge]:
-    """The judge of a check that looks at these readings of each GPU, named as the fields of `nvml.Gpu`.
+def answering(seen: Evidence, *readings: str) -> Generator[Judgement, None, tuple[nvml.Gpu, ...]]:
+    """The GPUs that answer, these readings included, as the value of `yield from`.
 
     A GPU or a reading that does not answer is could-not-look, for that GPU alone; what the fault of it is, `gpu-count`
-    tells. A reading that this GPU does not have is no reading at all: the judge of a GPU meets None.
+    tells. A reading that a GPU does not have is None, and no error.
     """
-
-    def wrap(judge_gpu: JudgeGpu) -> Judge:
-        def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-            for gpu in (yield from answering(seen)):
-                failed = tuple(unread(gpu, *readings))
-                if not failed:
-                    yield from judge_gpu(gpu, expected)
-                yield from failed
-
-        judge.__module__ = judge_gpu.__module__
-        return judge
-
-    return wrap
-
-
-def answering(seen: Evidence, *readings: str) -> Generator[Judgement, None, tuple[nvml.Gpu, ...]]:
-    """The GPUs that answer, these readings included, as the value of `yield from`; the others' errors are yielded."""
     answer = seen[nvml.NVML].answer
     if isinstance(answer, Unobserved):
         yield answer

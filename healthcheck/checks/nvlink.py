@@ -18,7 +18,7 @@ from healthcheck.model import (
     Severity,
     Unobserved,
 )
-from healthcheck.per_gpu import found, per_gpu
+from healthcheck.per_gpu import answering, found
 from healthcheck.probes import nvml
 
 GRACE = Grace(180.0, "the driver was loaded")
@@ -60,19 +60,17 @@ VERSION_LOW = Reason(
 
 
 def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    said = list(_judge_gpus(seen, expected))
-    yield from said
-    answer = seen[nvml.NVML].answer
-    gpus = answer.gpus if isinstance(answer, nvml.Gpus) else ()
+    gpus = yield from answering(seen, "nvlinks", "mig_mode")
+    for gpu in gpus:
+        yield from _judge_gpu(gpu, expected)
     links = [link for gpu in gpus for link in gpu.nvlinks or ()]
     if gpus and (links or _has_nvlink(expected)):
         yield _summary(links, expected)
-    elif not said:
+    elif gpus:
         yield NotConfigured("no GPU has an NVLink")
 
 
-@per_gpu("nvlinks", "mig_mode")
-def _judge_gpus(gpu: nvml.Gpu, expected: Expectation) -> Iterator[Judgement]:
+def _judge_gpu(gpu: nvml.Gpu, expected: Expectation) -> Iterator[Judgement]:
     # MIG mode turns the links of some GPUs off (Fabric Manager User Guide, Interoperability With MIG).
     divided = gpu.mig_mode is not None and gpu.mig_mode.current
     # Without NVLink in the type's profile an inactive link is how a PCIe card looks.

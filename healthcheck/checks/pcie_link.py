@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from healthcheck.expectation import Expectation
 from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, counted
-from healthcheck.per_gpu import found, per_gpu
+from healthcheck.per_gpu import answering, found
 from healthcheck.probes import nvml
 
 WIDTHS = frozenset({1, 2, 4, 8, 12, 16, 32})
@@ -26,23 +26,17 @@ WIDTH_LOW = Reason(
 )
 
 
-def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
-    said = list(_judge_gpus(seen, expected))
-    yield from said
-    answer = seen[nvml.NVML].answer
-    gpus = answer.gpus if isinstance(answer, nvml.Gpus) else ()
-    links = [gpu.pcie for gpu in gpus if gpu.pcie and _makes_sense(gpu.pcie)]
+def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+    gpus = yield from answering(seen, "pcie")
+    links = [(gpu, gpu.pcie) for gpu in gpus if gpu.pcie and _makes_sense(gpu.pcie)]
+    for gpu, link in links:
+        if link.width < link.max_width:
+            yield found(WIDTH_LOW, gpu, f"x{link.width}, GPU and slot can do x{link.max_width}")
     if links:
-        full = sum(link.width >= link.max_width for link in links)
+        full = sum(link.width >= link.max_width for _, link in links)
         yield Seen(f"full width on {full} of {counted(len(links), 'GPU')}", "all", "NVML's maximum of GPU and slot")
-    elif not said:
+    elif gpus:
         yield NotConfigured("no GPU tells a PCIe width that makes sense")
-
-
-@per_gpu("pcie")
-def _judge_gpus(gpu: nvml.Gpu, _: Expectation) -> Iterator[Judgement]:
-    if gpu.pcie and _makes_sense(gpu.pcie) and gpu.pcie.width < gpu.pcie.max_width:
-        yield found(WIDTH_LOW, gpu, f"x{gpu.pcie.width}, GPU and slot can do x{gpu.pcie.max_width}")
 
 
 def _makes_sense(link: nvml.PcieLink) -> bool:
