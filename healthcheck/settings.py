@@ -61,7 +61,7 @@ def _severity(value: Any) -> Any:
 def _checks(value: str) -> str:
     if not select_checks(value.split()):
         # A node that nothing looks at would be said to be well.
-        raise ValueError("names no check that a light look runs; 0 and 2 have some")
+        raise ValueError("names no check that a light look runs; 0, 2 and 3 have some")
     return value
 
 
