@@ -13,7 +13,7 @@ from bench.outcome import CouldNotMeasure, Outcome, Row, percentile, summary
 from bench.stage import INSTANCE_TYPE, Stage
 from sim.node import SimulatedNode
 from sim.real_node import RealNode, images, needs
-from sim.real_node.agent_pod import MANIFESTS, AgentPod, memory_mib
+from sim.real_node.agent_pod import AgentPod, memory_mib
 
 AIM_SECONDS = 3.0
 AIM_MIB = 72.0
@@ -54,11 +54,11 @@ def measure(stage: Stage) -> Outcome:
 
 def _seconds_to_pass(node: RealNode, pod: AgentPod) -> float:
     """On a Node that nobody has looked at, and with no memory on the disk."""
-    node.kubectl("delete", "-f", MANIFESTS, "--ignore-not-found", "--timeout=90s")
+    node.kubectl("delete", "-f", node.manifests, "--ignore-not-found", "--timeout=90s")
     node.run("rm", "-rf", _MEMORY)
     node.kubectl("label", "node", node.name, *(f"{_P}/{key}-" for key in ("status", "severity", "last-check")))
     node.kubectl("annotate", "node", node.name, f"{_P}/results-")
-    node.kubectl("apply", "-f", MANIFESTS)
+    node.kubectl("apply", "-f", node.manifests)
     pod.ready()
     status = node.get(f"/api/v1/nodes/{node.name}")["metadata"]["labels"].get(f"{_P}/status")
     if status != "pass":

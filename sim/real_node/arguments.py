@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.control_plane import arguments as plane
+from sim.node import FABRIC_MANAGER
 from sim.real_node.images import PAUSE
 
 if TYPE_CHECKING:
@@ -115,6 +116,8 @@ def services(
             *plane.kube_controller_manager(folder, kubelets=True),
         ],
         "kube-scheduler": [str(plane_bin / "kube-scheduler"), *plane.kube_scheduler(folder)],
+        # All that a node's own shows of itself to whoever looks through its processes: a name, and that it runs.
+        FABRIC_MANAGER: [str(folder / "bin" / FABRIC_MANAGER), "infinity"],
         "containerd": ["containerd"],
         "kubelet": [
             *("unshare", "--mount", "--propagation=unchanged", "sh", "-c", _WITH_THE_MACHINES_LOG, "sh"),

@@ -20,6 +20,7 @@ from sim.real_node.images import REPOSITORY
 from sim.real_node.needs import SEARCH_PATH
 
 _LISTEN_SECONDS = 0.2
+_KERNEL = 2
 _CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 """In a real cluster these run elsewhere: they outlive a reboot of the node."""
 
@@ -68,7 +69,7 @@ class FirstProcess:
         """All but the control plane ends at once, as when a machine is switched off."""
         for name in set(self._daemons) - set(_CONTROL_PLANE):
             self._daemons[name].kill()
-        spared = {os.getpid(), *(self._daemons[name].pid for name in _CONTROL_PLANE)}
+        spared = {os.getpid(), _KERNEL, *(self._daemons[name].pid for name in _CONTROL_PLANE)}
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) not in spared:
                 try:
@@ -93,10 +94,19 @@ class FirstProcess:
                 return
 
 
+def _second_process() -> None:
+    """What tells a whole machine from a container: its process 2 is the kernel's. The first that we start is ours."""
+    if os.fork() == 0:
+        Path("/proc/self/comm").write_text("kthreadd", encoding="ascii")
+        while True:
+            signal.pause()
+
+
 def main() -> None:
     os.environ.clear()  # nothing of who started us reaches a container
     os.environ["PATH"] = SEARCH_PATH
     os.umask(0o022)
+    _second_process()
     FirstProcess(Path(sys.argv[1])).serve()
 
 

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sim.node import FABRIC_MANAGER
 from sim.real_node import arguments, images, needs
 from sim.real_node.waiting import RealNodeError, wait_until
 
@@ -28,6 +29,11 @@ class RunningNode:
     def __init__(self, name: str = NAME) -> None:
         self.folder = FOLDER
         self.name = name
+
+    @property
+    def manifests(self) -> str:
+        """Our manifests as `kubectl apply -f` takes them on this node."""
+        return str(self.folder / "manifests")
 
     @property
     def pid(self) -> int | None:
@@ -59,6 +65,7 @@ class RunningNode:
         self._tell("power-off")
 
     def power_on(self) -> None:
+        self.start(FABRIC_MANAGER)
         self.start_containerd()
         self.start("kubelet")
 

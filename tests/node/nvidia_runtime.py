@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sim.node import LIBRARY_DIRECTORY
-from sim.real_node.agent_pod import DAEMONSET, MANIFESTS
+from sim.real_node.agent_pod import DAEMONSET
 from sim.real_node.arguments import CONTAINERD_CONFIGURATION
 from sim.real_node.root import HARDWARE
 
@@ -65,7 +65,7 @@ def installed(stage: Stage) -> Iterator[None]:
     stage.node.kubectl("apply", "-k", "kubernetes/overlays/runtime-class")
     stage.pod.ready(other_than=before)
     yield
-    stage.node.kubectl("apply", "-f", MANIFESTS)
+    stage.node.kubectl("apply", "-f", stage.node.manifests)
     stage.kubectl("rollout", "status", DAEMONSET, "--timeout=120s")
     stage.node.kubectl("delete", "runtimeclass", "nvidia")
     stage.on_node(f"rm {_PROGRAM}")

@@ -10,7 +10,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
-from sim.real_node.agent_pod import DAEMONSET, GIVE_UP_SECONDS, MANIFESTS, NAMESPACE, AgentPod, memory_mib
+from sim.real_node.agent_pod import DAEMONSET, GIVE_UP_SECONDS, NAMESPACE, AgentPod, memory_mib
 from tests.agent.world import NodeView
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Stage:
 
     def install(self) -> None:
         """Apply the manifests, until the agent is ready. A verdict from before still stands."""
-        self.node.kubectl("apply", "-f", MANIFESTS)
+        self.node.kubectl("apply", "-f", self.node.manifests)
         self.pod.ready()
 
     def on_node(self, script: str) -> str:

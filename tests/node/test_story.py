@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sim.real_node.agent_pod import DAEMONSET, MANIFESTS
+from sim.real_node.agent_pod import DAEMONSET
 from tests.agent.world import P
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def marks(stage: Stage) -> tuple[str, str, bool]:
 
 
 def test_a_rollout_becomes_ready_and_the_node_passes(stage: Stage) -> None:
-    printed = stage.node.kubectl("apply", "-f", MANIFESTS)
+    printed = stage.node.kubectl("apply", "-f", stage.node.manifests)
     assert all(line.endswith(" created") for line in printed.splitlines()), printed
 
     stage.pod.ready()
@@ -189,7 +189,7 @@ def test_deleted_the_node_keeps_its_marks_and_the_cluster_nothing_else(stage: St
     stage.host.xid(LOST, 79, ERROR)
     stage.wait_for_status("fail")
 
-    stage.node.kubectl("delete", "-f", MANIFESTS, "--timeout=90s")
+    stage.node.kubectl("delete", "-f", stage.node.manifests, "--timeout=90s")
 
     node = stage.view()
     assert (node.status, node.severity, node.tainted) == FAILED

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sim.real_node.agent_pod import DAEMONSET, MANIFESTS
+from sim.real_node.agent_pod import DAEMONSET
 from sim.real_node.images import OURS
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def slim(agent: Stage) -> Iterator[Stage]:
     agent.node.kubectl("apply", "-k", "kubernetes/overlays/slim-agent")
     agent.pod.ready(other_than=before)
     yield agent
-    agent.node.kubectl("apply", "-f", MANIFESTS)
+    agent.node.kubectl("apply", "-f", agent.node.manifests)
     agent.kubectl("rollout", "status", DAEMONSET, "--timeout=120s")
 
 
