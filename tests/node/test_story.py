@@ -119,6 +119,8 @@ def test_an_edited_configmap_is_taken_over_without_a_restart(stage: Stage) -> No
 
     # Not a higher TAINT_SEVERITY: a GPU that nobody can look at lifts no taint.
     stage.configure(ENABLE_TAINT="false")
+    # Not by a higher TAINT_SEVERITY: a GPU that nobody can look at lifts no taint.
+    stage.configure(ENABLE_TAINT="false")
     stage.wait(lambda node: not node.tainted)
     stage.configure(ENABLE_TAINT="true")
     stage.wait(lambda node: node.tainted)
