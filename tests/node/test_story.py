@@ -117,8 +117,6 @@ def test_a_forced_deletion_keeps_the_verdict_and_loses_no_line(stage: Stage, tmp
 def test_an_edited_configmap_is_taken_over_without_a_restart(stage: Stage) -> None:
     before = stage.pod.ready()
 
-    # Not a higher TAINT_SEVERITY: a GPU that nobody can look at lifts no taint.
-    stage.configure(ENABLE_TAINT="false")
     # Not by a higher TAINT_SEVERITY: a GPU that nobody can look at lifts no taint.
     stage.configure(ENABLE_TAINT="false")
     stage.wait(lambda node: not node.tainted)
