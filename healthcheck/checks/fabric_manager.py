@@ -10,7 +10,6 @@ from healthcheck.model import (
     Check,
     Evidence,
     Finding,
-    Grace,
     Judgement,
     NotConfigured,
     Reason,
@@ -18,10 +17,8 @@ from healthcheck.model import (
     Severity,
     Unobserved,
 )
+from healthcheck.per_gpu import DRIVER_GRACE
 from healthcheck.probes import kernel_modules, nvml, pci, services
-
-GRACE = Grace(120.0, "the driver was loaded")
-"""Contract, section 2 rule 11: so long what counts on a loaded driver is not judged."""
 
 _NO_DRIVER = ("DriverBeingChanged", "DriverNotLoaded")
 """Causes why NVML did not answer in which a fabric manager can't run either."""
@@ -37,7 +34,7 @@ NOT_RUNNING = Reason(
     "Start nvidia-fabricmanager (on the host, or the GPU operator's driver pod) and find in its log why it ended.",
     flickers=True,
     source="Fabric Manager User Guide; NVSentinel issue 883, where one was down for 20 days unseen",
-    grace=GRACE,
+    grace=DRIVER_GRACE,
 )
 MISMATCH = Reason(
     "FabricManagerVersionMismatch",
@@ -66,9 +63,10 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     running = seen[services.SERVICES].find(services.FABRIC_MANAGER)
     driver = seen[kernel_modules.MODULES].nvidia
     start = seen[services.SERVICES].fabric_manager_start
-    if running is None and expected.driver_age_seconds < GRACE.seconds:
+    if running is None and expected.driver_age_seconds < DRIVER_GRACE.seconds:
         yield Unobserved(
-            "DriverJustLoaded", f"no fabric manager runs yet; judged {GRACE.seconds:g} s after {GRACE.since}"
+            "DriverJustLoaded",
+            f"no fabric manager runs yet; judged {DRIVER_GRACE.seconds:g} s after {DRIVER_GRACE.since}",
         )
     elif running is None:
         yield _finding(NOT_RUNNING, f"no process {services.FABRIC_MANAGER}")

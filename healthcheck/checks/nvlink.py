@@ -10,7 +10,6 @@ from healthcheck.model import (
     Check,
     Evidence,
     Finding,
-    Grace,
     Judgement,
     NotConfigured,
     Reason,
@@ -18,11 +17,9 @@ from healthcheck.model import (
     Severity,
     Unobserved,
 )
-from healthcheck.per_gpu import answering, found
+from healthcheck.per_gpu import LINK_GRACE, answering, found
 from healthcheck.probes import nvml
 
-GRACE = Grace(180.0, "the driver was loaded")
-"""Contract, section 2: what the fabric is given to come up; its links are trained in that time."""
 VERSION_NAMES = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
 """nvmlNvlinkVersion_t (nvml.h); 0 is an invalid one."""
 
@@ -35,7 +32,7 @@ DOWN = Reason(
     flickers=True,
     threshold="an inactive link where the instance type has NVLink",
     source="contract, section 2 (DCGM 14, NVLINK_DOWN: TRIAGE); NVIDIA Health Validation, nvlink_active; gpud#1085",
-    grace=GRACE,
+    grace=LINK_GRACE,
 )
 COUNT_LOW = Reason(
     "NvLinkCountLow",
@@ -45,7 +42,7 @@ COUNT_LOW = Reason(
     flickers=True,
     threshold="fewer links than the instance type's row in fabrics.csv",
     source="contract, section 2 (DCGM 99, GPU_EXPECTED_NVLINKS_UP: TRIAGE)",
-    grace=GRACE,
+    grace=LINK_GRACE,
 )
 VERSION_LOW = Reason(
     "NvLinkVersionLow",
@@ -55,7 +52,7 @@ VERSION_LOW = Reason(
     flickers=True,
     threshold="an older version than the instance type's row in fabrics.csv",
     source="nvmlNvlinkVersion_t (nvml.h)",
-    grace=GRACE,
+    grace=LINK_GRACE,
 )
 
 
@@ -77,8 +74,8 @@ def _judge_gpu(gpu: nvml.Gpu, expected: Expectation) -> Iterator[Judgement]:
     if gpu.nvlinks is None or divided or not _has_nvlink(expected):
         return
     for fault in _faults(gpu, gpu.nvlinks, expected.instance_type):
-        if expected.driver_age_seconds < GRACE.seconds:
-            told = f"{gpu.subject}: {fault.detail}; judged {GRACE.seconds:.0f} s after {GRACE.since}"
+        if expected.driver_age_seconds < LINK_GRACE.seconds:
+            told = f"{gpu.subject}: {fault.detail}; judged {LINK_GRACE.seconds:.0f} s after {LINK_GRACE.since}"
             yield Unobserved("DriverJustLoaded", told, gpu.subject)
         else:
             yield fault

@@ -11,7 +11,6 @@ from healthcheck.model import (
     Check,
     Evidence,
     Finding,
-    Grace,
     Judgement,
     NotConfigured,
     Reason,
@@ -20,11 +19,9 @@ from healthcheck.model import (
     Unobserved,
     counted,
 )
-from healthcheck.per_gpu import answering, found, silent
+from healthcheck.per_gpu import LINK_GRACE, answering, found, silent
 from healthcheck.probes import nvml
 
-GRACE = Grace(180.0, "the driver was loaded")
-"""Contract, section 2: what the fabric is given to come up; no pair has NVLink before."""
 OK, DISABLED_BY_REGKEY, UNKNOWN = 0, 4, 6
 """nvmlGpuP2PStatus_t (nvml.h). Who disables it by the driver's settings wants it so, and unknown tells nothing."""
 _NO_FAULT = frozenset({OK, DISABLED_BY_REGKEY, UNKNOWN})
@@ -37,7 +34,7 @@ BROKEN = Reason(
     flickers=True,
     threshold="a pair whose NVLink status is neither OK, nor disabled by the driver's settings, nor unknown",
     source="nvmlDeviceGetP2PStatus (nvml.h); gpud's matrix of all pairs",
-    grace=GRACE,
+    grace=LINK_GRACE,
 )
 
 
@@ -60,9 +57,9 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
 
 def _judge_pairs(answer: nvml.Gpus, gpus: tuple[nvml.Gpu, ...], expected: Expectation) -> Iterator[Judgement]:
     broken = [pair for pair in answer.p2p if pair.nvlink not in _NO_FAULT]
-    if broken and expected.driver_age_seconds < GRACE.seconds:
+    if broken and expected.driver_age_seconds < LINK_GRACE.seconds:
         told = f"{len(broken)} of {len(answer.p2p)} pairs of GPUs without P2P over NVLink"
-        yield Unobserved("DriverJustLoaded", f"{told}; judged {GRACE.seconds:.0f} s after {GRACE.since}")
+        yield Unobserved("DriverJustLoaded", f"{told}; judged {LINK_GRACE.seconds:.0f} s after {LINK_GRACE.since}")
         return
     blamed = _blamed(broken)
     for gpu in gpus:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from healthcheck.checks.fabric_manager import CHECK, GRACE
+from healthcheck.checks.fabric_manager import CHECK
 from healthcheck.expectation import Expectation
 from healthcheck.model import Finding, Judgement, NotConfigured, Probe, Seen, Severity, Unobserved
+from healthcheck.per_gpu import DRIVER_GRACE
 from healthcheck.probes.kernel_modules import MODULES, KernelModules
 from healthcheck.probes.nvml import NVML, DriverLook
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
@@ -95,7 +96,7 @@ def test_it_may_take_its_time_after_the_driver(age: float, found: bool) -> None:
 
     blind = Unobserved("DriverJustLoaded", "no fabric manager runs yet; judged 120 s after the driver was loaded")
     assert said[:-1] == [NOT_RUNNING if found else blind]
-    assert GRACE.seconds == 120
+    assert DRIVER_GRACE.seconds == 120
 
 
 def test_gpus_that_others_have_need_none_here() -> None:
