@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from sim import nvml_library
+from sim.container_runtime import ContainerRuntime
 from sim.host_services import HostServices
 from sim.instance_rows import FABRIC_MANAGER_RUNS_ON, IMEX_RUNS_ON, SHAPES
 from sim.kernel_log import INFO, KernelRecord, SimulatedKernelLog, monotonic_us
@@ -47,6 +48,7 @@ class SimulatedNode:
         self.gpus = tuple(invent_gpus(root.name, self.shape))
         self.pci = PciTree(root)
         self.services = HostServices(root, self.write_value)
+        self.container_runtime = ContainerRuntime(root, self.write_value)
         self.efa_names = tuple(efa_name(address) for address in self.shape.efa_addresses)
         (root / "dev").mkdir(parents=True)
         self.kernel_log = SimulatedKernelLog(root / "dev" / "kmsg")
@@ -70,6 +72,7 @@ class SimulatedNode:
         for gpu in node.gpus:
             _write_new(path / f"nvml/gpu{gpu.index}", healthy_values(gpu, node.shape.gpu_model))
         node.install_library(driver_version)
+        node.container_runtime.install("eks-al2023")
         node._boot(driver_age_seconds)
         return node
 
@@ -248,6 +251,25 @@ class SimulatedNode:
         self.write_value("proc/2/comm", "sh")
         self.stop_fabric_manager()
         self.stop_imex()
+        self.container_runtime.stop()
+
+    # -- the container runtime
+
+    def run_kubernetes(self, distribution: str) -> None:
+        """It is a node of that distribution instead (sim/container_runtime.py), as healthy."""
+        self.container_runtime.install(distribution)
+        self.container_runtime.start(SETTLED_DRIVER_SECONDS)
+
+    def put_file(self, path: str, text: str) -> None:
+        """The image brought it, so that every process has read it."""
+        self.container_runtime.put(path, text)
+
+    def remove_file(self, path: str) -> None:
+        (self.root / path).unlink()
+
+    def stop_kubernetes(self) -> None:
+        """Neither kubelet nor containerd runs."""
+        self.container_runtime.stop()
 
     # -- faults of the driver
 
@@ -340,6 +362,7 @@ class SimulatedNode:
     def _boot(self, driver_age_seconds: int) -> None:
         self.write_value("proc/sys/kernel/random/boot_id", uuid.uuid4())
         self.services.boot(driver_age_seconds + 30)
+        self.container_runtime.start(driver_age_seconds)
         if self.instance_type in IMEX_RUNS_ON:
             self.start_imex()
         self.kernel_log.write(

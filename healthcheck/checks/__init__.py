@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from healthcheck.checks import (
     clocks,
+    container_runtime,
     driver,
     driver_messages,
     ecc,
@@ -79,6 +80,7 @@ CHECKS: tuple[Check, ...] = (
     pcie_replays.CHECK,
     gpu_placement.CHECK,
     nouveau.CHECK,
+    container_runtime.CHECK,
 )
 
 KERNEL_LINES: tuple[str, ...] = tuple(sorted({begin for check in CHECKS for begin in check.begins}))

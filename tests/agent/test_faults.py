@@ -23,6 +23,7 @@ class TestAHealthyNode:
             ("0-nvidia-smi", "pass"),
             ("2-efa-enumeration", "pass"),
             ("3-topology-check", "pass"),
+            ("7-container-runtime", "pass"),
         ]
         assert node.record["instance_type"] == "p5.48xlarge"
         assert (node.record["node_uid"], node.record["boot_id"]) == (node.uid, watched.host.boot_id)
@@ -59,6 +60,7 @@ class TestAHealthyNode:
             "0-nvidia-smi": "pass",
             "2-efa-enumeration": "not-configured",
             "3-topology-check": "pass",
+            "7-container-runtime": "pass",
         }
 
 

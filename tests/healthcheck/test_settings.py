@@ -269,7 +269,7 @@ def test_a_cycle_takes_at_most_two_intervals_and_a_probe_a_minute(
 @pytest.mark.parametrize(
     ("words", "names"),
     [
-        ("0 2 3 7 8", [*GROUP_0, *GROUP_2, *GROUP_3]),
+        ("0 2 3 7 8", [*GROUP_0, *GROUP_2, *GROUP_3, "container-runtime"]),
         ("2 0", [*GROUP_0, *GROUP_2]),
         ("2", GROUP_2),
         ("0-nvidia-smi", GROUP_0),

@@ -1,0 +1,187 @@
+"""What is known of a node's container runtimes: plain facts, for the judges and for a person."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CONTAINERD, CRIO, DOCKER = "containerd", "CRI-O", "Docker"
+"""The kinds of container runtime that we can read. Docker is spoken to through cri-dockerd."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFile:
+    """`written` is when it was last changed, in seconds of UTC."""
+
+    path: str
+    written: float
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a runtime can't take a file; `line` and `column` count from 1, 0 is unknown."""
+
+    file: str
+    message: str
+    line: int = 0
+    column: int = 0
+    only_ours: bool = False
+    """It is we who can't read it, within our bounds; the runtime may well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """A runtime that a pod can be started with, and the file and line that say so (0: unknown)."""
+
+    name: str
+    runtime_type: str
+    binary: str
+    systemd_cgroup: bool | None
+    file: str
+    line: int = 0
+    privileged_without_host_devices: bool = False
+    """A privileged container sees only the devices that it was given (containerd, CRI-O)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Misplaced:
+    """Handlers in a table that the runtime does not read in a file of that schema."""
+
+    file: str
+    schema: int
+    section: str
+    right_section: str
+    handlers: tuple[Handler, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What the files of one container runtime amount to; `files` in its own order.
+
+    Without any file the runtime's own defaults hold.
+    """
+
+    path: str
+    kind: str = CONTAINERD
+    version: str = ""
+    """Of the program that reads it, as `2.1.4`, from the program itself; '' where nobody knows."""
+    schema: int = 1
+    """containerd's `version`; 0 for the others."""
+    files: tuple[ReadFile, ...] = ()
+    handlers: tuple[Handler, ...] = ()
+    default: str = "runc"
+    cdi: bool = False
+    cdi_folders: tuple[str, ...] = ()
+    misplaced: tuple[Misplaced, ...] = ()
+    problem: Problem | None = None
+    address: str = ""
+    """The socket, as the file has it; '' where it says nothing."""
+    systemd_cgroup: bool | None = None
+    """The cgroup driver where the runtime has one for all handlers (CRI-O, Docker); None where each has its own."""
+    disabled_in: str = ""
+    """The file that switches the CRI plugin off (containerd's disabled_plugins)."""
+    unread: tuple[ReadFile, ...] = ()
+    """Files in drop-in folders beside it that it does not import."""
+    template: str = ""
+    """The distribution makes `path` from this one when it starts: editing `path` is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program that a handler names, as `named`; `path` is where it lies, '' where nobody found it."""
+
+    named: str
+    path: str = ""
+    executable: bool = False
+    architecture: str = ""
+    """Of an ELF file, as uname says it: `x86_64`, `aarch64`; '' for a script and where it can't be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class CdiSpec:
+    """A CDI specification, in a folder where the used runtime looks. `problem`: why it can't be read."""
+
+    path: str
+    kind: str = ""
+    devices: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    """Device nodes and hooks' programs of the host that it names and that do not exist."""
+    problem: Problem | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Toolkit:
+    """The configuration of NVIDIA's own runtime program, which it reads at each container's start."""
+
+    path: str
+    mode: str = ""
+    """'' where the file says nothing: `auto`."""
+    driver_root: str = ""
+    ldconfig: str = ""
+    """As the file has it, `@/sbin/ldconfig`: with the @ the path is the host's."""
+    missing: tuple[str, ...] = ()
+    """Paths of the host that it names and that do not exist."""
+    envvar_when_unprivileged: bool = True
+    volume_mounts: bool = False
+    problem: Problem | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Kubelet:
+    """`config` is its file, '' without one. `systemd_cgroup`: its cgroup driver is systemd; None where nobody says."""
+
+    name: str
+    pid: int
+    config: str = ""
+    systemd_cgroup: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What the running runtime says of itself over its socket (CRI Status): what it really loaded."""
+
+    name: str = ""
+    """RuntimeName: `containerd`, `cri-o`, `docker`."""
+    version: str = ""
+    handlers: tuple[str, ...] | None = None
+    """None: this version does not say."""
+    binaries: tuple[tuple[str, str], ...] = ()
+    """Handler and BinaryName, as far as it says."""
+    default: str = ""
+    cdi: bool | None = None
+    cdi_folders: tuple[str, ...] = ()
+    not_ready: str = ""
+    """Reason and message of the condition RuntimeReady where it is false."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRuntime:
+    """`used` is the configuration of the kubelet's own runtime; None with `why_none`."""
+
+    used: Configuration | None
+    why_none: str = ""
+    socket: str = ""
+    known_from: str = ""
+    """Who says that the kubelet uses this one."""
+    how: tuple[str, ...] = ()
+    """The steps by which we know it, for a person: process, flag or file, socket, its holder."""
+    assumed: bool = False
+    """No process says so: it is the distribution's known layout."""
+    started: float | None = None
+    """When that runtime was started, in seconds of UTC."""
+    unit: str = ""
+    """Its systemd unit, from its cgroup: `snap.k8s.containerd.service`."""
+    distribution: str = ""
+    """'' for those that have their runtime in its standard place."""
+    kubelet: Kubelet | None = None
+    others: tuple[Configuration, ...] = ()
+    """What other container runtimes on the node read, or would."""
+    programs: tuple[Program, ...] = ()
+    """Those that the used one's handlers name, each once."""
+    cdi_specs: tuple[CdiSpec, ...] = ()
+    """Of NVIDIA's devices for pods, in the used one's folders; those of the operator's own pods are none."""
+    toolkit: Toolkit | None = None
+    live: Live | None = None
+    """None: it was not asked, or did not answer (`why_not_live`)."""
+    why_not_live: str = ""
+    architecture: str = ""
+    """The host's, as uname says it, taken from its own programs in a captured tree; '' where nobody knows."""
