@@ -24,6 +24,8 @@ from healthcheck.model import (
     Unobserved,
 )
 from healthcheck.probes import infiniband, kernel_log, kernel_modules, libfabric, limits, nvml, pci, services
+from healthcheck.probes.runtime.container_runtime import CONTAINER_RUNTIME
+from healthcheck.probes.runtime.facts import ContainerRuntime
 from healthcheck.profiles import InstanceProfile
 from tests.checks.evidence import ADDRESSES, EFA_ADDRESSES, P5, every, healthy
 
@@ -150,6 +152,7 @@ FACTS: dict[Probe[Any], st.SearchStrategy[Any]] = {
     limits.LIMITS: _perhaps(st.builds(limits.Limits, _perhaps(numbers))),
     libfabric.LIBFABRIC: st.builds(libfabric.LibfabricLook, st.none() | _listings | causes, words),
     kernel_log.RING: st.just(()),
+    CONTAINER_RUNTIME: st.just(ContainerRuntime(None, "no kubelet runs on this node")),
 }
 """By probe. What the kernel's log may say has targets of its own."""
 
