@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import structlog
 from agent.ledger import Ledger, level_checks
 from healthcheck import settings as configuration
 from healthcheck.examine import judge, look
-from healthcheck.expectation import Expectation
+from healthcheck.expectation import Expectation, RuntimeClass
 from healthcheck.memory import Memory
 from healthcheck.model import Evidence, Host, Nature, Now, ProbeError, Unobserved
 from healthcheck.node import INSTANCE_TYPE, NodeState
@@ -21,6 +21,7 @@ from healthcheck.probes import machine
 from healthcheck.probes.libfabric import Libfabric
 from healthcheck.probes.nvml import NVML, DriverLook, Gpus
 from healthcheck.probes.nvml_driver import Driver
+from healthcheck.probes.runtime.cri import RuntimeStatus
 from healthcheck.profiles import find_profile
 from healthcheck.settings import BadValue, Settings, SettingsError
 from healthcheck.telemetry import Telemetry
@@ -47,6 +48,8 @@ class Expectations:
     """The own Node, None while it was not read: its label states the type where nobody else does."""
     remembered: Callable[[], str] = lambda: ""
     """What the last look took it for: who can't ask anybody for a moment must not take it for an unknown type."""
+    runtime_classes: Callable[[Mapping[str, str]], tuple[RuntimeClass, ...] | None] = lambda _: None
+    """Those of a node with these labels; None: nobody has listed them."""
     settings: Settings = field(default_factory=Settings)
     no_driver_at: float = 0.0
     """When a look last met none (monotonic): it was loaded after that, also where the log is not read."""
@@ -80,6 +83,7 @@ class Expectations:
             max_retired_pages_sbe=self.settings.values.max_retired_pages_sbe,
             first=memory.first,
             efa_allocatable=node.efa_allocatable if node else None,
+            runtime_classes=self.runtime_classes(node.labels) if node else None,
         )
 
 
@@ -89,10 +93,12 @@ class Sources:
 
     driver: Driver
     libfabric: Libfabric
+    runtime: RuntimeStatus
 
     def end(self) -> list[int]:
         """End the children; the pids of those that can't be ended."""
-        return [pid for pid in (self.driver.end(), self.libfabric.end()) if pid is not None]
+        ended = (self.driver.end(), self.libfabric.end(), self.runtime.end())
+        return [pid for pid in ended if pid is not None]
 
 
 class Cycle:
@@ -118,7 +124,7 @@ class Cycle:
         self._bad: tuple[BadValue, ...] = ()
         self._said_ignored = False
         self._library = ""
-        self._host = Host(expectations.root, self._ask_driver, sources.libfabric.look)
+        self._host = Host(expectations.root, self._ask_driver, sources.libfabric.look, sources.runtime.look)
         self._before: Evidence | None = None
         self.ended_at = time.monotonic()
         self.ended = 0

@@ -10,6 +10,7 @@ import structlog
 from agent.cycle import Cycle, Expectations, Sources
 from agent.follow import Follower
 from agent.ledger import Ledger, event_checks
+from agent.runtime_classes import RuntimeClasses
 from agent.schedule import Schedule
 from agent.settings import AgentSettings
 from agent.tell import Plan, Teller, node_event
@@ -26,6 +27,7 @@ from healthcheck.probes.kernel_log import KERNEL_FACILITY, boot_id
 from healthcheck.probes.libfabric import Libfabric
 from healthcheck.probes.machine import machine_id
 from healthcheck.probes.nvml_driver import Driver
+from healthcheck.probes.runtime.cri import RuntimeStatus
 from healthcheck.settings import BadValue
 from healthcheck.telemetry import Telemetry
 
@@ -53,13 +55,15 @@ class Agent:
         root = settings.host_root
         memory, lost, damage = _remember(file, settings, telemetry)
         self.ledger = Ledger(memory, file, telemetry, clock.now, self._hurry)
-        self.sources = Sources(Driver(root), Libfabric(root))
+        self.sources = Sources(Driver(root), Libfabric(root), RuntimeStatus(root))
+        self.runtime_classes = RuntimeClasses(cluster, telemetry)
         self.expectations = Expectations(
             root,
             settings.imds_endpoint,
             clock.now,
             lambda: self.teller.node,
             lambda: self.ledger.memory.instance_type,
+            self.runtime_classes.on,
         )
         self.cycle = Cycle(
             self.sources, self.ledger, self.expectations, telemetry, settings.config_dir, self._paused, self._complain
@@ -99,7 +103,7 @@ class Agent:
         self.follower.start()
         self.watcher.start()
         self.teller.start()
-        self.schedule.start(self.expectations.ask_imds)
+        self.schedule.start(self._aside)
 
     def look(self) -> float | None:
         """One light look and, after it, the heartbeat."""
@@ -109,6 +113,11 @@ class Agent:
         again_seconds = self.cycle.run()
         self.teller.beat()
         return again_seconds
+
+    def _aside(self) -> None:
+        """What a look needs of others and never waits for."""
+        self.expectations.ask_imds()
+        self.runtime_classes.list_when_due()
 
     def healthy(self) -> bool:
         """Whether a light look ended within three intervals. The API server has no part in it."""

@@ -6,6 +6,7 @@ import math
 import os
 import platform
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -22,9 +23,10 @@ from healthcheck.expectation import Expectation
 from healthcheck.memory import Memory
 from healthcheck.model import Check, Evidence, Host, Now, ProbeError
 from healthcheck.node import INSTANCE_TYPE
-from healthcheck.probes import kernel_log, machine
+from healthcheck.probes import kernel_log, machine, node_socket
 from healthcheck.probes.libfabric import LONGEST_SECONDS, Libfabric
 from healthcheck.probes.nvml_driver import Driver
+from healthcheck.probes.runtime.cri import RuntimeStatus
 from healthcheck.profiles import find_profile
 from healthcheck.settings import Settings, SettingsError, read_settings
 from healthcheck.sightings import noticed
@@ -56,12 +58,16 @@ def check(
     seconds = settings.values.probe_seconds
     driver = Driver(host_root, seconds, use_loader=root is None)
     libfabric = Libfabric(host_root, min(seconds, LONGEST_SECONDS))
+    runtime = RuntimeStatus(host_root, min(seconds, node_socket.LONGEST_SECONDS))
     try:
-        host = Host(host_root, driver.look, libfabric.ask if root is None else None)
+        host = Host(host_root, driver.look)
+        if root is None:
+            host = replace(host, ask_libfabric=libfabric.ask, ask_container_runtime=runtime.ask)
         seen = _look(host, checks, instance_type, settings, here=root is None)
     finally:
         driver.end()
         libfabric.end()
+        runtime.end()
     result = judged(seen)
     show(result, as_json=as_json, verbose=verbose)
     if save_evidence:

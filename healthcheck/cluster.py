@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
@@ -20,7 +21,15 @@ from kubernetes.client.exceptions import ApiException
 from healthcheck.budget import Slot, holder_label
 from healthcheck.events import Event
 from healthcheck.model import PREFIX
-from healthcheck.node import EFA_RESOURCE, FIELD_MANAGER, STATUS, NodeState, managers_of_label, whole_quantity
+from healthcheck.node import (
+    EFA_RESOURCE,
+    FIELD_MANAGER,
+    STATUS,
+    NodeState,
+    SelectiveClass,
+    managers_of_label,
+    whole_quantity,
+)
 
 NAMESPACE, BUDGET_NAMESPACE = "gpu-healthcheck", "gpu-healthcheck-budget"
 COMPONENT = "gpu-healthcheck"
@@ -32,6 +41,7 @@ _WATCH_SECONDS = (3300, 3900)
 _LONGEST_LINE = 8 << 20
 _LONGEST_MESSAGE = 500
 _PAGE = 500
+_MOST_CLASSES = 1000
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
 _HOLDER = f"{PREFIX}/holder"
 _METHODS = {"get": "GET", "list": "GET", "watch": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
@@ -159,6 +169,11 @@ class Cluster:
             self._json("patch", f"{path}/{quote(node.name)}", "leases", body, merge="merge")
         except NotFound:
             self._create_lease(path, body)
+
+    def list_runtime_classes(self) -> list[SelectiveClass]:
+        """Every RuntimeClass, in pages; a cluster has a handful, and of more than 1,000 the rest is left out."""
+        pages = self._pages("/apis/node.k8s.io/v1/runtimeclasses", "runtimeclasses", {})
+        return [_selective_class(one) for one in islice(pages, _MOST_CLASSES)]
 
     def read_config(self) -> dict[str, str]:
         """The keys of the ConfigMap that the agents read."""
@@ -342,6 +357,11 @@ def node_state(node: Mapping[str, Any]) -> NodeState:
         status_managers=managers_of_label(metadata.get("managedFields"), STATUS),
         efa_allocatable=whole_quantity((status.get("allocatable") or {}).get(EFA_RESOURCE)),
     )
+
+
+def _selective_class(one: Mapping[str, Any]) -> SelectiveClass:
+    selector = (one.get("scheduling") or {}).get("nodeSelector") or {}
+    return SelectiveClass(one["metadata"]["name"], one["handler"], selector)
 
 
 def _lease(

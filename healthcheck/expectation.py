@@ -28,6 +28,15 @@ class FirstSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class RuntimeClass:
+    """One that pods on this node may name. `for_this_node`: it selects nodes by their labels, and this is one."""
+
+    name: str
+    handler: str
+    for_this_node: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Expectation:
     """`profile` is None for an unknown type: no expectation, which is not an expectation of nothing."""
 
@@ -40,3 +49,5 @@ class Expectation:
     efa_allocatable: int | None = None
     """What the Node allows pods to ask for (`vpc.amazonaws.com/efa`); None: the Node does not say, or there is none."""
     max_retired_pages_sbe: int = 60
+    runtime_classes: tuple[RuntimeClass, ...] | None = None
+    """Those that leave this node out are not among them. None: nobody could list them."""

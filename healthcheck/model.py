@@ -182,12 +182,14 @@ Judgement = Finding | Sighting | Unobserved | NotConfigured | TooEarly | Seen
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The machine looked at: `root` is its `/` as we see it. The driver and libfabric are asked under a deadline."""
+    """The machine looked at: `root` is its `/` as we see it. Whom we ask has a deadline."""
 
     root: Path
     ask_driver: Callable[[], Any] | None = None
     ask_libfabric: Callable[[], Any] | None = None
     """None: `root` is not the machine that we run on, and libfabric speaks of no other."""
+    ask_container_runtime: Callable[[Any], Any] | None = None
+    """Given what the files say of it. None: `root` is not the machine that we run on."""
 
 
 @dataclass(frozen=True)

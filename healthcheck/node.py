@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from healthcheck.expectation import RuntimeClass
 from healthcheck.model import PREFIX
 
 STATUS, SEVERITY, LAST_CHECK = (f"{PREFIX}/{key}" for key in ("status", "severity", "last-check"))
@@ -55,6 +56,24 @@ class NodeState:
 
     def tainted(self) -> bool:
         return any(is_our_taint(taint) for taint in self.taints)
+
+
+@dataclass(frozen=True, slots=True)
+class SelectiveClass:
+    """A RuntimeClass as the API server shows it, with the labels that it wants of a node."""
+
+    name: str
+    handler: str
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+
+
+def runtime_classes(classes: Iterable[SelectiveClass], labels: Mapping[str, str]) -> tuple[RuntimeClass, ...]:
+    """Those that a pod may name on a node with these labels."""
+    return tuple(
+        RuntimeClass(one.name, one.handler, bool(one.node_selector))
+        for one in classes
+        if one.node_selector.items() <= labels.items()
+    )
 
 
 def is_tested(node: NodeState) -> bool:

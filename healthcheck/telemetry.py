@@ -44,7 +44,9 @@ class Telemetry:
         self.sxids = counter("sxids_total", "SXid lines by code; unknown codes count as unknown.", ("code",))
         self.driver_lines = counter("driver_messages_total", "Driver lines without a number, by meaning.", ("reason",))
         self.requests = counter("cluster_writes_total", "Writes to the API server by result.", ("resource", "result"))
-        self.forbidden = gauge("forbidden", "1 for a resource that the cluster forbids us to write.", ("resource",))
+        self.forbidden = gauge(
+            "forbidden", "1 for a resource that the cluster forbids us to write, or to list.", ("resource",)
+        )
         self.pending = gauge("verdict_pending", "1 while a verdict waits to be written to the node.")
         self.withheld = gauge("taint_withheld", "1 while the fleet budget has no place for this node's taint.")
         self.bad_settings = gauge("bad_settings", "1 for a key of the configuration that is not allowed.", ("key",))

@@ -35,7 +35,8 @@ NODES = Resource("nodes", "Node", "v1", namespaced=False, has_status=True)
 EVENTS = Resource("events", "Event", "v1")
 LEASES = Resource("leases", "Lease", "coordination.k8s.io/v1")
 CONFIG_MAPS = Resource("configmaps", "ConfigMap", "v1")
-RESOURCES = (NODES, EVENTS, LEASES, CONFIG_MAPS)
+RUNTIME_CLASSES = Resource("runtimeclasses", "RuntimeClass", "node.k8s.io/v1", namespaced=False)
+RESOURCES = (NODES, EVENTS, LEASES, CONFIG_MAPS, RUNTIME_CLASSES)
 
 
 class RefusedError(Exception):

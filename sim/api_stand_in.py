@@ -1,4 +1,4 @@
-"""An embedded stand-in of the Kubernetes API for the demo and the tests: nodes, events and leases in memory.
+"""An embedded stand-in of the Kubernetes API for the demo and the tests: nodes, events, leases and the like in memory.
 
 It does what the agent, the command line and `kubectl get nodes` use, with the real server's codes and words.
 It knows no users, admission, validation or managedFields: what rests on those is tried on a real kube-apiserver.
@@ -14,7 +14,7 @@ from typing import Self
 from sim.api_answers import ApiAnswers
 from sim.api_gate import RequestGate
 from sim.api_node import node_object
-from sim.api_objects import MERGE_PATCH, NODES, Object, patched
+from sim.api_objects import MERGE_PATCH, NODES, RUNTIME_CLASSES, Object, patched
 from sim.loopback import LoopbackServer
 
 
@@ -61,6 +61,10 @@ class ApiStandIn(RequestGate):
     def node(self, name: str | None = None) -> Object:
         """The node of that name; without one, the first of all."""
         return self.store.get(NODES, "", name) if name else self.store.find_all(NODES, "")[0][0]
+
+    def add_runtime_class(self, name: str, handler: str, node_selector: dict[str, str] | None = None) -> Object:
+        scheduling = {"scheduling": {"nodeSelector": node_selector}} if node_selector else {}
+        return self.store.create(RUNTIME_CLASSES, "", {"metadata": {"name": name}, "handler": handler, **scheduling})
 
     def edit_node(self, name: str, merge_patch: Object) -> Object:
         """Somebody else's write, spec and status alike; it is not among `requests`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -77,6 +78,13 @@ def make_node(tmp_path: Path) -> Iterator[Callable[[str], SimulatedNode]]:
 def node(make_node: Callable[[str], SimulatedNode]) -> SimulatedNode:
     """A healthy p5.48xlarge."""
     return make_node("p5.48xlarge")
+
+
+@pytest.fixture
+def short_root() -> Iterator[Path]:
+    """A folder of so short a name that a socket fits below it: its path may have 107 characters (unix(7))."""
+    with tempfile.TemporaryDirectory(prefix="gh-", dir="/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from agent.cycle import AGAIN_SECONDS, Cycle, Expectations, Sources
 from agent.ledger import Ledger
 from healthcheck import clock
 from healthcheck.checks.driver_messages import DRIVER_LOADED
-from healthcheck.expectation import Expectation
+from healthcheck.expectation import Expectation, RuntimeClass
 from healthcheck.memory import Memory
 from healthcheck.model import Evidence, Outcome, Sighting
 from healthcheck.node import INSTANCE_TYPE, NodeState
@@ -22,9 +23,13 @@ from healthcheck.probes.infiniband import RDMA
 from healthcheck.probes.libfabric import LIBFABRIC, Libfabric, LibfabricLook, Listing
 from healthcheck.probes.nvml import NVML
 from healthcheck.probes.nvml_driver import Driver
+from healthcheck.probes.runtime.container_runtime import CONTAINER_RUNTIME
+from healthcheck.probes.runtime.cri import NOT_YET, RuntimeStatus
+from healthcheck.probes.runtime.facts import Live
 from healthcheck.telemetry import Telemetry
 from sim.node import EFA_PROGRAMS, SimulatedNode
 from tests.agent.world import eventually
+from tests.probes.grpc_server import serving, told
 
 CHECKS = ["driver", "gpu-count", "recovery-action", "efa-count"]
 
@@ -36,12 +41,13 @@ class Light:
         self.telemetry = Telemetry()
         self.node: NodeState | None = None
         self.driver = Driver(node.root, use_loader=False)
-        sources = Sources(self.driver, Libfabric(node.root, path=f"{node.root}/{EFA_PROGRAMS}:/usr/bin:/bin"))
+        libfabric = Libfabric(node.root, path=f"{node.root}/{EFA_PROGRAMS}:/usr/bin:/bin")
+        sources = Sources(self.driver, libfabric, RuntimeStatus(node.root))
         self.ledger = Ledger(Memory(), None, self.telemetry, clock.now, lambda: None)
-        expectations = Expectations(
+        self.expectations = Expectations(
             node.root, "", clock.now, lambda: self.node, lambda: self.ledger.memory.instance_type
         )
-        self.cycle = Cycle(sources, self.ledger, expectations, self.telemetry, config, lambda: "", lambda _: None)
+        self.cycle = Cycle(sources, self.ledger, self.expectations, self.telemetry, config, lambda: "", lambda _: None)
         self.judging = mocker.spy(agent.cycle, "judge")
 
     def look(self) -> tuple[Evidence, Expectation]:
@@ -109,6 +115,20 @@ def test_what_the_machine_once_had_is_expected_at_the_next_look(light: Light, no
     assert light.ledger.memory.first.efa == 32
 
 
+def test_a_later_look_has_what_the_runtime_says(short_root: Path, config: Path, mocker: MockerFixture) -> None:
+    (config / "CHECKS_LIGHTWEIGHT").write_text("container-runtime")
+    ready = {"status": {"conditions": [{"type": "RuntimeReady", "status": True}]}}
+    answers = told("container-runtime", {}, ready)
+    with (
+        closing(SimulatedNode.create(short_root / "node", "p5.48xlarge")) as node,
+        serving(node.root / "run/containerd/containerd.sock", answers),
+    ):
+        light = Light(node, config, mocker)
+        first, _ = light.look()
+        assert first[CONTAINER_RUNTIME].why_not_live == NOT_YET
+        assert eventually(lambda: light.look()[0][CONTAINER_RUNTIME].live) == Live()
+
+
 def test_what_the_node_allows_is_expected(light: Light) -> None:
     assert light.look()[1].efa_allocatable is None
 
@@ -118,6 +138,14 @@ def test_what_the_node_allows_is_expected(light: Light) -> None:
 
     light.node = replace(light.node, efa_allocatable=None)
     assert light.look()[1].efa_allocatable is None
+
+
+def test_the_runtime_classes_are_those_of_the_nodes_own_labels(light: Light) -> None:
+    light.expectations.runtime_classes = lambda labels: (RuntimeClass("nvidia", labels["pool"], for_this_node=True),)
+    assert light.look()[1].runtime_classes is None
+
+    light.node = NodeState("n", labels={"pool": "gpu"})
+    assert light.look()[1].runtime_classes == (RuntimeClass("nvidia", "gpu", for_this_node=True),)
 
 
 def test_no_look_waits_for_libfabric(light: Light, node: SimulatedNode, config: Path) -> None:

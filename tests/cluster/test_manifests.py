@@ -68,6 +68,9 @@ def test_kubectl_says_that_the_agents_account_may_patch_nodes(installed: Control
     assert installed.kubectl("auth", "can-i", "patch", "nodes", f"--as={AGENT}").strip() == "yes"
 
 
+GROUPS = {"leases": "coordination.k8s.io", "runtimeclasses": "node.k8s.io"}
+
+
 @pytest.mark.control_plane
 @pytest.mark.parametrize(
     ("verb", "resource", "namespace", "allowed"),
@@ -98,6 +101,10 @@ def test_kubectl_says_that_the_agents_account_may_patch_nodes(installed: Control
         ("deletecollection", "leases", "gpu-healthcheck-budget", False),
         ("patch", "leases", "gpu-healthcheck-budget", False),
         ("get", "leases", "kube-node-lease", False),
+        ("list", "runtimeclasses", "", True),
+        ("get", "runtimeclasses", "", False),
+        ("watch", "runtimeclasses", "", False),
+        ("patch", "runtimeclasses", "", False),
         ("list", "pods", "", False),
         ("list", "secrets", "", False),
         ("get", "secrets", "gpu-healthcheck", False),
@@ -111,7 +118,7 @@ def test_rbac_gives_the_agents_account_its_work_and_no_more(
     name, _, subresource = resource.partition("/")
     asked = {
         "verb": verb,
-        "group": "coordination.k8s.io" if name == "leases" else "",
+        "group": GROUPS.get(name, ""),
         "resource": name,
         "subresource": subresource,
         "namespace": namespace,

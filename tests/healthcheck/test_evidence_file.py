@@ -17,7 +17,7 @@ from healthcheck.catalog.policy import Policy
 from healthcheck.checks import CHECKS
 from healthcheck.evidence_file import EvidenceError, Look
 from healthcheck.examine import judge
-from healthcheck.expectation import Expectation, FirstSeen, Place
+from healthcheck.expectation import Expectation, FirstSeen, Place, RuntimeClass
 from healthcheck.model import Evidence, Probe, Severity, Unobserved
 from healthcheck.probes.infiniband import RDMA
 from healthcheck.probes.kernel_log import RING, Record
@@ -40,6 +40,7 @@ EXPECTED = replace(
     policy=Policy({"GpuCountLow": Severity.MONITOR}, Severity.REBOOT, Severity.RESET, strict_pshc=True),
     first=FirstSeen(32, {ADDRESSES[0]: Place(1, "0000:51:00.0")}),
     efa_allocatable=31,
+    runtime_classes=(RuntimeClass("nvidia", "nvidia", for_this_node=True), RuntimeClass("kata", "kata", False)),
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ STAGES = re.findall(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, re.MULTILINE)
 # Loads what the image runs, and prints which parts of its environment came along. The agent, which loads less, is last.
 LOADED = """
 import sys
+import grpc, google.protobuf.json_format, google.protobuf.message_factory, healthcheck.probes.grpc_child
 import healthcheck.cluster, healthcheck.probes.nvml_child, pynvml, cli.__main__, agent.__main__
 for name, module in sys.modules.items():
     print(name, getattr(module, "__file__", None))
@@ -87,6 +89,13 @@ def test_every_package_of_the_image_is_locked_with_its_hashes(file: str) -> None
 
     for package in re.findall(r"^\w.*?(?=^\w|\Z)", text, re.MULTILINE | re.DOTALL):
         assert re.match(r"[\w.-]+==\S+ \\\n(    --hash=sha256:[0-9a-f]{64}( \\)?\n)+", package), package
+
+
+def test_every_folder_of_code_is_in_the_wheel() -> None:
+    """The tests run beside the sources and would not miss one."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    files = [file for top in ("agent", "cli", "healthcheck") for file in (ROOT / top).rglob("__init__.py")]
+    assert sorted(listed) == sorted(".".join(file.parent.relative_to(ROOT).parts) for file in files)
 
 
 def test_the_product_loads_nothing_that_the_image_leaves_out() -> None:

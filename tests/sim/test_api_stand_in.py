@@ -76,6 +76,13 @@ class TestReading:
     def test_a_list_is_cut_down_by_selectors(self, api: Any, selector: dict[str, str], names: list[str]) -> None:
         assert [node.metadata.name for node in api.list_node(**selector).items] == names
 
+    def test_runtime_classes_are_listed(self, stand_in: ApiStandIn, api: Any) -> None:
+        stand_in.add_runtime_class("nvidia", "nvidia", {"pool": "gpu"})
+
+        node_api: Any = client.NodeV1Api(api.api_client)
+        (listed,) = node_api.list_runtime_class().items
+        assert (listed.handler, listed.scheduling.node_selector) == ("nvidia", {"pool": "gpu"})
+
 
 class TestPatching:
     def test_one_patch_carries_labels_annotations_and_taints(self, api: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from healthcheck.model import Host, Probe
-from healthcheck.probes.runtime import containerd, host_files, processes
+from healthcheck.probes.runtime import containerd, cri, host_files, processes
 from healthcheck.probes.runtime.facts import CdiSpec, Configuration, ContainerRuntime, Program
 from healthcheck.probes.runtime.processes import CONTAINERD, CRIO, STANDARD_SOCKET, Endpoint, Process
 
@@ -59,7 +59,10 @@ LAYOUTS = (
 
 
 def read_container_runtime(host: Host) -> ContainerRuntime:
-    root = host.root
+    return cri.with_live(host, _of_node(host.root))
+
+
+def _of_node(root: Path) -> ContainerRuntime:
     found = processes.find(root)
     kubelet = processes.kubelet_of(found)
     if kubelet is not None:

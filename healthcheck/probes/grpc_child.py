@@ -1,0 +1,158 @@
+"""A process that asks a program of the node over its gRPC socket: one question, one line of JSON out, and it ends.
+
+It alone imports gRPC, which would weigh tens of MiB in whoever waits for the answer. It calls nothing that changes
+anything: the methods below are all that it knows.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+_LONGEST_WORDS = 200
+
+_Fields = tuple[tuple[str, int, str], ...]
+"""Of a message: name, number and type of each field that we read. `repeated` as in a .proto file."""
+
+CRI: dict[str, _Fields] = {
+    "VersionRequest": (),
+    "VersionResponse": (("runtime_name", 2, "string"), ("runtime_version", 3, "string")),
+    "StatusRequest": (("verbose", 1, "bool"),),
+    "StatusResponse": (
+        ("status", 1, "RuntimeStatus"),
+        ("info", 2, "repeated InfoEntry"),
+        ("runtime_handlers", 3, "repeated RuntimeHandler"),
+    ),
+    "RuntimeStatus": (("conditions", 1, "repeated RuntimeCondition"),),
+    "RuntimeCondition": (
+        ("type", 1, "string"),
+        ("status", 2, "bool"),
+        ("reason", 3, "string"),
+        ("message", 4, "string"),
+    ),
+    "InfoEntry": (("key", 1, "string"), ("value", 2, "string")),  # as a map travels
+    "RuntimeHandler": (("name", 1, "string"),),
+}
+"""k8s.io/cri-api, pkg/apis/runtime/v1/api.proto, as far as it is asked for."""
+
+POD_RESOURCES: dict[str, _Fields] = {
+    "ListPodResourcesRequest": (),
+    "ListPodResourcesResponse": (("pod_resources", 1, "repeated PodResources"),),
+    "PodResources": (
+        ("name", 1, "string"),
+        ("namespace", 2, "string"),
+        ("containers", 3, "repeated ContainerResources"),
+    ),
+    "ContainerResources": (
+        ("name", 1, "string"),
+        ("devices", 2, "repeated ContainerDevices"),
+        ("dynamic_resources", 5, "repeated DynamicResource"),
+    ),
+    "ContainerDevices": (("resource_name", 1, "string"), ("device_ids", 2, "repeated string")),
+    "DynamicResource": (
+        ("class_name", 1, "string"),  # until Kubernetes 1.30
+        ("claim_name", 2, "string"),
+        ("claim_namespace", 3, "string"),
+        ("claim_resources", 4, "repeated ClaimResource"),
+    ),
+    "ClaimResource": (("driver_name", 2, "string"), ("pool_name", 3, "string"), ("device_name", 4, "string")),
+}
+"""k8s.io/kubelet, pkg/apis/podresources/v1/api.proto, as far as it is asked for."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """`values` are the fields of the request."""
+
+    method: str
+    request: str
+    answer: str
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Question:
+    """Calls that belong together, and the package and messages that they are told in."""
+
+    package: str
+    messages: dict[str, _Fields]
+    calls: tuple[Call, ...]
+
+
+QUESTIONS = {
+    "container-runtime": Question(
+        "runtime.v1",
+        CRI,
+        (
+            Call("RuntimeService/Version", "VersionRequest", "VersionResponse"),
+            Call("RuntimeService/Status", "StatusRequest", "StatusResponse", {"verbose": True}),
+        ),
+    ),
+    "pod-resources": Question(
+        "v1", POD_RESOURCES, (Call("PodResourcesLister/List", "ListPodResourcesRequest", "ListPodResourcesResponse"),)
+    ),
+}
+
+
+def ask(question: Question, path: str) -> dict[str, Any]:
+    """`answers`, one for each call; or the `error` that is the reason for none."""
+    try:
+        with socket.socket(socket.AF_UNIX) as attempt:
+            attempt.connect(path)  # without gRPC, and told in the kernel's own words, where nobody listens
+    except OSError as error:
+        return {"error": error.strerror or str(error)}
+    return _call(question, path)
+
+
+def _call(question: Question, path: str) -> dict[str, Any]:
+    from urllib.parse import quote  # noqa: PLC0415 - as gRPC below: only once somebody listens
+
+    import grpc  # noqa: PLC0415
+    from google.protobuf.json_format import MessageToDict  # noqa: PLC0415
+
+    messages = message_classes(question)
+    answers = []
+    try:
+        # gRPC takes no answer of more than 4 MiB unless it is told otherwise.
+        with grpc.insecure_channel(f"unix:{quote(path)}") as channel:
+            for call in question.calls:
+                request, answer = messages[call.request], messages[call.answer]
+                method = channel.unary_unary(
+                    f"/{question.package}.{call.method}", request.SerializeToString, answer.FromString
+                )
+                answers.append(MessageToDict(method(request(**call.values)), preserving_proto_field_name=True))
+    except grpc.RpcError as error:
+        return {"error": f"{error.code().name}: {error.details()}"[:_LONGEST_WORDS]}
+    return {"answers": answers}
+
+
+def message_classes(question: Question) -> dict[str, Any]:
+    """The classes of these messages, made here: generated ones would tie us to a compiler and its versions."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # noqa: PLC0415
+
+    package = question.package
+    file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
+    for name, fields in question.messages.items():
+        message = file.message_type.add(name=name)
+        for field_name, number, kind in fields:
+            one = message.field.add(name=field_name, number=number)
+            repeated, _, of = kind.rpartition(" ")
+            one.label = one.LABEL_REPEATED if repeated else one.LABEL_OPTIONAL
+            if of in question.messages:
+                one.type, one.type_name = one.TYPE_MESSAGE, f".{package}.{of}"
+            else:
+                one.type = {"string": one.TYPE_STRING, "bool": one.TYPE_BOOL}[of]
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    classes = {name: pool.FindMessageTypeByName(f"{package}.{name}") for name in question.messages}
+    return {name: message_factory.GetMessageClass(one) for name, one in classes.items()}
+
+
+if __name__ == "__main__":
+    name, path, longest_seconds = sys.argv[1:]
+    signal.setitimer(signal.ITIMER_REAL, float(longest_seconds))  # whoever would end us may have been killed
+    print(json.dumps(ask(QUESTIONS[name], path)))

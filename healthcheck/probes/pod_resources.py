@@ -1,0 +1,143 @@
+"""Which devices the kubelet gave to pods: its own socket for monitoring (PodResourcesLister)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from healthcheck.model import Host, Probe
+from healthcheck.probes.node_socket import NodeSocket
+from healthcheck.probes.runtime import host_files
+
+SOCKETS = ("/var/lib/kubelet/pod-resources/kubelet.sock", "/var/lib/k0s/kubelet/pod-resources/kubelet.sock")
+"""In the kubelet's folder, which k0s alone keeps elsewhere (on MicroK8s the first is a link)."""
+_NVIDIA = "nvidia.com"
+_DRA_DRIVER = "gpu.nvidia.com"
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """Those of one device plugin's resource: `nvidia.com/gpu`, with the ids by which the plugin knows them."""
+
+    resource: str
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedDevice:
+    """One device of a DRA driver; `device` is '' where the driver names none."""
+
+    driver: str
+    pool: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A ResourceClaim, and what it was given. `class_name` is told by Kubernetes up to 1.30 alone."""
+
+    namespace: str
+    name: str
+    class_name: str = ""
+    devices: tuple[ClaimedDevice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """One that was given devices; of others, CPU and memory alone, nothing is kept."""
+
+    name: str
+    devices: tuple[Devices, ...] = ()
+    claims: tuple[Claim, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PodDevices:
+    """A pod that was given devices. Before Kubernetes 1.34 a kubelet also lists pods that have ended."""
+
+    namespace: str
+    name: str
+    containers: tuple[Container, ...]
+
+
+def read_pod_resources(host: Host) -> tuple[PodDevices, ...]:
+    """The pods that hold devices. Raises ProbeError: not to have looked is never to have found none."""
+    place = next((one for one in SOCKETS if _exists(host.root, one)), SOCKETS[0])
+    socket = NodeSocket("pod-resources")
+    try:
+        return read_answer(*socket.ask(host.root, place))
+    finally:
+        socket.end()
+
+
+def read_answer(answer: Mapping[str, Any]) -> tuple[PodDevices, ...]:
+    """A ListPodResourcesResponse as facts."""
+    pods = answer.get("pod_resources", ())
+    read = (PodDevices(one.get("namespace", ""), one.get("name", ""), tuple(_containers(one))) for one in pods)
+    return tuple(pod for pod in read if pod.containers)
+
+
+def holds_gpus(pods: Iterable[PodDevices]) -> list[tuple[str, str, int]]:
+    """`namespace/pod`, resource and number of devices, for each pod and resource that is a GPU or part of one.
+
+    A device counts once, also where an init container had it before the others.
+    """
+    held = []
+    for pod in pods:
+        ids: dict[str, set[str]] = {}
+        for container in pod.containers:
+            for resource, device in _gpus(container):
+                ids.setdefault(resource, set()).add(device)
+        held += [(f"{pod.namespace}/{pod.name}", resource, len(devices)) for resource, devices in ids.items()]
+    return held
+
+
+def _exists(root: Path, path: str) -> bool:
+    try:
+        return host_files.below(root, path).exists()
+    except OSError:
+        return False
+
+
+def _containers(pod: Mapping[str, Any]) -> Iterator[Container]:
+    for one in pod.get("containers", ()):
+        # The kubelet tells the devices of each NUMA node apart.
+        given: dict[str, tuple[str, ...]] = {}
+        for devices in one.get("devices", ()):
+            resource = devices.get("resource_name", "")
+            given[resource] = given.get(resource, ()) + tuple(devices.get("device_ids", ()))
+        claims = tuple(_claim(claim) for claim in one.get("dynamic_resources", ()))
+        if given or claims:
+            yield Container(one.get("name", ""), tuple(Devices(*item) for item in given.items()), claims)
+
+
+def _claim(claim: Mapping[str, Any]) -> Claim:
+    devices = tuple(
+        ClaimedDevice(one.get("driver_name", ""), one.get("pool_name", ""), one.get("device_name", ""))
+        for one in claim.get("claim_resources", ())
+    )
+    return Claim(claim.get("claim_namespace", ""), claim.get("claim_name", ""), claim.get("class_name", ""), devices)
+
+
+def _gpus(container: Container) -> Iterator[tuple[str, str]]:
+    """Resource and device; of a claim its driver stands for the resource, else its class."""
+    for devices in container.devices:
+        if _is_gpu(devices.resource):
+            yield from ((devices.resource, one) for one in devices.ids)
+    for claim in container.claims:
+        yield from ((one.driver, f"{one.pool}/{one.device}") for one in claim.devices if one.driver == _DRA_DRIVER)
+        if claim.class_name.endswith(_DRA_DRIVER):
+            yield claim.class_name, f"{claim.namespace}/{claim.name}"
+
+
+def _is_gpu(resource: str) -> bool:
+    """NVIDIA's and HAMi's names for GPUs, shares and MIG instances, and other vendors' and renamed ones."""
+    domain, _, name = resource.partition("/")
+    if domain == _NVIDIA:
+        return "gpu" in name.lower() or name.startswith("mig-")
+    return name == "gpu" or domain.endswith(f".{_NVIDIA}")
+
+
+POD_RESOURCES = Probe("pod-resources", read_pod_resources, tuple[PodDevices, ...])

@@ -1,0 +1,118 @@
+"""The cluster's RuntimeClasses, as the agent hears of them: seldom, in pages, and never in the way of a look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog.testing
+
+from agent.runtime_classes import LISTED_AGAIN_SECONDS, RuntimeClasses
+from healthcheck.cluster import Cluster, connect
+from healthcheck.expectation import RuntimeClass
+from healthcheck.telemetry import Telemetry
+from sim.api_objects import RUNTIME_CLASSES
+from sim.api_stand_in import ApiStandIn
+from tests.agent.world import World, eventually
+
+GPU_NODE = {"pool": "gpu", "zone": "a"}
+
+
+class Listing:
+    """The agent's own list, of a stand-in, with a clock that a test moves."""
+
+    def __init__(self, api: ApiStandIn) -> None:
+        self.api = api
+        self.now = 5000.0
+        self.telemetry = Telemetry()
+        self.classes = RuntimeClasses(Cluster(connect), self.telemetry, lambda: self.now)
+
+    def on(self, labels: dict[str, str]) -> tuple[RuntimeClass, ...] | None:
+        self.classes.list_when_due()
+        return self.classes.on(labels)
+
+    @property
+    def times(self) -> int:
+        return len([one for one in self.api.requests if "/runtimeclasses" in one.path])
+
+    @property
+    def forbidden(self) -> float | None:
+        return self.telemetry.registry.get_sample_value("gpu_healthcheck_forbidden", {"resource": "runtimeclasses"})
+
+
+@pytest.fixture
+def listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listing]:
+    with ApiStandIn() as api:
+        monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+        path = api.kubeconfig(tmp_path / "kubeconfig")
+        monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(path))
+        yield Listing(api)
+
+
+def test_a_class_is_for_the_nodes_that_its_selector_takes(listing: Listing) -> None:
+    listing.api.add_runtime_class("kata", "kata-qemu")
+    listing.api.add_runtime_class("nvidia", "nvidia", {"pool": "gpu"})
+    listing.api.add_runtime_class("gvisor", "runsc", {"pool": "cpu"})
+    listing.api.add_runtime_class("nvidia-b", "nvidia", {"pool": "gpu", "zone": "b"})
+
+    everywhere = RuntimeClass("kata", "kata-qemu", for_this_node=False)
+    assert listing.on(GPU_NODE) == (everywhere, RuntimeClass("nvidia", "nvidia", for_this_node=True))
+    assert listing.on({"pool": "cpu"}) == (RuntimeClass("gvisor", "runsc", for_this_node=True), everywhere)
+
+
+def test_a_cluster_without_any_is_not_one_that_nobody_could_ask(listing: Listing) -> None:
+    assert listing.classes.on(GPU_NODE) is None
+    assert listing.on(GPU_NODE) == ()
+
+
+def test_they_are_listed_once_an_hour_or_so(listing: Listing) -> None:
+    for seconds, times in [(0.0, 1), (300.0, 1), (LISTED_AGAIN_SECONDS * 0.89, 1), (LISTED_AGAIN_SECONDS * 1.11, 2)]:
+        listing.now = 5000.0 + seconds
+        listing.on(GPU_NODE)
+        assert (seconds, listing.times) == (seconds, times)
+
+
+def test_a_thousand_and_more_are_read_in_pages_and_the_rest_left_out(listing: Listing) -> None:
+    for number in range(1100):
+        listing.api.add_runtime_class(f"class-{number:04}", "runc")
+    assert len(listing.on(GPU_NODE) or ()) == 1000
+    assert [one.path.partition("limit=")[2].partition("&")[0] for one in listing.api.requests] == ["500", "500"]
+
+
+def test_the_last_good_list_outlives_an_outage_and_is_asked_for_again_at_the_next_look(listing: Listing) -> None:
+    listing.api.add_runtime_class("nvidia", "nvidia")
+    before = listing.on(GPU_NODE)
+    listing.now += 2 * LISTED_AGAIN_SECONDS
+    listing.api.fail_with(503)
+    assert [listing.on(GPU_NODE) for _ in range(2)] == [before] * 2
+    assert listing.times == 3
+
+    listing.api.recover()
+    listing.api.store.delete(RUNTIME_CLASSES, "", "nvidia")
+    assert listing.on(GPU_NODE) == ()
+
+
+def test_without_the_permission_nothing_is_judged_and_it_is_said_once(listing: Listing) -> None:
+    listing.api.fail_with(403)
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(3):
+            assert listing.on(GPU_NODE) is None
+            listing.now += 2 * LISTED_AGAIN_SECONDS
+    (said,) = [line for line in logs if line["log_level"] == "error"]
+    assert 'cannot list resource "runtimeclasses" in API group "node.k8s.io" at the cluster scope' in said["answer"]
+    assert listing.forbidden == 1
+
+    listing.api.recover()
+    assert (listing.on(GPU_NODE), listing.forbidden) == ((), 0)
+
+
+def test_the_agent_lists_them_once_at_its_start(watched: World) -> None:
+    def listed() -> list[str]:
+        return [one.path for one in watched.api.requests if "/runtimeclasses" in one.path]
+
+    eventually(listed)
+    looks = watched.agent.metric("looks_total")
+    watched.configure(MONITOR_TTL="1000")
+    eventually(lambda: watched.agent.metric("looks_total") > looks)
+    assert listed() == ["/apis/node.k8s.io/v1/runtimeclasses?limit=500"]
