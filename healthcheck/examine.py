@@ -29,6 +29,7 @@ from healthcheck.model import (
 def look(host: Host, checks: Iterable[Check], before: Evidence | None = None) -> Evidence:
     """Read what the checks need. A probe that failed leaves its cause, and the others go on."""
     at = clock.now().monotonic
+    host = replace(host, read_once={})
     probes = dict.fromkeys(probe for check in checks for probe in check.needs)
     seen: dict[Probe[Any], Any] = {}
     seconds: dict[str, float] = {}

@@ -190,6 +190,15 @@ class Host:
     """None: `root` is not the machine that we run on, and libfabric speaks of no other."""
     ask_container_runtime: Callable[[Any], Any] | None = None
     """Given what the files say of it. None: `root` is not the machine that we run on."""
+    read_once: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What `once` has read in this look."""
+
+    def once(self, read: Callable[[Path], T]) -> T:
+        """What `read` makes of the root: the first probe of a look that needs it reads it, the others share it."""
+        if read not in self.read_once:
+            self.read_once[read] = read(self.root)
+        shared: T = self.read_once[read]
+        return shared
 
 
 @dataclass(frozen=True)

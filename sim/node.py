@@ -267,6 +267,14 @@ class SimulatedNode:
     def remove_file(self, path: str) -> None:
         (self.root / path).unlink()
 
+    def put_program(self, path: str, architecture: str = "x86_64") -> None:
+        """A program of this architecture, as uname says it."""
+        self.container_runtime.put_program(path, architecture)
+
+    def restart_kubernetes(self) -> None:
+        """Kubelet and container runtime were started just now, and have read what there is."""
+        self.container_runtime.start(0)
+
     def stop_kubernetes(self) -> None:
         """Neither kubelet nor containerd runs."""
         self.container_runtime.stop()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 import hypothesis
 import pytest
 
+from sim import containerd
 from sim.control_plane import ControlPlane, NoBinariesError, binaries, install
 from sim.node import SimulatedNode
 
@@ -99,6 +100,22 @@ def control_plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
         _cannot_run(f"NOT TESTED against a real kube-apiserver: {error}")
     with ControlPlane(controllers=(folder / "kube-controller-manager").is_file()) as plane:
         yield plane
+
+
+@pytest.fixture(scope="session")
+def real_containerd(request: pytest.FixtureRequest) -> Callable[[str], Path]:
+    """The program of a release of containerd, built where it is not there yet."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    assert capture is not None
+
+    def program(release: str) -> Path:
+        try:
+            with capture.global_and_fixture_disabled():
+                return containerd.program(release)
+        except NoBinariesError as error:
+            _cannot_run(f"NOT TESTED against a real containerd {release}: {error}")
+
+    return program
 
 
 @pytest.fixture(scope="session")

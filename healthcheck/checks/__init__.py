@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from healthcheck.checks import (
+    cdi_specs,
+    cgroup_driver,
     clocks,
     container_runtime,
+    default_runtime,
     driver,
     driver_messages,
     ecc,
@@ -28,6 +31,8 @@ from healthcheck.checks import (
     memlock,
     mig_mode,
     nouveau,
+    nvidia_runtime,
+    nvidia_toolkit,
     nvlink,
     nvlink_errors,
     nvswitch,
@@ -38,6 +43,10 @@ from healthcheck.checks import (
     recovery_action,
     retired_pages,
     row_remap,
+    runtime_binary,
+    runtime_classes,
+    runtime_loaded,
+    runtime_type,
     sxid,
     temperature,
     xid,
@@ -81,6 +90,15 @@ CHECKS: tuple[Check, ...] = (
     gpu_placement.CHECK,
     nouveau.CHECK,
     container_runtime.CHECK,
+    runtime_loaded.CHECK,
+    nvidia_runtime.CHECK,
+    default_runtime.CHECK,
+    runtime_type.CHECK,
+    runtime_binary.CHECK,
+    nvidia_toolkit.CHECK,
+    cdi_specs.CHECK,
+    cgroup_driver.CHECK,
+    runtime_classes.CHECK,
 )
 
 KERNEL_LINES: tuple[str, ...] = tuple(sorted({begin for check in CHECKS for begin in check.begins}))

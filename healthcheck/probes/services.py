@@ -11,17 +11,10 @@ from pathlib import Path
 
 from healthcheck.clock import now
 from healthcheck.model import Host, Probe, ProbeError
-from healthcheck.probes.kernel_files import is_gone, read
+from healthcheck.probes.runtime import processes
+from healthcheck.probes.runtime.processes import Process
 
-FABRIC_MANAGER = "nv-fabricmanager"
-IMEX = "nvidia-imex"
-_LONGEST_COMM = 15
-"""The kernel keeps no more of a process's name (TASK_COMM_LEN)."""
-_BY_COMM = {name[:_LONGEST_COMM].encode(): name for name in (FABRIC_MANAGER, IMEX)}
-_UPTIME = re.compile(rb"(\d{1,12}\.\d\d) ")
-_TICKS_PER_SECOND = 100
-"""USER_HZ, the unit of times in /proc/PID/stat: 100 on every architecture that has NVIDIA GPUs."""
-_DEAD = (b"Z", b"X", b"x")
+FABRIC_MANAGER, IMEX = processes.FABRIC_MANAGER, processes.IMEX
 _LOGS = ("var/log/fabricmanager.log", "run/nvidia/driver/var/log/fabricmanager.log")
 """Where the fabric manager writes, on the host and in the GPU operator's driver container."""
 _TAIL = 1 << 16
@@ -68,70 +61,21 @@ class Services:
 
 def read_services(host: Host) -> Services:
     """Raises ProbeError where there is no /proc to look at."""
-    processes = host.root / "proc"
+    root = host.root
     try:
-        uptime = _seconds(read(processes / "uptime", 64))
-        running = tuple(_running(processes, uptime))
+        uptime = processes.uptime(root)
+        running = tuple(
+            _service(one, uptime) for one in host.once(processes.find) if one.name in (FABRIC_MANAGER, IMEX)
+        )
     except OSError as error:
-        raise ProbeError(f"{error.filename or processes}: {error.strerror}") from error
+        raise ProbeError(f"{error.filename or root / 'proc'}: {error.strerror}") from error
     booted = now().wall.timestamp() - uptime
-    return Services(_is_hosts(processes), running, _last_start(host.root, booted), _enabled(host.root, _IMEX_UNIT))
+    return Services(processes.are_the_hosts(root), running, _last_start(root, booted), _enabled(root, _IMEX_UNIT))
 
 
-def _seconds(uptime: bytes) -> float:
-    found = _UPTIME.match(uptime)
-    if found is None:
-        raise ProbeError(f"/proc/uptime: {uptime[:32]!r} is no number of seconds")
-    return float(found[1])
-
-
-def _is_hosts(processes: Path) -> bool:
-    """Process 2 is the kernel's own, and no container's: who sees it sees them all."""
-    try:
-        return read(processes / "2/comm", 64).strip() == b"kthreadd"
-    except OSError:
-        return False
-
-
-def _running(processes: Path, uptime: float) -> Iterator[Service]:
-    # A host has thousands: one short path and one read for each, and more only for those that we look for.
-    folder = os.open(processes, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        for pid in os.scandir(folder):
-            if not (pid.name.isascii() and pid.name.isdigit()):
-                continue
-            name = _BY_COMM.get(_read(folder, f"{pid.name}/comm").rstrip())
-            if name is None:
-                continue
-            state, started = _state(_read(folder, f"{pid.name}/stat"))
-            if state not in _DEAD:
-                age = None if started is None else max(0.0, uptime - started)
-                yield Service(name, int(pid.name), age)
-    finally:
-        os.close(folder)
-
-
-def _read(folder: int, path: str) -> bytes:
-    """The beginning of a small file; nothing where the process has gone, or is hidden from us."""
-    try:
-        return read(path, 1024, folder)
-    except OSError as error:
-        if is_gone(error) or isinstance(error, PermissionError):
-            return b""
-        raise
-
-
-def _state(text: bytes) -> tuple[bytes, float | None]:
-    """State, and seconds after the boot at which it was started (proc(5): fields 3 and 22).
-
-    They are counted like /proc/uptime, suspended time included, so that their difference needs no clock of ours.
-    """
-    # The name, field 2, stands in parentheses and may hold anything.
-    fields = text.rpartition(b")")[2].split()
-    try:
-        return fields[0], int(fields[19]) / _TICKS_PER_SECOND
-    except (IndexError, ValueError, OverflowError):
-        return b"", None
+def _service(process: Process, uptime: float) -> Service:
+    age = None if process.since_boot is None else max(0.0, uptime - process.since_boot)
+    return Service(process.name, process.pid, age)
 
 
 def _last_start(root: Path, booted: float) -> FabricManagerStart | None:

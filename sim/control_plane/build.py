@@ -53,12 +53,22 @@ def kubernetes_version() -> str:
 
 def cache_folder(programs: str = "control-plane") -> Path:
     """The folder of exactly these sources: other go.sum, other folder."""
-    digest = hashlib.sha256()
-    for module in _MODULES:
-        for name in ("go.mod", "go.sum"):
-            digest.update((_ROOM / module / name).read_bytes())
+    return home_of(programs) / f"{kubernetes_version()}-{digest(*(_ROOM / module for module in _MODULES))}"
+
+
+def home_of(programs: str) -> Path:
+    """Where all builds of these programs are kept."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return home / "gpu-healthcheck" / programs / f"{kubernetes_version()}-{digest.hexdigest()[:12]}"
+    return home / "gpu-healthcheck" / programs
+
+
+def digest(*rooms: Path) -> str:
+    """Of exactly these sources, each a folder with go.mod and go.sum."""
+    told = hashlib.sha256()
+    for room in rooms:
+        for name in ("go.mod", "go.sum"):
+            told.update((room / name).read_bytes())
+    return told.hexdigest()[:12]
 
 
 def find_binaries() -> Path | None:
@@ -76,30 +86,30 @@ def binaries() -> Path:
     found = find_binaries()
     if found is not None:
         return found
-    return _built(cache_folder(), _build_plane)
+    return built(cache_folder(), _build_plane)
 
 
 def node_binaries() -> tuple[Path, Path]:
     """Two folders, of the plane's programs and of the kubelet: both our own build, whatever assets are there."""
-    return _built(cache_folder(), _build_plane), _built(cache_folder("kubelet"), _build_kubelet)
+    return built(cache_folder(), _build_plane), built(cache_folder("kubelet"), _build_kubelet)
 
 
-def _built(target: Path, build: Callable[[Path], None]) -> Path:
+def built(target: Path, build: Callable[[Path], None]) -> Path:
     """Build beside the target and rename: a half-built folder is never seen under the final name."""
     if target.is_dir():
         return target
     if shutil.which("go") is None:
         raise NoBinariesError(
-            "no control plane: neither Go (to build one) nor KUBEBUILDER_ASSETS "
+            f"no {target.parent.name}: neither Go (to build one) nor KUBEBUILDER_ASSETS "
             f"(a folder with {', '.join(REQUIRED)}) is here"
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     with _only_one_builder(target):
         if not target.is_dir():  # another process may have built it while we waited
             with tempfile.TemporaryDirectory(dir=target.parent, prefix=".building-") as folder:
-                built = Path(folder) / "bin"
-                build(built)
-                built.rename(target)
+                half_built = Path(folder) / "bin"
+                build(half_built)
+                half_built.rename(target)
     return target
 
 
@@ -110,29 +120,30 @@ def _only_one_builder(target: Path) -> Iterator[None]:
         yield
 
 
-def _build_plane(built: Path) -> None:
+def _build_plane(folder: Path) -> None:
     version = kubernetes_version()
     print(f"building Kubernetes {version} and etcd, once: some minutes", file=sys.stderr, flush=True)
-    _go_build("etcd", built, "-s -w", _MODULES["etcd"])
-    _go_build("kubernetes", built, "-s -w " + _version_flags(version), _MODULES["kubernetes"])
+    go_build(_ROOM / "etcd", folder, "-s -w", _MODULES["etcd"])
+    go_build(_ROOM / "kubernetes", folder, "-s -w " + _version_flags(version), _MODULES["kubernetes"])
     # The module's path ends in /v3, so Go may name etcd's program after that or after the folder above.
-    if not (built / "etcd").is_file():
-        (built / "server").rename(built / "etcd")
+    if not (folder / "etcd").is_file():
+        (folder / "server").rename(folder / "etcd")
 
 
-def _build_kubelet(built: Path) -> None:
+def _build_kubelet(folder: Path) -> None:
     version = kubernetes_version()
     print(f"building the kubelet {version}, once: a minute or two", file=sys.stderr, flush=True)
-    _go_build("kubernetes", built, "-s -w " + _version_flags(version), (_KUBELET,))
+    go_build(_ROOM / "kubernetes", folder, "-s -w " + _version_flags(version), (_KUBELET,))
 
 
-def _go_build(module: str, out: Path, ldflags: str, packages: Sequence[str]) -> None:
+def go_build(room: Path, out: Path, ldflags: str, packages: Sequence[str], tags: str = "") -> None:
+    """With the modules that the room's go.mod and go.sum pin, and without cgo. Raises ControlPlaneError."""
     out.mkdir(exist_ok=True)
     environment = os.environ | {"CGO_ENABLED": "0", "GOWORK": "off", "GOFLAGS": "-mod=readonly"}
-    command = ["go", "build", "-trimpath", "-ldflags", ldflags, "-o", f"{out}/", *packages]
-    done = subprocess.run(command, cwd=_ROOM / module, env=environment, capture_output=True, text=True, check=False)
+    command = ["go", "build", "-trimpath", "-tags", tags, "-ldflags", ldflags, "-o", f"{out}/", *packages]
+    done = subprocess.run(command, cwd=room, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise ControlPlaneError(f"go build of {module} failed:\n{done.stderr[-4000:]}")
+        raise ControlPlaneError(f"go build of {room.name} failed:\n{done.stderr[-4000:]}")
 
 
 def _version_flags(version: str) -> str:

@@ -9,6 +9,10 @@ once).
 With `healthy_before` the node is looked at twice: so many seconds before its faults and values, it was seen healthy.
 What only a difference tells needs that: a rate, a GPU that moved. One look, as `check` takes, finds nothing of it.
 
+With `[running]` the container runtime answers on its socket, and says this of itself (`Live`). `runtime_classes` are
+the cluster's, as name, handler and whether the nodeSelector names this node. `check --root` asks neither: these nodes
+are judged as by the agent.
+
 With `from_within` `check` takes the node for the machine that it runs on, as in the agent's pod, and its programs
 (`fi_info`) are found: with `--root` nobody runs any.
 """
@@ -43,6 +47,8 @@ class Scenario:
     faults: list[list[Any]]
     kernel_log: list[str]
     write: dict[str, str]
+    running: dict[str, Any]
+    runtime_classes: list[list[Any]]
     expect: Expected
 
     @classmethod
@@ -58,8 +64,15 @@ class Scenario:
             faults=told.get("faults", []),
             kernel_log=told.get("kernel_log", []),
             write=told.get("write", {}),
+            running=told.get("running", {}),
+            runtime_classes=told.get("runtime_classes", []),
             expect=Expected(**told["expect"]),
         )
+
+    @property
+    def is_seen_by_check(self) -> bool:
+        """Whether one look at the node's files shows it."""
+        return not (self.healthy_before or self.running or self.runtime_classes)
 
     def build(self, path: Path) -> SimulatedNode:
         """The node with its faults."""

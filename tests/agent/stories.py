@@ -240,6 +240,22 @@ def a_missing_efa_device_counts_only_after_three_more_looks(world: World) -> Non
     assert world.node().tainted
 
 
+def a_container_runtime_that_lost_nvidias_handler_is_warned_of_until_it_is_mended(world: World) -> None:
+    file = "etc/containerd/config.toml"
+    right = (world.host.root / file).read_text()
+    counts_only_after_three_more_looks(
+        world, lambda: world.host.put_file(file, "version = 3\n"), "NvidiaRuntimeMissing", "warn"
+    )
+    assert (world.node().severity, world.node().tainted) == ("MONITOR", False)
+
+    before, looks = now(world), world.agent.metric("looks_total")
+    world.host.put_file(file, right)
+    world.wait_for_status("pass")
+    # The look that was under way may still have seen it.
+    assert world.agent.metric("looks_total") <= looks + 2
+    assert {node.status for node in past(world, before)} == {"pass"}
+
+
 def counts_only_after_three_more_looks(world: World, remove: Callable[[], None], reason: str, status: str) -> None:
     before, looks = now(world), world.agent.metric("looks_total")
     remove()
@@ -380,6 +396,7 @@ STORIES = (
     a_gpu_that_was_away_for_one_look_is_never_told,
     a_missing_gpu_counts_only_after_three_more_looks,
     a_missing_efa_device_counts_only_after_three_more_looks,
+    a_container_runtime_that_lost_nvidias_handler_is_warned_of_until_it_is_mended,
     a_driver_that_hangs_is_unknown_first_and_a_fault_when_it_still_hangs,
     a_healthy_node_is_written_no_more_than_its_heartbeat,
     healthz_fails_when_no_look_ends_for_three_intervals,

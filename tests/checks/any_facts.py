@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from healthcheck.catalog.fabrics import fabrics
 from healthcheck.catalog.policy import Policy
 from healthcheck.checks import CHECKS, nvlink_errors, recovery_action
-from healthcheck.expectation import Expectation, FirstSeen, Place
+from healthcheck.expectation import Expectation, FirstSeen, Place, RuntimeClass
 from healthcheck.model import (
     Check,
     Evidence,
@@ -24,14 +24,13 @@ from healthcheck.model import (
     Unobserved,
 )
 from healthcheck.probes import infiniband, kernel_log, kernel_modules, libfabric, limits, nvml, pci, services
-from healthcheck.probes.runtime.container_runtime import CONTAINER_RUNTIME
-from healthcheck.probes.runtime.facts import ContainerRuntime
+from healthcheck.probes.runtime import container_runtime, distributions, facts
 from healthcheck.profiles import InstanceProfile
 from tests.checks.evidence import ADDRESSES, EFA_ADDRESSES, P5, every, healthy
 
 LONGEST_DETAIL = 3000
 """For what a person reads: a few lines. GPUs or links by the hundred are counted, or listed where there are few."""
-KINDS = ("gpu/", "efa/", "nvswitch/")
+KINDS = ("gpu/", "efa/", "nvswitch/", "runtime/")
 WITHOUT_A_NAME = ("driver", "node")
 LEVEL_CHECKS = tuple(check for check in CHECKS if check.nature is Nature.LEVEL)
 
@@ -141,6 +140,79 @@ _names = st.lists(words, max_size=3).map(tuple)
 _listings = st.builds(libfabric.Listing, _names, codes, _names, words, words)
 _starts = st.builds(services.FabricManagerStart, words, st.just("") | words)
 
+_PATHS = ["", "/etc/containerd/config.toml", "/usr/local/nvidia/toolkit/nvidia-container-runtime"]
+_paths = st.sampled_from(_PATHS) | words
+_handler_names = st.sampled_from(["runc", "nvidia", "Nvidia", "nvidia-cdi", "nvidia-container-runtime"]) | words
+_versions = st.sampled_from(["", "1.7.27", "2.1.4-k3s1", "v3", "2"]) | words
+_flags = _perhaps(st.booleans())
+_shims = st.sampled_from(["", "io.containerd.runc.v2", "io.containerd.runc.v1", "io.containerd.kata.v2"]) | words
+_problems = st.builds(facts.Problem, _paths, words, numbers, numbers, st.booleans())
+
+
+def _few(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(strategy, max_size=3).map(tuple)
+
+
+_read_files = _few(st.builds(facts.ReadFile, _paths, seconds))
+_handlers = _few(st.builds(facts.Handler, _handler_names, _shims, _paths, _flags, _paths, numbers, st.booleans()))
+_misplaced = _few(st.builds(facts.Misplaced, _paths, numbers, words, words, _handlers))
+_configurations = st.builds(
+    facts.Configuration,
+    _paths,
+    kind=st.sampled_from([facts.CONTAINERD, facts.CRIO, facts.DOCKER]),
+    version=_versions,
+    schema=st.integers(0, 4),
+    files=_read_files,
+    handlers=_handlers,
+    default=_handler_names,
+    cdi=st.booleans(),
+    cdi_folders=_few(words),
+    misplaced=_misplaced,
+    problem=st.sampled_from([None, None, None]) | _problems,
+    systemd_cgroup=_flags,
+    disabled_in=_paths,
+    unread_handlers=_handlers,
+    built_in=_few(_handler_names),
+    template=_paths,
+)
+_live = st.builds(
+    facts.Live,
+    words,
+    _versions,
+    _perhaps(_few(_handler_names)),
+    _few(st.tuples(_handler_names, _paths)),
+    _handler_names,
+    _flags,
+    _few(words),
+    words,
+)
+_programs = _few(st.builds(facts.Program, _paths, _paths, st.booleans(), st.sampled_from(["", "x86_64", "aarch64"])))
+_specs = _few(st.builds(facts.CdiSpec, _paths, words, _few(words), _few(_paths), _perhaps(_problems)))
+_toolkits = st.builds(
+    facts.Toolkit, _paths, words, _paths, _paths, _few(_paths), st.booleans(), st.booleans(), _perhaps(_problems)
+)
+_distributions = st.sampled_from(sorted({one.distribution for one in distributions.LAYOUTS} | {"GKE", "Bottlerocket"}))
+_runtimes = st.builds(
+    facts.ContainerRuntime,
+    _perhaps(_configurations) | _configurations,
+    words,
+    words,
+    words,
+    _few(words),
+    st.booleans(),
+    _perhaps(seconds),
+    st.sampled_from(["", "k3s-agent.service", "snap.k8s.containerd.service"]) | words,
+    _distributions | words,
+    _perhaps(st.builds(facts.Kubelet, words, numbers, _paths, _flags)),
+    _few(_configurations),
+    _programs,
+    _specs,
+    _perhaps(_toolkits),
+    _perhaps(_live),
+    words,
+    st.sampled_from(["", "x86_64", "aarch64"]),
+)
+
 FACTS: dict[Probe[Any], st.SearchStrategy[Any]] = {
     nvml.NVML: driver_looks,
     pci.FUNCTIONS: st.lists(_functions, max_size=5).map(tuple),
@@ -151,8 +223,8 @@ FACTS: dict[Probe[Any], st.SearchStrategy[Any]] = {
     ),
     limits.LIMITS: _perhaps(st.builds(limits.Limits, _perhaps(numbers))),
     libfabric.LIBFABRIC: st.builds(libfabric.LibfabricLook, st.none() | _listings | causes, words),
+    container_runtime.CONTAINER_RUNTIME: _runtimes,
     kernel_log.RING: st.just(()),
-    CONTAINER_RUNTIME: st.just(ContainerRuntime(None, "no kubelet runs on this node")),
 }
 """By probe. What the kernel's log may say has targets of its own."""
 
@@ -173,6 +245,7 @@ expectations = st.builds(
     _first,
     _perhaps(numbers),
     numbers,
+    _perhaps(_few(st.builds(RuntimeClass, words, _handler_names, st.booleans()))),
 )
 
 
@@ -202,6 +275,11 @@ def any_facts_are_judged(seen: Evidence, expected: Expectation) -> None:
 def is_in_order(check: Check, said: list[Judgement]) -> None:
     # For a person there is one line: what was seen, or why there is nothing to see.
     assert sum(isinstance(one, Seen | NotConfigured) for one in said) <= 1, (check.name, said)
+    # What stands is kept by reason and subject.
+    found = [
+        (one.reason, one.subject) for one in said if isinstance(one, Finding) and one.subject.startswith("runtime/")
+    ]
+    assert len(found) == len(set(found)), (check.name, said)
     reasons = {reason.name: reason for reason in check.reasons}
     for one in said:
         if isinstance(one, Finding):

@@ -31,6 +31,8 @@ from healthcheck.model import (
     Unobserved,
 )
 from healthcheck.probes.kernel_log import RING, Record
+from healthcheck.probes.runtime.container_runtime import CONTAINER_RUNTIME
+from healthcheck.probes.runtime.facts import Configuration, ContainerRuntime, ReadFile
 from tests.checks.evidence import P5
 from tests.healthcheck.examples import BLIND, BOOT, MACHINE, NODE, NOW
 
@@ -175,6 +177,18 @@ def test_nothing_that_steers_a_terminal_comes_through(capsys: pytest.CaptureFixt
 
     assert re.findall(r"[^\n -~]", out) == []
     assert out.count("[red]") == 3 + 2 + 2 + 1 + 1 + 1
+
+
+def test_verbose_tells_of_a_container_runtime_what_is_not_as_by_default(capsys: pytest.CaptureFixture[str]) -> None:
+    used = Configuration("/etc/config.toml", files=(ReadFile("/etc/config.toml", 1_750_000_000.0),))
+    evidence = Evidence({CONTAINER_RUNTIME: ContainerRuntime(used, how=("kubelet",), started=float("inf"))})
+    told = " ".join(lines(capsys, look(check("nvlink", SEEN), evidence=evidence), verbose=True)).split("0.000 s")[1]
+
+    assert "".join(told.split()) == (
+        "ContainerRuntime(used=Configuration(path='/etc/config.toml',"
+        "files=(ReadFile(path='/etc/config.toml',written='2025-06-1515:06:40+00:00'),)),"
+        "how=('kubelet',),started='infs')"
+    )
 
 
 def test_verbose_shows_the_facts_and_what_was_cut_is_counted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,19 +6,24 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
 from cli.app import app
 from healthcheck.catalog.fabrics import fabric_of
 from healthcheck.checks import CHECKS
 from healthcheck.examine import judge, look
-from healthcheck.expectation import Expectation, FirstSeen, Place
-from healthcheck.model import Host, Nature
+from healthcheck.expectation import Expectation, FirstSeen, Place, RuntimeClass
+from healthcheck.model import Evidence, Host, Nature
 from healthcheck.probes.nvml_driver import Driver
 from healthcheck.probes.pci import FUNCTIONS
+from healthcheck.probes.runtime.container_runtime import CONTAINER_RUNTIME
+from healthcheck.probes.runtime.facts import Live
 from healthcheck.profiles import find_profile
 from healthcheck.settings import packaged_profiles
 from healthcheck.verdict import status_of, worst
@@ -30,8 +35,29 @@ LEVELS = [check for check in CHECKS if check.nature is Nature.LEVEL]
 CODES = {"pass": 0, "warn": 0, "fail": 1, "unknown": 2}
 
 
-ONE_LOOK = [scenario for scenario in scenarios() if not scenario.healthy_before]
-TWO_LOOKS = [scenario for scenario in scenarios() if scenario.healthy_before]
+ONE_LOOK = [scenario for scenario in scenarios() if scenario.is_seen_by_check]
+MORE_THAN_A_LOOK = [scenario for scenario in scenarios() if not scenario.is_seen_by_check]
+
+
+def answered(seen: Evidence, scenario: Scenario) -> Evidence:
+    """The same look, with the container runtime's own answer."""
+    if not scenario.running:
+        return seen
+    facts = {probe: seen.unread(probe) or seen[probe] for probe in seen.probes}
+    live = TypeAdapter(Live).validate_python(scenario.running)
+    facts[CONTAINER_RUNTIME] = replace(seen[CONTAINER_RUNTIME], live=live)
+    return Evidence(facts, seen.at, seen.before, seen.seconds)
+
+
+def expectation(scenario: Scenario, places: Mapping[str, Place] | None = None) -> Expectation:
+    """What the agent would judge it by."""
+    classes = tuple(RuntimeClass(*one) for one in scenario.runtime_classes)
+    return Expectation(
+        find_profile(packaged_profiles(), scenario.instance_type),
+        scenario.instance_type,
+        first=FirstSeen(places=places or {}),
+        runtime_classes=classes or None,
+    )
 
 
 @pytest.mark.parametrize("scenario", ONE_LOOK, ids=lambda scenario: scenario.name)
@@ -67,21 +93,19 @@ def test_check_says_of_a_scenario_what_it_expects(scenario: Scenario, tmp_path: 
     } == seen
 
 
-@pytest.mark.parametrize("scenario", TWO_LOOKS, ids=lambda scenario: scenario.name)
-def test_two_looks_say_of_a_scenario_what_it_expects(scenario: Scenario, tmp_path: Path) -> None:
-    profile = find_profile(packaged_profiles(), scenario.instance_type)
+@pytest.mark.parametrize("scenario", MORE_THAN_A_LOOK, ids=lambda scenario: scenario.name)
+def test_the_agents_looks_say_of_a_scenario_what_it_expects(scenario: Scenario, tmp_path: Path) -> None:
     with SimulatedNode.create(tmp_path / "node", scenario.instance_type) as node:
         driver = Driver(node.root, use_loader=False)
         host = Host(node.root, driver.look)
         before = look(host, CHECKS)
         before.at -= scenario.healthy_before
         scenario.befall(node)
-        now = look(host, CHECKS, before)
+        now = answered(look(host, CHECKS, before), scenario)
         driver.end()
     places = {one.address: Place(one.numa_node, one.switch) for one in before[FUNCTIONS] if one.is_gpu}
-    expected = Expectation(profile, scenario.instance_type, first=FirstSeen(places=places))
 
-    outcomes = judge(CHECKS, now, expected)
+    outcomes = judge(CHECKS, now, expectation(scenario, places))
 
     findings = [one for outcome in outcomes for one in outcome.findings]
     severity = worst(one.severity for one in findings)
@@ -105,7 +129,7 @@ SAYS_SOMETHING = [scenario for scenario in scenarios() if scenario.expect.findin
 @pytest.mark.parametrize("scenario", SAYS_SOMETHING, ids=lambda scenario: scenario.name)
 def test_the_next_look_says_the_very_same(scenario: Scenario, tmp_path: Path) -> None:
     """Else the Node would be written at every look. A rate is measured over another time."""
-    expected = Expectation(find_profile(packaged_profiles(), scenario.instance_type), scenario.instance_type)
+    expected = expectation(scenario)
     with SimulatedNode.create(tmp_path / "node", scenario.instance_type) as node:
         driver = Driver(node.root, deadline_seconds=2.0, use_loader=False)
         host = Host(node.root, driver.look)
@@ -113,7 +137,7 @@ def test_the_next_look_says_the_very_same(scenario: Scenario, tmp_path: Path) ->
         scenario.befall(node)
         said = []
         for seconds in (0.0, 1.0):
-            now = look(host, LEVELS, healthy)
+            now = answered(look(host, LEVELS, healthy), scenario)
             now.at += scenario.healthy_before + seconds
             outcomes = judge(LEVELS, now, expected)
             said.append([(one.findings, one.unobserved) for one in outcomes])

@@ -23,7 +23,7 @@ from healthcheck.record import LONGEST, dump, render
 from healthcheck.sightings import noticed
 from healthcheck.verdict import decide
 from tests.checks.any_facts import any_facts_are_judged, evidence, expectations
-from tests.fuzz import hardware
+from tests.fuzz import container_runtime, hardware
 from tests.fuzz.damage import byte_damages, damaged, forge, json_values, places
 from tests.healthcheck import test_memory_properties as properties
 from tests.healthcheck.examples import IDENTITY, MACHINE, MONOTONIC, WALL
@@ -237,6 +237,15 @@ TARGETS = (
         "efa",
         hardware.any_counters_have_a_rate,
         {"before": hardware.counters, "now": hardware.counters, "seconds": st.floats(0, 1e6)},
+    ),
+    Target(
+        "containerd",
+        container_runtime.any_tree_is_read,
+        {
+            "tree": container_runtime.any_trees,
+            "damages": st.lists(byte_damages, max_size=4),
+            "release": st.sampled_from(container_runtime.RELEASES),
+        },
     ),
     Target("profiles", hardware.any_table_is_read_or_refused, {"text": hardware.tables}),
 )

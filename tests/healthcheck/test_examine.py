@@ -59,6 +59,23 @@ def test_a_probe_that_two_checks_need_is_read_once() -> None:
     assert evidence[shared] == 8
 
 
+def test_what_two_probes_need_is_read_once_in_each_look() -> None:
+    reads: list[Path] = []
+
+    def scan(root: Path) -> int:
+        reads.append(root)
+        return len(reads)
+
+    one, other = (Probe(name, lambda host: host.once(scan), int) for name in ("one", "other"))
+    checks = [Check("x", "g", (one, other), lambda _, __: iter(()), ())]
+    host = Host(Path("/node"))
+
+    looks = [look(host, checks) for _ in range(2)]
+
+    assert [(evidence[one], evidence[other]) for evidence in looks] == [(1, 1), (2, 2)]
+    assert reads == [Path("/node")] * 2
+
+
 @pytest.mark.parametrize(
     ("error", "detail"),
     [

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from typing import Any
 
 CONTAINERD, CRIO, DOCKER = "containerd", "CRI-O", "Docker"
 """The kinds of container runtime that we can read. Docker is spoken to through cri-dockerd."""
+
+_MOMENTS = ("written", "started")
+
+
+def _told(facts: Any) -> Iterator[tuple[str, Any]]:
+    """What of them is not as by default, for a person: rich's pretty printer asks for it by `__rich_repr__`."""
+    for one in fields(facts):
+        value = getattr(facts, one.name)
+        if value != one.default:
+            yield one.name, _moment(value) if one.name in _MOMENTS else value
+
+
+def _moment(seconds: float) -> str:
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat(" ", "seconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{seconds} s"
 
 
 @dataclass(frozen=True, slots=True)
 class ReadFile:
     """`written` is when it was last changed, in seconds of UTC."""
+
+    __rich_repr__ = _told
 
     path: str
     written: float
@@ -19,6 +41,8 @@ class ReadFile:
 @dataclass(frozen=True, slots=True)
 class Problem:
     """Why a runtime can't take a file; `line` and `column` count from 1, 0 is unknown."""
+
+    __rich_repr__ = _told
 
     file: str
     message: str
@@ -31,6 +55,8 @@ class Problem:
 @dataclass(frozen=True, slots=True)
 class Handler:
     """A runtime that a pod can be started with, and the file and line that say so (0: unknown)."""
+
+    __rich_repr__ = _told
 
     name: str
     runtime_type: str
@@ -46,6 +72,8 @@ class Handler:
 class Misplaced:
     """Handlers in a table that the runtime does not read in a file of that schema."""
 
+    __rich_repr__ = _told
+
     file: str
     schema: int
     section: str
@@ -59,6 +87,8 @@ class Configuration:
 
     Without any file the runtime's own defaults hold.
     """
+
+    __rich_repr__ = _told
 
     path: str
     kind: str = CONTAINERD
@@ -81,13 +111,21 @@ class Configuration:
     """The file that switches the CRI plugin off (containerd's disabled_plugins)."""
     unread: tuple[ReadFile, ...] = ()
     """Files in drop-in folders beside it that it does not import."""
+    generation: str = ""
+    """containerd's release by whose rules the files were put together, as `1.7`; assumed where `version` is ''."""
+    built_in: tuple[str, ...] = ()
+    """Handlers that it has beside those of its files: `runc`, unless containerd 1 found a table of handlers."""
     template: str = ""
     """The distribution makes `path` from this one when it starts: editing `path` is lost."""
+    unread_handlers: tuple[Handler, ...] = ()
+    """What the files of `unread` define, each with its file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """A program that a handler names, as `named`; `path` is where it lies, '' where nobody found it."""
+
+    __rich_repr__ = _told
 
     named: str
     path: str = ""
@@ -100,17 +138,21 @@ class Program:
 class CdiSpec:
     """A CDI specification, in a folder where the used runtime looks. `problem`: why it can't be read."""
 
+    __rich_repr__ = _told
+
     path: str
     kind: str = ""
     devices: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-    """Device nodes and hooks' programs of the host that it names and that do not exist."""
+    """Device nodes, hooks' programs and files to be mounted of the host that it names and that do not exist."""
     problem: Problem | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Toolkit:
     """The configuration of NVIDIA's own runtime program, which it reads at each container's start."""
+
+    __rich_repr__ = _told
 
     path: str
     mode: str = ""
@@ -129,6 +171,8 @@ class Toolkit:
 class Kubelet:
     """`config` is its file, '' without one. `systemd_cgroup`: its cgroup driver is systemd; None where nobody says."""
 
+    __rich_repr__ = _told
+
     name: str
     pid: int
     config: str = ""
@@ -138,6 +182,8 @@ class Kubelet:
 @dataclass(frozen=True, slots=True)
 class Live:
     """What the running runtime says of itself over its socket (CRI Status): what it really loaded."""
+
+    __rich_repr__ = _told
 
     name: str = ""
     """RuntimeName: `containerd`, `cri-o`, `docker`."""
@@ -157,6 +203,8 @@ class Live:
 class ContainerRuntime:
     """`used` is the configuration of the kubelet's own runtime; None with `why_none`."""
 
+    __rich_repr__ = _told
+
     used: Configuration | None
     why_none: str = ""
     socket: str = ""
@@ -171,7 +219,7 @@ class ContainerRuntime:
     unit: str = ""
     """Its systemd unit, from its cgroup: `snap.k8s.containerd.service`."""
     distribution: str = ""
-    """'' for those that have their runtime in its standard place."""
+    """'' where nothing tells which it is."""
     kubelet: Kubelet | None = None
     others: tuple[Configuration, ...] = ()
     """What other container runtimes on the node read, or would."""

@@ -1,4 +1,4 @@
-"""The kubelet and the container runtimes among the host's processes, and which runtime the kubelet talks to."""
+"""The processes of the host that anybody asks for: one pass over /proc, which all probes of a look share."""
 
 from __future__ import annotations
 
@@ -9,156 +9,184 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
-from healthcheck.clock import now
+from healthcheck.model import ProbeError
+from healthcheck.probes.kernel_files import is_gone, printable, read
 from healthcheck.probes.runtime import host_files
 
-CONTAINERD, CRIO = "containerd", "crio"
-STANDARD_SOCKET = "/run/containerd/containerd.sock"
-"""The kubelet's default for --container-runtime-endpoint on Linux."""
-_SOCKETS = {
-    "kubelet": STANDARD_SOCKET,
-    "kubelite": "/var/snap/microk8s/common/run/containerd.sock",
-    "k3s": "/run/k3s/containerd/containerd.sock",
-    "rke2": "/run/k3s/containerd/containerd.sock",
-    "k0s": "/run/k0s/containerd.sock",
-}
-"""Programs that are the kubelet or hold it, the likeliest first, and the socket that each uses unless told otherwise.
-
-RKE2 and k0s start a kubelet as a process of its own beside them.
-"""
+CONTAINERD, CRIO, DOCKERD, CRI_DOCKERD = "containerd", "crio", "dockerd", "cri-dockerd"
+FABRIC_MANAGER, IMEX = "nv-fabricmanager", "nvidia-imex"
+KUBELET, KUBELITE, K3S, RKE2, K0S = "kubelet", "kubelite", "k3s", "rke2", "k0s"
+_NAMES = (
+    *(CONTAINERD, CRIO, DOCKERD, CRI_DOCKERD, FABRIC_MANAGER, IMEX),
+    *(KUBELET, KUBELITE, K3S, "k3s-server", "k3s-agent", RKE2, K0S),
+)
+_LONGEST_COMM = 15
+"""The kernel keeps no more of a process's name (TASK_COMM_LEN)."""
+_BY_COMM = {name[:_LONGEST_COMM].encode(): name for name in _NAMES}
+_MOST = 256
+"""Processes of these names: far more than any node runs, containers that bring a kubelet of their own included."""
 _UPTIME = re.compile(rb"(\d{1,12}\.\d\d) ")
 _TICKS_PER_SECOND = 100
 """USER_HZ, the unit of times in /proc/PID/stat: 100 on every architecture that has NVIDIA GPUs."""
 _DEAD = (b"Z", b"X", b"x")
 _LONGEST_COMMAND = 1 << 16
 _LONGEST_LIST = 1 << 22
-_LISTENING = "00010000"
+_MOST_OPEN = 1 << 16
+_LISTENING = b"00010000"
 """__SO_ACCEPTCON, as /proc/net/unix shows it."""
+_UNIT = re.compile(rb"/([A-Za-z0-9:_.\\@-]{1,255}\.service)(?=/|$)", re.MULTILINE)
+_NAMESPACE = re.compile(r"mnt:\[(\d{1,20})\]")
+_DELETED = " (deleted)"
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """`started` is in seconds of UTC, None where it can't be told."""
+    """`since_boot` is when it was started, in seconds after the boot; None where that can't be told.
+
+    `program` is the file that it runs and `unit` its systemd service, '' where it has none or nobody may know.
+    `namespace` names the mounts that it sees, as `mnt:[4026531841]`.
+    """
 
     pid: int
     name: str
     arguments: tuple[str, ...]
-    started: float | None
+    since_boot: float | None = None
+    program: str = ""
+    unit: str = ""
+    namespace: str = ""
 
     def flag(self, *names: str) -> str:
-        """The last value of a flag, written `--flag=value` or `--flag value`; '' without one."""
-        value = ""
-        for place, word in enumerate(self.arguments):
-            name, given, told = word.partition("=")
-            if name in names:
-                value = told if given else "".join(self.arguments[place + 1 : place + 2])
-        return value
+        """The last value of a flag, '' without one: `flag_of` of its arguments."""
+        return flag_of(self.arguments, *names)
+
+    def __str__(self) -> str:
+        """For a person: `containerd (pid 812, containerd.service)`."""
+        return f"{self.name} (pid {self.pid}{f', {self.unit}' if self.unit else ''})"
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """The socket on which the kubelet expects its runtime, and who says so."""
-
-    socket: str
-    source: str
+def flag_of(arguments: Sequence[str], *names: str) -> str:
+    """The last value of a flag of one of these names, written `--name=value` or `--name value`, also with one dash."""
+    value = ""
+    for place, word in enumerate(arguments):
+        flag, given, told = word.partition("=")
+        if flag.startswith("-") and flag.removeprefix("-").removeprefix("-") in names:
+            value = told if given else "".join(arguments[place + 1 : place + 2])
+    return value
 
 
 def find(root: Path) -> tuple[Process, ...]:
-    """The programs that we look for, by number; none where there is no /proc to look at."""
+    """Those that run of the programs that we know, by number. Raises OSError where /proc can't be looked at."""
+    folder = os.open(root / "proc", os.O_RDONLY | os.O_DIRECTORY)
     try:
-        booted = now().wall.timestamp() - _uptime(root)
-        folder = os.open(root / "proc", os.O_RDONLY | os.O_DIRECTORY)
-    except (OSError, ValueError):
-        return ()
-    try:
-        return tuple(sorted(_found(folder, booted), key=lambda one: one.pid))
+        return tuple(sorted(_found(folder), key=lambda one: one.pid))
     finally:
         os.close(folder)
+
+
+def uptime(root: Path) -> float:
+    """Seconds since the boot, suspended time included. Raises OSError, and ProbeError where there is no number."""
+    told = read(root / "proc/uptime", 64)
+    found = _UPTIME.match(told)
+    if found is None:
+        raise ProbeError(f"/proc/uptime: {told[:32]!r} is no number of seconds")
+    return float(found[1])
 
 
 def are_the_hosts(root: Path) -> bool:
     """Process 2 is the kernel's own, and no container's: who sees it sees them all."""
     try:
-        return (root / "proc/2/comm").read_bytes().strip() == b"kthreadd"
+        return read(root / "proc/2/comm", 64).strip() == b"kthreadd"
     except OSError:
         return False
 
 
-def kubelet_of(found: Sequence[Process]) -> Process | None:
-    by_likelihood = list(_SOCKETS)
-    known = [one for one in found if _program(one.name) in _SOCKETS]
-    return min(known, key=lambda one: by_likelihood.index(_program(one.name)), default=None)
+def is_elsewhere(root: Path, process: Process) -> bool:
+    """Whether it sees other mounts than the host's first process, as in a container or a confined snap."""
+    first = _link(root / "proc/1/ns/mnt")
+    return bool(first and process.namespace and first != process.namespace)
 
 
-def endpoint_of(root: Path, kubelet: Process) -> Endpoint:
-    """Its flag outranks its file (kubelet's own order); what neither says is the program's default."""
-    if socket := kubelet.flag("--container-runtime-endpoint"):
-        return Endpoint(socket_path(root, socket), f"--container-runtime-endpoint of {kubelet.name}")
-    config = kubelet.flag("--config")
-    if config and (socket := _configured_endpoint(root, config)):
-        return Endpoint(socket_path(root, socket), f"containerRuntimeEndpoint in {config}")
-    return Endpoint(socket_path(root, _SOCKETS[_program(kubelet.name)]), f"default of {kubelet.name}")
+def root_of(root: Path, process: Process) -> Path:
+    """Where the files lie that the process calls by absolute paths: below its own root if it has other mounts.
+
+    A captured tree may have anything in the place of /proc/PID/root. A link there is followed only if it is the
+    kernel's own, which leads to another namespace and has no text: then the file of that namespace is there too.
+    """
+    own = root / f"proc/{process.pid}/root"
+    if not is_elsewhere(root, process):
+        return root
+    if own.is_symlink():
+        return own if _is_kernels(root / f"proc/{process.pid}/ns/mnt", process.namespace) else root
+    return own if own.is_dir() else root
 
 
 def socket_path(root: Path, endpoint: str) -> str:
     """`unix:///var/run/x.sock` as `/run/x.sock`: one name for one socket."""
-    path = endpoint.removeprefix("unix://")
+    path = endpoint.removeprefix("unix:")
+    path = f"/{path.lstrip('/')}" if path.startswith("//") else path
     with contextlib.suppress(OSError):
         path = host_files.resolve(root, path)
     # On every host it is a link, and a captured tree may lack it.
     return f"/run/{path.removeprefix('/var/run/')}" if path.startswith("/var/run/") else path
 
 
-def holder_of(root: Path, kubelet: Process, socket: str, among: Sequence[Process]) -> Process | None:
-    """Who has that socket open and listens on it, as far as the kernel lets us see."""
-    links = {f"socket:[{inode}]" for inode in _listening(root, kubelet.pid, socket)}
+def holder_of(root: Path, seen_by: Process, socket: str, among: Sequence[Process]) -> Process | None:
+    """Who of them has that socket open and listens on it, as far as the kernel lets us see.
+
+    Systemd keeps open what it listens on for others, so that it is no use to ask who else has it.
+    """
+    links = {f"socket:[{inode}]" for inode in _listening(root, seen_by.pid, socket)}
     return next((one for one in among if links and _has_open(root, one.pid, links)), None)
 
 
-def _program(name: str) -> str:
-    return "k3s" if name.startswith("k3s") else name
-
-
-def _uptime(root: Path) -> float:
-    found = _UPTIME.match((root / "proc/uptime").read_bytes())
-    if found is None:
-        raise ValueError("no number of seconds")
-    return float(found[1])
-
-
-def _found(folder: int, booted: float) -> Iterator[Process]:
+def _found(folder: int) -> Iterator[Process]:
     # A host has thousands: one short path and one read for each, and more only for those that we look for.
-    for pid in os.scandir(folder):
-        if not (pid.name.isascii() and pid.name.isdigit()):
+    count = 0
+    for entry in os.scandir(folder):
+        pid = entry.name
+        if not (pid.isascii() and pid.isdigit()) or entry.is_symlink():
             continue
-        name = _read(folder, f"{pid.name}/comm").rstrip().decode("utf-8", "replace")
-        if name not in (CONTAINERD, CRIO) and _program(name) not in _SOCKETS:
+        name = _BY_COMM.get(_read(folder, f"{pid}/comm", 64).rstrip())
+        if name is None or count == _MOST:
             continue
-        state, seconds = _state(_read(folder, f"{pid.name}/stat"))
+        state, since_boot = _state(_read(folder, f"{pid}/stat", 1024))
         if state not in _DEAD:
-            words = _read(folder, f"{pid.name}/cmdline").rstrip(b"\0").split(b"\0")
-            started = None if seconds is None else booted + seconds
-            yield Process(int(pid.name), name, tuple(word.decode("utf-8", "replace") for word in words), started)
+            count += 1
+            yield Process(
+                int(pid),
+                name,
+                _words(_read(folder, f"{pid}/cmdline", _LONGEST_COMMAND)),
+                since_boot,
+                _link(f"{pid}/exe", folder).removesuffix(_DELETED),
+                _unit(_read(folder, f"{pid}/cgroup", 1 << 14)),
+                _link(f"{pid}/ns/mnt", folder),
+            )
 
 
-def _read(folder: int, path: str) -> bytes:
-    """The beginning of a file; nothing where the process has gone."""
+def _read(folder: int, path: str, most: int) -> bytes:
+    """The beginning of a small file; nothing where the process has gone, or is hidden from us."""
     try:
-        file = os.open(path, os.O_RDONLY, dir_fd=folder)
-    except OSError:
-        return b""
+        return read(path, most, folder)
+    except OSError as error:
+        if is_gone(error) or isinstance(error, PermissionError):
+            return b""
+        raise
+
+
+def _link(path: str | Path, folder: int | None = None) -> str:
+    """What a link says, '' where it can't be told: without CAP_SYS_PTRACE those of other users' processes can't."""
     try:
-        return os.read(file, _LONGEST_COMMAND)
+        text = os.readlink(path, dir_fd=folder)
     except OSError:
-        return b""
-    finally:
-        os.close(file)
+        return ""
+    return text if text.isprintable() else ""
 
 
 def _state(text: bytes) -> tuple[bytes, float | None]:
-    """State, and seconds after the boot at which it was started (proc(5): fields 3 and 22)."""
+    """State, and seconds after the boot at which it was started (proc(5): fields 3 and 22).
+
+    They are counted like /proc/uptime, suspended time included, so that their difference needs no clock of ours.
+    """
     # The name, field 2, stands in parentheses and may hold anything.
     fields = text.rpartition(b")")[2].split()
     try:
@@ -167,32 +195,47 @@ def _state(text: bytes) -> tuple[bytes, float | None]:
         return b"", None
 
 
-def _configured_endpoint(root: Path, config: str) -> str:
+def _words(command: bytes) -> tuple[str, ...]:
+    """Each as it can be told to a person: it becomes the name of a file, a socket, a step of how we know."""
+    return tuple(printable(word.decode("utf-8", "replace")) for word in command.rstrip(b"\0\n").split(b"\0"))
+
+
+def _unit(cgroup: bytes) -> str:
+    """The innermost service of systemd: `0::/system.slice/containerd.service`, or with our own cgroup's `/../` before.
+
+    k3s and RKE2 start their containerd themselves: then it is in their unit, which is also what restarts it.
+    """
+    found: list[bytes] = _UNIT.findall(cgroup)
+    return found[-1].decode() if found else ""
+
+
+def _is_kernels(link: Path, text: str) -> bool:
+    """Whether it is a link of the kernel's /proc: it leads to a file whose number is the one that it tells."""
+    named = _NAMESPACE.fullmatch(text)
     try:
-        told = yaml.safe_load(host_files.read(root, config)[0])
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
-        return ""
-    socket = told.get("containerRuntimeEndpoint") if isinstance(told, dict) else None
-    return socket if isinstance(socket, str) else ""
+        return named is not None and link.stat().st_ino == int(named[1])
+    except OSError:
+        return False
 
 
 def _listening(root: Path, pid: int, socket: str) -> Iterator[str]:
-    """Inodes of the sockets of that name, in the kubelet's own network."""
+    """Inodes of the sockets of that name, in the network of that process."""
+    name = os.fsencode(socket.rpartition("/")[2])
     try:
-        with (root / f"proc/{pid}/net/unix").open(encoding="utf-8", errors="replace") as file:
-            lines = file.read(_LONGEST_LIST).splitlines()[1:]
+        lines = host_files.read_whole(root, f"/proc/{pid}/net/unix", _LONGEST_LIST).splitlines()[1:]
     except OSError:
         return
     for line in lines:
+        if not line.endswith(name):
+            continue
         fields = line.split(None, 7)
-        if len(fields) == 8 and fields[3] == _LISTENING and socket_path(root, fields[7]) == socket:
-            yield fields[6]
+        if len(fields) == 8 and fields[3] == _LISTENING and socket_path(root, os.fsdecode(fields[7])) == socket:
+            yield fields[6].decode("ascii", "replace")
 
 
 def _has_open(root: Path, pid: int, links: set[str]) -> bool:
-    with contextlib.suppress(OSError):
-        for entry in (root / f"proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):  # closed while we look
-                if str(entry.readlink()) in links:
-                    return True
+    with contextlib.suppress(OSError), os.scandir(root / f"proc/{pid}/fd") as entries:
+        for _, entry in zip(range(_MOST_OPEN), entries, strict=False):
+            if _link(entry.path) in links:
+                return True
     return False

@@ -3,59 +3,83 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from healthcheck.model import Host
+from healthcheck.model import Host, ProbeError
+from healthcheck.probes.runtime import facts
 from healthcheck.probes.runtime.container_runtime import read_container_runtime
 from healthcheck.probes.runtime.facts import ContainerRuntime
-from healthcheck.probes.runtime.processes import Process, endpoint_of, find, kubelet_of
 from sim.container_runtime import DISTRIBUTIONS, IMAGE_MADE, NVIDIA_V2, OPERATORS_PROGRAM, V2, handler
 from sim.node import SimulatedNode
 
 STANDARD = "/run/containerd/containerd.sock"
 FILE = "/etc/containerd/config.toml"
-SNAP = "/var/lib/k8s-containerd/k8s-containerd"
+SNAP, SNAP_SINCE_1_36 = "/var/lib/k8s-containerd/k8s-containerd", "/var/lib/k8s-containerd"
 K3S_SOCKET = "/run/k3s/containerd/containerd.sock"
 MICROK8S_SOCKET = "/var/snap/microk8s/common/run/containerd.sock"
-# Distribution: the kubelet's socket, who says so, the file, and the handlers of its containerd.
+FLAG, FIELD = "--container-runtime-endpoint of kubelet", "containerRuntimeEndpoint in"
+RANCHER = "/var/lib/rancher"
+# Name, unit, the kubelet's socket, who says so, the file, and the handlers of its runtime.
 EXPECTED = {
-    "kubeadm": (STANDARD, "--container-runtime-endpoint of kubelet", FILE, "runc nvidia"),
-    "eks-al2023": (STANDARD, "containerRuntimeEndpoint in /etc/kubernetes/kubelet/config.json", FILE, "nvidia"),
+    "kubeadm": ("kubeadm", "containerd.service", STANDARD, FLAG, FILE, "runc nvidia"),
+    "eks-al2023": (
+        *("EKS AL2023", "containerd.service", STANDARD),
+        *(f"{FIELD} /etc/kubernetes/kubelet/config.json", FILE, "nvidia"),
+    ),
     "eks-al2023-containerd-1": (
-        STANDARD,
-        "containerRuntimeEndpoint in /etc/kubernetes/kubelet/config.json",
-        FILE,
-        "runc nvidia",
+        *("EKS AL2023", "containerd.service", STANDARD),
+        *(f"{FIELD} /etc/kubernetes/kubelet/config.json", FILE, "runc nvidia"),
     ),
+    "eks-al2": ("EKS AL2", "containerd.service", STANDARD, FLAG, FILE, "nvidia"),
+    "eks-ubuntu": ("EKS Ubuntu", "containerd.service", STANDARD, FLAG, FILE, "runc nvidia"),
     "bottlerocket": (
-        STANDARD,
-        "containerRuntimeEndpoint in /etc/kubernetes/kubelet/config",
-        FILE,
-        "nvidia nvidia-cdi nvidia-legacy",
+        *("Bottlerocket", "containerd.service", STANDARD),
+        *(f"{FIELD} /etc/kubernetes/kubelet/config", FILE, "nvidia nvidia-cdi nvidia-legacy"),
     ),
-    "k3s": (K3S_SOCKET, "default of k3s-agent", "/var/lib/rancher/k3s/agent/etc/containerd/config.toml", "runc nvidia"),
+    "k3s": (
+        *("k3s", "k3s-agent.service", K3S_SOCKET),
+        f"{FIELD} {RANCHER}/k3s/agent/etc/kubelet.conf.d/00-k3s-defaults.conf",
+        *(f"{RANCHER}/k3s/agent/etc/containerd/config.toml", "runc nvidia"),
+    ),
     "rke2": (
-        K3S_SOCKET,
-        "--container-runtime-endpoint of kubelet",
-        "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
-        "runc nvidia",
+        *("RKE2", "rke2-agent.service", K3S_SOCKET),
+        f"{FIELD} {RANCHER}/rke2/agent/etc/kubelet.conf.d/00-rke2-defaults.conf",
+        *(f"{RANCHER}/rke2/agent/etc/containerd/config.toml", "runc nvidia"),
     ),
     "microk8s": (
-        MICROK8S_SOCKET,
-        "default of kubelite",
-        "/var/snap/microk8s/6089/args/containerd.toml",
-        "runc nvidia nvidia-container-runtime",
+        *("MicroK8s", "snap.microk8s.daemon-containerd.service", MICROK8S_SOCKET),
+        "--container-runtime-endpoint of kubelite",
+        *("/var/snap/microk8s/6089/args/containerd.toml", "runc nvidia nvidia-container-runtime"),
     ),
     "k8s-snap": (
-        f"{SNAP}/run/containerd/containerd.sock",
-        "--container-runtime-endpoint of kubelet",
-        f"{SNAP}/etc/containerd/config.toml",
-        "runc nvidia",
+        *("Canonical Kubernetes", "snap.k8s.containerd.service", f"{SNAP}{STANDARD}", FLAG),
+        *(f"{SNAP}{FILE}", "runc nvidia"),
     ),
-    "aks": (STANDARD, "--container-runtime-endpoint of kubelet", FILE, "runc nvidia-container-runtime"),
-    "gke": (STANDARD, "default of kubelet", FILE, "runc"),
+    "k8s-snap-since-1.36": (
+        *("Canonical Kubernetes", "snap.k8s.containerd.service", f"{SNAP_SINCE_1_36}{STANDARD}", FLAG),
+        *(f"{SNAP_SINCE_1_36}{FILE}", "runc nvidia"),
+    ),
+    "k8s-snap-in-the-standard-place": (
+        *("Canonical Kubernetes", "snap.k8s.containerd.service", STANDARD, FLAG, FILE, "runc nvidia"),
+    ),
+    "two-containerds": (
+        *("Canonical Kubernetes", "snap.k8s.containerd.service", f"{SNAP}{STANDARD}", FLAG, f"{SNAP}{FILE}", "runc"),
+    ),
+    "aks": ("AKS", "containerd.service", STANDARD, FLAG, FILE, "runc nvidia-container-runtime"),
+    "gke": ("GKE", "containerd.service", STANDARD, "default of kubelet", FILE, "runc"),
+    "k0s": (
+        *("k0s", "k0sworker.service", "/run/k0s/containerd.sock"),
+        *(f"{FIELD} /var/lib/k0s/kubelet-config.yaml", "/etc/k0s/containerd.toml", "nvidia"),
+    ),
+    "talos": ("Talos", "", STANDARD, f"{FIELD} /etc/kubernetes/kubelet.yaml", "/etc/cri/containerd.toml", "nvidia"),
+    "openshift": ("OpenShift", "crio.service", "/run/crio/crio.sock", FLAG, "/etc/crio/crio.conf", "crun nvidia"),
+    "docker": (
+        *("", "docker.service", "/run/cri-dockerd.sock"),
+        *(f"{FIELD} /var/lib/kubelet/config.yaml", "/etc/docker/daemon.json", "runc nvidia"),
+    ),
 }
 
 
@@ -77,16 +101,18 @@ def test_every_distribution_that_is_simulated_is_expected_here() -> None:
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_the_kubelets_containerd_is_found_by_the_processes(distribution: str, node: SimulatedNode) -> None:
+def test_the_kubelets_runtime_is_found_by_the_processes(distribution: str, node: SimulatedNode) -> None:
     node.run_kubernetes(distribution)
 
     seen = read(node)
 
     assert seen.used is not None
-    assert (seen.socket, seen.known_from, seen.used.path, handlers(seen)) == EXPECTED[distribution]
-    assert seen.used.problem is None
+    told = (seen.distribution, seen.unit, seen.socket, seen.known_from, seen.used.path, handlers(seen))
+    assert told == EXPECTED[distribution]
+    assert (seen.used.problem, seen.assumed) == (None, False)
     assert {file.written for file in seen.used.files} == {IMAGE_MADE}
     assert seen.started is not None
+    assert [step for step in seen.how if step.startswith("held by ")] != []
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
@@ -97,9 +123,22 @@ def test_on_a_captured_tree_it_is_assumed_from_the_layout(distribution: str, nod
     seen = read(node)
 
     assert seen.used is not None
-    assert (seen.socket, handlers(seen)) == (EXPECTED[distribution][0], EXPECTED[distribution][3])
-    assert seen.known_from.startswith("assumed")
-    assert seen.started is None
+    name, _, socket, _, _, names = EXPECTED[distribution]
+    assert (seen.distribution, seen.socket, handlers(seen)) == (name, socket, names)
+    assert (seen.assumed, seen.started, seen.kubelet) == (True, None, None)
+    assert seen.known_from.startswith("assumed, since no kubelet is to be seen")
+    assert seen.how[0].startswith("no kubelet is to be seen")
+    assert seen.how[-1].startswith("assumed: ")
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_a_tree_without_proc_is_read_as_one_whose_processes_are_hidden(distribution: str, node: SimulatedNode) -> None:
+    node.run_kubernetes(distribution)
+    node.hide_host_processes()
+    hidden = read(node)
+    shutil.rmtree(node.root / "proc")
+
+    assert read(node) == hidden
 
 
 def test_on_a_host_without_a_kubelet_nothing_is_assumed(node: SimulatedNode) -> None:
@@ -109,38 +148,73 @@ def test_on_a_host_without_a_kubelet_nothing_is_assumed(node: SimulatedNode) -> 
 
 
 def test_a_tree_without_anything_of_it_says_so(tmp_path: Path) -> None:
-    assert read_container_runtime(Host(tmp_path)).why_none.startswith("no kubelet, and no configuration of containerd")
+    why = read_container_runtime(Host(tmp_path)).why_none
+    assert why == "no kubelet, and no configuration of a container runtime where one usually lies"
 
 
-# Two containerds: what the kubelet's is told by, in this order.
+@pytest.mark.parametrize(
+    ("endpoint", "file", "path"),
+    [
+        ("/run/crio/crio.sock", "etc/crio/crio.conf", "/etc/crio/crio.conf"),
+        ("/run/cri-dockerd.sock", "etc/docker/daemon.json", "/etc/docker/daemon.json"),
+        ("/run/crio/crio.sock", "etc/docker/daemon.json", None),
+        ("/run/other.sock", "etc/crio/crio.conf", None),
+    ],
+)
+def test_on_a_captured_tree_the_kubelets_files_outrank_what_else_is_there(
+    endpoint: str, file: str, path: str | None, tmp_path: Path
+) -> None:
+    config = f"kind: KubeletConfiguration\ncontainerRuntimeEndpoint: unix:///var{endpoint}\n"
+    for name, text in ((file, ""), ("etc/containerd/config.toml", ""), ("var/lib/kubelet/config.yaml", config)):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+
+    seen = read_container_runtime(Host(tmp_path))
+
+    assert (seen.used.path if seen.used else None, seen.socket, seen.assumed) == (path, endpoint, True)
+    assert seen.used is not None or seen.why_none.startswith(f"the kubelet's runtime would be at {endpoint}")
+
+
+def test_processes_that_cannot_be_looked_at_are_no_kubelet_that_is_gone(node: SimulatedNode) -> None:
+    comm = node.root / "proc/902/comm"
+    comm.unlink()
+    comm.symlink_to("/proc/self/mem")  # nothing lies at its beginning: EIO
+
+    with pytest.raises(ProbeError, match="Input/output error"):
+        read(node)
+
+
+def test_without_a_time_of_boot_no_start_is_told(node: SimulatedNode) -> None:
+    node.write_value("proc/uptime", "soon")
+
+    assert read(node).started is None
+
+
+# Several runtimes: what the kubelet's is told by, in this order.
 
 
 def test_what_another_containerd_reads_is_kept_apart(node: SimulatedNode) -> None:
-    node.run_kubernetes("k8s-snap")
-    node.put_file("etc/containerd/config.toml", f"version = 2\n{NVIDIA_V2}")
+    node.run_kubernetes("two-containerds")
 
     seen = read(node)
 
-    assert handlers(seen) == "runc nvidia"
+    assert handlers(seen) == "runc"
     assert [(one.path, [each.name for each in one.handlers]) for one in seen.others] == [(FILE, ["nvidia"])]
+    assert seen.how == (
+        f"kubelet (pid 903, snap.k8s.kubelet.service): --container-runtime-endpoint={SNAP}{STANDARD}",
+        f"{FLAG}: {SNAP}{STANDARD}",
+        "held by containerd (pid 902, snap.k8s.containerd.service)",
+        f"which reads {SNAP}{FILE} (told so by a flag)",
+    )
 
 
 def test_whoever_listens_on_the_socket_outranks_what_their_flags_say(node: SimulatedNode) -> None:
     """Process 901 is the standard containerd, 902 the snap's, 903 the kubelet."""
     node.run_kubernetes("k8s-snap")
-    node.write_value(
-        "proc/903/net/unix",
-        "Num       RefCount Protocol Flags    Type St Inode Path\n"
-        f"0000000000000000: 00000003 00000000 00000000 0001 03 77001 {SNAP}/run/containerd/containerd.sock\n"
-        f"0000000000000000: 00000002 00000000 00010000 0001 01 77002 {SNAP}/run/containerd/containerd.sock\n"
-        "0000000000000000: 00000002 00000000 00010000 0001 01 77003 /run/dbus/socket\n"
-        "nonsense",
-    )
-    for pid, inode in ((901, 77002), (902, 77001)):
-        folder = node.root / f"proc/{pid}/fd"
-        folder.mkdir()
-        (folder / "3").write_text("")
-        (folder / "4").symlink_to(f"socket:[{inode}]")
+    for pid in (901, 902):
+        (node.root / f"proc/{pid}/fd/3").rename(node.root / f"proc/{pid}/fd/30")
+    (node.root / "proc/901/fd/30").rename(node.root / "proc/902/fd/31")
+    (node.root / "proc/902/fd/30").rename(node.root / "proc/901/fd/31")
 
     seen = read(node)
 
@@ -148,28 +222,68 @@ def test_whoever_listens_on_the_socket_outranks_what_their_flags_say(node: Simul
     assert seen.used.path == FILE
 
 
-def test_the_socket_in_containerds_own_file_tells_whose_it_is(node: SimulatedNode) -> None:
-    """k3s gives its containerd no --address."""
-    node.run_kubernetes("k3s")
-    (node.root / "proc/903").mkdir()
-    for name in ("comm", "stat"):
-        (node.root / f"proc/903/{name}").write_text((node.root / f"proc/902/{name}").read_text())
-    (node.root / "proc/903/cmdline").write_bytes(b"/usr/bin/containerd\0")
+@pytest.mark.parametrize("distribution", sorted(set(DISTRIBUTIONS) - {"docker"}))
+def test_without_the_kernels_word_the_flags_and_files_of_the_runtimes_tell(
+    distribution: str, node: SimulatedNode
+) -> None:
+    """As without CAP_SYS_PTRACE: nobody's descriptors may be read."""
+    node.run_kubernetes(distribution)
+    for folder in (node.root / "proc").glob("9*/fd"):
+        shutil.rmtree(folder)
 
     seen = read(node)
 
     assert seen.used is not None
-    assert seen.used.path == EXPECTED["k3s"][2]
+    assert (seen.used.path, seen.assumed) == (EXPECTED[distribution][4], False)
+    assert [step for step in seen.how if step.endswith("is told to listen there")] != []
 
 
-@pytest.mark.parametrize("socket", ["unix:///run/crio/crio.sock", "unix:///run/cri-dockerd.sock", "npipe:////x"])
-def test_another_kind_of_runtime_is_named_and_not_judged(socket: str, node: SimulatedNode) -> None:
-    (node.root / "proc/902/cmdline").write_text(f"kubelet\0--container-runtime-endpoint\0{socket}\0")
+def test_a_containerd_in_a_container_is_no_other_runtime_of_the_node(node: SimulatedNode) -> None:
+    node.run_kubernetes("k8s-snap")
+    mounts = node.root / "proc/901/ns/mnt"
+    mounts.unlink()
+    mounts.symlink_to("mnt:[4026532999]")
+    node.remove_file("etc/containerd/config.toml")
+
+    assert read(node).others == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "kind"),
+    [
+        ("etc/docker/daemon.json", '{"runtimes": {"nvidia": {"path": "/n"}}}', facts.DOCKER),
+        ("etc/crio/crio.conf.d/99-nvidia.conf", '[crio.runtime.runtimes.nvidia]\nruntime_path = "/n"\n', facts.CRIO),
+        ("etc/containerd/config.toml", f"version = 2\n{NVIDIA_V2}", facts.CONTAINERD),
+    ],
+)
+def test_what_was_configured_for_a_runtime_that_is_not_used_is_told(
+    path: str, text: str, kind: str, node: SimulatedNode
+) -> None:
+    node.run_kubernetes("k3s")
+    node.put_file(path, text)
+
+    assert [(one.kind, one.handlers[-1].name) for one in read(node).others] == [(kind, "nvidia")]
+
+
+def test_cri_dockerd_that_systemd_gave_its_socket_is_known_by_its_place(node: SimulatedNode) -> None:
+    node.run_kubernetes("docker")
+    for pid in (902, 903):
+        shutil.rmtree(node.root / f"proc/{pid}/fd")
+
+    seen = read(node)
+
+    assert seen.used is not None
+    assert (seen.used.kind, seen.used.path, seen.unit) == (facts.DOCKER, "/etc/docker/daemon.json", "docker.service")
+
+
+def test_an_unknown_runtime_is_named_and_not_judged(node: SimulatedNode) -> None:
+    (node.root / "proc/902/cmdline").write_text("kubelet\0--container-runtime-endpoint\0unix:///run/other.sock\0")
 
     seen = read(node)
 
     assert seen.used is None
-    assert seen.why_none.endswith("not a containerd that we know")
+    assert seen.why_none == "the kubelet's runtime is at /run/other.sock: not one that we know"
+    assert seen.socket == "/run/other.sock"
 
 
 def test_a_kubelet_whose_containerd_does_not_run_is_known_by_its_socket(node: SimulatedNode) -> None:
@@ -179,72 +293,68 @@ def test_a_kubelet_whose_containerd_does_not_run_is_known_by_its_socket(node: Si
     seen = read(node)
 
     assert seen.used is not None
-    assert (seen.used.path, seen.started) == (EXPECTED["rke2"][2], None)
+    assert (seen.used.path, seen.started, seen.assumed) == (EXPECTED["rke2"][4], None, True)
+    assert seen.how[-2] == "nobody is to be seen who listens there"
 
 
-# The kubelet's own words.
-
-
-def kubelet(*arguments: str, name: str = "kubelet") -> Process:
-    return Process(7, name, (name, *arguments), None)
+# What is made from a template, the cgroup driver, and the host itself.
 
 
 @pytest.mark.parametrize(
-    ("arguments", "socket"),
+    ("distribution", "there", "template"),
     [
-        ((), STANDARD),
-        (("--container-runtime-endpoint=unix:///run/a.sock",), "/run/a.sock"),
-        (("--container-runtime-endpoint", "/var/run/a.sock"), "/run/a.sock"),
-        (("--container-runtime-endpoint=/a", "--container-runtime-endpoint=/b"), "/b"),
-        (("--container-runtime-endpoint=/a", "--config=/etc/k.yaml"), "/a"),
-        (("--config=/etc/k.yaml",), "/run/from-file.sock"),
-        (("--config", "/etc/missing.yaml"), STANDARD),
-        (("--config", "/etc/empty.yaml"), STANDARD),
-        (("--config", "/etc/broken.yaml"), STANDARD),
-        (("--container-runtime-endpoint",), STANDARD),
-        (("--image-service-endpoint=/c",), STANDARD),
+        ("k3s", (), f"{RANCHER}/k3s/agent/etc/containerd/config-v3.toml.tmpl"),
+        ("rke2", ("config.toml.tmpl",), f"{RANCHER}/rke2/agent/etc/containerd/config.toml.tmpl"),
+        ("k3s", ("config.toml.tmpl", "config-v3.toml.tmpl"), f"{RANCHER}/k3s/agent/etc/containerd/config-v3.toml.tmpl"),
+        ("microk8s", (), "/var/snap/microk8s/6089/args/containerd-template.toml"),
+        ("kubeadm", (), ""),
+        ("k8s-snap", (), ""),
     ],
 )
-def test_a_flag_outranks_the_file_and_the_file_the_default(
-    arguments: tuple[str, ...], socket: str, tmp_path: Path
+def test_a_generated_file_is_told_with_its_template(
+    distribution: str, there: tuple[str, ...], template: str, node: SimulatedNode
 ) -> None:
-    (tmp_path / "etc").mkdir()
-    (tmp_path / "etc/k.yaml").write_text("containerRuntimeEndpoint: unix:///run/from-file.sock\n")
-    (tmp_path / "etc/empty.yaml").write_text("")
-    (tmp_path / "etc/broken.yaml").write_text("containerRuntimeEndpoint: [unix")
+    node.run_kubernetes(distribution)
+    for name in there:
+        node.put_file(f"{template.lstrip('/').rpartition('/')[0]}/{name}", "")
 
-    assert endpoint_of(tmp_path, kubelet(*arguments)).socket == socket
+    used = read(node).used
+
+    assert used is not None
+    assert used.template == template
 
 
 @pytest.mark.parametrize(
-    ("names", "chosen"),
+    ("distribution", "options", "systemd"),
     [
-        (["rke2", "containerd", "kubelet"], "kubelet"),
-        (["k3s-server"], "k3s-server"),
-        (["k3s-agent", "kubelite"], "kubelite"),
-        (["containerd", "crio"], None),
-        ([], None),
+        ("kubeadm", "cgroupDriver: systemd", True),
+        ("kubeadm", "cgroupDriver: cgroupfs", False),
+        ("kubeadm", "", None),
+        # From containerd 2 and CRI-O a kubelet asks it, unless that is switched off.
+        ("eks-al2023", "cgroupDriver: systemd", None),
+        ("eks-al2023", "cgroupDriver: systemd\nfeatureGates: {KubeletCgroupDriverFromCRI: false}", True),
+        ("openshift", "cgroupDriver: systemd", None),
     ],
 )
-def test_a_kubelet_of_its_own_outranks_a_program_that_holds_one(names: list[str], chosen: str | None) -> None:
-    found = kubelet_of([kubelet(name=name) for name in names])
+def test_the_kubelets_cgroup_driver_is_told_where_it_is_its_own(
+    distribution: str, options: str, systemd: bool | None, node: SimulatedNode
+) -> None:
+    node.run_kubernetes(distribution)
+    seen = read(node)
+    assert seen.kubelet is not None
+    text = f"kind: KubeletConfiguration\ncontainerRuntimeEndpoint: unix://{seen.socket}\n{options}"
+    node.put_file(seen.kubelet.config.lstrip("/"), text)
 
-    assert (found.name if found else None) == chosen
+    seen = read(node)
+
+    assert seen.kubelet is not None
+    assert seen.kubelet.systemd_cgroup is systemd
 
 
-def test_only_the_programs_that_we_look_for_are_read(node: SimulatedNode) -> None:
-    node.write_value("proc/950/comm", "containerd-shim")
-    node.write_value("proc/951/comm", "kubelet")
-    node.write_value("proc/951/stat", (node.root / "proc/902/stat").read_text().replace(") S ", ") Z ").strip())
+def test_the_architecture_is_that_of_the_hosts_own_programs(node: SimulatedNode) -> None:
+    node.put_program("usr/bin/kubelet", "aarch64")
 
-    assert [(one.pid, one.name) for one in find(node.root)] == [(901, "containerd"), (902, "kubelet")]
-
-
-@pytest.mark.parametrize("uptime", ["", "soon", "nan nan"])
-def test_without_a_time_of_boot_no_process_is_told(uptime: str, node: SimulatedNode) -> None:
-    node.write_value("proc/uptime", uptime)
-
-    assert find(node.root) == ()
+    assert read(node).architecture == "aarch64"
 
 
 # Programs and CDI specifications.

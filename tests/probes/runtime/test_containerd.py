@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from healthcheck.probes.runtime.containerd import read_configuration
 from healthcheck.probes.runtime.facts import Configuration, Handler, Misplaced, Problem
+from sim import go_program
 from sim.container_runtime import V2, V3, default, handler
 
 MAIN, FIRST, SECOND = "/etc/containerd/config.toml", "/etc/containerd/a.toml", "/etc/containerd/b.toml"
+PROGRAM = "/usr/bin/containerd"
 V1 = "plugins.cri"
 IMPORTS = 'imports = ["a.toml", "b.toml"]\n'
 
@@ -26,9 +28,13 @@ def put(root: Path, files: dict[str, str]) -> None:
         (root / path.lstrip("/")).write_text(text)
 
 
-def read(root: Path, files: dict[str, str]) -> Configuration:
+def read(root: Path, files: dict[str, str], version: str = "") -> Configuration:
+    """As the containerd of that version has it, or one of which nobody knows the version."""
     put(root, files)
-    return read_configuration(root, MAIN)
+    if version:
+        put(root, {PROGRAM: ""})
+        (root / PROGRAM.lstrip("/")).write_bytes(go_program.containerd(version))
+    return read_configuration(root, MAIN, PROGRAM if version else "")
 
 
 def problem(root: Path, files: dict[str, str]) -> Problem:
@@ -55,7 +61,8 @@ def test_each_schema_has_its_handlers_under_its_own_plugin(
 ) -> None:
     seen = read(tmp_path, {MAIN: head + default(section, "nvidia") + handler(section, "nvidia", "/opt/n")})
 
-    assert seen.handlers == (Handler("nvidia", "io.containerd.runc.v2", "/opt/n", True, MAIN),)
+    line = 4 if head else 3
+    assert seen.handlers == (Handler("nvidia", "io.containerd.runc.v2", "/opt/n", True, MAIN, line),)
     assert (seen.schema, seen.default, seen.cdi, seen.misplaced, seen.problem) == (schema, "nvidia", cdi, (), None)
 
 
@@ -75,13 +82,15 @@ def test_handlers_under_another_plugin_are_none(
     seen = read(tmp_path, {MAIN: head + handler(written, "nvidia", "/opt/n")})
 
     section = written.removeprefix("plugins.").strip('"')
-    told = Handler("nvidia", "io.containerd.runc.v2", "/opt/n", True, MAIN)
+    told = Handler("nvidia", "io.containerd.runc.v2", "/opt/n", True, MAIN, 2 if head else 1)
     assert seen.handlers == ()
     assert seen.misplaced == (Misplaced(MAIN, schema, section, right, (told,)),)
 
 
 def test_without_its_file_containerd_has_its_defaults(tmp_path: Path) -> None:
-    assert read(tmp_path, {}) == Configuration(MAIN, cdi_folders=("/etc/cdi", "/var/run/cdi"))
+    assert read(tmp_path, {}) == Configuration(
+        MAIN, cdi_folders=("/etc/cdi", "/var/run/cdi"), generation="1.7", built_in=("runc",)
+    )
 
 
 # What is imported.
@@ -132,7 +141,7 @@ def test_of_two_files_with_one_handler_the_later_one_has_it(tmp_path: Path) -> N
         SECOND: head + f'[{V3}.containerd.runtimes.nvidia.options]\nBinaryName = "/opt/new"\n',
     }
 
-    assert read(tmp_path, files).handlers == (Handler("nvidia", "io.containerd.runc.v2", "/opt/new", True, SECOND),)
+    assert read(tmp_path, files).handlers == (Handler("nvidia", "io.containerd.runc.v2", "/opt/new", True, SECOND, 2),)
 
 
 def test_imports_are_read_breadth_first_and_each_path_once(tmp_path: Path) -> None:
@@ -168,35 +177,153 @@ def test_an_import_that_is_not_there_is_a_problem(tmp_path: Path) -> None:
     assert problem(tmp_path, {MAIN: IMPORTS, FIRST: ""}) == Problem(SECOND, "imported, and does not exist")
 
 
-def test_a_drop_in_is_read_as_the_first_files_schema_unless_it_tells_an_older_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("version", "left", "lost"),
+    [
+        ("", {"first": FIRST}, {"second": SECOND}),
+        ("2.1.4", {"first": FIRST}, {"second": SECOND}),
+        ("2.3.0", {"first": FIRST, "second": SECOND}, {}),
+    ],
+)
+def test_an_older_drop_in_below_a_newer_file_is_lost_before_containerd_2_3(
+    version: str, left: dict[str, str], lost: dict[str, str], tmp_path: Path
+) -> None:
     files = {
         MAIN: "version = 3\n" + IMPORTS,
         FIRST: handler(V3, "first", "/opt/n"),
         SECOND: "version = 2\n" + handler(V2, "second", "/opt/n"),
     }
-    assert origins(read(tmp_path, files)) == {"first": FIRST, "second": SECOND}
+
+    seen = read(tmp_path, files, version)
+
+    assert origins(seen) == left
+    assert {one.name: place.file for place in seen.misplaced for one in place.handlers} == lost
 
 
 @pytest.mark.parametrize("head", ["", "version = 2\n"])
-def test_the_newest_table_counts_in_an_old_file_that_has_no_handlers_of_its_own(head: str, tmp_path: Path) -> None:
-    """containerd 2 reads it there, and with containerd 1 nobody could have started anything."""
-    assert origins(read(tmp_path, {MAIN: head + handler(V3, "nvidia", "/opt/n")})) == {"nvidia": MAIN}
+def test_an_old_file_with_the_newest_table_alone_is_taken_for_one_of_containerd_2(head: str, tmp_path: Path) -> None:
+    """With containerd 1 nobody could have started anything."""
+    seen = read(tmp_path, {MAIN: head + handler(V3, "nvidia", "/opt/n")})
+    assert (origins(seen), seen.generation, seen.version) == ({"nvidia": MAIN}, "2.2", "")
 
     own = V2 if head else V1
     both = read(tmp_path, {MAIN: head + handler(own, "runc") + handler(V3, "nvidia", "/opt/n")})
-    assert (origins(both), [one.section for one in both.misplaced]) == (
+    assert (origins(both), both.generation, [one.section for one in both.misplaced]) == (
         {"runc": MAIN},
+        "1.7",
         ["io.containerd.cri.v1.runtime"],
     )
 
 
-def test_a_drop_in_of_a_newer_schema_than_the_first_file_is_read_as_that_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("version", "generation", "left"),
+    [
+        ("1.6.20", "1.6", {"runc": MAIN}),
+        ("2.1.4", "2.1", {"nvidia": FIRST}),
+        ("2.4.2", "2.4", {"runc": MAIN, "nvidia": FIRST}),
+    ],
+)
+def test_what_a_newer_drop_in_leaves_of_an_older_file_is_the_releases_own_affair(
+    version: str, generation: str, left: dict[str, str], tmp_path: Path
+) -> None:
     files = {
         MAIN: f"version = 2\nimports = ['a.toml']\n{handler(V2, 'runc')}",
-        FIRST: "version = 3\n" + handler(V2, "nvidia", "/opt/n"),
+        FIRST: "version = 3\n" + handler(V3, "nvidia", "/opt/n"),
     }
 
-    assert origins(read(tmp_path, files)) == {"nvidia": FIRST}
+    seen = read(tmp_path, files, version)
+
+    assert (seen.version, seen.generation, origins(seen)) == (version, generation, left)
+
+
+@pytest.mark.parametrize(
+    ("version", "cdi"), [("1.6.36", False), ("1.7.28", False), ("2.0.0", True), ("2.3.9", True), ("2.4.0", True)]
+)
+def test_cdi_is_on_from_containerd_2_on(version: str, cdi: bool, tmp_path: Path) -> None:
+    assert read(tmp_path, {MAIN: "version = 2\n"}, version).cdi == cdi
+
+
+@pytest.mark.parametrize(
+    ("version", "cdi"), [("1.6.36", False), ("1.7.28", True), ("2.0.0", True), ("2.3.9", True), ("2.4.0", True)]
+)
+def test_what_the_file_says_of_cdi_holds_where_that_release_reads_it(version: str, cdi: bool, tmp_path: Path) -> None:
+    assert read(tmp_path, {MAIN: f"version = 2\n[{V2}]\nenable_cdi = true\n"}, version).cdi == cdi
+    off = read(tmp_path, {MAIN: f"version = 2\n[{V2}]\nenable_cdi = false\n"}, version)
+    assert off.cdi == (version == "2.4.0")
+
+
+@pytest.mark.parametrize(
+    ("version", "named"),
+    [
+        ("1.6.20", "/conf.d/a.toml"),
+        ("1.7.15", "/conf.d/a.toml"),
+        ("1.6.36", "/etc/containerd/conf.d/a.toml"),
+        ("1.7.28", "/etc/containerd/conf.d/a.toml"),
+        ("2.0.0", "/etc/containerd/conf.d/a.toml"),
+    ],
+)
+def test_a_relative_pattern_was_once_of_the_working_directory(version: str, named: str, tmp_path: Path) -> None:
+    there = {"/conf.d/a.toml": "", "/etc/containerd/conf.d/a.toml": ""}
+
+    seen = read(tmp_path, {MAIN: "version = 2\nimports = ['conf.d/*.toml']\n", **there}, version)
+
+    assert [one.path for one in seen.files] == [MAIN, named]
+
+
+def test_drop_ins_that_nobody_imports_are_named(tmp_path: Path) -> None:
+    folder = "/etc/containerd"
+    files = {
+        MAIN: "version = 2\nimports = ['conf.d/*.toml']\n",
+        f"{folder}/conf.d/read.toml": "",
+        f"{folder}/config.d/site.toml": "",
+        f"{folder}/config.d/notes.txt": "",
+        "/opt/site/nvidia.toml": "version = 2\n" + handler(V2, "nvidia", "/opt/n") + handler(V3, "other", ""),
+        "/opt/site/odd.toml": "plugins = 1",
+        "/opt/site/worse.toml": "[",
+    }
+    put(tmp_path, files)
+    (tmp_path / "etc/containerd/config.d/same.toml").symlink_to("../conf.d/read.toml")
+
+    seen = read_configuration(tmp_path, MAIN, searched=("/opt/site",))
+
+    site = [f"/opt/site/{name}.toml" for name in ("nvidia", "odd", "worse")]
+    assert [one.path for one in seen.unread] == [f"{folder}/config.d/site.toml", *site]
+    assert [(one.name, one.binary, one.file, one.line) for one in seen.unread_handlers] == [
+        ("nvidia", "/opt/n", site[0], 2),
+        ("other", "", site[0], 7),
+    ]
+
+
+@pytest.mark.parametrize("version", ["2.1.4", "2.4.2"])
+def test_containerd_reads_no_drop_in_folder_by_itself(version: str, tmp_path: Path) -> None:
+    """The import of conf.d that 2.2 brought stands in `containerd config default`, for a file to be made from."""
+    put(tmp_path, {"/etc/containerd/conf.d/99-nvidia.toml": "version = 3\n" + handler(V3, "nvidia", "/opt/n")})
+
+    for files in ({}, {MAIN: "version = 3\n"}):
+        seen = read(tmp_path, files, version)
+        assert (seen.handlers, [one.path for one in seen.unread]) == ((), ["/etc/containerd/conf.d/99-nvidia.toml"])
+
+
+# Where a handler is defined.
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (f"\n\n[{V2}.containerd.runtimes.nvidia]\n", 3),
+        ("[ plugins . 'io.containerd.grpc.v1.cri' . containerd . runtimes . \"nvidia\" ] # NVIDIA's\r\n", 1),
+        (f"#\n[{V2}.containerd.runtimes.nvidia.options]\n[{V2}.containerd.runtimes.nvidia]\n", 3),
+        (f"#\n[{V2}.containerd.runtimes.nvidia.options]\n", 2),
+        (f'a = """\n[{V2}.containerd.runtimes.runc]\n"""\n[{V2}.containerd.runtimes.nvidia]\n', 4),
+        (f"a = [\n['x'],\n[]]\n[{V2}.containerd.runtimes.nvidia]\n", 4),
+        (f"[{V2}.containerd.runtimes]\nnvidia = {{}}\n", 0),
+        (f"{V2}.containerd.runtimes.nvidia.runtime_type = 'x'\n", 0),
+    ],
+)
+def test_a_handlers_line_is_that_of_its_tables_header(text: str, line: int, tmp_path: Path) -> None:
+    (nvidia,) = read(tmp_path, {MAIN: text}, "2.4.2").handlers
+
+    assert (nvidia.name, nvidia.line) == ("nvidia", line)
 
 
 def test_links_lead_inside_the_root_and_a_loop_of_them_ends(tmp_path: Path) -> None:
@@ -249,29 +376,97 @@ def test_what_is_no_utf8_is_told_with_its_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "line", "message"),
     [
-        ("version = 5", "version is no number from 1 to 4"),
-        ("version = -1", "version is no number from 1 to 4"),
-        ("version = true", "version is no number from 1 to 4"),
-        ("version = 2.0", "version is no number from 1 to 4"),
-        ("version = 0xffffffffffffffffffffffffffffffffffffffff", "version is no number from 1 to 4"),
-        ("plugins = 1", "plugins is no table"),
-        ("[plugins]\ncri = 1", "cri is no table"),
-        ("[plugins.cri]\ncontainerd = []", "containerd is no table"),
-        ("[plugins.cri.containerd]\nruntimes = 'nvidia'", "runtimes is no table"),
-        ("[plugins.cri.containerd.runtimes]\nnvidia = 1", "nvidia is no table"),
-        ("[plugins.cri.containerd.runtimes.nvidia.options]\nBinaryName = 1", "BinaryName is no text"),
-        ("[plugins.cri.containerd]\ndefault_runtime_name = 1", "default_runtime_name is no text"),
-        ("[plugins.cri]\nenable_cdi = 'yes'", "enable_cdi is neither true nor false"),
-        ("[plugins.cri]\ncdi_spec_dirs = '/etc/cdi'", "cdi_spec_dirs is no list of paths"),
-        ("imports = 'a.toml'", "imports is no list of paths"),
-        ("imports = [1]", "imports is no list of paths"),
-        ("[grpc]\naddress = 1", "address is no text"),
+        ("version = 5", 1, "version is 5, and this containerd reads none above 4"),
+        ("version = -1", 1, "version is no number from 1 on"),
+        ("version = true", 1, "version is no number"),
+        ("version = 2.0", 1, "version is no number"),
+        ("version = 0xffffffffffffffffffffffffffffffffffffffff", 1, "version is no number from 1 on"),
+        ("plugins = 1", 1, "plugins is no table"),
+        ("[plugins]\ncri = 1", 2, "cri is no table"),
+        ("[plugins.cri]\ncontainerd = []", 2, "containerd is no table"),
+        ("[plugins.cri.containerd]\nruntimes = 'nvidia'", 2, "runtimes is no table"),
+        ("[plugins.cri.containerd.runtimes]\nrunc = {}\nnvidia = 1", 3, "nvidia is no table"),
+        ("[plugins.cri.containerd.runtimes.nvidia.options]\nBinaryName = 1", 2, "BinaryName is no text"),
+        ("plugins.cri.containerd.runtimes.nvidia.options.BinaryName = 1", 0, "BinaryName is no text"),
+        (
+            "[plugins.cri.containerd.runtimes.nvidia.options]\nSystemdCgroup = 1",
+            2,
+            "SystemdCgroup is neither true nor false",
+        ),
+        ("[plugins.cri.containerd]\n\n'default_runtime_name' = 1", 3, "default_runtime_name is no text"),
+        ("[plugins.cri]\nenable_cdi = 'yes'", 2, "enable_cdi is neither true nor false"),
+        ("[plugins.cri]\ncdi_spec_dirs = '/etc/cdi'", 2, "cdi_spec_dirs is no list of texts"),
+        ("\nimports = 'a.toml'", 2, "imports is no list of texts"),
+        ("imports = [\n  1]", 1, "imports is no list of texts"),
+        ("disabled_plugins = 'cri'", 1, "disabled_plugins is no list of texts"),
+        ("[grpc]\naddress = 1", 2, "address is no text"),
+        ("[plugins.cri]\nsystemd_cgroup = true", 2, "systemd_cgroup works with io.containerd.runtime.v1.linux alone"),
     ],
 )
-def test_a_value_of_another_kind_is_a_problem(text: str, message: str, tmp_path: Path) -> None:
-    assert problem(tmp_path, {MAIN: text}) == Problem(MAIN, message)
+def test_a_value_of_another_kind_is_a_problem(text: str, line: int, message: str, tmp_path: Path) -> None:
+    assert problem(tmp_path, {MAIN: text}) == Problem(MAIN, message, line)
+
+
+def test_a_value_of_another_kind_is_told_of_the_file_that_has_it(tmp_path: Path) -> None:
+    files = {
+        MAIN: "version = 3\n" + IMPORTS + handler(V3, "nvidia", "/opt/n"),
+        FIRST: f"version = 3\n[{V3}.containerd.runtimes.nvidia]\nruntime_type = 1\n",
+        SECOND: "version = 3\n",
+    }
+
+    assert problem(tmp_path, files) == Problem(FIRST, "runtime_type is no text", 3)
+
+
+@pytest.mark.parametrize(
+    ("version", "head", "newest"),
+    [
+        ("1.6.32", "version = 3", 2),
+        ("1.7.17", "version = 3", 2),
+        ("2.2.9", "version = 4", 3),
+        ("2.3.0", "version = 5", 4),
+    ],
+)
+def test_a_schema_that_the_release_does_not_know_is_refused(
+    version: str, head: str, newest: int, tmp_path: Path
+) -> None:
+    (found,) = [read(tmp_path, {MAIN: head}, version).problem]
+
+    assert found == Problem(MAIN, f"version is {newest + 1}, and this containerd reads none above {newest}", 1)
+
+
+@pytest.mark.parametrize("version", ["1.6.31", "1.7.16"])
+def test_containerd_1_once_took_any_newer_schema_for_its_own(version: str, tmp_path: Path) -> None:
+    seen = read(
+        tmp_path, {MAIN: "version = 3\n" + handler(V2, "nvidia", "/opt/n") + handler(V3, "lost", "/opt/n")}, version
+    )
+
+    assert (seen.problem, origins(seen)) == (None, {"nvidia": MAIN})
+    assert [one.section for one in seen.misplaced] == ["io.containerd.cri.v1.runtime"]
+
+
+# Docker's own file switches the CRI plugin off, by its short name.
+
+
+@pytest.mark.parametrize("version", ["", "1.7.28", "2.2.9", "2.4.2"])
+def test_a_plugin_that_is_switched_off_is_told_with_its_file(version: str, tmp_path: Path) -> None:
+    assert read(tmp_path, {MAIN: 'disabled_plugins = ["cri"]\n'}, version).disabled_in == MAIN
+
+    files = {MAIN: "version = 2\nimports = ['a.toml']\n", FIRST: 'disabled_plugins = ["io.containerd.grpc.v1.cri"]'}
+    assert read(tmp_path, files, version).disabled_in == FIRST
+
+
+def test_a_drop_in_of_schema_2_makes_the_short_name_an_error_for_containerd_1(tmp_path: Path) -> None:
+    files = {MAIN: 'imports = ["a.toml"]\ndisabled_plugins = ["cri"]\n', FIRST: "version = 2\n"}
+
+    told = Problem(MAIN, "disabled_plugins: 'cri' is no full name of a plugin", 2)
+    assert read(tmp_path, files, "1.7.28").problem == told
+    assert read(tmp_path, files, "2.4.2").disabled_in == MAIN
+    assert read(tmp_path, files).disabled_in == MAIN
+    # Of a release that nobody knows it is not said that it refuses.
+    (tmp_path / PROGRAM.lstrip("/")).unlink()
+    assert read_configuration(tmp_path, MAIN, PROGRAM).problem is None
 
 
 # What only we can't read.
@@ -282,14 +477,16 @@ def test_a_value_of_another_kind_is_a_problem(text: str, message: str, tmp_path:
     [
         "#" * ((1 << 20) + 1),
         f"a = '{'x' * 4096}'",
-        f"{'a.' * 129}b = 1",
+        f"{'a.' * 1025}b = 1",
+        "\n".join(f"[a{number}.{'a.' * 100}b]" for number in range(200)),
+        "\n".join(f"[plugins.cri.containerd.runtimes.a{number}]" for number in range(257)),
         f"a = {'[' * 2000}{']' * 2000}",
         f"version = 0x{'f' * 4000}",
         'imports = ["*.toml/\\u0000"]\n[plugins]\nimports = "\\u0000"\n[[imports]]',
     ],
 )
 def test_a_file_beyond_our_bounds_does_not_crash(text: str, tmp_path: Path) -> None:
-    assert read(tmp_path, {MAIN: text}).problem is not None
+    assert read(tmp_path, {MAIN: text}, "2.4.2").problem is not None
 
 
 @pytest.mark.parametrize("text", ["#" * ((1 << 20) + 1), f"a = '{'x' * 4096}'", f"a = {'[' * 2000}{']' * 2000}"])

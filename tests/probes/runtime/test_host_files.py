@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.probes.runtime.host_files import MOST_BYTES, is_executable, matches, read, resolve
+from healthcheck.probes.runtime.host_files import MOST_BYTES, is_executable, matches, read, read_whole, resolve, walk
 
 
 @pytest.mark.parametrize(
@@ -65,3 +65,35 @@ def test_a_pattern_goes_through_links_and_past_what_is_no_folder(tmp_path: Path)
     assert matches(tmp_path, "/link/*.toml") == ["/link/a.toml", "/link/b.toml"]
     assert matches(tmp_path, "/*/a.toml") == ["/link/a.toml", "/real/a.toml"]
     assert matches(tmp_path, "/file/*") == []
+
+
+def test_files_are_walked_in_the_order_of_their_names_and_not_through_links(tmp_path: Path) -> None:
+    for name in ("d/b/2", "d/b/1", "d/a", "d/c\nd", "other/x"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "d/link").symlink_to("/other")
+    (tmp_path / "d/loop").symlink_to(".")
+    (tmp_path / "by-link").symlink_to("/d")
+    (tmp_path / ("d" + "/e" * 20)).mkdir(parents=True)
+    (tmp_path / ("d" + "/e" * 20) / "deep").touch()
+
+    assert walk(tmp_path, "/d") == ["/d/a", "/d/b/1", "/d/b/2", "/d/link", "/d/loop"]
+    assert walk(tmp_path, "/by-link/") == [f"/by-link{one[2:]}" for one in walk(tmp_path, "/d")]
+    assert walk(tmp_path, "/nothing") == walk(tmp_path, "/d/a") == []
+
+
+def test_so_many_files_are_walked_at_most(tmp_path: Path) -> None:
+    for number in range(300):
+        (tmp_path / f"{number:03}").touch()
+
+    assert walk(tmp_path, "/") == [f"/{number:03}" for number in range(256)]
+
+
+def test_a_list_of_the_kernels_is_read_whole_or_up_to_its_bound(tmp_path: Path) -> None:
+    """It gives them in parts of a page or so, and says that they have no bytes."""
+    lines = read_whole(Path("/"), "/proc/self/smaps", 1 << 20)
+
+    assert len(lines) > 1 << 13
+    assert read_whole(Path("/"), "/proc/self/smaps", 100) == lines[:100]
+    with pytest.raises(OSError, match="no plain file"):
+        read_whole(tmp_path, "/", 100)

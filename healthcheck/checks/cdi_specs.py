@@ -1,0 +1,103 @@
+"""The CDI specifications of NVIDIA's devices that the container runtime reads name what exists on the node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from healthcheck import gpu_runtime, runtime_mending
+from healthcheck.expectation import Expectation
+from healthcheck.gpu_runtime import found
+from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, counted
+from healthcheck.probes import pci
+from healthcheck.probes.runtime import container_runtime
+from healthcheck.probes.runtime.facts import CdiSpec, Configuration, ContainerRuntime
+
+_MOST_NAMED = 4
+
+STALE = Reason(
+    "CdiSpecStale",
+    Severity.MONITOR,
+    "A CDI specification names what the node does not have: its devices can't be given to a pod.",
+    "Generate it again, by the command named: it is older than the driver, or than the last boot.",
+    flickers=True,
+    source="containerd: `failed to stat CDI host device`; runc: a mount's source, a hook's program",
+)
+MALFORMED = Reason(
+    "CdiSpecMalformed",
+    Severity.MONITOR,
+    "A CDI specification of NVIDIA's can't be read: none of its devices exists for the container runtime.",
+    "Generate it again, by the command named.",
+    flickers=True,
+    source="containerd: `unresolvable CDI devices`",
+)
+
+
+def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+    readable = yield from gpu_runtime.readable(seen)
+    if readable is None:
+        return
+    around, used = readable
+    specs = _read_by_somebody(around, used)
+    if not specs:
+        yield NotConfigured("no CDI specification of NVIDIA's that anything reads")
+        return
+    yield from gpu_runtime.together(_findings(used, specs))
+    yield Seen(", ".join(_said(one) for one in specs))
+
+
+def _findings(used: Configuration, specs: Sequence[CdiSpec]) -> Iterator[Finding]:
+    for spec in specs:
+        if spec.problem is not None and not spec.problem.only_ours:
+            yield found(MALFORMED, used, f"{gpu_runtime.told(spec.problem)}; {_again(spec)}")
+        elif spec.missing and not _is_hidden(spec, specs, used.cdi_folders):
+            more = f" and {len(spec.missing) - _MOST_NAMED} more" if len(spec.missing) > _MOST_NAMED else ""
+            named = ", ".join(spec.missing[:_MOST_NAMED])
+            yield found(STALE, used, f"{spec.path} ({spec.kind}) names {named}{more}, not there; {_again(spec)}")
+
+
+def _read_by_somebody(around: ContainerRuntime, used: Configuration) -> tuple[CdiSpec, ...]:
+    """By the container runtime itself, or by NVIDIA's program in its mode `cdi`."""
+    by_toolkit = around.toolkit is not None and around.toolkit.mode == "cdi"
+    return around.cdi_specs if by_toolkit else gpu_runtime.cdi_specs(around, used)
+
+
+def _is_hidden(spec: CdiSpec, specs: Sequence[CdiSpec], folders: Sequence[str]) -> bool:
+    """Whether a later folder has all its devices: the same device of a later folder is the one that is taken."""
+    later = folders[_place(spec, folders) + 1 :]
+    taken = {
+        name
+        for other in specs
+        for name in other.devices
+        if other.kind == spec.kind and other.problem is None and _folder(other) in later
+    }
+    return bool(spec.devices) and set(spec.devices) <= taken
+
+
+def _folder(spec: CdiSpec) -> str:
+    return spec.path.rpartition("/")[0]
+
+
+def _place(spec: CdiSpec, folders: Sequence[str]) -> int:
+    return [*folders].index(_folder(spec)) if _folder(spec) in folders else len(folders)
+
+
+def _again(spec: CdiSpec) -> str:
+    """The device plugin writes its own specification when it starts; the others are nvidia-ctk's."""
+    if "k8s.device-plugin" in f"{spec.kind} {spec.path}":
+        return "restart NVIDIA's device plugin on this node, which writes it: delete its pod"
+    return runtime_mending.generate_spec(spec.path)
+
+
+def _said(spec: CdiSpec) -> str:
+    if spec.problem is not None:
+        return f"{spec.path}: unreadable"
+    return f"{spec.path}: {counted(len(spec.devices), 'device')} of {spec.kind}"
+
+
+CHECK = Check(
+    "cdi-specs",
+    "7-container-runtime",
+    (container_runtime.CONTAINER_RUNTIME, pci.FUNCTIONS),
+    judge,
+    (STALE, MALFORMED),
+)

@@ -1,0 +1,71 @@
+"""NVIDIA's handlers and runc put containers into cgroups by the same driver as the kubelet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck import gpu_runtime, runtime_mending
+from healthcheck.expectation import Expectation
+from healthcheck.gpu_runtime import RUNC, found, of_nvidia, where
+from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity
+from healthcheck.probes import pci
+from healthcheck.probes.runtime import container_runtime
+from healthcheck.probes.runtime.facts import Configuration, ContainerRuntime
+
+_NAMES = {True: "systemd", False: "cgroupfs"}
+
+MISMATCH = Reason(
+    "CgroupDriverMismatch",
+    Severity.MONITOR,
+    "The kubelet and its container runtime manage cgroups by two drivers: pods fail under load, or lose their GPUs.",
+    "Set both to systemd, by the command named.",
+    flickers=True,
+    source="Kubernetes, Container Runtimes: cgroup drivers",
+)
+
+
+def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+    readable = yield from gpu_runtime.readable(seen)
+    if readable is None:
+        return
+    around, used = readable
+    wanted = _wanted(around, used)
+    if wanted is None:
+        yield Seen("the kubelet takes the runtime's, or does not say its own")
+        return
+    yield from _of_all(around, used, wanted)
+    yield from gpu_runtime.together(_of_handlers(around, used, wanted))
+    yield Seen(f"the kubelet's is {_NAMES[wanted]}", "the same in the runtime")
+
+
+def _wanted(around: ContainerRuntime, used: Configuration) -> bool | None:
+    """Whether the kubelet's is systemd. A kubelet that asks containerd 2 is told the default handler's driver."""
+    kubelets = around.kubelet.systemd_cgroup if around.kubelet else None
+    if kubelets is not None or not gpu_runtime.is_containerd_2(used):
+        return kubelets
+    return next((one.systemd_cgroup for one in used.handlers if one.name == used.default), None)
+
+
+def _of_all(around: ContainerRuntime, used: Configuration, wanted: bool) -> Iterator[Finding]:
+    """CRI-O and Docker have one driver for all handlers."""
+    if used.systemd_cgroup not in (None, wanted):
+        told = f"{used.path}: the cgroup driver is {_NAMES[not wanted]}, the kubelet's {_NAMES[wanted]}"
+        yield found(MISMATCH, used, f"{told}; {runtime_mending.correct(around, used, used.path)}")
+
+
+def _of_handlers(around: ContainerRuntime, used: Configuration, wanted: bool) -> Iterator[Finding]:
+    ours = {one.name for one in of_nvidia(used.handlers)} | {RUNC}
+    for one in used.handlers if used.systemd_cgroup is None else ():
+        if one.name in ours and one.systemd_cgroup not in (None, wanted):
+            told = f"{where(one)}: SystemdCgroup of {one.name} is {str(one.systemd_cgroup).lower()}"
+            mend = runtime_mending.correct(around, used, one.file)
+            yield found(MISMATCH, used, f"{told}, the kubelet's driver is {_NAMES[wanted]}; {mend}")
+
+
+CHECK = Check(
+    "cgroup-driver",
+    "7-container-runtime",
+    (container_runtime.CONTAINER_RUNTIME, pci.FUNCTIONS),
+    judge,
+    (MISMATCH,),
+)

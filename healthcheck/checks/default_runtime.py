@@ -1,0 +1,50 @@
+"""The handler of pods that name none is one that the container runtime defines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck import gpu_runtime, runtime_mending
+from healthcheck.expectation import Expectation
+from healthcheck.gpu_runtime import RUNC, found
+from healthcheck.model import Check, Evidence, Judgement, Reason, Seen, Severity
+from healthcheck.probes import pci
+from healthcheck.probes.runtime import container_runtime
+from healthcheck.probes.runtime.facts import CONTAINERD, Configuration
+
+UNDEFINED = Reason(
+    "DefaultRuntimeUndefined",
+    Severity.MONITOR,
+    "The default runtime of the kubelet's container runtime is one that it does not define: its CRI does not load.",
+    "Define the handler, or name one that is defined as the default.",
+    flickers=True,
+    source="containerd: `no corresponding runtime configured in containerd.runtimes`",
+)
+
+
+def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+    readable = yield from gpu_runtime.readable(seen)
+    if readable is None:
+        return
+    around, used = readable
+    defined = list(dict.fromkeys([*(one.name for one in used.handlers), *_built_in(used)]))
+    if used.default not in defined:
+        told = f"{used.path}: the default is {used.default!r}; defined are {', '.join(defined)}"
+        yield found(UNDEFINED, used, f"{told}; {runtime_mending.correct(around, used, used.path)}")
+    yield Seen(used.default, "one that is defined")
+
+
+def _built_in(used: Configuration) -> tuple[str, ...]:
+    """What it brings itself: Docker and CRI-O one of these, containerd by its release; one nobody knows may be 2."""
+    if used.kind != CONTAINERD:
+        return RUNC, "crun"
+    return used.built_in if used.version else (RUNC,)
+
+
+CHECK = Check(
+    "default-runtime",
+    "7-container-runtime",
+    (container_runtime.CONTAINER_RUNTIME, pci.FUNCTIONS),
+    judge,
+    (UNDEFINED,),
+)

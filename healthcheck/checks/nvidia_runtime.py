@@ -1,0 +1,91 @@
+"""The container runtime that the kubelet uses has a way for a GPU into a pod: a handler of NVIDIA's, or CDI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck import gpu_runtime, runtime_mending
+from healthcheck.expectation import Expectation
+from healthcheck.gpu_runtime import found, gives_gpus, of_nvidia, where
+from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity
+from healthcheck.probes import pci
+from healthcheck.probes.runtime import container_runtime
+from healthcheck.probes.runtime.facts import Configuration, ContainerRuntime, Handler
+
+MISSING = Reason(
+    "NvidiaRuntimeMissing",
+    Severity.MONITOR,
+    "The kubelet's container runtime has no handler of NVIDIA's, and no CDI specification to give a pod a GPU.",
+    "Give it the handler by the command named: it is this distribution's.",
+    flickers=True,
+    source='containerd: `no runtime for "nvidia" is configured`',
+)
+ELSEWHERE = Reason(
+    "NvidiaRuntimeElsewhere",
+    Severity.MONITOR,
+    "NVIDIA's runtime was configured for another container runtime than the one that the kubelet uses.",
+    "Configure the toolkit for the kubelet's own, by the command named.",
+    flickers=True,
+    source='containerd: `no runtime for "nvidia" is configured`',
+)
+
+
+def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+    readable = yield from gpu_runtime.readable(seen)
+    if readable is None:
+        return
+    around, used = readable
+    if around.distribution == container_runtime.GKE:
+        yield Seen("no handler of NVIDIA's by design: the device plugin mounts the driver")
+        return
+    yield from _not_there(around, used)
+    yield Seen(_said(around, used), "a handler of NVIDIA's, or CDI")
+
+
+def _not_there(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
+    """What stands in a wrong table, was not loaded or can't be read is told as that, elsewhere."""
+    misplaced = [one for spot in used.misplaced for one in spot.handlers]
+    unread = any(one.problem is not None for one in gpu_runtime.cdi_specs(around, used))
+    if gives_gpus(around, used) or of_nvidia([*used.handlers, *misplaced]) or unread:
+        return
+    give = runtime_mending.give_handler(around, used)
+    not_imported = next(iter(of_nvidia(used.unread_handlers)), None)
+    other = next(_elsewhere(around), None)
+    if not_imported is not None:
+        told = f"{where(not_imported)} has it, and nothing imports that file: name it in `imports` of {used.path}"
+        yield found(MISSING, used, f"{told}; {runtime_mending.correct(around, used, used.path)}")
+    elif other is not None:
+        kind, handler = other
+        told = f"{where(handler)} has it, which {kind} reads; the kubelet's {used.kind} reads {used.path}"
+        yield found(ELSEWHERE, used, f"{told}: {give}")
+    else:
+        yield found(MISSING, used, f"{used.path}: {give}")
+
+
+def _elsewhere(around: ContainerRuntime) -> Iterator[tuple[str, Handler]]:
+    for one in around.others:
+        for handler in of_nvidia(one.handlers) if one.problem is None else ():
+            same = around.used is not None and one.kind == around.used.kind
+            yield (f"another {one.kind}" if same else one.kind), handler
+
+
+def _said(around: ContainerRuntime, used: Configuration) -> str:
+    running = gpu_runtime.running_handlers(around, used)
+    ours = [name for name, program in running.items() if _is_ours(name, program)]
+    kinds = dict.fromkeys(one.kind or one.path for one in gpu_runtime.cdi_specs(around, used) if one.problem is None)
+    loaded = " as it runs" if around.live is not None and around.live.handlers is not None else ""
+    ways = [*(f"handler {name}" for name in ours), *(f"CDI {kind}" for kind in kinds)]
+    return f"{', '.join(ways) or 'none'}{loaded}"
+
+
+def _is_ours(name: str, program: str) -> bool:
+    return name in gpu_runtime.NAMES or gpu_runtime.is_nvidias_program(program)
+
+
+CHECK = Check(
+    "nvidia-runtime",
+    "7-container-runtime",
+    (container_runtime.CONTAINER_RUNTIME, pci.FUNCTIONS),
+    judge,
+    (MISSING, ELSEWHERE),
+)

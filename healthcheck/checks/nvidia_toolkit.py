@@ -1,0 +1,94 @@
+"""NVIDIA's runtime program can read its own configuration, and what that names exists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck import gpu_runtime, runtime_mending
+from healthcheck.expectation import Expectation
+from healthcheck.gpu_runtime import found, of_nvidia, subject, told
+from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, Unobserved
+from healthcheck.probes import pci
+from healthcheck.probes.runtime import container_runtime
+from healthcheck.probes.runtime.facts import Configuration, Toolkit
+
+MODES = ("auto", "cdi", "csv", "jit-cdi", "legacy")
+"""Of nvidia-container-runtime up to 1.20; `csv` is for Tegra."""
+_MOST_NAMED = 8
+
+MALFORMED = Reason(
+    "ToolkitConfigMalformed",
+    Severity.MONITOR,
+    "NVIDIA's runtime program can't read its configuration: no GPU container starts.",
+    "Correct the file at the place named; it is read anew at each container's start.",
+    flickers=True,
+    source="nvidia-container-runtime: `failed to load config`",
+)
+MODE_UNKNOWN = Reason(
+    "ToolkitModeUnknown",
+    Severity.MONITOR,
+    "The configuration of NVIDIA's runtime program names a mode that it does not have: no GPU container starts.",
+    "Set the mode to `auto`.",
+    flickers=True,
+    source="nvidia-container-runtime: `invalid runtime mode`",
+)
+PATH_MISSING = Reason(
+    "ToolkitPathMissing",
+    Severity.MONITOR,
+    "The configuration of NVIDIA's runtime program names a driver root or an ldconfig that the node does not have.",
+    "Correct the path, or bring the driver there: the GPU operator's driver container mounts it while it runs.",
+    flickers=True,
+    source="nvidia-container-cli: `load library failed`, `ldcache error`",
+)
+
+
+def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+    readable = yield from gpu_runtime.readable(seen)
+    if readable is None:
+        return
+    around, used = readable
+    toolkit = around.toolkit
+    if toolkit is None:
+        yield NotConfigured("no configuration of NVIDIA's runtime program: its defaults hold")
+    elif not of_nvidia(used.handlers):
+        yield NotConfigured(f"no handler starts the program that reads {toolkit.path}")
+    elif toolkit.problem is not None and toolkit.problem.only_ours:
+        yield Unobserved("RuntimeConfigUnreadable", told(toolkit.problem), subject(used))
+    else:
+        yield from _findings(used, toolkit)
+        yield Seen(_said(toolkit))
+
+
+def _findings(used: Configuration, toolkit: Toolkit) -> Iterator[Finding]:
+    if toolkit.problem is not None:
+        yield found(MALFORMED, used, f"{told(toolkit.problem)}; correct it, nothing needs a restart")
+        return
+    if toolkit.mode and toolkit.mode not in MODES:
+        what = f"{toolkit.path}: mode is {toolkit.mode!r}; it has {', '.join(MODES)}"
+        yield found(MODE_UNKNOWN, used, f"{what}; {runtime_mending.set_mode(toolkit.path)}")
+    if toolkit.missing:
+        named = ", ".join(toolkit.missing[:_MOST_NAMED])
+        yield found(
+            PATH_MISSING, used, f"{toolkit.path} names {named}, not there; correct it, or bring the driver there"
+        )
+
+
+def _said(toolkit: Toolkit) -> str:
+    """The mode, and the switches that change which GPUs a container sees."""
+    if toolkit.problem is not None:
+        return f"{toolkit.path}: unreadable"
+    switches = [
+        *([] if toolkit.envvar_when_unprivileged else ["NVIDIA_VISIBLE_DEVICES of unprivileged containers is ignored"]),
+        *(["devices are also taken from volume mounts"] if toolkit.volume_mounts else []),
+    ]
+    root = f", driver root {toolkit.driver_root}" if toolkit.driver_root else ""
+    return "; ".join([f"{toolkit.path}: mode {toolkit.mode or 'auto'}{root}", *switches])
+
+
+CHECK = Check(
+    "nvidia-toolkit",
+    "7-container-runtime",
+    (container_runtime.CONTAINER_RUNTIME, pci.FUNCTIONS),
+    judge,
+    (MALFORMED, MODE_UNKNOWN, PATH_MISSING),
+)

@@ -1,0 +1,113 @@
+"""The program that each of NVIDIA's handlers starts is there, can be run, and is made for this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from healthcheck import gpu_runtime, runtime_mending
+from healthcheck.expectation import Expectation
+from healthcheck.gpu_runtime import found, of_nvidia, where
+from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity
+from healthcheck.probes import pci
+from healthcheck.probes.runtime import container_runtime
+from healthcheck.probes.runtime.facts import CONTAINERD, Configuration, ContainerRuntime, Handler, Program
+
+_WITH_PROGRAM = "io.containerd.runc."
+"""containerd's runtime types that start the program named by BinaryName."""
+
+MISSING = Reason(
+    "RuntimeBinaryMissing",
+    Severity.MONITOR,
+    "A handler of NVIDIA's names no program, or one that is not on the node.",
+    "Install the NVIDIA container toolkit, or correct BinaryName in the file named.",
+    flickers=True,
+    source="containerd's runc shim, which starts what BinaryName says",
+)
+NOT_EXECUTABLE = Reason(
+    "RuntimeBinaryNotExecutable",
+    Severity.MONITOR,
+    "The program of a handler of NVIDIA's is there, and nobody may run it.",
+    "`chmod 0755` it, or install the NVIDIA container toolkit again.",
+    flickers=True,
+    source="execve(2): EACCES",
+)
+FOREIGN = Reason(
+    "RuntimeBinaryOfAnotherArchitecture",
+    Severity.MONITOR,
+    "The program of a handler of NVIDIA's is made for another kind of processor than this machine's.",
+    "Install the NVIDIA container toolkit of this machine's architecture.",
+    flickers=True,
+    source="execve(2): ENOEXEC, `exec format error`",
+)
+
+
+def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+    readable = yield from gpu_runtime.readable(seen)
+    if readable is None:
+        return
+    around, used = readable
+    ours = [one for one in of_nvidia(used.handlers) if _starts_a_program(one, used)]
+    yield from gpu_runtime.together(_findings(around, used, ours))
+    paths = dict.fromkeys(one.path or f"no {one.named}" for one in around.programs)
+    yield Seen(", ".join(paths) or "no program named")
+
+
+def _findings(around: ContainerRuntime, used: Configuration, ours: Sequence[Handler]) -> Iterator[Finding]:
+    can_run = any(_fault(around, one) is None for one in ours if one.binary)
+    for handler in ours:
+        if not handler.binary:
+            yield from _without(around, used, handler)
+        elif not (can_run and _is_offered(handler, used)):
+            yield from _unfit(around, used, handler)
+
+
+def _starts_a_program(handler: Handler, used: Configuration) -> bool:
+    return used.kind != CONTAINERD or not handler.runtime_type or handler.runtime_type.startswith(_WITH_PROGRAM)
+
+
+def _without(around: ContainerRuntime, used: Configuration, handler: Handler) -> Iterator[Finding]:
+    """It starts runc then, which gives a pod its GPUs only by CDI."""
+    if used.kind == CONTAINERD and not gpu_runtime.cdi_specs(around, used):
+        told = f"{where(handler)}: {handler.name} has no BinaryName, so it starts runc"
+        yield found(MISSING, used, f"{told}; {runtime_mending.give_handler(around, used)}")
+
+
+def _unfit(around: ContainerRuntime, used: Configuration, handler: Handler) -> Iterator[Finding]:
+    fault = _fault(around, handler)
+    if fault is not None:
+        reason, told = fault
+        starts = f"{where(handler)}: {handler.name} starts {handler.binary}"
+        yield found(reason, used, f"{starts}, {told}")
+
+
+def _fault(around: ContainerRuntime, handler: Handler) -> tuple[Reason, str] | None:
+    """What keeps its program from being run, and what mends that."""
+    program = _program_of(around, handler)
+    if not program.path:
+        nowhere = "" if "/" in handler.binary else ", in no folder where programs usually lie"
+        install = "install the NVIDIA container toolkit again"
+        return MISSING, f"which is not there{nowhere}; {install}"
+    if not program.executable:
+        return NOT_EXECUTABLE, f"which nobody may run; {runtime_mending.make_executable(program.path)}"
+    if program.architecture and around.architecture and program.architecture != around.architecture:
+        made = f"made for {program.architecture} on a machine of {around.architecture}"
+        return FOREIGN, f"{made}; install the NVIDIA container toolkit for {around.architecture}"
+    return None
+
+
+def _program_of(around: ContainerRuntime, handler: Handler) -> Program:
+    return next((one for one in around.programs if one.named == handler.binary), Program(handler.binary))
+
+
+def _is_offered(handler: Handler, used: Configuration) -> bool:
+    """A handler that a distribution defines before there is a program for it, beside the one that is used."""
+    return "/" not in handler.binary and handler.name != used.default
+
+
+CHECK = Check(
+    "runtime-binary",
+    "7-container-runtime",
+    (container_runtime.CONTAINER_RUNTIME, pci.FUNCTIONS),
+    judge,
+    (MISSING, NOT_EXECUTABLE, FOREIGN),
+)

@@ -1,0 +1,89 @@
+"""Every RuntimeClass of NVIDIA's that pods of this node can use names a handler that its container runtime has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from healthcheck import gpu_runtime, runtime_mending
+from healthcheck.expectation import Expectation, RuntimeClass
+from healthcheck.gpu_runtime import found, subject
+from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, TooEarly
+from healthcheck.probes import pci
+from healthcheck.probes.runtime import container_runtime
+from healthcheck.probes.runtime.facts import Configuration, ContainerRuntime
+
+_USUAL = "nvidia"
+"""The handler that every guide to GPU pods names. Other classes come with a distribution (k3s: nvidia-experimental) or
+with the GPU operator (nvidia-cdi, nvidia-legacy), whatever the nodes define."""
+_MOST_NAMED = 8
+
+UNDEFINED = Reason(
+    "RuntimeClassHandlerUndefined",
+    Severity.MONITOR,
+    "A RuntimeClass of NVIDIA's names a handler that this node's container runtime does not have in these letters.",
+    "Name a handler that it has, in the RuntimeClass or in the runtime's file.",
+    flickers=True,
+    source='containerd: `no runtime for "…" is configured`',
+)
+
+
+def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    readable = yield from gpu_runtime.readable(seen)
+    if readable is None:
+        return
+    around, used = readable
+    if expected.runtime_classes is None:
+        # The agent looks before it has them, and what it once found stands until they show it gone.
+        yield TooEarly("the cluster's RuntimeClasses are not known", subject(used), (UNDEFINED.name,))
+        yield Seen("nobody has asked the cluster for its RuntimeClasses")
+    elif around.distribution == container_runtime.GKE:
+        yield NotConfigured("GKE's GPUs need no RuntimeClass")
+    else:
+        ours = [one for one in expected.runtime_classes if _USUAL in one.handler.lower()]
+        yield from gpu_runtime.together(_undefined(around, used, ours))
+        names = ", ".join(f"{one.name} ({one.handler})" for one in ours[:_MOST_NAMED])
+        yield Seen(f"RuntimeClasses {names}" if names else "no RuntimeClass of NVIDIA's")
+
+
+def _undefined(around: ContainerRuntime, used: Configuration, ours: list[RuntimeClass]) -> Iterator[Finding]:
+    defined = gpu_runtime.running_handlers(around, used)
+    by_lower = {name.lower(): name for name in defined}
+    for one in ours:
+        if one.handler in defined or one.handler in {each.name for each in used.handlers}:
+            continue  # one that is defined and not loaded is told as that
+        like = by_lower.get(one.handler.lower())
+        told = f"RuntimeClass {one.name} names the handler {one.handler}"
+        if like is not None:
+            yield found(
+                UNDEFINED, used, f"{told}, {used.path} has it as {like}: letters count; {_rename(around, used)}"
+            )
+        elif _is_needed(one, around, used):
+            yield found(UNDEFINED, used, f"{told}; {_defined(used, defined)}: {_mending(one, around, used)}")
+
+
+def _is_needed(one: RuntimeClass, around: ContainerRuntime, used: Configuration) -> bool:
+    """Where a node has no way for a GPU at all, `nvidia-runtime` tells that."""
+    return gpu_runtime.gives_gpus(around, used) and (one.handler == _USUAL or one.for_this_node)
+
+
+def _rename(around: ContainerRuntime, used: Configuration) -> str:
+    return runtime_mending.correct(around, used, used.path)
+
+
+def _defined(used: Configuration, defined: Mapping[str, str]) -> str:
+    return f"{used.kind} here has {', '.join([*defined][:_MOST_NAMED])}"
+
+
+def _mending(one: RuntimeClass, around: ContainerRuntime, used: Configuration) -> str:
+    if one.handler == _USUAL:
+        return runtime_mending.give_handler(around, used)
+    return f"define it, or keep the class from this node by its nodeSelector; {_rename(around, used)}"
+
+
+CHECK = Check(
+    "runtime-classes",
+    "7-container-runtime",
+    (container_runtime.CONTAINER_RUNTIME, pci.FUNCTIONS),
+    judge,
+    (UNDEFINED,),
+)

@@ -1,0 +1,129 @@
+"""The running container runtime is ready, and runs with what its files say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck import gpu_runtime, runtime_mending
+from healthcheck.expectation import Expectation
+from healthcheck.gpu_runtime import RUNC, found, subject
+from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity, TooEarly
+from healthcheck.probes import pci
+from healthcheck.probes.runtime import container_runtime, cri
+from healthcheck.probes.runtime.facts import Configuration, ContainerRuntime, Live
+
+_SETTLED_SECONDS = 10.0
+"""A file written this soon after its reader was started is taken for one that it read."""
+_MOST_NAMED = 8
+
+NOT_LOADED = Reason(
+    "RuntimeConfigNotLoaded",
+    Severity.MONITOR,
+    "The kubelet's container runtime runs with another configuration than its files have.",
+    "Restart it, by the command named.",
+    flickers=True,
+    threshold=f"what it says of itself differs; where it can't be asked, a file {_SETTLED_SECONDS:g} s after its start",
+    source="containerd, CRI-O and Docker read their handlers once, at their start",
+)
+NOT_KEPT = Reason(
+    "NvidiaRuntimeNotKept",
+    Severity.MONITOR,
+    "The kubelet's container runtime runs with a handler of NVIDIA's that its files no longer have.",
+    "Define it in its files again before the next restart or reboot: GPU containers can't be started after that.",
+    flickers=True,
+    source="the CRI's own status, against the files",
+)
+NOT_READY = Reason(
+    "RuntimeNotReady",
+    Severity.MONITOR,
+    "The kubelet's container runtime says of itself that it is not ready: no container can be started.",
+    "Read its log for the cause it names, and restart it.",
+    flickers=True,
+    source="the CRI's condition RuntimeReady",
+)
+
+
+def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+    around = yield from gpu_runtime.used_with_gpus(seen)
+    if around is None or around.used is None:
+        return
+    used, live = around.used, around.live
+    if live is not None and live.not_ready:
+        yield found(NOT_READY, used, f"{live.not_ready}; `{runtime_mending.restart(around, used)}`")
+    reasons = (NOT_LOADED.name, NOT_KEPT.name)
+    if used.problem is not None:
+        yield TooEarly(f"{used.problem.file} can't be read", subject(used), reasons)
+    elif around.why_not_live == cri.NOT_YET:
+        yield TooEarly(around.why_not_live, subject(used), (*reasons, NOT_READY.name))
+    elif live is not None and live.handlers is not None:
+        yield from _against_itself(around, used, live)
+    else:
+        yield from _newer(around, used)
+    yield Seen(_said(around))
+
+
+def _against_itself(around: ContainerRuntime, used: Configuration, live: Live) -> Iterator[Finding]:
+    """What it runs with outranks the times of the files: the same text written anew changes nothing."""
+    lacks = list(_lacks(used, live))
+    if lacks:
+        told = f"{'; '.join(lacks[:_MOST_NAMED])}"
+        yield found(NOT_LOADED, used, f"{told}; `{runtime_mending.restart(around, used)}`")
+    running = gpu_runtime.running_handlers(around, used)
+    defined = {one.name for one in used.handlers}
+    ours = [name for name in running if name not in defined and _is_ours(name, running[name])]
+    if ours:
+        give = runtime_mending.give_handler(around, used)
+        told = f"{used.path} no longer defines {', '.join(ours[:_MOST_NAMED])}, with which it still runs"
+        yield found(NOT_KEPT, used, f"{told}: {give}")
+
+
+def _is_ours(name: str, program: str) -> bool:
+    return name in gpu_runtime.NAMES or gpu_runtime.is_nvidias_program(program)
+
+
+def _lacks(used: Configuration, live: Live) -> Iterator[str]:
+    """What stands in its files and is not so in the running one."""
+    programs = dict(live.binaries)
+    for one in used.handlers:
+        place = gpu_runtime.where(one)
+        if one.name not in (live.handlers or ()) and one.name != RUNC:
+            yield f"{place}: {one.name} is defined, and the running {used.kind} does not know it"
+        elif one.binary and one.name in programs and programs[one.name] != one.binary:
+            runs = programs[one.name] or RUNC
+            yield f"{place}: {one.name} starts {one.binary}, and in the running {used.kind} {runs}"
+    if live.default and live.default != used.default:
+        yield f"{used.path}: the default is {used.default}, and in the running {used.kind} {live.default}"
+    # Without the version CDI's default is not known either.
+    if used.version and live.cdi is not None and live.cdi != used.cdi:
+        words = {True: "on", False: "off"}
+        yield f"{used.path}: CDI is {words[used.cdi]}, and in the running {used.kind} {words[live.cdi]}"
+
+
+def _newer(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
+    if around.started is None:
+        return
+    newer = [file.path for file in used.files if file.written > around.started + _SETTLED_SECONDS]
+    if newer:
+        told = f"{', '.join(newer)}: changed after {used.kind} was started"
+        yield found(NOT_LOADED, used, f"{told}; `{runtime_mending.restart(around, used)}`")
+
+
+def _said(around: ContainerRuntime) -> str:
+    live = around.live
+    if live is None:
+        if around.why_not_live == cri.NOT_YET:
+            return cri.NOT_YET
+        return f"judged by the times of its files: {around.why_not_live or 'it was not asked'}"
+    names = (
+        "" if live.handlers is None else f" with {', '.join(name for name in live.handlers if name) or 'no handler'}"
+    )
+    return f"{live.name or 'it'} {live.version}".rstrip() + f" answers{names}"
+
+
+CHECK = Check(
+    "runtime-loaded",
+    "7-container-runtime",
+    (container_runtime.CONTAINER_RUNTIME, pci.FUNCTIONS),
+    judge,
+    (NOT_LOADED, NOT_KEPT, NOT_READY),
+)

@@ -1,0 +1,74 @@
+"""NVIDIA's handlers and the default one are of a type that this containerd has, and that starts their program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck import gpu_runtime, runtime_mending
+from healthcheck.expectation import Expectation
+from healthcheck.gpu_runtime import found, of_nvidia, where
+from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.probes import pci
+from healthcheck.probes.runtime import container_runtime
+from healthcheck.probes.runtime.facts import CONTAINERD, Configuration, ContainerRuntime, Handler
+
+_WITH_PROGRAM = "io.containerd.runc."
+"""Types that start the program named by BinaryName."""
+_NOT_IN_2 = ("io.containerd.runtime.v1.linux", "io.containerd.runc.v1")
+
+REMOVED = Reason(
+    "RuntimeTypeRemoved",
+    Severity.MONITOR,
+    "A handler is of a runtime_type that this containerd no longer has: no container starts with it.",
+    "Set runtime_type to io.containerd.runc.v2.",
+    flickers=True,
+    source=f"containerd 2.0 dropped {' and '.join(_NOT_IN_2)}",
+)
+IGNORES_PROGRAM = Reason(
+    "RuntimeTypeIgnoresBinary",
+    Severity.MONITOR,
+    "A handler names NVIDIA's program, but is of a runtime_type that does not start it: its pods see no GPU.",
+    "Set runtime_type to io.containerd.runc.v2.",
+    flickers=True,
+    source=f"containerd: BinaryName is an option of {_WITH_PROGRAM}* alone",
+)
+
+
+def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+    readable = yield from gpu_runtime.readable(seen)
+    if readable is None:
+        return
+    around, used = readable
+    if used.kind != CONTAINERD:
+        yield NotConfigured(f"{used.kind} has no such types")
+        return
+    yield from gpu_runtime.together(_unfit(around, used))
+    types = dict.fromkeys(one.runtime_type for one in used.handlers if one.runtime_type)
+    yield Seen(", ".join(types) or "none named")
+
+
+def _unfit(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
+    ours = {one.name for one in of_nvidia(used.handlers)}
+    for handler in used.handlers:
+        if handler.name not in ours and handler.name != used.default:
+            continue
+        told = f"{where(handler)}: {handler.name} has runtime_type {handler.runtime_type}"
+        mend = runtime_mending.correct(around, used, handler.file)
+        if handler.runtime_type in _NOT_IN_2:
+            if gpu_runtime.is_containerd_2(used):
+                yield found(REMOVED, used, f"{told}, which containerd 2 does not have; {mend}")
+        elif handler.runtime_type and not handler.runtime_type.startswith(_WITH_PROGRAM) and _names_program(handler):
+            yield found(IGNORES_PROGRAM, used, f"{told}, which does not start {handler.binary}; {mend}")
+
+
+def _names_program(handler: Handler) -> bool:
+    return gpu_runtime.is_nvidias_program(handler.binary)
+
+
+CHECK = Check(
+    "runtime-type",
+    "7-container-runtime",
+    (container_runtime.CONTAINER_RUNTIME, pci.FUNCTIONS),
+    judge,
+    (REMOVED, IGNORES_PROGRAM),
+)

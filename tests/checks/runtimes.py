@@ -1,0 +1,75 @@
+"""A container runtime's facts as the probe hands them to the checks: containerd 1 with NVIDIA's handler, well."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+from healthcheck.expectation import Expectation
+from healthcheck.model import Check, Finding, Judgement, Seen, Severity
+from healthcheck.probes.pci import FUNCTIONS
+from healthcheck.probes.runtime.container_runtime import CONTAINER_RUNTIME
+from healthcheck.probes.runtime.facts import (
+    CdiSpec,
+    Configuration,
+    ContainerRuntime,
+    Handler,
+    Kubelet,
+    Problem,
+    Program,
+    ReadFile,
+)
+from tests.checks.evidence import ADDRESSES, P5, finds, functions, tells
+
+FILE, DROP_IN = "/etc/containerd/config.toml", "/etc/containerd/conf.d/99-nvidia.toml"
+SOCKET = "/run/containerd/containerd.sock"
+PROGRAM = "/usr/bin/nvidia-container-runtime"
+RUNC = Handler("runc", "io.containerd.runc.v2", "", True, FILE, 7)
+NVIDIA = Handler("nvidia", "io.containerd.runc.v2", PROGRAM, True, FILE, 12)
+AKS = replace(NVIDIA, name="nvidia-container-runtime")
+OFFERED = replace(AKS, binary="nvidia-container-runtime")
+STARTED = 1_750_000_000.0
+SPEC = CdiSpec("/var/run/cdi/nvidia.yaml", "nvidia.com/gpu", ("0", "all"))
+BROKEN = Problem(FILE, "Expected ']'", 3, 7)
+UNREADABLE = Problem(FILE, "more than 1 MiB", only_ours=True)
+RESTART = "`systemctl restart containerd`"
+MEND = f"correct {FILE}, then {RESTART}"
+_AROUND = {one.name for one in fields(ContainerRuntime)}
+
+
+def configuration(*handlers: Handler, **more: Any) -> Configuration:
+    base = Configuration(FILE, version="1.7.27", schema=2, files=(ReadFile(FILE, STARTED - 60),), handlers=handlers)
+    return replace(base, **{"built_in": ("runc",), "cdi_folders": ("/etc/cdi", "/var/run/cdi"), **more})
+
+
+def runtime(*handlers: Handler, **more: Any) -> ContainerRuntime:
+    """With those handlers; `more` changes what is around it, or its configuration."""
+    around = {key: more.pop(key) for key in [*more] if key in _AROUND}
+    base = ContainerRuntime(
+        configuration(*handlers, **more),
+        socket=SOCKET,
+        known_from="--container-runtime-endpoint of kubelet",
+        started=STARTED,
+        kubelet=Kubelet("kubelet", 902, systemd_cgroup=True),
+        programs=(Program(PROGRAM, PROGRAM, True, "x86_64"),),
+        architecture="x86_64",
+    )
+    return replace(base, **around)
+
+
+def judge(
+    check: Check, around: ContainerRuntime, expected: Expectation = P5, driver: str = "nvidia"
+) -> list[Judgement]:
+    return finds(check, expected, {CONTAINER_RUNTIME: around, FUNCTIONS: functions(*ADDRESSES, driver=driver)})
+
+
+def seen(check: Check, around: ContainerRuntime, expected: Expectation = P5) -> list[Seen]:
+    return tells(check, expected, {CONTAINER_RUNTIME: around, FUNCTIONS: functions(*ADDRESSES)})
+
+
+def finding(reason: str, detail: str, kind: str = "containerd") -> Finding:
+    return Finding(reason, Severity.MONITOR, f"runtime/{kind}", detail, flickers=True)
+
+
+def reasons(said: list[Judgement]) -> list[str]:
+    return [one.reason for one in said if isinstance(one, Finding)]

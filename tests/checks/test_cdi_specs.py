@@ -1,0 +1,112 @@
+"""CDI specifications against what is on the node."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from healthcheck.checks.cdi_specs import CHECK
+from healthcheck.model import NotConfigured
+from healthcheck.probes.runtime.facts import CdiSpec, Live, Problem, Toolkit
+from tests.checks.runtimes import NVIDIA, RUNC, SPEC, finding, judge, reasons, runtime, seen
+
+STALE = replace(SPEC, missing=("/dev/nvidia9",))
+STATIC = replace(STALE, path="/etc/cdi/nvidia.yaml")
+PLUGINS = "/var/run/cdi/k8s.device-plugin.nvidia.com-gpu.json"
+AGAIN = f"`systemctl restart nvidia-cdi-refresh` or `nvidia-ctk cdi generate --output={SPEC.path}`"
+
+
+def around(*specs: CdiSpec, **more: Any) -> Any:
+    return runtime(RUNC, NVIDIA, **{"cdi": True, "cdi_specs": specs, **more})
+
+
+@pytest.mark.parametrize(
+    ("missing", "named"),
+    [
+        (("/dev/nvidia9",), "/dev/nvidia9"),
+        (tuple(f"/lib/{number}" for number in range(6)), "/lib/0, /lib/1, /lib/2, /lib/3 and 2 more"),
+    ],
+)
+def test_what_is_not_there_is_named(missing: tuple[str, ...], named: str) -> None:
+    assert judge(CHECK, around(replace(SPEC, missing=missing))) == [
+        finding("CdiSpecStale", f"{SPEC.path} (nvidia.com/gpu) names {named}, not there; {AGAIN}")
+    ]
+
+
+def test_a_specification_that_names_what_exists_is_well() -> None:
+    assert judge(CHECK, around(SPEC)) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "judged"),
+    [
+        ({}, True),
+        ({"cdi": False}, False),
+        ({"cdi": False, "live": Live(cdi=True)}, True),
+        ({"live": Live(cdi=False)}, False),
+        ({"cdi": False, "toolkit": Toolkit("/t", "cdi")}, True),
+        ({"cdi": False, "toolkit": Toolkit("/t", "legacy")}, False),
+        ({"cdi_specs": ()}, False),
+    ],
+)
+def test_only_what_somebody_reads_is_judged(more: dict[str, Any], judged: bool) -> None:
+    nobody = [NotConfigured("no CDI specification of NVIDIA's that anything reads")]
+    said = judge(CHECK, around(STALE, **more))
+    assert (said, reasons(said)) == (said if judged else nobody, ["CdiSpecStale"] if judged else [])
+
+
+@pytest.mark.parametrize(
+    ("other", "hidden"),
+    [
+        (SPEC, True),
+        (replace(SPEC, devices=("0", "all", "1")), True),
+        (replace(SPEC, devices=("0",)), False),
+        (replace(SPEC, kind="other.nvidia.com/gpu"), False),
+        (replace(SPEC, path="/etc/cdi/other.yaml"), False),
+        (replace(SPEC, path="/elsewhere/nvidia.yaml"), False),
+        (replace(SPEC, problem=Problem(SPEC.path, "x", only_ours=True)), False),
+    ],
+)
+def test_one_whose_devices_a_later_folder_has_is_never_used(other: CdiSpec, hidden: bool) -> None:
+    assert (reasons(judge(CHECK, around(STATIC, other))) == []) is hidden
+
+
+def test_a_static_one_is_made_again_in_its_place() -> None:
+    assert judge(CHECK, around(STATIC)) == [
+        finding(
+            "CdiSpecStale",
+            "/etc/cdi/nvidia.yaml (nvidia.com/gpu) names /dev/nvidia9, not there;"
+            " `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`",
+        )
+    ]
+
+
+def test_the_device_plugins_is_its_own() -> None:
+    spec = replace(STALE, path=PLUGINS, kind="k8s.device-plugin.nvidia.com/gpu")
+    [found] = judge(CHECK, around(spec))
+    assert "nvidia-ctk" not in str(found)
+    assert "device plugin" in str(found)
+
+
+@pytest.mark.parametrize("only_ours", [True, False])
+def test_one_that_nobody_can_read_is_found_with_its_place(only_ours: bool) -> None:
+    spec = CdiSpec(SPEC.path, problem=Problem(SPEC.path, "expected ',' or ']'", 3, 5, only_ours))
+    told = finding("CdiSpecMalformed", f"{SPEC.path}, line 3, column 5: expected ',' or ']'; {AGAIN}")
+    assert judge(CHECK, around(spec)) == ([] if only_ours else [told])
+
+
+def test_all_of_one_fault_are_one_finding() -> None:
+    """What stands is kept by reason and subject: the last would hide the others."""
+    specs = [replace(STALE, path=f"/var/run/cdi/{number}.yaml", kind=f"{number}.nvidia.com/gpu") for number in range(6)]
+    [found] = judge(CHECK, around(*specs))
+    assert [f"/{number}.yaml (" in str(found) for number in range(6)] == [True] * 4 + [False] * 2
+    assert "; and 2 more" in str(found)
+
+
+def test_it_tells_them() -> None:
+    broken = CdiSpec(PLUGINS, problem=Problem(PLUGINS, "x"))
+    assert seen(CHECK, around(SPEC, broken))[0].what == (
+        f"{SPEC.path}: 2 devices of nvidia.com/gpu, {PLUGINS}: unreadable"
+    )

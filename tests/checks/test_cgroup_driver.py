@@ -1,0 +1,73 @@
+"""The cgroup drivers of kubelet and container runtime."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from healthcheck.checks.cgroup_driver import CHECK
+from healthcheck.probes.runtime.facts import CRIO, DOCKER, Kubelet
+from tests.checks.runtimes import FILE, MEND, NVIDIA, RUNC, finding, judge, runtime, seen
+
+SYSTEMD, CGROUPFS, SILENT = (Kubelet("kubelet", 902, systemd_cgroup=one) for one in (True, False, None))
+
+
+@pytest.mark.parametrize(
+    ("handlers", "kubelet", "well"),
+    [
+        (True, SYSTEMD, True),
+        (False, CGROUPFS, True),
+        (False, SYSTEMD, False),
+        (True, CGROUPFS, False),
+        (None, SYSTEMD, True),
+        (False, SILENT, True),
+        (False, None, True),
+    ],
+)
+def test_nvidias_handler_has_to_have_the_kubelets(handlers: bool | None, kubelet: Kubelet | None, well: bool) -> None:
+    around = runtime(replace(NVIDIA, systemd_cgroup=handlers), kubelet=kubelet)
+    names = {True: "systemd", False: "cgroupfs"}
+    told = [
+        finding(
+            "CgroupDriverMismatch",
+            f"{FILE}, line 12: SystemdCgroup of nvidia is {str(handlers).lower()},"
+            f" the kubelet's driver is {names[not handlers]}; {MEND}",
+        )
+    ]
+    assert judge(CHECK, around) == ([] if well else told)
+
+
+@pytest.mark.parametrize(("name", "well"), [("runc", False), ("kata", True)])
+def test_runcs_counts_and_others_do_not(name: str, well: bool) -> None:
+    other = replace(RUNC, name=name, systemd_cgroup=False)
+    assert (judge(CHECK, runtime(other, NVIDIA)) == []) is well
+
+
+@pytest.mark.parametrize(("nvidias", "well"), [(True, True), (False, False)])
+def test_a_kubelet_that_asks_containerd_2_has_the_default_handlers(nvidias: bool, well: bool) -> None:
+    handlers = (RUNC, replace(NVIDIA, systemd_cgroup=nvidias))
+    assert (judge(CHECK, runtime(*handlers, version="2.1.4", kubelet=SILENT)) == []) is well
+    assert judge(CHECK, runtime(*handlers, version="1.7.27", kubelet=SILENT)) == []
+
+
+@pytest.mark.parametrize("kind", [CRIO, DOCKER])
+@pytest.mark.parametrize(("whole", "well"), [(True, True), (False, False), (None, True)])
+def test_a_driver_for_all_handlers_counts_for_all(kind: str, whole: bool | None, well: bool) -> None:
+    around = runtime(NVIDIA, kind=kind, systemd_cgroup=whole)
+    told = [
+        finding(
+            "CgroupDriverMismatch",
+            f"{FILE}: the cgroup driver is cgroupfs, the kubelet's systemd; {MEND.replace('containerd`', UNITS[kind])}",
+            kind.lower(),
+        )
+    ]
+    assert judge(CHECK, around) == ([] if well else told)
+
+
+UNITS = {CRIO: "crio`", DOCKER: "docker`"}
+
+
+def test_it_tells_the_kubelets() -> None:
+    assert seen(CHECK, runtime(NVIDIA))[0].what == "the kubelet's is systemd"
+    assert seen(CHECK, runtime(NVIDIA, kubelet=None))[0].what.endswith("does not say its own")

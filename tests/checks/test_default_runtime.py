@@ -1,0 +1,40 @@
+"""The handler of pods that name none."""
+
+from __future__ import annotations
+
+import pytest
+
+from healthcheck.checks.default_runtime import CHECK
+from healthcheck.model import Seen
+from healthcheck.probes.runtime.facts import CRIO, DOCKER
+from tests.checks.runtimes import AKS, FILE, MEND, NVIDIA, finding, judge, runtime, seen
+
+
+def test_a_default_that_nobody_defines_is_found() -> None:
+    assert judge(CHECK, runtime(AKS, default="nvidia")) == [
+        finding(
+            "DefaultRuntimeUndefined",
+            f"{FILE}: the default is 'nvidia'; defined are nvidia-container-runtime, runc; {MEND}",
+        )
+    ]
+
+
+@pytest.mark.parametrize("default", ["runc", "nvidia"])
+def test_one_that_is_defined_or_built_in_is_well(default: str) -> None:
+    assert judge(CHECK, runtime(NVIDIA, default=default)) == []
+
+
+def test_containerd_1_has_no_runc_beside_a_table_of_handlers() -> None:
+    assert len(judge(CHECK, runtime(NVIDIA, built_in=()))) == 1
+    # Where nobody knows which one it is, it may be 2, which has it.
+    assert judge(CHECK, runtime(NVIDIA, built_in=(), version="")) == []
+
+
+@pytest.mark.parametrize("kind", [CRIO, DOCKER])
+@pytest.mark.parametrize(("default", "well"), [("runc", True), ("crun", True), ("nvidia", False)])
+def test_others_bring_theirs(kind: str, default: str, well: bool) -> None:
+    assert (judge(CHECK, runtime(kind=kind, built_in=(), default=default)) == []) is well
+
+
+def test_it_tells_the_default() -> None:
+    assert seen(CHECK, runtime(NVIDIA, default="nvidia")) == [Seen("nvidia", "one that is defined")]

@@ -1,0 +1,160 @@
+"""A way for a GPU into a pod, and where it is when it is not in the kubelet's own container runtime."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from healthcheck.checks.nvidia_runtime import CHECK
+from healthcheck.model import Finding, Seen
+from healthcheck.probes.runtime.container_runtime import GKE
+from healthcheck.probes.runtime.facts import CRIO, DOCKER, Configuration, Handler, Live, Misplaced, Problem
+from healthcheck.runtime_mending import give_handler
+from tests.checks.runtimes import (
+    AKS,
+    DROP_IN,
+    FILE,
+    MEND,
+    NVIDIA,
+    OFFERED,
+    RUNC,
+    SPEC,
+    configuration,
+    finding,
+    judge,
+    reasons,
+    runtime,
+    seen,
+)
+
+GIVE = give_handler(runtime(RUNC), configuration(RUNC))
+
+
+@pytest.mark.parametrize(
+    "handlers",
+    [
+        (RUNC, NVIDIA),
+        (NVIDIA,),
+        (RUNC, replace(NVIDIA, name="nvidia-cdi")),
+        (RUNC, AKS),
+        (RUNC, replace(NVIDIA, name="gpu")),
+        (RUNC, NVIDIA, OFFERED),
+    ],
+)
+def test_a_handler_of_nvidias_is_enough(handlers: tuple[Handler, ...]) -> None:
+    assert judge(CHECK, runtime(*handlers)) == []
+
+
+@pytest.mark.parametrize("handlers", [(), (RUNC,), (RUNC, Handler("gvisor", "io.containerd.runsc.v1", "", None, FILE))])
+def test_without_any_it_is_found(handlers: tuple[Handler, ...]) -> None:
+    assert judge(CHECK, runtime(*handlers)) == [finding("NvidiaRuntimeMissing", f"{FILE}: {GIVE}")]
+
+
+@pytest.mark.parametrize(
+    ("name", "binary"),
+    [
+        ("Nvidia", ""),
+        ("nvidia2", ""),
+        ("runc", ""),
+        ("runc", "/usr/bin/nvidia"),
+        ("x", "/opt/nvidia-container-runtime/runc"),
+    ],
+)
+def test_a_name_that_is_only_like_it_is_none(name: str, binary: str) -> None:
+    assert reasons(judge(CHECK, runtime(replace(RUNC, name=name, binary=binary)))) == ["NvidiaRuntimeMissing"]
+
+
+@pytest.mark.parametrize(
+    ("cdi", "specs", "well"),
+    [
+        (True, (SPEC,), True),
+        (False, (SPEC,), False),
+        (True, (), False),
+        # What can't be read is told as that, elsewhere.
+        (True, (replace(SPEC, kind="", problem=Problem(SPEC.path, "no YAML")),), True),
+    ],
+)
+def test_cdi_needs_to_be_on_and_a_specification(cdi: bool, specs: tuple[object, ...], well: bool) -> None:
+    assert (judge(CHECK, runtime(RUNC, cdi=cdi, cdi_specs=specs)) == []) is well
+
+
+def test_on_gke_there_is_none_by_design() -> None:
+    around = runtime(RUNC, distribution=GKE)
+
+    assert judge(CHECK, around) == []
+    assert seen(CHECK, around) == [Seen("no handler of NVIDIA's by design: the device plugin mounts the driver")]
+
+
+def test_one_in_a_table_that_is_not_read_is_told_as_that() -> None:
+    place = Misplaced(FILE, 3, "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime", (NVIDIA,))
+    assert judge(CHECK, runtime(RUNC, misplaced=(place,))) == []
+
+
+def test_one_in_a_drop_in_that_nobody_imports_is_told_with_its_place() -> None:
+    unread = (replace(NVIDIA, file=DROP_IN, line=3),)
+
+    assert judge(CHECK, runtime(RUNC, unread_handlers=unread)) == [
+        finding(
+            "NvidiaRuntimeMissing",
+            f"{DROP_IN}, line 3 has it, and nothing imports that file: name it in `imports` of {FILE}; {MEND}",
+        )
+    ]
+    assert judge(CHECK, runtime(RUNC, NVIDIA, unread_handlers=unread)) == []
+    [other] = judge(CHECK, runtime(RUNC, unread_handlers=(replace(RUNC, file=DROP_IN),)))
+    assert isinstance(other, Finding)
+    assert DROP_IN not in other.detail
+
+
+# What the running one says of itself outranks the files.
+
+
+@pytest.mark.parametrize(
+    ("live", "well"),
+    [
+        (Live(handlers=("runc", "nvidia")), True),
+        (Live(handlers=("runc", "gpu"), binaries=(("gpu", "/usr/bin/nvidia-container-runtime"),)), True),
+        (Live(handlers=("runc", "gpu"), binaries=(("gpu", "/usr/bin/runc"),)), False),
+        (Live(handlers=("runc",), cdi=True), True),
+        (Live(handlers=("runc",), cdi=False), False),
+        (Live(handlers=None), False),
+    ],
+)
+def test_what_the_running_one_has_counts(live: Live, well: bool) -> None:
+    assert (judge(CHECK, runtime(RUNC, live=live, cdi_specs=(SPEC,))) == []) is well
+
+
+def test_one_that_is_defined_and_not_loaded_is_told_as_that() -> None:
+    assert judge(CHECK, runtime(RUNC, NVIDIA, live=Live(handlers=("runc",)))) == []
+
+
+# The toolkit wrote to another one's file.
+
+OTHER = Configuration("/etc/other.toml", schema=2, handlers=(replace(NVIDIA, file="/etc/other.toml", line=4),))
+
+
+@pytest.mark.parametrize(("kind", "who"), [("containerd", "another containerd"), (DOCKER, "Docker"), (CRIO, "CRI-O")])
+def test_a_handler_in_another_runtimes_file_is_told_with_both_files(kind: str, who: str) -> None:
+    assert judge(CHECK, runtime(RUNC, others=(replace(OTHER, kind=kind),))) == [
+        finding(
+            "NvidiaRuntimeElsewhere",
+            f"/etc/other.toml, line 4 has it, which {who} reads; the kubelet's containerd reads {FILE}: {GIVE}",
+        )
+    ]
+
+
+@pytest.mark.parametrize("other", [replace(OTHER, handlers=(RUNC,)), replace(OTHER, problem=Problem("/x", "no TOML"))])
+def test_another_runtime_without_it_is_not_told(other: Configuration) -> None:
+    assert reasons(judge(CHECK, runtime(RUNC, others=(other,)))) == ["NvidiaRuntimeMissing"]
+
+
+def test_another_runtime_is_nobodys_business_while_ours_is_well() -> None:
+    assert judge(CHECK, runtime(RUNC, NVIDIA, others=(OTHER,))) == []
+    assert judge(CHECK, runtime(RUNC, others=(OTHER,), cdi=True, cdi_specs=(SPEC,))) == []
+
+
+def test_it_tells_the_ways() -> None:
+    assert seen(CHECK, runtime(RUNC, NVIDIA, cdi=True, cdi_specs=(SPEC,))) == [
+        Seen("handler nvidia, CDI nvidia.com/gpu", "a handler of NVIDIA's, or CDI")
+    ]
+    assert seen(CHECK, runtime(RUNC, live=Live(handlers=("nvidia",))))[0].what == "handler nvidia as it runs"

@@ -1,0 +1,93 @@
+"""The programs that NVIDIA's handlers start."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from healthcheck.checks.runtime_binary import CHECK
+from healthcheck.model import Finding
+from healthcheck.probes.runtime.facts import CRIO, Program
+from tests.checks.runtimes import FILE, NVIDIA, OFFERED, PROGRAM, RUNC, SPEC, finding, judge, reasons, runtime, seen
+
+STARTS = f"{FILE}, line 12: nvidia starts {PROGRAM}"
+
+
+@pytest.mark.parametrize(
+    ("program", "reason", "told"),
+    [
+        (None, "RuntimeBinaryMissing", "which is not there; install the NVIDIA container toolkit again"),
+        (Program(PROGRAM), "RuntimeBinaryMissing", "which is not there; install the NVIDIA container toolkit again"),
+        (Program(PROGRAM, PROGRAM), "RuntimeBinaryNotExecutable", f"which nobody may run; `chmod 0755 {PROGRAM}`"),
+        (
+            Program(PROGRAM, PROGRAM, True, "aarch64"),
+            "RuntimeBinaryOfAnotherArchitecture",
+            "made for aarch64 on a machine of x86_64; install the NVIDIA container toolkit for x86_64",
+        ),
+    ],
+)
+def test_a_program_that_cannot_be_run_is_found_by_what_keeps_it(
+    program: Program | None, reason: str, told: str
+) -> None:
+    around = runtime(RUNC, NVIDIA, programs=(program,) if program else ())
+    assert judge(CHECK, around) == [finding(reason, f"{STARTS}, {told}")]
+
+
+@pytest.mark.parametrize(
+    ("made_for", "machine"), [("x86_64", "x86_64"), ("", "x86_64"), ("aarch64", ""), ("aarch64", "aarch64")]
+)
+def test_a_program_of_this_machine_or_of_nobody_knows_which_is_well(made_for: str, machine: str) -> None:
+    programs = (Program(PROGRAM, PROGRAM, True, made_for),)
+    assert judge(CHECK, runtime(NVIDIA, programs=programs, architecture=machine)) == []
+
+
+def test_a_bare_name_is_looked_for_where_programs_lie() -> None:
+    [found] = judge(CHECK, runtime(OFFERED, programs=()))
+
+    assert isinstance(found, Finding)
+    assert "which is not there, in no folder where programs usually lie" in found.detail
+
+
+@pytest.mark.parametrize(("more", "well"), [({}, True), ({"default": OFFERED.name}, False), ({"programs": ()}, False)])
+def test_a_handler_that_is_only_offered_is_judged_when_it_is_used(more: dict[str, Any], well: bool) -> None:
+    """MicroK8s defines one on every node before there is a program for it."""
+    names = [one.detail for one in judge(CHECK, runtime(NVIDIA, OFFERED, **more)) if isinstance(one, Finding)]
+    assert any("nvidia-container-runtime starts" in one for one in names) is not well
+
+
+@pytest.mark.parametrize("handler", [RUNC, replace(RUNC, name="kata", binary="/not/there")])
+def test_the_programs_of_others_are_nobodys_business(handler: Any) -> None:
+    assert judge(CHECK, runtime(handler, NVIDIA)) == []
+
+
+def test_a_handler_without_a_program_starts_runc() -> None:
+    bare = replace(NVIDIA, binary="")
+
+    [found] = judge(CHECK, runtime(bare))
+    assert isinstance(found, Finding)
+    assert found.detail.startswith(
+        f"{FILE}, line 12: nvidia has no BinaryName, so it starts runc; with the GPU operator `helm"
+    )
+    assert judge(CHECK, runtime(bare, cdi=True, cdi_specs=(SPEC,))) == []
+    # CRI-O looks for a program of the handler's own name.
+    assert judge(CHECK, runtime(bare, kind=CRIO)) == []
+
+
+@pytest.mark.parametrize("kind", ["io.containerd.kata.v2", "io.containerd.runsc.v1"])
+def test_a_type_that_starts_no_program_by_its_name_needs_none(kind: str) -> None:
+    assert reasons(judge(CHECK, runtime(replace(NVIDIA, runtime_type=kind, binary="")))) == []
+
+
+def test_handlers_with_one_fault_are_one_finding() -> None:
+    other = replace(NVIDIA, name="nvidia-cdi", binary=f"{PROGRAM}.cdi", line=20)
+    [found] = judge(CHECK, runtime(NVIDIA, other, programs=()))
+    assert f"line 12: nvidia starts {PROGRAM}," in str(found)
+    assert "line 20: nvidia-cdi starts" in str(found)
+
+
+def test_it_tells_where_they_lie() -> None:
+    assert seen(CHECK, runtime(NVIDIA))[0].what == PROGRAM
+    assert seen(CHECK, runtime(NVIDIA, programs=(Program("x"),)))[0].what == "no x"
+    assert seen(CHECK, runtime(programs=()))[0].what == "no program named"

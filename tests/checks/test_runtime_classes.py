@@ -1,0 +1,97 @@
+"""RuntimeClasses against the handlers of the node's container runtime."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from healthcheck.checks.runtime_classes import CHECK
+from healthcheck.expectation import RuntimeClass
+from healthcheck.model import Judgement, TooEarly
+from healthcheck.probes.runtime.container_runtime import GKE
+from healthcheck.probes.runtime.facts import ContainerRuntime, Live
+from healthcheck.runtime_mending import give_handler
+from tests.checks.evidence import P5
+from tests.checks.runtimes import (
+    AKS,
+    FILE,
+    MEND,
+    NVIDIA,
+    RUNC,
+    SPEC,
+    configuration,
+    finding,
+    judge,
+    reasons,
+    runtime,
+    seen,
+)
+
+
+def judged(around: ContainerRuntime, *classes: RuntimeClass) -> list[Judgement]:
+    return judge(CHECK, around, replace(P5, runtime_classes=classes))
+
+
+def named(handler: str, *, for_this_node: bool = False) -> RuntimeClass:
+    return RuntimeClass(f"class-{handler.lower()}", handler, for_this_node)
+
+
+CDI = {"cdi": True, "cdi_specs": (SPEC,)}
+GIVE = give_handler(runtime(RUNC), configuration(RUNC))
+
+
+def test_the_usual_handler_is_expected_wherever_gpus_are_given() -> None:
+    told = "RuntimeClass class-nvidia names the handler nvidia; containerd here has runc, nvidia-container-runtime"
+    assert judged(runtime(RUNC, AKS), named("nvidia")) == [finding("RuntimeClassHandlerUndefined", f"{told}: {GIVE}")]
+    assert reasons(judged(runtime(RUNC, **CDI), named("nvidia"))) == ["RuntimeClassHandlerUndefined"]
+
+
+@pytest.mark.parametrize("around", [runtime(RUNC, NVIDIA), runtime(RUNC), runtime(RUNC, AKS, distribution=GKE)])
+def test_where_it_is_defined_or_nothing_gives_gpus_it_is_not(around: ContainerRuntime) -> None:
+    """`nvidia-runtime` tells the node without any way for a GPU."""
+    assert reasons(judged(around, named("nvidia"))) == []
+
+
+@pytest.mark.parametrize("handler", ["nvidia-cdi", "nvidia-legacy", "nvidia-experimental", "kata-qemu-nvidia-gpu"])
+def test_other_handlers_only_where_the_class_selects_the_node(handler: str) -> None:
+    """k3s and the GPU operator bring classes whose handlers not every node has."""
+    assert judged(runtime(RUNC, NVIDIA), named(handler)) == []
+    assert reasons(judged(runtime(RUNC, NVIDIA), named(handler, for_this_node=True))) == [
+        "RuntimeClassHandlerUndefined"
+    ]
+
+
+@pytest.mark.parametrize("handler", ["crun", "gvisor", "", "kata"])
+def test_classes_of_others_are_nobodys_business(handler: str) -> None:
+    assert judged(runtime(RUNC, NVIDIA), named(handler, for_this_node=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("defined", "asked"), [("Nvidia", "nvidia"), ("NVIDIA", "nvidia"), ("nvidia-CDI", "nvidia-cdi")]
+)
+def test_a_handler_in_other_letters_is_always_found(defined: str, asked: str) -> None:
+    told = f"RuntimeClass class-{asked} names the handler {asked}, {FILE} has it as {defined}: letters count; {MEND}"
+    assert judged(runtime(RUNC, replace(NVIDIA, name=defined)), named(asked)) == [
+        finding("RuntimeClassHandlerUndefined", told)
+    ]
+
+
+def test_what_the_running_one_has_counts_and_what_is_not_loaded_is_told_elsewhere() -> None:
+    live = Live(handlers=("runc", "nvidia"))
+    assert judged(runtime(RUNC, AKS, live=live), named("nvidia")) == []
+    assert judged(runtime(RUNC, NVIDIA, AKS, live=Live(handlers=("runc", AKS.name))), named("nvidia")) == []
+
+
+def test_without_the_clusters_answer_what_stood_before_stands() -> None:
+    untold = TooEarly(
+        "the cluster's RuntimeClasses are not known", "runtime/containerd", ("RuntimeClassHandlerUndefined",)
+    )
+    assert judge(CHECK, runtime(RUNC, AKS)) == [untold]
+
+
+def test_it_tells_the_classes() -> None:
+    expected = replace(P5, runtime_classes=(named("nvidia"), named("crun")))
+    assert seen(CHECK, runtime(NVIDIA), expected)[0].what == "RuntimeClasses class-nvidia (nvidia)"
+    expected = replace(P5, runtime_classes=())
+    assert seen(CHECK, runtime(NVIDIA), expected)[0].what == "no RuntimeClass of NVIDIA's"

@@ -1,0 +1,136 @@
+"""What the running container runtime says of itself against its files, and their times where it says nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from healthcheck.checks.runtime_loaded import CHECK
+from healthcheck.model import TooEarly
+from healthcheck.probes.runtime import cri
+from healthcheck.probes.runtime.facts import Handler, Live, ReadFile
+from healthcheck.runtime_mending import give_handler
+from tests.checks.runtimes import (
+    AKS,
+    BROKEN,
+    DROP_IN,
+    FILE,
+    NVIDIA,
+    PROGRAM,
+    RESTART,
+    RUNC,
+    STARTED,
+    configuration,
+    finding,
+    judge,
+    runtime,
+    seen,
+)
+
+LIVE = Live("containerd", "1.7.27", ("", "runc", "nvidia"), (("nvidia", PROGRAM),), "runc", cdi=False)
+
+
+@pytest.mark.parametrize(("after", "well"), [(-60.0, True), (10.0, True), (10.1, False), (86400.0, False)])
+def test_a_file_newer_than_its_reader_is_found(after: float, well: bool) -> None:
+    files = (ReadFile(FILE, STARTED - 60), ReadFile(DROP_IN, STARTED + after))
+
+    told = finding("RuntimeConfigNotLoaded", f"{DROP_IN}: changed after containerd was started; {RESTART}")
+    assert judge(CHECK, runtime(NVIDIA, files=files)) == ([] if well else [told])
+    assert judge(CHECK, runtime(NVIDIA, files=files, started=None)) == []
+
+
+def test_a_newer_file_that_says_what_already_runs_is_no_fault() -> None:
+    files = (ReadFile(FILE, STARTED + 3600),)
+    assert judge(CHECK, runtime(RUNC, NVIDIA, files=files, live=LIVE)) == []
+
+
+def test_where_this_version_does_not_say_the_times_count() -> None:
+    files = (ReadFile(FILE, STARTED + 3600),)
+    assert len(judge(CHECK, runtime(NVIDIA, files=files, live=replace(LIVE, handlers=None)))) == 1
+
+
+@pytest.mark.parametrize(
+    ("live", "told"),
+    [
+        (
+            replace(LIVE, handlers=("runc",)),
+            f"{FILE}, line 12: nvidia is defined, and the running containerd does not know it",
+        ),
+        (
+            replace(LIVE, binaries=(("nvidia", "/old"),)),
+            f"{FILE}, line 12: nvidia starts {PROGRAM}, and in the running containerd /old",
+        ),
+        (
+            replace(LIVE, binaries=(("nvidia", ""),)),
+            f"{FILE}, line 12: nvidia starts {PROGRAM}, and in the running containerd runc",
+        ),
+        (replace(LIVE, default="nvidia"), f"{FILE}: the default is runc, and in the running containerd nvidia"),
+        (replace(LIVE, cdi=True), f"{FILE}: CDI is off, and in the running containerd on"),
+    ],
+)
+def test_files_that_say_something_else_than_what_runs_were_not_loaded(live: Live, told: str) -> None:
+    """Though no file is newer than the process."""
+    assert judge(CHECK, runtime(RUNC, NVIDIA, live=live)) == [finding("RuntimeConfigNotLoaded", f"{told}; {RESTART}")]
+
+
+@pytest.mark.parametrize(
+    "live",
+    [
+        LIVE,
+        replace(LIVE, default=""),
+        replace(LIVE, binaries=()),
+        replace(LIVE, cdi=None),
+        replace(LIVE, handlers=("nvidia", "untrusted")),
+    ],
+)
+def test_what_is_the_same_or_not_said_is_no_fault(live: Live) -> None:
+    assert judge(CHECK, runtime(RUNC, NVIDIA, live=live)) == []
+
+
+def test_without_the_version_cdis_default_is_not_known() -> None:
+    assert judge(CHECK, runtime(RUNC, NVIDIA, version="", live=replace(LIVE, cdi=True))) == []
+
+
+@pytest.mark.parametrize(
+    ("left", "live"),
+    [
+        ((RUNC,), LIVE),
+        ((RUNC,), replace(LIVE, handlers=("runc", AKS.name), binaries=((AKS.name, PROGRAM),))),
+    ],
+)
+def test_a_handler_that_only_the_running_one_has_is_lost_at_its_next_restart(
+    left: tuple[Handler, ...], live: Live
+) -> None:
+    name = (live.handlers or ())[-1]
+    give = give_handler(runtime(*left), configuration(*left))
+    assert judge(CHECK, runtime(*left, live=live)) == [
+        finding("NvidiaRuntimeNotKept", f"{FILE} no longer defines {name}, with which it still runs: {give}")
+    ]
+
+
+def test_one_that_is_not_ready_is_found_whatever_its_files_say() -> None:
+    live = Live("containerd", "1.7.27", not_ready="ShimFailed: no such file")
+    told = finding("RuntimeNotReady", f"ShimFailed: no such file; {RESTART}")
+
+    assert judge(CHECK, runtime(NVIDIA, live=live)) == [told]
+    assert judge(CHECK, runtime(problem=BROKEN, live=live)) == [
+        told,
+        TooEarly(f"{FILE} can't be read", "runtime/containerd", ("RuntimeConfigNotLoaded", "NvidiaRuntimeNotKept")),
+    ]
+
+
+def test_it_tells_whom_it_asked() -> None:
+    assert seen(CHECK, runtime(NVIDIA, live=LIVE))[0].what == "containerd 1.7.27 answers with runc, nvidia"
+    assert seen(CHECK, runtime(NVIDIA))[0].what == "judged by the times of its files: it was not asked"
+    silent = runtime(NVIDIA, why_not_live="no answer in 2 s")
+    assert seen(CHECK, silent)[0].what == "judged by the times of its files: no answer in 2 s"
+    asked = runtime(NVIDIA, why_not_live=cri.NOT_YET)
+    assert seen(CHECK, asked)[0].what == cri.NOT_YET
+
+
+def test_before_the_running_one_answers_what_stood_before_stands() -> None:
+    """An agent that starts anew knows only the files, and what it once heard is in its memory."""
+    newer = runtime(NVIDIA, why_not_live=cri.NOT_YET, started=STARTED - 3600)
+    reasons = ("RuntimeConfigNotLoaded", "NvidiaRuntimeNotKept", "RuntimeNotReady")
+    assert judge(CHECK, newer) == [TooEarly(cri.NOT_YET, "runtime/containerd", reasons)]

@@ -1,0 +1,109 @@
+"""Trees of containerd's files: of words that mean something to it, in any order and with any damage."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hypothesis import strategies as st
+
+from healthcheck.probes.runtime.containerd import read_configuration
+from sim import go_program
+from tests.fuzz.damage import damaged
+
+MAIN, PROGRAM = "config.toml", "containerd"
+RELEASES = ("", "1.6.20", "1.7.28", "2.1.4", "2.3.0", "2.4.2")
+_NAMES = (MAIN, "a.toml", "b.toml", "c.toml")
+_SECTIONS = ("cri", "'io.containerd.grpc.v1.cri'", "'io.containerd.cri.v1.runtime'")
+_VALUES = st.sampled_from(["1", "'x'", "true", "[]", "['/a']", "{}"])
+
+
+def _table(section: str, name: str) -> st.SearchStrategy[str]:
+    lines = st.lists(
+        st.sampled_from(
+            [
+                "runtime_type = 'io.containerd.runc.v2'",
+                "privileged_without_host_devices = true",
+                "options.BinaryName = '/a'",
+                "options.BinaryName = '/b'",
+                "options.SystemdCgroup = true",
+            ]
+        ),
+        unique_by=lambda line: line.partition("=")[0],
+        max_size=4,
+    )
+    return lines.map(lambda rest: "\n".join([f"[plugins.{section}.containerd.runtimes.{name}]", *rest]))
+
+
+_settings = st.one_of(
+    st.sampled_from(_SECTIONS).flatmap(lambda section: _table(section, "nvidia")),
+    st.sampled_from(_SECTIONS).flatmap(lambda section: _table(section, "runc")),
+    st.builds(
+        "[plugins.{}.containerd]\ndefault_runtime_name = '{}'".format,
+        st.sampled_from(_SECTIONS),
+        st.sampled_from(["nvidia", "runc", ""]),
+    ),
+    st.builds("[plugins.{}]\nenable_cdi = {}".format, st.sampled_from(_SECTIONS), st.sampled_from(["true", "false"])),
+    st.builds("[plugins.{}]\ncdi_spec_dirs = {}".format, st.sampled_from(_SECTIONS), st.sampled_from(["[]", "['/a']"])),
+    st.just("[grpc]\naddress = '/run/a.sock'"),
+    st.just("['plugins'.'io.containerd.server.v1.grpc']\naddress = '/run/b.sock'"),
+)
+_wrong = st.builds(
+    "[plugins.{}{}]\n{} = {}".format,
+    st.sampled_from(_SECTIONS),
+    st.sampled_from(["", ".containerd", ".containerd.runtimes", ".containerd.runtimes.nvidia"]),
+    st.sampled_from(["containerd", "runtimes", "runc", "options", "runtime_type", "cdi_spec_dirs", "systemd_cgroup"]),
+    _VALUES,
+)
+_heads = st.builds(
+    "".join,
+    st.tuples(
+        st.sampled_from(["", "version = 1\n", "version = 2\n", "version = 2\n", "version = 3\n", "version = 4\n"]),
+        st.lists(st.sampled_from([*_NAMES, "*.toml"]), max_size=2).map(
+            lambda imports: f"imports = {imports}\n" if imports else ""
+        ),
+        st.sampled_from(["", "", "disabled_plugins = ['cri']\n", "disabled_plugins = ['io.containerd.grpc.v1.cri']\n"]),
+    ),
+)
+
+
+def _files(settings: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return st.builds(lambda start, rest: start + "\n".join([*rest, ""]), _heads, st.lists(settings, max_size=4))
+
+
+def _trees(settings: st.SearchStrategy[str]) -> st.SearchStrategy[dict[str, str]]:
+    return st.fixed_dictionaries({name: _files(settings) for name in _NAMES})
+
+
+def _is_read_one_way(text: str) -> bool:
+    """containerd 2 gives the plugin of schema 1 the name of that of 2; of both, chance says which stays."""
+    is_old = not text.startswith(("version = 2", "version = 3", "version = 4"))
+    return not (is_old and "[plugins.cri" in text and "[plugins.'io.containerd.grpc.v1.cri'" in text)
+
+
+sound_trees = _trees(_settings).filter(lambda tree: all(_is_read_one_way(text) for text in tree.values()))
+"""Nothing is wrong in them but that a table may stand there twice, or in a file that nobody reads."""
+any_trees = _trees(st.one_of(_settings, _wrong, st.text(max_size=20)))
+
+
+def any_tree_is_read(tree: Mapping[str, str], damages: Sequence[tuple[int, int, bytes]], release: str) -> None:
+    """Or it is told why not; and read again it is the same."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        put(root, tree)
+        main = damaged(tree[MAIN].encode("utf-8", "surrogatepass"), list(damages))
+        (root / MAIN).write_bytes(main)
+        if release:
+            (root / PROGRAM).write_bytes(go_program.containerd(release))
+        program = f"/{PROGRAM}" if release else ""
+        seen = read_configuration(root, f"/{MAIN}", program)
+        assert seen == read_configuration(root, f"/{MAIN}", program)
+    assert (seen.version, len(seen.files) >= 1) == (release, True)
+    assert seen.problem is None or seen.handlers == ()
+    assert {one.file for one in seen.handlers} <= {one.path for one in seen.files}
+
+
+def put(root: Path, tree: Mapping[str, str]) -> None:
+    for name, text in tree.items():
+        (root / name).write_bytes(text.encode("utf-8", "surrogatepass"))

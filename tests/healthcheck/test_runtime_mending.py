@@ -1,0 +1,196 @@
+"""What mends a container runtime, row by row: the commands are whole, and a path never breaks out of them."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from healthcheck import runtime_mending
+from healthcheck.probes.runtime.distributions import (
+    AKS,
+    BOTTLEROCKET,
+    EKS_AL2023,
+    K0S,
+    K3S,
+    K8S_SNAP,
+    KUBEADM,
+    MICROK8S,
+    RKE2,
+    TALOS,
+)
+from healthcheck.probes.runtime.facts import (
+    CRIO,
+    DOCKER,
+    Configuration,
+    ContainerRuntime,
+    Handler,
+    Program,
+    Toolkit,
+)
+
+FILE, SOCKET = "/etc/containerd/config.toml", "/run/containerd/containerd.sock"
+SNAP = "/var/lib/k8s-containerd/k8s-containerd"
+SNAP_FILE, SNAP_DROP_IN = f"{SNAP}/etc/containerd/config.toml", f"{SNAP}/etc/containerd/conf.d/99-nvidia.toml"
+HELM = 'helm upgrade "$(helm list -qn gpu-operator)" nvidia/gpu-operator -n gpu-operator --reuse-values --set '
+HOSTS, OPERATORS = "/usr/bin/nvidia-container-runtime", "/usr/local/nvidia/toolkit/nvidia-container-runtime"
+
+
+def around(path: str = FILE, **more: Any) -> ContainerRuntime:
+    used = Configuration(path, kind=more.pop("kind", "containerd"), template=more.pop("template", ""))
+    base = ContainerRuntime(used, socket=more.pop("socket", SOCKET))
+    toolkit = more.pop("of", "")
+    programs = (Program(toolkit, toolkit, executable=True),) if toolkit else ()
+    return replace(base, programs=programs, **more)
+
+
+def give(runtime: ContainerRuntime) -> str:
+    assert runtime.used is not None
+    return runtime_mending.give_handler(runtime, runtime.used)
+
+
+def values(**env: str) -> str:
+    pairs = (f"toolkit.env[{n}].name={key},toolkit.env[{n}].value={env[key]}" for n, key in enumerate(env))
+    return f"`{HELM}'{','.join(pairs)}'`"
+
+
+STANDARD = values(CONTAINERD_CONFIG=FILE, CONTAINERD_SOCKET=SOCKET)
+CONFIGURE = f"`nvidia-ctk runtime configure --runtime=containerd --config={FILE} && systemctl restart containerd`"
+
+
+EITHER = f"with the GPU operator {STANDARD}; with the toolkit on the host {CONFIGURE}"
+
+
+@pytest.mark.parametrize("distribution", ["", KUBEADM, AKS])
+@pytest.mark.parametrize(
+    ("toolkit", "told"),
+    [
+        (OPERATORS, STANDARD),
+        (HOSTS, EITHER),
+        ("", EITHER),
+    ],
+)
+def test_in_the_standard_place_by_the_toolkit_that_the_node_has(distribution: str, toolkit: str, told: str) -> None:
+    assert give(around(distribution=distribution, of=toolkit)) == told
+
+
+def test_the_toolkit_is_known_by_its_configuration_and_by_whom_it_configured_too() -> None:
+    other = Configuration("/x", handlers=(Handler("nvidia", "", OPERATORS, None, "/x"),))
+    operators = Toolkit("/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml")
+
+    assert give(around(others=(other,))) == STANDARD
+    assert give(around(toolkit=operators)) == STANDARD
+    assert give(around(toolkit=Toolkit("/etc/nvidia-container-runtime/config.toml"))) == EITHER
+
+
+@pytest.mark.parametrize(
+    ("runtime", "parts"),
+    [
+        (
+            around(SNAP_FILE, distribution=K8S_SNAP, socket=f"{SNAP}/run/containerd/containerd.sock", of=OPERATORS),
+            [
+                values(
+                    CONTAINERD_CONFIG=SNAP_FILE,
+                    CONTAINERD_SOCKET=f"{SNAP}/run/containerd/containerd.sock",
+                    RUNTIME_DROP_IN_CONFIG=SNAP_DROP_IN,
+                ),
+                f"{SNAP_FILE} is the snap's, and what is edited there is lost",
+            ],
+        ),
+        (
+            around(SNAP_FILE, distribution=K8S_SNAP, of=HOSTS),
+            [f"--config={SNAP_FILE} --drop-in-config={SNAP_DROP_IN} && snap restart k8s.containerd`"],
+        ),
+        (
+            around("/k3s/config.toml", distribution=K3S, unit="k3s.service", template="/k3s/config-v3.toml.tmpl"),
+            [
+                "install nvidia-container-toolkit on the host",
+                values(CONTAINERD_SOCKET=SOCKET),
+                "then `systemctl restart k3s`",
+                "what is edited there is lost (other changes: /k3s/config-v3.toml.tmpl)",
+            ],
+        ),
+        (around(distribution=K3S), ["`systemctl restart 'k3s*'`"]),
+        (around(distribution=RKE2, unit="rke2-agent.service"), ["`systemctl restart rke2-agent`"]),
+        (
+            around(distribution=MICROK8S, template="/args/containerd-template.toml"),
+            ["`microk8s enable nvidia`", "made from /args/containerd-template.toml", "is lost"],
+        ),
+        (
+            around(distribution=K0S, of=OPERATORS),
+            [
+                values(
+                    RUNTIME_CONFIG="/etc/k0s/containerd.d/nvidia.toml",
+                    RUNTIME_SOCKET=SOCKET,
+                    RUNTIME_EXECUTABLE_PATH="/var/lib/k0s/bin/containerd",
+                )
+            ],
+        ),
+        (around(distribution=K0S, of=HOSTS), ["--config=/etc/k0s/containerd.d/nvidia.toml", "restart 'k0s*'`"]),
+        (around(distribution=BOTTLEROCKET), ["aws-k8s-VERSION-nvidia", "can't be changed"]),
+        (around(distribution=TALOS), ["nvidia-container-toolkit-production", "can't be changed"]),
+        (around(distribution=EKS_AL2023, of=HOSTS), ["EKS AMI for NVIDIA", CONFIGURE, "anew at each boot"]),
+        (around(kind=CRIO, of=HOSTS), ["`nvidia-ctk runtime configure --runtime=crio && systemctl restart crio`"]),
+        (around(kind=CRIO, of=OPERATORS), ["rollout restart ds/nvidia-container-toolkit-daemonset`"]),
+        (
+            around("/etc/docker/daemon.json", kind=DOCKER),
+            ["--runtime=docker --config=/etc/docker/daemon.json --set-as-default && systemctl restart docker`"],
+        ),
+    ],
+)
+def test_each_distribution_has_its_own(runtime: ContainerRuntime, parts: list[str]) -> None:
+    told = give(runtime)
+    assert [part for part in parts if part not in told] == []
+
+
+@pytest.mark.parametrize(
+    ("runtime", "command"),
+    [
+        (around(), "systemctl restart containerd"),
+        (around(unit="crio.service", kind=CRIO), "systemctl restart crio"),
+        (around(unit="snap.microk8s.daemon-containerd.service"), "snap restart microk8s.daemon-containerd"),
+        (around(distribution=MICROK8S), "snap restart microk8s.daemon-containerd"),
+        (around(distribution=RKE2), "systemctl restart 'rke2-*'"),
+        (around(unit="odd; reboot.service"), "systemctl restart 'odd; reboot'"),
+    ],
+)
+def test_the_service_that_runs_it_is_restarted(runtime: ContainerRuntime, command: str) -> None:
+    assert runtime.used is not None
+    assert runtime_mending.restart(runtime, runtime.used) == command
+
+
+@pytest.mark.parametrize(
+    ("runtime", "file", "told"),
+    [
+        (around(), FILE, f"correct {FILE}, then `systemctl restart containerd`"),
+        (around(template="/t"), FILE, f"correct /t, from which {FILE} is made at each start, then `systemctl"),
+        (around(template="/t"), "/etc/drop-in.toml", "correct /etc/drop-in.toml, then"),
+        (around(distribution=BOTTLEROCKET), FILE, "its files can't be changed: `apiclient set`"),
+    ],
+)
+def test_a_file_is_corrected_where_it_stays(runtime: ContainerRuntime, file: str, told: str) -> None:
+    assert runtime.used is not None
+    assert runtime_mending.correct(runtime, runtime.used, file).startswith(told)
+
+
+@pytest.mark.parametrize("path", ["/a b", "/$(reboot)", "/a'b", "/a,b{c}", "/`x`"])
+def test_a_path_never_breaks_out_of_a_command(path: str) -> None:
+    words = shlex.split(runtime_mending.helm_values({"CONTAINERD_CONFIG": path}))
+    escaped = "".join(f"\\{letter}" if letter in ",{}" else letter for letter in path)
+    assert words[-1] == f"toolkit.env[0].name=CONTAINERD_CONFIG,toolkit.env[0].value={escaped}"
+    assert shlex.split(runtime_mending.make_executable(path).strip("`"))[-1] == path
+    configured = give(around(path, kind=DOCKER)).strip("`").partition(" && ")[0]
+    assert shlex.split(configured)[-2] == f"--config={path}"
+
+
+@pytest.mark.parametrize(
+    ("path", "command"),
+    [
+        ("/etc/cdi/nvidia.yaml", "`nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`"),
+        ("/var/run/cdi/nvidia.yaml", "`systemctl restart nvidia-cdi-refresh` or `nvidia-ctk cdi generate"),
+    ],
+)
+def test_a_specification_is_made_again_in_its_place(path: str, command: str) -> None:
+    assert runtime_mending.generate_spec(path).startswith(command)

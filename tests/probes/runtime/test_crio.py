@@ -1,0 +1,129 @@
+"""CRI-O's files, put together in its order (crio.conf(5), crio.conf.d(5))."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from healthcheck.probes.runtime.crio import CDI_FOLDERS, STANDARD_FILE, read_configuration
+from healthcheck.probes.runtime.facts import CRIO, Configuration, Handler
+
+NVIDIA = '[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/bin/nvidia-container-runtime"\nruntime_type = "oci"\n'
+
+
+def read(root: Path, files: dict[str, str | bytes], version: str = "1.34.0") -> Configuration:
+    for name, text in files.items():
+        file = root / "etc/crio" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return read_configuration(root, version=version)
+
+
+def test_without_any_file_it_has_its_own_runtime(tmp_path: Path) -> None:
+    assert read(tmp_path, {}) == Configuration(
+        STANDARD_FILE,
+        CRIO,
+        "1.34.0",
+        schema=0,
+        handlers=(Handler("crun", "oci", "crun", None, ""),),
+        default="crun",
+        cdi=True,
+        cdi_folders=CDI_FOLDERS,
+        systemd_cgroup=True,
+    )
+
+
+@pytest.mark.parametrize(("version", "own"), [("1.30.9", "runc"), ("1.31.0", "crun"), ("", "crun"), ("x", "crun")])
+def test_its_own_runtime_depends_on_its_version(version: str, own: str, tmp_path: Path) -> None:
+    assert read(tmp_path, {}, version).default == own
+
+
+def test_the_last_file_counts_whatever_it_is_called(tmp_path: Path) -> None:
+    seen = read(
+        tmp_path,
+        {
+            "crio.conf": '[crio.runtime]\ndefault_runtime = "a"\ncgroup_manager = "cgroupfs"\n'
+            '[crio.api]\nlisten = "/l"\n',
+            "crio.conf.d/10-b": '[crio.runtime]\ndefault_runtime = "b"\n' + NVIDIA,
+            "crio.conf.d/20/c.txt": '[crio.runtime]\ncdi_spec_dirs = ["/opt/cdi"]\n[crio.runtime.runtimes.b]\n',
+            "crio.conf.d/5": '[crio.runtime]\ndefault_runtime = "nvidia"\n',
+        },
+    )
+
+    assert [file.path.rpartition("/")[2] for file in seen.files] == ["crio.conf", "10-b", "c.txt", "5"]
+    assert (seen.default, seen.systemd_cgroup, seen.cdi_folders) == ("nvidia", False, ("/opt/cdi",))
+    assert seen.address == "/l"
+    assert [(one.name, one.file[10:], one.line) for one in seen.handlers] == [
+        ("crun", "", 0),
+        ("nvidia", "crio.conf.d/10-b", 3),
+        ("b", "crio.conf.d/20/c.txt", 3),
+    ]
+
+
+def test_a_later_table_of_a_runtime_takes_the_place_of_the_earlier(tmp_path: Path) -> None:
+    again = "[crio.runtime.runtimes.nvidia]\nprivileged_without_host_devices = true\n"
+    seen = read(tmp_path, {"crio.conf": NVIDIA, "crio.conf.d/a": again})
+
+    nvidia = next(one for one in seen.handlers if one.name == "nvidia")
+    assert (nvidia.binary, nvidia.privileged_without_host_devices) == ("nvidia", True)
+
+
+def test_a_runtime_may_inherit_the_default_ones_program(tmp_path: Path) -> None:
+    text = '[crio.runtime]\ndefault_runtime = "nvidia"\n' + NVIDIA
+    text += "[crio.runtime.runtimes.other]\ninherit_default_runtime = true\n"
+
+    binaries = {one.name: one.binary for one in read(tmp_path, {"crio.conf": text}).handlers}
+
+    assert binaries["other"] == "/usr/bin/nvidia-container-runtime"
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "place"),
+    [
+        ('[crio]\nroot = "a\n', "Illegal character", (2, 10)),
+        ("[crio.runtime.runtimes.nvidia\n", "Expected ']'", (1, 30)),
+        (b"[crio]\n# \xff\n", "no UTF-8", (2, 3)),
+        ("crio = 1\n", "crio is no table", (0, 0)),
+        ("[crio]\nruntime = 1\n", "runtime is no table", (0, 0)),
+        ("[crio.runtime]\nruntimes = 1\n", "runtimes is no table", (0, 0)),
+        ("[crio.runtime.runtimes]\nx = 1\n", "crio.runtime.runtimes.x is no table", (0, 0)),
+        ("[crio.runtime.runtimes.x]\nruntime_path = 1\n", "runtime_path is no text", (0, 0)),
+        ("[crio.runtime]\ndefault_runtime = 1\n", "default_runtime is no text", (0, 0)),
+        ("[crio.runtime]\ncdi_spec_dirs = 1\n", "cdi_spec_dirs is no list of paths", (0, 0)),
+        ("[crio.runtime]\ncgroup_manager = []\n", "cgroup_manager is no text", (0, 0)),
+    ],
+)
+@pytest.mark.parametrize("file", ["crio.conf", "crio.conf.d/99-nvidia.conf"])
+def test_what_it_refuses_is_told_with_its_place(
+    file: str, text: str | bytes, message: str, place: tuple[int, int], tmp_path: Path
+) -> None:
+    problem = read(tmp_path, {file: text}).problem
+
+    assert problem is not None
+    assert problem.file == f"/etc/crio/{file}"
+    assert message in problem.message
+    assert ((problem.line, problem.column), problem.only_ours) == (place, False)
+
+
+def test_a_file_that_is_named_must_be_there(tmp_path: Path) -> None:
+    (tmp_path / "etc/crio/crio.conf.d").mkdir(parents=True)
+    (tmp_path / "etc/crio/crio.conf.d/a").symlink_to("/nowhere")
+
+    for told in (read_configuration(tmp_path, "/etc/other.conf"), read_configuration(tmp_path)):
+        assert told.problem is not None
+        assert told.problem.message == "named, and does not exist"
+
+
+@pytest.mark.parametrize("text", ["x = " + "[" * 5000, "x = 1\n" * 400_000, "a" * 5000, "x = " + "9" * 5000])
+def test_what_only_we_cannot_read_is_no_fault(text: str, tmp_path: Path) -> None:
+    problem = read(tmp_path, {"crio.conf": text}).problem
+
+    assert problem is not None
+    assert problem.only_ours
+
+
+def test_comments_and_other_words_define_nothing(tmp_path: Path) -> None:
+    text = "# [crio.runtime.runtimes.nvidia]\n[crio.image]\npause_image = 'nvidia/pause'\n"
+
+    assert [one.name for one in read(tmp_path, {"crio.conf": text}).handlers] == ["crun"]

@@ -1,0 +1,82 @@
+"""Whatever stands in a file that tells of the container runtime, the look at it ends with facts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthcheck.model import Host, ProbeError
+from healthcheck.probes.runtime.container_runtime import read_container_runtime
+from healthcheck.probes.runtime.facts import ContainerRuntime
+from sim.container_runtime import DISTRIBUTIONS
+from sim.node import SimulatedNode
+from tests.fuzz.damage import byte_damages, damaged
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedNode]:
+    """One for all: each test puts back what it breaks."""
+    with SimulatedNode.create(tmp_path_factory.mktemp("damaged") / "node", "g5.xlarge") as node:
+        yield node
+
+
+@pytest.fixture(params=DISTRIBUTIONS, scope="module")
+def distribution(request: pytest.FixtureRequest, node: SimulatedNode) -> str:
+    name: str = request.param
+    node.run_kubernetes(name)
+    return name
+
+
+def told(root: Path) -> ContainerRuntime | None:
+    try:
+        return read_container_runtime(Host(root))
+    except ProbeError:
+        return None
+
+
+def files_of(root: Path, distribution: str) -> list[Path]:
+    processes = sorted(path for path in root.glob("proc/9*/**/*") if path.is_file() and not path.is_symlink())
+    return [root / "proc/uptime", *(root / path for path in DISTRIBUTIONS[distribution].files), *processes]
+
+
+@given(data=st.data())
+def test_any_damage_to_any_file_leaves_facts(distribution: str, node: SimulatedNode, data: st.DataObject) -> None:
+    root = node.root
+    file = data.draw(st.sampled_from(files_of(root, distribution)))
+    whole = file.read_bytes()
+    try:
+        file.write_bytes(damaged(whole, data.draw(st.lists(byte_damages, max_size=3))))
+        seen = told(root)
+    finally:
+        file.write_bytes(whole)
+    assert seen is None or all(step.isprintable() for step in seen.how)
+
+
+@pytest.mark.parametrize("kind", ["loop", "outside", "folder", "pipe", "nothing", "long"])
+def test_anything_else_in_the_place_of_a_file_leaves_facts(distribution: str, node: SimulatedNode, kind: str) -> None:
+    root = node.root
+    for file in files_of(root, distribution):
+        aside = file.with_name("aside")
+        file.rename(aside)
+        match kind:
+            case "loop":
+                file.symlink_to(file.name)
+            case "outside":
+                file.symlink_to("/dev/zero")
+            case "folder":
+                file.mkdir()
+            case "pipe":
+                os.mkfifo(file)
+            case "long":
+                file.write_bytes(b"a" * (1 << 21))
+        try:
+            seen = told(root)
+        finally:
+            file.rmdir() if kind == "folder" else file.unlink(missing_ok=True)
+            aside.rename(file)
+        assert seen is None or seen.used is None or seen.used.path

@@ -1,0 +1,238 @@
+"""What a kubelet was told of its runtime: flags, file, drop-ins, and the files of those that hide their flags."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from healthcheck.probes.runtime import distributions
+from healthcheck.probes.runtime.distributions import LAYOUTS, STANDARD, STANDARD_SOCKET
+from healthcheck.probes.runtime.kubelet import Settings, choose, settings_of, settings_on_disk
+from healthcheck.probes.runtime.processes import Process
+
+GATE = "KubeletCgroupDriverFromCRI"
+K3S_SOCKET = "/run/k3s/containerd/containerd.sock"
+CONFIG = "kind: KubeletConfiguration\n"
+
+
+def kubelet(*arguments: str, name: str = "kubelet", pid: int = 7, mounts: str = "") -> Process:
+    return Process(pid, name, (name, *arguments), namespace=mounts)
+
+
+def put(root: Path, files: dict[str, str | bytes]) -> Path:
+    for path, text in files.items():
+        file = root / path.lstrip("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return root
+
+
+@pytest.mark.parametrize(
+    ("arguments", "socket"),
+    [
+        ((), STANDARD_SOCKET),
+        (("--container-runtime-endpoint=unix:///run/a.sock",), "/run/a.sock"),
+        (("--container-runtime-endpoint", "/var/run/a.sock"), "/run/a.sock"),
+        (("--container-runtime-endpoint=/a", "--container-runtime-endpoint=/b"), "/b"),
+        (("--container-runtime-endpoint=/a", "--config=/etc/k.yaml"), "/a"),
+        (("--config=/etc/k.yaml",), "/run/from-file.sock"),
+        (("--config=/etc/k.json",), "/run/from-json.sock"),
+        (("--config", "/etc/missing.yaml"), STANDARD_SOCKET),
+        (("--config", "/etc/empty.yaml"), STANDARD_SOCKET),
+        (("--config", "/etc/broken.yaml"), STANDARD_SOCKET),
+        (("--config", "/etc/list.yaml"), STANDARD_SOCKET),
+        (("--config", "/etc/number.yaml"), STANDARD_SOCKET),
+        (("--config", "/etc/deep.yaml"), STANDARD_SOCKET),
+        (("--config", "/etc/loop.yaml"), STANDARD_SOCKET),
+        (("--config", "/etc/bytes.yaml"), STANDARD_SOCKET),
+        (("--container-runtime-endpoint",), STANDARD_SOCKET),
+        (("--image-service-endpoint=/c",), STANDARD_SOCKET),
+    ],
+)
+def test_a_flag_outranks_the_file_and_the_file_the_default(
+    arguments: tuple[str, ...], socket: str, tmp_path: Path
+) -> None:
+    files: dict[str, str | bytes] = {
+        "etc/k.yaml": "containerRuntimeEndpoint: unix:///run/from-file.sock\n",
+        "etc/k.json": '{"containerRuntimeEndpoint": "unix:///run/from-json.sock"}',
+        "etc/empty.yaml": "",
+        "etc/broken.yaml": "containerRuntimeEndpoint: [unix",
+        "etc/list.yaml": "- containerRuntimeEndpoint\n",
+        "etc/number.yaml": "containerRuntimeEndpoint: 7\n",
+        "etc/deep.yaml": "[" * 500_000,
+        "etc/bytes.yaml": b"\xff\xfe\0a: 1\n",
+    }
+    put(tmp_path, files)
+    (tmp_path / "etc/loop.yaml").symlink_to("loop.yaml")
+
+    assert settings_of(tmp_path, kubelet(*arguments)).endpoint == socket
+
+
+def test_each_step_is_told(tmp_path: Path) -> None:
+    put(tmp_path, {"etc/k.yaml": "containerRuntimeEndpoint: [", "etc/d/1.conf": "containerRuntimeEndpoint: /a\n"})
+
+    seen = settings_of(tmp_path, kubelet("--config=/etc/k.yaml", "--config-dir", "/etc/d"))
+
+    assert seen.said_by == "containerRuntimeEndpoint in /etc/d/1.conf"
+    assert seen.how == (
+        "kubelet (pid 7): --config=/etc/k.yaml --config-dir=/etc/d",
+        "its file: /etc/k.yaml",
+        "its drop-ins: /etc/d/1.conf",
+        "/etc/k.yaml can't be read: did not find expected node content",
+        "containerRuntimeEndpoint in /etc/d/1.conf: /a",
+    )
+
+
+def test_drop_ins_count_in_the_order_of_their_names(tmp_path: Path) -> None:
+    put(
+        tmp_path,
+        {
+            "etc/k.yaml": "containerRuntimeEndpoint: /0\ncgroupDriver: cgroupfs\n"
+            f"featureGates: {{{GATE}: true, A: true}}\n",
+            "etc/d/10-a.conf": "containerRuntimeEndpoint: /1\n",
+            "etc/d/20-b.conf/x.conf": "containerRuntimeEndpoint: /2\ncgroupDriver: systemd\n",
+            "etc/d/5-c.conf": f"containerRuntimeEndpoint: /3\nfeatureGates: {{{GATE}: false}}\n",
+            "etc/d/9-d.yaml": "containerRuntimeEndpoint: /4\n",
+        },
+    )
+
+    seen = settings_of(tmp_path, kubelet("--config=/etc/k.yaml", "--config-dir=/etc/d"))
+
+    assert (seen.endpoint, seen.config, seen.systemd_cgroup, seen.asks_runtime) == ("/3", "/etc/k.yaml", True, False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told", "expected"),
+    [
+        ((), "", (None, None)),
+        ((), "cgroupDriver: systemd\n", (True, None)),
+        ((), "cgroupDriver: cgroupfs\n", (False, None)),
+        ((), "cgroupDriver: null\n", (None, None)),
+        (("--cgroup-driver=cgroupfs",), "cgroupDriver: systemd\n", (False, None)),
+        ((f"--feature-gates=A=true,{GATE}=true",), "", (None, True)),
+        ((f"--feature-gates={GATE}=true",), f"featureGates: {{{GATE}: false}}\n", (None, False)),
+        ((), f"featureGates: {{{GATE}: maybe}}\n", (None, None)),
+        ((), "featureGates: []\n", (None, None)),
+    ],
+)
+def test_the_cgroup_driver_is_unknown_where_nothing_is_said(
+    arguments: tuple[str, ...], told: str, expected: tuple[bool | None, bool | None], tmp_path: Path
+) -> None:
+    put(tmp_path, {"etc/k.yaml": told})
+
+    seen = settings_of(tmp_path, kubelet("--config=/etc/k.yaml", *arguments))
+
+    assert (seen.systemd_cgroup, seen.asks_runtime) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, (K3S_SOCKET, "default of k3s-agent")),
+        (
+            {"var/lib/rancher/k3s/agent/etc/kubelet.conf.d/00-k3s-defaults.conf": "containerRuntimeEndpoint: /a\n"},
+            ("/a", "containerRuntimeEndpoint in /var/lib/rancher/k3s/agent/etc/kubelet.conf.d/00-k3s-defaults.conf"),
+        ),
+        (
+            {"etc/rancher/k3s/config.yaml": "container-runtime-endpoint: unix:///run/b.sock\n"},
+            ("/run/b.sock", "container-runtime-endpoint in /etc/rancher/k3s/config.yaml"),
+        ),
+        (
+            {"etc/rancher/k3s/config.yaml": "docker: true\n"},
+            ("/run/k3s/cri-dockerd/cri-dockerd.sock", "docker in /etc/rancher/k3s/config.yaml"),
+        ),
+        ({"etc/rancher/k3s/config.yaml": "docker: [\n"}, (K3S_SOCKET, "default of k3s-agent")),
+    ],
+)
+def test_k3s_hides_its_flags_and_its_files_tell(
+    files: dict[str, str | bytes], expected: tuple[str, str], tmp_path: Path
+) -> None:
+    seen = settings_of(put(tmp_path, files), Process(7, "k3s-agent", ("/usr/local/bin/k3s agent",)))
+
+    assert (seen.endpoint, seen.said_by) == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [
+        (["rke2", "containerd", "kubelet"], "kubelet"),
+        (["k3s-server"], "k3s-server"),
+        (["k3s-agent", "kubelite"], "kubelite"),
+        (["containerd", "crio"], None),
+        ([], None),
+    ],
+)
+def test_a_kubelet_of_its_own_outranks_a_program_that_holds_one(
+    names: list[str], chosen: str | None, tmp_path: Path
+) -> None:
+    found = choose(tmp_path, [kubelet("agent", name=name, pid=pid) for pid, name in enumerate(names)])
+
+    assert (found.name if found else None) == chosen
+
+
+def test_a_kubelet_in_a_container_is_the_hosts_only_if_there_is_no_other(tmp_path: Path) -> None:
+    """As with kind, whose nodes are containers; Talos has its only kubelet in one."""
+    (tmp_path / "proc/1/ns").mkdir(parents=True)
+    (tmp_path / "proc/1/ns/mnt").symlink_to("mnt:[1]")
+    nested, own = kubelet(pid=3, mounts="mnt:[2]"), kubelet("server", name="k3s-server", pid=9, mounts="mnt:[1]")
+
+    assert choose(tmp_path, [nested, own]) == own
+    assert choose(tmp_path, [nested]) == nested
+
+
+@pytest.mark.parametrize("words", [(), ("kubectl", "get"), ("etcd-snapshot",)])
+def test_a_command_of_a_persons_is_no_kubelet(words: tuple[str, ...], tmp_path: Path) -> None:
+    assert choose(tmp_path, [kubelet(*words, name="k3s")]) is None
+
+
+# Without a process: what one would be told.
+
+
+@pytest.mark.parametrize(
+    ("files", "endpoint"),
+    [
+        (
+            {"var/lib/kubelet/kubeadm-flags.env": 'A="--container-runtime-endpoint=unix:///run/a.sock --x=y"'},
+            "/run/a.sock",
+        ),
+        (
+            {
+                "var/lib/kubelet/kubeadm-flags.env": 'A="--container-runtime-endpoint=/a"',
+                "etc/default/kubelet": "KUBELET_EXTRA_ARGS=--container-runtime-endpoint=/b\n",
+            },
+            "/b",
+        ),
+        (
+            {
+                "lib/systemd/system/kubelet.service": "[Service]\nExecStart=/k --container-runtime-endpoint=/a\n",
+                "etc/systemd/system/kubelet.service.d/10.conf": "[Service]\nExecStart=\n"
+                'Environment="E=--container-runtime-endpoint /b --v=2"\nExecStart=/k \\\n  --config=/etc/k.yaml $E\n',
+                "etc/k.yaml": CONFIG,
+            },
+            "/b",
+        ),
+        ({"etc/systemd/system/kubelet.service": "ExecStart=/k --container-runtime-endpoint $E\n"}, STANDARD_SOCKET),
+        ({"var/lib/kubelet/config.yaml": f"{CONFIG}containerRuntimeEndpoint: /c\n"}, "/c"),
+        ({"etc/kubernetes/kubelet.conf": "kind: Config\ncontainerRuntimeEndpoint: /c\n"}, None),
+        ({"var/lib/kubelet/config.yaml": "kind: [\n"}, None),
+        ({"etc/default/kubelet": '"' * 99 + "\n" + "x" * 99999}, STANDARD_SOCKET),
+        ({}, None),
+    ],
+)
+def test_the_files_of_its_service_tell_what_one_would_be_told(
+    files: dict[str, str | bytes], endpoint: str | None, tmp_path: Path
+) -> None:
+    seen = settings_on_disk(put(tmp_path, files), STANDARD)
+
+    assert (seen.endpoint if seen else None) == endpoint
+
+
+def test_the_files_of_a_snap_tell_it_with_their_variables(tmp_path: Path) -> None:
+    layout = next(one for one in LAYOUTS if one.distribution == distributions.MICROK8S)
+    flags = '--container-runtime-endpoint="${SNAP_COMMON}/run/x.sock"\n# --container-runtime-endpoint=/no\n'
+
+    seen = settings_on_disk(put(tmp_path, {"var/snap/microk8s/current/args/kubelet": flags}), layout)
+
+    assert isinstance(seen, Settings)
+    assert seen.endpoint == "/var/snap/microk8s/common/run/x.sock"
