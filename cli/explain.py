@@ -22,6 +22,7 @@ from healthcheck.catalog.dcgm import dcgm_table
 from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.sxid import CLASSES, sxid_table
 from healthcheck.catalog.xid import xid_table
+from healthcheck.checks.dcgm_diag import FAMILY as DCGM_TESTS
 from healthcheck.model import Severity
 from healthcheck.settings import SettingsError, read_settings
 
@@ -73,7 +74,10 @@ def _look_up(said: str, codes: list[int], policy: Policy) -> Explanation:
         number = int(found["number"])
         kind = found["kind"].lower() or ("sxid" if number >= _FIRST_SXID else "xid")
         return _explain_code(kind, number, codes, policy)
-    reason = catalogue.declared_reasons().get(said.lower())
+    reasons = catalogue.declared_reasons()
+    reason = reasons.get(said.lower())
+    if reason is None and said.lower().startswith(DCGM_TESTS.name.lower()):
+        reason = reasons[DCGM_TESTS.name.lower()]  # a test that is newer than the list of reasons
     if reason is None:
         _end(_unknown(said))
     if codes:

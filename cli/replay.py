@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cli.one_look import judged, show
+from cli.replay_dcgm import Document, judge_document
 from cli.words import EXIT_CODES, SEVERITY_STYLES, STATUS_STYLES, printable
 from healthcheck import evidence_file
 from healthcheck import record as records
@@ -51,6 +52,9 @@ def replay(
         if captures.evidence is not None:
             look = _look(captures.evidence, instance_type, settings)
             _judge_again(files[0], look, as_json=as_json, verbose=verbose)
+        if captures.dcgm is not None:
+            document = Document(files[0], captures.dcgm, captures.saved_at)
+            raise typer.Exit(judge_document(document, instance_type, settings, as_json=as_json))
     except CaptureError as error:
         _end(str(error))
     except EvidenceError as error:

@@ -21,9 +21,11 @@ from typing import Self
 
 _LONGEST_ANSWER = 4 << 20
 _MOST_OUTPUT = 1 << 20
-"""Of a program, on each of its two outputs."""
+"""Bytes of a program, on each of its two outputs, where it is not known to write more."""
 _PATIENCE_SECONDS = 0.5
 """How long a killed child may take to be gone before it counts as stuck."""
+_STOPS_WITHIN_SECONDS = 0.2
+"""How soon a program hears that somebody asked to stop it."""
 
 
 class ChildError(Exception):
@@ -36,6 +38,10 @@ class MissedDeadline(ChildError):
     def __init__(self, message: str, pid: int | None) -> None:
         super().__init__(message)
         self.pid = pid
+
+
+class Stopped(ChildError):
+    """Somebody of ours asked it to end before it was done."""
 
 
 class StillStuck(MissedDeadline):
@@ -171,10 +177,12 @@ class Program:
     env: Mapping[str, str]
     """All of its environment; a name without a slash is looked for in the PATH that stands here."""
     patience_seconds: float
+    most_output_bytes: int = _MOST_OUTPUT
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     """The one that runs. It keeps its number until it leaves here: it is not waited for before."""
     _stuck: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _stop: threading.Event = field(default_factory=threading.Event, init=False)
 
     @property
     def stuck_pid(self) -> int | None:
@@ -183,15 +191,20 @@ class Program:
             self._stuck = None
         return self._stuck.pid if self._stuck else None
 
-    def run(self, argv: Sequence[str], deadline_seconds: float) -> Ended:
-        """What it wrote, and how it ended. Raises ChildError: not started, no end in time, too much output."""
+    def run(self, argv: Sequence[str], deadline_seconds: float, directory: Path | None = None) -> Ended:
+        """What it wrote, and how it ended; `directory` is where it works, ours by default.
+
+        Raises ChildError: not started, no end in time, stopped, too much output.
+        """
         if (pid := self.stuck_pid) is not None:
             raise StillStuck(f"process {pid} of an earlier run can't be killed", pid)
+        if self._stop.is_set():
+            raise Stopped("nothing is started any more")
         deadline = time.monotonic() + deadline_seconds
-        process = self._start(argv)
+        process = self._start(argv, directory)
         try:
-            with _Outputs(process) as outputs:
-                in_time = outputs.read_until(deadline)
+            with _Outputs(process, self.most_output_bytes) as outputs:
+                in_time = outputs.read_until(deadline, self._stop)
                 if not outputs.ended:
                     _signal_group(process.pid, signal.SIGTERM)
                     outputs.wait_for_end(self.patience_seconds)
@@ -199,13 +212,22 @@ class Program:
             raise ChildError(f"{argv[0]}: {error.strerror}") from error
         finally:
             self._bury(process)
+        pid = self.stuck_pid
+        fate = f"process {pid} can't be killed" if pid else "its process was ended"
+        if self._stop.is_set() and not outputs.ended:
+            raise Stopped(f"stopped before it was done; {fate}")
         if not in_time:
-            pid = self.stuck_pid
-            fate = f"process {pid} can't be killed" if pid else "its process was ended"
             raise MissedDeadline(f"no end within {deadline_seconds:g} s; {fate}", pid)
         if outputs.flooded:
-            raise ChildError(f"its output is longer than {_MOST_OUTPUT} bytes")
+            raise ChildError(f"its output is longer than {self.most_output_bytes} bytes")
         return Ended(process.returncode, *outputs.texts)
+
+    def stop(self) -> None:
+        """What another thread runs is asked to end, and killed after its patience; nothing is started after it.
+
+        The other thread's run raises Stopped.
+        """
+        self._stop.set()
 
     def end(self) -> int | None:
         """Kill what another thread runs. Returns the pid of what is stuck and has to be left behind."""
@@ -214,7 +236,7 @@ class Program:
                 _signal_group(self._process.pid, signal.SIGKILL)
         return self.stuck_pid
 
-    def _start(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _start(self, argv: Sequence[str], directory: Path | None) -> subprocess.Popen[bytes]:
         try:
             process = subprocess.Popen(
                 list(argv),
@@ -222,6 +244,7 @@ class Program:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=dict(self.env),
+                cwd=directory,
                 start_new_session=True,
             )
         except OSError as error:
@@ -248,12 +271,13 @@ class _Outputs:
     A child of its own may hold the outputs open for longer than it lives itself.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], most_bytes: int) -> None:
         assert process.stdout is not None
         assert process.stderr is not None
         self._pipes = (process.stdout, process.stderr)
         self._written = {pipe.fileno(): bytearray() for pipe in self._pipes}
         self._life = os.pidfd_open(process.pid)  # can be read once the process has ended
+        self._most_bytes = most_bytes
         self.ended = False
 
     def __enter__(self) -> Self:
@@ -274,15 +298,18 @@ class _Outputs:
 
     @property
     def flooded(self) -> bool:
-        return max(len(text) for text in self._written.values()) > _MOST_OUTPUT
+        return max(len(text) for text in self._written.values()) > self._most_bytes
 
-    def read_until(self, deadline: float) -> bool:
-        """Read until the process has ended and no more is there, or there was too much. False: the deadline came."""
+    def read_until(self, deadline: float, stop: threading.Event) -> bool:
+        """Read until the process has ended and no more is there, or there was too much.
+
+        False: the deadline came, or somebody asked to stop.
+        """
         poll = select.poll()
         for fd in (self._life, *self._written):
             poll.register(fd, select.POLLIN)
-        while (left := deadline - time.monotonic()) > 0:
-            ready = {fd for fd, _ in poll.poll(left * 1000)}
+        while (left := deadline - time.monotonic()) > 0 and not stop.is_set():
+            ready = {fd for fd, _ in poll.poll(min(left, _STOPS_WITHIN_SECONDS) * 1000)}
             self.ended = self._life in ready
             for fd in ready - {self._life}:
                 chunk = os.read(fd, 65536)

@@ -16,6 +16,7 @@ from healthcheck.model import (
     Host,
     NotConfigured,
     Outcome,
+    Passed,
     Probe,
     ProbeError,
     Seen,
@@ -75,6 +76,7 @@ def _judge(check: Check, evidence: Evidence, expected: Expectation) -> Outcome:
         configured=not any(isinstance(word, NotConfigured) for word in said),
         seen=tuple(_for_a_person(word) for word in said if isinstance(word, Seen | NotConfigured)),
         too_early=tuple(word for word in said if isinstance(word, TooEarly)),
+        passed=tuple(word for word in said if isinstance(word, Passed)),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from healthcheck.checks.dcgm_diag import LEVEL_2
 from healthcheck.checks.row_remap import PENDING as ROWS_PENDING
 from healthcheck.expectation import FirstSeen
 from healthcheck.memory import (
@@ -19,7 +20,7 @@ from healthcheck.memory import (
     gpu_identity,
     with_newest,
 )
-from healthcheck.model import Finding, Nature, Now, Severity
+from healthcheck.model import Finding, Nature, Now, Passed, Severity
 from healthcheck.probes.nvml import SUCCESS, Gpu
 
 DRIVER_LIBRARY_MISMATCH = "DriverLibraryMismatch"
@@ -114,6 +115,21 @@ def passed(memory: Memory, began: datetime) -> Memory:
             return True
         recovering = gpu_address(one.finding.subject) in memory.recovery
         return one.finding.severity in (Severity.RESET, Severity.REBOOT) and not recovering
+
+    return _without(memory, is_well)
+
+
+def retested(memory: Memory, passed: Iterable[Passed], began: datetime) -> Memory:
+    """The memory after deep tests that passed in a run that began then: what level 2 found by them before is past.
+
+    What level 4 found needs more: `passed`.
+    """
+    well = {(one.reason, one.subject) for one in passed}
+
+    def is_well(one: Standing) -> bool:
+        if one.check != LEVEL_2.name or one.nature is Nature.LEVEL or one.last_seen >= began:
+            return False
+        return not well.isdisjoint({one.key, (one.finding.reason, "")})
 
     return _without(memory, is_well)
 

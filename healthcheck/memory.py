@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeVar
 
+from healthcheck.checks.dcgm_diag import LEVEL_2
 from healthcheck.expectation import FirstSeen
 from healthcheck.model import Finding, Nature, Now, Severity
 
@@ -91,6 +92,8 @@ class Standing:
                 ways = [*(["reset of the GPU"] if on_gpu else []), "reboot", "a passed quarantine run", "release"]
             case _:
                 ways = ["time", "reboot", "release"]
+        if self.check == LEVEL_2.name:
+            ways.append("a later level 2 in which the same test passes")
         return ", ".join([*ways, *(["another GPU in its place"] if on_gpu else [])])
 
 

@@ -146,6 +146,15 @@ class Unobserved:
 
 
 @dataclass(frozen=True, slots=True)
+class Passed:
+    """A deep test ran and found nothing: what it had found there before is past (contract, section 2 rule 4)."""
+
+    reason: str
+    subject: str = ""
+    """Where; '' is everywhere."""
+
+
+@dataclass(frozen=True, slots=True)
 class NotConfigured:
     """What the check looks at does not belong to this node."""
 
@@ -177,7 +186,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-Judgement = Finding | Sighting | Unobserved | NotConfigured | TooEarly | Seen
+Judgement = Finding | Sighting | Passed | Unobserved | NotConfigured | TooEarly | Seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +199,8 @@ class Host:
     """None: `root` is not the machine that we run on, and libfabric speaks of no other."""
     ask_container_runtime: Callable[[Any], Any] | None = None
     """Given what the files say of it. None: `root` is not the machine that we run on."""
+    ask_dcgm: Callable[[int], Any] | None = None
+    """Runs DCGM's diagnostic of the level given, to its end. None: this look is no deep one."""
     read_once: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
     """What `once` has read in this look."""
 
@@ -289,6 +300,8 @@ class Outcome:
     seen: tuple[Seen, ...] = ()
     too_early: tuple[TooEarly, ...] = ()
     """What it can't tell yet: it neither finds such a fault nor shows one gone."""
+    passed: tuple[Passed, ...] = ()
+    """Which deep tests found nothing."""
     seconds: float = field(default=0.0, compare=False)
     """How long its judge took."""
 

@@ -21,6 +21,7 @@ from healthcheck.catalog.policy import Policy, parse_overrides
 from healthcheck.change import Rules
 from healthcheck.checks import select_checks
 from healthcheck.model import Check, Severity
+from healthcheck.probes.dcgm import checked_host
 from healthcheck.profiles import ProfileError, Profiles, parse_profiles
 
 PROFILES_FILE = "instance-profiles.conf"
@@ -70,6 +71,7 @@ def _overrides(value: str) -> str:
     return value
 
 
+HostName = Annotated[str, AfterValidator(checked_host)]
 SeverityName = Annotated[Severity, BeforeValidator(_severity)]
 
 
@@ -84,6 +86,11 @@ class NodeSettings(BaseSettings):
     """A whole light cycle at most; see `cycle_seconds`."""
     checks_lightweight: Annotated[str, AfterValidator(_checks)] = Field("0 2 3 7 8", alias="CHECKS_LIGHTWEIGHT")
     """Numbers of groups, names of groups, or names of checks."""
+    dcgm_host: HostName = Field("", alias="DCGM_HOST")
+    """The hostengine that runs DCGM's diagnostic, as host:port; empty: the diagnostic starts one of its own."""
+    dcgm_timeout_seconds: int = Field(900, alias="DCGM_TIMEOUT", ge=60, le=86400)
+    dcgm_l4_timeout_seconds: int = Field(9000, alias="DCGM_L4_TIMEOUT", ge=60, le=172800)
+    """A run of level 2, and one of level 4, at most."""
     enable_taint: bool = Field(True, alias="ENABLE_TAINT")
     enable_label: bool = Field(True, alias="ENABLE_LABEL")
     taint_severity: SeverityName = Field(Severity.RESET, alias="TAINT_SEVERITY")

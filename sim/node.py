@@ -26,6 +26,8 @@ CUDA_MAJOR = 12
 LIBRARY_DIRECTORY = "usr/lib/x86_64-linux-gnu"
 EFA_PROGRAMS = "opt/amazon/efa/bin"
 FI_INFO = Path(__file__).parent / "fi_info.sh"
+DCGM_PROGRAMS = "usr/bin"
+DCGMI = Path(__file__).parent / "dcgmi.sh"
 KERNEL_RELEASE = "6.8.0-1029-aws"
 # Old enough that no production code takes the driver for one that is still coming up.
 SETTLED_DRIVER_SECONDS = 3600
@@ -186,6 +188,14 @@ class SimulatedNode:
         device = f"sys/class/infiniband/{self.efa_names[index]}"
         folder = "hw_counters" if name in DEVICE_COUNTERS else "ports/1/hw_counters"
         self.write_value(f"{device}/{folder}/{name}", value)
+
+    def install_dcgmi(self) -> Path:
+        """Put DCGM's program onto the node; returns the folder to look for it in. `sim/dcgmi.sh` says what it obeys."""
+        programs = self.root / DCGM_PROGRAMS
+        programs.mkdir(parents=True, exist_ok=True)
+        (self.root / "dcgm").mkdir(exist_ok=True)
+        shutil.copy(DCGMI, programs / "dcgmi")
+        return programs
 
     def limit_locked_memory(self, limit: int) -> None:
         """The container runtime, and so every pod, may lock this many bytes."""

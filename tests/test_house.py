@@ -20,7 +20,9 @@ from sim.scenarios import Expected, Scenario, scenarios
 from tools import docs, manifests
 
 ROOT = Path(__file__).parents[1]
-REASONS = [reason.name for check in checks.CHECKS for reason in check.reasons]
+ALL_CHECKS = (*checks.CHECKS, *checks.DEEP_CHECKS)
+REASONS = [reason.name for check in ALL_CHECKS for reason in check.reasons]
+LIGHT_REASONS = [reason.name for check in checks.CHECKS for reason in check.reasons]
 WITHOUT_A_TWIN: list[str] = []
 """Scenarios of faults that no healthy one stands beside yet."""
 MODULES = sorted(file.stem for file in (ROOT / "healthcheck/checks").glob("*.py") if file.stem != "__init__")
@@ -32,13 +34,22 @@ def documents() -> list[dict[str, object]]:
 
 
 def test_every_module_of_checks_is_in_the_list() -> None:
-    assert sorted(check.judge.__module__.rpartition(".")[2] for check in checks.CHECKS) == MODULES
+    assert sorted({check.judge.__module__.rpartition(".")[2] for check in ALL_CHECKS}) == MODULES
+    light = [check.judge.__module__ for check in checks.CHECKS]
+    assert sorted(set(light)) == sorted(light)
 
 
 @pytest.mark.parametrize("check", checks.CHECKS, ids=lambda check: check.name)
 def test_a_check_is_named_after_its_file_and_belongs_to_a_known_group(check: Check) -> None:
     stem = check.judge.__module__.rpartition(".")[2]
     assert (stem.replace("_", "-"), True) == (check.name, check.group in checks.GROUPS.values())
+
+
+@pytest.mark.parametrize("check", checks.DEEP_CHECKS, ids=lambda check: check.name)
+def test_a_deep_check_has_a_group_of_its_own_and_is_named_after_it(check: Check) -> None:
+    assert check.group.partition("-")[2] == check.name
+    assert check.group in checks.GROUPS.values()
+    assert [one.name for one in ALL_CHECKS if one.group == check.group] == [check.name]
 
 
 @pytest.mark.parametrize("check", checks.CHECKS, ids=lambda check: check.name)
@@ -48,7 +59,7 @@ def test_every_reason_in_a_check_is_declared(check: Check) -> None:
     assert set(check.reasons) == written
 
 
-@pytest.mark.parametrize("check", checks.CHECKS, ids=lambda check: check.name)
+@pytest.mark.parametrize("check", ALL_CHECKS, ids=lambda check: check.name)
 def test_a_check_finds_nothing_under_another_name_than_its_reasons(check: Check) -> None:
     source = inspect.getsource(importlib.import_module(check.judge.__module__))
     literal = re.findall(r'Finding\(\s*(?:reason=)?"(\w+)"', source)
@@ -65,7 +76,7 @@ def test_a_reason_has_a_heading_in_the_runbook(reason: str) -> None:
     assert f"\n## {reason}\n" in (ROOT / "docs/runbook.md").read_text()
 
 
-@pytest.mark.parametrize("reason", REASONS)
+@pytest.mark.parametrize("reason", LIGHT_REASONS)
 def test_a_reason_has_a_scenario(reason: str) -> None:
     assert reason in {scenario.stands_for for scenario in scenarios()}
 

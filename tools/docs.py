@@ -12,10 +12,11 @@ from pathlib import Path
 from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.sxid import CLASSES, sxid_table
 from healthcheck.catalog.xid import severity_of, xid_table
-from healthcheck.checks import CHECKS
+from healthcheck.checks import CHECKS, DEEP_CHECKS
 from healthcheck.looks import LOOKS_TO_CONFIRM
 from healthcheck.model import Check, Reason, Severity
 
+ALL_CHECKS = (*CHECKS, *DEEP_CHECKS)
 ROOT = Path(__file__).parents[1]
 CHECKS_PAGE = ROOT / "docs" / "checks.md"
 README = ROOT / "README.md"
@@ -26,7 +27,7 @@ BEGIN, END = "<!-- checks: begin (make docs) -->", "<!-- checks: end -->"
 def readme_table() -> str:
     """One line per group: its checks, and what they look at."""
     groups: dict[str, list[Check]] = defaultdict(list)
-    for check in CHECKS:
+    for check in ALL_CHECKS:
         groups[check.group].append(check)
     lines = ["| group | checks | look at |", "|---|---|---|"]
     for group, checks in groups.items():
@@ -39,7 +40,7 @@ def readme_table() -> str:
 def runbook_table() -> str:
     """One line per check: its reasons, each with its severity."""
     lines = ["| check | reasons |", "|---|---|"]
-    for check in CHECKS:
+    for check in ALL_CHECKS:
         links = (f"[{one.name}](#{one.name.lower()}) {_severity(check, one.severity)}" for one in check.reasons)
         lines.append(f"| `{check.name}` | {' · '.join(links)} |")
     return "\n".join(lines)
@@ -51,7 +52,7 @@ def checks_page() -> str:
         "# Checks\n",
         "Generated from the code by `make docs`; a test fails when it is stale.\n",
     ]
-    parts += [_section(check) for check in CHECKS]
+    parts += [_section(check) for check in ALL_CHECKS]
     parts += [_xid_section(), _sxid_section()]
     return "\n".join(parts)
 
@@ -89,7 +90,11 @@ _NATURES = {
 }
 
 
-_SEVERITIES_THAT_VARY = {"xid": "by its code", "sxid": "by its line", "recovery-action": "by the action"}
+_SEVERITIES_THAT_VARY = {
+    "xid": "by its code",
+    "sxid": "by its line",
+    "recovery-action": "by the action",
+} | dict.fromkeys((check.name for check in DEEP_CHECKS), "by the error")
 """Checks whose findings get their severity from what they read; of xid and sxid one reason stands for all numbers."""
 
 

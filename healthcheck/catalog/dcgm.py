@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -64,6 +65,91 @@ def dcgm_table() -> Mapping[int, DcgmError]:
     if overrides:
         raise ValueError(f"dcgm_overrides.csv: no such id in dcgm_errors.csv: {sorted(overrides)}")
     return table
+
+
+@dataclass(frozen=True, slots=True)
+class DcgmTest:
+    """A test of the diagnostic, by DCGM 4's name. `over_reports`: whatever it says, healthy GPUs fail it as well."""
+
+    name: str
+    level: int
+    """The first of our two levels, 2 and 4, that runs it."""
+    over_reports: bool
+    meaning: str
+    action: str
+    source: str
+
+
+@cache
+def dcgm_tests() -> Mapping[str, DcgmTest]:
+    """By name. Raises ValueError for a row that a build should never have let through."""
+    tests: dict[str, DcgmTest] = {}
+    for line, row in read_rows("dcgm_tests.csv"):
+        if row["level"] not in ("2", "4") or row["over_reports"] not in ("yes", "no"):
+            raise ValueError(f"dcgm_tests.csv:{line}: level {row['level']!r}, over_reports {row['over_reports']!r}")
+        over_reports = row["over_reports"] == "yes"
+        level, told = int(row["level"]), (row["meaning"], row["action"], row["source"])
+        tests[row["test"]] = DcgmTest(row["test"], level, over_reports, *told)
+    return tests
+
+
+@dataclass(frozen=True, slots=True)
+class DcgmReturn:
+    """Why a run came to nothing, by dcgmReturn_t: the exit code is its last byte. Says nothing about the hardware."""
+
+    number: int
+    cause: str
+    meaning: str
+    words: re.Pattern[str] | None
+    """How a text tells the same without the number."""
+
+
+@cache
+def dcgm_returns() -> tuple[DcgmReturn, ...]:
+    rows = [row for _, row in read_rows("dcgm_returns.csv")]
+    return tuple(
+        DcgmReturn(
+            int(row["number"]),
+            row["cause"],
+            row["meaning"],
+            re.compile(row["words"], re.IGNORECASE) if row["words"] else None,
+        )
+        for row in rows
+    )
+
+
+_RETURN = re.compile(r"\bReturn: \((-\d{1,3})\)")
+
+
+def return_of_code(code: int) -> DcgmReturn | None:
+    """What an exit code says of the run as a whole; None for an end with results, and for a code that nobody knows."""
+    return next((one for one in dcgm_returns() if one.number & 0xFF == code), None)
+
+
+def return_of_text(text: str) -> DcgmReturn | None:
+    """What a text says of the run as a whole: by the number in it, else by its words."""
+    told = _RETURN.search(text)
+    number = int(told[1]) if told else 0
+    by_number = (one for one in dcgm_returns() if one.number == number)
+    by_words = (one for one in dcgm_returns() if one.words and one.words.search(text))
+    return next(by_number, next(by_words, None))
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    id: int
+    pattern: re.Pattern[str]
+
+
+@cache
+def _messages() -> tuple[_Message, ...]:
+    rows = [row for _, row in read_rows("dcgm_messages.csv")]
+    return tuple(_Message(int(row["id"]), re.compile(row["pattern"], re.IGNORECASE)) for row in rows)
+
+
+def ids_of_text(text: str) -> tuple[int, ...]:
+    """Which errors a text names by its words: before DCGM 3.2 the output had no ids, and one text for several."""
+    return tuple(dict.fromkeys(one.id for one in _messages() if one.pattern.search(text)))
 
 
 def rule_dcgm(error_id: int, stated: str | int | None, policy: Policy) -> Ruling:

@@ -9,6 +9,7 @@ from healthcheck.checks import (
     cgroup_driver,
     clocks,
     container_runtime,
+    dcgm_diag,
     default_runtime,
     driver,
     driver_messages,
@@ -100,6 +101,9 @@ CHECKS: tuple[Check, ...] = (
     cgroup_driver.CHECK,
     runtime_classes.CHECK,
 )
+
+DEEP_CHECKS: tuple[Check, ...] = (dcgm_diag.LEVEL_2, dcgm_diag.LEVEL_4)
+"""What needs the GPUs for itself. No light look runs them, whatever `CHECKS_LIGHTWEIGHT` says."""
 
 KERNEL_LINES: tuple[str, ...] = tuple(sorted({begin for check in CHECKS for begin in check.begins}))
 """How a line of the kernel's log begins that any check reads."""

@@ -15,12 +15,13 @@ from pathlib import Path
 from healthcheck.probes.bug_report import BEGINNING, BugReportReader
 from healthcheck.probes.capture_bytes import CaptureError, Input
 from healthcheck.probes.captures import Batch, KernelLogReader, PassedOver, utc
+from healthcheck.probes.dcgm_document import DOCUMENT_MARK, LONGEST_ANSWER
 from healthcheck.probes.log_lines import YEARS
 
 STANDARD_INPUT = "-"
 _EXPECTED = (
     "expected are dmesg, journalctl -k (short and ISO forms), a syslog, records of /dev/kmsg, "
-    "an nvidia-bug-report.log or what check --save-evidence wrote"
+    "an nvidia-bug-report.log, the JSON of dcgmi diag or what check --save-evidence wrote"
 )
 _ENOUGH_TO_KNOW = 65536
 EVIDENCE_FORMAT = "gpu-healthcheck evidence"
@@ -35,13 +36,15 @@ class Kind(StrEnum):
 
     KERNEL_LOG = "kernel-log"
     BUG_REPORT = "bug-report"
+    DCGM = "dcgm"
     EVIDENCE = "evidence"
 
 
 class Captures:
     """One node's captures, oldest first. What they say of themselves is known once all batches were taken.
 
-    `evidence` is what a look saved; it tells all by itself, and there are no batches then.
+    `evidence` is what a look saved, `dcgm` what DCGM's diagnostic wrote; each tells all by itself, and there are no
+    batches then.
     """
 
     def __init__(self, names: Sequence[str], kind: Kind | None = None) -> None:
@@ -51,6 +54,7 @@ class Captures:
         self._saved = datetime.now(UTC)
         self.passed_over = PassedOver()
         self.evidence: bytes | None = None
+        self.dcgm: bytes | None = None
         self.host = ""
         self.boots = 0
 
@@ -58,6 +62,11 @@ class Captures:
     def boot_id(self) -> str:
         """Of the last boot, where the journal has named it."""
         return self._reader.boot_id if isinstance(self._reader, KernelLogReader) else ""
+
+    @property
+    def saved_at(self) -> datetime:
+        """When the file read last was saved, in UTC."""
+        return self._saved
 
     @property
     def undated_by(self) -> timedelta:
@@ -77,12 +86,11 @@ class Captures:
 
     def _read(self, name: str) -> Iterator[Batch]:
         with _opened(name) as stream:
-            if self._kind is Kind.EVIDENCE or (self._kind is None and _holds_evidence(stream)):
-                if len(self._names) > 1:
-                    raise CaptureError("evidence, which is judged by itself: give no other file beside it")
-                self.evidence = Input(stream).whole(MOST_EVIDENCE)
-                return
             self._saved = _saved_at(name)
+            whole = self._kind or _judged_by_itself(stream)
+            if whole in (Kind.EVIDENCE, Kind.DCGM):
+                self._take_whole(whole, Input(stream))
+                return
             source = Input(stream)
             blocks = source.blocks()
             head = _head(blocks)
@@ -95,6 +103,14 @@ class Captures:
         if not (reader.recognised or self._kind):
             raise CaptureError(f"no line of it is the kernel's; {_EXPECTED}")
         self.host, self.boots = reader.host or self.host, reader.boot
+
+    def _take_whole(self, kind: Kind, source: Input) -> None:
+        if len(self._names) > 1:
+            raise CaptureError(f"{kind.value}, which is judged by itself: give no other file beside it")
+        if kind is Kind.DCGM:
+            self.dcgm = source.whole(LONGEST_ANSWER)
+        else:
+            self.evidence = source.whole(MOST_EVIDENCE)
 
     def _reader_for(self, kind: Kind) -> KernelLogReader | BugReportReader:
         """Kernel logs go on where the one before ended; a report stands for itself, after all before it."""
@@ -117,12 +133,13 @@ def _opened(name: str) -> Iterator[BufferedReader]:
         path = Path(name)
         if path.is_char_device() or path.is_block_device():
             raise CaptureError("a device, no saved capture; `gpu-healthcheck check` reads this node's log")
-        stream = path.open("rb")
+        stream = path.open("rb", buffering=_ENOUGH_TO_KNOW)
     except OSError as error:
         raise CaptureError(error.strerror or str(error)) from error
     except ValueError as error:  # a NUL in the name
         raise CaptureError(str(error)) from error
     with stream:
+        assert isinstance(stream, BufferedReader)
         yield stream
 
 
@@ -135,9 +152,12 @@ def _saved_at(name: str) -> datetime:
     return saved if saved.year in YEARS else datetime.now(UTC)
 
 
-def _holds_evidence(stream: BufferedReader) -> bool:
+def _judged_by_itself(stream: BufferedReader) -> Kind | None:
     """By its beginning, which stays to be read: a pipe gives it only once."""
-    return _EVIDENCE.match(Input(BytesIO(stream.peek())).beginning()) is not None
+    beginning = Input(BytesIO(stream.peek())).beginning()
+    if _EVIDENCE.match(beginning):
+        return Kind.EVIDENCE
+    return Kind.DCGM if DOCUMENT_MARK.search(beginning) else None
 
 
 def _head(blocks: Iterator[bytes]) -> list[bytes]:

@@ -17,6 +17,7 @@ from healthcheck.model import (
     Judgement,
     Nature,
     NotConfigured,
+    Passed,
     Probe,
     Seen,
     Severity,
@@ -301,4 +302,6 @@ def _is_subject(subject: str) -> bool:
 
 
 def _texts(one: Judgement) -> tuple[str, ...]:
+    if isinstance(one, Passed):
+        return ()
     return (one.what, one.expected, one.source) if isinstance(one, Seen) else (one.detail,)

@@ -12,11 +12,11 @@ from cli.app import app
 from healthcheck.catalog.dcgm import dcgm_table
 from healthcheck.catalog.sxid import sxid_table
 from healthcheck.catalog.xid import xid_table
-from healthcheck.checks import CHECKS
+from healthcheck.checks import CHECKS, DEEP_CHECKS
 from healthcheck.model import Reason
 
 FAMILIES = ("Xid", "SXid")
-OWN_NAMES = [reason for check in CHECKS for reason in check.reasons if reason.name not in FAMILIES]
+OWN_NAMES = [reason for check in (*CHECKS, *DEEP_CHECKS) for reason in check.reasons if reason.name not in FAMILIES]
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +109,14 @@ def test_every_reason_is_explained(reason: Reason) -> None:
 
 def _unfolded(text: str) -> str:
     return " ".join(text.split())
+
+
+@pytest.mark.parametrize("word", ["DcgmDiagMemory", "dcgmdiagmemory", "DcgmDiagATestOfTomorrow"])
+def test_a_test_of_dcgm_is_as_severe_as_the_error_that_it_names(word: str) -> None:
+    answer = told(word)
+
+    assert "here MONITOR" in answer
+    assert "or worse, as the error that its detail names: explain dcgm" in _unfolded(answer)
 
 
 @pytest.mark.parametrize("words", [("dcgm", "46"), ("Dcgm46",), ("dcgm 46",)])

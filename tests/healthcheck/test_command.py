@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.command import Child, ChildError, Ended, MissedDeadline, Program, StillStuck, how_it_ended
+from healthcheck.command import Child, ChildError, Ended, MissedDeadline, Program, StillStuck, Stopped, how_it_ended
 
 SHORT, LONG = 0.3, 30.0
 ECHO = "for line in sys.stdin: print(line.strip()[::-1], flush=True)"
@@ -404,6 +404,38 @@ def test_what_a_program_started_is_ended_with_it(program: Program, tmp_path: Pat
         program.run(python(f"{LEAVES_A_CHILD}\nopen({str(file)!r}, 'w').write(str(child.pid))\ntime.sleep(999)"), 1.0)
 
     assert wait_until(lambda: is_gone(int(file.read_text())))
+
+
+def test_a_program_works_where_it_is_told_to_and_writes_as_much_as_it_may(tmp_path: Path) -> None:
+    one = Program(ENVIRONMENT, SHORT, most_output_bytes=2_000_000)
+
+    assert one.run(("pwd", "-P"), LONG, tmp_path).out.decode().strip() == str(tmp_path.resolve())
+    assert len(one.run(python("os.write(1, b'o' * 1_900_000)"), LONG).out) == 1_900_000
+    with pytest.raises(ChildError, match="its output is longer than 2000000 bytes"):
+        one.run(python("os.write(1, b'o' * 2_100_000)"), LONG)
+
+
+def test_what_another_thread_runs_is_stopped_with_patience_and_nothing_is_started_after_it(tmp_path: Path) -> None:
+    said, ready = tmp_path / "said", tmp_path / "ready"
+    tidy = f"signal.signal(signal.SIGTERM, lambda *_: (open({str(said)!r}, 'w').write('tidied up'), sys.exit()))"
+    text = f"{tidy}\nopen({str(ready)!r}, 'w').write('x')\ntime.sleep(999)"
+    one, raised = Program(ENVIRONMENT, patience_seconds=LONG), []
+
+    def run() -> None:
+        try:
+            one.run(python(text), LONG)
+        except ChildError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert wait_until(ready.exists)
+    one.stop()
+    thread.join()
+
+    assert ([type(error) for error in raised], said.read_text()) == ([Stopped], "tidied up")
+    with pytest.raises(Stopped, match="nothing is started any more"):
+        one.run(("true",), LONG)
 
 
 def test_what_another_thread_runs_can_be_ended(program: Program) -> None:

@@ -1,0 +1,148 @@
+"""What DCGM's diagnostic wrote, judged and shown: `gpu-healthcheck replay` of its JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from rich.console import Console
+from rich.text import Text
+
+from cli.catalogue import declared_reasons
+from cli.words import EXIT_CODES, SEVERITY_STYLES, STATUS_STYLES, printable
+from healthcheck import record as records
+from healthcheck.catalog.dcgm import return_of_text
+from healthcheck.catalog.policy import Policy
+from healthcheck.checks.dcgm_diag import FAMILY, LEVEL_2, LEVEL_4, in_words, level_of, rows_of, rule_of, why_not_run
+from healthcheck.examine import judge
+from healthcheck.expectation import Expectation
+from healthcheck.looks import deeply_tested
+from healthcheck.memory import Memory, Standing
+from healthcheck.model import Evidence, Finding, Now, Outcome
+from healthcheck.probes.capture_bytes import CaptureError
+from healthcheck.probes.dcgm import DcgmLook
+from healthcheck.probes.dcgm_document import Answer, DiagError, DiagResult, read_answer
+from healthcheck.profiles import find_profile
+from healthcheck.record import Identity
+from healthcheck.settings import Settings
+from healthcheck.verdict import Verdict, decide
+
+_LONGEST_SHOWN = 300
+_WORDS = {"pass": "passed", "fail": "failed", "skip": "was skipped", "not-run": "did not run", "unknown": "is unclear"}
+_AS_SEARCHED = 60
+_LEVELS = {2: LEVEL_2, 4: LEVEL_4}
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A file with the diagnostic's answer, and when it was saved, in UTC."""
+
+    name: str
+    raw: bytes
+    saved_at: datetime
+
+
+def judge_document(document: Document, instance_type: str, settings: Settings, *, as_json: bool) -> int:
+    """Judge and show it; returns the exit code. Raises CaptureError where it is none of the diagnostic's."""
+    answer = read_answer(document.raw)
+    if not answer.documents and not answer.cut_off and not any(map(return_of_text, answer.said)):
+        raise CaptureError(f"{document.name}: no document of dcgmi diag -j; expected is its JSON, of DCGM 2 to 4")
+    policy = settings.values.policy
+    expected = Expectation(find_profile(settings.profiles, instance_type), instance_type, policy=policy)
+    check = _LEVELS[level_of(answer)]
+    outcomes = judge((check,), Evidence({check.needs[0]: DcgmLook(answer)}), expected)
+    outcomes = tuple(_sourced(outcome, answer, document) for outcome in outcomes)
+    now = Now(document.saved_at, 0.0)
+    memory = deeply_tested(Memory(), outcomes, now.wall, now)
+    verdict = decide(memory, outcomes)
+    if as_json:
+        record = records.render(verdict, memory, Identity("", instance_type), now.wall)
+        sys.stdout.write(records.dump(record) + "\n")
+    else:
+        _show(document.name, verdict, answer, policy)
+    return EXIT_CODES[verdict.status]
+
+
+def _sourced(outcome: Outcome, answer: Answer, document: Document) -> Outcome:
+    return replace(outcome, findings=tuple(_with_source(one, answer, document) for one in outcome.findings))
+
+
+def _with_source(finding: Finding, answer: Answer, document: Document) -> Finding:
+    """With the line of the document that names the error, where it can be found again."""
+    errors = (error for row in rows_of(answer) for error in row.errors if error.text)
+    text = next((error.text for error in errors if finding.detail.startswith(in_words(error))), "")
+    # What stood in a test of the software of its own has that test's name before it.
+    needles = [json.dumps(one[:_AS_SEARCHED])[1:-1].encode() for one in (text, text.partition(": ")[2]) if one]
+    places = [place for needle in needles if (place := document.raw.find(needle)) >= 0]
+    number = document.raw.count(b"\n", 0, places[0]) + 1 if places else 0
+    return replace(finding, source=f"{document.name}:{number}" if number else document.name)
+
+
+def _show(name: str, verdict: Verdict, answer: Answer, policy: Policy) -> None:
+    """Every test with its devices and errors; then what comes of it."""
+    console = Console(highlight=False, soft_wrap=True)
+    driver = f", driver {answer.driver}" if answer.driver else ""
+    console.print(Text(printable(f"DCGM {answer.version or 'of a version that it does not tell'}{driver}"), "bold"))
+    for line in _tests(rows_of(answer), policy):
+        console.print(line)
+    console.print()
+    explained: set[str] = set()
+    for standing in verdict.standing:
+        for line in _finding(standing, explained):
+            console.print(line)
+    for cause in dict.fromkeys(row.cause for row in verdict.unobserved):
+        console.print(Text(_short(f"could not look: {cause.cause}: {cause.detail}"), "magenta"))
+    status = (verdict.status.value, STATUS_STYLES[verdict.status])
+    console.print(Text.assemble(f"{_short(name)}: ", status, f", severity {verdict.severity.name}"))
+
+
+def _tests(rows: Iterable[DiagResult], policy: Policy) -> Iterator[Text]:
+    """A line for each test and result, with the devices that it is of; below it each error, and what it counts for."""
+    groups: dict[tuple[str, str], list[DiagResult]] = {}
+    for row in rows:
+        groups.setdefault((row.test, row.status), []).append(row)
+    for (test, status), members in groups.items():
+        devices = ", ".join(_device(row) for row in members if row.index is not None)
+        yield Text(_short(f"{test} {_WORDS[status]}" + (f" on {devices}" if devices else "")))
+        for row in members:
+            where = f"{_device(row)}: " if row.index is not None else ""
+            for error in row.errors:
+                ruling, cause = rule_of(error, policy), why_not_run(error)
+                means = (
+                    (f"could not run ({cause})", "magenta")
+                    if cause
+                    else (ruling.severity.name, SEVERITY_STYLES[ruling.severity])
+                )
+                yield Text.assemble("  ", _short(where + in_words(error)), " -> ", means)
+
+
+def _means(error: DiagError, policy: Policy) -> tuple[str, str]:
+    if cause := why_not_run(error):
+        return f"could not run ({cause})", "magenta"
+    severity = rule_of(error, policy).severity
+    return severity.name, SEVERITY_STYLES[severity]
+
+
+def _finding(standing: Standing, explained: set[str]) -> Iterator[Text]:
+    """What it is and rests on; what its test means, where none above it has said so."""
+    finding = standing.finding
+    severity = (f"{finding.severity.name} {finding.reason}", SEVERITY_STYLES[finding.severity])
+    yield Text.assemble(severity, _short(f" on {finding.subject}: {finding.detail}"))
+    reasons = declared_reasons()
+    _, reason = reasons.get(finding.reason.lower(), reasons[FAMILY.name.lower()])
+    if reason.name not in explained:
+        explained.add(reason.name)
+        yield Text(f"  {reason.meaning} {reason.action}")
+    yield Text(_short(f"  rule {finding.rule or 'none'}, {finding.source}"), "dim")
+
+
+def _device(row: DiagResult) -> str:
+    return f"{row.kind}/{row.index}"
+
+
+def _short(text: str) -> str:
+    line = printable(text)
+    return line if len(line) <= _LONGEST_SHOWN else line[: _LONGEST_SHOWN - 1] + "…"

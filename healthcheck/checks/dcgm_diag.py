@@ -1,0 +1,404 @@
+"""DCGM's diagnostic, level 2 or 4: it computes on the GPUs and looks whether the results are right.
+
+No light look runs it: it needs the GPUs for itself. One finding for each test and GPU, as severe as the worst error
+that the test names; `gpu-healthcheck explain dcgm` lists DCGM's errors, each with its severity here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from healthcheck.catalog.dcgm import (
+    DcgmReturn,
+    dcgm_table,
+    dcgm_tests,
+    ids_of_text,
+    return_of_code,
+    return_of_text,
+    rule_dcgm,
+)
+from healthcheck.catalog.policy import Policy
+from healthcheck.catalog.ruling import Ruling, worst
+from healthcheck.expectation import Expectation
+from healthcheck.model import (
+    Check,
+    Evidence,
+    Finding,
+    Judgement,
+    Nature,
+    NotConfigured,
+    Passed,
+    Reason,
+    Seen,
+    Severity,
+    Unobserved,
+    counted,
+)
+from healthcheck.probes import nvml
+from healthcheck.probes.dcgm import LEVEL_2_RUN, LEVEL_4_RUN, DcgmLook
+from healthcheck.probes.dcgm_document import SOFTWARE, Answer, DiagError, DiagResult
+
+LEVEL_2_TESTS = ("memory", "pcie")
+"""Of the GPUs themselves. A run of level 2 or more that lacks one of them has not tested the GPUs."""
+_UNTOLD = 0
+"""UNKNOWN, for what has no id that anybody knows."""
+_MORE_WITHOUT_SAYING = frozenset((0, 1, 2, 19, 44, 51, 53, 59, 64, 65, 66, 67))
+"""Errors of a call that failed, for whatever reason: only their text tells whether the test could run at all."""
+_COULD_NOT_RUN = (
+    (re.compile(r"busy or unavailable|\b(?:is|are) (?:currently )?(?:in use|busy)\b", re.IGNORECASE), "DcgmInUse"),
+    (re.compile(r"already running", re.IGNORECASE), "DcgmAlreadyRunning"),
+    (re.compile(r"permission denied|(?:insufficient|no) permissions?\b", re.IGNORECASE), "DcgmNoPermission"),
+    (re.compile(r"cannot open (?:shared object|library)|library not found", re.IGNORECASE), "DcgmLibraryMissing"),
+    (re.compile(r"\baborted early\b|test was aborted", re.IGNORECASE), "DcgmAborted"),
+    (re.compile(r"skipping (?:the )?test|test (?:is|was) (?:skipped|disabled)", re.IGNORECASE), "DcgmTestSkipped"),
+)
+_CAUSES = {
+    18: "DcgmNoPermission",
+    22: "DcgmLibraryMissing",
+    47: "DcgmAborted",
+    48: "DcgmTestSkipped",
+    82: "DcgmNoGpus",
+    96: "DcgmNoPermission",
+    117: "DcgmTestSkipped",
+    124: "DcgmNoPermission",
+}
+_SKIPPED_ON_PURPOSE = "DcgmTestSkipped"
+_ENDS_WITH_RESULTS = (0, 205, 226)
+"""Well; an error of severity ISOLATE; errors, none of them ISOLATE (dcgm_structs.h: NVVS_ISOLATE_ERROR, NVVS_ERROR)."""
+_SAYS_FAILED = (205, 226)
+_BY_A_SIGNAL, _MOST_SIGNALS = 128, 65
+"""A shell's exit code for a program that a signal ended is so much above the signal's number."""
+_OVER_REPORTING_ERRORS = frozenset((30, 31, 50, 51, 56, 62, 63, 64, 65, 66, 110, 130))
+"""Of GPUs that something else used for a moment, of thresholds of speed, and where DCGM itself asks for another run.
+
+DCGM issues 272 and 284; dcgm_errors.h: LOW_BANDWIDTH, HIGH_LATENCY, STRESS_LEVEL, CUDA_API, MEMORY_ALLOC,
+MEMORY_BANDWIDTH, TARGET_POWER, API_FAIL, API_FAIL_GPU, CUDA_CONTEXT, GFLOPS_THRESHOLD_VIOLATION, RETEST_REQUESTED.
+"""
+_LONGEST_TEXT, _LONGEST_NAME, _MOST_NAMED, _MOST_TOLD = 240, 48, 6, 24
+_STATUS_WORDS = {"pass": "passed", "fail": "failed", "skip": "skipped", "not-run": "not run", "unknown": "unclear"}
+_THRESHOLD = "an error that the test names; a failure that names none is MONITOR"
+_WORD = re.compile(r"[a-z0-9]+")
+
+FAMILY = Reason(
+    "DcgmDiag",
+    Severity.MONITOR,
+    "A test of DCGM's that is newer than this program failed; the finding is named after it, for instance DcgmDiagNew.",
+    "Look at the error in the detail: its severity is the finding's.",
+    threshold=_THRESHOLD,
+)
+
+
+def reason_name(test: str) -> str:
+    """The name of a finding of this test: `DcgmDiagMemoryBandwidth`; DcgmDiagUnnamed of a test without a name."""
+    words = "".join(word.capitalize() for word in _WORD.findall(test.lower()))
+    return FAMILY.name + (words[:_LONGEST_NAME] or "Unnamed")
+
+
+def _reasons(level: int) -> Iterator[Reason]:
+    """Of the tests that this level is the first to run."""
+    for test in dcgm_tests().values():
+        if test.level == level:
+            name = reason_name(test.name)
+            yield Reason(name, Severity.MONITOR, test.meaning, test.action, threshold=_THRESHOLD, source=test.source)
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """What a test speaks of, by our name for it."""
+
+    subject: str
+    about: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    """An error that counts, and what this cluster makes of it."""
+
+    error: DiagError
+    ruling: Ruling
+
+
+def judge_level_2(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    yield from _judge(seen[LEVEL_2_RUN], _gpus(seen), expected.policy)
+
+
+def judge_level_4(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    yield from _judge(seen[LEVEL_4_RUN], _gpus(seen), expected.policy)
+
+
+def needs_repeat(answer: Answer, policy: Policy) -> tuple[str, ...]:
+    """The tests to be run once more before they are believed.
+
+    They failed, with RESET or worse, only by errors that healthy GPUs give as well.
+    """
+    doubted: dict[str, bool] = {}
+    for row in rows_of(answer):
+        faults = [one for one in _faults(row, policy) if one.ruling.severity >= Severity.RESET]
+        if faults:
+            doubtful = _over_reports_always(row.test) or all(_over_reports(one.error) for one in faults)
+            doubted[row.test] = doubted.get(row.test, True) and doubtful
+    return tuple(test for test, doubtful in doubted.items() if doubtful and test not in ("", SOFTWARE))
+
+
+def with_repeat(first: Answer, again: Answer) -> Answer:
+    """The answer after some tests were run once more: where they came to a result, only that counts."""
+    told = {(row.test, row.kind, row.index) for row in again.results if row.status in ("pass", "fail")}
+    tests = {test for test, _, _ in told}
+    kept = tuple(
+        row
+        for row in first.results
+        if (row.test, row.kind, row.index) not in told and not (row.index is None and row.test in tests)
+    )
+    # The first run's exit code speaks of failures that may be gone now.
+    code = again.code if told and first.code in _SAYS_FAILED and _ended_with_results(again.code) else first.code
+    return replace(first, code=code, results=(*kept, *(row for row in again.results if row.test in tests)))
+
+
+def level_of(answer: Answer) -> int:
+    """2 or 4: which level's checks a saved answer speaks for, by the tests in it."""
+    return 2 if {row.test for row in answer.results} <= {SOFTWARE, "context_create", *LEVEL_2_TESTS} else 4
+
+
+def _judge(look: DcgmLook, gpus: tuple[nvml.Gpu, ...], policy: Policy) -> Iterator[Judgement]:
+    if look.absent:
+        yield NotConfigured(look.absent)
+    elif isinstance(look.answer, Unobserved):
+        yield look.answer
+    elif look.answer is not None:
+        yield from judge_answer(look.answer, gpus, policy)
+
+
+def judge_answer(answer: Answer, gpus: tuple[nvml.Gpu, ...], policy: Policy) -> Iterator[Judgement]:
+    """All that an answer says; `gpus` are NVML's, () where nobody asked it."""
+    rows = rows_of(answer)
+    devices = {(row.kind, row.index): _device(row, answer, gpus) for row in rows}
+    blind = list(_came_to_nothing(answer, rows))
+    for row in rows:
+        judged = list(_judge_row(row, devices[row.kind, row.index], rows, policy))
+        yield from (one for one in judged if not (blind and isinstance(one, Passed)))
+    yield from blind
+    if not blind:
+        yield from _not_tested(answer, rows, devices, gpus)
+    if rows:
+        yield Seen(_told(rows), source=f"DCGM {answer.version}" if answer.version else "DCGM")
+
+
+def rows_of(answer: Answer) -> tuple[DiagResult, ...]:
+    """One row for each test and device: the worst status that any result gave it, and all errors."""
+    rows: dict[tuple[str, str, int | None], DiagResult] = {}
+    order = ("not-run", "skip", "pass", "unknown", "fail")
+    for one in answer.results:
+        key = (one.test, one.kind, one.index)
+        known = rows.get(key, one)
+        status = max(known.status, one.status, key=order.index)
+        rows[key] = replace(one, status=status, errors=tuple(dict.fromkeys((*known.errors, *one.errors))))
+    return tuple(rows.values())
+
+
+def _judge_row(
+    row: DiagResult, device: _Device, rows: Iterable[DiagResult], policy: Policy
+) -> Iterator[Finding | Unobserved | Passed]:
+    causes = dict.fromkeys(cause for error in row.errors if (cause := why_not_run(error)))
+    for cause in causes:
+        if row.status != "skip" or cause != _SKIPPED_ON_PURPOSE:
+            yield Unobserved(cause, _could_not_run_detail(row, device, cause), device.subject)
+    faults = [one for one in _faults(row, policy) if one.ruling.severity > Severity.PASS]
+    if faults:
+        yield _finding(row, device, faults)
+    elif row.status == "fail" and not row.errors:
+        detail = f"{row.test} failed, and DCGM names no error"
+        yield Finding(reason_name(row.test), Severity.MONITOR, device.subject, detail, device.about, rule=FAMILY.name)
+    elif row.status == "unknown" and not row.errors:
+        yield Unobserved("DcgmNonsense", f"{row.test} gave a result that no version has", device.subject)
+    elif row.status == "pass" and not row.errors and (row.index is not None or _passed_everywhere(row.test, rows)):
+        yield Passed(reason_name(row.test), device.subject if row.index is not None else "")
+
+
+def _passed_everywhere(test: str, rows: Iterable[DiagResult]) -> bool:
+    return all(row.status == "pass" and not row.errors for row in rows if row.test == test)
+
+
+def _faults(row: DiagResult, policy: Policy) -> list[_Fault]:
+    return [_Fault(one, rule_of(one, policy)) for one in row.errors if not why_not_run(one)]
+
+
+def rule_of(error: DiagError, policy: Policy) -> Ruling:
+    """By its id; without one, by the worst that its words name."""
+    return worst([rule_dcgm(one, error.severity, policy) for one in _ids(error) or (_UNTOLD,)])
+
+
+def _ids(error: DiagError) -> tuple[int, ...]:
+    """Its id; without one, those that its words name."""
+    return (error.id,) if error.id is not None else ids_of_text(error.text)
+
+
+def why_not_run(error: DiagError) -> str:
+    """Why a test could not run, '' where it did and found something."""
+    known = [dcgm_table()[one] for one in _ids(error) if one in dcgm_table()]
+    if known and all(one.could_not_run for one in known):
+        return _CAUSES.get(known[0].id, "DcgmTestNotRun")
+    if all(one.id in _MORE_WITHOUT_SAYING for one in known):
+        return next((cause for pattern, cause in _COULD_NOT_RUN if pattern.search(error.text)), "")
+    return ""
+
+
+def _could_not_run_detail(row: DiagResult, device: _Device, cause: str) -> str:
+    error = next(one for one in row.errors if why_not_run(one) == cause)
+    return f"{row.test} on {device.subject}: {in_words(error)}"
+
+
+def _finding(row: DiagResult, device: _Device, faults: list[_Fault]) -> Finding:
+    gravest = max(faults, key=lambda one: one.ruling.severity)
+    others = [_name(one.error) for one in faults if one is not gravest]
+    more = f"; also {', '.join(others[:_MOST_NAMED])}" if others else ""
+    more += f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
+    detail = in_words(gravest.error) + more
+    ruling = gravest.ruling
+    return Finding(reason_name(row.test), ruling.severity, device.subject, detail, device.about, rule=ruling.rule)
+
+
+def in_words(error: DiagError) -> str:
+    text = error.text if len(error.text) <= _LONGEST_TEXT else error.text[: _LONGEST_TEXT - 1] + "…"
+    return f"{_name(error)}: {text}" if text else _name(error)
+
+
+def _name(error: DiagError) -> str:
+    """`error 52 FAULTY_MEMORY`; without an id, what its words name."""
+    names = [f"{one} {dcgm_table()[one].name}" for one in _ids(error)[:_MOST_NAMED] if one in dcgm_table()]
+    if error.id is None:
+        return f"an error in the words of {' and '.join(names)}" if names else "an error without a number"
+    return f"error {names[0]}" if names else f"error {error.id}"
+
+
+def _over_reports(error: DiagError) -> bool:
+    ids = _ids(error)
+    return bool(ids) and set(ids) <= _OVER_REPORTING_ERRORS
+
+
+def _over_reports_always(test: str) -> bool:
+    return test in dcgm_tests() and dcgm_tests()[test].over_reports
+
+
+def _came_to_nothing(answer: Answer, rows: tuple[DiagResult, ...]) -> Iterator[Unobserved]:
+    """Why the run as a whole is no answer, each cause once."""
+    causes: dict[str, str] = {}
+    for text in answer.runtime_errors:
+        known = return_of_text(text) or _return_of(answer.code)
+        causes.setdefault(known.cause if known else "DcgmFailed", f"{known.meaning}: {text}" if known else text)
+    if answer.too_long:
+        causes.setdefault("DcgmTooLong", "the answer is longer than anybody reads")
+    elif answer.cut_off:
+        causes.setdefault("DcgmCutOff", "the answer ends before its end")
+    if not causes and not _ended_with_results(answer.code):
+        cause, detail = _why_it_ended(answer)
+        causes.setdefault(cause, detail)
+    if not causes and not rows:
+        cause, detail = _why_it_said_nothing(answer)
+        causes.setdefault(cause, detail)
+    yield from (Unobserved(cause, detail) for cause, detail in causes.items())
+
+
+def _ended_with_results(code: int | None) -> bool:
+    return code is None or code in _ENDS_WITH_RESULTS
+
+
+def _return_of(code: int | None) -> DcgmReturn | None:
+    return None if code is None or code in _ENDS_WITH_RESULTS else return_of_code(code)
+
+
+def _why_it_ended(answer: Answer) -> tuple[str, str]:
+    code = answer.code
+    assert code is not None
+    known = return_of_code(code)
+    said = f": {answer.said[-1]}" if answer.said else ""
+    if known:
+        return known.cause, f"{known.meaning} (exit code {code}){said}"
+    number = -code if code < 0 else code - _BY_A_SIGNAL
+    if 0 < number < _MOST_SIGNALS:
+        return "DcgmKilled", f"dcgmi was ended by signal {number}{said}"
+    return "DcgmFailed", f"dcgmi ended with exit code {code}{said}"
+
+
+def _why_it_said_nothing(answer: Answer) -> tuple[str, str]:
+    """A run without a result: by what stands beside the JSON, or in its place."""
+    for line in answer.said:
+        if known := return_of_text(line):
+            return known.cause, f"{known.meaning}: {line}"
+    said = f": {answer.said[0]}" if answer.said else ""
+    return "DcgmNoData", f"no test gave a result{said}"
+
+
+def _not_tested(
+    answer: Answer,
+    rows: tuple[DiagResult, ...],
+    devices: Mapping[tuple[str, int | None], _Device],
+    gpus: tuple[nvml.Gpu, ...],
+) -> Iterator[Unobserved]:
+    """What a run that came to its end left out: that it did not fail is no pass."""
+    of_hardware = [row for row in rows if row.test != SOFTWARE]
+    if not any(_ran(row) for row in of_hardware or rows):
+        yield Unobserved("DcgmAllSkipped", f"DCGM skipped every test{' of the hardware' if of_hardware else ''}")
+        return
+    missing = [test for test in LEVEL_2_TESTS if answer.level and test not in {row.test for row in rows}]
+    if missing:
+        yield Unobserved("DcgmTestsMissing", f"the answer has no result of {' and '.join(missing)}")
+    by_device: dict[str, bool] = {}
+    for row in of_hardware:
+        if row.index is not None:
+            subject = devices[row.kind, row.index].subject
+            by_device[subject] = by_device.get(subject, False) or _ran(row)
+    for subject, ran in by_device.items():
+        if not ran:
+            yield Unobserved("DcgmAllSkipped", f"DCGM skipped every test of {subject}", subject)
+    for gpu in gpus if by_device else ():
+        if gpu.subject not in by_device:
+            yield Unobserved("DcgmGpuLeftOut", f"DCGM tested other GPUs and not {gpu.subject}", gpu.subject)
+    if answer.code in _SAYS_FAILED and not any(row.errors or row.status == "fail" for row in rows):
+        yield Unobserved("DcgmContradiction", f"exit code {answer.code} says that a test failed, and no result does")
+
+
+def _ran(row: DiagResult) -> bool:
+    return row.status in ("pass", "fail", "unknown")
+
+
+def _gpus(seen: Evidence) -> tuple[nvml.Gpu, ...]:
+    """NVML's, where the same look asked it: for one of its own checks, `driver` for instance."""
+    if seen.unread(nvml.NVML) or isinstance(answer := seen[nvml.NVML].answer, Unobserved):
+        return ()
+    return tuple(gpu for gpu in answer.gpus if gpu.error == nvml.SUCCESS)
+
+
+def _device(row: DiagResult, answer: Answer, gpus: Iterable[nvml.Gpu]) -> _Device:
+    """By NVML where it was asked: by the serial, which no order of counting changes, else by the number."""
+    if row.index is None:
+        return _Device("dcgm")
+    if row.kind != "gpu":
+        return _Device(f"{row.kind}/{row.index}")
+    serial = answer.serials.get(row.index, "")
+    about = {"index": str(row.index)} | ({"serial": serial} if serial else {})
+    by_serial = [gpu for gpu in gpus if serial and gpu.serial == serial]
+    by_index = [gpu for gpu in gpus if gpu.index == row.index and not (serial and gpu.serial)]
+    found = next(iter(by_serial if len(by_serial) == 1 else by_index), None)
+    return _Device(found.subject, found.about) if found else _Device(f"gpu/{row.index}", about)
+
+
+def _told(rows: Iterable[DiagResult]) -> str:
+    """For a person: `memory passed on 8, pcie failed on 1, passed on 7`."""
+    tests: dict[str, Counter[str]] = {}
+    for row in rows:
+        tests.setdefault(row.test, Counter())[row.status] += 1
+    told = [
+        f"{test} " + ", ".join(f"{_STATUS_WORDS[status]} on {count}" for status, count in sorted(counts.items()))
+        for test, counts in list(tests.items())[:_MOST_TOLD]
+    ]
+    if len(tests) > _MOST_TOLD:
+        told.append(counted(len(tests) - _MOST_TOLD, "further test"))
+    return "; ".join(told)
+
+
+LEVEL_2 = Check("dcgm-diag-l2", "1-dcgm-diag-l2", (LEVEL_2_RUN,), judge_level_2, (FAMILY, *_reasons(2)), Nature.EVENT)
+LEVEL_4 = Check("dcgm-diag-l4", "4-dcgm-diag-l4", (LEVEL_4_RUN,), judge_level_4, tuple(_reasons(4)), Nature.EVENT)
+"""Level 4 runs the tests of level 2 as well; their reasons stand there."""

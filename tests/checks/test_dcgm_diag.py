@@ -1,0 +1,629 @@
+"""DCGM's diagnostic, judged: documents of every version, exit codes, and what could not run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthcheck.catalog.dcgm import dcgm_returns, dcgm_table, ids_of_text, rule_dcgm
+from healthcheck.catalog.policy import Policy, parse_overrides
+from healthcheck.checks import DEEP_CHECKS, GROUPS, select_checks
+from healthcheck.checks.dcgm_diag import (
+    LEVEL_2,
+    LEVEL_4,
+    judge_answer,
+    level_of,
+    needs_repeat,
+    reason_name,
+    rows_of,
+    with_repeat,
+)
+from healthcheck.examine import judge, look
+from healthcheck.expectation import Expectation
+from healthcheck.looks import deeply_tested
+from healthcheck.memory import Memory
+from healthcheck.model import (
+    Evidence,
+    Finding,
+    Host,
+    Judgement,
+    Nature,
+    Now,
+    Outcome,
+    Passed,
+    Seen,
+    Severity,
+    Unobserved,
+)
+from healthcheck.probes import nvml
+from healthcheck.probes.dcgm import LEVEL_2_RUN, LEVEL_4_RUN, DcgmLook
+from healthcheck.probes.dcgm_document import Answer, DiagError, DiagResult, read_answer
+from tests.checks.evidence import healthy
+from tests.healthcheck.examples import NOW
+from tests.probes.dcgm_documents import (
+    FAULTY,
+    NOT_PERSISTENT,
+    SHAPES,
+    Said,
+    Story,
+    dcgm_2,
+    dcgm_3_2,
+    dcgm_4,
+    printed,
+    runtime_error,
+)
+
+PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity
+WELL, FAILED = Story(), Story(errors={("memory", 1): [FAULTY]})
+POLICY = Policy()
+LATER = Now(NOW.wall + timedelta(hours=6), NOW.monotonic + 21600.0)
+
+
+def answer(document: Any, code: int | None = None, level: int | None = None) -> Answer:
+    return read_answer(printed(document), b"", code, level)
+
+
+def said(one: Answer, policy: Policy = POLICY, gpus: Sequence[nvml.Gpu] = ()) -> list[Judgement]:
+    return list(judge_answer(one, tuple(gpus), policy))
+
+
+def findings(one: Answer, policy: Policy = POLICY) -> dict[tuple[str, str], Severity]:
+    return {(f.reason, f.subject): f.severity for f in said(one, policy) if isinstance(f, Finding)}
+
+
+def causes(one: Answer) -> list[str]:
+    return [word.cause for word in said(one) if isinstance(word, Unobserved)]
+
+
+def passed(one: Answer) -> set[tuple[str, str]]:
+    return {(word.reason, word.subject) for word in said(one) if isinstance(word, Passed)}
+
+
+def with_error(error: dict[str, Any], status: str = "Fail", test: str = "memory") -> Answer:
+    document = dcgm_4(WELL)
+    tests = [t for c in document["DCGM Diagnostic"]["test_categories"] for t in c["tests"] if t["name"] == test]
+    tests[0]["results"][1] |= {"status": status, "warnings": [error]}
+    return answer(document)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_test_that_failed_is_a_finding_of_its_gpu(shape: str) -> None:
+    one = answer(SHAPES[shape](FAILED), 205)
+
+    assert findings(one) == {("DcgmDiagMemory", "gpu/1"): ISOLATE}
+    (finding,) = [word for word in said(one) if isinstance(word, Finding)]
+    assert finding.detail.endswith("FAULTY_MEMORY: Found 3 faulty memory elements on GPU 1")
+    assert (finding.rule, finding.about["index"]) == ("dcgm_errors.csv:52", "1")
+    assert causes(one) == []
+    assert ("DcgmDiagMemory", "gpu/0") in passed(one)
+    assert ("DcgmDiagMemory", "gpu/1") not in passed(one)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_all_tests_passed(shape: str) -> None:
+    one = answer(SHAPES[shape](WELL), 0, 2)
+    software = "" if shape < "4" else "gpu/0"
+
+    assert (findings(one), causes(one)) == ({}, [])
+    assert {("DcgmDiagMemory", "gpu/0"), ("DcgmDiagPcie", "gpu/1"), ("DcgmDiagSoftware", software)} <= passed(one)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_persistence_mode_off_is_watched_and_isolates_nothing(shape: str) -> None:
+    """Two real captures: exit code 226, and the hardware is well."""
+    one = answer(SHAPES[shape](Story(errors={("software", 0): [NOT_PERSISTENT]})), 226)
+
+    assert (findings(one), causes(one)) == ({("DcgmDiagSoftware", "gpu/0"): MONITOR}, [])
+
+
+def test_the_worst_error_of_a_test_wins_and_all_are_told() -> None:
+    errors = [Said("slow", 62, 1, 4), FAULTY, *(Said(f"other {n}", 61, 8, 1) for n in range(9))]
+    one = answer(dcgm_4(Story(errors={("memory", 0): errors, ("pcie", 0): [Said("narrow", 46, 13, 5)]})))
+
+    assert findings(one) == {("DcgmDiagMemory", "gpu/0"): ISOLATE, ("DcgmDiagPcie", "gpu/0"): RESET}
+    (finding,) = [word for word in said(one) if isinstance(word, Finding) and word.reason == "DcgmDiagMemory"]
+    assert finding.detail.startswith("error 52 FAULTY_MEMORY: ")
+    assert "also error 62 MEMORY_BANDWIDTH, error 61 ECC_PENDING" in finding.detail
+    assert finding.detail.endswith(" and 4 more")
+
+
+@pytest.mark.parametrize("error_id", sorted(dcgm_table()))
+@pytest.mark.parametrize("status", ["Pass", "Fail", "Warn"])
+def test_every_error_is_what_its_table_says_whatever_the_status(error_id: int, status: str) -> None:
+    row = dcgm_table()[error_id]
+    one = with_error({"warning": "words", "error_id": error_id}, status)
+
+    if row.could_not_run:
+        assert (findings(one), len(causes(one))) == ({}, 1)
+    else:
+        assert findings(one) == {("DcgmDiagMemory", "gpu/1"): rule_dcgm(error_id, None, POLICY).severity}
+        assert causes(one) == []
+    assert ("DcgmDiagMemory", "gpu/1") not in passed(one)
+
+
+def test_a_severity_of_the_output_counts_for_what_the_table_does_not_know() -> None:
+    assert findings(with_error({"warning": "new", "error_id": 999, "error_severity": 2})) == {
+        ("DcgmDiagMemory", "gpu/1"): ISOLATE
+    }
+    assert findings(with_error({"warning": "new", "error_id": 999})) == {("DcgmDiagMemory", "gpu/1"): MONITOR}
+    assert findings(with_error({"warning": "new"})) == {("DcgmDiagMemory", "gpu/1"): MONITOR}
+
+
+def test_an_id_without_a_severity_is_looked_up() -> None:
+    """DCGM 3.2: its own severities called persistence mode ISOLATE, and are not in the output."""
+    one = answer(dcgm_3_2(Story(errors={("software", 0): [NOT_PERSISTENT], ("memory", 1): [FAULTY]})), 205)
+
+    assert findings(one) == {("DcgmDiagSoftware", "gpu/0"): MONITOR, ("DcgmDiagMemory", "gpu/1"): ISOLATE}
+
+
+@pytest.mark.parametrize(
+    ("text", "severity"),
+    [
+        ("Found 12 faulty memory elements on GPU 1", ISOLATE),
+        ("GPU 1 is running at PCI link width 8X, which is below the minimum allowed link generation of 16", RESET),
+        ("GPU 1 had uncorrectable memory errors and row remapping failed.", ISOLATE),
+        ("GPU 1 had memory errors and row remappings are pending", RESET),
+        ("Persistence mode for GPU 1 is disabled. Enable it", MONITOR),
+        (
+            "Clocks are being throttled for GPU 1, GPU 1 had uncorrectable memory errors and row remapping failed",
+            ISOLATE,
+        ),
+        ("words that nobody knows", MONITOR),
+    ],
+)
+def test_before_there_were_ids_the_words_tell(text: str, severity: Severity) -> None:
+    one = answer(dcgm_2(Story(errors={("memory", 1): [Said(text, -1)]})))
+
+    assert findings(one) == {("DcgmDiagMemory", "gpu/1"): severity}
+
+
+def test_every_pattern_of_a_text_has_its_row() -> None:
+    assert set(ids_of_text("GPU 3's NvLink link 2 is currently down")) == {14}
+    assert ids_of_text("") == ()
+
+
+@pytest.mark.parametrize(
+    ("error_id", "text", "cause"),
+    [
+        (51, "Error using CUDA API cudaSetDevice: CUDA-capable device(s) is/are busy or unavailable", "DcgmInUse"),
+        (65, "API call cuCtxCreate failed for GPU 1: 'all CUDA-capable devices are busy or unavailable'", "DcgmInUse"),
+        (66, "GPU 1 failed to create a CUDA context: device is in use", "DcgmInUse"),
+        (64, "API call open failed: 'Permission denied'", "DcgmNoPermission"),
+        (19, "Error calling NVML API nvmlInit: Insufficient Permissions", "DcgmNoPermission"),
+        (None, "Test was aborted early due to user signal", "DcgmAborted"),
+        (47, "Test was aborted early due to user signal", "DcgmAborted"),
+        (48, "The memory test is skipped for this GPU.", "DcgmTestSkipped"),
+        (117, "words", "DcgmTestSkipped"),
+        (22, "Cannot open library libcuda.so: 'no such file'", "DcgmLibraryMissing"),
+        (96, "does not have permissions to create a file in directory '/'", "DcgmNoPermission"),
+        (124, "words", "DcgmNoPermission"),
+        (82, "No valid GPUs passed to plugin", "DcgmNoGpus"),
+    ],
+)
+def test_a_test_that_could_not_run_is_no_fault(error_id: int | None, text: str, cause: str) -> None:
+    one = with_error({"warning": text, "error_id": error_id, "error_severity": 4})
+
+    assert (findings(one), causes(one)) == ({}, [cause])
+
+
+@pytest.mark.parametrize(
+    ("error_id", "text"),
+    [
+        (54, "Cuda GPU 1 is no longer bound to a CUDA context...Aborting"),
+        (52, "Found 3 faulty memory elements; the device is busy or unavailable"),
+        (55, "Skipping test memory because ECC is not enabled on GPU 1"),
+        (25, "processes with graphics contexts in use"),
+    ],
+)
+def test_words_never_excuse_an_error_that_says_what_it_is(error_id: int, text: str) -> None:
+    one = with_error({"warning": text, "error_id": error_id})
+
+    assert (list(findings(one)), causes(one)) == ([("DcgmDiagMemory", "gpu/1")], [])
+
+
+def test_a_failure_that_names_no_error_is_watched() -> None:
+    document = dcgm_4(WELL)
+    document["DCGM Diagnostic"]["test_categories"][1]["tests"][0]["results"][1]["status"] = "Fail"
+
+    assert findings(answer(document, 0)) == {("DcgmDiagMemory", "gpu/1"): MONITOR}
+
+
+def test_a_result_that_no_version_gives_is_neither_fault_nor_pass() -> None:
+    document = dcgm_4(WELL)
+    document["DCGM Diagnostic"]["test_categories"][1]["tests"][0]["results"][1]["status"] = "Perhaps"
+    one = answer(document, 0)
+
+    assert (findings(one), causes(one)) == ({}, ["DcgmNonsense"])
+    assert ("DcgmDiagMemory", "gpu/1") not in passed(one)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_skipped_everywhere_is_no_pass(shape: str) -> None:
+    """Consumer GPUs: the software is tested, and nothing else (DCGM issues 55 and 139)."""
+    skipped = [(test, gpu) for test in ("memory", "pcie") for gpu in range(2)]
+
+    assert causes(answer(SHAPES[shape](Story(skipped=skipped)), 0)) == ["DcgmAllSkipped"]
+    one_gpu = answer(SHAPES[shape](Story(skipped=[("memory", 1), ("pcie", 1)])), 0)
+    assert [word.subject for word in said(one_gpu) if isinstance(word, Unobserved)] == ["gpu/1"]
+
+
+def test_one_test_that_is_skipped_beside_another_that_ran_leaves_nobody_blind() -> None:
+    one = answer(dcgm_4(Story(skipped=[("memory", 0), ("memory", 1)])), 0)
+
+    assert (findings(one), causes(one)) == ({}, [])
+    assert not {reason for reason, _ in passed(one)} & {"DcgmDiagMemory"}
+
+
+def test_a_skip_that_says_why_it_skipped_is_a_skip_and_one_that_was_aborted_is_not() -> None:
+    disabled = {"warning": "The memory test is skipped for this GPU.", "error_id": 48}
+    aborted = {"warning": "Test was aborted early due to user signal", "error_id": 47}
+
+    assert causes(with_error(disabled, "Skip")) == []
+    assert causes(with_error(aborted, "Skip")) == ["DcgmAborted"]
+
+
+def test_a_run_that_lacks_the_tests_of_its_level_is_no_pass() -> None:
+    """DCGM 4 without its proprietary packages (issue 296)."""
+    only_software = dcgm_4(Story(tests=("software",)))
+
+    assert causes(answer(only_software, 0, 2)) == ["DcgmTestsMissing"]
+    assert causes(answer(only_software, 0)) == []  # somebody's run of level 1: all that it was asked for
+    assert causes(answer(dcgm_4(WELL), 0, 4)) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [
+        (1, "DcgmFailed"),
+        (127, "DcgmFailed"),
+        (143, "DcgmKilled"),
+        (193, "DcgmFailed"),
+        (-9, "DcgmKilled"),
+        (189, "DcgmGpusDetached"),
+        (190, "DcgmStopped"),
+        (198, "DcgmTestsNotFound"),
+        (199, "DcgmDriverTimeout"),
+        (200, "DcgmNvmlNotLoaded"),
+        (202, "DcgmPaused"),
+        (203, "DcgmKilled"),
+        (204, "DcgmDiagNotInstalled"),
+        (215, "DcgmNotLaunched"),
+        (216, "DcgmFailed"),
+        (217, "DcgmAlreadyRunning"),
+        (221, "DcgmNoGpus"),
+        (222, "DcgmInUse"),
+        (227, "DcgmNoPermission"),
+        (233, "DcgmNotHomogeneous"),
+        (235, "DcgmNoHostengine"),
+        (237, "DcgmResetRequired"),
+        (238, "DcgmGpuLost"),
+        (239, "DcgmNoPermission"),
+        (242, "DcgmNoData"),
+        (244, "DcgmVersionMismatch"),
+        (245, "DcgmTimedOut"),
+        (250, "DcgmNotSupported"),
+        (254, "DcgmRefused"),
+        (255, "DcgmRefused"),
+    ],
+)
+def test_an_exit_code_that_is_no_result_says_why_and_nothing_passed(code: int, cause: str) -> None:
+    for one in (read_answer(b"", b"words", code, 2), answer(dcgm_4(WELL), code, 2)):
+        assert (findings(one), causes(one), passed(one)) == ({}, [cause], set())
+
+
+@pytest.mark.parametrize("code", [205, 226])
+def test_an_exit_code_of_a_failure_that_no_result_shows_is_no_pass(code: int) -> None:
+    assert causes(answer(dcgm_4(WELL), code, 2)) == ["DcgmContradiction"]
+    assert causes(read_answer(b"", b"", code, 2)) == ["DcgmNoData"]
+
+
+def test_what_failed_counts_whatever_ended_the_run() -> None:
+    one = answer(dcgm_4(FAILED), 203, 2)
+
+    assert (findings(one), causes(one)) == ({("DcgmDiagMemory", "gpu/1"): ISOLATE}, ["DcgmKilled"])
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "cause"),
+    [
+        (
+            "Error: Unable to complete diagnostic. Return: (-39) : A diag instance is already running, cannot run a",
+            217,
+            "DcgmAlreadyRunning",
+        ),
+        ("Error: Unable to complete diagnostic for group 0. Return: (-39) x", None, "DcgmAlreadyRunning"),
+        ("Error: Diagnostic can only be performed on a homogeneous group of GPUs.", None, "DcgmNotHomogeneous"),
+        (
+            "Error: Diagnostic could not be run because the Tesla recommended driver is not being used.",
+            None,
+            "DcgmNotSupported",
+        ),
+        ("Error: Diagnostic could not be run while DCGM is paused.", None, "DcgmPaused"),
+        ("All 8 requested GPUs are detached. No diagnostic will be run.", None, "DcgmGpusDetached"),
+        ("Requested tests were not found among possible test choices.", 198, "DcgmTestsNotFound"),
+        ("Return: (-12) API version mismatch", None, "DcgmVersionMismatch"),
+        ("Error: Unable to complete diagnostic for group 0. Return: (-11) Timeout.", None, "DcgmTimedOut"),
+        ("nvvs ended somehow", 226, "DcgmFailed"),
+        ("nvvs ended somehow", 203, "DcgmKilled"),
+    ],
+)
+def test_a_runtime_error_says_why_there_is_no_result(text: str, code: int | None, cause: str) -> None:
+    one = read_answer(runtime_error(text), b"", code)
+
+    assert (findings(one), causes(one)) == ({}, [cause])
+
+
+@pytest.mark.parametrize(
+    ("out", "cause"),
+    [
+        (b"Error: Unable to start an embedded host engine. Something.\n", "DcgmNoHostengine"),
+        (b"Error: unable to establish a connection to the specified host: x\n", "DcgmNoHostengine"),
+        (b"Error: Unable to connect to host engine. Host engine connection invalid/disconnected.", "DcgmNoHostengine"),
+        (b"WARNING: You are using a DCGM installation with limited functionality that ...", "DcgmDiagNotInstalled"),
+        (b"", "DcgmNoData"),
+        (b"nothing known", "DcgmNoData"),
+    ],
+)
+def test_an_answer_in_plain_words_says_why_there_is_no_result(out: bytes, cause: str) -> None:
+    assert causes(read_answer(out, b"", 0)) == [cause]
+
+
+def test_an_answer_that_ends_early_is_no_pass() -> None:
+    assert causes(read_answer(printed(dcgm_4(WELL))[:-60], b"", 0)) == ["DcgmCutOff"]
+    assert causes(replace(answer(dcgm_4(WELL), 0), too_long=True)) == ["DcgmTooLong"]
+
+
+def test_beside_nvml_a_gpu_has_its_address() -> None:
+    gpus = [replace(healthy(index), serial=f"165012300{1 - index}") for index in range(2)]
+    other_order = said(answer(dcgm_4(FAILED), 205), gpus=gpus)
+    by_number = said(answer(SHAPES["2.4"](FAILED), 205), gpus=gpus)
+
+    found = [
+        [(one.subject, one.about["uuid"]) for one in judged if isinstance(one, Finding)]
+        for judged in (other_order, by_number)
+    ]
+    assert found == [[(gpus[0].subject, gpus[0].uuid)], [(gpus[1].subject, gpus[1].uuid)]]
+
+
+def test_a_gpu_that_nvml_lists_and_dcgm_left_out_was_not_tested() -> None:
+    gpus = [replace(healthy(index), serial="") for index in range(3)]
+
+    left_out = [one for one in said(answer(dcgm_4(WELL), 0, 2), gpus=gpus) if isinstance(one, Unobserved)]
+    assert [(one.cause, one.subject) for one in left_out] == [("DcgmGpuLeftOut", gpus[2].subject)]
+
+
+@pytest.mark.parametrize(
+    ("test", "reason"),
+    [
+        ("memory_bandwidth", "DcgmDiagMemoryBandwidth"),
+        ("pcie", "DcgmDiagPcie"),
+        ("a test: of tomorrow!", "DcgmDiagATestOfTomorrow"),
+        ("", "DcgmDiagUnnamed"),
+        ("\N{SNOWMAN}", "DcgmDiagUnnamed"),
+        ("x" * 500, "DcgmDiagX" + "x" * 47),
+    ],
+)
+def test_a_finding_is_named_after_its_test(test: str, reason: str) -> None:
+    assert reason_name(test) == reason
+
+
+def test_a_cluster_has_its_own_severities() -> None:
+    policy = Policy(parse_overrides("dcgm 52 = RESET"))
+
+    assert findings(answer(dcgm_4(FAILED)), policy) == {("DcgmDiagMemory", "gpu/1"): RESET}
+    assert findings(answer(dcgm_4(FAILED)), Policy({"Dcgm52": PASS})) == {}
+    expected = Expectation(policy=Policy({"DcgmDiagMemory": MONITOR}))
+    (outcome,) = judge((LEVEL_2,), Evidence({LEVEL_2_RUN: DcgmLook(answer(dcgm_4(FAILED)))}), expected)
+    assert [(one.severity, one.rule) for one in outcome.findings] == [(MONITOR, "severity-overrides")]
+
+
+@pytest.mark.parametrize(
+    ("tests", "level"),
+    [
+        (("software",), 2),
+        (("software", "memory", "pcie"), 2),
+        (("software", "memory", "pcie", "memtest"), 4),
+        (("pulse_test",), 4),
+        (("diagnostic",), 4),
+    ],
+)
+def test_the_tests_tell_which_level_was_run(tests: tuple[str, ...], level: int) -> None:
+    assert level_of(answer(dcgm_4(Story(tests=tests)))) == level
+
+
+# What is repeated before it is believed.
+
+
+@pytest.mark.parametrize(
+    ("errors", "tests"),
+    [
+        ([Said("slow", 62, 1, 4)], ("memory",)),
+        ([Said("Couldn't allocate", 56, 10, 4), Said("clocks", 43, 9, 1)], ("memory",)),
+        ([Said("slow", 62, 1, 4), FAULTY], ()),
+        ([FAULTY], ()),
+        ([Said("watch", 61, 8, 1)], ()),
+        ([], ()),
+    ],
+)
+def test_only_what_healthy_gpus_report_too_is_repeated(errors: list[Said], tests: tuple[str, ...]) -> None:
+    assert needs_repeat(answer(dcgm_4(Story(errors={("memory", 0): errors}))), POLICY) == tests
+    # One GPU that surely failed needs no second opinion of the others.
+    both = Story(errors={("memory", 0): errors, ("memory", 1): [FAULTY]})
+    assert needs_repeat(answer(dcgm_4(both)), POLICY) == ()
+
+
+def test_a_test_that_is_known_to_be_wrong_is_repeated_whatever_it_says() -> None:
+    one = Answer(results=(DiagResult("nvbandwidth", "fail", "gpu", 0, (DiagError("MCUTIL > 10%", 44, 16, 4),)),))
+
+    assert needs_repeat(one, POLICY) == ("nvbandwidth",)
+
+
+def test_the_second_run_is_the_one_that_counts_where_it_came_to_a_result() -> None:
+    slow = Story(errors={("memory", 0): [Said("slow", 62, 1, 4)]})
+    first = answer(dcgm_4(slow), 226, 2)
+
+    again = with_repeat(first, answer(dcgm_4(Story(tests=("memory",)))))
+    assert (findings(again), sorted({row.test for row in again.results})) == ({}, ["memory", "pcie", "software"])
+    assert causes(with_repeat(first, answer(dcgm_4(Story(tests=("memory",))), 0))) == []
+    other_gpu = read_answer(printed(dcgm_4(Story(1, tests=("memory",)))))
+    on_the_second = answer(dcgm_4(Story(errors={("memory", 1): [Said("slow", 62, 1, 4)]})), 226)
+    assert findings(with_repeat(on_the_second, other_gpu)) == {("DcgmDiagMemory", "gpu/1"): RESET}
+    still = with_repeat(first, answer(dcgm_4(replace(slow, tests=("memory",)))))
+    assert findings(still) == {("DcgmDiagMemory", "gpu/0"): RESET}
+    assert with_repeat(first, read_answer(runtime_error("busy"))).results == first.results
+
+
+# Through the check, and what it makes of the memory.
+
+
+def outcome(one: Answer, level: int = 2) -> Outcome:
+    check, run = (LEVEL_2, LEVEL_2_RUN) if level == 2 else (LEVEL_4, LEVEL_4_RUN)
+    return judge((check,), Evidence({run: DcgmLook(one)}), Expectation())[0]
+
+
+def found(*stories: tuple[Story, int]) -> Memory:
+    memory = Memory(boot_id="boot")
+    for number, (story, level) in enumerate(stories):
+        now = Now(NOW.wall + timedelta(hours=number), NOW.monotonic + 3600.0 * number)
+        began = now.wall - timedelta(minutes=5)
+        memory = deeply_tested(memory, [outcome(answer(dcgm_4(story)), level)], began, now)
+    return memory
+
+
+def standing(memory: Memory) -> list[tuple[str, str, Severity, int]]:
+    return [(one.finding.reason, one.finding.subject, one.finding.severity, one.count) for one in memory.standing]
+
+
+def test_a_deep_finding_is_an_event_with_its_own_exit() -> None:
+    (one,) = found((FAILED, 2)).standing
+
+    assert (one.nature, one.check) == (Nature.EVENT, "dcgm-diag-l2")
+    assert "a later level 2 in which the same test passes" in one.exit
+    (of_level_4,) = found((FAILED, 4)).standing
+    assert "level 2" not in of_level_4.exit
+
+
+def test_a_later_level_2_of_the_same_test_ends_what_level_2_found_on_that_gpu() -> None:
+    other = Story(errors={("memory", 0): [FAULTY]})
+
+    assert standing(found((FAILED, 2), (WELL, 2))) == []
+    assert standing(found((FAILED, 2), (WELL, 4))) == []
+    assert standing(found((FAILED, 2), (other, 2))) == [("DcgmDiagMemory", "gpu/0", ISOLATE, 1)]
+    assert standing(found((FAILED, 2), (FAILED, 2))) == [("DcgmDiagMemory", "gpu/1", ISOLATE, 2)]
+    assert standing(found((FAILED, 2), (Story(tests=("pcie",)), 2))) == [("DcgmDiagMemory", "gpu/1", ISOLATE, 1)]
+
+
+def test_level_2_ends_nothing_that_level_4_found() -> None:
+    assert standing(found((FAILED, 4), (WELL, 2))) == [("DcgmDiagMemory", "gpu/1", ISOLATE, 1)]
+    assert standing(found((FAILED, 2), (FAILED, 4), (WELL, 2))) == [("DcgmDiagMemory", "gpu/1", ISOLATE, 2)]
+
+
+def test_the_worse_of_two_findings_stands_until_it_left() -> None:
+    milder = Story(errors={("memory", 1): [Said("slow", 62, 1, 4)]})
+
+    assert standing(found((FAILED, 2), (milder, 2))) == [("DcgmDiagMemory", "gpu/1", ISOLATE, 2)]
+    assert standing(found((milder, 2), (FAILED, 2))) == [("DcgmDiagMemory", "gpu/1", ISOLATE, 2)]
+
+
+def test_a_run_that_came_to_nothing_changes_nothing() -> None:
+    before = found((FAILED, 2))
+    nothing = outcome(read_answer(runtime_error("Return: (-39) already running")))
+
+    assert deeply_tested(before, [nothing], LATER.wall, LATER) == before
+    assert deeply_tested(Memory(), [nothing], LATER.wall, LATER).standing == ()
+
+
+def test_the_software_of_all_gpus_has_passed_only_where_every_part_did() -> None:
+    """Before DCGM 4 a part that passed is of no GPU: it must not end what another part found."""
+    not_persistent = Story(errors={("software", 0): [NOT_PERSISTENT]})
+
+    assert not any(reason == "DcgmDiagSoftware" for reason, _ in passed(answer(SHAPES["3.3.9"](not_persistent))))
+    before = found((not_persistent, 2))
+    well = outcome(answer(SHAPES["3.3.9"](WELL)))
+    assert deeply_tested(before, [well], LATER.wall, LATER).standing == ()
+
+
+# The defects of the bash suite.
+
+
+def test_seed_defect_9_a_failure_of_dcgm_4_is_no_pass() -> None:
+    assert findings(answer(dcgm_4(FAILED), 205)) == {("DcgmDiagMemory", "gpu/1"): ISOLATE}
+
+
+def test_seed_defect_10_a_healthy_run_has_severity_pass() -> None:
+    one = outcome(answer(dcgm_4(WELL), 0, 2))
+
+    assert (one.findings, one.unobserved, one.configured) == ((), (), True)
+    assert max((finding.severity for finding in one.findings), default=Severity.PASS).name == "PASS"
+
+
+def test_seed_defect_11_a_run_without_any_result_is_no_fault_of_the_hardware() -> None:
+    one = outcome(read_answer(b"", b"", 1, 2))
+
+    assert (one.findings, [cause.cause for cause in one.unobserved]) == ((), ["DcgmFailed"])
+
+
+# The list.
+
+
+def test_a_light_look_never_runs_a_deep_check() -> None:
+    assert select_checks([*GROUPS]) == select_checks([*GROUPS.values()])
+    assert not set(select_checks([*GROUPS])) & set(DEEP_CHECKS)
+    assert select_checks(["1", "4"]) == ()
+
+
+def test_a_look_that_is_no_deep_one_could_not_look() -> None:
+    evidence = look(Host(root=Any), [LEVEL_2])  # type: ignore[arg-type]
+    (one,) = judge((LEVEL_2,), evidence, Expectation())
+
+    assert [cause.cause for cause in one.unobserved] == ["ProbeFailed"]
+
+
+def test_without_dcgmi_the_check_does_not_belong_to_the_node() -> None:
+    (one,) = judge((LEVEL_2,), Evidence({LEVEL_2_RUN: DcgmLook(absent="not here")}), Expectation())
+
+    assert (one.configured, one.seen) == (False, (Seen("not here"),))
+
+
+def test_every_cause_is_named_as_causes_are() -> None:
+    assert all(one.cause.startswith("Dcgm") and one.meaning for one in dcgm_returns())
+    assert len({one.number for one in dcgm_returns()}) == len(dcgm_returns())
+
+
+_errors = st.builds(
+    DiagError,
+    st.sampled_from(["", "busy or unavailable", "Found 3 faulty memory elements", "x" * 600]),
+    st.none() | st.integers(0, 140),
+    st.none(),
+    st.none() | st.integers(0, 9),
+)
+_results = st.builds(
+    lambda test, status, device, errors: DiagResult(test, status, device[0], device[1], tuple(errors)),
+    st.sampled_from(["software", "memory", "pcie", "nvbandwidth", "", "new"]),
+    st.sampled_from(["pass", "fail", "skip", "not-run", "unknown"]),
+    st.sampled_from([("", None), ("gpu", 0), ("gpu", 1), ("cpu", 0)]),
+    st.lists(_errors, max_size=3),
+)
+
+
+@given(st.lists(_results, max_size=8), st.none() | st.integers(-64, 255), st.sampled_from([None, 2, 4]))
+def test_any_answer_is_judged(results: list[DiagResult], code: int | None, level: int | None) -> None:
+    one = Answer(code, level, 1, tuple(results))
+
+    judged = said(one)
+
+    assert sum(isinstance(word, Seen) for word in judged) == bool(results)
+    keys = [(word.reason, word.subject) for word in judged if isinstance(word, Finding)]
+    assert len(keys) == len(set(keys))
+    assert not set(keys) & passed(one)
+    assert all(len(word.detail) <= 700 for word in judged if isinstance(word, Finding | Unobserved))
+    # Nobody is said to be well of whom nothing was seen.
+    ran = [row for row in rows_of(one) if row.status in ("pass", "fail")]
+    assert ran or causes(one) or keys
+    assert set(needs_repeat(one, POLICY)) <= {row.test for row in results}

@@ -1,0 +1,205 @@
+"""`gpu-healthcheck replay` of what DCGM's diagnostic wrote, as a person or a program calls it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from typer.testing import CliRunner
+
+from cli.app import app
+from tests.e2e.test_replay import run
+from tests.probes.dcgm_documents import FAULTY, NOT_PERSISTENT, SHAPES, Story, dcgm_4, printed, runtime_error
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs/record.schema.json").read_text())
+WELL = Story()
+FAILED = Story(errors={("memory", 1): [FAULTY]})
+NO_PERSISTENCE = Story(errors={("software", 0): [NOT_PERSISTENT]})
+SKIPPED = Story(skipped=[(test, gpu) for test in ("memory", "pcie") for gpu in range(2)])
+ALREADY = "Error: Unable to complete diagnostic. Return: (-39) : A diag instance is already running"
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Any:
+    def save(content: bytes, name: str = "dcgm.json") -> str:
+        (tmp_path / name).write_bytes(content)
+        return str(tmp_path / name)
+
+    return save
+
+
+def record(*words: str, config: str = "/nowhere") -> tuple[int, dict[str, Any]]:
+    answer = CliRunner().invoke(app, ["replay", "--json", *words], env={"CONFIG_DIR": config})
+    assert answer.stderr == ""
+    told: dict[str, Any] = json.loads(answer.stdout)
+    Draft202012Validator(SCHEMA).validate(told)
+    return answer.exit_code, told
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("story", "code", "row"),
+    [
+        (WELL, 0, ("pass", "PASS")),
+        (NO_PERSISTENCE, 0, ("warn", "MONITOR")),
+        (FAILED, 1, ("fail", "ISOLATE")),
+        (SKIPPED, 2, ("unknown", "PASS")),
+    ],
+)
+def test_a_document_of_every_version_is_recognised_and_judged(
+    shape: str, story: Story, code: int, row: tuple[str, str], saved: Any
+) -> None:
+    ended, told = record(saved(printed(SHAPES[shape](story))))
+
+    assert ended == code
+    assert told["checks"] == [{"check": "1-dcgm-diag-l2", "status": row[0], "severity": row[1]}]
+    assert (told["status"], told["severity"]) == row
+
+
+def test_a_person_sees_each_test_gpu_error_and_what_it_means(saved: Any) -> None:
+    name = saved(b"Successfully ran diagnostic for group.\n" + printed(dcgm_4(FAILED)))
+    code, out, _ = run(name)
+
+    assert code == 1
+    for line in (
+        "DCGM 4.2.3, driver 570.148.08",
+        "software passed on gpu/0, gpu/1",
+        "memory passed on gpu/0",
+        "memory failed on gpu/1",
+        "  gpu/1: error 52 FAULTY_MEMORY: Found 3 faulty memory elements on GPU 1 -> ISOLATE",
+        "ISOLATE DcgmDiagMemory on gpu/1: error 52 FAULTY_MEMORY: Found 3 faulty memory elements on GPU 1",
+        f"{name}: fail, severity ISOLATE",
+    ):
+        assert line in out.splitlines()
+    assert "What was written into the GPU's memory was not what was read back" in out
+    rule = next(line for line in out.splitlines() if line.startswith("  rule dcgm_errors.csv:52, "))
+    number = int(rule.rpartition(":")[2])
+    assert "Found 3 faulty memory" in Path(name).read_text().splitlines()[number - 1]
+
+
+def test_a_finding_has_its_rule_its_line_and_the_names_of_its_gpu(saved: Any) -> None:
+    name = saved(printed(SHAPES["3.3.9"](NO_PERSISTENCE)))
+    _, told = record(name)
+
+    (finding,) = told["findings"]
+    assert (finding["reason"], finding["subject"], finding["rule"]) == (
+        "DcgmDiagSoftware",
+        "gpu/0",
+        "dcgm_errors.csv:29",
+    )
+    assert finding["about"] == {"index": "0", "serial": "1650123000"}
+    assert finding["nature"] == "event"
+    number = int(finding["source"].removeprefix(f"{name}:"))
+    assert NOT_PERSISTENT.text in Path(name).read_text().splitlines()[number - 1]
+
+
+def test_a_document_with_a_test_of_level_4_is_level_4(saved: Any) -> None:
+    tests = ("software", "memory", "pcie", "diagnostic", "memtest", "pulse_test", "targeted_power")
+    _, told = record(saved(printed(dcgm_4(Story(tests=tests)))))
+
+    assert [row["check"] for row in told["checks"]] == ["4-dcgm-diag-l4"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        runtime_error(ALREADY),
+        runtime_error(ALREADY, "DCGM GPU Diagnostic"),
+        b"WARNING: something {first}\n" + runtime_error(ALREADY),
+    ],
+)
+def test_a_run_that_was_refused_is_unknown_and_says_why(content: bytes, saved: Any) -> None:
+    code, told = record(saved(content))
+
+    assert (code, told["status"], told["findings"]) == (2, "unknown", [])
+    assert [one["cause"] for one in told["unobserved"]] == ["DcgmAlreadyRunning"]
+    _, out, _ = run(saved(content))
+    assert "could not look: DcgmAlreadyRunning: another diagnostic runs in the same hostengine" in out
+
+
+def test_a_document_that_was_cut_off_is_unknown(saved: Any) -> None:
+    code, told = record(saved(printed(dcgm_4(FAILED))[:-300]))
+
+    assert (code, told["unobserved"][0]["cause"]) == (2, "DcgmCutOff")
+
+
+def test_an_answer_in_plain_words_has_to_be_named(saved: Any) -> None:
+    name = saved(b"Error: unable to establish a connection to the specified host: gpu-node\n")
+
+    assert run(name)[0] == 3
+    code, told = record("--as", "dcgm", name)
+    assert (code, told["unobserved"][0]["cause"]) == (2, "DcgmNoHostengine")
+
+
+@pytest.mark.parametrize("content", [b"", b"words", b"{}", b'{"DCGM": 1}', b"\x00\xff" * 500])
+def test_what_is_no_document_is_a_wrong_use(content: bytes, saved: Any) -> None:
+    code, out, err = run("--as", "dcgm", saved(content))
+
+    assert (code, out) == (3, "")
+    assert "no document of dcgmi diag -j; expected is its JSON, of DCGM 2 to 4" in err
+
+
+def test_it_is_judged_by_itself(saved: Any) -> None:
+    well = printed(dcgm_4(WELL))
+
+    code, _, err = run(saved(well), saved(well, "second.json"))
+    assert (code, "judged by itself: give no other file beside it" in err) == (3, True)
+
+
+@pytest.mark.parametrize(
+    "pack", [bytes, gzip.compress, lambda raw: b"\xef\xbb\xbf" + raw, lambda raw: raw.decode().encode("utf-16")]
+)
+def test_it_is_read_however_it_was_saved(pack: Any, saved: Any) -> None:
+    packed = pack(printed(dcgm_4(FAILED)).replace(b"\n", b"\r\n"))
+
+    assert record(saved(packed))[0] == 1
+
+
+def test_it_is_read_from_a_pipe() -> None:
+    saved = b"a banner\n" + printed(dcgm_4(FAILED))
+    code, out, err = run("--json", "-", stdin=saved)
+
+    assert (code, err) == (1, "")
+    number = [FAULTY.text.encode() in line for line in saved.splitlines()].index(True) + 1
+    assert [one["source"] for one in json.loads(out)["findings"]] == [f"-:{number}"]
+
+
+def test_text_before_a_document_may_be_long(saved: Any) -> None:
+    noise = b"".join(b"CUDA noise, line %d of a great many\n" % number for number in range(1000))
+
+    assert record(saved(noise + printed(dcgm_4(FAILED))))[0] == 1
+
+
+def test_the_settings_of_the_cluster_count(saved: Any, tmp_path: Path) -> None:
+    (tmp_path / "severity-overrides").write_text("dcgm 52 = RESET\n")
+
+    _, told = record(saved(printed(dcgm_4(FAILED))), config=str(tmp_path))
+    assert [(one["severity"], one["rule"]) for one in told["findings"]] == [("RESET", "severity-overrides")]
+
+
+def test_what_steers_a_terminal_is_not_printed(saved: Any) -> None:
+    document = json.loads(json.dumps(dcgm_4(FAILED)).replace("Found 3", "\\u001b[2J\\u202eFound 3"))
+    _, out, _ = run(saved(printed(document)))
+
+    assert "\x1b" not in out
+    assert "\u202e" not in out
+
+
+def test_seed_defect_9_a_failure_of_dcgm_4_is_told(saved: Any) -> None:
+    assert record(saved(printed(dcgm_4(FAILED))))[0] == 1
+
+
+def test_seed_defect_10_a_healthy_run_is_pass_with_severity_pass(saved: Any) -> None:
+    code, told = record(saved(printed(dcgm_4(WELL))))
+
+    assert (code, told["status"], told["severity"]) == (0, "pass", "PASS")
+
+
+def test_seed_defect_11_no_result_is_unknown_and_not_broken(saved: Any) -> None:
+    code, told = record(saved(printed({"DCGM Diagnostic": {"test_categories": []}})))
+
+    assert (code, told["status"], told["severity"], told["findings"]) == (2, "unknown", "PASS", [])
