@@ -47,6 +47,7 @@ COPY pyproject.toml README.md LICENSE instance-profiles.conf ./
 COPY healthcheck healthcheck
 COPY agent agent
 COPY cli cli
+COPY quarantine quarantine
 RUN python3 -m pip --python /opt/build/bin/python3 wheel --no-cache-dir --no-index --no-deps --no-build-isolation \
       --wheel-dir /wheels . \
  && python3 -m pip --python /opt/gpu-healthcheck/bin/python3 install --no-cache-dir --no-compile --no-index --no-deps \

@@ -12,7 +12,7 @@ from healthcheck.catalog.recovery import recovery_actions
 from healthcheck.catalog.ruling import Ruling
 from healthcheck.catalog.sxid import CLASSES, rule_sxid, sxid_table
 from healthcheck.catalog.xid import RECOVERY_CODE, actions, rule_by_catalogue, rule_xid, xid_table
-from healthcheck.checks import CHECKS, DEEP_CHECKS
+from healthcheck.checks import CHECKS, DEEP_CHECKS, dcgm_diag
 from healthcheck.model import Check, Reason, Severity
 
 NVLINK4_CODE = 74
@@ -102,7 +102,8 @@ def explain_reason(check: Check, reason: Reason, policy: Policy) -> Explanation:
         details.append(("counts", "once three further looks, 10 s apart, saw it too"))
     if reason.grace:
         details.append(("grace", f"not judged in the first {reason.grace.seconds:g} s after {reason.grace.since}"))
-    reading = "or worse, as the error that its detail names: explain dcgm" if check in DEEP_CHECKS else ""
+    by_error = check in (dcgm_diag.LEVEL_2, dcgm_diag.LEVEL_4)
+    reading = "or worse, as the error that its detail names: explain dcgm" if by_error else ""
     here, advice = Ruling(severity, rule, reading), ("do", reason.action)
     return Explanation(reason.name, "", reason.meaning, advice, here, reason.severity, reason.source, tuple(details))
 

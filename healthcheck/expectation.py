@@ -51,3 +51,5 @@ class Expectation:
     max_retired_pages_sbe: int = 60
     runtime_classes: tuple[RuntimeClass, ...] | None = None
     """Those that leave this node out are not among them. None: nobody could list them."""
+    efa_min_bandwidth: int = 0
+    """MB/s that an EFA device has to reach with itself; 0: what it reaches is shown and not judged."""

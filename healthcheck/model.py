@@ -201,6 +201,10 @@ class Host:
     """Given what the files say of it. None: `root` is not the machine that we run on."""
     ask_dcgm: Callable[[int], Any] | None = None
     """Runs DCGM's diagnostic of the level given, to its end. None: this look is no deep one."""
+    ask_efa_loopback: Callable[[], Any] | None = None
+    """Sends data through every EFA device, which takes minutes. None: this look is no deep one."""
+    ask_all_reduce: Callable[[], Any] | None = None
+    """Runs NCCL's all-reduce over all GPUs, which takes minutes. None: this look is no deep one."""
     read_once: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
     """What `once` has read in this look."""
 

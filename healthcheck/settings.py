@@ -102,6 +102,10 @@ class NodeSettings(BaseSettings):
     """Resets or reboots within 7 days after which the same fault of a GPU is ISOLATE; 0: never."""
     max_retired_pages_sbe: int = Field(60, alias="MAX_RETIRED_PAGES_SBE", ge=1, le=4096)
     """Pages of a GPU's memory retired for errors, before Ampere; more are a fault."""
+    efa_min_bandwidth: int = Field(0, alias="EFA_MIN_BW", ge=0, le=1_000_000)
+    """MB/s that each EFA device has to reach with itself in quarantine; 0: shown, not judged."""
+    efa_test_timeout_seconds: int = Field(180, alias="EFA_TEST_TIMEOUT", ge=10, le=3600)
+    """For each side of one run of fi_pingpong, of which an EFA device gets two."""
     severity_overrides: Annotated[str, AfterValidator(_overrides)] = Field("", alias="severity-overrides")
     nvlink_default: SeverityName = Field(Severity.RESET, alias="NVLINK_DEFAULT")
     nvlink5_default: SeverityName = Field(Severity.MONITOR, alias="NVLINK5_DEFAULT")

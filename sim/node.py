@@ -28,6 +28,9 @@ EFA_PROGRAMS = "opt/amazon/efa/bin"
 FI_INFO = Path(__file__).parent / "fi_info.sh"
 DCGM_PROGRAMS = "usr/bin"
 DCGMI = Path(__file__).parent / "dcgmi.sh"
+FI_PINGPONG = Path(__file__).parent / "fi_pingpong.sh"
+NCCL_PROGRAMS = "opt/nccl-tests/build"
+ALL_REDUCE_PERF = Path(__file__).parent / "all_reduce_perf.sh"
 KERNEL_RELEASE = "6.8.0-1029-aws"
 # Old enough that no production code takes the driver for one that is still coming up.
 SETTLED_DRIVER_SECONDS = 3600
@@ -195,6 +198,13 @@ class SimulatedNode:
         programs.mkdir(parents=True, exist_ok=True)
         (self.root / "dcgm").mkdir(exist_ok=True)
         shutil.copy(DCGMI, programs / "dcgmi")
+        return programs
+
+    def install_nccl_tests(self) -> Path:
+        """Put NCCL's test onto the node; returns the folder to look for it in. The script says what it obeys."""
+        programs = self.root / NCCL_PROGRAMS
+        programs.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ALL_REDUCE_PERF, programs / "all_reduce_perf")
         return programs
 
     def limit_locked_memory(self, limit: int) -> None:
@@ -426,6 +436,7 @@ class SimulatedNode:
             self.write_value("sys/module/efa/version", "2.17.2g")
             (self.root / EFA_PROGRAMS).mkdir(parents=True)
             shutil.copy(FI_INFO, self.root / EFA_PROGRAMS / "fi_info")
+            shutil.copy(FI_PINGPONG, self.root / EFA_PROGRAMS / "fi_pingpong")
 
     def _plug_below(self, function: PciFunction) -> None:
         """On the bridge that the instance type has above it, if any."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import hypothesis
+import kubernetes.watch  # noqa: F401 - whole, before an import of the agent leaves parts of it out
 import pytest
 
 from sim import containerd

@@ -15,13 +15,15 @@ from healthcheck.catalog.xid import severity_of, xid_table
 from healthcheck.checks import CHECKS, DEEP_CHECKS
 from healthcheck.looks import LOOKS_TO_CONFIRM
 from healthcheck.model import Check, Reason, Severity
+from quarantine.release import TABLE
 
 ALL_CHECKS = (*CHECKS, *DEEP_CHECKS)
 ROOT = Path(__file__).parents[1]
 CHECKS_PAGE = ROOT / "docs" / "checks.md"
 README = ROOT / "README.md"
 RUNBOOK = ROOT / "docs" / "runbook.md"
-BEGIN, END = "<!-- checks: begin (make docs) -->", "<!-- checks: end -->"
+CHECKS_MARKS = "<!-- checks: begin (make docs) -->", "<!-- checks: end -->"
+RECOMMENDATION_MARKS = "<!-- recommendation: begin (make docs) -->", "<!-- recommendation: end -->"
 
 
 def readme_table() -> str:
@@ -43,6 +45,13 @@ def runbook_table() -> str:
     for check in ALL_CHECKS:
         links = (f"[{one.name}](#{one.name.lower()}) {_severity(check, one.severity)}" for one in check.reasons)
         lines.append(f"| `{check.name}` | {' · '.join(links)} |")
+    return "\n".join(lines)
+
+
+def recommendation_table() -> str:
+    """What a quarantine run recommends, one line per row, worst first."""
+    lines = ["| recommendation | when | why |", "|---|---|---|"]
+    lines += [f"| `{row.recommendation.value}` | {row.when} | {row.why} |" for row in TABLE]
     return "\n".join(lines)
 
 
@@ -94,7 +103,7 @@ _SEVERITIES_THAT_VARY = {
     "xid": "by its code",
     "sxid": "by its line",
     "recovery-action": "by the action",
-} | dict.fromkeys((check.name for check in DEEP_CHECKS), "by the error")
+} | dict.fromkeys(("dcgm-diag-l2", "dcgm-diag-l4"), "by the error")
 """Checks whose findings get their severity from what they read; of xid and sxid one reason stands for all numbers."""
 
 
@@ -141,15 +150,20 @@ def rendered() -> dict[Path, str]:
     """Every generated file and what it should hold."""
     return {
         CHECKS_PAGE: checks_page(),
-        README: _with_table(README.read_text(), readme_table()),
-        RUNBOOK: _with_table(RUNBOOK.read_text(), runbook_table()),
+        README: _with_table(README.read_text(), readme_table(), CHECKS_MARKS),
+        RUNBOOK: _with_table(
+            _with_table(RUNBOOK.read_text(), runbook_table(), CHECKS_MARKS),
+            recommendation_table(),
+            RECOMMENDATION_MARKS,
+        ),
     }
 
 
-def _with_table(text: str, table: str) -> str:
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table}\n{END}{after}"
+def _with_table(text: str, table: str, marks: tuple[str, str]) -> str:
+    begin, end = marks
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n{table}\n{end}{after}"
 
 
 def main() -> int:

@@ -20,6 +20,7 @@ from healthcheck.checks import (
     efa_errors,
     efa_gpudirect,
     efa_keep_alive,
+    efa_loopback,
     efa_provider,
     fabric,
     fabric_manager,
@@ -31,6 +32,7 @@ from healthcheck.checks import (
     inforom,
     memlock,
     mig_mode,
+    nccl_allreduce,
     nouveau,
     nvidia_runtime,
     nvidia_toolkit,
@@ -102,8 +104,8 @@ CHECKS: tuple[Check, ...] = (
     runtime_classes.CHECK,
 )
 
-DEEP_CHECKS: tuple[Check, ...] = (dcgm_diag.LEVEL_2, dcgm_diag.LEVEL_4)
-"""What needs the GPUs for itself. No light look runs them, whatever `CHECKS_LIGHTWEIGHT` says."""
+DEEP_CHECKS: tuple[Check, ...] = (dcgm_diag.LEVEL_2, dcgm_diag.LEVEL_4, nccl_allreduce.CHECK, efa_loopback.CHECK)
+"""What needs the node for itself. No light look runs them, whatever `CHECKS_LIGHTWEIGHT` says."""
 
 KERNEL_LINES: tuple[str, ...] = tuple(sorted({begin for check in CHECKS for begin in check.begins}))
 """How a line of the kernel's log begins that any check reads."""

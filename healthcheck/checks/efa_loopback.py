@@ -1,0 +1,81 @@
+"""Every EFA device carries data to itself: all of it, unchanged, and as fast as the cluster asks for.
+
+A device that fails or is slow is REBOOT: a reset is of a GPU and touches no network device, the driver starts it anew
+at boot, and what is broken in it fails the next quarantine too. Changed data is ISOLATE: no reboot proves it over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck.expectation import Expectation
+from healthcheck.model import (
+    Check,
+    Evidence,
+    Finding,
+    Judgement,
+    Nature,
+    NotConfigured,
+    Reason,
+    Seen,
+    Severity,
+    Unobserved,
+    counted,
+)
+from healthcheck.probes.efa_loopback import EFA_LOOPBACK, Loopback
+from healthcheck.probes.fi_pingpong import Broken, Measured
+
+SETTING = "EFA_MIN_BW"
+FAILED = Reason(
+    "EfaLoopbackFailed",
+    Severity.REBOOT,
+    "An EFA device does not carry messages to itself: they are lost, refused, or never arrive.",
+    "Reboot the node and quarantine it again; replace it when the device fails again.",
+    threshold="fi_pingpong meets an error of the device, loses messages, or does not end within EFA_TEST_TIMEOUT",
+    source="libfabric, util/pingpong.c; amzn-drivers, efa_com.c",
+)
+CORRUPT = Reason(
+    "EfaLoopbackCorrupt",
+    Severity.ISOLATE,
+    "An EFA device changes data on its way: what came back is not what was sent.",
+    "Keep work away from the node and replace it.",
+    threshold="one byte that differs (fi_pingpong -c)",
+    source="libfabric, util/pingpong.c",
+)
+SLOW = Reason(
+    "EfaLoopbackSlow",
+    Severity.REBOOT,
+    "An EFA device carries messages to itself more slowly than this cluster asks for.",
+    "Reboot the node and quarantine it again; replace it when the device is slow again.",
+    threshold=f"below {SETTING} at the largest message; where that is 0, not judged",
+)
+
+
+def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    look = seen[EFA_LOOPBACK]
+    if look.absent:
+        yield NotConfigured(look.absent)
+        return
+    for one in look.loopbacks:
+        yield from _judge_device(one, expected.efa_min_bandwidth)
+    speeds = [one.answer.bandwidth for one in look.loopbacks if isinstance(one.answer, Measured)]
+    if speeds:
+        asked = f"at least {expected.efa_min_bandwidth} MB/s" if expected.efa_min_bandwidth else ""
+        devices = f"{len(speeds)} of {counted(len(look.loopbacks), 'EFA device')}"
+        yield Seen(f"{devices} carry data, at {min(speeds):.0f} to {max(speeds):.0f} MB/s", asked, asked and SETTING)
+
+
+def _judge_device(one: Loopback, least: int) -> Iterator[Judgement]:
+    subject = f"efa/{one.device}"
+    match one.answer:
+        case Unobserved(cause, detail):
+            yield Unobserved(cause, f"{subject}: {detail}", subject)
+        case Broken(says, corrupt):
+            reason = CORRUPT if corrupt else FAILED
+            yield Finding(reason.name, reason.severity, subject, says)
+        case Measured(bandwidth, size) if bandwidth < least:
+            detail = f"{bandwidth:.2f} MB/s with messages of {size} bytes; {SETTING} is {least}"
+            yield Finding(SLOW.name, SLOW.severity, subject, detail)
+
+
+CHECK = Check("efa-loopback", "6-efa-loopback", (EFA_LOOPBACK,), judge, (FAILED, CORRUPT, SLOW), Nature.EVENT)

@@ -1,0 +1,162 @@
+"""One all-reduce over all GPUs of the node: what `all_reduce_perf` of NVIDIA's nccl-tests wrote, as facts."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from healthcheck.command import ChildError, Ended, MissedDeadline, Program, how_it_ended
+from healthcheck.model import Host, Probe, ProbeError, Unobserved
+from healthcheck.probes.kernel_files import printable
+from healthcheck.probes.pci import read_functions
+
+LONGEST_SECONDS = 600.0
+"""Eight H100 need half a minute, four T4 without NVLink about three."""
+CAUSE = "AllReduceNotRun"
+_INSTALLED_IN = "/opt/nccl-tests/build"
+"""Where AWS' container image of nccl-tests has it."""
+_PATIENCE_SECONDS = 5.0
+_ENVIRONMENT = {"LC_ALL": "C", "NCCL_SOCKET_IFNAME": "lo", "NCCL_NET": "Socket"}
+"""None of ours, such as NCCL_ALGO, which changes how the bus bandwidth is counted. GPUs of one node meet over the
+loopback interface, and EFA, which has a test of its own, takes no part."""
+_PASSED_ON = ("LD_LIBRARY_PATH",)
+"""Where a container has NCCL, CUDA and the driver's library."""
+_SIZES = ("-b", "1G", "-e", "4G", "-f", "2")
+"""From 1 GiB on the bus bandwidth no longer depends on the size of a message."""
+_SMALLEST_JUDGED = 1 << 30
+_NVIDIA_DRIVER = "nvidia"
+_OUT_OF_BOUNDS = re.compile(r"^# Out of bounds values : (\d{1,18})\b", re.MULTILINE)
+_FAILURE = re.compile(r"Test (?:CUDA|NCCL) failure [^\s:]+:\d+ '(?P<text>.*)'\s*$", re.MULTILINE)
+_HARDWARE_ERRORS = (
+    "uncorrectable ecc error encountered",
+    "uncorrectable nvlink error detected",
+    "invalid access of peer gpu memory over nvlink or a hardware error",
+    "hardware stack error",
+    "an illegal memory access was encountered",
+    "an illegal instruction was encountered",
+    "misaligned address",
+    "invalid program counter",
+    "unspecified launch failure",
+)
+"""Of cudaGetErrorString: what a program that is right does not meet on a GPU that is. Of all others (no device, no
+memory, a fabric that is not up, a library of another version) nobody can tell whose fault they are."""
+_NUMBER = re.compile(r"\d{1,15}(?:\.\d{1,15})?(?:e[+-]?\d{1,2})?\Z")
+"""As %g and %.2f write it; a column that was not measured is N/A."""
+_LONGEST_TEXT, _LONGEST_LINE = 200, 4096
+_MOST_LINES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """It came to its end. `bandwidth` is the best bus bandwidth, in GB/s, of messages of 1 GiB and more."""
+
+    gpus: int
+    bandwidth: float
+    wrong: int
+    """Values that were not what they should have been."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """It did not come to its end, because of a GPU or of what joins the GPUs."""
+
+    says: str
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduceLook:
+    """`absent`: why nothing was run."""
+
+    answer: Reduced | Failed | Unobserved | None = None
+    absent: str = ""
+
+
+@dataclass
+class AllReduce:
+    """Runs it once, and waits."""
+
+    root: Path
+    deadline_seconds: float = LONGEST_SECONDS
+    path: str = field(default_factory=lambda: f"{os.environ.get('PATH', os.defpath)}:{_INSTALLED_IN}")
+    _program: Program = field(init=False)
+
+    def __post_init__(self) -> None:
+        passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        self._program = Program({**_ENVIRONMENT, **passed_on, "PATH": self.path}, _PATIENCE_SECONDS)
+
+    def run(self) -> AllReduceLook:
+        """What came of it. Raises ProbeError where the GPUs can't be counted."""
+        program = shutil.which("all_reduce_perf", path=self.path)
+        if program is None:
+            return AllReduceLook(absent="all_reduce_perf is not installed here")
+        gpus = sum(one.is_gpu and one.driver == _NVIDIA_DRIVER for one in read_functions(Host(self.root)))
+        if gpus < 2:
+            return AllReduceLook(absent="an all-reduce takes two GPUs or more")
+        return AllReduceLook(self._run((program, *_SIZES, "-g", str(gpus)), gpus))
+
+    def stop(self) -> None:
+        """End what another thread runs; nothing is started after it."""
+        self._program.stop()
+
+    def _run(self, argv: tuple[str, ...], gpus: int) -> Reduced | Failed | Unobserved:
+        try:
+            return read_all_reduce(self._program.run(argv, self.deadline_seconds), gpus)
+        except MissedDeadline:
+            return Failed(f"all_reduce_perf: no end within {self.deadline_seconds:g} s")
+        except ChildError as error:
+            return Unobserved(CAUSE, f"all_reduce_perf: {error}")
+
+
+def read_all_reduce(ended: Ended, gpus: int) -> Reduced | Failed | Unobserved:
+    """What its output says. An end with an error that need not be the hardware's is could-not-look."""
+    text = ended.out.decode("utf-8", "replace")
+    if failure := _FAILURE.search(text) or _FAILURE.search(ended.err.decode("utf-8", "replace")):
+        says = printable(failure["text"])[:_LONGEST_TEXT]
+        hardware = any(one in failure["text"].lower() for one in _HARDWARE_ERRORS)
+        return Failed(says) if hardware else Unobserved(CAUSE, f"all_reduce_perf: {says}")
+    rows = list(_rows(text))
+    judged = [bandwidth for size, bandwidth, _ in rows if size >= _SMALLEST_JUDGED]
+    counted = _OUT_OF_BOUNDS.search(text)
+    wrong = max(sum(wrong for _, _, wrong in rows), int(counted[1]) if counted else 0)
+    # A run that found wrong values ends with 1, and so does one that had no right to run.
+    if not judged or (ended.code != 0 and not wrong):
+        return Unobserved(CAUSE, f"all_reduce_perf {how_it_ended(ended.code)}{_last_words(ended)}")
+    return Reduced(gpus, max(judged), wrong)
+
+
+def _rows(text: str) -> Iterator[tuple[int, float, int]]:
+    """Of each line of the table: bytes, the better bus bandwidth of both kinds, wrong values of both.
+
+    The columns are found by their names: versions differ in those that stand between and behind them.
+    """
+    names: list[str] = []
+    for line in text.split("\n")[:_MOST_LINES]:
+        words = line.lstrip("# ").split()
+        if line.startswith("#") and "busbw" in words:
+            names = line[1:].split()
+        elif names and len(words) >= len(names) and words[0].isdecimal():
+            columns = list(zip(names, words, strict=False))
+            speeds = [float(word) for name, word in columns if name == "busbw" and _NUMBER.match(word)]
+            wrong = [float(word) for name, word in columns if name == "#wrong" and _NUMBER.match(word)]
+            yield int(words[0][:18]), max(speeds, default=0.0), int(sum(wrong))
+
+
+def _last_words(ended: Ended) -> str:
+    lines = (ended.out[-_LONGEST_LINE:] + b"\n" + ended.err[-_LONGEST_LINE:]).decode("utf-8", "replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip(" #")), "")
+    return f": {printable(last)[:_LONGEST_TEXT]}" if last else ""
+
+
+def read_all_reduce_look(host: Host) -> AllReduceLook:
+    if host.ask_all_reduce is None:
+        raise ProbeError("a look that is no deep one runs no all-reduce")
+    look = host.ask_all_reduce()
+    assert isinstance(look, AllReduceLook)
+    return look
+
+
+ALL_REDUCE = Probe("nccl", read_all_reduce_look, AllReduceLook)

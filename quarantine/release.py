@@ -1,0 +1,178 @@
+"""What to do with a node after its quarantine run: a table, worst first, of which the first row that fits decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from healthcheck.model import Finding, Severity, Status, Unobserved
+from healthcheck.record import LEVEL_4
+
+
+class Recommendation(StrEnum):
+    """The words of the record (contract, section 1)."""
+
+    REPLACE = "replace"
+    REBOOT = "reboot"
+    RESET = "reset"
+    RERUN = "rerun"
+    RETURN_TO_SERVICE = "return-to-service"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """One test of the run, named as in the record. `status` None: it did not come to its end, or never began."""
+
+    name: str
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a quarantine run knows when it ends, whether it is done or was killed."""
+
+    tests: tuple[GroupResult, ...]
+    """All that belong to the run."""
+    found: tuple[Finding, ...] = ()
+    """By its tests, and by its look at the node: what is there now."""
+    standing: tuple[Finding, ...] = ()
+    """Events of before that still stand: those that a passed run ends are no longer among them."""
+    unobserved: tuple[Unobserved, ...] = ()
+    """What its look at the node could not see."""
+    returned_with: frozenset[tuple[str, str]] = frozenset()
+    """Reason and subject of what earlier runs found on this node, before it was returned to service."""
+
+    @property
+    def finished(self) -> bool:
+        return all(test.status is not None for test in self.tests)
+
+    @property
+    def faults(self) -> tuple[Finding, ...]:
+        """What counts against the node.
+
+        While the run is not done and has found nothing itself, what stood before is left for the next run to judge:
+        to find that out is what the node is in quarantine for.
+        """
+        failed = any(one.severity >= Severity.RESET for one in self.found)
+        return (*self.found, *self.standing) if self.finished or failed else self.found
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of the table. `fits` gives what it fits, in words; nothing where it does not fit."""
+
+    recommendation: Recommendation
+    when: str
+    why: str
+    fits: Callable[[Run], Iterable[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """`reasons` has a sentence for each row that fits and says the same; there is always one."""
+
+    recommendation: Recommendation
+    reasons: tuple[str, ...]
+
+
+def recommend(run: Run) -> Advice:
+    """The first row that fits, with all others that recommend the same."""
+    fitting = [(row, what) for row in TABLE if (what := tuple(dict.fromkeys(row.fits(run))))]
+    first = fitting[0][0].recommendation
+    told = tuple(f"{row.when}: {', '.join(what)}" for row, what in fitting if row.recommendation is first)
+    return Advice(first, told)
+
+
+def _named(findings: Iterable[Finding]) -> Iterable[str]:
+    return (f"{one.reason} on {one.subject}" for one in findings)
+
+
+def _faults_of(severity: Severity) -> Callable[[Run], Iterable[str]]:
+    return lambda run: _named(one for one in run.faults if one.severity is severity)
+
+
+def _came_back(run: Run) -> Iterable[str]:
+    again = (one for one in run.found if (one.reason, one.subject) in run.returned_with)
+    return _named(one for one in again if one.severity >= Severity.RESET)
+
+
+def _without_level_4(run: Run) -> Iterable[str]:
+    known = {test.name: test.status for test in run.tests}
+    return [LEVEL_4] if known.get(LEVEL_4, Status.NOT_CONFIGURED) is Status.NOT_CONFIGURED else []
+
+
+def _tests_that_are(*statuses: Status | None) -> Callable[[Run], Iterable[str]]:
+    return lambda run: (test.name for test in run.tests if test.status in statuses)
+
+
+TABLE = (
+    Row(
+        Recommendation.REPLACE,
+        "a fault of ISOLATE was found, or still stands",
+        "No reset and no reboot mends it.",
+        _faults_of(Severity.ISOLATE),
+    ),
+    Row(
+        Recommendation.REPLACE,
+        "a fault of RESET or worse that an earlier run had found came back after the node's return",
+        "What was done about it then did not mend it.",
+        _came_back,
+    ),
+    Row(
+        Recommendation.REBOOT,
+        "a fault of REBOOT was found, or still stands",
+        "Nothing less mends it. Quarantine the node again afterwards: a reboot ends the finding, and proves nothing.",
+        _faults_of(Severity.REBOOT),
+    ),
+    Row(
+        Recommendation.RESET,
+        "a fault of RESET was found, or still stands",
+        "A reset of the GPU mends it as far as NVIDIA's tables and DCGM say. Quarantine the node again afterwards.",
+        _faults_of(Severity.RESET),
+    ),
+    Row(
+        Recommendation.RERUN,
+        "a test did not come to its end",
+        "The run was killed, or the node went away. What stood before it is left for the next run to judge.",
+        _tests_that_are(None),
+    ),
+    Row(
+        Recommendation.RERUN,
+        "level 4 of DCGM's diagnostic was not run",
+        "Without it nothing was proved: the image has no DCGM, or the run does not hold the test.",
+        _without_level_4,
+    ),
+    Row(
+        Recommendation.RERUN,
+        "a test could not look",
+        "It says nothing of the hardware. See its cause below Could not look, mend that, and run again.",
+        _tests_that_are(Status.UNKNOWN),
+    ),
+    Row(
+        Recommendation.RERUN,
+        "a test failed, and names no fault",
+        "Nobody knows then what to do about the node.",
+        _tests_that_are(Status.FAIL),
+    ),
+    Row(
+        Recommendation.RERUN,
+        "the look at the node could not see all",
+        "A node that nobody can look at is not known to be well.",
+        lambda run: dict.fromkeys(one.cause for one in run.unobserved),
+    ),
+    Row(
+        Recommendation.RETURN_TO_SERVICE,
+        "a fault of MONITOR was found, or still stands",
+        "It is watched, and no reason to keep work away. Its heading says what to do about it.",
+        _faults_of(Severity.MONITOR),
+    ),
+    Row(
+        Recommendation.RETURN_TO_SERVICE,
+        "tests ended, and nothing of the above is so",
+        "What the run found is no reason to keep the node. What a passed run ends stands no longer.",
+        _tests_that_are(Status.PASS, Status.WARN),
+    ),
+)
+"""Worst first, and for every run a row fits. A test of EFA or NCCL that does not belong to the node has none: it says
+nothing either way."""

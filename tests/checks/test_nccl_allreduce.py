@@ -1,0 +1,75 @@
+"""An all-reduce over all GPUs: right values first, then the speed that is known of the type."""
+
+from __future__ import annotations
+
+import pytest
+
+from healthcheck.checks.nccl_allreduce import CHECK
+from healthcheck.expectation import Expectation
+from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
+from healthcheck.probes.nccl import ALL_REDUCE, CAUSE, AllReduceLook, Failed, Reduced
+from tests.checks.evidence import P5, UNKNOWN_TYPE, says
+
+P4D = Expectation(None, "p4d.24xlarge")
+
+
+def judge(look: AllReduceLook, expected: Expectation = P5) -> list[Judgement]:
+    return says(CHECK, expected, {ALL_REDUCE: look})
+
+
+def reduced(bandwidth: float, wrong: int = 0, gpus: int = 8) -> AllReduceLook:
+    return AllReduceLook(Reduced(gpus, bandwidth, wrong))
+
+
+def shown(bandwidth: str) -> Seen:
+    return Seen(f"{bandwidth} GB/s bus bandwidth over 8 GPUs", "at least 296 GB/s", "all_reduce.csv")
+
+
+@pytest.mark.parametrize("bandwidth", [296.0, 370.0, 480.0])
+def test_four_fifths_of_the_published_figure_are_enough(bandwidth: float) -> None:
+    assert judge(reduced(bandwidth)) == [shown(f"{bandwidth}")]
+
+
+@pytest.mark.parametrize("instance_type", ["p5.48xlarge", "ml.p5.48xlarge", "p5e.48xlarge", "p5en.48xlarge"])
+def test_less_is_slow(instance_type: str) -> None:
+    name = instance_type.removeprefix("ml.")
+    slow = Finding(
+        "NcclSlow",
+        Severity.RESET,
+        "node",
+        f"239.6 GB/s bus bandwidth over 8 GPUs; at least 296 expected of a {name}",
+        rule=f"all_reduce.csv:{name}",
+    )
+
+    assert judge(reduced(239.6), Expectation(None, instance_type)) == [slow, shown("239.6")]
+
+
+@pytest.mark.parametrize(
+    ("expected", "gpus"), [(P4D, 8), (UNKNOWN_TYPE, 8), (Expectation(None, "p6-b200.48xlarge"), 8), (P5, 7)]
+)
+def test_without_a_figure_for_these_gpus_the_speed_is_shown_and_not_judged(expected: Expectation, gpus: int) -> None:
+    told = Seen(f"1.0 GB/s bus bandwidth over {gpus} GPUs", "no figure for this type and number of GPUs")
+
+    assert judge(reduced(1.0, gpus=gpus), expected) == [told]
+
+
+def test_wrong_values_are_a_fault_at_any_speed_and_on_any_type() -> None:
+    wrong = Finding("NcclWrongResults", Severity.ISOLATE, "node", "1 wrong value over 8 GPUs")
+
+    assert judge(reduced(480.0, wrong=1)) == [wrong, shown("480.0")]
+    assert judge(reduced(480.0, wrong=1), UNKNOWN_TYPE)[0] == wrong
+    assert [type(one).__name__ for one in judge(reduced(100.0, wrong=2))] == ["Finding", "Finding", "Seen"]
+
+
+def test_an_error_of_the_hardware_is_a_fault() -> None:
+    says = "uncorrectable NVLink error detected during the execution"
+
+    assert judge(AllReduceLook(Failed(says))) == [Finding("NcclFailed", Severity.RESET, "node", says)]
+
+
+def test_what_could_not_run_or_does_not_belong_here_is_no_fault() -> None:
+    blind = Unobserved(CAUSE, "all_reduce_perf: out of memory")
+
+    assert judge(AllReduceLook(blind)) == [blind]
+    assert judge(AllReduceLook(absent="not installed")) == [NotConfigured("not installed")]
+    assert judge(AllReduceLook()) == [TooEarly("all_reduce_perf has not answered yet")]

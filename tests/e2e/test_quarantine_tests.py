@@ -1,0 +1,115 @@
+"""What quarantine tests beside DCGM, on a simulated node: real programs, the judges, and what is recommended then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from healthcheck.checks import efa_loopback, nccl_allreduce
+from healthcheck.examine import judge, look
+from healthcheck.expectation import Expectation
+from healthcheck.model import Host, Outcome, Status
+from healthcheck.probes.efa_loopback import EfaLoopback
+from healthcheck.probes.nccl import AllReduce
+from healthcheck.record import LEVEL_4
+from healthcheck.verdict import status_of, worst
+from quarantine.release import Advice, GroupResult, Run, recommend
+from sim.node import EFA_PROGRAMS, SimulatedNode
+
+CHECKS = (nccl_allreduce.CHECK, efa_loopback.CHECK)
+EXPECTED = Expectation(None, "p5.48xlarge", efa_min_bandwidth=3000)
+
+
+@dataclass
+class Quarantine:
+    """A p5.48xlarge of whose EFA devices two are left, so that a run is short."""
+
+    node: SimulatedNode
+    all_reduce: AllReduce
+    loopback: EfaLoopback
+
+    def outcomes(self) -> tuple[Outcome, ...]:
+        host = Host(self.node.root, ask_efa_loopback=self.loopback.run, ask_all_reduce=self.all_reduce.run)
+        return judge(CHECKS, look(host, CHECKS), EXPECTED)
+
+
+@pytest.fixture
+def quarantine(node: SimulatedNode) -> Iterator[Quarantine]:
+    for device in range(2, len(node.efa_names)):
+        node.remove_efa(device)
+    programs = node.install_nccl_tests()
+    path = f"{node.root}/{EFA_PROGRAMS}:/usr/bin:/bin"
+    one = Quarantine(
+        node,
+        AllReduce(node.root, 30.0, f"{programs}:/usr/bin:/bin"),
+        EfaLoopback(node.root, 30.0, path=path, patience_seconds=0.5),
+    )
+    yield one
+    one.all_reduce.stop()
+    one.loopback.stop()
+
+
+def advice(outcomes: tuple[Outcome, ...]) -> Advice:
+    """With a level 4 that passed."""
+    results = [GroupResult(LEVEL_4, Status.PASS)]
+    for one in outcomes:
+        severity = worst(finding.severity for finding in one.findings)
+        status = status_of(severity, could_not_look=not one.observed)
+        results.append(GroupResult(one.group, status if one.configured else Status.NOT_CONFIGURED))
+    return recommend(Run(tuple(results), tuple(finding for one in outcomes for finding in one.findings)))
+
+
+def test_a_node_that_passes_all_goes_back_to_service(quarantine: Quarantine) -> None:
+    outcomes = quarantine.outcomes()
+
+    assert [(one.group, one.findings, one.observed, one.configured) for one in outcomes] == [
+        ("5-nccl-allreduce", (), True, True),
+        ("6-efa-loopback", (), True, True),
+    ]
+    assert advice(outcomes).recommendation == "return-to-service"
+
+
+@pytest.mark.parametrize(
+    ("file", "value", "reason", "recommendation"),
+    [
+        ("fi_pingpong/fails", "DEVICE error", "EfaLoopbackFailed", "reboot"),
+        ("fi_pingpong/fails", "DEVICE corrupt", "EfaLoopbackCorrupt", "replace"),
+        ("fi_pingpong/megabytes", "DEVICE 2999.99", "EfaLoopbackSlow", "reboot"),
+        ("nccl/fails", "nvlink", "NcclFailed", "reset"),
+        ("nccl/fails", "wrong", "NcclWrongResults", "replace"),
+        ("nccl/bandwidth", "295.99", "NcclSlow", "reset"),
+    ],
+)
+def test_each_fault_is_found_and_has_its_recommendation(
+    quarantine: Quarantine, file: str, value: str, reason: str, recommendation: str
+) -> None:
+    value = value.replace("DEVICE", quarantine.node.efa_names[0])
+    quarantine.node.write_value(file, value)
+
+    outcomes = quarantine.outcomes()
+
+    assert [finding.reason for one in outcomes for finding in one.findings] == [reason]
+    assert advice(outcomes).recommendation == recommendation
+
+
+@pytest.mark.parametrize(
+    ("file", "value"), [("fi_pingpong/fails", "DEVICE memory"), ("nccl/fails", "memory"), ("nccl/fails", "library")]
+)
+def test_what_could_not_run_is_run_again(quarantine: Quarantine, file: str, value: str) -> None:
+    quarantine.node.write_value(file, value.replace("DEVICE", quarantine.node.efa_names[0]))
+
+    outcomes = quarantine.outcomes()
+
+    assert [finding.reason for one in outcomes for finding in one.findings] == []
+    assert advice(outcomes).recommendation == "rerun"
+
+
+def test_an_image_without_these_programs_is_judged_by_level_4_alone(quarantine: Quarantine) -> None:
+    quarantine.all_reduce.path = quarantine.loopback.path = "/nowhere"
+
+    outcomes = quarantine.outcomes()
+
+    assert [one.configured for one in outcomes] == [False, False]
+    assert advice(outcomes).recommendation == "return-to-service"
