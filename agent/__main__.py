@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import logging
 import os
 import signal
 import sys
@@ -18,6 +17,7 @@ from pydantic import ValidationError
 from agent.settings import AgentSettings
 from agent.wire import Agent
 from healthcheck.cluster import Cluster, ClusterError
+from healthcheck.log import log_as_json
 from healthcheck.memory_file import MemoryFile, MemoryFileError
 from healthcheck.telemetry import Telemetry, serve
 
@@ -167,37 +167,6 @@ def _hold(file: MemoryFile, telemetry: Telemetry) -> bool:
         return True
     telemetry.standby.set(not held)
     return held
-
-
-def log_as_json(level: str) -> None:
-    """One JSON object per line on standard error."""
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )
-    # What libraries log, such as a look that still runs when the next is due, reads the same.
-    libraries = logging.StreamHandler(sys.stderr)
-    libraries.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[
-                structlog.processors.add_log_level,
-                structlog.processors.TimeStamper(fmt="iso", utc=True),
-                structlog.processors.format_exc_info,
-            ],
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.JSONRenderer(),
-            ],
-        )
-    )
-    logging.basicConfig(level=logging.WARNING, handlers=[libraries])
 
 
 if __name__ == "__main__":

@@ -13,12 +13,12 @@ from typing import Any
 
 from kubernetes.client import ApiClient
 
-from agent.__main__ import log_as_json
 from agent.ledger import level_checks
 from agent.settings import AgentSettings
 from agent.wire import Agent
 from healthcheck.cluster import Cluster
 from healthcheck.examine import judge, look
+from healthcheck.log import log_as_json
 from healthcheck.memory_file import MemoryFile
 from healthcheck.model import Host
 from healthcheck.telemetry import Telemetry

@@ -13,11 +13,11 @@ import sys
 
 from kubernetes.client import ApiClient
 
-from agent.__main__ import log_as_json
 from agent.settings import AgentSettings
 from agent.wire import Agent
 from bench.moment import age_ms
 from healthcheck.cluster import Cluster, connect
+from healthcheck.log import log_as_json
 from healthcheck.memory_file import MemoryFile
 from healthcheck.model import Sighting
 from healthcheck.telemetry import Telemetry, serve

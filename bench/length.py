@@ -22,6 +22,10 @@ class Length:
     flood_seconds: float = 60.0
     burst_seconds: float = 3.0
     memory_hours: int = 24
+    sweep_nodes: int = 5000
+    races: int = 200
+    sweep_month_nodes: int = 1000
+    sweep_month_days: int = 30
     quick: bool = False
     hour: bool = False
 
@@ -46,5 +50,9 @@ QUICK = Length(
     flood_seconds=5.0,
     burst_seconds=0.5,
     memory_hours=2,
+    sweep_nodes=100,
+    races=20,
+    sweep_month_nodes=100,
+    sweep_month_days=3,
     quick=True,
 )

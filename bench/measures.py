@@ -19,6 +19,9 @@ from bench import (
     old_ring,
     replay,
     start,
+    sweep_month,
+    sweep_plan,
+    sweep_race,
 )
 from bench.outcome import Outcome
 from bench.stage import Stage
@@ -39,6 +42,9 @@ MEASURES = (
     Measure("memory", memory.measure),
     Measure("api-calls", api_calls.measure),
     Measure("fleet", fleet.measure),
+    Measure("sweep-plan", sweep_plan.measure),
+    Measure("sweep-month", sweep_month.measure),
+    Measure("sweep-race", sweep_race.measure),
     Measure("node-pod", node_pod.measure),
     Measure("flood", flood.measure),
     Measure("xid-flood", flood.measure_xids),

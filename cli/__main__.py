@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import sys
 
+_PROGRAMS = {"agent": "agent", "sweep": "sweeper"}
+
 
 def main() -> None:
-    """Run a command. The agent is a program of its own, so that it carries nothing of this one's for all its life."""
-    if sys.argv[1:2] == ["agent"]:
-        os.execv(sys.executable, [sys.executable, "-m", "agent", *sys.argv[2:]])  # noqa: S606 - no shell
+    """Run a command. What runs in the cluster is a program of its own, and carries nothing of this one's."""
+    program = _PROGRAMS.get(sys.argv[1] if len(sys.argv) > 1 else "")
+    if program:
+        os.execv(sys.executable, [sys.executable, "-m", program, *sys.argv[2:]])  # noqa: S606 - no shell
     from cli.app import run  # noqa: PLC0415 - the agent need not wait for it
 
     run()

@@ -31,6 +31,12 @@ def agent() -> None:
     # Only for the list of commands: `main` has handed over to the agent's own program before this is loaded.
 
 
+@app.command("sweep")
+def sweep() -> None:
+    """Test the idle nodes that are due: what the CronJob starts (--dry-run shows which, and why no other)."""
+    # Only for the list of commands, as the agent.
+
+
 @app.command("version")
 def version() -> None:
     """Print the version."""

@@ -7,8 +7,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from itertools import groupby
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -21,6 +22,7 @@ from cli.words import SEVERITY_STYLES, STATUS_STYLES
 from healthcheck import budget
 from healthcheck import record as records
 from healthcheck.cluster import Cluster, ClusterError, Forbidden, Heartbeat, NotFound
+from healthcheck.deep_test import is_overdue, last_deep_test, obstacle
 from healthcheck.model import PREFIX, Status
 from healthcheck.node import INSTANCE_TYPE, LAST_CHECK, RESULTS, SEVERITY, STATUS, NodeState
 from healthcheck.record import RecordError
@@ -29,6 +31,7 @@ from healthcheck.settings import NodeSettings
 T = TypeVar("T")
 COULD_NOT_LOOK = 2
 _REFRESH_SECONDS = 5.0
+_NOT_YET = "nobody found it idle, or its turn has not come; `gpu-healthcheck sweep --dry-run` says which"
 GPU_NODES = (
     STATUS,
     f"{PREFIX}/enabled=true",
@@ -75,6 +78,12 @@ class Row:
     heartbeat_age_seconds: float | None
     silent: bool
     """The agent has not looked for longer than its heartbeat is good."""
+    tested_at: str
+    """When DCGM last tested it, whoever ran that; '' where nobody did."""
+    tested_by: str
+    test_result: str
+    overdue: str
+    """Why it was not tested for three intervals; '' where it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,25 +114,26 @@ def read_fleet(cluster: Cluster) -> Fleet:
     """Every GPU node, worst first, and the places that may be tainted."""
     nodes = {node.name: node for selector in GPU_NODES for node in cluster.list_nodes(selector)}
     beats = _allowed(cluster.list_heartbeats)
-    now = datetime.now(UTC)
-    rows = [_row(node, (beats or {}).get(node.name), now) for node in nodes.values()]
+    now, config = datetime.now(UTC), _allowed(cluster.read_config)
+    interval = timedelta(seconds=_number(config, "DCGM_L2_INTERVAL", "dcgm_l2_interval_seconds") or 0)
+    rows = [_row(node, (beats or {}).get(node.name), interval, now) for node in nodes.values()]
     order = {word.value: place for place, word in enumerate(_WORST_FIRST)}
     rows.sort(key=lambda row: (order.get(row.status, len(order)), row.node))
-    return Fleet(_budget(cluster, None if beats is None else len(beats)), rows)
+    return Fleet(_budget(cluster, config, None if beats is None else len(beats)), rows)
 
 
-def _budget(cluster: Cluster, fleet: int | None) -> Budget:
-    slots, config = _allowed(cluster.list_slots), _allowed(cluster.read_config)
-    percent = _percent(config)
+def _budget(cluster: Cluster, config: Mapping[str, str] | None, fleet: int | None) -> Budget:
+    slots = _allowed(cluster.list_slots)
+    percent = _number(config, "MAX_UNHEALTHY_PERCENT", "max_unhealthy_percent")
     places = None if fleet is None or percent is None else budget.allowed(fleet, percent)
     return Budget(None if slots is None else len(slots), places, fleet)
 
 
-def _percent(config: Mapping[str, str] | None) -> int | None:
-    """None where the agents go by what only they know: the last good value."""
-    default = NodeSettings.model_fields["max_unhealthy_percent"].default
+def _number(config: Mapping[str, str] | None, key: str, setting: str) -> int | None:
+    """A setting of the ConfigMap; None where the agents go by what only they know: the last good value."""
+    default = NodeSettings.model_fields[setting].default
     try:
-        return None if config is None else int(config.get("MAX_UNHEALTHY_PERCENT", default))
+        return None if config is None else int(config.get(key, default))
     except ValueError:
         return None
 
@@ -136,9 +146,12 @@ def _allowed(ask: Callable[[], T]) -> T | None:
         return None
 
 
-def _row(node: NodeState, beat: Heartbeat | None, now: datetime) -> Row:
+def _row(node: NodeState, beat: Heartbeat | None, interval: timedelta, now: datetime) -> Row:
     condition, record = node.condition() or {}, _record(node)
     age = (now - beat.renewed).total_seconds() if beat else None
+    heard = beat.renewed + timedelta(seconds=beat.seconds) if beat else None
+    tested = last_deep_test(node, now)
+    overdue = is_overdue(node, tested, interval, now)
     return Row(
         node.name,
         node.labels.get(STATUS, ""),
@@ -152,6 +165,10 @@ def _row(node: NodeState, beat: Heartbeat | None, now: datetime) -> Row:
         _released(record),
         None if age is None else round(age, 1),
         beat is not None and age is not None and age > beat.seconds,
+        records.timestamp(tested.at) if tested else "",
+        tested.by if tested else "",
+        tested.status if tested else "",
+        (obstacle(node, heard, now) or _NOT_YET) if overdue else "",
     )
 
 
@@ -190,12 +207,15 @@ def _budget_words(fleet: Fleet) -> Iterator[Text]:
     withheld = [row.node for row in fleet.nodes if row.taint == "withheld"]
     if withheld:
         yield Text(f"\nnot tainted though their agents want it: {', '.join(withheld)}", "bold red")
+    for why, rows in groupby(sorted(fleet.nodes, key=lambda row: row.overdue), key=lambda row: row.overdue):
+        if why:
+            yield Text(f"\noverdue for a deep test: {', '.join(row.node for row in rows)}: {why}", "magenta")
 
 
 def _table(rows: list[Row]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("node", "status", "severity", "taint", "type", "looked", "reason"):
-        table.add_column(name, no_wrap=name in ("status", "severity", "taint", "looked"), overflow="fold")
+    for name in ("node", "status", "severity", "taint", "type", "looked", "tested", "reason"):
+        table.add_column(name, no_wrap=name in ("status", "severity", "taint", "looked", "tested"), overflow="fold")
     table.add_column("message", overflow="fold")
     for row in rows:
         table.add_row(
@@ -205,6 +225,7 @@ def _table(rows: list[Row]) -> Table:
             "yes" if row.tainted else Text("withheld", "bold red") if row.taint == "withheld" else "",
             row.instance_type,
             _looked(row),
+            _tested(row),
             row.reason if row.status != Status.PASS else "",
             row.message if row.status != Status.PASS else row.released and f"released {row.released}",
         )
@@ -214,6 +235,20 @@ def _table(rows: list[Row]) -> Table:
 def _looked(row: Row) -> Text:
     if row.heartbeat_age_seconds is None:
         return Text("never" if not row.status else "?", "magenta")
-    age = row.heartbeat_age_seconds
-    word = f"{age:.0f}s ago" if age < 120 else f"{age / 60:.0f}m ago" if age < 7200 else f"{age / 3600:.0f}h ago"
+    word = _ago(row.heartbeat_age_seconds)
     return Text(f"{word}, silent" if row.silent else word, "magenta" if row.silent else "")
+
+
+def _tested(row: Row) -> Text:
+    """How long ago DCGM tested it, and what came of it."""
+    if not row.tested_at:
+        return Text("overdue" if row.overdue else "never", "magenta" if row.overdue else "")
+    age = (datetime.now(UTC) - records.moment(row.tested_at)).total_seconds()
+    words = [f"{row.test_result} {_ago(age)}", *(["overdue"] if row.overdue else [])]
+    return Text(", ".join(words), "magenta" if row.overdue else _STATUS_STYLES.get(row.test_result, ""))
+
+
+def _ago(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f}s ago"
+    return f"{seconds / 60:.0f}m ago" if seconds < 7200 else f"{seconds / 3600:.0f}h ago"

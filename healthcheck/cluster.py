@@ -20,16 +20,13 @@ from kubernetes.client.exceptions import ApiException
 
 from healthcheck.budget import Slot, holder_label
 from healthcheck.events import Event
+from healthcheck.gpu_resources import GpuPod, gpu_pod, offered, whole_quantity
 from healthcheck.model import PREFIX
-from healthcheck.node import (
-    EFA_RESOURCE,
-    FIELD_MANAGER,
-    STATUS,
-    NodeState,
-    SelectiveClass,
-    managers_of_label,
-    whole_quantity,
-)
+from healthcheck.node import EFA_RESOURCE, FIELD_MANAGER, STATUS, NodeState, SelectiveClass, managers_of_label
+from healthcheck.pages import node_page, pod_page
+from healthcheck.run import TESTED_NODE, JobState
+
+Parse = Callable[[bytes], Any]
 
 NAMESPACE, BUDGET_NAMESPACE = "gpu-healthcheck", "gpu-healthcheck-budget"
 COMPONENT = "gpu-healthcheck"
@@ -43,6 +40,10 @@ _LONGEST_MESSAGE = 500
 _PAGE = 500
 _MOST_CLASSES = 1000
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
+_JOBS = "/apis/batch/v1/namespaces/{}/jobs"
+_JOB_LABEL = "batch.kubernetes.io/job-name"
+_AT_WORK = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
+"""Pods that have a node and have not finished: those that hold what they asked for."""
 _HOLDER = f"{PREFIX}/holder"
 _METHODS = {"get": "GET", "list": "GET", "watch": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
 _NO_CONFIGURATION = (config.ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError)
@@ -227,26 +228,40 @@ class Cluster:
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(seconds or random.randint(*_WATCH_SECONDS)),  # noqa: S311 - spreads reconnects
         }
-        response = self._request("watch", "/api/v1/nodes", "nodes", query=query, read_seconds=_SILENCE_SECONDS)
+        for kind, node in self._watch("/api/v1/nodes", "nodes", query):
+            yield node_state(node) if kind != "DELETED" else None
+
+    def watch_jobs(self, namespace: str, selector: str, since: str, seconds: int) -> Iterator[tuple[JobState, bool]]:
+        """Each change of those Jobs after the listing `since`, and whether the Job is still there; so long at most."""
+        query = {
+            "watch": "true",
+            "labelSelector": selector,
+            "resourceVersion": since,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(max(seconds, 1)),
+        }
+        for kind, job in self._watch(_JOBS.format(namespace), "jobs", query):
+            yield _job(job), kind != "DELETED"
+
+    def _watch(self, path: str, resource: str, query: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        response = self._request("watch", path, resource, query=query, read_seconds=_SILENCE_SECONDS)
         try:
             for line in _lines(response):
                 event = json.loads(line)
                 if event.get("type") == "ERROR":
-                    raise Unavailable(f"watch nodes: {str(event.get('object'))[:_LONGEST_MESSAGE]}")
-                if event.get("type") in ("ADDED", "MODIFIED"):
-                    yield node_state(event["object"])
-                elif event.get("type") == "DELETED":
-                    yield None
+                    raise Unavailable(f"watch {resource}: {str(event.get('object'))[:_LONGEST_MESSAGE]}")
+                if event.get("type") in ("ADDED", "MODIFIED", "DELETED"):
+                    yield event["type"], event["object"]
         except urllib3.exceptions.HTTPError as error:
-            raise Unavailable(f"watch nodes: {_say(error)}") from error
+            raise Unavailable(f"watch {resource}: {_say(error)}") from error
         except (ValueError, KeyError) as error:
-            raise Unavailable(f"watch nodes: an answer that is no watch event: {error!r}") from error
+            raise Unavailable(f"watch {resource}: an answer that is no watch event: {error!r}") from error
         finally:
             response.close()
 
     def list_nodes(self, label_selector: str = "") -> Iterator[NodeState]:
-        """Every node that the selector allows, in pages."""
-        for node in self._pages("/api/v1/nodes", "nodes", {"labelSelector": label_selector}):
+        """Every node that the selector allows, in pages; who wrote its labels is not among what is read."""
+        for node in self._pages("/api/v1/nodes", "nodes", {"labelSelector": label_selector}, node_page().validate_json):
             yield node_state(node)
 
     def list_heartbeats(self) -> dict[str, Heartbeat]:
@@ -259,11 +274,63 @@ class Cluster:
                 beats[lease["metadata"]["name"]] = Heartbeat(renewed, spec.get("leaseDurationSeconds") or 0)
         return beats
 
-    def _pages(self, path: str, resource: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    def list_gpu_pods(self) -> Iterator[GpuPod]:
+        """The pods of all namespaces that hold GPUs on a node, in pages."""
+        for pod in self._pages("/api/v1/pods", "pods", {"fieldSelector": _AT_WORK}, pod_page().validate_json):
+            if (held := gpu_pod(pod)) is not None:
+                yield held
+
+    def list_unplaced(self, namespace: str, selector: str) -> set[str]:
+        """The names of the Jobs that have a pod which no scheduler has found a place for."""
+        query = {"labelSelector": selector, "fieldSelector": "spec.nodeName="}
+        pods = self._pages(f"/api/v1/namespaces/{namespace}/pods", "pods", query)
+        return {str((pod["metadata"].get("labels") or {}).get(_JOB_LABEL, "")) for pod in pods}
+
+    def read_job_template(self, cron_job: str) -> dict[str, Any]:
+        """What a CronJob of ours makes its Jobs from."""
+        path = f"/apis/batch/v1/namespaces/{NAMESPACE}/cronjobs/{quote(cron_job)}"
+        template = (self._json("get", path, "cronjobs").get("spec") or {}).get("jobTemplate")
+        return template if isinstance(template, dict) else {}
+
+    def list_jobs(self, namespace: str, selector: str) -> tuple[list[JobState], str]:
+        """Those Jobs, and since when a watch has to begin so that it misses no change of them."""
+        jobs, version = [], ""
+        for page in self._listing(_JOBS.format(namespace), "jobs", {"labelSelector": selector}):
+            jobs += [_job(job) for job in page.get("items") or []]
+            version = str(page.get("metadata", {}).get("resourceVersion", ""))
+        return jobs, version
+
+    def read_job(self, namespace: str, name: str) -> JobState:
+        return _job(self._json("get", f"{_JOBS.format(namespace)}/{quote(name)}", "jobs"))
+
+    def create_job(self, job: Mapping[str, Any]) -> JobState:
+        """Conflict: a Job of this name is there."""
+        return _job(self._json("create", _JOBS.format(job["metadata"]["namespace"]), "jobs", job))
+
+    def delete_job(self, job: JobState) -> None:
+        """It stays to be seen until its pods have ended. Conflict: another has its name since."""
+        options = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "propagationPolicy": "Foreground",
+            "preconditions": {"uid": job.uid},
+        }
+        self._json("delete", f"{_JOBS.format(job.namespace)}/{quote(job.name)}", "jobs", options)
+
+    def _pages(
+        self, path: str, resource: str, query: Mapping[str, str], parse: Parse = json.loads
+    ) -> Iterator[dict[str, Any]]:
+        for page in self._listing(path, resource, query, parse):
+            yield from page.get("items") or []
+
+    def _listing(
+        self, path: str, resource: str, query: Mapping[str, str], parse: Parse = json.loads
+    ) -> Iterator[dict[str, Any]]:
         token = ""
         while True:
-            page = self._json("list", path, resource, query={**query, "limit": str(_PAGE), "continue": token})
-            yield from page.get("items") or []
+            asked = {**query, "limit": str(_PAGE), "continue": token}
+            page = _read(self._request("list", path, resource, query=asked), f"list {resource}", parse)
+            yield page
             token = page.get("metadata", {}).get("continue") or ""
             if not token:
                 return
@@ -278,14 +345,7 @@ class Cluster:
         merge: str = "",
         query: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        response = self._request(verb, path, resource, body, merge=merge, query=query)
-        try:
-            answer = json.loads(response.data)
-        except (ValueError, urllib3.exceptions.HTTPError) as error:
-            raise Unavailable(f"{verb} {resource}: an answer that is no JSON: {_say(error)}") from error
-        if not isinstance(answer, dict):
-            raise Unavailable(f"{verb} {resource}: an answer that is no object")
-        return answer
+        return _read(self._request(verb, path, resource, body, merge=merge, query=query), f"{verb} {resource}")
 
     def _request(
         self,
@@ -356,12 +416,39 @@ def node_state(node: Mapping[str, Any]) -> NodeState:
         conditions=status.get("conditions") or (),
         status_managers=managers_of_label(metadata.get("managedFields"), STATUS),
         efa_allocatable=whole_quantity((status.get("allocatable") or {}).get(EFA_RESOURCE)),
+        gpus=offered(status.get("allocatable")),
+        cordoned=spec.get("unschedulable") is True,
+        created=_created(metadata),
+    )
+
+
+def _created(metadata: Mapping[str, Any]) -> datetime | None:
+    text = metadata.get("creationTimestamp")
+    return datetime.fromisoformat(text) if text else None
+
+
+def _job(job: Mapping[str, Any]) -> JobState:
+    metadata = job["metadata"]
+    ended = {one.get("type"): one for one in (job.get("status") or {}).get("conditions") or () if _is_true(one)}
+    failed = ended.get("Failed")
+    return JobState(
+        name=metadata["name"],
+        namespace=metadata["namespace"],
+        uid=metadata["uid"],
+        node=str((metadata.get("annotations") or {}).get(TESTED_NODE, "")),
+        created=_created(metadata) or datetime.now(UTC),
+        outcome=str(failed.get("reason") or "Failed") if failed else "Complete" if "Complete" in ended else "",
+        leaving="deletionTimestamp" in metadata,
     )
 
 
 def _selective_class(one: Mapping[str, Any]) -> SelectiveClass:
     selector = (one.get("scheduling") or {}).get("nodeSelector") or {}
     return SelectiveClass(one["metadata"]["name"], one["handler"], selector)
+
+
+def _is_true(condition: Mapping[str, Any]) -> bool:
+    return condition.get("status") == "True"
 
 
 def _lease(
@@ -382,6 +469,16 @@ def _slot(lease: Mapping[str, Any]) -> Slot:
     metadata, spec = lease["metadata"], lease.get("spec") or {}
     owners = [one.get("uid", "") for one in metadata.get("ownerReferences") or () if one.get("kind") == "Node"]
     return Slot(metadata["name"], spec.get("holderIdentity") or "", next(iter(owners), ""), metadata.get("uid", ""))
+
+
+def _read(response: urllib3.BaseHTTPResponse, what: str, parse: Parse = json.loads) -> dict[str, Any]:
+    try:
+        answer = parse(response.data)
+    except (ValueError, urllib3.exceptions.HTTPError) as error:
+        raise Unavailable(f"{what}: an answer that is no JSON, or of another shape: {_say(error)}") from error
+    if not isinstance(answer, dict):
+        raise Unavailable(f"{what}: an answer that is no object")
+    return answer
 
 
 def _lines(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:

@@ -14,7 +14,8 @@ STATUS, SEVERITY, LAST_CHECK = (f"{PREFIX}/{key}" for key in ("status", "severit
 RESULTS, SWEEP_RESULT, QUARANTINE_RESULT, RELEASE = (
     f"{PREFIX}/{key}" for key in ("results", "sweep-result", "quarantine-result", "release")
 )
-UNHEALTHY, STARTUP = f"{PREFIX}/unhealthy", f"{PREFIX}/startup"
+MODE, RUN = f"{PREFIX}/mode", f"{PREFIX}/run"
+UNHEALTHY, STARTUP, MAINTENANCE = (f"{PREFIX}/{key}" for key in ("unhealthy", "startup", "maintenance"))
 TAINT = {"key": UNHEALTHY, "value": "true", "effect": "NoSchedule"}
 CONDITION = "GpuHealthy"
 EFA_RESOURCE = "vpc.amazonaws.com/efa"
@@ -50,6 +51,10 @@ class NodeState:
     """Who owns the label `status`."""
     efa_allocatable: int | None = None
     """How many EFA devices pods may ask for; None: the Node does not say."""
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    """By resource name, how many GPUs or MIG instances pods may ask for."""
+    cordoned: bool = False
+    created: datetime | None = None
 
     def condition(self) -> Mapping[str, Any] | None:
         return next((one for one in self.conditions if one.get("type") == CONDITION), None)
@@ -84,12 +89,6 @@ def is_tested(node: NodeState) -> bool:
 def is_our_taint(taint: Mapping[str, Any]) -> bool:
     # Key and effect are a taint's identity: with another effect it is somebody else's, and not ours to lift.
     return (taint.get("key"), taint.get("effect")) == (TAINT["key"], TAINT["effect"])
-
-
-def whole_quantity(quantity: object) -> int | None:
-    """A resource's quantity that is a plain count; None for what is absent or written otherwise."""
-    is_count = isinstance(quantity, str) and quantity.isascii() and quantity.isdigit() and len(quantity) < 10
-    return int(str(quantity)) if is_count else None
 
 
 def managers_of_label(managed_fields: object, label: str) -> tuple[FieldManager, ...]:

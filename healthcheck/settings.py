@@ -5,6 +5,7 @@ A value that is not allowed is named with its file, its key, what it is and what
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -71,6 +72,18 @@ def _overrides(value: str) -> str:
     return value
 
 
+def _image(value: str) -> str:
+    if re.search(r"\s", value.strip()):
+        raise ValueError("the name of an image, or nothing for the template's own")
+    return value
+
+
+def _namespace(value: str) -> str:
+    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", value):
+        raise ValueError("the name of a namespace: at most 63 lower-case letters, digits and hyphens")
+    return value
+
+
 HostName = Annotated[str, AfterValidator(checked_host)]
 SeverityName = Annotated[Severity, BeforeValidator(_severity)]
 
@@ -110,6 +123,18 @@ class NodeSettings(BaseSettings):
     nvlink_default: SeverityName = Field(Severity.RESET, alias="NVLINK_DEFAULT")
     nvlink5_default: SeverityName = Field(Severity.MONITOR, alias="NVLINK5_DEFAULT")
     strict_pshc: bool = Field(False, alias="STRICT_PSHC")
+    dcgm_l2_interval_seconds: int = Field(21600, alias="DCGM_L2_INTERVAL", ge=0, le=31536000)
+    """Each idle node is tested deeply once in it; 0: never."""
+    max_nodes_per_sweep: int = Field(10, alias="MAX_NODES_PER_SWEEP", ge=1, le=5000)
+    """Under a sweep at the same time."""
+    max_sweep_percent: int = Field(20, alias="MAX_SWEEP_PERCENT", ge=1, le=100)
+    """Of the nodes of one instance type, how many may be under a deep run at the same time; always at least one."""
+    job_timeout_seconds: int = Field(900, alias="JOB_TIMEOUT", ge=60, le=86400)
+    """What a Job may take beyond DCGM itself: to be placed, to pull its image, to tell."""
+    sweep_image: Annotated[str, AfterValidator(_image)] = Field("", alias="SWEEP_IMAGE")
+    """Of the Jobs; '': the template's."""
+    sweep_namespace: Annotated[str, AfterValidator(_namespace)] = Field("gpu-healthcheck", alias="SWEEP_NAMESPACE")
+    """Of the Jobs."""
     kernel_log_lines: str = Field("", alias="KERNEL_LOG_LINES")
     """Accepted for the sake of old ConfigMaps; a cursor took its place."""
 

@@ -17,6 +17,7 @@ from healthcheck import checks
 from healthcheck.model import Check, Reason
 from healthcheck.settings import PROFILES_FILE, NodeSettings
 from sim.scenarios import Expected, Scenario, scenarios
+from sweeper.settings import SweeperSettings
 from tools import docs, manifests
 
 ROOT = Path(__file__).parents[1]
@@ -116,11 +117,18 @@ def test_the_config_map_holds_the_profiles_and_every_key_that_somebody_reads() -
 
 
 def test_manifests_set_no_variable_that_no_settings_class_knows() -> None:
-    known = {str(one.alias) for one in AgentSettings.model_fields.values()}
-    text = (ROOT / "kubernetes/manifests/04-daemonset-agent.yaml").read_text()
-    daemon_set = yaml.safe_load(text)
-    containers = daemon_set["spec"]["template"]["spec"]["containers"]
-    assert {one["name"] for container in containers for one in container["env"]} - known == set()
+    known = {str(one.alias) for kind in (AgentSettings, SweeperSettings) for one in kind.model_fields.values()}
+    known |= {"NVIDIA_DRIVER_CAPABILITIES"}  # read by NVIDIA's container runtime
+    containers = [container for document in documents() for container in containers_in(document)]
+    names = {one["name"] for container in containers for one in container.get("env", [])}
+    assert (len(containers), names - known) == (3, set())
+
+
+def containers_in(value: Any) -> list[dict[str, Any]]:
+    """The containers anywhere in a manifest."""
+    if isinstance(value, dict):
+        return [*value.get("containers", []), *(found for one in value.values() for found in containers_in(one))]
+    return [found for one in value for found in containers_in(one)] if isinstance(value, list) else []
 
 
 def test_the_folder_of_manifests_never_becomes_a_package() -> None:

@@ -17,22 +17,27 @@ ACTING_SECONDS = 30
 
 _LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 _EVENTS = "/api/v1/namespaces/default/events"
+_PROBE = {"name": "policy-probe"}
+_UNBOUND = "bound to no node"
 _ABOUT = {"kind": "Node", "name": "nobody"}
 
 
 def install(plane: ControlPlane, manifests: Path = MANIFESTS) -> str:
     """What kubectl printed. The API server learns of roles and policies a moment after it took them."""
     printed = plane.kubectl("apply", "-f", str(manifests))
-    token = unbound_token(plane)
-    plane.request("POST", "/api/v1/nodes", {"metadata": {"name": "policy-probe"}})
-    probes: list[tuple[str, str, dict[str, Any]]] = [
-        ("PATCH", "/api/v1/nodes/policy-probe?dryRun=All", {"metadata": {"labels": {"probe": "true"}}}),
-        ("POST", f"{_LEASES}?dryRun=All", {"metadata": {"name": "policy-probe"}}),
-        ("POST", f"{_EVENTS}?dryRun=All", {"metadata": {"name": "policy-probe"}, "involvedObject": _ABOUT}),
+    agent, sweeper, sweep = (unbound_token(plane, f"{NAMESPACE}{suffix}") for suffix in ("", "-sweeper", "-sweep"))
+    plane.request("POST", "/api/v1/nodes", {"metadata": _PROBE})
+    node, marked = "/api/v1/nodes/policy-probe?dryRun=All", {"metadata": {"labels": {"probe": "true"}}}
+    probes: list[tuple[str, str, str, dict[str, Any], str]] = [
+        (agent, "PATCH", node, marked, _UNBOUND),
+        (agent, "POST", f"{_LEASES}?dryRun=All", {"metadata": _PROBE}, _UNBOUND),
+        (agent, "POST", f"{_EVENTS}?dryRun=All", {"metadata": _PROBE, "involvedObject": _ABOUT}, _UNBOUND),
+        (sweeper, "PATCH", node, marked, "may change no label"),
+        (sweep, "PATCH", node, marked, _UNBOUND),
     ]
     deadline = time.monotonic() + ACTING_SECONDS
-    for method, path, body in probes:
-        while "bound to no node" not in (said := plane.request(method, path, body, token=token)).message:
+    for token, method, path, body, refusal in probes:
+        while refusal not in (said := plane.request(method, path, body, token=token)).message:
             if time.monotonic() > deadline:
                 raise ControlPlaneError(f"no policy refused {method} {path}: {said.status} {said.message}")
             time.sleep(0.1)
@@ -40,6 +45,6 @@ def install(plane: ControlPlane, manifests: Path = MANIFESTS) -> str:
     return printed
 
 
-def unbound_token(plane: ControlPlane) -> str:
-    """A token of the agent's account that no kubelet handed out, as `kubectl create token` makes it."""
-    return plane.kubectl("create", "token", NAMESPACE, f"--namespace={NAMESPACE}").strip()
+def unbound_token(plane: ControlPlane, account: str = NAMESPACE) -> str:
+    """A token of an account of ours that no kubelet handed out, as `kubectl create token` makes it."""
+    return plane.kubectl("create", "token", account, f"--namespace={NAMESPACE}").strip()

@@ -13,10 +13,15 @@ NAMESPACE = "gpu-healthcheck"
 """The namespace and the agent's ServiceAccount are both called so."""
 
 
-def node(name: str, labels: Mapping[str, str], instance_type: str, now: datetime) -> dict[str, Any]:
-    """A Node with the marks that other programs put on it, so that a test can see whether they survive."""
+def node(
+    name: str, labels: Mapping[str, str], instance_type: str, now: datetime, devices: Mapping[str, str]
+) -> dict[str, Any]:
+    """A Node with the marks that other programs put on it, so that a test can see whether they survive.
+
+    `devices` are what device plugins would have registered, such as `nvidia.com/gpu`.
+    """
     moment = now.strftime("%Y-%m-%dT%H:%M:%SZ")
-    capacity = {"cpu": "192", "memory": "2Ti", "pods": "100"}
+    capacity = {"cpu": "192", "memory": "2Ti", "pods": "100", **devices}
     return {
         "apiVersion": "v1",
         "kind": "Node",

@@ -170,9 +170,10 @@ class ControlPlane:
         labels: Mapping[str, str] | None = None,
         instance_type: str = "p5.48xlarge",
         taints: Sequence[Mapping[str, str]] = (),
+        devices: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         """A Node as a kubelet would have registered it, Ready."""
-        node = objects.node(name, labels or {}, instance_type, datetime.now(UTC))
+        node = objects.node(name, labels or {}, instance_type, datetime.now(UTC), devices or {})
         self._expect("POST", "/api/v1/nodes", node)
         # Admission gives every new Node the taint not-ready; the controller that lifts it does not run here.
         return self._expect("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": list(taints)}})
@@ -185,9 +186,19 @@ class ControlPlane:
         if answer.status == http.client.CONFLICT:
             answer = self.request("GET", f"{pods}/{pod['metadata']['name']}")
         _must_succeed("POST", pods, answer)
-        account = f"/api/v1/namespaces/{objects.NAMESPACE}/serviceaccounts/{objects.NAMESPACE}/token"
-        granted = self._expect("POST", account, objects.token_request(answer.body, seconds))
-        return str(granted["status"]["token"])
+        return self.pod_token(answer.body, seconds=seconds)
+
+    def pod_token(self, pod: Mapping[str, Any], *, seconds: int = 3600) -> str:
+        """A token as the kubelet hands it to this pod."""
+        account, namespace = pod["spec"].get("serviceAccountName", "default"), pod["metadata"]["namespace"]
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+        return str(self._expect("POST", path, objects.token_request(pod, seconds))["status"]["token"])
+
+    def account_kubeconfig(self, account: str) -> Path:
+        """A kubeconfig with a token of an account of ours that no pod is needed for."""
+        token = self.kubectl("create", "token", account, f"--namespace={objects.NAMESPACE}").strip()
+        path = self.folder / f"account-{account}.kubeconfig"
+        return write_kubeconfig(path, url=self.url, ca_file=self.ca_file, token=token)
 
     def agent_kubeconfig(self, node_name: str, *, seconds: int = 3600) -> Path:
         """A kubeconfig with such a token; the manifests must have been applied."""

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -97,3 +98,35 @@ def test_a_cluster_that_is_away_is_exit_code_2(world: World) -> None:
     world.api.accept()
 
     assert (done.returncode, done.stdout) == (2, "")
+
+
+@pytest.mark.parametrize(
+    ("hours", "interval", "said", "why"),
+    [
+        (2, "21600", "pass 2h ago", ""),
+        (19, "21600", "pass 19h ago, overdue", "offers no GPUs to pods"),
+        (19, "0", "pass 19h ago", ""),
+        (19, "often", "pass 19h ago", ""),
+    ],
+)
+def test_when_it_was_tested_deeply_and_whether_that_is_overdue(
+    watched: World, hours: float, interval: str, said: str, why: str
+) -> None:
+    configure(watched, DCGM_L2_INTERVAL=interval)
+    at = (datetime.now(UTC) - timedelta(hours=hours)).isoformat()
+    record = json.dumps({"timestamp": at, "status": "pass", "severity": "PASS", "by": "agent"})
+    watched.cluster.edit({"metadata": {"annotations": {"gpu-healthcheck.aws-samples.io/sweep-result": record}}})
+
+    (node,) = asked(watched)["nodes"]
+
+    assert (node["test_result"], node["tested_by"], node["overdue"]) == ("pass", "agent", why)
+    table = run(watched).stdout
+    assert f" {said}  " in table
+    assert ("overdue for a deep test: gpu-node-1: offers no GPUs to pods" in table) is bool(why)
+
+
+def test_a_node_that_was_never_tested_says_so(watched: World) -> None:
+    (node,) = asked(watched)["nodes"]
+
+    assert (node["tested_at"], node["overdue"]) == ("", "")
+    assert " never " in run(watched).stdout

@@ -123,11 +123,47 @@ def test_rbac_gives_the_agents_account_its_work_and_no_more(
         "subresource": subresource,
         "namespace": namespace,
     }
-    review = {"spec": {"user": AGENT, "resourceAttributes": asked}}
+    assert may(installed, AGENT, asked) is allowed
 
-    answer = installed.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
 
-    assert answer.body["status"]["allowed"] is allowed
+def may(plane: ControlPlane, account: str, asked: dict[str, str]) -> bool:
+    review = {"spec": {"user": account, "resourceAttributes": asked}}
+    answer = plane.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+    return bool(answer.body["status"]["allowed"])
+
+
+@pytest.mark.control_plane
+@pytest.mark.parametrize(
+    ("account", "granted"),
+    [
+        (
+            "gpu-healthcheck-sweeper",
+            {
+                "/nodes": "get list patch",
+                "/pods": "list",
+                "coordination.k8s.io/leases": "list",
+                "batch/jobs": "get list watch create delete",
+                "batch/cronjobs": "",
+            },
+        ),
+        ("gpu-healthcheck-sweep", {"/nodes": "get patch"}),
+    ],
+)
+def test_rbac_gives_the_sweepers_accounts_their_work_and_no_more(
+    installed: ControlPlane, account: str, granted: dict[str, str]
+) -> None:
+    user = f"system:serviceaccount:gpu-healthcheck:{account}"
+    resources = {"/secrets", "/configmaps", "/pods", "/nodes", "/nodes/status", "/events", "/serviceaccounts/token"}
+    resources |= {"coordination.k8s.io/leases", "batch/jobs", "batch/cronjobs", "apps/daemonsets"}
+    for path in sorted(resources):
+        group, name, subresource = (*path.split("/"), "")[:3]
+        asked = {"group": group, "resource": name, "subresource": subresource, "namespace": "gpu-healthcheck"}
+        verbs = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
+        allowed = {verb for verb in verbs if may(installed, user, {**asked, "verb": verb})}
+        assert allowed == set(granted.get(path, "").split()), path
+    template = {"group": "batch", "resource": "cronjobs", "namespace": "gpu-healthcheck", "verb": "get"}
+    named = {"name": "gpu-healthcheck-sweep-node"}
+    assert may(installed, user, {**template, **named}) is ("batch/cronjobs" in granted)
 
 
 def test_the_config_map_carries_the_profiles_file_to_the_byte() -> None:

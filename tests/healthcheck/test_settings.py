@@ -114,6 +114,12 @@ def test_without_any_configuration_the_contracts_defaults_hold(directory: Path |
         "NVLINK_DEFAULT": Severity.RESET,
         "NVLINK5_DEFAULT": Severity.MONITOR,
         "STRICT_PSHC": False,
+        "DCGM_L2_INTERVAL": 21600,
+        "MAX_NODES_PER_SWEEP": 10,
+        "MAX_SWEEP_PERCENT": 20,
+        "JOB_TIMEOUT": 900,
+        "SWEEP_IMAGE": "",
+        "SWEEP_NAMESPACE": "gpu-healthcheck",
         "KERNEL_LOG_LINES": "",
     }
 
@@ -151,8 +157,21 @@ def test_the_configmap_comes_before_the_environment(tmp_path: Path, monkeypatch:
     assert (values.check_interval_seconds, values.monitor_ttl_seconds) == (60, 3600)
 
 
-def test_keys_of_other_programs_are_passed_over(tmp_path: Path) -> None:
-    write(tmp_path, DCGM_L2_INTERVAL="21600", MAX_NODES_PER_SWEEP="ten", SWEEP_IMAGE="x")
+def test_the_sweepers_keys_are_read(tmp_path: Path) -> None:
+    write(tmp_path, DCGM_HOST="nvidia-dcgm.gpu-operator:5555", SWEEP_IMAGE="registry.example.com/x@sha256:0\n")
+    write(tmp_path, SWEEP_NAMESPACE="sweeps", DCGM_L2_INTERVAL="0")
+
+    values = read_settings(tmp_path).values
+
+    assert (values.dcgm_host, values.sweep_image) == (
+        "nvidia-dcgm.gpu-operator:5555",
+        "registry.example.com/x@sha256:0",
+    )
+    assert (values.sweep_namespace, values.dcgm_l2_interval_seconds) == ("sweeps", 0)
+
+
+def test_keys_that_nobody_knows_are_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, QUARANTINE_NAMESPACE="x y", EFA_MAX_BW="x")
 
     assert read_settings(tmp_path).values == read_settings(None).values
 
@@ -169,6 +188,14 @@ BAD = [
     ("MAX_UNHEALTHY_PERCENT", "0", "a whole number, 1 to 100"),
     ("MAX_UNHEALTHY_PERCENT", "101", "a whole number, 1 to 100"),
     ("MAX_UNHEALTHY_PERCENT", "20%", "a whole number, 1 to 100"),
+    ("DCGM_L2_INTERVAL", "-1", SECONDS + "0 to 31536000"),
+    ("DCGM_TIMEOUT", "59", SECONDS + "60 to 86400"),
+    ("MAX_NODES_PER_SWEEP", "0", "a whole number, 1 to 5000"),
+    ("MAX_SWEEP_PERCENT", "101", "a whole number, 1 to 100"),
+    ("JOB_TIMEOUT", "59", SECONDS + "60 to 86400"),
+    ("SWEEP_IMAGE", "an image", "the name of an image"),
+    ("SWEEP_NAMESPACE", "", "the name of a namespace"),
+    ("SWEEP_NAMESPACE", "../kube-system", "the name of a namespace"),
     ("MONITOR_TTL", "59", SECONDS + "60 to 31536000"),
     ("MONITOR_TTL", "one day", SECONDS + "60 to 31536000"),
     ("MAX_RETIRED_PAGES_SBE", "0", "a whole number, 1 to 4096"),
@@ -183,6 +210,7 @@ BAD = [
     ("CHECKS_LIGHTWEIGHT", "", "names no check that a light look runs"),
     ("CHECKS_LIGHTWEIGHT", " \n ", "names no check that a light look runs"),
     ("DCGM_HOST", "--help", "allowed is host or host:port"),
+    ("DCGM_HOST", "a;b", "allowed is host or host:port"),
     ("DCGM_HOST", "localhost:port", "allowed is host or host:port"),
     ("DCGM_TIMEOUT", "59", SECONDS + "60 to 86400"),
     ("DCGM_L4_TIMEOUT", "172801", SECONDS + "60 to 172800"),

@@ -16,12 +16,17 @@ ROOT = Path(__file__).parents[2]
 OVERLAYS = ROOT / "kubernetes" / "overlays"
 DAEMON_SET = "DaemonSet/gpu-healthcheck/gpu-healthcheck-agent"
 CONTAINER = f"{DAEMON_SET}/spec/template/spec/containers/0"
+CRON_JOBS = [f"CronJob/gpu-healthcheck/gpu-healthcheck-{name}" for name in ("sweeper", "sweep-node")]
 
 # Every path at which the overlay differs from the manifests, and what stands there. None: not there.
 CHANGES: dict[str, dict[str, Any]] = {
     "example": {
         f"{CONTAINER}/image": "registry.example.com/gpu-healthcheck:0.1.0",
         f"{CONTAINER}/imagePullPolicy": "Always",
+        **dict.fromkeys(
+            (f"{job}/spec/jobTemplate/spec/template/spec/containers/0/image" for job in CRON_JOBS),
+            "registry.example.com/gpu-healthcheck:0.1.0",
+        ),
         "ConfigMap/gpu-healthcheck/gpu-healthcheck-config/data/CHECK_INTERVAL": "120",
     },
     "slim-agent": {

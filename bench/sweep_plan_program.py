@@ -1,0 +1,27 @@
+"""The sweeper's plan and nothing after it: prints the seconds from the first request on, and what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from healthcheck.cluster import Cluster
+from healthcheck.settings import read_settings
+from sweeper.sweep import Sweep
+
+
+def main() -> None:
+    sweep = Sweep(Cluster(), read_settings(Path(os.environ["CONFIG_DIR"])).values)
+    began = time.monotonic()
+    plan = sweep.plan()
+    seconds = time.monotonic() - began
+    taken = sum(not decision.why for decision in plan.decisions)
+    busy = sum(decision.why.startswith("in use") for decision in plan.decisions)
+    json.dump({"seconds": seconds, "nodes": len(plan.decisions), "taken": taken, "busy": busy}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""When a node was last tested deeply, when it is due again, and what on the node stands in the way. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from healthcheck import record as records
+from healthcheck.checks.driver import being_changed
+from healthcheck.events import CONDITION_STATUS
+from healthcheck.model import Status
+from healthcheck.node import QUARANTINE_RESULT, STATUS, SWEEP_RESULT, NodeState, is_tested
+from healthcheck.record import RecordError
+from healthcheck.run import run_on
+
+OVERDUE_INTERVALS = 3
+_WELL = (Status.PASS.value, Status.WARN.value)
+_TESTED = (*_WELL, Status.FAIL.value)
+_CLOCKS_APART = timedelta(minutes=5)
+"""A record may be this far from the future: the clocks of two machines."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeepTest:
+    """A deep run that came to a verdict. `by` is who ran it: `agent`, `sweep` or `quarantine`."""
+
+    at: datetime
+    status: str
+    by: str
+
+
+def last_deep_test(node: NodeState, now: datetime) -> DeepTest | None:
+    """The newest deep test of this machine, by anyone; None: never, or nobody can read when."""
+    tests = [test for test in (_swept(node), _quarantined(node)) if test and test.at <= now + _CLOCKS_APART]
+    return max(tests, key=lambda test: test.at, default=None)
+
+
+def last_attempt(node: NodeState, now: datetime) -> datetime | None:
+    """When a deep run last wrote that it could not test; None where its record says something else, or nothing."""
+    record = _record(node, SWEEP_RESULT)
+    at = _moment(record) if record.get("status") == Status.UNKNOWN.value else None
+    return at if at is not None and at <= now + _CLOCKS_APART else None
+
+
+def is_due(test: DeepTest | None, interval: timedelta, now: datetime) -> bool:
+    """Whether the interval has passed; of no length, it means that there are no deep tests."""
+    return bool(interval) and (test is None or now - test.at >= interval)
+
+
+def is_overdue(node: NodeState, test: DeepTest | None, interval: timedelta, now: datetime) -> bool:
+    """Whether three intervals have passed since the last deep test, or since the Node was made."""
+    since = test.at if test else node.created
+    return bool(interval) and since is not None and now - since > OVERDUE_INTERVALS * interval
+
+
+def obstacle(node: NodeState, heard: datetime | None, now: datetime) -> str:
+    """What on the node itself keeps a deep test away; '' where nothing does. Whether it is idle is not asked here.
+
+    `heard`: until when its agent's heartbeat is good; None where there is none.
+    """
+    return next(_obstacles(node, heard, now), "")
+
+
+def _obstacles(node: NodeState, heard: datetime | None, now: datetime) -> Iterator[str]:
+    run = run_on(node, now)
+    if run is not None:
+        yield f"a deep run ({run.kind.value}) uses it until {records.timestamp(run.until)}"
+    if not node.gpus:
+        yield "offers no GPUs to pods"
+    if node.cordoned:
+        yield "is cordoned"
+    if is_tested(node):
+        yield "HyperPod tests it"
+    if changed := being_changed(node.labels):
+        yield f"its driver is being changed: {changed}"
+    if heard is None or heard < now:
+        yield "its agent is silent"
+    if ill := _unhealthy(node):
+        yield ill
+
+
+def _unhealthy(node: NodeState) -> str:
+    """Both must say that it is well, where both are there: one can be late, and a label anybody can write."""
+    label, condition = node.labels.get(STATUS), (node.condition() or {}).get("status")
+    if label is None and condition is None:
+        return "nobody has judged it yet"
+    if label not in (None, *_WELL):
+        return f"its status is {label}"
+    if condition not in (None, CONDITION_STATUS[Status.PASS]):
+        return f"its condition GpuHealthy is {condition}"
+    return ""
+
+
+def _swept(node: NodeState) -> DeepTest | None:
+    record = _record(node, SWEEP_RESULT)
+    at, status = _moment(record), record.get("status")
+    if at is None or status not in _TESTED or _is_of_another_machine(record, node):
+        return None
+    return DeepTest(at, str(status), "agent" if record.get("by") == "agent" else "sweep")
+
+
+def _quarantined(node: NodeState) -> DeepTest | None:
+    """Only one whose level 4 passed: any other may not have come to the GPUs at all."""
+    record = _record(node, QUARANTINE_RESULT)
+    at = _moment(record) if records.passed_since(record) else None
+    if at is None or _is_of_another_machine(record, node):
+        return None
+    return DeepTest(at, Status.PASS.value, "quarantine")
+
+
+def _is_of_another_machine(record: Mapping[str, Any], node: NodeState) -> bool:
+    return bool(node.machine) and record.get("machine", "") not in ("", node.machine)
+
+
+def _record(node: NodeState, key: str) -> dict[str, Any]:
+    try:
+        return records.load(node.annotations.get(key, "{}"))
+    except RecordError:
+        return {}
+
+
+def _moment(record: Mapping[str, Any]) -> datetime | None:
+    try:
+        return records.moment(str(record.get("timestamp"))).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None

@@ -1,0 +1,193 @@
+"""A small stand-in for the kubelets of a fleet: what the scheduler binds to a Node runs as a process on this machine.
+
+A container's command is started with its variables, the token of its pod's account, and `HOST_ROOT` of the simulated
+node; what it says is a file. A container without a command stands for any workload: it runs until it is deleted. One
+container per pod, no images, no volumes, no probes, no cgroups.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from sim.control_plane import ControlPlane
+from sim.control_plane.files import write_kubeconfig
+
+_LOOK_SECONDS = 0.1
+_BOUND = "/api/v1/pods?fieldSelector=spec.nodeName!="
+_GPU = "nvidia.com/gpu"
+
+
+@dataclass
+class _Pod:
+    """A pod that was started here. `process` None: a workload without a command."""
+
+    object: dict[str, Any]
+    process: subprocess.Popen[bytes] | None
+    killed_at: float = 0.0
+    ended: bool = False
+
+    @property
+    def node(self) -> str:
+        return str(self.object["spec"]["nodeName"])
+
+    @property
+    def path(self) -> str:
+        metadata = self.object["metadata"]
+        return f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
+
+    @property
+    def gpus(self) -> int:
+        container = self.object["spec"]["containers"][0]
+        return int((container.get("resources") or {}).get("requests", {}).get(_GPU, 0))
+
+
+@dataclass
+class Kubelets:
+    """`with Kubelets(plane, folder):` runs the pods of every Node until the end. `roots`: HOST_ROOT by node name."""
+
+    plane: ControlPlane
+    folder: Path
+    roots: Mapping[str, Path] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """For every container, beside what its pod says."""
+    most_gpus: Counter[str] = field(default_factory=Counter)
+    """By node name, the most GPUs that containers ever held there at the same time."""
+
+    def __enter__(self) -> Self:
+        self._pods: dict[str, _Pod] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kubelets", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        self._thread.join()
+        for pod in self._pods.values():
+            if pod.process is not None and pod.process.poll() is None:
+                os.killpg(pod.process.pid, signal.SIGKILL)
+                pod.process.wait()
+
+    def log(self, pod_name: str) -> str:
+        return (self.folder / f"{pod_name}.log").read_text()
+
+    def kill(self, node: str) -> None:
+        """SIGKILL to whatever runs on this Node: what an out-of-memory killer does."""
+        for pod in self._pods.values():
+            if pod.node == node and pod.process is not None and not pod.ended:
+                os.killpg(pod.process.pid, signal.SIGKILL)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(_LOOK_SECONDS):
+            try:
+                listed = self.plane.request("GET", _BOUND)
+                if listed.status == http.client.OK:
+                    self._look({pod["metadata"]["uid"]: pod for pod in listed.body["items"]})
+            except (OSError, http.client.HTTPException):
+                continue  # the API server is away; real kubelets go on too
+
+    def _look(self, there: Mapping[str, dict[str, Any]]) -> None:
+        for uid, pod in there.items():
+            if uid in self._pods:
+                self._pods[uid].object = pod
+            elif pod.get("status", {}).get("phase") == "Pending" and not _is_leaving(pod):
+                self._pods[uid] = self._started(pod)
+        for uid, known in list(self._pods.items()):
+            self._tend(known)
+            if uid not in there and known.ended:
+                del self._pods[uid]
+        # A pod that nobody ever started, such as one made with its node's name for the sake of its token, leaves too.
+        for uid, pod in there.items():
+            if _is_leaving(pod) and (uid not in self._pods or self._pods[uid].ended):
+                self._remove(pod)
+        held: Counter[str] = Counter()
+        for known in self._pods.values():
+            held[known.node] += 0 if known.ended else known.gpus
+        self.most_gpus |= held
+
+    def _started(self, pod: dict[str, Any]) -> _Pod:
+        container, process = pod["spec"]["containers"][0], None
+        words = [*container.get("command", []), *container.get("args", [])]
+        if words:
+            with (self.folder / f"{pod['metadata']['name']}.log").open("ab") as log:
+                process = subprocess.Popen(
+                    words,
+                    cwd=self.folder,
+                    env=self._environment(pod),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+        started = _Pod(pod, process)
+        now = _now()
+        self._report(started, "Running", {"running": {"startedAt": now}}, startTime=now)
+        return started
+
+    def _environment(self, pod: Mapping[str, Any]) -> dict[str, str]:
+        node, kubeconfig = pod["spec"]["nodeName"], self.folder / f"{pod['metadata']['name']}.kubeconfig"
+        token = self.plane.pod_token(pod)
+        write_kubeconfig(kubeconfig, url=self.plane.url, ca_file=self.plane.ca_file, token=token)
+        own = {
+            one["name"]: node if one.get("valueFrom") else one.get("value", "")  # fieldRef spec.nodeName is all we use
+            for one in pod["spec"]["containers"][0].get("env", [])
+        }
+        root = {"HOST_ROOT": str(self.roots[node])} if node in self.roots else {}
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        return {"PATH": path, "KUBECONFIG": str(kubeconfig), **root, **self.environment, **own}
+
+    def _tend(self, pod: _Pod) -> None:
+        """End it when it was deleted, by force after its grace; tell when it has ended."""
+        if pod.ended:
+            return
+        code = pod.process.poll() if pod.process else None
+        if _is_leaving(pod.object):
+            grace = float(pod.object["metadata"].get("deletionGracePeriodSeconds") or 0)
+            if pod.process is None:
+                code = 0
+            elif code is None and not pod.killed_at:
+                pod.killed_at = time.monotonic()
+                os.killpg(pod.process.pid, signal.SIGTERM)
+            elif code is None and time.monotonic() - pod.killed_at > grace:
+                os.killpg(pod.process.pid, signal.SIGKILL)
+        if code is not None:
+            pod.ended = True
+            exit_code = code if code >= 0 else 128 - code
+            state = {"terminated": {"exitCode": exit_code, "finishedAt": _now(), "reason": "Error" if code else "Done"}}
+            self._report(pod, "Failed" if code else "Succeeded", state)
+
+    def _report(self, pod: _Pod, phase: str, state: Mapping[str, Any], **more: Any) -> None:
+        name = pod.object["spec"]["containers"][0]["name"]
+        ready = "running" in state
+        container = {"name": name, "image": "", "imageID": "", "ready": ready, "restartCount": 0, "state": state}
+        condition = {"type": "Ready", "status": str(ready), "lastTransitionTime": _now()}
+        status = {"phase": phase, "containerStatuses": [container], "conditions": [condition], **more}
+        self.plane.request("PATCH", f"{pod.path}/status", {"status": status})
+
+    def _remove(self, pod: Mapping[str, Any]) -> None:
+        metadata = pod["metadata"]
+        path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}?gracePeriodSeconds=0"
+        self.plane.request("DELETE", path)
+
+
+def _is_leaving(pod: Mapping[str, Any]) -> bool:
+    return "deletionTimestamp" in pod["metadata"]
+
+
+def _now() -> str:
+    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -1,0 +1,116 @@
+"""`gpu-healthcheck sweep`: test the idle nodes that are due, follow them to their end, and leave nothing behind."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+
+import structlog
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from healthcheck import record as records
+from healthcheck.cluster import Cluster, ClusterError
+from healthcheck.log import log_as_json
+from healthcheck.settings import NodeSettings, SettingsError, read_settings, settings_despite
+from sweeper.jobs import TemplateError
+from sweeper.select import Decision
+from sweeper.settings import SweeperSettings
+from sweeper.sweep import Plan, Sweep
+
+log = structlog.get_logger()
+
+FAILED, USAGE = 1, 3
+_MOST_NAMED = 20
+
+
+class Stopped(BaseException):
+    """SIGTERM or SIGINT. Whatever was going on, the next sweep goes on from there, as after a crash."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    try:
+        settings = SweeperSettings()  # type: ignore[call-arg]
+    except ValidationError as error:
+        sys.stderr.write(f"gpu-healthcheck sweep: {error}\n")
+        return USAGE
+    log_as_json(settings.log_level)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)
+    try:
+        sweep = Sweep(Cluster(), _values(settings.config_dir))
+        plan = sweep.plan()
+        if options.dry_run:
+            Console(highlight=False).print(_table(plan))
+        else:
+            _tell(plan)
+            sweep.run(plan)
+    except (ClusterError, TemplateError) as error:
+        sys.stderr.write(f"gpu-healthcheck sweep: {error}\n")
+        return FAILED
+    except Stopped:
+        log.warning("stopped; the next sweep follows the Jobs that go on")
+    return 0
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="gpu-healthcheck sweep", description=__doc__)
+    parser.add_argument("--dry-run", action="store_true", help="show which nodes it would take, and why no other")
+    return parser.parse_args(arguments)
+
+
+def _stop(*_: object) -> None:
+    raise Stopped
+
+
+def _values(directory: Path) -> NodeSettings:
+    """A wrong word in the ConfigMap must not leave a fleet untested: the default stands in its place."""
+    try:
+        return read_settings(directory).values
+    except SettingsError as error:
+        bad = error.bad
+    for one in bad:
+        log.error("a setting is not allowed; the default stands in its place", setting=str(one))
+    return settings_despite(bad, directory).values
+
+
+def _tell(plan: Plan) -> None:
+    taken = [one.node.name for one in plan.decisions if not one.why]
+    overdue = [one for one in plan.decisions if one.node.overdue]
+    log.info(
+        "planned",
+        nodes=len(plan.decisions),
+        taken=taken,
+        followed=[job.name for job in plan.residue.alive],
+        stray=[job.name for job in plan.residue.stray],
+        marked=list(plan.residue.marked),
+        overdue=len(overdue),
+    )
+    for one in [one for one in overdue if one.why][:_MOST_NAMED]:
+        log.warning("a node is overdue", node=one.node.name, why=one.why, tested=_tested(one))
+
+
+def _table(plan: Plan) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("node", "type", "tested", "result", "overdue"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("sweep", overflow="fold")
+    for one in plan.decisions:
+        node = one.node
+        result = node.tested.status if node.tested else ""
+        table.add_row(
+            node.name, node.instance_type, _tested(one), result, "yes" if node.overdue else "", one.why or "TAKEN"
+        )
+    return table
+
+
+def _tested(decision: Decision) -> str:
+    return records.timestamp(decision.node.tested.at) if decision.node.tested else "never"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""What earlier sweeps left behind: which Jobs go on, and which marks and Jobs nobody answers for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from healthcheck.node import NodeState
+from healthcheck.run import JobState, Kind, clear, run_on
+
+
+@dataclass(frozen=True, slots=True)
+class Residue:
+    """What is found at the beginning of a sweep. All but `alive` is looked at once more before it is touched."""
+
+    alive: tuple[JobState, ...]
+    """Jobs at work on a node whose run is theirs: an earlier sweep was ended before them."""
+    stray: tuple[JobState, ...]
+    """Jobs at work for which no run stands on their node."""
+    marked: tuple[str, ...]
+    """Names of nodes with marks of a run that is over, whose Job is, or that nobody can read."""
+
+
+def residue(marked: Sequence[NodeState], jobs: Iterable[JobState], now: datetime) -> Residue:
+    """`marked` are the nodes on which anything says that a deep run uses them, listed before the Jobs were."""
+    working = {(job.node, job.name): job for job in jobs if is_working(job)}
+    runs = {node.name: run for node in marked if (run := run_on(node, now)) is not None}
+    held = {(name, run.holder) for name, run in runs.items() if run.kind is Kind.SWEEP}
+    over = {name for name, holder in held if (name, holder) not in working}
+    return Residue(
+        alive=tuple(job for key, job in working.items() if key in held),
+        stray=tuple(job for key, job in working.items() if key not in held),
+        marked=tuple(node.name for node in marked if node.name in over or clear(node, now) is not None),
+    )
+
+
+def is_working(job: JobState) -> bool:
+    """Whether pods of it may be on the node."""
+    return not job.outcome

@@ -1,0 +1,157 @@
+"""Which nodes a sweep takes now, and why it takes no other. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from healthcheck import record as records
+from healthcheck.deep_test import DeepTest, is_due, is_overdue, last_attempt, last_deep_test, obstacle
+from healthcheck.node import INSTANCE_TYPE, RESULTS, NodeState
+from healthcheck.run import run_on
+
+_RETRY_SHARE = 4
+"""Of the interval, a quarter has to pass before a node is tried again whose last run came to no verdict."""
+_NEVER = datetime.min.replace(tzinfo=UTC)
+_KEEPS_AWAY = ("NoSchedule", "NoExecute")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the settings allow: how many nodes at the same time, what share of an instance type, how often each."""
+
+    nodes: int
+    percent: int
+    interval: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What of one GPU node the selection needs; small, for a fleet has thousands."""
+
+    name: str
+    uid: str
+    instance_type: str
+    gpus: Mapping[str, int]
+    tested: DeepTest | None
+    tried: datetime | None
+    """When a run last came to no verdict."""
+    obstacle: str
+    """What on the node itself keeps a test away; '' where nothing does."""
+    under_run: bool
+    overdue: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What becomes of one node. `why` it is not taken; '' where it is."""
+
+    node: Candidate
+    why: str
+
+
+def candidate(
+    node: NodeState,
+    heard: datetime | None,
+    tolerations: Sequence[Mapping[str, Any]],
+    interval: timedelta,
+    now: datetime,
+) -> Candidate | None:
+    """The node reduced; None for one without GPUs that no agent of ours has spoken for.
+
+    `heard`: until when its agent's heartbeat is good. `tolerations` are those of the sweep's pods.
+    """
+    if not node.gpus and RESULTS not in node.annotations:
+        return None
+    tested = last_deep_test(node, now)
+    return Candidate(
+        name=node.name,
+        uid=node.uid,
+        instance_type=node.labels.get(INSTANCE_TYPE, ""),
+        gpus=node.gpus,
+        tested=tested,
+        tried=last_attempt(node, now),
+        obstacle=obstacle(node, heard, now) or _kept_away(node, tolerations),
+        under_run=run_on(node, now) is not None,
+        overdue=is_overdue(node, tested, interval, now),
+    )
+
+
+def select(
+    nodes: Sequence[Candidate],
+    busy: Mapping[str, str],
+    tried: Mapping[str, datetime],
+    places: int,
+    limits: Limits,
+    now: datetime,
+) -> list[Decision]:
+    """One decision per node, those that were tested or tried longest ago first.
+
+    `busy`: by node name, who holds its GPUs. `tried`: by node name, when its last Job was made. `places`: how many
+    more nodes a sweep may take now.
+    """
+    of_type = Counter(node.instance_type for node in nodes)
+    used = Counter(node.instance_type for node in nodes if node.under_run)
+    decisions = []
+    for node in sorted(nodes, key=lambda node: (_last(node, tried), node.name)):
+        why = _unfit(node, busy.get(node.name, ""), tried.get(node.name, _NEVER), limits.interval, now)
+        allowed = max(1, of_type[node.instance_type] * limits.percent // 100)
+        if not why and used[node.instance_type] >= allowed:
+            named = node.instance_type or "unknown type"
+            why = f"{used[node.instance_type]} of {of_type[node.instance_type]} nodes ({named}) are under a deep run"
+        if not why and places <= 0:
+            why = f"its turn comes later: MAX_NODES_PER_SWEEP is {limits.nodes}"
+        if not why:
+            used[node.instance_type] += 1
+            places -= 1
+        decisions.append(Decision(node, why))
+    return decisions
+
+
+def busy_nodes(pods: Iterable[Any]) -> dict[str, str]:
+    """By node name, one pod that holds GPUs there, in words."""
+    return {pod.node: str(pod) for pod in pods}
+
+
+def _last(node: Candidate, tried: Mapping[str, datetime]) -> datetime:
+    return max(node.tested.at if node.tested else _NEVER, node.tried or _NEVER, tried.get(node.name, _NEVER))
+
+
+def _unfit(node: Candidate, holder: str, tried: datetime, interval: timedelta, now: datetime) -> str:
+    """What speaks against the node whatever the others do; '' where nothing does."""
+    if not interval:
+        return "DCGM_L2_INTERVAL is 0: there are no deep tests"
+    if node.tested and not is_due(node.tested, interval, now):
+        return f"tested at {records.timestamp(node.tested.at)}"
+    if node.obstacle:
+        return node.obstacle
+    if holder:
+        return f"in use: {holder}"
+    tried = max(tried, node.tried or _NEVER)
+    # Its record is as young as its Job: what came to a verdict was no vain try.
+    in_vain = node.tested is None or tried > node.tested.at
+    if in_vain and now - tried < interval / _RETRY_SHARE:
+        return f"tried in vain at {records.timestamp(tried)}"
+    return ""
+
+
+def _kept_away(node: NodeState, tolerations: Sequence[Mapping[str, Any]]) -> str:
+    """A taint under which the sweep's pod would wait for ever."""
+    for taint in node.taints:
+        if taint.get("effect") in _KEEPS_AWAY and not any(_tolerates(one, taint) for one in tolerations):
+            return f"its taint {taint.get('key')} keeps the sweep away"
+    return ""
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+    """As the scheduler reads it (API Toleration)."""
+    if toleration.get("effect") not in (None, "", taint.get("effect")):
+        return False
+    exists = toleration.get("operator") == "Exists"
+    if not toleration.get("key"):
+        return exists
+    same_value = (toleration.get("value") or "") == (taint.get("value") or "")
+    return toleration["key"] == taint.get("key") and (exists or same_value)

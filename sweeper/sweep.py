@@ -1,0 +1,318 @@
+"""One sweep: look at the cluster, clear what earlier ones left, start a Job per node, and follow them to their end.
+
+Whatever ends it in between, the next sweep finds: a run on the Node is taken before its Job is made, and given back
+after the Job has ended.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cached_property, partial
+from typing import Any, TypeVar
+
+import structlog
+import tenacity
+
+from healthcheck import clock
+from healthcheck.cluster import NAMESPACE, Cluster, ClusterError, Conflict, NotFound, Unavailable
+from healthcheck.deep_test import obstacle
+from healthcheck.node import NodeState
+from healthcheck.run import JobState, Kind, Run, clear, give_back, is_marked, run_on, take
+from healthcheck.settings import NodeSettings
+from sweeper.jobs import SELECTOR, Order, TemplateError, job_for, job_name, tolerations
+from sweeper.residue import Residue, is_working, residue
+from sweeper.select import Candidate, Decision, Limits, busy_nodes, candidate, select
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+CRON_JOB = "gpu-healthcheck-sweep-node"
+_PLACE_SECONDS = 60.0
+"""A pod that no scheduler has placed by then waits for GPUs that somebody got before it."""
+_SLACK_SECONDS = 120.0
+"""Beyond its Job's deadline a run is good for so long: its pods take a while to end, and we to see it."""
+_PATIENCE_SECONDS = 60.0
+"""How long one question to the cluster is asked again, where nobody answers."""
+_LONGEST_PAUSE_SECONDS = 10.0
+_WATCH_SECONDS, _BETWEEN_WATCHES_SECONDS = 300.0, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The cluster as one look showed it."""
+
+    candidates: tuple[Candidate, ...]
+    busy: Mapping[str, str]
+    marked: tuple[NodeState, ...]
+    """Nodes on which something says that a deep run uses them."""
+    jobs: tuple[JobState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one look leads to."""
+
+    decisions: tuple[Decision, ...]
+    residue: Residue
+
+
+class Sweep:
+    """Raises ClusterError where the cluster does not do its part, TemplateError where its template can't be used."""
+
+    def __init__(self, cluster: Cluster, values: NodeSettings) -> None:
+        self._cluster = cluster
+        self._namespace = values.sweep_namespace
+        self._order = Order(
+            values.sweep_namespace, values.sweep_image, values.dcgm_timeout_seconds + values.job_timeout_seconds
+        )
+        interval = timedelta(seconds=values.dcgm_l2_interval_seconds)
+        self._limits = Limits(values.max_nodes_per_sweep, values.max_sweep_percent, interval)
+        self._heard: dict[str, datetime] = {}
+        self._placed: set[str] = set()
+
+    def plan(self) -> Plan:
+        """Look once, and decide. Changes nothing."""
+        view, now = _patiently(self._look), _now()
+        left = residue(view.marked, view.jobs, now)
+        tried = {job.node: job.created for job in sorted(view.jobs, key=lambda job: job.created)}
+        places = self._limits.nodes - len(left.alive)
+        return Plan(tuple(select(view.candidates, view.busy, tried, places, self._limits, now)), left)
+
+    def run(self, plan: Plan) -> None:
+        """Do what was planned, and wait until the Jobs have ended, those that an earlier sweep started among them."""
+        waiting = {job.name: job for job in plan.residue.alive}
+        try:
+            failed = self._work_off(plan, waiting)
+        except Unavailable as error:
+            failed = [error]
+        self._follow(waiting)
+        if failed:
+            raise failed[0]
+
+    def _work_off(self, plan: Plan, waiting: dict[str, JobState]) -> list[ClusterError]:
+        """Clear and start, each by itself: what is refused for one node keeps the test from no other."""
+        taken = [decision.node for decision in plan.decisions if not decision.why]
+        steps = [
+            *(partial(self._clear, name) for name in plan.residue.marked),
+            *(partial(self._stop_stray, job) for job in plan.residue.stray),
+            *(partial(self._start, node, waiting) for node in taken),
+        ]
+        failed: list[ClusterError] = []
+        for step in steps:
+            try:
+                step()
+            except Unavailable:
+                raise  # nobody answers: the others would wait for the same
+            except ClusterError as error:
+                log.warning("passed over", error=str(error))
+                failed.append(error)
+        return failed
+
+    @cached_property
+    def _template(self) -> dict[str, Any]:
+        try:
+            return self._cluster.read_job_template(CRON_JOB)
+        except NotFound as error:
+            raise TemplateError(f"there is no CronJob {NAMESPACE}/{CRON_JOB}: {error}") from error
+
+    # --- looking: one listing each of heartbeats, Nodes, pods and Jobs
+
+    def _look(self) -> View:
+        """Jobs come last: of a run that is on its Node in this look, the Job is there by then."""
+        tolerated = tolerations(self._template)
+        beats = self._cluster.list_heartbeats()
+        self._heard = {name: beat.renewed + timedelta(seconds=beat.seconds) for name, beat in beats.items()}
+        candidates, marked, now = [], [], _now()
+        for node in self._cluster.list_nodes():
+            if is_marked(node):
+                marked.append(node)
+            one = candidate(node, self._heard.get(node.name), tolerated, self._limits.interval, now)
+            if one is not None:
+                candidates.append(one)
+        busy = busy_nodes(self._cluster.list_gpu_pods())
+        jobs, _ = self._cluster.list_jobs(self._namespace, SELECTOR)
+        return View(tuple(candidates), busy, tuple(marked), tuple(jobs))
+
+    # --- clearing
+
+    def _clear(self, name: str) -> None:
+        """Take away marks that nobody answers for. The Node is read again: it may have changed since it was listed."""
+
+        def stale(node: NodeState) -> dict[str, Any] | None:
+            run = run_on(node, _now())
+            if run is not None and run.kind is Kind.SWEEP and not self._is_at_work(run.holder):
+                return give_back(node, run)
+            return clear(node, _now())
+
+        if self._patched(name, stale):
+            log.warning("cleared a node of the marks of a run that is over", node=name)
+
+    def _is_at_work(self, job_name: str) -> bool:
+        try:
+            return is_working(self._cluster.read_job(self._namespace, job_name))
+        except NotFound:
+            return False
+
+    def _stop_stray(self, job: JobState) -> None:
+        def stop() -> bool:
+            node = self._node(job.node)
+            run = run_on(node, _now()) if node else None
+            if run is not None and run.holder == job.name:
+                return False  # taken after the Nodes were listed
+            return self._deleted(job)
+
+        if _patiently(stop):
+            log.warning("stopped a Job for which no run stands", job=job.name, node=job.node)
+
+    def _deleted(self, job: JobState) -> bool:
+        try:
+            self._cluster.delete_job(job)
+        except (NotFound, Conflict):
+            return False
+        return True
+
+    # --- starting
+
+    def _start(self, node: Candidate, waiting: dict[str, JobState]) -> None:
+        at = _now()
+        until = at + timedelta(seconds=self._order.deadline_seconds + _SLACK_SECONDS)
+        run = Run(Kind.SWEEP, job_name(node.name, at), until)
+        job = job_for(self._template, node, self._order, at)
+        if not _patiently(partial(self._take, node.name, run)):
+            return
+        try:
+            made = _patiently(partial(self._made, job))
+        except ClusterError:
+            self._give_back(node.name, run)
+            raise
+        waiting[made.name] = made
+        log.info("a sweep begins", node=node.name, job=made.name, until=run.until.isoformat())
+
+    def _take(self, name: str, run: Run) -> bool:
+        """Whether the node is ours. It is read again: the listing is seconds old."""
+        node, now = self._node(name), _now()
+        if node is None:
+            return False
+        held = run_on(node, now)
+        if held is not None and held.holder == run.holder:
+            return True  # an earlier try came through, and its answer was lost
+        why = obstacle(node, self._heard.get(name), now)
+        patch = None if why else take(node, run, now)
+        if patch is None:
+            log.info("not taken after all", node=name, why=why)
+            return False
+        self._cluster.patch_node(name, patch)
+        return True
+
+    def _made(self, job: Mapping[str, Any]) -> JobState:
+        try:
+            return self._cluster.create_job(job)
+        except Conflict:
+            # The name is used once only: an earlier try came through, and its answer was lost.
+            return self._cluster.read_job(job["metadata"]["namespace"], job["metadata"]["name"])
+
+    # --- following
+
+    def _follow(self, waiting: dict[str, JobState]) -> None:
+        """Until all of them have ended, and no longer than the last of them may take."""
+        again = tenacity.Retrying(
+            # Forbidden too: an API server that has just started does not know its roles yet.
+            retry=tenacity.retry_if_result(operator.not_) | tenacity.retry_if_exception_type(ClusterError),
+            wait=_pause,
+            stop=tenacity.stop_after_delay(self._order.deadline_seconds + _SLACK_SECONDS),
+            retry_error_callback=lambda _: log.warning("left to the next sweep", jobs=sorted(waiting)),
+        )
+        if waiting:
+            again(self._watch, waiting)
+
+    def _watch(self, waiting: dict[str, JobState]) -> bool:
+        """One watch, and whether all have ended. What happened before it began is in the listing that it follows."""
+        jobs, version = self._cluster.list_jobs(self._namespace, SELECTOR)
+        listed = {job.name: job for job in jobs}
+        for name, job in list(waiting.items()):
+            self._see(listed.get(name, job), waiting, there=name in listed)
+        self._stop_unplaced(waiting)
+        if waiting:
+            for job, there in self._cluster.watch_jobs(self._namespace, SELECTOR, version, self._seconds(waiting)):
+                self._see(job, waiting, there=there)
+                if not waiting:
+                    break
+        return not waiting
+
+    def _see(self, job: JobState, waiting: dict[str, JobState], *, there: bool) -> None:
+        """Of a Job that has ended, the node is given back at once: nobody waits for the others."""
+        if job.name in waiting and (job.outcome or not there):
+            self._give_back(job.node, Run(Kind.SWEEP, job.name, _now()))
+            del waiting[job.name]
+            log.info("a sweep has ended", node=job.node, job=job.name, outcome=job.outcome or "deleted")
+
+    def _stop_unplaced(self, waiting: Mapping[str, JobState]) -> None:
+        """End the Jobs whose node was not idle after all: their pods would wait behind real work for their whole time.
+
+        Their runs are given back when they are gone, as of every Job.
+        """
+        old = {name for name, job in waiting.items() if _age_seconds(job) >= _PLACE_SECONDS} - self._placed
+        if not old:
+            return
+        for name in old & self._cluster.list_unplaced(self._namespace, SELECTOR):
+            log.info("its node is not idle after all", node=waiting[name].node, job=name)
+            self._deleted(waiting[name])
+        self._placed |= old
+
+    def _seconds(self, waiting: Mapping[str, JobState]) -> int:
+        """How long to watch: until the next Job has to be placed."""
+        left = [_PLACE_SECONDS - _age_seconds(job) for name, job in waiting.items() if name not in self._placed]
+        return int(min([_WATCH_SECONDS, *left])) + 1
+
+    def _give_back(self, name: str, run: Run) -> None:
+        self._patched(name, lambda node: give_back(node, run))
+
+    # --- the Node
+
+    def _patched(self, name: str, patch_for: Callable[[NodeState], Mapping[str, Any] | None]) -> bool:
+        """Whether the Node was patched. Lost a race: it is read, and the patch made, anew."""
+
+        def once() -> bool:
+            node = self._node(name)
+            patch = patch_for(node) if node else None
+            if patch is not None:
+                self._cluster.patch_node(name, patch)
+            return patch is not None
+
+        return _patiently(once)
+
+    def _node(self, name: str) -> NodeState | None:
+        try:
+            return self._cluster.read_node(name)
+        except NotFound:
+            return None
+
+
+def _patiently(ask: Callable[[], T]) -> T:
+    """Asks again while nobody answers or another was faster, for a minute at most; then raises what was said."""
+    again = tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type((Unavailable, Conflict)),
+        wait=_pause,
+        stop=tenacity.stop_after_delay(_PATIENCE_SECONDS),
+        reraise=True,
+    )
+    return again(ask)
+
+
+def _pause(state: tenacity.RetryCallState) -> float:
+    error = state.outcome.exception() if state.outcome else None
+    if error is None:
+        return _BETWEEN_WATCHES_SECONDS
+    asked = (error.retry_after_seconds if isinstance(error, Unavailable) else None) or 0.0
+    return max(asked, tenacity.wait_random_exponential(multiplier=0.1, max=_LONGEST_PAUSE_SECONDS)(state))
+
+
+def _age_seconds(job: JobState) -> float:
+    return (_now() - job.created).total_seconds()
+
+
+def _now() -> datetime:
+    return clock.now().wall

@@ -1,0 +1,113 @@
+"""When a node was last tested deeply, when it is due, and what stands in the way."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from healthcheck.deep_test import DeepTest, is_due, is_overdue, last_attempt, last_deep_test, obstacle
+from healthcheck.node import CONDITION, DEEP_CHECK, QUARANTINE_RESULT, STATUS, SWEEP_RESULT, NodeState
+from healthcheck.run import Kind, Run, take
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+WELL = {"type": CONDITION, "status": "True"}
+NODE = NodeState("n", machine="m", labels={STATUS: "pass"}, conditions=(WELL,), gpus={"nvidia.com/gpu": 8})
+
+
+def at(hours_ago: float) -> str:
+    return (NOW - hours_ago * HOUR).isoformat()
+
+
+def with_record(key: str = SWEEP_RESULT, hours_ago: float = 2, **record: Any) -> NodeState:
+    return replace(NODE, annotations={key: json.dumps({"timestamp": at(hours_ago), "status": "pass", **record})})
+
+
+def passed_level_4(hours_ago: float, status: str = "pass") -> NodeState:
+    return with_record(QUARANTINE_RESULT, hours_ago, checks=[{"check": "4-dcgm-diag-l4", "status": status}])
+
+
+@pytest.mark.parametrize(
+    ("node", "test"),
+    [
+        (NODE, None),
+        (with_record(), DeepTest(NOW - 2 * HOUR, "pass", "sweep")),
+        (with_record(by="agent", status="fail"), DeepTest(NOW - 2 * HOUR, "fail", "agent")),
+        (with_record(status="unknown"), None),
+        (with_record(status=["pass"]), None),
+        (with_record(machine="m"), DeepTest(NOW - 2 * HOUR, "pass", "sweep")),
+        (with_record(machine="another"), None),
+        (with_record(timestamp="yesterday"), None),
+        (with_record(timestamp="2026-11-21T09:00:00"), None),
+        (with_record(hours_ago=-1), None),
+        (passed_level_4(3), DeepTest(NOW - 3 * HOUR, "pass", "quarantine")),
+        (passed_level_4(3, "fail"), None),
+        (replace(NODE, annotations={SWEEP_RESULT: "[]", QUARANTINE_RESULT: "{"}), None),
+    ],
+)
+def test_the_last_deep_test(node: NodeState, test: DeepTest | None) -> None:
+    assert last_deep_test(node, NOW) == test
+
+
+def test_the_newest_of_two_counts() -> None:
+    both = replace(NODE, annotations={**with_record(hours_ago=5).annotations, **passed_level_4(3).annotations})
+    assert last_deep_test(both, NOW) == DeepTest(NOW - 3 * HOUR, "pass", "quarantine")
+
+
+def test_a_run_that_could_not_test_is_an_attempt_and_no_test() -> None:
+    assert last_attempt(with_record(status="unknown"), NOW) == NOW - 2 * HOUR
+    assert last_attempt(with_record(), NOW) is None
+
+
+def test_due_and_overdue() -> None:
+    interval, test = 6 * HOUR, DeepTest(NOW - 6 * HOUR, "pass", "sweep")
+    assert (is_due(test, interval, NOW), is_due(test, interval + HOUR, NOW), is_due(None, interval, NOW)) == (
+        True,
+        False,
+        True,
+    )
+    assert not is_due(None, timedelta(0), NOW)
+    old = DeepTest(NOW - 18.1 * HOUR, "pass", "sweep")
+    assert (is_overdue(NODE, test, interval, NOW), is_overdue(NODE, old, interval, NOW)) == (False, True)
+    young, aged = (replace(NODE, created=NOW - hours * HOUR) for hours in (17, 19))
+    assert (is_overdue(young, None, interval, NOW), is_overdue(aged, None, interval, NOW)) == (False, True)
+    assert not is_overdue(aged, None, timedelta(0), NOW)
+
+
+@pytest.mark.parametrize(
+    ("node", "why"),
+    [
+        (NODE, ""),
+        (replace(NODE, labels={STATUS: "warn"}), ""),
+        (replace(NODE, labels={}), ""),
+        (replace(NODE, labels={STATUS: "fail"}), "its status is fail"),
+        (replace(NODE, labels={STATUS: "unknown"}), "its status is unknown"),
+        (replace(NODE, conditions=({**WELL, "status": "False"},)), "its condition GpuHealthy is False"),
+        (replace(NODE, labels={}, conditions=()), "nobody has judged it yet"),
+        (replace(NODE, gpus={}), "offers no GPUs to pods"),
+        (replace(NODE, cordoned=True), "is cordoned"),
+        (replace(NODE, labels={**NODE.labels, DEEP_CHECK: "InProgress"}), "HyperPod tests it"),
+        (
+            replace(NODE, labels={**NODE.labels, "nvidia.com/mig.config.state": "pending"}),
+            "its driver is being changed: label nvidia.com/mig.config.state=pending",
+        ),
+    ],
+)
+def test_what_on_the_node_keeps_a_test_away(node: NodeState, why: str) -> None:
+    assert obstacle(node, NOW + HOUR, NOW) == why
+
+
+@pytest.mark.parametrize("heard", [None, NOW - HOUR])
+def test_a_node_whose_agent_is_silent_is_not_tested(heard: datetime | None) -> None:
+    assert obstacle(NODE, heard, NOW) == "its agent is silent"
+
+
+def test_a_node_under_a_run_is_not_tested() -> None:
+    patch = take(NODE, Run(Kind.L2, "agent", NOW + HOUR), NOW)
+    assert patch is not None
+    held = replace(NODE, annotations=patch["metadata"]["annotations"])
+    assert obstacle(held, NOW + HOUR, NOW) == "a deep run (l2) uses it until 2026-11-21T13:00:00Z"

@@ -1,0 +1,122 @@
+"""Who holds a node for a deep run: taken once, given back by its holder, cleared when nobody answers for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthcheck.node import MAINTENANCE, MODE, RUN, NodeState
+from healthcheck.run import FARTHEST, Kind, Run, clear, give_back, is_marked, run_on, take
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+SWEEP = Run(Kind.SWEEP, "gpu-sweep-n-1", NOW + timedelta(hours=1))
+L2 = Run(Kind.L2, "agent", NOW + timedelta(hours=1))
+SPOT = {"key": "example.com/spot", "effect": "NoSchedule"}
+LEFT = {"key": MAINTENANCE, "value": "sweep", "effect": "NoSchedule"}
+THEIRS = {"key": MAINTENANCE, "value": "sweep", "effect": "NoExecute"}
+FREE = NodeState("n", resource_version="7", labels={"team": "x"}, taints=(SPOT,))
+
+
+def patched(node: NodeState, patch: Mapping[str, Any] | None) -> NodeState:
+    """The Node after a merge patch, as the API server makes it."""
+    if patch is None:
+        return node
+    assert patch["metadata"]["resourceVersion"] == node.resource_version
+
+    def merged(old: Mapping[str, str], key: str) -> dict[str, str]:
+        both = {**old, **patch["metadata"][key]}
+        return {name: value for name, value in both.items() if value is not None}
+
+    taints = patch.get("spec", {}).get("taints", node.taints)
+    labels, annotations = merged(node.labels, "labels"), merged(node.annotations, "annotations")
+    return replace(node, labels=labels, annotations=annotations, taints=tuple(taints))
+
+
+def held(run: Run = SWEEP, node: NodeState = FREE) -> NodeState:
+    return patched(node, take(node, run, NOW))
+
+
+@pytest.mark.parametrize("run", [SWEEP, L2, Run(Kind.QUARANTINE, "job", NOW + timedelta(hours=3))])
+def test_a_run_is_taken_and_given_back_without_a_trace(run: Run) -> None:
+    node = held(run)
+
+    assert (run_on(node, NOW), node.labels[MODE]) == (run, run.kind)
+    assert patched(node, give_back(node, run)) == FREE
+
+
+def test_only_a_run_whose_pods_ask_for_no_gpus_sets_a_taint() -> None:
+    assert held(SWEEP).taints == (SPOT,)
+    assert held(L2).taints == (SPOT, {"key": MAINTENANCE, "value": "l2", "effect": "NoSchedule"})
+
+
+def test_a_node_that_is_held_is_not_taken() -> None:
+    assert take(held(L2), SWEEP, NOW) is None
+
+
+def test_a_run_past_its_time_is_nobodys() -> None:
+    later = SWEEP.until
+    assert run_on(held(), later) is None
+    assert run_on(patched(held(), take(held(), replace(L2, until=later + timedelta(1)), later)), later) is not None
+
+
+def test_a_run_is_given_back_by_its_holder_only() -> None:
+    assert give_back(held(), replace(SWEEP, holder="another")) is None
+    assert give_back(held(), replace(L2, holder=SWEEP.holder)) is None
+    assert give_back(FREE, SWEEP) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "nonsense",
+        "[]",
+        "{}",
+        json.dumps({"kind": "sweep", "holder": "x"}),
+        json.dumps({"kind": "lunch", "holder": "x", "until": "2026-11-21T13:00:00Z"}),
+        json.dumps({"kind": "sweep", "holder": "x", "until": "2026-11-21T13:00:00"}),
+        json.dumps({"kind": "sweep", "holder": "x", "until": "9999-01-01T00:00:00Z"}),
+        json.dumps({"kind": ["sweep"], "holder": "x", "until": 7}),
+    ],
+)
+def test_a_run_that_nobody_can_read_holds_nothing_and_is_cleared(text: str) -> None:
+    node = replace(FREE, annotations={RUN: text}, labels={**FREE.labels, MODE: "sweep"})
+
+    assert run_on(node, NOW) is None
+    assert patched(node, clear(node, NOW)) == FREE
+
+
+def test_what_stands_without_a_run_is_cleared_and_nothing_else() -> None:
+    left = replace(FREE, labels={**FREE.labels, MODE: "l2"}, taints=(SPOT, LEFT, THEIRS))
+
+    assert patched(left, clear(left, NOW)) == replace(FREE, taints=(SPOT, THEIRS))
+    assert (clear(FREE, NOW), is_marked(FREE), is_marked(left)) == (None, False, True)
+
+
+def test_a_living_run_keeps_its_marks_and_loses_what_the_scripts_left() -> None:
+    node = held(L2)
+    with_left = replace(node, taints=(*node.taints, LEFT))
+
+    assert clear(node, NOW) is None
+    assert patched(with_left, clear(with_left, NOW)) == node
+
+
+def test_a_run_is_good_for_three_days_at_most() -> None:
+    assert run_on(held(replace(SWEEP, until=NOW + FARTHEST)), NOW) is not None
+    assert run_on(held(replace(SWEEP, until=NOW + FARTHEST + timedelta(seconds=1))), NOW) is None
+
+
+@given(st.text() | st.recursive(st.none() | st.text() | st.integers(), lambda x: st.lists(x) | st.dictionaries(
+    st.sampled_from(["kind", "holder", "until"]) | st.text(), x)).map(json.dumps))  # fmt: skip
+def test_no_annotation_can_make_it_fail_or_hold_a_node_for_ever(text: str) -> None:
+    node = replace(FREE, annotations={RUN: text})
+    assert run_on(node, NOW) is None
+    assert patched(node, clear(node, NOW)) == FREE
+    assert take(node, SWEEP, NOW) is not None

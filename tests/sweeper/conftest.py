@@ -1,0 +1,37 @@
+"""One control plane with a scheduler for all tests of sweeps, and a fleet of its own for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sim.control_plane import ControlPlane, install
+from sim.kubelet import Kubelets
+from tests.sweeper.world import Fleet, eventually
+
+
+@pytest.fixture(scope="session")
+def scheduled(controllers: ControlPlane) -> Iterator[ControlPlane]:
+    with ControlPlane(controllers=True, scheduler=True) as plane:
+        install(plane)
+        eventually(lambda: plane.request("GET", "/api/v1/namespaces/default/serviceaccounts/default").status == 200)
+        yield plane
+
+
+@pytest.fixture
+def fleet(scheduled: ControlPlane, tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(scheduled, tmp_path)
+    fleet.configure()
+    fleet.test_takes(0)
+    yield fleet
+    fleet.close()
+
+
+@pytest.fixture
+def kubelets(fleet: Fleet, tmp_path: Path) -> Iterator[Kubelets]:
+    folder = tmp_path / "pods"
+    folder.mkdir()
+    with Kubelets(fleet.plane, folder, environment={"PYTHONPATH": str(Path(__file__).parents[2])}) as running:
+        yield running

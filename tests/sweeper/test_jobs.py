@@ -1,0 +1,120 @@
+"""The Job for one node, made from the template in our own manifest."""
+
+from __future__ import annotations
+
+import copy
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import yaml
+
+from sim.control_plane import MANIFESTS
+from sweeper.jobs import Order, TemplateError, job_for, job_name, tolerations
+from sweeper.select import Candidate
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+ORDER = Order("gpu-healthcheck", "", 1800)
+LONGEST = ".".join(["ip-10-0-0-1", "a" * 60, "b" * 60, "c" * 60, "d" * 50])
+assert len(LONGEST) <= 253
+
+
+def template() -> dict[str, Any]:
+    documents = yaml.safe_load_all((MANIFESTS / "07-sweeper.yaml").read_text())
+    (found,) = (one for one in documents if one["metadata"]["name"] == "gpu-healthcheck-sweep-node")
+    assert found["spec"]["suspend"] is True
+    job: dict[str, Any] = found["spec"]["jobTemplate"]
+    return job
+
+
+def made(
+    name: str = "ip-10-0-0-1.ec2.internal", gpus: dict[str, int] | None = None, order: Order = ORDER, **change: Any
+) -> dict[str, Any]:
+    node = Candidate(name, "uid-1", "p5", gpus or {"nvidia.com/gpu": 8}, None, None, "", False, False)
+    return job_for({**template(), **change}, node, order, NOW)
+
+
+def pod_of(job: dict[str, Any]) -> dict[str, Any]:
+    pod: dict[str, Any] = job["spec"]["template"]["spec"]
+    return pod
+
+
+def test_the_job_can_run_on_its_node_only_and_belongs_to_it() -> None:
+    job = made()
+
+    (term,) = pod_of(job)["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+    name = "ip-10-0-0-1.ec2.internal"
+    assert term == {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]}
+    assert job["metadata"]["ownerReferences"] == [{"apiVersion": "v1", "kind": "Node", "name": name, "uid": "uid-1"}]
+    assert job["metadata"]["annotations"] == {"gpu-healthcheck.aws-samples.io/node": name}
+
+
+@pytest.mark.parametrize("gpus", [{"nvidia.com/gpu": 8}, {"nvidia.com/mig-1g.10gb": 7, "nvidia.com/mig-3g.40gb": 2}])
+def test_6_the_job_asks_for_every_gpu_so_that_the_scheduler_proves_that_nobody_uses_one(gpus: dict[str, int]) -> None:
+    """Defect 6 of the scripts: a Job without a request beside whatever ran."""
+    resources = pod_of(made(gpus=gpus))["containers"][0]["resources"]
+
+    asked = {name: str(count) for name, count in gpus.items()}
+    assert resources == {
+        "requests": {"cpu": "100m", "memory": "512Mi", **asked},
+        "limits": {"memory": "2Gi", **asked},
+    }
+
+
+def test_what_the_template_says_stands() -> None:
+    job, written = made(), template()["spec"]
+    spec = job["spec"]
+
+    assert (spec["backoffLimit"], spec["ttlSecondsAfterFinished"], spec["activeDeadlineSeconds"]) == (0, 86400, 1800)
+    pod, before = pod_of(job), written["template"]["spec"]
+    same = ("serviceAccountName", "priorityClassName", "restartPolicy", "tolerations", "volumes")
+    assert {key: pod[key] for key in same} == {key: before[key] for key in same}
+    assert job["metadata"]["labels"]["app.kubernetes.io/component"] == "sweep"
+    assert job["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"] == "sweep"
+
+
+def test_the_settings_change_image_and_namespace() -> None:
+    job = made(order=Order("sweeps", "registry.example.com/x:1", 60))
+
+    assert (job["metadata"]["namespace"], pod_of(job)["containers"][0]["image"]) == (
+        "sweeps",
+        "registry.example.com/x:1",
+    )
+    assert pod_of(made())["containers"][0]["image"] == "gpu-healthcheck:0.1.0"
+
+
+def test_alternatives_of_the_templates_own_affinity_are_each_held_to_the_node() -> None:
+    written = template()
+    terms = [{"matchExpressions": [{"key": "a", "operator": "Exists"}]}, {"matchFields": []}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    written["spec"]["template"]["spec"]["affinity"] = {"nodeAffinity": required}
+    before = copy.deepcopy(written)
+
+    found = pod_of(made(spec=written["spec"]))["affinity"]["nodeAffinity"]
+
+    here = {"key": "metadata.name", "operator": "In", "values": ["ip-10-0-0-1.ec2.internal"]}
+    assert found["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"] == [
+        {"matchExpressions": [{"key": "a", "operator": "Exists"}], "matchFields": [here]},
+        {"matchFields": [here]},
+    ]
+    assert written == before
+
+
+@pytest.mark.parametrize("name", ["n", "ip-10-0-0-1.ec2.internal", LONGEST, "a" * 253, "0" * 62 + "-x", "---"])
+def test_a_jobs_name_is_a_label_whatever_the_nodes_is(name: str) -> None:
+    assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", job_name(name, NOW))
+
+
+def test_no_two_jobs_have_the_same_name() -> None:
+    names = {job_name(f"{LONGEST}{number}", NOW) for number in range(10)}
+    names |= {job_name(LONGEST, NOW + timedelta(seconds=number)) for number in range(10)}
+    assert len(names) == 20
+
+
+@pytest.mark.parametrize("broken", [{}, {"spec": None}, {"spec": {"template": {"spec": {"containers": []}}}}])
+def test_a_template_without_a_container_is_refused(broken: dict[str, Any]) -> None:
+    with pytest.raises(TemplateError):
+        tolerations(broken)

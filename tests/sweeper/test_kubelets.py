@@ -1,0 +1,80 @@
+"""The stand-in for the kubelets: it starts, ends and tells as they do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.kubelet import Kubelets
+from tests.sweeper.world import PODS, Fleet, eventually
+
+pytestmark = pytest.mark.control_plane
+TOLD = "import json, os; print(json.dumps({k: os.environ.get(k) for k in ('NODE_NAME', 'HOST_ROOT', 'LIMIT')}))"
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, lambda *_: print('asked'))
+print('listens')
+time.sleep(3600)
+"""
+
+
+@pytest.fixture
+def run(fleet: Fleet) -> Callable[..., str]:
+    def create(name: str, *command: str, grace: int = 30) -> str:
+        env = [
+            {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+            {"name": "LIMIT", "value": "7"},
+        ]
+        container = {"name": "x", "image": "x", "command": ["python", "-uc", *command], "env": env}
+        spec = {
+            "nodeName": fleet.add(f"kubelet-{name}"),
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": grace,
+            "serviceAccountName": "gpu-healthcheck-sweep",
+            "containers": [container],
+        }
+        made = fleet.plane.request("POST", PODS, {"metadata": {"name": name}, "spec": spec})
+        assert made.status == 201, made.message
+        return f"{PODS}/{name}"
+
+    return create
+
+
+def status(fleet: Fleet, path: str) -> dict[str, Any]:
+    found: dict[str, Any] = fleet.plane.request("GET", path).body["status"]
+    return found
+
+
+def test_a_command_runs_with_its_variables_and_its_end_is_told(
+    fleet: Fleet, tmp_path: Path, run: Callable[..., str]
+) -> None:
+    roots = {"kubelet-told": tmp_path / "root"}
+    with Kubelets(fleet.plane, tmp_path, roots) as kubelets:
+        told, failed = run("told", TOLD), run("failed", "raise SystemExit(3)")
+
+        eventually(lambda: status(fleet, told)["phase"] == "Succeeded")
+        eventually(lambda: status(fleet, failed)["phase"] == "Failed")
+        assert json.loads(kubelets.log("told")) == {
+            "NODE_NAME": "kubelet-told",
+            "HOST_ROOT": str(tmp_path / "root"),
+            "LIMIT": "7",
+        }
+        assert status(fleet, failed)["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 3
+    for path in (told, failed):
+        fleet.plane.request("DELETE", f"{path}?gracePeriodSeconds=0")
+
+
+def test_what_is_deleted_is_asked_to_end_and_killed_after_its_grace(
+    fleet: Fleet, kubelets: Kubelets, run: Callable[..., str]
+) -> None:
+    path = run("stubborn", STUBBORN, grace=1)
+    eventually(lambda: status(fleet, path)["phase"] == "Running" and kubelets.log("stubborn"))
+
+    fleet.plane.request("DELETE", path)
+
+    eventually(lambda: fleet.plane.request("GET", path).status == 404)
+    assert kubelets.log("stubborn") == "listens\nasked\n"

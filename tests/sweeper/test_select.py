@@ -1,0 +1,216 @@
+"""Which nodes a sweep takes: table by table, and what must hold of any fleet."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthcheck.deep_test import DeepTest
+from healthcheck.node import CONDITION, INSTANCE_TYPE, MAINTENANCE, RESULTS, STATUS, SWEEP_RESULT, NodeState
+from healthcheck.run import Kind, Run, take
+from sweeper.select import Candidate, Limits, candidate, select
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+LIMITS = Limits(10, 100, 6 * HOUR)
+GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+TOLERATED = ({"key": "nvidia.com/gpu", "operator": "Exists"},)
+
+
+def one(name: str, hours_ago: float | None = None, kind: str = "p5.48xlarge", **more: Any) -> Candidate:
+    tested = None if hours_ago is None else DeepTest(NOW - hours_ago * HOUR, "pass", "sweep")
+    facts = {"tried": None, "obstacle": "", "under_run": False, "overdue": False, **more}
+    return Candidate(name, f"uid-{name}", kind, {"nvidia.com/gpu": 8}, tested, **facts)
+
+
+def taken(*nodes: Candidate, limits: Limits = LIMITS, places: int | None = None, **more: Any) -> list[str]:
+    asked = {"busy": {}, "tried": {}, **more}
+    room = limits.nodes if places is None else places
+    return [each.node.name for each in select(nodes, places=room, limits=limits, now=NOW, **asked) if not each.why]
+
+
+def why_not(node: Candidate, limits: Limits = LIMITS, **more: Any) -> str:
+    (decision,) = select([node], **{"busy": {}, "tried": {}, "places": 10, **more}, limits=limits, now=NOW)
+    return decision.why
+
+
+def test_6_the_node_that_was_tested_longest_ago_comes_first_and_one_that_never_was_before_it() -> None:
+    """Defect 6: the first ten in the order of the list, always the same."""
+    nodes = [one("a", 7), one("b", 9), one("c"), one("d", 8), one("e", 5)]
+
+    assert taken(*nodes) == ["c", "b", "d", "a"]
+    assert taken(*nodes, places=2) == ["c", "b"]
+
+
+@pytest.mark.parametrize(
+    ("node", "why"),
+    [
+        (one("n", 7), ""),
+        (one("n", 6), ""),
+        (one("n", 5), "tested at 2026-11-21T07:00:00Z"),
+        (one("n", 7, obstacle="is cordoned"), "is cordoned"),
+        (one("n", 5, obstacle="is cordoned"), "tested at 2026-11-21T07:00:00Z"),
+        (one("n", tried=NOW - HOUR), "tried in vain at 2026-11-21T11:00:00Z"),
+        (one("n", 7, tried=NOW - HOUR), "tried in vain at 2026-11-21T11:00:00Z"),
+        (one("n", 7, tried=NOW - 2 * HOUR), ""),
+    ],
+)
+def test_why_a_node_is_not_taken(node: Candidate, why: str) -> None:
+    assert why_not(node) == why
+
+
+def test_an_interval_of_zero_means_that_nothing_is_due() -> None:
+    assert why_not(one("n"), replace(LIMITS, interval=timedelta(0))) == "DCGM_L2_INTERVAL is 0: there are no deep tests"
+
+
+def test_a_node_in_use_is_not_taken() -> None:
+    assert why_not(one("n"), busy={"n": "ns/p holds 1 nvidia.com/gpu"}) == "in use: ns/p holds 1 nvidia.com/gpu"
+
+
+def test_a_job_that_came_to_no_verdict_is_waited_for_and_one_that_did_is_not() -> None:
+    job = {"n": NOW - HOUR}
+    assert why_not(one("n"), tried=job) == "tried in vain at 2026-11-21T11:00:00Z"
+    assert why_not(one("n", 0.9), replace(LIMITS, interval=HOUR / 2), tried=job) == ""
+
+
+def test_a_node_that_was_tried_in_vain_goes_behind_those_that_wait_longer() -> None:
+    assert taken(one("broken"), one("patient", 8), tried={"broken": NOW - 3 * HOUR}, places=1) == ["patient"]
+
+
+@pytest.mark.parametrize(("nodes", "percent", "allowed"), [(10, 20, 2), (9, 20, 1), (1, 1, 1), (3, 100, 3), (10, 1, 1)])
+def test_no_more_than_a_share_of_each_instance_type(nodes: int, percent: int, allowed: int) -> None:
+    fleet = [one(f"{kind}-{number}", kind=kind) for kind in ("p4d", "p5") for number in range(nodes)]
+
+    names = taken(*fleet, limits=Limits(100, percent, 6 * HOUR))
+
+    assert Counter(name.partition("-")[0] for name in names) == {"p4d": allowed, "p5": allowed}
+
+
+def test_nodes_under_a_run_count_against_their_types_share() -> None:
+    held = one("held", obstacle="a deep run (l2) uses it", under_run=True)
+    others = [one(f"n-{number}") for number in range(9)]
+
+    assert len(taken(held, *others, limits=Limits(10, 20, 6 * HOUR))) == 1
+    assert taken(held, *others, limits=Limits(10, 10, 6 * HOUR)) == []
+
+
+def test_every_other_node_is_told_why_its_turn_comes_later() -> None:
+    fleet = [one("a"), one("b"), one("c", kind="")]
+    told = {each.node.name: each.why for each in select(fleet, {}, {}, 1, Limits(1, 50, 6 * HOUR), NOW)}
+
+    assert told == {
+        "a": "",
+        "b": "1 of 2 nodes (p5.48xlarge) are under a deep run",
+        "c": "its turn comes later: MAX_NODES_PER_SWEEP is 1",
+    }
+
+
+def node(**more: Any) -> NodeState:
+    facts = {
+        "labels": {STATUS: "pass", INSTANCE_TYPE: "p5.48xlarge"},
+        "conditions": ({"type": CONDITION, "status": "True"},),
+        "gpus": {"nvidia.com/gpu": 8},
+        "created": NOW - 100 * HOUR,
+        **more,
+    }
+    return NodeState("n", uid="u", **facts)
+
+
+def reduced(state: NodeState) -> Candidate:
+    found = candidate(state, NOW + HOUR, TOLERATED, 6 * HOUR, NOW)
+    assert found is not None
+    return found
+
+
+def test_a_node_is_reduced_to_what_the_selection_needs() -> None:
+    found = reduced(node(taints=(GPU_TAINT,)))
+    assert (found.name, found.uid, found.instance_type, found.gpus) == ("n", "u", "p5.48xlarge", {"nvidia.com/gpu": 8})
+    assert (found.tested, found.obstacle, found.under_run, found.overdue) == (None, "", False, True)
+
+
+@pytest.mark.parametrize(
+    ("taint", "kept_away"),
+    [
+        (GPU_TAINT, False),
+        ({"key": "nvidia.com/gpu", "effect": "NoExecute"}, False),
+        ({"key": "dedicated", "value": "team", "effect": "NoSchedule"}, True),
+        ({"key": "dedicated", "value": "team", "effect": "PreferNoSchedule"}, False),
+        ({"key": f"{MAINTENANCE}", "value": "quarantine", "effect": "NoSchedule"}, True),
+        ({"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}, True),
+    ],
+)
+def test_a_taint_that_the_sweeps_pods_do_not_tolerate_keeps_it_away(taint: dict[str, str], kept_away: bool) -> None:
+    said = f"its taint {taint['key']} keeps the sweep away"
+    assert reduced(node(taints=(taint,))).obstacle == (said if kept_away else "")
+
+
+@pytest.mark.parametrize(
+    ("toleration", "tolerates"),
+    [
+        ({"operator": "Exists"}, True),
+        ({"operator": "Exists", "effect": "NoExecute"}, False),
+        ({"key": "a", "operator": "Exists"}, True),
+        ({"key": "a", "value": "1"}, True),
+        ({"key": "a", "operator": "Equal", "value": "2"}, False),
+        ({"key": "b", "operator": "Exists"}, False),
+        ({}, False),
+    ],
+)
+def test_tolerations_are_read_as_the_scheduler_reads_them(toleration: dict[str, str], tolerates: bool) -> None:
+    tainted = node(taints=({"key": "a", "value": "1", "effect": "NoSchedule"},))
+    found = candidate(tainted, NOW + HOUR, (toleration,), 6 * HOUR, NOW)
+    assert found is not None
+    assert (found.obstacle == "") is tolerates
+
+
+def test_a_node_without_gpus_is_none_of_ours_until_an_agent_has_spoken_for_it() -> None:
+    assert candidate(node(gpus={}), None, (), 6 * HOUR, NOW) is None
+    spoken = reduced(node(gpus={}, annotations={RESULTS: "{}"}))
+    assert spoken.obstacle == "offers no GPUs to pods"
+
+
+def test_a_node_under_a_run_is_seen_as_such() -> None:
+    patch = take(node(), Run(Kind.QUARANTINE, "x", NOW + HOUR), NOW)
+    assert patch is not None
+    assert reduced(node(annotations=patch["metadata"]["annotations"])).under_run
+
+
+def test_a_record_that_says_that_it_could_not_test_is_a_try_in_vain() -> None:
+    record = json.dumps({"timestamp": (NOW - HOUR).isoformat(), "status": "unknown"})
+    assert why_not(reduced(node(annotations={SWEEP_RESULT: record}))) == "tried in vain at 2026-11-21T11:00:00Z"
+
+
+@given(
+    st.lists(
+        st.tuples(st.none() | st.floats(0, 50), st.sampled_from(["p4d", "p5", ""]), st.booleans(), st.booleans()),
+        max_size=30,
+    ),
+    st.integers(0, 12),
+    st.integers(1, 100),
+)
+def test_of_any_fleet_no_limit_is_passed_and_no_idle_node_waits_without_a_reason(
+    fleet: list[tuple[float | None, str, bool, bool]], places: int, percent: int
+) -> None:
+    nodes = [
+        one(f"n{number}", hours, kind, under_run=held, obstacle="held" if held else "")
+        for number, (hours, kind, held, _) in enumerate(fleet)
+    ]
+    busy = {f"n{number}": "p" for number, (*_, used) in enumerate(fleet) if used}
+    decisions = select(nodes, busy, {}, places, Limits(12, percent, 6 * HOUR), NOW)
+
+    chosen = [each.node for each in decisions if not each.why]
+    assert sorted(each.node.name for each in decisions) == sorted(each.name for each in nodes)
+    assert len(chosen) <= places
+    assert not any(each.name in busy or each.under_run for each in chosen)
+    assert all(each.tested is None or NOW - each.tested.at >= 6 * HOUR for each in chosen)
+    for kind, number in Counter(each.instance_type for each in nodes).items():
+        held = sum(each.under_run for each in nodes if each.instance_type == kind)
+        new = sum(each.instance_type == kind for each in chosen)
+        assert new == 0 or held + new <= max(1, number * percent // 100)

@@ -1,0 +1,262 @@
+"""Whole sweeps on the real control plane: scheduler, controllers, admission policies, and real processes as pods."""
+
+from __future__ import annotations
+
+import pytest
+
+from healthcheck.settings import read_settings
+from sim.kubelet import Kubelets
+from sweeper import sweep
+from tests.sweeper.world import Fleet, P, eventually
+
+pytestmark = pytest.mark.control_plane
+SPOT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+WRITES = [["patch", "nodes"], ["create", "jobs"], ["patch", "nodes"]]
+"""Of a sweep that tests one node: the run is taken, the Job made, the run given back."""
+
+
+def test_a_sweep_tests_every_idle_node_and_leaves_nothing_behind(fleet: Fleet, kubelets: Kubelets) -> None:
+    for number in range(3):
+        fleet.add(f"swept-{number}", taints=[SPOT])
+    fleet.configure(MAX_SWEEP_PERCENT="100")
+
+    code, _, said = fleet.sweep()
+
+    assert code == 0, said
+    assert (fleet.tested(), fleet.residue()) == (dict.fromkeys(fleet.names, "pass"), {})
+    assert [one["spec"]["template"]["spec"]["priorityClassName"] for one in fleet.jobs()] == [
+        "gpu-healthcheck-sweep"
+    ] * 3
+    assert all(fleet.node(name).taints == [SPOT] for name in fleet.names)
+    # And nobody is due now.
+    code, printed, _ = fleet.sweep("--dry-run")
+    assert (code, printed.count("TAKEN"), printed.count("tested at")) == (0, 0, 3)
+
+
+def test_a_node_that_is_in_use_is_left_alone(fleet: Fleet, kubelets: Kubelets) -> None:
+    fleet.add("in-use")
+    fleet.gpu_pod("work", "in-use", gpus=1)
+    eventually(
+        lambda: fleet.plane.request("GET", "/api/v1/namespaces/default/pods/work").body["status"]["phase"] == "Running"
+    )
+
+    code, _, said = fleet.sweep()
+
+    assert (code, fleet.jobs(), fleet.residue()) == (0, [], {}), said
+    _, printed, _ = fleet.sweep("--dry-run")
+    assert "in use: default/work holds 1 nvidia.com/gpu" in printed
+
+
+def test_6_a_node_is_given_back_as_soon_as_its_own_job_has_ended(fleet: Fleet, kubelets: Kubelets) -> None:
+    """Defect 6 of the scripts: every node was kept until the slowest Job had ended."""
+    fleet.configure(MAX_SWEEP_PERCENT="100")
+    fleet.test_takes(1, slow=3600)
+    fleet.add("quick")
+    fleet.add("slow")
+
+    sweeper = fleet.sweeper()
+    eventually(lambda: list(fleet.residue()) == ["quick", "slow"])
+
+    eventually(lambda: list(fleet.residue()) == ["slow"])
+    assert (sweeper.poll(), fleet.tested()) == (None, {"quick": "pass"})
+    sweeper.terminate()
+    sweeper.wait()
+
+
+def test_a_lost_api_server_ends_no_sweep(fleet: Fleet, kubelets: Kubelets) -> None:
+    fleet.add("outage")
+    fleet.test_takes(3)
+    sweeper = fleet.sweeper()
+    eventually(fleet.working)
+
+    fleet.plane.stop_api()
+    fleet.plane.start_api()
+
+    _, said = sweeper.communicate()
+    assert (sweeper.returncode, fleet.tested(), fleet.residue()) == (0, {"outage": "pass"}, {}), said
+
+
+def test_6_a_sweeper_that_is_told_to_stop_leaves_its_jobs_to_the_next_one(fleet: Fleet, kubelets: Kubelets) -> None:
+    """Defect 6: a CronJob's pod that was killed left its taints behind."""
+    fleet.add("followed")
+    fleet.test_takes(5)
+    first = fleet.sweeper()
+    eventually(fleet.working)
+    first.terminate()
+    assert first.wait() == 0
+    assert list(fleet.residue()) == ["followed"]
+
+    code, _, said = fleet.sweep()
+
+    assert (code, fleet.tested(), fleet.residue()) == (0, {"followed": "pass"}, {}), said
+    assert len(fleet.jobs()) == 1
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("write", [1, 2, 3])
+def test_a_sweeper_that_is_killed_at_any_write_leaves_nothing_that_the_next_one_does_not_clear(
+    fleet: Fleet, kubelets: Kubelets, write: int, when: str
+) -> None:
+    fleet.add("killed", taints=[SPOT])
+
+    code, printed, said = fleet.sweep(KILL_AT=f"{write} {when}")
+    assert (code, printed.split()[-2:]) == (-9, WRITES[write - 1]), said
+    eventually(lambda: not fleet.working())
+    fleet.sweep()
+
+    # What was cut off before its Job was there is tested by the next but one.
+    fleet.sweep()
+    assert (fleet.residue(), fleet.working(), fleet.node("killed").taints) == ({}, [], [SPOT])
+    assert fleet.tested() == {"killed": "pass"}
+
+
+def test_these_are_all_the_writes_of_a_sweep(fleet: Fleet, kubelets: Kubelets) -> None:
+    fleet.add("counted")
+
+    _, printed, said = fleet.sweep(KILL_AT="never")
+
+    assert [line.split()[1:] for line in printed.splitlines()] == WRITES, said
+
+
+def test_6_what_the_scripts_left_behind_is_cleared_and_nothing_of_others(fleet: Fleet) -> None:
+    """Defect 6: taints that no Job answered for stayed for ever."""
+    left = {"key": f"{P}/maintenance", "value": "sweep", "effect": "NoSchedule"}
+    foreign = [SPOT, {"key": f"{P}/maintenance", "value": "sweep", "effect": "NoExecute"}]
+    fleet.add("scripts", gpus=0, taints=[*foreign, left], labels={f"{P}/mode": "sweep"})
+    fleet.mark("scripts", {"spec": {"unschedulable": True}})
+
+    code, _, said = fleet.sweep()
+
+    node = fleet.node("scripts")
+    assert code == 0, said
+    ours = [one for one in node.taints if one["key"] != "node.kubernetes.io/unschedulable"]
+    assert (ours, node.cordoned, f"{P}/mode" in node.labels) == (foreign, True, False)
+
+
+def test_a_job_for_which_no_run_stands_is_stopped(fleet: Fleet, kubelets: Kubelets) -> None:
+    fleet.add("stray")
+    fleet.test_takes(3600)
+    sweeper = fleet.sweeper()
+    eventually(fleet.working)
+    sweeper.kill()
+    sweeper.wait()
+    fleet.mark("stray", {"metadata": {"annotations": {f"{P}/run": None}, "labels": {f"{P}/mode": None}}})
+
+    fleet.sweep()
+
+    eventually(lambda: not fleet.working())
+    assert fleet.residue() == {}
+
+
+def test_6_work_that_comes_between_plan_and_job_keeps_its_gpus(
+    fleet: Fleet, kubelets: Kubelets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Defect 6: nothing held the GPUs between the listing and the Job. Here the scheduler does."""
+    monkeypatch.setattr(sweep, "_PLACE_SECONDS", 1.0)
+    fleet.add("raced", gpus=1)
+    sweeping = sweep.Sweep(fleet.cluster, read_settings(fleet.config).values)
+
+    plan = sweeping.plan()
+    fleet.gpu_pod("work", "raced", gpus=1)
+    eventually(lambda: fleet.work() == {"Running"})
+    sweeping.run(plan)
+
+    assert [decision.why for decision in plan.decisions if decision.node.name == "raced"] == [""]
+    assert (fleet.work(), fleet.tested(), fleet.residue()) == ({"Running"}, {}, {})
+    assert kubelets.most_gpus["raced"] == 1
+
+
+def test_real_work_gets_the_gpus_of_a_sweep_at_once(fleet: Fleet, kubelets: Kubelets) -> None:
+    fleet.add("preempted", gpus=1)
+    fleet.test_takes(3600)
+    sweeper = fleet.sweeper()
+    eventually(lambda: kubelets.most_gpus["preempted"])
+
+    fleet.gpu_pod("work", "preempted", gpus=1)
+
+    eventually(lambda: fleet.work() == {"Running"})
+    _, said = sweeper.communicate()
+    assert (sweeper.returncode, fleet.tested(), fleet.residue()) == (0, {}, {}), said
+    assert kubelets.most_gpus["preempted"] == 1
+    _, printed, _ = fleet.sweep("--dry-run")
+    assert "in use: default/work holds 1 nvidia.com/gpu" in printed
+
+
+def test_work_that_comes_at_any_moment_of_a_sweep_is_never_on_the_gpus_beside_it(
+    fleet: Fleet, kubelets: Kubelets
+) -> None:
+    names = [fleet.add(f"race-{number}", gpus=1) for number in range(24)]
+    fleet.configure(MAX_NODES_PER_SWEEP="100", MAX_SWEEP_PERCENT="100")
+    sweeper = fleet.sweeper()
+    assert sweeper.stderr is not None
+    while "planned" not in sweeper.stderr.readline():
+        continue
+
+    for name in reversed(names):  # before it comes to the one, after it has come to the other
+        fleet.gpu_pod(f"work-{name}", name, gpus=1)
+    eventually(lambda: fleet.work() == {"Running"})
+    fleet.plane.request("DELETE", "/api/v1/namespaces/default/pods")  # or the Jobs behind it would wait a minute
+    sweeper.communicate()
+
+    assert sweeper.returncode == 0
+    assert {kubelets.most_gpus[name] for name in names} == {1}
+    assert fleet.residue() == {}
+
+
+def test_a_node_that_is_refused_keeps_the_test_from_no_other(fleet: Fleet, kubelets: Kubelets) -> None:
+    """Somebody's own admission webhook may protect a node from everybody."""
+    fleet.configure(MAX_SWEEP_PERCENT="100")
+    fleet.add("a-protected", labels={"example.com/protected": "true"})
+    fleet.add("b-free")
+    with fleet.protected("example.com/protected"):
+        code, _, said = fleet.sweep()
+
+    assert (code, fleet.tested(), fleet.residue()) == (1, {"b-free": "pass"}, {}), said
+    assert "nobody changes this node" in said
+
+
+def test_a_test_that_is_killed_comes_to_no_verdict_and_is_not_tried_again_at_once(
+    fleet: Fleet, kubelets: Kubelets
+) -> None:
+    fleet.add("victim")
+    fleet.test_takes(3600)
+    sweeper = fleet.sweeper()
+    eventually(lambda: kubelets.most_gpus["victim"])
+
+    kubelets.kill("victim")
+
+    _, said = sweeper.communicate()
+    assert (sweeper.returncode, fleet.tested(), fleet.residue()) == (0, {}, {}), said
+    _, printed, _ = fleet.sweep("--dry-run")
+    assert "tried in vain at" in printed
+
+
+def test_a_node_may_have_the_longest_name(fleet: Fleet, kubelets: Kubelets) -> None:
+    name = ".".join(["n" * 60] * 4 + ["9" * 9])
+    assert len(name) == 253
+    fleet.add(name, labels={"kubernetes.io/hostname": "short"})
+
+    code, _, said = fleet.sweep()
+
+    assert (code, fleet.tested(), fleet.residue()) == (0, {name: "pass"}, {}), said
+
+
+def test_6_pods_that_have_finished_keep_no_node_busy(fleet: Fleet, kubelets: Kubelets) -> None:
+    fleet.add("done")
+    fleet.gpu_pod("finished", "done", command=["true"])
+    eventually(lambda: fleet.work() == {"Succeeded"})
+
+    code, _, said = fleet.sweep()
+
+    assert (code, fleet.tested()) == (0, {"done": "pass"}), said
+
+
+def test_7_a_sweep_sees_the_end_of_its_jobs_and_does_not_wait_for_its_deadline(
+    fleet: Fleet, kubelets: Kubelets
+) -> None:
+    fleet.add("ended")
+
+    _, _, said = fleet.sweep()
+
+    assert '"outcome": "Complete", "event": "a sweep has ended"' in said
+    assert "left to the next sweep" not in said

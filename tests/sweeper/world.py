@@ -1,0 +1,225 @@
+"""A cluster in which a sweep can really run: the real control plane with its scheduler, Nodes with GPUs, kubelets."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from healthcheck.cluster import Cluster
+from healthcheck.deep_test import last_deep_test
+from healthcheck.node import NodeState
+from sim.control_plane import ControlPlane, unbound_token
+
+T = TypeVar("T")
+P = "gpu-healthcheck.aws-samples.io"
+NAMESPACE = "gpu-healthcheck"
+NODES = "/api/v1/nodes"
+JOBS = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
+PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
+TEMPLATE = f"/apis/batch/v1/namespaces/{NAMESPACE}/cronjobs/gpu-healthcheck-sweep-node"
+MANAGER = "gpu-healthcheck"
+GIVE_UP_SECONDS = 90.0
+ROOT = Path(__file__).parents[2]
+TESTER = """
+import sys, time
+from datetime import UTC, datetime
+import json, os
+from healthcheck.cluster import Cluster
+name, cluster = os.environ["NODE_NAME"], Cluster()
+time.sleep(json.loads(sys.argv[2]).get(name, float(sys.argv[1])))
+record = {"timestamp": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), "status": "pass", "severity": "PASS"}
+patch = {"metadata": {"annotations": {"gpu-healthcheck.aws-samples.io/sweep-result": json.dumps(record)}}}
+cluster.patch_node(name, patch)
+"""
+"""In the place of the program that tests a node: it takes so many seconds, and writes its record with its own token."""
+
+
+def eventually(true: Callable[[], T]) -> T:
+    deadline = time.monotonic() + GIVE_UP_SECONDS
+    while not (seen := true()):
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.05)
+    return seen
+
+
+@dataclass
+class Fleet:
+    """The Nodes of one test. `config`: the ConfigMap's folder of its sweepers."""
+
+    plane: ControlPlane
+    folder: Path
+    names: list[str] = field(default_factory=list)
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "config"
+
+    @property
+    def cluster(self) -> Cluster:
+        return Cluster(self.plane.api)
+
+    # --- making
+
+    def configure(self, **values: str) -> None:
+        self.config.mkdir(exist_ok=True)
+        for key, value in values.items():
+            (self.config / key).write_text(value)
+
+    def test_takes(self, seconds: float, **others: float) -> None:
+        """What the Jobs' container does from now on; `others` by the names of their nodes."""
+        command = [sys.executable, "-c", TESTER, str(seconds), json.dumps(others)]
+        template = self.plane.request("GET", TEMPLATE).body
+        container = template["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"][0] | {"command": command}
+        pod = template["spec"]["jobTemplate"]["spec"]["template"]["spec"] | {"containers": [container]}
+        patch = {"spec": {"jobTemplate": {"spec": {"template": {"spec": pod}}}}}
+        answer = self.plane.request("PATCH", TEMPLATE, patch)
+        assert answer.status == 200, answer.message
+
+    def add(self, name: str, *, gpus: int = 8, healthy: bool = True, **marks: Any) -> str:
+        """A Node as its agent left it: judged a moment ago, its heartbeat good for an hour."""
+        self.plane.create_node(name, devices={"nvidia.com/gpu": str(gpus)} if gpus else {}, **marks)
+        self.names.append(name)
+        status, state = ("pass", "True") if healthy else ("fail", "False")
+        self.mark(name, {"metadata": {"labels": {f"{P}/status": status}}})
+        condition = {"type": "GpuHealthy", "status": state, "reason": "x", "message": "x"}
+        self.cluster.patch_condition(name, condition)
+        self.cluster.beat(self.node(name), datetime.now(UTC), 3600)
+        return name
+
+    def mark(self, name: str, patch: Mapping[str, Any]) -> None:
+        answer = self.plane.request("PATCH", f"{NODES}/{name}?fieldManager={MANAGER}", dict(patch))
+        assert answer.status == 200, answer.message
+
+    def gpu_pod(self, name: str, node: str, gpus: int = 8, command: Sequence[str] = ()) -> None:
+        """Somebody's work, for the scheduler to place on this node; without a command it never ends."""
+        resources = {"limits": {"nvidia.com/gpu": str(gpus)}}
+        container = {"name": "work", "image": "work", "command": list(command), "resources": resources}
+        spec = {
+            "nodeSelector": {"kubernetes.io/hostname": node},
+            "terminationGracePeriodSeconds": 1,
+            "restartPolicy": "Never",
+            "containers": [container],
+        }
+        body = {"metadata": {"name": name, "namespace": "default"}, "spec": spec}
+        answer = self.plane.request("POST", "/api/v1/namespaces/default/pods", body)
+        assert answer.status == 201, answer.message
+
+    @contextmanager
+    def protected(self, label: str) -> Iterator[None]:
+        """Nodes with this label are changed by nobody but the admin, by a policy of somebody else's."""
+        policies = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+        rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["nodes"]}
+        policy = {
+            "metadata": {"name": "protected"},
+            "spec": {
+                "matchConstraints": {"resourceRules": [rule]},
+                "validations": [
+                    {
+                        "expression": f"!('{label}' in object.metadata.labels) || request.userInfo.username == 'admin'",
+                        "message": "nobody changes this node",
+                    }
+                ],
+            },
+        }
+        binding = {
+            "metadata": {"name": "protected"},
+            "spec": {"policyName": "protected", "validationActions": ["Deny"]},
+        }
+        assert self.plane.request("POST", policies, policy).status == 201
+        assert self.plane.request("POST", f"{policies[:-3]}ybindings", binding).status == 201
+        token = unbound_token(self.plane, "gpu-healthcheck-sweeper")
+        (name,) = (name for name in self.names if label in self.node(name).labels)
+        try:
+            dry = f"{NODES}/{name}?dryRun=All"
+            eventually(lambda: "nobody changes" in self.plane.request("PATCH", dry, {}, token=token).message)
+            yield
+        finally:
+            self.plane.request("DELETE", f"{policies[:-3]}ybindings/protected")
+            self.plane.request("DELETE", f"{policies}/protected")
+
+    # --- the sweeper
+
+    def sweeper(self, *words: str, **variables: str) -> subprocess.Popen[str]:
+        """One sweep as its CronJob would start it, with the account's own token."""
+        kubeconfig = self.plane.account_kubeconfig("gpu-healthcheck-sweeper")
+        environment = {
+            "PATH": os.environ["PATH"],
+            "KUBECONFIG": str(kubeconfig),
+            "CONFIG_DIR": str(self.config),
+            "COLUMNS": "300",
+            **variables,
+        }
+        program = ["-m", "sweeper"] if "KILL_AT" not in variables else ["-m", "tests.sweeper.dying"]
+        return subprocess.Popen(
+            [sys.executable, *program, *words],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def sweep(self, *words: str, **variables: str) -> tuple[int, str, str]:
+        """One sweep to its end: exit code, standard output and standard error."""
+        process = self.sweeper(*words, **variables)
+        out, err = process.communicate()
+        return process.returncode, out, err
+
+    # --- looking
+
+    def node(self, name: str) -> NodeState:
+        return self.cluster.read_node(name)
+
+    def jobs(self) -> list[dict[str, Any]]:
+        items = self.plane.request("GET", f"{JOBS}?labelSelector=app.kubernetes.io/component=sweep").body["items"]
+        return [one for one in items if one["metadata"]["annotations"][f"{P}/node"] in self.names]
+
+    def working(self) -> list[str]:
+        """Names of the nodes on which a Job is at work."""
+        ended = ("Complete", "Failed")
+        return [
+            job["metadata"]["annotations"][f"{P}/node"]
+            for job in self.jobs()
+            if not any(one["type"] in ended for one in job["status"].get("conditions", []))
+        ]
+
+    def residue(self) -> dict[str, dict[str, Any]]:
+        """What stands on the Nodes of a run, by name of the Node; of Nodes without any, nothing."""
+        found = {}
+        for name in self.names:
+            node = self.node(name)
+            marks: dict[str, Any] = {key: node.annotations[key] for key in (f"{P}/run",) if key in node.annotations}
+            marks |= {key: node.labels[key] for key in (f"{P}/mode",) if key in node.labels}
+            marks |= {str(one["key"]): one.get("value") for one in node.taints if "maintenance" in str(one["key"])}
+            if marks:
+                found[name] = marks
+        return found
+
+    def work(self) -> set[str]:
+        """In which phases somebody's pods are."""
+        pods = self.plane.request("GET", "/api/v1/namespaces/default/pods").body["items"]
+        return {pod["status"]["phase"] for pod in pods}
+
+    def tested(self) -> dict[str, str]:
+        now = datetime.now(UTC)
+        every = {name: last_deep_test(self.node(name), now) for name in self.names}
+        return {name: test.status for name, test in every.items() if test}
+
+    def close(self) -> None:
+        for job in self.jobs():
+            self.plane.request("DELETE", f"{JOBS}/{job['metadata']['name']}?propagationPolicy=Background")
+        for pods in (f"{PODS}?labelSelector=app.kubernetes.io/component=sweep&", "/api/v1/namespaces/default/pods?"):
+            self.plane.request("DELETE", f"{pods}gracePeriodSeconds=0")
+        for name in self.names:
+            self.plane.request("DELETE", f"{NODES}/{name}")
+            self.plane.request("DELETE", f"{LEASES}/{name}")
