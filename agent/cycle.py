@@ -13,7 +13,7 @@ import structlog
 from agent.ledger import Ledger, level_checks
 from healthcheck import settings as configuration
 from healthcheck.examine import judge, look
-from healthcheck.expectation import Expectation, RuntimeClass
+from healthcheck.expectation import DeepRun, Expectation, RuntimeClass
 from healthcheck.memory import Memory
 from healthcheck.model import Evidence, Host, Nature, Now, ProbeError, Unobserved
 from healthcheck.node import INSTANCE_TYPE, NodeState
@@ -50,6 +50,8 @@ class Expectations:
     """What the last look took it for: who can't ask anybody for a moment must not take it for an unknown type."""
     runtime_classes: Callable[[Mapping[str, str]], tuple[RuntimeClass, ...] | None] = lambda _: None
     """Those of a node with these labels; None: nobody has listed them."""
+    deep_run: Callable[[], DeepRun | None] = lambda: None
+    """The deep run that has the node, or had it last."""
     settings: Settings = field(default_factory=Settings)
     no_driver_at: float = 0.0
     """When a look last met none (monotonic): it was loaded after that, also where the log is not read."""
@@ -84,6 +86,7 @@ class Expectations:
             first=memory.first,
             efa_allocatable=node.efa_allocatable if node else None,
             runtime_classes=self.runtime_classes(node.labels) if node else None,
+            deep_run=self.deep_run(),
         )
 
 
@@ -132,6 +135,11 @@ class Cycle:
     @property
     def settings(self) -> Settings:
         return self._expectations.settings
+
+    @property
+    def last(self) -> Evidence | None:
+        """The last look; None before the first."""
+        return self._before
 
     def run(self) -> float | None:
         """Look once. Returns in how many seconds to look again, None: at the next interval."""

@@ -10,6 +10,7 @@ from datetime import datetime
 import structlog
 
 from healthcheck import exits
+from healthcheck.deep_record import DeepRecord, take
 from healthcheck.looks import first_seen, looked, without_checks
 from healthcheck.memory import Memory, Release, Standing
 from healthcheck.memory_file import MemoryFile, MemoryFileError
@@ -153,6 +154,27 @@ class Ledger:
                 self._memory = exits.release(self._memory, release)
                 self._save()
 
+    def take(self, records: Iterable[DeepRecord]) -> tuple[Standing, ...]:
+        """What deep runs found is ours from now on, on the disk before the Node hears of it; what is new of it.
+
+        Not before every check has looked: whose GPU is meant is known by then, and until then the records on the Node
+        count by themselves.
+        """
+        with self._lock:
+            before = self._memory
+            if not self._complete:
+                return ()
+            for one in records:
+                self._memory = take(self._memory, one, self._clock(), self._escalate_after)
+            if self._memory != before:
+                self._save()
+            return _new(before, self._memory)
+
+    @property
+    def _complete(self) -> bool:
+        """Whether every selected check has had its say."""
+        return all(check.name in self._outcomes for check in self._settings.values.checks)
+
     def passed(self, began: datetime) -> None:
         """A quarantine run that began then passed."""
         with self._lock:
@@ -163,11 +185,10 @@ class Ledger:
 
     def snapshot(self) -> Snapshot:
         with self._lock:
-            selected = self._settings.values.checks
-            complete = all(check.name in self._outcomes for check in selected)
+            complete = self._complete
             outcomes = [
                 self._outcomes.get(check.name, Outcome(check.name, check.group, unobserved=(_NOT_YET,)))
-                for check in selected
+                for check in self._settings.values.checks
             ]
             verdict = decide(self._memory, outcomes)
             memory = self._memory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,6 +17,8 @@ log = structlog.get_logger()
 CONFIG_LOOK_SECONDS = 10
 """How soon an edited ConfigMap is seen once the kubelet has brought it to the node."""
 _JITTER = 0.1
+_DEEP_AGAIN_SECONDS = 600.0
+"""After a deep look that failed by a fault of ours."""
 
 
 class Schedule:
@@ -30,16 +33,23 @@ class Schedule:
         self._scheduler = BackgroundScheduler(
             timezone=UTC,
             # One worker each: no two looks at once, and what else there is never delays one.
-            executors={"light": ThreadPoolExecutor(1), "aside": ThreadPoolExecutor(1)},
+            executors={name: ThreadPoolExecutor(1) for name in ("light", "aside", "deep")},
             # A late look is run, not dropped; several late ones are one.
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
         )
         self._scheduler.add_listener(self._say_failed, EVENT_JOB_ERROR)
         self._ended = False
+        self._deep: Callable[[], float] | None = None
 
-    def start(self, aside: Callable[[], None]) -> None:
-        """Look now and from then on; `aside` runs once, and again beside every look."""
+    def start(self, aside: Callable[[], None], deep: Callable[[], float] | None = None) -> None:
+        """Look now and from then on; `aside` runs once, and again beside every look.
+
+        `deep` runs beside all that, and after as many seconds as it returns again; a change of the configuration wakes
+        it sooner.
+        """
         self._aside = aside
+        self._deep = deep
+        self._plan_deep(0.0)
         self._scheduler.add_job(self._run, "date", executor="light", id="first")
         self._scheduler.add_job(
             self._look_at_config, "interval", seconds=CONFIG_LOOK_SECONDS, executor="aside", id="config"
@@ -58,6 +68,21 @@ class Schedule:
             again_seconds = self._look()
         finally:
             self._plan_next(again_seconds)
+
+    def _run_deep(self) -> None:
+        again_seconds = _DEEP_AGAIN_SECONDS
+        try:
+            if self._deep is not None:
+                again_seconds = self._deep()
+        finally:
+            self._plan_deep(again_seconds * random.uniform(1.0, 1.0 + _JITTER))  # noqa: S311
+
+    def _plan_deep(self, seconds: float) -> None:
+        if self._deep is not None and not self._ended:
+            at = datetime.now(UTC) + timedelta(seconds=seconds)
+            self._scheduler.add_job(
+                self._run_deep, "date", run_date=at, executor="deep", id="deep", replace_existing=True
+            )
 
     def _plan_next(self, again_seconds: float | None) -> None:
         seconds = self._interval_seconds()
@@ -84,6 +109,7 @@ class Schedule:
             self._config_seen = seen
             log.info("the configuration changed")
             self._scheduler.add_job(self._run, "date", executor="light", id="changed", replace_existing=True)
+            self._plan_deep(CONFIG_LOOK_SECONDS)
 
     def _say_failed(self, event: JobExecutionEvent) -> None:
         if not self._ended:  # a job that meets the end of the scheduler has failed at nothing

@@ -21,6 +21,7 @@ from healthcheck import record as records
 from healthcheck.budget import HELD, Place
 from healthcheck.change import Rules, plan, wants_place
 from healthcheck.cluster import Cluster, ClusterError, Conflict, Forbidden, NotFound, Unavailable
+from healthcheck.deep_record import untaken
 from healthcheck.events import Event, cut, event_name, released_event
 from healthcheck.memory import Release
 from healthcheck.model import PREFIX, Now, Severity
@@ -176,7 +177,7 @@ class Teller(threading.Thread):
         now = self._clock().wall
         identity = Identity(node.name, self._how.instance_type(), node.uid)
         rules = replace(self._how.rules(), rewrite_after_seconds=self._rewrite_seconds)
-        wanted = wants_place(verdict, node, rules, memory.acknowledged)
+        wanted = wants_place(verdict, node, rules, memory)
         place = self._place(node, rules) if wanted and self._how.write else HELD
         record = records.render(verdict, memory, identity, now)
         change = plan(verdict, record, node, rules, now, memory.acknowledged, place)
@@ -205,15 +206,24 @@ class Teller(threading.Thread):
         return stands
 
     def _heed(self, node: NodeState) -> bool:
-        """Take in what only the Node knows: our own lost record, a passed quarantine run, a person's release."""
+        """Take in what only the Node knows: our own lost record, a person's release, what deep runs found or passed.
+
+        Whether there was a release. It comes first: it speaks of what deep runs had told by then.
+        """
         if self._adopt:
             self._adopt_record(node)
+        release, _ = read_release(node, gestures=self._how.rules().enable_label)
+        if release is not None:
+            self._take_release(node, release)
+        for one in self._ledger.take(untaken(node, self._ledger.memory.taken)):
+            told = one.finding
+            log.info("found", reason=told.reason, severity=told.severity.name, subject=told.subject, detail=told.detail)
         began = _passed_since(node)
         if began is not None:
             self._ledger.passed(began)
-        release, _ = read_release(node, gestures=self._how.rules().enable_label)
-        if release is None:
-            return False
+        return release is not None
+
+    def _take_release(self, node: NodeState, release: Release) -> None:
         # On the disk first, then told, then off the Node: whoever dies in between does the same again.
         self._ledger.released(release)
         if self._how.write and release != self._released:
@@ -221,7 +231,6 @@ class Teller(threading.Thread):
             event = released_event(node, release)
             self._access.write("events", partial(self._cluster.create_event, node, event, self._clock().wall))
             self._released = release
-        return True
 
     def _place(self, node: NodeState, rules: Rules) -> Place:
         """A place in the fleet budget, taken or held.

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import gc
 from dataclasses import replace
+from functools import partial
 
 import structlog
 
 from agent.cycle import Cycle, Expectations, Sources
+from agent.deep import WAITS, DeepTests, Doors, Pace, Waits, is_absent
 from agent.follow import Follower
+from agent.idle import Idleness
 from agent.ledger import Ledger, event_checks
+from agent.marks import OwnNode
+from agent.runs import Runs
 from agent.runtime_classes import RuntimeClasses
 from agent.schedule import Schedule
 from agent.settings import AgentSettings
@@ -22,14 +27,19 @@ from healthcheck.events import Event
 from healthcheck.exits import begin
 from healthcheck.memory import Memory
 from healthcheck.memory_file import MemoryFile, MemoryFileError
-from healthcheck.model import ProbeError
+from healthcheck.model import Host, ProbeError, Severity
+from healthcheck.node import NodeState
+from healthcheck.probes.dcgm import Dcgm
 from healthcheck.probes.kernel_log import KERNEL_FACILITY, boot_id
 from healthcheck.probes.libfabric import Libfabric
 from healthcheck.probes.machine import machine_id
 from healthcheck.probes.nvml_driver import Driver
+from healthcheck.probes.pod_resources import holds_gpus, read_pod_resources
 from healthcheck.probes.runtime.cri import RuntimeStatus
+from healthcheck.release import other_severities
 from healthcheck.settings import BadValue
 from healthcheck.telemetry import Telemetry
+from healthcheck.verdict import worst
 
 log = structlog.get_logger()
 
@@ -50,6 +60,7 @@ class Agent:
         *,
         write: bool = True,
         facilities: frozenset[int] = KERNEL_FACILITY,
+        waits: Waits = WAITS,
     ) -> None:
         self.settings = settings
         root = settings.host_root
@@ -57,6 +68,7 @@ class Agent:
         self.ledger = Ledger(memory, file, telemetry, clock.now, self._hurry)
         self.sources = Sources(Driver(root), Libfabric(root), RuntimeStatus(root))
         self.runtime_classes = RuntimeClasses(cluster, telemetry)
+        self.runs = Runs(clock.now)
         self.expectations = Expectations(
             root,
             settings.imds_endpoint,
@@ -64,6 +76,7 @@ class Agent:
             lambda: self.teller.node,
             lambda: self.ledger.memory.instance_type,
             self.runtime_classes.on,
+            deep_run=self.runs.now,
         )
         self.cycle = Cycle(
             self.sources, self.ledger, self.expectations, telemetry, settings.config_dir, self._paused, self._complain
@@ -81,7 +94,8 @@ class Agent:
             self.teller.adopt_from_node()
         if damage:
             self._say("MemoryUnreadable", damage)
-        self.watcher = Watcher(cluster, settings.node_name, self.teller.saw)
+        self.watcher = Watcher(cluster, settings.node_name, self._saw)
+        self.deep = self._deep_tests(cluster, telemetry, waits) if write and file is not None else None
         self.follower = Follower(
             root,
             self.ledger,
@@ -103,7 +117,7 @@ class Agent:
         self.follower.start()
         self.watcher.start()
         self.teller.start()
-        self.schedule.start(self._aside)
+        self.schedule.start(self._aside, self.deep.attempt if self.deep else None)
 
     def look(self) -> float | None:
         """One light look and, after it, the heartbeat."""
@@ -118,6 +132,8 @@ class Agent:
         """What a look needs of others and never waits for."""
         self.expectations.ask_imds()
         self.runtime_classes.list_when_due()
+        if self.deep is not None:
+            self.deep.tidy()
 
     def healthy(self) -> bool:
         """Whether a light look ended within three intervals. The API server has no part in it."""
@@ -131,12 +147,48 @@ class Agent:
     def end(self) -> None:
         """Stop. Labels, taints and the condition stay as they are; so does the memory file."""
         self.schedule.end()
+        if self.deep is not None:
+            self.deep.end()
         self.follower.end()
         self.ledger.save()
         self.watcher.end()
         self.teller.end()
         for pid in self.sources.end():
             log.warning("a process stuck in the driver is left behind", pid=pid)
+
+    def _saw(self, node: NodeState | None) -> None:
+        self.runs.saw(node)
+        self.teller.saw(node)
+
+    def _deep_tests(self, cluster: Cluster, telemetry: Telemetry, waits: Waits) -> DeepTests:
+        settings, host, name = self.settings, Host(self.settings.host_root), self.settings.node_name
+        idleness = Idleness(lambda: holds_gpus(read_pod_resources(host)), lambda: self.cycle.last)
+        doors = Doors(
+            node_name=name,
+            node=OwnNode(partial(cluster.read_node, name), partial(cluster.patch_node, name), lambda: self.teller.node),
+            diagnostic=self._diagnostic,
+            absent=is_absent,
+            idle=idleness.used,
+            held=idleness.held,
+            severity=self._severity,
+            expect=lambda: self.expectations.now(self.ledger.memory),
+            whose=lambda: (self.ledger.memory.machine, self.ledger.memory.boot_id),
+        )
+        return DeepTests(doors, self._pace, telemetry, clock.now, settings.state_dir, waits)
+
+    def _diagnostic(self) -> Dcgm:
+        values = self.cycle.settings.values
+        return Dcgm(values.dcgm_host, values.dcgm_timeout_seconds)
+
+    def _pace(self) -> Pace:
+        values = self.cycle.settings.values
+        return Pace(values.dcgm_l2_interval_seconds, values.dcgm_timeout_seconds)
+
+    def _severity(self, node: NodeState) -> Severity:
+        """Of all records on the Node, and of what stands here by now."""
+        memory = self.ledger.memory
+        standing = (one.finding.severity for one in memory.standing)
+        return worst((*standing, *other_severities(node, memory.acknowledged, memory.taken)[0]))
 
     def _hurry(self) -> None:
         self.teller.hurry()

@@ -18,7 +18,7 @@ from healthcheck.events import (
     transition,
     withheld,
 )
-from healthcheck.memory import Acknowledgement
+from healthcheck.memory import Acknowledgement, Memory
 from healthcheck.model import Severity, Status
 from healthcheck.node import (
     CONDITION,
@@ -66,9 +66,9 @@ class NodeChange:
     """What somebody else wrote on the Node and nobody can read."""
 
 
-def wants_place(verdict: Verdict, node: NodeState, rules: Rules, acknowledged: Sequence[Acknowledgement]) -> bool:
+def wants_place(verdict: Verdict, node: NodeState, rules: Rules, memory: Memory) -> bool:
     """Whether the Node is to carry our taint, and so needs a place in the fleet budget."""
-    status, severity = merge(verdict, other_severities(node, acknowledged)[0])
+    status, severity = merge(verdict, other_severities(node, memory.acknowledged, memory.taken)[0])
     return _wish(severity, node, rules, blind=_is_blind(status, verdict)) == "set"
 
 
@@ -83,9 +83,10 @@ def plan(
 ) -> NodeChange:
     """Compare and say what to write. `record` is the agent's own, rendered without its `taint`.
 
-    A release on the Node is taken by now, so that it goes with the record that tells of it.
+    A release on the Node is taken by now, so that it goes with the record that tells of it; so are the deep records
+    that the record names.
     """
-    others, complaints = other_severities(node, acknowledged)
+    others, complaints = other_severities(node, acknowledged, records.taken_in(record))
     status, severity = merge(verdict, others)
     word = _wish(severity, node, rules, blind=_is_blind(status, verdict))
     if word == "set" and not node.tainted() and not place.held:

@@ -16,8 +16,10 @@ from healthcheck.memory import (
     Release,
     Standing,
     age_seconds,
+    differs,
     gpu_address,
     gpu_identity,
+    located,
     with_newest,
 )
 from healthcheck.model import Finding, Nature, Now, Passed, Severity
@@ -45,7 +47,8 @@ def begin(before: Memory, machine: str, boot_id: str, now: Now) -> Memory:
     gone.
     """
     if before.machine and machine and before.machine != machine:
-        return Memory(machine, boot_id)
+        # A deep record that was taken spoke of the machine before.
+        return Memory(machine, boot_id, taken=before.taken)
     if before.boot_id == boot_id:
         return replace(before, machine=machine or before.machine)
     memory = _end(before, _ends_with_the_boot, now.wall)
@@ -137,19 +140,21 @@ def retested(memory: Memory, passed: Iterable[Passed], began: datetime) -> Memor
 def release(memory: Memory, word: Release) -> Memory:
     """The memory after a person's release: the findings that it names are gone, and no reset before it counts.
 
-    The same release again changes nothing.
+    The same release again changes nothing. A deep record may name a GPU otherwise than by its address.
     """
+    named = (replace(row, subject=located(memory.gpus, row.subject)) for row in word.findings)
+    rows = tuple(dict.fromkeys((*word.findings, *named)))
 
     def is_released(one: Standing) -> bool:
         return one.nature is Nature.EVENT and any(
-            row.key == one.key and row.covers(one.boot_id, one.seq, one.last_seen) for row in word.findings
+            row.key == one.key and row.covers(one.boot_id, one.seq, one.last_seen) for row in rows
         )
 
-    kept = [one for one in memory.acknowledged if one not in word.findings]
+    kept = [one for one in memory.acknowledged if one not in rows]
     return replace(
         _without(memory, is_released),
         released=word,
-        acknowledged=(*kept, *word.findings)[-_MOST_ACKNOWLEDGED:],
+        acknowledged=(*kept, *rows)[-_MOST_ACKNOWLEDGED:],
         ended={},
     )
 
@@ -161,6 +166,7 @@ def adopted(memory: Memory, other: Memory) -> Memory:
         memory,
         released=memory.released or other.released,
         acknowledged=(*acknowledged, *memory.acknowledged)[-_MOST_ACKNOWLEDGED:],
+        taken={**other.taken, **memory.taken},
     )
     # The log was read before the Node: what a person had released came back with it.
     memory = _without(
@@ -223,7 +229,7 @@ def _in_its_place(memory: Memory, address: str, gpu: Gpu) -> Memory:
     def is_about_another(one: Standing) -> bool:
         if gpu_address(one.finding.subject) != address:
             return False
-        return _differs(one.finding.about, gpu.about) or (
+        return differs(one.finding.about, gpu.about) or (
             one.nature is Nature.EVENT and _instance_is_gone(one.finding.subject, gpu)
         )
 
@@ -235,7 +241,7 @@ def _in_its_place(memory: Memory, address: str, gpu: Gpu) -> Memory:
         for one in memory.standing
     )
     known = memory.gpus.get(address, {})
-    about = gpu.about if _differs(known, gpu.about) else _named(known, gpu.about)
+    about = gpu.about if differs(known, gpu.about) else _named(known, gpu.about)
     return replace(memory, standing=named, gpus=with_newest(memory.gpus, address, about, MOST_GPUS))
 
 
@@ -282,10 +288,6 @@ def _rows_replaced(memory: Memory, address: str, gpu: Gpu, now: Now) -> Memory:
 def _instance_is_gone(subject: str, gpu: Gpu) -> bool:
     instance = subject.rpartition("/gi")[2]
     return gpu.instances is not None and instance.isdigit() and int(instance) not in gpu.instances
-
-
-def _differs(known: Mapping[str, str], seen: Mapping[str, str]) -> bool:
-    return any(known.get(key) and seen.get(key) and known[key] != seen[key] for key in ("serial", "uuid"))
 
 
 def _is_other_hardware(memory: Memory, gpus: Iterable[Gpu]) -> bool:

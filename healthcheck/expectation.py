@@ -27,6 +27,24 @@ class FirstSeen:
     """By address: where each GPU sat when it was first met."""
 
 
+AFTERMATH_SECONDS = 60.0
+"""So long after a deep run its own load may still show (contract, section 2 rule 13)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeepRun:
+    """The deep run that has the GPUs for itself, or the last one that had. Both times in seconds of CLOCK_MONOTONIC."""
+
+    kind: str
+    since: float
+    until: float | None = None
+    """None: it still runs."""
+
+    def covers(self, at: float) -> bool:
+        """Whether what was seen then may be the doing of its own load."""
+        return self.since <= at and (self.until is None or at <= self.until + AFTERMATH_SECONDS)
+
+
 @dataclass(frozen=True, slots=True)
 class RuntimeClass:
     """One that pods on this node may name. `for_this_node`: it selects nodes by their labels, and this is one."""
@@ -53,3 +71,5 @@ class Expectation:
     """Those that leave this node out are not among them. None: nobody could list them."""
     efa_min_bandwidth: int = 0
     """MB/s that an EFA device has to reach with itself; 0: what it reaches is shown and not judged."""
+    deep_run: DeepRun | None = None
+    """None: no deep run is known to have had the GPUs."""

@@ -10,6 +10,7 @@ from typing import TypeVar
 from healthcheck.checks.dcgm_diag import LEVEL_2
 from healthcheck.expectation import FirstSeen
 from healthcheck.model import Finding, Nature, Now, Severity
+from healthcheck.probes.pci import normalise_address
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -147,6 +148,9 @@ class Memory:
     """What this machine once had, in whatever boot."""
     instance_type: str = ""
     """What the last look took it for; '' where nobody has said yet."""
+    taken: Mapping[str, str] = field(default_factory=dict)
+    """By the name of its annotation: the timestamp of the last deep record whose findings are among `standing`, or left
+    it since."""
 
 
 def gpu_address(subject: str) -> str:
@@ -158,6 +162,32 @@ def gpu_address(subject: str) -> str:
 def gpu_identity(about: Mapping[str, str]) -> str:
     """What tells a GPU from another in the same place; '' where nothing does."""
     return about.get("serial") or about.get("uuid") or ""
+
+
+def differs(known: Mapping[str, str], seen: Mapping[str, str]) -> bool:
+    """Whether the names of a GPU are another's: what one of them does not say proves nothing."""
+    return any(known.get(key) and seen.get(key) and known[key] != seen[key] for key in ("serial", "uuid"))
+
+
+def located(gpus: Mapping[str, Mapping[str, str]], subject: str, about: Mapping[str, str] | None = None) -> str:
+    """The subject by its GPU's address, where somebody named it otherwise: by its index, UUID or serial.
+
+    `gpus` are those that answered, by address. The subject as it is where none of them is meant, or more than one.
+    """
+    kind, _, name = subject.partition("/")
+    if kind != "gpu" or gpu_address(subject) in gpus:
+        return subject
+    place, slash, instance = name.partition("/")
+    if address := normalise_address(place):
+        return f"gpu/{address}{slash}{instance}"
+    told = dict(about or {})
+    told.setdefault("uuid" if name.startswith("GPU-") else "index", name)
+    candidates = {address: known for address, known in gpus.items() if not differs(told, known)}
+    for key in ("uuid", "serial", "index"):
+        places = [address for address, known in candidates.items() if told.get(key) and known.get(key) == told[key]]
+        if len(places) == 1:
+            return f"gpu/{places[0]}"
+    return subject
 
 
 def age_seconds(memory: Memory, now: Now, boot_id: str, at: float, seen: datetime) -> float:

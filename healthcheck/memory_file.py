@@ -107,6 +107,7 @@ def _content(memory: Memory) -> bytes:
             "cursor": memory.cursor,
             "driver_loaded_at": memory.driver_loaded_at,
             "instance_type": memory.instance_type,
+            "taken": dict(memory.taken),
             "findings": [records.finding_row(one) | _own(one) for one in memory.standing],
             "released": records.release_row(memory.released) if memory.released else None,
             "acknowledged": [records.acknowledgement_row(one) for one in memory.acknowledged],
@@ -168,6 +169,7 @@ def _memory(content: Mapping[str, Any]) -> Memory:
         # An earlier version of this program did not write these.
         first=_first(content["first"]) if "first" in content else FirstSeen(),
         instance_type=str(content.get("instance_type", "")),
+        taken={str(kind): str(at) for kind, at in content.get("taken", {}).items()},
     )
 
 

@@ -129,6 +129,8 @@ class Sighting:
     recovered: bool = False
     """The GPU's recovery action went back to None."""
     driver_loaded: bool = False
+    of_a_test: bool = False
+    """It hit a process of a deep test that runs: counted, and no sign of anything."""
     uuid: str = ""
     """What the line itself calls the GPU."""
     source: str = ""

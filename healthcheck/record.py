@@ -18,6 +18,8 @@ LONGEST = 16 * 1024
 """A record is never longer (contract, section 1)."""
 _FOR_THE_TAINT = 32
 """Kept free for what the plan says of the taint afterwards."""
+DEEP_KINDS = ("sweep-result", "quarantine-result")
+"""The annotations of deep runs, without their prefix: those of level 2 first."""
 LEVEL_4 = "4-dcgm-diag-l4"
 _SHORT_DETAIL = 40
 _SHARE_OF_THE_BLIND = 4
@@ -67,9 +69,11 @@ def render(verdict: Verdict, memory: Memory, identity: Identity, at: datetime, t
         record["released"] = release_row(memory.released)
     if memory.acknowledged:
         record["acknowledged"] = _groups(memory.acknowledged)
+    if memory.taken:
+        record["taken"] = dict(memory.taken)
     if taint:
         record["taint"] = taint
-    return _within_limit(record)
+    return within_limit(record)
 
 
 def dump(record: Mapping[str, Any]) -> str:
@@ -137,9 +141,17 @@ def remembered(record: Mapping[str, Any]) -> Memory:
             standing=standing,
             released=release_in(record["released"]) if record.get("released") else None,
             acknowledged=acknowledged,
+            taken=taken_in(record),
         )
     except (KeyError, ValueError, TypeError, OverflowError) as error:
         raise RecordError(f"not a record of schema {SCHEMA}: {error!r}") from None
+
+
+def taken_in(record: Mapping[str, Any]) -> dict[str, str]:
+    """By the name of its annotation: the timestamp of the deep record whose findings stand in this one, or did."""
+    taken = record.get("taken")
+    rows = taken.items() if isinstance(taken, dict) else ()
+    return {kind: at for kind, at in rows if kind in DEEP_KINDS and isinstance(at, str)}
 
 
 def timestamp(at: datetime) -> str:
@@ -271,7 +283,8 @@ def moment(text: str) -> datetime:
     return at
 
 
-def _within_limit(record: dict[str, Any]) -> dict[str, Any]:
+def within_limit(record: dict[str, Any]) -> dict[str, Any]:
+    """The record, cut to LONGEST bytes in place; `cut` counts what was lost."""
     longest = LONGEST - _FOR_THE_TAINT
     if _size(record) <= longest:
         return record

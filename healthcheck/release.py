@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -15,7 +15,8 @@ from healthcheck.node import FIELD_MANAGER, QUARANTINE_RESULT, RELEASE, RESULTS,
 from healthcheck.record import RecordError
 from healthcheck.verdict import worst
 
-_DEEP = (SWEEP_RESULT, QUARANTINE_RESULT)
+DEEP = {SWEEP_RESULT: "sweep-result", QUARANTINE_RESULT: "quarantine-result"}
+"""The annotations of deep runs, and their names in a record."""
 _LONGEST_WORD, _LONGEST_REASON = 253, 1024
 GESTURE = f"set the label {STATUS} to {Status.PASS.value}"
 UNTOLD = "DeepDiagnosticFailed"
@@ -34,6 +35,8 @@ class Fault:
     cursor: int | None
     seq: int
     seen: datetime | None
+    row: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """As it stands in the record."""
 
     def is_covered(self, acknowledged: Iterable[Acknowledgement]) -> bool:
         seen = self.seen
@@ -94,16 +97,21 @@ def parse_release(text: str) -> Release:
 
 
 def other_severities(
-    node: NodeState, acknowledged: Iterable[Acknowledgement]
+    node: NodeState, acknowledged: Iterable[Acknowledgement], taken: Mapping[str, str] | None = None
 ) -> tuple[list[Severity], tuple[str, ...]]:
-    """What the deep records still say, less what people released; and those that nobody can read."""
+    """What the deep records still say, less what people released; and those that nobody can read.
+
+    A record that the agent has taken says nothing by itself any more: `taken` is what the agent knows of that, None
+    what its record on the Node says.
+    """
     severities, complaints = [], []
     known = tuple(acknowledged)
-    for key in _DEEP:
+    taken = taken_on(node) if taken is None else taken
+    for key in DEEP:
         try:
             record = _record(node, key)
-            if record is not None:
-                standing = [one.severity for one in _deep_faults(record) if not one.is_covered(known)]
+            if record is not None and not is_taken(record, key, taken):
+                standing = [one.severity for one in deep_faults(record) if not one.is_covered(known)]
                 severities.append(min(records.severity_in(record), worst(standing)))
         except RecordError as error:
             complaints.append(f"annotation {key}: {error}; it is passed over")
@@ -127,12 +135,26 @@ def _gesture(node: NodeState) -> Release | None:
     own = _own_faults(node)
     # Our own record and the label are written together, so that this label is later than the record. A deep run
     # writes its record by itself: only what it saw before the gesture is meant, and only once.
-    deep = [] if _is_taken(node, last.at) else [one for one in _deep_faults_on(node) if _was_seen_by(one, last.at)]
+    deep = [] if _is_heeded(node, last.at) else [one for one in _deep_faults_on(node) if _was_seen_by(one, last.at)]
     findings = acknowledgements([*deep, *own])
     return Release(last.name, GESTURE, last.at, tuple(map(_whole_second, findings))) if findings else None
 
 
-def _is_taken(node: NodeState, at: datetime) -> bool:
+def is_taken(record: Mapping[str, Any], key: str, taken: Mapping[str, str]) -> bool:
+    """Whether the agent has made this deep record's findings its own."""
+    at = record.get("timestamp")
+    return at is not None and taken.get(DEEP[key]) == at
+
+
+def taken_on(node: NodeState) -> dict[str, str]:
+    """By kind of record: the timestamp of the deep record that the agent's own says it has taken."""
+    try:
+        return records.taken_in(_record(node, RESULTS) or {})
+    except RecordError:
+        return {}
+
+
+def _is_heeded(node: NodeState, at: datetime) -> bool:
     """Whether our record on this same object tells of a release made then, or since."""
     try:
         released = (_record(node, RESULTS) or {}).get("released")
@@ -155,17 +177,21 @@ def _own_faults(node: NodeState) -> list[Fault]:
 
 
 def _deep_faults_on(node: NodeState) -> Iterator[Fault]:
-    for key in _DEEP:
+    taken = taken_on(node)
+    for key in DEEP:
         try:
             record = _record(node, key)
-            if record is not None:
-                yield from _deep_faults(record)
+            if record is not None and not is_taken(record, key, taken):
+                yield from deep_faults(record)
         except RecordError:
             continue
 
 
-def _deep_faults(record: Mapping[str, Any]) -> list[Fault]:
-    """What a deep run found is an event, whatever shows later; so is a severity that none of its findings explains."""
+def deep_faults(record: Mapping[str, Any]) -> list[Fault]:
+    """What a deep run found is an event, whatever shows later; so is a severity that none of its findings explains.
+
+    Raises RecordError.
+    """
     rows = records.findings_in(record)
     faults = [one for row in rows if (one := _fault(row, record, row.get("nature", Nature.EVENT.value))) is not None]
     stated = records.severity_in(record)
@@ -191,6 +217,7 @@ def _fault(row: Mapping[str, Any], record: Mapping[str, Any], nature: Any) -> Fa
             cursor if isinstance(cursor, int) and seq >= 0 else None,
             seq,
             _seen(row.get("last_seen", record.get("timestamp"))),
+            row,
         )
     except (KeyError, ValueError):
         return None

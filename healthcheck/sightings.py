@@ -53,7 +53,7 @@ class _Reading:
             self.memory = _named(self.memory, address, sighting.uuid)
         elif sighting.recovered:
             self._recover(address, sighting.at)
-        else:
+        elif not sighting.of_a_test:
             self._read(sighting, check, address)
 
     def _recover(self, address: str, at: float) -> None:

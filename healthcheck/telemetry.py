@@ -52,13 +52,27 @@ class Telemetry:
         self.bad_settings = gauge("bad_settings", "1 for a key of the configuration that is not allowed.", ("key",))
         self.bad_annotations = counter("bad_annotations_total", "Annotations on the node that are no record.")
         self.memory_errors = counter("memory_file_errors_total", "Failed reads and writes of the node-local memory.")
+        self.deep_time = gauge("deep_last_test_timestamp_seconds", "When the node was last tested deeply; 0: never.")
+        self.deep_result = gauge("deep_last_test_status", "1 for the status of the last deep test.", ("status",))
+        self.deep_running = gauge("deep_running", "1 while the agent holds its node for a deep test.")
+        self.deep_overdue = gauge("deep_overdue", "1: not tested deeply for three intervals.")
+        self.deep_runs = counter("deep_runs_total", "Deep tests of the agent by result.", ("result",))
         self.standby = gauge("standby", "1 while another agent of this node holds the memory.")
         for status in Status:
             self.status.labels(status.value)
+        for result in (Status.PASS, Status.WARN, Status.FAIL, Status.UNKNOWN):
+            self.deep_runs.labels(result.value)
+        for why in ("could-not-run", "stopped"):
+            self.deep_runs.labels(why)
 
     def show_status(self, status: Status) -> None:
         for one in Status:
             self.status.labels(one.value).set(one is status)
+
+    def show_deep(self, status: str) -> None:
+        """The status of the last deep test; '' where there was none."""
+        for one in (Status.PASS, Status.WARN, Status.FAIL):
+            self.deep_result.labels(one.value).set(one.value == status)
 
     def count(self, sighting: Sighting) -> None:
         """One line of the log, whether it is a fault or not."""

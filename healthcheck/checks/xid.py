@@ -29,6 +29,13 @@ _PLACE = re.compile(r"\((GPC \d{1,3}, TPC \d{1,3})\b")
 _FOLLOWS = re.compile(r"\bcaused by previous Xid \d{1,5}\s*\Z")
 _GRAPHICS_EXCEPTION = 13
 _LONGEST_DETAIL = 200
+TEST_XIDS = frozenset({13, 31, 43, 45})
+"""What a test can bring about by itself (contract, section 2 rule 13)."""
+TEST_PROCESSES = frozenset({"nvvs", "dcgmi", "nv-hostengine", "nvbandwidth"})
+"""DCGM's: who runs the tests, who starts it with and without a hostengine of its own, and a test that is a program.
+
+Others that a test may start, such as NCCL's all_reduce_perf, have names that a person's own work has too.
+"""
 
 FAMILY = Reason(
     "Xid",
@@ -57,19 +64,28 @@ def read_xid(record: kernel_log.Record, expected: Expectation) -> Sighting | Non
     ruling = rule_xid(code, text, expected.policy)
     finding = _finding(record, code, f"gpu/{address}{instance}", _detail(code, process, text), ruling)
     place = _PLACE.search(text) if code == _GRAPHICS_EXCEPTION else None
+    of_a_test = _is_of_a_test(code, process, record.at, expected)
     return Sighting(
         reason=finding.reason,
         subject=finding.subject,
         seq=record.seq,
         at=record.at,
-        finding=None if ruling.severity is Severity.PASS else finding,
+        finding=None if ruling.severity is Severity.PASS or of_a_test else finding,
         detail=finding.detail,
         known=code in xid_table(),
         process=process,
         place=place[1] if place else "",
         follows=_FOLLOWS.search(text) is not None,
         recovered=has_recovered(code, text),
+        of_a_test=of_a_test,
     )
+
+
+def _is_of_a_test(code: int, process: str, at: float, expected: Expectation) -> bool:
+    run = expected.deep_run
+    pid, _, name = process.partition(" ")
+    is_its_process = pid.isdigit() and name in TEST_PROCESSES
+    return run is not None and run.covers(at) and code in TEST_XIDS and is_its_process
 
 
 def _finding(record: kernel_log.Record, code: int, subject: str, detail: str, ruling: Ruling) -> Finding:

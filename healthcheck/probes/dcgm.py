@@ -74,6 +74,11 @@ class Dcgm:
         named = [test for test in tests if _TEST.fullmatch(test)]
         return self._run(",".join(named), None) if named else DcgmLook(absent="no test is named")
 
+    @property
+    def stuck_pid(self) -> int | None:
+        """The process that did not die when it was killed, while it is still there."""
+        return self._program.stuck_pid
+
     def stop(self) -> None:
         """End what another thread runs, as DCGM wants it: it stops its own processes first. Nothing runs after it."""
         self._program.stop()

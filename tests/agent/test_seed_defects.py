@@ -1,7 +1,8 @@
 """What the bash suite before this one did to a node, and the agent does not; its reading of the log has its own tests.
 
-1, 4, 6, 7, 9 and 13 are about deep diagnostics; 12 and 16 are the stories of a driver that hangs and of a permission
-that is missing; 10, 14 and 15 stand in tests/healthcheck/test_seed_defects.py.
+1 and 4 stand in test_deep_records.py and test_deep.py; 6, 7, 9 and 13 are about other programs' deep diagnostics; 12
+and 16 are the stories of a driver that hangs and of a permission that is missing; 10, 14 and 15 stand in
+tests/healthcheck/test_seed_defects.py.
 """
 
 from __future__ import annotations

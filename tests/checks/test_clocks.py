@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from healthcheck.checks.clocks import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.expectation import DeepRun
+from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
 from healthcheck.probes.nvml import NVML, Gpu
 from tests.checks.evidence import ADDRESSES, P5, driver_says, every, finds, healthy, tells
 
@@ -62,3 +65,24 @@ def test_a_person_is_told_how_many_are_held_down() -> None:
 
     assert tells(CHECK, P5, {NVML: driver_says(*gpus)}) == [Seen("held down by hardware on 2 of 8 GPUs", "none")]
     assert judge(*every(clock_reasons=None)) == [NotConfigured("no GPU here tells what holds its clocks down")]
+
+
+@pytest.mark.parametrize(
+    ("run", "is_told"),
+    [
+        (DeepRun("l2", -10.0), False),
+        (DeepRun("sweep", -100.0, -60.0), False),
+        (DeepRun("sweep", -100.0, -60.1), True),
+        (DeepRun("l2", 0.1), True),
+        (None, True),
+    ],
+)
+def test_what_a_deep_test_does_to_the_clocks_is_neither_found_nor_shown_gone(
+    run: DeepRun | None, is_told: bool
+) -> None:
+    """The look is at 0 s."""
+    look = {NVML: driver_says(healthy(2), healthy(3, clock_reasons=0x48))}
+    said = finds(CHECK, replace(P5, deep_run=run), look)
+
+    untold = TooEarly("a deep test loads the GPU", SUBJECT, ("ClocksThermalSlowdown",))
+    assert said == ([held(*THERMAL)] if is_told else [untold])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from healthcheck.catalog.policy import Policy
 from healthcheck.checks.xid import CHECK
-from healthcheck.expectation import Expectation
+from healthcheck.expectation import DeepRun, Expectation
 from healthcheck.model import Nature, Severity, Sighting
 from healthcheck.probes.kernel_log import RING, Record
 from tests.checks.evidence import says
@@ -45,3 +47,37 @@ def test_the_clusters_own_severity_counts() -> None:
 
 def test_an_xid_is_an_event() -> None:
     assert CHECK.nature is Nature.EVENT
+
+
+RUNS = DeepRun("l2", 100.0)
+ENDED = DeepRun("l2", 100.0, 200.0)
+
+
+@pytest.mark.parametrize(
+    ("run", "at", "code", "process", "counts"),
+    [
+        *[(RUNS, 150.0, code, "pid=812, name=nvvs, ", False) for code in (13, 31, 43, 45)],
+        *[(RUNS, 150.0, 13, f"pid=812, name={name}, ", False) for name in ("dcgmi", "nv-hostengine", "nvbandwidth")],
+        *[(RUNS, 150.0, code, "pid=812, name=nvvs, ", True) for code in (48, 63, 69, 74, 79, 94, 95, 119)],
+        (RUNS, 150.0, 13, "pid=812, name=python3, ", True),
+        (RUNS, 150.0, 13, "pid=812, name=my nvvs, ", True),
+        (RUNS, 150.0, 13, "pid=812, name=nvvs2, ", True),
+        (RUNS, 150.0, 13, "pid='<unknown>', name=nvvs, ", True),
+        (RUNS, 150.0, 13, "pid='<unknown>', name=<unknown>, ", True),
+        (RUNS, 150.0, 13, "", True),
+        (RUNS, 99.0, 13, "pid=812, name=nvvs, ", True),
+        (ENDED, 200.0, 13, "pid=812, name=nvvs, ", False),
+        (ENDED, 260.0, 13, "pid=812, name=nvvs, ", False),
+        (ENDED, 260.1, 13, "pid=812, name=nvvs, ", True),
+        (None, 150.0, 13, "pid=812, name=nvvs, ", True),
+    ],
+)
+def test_only_what_a_test_brings_about_by_itself_is_put_down_to_it(
+    run: DeepRun | None, at: float, code: int, process: str, counts: bool
+) -> None:
+    record = Record(1, at, 0, f"NVRM: Xid (PCI:0000:53:00): {code}, {process}x")
+    # Where the cluster has made the code a fault, so that one that NVIDIA ignores is told apart too.
+    expected = Expectation(policy=Policy({f"Xid{code}": Severity.RESET}), deep_run=run)
+
+    (told,) = [one for one in says(CHECK, expected, {RING: (record,)}) if isinstance(one, Sighting)]
+    assert (told.finding is not None, told.of_a_test) == (counts, not counts)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from healthcheck import run as deep_runs
+from healthcheck.cluster import node_state
 from sim.control_plane import Answer, ControlPlane, unbound_token
 
 if TYPE_CHECKING:
@@ -26,6 +29,7 @@ NEW_EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
 
 SPOT = {"key": "example.com/spot", "value": "true", "effect": "NoSchedule"}
 STARTUP = {"key": f"{P}/startup", "effect": "NoSchedule"}
+MAINTENANCE = {"key": f"{P}/maintenance", "value": "l2", "effect": "NoSchedule"}
 UNHEALTHY = {"key": f"{P}/unhealthy", "value": "true", "effect": "NoSchedule"}
 OWNER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": "7c1f0a66-0000-4000-8000-000000000001"}
 SOMEBODY = OWNER | {"name": "somebody", "uid": "7c1f0a66-0000-4000-8000-000000000002"}
@@ -48,6 +52,8 @@ EVENT = "an agent may tell Events about its own Node only: the token belongs to 
 EVENT_SOURCE = "an agent's Events name gpu-healthcheck as their source"
 EVENT_CHANGED = "an agent may change its own Events only"
 RELEASED = f"the annotation {P}/release is written by a person; an agent may remove it only"
+QUARANTINED = "the annotations quarantine-result and cordoned-by are a quarantine run's, never an agent's"
+LEVEL_2 = "an agent's own maintenance is a level 2"
 UNBOUND = "the token is bound to no node"
 RBAC = "cannot {}"
 
@@ -180,6 +186,14 @@ REFUSED_NODE_WRITES = [
     Refused("change a foreign annotation", metadata(annotations={"example.com/note": "x"}), FOREIGN_NOTE, BOTH),
     Refused("remove a foreign annotation", metadata(annotations={"example.com/note": None}), FOREIGN_NOTE, BOTH),
     Refused("release its node", metadata(annotations={f"{P}/release": "{}"}), RELEASED, BOTH),
+    Refused(
+        "tell a quarantine run's result", metadata(annotations={f"{P}/quarantine-result": "{}"}), QUARANTINED, BOTH
+    ),
+    Refused("say that a quarantine run cordoned", metadata(annotations={f"{P}/cordoned-by": "x"}), QUARANTINED, BOTH),
+    Refused(
+        "keep its node for a quarantine", spec(taints=[SPOT, STARTUP, MAINTENANCE | {"value": "quarantine"}]), LEVEL_2
+    ),
+    Refused("keep its node for nobody", spec(taints=[SPOT, STARTUP, MAINTENANCE | {"value": None}]), LEVEL_2),
     Refused("add a finalizer", metadata(finalizers=["example.com/hold", "example.com/more"]), FINALIZERS, BOTH),
     Refused("remove the finalizers", metadata(finalizers=None), FINALIZERS, BOTH),
     Refused("add an owner", metadata(ownerReferences=[OWNER, SOMEBODY]), OWNERS, BOTH),
@@ -320,6 +334,38 @@ def test_an_agent_takes_its_own_marks_and_the_startup_taint_away(cluster: Cluste
     assert answer.status == 200, answer.message
     assert answer.body["spec"]["taints"] == [SPOT]
     assert f"{P}/mode" not in answer.body["metadata"]["labels"]
+
+
+def test_an_agent_takes_its_node_for_a_level_2_and_gives_it_back_with_the_result(cluster: Cluster) -> None:
+    now = datetime.now(UTC)
+    run = deep_runs.Run(deep_runs.Kind.L2, "agent", now + timedelta(hours=1))
+    taken = cluster.patch(path_of(MAIN, OWN), deep_runs.take(node_state(cluster.node()), run, now))
+    assert taken.status == 200, taken.message
+    assert taken.body["spec"]["taints"] == [SPOT, STARTUP, MAINTENANCE]
+
+    patch = deep_runs.give_back(node_state(taken.body), run) or {}
+    patch["metadata"]["annotations"][f"{P}/sweep-result"] = "{}"
+    given_back = cluster.patch(path_of(MAIN, OWN), patch)
+
+    assert given_back.status == 200, given_back.message
+    assert given_back.body["spec"]["taints"] == [SPOT, STARTUP]
+    assert f"{P}/mode" not in given_back.body["metadata"]["labels"]
+    assert f"{P}/run" not in given_back.body["metadata"]["annotations"]
+
+
+@pytest.mark.parametrize("kind", ["sweep", "quarantine"])
+def test_an_agent_clears_away_what_another_programs_dead_run_left(cluster: Cluster, kind: str) -> None:
+    left = {"key": f"{P}/maintenance", "value": kind, "effect": "NoSchedule"}
+    text = json.dumps({"kind": kind, "holder": "job-1", "until": "2026-11-21T01:02:03Z"})
+    marks = metadata(labels={f"{P}/mode": kind}, annotations={f"{P}/run": text}) | spec(taints=[SPOT, STARTUP, left])
+    assert cluster.plane.request("PATCH", path_of(MAIN, OWN), marks).status == 200
+
+    until = datetime(2026, 11, 21, 1, 2, 4, tzinfo=UTC)
+    answer = cluster.patch(path_of(MAIN, OWN), deep_runs.clear(node_state(cluster.node()), until))
+
+    assert answer.status == 200, answer.message
+    assert answer.body["spec"]["taints"] == [SPOT, STARTUP]
+    assert f"{P}/run" not in answer.body["metadata"]["annotations"]
 
 
 @pytest.mark.parametrize("resource", BOTH)

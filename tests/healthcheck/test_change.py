@@ -251,7 +251,7 @@ class TestTheBudget:
         state = node(taints=[TAINT] if tainted else [], labels=labels)
         verdict = decide(memory_of(severity), [says(blind=BLIND if blind else None)])
 
-        assert wants_place(verdict, state, rules, ()) is wants
+        assert wants_place(verdict, state, rules, remembers()) is wants
 
     def test_a_deep_verdict_that_was_released_wants_none(self) -> None:
         row = {"reason": "D", "subject": "gpu/0", "severity": "ISOLATE", "last_seen": "2026-11-21T01:00:00Z"}
@@ -259,8 +259,8 @@ class TestTheBudget:
         verdict = decide(remembers(), [says()])
         acknowledged = Acknowledgement("D", "gpu/0", "", None, WALL)
 
-        assert wants_place(verdict, state, RULES, ()) is True
-        assert wants_place(verdict, state, RULES, [acknowledged]) is False
+        assert wants_place(verdict, state, RULES, remembers()) is True
+        assert wants_place(verdict, state, RULES, remembers(acknowledged=(acknowledged,))) is False
 
 
 class TestTheStartupTaint:

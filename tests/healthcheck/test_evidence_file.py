@@ -17,7 +17,7 @@ from healthcheck.catalog.policy import Policy
 from healthcheck.checks import CHECKS
 from healthcheck.evidence_file import EvidenceError, Look
 from healthcheck.examine import judge
-from healthcheck.expectation import Expectation, FirstSeen, Place, RuntimeClass
+from healthcheck.expectation import DeepRun, Expectation, FirstSeen, Place, RuntimeClass
 from healthcheck.model import Evidence, Probe, Severity, Unobserved
 from healthcheck.probes.infiniband import RDMA
 from healthcheck.probes.kernel_log import RING, Record
@@ -41,6 +41,7 @@ EXPECTED = replace(
     first=FirstSeen(32, {ADDRESSES[0]: Place(1, "0000:51:00.0")}),
     efa_allocatable=31,
     runtime_classes=(RuntimeClass("nvidia", "nvidia", for_this_node=True), RuntimeClass("kata", "kata", False)),
+    deep_run=DeepRun("l2", 49_000.0, 49_500.5),
 )
 
 

@@ -229,3 +229,12 @@ def test_nothing_read_changes_nothing() -> None:
 
     assert noticed(memory, [Outcome("xid", "0")], NOW) is memory
     assert fault() not in [one.finding for one in memory.standing]
+
+
+def test_what_hit_a_deep_test_is_no_sign_of_anything() -> None:
+    """Neither a fault, nor what another one is a consequence of, nor one of several that are a fault together."""
+    of_tests = [line("Xid13", None, at, process=f"{at} nvvs", place="GPC 1", of_a_test=True) for at in range(5)]
+    after = reads(remembers(), *of_tests, line("Xid45", MONITOR, 5), after=10)
+
+    assert told(after) == [("Xid45", 1)]
+    assert (after.hits, list(after.last_xid)) == ({}, [])

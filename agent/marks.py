@@ -1,0 +1,178 @@
+"""What the agent's own deep test writes on its Node: that it has the node, what it found, and the node given back.
+
+The result lies on the disk until the Node has it, so that neither an API server nor an agent that is away loses it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import structlog
+import tenacity
+
+from healthcheck import record as records
+from healthcheck import run as runs
+from healthcheck.cluster import ClusterError, Conflict
+from healthcheck.deep_record import deep_record, untaken
+from healthcheck.deep_test import obstacle
+from healthcheck.model import Now
+from healthcheck.node import SWEEP_RESULT, NodeState
+from healthcheck.record import RecordError
+from healthcheck.run import Kind, Run
+
+log = structlog.get_logger()
+
+HOLDER = "agent"
+"""Of a run of the node's own agent: there is one on each node."""
+KIND = "sweep-result"
+_KEPT = f"{KIND}.json"
+_CAP_SECONDS = 60.0
+_AGAIN_SECONDS = 0.1
+_MOST_CONFLICTS = 8
+_STILL_HEARD = timedelta(minutes=1)
+"""That the node's agent is not silent needs no proof: it is us."""
+
+Change = Callable[[NodeState], Mapping[str, Any] | None]
+"""The patch that a Node needs; None: none."""
+
+
+@dataclass(frozen=True)
+class OwnNode:
+    """The door to it. `seen` is as the watch last showed it, None where it has not yet."""
+
+    read: Callable[[], NodeState]
+    patch: Callable[[Mapping[str, Any]], NodeState]
+    seen: Callable[[], NodeState | None]
+
+
+class Marks:
+    """Used by the deep worker; `clear` also by another thread."""
+
+    def __init__(self, node: OwnNode, clock: Callable[[], Now], folder: Path | None, stopping: threading.Event) -> None:
+        self._node = node
+        self._clock = clock
+        self._kept = folder / _KEPT if folder is not None else None
+        self._stopping = stopping
+        self._run: Run | None = None
+
+    def hindrance(self, node: NodeState) -> str:
+        """What on the Node keeps a deep test away, '' where nothing does."""
+        now = self._clock().wall
+        return obstacle(node, now + _STILL_HEARD, now)
+
+    def take(self, seconds: float) -> Run | None:
+        """Have the node for so long at most; None where something has come between. Raises ClusterError."""
+        run = self._run = Run(Kind.L2, HOLDER, self._clock().wall + timedelta(seconds=seconds))
+
+        def taking(node: NodeState) -> Mapping[str, Any] | None:
+            return None if self.hindrance(node) else runs.take(node, run, self._clock().wall)
+
+        return run if self._write(taking) else None
+
+    def is_ours(self) -> bool:
+        """Whether the Node still says so, as far as anybody has seen."""
+        node = self._node.seen()
+        held = runs.run_on(node, self._clock().wall) if node is not None else self._run
+        return held is not None and (held.kind, held.holder) == (Kind.L2, HOLDER)
+
+    def give_back(self) -> None:
+        """Whatever happened. Raises ClusterError: then `clear` does it later, or anybody past `until`."""
+        run, self._run = self._run, None
+        if run is not None:
+            self._write(lambda node: runs.give_back(node, run))
+
+    def clear(self) -> None:
+        """Take away what a dead run left: one of ours that nobody runs, and any that is over its time."""
+        node = self._node.seen()
+        if node is not None and self._leftovers(node) is not None:
+            with suppress(ClusterError):  # it is tried again after the next look
+                self._write(self._leftovers)
+
+    def tell(self, text: str, *, give_back: bool) -> None:
+        """The record, and the node given back in the same write, as soon as the cluster takes it.
+
+        Raises ClusterError where the agent has to end before that: the next one tells it.
+        """
+        run = self._run or Run(Kind.L2, HOLDER, self._clock().wall)
+
+        def telling(node: NodeState) -> Mapping[str, Any]:
+            patch = (runs.give_back(node, run) if give_back else None) or {}
+            metadata = patch.get("metadata", {"resourceVersion": node.resource_version})
+            annotations = {**metadata.get("annotations", {}), SWEEP_RESULT: text}
+            return {**patch, "metadata": {**metadata, "annotations": annotations}}
+
+        again = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(ClusterError),
+            wait=tenacity.wait_random_exponential(max=_CAP_SECONDS),
+            sleep=tenacity.sleep_using_event(self._stopping),
+            stop=tenacity.stop_when_event_set(self._stopping),
+            reraise=True,
+        )
+        again(self._write, telling)
+        self._forget()
+
+    def keep(self, text: str) -> None:
+        """The record on the disk, until it is told."""
+        if self._kept is None:
+            return
+        new = self._kept.with_suffix(".new")
+        try:
+            with new.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(self._kept)
+        except OSError as error:
+            log.warning("deep test: the result can't be kept on the disk", error=error.strerror)
+
+    def tell_kept(self) -> None:
+        """What an API server or an agent was away for, unless a newer result stands there. Raises ClusterError."""
+        if self._kept is None or not self._kept.exists():
+            return
+        try:
+            text = self._kept.read_text(encoding="utf-8")[: 4 * records.LONGEST]
+            kept = deep_record(records.load(text), KIND)
+        except (OSError, RecordError, ValueError, KeyError) as error:
+            log.warning("deep test: a result that was kept can't be read", error=str(error))
+            self._forget()
+            return
+        if any(one.kind == KIND and one.at >= kept.at for one in untaken(self._node.read(), {})):
+            self._forget()
+        else:
+            self.tell(text, give_back=True)
+
+    def _forget(self) -> None:
+        if self._kept is not None:
+            self._kept.unlink(missing_ok=True)
+
+    def _leftovers(self, node: NodeState) -> Mapping[str, Any] | None:
+        now = self._clock().wall
+        held = runs.run_on(node, now)
+        if held is not None and self._run is None and (held.kind, held.holder) == (Kind.L2, HOLDER):
+            return runs.give_back(node, held)
+        return runs.clear(node, now)
+
+    def _write(self, change: Change) -> NodeState | None:
+        """Write what the Node as it is now needs, made anew where somebody was faster. None: it needed nothing.
+
+        Raises ClusterError.
+        """
+
+        def once() -> NodeState | None:
+            patch = change(self._node.read())
+            return None if patch is None else self._node.patch(patch)
+
+        again = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(Conflict),
+            wait=tenacity.wait_random(0, _AGAIN_SECONDS),
+            stop=tenacity.stop_after_attempt(_MOST_CONFLICTS),
+            reraise=True,
+        )
+        return again(once)

@@ -1,0 +1,43 @@
+"""Since when a deep run has had the node, whoever runs it, and until when one had it last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from healthcheck.expectation import DeepRun
+from healthcheck.model import Now
+from healthcheck.node import NodeState
+from healthcheck.run import Run, run_on
+
+
+class Runs:
+    """Told the Node at each change of it, on one thread; asked from others."""
+
+    def __init__(self, clock: Callable[[], Now]) -> None:
+        self._clock = clock
+        self._held: Run | None = None
+        self._run: DeepRun | None = None
+        self._has_seen = False
+
+    def saw(self, node: NodeState | None) -> None:
+        now = self._clock()
+        held = run_on(node, now.wall) if node is not None else None
+        if held is not None and held != self._held:
+            # One that was there before us: nobody knows since when.
+            self._run = DeepRun(held.kind.value, now.monotonic if self._has_seen else 0.0)
+        elif held is None:
+            self._run = _ended(self._run, now.monotonic)
+        self._held = held
+        self._has_seen = self._has_seen or node is not None
+
+    def now(self) -> DeepRun | None:
+        """The run that has the node, or had it last. One past its `until` has ended then, whatever the Node says."""
+        now, held = self._clock(), self._held
+        if held is None or now.wall < held.until:
+            return self._run
+        return _ended(self._run, now.monotonic - (now.wall - held.until).total_seconds())
+
+
+def _ended(run: DeepRun | None, at: float) -> DeepRun | None:
+    return replace(run, until=at) if run is not None and run.until is None else run

@@ -1,0 +1,53 @@
+"""One deep look: DCGM's level 2 run to its end, a doubtful failure once more, and what its check says of both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from healthcheck.checks.dcgm_diag import LEVEL_2, needs_repeat, with_repeat
+from healthcheck.examine import judge
+from healthcheck.expectation import Expectation
+from healthcheck.model import Evidence, Outcome
+from healthcheck.probes.dcgm import LEVEL_2_RUN, DcgmLook
+from healthcheck.probes.dcgm_document import Answer
+
+_RESULTS = ("pass", "fail")
+
+
+class Diagnostic(Protocol):
+    """Who runs DCGM's tests, one run at a time; `stop` ends it for good, from any thread."""
+
+    def run(self, level: int) -> DcgmLook: ...
+
+    def run_tests(self, tests: Sequence[str]) -> DcgmLook: ...
+
+    def stop(self) -> None: ...
+
+    @property
+    def stuck_pid(self) -> int | None:
+        """Of a process that can't be killed."""
+
+
+def look_deeply(diagnostic: Diagnostic, expected: Expectation) -> Outcome:
+    """What level 2 shows. It needs the GPUs for itself, and takes minutes."""
+    look = _with_doubts_settled(diagnostic, diagnostic.run(2), expected)
+    (outcome,) = judge((LEVEL_2,), Evidence({LEVEL_2_RUN: look}), expected)
+    return outcome
+
+
+def _with_doubts_settled(diagnostic: Diagnostic, first: DcgmLook, expected: Expectation) -> DcgmLook:
+    """A first failure of what fails on healthy GPUs too is believed only when it comes again."""
+    answer = first.answer
+    tests = needs_repeat(answer, expected.policy) if isinstance(answer, Answer) else ()
+    if not isinstance(answer, Answer) or not tests:
+        return first
+    again = diagnostic.run_tests(tests).answer
+    settled: set[str] = set()
+    if isinstance(again, Answer):
+        answer = with_repeat(answer, again)
+        settled = {row.test for row in again.results if row.status in _RESULTS}
+    # A test that nobody could run again has told nothing; the others have what they told.
+    untold = set(tests) - settled
+    return DcgmLook(replace(answer, results=tuple(row for row in answer.results if row.test not in untold)))

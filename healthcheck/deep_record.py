@@ -1,0 +1,240 @@
+"""The record of a deep run: how it is written, and how the agent takes it into its own memory. Pure.
+
+What was taken is the agent's own finding, which every written exit ends.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import islice
+from typing import Any
+
+from healthcheck import record as records
+from healthcheck.checks.dcgm_diag import LEVEL_2, LEVEL_4
+from healthcheck.exits import ended_by_reset, escalated, is_acknowledged, retested
+from healthcheck.memory import Memory, Standing, differs, gpu_address, located, worst_first
+from healthcheck.model import Finding, Nature, Now, Outcome, Passed, Severity, Status
+from healthcheck.node import NodeState
+from healthcheck.record import RecordError
+from healthcheck.release import DEEP, UNTOLD, Fault, deep_faults, is_taken
+from healthcheck.verdict import status_of, worst
+
+_REASON = re.compile(r"[A-Z][A-Za-z0-9]{0,62}\Z", re.ASCII)
+_SUBJECT = re.compile(r"[a-z]+(/.+)?\Z", re.ASCII)
+_LONGEST_SUBJECT, _LONGEST_DETAIL, _LONGEST_NAME = 253, 500, 80
+_NAMES = ("index", "uuid", "serial")
+_MOST_PASSED = 4096
+_CHECKS = {"sweep-result": LEVEL_2.name, "quarantine-result": LEVEL_4.name}
+"""By whose exits the findings of each kind of record leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeepRecord:
+    """What one deep run says. `kind` is its annotation's name; `timestamp` tells it from others of that kind."""
+
+    kind: str
+    timestamp: str
+    machine: str
+    """'' where the run did not say."""
+    at: datetime
+    began: datetime
+    severity: Severity
+    faults: tuple[Fault, ...]
+    passed: tuple[Passed, ...]
+    all_passed: bool
+    """Every test ran on every GPU, and passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One deep run of level 2 that came to its end: where, by whom (`agent`, `sweep`), on which machine and boot."""
+
+    node: str
+    by: str
+    started: datetime
+    ended: datetime
+    machine: str = ""
+    boot_id: str = ""
+
+
+def render(outcome: Outcome, ran: Ran) -> dict[str, Any]:
+    """The record of a run as plain JSON types, at most LONGEST bytes long."""
+    severity = worst(one.severity for one in outcome.findings)
+    status = status_of(severity, could_not_look=not outcome.observed)
+    passed: dict[str, list[str]] = {}
+    for one in outcome.passed:
+        passed.setdefault(one.reason, []).append(one.subject)
+    return records.within_limit(
+        {
+            "timestamp": records.timestamp(ran.ended),
+            "started": records.timestamp(ran.started),
+            "node": ran.node,
+            "suite": "level-2",
+            "by": ran.by,
+            "status": status.value,
+            "severity": severity.name,
+            "checks": [{"check": outcome.group, "status": status.value, "severity": severity.name}],
+            "findings": [_row_of(one) for one in sorted(outcome.findings, key=lambda one: -one.severity)],
+            "unobserved": [
+                {"check": outcome.group, "cause": one.cause, "detail": one.detail[:300]} for one in outcome.unobserved
+            ],
+            "passed": passed,
+            "machine": ran.machine,
+            "boot_id": ran.boot_id,
+        }
+    )
+
+
+def _row_of(finding: Finding) -> dict[str, Any]:
+    return {
+        "reason": finding.reason,
+        "severity": finding.severity.name,
+        "subject": finding.subject,
+        "about": dict(finding.about),
+        "detail": finding.detail,
+        "nature": Nature.EVENT.value,
+        "rule": finding.rule,
+    }
+
+
+def deep_record(record: Mapping[str, Any], kind: str) -> DeepRecord:
+    """What a record says. Raises RecordError or ValueError."""
+    at = records.moment(str(record["timestamp"]))
+    severity = records.severity_in(record)
+    faults = tuple(one for one in deep_faults(record) if min(one.severity, severity) is not Severity.PASS)
+    clean = record.get("status") == Status.PASS.value and not faults and not record.get("unobserved")
+    return DeepRecord(
+        kind,
+        str(record["timestamp"]),
+        str(record.get("machine") or "")[:_LONGEST_NAME],
+        at,
+        min(_moment(record.get("started")) or at, at),
+        severity,
+        faults,
+        tuple(_passed(record)),
+        clean,
+    )
+
+
+def untaken(node: NodeState, taken: Mapping[str, str]) -> Iterator[DeepRecord]:
+    """The deep records on the Node that the agent has not taken, those of level 2 first.
+
+    One that nobody can read, or whose time nobody can tell, is left to count by itself.
+    """
+    for key, kind in DEEP.items():
+        try:
+            record = records.load(node.annotations.get(key, "{}"))
+            if not is_taken(record, key, taken) and "timestamp" in record:
+                yield deep_record(record, kind)
+        except (RecordError, ValueError):
+            continue
+
+
+def take(memory: Memory, deep: DeepRecord, now: Now, escalate_after: int) -> Memory:
+    """The memory with the findings of a deep record as its own, and without those whose test passed in that run.
+
+    The same record a second time changes nothing.
+    """
+    if memory.taken.get(deep.kind) == deep.timestamp:
+        return memory
+    taken = {**memory.taken, deep.kind: deep.timestamp}
+    if deep.machine and memory.machine and deep.machine.lower() != memory.machine.lower():
+        return replace(memory, taken=taken)  # it speaks of the machine that was here before
+    memory = retested(memory, _well(memory, deep), deep.began)
+    standing = {one.key: one for one in memory.standing}
+    for fault in deep.faults:
+        # What a person released before it was taken has the names that the deep run gave it.
+        if fault.is_covered(memory.acknowledged):
+            continue
+        one = _standing(memory, deep, fault, now, escalate_after)
+        if memory.boot_id not in ("", one.boot_id) and one.finding.severity is not Severity.ISOLATE:
+            memory = ended_by_reset(memory, one, now.wall)  # the reboot since then has ended it
+        else:
+            standing[one.key] = _found_again(standing.get(one.key), one)
+    kept = {key: one for key, one in standing.items() if not _is_released(memory, one)}
+    return replace(memory, standing=worst_first(kept.values()), taken=taken)
+
+
+def _moment(text: object) -> datetime | None:
+    try:
+        return records.moment(str(text))
+    except ValueError:
+        return None
+
+
+def _passed(record: Mapping[str, Any]) -> Iterator[Passed]:
+    """`passed` of a deep record: by reason, the subjects where that test passed; '' among them is everywhere."""
+    rows = record.get("passed")
+    pairs = (
+        (str(reason), subject)
+        for reason, subjects in (rows.items() if isinstance(rows, dict) else ())
+        for subject in (subjects if isinstance(subjects, list) else ())
+    )
+    for reason, subject in islice(pairs, _MOST_PASSED):
+        if isinstance(subject, str):
+            yield Passed(reason, subject[:_LONGEST_SUBJECT])
+
+
+def _well(memory: Memory, deep: DeepRecord) -> Iterator[Passed]:
+    """The tests that passed, by the addresses of their GPUs."""
+    for one in deep.passed:
+        yield replace(one, subject=located(memory.gpus, one.subject))
+    if deep.all_passed:
+        yield from (Passed(one.finding.reason) for one in memory.standing)
+
+
+def _found_again(known: Standing | None, one: Standing) -> Standing:
+    """A finding, new or known: while it has not left, the worse of two and the later exit stand."""
+    if known is None:
+        return one
+    if known.check not in _CHECKS.values() or known.last_seen > one.last_seen:
+        return known
+    worse = known.finding if known.finding.severity > one.finding.severity else one.finding
+    check = LEVEL_4.name if LEVEL_4.name in (known.check, one.check) else LEVEL_2.name
+    return replace(one, finding=worse, check=check, first_seen=known.first_seen, count=known.count + 1)
+
+
+def _standing(memory: Memory, deep: DeepRecord, fault: Fault, now: Now, escalate_after: int) -> Standing:
+    """One row as an event of this boot, or of the earlier one that it names."""
+    about = _about(fault.row)
+    # What nobody here would name so is a fault all the same.
+    reason = fault.reason if _REASON.match(fault.reason) else UNTOLD
+    subject = fault.subject[:_LONGEST_SUBJECT] if _SUBJECT.match(fault.subject) else "node"
+    subject = located(memory.gpus, subject, about)
+    gpu = memory.gpus.get(gpu_address(subject), {})
+    finding = Finding(
+        reason,
+        # As the merge of the records has it: never worse than what its own run says of the node.
+        min(fault.severity, deep.severity),
+        subject,
+        str(fault.row.get("detail") or f"a deep diagnostic's record says {fault.severity.name}")[:_LONGEST_DETAIL],
+        # What was found on a GPU that is no longer there keeps its name: the next look at the new one ends it.
+        about if differs(about, gpu) else {**about, **gpu},
+        rule=str(fault.row.get("rule") or "")[:_LONGEST_NAME],
+        source=deep.kind,
+    )
+    seen = min(fault.seen or deep.at, now.wall)
+    ago = (now.wall - seen).total_seconds()
+    return Standing(
+        escalated(memory, finding, now, escalate_after),
+        _CHECKS[deep.kind],
+        Nature.EVENT,
+        seen,
+        seen,
+        1,
+        fault.boot_id or memory.boot_id,
+        max(now.monotonic - ago, 0.0),
+    )
+
+
+def _about(row: Mapping[str, Any]) -> dict[str, str]:
+    about = row.get("about")
+    told = about if isinstance(about, dict) else {}
+    return {name: str(told[name])[:_LONGEST_NAME] for name in _NAMES if told.get(name) not in (None, "")}
+
+
+def _is_released(memory: Memory, one: Standing) -> bool:
+    return one.check in _CHECKS.values() and is_acknowledged(memory, one.key, one.boot_id, one.seq, one.last_seen)

@@ -1,0 +1,661 @@
+"""The agent's level 2 on a simulated node: when, whether, how it runs, and how the node is given back.
+
+The API server is the stand-in, the kubelet's socket a real gRPC server, and dcgmi a real process (sim/dcgmi.sh).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from kubernetes import config
+from kubernetes.client import ApiClient, Configuration
+
+from agent.deep import DeepTests, Doors, Pace, Waits
+from agent.idle import Idleness
+from agent.marks import HOLDER, OwnNode
+from agent.runs import Runs
+from healthcheck import clock
+from healthcheck import record as records
+from healthcheck import run as deep_runs
+from healthcheck.cluster import Cluster, node_state
+from healthcheck.expectation import DeepRun, Expectation
+from healthcheck.model import Evidence, Host, Now, Severity, Unobserved
+from healthcheck.node import NodeState
+from healthcheck.probes.dcgm import Dcgm
+from healthcheck.probes.nvml import NVML, DriverLook, Gpu, Gpus
+from healthcheck.probes.pod_resources import SOCKETS, holds_gpus, read_pod_resources
+from healthcheck.telemetry import Telemetry
+from tests.agent.world import GIVE_UP_SECONDS, P, StandIn, World, eventually
+from tests.probes.dcgm_documents import FAULTY, NOT_PERSISTENT, Said, Story, dcgm_4
+from tests.probes.grpc_server import Server, serving, told
+
+Json = dict[str, Any]
+PACE = Pace(21600.0, 900.0)
+QUICK = Waits(settle=0.0, look_again=300.0, maintenance=0.0, watch=0.05, told=0.2)
+SWEEP, QUARANTINE, RUN, MODE = (f"{P}/{key}" for key in ("sweep-result", "quarantine-result", "run", "mode"))
+MAINTENANCE = {"key": f"{P}/maintenance", "value": "l2", "effect": "NoSchedule"}
+WELL = {"labels": {f"{P}/status": "pass"}}
+GPU_POD = {
+    "name": "train-0",
+    "namespace": "team",
+    "containers": [{"name": "main", "devices": [{"resource_name": "nvidia.com/gpu", "device_ids": ["GPU-1"]}]}],
+}
+
+
+def ago(hours: float) -> str:
+    return records.timestamp(datetime.now(UTC) - timedelta(hours=hours))
+
+
+def swept(hours: float, **more: Any) -> str:
+    """The record of a sweep that passed so many hours ago."""
+    return json.dumps({"timestamp": ago(hours), "status": "pass", "severity": "PASS", "by": "sweep", **more})
+
+
+def saw(*gpus: Gpu) -> Evidence:
+    return Evidence({NVML: DriverLook(Gpus("570", "lib", gpus))})
+
+
+@dataclass
+class Rig:
+    """A node that was last tested a day ago, and whose agent says `pass`."""
+
+    world: World
+    kubelet: Server
+    cluster: Cluster
+    telemetry: Telemetry = field(default_factory=Telemetry)
+    look: Evidence | None = field(default_factory=lambda: saw(Gpu(0, processes=0)))
+    severity: Severity = Severity.PASS
+    pace: Pace = PACE
+    waits: Waits = QUICK
+    now: Callable[[], Now] = clock.now
+    diagnostics: list[Dcgm] = field(default_factory=list)
+    kind: type[Dcgm] = Dcgm
+
+    def start(self) -> DeepTests:
+        """A new agent's."""
+        host = Host(self.world.host.root)
+        idleness = Idleness(lambda: holds_gpus(read_pod_resources(host)), lambda: self.look)
+        doors = Doors(
+            self.name,
+            OwnNode(
+                lambda: self.cluster.read_node(self.name),
+                lambda patch: self.cluster.patch_node(self.name, patch),
+                lambda: node_state(self.world.node().object),
+            ),
+            self._diagnostic,
+            lambda: not (self.world.host.root / "usr/bin/dcgmi").exists(),
+            idleness.used,
+            idleness.held,
+            lambda _: self.severity,
+            Expectation,
+            lambda: (node_state(self.world.node().object).machine, "boot-1"),
+        )
+        keep = self.world.folder / "state"
+        keep.mkdir(exist_ok=True)
+        return DeepTests(doors, lambda: self.pace, self.telemetry, self.now, keep, self.waits)
+
+    @property
+    def name(self) -> str:
+        return self.world.cluster.name
+
+    @property
+    def writes(self) -> list[Json]:
+        return [dict(one.body or {}) for one in self.world.api.writes]
+
+    @property
+    def marks(self) -> Json:
+        """What of a deep run stands on the Node."""
+        node = self.world.node()
+        found: Json = {RUN: node.object["metadata"].get("annotations", {}).get(RUN), MODE: node.labels.get(MODE)}
+        found["taints"] = [one for one in node.taints if one["key"] == MAINTENANCE["key"]]
+        return {key: value for key, value in found.items() if value}
+
+    @property
+    def result(self) -> Json:
+        """The record of the last deep test."""
+        record = json.loads(self.world.node().object["metadata"]["annotations"].get(SWEEP, "{}"))
+        assert isinstance(record, dict)
+        return record
+
+    @property
+    def asked(self) -> list[str]:
+        """What dcgmi was asked to run, one after the other."""
+        path = self.world.host.root / "dcgm/asked"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line.split()[0].removeprefix("what=") for line in lines if line.startswith("what=")]
+
+    @property
+    def runs(self) -> dict[str, float]:
+        samples = [one for family in self.telemetry.deep_runs.collect() for one in family.samples]
+        return {one.labels["result"]: one.value for one in samples if one.name.endswith("_total") and one.value}
+
+    def dcgm(self, **files: str) -> None:
+        """What the simulated dcgmi obeys."""
+        for name, text in files.items():
+            self.world.host.write_value(f"dcgm/{name.replace('_', '-')}", text)
+
+    def annotate(self, **annotations: str | None) -> None:
+        names = {"sweep": SWEEP, "quarantine": QUARANTINE, "run": RUN}
+        self.world.cluster.edit({"metadata": {"annotations": {names[key]: text for key, text in annotations.items()}}})
+
+    def pods(self, *pods: Json) -> None:
+        self.kubelet.answers = told("pod-resources", {"pod_resources": list(pods)})
+
+    def _diagnostic(self) -> Dcgm:
+        self.diagnostics.append(self.kind(path=f"{self.world.host.root}/usr/bin:/usr/bin:/bin"))
+        return self.diagnostics[-1]
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    with ExitStack() as undo:
+        # A socket's path has at most 107 characters.
+        folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="deep-")))
+        world = undo.enter_context(World(folder / "world", StandIn("gpu-node-1", "p5.48xlarge")))
+        socket = world.host.root / SOCKETS[0].lstrip("/")
+        kubelet = undo.enter_context(serving(socket, told("pod-resources", {})))
+        world.host.install_dcgmi()
+        world.cluster.edit({"metadata": WELL, "status": {"allocatable": {"nvidia.com/gpu": "8"}}})
+        rig = Rig(world, kubelet, Cluster(lambda: client(world.kubeconfig)))
+        rig.annotate(sweep=swept(24))
+        yield rig
+
+
+class TestWhen:
+    @pytest.mark.parametrize(
+        ("annotations", "least", "most"),
+        [
+            ({"sweep": swept(5)}, 3500, 3600),
+            ({"sweep": swept(5.9)}, 300, 360 + 2160),
+            ({"quarantine": swept(5.9, checks=[{"check": "4-dcgm-diag-l4", "status": "pass"}])}, 300, 360 + 2160),
+            ({"sweep": swept(24, status="unknown"), "quarantine": swept(5, status="fail")}, 1, 3600),
+            ({"sweep": None}, 1, 3600),
+        ],
+        ids=["an hour ago", "just before", "by a quarantine run", "by nobody who came to a result", "never"],
+    )
+    def test_it_is_not_due_within_the_interval_whoever_tested(
+        self, rig: Rig, annotations: dict[str, str], least: float, most: float
+    ) -> None:
+        rig.annotate(**annotations)
+
+        assert least <= rig.start().attempt() <= most
+        assert (rig.writes, rig.asked) == ([], [])
+
+    def test_seed_defect_4_nothing_is_tested_right_at_a_start(self, rig: Rig) -> None:
+        rig.waits = replace(QUICK, settle=600.0)
+
+        assert 500 < rig.start().attempt() <= 600
+        assert (rig.writes, rig.asked) == ([], [])
+
+    def test_nodes_that_were_never_tested_take_turns_over_the_interval(self, rig: Rig) -> None:
+        rig.pace = Pace(3000.0, 900.0)
+        seconds = []
+        for number in range(16):
+            rig.world.api.add_node(f"other-{number}")
+            tests = rig.start()
+            node = node_state(rig.world.api.node(f"other-{number}"))
+            seconds.append(tests._seconds_until_due(node, rig.pace, clock.now()))
+
+        assert min(seconds) >= 0
+        assert max(seconds) <= 3000
+        assert len({int(one // 500) for one in seconds}) >= 4
+
+    @pytest.mark.parametrize("settings", [Pace(0.0, 900.0), PACE], ids=["an interval of 0", "no dcgmi"])
+    def test_never_where_it_is_switched_off_or_not_there(self, rig: Rig, settings: Pace) -> None:
+        rig.pace = settings
+        if settings is PACE:
+            (rig.world.host.root / "usr/bin/dcgmi").unlink()
+
+        assert rig.start().attempt() == 3600
+        assert (rig.writes, rig.asked) == ([], [])
+
+
+def cordoned(rig: Rig) -> None:
+    rig.world.cluster.edit({"spec": {"unschedulable": True}})
+
+
+def in_the_hands_of_hyperpod(rig: Rig) -> None:
+    rig.world.cluster.edit({"metadata": {"labels": {"sagemaker.amazonaws.com/deep-health-check-status": "InProgress"}}})
+
+
+def being_upgraded(rig: Rig) -> None:
+    rig.world.cluster.edit({"metadata": {"labels": {"nvidia.com/gpu.deploy.driver": "paused-for-driver-upgrade"}}})
+
+
+def failed(rig: Rig) -> None:
+    rig.severity = Severity.RESET
+
+
+def unknown(rig: Rig) -> None:
+    rig.world.cluster.edit({"metadata": {"labels": {f"{P}/status": "unknown"}}})
+
+
+def held_by_a_sweep(rig: Rig) -> None:
+    rig.annotate(run=run_text("sweep", "job-1", 0.2))
+
+
+def busy_with_a_pod(rig: Rig) -> None:
+    rig.pods(GPU_POD)
+
+
+def busy_with_a_process(rig: Rig) -> None:
+    rig.look = saw(Gpu(0, processes=0), Gpu(1, processes=2))
+
+
+def with_a_silent_driver(rig: Rig) -> None:
+    rig.look = Evidence({NVML: DriverLook(Unobserved("DriverNotLoaded", "x"))})
+
+
+def before_its_first_look(rig: Rig) -> None:
+    rig.look = None
+
+
+def with_a_kubelet_that_answers_nothing(rig: Rig) -> None:
+    rig.kubelet.answers = {}
+
+
+def run_text(kind: str, holder: str, hours: float) -> str:
+    return json.dumps({"kind": kind, "holder": holder, "until": ago(-hours)})
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        cordoned,
+        in_the_hands_of_hyperpod,
+        being_upgraded,
+        failed,
+        unknown,
+        held_by_a_sweep,
+        busy_with_a_pod,
+        busy_with_a_process,
+        with_a_silent_driver,
+        before_its_first_look,
+        with_a_kubelet_that_answers_nothing,
+    ],
+)
+def test_a_node_is_left_alone(rig: Rig, state: Callable[[Rig], None]) -> None:
+    state(rig)
+
+    assert rig.start().attempt() == QUICK.look_again
+    assert (rig.writes, rig.asked) == ([], [])
+
+
+class TestARun:
+    def test_takes_the_node_and_gives_it_back_with_its_result(self, rig: Rig) -> None:
+        assert rig.start().attempt() == 3600
+
+        taken, given_back = rig.writes
+        assert json.loads(taken["metadata"]["annotations"][RUN])["kind"] == "l2"
+        assert (taken["metadata"]["labels"], taken["spec"]["taints"][-1]) == ({MODE: "l2"}, MAINTENANCE)
+        assert given_back["metadata"]["annotations"][RUN] is None
+        assert (given_back["metadata"]["labels"], given_back["spec"]["taints"]) == ({MODE: None}, [])
+        assert set(given_back["metadata"]["annotations"]) == {RUN, SWEEP}
+        assert rig.marks == {}
+        result = rig.result
+        assert (result["by"], result["status"], result["severity"], result["node"]) == (
+            "agent",
+            "pass",
+            "PASS",
+            rig.name,
+        )
+        assert result["checks"] == [{"check": "1-dcgm-diag-l2", "status": "pass", "severity": "PASS"}]
+        assert set(result["passed"]) == {"DcgmDiagSoftware", "DcgmDiagMemory", "DcgmDiagPcie"}
+        assert result["started"] <= result["timestamp"]
+        assert (rig.asked, rig.runs) == (["2"], {"pass": 1.0})
+
+    def test_that_finds_a_fault_tells_it_before_the_node_is_given_back(self, rig: Rig) -> None:
+        rig.dcgm(answer=answer(("memory", 1), FAULTY), code="205")
+        rig.start().attempt()
+
+        _, told_it, given_back = rig.writes
+        assert set(told_it["metadata"]["annotations"]) == {SWEEP}
+        assert given_back["metadata"]["annotations"] == {RUN: None}
+        assert (rig.result["status"], rig.result["severity"]) == ("fail", "ISOLATE")
+        (row,) = rig.result["findings"]
+        assert (row["reason"], row["subject"], row["nature"]) == ("DcgmDiagMemory", "gpu/1", "event")
+        assert (rig.marks, rig.runs) == ({}, {"fail": 1.0})
+
+    def test_tries_once_more_what_fails_on_healthy_gpus_too(self, rig: Rig) -> None:
+        slow = Said("Bandwidth of GPU 1 is 3.0 GB/s, below 10.0", 30, 2, 2)
+        rig.dcgm(answer_2=answer(("pcie", 1), slow), answer_pcie=answer(tests=("pcie",)))
+        rig.start().attempt()
+
+        assert (rig.asked, rig.result["status"]) == (["2", "pcie"], "pass")
+
+    def test_that_could_not_run_is_neither_a_pass_nor_a_fault_and_comes_again_later_each_time(self, rig: Rig) -> None:
+        rig.dcgm(
+            error="A diag instance is already running, cannot run a new diag until the current one finishes",
+            answer="",
+            code="217",
+        )
+        before, moment = rig.result, clock.now()
+        rig.now = lambda: moment
+        tests = rig.start()
+        seconds = []
+        for _ in range(7):
+            seconds.append(tests.attempt())
+            moment = Now(moment.wall + timedelta(seconds=seconds[-1]), moment.monotonic + seconds[-1])
+
+        assert seconds == [600, 1200, 2400, 4800, 9600, 19200, 21600]
+        assert (rig.result, rig.marks, rig.runs) == (before, {}, {"could-not-run": 7.0})
+
+    def test_of_which_a_part_could_not_run_tells_what_it_found_and_comes_again(self, rig: Rig) -> None:
+        rig.dcgm(answer=answer(("software", 0), NOT_PERSISTENT, tests=("software", "memory")))
+
+        assert rig.start().attempt() == 600
+        assert (rig.result["status"], [one["reason"] for one in rig.result["findings"]]) == (
+            "unknown",
+            ["DcgmDiagSoftware"],
+        )
+        assert (rig.marks, rig.runs) == ({}, {"unknown": 1.0, "could-not-run": 1.0})
+
+    def test_is_not_begun_when_a_pod_came_with_the_taint(self, rig: Rig) -> None:
+        rig.waits = replace(QUICK, maintenance=0.5)
+        worker = beside(rig.start())
+        eventually(lambda: rig.marks)
+        rig.pods(GPU_POD)
+        worker.join()
+
+        assert (rig.asked, rig.marks) == ([], {})
+
+    def test_is_stopped_for_a_pod_that_comes_and_comes_again(self, rig: Rig) -> None:
+        rig.dcgm(hang="")
+        tests = rig.start()
+        before, worker = rig.result, beside(tests)
+        eventually(lambda: rig.asked)
+        rig.pods(GPU_POD)
+        worker.join()
+
+        assert (rig.result, rig.marks, rig.runs) == (before, {}, {"stopped": 1.0})
+        rig.pods()
+        (rig.world.host.root / "dcgm/hang").unlink()
+        tests.attempt()
+        assert rig.result["status"] == "pass"
+
+    def test_is_stopped_when_the_kubelet_says_nothing_any_more(self, rig: Rig) -> None:
+        rig.dcgm(hang="")
+        worker = beside(rig.start())
+        eventually(lambda: rig.asked)
+        rig.kubelet.answers = {}
+        worker.join()
+
+        assert (rig.marks, rig.runs) == ({}, {"stopped": 1.0})
+
+    def test_is_stopped_when_somebody_takes_the_node_from_it(self, rig: Rig) -> None:
+        rig.dcgm(hang="")
+        worker = beside(rig.start())
+        eventually(lambda: rig.asked)
+        other = run_text("quarantine", "job-7", 3)
+        rig.annotate(run=other)
+        worker.join()
+
+        assert json.loads(rig.marks[RUN])["holder"] == "job-7"
+        assert rig.runs == {"stopped": 1.0}
+
+    def test_ends_with_its_agent_and_gives_the_node_back(self, rig: Rig) -> None:
+        rig.dcgm(hang="")
+        tests, before = rig.start(), rig.result
+        worker = beside(tests)
+        eventually((rig.world.host.root / "dcgm/sleeper").exists)
+        tests.end()
+        worker.join()
+
+        sleeper = int((rig.world.host.root / "dcgm/sleeper").read_text())
+        eventually(lambda: not psutil.pid_exists(sleeper) or psutil.Process(sleeper).status() == psutil.STATUS_ZOMBIE)
+        assert (rig.result, rig.marks) == (before, {})
+
+    def test_of_two_who_want_the_node_at_once_only_one_gets_it(self, rig: Rig) -> None:
+        sweep = deep_runs.Run(deep_runs.Kind.SWEEP, "job-1", datetime.now(UTC) + timedelta(hours=1))
+        reached = rig.world.api.stop_at("PATCH", f"/nodes/{rig.name}")
+        worker = beside(rig.start())
+        assert reached.wait(60)
+        patch = deep_runs.take(node_state(rig.world.node().object), sweep, datetime.now(UTC))
+        assert patch is not None
+        patch["metadata"].pop("resourceVersion")
+        rig.world.cluster.edit(patch)
+        rig.world.api.recover()
+        worker.join()
+
+        assert (json.loads(rig.marks[RUN])["holder"], rig.asked) == ("job-1", [])
+
+
+class Unkillable(Dcgm):
+    """As if its last process hung in the driver for good."""
+
+    stuck_pid = 4711
+
+
+def test_no_second_run_is_begun_beside_one_that_cannot_be_killed(rig: Rig) -> None:
+    rig.dcgm(code="217", answer="", error="A diag instance is already running")
+    rig.kind = Unkillable
+    tests = rig.start()
+    assert tests.attempt() == 600
+
+    assert tests._hindrance(rig.cluster.read_node(rig.name)) == "process 4711 of an earlier test can't be killed"
+
+
+class TestAResultThatNobodyCouldTake:
+    def test_is_kept_and_told_by_the_next_agent(self, rig: Rig) -> None:
+        says = rig.world.host.root / "dcgm/answer"
+        os.mkfifo(says)
+        tests = rig.start()
+        worker = beside(tests)
+        eventually(lambda: rig.asked)
+        rig.world.api.refuse()
+        says.write_text(answer())
+        kept = rig.world.folder / "state/sweep-result.json"
+        eventually(kept.exists)
+        tests.end()
+        worker.join()
+        assert rig.marks[RUN]
+
+        rig.world.api.accept()
+        says.unlink()
+        rig.start().attempt()
+        assert (rig.result["by"], rig.result["status"], rig.marks, kept.exists()) == ("agent", "pass", {}, False)
+        assert rig.asked == ["2"]
+
+    @pytest.mark.parametrize("text", ["", "no JSON", "[]", '{"timestamp":"x"}', '{"timestamp":7,"severity":"?"}'])
+    def test_is_dropped_when_it_is_damaged(self, rig: Rig, text: str) -> None:
+        tests = rig.start()
+        kept = rig.world.folder / "state/sweep-result.json"
+        kept.write_text(text)
+        tests.attempt()
+
+        assert (rig.result["status"], rig.asked, kept.exists()) == ("pass", ["2"], False)
+
+    def test_is_dropped_when_a_newer_test_stands_there(self, rig: Rig) -> None:
+        rig.annotate(sweep=swept(5))
+        tests, before = rig.start(), rig.result
+        kept = rig.world.folder / "state/sweep-result.json"
+        kept.write_text(swept(7, status="fail", severity="ISOLATE"))
+        tests.attempt()
+
+        assert (rig.result, kept.exists()) == (before, False)
+
+
+class TestWhatADeadRunLeft:
+    @pytest.mark.parametrize(
+        ("run", "mode", "taint", "stays"),
+        [
+            (("l2", HOLDER, 0.5), "l2", "l2", False),
+            (("l2", HOLDER, -0.5), "l2", "l2", False),
+            (("sweep", "job-1", -0.1), "sweep", None, False),
+            (("quarantine", "job-1", -0.1), "quarantine", "quarantine", False),
+            (("sweep", "job-1", 0.5), "sweep", None, True),
+            (("quarantine", "job-1", 0.5), "quarantine", "quarantine", True),
+            (None, "sweep", None, False),
+            (None, None, "sweep", False),
+        ],
+        ids=str,
+    )
+    def test_is_taken_away_as_soon_as_nobody_answers_for_it(
+        self, rig: Rig, run: tuple[str, str, float] | None, mode: str | None, taint: str | None, stays: bool
+    ) -> None:
+        foreign = {"key": "team", "value": "a", "effect": "NoSchedule"}
+        taints = [foreign, *([MAINTENANCE | {"value": taint}] if taint else [])]
+        annotations = {RUN: run_text(*run)} if run else {}
+        rig.world.cluster.edit(
+            {
+                "metadata": {"annotations": annotations, "labels": {MODE: mode}},
+                "spec": {"taints": taints, "unschedulable": True},
+            }
+        )
+        tests = rig.start()
+        before = rig.marks
+        tests.tidy()
+        tests.tidy()
+
+        assert rig.marks == (before if stays else {})
+        assert len(rig.writes) == (0 if stays else 1)
+        assert rig.world.node().taints[0] == foreign
+        assert rig.world.node().object["spec"]["unschedulable"] is True
+
+    def test_is_not_the_run_that_goes_on(self, rig: Rig) -> None:
+        rig.dcgm(hang="")
+        tests = rig.start()
+        worker = beside(tests)
+        eventually(lambda: rig.asked)
+        before = rig.marks
+        tests.tidy()
+        assert rig.marks == before
+        tests.end()
+        worker.join()
+
+    def test_waits_for_an_api_server_that_is_away(self, rig: Rig) -> None:
+        rig.annotate(run=run_text("l2", HOLDER, 0.5))
+        tests = rig.start()
+        rig.world.api.fail_with(503, path_part=f"/nodes/{rig.name}")
+        tests.tidy()
+        assert rig.marks
+        rig.world.api.recover()
+        tests.tidy()
+        assert rig.marks == {}
+
+
+class TestAKill:
+    """At each of the three writes of a run that finds a fault: before it is done, and done but not answered."""
+
+    @pytest.mark.parametrize("done", [False, True], ids=["not done", "not answered"])
+    @pytest.mark.parametrize("step", ["taking the node", "telling the result", "giving the node back"])
+    def test_loses_no_verdict_and_leaves_no_mark(self, rig: Rig, step: str, done: bool) -> None:
+        says = rig.world.host.root / "dcgm/answer"
+        os.mkfifo(says)
+        foreign = {"key": "team", "value": "a", "effect": "NoSchedule"}
+        rig.world.cluster.edit({"spec": {"taints": [foreign]}})
+        reached = rig.world.api.stop_at("PATCH", rig.name, done=done) if step == "taking the node" else None
+        process = in_a_process_of_its_own(rig)
+        if reached is None:
+            eventually(lambda: rig.asked)
+            if step == "telling the result":
+                reached = rig.world.api.stop_at("PATCH", rig.name, done=done)
+            says.write_text(answer(("memory", 1), FAULTY))
+        if reached is None:
+            eventually(lambda: rig.result["by"] == "agent")
+            reached = rig.world.api.stop_at("PATCH", rig.name, done=done)
+        assert reached.wait(GIVE_UP_SECONDS)
+        process.kill()
+        process.wait()
+        rig.world.api.recover()
+        says.unlink()
+        rig.dcgm(answer=answer(("memory", 1), FAULTY))
+
+        tests = rig.start()
+        tests.tidy()
+        tests.attempt()
+        assert (rig.result["by"], rig.result["severity"], rig.marks) == ("agent", "ISOLATE", {})
+        assert rig.world.node().taints == [foreign]
+        assert len(rig.asked) == 1
+
+
+def in_a_process_of_its_own(rig: Rig) -> subprocess.Popen[bytes]:
+    """One attempt, as `tests.agent.level_2` makes it."""
+    root, folder = rig.world.host.root, rig.world.folder / "state"
+    folder.mkdir(exist_ok=True)
+    words = [str(root), str(rig.world.kubeconfig), rig.name, str(folder)]
+    environment = {**os.environ, "PATH": f"{root}/usr/bin:/usr/bin:/bin"}
+    return subprocess.Popen([sys.executable, "-m", "tests.agent.level_2", *words], env=environment)
+
+
+class TestTheMetrics:
+    def test_tell_when_how_and_whether_it_is_overdue(self, rig: Rig) -> None:
+        tests = rig.start()
+        tests.tidy()
+        registry = rig.telemetry.registry
+
+        def metric(name: str, **labels: str) -> float | None:
+            return registry.get_sample_value(f"gpu_healthcheck_deep_{name}", labels)
+
+        assert (metric("overdue"), metric("running"), metric("last_test_status", status="pass")) == (1.0, 0.0, 1.0)
+        tests.attempt()
+        tests.tidy()
+        at = datetime.fromisoformat(rig.result["timestamp"]).timestamp()
+        assert (metric("overdue"), metric("last_test_timestamp_seconds")) == (0.0, at)
+
+
+class TestSinceWhenARunHasTheNode:
+    def test_from_its_first_sight_to_its_end_or_its_time(self) -> None:
+        moment = Now(datetime(2026, 11, 21, tzinfo=UTC), 1000.0)
+        runs = Runs(lambda: moment)
+        text = json.dumps({"kind": "sweep", "holder": "job-1", "until": "2026-11-21T00:10:00Z"})
+        held = NodeState("n", annotations={RUN: text})
+        runs.saw(NodeState("n"))
+        assert runs.now() is None
+
+        moment = _later(moment, 60)
+        runs.saw(held)
+        runs.saw(held)
+        assert runs.now() == DeepRun("sweep", 1060.0)
+        moment = _later(moment, 60)
+        runs.saw(NodeState("n"))
+        assert runs.now() == DeepRun("sweep", 1060.0, 1120.0)
+
+        runs.saw(held)
+        assert runs.now() == DeepRun("sweep", 1120.0)
+        moment = _later(moment, 3600)
+        assert runs.now() == DeepRun("sweep", 1120.0, 1600.0)
+
+    def test_one_that_was_there_before_the_agent_began_nobody_knows_when(self) -> None:
+        runs = Runs(lambda: Now(datetime(2026, 11, 21, tzinfo=UTC), 1000.0))
+        text = json.dumps({"kind": "l2", "holder": HOLDER, "until": "2026-11-21T00:10:00Z"})
+        runs.saw(NodeState("n", annotations={RUN: text}))
+
+        assert runs.now() == DeepRun("l2", 0.0)
+
+
+def client(kubeconfig: Path) -> ApiClient:
+    settings = Configuration()
+    config.load_kube_config(str(kubeconfig), client_configuration=settings)
+    settings.retries = False
+    return ApiClient(settings)
+
+
+def _later(moment: Now, seconds: float) -> Now:
+    return Now(moment.wall + timedelta(seconds=seconds), moment.monotonic + seconds)
+
+
+def answer(place: tuple[str, int] | None = None, *errors: Said, tests: Sequence[str] = Story().tests) -> str:
+    """What dcgmi prints of 8 GPUs, with these errors of one test on one of them; it tells no serial numbers."""
+    document = dcgm_4(Story(gpus=8, tests=tests, errors={place: errors} if place else {}))
+    return json.dumps({**document, "entity_groups": []})
+
+
+def beside(tests: DeepTests) -> threading.Thread:
+    """An attempt on a thread of its own."""
+    worker = threading.Thread(target=tests.attempt, daemon=True)
+    worker.start()
+    return worker

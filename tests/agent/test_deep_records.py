@@ -1,0 +1,156 @@
+"""What deep runs wrote on the Node becomes the agent's own: at once, once, and whoever dies in between."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tests.agent.test_release import by_command, by_label
+from tests.agent.world import GIVE_UP_SECONDS, P, World, eventually
+
+SWEEP, QUARANTINE = "sweep-result", "quarantine-result"
+MEMORY = "DcgmDiagMemory"
+Json = dict[str, Any]
+
+
+def record(*rows: Json, minutes_ago: float = 10, status: str = "pass", severity: str = "PASS", **more: Any) -> Json:
+    at = (datetime.now(UTC) - timedelta(minutes=minutes_ago)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"timestamp": at, "status": status, "severity": severity, "findings": list(rows), **more}
+
+
+def failed_record(severity: str = "ISOLATE", **more: Any) -> Json:
+    row = {"reason": MEMORY, "subject": "gpu/3", "severity": severity, "detail": "bits flipped", "nature": "event"}
+    return record(row, status="fail", severity=severity, **more)
+
+
+def tell(world: World, told: Json, kind: str = SWEEP) -> Json:
+    """A deep run writes its record."""
+    world.cluster.edit({"metadata": {"annotations": {f"{P}/{kind}": json.dumps(told)}}})
+    return told
+
+
+def is_taken(world: World, told: Json, kind: str = SWEEP) -> Json:
+    """The agent's record names it; the finding in the record."""
+    node = world.wait(
+        lambda node: node.record.get("taken", {}).get(kind) == told["timestamp"] and MEMORY in node.findings
+    )
+    return node.findings[MEMORY]
+
+
+class TestADeepRecord:
+    def test_becomes_a_finding_of_the_agents_own_at_once(self, watched: World) -> None:
+        looks = watched.agent.metric("looks_total")
+        finding = is_taken(watched, tell(watched, failed_record()))
+        node = watched.wait_for_status("fail")
+
+        assert (node.severity, node.tainted, node.condition["reason"]) == ("ISOLATE", True, MEMORY)
+        gpu = watched.host.gpus[3]
+        assert (finding["subject"], finding["about"]["uuid"]) == (f"gpu/{gpu.address}", gpu.uuid)
+        assert (finding["nature"], finding["check"], finding["source"]) == ("event", "dcgm-diag-l2", SWEEP)
+        assert watched.wait_for_event(MEMORY)["type"] == "Warning"
+        assert watched.agent.metric("looks_total") == looks
+
+    def test_seed_defect_1_is_not_cleared_by_a_light_pass(self, watched: World) -> None:
+        watched.configure(CHECK_INTERVAL="10")
+        is_taken(watched, tell(watched, failed_record()))
+        watched.wait_for_status("fail")
+        versions = len(watched.stand_in.past())
+
+        watched.agent.wait_for_looks(2)
+        watched.restart()
+        watched.agent.wait_for_looks(1)
+
+        assert (watched.node().status, watched.node().tainted) == ("fail", True)
+        assert {(node.status, node.tainted) for node in watched.stand_in.past()[versions:]} <= {("fail", True)}
+
+    def test_ends_with_a_later_run_in_which_the_test_passed(self, watched: World) -> None:
+        is_taken(watched, tell(watched, failed_record()))
+        watched.wait_for_status("fail")
+        passed = tell(watched, record(minutes_ago=1))
+
+        node = watched.wait_for_status("pass")
+        assert (node.tainted, node.record["taken"]) == (False, {SWEEP: passed["timestamp"]})
+
+    def test_does_not_end_with_a_run_that_could_not_run(self, watched: World) -> None:
+        is_taken(watched, tell(watched, failed_record()))
+        busy = {"check": "1-dcgm-diag-l2", "cause": "DcgmBusy", "detail": "in use"}
+        told = tell(watched, record(minutes_ago=1, status="unknown", unobserved=[busy]))
+
+        is_taken(watched, told)
+        assert watched.wait_for_status("fail").tainted
+
+    def test_ends_with_the_reset_of_its_gpu(self, watched: World) -> None:
+        is_taken(watched, tell(watched, failed_record("RESET")))
+        watched.wait_for_status("fail")
+        watched.configure(CHECK_INTERVAL="10")
+        watched.host.xid(3, 154, "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)")
+
+        assert not watched.wait_for_status("pass").tainted
+
+    def test_ends_with_a_reboot_and_does_not_come_back_with_its_record(self, watched: World) -> None:
+        is_taken(watched, tell(watched, failed_record("REBOOT")))
+        watched.wait_for_status("fail")
+        assert watched.agent.terminate() == 0
+        watched.host.reboot()
+        watched.start()
+
+        node = watched.wait_for_status("pass")
+        assert (node.tainted, node.findings, len(node.record["taken"])) == (False, {}, 1)
+
+    def test_is_taken_that_came_while_nobody_was_there(self, watched: World) -> None:
+        assert watched.agent.terminate() == 0
+        told = tell(watched, failed_record(), QUARANTINE)
+        watched.host.kernel_log.replay()
+        watched.start()
+
+        is_taken(watched, told, QUARANTINE)
+        assert watched.wait_for_status("fail").tainted
+
+    def test_is_remembered_by_the_node_when_the_memory_file_is_lost(self, watched: World) -> None:
+        told = tell(watched, failed_record())
+        is_taken(watched, told)
+        watched.wait_for_status("fail")
+        versions = len(watched.stand_in.past())
+        assert watched.agent.terminate() == 0
+        watched.memory_file.unlink()
+        watched.host.kernel_log.replay()
+        watched.start()
+        eventually(lambda: watched.agent.metric("looks_total") >= 1)
+
+        eventually(lambda: watched.memory_file.exists() and MEMORY in watched.memory_file.read_text())
+        assert is_taken(watched, told)["count"] == 1
+        assert {(node.status, node.tainted) for node in watched.stand_in.past()[versions:]} <= {("fail", True)}
+
+    @pytest.mark.parametrize("gesture", [by_command, by_label])
+    def test_that_was_released_stays_away(self, watched: World, gesture: Any) -> None:
+        told = tell(watched, failed_record())
+        is_taken(watched, told)
+        watched.wait_for_status("fail")
+        gesture(watched)
+        node = watched.wait_for_status("pass")
+        assert (node.tainted, node.record["taken"]) == (False, {SWEEP: told["timestamp"]})
+
+        watched.configure(CHECK_INTERVAL="10")
+        watched.restart()
+        tell(watched, told)  # the same one, written again
+        watched.agent.wait_for_looks(1)
+        assert (watched.node().status, watched.node().findings) == ("pass", {})
+        is_taken(watched, tell(watched, failed_record(minutes_ago=0)))
+
+    @pytest.mark.parametrize("done", [False, True], ids=["not told", "told, and not answered"])
+    def test_is_neither_lost_nor_doubled_by_a_kill_between_taking_and_telling(self, watched: World, done: bool) -> None:
+        reached = watched.api.stop_at("PATCH", f"/nodes/{watched.cluster.name}", done=done)
+        told = tell(watched, failed_record())
+        assert reached.wait(GIVE_UP_SECONDS)
+        assert MEMORY in watched.memory_file.read_text()
+        watched.agent.kill()
+        watched.api.recover()
+        watched.host.kernel_log.replay()
+        watched.start()
+
+        finding = is_taken(watched, told)
+        assert watched.wait_for_status("fail").tainted
+        assert finding["count"] == 1

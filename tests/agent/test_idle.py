@@ -1,0 +1,63 @@
+"""Whether anybody uses the GPUs; not to have looked is never to have found nobody."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.idle import Idleness
+from healthcheck.model import Evidence, ProbeError, Unobserved
+from healthcheck.probes.nvml import NVML, DriverLook, Gpu, Gpus
+
+PODS = [(f"team/train-{number}", "nvidia.com/gpu", 2) for number in range(5)]
+
+
+def look(*processes: int | None) -> Evidence:
+    gpus = tuple(Gpu(index, address=f"0000:0{index}:00.0", processes=one) for index, one in enumerate(processes))
+    return Evidence({NVML: DriverLook(Gpus("570", "lib", gpus))})
+
+
+@pytest.mark.parametrize(
+    ("pods", "seen", "used"),
+    [
+        ([], look(0, 0), ""),
+        ([], look(None, 0), ""),
+        (PODS[:1], look(0, 0), "team/train-0 has 2 nvidia.com/gpu"),
+        (PODS[:1], None, "team/train-0 has 2 nvidia.com/gpu"),
+        ([], look(0, 3), "processes use gpu/0000:01:00.0"),
+        (
+            PODS,
+            look(1),
+            ", ".join(f"team/train-{number} has 2 nvidia.com/gpu" for number in range(3)) + " and 2 more",
+        ),
+    ],
+)
+def test_it_names_who_uses_them(pods: list[tuple[str, str, int]], seen: Evidence | None, used: str) -> None:
+    assert Idleness(lambda: pods, lambda: seen).used() == used
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        None,
+        Evidence({}),
+        Evidence({NVML: Unobserved("ProbeFailed", "x")}),
+        Evidence({NVML: DriverLook(Unobserved("DriverNotLoaded", "x"))}),
+    ],
+)
+def test_without_an_answer_of_nvml_nobody_knows(seen: Evidence | None) -> None:
+    with pytest.raises(ProbeError):
+        Idleness(list, lambda: seen).used()
+
+
+def test_a_kubelet_that_does_not_answer_leaves_nobody_idle() -> None:
+    def silent() -> list[tuple[str, str, int]]:
+        raise ProbeError("no socket")
+
+    idleness = Idleness(silent, lambda: look(0))
+    for ask in (idleness.used, idleness.held):
+        with pytest.raises(ProbeError):
+            ask()
+
+
+def test_during_a_test_its_own_processes_are_nobody() -> None:
+    assert Idleness(list, lambda: look(9)).held() == ""

@@ -1,0 +1,77 @@
+"""Light looks and deep ones never wait for each other, and a deep one comes when it asked to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.schedule import Schedule
+from tests.agent.world import GIVE_UP_SECONDS
+
+
+class Work:
+    """Counts, and may be made to hang."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Semaphore(0)
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+
+    def __call__(self) -> float:
+        self.begun.release()
+        assert self.goes_on.wait(GIVE_UP_SECONDS)
+        return 0.05
+
+    def comes(self, times: int) -> bool:
+        return all(self.begun.acquire(timeout=GIVE_UP_SECONDS) for _ in range(times))
+
+
+@pytest.fixture
+def light() -> Work:
+    return Work()
+
+
+@pytest.fixture
+def deep() -> Work:
+    return Work()
+
+
+@pytest.fixture
+def schedule(tmp_path: Path, light: Work, deep: Work) -> Iterator[Schedule]:
+    schedule = Schedule(light, lambda: 10, tmp_path)
+    yield schedule
+    schedule.end()
+    for work in (light, deep):
+        work.goes_on.set()
+
+
+def test_a_hanging_deep_look_delays_no_light_one(schedule: Schedule, light: Work, deep: Work) -> None:
+    deep.goes_on.clear()
+    schedule.start(lambda: None, deep)
+
+    assert deep.comes(1)
+    assert light.comes(3)
+
+
+def test_a_hanging_light_look_delays_no_deep_one(schedule: Schedule, light: Work, deep: Work) -> None:
+    light.goes_on.clear()
+    schedule.start(lambda: None, deep)
+
+    assert light.comes(1)
+    assert deep.comes(3)
+
+
+def test_a_deep_look_that_failed_ends_neither(schedule: Schedule, light: Work) -> None:
+    failed = threading.Event()
+
+    def fails() -> float:
+        failed.set()
+        raise ValueError("a fault of ours")
+
+    schedule.start(lambda: None, fails)
+
+    assert failed.wait(GIVE_UP_SECONDS)
+    assert light.comes(3)
