@@ -7,7 +7,7 @@ import sys
 import typer
 
 import healthcheck
-from cli import check, explain, release, replay, status
+from cli import check, explain, release, replay, status, uninstall
 
 USAGE = 3
 
@@ -22,6 +22,7 @@ app.command("check")(check.check)
 app.command("replay")(replay.replay)
 app.command("status")(status.status)
 app.command("release")(release.release)
+app.command("uninstall")(uninstall.uninstall)
 app.command("explain")(explain.explain)
 
 

@@ -9,16 +9,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import tenacity
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from cli.words import SEVERITY_STYLES
+from cli.words import SEVERITY_STYLES, explained, printable
 from healthcheck import record as records
-from healthcheck.cluster import Cluster, ClusterError, Conflict, Forbidden, NotFound, user_name
+from healthcheck.cluster import Cluster, ClusterError, Conflict, NotFound, user_name
+from healthcheck.cordon import cordoned_by, lift, why_kept
 from healthcheck.memory import Release
 from healthcheck.model import Severity, Status
 from healthcheck.node import RELEASE, RESULTS, NodeState
@@ -35,6 +36,7 @@ class Wish:
 
     by: str
     reason: str
+    keep_cordoned: bool
     dry_run: bool
     wait_seconds: float
 
@@ -47,22 +49,27 @@ def release(
     nodes: Annotated[list[str], typer.Argument(metavar="NODE...", help="The nodes to release.")],
     reason: Annotated[str, typer.Option("--reason", help="Why: it stands in the record and in an Event.")],
     by: Annotated[str, typer.Option("--by", help="Who; default: the kubeconfig's user, else yours here.")] = "",
+    keep_cordoned: Annotated[
+        bool, typer.Option("--keep-cordoned", help="Leave the cordon of a quarantine run, too.")
+    ] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the node's agent has taken it.")] = True,
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds to wait at most.", min=1)] = 120.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be released, and write nothing.")] = False,
 ) -> None:
     """Release nodes: their event findings of now are dealt with, and count no more. A fault that is there comes back.
 
+    A node that a quarantine run cordoned is uncordoned; a person's own cordon stays.
+
     Exit code: 0 released, or nothing to release; 1 something still stands; 2 could not, or no agent answered in time.
     """
-    wish = Wish(by or user_name() or getpass.getuser(), reason, dry_run, timeout if wait else 0.0)
+    wish = Wish(by or user_name() or getpass.getuser(), reason, keep_cordoned, dry_run, timeout if wait else 0.0)
     console = Console(highlight=False, soft_wrap=True)
     codes = []
     for name in nodes:
         try:
             codes.append(_release(Cluster(), name, wish, console))
         except (ClusterError, CouldNotRelease) as error:
-            sys.stderr.write(f"gpu-healthcheck release: {name}: {_words(error)}\n")
+            sys.stderr.write(f"gpu-healthcheck release: {name}: {explained(error)}\n")
             codes.append(COULD_NOT)
     raise typer.Exit(max(codes))
 
@@ -70,20 +77,21 @@ def release(
 def _release(cluster: Cluster, name: str, wish: Wish, console: Console) -> int:
     node = _read(cluster, name)
     word = release_of(node, wish.by, wish.reason, datetime.now(UTC))
-    if not word.findings:
+    if word.findings:
+        console.print(f"{name}: {'would release' if wish.dry_run else 'releasing'}")
+        _show([fault for fault in faults_on(node) if fault.is_covered(word.findings)], console)
+    else:
         console.print(f"{name}: nothing to release: no event finding stands in its records")
+    if not wish.dry_run:
+        node, word = _write(cluster, node, wish)
+    _show_cordon(node, wish, console)
+    if wish.dry_run or not word.findings:
         _show_rest(node, word, console)
         return 0
-    console.print(f"{name}: {'would release' if wish.dry_run else 'releasing'}")
-    _show([fault for fault in faults_on(node) if fault.is_covered(word.findings)], console)
-    if wish.dry_run:
-        _show_rest(node, word, console)
-        return 0
-    word, text = _write(cluster, node, wish)
     if not wish.wait_seconds:
         console.print(f"{name}: written; the node's agent takes it as soon as it sees it")
         return 0
-    after = _wait(cluster, name, text, wish.wait_seconds)
+    after = _wait(cluster, name, dump_release(word), wish.wait_seconds)
     console.print(f"{name}: released by {escape(wish.by)}: {escape(wish.reason)}")
     return _show_rest(after, word, console)
 
@@ -93,13 +101,16 @@ def _read(cluster: Cluster, name: str) -> NodeState:
         node = cluster.read_node(name)
     except NotFound:
         raise CouldNotRelease("there is no such node") from None
-    if RESULTS not in node.annotations:
+    if RESULTS not in node.annotations and not cordoned_by(node):
         raise CouldNotRelease("no agent has ever told of this node; there is no record to release from")
     return node
 
 
-def _write(cluster: Cluster, node: NodeState, wish: Wish) -> tuple[Release, str]:
-    """Write the release of what the Node's records show at this moment; whatever comes later is not meant."""
+def _write(cluster: Cluster, node: NodeState, wish: Wish) -> tuple[NodeState, Release]:
+    """Write the release of what the Node's records show at this moment; whatever comes later is not meant.
+
+    Returns the Node as it was then. Our cordon goes in the same patch.
+    """
     latest = node
     for attempt in tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(Conflict), stop=tenacity.stop_after_attempt(_TRIES), reraise=True
@@ -107,10 +118,20 @@ def _write(cluster: Cluster, node: NodeState, wish: Wish) -> tuple[Release, str]
         with attempt:
             latest = latest if attempt.retry_state.attempt_number == 1 else _read(cluster, node.name)
             word = release_of(latest, wish.by, wish.reason, datetime.now(UTC))
-            text = dump_release(word)
-            annotations = {"resourceVersion": latest.resource_version, "annotations": {RELEASE: text}}
-            cluster.patch_node(node.name, {"metadata": annotations})
-    return word, text
+            patch = _patch(latest, word, wish)
+            if patch is not None:
+                cluster.patch_node(node.name, patch)
+    return latest, word
+
+
+def _patch(node: NodeState, word: Release, wish: Wish) -> dict[str, Any] | None:
+    """None where there is nothing to write."""
+    metadata: dict[str, Any] = {"resourceVersion": node.resource_version, "annotations": {}}
+    patch = {"metadata": metadata} if wish.keep_cordoned else lift(node, word.at)
+    annotations = patch["metadata"]["annotations"]
+    if word.findings:
+        annotations[RELEASE] = dump_release(word)
+    return patch if annotations else None
 
 
 def _wait(cluster: Cluster, name: str, text: str, seconds: float) -> NodeState:
@@ -141,6 +162,19 @@ def _show_rest(node: NodeState, word: Release, console: Console) -> int:
     return 0 if well else STILL_STANDS
 
 
+def _show_cordon(node: NodeState, wish: Wish, console: Console) -> None:
+    """What becomes of the cordon, if the node is under one."""
+    if not node.cordoned:
+        return
+    why = "as you asked" if wish.keep_cordoned else why_kept(node, datetime.now(UTC))
+    by = printable(cordoned_by(node))
+    if why:
+        words = f"stays cordoned: {printable(why)}" + ("" if by else f" (kubectl uncordon {node.name})")
+    else:
+        words = f"{'would be uncordoned' if wish.dry_run else 'uncordoned'}: it was cordoned by {by}"
+    console.print(f"{node.name}: {words}", markup=False)
+
+
 def _status(node: NodeState) -> str:
     try:
         return str(records.load(node.annotations.get(RESULTS, "")).get("status", Status.UNKNOWN))
@@ -154,9 +188,3 @@ def _show(faults: Sequence[Fault], console: Console) -> None:
         seen = f", last seen {records.timestamp(fault.seen)}" if fault.seen else ""
         what = escape(f"{fault.reason} on {fault.subject} ({fault.nature.value}{seen})")
         console.print(f"  [{style}]{fault.severity.name:8}[/] {what}")
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, Forbidden):
-        return f"you need the right to {error.verb} {error.resource}: {error}"
-    return str(error)

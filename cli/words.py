@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from healthcheck.cluster import Forbidden
 from healthcheck.model import Severity, Status
 
 EXIT_CODES = {Status.PASS: 0, Status.WARN: 0, Status.FAIL: 1, Status.UNKNOWN: 2}
@@ -32,3 +33,10 @@ SEVERITY_MEANS = {
 def printable(text: str) -> str:
     """What a log or a saved file says, on one line and without what steers a terminal."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def explained(error: Exception) -> str:
+    """Why a command could not do it, and which right a person lacks for it."""
+    if isinstance(error, Forbidden):
+        return f"you need the right to {error.verb} {error.resource}: {error}"
+    return str(error)

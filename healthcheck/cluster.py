@@ -22,7 +22,16 @@ from healthcheck.budget import Slot, holder_label
 from healthcheck.events import Event
 from healthcheck.gpu_resources import GpuPod, gpu_pod, offered, whole_quantity
 from healthcheck.model import PREFIX
-from healthcheck.node import EFA_RESOURCE, FIELD_MANAGER, STATUS, NodeState, SelectiveClass, managers_of_label
+from healthcheck.node import (
+    CONDITION,
+    EFA_RESOURCE,
+    FIELD_MANAGER,
+    STATUS,
+    NodeState,
+    SelectiveClass,
+    managers_of_cordon,
+    managers_of_label,
+)
 from healthcheck.pages import node_page, pod_page
 from healthcheck.run import TESTED_NODE, JobState
 
@@ -91,6 +100,18 @@ class Heartbeat:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A pod, or what runs pods. `kind` as kubectl takes it: `daemonsets`."""
+
+    kind: str
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}"
+
+
 def connect() -> ApiClient:
     """A client from the pod's service account, else from KUBECONFIG. Raises ClusterError when there is neither."""
     configuration = Configuration()
@@ -137,6 +158,10 @@ class Cluster:
         body = {"status": {"conditions": [condition]}}
         path = f"/api/v1/nodes/{quote(name)}/status"
         return node_state(self._json("patch", path, "nodes/status", body, merge="strategic-merge"))
+
+    def remove_condition(self, name: str) -> NodeState:
+        """Our condition alone, whatever it says. Where it is not there, nothing is changed."""
+        return self.patch_condition(name, {"type": CONDITION, "$patch": "delete"})
 
     def create_event(self, node: NodeState, event: Event, now: datetime) -> None:
         """Tell an Event about the Node. The same one told twice is one."""
@@ -286,6 +311,13 @@ class Cluster:
         pods = self._pages(f"/api/v1/namespaces/{namespace}/pods", "pods", query)
         return {str((pod["metadata"].get("labels") or {}).get(_JOB_LABEL, "")) for pod in pods}
 
+    def list_workloads(self, selector: str) -> Iterator[Workload]:
+        """What of that, in all namespaces, runs pods or is one. What has ended or is suspended is left out."""
+        for path, resource, has_ended in _WORKLOADS:
+            for one in self._pages(path, resource, {"labelSelector": selector}):
+                if not has_ended(one):
+                    yield Workload(resource, one["metadata"]["namespace"], one["metadata"]["name"])
+
     def read_job_template(self, cron_job: str) -> dict[str, Any]:
         """What a CronJob of ours makes its Jobs from."""
         path = f"/apis/batch/v1/namespaces/{NAMESPACE}/cronjobs/{quote(cron_job)}"
@@ -418,6 +450,7 @@ def node_state(node: Mapping[str, Any]) -> NodeState:
         efa_allocatable=whole_quantity((status.get("allocatable") or {}).get(EFA_RESOURCE)),
         gpus=offered(status.get("allocatable")),
         cordoned=spec.get("unschedulable") is True,
+        cordon_managers=managers_of_cordon(metadata.get("managedFields")),
         created=_created(metadata),
     )
 
@@ -445,6 +478,23 @@ def _job(job: Mapping[str, Any]) -> JobState:
 def _selective_class(one: Mapping[str, Any]) -> SelectiveClass:
     selector = (one.get("scheduling") or {}).get("nodeSelector") or {}
     return SelectiveClass(one["metadata"]["name"], one["handler"], selector)
+
+
+def _is_suspended(cron_job: Mapping[str, Any]) -> bool:
+    return (cron_job.get("spec") or {}).get("suspend") is True
+
+
+def _pod_has_ended(pod: Mapping[str, Any]) -> bool:
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+_WORKLOADS: tuple[tuple[str, str, Callable[[Mapping[str, Any]], bool]], ...] = (
+    ("/apis/apps/v1/daemonsets", "daemonsets", lambda _: False),
+    ("/apis/batch/v1/cronjobs", "cronjobs", _is_suspended),
+    ("/apis/batch/v1/jobs", "jobs", lambda job: bool(_job(job).outcome)),
+    ("/api/v1/pods", "pods", _pod_has_ended),
+)
+"""What of ours runs pods, and the pods: where they are listed, and which of them do no more."""
 
 
 def _is_true(condition: Mapping[str, Any]) -> bool:

@@ -15,6 +15,7 @@ RESULTS, SWEEP_RESULT, QUARANTINE_RESULT, RELEASE = (
     f"{PREFIX}/{key}" for key in ("results", "sweep-result", "quarantine-result", "release")
 )
 MODE, RUN = f"{PREFIX}/mode", f"{PREFIX}/run"
+CORDONED_BY, ENABLED = f"{PREFIX}/cordoned-by", f"{PREFIX}/enabled"
 UNHEALTHY, STARTUP, MAINTENANCE = (f"{PREFIX}/{key}" for key in ("unhealthy", "startup", "maintenance"))
 TAINT = {"key": UNHEALTHY, "value": "true", "effect": "NoSchedule"}
 CONDITION = "GpuHealthy"
@@ -54,6 +55,8 @@ class NodeState:
     gpus: Mapping[str, int] = field(default_factory=dict)
     """By resource name, how many GPUs or MIG instances pods may ask for."""
     cordoned: bool = False
+    cordon_managers: tuple[FieldManager, ...] = ()
+    """Who owns `spec.unschedulable`."""
     created: datetime | None = None
 
     def condition(self) -> Mapping[str, Any] | None:
@@ -93,15 +96,24 @@ def is_our_taint(taint: Mapping[str, Any]) -> bool:
 
 def managers_of_label(managed_fields: object, label: str) -> tuple[FieldManager, ...]:
     """Who owns a label, by `metadata.managedFields`; an entry of another shape is passed over."""
+    return _managers_of(managed_fields, "f:metadata", "f:labels", f"f:{label}")
+
+
+def managers_of_cordon(managed_fields: object) -> tuple[FieldManager, ...]:
+    """Who owns `spec.unschedulable`, in the same way."""
+    return _managers_of(managed_fields, "f:spec", "f:unschedulable")
+
+
+def _managers_of(managed_fields: object, *path: str) -> tuple[FieldManager, ...]:
     entries = managed_fields if isinstance(managed_fields, list) else []
-    return tuple(_manager(entry) for entry in entries if _owns_label(entry, label))
+    return tuple(_manager(entry) for entry in entries if _owns(entry, path))
 
 
-def _owns_label(entry: object, label: str) -> bool:
+def _owns(entry: object, path: Sequence[str]) -> bool:
     value: object = entry
-    for key in ("fieldsV1", "f:metadata", "f:labels"):
+    for key in ("fieldsV1", *path[:-1]):
         value = value.get(key) if isinstance(value, Mapping) else None
-    return isinstance(value, Mapping) and f"f:{label}" in value
+    return isinstance(value, Mapping) and path[-1] in value
 
 
 def _manager(entry: Mapping[str, Any]) -> FieldManager:

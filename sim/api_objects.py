@@ -36,7 +36,11 @@ EVENTS = Resource("events", "Event", "v1")
 LEASES = Resource("leases", "Lease", "coordination.k8s.io/v1")
 CONFIG_MAPS = Resource("configmaps", "ConfigMap", "v1")
 RUNTIME_CLASSES = Resource("runtimeclasses", "RuntimeClass", "node.k8s.io/v1", namespaced=False)
-RESOURCES = (NODES, EVENTS, LEASES, CONFIG_MAPS, RUNTIME_CLASSES)
+PODS = Resource("pods", "Pod", "v1", has_status=True)
+DAEMON_SETS = Resource("daemonsets", "DaemonSet", "apps/v1", has_status=True)
+CRON_JOBS = Resource("cronjobs", "CronJob", "batch/v1", has_status=True)
+JOBS = Resource("jobs", "Job", "batch/v1", has_status=True)
+RESOURCES = (NODES, EVENTS, LEASES, CONFIG_MAPS, RUNTIME_CLASSES, PODS, DAEMON_SETS, CRON_JOBS, JOBS)
 
 
 class RefusedError(Exception):

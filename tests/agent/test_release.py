@@ -253,6 +253,15 @@ class TestTheCommand:
         assert (node.status, node.tainted) == ("pass", False)
         assert (node.record["released"]["by"], node.record["released"]["reason"]) == ("mia", "board swapped")
 
+    def test_gives_a_node_that_a_quarantine_run_cordoned_back_to_work(self, failed: World) -> None:
+        by = {f"{P}/cordoned-by": "gpu-quarantine-gpu-node-1"}
+        failed.cluster.edit({"metadata": {"annotations": by}, "spec": {"unschedulable": True}})
+        done = run(failed)
+
+        assert (done.returncode, "gpu-node-1: uncordoned: " in done.stdout) == (0, True)
+        node = failed.node()
+        assert (node.status, node.tainted, "unschedulable" in node.object["spec"]) == ("pass", False, False)
+
     def test_says_that_it_is_the_kubeconfigs_user_who_releases(self, failed: World) -> None:
         assert run(failed).returncode == 0
         assert failed.node().record["released"]["by"] == "stand-in"

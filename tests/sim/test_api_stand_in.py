@@ -334,7 +334,7 @@ class TestFailures:
 @pytest.mark.parametrize(
     ("method", "path", "body", "code"),
     [
-        ("GET", "/api/v1/pods", "", 404),
+        ("GET", "/api/v1/secrets", "", 404),
         ("PATCH", "/api/v1/nodes/gpu-node-1", "{}", 415),  # urllib calls it a form
         ("GET", "/nonsense", "", 404),
         ("GET", "/api/v1/nodes?limit=many", "", 400),
@@ -367,7 +367,7 @@ def test_kubectl_discovers_the_resources_and_gets_a_table(stand_in: ApiStandIn) 
         for resource in json.loads(_get(stand_in.endpoint + path))["resources"]
     ]
 
-    assert listed == ["nodes", "events", "configmaps", "leases"]
+    assert listed == ["nodes", "events", "configmaps", "pods", "leases"]
     assert [row["cells"] for row in table["rows"]] == [
         [NODE, "Ready", "v1.33.0"],
         ["gpu-node-2", "Ready,SchedulingDisabled", "v1.33.0"],

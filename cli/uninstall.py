@@ -1,0 +1,144 @@
+"""`gpu-healthcheck uninstall`: take everything of ours off all nodes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import tenacity
+import typer
+from rich.console import Console
+
+from cli.words import explained, printable
+from healthcheck.cluster import Cluster, ClusterError, Conflict, Forbidden, NotFound, Workload
+from healthcheck.model import PREFIX, Severity
+from healthcheck.node import CONDITION, CORDONED_BY, ENABLED, STARTUP
+from healthcheck.uninstall import DELETE_REST, SELECTOR, STOP, Removal, patch, removal
+
+LEFT, COULD_NOT = 1, 2
+_TRIES = 5
+_MOST_NAMED = 5
+_BAD = tuple(severity.name for severity in Severity if severity >= Severity.RESET)
+
+
+def uninstall(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go, and write nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Take our labels, taints, annotations and conditions off all nodes. What others set stays, and a person's cordon.
+
+    Our agents and CronJobs have to be gone before: they would write again. What is to be done for it is printed.
+
+    Exit code: 0 nothing of ours is left on any node; 1 something is, or our programs still run; 2 could not.
+    """
+    try:
+        raise typer.Exit(_uninstall(Cluster(), Console(highlight=False, soft_wrap=True), dry_run=dry_run, yes=yes))
+    except ClusterError as error:
+        _complain(explained(error))
+        raise typer.Exit(COULD_NOT) from None
+
+
+def _uninstall(cluster: Cluster, console: Console, *, dry_run: bool, yes: bool) -> int:
+    running = list(cluster.list_workloads(SELECTOR))
+    gone = _look(cluster)
+    for one in gone:
+        _show(one, console)
+    console.print(f"{_counted(gone)} something of ours" if gone else "no node carries anything of ours")
+    if running:
+        _say_what_runs(running)
+    if dry_run:
+        return 0
+    if running:
+        return LEFT
+    if gone and not (yes or typer.confirm("Take all this off?")):
+        console.print("nothing was changed")
+        return LEFT
+    failed = [one.node for one in gone if not take_off(cluster, one.node, console)]
+    if left := [one.node for one in _look(cluster)]:
+        why = "" if failed else ": something of ours wrote it again; what still runs?"
+        _complain(f"still there on {_named(left)}{why}")
+        return COULD_NOT if failed else LEFT
+    _say_what_remains(gone, console)
+    return 0
+
+
+def _look(cluster: Cluster) -> list[Removal]:
+    """What is to go, by node. Only a Node that is read by itself says who set its cordon."""
+    nodes = (
+        cluster.read_node(node.name) if node.cordoned and CORDONED_BY in node.annotations else node
+        for node in cluster.list_nodes()
+    )
+    return [one for one in map(removal, nodes) if one]
+
+
+def take_off(cluster: Cluster, name: str, console: Console) -> bool:
+    """Whether nothing of ours is left on that Node. Raises Forbidden: the others would be refused as well."""
+    try:
+        for attempt in tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(Conflict), stop=tenacity.stop_after_attempt(_TRIES), reraise=True
+        ):
+            with attempt:
+                node = cluster.read_node(name)
+                if (change := patch(node)) is not None:
+                    node = cluster.patch_node(name, change)
+        if node.condition() is not None:
+            cluster.remove_condition(name)
+    except NotFound:
+        console.print(f"{name}: the node is gone")
+        return True
+    except Forbidden:
+        raise
+    except ClusterError as error:
+        _complain(f"{name}: {error}")
+        return False
+    console.print(f"{name}: done")
+    return True
+
+
+def _show(one: Removal, console: Console) -> None:
+    parts = [
+        _listed("label", one.labels),
+        _listed("annotation", one.annotations),
+        _listed("taint", one.taints),
+        f"condition {CONDITION}" if one.condition else "",
+    ]
+    console.print(f"{one.node}: {'; '.join(filter(None, parts))}", markup=False)
+    if one.uncordoned:
+        console.print(f"  is uncordoned: {printable(one.uncordoned)} had cordoned it", markup=False)
+    if one.verdict in _BAD:
+        console.print(f"  takes work again, and its verdict is {one.verdict}")
+    for what in one.kept:
+        console.print(f"  keeps {printable(what)}: somebody else set it", markup=False)
+
+
+def _counted(gone: Sequence[Removal]) -> str:
+    return f"{len(gone)} nodes carry" if len(gone) > 1 else "1 node carries"
+
+
+def _listed(noun: str, keys: Sequence[str]) -> str:
+    """Names without our prefix, which all of them have."""
+    names = ", ".join(printable(key.removeprefix(f"{PREFIX}/")) for key in keys)
+    return f"{noun}{'s' if len(keys) > 1 else ''} {names}" if keys else ""
+
+
+def _say_what_runs(running: Sequence[Workload]) -> None:
+    _complain(f"our own programs are still there, and would write again: {_named([str(one) for one in running])}")
+    sys.stderr.write(f"End them, wait until their pods are gone, and run this again:\n  {STOP}\n")
+
+
+def _say_what_remains(gone: Sequence[Removal], console: Console) -> None:
+    console.print(f"Nothing of ours is left on any node. This deletes the rest:\n  {DELETE_REST}")
+    if any(taint.startswith(STARTUP) for one in gone for taint in one.taints):
+        console.print(f"Take {STARTUP} out of whatever creates nodes: nobody would take it off new ones.")
+    if any(what.startswith(f"label {ENABLED}=") for one in gone for what in one.kept):
+        console.print(f"A person's label is left for the next time:\n  kubectl label nodes -l {ENABLED} {ENABLED}-")
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more
+
+
+def _complain(message: str) -> None:
+    sys.stderr.write(f"gpu-healthcheck uninstall: {message}\n")

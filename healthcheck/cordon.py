@@ -1,0 +1,48 @@
+"""Whose a node's cordon is. Only what a quarantine run cordoned is anybody's to lift but a person's. Pure.
+
+The run writes the annotation `cordoned-by` in the patch that sets `unschedulable`. `kubectl uncordon` leaves the
+annotation behind, and a cordon that a person sets after it is his: the API server notes who wrote the field last.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from healthcheck import record as records
+from healthcheck.node import CORDONED_BY, FIELD_MANAGER, NodeState
+from healthcheck.run import Kind, run_on
+
+_LONGEST = 320
+
+
+def cordoned_by(node: NodeState) -> str:
+    """The quarantine run that set the cordon; '' where there is none, or it is a person's."""
+    if not node.cordoned or any(one.name != FIELD_MANAGER for one in node.cordon_managers):
+        return ""
+    return node.annotations.get(CORDONED_BY, "")[:_LONGEST]
+
+
+def why_kept(node: NodeState, now: datetime) -> str:
+    """Why the cordon is not to be lifted; '' where it may be, or where there is none."""
+    if not node.cordoned:
+        return ""
+    if not cordoned_by(node):
+        return "no quarantine run of ours cordoned it"
+    run = run_on(node, now)
+    if run is not None and run.kind is Kind.QUARANTINE:
+        return f"the quarantine run {run.holder} has it until {records.timestamp(run.until)}"
+    return ""
+
+
+def lift(node: NodeState, now: datetime) -> dict[str, Any]:
+    """The merge patch that lifts our cordon. Where there is nothing to lift, its annotations are empty.
+
+    The mark goes with the cordon, and by itself where a person has taken the cordon away or made it his own.
+    """
+    ours = cordoned_by(node)
+    metadata: dict[str, Any] = {"resourceVersion": node.resource_version, "annotations": {}}
+    if CORDONED_BY not in node.annotations or (ours and why_kept(node, now)):
+        return {"metadata": metadata}
+    metadata["annotations"][CORDONED_BY] = None
+    return {"metadata": metadata, "spec": {"unschedulable": None}} if ours else {"metadata": metadata}

@@ -1,0 +1,214 @@
+"""`gpu-healthcheck uninstall` on the stand-in of the API: what it says, what it does, and when it does nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from cli.uninstall import take_off
+from healthcheck.cluster import Cluster
+from healthcheck.node import NodeState
+from healthcheck.uninstall import DELETE_REST, STOP
+from sim.api_objects import CRON_JOBS, DAEMON_SETS, JOBS, PODS, Resource
+from sim.api_stand_in import ApiStandIn
+from tests.cli.cluster import SPOT, Json, P, client, cordon, run
+
+OURS = {"app.kubernetes.io/name": "gpu-healthcheck"}
+UNHEALTHY = {"key": f"{P}/unhealthy", "value": "true", "effect": "NoSchedule"}
+TOLD = "labels last-check, severity, status; annotation results"
+CONDITION = {"type": "GpuHealthy", "status": "False", "reason": "Xid79", "message": "x"}
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[ApiStandIn]:
+    """`failed` and `well` are marked by us, `plain` is not."""
+    with ApiStandIn("failed", "plain", "well") as api:
+        ready = api.node("failed")["status"]["conditions"]
+        for name, severity, taints in (("failed", "REBOOT", [SPOT, UNHEALTHY]), ("well", "PASS", [SPOT])):
+            labels = {f"{P}/status": "x", f"{P}/severity": severity, f"{P}/last-check": "x", "team": "vision"}
+            marks: Json = {"labels": labels, "annotations": {f"{P}/results": "{}", "note": "x"}}
+            conditions = {"conditions": [*ready, CONDITION]}
+            api.edit_node(name, {"metadata": marks, "spec": {"taints": taints}, "status": conditions})
+        api.kubeconfig(tmp_path / "kubeconfig")
+        yield api
+
+
+@pytest.fixture
+def kubeconfig(api: ApiStandIn, tmp_path: Path) -> Path:
+    return tmp_path / "kubeconfig"
+
+
+def ours_on(node: Json) -> list[str]:
+    """Whatever of ours stands on a Node, by name."""
+    metadata, spec = node["metadata"], node["spec"]
+    keys = [*metadata.get("labels", {}), *metadata["annotations"], *(one["key"] for one in spec.get("taints", []))]
+    conditions = [one["type"] for one in node["status"]["conditions"] if one["type"] == "GpuHealthy"]
+    return [key for key in keys if key.startswith(P)] + conditions
+
+
+def start(api: ApiStandIn, resource: Resource, name: str, **about: Any) -> None:
+    api.store.create(resource, "gpu-healthcheck", {"metadata": {"name": name, "labels": OURS}, **about})
+
+
+def test_a_dry_run_shows_all_and_writes_nothing(api: ApiStandIn, kubeconfig: Path) -> None:
+    done = run(kubeconfig, "uninstall", "--dry-run")
+
+    assert (done.returncode, done.stderr, api.writes) == (0, "", [])
+    assert done.stdout.splitlines() == [
+        f"failed: {TOLD}; taint unhealthy=true:NoSchedule; condition GpuHealthy",
+        "  takes work again, and its verdict is REBOOT",
+        f"well: {TOLD}; condition GpuHealthy",
+        "2 nodes carry something of ours",
+    ]
+
+
+def test_all_of_ours_goes_and_nothing_foreign_does(api: ApiStandIn, kubeconfig: Path) -> None:
+    done = run(kubeconfig, "uninstall", "--yes")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in ("failed", "well"):
+        node = api.node(name)
+        assert (ours_on(node), node["spec"]["taints"]) == ([], [SPOT])
+        assert (node["metadata"]["labels"]["team"], node["metadata"]["annotations"]) == ("vision", {"note": "x"})
+        assert [one["type"] for one in node["status"]["conditions"]] == ["Ready"]
+    assert [(one.method, one.path.partition("?")[0]) for one in api.writes] == [
+        ("PATCH", f"/api/v1/nodes/{part}") for part in ("failed", "failed/status", "well", "well/status")
+    ]
+    assert done.stdout.splitlines()[-2:] == [
+        "Nothing of ours is left on any node. This deletes the rest:",
+        f"  {DELETE_REST}",
+    ]
+
+
+def test_a_second_time_finds_nothing_and_writes_nothing(api: ApiStandIn, kubeconfig: Path) -> None:
+    run(kubeconfig, "uninstall", "--yes")
+    before = len(api.writes)
+    done = run(kubeconfig, "uninstall")
+
+    assert (done.returncode, len(api.writes)) == (0, before)
+    assert done.stdout.startswith("no node carries anything of ours\n")
+
+
+@pytest.mark.parametrize(("says", "code", "left"), [("y\n", 0, False), ("n\n", 1, True), ("", 130, True)])
+def test_a_person_is_asked(api: ApiStandIn, kubeconfig: Path, says: str, code: int, left: bool) -> None:
+    done = run(kubeconfig, "uninstall", says=says)
+
+    assert (done.returncode, bool(ours_on(api.node("failed")))) == (code, left)
+    assert "Take all this off? [y/N]: " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("resource", "about"),
+    [
+        (DAEMON_SETS, {}),
+        (CRON_JOBS, {"spec": {"suspend": False}}),
+        (JOBS, {"status": {}}),
+        (PODS, {"status": {"phase": "Running"}}),
+        (PODS, {"status": {"phase": "Pending"}}),
+    ],
+    ids=["a DaemonSet", "a CronJob", "a Job", "a pod", "a pod that waits"],
+)
+def test_nothing_is_done_while_something_would_write_again(
+    api: ApiStandIn, kubeconfig: Path, resource: Resource, about: Json
+) -> None:
+    start(api, resource, "ours", **about)
+    done = run(kubeconfig, "uninstall", "--yes")
+
+    assert (done.returncode, api.writes) == (1, [])
+    assert f"would write again: {resource.name} gpu-healthcheck/ours\n" in done.stderr
+    assert f"  {STOP}\n" in done.stderr
+
+
+def test_what_has_ended_or_is_suspended_or_somebody_elses_is_in_nobodys_way(api: ApiStandIn, kubeconfig: Path) -> None:
+    complete = {"conditions": [{"type": "Complete", "status": "True"}]}
+    created = {"creationTimestamp": "2026-11-21T01:02:03Z"}
+    start(api, CRON_JOBS, "template", spec={"suspend": True})
+    start(api, JOBS, "sweep", status=complete, **created)
+    start(api, PODS, "sweep", status={"phase": "Succeeded"})
+    api.store.create(DAEMON_SETS, "default", {"metadata": {"name": "theirs", "labels": {"app": "x"}}})
+
+    assert run(kubeconfig, "uninstall", "--yes").returncode == 0
+
+
+def test_a_dry_run_says_also_what_still_runs(api: ApiStandIn, kubeconfig: Path) -> None:
+    for number in range(7):
+        start(api, PODS, f"agent-{number}", status={"phase": "Running"})
+    done = run(kubeconfig, "uninstall", "--dry-run")
+
+    assert (done.returncode, "2 nodes carry something of ours" in done.stdout) == (0, True)
+    assert "pods gpu-healthcheck/agent-4 and 2 more\n" in done.stderr
+
+
+def test_only_our_own_cordon_is_lifted_and_told(api: ApiStandIn, kubeconfig: Path) -> None:
+    cordon(api, "failed", by="gpu-quarantine-failed")
+    cordon(api, "well", by="gpu-quarantine-well", manager="kubectl")
+    cordon(api, "plain", manager="kubectl")
+    done = run(kubeconfig, "uninstall", "--yes")
+
+    cordoned = [name for name in ("failed", "plain", "well") if api.node(name)["spec"].get("unschedulable")]
+    assert (done.returncode, cordoned) == (0, ["plain", "well"])
+    assert done.stdout.count("is uncordoned: ") == 1
+    assert "  is uncordoned: gpu-quarantine-failed had cordoned it\n" in done.stdout
+
+
+def test_a_persons_label_stays_and_new_nodes_are_thought_of(api: ApiStandIn, kubeconfig: Path) -> None:
+    startup = {"key": f"{P}/startup", "effect": "NoSchedule"}
+    labels = {f"{P}/enabled": "true"}
+    api.edit_node("well", {"metadata": {"labels": labels}, "spec": {"taints": [SPOT, startup]}})
+    done = run(kubeconfig, "uninstall", "--yes")
+
+    assert (done.returncode, ours_on(api.node("well"))) == (0, [f"{P}/enabled"])
+    assert f"Take {P}/startup out of whatever creates nodes" in done.stdout
+    assert f"  kubectl label nodes -l {P}/enabled {P}/enabled-\n" in done.stdout
+
+
+def test_a_lost_race_is_computed_again_on_what_stands_then(api: ApiStandIn, kubeconfig: Path) -> None:
+    new = {"key": "example.com/new", "effect": "NoSchedule"}
+
+    class Raced(Cluster):
+        """Somebody taints the Node after it was first read."""
+
+        def read_node(self, name: str) -> NodeState:
+            node = super().read_node(name)
+            if new not in api.node(name)["spec"]["taints"]:
+                api.edit_node(name, {"spec": {"taints": [SPOT, UNHEALTHY, new]}})
+            return node
+
+    assert take_off(Raced(partial(client, kubeconfig)), "failed", Console(quiet=True))
+
+    assert (ours_on(api.node("failed")), api.node("failed")["spec"]["taints"]) == ([], [SPOT, new])
+    assert [one.status for one in api.writes] == [409, 200, 200]
+
+
+def test_a_node_that_went_away_meanwhile_needs_nothing(api: ApiStandIn, kubeconfig: Path) -> None:
+    assert take_off(Cluster(partial(client, kubeconfig)), "gone", Console(quiet=True))
+
+
+def test_a_missing_right_is_named_and_ends_it(api: ApiStandIn, kubeconfig: Path) -> None:
+    api.fail_with(403, path_part="/daemonsets")
+    done = run(kubeconfig, "uninstall", "--yes")
+
+    assert (done.returncode, api.writes) == (2, [])
+    assert "you need the right to list daemonsets" in done.stderr
+
+
+def test_nodes_that_nobody_answers_for_are_named_and_the_others_go_on(api: ApiStandIn, kubeconfig: Path) -> None:
+    api.fail_with(503, path_part="/nodes/failed")
+    done = run(kubeconfig, "uninstall", "--yes")
+
+    assert (done.returncode, ours_on(api.node("well"))) == (2, [])
+    assert "gpu-healthcheck uninstall: still there on failed\n" in done.stderr
+    assert DELETE_REST not in done.stdout
+
+
+def test_no_cluster_is_exit_code_2(api: ApiStandIn, kubeconfig: Path) -> None:
+    api.refuse()
+    done = run(kubeconfig, "uninstall", "--yes")
+    api.accept()
+
+    assert (done.returncode, done.stdout) == (2, "")

@@ -1,0 +1,157 @@
+"""`gpu-healthcheck uninstall` and `release` on the real API server: managedFields, /status, kubectl, the manifests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from healthcheck.uninstall import DELETE_REST, STOP
+from sim.control_plane import MANIFESTS, ControlPlane
+from tests.cli.cluster import SPOT, Json, P, run
+
+pytestmark = pytest.mark.control_plane
+
+NODES = "/api/v1/nodes"
+UNHEALTHY = {"key": f"{P}/unhealthy", "value": "true", "effect": "NoSchedule"}
+STRATEGIC = "application/strategic-merge-patch+json"
+NAMES = ("uninstall-failed", "uninstall-scripts", "uninstall-persons")
+FAILED, SCRIPTS, PERSONS = NAMES
+
+
+@pytest.fixture(scope="module")
+def empty(control_plane: ControlPlane) -> Iterator[ControlPlane]:
+    """One of its own: on the shared one the manifests may be, and their DaemonSet stands in the way."""
+    with ControlPlane() as own:
+        yield own
+
+
+@pytest.fixture
+def plane(empty: ControlPlane) -> Iterator[ControlPlane]:
+    """Nodes that somebody else has marked, and nothing of ours that runs."""
+    for name in NAMES:
+        empty.create_node(name, taints=[SPOT], labels={"example.com/team": "vision"})
+        change(empty, name, {"metadata": {"annotations": {"example.com/note": "kept"}}})
+    yield empty
+    for name in NAMES:
+        empty.request("DELETE", f"{NODES}/{name}")
+
+
+def change(plane: ControlPlane, name: str, patch: Json, manager: str = "kubectl") -> None:
+    answer = plane.request("PATCH", f"{NODES}/{name}?fieldManager={manager}", patch)
+    assert answer.status == 200, answer.message
+
+
+def as_our_programs_do(plane: ControlPlane, name: str, *, cordon: bool) -> None:
+    marks: Json = {"labels": {f"{P}/status": "fail", f"{P}/severity": "ISOLATE"}, "annotations": {f"{P}/results": "{}"}}
+    spec: Json = {"taints": [SPOT, UNHEALTHY]}
+    if cordon:
+        marks["annotations"][f"{P}/cordoned-by"] = f"gpu-quarantine-{name}"
+        spec["unschedulable"] = True
+    change(plane, name, {"metadata": marks, "spec": spec}, "gpu-healthcheck")
+    condition = {"type": "GpuHealthy", "status": "False", "reason": "Xid79", "message": "x"}
+    body = {"status": {"conditions": [condition]}}
+    assert plane.request("PATCH", f"{NODES}/{name}/status", body, content_type=STRATEGIC).status == 200
+
+
+def as_the_scripts_did(plane: ControlPlane, name: str) -> None:
+    """With kubectl; a taint and a mode stayed when they were killed."""
+    plane.kubectl("label", "node", name, f"{P}/status=fail", f"{P}/severity=SKIP", f"{P}/mode=quarantine")
+    plane.kubectl("taint", "node", name, f"{P}/unhealthy=true:NoSchedule", f"{P}/maintenance=sweep:NoSchedule")
+    plane.kubectl("annotate", "node", name, f"{P}/results=[]", f"{P}/quarantine-result=nonsense")
+
+
+def node(plane: ControlPlane, name: str) -> Any:
+    return plane.request("GET", f"{NODES}/{name}").body
+
+
+def is_clean(one: Json) -> bool:
+    """Whether nothing of ours is anywhere in that Node, but for who once wrote its fields."""
+    one["metadata"].pop("managedFields")
+    return P not in json.dumps(one) and "GpuHealthy" not in json.dumps(one)
+
+
+def uninstall(plane: ControlPlane, *words: str) -> Any:
+    return run(plane.kubeconfig, "uninstall", *words)
+
+
+def test_all_of_ours_goes_off_and_what_others_set_stays(plane: ControlPlane) -> None:
+    as_our_programs_do(plane, FAILED, cordon=True)
+    as_the_scripts_did(plane, SCRIPTS)
+    as_our_programs_do(plane, PERSONS, cordon=False)
+    plane.kubectl("cordon", PERSONS)
+
+    done = uninstall(plane, "--yes")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    nodes = {name: node(plane, name) for name in NAMES}
+    assert {name: one["spec"].get("unschedulable", False) for name, one in nodes.items()} == {
+        FAILED: False,
+        SCRIPTS: False,
+        PERSONS: True,
+    }
+    for one in nodes.values():
+        assert SPOT in one["spec"]["taints"]
+        assert one["metadata"]["labels"]["example.com/team"] == "vision"
+        assert one["metadata"]["annotations"]["example.com/note"] == "kept"
+        assert [condition["type"] for condition in one["status"]["conditions"]] == ["Ready"]
+        assert is_clean(one)
+    assert f"  is uncordoned: gpu-quarantine-{FAILED} had cordoned it\n" in done.stdout
+
+
+def test_a_cordon_that_a_person_set_after_ours_is_his(plane: ControlPlane) -> None:
+    as_our_programs_do(plane, FAILED, cordon=True)
+    plane.kubectl("uncordon", FAILED)
+    plane.kubectl("cordon", FAILED)
+
+    released = run(plane.kubeconfig, "release", FAILED, "--reason", "x", "--no-wait")
+    assert "stays cordoned: no quarantine run of ours cordoned it" in released.stdout
+    assert uninstall(plane, "--yes").returncode == 0
+
+    after = node(plane, FAILED)
+    assert (after["spec"]["unschedulable"], is_clean(after)) == (True, True)
+
+
+def test_a_release_lifts_our_cordon(plane: ControlPlane) -> None:
+    as_our_programs_do(plane, FAILED, cordon=True)
+    done = run(plane.kubeconfig, "release", FAILED, "--reason", "x", "--no-wait")
+
+    after = node(plane, FAILED)
+    assert (done.returncode, "unschedulable" in after["spec"]) == (0, False)
+    assert f"{P}/cordoned-by" not in after["metadata"]["annotations"]
+    assert UNHEALTHY in after["spec"]["taints"]
+
+
+def test_nothing_is_done_while_the_manifests_programs_are_there(installed: ControlPlane) -> None:
+    installed.create_node(FAILED)
+    as_our_programs_do(installed, FAILED, cordon=False)
+    done = uninstall(installed, "--yes")
+    after = node(installed, FAILED)
+    installed.request("DELETE", f"{NODES}/{FAILED}")
+
+    assert (done.returncode, is_clean(after)) == (1, False)
+    assert "daemonsets gpu-healthcheck/gpu-healthcheck-agent" in done.stderr
+    assert "cronjobs gpu-healthcheck/gpu-healthcheck-sweeper" in done.stderr
+
+
+def test_the_two_lines_delete_all_that_the_manifests_make(installed: ControlPlane) -> None:
+    def deleted(line: str) -> set[tuple[str, str]]:
+        printed = installed.kubectl(*line.split()[1:], "--dry-run=server", "-o", "name")
+        return {(kind.partition(".")[0], name) for kind, _, name in (one.partition("/") for one in printed.split())}
+
+    gone = deleted(STOP) | deleted(DELETE_REST)
+    documents = [
+        one for file in sorted(Path(MANIFESTS).glob("*.yaml")) for one in yaml.safe_load_all(file.read_text()) if one
+    ]
+    left = [
+        (one["kind"].lower(), one["metadata"]["name"])
+        for one in documents
+        if ("namespace", one["metadata"].get("namespace", "")) not in gone
+        and (one["kind"].lower(), one["metadata"]["name"]) not in gone
+    ]
+    assert (len(documents) > 20, left) == (True, [])
+    assert ("role", "gpu-healthcheck-agent") in gone
