@@ -178,18 +178,18 @@ class TestWhen:
     @pytest.mark.parametrize(
         ("annotations", "least", "most"),
         [
-            ({"sweep": swept(5)}, 3500, 3600),
-            ({"sweep": swept(5.9)}, 300, 360 + 2160),
-            ({"quarantine": swept(5.9, checks=[{"check": "4-dcgm-diag-l4", "status": "pass"}])}, 300, 360 + 2160),
-            ({"sweep": swept(24, status="unknown"), "quarantine": swept(5, status="fail")}, 1, 3600),
-            ({"sweep": None}, 1, 3600),
+            ({"sweep": (5, {})}, 1800, 3600),
+            ({"sweep": (5.5, {})}, 300, 1800 + 2160),
+            ({"quarantine": (5.5, {"checks": [{"check": "4-dcgm-diag-l4", "status": "pass"}]})}, 300, 1800 + 2160),
+            ({"sweep": (24, {"status": "unknown"}), "quarantine": (5, {"status": "fail"})}, 1, 3600),
+            ({}, 1, 3600),
         ],
-        ids=["an hour ago", "just before", "by a quarantine run", "by nobody who came to a result", "never"],
+        ids=["an hour before", "half an hour before", "by a quarantine run", "by nobody who came to a result", "never"],
     )
     def test_it_is_not_due_within_the_interval_whoever_tested(
-        self, rig: Rig, annotations: dict[str, str], least: float, most: float
+        self, rig: Rig, annotations: dict[str, tuple[float, dict[str, Any]]], least: float, most: float
     ) -> None:
-        rig.annotate(**annotations)
+        rig.annotate(**{"sweep": None, **{name: swept(hours, **more) for name, (hours, more) in annotations.items()}})
 
         assert least <= rig.start().attempt() <= most
         assert (rig.writes, rig.asked) == ([], [])
