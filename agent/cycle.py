@@ -21,7 +21,8 @@ from healthcheck.probes import machine
 from healthcheck.probes.libfabric import Libfabric
 from healthcheck.probes.nvml import NVML, DriverLook, Gpus
 from healthcheck.probes.nvml_driver import Driver
-from healthcheck.probes.runtime.cri import RuntimeStatus
+from healthcheck.probes.runtime.container_runtime import CONTAINER_RUNTIME
+from healthcheck.probes.runtime.cri import NOT_YET, RuntimeStatus
 from healthcheck.profiles import find_profile
 from healthcheck.settings import BadValue, Settings, SettingsError
 from healthcheck.telemetry import Telemetry
@@ -161,6 +162,7 @@ class Cycle:
         if driver_look is not None and driver_look.missed:
             return MISSED_AGAIN_SECONDS
         changing = any(cause.cause in _PASSING for one in outcomes for cause in one.unobserved)
+        changing = changing or _waits_for_the_runtime(evidence)
         # A GPU that somebody resets is lost for some seconds: what one look saw of it must not stand for an interval.
         new = any(one.nature is Nature.LEVEL and one.key not in before for one in after.standing)
         return AGAIN_SECONDS if after.suspects or changing or new else None
@@ -211,3 +213,8 @@ class Cycle:
         self._telemetry.looks.inc()
         self._telemetry.look_seconds.set(self.ended_at - began)
         self._telemetry.look_time.set_to_current_time()
+
+
+def _waits_for_the_runtime(evidence: Evidence) -> bool:
+    """Whether a container runtime that was just started is still asked: what ended with it must not stand till then."""
+    return evidence.unread(CONTAINER_RUNTIME) is None and evidence[CONTAINER_RUNTIME].why_not_live == NOT_YET

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 from rich.pretty import pretty_repr
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from cli.words import SEVERITY_STYLES, STATUS_STYLES, printable
@@ -75,7 +75,8 @@ def _show_table(console: Console, judged: Judged) -> None:
     look, verdict = judged.look, judged.verdict
     rows = list(_rows(look.checks, judged.outcomes, judged.memory))
     if console.is_terminal:
-        table = Table("check", "status", "what", box=None, pad_edge=False, header_style="bold")
+        # A path or a command is folded where it does not fit: cut off, nobody could use it.
+        table = Table("check", "status", Column("what", overflow="fold"), box=None, pad_edge=False, header_style="bold")
         for row in rows:
             table.add_row(*row)
         console.print(table)

@@ -6,8 +6,6 @@ from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
 
 from healthcheck.model import Evidence, Finding, Judgement, NotConfigured, Reason, TooEarly, Unobserved
-from healthcheck.per_gpu import NVIDIA_DRIVER
-from healthcheck.probes import pci
 from healthcheck.probes.runtime import container_runtime
 from healthcheck.probes.runtime.facts import CONTAINERD, CdiSpec, Configuration, ContainerRuntime, Handler, Problem
 
@@ -26,7 +24,7 @@ _SCHEMA_OF_2 = 3
 def used_with_gpus(seen: Evidence) -> Generator[Judgement, None, ContainerRuntime | None]:
     """The kubelet's container runtime on a node with GPUs for containers, as the value of `yield from`; None: none."""
     around = seen[container_runtime.CONTAINER_RUNTIME]
-    if not any(one.is_gpu and one.driver in (NVIDIA_DRIVER, "") for one in seen[pci.FUNCTIONS]):
+    if around.for_gpus is False:
         yield NotConfigured("no NVIDIA GPU for a container")
         return None
     if around.used is None:

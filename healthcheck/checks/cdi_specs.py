@@ -8,7 +8,6 @@ from healthcheck import gpu_runtime, runtime_mending
 from healthcheck.expectation import Expectation
 from healthcheck.gpu_runtime import found
 from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, counted
-from healthcheck.probes import pci
 from healthcheck.probes.runtime import container_runtime
 from healthcheck.probes.runtime.facts import CdiSpec, Configuration, ContainerRuntime
 
@@ -97,7 +96,7 @@ def _said(spec: CdiSpec) -> str:
 CHECK = Check(
     "cdi-specs",
     "7-container-runtime",
-    (container_runtime.CONTAINER_RUNTIME, pci.FUNCTIONS),
+    (container_runtime.CONTAINER_RUNTIME,),
     judge,
     (STALE, MALFORMED),
 )

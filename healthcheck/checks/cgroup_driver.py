@@ -8,7 +8,6 @@ from healthcheck import gpu_runtime, runtime_mending
 from healthcheck.expectation import Expectation
 from healthcheck.gpu_runtime import RUNC, found, of_nvidia, where
 from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity
-from healthcheck.probes import pci
 from healthcheck.probes.runtime import container_runtime
 from healthcheck.probes.runtime.facts import Configuration, ContainerRuntime
 
@@ -65,7 +64,7 @@ def _of_handlers(around: ContainerRuntime, used: Configuration, wanted: bool) ->
 CHECK = Check(
     "cgroup-driver",
     "7-container-runtime",
-    (container_runtime.CONTAINER_RUNTIME, pci.FUNCTIONS),
+    (container_runtime.CONTAINER_RUNTIME,),
     judge,
     (MISMATCH,),
 )

@@ -8,7 +8,6 @@ from healthcheck import gpu_runtime, runtime_mending
 from healthcheck.expectation import Expectation
 from healthcheck.gpu_runtime import found, of_nvidia, subject, told
 from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity, Unobserved
-from healthcheck.probes import pci
 from healthcheck.probes.runtime import container_runtime
 from healthcheck.probes.runtime.facts import CONTAINERD, Configuration, ContainerRuntime
 
@@ -43,7 +42,8 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     if around is None or around.used is None:
         return
     yield from _findings(around, around.used)
-    yield Seen(_said(around, around.used), "", _known(around))
+    unsaid = "; without /sys nothing tells of GPUs, so it is judged as with some" if around.for_gpus is None else ""
+    yield Seen(f"{_said(around, around.used)}{unsaid}", "", _known(around))
 
 
 def _findings(around: ContainerRuntime, used: Configuration) -> Iterator[Judgement]:
@@ -127,7 +127,7 @@ def _handlers(around: ContainerRuntime, used: Configuration) -> str:
 CHECK = Check(
     "container-runtime",
     "7-container-runtime",
-    (container_runtime.CONTAINER_RUNTIME, pci.FUNCTIONS),
+    (container_runtime.CONTAINER_RUNTIME,),
     judge,
     (MALFORMED, MISPLACED, CRI_DISABLED),
 )

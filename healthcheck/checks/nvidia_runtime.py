@@ -8,7 +8,6 @@ from healthcheck import gpu_runtime, runtime_mending
 from healthcheck.expectation import Expectation
 from healthcheck.gpu_runtime import found, gives_gpus, of_nvidia, where
 from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity
-from healthcheck.probes import pci
 from healthcheck.probes.runtime import container_runtime
 from healthcheck.probes.runtime.facts import Configuration, ContainerRuntime, Handler
 
@@ -85,7 +84,7 @@ def _is_ours(name: str, program: str) -> bool:
 CHECK = Check(
     "nvidia-runtime",
     "7-container-runtime",
-    (container_runtime.CONTAINER_RUNTIME, pci.FUNCTIONS),
+    (container_runtime.CONTAINER_RUNTIME,),
     judge,
     (MISSING, ELSEWHERE),
 )

@@ -8,7 +8,6 @@ from healthcheck import gpu_runtime, runtime_mending
 from healthcheck.expectation import Expectation
 from healthcheck.gpu_runtime import found, of_nvidia, subject, told
 from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, Unobserved
-from healthcheck.probes import pci
 from healthcheck.probes.runtime import container_runtime
 from healthcheck.probes.runtime.facts import Configuration, Toolkit
 
@@ -88,7 +87,7 @@ def _said(toolkit: Toolkit) -> str:
 CHECK = Check(
     "nvidia-toolkit",
     "7-container-runtime",
-    (container_runtime.CONTAINER_RUNTIME, pci.FUNCTIONS),
+    (container_runtime.CONTAINER_RUNTIME,),
     judge,
     (MALFORMED, MODE_UNKNOWN, PATH_MISSING),
 )

@@ -8,9 +8,8 @@ from healthcheck import gpu_runtime, runtime_mending
 from healthcheck.expectation import Expectation
 from healthcheck.gpu_runtime import found, of_nvidia, where
 from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity
-from healthcheck.probes import pci
 from healthcheck.probes.runtime import container_runtime
-from healthcheck.probes.runtime.facts import CONTAINERD, Configuration, ContainerRuntime, Handler, Program
+from healthcheck.probes.runtime.facts import CONTAINERD, Configuration, ContainerRuntime, Handler
 
 _WITH_PROGRAM = "io.containerd.runc."
 """containerd's runtime types that start the program named by BinaryName."""
@@ -49,7 +48,8 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     ours = [one for one in of_nvidia(used.handlers) if _starts_a_program(one, used)]
     yield from gpu_runtime.together(_findings(around, used, ours))
     paths = dict.fromkeys(one.path or f"no {one.named}" for one in around.programs)
-    yield Seen(", ".join(paths) or "no program named")
+    named = any(one.binary for one in used.handlers)
+    yield Seen(", ".join(paths) or ("a tree without the programs that it names" if named else "no program named"))
 
 
 def _findings(around: ContainerRuntime, used: Configuration, ours: Sequence[Handler]) -> Iterator[Finding]:
@@ -82,7 +82,9 @@ def _unfit(around: ContainerRuntime, used: Configuration, handler: Handler) -> I
 
 def _fault(around: ContainerRuntime, handler: Handler) -> tuple[Reason, str] | None:
     """What keeps its program from being run, and what mends that."""
-    program = _program_of(around, handler)
+    program = next((one for one in around.programs if one.named == handler.binary), None)
+    if program is None:
+        return None  # nobody could look for it
     if not program.path:
         nowhere = "" if "/" in handler.binary else ", in no folder where programs usually lie"
         install = "install the NVIDIA container toolkit again"
@@ -95,10 +97,6 @@ def _fault(around: ContainerRuntime, handler: Handler) -> tuple[Reason, str] | N
     return None
 
 
-def _program_of(around: ContainerRuntime, handler: Handler) -> Program:
-    return next((one for one in around.programs if one.named == handler.binary), Program(handler.binary))
-
-
 def _is_offered(handler: Handler, used: Configuration) -> bool:
     """A handler that a distribution defines before there is a program for it, beside the one that is used."""
     return "/" not in handler.binary and handler.name != used.default
@@ -107,7 +105,7 @@ def _is_offered(handler: Handler, used: Configuration) -> bool:
 CHECK = Check(
     "runtime-binary",
     "7-container-runtime",
-    (container_runtime.CONTAINER_RUNTIME, pci.FUNCTIONS),
+    (container_runtime.CONTAINER_RUNTIME,),
     judge,
     (MISSING, NOT_EXECUTABLE, FOREIGN),
 )

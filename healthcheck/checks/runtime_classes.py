@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from healthcheck import gpu_runtime, runtime_mending
 from healthcheck.expectation import Expectation, RuntimeClass
-from healthcheck.gpu_runtime import found, subject
+from healthcheck.gpu_runtime import found
 from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, TooEarly
-from healthcheck.probes import pci
 from healthcheck.probes.runtime import container_runtime
 from healthcheck.probes.runtime.facts import Configuration, ContainerRuntime
 
@@ -34,8 +33,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     around, used = readable
     if expected.runtime_classes is None:
         # The agent looks before it has them, and what it once found stands until they show it gone.
-        yield TooEarly("the cluster's RuntimeClasses are not known", subject(used), (UNDEFINED.name,))
-        yield Seen("nobody has asked the cluster for its RuntimeClasses")
+        yield TooEarly("the cluster's RuntimeClasses are not known here: the agent asks for them")
     elif around.distribution == container_runtime.GKE:
         yield NotConfigured("GKE's GPUs need no RuntimeClass")
     else:
@@ -83,7 +81,7 @@ def _mending(one: RuntimeClass, around: ContainerRuntime, used: Configuration) -
 CHECK = Check(
     "runtime-classes",
     "7-container-runtime",
-    (container_runtime.CONTAINER_RUNTIME, pci.FUNCTIONS),
+    (container_runtime.CONTAINER_RUNTIME,),
     judge,
     (UNDEFINED,),
 )

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from healthcheck import gpu_runtime, runtime_mending
 from healthcheck.expectation import Expectation
 from healthcheck.gpu_runtime import RUNC, found, subject
-from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity, TooEarly
-from healthcheck.probes import pci
+from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, TooEarly
 from healthcheck.probes.runtime import container_runtime, cri
 from healthcheck.probes.runtime.facts import Configuration, ContainerRuntime, Live
 
@@ -51,10 +50,13 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     if live is not None and live.not_ready:
         yield found(NOT_READY, used, f"{live.not_ready}; `{runtime_mending.restart(around, used)}`")
     reasons = (NOT_LOADED.name, NOT_KEPT.name)
-    if used.problem is not None:
-        yield TooEarly(f"{used.problem.file} can't be read", subject(used), reasons)
-    elif around.why_not_live == cri.NOT_YET:
+    if around.why_not_live == cri.NOT_YET:
         yield TooEarly(around.why_not_live, subject(used), (*reasons, NOT_READY.name))
+    elif live is None and around.started is None:
+        yield NotConfigured(f"no running {used.kind} is to be seen that could tell what it has loaded")
+        return
+    elif used.problem is not None:
+        yield TooEarly(f"{used.problem.file} can't be read", subject(used), reasons)
     elif live is not None and live.handlers is not None:
         yield from _against_itself(around, used, live)
     else:
@@ -123,7 +125,7 @@ def _said(around: ContainerRuntime) -> str:
 CHECK = Check(
     "runtime-loaded",
     "7-container-runtime",
-    (container_runtime.CONTAINER_RUNTIME, pci.FUNCTIONS),
+    (container_runtime.CONTAINER_RUNTIME,),
     judge,
     (NOT_LOADED, NOT_KEPT, NOT_READY),
 )

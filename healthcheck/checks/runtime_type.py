@@ -8,7 +8,6 @@ from healthcheck import gpu_runtime, runtime_mending
 from healthcheck.expectation import Expectation
 from healthcheck.gpu_runtime import found, of_nvidia, where
 from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity
-from healthcheck.probes import pci
 from healthcheck.probes.runtime import container_runtime
 from healthcheck.probes.runtime.facts import CONTAINERD, Configuration, ContainerRuntime, Handler
 
@@ -68,7 +67,7 @@ def _names_program(handler: Handler) -> bool:
 CHECK = Check(
     "runtime-type",
     "7-container-runtime",
-    (container_runtime.CONTAINER_RUNTIME, pci.FUNCTIONS),
+    (container_runtime.CONTAINER_RUNTIME,),
     judge,
     (REMOVED, IGNORES_PROGRAM),
 )

@@ -47,6 +47,11 @@ class PciFunction:
         return self.vendor == NVIDIA and self.pci_class >> 8 in _GPU_CLASSES and not self.virtual
 
     @property
+    def is_gpu_here(self) -> bool:
+        """A GPU that NVIDIA's driver has or could have; one that another driver has is for no container."""
+        return self.is_gpu and self.driver in ("", "nvidia")
+
+    @property
     def is_nvswitch(self) -> bool:
         return self.vendor == NVIDIA and self.pci_class >> 8 == _NVSWITCH_CLASS
 
@@ -71,7 +76,11 @@ def normalise_address(address: str) -> str | None:
 
 def read_functions(host: Host) -> tuple[PciFunction, ...]:
     """Every NVIDIA and Amazon function, by address. Raises ProbeError where one is there and can't be read."""
-    devices = host.root / "sys/bus/pci/devices"
+    return host.once(_functions)
+
+
+def _functions(root: Path) -> tuple[PciFunction, ...]:
+    devices = root / "sys/bus/pci/devices"
     try:
         names = sorted(entry.name for entry in devices.iterdir() if _FUNCTION.match(entry.name))[:_MOST]
     except OSError as error:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sim.control_plane import arguments as plane
 from sim.node import FABRIC_MANAGER
 from sim.real_node.images import PAUSE
+from sim.real_node.nvidia_runtime import PROGRAM as NVIDIA_RUNTIME
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,6 +71,13 @@ version = 2
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "/usr/lib/cni"
     conf_dir = "/etc/cni/net.d"
+
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]
+      BinaryName = "{NVIDIA_RUNTIME}"
 """
 
 CNI_CONFIGURATION = json.dumps(

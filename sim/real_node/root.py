@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 from sim.node import LIBRARY_DIRECTORY
-from sim.real_node import arguments
+from sim.real_node import arguments, nvidia_runtime
 
 HARDWARE = "opt/simulated-node"
 """Where the node has the whole directory of the simulated one; links lead there from where a driver has its files."""
@@ -114,6 +114,10 @@ def _configure(root: Path, folder: Path, name: str, machine_id: str) -> None:
         _made(file.parent)
         file.unlink(missing_ok=True)
         file.write_text(text)
+    runtime = root / nvidia_runtime.PROGRAM.lstrip("/")
+    runtime.unlink(missing_ok=True)
+    runtime.write_text(nvidia_runtime.script(HARDWARE))
+    runtime.chmod(0o755)
     for key, value in arguments.LOOK_ALIKES.items():
         file = _made(folder / "sysctl") / key.replace("/", ".")
         file.write_text(f"{value}\n")

@@ -53,8 +53,13 @@ class Light:
     def look(self) -> tuple[Evidence, Expectation]:
         """One more look: what was seen, and what it was judged against."""
         self.cycle.run()
-        _, evidence, expected = self.judging.call_args.args
-        return evidence, expected
+        return self.evidence, self.judging.call_args.args[2]
+
+    @property
+    def evidence(self) -> Evidence:
+        """Of the last look."""
+        evidence: Evidence = self.judging.call_args.args[1]
+        return evidence
 
     def seconds(self, of: str) -> dict[str, float]:
         families = self.telemetry.registry.collect()
@@ -124,9 +129,10 @@ def test_a_later_look_has_what_the_runtime_says(short_root: Path, config: Path, 
         serving(node.root / "run/containerd/containerd.sock", answers),
     ):
         light = Light(node, config, mocker)
-        first, _ = light.look()
-        assert first[CONTAINER_RUNTIME].why_not_live == NOT_YET
+        soon = light.cycle.run()
+        assert (light.evidence[CONTAINER_RUNTIME].why_not_live, soon) == (NOT_YET, AGAIN_SECONDS)
         assert eventually(lambda: light.look()[0][CONTAINER_RUNTIME].live) == Live()
+        assert light.cycle.run() is None
 
 
 def test_what_the_node_allows_is_expected(light: Light) -> None:

@@ -202,6 +202,7 @@ _runtimes = st.builds(
     _few(words),
     st.booleans(),
     _perhaps(seconds),
+    _perhaps(seconds),
     st.sampled_from(["", "k3s-agent.service", "snap.k8s.containerd.service"]) | words,
     _distributions | words,
     _perhaps(st.builds(facts.Kubelet, words, numbers, _paths, _flags)),
@@ -212,6 +213,7 @@ _runtimes = st.builds(
     _perhaps(_live),
     words,
     st.sampled_from(["", "x86_64", "aarch64"]),
+    _flags,
 )
 
 FACTS: dict[Probe[Any], st.SearchStrategy[Any]] = {

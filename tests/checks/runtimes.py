@@ -7,7 +7,6 @@ from typing import Any
 
 from healthcheck.expectation import Expectation
 from healthcheck.model import Check, Finding, Judgement, Seen, Severity
-from healthcheck.probes.pci import FUNCTIONS
 from healthcheck.probes.runtime.container_runtime import CONTAINER_RUNTIME
 from healthcheck.probes.runtime.facts import (
     CdiSpec,
@@ -19,7 +18,7 @@ from healthcheck.probes.runtime.facts import (
     Program,
     ReadFile,
 )
-from tests.checks.evidence import ADDRESSES, P5, finds, functions, tells
+from tests.checks.evidence import P5, finds, tells
 
 FILE, DROP_IN = "/etc/containerd/config.toml", "/etc/containerd/conf.d/99-nvidia.toml"
 SOCKET = "/run/containerd/containerd.sock"
@@ -53,18 +52,17 @@ def runtime(*handlers: Handler, **more: Any) -> ContainerRuntime:
         kubelet=Kubelet("kubelet", 902, systemd_cgroup=True),
         programs=(Program(PROGRAM, PROGRAM, True, "x86_64"),),
         architecture="x86_64",
+        for_gpus=True,
     )
     return replace(base, **around)
 
 
-def judge(
-    check: Check, around: ContainerRuntime, expected: Expectation = P5, driver: str = "nvidia"
-) -> list[Judgement]:
-    return finds(check, expected, {CONTAINER_RUNTIME: around, FUNCTIONS: functions(*ADDRESSES, driver=driver)})
+def judge(check: Check, around: ContainerRuntime, expected: Expectation = P5) -> list[Judgement]:
+    return finds(check, expected, {CONTAINER_RUNTIME: around})
 
 
 def seen(check: Check, around: ContainerRuntime, expected: Expectation = P5) -> list[Seen]:
-    return tells(check, expected, {CONTAINER_RUNTIME: around, FUNCTIONS: functions(*ADDRESSES)})
+    return tells(check, expected, {CONTAINER_RUNTIME: around})
 
 
 def finding(reason: str, detail: str, kind: str = "containerd") -> Finding:

@@ -10,10 +10,8 @@ import pytest
 from healthcheck.checks import CHECKS
 from healthcheck.checks.container_runtime import CHECK
 from healthcheck.model import Check, NotConfigured, Seen, TooEarly, Unobserved
-from healthcheck.probes.pci import FUNCTIONS
-from healthcheck.probes.runtime.container_runtime import CONTAINER_RUNTIME, K3S
+from healthcheck.probes.runtime.container_runtime import K3S
 from healthcheck.probes.runtime.facts import ContainerRuntime, Live, Misplaced, Problem, ReadFile
-from tests.checks.evidence import P5, finds
 from tests.checks.runtimes import (
     BROKEN,
     DROP_IN,
@@ -107,12 +105,18 @@ def test_without_the_cri_plugin_no_kubelet_can_use_it(file: str) -> None:
 
 
 @pytest.mark.parametrize("check", GROUP, ids=lambda check: check.name)
-@pytest.mark.parametrize("driver", ["vfio-pci", "nouveau"])
-def test_without_a_gpu_for_containers_it_is_nobodys_business(check: Check, driver: str) -> None:
-    assert judge(check, runtime(RUNC), driver=driver) == [NotConfigured("no NVIDIA GPU for a container")]
-    assert finds(check, P5, {CONTAINER_RUNTIME: runtime(RUNC), FUNCTIONS: ()}) == [
-        NotConfigured("no NVIDIA GPU for a container")
-    ]
+def test_without_a_gpu_for_containers_it_is_nobodys_business(check: Check) -> None:
+    assert judge(check, runtime(RUNC, for_gpus=False)) == [NotConfigured("no NVIDIA GPU for a container")]
+
+
+@pytest.mark.parametrize("check", GROUP, ids=lambda check: check.name)
+def test_where_nothing_tells_of_gpus_it_is_judged_as_with_some(check: Check) -> None:
+    assert judge(check, runtime(RUNC, for_gpus=None)) == judge(check, runtime(RUNC))
+
+
+def test_that_nothing_tells_of_gpus_is_said() -> None:
+    (told,) = seen(CHECK, runtime(NVIDIA, for_gpus=None))
+    assert told.what.endswith("; without /sys nothing tells of GPUs, so it is judged as with some")
 
 
 @pytest.mark.parametrize("check", GROUP, ids=lambda check: check.name)

@@ -37,4 +37,4 @@ def test_others_bring_theirs(kind: str, default: str, well: bool) -> None:
 
 
 def test_it_tells_the_default() -> None:
-    assert seen(CHECK, runtime(NVIDIA, default="nvidia")) == [Seen("nvidia", "one that is defined")]
+    assert seen(CHECK, runtime(NVIDIA, default="nvidia")) == [Seen("nvidia", "one of nvidia, runc")]

@@ -13,12 +13,13 @@ from healthcheck.probes.runtime.facts import CRIO, Program
 from tests.checks.runtimes import FILE, NVIDIA, OFFERED, PROGRAM, RUNC, SPEC, finding, judge, reasons, runtime, seen
 
 STARTS = f"{FILE}, line 12: nvidia starts {PROGRAM}"
+NONE_THERE = (Program(PROGRAM), Program(OFFERED.binary))
+ONE_THERE = (Program(PROGRAM, PROGRAM, True), Program(OFFERED.binary))
 
 
 @pytest.mark.parametrize(
     ("program", "reason", "told"),
     [
-        (None, "RuntimeBinaryMissing", "which is not there; install the NVIDIA container toolkit again"),
         (Program(PROGRAM), "RuntimeBinaryMissing", "which is not there; install the NVIDIA container toolkit again"),
         (Program(PROGRAM, PROGRAM), "RuntimeBinaryNotExecutable", f"which nobody may run; `chmod 0755 {PROGRAM}`"),
         (
@@ -28,10 +29,8 @@ STARTS = f"{FILE}, line 12: nvidia starts {PROGRAM}"
         ),
     ],
 )
-def test_a_program_that_cannot_be_run_is_found_by_what_keeps_it(
-    program: Program | None, reason: str, told: str
-) -> None:
-    around = runtime(RUNC, NVIDIA, programs=(program,) if program else ())
+def test_a_program_that_cannot_be_run_is_found_by_what_keeps_it(program: Program, reason: str, told: str) -> None:
+    around = runtime(RUNC, NVIDIA, programs=(program,))
     assert judge(CHECK, around) == [finding(reason, f"{STARTS}, {told}")]
 
 
@@ -44,13 +43,20 @@ def test_a_program_of_this_machine_or_of_nobody_knows_which_is_well(made_for: st
 
 
 def test_a_bare_name_is_looked_for_where_programs_lie() -> None:
-    [found] = judge(CHECK, runtime(OFFERED, programs=()))
+    [found] = judge(CHECK, runtime(OFFERED, programs=(Program(OFFERED.binary),)))
 
     assert isinstance(found, Finding)
     assert "which is not there, in no folder where programs usually lie" in found.detail
 
 
-@pytest.mark.parametrize(("more", "well"), [({}, True), ({"default": OFFERED.name}, False), ({"programs": ()}, False)])
+@pytest.mark.parametrize(
+    ("more", "well"),
+    [
+        ({"programs": ONE_THERE}, True),
+        ({"programs": ONE_THERE, "default": OFFERED.name}, False),
+        ({"programs": NONE_THERE}, False),
+    ],
+)
 def test_a_handler_that_is_only_offered_is_judged_when_it_is_used(more: dict[str, Any], well: bool) -> None:
     """MicroK8s defines one on every node before there is a program for it."""
     names = [one.detail for one in judge(CHECK, runtime(NVIDIA, OFFERED, **more)) if isinstance(one, Finding)]
@@ -82,7 +88,7 @@ def test_a_type_that_starts_no_program_by_its_name_needs_none(kind: str) -> None
 
 def test_handlers_with_one_fault_are_one_finding() -> None:
     other = replace(NVIDIA, name="nvidia-cdi", binary=f"{PROGRAM}.cdi", line=20)
-    [found] = judge(CHECK, runtime(NVIDIA, other, programs=()))
+    [found] = judge(CHECK, runtime(NVIDIA, other, programs=(*NONE_THERE, Program(other.binary))))
     assert f"line 12: nvidia starts {PROGRAM}," in str(found)
     assert "line 20: nvidia-cdi starts" in str(found)
 
@@ -91,3 +97,9 @@ def test_it_tells_where_they_lie() -> None:
     assert seen(CHECK, runtime(NVIDIA))[0].what == PROGRAM
     assert seen(CHECK, runtime(NVIDIA, programs=(Program("x"),)))[0].what == "no x"
     assert seen(CHECK, runtime(programs=()))[0].what == "no program named"
+
+
+def test_a_program_that_a_captured_tree_cannot_have_is_not_missed() -> None:
+    around = runtime(NVIDIA, programs=())
+    assert judge(CHECK, around) == []
+    assert seen(CHECK, around)[0].what == "a tree without the programs that it names"

@@ -84,9 +84,7 @@ def test_what_the_running_one_has_counts_and_what_is_not_loaded_is_told_elsewher
 
 
 def test_without_the_clusters_answer_what_stood_before_stands() -> None:
-    untold = TooEarly(
-        "the cluster's RuntimeClasses are not known", "runtime/containerd", ("RuntimeClassHandlerUndefined",)
-    )
+    untold = TooEarly("the cluster's RuntimeClasses are not known here: the agent asks for them")
     assert judge(CHECK, runtime(RUNC, AKS)) == [untold]
 
 

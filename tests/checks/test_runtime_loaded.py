@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from healthcheck.checks.runtime_loaded import CHECK
-from healthcheck.model import TooEarly
+from healthcheck.model import NotConfigured, TooEarly
 from healthcheck.probes.runtime import cri
 from healthcheck.probes.runtime.facts import Handler, Live, ReadFile
 from healthcheck.runtime_mending import give_handler
@@ -37,7 +37,11 @@ def test_a_file_newer_than_its_reader_is_found(after: float, well: bool) -> None
 
     told = finding("RuntimeConfigNotLoaded", f"{DROP_IN}: changed after containerd was started; {RESTART}")
     assert judge(CHECK, runtime(NVIDIA, files=files)) == ([] if well else [told])
-    assert judge(CHECK, runtime(NVIDIA, files=files, started=None)) == []
+
+
+def test_where_no_runtime_is_to_be_seen_there_is_none_to_have_loaded_anything() -> None:
+    untold = NotConfigured("no running containerd is to be seen that could tell what it has loaded")
+    assert judge(CHECK, runtime(NVIDIA, why_not_live=cri.NOT_HERE, started=None)) == [untold]
 
 
 def test_a_newer_file_that_says_what_already_runs_is_no_fault() -> None:

@@ -128,7 +128,7 @@ def test_a_dangling_link_is_named_with_its_target(moving: Stage) -> None:
 
 
 def test_it_is_found_where_nvidias_runtime_injects_it(moving: Stage) -> None:
-    with nvidia_runtime.installed(moving):
+    with nvidia_runtime.asked_for(moving):
         seen = look(moving)
 
     assert (seen["status"], seen["unobserved"]) == ("pass", set())

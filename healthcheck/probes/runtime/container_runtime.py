@@ -9,6 +9,7 @@ from pathlib import Path
 
 from healthcheck.clock import now
 from healthcheck.model import Host, Probe, ProbeError
+from healthcheck.probes import pci
 from healthcheck.probes.kernel_files import read
 from healthcheck.probes.runtime import (
     cdi,
@@ -54,8 +55,15 @@ class _Used:
 
 
 def read_container_runtime(host: Host) -> ContainerRuntime:
-    """Raises ProbeError where there is a /proc that can't be read."""
-    return cri.with_live(host, _of_node(host))
+    """Raises ProbeError where there is a /proc that can't be read, or a /sys."""
+    return replace(cri.with_live(host, _of_node(host)), for_gpus=_has_gpus(host))
+
+
+def _has_gpus(host: Host) -> bool | None:
+    """Who captures what belongs to the container runtime often leaves /sys out."""
+    if not (host.root / "sys").exists():
+        return None
+    return any(one.is_gpu_here for one in pci.read_functions(host))
 
 
 def _of_node(host: Host) -> ContainerRuntime:
@@ -222,7 +230,8 @@ def _around(
     distribution = distribution or (used.layout.distribution if used.layout is not None else "")
     distribution = distribution or distributions.by_files(root, told.path)
     named = list(dict.fromkeys(one.binary for one in told.handlers if one.binary))[:_MOST_PROGRAMS]
-    named_programs = tuple(programs.find(used.root, name) for name in named)
+    looked_for = [programs.find(used.root, name) for name in named]
+    named_programs = tuple(one for one in looked_for if one.path or programs.can_be_told(used.root, one.named))
     template = distributions.template_of(used.root, distribution, told.path, told.schema)
     return ContainerRuntime(
         replace(told, template=template),
@@ -231,6 +240,7 @@ def _around(
         how=used.how,
         assumed=used.process is None,
         started=_started(root, used.process),
+        since_boot=used.process.since_boot if used.process is not None else None,
         unit=_unit(root, used),
         distribution=distribution,
         kubelet=_facts(kubelet, settings, told),
@@ -273,7 +283,9 @@ def _may_answer(used: Configuration | None) -> bool:
     """
     if used is None or used.kind != facts.CONTAINERD:
         return True
-    return not used.version.startswith("1.") if used.version else used.schema >= distributions.SCHEMA_OF_2
+    if not used.version:
+        return used.schema >= distributions.SCHEMA_OF_2
+    return used.version.partition(".")[0] != "1"
 
 
 def _others(root: Path, used: _Used, found: Sequence[Process]) -> Iterator[Configuration]:
@@ -288,7 +300,7 @@ def _others(root: Path, used: _Used, found: Sequence[Process]) -> Iterator[Confi
             continue
         yield from _unseen(root, [_configuration_of(root, one)], seen)
     for layout in LAYOUTS:
-        if _real(root, layout.config) not in seen and _is_there(root, layout):
+        if _is_there(root, layout) and _real(root, layout.config) not in seen:
             yield from _unseen(root, [_configuration_in(root, layout)], seen)
 
 

@@ -163,7 +163,7 @@ class _Reader:
             raw, written = host_files.read(self.root, file)
         except FileNotFoundError as error:
             if self.sources:
-                raise _RefusedError(Problem(file, "imported, and does not exist")) from error
+                raise _RefusedError(Problem(file, f"imported, and {_led_to(self.root, file)}")) from error
             return None
         except OSError as error:
             raise _RefusedError(Problem(file, f"can't be read: {error.strerror}", only_ours=True)) from error
@@ -175,6 +175,12 @@ class _Reader:
         if document.error:
             raise _RefusedError(Problem(file, document.error, document.line, document.column, document.only_ours))
         return self.sources[-1]
+
+
+def _led_to(root: Path, file: str) -> str:
+    """What is wrong with a path where no file is: a link among them has a name that exists."""
+    real = host_files.resolve(root, file)
+    return "does not exist" if real == file else f"leads to {real}, which does not exist"
 
 
 def read_configuration(root: Path, path: str, program: str = "", searched: Sequence[str] = ()) -> Configuration:

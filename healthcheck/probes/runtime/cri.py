@@ -21,8 +21,6 @@ TRIED_AGAIN_SECONDS = 60.0
 """After no answer, one that is not ready, or one that lacks a handler of its files."""
 NOT_YET = "it has not answered yet"
 NOT_HERE = "a saved tree has no running container runtime"
-_SAME_START_SECONDS = 2.0
-"""A start is told by the wall clock less the uptime, and both are read anew at each look."""
 _READY = "RuntimeReady"
 _LONGEST_TEXT = 200
 _MOST_NAMES = 256
@@ -33,15 +31,13 @@ class _Asked:
     """Whom we asked, when (monotonic), with which files on the disk, and what came of it."""
 
     socket: str
-    started: float | None
+    since_boot: float | None
     at: float
     files: frozenset[ReadFile]
     answer: Live | Unobserved
 
     def of_same_process(self, facts: ContainerRuntime) -> bool:
-        if self.socket != facts.socket or (self.started is None) != (facts.started is None):
-            return False
-        return abs((self.started or 0.0) - (facts.started or 0.0)) < _SAME_START_SECONDS
+        return (self.socket, self.since_boot) == (facts.socket, facts.since_boot)
 
 
 @dataclass
@@ -98,7 +94,7 @@ class RuntimeStatus:
             answer = read_status(*self._socket.ask(self.root, facts.socket))
         except ProbeError as error:
             answer = Unobserved("ContainerRuntimeNotAnswering", str(error))
-        self._last = _Asked(facts.socket, facts.started, at, _files(facts), answer)
+        self._last = _Asked(facts.socket, facts.since_boot, at, _files(facts), answer)
 
 
 def with_live(host: Host, facts: ContainerRuntime) -> ContainerRuntime:

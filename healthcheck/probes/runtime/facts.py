@@ -216,6 +216,8 @@ class ContainerRuntime:
     """No process says so: it is the distribution's known layout."""
     started: float | None = None
     """When that runtime was started, in seconds of UTC."""
+    since_boot: float | None = None
+    """The same in seconds after the boot, which no clock that is set changes: it tells one process from the next."""
     unit: str = ""
     """Its systemd unit, from its cgroup: `snap.k8s.containerd.service`."""
     distribution: str = ""
@@ -224,7 +226,7 @@ class ContainerRuntime:
     others: tuple[Configuration, ...] = ()
     """What other container runtimes on the node read, or would."""
     programs: tuple[Program, ...] = ()
-    """Those that the used one's handlers name, each once."""
+    """Those that the used one's handlers name, each once; not one of which a captured tree can't tell."""
     cdi_specs: tuple[CdiSpec, ...] = ()
     """Of NVIDIA's devices for pods, in the used one's folders; those of the operator's own pods are none."""
     toolkit: Toolkit | None = None
@@ -233,3 +235,5 @@ class ContainerRuntime:
     why_not_live: str = ""
     architecture: str = ""
     """The host's, as uname says it, taken from its own programs in a captured tree; '' where nobody knows."""
+    for_gpus: bool | None = None
+    """Whether the node has GPUs for containers; None in a captured tree without /sys."""

@@ -143,6 +143,6 @@ def _entries(root: Path, folder: str, part: str) -> list[str]:
 def exists(root: Path, path: str) -> bool:
     """Whether there is anything of that name after all links."""
     try:
-        return os.path.lexists(below(root, path))
+        return os.path.lexists(f"{root}{resolve(root, path)}")
     except OSError:
         return False

@@ -25,7 +25,7 @@ def _is_missing(root: Path, path: str, folders: dict[str, str], shown: dict[str,
         return False
     top = path.split("/", 2)[1]
     if top not in shown:
-        shown[top] = _has_entries(root, top)
+        shown[top] = has_entries(root, top)
     if not shown[top]:
         return False
     folder, _, name = path.rpartition("/")
@@ -55,9 +55,10 @@ def _exists(root: Path, path: str) -> bool:
         return False
 
 
-def _has_entries(root: Path, top: str) -> bool:
+def has_entries(root: Path, folder: str) -> bool:
+    """Whether anything is in it."""
     try:
-        with os.scandir(host_files.below(root, f"/{top}")) as entries:
+        with os.scandir(host_files.below(root, folder)) as entries:
             return next(entries, None) is not None
     except OSError:
         return False

@@ -196,8 +196,12 @@ def _state(text: bytes) -> tuple[bytes, float | None]:
 
 
 def _words(command: bytes) -> tuple[str, ...]:
-    """Each as it can be told to a person: it becomes the name of a file, a socket, a step of how we know."""
-    return tuple(printable(word.decode("utf-8", "replace")) for word in command.rstrip(b"\0\n").split(b"\0"))
+    """Each as it can be told to a person: it becomes the name of a file, a socket, a step of how we know.
+
+    The kernel ends each with a zero; who captures them as text has blanks in their place.
+    """
+    words = command.rstrip(b"\0\n").split(b"\0") if b"\0" in command else command.split()
+    return tuple(printable(word.decode("utf-8", "replace")) for word in words)
 
 
 def _unit(cgroup: bytes) -> str:

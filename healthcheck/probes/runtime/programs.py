@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from healthcheck.probes.runtime import host_files
+from healthcheck.probes.runtime import host_files, named_paths
 from healthcheck.probes.runtime.facts import Program
 
 SEARCHED = (
@@ -70,6 +70,17 @@ def find(root: Path, named: str) -> Program:
     if not path:
         return Program(named)
     return Program(named, path, host_files.is_executable(root, path), architecture(root, path))
+
+
+def can_be_told(root: Path, named: str) -> bool:
+    """Whether a program that is not found is missing. A captured tree has of the programs' folders none, or few.
+
+    One with /sys is taken for whole, but for folders just below the root that are empty or not there.
+    """
+    folders = [named.rpartition("/")[0]] if "/" in named else SEARCHED
+    if any(named_paths.has_entries(root, folder) for folder in folders):
+        return True
+    return (root / "sys").exists() and any(named_paths.has_entries(root, one.split("/")[1]) for one in folders)
 
 
 def architecture(root: Path, path: str) -> str:

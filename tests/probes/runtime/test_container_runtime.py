@@ -11,8 +11,9 @@ import pytest
 from healthcheck.model import Host, ProbeError
 from healthcheck.probes.runtime import facts
 from healthcheck.probes.runtime.container_runtime import read_container_runtime
-from healthcheck.probes.runtime.facts import ContainerRuntime
-from sim.container_runtime import DISTRIBUTIONS, IMAGE_MADE, NVIDIA_V2, OPERATORS_PROGRAM, V2, handler
+from healthcheck.probes.runtime.facts import ContainerRuntime, Program
+from sim import go_program
+from sim.container_runtime import DISTRIBUTIONS, IMAGE_MADE, NVIDIA_V2, OPERATORS_PROGRAM, TOOLKIT_PROGRAM, V2, handler
 from sim.node import SimulatedNode
 
 STANDARD = "/run/containerd/containerd.sock"
@@ -144,7 +145,7 @@ def test_a_tree_without_proc_is_read_as_one_whose_processes_are_hidden(distribut
 def test_on_a_host_without_a_kubelet_nothing_is_assumed(node: SimulatedNode) -> None:
     node.stop_kubernetes()
 
-    assert read(node) == ContainerRuntime(None, "no kubelet runs on this node")
+    assert read(node) == ContainerRuntime(None, "no kubelet runs on this node", for_gpus=True)
 
 
 def test_a_tree_without_anything_of_it_says_so(tmp_path: Path) -> None:
@@ -349,6 +350,68 @@ def test_the_kubelets_cgroup_driver_is_told_where_it_is_its_own(
 
     assert seen.kubelet is not None
     assert seen.kubelet.systemd_cgroup is systemd
+
+
+def test_a_containerd_of_which_nobody_knows_more_than_that_it_is_1_tells_no_kubelet_its_driver(
+    node: SimulatedNode,
+) -> None:
+    node.run_kubernetes("kubeadm")
+    debians = go_program.go_program("path\tgithub.com/containerd/containerd/cmd/containerd")
+    node.put_program("usr/bin/containerd")
+    (node.root / "usr/bin/containerd").write_bytes(debians)
+
+    seen = read(node)
+
+    assert seen.used is not None
+    assert seen.kubelet is not None
+    assert (seen.used.version, seen.kubelet.systemd_cgroup) == ("1", True)
+
+
+@pytest.mark.parametrize(("driver", "expected"), [("nvidia", True), ("vfio-pci", False), ("nouveau", False)])
+def test_gpus_of_another_driver_are_for_no_container(driver: str, expected: bool, node: SimulatedNode) -> None:
+    for gpu in node.gpus:
+        link = node.root / f"sys/bus/pci/devices/{gpu.address}/driver"
+        link.unlink()
+        link.symlink_to(f"../../../../bus/pci/drivers/{driver}")
+
+    assert read(node).for_gpus is expected
+
+
+def test_a_program_is_missing_only_where_a_captured_tree_could_have_it(node: SimulatedNode) -> None:
+    node.run_kubernetes("aks")
+    (node.root / TOOLKIT_PROGRAM).unlink()
+    missing = Program(f"/{TOOLKIT_PROGRAM}")
+    assert read(node).programs == (missing,)
+    shutil.rmtree(node.root / "sys")
+    (node.root / "usr/bin/other").touch()
+    assert read(node).programs == (missing,)
+
+    shutil.rmtree(node.root / "usr/bin")
+
+    assert read(node).programs == ()
+
+
+def test_a_command_that_was_captured_as_text_has_its_words_too(node: SimulatedNode) -> None:
+    node.run_kubernetes("eks-al2023")
+    kubelet = next(one for one in node.root.glob("proc/9*") if (one / "comm").read_text().strip() == "kubelet")
+    told = read(node).known_from
+    command = kubelet / "cmdline"
+    command.write_text(command.read_text().replace("\0", " ").strip() + "\n")
+
+    assert read(node).known_from == told
+
+
+def test_a_captured_tree_without_sys_tells_nothing_of_gpus(node: SimulatedNode) -> None:
+    shutil.rmtree(node.root / "sys")
+
+    assert read(node).for_gpus is None
+
+
+def test_a_sys_without_pci_is_no_answer(node: SimulatedNode) -> None:
+    shutil.rmtree(node.root / "sys/bus")
+
+    with pytest.raises(ProbeError, match="sys/bus/pci/devices: No such file or directory"):
+        read(node)
 
 
 def test_the_architecture_is_that_of_the_hosts_own_programs(node: SimulatedNode) -> None:

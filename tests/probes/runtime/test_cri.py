@@ -150,7 +150,7 @@ FACTS = ContainerRuntime(
         FILE.path, files=(FILE,), handlers=(Handler("nvidia", "io.containerd.runc.v2", NVIDIA, None, FILE.path),)
     ),
     socket=SOCKET,
-    started=1_700_000_100.0,
+    since_boot=100.0,
 )
 GOOD = ANSWERS["containerd 2.1"]
 
@@ -226,16 +226,16 @@ def test_files_that_changed_are_asked_about_at_once_and_what_was_loaded_still_is
 def test_another_process_is_asked_at_once_and_the_answer_of_the_last_is_none_of_its_own(short_root: Path) -> None:
     with asked(short_root, *GOOD[:2]) as one:
         one.look(FACTS)
-        assert one.look(replace(FACTS, started=1_700_000_500.0)) is None
-        assert one.look(replace(FACTS, started=1_700_000_500.0)) == GOOD[2]
-        assert one.look(replace(FACTS, started=None)) is None
+        assert one.look(replace(FACTS, since_boot=500.0)) is None
+        assert one.look(replace(FACTS, since_boot=500.0)) == GOOD[2]
+        assert one.look(replace(FACTS, since_boot=None)) is None
         assert one.look(replace(FACTS, socket="/run/k3s/containerd/containerd.sock")) != GOOD[2]
 
 
-def test_a_start_that_is_read_a_little_otherwise_is_the_same(short_root: Path) -> None:
+def test_a_clock_that_was_set_makes_no_other_process_of_it(short_root: Path) -> None:
     with asked(short_root, *GOOD[:2]) as one:
-        one.look(FACTS)
-        assert one.look(replace(FACTS, started=1_700_000_100.03)) == GOOD[2]
+        one.look(replace(FACTS, started=1_700_000_100.0))
+        assert one.look(replace(FACTS, started=1_700_003_700.0)) == GOOD[2]
         assert one.times == 1
 
 

@@ -1,4 +1,4 @@
-"""Whatever stands in a file that tells of the container runtime, the look at it ends with facts."""
+"""Whatever stands in a file that tells of the container runtime, the look at it ends with facts that can be judged."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.model import Host, ProbeError
-from healthcheck.probes.runtime.container_runtime import read_container_runtime
+from healthcheck.checks import CHECKS
+from healthcheck.expectation import Expectation
+from healthcheck.model import Evidence, Host, ProbeError
+from healthcheck.probes.runtime.container_runtime import CONTAINER_RUNTIME, read_container_runtime
 from healthcheck.probes.runtime.facts import ContainerRuntime
 from sim.container_runtime import DISTRIBUTIONS
 from sim.node import SimulatedNode
+from tests.checks.any_facts import is_in_order
 from tests.fuzz.damage import byte_damages, damaged
+
+GROUP = [check for check in CHECKS if check.group == "7-container-runtime"]
 
 
 @pytest.fixture(scope="module")
@@ -33,15 +38,27 @@ def distribution(request: pytest.FixtureRequest, node: SimulatedNode) -> str:
 
 
 def told(root: Path) -> ContainerRuntime | None:
+    """The facts, after every check of the group has judged them."""
     try:
-        return read_container_runtime(Host(root))
+        facts = read_container_runtime(Host(root))
     except ProbeError:
         return None
+    for check in GROUP:
+        is_in_order(check, list(check.judge(Evidence({CONTAINER_RUNTIME: facts}, 0.0), Expectation())))
+    return facts
 
 
 def files_of(root: Path, distribution: str) -> list[Path]:
     processes = sorted(path for path in root.glob("proc/9*/**/*") if path.is_file() and not path.is_symlink())
     return [root / "proc/uptime", *(root / path for path in DISTRIBUTIONS[distribution].files), *processes]
+
+
+def links_and_folders_of(root: Path, distribution: str) -> list[Path]:
+    """Those above the files, and what the kernel has as links and folders."""
+    files = DISTRIBUTIONS[distribution].files
+    above = {folder for path in files for folder in (root / path).parents if folder.is_relative_to(root)}
+    kernels = {path for path in root.glob("proc/9*/**/*") if path.is_symlink() or path.is_dir()}
+    return sorted(above - {root} | kernels | {root / "proc", root / "proc/1/ns", root / "proc/1/ns/mnt"})
 
 
 @given(data=st.data())
@@ -60,7 +77,7 @@ def test_any_damage_to_any_file_leaves_facts(distribution: str, node: SimulatedN
 @pytest.mark.parametrize("kind", ["loop", "outside", "folder", "pipe", "nothing", "long"])
 def test_anything_else_in_the_place_of_a_file_leaves_facts(distribution: str, node: SimulatedNode, kind: str) -> None:
     root = node.root
-    for file in files_of(root, distribution):
+    for file in [*files_of(root, distribution), *links_and_folders_of(root, distribution)]:
         aside = file.with_name("aside")
         file.rename(aside)
         match kind:

@@ -1,0 +1,35 @@
+"""A stand-in for NVIDIA's container runtime: it adds mounts to a container that asks for GPUs, then becomes runc."""
+
+from __future__ import annotations
+
+import sys
+
+from sim.node import LIBRARY_DIRECTORY
+
+PROGRAM = "/usr/bin/nvidia-container-runtime"
+"""Where the toolkit's packages put it."""
+_LIBRARY = f"/{LIBRARY_DIRECTORY}/libnvidia-ml.so.1"
+
+
+def script(hardware: str) -> str:
+    """`hardware` is where the node has the directory of the simulated one, without the first slash."""
+    return f"""\
+#!{sys.executable}
+import json, os, sys
+
+if "create" in sys.argv:
+    file = os.path.join(sys.argv[sys.argv.index("--bundle") + 1], "config.json")
+    with open(file) as config:
+        spec = json.load(config)
+    if any(one.startswith("NVIDIA_VISIBLE_DEVICES=") for one in spec["process"].get("env", ())):
+        for source, place in (
+            ("/{hardware}", "/{hardware}"),
+            ("/{hardware}/nvml", "/nvml"),
+            ("/{hardware}{_LIBRARY}", "{_LIBRARY}"),
+        ):
+            mount = {{"source": source, "destination": place, "type": "bind", "options": ["rbind", "ro"]}}
+            spec["mounts"].append(mount)
+        with open(file, "w") as config:
+            json.dump(spec, config)
+os.execvp("runc", ["runc", *sys.argv[1:]])
+"""

@@ -1,0 +1,86 @@
+"""A container runtime that can't start GPU containers, and its mending, as the Node tells them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sim.container_runtime import NVIDIA_V3, RUNC_V3, STANDARD_FILE, handler
+from tests.agent.world import StandIn, World
+from tests.probes.grpc_server import Json, Server, serving, told
+
+WITH_NVIDIA = f"version = 3\n{RUNC_V3}{NVIDIA_V3}"
+WITHOUT = f"version = 3\n{RUNC_V3}"
+WITH_KATA = WITH_NVIDIA + handler('plugins."io.containerd.cri.v1.runtime"', "kata")
+
+
+@pytest.fixture
+def loaded(short_root: Path) -> Iterator[tuple[World, Server]]:
+    """A node whose containerd answers, and an agent that looks by itself once in five minutes; it has said `pass`."""
+    with World(short_root / "world", StandIn("node", "p5.48xlarge")) as world:
+        world.host.put_file(STANDARD_FILE, WITH_NVIDIA)
+        with serving(world.host.root / "run/containerd/containerd.sock", runs_with("runc", "nvidia")) as containerd:
+            world.start()
+            world.wait_for_status("pass")
+            yield world, containerd
+
+
+def runs_with(*handlers: str) -> dict[str, bytes]:
+    runtimes = {name: {"runtimeType": "io.containerd.runc.v2"} for name in handlers}
+    config = {"containerd": {"defaultRuntimeName": "runc", "runtimes": runtimes}, "enableCDI": True}
+    status: Json = {
+        "status": {"conditions": [{"type": "RuntimeReady", "status": True}]},
+        "info": [{"key": "config", "value": json.dumps(config)}],
+    }
+    return told("container-runtime", {"runtime_name": "containerd", "runtime_version": "v2.1.4"}, status)
+
+
+def has_one_look(world: World, number: int) -> None:
+    """At once, by an edit of the ConfigMap that means nothing to it; the next would come in five minutes."""
+    world.configure(MONITOR_TTL=str(3600 + number))
+
+
+def test_one_that_lost_nvidias_handler_is_warned_of_until_it_has_it_again(loaded: tuple[World, Server]) -> None:
+    world, containerd = loaded
+
+    world.host.put_file(STANDARD_FILE, WITHOUT)
+    containerd.answers = runs_with("runc")
+    world.host.container_runtime.start(60)
+    has_one_look(world, 1)
+    node = world.wait_for_status("warn")
+    assert (node.severity, node.taints, [*node.findings]) == ("MONITOR", [], ["NvidiaRuntimeMissing"])
+
+    world.host.put_file(STANDARD_FILE, WITH_NVIDIA)
+    containerd.answers = runs_with("runc", "nvidia")
+    world.host.restart_kubernetes()
+    assert healed(world, 2) == []
+
+
+def test_an_edit_that_nobody_loaded_is_warned_of_until_the_runtime_is_restarted(loaded: tuple[World, Server]) -> None:
+    world, containerd = loaded
+
+    world.host.put_file(STANDARD_FILE, WITH_KATA)
+    has_one_look(world, 1)
+    node = world.wait_for_status("warn")
+    assert [*node.findings] == ["RuntimeConfigNotLoaded"]
+    assert f"/{STANDARD_FILE}, line 12: kata is defined" in node.findings["RuntimeConfigNotLoaded"]["detail"]
+
+    containerd.answers = runs_with("runc", "nvidia", "kata")
+    world.host.restart_kubernetes()
+    assert healed(world, 2) == []
+
+
+def healed(world: World, number: int) -> list[Json]:
+    """What is found once one look has come since the mending, and what it asked for itself."""
+    mended = time.monotonic()
+    has_one_look(world, number)
+    node = world.wait_for_status("pass")
+    print(
+        f"\nfrom the mending, and an edit that asks for a look, to the node's `pass`: {time.monotonic() - mended:.1f} s"
+    )
+    findings: list[Json] = node.record["findings"]
+    return findings

@@ -1,0 +1,119 @@
+"""What the agent in its pod makes of a real kubelet and containerd: which one it is, and what that has loaded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sim.real_node.arguments import CONTAINERD_CONFIGURATION, CONTAINERD_SOCKET
+from sim.real_node.nvidia_runtime import PROGRAM
+from sim.real_node.running import FOLDER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.agent.world import NodeView
+    from tests.node.stage import Stage
+
+pytestmark = pytest.mark.real_node
+
+FILE = "/etc/containerd/config.toml"
+EDITED = f"""{CONTAINERD_CONFIGURATION}
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia-legacy]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia-legacy.options]
+      BinaryName = "{PROGRAM}"
+"""
+
+
+@pytest.fixture
+def edited(agent: Stage) -> Iterator[Stage]:
+    """A handler was put into its file, and it runs on as it is; the agent looks every ten seconds."""
+    agent.configure(CHECK_INTERVAL="10")
+    _write(agent, EDITED)
+    yield agent
+    _write(agent, CONTAINERD_CONFIGURATION)
+    _restart_containerd(agent)
+    agent.wait(lambda node: _row(node) == "pass")
+
+
+def _row(node: NodeView) -> str:
+    """What its record says of the container runtime; other findings may stand from the story."""
+    found = [one["status"] for one in node.record["checks"] if one["check"] == "7-container-runtime"]
+    return str(found[0])
+
+
+def _write(stage: Stage, text: str) -> None:
+    stage.node.run("sh", "-c", f"cat >{FILE}", input=text)
+
+
+def _restart_containerd(stage: Stage) -> None:
+    stage.node.stop("containerd")
+    stage.node.start_containerd()
+    stage.node.wait_until(stage.node.is_ready, "the Node is Ready")
+
+
+def _check(stage: Stage, *words: str) -> subprocess.CompletedProcess[str]:
+    return stage.in_pod("gpu-healthcheck", "check", "7", *words, check=False)
+
+
+def _version(stage: Stage) -> str:
+    """As the running one tells it to anybody, without the name of its build."""
+    told: str = stage.view().object["status"]["nodeInfo"]["containerRuntimeVersion"]
+    return told.removeprefix("containerd://")
+
+
+def test_the_kubelets_own_is_named_with_what_it_has_loaded(agent: Stage) -> None:
+    lines = {line.split()[1]: line for line in _check(agent).stdout.splitlines() if line.startswith("7 ")}
+
+    for line in (lines["container-runtime"], lines["runtime-loaded"]):
+        assert f" containerd {_version(agent)}" in line
+    assert f" at {CONTAINERD_SOCKET}, {FILE}: nvidia, runc (default) " in lines["container-runtime"]
+    assert f"(containerRuntimeEndpoint in {FOLDER / 'kubelet.json'})" in lines["container-runtime"]
+    assert lines["runtime-loaded"].endswith(" answers with nvidia, runc")
+    assert lines["runtime-binary"].endswith(PROGRAM)
+
+
+def test_the_processes_by_which_it_is_known_are_the_nodes_own(agent: Stage) -> None:
+    pids = agent.on_node("pidof containerd; pidof kubelet").split()
+
+    told = _check(agent, "-v").stdout
+
+    assert f"held by containerd (pid {pids[0]})" in told
+    assert f"kubelet (pid {pids[1]})" in told
+
+
+def test_its_row_is_in_the_record(agent: Stage) -> None:
+    record: dict[str, Any] = json.loads(_check(agent, "--json").stdout)
+
+    assert record["checks"] == [{"check": "7-container-runtime", "status": "pass", "severity": "PASS"}]
+    assert agent.wait(lambda node: _row(node) == "pass")
+
+
+def test_a_file_that_was_edited_without_a_restart_is_told_by_what_runs_and_healed_by_the_restart(edited: Stage) -> None:
+    found = edited.wait(lambda node: "RuntimeConfigNotLoaded" in node.findings).findings["RuntimeConfigNotLoaded"]
+    assert (found["subject"], found["severity"]) == ("runtime/containerd", "MONITOR")
+    assert "nvidia-legacy is defined, and the running containerd does not know it" in found["detail"]
+    assert _row(edited.view()) == "warn"
+
+    _restart_containerd(edited)
+
+    assert "RuntimeConfigNotLoaded" not in edited.wait(lambda node: _row(node) == "pass").findings
+
+
+def test_a_file_that_containerd_would_not_start_with_is_told_with_its_line_until_it_is_mended(agent: Stage) -> None:
+    agent.configure(CHECK_INTERVAL="10")
+    _write(agent, f"{CONTAINERD_CONFIGURATION}[plugins\n")
+    line = CONTAINERD_CONFIGURATION.count("\n") + 1
+
+    found = agent.wait(lambda node: "RuntimeConfigMalformed" in node.findings).findings["RuntimeConfigMalformed"]
+    refused = agent.node.run("containerd", "config", "dump", check=False)
+    _write(agent, CONTAINERD_CONFIGURATION)
+    node = agent.wait(lambda node: _row(node) == "pass")
+
+    assert f"{FILE}, line {line}, column " in found["detail"]
+    assert (refused.returncode, f"({line}, " in refused.stderr) == (1, True), refused.stderr
+    assert "RuntimeConfigMalformed" not in node.findings
