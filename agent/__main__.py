@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import errno
 import os
-import signal
 import sys
 import threading
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from agent.wire import Agent
 from healthcheck.cluster import Cluster, ClusterError
 from healthcheck.log import log_as_json
 from healthcheck.memory_file import MemoryFile, MemoryFileError
+from healthcheck.stop import stop_at_signals
 from healthcheck.telemetry import Telemetry, serve
 
 log = structlog.get_logger()
@@ -49,27 +49,6 @@ def main(arguments: list[str] | None = None) -> int:
         return USAGE
     threading.excepthook = _thread_failed
     return _run(settings, cluster, stop_at_signals(), options)
-
-
-def stop_at_signals() -> threading.Event:
-    """Set by SIGTERM and SIGINT, whatever the main thread does at that moment.
-
-    A handler in Python runs only once the main thread is back in the interpreter: one that was just about to wait would
-    never come to it. The pipe is written by the signal itself.
-    """
-    stop = threading.Event()
-    heard, tell = os.pipe()
-    os.set_blocking(tell, False)
-    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
-
-    def wait() -> None:
-        os.read(heard, 1)
-        stop.set()
-
-    threading.Thread(target=wait, name="signals", daemon=True).start()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)  # without any, there is nothing for the pipe to tell
-    return stop
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-_PROGRAMS = {"agent": "agent", "sweep": "sweeper"}
+_PROGRAMS = {"agent": "agent", "sweep": "sweeper", "sweep-run": "sweeper.run"}
 
 
 def main() -> None:

@@ -38,6 +38,12 @@ def sweep() -> None:
     # Only for the list of commands, as the agent.
 
 
+@app.command("sweep-run", hidden=True)
+def sweep_run() -> None:
+    """Test the node NODE_NAME: what the pod of a sweep's Job starts."""
+    # Only so that its name is known, as the agent's.
+
+
 @app.command("version")
 def version() -> None:
     """Print the version."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from types import MappingProxyType
+from typing import Any, Protocol
 
 from healthcheck.checks.dcgm_diag import LEVEL_2, needs_repeat, with_repeat
 from healthcheck.examine import judge
 from healthcheck.expectation import Expectation
-from healthcheck.model import Evidence, Outcome
+from healthcheck.model import Evidence, Outcome, Probe
 from healthcheck.probes.dcgm import LEVEL_2_RUN, DcgmLook
 from healthcheck.probes.dcgm_document import Answer
 
@@ -30,10 +31,15 @@ class Diagnostic(Protocol):
         """Of a process that can't be killed."""
 
 
-def look_deeply(diagnostic: Diagnostic, expected: Expectation) -> Outcome:
-    """What level 2 shows. It needs the GPUs for itself, and takes minutes."""
+def look_deeply(
+    diagnostic: Diagnostic, expected: Expectation, beside: Mapping[Probe[Any], Any] = MappingProxyType({})
+) -> Outcome:
+    """What level 2 shows. It needs the GPUs for itself, and takes minutes.
+
+    `beside`: what was read beside it, by probe; with NVML's answer the findings name GPUs by their addresses.
+    """
     look = _with_doubts_settled(diagnostic, diagnostic.run(2), expected)
-    (outcome,) = judge((LEVEL_2,), Evidence({LEVEL_2_RUN: look}), expected)
+    (outcome,) = judge((LEVEL_2,), Evidence({**beside, LEVEL_2_RUN: look}), expected)
     return outcome
 
 

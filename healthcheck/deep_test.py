@@ -18,7 +18,11 @@ from healthcheck.run import run_on
 OVERDUE_INTERVALS = 3
 _WELL = (Status.PASS.value, Status.WARN.value)
 _TESTED = (*_WELL, Status.FAIL.value)
-_CLOCKS_APART = timedelta(minutes=5)
+BEFORE = "before"
+"""In the record of a run that came to no verdict: what the last one that did had said, and when."""
+_KEPT = ("timestamp", "status", "by", "machine")
+_LONGEST_KEPT = 80
+CLOCKS_APART = timedelta(minutes=5)
 """A record may be this far from the future: the clocks of two machines."""
 
 
@@ -33,7 +37,7 @@ class DeepTest:
 
 def last_deep_test(node: NodeState, now: datetime) -> DeepTest | None:
     """The newest deep test of this machine, by anyone; None: never, or nobody can read when."""
-    tests = [test for test in (_swept(node), _quarantined(node)) if test and test.at <= now + _CLOCKS_APART]
+    tests = [test for test in (_swept(node), _quarantined(node)) if test and test.at <= now + CLOCKS_APART]
     return max(tests, key=lambda test: test.at, default=None)
 
 
@@ -41,7 +45,18 @@ def last_attempt(node: NodeState, now: datetime) -> datetime | None:
     """When a deep run last wrote that it could not test; None where its record says something else, or nothing."""
     record = _record(node, SWEEP_RESULT)
     at = _moment(record) if record.get("status") == Status.UNKNOWN.value else None
-    return at if at is not None and at <= now + _CLOCKS_APART else None
+    return at if at is not None and at <= now + CLOCKS_APART else None
+
+
+def verdict_before(node: NodeState) -> dict[str, str]:
+    """What the record of a run without a verdict keeps of the last one with one; {} where there is none."""
+    record = _verdict(_record(node, SWEEP_RESULT))
+    return {key: str(record[key])[:_LONGEST_KEPT] for key in _KEPT if key in record}
+
+
+def is_verdict(record: Mapping[str, Any]) -> bool:
+    """Whether a deep run's record says how the node is."""
+    return record.get("status") in _TESTED
 
 
 def is_due(test: DeepTest | None, interval: timedelta, now: datetime) -> bool:
@@ -94,11 +109,17 @@ def _unhealthy(node: NodeState) -> str:
 
 
 def _swept(node: NodeState) -> DeepTest | None:
-    record = _record(node, SWEEP_RESULT)
-    at, status = _moment(record), record.get("status")
-    if at is None or status not in _TESTED or _is_of_another_machine(record, node):
+    record = _verdict(_record(node, SWEEP_RESULT))
+    at = _moment(record)
+    if at is None or _is_of_another_machine(record, node):
         return None
-    return DeepTest(at, str(status), "agent" if record.get("by") == "agent" else "sweep")
+    return DeepTest(at, str(record["status"]), "agent" if record.get("by") == "agent" else "sweep")
+
+
+def _verdict(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The record itself where it says how the node is, else what it keeps of the one before it; {}: neither."""
+    kept = record if is_verdict(record) else record.get(BEFORE)
+    return kept if isinstance(kept, Mapping) and is_verdict(kept) else {}
 
 
 def _quarantined(node: NodeState) -> DeepTest | None:

@@ -1,8 +1,8 @@
 """A small stand-in for the kubelets of a fleet: what the scheduler binds to a Node runs as a process on this machine.
 
-A container's command is started with its variables, the token of its pod's account, and `HOST_ROOT` of the simulated
-node; what it says is a file. A container without a command stands for any workload: it runs until it is deleted. One
-container per pod, no images, no volumes, no probes, no cgroups.
+A container's command is started with its variables, the token of its pod's account, `HOST_ROOT` of the simulated node,
+and that node's programs first in its PATH; what it says is a file. A container without a command stands for any
+workload: it runs until it is deleted. One container per pod, no images, no volumes, no probes, no cgroups.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any, Self
 
 from sim.control_plane import ControlPlane
 from sim.control_plane.files import write_kubeconfig
+from sim.node import DCGM_PROGRAMS
 
 _LOOK_SECONDS = 0.1
 _BOUND = "/api/v1/pods?fieldSelector=spec.nodeName!="
@@ -147,8 +148,11 @@ class Kubelets:
             one["name"]: node if one.get("valueFrom") else one.get("value", "")  # fieldRef spec.nodeName is all we use
             for one in pod["spec"]["containers"][0].get("env", [])
         }
-        root = {"HOST_ROOT": str(self.roots[node])} if node in self.roots else {}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        root = {}
+        if node in self.roots:
+            path = f"{self.roots[node] / DCGM_PROGRAMS}:{path}"
+            root = {"HOST_ROOT": str(self.roots[node])}
         return {"PATH": path, "KUBECONFIG": str(kubeconfig), **root, **self.environment, **own}
 
     def _tend(self, pod: _Pod) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from pathlib import Path
 
 import structlog
 from pydantic import ValidationError
@@ -15,10 +14,9 @@ from rich.table import Table
 from healthcheck import record as records
 from healthcheck.cluster import Cluster, ClusterError
 from healthcheck.log import log_as_json
-from healthcheck.settings import NodeSettings, SettingsError, read_settings, settings_despite
 from sweeper.jobs import TemplateError
 from sweeper.select import Decision
-from sweeper.settings import SweeperSettings
+from sweeper.settings import SweeperSettings, cluster_values
 from sweeper.sweep import Plan, Sweep
 
 log = structlog.get_logger()
@@ -42,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
     try:
-        sweep = Sweep(Cluster(), _values(settings.config_dir))
+        sweep = Sweep(Cluster(), cluster_values(settings.config_dir))
         plan = sweep.plan()
         if options.dry_run:
             Console(highlight=False).print(_table(plan))
@@ -65,17 +63,6 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 
 def _stop(*_: object) -> None:
     raise Stopped
-
-
-def _values(directory: Path) -> NodeSettings:
-    """A wrong word in the ConfigMap must not leave a fleet untested: the default stands in its place."""
-    try:
-        return read_settings(directory).values
-    except SettingsError as error:
-        bad = error.bad
-    for one in bad:
-        log.error("a setting is not allowed; the default stands in its place", setting=str(one))
-    return settings_despite(bad, directory).values
 
 
 def _tell(plan: Plan) -> None:

@@ -1,11 +1,16 @@
-"""What the sweeper is told by its manifest. Cluster policy is the ConfigMap's."""
+"""What the programs of a sweep are told by their manifests. Cluster policy is the ConfigMap's."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import structlog
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from healthcheck.settings import NodeSettings, SettingsError, read_settings, settings_despite
+
+log = structlog.get_logger()
 
 
 class SweeperSettings(BaseSettings):
@@ -14,3 +19,23 @@ class SweeperSettings(BaseSettings):
     config_dir: Path = Field(Path("/etc/gpu-healthcheck"), alias="CONFIG_DIR")
     """The mounted ConfigMap."""
     log_level: str = Field("info", alias="LOG_LEVEL", pattern="^(debug|info|warning|error)$")
+
+
+class NodeTestSettings(SweeperSettings):
+    """Of the program in a Job's pod."""
+
+    node_name: str = Field(alias="NODE_NAME", min_length=1, max_length=253)
+    """The Node that it tests; the manifest takes it from the pod's own spec."""
+    host_root: Path = Field(Path("/"), alias="HOST_ROOT")
+    """Where the driver's library and /proc are: in the pod itself, to which the GPUs were given."""
+
+
+def cluster_values(directory: Path) -> NodeSettings:
+    """A wrong word in the ConfigMap must not leave a fleet untested: the default stands in its place."""
+    try:
+        return read_settings(directory).values
+    except SettingsError as error:
+        bad = error.bad
+    for one in bad:
+        log.error("a setting is not allowed; the default stands in its place", setting=str(one))
+    return settings_despite(bad, directory).values

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 import tenacity
@@ -23,21 +23,18 @@ from healthcheck.node import NodeState
 from healthcheck.run import JobState, Kind, Run, clear, give_back, is_marked, run_on, take
 from healthcheck.settings import NodeSettings
 from sweeper.jobs import SELECTOR, Order, TemplateError, job_for, job_name, tolerations
+from sweeper.patience import patiently, pause
 from sweeper.residue import Residue, is_working, residue
 from sweeper.select import Candidate, Decision, Limits, busy_nodes, candidate, select
 
 log = structlog.get_logger()
 
-T = TypeVar("T")
 CRON_JOB = "gpu-healthcheck-sweep-node"
 _PLACE_SECONDS = 60.0
 """A pod that no scheduler has placed by then waits for GPUs that somebody got before it."""
 _SLACK_SECONDS = 120.0
 """Beyond its Job's deadline a run is good for so long: its pods take a while to end, and we to see it."""
-_PATIENCE_SECONDS = 60.0
-"""How long one question to the cluster is asked again, where nobody answers."""
-_LONGEST_PAUSE_SECONDS = 10.0
-_WATCH_SECONDS, _BETWEEN_WATCHES_SECONDS = 300.0, 1.0
+_WATCH_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +72,7 @@ class Sweep:
 
     def plan(self) -> Plan:
         """Look once, and decide. Changes nothing."""
-        view, now = _patiently(self._look), _now()
+        view, now = patiently(self._look), _now()
         left = residue(view.marked, view.jobs, now)
         tried = {job.node: job.created for job in sorted(view.jobs, key=lambda job: job.created)}
         places = self._limits.nodes - len(left.alive)
@@ -164,7 +161,7 @@ class Sweep:
                 return False  # taken after the Nodes were listed
             return self._deleted(job)
 
-        if _patiently(stop):
+        if patiently(stop):
             log.warning("stopped a Job for which no run stands", job=job.name, node=job.node)
 
     def _deleted(self, job: JobState) -> bool:
@@ -181,10 +178,10 @@ class Sweep:
         until = at + timedelta(seconds=self._order.deadline_seconds + _SLACK_SECONDS)
         run = Run(Kind.SWEEP, job_name(node.name, at), until)
         job = job_for(self._template, node, self._order, at)
-        if not _patiently(partial(self._take, node.name, run)):
+        if not patiently(partial(self._take, node.name, run)):
             return
         try:
-            made = _patiently(partial(self._made, job))
+            made = patiently(partial(self._made, job))
         except ClusterError:
             self._give_back(node.name, run)
             raise
@@ -221,7 +218,7 @@ class Sweep:
         again = tenacity.Retrying(
             # Forbidden too: an API server that has just started does not know its roles yet.
             retry=tenacity.retry_if_result(operator.not_) | tenacity.retry_if_exception_type(ClusterError),
-            wait=_pause,
+            wait=pause,
             stop=tenacity.stop_after_delay(self._order.deadline_seconds + _SLACK_SECONDS),
             retry_error_callback=lambda _: log.warning("left to the next sweep", jobs=sorted(waiting)),
         )
@@ -282,32 +279,13 @@ class Sweep:
                 self._cluster.patch_node(name, patch)
             return patch is not None
 
-        return _patiently(once)
+        return patiently(once)
 
     def _node(self, name: str) -> NodeState | None:
         try:
             return self._cluster.read_node(name)
         except NotFound:
             return None
-
-
-def _patiently(ask: Callable[[], T]) -> T:
-    """Asks again while nobody answers or another was faster, for a minute at most; then raises what was said."""
-    again = tenacity.Retrying(
-        retry=tenacity.retry_if_exception_type((Unavailable, Conflict)),
-        wait=_pause,
-        stop=tenacity.stop_after_delay(_PATIENCE_SECONDS),
-        reraise=True,
-    )
-    return again(ask)
-
-
-def _pause(state: tenacity.RetryCallState) -> float:
-    error = state.outcome.exception() if state.outcome else None
-    if error is None:
-        return _BETWEEN_WATCHES_SECONDS
-    asked = (error.retry_after_seconds if isinstance(error, Unavailable) else None) or 0.0
-    return max(asked, tenacity.wait_random_exponential(multiplier=0.1, max=_LONGEST_PAUSE_SECONDS)(state))
 
 
 def _age_seconds(job: JobState) -> float:

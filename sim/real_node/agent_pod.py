@@ -35,8 +35,9 @@ class AgentPod:
         self._node = node
 
     def all(self) -> list[Json]:
-        """Also those that are on their way out."""
-        pods: list[Json] = self._node.get(f"/api/v1/namespaces/{NAMESPACE}/pods")["items"]
+        """Also those that are on their way out; the sweeper's are none of them."""
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=app.kubernetes.io/component=agent"
+        pods: list[Json] = self._node.get(path)["items"]
         return pods
 
     def ready(self, other_than: str = "") -> Json:

@@ -194,7 +194,7 @@ class TestWhen:
         assert least <= rig.start().attempt() <= most
         assert (rig.writes, rig.asked) == ([], [])
 
-    def test_seed_defect_4_nothing_is_tested_right_at_a_start(self, rig: Rig) -> None:
+    def test_4_nothing_is_tested_right_at_a_start(self, rig: Rig) -> None:
         rig.waits = replace(QUICK, settle=600.0)
 
         assert 500 < rig.start().attempt() <= 600

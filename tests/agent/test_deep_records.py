@@ -53,7 +53,7 @@ class TestADeepRecord:
         assert watched.wait_for_event(MEMORY)["type"] == "Warning"
         assert watched.agent.metric("looks_total") == looks
 
-    def test_seed_defect_1_is_not_cleared_by_a_light_pass(self, watched: World) -> None:
+    def test_1_is_not_cleared_by_a_light_pass(self, watched: World) -> None:
         watched.configure(CHECK_INTERVAL="10")
         is_taken(watched, tell(watched, failed_record()))
         watched.wait_for_status("fail")

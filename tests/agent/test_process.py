@@ -18,7 +18,7 @@ from tests.agent.world import CHILD, GIVE_UP_SECONDS, AgentProcess, World, event
 
 STUCK = """
 import ctypes, os, signal, threading
-from agent.__main__ import stop_at_signals
+from healthcheck.stop import stop_at_signals
 
 stop = stop_at_signals()
 threading.Thread(target=lambda: (stop.wait(), os._exit(7)), daemon=True).start()

@@ -1,8 +1,8 @@
 """What the bash suite before this one did to a node, and the agent does not; its reading of the log has its own tests.
 
-1 and 4 stand in test_deep_records.py and test_deep.py; 6, 7, 9 and 13 are about other programs' deep diagnostics; 12
-and 16 are the stories of a driver that hangs and of a permission that is missing; 10, 14 and 15 stand in
-tests/healthcheck/test_seed_defects.py.
+1 and 4 stand in test_deep_records.py and test_deep.py; 1, 6, 7 and 12 of a sweep in tests/sweeper, 9 to 11 of DCGM's
+answers in tests/checks/test_dcgm_diag.py; 13 is about quarantine; 16 is the story of a permission that is missing; 10,
+14 and 15 stand in tests/healthcheck/test_seed_defects.py.
 """
 
 from __future__ import annotations
@@ -54,6 +54,18 @@ def test_8_the_hosts_proc_is_not_laid_over_the_containers() -> None:
     (container,) = daemonset["spec"]["template"]["spec"]["containers"]
 
     assert {one["mountPath"] for one in container["volumeMounts"]}.isdisjoint({"/proc", "/sys", "/"})
+
+
+def test_12_a_driver_that_hangs_stops_no_look(world: World) -> None:
+    world.configure(CHECK_INTERVAL="10", CHECK_TIMEOUT="5")
+    world.start()
+    world.wait_for_status("pass")
+    world.host.hang()
+
+    world.agent.wait_for_looks(2)
+
+    world.host.unhang()
+    world.wait_for_status("pass")
 
 
 def test_11_a_node_that_nobody_could_look_at_has_no_hardware_fault(world: World) -> None:

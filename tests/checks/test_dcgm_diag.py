@@ -552,18 +552,18 @@ def test_the_software_of_all_gpus_has_passed_only_where_every_part_did() -> None
 # The defects of the bash suite.
 
 
-def test_seed_defect_9_a_failure_of_dcgm_4_is_no_pass() -> None:
+def test_9_a_failure_of_dcgm_4_is_no_pass() -> None:
     assert findings(answer(dcgm_4(FAILED), 205)) == {("DcgmDiagMemory", "gpu/1"): ISOLATE}
 
 
-def test_seed_defect_10_a_healthy_run_has_severity_pass() -> None:
+def test_10_a_healthy_run_has_severity_pass() -> None:
     one = outcome(answer(dcgm_4(WELL), 0, 2))
 
     assert (one.findings, one.unobserved, one.configured) == ((), (), True)
     assert max((finding.severity for finding in one.findings), default=Severity.PASS).name == "PASS"
 
 
-def test_seed_defect_11_a_run_without_any_result_is_no_fault_of_the_hardware() -> None:
+def test_11_a_run_without_any_result_is_no_fault_of_the_hardware() -> None:
     one = outcome(read_answer(b"", b"", 1, 2))
 
     assert (one.findings, [cause.cause for cause in one.unobserved]) == ((), ["DcgmFailed"])

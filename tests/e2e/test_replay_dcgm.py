@@ -189,17 +189,17 @@ def test_what_steers_a_terminal_is_not_printed(saved: Any) -> None:
     assert "\u202e" not in out
 
 
-def test_seed_defect_9_a_failure_of_dcgm_4_is_told(saved: Any) -> None:
+def test_9_a_failure_of_dcgm_4_is_told(saved: Any) -> None:
     assert record(saved(printed(dcgm_4(FAILED))))[0] == 1
 
 
-def test_seed_defect_10_a_healthy_run_is_pass_with_severity_pass(saved: Any) -> None:
+def test_10_a_healthy_run_is_pass_with_severity_pass(saved: Any) -> None:
     code, told = record(saved(printed(dcgm_4(WELL))))
 
     assert (code, told["status"], told["severity"]) == (0, "pass", "PASS")
 
 
-def test_seed_defect_11_no_result_is_unknown_and_not_broken(saved: Any) -> None:
+def test_11_no_result_is_unknown_and_not_broken(saved: Any) -> None:
     code, told = record(saved(printed({"DCGM Diagnostic": {"test_categories": []}})))
 
     assert (code, told["status"], told["severity"], told["findings"]) == (2, "unknown", "PASS", [])

@@ -250,7 +250,7 @@ class TestItsExits:
 
         assert exits.passed(memory, WALL + timedelta(seconds=1)).standing == ()
 
-    def test_seed_defect_1_a_light_look_clears_no_deep_verdict(self) -> None:
+    def test_1_a_light_look_clears_no_deep_verdict(self) -> None:
         memory = after(knows(), sweep=run(row(), row(UNTOLD, "MONITOR", "node")))
         for minutes in range(5, 300, 5):
             memory = exits.met(memory, [_gpu()], at(minutes).monotonic, at(minutes))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.deep_test import DeepTest, is_due, is_overdue, last_attempt, last_deep_test, obstacle
+from healthcheck.deep_test import DeepTest, is_due, is_overdue, last_attempt, last_deep_test, obstacle, verdict_before
 from healthcheck.node import CONDITION, DEEP_CHECK, QUARANTINE_RESULT, STATUS, SWEEP_RESULT, NodeState
 from healthcheck.run import Kind, Run, take
 
@@ -31,6 +31,10 @@ def passed_level_4(hours_ago: float, status: str = "pass") -> NodeState:
     return with_record(QUARANTINE_RESULT, hours_ago, checks=[{"check": "4-dcgm-diag-l4", "status": status}])
 
 
+KEPT = {"timestamp": at(5), "status": "fail", "by": "agent"}
+"""What the record of a run without a verdict keeps of the last one with one."""
+
+
 @pytest.mark.parametrize(
     ("node", "test"),
     [
@@ -39,6 +43,11 @@ def passed_level_4(hours_ago: float, status: str = "pass") -> NodeState:
         (with_record(by="agent", status="fail"), DeepTest(NOW - 2 * HOUR, "fail", "agent")),
         (with_record(status="unknown"), None),
         (with_record(status=["pass"]), None),
+        (with_record(hours_ago=1, status="unknown", before=KEPT), DeepTest(NOW - 5 * HOUR, "fail", "agent")),
+        (with_record(hours_ago=1, status="unknown", before={**KEPT, "machine": "another"}), None),
+        (with_record(hours_ago=1, status="unknown", before={**KEPT, "status": "unknown"}), None),
+        (with_record(hours_ago=1, status="unknown", before=[KEPT]), None),
+        (with_record(before=KEPT), DeepTest(NOW - 2 * HOUR, "pass", "sweep")),
         (with_record(machine="m"), DeepTest(NOW - 2 * HOUR, "pass", "sweep")),
         (with_record(machine="another"), None),
         (with_record(timestamp="yesterday"), None),
@@ -51,6 +60,13 @@ def passed_level_4(hours_ago: float, status: str = "pass") -> NodeState:
 )
 def test_the_last_deep_test(node: NodeState, test: DeepTest | None) -> None:
     assert last_deep_test(node, NOW) == test
+
+
+def test_a_run_without_a_verdict_hands_on_the_last_one() -> None:
+    first = with_record(by="agent", machine="m", findings=[1])
+    assert verdict_before(first) == {"timestamp": at(2), "status": "pass", "by": "agent", "machine": "m"}
+    assert verdict_before(with_record(status="unknown", before=KEPT)) == KEPT
+    assert [verdict_before(node) for node in (NODE, with_record(status="unknown"))] == [{}, {}]
 
 
 def test_the_newest_of_two_counts() -> None:

@@ -77,9 +77,14 @@ class Fleet:
 
     def test_takes(self, seconds: float, **others: float) -> None:
         """What the Jobs' container does from now on; `others` by the names of their nodes."""
-        command = [sys.executable, "-c", TESTER, str(seconds), json.dumps(others)]
+        self.test_is([sys.executable, "-c", TESTER, str(seconds), json.dumps(others)])
+
+    def test_is(self, command: Sequence[str]) -> None:
+        """The Jobs' container from now on runs that program."""
         template = self.plane.request("GET", TEMPLATE).body
-        container = template["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"][0] | {"command": command}
+        container = template["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"][0] | {
+            "command": list(command)
+        }
         pod = template["spec"]["jobTemplate"]["spec"]["template"]["spec"] | {"containers": [container]}
         patch = {"spec": {"jobTemplate": {"spec": {"template": {"spec": pod}}}}}
         answer = self.plane.request("PATCH", TEMPLATE, patch)

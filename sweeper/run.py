@@ -1,0 +1,198 @@
+"""`gpu-healthcheck sweep-run`: what the pod of a sweep's Job does. One deep look at its node, and the record of it.
+
+It writes that one annotation. Labels, taint and condition are the agent's, which takes the record into its memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from typing import Any, TypeVar
+
+import structlog
+import tenacity
+from pydantic import ValidationError
+
+from healthcheck import clock
+from healthcheck import record as records
+from healthcheck.cluster import Cluster, ClusterError, Conflict, Forbidden, NotFound, Unavailable
+from healthcheck.deep_look import look_deeply
+from healthcheck.deep_record import Ran, render
+from healthcheck.deep_test import BEFORE, CLOCKS_APART, is_verdict, verdict_before
+from healthcheck.expectation import Expectation
+from healthcheck.log import log_as_json
+from healthcheck.model import Outcome, ProbeError, Unobserved
+from healthcheck.node import SWEEP_RESULT, NodeState
+from healthcheck.probes.dcgm import Dcgm
+from healthcheck.probes.kernel_log import boot_id
+from healthcheck.probes.nvml import NVML, DriverLook
+from healthcheck.probes.nvml_driver import Driver
+from healthcheck.record import RecordError
+from healthcheck.release import taken_on
+from healthcheck.settings import NodeSettings
+from healthcheck.stop import stop_at_signals
+from sweeper.patience import pause
+from sweeper.settings import NodeTestSettings, cluster_values
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+FAILED, UNKNOWN, USAGE = 1, 2, 3
+_NVML_SECONDS = 30.0
+_PATIENCE_SECONDS = 45.0
+"""For dcgmi to end after SIGTERM: DCGM takes up to 40 s to stop its plugins, and the kubelet kills us after 60."""
+_LAST_SECONDS = 50.0
+"""After SIGTERM no further try to tell begins."""
+_KIND = "sweep-result"
+_MOST_SAID, _LONGEST_SAID = 4, 160
+
+
+@dataclass
+class NodeTest:
+    """One test of the node that this pod is on."""
+
+    cluster: Cluster
+    settings: NodeTestSettings
+    values: NodeSettings
+
+    def __post_init__(self) -> None:
+        self._diagnostic = Dcgm(
+            self.values.dcgm_host, self.values.dcgm_timeout_seconds, patience_seconds=_PATIENCE_SECONDS
+        )
+        # The Job's own deadline, for the days when nobody in the cluster is there to keep it.
+        self._deadline = time.monotonic() + self.values.dcgm_timeout_seconds + self.values.job_timeout_seconds
+
+    def end_with(self, stop: threading.Event) -> None:
+        """Ends the diagnostic at a SIGTERM; what is told after that has to be told soon."""
+
+        def wait() -> None:
+            stop.wait()
+            self._deadline = min(self._deadline, time.monotonic() + _LAST_SECONDS)
+            self._diagnostic.stop()
+
+        threading.Thread(target=wait, name="stop", daemon=True).start()
+
+    def run(self) -> dict[str, Any]:
+        """Test, tell, and return the record. Raises ClusterError where it could not be told."""
+        node = self._patiently(partial(self.cluster.read_node, self.settings.node_name))
+        record = self._look(node)
+        log.info("tested", node=node.name, record=record)
+        self._patiently(partial(self._tell, node.uid, record))
+        return record
+
+    def _look(self, node: NodeState) -> dict[str, Any]:
+        started = clock.now().wall
+        beside = {NVML: self._names()}
+        outcome = look_deeply(self._diagnostic, Expectation(policy=self.values.policy), beside)
+        if not outcome.configured:
+            # Where nobody runs DCGM a sweep tests nothing; that is no pass.
+            outcome = replace(outcome, unobserved=(Unobserved("DcgmNotInstalled", _said(outcome)),))
+        ran = Ran(node.name, "sweep", started, clock.now().wall, node.machine, self._boot_id())
+        return render(outcome, ran)
+
+    def _names(self) -> DriverLook:
+        """NVML's, before DCGM has the GPUs: what it calls them is what everybody else calls them."""
+        driver = Driver(self.settings.host_root, _NVML_SECONDS)
+        try:
+            return driver.look()
+        finally:
+            if (pid := driver.end()) is not None:
+                log.warning("a process stuck in the driver is left behind", pid=pid)
+
+    def _boot_id(self) -> str:
+        try:
+            return boot_id(self.settings.host_root)
+        except ProbeError as error:
+            log.warning("the boot can't be told from another", error=str(error))
+            return ""
+
+    def _tell(self, uid: str, record: dict[str, Any]) -> None:
+        """Once, unless what stands on the Node counts for more. Raises ClusterError."""
+        node = self.cluster.read_node(self.settings.node_name)
+        if node.uid != uid:
+            raise NotFound(f"the Node {node.name} is another one than when the test began")
+        if why := why_not(node, record, clock.now().wall):
+            log.warning("the record that stands there stays", why=why)
+            return
+        if not is_verdict(record) and (before := verdict_before(node)):
+            record = records.within_limit({**record, BEFORE: before})
+        metadata = {"resourceVersion": node.resource_version, "annotations": {SWEEP_RESULT: records.dump(record)}}
+        self.cluster.patch_node(node.name, {"metadata": metadata})
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        """Asks the cluster until it answers: a test of many minutes is not lost for an API server that is away."""
+        again = tenacity.Retrying(
+            # Forbidden too: an API server that has just started does not know its roles yet.
+            retry=tenacity.retry_if_exception_type((Unavailable, Conflict, Forbidden)),
+            wait=pause,
+            stop=lambda _: time.monotonic() >= self._deadline,
+            before_sleep=_waits,
+            reraise=True,
+        )
+        return again(ask)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit code: 0 with a verdict, whatever it says; 2 where the test could not run; 1 where nothing could be told."""
+    parser = argparse.ArgumentParser(prog="gpu-healthcheck sweep-run", description=__doc__)
+    parser.parse_args(arguments)
+    try:
+        settings = NodeTestSettings()  # type: ignore[call-arg]
+    except ValidationError as error:
+        sys.stderr.write(f"gpu-healthcheck sweep-run: {error}\n")
+        return USAGE
+    log_as_json(settings.log_level)
+    stop = stop_at_signals()
+    try:
+        test = NodeTest(Cluster(), settings, cluster_values(settings.config_dir))
+        test.end_with(stop)
+        record = test.run()
+    except ClusterError as error:
+        sys.stderr.write(f"gpu-healthcheck sweep-run: {error}\n")
+        return FAILED
+    sys.stderr.flush()
+    sys.stdout.write(in_words(record) + "\n")
+    return 0 if is_verdict(record) else UNKNOWN
+
+
+def why_not(node: NodeState, record: dict[str, Any], now: datetime) -> str:
+    """Why the record that stands on the Node stays there; '' where this one takes its place."""
+    try:
+        standing = records.load(node.annotations.get(SWEEP_RESULT, "{}"))
+        at = records.moment(str(standing["timestamp"]))
+    except (RecordError, KeyError, ValueError):
+        return ""
+    if records.moment(record["timestamp"]) < at <= now + CLOCKS_APART:
+        return "it is newer: somebody tested the node while nobody could be told of this test"
+    if is_verdict(standing) and not is_verdict(record) and taken_on(node).get(_KIND) != standing["timestamp"]:
+        return "its verdict is not taken by the agent yet, and this test came to none"
+    return ""
+
+
+def in_words(record: dict[str, Any]) -> str:
+    """For a person, who reads the pod's log: one line."""
+    found = [f"{one['reason']} on {one['subject']}: {one['detail']}" for one in record["findings"]]
+    blind = [f"{one['cause']}: {one['detail']}" for one in record["unobserved"]]
+    what = [text[:_LONGEST_SAID] for text in (*found, *blind)]
+    more = [f"and {len(what) - _MOST_SAID} more"] if len(what) > _MOST_SAID else []
+    said = "; ".join((f"severity {record['severity']}", *what[:_MOST_SAID], *more))
+    return f"{record['node']}: {record['suite']} says {record['status']}, {said}"
+
+
+def _said(outcome: Outcome) -> str:
+    return "; ".join(one.what for one in outcome.seen)
+
+
+def _waits(state: tenacity.RetryCallState) -> None:
+    error = state.outcome.exception() if state.outcome else None
+    log.warning("asking the cluster again", attempt=state.attempt_number, error=str(error))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

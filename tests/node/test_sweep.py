@@ -1,0 +1,97 @@
+"""A sweep on a real kubelet: the CronJob's pod, the Job that it makes, its pod with a stand-in for dcgmi, the agent.
+
+No device plugin runs here: the Node's GPUs are advertised as an administrator may do it, and what the plugin and the
+container runtime would give the pod, the test adds to the Job's template.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sim.node import DCGM_PROGRAMS
+from sim.real_node.agent_pod import GIVE_UP_SECONDS
+from sim.real_node.root import HARDWARE
+from tests.agent.world import P
+from tests.probes.dcgm_documents import FAULTY, Story, dcgm_4
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.node.stage import Stage
+
+pytestmark = pytest.mark.real_node
+
+GPU = "nvidia.com/gpu"
+TEMPLATE = "cronjob/gpu-healthcheck-sweep-node"
+ROOT = f"/{HARDWARE}"
+PATH = f"{ROOT}/{DCGM_PROGRAMS}:/opt/gpu-healthcheck/bin:/usr/local/bin:/usr/bin:/bin"
+SWEEP = f"{P}/sweep-result"
+WELL = ("pass", "warn")
+"""Without a GPU runtime in its containerd the node is warned of that."""
+
+
+def advertise(stage: Stage, gpus: str | None) -> None:
+    """The kubelet keeps what it does not know itself."""
+    patch = json.dumps({"status": {"capacity": {GPU: gpus}}})
+    stage.node.kubectl("patch", "node", stage.node.name, "--subresource=status", "--type=merge", f"--patch={patch}")
+    stage.wait(lambda node: node.object["status"]["allocatable"].get(GPU) == gpus)
+
+
+@pytest.fixture
+def swept(agent: Stage) -> Iterator[Stage]:
+    """A node that offers 8 GPUs, and Jobs whose pods find its driver and its dcgmi."""
+    agent.host.install_dcgmi()
+    container = {
+        "name": "sweep",
+        "env": [{"name": "HOST_ROOT", "value": ROOT}, {"name": "PATH", "value": PATH}],
+        "volumeMounts": [{"name": "gpus", "mountPath": ROOT}],
+    }
+    pod = {"containers": [container], "volumes": [{"name": "gpus", "hostPath": {"path": ROOT}}]}
+    template = {"spec": {"jobTemplate": {"spec": {"template": {"spec": pod}}}}}
+    agent.kubectl("patch", TEMPLATE, "--type=strategic", f"--patch={json.dumps(template)}")
+    advertise(agent, "8")
+    agent.wait(lambda node: node.status in WELL)
+    yield agent
+    advertise(agent, None)
+    agent.kubectl("delete", "jobs", "--all")
+    agent.kubectl("delete", TEMPLATE)
+    agent.install()
+
+
+def sweep(stage: Stage, name: str) -> str:
+    """One sweep to its end, and what it logged."""
+    stage.kubectl("create", "job", name, "--from=cronjob/gpu-healthcheck-sweeper")
+    stage.kubectl("wait", f"job/{name}", "--for=condition=Complete", f"--timeout={GIVE_UP_SECONDS}s")
+    return stage.kubectl("logs", f"job/{name}")
+
+
+def record(stage: Stage) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(stage.view().object["metadata"]["annotations"][SWEEP])
+    return found
+
+
+def test_a_broken_gpu_is_found_by_a_sweep_and_tainted_by_the_agent(swept: Stage) -> None:
+    document = dcgm_4(Story(8, errors={("memory", 1): [FAULTY]}))
+    for entity, gpu in zip(document["entity_groups"][0]["entities"], swept.host.gpus, strict=True):
+        entity["serial_num"] = gpu.serial
+    swept.host.write_value("dcgm/answer", json.dumps(document))
+    swept.host.write_value("dcgm/code", "205")
+
+    said = sweep(swept, "sweep-of-a-test")
+
+    assert '"outcome": "Complete", "event": "a sweep has ended"' in said, said
+    node = swept.wait_for_status("fail")
+    gpu = swept.host.gpus[1]
+    assert (record(swept)["by"], record(swept)["status"]) == ("sweep", "fail")
+    assert record(swept)["boot_id"] == swept.host.boot_id
+    assert (node.severity, node.tainted) == ("ISOLATE", True)
+    assert node.findings["DcgmDiagMemory"]["subject"] == f"gpu/{gpu.address}"
+    assert f"{P}/run" not in node.object["metadata"]["annotations"]
+    assert f"{P}/mode" not in node.labels
+
+    swept.node.run(sys.executable, "-m", "cli", "release", swept.node.name, "--reason", "a test")
+    swept.wait(lambda node: node.status in WELL and not node.tainted)
