@@ -23,7 +23,7 @@ class Runs:
     def saw(self, node: NodeState | None) -> None:
         now = self._clock()
         held = run_on(node, now.wall) if node is not None else None
-        if held is not None and held != self._held:
+        if held is not None and not _is_same(held, self._held):
             # One that was there before us: nobody knows since when.
             self._run = DeepRun(held.kind.value, now.monotonic if self._has_seen else 0.0)
         elif held is None:
@@ -37,6 +37,11 @@ class Runs:
         if held is None or now.wall < held.until:
             return self._run
         return _ended(self._run, now.monotonic - (now.wall - held.until).total_seconds())
+
+
+def _is_same(held: Run, before: Run | None) -> bool:
+    """A quarantine run moves its `until` on while it goes on."""
+    return before is not None and (held.kind, held.holder) == (before.kind, before.holder)
 
 
 def _ended(run: DeepRun | None, at: float) -> DeepRun | None:

@@ -7,7 +7,7 @@ import sys
 import typer
 
 import healthcheck
-from cli import check, explain, release, replay, status, uninstall
+from cli import check, explain, quarantine, release, replay, status, uninstall
 
 USAGE = 3
 
@@ -21,6 +21,7 @@ app = typer.Typer(
 app.command("check")(check.check)
 app.command("replay")(replay.replay)
 app.command("status")(status.status)
+app.command("quarantine")(quarantine.quarantine)
 app.command("release")(release.release)
 app.command("uninstall")(uninstall.uninstall)
 app.command("explain")(explain.explain)
@@ -42,6 +43,12 @@ def sweep() -> None:
 def sweep_run() -> None:
     """Test the node NODE_NAME: what the pod of a sweep's Job starts."""
     # Only so that its name is known, as the agent's.
+
+
+@app.command("quarantine-run")
+def quarantine_run() -> None:
+    """Test the node that this runs on, hours long: what the quarantine Job starts (--force beside GPU pods)."""
+    # Only for the list of commands, as the agent.
 
 
 @app.command("version")

@@ -33,6 +33,7 @@ from healthcheck.node import (
     managers_of_label,
 )
 from healthcheck.pages import node_page, pod_page
+from healthcheck.pod_state import PodState, pod_state
 from healthcheck.run import TESTED_NODE, JobState
 
 Parse = Callable[[bytes], Any]
@@ -50,7 +51,8 @@ _PAGE = 500
 _MOST_CLASSES = 1000
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
 _JOBS = "/apis/batch/v1/namespaces/{}/jobs"
-_JOB_LABEL = "batch.kubernetes.io/job-name"
+JOB_LABEL = "batch.kubernetes.io/job-name"
+_MOST_LOG_BYTES = 1 << 20
 _AT_WORK = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 """Pods that have a node and have not finished: those that hold what they asked for."""
 _HOLDER = f"{PREFIX}/holder"
@@ -90,6 +92,20 @@ class Forbidden(ClusterError):
 
 class Refused(ClusterError):
     """The server understood and will never do it (400, 422)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """What a person or program may do. `resource` has its subresource behind a slash; namespace '' is all of them."""
+
+    verb: str
+    resource: str
+    group: str = ""
+    namespace: str = ""
+
+    def __str__(self) -> str:
+        group = f".{self.group}" if self.group else ""
+        return f"{self.verb} {self.resource}{group} in {self.namespace or 'the whole cluster'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,9 +315,10 @@ class Cluster:
                 beats[lease["metadata"]["name"]] = Heartbeat(renewed, spec.get("leaseDurationSeconds") or 0)
         return beats
 
-    def list_gpu_pods(self) -> Iterator[GpuPod]:
-        """The pods of all namespaces that hold GPUs on a node, in pages."""
-        for pod in self._pages("/api/v1/pods", "pods", {"fieldSelector": _AT_WORK}, pod_page().validate_json):
+    def list_gpu_pods(self, node_name: str = "") -> Iterator[GpuPod]:
+        """The pods of all namespaces that hold GPUs on a node, or on that one, in pages."""
+        at_work = f"{_AT_WORK},spec.nodeName={node_name}" if node_name else _AT_WORK
+        for pod in self._pages("/api/v1/pods", "pods", {"fieldSelector": at_work}, pod_page().validate_json):
             if (held := gpu_pod(pod)) is not None:
                 yield held
 
@@ -309,7 +326,7 @@ class Cluster:
         """The names of the Jobs that have a pod which no scheduler has found a place for."""
         query = {"labelSelector": selector, "fieldSelector": "spec.nodeName="}
         pods = self._pages(f"/api/v1/namespaces/{namespace}/pods", "pods", query)
-        return {str((pod["metadata"].get("labels") or {}).get(_JOB_LABEL, "")) for pod in pods}
+        return {str((pod["metadata"].get("labels") or {}).get(JOB_LABEL, "")) for pod in pods}
 
     def list_workloads(self, selector: str) -> Iterator[Workload]:
         """What of that, in all namespaces, runs pods or is one. What has ended or is suspended is left out."""
@@ -348,6 +365,60 @@ class Cluster:
             "preconditions": {"uid": job.uid},
         }
         self._json("delete", f"{_JOBS.format(job.namespace)}/{quote(job.name)}", "jobs", options)
+
+    def is_allowed(self, right: Right) -> bool:
+        """Whether whoever asks has this right."""
+        resource, _, subresource = right.resource.partition("/")
+        attributes = {
+            "verb": right.verb,
+            "group": right.group,
+            "resource": resource,
+            "subresource": subresource,
+            "namespace": right.namespace,
+        }
+        body = {"spec": {"resourceAttributes": attributes}}
+        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+        answer = self._json("create", path, "selfsubjectaccessreviews", body)
+        return (answer.get("status") or {}).get("allowed") is True
+
+    def list_pods_on(self, node_name: str) -> list[dict[str, Any]]:
+        """Every pod that is bound to the node, finished ones too, as plain API objects."""
+        return list(self._pages("/api/v1/pods", "pods", {"fieldSelector": f"spec.nodeName={node_name}"}))
+
+    def list_pods_of(self, job: JobState) -> list[PodState]:
+        """The Job's pods, the newest last."""
+        query = {"labelSelector": f"{JOB_LABEL}={job.name}"}
+        pods = [pod_state(pod) for pod in self._pages(f"/api/v1/namespaces/{job.namespace}/pods", "pods", query)]
+        return sorted(pods, key=lambda pod: pod.created)
+
+    def evict(self, namespace: str, name: str, uid: str) -> None:
+        """Ask this pod to go. Unavailable (429): a disruption budget holds it, and the message names it.
+
+        NotFound: it is gone. Conflict: another has its name.
+        """
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": namespace},
+            "deleteOptions": {"preconditions": {"uid": uid}},
+        }
+        path = f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(name)}/eviction"
+        self._json("create", path, "pods/eviction", body)
+
+    def read_pod_log(self, pod: PodState, since: datetime | None) -> str:
+        """What the pod's first container has said from that second on, 1 MiB at most, a time before each line."""
+        query = {
+            "container": pod.container,
+            "timestamps": "true",
+            "sinceTime": _rfc3339(since) if since else "",
+            "limitBytes": str(_MOST_LOG_BYTES),
+        }
+        path = f"/api/v1/namespaces/{quote(pod.namespace)}/pods/{quote(pod.name)}/log"
+        response = self._request("get", path, "pods/log", query=query)
+        try:
+            return response.data.decode("utf-8", "replace")
+        except urllib3.exceptions.HTTPError as error:
+            raise Unavailable(f"get pods/log: {_say(error)}") from error
 
     def _pages(
         self, path: str, resource: str, query: Mapping[str, str], parse: Parse = json.loads
@@ -451,6 +522,7 @@ def node_state(node: Mapping[str, Any]) -> NodeState:
         gpus=offered(status.get("allocatable")),
         cordoned=spec.get("unschedulable") is True,
         cordon_managers=managers_of_cordon(metadata.get("managedFields")),
+        provider_id=str(spec.get("providerID") or ""),
         created=_created(metadata),
     )
 
@@ -546,9 +618,17 @@ def _message(response: urllib3.BaseHTTPResponse) -> str:
     except urllib3.exceptions.HTTPError as error:
         return _say(error)
     try:
-        return str(json.loads(raw)["message"])[:_LONGEST_MESSAGE]
+        status = json.loads(raw)
+        return " ".join([str(status["message"]), *_budgets(status)])[:_LONGEST_MESSAGE]
     except (ValueError, KeyError, TypeError):
         return raw[:_LONGEST_MESSAGE].decode("utf-8", "backslashreplace")
+
+
+def _budgets(status: Mapping[str, Any]) -> list[str]:
+    """The disruption budgets that hold a pod: the message itself names none of them."""
+    details = status.get("details")
+    causes = (details.get("causes") or ()) if isinstance(details, dict) else ()
+    return [str(one.get("message", "")) for one in causes if one.get("reason") == "DisruptionBudget"]
 
 
 def _retry_after(response: urllib3.BaseHTTPResponse) -> float | None:

@@ -16,6 +16,14 @@ from healthcheck.run import Kind, run_on
 _LONGEST = 320
 
 
+def cordon(node: NodeState, by: str) -> dict[str, Any] | None:
+    """The patch that cordons the node in the name of that run; None where it is cordoned already, by whomever."""
+    if node.cordoned:
+        return None
+    metadata = {"resourceVersion": node.resource_version, "annotations": {CORDONED_BY: by}}
+    return {"metadata": metadata, "spec": {"unschedulable": True}}
+
+
 def cordoned_by(node: NodeState) -> str:
     """The quarantine run that set the cordon; '' where there is none, or it is a person's."""
     if not node.cordoned or any(one.name != FIELD_MANAGER for one in node.cordon_managers):

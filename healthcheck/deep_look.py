@@ -1,4 +1,4 @@
-"""One deep look: DCGM's level 2 run to its end, a doubtful failure once more, and what its check says of both."""
+"""One deep look: a level of DCGM's run to its end, a doubtful failure once more, and what its check says of both."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from healthcheck.checks.dcgm_diag import LEVEL_2, needs_repeat, with_repeat
+from healthcheck.checks.dcgm_diag import LEVEL_2, LEVEL_4, needs_repeat, with_repeat
 from healthcheck.examine import judge
 from healthcheck.expectation import Expectation
 from healthcheck.model import Evidence, Outcome, Probe
-from healthcheck.probes.dcgm import LEVEL_2_RUN, DcgmLook
+from healthcheck.probes.dcgm import LEVEL_2_RUN, LEVEL_4_RUN, DcgmLook
 from healthcheck.probes.dcgm_document import Answer
 
 _RESULTS = ("pass", "fail")
+_LEVELS = {2: (LEVEL_2, LEVEL_2_RUN), 4: (LEVEL_4, LEVEL_4_RUN)}
 
 
 class Diagnostic(Protocol):
@@ -32,14 +33,18 @@ class Diagnostic(Protocol):
 
 
 def look_deeply(
-    diagnostic: Diagnostic, expected: Expectation, beside: Mapping[Probe[Any], Any] = MappingProxyType({})
+    diagnostic: Diagnostic,
+    expected: Expectation,
+    beside: Mapping[Probe[Any], Any] = MappingProxyType({}),
+    level: int = 2,
 ) -> Outcome:
-    """What level 2 shows. It needs the GPUs for itself, and takes minutes.
+    """What level 2 or 4 shows. It needs the GPUs for itself, and takes minutes, or hours.
 
     `beside`: what was read beside it, by probe; with NVML's answer the findings name GPUs by their addresses.
     """
-    look = _with_doubts_settled(diagnostic, diagnostic.run(2), expected)
-    (outcome,) = judge((LEVEL_2,), Evidence({**beside, LEVEL_2_RUN: look}), expected)
+    check, probe = _LEVELS[level]
+    look = _with_doubts_settled(diagnostic, diagnostic.run(level), expected)
+    (outcome,) = judge((check,), Evidence({**beside, probe: look}), expected)
     return outcome
 
 

@@ -57,6 +57,7 @@ class NodeState:
     cordoned: bool = False
     cordon_managers: tuple[FieldManager, ...] = ()
     """Who owns `spec.unschedulable`."""
+    provider_id: str = ""
     created: datetime | None = None
 
     def condition(self) -> Mapping[str, Any] | None:

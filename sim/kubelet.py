@@ -153,7 +153,7 @@ class Kubelets:
         if node in self.roots:
             path = f"{self.roots[node] / DCGM_PROGRAMS}:{path}"
             root = {"HOST_ROOT": str(self.roots[node])}
-        return {"PATH": path, "KUBECONFIG": str(kubeconfig), **root, **self.environment, **own}
+        return {"PATH": path, "KUBECONFIG": str(kubeconfig), **self.environment, **own, **root}
 
     def _tend(self, pod: _Pod) -> None:
         """End it when it was deleted, by force after its grace; tell when it has ended."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import Callable
@@ -57,8 +58,9 @@ class _Server(ThreadingHTTPServer):
 
 
 class LoopbackServer:
-    def __init__(self, answers: Callable[..., LoopbackAnswers]) -> None:
+    def __init__(self, answers: Callable[..., LoopbackAnswers], tls: ssl.SSLContext | None = None) -> None:
         self._answers = answers
+        self._tls = tls
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
         self.port = 0
@@ -73,6 +75,8 @@ class LoopbackServer:
             return
         self._server = _Server(self.port, self._answers)
         self.port = self._server.server_port
+        if self._tls:
+            self._server.socket = self._tls.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(POLL_SECONDS,), daemon=True)
         self._thread.start()
 

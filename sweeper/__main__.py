@@ -13,8 +13,8 @@ from rich.table import Table
 
 from healthcheck import record as records
 from healthcheck.cluster import Cluster, ClusterError
+from healthcheck.job_template import TemplateError
 from healthcheck.log import log_as_json
-from sweeper.jobs import TemplateError
 from sweeper.select import Decision
 from sweeper.settings import SweeperSettings, cluster_values
 from sweeper.sweep import Plan, Sweep

@@ -19,10 +19,11 @@ import tenacity
 from healthcheck import clock
 from healthcheck.cluster import NAMESPACE, Cluster, ClusterError, Conflict, NotFound, Unavailable
 from healthcheck.deep_test import obstacle
+from healthcheck.job_template import TemplateError
 from healthcheck.node import NodeState
 from healthcheck.run import JobState, Kind, Run, clear, give_back, is_marked, run_on, take
 from healthcheck.settings import NodeSettings
-from sweeper.jobs import SELECTOR, Order, TemplateError, job_for, job_name, tolerations
+from sweeper.jobs import SELECTOR, Order, job_for, job_name, tolerations
 from sweeper.patience import patiently, pause
 from sweeper.residue import Residue, is_working, residue
 from sweeper.select import Candidate, Decision, Limits, busy_nodes, candidate, select

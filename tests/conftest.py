@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -132,6 +134,21 @@ def installed(control_plane: ControlPlane) -> ControlPlane:
     """The control plane with kubernetes/manifests/ applied and its policies acting."""
     install(control_plane)
     return control_plane
+
+
+@pytest.fixture(scope="session")
+def scheduled(controllers: ControlPlane) -> Iterator[ControlPlane]:
+    """Another one, with a scheduler, for tests that have pods placed."""
+    account = "/api/v1/namespaces/default/serviceaccounts/default"
+    sweeper = "/apis/batch/v1/namespaces/gpu-healthcheck/cronjobs/gpu-healthcheck-sweeper"
+    with ControlPlane(controllers=True, scheduler=True) as plane:
+        install(plane)
+        plane.request(
+            "PATCH", sweeper, {"spec": {"suspend": True}}
+        )  # or it would sweep a test's Nodes at 12:10, 12:20, …
+        while plane.request("GET", account).status != http.client.OK:
+            time.sleep(0.05)
+        yield plane
 
 
 def _cannot_run(reason: str) -> NoReturn:

@@ -16,6 +16,7 @@ from agent.settings import AgentSettings
 from healthcheck import checks
 from healthcheck.model import Check, Reason
 from healthcheck.settings import PROFILES_FILE, NodeSettings
+from quarantine.settings import QuarantineSettings
 from sim.scenarios import Expected, Scenario, scenarios
 from sweeper.settings import SweeperSettings
 from tools import docs, manifests
@@ -117,11 +118,12 @@ def test_the_config_map_holds_the_profiles_and_every_key_that_somebody_reads() -
 
 
 def test_manifests_set_no_variable_that_no_settings_class_knows() -> None:
-    known = {str(one.alias) for kind in (AgentSettings, SweeperSettings) for one in kind.model_fields.values()}
-    known |= {"NVIDIA_DRIVER_CAPABILITIES"}  # read by NVIDIA's container runtime
+    kinds = (AgentSettings, SweeperSettings, QuarantineSettings)
+    known = {str(one.alias) for kind in kinds for one in kind.model_fields.values()}
+    known |= {"NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE_DEVICES"}  # read by NVIDIA's container runtime
     containers = [container for document in documents() for container in containers_in(document)]
     names = {one["name"] for container in containers for one in container.get("env", [])}
-    assert (len(containers), names - known) == (3, set())
+    assert (len(containers), names - known) == (4, set())
 
 
 def containers_in(value: Any) -> list[dict[str, Any]]:

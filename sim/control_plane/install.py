@@ -25,7 +25,8 @@ _ABOUT = {"kind": "Node", "name": "nobody"}
 def install(plane: ControlPlane, manifests: Path = MANIFESTS) -> str:
     """What kubectl printed. The API server learns of roles and policies a moment after it took them."""
     printed = plane.kubectl("apply", "-f", str(manifests))
-    agent, sweeper, sweep = (unbound_token(plane, f"{NAMESPACE}{suffix}") for suffix in ("", "-sweeper", "-sweep"))
+    accounts = (f"{NAMESPACE}{suffix}" for suffix in ("", "-sweeper", "-sweep", "-quarantine"))
+    agent, sweeper, sweep, quarantine = (unbound_token(plane, account) for account in accounts)
     plane.request("POST", "/api/v1/nodes", {"metadata": _PROBE})
     node, marked = "/api/v1/nodes/policy-probe?dryRun=All", {"metadata": {"labels": {"probe": "true"}}}
     probes: list[tuple[str, str, str, dict[str, Any], str]] = [
@@ -34,6 +35,7 @@ def install(plane: ControlPlane, manifests: Path = MANIFESTS) -> str:
         (agent, "POST", f"{_EVENTS}?dryRun=All", {"metadata": _PROBE, "involvedObject": _ABOUT}, _UNBOUND),
         (sweeper, "PATCH", node, marked, "may change no label"),
         (sweep, "PATCH", node, marked, _UNBOUND),
+        (quarantine, "PATCH", node, marked, _UNBOUND),
     ]
     deadline = time.monotonic() + ACTING_SECONDS
     for token, method, path, body, refusal in probes:

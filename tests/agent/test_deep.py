@@ -629,6 +629,18 @@ class TestSinceWhenARunHasTheNode:
         moment = _later(moment, 3600)
         assert runs.now() == DeepRun("sweep", 1120.0, 1600.0)
 
+    def test_a_run_that_is_held_for_longer_began_when_it_began(self) -> None:
+        moment = Now(datetime(2026, 11, 21, tzinfo=UTC), 1000.0)
+        runs = Runs(lambda: moment)
+        runs.saw(NodeState("n"))
+        for minutes in (10, 13, 16):
+            until = f"2026-11-21T00:{minutes}:00Z"
+            text = json.dumps({"kind": "quarantine", "holder": "pod-1", "until": until})
+            runs.saw(NodeState("n", annotations={RUN: text}))
+            moment = _later(moment, 180)
+
+        assert runs.now() == DeepRun("quarantine", 1000.0)
+
     def test_one_that_was_there_before_the_agent_began_nobody_knows_when(self) -> None:
         runs = Runs(lambda: Now(datetime(2026, 11, 21, tzinfo=UTC), 1000.0))
         text = json.dumps({"kind": "l2", "holder": HOLDER, "until": "2026-11-21T00:10:00Z"})

@@ -147,9 +147,10 @@ def may(plane: ControlPlane, account: str, asked: dict[str, str]) -> bool:
             },
         ),
         ("gpu-healthcheck-sweep", {"/nodes": "get patch"}),
+        ("gpu-healthcheck-quarantine", {"/nodes": "get patch", "/pods": "list"}),
     ],
 )
-def test_rbac_gives_the_sweepers_accounts_their_work_and_no_more(
+def test_rbac_gives_the_deep_tests_accounts_their_work_and_no_more(
     installed: ControlPlane, account: str, granted: dict[str, str]
 ) -> None:
     user = f"system:serviceaccount:gpu-healthcheck:{account}"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from healthcheck.cluster import node_state
-from healthcheck.cordon import cordoned_by, lift, why_kept
+from healthcheck.cordon import cordon, cordoned_by, lift, why_kept
 from healthcheck.node import CORDONED_BY, RUN, FieldManager, NodeState
 from healthcheck.run import Kind
 
@@ -102,3 +102,15 @@ def test_who_set_a_cordon_stands_in_the_managed_fields(fields: Any, names: list[
     node = node_state({"metadata": {"name": "n", "managedFields": [entry]}})
 
     assert [one.name for one in node.cordon_managers] == names
+
+
+def test_a_cordon_and_its_mark_come_in_one_patch() -> None:
+    assert cordon(replace(STALE, resource_version="8"), "gpu-quarantine-n") == {
+        "metadata": {"resourceVersion": "8", "annotations": {CORDONED_BY: "gpu-quarantine-n"}},
+        "spec": {"unschedulable": True},
+    }
+
+
+@pytest.mark.parametrize("node", [OURS, PERSONS, AGAIN])
+def test_a_node_that_is_cordoned_keeps_whoever_cordoned_it(node: NodeState) -> None:
+    assert cordon(node, "gpu-quarantine-other") is None

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 OVERLAYS = ROOT / "kubernetes" / "overlays"
 DAEMON_SET = "DaemonSet/gpu-healthcheck/gpu-healthcheck-agent"
 CONTAINER = f"{DAEMON_SET}/spec/template/spec/containers/0"
-CRON_JOBS = [f"CronJob/gpu-healthcheck/gpu-healthcheck-{name}" for name in ("sweeper", "sweep-node")]
+CRON_JOBS = [f"CronJob/gpu-healthcheck/gpu-healthcheck-{name}" for name in ("sweeper", "sweep-node", "quarantine-node")]
 
 # Every path at which the overlay differs from the manifests, and what stands there. None: not there.
 CHANGES: dict[str, dict[str, Any]] = {
@@ -34,6 +34,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         f"{CONTAINER}/resources/limits/memory": "192Mi",
     },
     "runtime-class": {
+        f"{CRON_JOBS[-1]}/spec/jobTemplate/spec/template/spec/runtimeClassName": "nvidia",
         f"{DAEMON_SET}/spec/template/spec/runtimeClassName": "nvidia",
         f"{CONTAINER}/env/NVIDIA_VISIBLE_DEVICES/name": True,
         f"{CONTAINER}/env/NVIDIA_VISIBLE_DEVICES/value": "all",

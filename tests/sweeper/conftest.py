@@ -1,4 +1,4 @@
-"""One control plane with a scheduler for all tests of sweeps, and a fleet of its own for each."""
+"""A fleet of its own for each test of sweeps."""
 
 from __future__ import annotations
 
@@ -7,17 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sim.control_plane import ControlPlane, install
+from sim.control_plane import ControlPlane
 from sim.kubelet import Kubelets
-from tests.sweeper.world import Fleet, eventually
-
-
-@pytest.fixture(scope="session")
-def scheduled(controllers: ControlPlane) -> Iterator[ControlPlane]:
-    with ControlPlane(controllers=True, scheduler=True) as plane:
-        install(plane)
-        eventually(lambda: plane.request("GET", "/api/v1/namespaces/default/serviceaccounts/default").status == 200)
-        yield plane
+from tests.sweeper.world import Fleet
 
 
 @pytest.fixture

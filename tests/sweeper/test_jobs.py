@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from healthcheck.job_template import TemplateError
 from sim.control_plane import MANIFESTS
-from sweeper.jobs import Order, TemplateError, job_for, job_name, tolerations
+from sweeper.jobs import Order, job_for, job_name, tolerations
 from sweeper.select import Candidate
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -1,0 +1,74 @@
+"""Evicting the pods of a cordoned node, each told of as it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cli.patience import Patience, TookTooLong
+from cli.progress import Voice
+from healthcheck.cluster import Cluster, Conflict, Forbidden, NotFound, Refused, Unavailable
+from healthcheck.drain import Leaving, what_holds
+
+
+class CouldNot(Exception):
+    """A node can't be quarantined. The message says why; `details` are lines of their own below it."""
+
+    def __init__(self, message: str, *details: str) -> None:
+        super().__init__(message)
+        self.details = details
+
+
+class Eviction:
+    """One node's. A pod is told to go until the API server takes it, and waited for until it is gone."""
+
+    def __init__(self, cluster: Cluster, node_name: str, patience: Patience, voice: Voice) -> None:
+        self._cluster = cluster
+        self._node = node_name
+        self._patience = patience
+        self._voice = voice
+        self._left: dict[str, Leaving] = {}
+        self._told: set[str] = set()
+        self._refusals: dict[str, str] = {}
+
+    def run(self, leaving: Iterable[Leaving], seconds: float) -> None:
+        """Until all of them are gone. Raises CouldNot, Interrupted."""
+        self._left = {pod.uid: pod for pod in leaving}
+        self._told = {pod.uid for pod in self._left.values() if pod.terminating}
+        try:
+            self._patience.until(self._round, seconds)
+        except TookTooLong:
+            raise CouldNot(f"its pods have not gone within {seconds:g} s", *self._stuck()) from None
+
+    def _round(self) -> bool | None:
+        self._voice.stage(f"waits for its pods to go: {len(self._left)}")
+        for pod in self._left.values():
+            if pod.uid not in self._told and not self._patience.is_over:
+                self._tell_to_go(pod)
+        there = {str(pod["metadata"]["uid"]) for pod in self._cluster.list_pods_on(self._node)}
+        for uid in self._left.keys() - there:
+            self._voice.say(f"gone: {self._left.pop(uid).title}")
+        return None if self._left else True
+
+    def _tell_to_go(self, pod: Leaving) -> None:
+        try:
+            self._cluster.evict(pod.namespace, pod.name, pod.uid)
+        except (NotFound, Conflict):
+            pass  # it has gone by itself; another may have its name by now
+        except (Unavailable, Forbidden, Refused) as error:
+            # A disruption budget; a namespace that is ending; somebody's webhook. All of them may let it go later.
+            if self._refusals.get(pod.uid) != str(error):
+                self._voice.say(f"not yet: {pod.title}: {error}")
+            self._refusals[pod.uid] = str(error)
+            return
+        else:
+            self._voice.say(f"told to go: {pod.title}{f' ({pod.warning})' if pod.warning else ''}")
+        self._told.add(pod.uid)
+
+    def _stuck(self) -> list[str]:
+        """Each pod that is still there, and what holds it."""
+        pods = {str(pod["metadata"]["uid"]): pod for pod in self._cluster.list_pods_on(self._node)}
+        return [
+            f"{pod.title}: {what_holds(pods[uid]) if uid in self._told else self._refusals.get(uid, 'not told to go')}"
+            for uid, pod in self._left.items()
+            if uid in pods
+        ]

@@ -1,0 +1,57 @@
+"""The log of a pod as a person reads it while it runs. What stands in it can be anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+_NEVER = datetime.min.replace(tzinfo=UTC)
+_LONGEST = 500
+_SAID_ELSEWHERE = ("event", "level", "timestamp", "logger")
+
+
+class LogLines:
+    """Takes a log that is read again and again from the last line's second on, and gives each line once."""
+
+    def __init__(self) -> None:
+        self._last = (_NEVER, "")
+
+    @property
+    def since(self) -> datetime | None:
+        """From when to read; None from the beginning."""
+        return self._last[0] if self._last[1] else None
+
+    def take(self, text: str) -> Iterator[str]:
+        """The lines of `text`, each behind its time, that were not given yet; what has no time is passed over."""
+        for line in text.split("\n"):
+            stamp, _, said = line.partition(" ")
+            try:
+                at = datetime.fromisoformat(stamp)
+            except ValueError:
+                continue
+            # The stamp itself decides between two of one microsecond: it may have more digits.
+            if at.tzinfo and (at, stamp) > self._last:
+                self._last = (at, stamp)
+                yield words(said)
+
+
+def words(line: str) -> str:
+    """A line of our programs' JSON in words, without what is empty; any other as it is. At most 500 characters."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        entry = None
+    if not isinstance(entry, dict) or "event" not in entry:
+        return line[:_LONGEST]
+    told = ((key, value) for key, value in entry.items() if key not in _SAID_ELSEWHERE)
+    rest = ", ".join(f"{key} {_plain(value)}" for key, value in told if value not in ("", [], {}, None))
+    level = f"{entry['level']}: " if entry.get("level") not in ("info", "debug", None) else ""
+    return f"{level}{entry['event']}{f' ({rest})' if rest else ''}"[:_LONGEST]
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return "; ".join(value)
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,77 @@
+"""What goes on on several nodes at once: a line for each step, and on a terminal what each node does now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, ConsoleRenderable, Group
+from rich.live import Live
+from rich.text import Text
+
+from cli.words import printable
+
+_REFRESHES_PER_SECOND = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """What speaks for one node: `say` a line, or the `stage` that it is in from now on."""
+
+    say: Callable[..., None]
+    stage: Callable[[str], None]
+
+
+class Progress:
+    """`with Progress(console, nodes) as progress:`. Where nobody watches it is plain lines. Safe from all threads."""
+
+    def __init__(self, console: Console, nodes: Sequence[str]) -> None:
+        self._console = console
+        self._several = len(nodes) > 1
+        self._stages: dict[str, tuple[str, float]] = {}
+        self._live = Live(
+            console=console,
+            get_renderable=self._now,
+            refresh_per_second=_REFRESHES_PER_SECOND,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def voice(self, node: str) -> Voice:
+        return Voice(partial(self.say, node), partial(self.stage, node))
+
+    def say(self, node: str, text: str, style: str = "") -> None:
+        """One line, with the time, and the node's name where there are several."""
+        beginning = f"{datetime.now().astimezone():%H:%M:%S} " + (f"{node} | " if self._several else "")
+        line = Text.assemble((beginning, "dim"), (printable(text), style))
+        self._console.print(line, soft_wrap=True)
+
+    def stage(self, node: str, text: str) -> None:
+        """What the node does from now on; '' ends it."""
+        if self._stages.get(node, ("", 0.0))[0] != text:
+            self._stages[node] = (text, time.monotonic())
+
+    def _now(self) -> ConsoleRenderable:
+        return Group(*(self._line(node, *stage) for node, stage in sorted(self._stages.items()) if stage[0]))
+
+    def _line(self, node: str, text: str, since: float) -> Text:
+        minutes, seconds = divmod(int(time.monotonic() - since), 60)
+        age = (f" {minutes}:{seconds:02} ", "dim")
+        return Text.assemble((node, "bold"), age, printable(text), no_wrap=True, overflow="ellipsis")

@@ -1,0 +1,240 @@
+"""`gpu-healthcheck quarantine`: find out what is wrong with nodes, and what to do with them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import asdict
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cli.eviction import CouldNot
+from cli.patience import Interrupted, Patience
+from cli.progress import Progress
+from cli.quarantine_node import LOOK_SECONDS, PASSED, NodeQuarantine, Plan, Result, Wish, missing_rights
+from cli.words import SEVERITY_STYLES, STATUS_STYLES, explained, printable
+from healthcheck.cluster import Cluster, ClusterError
+from healthcheck.cordon import cordoned_by
+from healthcheck.drain import Allowed
+from healthcheck.quarantine_job import job_name
+from healthcheck.record import findings_in
+
+NOT_PASSED, COULD_NOT, INTERRUPTED = 1, 2, 130
+_STYLES = {word.value: style for word, style in STATUS_STYLES.items()}
+_STYLES |= {word.name: style for word, style in SEVERITY_STYLES.items()}
+_RECOMMENDATION_STYLES = {PASSED: "bold green", "rerun": "bold magenta"}
+
+
+class Output(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+
+
+def quarantine(  # noqa: PLR0913, PLR0917 - each is an option of the command
+    nodes: Annotated[list[str], typer.Argument(metavar="NODE...", help="The nodes to test, all at once.")],
+    drain: Annotated[bool, typer.Option("--drain/--no-drain", help="Evict the pods on it first.")] = True,
+    force: Annotated[bool, typer.Option("--force", help="Evict pods that no controller makes again, too.")] = False,
+    delete_emptydir_data: Annotated[
+        bool, typer.Option("--delete-emptydir-data", help="Evict pods with an emptyDir, too: its data is lost.")
+    ] = False,
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds for the pods to go, at most.", min=1)] = 900.0,
+    release_on_pass: Annotated[
+        bool, typer.Option("--release-on-pass", help="Uncordon it when nothing was found, if this command cordoned it.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")] = False,
+    output: Annotated[Output, typer.Option("--output", "-o", help="table or json.")] = Output.TABLE,
+) -> None:
+    """Cordon and drain nodes, test them deeply, and say what to do with each. Takes an hour or more.
+
+    Ctrl-C leaves the test running; the same command again goes on with it. A person's own cordon is never lifted.
+
+    Exit code: 0 return to service; 1 another recommendation; 2 a node could not be tested; 130 Ctrl-C.
+    Of several nodes, the worst.
+    """
+    wish = Wish(drain, Allowed(force, delete_emptydir_data), timeout, release_on_pass)
+    console = Console(highlight=False, stderr=output is Output.JSON)
+    try:
+        missing = missing_rights(Cluster())
+    except ClusterError as error:
+        _complain(explained(error))
+        raise typer.Exit(COULD_NOT) from None
+    if missing:
+        _complain("you lack rights that it needs, and nothing was changed:", *missing)
+        raise typer.Exit(COULD_NOT)
+    names = list(dict.fromkeys(nodes))
+    with Progress(console, names) as progress:
+        ward = Ward(names, wish, progress)
+        results = ward.plan() if dry_run else ward.run()
+    if output is Output.JSON:
+        sys.stdout.write(json.dumps([asdict(result) for result in results], indent=2) + "\n")
+    else:
+        for result in results:
+            _show(result, console)
+    raise typer.Exit(INTERRUPTED if ward.interrupted else max(map(_exit_code, results)))
+
+
+class Ward:
+    """The nodes of one command, each in a thread of its own."""
+
+    def __init__(self, names: Sequence[str], wish: Wish, progress: Progress) -> None:
+        self._names = names
+        self._wish = wish
+        self._progress = progress
+        self._stopping = threading.Event()
+
+    @property
+    def interrupted(self) -> bool:
+        return self._stopping.is_set()
+
+    def plan(self) -> list[Result]:
+        """Tell what would be done."""
+        return [self._planned(name) for name in self._names]
+
+    def run(self) -> list[Result]:
+        """Until all have ended. Ctrl-C ends the waiting for them, and nothing that goes on in the cluster."""
+        with ThreadPoolExecutor(len(self._names)) as threads:
+            ways = [threads.submit(self._quarantined, name) for name in self._names]
+            try:
+                wait(ways)
+            except KeyboardInterrupt:
+                self._stopping.set()  # each ends at its next wait, and says what stands
+        return [way.result() for way in ways]
+
+    def _quarantined(self, name: str) -> Result:
+        node = self._node(name, self._stopping)
+        started = False
+        try:
+            plan = node.plan()
+            started = True
+            return node.run(plan)
+        except Interrupted:
+            why: Exception = CouldNot("interrupted")
+        except (CouldNot, ClusterError) as error:
+            why = error
+        result = self._failed(name, why)
+        if started:
+            self._tell_what_stands(name)
+        return result
+
+    def _planned(self, name: str) -> Result:
+        try:
+            plan = self._node(name, self._stopping).plan()
+        except (CouldNot, ClusterError) as error:
+            return self._failed(name, error)
+        for line in _plan_words(plan, self._wish):
+            self._progress.say(name, line)
+        return Result(name, cordoned=plan.node.cordoned)
+
+    def _failed(self, name: str, error: Exception) -> Result:
+        details = error.details if isinstance(error, CouldNot) else ()
+        self._progress.stage(name, "")
+        self._progress.say(name, f"{explained(error)}{':' if details else ''}", "bold red")
+        for one in details:
+            self._progress.say(name, f"  {one}", "red")
+        return Result(
+            name, why_not=": ".join([explained(error), "; ".join(details)] if details else [explained(error)])
+        )
+
+    def _tell_what_stands(self, name: str) -> None:
+        """Asked anew, of somebody who does not stop at Ctrl-C: what the cluster says is what stands."""
+        try:
+            for line in self._node(name, threading.Event()).standing():
+                self._progress.say(name, line)
+        except (CouldNot, ClusterError) as error:
+            self._progress.say(name, f"what stands of it can't be said: {explained(error)}", "bold red")
+
+    def _node(self, name: str, stopping: threading.Event) -> NodeQuarantine:
+        voice = self._progress.voice(name)
+        return NodeQuarantine(Cluster(), name, self._wish, Patience(stopping, voice.say, LOOK_SECONDS), voice)
+
+
+def _plan_words(plan: Plan, wish: Wish) -> Iterable[str]:
+    if not plan.node.cordoned:
+        yield "would be cordoned"
+    else:
+        by = cordoned_by(plan.node)
+        yield f"is cordoned already, {f'by {by}' if by else 'by somebody else: it stays so'}"
+    if plan.following:
+        yield f"would follow Job {plan.following.namespace}/{plan.following.name}, which is at work on it already"
+        return
+    yield from (f"would evict {pod.title}{f' ({pod.warning})' if pod.warning else ''}" for pod in plan.drain.leaving)
+    yield from (f"would leave {title}: {why}" for title, why in plan.drain.left)
+    if not wish.drain:
+        yield "would leave all pods where they are (--no-drain): the test refuses to begin while one holds a GPU"
+    yield f"would make Job {job_name(plan.node.name)}, and follow it"
+
+
+# --- the result
+
+
+def _show(result: Result, console: Console) -> None:
+    if not result.recommendation:
+        return
+    record = result.record
+    console.print(Text.assemble("\n", (result.node, "bold"), f": quarantine run of {_word(record, 'timestamp')}"))
+    console.print(_checks_table(record))
+    for finding in findings_in(record):
+        words = f"{_word(finding, 'reason')} on {_word(finding, 'subject')}: {_word(finding, 'detail')}"
+        severity = _word(finding, "severity")
+        console.print(Text.assemble((f"{severity:8} ", _STYLES.get(severity, "")), words), soft_wrap=True)
+    if record.get("bug_report"):
+        console.print(Text(f"NVIDIA's bug report lies on the node: {_word(record, 'bug_report')}"), soft_wrap=True)
+    style = _RECOMMENDATION_STYLES.get(result.recommendation, "bold red")
+    console.print(Text.assemble("recommendation: ", (printable(result.recommendation), style)))
+    reasons = record.get("reasons")
+    for reason in reasons if isinstance(reasons, list) else ():
+        console.print(Text(f"  {printable(str(reason))}"), soft_wrap=True)
+    _show_step(result, console)
+
+
+def _checks_table(record: Any) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("test", "status", "severity"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("seen", overflow="fold")
+    causes: dict[str, list[str]] = {}
+    for one in _rows(record, "unobserved"):
+        causes.setdefault(_word(one, "check"), []).append(f"{_word(one, 'cause')}: {_word(one, 'detail')}")
+    for row in _rows(record, "checks"):
+        check, status, severity = (_word(row, key) for key in ("check", "status", "severity"))
+        seen = "; ".join(filter(None, [_word(row, "seen"), *causes.get(check, ())]))
+        table.add_row(
+            check, Text(status, _STYLES.get(status, "")), Text(severity, _STYLES.get(severity, "")), Text(seen)
+        )
+    return table
+
+
+def _show_step(result: Result, console: Console) -> None:
+    if result.step.note:
+        console.print(Text(printable(result.step.note)), soft_wrap=True)
+    for command in result.step.commands:
+        console.print(Text(f"  $ {printable(command)}"), soft_wrap=True)
+    if result.recommendation == PASSED and not result.step.commands:
+        console.print("nothing keeps it cordoned")
+
+
+def _rows(record: Any, key: str) -> list[dict[str, Any]]:
+    rows = record.get(key)
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def _word(row: Any, key: str) -> str:
+    return printable(str(row.get(key, "")))
+
+
+def _exit_code(result: Result) -> int:
+    if result.why_not:
+        return COULD_NOT
+    return 0 if result.recommendation in (PASSED, "") else NOT_PASSED
+
+
+def _complain(message: str, *details: str) -> None:
+    sys.stderr.write("\n  ".join([f"gpu-healthcheck quarantine: {message}", *details]) + "\n")

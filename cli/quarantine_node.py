@@ -1,0 +1,343 @@
+"""One node's way through quarantine: cordoned, drained, tested by its Job, and back where that was asked for.
+
+Each step first looks whether it was done already, so that a run that was cut off anywhere is gone on with by another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from cli.eviction import CouldNot, Eviction
+from cli.log_lines import LogLines
+from cli.patience import Patience, TookTooLong
+from cli.progress import Voice
+from healthcheck import record as records
+from healthcheck.cluster import JOB_LABEL, NAMESPACE, Cluster, ClusterError, Conflict, NotFound, Right
+from healthcheck.cordon import cordon, cordoned_by, lift, why_kept
+from healthcheck.drain import Allowed, DrainPlan, plan_drain
+from healthcheck.job_template import TemplateError, pod_of
+from healthcheck.next_step import NextStep, next_step
+from healthcheck.node import QUARANTINE_RESULT, NodeState, is_tested
+from healthcheck.pod_state import PodState
+from healthcheck.quarantine_job import CRON_JOB, job_name, quarantine_job
+from healthcheck.record import RecordError
+from healthcheck.run import JobState, Kind, run_on
+
+PASSED = "return-to-service"
+LOOK_SECONDS = 2.0
+"""Between two looks at what is waited for."""
+_GONE_SECONDS = 180.0
+"""What is left of an earlier Job ends by then, or its node does not answer."""
+_LONGEST_JOB_SECONDS = 86400.0
+"""Of a template without a deadline."""
+_SLACK_SECONDS = 180.0
+_BATCH = "batch"
+_RIGHTS = (
+    Right("get", "nodes"),
+    Right("patch", "nodes"),
+    Right("list", "pods"),
+    Right("get", "pods/log", "", NAMESPACE),
+    Right("get", "cronjobs", _BATCH, NAMESPACE),
+    Right("get", "jobs", _BATCH, NAMESPACE),
+    Right("create", "jobs", _BATCH, NAMESPACE),
+    Right("delete", "jobs", _BATCH, NAMESPACE),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What was asked for on the command line."""
+
+    drain: bool
+    allowed: Allowed
+    drain_seconds: float
+    release_on_pass: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to happen, as far as one look can tell. `following`: the Job that is at work on the node already."""
+
+    node: NodeState
+    template: Mapping[str, Any]
+    drain: DrainPlan
+    following: JobState | None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of it. `record` is the annotation; without one `recommendation` is '', and `why_not` says why."""
+
+    node: str
+    recommendation: str = ""
+    record: Mapping[str, Any] = field(default_factory=dict)
+    cordoned: bool = False
+    step: NextStep = field(default_factory=NextStep)
+    why_not: str = ""
+
+
+def missing_rights(cluster: Cluster) -> list[str]:
+    """What the person has no right to, of all that every node needs."""
+    return [str(right) for right in _RIGHTS if not cluster.is_allowed(right)]
+
+
+class NodeQuarantine:
+    """Raises CouldNot, ClusterError, and Interrupted."""
+
+    def __init__(self, cluster: Cluster, name: str, wish: Wish, patience: Patience, voice: Voice) -> None:
+        self._cluster = cluster
+        self._name = name
+        self._job_name = job_name(name)
+        self._wish = wish
+        self._patience = patience
+        self._voice = voice
+
+    def plan(self) -> Plan:
+        """Look, and refuse what could not be brought to its end. Changes nothing."""
+        node = self._node()
+        held = run_on(node, datetime.now(UTC))
+        if held is not None and held.kind is not Kind.QUARANTINE:
+            until = records.timestamp(held.until)
+            raise CouldNot(f"{held.kind.value} {held.holder} tests it, until {until} at the latest; try again then")
+        if is_tested(node):
+            raise CouldNot("HyperPod tests it now (deep-health-check-status=InProgress); try again when it has ended")
+        job = self._job()
+        following = job if job and not job.outcome and not job.leaving else None
+        # The pod that is at work would go with the others.
+        drain = DrainPlan() if following or not self._wish.drain else self._drain_plan()
+        plan = Plan(node, self._template(), drain, following)
+        self._must_be_possible(plan)
+        return plan
+
+    def run(self, plan: Plan) -> Result:
+        self._cordon()
+        if self._wish.drain and not plan.following:
+            self._drain()
+        job = self._started(plan)
+        outcome = self._followed(job, _deadline_seconds(plan.template))
+        return self._end(plan, job, outcome)
+
+    def standing(self) -> Iterator[str]:
+        """What stands on the cluster of a run that was cut off, and how to go on or to give up."""
+        node, job = self._node(), self._job()
+        running = job is not None and not job.outcome
+        give_up = [f"kubectl delete job -n {NAMESPACE} {self._job_name}"] if running else []
+        if node.cordoned:
+            is_ours = cordoned_by(node) == self._job_name
+            yield "the node is cordoned " + ("by this command" if is_ours else "by somebody else, who has to end that")
+            give_up += [f"kubectl uncordon {self._name}"] if is_ours else []
+        if job is not None:
+            yield f"Job {job.namespace}/{job.name} " + ("goes on by itself" if running else f"has ended: {job.outcome}")
+        held = run_on(node, datetime.now(UTC))
+        if held is not None and held.kind is Kind.QUARANTINE:
+            yield f"its run holds the node until {records.timestamp(held.until)} at the latest"
+        if not running and not node.cordoned:
+            yield "nothing stands of it: the node is not cordoned, and no Job is at work on it"
+            return
+        yield f"go on: gpu-healthcheck quarantine {self._name} (with the same options)"
+        if give_up:
+            yield f"give up: {' && '.join(give_up)}"
+
+    # --- looking
+
+    def _node(self) -> NodeState:
+        try:
+            return self._patience.ask(partial(self._cluster.read_node, self._name))
+        except NotFound:
+            raise CouldNot("there is no such node (any more)") from None
+
+    def _job(self) -> JobState | None:
+        try:
+            return self._patience.ask(partial(self._cluster.read_job, NAMESPACE, self._job_name))
+        except NotFound:
+            return None
+
+    def _template(self) -> Mapping[str, Any]:
+        try:
+            template = self._patience.ask(partial(self._cluster.read_job_template, CRON_JOB))
+            pod_of(template)
+        except NotFound:
+            raise CouldNot(f"there is no CronJob {NAMESPACE}/{CRON_JOB}: apply kubernetes/manifests/ first") from None
+        except TemplateError as error:
+            raise CouldNot(f"the CronJob {NAMESPACE}/{CRON_JOB} can't be used: {error}") from None
+        return template
+
+    def _drain_plan(self) -> DrainPlan:
+        pods = self._patience.ask(partial(self._cluster.list_pods_on, self._name))
+        # What is left of its own Job goes with the Job.
+        others = [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(JOB_LABEL) != self._job_name]
+        return plan_drain(others, self._wish.allowed)
+
+    def _must_be_possible(self, plan: Plan) -> None:
+        _must_be_allowed(plan.drain)
+        rights = (
+            Right("create", "pods/eviction", "", name) for name in sorted({p.namespace for p in plan.drain.leaving})
+        )
+        missing = [str(right) for right in rights if not self._patience.ask(partial(self._cluster.is_allowed, right))]
+        if missing:
+            raise CouldNot("you have no right to evict its pods", *missing)
+
+    # --- the steps
+
+    def _cordon(self) -> None:
+        self._voice.stage("is cordoned")
+        node = self._patched(lambda node: cordon(node, self._job_name))
+        if node is not None:
+            self._voice.say("cordoned")
+        elif cordoned_by(self._node()) == self._job_name:
+            self._voice.say("is cordoned already, by an earlier run of this command")
+        else:
+            self._voice.say("is cordoned already, by somebody else: it stays so")
+
+    def _drain(self) -> None:
+        """What came between the first look and the cordon is looked at too."""
+        plan = self._drain_plan()
+        _must_be_allowed(plan)
+        for title, why in plan.left:
+            self._voice.say(f"stays: {title}: {why}")
+        if plan.leaving:
+            eviction = Eviction(self._cluster, self._name, self._patience, self._voice)
+            eviction.run(plan.leaving, self._wish.drain_seconds)
+        self._voice.say("drained")
+
+    def _started(self, plan: Plan) -> JobState:
+        try:
+            return self._patience.until(partial(self._start, plan), _GONE_SECONDS)
+        except TookTooLong:
+            raise CouldNot(
+                f"Job {NAMESPACE}/{self._job_name} of an earlier run does not go: its pod has not ended"
+            ) from None
+
+    def _start(self, plan: Plan) -> JobState | None:
+        """The Job at work, found or made; None while one that has ended is still to go."""
+        self._voice.stage("gets its Job")
+        known = self._job()
+        try:
+            if known is None:
+                job = self._cluster.create_job(quarantine_job(plan.template, plan.node, NAMESPACE))
+                self._voice.say(f"Job {job.namespace}/{job.name} made")
+                return job
+            if not known.outcome and not known.leaving:
+                self._voice.say(f"Job {known.namespace}/{known.name} is at work already, and is followed")
+                return known
+            if not known.leaving:
+                self._cluster.delete_job(known)
+                self._voice.say(f"Job {known.namespace}/{known.name} of an earlier run deleted ({known.outcome})")
+        except (Conflict, NotFound):
+            pass  # somebody made or deleted it in between
+        return None
+
+    def _followed(self, job: JobState, seconds: float) -> JobState:
+        try:
+            return self._patience.until(_Following(self._cluster, job, self._voice).look, seconds)
+        except TookTooLong:
+            raise CouldNot(f"Job {job.namespace}/{job.name} has not ended within {seconds:g} s") from None
+
+    def _end(self, plan: Plan, job: JobState, ended: JobState) -> Result:
+        self._voice.stage("")
+        node = self._node()
+        record = _record_of(node, job, plan.node.annotations.get(QUARANTINE_RESULT, ""))
+        if record is None:
+            raise CouldNot(f"its Job ended ({ended.outcome}) and left no result on the node")
+        recommendation = str(record.get("recommendation") or "")
+        if recommendation == PASSED and self._wish.release_on_pass:
+            node = self._released() or node
+        step = next_step(recommendation, node, records.findings_in(record))
+        return Result(self._name, recommendation, record, node.cordoned, step)
+
+    def _released(self) -> NodeState | None:
+        """The node as it is uncordoned; None where its cordon is not ours to end."""
+
+        def ours(node: NodeState) -> Mapping[str, Any] | None:
+            now = datetime.now(UTC)
+            return lift(node, now) if cordoned_by(node) == self._job_name and not why_kept(node, now) else None
+
+        node = self._patched(ours)
+        self._voice.say("uncordoned" if node else "not uncordoned: no run of this command cordoned it")
+        return node
+
+    def _patched(self, patch_for: Callable[[NodeState], Mapping[str, Any] | None]) -> NodeState | None:
+        """The Node as it is patched; None where nothing was to patch. Lost a race: it is read, and patched, anew."""
+
+        def once() -> NodeState | None:
+            patch = patch_for(self._cluster.read_node(self._name))
+            return self._cluster.patch_node(self._name, patch) if patch else None
+
+        try:
+            return self._patience.ask(once)
+        except NotFound:
+            raise CouldNot("the node is gone") from None
+
+
+class _Following:
+    """One Job, looked at again and again: its pod, its log, its end."""
+
+    def __init__(self, cluster: Cluster, job: JobState, voice: Voice) -> None:
+        self._cluster = cluster
+        self._job = job
+        self._voice = voice
+        self._lines: dict[str, LogLines] = {}
+        self._told = ""
+
+    def look(self) -> JobState | None:
+        """The Job once it has ended."""
+        try:
+            job = self._cluster.read_job(self._job.namespace, self._job.name)
+        except NotFound:
+            job = None
+        if job is None or job.uid != self._job.uid:
+            raise CouldNot("somebody deleted its Job, or the node is gone, and its Job with it")
+        # Read after its end was seen, the log is whole.
+        for pod in self._cluster.list_pods_of(job)[-1:]:
+            self._look_at(pod)
+        return job if job.outcome else None
+
+    def _look_at(self, pod: PodState) -> None:
+        if pod.waits_for:
+            self._voice.stage(f"its pod waits: {pod.waits_for}")
+            self._tell(f"pod {pod.name} waits: {pod.waits_for}")
+            return
+        lines = self._lines.setdefault(pod.uid, LogLines())
+        try:
+            for line in lines.take(self._cluster.read_pod_log(pod, lines.since)):
+                self._voice.stage(line)
+                self._voice.say(line)
+        except ClusterError as error:
+            self._tell(f"the log of pod {pod.name} can't be read now: {error}")
+        if pod.ended:
+            self._tell(f"pod {pod.name} ended: {pod.ended}")
+
+    def _tell(self, text: str) -> None:
+        """Once, while it stays so."""
+        if text != self._told:
+            self._voice.say(text)
+        self._told = text
+
+
+def _must_be_allowed(plan: DrainPlan) -> None:
+    if plan.refused:
+        raise CouldNot("pods on it go only when you allow it", *(f"{title}: {why}" for title, why in plan.refused))
+
+
+def _deadline_seconds(template: Mapping[str, Any]) -> float:
+    """How long a Job of this template can take, and we to see its end."""
+    told = template["spec"].get("activeDeadlineSeconds")
+    return (told if isinstance(told, int) else _LONGEST_JOB_SECONDS) + _SLACK_SECONDS
+
+
+def _record_of(node: NodeState, job: JobState, before: str) -> dict[str, Any] | None:
+    """What this Job wrote; None where the annotation is older, or cannot be read.
+
+    A record is newer than the Job by its own time, or, where the node's clock is wrong, by not being the one of before.
+    """
+    text = node.annotations.get(QUARANTINE_RESULT, "")
+    try:
+        record = records.load(text)
+        is_new = text != before or records.moment(str(record["timestamp"])) >= job.created
+    except (RecordError, KeyError, ValueError):
+        return None
+    return record if is_new else None

@@ -1,0 +1,126 @@
+"""Which pods leave a node before it is tested, which stay, and which a person has to allow first. Pure.
+
+The rules and the words for what has to be allowed are kubectl's (kubectl drain: filters.go), so that nobody learns two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_MIRROR = "kubernetes.io/config.mirror"
+"""The kubelet's word on the API object of a static pod: deleting it does nothing."""
+_FINISHED = ("Succeeded", "Failed")
+FORCE, EMPTY_DIR = "--force", "--delete-emptydir-data"
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What a person allows beyond plain evictions."""
+
+    force: bool = False
+    """Pods without a controller go too: nobody makes them again."""
+    empty_dir: bool = False
+    """Pods with an emptyDir go too: what lies there is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """A pod that is to go. `warning` is what a person loses by it, '' for nothing."""
+
+    namespace: str
+    name: str
+    uid: str
+    terminating: bool = False
+    """Somebody has deleted it already: it is only waited for."""
+    warning: str = ""
+
+    @property
+    def title(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class DrainPlan:
+    """`refused` names each pod that needs a flag, with the flag; while there is one, nothing is to be evicted."""
+
+    leaving: tuple[Leaving, ...] = ()
+    left: tuple[tuple[str, str], ...] = ()
+    """Pods that stay, as namespace/name, and why."""
+    refused: tuple[tuple[str, str], ...] = ()
+
+
+def plan_drain(pods: Iterable[Mapping[str, Any]], allowed: Allowed) -> DrainPlan:
+    """What is to happen to the pods of one node, given as API objects."""
+    leaving: list[Leaving] = []
+    left: list[tuple[str, str]] = []
+    refused: list[tuple[str, str]] = []
+    for pod in pods:
+        metadata = pod.get("metadata") or {}
+        title = f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
+        if why := _stays(pod):
+            left.append((title, why))
+            continue
+        losses = list(_losses(pod))
+        missing = [flag for flag, _ in losses if not _allows(allowed, flag)]
+        if missing:
+            told = ", ".join(f"{loss} (needs {flag})" for flag, loss in losses if flag in missing)
+            refused.append((title, told))
+            continue
+        leaving.append(
+            Leaving(
+                str(metadata.get("namespace", "")),
+                str(metadata.get("name", "")),
+                str(metadata.get("uid", "")),
+                terminating="deletionTimestamp" in metadata,
+                warning=", ".join(loss for _, loss in losses),
+            )
+        )
+    return DrainPlan(tuple(leaving), tuple(left), tuple(refused))
+
+
+def what_holds(pod: Mapping[str, Any]) -> str:
+    """Why a pod that was told to go is still there, as far as its object says."""
+    metadata = pod.get("metadata") or {}
+    if "deletionTimestamp" not in metadata:
+        return "nobody has told it to go"
+    finalizers = metadata.get("finalizers") or ()
+    if finalizers:
+        return f"it is ending, and waits for its finalizers: {', '.join(map(str, finalizers))}"
+    return f"it had until {metadata['deletionTimestamp']} to end, and the kubelet has not said that it did"
+
+
+def _stays(pod: Mapping[str, Any]) -> str:
+    """Why it is not to go; '' where it is."""
+    metadata = pod.get("metadata") or {}
+    if _MIRROR in (metadata.get("annotations") or {}):
+        return "a static pod, which only the kubelet's own files end"
+    controller = _controller(pod)
+    if controller.get("kind") == "DaemonSet" and not _is_finished(pod):
+        return f"of the DaemonSet {controller.get('name', '')}, which would only start it again"
+    return ""
+
+
+def _losses(pod: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """What is lost with it, each with the flag that allows it. A pod that has finished loses nothing."""
+    if _is_finished(pod) or "deletionTimestamp" in (pod.get("metadata") or {}):
+        return
+    if not _controller(pod):
+        yield FORCE, "no controller makes it again"
+    volumes = (pod.get("spec") or {}).get("volumes") or []
+    if any(isinstance(volume, Mapping) and "emptyDir" in volume for volume in volumes):
+        yield EMPTY_DIR, "the data of its emptyDir is lost"
+
+
+def _allows(allowed: Allowed, flag: str) -> bool:
+    return allowed.force if flag == FORCE else allowed.empty_dir
+
+
+def _controller(pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    owners = (pod.get("metadata") or {}).get("ownerReferences") or []
+    return next((one for one in owners if isinstance(one, Mapping) and one.get("controller")), {})
+
+
+def _is_finished(pod: Mapping[str, Any]) -> bool:
+    return (pod.get("status") or {}).get("phase") in _FINISHED

@@ -1,0 +1,26 @@
+"""The Job that finds out what is wrong with one node. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from healthcheck.job_template import Title, job_on, short_name
+from healthcheck.node import NodeState
+
+CRON_JOB = "gpu-healthcheck-quarantine-node"
+"""Its template (contract, section 4)."""
+COMPONENT = "quarantine"
+_BEGINNING = "gpu-quarantine"
+_LONGEST_NAME = 63
+
+
+def quarantine_job(template: Mapping[str, Any], node: NodeState, namespace: str) -> dict[str, Any]:
+    """The Job for this node. Raises TemplateError."""
+    return job_on(template, Title(job_name(node.name), namespace, COMPONENT), node.name, node.uid)
+
+
+def job_name(node_name: str) -> str:
+    """The same at each try, so that no node has two: `gpu-quarantine-<NODE>`, shortened where that is too long."""
+    name = f"{_BEGINNING}-{node_name}"
+    return name if len(name) <= _LONGEST_NAME else short_name(_BEGINNING, node_name, node_name)

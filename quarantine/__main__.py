@@ -1,0 +1,85 @@
+"""`gpu-healthcheck quarantine-run`: what is wrong with this node? Runs in a pod on it; the Node tells the result."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import structlog
+from pydantic import ValidationError
+
+from healthcheck.cluster import Cluster, ClusterError
+from healthcheck.log import log_as_json
+from healthcheck.model import Status
+from healthcheck.settings import Settings, SettingsError, read_settings, settings_despite
+from quarantine.course import Course
+from quarantine.marks import Marks, Refusal, lock
+from quarantine.release import Recommendation
+from quarantine.settings import QuarantineSettings
+
+log = structlog.get_logger()
+
+PASSED, AT_FAULT, UNKNOWN, USAGE = range(4)
+"""As `check`: the Job of a node that failed has failed too, and so has one that could not test it."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    try:
+        own = QuarantineSettings()  # type: ignore[call-arg]
+    except ValidationError as error:
+        sys.stderr.write(f"gpu-healthcheck quarantine-run: {error}\n")
+        return USAGE
+    log_as_json(own.log_level)
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    holder = socket.gethostname()
+    try:
+        lock(own.report_dir)
+        marks = Marks(Cluster(), own.node_name, holder)
+        record = Course(own, _settings(own.config_dir), marks, holder, stopping).run(force=options.force)
+    except Refusal as refusal:
+        return _say("refused: nothing was tested", refusal)
+    except ClusterError as error:
+        return _say("the cluster does not let it work", error)
+    told = ("status", "severity", "recommendation", "reasons", "bug_report")
+    log.info("done", **{key: record[key] for key in told if key in record})
+    return _exit_code(record["status"], record["recommendation"])
+
+
+def _say(event: str, why: Exception) -> int:
+    """The last line of the log, which the kubelet shows as the pod's own message."""
+    log.error(event, why=str(why))
+    return UNKNOWN
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="gpu-healthcheck quarantine-run", description=__doc__)
+    parser.add_argument("--force", action="store_true", help="test although pods on the node hold GPUs")
+    return parser.parse_args(arguments)
+
+
+def _settings(directory: Path) -> Settings:
+    """A wrong word in the ConfigMap must not leave a node untested: the default stands in its place."""
+    try:
+        return read_settings(directory)
+    except SettingsError as error:
+        bad = error.bad
+    for one in bad:
+        log.error("a setting is not allowed; the default stands in its place", setting=str(one))
+    return settings_despite(bad, directory)
+
+
+def _exit_code(status: str, recommendation: str) -> int:
+    if recommendation == Recommendation.RETURN_TO_SERVICE.value:
+        return PASSED
+    return AT_FAULT if status == Status.FAIL.value or recommendation != Recommendation.RERUN.value else UNKNOWN
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""NVIDIA's own report of a node that failed: what their support asks for first, kept on the host, within limits."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+import structlog
+
+from healthcheck.command import ChildError, Program
+
+log = structlog.get_logger()
+
+PROGRAM = "nvidia-bug-report.sh"
+SECONDS = 300.0
+"""It asks a driver that may hang; NVIDIA's own remedy for that is to leave parts out by hand."""
+MOST_BYTES = 64 << 20
+"""Of one report, as the kernel enforces it (RLIMIT_FSIZE); a usual one has a few MB."""
+MOST_REPORTS = 3
+_PATIENCE_SECONDS = 5.0
+_BEGINNING = "nvidia-bug-report-"
+_IN_THE_HOST = "usr/bin"
+_PASSED_ON = ("LD_LIBRARY_PATH",)
+
+
+@dataclass
+class BugReport:
+    """`root` is the host's `/`, `directory` where reports are kept. `stop` comes from another thread."""
+
+    root: Path
+    directory: Path
+    seconds: float = SECONDS
+    _program: Program = field(init=False)
+
+    def __post_init__(self) -> None:
+        path = f"{os.environ.get('PATH', os.defpath)}:{self.root / _IN_THE_HOST}"
+        passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        self._program = Program({"LC_ALL": "C", **passed_on, "PATH": path}, _PATIENCE_SECONDS)
+
+    def collect(self, at: datetime) -> str:
+        """Run it, if the image or the host has it. Returns the report's path, '' where there is none."""
+        program = shutil.which(PROGRAM, path=self._program.env["PATH"])
+        limited = shutil.which("prlimit")
+        if program is None or limited is None:
+            return ""
+        log.info("bug report: begun", program=program)
+        target = self.directory / f"{_BEGINNING}{at:%Y%m%dT%H%M%SZ}.log"
+        argv = (limited, f"--fsize={MOST_BYTES}", "--", program, "--output-file", str(target))
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            _make_room(self.directory)
+            self._program.run(argv, self.seconds, self.directory)
+        except (ChildError, OSError) as error:
+            log.warning("bug report: not complete", error=str(error))
+        # It packs what it wrote where it finds gzip.
+        kept = next((file for file in (target.with_name(f"{target.name}.gz"), target) if file.is_file()), None)
+        return str(kept) if kept else ""
+
+    def stop(self) -> None:
+        """End it, and begin no other."""
+        self._program.stop()
+
+
+def _make_room(directory: Path) -> None:
+    """For one more; names sort by time."""
+    reports = sorted(directory.glob(f"{_BEGINNING}*"))
+    for old in reports[: max(len(reports) - MOST_REPORTS + 1, 0)]:
+        old.unlink(missing_ok=True)

@@ -1,0 +1,139 @@
+"""One quarantine run from its beginning to its end: the tests on one thread, the Node and the signals on the other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+
+from healthcheck.expectation import Expectation
+from healthcheck.model import ProbeError, Severity
+from healthcheck.node import INSTANCE_TYPE, NodeState
+from healthcheck.probes.dcgm import Dcgm
+from healthcheck.probes.efa_loopback import EfaLoopback
+from healthcheck.probes.kernel_log import boot_id
+from healthcheck.probes.nccl import AllReduce
+from healthcheck.profiles import find_profile
+from healthcheck.settings import Settings
+from quarantine.bug_report import BugReport
+from quarantine.history import history_of
+from quarantine.marks import Marks
+from quarantine.record import Begun, Progress, carried_by
+from quarantine.settings import QuarantineSettings
+from quarantine.suite import Suite
+
+log = structlog.get_logger()
+
+_HOLD_SECONDS = 180.0
+"""Well within what the node is held for at a time, so that an API server may be away for some minutes."""
+_WATCH_SECONDS = 0.5
+_TAKEN_SECONDS = 30.0
+_STOPPED = "the run was stopped before its end (SIGTERM): its pod was deleted, or its time was over"
+
+
+@dataclass(frozen=True)
+class Course:
+    """`stopping` is set by a signal. `holder` names the run on the Node."""
+
+    own: QuarantineSettings
+    settings: Settings
+    marks: Marks
+    holder: str
+    stopping: threading.Event
+
+    def run(self, *, force: bool) -> dict[str, Any]:
+        """The record that the run ended with. Raises Refusal, ClusterError."""
+        node = self.marks.take(force=force)
+        begun = self._begun(node)
+        suite = self._suite(node, lambda progress: self.marks.tell(begun, progress))
+        report = BugReport(self.own.host_root, self.own.report_dir)
+        reports: list[str] = []
+
+        def work() -> None:
+            suite.run()
+            if _is_at_fault(suite.progress):
+                self.marks.tell(begun, suite.progress)
+                reports.append(report.collect(datetime.now(UTC)))
+
+        failed = self._watched(work, suite, report)
+        progress = replace(suite.progress, running="", stopped=suite.stopped, bug_report="".join(reports))
+        if _is_at_fault(progress):
+            self.marks.wait_until_taken(_TAKEN_SECONDS)
+        record = self.marks.finish(begun, progress)
+        if failed:
+            raise failed[0]
+        return record
+
+    def _watched(self, work: Callable[[], None], suite: Suite, report: BugReport) -> list[BaseException]:
+        """Work to its end, or until somebody stops it. Returns what a bug of ours raised."""
+        failed: list[BaseException] = []
+
+        def on_its_thread() -> None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - raised again once the node is given back
+                failed.append(error)
+                suite.stop(f"the run itself failed: {type(error).__name__}")
+
+        worker = threading.Thread(target=on_its_thread, name="tests", daemon=True)
+        worker.start()
+        for why in self._watch(worker):
+            log.warning("stopped", why=why)
+            suite.stop(why)
+            report.stop()
+        return failed
+
+    def _watch(self, worker: threading.Thread) -> Iterator[str]:
+        """Hold the node until the worker has ended; why it has to end before that, once."""
+        waited, is_stopped = 0.0, False
+        while worker.is_alive():
+            worker.join(_WATCH_SECONDS)
+            waited += _WATCH_SECONDS
+            why = _STOPPED if self.stopping.is_set() else ""
+            if waited >= _HOLD_SECONDS:
+                waited = 0.0
+                why = why or ("" if self.marks.hold() else "another run has taken the node")
+            if why and not is_stopped:
+                is_stopped = True
+                yield why
+
+    def _begun(self, node: NodeState) -> Begun:
+        try:
+            boot = boot_id(self.own.host_root)
+        except ProbeError:
+            boot = ""
+        return Begun(
+            node=node.name,
+            holder=self.holder,
+            started=datetime.now(UTC).replace(microsecond=0),  # as the record can say it
+            machine=node.machine,
+            boot_id=boot,
+            carried=carried_by(node, node.machine, boot),
+            history=history_of(node),
+        )
+
+    def _suite(self, node: NodeState, tell: Callable[[Progress], None]) -> Suite:
+        values, root = self.settings.values, self.own.host_root
+        instance_type = node.labels.get(INSTANCE_TYPE, "")
+        expected = Expectation(
+            find_profile(self.settings.profiles, instance_type),
+            instance_type,
+            policy=values.policy,
+            efa_min_bandwidth=values.efa_min_bandwidth,
+        )
+        return Suite(
+            root,
+            Dcgm(values.dcgm_host, values.dcgm_l4_timeout_seconds),
+            EfaLoopback(root, values.efa_test_timeout_seconds),
+            AllReduce(root),
+            expected,
+            tell,
+        )
+
+
+def _is_at_fault(progress: Progress) -> bool:
+    return any(finding.severity >= Severity.RESET for finding in progress.found)

@@ -1,0 +1,247 @@
+"""The record of a quarantine run, at any moment of it: what has ended, what was found, and what to do then. Pure.
+
+It is written when the run begins and at each result, so that it is right whenever the run is killed: until the last
+test has ended it says so, and recommends to run again, or what a fault that was found already asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from healthcheck import exits
+from healthcheck import record as records
+from healthcheck.checks import dcgm_diag, efa_loopback, nccl_allreduce
+from healthcheck.memory import Memory
+from healthcheck.model import Check, Finding, Nature, Outcome, Severity, Status, Unobserved
+from healthcheck.node import QUARANTINE_RESULT, RESULTS, NodeState
+from healthcheck.record import RecordError
+from healthcheck.release import Fault, deep_faults, is_taken, taken_on
+from healthcheck.verdict import status_of, worst
+from quarantine.history import History
+from quarantine.release import Advice, GroupResult, Run, recommend
+
+KIND = "quarantine-result"
+TESTS: tuple[Check, ...] = (dcgm_diag.LEVEL_4, efa_loopback.CHECK, nccl_allreduce.CHECK)
+"""In this order: what ends most findings first, and what a stuck GPU could hold up last."""
+_LONGEST_DETAIL, _LONGEST_REASON, _MOST_REASONS = 300, 240, 6
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one test says so far; `ended`: that is all that it will say."""
+
+    outcome: Outcome
+    ended: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What is known when a run begins. `machine` and `boot_id` are '' where nobody told."""
+
+    node: str
+    holder: str
+    started: datetime
+    machine: str = ""
+    boot_id: str = ""
+    carried: tuple[Mapping[str, Any], ...] = ()
+    """Rows of the record before this one that nobody has taken over: lost, if this one did not hold them on."""
+    history: History = field(default_factory=History)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run has come. `results` by the group of the test; `stopped`: why nothing more is to come, or ''."""
+
+    results: Mapping[str, Result] = field(default_factory=dict)
+    running: str = ""
+    stopped: str = ""
+    bug_report: str = ""
+    """Where on the host NVIDIA's own report lies."""
+
+    @property
+    def found(self) -> tuple[Finding, ...]:
+        return tuple(finding for one in self.results.values() for finding in one.outcome.findings)
+
+    @property
+    def unobserved(self) -> tuple[tuple[str, Unobserved], ...]:
+        """What the tests could not see, each with its group; a test that has not ended has not seen all."""
+        said = [(group, cause) for group, one in self.results.items() for cause in one.outcome.unobserved]
+        for check in TESTS:
+            result = self.results.get(check.group)
+            if result is None or not result.ended:
+                said.append((check.group, self._why_unfinished(check.group)))
+            elif check is dcgm_diag.LEVEL_4 and not result.outcome.configured:
+                why = " ".join(one.what for one in result.outcome.seen)
+                said.append((check.group, Unobserved("DcgmAbsent", why or "there is no DCGM to run it")))
+        return tuple(said)
+
+    @property
+    def passed(self) -> bool:
+        """All that belongs to the run has ended and found nothing at all."""
+        return not self.found and not self.unobserved
+
+    def _why_unfinished(self, group: str) -> Unobserved:
+        if self.stopped:
+            return Unobserved("RunStopped", self.stopped)
+        if group == self.running:
+            return Unobserved("NotFinished", "it was running when this was written")
+        return Unobserved("NotFinished", "it had not begun when this was written")
+
+
+def carried_by(node: NodeState, machine: str, boot_id: str) -> tuple[Mapping[str, Any], ...]:
+    """The faults of the record on the Node that count by it alone: the agent has not made them its own.
+
+    Not what a person has released since, what a reboot has ended, and what was found on another machine.
+    """
+    try:
+        record = records.load(node.annotations.get(QUARANTINE_RESULT, "{}"))
+        faults = () if is_taken(record, QUARANTINE_RESULT, taken_on(node)) else deep_faults(record)
+    except RecordError:
+        return ()
+    if machine and record.get("machine", "") not in ("", machine):
+        return ()
+    released = _look(node)[0].acknowledged
+    still = [one for one in faults if one.severity > Severity.PASS and not one.is_covered(released)]
+    at = str(record.get("timestamp", ""))
+    return tuple(_carried(one, at) for one in still if not _is_ended(one, boot_id))
+
+
+def _is_ended(fault: Fault, boot_id: str) -> bool:
+    return fault.severity is not Severity.ISOLATE and "" not in (fault.boot_id, boot_id) and fault.boot_id != boot_id
+
+
+def _carried(fault: Fault, at: str) -> dict[str, Any]:
+    return {
+        "last_seen": at,
+        **fault.row,
+        "reason": fault.reason,
+        "severity": fault.severity.name,
+        "subject": fault.subject,
+        "detail": str(fault.row.get("detail") or "an earlier quarantine run found it")[:_LONGEST_DETAIL],
+        "boot_id": fault.boot_id,
+        "nature": Nature.EVENT.value,
+    }
+
+
+def advise(begun: Begun, progress: Progress, node: NodeState) -> Advice:
+    """What to do with the node, by this run and by what its agent's record says of it now."""
+    memory, blind = _look(node)
+    if progress.passed:
+        memory = exits.passed(memory, begun.started)
+    carried = [] if progress.passed else [_finding(row) for row in begun.carried]
+    now = [one.finding for one in memory.standing if one.nature is Nature.LEVEL]
+    ours = [one for one in memory.standing if one.finding.source == KIND and one.last_seen >= begun.started]
+    standing = [one.finding for one in memory.standing if one.nature is Nature.EVENT and one not in ours]
+    return recommend(
+        Run(
+            tests=tuple(GroupResult(check.group, _status(progress, check)) for check in TESTS),
+            found=(*progress.found, *now),
+            standing=(*standing, *carried),
+            unobserved=blind,
+            returned_with=begun.history.returned_with,
+        )
+    )
+
+
+def render(begun: Begun, progress: Progress, node: NodeState, at: datetime) -> dict[str, Any]:
+    """The record as plain JSON types, at most LONGEST bytes long."""
+    advice = advise(begun, progress, node)
+    carried = () if progress.passed else begun.carried
+    rows = [*(_row(one) for one in progress.found), *(dict(row) for row in carried)]
+    severity = worst(Severity[row["severity"]] for row in rows)
+    status = status_of(severity, could_not_look=bool(progress.unobserved))
+    record: dict[str, Any] = {
+        "timestamp": records.timestamp(at),
+        "started": records.timestamp(begun.started),
+        "node": begun.node,
+        "suite": "level-4",
+        "by": "quarantine",
+        "holder": begun.holder,
+        "status": status.value,
+        "severity": severity.name,
+        "recommendation": advice.recommendation.value,
+        "reasons": [one[:_LONGEST_REASON] for one in advice.reasons[:_MOST_REASONS]],
+        "checks": [_check_row(progress, check) for check in TESTS],
+        "findings": sorted(rows, key=lambda row: -Severity[row["severity"]]),
+        "unobserved": [
+            {"check": group, "cause": cause.cause, "detail": cause.detail[:_LONGEST_DETAIL]}
+            for group, cause in progress.unobserved
+        ],
+        "passed": _passed(progress),
+        "machine": begun.machine,
+        "boot_id": begun.boot_id,
+        "history": [dict(row) for row in begun.history.rows],
+    }
+    if progress.running:
+        record["running"] = progress.running
+    if progress.bug_report:
+        record["bug_report"] = progress.bug_report
+    return records.within_limit(record)
+
+
+def _look(node: NodeState) -> tuple[Memory, tuple[Unobserved, ...]]:
+    """What the agent's record says. Without one, only the tests speak of the node."""
+    try:
+        record = records.load(node.annotations.get(RESULTS, "{}"))
+        memory = records.remembered(record)
+    except RecordError:
+        return Memory(), ()
+    rows = record.get("unobserved")
+    blind = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return memory, tuple(Unobserved(str(row.get("cause")), str(row.get("detail"))) for row in blind)
+
+
+def _status(progress: Progress, check: Check) -> Status | None:
+    """None while it has not ended."""
+    result = progress.results.get(check.group)
+    return _status_of(result.outcome) if result is not None and result.ended else None
+
+
+def _status_of(outcome: Outcome) -> Status:
+    if not outcome.configured and not outcome.findings:
+        return Status.NOT_CONFIGURED
+    return status_of(worst(one.severity for one in outcome.findings), could_not_look=not outcome.observed)
+
+
+def _check_row(progress: Progress, check: Check) -> dict[str, Any]:
+    result = progress.results.get(check.group)
+    findings = result.outcome.findings if result else ()
+    severity = worst(one.severity for one in findings)
+    status = _status(progress, check) or status_of(severity, could_not_look=True)
+    row = {"check": check.group, "status": status.value, "severity": severity.name}
+    if result and result.outcome.seen:
+        row["seen"] = result.outcome.seen[0].what[:_LONGEST_DETAIL]
+    return row
+
+
+def _passed(progress: Progress) -> dict[str, list[str]]:
+    """By reason, where that test passed."""
+    passed: dict[str, list[str]] = {}
+    for result in progress.results.values():
+        for one in result.outcome.passed:
+            passed.setdefault(one.reason, []).append(one.subject)
+    return passed
+
+
+def _row(finding: Finding) -> dict[str, Any]:
+    return {
+        "reason": finding.reason,
+        "severity": finding.severity.name,
+        "subject": finding.subject,
+        "about": dict(finding.about),
+        "detail": finding.detail,
+        "nature": Nature.EVENT.value,
+        "rule": finding.rule,
+    }
+
+
+def _finding(row: Mapping[str, Any]) -> Finding:
+    return Finding(str(row["reason"]), Severity[row["severity"]], str(row["subject"]), str(row["detail"]))
+
+
+def findings_told(findings: Iterable[Finding]) -> list[str]:
+    """For a log: `DcgmDiagMemory ISOLATE gpu/0`."""
+    return [f"{one.reason} {one.severity.name} {one.subject}" for one in findings]

@@ -1,0 +1,103 @@
+"""The tests of a quarantine run, one after the other; each result is told as it comes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import structlog
+
+from healthcheck.checks import dcgm_diag, efa_loopback, nccl_allreduce
+from healthcheck.deep_look import Diagnostic, look_deeply
+from healthcheck.examine import judge, look
+from healthcheck.expectation import Expectation
+from healthcheck.model import Check, Evidence, Host, Outcome, ProbeError
+from healthcheck.probes.efa_loopback import EFA_LOOPBACK, EfaLoopback, Loopback, LoopbackLook
+from healthcheck.probes.nccl import AllReduce, AllReduceLook
+from quarantine.record import TESTS, Progress, Result, findings_told
+
+log = structlog.get_logger()
+
+
+@dataclass
+class Suite:
+    """`tell` gets what is known whenever more is, in the thread that runs the tests; `stop` comes from another."""
+
+    root: Path
+    diagnostic: Diagnostic
+    loopback: EfaLoopback
+    all_reduce: AllReduce
+    expected: Expectation
+    tell: Callable[[Progress], None]
+    progress: Progress = field(default_factory=Progress, init=False)
+    """Written by the thread that runs the tests alone."""
+    stopped: str = field(default="", init=False)
+    """Why no more is to come, '' where nobody stopped it."""
+    _stopping: threading.Event = field(default_factory=threading.Event, init=False)
+    _devices: tuple[Loopback, ...] = field(default=(), init=False)
+
+    def run(self) -> None:
+        """All tests, whatever the first ones find: a node is replaced for all that is wrong with it at once."""
+        self.loopback.tell = self._tell_device
+        tests = {
+            dcgm_diag.LEVEL_4: lambda: look_deeply(self.diagnostic, self.expected, level=4),
+            efa_loopback.CHECK: lambda: self._look(efa_loopback.CHECK, Host(self.root, ask_efa_loopback=self._send)),
+            nccl_allreduce.CHECK: lambda: self._look(
+                nccl_allreduce.CHECK, Host(self.root, ask_all_reduce=self._reduce)
+            ),
+        }
+        for check in TESTS:
+            if self._stopping.is_set():
+                break
+            self.progress = replace(self.progress, running=check.group)
+            log.info("test: begun", test=check.group)
+            self.tell(self.progress)
+            outcome = tests[check]()
+            # What was stopped in its middle has not ended, whatever it said then.
+            self._keep(check, outcome, ended=not self._stopping.is_set())
+        self.progress = replace(self.progress, running="", stopped=self.stopped)
+
+    def stop(self, why: str) -> None:
+        """End the test that runs, and begin no other."""
+        self.stopped = why
+        self._stopping.set()
+        for test in (self.diagnostic, self.loopback, self.all_reduce):
+            test.stop()
+
+    def _keep(self, check: Check, outcome: Outcome, *, ended: bool) -> None:
+        results = {**self.progress.results, check.group: Result(outcome, ended)}
+        running = "" if ended else check.group
+        self.progress = replace(self.progress, results=results, running=running, stopped=self.stopped)
+        log.info(
+            "test: ended" if ended else "test: so far",
+            test=check.group,
+            findings=findings_told(outcome.findings),
+            unobserved=[f"{one.cause}: {one.detail}" for one in outcome.unobserved],
+            seen=[one.what for one in outcome.seen],
+            configured=outcome.configured,
+        )
+        self.tell(self.progress)
+
+    def _look(self, check: Check, host: Host) -> Outcome:
+        (outcome,) = judge((check,), look(host, (check,)), self.expected)
+        return outcome
+
+    def _send(self) -> LoopbackLook:
+        return self.loopback.run()
+
+    def _reduce(self) -> AllReduceLook:
+        if (pid := self.diagnostic.stuck_pid) is not None:
+            raise ProbeError(f"process {pid} of DCGM's diagnostic is stuck in the driver and can't be killed")
+        return self.all_reduce.run()
+
+    def _tell_device(self, one: Loopback) -> None:
+        """A device that fails is told at once; the others with the last of them."""
+        self._devices = (*self._devices, one)
+        evidence = Evidence({EFA_LOOPBACK: LoopbackLook(self._devices)})
+        (so_far,) = judge((efa_loopback.CHECK,), evidence, self.expected)
+        log.info("test: device", test=efa_loopback.CHECK.group, device=one.device, answer=asdict(one.answer))
+        known = self.progress.results.get(efa_loopback.CHECK.group)
+        if so_far.findings != (known.outcome.findings if known else ()):
+            self._keep(efa_loopback.CHECK, so_far, ended=False)

@@ -1,0 +1,51 @@
+"""A pod's log, read again and again: each line once, whatever stands in it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from cli.log_lines import LogLines, words
+
+FIRST, SECOND, THIRD = (f"2026-11-21T12:00:00.00000000{digit}Z" for digit in "123")
+
+
+def test_each_line_is_given_once_though_its_whole_second_is_read_again() -> None:
+    lines = LogLines()
+
+    assert lines.since is None
+    assert list(lines.take(f"{FIRST} a\n{SECOND} b\n")) == ["a", "b"]
+    assert lines.since == datetime(2026, 11, 21, 12, tzinfo=UTC)
+    assert list(lines.take(f"{FIRST} a\n{SECOND} b\n{THIRD} c\n")) == ["c"]
+
+
+def test_what_has_no_time_is_passed_over() -> None:
+    assert list(LogLines().take(f"unable to retrieve container logs\n\n2026-11-21T12:00:00 a\n{FIRST} b")) == ["b"]
+
+
+def test_a_separator_of_lines_inside_a_line_does_not_cut_it() -> None:
+    assert list(LogLines().take(f"{FIRST} a\u2028b\x1cc\n")) == ["a\u2028b\x1cc"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            '{"event": "test: ended", "level": "info", "timestamp": "t", "test": "x", "found": [], "seen": ["a", "b"]}',
+            "test: ended (test x, seen a; b)",
+        ),
+        (
+            '{"event": "x", "a": null, "b": {"c": 1}, "d": [1, "e"], "f": 0}',
+            'x (b {"c": 1}, d [1, "e"], f 0)',
+        ),
+        ('{"event": "no DCGM", "level": "warning"}', "warning: no DCGM"),
+        ('{"message": "somebody else\'s JSON"}', '{"message": "somebody else\'s JSON"}'),
+        ("[1, 2]", "[1, 2]"),
+        ("plain", "plain"),
+        ("[" * 100_000, "[" * 500),
+        ("x" * 10_000, "x" * 500),
+    ],
+)
+def test_a_line_in_words(line: str, said: str) -> None:
+    assert words(line) == said

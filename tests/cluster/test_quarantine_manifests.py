@@ -1,0 +1,160 @@
+"""The quarantine Job by hand, the template in the cluster, and what the token of such a Job's pod may write."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from healthcheck.run import TESTED_NODE
+from sim.control_plane import MANIFESTS, ControlPlane, unbound_token
+
+P = "gpu-healthcheck.aws-samples.io"
+JOB_FILE = MANIFESTS / "quarantine/05-job-quarantine.yaml"
+ACCOUNT = "gpu-healthcheck-quarantine"
+OWN, OTHER = "quarantine-own", "quarantine-other.example.internal"
+SPOT = {"key": "example.com/spot", "value": "true", "effect": "NoSchedule"}
+UNHEALTHY = {"key": f"{P}/unhealthy", "value": "true", "effect": "NoSchedule"}
+MAINTENANCE = {"key": f"{P}/maintenance", "value": "quarantine", "effect": "NoSchedule"}
+RUN = json.dumps({"kind": "quarantine", "holder": "x", "until": "2026-11-21T12:00:00Z"}, separators=(",", ":"))
+MARKED = {"labels": {"example.com/team": "vision", f"{P}/status": "fail"}, "annotations": {f"{P}/results": "{}"}}
+POD = {"metadata": {"name": "quarantine-pod", "namespace": "gpu-healthcheck"}}
+
+
+def job_for(node: str) -> dict[str, Any]:
+    """As `sed` makes it."""
+    job: dict[str, Any] = yaml.safe_load(JOB_FILE.read_text().replace("TARGET_NODE_NAME", node))
+    return job
+
+
+def template() -> dict[str, Any]:
+    cron_job = yaml.safe_load((MANIFESTS / "10-quarantine.yaml").read_text())
+    assert (cron_job["metadata"]["name"], cron_job["spec"]["suspend"]) == ("gpu-healthcheck-quarantine-node", True)
+    job: dict[str, Any] = cron_job["spec"]["jobTemplate"]
+    return job
+
+
+def test_the_job_by_hand_is_the_template_with_a_name_and_a_place() -> None:
+    job = job_for("gpu-1.example.internal")
+    affinity = job["spec"]["template"]["spec"].pop("affinity")
+
+    assert (job["spec"], job["metadata"]["labels"]) == (template()["spec"], template()["metadata"]["labels"])
+    assert (job["metadata"]["name"], job["metadata"]["namespace"]) == (
+        "gpu-quarantine-gpu-1.example.internal",
+        "gpu-healthcheck",
+    )
+    assert job["metadata"]["annotations"] == {TESTED_NODE: "gpu-1.example.internal"}
+    (term,) = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term == {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["gpu-1.example.internal"]}]}
+
+
+def test_a_job_asks_for_no_gpu_and_for_cpus_that_nothing_throttles() -> None:
+    (container,) = template()["spec"]["template"]["spec"]["containers"]
+    assert int(container["resources"]["requests"]["cpu"]) >= 2
+    assert "limits" not in container["resources"]
+    assert not [name for name in container["resources"]["requests"] if "nvidia" in name]
+
+
+def test_no_other_program_follows_a_run_that_failed() -> None:
+    spec = template()["spec"]
+    assert (spec["backoffLimit"], spec["ttlSecondsAfterFinished"]) == (0, 86400)
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"
+
+
+@pytest.fixture
+def plane(installed: ControlPlane) -> Iterator[ControlPlane]:
+    for name in (OWN, OTHER):
+        installed.create_node(name, labels=MARKED["labels"], taints=[SPOT, UNHEALTHY])
+        installed.request("PATCH", f"/api/v1/nodes/{name}", {"metadata": {"annotations": MARKED["annotations"]}})
+    yield installed
+    for name in (OWN, OTHER):
+        installed.request("DELETE", f"/api/v1/nodes/{name}")
+    installed.request("DELETE", "/api/v1/namespaces/gpu-healthcheck/pods/quarantine-pod?gracePeriodSeconds=0")
+
+
+@pytest.mark.control_plane
+def test_the_api_server_takes_the_job_by_hand(installed: ControlPlane) -> None:
+    job = job_for("gpu-1.example.internal")
+    path = "/apis/batch/v1/namespaces/gpu-healthcheck/jobs?dryRun=All&fieldValidation=Strict"
+    answer = installed.request("POST", path, job)
+    assert answer.status == 201, answer.message
+
+
+@pytest.fixture
+def token(plane: ControlPlane) -> str:
+    """Of a Job's pod on its node."""
+    spec = {
+        "nodeName": OWN,
+        "serviceAccountName": ACCOUNT,
+        "containers": [{"name": "quarantine", "image": "x"}],
+    }
+    answer = plane.request("POST", "/api/v1/namespaces/gpu-healthcheck/pods", {**POD, "spec": spec})
+    assert answer.status == 201, answer.message
+    return plane.pod_token(answer.body)
+
+
+def asked(plane: ControlPlane, token: str, patch: dict[str, Any], name: str = OWN) -> str:
+    """'' where the patch was taken, else what was said."""
+    answer = plane.request("PATCH", f"/api/v1/nodes/{name}", patch, token=token)
+    return "" if answer.status == 200 else answer.message
+
+
+def annotated(key: str, value: str | None) -> dict[str, Any]:
+    return {"metadata": {"annotations": {key: value}}}
+
+
+def labelled(key: str, value: str | None) -> dict[str, Any]:
+    return {"metadata": {"labels": {key: value}}}
+
+
+def tainted(*taints: dict[str, str]) -> dict[str, Any]:
+    return {"spec": {"taints": list(taints)}}
+
+
+TAKE = {
+    "metadata": {
+        "annotations": {f"{P}/run": RUN, f"{P}/quarantine-result": "{}"},
+        "labels": {f"{P}/mode": "quarantine"},
+    },
+    **tainted(SPOT, UNHEALTHY, MAINTENANCE),
+}
+GIVE_BACK = {
+    "metadata": {
+        "annotations": {f"{P}/run": None, f"{P}/quarantine-result": '{"status":"pass"}'},
+        "labels": {f"{P}/mode": None},
+    },
+    **tainted(SPOT, UNHEALTHY),
+}
+
+
+@pytest.mark.control_plane
+def test_a_run_may_take_its_own_node_tell_and_give_it_back(plane: ControlPlane, token: str) -> None:
+    assert [asked(plane, token, patch) for patch in (TAKE, GIVE_BACK)] == ["", ""]
+    assert "its own Node only: the token belongs to 'quarantine-own'" in asked(plane, token, TAKE, OTHER)
+    assert "bound to no node" in asked(plane, unbound_token(plane, ACCOUNT), TAKE)
+
+
+MAY_NOT: dict[str, tuple[dict[str, Any], str]] = {
+    "judge": (labelled(f"{P}/status", "pass"), "no label but"),
+    "touch a foreign label": (labelled("example.com/team", None), "no label but"),
+    "write the agent's record": (annotated(f"{P}/results", "{}x"), "no annotation but"),
+    "write a sweep's record": (annotated(f"{P}/sweep-result", "{}"), "no annotation but"),
+    "release": (annotated(f"{P}/release", "{}"), "no annotation but"),
+    "say who cordoned": (annotated(f"{P}/cordoned-by", "x"), "no annotation but"),
+    "call it something else": (labelled(f"{P}/mode", "sweep"), "sets the mode quarantine"),
+    "take it for another": (annotated(f"{P}/run", RUN.replace("quarantine", "l2")), "for a quarantine and for nothing"),
+    "lift a foreign taint": (tainted(UNHEALTHY), "touch no other"),
+    "lift the verdict's taint": (tainted(SPOT), "touch no other"),
+    "set the taint of another kind": (tainted(SPOT, UNHEALTHY, MAINTENANCE | {"value": "l2"}), "touch no other"),
+    "cordon": ({"spec": {"unschedulable": True}}, "nothing of a Node's spec"),
+    "hold a node": ({"metadata": {"finalizers": ["example.com/hold"]}}, "finalizers"),
+}
+
+
+@pytest.mark.control_plane
+@pytest.mark.parametrize(("patch", "refusal"), MAY_NOT.values(), ids=MAY_NOT)
+def test_a_run_may_not(plane: ControlPlane, token: str, patch: dict[str, Any], refusal: str) -> None:
+    assert refusal in asked(plane, token, patch)

@@ -1,0 +1,99 @@
+"""Which pods leave a node: kubectl's rules, pod by pod."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from healthcheck.drain import Allowed, DrainPlan, Leaving, plan_drain, what_holds
+
+NOTHING, EVERYTHING = Allowed(), Allowed(force=True, empty_dir=True)
+OF_A_JOB: dict[str, Any] = {"ownerReferences": [{"kind": "Job", "name": "train", "controller": True}]}
+OF_A_DAEMON_SET: dict[str, Any] = {"ownerReferences": [{"kind": "DaemonSet", "name": "dcgm", "controller": True}]}
+OWNED_ONLY: dict[str, Any] = {"ownerReferences": [{"kind": "Workspace", "name": "w"}]}
+MIRROR: dict[str, Any] = {"annotations": {"kubernetes.io/config.mirror": "0123"}}
+SCRATCH: dict[str, Any] = {"volumes": [{"name": "a", "hostPath": {"path": "/"}}, {"name": "b", "emptyDir": {}}]}
+LOST = "the data of its emptyDir is lost"
+
+
+def pod(metadata: dict[str, Any] | None = None, spec: dict[str, Any] | None = None, phase: str = "Running") -> Any:
+    return {
+        "metadata": {"namespace": "team", "name": "p", "uid": "u", **(metadata or {})},
+        "spec": spec or {},
+        "status": {"phase": phase},
+    }
+
+
+@pytest.mark.parametrize(
+    ("one", "allowed", "warning"),
+    [
+        (pod(OF_A_JOB), NOTHING, ""),
+        (pod(OF_A_JOB, SCRATCH), EVERYTHING, LOST),
+        (pod(), EVERYTHING, "no controller makes it again"),
+        (pod(OWNED_ONLY), Allowed(force=True), "no controller makes it again"),
+        (pod(spec=SCRATCH), EVERYTHING, f"no controller makes it again, {LOST}"),
+        (pod(spec=SCRATCH, phase="Succeeded"), NOTHING, ""),
+        (pod(OF_A_DAEMON_SET, phase="Failed"), NOTHING, ""),
+    ],
+)
+def test_it_leaves(one: Any, allowed: Allowed, warning: str) -> None:
+    assert plan_drain([one], allowed) == DrainPlan((Leaving("team", "p", "u", warning=warning),))
+
+
+@pytest.mark.parametrize(
+    ("one", "allowed", "told"),
+    [
+        (pod(), NOTHING, "no controller makes it again (needs --force)"),
+        (pod(OWNED_ONLY), Allowed(empty_dir=True), "no controller makes it again (needs --force)"),
+        (
+            pod(OF_A_JOB, SCRATCH),
+            Allowed(force=True),
+            f"{LOST} (needs --delete-emptydir-data)",
+        ),
+        (
+            pod(spec=SCRATCH),
+            NOTHING,
+            f"no controller makes it again (needs --force), {LOST} (needs --delete-emptydir-data)",
+        ),
+    ],
+)
+def test_it_needs_a_flag(one: Any, allowed: Allowed, told: str) -> None:
+    assert plan_drain([one], allowed) == DrainPlan(refused=(("team/p", told),))
+
+
+@pytest.mark.parametrize(
+    ("one", "why"),
+    [
+        (pod(MIRROR), "a static pod, which only the kubelet's own files end"),
+        (pod(OF_A_DAEMON_SET, SCRATCH), "of the DaemonSet dcgm, which would only start it again"),
+    ],
+)
+def test_it_stays_whatever_is_allowed(one: Any, why: str) -> None:
+    assert plan_drain([one], EVERYTHING) == DrainPlan(left=(("team/p", why),))
+
+
+def test_what_somebody_deleted_already_is_waited_for_and_needs_no_flag() -> None:
+    gone = pod({"deletionTimestamp": "2026-11-21T00:00:00Z"}, SCRATCH)
+
+    assert plan_drain([gone], NOTHING) == DrainPlan((Leaving("team", "p", "u", terminating=True),))
+
+
+@pytest.mark.parametrize("odd", [{}, {"metadata": None, "spec": None, "status": None}, {"spec": {"volumes": [None]}}])
+def test_an_object_without_its_parts_is_no_crash(odd: Any) -> None:
+    assert plan_drain([odd], EVERYTHING).leaving == (Leaving("", "", "", warning="no controller makes it again"),)
+
+
+@pytest.mark.parametrize(
+    ("one", "why"),
+    [
+        ({}, "nobody has told it to go"),
+        (
+            pod({"deletionTimestamp": "T", "finalizers": ["a/b", "c"]}),
+            "it is ending, and waits for its finalizers: a/b, c",
+        ),
+        (pod({"deletionTimestamp": "T"}), "it had until T to end, and the kubelet has not said that it did"),
+    ],
+)
+def test_what_holds_a_pod_is_said(one: Any, why: str) -> None:
+    assert what_holds(one) == why

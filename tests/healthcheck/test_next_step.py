@@ -1,0 +1,133 @@
+"""What a person types after a quarantine run, on each platform."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from healthcheck.next_step import Platform, next_step, platform_of
+from healthcheck.node import TAINT, NodeState
+from quarantine.release import Recommendation
+
+EC2 = NodeState("n", provider_id="aws:///us-west-2a/i-0123456789abcdef0")
+REGION = {"topology.kubernetes.io/region": "us-west-2"}
+NODE_GROUP = replace(EC2, labels={**REGION, "eks.amazonaws.com/nodegroup": "gpus"})
+KARPENTER = replace(EC2, labels={**REGION, "karpenter.sh/nodepool": "gpus"})
+HYPERPOD = NodeState(
+    "hyperpod-i-0123456789abcdef0",
+    labels={"sagemaker.amazonaws.com/node-health-status": "Schedulable"},
+    provider_id="aws:///usw2-az2/sagemaker/cluster/hyperpod-0123-i-0123456789abcdef0",
+)
+ELSEWHERE = NodeState("n", provider_id="baremetal://rack-7")
+TERMINATE = "aws autoscaling terminate-instance-in-auto-scaling-group"
+AGAIN = "gpu-healthcheck quarantine n"
+STATUS = "sagemaker.amazonaws.com/node-health-status"
+
+
+@pytest.mark.parametrize(
+    ("node", "platform"),
+    [
+        (HYPERPOD, Platform.HYPERPOD),
+        (KARPENTER, Platform.KARPENTER),
+        (NODE_GROUP, Platform.NODE_GROUP),
+        (EC2, Platform.EC2),
+        (ELSEWHERE, Platform.OTHER),
+    ],
+)
+def test_who_makes_its_nodes(node: NodeState, platform: Platform) -> None:
+    assert platform_of(node) is platform
+
+
+@pytest.mark.parametrize(
+    ("node", "command"),
+    [
+        (HYPERPOD, f"kubectl label node {HYPERPOD.name} {STATUS}=UnschedulablePendingReplacement --overwrite"),
+        (KARPENTER, "kubectl delete node n"),
+        (
+            NODE_GROUP,
+            f"{TERMINATE} --instance-id i-0123456789abcdef0 --no-should-decrement-desired-capacity --region us-west-2",
+        ),
+        (
+            EC2,
+            f"{TERMINATE} --instance-id i-0123456789abcdef0 --no-should-decrement-desired-capacity",
+        ),
+        (ELSEWHERE, "kubectl delete node n"),
+        (replace(NODE_GROUP, provider_id=""), "kubectl delete node n"),
+    ],
+)
+def test_how_it_is_replaced(node: NodeState, command: str) -> None:
+    assert next_step("replace", node, ()).commands == (command,)
+
+
+@pytest.mark.parametrize(
+    ("node", "command"),
+    [
+        (HYPERPOD, f"kubectl label node {HYPERPOD.name} {STATUS}=UnschedulablePendingReboot --overwrite"),
+        (KARPENTER, "aws ec2 reboot-instances --instance-ids i-0123456789abcdef0 --region us-west-2"),
+        (NODE_GROUP, "aws ec2 reboot-instances --instance-ids i-0123456789abcdef0 --region us-west-2"),
+    ],
+)
+def test_how_it_is_rebooted(node: NodeState, command: str) -> None:
+    assert next_step("reboot", node, ()).commands == (command, f"gpu-healthcheck quarantine {node.name}")
+
+
+def test_a_machine_that_nobody_here_can_reboot_is_named() -> None:
+    step = next_step("reboot", ELSEWHERE, ())
+
+    assert (step.commands, step.note) == ((AGAIN,), "First reboot the machine (baremetal://rack-7).")
+
+
+@pytest.mark.parametrize(
+    ("findings", "only"),
+    [
+        ([("RESET", "gpu/0000:18:00.0")], " -i 0000:18:00.0"),
+        ([("RESET", "gpu/0000:18:00.0"), ("RESET", "gpu/0000:18:00.0")], " -i 0000:18:00.0"),
+        (
+            [("RESET", "gpu/0000:18:00.0"), ("RESET", "gpu/0000:2a:00.0"), ("MONITOR", "node")],
+            " -i 0000:18:00.0,0000:2a:00.0",
+        ),
+        ([("RESET", "gpu/0000:18:00.0"), ("RESET", "nvswitch/0000:85:00.0")], ""),
+        ([("RESET", "gpu/0000:18:00.0; rm -rf /")], ""),
+        ([], ""),
+    ],
+)
+def test_the_gpus_that_are_reset_are_those_with_a_finding(findings: list[tuple[str, str]], only: str) -> None:
+    rows = [{"severity": severity, "subject": subject} for severity, subject in findings]
+
+    first, second = next_step("reset", EC2, rows).commands
+
+    assert (first.partition("nvidia-smi ")[2], second) == (f"--gpu-reset{only}", AGAIN)
+
+
+@pytest.mark.parametrize("cordoned", [False, True])
+def test_a_node_that_passed_only_has_to_be_uncordoned(cordoned: bool) -> None:
+    step = next_step("return-to-service", replace(EC2, cordoned=cordoned), ())
+
+    assert (step.commands, step.note) == (("kubectl uncordon n",) if cordoned else (), "")
+
+
+def test_a_taint_that_still_stands_is_said_to_be_the_agents() -> None:
+    step = next_step("return-to-service", replace(EC2, taints=[TAINT]), ())
+
+    assert "its agent lifts it" in step.note
+
+
+@pytest.mark.parametrize(
+    ("provider_id", "region"),
+    [("aws:///us-west-2a/i-0123456789abcdef0;reboot", ""), ("aws:///a/i-$(x)", ""), (EC2.provider_id, "x; reboot")],
+)
+def test_what_no_platform_wrote_never_reaches_the_line_of_a_shell(provider_id: str, region: str) -> None:
+    node = replace(NODE_GROUP, provider_id=provider_id, labels={"topology.kubernetes.io/region": region})
+
+    for word in ("replace", "reboot"):
+        assert not any(set(";$()") & set(command) for command in next_step(word, node, ()).commands)
+
+
+@pytest.mark.parametrize("word", list(Recommendation))
+def test_every_word_of_the_record_has_a_step(word: Recommendation) -> None:
+    assert next_step(word.value, replace(EC2, cordoned=True), ()).commands
+
+
+def test_a_word_that_nobody_knows_has_none() -> None:
+    assert next_step("investigate", EC2, ()).commands == ()

@@ -1,0 +1,62 @@
+"""A pod of a Job, from its API object: what keeps it, and how it ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from healthcheck.pod_state import pod_state
+
+UNPLACED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available"}
+PLACED = {"type": "PodScheduled", "status": "True"}
+BACK_OFF = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "x"'}
+
+
+def pod(container: dict[str, Any] | None = None, **status: Any) -> dict[str, Any]:
+    states = [{"name": "sidecar", "state": {"running": {}}}]
+    if container is not None:
+        states.append({"name": "quarantine", "state": container})
+    return {
+        "metadata": {"namespace": "n", "name": "p", "uid": "u", "creationTimestamp": "2026-11-21T12:00:00Z"},
+        "spec": {"containers": [{"name": "quarantine"}, {"name": "sidecar"}]},
+        "status": {"containerStatuses": states, **status},
+    }
+
+
+@pytest.mark.parametrize(
+    ("one", "why"),
+    [
+        (pod(conditions=[UNPLACED]), "Unschedulable: 0/3 nodes are available"),
+        (pod({"waiting": BACK_OFF}, conditions=[PLACED]), 'ImagePullBackOff: Back-off pulling image "x"'),
+        (pod({"waiting": {"reason": "ContainerCreating"}}), "ContainerCreating"),
+        (pod(conditions=[PLACED]), "its node's kubelet has not begun with it"),
+        (pod({"running": {"startedAt": "t"}}, conditions=[PLACED]), ""),
+        (pod({"terminated": {"exitCode": 0}}), ""),
+        (pod(conditions=[{**UNPLACED, "message": "x" * 10_000}]), f"Unschedulable: {'x' * 485}"),
+    ],
+)
+def test_what_it_waits_for(one: dict[str, Any], why: str) -> None:
+    assert pod_state(one).waits_for == why
+
+
+@pytest.mark.parametrize(
+    ("one", "how"),
+    [
+        (pod({"terminated": {"exitCode": 137, "reason": "OOMKilled"}}), "OOMKilled, exit code 137"),
+        (pod({"terminated": {"exitCode": 1}}), "Error, exit code 1"),
+        (pod({"terminated": {"exitCode": 0, "reason": "Completed"}}), ""),
+        (pod({"running": {}}), ""),
+        (pod({"terminated": {"exitCode": 137}}, reason="Evicted", message="The node was low on x"),
+         "Evicted: The node was low on x"),
+        (pod(reason="DeadlineExceeded"), "DeadlineExceeded"),
+    ],
+)  # fmt: skip
+def test_how_it_ended(one: dict[str, Any], how: str) -> None:
+    assert pod_state(one).ended == how
+
+
+def test_a_pod_that_says_nothing_yet_is_no_crash() -> None:
+    bare = pod_state({"metadata": {"namespace": "n", "name": "p", "uid": "u"}})
+
+    assert (bare.container, bare.ended, bare.waits_for) == ("", "", "its node's kubelet has not begun with it")

@@ -1,0 +1,26 @@
+"""A node for quarantine runs, alone in its cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sim.api_stand_in import ApiStandIn
+from sim.node import SimulatedNode
+from tests.quarantine.world import NODE, SPOT, World
+
+
+@pytest.fixture
+def world(make_node: Callable[[str], SimulatedNode], tmp_path: Path) -> Iterator[World]:
+    host = make_node("p4d.24xlarge")
+    for device in range(2, len(host.efa_names)):
+        host.remove_efa(device)
+    host.install_dcgmi()
+    host.install_nccl_tests()
+    (host.root / "nccl").mkdir()
+    (host.root / "fi_pingpong").mkdir(exist_ok=True)
+    with ApiStandIn() as stand_in:
+        stand_in.edit_node(NODE, {"spec": {"taints": [SPOT]}})
+        yield World(host, stand_in, tmp_path)

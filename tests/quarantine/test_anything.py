@@ -1,0 +1,104 @@
+"""Whatever stands in a Node's annotations: the next run's record is a record, within its limit, and loses no fault."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthcheck import record as records
+from healthcheck.model import Finding, Outcome, Severity
+from healthcheck.node import QUARANTINE_RESULT, RELEASE, RESULTS, NodeState
+from quarantine.history import MOST_FINDINGS, MOST_RUNS, history_of
+from quarantine.record import TESTS, Begun, Progress, Result, carried_by, render
+from quarantine.release import Recommendation
+
+AT = datetime(2026, 11, 21, 1, 0, 0, tzinfo=UTC)
+TEXT = st.text(max_size=20)
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | TEXT | st.just("2026-11-20T00:00:00Z")
+OF_A_RECORD = ("timestamp", "machine", "boot_id", "status", "checks", "unobserved", "acknowledged", "taken", "released")
+OF_A_RUN = ("findings", "history", "returned", "at", "recommendation")
+OF_A_FINDING = ("reason", "severity", "subject", "detail", "about", "nature")
+KEYS = st.sampled_from((*OF_A_RECORD, *OF_A_RUN, *OF_A_FINDING))
+VALUES = st.recursive(
+    LEAVES | st.sampled_from(["ISOLATE", "RESET", "fail", "event"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=8),
+    max_leaves=25,
+)
+ANNOTATION = st.dictionaries(KEYS, VALUES, max_size=10).map(json.dumps) | VALUES.map(json.dumps) | TEXT
+
+
+def rendered(node: NodeState, progress: Progress) -> dict[str, Any]:
+    begun = Begun("n", "pod", AT, "machine", "boot", carried_by(node, "machine", "boot"), history_of(node))
+    return render(begun, progress, node, AT)
+
+
+@given(ANNOTATION, ANNOTATION, ANNOTATION)
+def test_no_annotation_keeps_a_run_from_its_record(quarantine: str, results: str, release: str) -> None:
+    node = NodeState("n", annotations={QUARANTINE_RESULT: quarantine, RESULTS: results, RELEASE: release})
+    progress = Progress({TESTS[0].group: Result(Outcome(TESTS[0].name, TESTS[0].group))}, TESTS[1].group)
+
+    record = rendered(node, progress)
+
+    assert len(records.dump(record).encode()) <= records.LONGEST
+    assert record["recommendation"] in set(Recommendation)
+    assert (record["status"] != "pass", records.passed_since(record)) == (True, None)
+    assert len(record["history"]) <= MOST_RUNS
+    assert all(len(row["findings"]) <= MOST_FINDINGS for row in record["history"])
+
+
+@given(st.sampled_from([Severity.RESET, Severity.REBOOT, Severity.ISOLATE]), st.integers(0, 2))
+def test_a_fault_outlives_any_number_of_runs_that_came_to_nothing(severity: Severity, killed: int) -> None:
+    check = TESTS[0]
+    found = Outcome(check.name, check.group, (Finding("DcgmDiagMemory", severity, "gpu/0", "x"),))
+    record = rendered(NodeState("n"), Progress({check.group: Result(found)}))
+    for _ in range(killed):
+        node = NodeState("n", annotations={QUARANTINE_RESULT: records.dump(record)})
+        record = rendered(node, Progress(stopped="killed"))
+
+    assert [(one["reason"], one["severity"]) for one in record["findings"]] == [("DcgmDiagMemory", severity.name)]
+    assert (record["status"], record["severity"]) == ("fail", severity.name)
+
+
+def test_what_a_reboot_has_ended_is_not_carried_on() -> None:
+    check = TESTS[0]
+    for severity, expected in ((Severity.RESET, []), (Severity.REBOOT, []), (Severity.ISOLATE, ["DcgmDiagMemory"])):
+        found = Outcome(check.name, check.group, (Finding("DcgmDiagMemory", severity, "gpu/0", "x"),))
+        record = rendered(NodeState("n"), Progress({check.group: Result(found)}))
+        node = NodeState("n", annotations={QUARANTINE_RESULT: records.dump(record)})
+
+        assert [row["reason"] for row in carried_by(node, "machine", "boot")] == ["DcgmDiagMemory"]
+        assert [row["reason"] for row in carried_by(node, "machine", "another boot")] == expected
+        assert carried_by(node, "another machine", "boot") == ()
+
+
+def test_what_the_agent_has_taken_is_the_agents() -> None:
+    check = TESTS[0]
+    found = Outcome(check.name, check.group, (Finding("DcgmDiagMemory", Severity.ISOLATE, "gpu/0", "x"),))
+    record = rendered(NodeState("n"), Progress({check.group: Result(found)}))
+    taken = json.dumps({"taken": {"quarantine-result": record["timestamp"]}})
+    node = NodeState("n", annotations={QUARANTINE_RESULT: records.dump(record), RESULTS: taken})
+
+    assert carried_by(node, "machine", "boot") == ()
+
+
+def test_a_history_of_another_machine_is_none_of_this_ones() -> None:
+    fault = {"reason": "NcclFailed", "subject": "node", "severity": "RESET"}
+    record = {"timestamp": "2026-11-20T00:00:00Z", "recommendation": "reset", "findings": [fault], "machine": "m"}
+    texts = {QUARANTINE_RESULT: json.dumps(record)}
+
+    assert [row["findings"] for row in history_of(NodeState("n", machine="m", annotations=texts)).rows] == [
+        ["NcclFailed node"]
+    ]
+    assert history_of(NodeState("n", machine="other", annotations=texts)).rows == ()
+
+
+def test_a_release_is_a_return_to_work_too() -> None:
+    fault = {"reason": "NcclFailed", "subject": "node", "severity": "RESET"}
+    record = {"timestamp": "2026-11-20T00:00:00Z", "recommendation": "reset", "findings": [fault]}
+    for at, returned in (("2026-11-19T00:00:00Z", set()), ("2026-11-20T01:00:00Z", {("NcclFailed", "node")})):
+        texts = {QUARANTINE_RESULT: json.dumps(record), RELEASE: json.dumps({"at": at})}
+        assert history_of(NodeState("n", annotations=texts)).returned_with == returned

@@ -1,0 +1,188 @@
+"""A run that is killed at any moment: what stands on the Node says what has ended, and another run can follow."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from typing import Any
+
+import pytest
+
+from healthcheck import record as records
+from healthcheck.deep_record import deep_record
+from healthcheck.model import Severity
+from quarantine.marks import HELD
+from tests.agent.test_deep import answer
+from tests.probes.dcgm_documents import FAULTY
+from tests.quarantine.world import ALL_REDUCE, LEVEL_4, LOOPBACK, P, World, end_of, eventually
+
+NOBODY = ("", "", False)
+OURS = ("quarantine", "quarantine", True)
+STEPS = [
+    (LEVEL_4, "dcgm/hang", "", []),
+    (LOOPBACK, "fi_pingpong/fails", "DEVICE hang", [LEVEL_4]),
+    (ALL_REDUCE, "nccl/fails", "hang", [LEVEL_4, LOOPBACK]),
+]
+
+
+def hangs(world: World, file: str, text: str) -> None:
+    world.host.write_value(file, text.replace("DEVICE", world.host.efa_names[1]))
+
+
+def at_work(world: World, process: subprocess.Popen[str], group: str) -> None:
+    """Until this test runs, its program too."""
+    eventually(lambda: world.record.get("running") == group and world.tests_running())
+    assert process.poll() is None
+
+
+def ended(record: dict[str, Any]) -> list[str]:
+    return [row["check"] for row in record["checks"] if row["status"] == "pass"]
+
+
+@pytest.mark.parametrize(("group", "file", "text", "done"), STEPS)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_told_to_end_ends_its_test_and_says_so(
+    world: World, group: str, file: str, text: str, done: list[str], number: signal.Signals
+) -> None:
+    hangs(world, file, text)
+    with world.started() as process:
+        at_work(world, process, group)
+        process.send_signal(number)
+        code = end_of(process).code
+        left = world.tests_running()
+
+    record = world.record
+    assert (code, record["status"], record["recommendation"]) == (2, "unknown", "rerun")
+    assert (ended(record), "running" in record, world.marks, left) == (done, False, NOBODY, [])
+    stopped = [one["check"] for one in record["unobserved"] if one["cause"] == "RunStopped"]
+    assert stopped == [check for check, *_ in STEPS if check not in done]
+    assert records.passed_since(record) is None
+
+
+@pytest.mark.parametrize(("group", "file", "text", "done"), STEPS)
+def test_after_kill_9_the_record_says_what_has_ended_and_another_run_takes_over(
+    world: World, group: str, file: str, text: str, done: list[str]
+) -> None:
+    hangs(world, file, text)
+    with world.started() as process:
+        at_work(world, process, group)
+        process.kill()
+        process.wait()
+
+    record = world.record
+    assert (record["status"], record["recommendation"], record["running"]) == ("unknown", "rerun", group)
+    assert (ended(record), world.marks) == (done, OURS)
+    assert {one["check"] for one in record["unobserved"]} == {check for check, *_ in STEPS} - set(done)
+    assert (records.passed_since(record), deep_record(record, "quarantine-result").all_passed) == (None, False)
+
+    (world.host.root / file).unlink()
+    assert world.run().code == 0
+    assert (world.record["recommendation"], world.marks) == ("return-to-service", NOBODY)
+
+
+def test_a_fault_that_was_found_stands_whatever_happens_then(world: World) -> None:
+    """Found, killed, killed again before any test ended; a run that passes ends it."""
+    world.dcgm(answer=answer(("memory", 1), FAULTY))
+    hangs(world, *STEPS[1][1:3])
+    with world.started() as process:
+        at_work(world, process, LOOPBACK)
+        process.kill()
+    first = world.record
+    world.dcgm(hang="")
+    with world.started() as process:
+        at_work(world, process, LEVEL_4)
+        process.kill()
+    second = world.record
+
+    assert (first["status"], first["severity"], first["recommendation"]) == ("fail", "ISOLATE", "replace")
+    assert (second["status"], second["severity"]) == ("fail", "ISOLATE")
+    assert [one["reason"] for one in second["findings"]] == ["DcgmDiagMemory"]
+    assert [fault.severity for fault in deep_record(second, "quarantine-result").faults] == [Severity.ISOLATE]
+
+    world.well()
+    (world.host.root / "fi_pingpong/fails").unlink()
+    world.run()
+    assert (world.record["status"], world.record["recommendation"]) == ("pass", "return-to-service")
+
+
+def test_a_device_that_fails_is_on_the_node_before_the_next_one_is_tested(world: World) -> None:
+    first, second = world.host.efa_names[:2]
+    world.host.write_value("fi_pingpong/fails", f"{first} error\n{second} hang")
+    with world.started() as process:
+        eventually(lambda: world.record.get("findings"))
+        process.kill()
+
+    assert [one["subject"] for one in world.record["findings"]] == [f"efa/{first}"]
+    assert (world.record["running"], world.record["recommendation"]) == (LOOPBACK, "reboot")
+
+
+def test_a_second_run_on_the_machine_refuses_and_the_first_goes_on(world: World) -> None:
+    world.dcgm(hang="")
+    with world.started() as process:
+        at_work(world, process, LEVEL_4)
+        before = world.record
+        second = world.run()
+        assert (second.code, world.record, world.marks, process.poll()) == (2, before, OURS, None)
+    assert "another quarantine run is at work" in second.log[-1]["why"]
+
+
+def test_a_run_that_loses_the_api_server_tells_all_when_it_is_back(world: World) -> None:
+    world.dcgm(hang="")
+    with world.started() as process:
+        at_work(world, process, LEVEL_4)
+        world.stand_in.refuse()
+        (world.host.root / "dcgm/hang").unlink()
+        for one in world.tests_running():
+            one.terminate()
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        assert any("the result could not be written yet" in line for line in lines)
+        world.stand_in.accept()
+        process.wait(60)
+
+    assert [row["status"] for row in world.record["checks"]] == ["unknown", "pass", "pass"]
+    assert (process.returncode, world.record["recommendation"], world.marks) == (2, "rerun", NOBODY)
+
+
+def writes(world: World) -> int:
+    with world.started(program="tests.quarantine.dying", KILL_AT="never") as process:
+        return end_of(process).out.count("WRITE patch nodes")
+
+
+def test_kill_9_at_each_write_leaves_a_record_that_is_right_and_a_node_that_the_next_run_takes(world: World) -> None:
+    for device in (0, 1):
+        world.host.remove_efa(device)
+    world.host.write_value("nccl/fails", "wrong")
+    number = writes(world)
+    final = world.record
+    assert (number, final["recommendation"]) == (9, "replace")
+
+    for moment in (f"{one} {when}" for one in range(1, number + 1) for when in ("before", "after")):
+        world.annotate(quarantine_result=None)
+        with world.started(program="tests.quarantine.dying", KILL_AT=moment) as process:
+            assert process.wait(60) == -signal.SIGKILL
+        record = world.record
+        has_found = bool(record) and bool(record["findings"])
+        told = record.get("recommendation", "")
+        assert told == ("replace" if has_found else "rerun" if record else ""), moment
+        assert world.marks in (NOBODY, OURS), moment
+        if moment == f"{number} after":
+            assert (world.marks, record["findings"]) == (NOBODY, final["findings"])
+
+    (world.host.root / "nccl/fails").unlink()
+    assert (world.run().code, world.marks) == (0, NOBODY)
+
+
+@pytest.mark.parametrize("run", ["", "{", '{"kind":"quarantine"}', "[1]"])
+def test_damaged_marks_hold_nobody_up(world: World, run: str) -> None:
+    world.annotate(run=run)
+    assert (world.run().code, world.marks) == (0, NOBODY)
+
+
+def test_a_run_holds_the_node_for_minutes_at_a_time(world: World) -> None:
+    world.dcgm(hang="")
+    with world.started() as process:
+        at_work(world, process, LEVEL_4)
+        run = json.loads(world.annotations[f"{P}/run"])
+    assert records.moment(run["until"]) - records.moment(world.record["started"]) < 2 * HELD

@@ -1,0 +1,279 @@
+"""`gpu-healthcheck quarantine-run` as a process: what it tests, what it tells, and what it leaves on its Node."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from healthcheck import record as records
+from healthcheck.deep_record import deep_record
+from healthcheck.record import passed_since
+from tests.agent.test_deep import answer
+from tests.probes.dcgm_documents import FAULTY, Said
+from tests.quarantine.world import ALL_REDUCE, LEVEL_4, LOOPBACK, NODE, SPOT, P, World
+
+NOBODY = ("", "", False)
+TESTS_OF_4 = ("software", "memory", "pcie", "diagnostic", "memtest")
+BANDWIDTH = Said("GPU 0 is slower than it should be", 30)
+
+
+def statuses(world: World) -> dict[str, str]:
+    return {row["check"]: row["status"] for row in world.record["checks"]}
+
+
+def run_of(kind: str, minutes: float) -> str:
+    until = records.timestamp(datetime.now(UTC) + timedelta(minutes=minutes))
+    return json.dumps({"kind": kind, "holder": "somebody", "until": until})
+
+
+def test_a_node_that_passes_goes_back_to_service(world: World) -> None:
+    ended = world.run()
+
+    record = world.record
+    assert (ended.code, record["status"], record["severity"]) == (0, "pass", "PASS")
+    assert (record["recommendation"], record["node"], record["by"]) == ("return-to-service", NODE, "quarantine")
+    assert statuses(world) == {LEVEL_4: "pass", LOOPBACK: "pass", ALL_REDUCE: "pass"}
+    assert (record["findings"], record["unobserved"], "running" in record) == ([], [], False)
+    assert passed_since(record) == records.moment(record["started"])
+    assert deep_record(record, "quarantine-result").all_passed
+    assert (world.marks, world.node["spec"]["taints"]) == (NOBODY, [SPOT])
+
+
+def test_each_result_is_told_in_the_log_as_it_comes(world: World) -> None:
+    ended = world.run()
+
+    assert [line["test"] for line in ended.said("test: ended")] == [LEVEL_4, LOOPBACK, ALL_REDUCE]
+    assert [line["device"] for line in ended.said("test: device")] == list(world.host.efa_names[:2])
+    assert [line["recommendation"] for line in ended.said("done")] == ["return-to-service"]
+    assert ended.out == ""
+
+
+@pytest.mark.parametrize(
+    ("files", "reason", "recommendation", "failed"),
+    [
+        ({"dcgm/answer": answer(("memory", 1), FAULTY, tests=TESTS_OF_4)}, "DcgmDiagMemory", "replace", LEVEL_4),
+        ({"fi_pingpong/fails": "DEVICE error"}, "EfaLoopbackFailed", "reboot", LOOPBACK),
+        ({"nccl/fails": "nvlink"}, "NcclFailed", "reset", ALL_REDUCE),
+    ],
+)
+def test_a_node_that_fails_is_not_given_back_to_work(
+    world: World, files: dict[str, str], reason: str, recommendation: str, failed: str
+) -> None:
+    for name, text in files.items():
+        world.host.write_value(name, text.replace("DEVICE", world.host.efa_names[0]))
+
+    ended = world.run()
+
+    record = world.record
+    assert (ended.code, record["status"], record["recommendation"]) == (1, "fail", recommendation)
+    assert [one["reason"] for one in record["findings"]] == [reason]
+    assert {check for check, status in statuses(world).items() if status == "fail"} == {failed}
+    assert (passed_since(record), record["unobserved"], world.marks) == (None, [], NOBODY)
+    assert [one.reason for one in deep_record(record, "quarantine-result").faults] == [reason]
+
+
+@pytest.mark.parametrize(
+    ("files", "cause", "blind"),
+    [
+        ({"dcgm/hostengine": "localhost:5555"}, "DcgmNoHostengine", LEVEL_4),
+        ({"fi_pingpong/fails": "DEVICE memory"}, "EfaLoopbackNotRun", LOOPBACK),
+        ({"nccl/fails": "library"}, "AllReduceNotRun", ALL_REDUCE),
+    ],
+)
+def test_what_could_not_run_is_run_again_and_is_no_fault(
+    world: World, files: dict[str, str], cause: str, blind: str
+) -> None:
+    for name, text in files.items():
+        world.host.write_value(name, text.replace("DEVICE", world.host.efa_names[0]))
+
+    ended = world.run()
+
+    record = world.record
+    assert (ended.code, record["status"], record["severity"], record["recommendation"]) == (
+        2,
+        "unknown",
+        "PASS",
+        "rerun",
+    )
+    assert {(one["check"], one["cause"]) for one in record["unobserved"]} == {(blind, cause)}
+    assert (passed_since(record), world.marks) == (None, NOBODY)
+
+
+def test_an_image_without_dcgm_proves_nothing(world: World) -> None:
+    (world.host.root / "usr/bin/dcgmi").unlink()
+
+    ended = world.run()
+
+    assert (ended.code, world.record["status"], world.record["recommendation"]) == (2, "unknown", "rerun")
+    assert [one["cause"] for one in world.record["unobserved"]] == ["DcgmAbsent"]
+    assert statuses(world)[LEVEL_4] == "not-configured"
+
+
+def test_a_node_without_efa_and_nccls_test_is_judged_by_level_4(world: World) -> None:
+    for device in (0, 1):
+        world.host.remove_efa(device)
+    (world.host.root / "opt/nccl-tests/build/all_reduce_perf").unlink()
+
+    assert world.run().code == 0
+    assert statuses(world) == {LEVEL_4: "pass", LOOPBACK: "not-configured", ALL_REDUCE: "not-configured"}
+    assert passed_since(world.record) is not None
+
+
+def test_a_doubtful_failure_of_level_4_is_believed_when_it_comes_again(world: World) -> None:
+    doubtful = answer(("diagnostic", 0), BANDWIDTH, tests=TESTS_OF_4)
+    world.dcgm(answer_4=doubtful)
+
+    assert world.run().code == 0
+    assert world.levels == ["4", "diagnostic"]
+
+    world.dcgm(answer=doubtful)
+    assert world.run().code == 1
+    assert [one["reason"] for one in world.record["findings"]] == ["DcgmDiagDiagnostic"]
+    assert world.levels == ["4", "diagnostic"] * 2
+
+
+class TestARefusalTestsNothingAndChangesNothing:
+    def refused(self, world: World, *words: str) -> str:
+        before = world.node
+        ended = world.run(*words)
+        assert (ended.code, world.levels, world.node) == (2, [], before)
+        return str(ended.said("refused: nothing was tested")[0]["why"])
+
+    def test_while_pods_hold_gpus(self, world: World) -> None:
+        for name in ("train-0", "train-1"):
+            world.add_gpu_pod(name)
+        said = self.refused(world)
+        assert "default/train-0 holds 8 nvidia.com/gpu, default/train-1 holds 8" in said
+        assert "--force" in said
+
+    def test_unless_a_person_wants_it_so(self, world: World) -> None:
+        world.add_gpu_pod("train-0")
+        assert (world.run("--force").code, world.record["status"]) == (0, "pass")
+
+    def test_but_not_for_pods_that_have_finished(self, world: World) -> None:
+        world.add_gpu_pod("done", phase="Succeeded")
+        world.add_gpu_pod("broken", phase="Failed")
+        assert world.run().code == 0
+
+    @pytest.mark.parametrize("kind", ["l2", "sweep"])
+    def test_while_another_run_has_the_node(self, world: World, kind: str) -> None:
+        world.annotate(run=run_of(kind, 10))
+        assert f"a deep run ({kind}, somebody) has the node until" in self.refused(world, "--force")
+
+    def test_but_not_for_one_that_is_over_its_time(self, world: World) -> None:
+        world.annotate(run=run_of("l2", -1))
+        assert (world.run().code, world.marks) == (0, NOBODY)
+
+    def test_while_hyperpod_tests_the_node(self, world: World) -> None:
+        label = {"sagemaker.amazonaws.com/deep-health-check-status": "InProgress"}
+        world.stand_in.edit_node(NODE, {"metadata": {"labels": label}})
+        assert self.refused(world) == "HyperPod tests the node"
+
+    def test_for_a_node_that_is_not_there(self, world: World) -> None:
+        world.stand_in.delete_node(NODE)
+        assert (world.run().code, world.levels) == (2, [])
+
+
+def test_a_pod_that_comes_between_the_look_and_the_taint_is_seen(world: World) -> None:
+    """The first write waits while a pod is bound."""
+    reached = world.stand_in.stop_at("PATCH", "/nodes/", done=True)
+    with world.started() as process:
+        assert reached.wait(30)
+        world.add_gpu_pod("train-0")
+        world.stand_in.recover()
+        process.wait(60)
+
+    assert (process.returncode, world.levels, world.marks, world.record) == (2, [], NOBODY, {})
+
+
+class TestWhatTheAgentsRecordSays:
+    """By its record on the Node, with the same rules for its findings as the agent has."""
+
+    def finding(self, severity: str, nature: str, seen: str = "2026-11-20T00:00:00Z") -> dict[str, object]:
+        return {
+            "reason": "Xid79",
+            "severity": severity,
+            "subject": "gpu/0000:10:1c.0",
+            "about": {},
+            "detail": "x",
+            "first_seen": seen,
+            "last_seen": seen,
+            "count": 1,
+            "check": "xid",
+            "nature": nature,
+            "at": 1.0,
+        }
+
+    def results(self, *findings: dict[str, object], **more: object) -> str:
+        return json.dumps({"schema": 1, "machine": "m", "boot_id": "b", "findings": findings, **more})
+
+    def recommended(self, world: World, results: str) -> tuple[int, str, str]:
+        world.annotate(results=results)
+        code = world.run().code
+        return code, world.record["status"], world.record["recommendation"]
+
+    @pytest.mark.parametrize("severity", ["ISOLATE", "REBOOT", "RESET"])
+    def test_an_event_of_before_is_ended_by_a_run_that_passes(self, world: World, severity: str) -> None:
+        said = self.recommended(world, self.results(self.finding(severity, "event")))
+        assert said == (0, "pass", "return-to-service")
+
+    def test_what_a_look_still_shows_is_not(self, world: World) -> None:
+        assert self.recommended(world, self.results(self.finding("RESET", "level"))) == (1, "pass", "reset")
+
+    def test_an_event_that_came_while_it_ran_is_not(self, world: World) -> None:
+        later = self.finding("REBOOT", "event", seen="2099-01-01T00:00:00Z")
+        assert self.recommended(world, self.results(later)) == (1, "pass", "reboot")
+
+    def test_where_the_agent_is_blind_the_node_is_not_known_to_be_well(self, world: World) -> None:
+        blind = {"check": "gpu-count", "cause": "ProbeFailed", "detail": "nvml"}
+        assert self.recommended(world, self.results(unobserved=[blind])) == (2, "pass", "rerun")
+
+    @pytest.mark.parametrize("garbage", ["", "{", "[]", '{"findings": 7, "unobserved": "x"}', "x" * 100_000])
+    def test_a_record_that_nobody_can_read_says_nothing(self, world: World, garbage: str) -> None:
+        assert self.recommended(world, garbage) == (0, "pass", "return-to-service")
+
+
+def test_the_same_fault_after_the_nodes_return_is_why_it_is_replaced(world: World) -> None:
+    world.host.write_value("nccl/fails", "nvlink")
+    world.run()
+    first = world.record
+    world.run()
+    again = world.record  # the node was not returned in between
+    (world.host.root / "nccl/fails").unlink()
+    world.run()
+    passed = world.record
+    world.host.write_value("nccl/fails", "nvlink")
+    world.run()
+
+    assert [one["recommendation"] for one in (first, again, passed, world.record)] == [
+        "reset",
+        "reset",
+        "return-to-service",
+        "replace",
+    ]
+    assert [row["returned"] for row in world.record["history"]] == [True, True]
+
+
+def test_a_bad_setting_is_told_and_its_default_taken(world: World) -> None:
+    (world.folder / "config").mkdir()
+    (world.folder / "config/EFA_MIN_BW").write_text("fast")
+
+    ended = world.run()
+
+    assert ended.code == 0
+    assert "EFA_MIN_BW = 'fast'" in ended.log[0]["setting"]
+
+
+@pytest.mark.parametrize(("words", "variables", "code"), [(["--now"], {}, 2), ([], {"LOG_LEVEL": "loud"}, 3)])
+def test_wrong_usage_touches_nothing(world: World, words: list[str], variables: dict[str, str], code: int) -> None:
+    before = world.node
+    assert (world.run(*words, **variables).code, world.node) == (code, before)
+
+
+def test_the_annotations_of_others_stay(world: World) -> None:
+    world.annotate(sweep_result='{"timestamp": "2026-11-20T00:00:00Z", "status": "pass"}')
+    before = world.annotations
+    world.run()
+    assert {key: text for key, text in world.annotations.items() if key != f"{P}/quarantine-result"} == before

@@ -1,0 +1,182 @@
+"""A node on which a quarantine run can really run: the program as a process, fakes of what it starts, the API stand-in.
+
+The node is a p4d.24xlarge of whose EFA devices two are left, so that a run is short.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from sim.api_objects import PODS
+from sim.api_stand_in import ApiStandIn
+from sim.node import EFA_PROGRAMS, SimulatedNode
+
+T = TypeVar("T")
+P = "gpu-healthcheck.aws-samples.io"
+NODE = "gpu-node-1"
+GIVE_UP_SECONDS = 60.0
+ROOT = Path(__file__).parents[2]
+SPOT = {"key": "example.com/spot", "value": "true", "effect": "NoSchedule"}
+MAINTENANCE = {"key": f"{P}/maintenance", "value": "quarantine", "effect": "NoSchedule"}
+LEVEL_4_PROGRAM = "dcgmi"
+LEVEL_4, LOOPBACK, ALL_REDUCE = "4-dcgm-diag-l4", "6-efa-loopback", "5-nccl-allreduce"
+
+
+def eventually(true: Callable[[], T]) -> T:
+    deadline = time.monotonic() + GIVE_UP_SECONDS
+    while not (seen := true()):
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.02)
+    return seen
+
+
+@dataclass
+class Ended:
+    """How a run ended. `log`: its lines of JSON."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def log(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.err.splitlines() if line.startswith("{")]
+
+    def said(self, event: str) -> list[dict[str, Any]]:
+        return [line for line in self.log if line["event"] == event]
+
+
+@dataclass
+class World:
+    host: SimulatedNode
+    stand_in: ApiStandIn
+    folder: Path
+
+    # --- the node and its object
+
+    def dcgm(self, **files: str) -> None:
+        """What the diagnostic does: the files that `sim/dcgmi.sh` obeys, by name."""
+        for name, text in files.items():
+            self.host.write_value(f"dcgm/{name.replace('_', '-')}", text)
+
+    def well(self) -> None:
+        """Whatever was told to the diagnostic, it is past."""
+        for name in ("answer", "answer-4", "hang", "code", "error"):
+            (self.host.root / "dcgm" / name).unlink(missing_ok=True)
+
+    @property
+    def levels(self) -> list[str]:
+        """What the diagnostic was asked to run, each time."""
+        asked = self.host.root / "dcgm/asked"
+        lines = asked.read_text().splitlines() if asked.exists() else []
+        return [line.split()[0].removeprefix("what=") for line in lines if line.startswith("what=")]
+
+    @property
+    def node(self) -> dict[str, Any]:
+        return self.stand_in.node(NODE)
+
+    def annotate(self, **texts: str | None) -> None:
+        named = {f"{P}/{key.replace('_', '-')}": text for key, text in texts.items()}
+        self.stand_in.edit_node(NODE, {"metadata": {"annotations": named}})
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        return dict(self.node["metadata"].get("annotations") or {})
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The run's own, as it is now; {} where there is none."""
+        record: dict[str, Any] = json.loads(self.annotations.get(f"{P}/quarantine-result", "{}"))
+        return record
+
+    @property
+    def marks(self) -> tuple[str, str, bool]:
+        """Who holds the node: the kind of the run, the label `mode`, and whether the taint stands."""
+        run = json.loads(self.annotations.get(f"{P}/run", "{}"))
+        mode = (self.node["metadata"].get("labels") or {}).get(f"{P}/mode", "")
+        return run.get("kind", ""), mode, MAINTENANCE in (self.node["spec"].get("taints") or [])
+
+    def add_gpu_pod(self, name: str, phase: str = "Running") -> None:
+        container = {"name": "work", "resources": {"limits": {"nvidia.com/gpu": "8"}}}
+        pod = {
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {"nodeName": NODE, "containers": [container]},
+            "status": {"phase": phase},
+        }
+        self.stand_in.store.create(PODS, "default", pod)
+
+    # --- the program
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        programs = f"{self.host.root}/usr/bin:{self.host.root}/opt/nccl-tests/build:{self.host.root}/{EFA_PROGRAMS}"
+        return {
+            "PATH": f"{programs}:/usr/bin:/bin",
+            "PYTHONPATH": str(ROOT),
+            "NODE_NAME": NODE,
+            "HOST_ROOT": str(self.host.root),
+            "CONFIG_DIR": str(self.folder / "config"),
+            "REPORT_DIR": str(self.reports),
+            "KUBECONFIG": str(self.stand_in.kubeconfig(self.folder / "kubeconfig")),
+        }
+
+    @property
+    def reports(self) -> Path:
+        return self.folder / "reports"
+
+    @contextmanager
+    def started(self, *words: str, program: str = "quarantine", **variables: str) -> Iterator[subprocess.Popen[str]]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", program, *words],
+            env={**self.environment, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            # In a pod nothing outlives the run; here each test that it started has a session of its own.
+            self.end_tests()
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+    def tests_running(self) -> list[psutil.Process]:
+        """The programs of this node that run, and what they started."""
+        tests = (LEVEL_4_PROGRAM, "fi_pingpong", "all_reduce_perf")
+        every = [one for one in psutil.process_iter(["cmdline", "environ"]) if one.info["cmdline"]]
+        return [
+            one
+            for one in every
+            if str(self.host.root) in " ".join([*one.info["cmdline"], (one.info["environ"] or {}).get("PATH", "")])
+            and (
+                Path(one.info["cmdline"][0]).name == "sleep"
+                or any(name in " ".join(one.info["cmdline"]) for name in tests)
+            )
+        ]
+
+    def end_tests(self) -> None:
+        for one in self.tests_running():
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+
+    def run(self, *words: str, **variables: str) -> Ended:
+        with self.started(*words, **variables) as process:
+            return end_of(process)
+
+
+def end_of(process: subprocess.Popen[str]) -> Ended:
+    out, err = process.communicate(timeout=GIVE_UP_SECONDS)
+    return Ended(process.returncode, out, err)
