@@ -44,6 +44,7 @@ def advertise(stage: Stage, gpus: str | None) -> None:
 @pytest.fixture
 def swept(agent: Stage) -> Iterator[Stage]:
     """A node that offers 8 GPUs, and Jobs whose pods find its driver and its dcgmi."""
+    agent.boot_again()  # the story leaves a fault behind, and a sweep passes such a node over
     agent.host.install_dcgmi()
     container = {
         "name": "sweep",
