@@ -45,6 +45,11 @@ def advertise(stage: Stage, gpus: str | None) -> None:
 def swept(agent: Stage) -> Iterator[Stage]:
     """A node that offers 8 GPUs, and Jobs whose pods find its driver and its dcgmi."""
     agent.boot_again()  # the story leaves a fault behind, and a sweep passes such a node over
+    # A policy that comes a second time finds no param of a built-in kind: its informer, which ended with the first
+    # one, is not started again before the API server is (apiserver 1.36, policy_source.go).
+    agent.node.stop("kube-apiserver")
+    agent.node.start("kube-apiserver")
+    agent.node.wait_until(agent.node.is_ready, "the Node is Ready")
     agent.host.install_dcgmi()
     container = {
         "name": "sweep",
@@ -75,11 +80,6 @@ def record(stage: Stage) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="on a node whose manifests were deleted and applied again the API server finds no template for the policy"
-    " of the sweeper's Jobs, and refuses them; on a first install it passes",
-)
 def test_a_broken_gpu_is_found_by_a_sweep_and_tainted_by_the_agent(swept: Stage) -> None:
     document = dcgm_4(Story(8, errors={("memory", 1): [FAULTY]}))
     for entity, gpu in zip(document["entity_groups"][0]["entities"], swept.host.gpus, strict=True):
