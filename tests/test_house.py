@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -148,3 +150,18 @@ def test_the_readme_shows_what_the_demo_prints() -> None:
 
 def test_the_readme_has_at_most_150_lines() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_names_of_tests_are_the_same_at_every_run(request: pytest.FixtureRequest) -> None:
+    """Several processes share the tests by their names: none may hold the moment, a port or a set's order."""
+    again = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "--quiet", "-n0", "tests"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    names = set(again.stdout.splitlines())
+    shared = {item.nodeid for item in request.session.items}  # with "@" and their group's name, where they have one
+    assert [name for name in sorted(shared) if not {name, name.rpartition("@")[0]} & names][:5] == []
