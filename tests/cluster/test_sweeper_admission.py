@@ -1,17 +1,14 @@
-"""What the tokens of the sweeper and of its Jobs' pods may write on the real API server, and what they may not."""
+"""What the tokens of the sweeper and of its Jobs' pods may write on Nodes of the real API server, and what not."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from sim.control_plane import ControlPlane, unbound_token
-from sweeper.jobs import Order, job_for
-from sweeper.select import Candidate
 
 pytestmark = pytest.mark.control_plane
 
@@ -130,97 +127,3 @@ def test_a_jobs_pod_may_write_nothing_else(
     plane: ControlPlane, token: str, patch: dict[str, Any], refusal: str
 ) -> None:
     assert refusal in asked(plane, token, patch)
-
-
-JOBS = "/apis/batch/v1/namespaces/gpu-healthcheck/jobs"
-TEMPLATE = "/apis/batch/v1/namespaces/gpu-healthcheck/cronjobs/gpu-healthcheck-sweep-node"
-
-
-def job_from(plane: ControlPlane) -> dict[str, Any]:
-    node = Candidate("n", "uid-1", "p5", {"nvidia.com/gpu": 8}, None, None, "", under_run=False, overdue=False)
-    template = plane.request("GET", TEMPLATE).body["spec"]["jobTemplate"]
-    return job_for(template, node, Order("gpu-healthcheck", "registry.example.com/x:1", 60), datetime.now(UTC))
-
-
-def test_the_sweeper_may_make_a_job_from_its_template_and_delete_it(plane: ControlPlane) -> None:
-    token, job = unbound_token(plane, "gpu-healthcheck-sweeper"), job_from(plane)
-
-    made = plane.request("POST", JOBS, job, token=token)
-
-    assert made.status == 201, made.message
-    gone = plane.request("DELETE", f"{JOBS}/{job['metadata']['name']}?propagationPolicy=Background", token=token)
-    assert gone.status == 200, gone.message
-
-
-def privileged(job: dict[str, Any], pod: dict[str, Any]) -> None:
-    pod["containers"][0]["securityContext"] = {"privileged": True}
-
-
-def with_the_host(job: dict[str, Any], pod: dict[str, Any]) -> None:
-    pod["volumes"].append({"name": "host", "hostPath": {"path": "/"}})
-
-
-def in_the_hosts_namespaces(job: dict[str, Any], pod: dict[str, Any]) -> None:
-    pod["hostPID"] = True
-
-
-def as_the_agent(job: dict[str, Any], pod: dict[str, Any]) -> None:
-    pod["serviceAccountName"] = "gpu-healthcheck"
-
-
-def with_another_command(job: dict[str, Any], pod: dict[str, Any]) -> None:
-    pod["containers"][0]["command"] = ["sh"]
-
-
-def with_another_container(job: dict[str, Any], pod: dict[str, Any]) -> None:
-    pod["containers"].append(pod["containers"][0] | {"name": "another"})
-
-
-def with_an_init_container(job: dict[str, Any], pod: dict[str, Any]) -> None:
-    pod["initContainers"] = [{"name": "first", "image": "x"}]
-
-
-def of_higher_priority(job: dict[str, Any], pod: dict[str, Any]) -> None:
-    pod["priorityClassName"] = "system-node-critical"
-
-
-def of_another_component(job: dict[str, Any], pod: dict[str, Any]) -> None:
-    job["metadata"]["labels"]["app.kubernetes.io/component"] = "agent"
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        privileged,
-        with_the_host,
-        in_the_hosts_namespaces,
-        as_the_agent,
-        with_another_command,
-        with_another_container,
-        with_an_init_container,
-        of_higher_priority,
-        of_another_component,
-    ],
-)
-def test_the_sweeper_may_make_no_job_of_another_kind(
-    plane: ControlPlane, change: Callable[[dict[str, Any], dict[str, Any]], None]
-) -> None:
-    job = job_from(plane)
-    change(job, job["spec"]["template"]["spec"])
-
-    answer = plane.request("POST", JOBS, job, token=unbound_token(plane, "gpu-healthcheck-sweeper"))
-
-    assert answer.status == 403, answer.body
-    assert "sweeper" in answer.message
-
-
-def test_the_sweeper_may_delete_no_job_of_another_component(plane: ControlPlane) -> None:
-    job = job_from(plane)
-    of_another_component(job, {})
-    del job["metadata"]["ownerReferences"]  # or it is cleared away: the Node is not there
-    assert plane.request("POST", JOBS, job).status == 201
-    path = f"{JOBS}/{job['metadata']['name']}?propagationPolicy=Background"
-
-    assert plane.request("DELETE", path, token=unbound_token(plane, "gpu-healthcheck-sweeper")).status == 403
-
-    plane.request("DELETE", path)

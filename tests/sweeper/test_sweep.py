@@ -7,7 +7,7 @@ import pytest
 from healthcheck.settings import read_settings
 from sim.kubelet import Kubelets
 from sweeper import sweep
-from tests.sweeper.world import Fleet, P, eventually
+from tests.sweeper.world import Fleet, P, eventually, make_sweep_namespace
 
 pytestmark = pytest.mark.control_plane
 SPOT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
@@ -213,6 +213,38 @@ def test_a_node_that_is_refused_keeps_the_test_from_no_other(fleet: Fleet, kubel
 
     assert (code, fleet.tested(), fleet.residue()) == (1, {"b-free": "pass"}, {}), said
     assert "nobody changes this node" in said
+
+
+def test_a_template_that_the_policy_refuses_is_told_by_its_rule_and_keeps_no_node(
+    fleet: Fleet, kubelets: Kubelets
+) -> None:
+    fleet.configure(MAX_SWEEP_PERCENT="100")
+    for name in ("a-refused", "b-refused"):
+        fleet.add(name)
+    fleet.set_in_pods(hostNetwork=True)
+    code, _, said = fleet.sweep()
+    fleet.set_in_pods(hostNetwork=None)
+
+    assert (code, fleet.jobs(), fleet.residue()) == (1, [], {}), said
+    assert said.count("passed over") == 2
+    assert "'gpu-healthcheck-sweeper-jobs'" in said.splitlines()[-1]
+    assert said.endswith("denied request: a sweep's pod may not set hostNetwork\n")
+
+    code, _, said = fleet.sweep()
+
+    assert (code, fleet.tested()) == (0, dict.fromkeys(fleet.names, "pass")), said
+
+
+def test_a_sweep_may_have_a_namespace_of_its_own(fleet: Fleet, kubelets: Kubelets) -> None:
+    make_sweep_namespace(fleet.plane, "sweeps")
+    fleet.configure(SWEEP_NAMESPACE="sweeps")
+    fleet.add("elsewhere")
+
+    code, _, said = fleet.sweep()
+
+    assert (code, fleet.tested(), fleet.residue()) == (0, {"elsewhere": "pass"}, {}), said
+    assert fleet.jobs() == []
+    fleet.plane.kubectl("delete", "clusterrolebinding/sweeps", "namespace/sweeps", "--wait=false")
 
 
 def test_a_test_that_is_killed_comes_to_no_verdict_and_is_not_tried_again_at_once(

@@ -52,6 +52,25 @@ def eventually(true: Callable[[], T]) -> T:
     return seen
 
 
+def make_sweep_namespace(plane: ControlPlane, name: str) -> None:
+    """A namespace that SWEEP_NAMESPACE may be, with what 03-config.yaml says that it needs; it allows no privilege."""
+    level = {"pod-security.kubernetes.io/enforce": "baseline"}
+    made = plane.request("POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": level}})
+    assert made.status == 201, made.message
+    sweep, sweeper = "gpu-healthcheck-sweep", "gpu-healthcheck-sweeper"
+    for words in (
+        f"create serviceaccount {sweep}",
+        f"create clusterrolebinding {name} --clusterrole={sweep} --serviceaccount={name}:{sweep}",
+        f"create role {sweeper} --verb=get,list,watch,create,delete --resource=jobs.batch",
+        f"create rolebinding {sweeper} --role={sweeper} --serviceaccount={NAMESPACE}:{sweeper}",
+    ):
+        plane.kubectl(f"--namespace={name}", *words.split())
+    attributes = {"namespace": name, "group": "batch", "resource": "jobs", "verb": "create"}
+    review = {"spec": {"user": f"system:serviceaccount:{NAMESPACE}:{sweeper}", "resourceAttributes": attributes}}
+    reviews = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+    eventually(lambda: plane.request("POST", reviews, review).body["status"]["allowed"])
+
+
 @dataclass
 class Fleet:
     """The Nodes of one test. `config`: the ConfigMap's folder of its sweepers."""
@@ -85,8 +104,11 @@ class Fleet:
         container = template["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"][0] | {
             "command": list(command)
         }
-        pod = template["spec"]["jobTemplate"]["spec"]["template"]["spec"] | {"containers": [container]}
-        patch = {"spec": {"jobTemplate": {"spec": {"template": {"spec": pod}}}}}
+        self.set_in_pods(containers=[container])
+
+    def set_in_pods(self, **fields: Any) -> None:
+        """Somebody edits the pod in the template; None takes a field out."""
+        patch = {"spec": {"jobTemplate": {"spec": {"template": {"spec": fields}}}}}
         answer = self.plane.request("PATCH", TEMPLATE, patch)
         assert answer.status == 200, answer.message
 
