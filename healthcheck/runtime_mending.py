@@ -10,6 +10,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 
+from healthcheck.probes.runtime import crio
 from healthcheck.probes.runtime.distributions import (
     BOTTLEROCKET,
     EKS_AL2023,
@@ -166,7 +167,9 @@ def _talos(_: ContainerRuntime, __: Configuration) -> str:
 
 
 def _crio(around: ContainerRuntime, used: Configuration) -> str:
-    hosts = f"`nvidia-ctk runtime configure --runtime=crio && {restart(around, used)}`"
+    # Where the toolkit writes by itself, CRI-O does not look (its releases 1.18 to 1.19.0).
+    drop_in = f"--drop-in-config={crio.STANDARD_FOLDER}/99-nvidia.toml"
+    hosts = f"`nvidia-ctk runtime configure --runtime=crio {drop_in} && {restart(around, used)}`"
     # The operator finds CRI-O by itself and writes to its standard place.
     return _with_either(
         around, "`kubectl -n gpu-operator rollout restart ds/nvidia-container-toolkit-daemonset`", hosts

@@ -11,7 +11,10 @@ from healthcheck.catalog.rows import read_rows
 from healthcheck.model import Severity
 
 NONE = 0
-_TEXT = re.compile(r"GPU recovery action changed from 0x[0-9a-f]+ \([^)]*\) to 0x([0-9a-f]{1,8}) \(", re.IGNORECASE)
+_TEXT = re.compile(
+    r"GPU\s+recovery\s+action\s+changed\s+from\s+0x[0-9a-f]+\s+\([^)]*\)\s+to\s+0x([0-9a-f]{1,8})\s+\(", re.IGNORECASE
+)
+"""The number counts: its words differ from driver to driver. A saved log may have the line wrapped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,8 @@ class _Message:
 
 
 _MESSAGES = (
-    _Message(FELL_OFF_BUS, re.compile(rf"NVRM: GPU {_ADDRESS}: GPU has fallen off the bus\.?\s*\Z")),
+    # Older drivers write `GPU at 0000:18:00.0 has fallen off the bus.`
+    _Message(FELL_OFF_BUS, re.compile(rf"NVRM: GPU (?:at )?{_ADDRESS}(?:: GPU)? has fallen off the bus\.?\s*\Z")),
     _Message(
         FELL_OFF_BUS,
         # One record of three lines; a syslog has them apart, and only the last one says what happened.
@@ -75,7 +76,10 @@ _MESSAGES = (
     ),
     _Message(
         INIT_FAILED,
-        re.compile(rf"NVRM: (?:GPU {_ADDRESS}: )?rm_init_adapter failed, device minor number \d+\s*\Z"),
+        # Older drivers write `rm_init_adapter failed for device bearing minor number 0`.
+        re.compile(
+            rf"NVRM: (?:GPU {_ADDRESS}: )?rm_init_adapter failed(?:, device| for device bearing) minor number \d+\s*\Z"
+        ),
     ),
     _Message(
         RESET_REQUIRED,

@@ -8,8 +8,8 @@ from healthcheck import gpu_runtime, runtime_mending
 from healthcheck.expectation import Expectation
 from healthcheck.gpu_runtime import found, gives_gpus, of_nvidia, where
 from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity
-from healthcheck.probes.runtime import container_runtime
-from healthcheck.probes.runtime.facts import Configuration, ContainerRuntime, Handler
+from healthcheck.probes.runtime import container_runtime, crio
+from healthcheck.probes.runtime.facts import CRIO, Configuration, ContainerRuntime, Handler
 
 MISSING = Reason(
     "NvidiaRuntimeMissing",
@@ -51,14 +51,21 @@ def _not_there(around: ContainerRuntime, used: Configuration) -> Iterator[Findin
     not_imported = next(iter(of_nvidia(used.unread_handlers)), None)
     other = next(_elsewhere(around), None)
     if not_imported is not None:
-        told = f"{where(not_imported)} has it, and nothing imports that file: name it in `imports` of {used.path}"
-        yield found(MISSING, used, f"{told}; {runtime_mending.correct(around, used, used.path)}")
+        yield found(MISSING, used, f"{where(not_imported)} has it, {_why_unread(around, used)}")
     elif other is not None:
         kind, handler = other
         told = f"{where(handler)} has it, which {kind} reads; the kubelet's {used.kind} reads {used.path}"
         yield found(ELSEWHERE, used, f"{told}: {give}")
     else:
         yield found(MISSING, used, f"{used.path}: {give}")
+
+
+def _why_unread(around: ContainerRuntime, used: Configuration) -> str:
+    if used.kind == CRIO:
+        move = f"move it to {crio.STANDARD_FOLDER}, then `{runtime_mending.restart(around, used)}`"
+        return f"where CRI-O does not look: {move}"
+    name = f"name it in `imports` of {used.path}; {runtime_mending.correct(around, used, used.path)}"
+    return f"and nothing imports that file: {name}"
 
 
 def _elsewhere(around: ContainerRuntime) -> Iterator[tuple[str, Handler]]:

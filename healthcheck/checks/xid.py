@@ -20,10 +20,13 @@ _XID = re.compile(
 )
 """Every form of hardware.md 2.1. Anchored: text that merely quotes such a line is no Xid."""
 _PROCESS = re.compile(
-    r"pid=(?P<pid>'<unknown>'|[^\s,]{1,20}), name=(?P<name>(?:.{0,64}?(?=, [A-Z0-9])|.{0,64}?(?=, |\Z)))(?:, |\Z)",
+    r"pid=(?P<pid>'<unknown>'|[^\s,]{1,20})(?:, name=(?P<name>(?:.{0,64}?(?=, [A-Z0-9])|.{0,64}?(?=, |\Z))))?(?:, |\Z)",
     re.DOTALL,
 )
-"""A process may have commas in its name: the driver's own text goes on with a capital letter or a number."""
+"""A process may have commas in its name: the driver's own text goes on with a capital letter or a number.
+
+Older drivers print no name: `pid=7194, Contained: ...` (NVIDIA's memory error management of the A100).
+"""
 _UNKNOWN = "<unknown>"
 _PLACE = re.compile(r"\((GPC \d{1,3}, TPC \d{1,3})\b")
 _FOLLOWS = re.compile(r"\bcaused by previous Xid \d{1,5}\s*\Z")

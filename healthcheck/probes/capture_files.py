@@ -20,7 +20,7 @@ from healthcheck.probes.log_lines import YEARS
 
 STANDARD_INPUT = "-"
 _EXPECTED = (
-    "expected are dmesg, journalctl -k (short and ISO forms), a syslog, records of /dev/kmsg, "
+    "expected are dmesg, journalctl -k (short and ISO forms, JSON), a syslog, records of /dev/kmsg, "
     "an nvidia-bug-report.log, the JSON of dcgmi diag or what check --save-evidence wrote"
 )
 _ENOUGH_TO_KNOW = 65536

@@ -20,10 +20,13 @@ from healthcheck.probes.printk import Joiner, Told
 MARKS = (b"NVRM", b"SXid", b"nvidia-nvswitch")
 """Every line that a check reads holds one of these."""
 
+_MARKS_IN_JSON = (b"[78,86,82,77,", b"[ 78, 86, 82, 77,")
+"""NVRM, where the journal writes a message as the list of its bytes: a process's name may be no UTF-8."""
 _BOOT_MARKS = (b"Linux version ", b"-- Boot ", b"-- Reboot ")
 _JOURNAL_BOOT = re.compile(r"-- (?:Boot (?P<id>[0-9a-f]{32})|Reboot) --\Z")
 _BANNER = re.compile(r"Linux version \d")
-_UNPREFIXED = re.compile(r"NVRM: |nvidia-nvswitch\d{0,4}: SXid |Linux version \d")
+_UNPREFIXED = re.compile(r"(?:kernel: )?(?=NVRM: |nvidia-nvswitch\d{0,4}: SXid |Linux version \d)")
+"""A message alone, or with the tag that is left where somebody cut time and host off a journal."""
 
 _TAG = b" kernel"
 SAMPLE_BYTES = 8192
@@ -226,12 +229,13 @@ class KernelLogReader:
             self._searched += 1
             yield start
             start = block.index(b"\n", start) + 1
-        marks = (*MARKS, *_BOOT_MARKS) if self.recognised else (*MARKS, *_BOOT_MARKS, _TAG)
+        tag = () if self.recognised else (_TAG,)
+        marks = (*MARKS, *_BOOT_MARKS, *tag, *(_MARKS_IN_JSON if block.startswith(b"{") else ()))
         if start < len(block):
             yield from (start + one for one in wanted_lines(block[start:], marks))
 
     def _take(self, raw: bytes, number: int) -> None:
-        marked = any(mark in raw for mark in MARKS)
+        marked = any(mark in raw for mark in (*MARKS, *_MARKS_IN_JSON))
         line = read_line(raw)
         if line is None:
             self._take_unprefixed(decoded(raw), number, marked=marked)
@@ -256,9 +260,9 @@ class KernelLogReader:
             self._begin_boot(journal["id"] or "", marked=True)
         elif self._joiner.goes_on(text, number):
             return
-        elif not self._prefixed and _UNPREFIXED.match(text):
+        elif not self._prefixed and (begin := _UNPREFIXED.match(text)):
             self.recognised = True
-            line = LogLine(text)
+            line = LogLine(text[begin.end() :])
             self._mind_the_boot(line)
             if marked:
                 self._tell(self._joiner.add(line, self.clock.now, number, text))
@@ -266,7 +270,9 @@ class KernelLogReader:
             self._passed_over.quoted += marked
 
     def _mind_the_boot(self, line: LogLine) -> None:
-        if line.kernel and self.clock.goes_back(line.stamp):
+        if line.boot_id:
+            self._begin_boot(line.boot_id, marked=True)
+        elif line.kernel and self.clock.goes_back(line.stamp):
             self._begin_boot("", marked=False)
             self._owns_a_banner = bool(_BANNER.match(line.text))
             self._marked = not self._owns_a_banner

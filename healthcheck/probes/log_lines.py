@@ -5,16 +5,22 @@ A line is the kernel's when one of these stands before the message:
 - `prio,seq,usec,flags;` of `/dev/kmsg`, facility 0;
 - dmesg's `[secs.micros]`, `[Sat Nov 21 10:00:00 2026]`, `[Nov21 10:00]`, `[  +0.000123]` or ISO time with a comma,
   perhaps with `<4>` or `kern  :warn  :` before it and the caller (`[T123]`) behind it;
-- a time, a host and the tag `kernel:` of syslog or journalctl, perhaps with the kernel's own stamp behind the tag.
+- a time, a host and the tag `kernel:` of syslog or journalctl, perhaps with the kernel's own stamp behind the tag;
+- a node, `kern: warning:` and an ISO time in brackets, as `talosctl dmesg` prints it;
+- journalctl's JSON, where its own field says that the entry came from the kernel.
 
-Anything else before the message means that somebody quotes it.
+The short forms print the month in the language of whoever saved them. Anything else before the message means that
+somebody quotes it.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from healthcheck.probes.kernel_log import KERNEL_FACILITY, parse_record
 
@@ -23,10 +29,31 @@ SOME_LEAP_YEAR = 2000
 
 YEARS = range(1970, 2200)
 """A date outside of them is none; it leaves room to reckon with."""
+_LATEST = datetime(YEARS.stop, 1, 1, tzinfo=UTC).timestamp()
 _LONGEST_BOOT_SECONDS = 1e9
 """30 years: a stamp beyond it is no time."""
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_MONTH = f"(?:{'|'.join(_MONTHS)})"
+_MONTHS_BY_LANGUAGE = (
+    "jan feb mar apr may jun jul aug sep oct nov dec",
+    "jan feb mär apr mai jun jul aug sep okt nov dez",
+    "janv. févr. mars avril mai juin juil. août sept. oct. nov. déc.",
+    "ene feb mar abr may jun jul ago sep oct nov dic",
+    "gen feb mar apr mag giu lug ago set ott nov dic",
+    "jan fev mar abr mai jun jul ago set out nov dez",
+    "jan feb mrt apr mei jun jul aug sep okt nov dec",
+    "sty lut mar kwi maj cze lip sie wrz paź lis gru",
+    "янв фев мар апр мая июн июл авг сен окт ноя дек",
+    "1月 2月 3月 4月 5月 6月 7月 8月 9月 10月 11月 12月",
+    "1월 2월 3월 4월 5월 6월 7월 8월 9월 10월 11월 12월",
+)
+"""What glibc's strftime makes of %b: English, German, French, Spanish, Italian, Portuguese, Dutch, Polish, Russian,
+Chinese and Japanese, Korean."""
+_MONTHS: Mapping[str, int] = {
+    word: number for language in _MONTHS_BY_LANGUAGE for number, word in enumerate(language.split(), 1)
+}
+_MONTH = f"(?i:{'|'.join(re.escape(word) for word in sorted(_MONTHS, key=len, reverse=True))})"
+_PADDING = r"(?: (?=\d[月월]))?"
+"""Before a Japanese month of one digit. Text that is further in goes on from the line above it."""
+_WEEKDAY = r"[^\W\d_]{1,3}\.?"
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
 """What `dmesg --color=always` adds."""
 
@@ -40,22 +67,23 @@ _DMESG = re.compile(
 _SINCE_BOOT = re.compile(r" *(\d{1,10})\.(\d{6})(?: +<[^>]{1,24}>)?\Z")
 _SINCE_LINE = re.compile(r" *(?:\+\d{1,10}\.\d{6}|< *\d{1,10}\.\d{6}>)\Z")
 _CTIME = re.compile(
-    rf"[A-Z][a-z]{{2}} (?P<month>{_MONTH}) (?P<day>[ \d]\d) (?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d) "
+    rf"{_WEEKDAY} +(?P<month>{_MONTH}) (?P<day>[ \d]\d) (?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d) "
     r"(?P<year>\d{4})(?: +<[^>]{1,24}>)?\Z"
 )
 _MINUTE = re.compile(rf"(?P<month>{_MONTH}) ?(?P<day>\d{{1,2}}) (?P<hour>\d\d):(?P<minute>\d\d)\Z")
 
-_DATE = r"(?:[A-Z][a-z]{2} )?(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)[T ]"
+_DATE = r"(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)[T ]"
 _CLOCK = r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)"
 _ISO = re.compile(
     r"(?:<(?P<priority>\d{1,4})>)?(?P<rfc5424>1 )?(?:(?P<facility>[a-z0-9]{2,8}) *:(?P<level>[a-z]{3,7}) *: )?"
+    r"(?:[A-Z][a-z]{2} )?"
     + _DATE
     + _CLOCK
     + r"(?:(?P<mark>[.,])(?P<fraction>\d{1,9}))?(?P<zone>Z|[+-]\d\d:?\d\d| (?:[A-Z]{2,5}|[+-]\d{2,4}))? (?P<rest>.*)\Z",
     re.DOTALL,
 )
 _SYSLOG = re.compile(
-    rf"(?:<(?P<priority>\d{{1,4}})>)?(?P<month>{_MONTH}) +(?P<day>\d{{1,2}}) (?:(?P<year>\d{{4}}) )?"
+    rf"(?:<(?P<priority>\d{{1,4}})>)?{_PADDING}(?P<month>{_MONTH}) +(?P<day>\d{{1,2}}) (?:(?P<year>\d{{4}}) )?"
     + _CLOCK
     + r"(?:\.(?P<fraction>\d{1,9}))? (?P<rest>.*)\Z",
     re.DOTALL,
@@ -64,6 +92,13 @@ _UNIX = re.compile(r"(?P<seconds>\d{9,11})\.(?P<fraction>\d{6}) (?P<rest>.*)\Z",
 _TAGGED = re.compile(r"(?:(?P<host>\S{0,254}[^\s:\]]) )?(?P<tag>[^\s:]{1,128}): ?(?P<text>.*)\Z", re.DOTALL)
 _STRUCTURED = re.compile(
     r"(?P<host>\S{1,255}) (?P<tag>\S{1,48}) \S{1,128} \S{1,32} (?:-|\[[^\]]{0,1024}\])(?: (?P<text>.*))?\Z", re.DOTALL
+)
+_TALOS = re.compile(
+    r"(?:(?P<host>\S{1,253}): )?(?P<facility>[a-z0-9]{2,8}): +[a-z]{3,7}: \["
+    + _DATE
+    + _CLOCK
+    + r"(?:\.(?P<fraction>\d{1,9}))?(?P<zone>Z|[+-]\d\d:\d\d)\]:(?: (?P<text>.*))?\Z",
+    re.DOTALL,
 )
 _OWN_STAMP = re.compile(r"\[ {0,12}(\d{1,10})\.(\d{6})\]" + _CALLER + r" ?")
 
@@ -92,6 +127,8 @@ class LogLine:
     raw: bool = False
     """A record of `/dev/kmsg`: its continuation lines are a dictionary, no message."""
     host: str = ""
+    boot_id: str = ""
+    """Of the boot that it was written in, where the line itself says so."""
 
 
 def read_line(line: bytes) -> LogLine | None:
@@ -101,7 +138,9 @@ def read_line(line: bytes) -> LogLine | None:
         refused = record.facility not in KERNEL_FACILITY
         return LogLine(record.text, _since_boot(record.at), not refused, refused, raw=True)
     text = decoded(line)
-    return _read_dmesg(text) or _read_dated(text)
+    if text.startswith("{"):
+        return _read_journal(text)
+    return _read_dmesg(text) or _read_dated(text) or _read_talos(text)
 
 
 def decoded(line: bytes) -> str:
@@ -149,6 +188,51 @@ def _read_dated(text: str) -> LogLine | None:
     return _tagged(_TAGGED.match(found["rest"]), Stamp(wall=wall), refused=False) if wall.year in YEARS else None
 
 
+def _read_talos(text: str) -> LogLine | None:
+    found = _TALOS.match(text)
+    if found is None:
+        return None
+    stamp = Stamp(wall=_wall(found, zone=found["zone"]))
+    refused = _is_from_user_space(None, found["facility"])
+    message = _unescaped(found["text"] or "")
+    return LogLine(message, stamp, not refused, refused, host=found["host"] or "") if stamp.wall else None
+
+
+def _read_journal(text: str) -> LogLine | None:
+    """An entry of `journalctl -o json` (systemd.journal-fields(7)), which says itself who wrote it."""
+    try:
+        entry = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(entry, dict) or "_TRANSPORT" not in entry:
+        return None
+    is_kernel = entry["_TRANSPORT"] == "kernel"
+    # What a program wrote to /dev/kmsg comes from the kernel, too, and has a facility of its own.
+    refused = is_kernel and entry.get("SYSLOG_FACILITY", "0") != "0"
+    host, boot_id = (_text(entry.get(key)) for key in ("_HOSTNAME", "_BOOT_ID"))
+    kernel, stamp = is_kernel and not refused, _journals_stamp(entry)
+    return LogLine(_text(entry.get("MESSAGE")), stamp, kernel, refused, host=host[:255], boot_id=boot_id[:64])
+
+
+def _journals_stamp(entry: Mapping[str, Any]) -> Stamp:
+    """Its times are microseconds, written as text: since boot as the kernel stamped it, since 1970 as it came."""
+    since_boot, since_1970 = (
+        int(told) / 1e6 if re.fullmatch(r"[0-9]{1,18}", told) else None
+        for told in (_text(entry.get(key)) for key in ("_SOURCE_MONOTONIC_TIMESTAMP", "__REALTIME_TIMESTAMP"))
+    )
+    stamp = _since_boot(since_boot) if since_boot is not None else Stamp()
+    if since_1970 is None or since_1970 >= _LATEST:
+        return stamp
+    return replace(stamp, wall=datetime.fromtimestamp(since_1970, UTC))
+
+
+def _text(value: Any) -> str:
+    """A text; where it is none that UTF-8 has, the journal writes a list of its bytes."""
+    if isinstance(value, list) and all(isinstance(one, int) and 0 <= one < 256 for one in value):
+        return bytes(value).decode("utf-8", "backslashreplace")
+    return value if isinstance(value, str) else ""
+
+
 def _tagged(found: re.Match[str] | None, stamp: Stamp, *, refused: bool) -> LogLine | None:
     """The line of a syslog: only the tag `kernel` is the kernel's, and with a process id it is somebody's joke."""
     if found is None:
@@ -186,7 +270,7 @@ def _wall(found: re.Match[str], zone: str = "") -> datetime | None:
     try:
         wall = datetime(
             int(parts.get("year") or SOME_LEAP_YEAR),
-            _MONTHS.index(month) + 1 if month in _MONTHS else int(month),
+            _MONTHS.get(month.lower()) or int(month),
             int(parts["day"]),
             int(parts["hour"]),
             int(parts["minute"]),

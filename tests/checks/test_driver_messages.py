@@ -84,6 +84,8 @@ FAULTS = [
         MONITOR,
         "driver",
     ),
+    ("NVRM: GPU at 0000:18:00.0 has fallen off the bus.", "GpuFellOffBus", REBOOT, "gpu/0000:18:00.0"),
+    ("NVRM: rm_init_adapter failed for device bearing minor number 0", "GpuInitFailed", RESET, "driver"),
     ("NVRM: API mismatch: the client 'nvidia-smi' (pid 4711)", "DriverLibraryMismatch", MONITOR, "driver"),
 ]
 
@@ -117,6 +119,8 @@ def test_text_that_only_quotes_a_line_is_no_fault(quote: str, text: str) -> None
         "NVRM: GPU 0000:18:00.0: GPU serial number is 1653723052734.",
         "NVRM: GPU 0000:18:00.0: GPU has fallen off the bus, said somebody",
         "NVRM: GPU zz: GPU has fallen off the bus.",
+        "NVRM: GPU at 0000:18:00.0 has fallen off the bus, said somebody",
+        "NVRM: GPU at PCI:0000:18:00: has fallen off the bus.",
         "NVRM: The NVIDIA GPU 0000:5d:00.0",
         "NVRM: (PCI ID: 10de:2330) installed in this system has",
         "NVRM: The NVIDIA probe routine failed for 1 device(s).",

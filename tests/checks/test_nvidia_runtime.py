@@ -106,6 +106,20 @@ def test_one_in_a_drop_in_that_nobody_imports_is_told_with_its_place() -> None:
     assert DROP_IN not in other.detail
 
 
+def test_one_where_crio_does_not_look_is_told_with_its_place() -> None:
+    file = "/etc/crio/conf.d/99-nvidia.toml"
+    unread = (replace(NVIDIA, file=file, line=6),)
+
+    [told] = judge(CHECK, runtime(kind=CRIO, unread_handlers=unread))
+
+    assert isinstance(told, Finding)
+    move = "move it to /etc/crio/crio.conf.d, then `systemctl restart crio`"
+    assert (told.reason, told.detail) == (
+        "NvidiaRuntimeMissing",
+        f"{file}, line 6 has it, where CRI-O does not look: {move}",
+    )
+
+
 # What the running one says of itself outranks the files.
 
 

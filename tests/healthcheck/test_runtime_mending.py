@@ -56,6 +56,7 @@ def values(**env: str) -> str:
     return f"`{HELM}'{','.join(pairs)}'`"
 
 
+CRIOS_DROP_IN = "--drop-in-config=/etc/crio/crio.conf.d/99-nvidia.toml"
 STANDARD = values(CONTAINERD_CONFIG=FILE, CONTAINERD_SOCKET=SOCKET)
 CONFIGURE = f"`nvidia-ctk runtime configure --runtime=containerd --config={FILE} && systemctl restart containerd`"
 
@@ -132,7 +133,10 @@ def test_the_toolkit_is_known_by_its_configuration_and_by_whom_it_configured_too
         (around(distribution=BOTTLEROCKET), ["aws-k8s-VERSION-nvidia", "can't be changed"]),
         (around(distribution=TALOS), ["nvidia-container-toolkit-production", "can't be changed"]),
         (around(distribution=EKS_AL2023, of=HOSTS), ["EKS AMI for NVIDIA", CONFIGURE, "anew at each boot"]),
-        (around(kind=CRIO, of=HOSTS), ["`nvidia-ctk runtime configure --runtime=crio && systemctl restart crio`"]),
+        (
+            around(kind=CRIO, of=HOSTS),
+            [f"`nvidia-ctk runtime configure --runtime=crio {CRIOS_DROP_IN} && systemctl restart crio`"],
+        ),
         (around(kind=CRIO, of=OPERATORS), ["rollout restart ds/nvidia-container-toolkit-daemonset`"]),
         (
             around("/etc/docker/daemon.json", kind=DOCKER),

@@ -78,6 +78,8 @@ RECOVERY_ACTIONS = [
     ("0x5 (Recover IMEX Domain)", RESET),
     ("0x6 (Bus Reset)", RESET),
     ("0x7 (System Reboot)", REBOOT),
+    ("0x1 (PF FLR)", RESET),
+    ("0x2 (OS Reboot)", REBOOT),
     ("0x8 (Unknown)", MONITOR),
     ("0xffffffff (Unknown)", MONITOR),
 ]
@@ -124,6 +126,12 @@ def test_xid_154_means_what_its_own_text_says(before: str, action: str, severity
     text = f"{before}GPU recovery action changed from 0x0 (None) to {action}"
 
     assert severity_of(154, text, Policy()) is severity
+
+
+def test_an_xid_154_that_was_wrapped_where_it_was_saved_means_the_same() -> None:
+    text = "GPU recovery action changed from 0x0 (None)\n to 0x2 (Node Reboot Required)"
+
+    assert severity_of(154, text, Policy()) is REBOOT
 
 
 @pytest.mark.parametrize(

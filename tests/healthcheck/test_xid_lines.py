@@ -105,6 +105,8 @@ def test_a_process_may_be_called_anything(pid: str, name: str) -> None:
         ("pid=1234, name=python", "1234 python", ""),
         ("pid=1234, name=a, b, c", "1234 a", "b, c"),
         ("pid=1234, name=x, 0cb5(2d50) 8503d428", "1234 x", "0cb5(2d50) 8503d428"),
+        ("pid=7194, Contained: CE User Channel (0x9)", "7194", "Contained: CE User Channel (0x9)"),
+        ("pid=1234", "1234", ""),
         ("Ch 00000008", "", "Ch 00000008"),
         ("somebody said pid=1, name=x, GPU", "", "somebody said pid=1, name=x, GPU"),
     ],

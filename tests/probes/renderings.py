@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -11,6 +12,9 @@ BOOTED = datetime(2026, 11, 20, 8, 0, 0, 250_000, tzinfo=UTC)
 HOST = "ip-10-0-0-1"
 NAMES = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
 DAYS = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
+CHINESE_DAYS = "一二三四五六日"
+FRENCH_NAMES = ["janv.", "févr.", "mars", "avril", "mai", "juin", "juil.", "août", "sept.", "oct.", "nov.", "déc."]
+BOOT_ID = "5f3c1f6f6a0e4b0f9f6f1f0e2d3c4b5a"
 
 Form = Callable[[Record], str]
 
@@ -41,6 +45,28 @@ def indented(prefix: Callable[[Record], str]) -> Form:
     return lambda record: prefix(record) + f"\n{' ' * len(prefix(record))}".join(record.text.split("\n")) + "\n"
 
 
+def journal_json(record: Record) -> str:
+    entry = {
+        "_TRANSPORT": "kernel",
+        "_SOURCE_MONOTONIC_TIMESTAMP": str(round(record.at * 1e6)),
+        "__REALTIME_TIMESTAMP": str(round(wall(record).timestamp() * 1e6)),
+        "_BOOT_ID": BOOT_ID,
+        "_HOSTNAME": HOST,
+        "PRIORITY": "4",
+        "SYSLOG_FACILITY": "0",
+        "SYSLOG_IDENTIFIER": "kernel",
+        "MESSAGE": record.text if record.text.isprintable() else list(record.text.encode()),
+    }
+    return json.dumps(entry, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+def talos(record: Record) -> str:
+    """Its time as Go prints it: without the zeros at the end of a fraction."""
+    fraction = f"{wall(record):%f}".rstrip("0")
+    at = f"{wall(record):%Y-%m-%dT%H:%M:%S}{'.' if fraction else ''}{fraction}Z"
+    return f"10.0.0.1: kern: warning: [{at}]: {escaped(record.text)}\n"
+
+
 def unprefixed(record: Record) -> str:
     return record.text + "\n"
 
@@ -68,6 +94,9 @@ FORMS: dict[str, Form] = {
     "dmesg -x": each_line(lambda one: f"kern  :warn  : [{since_boot(one)}] "),
     "dmesg -d": each_line(lambda one: f"[{since_boot(one)} <    0.000003>] "),
     "dmesg -T": each_line(lambda one: f"[{ctime(wall(one))}] "),
+    "dmesg -T in Chinese": each_line(
+        lambda one: f"[{CHINESE_DAYS[wall(one).weekday()]} {wall(one).month}月 {wall(one).day:2d} {wall(one):%T %Y}] "
+    ),
     "dmesg -Tx": each_line(lambda one: f"kern  :err   : [{ctime(wall(one))}] "),
     "dmesg -e": each_line(lambda one: f"[{NAMES[wall(one).month - 1]}{wall(one):%d %H:%M}] "),
     "dmesg -t": unprefixed,
@@ -85,6 +114,14 @@ FORMS: dict[str, Form] = {
     "journal short-unix": indented(lambda one: f"{wall(one).timestamp():.6f} {HOST} kernel: "),
     "journal short-monotonic": indented(lambda one: f"[{since_boot(one)}] {HOST} kernel: "),
     "journal short-delta": indented(lambda one: f"[{since_boot(one)} <    0.000001 >] {HOST} kernel: "),
+    "journal short in Chinese": indented(
+        lambda one: f"{wall(one).month}月 {wall(one).day:02d} {wall(one):%T} {HOST} kernel: "
+    ),
+    "journal short in French": indented(
+        lambda one: f"{FRENCH_NAMES[wall(one).month - 1]} {wall(one).day:02d} {wall(one):%T} {HOST} kernel: "
+    ),
+    "journal json": journal_json,
+    "talosctl dmesg": talos,
     "syslog": each_line(lambda one: f"{bsd(wall(one))} {HOST} kernel: "),
     "syslog with a priority": each_line(lambda one: f"<4>{bsd(wall(one))} {HOST} kernel: "),
     "syslog with the kernel's stamp": each_line(lambda one: f"{bsd(wall(one))} {HOST} kernel: [{since_boot(one)}] "),

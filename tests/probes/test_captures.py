@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -16,7 +17,8 @@ from healthcheck.probes import capture_bytes
 from healthcheck.probes.capture_bytes import CaptureError, Input
 from healthcheck.probes.captures import SAMPLE_BYTES, Batch, KernelLogReader, PassedOver
 from healthcheck.probes.kernel_log import Record
-from tests.probes.renderings import BOOTED, FORMS, TO_THE_MINUTE, WITHOUT_TIMES, capture, records
+from healthcheck.probes.log_lines import LogLine, Stamp, read_line
+from tests.probes.renderings import BOOT_ID, BOOTED, FORMS, TO_THE_MINUTE, WITHOUT_TIMES, capture, records
 
 SAVED = BOOTED + timedelta(hours=3)
 FALLEN = (
@@ -180,6 +182,13 @@ KERNEL = "Nov 20 08:00:00 host kernel: usb 1-1: gone\n"
         f"<6>1 2026-11-20T08:00:01Z host app 12 - - {XID}",
         f"1763625601.000001 host app[1]: {XID}",
         '{"MESSAGE": "' + XID + '"}',
+        '{"_TRANSPORT": "stdout", "SYSLOG_IDENTIFIER": "kernel", "MESSAGE": "' + XID + '"}',
+        '["_TRANSPORT", "' + XID + '"]',
+        f"INFO 2026-11-20 08:00:01 host kernel: {XID}",
+        f"app 2026-11-20 08:00:01 host kernel: {XID}",
+        f"      Nov 20 08:00:01 host kernel: {XID}",
+        f" 11月 20 08:00:01 host kernel: {XID}",
+        f"kernel: {XID}",
         f"$ echo {XID}",
         f"> {XID}",
         f"    {XID}",
@@ -217,12 +226,67 @@ def test_a_message_of_another_program_goes_on_below_its_own_line() -> None:
         f"daemon:warn  : [Fri Nov 20 08:00:01 2026] {XID}",
         f"<12>Nov 20 08:00:01 host kernel: {XID}",
         f"<14>1 2026-11-20T08:00:01Z host kernel - - - {XID}",
+        f"10.0.0.1: user: warning: [2026-11-20T08:00:01.5Z]: {XID}",
+        '{"_TRANSPORT": "kernel", "SYSLOG_FACILITY": "3", "MESSAGE": "' + XID + '"}',
     ],
 )
 def test_another_facility_is_refused(line: str) -> None:
     read = Reading((KERNEL + line + "\n").encode())
 
     assert (read.texts, read.passed_over.refused) == ([], 1)
+
+
+def test_a_journal_of_which_only_the_tag_is_left_is_the_kernels() -> None:
+    assert Reading(f"kernel: {XID}\nkernel: NVRM: x\n".encode()).texts == [XID, "NVRM: x"]
+
+
+@pytest.mark.parametrize(
+    ("name", "month"),
+    [
+        ("jan", 1),
+        ("Févr.", 2),
+        ("mär", 3),
+        ("abr", 4),
+        ("maj", 5),
+        ("giu", 6),
+        ("juil.", 7),
+        (" 8月", 8),
+        ("сен", 9),
+        ("10월", 10),
+        ("лис", 0),
+        ("13月", 0),
+    ],
+)
+def test_the_month_may_stand_in_another_language(name: str, month: int) -> None:
+    line = read_line(f"{name} 20 08:00:01 host kernel: {XID}".encode())
+
+    assert (line.stamp.wall.month if line and line.stamp.wall else 0) == month
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "stamp"),
+    [
+        ("_SOURCE_MONOTONIC_TIMESTAMP", "0", Stamp(monotonic=0.0)),
+        ("_SOURCE_MONOTONIC_TIMESTAMP", "1500000", Stamp(monotonic=1.5)),
+        ("_SOURCE_MONOTONIC_TIMESTAMP", "9" * 18, Stamp()),
+        ("_SOURCE_MONOTONIC_TIMESTAMP", 1500000, Stamp()),
+        ("_SOURCE_MONOTONIC_TIMESTAMP", "-1", Stamp()),
+        ("__REALTIME_TIMESTAMP", "1500000", Stamp(wall=datetime(1970, 1, 1, 0, 0, 1, 500_000, tzinfo=UTC))),
+        ("__REALTIME_TIMESTAMP", "9" * 18, Stamp()),
+        ("__REALTIME_TIMESTAMP", None, Stamp()),
+    ],
+)
+def test_an_entry_of_the_journal_tells_its_times_in_microseconds(field: str, value: object, stamp: Stamp) -> None:
+    line = read_line(json.dumps({"_TRANSPORT": "kernel", "MESSAGE": XID, field: value}).encode())
+
+    assert line == LogLine(XID, stamp)
+
+
+@pytest.mark.parametrize("message", [None, 7, [256], ["a"], {"a": 1}])
+def test_an_entry_of_the_journal_without_a_message_says_nothing(message: object) -> None:
+    line = read_line(json.dumps({"_TRANSPORT": "kernel", "MESSAGE": message, "_BOOT_ID": 1}).encode())
+
+    assert line == LogLine("")
 
 
 @pytest.mark.parametrize(
@@ -291,6 +355,15 @@ def test_the_journal_says_where_a_boot_begins(mark: str, banner: bool) -> None:
 
     assert read.boots == [[OFF_BUS], [MIG]]
     assert read.reader.boot_id == ("" if "Reboot" in mark else "0123456789abcdef0123456789abcdef")
+
+
+def test_each_entry_of_the_journals_json_names_its_boot() -> None:
+    first = capture(FORMS["journal json"], records((0.0, BANNER), (10.0, OFF_BUS)))
+    second = capture(FORMS["journal json"], records((15.0, BANNER), (20.0, MIG), (21.0, SWITCH)))
+    read = Reading(first + second.replace(BOOT_ID.encode(), b"0123456789abcdef0123456789abcdef"))
+
+    assert read.boots == [[OFF_BUS], [MIG, SWITCH]]
+    assert read.reader.boot_id == "0123456789abcdef0123456789abcdef"
 
 
 def test_a_wall_clock_that_is_set_is_no_boot() -> None:

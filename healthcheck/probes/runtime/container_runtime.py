@@ -28,7 +28,7 @@ from healthcheck.probes.runtime import kubelet as kubelets
 from healthcheck.probes.runtime.distributions import GKE, K0S, K3S, K8S_SNAP, LAYOUTS, MICROK8S, RKE2, Layout
 from healthcheck.probes.runtime.facts import Configuration, ContainerRuntime, Kubelet
 from healthcheck.probes.runtime.kubelet import Settings
-from healthcheck.probes.runtime.processes import CONTAINERD, CRI_DOCKERD, CRIO, DOCKERD, Process, flag_of
+from healthcheck.probes.runtime.processes import CONTAINERD, CRI_DOCKERD, CRIO, DOCKERD, KUBELET, Process, flag_of
 
 __all__ = ["CONTAINER_RUNTIME", "GKE", "K0S", "K3S", "K8S_SNAP", "MICROK8S", "RKE2", "read_container_runtime"]
 
@@ -184,7 +184,8 @@ def _assumed(root: Path, found: Sequence[Process]) -> ContainerRuntime:
     if settings is None:
         settings = Settings(layout.socket, assumed, ("no kubelet is to be seen",))
     elif layout.distribution and settings.endpoint != layout.socket:
-        settings = replace(settings, endpoint=layout.socket, said_by=assumed)
+        # Left over from another kubelet.
+        settings = Settings(layout.socket, assumed, settings.how)
     else:
         settings = replace(settings, said_by=f"assumed, since no kubelet is to be seen: {settings.said_by}")
     fitting = next((one for one in there if one.socket == settings.endpoint), None)
@@ -269,10 +270,11 @@ def _started(root: Path, process: Process | None) -> float | None:
 
 
 def _facts(kubelet: Process | None, settings: Settings, used: Configuration | None = None) -> Kubelet | None:
-    if kubelet is None:
-        return None
+    """Also of one that is not to be seen, as in a captured tree, where its files say something of it."""
     systemd = settings.systemd_cgroup if settings.asks_runtime is False or not _may_answer(used) else None
-    return Kubelet(kubelet.name, kubelet.pid, settings.config, systemd)
+    if kubelet is not None:
+        return Kubelet(kubelet.name, kubelet.pid, settings.config, systemd)
+    return Kubelet(KUBELET, 0, settings.config, systemd) if settings.config or systemd is not None else None
 
 
 def _may_answer(used: Configuration | None) -> bool:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from healthcheck.probes.runtime import host_files, programs, toml_file
+from healthcheck.probes.runtime import host_files, named_paths, programs, toml_file
 from healthcheck.probes.runtime.facts import Configuration, Handler, Misplaced, Problem, ReadFile
 
 STANDARD_FILE = "/etc/containerd/config.toml"
@@ -41,8 +41,9 @@ _SHORT, _OLD, _NEW = "cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.r
 """The plugin whose table holds the handlers: in schema 1, in 2, and from 3 on."""
 _IMAGES = "io.containerd.cri.v1.images"
 _SERVER = "io.containerd.server.v1.grpc"
-_LINUX_V1 = "io.containerd.runtime.v1.linux"
-"""The shim of containerd before 1.2; 1.x still starts it, with options of its own."""
+_LINUX_V1, _SHIMS_PLUGIN = "io.containerd.runtime.v1.linux", "linux"
+"""The shim of containerd before 1.2; 1.x still starts it, with options of its own. Its plugin has the short name in
+schema 1, and a `runtime` for handlers that name no program."""
 _DROP_IN_FOLDERS = ("conf.d", "config.d")
 _MOST_FILES = 64
 _MOST_HANDLERS = 256
@@ -163,7 +164,7 @@ class _Reader:
             raw, written = host_files.read(self.root, file)
         except FileNotFoundError as error:
             if self.sources:
-                raise _RefusedError(Problem(file, f"imported, and {_led_to(self.root, file)}")) from error
+                raise _RefusedError(_not_there(self.root, file)) from error
             return None
         except OSError as error:
             raise _RefusedError(Problem(file, f"can't be read: {error.strerror}", only_ours=True)) from error
@@ -177,10 +178,17 @@ class _Reader:
         return self.sources[-1]
 
 
-def _led_to(root: Path, file: str) -> str:
-    """What is wrong with a path where no file is: a link among them has a name that exists."""
+def _not_there(root: Path, file: str) -> Problem:
+    """What is wrong with an import where no file is: a link among them has a name that exists.
+
+    A tree that was saved without a folder below the root, such as /run, does not tell what was in it.
+    """
     real = host_files.resolve(root, file)
-    return "does not exist" if real == file else f"leads to {real}, which does not exist"
+    folder = posixpath.dirname(real).split("/")[1]
+    if folder and not named_paths.has_entries(root, folder):
+        return Problem(file, f"imported, and nothing of /{folder} is here", only_ours=True)
+    led_to = "does not exist" if real == file else f"leads to {real}, which does not exist"
+    return Problem(file, f"imported, and {led_to}")
 
 
 def read_configuration(root: Path, path: str, program: str = "", searched: Sequence[str] = ()) -> Configuration:
@@ -347,7 +355,7 @@ def _effective(known: Configuration, sources: Sequence[_Source], release: Releas
     section = _SHORT if release < _NO_1_X and merged.version == 1 else _OLD if release < _NO_1_X else _NEW
     try:
         cri = _at(merged.plugins, dict[str, Any], section) or {}
-        found = _told_by(cri, release)
+        found = _told_by(cri, release, _shims_program(merged.plugins, release, section))
         address = _at(merged.plugins, str, _SERVER, "address") if release >= _TAKES_OVER_EACH_FILE else merged.address
     except _WrongValueError as error:
         raise _RefusedError(_problem_of(error, sources)) from error
@@ -363,6 +371,13 @@ def _effective(known: Configuration, sources: Sequence[_Source], release: Releas
         address=address or "",
         disabled_in=_disabled_in(merged, release, section),
     )
+
+
+def _shims_program(plugins: Table, release: Release, section: str) -> str:
+    """What the oldest shim starts for a handler that names no program (runtime/v1/linux of 1.x)."""
+    if release >= _NO_1_X:
+        return ""
+    return _at(plugins, str, _SHIMS_PLUGIN if section == _SHORT else _LINUX_V1, "runtime") or ""
 
 
 def _merged_by_1(sources: Sequence[_Source], release: Release, *, told: bool) -> _Config:
@@ -473,7 +488,7 @@ def _misplaced(tables: Sequence[Table], section: str) -> Iterator[Misplaced]:
         for name, table in runtimes.items():
             if isinstance(table, dict) and isinstance(place := table.get(_PLACE), _Place):
                 try:
-                    told = _handler(name, {name: table}, name)
+                    told = _handler(name, {name: table}, (name,))
                 except _WrongValueError:
                     told = Handler(name, "", "", None, place.file, place.line)
                 by_place.setdefault((place.file, place.schema, place.section), []).append(told)
@@ -486,7 +501,7 @@ def _problem_of(error: _WrongValueError, sources: Sequence[_Source]) -> Problem:
     for source in reversed(sources):
         for section in (_SHORT, _OLD, _NEW):
             value: Any = source.table.get("plugins", {})
-            path = error.path if error.path[:1] == (_SERVER,) else (section, *error.path)
+            path = error.path if error.path[0] in (_SERVER, _LINUX_V1, _SHIMS_PLUGIN) else (section, *error.path)
             for key in path:
                 value = value.get(key) if isinstance(value, dict) else None
             if value is not None and value == error.value:
@@ -500,17 +515,18 @@ _LEGACY = {"default_runtime": "default", "untrusted_workload_runtime": "untruste
 """Tables of 1.x beside `runtimes`, and the handlers that they define."""
 
 
-def _told_by(cri: Table, release: Release) -> Configuration:
+def _told_by(cri: Table, release: Release, shims_program: str) -> Configuration:
     """Handlers, default and CDI; of the other fields nothing is said."""
     is_1 = release < _NO_1_X
     runtimes = _at(cri, dict[str, Any], "containerd", "runtimes")
-    handlers = {name: _handler(name, cri, "containerd", "runtimes", name) for name in runtimes or {}}
+    legacy = [one for one in _LEGACY if _at(cri, str, "containerd", one, "runtime_type")] if is_1 else []
+    paths: dict[str, tuple[str, ...]] = {name: ("containerd", "runtimes", name) for name in runtimes or {}}
+    paths |= {_LEGACY[one]: ("containerd", one) for one in legacy}
+    handlers = {name: _handler(name, cri, path, shims_program, is_1=is_1) for name, path in paths.items()}
     default = _at(cri, str, "containerd", "default_runtime_name")
     if is_1:
-        legacy = {name: key for key, name in _LEGACY.items() if _at(cri, str, "containerd", key, "runtime_type")}
-        handlers |= {name: _handler(name, cri, "containerd", key) for name, key in legacy.items()}
-        default = "default" if "default" in legacy else default
-        _refuse_what_1_refuses(cri, handlers.get(default or RUNC), "untrusted" in legacy)
+        default = "default" if "default_runtime" in legacy else default
+        _refuse_what_1_refuses(cri, handlers.get(default or RUNC), "untrusted_workload_runtime" in legacy)
     return Configuration(
         "",
         handlers=tuple(handlers.values()),
@@ -543,25 +559,37 @@ def _cdi_folders(cri: Table, release: Release) -> Sequence[str]:
     return CDI_FOLDERS if told is None else told
 
 
-def _handler(name: str, cri: Table, *path: str) -> Handler:
-    """From its table at `path`. What its options say is refused by no containerd at its start, only by each pod."""
+def _handler(name: str, cri: Table, path: tuple[str, ...], shims_program: str = "", *, is_1: bool = False) -> Handler:
+    """From its table at `path`. What its options say is refused by no containerd at its start, only by each pod.
+
+    `shims_program` is what the oldest shim starts where the handler names nothing.
+    """
     place = (_at(cri, dict[str, Any], *path) or {}).get(_PLACE)
     kind = _at(cri, str, *path, "runtime_type") or ""
-    if kind != _LINUX_V1:
-        binary, cgroup = (*path, "options", "BinaryName"), (*path, "options", "SystemdCgroup")
-    elif _at(cri, dict[str, Any], *path, "options") is not None:
-        binary, cgroup = (*path, "options", "Runtime"), (*path, "options", "SystemdCgroup")
+    options = _at(cri, dict[str, Any], *path, "options")
+    if kind != _LINUX_V1 or options is not None:
+        named = "Runtime" if kind == _LINUX_V1 else "BinaryName"
+        binary, cgroup = ((*path, "options", _spelt(one, options or {}, is_1=is_1)) for one in (named, "SystemdCgroup"))
     else:
         binary, cgroup = (*path, "runtime_engine"), ("systemd_cgroup",)
     return Handler(
         name,
         kind,
-        _at(cri, str, *binary) or "",
+        _at(cri, str, *binary) or (shims_program if kind == _LINUX_V1 else ""),
         _at(cri, bool, *cgroup),
         place.file if isinstance(place, _Place) else "",
         place.line if isinstance(place, _Place) else 0,
         _at(cri, bool, *path, "privileged_without_host_devices") or False,
     )
+
+
+def _spelt(option: str, options: Table, *, is_1: bool) -> str:
+    """The key that is taken for the option: 1.x (go-toml 1) tries four spellings, 2.x (go-toml 2) ignores the case."""
+    if is_1:
+        spellings = (option, option.lower(), option.upper(), option[0].lower() + option[1:])
+        return next((one for one in spellings if one in options), option)
+    # They are written out by name before they are read: of two the last one counts.
+    return max((key for key in options if key.lower() == option.lower()), default=option)
 
 
 def _runtimes_in(plugins: Any, section: str) -> Table:

@@ -9,7 +9,9 @@ takes its place whole.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Container
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from healthcheck.probes.runtime.toml_file import Table
 
 STANDARD_FILE = "/etc/crio/crio.conf"
 STANDARD_FOLDER = "/etc/crio/crio.conf.d"
+_NEVER_READ = "/etc/crio/conf.d"
+"""Where `nvidia-ctk` of 1.18 to 1.19.0 writes by default (NVIDIA/nvidia-container-toolkit pull request 1829)."""
 STANDARD_SOCKET = "/run/crio/crio.sock"
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 """The default of cdi_spec_dirs. CDI itself can't be switched off."""
@@ -55,7 +59,19 @@ def read_configuration(
         except MalformedError as error:
             problem = Problem(file, error.message, error.line, error.column, error.only_ours)
             return Configuration(path, CRIO, version, 0, tuple(merged.files), cdi=True, problem=problem)
-    return _effective(path, version, merged)
+    beside = _beside(root, {one.path for one in merged.files})
+    handlers = [_handler(name, ("", _NONE), *told) for name, told in beside.runtimes.items()]
+    return replace(_effective(path, version, merged), unread=tuple(beside.files), unread_handlers=tuple(handlers))
+
+
+def _beside(root: Path, read: Container[str]) -> _Merged:
+    """What the files say that lie where CRI-O does not look; nothing of one that can't be read."""
+    merged = _Merged()
+    for file in host_files.walk(root, _NEVER_READ):
+        if file not in read:
+            with suppress(MalformedError):
+                _load(root, file, merged, may_miss=True)
+    return merged
 
 
 def _load(root: Path, file: str, merged: _Merged, *, may_miss: bool) -> None:

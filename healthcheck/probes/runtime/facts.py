@@ -110,7 +110,7 @@ class Configuration:
     disabled_in: str = ""
     """The file that switches the CRI plugin off (containerd's disabled_plugins)."""
     unread: tuple[ReadFile, ...] = ()
-    """Files in drop-in folders beside it that it does not import."""
+    """Files in drop-in folders beside it that it does not read."""
     generation: str = ""
     """containerd's release by whose rules the files were put together, as `1.7`; assumed where `version` is ''."""
     built_in: tuple[str, ...] = ()
@@ -169,7 +169,10 @@ class Toolkit:
 
 @dataclass(frozen=True, slots=True)
 class Kubelet:
-    """`config` is its file, '' without one. `systemd_cgroup`: its cgroup driver is systemd; None where nobody says."""
+    """`pid` is 0 where only its files are to be seen, `config` '' without a file.
+
+    `systemd_cgroup`: its cgroup driver is systemd; None where nobody says.
+    """
 
     __rich_repr__ = _told
 

@@ -126,7 +126,7 @@ def test_on_a_captured_tree_it_is_assumed_from_the_layout(distribution: str, nod
     assert seen.used is not None
     name, _, socket, _, _, names = EXPECTED[distribution]
     assert (seen.distribution, seen.socket, handlers(seen)) == (name, socket, names)
-    assert (seen.assumed, seen.started, seen.kubelet) == (True, None, None)
+    assert (seen.assumed, seen.started, seen.kubelet.pid if seen.kubelet else 0) == (True, None, 0)
     assert seen.known_from.startswith("assumed, since no kubelet is to be seen")
     assert seen.how[0].startswith("no kubelet is to be seen")
     assert seen.how[-1].startswith("assumed: ")
@@ -174,6 +174,29 @@ def test_on_a_captured_tree_the_kubelets_files_outrank_what_else_is_there(
 
     assert (seen.used.path if seen.used else None, seen.socket, seen.assumed) == (path, endpoint, True)
     assert seen.used is not None or seen.why_none.startswith(f"the kubelet's runtime would be at {endpoint}")
+
+
+@pytest.mark.parametrize(
+    ("file", "version", "systemd"),
+    [
+        ("etc/containerd/config.toml", 2, True),
+        ("etc/containerd/config.toml", 3, None),
+        # Left over: the kubelet of k3s has another socket.
+        ("var/lib/rancher/k3s/agent/etc/containerd/config.toml", 2, None),
+    ],
+)
+def test_on_a_captured_tree_the_kubelets_file_tells_its_cgroup_driver(
+    file: str, version: int, systemd: bool | None, tmp_path: Path
+) -> None:
+    config = "kind: KubeletConfiguration\ncontainerRuntimeEndpoint: unix:///run/containerd/containerd.sock\n"
+    texts = {file: f"version = {version}\n", "var/lib/kubelet/config.yaml": f"{config}cgroupDriver: systemd\n"}
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+
+    kubelet = read_container_runtime(Host(tmp_path)).kubelet
+
+    assert (kubelet.systemd_cgroup if kubelet else None) is systemd
 
 
 def test_processes_that_cannot_be_looked_at_are_no_kubelet_that_is_gone(node: SimulatedNode) -> None:

@@ -87,6 +87,59 @@ def test_handlers_under_another_plugin_are_none(
     assert seen.misplaced == (Misplaced(MAIN, schema, section, right, (told,)),)
 
 
+@pytest.mark.parametrize(
+    ("version", "keys", "binary"),
+    [
+        (2, ["BinaryName"], "/BinaryName"),
+        (2, ["binaryName"], "/binaryName"),
+        (2, ["binaryname"], "/binaryname"),
+        (2, ["BINARYNAME"], "/BINARYNAME"),
+        (2, ["Binaryname"], ""),
+        (2, ["binary_name"], ""),
+        (2, ["binaryName", "BinaryName"], "/BinaryName"),
+        (3, ["binaryName"], "/binaryName"),
+        (3, ["Binaryname"], "/Binaryname"),
+        (3, ["binary_name"], ""),
+        (3, ["binaryName", "BinaryName"], "/binaryName"),
+    ],
+)
+def test_an_option_may_be_spelt_as_the_releases_toml_library_takes_it(
+    version: int, keys: list[str], binary: str, tmp_path: Path
+) -> None:
+    """go-toml 1.9.5, as 1.7 has it, and go-toml 2.2, as 2.2 has it, were asked."""
+    table = f"{V2 if version == 2 else V3}.containerd.runtimes.nvidia.options"
+    options = "".join(f"{key} = '/{key}'\n" for key in keys)
+
+    (seen,) = read(tmp_path, {MAIN: f"version = {version}\n[{table}]\n{options}systemdCgroup = true\n"}).handlers
+
+    assert (seen.binary, seen.systemd_cgroup) == (binary, True)
+
+
+@pytest.mark.parametrize(
+    ("head", "section", "plugin"),
+    [("", V1, "linux"), ("version = 2\n", V2, '"io.containerd.runtime.v1.linux"')],
+)
+@pytest.mark.parametrize(
+    ("of_handler", "binary"),
+    [
+        ("", "/opt/shims"),
+        ('runtime_engine = "/opt/own"', "/opt/own"),
+        ('options = {Runtime = "/opt/own"}', "/opt/own"),
+        ("options = {}", "/opt/shims"),
+    ],
+)
+def test_a_handler_of_the_oldest_shim_without_a_program_has_the_shims(
+    head: str, section: str, plugin: str, of_handler: str, binary: str, tmp_path: Path
+) -> None:
+    runtime = f'[{section}.containerd.runtimes.n]\nruntime_type = "io.containerd.runtime.v1.linux"\n{of_handler}\n'
+    shim = f'[plugins.{plugin}]\nruntime = "/opt/shims"\n'
+
+    assert [one.binary for one in read(tmp_path, {MAIN: head + runtime + shim}).handlers] == [binary]
+    assert (
+        problem(tmp_path, {MAIN: f"{head}{runtime}[plugins.{plugin}]\nruntime = 1\n"}).message == "runtime is no text"
+    )
+
+
 def test_without_its_file_containerd_has_its_defaults(tmp_path: Path) -> None:
     assert read(tmp_path, {}) == Configuration(
         MAIN, cdi_folders=("/etc/cdi", "/var/run/cdi"), generation="1.7", built_in=("runc",)
@@ -175,6 +228,16 @@ def test_a_pattern_that_names_nothing_is_no_problem(pattern: str, tmp_path: Path
 
 def test_an_import_that_is_not_there_is_a_problem(tmp_path: Path) -> None:
     assert problem(tmp_path, {MAIN: IMPORTS, FIRST: ""}) == Problem(SECOND, "imported, and does not exist")
+
+
+@pytest.mark.parametrize(("there", "only_ours"), [({}, True), ({"/run/k0s/other.toml": ""}, False)])
+def test_an_import_from_a_folder_that_was_not_saved_is_not_missing(
+    there: dict[str, str], only_ours: bool, tmp_path: Path
+) -> None:
+    told = problem(tmp_path, {MAIN: 'imports = ["/run/k0s/containerd-cri.toml"]\n', **there})
+
+    said = "nothing of /run is here" if only_ours else "does not exist"
+    assert told == Problem("/run/k0s/containerd-cri.toml", f"imported, and {said}", only_ours=only_ours)
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,22 @@ def test_a_file_that_is_named_must_be_there(tmp_path: Path) -> None:
         assert told.problem.message == "named, and does not exist"
 
 
+def test_a_drop_in_where_it_does_not_look_is_told_and_does_not_count(tmp_path: Path) -> None:
+    seen = read(tmp_path, {"crio.conf.d/10-crio.conf": "", "conf.d/99-nvidia.toml": NVIDIA, "conf.d/a": "x = ["})
+
+    assert [one.name for one in seen.handlers] == ["crun"]
+    assert [(one.name, one.file, one.line) for one in seen.unread_handlers] == [
+        ("nvidia", "/etc/crio/conf.d/99-nvidia.toml", 1)
+    ]
+
+
+def test_a_folder_that_crio_was_told_of_is_read(tmp_path: Path) -> None:
+    read(tmp_path, {"conf.d/99-nvidia.toml": NVIDIA})
+    seen = read_configuration(tmp_path, folder="/etc/crio/conf.d")
+
+    assert ([one.name for one in seen.handlers], seen.unread_handlers) == (["crun", "nvidia"], ())
+
+
 @pytest.mark.parametrize("text", ["x = " + "[" * 5000, "x = 1\n" * 400_000, "a" * 5000, "x = " + "9" * 5000])
 def test_what_only_we_cannot_read_is_no_fault(text: str, tmp_path: Path) -> None:
     problem = read(tmp_path, {"crio.conf": text}).problem
