@@ -7,7 +7,10 @@ from collections.abc import Iterable
 from cli.patience import Patience, TookTooLong
 from cli.progress import Voice
 from healthcheck.cluster import Cluster, Conflict, Forbidden, NotFound, Refused, Unavailable
-from healthcheck.drain import Leaving, what_holds
+from healthcheck.drain import Leaving, budgets_on, what_holds
+
+_SEVERAL_BUDGETS = "more than one PodDisruptionBudget"
+"""Of the message of the Eviction API (pkg/registry/core/pod/storage/eviction.go)."""
 
 
 class CouldNot(Exception):
@@ -56,13 +59,22 @@ class Eviction:
             pass  # it has gone by itself; another may have its name by now
         except (Unavailable, Forbidden, Refused) as error:
             # A disruption budget; a namespace that is ending; somebody's webhook. All of them may let it go later.
-            if self._refusals.get(pod.uid) != str(error):
-                self._voice.say(f"not yet: {pod.title}: {error}")
-            self._refusals[pod.uid] = str(error)
+            why = f"{error}{self._budgets(pod) if _SEVERAL_BUDGETS in str(error) else ''}"
+            if self._refusals.get(pod.uid) != why:
+                self._voice.say(f"not yet: {pod.title}: {why}")
+            self._refusals[pod.uid] = why
             return
         else:
             self._voice.say(f"told to go: {pod.title}{f' ({pod.warning})' if pod.warning else ''}")
         self._told.add(pod.uid)
+
+    def _budgets(self, pod: Leaving) -> str:
+        """The API server counts them and names none; it does not evict such a pod before all but one are gone."""
+        try:
+            names = budgets_on(pod, self._cluster.list_budgets(pod.namespace))
+        except (Forbidden, Unavailable):
+            return ""
+        return f" They are {', '.join(names)}." if names else ""
 
     def _stuck(self) -> list[str]:
         """Each pod that is still there, and what holds it."""

@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cli import catalogue
+from cli import catalogue, glossary
 from cli.catalogue import Explanation
+from cli.glossary import Word
 from cli.words import SEVERITY_MEANS, SEVERITY_STYLES
 from healthcheck.catalog.dcgm import dcgm_table
 from healthcheck.catalog.policy import Policy
@@ -32,7 +33,7 @@ _HEX = re.compile(r"0x[0-9a-f]{1,8}\Z", re.IGNORECASE)
 _FIRST_SXID = 10000
 _ALLOWED = (
     "an Xid (79, Xid79), an SXid (SXid20034), an error of DCGM's (dcgm 52), or a reason "
-    "(GpuCountLow); `gpu-healthcheck explain` lists them"
+    "(GpuCountLow); `gpu-healthcheck explain` lists them; or a word of a record or a label (rerun, RunStopped, mode)"
 )
 _NO_WORDS = "{}: only Xid 74 and 144 to 150 end with words to decode"
 
@@ -56,6 +57,8 @@ def explain(
     if not codes and said.lower() in ("", *_TABLES):
         for name in [said.lower()] if said else _TABLES:
             _TABLES[name](console, policy)
+    elif not codes and (meanings := _words_of_ours(said)):
+        _print_words(console, meanings)
     else:
         _print(console, _look_up(said, codes, policy), directory)
 
@@ -66,6 +69,12 @@ def _told_apart(words: list[str]) -> tuple[str, list[int]]:
     hexes = [piece for piece in pieces if _HEX.match(piece)]
     rest = [piece for piece in pieces if not _HEX.match(piece)]
     return " ".join([words[0].strip(), *rest]), [int(piece, 16) for piece in hexes]
+
+
+def _words_of_ours(said: str) -> tuple[Word, ...]:
+    """What a word means that is no code; a reason of a finding, which may have the same name, says more."""
+    is_reason = said.lower() in catalogue.declared_reasons()
+    return () if is_reason else glossary.words().get(glossary.without_prefix(said), ())
 
 
 def _look_up(said: str, codes: list[int], policy: Policy) -> Explanation:
@@ -102,6 +111,7 @@ def _unknown(said: str) -> str:
     names |= {f"dcgm {row.id}": f"dcgm {row.id}" for row in dcgm_table().values()}
     names |= {row.name.lower(): f"dcgm {row.id}" for row in dcgm_table().values()}
     names |= {row.mnemonic.lower(): f"Xid{row.code}" for row in xid_table().values()}
+    names |= {name: one.name for name, (one, *_) in glossary.words().items()}
     close = [names[name] for name in difflib.get_close_matches(said.lower(), names, 3)]
     meant = f" (did you mean {' or '.join(dict.fromkeys(close))}?)" if close else ""
     return f"nothing is called {said[:60]!r}{meant}; allowed is {_ALLOWED}"
@@ -125,6 +135,18 @@ def _print(console: Console, one: Explanation, directory: Path) -> None:
         table.add_row(label, text)
     if one.source:
         table.add_row("source", one.source)
+    console.print(table)
+
+
+def _print_words(console: Console, meanings: tuple[Word, ...]) -> None:
+    console.print(Text(meanings[0].name, "bold"))
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(overflow="fold")
+    for one in meanings:
+        table.add_row("as", one.kind)
+        table.add_row("means", one.meaning)
+        table.add_row("more", one.more)
     console.print(table)
 
 

@@ -39,6 +39,7 @@ class Patience:
 
     def until(self, look: Callable[[], T | None], seconds: float) -> T:
         """What `look` gives, once it gives something. Raises Interrupted, TookTooLong, and what `look` raises."""
+        self._go_on()
         again = tenacity.Retrying(
             retry=tenacity.retry_if_result(lambda seen: seen is None) | tenacity.retry_if_exception_type(Unavailable),
             wait=tenacity.wait_fixed(self._every_seconds),
@@ -54,7 +55,11 @@ class Patience:
         return seen
 
     def ask(self, question: Callable[[], T]) -> T:
-        """Its answer; asked again, for a minute at most, while nobody answers or another was faster."""
+        """Its answer; asked again, for a minute at most, while nobody answers or another was faster.
+
+        Raises Interrupted, and what `question` raises.
+        """
+        self._go_on()
         again = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type((Unavailable, Conflict)),
             wait=tenacity.wait_random_exponential(multiplier=0.1, max=_LONGEST_PAUSE_SECONDS),
@@ -65,6 +70,11 @@ class Patience:
             return again(question)
         except tenacity.RetryError as error:
             raise self._end(error) from error
+
+    def _go_on(self) -> None:
+        """Nothing new is begun once somebody wants it to end. Raises Interrupted."""
+        if self.is_over:
+            raise Interrupted
 
     def _end(self, error: tenacity.RetryError) -> Exception:
         """As what a wait ends that brought nothing."""

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.eviction import CouldNot
+from cli.node_names import node_names
 from cli.patience import Interrupted, Patience
 from cli.progress import Progress
 from cli.quarantine_node import LOOK_SECONDS, PASSED, NodeQuarantine, Plan, Result, Wish, missing_rights
@@ -28,6 +29,7 @@ from healthcheck.quarantine_job import job_name
 from healthcheck.record import findings_in
 
 NOT_PASSED, COULD_NOT, INTERRUPTED = 1, 2, 130
+_RESUME = "gpu-healthcheck quarantine {} goes on with it"
 _STYLES = {word.value: style for word, style in STATUS_STYLES.items()}
 _STYLES |= {word.name: style for word, style in SEVERITY_STYLES.items()}
 _RECOMMENDATION_STYLES = {PASSED: "bold green", "rerun": "bold magenta"}
@@ -39,7 +41,9 @@ class Output(StrEnum):
 
 
 def quarantine(  # noqa: PLR0913, PLR0917 - each is an option of the command
-    nodes: Annotated[list[str], typer.Argument(metavar="NODE...", help="The nodes to test, all at once.")],
+    nodes: Annotated[
+        list[str], typer.Argument(metavar="NODE...", help="The nodes to test, all at once.", callback=node_names)
+    ],
     drain: Annotated[bool, typer.Option("--drain/--no-drain", help="Evict the pods on it first.")] = True,
     force: Annotated[bool, typer.Option("--force", help="Evict pods that no controller makes again, too.")] = False,
     delete_emptydir_data: Annotated[
@@ -54,31 +58,37 @@ def quarantine(  # noqa: PLR0913, PLR0917 - each is an option of the command
 ) -> None:
     """Cordon and drain nodes, test them deeply, and say what to do with each. Takes an hour or more.
 
-    Ctrl-C leaves the test running; the same command again goes on with it. A person's own cordon is never lifted.
+    Ctrl-C leaves the test running; the same command again goes on with it, or tells its result if it has ended since. A
+    person's own cordon is never lifted.
 
     Exit code: 0 return to service; 1 another recommendation; 2 a node could not be tested; 130 Ctrl-C.
     Of several nodes, the worst.
     """
     wish = Wish(drain, Allowed(force, delete_emptydir_data), timeout, release_on_pass)
     console = Console(highlight=False, stderr=output is Output.JSON)
+    interrupted = False
     try:
-        missing = missing_rights(Cluster())
-    except ClusterError as error:
-        _complain(explained(error))
-        raise typer.Exit(COULD_NOT) from None
-    if missing:
-        _complain("you lack rights that it needs, and nothing was changed:", *missing)
-        raise typer.Exit(COULD_NOT)
-    names = list(dict.fromkeys(nodes))
-    with Progress(console, names) as progress:
-        ward = Ward(names, wish, progress)
-        results = ward.plan() if dry_run else ward.run()
+        _must_have_rights(Cluster())
+    except (CouldNot, ClusterError) as error:
+        _complain(*_told(error))
+        results = [Result(name, why_not=_in_one_line(error)) for name in nodes]
+    else:
+        with Progress(console, nodes) as progress:
+            ward = Ward(nodes, wish, progress)
+            results = ward.plan() if dry_run else ward.run()
+        interrupted = ward.interrupted
     if output is Output.JSON:
         sys.stdout.write(json.dumps([asdict(result) for result in results], indent=2) + "\n")
     else:
         for result in results:
             _show(result, console)
-    raise typer.Exit(INTERRUPTED if ward.interrupted else max(map(_exit_code, results)))
+    raise typer.Exit(INTERRUPTED if interrupted else max(map(_exit_code, results)))
+
+
+def _must_have_rights(cluster: Cluster) -> None:
+    missing = missing_rights(cluster)
+    if missing:
+        raise CouldNot("you lack rights that it needs, and nothing was changed", *missing)
 
 
 class Ward:
@@ -89,6 +99,7 @@ class Ward:
         self._wish = wish
         self._progress = progress
         self._stopping = threading.Event()
+        self._leaving = threading.Event()
 
     @property
     def interrupted(self) -> bool:
@@ -99,19 +110,24 @@ class Ward:
         return [self._planned(name) for name in self._names]
 
     def run(self) -> list[Result]:
-        """Until all have ended. Ctrl-C ends the waiting for them, and nothing that goes on in the cluster."""
+        """Until all have ended. Ctrl-C ends the waiting for them, and nothing that goes on in the cluster.
+
+        A second one ends the asking for what stands, too, as where no API server answers.
+        """
         with ThreadPoolExecutor(len(self._names)) as threads:
             ways = [threads.submit(self._quarantined, name) for name in self._names]
-            try:
-                wait(ways)
-            except KeyboardInterrupt:
-                self._stopping.set()  # each ends at its next wait, and says what stands
+            for ending in (self._stopping, self._leaving):
+                try:
+                    wait(ways)
+                    break
+                except KeyboardInterrupt:
+                    ending.set()  # each ends at its next wait, and says what stands
         return [way.result() for way in ways]
 
     def _quarantined(self, name: str) -> Result:
-        node = self._node(name, self._stopping)
         started = False
         try:
+            node = self._node(name, self._stopping)
             plan = node.plan()
             started = True
             return node.run(plan)
@@ -129,25 +145,26 @@ class Ward:
             plan = self._node(name, self._stopping).plan()
         except (CouldNot, ClusterError) as error:
             return self._failed(name, error)
-        for line in _plan_words(plan, self._wish):
+        words = tuple(_plan_words(plan, self._wish))
+        for line in words:
             self._progress.say(name, line)
-        return Result(name, cordoned=plan.node.cordoned)
+        return Result(name, cordoned=plan.node.cordoned, plan=words)
 
     def _failed(self, name: str, error: Exception) -> Result:
-        details = error.details if isinstance(error, CouldNot) else ()
         self._progress.stage(name, "")
-        self._progress.say(name, f"{explained(error)}{':' if details else ''}", "bold red")
+        first, *details = _told(error)
+        self._progress.say(name, first, "bold red")
         for one in details:
             self._progress.say(name, f"  {one}", "red")
-        return Result(
-            name, why_not=": ".join([explained(error), "; ".join(details)] if details else [explained(error)])
-        )
+        return Result(name, why_not=_in_one_line(error))
 
     def _tell_what_stands(self, name: str) -> None:
-        """Asked anew, of somebody who does not stop at Ctrl-C: what the cluster says is what stands."""
+        """Asked anew, of somebody who does not stop at the first Ctrl-C: what the cluster says is what stands."""
         try:
-            for line in self._node(name, threading.Event()).standing():
+            for line in self._node(name, self._leaving).standing():
                 self._progress.say(name, line)
+        except Interrupted:
+            self._progress.say(name, f"nobody was asked what stands of it: {_RESUME.format(name)}", "bold red")
         except (CouldNot, ClusterError) as error:
             self._progress.say(name, f"what stands of it can't be said: {explained(error)}", "bold red")
 
@@ -163,7 +180,9 @@ def _plan_words(plan: Plan, wish: Wish) -> Iterable[str]:
         by = cordoned_by(plan.node)
         yield f"is cordoned already, {f'by {by}' if by else 'by somebody else: it stays so'}"
     if plan.following:
-        yield f"would follow Job {plan.following.namespace}/{plan.following.name}, which is at work on it already"
+        how = "tell the result of" if plan.following.outcome else "follow"
+        which = "which ended while nobody followed it" if plan.following.outcome else "which is at work on it already"
+        yield f"would {how} Job {plan.following.namespace}/{plan.following.name}, {which}"
         return
     yield from (f"would evict {pod.title}{f' ({pod.warning})' if pod.warning else ''}" for pod in plan.drain.leaving)
     yield from (f"would leave {title}: {why}" for title, why in plan.drain.left)
@@ -236,5 +255,17 @@ def _exit_code(result: Result) -> int:
     return 0 if result.recommendation in (PASSED, "") else NOT_PASSED
 
 
+def _told(error: Exception) -> list[str]:
+    """What could not be done and why, and a line for each detail of it."""
+    details = error.details if isinstance(error, CouldNot) else ()
+    return [f"{explained(error)}{':' if details else ''}", *details]
+
+
+def _in_one_line(error: Exception) -> str:
+    first, *details = _told(error)
+    return f"{first} {'; '.join(details)}" if details else first
+
+
 def _complain(message: str, *details: str) -> None:
-    sys.stderr.write("\n  ".join([f"gpu-healthcheck quarantine: {message}", *details]) + "\n")
+    lines = [f"gpu-healthcheck quarantine: {message}", *details]
+    sys.stderr.write("\n  ".join(map(printable, lines)) + "\n")

@@ -6,6 +6,7 @@ Each step first looks whether it was done already, so that a run that was cut of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -16,7 +17,7 @@ from cli.log_lines import LogLines
 from cli.patience import Patience, TookTooLong
 from cli.progress import Voice
 from healthcheck import record as records
-from healthcheck.cluster import JOB_LABEL, NAMESPACE, Cluster, ClusterError, Conflict, NotFound, Right
+from healthcheck.cluster import JOB_LABEL, NAMESPACE, Cluster, ClusterError, Conflict, Forbidden, NotFound, Right
 from healthcheck.cordon import cordon, cordoned_by, lift, why_kept
 from healthcheck.drain import Allowed, DrainPlan, plan_drain
 from healthcheck.job_template import TemplateError, pod_of
@@ -27,7 +28,7 @@ from healthcheck.quarantine_job import CRON_JOB, job_name, quarantine_job
 from healthcheck.record import RecordError
 from healthcheck.run import JobState, Kind, run_on
 
-PASSED = "return-to-service"
+PASSED, _RERUN = "return-to-service", "rerun"
 LOOK_SECONDS = 2.0
 """Between two looks at what is waited for."""
 _GONE_SECONDS = 180.0
@@ -35,6 +36,7 @@ _GONE_SECONDS = 180.0
 _LONGEST_JOB_SECONDS = 86400.0
 """Of a template without a deadline."""
 _SLACK_SECONDS = 180.0
+_LONGEST_WARNING = 500
 _BATCH = "batch"
 _RIGHTS = (
     Right("get", "nodes"),
@@ -44,6 +46,7 @@ _RIGHTS = (
     Right("get", "cronjobs", _BATCH, NAMESPACE),
     Right("get", "jobs", _BATCH, NAMESPACE),
     Right("create", "jobs", _BATCH, NAMESPACE),
+    Right("patch", "jobs", _BATCH, NAMESPACE),
     Right("delete", "jobs", _BATCH, NAMESPACE),
 )
 
@@ -60,7 +63,10 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to happen, as far as one look can tell. `following`: the Job that is at work on the node already."""
+    """What is to happen, as far as one look can tell.
+
+    `following`: the Job that is at work on the node already, or has ended since nobody followed it any more.
+    """
 
     node: NodeState
     template: Mapping[str, Any]
@@ -78,6 +84,8 @@ class Result:
     cordoned: bool = False
     step: NextStep = field(default_factory=NextStep)
     why_not: str = ""
+    plan: tuple[str, ...] = ()
+    """Of a dry run: what would be done, in words."""
 
 
 def missing_rights(cluster: Cluster) -> list[str]:
@@ -106,7 +114,7 @@ class NodeQuarantine:
         if is_tested(node):
             raise CouldNot("HyperPod tests it now (deep-health-check-status=InProgress); try again when it has ended")
         job = self._job()
-        following = job if job and not job.outcome and not job.leaving else None
+        following = job if job and _is_to_follow(job, node) else None
         # The pod that is at work would go with the others.
         drain = DrainPlan() if following or not self._wish.drain else self._drain_plan()
         plan = Plan(node, self._template(), drain, following)
@@ -117,9 +125,8 @@ class NodeQuarantine:
         self._cordon()
         if self._wish.drain and not plan.following:
             self._drain()
-        job = self._started(plan)
-        outcome = self._followed(job, _deadline_seconds(plan.template))
-        return self._end(plan, job, outcome)
+        following = _Following(self._cluster, self._started(plan), self._voice)
+        return self._end(plan, following, self._followed(following, _deadline_seconds(plan.template)))
 
     def standing(self) -> Iterator[str]:
         """What stands on the cluster of a run that was cut off, and how to go on or to give up."""
@@ -174,12 +181,22 @@ class NodeQuarantine:
 
     def _must_be_possible(self, plan: Plan) -> None:
         _must_be_allowed(plan.drain)
+        if not plan.following:
+            self._must_be_free_then(plan.drain)
         rights = (
             Right("create", "pods/eviction", "", name) for name in sorted({p.namespace for p in plan.drain.leaving})
         )
         missing = [str(right) for right in rights if not self._patience.ask(partial(self._cluster.is_allowed, right))]
         if missing:
             raise CouldNot("you have no right to evict its pods", *missing)
+
+    def _must_be_free_then(self, drain: DrainPlan) -> None:
+        """Nobody is evicted for a test that would then refuse to begin."""
+        going = {pod.title for pod in drain.leaving}
+        held = self._patience.ask(lambda: list(self._cluster.list_gpu_pods(self._name)))
+        staying = [str(pod) for pod in held if f"{pod.namespace}/{pod.name}" not in going]
+        if staying:
+            raise CouldNot("pods that stay on it hold its GPUs, and the test does not begin beside them", *staying)
 
     # --- the steps
 
@@ -224,6 +241,12 @@ class NodeQuarantine:
             if not known.outcome and not known.leaving:
                 self._voice.say(f"Job {known.namespace}/{known.name} is at work already, and is followed")
                 return known
+            if plan.following and known.uid == plan.following.uid and not known.leaving:
+                self._voice.say(
+                    f"Job {known.namespace}/{known.name} ended while nobody followed it: this is its result; "
+                    "the same command again tests anew"
+                )
+                return known
             if not known.leaving:
                 self._cluster.delete_job(known)
                 self._voice.say(f"Job {known.namespace}/{known.name} of an earlier run deleted ({known.outcome})")
@@ -231,33 +254,41 @@ class NodeQuarantine:
             pass  # somebody made or deleted it in between
         return None
 
-    def _followed(self, job: JobState, seconds: float) -> JobState:
+    def _followed(self, following: _Following, seconds: float) -> JobState:
         try:
-            return self._patience.until(_Following(self._cluster, job, self._voice).look, seconds)
+            return self._patience.until(following.look, seconds)
         except TookTooLong:
-            raise CouldNot(f"Job {job.namespace}/{job.name} has not ended within {seconds:g} s") from None
+            raise CouldNot(f"{following.title} has not ended within {seconds:g} s", following.last_said) from None
 
-    def _end(self, plan: Plan, job: JobState, ended: JobState) -> Result:
+    def _end(self, plan: Plan, following: _Following, ended: JobState) -> Result:
         self._voice.stage("")
         node = self._node()
-        record = _record_of(node, job, plan.node.annotations.get(QUARANTINE_RESULT, ""))
+        record = _record_of(node, ended, plan.node.annotations.get(QUARANTINE_RESULT, ""))
         if record is None:
-            raise CouldNot(f"its Job ended ({ended.outcome}) and left no result on the node")
-        recommendation = str(record.get("recommendation") or "")
+            why = f"its Job ended ({ended.outcome}) and left no result on the node; the last that was heard of it"
+            raise CouldNot(why, following.last_said)
+        recommendation = str(record["recommendation"])
         if recommendation == PASSED and self._wish.release_on_pass:
-            node = self._released() or node
+            node = self._released()
+        with suppress(ClusterError):  # it is told once more then
+            self._cluster.tell_of_job(ended, datetime.now(UTC))
         step = next_step(recommendation, node, records.findings_in(record))
         return Result(self._name, recommendation, record, node.cordoned, step)
 
-    def _released(self) -> NodeState | None:
-        """The node as it is uncordoned; None where its cordon is not ours to end."""
+    def _released(self) -> NodeState:
+        """The node as it is then: uncordoned, where its cordon is ours to end."""
 
         def ours(node: NodeState) -> Mapping[str, Any] | None:
             now = datetime.now(UTC)
             return lift(node, now) if cordoned_by(node) == self._job_name and not why_kept(node, now) else None
 
         node = self._patched(ours)
-        self._voice.say("uncordoned" if node else "not uncordoned: no run of this command cordoned it")
+        if node is not None:
+            self._voice.say("uncordoned")
+            return node
+        node = self._node()
+        why = why_kept(node, datetime.now(UTC)) or f"{cordoned_by(node)} cordoned it"
+        self._voice.say(f"not uncordoned: {why}" if node.cordoned else "is uncordoned already, by somebody else")
         return node
 
     def _patched(self, patch_for: Callable[[NodeState], Mapping[str, Any] | None]) -> NodeState | None:
@@ -282,6 +313,13 @@ class _Following:
         self._voice = voice
         self._lines: dict[str, LogLines] = {}
         self._told = ""
+        self._last_line = ""
+        self.title = f"Job {job.namespace}/{job.name}"
+
+    @property
+    def last_said(self) -> str:
+        """The last line of its log, and what was told of its Job and its pod after that."""
+        return "; ".join(filter(None, [self._last_line, self._told])) or "nothing"
 
     def look(self) -> JobState | None:
         """The Job once it has ended."""
@@ -292,30 +330,62 @@ class _Following:
         if job is None or job.uid != self._job.uid:
             raise CouldNot("somebody deleted its Job, or the node is gone, and its Job with it")
         # Read after its end was seen, the log is whole.
-        for pod in self._cluster.list_pods_of(job)[-1:]:
-            self._look_at(pod)
+        pods = self._cluster.list_pods_of(job)
+        if pods:
+            self._look_at(pods[-1])
+        elif not job.outcome:
+            self._look_for_its_pod(job)
         return job if job.outcome else None
+
+    def _look_for_its_pod(self, job: JobState) -> None:
+        self._voice.stage("its Job has no pod yet")
+        why = "it is suspended: a queue keeps it, or whoever did so" if job.suspended else self._warning(job.uid)
+        if why:
+            self._tell(f"{self.title} has no pod: {why}")
 
     def _look_at(self, pod: PodState) -> None:
         if pod.waits_for:
-            self._voice.stage(f"its pod waits: {pod.waits_for}")
-            self._tell(f"pod {pod.name} waits: {pod.waits_for}")
+            # Where there is no place for it, its own condition says so in the same words as the Events.
+            why = "; ".join(filter(None, [pod.waits_for, self._warning(pod.uid) if pod.node else ""]))
+            self._voice.stage(f"its pod waits: {why}")
+            self._tell(f"pod {pod.name} waits: {why}")
             return
         lines = self._lines.setdefault(pod.uid, LogLines())
         try:
             for line in lines.take(self._cluster.read_pod_log(pod, lines.since)):
                 self._voice.stage(line)
                 self._voice.say(line)
+                self._last_line, self._told = line, ""
         except ClusterError as error:
             self._tell(f"the log of pod {pod.name} can't be read now: {error}")
         if pod.ended:
             self._tell(f"pod {pod.name} ended: {pod.ended}")
+
+    def _warning(self, uid: str) -> str:
+        """The newest Event that warns about it; '' where none does, or this person may not read them."""
+        try:
+            return "".join(self._cluster.list_warnings(self._job.namespace, uid)[-1:])[:_LONGEST_WARNING]
+        except Forbidden:
+            return ""
 
     def _tell(self, text: str) -> None:
         """Once, while it stays so."""
         if text != self._told:
             self._voice.say(text)
         self._told = text
+
+
+def _is_to_follow(job: JobState, node: NodeState) -> bool:
+    """Whether it is at work, or has a result that this command was to tell and did not, of a node still in quarantine.
+
+    One that is only to be run again is run again at once.
+    """
+    if job.leaving or not job.outcome:
+        return not job.leaving
+    if not (job.untold and node.cordoned):
+        return False
+    record = _record_of(node, job, node.annotations.get(QUARANTINE_RESULT, ""))
+    return record is not None and record["recommendation"] != _RERUN
 
 
 def _must_be_allowed(plan: DrainPlan) -> None:
@@ -340,4 +410,4 @@ def _record_of(node: NodeState, job: JobState, before: str) -> dict[str, Any] | 
         is_new = text != before or records.moment(str(record["timestamp"])) >= job.created
     except (RecordError, KeyError, ValueError):
         return None
-    return record if is_new else None
+    return record if is_new and record.get("recommendation") else None

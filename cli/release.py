@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from cli.node_names import node_names
 from cli.words import SEVERITY_STYLES, explained, printable
 from healthcheck import record as records
 from healthcheck.cluster import Cluster, ClusterError, Conflict, NotFound, user_name
@@ -46,7 +47,7 @@ class CouldNotRelease(Exception):
 
 
 def release(
-    nodes: Annotated[list[str], typer.Argument(metavar="NODE...", help="The nodes to release.")],
+    nodes: Annotated[list[str], typer.Argument(metavar="NODE...", help="The nodes to release.", callback=node_names)],
     reason: Annotated[str, typer.Option("--reason", help="Why: it stands in the record and in an Event.")],
     by: Annotated[str, typer.Option("--by", help="Who; default: the kubeconfig's user, else yours here.")] = "",
     keep_cordoned: Annotated[

@@ -34,7 +34,7 @@ from healthcheck.node import (
 )
 from healthcheck.pages import node_page, pod_page
 from healthcheck.pod_state import PodState, pod_state
-from healthcheck.run import TESTED_NODE, JobState
+from healthcheck.run import TESTED_NODE, TOLD, JobState
 
 Parse = Callable[[bytes], Any]
 
@@ -51,7 +51,7 @@ _PAGE = 500
 _MOST_CLASSES = 1000
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
 _JOBS = "/apis/batch/v1/namespaces/{}/jobs"
-JOB_LABEL = "batch.kubernetes.io/job-name"
+JOB_LABEL, _JOB_UID_LABEL = "batch.kubernetes.io/job-name", "batch.kubernetes.io/controller-uid"
 _MOST_LOG_BYTES = 1 << 20
 _AT_WORK = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 """Pods that have a node and have not finished: those that hold what they asked for."""
@@ -356,6 +356,11 @@ class Cluster:
         """Conflict: a Job of this name is there."""
         return _job(self._json("create", _JOBS.format(job["metadata"]["namespace"]), "jobs", job))
 
+    def tell_of_job(self, job: JobState, now: datetime) -> None:
+        """Note on it that its result was seen. Conflict: another has its name since."""
+        patch = {"metadata": {"uid": job.uid, "annotations": {TOLD: _rfc3339(now)}}}
+        self._json("patch", f"{_JOBS.format(job.namespace)}/{quote(job.name)}", "jobs", patch, merge="merge")
+
     def delete_job(self, job: JobState) -> None:
         """It stays to be seen until its pods have ended. Conflict: another has its name since."""
         options = {
@@ -387,9 +392,21 @@ class Cluster:
 
     def list_pods_of(self, job: JobState) -> list[PodState]:
         """The Job's pods, the newest last."""
-        query = {"labelSelector": f"{JOB_LABEL}={job.name}"}
+        # Not by its name: a pod of an earlier Job that had it may still be there.
+        query = {"labelSelector": f"{_JOB_UID_LABEL}={job.uid}"}
         pods = [pod_state(pod) for pod in self._pages(f"/api/v1/namespaces/{job.namespace}/pods", "pods", query)]
         return sorted(pods, key=lambda pod: pod.created)
+
+    def list_budgets(self, namespace: str) -> list[dict[str, Any]]:
+        """The disruption budgets of a namespace, as plain API objects."""
+        path = f"/apis/policy/v1/namespaces/{quote(namespace)}/poddisruptionbudgets"
+        return list(self._pages(path, "poddisruptionbudgets", {}))
+
+    def list_warnings(self, namespace: str, uid: str) -> list[str]:
+        """What the Events about that object warn of, each as `reason: message`, the newest last."""
+        query = {"fieldSelector": f"involvedObject.uid={uid},type=Warning"}
+        warnings = list(self._pages(f"/api/v1/namespaces/{namespace}/events", "events", query))
+        return [f"{one.get('reason', '')}: {one.get('message', '')}" for one in sorted(warnings, key=_last_seen)]
 
     def evict(self, namespace: str, name: str, uid: str) -> None:
         """Ask this pod to go. Unavailable (429): a disruption budget holds it, and the message names it.
@@ -544,7 +561,16 @@ def _job(job: Mapping[str, Any]) -> JobState:
         created=_created(metadata) or datetime.now(UTC),
         outcome=str(failed.get("reason") or "Failed") if failed else "Complete" if "Complete" in ended else "",
         leaving="deletionTimestamp" in metadata,
+        suspended=(job.get("spec") or {}).get("suspend") is True,
+        untold=(metadata.get("annotations") or {}).get(TOLD) == "",
     )
+
+
+def _last_seen(event: Mapping[str, Any]) -> str:
+    """Of an Event, whichever API it was written by: one time of each kind is always there."""
+    series = event.get("series") or {}
+    told = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+    return next((str(time) for time in told if time), "")
 
 
 def _selective_class(one: Mapping[str, Any]) -> SelectiveClass:

@@ -6,7 +6,7 @@ The rules and the words for what has to be allowed are kubectl's (kubectl drain:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 _MIRROR = "kubernetes.io/config.mirror"
@@ -35,6 +35,7 @@ class Leaving:
     terminating: bool = False
     """Somebody has deleted it already: it is only waited for."""
     warning: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -75,9 +76,35 @@ def plan_drain(pods: Iterable[Mapping[str, Any]], allowed: Allowed) -> DrainPlan
                 str(metadata.get("uid", "")),
                 terminating="deletionTimestamp" in metadata,
                 warning=", ".join(loss for _, loss in losses),
+                labels=metadata.get("labels") or {},
             )
         )
     return DrainPlan(tuple(leaving), tuple(left), tuple(refused))
+
+
+def budgets_on(pod: Leaving, budgets: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The disruption budgets of its namespace that it counts for, by name."""
+    selectors = ((str(one["metadata"]["name"]), (one.get("spec") or {}).get("selector")) for one in budgets)
+    # Without a selector a budget counts no pod, with an empty one every pod (policy/v1).
+    return [name for name, selector in selectors if selector is not None and _selects(selector, pod.labels)]
+
+
+def _selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    wanted = (selector.get("matchLabels") or {}).items()
+    return wanted <= labels.items() and all(_meets(one, labels) for one in selector.get("matchExpressions") or ())
+
+
+def _meets(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    key, values = expression["key"], expression.get("values") or ()
+    match expression["operator"]:
+        case "In":
+            return key in labels and labels[key] in values
+        case "NotIn":
+            return labels.get(key) not in values
+        case "Exists":
+            return key in labels
+        case _:
+            return key not in labels
 
 
 def what_holds(pod: Mapping[str, Any]) -> str:
@@ -97,6 +124,7 @@ def _stays(pod: Mapping[str, Any]) -> str:
     if _MIRROR in (metadata.get("annotations") or {}):
         return "a static pod, which only the kubelet's own files end"
     controller = _controller(pod)
+    # kubectl asks whether the DaemonSet is there still; of one that is gone the garbage collector deletes the pods.
     if controller.get("kind") == "DaemonSet" and not _is_finished(pod):
         return f"of the DaemonSet {controller.get('name', '')}, which would only start it again"
     return ""

@@ -12,6 +12,7 @@ from healthcheck.budget import Place
 from healthcheck.memory import Release
 from healthcheck.model import Severity, Status
 from healthcheck.node import DEEP_CHECK, STATUS, NodeState, is_tested
+from healthcheck.release import UNTOLD
 from healthcheck.verdict import Verdict
 
 _LONGEST_MESSAGE = 1024
@@ -43,7 +44,7 @@ def headline(status: Status, severity: Severity, verdict: Verdict) -> tuple[str,
     if verdict.standing and verdict.severity is severity:
         return verdict.standing[0].finding.reason, cut("; ".join(told + blind))
     if severity > Severity.PASS:
-        return "DeepDiagnosticFailed", cut("; ".join([f"a deep diagnostic's record says {severity.name}", *told]))
+        return UNTOLD, cut("; ".join([f"a deep diagnostic's record says {severity.name}", *told]))
     return "NoFault", "every check that belongs to this node looked and found no fault"
 
 

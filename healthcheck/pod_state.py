@@ -18,6 +18,8 @@ class PodState:
     uid: str
     created: str = ""
     container: str = ""
+    node: str = ""
+    """Where a scheduler has put it; '' while none has."""
     waits_for: str = ""
     """Why the container has not begun; '' once it has."""
     ended: str = ""
@@ -27,7 +29,8 @@ class PodState:
 def pod_state(pod: Mapping[str, Any]) -> PodState:
     """What of a pod a person who follows it wants to know."""
     metadata, status = pod["metadata"], pod.get("status") or {}
-    containers = (pod.get("spec") or {}).get("containers") or [{}]
+    spec = pod.get("spec") or {}
+    containers = spec.get("containers") or [{}]
     name = str(containers[0].get("name", ""))
     state = next((one.get("state") or {} for one in _entries(status, "containerStatuses", name)), {})
     return PodState(
@@ -36,6 +39,7 @@ def pod_state(pod: Mapping[str, Any]) -> PodState:
         uid=metadata["uid"],
         created=str(metadata.get("creationTimestamp") or ""),
         container=name,
+        node=str(spec.get("nodeName") or ""),
         waits_for="" if {"running", "terminated"} & state.keys() else _waits_for(status, state)[:_LONGEST],
         ended=_ended(status, state)[:_LONGEST],
     )

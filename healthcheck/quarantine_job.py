@@ -7,6 +7,7 @@ from typing import Any
 
 from healthcheck.job_template import Title, job_on, short_name
 from healthcheck.node import NodeState
+from healthcheck.run import TOLD
 
 CRON_JOB = "gpu-healthcheck-quarantine-node"
 """Its template (contract, section 4)."""
@@ -17,7 +18,9 @@ _LONGEST_NAME = 63
 
 def quarantine_job(template: Mapping[str, Any], node: NodeState, namespace: str) -> dict[str, Any]:
     """The Job for this node. Raises TemplateError."""
-    return job_on(template, Title(job_name(node.name), namespace, COMPONENT), node.name, node.uid)
+    job = job_on(template, Title(job_name(node.name), namespace, COMPONENT), node.name, node.uid)
+    job["metadata"]["annotations"][TOLD] = ""
+    return job
 
 
 def job_name(node_name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -86,12 +87,20 @@ def load(text: str) -> dict[str, Any]:
     if len(text) > 4 * LONGEST:
         raise RecordError(f"{len(text)} characters; a record has at most {LONGEST}")
     try:
-        record = json.loads(text)
+        record = json.loads(text, parse_float=_number, parse_constant=_number)
     except (ValueError, RecursionError) as error:
         raise RecordError(f"no JSON: {error}") from None
     if not isinstance(record, dict):
         raise RecordError(f"a JSON {type(record).__name__}; a record is an object")
     return record
+
+
+def _number(word: str) -> float:
+    """Python reads NaN, Infinity and 1e999, and writes what no other program reads then."""
+    number = float(word)
+    if not math.isfinite(number):
+        raise ValueError(f"{word[:_LONGEST_WORD]} is no number")
+    return number
 
 
 def severity_in(record: Mapping[str, Any]) -> Severity:

@@ -24,6 +24,8 @@ _EFFECT = "NoSchedule"
 _LONGEST_HOLDER = 320
 TESTED_NODE = f"{PREFIX}/node"
 """The annotation of a Job that names the Node that it tests: a label could not hold every name."""
+TOLD = f"{PREFIX}/told"
+"""The annotation of a quarantine Job that a command made, to follow it: when its result was told; '' until then."""
 
 
 class Kind(StrEnum):
@@ -56,6 +58,10 @@ class JobState:
     """How it ended: `Complete`, or the reason of its failure; '' while it runs, or while its pods still end."""
     leaving: bool = False
     """Somebody deleted it, and its pods are ending."""
+    suspended: bool = False
+    """Somebody keeps it from having pods, as a queue such as Kueue does."""
+    untold: bool = False
+    """A command made it, and none that followed it to its end has told its result."""
 
 
 def run_on(node: NodeState, now: datetime) -> Run | None:

@@ -30,8 +30,14 @@ log = structlog.get_logger()
 
 _HOLD_SECONDS = 180.0
 """Well within what the node is held for at a time, so that an API server may be away for some minutes."""
+_UNHEARD_SECONDS = 10.0
+"""As long as the Node can't be written. Of an API server that was away for longer than the node is held, the agent may
+hear first that the marks are over their time, and clear them: then they stand again within this time."""
 _WATCH_SECONDS = 0.5
 _TAKEN_SECONDS = 30.0
+_LOOKS, _SEEN_SECONDS = 2, 600.0
+"""A run of hours that passed is not to be run again for one look that met its last test. The node is held for longer
+than that."""
 _STOPPED = "the run was stopped before its end (SIGTERM): its pod was deleted, or its time was over"
 
 
@@ -61,6 +67,9 @@ class Course:
 
         failed = self._watched(work, suite, report)
         progress = replace(suite.progress, running="", stopped=suite.stopped, bug_report="".join(reports))
+        if progress.passed:
+            looks = _LOOKS * self.settings.values.check_interval_seconds
+            self.marks.wait_until_seen(begun, min(looks, _SEEN_SECONDS), self.stopping)
         if _is_at_fault(progress):
             self.marks.wait_until_taken(_TAKEN_SECONDS)
         record = self.marks.finish(begun, progress)
@@ -94,7 +103,7 @@ class Course:
             worker.join(_WATCH_SECONDS)
             waited += _WATCH_SECONDS
             why = _STOPPED if self.stopping.is_set() else ""
-            if waited >= _HOLD_SECONDS:
+            if waited >= (_HOLD_SECONDS if self.marks.is_heard else _UNHEARD_SECONDS):
                 waited = 0.0
                 why = why or ("" if self.marks.hold() else "another run has taken the node")
             if why and not is_stopped:
@@ -114,6 +123,7 @@ class Course:
             boot_id=boot,
             carried=carried_by(node, node.machine, boot),
             history=history_of(node),
+            look_seconds=self.settings.values.check_interval_seconds,
         )
 
     def _suite(self, node: NodeState, tell: Callable[[Progress], None]) -> Suite:

@@ -25,7 +25,7 @@ from healthcheck.gpu_resources import GpuPod
 from healthcheck.node import QUARANTINE_RESULT, RESULTS, RUN, NodeState, is_tested
 from healthcheck.release import taken_on
 from healthcheck.run import Kind, Run
-from quarantine.record import KIND, Begun, Progress, render
+from quarantine.record import KIND, Begun, Progress, is_blind, render
 
 log = structlog.get_logger()
 
@@ -70,6 +70,8 @@ class Marks:
         self._holder = holder
         self._writing = threading.Lock()
         self._told: tuple[Begun, Progress] | None = None
+        self.is_heard = True
+        """Whether the cluster took the last write: where it did not, the next one is not to wait."""
         self._at = datetime.min.replace(tzinfo=UTC)
         """Of the record: it moves on with each result, by a second at least, as the agent tells records apart by it."""
 
@@ -83,8 +85,9 @@ class Marks:
             return "HyperPod tests the node"
         if changed := being_changed(node.labels):
             return f"the node's driver is being changed: {changed}"
-        pods = [] if force else list(self._cluster.list_gpu_pods(self._node))
-        return f"GPU pods are still on the node: {_named(pods)}; --force tests beside them" if pods else ""
+        if pods := [] if force else list(self._cluster.list_gpu_pods(self._node)):
+            return f"GPU pods are still on the node: {_named(pods)}; quarantine-run --force tests beside them"
+        return ""
 
     def take(self, *, force: bool) -> NodeState:
         """Have the node. Raises Refusal, ClusterError."""
@@ -120,10 +123,13 @@ class Marks:
     def hold(self) -> bool:
         """Hold the node for longer, and tell what is told. False: another run has it."""
         try:
-            return self._write(self._held) is not None
+            is_ours = self._write(self._held) is not None
         except ClusterError as error:
             log.warning("the Node could not be written; it is tried again", error=str(error))
+            self.is_heard = False
             return True
+        self.is_heard = True
+        return is_ours
 
     def wait_until_taken(self, seconds: float) -> None:
         """Until the node's agent has taken over what was found, so that its taint stands before ours goes.
@@ -144,6 +150,26 @@ class Marks:
         except ClusterError:
             return False
         return RESULTS not in node.annotations or taken_on(node).get(KIND) == records.timestamp(self._at)
+
+    def wait_until_seen(self, begun: Begun, seconds: float, stopping: threading.Event) -> None:
+        """Until the agent's look sees all of the node: one beside a test, which loads driver and devices, may not have.
+
+        At most so long, and not at all where the look saw all, or no agent ever was.
+        """
+        again = tenacity.Retrying(
+            retry=tenacity.retry_if_result(lambda seen: not seen),
+            wait=tenacity.wait_fixed(_TAKEN_AGAIN_SECONDS),
+            stop=tenacity.stop_after_delay(seconds) | tenacity.stop_when_event_set(stopping),
+            sleep=tenacity.sleep_using_event(stopping),
+            retry_error_callback=lambda _: None,
+        )
+        again(self._is_seen, begun)
+
+    def _is_seen(self, begun: Begun) -> bool:
+        try:
+            return not is_blind(begun, self._cluster.read_node(self._node), _now())
+        except ClusterError:
+            return False
 
     def finish(self, begun: Begun, progress: Progress) -> dict[str, Any]:
         """The last record, and the node given back in the same write, as soon as the cluster takes it.

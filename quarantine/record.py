@@ -6,7 +6,7 @@ test has ended it says so, and recommends to run again, or what a fault that was
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -26,6 +26,7 @@ from quarantine.release import Advice, GroupResult, Run, recommend
 KIND = "quarantine-result"
 TESTS: tuple[Check, ...] = (dcgm_diag.LEVEL_4, efa_loopback.CHECK, nccl_allreduce.CHECK)
 """In this order: what ends most findings first, and what a stuck GPU could hold up last."""
+_SILENT_SECONDS, _MISSED_LOOKS = 3 * 3600.0, 3
 _LONGEST_DETAIL, _LONGEST_REASON, _MOST_REASONS = 300, 240, 6
 
 
@@ -49,6 +50,8 @@ class Begun:
     carried: tuple[Mapping[str, Any], ...] = ()
     """Rows of the record before this one that nobody has taken over: lost, if this one did not hold them on."""
     history: History = field(default_factory=History)
+    look_seconds: float = 300.0
+    """Between two looks of the node's agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,7 @@ def _carried(fault: Fault, at: str) -> dict[str, Any]:
     }
 
 
-def advise(begun: Begun, progress: Progress, node: NodeState) -> Advice:
+def advise(begun: Begun, progress: Progress, node: NodeState, at: datetime) -> Advice:
     """What to do with the node, by this run and by what its agent's record says of it now."""
     memory, blind = _look(node)
     if progress.passed:
@@ -140,7 +143,7 @@ def advise(begun: Begun, progress: Progress, node: NodeState) -> Advice:
             tests=tuple(GroupResult(check.group, _status(progress, check)) for check in TESTS),
             found=(*progress.found, *now),
             standing=(*standing, *carried),
-            unobserved=blind,
+            unobserved=(*blind, *_silence(begun, node, at)),
             returned_with=begun.history.returned_with,
         )
     )
@@ -148,7 +151,7 @@ def advise(begun: Begun, progress: Progress, node: NodeState) -> Advice:
 
 def render(begun: Begun, progress: Progress, node: NodeState, at: datetime) -> dict[str, Any]:
     """The record as plain JSON types, at most LONGEST bytes long."""
-    advice = advise(begun, progress, node)
+    advice = advise(begun, progress, node, at)
     carried = () if progress.passed else begun.carried
     rows = [*(_row(one) for one in progress.found), *(dict(row) for row in carried)]
     severity = worst(Severity[row["severity"]] for row in rows)
@@ -180,6 +183,21 @@ def render(begun: Begun, progress: Progress, node: NodeState, at: datetime) -> d
     if progress.bug_report:
         record["bug_report"] = progress.bug_report
     return records.within_limit(record)
+
+
+def is_blind(begun: Begun, node: NodeState, at: datetime) -> bool:
+    """Whether its agent's last look could not see all of it, or was too long ago."""
+    return any((*_look(node)[1], *_silence(begun, node, at)))
+
+
+def _silence(begun: Begun, node: NodeState, at: datetime) -> Iterator[Unobserved]:
+    """An agent tells of its node at least hourly: one that has not for hours has not looked, whatever it said last."""
+    try:
+        told = records.moment(str(records.load(node.annotations.get(RESULTS, "")).get("timestamp")))
+    except (RecordError, ValueError):
+        return
+    if (at - told).total_seconds() > max(_SILENT_SECONDS, _MISSED_LOOKS * begun.look_seconds):
+        yield Unobserved("AgentSilent", f"the node's agent has told nothing since {records.timestamp(told)}")
 
 
 def _look(node: NodeState) -> tuple[Memory, tuple[Unobserved, ...]]:

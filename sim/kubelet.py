@@ -66,6 +66,8 @@ class Kubelets:
     """For every container, beside what its pod says."""
     most_gpus: Counter[str] = field(default_factory=Counter)
     """By node name, the most GPUs that containers ever held there at the same time."""
+    stuck: set[str] = field(default_factory=set)
+    """Nodes on which no container is started: their volumes are waited for, say."""
 
     def __enter__(self) -> Self:
         self._pods: dict[str, _Pod] = {}
@@ -106,7 +108,7 @@ class Kubelets:
         for uid, pod in there.items():
             if uid in self._pods:
                 self._pods[uid].object = pod
-            elif pod.get("status", {}).get("phase") == "Pending" and not _is_leaving(pod):
+            elif self._is_to_start(pod):
                 self._pods[uid] = self._started(pod)
         for uid, known in list(self._pods.items()):
             self._tend(known)
@@ -120,6 +122,10 @@ class Kubelets:
         for known in self._pods.values():
             held[known.node] += 0 if known.ended else known.gpus
         self.most_gpus |= held
+
+    def _is_to_start(self, pod: Mapping[str, Any]) -> bool:
+        is_pending = pod.get("status", {}).get("phase") == "Pending" and not _is_leaving(pod)
+        return is_pending and pod["spec"]["nodeName"] not in self.stuck
 
     def _started(self, pod: dict[str, Any]) -> _Pod:
         container, process = pod["spec"]["containers"][0], None

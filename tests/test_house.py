@@ -15,15 +15,20 @@ import pytest
 import yaml
 
 from agent.settings import AgentSettings
-from healthcheck import checks
-from healthcheck.model import Check, Reason
+from cli import glossary
+from healthcheck import checks, node
+from healthcheck.catalog.rows import read_rows
+from healthcheck.model import PREFIX, Check, Reason, Severity, Status
+from healthcheck.release import UNTOLD
 from healthcheck.settings import PROFILES_FILE, NodeSettings
+from quarantine.release import Recommendation
 from quarantine.settings import QuarantineSettings
 from sim.scenarios import Expected, Scenario, scenarios
 from sweeper.settings import SweeperSettings
 from tools import docs, manifests
 
 ROOT = Path(__file__).parents[1]
+PARTS = ("healthcheck", "agent", "sweeper", "quarantine")
 ALL_CHECKS = (*checks.CHECKS, *checks.DEEP_CHECKS)
 REASONS = [reason.name for check in ALL_CHECKS for reason in check.reasons]
 LIGHT_REASONS = [reason.name for check in checks.CHECKS for reason in check.reasons]
@@ -101,6 +106,27 @@ def inputs(scenario: Scenario) -> dict[str, Any]:
 def test_every_fault_has_a_healthy_twin() -> None:
     faults = {scenario.name for scenario in scenarios() if scenario.stands_for}
     assert sorted(faults - {scenario.twin_of for scenario in scenarios()}) == WITHOUT_A_TWIN
+
+
+def causes_in_the_code() -> set[str]:
+    """Why a check could not look, as the programs say it: literals, constants, and the catalogue of DCGM's endings."""
+    code = "\n".join(
+        file.read_text() for part in PARTS for file in (ROOT / part).rglob("*.py") if "cli" not in file.parts
+    )
+    told = re.findall(r'(?:Unobserved\(\s*|\bCAUSE = |causes\.setdefault\()"([A-Z]\w+)"', code)
+    told += [name for name in re.findall(r'"(Dcgm[A-Z]\w+)"', code) if name not in REASONS]
+    return {*told, *(one["cause"] for _, one in read_rows("dcgm_returns.csv") if one["cause"])}
+
+
+def test_every_word_that_a_record_or_a_label_has_is_explained() -> None:
+    keys = [value for value in vars(node).values() if isinstance(value, str) and value.startswith(f"{PREFIX}/")]
+    ours = [*Recommendation, *Status, *(one.name for one in Severity), *checks.GROUPS.values(), *keys, UNTOLD]
+    told = [str(one) for one in (*ours, *causes_in_the_code())]
+    assert [one for one in told if glossary.without_prefix(one) not in glossary.words()] == []
+
+
+def test_a_reason_without_a_check_has_a_heading_in_the_runbook_too() -> None:
+    assert f"\n## {UNTOLD}\n" in (ROOT / "docs/runbook.md").read_text()
 
 
 def test_the_generated_documents_are_fresh() -> None:

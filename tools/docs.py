@@ -9,6 +9,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+from cli.glossary import CAUSES
 from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.sxid import CLASSES, sxid_table
 from healthcheck.catalog.xid import severity_of, xid_table
@@ -23,6 +24,7 @@ CHECKS_PAGE = ROOT / "docs" / "checks.md"
 README = ROOT / "README.md"
 RUNBOOK = ROOT / "docs" / "runbook.md"
 CHECKS_MARKS = "<!-- checks: begin (make docs) -->", "<!-- checks: end -->"
+CAUSES_MARKS = "<!-- causes: begin (make docs) -->", "<!-- causes: end -->"
 RECOMMENDATION_MARKS = "<!-- recommendation: begin (make docs) -->", "<!-- recommendation: end -->"
 
 
@@ -52,6 +54,15 @@ def recommendation_table() -> str:
     """What a quarantine run recommends, one line per row, worst first."""
     lines = ["| recommendation | when | why |", "|---|---|---|"]
     lines += [f"| `{row.recommendation.value}` | {row.when} | {row.why} |" for row in TABLE]
+    return "\n".join(lines)
+
+
+def causes_table() -> str:
+    """Why a check could not look: one line for the causes that are looked into in the same way."""
+    lines = ["| cause | look at |", "|---|---|"]
+    for causes, look_at in CAUSES:
+        cell = look_at.replace("|", r"\|")
+        lines.append(f"| {', '.join(f'`{cause}`' for cause in causes)} | {cell} |")
     return "\n".join(lines)
 
 
@@ -151,12 +162,15 @@ def rendered() -> dict[Path, str]:
     return {
         CHECKS_PAGE: checks_page(),
         README: _with_table(README.read_text(), readme_table(), CHECKS_MARKS),
-        RUNBOOK: _with_table(
-            _with_table(RUNBOOK.read_text(), runbook_table(), CHECKS_MARKS),
-            recommendation_table(),
-            RECOMMENDATION_MARKS,
-        ),
+        RUNBOOK: runbook(),
     }
+
+
+def runbook() -> str:
+    """docs/runbook.md, its tables made anew."""
+    text = _with_table(RUNBOOK.read_text(), runbook_table(), CHECKS_MARKS)
+    text = _with_table(text, recommendation_table(), RECOMMENDATION_MARKS)
+    return _with_table(text, causes_table(), CAUSES_MARKS)
 
 
 def _with_table(text: str, table: str, marks: tuple[str, str]) -> str:

@@ -70,10 +70,12 @@ class EfaLoopback:
     _stopping: threading.Event = field(default_factory=threading.Event, init=False)
 
     def run(self) -> LoopbackLook:
-        """Every device that programs can open, tested."""
+        """Every device that programs can open, tested. Raises ProbeError where nobody can tell whether there is one."""
         program = shutil.which("fi_pingpong", path=self.path)
         if program is None:
             return LoopbackLook(absent="fi_pingpong is not installed here")
+        if not (self.root / "sys/class").is_dir():
+            raise ProbeError(f"{self.root / 'sys/class'}: no such directory")
         devices = openable_efa(self.root)
         if not devices:
             return LoopbackLook(absent="no EFA device that programs can open")

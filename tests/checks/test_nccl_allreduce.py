@@ -44,8 +44,16 @@ def test_less_is_slow(instance_type: str) -> None:
     assert judge(reduced(239.6), Expectation(None, instance_type)) == [slow, shown("239.6")]
 
 
+@pytest.mark.parametrize(("bandwidth", "is_slow"), [(182.3, True), (182.5, False), (230.77, False)])
+def test_each_type_has_a_figure_of_its_own(bandwidth: float, is_slow: bool) -> None:
+    *found, told = judge(reduced(bandwidth), P4D)
+
+    assert [one.reason for one in found if isinstance(one, Finding)] == ["NcclSlow"] * is_slow
+    assert told == Seen(f"{bandwidth:.1f} GB/s bus bandwidth over 8 GPUs", "at least 182 GB/s", "all_reduce.csv")
+
+
 @pytest.mark.parametrize(
-    ("expected", "gpus"), [(P4D, 8), (UNKNOWN_TYPE, 8), (Expectation(None, "p6-b200.48xlarge"), 8), (P5, 7)]
+    ("expected", "gpus"), [(UNKNOWN_TYPE, 8), (Expectation(None, "p6-b200.48xlarge"), 8), (P5, 7), (P4D, 7)]
 )
 def test_without_a_figure_for_these_gpus_the_speed_is_shown_and_not_judged(expected: Expectation, gpus: int) -> None:
     told = Seen(f"1.0 GB/s bus bandwidth over {gpus} GPUs", "no figure for this type and number of GPUs")

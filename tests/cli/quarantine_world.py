@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.sweeper.world import eventually
 P = "gpu-healthcheck.aws-samples.io"
 ROOT = Path(__file__).parents[2]
 NODES, DEFAULT_PODS = "/api/v1/nodes", "/api/v1/namespaces/default/pods"
+JOB_PODS = "/api/v1/namespaces/gpu-healthcheck/pods"
 BATCH = "/apis/batch/v1/namespaces/gpu-healthcheck"
 BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 ACCOUNT = "tester"
@@ -65,14 +67,14 @@ class Hospital:
         self._made("/api/v1/namespaces/gpu-healthcheck/serviceaccounts", {})
         self._made(f"{rbac}/clusterroles", {"rules": [role]})
         self._made(f"{rbac}/clusterrolebindings", {"subjects": [subject], "roleRef": reference})
-        self.use(self._template())
+        self.use(self.template())
 
     def use(self, spec: Mapping[str, Any]) -> None:
         """The CronJob that Jobs are made from."""
         self.plane.request("DELETE", f"{BATCH}/cronjobs/{CRON_JOB}")
         self._made(f"{BATCH}/cronjobs", {"spec": spec}, CRON_JOB)
 
-    def _template(self) -> dict[str, Any]:
+    def template(self) -> dict[str, Any]:
         environment = [{"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]
         command = [sys.executable, "-c", TESTER, str(self.folder)]
         pod = {
@@ -124,6 +126,22 @@ class Hospital:
             **more,
         }
         answer = self.plane.request("POST", DEFAULT_PODS, {"metadata": metadata, "spec": spec})
+        assert answer.status == 201, answer.message
+
+    def warning(self, node: str, reason: str, message: str) -> None:
+        """What a kubelet tells of the pod of a node's Job."""
+        selector = f"labelSelector=batch.kubernetes.io/job-name={job_name(node)}"
+        (pod,) = eventually(lambda: self.plane.request("GET", f"{JOB_PODS}?{selector}").body["items"])
+        about = {"kind": "Pod", "namespace": "gpu-healthcheck", "name": pod["metadata"]["name"]}
+        event = {
+            "metadata": {"generateName": "told-"},
+            "involvedObject": {**about, "uid": pod["metadata"]["uid"]},
+            "type": "Warning",
+            "reason": reason,
+            "message": message,
+            "lastTimestamp": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        }
+        answer = self.plane.request("POST", "/api/v1/namespaces/gpu-healthcheck/events", event)
         assert answer.status == 201, answer.message
 
     def budget(self, name: str, label: str) -> None:
@@ -179,6 +197,10 @@ class Hospital:
     def is_at_work(self, name: str) -> bool:
         answer = self.plane.request("GET", f"{BATCH}/jobs/{job_name(name)}")
         return answer.status == 200 and bool(answer.body["status"].get("ready"))
+
+    def has_ended(self, name: str) -> bool:
+        answer = self.plane.request("GET", f"{BATCH}/jobs/{job_name(name)}")
+        return any(one["type"] in ("Complete", "Failed") for one in answer.body["status"].get("conditions") or ())
 
     def pods(self) -> set[str]:
         return {pod["metadata"]["name"] for pod in self.plane.request("GET", DEFAULT_PODS).body["items"]}

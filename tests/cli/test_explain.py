@@ -236,6 +236,8 @@ def test_one_table_is_listed_by_its_name(word: str, shown: str, hidden: str) -> 
         (("SXid20034", "0x1"), "sxid 20034: only Xid 74"),
         (("GpuCountLow", "0x1"), "GpuCountLow: only Xid 74"),
         (("149", "zz"), "nothing is called '149 zz'"),
+        (("rerun", "0x1"), "nothing is called 'rerun'"),
+        (("unkown",), "did you mean unknown"),
         (("x" * 999,), f"nothing is called '{'x' * 60}'"),
         (("-79",), None),
     ],
@@ -250,6 +252,26 @@ def test_another_word_is_refused_with_what_is_allowed(words: tuple[str, ...], me
         assert message in answer.stderr
 
 
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("rerun", "a recommendation"),
+        ("gpu-healthcheck.aws-samples.io/cordoned-by", "The quarantine run that cordoned the node"),
+        ("MODE", "a label of the node"),
+        ("4-dcgm-diag-l4", "Its checks: dcgm-diag-l4."),
+        ("efaLoopbackNotRun", "fi_pingpong could not be run"),
+        ("DeepDiagnosticFailed", "docs/runbook.md#deepdiagnosticfailed"),
+        ("DriverLibraryMismatch", "docs/runbook.md#driverlibrarymismatch"),
+    ],
+)
+def test_a_word_of_a_record_or_a_label_is_explained(word: str, shown: str) -> None:
+    assert shown in told(word)
+
+
+def test_a_word_of_two_kinds_is_explained_as_both() -> None:
+    assert re.findall(r"^as (.*)$", told("reset"), re.MULTILINE) == ["a recommendation", "a severity"]
+
+
 def test_a_bad_setting_is_named_and_nothing_is_explained(config: Path) -> None:
     (config / "severity-overrides").write_text("\nxid 79 = BAD")
 
@@ -260,7 +282,9 @@ def test_a_bad_setting_is_named_and_nothing_is_explained(config: Path) -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 200])
-@pytest.mark.parametrize("words", [(), ("79",), ("149", "0x021425c6", "0x1"), ("154",), ("SXid11001",), ("dcgm", "46")])
+@pytest.mark.parametrize(
+    "words", [(), ("79",), ("149", "0x021425c6", "0x1"), ("154",), ("SXid11001",), ("dcgm", "46"), ("reset",)]
+)
 def test_it_fits_and_has_no_colour_where_nobody_looks(
     monkeypatch: pytest.MonkeyPatch, columns: int, words: tuple[str, ...]
 ) -> None:

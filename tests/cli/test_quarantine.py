@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from healthcheck.quarantine_job import job_name
-from tests.cli.quarantine_world import LOST_GPU, NODES, Hospital, P
+from healthcheck.run import TOLD
+from tests.cli.quarantine_world import BATCH, JOB_PODS, LOST_GPU, NODES, Hospital, P
 from tests.sweeper.world import eventually
 
 pytestmark = pytest.mark.control_plane
+
+
+def until_it_says(process: subprocess.Popen[str], text: str) -> str:
+    """The line, once it stands there."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if text in line:
+            return line
+    raise AssertionError(f"it ended and never said {text!r}")
+
+
+def interrupted(process: subprocess.Popen[str]) -> str:
+    """What it said after Ctrl-C."""
+    process.send_signal(signal.SIGINT)
+    return process.communicate()[0]
 
 
 def test_a_node_that_passes_is_cordoned_drained_tested_and_given_back(hospital: Hospital) -> None:
@@ -109,6 +128,18 @@ def test_a_budget_that_allows_nothing_is_named_and_the_drain_ends_in_its_time(ho
     assert "give up: kubectl uncordon budget" in out
 
 
+def test_two_budgets_that_no_eviction_can_serve_are_named(hospital: Hospital) -> None:
+    hospital.admit("budgets")
+    hospital.pod("served", "budgets", labels={"app": "served"})
+    hospital.budget("keep-served", "served")
+    hospital.budget("keep-more", "served")
+    code, out, _ = hospital.quarantine("budgets", "--timeout", "3")
+
+    assert (code, hospital.pods()) == (2, {"served"})
+    assert "more than one PodDisruptionBudget" in out
+    assert "They are keep-more, keep-served.\n" in out
+
+
 @pytest.mark.parametrize(
     ("owner", "volumes", "flag"),
     [("", [], "--force"), ("ReplicaSet", [{"name": "scratch", "emptyDir": {}}], "--delete-emptydir-data")],
@@ -197,8 +228,9 @@ def test_a_lost_api_server_ends_no_quarantine(hospital: Hospital) -> None:
     assert process.returncode == 0, out
 
 
-WRITES = ["patch nodes", "create pods/eviction", "create jobs", "patch nodes"]
-"""Of a quarantine that drains one pod, passes, and gives the node back; questions for rights are no writes."""
+WRITES = ["patch nodes", "create pods/eviction", "create jobs", "patch nodes", "patch jobs"]
+"""Of a quarantine that drains one pod, passes, gives the node back, and tells; questions for rights are no writes."""
+GIVEN_BACK = 4
 
 
 def test_these_are_all_its_writes(hospital: Hospital) -> None:
@@ -223,7 +255,71 @@ def test_killed_after_any_of_its_writes_the_same_command_brings_it_to_its_end(ho
     code, out, _ = hospital.quarantine("killed", "--release-on-pass")
 
     assert (code, hospital.cordon("killed"), hospital.pods()) == (0, (False, None), set()), out
-    assert len(set(jobs + hospital.jobs("killed"))) == (2 if write == len(WRITES) else 1)
+    assert len(set(jobs + hospital.jobs("killed"))) == (2 if write >= GIVEN_BACK else 1)
+
+
+@pytest.mark.parametrize(("recommendation", "code", "is_told"), [("reset", 1, True), ("rerun", 1, False)])
+def test_a_result_that_nobody_saw_is_told_before_anything_is_tested_anew(
+    hospital: Hospital, recommendation: str, code: int, *, is_told: bool
+) -> None:
+    """After hours, with the terminal closed long ago. What is to be run again is run again."""
+    hospital.admit("unseen", recommendation=recommendation)
+    hospital.hold("unseen")
+    process = hospital.start("unseen")
+    eventually(lambda: hospital.is_at_work("unseen"))
+    process.kill()
+    process.communicate()
+    first = hospital.jobs("unseen")
+    hospital.let_go("unseen")
+    eventually(lambda: hospital.has_ended("unseen"))
+
+    assert ("would tell the result of Job" in hospital.quarantine("unseen", "--dry-run")[1]) == is_told
+    seen = hospital.quarantine("unseen")
+    assert (seen[0], f"recommendation: {recommendation}" in seen[1]) == (code, True)
+    assert ("ended while nobody followed it" in seen[1], hospital.jobs("unseen") == first) == (is_told, is_told)
+
+    hospital.quarantine("unseen")
+    assert hospital.jobs("unseen") != first
+
+
+def test_a_job_by_hand_that_has_ended_has_told_whoever_started_it(hospital: Hospital) -> None:
+    hospital.admit("by-hand", recommendation="reset")
+    hospital.quarantine("by-hand")
+    first = hospital.jobs("by-hand")
+    job = f"{BATCH}/jobs/{job_name('by-hand')}"
+    hospital.plane.request("PATCH", job, {"metadata": {"annotations": {TOLD: None}}})
+
+    hospital.quarantine("by-hand")
+
+    assert hospital.jobs("by-hand") != first
+
+
+def test_two_people_at_once_follow_one_job(hospital: Hospital) -> None:
+    hospital.admit("both")
+    hospital.hold("both")
+    hospital.pod("work", "both")
+    one, other = hospital.start("both"), hospital.start("both")
+    until_it_says(one, "test: begun")
+    until_it_says(other, "test: begun")
+    job = hospital.jobs("both")
+    hospital.let_go("both")
+
+    assert "recommendation: return-to-service" in one.communicate()[0]
+    assert "recommendation: return-to-service" in other.communicate()[0]
+    assert (one.returncode, other.returncode, hospital.jobs("both")) == (0, 0, job)
+
+
+def test_ctrl_c_while_pods_go_makes_no_job(hospital: Hospital) -> None:
+    hospital.admit("draining")
+    hospital.pod("held", "draining", finalizers=["example.com/never"])
+    process = hospital.start("draining")
+    until_it_says(process, "told to go: default/held")
+
+    said = interrupted(process)
+
+    assert (process.returncode, hospital.jobs("draining")) == (130, [])
+    assert "the node is cordoned by this command" in said
+    assert "give up: kubectl uncordon draining\n" in said
 
 
 def test_a_run_without_a_result_is_no_verdict(hospital: Hospital) -> None:
@@ -232,6 +328,126 @@ def test_a_run_without_a_result_is_no_verdict(hospital: Hospital) -> None:
     code, out, _ = hospital.quarantine("silent")
 
     assert (code, "left no result on the node" in out) == (2, True), out
+    assert "left no result on the node; the last that was heard of it:\n" in out
+    assert [line for line in out.splitlines() if line.endswith("   test: ended (test 4-dcgm-diag-l4)")] != []
+
+
+def test_a_run_that_refused_says_why_where_a_program_reads_it(hospital: Hospital) -> None:
+    template = hospital.template()
+    refuse = "import json, sys; print(json.dumps({'event': 'refused', 'why': 'GPU pods'}), flush=True); sys.exit(2)"
+    template["jobTemplate"]["spec"]["template"]["spec"]["containers"][0]["command"] = [sys.executable, "-c", refuse]
+    hospital.use(template)
+    hospital.admit("refused")
+
+    code, out, _ = hospital.quarantine("refused", "-o", "json")
+
+    (result,) = json.loads(out)
+    assert code == 2
+    assert re.search(r"heard of it: refused \(why GPU pods\); pod \S+ ended: Error, exit code 2", result["why_not"])
+
+
+def test_a_record_that_recommends_nothing_is_no_verdict(hospital: Hospital) -> None:
+    hospital.admit("odd", recommendation="")
+    hospital.hold("odd")
+    process = hospital.start("odd", "-o", "json")
+    eventually(lambda: hospital.is_at_work("odd"))
+    record = json.dumps({"timestamp": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", "checks": []})
+    hospital.plane.request("PATCH", f"{NODES}/odd", {"metadata": {"annotations": {f"{P}/quarantine-result": record}}})
+    hospital.let_go("odd")
+
+    (result,) = json.loads(process.communicate()[0])
+    assert (process.returncode, "left no result on the node" in result["why_not"]) == (2, True)
+
+
+def test_a_job_that_gets_no_pod_says_why(hospital: Hospital) -> None:
+    template = hospital.template()
+    template["jobTemplate"]["spec"]["template"]["spec"]["serviceAccountName"] = "nobody"
+    hospital.use(template)
+    hospital.admit("podless")
+
+    process = hospital.start("podless")
+
+    told = until_it_says(process, "Job gpu-healthcheck/gpu-quarantine-podless has no pod: FailedCreate: ")
+    assert 'serviceaccount "nobody" not found' in told
+    assert "give up: kubectl delete job" in interrupted(process)
+
+
+def test_a_job_that_somebody_suspends_says_so(hospital: Hospital) -> None:
+    template = hospital.template()
+    template["jobTemplate"]["spec"]["suspend"] = True
+    hospital.use(template)
+    hospital.admit("queued")
+
+    process = hospital.start("queued")
+
+    until_it_says(process, "has no pod: it is suspended")
+    interrupted(process)
+
+
+def test_a_pod_whose_kubelet_cannot_start_it_says_why(hospital: Hospital) -> None:
+    hospital.admit("volume")
+    hospital.kubelets.stuck.add("volume")
+    process = hospital.start("volume")
+    until_it_says(process, "waits: its node's kubelet has not begun with it")
+
+    hospital.warning("volume", "FailedMount", 'configmap "gpu-healthcheck-config" not found')
+
+    until_it_says(process, 'begun with it; FailedMount: configmap "gpu-healthcheck-config" not found')
+    interrupted(process)
+
+
+@pytest.mark.parametrize(("owner", "words"), [("DaemonSet", ()), ("ReplicaSet", ("--no-drain",))])
+def test_nobody_is_evicted_for_a_test_that_would_refuse_to_begin(
+    hospital: Hospital, owner: str, words: tuple[str, ...]
+) -> None:
+    hospital.admit("held")
+    work = {"name": "work", "image": "work", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    hospital.pod("holder", "held", owner=owner, containers=[work])
+    hospital.pod("other", "held")
+
+    code, out, _ = hospital.quarantine("held", *words)
+
+    assert (code, hospital.pods(), hospital.cordon("held")) == (2, {"holder", "other"}, (False, None)), out
+    assert "  default/holder holds 1 nvidia.com/gpu\n" in out
+
+
+def test_work_on_the_gpus_that_is_evicted_keeps_nobody_from_it(hospital: Hospital) -> None:
+    hospital.admit("worked")
+    work = {"name": "work", "image": "work", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    hospital.pod("work", "worked", containers=[work])
+
+    assert (hospital.quarantine("worked")[0], hospital.pods()) == (0, set())
+
+
+def test_what_somebody_else_uncordoned_meanwhile_is_called_so(hospital: Hospital) -> None:
+    hospital.admit("shared")
+    hospital.hold("shared")
+    process = hospital.start("shared", "--release-on-pass")
+    eventually(lambda: hospital.is_at_work("shared"))
+    hospital.plane.kubectl("uncordon", "shared")
+    hospital.let_go("shared")
+
+    out, _ = process.communicate()
+    assert (process.returncode, "is uncordoned already, by somebody else" in out) == (0, True), out
+
+
+def test_a_second_ctrl_c_waits_for_no_api_server(hospital: Hospital) -> None:
+    hospital.admit("hurried")
+    hospital.hold("hurried")
+    process = hospital.start("hurried")
+    eventually(lambda: hospital.is_at_work("hurried"))
+    hospital.plane.stop_api()
+    try:
+        until_it_says(process, "the API server does not answer, and is asked again")
+        process.send_signal(signal.SIGINT)
+        until_it_says(process, "interrupted")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+    finally:
+        hospital.plane.start_api()
+
+    assert (process.returncode, err) == (130, "")
+    assert "nobody was asked what stands of it: gpu-healthcheck quarantine hurried goes on with it" in out
 
 
 def test_a_pod_that_finds_no_place_says_why(hospital: Hospital) -> None:
@@ -246,6 +462,22 @@ def test_a_pod_that_finds_no_place_says_why(hospital: Hospital) -> None:
     process.communicate()
 
 
+def test_a_pod_of_an_earlier_job_of_that_name_is_not_followed(hospital: Hospital) -> None:
+    hospital.admit("renewed")
+    hospital.hold("renewed")
+    process = hospital.start("renewed")
+    eventually(lambda: hospital.is_at_work("renewed"))
+    labels = {"batch.kubernetes.io/job-name": job_name("renewed"), "batch.kubernetes.io/controller-uid": "another"}
+    spec = {"nodeSelector": {"is": "nowhere"}, "containers": [{"name": "c", "image": "x"}]}
+    stray = {"metadata": {"name": "stray", "labels": labels}, "spec": spec}
+    assert hospital.plane.request("POST", JOB_PODS, stray).status == 201
+    hospital.let_go("renewed")
+
+    out, _ = process.communicate()  # it looks at the pod once more when the Job has ended
+    hospital.plane.request("DELETE", f"{JOB_PODS}/stray?gracePeriodSeconds=0")
+    assert (process.returncode, "stray" in out) == (0, False), out
+
+
 def test_missing_rights_are_named_and_nothing_is_changed(hospital: Hospital) -> None:
     hospital.admit("guarded")
     kubeconfig = hospital.plane.account_kubeconfig("gpu-healthcheck-sweep")
@@ -256,6 +488,18 @@ def test_missing_rights_are_named_and_nothing_is_changed(hospital: Hospital) -> 
     assert "you lack rights that it needs, and nothing was changed:" in err
     assert "  list pods in the whole cluster\n" in err
     assert "  create jobs.batch in gpu-healthcheck\n" in err
+
+
+def test_missing_rights_are_told_to_programs_too(hospital: Hospital) -> None:
+    hospital.admit("guarded")
+    kubeconfig = hospital.plane.account_kubeconfig("gpu-healthcheck-sweep")
+
+    code, out, _ = hospital.quarantine("guarded", "-o", "json", kubeconfig=kubeconfig)
+
+    (result,) = json.loads(out)
+    assert (code, result["node"]) == (2, "guarded")
+    assert "nothing was changed: " in result["why_not"]
+    assert "; create jobs.batch in gpu-healthcheck" in result["why_not"]
 
 
 def test_a_dry_run_shows_everything_and_changes_nothing(hospital: Hospital) -> None:
@@ -271,6 +515,21 @@ def test_a_dry_run_shows_everything_and_changes_nothing(hospital: Hospital) -> N
         "would be cordoned",
         "would evict default/bare (no controller makes it again)",
         "would leave default/exporter: of the DaemonSet of, which would only start it again",
+        "would make Job gpu-quarantine-dry, and follow it",
+    ]
+
+
+def test_a_dry_run_tells_programs_what_would_be_done(hospital: Hospital) -> None:
+    hospital.admit("dry")
+    hospital.pod("work", "dry")
+
+    code, out, _ = hospital.quarantine("dry", "--dry-run", "-o", "json")
+
+    (result,) = json.loads(out)
+    assert (code, hospital.pods(), hospital.jobs("dry")) == (0, {"work"}, [])
+    assert result["plan"] == [
+        "would be cordoned",
+        "would evict default/work",
         "would make Job gpu-quarantine-dry, and follow it",
     ]
 

@@ -58,6 +58,11 @@ def test_a_job_asks_for_no_gpu_and_for_cpus_that_nothing_throttles() -> None:
     assert not [name for name in container["resources"]["requests"] if "nvidia" in name]
 
 
+def test_a_job_reaches_a_node_that_hyperpod_keeps_work_from() -> None:
+    tolerated = {one["key"] for one in template()["spec"]["template"]["spec"]["tolerations"]}
+    assert {"sagemaker.amazonaws.com/node-health-status", "node.kubernetes.io/unschedulable"} < tolerated
+
+
 def test_no_other_program_follows_a_run_that_failed() -> None:
     spec = template()["spec"]
     assert (spec["backoffLimit"], spec["ttlSecondsAfterFinished"]) == (0, 86400)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.drain import Allowed, DrainPlan, Leaving, plan_drain, what_holds
+from healthcheck.drain import Allowed, DrainPlan, Leaving, budgets_on, plan_drain, what_holds
 
 NOTHING, EVERYTHING = Allowed(), Allowed(force=True, empty_dir=True)
 OF_A_JOB: dict[str, Any] = {"ownerReferences": [{"kind": "Job", "name": "train", "controller": True}]}
@@ -97,3 +97,26 @@ def test_an_object_without_its_parts_is_no_crash(odd: Any) -> None:
 )
 def test_what_holds_a_pod_is_said(one: Any, why: str) -> None:
     assert what_holds(one) == why
+
+
+@pytest.mark.parametrize(
+    ("selector", "counts"),
+    [
+        (None, False),
+        ({}, True),
+        ({"matchLabels": {"app": "a"}}, True),
+        ({"matchLabels": {"app": "a", "tier": "x"}}, False),
+        ({"matchExpressions": [{"key": "app", "operator": "In", "values": ["a", "b"]}]}, True),
+        ({"matchExpressions": [{"key": "tier", "operator": "In", "values": ["a"]}]}, False),
+        ({"matchExpressions": [{"key": "tier", "operator": "NotIn", "values": ["a"]}]}, True),
+        ({"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["a"]}]}, False),
+        ({"matchExpressions": [{"key": "app", "operator": "Exists"}]}, True),
+        ({"matchExpressions": [{"key": "app", "operator": "DoesNotExist"}]}, False),
+        ({"matchLabels": {"app": "a"}, "matchExpressions": [{"key": "x", "operator": "Exists"}]}, False),
+    ],
+)
+def test_a_pod_counts_for_the_budgets_that_select_it(selector: Any, counts: bool) -> None:
+    budget = {"metadata": {"name": "keep"}, "spec": {"selector": selector}}
+    leaving = Leaving("team", "p", "u", labels={"app": "a"})
+
+    assert budgets_on(leaving, [budget]) == ["keep"] * counts

@@ -9,7 +9,7 @@ import pytest
 from healthcheck.job_template import TemplateError
 from healthcheck.node import NodeState
 from healthcheck.quarantine_job import job_name, quarantine_job
-from healthcheck.run import TESTED_NODE
+from healthcheck.run import TESTED_NODE, TOLD
 
 TEMPLATE = {
     "metadata": {"labels": {"app.kubernetes.io/name": "gpu-healthcheck"}},
@@ -27,7 +27,7 @@ def test_it_is_the_template_held_to_its_node_and_owned_by_it() -> None:
 
     assert before == TEMPLATE
     assert (job["kind"], job["metadata"]["name"]) == ("Job", f"gpu-quarantine-{NODE.name}")
-    assert job["metadata"]["annotations"] == {TESTED_NODE: NODE.name}
+    assert job["metadata"]["annotations"] == {TESTED_NODE: NODE.name, TOLD: ""}
     assert [one["uid"] for one in job["metadata"]["ownerReferences"]] == ["u"]
     pod = job["spec"]["template"]["spec"]
     terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]

@@ -228,3 +228,10 @@ def test_a_light_look_sends_nothing(bench: Bench) -> None:
         read_efa_loopback(Host(bench.node.root))
     assert read_efa_loopback(Host(bench.node.root, ask_efa_loopback=bench.loopback.run)).loopbacks == tuple(bench.told)
     assert len(bench.told) == 4
+
+
+def test_where_the_hosts_devices_can_t_be_seen_nobody_says_that_there_are_none(bench: Bench, tmp_path: Path) -> None:
+    bench.loopback.root = tmp_path
+
+    with pytest.raises(ProbeError, match="sys/class: no such directory"):
+        bench.loopback.run()

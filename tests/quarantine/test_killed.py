@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from healthcheck import record as records
+from healthcheck.cluster import node_state
 from healthcheck.deep_record import deep_record
 from healthcheck.model import Severity
+from healthcheck.run import clear
 from quarantine.marks import HELD
 from tests.agent.test_deep import answer
 from tests.probes.dcgm_documents import FAULTY
-from tests.quarantine.world import ALL_REDUCE, LEVEL_4, LOOPBACK, P, World, end_of, eventually
+from tests.quarantine.world import ALL_REDUCE, LEVEL_4, LOOPBACK, NODE, P, World, end_of, eventually
 
 NOBODY = ("", "", False)
 OURS = ("quarantine", "quarantine", True)
@@ -143,6 +146,31 @@ def test_a_run_that_loses_the_api_server_tells_all_when_it_is_back(world: World)
 
     assert [row["status"] for row in world.record["checks"]] == ["unknown", "pass", "pass"]
     assert (process.returncode, world.record["recommendation"], world.marks) == (2, "rerun", NOBODY)
+
+
+def test_marks_that_were_cleared_while_the_api_server_was_away_stand_again(world: World) -> None:
+    """Away for longer than the node is held, and the agent was the first to hear that it is back."""
+    world.dcgm(hang="")
+    hangs(world, *STEPS[1][1:3])
+    with world.started() as process:
+        at_work(world, process, LEVEL_4)
+        world.stand_in.refuse()
+        (world.host.root / "dcgm/hang").unlink()
+        for one in world.tests_running():
+            one.terminate()
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        assert any('"test: begun"' in line and LOOPBACK in line for line in lines)
+        assert any("the Node could not be written" in line for line in lines)
+        cleared = clear(node_state(world.node), datetime.now(UTC) + HELD)
+        assert cleared is not None
+        del cleared["metadata"]["resourceVersion"]
+        world.stand_in.edit_node(NODE, cleared)
+        assert world.marks == NOBODY
+        world.stand_in.accept()
+
+        eventually(lambda: world.marks == OURS)
+        assert world.record["running"] == LOOPBACK
 
 
 def writes(world: World) -> int:

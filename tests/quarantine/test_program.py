@@ -12,10 +12,11 @@ from healthcheck.deep_record import deep_record
 from healthcheck.record import passed_since
 from tests.agent.test_deep import answer
 from tests.probes.dcgm_documents import FAULTY, Said
-from tests.quarantine.world import ALL_REDUCE, LEVEL_4, LOOPBACK, NODE, SPOT, P, World
+from tests.quarantine.world import ALL_REDUCE, LEVEL_4, LOOPBACK, NODE, SPOT, P, World, end_of, eventually
 
 NOBODY = ("", "", False)
 TESTS_OF_4 = ("software", "memory", "pcie", "diagnostic", "memtest")
+BLIND = {"check": "gpu-count", "cause": "DriverNotAnswering", "detail": "nvml"}
 BANDWIDTH = Said("GPU 0 is slower than it should be", 30)
 
 
@@ -227,8 +228,34 @@ class TestWhatTheAgentsRecordSays:
         assert self.recommended(world, self.results(later)) == (1, "pass", "reboot")
 
     def test_where_the_agent_is_blind_the_node_is_not_known_to_be_well(self, world: World) -> None:
-        blind = {"check": "gpu-count", "cause": "ProbeFailed", "detail": "nvml"}
-        assert self.recommended(world, self.results(unobserved=[blind])) == (2, "pass", "rerun")
+        (world.folder / "config").mkdir()
+        (world.folder / "config/CHECK_INTERVAL").write_text("10")
+        assert self.recommended(world, self.results(unobserved=[BLIND])) == (2, "pass", "rerun")
+
+    @pytest.mark.parametrize(
+        ("hours", "every", "said"),
+        [
+            (2.5, "10", (0, "pass", "return-to-service")),
+            (3.5, "10", (2, "pass", "rerun")),
+            (3.5, "7200", (0, "pass", "return-to-service")),
+        ],
+    )
+    def test_an_agent_that_is_silent_for_hours_has_not_looked(
+        self, world: World, hours: float, every: str, said: tuple[int, str, str]
+    ) -> None:
+        (world.folder / "config").mkdir()
+        (world.folder / "config/CHECK_INTERVAL").write_text(every)
+        told = records.timestamp(datetime.now(UTC) - timedelta(hours=hours))
+        assert self.recommended(world, self.results(timestamp=told)) == said
+
+    def test_a_look_that_met_a_test_is_no_reason_to_run_for_hours_again(self, world: World) -> None:
+        world.annotate(results=self.results(unobserved=[BLIND]))
+        with world.started() as process:
+            eventually(lambda: [row["status"] for row in world.record.get("checks", ())] == ["pass"] * 3)
+            assert process.poll() is None
+            world.annotate(results=self.results())
+            assert end_of(process).code == 0
+        assert world.record["recommendation"] == "return-to-service"
 
     @pytest.mark.parametrize("garbage", ["", "{", "[]", '{"findings": 7, "unobserved": "x"}', "x" * 100_000])
     def test_a_record_that_nobody_can_read_says_nothing(self, world: World, garbage: str) -> None:

@@ -1,0 +1,19 @@
+"""The names of nodes on a command line: part of an address at the API server, so that nothing else gets there."""
+
+from __future__ import annotations
+
+import re
+
+import typer
+
+_LONGEST = 253
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*", re.ASCII)
+"""As Kubernetes names objects (RFC 1123, a subdomain)."""
+
+
+def node_names(names: list[str]) -> list[str]:
+    """Each once, in their order. Raises typer.BadParameter for one that no Node can have, such as an empty variable."""
+    for name in names:
+        if len(name) > _LONGEST or not _NAME.fullmatch(name):
+            raise typer.BadParameter(f"{name[:_LONGEST]!r} is no name of a node")
+    return list(dict.fromkeys(names))

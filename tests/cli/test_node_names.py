@@ -1,0 +1,30 @@
+"""The names of nodes on a command line become part of an address: what no Node is called gets no further."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+
+from cli.node_names import node_names
+from tests.cli.cluster import run
+
+
+def test_each_name_is_taken_once() -> None:
+    names = ["ip-10-0-0-1.ec2.internal", "b", "ip-10-0-0-1.ec2.internal", "x" * 253]
+
+    assert node_names(names) == [names[0], "b", "x" * 253]
+
+
+@pytest.mark.parametrize("name", ["", "a/status", "..", "A", "a b", "a,b", "-a", "a.", "x" * 254, "a\n", "node/a"])
+def test_what_no_node_can_be_called_is_refused(name: str) -> None:
+    with pytest.raises(typer.BadParameter, match="is no name of a node"):
+        node_names(["good", name])
+
+
+@pytest.mark.parametrize("command", [("quarantine",), ("release", "--reason", "x")])
+def test_an_empty_variable_of_a_shell_is_wrong_usage(tmp_path: Path, command: tuple[str, ...]) -> None:
+    done = run(tmp_path / "kubeconfig", *command, "")
+
+    assert (done.returncode, "'' is no name of a node" in done.stderr) == (3, True)
