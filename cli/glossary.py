@@ -71,8 +71,7 @@ CAUSES = (
     (("HostProcessesHidden",), "the pod lacks `hostPID`, or `HOST_ROOT/proc` is not the host's"),
     (
         ("RuntimeConfigUnreadable",),
-        "a file of the container runtime's is too large to be read here, may not be read, or lies in a folder that a saved "
-        "tree lacks (/run): the message says why",
+        "a file of the container runtime's is too large, may not be read, or lies where a saved tree has nothing",
     ),
     (
         ("ContainerRuntimeNotAnswering",),

@@ -14,6 +14,7 @@ from rich.console import Console, ConsoleRenderable, Group
 from rich.live import Live
 from rich.text import Text
 
+from cli.lines import COMMAND, print_line
 from cli.words import printable
 
 _REFRESHES_PER_SECOND = 2
@@ -59,9 +60,10 @@ class Progress:
 
     def say(self, node: str, text: str, style: str = "") -> None:
         """One line, with the time, and the node's name where there are several."""
-        beginning = f"{datetime.now().astimezone():%H:%M:%S} " + (f"{node} | " if self._several else "")
-        line = Text.assemble((beginning, "dim"), (printable(text), style))
-        self._console.print(line, soft_wrap=True)
+        time_of_day = Text(f"{datetime.now().astimezone():%H:%M:%S}", "dim")
+        whose = f"{node} | " if self._several else ""
+        line = Text.assemble((whose, "dim"), (printable(text), style))
+        print_line(self._console, time_of_day, line, whole=text.lstrip().startswith(COMMAND))
 
     def stage(self, node: str, text: str) -> None:
         """What the node does from now on; '' ends it."""

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.eviction import CouldNot
+from cli.lines import COMMAND, print_line
 from cli.node_names import node_names
 from cli.patience import Interrupted, Patience
 from cli.progress import Progress
@@ -25,6 +26,7 @@ from cli.words import SEVERITY_STYLES, STATUS_STYLES, explained, printable
 from healthcheck.cluster import Cluster, ClusterError
 from healthcheck.cordon import cordoned_by
 from healthcheck.drain import Allowed
+from healthcheck.next_step import NextStep
 from healthcheck.quarantine_job import job_name
 from healthcheck.record import findings_in
 
@@ -32,6 +34,8 @@ NOT_PASSED, COULD_NOT, INTERRUPTED = 1, 2, 130
 _RESUME = "gpu-healthcheck quarantine {} goes on with it"
 _STYLES = {word.value: style for word, style in STATUS_STYLES.items()}
 _STYLES |= {word.name: style for word, style in SEVERITY_STYLES.items()}
+_LONGEST_ROW = 1000
+"""Of a table that is piped: nothing reads it by its width there."""
 _RECOMMENDATION_STYLES = {PASSED: "bold green", "rerun": "bold magenta"}
 
 
@@ -199,18 +203,20 @@ def _show(result: Result, console: Console) -> None:
         return
     record = result.record
     console.print(Text.assemble("\n", (result.node, "bold"), f": quarantine run of {_word(record, 'timestamp')}"))
+    if not console.is_terminal:
+        console.width = _LONGEST_ROW
     console.print(_checks_table(record))
     for finding in findings_in(record):
         words = f"{_word(finding, 'reason')} on {_word(finding, 'subject')}: {_word(finding, 'detail')}"
         severity = _word(finding, "severity")
-        console.print(Text.assemble((f"{severity:8} ", _STYLES.get(severity, "")), words), soft_wrap=True)
+        print_line(console, Text(f"{severity:8}", _STYLES.get(severity, "")), Text(words))
     if record.get("bug_report"):
         console.print(Text(f"NVIDIA's bug report lies on the node: {_word(record, 'bug_report')}"), soft_wrap=True)
     style = _RECOMMENDATION_STYLES.get(result.recommendation, "bold red")
     console.print(Text.assemble("recommendation: ", (printable(result.recommendation), style)))
     reasons = record.get("reasons")
     for reason in reasons if isinstance(reasons, list) else ():
-        console.print(Text(f"  {printable(str(reason))}"), soft_wrap=True)
+        print_line(console, Text(" "), Text(printable(str(reason))))
     _show_step(result, console)
 
 
@@ -233,11 +239,11 @@ def _checks_table(record: Any) -> Table:
 
 def _show_step(result: Result, console: Console) -> None:
     if result.step.note:
-        console.print(Text(printable(result.step.note)), soft_wrap=True)
+        console.print(Text(printable(result.step.note)), soft_wrap=not console.is_terminal)
     for command in result.step.commands:
-        console.print(Text(f"  $ {printable(command)}"), soft_wrap=True)
-    if result.recommendation == PASSED and not result.step.commands:
-        console.print("nothing keeps it cordoned")
+        console.print(Text(f"  {COMMAND}{printable(command)}"), soft_wrap=True)
+    if result.recommendation == PASSED and result.step == NextStep():
+        console.print("it is not cordoned: it takes work again")
 
 
 def _rows(record: Any, key: str) -> list[dict[str, Any]]:

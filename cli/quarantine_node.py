@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from cli.eviction import CouldNot, Eviction
+from cli.lines import COMMAND
 from cli.log_lines import LogLines
 from cli.patience import Patience, TookTooLong
 from cli.progress import Voice
@@ -145,9 +146,11 @@ class NodeQuarantine:
         if not running and not node.cordoned:
             yield "nothing stands of it: the node is not cordoned, and no Job is at work on it"
             return
-        yield f"go on: gpu-healthcheck quarantine {self._name} (with the same options)"
+        yield "to go on, with the same options:"
+        yield f"  {COMMAND}gpu-healthcheck quarantine {self._name}"
         if give_up:
-            yield f"give up: {' && '.join(give_up)}"
+            yield "to give up:"
+            yield f"  {COMMAND}{' && '.join(give_up)}"
 
     # --- looking
 

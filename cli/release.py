@@ -15,7 +15,9 @@ import tenacity
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 
+from cli.lines import print_line
 from cli.node_names import node_names
 from cli.words import SEVERITY_STYLES, explained, printable
 from healthcheck import record as records
@@ -88,7 +90,8 @@ def _release(cluster: Cluster, name: str, wish: Wish, console: Console) -> int:
     _show_cordon(node, wish, console)
     if wish.dry_run or not word.findings:
         _show_rest(node, word, console)
-        return 0
+        stands = any(fault.severity >= Severity.RESET for fault in faults_on(node))
+        return STILL_STANDS if stands and not wish.dry_run else 0
     if not wish.wait_seconds:
         console.print(f"{name}: written; the node's agent takes it as soon as it sees it")
         return 0
@@ -185,7 +188,7 @@ def _status(node: NodeState) -> str:
 
 def _show(faults: Sequence[Fault], console: Console) -> None:
     for fault in faults:
-        style = SEVERITY_STYLES[fault.severity]
+        severity = Text(f"  {fault.severity.name:8}", SEVERITY_STYLES[fault.severity])
         seen = f", last seen {records.timestamp(fault.seen)}" if fault.seen else ""
-        what = escape(f"{fault.reason} on {fault.subject} ({fault.nature.value}{seen})")
-        console.print(f"  [{style}]{fault.severity.name:8}[/] {what}")
+        what = printable(f"{fault.reason} on {fault.subject} ({fault.nature.value}{seen})")
+        print_line(console, severity, Text(what))

@@ -126,7 +126,7 @@ def _stays(pod: Mapping[str, Any]) -> str:
     controller = _controller(pod)
     # kubectl asks whether the DaemonSet is there still; of one that is gone the garbage collector deletes the pods.
     if controller.get("kind") == "DaemonSet" and not _is_finished(pod):
-        return f"of the DaemonSet {controller.get('name', '')}, which would only start it again"
+        return f"of DaemonSet {controller.get('name', '')}"
     return ""
 
 

@@ -215,10 +215,11 @@ def _look(node: NodeState) -> tuple[Memory, tuple[Unobserved, ...]]:
 def _status(progress: Progress, check: Check) -> Status | None:
     """None while it has not ended."""
     result = progress.results.get(check.group)
-    return _status_of(result.outcome) if result is not None and result.ended else None
+    return outcome_status(result.outcome) if result is not None and result.ended else None
 
 
-def _status_of(outcome: Outcome) -> Status:
+def outcome_status(outcome: Outcome) -> Status:
+    """Of one test, by all that it says."""
     if not outcome.configured and not outcome.findings:
         return Status.NOT_CONFIGURED
     return status_of(worst(one.severity for one in outcome.findings), could_not_look=not outcome.observed)

@@ -169,8 +169,8 @@ TABLE = (
     ),
     Row(
         Recommendation.RETURN_TO_SERVICE,
-        "tests ended, and nothing of the above is so",
-        "What the run found is no reason to keep the node. What a passed run ends stands no longer.",
+        "tests ended, and found no fault of RESET or worse",
+        "Nothing of the above is so: the node need not be kept. What a passed run ends stands no longer.",
         _tests_that_are(Status.PASS, Status.WARN),
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import structlog
@@ -13,12 +13,17 @@ from healthcheck.checks import dcgm_diag, efa_loopback, nccl_allreduce
 from healthcheck.deep_look import Diagnostic, look_deeply
 from healthcheck.examine import judge, look
 from healthcheck.expectation import Expectation
-from healthcheck.model import Check, Evidence, Host, Outcome, ProbeError
+from healthcheck.model import Check, Evidence, Host, Outcome, ProbeError, Unobserved
 from healthcheck.probes.efa_loopback import EFA_LOOPBACK, EfaLoopback, Loopback, LoopbackLook
+from healthcheck.probes.fi_pingpong import Answer, Broken
 from healthcheck.probes.nccl import AllReduce, AllReduceLook
-from quarantine.record import TESTS, Progress, Result, findings_told
+from healthcheck.probes.nvml import NVML, DriverLook
+from healthcheck.probes.nvml_driver import look_once
+from quarantine.record import TESTS, Progress, Result, findings_told, outcome_status
 
 log = structlog.get_logger()
+
+_NVML_SECONDS = 30.0
 
 
 @dataclass
@@ -42,7 +47,7 @@ class Suite:
         """All tests, whatever the first ones find: a node is replaced for all that is wrong with it at once."""
         self.loopback.tell = self._tell_device
         tests = {
-            dcgm_diag.LEVEL_4: lambda: look_deeply(self.diagnostic, self.expected, level=4),
+            dcgm_diag.LEVEL_4: lambda: look_deeply(self.diagnostic, self.expected, {NVML: self._names()}, level=4),
             efa_loopback.CHECK: lambda: self._look(efa_loopback.CHECK, Host(self.root, ask_efa_loopback=self._send)),
             nccl_allreduce.CHECK: lambda: self._look(
                 nccl_allreduce.CHECK, Host(self.root, ask_all_reduce=self._reduce)
@@ -73,12 +78,19 @@ class Suite:
         log.info(
             "test: ended" if ended else "test: so far",
             test=check.group,
+            status=outcome_status(outcome).value,
             findings=findings_told(outcome.findings),
             unobserved=[f"{one.cause}: {one.detail}" for one in outcome.unobserved],
             seen=[one.what for one in outcome.seen],
-            configured=outcome.configured,
         )
         self.tell(self.progress)
+
+    def _names(self) -> DriverLook:
+        """NVML's, before DCGM has the GPUs: what it calls them is what everybody else calls them."""
+        look = look_once(self.root, _NVML_SECONDS)
+        if look.stuck_pid is not None:
+            log.warning("a process stuck in the driver is left behind", pid=look.stuck_pid)
+        return look
 
     def _look(self, check: Check, host: Host) -> Outcome:
         (outcome,) = judge((check,), look(host, (check,)), self.expected)
@@ -97,7 +109,16 @@ class Suite:
         self._devices = (*self._devices, one)
         evidence = Evidence({EFA_LOOPBACK: LoopbackLook(self._devices)})
         (so_far,) = judge((efa_loopback.CHECK,), evidence, self.expected)
-        log.info("test: device", test=efa_loopback.CHECK.group, device=one.device, answer=asdict(one.answer))
+        log.info("test: device", test=efa_loopback.CHECK.group, device=one.device, answer=_in_words(one.answer))
         known = self.progress.results.get(efa_loopback.CHECK.group)
         if so_far.findings != (known.outcome.findings if known else ()):
             self._keep(efa_loopback.CHECK, so_far, ended=False)
+
+
+def _in_words(answer: Answer) -> str:
+    match answer:
+        case Unobserved(cause, detail):
+            return f"{cause}: {detail}"
+        case Broken(says):
+            return says
+    return f"{answer.bandwidth:.0f} MB/s"

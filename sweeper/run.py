@@ -32,7 +32,7 @@ from healthcheck.node import SWEEP_RESULT, NodeState
 from healthcheck.probes.dcgm import Dcgm
 from healthcheck.probes.kernel_log import boot_id
 from healthcheck.probes.nvml import NVML, DriverLook
-from healthcheck.probes.nvml_driver import Driver
+from healthcheck.probes.nvml_driver import look_once
 from healthcheck.record import RecordError
 from healthcheck.release import taken_on
 from healthcheck.settings import NodeSettings
@@ -98,12 +98,10 @@ class NodeTest:
 
     def _names(self) -> DriverLook:
         """NVML's, before DCGM has the GPUs: what it calls them is what everybody else calls them."""
-        driver = Driver(self.settings.host_root, _NVML_SECONDS)
-        try:
-            return driver.look()
-        finally:
-            if (pid := driver.end()) is not None:
-                log.warning("a process stuck in the driver is left behind", pid=pid)
+        look = look_once(self.settings.host_root, _NVML_SECONDS)
+        if look.stuck_pid is not None:
+            log.warning("a process stuck in the driver is left behind", pid=look.stuck_pid)
+        return look
 
     def _boot_id(self) -> str:
         try:

@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from healthcheck.command import Child, ChildError, MissedDeadline
@@ -74,6 +74,16 @@ class Driver:
             library_versions(self.root),
             sees_every_process(self.root),
         )
+
+
+def look_once(root: Path, deadline_seconds: float) -> DriverLook:
+    """Ask once, and let go of the driver. `stuck_pid` of the answer is of a child that could not be ended."""
+    driver = Driver(root, deadline_seconds)
+    try:
+        look = driver.look()
+    finally:
+        pid = driver.end()
+    return replace(look, stuck_pid=pid)
 
 
 def driver_version(root: Path) -> str:

@@ -75,6 +75,18 @@ def test_our_cordon_goes_also_where_nothing_is_left_to_release(api: ApiStandIn, 
     assert len(api.writes) == 1
 
 
+def test_a_fault_that_no_release_ends_is_no_success_where_nothing_else_is_to_release(
+    api: ApiStandIn, kubeconfig: Path
+) -> None:
+    row = {"reason": "GpuRecoveryAction", "subject": "gpu/0000:53:00.0", "severity": "RESET", "nature": "level"}
+    record = {"timestamp": "2026-11-21T01:02:03Z", "status": "fail", "severity": "RESET", "findings": [row]}
+    mark(api, "n", results=json.dumps(record))
+    done = release(kubeconfig)
+
+    assert (done.returncode, "n: still stands\n  RESET    GpuRecoveryAction on gpu/" in done.stdout) == (1, True)
+    assert release(kubeconfig, "--dry-run").returncode == 0
+
+
 def test_our_cordon_goes_also_where_no_agent_ever_told(api: ApiStandIn, kubeconfig: Path) -> None:
     cordon(api, "n", **OURS)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sim.real_node import RealNode
 
 Json = dict[str, Any]
+GPU = "nvidia.com/gpu"
 
 
 class Stage:
@@ -125,6 +126,16 @@ class Stage:
 
     def watching(self, file: Path) -> Watch:
         return Watch(self, file)
+
+
+def advertise(stage: Stage, gpus: str | None) -> None:
+    """No device plugin runs here: the Node's GPUs are told as an administrator may do it.
+
+    The kubelet keeps what it does not know itself.
+    """
+    patch = json.dumps({"status": {"capacity": {GPU: gpus}}})
+    stage.node.kubectl("patch", "node", stage.node.name, "--subresource=status", "--type=merge", f"--patch={patch}")
+    stage.wait(lambda node: node.object["status"]["allocatable"].get(GPU) == gpus)
 
 
 class Watch:

@@ -16,6 +16,7 @@ from sim.node import DCGM_PROGRAMS
 from sim.real_node.agent_pod import GIVE_UP_SECONDS
 from sim.real_node.root import HARDWARE
 from tests.agent.world import P
+from tests.node.stage import advertise
 from tests.probes.dcgm_documents import FAULTY, Story, dcgm_4
 
 if TYPE_CHECKING:
@@ -25,20 +26,12 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.real_node
 
-GPU = "nvidia.com/gpu"
 TEMPLATE = "cronjob/gpu-healthcheck-sweep-node"
 ROOT = f"/{HARDWARE}"
 PATH = f"{ROOT}/{DCGM_PROGRAMS}:/opt/gpu-healthcheck/bin:/usr/local/bin:/usr/bin:/bin"
 SWEEP = f"{P}/sweep-result"
 WELL = ("pass", "warn")
 """Without a GPU runtime in its containerd the node is warned of that."""
-
-
-def advertise(stage: Stage, gpus: str | None) -> None:
-    """The kubelet keeps what it does not know itself."""
-    patch = json.dumps({"status": {"capacity": {GPU: gpus}}})
-    stage.node.kubectl("patch", "node", stage.node.name, "--subresource=status", "--type=merge", f"--patch={patch}")
-    stage.wait(lambda node: node.object["status"]["allocatable"].get(GPU) == gpus)
 
 
 @pytest.fixture

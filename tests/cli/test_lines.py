@@ -1,0 +1,36 @@
+"""Lines for a person, on a terminal and piped."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from cli.lines import print_line
+
+LONG = "default/training-67b8b54f6f-nmbgs: of DaemonSet gpu-healthcheck-agent"
+
+
+def printed(body: str, *, terminal: bool, whole: bool = False) -> list[str]:
+    console = Console(file=io.StringIO(), force_terminal=terminal, color_system=None, width=50)
+    print_line(console, Text("12:00:00"), Text(body), whole=whole)
+    assert isinstance(console.file, io.StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_on_a_terminal_it_goes_on_below_itself_and_no_word_is_cut() -> None:
+    assert printed(LONG, terminal=True) == [
+        "12:00:00 default/training-67b8b54f6f-nmbgs: of",
+        "         DaemonSet gpu-healthcheck-agent",
+    ]
+
+
+@pytest.mark.parametrize(("terminal", "whole"), [(False, False), (True, True)])
+def test_piped_or_to_be_copied_it_stays_one_line(terminal: bool, whole: bool) -> None:
+    assert printed(LONG, terminal=terminal, whole=whole) == [f"12:00:00 {LONG}"]
+
+
+def test_the_first_spaces_of_a_detail_stay() -> None:
+    assert printed("  a detail", terminal=True) == printed("  a detail", terminal=False) == ["12:00:00   a detail"]

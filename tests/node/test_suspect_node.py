@@ -1,0 +1,340 @@
+"""A suspect node on a real kubelet: quarantined by the command and by hand, replaced or at work again.
+
+What DCGM's base image and a device plugin would bring, the test adds: the simulated programs to the Job's pod, and the
+GPUs that the Node offers. It comes after test_story.py, which wants a cluster that has nothing of ours yet.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+from itertools import dropwhile, takewhile
+from subprocess import PIPE, STDOUT
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sim.node import DCGM_PROGRAMS, EFA_PROGRAMS, NCCL_PROGRAMS
+from sim.real_node.agent_pod import GIVE_UP_SECONDS
+from sim.real_node.images import PAUSE, REPOSITORY
+from sim.real_node.root import HARDWARE
+from tests.agent.world import P
+from tests.node.stage import advertise
+from tests.probes.dcgm_documents import FAULTY, Story, dcgm_4
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.node.stage import Stage
+
+pytestmark = pytest.mark.real_node
+
+ROOT = f"/{HARDWARE}"
+PATH = ":".join([
+    *(f"{ROOT}/{programs}" for programs in (DCGM_PROGRAMS, EFA_PROGRAMS, NCCL_PROGRAMS)),
+    "/opt/gpu-healthcheck/bin:/usr/local/bin:/usr/bin:/bin",
+])  # fmt: skip
+ADDED = {
+    "containers": [
+        {
+            "name": "quarantine",
+            "env": [{"name": "PATH", "value": PATH}],
+            "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}},  # this machine may have two CPUs in all
+            "volumeMounts": [{"name": "programs", "mountPath": ROOT}],
+        }
+    ],
+    "volumes": [{"name": "programs", "hostPath": {"path": ROOT}}],
+}
+"""To the pod of a quarantine Job, as a strategic merge patch."""
+TEMPLATE = "cronjob/gpu-healthcheck-quarantine-node"
+SWEEPER = "cronjob/gpu-healthcheck-sweeper"
+PROMPT = "$ "
+JOB_FILE = "kubernetes/manifests/quarantine/05-job-quarantine.yaml"
+RESULT = f"{P}/quarantine-result"
+WELL = ("pass", "warn")
+"""Without a GPU runtime in its containerd the node is warned of that."""
+CORDONED = {"cordoned": True, "taints": ["node.kubernetes.io/unschedulable"]}
+BUG_REPORTER = "/usr/bin/nvidia-bug-report.sh"
+BUG_REPORT = """\
+#!/bin/sh
+# As NVIDIA's: --output-file FILE
+echo "Start of NVIDIA bug report log file." >"$2"
+"""
+TESTS = ("4-dcgm-diag-l4", "6-efa-loopback", "5-nccl-allreduce")
+WORK = f"""\
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: training
+  labels: {{app: training}}
+spec:
+  replicas: 1
+  selector:
+    matchLabels: {{app: training}}
+  template:
+    metadata:
+      labels: {{app: training}}
+    spec:
+      containers:
+        - name: training
+          image: {PAUSE}
+          resources:
+            limits: {{nvidia.com/gpu: 8}}
+---
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: training
+spec:
+  maxUnavailable: 1
+  selector:
+    matchLabels: {{app: training}}
+"""
+
+
+@pytest.fixture(scope="module")
+def hospital(agent: Stage) -> Iterator[Stage]:
+    """A node that offers 8 GPUs, quarantine Jobs that find its programs, and no sweep that takes it for idle."""
+    agent.host.install_dcgmi()
+    agent.host.install_nccl_tests()
+    template = {"spec": {"jobTemplate": {"spec": {"template": {"spec": ADDED}}}}}
+    agent.kubectl("patch", TEMPLATE, "--type=strategic", f"--patch={json.dumps(template)}")
+    suspend(agent, sweeper=True)
+    agent.configure(CHECK_INTERVAL="10")
+    advertise(agent, "8")
+    yield agent
+    agent.node.kubectl("delete", "--filename=-", input=WORK)
+    advertise(agent, None)
+    agent.node.kubectl("annotate", "node", agent.node.name, f"{RESULT}-")  # who was just tested is due for no sweep
+    agent.kubectl("delete", TEMPLATE)
+    suspend(agent, sweeper=False)
+    agent.install()
+
+
+@pytest.fixture
+def suspect(hospital: Stage) -> Iterator[Stage]:
+    """Nobody suspects it yet: it is well and at work. So it is afterwards, whatever the test left."""
+    put_in_order(hospital)
+    hospital.node.kubectl("apply", "--filename=-", input=WORK)
+    wait_for_work(hospital)
+    yield hospital
+    put_in_order(hospital)
+
+
+def put_in_order(stage: Stage) -> None:
+    stage.host.want_recovery(1, 0)
+    for name in ("answer", "code", "hang"):
+        (stage.host.root / "dcgm" / name).unlink(missing_ok=True)
+    stage.on_node(f"rm -f {BUG_REPORTER}")
+    stage.kubectl("delete", "jobs", "--all")
+    stage.node.kubectl("uncordon", stage.node.name)
+    stage.wait(lambda node: node.status)
+    command(stage, "release", "--reason", "another test has ended")
+    stage.wait(lambda node: node.status in WELL and not node.taints)
+
+
+def suspend(stage: Stage, *, sweeper: bool) -> None:
+    stage.kubectl("patch", SWEEPER, "--patch", json.dumps({"spec": {"suspend": sweeper}}))
+
+
+def wait_for_work(stage: Stage) -> None:
+    """The node has taken the pod that wants its GPUs."""
+    stage.node.kubectl("wait", "deployment/training", "--for=condition=Available", f"--timeout={GIVE_UP_SECONDS}s")
+
+
+def words_of(stage: Stage, word: str, *options: str) -> tuple[str, ...]:
+    """`gpu-healthcheck WORD NODE OPTIONS`."""
+    return (sys.executable, "-m", "cli", word, stage.node.name, *options)
+
+
+def command(stage: Stage, word: str, *options: str) -> subprocess.CompletedProcess[str]:
+    return stage.node.run(*words_of(stage, word, *options), check=False)
+
+
+@contextmanager
+def running(stage: Stage, *words: str, until: str) -> Iterator[subprocess.Popen[str]]:
+    """A command on the node that has said these words and goes on; it prints the rest."""
+    with subprocess.Popen(stage.node.argv(*words), stdout=PIPE, stderr=STDOUT, text=True) as process:
+        assert process.stdout is not None
+        seen = ""
+        while until not in (line := process.stdout.readline()):
+            seen += line
+            assert line, f"{words} ended: {seen}"
+        yield process
+
+
+def typed(stage: Stage, document: str, after: str) -> list[str]:
+    """The commands that a document has behind these words, for our node."""
+    _, _, text = (REPOSITORY / document).read_text().partition(after)
+    lines = takewhile(is_typed, dropwhile(lambda line: not is_typed(line), text.splitlines()))
+    # TARGET_NODE_NAME is what sed looks for.
+    return [re.sub(r"(?<!_)NODE(?!_)", stage.node.name, line.removeprefix(PROMPT)) for line in lines]
+
+
+def is_typed(line: str) -> bool:
+    return line.startswith(PROMPT)
+
+
+def told(said: str) -> list[str]:
+    """The lines of its progress, without their times."""
+    return [line.partition(" ")[2] for line in said.splitlines() if re.match(r"\d\d:\d\d:\d\d ", line)]
+
+
+def marks(stage: Stage) -> dict[str, Any]:
+    """What a quarantine leaves on the Node while it is at work or not finished, and what keeps pods away."""
+    node = stage.view()
+    found = {
+        "run": node.object["metadata"]["annotations"].get(f"{P}/run"),
+        "cordoned-by": node.object["metadata"]["annotations"].get(f"{P}/cordoned-by"),
+        "mode": node.labels.get(f"{P}/mode"),
+        "cordoned": node.object["spec"].get("unschedulable"),
+        "taints": [taint["key"] for taint in node.taints],
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def test_a_false_alarm_is_cleared_and_the_node_takes_its_work_again(suspect: Stage) -> None:
+    suspect.host.xid(3, 79, "GPU has fallen off the bus.")
+    suspect.wait(lambda node: node.tainted)
+
+    done = command(suspect, "quarantine", "--release-on-pass")
+
+    print(done.stdout, done.stderr)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    lines = told(done.stdout)
+    assert lines[0] == "cordoned"
+    assert lines[-1] == "uncordoned"
+    assert [f"test: begun (test {name})" in lines for name in TESTS] == [True] * 3
+    assert "recommendation: return-to-service" in done.stdout
+    suspect.wait(lambda node: node.status in WELL and not node.taints)
+    assert marks(suspect) == {}
+    wait_for_work(suspect)
+
+
+def test_a_node_that_fails_is_to_be_replaced_and_a_release_does_not_hide_what_is_there(
+    suspect: Stage, tmp_path: Path
+) -> None:
+    gpu = suspect.host.gpus[1]
+    suspect.host.want_recovery(1, 1)
+    suspect.wait(lambda node: node.tainted and "GpuRecoveryAction" in node.findings)
+    break_memory(suspect, 1)
+    suspect.node.run("sh", "-c", f"cat >{BUG_REPORTER}; chmod +x {BUG_REPORTER}", input=BUG_REPORT)
+
+    with suspect.watching(tmp_path / "versions") as watch:
+        done = command(suspect, "quarantine", "--release-on-pass")
+        released = command(suspect, "release", "--reason", "it looks well")
+        tainted = {node.tainted for node in watch.seen()}
+
+    print(done.stdout, done.stderr, released.stdout, released.stderr)
+    assert (done.returncode, done.stderr) == (1, ""), done.stdout
+    assert f"ISOLATE  DcgmDiagMemory on gpu/{gpu.address}" in done.stdout
+    report = re.search(r"NVIDIA's bug report lies on the node: (.*)", done.stdout)
+    assert report
+    assert suspect.on_node(f"cat {report[1]}") == "Start of NVIDIA bug report log file.\n"
+    assert "recommendation: replace" in done.stdout
+    assert f"  $ kubectl delete node {suspect.node.name}\n" in done.stdout
+    assert (released.returncode, tainted) == (1, {True}), released.stdout
+    assert "still stands\n  RESET    GpuRecoveryAction on gpu/" in released.stdout
+
+    for line in typed(suspect, "docs/runbook.md", "three lines of kubectl do the same"):
+        suspect.on_node(line)
+    suspect.wait(lambda node: node.status == "fail" and node.tainted)
+    suspect.host.want_recovery(1, 0)
+    suspect.wait(lambda node: node.status in WELL and not node.taints)
+    wait_for_work(suspect)
+
+
+def break_memory(stage: Stage, index: int) -> None:
+    """DCGM finds it at every run."""
+    document = dcgm_4(Story(8, errors={("memory", index): [FAULTY]}))
+    for entity, gpu in zip(document["entity_groups"][0]["entities"], stage.host.gpus, strict=True):
+        entity["serial_num"] = gpu.serial
+    stage.host.write_value("dcgm/answer", json.dumps(document))
+    stage.host.write_value("dcgm/code", "205")
+
+
+def test_a_run_whose_process_is_killed_is_run_again_and_a_persons_own_cordon_stays(suspect: Stage) -> None:
+    suspect.node.kubectl("cordon", suspect.node.name)
+    suspect.host.write_value("dcgm/hang", "")
+
+    with running(suspect, *words_of(suspect, "quarantine"), until="test: begun") as process:
+        kill_the_test(suspect)
+        said, _ = process.communicate()
+    (suspect.host.root / "dcgm/hang").unlink()
+    done = command(suspect, "quarantine", "--release-on-pass")
+
+    print(said, done.stdout, done.stderr)
+    assert process.returncode == 1
+    assert "recommendation: rerun" in said
+    assert f"  $ gpu-healthcheck quarantine {suspect.node.name}\n" in said
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert told(done.stdout)[0] == "is cordoned already, by somebody else: it stays so"
+    assert "recommendation: return-to-service" in done.stdout
+    suspect.wait(lambda node: node.status in WELL)
+    assert marks(suspect) == CORDONED
+
+
+def kill_the_test(stage: Stage) -> None:
+    """Its container's first process, as if the kernel had done it."""
+    (pod,) = json.loads(stage.kubectl("get", "pods", "--selector=job-name", "--output=json"))["items"]
+    container = pod["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2]
+    stage.node.run("ctr", "--namespace=k8s.io", "tasks", "kill", "--signal=SIGKILL", container)
+
+
+@pytest.fixture
+def recipe(suspect: Stage) -> Iterator[list[str]]:
+    """The lines of the README, in a checkout whose Job finds the simulated programs."""
+    checkout = suspect.node.folder / "checkout"
+    file = checkout / JOB_FILE
+    file.parent.mkdir(parents=True)
+    patch = json.dumps({"spec": {"template": {"spec": ADDED}}})
+    local = ("--local", "--type=strategic", f"--patch={patch}", "--output=yaml")
+    file.write_text(suspect.node.kubectl("patch", f"--filename={JOB_FILE}", *local))
+    yield [f"cd {checkout}; {line}" for line in typed(suspect, "README.md", "# quarantine by hand")]
+    shutil.rmtree(checkout)
+
+
+def test_by_hand_a_run_whose_pod_is_deleted_is_run_again(suspect: Stage, recipe: list[str]) -> None:
+    suspect.host.xid(5, 95, "Uncontained ECC error.")
+    suspect.wait(lambda node: node.tainted)
+    suspect.host.write_value("dcgm/hang", "")
+    drain, delete, apply, follow, result = recipe
+
+    for line in (drain, delete, apply):
+        print(suspect.on_node(line))
+    wait_for_pod(suspect)
+    with running(suspect, "sh", "-c", follow, until="test: begun") as process:
+        restart_agent(suspect)
+        assert marks(suspect)["mode"] == "quarantine"
+        suspect.kubectl("delete", "pod", "--selector=job-name")
+        log, _ = process.communicate()
+    print(log)
+    assert json.loads(suspect.on_node(result))["recommendation"] == "rerun"
+
+    (suspect.host.root / "dcgm/hang").unlink()
+    for line in (drain, delete, apply):
+        print(suspect.on_node(line))
+    wait_for_pod(suspect)
+    print(suspect.on_node(follow))
+    assert json.loads(suspect.on_node(result))["recommendation"] == "return-to-service"
+    suspect.wait(lambda node: node.status in WELL and not node.tainted)
+    assert marks(suspect) == CORDONED
+    suspect.node.kubectl("uncordon", suspect.node.name)
+    wait_for_work(suspect)
+
+
+def wait_for_pod(stage: Stage) -> None:
+    """`kubectl logs` wants one that runs."""
+    job = f"job/gpu-quarantine-{stage.node.name}"
+    stage.kubectl("wait", job, "--for=jsonpath={.status.ready}=1", f"--timeout={GIVE_UP_SECONDS}s")
+
+
+def restart_agent(stage: Stage) -> None:
+    before = stage.pod.ready()["metadata"]
+    stage.kubectl("delete", "pod", before["name"])
+    stage.pod.ready(other_than=before["uid"])
