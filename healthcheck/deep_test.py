@@ -123,12 +123,12 @@ def _verdict(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _quarantined(node: NodeState) -> DeepTest | None:
-    """Only one whose level 4 passed: any other may not have come to the GPUs at all."""
+    """By what its level 4 said: the rest tests no GPU, and without a verdict it may not have come to them."""
     record = _record(node, QUARANTINE_RESULT)
-    at = _moment(record) if records.passed_since(record) else None
-    if at is None or _is_of_another_machine(record, node):
+    status, at = records.level_4_status(record), _moment(record)
+    if at is None or status not in _TESTED or _is_of_another_machine(record, node):
         return None
-    return DeepTest(at, Status.PASS.value, "quarantine")
+    return DeepTest(at, status, "quarantine")
 
 
 def _is_of_another_machine(record: Mapping[str, Any], node: NodeState) -> bool:

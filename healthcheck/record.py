@@ -167,13 +167,17 @@ def timestamp(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def passed_since(record: Mapping[str, Any]) -> datetime | None:
-    """When the run began whose record says that level 4 passed in it; None for every other record."""
+def level_4_status(record: Mapping[str, Any]) -> str:
+    """What a quarantine run's record says of level 4; '' where it says nothing, or two things."""
     checks = record.get("checks")
     rows = [row for row in checks if isinstance(row, dict)] if isinstance(checks, list) else []
-    if record.get("status") != Status.PASS.value or {"check": LEVEL_4, "status": Status.PASS.value} not in [
-        {key: row.get(key) for key in ("check", "status")} for row in rows
-    ]:
+    said = {str(row.get("status")) for row in rows if row.get("check") == LEVEL_4}
+    return said.pop() if len(said) == 1 else ""
+
+
+def passed_since(record: Mapping[str, Any]) -> datetime | None:
+    """When the run began whose record says that level 4 passed in it; None for every other record."""
+    if record.get("status") != Status.PASS.value or level_4_status(record) != Status.PASS.value:
         return None
     try:
         # A fault that came while it ran may not have been there yet where it had looked.

@@ -27,8 +27,8 @@ def with_record(key: str = SWEEP_RESULT, hours_ago: float = 2, **record: Any) ->
     return replace(NODE, annotations={key: json.dumps({"timestamp": at(hours_ago), "status": "pass", **record})})
 
 
-def passed_level_4(hours_ago: float, status: str = "pass") -> NodeState:
-    return with_record(QUARANTINE_RESULT, hours_ago, checks=[{"check": "4-dcgm-diag-l4", "status": status}])
+def level_4(hours_ago: float, said: str = "pass", **more: Any) -> NodeState:
+    return with_record(QUARANTINE_RESULT, hours_ago, checks=[{"check": "4-dcgm-diag-l4", "status": said}], **more)
 
 
 KEPT = {"timestamp": at(5), "status": "fail", "by": "agent"}
@@ -53,8 +53,11 @@ KEPT = {"timestamp": at(5), "status": "fail", "by": "agent"}
         (with_record(timestamp="yesterday"), None),
         (with_record(timestamp="2026-11-21T09:00:00"), None),
         (with_record(hours_ago=-1), None),
-        (passed_level_4(3), DeepTest(NOW - 3 * HOUR, "pass", "quarantine")),
-        (passed_level_4(3, "fail"), None),
+        (level_4(3), DeepTest(NOW - 3 * HOUR, "pass", "quarantine")),
+        (level_4(3, "fail"), DeepTest(NOW - 3 * HOUR, "fail", "quarantine")),
+        (level_4(3, "pass", status="fail"), DeepTest(NOW - 3 * HOUR, "pass", "quarantine")),
+        (level_4(3, "unknown"), None),
+        (level_4(3, "fail", machine="another"), None),
         (replace(NODE, annotations={SWEEP_RESULT: "[]", QUARANTINE_RESULT: "{"}), None),
     ],
 )
@@ -70,7 +73,7 @@ def test_a_run_without_a_verdict_hands_on_the_last_one() -> None:
 
 
 def test_the_newest_of_two_counts() -> None:
-    both = replace(NODE, annotations={**with_record(hours_ago=5).annotations, **passed_level_4(3).annotations})
+    both = replace(NODE, annotations={**with_record(hours_ago=5).annotations, **level_4(3).annotations})
     assert last_deep_test(both, NOW) == DeepTest(NOW - 3 * HOUR, "pass", "quarantine")
 
 
