@@ -6,10 +6,11 @@ import json
 import shutil
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -20,7 +21,7 @@ from healthcheck.deep_look import Diagnostic, look_deeply
 from healthcheck.deep_record import Ran, deep_record, render
 from healthcheck.deep_test import is_overdue, last_deep_test
 from healthcheck.expectation import Expectation
-from healthcheck.model import Now, Outcome, ProbeError, Severity
+from healthcheck.model import Now, Outcome, Probe, ProbeError, Severity
 from healthcheck.node import NodeState
 from healthcheck.release import taken_on
 from healthcheck.telemetry import Telemetry
@@ -37,17 +38,22 @@ FIRST_RETRY_SECONDS = 600.0
 """After a run that could not run; twice as long after each further one, up to the interval."""
 MAINTENANCE_SECONDS = 10.0
 """After the taint: a pod that was bound before it has its GPUs by then, as the kubelet tells it."""
-WATCH_SECONDS = 5.0
-"""Between two looks for a pod that came all the same, while a run goes on."""
+WATCH_SECONDS = 1.0
+"""Between two looks for a pod that came all the same, while a run goes on: it has its GPUs before it begins."""
 _MARGIN_SECONDS = 300.0
 """Of a run's deadline, beyond what DCGM itself may take: to end it, and to tell."""
 _TOLD_SECONDS = 10.0
+_TELL_AGAIN_SECONDS = 10.0
+"""While a result waits for a cluster that does not answer."""
 _LAST_SECONDS = 50.0
-"""Of an agent that has to end: DCGM takes up to 40 s to stop its tests, and the kubelet kills after 60."""
+"""Of an agent that has to end: DCGM takes up to 40 s to stop its tests in a hostengine, and the kubelet kills after 60.
+"""
 _JITTER = 0.1
 _POLL_SECONDS = 0.1
-_MOST_BLIND = 3
-"""Times in a row that the kubelet may not answer during a test, which loads the node."""
+_LOOK_SECONDS = 60.0
+"""For a light look, which may have to wait for another one, or for the driver."""
+_BLIND_SECONDS = 15.0
+"""So long the kubelet may not answer during a test, which loads the node; it may be restarted, too."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,12 @@ class Doors:
     expect: Callable[[], Expectation]
     whose: Callable[[], tuple[str, str]]
     """The machine's id and the boot's."""
+    look_anew: Callable[[], None]
+    """Have a light look begin soon: `idle` goes by what the last one saw of processes."""
+    looked_at: Callable[[], float]
+    """When that began (monotonic)."""
+    beside: Callable[[], Mapping[Probe[Any], Any]]
+    """What it saw of NVML, by which a GPU that DCGM leaves out is missed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +101,8 @@ class Waits:
     look_again: float = LOOK_AGAIN_SECONDS
     maintenance: float = MAINTENANCE_SECONDS
     watch: float = WATCH_SECONDS
+    look: float = _LOOK_SECONDS
+    blind: float = _BLIND_SECONDS
     told: float = _TOLD_SECONDS
 
 
@@ -121,7 +135,7 @@ class DeepTests:
         self._marks = Marks(doors.node, clock, folder, self._stopping)
         self._at_rest = threading.Event()
         self._at_rest.set()
-        self._blind = 0
+        self._answered = 0.0
         self._said = ""
 
     def attempt(self) -> float:
@@ -134,7 +148,7 @@ class DeepTests:
             return self._attempt()
         except ClusterError as error:
             self._say("the cluster does not answer", error=str(error))
-            return self._waits.look_again
+            return _TELL_AGAIN_SECONDS if self._marks.has_kept else self._waits.look_again
         finally:
             self._at_rest.set()
 
@@ -191,7 +205,7 @@ class DeepTests:
         return _who(self._doors.idle)
 
     def _run(self, pace: Pace) -> float:
-        longest = 2 * pace.timeout + _MARGIN_SECONDS  # one repeat of what is doubtful
+        longest = pace.timeout + _MARGIN_SECONDS
         self._telemetry.deep_running.set(1)
         try:
             run = self._marks.take(longest)
@@ -205,7 +219,7 @@ class DeepTests:
 
     def _test(self, pace: Pace) -> float:
         self._stopping.wait(self._waits.maintenance)
-        if self._stopping.is_set() or (why := _who(self._doors.idle)):
+        if self._stopping.is_set() or (why := _who(self._used_now)):
             self._say("no deep test now", why="the agent ends" if self._stopping.is_set() else why)
             return self._waits.look_again
         started = self._clock().wall
@@ -222,16 +236,26 @@ class DeepTests:
         self._retries, self._retry_at = 0, 0.0
         return min(pace.interval, NOT_HERE_SECONDS)
 
+    def _used_now(self) -> str:
+        """Who uses the GPUs, by a look that began after this. Raises ProbeError."""
+        asked = self._clock().monotonic
+        self._doors.look_anew()
+        while self._doors.looked_at() < asked:
+            late = self._clock().monotonic - asked >= self._waits.look
+            if late or self._stopping.wait(_POLL_SECONDS):
+                raise ProbeError("no light look has ended since its taint")
+        return self._doors.idle()
+
     def _diagnose(self) -> Outcome | None:
         """What the run says; None when it was stopped for work, for a person, or at our end."""
         diagnostic = self._diagnostic = self._last = self._doors.diagnostic()
-        self._blind = 0
+        self._answered = self._clock().monotonic
         said: list[Outcome] = []
         failed: list[BaseException] = []
 
         def work() -> None:
             try:
-                said.append(look_deeply(diagnostic, self._doors.expect()))
+                said.append(look_deeply(diagnostic, self._doors.expect(), self._doors.beside()))
             except Exception as error:  # noqa: BLE001 - told below, where the node is given back
                 failed.append(error)
 
@@ -253,11 +277,13 @@ class DeepTests:
             return "the agent ends"
         if not self._marks.is_ours():
             return "somebody took the node from us"
+        now = self._clock().monotonic
         try:
-            held_by, self._blind = self._doors.held(), 0
+            held_by = self._doors.held()
         except ProbeError as error:
-            self._blind += 1
-            return f"nobody can tell whether a pod has come: {error}" if self._blind >= _MOST_BLIND else ""
+            blind = now - self._answered >= self._waits.blind
+            return f"nobody can tell whether a pod has come: {error}" if blind else ""
+        self._answered = now
         return held_by
 
     def _could_not_run(self, outcome: Outcome, pace: Pace) -> float:

@@ -21,7 +21,7 @@ from healthcheck import record as records
 from healthcheck import run as runs
 from healthcheck.cluster import ClusterError, Conflict
 from healthcheck.deep_record import deep_record, untaken
-from healthcheck.deep_test import obstacle
+from healthcheck.deep_test import CLOCKS_APART, keeping_verdict, obstacle
 from healthcheck.model import Now
 from healthcheck.node import SWEEP_RESULT, NodeState
 from healthcheck.record import RecordError
@@ -101,11 +101,13 @@ class Marks:
         Raises ClusterError where the agent has to end before that: the next one tells it.
         """
         run = self._run or Run(Kind.L2, HOLDER, self._clock().wall)
+        record = records.load(text)
 
         def telling(node: NodeState) -> Mapping[str, Any]:
             patch = (runs.give_back(node, run) if give_back else None) or {}
             metadata = patch.get("metadata", {"resourceVersion": node.resource_version})
-            annotations = {**metadata.get("annotations", {}), SWEEP_RESULT: text}
+            told = records.dump(keeping_verdict(record, node))
+            annotations = {**metadata.get("annotations", {}), SWEEP_RESULT: told}
             return {**patch, "metadata": {**metadata, "annotations": annotations}}
 
         again = tenacity.Retrying(
@@ -132,9 +134,14 @@ class Marks:
         except OSError as error:
             log.warning("deep test: the result can't be kept on the disk", error=error.strerror)
 
+    @property
+    def has_kept(self) -> bool:
+        """Whether a result lies on the disk that nobody has told yet."""
+        return self._kept is not None and self._kept.exists()
+
     def tell_kept(self) -> None:
         """What an API server or an agent was away for, unless a newer result stands there. Raises ClusterError."""
-        if self._kept is None or not self._kept.exists():
+        if self._kept is None or not self.has_kept:
             return
         try:
             text = self._kept.read_text(encoding="utf-8")[: 4 * records.LONGEST]
@@ -143,8 +150,11 @@ class Marks:
             log.warning("deep test: a result that was kept can't be read", error=str(error))
             self._forget()
             return
-        if any(one.kind == KIND and one.at >= kept.at for one in untaken(self._node.read(), {})):
+        latest = self._clock().wall + CLOCKS_APART
+        standing = [one for one in untaken(self._node.read(), {}) if one.kind == KIND]
+        if any(kept.at <= one.at <= latest for one in standing):
             self._forget()
+            self.clear()
         else:
             self.tell(text, give_back=True)
 
@@ -156,7 +166,8 @@ class Marks:
         now = self._clock().wall
         held = runs.run_on(node, now)
         if held is not None and self._run is None and (held.kind, held.holder) == (Kind.L2, HOLDER):
-            return runs.give_back(node, held)
+            # With a result that is not told yet the node would stand untainted in between: they go in one write.
+            return None if self.has_kept else runs.give_back(node, held)
         return runs.clear(node, now)
 
     def _write(self, change: Change) -> NodeState | None:

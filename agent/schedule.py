@@ -56,6 +56,10 @@ class Schedule:
         )
         self._scheduler.start()
 
+    def look_soon(self) -> None:
+        """Look as soon as the look that goes on, if any, has ended."""
+        self._scheduler.add_job(self._run, "date", executor="light", id="asked", replace_existing=True)
+
     def end(self) -> None:
         """Start nothing any more. A look that hangs in its child is not waited for."""
         self._ended = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import structlog
 
@@ -27,12 +28,13 @@ from healthcheck.events import Event
 from healthcheck.exits import begin
 from healthcheck.memory import Memory
 from healthcheck.memory_file import MemoryFile, MemoryFileError
-from healthcheck.model import Host, ProbeError, Severity
+from healthcheck.model import Host, Probe, ProbeError, Severity
 from healthcheck.node import NodeState
-from healthcheck.probes.dcgm import Dcgm
+from healthcheck.probes.dcgm import Dcgm, level_2_patience_seconds
 from healthcheck.probes.kernel_log import KERNEL_FACILITY, boot_id
 from healthcheck.probes.libfabric import Libfabric
 from healthcheck.probes.machine import machine_id
+from healthcheck.probes.nvml import NVML
 from healthcheck.probes.nvml_driver import Driver
 from healthcheck.probes.pod_resources import holds_gpus, read_pod_resources
 from healthcheck.probes.runtime.cri import RuntimeStatus
@@ -95,6 +97,9 @@ class Agent:
         if damage:
             self._say("MemoryUnreadable", damage)
         self.watcher = Watcher(cluster, settings.node_name, self._saw)
+        self.schedule = Schedule(
+            self.look, lambda: self.cycle.settings.values.check_interval_seconds, settings.config_dir
+        )
         self.deep = self._deep_tests(cluster, telemetry, waits) if write and file is not None else None
         self.follower = Follower(
             root,
@@ -104,9 +109,6 @@ class Agent:
             lambda: self.expectations.now(self.ledger.memory),
             self._say,
             facilities,
-        )
-        self.schedule = Schedule(
-            self.look, lambda: self.cycle.settings.values.check_interval_seconds, settings.config_dir
         )
 
     def start(self) -> None:
@@ -173,12 +175,20 @@ class Agent:
             severity=self._severity,
             expect=lambda: self.expectations.now(self.ledger.memory),
             whose=lambda: (self.ledger.memory.machine, self.ledger.memory.boot_id),
+            look_anew=self.schedule.look_soon,
+            looked_at=lambda: self.cycle.last.at if self.cycle.last is not None else 0.0,
+            beside=self._nvml,
         )
         return DeepTests(doors, self._pace, telemetry, clock.now, settings.state_dir, waits)
 
+    def _nvml(self) -> dict[Probe[Any], Any]:
+        last = self.cycle.last
+        return {NVML: last[NVML]} if last is not None and last.unread(NVML) is None else {}
+
     def _diagnostic(self) -> Dcgm:
         values = self.cycle.settings.values
-        return Dcgm(values.dcgm_host, values.dcgm_timeout_seconds)
+        patience_seconds = level_2_patience_seconds(values.dcgm_host)
+        return Dcgm(values.dcgm_host, values.dcgm_timeout_seconds, patience_seconds=patience_seconds)
 
     def _pace(self) -> Pace:
         values = self.cycle.settings.values

@@ -24,6 +24,7 @@ class Length:
     memory_hours: int = 24
     sweep_nodes: int = 5000
     races: int = 200
+    preemptions: int = 20
     sweep_month_nodes: int = 1000
     sweep_month_days: int = 30
     quick: bool = False
@@ -52,6 +53,7 @@ QUICK = Length(
     memory_hours=2,
     sweep_nodes=100,
     races=20,
+    preemptions=2,
     sweep_month_nodes=100,
     sweep_month_days=3,
     quick=True,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench import (
+    agent_race,
     api_calls,
     burst,
     cycle,
@@ -21,6 +22,7 @@ from bench import (
     start,
     sweep_month,
     sweep_plan,
+    sweep_preempt,
     sweep_race,
 )
 from bench.outcome import Outcome
@@ -45,6 +47,8 @@ MEASURES = (
     Measure("sweep-plan", sweep_plan.measure),
     Measure("sweep-month", sweep_month.measure),
     Measure("sweep-race", sweep_race.measure),
+    Measure("sweep-preempt", sweep_preempt.measure),
+    Measure("agent-race", agent_race.measure),
     Measure("node-pod", node_pod.measure),
     Measure("flood", flood.measure),
     Measure("xid-flood", flood.measure_xids),

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 from bench.outcome import Outcome, Row, percentile
 from bench.stage import INSTANCE_TYPE, Stage
-from healthcheck.deep_test import DeepTest
+from healthcheck.deep_test import Attempt, DeepTest
 from healthcheck.settings import NodeSettings
 from sweeper.select import Candidate, Limits, select
 
@@ -61,7 +61,7 @@ class _Node:
             self.waits.append(self.waited(now, interval))
             self.facts = replace(self.facts, tested=DeepTest(now + _TEST, "pass", "sweep"), tried=None)
         else:
-            self.facts = replace(self.facts, tried=now)
+            self.facts = replace(self.facts, tried=Attempt(now))
 
 
 def measure(stage: Stage) -> Outcome:

@@ -97,7 +97,7 @@ CAUSES = (
     ),
     (
         ("DcgmAbsent", "DcgmNotInstalled"),
-        "the image has no `dcgmi`: a deep run needs the whole image, not the slim one",
+        "the image has no `dcgmi`: a deep run needs its target `full`, also beside slim agents (`SWEEP_IMAGE`)",
     ),
     (
         ("DcgmGpuLost", "DcgmResetRequired", "DcgmNvmlNotLoaded"),

@@ -22,7 +22,7 @@ from cli.words import SEVERITY_STYLES, STATUS_STYLES
 from healthcheck import budget
 from healthcheck import record as records
 from healthcheck.cluster import Cluster, ClusterError, Forbidden, Heartbeat, NotFound
-from healthcheck.deep_test import is_overdue, last_deep_test, obstacle
+from healthcheck.deep_test import is_overdue, last_attempt, last_deep_test, obstacle
 from healthcheck.model import PREFIX, Status
 from healthcheck.node import INSTANCE_TYPE, LAST_CHECK, RESULTS, SEVERITY, STATUS, NodeState
 from healthcheck.record import RecordError
@@ -168,7 +168,7 @@ def _row(node: NodeState, beat: Heartbeat | None, interval: timedelta, now: date
         records.timestamp(tested.at) if tested else "",
         tested.by if tested else "",
         tested.status if tested else "",
-        (obstacle(node, heard, now) or _NOT_YET) if overdue else "",
+        (obstacle(node, heard, now) or str(last_attempt(node, now) or _NOT_YET)) if overdue else "",
     )
 
 

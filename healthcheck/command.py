@@ -19,11 +19,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from healthcheck.descendants import Descendants
+
 _LONGEST_ANSWER = 4 << 20
 _MOST_OUTPUT = 1 << 20
 """Bytes of a program, on each of its two outputs, where it is not known to write more."""
 _PATIENCE_SECONDS = 0.5
 """How long a killed child may take to be gone before it counts as stuck."""
+_GONE_SECONDS = 10.0
+"""The same of what a program had started: the driver takes seconds to clear the memory of GPUs that it used."""
 _STOPS_WITHIN_SECONDS = 0.2
 """How soon a program hears that somebody asked to stop it."""
 
@@ -171,7 +175,8 @@ class Ended:
 class Program:
     """Runs one program at a time to its end, and nothing of its process group outlives a run.
 
-    One that has to be ended hears SIGTERM, and `patience_seconds` later SIGKILL.
+    One that has to be ended hears SIGTERM, and `patience_seconds` later SIGKILL; so does all that it started,
+    in whatever group or session it is.
     """
 
     env: Mapping[str, str]
@@ -181,6 +186,8 @@ class Program:
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     """The one that runs. It keeps its number until it leaves here: it is not waited for before."""
     _stuck: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _left: Descendants | None = field(default=None, init=False)
+    """What it had started, where some of it did not die."""
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _stop: threading.Event = field(default_factory=threading.Event, init=False)
 
@@ -189,7 +196,12 @@ class Program:
         """The process that did not die when it was killed, while it is still there."""
         if self._stuck is not None and self._stuck.poll() is not None:
             self._stuck = None
-        return self._stuck.pid if self._stuck else None
+        if self._left is not None and self._left.wait(0.0) is None:
+            self._left.close()
+            self._left = None
+        if self._stuck is not None:
+            return self._stuck.pid
+        return self._left.wait(0.0) if self._left is not None else None
 
     def run(self, argv: Sequence[str], deadline_seconds: float, directory: Path | None = None) -> Ended:
         """What it wrote, and how it ended; `directory` is where it works, ours by default.
@@ -202,16 +214,19 @@ class Program:
             raise Stopped("nothing is started any more")
         deadline = time.monotonic() + deadline_seconds
         process = self._start(argv, directory)
+        started = Descendants(process.pid)
         try:
             with _Outputs(process, self.most_output_bytes) as outputs:
                 in_time = outputs.read_until(deadline, self._stop)
                 if not outputs.ended:
+                    started.look()
                     _signal_group(process.pid, signal.SIGTERM)
                     outputs.wait_for_end(self.patience_seconds)
+                    started.look()
         except OSError as error:
             raise ChildError(f"{argv[0]}: {error.strerror}") from error
         finally:
-            self._bury(process)
+            self._bury(process, started)
         pid = self.stuck_pid
         fate = f"process {pid} can't be killed" if pid else "its process was ended"
         if self._stop.is_set() and not outputs.ended:
@@ -254,15 +269,20 @@ class Program:
             self._process = process
         return process
 
-    def _bury(self, process: subprocess.Popen[bytes]) -> None:
-        """Kill what is left of its group, and wait for it, but not for long."""
+    def _bury(self, process: subprocess.Popen[bytes], started: Descendants) -> None:
+        """Kill what is left of its group and of what it started, and wait for it, but not for long."""
         with self._lock:
             _signal_group(process.pid, signal.SIGKILL)
+            started.kill()
             self._process = None
         try:
             process.wait(timeout=_PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
             self._stuck = process
+        if started.wait(_GONE_SECONDS) is None:
+            started.close()
+        else:
+            self._left = started
 
 
 class _Outputs:

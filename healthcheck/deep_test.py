@@ -21,7 +21,7 @@ _TESTED = (*_WELL, Status.FAIL.value)
 BEFORE = "before"
 """In the record of a run that came to no verdict: what the last one that did had said, and when."""
 _KEPT = ("timestamp", "status", "by", "machine")
-_LONGEST_KEPT = 80
+_LONGEST_KEPT, _LONGEST_CAUSES = 80, 200
 CLOCKS_APART = timedelta(minutes=5)
 """A record may be this far from the future: the clocks of two machines."""
 
@@ -41,17 +41,45 @@ def last_deep_test(node: NodeState, now: datetime) -> DeepTest | None:
     return max(tests, key=lambda test: test.at, default=None)
 
 
-def last_attempt(node: NodeState, now: datetime) -> datetime | None:
-    """When a deep run last wrote that it could not test; None where its record says something else, or nothing."""
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A deep run that came to no verdict, and why, for a person."""
+
+    at: datetime
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"tried in vain at {records.timestamp(self.at)}" + (f": {self.why}" if self.why else "")
+
+
+def last_attempt(node: NodeState, now: datetime) -> Attempt | None:
+    """The deep run that last wrote that it could not test; None where its record says something else, or nothing."""
     record = _record(node, SWEEP_RESULT)
     at = _moment(record) if record.get("status") == Status.UNKNOWN.value else None
-    return at if at is not None and at <= now + CLOCKS_APART else None
+    return Attempt(at, _causes(record)) if at is not None and at <= now + CLOCKS_APART else None
+
+
+def _causes(record: Mapping[str, Any]) -> str:
+    """Each cause with its first detail."""
+    rows = record.get("unobserved")
+    told: dict[str, str] = {}
+    for row in rows if isinstance(rows, list) else ():
+        if isinstance(row, Mapping) and row.get("cause"):
+            told.setdefault(str(row["cause"]), str(row.get("detail") or ""))
+    words = "; ".join(f"{cause}: {detail}" if detail else cause for cause, detail in told.items())
+    return "".join(letter if letter.isprintable() else " " for letter in words[:_LONGEST_CAUSES])
 
 
 def verdict_before(node: NodeState) -> dict[str, str]:
     """What the record of a run without a verdict keeps of the last one with one; {} where there is none."""
     record = _verdict(_record(node, SWEEP_RESULT))
     return {key: str(record[key])[:_LONGEST_KEPT] for key in _KEPT if key in record}
+
+
+def keeping_verdict(record: Mapping[str, Any], node: NodeState) -> dict[str, Any]:
+    """The record, with what it takes the place of on the Node where it comes to no verdict itself."""
+    before = {} if is_verdict(record) else verdict_before(node)
+    return records.within_limit({**record, BEFORE: before}) if before else dict(record)
 
 
 def is_verdict(record: Mapping[str, Any]) -> bool:
@@ -132,7 +160,9 @@ def _quarantined(node: NodeState) -> DeepTest | None:
 
 
 def _is_of_another_machine(record: Mapping[str, Any], node: NodeState) -> bool:
-    return bool(node.machine) and record.get("machine", "") not in ("", node.machine)
+    """The kernel and the kubelet write the same number in letters of either case."""
+    machine = str(record.get("machine") or "")
+    return bool(node.machine and machine) and machine.lower() != node.machine.lower()
 
 
 def _record(node: NodeState, key: str) -> dict[str, Any]:

@@ -103,7 +103,7 @@ class NodeSettings(BaseSettings):
     """The hostengine that runs DCGM's diagnostic, as host:port; empty: the diagnostic starts one of its own."""
     dcgm_timeout_seconds: int = Field(900, alias="DCGM_TIMEOUT", ge=60, le=86400)
     dcgm_l4_timeout_seconds: int = Field(9000, alias="DCGM_L4_TIMEOUT", ge=60, le=172800)
-    """A run of level 2, and one of level 4, at most."""
+    """Level 2, and level 4, at most, each with what of it is run again."""
     enable_taint: bool = Field(True, alias="ENABLE_TAINT")
     enable_label: bool = Field(True, alias="ENABLE_LABEL")
     taint_severity: SeverityName = Field(Severity.RESET, alias="TAINT_SEVERITY")

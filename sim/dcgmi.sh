@@ -7,6 +7,7 @@
 #   seconds              how long it takes
 #   hang                 it does not end by itself
 #   deaf                 it does not hear SIGTERM
+#   session              what hangs, or takes those seconds, has a session of its own
 #   hostengine           the host:port of the engine that runs on the node: with another, or none, it is refused
 #   asked                each time it writes its arguments, its environment and where it works here
 root=${0%/usr/bin/dcgmi}
@@ -60,7 +61,10 @@ fi
 if [ -e "$told/hang" ] || [ -e "$told/seconds" ]; then
     # As DCGM does: it stops the processes of the test, says so and ends.
     [ -e "$told/deaf" ] || trap 'kill "$sleeper"; refuse 203 "Error: the diagnostic was killed."' TERM
-    if [ -e "$told/hang" ]; then sleep 999 & else sleep "$(cat "$told/seconds")" & fi
+    seconds=999 apart=
+    [ -e "$told/hang" ] || seconds=$(cat "$told/seconds")
+    [ ! -e "$told/session" ] || apart=setsid
+    $apart sleep "$seconds" &
     sleeper=$!
     [ ! -d "$told" ] || echo "$sleeper" >"$told/sleeper"
     wait "$sleeper"

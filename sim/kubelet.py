@@ -86,6 +86,12 @@ class Kubelets:
                 os.killpg(pod.process.pid, signal.SIGKILL)
                 pod.process.wait()
 
+    def held_on(self, node: str) -> list[tuple[str, str, int]]:
+        """Which pods have GPUs there now: namespace, name and how many."""
+        pods = [pod for pod in list(self._pods.values()) if pod.node == node and pod.gpus and not pod.ended]
+        names = [pod.object["metadata"] for pod in pods]
+        return [(about["namespace"], about["name"], pod.gpus) for pod, about in zip(pods, names, strict=True)]
+
     def log(self, pod_name: str) -> str:
         return (self.folder / f"{pod_name}.log").read_text()
 

@@ -10,6 +10,7 @@ import structlog
 from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from healthcheck import record as records
 from healthcheck.cluster import Cluster, ClusterError
@@ -90,7 +91,7 @@ def _table(plan: Plan) -> Table:
         node = one.node
         result = node.tested.status if node.tested else ""
         table.add_row(
-            node.name, node.instance_type, _tested(one), result, "yes" if node.overdue else "", one.why or "TAKEN"
+            node.name, node.instance_type, _tested(one), result, "yes" if node.overdue else "", Text(one.why or "TAKEN")
         )
     return table
 

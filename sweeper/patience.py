@@ -7,24 +7,35 @@ from typing import TypeVar
 
 import tenacity
 
-from healthcheck.cluster import Conflict, Unavailable
+from healthcheck.cluster import Conflict, Forbidden, Unavailable
 
 T = TypeVar("T")
 _PATIENCE_SECONDS = 60.0
 """How long one question to the cluster is asked again."""
+_FORBIDDEN_SECONDS, _FORBIDDEN_AGAIN_SECONDS = 15.0, 0.5
 _LONGEST_PAUSE_SECONDS = 10.0
 _BETWEEN_WATCHES_SECONDS = 1.0
 
 
 def patiently(ask: Callable[[], T]) -> T:
-    """Asks again while nobody answers or another was faster, for a minute at most; then raises what was said."""
+    """Asks again while nobody answers or another was faster, for a minute at most; then raises what was said.
+
+    What is forbidden is asked again for some seconds: an API server that has just started does not know its roles yet.
+    """
+    permitted = tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(Forbidden),
+        wait=tenacity.wait_fixed(_FORBIDDEN_AGAIN_SECONDS),
+        stop=tenacity.stop_after_delay(_FORBIDDEN_SECONDS),
+        reraise=True,
+    )
     again = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type((Unavailable, Conflict)),
         wait=pause,
         stop=tenacity.stop_after_delay(_PATIENCE_SECONDS),
         reraise=True,
     )
-    return again(ask)
+    answer: T = again(permitted, ask)
+    return answer
 
 
 def pause(state: tenacity.RetryCallState) -> float:

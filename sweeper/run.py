@@ -6,6 +6,7 @@ It writes that one annotation. Labels, taint and condition are the agent's, whic
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import threading
 import time
@@ -24,12 +25,12 @@ from healthcheck import record as records
 from healthcheck.cluster import Cluster, ClusterError, Conflict, Forbidden, NotFound, Unavailable
 from healthcheck.deep_look import look_deeply
 from healthcheck.deep_record import Ran, render
-from healthcheck.deep_test import BEFORE, CLOCKS_APART, is_verdict, verdict_before
+from healthcheck.deep_test import CLOCKS_APART, is_verdict, keeping_verdict
 from healthcheck.expectation import Expectation
 from healthcheck.log import log_as_json
-from healthcheck.model import Outcome, ProbeError, Unobserved
+from healthcheck.model import ProbeError, Unobserved
 from healthcheck.node import SWEEP_RESULT, NodeState
-from healthcheck.probes.dcgm import Dcgm
+from healthcheck.probes.dcgm import Dcgm, level_2_patience_seconds
 from healthcheck.probes.kernel_log import boot_id
 from healthcheck.probes.nvml import NVML, DriverLook
 from healthcheck.probes.nvml_driver import look_once
@@ -46,10 +47,14 @@ T = TypeVar("T")
 FAILED, UNKNOWN, USAGE = 1, 2, 3
 _NVML_SECONDS = 30.0
 _PATIENCE_SECONDS = 45.0
-"""For dcgmi to end after SIGTERM: DCGM takes up to 40 s to stop its plugins, and the kubelet kills us after 60."""
+"""For dcgmi to end after SIGTERM, at most: the kubelet kills us after 60."""
 _LAST_SECONDS = 50.0
-"""After SIGTERM no further try to tell begins."""
+"""After SIGTERM we are gone, whatever happens; so long a verdict is worth the wait."""
+_TELL_SECONDS = 1.5
+"""For what is none, once dcgmi is gone."""
+_CLOSELY_SECONDS = 0.25
 _KIND = "sweep-result"
+_WITHOUT_DCGM = "the sweeps' image has no dcgmi: it has to be the one with DCGM, also where the agents' is the slim one"
 _MOST_SAID, _LONGEST_SAID = 4, 160
 
 
@@ -60,28 +65,38 @@ class NodeTest:
     cluster: Cluster
     settings: NodeTestSettings
     values: NodeSettings
+    stop: threading.Event
+    """Set at a SIGTERM: real work needs the GPUs, or the Job's time is over."""
 
     def __post_init__(self) -> None:
-        self._diagnostic = Dcgm(
-            self.values.dcgm_host, self.values.dcgm_timeout_seconds, patience_seconds=_PATIENCE_SECONDS
-        )
+        values = self.values
+        self._patience_seconds = min(level_2_patience_seconds(values.dcgm_host), _PATIENCE_SECONDS)
+        self._diagnostic = Dcgm(values.dcgm_host, values.dcgm_timeout_seconds, patience_seconds=self._patience_seconds)
         # The Job's own deadline, for the days when nobody in the cluster is there to keep it.
-        self._deadline = time.monotonic() + self.values.dcgm_timeout_seconds + self.values.job_timeout_seconds
+        self._deadline = time.monotonic() + values.dcgm_timeout_seconds + values.job_timeout_seconds
+        self._has_verdict = False
+        threading.Thread(target=self._end_when_told, name="stop", daemon=True).start()
 
-    def end_with(self, stop: threading.Event) -> None:
-        """Ends the diagnostic at a SIGTERM; what is told after that has to be told soon."""
+    def _end_when_told(self) -> None:
+        """Whatever we wait for then, the driver or the cluster: work waits for us."""
+        self.stop.wait()
+        told_at = time.monotonic()
+        self._diagnostic.stop()
+        while (left := told_at + self._last_seconds - time.monotonic()) > 0:
+            time.sleep(min(left, _CLOSELY_SECONDS))
+        log.warning("stopped before it was told", has_verdict=self._has_verdict)
+        sys.stderr.flush()
+        os._exit(FAILED)
 
-        def wait() -> None:
-            stop.wait()
-            self._deadline = min(self._deadline, time.monotonic() + _LAST_SECONDS)
-            self._diagnostic.stop()
-
-        threading.Thread(target=wait, name="stop", daemon=True).start()
+    @property
+    def _last_seconds(self) -> float:
+        return _LAST_SECONDS if self._has_verdict else self._patience_seconds + _TELL_SECONDS
 
     def run(self) -> dict[str, Any]:
         """Test, tell, and return the record. Raises ClusterError where it could not be told."""
         node = self._patiently(partial(self.cluster.read_node, self.settings.node_name))
         record = self._look(node)
+        self._has_verdict = is_verdict(record)
         log.info("tested", node=node.name, record=record)
         self._patiently(partial(self._tell, node.uid, record))
         return record
@@ -92,7 +107,7 @@ class NodeTest:
         outcome = look_deeply(self._diagnostic, Expectation(policy=self.values.policy), beside)
         if not outcome.configured:
             # Where nobody runs DCGM a sweep tests nothing; that is no pass.
-            outcome = replace(outcome, unobserved=(Unobserved("DcgmNotInstalled", _said(outcome)),))
+            outcome = replace(outcome, unobserved=(Unobserved("DcgmNotInstalled", _WITHOUT_DCGM),))
         ran = Ran(node.name, "sweep", started, clock.now().wall, node.machine, self._boot_id())
         return render(outcome, ran)
 
@@ -118,9 +133,8 @@ class NodeTest:
         if why := why_not(node, record, clock.now().wall):
             log.warning("the record that stands there stays", why=why)
             return
-        if not is_verdict(record) and (before := verdict_before(node)):
-            record = records.within_limit({**record, BEFORE: before})
-        metadata = {"resourceVersion": node.resource_version, "annotations": {SWEEP_RESULT: records.dump(record)}}
+        text = records.dump(keeping_verdict(record, node))
+        metadata = {"resourceVersion": node.resource_version, "annotations": {SWEEP_RESULT: text}}
         self.cluster.patch_node(node.name, {"metadata": metadata})
 
     def _patiently(self, ask: Callable[[], T]) -> T:
@@ -129,11 +143,19 @@ class NodeTest:
             # Forbidden too: an API server that has just started does not know its roles yet.
             retry=tenacity.retry_if_exception_type((Unavailable, Conflict, Forbidden)),
             wait=pause,
+            sleep=self._pause,
             stop=lambda _: time.monotonic() >= self._deadline,
             before_sleep=_waits,
             reraise=True,
         )
         return again(ask)
+
+    def _pause(self, seconds: float) -> None:
+        """Ends with a SIGTERM; after it none is long."""
+        if self.stop.is_set():
+            time.sleep(min(seconds, _CLOSELY_SECONDS))
+        else:
+            self.stop.wait(seconds)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -148,9 +170,7 @@ def main(arguments: list[str] | None = None) -> int:
     log_as_json(settings.log_level)
     stop = stop_at_signals()
     try:
-        test = NodeTest(Cluster(), settings, cluster_values(settings.config_dir))
-        test.end_with(stop)
-        record = test.run()
+        record = NodeTest(Cluster(), settings, cluster_values(settings.config_dir), stop).run()
     except ClusterError as error:
         sys.stderr.write(f"gpu-healthcheck sweep-run: {error}\n")
         return FAILED
@@ -181,10 +201,6 @@ def in_words(record: dict[str, Any]) -> str:
     more = [f"and {len(what) - _MOST_SAID} more"] if len(what) > _MOST_SAID else []
     said = "; ".join((f"severity {record['severity']}", *what[:_MOST_SAID], *more))
     return f"{record['node']}: {record['suite']} says {record['status']}, {said}"
-
-
-def _said(outcome: Outcome) -> str:
-    return "; ".join(one.what for one in outcome.seen)
 
 
 def _waits(state: tenacity.RetryCallState) -> None:

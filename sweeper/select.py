@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from healthcheck import record as records
-from healthcheck.deep_test import DeepTest, is_due, is_overdue, last_attempt, last_deep_test, obstacle
+from healthcheck.deep_test import Attempt, DeepTest, is_due, is_overdue, last_attempt, last_deep_test, obstacle
 from healthcheck.node import INSTANCE_TYPE, RESULTS, NodeState
 from healthcheck.run import run_on
 
@@ -37,8 +37,8 @@ class Candidate:
     instance_type: str
     gpus: Mapping[str, int]
     tested: DeepTest | None
-    tried: datetime | None
-    """When a run last came to no verdict."""
+    tried: Attempt | None
+    """The run that last came to no verdict."""
     obstacle: str
     """What on the node itself keeps a test away; '' where nothing does."""
     under_run: bool
@@ -117,7 +117,8 @@ def busy_nodes(pods: Iterable[Any]) -> dict[str, str]:
 
 
 def _last(node: Candidate, tried: Mapping[str, datetime]) -> datetime:
-    return max(node.tested.at if node.tested else _NEVER, node.tried or _NEVER, tried.get(node.name, _NEVER))
+    of_record = node.tried.at if node.tried else _NEVER
+    return max(node.tested.at if node.tested else _NEVER, of_record, tried.get(node.name, _NEVER))
 
 
 def _unfit(node: Candidate, holder: str, tried: datetime, interval: timedelta, now: datetime) -> str:
@@ -130,12 +131,11 @@ def _unfit(node: Candidate, holder: str, tried: datetime, interval: timedelta, n
         return node.obstacle
     if holder:
         return f"in use: {holder}"
-    tried = max(tried, node.tried or _NEVER)
+    # Of a record and a Job the later one tells; the record is that of the Job which began before it.
+    attempt = node.tried if node.tried and node.tried.at >= tried else Attempt(tried)
     # Its record is as young as its Job: what came to a verdict was no vain try.
-    in_vain = node.tested is None or tried > node.tested.at
-    if in_vain and now - tried < interval / _RETRY_SHARE:
-        return f"tried in vain at {records.timestamp(tried)}"
-    return ""
+    in_vain = node.tested is None or attempt.at > node.tested.at
+    return str(attempt) if in_vain and now - attempt.at < interval / _RETRY_SHARE else ""
 
 
 def _kept_away(node: NodeState, tolerations: Sequence[Mapping[str, Any]]) -> str:

@@ -231,8 +231,10 @@ def rule_of(error: DiagError, policy: Policy) -> Ruling:
 
 
 def _ids(error: DiagError) -> tuple[int, ...]:
-    """Its id; without one, those that its words name."""
-    return (error.id,) if error.id is not None else ids_of_text(error.text)
+    """Its id, or those that its words name; DCGM 3.2, which tells no severities, has one id for a text of several."""
+    if error.id is not None and error.severity is not None:
+        return (error.id,)
+    return tuple(dict.fromkeys((*(() if error.id is None else (error.id,)), *ids_of_text(error.text))))
 
 
 def why_not_run(error: DiagError) -> str:

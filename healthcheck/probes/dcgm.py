@@ -6,10 +6,13 @@ operator's does, `DCGM_HOST` has to name it: two engines on one node can deadloc
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
+import socket
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +26,13 @@ PATIENCE_SECONDS = 60.0
 
 What is killed before that leaves them running in a hostengine that is not its own, and the next run is refused.
 """
+HURRY_SECONDS = 2.0
+"""The same where somebody waits for the GPUs and the engine is dcgmi's own: what is killed then leaves nothing running.
+
+Level 2 runs no EUD, and changes nothing of a GPU that would have to be put back.
+"""
+_ENGINE, _CONNECT_SECONDS = ("127.0.0.1", 5555), 1.0
+"""Where dcgmi looks for a hostengine by itself, before it starts its own (dcgm_structs.h: DCGM_HE_PORT_NUMBER)."""
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "HOME", "TMPDIR", "NVVS_BIN_PATH", "DCGM_HOME_DIR")
 """Where DCGM finds its parts. CUDA_VISIBLE_DEVICES and the like would hide GPUs from it, or fail its own test."""
 _HOST_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?"
@@ -36,6 +46,22 @@ class DcgmLook:
 
     answer: Answer | Unobserved | None = None
     absent: str = ""
+
+
+def level_2_patience_seconds(host: str) -> float:
+    """Between SIGTERM and SIGKILL of a level 2 that stands in the way of work.
+
+    `host` is `DCGM_HOST`. Where that is '' dcgmi still uses an engine that answers at its own place on this machine.
+    """
+    return PATIENCE_SECONDS if host or _is_engine_here() else HURRY_SECONDS
+
+
+def _is_engine_here() -> bool:
+    try:
+        with socket.create_connection(_ENGINE, _CONNECT_SECONDS):
+            return True
+    except OSError:
+        return False
 
 
 def checked_host(value: str) -> str:
@@ -56,9 +82,12 @@ class Dcgm:
 
     host: str = ""
     deadline_seconds: float = 900.0
+    """For a level and what is run again after it, together."""
     path: str | None = None
     patience_seconds: float = PATIENCE_SECONDS
     _program: Program = field(init=False)
+    _ends_at: float = field(default=math.inf, init=False)
+    """When the deadline of the last level is (monotonic)."""
 
     def __post_init__(self) -> None:
         known = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
@@ -67,10 +96,14 @@ class Dcgm:
 
     def run(self, level: int) -> DcgmLook:
         """All tests of a level."""
+        self._ends_at = time.monotonic() + self.deadline_seconds
         return self._run(str(level), level)
 
     def run_tests(self, tests: Sequence[str]) -> DcgmLook:
-        """These tests alone, by DCGM 4's names, which are those of DCGM 3's plugins too."""
+        """These tests alone, by DCGM 4's names, which are those of DCGM 3's plugins too.
+
+        After a level they have what that left of its time: whoever waits for both waits for one deadline.
+        """
         named = [test for test in tests if _TEST.fullmatch(test)]
         return self._run(",".join(named), None) if named else DcgmLook(absent="no test is named")
 
@@ -88,11 +121,12 @@ class Dcgm:
         if dcgmi is None:
             return DcgmLook(absent="dcgmi is not installed here")
         where = ("--host", self.host) if self.host else ()
+        seconds = max(0.0, min(self.deadline_seconds, self._ends_at - time.monotonic()))
         try:
             # It writes logs and results where it works; where it may not, its own test of that fails (error 96).
             with tempfile.TemporaryDirectory(prefix="dcgm-", ignore_cleanup_errors=True) as directory:
                 argv = (dcgmi, "diag", *where, "-r", what, "-j")
-                ended = self._program.run(argv, self.deadline_seconds, Path(directory))
+                ended = self._program.run(argv, round(seconds, 1), Path(directory))
         except MissedDeadline as error:
             return DcgmLook(Unobserved("DcgmTimedOut", f"dcgmi diag -r {what}: {error}"))
         except Stopped as error:

@@ -1,9 +1,16 @@
-"""One attempt at a level 2 in a process of its own, for tests that kill it: ROOT KUBECONFIG NODE FOLDER."""
+"""One attempt at a level 2 in a process of its own, for tests that kill it: ROOT KUBECONFIG NODE FOLDER.
+
+With KILL_AT it kills itself at one of its own writes, as tests/sweeper/dying has it.
+"""
 
 from __future__ import annotations
 
+import math
+import os
 import sys
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -11,25 +18,40 @@ from agent.deep import DeepTests, Doors, is_absent
 from agent.idle import Idleness
 from agent.marks import OwnNode
 from healthcheck import clock
-from healthcheck.cluster import Cluster
+from healthcheck.cluster import Cluster, ClusterError
 from healthcheck.expectation import Expectation
 from healthcheck.model import Host, Severity
+from healthcheck.node import NodeState
 from healthcheck.probes.dcgm import Dcgm
 from healthcheck.probes.nvml import Gpu
 from healthcheck.probes.pod_resources import holds_gpus, read_pod_resources
 from healthcheck.telemetry import Telemetry
 from tests.agent.test_deep import PACE, QUICK, client, saw
+from tests.sweeper.dying import Dying
 
 WAITS = replace(QUICK, told=2.0)
 
 
+@dataclass
+class _Seen:
+    """The Node as it was last seen: an agent's watch goes on with that while the API server is away."""
+
+    read: Callable[[], NodeState]
+    last: NodeState | None = None
+
+    def __call__(self) -> NodeState | None:
+        with suppress(ClusterError):
+            self.last = self.read()
+        return self.last
+
+
 def main(root: Path, kubeconfig: Path, name: str, folder: Path) -> None:
-    cluster = Cluster(partial(client, kubeconfig))
+    cluster = (Dying if os.environ.get("KILL_AT") else Cluster)(partial(client, kubeconfig))
     idleness = Idleness(lambda: holds_gpus(read_pod_resources(Host(root))), lambda: saw(Gpu(0, processes=0)))
     read = partial(cluster.read_node, name)
     doors = Doors(
         name,
-        OwnNode(read, partial(cluster.patch_node, name), read),
+        OwnNode(read, partial(cluster.patch_node, name), _Seen(read)),
         Dcgm,
         is_absent,
         idleness.used,
@@ -37,6 +59,9 @@ def main(root: Path, kubeconfig: Path, name: str, folder: Path) -> None:
         lambda _: Severity.PASS,
         Expectation,
         lambda: ("", ""),
+        lambda: None,
+        lambda: math.inf,
+        dict,
     )
     DeepTests(doors, lambda: PACE, Telemetry(), clock.now, folder, WAITS).attempt()
 

@@ -6,6 +6,7 @@ The API server is the stand-in, the kubelet's socket a real gRPC server, and dcg
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -32,7 +33,7 @@ from healthcheck import record as records
 from healthcheck import run as deep_runs
 from healthcheck.cluster import Cluster, node_state
 from healthcheck.expectation import DeepRun, Expectation
-from healthcheck.model import Evidence, Host, Now, Severity, Unobserved
+from healthcheck.model import Evidence, Host, Now, Probe, Severity, Unobserved
 from healthcheck.node import NodeState
 from healthcheck.probes.dcgm import Dcgm
 from healthcheck.probes.nvml import NVML, DriverLook, Gpu, Gpus
@@ -44,7 +45,7 @@ from tests.probes.grpc_server import Server, serving, told
 
 Json = dict[str, Any]
 PACE = Pace(21600.0, 900.0)
-QUICK = Waits(settle=0.0, look_again=300.0, maintenance=0.0, watch=0.05, told=0.2)
+QUICK = Waits(settle=0.0, look_again=300.0, maintenance=0.0, watch=0.05, blind=1.0, told=0.2)
 SWEEP, QUARANTINE, RUN, MODE = (f"{P}/{key}" for key in ("sweep-result", "quarantine-result", "run", "mode"))
 MAINTENANCE = {"key": f"{P}/maintenance", "value": "l2", "effect": "NoSchedule"}
 WELL = {"labels": {f"{P}/status": "pass"}}
@@ -77,6 +78,9 @@ class Rig:
     cluster: Cluster
     telemetry: Telemetry = field(default_factory=Telemetry)
     look: Evidence | None = field(default_factory=lambda: saw(Gpu(0, processes=0)))
+    look_anew: Callable[[], None] = lambda: None
+    looked_at: float = math.inf
+    beside: dict[Probe[Any], Any] = field(default_factory=dict)
     severity: Severity = Severity.PASS
     pace: Pace = PACE
     waits: Waits = QUICK
@@ -102,6 +106,9 @@ class Rig:
             lambda _: self.severity,
             Expectation,
             lambda: (node_state(self.world.node().object).machine, "boot-1"),
+            self.look_anew,
+            lambda: self.looked_at,
+            lambda: self.beside,
         )
         keep = self.world.folder / "state"
         keep.mkdir(exist_ok=True)
@@ -353,14 +360,24 @@ class TestARun:
         assert seconds == [600, 1200, 2400, 4800, 9600, 19200, 21600]
         assert (rig.result, rig.marks, rig.runs) == (before, {}, {"could-not-run": 7.0})
 
+    def test_that_leaves_a_gpu_out_is_no_pass(self, rig: Rig) -> None:
+        """As a sweep has it: NVML lists nine, and DCGM has tested eight of them."""
+        gpus = [Gpu(index, address=f"0000:{index + 16:02x}:00.0") for index in range(9)]
+        rig.beside = {NVML: saw(*gpus)[NVML]}
+
+        assert rig.start().attempt() == 600
+        assert rig.runs == {"could-not-run": 1.0}
+
     def test_of_which_a_part_could_not_run_tells_what_it_found_and_comes_again(self, rig: Rig) -> None:
         rig.dcgm(answer=answer(("software", 0), NOT_PERSISTENT, tests=("software", "memory")))
+        before = rig.result
 
         assert rig.start().attempt() == 600
         assert (rig.result["status"], [one["reason"] for one in rig.result["findings"]]) == (
             "unknown",
             ["DcgmDiagSoftware"],
         )
+        assert rig.result["before"] == {key: before[key] for key in ("timestamp", "status", "by")}
         assert (rig.marks, rig.runs) == ({}, {"unknown": 1.0, "could-not-run": 1.0})
 
     def test_is_not_begun_when_a_pod_came_with_the_taint(self, rig: Rig) -> None:
@@ -370,6 +387,21 @@ class TestARun:
         rig.pods(GPU_POD)
         worker.join()
 
+        assert (rig.asked, rig.marks) == ([], {})
+
+    def test_is_not_begun_when_a_process_came_since_the_last_look(self, rig: Rig) -> None:
+        def looked() -> None:
+            rig.look = saw(Gpu(0, processes=1))
+
+        rig.look_anew = looked
+
+        assert rig.start().attempt() == QUICK.look_again
+        assert (rig.asked, rig.marks) == ([], {})
+
+    def test_is_not_begun_when_nobody_could_look_again(self, rig: Rig) -> None:
+        rig.looked_at, rig.waits = 0.0, replace(QUICK, look=0.2)
+
+        assert rig.start().attempt() == QUICK.look_again
         assert (rig.asked, rig.marks) == ([], {})
 
     def test_is_stopped_for_a_pod_that_comes_and_comes_again(self, rig: Rig) -> None:
@@ -468,6 +500,29 @@ class TestAResultThatNobodyCouldTake:
         rig.start().attempt()
         assert (rig.result["by"], rig.result["status"], rig.marks, kept.exists()) == ("agent", "pass", {}, False)
         assert rig.asked == ["2"]
+
+    def test_is_told_though_what_stands_there_is_of_a_time_to_come(self, rig: Rig) -> None:
+        rig.annotate(sweep=swept(-24))
+        tests = rig.start()
+        (rig.world.folder / "state/sweep-result.json").write_text(swept(1, status="fail", severity="ISOLATE"))
+        tests.attempt()
+
+        assert rig.result["severity"] == "ISOLATE"
+
+    def test_keeps_the_node_until_it_is_told_and_is_tried_again_soon(self, rig: Rig) -> None:
+        kept = rig.world.folder / "state/sweep-result.json"
+        rig.annotate(run=run_text("l2", HOLDER, 0.5))
+        tests = rig.start()
+        kept.write_text(swept(1, status="fail", severity="ISOLATE"))
+        before = rig.marks
+        tests.tidy()
+        rig.world.api.refuse()
+        assert tests.attempt() == 10
+        rig.world.api.accept()
+        assert rig.marks == before
+
+        tests.attempt()
+        assert (rig.result["severity"], rig.marks, kept.exists()) == ("ISOLATE", {}, False)
 
     @pytest.mark.parametrize("text", ["", "no JSON", "[]", '{"timestamp":"x"}', '{"timestamp":7,"severity":"?"}'])
     def test_is_dropped_when_it_is_damaged(self, rig: Rig, text: str) -> None:

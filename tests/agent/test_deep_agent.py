@@ -17,6 +17,7 @@ from healthcheck.memory_file import MemoryFile
 from healthcheck.telemetry import Telemetry
 from tests.agent.test_deep import GPU_POD, MAINTENANCE, MODE, QUICK, SWEEP, Rig, answer, client, rig
 from tests.agent.world import NOBODY, UNHEALTHY, NodeView, World
+from tests.healthcheck.test_command import is_gone
 from tests.probes.dcgm_documents import FAULTY
 
 __all__ = ["rig"]
@@ -91,3 +92,16 @@ def test_light_looks_go_on_beside_a_run_and_a_pod_ends_it(rig: Rig) -> None:
         node = rig.world.wait(lambda node: MODE not in node.labels)
 
     assert (rig.marks, node.status, node.tainted) == ({}, "fail", True)
+
+
+def test_a_pod_that_comes_has_gpus_that_nothing_of_the_diagnostic_uses(rig: Rig) -> None:
+    """Whatever it started, in whatever session, and though it hears nothing."""
+    rig.dcgm(hang="", deaf="", session="")
+    sleeper = rig.world.host.root / "dcgm/sleeper"
+    with running(rig.world):
+        rig.world.wait(lambda _: sleeper.exists() and sleeper.read_text().strip())
+        rig.pods(GPU_POD)
+        rig.world.wait(lambda node: MODE not in node.labels)
+        assert is_gone(int(sleeper.read_text()))
+
+    assert rig.marks == {}

@@ -130,3 +130,22 @@ def test_a_node_that_was_never_tested_says_so(watched: World) -> None:
 
     assert (node["tested_at"], node["overdue"]) == ("", "")
     assert " never " in run(watched).stdout
+
+
+def test_why_a_test_came_to_nothing_is_why_it_is_overdue(watched: World) -> None:
+    configure(watched, DCGM_L2_INTERVAL="21600")
+    watched.cluster.edit({"status": {"allocatable": {"nvidia.com/gpu": "8"}}})
+    old = (datetime.now(UTC) - timedelta(hours=30)).isoformat()
+    record = {
+        "timestamp": (datetime.now(UTC) - timedelta(hours=1)).isoformat(),
+        "status": "unknown",
+        "unobserved": [{"cause": "DcgmNotInstalled", "detail": "no [dcgmi] here"}],
+        "before": {"timestamp": old, "status": "pass", "by": "sweep"},
+    }
+    annotations = {"gpu-healthcheck.aws-samples.io/sweep-result": json.dumps(record)}
+    watched.cluster.edit({"metadata": {"annotations": annotations}})
+
+    (node,) = asked(watched)["nodes"]
+
+    assert node["overdue"].startswith("tried in vain at ")
+    assert "DcgmNotInstalled: no [dcgmi] here" in run(watched).stdout

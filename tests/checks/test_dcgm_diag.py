@@ -162,6 +162,15 @@ def test_an_id_without_a_severity_is_looked_up() -> None:
     assert findings(one) == {("DcgmDiagSoftware", "gpu/0"): MONITOR, ("DcgmDiagMemory", "gpu/1"): ISOLATE}
 
 
+def test_an_id_without_a_severity_is_of_one_of_the_errors_in_its_text() -> None:
+    """DCGM 3.2 joins the texts of all errors, and names one of their ids."""
+    both = (NOT_PERSISTENT, Said("Found 3 faulty memory elements on GPU 1", 52))
+
+    assert findings(answer(dcgm_3_2(Story(errors={("memory", 1): both})), 205)) == {
+        ("DcgmDiagMemory", "gpu/1"): ISOLATE
+    }
+
+
 @pytest.mark.parametrize(
     ("text", "severity"),
     [

@@ -466,3 +466,63 @@ def test_a_program_that_cannot_be_killed_is_named_and_none_is_started_beside_it(
     disk.thaw()
     assert wait_until(lambda: program.stuck_pid is None)
     assert program.run(python(""), LONG) == Ended(0, b"", b"")
+
+
+DEEP = f"""
+import subprocess, sys
+one = subprocess.Popen([sys.executable, "-c", {STUBBORN!r}], start_new_session=True)
+print(one.pid, flush=True)
+{STUBBORN}
+"""
+"""Hears no SIGTERM, and neither does its child, which has a session of its own."""
+
+
+def leaves_two(file: Path) -> str:
+    """A program whose child and grandchild, each in its own session, hear no SIGTERM; their pids are in the file."""
+    return (
+        f"child = subprocess.Popen([sys.executable, '-c', {DEEP!r}], stdout=-1, start_new_session=True)\n"
+        f"pids = f'{{child.pid}} {{child.stdout.readline().decode()}}'\n"
+        f"os.rename(open({str(file)!r} + '.new', 'w').write(pids) and {str(file)!r} + '.new', {str(file)!r})\n"
+    )
+
+
+def stopped_once(one: Program, there: Path) -> threading.Thread:
+    """Stops it as soon as the file is there."""
+
+    def stop() -> None:
+        wait_until(there.exists)
+        one.stop()
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    return stopper
+
+
+@pytest.mark.parametrize("ends", ["time.sleep(999)", STUBBORN], ids=["it hears SIGTERM", "it hears nothing"])
+def test_what_a_program_started_in_sessions_of_their_own_is_ended_with_it(tmp_path: Path, ends: str) -> None:
+    file = tmp_path / "pids"
+    one = Program(ENVIRONMENT, patience_seconds=SHORT)
+    stopper = stopped_once(one, file)
+
+    with pytest.raises(Stopped, match="its process was ended"):
+        one.run(python(f"{leaves_two(file)}\n{ends}"), LONG)
+
+    stopper.join()
+    pids = [int(word) for word in file.read_text().split()]
+    assert (len(pids), [pid for pid in pids if not is_gone(pid)], one.stuck_pid) == (2, [], None)
+
+
+def test_what_a_program_started_and_cannot_be_killed_is_named(disk: FrozenDisk, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    blocked = f"import os; open({str(ready)!r}, 'w'); os.open({str(disk.mount / 'file')!r}, os.O_CREAT | os.O_WRONLY)"
+    one = Program(ENVIRONMENT, patience_seconds=SHORT)
+    disk.freeze()
+    stopper = stopped_once(one, ready)
+
+    with pytest.raises(Stopped, match="can't be killed"):
+        one.run(python(f"subprocess.run([sys.executable, '-c', {blocked!r}])"), LONG)
+
+    stopper.join()
+    assert one.stuck_pid is not None
+    disk.thaw()
+    assert wait_until(lambda: one.stuck_pid is None)

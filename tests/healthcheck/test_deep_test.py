@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from healthcheck.deep_test import DeepTest, is_due, is_overdue, last_attempt, last_deep_test, obstacle, verdict_before
+from healthcheck.deep_test import (
+    Attempt,
+    DeepTest,
+    is_due,
+    is_overdue,
+    last_attempt,
+    last_deep_test,
+    obstacle,
+    verdict_before,
+)
 from healthcheck.node import CONDITION, DEEP_CHECK, QUARANTINE_RESULT, STATUS, SWEEP_RESULT, NodeState
 from healthcheck.run import Kind, Run, take
 
@@ -50,6 +59,7 @@ KEPT = {"timestamp": at(5), "status": "fail", "by": "agent"}
         (with_record(before=KEPT), DeepTest(NOW - 2 * HOUR, "pass", "sweep")),
         (with_record(machine="m"), DeepTest(NOW - 2 * HOUR, "pass", "sweep")),
         (with_record(machine="another"), None),
+        (replace(with_record(machine="ec2-0a"), machine="EC2-0A"), DeepTest(NOW - 2 * HOUR, "pass", "sweep")),
         (with_record(timestamp="yesterday"), None),
         (with_record(timestamp="2026-11-21T09:00:00"), None),
         (with_record(hours_ago=-1), None),
@@ -78,7 +88,11 @@ def test_the_newest_of_two_counts() -> None:
 
 
 def test_a_run_that_could_not_test_is_an_attempt_and_no_test() -> None:
-    assert last_attempt(with_record(status="unknown"), NOW) == NOW - 2 * HOUR
+    assert last_attempt(with_record(status="unknown"), NOW) == Attempt(NOW - 2 * HOUR)
+    rows = [{"cause": "A", "detail": "one"}, {"cause": "A", "detail": "two"}, {"cause": "B\n"}, 7, {}]
+    blind = with_record(status="unknown", unobserved=rows)
+    assert str(last_attempt(blind, NOW)) == "tried in vain at 2026-11-21T10:00:00Z: A: one; B "
+    assert last_attempt(with_record(status="unknown", unobserved=7), NOW) == Attempt(NOW - 2 * HOUR)
     assert last_attempt(with_record(), NOW) is None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,15 @@ from healthcheck.checks.dcgm_diag import LEVEL_2, LEVEL_4
 from healthcheck.examine import judge, look
 from healthcheck.expectation import Expectation
 from healthcheck.model import Host, Outcome, Seen, Unobserved
-from healthcheck.probes.dcgm import Dcgm, DcgmLook, checked_host
+from healthcheck.probes import dcgm
+from healthcheck.probes.dcgm import (
+    HURRY_SECONDS,
+    PATIENCE_SECONDS,
+    Dcgm,
+    DcgmLook,
+    checked_host,
+    level_2_patience_seconds,
+)
 from healthcheck.probes.dcgm_document import Answer
 from sim.node import SimulatedNode
 from tests.healthcheck.test_command import is_gone, wait_until
@@ -167,6 +176,16 @@ def test_one_that_does_not_end_is_asked_to_and_then_made_to(dcgmi: Dcgmi, deaf: 
     assert answer(dcgmi.diag().run(2)).code == 0
 
 
+def test_what_is_run_again_has_what_its_level_left_of_the_time(dcgmi: Dcgmi) -> None:
+    dcgmi.tell("seconds", "1")
+    diag = dcgmi.diag(deadline_seconds=LONG)
+    answer(diag.run(2))
+    dcgmi.tell("seconds", str(10 * LONG))
+    diag._ends_at -= LONG - 2.0  # as if the level had taken that long
+
+    assert cause(diag.run_tests(["pcie"])).cause == "DcgmTimedOut"
+
+
 def test_one_that_somebody_needs_the_gpus_from_is_stopped_and_none_follows(dcgmi: Dcgmi) -> None:
     dcgmi.tell("hang")
     diag, seen = dcgmi.diag(), []
@@ -239,3 +258,16 @@ def test_a_host_may_be(value: str) -> None:
 def test_a_host_may_not_be(value: str) -> None:
     with pytest.raises(ValueError, match="allowed is host or host:port"):
         checked_host(value)
+
+
+def test_a_hostengine_goes_on_without_dcgmi_and_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as engine:
+        monkeypatch.setattr(dcgm, "_ENGINE", engine.getsockname())
+        here = level_2_patience_seconds("")
+        monkeypatch.setattr(dcgm, "_ENGINE", ("127.0.0.1", 1))
+
+        assert (here, level_2_patience_seconds("nvidia-dcgm:5555"), level_2_patience_seconds("")) == (
+            PATIENCE_SECONDS,
+            PATIENCE_SECONDS,
+            HURRY_SECONDS,
+        )

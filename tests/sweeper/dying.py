@@ -1,6 +1,7 @@
 """A sweeper that `kill -9` ends at one of its own writes: KILL_AT is `NUMBER before` or `NUMBER after`.
 
-With another word it is only counted: each write is a line `WRITE verb resource` on standard output.
+With another word it is only counted: each write is a line `WRITE verb resource` on standard output. With a file WAIT_AT
+it does not die: it makes the file, and waits until somebody has taken it away.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from healthcheck.cluster import Cluster
@@ -34,8 +37,14 @@ class Dying(Cluster):
 
 
 def die(moment: str) -> None:
-    if os.environ["KILL_AT"] == moment:
+    if os.environ["KILL_AT"] != moment:
+        return
+    if "WAIT_AT" not in os.environ:
         os.kill(os.getpid(), signal.SIGKILL)
+    reached = Path(os.environ["WAIT_AT"])
+    reached.touch()
+    while reached.exists():
+        time.sleep(0.05)
 
 
 if __name__ == "__main__":

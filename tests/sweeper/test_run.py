@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,11 @@ from typing import Any
 import psutil
 import pytest
 
-from healthcheck.cluster import Cluster, Unavailable, node_state
+from healthcheck.cluster import node_state
 from healthcheck.deep_test import last_deep_test
-from healthcheck.probes.dcgm import Dcgm
+from healthcheck.probes.dcgm import HURRY_SECONDS, Dcgm
 from healthcheck.record import moment
-from healthcheck.settings import read_settings
 from sweeper import run
-from sweeper.settings import NodeTestSettings
-from tests.agent.test_deep import client
 from tests.agent.world import GIVE_UP_SECONDS, P, StandIn, World, eventually
 from tests.probes.dcgm_documents import FAULTY, NOT_PERSISTENT, Said
 from tests.sweeper.pod import ALL_SKIPPED, ALREADY_RUNNING, SWEEP, Pod, ended, swept
@@ -206,20 +203,45 @@ class TestAnEnd:
         assert (pod.asked, done.code) == ([], 2), done.err
         assert pod.causes == {"DcgmStopped"}
 
-    def test_during_an_outage_is_no_longer_than_the_pods_grace(self, pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(run, "_LAST_SECONDS", 0.0)
-        pod.world.api.refuse()
-        settings = NodeTestSettings.model_validate({"NODE_NAME": "gpu-node-1", "HOST_ROOT": pod.world.host.root})
-        test = run.NodeTest(Cluster(lambda: client(pod.world.kubeconfig)), settings, read_settings(None).values)
-        stop = threading.Event()
-        stop.set()
-        test.end_with(stop)
+    def test_of_a_dcgm_that_hears_nothing_leaves_nothing_of_it(self, pod: Pod) -> None:
+        pod.dcgm(hang="", deaf="", session="")
+        process = pod.start()
+        sleeper = pod.world.host.root / "dcgm/sleeper"
+        eventually(lambda: sleeper.exists() and sleeper.read_text().strip())
 
-        with pytest.raises(Unavailable):
-            test.run()
+        process.terminate()
+
+        done = ended(process)
+        assert (done.code in (1, 2), is_alive(int(sleeper.read_text()))) == (True, False), done.err
+
+    def test_without_a_verdict_waits_for_nobody(self, pod: Pod) -> None:
+        pod.dcgm(hang="")
+        process = pod.start()
+        eventually((pod.world.host.root / "dcgm/sleeper").exists)
+        pod.world.api.refuse()
+
+        process.terminate()
+
+        done = ended(process)
+        pod.world.api.accept()
+        assert (done.code, done.lines[-1]["event"]) == (1, "stopped before it was told"), done.err
+        assert SWEEP not in pod.annotations
+
+    def test_with_a_verdict_waits_for_an_api_server_that_comes_back(self, pod: Pod) -> None:
+        pod.dcgm(answer=pod.answer(("memory", 1, FAULTY)), code="205", seconds="1")
+        process = pod.start()
+        eventually(lambda: pod.asked)
+        pod.world.api.refuse()
+        assert process.stderr is not None
+        while AGAIN not in (line := process.stderr.readline()):
+            assert line, "it ended"
+        process.terminate()
+        time.sleep(HURRY_SECONDS + run._TELL_SECONDS + 1.0)  # longer than it would wait without one
 
         pod.world.api.accept()
-        assert (pod.asked, SWEEP in pod.annotations) == ([], False)
+
+        done = ended(process)
+        assert (done.code, pod.record["status"]) == (0, "fail"), done.err
 
 
 def is_alive(pid: int) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.deep_test import DeepTest
+from healthcheck.deep_test import Attempt, DeepTest
 from healthcheck.node import CONDITION, INSTANCE_TYPE, MAINTENANCE, RESULTS, STATUS, SWEEP_RESULT, NodeState
 from healthcheck.run import Kind, Run, take
 from sweeper.select import Candidate, Limits, candidate, select
@@ -57,9 +57,10 @@ def test_6_the_node_that_was_tested_longest_ago_comes_first_and_one_that_never_w
         (one("n", 5), "tested at 2026-11-21T07:00:00Z"),
         (one("n", 7, obstacle="is cordoned"), "is cordoned"),
         (one("n", 5, obstacle="is cordoned"), "tested at 2026-11-21T07:00:00Z"),
-        (one("n", tried=NOW - HOUR), "tried in vain at 2026-11-21T11:00:00Z"),
-        (one("n", 7, tried=NOW - HOUR), "tried in vain at 2026-11-21T11:00:00Z"),
-        (one("n", 7, tried=NOW - 2 * HOUR), ""),
+        (one("n", tried=Attempt(NOW - HOUR)), "tried in vain at 2026-11-21T11:00:00Z"),
+        (one("n", tried=Attempt(NOW - HOUR, "x: y")), "tried in vain at 2026-11-21T11:00:00Z: x: y"),
+        (one("n", 7, tried=Attempt(NOW - HOUR)), "tried in vain at 2026-11-21T11:00:00Z"),
+        (one("n", 7, tried=Attempt(NOW - 2 * HOUR)), ""),
     ],
 )
 def test_why_a_node_is_not_taken(node: Candidate, why: str) -> None:

@@ -110,6 +110,25 @@ def test_a_sweeper_that_is_killed_at_any_write_leaves_nothing_that_the_next_one_
     assert fleet.tested() == {"killed": "pass"}
 
 
+@pytest.mark.parametrize("moment", ["1 before", "1 after", "2 after", "3 before"])
+def test_an_api_server_that_is_killed_at_any_step_of_a_sweep_ends_it_not(
+    fleet: Fleet, kubelets: Kubelets, moment: str
+) -> None:
+    """Before the run is taken, before there is a Job, while it runs, and before the node is given back."""
+    fleet.add("outlived", taints=[SPOT])
+    reached = fleet.folder / "reached"
+    sweeper = fleet.sweeper(KILL_AT=moment, WAIT_AT=str(reached))
+    eventually(reached.exists)
+
+    fleet.plane.stop_api()
+    reached.unlink()
+    fleet.plane.start_api()
+
+    _, said = sweeper.communicate()
+    assert (sweeper.returncode, fleet.residue(), fleet.working()) == (0, {}, []), said
+    assert (fleet.tested(), fleet.node("outlived").taints) == ({"outlived": "pass"}, [SPOT])
+
+
 def test_these_are_all_the_writes_of_a_sweep(fleet: Fleet, kubelets: Kubelets) -> None:
     fleet.add("counted")
 

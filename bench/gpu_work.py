@@ -1,0 +1,120 @@
+"""GPU nodes that are well, pods that want their GPUs, and the sweeper: for measures on the real scheduler."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench.outcome import CouldNotMeasure
+from bench.stage import INSTANCE_TYPE
+from healthcheck.cluster import NAMESPACE, Cluster
+from healthcheck.node import CONDITION, MAINTENANCE, MODE, RUN, STATUS, SWEEP_RESULT
+from sim.control_plane import ControlPlane
+
+GIVE_UP_SECONDS = 120.0
+JOBS = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
+SWEEPS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+_NODES, _WORK = "/api/v1/nodes", "/api/v1/namespaces/default/pods"
+_GPU = "nvidia.com/gpu"
+
+
+def wait(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + GIVE_UP_SECONDS
+    while not true():
+        if time.monotonic() > deadline:
+            raise CouldNotMeasure(f"nothing came of it in {GIVE_UP_SECONDS:g} s")
+        time.sleep(0.05)
+
+
+@dataclass(frozen=True)
+class GpuNodes:
+    """The Nodes of one measure, each with one GPU and an agent that has said `pass`."""
+
+    plane: ControlPlane
+
+    def add(self, names: Iterable[str]) -> None:
+        wait(lambda: self.plane.request("GET", "/api/v1/namespaces/default/serviceaccounts/default").status == 200)
+        cluster = Cluster(self.plane.api)
+        for name in names:
+            self.plane.create_node(name, labels={STATUS: "pass"}, instance_type=INSTANCE_TYPE, devices={_GPU: "1"})
+            condition = {"type": CONDITION, "status": "True", "reason": "x", "message": "x"}
+            cluster.beat(cluster.patch_condition(name, condition), datetime.now(UTC), 7200)
+
+    def want(self, node: str, tolerations: Iterable[Mapping[str, str]] = ()) -> None:
+        """Somebody's pod for the GPU of this node."""
+        container = {"name": "work", "image": "work", "resources": {"limits": {_GPU: "1"}}}
+        spec = {
+            "nodeSelector": {"kubernetes.io/hostname": node},
+            "containers": [container],
+            "tolerations": list(tolerations),
+        }
+        answer = self.plane.request("POST", _WORK, {"metadata": {"name": f"work-{node}"}, "spec": spec})
+        if answer.status >= 400:
+            raise CouldNotMeasure(answer.message)
+
+    def runs(self, node: str) -> bool:
+        """Whether that pod has come to the GPU."""
+        found: bool = self.plane.request("GET", f"{_WORK}/work-{node}").body["status"].get("phase") == "Running"
+        return found
+
+    def leave(self, node: str) -> None:
+        """That pod goes."""
+        path = f"{_WORK}/work-{node}"
+        self.plane.request("DELETE", f"{path}?gracePeriodSeconds=1")
+        wait(lambda: self.plane.request("GET", path).status == 404)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """As if nobody had ever tested these."""
+        self.plane.request("DELETE", f"{JOBS}?propagationPolicy=Background")
+        wait(lambda: not self.plane.request("GET", JOBS).body["items"])
+        for name in names:
+            self.plane.request("PATCH", f"{_NODES}/{name}", {"metadata": {"annotations": {SWEEP_RESULT: None}}})
+
+    def marked(self, names: Iterable[str]) -> int:
+        """On how many of them a mark of a deep run stands."""
+        nodes = [self.plane.request("GET", f"{_NODES}/{name}").body for name in names]
+        return sum(
+            RUN in node["metadata"].get("annotations", {})
+            or MODE in node["metadata"]["labels"]
+            or any(taint["key"] == MAINTENANCE for taint in node["spec"].get("taints", []))
+            for node in nodes
+        )
+
+    @contextmanager
+    def sweep(self, folder: Path, nodes: int) -> Iterator[None]:
+        """One sweep beside what is done here, to its end; `folder` is its ConfigMap, and gets its log."""
+        (folder / "MAX_NODES_PER_SWEEP").write_text(str(nodes))
+        (folder / "MAX_SWEEP_PERCENT").write_text("100")
+        environment = {
+            "PATH": os.environ["PATH"],
+            "KUBECONFIG": str(self.plane.account_kubeconfig(f"{NAMESPACE}-sweeper")),
+            "CONFIG_DIR": str(folder),
+        }
+        log = folder / "sweeper.log"
+        with log.open("ab") as file:
+            sweeper = subprocess.Popen(
+                [sys.executable, "-m", "sweeper"], cwd=Path(__file__).parents[1], env=environment, stderr=file
+            )
+        try:
+            yield
+            if code := sweeper.wait(GIVE_UP_SECONDS):
+                raise CouldNotMeasure(f"a sweep ended with {code}:\n{log.read_text()[-2000:]}")
+        finally:
+            sweeper.kill()
+            sweeper.wait()
+
+    def template(self, command: list[str]) -> None:
+        """What the containers of sweeps run from now on."""
+        path = f"/apis/batch/v1/namespaces/{NAMESPACE}/cronjobs/gpu-healthcheck-sweep-node"
+        pod: dict[str, Any] = self.plane.request("GET", path).body["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+        container = pod["containers"][0] | {"command": command}
+        spec = {"jobTemplate": {"spec": {"template": {"spec": pod | {"containers": [container]}}}}}
+        self.plane.request("PATCH", path, {"spec": spec})

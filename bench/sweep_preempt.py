@@ -1,0 +1,114 @@
+"""Real work that comes to a node under test, whose dcgmi and all that it started hear no SIGTERM for 40 s."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.gpu_work import GIVE_UP_SECONDS, SWEEPS, GpuNodes, wait
+from bench.outcome import CouldNotMeasure, Outcome, Row, percentile, summary
+from bench.stage import Stage
+from healthcheck.node import STATUS
+from sim.control_plane import ControlPlane, ControlPlaneError, install
+from sim.kubelet import Kubelets
+from sim.node import SimulatedNode
+
+AIM_SECONDS = 5.0
+_DEAF_SECONDS = 40
+"""So long DCGM may take to stop its tests (hardware facts: dcgmi and nvvs)."""
+_NODE = "preempted"
+_NOTES = (
+    "sweep-preempt: the Job's own program, sweep-run, with a stand-in for dcgmi; the pod is a process of this machine,",
+    "               without the PID namespace in which a real container's processes die with its first one",
+)
+
+
+@dataclass(frozen=True)
+class _Times:
+    """Seconds since the work was created: the test's pod told to end, its processes gone, the work's pod runs."""
+
+    told: float
+    free: float
+    runs: float
+
+
+def measure(stage: Stage) -> Outcome:
+    folder = stage.folder / "preempt"
+    folder.mkdir()
+    host = stage.make_node()
+    host.install_dcgmi()
+    for name, text in (("seconds", str(_DEAF_SECONDS)), ("deaf", ""), ("session", "")):
+        host.write_value(f"dcgm/{name}", text)
+    environment = {"PYTHONPATH": str(Path(__file__).parents[1]), "CONFIG_DIR": str(folder)}
+    try:
+        with (
+            ControlPlane(controllers=True, scheduler=True) as plane,
+            Kubelets(plane, folder, {_NODE: host.root}, environment) as kubelets,
+        ):
+            install(plane)
+            nodes = GpuNodes(plane)
+            nodes.add([_NODE])
+            nodes.template(["gpu-healthcheck", "sweep-run"])
+            times = [_preempt(nodes, folder, host) for _ in range(stage.length.preemptions)]
+            left, most = nodes.marked([_NODE]), kubelets.most_gpus[_NODE]
+    except ControlPlaneError as error:
+        raise CouldNotMeasure(str(error)) from error
+    free, runs = [one.free for one in times], [one.runs for one in times]
+    what = f"work for the GPU of a test that hears no SIGTERM for {_DEAF_SECONDS} s, {len(times)} times"
+    rows = (
+        _row(stage, f"{what}: created → nothing of the test left", free),
+        _row(stage, "created → it runs", runs),
+        Row(
+            "the most that ever ran on the GPU; marks left",
+            "1; 0",
+            f"{most}; {left}",
+            stage.length.met(most == 1 and not left),
+        ),
+    )
+    raw = {name: summary([getattr(one, name) for one in times]) for name in ("told", "free", "runs")}
+    return Outcome(rows, raw, _NOTES)
+
+
+def _row(stage: Stage, what: str, seconds: list[float]) -> Row:
+    figure = f"p50 {percentile(seconds, 0.5):.1f}, max {max(seconds):.1f} s"
+    return Row(what, f"≤ {AIM_SECONDS:g} s", figure, stage.length.met(max(seconds) <= AIM_SECONDS))
+
+
+def _preempt(nodes: GpuNodes, folder: Path, host: SimulatedNode) -> _Times:
+    sleeper = host.root / "dcgm/sleeper"
+    sleeper.unlink(missing_ok=True)
+    nodes.forget([_NODE])
+    nodes.plane.request("PATCH", f"/api/v1/nodes/{_NODE}", {"metadata": {"labels": {STATUS: "pass"}}})
+    with nodes.sweep(folder, 1):
+        wait(lambda: sleeper.exists() and sleeper.read_text().strip() != "")
+        process = Path(f"/proc/{int(sleeper.read_text())}")
+        times = _watch(nodes, process)
+    nodes.leave(_NODE)
+    return times
+
+
+def _watch(nodes: GpuNodes, process: Path) -> _Times:
+    """`process` is that of the test: in a session of its own, it is the last to go."""
+    nodes.want(_NODE)
+    began = time.monotonic()
+    told = free = 0.0
+    while not nodes.runs(_NODE):
+        now = time.monotonic() - began
+        if now > GIVE_UP_SECONDS:
+            raise CouldNotMeasure(f"the work did not run within {GIVE_UP_SECONDS:g} s")
+        pods = nodes.plane.request("GET", SWEEPS).body["items"]
+        told = told or (now if any("deletionTimestamp" in pod["metadata"] for pod in pods) else 0.0)
+        free = free or (now if not _is_there(process) else 0.0)
+        time.sleep(0.05)
+    if not free:
+        raise CouldNotMeasure("the work ran beside the test")
+    return _Times(told, free, time.monotonic() - began)
+
+
+def _is_there(process: Path) -> bool:
+    """One that died and waits to be collected does not run."""
+    try:
+        return (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

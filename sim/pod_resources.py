@@ -1,0 +1,57 @@
+"""The kubelet's own socket for monitoring (PodResourcesLister), as a simulated node's kubelet would answer it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf.json_format import ParseDict
+
+from healthcheck.probes.grpc_child import QUESTIONS, message_classes
+from healthcheck.probes.pod_resources import SOCKETS
+
+_QUESTION = QUESTIONS["pod-resources"]
+(_CALL,) = _QUESTION.calls
+_GPU = "nvidia.com/gpu"
+
+Held = Callable[[], Iterable[tuple[str, str, int]]]
+"""Who has GPUs at this moment: namespace, pod and how many."""
+
+
+@contextmanager
+def serving_pod_resources(root: Path, held: Held) -> Iterator[None]:
+    """Answers below this root, whose path has to be short: that of a socket has 107 characters at most."""
+    socket = root / SOCKETS[0].lstrip("/")
+    socket.parent.mkdir(parents=True, exist_ok=True)
+    server = grpc.server(ThreadPoolExecutor(2), (_Answers(held),))
+    server.add_insecure_port(f"unix:{socket}")
+    server.start()
+    try:
+        yield
+    finally:
+        server.stop(None).wait()
+
+
+class _Answers(grpc.GenericRpcHandler):  # type: ignore[misc]
+    def __init__(self, held: Held) -> None:
+        self._held = held
+        self._answer = message_classes(_QUESTION)[_CALL.answer]
+
+    def service(self, details: Any) -> Any:
+        if details.method != f"/{_QUESTION.package}.{_CALL.method}":
+            return None
+        return grpc.unary_unary_rpc_method_handler(lambda _request, _context: self._told())
+
+    def _told(self) -> bytes:
+        pods = [_pod(namespace, name, gpus) for namespace, name, gpus in self._held()]
+        told: bytes = ParseDict({"pod_resources": pods}, self._answer()).SerializeToString()
+        return told
+
+
+def _pod(namespace: str, name: str, gpus: int) -> dict[str, Any]:
+    devices = {"resource_name": _GPU, "device_ids": [f"GPU-{number}" for number in range(gpus)]}
+    return {"namespace": namespace, "name": name, "containers": [{"name": "main", "devices": [devices]}]}
