@@ -61,6 +61,7 @@ class Marks:
         self._kept = folder / _KEPT if folder is not None else None
         self._stopping = stopping
         self._run: Run | None = None
+        self._was_seen = False
 
     def hindrance(self, node: NodeState) -> str:
         """What on the Node keeps a deep test away, '' where nothing does."""
@@ -70,6 +71,7 @@ class Marks:
     def take(self, seconds: float) -> Run | None:
         """Have the node for so long at most; None where something has come between. Raises ClusterError."""
         run = self._run = Run(Kind.L2, HOLDER, self._clock().wall + timedelta(seconds=seconds))
+        self._was_seen = False
 
         def taking(node: NodeState) -> Mapping[str, Any] | None:
             return None if self.hindrance(node) else runs.take(node, run, self._clock().wall)
@@ -77,10 +79,13 @@ class Marks:
         return run if self._write(taking) else None
 
     def is_ours(self) -> bool:
-        """Whether the Node still says so, as far as anybody has seen."""
+        """Whether the Node still says so, as far as anybody has seen; the watch may not have come to our write yet."""
         node = self._node.seen()
-        held = runs.run_on(node, self._clock().wall) if node is not None else self._run
-        return held is not None and (held.kind, held.holder) == (Kind.L2, HOLDER)
+        held = runs.run_on(node, self._clock().wall) if node is not None else None
+        if held is None:
+            return self._run is not None and not self._was_seen
+        self._was_seen = (held.kind, held.holder) == (Kind.L2, HOLDER)
+        return self._was_seen
 
     def give_back(self) -> None:
         """Whatever happened. Raises ClusterError: then `clear` does it later, or anybody past `until`."""

@@ -78,6 +78,10 @@ class Rig:
     cluster: Cluster
     telemetry: Telemetry = field(default_factory=Telemetry)
     look: Evidence | None = field(default_factory=lambda: saw(Gpu(0, processes=0)))
+    shown: NodeState | None = None
+    """What a watch that is late shows of the Node."""
+    looks: int = 0
+    """At what the watch shows."""
     look_anew: Callable[[], None] = lambda: None
     looked_at: float = math.inf
     beside: dict[Probe[Any], Any] = field(default_factory=dict)
@@ -97,7 +101,7 @@ class Rig:
             OwnNode(
                 lambda: self.cluster.read_node(self.name),
                 lambda patch: self.cluster.patch_node(self.name, patch),
-                lambda: node_state(self.world.node().object),
+                self._seen,
             ),
             self._diagnostic,
             lambda: not (self.world.host.root / "usr/bin/dcgmi").exists(),
@@ -160,6 +164,11 @@ class Rig:
 
     def pods(self, *pods: Json) -> None:
         self.kubelet.answers = told("pod-resources", {"pod_resources": list(pods)})
+
+    def _seen(self) -> NodeState:
+        seen = self.shown or node_state(self.world.node().object)
+        self.looks += 1
+        return seen
 
     def _diagnostic(self) -> Dcgm:
         self.diagnostics.append(self.kind(path=f"{self.world.host.root}/usr/bin:/usr/bin:/bin"))
@@ -436,6 +445,25 @@ class TestARun:
         worker.join()
 
         assert json.loads(rig.marks[RUN])["holder"] == "job-7"
+        assert rig.runs == {"stopped": 1.0}
+
+    def test_goes_on_while_the_watch_has_not_come_to_its_mark(self, rig: Rig) -> None:
+        rig.dcgm(seconds="1")
+        rig.shown = node_state(rig.world.node().object)
+
+        rig.start().attempt()
+
+        assert (rig.result["status"], rig.runs) == ("pass", {"pass": 1.0})
+
+    def test_is_stopped_when_its_mark_goes(self, rig: Rig) -> None:
+        rig.dcgm(hang="")
+        worker = beside(rig.start())
+        eventually(lambda: rig.asked)
+        looks = rig.looks
+        eventually(lambda: rig.looks > looks + 1)  # one at least that saw the mark
+        rig.annotate(run=None)
+        worker.join()
+
         assert rig.runs == {"stopped": 1.0}
 
     def test_ends_with_its_agent_and_gives_the_node_back(self, rig: Rig) -> None:

@@ -5,6 +5,7 @@ The next agent leaves no mark of the run, loses no verdict, and undoes nothing t
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -115,6 +116,16 @@ def test_a_killed_agent_leaves_nothing_that_the_next_one_does_not_clear(world: W
     cleared(world, found=step not in UNTESTED)
 
 
+def asked_for(fifo: Path) -> int | None:
+    """Open for writing, once somebody reads it."""
+    try:
+        return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return None
+
+
 def test_an_api_server_that_goes_in_the_test_and_comes_back_has_its_result(world: World) -> None:
     assert isinstance(world.cluster, RealCluster)
     says = world.host.root / "dcgm/answer"
@@ -123,7 +134,8 @@ def test_an_api_server_that_goes_in_the_test_and_comes_back_has_its_result(world
     process = level_2(world)
     eventually(lambda: begun(world))
     world.cluster.plane.stop_api()
-    says.write_text(answer(("memory", 1), FAULTY))
+    with os.fdopen(eventually(lambda: asked_for(says)), "w") as out:
+        out.write(answer(("memory", 1), FAULTY))
     eventually((world.folder / "state/sweep-result.json").exists)
 
     world.cluster.plane.start_api()
