@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import structlog
@@ -118,13 +118,20 @@ class Course:
         return Begun(
             node=node.name,
             holder=self.holder,
-            started=datetime.now(UTC).replace(microsecond=0),  # as the record can say it
+            started=self._next_second(),
             machine=node.machine,
             boot_id=boot,
             carried=carried_by(node, node.machine, boot),
             history=history_of(node),
             look_seconds=self.settings.values.check_interval_seconds,
         )
+
+    def _next_second(self) -> datetime:
+        """Its beginning, once it has begun: records tell whole seconds, and what was found before is of another one."""
+        now = datetime.now(UTC)
+        following = now.replace(microsecond=0) + timedelta(seconds=1)
+        self.stopping.wait((following - now).total_seconds())
+        return following
 
     def _suite(self, node: NodeState, tell: Callable[[Progress], None]) -> Suite:
         values, root = self.settings.values, self.own.host_root
