@@ -77,7 +77,7 @@ def render(outcome: Outcome, ran: Ran) -> dict[str, Any]:
             "status": status.value,
             "severity": severity.name,
             "checks": [{"check": outcome.group, "status": status.value, "severity": severity.name}],
-            "findings": [_row_of(one) for one in sorted(outcome.findings, key=lambda one: -one.severity)],
+            "findings": [row_of(one) for one in sorted(outcome.findings, key=lambda one: -one.severity)],
             "unobserved": [
                 {"check": outcome.group, "cause": one.cause, "detail": one.detail[:300]} for one in outcome.unobserved
             ],
@@ -88,7 +88,8 @@ def render(outcome: Outcome, ran: Ran) -> dict[str, Any]:
     )
 
 
-def _row_of(finding: Finding) -> dict[str, Any]:
+def row_of(finding: Finding) -> dict[str, Any]:
+    """A finding as the records of deep runs have it: it stands as an event does."""
     return {
         "reason": finding.reason,
         "severity": finding.severity.name,

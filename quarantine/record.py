@@ -14,6 +14,7 @@ from typing import Any
 from healthcheck import exits
 from healthcheck import record as records
 from healthcheck.checks import dcgm_diag, efa_loopback, nccl_allreduce
+from healthcheck.deep_record import row_of
 from healthcheck.memory import Memory
 from healthcheck.model import Check, Finding, Nature, Outcome, Severity, Status, Unobserved
 from healthcheck.node import QUARANTINE_RESULT, RESULTS, NodeState
@@ -153,7 +154,7 @@ def render(begun: Begun, progress: Progress, node: NodeState, at: datetime) -> d
     """The record as plain JSON types, at most LONGEST bytes long."""
     advice = advise(begun, progress, node, at)
     carried = () if progress.passed else begun.carried
-    rows = [*(_row(one) for one in progress.found), *(dict(row) for row in carried)]
+    rows = [*(row_of(one) for one in progress.found), *(dict(row) for row in carried)]
     severity = worst(Severity[row["severity"]] for row in rows)
     status = status_of(severity, could_not_look=bool(progress.unobserved))
     record: dict[str, Any] = {
@@ -243,18 +244,6 @@ def _passed(progress: Progress) -> dict[str, list[str]]:
         for one in result.outcome.passed:
             passed.setdefault(one.reason, []).append(one.subject)
     return passed
-
-
-def _row(finding: Finding) -> dict[str, Any]:
-    return {
-        "reason": finding.reason,
-        "severity": finding.severity.name,
-        "subject": finding.subject,
-        "about": dict(finding.about),
-        "detail": finding.detail,
-        "nature": Nature.EVENT.value,
-        "rule": finding.rule,
-    }
 
 
 def _finding(row: Mapping[str, Any]) -> Finding:

@@ -11,6 +11,7 @@ import yaml
 
 from healthcheck.run import TESTED_NODE
 from sim.control_plane import MANIFESTS, ControlPlane, unbound_token
+from tests.cluster.node_patches import annotated, labelled, tainted
 
 P = "gpu-healthcheck.aws-samples.io"
 JOB_FILE = MANIFESTS / "quarantine/05-job-quarantine.yaml"
@@ -105,18 +106,6 @@ def asked(plane: ControlPlane, token: str, patch: dict[str, Any], name: str = OW
     """'' where the patch was taken, else what was said."""
     answer = plane.request("PATCH", f"/api/v1/nodes/{name}", patch, token=token)
     return "" if answer.status == 200 else answer.message
-
-
-def annotated(key: str, value: str | None) -> dict[str, Any]:
-    return {"metadata": {"annotations": {key: value}}}
-
-
-def labelled(key: str, value: str | None) -> dict[str, Any]:
-    return {"metadata": {"labels": {key: value}}}
-
-
-def tainted(*taints: dict[str, str]) -> dict[str, Any]:
-    return {"spec": {"taints": list(taints)}}
 
 
 TAKE = {

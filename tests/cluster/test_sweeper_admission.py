@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sim.control_plane import ControlPlane, unbound_token
+from tests.cluster.node_patches import annotated, labelled, tainted
 
 pytestmark = pytest.mark.control_plane
 
@@ -20,18 +21,6 @@ UNHEALTHY = {"key": f"{P}/unhealthy", "value": "true", "effect": "NoSchedule"}
 RUN = json.dumps({"kind": "sweep", "holder": "x", "until": "2026-11-21T12:00:00Z"}, separators=(",", ":"))
 POD = {"metadata": {"name": "sweep-pod", "namespace": "gpu-healthcheck"}}
 MARKED = {"labels": {"example.com/team": "vision", f"{P}/status": "pass"}, "annotations": {f"{P}/results": "{}"}}
-
-
-def annotated(key: str, value: str | None) -> dict[str, Any]:
-    return {"metadata": {"annotations": {key: value}}}
-
-
-def labelled(key: str, value: str | None) -> dict[str, Any]:
-    return {"metadata": {"labels": {key: value}}}
-
-
-def tainted(*taints: dict[str, str]) -> dict[str, Any]:
-    return {"spec": {"taints": list(taints)}}
 
 
 @pytest.fixture
