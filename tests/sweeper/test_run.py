@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,6 +117,26 @@ class TestAVerdict:
 
         assert pod.run().code == 0
         assert (pod.annotations[SWEEP], writes(pod)) == (newer, [])
+
+
+class TestKill9:
+    """At its only write: what stood there stands, or all of the new record, and the next run says the same."""
+
+    def test_is_of_one_write_alone(self, pod: Pod) -> None:
+        done = pod.run(KILL_AT="never")
+
+        assert (done.code, done.out.count("WRITE")) == (0, 1)
+
+    @pytest.mark.parametrize(("moment", "said"), [("1 before", "pass"), ("1 after", "fail")])
+    def test_loses_no_verdict(self, pod: Pod, moment: str, said: str) -> None:
+        pod.annotate(swept(7))
+        pod.dcgm(answer=pod.answer(("memory", 1, FAULTY)), code="205")
+
+        assert pod.run(KILL_AT=moment).code == -signal.SIGKILL
+
+        assert pod.record["status"] == said
+        again = pod.run()
+        assert (again.code, pod.record["status"], pod.record["severity"]) == (0, "fail", "ISOLATE")
 
 
 CAN_NOT: dict[str, tuple[dict[str, str], str]] = {

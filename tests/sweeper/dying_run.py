@@ -1,0 +1,12 @@
+"""A sweep's test of a node, ended by `kill -9` at its own write; KILL_AT as of a sweeper's."""
+
+from __future__ import annotations
+
+import sys
+
+from sweeper import run as program
+from tests.sweeper.dying import Dying
+
+if __name__ == "__main__":
+    vars(program)["Cluster"] = Dying
+    sys.exit(program.main([]))
