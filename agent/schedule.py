@@ -17,8 +17,9 @@ log = structlog.get_logger()
 CONFIG_LOOK_SECONDS = 10
 """How soon an edited ConfigMap is seen once the kubelet has brought it to the node."""
 _JITTER = 0.1
+_AGAIN_SECONDS = 10.0
 _DEEP_AGAIN_SECONDS = 600.0
-"""After a deep look that failed by a fault of ours."""
+"""After a look that failed by a fault of ours: without one the node has no verdict and the agent is not ready."""
 
 
 class Schedule:
@@ -67,7 +68,7 @@ class Schedule:
 
     def _run(self) -> None:
         self._scheduler.add_job(self._aside, "date", executor="aside", id="aside", replace_existing=True)
-        again_seconds = None
+        again_seconds: float | None = _AGAIN_SECONDS
         try:
             again_seconds = self._look()
         finally:

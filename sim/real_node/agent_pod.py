@@ -21,8 +21,9 @@ NAMESPACE = "gpu-healthcheck"
 DAEMONSET = "daemonset/gpu-healthcheck-agent"
 METRICS_PORT = 9633
 MANIFESTS = "kubernetes/manifests/"
-GIVE_UP_SECONDS = 120
-"""Nothing here asserts a time: this is when it stops to wait for what never comes."""
+GIVE_UP_SECONDS = 600
+"""Nothing here asserts a time: this is when it stops to wait for what never comes. Beyond the five minutes in which
+the kubelet, the scheduler and the DaemonSet's controller try again what they missed."""
 _MIB = 1 << 20
 _CHARGED = ("memory.usage_in_bytes", "memory.current")
 """In cgroup v1 and v2."""
@@ -50,10 +51,23 @@ class AgentPod:
                 return False
             return self._serves(found[0])
 
-        wait_until(
-            is_there, GIVE_UP_SECONDS, lambda: f"no agent is ready: {json.dumps(found, indent=1)}\n{self.told()}"
-        )
+        wait_until(is_there, GIVE_UP_SECONDS, lambda: self._not_ready(other_than))
         return found[0]
+
+    def _not_ready(self, other_than: str) -> str:
+        """Briefly first, as a report may be cut."""
+        pods = [
+            {
+                "uid": pod["metadata"]["uid"],
+                "leaves": pod["metadata"].get("deletionTimestamp"),
+                "status": pod["status"],
+            }
+            for pod in self.all()
+        ]
+        ports = self._node.run("ss", "-Hlntp").stdout
+        tasks = self._node.run("ctr", "--namespace=k8s.io", "tasks", "list").stdout
+        wanted = f"no agent is ready, other than {other_than or 'none'}"
+        return f"{wanted}: {json.dumps(pods)}\n{ports}{tasks}{self.told()}"
 
     def told(self) -> str:
         """What it logged and the programs' last words, for the message of a failure."""

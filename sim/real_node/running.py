@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FOLDER = Path(tempfile.gettempdir()) / "gpu-healthcheck-node"
 """Of the one node that a machine can have; it is there while the node is."""
 NAME = "gpu-node-1"
-READY_SECONDS = 120
+READY_SECONDS = 600
 
 
 class RunningNode:

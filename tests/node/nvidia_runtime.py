@@ -5,8 +5,6 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sim.real_node.agent_pod import DAEMONSET
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -30,5 +28,5 @@ def asked_for(stage: Stage) -> Iterator[None]:
     stage.pod.ready(other_than=before)
     yield
     stage.node.kubectl("apply", "-f", stage.node.manifests)
-    stage.kubectl("rollout", "status", DAEMONSET, "--timeout=120s")
+    stage.wait_for_rollout()
     stage.node.kubectl("delete", "runtimeclass", "nvidia")

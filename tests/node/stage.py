@@ -45,6 +45,9 @@ class Stage:
         self.node.kubectl("apply", "-f", self.node.manifests)
         self.pod.ready()
 
+    def wait_for_rollout(self) -> None:
+        self.kubectl("rollout", "status", DAEMONSET, f"--timeout={GIVE_UP_SECONDS}s")
+
     def on_node(self, script: str) -> str:
         """What a shell on the node says."""
         return self.node.run("sh", "-ec", script).stdout
@@ -91,7 +94,7 @@ class Stage:
         deadline = time.monotonic() + GIVE_UP_SECONDS
         while not true(seen := self.view()):
             if time.monotonic() > deadline:
-                raise AssertionError(f"never true: {json.dumps(seen.object, indent=1)}\n{self.pod.told()}")
+                raise AssertionError(f"never true of {_brief(seen.object)}\n{self.pod.told()}")
             time.sleep(0.1)
         return seen
 
@@ -126,6 +129,12 @@ class Stage:
 
     def watching(self, file: Path) -> Watch:
         return Watch(self, file)
+
+
+def _brief(node: Json) -> str:
+    """What may be wrong about a Node, in a line: a report of a failure may be cut."""
+    metadata = {key: node["metadata"].get(key) for key in ("labels", "annotations")}
+    return json.dumps({**metadata, "spec": node["spec"], "conditions": node["status"].get("conditions")})
 
 
 def advertise(stage: Stage, gpus: str | None) -> None:

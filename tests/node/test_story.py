@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sim.real_node.agent_pod import DAEMONSET
+from sim.real_node.agent_pod import DAEMONSET, GIVE_UP_SECONDS
 from tests.agent.world import P
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def test_a_rollout_becomes_ready_and_the_node_passes(stage: Stage) -> None:
     assert all(line.endswith(" created") for line in printed.splitlines()), printed
 
     stage.pod.ready()
-    stage.kubectl("rollout", "status", DAEMONSET, "--timeout=120s")
+    stage.wait_for_rollout()
     node = stage.wait_for_status("pass")
 
     print(f"\ncontainer start to the node's `pass`: {stage.pod.seconds_to_first_write():.2f} s")
@@ -190,7 +190,7 @@ def test_deleted_the_node_keeps_its_marks_and_the_cluster_nothing_else(stage: St
     stage.host.xid(LOST, 79, ERROR)
     stage.wait_for_status("fail")
 
-    stage.node.kubectl("delete", "-f", stage.node.manifests, "--timeout=90s")
+    stage.node.kubectl("delete", "-f", stage.node.manifests, f"--timeout={GIVE_UP_SECONDS}s")
 
     node = stage.view()
     assert (node.status, node.severity, node.tainted) == FAILED

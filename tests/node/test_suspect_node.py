@@ -162,10 +162,14 @@ def running(stage: Stage, *words: str, until: str) -> Iterator[subprocess.Popen[
     with subprocess.Popen(stage.node.argv(*words), stdout=PIPE, stderr=STDOUT, text=True) as process:
         assert process.stdout is not None
         seen = ""
-        while until not in (line := process.stdout.readline()):
-            seen += line
-            assert line, f"{words} ended: {seen}"
-        yield process
+        try:
+            while until not in (line := process.stdout.readline()):
+                seen += line
+                assert line, f"{words} ended: {seen}"
+            yield process
+        except BaseException:
+            process.kill()  # what it waits for may take long, and leaving waits for it
+            raise
 
 
 def typed(stage: Stage, document: str, after: str) -> list[str]:

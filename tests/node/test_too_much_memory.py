@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sim.real_node.agent_pod import DAEMONSET
 from sim.real_node.images import OURS
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def slim(agent: Stage) -> Iterator[Stage]:
     agent.pod.ready(other_than=before)
     yield agent
     agent.node.kubectl("apply", "-f", agent.node.manifests)
-    agent.kubectl("rollout", "status", DAEMONSET, "--timeout=120s")
+    agent.wait_for_rollout()
 
 
 def test_the_deep_test_is_killed_and_the_agent_runs_on(slim: Stage) -> None:
