@@ -16,8 +16,10 @@ class RealNodeError(ControlPlaneError):
 
 
 def wait_until(true: Callable[[], bool], seconds: float, why: Callable[[], str]) -> None:
-    deadline = time.monotonic() + seconds
+    """Gives up after that many seconds and as many looks: a machine that stood still meanwhile is no reason."""
+    deadline, looks = time.monotonic() + seconds, 0
     while not true():
-        if time.monotonic() > deadline:
+        looks += 1
+        if time.monotonic() > deadline and looks > seconds:
             raise RealNodeError(why())
         time.sleep(0.1)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 
 from tests.agent.stories import STORIES, Story, a_driver_that_hangs_is_unknown_first_and_a_fault_when_it_still_hangs
-from tests.agent.world import StandIn, World, eventually
+from tests.agent.world import StandIn, World
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from sim.api_objects import LEASES
 from tests.agent.walks import WALKS
-from tests.agent.world import RESULTS, UNHEALTHY, Json, NodeView, P, World, eventually
+from tests.agent.world import RESULTS, UNHEALTHY, Json, NodeView, P, World
+from tests.waiting import eventually
 
 PAUSED = {"metadata": {"labels": {"nvidia.com/gpu.deploy.driver": "paused-for-driver-upgrade"}}}
 RESUMED = {"metadata": {"labels": {"nvidia.com/gpu.deploy.driver": "true"}}}

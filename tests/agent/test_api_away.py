@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.agent.conftest import MakeWorld
-from tests.agent.world import UNHEALTHY, World, eventually
+from tests.agent.world import UNHEALTHY, World
+from tests.waiting import eventually
 
 ERROR = "GPU has fallen off the bus."
 AWAY = "the API server is away; the newest verdict is kept"

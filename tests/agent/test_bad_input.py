@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from tests.agent.world import RESULTS, P, World, eventually
+from tests.agent.world import RESULTS, P, World
+from tests.waiting import eventually
 
 
 class TestSettingsAtTheStart:

@@ -11,7 +11,8 @@ from sim.api_objects import LEASES
 from tests.agent.conftest import MakeWorld
 from tests.agent.stories import BUDGET, beat, hold, slots
 from tests.agent.test_release import by_command, resume
-from tests.agent.world import GIVE_UP_SECONDS, P, World, eventually
+from tests.agent.world import P, World
+from tests.waiting import GIVE_UP_SECONDS, eventually
 
 ERROR = "GPU has fallen off the bus."
 RESOURCE = (LEASES, BUDGET)

@@ -28,8 +28,8 @@ from healthcheck.probes.runtime.cri import NOT_YET, RuntimeStatus
 from healthcheck.probes.runtime.facts import Live
 from healthcheck.telemetry import Telemetry
 from sim.node import EFA_PROGRAMS, SimulatedNode
-from tests.agent.world import eventually
 from tests.probes.grpc_server import serving, told
+from tests.waiting import eventually
 
 CHECKS = ["driver", "gpu-count", "recovery-action", "efa-count"]
 

@@ -39,9 +39,10 @@ from healthcheck.probes.dcgm import Dcgm
 from healthcheck.probes.nvml import NVML, DriverLook, Gpu, Gpus
 from healthcheck.probes.pod_resources import SOCKETS, holds_gpus, read_pod_resources
 from healthcheck.telemetry import Telemetry
-from tests.agent.world import GIVE_UP_SECONDS, P, StandIn, World, eventually
+from tests.agent.world import P, StandIn, World
 from tests.probes.dcgm_documents import FAULTY, NOT_PERSISTENT, Said, Story, dcgm_4
 from tests.probes.grpc_server import Server, serving, told
+from tests.waiting import GIVE_UP_SECONDS, eventually
 
 Json = dict[str, Any]
 PACE = Pace(21600.0, 900.0)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.agent.test_release import by_command, by_label
-from tests.agent.world import GIVE_UP_SECONDS, P, World, eventually
+from tests.agent.world import P, World
+from tests.waiting import GIVE_UP_SECONDS, eventually
 
 SWEEP, QUARANTINE = "sweep-result", "quarantine-result"
 MEMORY = "DcgmDiagMemory"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.agent.conftest import MakeWorld
-from tests.agent.world import UNHEALTHY, P, World, eventually
+from tests.agent.world import UNHEALTHY, P, World
+from tests.waiting import eventually
 
 REBOOT_EXIT = "reboot, a passed quarantine run, release, another GPU in its place"
 SPOT = {"key": "example.com/spot", "value": "true", "effect": "NoSchedule"}

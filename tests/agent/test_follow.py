@@ -21,7 +21,7 @@ from healthcheck.memory_file import MemoryFile
 from healthcheck.model import Check, Finding, Nature, Now, Outcome, Severity, Sighting
 from healthcheck.telemetry import Telemetry
 from sim.node import SimulatedNode
-from tests.agent.world import eventually
+from tests.waiting import eventually
 
 GPU = "gpu/0000:53:00.0"
 EVENT_CHECKS = tuple(check for check in CHECKS if check.nature is Nature.EVENT)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sim import kill_at
-from tests.agent.world import StandIn, World, eventually
+from tests.agent.world import StandIn, World
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,8 @@ import pytest
 
 from healthcheck.telemetry import Telemetry
 from sim.imds import SimulatedImds
-from tests.agent.world import CHILD, GIVE_UP_SECONDS, AgentProcess, World, eventually
+from tests.agent.world import CHILD, AgentProcess, World
+from tests.waiting import GIVE_UP_SECONDS, eventually
 
 STUCK = """
 import ctypes, os, signal, threading

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from sim.control_plane import MANIFESTS, ControlPlane, install
-from tests.agent.world import UNHEALTHY, P, RealCluster, World, eventually
+from tests.agent.world import UNHEALTHY, P, RealCluster, World
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.control_plane
 

@@ -14,7 +14,8 @@ import pytest
 
 from healthcheck.cluster import node_state
 from healthcheck.release import dump_release, release_of
-from tests.agent.world import GIVE_UP_SECONDS, P, World, eventually
+from tests.agent.world import P, World
+from tests.waiting import GIVE_UP_SECONDS, eventually
 
 ERROR = "GPU has fallen off the bus."
 RELEASE, STATUS = f"{P}/release", f"{P}/status"

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from tests.agent.world import World, eventually
+from tests.agent.world import World
+from tests.waiting import eventually
 
 ERROR = "GPU has fallen off the bus."
 

@@ -14,7 +14,8 @@ from healthcheck.expectation import RuntimeClass
 from healthcheck.telemetry import Telemetry
 from sim.api_objects import RUNTIME_CLASSES
 from sim.api_stand_in import ApiStandIn
-from tests.agent.world import World, eventually
+from tests.agent.world import World
+from tests.waiting import eventually
 
 GPU_NODE = {"pool": "gpu", "zone": "a"}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.schedule import Schedule
-from tests.agent.world import GIVE_UP_SECONDS
+from tests.waiting import GIVE_UP_SECONDS
 
 
 class Work:

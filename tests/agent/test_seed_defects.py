@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from sim.control_plane import MANIFESTS
-from tests.agent.world import eventually
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from tests.agent.world import World

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from tests.agent.world import RESULTS, P, World, eventually
+from tests.agent.world import RESULTS, P, World
+from tests.waiting import eventually
 
 PAUSED = {"metadata": {"labels": {"nvidia.com/gpu.deploy.driver": "paused-for-driver-upgrade"}}}
 RESUMED = {"metadata": {"labels": {"nvidia.com/gpu.deploy.driver": "true"}}}

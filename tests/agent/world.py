@@ -7,14 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import jsonschema
 import psutil
@@ -23,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sim.api_objects import EVENTS, LEASES, NODES, RefusedError
 from sim.api_stand_in import ApiStandIn
 from sim.node import SimulatedNode
+from tests.waiting import GIVE_UP_SECONDS, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,28 +33,14 @@ P = "gpu-healthcheck.aws-samples.io"
 UNHEALTHY = {"key": f"{P}/unhealthy", "value": "true", "effect": "NoSchedule"}
 RESULTS = f"{P}/results"
 BUDGET = "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck-budget/leases"
-GIVE_UP_SECONDS = 180.0
-"""No test asserts a time: this is when it stops to wait for what never comes."""
 NOBODY = "http://127.0.0.1:9"
 """The discard port of loopback: nobody listens."""
 CHILD = "healthcheck.probes.nvml_child"
 
-T = TypeVar("T")
 _RECORD = jsonschema.Draft202012Validator(
     json.loads((Path(__file__).parents[2] / "docs/record.schema.json").read_text())
 )
 Json = dict[str, Any]
-
-
-def eventually(ask: Callable[[], T | None], why: Callable[[], object] = lambda: "") -> T:
-    """The first true answer."""
-    began = time.monotonic()
-    while not (answer := ask()):
-        waited = time.monotonic() - began
-        if waited > GIVE_UP_SECONDS:
-            raise AssertionError(f"never true within {GIVE_UP_SECONDS:g} s: {why()}")
-        time.sleep(min(0.01 + waited / 20, 0.25))
-    return answer
 
 
 @dataclass(frozen=True)

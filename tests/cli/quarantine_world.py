@@ -16,7 +16,7 @@ from healthcheck.quarantine_job import CRON_JOB, job_name
 from sim.control_plane import ControlPlane
 from sim.kubelet import Kubelets
 from sim.kubelet_logs import KubeletLogs
-from tests.sweeper.world import eventually
+from tests.waiting import eventually
 
 P = "gpu-healthcheck.aws-samples.io"
 ROOT = Path(__file__).parents[2]

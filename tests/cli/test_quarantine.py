@@ -14,7 +14,7 @@ import pytest
 from healthcheck.quarantine_job import job_name
 from healthcheck.run import TOLD
 from tests.cli.quarantine_world import BATCH, JOB_PODS, LOST_GPU, NODES, Hospital, P
-from tests.sweeper.world import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.control_plane
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,11 +15,10 @@ import yaml
 from kubernetes.client import CoreV1Api
 
 from sim.control_plane import ControlPlane, NoBinariesError, binaries
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-GIVE_UP_SECONDS = 60
+    from collections.abc import Iterator
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +26,6 @@ def plane(control_plane: ControlPlane) -> Iterator[ControlPlane]:
     """One of its own: other tests shall not feel the trouble made here."""
     with ControlPlane() as own:
         yield own
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + GIVE_UP_SECONDS
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def is_alive(pid: int) -> bool:
@@ -93,7 +84,7 @@ def test_the_audit_log_counts_the_requests_of_each_agent(installed: ControlPlane
         ours = (e for e in installed.audit(start) if e["user"].get("extra", {}).get(claim) == ["audited"])
         return [event["verb"] for event in ours]
 
-    wait_until(lambda: len(asked()) >= 3)  # the log may be written a moment after the answer was sent
+    eventually(lambda: len(asked()) >= 3)  # the log may be written a moment after the answer was sent
     assert asked() == ["get", "get", "get"]
 
 
@@ -118,7 +109,7 @@ def test_nothing_is_left_behind_however_it_ends(control_plane: ControlPlane, num
         up.send_signal(number)
 
     assert len(pids) == 2
-    wait_until(lambda: not folder.exists() and not any(map(is_alive, pids)))
+    eventually(lambda: not folder.exists() and not any(map(is_alive, pids)))
 
 
 def test_assets_that_lack_a_program_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

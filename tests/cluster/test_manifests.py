@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 import yaml
 
 from sim.control_plane import MANIFESTS, ControlPlane
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 AGENT = "system:serviceaccount:gpu-healthcheck:gpu-healthcheck"
@@ -55,10 +55,7 @@ def test_the_policy_gives_no_type_check_warning(
 ) -> None:
     name = policy["metadata"]["name"]
     path = f"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/{name}"
-    deadline = time.monotonic() + 90
-    while not (status := installed.request("GET", path).body.get("status")):
-        assert time.monotonic() < deadline, "the controller-manager never looked at the policy"
-        time.sleep(0.2)
+    status = eventually(lambda: installed.request("GET", path).body.get("status"))
 
     assert status["typeChecking"] == {}, json.dumps(status["typeChecking"], indent=1)
 

@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from healthcheck.command import Child, ChildError, Ended, MissedDeadline, Program, StillStuck, Stopped, how_it_ended
+from tests.waiting import eventually
 
 SHORT, LONG = 0.3, 30.0
 ECHO = "for line in sys.stdin: print(line.strip()[::-1], flush=True)"
@@ -42,13 +42,6 @@ def is_gone(pid: int) -> bool:
     except FileNotFoundError:
         return True
     return state == "Z"
-
-
-def wait_until(comes_true: Callable[[], bool]) -> bool:
-    end = time.monotonic() + LONG
-    while not (came := comes_true()) and time.monotonic() < end:
-        time.sleep(0.01)
-    return came
 
 
 def test_one_child_answers_many_questions(start: Start) -> None:
@@ -110,7 +103,7 @@ def test_a_child_that_died_between_two_questions_is_replaced_unseen(start: Start
     assert child.pid
     os.kill(child.pid, signal.SIGKILL)
     gone = child.pid
-    assert wait_until(lambda: is_gone(gone))
+    eventually(lambda: is_gone(gone))
 
     assert child.ask("look", LONG) == b"kool"
     assert child.pid != gone
@@ -157,7 +150,7 @@ def test_a_child_is_killed_with_the_children_that_it_started(start: Start) -> No
 
     child.end()
 
-    assert wait_until(lambda: is_gone(grandchild))
+    eventually(lambda: is_gone(grandchild))
 
 
 def test_an_answer_without_end_is_no_answer_and_its_child_is_replaced(start: Start) -> None:
@@ -220,9 +213,7 @@ class FrozenDisk:
 
     def remove(self) -> None:
         self.thaw()
-        assert wait_until(
-            lambda: subprocess.run(["umount", self.mount], check=False, capture_output=True).returncode == 0
-        )
+        eventually(lambda: subprocess.run(["umount", self.mount], check=False, capture_output=True).returncode == 0)
 
 
 def _tool(*words: str | Path) -> None:
@@ -264,7 +255,7 @@ def test_a_child_that_cannot_be_killed_is_named_and_no_second_one_is_started(dis
     assert child.end() == stuck
 
     disk.thaw()
-    assert wait_until(lambda: child.stuck_pid is None)
+    eventually(lambda: child.stuck_pid is None)
     assert child.ask("look", LONG) == b"well"
 
 
@@ -394,7 +385,7 @@ def test_what_a_program_started_ends_with_it_though_it_holds_the_outputs(program
     ended = program.run(python(f"{LEAVES_A_CHILD}\nprint(child.pid)"), LONG)
 
     assert ended.code == 0
-    assert wait_until(lambda: is_gone(int(ended.out)))
+    eventually(lambda: is_gone(int(ended.out)))
 
 
 def test_what_a_program_started_is_ended_with_it(program: Program, tmp_path: Path) -> None:
@@ -403,7 +394,7 @@ def test_what_a_program_started_is_ended_with_it(program: Program, tmp_path: Pat
     with pytest.raises(MissedDeadline):
         program.run(python(f"{LEAVES_A_CHILD}\nopen({str(file)!r}, 'w').write(str(child.pid))\ntime.sleep(999)"), 1.0)
 
-    assert wait_until(lambda: is_gone(int(file.read_text())))
+    eventually(lambda: is_gone(int(file.read_text())))
 
 
 def test_a_program_works_where_it_is_told_to_and_writes_as_much_as_it_may(tmp_path: Path) -> None:
@@ -429,7 +420,7 @@ def test_what_another_thread_runs_is_stopped_with_patience_and_nothing_is_starte
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert wait_until(ready.exists)
+    eventually(ready.exists)
     one.stop()
     thread.join()
 
@@ -442,7 +433,7 @@ def test_what_another_thread_runs_can_be_ended(program: Program) -> None:
     ends: list[Ended] = []
     thread = threading.Thread(target=lambda: ends.append(program.run(("sleep", "999"), LONG)))
     thread.start()
-    assert wait_until(lambda: program._process is not None)
+    eventually(lambda: program._process is not None)
 
     assert program.end() is None
     thread.join()
@@ -464,7 +455,7 @@ def test_a_program_that_cannot_be_killed_is_named_and_none_is_started_beside_it(
         program.run(python(""), LONG)
 
     disk.thaw()
-    assert wait_until(lambda: program.stuck_pid is None)
+    eventually(lambda: program.stuck_pid is None)
     assert program.run(python(""), LONG) == Ended(0, b"", b"")
 
 
@@ -490,7 +481,7 @@ def stopped_once(one: Program, there: Path) -> threading.Thread:
     """Stops it as soon as the file is there."""
 
     def stop() -> None:
-        wait_until(there.exists)
+        eventually(there.exists)
         one.stop()
 
     stopper = threading.Thread(target=stop)
@@ -525,4 +516,4 @@ def test_what_a_program_started_and_cannot_be_killed_is_named(disk: FrozenDisk, 
     stopper.join()
     assert one.stuck_pid is not None
     disk.thaw()
-    assert wait_until(lambda: one.stuck_pid is None)
+    eventually(lambda: one.stuck_pid is None)

@@ -6,11 +6,11 @@ import json
 import os
 import signal
 import subprocess
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from sim.real_node.agent_pod import DAEMONSET, GIVE_UP_SECONDS, NAMESPACE, AgentPod, memory_mib
+from sim.real_node.waiting import wait_until
 from tests.agent.world import NodeView
 
 if TYPE_CHECKING:
@@ -91,11 +91,14 @@ class Stage:
 
     def wait(self, true: Callable[[NodeView], object]) -> NodeView:
         """The Node once that is true of it."""
-        deadline = time.monotonic() + GIVE_UP_SECONDS
-        while not true(seen := self.view()):
-            if time.monotonic() > deadline:
-                raise AssertionError(f"never true of {_brief(seen.object)}\n{self.pod.told()}")
-            time.sleep(0.1)
+        seen = self.view()
+
+        def is_true() -> bool:
+            nonlocal seen
+            seen = self.view()
+            return bool(true(seen))
+
+        wait_until(is_true, GIVE_UP_SECONDS, lambda: f"never true of {_brief(seen.object)}\n{self.pod.told()}")
         return seen
 
     def wait_for_status(self, status: str) -> NodeView:

@@ -24,8 +24,9 @@ from healthcheck.probes.dcgm import (
 )
 from healthcheck.probes.dcgm_document import Answer
 from sim.node import SimulatedNode
-from tests.healthcheck.test_command import is_gone, wait_until
+from tests.healthcheck.test_command import is_gone
 from tests.probes.dcgm_documents import FAULTY, Story, dcgm_4, printed, runtime_error
+from tests.waiting import eventually
 
 SHORT, LONG = 0.5, 60.0
 FAILED = Story(8, errors={("memory", 3): [FAULTY]})
@@ -171,7 +172,7 @@ def test_one_that_does_not_end_is_asked_to_and_then_made_to(dcgmi: Dcgmi, deaf: 
     seen = dcgmi.diag(deadline_seconds=1.0, patience_seconds=SHORT if deaf else LONG).run(2)
 
     assert cause(seen) == Unobserved("DcgmTimedOut", "dcgmi diag -r 2: no end within 1 s; its process was ended")
-    assert wait_until(lambda: is_gone(int((dcgmi.told / "sleeper").read_text())))
+    eventually(lambda: is_gone(int((dcgmi.told / "sleeper").read_text())))
     (dcgmi.told / "hang").unlink()
     assert answer(dcgmi.diag().run(2)).code == 0
 
@@ -191,7 +192,7 @@ def test_one_that_somebody_needs_the_gpus_from_is_stopped_and_none_follows(dcgmi
     diag, seen = dcgmi.diag(), []
     thread = threading.Thread(target=lambda: seen.append(diag.run(2)))
     thread.start()
-    assert wait_until((dcgmi.told / "sleeper").exists)
+    eventually((dcgmi.told / "sleeper").exists)
 
     diag.stop()
     thread.join()
@@ -205,7 +206,7 @@ def test_one_that_somebody_else_killed_could_not_look(dcgmi: Dcgmi) -> None:
     diag, seen = dcgmi.diag(), []
     thread = threading.Thread(target=lambda: seen.append(diag.run(2)))
     thread.start()
-    assert wait_until((dcgmi.told / "sleeper").exists)
+    eventually((dcgmi.told / "sleeper").exists)
 
     diag._program.end()
     thread.join()

@@ -13,8 +13,8 @@ from healthcheck.model import Host, ProbeError, Unobserved
 from healthcheck.probes.efa_loopback import EfaLoopback, Loopback, LoopbackLook, read_efa_loopback
 from healthcheck.probes.fi_pingpong import CAUSE, Answer, Broken, Measured
 from sim.node import EFA_PROGRAMS, SimulatedNode
-from tests.agent.world import eventually
-from tests.healthcheck.test_command import FrozenDisk, is_gone, wait_until
+from tests.healthcheck.test_command import FrozenDisk, is_gone
+from tests.waiting import eventually
 
 SHORT, LONG = 1.0, 30.0
 STOPPED = Unobserved(CAUSE, "stopped before it was done")
@@ -197,7 +197,7 @@ def test_beside_a_side_that_can_t_be_killed_no_other_is_started(bench: Bench, di
     assert others == [Unobserved(CAUSE, f"process {pid} of an earlier run can't be killed")] * 3
 
     disk.thaw()
-    assert wait_until(lambda: is_gone(pid))
+    eventually(lambda: is_gone(pid))
 
 
 def test_a_person_s_own_program_on_the_usual_port_is_not_met(bench: Bench) -> None:

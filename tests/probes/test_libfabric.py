@@ -20,7 +20,7 @@ from healthcheck.probes.libfabric import (
     read_listing,
 )
 from sim.node import EFA_PROGRAMS, SimulatedNode
-from tests.agent.world import eventually
+from tests.waiting import eventually
 
 LISTED = b"""provider: efa
     fabric: efa-direct

@@ -23,7 +23,7 @@ from healthcheck.probes.nccl import (
     read_all_reduce_look,
 )
 from sim.node import SimulatedNode
-from tests.agent.world import eventually
+from tests.waiting import eventually
 
 ABOVE = b"""# nThread 1 nGpus 8 minBytes 1073741824 maxBytes 4294967296 step: 2(factor) warmup iters: 5 iters: 20
 #

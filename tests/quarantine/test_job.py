@@ -16,8 +16,9 @@ from sim.control_plane import MANIFESTS, ControlPlane
 from sim.kubelet import Kubelets
 from sim.node import EFA_PROGRAMS
 from tests.agent.test_deep import answer
-from tests.agent.world import UNHEALTHY, P, RealCluster, World, eventually
+from tests.agent.world import UNHEALTHY, P, RealCluster, World
 from tests.probes.dcgm_documents import FAULTY
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.control_plane
 JOBS = "/apis/batch/v1/namespaces/gpu-healthcheck/jobs"

@@ -18,7 +18,8 @@ from healthcheck.run import clear
 from quarantine.marks import HELD
 from tests.agent.test_deep import answer
 from tests.probes.dcgm_documents import FAULTY
-from tests.quarantine.world import ALL_REDUCE, LEVEL_4, LOOPBACK, NODE, P, World, end_of, eventually
+from tests.quarantine.world import ALL_REDUCE, LEVEL_4, LOOPBACK, NODE, P, World, end_of
+from tests.waiting import eventually
 
 NOBODY = ("", "", False)
 OURS = ("quarantine", "quarantine", True)

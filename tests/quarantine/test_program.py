@@ -12,7 +12,8 @@ from healthcheck.deep_record import deep_record
 from healthcheck.record import passed_since
 from tests.agent.test_deep import answer
 from tests.probes.dcgm_documents import FAULTY, Said
-from tests.quarantine.world import ALL_REDUCE, LEVEL_4, LOOPBACK, NODE, SPOT, P, World, end_of, eventually
+from tests.quarantine.world import ALL_REDUCE, LEVEL_4, LOOPBACK, NODE, SPOT, P, World, end_of
+from tests.waiting import eventually
 
 NOBODY = ("", "", False)
 TESTS_OF_4 = ("software", "memory", "pcie", "diagnostic", "memtest")

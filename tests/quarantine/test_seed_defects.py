@@ -9,7 +9,8 @@ import yaml
 from sim.control_plane import MANIFESTS
 from tests.agent.test_deep import answer
 from tests.probes.dcgm_documents import FAULTY
-from tests.quarantine.world import MAINTENANCE, NODE, SPOT, P, World, end_of, eventually
+from tests.quarantine.world import MAINTENANCE, NODE, SPOT, P, World, end_of
+from tests.waiting import eventually
 
 UNHEALTHY = {"key": f"{P}/unhealthy", "value": "true", "effect": "NoSchedule"}
 JOB = (MANIFESTS / "quarantine/05-job-quarantine.yaml").read_text()

@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,24 +19,16 @@ import psutil
 from sim.api_objects import PODS
 from sim.api_stand_in import ApiStandIn
 from sim.node import EFA_PROGRAMS, SimulatedNode
+from tests.waiting import GIVE_UP_SECONDS
 
 T = TypeVar("T")
 P = "gpu-healthcheck.aws-samples.io"
 NODE = "gpu-node-1"
-GIVE_UP_SECONDS = 60.0
 ROOT = Path(__file__).parents[2]
 SPOT = {"key": "example.com/spot", "value": "true", "effect": "NoSchedule"}
 MAINTENANCE = {"key": f"{P}/maintenance", "value": "quarantine", "effect": "NoSchedule"}
 LEVEL_4_PROGRAM = "dcgmi"
 LEVEL_4, LOOPBACK, ALL_REDUCE = "4-dcgm-diag-l4", "6-efa-loopback", "5-nccl-allreduce"
-
-
-def eventually(true: Callable[[], T]) -> T:
-    deadline = time.monotonic() + GIVE_UP_SECONDS
-    while not (seen := true()):
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.02)
-    return seen
 
 
 @dataclass

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from sim.kubelet import Kubelets
-from tests.sweeper.world import PODS, Fleet, eventually
+from tests.sweeper.world import PODS, Fleet
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.control_plane
 TOLD = "import json, os; print(json.dumps({k: os.environ.get(k) for k in ('NODE_NAME', 'HOST_ROOT', 'LIMIT')}))"

@@ -17,9 +17,10 @@ from healthcheck.deep_test import last_deep_test
 from healthcheck.probes.dcgm import HURRY_SECONDS, Dcgm
 from healthcheck.record import moment
 from sweeper import run
-from tests.agent.world import GIVE_UP_SECONDS, P, StandIn, World, eventually
+from tests.agent.world import P, StandIn, World
 from tests.probes.dcgm_documents import FAULTY, NOT_PERSISTENT, Said
 from tests.sweeper.pod import ALL_SKIPPED, ALREADY_RUNNING, SWEEP, Pod, ended, swept
+from tests.waiting import GIVE_UP_SECONDS, eventually
 
 SLOW = Said("Bandwidth of GPU 1 is 3.0 GB/s, below 10.0", 30, 2, 2)
 KEYS = {"timestamp", "started", "node", "suite", "status", "severity", "by", "checks", "findings", "unobserved"}

@@ -12,10 +12,11 @@ import pytest
 
 from healthcheck.model import PREFIX
 from sim.kubelet import Kubelets
-from tests.agent.world import RealCluster, World, eventually
+from tests.agent.world import RealCluster, World
 from tests.probes.dcgm_documents import FAULTY
 from tests.sweeper.pod import ALREADY_RUNNING, SWEEP, Pod
 from tests.sweeper.world import Fleet
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.control_plane
 RESULTS = f"{PREFIX}/results"

@@ -7,7 +7,8 @@ import pytest
 from healthcheck.settings import read_settings
 from sim.kubelet import Kubelets
 from sweeper import sweep
-from tests.sweeper.world import Fleet, P, eventually, make_sweep_namespace
+from tests.sweeper.world import Fleet, P, make_sweep_namespace
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.control_plane
 SPOT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}

@@ -6,8 +6,7 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from healthcheck.cluster import Cluster
 from healthcheck.deep_test import last_deep_test
 from healthcheck.node import NodeState
 from sim.control_plane import ControlPlane, unbound_token
+from tests.waiting import eventually
 
 T = TypeVar("T")
 P = "gpu-healthcheck.aws-samples.io"
@@ -28,7 +28,6 @@ PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 TEMPLATE = f"/apis/batch/v1/namespaces/{NAMESPACE}/cronjobs/gpu-healthcheck-sweep-node"
 MANAGER = "gpu-healthcheck"
-GIVE_UP_SECONDS = 90.0
 ROOT = Path(__file__).parents[2]
 TESTER = """
 import sys, time
@@ -42,14 +41,6 @@ patch = {"metadata": {"annotations": {"gpu-healthcheck.aws-samples.io/sweep-resu
 cluster.patch_node(name, patch)
 """
 """In the place of the program that tests a node: it takes so many seconds, and writes its record with its own token."""
-
-
-def eventually(true: Callable[[], T]) -> T:
-    deadline = time.monotonic() + GIVE_UP_SECONDS
-    while not (seen := true()):
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.05)
-    return seen
 
 
 def make_sweep_namespace(plane: ControlPlane, name: str) -> None:

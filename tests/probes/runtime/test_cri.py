@@ -31,8 +31,8 @@ from healthcheck.probes.runtime.cri import (
 )
 from healthcheck.probes.runtime.facts import Configuration, ContainerRuntime, Handler, Live, ReadFile
 from sim.node import SimulatedNode
-from tests.agent.world import eventually
 from tests.probes.grpc_server import Json, Server, serving, told
+from tests.waiting import eventually
 
 SOCKET = "/run/containerd/containerd.sock"
 READY = {"conditions": [{"type": "NetworkReady"}, {"type": "RuntimeReady", "status": True}]}
