@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -36,6 +37,9 @@ def pytest_configure() -> None:
 
     Not where that is small or may not hold a driver's library, as in most containers.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # As in the background of a script. What a test starts would inherit it, and hear no Ctrl-C.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if _IN_MEMORY.is_dir():
         about = os.statvfs(_IN_MEMORY)
         if about.f_bavail * about.f_frsize >= _ROOM_BYTES and not about.f_flag & os.ST_NOEXEC:

@@ -598,7 +598,7 @@ def _role_and_binding(rules: list[dict[str, Any]]) -> str:
         "roleRef": {"apiGroup": group, "kind": "Role", "name": "newer-events"},
         "subjects": [account],
     }
-    return json.dumps(role) + "\n---\n" + json.dumps(binding)
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": [role, binding]})
 
 
 @pytest.mark.parametrize(
