@@ -30,7 +30,7 @@ check: setup ## Lint, types, layers, generated files
 	$(BIN)/python -m tools.docs --check
 
 test: setup ## Run every test, also against a real kube-apiserver
-	$(BIN)/pytest -n 3 --dist loadgroup --no-loadscope-reorder -m "not real_node"
+	$(BIN)/pytest -n 3 --max-worker-restart=0 --dist loadgroup --no-loadscope-reorder -m "not real_node"
 
 test-node: setup ## Our image and manifests on a real kubelet, containerd and runc (Debian, root, no other node up)
 	$(BIN)/pytest -m real_node -s tests/node
