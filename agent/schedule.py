@@ -17,9 +17,10 @@ log = structlog.get_logger()
 CONFIG_LOOK_SECONDS = 10
 """How soon an edited ConfigMap is seen once the kubelet has brought it to the node."""
 _JITTER = 0.1
-_AGAIN_SECONDS = 10.0
+_FAILED_AGAIN_SECONDS = 10.0
+"""After a light look that failed by a fault of ours: without a look there is no verdict, and the agent is not ready."""
 _DEEP_AGAIN_SECONDS = 600.0
-"""After a look that failed by a fault of ours: without one the node has no verdict and the agent is not ready."""
+"""After a deep look that failed by a fault of ours."""
 
 
 class Schedule:
@@ -68,7 +69,7 @@ class Schedule:
 
     def _run(self) -> None:
         self._scheduler.add_job(self._aside, "date", executor="aside", id="aside", replace_existing=True)
-        again_seconds: float | None = _AGAIN_SECONDS
+        again_seconds: float | None = _FAILED_AGAIN_SECONDS
         try:
             again_seconds = self._look()
         finally:

@@ -33,17 +33,25 @@ _ROOM_BYTES = 1 << 30
 
 
 def pytest_configure() -> None:
-    """Simulated nodes are made in memory: each is more than a thousand files, ten times as slow to make on a disk.
+    _make_nodes_in_memory()
+    _hear_ctrl_c()
+
+
+def _make_nodes_in_memory() -> None:
+    """Simulated nodes are more than a thousand files each, ten times as slow to make on a disk.
 
     Not where that is small or may not hold a driver's library, as in most containers.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # As in the background of a script. What a test starts would inherit it, and hear no Ctrl-C.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     if _IN_MEMORY.is_dir():
         about = os.statvfs(_IN_MEMORY)
         if about.f_bavail * about.f_frsize >= _ROOM_BYTES and not about.f_flag & os.ST_NOEXEC:
             os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_IN_MEMORY))
+
+
+def _hear_ctrl_c() -> None:
+    """In the background of a script it is ignored, and all that a test starts would inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)

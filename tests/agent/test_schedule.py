@@ -80,7 +80,7 @@ def test_a_deep_look_that_failed_ends_neither(schedule: Schedule, light: Work) -
 def test_after_a_look_that_failed_the_next_does_not_wait_for_the_interval(
     tmp_path: Path, light: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.schedule._AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr("agent.schedule._FAILED_AGAIN_SECONDS", 0.05)
 
     def fails() -> float:
         light()
@@ -88,6 +88,7 @@ def test_after_a_look_that_failed_the_next_does_not_wait_for_the_interval(
 
     schedule = Schedule(fails, lambda: 86400, tmp_path)
     schedule.start(lambda: None)
-
-    assert light.comes(3)
+    came = light.comes(3)
     schedule.end()
+
+    assert came
