@@ -12,12 +12,13 @@ help: ## Show this list
 setup: $(VENV)/installed ## Make a virtual environment with everything that is locked
 
 # Where there is no C compiler, the one that a PyPI package brings builds the simulated driver.
+# Of an editable install setuptools always warns that folders here may hide packages, which says nothing to a newcomer.
 $(VENV)/installed: requirements/dev.txt requirements/cc.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	for cc in "$$CC" cc gcc clang; do command -v "$$cc" >/dev/null && exit; done; \
 	  $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/cc.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	PYTHONWARNINGS=ignore $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
 
 check: setup ## Lint, types, layers, generated files
