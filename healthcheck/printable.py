@@ -1,0 +1,45 @@
+"""Text that somebody else wrote, as it may stand in a record, an Event, a line of a log, and on a terminal."""
+
+from __future__ import annotations
+
+import re
+
+LONGEST = 4096
+"""Characters: more than any record of the kernel's log that we read a fault from, and than a person reads."""
+_INVISIBLE = frozenset(
+    map(
+        chr,
+        (
+            *(0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0),
+            *(*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)),
+        ),
+    )
+)
+"""Letters and marks that show nothing, so that two names look like one: what Unicode lets a font ignore
+(Default_Ignorable_Code_Point) beside the format characters, and the empty Braille pattern."""
+_BLANKS = frozenset(map(chr, (0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000)))
+"""Unicode's space separators but the common one: they are in ordinary text of many languages."""
+_TORN = re.compile(r"\\(?:x[0-9a-f]?|u[0-9a-f]{0,3}|U[0-9a-f]{0,7})?\Z")
+
+
+def printable(text: str, longest: int = LONGEST) -> str:
+    r"""The text on one line of at most `longest` characters, of which each is seen and steers nothing.
+
+    A control or format character (ESC, a line's end, a mark of writing direction), half a surrogate pair and every other
+    character that shows nothing stands there as Python writes it: `\n`, `\x1b`, `\u202e`. Any kind of blank is a blank.
+    What was cut ends with `…`. The result given again comes back as it is.
+    """
+    if len(text) <= longest and text.isascii() and text.isprintable():
+        return text
+    told = _seen(text[: longest + 1])
+    return told if len(told) <= longest else _TORN.sub("", told[: longest - 1]) + "…"
+
+
+def _seen(text: str) -> str:
+    if text.isprintable() and _INVISIBLE.isdisjoint(text):
+        return text
+    return "".join(one if one.isprintable() and one not in _INVISIBLE else _written_out(one) for one in text)
+
+
+def _written_out(character: str) -> str:
+    return " " if character in _BLANKS else character.encode("unicode_escape").decode("ascii")

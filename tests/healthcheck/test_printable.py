@@ -1,0 +1,76 @@
+"""Text from outside: what it may do to a terminal, to a person's eyes, and to whoever keeps it."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthcheck.printable import LONGEST, printable
+from tests.hostile import ANY_TEXT
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", ""),
+        ("NVRM: Xid (PCI:0000:18:00): 79", "NVRM: Xid (PCI:0000:18:00): 79"),
+        ("\x1b]0;title\x07", "\\x1b]0;title\\x07"),
+        ("\x9b31m", "\\x9b31m"),
+        ("a\tb\r\nc\x7f", "a\\tb\\r\\nc\\x7f"),
+        ("\u202egnp.exe\u2066\u061c\u200e", "\\u202egnp.exe\\u2066\\u061c\\u200e"),
+        ("zero\u200bwidth\ufeff", "zero\\u200bwidth\\ufeff"),
+        ("half \ud83d a pair", "half \\ud83d a pair"),
+        ("\u2028\u2029\x85", "\\u2028\\u2029\\x85"),
+        ("\U000e0041tag", "\\U000e0041tag"),
+        ("filler\u3164", "filler\\u3164"),
+        ("no\u00a0break, wide\u3000blank", "no break, wide blank"),
+        ("計算ノード Žluťoučký кот ñ 😀", "計算ノード Žluťoučký кот ñ 😀"),
+        ("[/x][bold]C:\\x", "[/x][bold]C:\\x"),
+    ],
+)
+def test_what_cannot_be_seen_is_written_out(text: str, told: str) -> None:
+    assert printable(text) == told
+
+
+@given(ANY_TEXT)
+def test_every_character_of_it_can_be_seen(text: str) -> None:
+    told = printable(text)
+
+    assert (told.isprintable(), len(told) <= LONGEST) == (True, True)
+    assert not {unicodedata.category(one) for one in told} & {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+    assert told.encode().decode() == told
+
+
+@given(ANY_TEXT, st.integers(16, 64))
+def test_it_comes_back_as_it_is(text: str, longest: int) -> None:
+    told = printable(text, longest)
+
+    assert printable(told, longest) == told
+
+
+@given(st.text(st.characters(categories=("L", "N", "P", "S"), exclude_characters="\u115f\u1160\u2800\u3164\uffa0")))
+def test_what_can_be_seen_stays(text: str) -> None:
+    assert printable(text) == text
+
+
+@given(ANY_TEXT, ANY_TEXT)
+def test_two_that_differ_by_what_is_not_seen_differ_when_told(before: str, after: str) -> None:
+    assert printable(f"{before}\u200b{after}", 10**6) != printable(f"{before}{after}", 10**6)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("x" * 20, "x" * 20),
+        ("x" * 21, "x" * 19 + "…"),
+        ("x" * 18 + "\x1b", "x" * 18 + "…"),
+        ("x" * 15 + "\u202e\x1b", "x" * 15 + "…"),
+        ("x" * 10 + "\x1b" * 1000, "x" * 10 + "\\x1b\\x1b…"),
+        ("ス" * 10**6, "ス" * 19 + "…"),
+    ],
+)
+def test_it_is_bounded_and_no_character_is_torn(text: str, told: str) -> None:
+    assert printable(text, 20) == told
