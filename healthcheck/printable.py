@@ -25,9 +25,9 @@ _TORN = re.compile(r"\\(?:x[0-9a-f]?|u[0-9a-f]{0,3}|U[0-9a-f]{0,7})?\Z")
 def printable(text: str, longest: int = LONGEST) -> str:
     r"""The text on one line of at most `longest` characters, of which each is seen and steers nothing.
 
-    A control or format character (ESC, a line's end, a mark of writing direction), half a surrogate pair and every other
-    character that shows nothing stands there as Python writes it: `\n`, `\x1b`, `\u202e`. Any kind of blank is a blank.
-    What was cut ends with `…`. The result given again comes back as it is.
+    A control or format character (ESC, a line's end, a mark of writing direction), half a surrogate pair and every
+    other character that shows nothing stands there as Python writes it: `\n`, `\x1b`, `\u202e`. Any kind of blank is a
+    blank. What was cut ends with `…`. The result given again comes back as it is.
     """
     if len(text) <= longest and text.isascii() and text.isprintable():
         return text
