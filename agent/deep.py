@@ -14,6 +14,7 @@ from typing import Any
 
 import structlog
 
+from agent.failures import Failures
 from agent.marks import KIND, Marks, OwnNode
 from healthcheck import record as records
 from healthcheck.cluster import ClusterError
@@ -124,6 +125,7 @@ class DeepTests:
         self._doors = doors
         self._pace = pace
         self._telemetry = telemetry
+        self._failures = Failures(telemetry)
         self._clock = clock
         self._waits = waits
         self._started = clock()
@@ -227,6 +229,7 @@ class DeepTests:
         if outcome is None:
             self._telemetry.deep_runs.labels("stopped").inc()
             return self._waits.look_again
+        self._failures.account((outcome,))
         if not outcome.configured:
             return NOT_HERE_SECONDS
         if outcome.findings or outcome.observed:

@@ -9,6 +9,7 @@ from datetime import datetime
 
 import structlog
 
+from agent.failures import Failures
 from healthcheck import exits
 from healthcheck.deep_record import DeepRecord, take
 from healthcheck.looks import first_seen, looked, without_checks
@@ -53,6 +54,7 @@ class Ledger:
         self._telemetry = telemetry
         self._clock = clock
         self._hurry = hurry
+        self._failures = Failures(telemetry)
         self._lock = threading.Lock()
         self._settings = Settings()
         self._outcomes: dict[str, Outcome] = {}
@@ -87,6 +89,7 @@ class Ledger:
         and over, and whoever starts from an older file has its older cursor, from which the log counts it again.
         """
         outcomes = list(outcomes)
+        self._failures.account(outcomes)
         found = any(outcome.sightings for outcome in outcomes)
         with self._lock:
             before = self._memory
@@ -125,6 +128,7 @@ class Ledger:
         The GPUs come first: another one in the place of one that failed, or one that was reset, is judged for itself.
         """
         outcomes, gpus = list(outcomes), list(gpus)
+        self._failures.account(outcomes)
         with self._lock:
             now = self._clock()
             before = self._memory

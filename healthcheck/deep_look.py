@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from healthcheck.checks.dcgm_diag import LEVEL_2, LEVEL_4, needs_repeat, with_repeat
-from healthcheck.examine import judge
+from healthcheck.examine import CHECK_FAILED, failure, judge
 from healthcheck.expectation import Expectation
-from healthcheck.model import Evidence, Outcome, Probe
+from healthcheck.model import Evidence, Outcome, Probe, Unobserved
 from healthcheck.probes.dcgm import LEVEL_2_RUN, LEVEL_4_RUN, DcgmLook
 from healthcheck.probes.dcgm_document import Answer
 
@@ -43,7 +43,11 @@ def look_deeply(
     `beside`: what was read beside it, by probe; with NVML's answer the findings name GPUs by their addresses.
     """
     check, probe = _LEVELS[level]
-    look = _with_doubts_settled(diagnostic, diagnostic.run(level), expected)
+    first = diagnostic.run(level)
+    try:
+        look = _with_doubts_settled(diagnostic, first, expected)
+    except Exception as error:  # noqa: BLE001 - part of the judging, so that it ends no more than that either
+        return Outcome(check.name, check.group, unobserved=(Unobserved(CHECK_FAILED, failure(error)),))
     (outcome,) = judge((check,), Evidence({**beside, probe: look}), expected)
     return outcome
 

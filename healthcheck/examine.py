@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+import traceback
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from healthcheck import clock
@@ -14,6 +16,7 @@ from healthcheck.model import (
     Evidence,
     Finding,
     Host,
+    Judgement,
     NotConfigured,
     Outcome,
     Passed,
@@ -25,6 +28,11 @@ from healthcheck.model import (
     TooEarly,
     Unobserved,
 )
+from healthcheck.printable import printable
+
+CHECK_FAILED = "CheckFailed"
+"""The cause of a check whose own judge failed: a bug of ours, or input that nobody thought of."""
+_LONGEST_FAILURE = 200
 
 
 def look(host: Host, checks: Iterable[Check], before: Evidence | None = None) -> Evidence:
@@ -64,20 +72,38 @@ def _judge(check: Check, evidence: Evidence, expected: Expectation) -> Outcome:
     unread = tuple(cause for probe in check.needs if (cause := evidence.unread(probe)))
     if unread:
         return Outcome(check.name, check.group, unobserved=unread)
-    said = list(check.judge(evidence, expected))
-    # A cluster may set a reason to PASS: it is no finding then.
-    judged = [with_policy(word, expected) for word in said if isinstance(word, Finding)]
+    said = list(_said(check, evidence, expected))
     return Outcome(
         check.name,
         check.group,
-        findings=tuple(one for one in judged if one.severity is not Severity.PASS),
-        sightings=tuple(_sighting_with_policy(word, expected) for word in said if isinstance(word, Sighting)),
+        # A cluster may set a reason to PASS: it is no finding then.
+        findings=tuple(word for word in said if isinstance(word, Finding) and word.severity is not Severity.PASS),
+        sightings=tuple(word for word in said if isinstance(word, Sighting)),
         unobserved=tuple(word for word in said if isinstance(word, Unobserved)),
         configured=not any(isinstance(word, NotConfigured) for word in said),
         seen=tuple(_for_a_person(word) for word in said if isinstance(word, Seen | NotConfigured)),
         too_early=tuple(word for word in said if isinstance(word, TooEarly)),
         passed=tuple(word for word in said if isinstance(word, Passed)),
     )
+
+
+def _said(check: Check, evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    """Its words, with the cluster's own severities. What it said before it failed was seen, and stays said."""
+    try:
+        for word in check.judge(evidence, expected):
+            if isinstance(word, Finding):
+                yield with_policy(word, expected)
+            else:
+                yield _sighting_with_policy(word, expected) if isinstance(word, Sighting) else word
+    except Exception as error:  # noqa: BLE001 - the boundary of the judges: one that fails must not take the others along
+        yield Unobserved(CHECK_FAILED, f"{check.name}: {failure(error)}")
+
+
+def failure(error: Exception) -> str:
+    """What failed and where, on one short line that anybody may print."""
+    last = traceback.extract_tb(error.__traceback__, limit=-1)
+    where = "".join(f" ({Path(frame.filename).name}:{frame.lineno})" for frame in last)
+    return printable(f"{type(error).__name__}: {error}", _LONGEST_FAILURE) + where
 
 
 def _for_a_person(word: Seen | NotConfigured) -> Seen:

@@ -31,6 +31,7 @@ class Telemetry:
         self.look_seconds = gauge("look_duration_seconds", "Wall time of the last light look.")
         self.probe_seconds = gauge("probe_seconds", "Time of the last reading of a source.", ("probe",))
         self.check_seconds = gauge("check_seconds", "Time of a check's last judgement of what was read.", ("check",))
+        self.check_failures = counter("check_failures_total", "Judgements that failed by a fault of ours.", ("check",))
         self.look_time = gauge("last_look_timestamp_seconds", "When the last light look ended.")
         self.looks = counter("looks_total", "Light looks that ended.")
         self.missed = counter("driver_deadlines_missed_total", "Looks at NVML that did not come back in time.")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from healthcheck.catalog.policy import Policy
-from healthcheck.examine import judge, look
+from healthcheck.examine import CHECK_FAILED, judge, look
 from healthcheck.expectation import Expectation
 from healthcheck.model import (
     Check,
@@ -100,6 +100,35 @@ def test_a_probe_that_fails_leaves_its_cause_and_the_others_go_on(error: Excepti
         Outcome("half-blind", "0-nvidia-smi", unobserved=(cause,)),
         Outcome("seeing", "0-nvidia-smi"),
     )
+
+
+@pytest.mark.parametrize(
+    "error", [TypeError("'<' not supported"), RecursionError("deep"), OSError(24, "Too many open files")]
+)
+def test_a_judge_that_fails_is_blind_alone_and_what_it_had_said_stays(error: Exception) -> None:
+    def says(_: Evidence) -> Iterator[Judgement]:
+        yield fault()
+        raise error
+
+    outcomes = judge([check("a", says=says), check("b", says=lambda _: [fault("Xid48")])], Evidence({}), Expectation())
+
+    assert [[one.reason for one in outcome.findings] for outcome in outcomes] == [["Xid79"], ["Xid48"]]
+    ((blind,), ()) = (outcome.unobserved for outcome in outcomes)
+    assert blind.cause == CHECK_FAILED
+    assert blind.detail.startswith(f"a: {type(error).__name__}: ")
+    assert "(test_examine.py:" in blind.detail
+
+
+def test_the_words_of_a_failure_are_short_and_steer_nothing() -> None:
+    def says(_: Evidence) -> Iterator[Judgement]:
+        raise ValueError("\x1b[2J\ud800" + "x" * 5000)
+        yield
+
+    (outcome,) = judge([check("a", says=says)], Evidence({}), Expectation())
+
+    (blind,) = outcome.unobserved
+    assert blind.detail.isprintable()
+    assert len(blind.detail) < 300
 
 
 def test_a_judge_is_not_called_without_its_evidence() -> None:
