@@ -7,7 +7,7 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +16,10 @@ import tenacity
 
 from agent.ledger import Ledger
 from healthcheck.checks import KERNEL_LINES
-from healthcheck.examine import judge
+from healthcheck.examine import CHECK_FAILED, failure, judge
 from healthcheck.expectation import Expectation
-from healthcheck.model import Check, Evidence, ProbeError, Unobserved
+from healthcheck.model import Check, Evidence, Outcome, ProbeError, Unobserved
+from healthcheck.printable import printable
 from healthcheck.probes.kernel_log import KERNEL_FACILITY, RING, Batch, KernelLog, Record, kmsg_path
 from healthcheck.telemetry import Telemetry
 
@@ -35,6 +36,8 @@ _SAVE_SECONDS = 1.0
 _OVERRUN_AGAIN_SECONDS = 60.0
 """A log that is overrun again and again says so, with a count, no more often than this."""
 _MOST_WAITING = 20_000
+_ASIDE_STANDS_SECONDS = 3600.0
+_LONGEST_ASIDE = 300
 
 
 class _LogEnded(ProbeError):
@@ -101,6 +104,8 @@ class Follower:
         self._lost_unsaid = 0
         self._said_lost_at = -_OVERRUN_AGAIN_SECONDS
         self._facilities = facilities
+        self._aside: dict[str, tuple[Unobserved, float]] = {}
+        """By check: which record it could not judge, and how long that makes it blind."""
         self._cursor = ledger.memory.cursor
         self._inbox = _Inbox()
         self._stop_read, self._stop_write = os.pipe()
@@ -172,12 +177,54 @@ class Follower:
             log.warning("lines of the kernel log are no records", unreadable=batch.unreadable)
             self._say("KernelLogUnreadable", f"{batch.unreadable} lines of the kernel log are no records, or cut short")
         outcomes = judge(self._checks(), Evidence({RING: batch.records}), self._expect())
-        for one in self._ledger.noticed(outcomes, batch.cursor):
+        if not any(map(_failure, outcomes)):
+            try:
+                self._note(outcomes, batch.cursor)
+            except Exception as error:  # noqa: BLE001 - which record it was is found out by taking each by itself
+                log.debug("a batch can't be taken whole", failure=failure(error))
+            else:
+                return
+        self._judge_each(batch)
+
+    def _judge_each(self, batch: Batch) -> None:
+        """One after the other: a record that nobody can judge or remember is set aside, and the others are not."""
+        checks, expected = self._checks(), self._expect()
+        for record in batch.records:
+            outcomes = judge(checks, Evidence({RING: (record,)}), expected)
+            for outcome in outcomes:
+                if said := _failure(outcome):
+                    self._set_aside(record, outcome.check, said)
+            try:
+                self._note(outcomes, record.seq)
+            except Exception as error:  # noqa: BLE001 - the boundary of the records: one must not end the watch
+                for outcome in outcomes:
+                    if outcome.sightings:
+                        self._set_aside(record, outcome.check, failure(error))
+        self._note([Outcome(check.name, check.group) for check in checks], batch.cursor)
+
+    def _set_aside(self, record: Record, check: str, why: str) -> None:
+        said = Unobserved("KernelLogRecordSetAside", f"record {record.seq} is set aside: {why}")
+        self._aside[check] = (said, time.monotonic() + _ASIDE_STANDS_SECONDS)
+        self._telemetry.set_aside.labels("kernel-log-record").inc()
+        text = printable(record.text, _LONGEST_ASIDE)
+        log.error("a kernel log record is set aside", check=check, seq=record.seq, text=text, failure=why)
+        self._say("KernelLogRecordSetAside", f"{said.detail}; it says: {text}")
+
+    def _note(self, outcomes: Iterable[Outcome], cursor: int | None) -> None:
+        outcomes = [self._with_set_aside(outcome) for outcome in outcomes]
+        for one in self._ledger.noticed(outcomes, cursor):
             told = one.finding
             log.info("found", reason=told.reason, severity=told.severity.name, subject=told.subject, detail=told.detail)
         for outcome in outcomes:
             for sighting in outcome.sightings:
-                telemetry.count(sighting)
+                self._telemetry.count(sighting)
+
+    def _with_set_aside(self, outcome: Outcome) -> Outcome:
+        """A check whose record was set aside stays blind for a while: what comes next does not tell what it said."""
+        said, until = self._aside.get(outcome.check, (None, 0.0))
+        if said is None or time.monotonic() >= until:
+            return outcome
+        return replace(outcome, unobserved=(*outcome.unobserved, said))
 
     def _say_lost(self) -> None:
         lost, now = self._lost_unsaid, time.monotonic()
@@ -194,6 +241,11 @@ class Follower:
         if not isinstance(error, _LogEnded):
             for check in self._checks():
                 self._ledger.blind(check, Unobserved("KernelLogUnreadable", str(error)))
+
+
+def _failure(outcome: Outcome) -> str:
+    """What its judge failed of; '' where it did not."""
+    return next((one.detail for one in outcome.unobserved if one.cause == CHECK_FAILED), "")
 
 
 def _joined(first: Batch, then: Batch) -> Batch:

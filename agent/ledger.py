@@ -95,10 +95,12 @@ class Ledger:
             before = self._memory
             now = self._clock()
             after = noticed(before, outcomes, now, self._escalate_after) if found else before
-            self._memory = replace(after, cursor=before.cursor if cursor is None else cursor)
+            after = replace(after, cursor=before.cursor if cursor is None else cursor)
+            if found and self._must_be_written(before, after, now):
+                self._keep(after)
+            else:
+                self._memory = after
             self._outcomes.update({one.check: replace(one, sightings=()) for one in outcomes})
-            if found:
-                self._save_or_wait(before, now)
             new = _new(before, self._memory)
         if any(one.finding.severity >= Severity.RESET for one in new):
             self._hurry()
@@ -108,7 +110,7 @@ class Ledger:
         """Write down what was only counted since the file was written."""
         with self._lock:
             if self.unsaved:
-                self._save()
+                self._keep(self._memory)
 
     def blind(self, check: Check, cause: Unobserved) -> None:
         """A check that follows its source has lost it."""
@@ -137,8 +139,7 @@ class Ledger:
             after = replace(after, first=first_seen(after.first, evidence), instance_type=instance_type)
             silent = after.gpus.keys() - {gpu.address for gpu in gpus if gpu.error == SUCCESS}
             after = looked(after, outcomes, now, escalate_after=self._escalate_after, silent=silent)
-            self._memory = exits.expired(after, now, self._settings.values.monitor_ttl_seconds)
-            self._save()
+            self._keep(exits.expired(after, now, self._settings.values.monitor_ttl_seconds))
             new = _new(before, self._memory)
         if any(one.finding.severity >= Severity.RESET for one in new):
             self._hurry()
@@ -148,15 +149,13 @@ class Ledger:
         """Take in what only the Node still remembered, after our own file was lost."""
         with self._lock:
             kept = exits.begin(other, self._memory.machine, self._memory.boot_id, self._clock())
-            self._memory = exits.adopted(self._memory, kept)
-            self._save()
+            self._keep(exits.adopted(self._memory, kept))
 
     def released(self, release: Release) -> None:
         """A person's release, on the disk before the Node hears that it was taken."""
         with self._lock:
             if self._memory.released != release:
-                self._memory = exits.release(self._memory, release)
-                self._save()
+                self._keep(exits.release(self._memory, release))
 
     def take(self, records: Iterable[DeepRecord]) -> tuple[Standing, ...]:
         """What deep runs found is ours from now on, on the disk before the Node hears of it; what is new of it.
@@ -168,11 +167,12 @@ class Ledger:
             before = self._memory
             if not self._complete:
                 return ()
+            after = before
             for one in records:
-                self._memory = take(self._memory, one, self._clock(), self._escalate_after)
-            if self._memory != before:
-                self._save()
-            return _new(before, self._memory)
+                after = take(after, one, self._clock(), self._escalate_after)
+            if after != before:
+                self._keep(after)
+            return _new(before, after)
 
     @property
     def _complete(self) -> bool:
@@ -184,8 +184,7 @@ class Ledger:
         with self._lock:
             after = exits.passed(self._memory, began)
             if after != self._memory:
-                self._memory = after
-                self._save()
+                self._keep(after)
 
     def snapshot(self) -> Snapshot:
         with self._lock:
@@ -199,26 +198,28 @@ class Ledger:
         self._measure(verdict)
         return Snapshot(verdict, memory, complete)
 
-    def _save_or_wait(self, before: Memory, now: Now) -> None:
+    def _must_be_written(self, before: Memory, after: Memory, now: Now) -> bool:
         if self._unsaved_since is None:
             self._unsaved_since = now.monotonic
-        if not _only_counted(before, self._memory) or now.monotonic - self._unsaved_since >= _MOST_UNSAVED_SECONDS:
-            self._save()
+        return not _only_counted(before, after) or now.monotonic - self._unsaved_since >= _MOST_UNSAVED_SECONDS
 
-    def _save(self) -> None:
-        """To the file; a disk that fails is said once and the agent goes on in memory."""
+    def _keep(self, after: Memory) -> None:
+        """To the file, then ours: what no file could hold is never remembered, and raises.
+
+        A disk that fails is said once, and the agent goes on in memory.
+        """
+        if self._file is not None:
+            try:
+                self._file.write(after)
+            except MemoryFileError as error:
+                self._telemetry.memory_errors.inc()
+                if not self._file_failed:
+                    log.warning("the memory file can't be written; going on without it", error=str(error))
+                self._file_failed = True
+            else:
+                self._file_failed = False
+        self._memory = after
         self._unsaved_since = None
-        if self._file is None:
-            return
-        try:
-            self._file.write(self._memory)
-        except MemoryFileError as error:
-            self._telemetry.memory_errors.inc()
-            if not self._file_failed:
-                log.warning("the memory file can't be written; going on without it", error=str(error))
-            self._file_failed = True
-        else:
-            self._file_failed = False
 
     def _measure(self, verdict: Verdict) -> None:
         telemetry = self._telemetry

@@ -118,7 +118,10 @@ CAUSES = (
     (("AgentSilent",), "the node's agent has told nothing for hours: `kubectl get pods -n gpu-healthcheck -o wide`"),
     (("NotLookedYet", "NotLooked"), "the agent's first look has not ended, or left this out: it passes"),
     (("ProbeFailed",), "the message names the source"),
-    (("CheckFailed",), "a fault of ours: the message names it, and what else was seen counts; tell the project"),
+    (
+        ("CheckFailed", "KernelLogRecordSetAside"),
+        "a fault of ours: the message names it, and what else was seen counts; tell the project",
+    ),
 )
 """Why a check could not look, and what to look at then; causes of one row are looked into in the same way."""
 

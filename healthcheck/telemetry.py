@@ -52,6 +52,7 @@ class Telemetry:
         self.withheld = gauge("taint_withheld", "1 while the fleet budget has no place for this node's taint.")
         self.bad_settings = gauge("bad_settings", "1 for a key of the configuration that is not allowed.", ("key",))
         self.bad_annotations = counter("bad_annotations_total", "Annotations on the node that are no record.")
+        self.set_aside = counter("set_aside_total", "Input that could not be taken, by what it is.", ("what",))
         self.memory_errors = counter("memory_file_errors_total", "Failed reads and writes of the node-local memory.")
         self.deep_time = gauge("deep_last_test_timestamp_seconds", "When the node was last tested deeply; 0: never.")
         self.deep_result = gauge("deep_last_test_status", "1 for the status of the last deep test.", ("status",))
@@ -63,6 +64,8 @@ class Telemetry:
             self.status.labels(status.value)
         for result in (Status.PASS, Status.WARN, Status.FAIL, Status.UNKNOWN):
             self.deep_runs.labels(result.value)
+        for what in ("kernel-log-record", "annotation", "node", "memory"):
+            self.set_aside.labels(what)
         for why in ("could-not-run", "stopped"):
             self.deep_runs.labels(why)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,9 @@ from healthcheck.checks import CHECKS
 from healthcheck.expectation import Expectation
 from healthcheck.memory import Memory
 from healthcheck.memory_file import MemoryFile
-from healthcheck.model import Check, Finding, Nature, Now, Outcome, Severity, Sighting
+from healthcheck.model import Check, Evidence, Finding, Judgement, Nature, Now, Outcome, Severity, Sighting
+from healthcheck.probes.kernel_log import RING
+from healthcheck.sightings import noticed
 from healthcheck.telemetry import Telemetry
 from sim.node import SimulatedNode
 from tests.waiting import eventually
@@ -116,7 +119,8 @@ class _SlowFile(MemoryFile):
 
 
 class _Following:
-    def __init__(self, node: SimulatedNode, file: MemoryFile) -> None:
+    def __init__(self, node: SimulatedNode, file: MemoryFile, checks: tuple[Check, ...] = EVENT_CHECKS) -> None:
+        self.checks = checks
         self.telemetry = Telemetry()
         self.said: list[tuple[str, str]] = []
         self.ledger = Ledger(Memory(boot_id=node.boot_id), file, self.telemetry, clock.now, lambda: None)
@@ -125,7 +129,7 @@ class _Following:
         )
 
     def _checks(self) -> tuple[Check, ...]:
-        return EVENT_CHECKS
+        return self.checks
 
     def metric(self, name: str = "") -> float:
         return self.telemetry.registry.get_sample_value(f"gpu_healthcheck_kernel_log_{name}records_total") or 0.0
@@ -187,3 +191,83 @@ class TestFollowing:
         following.follower.end()
         assert (following.metric() - before, following.metric("refused_")) == (11, 1)
         assert following.ledger.memory.standing == ()
+
+
+def _stumbling(check: Check, over: str) -> Check:
+    """The same check with a fault of ours: it can't judge such a record."""
+
+    def judge(seen: Evidence, expected: Any) -> Iterator[Judgement]:
+        for record in seen[RING]:
+            if over in record.text:
+                raise ValueError(over)
+            yield from check.judge(Evidence({RING: (record,)}), expected)
+
+    return replace(check, judge=judge)
+
+
+class TestARecordThatCannotBeTaken:
+    def following(self, node: SimulatedNode, file: MemoryFile) -> _Following:
+        """All of it is read as one batch, in which the bad record stands between good ones."""
+        for gpu, text in ((0, "good"), (1, "poison"), (2, "good")):
+            node.xid(gpu, 79, text)
+        node.xid(3, 95, "the last")
+        return _Following(node, file, tuple(_stumbling(check, "poison") for check in EVENT_CHECKS))
+
+    def test_is_set_aside_by_name_and_those_around_it_count(self, node: SimulatedNode, file: MemoryFile) -> None:
+        following = self.following(node, file)
+        following.follower.start()
+        eventually(lambda: len(following.ledger.memory.standing) == 3)
+        eventually(lambda: following.ledger.memory.cursor == following.follower._cursor)
+        following.follower.end()
+
+        assert {one.finding.subject for one in following.ledger.memory.standing} == {
+            f"gpu/{node.gpus[number].address}" for number in (0, 2, 3)
+        }
+        assert {reason for reason, _ in following.said} == {"KernelLogRecordSetAside"}
+        assert all("ValueError: poison" in message and "79, poison" in message for _, message in following.said)
+        blind = following.ledger.snapshot().verdict.unobserved
+        assert {one.cause.cause for one in blind if one.check == "0-nvidia-smi"} >= {"KernelLogRecordSetAside"}
+
+    def test_still_blinds_its_check_after_the_next_good_one(self, node: SimulatedNode, file: MemoryFile) -> None:
+        following = self.following(node, file)
+        following.follower.start()
+        eventually(lambda: len(following.ledger.memory.standing) == 3)
+        node.xid(4, 79, "good")
+        eventually(lambda: len(following.ledger.memory.standing) == 4)
+        following.follower.end()
+
+        causes = {one.cause.cause for one in following.ledger.snapshot().verdict.unobserved}
+        assert "KernelLogRecordSetAside" in causes
+
+    def test_is_set_aside_too_where_it_is_the_memory_that_cannot_take_it(
+        self, node: SimulatedNode, file: MemoryFile, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fails(memory: Memory, outcomes: list[Outcome], *rest: Any) -> Memory:
+            if any("poison" in one.detail for outcome in outcomes for one in outcome.sightings):
+                raise OverflowError("date value out of range")
+            return noticed(memory, outcomes, *rest)
+
+        monkeypatch.setattr("agent.ledger.noticed", fails)
+        following = self.following(node, file)
+        following.checks = EVENT_CHECKS
+        following.follower.start()
+        eventually(lambda: len(following.ledger.memory.standing) == 3)
+        eventually(lambda: following.said)
+        following.follower.end()
+
+        ((reason, message),) = following.said
+        assert reason == "KernelLogRecordSetAside"
+        assert "OverflowError" in message
+
+
+def test_what_no_file_can_hold_never_becomes_the_memory(file: MemoryFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise ValueError("year 1 is out of range")
+
+    ledger = Ledger(Memory(boot_id="b"), file, Telemetry(), clock.now, lambda: None)
+    monkeypatch.setattr(file, "write", fails)
+    line = Sighting("Xid79", GPU, 1, 1.0, Finding("Xid79", Severity.REBOOT, GPU, "x", seq=1, at=1.0))
+    with pytest.raises(ValueError, match="year 1"):
+        ledger.noticed([Outcome("xid", "0-nvidia-smi", sightings=(line,))], 1)
+
+    assert ledger.memory == Memory(boot_id="b")
