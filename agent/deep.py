@@ -23,6 +23,7 @@ from healthcheck.deep_record import Ran, deep_record, render
 from healthcheck.deep_test import is_overdue, last_deep_test
 from healthcheck.expectation import Expectation
 from healthcheck.model import Now, Outcome, Probe, ProbeError, Severity
+from healthcheck.moments import timestamp
 from healthcheck.node import NodeState
 from healthcheck.release import taken_on
 from healthcheck.telemetry import Telemetry
@@ -213,7 +214,7 @@ class DeepTests:
             run = self._marks.take(longest)
             if run is None:
                 return self._waits.look_again
-            log.info("deep test: the node is ours", until=records.timestamp(run.until))
+            log.info("deep test: the node is ours", until=timestamp(run.until))
             return self._test(pace)
         finally:
             self._telemetry.deep_running.set(0)

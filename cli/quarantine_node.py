@@ -22,6 +22,7 @@ from healthcheck.cluster import JOB_LABEL, NAMESPACE, Cluster, ClusterError, Con
 from healthcheck.cordon import cordon, cordoned_by, lift, why_kept
 from healthcheck.drain import Allowed, DrainPlan, plan_drain
 from healthcheck.job_template import TemplateError, pod_of
+from healthcheck.moments import moment, timestamp
 from healthcheck.next_step import NextStep, next_step
 from healthcheck.node import QUARANTINE_RESULT, NodeState, is_tested
 from healthcheck.pod_state import PodState
@@ -110,7 +111,7 @@ class NodeQuarantine:
         node = self._node()
         held = run_on(node, datetime.now(UTC))
         if held is not None and held.kind is not Kind.QUARANTINE:
-            until = records.timestamp(held.until)
+            until = timestamp(held.until)
             raise CouldNot(f"{held.kind.value} {held.holder} tests it, until {until} at the latest; try again then")
         if is_tested(node):
             raise CouldNot("HyperPod tests it now (deep-health-check-status=InProgress); try again when it has ended")
@@ -142,7 +143,7 @@ class NodeQuarantine:
             yield f"Job {job.namespace}/{job.name} " + ("goes on by itself" if running else f"has ended: {job.outcome}")
         held = run_on(node, datetime.now(UTC))
         if held is not None and held.kind is Kind.QUARANTINE:
-            yield f"its run holds the node until {records.timestamp(held.until)} at the latest"
+            yield f"its run holds the node until {timestamp(held.until)} at the latest"
         if not running and not node.cordoned:
             yield "nothing stands of it: the node is not cordoned, and no Job is at work on it"
             return
@@ -410,7 +411,7 @@ def _record_of(node: NodeState, job: JobState, before: str) -> dict[str, Any] | 
     text = node.annotations.get(QUARANTINE_RESULT, "")
     try:
         record = records.load(text)
-        is_new = text != before or records.moment(str(record["timestamp"])) >= job.created
+        is_new = text != before or moment(str(record["timestamp"])) >= job.created
     except (RecordError, KeyError, ValueError):
         return None
     return record if is_new and record.get("recommendation") else None

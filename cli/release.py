@@ -25,6 +25,7 @@ from healthcheck.cluster import Cluster, ClusterError, Conflict, NotFound, user_
 from healthcheck.cordon import cordoned_by, lift, why_kept
 from healthcheck.memory import Release
 from healthcheck.model import Severity, Status
+from healthcheck.moments import timestamp
 from healthcheck.node import RELEASE, RESULTS, NodeState
 from healthcheck.record import RecordError
 from healthcheck.release import Fault, dump_release, faults_on, release_of
@@ -189,6 +190,6 @@ def _status(node: NodeState) -> str:
 def _show(faults: Sequence[Fault], console: Console) -> None:
     for fault in faults:
         severity = Text(f"  {fault.severity.name:8}", SEVERITY_STYLES[fault.severity])
-        seen = f", last seen {records.timestamp(fault.seen)}" if fault.seen else ""
+        seen = f", last seen {timestamp(fault.seen)}" if fault.seen else ""
         what = printable(f"{fault.reason} on {fault.subject} ({fault.nature.value}{seen})")
         print_line(console, severity, Text(what))

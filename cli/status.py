@@ -24,6 +24,7 @@ from healthcheck import record as records
 from healthcheck.cluster import Cluster, ClusterError, Forbidden, Heartbeat, NotFound
 from healthcheck.deep_test import is_overdue, last_attempt, last_deep_test, obstacle
 from healthcheck.model import PREFIX, Status
+from healthcheck.moments import moment, timestamp
 from healthcheck.node import INSTANCE_TYPE, LAST_CHECK, RESULTS, SEVERITY, STATUS, NodeState
 from healthcheck.record import RecordError
 from healthcheck.settings import NodeSettings
@@ -165,7 +166,7 @@ def _row(node: NodeState, beat: Heartbeat | None, interval: timedelta, now: date
         _released(record),
         None if age is None else round(age, 1),
         beat is not None and age is not None and age > beat.seconds,
-        records.timestamp(tested.at) if tested else "",
+        timestamp(tested.at) if tested else "",
         tested.by if tested else "",
         tested.status if tested else "",
         (obstacle(node, heard, now) or str(last_attempt(node, now) or _NOT_YET)) if overdue else "",
@@ -243,7 +244,7 @@ def _tested(row: Row) -> Text:
     """How long ago DCGM tested it, and what came of it."""
     if not row.tested_at:
         return Text("overdue" if row.overdue else "never", "magenta" if row.overdue else "")
-    age = (datetime.now(UTC) - records.moment(row.tested_at)).total_seconds()
+    age = (datetime.now(UTC) - moment(row.tested_at)).total_seconds()
     words = [f"{row.test_result} {_ago(age)}", *(["overdue"] if row.overdue else [])]
     return Text(", ".join(words), "magenta" if row.overdue else _STATUS_STYLES.get(row.test_result, ""))
 

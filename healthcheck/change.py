@@ -20,6 +20,7 @@ from healthcheck.events import (
 )
 from healthcheck.memory import Acknowledgement, Memory
 from healthcheck.model import Severity, Status
+from healthcheck.moments import moment, timestamp
 from healthcheck.node import (
     CONDITION,
     LAST_CHECK,
@@ -200,8 +201,8 @@ def _is_news(
 
 def _age_seconds(before: Mapping[str, Any], now: datetime) -> float:
     try:
-        age = (now - datetime.fromisoformat(str(before["timestamp"]))).total_seconds()
-    except (KeyError, ValueError, TypeError):
+        age = (now - moment(before["timestamp"])).total_seconds()
+    except (KeyError, ValueError):
         return float("inf")
     # A record from the future is a clock that jumped: write it anew.
     return age if age >= -60 else float("inf")
@@ -218,7 +219,7 @@ def _condition(
         return None
     if before is None or before.get("status") != state:
         # Neighbours time their repair by it: it moves on a transition and never else.
-        condition["lastTransitionTime"] = condition["lastHeartbeatTime"] = records.timestamp(now)
+        condition["lastTransitionTime"] = condition["lastHeartbeatTime"] = timestamp(now)
     return condition
 
 

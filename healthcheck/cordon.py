@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from healthcheck import record as records
+from healthcheck.moments import timestamp
 from healthcheck.node import CORDONED_BY, FIELD_MANAGER, NodeState
 from healthcheck.run import Kind, run_on
 
@@ -39,7 +39,7 @@ def why_kept(node: NodeState, now: datetime) -> str:
         return "no quarantine run of ours cordoned it"
     run = run_on(node, now)
     if run is not None and run.kind is Kind.QUARANTINE:
-        return f"the quarantine run {run.holder} has it until {records.timestamp(run.until)}"
+        return f"the quarantine run {run.holder} has it until {timestamp(run.until)}"
     return ""
 
 

@@ -17,6 +17,7 @@ from healthcheck.checks.dcgm_diag import LEVEL_2, LEVEL_4
 from healthcheck.exits import ended_by_reset, escalated, is_acknowledged, retested
 from healthcheck.memory import Memory, Standing, differs, gpu_address, located, worst_first
 from healthcheck.model import Finding, Nature, Now, Outcome, Passed, Severity, Status
+from healthcheck.moments import moment, timestamp
 from healthcheck.node import NodeState
 from healthcheck.record import RecordError
 from healthcheck.release import DEEP, UNTOLD, Fault, deep_faults, is_taken
@@ -69,8 +70,8 @@ def render(outcome: Outcome, ran: Ran) -> dict[str, Any]:
         passed.setdefault(one.reason, []).append(one.subject)
     return records.within_limit(
         {
-            "timestamp": records.timestamp(ran.ended),
-            "started": records.timestamp(ran.started),
+            "timestamp": timestamp(ran.ended),
+            "started": timestamp(ran.started),
             "node": ran.node,
             "suite": "level-2",
             "by": ran.by,
@@ -103,7 +104,7 @@ def row_of(finding: Finding) -> dict[str, Any]:
 
 def deep_record(record: Mapping[str, Any], kind: str) -> DeepRecord:
     """What a record says. Raises RecordError or ValueError."""
-    at = records.moment(str(record["timestamp"]))
+    at = moment(str(record["timestamp"]))
     severity = records.severity_in(record)
     faults = tuple(one for one in deep_faults(record) if min(one.severity, severity) is not Severity.PASS)
     clean = record.get("status") == Status.PASS.value and not faults and not record.get("unobserved")
@@ -161,7 +162,7 @@ def take(memory: Memory, deep: DeepRecord, now: Now, escalate_after: int) -> Mem
 
 def _moment(text: object) -> datetime | None:
     try:
-        return records.moment(str(text))
+        return moment(str(text))
     except ValueError:
         return None
 

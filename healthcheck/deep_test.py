@@ -11,6 +11,7 @@ from healthcheck import record as records
 from healthcheck.checks.driver import being_changed
 from healthcheck.events import CONDITION_STATUS
 from healthcheck.model import Status
+from healthcheck.moments import moment, timestamp
 from healthcheck.node import QUARANTINE_RESULT, STATUS, SWEEP_RESULT, NodeState, is_tested
 from healthcheck.record import RecordError
 from healthcheck.run import run_on
@@ -49,7 +50,7 @@ class Attempt:
     why: str = ""
 
     def __str__(self) -> str:
-        return f"tried in vain at {records.timestamp(self.at)}" + (f": {self.why}" if self.why else "")
+        return f"tried in vain at {timestamp(self.at)}" + (f": {self.why}" if self.why else "")
 
 
 def last_attempt(node: NodeState, now: datetime) -> Attempt | None:
@@ -109,7 +110,7 @@ def obstacle(node: NodeState, heard: datetime | None, now: datetime) -> str:
 def _obstacles(node: NodeState, heard: datetime | None, now: datetime) -> Iterator[str]:
     run = run_on(node, now)
     if run is not None:
-        yield f"a deep run ({run.kind.value}) uses it until {records.timestamp(run.until)}"
+        yield f"a deep run ({run.kind.value}) uses it until {timestamp(run.until)}"
     if not node.gpus:
         yield "offers no GPUs to pods"
     if node.cordoned:
@@ -174,6 +175,6 @@ def _record(node: NodeState, key: str) -> dict[str, Any]:
 
 def _moment(record: Mapping[str, Any]) -> datetime | None:
     try:
-        return records.moment(str(record.get("timestamp"))).astimezone(UTC)
+        return moment(str(record.get("timestamp"))).astimezone(UTC)
     except (ValueError, OverflowError):
         return None

@@ -60,6 +60,15 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Sight:
+    """When a word on the Node was first seen here. It speaks of nothing later, whatever it says of itself."""
+
+    name: str
+    """Tells it from what stands there later."""
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class Standing:
     """A finding and when it was seen. `last_at` is monotonic, in seconds of the boot `boot_id`."""
 
@@ -151,6 +160,8 @@ class Memory:
     taken: Mapping[str, str] = field(default_factory=dict)
     """By the name of its annotation: the timestamp of the last deep record whose findings are among `standing`, or left
     it since."""
+    sights: Mapping[str, Sight] = field(default_factory=dict)
+    """By what it is: the last release, and the last quarantine run that passed."""
 
 
 def gpu_address(subject: str) -> str:

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck import record as records
+from healthcheck import strict_json
 from healthcheck.expectation import FirstSeen, Place
-from healthcheck.memory import Hit, Key, Memory, Standing
+from healthcheck.memory import Hit, Key, Memory, Release, Sight, Standing
+from healthcheck.moments import exact, moment
 
 SCHEMA = 2
 _LONGEST = 4 << 20
@@ -109,13 +111,16 @@ def _content(memory: Memory) -> bytes:
             "instance_type": memory.instance_type,
             "taken": dict(memory.taken),
             "findings": [records.finding_row(one) | _own(one) for one in memory.standing],
-            "released": records.release_row(memory.released) if memory.released else None,
-            "acknowledged": [records.acknowledgement_row(one) for one in memory.acknowledged],
+            "released": _release_row(memory.released) if memory.released else None,
+            "acknowledged": [
+                records.acknowledgement_row(one) | {"last_seen": exact(one.last_seen)} for one in memory.acknowledged
+            ],
+            "sights": {kind: [one.name, exact(one.at)] for kind, one in memory.sights.items()},
             "gpus": {address: dict(about) for address, about in memory.gpus.items()},
             "recovery": dict(memory.recovery),
             "last_xid": dict(memory.last_xid),
             "hits": [[*key, *_hit_row(hit)] for key, hits in memory.hits.items() for hit in hits],
-            "ended": [[*key, *(records.timestamp(at) for at in ends)] for key, ends in memory.ended.items()],
+            "ended": [[*key, *(exact(at) for at in ends)] for key, ends in memory.ended.items()],
             "first": {
                 "efa": memory.first.efa,
                 "places": {address: [one.numa_node, one.switch] for address, one in memory.first.places.items()},
@@ -126,50 +131,59 @@ def _content(memory: Memory) -> bytes:
 
 
 def _own(one: Standing) -> dict[str, Any]:
-    """What a record on the Node has no use for."""
-    return {"boot_id": one.boot_id, "escalates": one.finding.escalates}
+    """What a record on the Node has no use for: what is read back is what was written, to the last digit."""
+    return {
+        "boot_id": one.boot_id,
+        "escalates": one.finding.escalates,
+        "first_seen": exact(one.first_seen),
+        "last_seen": exact(one.last_seen),
+        "at": one.last_at,
+    }
+
+
+def _release_row(release: Release) -> dict[str, str]:
+    return {"by": release.by, "reason": release.reason, "at": exact(release.at)}
 
 
 def _hit_row(hit: Hit) -> tuple[Any, ...]:
-    return (hit.process, hit.place, hit.at, records.timestamp(hit.seen))
+    return (hit.process, hit.place, hit.at, exact(hit.seen))
 
 
 def _parse(raw: bytes) -> Memory:
-    if len(raw) > _LONGEST:
-        raise ValueError(f"more than {_LONGEST} bytes")
     head, _, rest = raw.partition(b"\n")
-    header = json.loads(head)
+    header = strict_json.loads(head, _LONGEST)
     if header["schema"] != SCHEMA:
         raise ValueError(f"schema {header['schema']!r}; this version reads {SCHEMA}")
     body = rest.removesuffix(b"\n")
     if header["sha256"] != _digest(body):
         raise ValueError("its digest is not that of its content")
-    return _memory(json.loads(body))
+    return _memory(strict_json.loads(body, _LONGEST))
 
 
 def _memory(content: Mapping[str, Any]) -> Memory:
     cursor, loaded, released = content["cursor"], content["driver_loaded_at"], content["released"]
     hits: dict[Key, tuple[Hit, ...]] = {}
     for reason, address, process, place, at, seen in content["hits"]:
-        hit = Hit(str(process), str(place), float(at), records.moment(seen))
+        hit = Hit(str(process), str(place), records.seconds(at), moment(seen))
         hits[reason, address] = (*hits.get((reason, address), ()), hit)
     return Memory(
         machine=str(content["machine"]),
         boot_id=str(content["boot_id"]),
-        cursor=None if cursor is None else int(cursor),
-        driver_loaded_at=None if loaded is None else float(loaded),
+        cursor=None if cursor is None else records.whole(cursor),
+        driver_loaded_at=None if loaded is None else records.seconds(loaded),
         standing=tuple(_standing(row) for row in content["findings"]),
         released=None if released is None else records.release_in(released),
         acknowledged=tuple(records.acknowledgement_in(row) for row in content["acknowledged"]),
         gpus={str(address): dict(about) for address, about in content["gpus"].items()},
         recovery={str(address): int(action) for address, action in content["recovery"].items()},
-        last_xid={str(address): float(at) for address, at in content["last_xid"].items()},
+        last_xid={str(address): records.seconds(at) for address, at in content["last_xid"].items()},
         hits=hits,
-        ended={(row[0], row[1]): tuple(records.moment(at) for at in row[2:]) for row in content["ended"]},
+        ended={(row[0], row[1]): tuple(moment(at) for at in row[2:]) for row in content["ended"]},
         # An earlier version of this program did not write these.
         first=_first(content["first"]) if "first" in content else FirstSeen(),
         instance_type=str(content.get("instance_type", "")),
         taken={str(kind): str(at) for kind, at in content.get("taken", {}).items()},
+        sights={str(kind): Sight(str(name), moment(at)) for kind, (name, at) in content.get("sights", {}).items()},
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from healthcheck.expectation import RuntimeClass
 from healthcheck.model import PREFIX
+from healthcheck.moments import EARLIEST, moment_or_none
 
 STATUS, SEVERITY, LAST_CHECK = (f"{PREFIX}/{key}" for key in ("status", "severity", "last-check"))
 RESULTS, SWEEP_RESULT, QUARANTINE_RESULT, RELEASE = (
@@ -118,12 +119,5 @@ def _owns(entry: object, path: Sequence[str]) -> bool:
 
 
 def _manager(entry: Mapping[str, Any]) -> FieldManager:
-    try:
-        at = datetime.fromisoformat(str(entry.get("time")))
-    except ValueError:
-        at = _NEVER
-    return FieldManager(str(entry.get("manager", "")), at if at.tzinfo else _NEVER)
-
-
-_NEVER = datetime.fromisoformat("0001-01-01T00:00:00Z")
-"""Of an entry without a time: older than anything that it could speak of."""
+    # Without a time it is older than anything that it could speak of.
+    return FieldManager(str(entry.get("manager", "")), moment_or_none(entry.get("time")) or EARLIEST)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import healthcheck
+from healthcheck import strict_json
 from healthcheck.memory import Acknowledgement, Memory, Release, Standing
 from healthcheck.model import Finding, Nature, Severity, Status
+from healthcheck.moments import EARLIEST, moment, timestamp
 from healthcheck.verdict import Verdict
 
 SCHEMA = 1
@@ -25,8 +26,11 @@ LEVEL_4 = "4-dcgm-diag-l4"
 _SHORT_DETAIL = 40
 _SHARE_OF_THE_BLIND = 4
 """Of the room in a record: a quarter is left to what could not be seen, when there is too much of it."""
-_LONGEST_WORD = 200
-_NEVER = datetime.min.replace(tzinfo=UTC)
+_LONGEST_WORD, _LONGEST_SHOWN = 200, 40
+_MOST_WHOLE = 10**19
+"""As many digits as the kernel's log gives its records."""
+_MOST_SECONDS = 1e13
+"""More than the kernel's log can say, and few enough that a float keeps the milliseconds."""
 _VOLATILE = ("timestamp", "cursor")
 
 
@@ -87,20 +91,12 @@ def load(text: str) -> dict[str, Any]:
     if len(text) > 4 * LONGEST:
         raise RecordError(f"{len(text)} characters; a record has at most {LONGEST}")
     try:
-        record = json.loads(text, parse_float=_number, parse_constant=_number)
-    except (ValueError, RecursionError) as error:
+        record = strict_json.loads(text, 4 * LONGEST)
+    except ValueError as error:
         raise RecordError(f"no JSON: {error}") from None
     if not isinstance(record, dict):
         raise RecordError(f"a JSON {type(record).__name__}; a record is an object")
     return record
-
-
-def _number(word: str) -> float:
-    """Python reads NaN, Infinity and 1e999, and writes what no other program reads then."""
-    number = float(word)
-    if not math.isfinite(number):
-        raise ValueError(f"{word[:_LONGEST_WORD]} is no number")
-    return number
 
 
 def severity_in(record: Mapping[str, Any]) -> Severity:
@@ -146,7 +142,7 @@ def remembered(record: Mapping[str, Any]) -> Memory:
         return Memory(
             machine=str(record["machine"]),
             boot_id=str(record["boot_id"]),
-            cursor=cursor if isinstance(cursor, int) else None,
+            cursor=cursor if _is_whole(cursor) else None,
             standing=standing,
             released=release_in(record["released"]) if record.get("released") else None,
             acknowledged=acknowledged,
@@ -161,10 +157,6 @@ def taken_in(record: Mapping[str, Any]) -> dict[str, str]:
     taken = record.get("taken")
     rows = taken.items() if isinstance(taken, dict) else ()
     return {kind: at for kind, at in rows if kind in DEEP_KINDS and isinstance(at, str)}
-
-
-def timestamp(at: datetime) -> str:
-    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def level_4_status(record: Mapping[str, Any]) -> str:
@@ -226,7 +218,7 @@ def standing_in(row: Mapping[str, Any], boot_id: str) -> Standing:
         source=str(row.get("source", "")),
     )
     first, last = (moment(row[key]) for key in ("first_seen", "last_seen"))
-    at, count, seq = float(row.get("at", 0.0)), int(row["count"]), int(row.get("seq", -1))
+    at, count, seq = seconds(row.get("at", 0.0)), whole(row["count"]), whole(row.get("seq", -1))
     boot_id = str(row.get("boot_id", boot_id))
     return Standing(finding, str(row["check"]), Nature(row["nature"]), first, last, count, boot_id, at, seq)
 
@@ -260,11 +252,12 @@ def _groups(acknowledged: Iterable[Acknowledgement]) -> list[dict[str, Any]]:
 
 
 def _acknowledged_in(group: Mapping[str, Any]) -> Iterator[Acknowledgement]:
-    seen = moment(group["last_seen"]).replace(microsecond=999_999) if "last_seen" in group else _NEVER
+    # What has its place in the log needs no time.
+    seen = moment(group["last_seen"]).replace(microsecond=999_999) if "last_seen" in group else EARLIEST
     for name in group["findings"]:
         reason, _, subject = str(name).partition(" ")
         cursor = group["cursor"]
-        yield Acknowledgement(reason, subject, str(group["boot_id"]), None if cursor is None else int(cursor), seen)
+        yield Acknowledgement(reason, subject, str(group["boot_id"]), None if cursor is None else whole(cursor), seen)
 
 
 def acknowledgement_row(one: Acknowledgement) -> dict[str, Any]:
@@ -283,17 +276,28 @@ def acknowledgement_in(row: Mapping[str, Any]) -> Acknowledgement:
         str(row["reason"]),
         str(row["subject"]),
         str(row["boot_id"]),
-        None if cursor is None else int(cursor),
+        None if cursor is None else whole(cursor),
         moment(row["last_seen"]),
     )
 
 
-def moment(text: str) -> datetime:
-    """A time with its zone. Raises ValueError."""
-    at = datetime.fromisoformat(text)
-    if at.tzinfo is None:
-        raise ValueError("a time without its zone")
-    return at
+def whole(value: object) -> int:
+    """A count, or a place in the log. Raises ValueError."""
+    if not isinstance(value, int) or not _is_whole(value):
+        raise ValueError(f"a whole number of at most 19 digits is wanted, not {str(value)[:_LONGEST_SHOWN]}")
+    return value
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -1 <= value < _MOST_WHOLE
+
+
+def seconds(value: object) -> float:
+    """Of a monotonic clock. Raises ValueError."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not isinstance(value, int | float) or not is_number or not abs(value) <= _MOST_SECONDS:
+        raise ValueError(f"a number of seconds is wanted, not {str(value)[:_LONGEST_SHOWN]}")
+    return float(value)
 
 
 def within_limit(record: dict[str, Any]) -> dict[str, Any]:

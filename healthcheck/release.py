@@ -11,6 +11,7 @@ from typing import Any
 from healthcheck import record as records
 from healthcheck.memory import Acknowledgement, Release
 from healthcheck.model import Nature, Severity, Status
+from healthcheck.moments import moment, timestamp
 from healthcheck.node import FIELD_MANAGER, QUARANTINE_RESULT, RELEASE, RESULTS, STATUS, SWEEP_RESULT, NodeState
 from healthcheck.record import RecordError
 from healthcheck.verdict import worst
@@ -78,7 +79,7 @@ def acknowledgements(faults: Iterable[Fault]) -> tuple[Acknowledgement, ...]:
 def dump_release(release: Release) -> str:
     """The annotation's text."""
     rows = [records.acknowledgement_row(one) for one in release.findings]
-    word = {"by": release.by, "reason": release.reason, "at": records.timestamp(release.at), "findings": rows}
+    word = {"by": release.by, "reason": release.reason, "at": timestamp(release.at), "findings": rows}
     return json.dumps(word, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -91,7 +92,7 @@ def parse_release(text: str) -> Release:
             raise RecordError(f"findings: a list is wanted, not {type(rows).__name__}")
         by, reason = str(content["by"])[:_LONGEST_WORD], str(content["reason"])[:_LONGEST_REASON]
         findings = tuple(_whole_second(records.acknowledgement_in(row)) for row in rows)
-        return Release(by, reason, records.moment(content["at"]), findings)
+        return Release(by, reason, moment(content["at"]), findings)
     except (KeyError, ValueError, TypeError, OverflowError) as error:
         raise RecordError(f"no release ({{by, reason, at, findings}}): {error!r}") from None
 
@@ -158,7 +159,7 @@ def _is_heeded(node: NodeState, at: datetime) -> bool:
     """Whether our record on this same object tells of a release made then, or since."""
     try:
         released = (_record(node, RESULTS) or {}).get("released")
-        return released is not None and records.moment(released["at"]) >= at
+        return released is not None and moment(released["at"]) >= at
     except (RecordError, KeyError, ValueError, TypeError):
         return False
 
@@ -225,7 +226,7 @@ def _fault(row: Mapping[str, Any], record: Mapping[str, Any], nature: Any) -> Fa
 
 def _seen(text: object) -> datetime | None:
     try:
-        return records.moment(str(text))
+        return moment(str(text))
     except ValueError:
         return None
 

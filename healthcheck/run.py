@@ -15,6 +15,7 @@ from typing import Any
 
 from healthcheck import record as records
 from healthcheck.model import PREFIX
+from healthcheck.moments import moment, timestamp
 from healthcheck.node import MAINTENANCE, MODE, RUN, NodeState
 from healthcheck.record import RecordError
 
@@ -85,7 +86,7 @@ def take(node: NodeState, run: Run, now: datetime) -> dict[str, Any] | None:
     """
     if run_on(node, now) is not None:
         return None
-    text = {"kind": run.kind.value, "holder": run.holder, "until": records.timestamp(run.until)}
+    text = {"kind": run.kind.value, "holder": run.holder, "until": timestamp(run.until)}
     kept = [taint for taint in node.taints if not _is_maintenance(taint)]
     if run.kind is not Kind.SWEEP:
         kept.append({"key": MAINTENANCE, "value": run.kind.value, "effect": _EFFECT})
@@ -138,6 +139,6 @@ def _is_maintenance(taint: Mapping[str, Any]) -> bool:
 def _parse(text: str) -> Run:
     content = records.load(text)
     try:
-        return Run(Kind(content["kind"]), str(content["holder"])[:_LONGEST_HOLDER], records.moment(content["until"]))
+        return Run(Kind(content["kind"]), str(content["holder"])[:_LONGEST_HOLDER], moment(content["until"]))
     except (KeyError, ValueError, TypeError) as error:
         raise RecordError(f"no run ({{kind, holder, until}}): {error!r}") from None

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from healthcheck.exits import escalated, is_acknowledged, recovered
 from healthcheck.memory import MOST_GPUS, Hit, Memory, Standing, age_seconds, gpu_address, with_newest, worst_first
 from healthcheck.model import Finding, Nature, Now, Outcome, Severity, Sighting
+from healthcheck.moments import ago
 
 WINDOW_SECONDS = 60.0
 """Events of one GPU this close in kernel time are judged together (contract, section 2, workflows)."""
@@ -179,4 +180,4 @@ def _is_recent(memory: Memory, hit: Hit, now: Now) -> bool:
 
 def _seen(sighting: Sighting, now: Now) -> datetime:
     """The log's own time, never before it and never in the future: the wall clock may have jumped."""
-    return now.wall - timedelta(seconds=max(now.monotonic - sighting.at, 0.0))
+    return ago(now.wall, max(now.monotonic - sighting.at, 0.0))

@@ -12,6 +12,7 @@ from typing import Any
 
 from healthcheck import record as records
 from healthcheck.model import Severity
+from healthcheck.moments import moment
 from healthcheck.node import QUARANTINE_RESULT, RELEASE, RESULTS, NodeState
 from healthcheck.record import RecordError
 from quarantine.release import Recommendation
@@ -88,7 +89,7 @@ def _before(row: Mapping[str, Any], released: datetime | None) -> bool:
 
 def _moment(text: object) -> datetime | None:
     try:
-        return records.moment(str(text))
+        return moment(str(text))
     except ValueError:
         return None
 

@@ -22,6 +22,7 @@ from healthcheck import run as runs
 from healthcheck.checks.driver import being_changed
 from healthcheck.cluster import Cluster, ClusterError, Conflict, Unavailable
 from healthcheck.gpu_resources import GpuPod
+from healthcheck.moments import timestamp
 from healthcheck.node import QUARANTINE_RESULT, RESULTS, RUN, NodeState, is_tested
 from healthcheck.release import taken_on
 from healthcheck.run import Kind, Run
@@ -79,7 +80,7 @@ class Marks:
         """What stands in the way of a test now, '' for nothing. Raises ClusterError."""
         held = runs.run_on(_without_dead(node), _now())
         if held is not None:
-            until = records.timestamp(held.until)
+            until = timestamp(held.until)
             return f"a deep run ({held.kind.value}, {held.holder}) has the node until {until}"
         if is_tested(node):
             return "HyperPod tests the node"
@@ -149,7 +150,7 @@ class Marks:
             node = self._cluster.read_node(self._node)
         except ClusterError:
             return False
-        return RESULTS not in node.annotations or taken_on(node).get(KIND) == records.timestamp(self._at)
+        return RESULTS not in node.annotations or taken_on(node).get(KIND) == timestamp(self._at)
 
     def wait_until_seen(self, begun: Begun, seconds: float, stopping: threading.Event) -> None:
         """Until the agent's look sees all of the node: one beside a test, which loads driver and devices, may not have.

@@ -17,6 +17,7 @@ from healthcheck.checks import dcgm_diag, efa_loopback, nccl_allreduce
 from healthcheck.deep_record import row_of
 from healthcheck.memory import Memory
 from healthcheck.model import Check, Finding, Nature, Outcome, Severity, Status, Unobserved
+from healthcheck.moments import moment, timestamp
 from healthcheck.node import QUARANTINE_RESULT, RESULTS, NodeState
 from healthcheck.record import RecordError
 from healthcheck.release import Fault, deep_faults, is_taken, taken_on
@@ -158,8 +159,8 @@ def render(begun: Begun, progress: Progress, node: NodeState, at: datetime) -> d
     severity = worst(Severity[row["severity"]] for row in rows)
     status = status_of(severity, could_not_look=bool(progress.unobserved))
     record: dict[str, Any] = {
-        "timestamp": records.timestamp(at),
-        "started": records.timestamp(begun.started),
+        "timestamp": timestamp(at),
+        "started": timestamp(begun.started),
         "node": begun.node,
         "suite": "level-4",
         "by": "quarantine",
@@ -194,11 +195,11 @@ def is_blind(begun: Begun, node: NodeState, at: datetime) -> bool:
 def _silence(begun: Begun, node: NodeState, at: datetime) -> Iterator[Unobserved]:
     """An agent tells of its node at least hourly: one that has not for hours has not looked, whatever it said last."""
     try:
-        told = records.moment(str(records.load(node.annotations.get(RESULTS, "")).get("timestamp")))
+        told = moment(str(records.load(node.annotations.get(RESULTS, "")).get("timestamp")))
     except (RecordError, ValueError):
         return
     if (at - told).total_seconds() > max(_SILENT_SECONDS, _MISSED_LOOKS * begun.look_seconds):
-        yield Unobserved("AgentSilent", f"the node's agent has told nothing since {records.timestamp(told)}")
+        yield Unobserved("AgentSilent", f"the node's agent has told nothing since {timestamp(told)}")
 
 
 def _look(node: NodeState) -> tuple[Memory, tuple[Unobserved, ...]]:

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from healthcheck import record as records
 from healthcheck.cluster import Cluster, ClusterError
 from healthcheck.job_template import TemplateError
 from healthcheck.log import log_as_json
+from healthcheck.moments import timestamp
 from sweeper.select import Decision
 from sweeper.settings import SweeperSettings, cluster_values
 from sweeper.sweep import Plan, Sweep
@@ -97,7 +97,7 @@ def _table(plan: Plan) -> Table:
 
 
 def _tested(decision: Decision) -> str:
-    return records.timestamp(decision.node.tested.at) if decision.node.tested else "never"
+    return timestamp(decision.node.tested.at) if decision.node.tested else "never"
 
 
 if __name__ == "__main__":

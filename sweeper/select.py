@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from healthcheck import record as records
 from healthcheck.deep_test import Attempt, DeepTest, is_due, is_overdue, last_attempt, last_deep_test, obstacle
+from healthcheck.moments import timestamp
 from healthcheck.node import INSTANCE_TYPE, RESULTS, NodeState
 from healthcheck.run import run_on
 
@@ -126,7 +126,7 @@ def _unfit(node: Candidate, holder: str, tried: datetime, interval: timedelta, n
     if not interval:
         return "DCGM_L2_INTERVAL is 0: there are no deep tests"
     if node.tested and not is_due(node.tested, interval, now):
-        return f"tested at {records.timestamp(node.tested.at)}"
+        return f"tested at {timestamp(node.tested.at)}"
     if node.obstacle:
         return node.obstacle
     if holder:

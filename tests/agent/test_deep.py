@@ -29,11 +29,11 @@ from agent.idle import Idleness
 from agent.marks import HOLDER, OwnNode
 from agent.runs import Runs
 from healthcheck import clock
-from healthcheck import record as records
 from healthcheck import run as deep_runs
 from healthcheck.cluster import Cluster, node_state
 from healthcheck.expectation import DeepRun, Expectation
 from healthcheck.model import Evidence, Host, Now, Probe, Severity, Unobserved
+from healthcheck.moments import timestamp
 from healthcheck.node import NodeState
 from healthcheck.probes.dcgm import Dcgm
 from healthcheck.probes.nvml import NVML, DriverLook, Gpu, Gpus
@@ -58,7 +58,7 @@ GPU_POD = {
 
 
 def ago(hours: float) -> str:
-    return records.timestamp(datetime.now(UTC) - timedelta(hours=hours))
+    return timestamp(datetime.now(UTC) - timedelta(hours=hours))
 
 
 def swept(hours: float, **more: Any) -> str:

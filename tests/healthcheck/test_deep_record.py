@@ -14,6 +14,7 @@ from healthcheck.deep_record import Ran, render, take, untaken
 from healthcheck.looks import looked
 from healthcheck.memory import Memory
 from healthcheck.model import Finding, Nature, Now, Outcome, Passed, Severity, Unobserved
+from healthcheck.moments import timestamp
 from healthcheck.node import QUARANTINE_RESULT, RESULTS, SWEEP_RESULT, NodeState
 from healthcheck.probes.nvml import Gpu
 from healthcheck.release import UNTOLD, faults_on, other_severities, read_release, release_of
@@ -30,7 +31,7 @@ MEMORY, PCIE = "DcgmDiagMemory", "DcgmDiagPcie"
 
 
 def moment(minutes: float = 0) -> str:
-    return records.timestamp(WALL + timedelta(minutes=minutes))
+    return timestamp(WALL + timedelta(minutes=minutes))
 
 
 def at(minutes: float) -> Now:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from healthcheck.cluster import node_state
+from healthcheck.moments import EARLIEST
 from healthcheck.node import STATUS, FieldManager, managers_of_label
 
 AT = datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC)
@@ -36,7 +37,7 @@ def test_notes_of_another_shape_name_nobody(fields: object) -> None:
 def test_an_owner_without_a_time_is_older_than_everything(time: str) -> None:
     (owner,) = managers_of_label([entry(STATUS, time=time)], STATUS)
 
-    assert owner.at < datetime(1970, 1, 1, tzinfo=UTC)
+    assert owner.at == EARLIEST
 
 
 @pytest.mark.parametrize(("quantity", "count"), [("32", 32), ("0", 0)])

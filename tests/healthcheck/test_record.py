@@ -11,6 +11,7 @@ import pytest
 from healthcheck import record as records
 from healthcheck.memory import Acknowledgement, Memory, Release
 from healthcheck.model import Nature, Outcome, Severity, Unobserved
+from healthcheck.moments import timestamp
 from healthcheck.record import LONGEST, RecordError, passed_since
 from healthcheck.verdict import decide
 from tests.healthcheck.examples import BLIND, BOOT, IDENTITY, MACHINE, NODE, WALL, fault, remembers, says, stands
@@ -296,7 +297,7 @@ def test_an_event_that_comes_again_is_no_news_at_once(
     ],
 )
 def test_times_are_written_in_utc(at: datetime, text: str) -> None:
-    assert records.timestamp(at) == text
+    assert timestamp(at) == text
 
 
 def test_a_blind_check_does_not_make_a_healthy_record_long() -> None:

@@ -14,6 +14,7 @@ from healthcheck import record as records
 from healthcheck.cluster import node_state
 from healthcheck.deep_record import deep_record
 from healthcheck.model import Severity
+from healthcheck.moments import moment
 from healthcheck.run import clear
 from quarantine.marks import HELD
 from tests.agent.test_deep import answer
@@ -187,16 +188,16 @@ def test_kill_9_at_each_write_leaves_a_record_that_is_right_and_a_node_that_the_
     final = world.record
     assert (number, final["recommendation"]) == (9, "replace")
 
-    for moment in (f"{one} {when}" for one in range(1, number + 1) for when in ("before", "after")):
+    for kill_at in (f"{one} {when}" for one in range(1, number + 1) for when in ("before", "after")):
         world.annotate(quarantine_result=None)
-        with world.started(program="tests.quarantine.dying", KILL_AT=moment) as process:
+        with world.started(program="tests.quarantine.dying", KILL_AT=kill_at) as process:
             assert process.wait(60) == -signal.SIGKILL
         record = world.record
         has_found = bool(record) and bool(record["findings"])
         told = record.get("recommendation", "")
-        assert told == ("replace" if has_found else "rerun" if record else ""), moment
-        assert world.marks in (NOBODY, OURS), moment
-        if moment == f"{number} after":
+        assert told == ("replace" if has_found else "rerun" if record else ""), kill_at
+        assert world.marks in (NOBODY, OURS), kill_at
+        if kill_at == f"{number} after":
             assert (world.marks, record["findings"]) == (NOBODY, final["findings"])
 
     (world.host.root / "nccl/fails").unlink()
@@ -214,4 +215,4 @@ def test_a_run_holds_the_node_for_minutes_at_a_time(world: World) -> None:
     with world.started() as process:
         at_work(world, process, LEVEL_4)
         run = json.loads(world.annotations[f"{P}/run"])
-    assert records.moment(run["until"]) - records.moment(world.record["started"]) < 2 * HELD
+    assert moment(run["until"]) - moment(world.record["started"]) < 2 * HELD

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from healthcheck import record as records
 from healthcheck.deep_record import deep_record
+from healthcheck.moments import moment, timestamp
 from healthcheck.record import passed_since
 from tests.agent.test_deep import answer
 from tests.probes.dcgm_documents import FAULTY, Said
@@ -26,7 +26,7 @@ def statuses(world: World) -> dict[str, str]:
 
 
 def run_of(kind: str, minutes: float) -> str:
-    until = records.timestamp(datetime.now(UTC) + timedelta(minutes=minutes))
+    until = timestamp(datetime.now(UTC) + timedelta(minutes=minutes))
     return json.dumps({"kind": kind, "holder": "somebody", "until": until})
 
 
@@ -38,7 +38,7 @@ def test_a_node_that_passes_goes_back_to_service(world: World) -> None:
     assert (record["recommendation"], record["node"], record["by"]) == ("return-to-service", NODE, "quarantine")
     assert statuses(world) == {LEVEL_4: "pass", LOOPBACK: "pass", ALL_REDUCE: "pass"}
     assert (record["findings"], record["unobserved"], "running" in record) == ([], [], False)
-    assert passed_since(record) == records.moment(record["started"])
+    assert passed_since(record) == moment(record["started"])
     assert deep_record(record, "quarantine-result").all_passed
     assert (world.marks, world.node["spec"]["taints"]) == (NOBODY, [SPOT])
 
@@ -246,7 +246,7 @@ class TestWhatTheAgentsRecordSays:
     ) -> None:
         (world.folder / "config").mkdir()
         (world.folder / "config/CHECK_INTERVAL").write_text(every)
-        told = records.timestamp(datetime.now(UTC) - timedelta(hours=hours))
+        told = timestamp(datetime.now(UTC) - timedelta(hours=hours))
         assert self.recommended(world, self.results(timestamp=told)) == said
 
     def test_a_look_that_met_a_test_is_no_reason_to_run_for_hours_again(self, world: World) -> None:

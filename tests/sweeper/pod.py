@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from healthcheck import record as records
+from healthcheck.moments import timestamp
 from tests.agent.world import P, World
 from tests.probes.dcgm_documents import Said, Story, dcgm_4, runtime_error
 
@@ -24,7 +24,7 @@ ALL_SKIPPED = json.dumps(dcgm_4(Story(8, skipped=[(test, gpu) for test in ("memo
 
 def swept(hours_ago: float, status: str = "pass", **more: Any) -> str:
     """The record of an earlier sweep."""
-    at = records.timestamp(datetime.now(UTC) - timedelta(hours=hours_ago))
+    at = timestamp(datetime.now(UTC) - timedelta(hours=hours_ago))
     return json.dumps({"timestamp": at, "status": status, "severity": "PASS", "by": "sweep", **more})
 
 

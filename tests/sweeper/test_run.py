@@ -14,8 +14,8 @@ import pytest
 
 from healthcheck.cluster import node_state
 from healthcheck.deep_test import last_deep_test
+from healthcheck.moments import moment
 from healthcheck.probes.dcgm import HURRY_SECONDS, Dcgm
-from healthcheck.record import moment
 from sweeper import run
 from tests.agent.world import P, StandIn, World
 from tests.probes.dcgm_documents import FAULTY, NOT_PERSISTENT, Said

@@ -1,0 +1,71 @@
+"""Times as text, in both directions: whatever is written here is read back here, and nothing else is a time."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
+LATEST = datetime(9998, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
+"""A year short of what a datetime holds, so that no zone and no sum of ours goes over its end."""
+CLOCKS_APART = timedelta(minutes=5)
+"""The clocks of two machines may be this far from each other: what is dated later than this is of the future."""
+_LONGEST = 40
+
+
+def moment(text: object) -> datetime:
+    """A time with its zone, in UTC. Raises ValueError for what is none, or can't be held."""
+    if not isinstance(text, str) or len(text) > _LONGEST:
+        raise ValueError(f"a time as 2026-11-21T01:02:03Z is wanted, not {_shown(text)}")
+    try:
+        at = datetime.fromisoformat(text)
+        if at.tzinfo is None:
+            raise ValueError(f"{text!r}: a time without its zone")
+        at = at.astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError(f"{text!r}: {error}") from None
+    if not EARLIEST <= at <= LATEST:
+        raise ValueError(f"{text!r}: only the years from {EARLIEST.year} to {LATEST.year} can be held")
+    return at
+
+
+def moment_or_none(text: object) -> datetime | None:
+    try:
+        return moment(text)
+    except ValueError:
+        return None
+
+
+def timestamp(at: datetime) -> str:
+    """To the second, as records have it."""
+    return f"{held(at).replace(microsecond=0, tzinfo=None).isoformat()}Z"
+
+
+def exact(at: datetime) -> str:
+    """To the microsecond: read back, it is the same."""
+    return f"{held(at).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
+
+
+def held(at: datetime) -> datetime:
+    """In UTC, and within what can be read back: a clock that nobody has set may stand anywhere."""
+    try:
+        at = at.astimezone(UTC)
+    except OverflowError:
+        return EARLIEST if at.year < EARLIEST.year else LATEST
+    return min(max(at, EARLIEST), LATEST)
+
+
+def ago(now: datetime, seconds: float) -> datetime:
+    """So many seconds before; never before what can be held."""
+    try:
+        return held(now - timedelta(seconds=seconds))
+    except OverflowError:
+        return EARLIEST
+
+
+def is_future(at: datetime, now: datetime) -> bool:
+    """Whether no clock that is anywhere near ours can have said so yet."""
+    return at > now + CLOCKS_APART
+
+
+def _shown(text: object) -> str:
+    return repr(text[:_LONGEST]) if isinstance(text, str) else f"a {type(text).__name__}"

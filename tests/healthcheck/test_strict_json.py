@@ -1,0 +1,48 @@
+"""JSON of which two readers could make two things is none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthcheck.strict_json import DEEPEST, loads
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(value=VALUES)
+def test_a_document_is_what_was_written(value: Any) -> None:
+    assert loads(json.dumps(value), 10**6) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"a":1,"a":1}', "the key 'a' stands there twice"),
+        ('{"status":"fail","x":{},"status":"pass"}', "the key 'status' stands there twice"),
+        (r'[{"b":[{"a":1,"\u0061":2}]}]', "the key 'a' stands there twice"),
+        ("[NaN]", "NaN is no number"),
+        ("-Infinity", "-Infinity is no number"),
+        ("1e999", "1e999 is no number"),
+        ("[" * 100_000, f"nested deeper than {DEEPEST}"),
+        ("[" * (DEEPEST + 1) + "1" + "]" * (DEEPEST + 1), f"nested deeper than {DEEPEST}"),
+        ("9" * 5000, "Exceeds the limit"),
+        ("x" * 200_001, "200001 characters; at most 200000 are read"),
+        ("", "Expecting value"),
+    ],
+)
+def test_what_is_none_is_refused_with_its_reason(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        loads(text, 200_000)
+
+
+def test_what_is_nested_as_deep_as_allowed_is_read() -> None:
+    assert loads("[" * DEEPEST + "]" * DEEPEST, 1000)
