@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import socketserver
-import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from http import HTTPStatus
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, make_wsgi_app
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.exposition import choose_encoder
 
+from healthcheck.http_server import HttpServer, Page
 from healthcheck.model import Sighting, Status
-
-if TYPE_CHECKING:
-    from wsgiref.types import StartResponse, WSGIEnvironment
 
 _NAMESPACE = "gpu_healthcheck"
 
@@ -106,40 +102,25 @@ class Telemetry:
         return Gauge(f"{_NAMESPACE}_{name}", text, tuple(labels), registry=self.registry)
 
 
-class _Server(socketserver.ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
-    def server_bind(self) -> None:
-        """Bind without asking DNS for our own name, which on a node without DNS takes seconds."""
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = "localhost", self.server_address[1]
-        self.setup_environ()
-
-
-class _Quiet(WSGIRequestHandler):
-    def log_message(self, *_: Any) -> None:
-        """The kubelet asks every few seconds; nobody reads that."""
-
-
 def serve(telemetry: Telemetry, port: int, healthy: Callable[[], bool], ready: Callable[[], bool]) -> int:
     """Serve /metrics, /healthz and /readyz in the background. Returns the port. Raises OSError when it is taken."""
-    metrics = make_wsgi_app(telemetry.registry)
-    answers = {"/healthz": healthy, "/readyz": ready}
-
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        path = environ["PATH_INFO"]
-        if path == "/metrics":
-            exposition: Iterable[bytes] = metrics(environ, start_response)
-            return exposition
-        ask = answers.get(path)
-        word, status = ("not found", "404 Not Found") if ask is None else _word(ask())
-        start_response(status, [("Content-Type", "text/plain")])
-        return [word.encode() + b"\n"]
-
-    server = make_server("", port, app, _Server, _Quiet)
-    threading.Thread(target=server.serve_forever, name="metrics", kwargs={"poll_interval": 60}, daemon=True).start()
-    return server.server_port
+    pages = {
+        "/metrics": lambda accept: _exposition(telemetry.registry, accept),
+        "/healthz": lambda _: _word(healthy()),
+        "/readyz": lambda _: _word(ready()),
+    }
+    server = HttpServer(pages, port)
+    server.start()
+    return server.port
 
 
-def _word(well: bool) -> tuple[str, str]:
-    return ("ok", "200 OK") if well else ("no light look ended in time", "503 Service Unavailable")
+def _exposition(registry: CollectorRegistry, accept: str) -> Page:
+    encode, content_type = choose_encoder(accept)
+    return Page(HTTPStatus.OK, content_type, encode(registry))
+
+
+def _word(well: bool) -> Page:
+    status, word = (
+        (HTTPStatus.OK, b"ok\n") if well else (HTTPStatus.SERVICE_UNAVAILABLE, b"no light look ended in time\n")
+    )
+    return Page(status, "text/plain", word)

@@ -1,0 +1,201 @@
+"""A server for a port that strangers reach: nothing in it grows with what they send.
+
+One thread holds a short table of connections, each for one request, and lets in one a millisecond. A full table gives
+up its oldest, so that the newest, which may be the kubelet's probe, is always let in, and has time to be served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from typing import NamedTuple
+
+import structlog
+
+log = structlog.get_logger()
+
+MOST_CONNECTIONS = 128
+MOST_REQUEST_BYTES = 8192
+PATIENCE_SECONDS = 10.0
+"""For a whole exchange, so that a byte now and then keeps nothing open."""
+_PORTION_BYTES = 2048
+_UNREAD_BYTES = 8192
+"""What the kernel keeps for us of one connection."""
+_BACKLOG = 1024
+"""A burst waits here; what finds no place is tried again by its sender, a second later."""
+_ACCEPT_SECONDS = 0.001
+"""Between two connections: a flood of them takes a fourth of a core, and nobody is pushed out before all who came after
+him filled the table."""
+_MORE_SECONDS = 0.05
+"""Between two portions of one request: all that sends byte by byte takes no more than that."""
+_STARVED_SECONDS = 0.1
+_REST = 9
+"""After a page was made comes a rest of so many times as long: who asks for it without end gets a tenth of a core."""
+_END = b"\r\n\r\n"
+_RESET = struct.pack("ii", 1, 0)
+
+
+class Page(NamedTuple):
+    status: HTTPStatus
+    content_type: str
+    body: bytes
+
+
+Pages = Mapping[str, Callable[[str], Page]]
+"""By path; each is given the request's Accept header."""
+
+
+class HttpServer:
+    """Serves `pages` in a thread of its own. Raises OSError when the port is taken."""
+
+    def __init__(self, pages: Pages, port: int) -> None:
+        self._paces = {path: _Pace(make) for path, make in pages.items()}
+        self._listener = socket.create_server(("", port), backlog=_BACKLOG)
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _UNREAD_BYTES)  # its connections inherit it
+        self._listener.setblocking(False)
+        self._loop = asyncio.new_event_loop()
+        self._talks: dict[asyncio.Task[None], socket.socket] = {}
+        """The oldest first."""
+
+    @property
+    def port(self) -> int:
+        return int(self._listener.getsockname()[1])
+
+    def start(self) -> None:
+        work = self._loop.run_until_complete
+        threading.Thread(target=work, args=(self._accept(),), name="metrics", daemon=True).start()
+
+    async def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = await self._loop.sock_accept(self._listener)
+            except OSError:  # no descriptor left, or a peer that has gone already
+                if not self._give_up_oldest():
+                    await asyncio.sleep(_STARVED_SECONDS)
+            else:
+                if len(self._talks) >= MOST_CONNECTIONS:
+                    self._give_up_oldest()
+                self._let_in(connection)
+            await asyncio.sleep(_ACCEPT_SECONDS)
+
+    def _let_in(self, connection: socket.socket) -> None:
+        task = self._loop.create_task(self._talk(connection))
+        self._talks[task] = connection
+        task.add_done_callback(self._ended)
+
+    def _give_up_oldest(self) -> bool:
+        oldest = next(iter(self._talks), None)
+        return oldest is not None and oldest.cancel()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        connection = self._talks.pop(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, OSError):  # a TimeoutError is one
+            log.error("a request failed", error=repr(error))
+        if task.cancelled() or error is not None:  # the kernel keeps nothing of it, and nobody takes it for answered
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        connection.close()
+
+    async def _talk(self, connection: socket.socket) -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            request = bytearray()
+            while _END not in request and len(request) <= MOST_REQUEST_BYTES:
+                if request:
+                    await asyncio.sleep(_MORE_SECONDS)
+                portion = await self._loop.sock_recv(connection, _PORTION_BYTES)
+                if not portion:
+                    return
+                request += portion
+            await self._loop.sock_sendall(connection, await self._answer(bytes(request)))
+
+    async def _answer(self, request: bytes) -> bytes:
+        exchange = _Exchange(request)
+        if exchange.well_formed:
+            path = exchange.path.partition("?")[0]
+            pace = self._paces.get(path)
+            if pace is None:
+                exchange.send_error(HTTPStatus.NOT_FOUND)
+            else:
+                exchange.send(await pace.page(exchange.headers.get("Accept", "")))
+        return exchange.answer
+
+
+class _Pace:
+    """One page, made for one after the other, with rests between."""
+
+    def __init__(self, make: Callable[[str], Page]) -> None:
+        self._make = make
+        self._turn = asyncio.Lock()
+        self._rested_at = 0.0
+
+    async def page(self, accept: str) -> Page:
+        async with self._turn:
+            began = time.monotonic()
+            if began < self._rested_at:
+                await asyncio.sleep(self._rested_at - began)
+                began = time.monotonic()
+            page = self._make(accept)
+            ended = time.monotonic()
+            self._rested_at = ended + _REST * (ended - began)
+            return page
+
+
+class _Exchange(BaseHTTPRequestHandler):
+    """A request that was read, and the bytes that answer it; a bad one is answered by being read."""
+
+    def __init__(self, request: bytes) -> None:
+        super().__init__(request, ("", 0), None)  # type: ignore[arg-type]  # there is no server of the library's
+
+    def setup(self) -> None:
+        self.rfile = io.BytesIO(self.request)
+        self.wfile = self._written = io.BytesIO()
+
+    def handle(self) -> None:
+        self.well_formed = False
+        self.raw_requestline = self.rfile.readline()
+        if _END not in self.request:
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        elif self.parse_request():
+            self.well_formed = self._is_for_us()
+
+    def finish(self) -> None:
+        """The bytes stay."""
+
+    @property
+    def answer(self) -> bytes:
+        return self._written.getvalue()
+
+    def send(self, page: Page) -> None:
+        self.send_response(page.status)
+        self.send_header("Content-Type", page.content_type)
+        self.send_header("Content-Length", str(len(page.body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(page.body)
+
+    def version_string(self) -> str:
+        return "gpu-healthcheck"
+
+    def log_message(self, *_: object) -> None:
+        """The kubelet asks every few seconds; nobody reads that."""
+
+    def _is_for_us(self) -> bool:
+        if self.command not in ("GET", "HEAD"):
+            self.send_error(HTTPStatus.NOT_IMPLEMENTED)
+        elif self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers:
+            self.send_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        else:
+            return True
+        return False
+
+    def _refuse(self, status: HTTPStatus) -> None:
+        """Before anything of the request was understood."""
+        self.requestline, self.request_version, self.command = "", "HTTP/1.0", ""
+        self.send_error(status)

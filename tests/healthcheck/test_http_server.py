@@ -1,0 +1,207 @@
+"""The real server on loopback, and peers that behave badly in every way that a socket lets them."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import resource
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+
+from healthcheck import http_server
+from healthcheck.http_server import MOST_CONNECTIONS, MOST_REQUEST_BYTES, HttpServer, Page
+from tests.waiting import GIVE_UP_SECONDS, eventually
+
+BIG = b"x" * 8_000_000
+"""More than the kernel takes for a peer that does not read."""
+THREADS = Path("/proc/self/task")
+
+
+@pytest.fixture
+def server() -> HttpServer:
+    pages = {
+        "/well": lambda accept: Page(HTTPStatus.OK, accept or "text/plain", b"ok\n"),
+        "/big": lambda _: Page(HTTPStatus.OK, "text/plain", BIG),
+        "/broken": lambda _: Page(HTTPStatus.OK, "text/plain", b"%d" % (1 // 0)),
+    }
+    server = HttpServer(pages, 0)
+    server.start()
+    return server
+
+
+@pytest.fixture
+def open_() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def ask(server: HttpServer, path: str = "/well", method: str = "GET", **more: object) -> tuple[int, bytes]:
+    asking = http.client.HTTPConnection("127.0.0.1", server.port, timeout=GIVE_UP_SECONDS)
+    try:
+        asking.request(method, path, **more)  # type: ignore[arg-type]
+        answer = asking.getresponse()
+        return answer.status, answer.read()
+    finally:
+        asking.close()
+
+
+def connect(server: HttpServer, stack: ExitStack, sent: bytes = b"") -> socket.socket:
+    peer = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=GIVE_UP_SECONDS))
+    peer.sendall(sent)
+    return peer
+
+
+def is_given_up(peer: socket.socket) -> bool:
+    """Whether the server has ended it; what it sent before does not matter."""
+    peer.setblocking(False)
+    try:
+        while peer.recv(65536):
+            pass
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+class TestAnswers:
+    def test_a_page(self, server: HttpServer) -> None:
+        assert ask(server) == (200, b"ok\n")
+        assert ask(server, "/well?x=1") == (200, b"ok\n")
+        assert ask(server, "/big") == (200, BIG)
+
+    def test_head_has_no_body(self, server: HttpServer) -> None:
+        assert ask(server, method="HEAD") == (200, b"")
+
+    @pytest.mark.parametrize(
+        ("request_", "status"),
+        [
+            (b"GET /none HTTP/1.1\r\n\r\n", 404),
+            (b"POST /well HTTP/1.1\r\n\r\n", 501),
+            (b"GET /well HTTP/1.1\r\nContent-Length: 1\r\n\r\nx", 413),
+            (b"GET /well HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", 413),
+            (b"GET /well HTTP/1.1\r\n" + b"a: b\r\n" * 200 + b"\r\n", 431),
+            (b"GET /well HTTP/1.1\r\na: " + b"x" * 4 * MOST_REQUEST_BYTES, 431),
+        ],
+    )
+    def test_what_is_no_plain_get(self, server: HttpServer, open_: ExitStack, request_: bytes, status: int) -> None:
+        peer = connect(server, open_)
+        # What is refused before its end is reset: the rest may meet that, and the answer with it.
+        threading.Thread(target=_send, args=(peer, request_)).start()
+        said = _all_of(peer)
+
+        assert said.startswith(b"HTTP/1.0 %d " % status) or (status in {413, 431} and not said)
+        assert ask(server)[0] == 200
+
+    @pytest.mark.parametrize("noise", [b"GET /well HTTP/7.0", b"\x16\x03\x01\x02\x00\x01", b"", b"GET", b"\xff" * 4000])
+    def test_noise_is_ended(self, server: HttpServer, open_: ExitStack, noise: bytes) -> None:
+        assert b"ok\n" not in _all_of(connect(server, open_, noise + b"\r\n\r\n"))
+        assert ask(server)[0] == 200
+
+    def test_of_several_requests_on_one_connection_the_first(self, server: HttpServer, open_: ExitStack) -> None:
+        request = b"GET /well HTTP/1.1\r\nConnection: keep-alive\r\n\r\n"
+
+        assert _all_of(connect(server, open_, request * 20)).count(b"HTTP/1.0") == 1
+
+    def test_a_page_that_fails_ends_its_own_request_alone(self, server: HttpServer, open_: ExitStack) -> None:
+        assert _all_of(connect(server, open_, b"GET /broken HTTP/1.1\r\n\r\n")) == b""
+        assert ask(server)[0] == 200
+
+
+class TestAFullTable:
+    @pytest.mark.parametrize(
+        "sent",
+        [
+            b"",
+            b"GET /well HTTP/1.1\r\n" + b"a: " + b"x" * (MOST_REQUEST_BYTES // 2),
+            b"GET /big HTTP/1.1\r\n\r\n",
+        ],
+        ids=["idle", "fat", "not reading"],
+    )
+    def test_gives_up_the_oldest_for_the_newest(self, server: HttpServer, open_: ExitStack, sent: bytes) -> None:
+        threads = len(list(THREADS.iterdir()))
+        peers = [connect(server, open_, sent) for _ in range(3 * MOST_CONNECTIONS)]
+
+        assert ask(server) == (200, b"ok\n")
+        assert len(list(THREADS.iterdir())) == threads
+        eventually(lambda: all(map(is_given_up, peers[:MOST_CONNECTIONS])))
+
+    def test_holds_no_more_descriptors_than_its_size(self, server: HttpServer, open_: ExitStack) -> None:
+        before = _descriptors()
+        for _ in range(3 * MOST_CONNECTIONS):
+            connect(server, open_)
+        assert ask(server)[0] == 200  # so all before it were let in
+
+        ours = 3 * MOST_CONNECTIONS
+        assert _descriptors() <= before + ours + MOST_CONNECTIONS + 2
+
+
+class TestPatience:
+    @pytest.fixture(autouse=True)
+    def short(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(http_server, "PATIENCE_SECONDS", 0.2)
+
+    @pytest.mark.parametrize("sent", [b"", b"GET /well", b"GET /big HTTP/1.1\r\n\r\n"])
+    def test_ends_an_exchange_that_takes_too_long(self, server: HttpServer, open_: ExitStack, sent: bytes) -> None:
+        peer = connect(server, open_, sent)
+
+        eventually(lambda: is_given_up(peer))
+
+    def test_is_not_renewed_by_a_byte_now_and_then(self, server: HttpServer, open_: ExitStack) -> None:
+        peer = connect(server, open_, b"GET /well HTTP/1.1\r\na: ")
+
+        def trickle() -> bool:
+            return not _send(peer, b"x") or is_given_up(peer)
+
+        eventually(trickle)
+
+
+def test_without_a_descriptor_left_it_gives_up_what_it_has(server: HttpServer, open_: ExitStack) -> None:
+    old = connect(server, open_)
+    new = open_.enter_context(socket.socket())
+    new.settimeout(GIVE_UP_SECONDS)
+    _exhaust(open_)
+    new.connect(("127.0.0.1", server.port))
+    new.sendall(b"GET /well HTTP/1.1\r\n\r\n")
+
+    assert _all_of(new).endswith(b"ok\n")
+    eventually(lambda: is_given_up(old))
+
+
+def _exhaust(stack: ExitStack) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_descriptors() + 64, hard))
+    try:
+        while True:
+            stack.callback(os.close, os.dup(0))
+    except OSError:
+        return
+
+
+def _descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def _send(peer: socket.socket, sent: bytes) -> bool:
+    try:
+        peer.sendall(sent)
+    except OSError:
+        return False
+    return True
+
+
+def _all_of(peer: socket.socket) -> bytes:
+    said = b""
+    try:
+        while portion := peer.recv(65536):
+            said += portion
+    except ConnectionResetError:
+        pass
+    return said
