@@ -35,8 +35,11 @@ OWNER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": "7c1f0
 SOMEBODY = OWNER | {"name": "somebody", "uid": "7c1f0a66-0000-4000-8000-000000000002"}
 
 NOT_ITS_OWN = "an agent may change its own Node only: the token belongs to 'admission-own'"
-FOREIGN_LABEL = f"an agent may change labels under {P}/ only"
-FOREIGN_NOTE = f"an agent may change annotations under {P}/ only"
+FOREIGN_LABEL = f"an agent may change labels under {P}/ only: status, severity, last-check and mode"
+LABEL_VALUE = "a label of an agent has one of the values that are defined for it"
+FOREIGN_NOTE = f"an agent may change annotations under {P}/ only: results, sweep-result and run"
+TOO_LONG = "an annotation of an agent has 20 KiB at most"
+NO_LEVEL_2 = "an agent takes its Node for a level 2 and for nothing else"
 ENABLED = f"the label {P}/enabled is set by a person, never by an agent"
 FOREIGN_SPEC = "an agent may change nothing of a Node's spec but our taints"
 FOREIGN_TAINT = "an agent may add and drop the taints unhealthy and maintenance, drop startup, and touch no other"
@@ -45,6 +48,7 @@ FINALIZERS = "an agent may not change the finalizers of a Node"
 OWNERS = "an agent may not change the owners of a Node"
 FOREIGN_STATUS = "an agent may change nothing of a Node's status but the condition GpuHealthy"
 FOREIGN_CONDITION = "an agent may change no condition but GpuHealthy"
+CONDITION = "the condition GpuHealthy stands once, True, False or Unknown, with a reason in PascalCase"
 HEARTBEAT = "an agent may keep its own heartbeat only: the token belongs to 'admission-own'"
 SLOT = "an agent may take and give back a slot for its own node only: the token belongs to 'admission-own'"
 SLOT_NAME = "a place in the fleet budget is called slot-<number>"
@@ -54,6 +58,7 @@ EVENT_CHANGED = "an agent may change its own Events only"
 RELEASED = f"the annotation {P}/release is written by a person; an agent may remove it only"
 QUARANTINED = "the annotations quarantine-result and cordoned-by are a quarantine run's, never an agent's"
 LEVEL_2 = "an agent's own maintenance is a level 2"
+TRUE = "an agent's taint unhealthy has the value true"
 UNBOUND = "the token is bound to no node"
 RBAC = "cannot {}"
 
@@ -162,7 +167,7 @@ class Refused:
     """One write that must not go through; the name reads as the sentence `an agent may not …`."""
 
     what: str
-    body: dict[str, Any]
+    body: dict[str, Any] | list[dict[str, Any]]
     message: str
     through: tuple[str, ...] = (MAIN,)
     node: str = OWN
@@ -172,6 +177,47 @@ class Refused:
 BOTH = (MAIN, STATUS)
 READY_LOST = {"type": "Ready", "status": "False", "reason": "Planted", "message": "planted"}
 PRESSURE = {"type": "DiskPressure", "status": "True", "reason": "Planted", "message": "planted"}
+VERDICT = {"type": "GpuHealthy", "status": "False", "reason": "Xid79", "message": "a GPU fell off the bus"}
+RUN = '{"kind":"l2","holder":"agent","until":"2026-11-21T12:00:00Z"}'
+
+OTHER_VALUES = [
+    ("status", "agent-stopped"),
+    ("status", "pass2"),
+    ("status", ""),
+    ("severity", "SKIP"),
+    ("severity", "reset"),
+    ("last-check", "2026-11-21T01_02_03Z"),
+    ("last-check", "9999999-11-21T010203Z"),
+    ("mode", "quarantine"),
+]
+"""Of the labels that are an agent's: what no agent says there."""
+OTHER_RUNS = {
+    "a sweep": RUN.replace("l2", "sweep"),
+    "a quarantine": RUN.replace("l2", "quarantine"),
+    "a sweep, its key twice": RUN.replace("{", '{"kind":"sweep",'),
+    "a sweep, its key twice and later": RUN.replace("}", ',"kind":"sweep"}'),
+    "a level 2 behind a line of something else": f"x\n{RUN}",
+    "a level 2 before a line of something else": f"{RUN}\n",
+    "a level 2 with padding": RUN.replace("agent", "a" * 258_000),
+    "a level 2 of somebody else": RUN.replace("agent", "job-1"),
+    "a level 2 without an end": RUN.replace("2026-11-21T12:00:00Z", "never"),
+}
+OTHER_CONDITIONS: dict[str, list[dict[str, Any]]] = {
+    "twice": [VERDICT, VERDICT | {"status": "True"}],
+    "with another status": [VERDICT | {"status": "Maybe"}],
+    "without a reason": [VERDICT | {"reason": ""}],
+    "with a sentence for a reason": [VERDICT | {"reason": "it broke"}],
+    "with a long reason": [VERDICT | {"reason": "X" * 64}],
+    "with a long message": [VERDICT | {"message": "x" * 1025}],
+    "with a message of many bytes": [VERDICT | {"message": "\u00e9" * 513}],
+    "with a message of a megabyte": [VERDICT | {"message": "x" * 1_200_000}],
+}
+
+
+def appended(conditions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A JSON patch: unlike the strategic one it can make two of a type."""
+    return [{"op": "add", "path": "/status/conditions/-", "value": one} for one in conditions]
+
 
 REFUSED_NODE_WRITES = [
     Refused("label another node", metadata(labels={f"{P}/status": "fail"}), NOT_ITS_OWN, BOTH, OTHER),
@@ -227,6 +273,35 @@ REFUSED_NODE_WRITES = [
         content_type=STRATEGIC,
     ),
     Refused("remove all conditions", {"status": {"conditions": None}}, FOREIGN_CONDITION, (STATUS,)),
+    Refused("use a label of ours that nobody defined", metadata(labels={f"{P}/new": "x"}), FOREIGN_LABEL, BOTH),
+    Refused("use a name of ours that nobody defined", metadata(annotations={f"{P}/new": "x"}), FOREIGN_NOTE, BOTH),
+    Refused("write a record without end", metadata(annotations={f"{P}/results": "x" * 20_481}), TOO_LONG, BOTH),
+    Refused("write many bytes in few characters", metadata(annotations={f"{P}/results": "\u00e9" * 10_241}), TOO_LONG),
+    Refused("fill its node", metadata(annotations={f"{P}/sweep-result": "x" * 250_000}), TOO_LONG, BOTH),
+    Refused("give its taint another value", spec(taints=[SPOT, STARTUP, UNHEALTHY | {"value": "x" * 63}]), TRUE),
+    *(
+        Refused(f"label {key}={value or '(nothing)'}", metadata(labels={f"{P}/{key}": value}), LABEL_VALUE, BOTH)
+        for key, value in OTHER_VALUES
+    ),
+    *(
+        Refused(
+            f"take its node for {what}",
+            metadata(annotations={f"{P}/run": text}),
+            NO_LEVEL_2 if len(text) <= 20_480 else TOO_LONG,
+            BOTH,
+        )
+        for what, text in OTHER_RUNS.items()
+    ),
+    *(
+        Refused(
+            f"set its condition {what}",
+            appended(ours),
+            CONDITION,
+            (STATUS,),
+            content_type="application/json-patch+json",
+        )
+        for what, ours in OTHER_CONDITIONS.items()
+    ),
 ]
 
 
