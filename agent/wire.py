@@ -12,7 +12,6 @@ import structlog
 from agent.cycle import Cycle, Expectations, Sources
 from agent.deep import WAITS, DeepTests, Doors, Pace, Waits, is_absent
 from agent.follow import Follower
-from agent.idle import Idleness
 from agent.ledger import Ledger, event_checks
 from agent.marks import OwnNode
 from agent.runs import Runs
@@ -26,6 +25,7 @@ from healthcheck.checks.driver import being_changed
 from healthcheck.cluster import Cluster
 from healthcheck.events import Event
 from healthcheck.exits import begin
+from healthcheck.idle import Idleness
 from healthcheck.memory import Memory
 from healthcheck.memory_file import MemoryFile, MemoryFileError
 from healthcheck.model import Host, Probe, ProbeError, Severity

@@ -17,11 +17,11 @@ from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 
 from agent.deep import WAITS, DeepTests, Doors, Pace
-from agent.idle import Idleness
 from agent.marks import OwnNode
 from healthcheck import clock
 from healthcheck.cluster import Cluster
 from healthcheck.expectation import Expectation
+from healthcheck.idle import Idleness
 from healthcheck.log import log_as_json
 from healthcheck.model import Evidence, Host, Severity
 from healthcheck.probes.dcgm import Dcgm, level_2_patience_seconds

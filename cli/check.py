@@ -6,16 +6,19 @@ import math
 import os
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
+from cli.level_2 import Level2, who_uses
 from cli.one_look import judged, show
-from cli.words import EXIT_CODES
+from cli.words import EXIT_CODES, printable
 from healthcheck import evidence_file
-from healthcheck.checks import driver_messages, select_checks
+from healthcheck.checks import CHECKS, checks_named, dcgm_diag, driver, driver_messages, groups_in
 from healthcheck.clock import now
 from healthcheck.evidence_file import EvidenceError, Look
 from healthcheck.examine import judge, look
@@ -31,43 +34,44 @@ from healthcheck.profiles import find_profile
 from healthcheck.settings import Settings, SettingsError, read_settings
 from healthcheck.sightings import noticed
 
-USAGE = 3
+USAGE, COULD_NOT, INTERRUPTED = 3, 2, 130
+_NAMES = typer.Argument(
+    metavar="[CHECK]...",
+    help="Numbers of groups, or names; default: those of CHECKS_LIGHTWEIGHT. 1 runs DCGM's level 2, for minutes.",
+)
 _SAVE = typer.Option(
     "--save-evidence",
     metavar="FILE",
     help="Write what was seen, for `replay` to judge again; serial numbers, UUIDs and the kernel's log are in it.",
 )
+_FORCE = typer.Option("--force", help="Run level 2 beside pods and processes that use the GPUs, and do not ask.")
+_ELSEWHERE = (
+    "{} needs the whole node, for hours: `gpu-healthcheck quarantine NODE` drains a node and runs it in a Job, whose "
+    "program is `quarantine-run`; here can be checked {}"
+)
 
 
 def check(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[CHECK]...", help="Numbers or names; default: all.")
-    ] = None,
+    names: Annotated[list[str] | None, _NAMES] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON, and nothing else.")] = False,
     root: Annotated[Path | None, typer.Option("--root", help="Look at the host tree in this directory.")] = None,
     instance_type: Annotated[str, typer.Option("--instance-type", help="What the node is expected to be.")] = "",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also the evidence that it rests on.")] = False,
     save_evidence: Annotated[Path | None, _SAVE] = None,
+    force: Annotated[bool, _FORCE] = False,
 ) -> None:
-    """Look at this node once and judge it. Exit code: 0 pass or warn, 1 fail, 2 unknown, 3 usage."""
+    """Look at this node once and judge it. Exit code: 0 pass or warn, 1 fail, 2 unknown, 3 usage, 130 Ctrl-C."""
     settings, checks = _usable(names, root)
     if save_evidence and (reason := evidence_file.why_not(save_evidence)):
         _end(f"--save-evidence: {reason}")
     host_root = root or Path(os.environ.get("HOST_ROOT", "/"))
     instance_type = instance_type or ("" if root else _instance_type(host_root))
-    seconds = settings.values.probe_seconds
-    driver = Driver(host_root, seconds, use_loader=root is None)
-    libfabric = Libfabric(host_root, min(seconds, LONGEST_SECONDS))
-    runtime = RuntimeStatus(host_root, min(seconds, node_socket.LONGEST_SECONDS))
-    try:
-        host = Host(host_root, driver.look)
-        if root is None:
-            host = replace(host, ask_libfabric=libfabric.ask, ask_container_runtime=runtime.ask)
-        seen = _look(host, checks, instance_type, settings, here=root is None)
-    finally:
-        driver.end()
-        libfabric.end()
-        runtime.end()
+    level_2 = Level2(settings.values) if dcgm_diag.LEVEL_2 in checks else None
+    with _asking(host_root, settings, here=root is None) as host:
+        if level_2 is not None:
+            _may_test(host, force=force)
+        asked = replace(host, ask_dcgm=level_2.run if level_2 else None)
+        seen = _look(asked, checks, instance_type, settings, here=root is None)
     result = judged(seen)
     show(result, as_json=as_json, verbose=verbose)
     if save_evidence:
@@ -75,20 +79,67 @@ def check(
             evidence_file.write(save_evidence, seen)
         except EvidenceError as error:
             _end(f"--save-evidence: {error}")
-    raise typer.Exit(EXIT_CODES[result.verdict.status])
+    was_stopped = level_2 is not None and level_2.was_stopped
+    raise typer.Exit(INTERRUPTED if was_stopped else EXIT_CODES[result.verdict.status])
+
+
+@contextmanager
+def _asking(root: Path, settings: Settings, *, here: bool) -> Iterator[Host]:
+    """The host, with those who are asked in child processes; `here`: the node is this machine."""
+    seconds = settings.values.probe_seconds
+    nvml = Driver(root, seconds, use_loader=here)
+    libfabric = Libfabric(root, min(seconds, LONGEST_SECONDS))
+    runtime = RuntimeStatus(root, min(seconds, node_socket.LONGEST_SECONDS))
+    try:
+        host = Host(root, nvml.look)
+        if here:
+            host = replace(host, ask_libfabric=libfabric.ask, ask_container_runtime=runtime.ask)
+        yield host
+    finally:
+        nvml.end()
+        libfabric.end()
+        runtime.end()
 
 
 def _usable(names: list[str] | None, root: Path | None) -> tuple[Settings, tuple[Check, ...]]:
     try:
         settings = read_settings(Path(os.environ.get("CONFIG_DIR", "/etc/gpu-healthcheck")))
-        checks = select_checks(names) if names else settings.values.checks
+        checks = _named(names) if names else settings.values.checks
     except SettingsError as error:
         _end("\n".join(str(one) for one in error.bad))
     except ValueError as error:
         _end(str(error))
     if root is not None and not root.is_dir():
         _end(f"--root {root}: no such directory")
+    if root is not None and dcgm_diag.LEVEL_2 in checks:
+        _end(f"--root {root}: {dcgm_diag.LEVEL_2.group} tests the GPUs of this machine alone")
     return settings, checks
+
+
+def _named(words: list[str]) -> tuple[Check, ...]:
+    """What can be checked here. Raises ValueError for what exists and can't, and for what does not exist."""
+    here = (*CHECKS, dcgm_diag.LEVEL_2)
+    wanted: set[str] = set()
+    for word in words:
+        checks = checks_named(word)
+        if not checks:
+            raise ValueError(f"{word} has no checks in this version; those of {groups_in(here)} can be checked here")
+        if others := [check for check in checks if check not in here]:
+            raise ValueError(_ELSEWHERE.format(others[0].group, groups_in(here)))
+        wanted.update(check.name for check in checks)
+    return tuple(check for check in here if check.name in wanted)
+
+
+def _may_test(host: Host, *, force: bool) -> None:
+    """Level 2 loads the GPUs, and fails or slows down what else uses them."""
+    if force or not (used := who_uses(host)):
+        return
+    sys.stderr.write(f"gpu-healthcheck check: {dcgm_diag.LEVEL_2.group}: {printable(used)}\n")
+    if not sys.stdin.isatty():
+        sys.stderr.write("nothing was tested; --force tests beside them\n")
+        raise typer.Exit(COULD_NOT)
+    if not typer.confirm("Test all the same?", err=True):
+        raise typer.Exit(COULD_NOT)
 
 
 def _end(message: str) -> NoReturn:
@@ -124,7 +175,9 @@ def _look(host: Host, checks: tuple[Check, ...], instance_type: str, settings: S
         boot = kernel_log.boot_id(host.root)
     except ProbeError:
         boot = ""
-    evidence = look(host, checks)
+    # DCGM knows its GPUs by numbers: NVML, asked before it, tells which they are.
+    beside = (driver.CHECK,) if dcgm_diag.LEVEL_2 in checks else ()
+    evidence = look(host, (*beside, *checks))
     return Look(
         hostname=os.environ.get("NODE_NAME") or platform.node(),
         machine=machine.machine_id(host.root),

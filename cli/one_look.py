@@ -14,10 +14,11 @@ from rich.text import Text
 
 from cli.words import SEVERITY_STYLES, STATUS_STYLES, printable
 from healthcheck import record as records
+from healthcheck.checks import DEEP_CHECKS
 from healthcheck.evidence_file import Look
 from healthcheck.examine import judge
 from healthcheck.exits import expired
-from healthcheck.looks import looked
+from healthcheck.looks import deeply_tested, looked
 from healthcheck.memory import Memory, Standing
 from healthcheck.model import Check, Evidence, Nature, Outcome, Seen, Status, Unobserved, counted
 from healthcheck.record import Identity
@@ -46,8 +47,11 @@ class Judged:
 def judged(look: Look) -> Judged:
     """One look is all there is: what could flicker is shown as it was seen."""
     outcomes = judge(look.checks, look.evidence, look.expected)
-    levels = [one for one, check in zip(outcomes, look.checks, strict=True) if check.nature is Nature.LEVEL]
+    pairs = list(zip(outcomes, look.checks, strict=True))
+    levels = [outcome for outcome, check in pairs if check.nature is Nature.LEVEL]
+    tests = [outcome for outcome, check in pairs if check in DEEP_CHECKS]
     memory = looked(Memory(look.machine, look.boot_id), levels, look.now, looks_to_confirm=1)
+    memory = deeply_tested(memory, tests, look.now.wall, look.now)
     memory = noticed(memory, outcomes, look.now)
     return Judged(look, outcomes, expired(memory, look.now, look.monitor_ttl_seconds))
 
@@ -114,7 +118,8 @@ def _rows(checks: Iterable[Check], outcomes: Iterable[Outcome], memory: Memory) 
 
 def _lines(check: Check, outcome: Outcome, standing: Iterable[Standing], told: set[Unobserved]) -> Iterator[Text]:
     """What was seen; under it a line per finding, and per cause that no check above has told already."""
-    seen = outcome.seen or (_lines_read(check, outcome) if check.nature is Nature.EVENT and outcome.observed else ())
+    reads_the_log = check.nature is Nature.EVENT and check not in DEEP_CHECKS
+    seen = outcome.seen or (_lines_read(check, outcome) if reads_the_log and outcome.observed else ())
     first, *more = [_seen_line(one) for one in seen] or [Text()]
     for aside in _asides(outcome, told):
         first.append("; " if first else "").append(printable(aside), "dim")

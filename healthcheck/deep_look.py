@@ -45,14 +45,14 @@ def look_deeply(
     check, probe = _LEVELS[level]
     first = diagnostic.run(level)
     try:
-        look = _with_doubts_settled(diagnostic, first, expected)
+        look = with_doubts_settled(diagnostic, first, expected)
     except Exception as error:  # noqa: BLE001 - part of the judging, so that it ends no more than that either
         return Outcome(check.name, check.group, unobserved=(Unobserved(CHECK_FAILED, failure(error)),))
     (outcome,) = judge((check,), Evidence({**beside, probe: look}), expected)
     return outcome
 
 
-def _with_doubts_settled(diagnostic: Diagnostic, first: DcgmLook, expected: Expectation) -> DcgmLook:
+def with_doubts_settled(diagnostic: Diagnostic, first: DcgmLook, expected: Expectation) -> DcgmLook:
     """A first failure of what fails on healthy GPUs too is believed only when it comes again."""
     answer = first.answer
     tests = needs_repeat(answer, expected.policy) if isinstance(answer, Answer) else ()

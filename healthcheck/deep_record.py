@@ -107,7 +107,8 @@ def deep_record(record: Mapping[str, Any], kind: str) -> DeepRecord:
     at = moment(str(record["timestamp"]))
     severity = records.severity_in(record)
     faults = tuple(one for one in deep_faults(record) if min(one.severity, severity) is not Severity.PASS)
-    clean = record.get("status") == Status.PASS.value and not faults and not record.get("unobserved")
+    is_pass = record.get("status") == Status.PASS.value and bool(record.get("checks"))
+    clean = is_pass and not faults and not record.get("unobserved")
     return DeepRecord(
         kind,
         str(record["timestamp"]),

@@ -19,7 +19,7 @@ from pydantic import AwareDatetime, BeforeValidator, TypeAdapter, ValidationErro
 from pydantic_core import from_json
 
 import healthcheck
-from healthcheck.checks import CHECKS
+from healthcheck.checks import CHECKS, DEEP_CHECKS
 from healthcheck.expectation import Expectation
 from healthcheck.model import Check, Evidence, Now, Probe, Unobserved
 from healthcheck.probes.capture_files import EVIDENCE_FORMAT, MOST_EVIDENCE
@@ -192,7 +192,7 @@ def _plain(kind: Any, value: Any) -> Any:
 
 def _evidence(saved: _Seen, place: str, before: Evidence | None = None) -> Evidence:
     # Of a probe that only another version has, nobody here asks anything.
-    known = {probe.name: probe for check in CHECKS for probe in check.needs}
+    known = {probe.name: probe for check in (*CHECKS, *DEEP_CHECKS) for probe in check.needs}
     seen = {
         known[name]: read.unread or _valid(known[name].facts, read.facts, f"{place}.probes.{name}.facts")
         for name, read in saved.probes.items()
@@ -202,7 +202,7 @@ def _evidence(saved: _Seen, place: str, before: Evidence | None = None) -> Evide
 
 
 def _checks_named(names: tuple[str, ...]) -> Iterator[Check]:
-    known: Mapping[str, Check] = {check.name: check for check in CHECKS}
+    known: Mapping[str, Check] = {check.name: check for check in (*CHECKS, *DEEP_CHECKS)}
     if not names:
         raise EvidenceError("checks: it names none")
     for name in dict.fromkeys(names):

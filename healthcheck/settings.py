@@ -20,7 +20,7 @@ from pydantic_settings import SettingsError as SourceError
 
 from healthcheck.catalog.policy import Policy, parse_overrides
 from healthcheck.change import Rules
-from healthcheck.checks import select_checks
+from healthcheck.checks import CHECKS, groups_in, select_checks
 from healthcheck.model import Check, Severity
 from healthcheck.probes.dcgm import checked_host
 from healthcheck.profiles import ProfileError, Profiles, parse_profiles
@@ -63,7 +63,7 @@ def _severity(value: Any) -> Any:
 def _checks(value: str) -> str:
     if not select_checks(value.split()):
         # A node that nothing looks at would be said to be well.
-        raise ValueError("names no check that a light look runs; 0, 2 and 3 have some")
+        raise ValueError(f"names no check that a light look runs; {groups_in(CHECKS)} have some")
     return value
 
 

@@ -40,7 +40,7 @@ class Verdict:
 
 
 def decide(memory: Memory, outcomes: Sequence[Outcome]) -> Verdict:
-    """The verdict from what stands and the last outcome of every selected check."""
+    """The verdict from what stands and the last outcome of every selected check; where none looked, that is no pass."""
     severity = worst(standing.finding.severity for standing in memory.standing)
     unobserved = tuple(
         CheckCause(outcome.group, cause)
@@ -49,7 +49,7 @@ def decide(memory: Memory, outcomes: Sequence[Outcome]) -> Verdict:
         if not _told_by_another(cause, outcome, outcomes)
     )
     return Verdict(
-        status_of(severity, could_not_look=any(outcome.unobserved for outcome in outcomes)),
+        status_of(severity, could_not_look=not outcomes or any(outcome.unobserved for outcome in outcomes)),
         severity,
         memory.standing,
         unobserved,

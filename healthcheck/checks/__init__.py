@@ -124,19 +124,55 @@ GROUPS: Mapping[str, str] = {
 """Group number to the name that the record shows (contract, section 1)."""
 
 
+SHORT_NAMES: Mapping[str, str] = {
+    **{name.partition("-")[2]: name for name in GROUPS.values()},
+    "dcgm-l2": "1-dcgm-diag-l2",
+    "efa": "2-efa-enumeration",
+    "topology": "3-topology-check",
+    "dcgm-l4": "4-dcgm-diag-l4",
+}
+"""Names of groups without their numbers, and those that the scripts before us knew them by."""
+
+_BY_NUMBER = {name: number for number, name in GROUPS.items()}
+_NAMED: Mapping[str, tuple[Check, ...]] = {
+    word: tuple(check for check in (*CHECKS, *DEEP_CHECKS) if check.group == group)
+    for word, group in (*GROUPS.items(), *((name, name) for name in GROUPS.values()), *SHORT_NAMES.items())
+} | {check.name: (check,) for check in (*CHECKS, *DEEP_CHECKS)}
+"""A check comes before the group of the same short name, of which it is one."""
+_DEEP = {check.group for check in DEEP_CHECKS}
+_LIGHT = tuple(group for group in GROUPS.values() if group not in _DEEP)
+
+
+def checks_named(word: str) -> tuple[Check, ...]:
+    """Light and deep ones of a group's number or name, or a check's name; none of a group that has none yet.
+
+    Raises ValueError for another word.
+    """
+    if word not in _NAMED:
+        raise ValueError(f"no check {word[:40]!r}; allowed are {_listed(GROUPS.values(), (*CHECKS, *DEEP_CHECKS))}")
+    return _NAMED[word]
+
+
 def select_checks(words: Iterable[str]) -> tuple[Check, ...]:
-    """The checks of the groups, numbers or names given, in their own order. Raises ValueError for another word."""
-    wanted: set[str] = set()
-    for word in words:
-        wanted |= _named(word)
+    """The light checks that the words name, in their own order. Raises ValueError for a word that names another."""
+    wanted = {check.name for word in words for check in _light(word)}
     return tuple(check for check in CHECKS if check.name in wanted)
 
 
-def _named(word: str) -> set[str]:
-    group = GROUPS.get(word, word)
-    if group in GROUPS.values():
-        return {check.name for check in CHECKS if check.group == group}
-    if any(check.name == word for check in CHECKS):
-        return {word}
-    allowed = ", ".join([*GROUPS, *GROUPS.values(), *(check.name for check in CHECKS)])
-    raise ValueError(f"no check {word[:40]!r}; allowed are {allowed}")
+def groups_in(checks: Iterable[Check]) -> str:
+    """The numbers of the groups that these belong to."""
+    return ", ".join(sorted({_BY_NUMBER[check.group] for check in checks}))
+
+
+def _light(word: str) -> tuple[Check, ...]:
+    allowed = f"allowed are {_listed(_LIGHT, CHECKS)}"
+    if word not in _NAMED:
+        raise ValueError(f"no check {word[:40]!r}; {allowed}")
+    if any(check.group in _DEEP for check in _NAMED[word]):
+        raise ValueError(f"{word} is no light check: it needs the GPUs for itself; {allowed}")
+    return _NAMED[word]
+
+
+def _listed(groups: Iterable[str], checks: Iterable[Check]) -> str:
+    groups = tuple(groups)
+    return ", ".join([*(_BY_NUMBER[name] for name in groups), *groups, *(check.name for check in checks)])

@@ -72,6 +72,11 @@ def read_pod_resources(host: Host) -> tuple[PodDevices, ...]:
         socket.end()
 
 
+def is_kubelet_here(root: Path) -> bool:
+    """Whether this machine is a node at all: a kubelet's folder outlives it, and is made before its socket."""
+    return any(_exists(root, str(Path(socket).parents[1])) for socket in SOCKETS)
+
+
 def read_answer(answer: Mapping[str, Any]) -> tuple[PodDevices, ...]:
     """A ListPodResourcesResponse as facts."""
     pods = answer.get("pod_resources", ())

@@ -15,11 +15,11 @@ from functools import partial
 from pathlib import Path
 
 from agent.deep import DeepTests, Doors, is_absent
-from agent.idle import Idleness
 from agent.marks import OwnNode
 from healthcheck import clock
 from healthcheck.cluster import Cluster, ClusterError
 from healthcheck.expectation import Expectation
+from healthcheck.idle import Idleness
 from healthcheck.model import Host, Severity
 from healthcheck.node import NodeState
 from healthcheck.probes.dcgm import Dcgm

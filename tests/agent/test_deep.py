@@ -25,13 +25,13 @@ from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 
 from agent.deep import DeepTests, Doors, Pace, Waits
-from agent.idle import Idleness
 from agent.marks import HOLDER, OwnNode
 from agent.runs import Runs
 from healthcheck import clock
 from healthcheck import run as deep_runs
 from healthcheck.cluster import Cluster, node_state
 from healthcheck.expectation import DeepRun, Expectation
+from healthcheck.idle import Idleness
 from healthcheck.model import Evidence, Host, Now, Probe, Severity, Unobserved
 from healthcheck.moments import timestamp
 from healthcheck.node import NodeState

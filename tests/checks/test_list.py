@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from healthcheck.checks import CHECKS, GROUPS, KERNEL_LINES, select_checks
-from healthcheck.model import Nature
+from healthcheck.checks import CHECKS, DEEP_CHECKS, GROUPS, KERNEL_LINES, checks_named, groups_in, select_checks
+from healthcheck.model import Check, Nature
 
 GROUP_0 = [check.name for check in CHECKS if check.group == "0-nvidia-smi"]
 GROUP_2 = [check.name for check in CHECKS if check.group == "2-efa-enumeration"]
@@ -22,17 +22,60 @@ GROUP_2 = [check.name for check in CHECKS if check.group == "2-efa-enumeration"]
         (["efa-count", "driver"], ["driver", "efa-count"]),
         (["2"], GROUP_2),
         (["8"], []),
-        ([*GROUPS], [check.name for check in CHECKS]),
+        (["nvidia-smi"], GROUP_0),
+        (["efa"], GROUP_2),
+        (["efa-enumeration"], GROUP_2),
+        (["topology"], [check.name for check in CHECKS if check.group == "3-topology-check"]),
+        (["7-container-runtime"], [check.name for check in CHECKS if check.group == "7-container-runtime"]),
+        (["container-runtime"], ["container-runtime"]),
+        (["hami"], []),
+        (["0", "2", "3", "7", "8"], [check.name for check in CHECKS]),
     ],
 )
 def test_checks_are_named_by_number_group_or_name_and_keep_their_order(words: list[str], names: list[str]) -> None:
     assert [check.name for check in select_checks(words)] == names
 
 
-@pytest.mark.parametrize("word", ["9", "-1", "", "nvidia-smi", "GPU-COUNT", "x" * 999])
+@pytest.mark.parametrize("word", ["9", "-1", "", "0-nvidia", "GPU-COUNT", "x" * 999])
 def test_another_word_is_named_with_what_is_allowed(word: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"no check {word[:40]!r}; allowed are 0, 1, 2,")):
+    with pytest.raises(
+        ValueError, match=re.escape(f"no check {word[:40]!r}; allowed are 0, 2, 3, 7, 8, 0-nvidia-smi,")
+    ):
         select_checks([word])
+    with pytest.raises(ValueError, match=re.escape(f"no check {word[:40]!r}; allowed are 0, 1, 2, 3, 4,")):
+        checks_named(word)
+
+
+DEEP_WORDS = (
+    "1",
+    "1-dcgm-diag-l2",
+    "dcgm-diag-l2",
+    "dcgm-l2",
+    "4",
+    "dcgm-l4",
+    "5",
+    "nccl-allreduce",
+    "6",
+    "efa-loopback",
+)
+
+
+@pytest.mark.parametrize("word", DEEP_WORDS)
+def test_a_deep_check_is_named_and_is_no_light_one(word: str) -> None:
+    (check,) = checks_named(word)
+    assert check in DEEP_CHECKS
+
+    said = f"{word} is no light check: it needs the GPUs for itself; allowed are 0, 2, 3, 7, 8, 0-nvidia-smi,"
+    with pytest.raises(ValueError, match=re.escape(said)):
+        select_checks(["0", word, "2"])
+
+
+@pytest.mark.parametrize("check", [*CHECKS, *DEEP_CHECKS], ids=lambda check: check.name)
+def test_every_check_is_named_by_its_own_name_and_by_its_group(check: Check) -> None:
+    number = groups_in([check])
+
+    assert checks_named(check.name) == (check,)
+    assert [check in checks_named(word) for word in (number, GROUPS[number])] == [True, True]
 
 
 def test_groups_stand_in_their_order() -> None:

@@ -48,7 +48,8 @@ def run(*rows: Any, minutes: float = 0, **more: Any) -> str:
     worst = max((Severity[one] for one in known), default=PASS)
     status = "fail" if worst >= RESET else "warn" if worst else "pass"
     record = {"timestamp": moment(minutes), "status": status, "severity": worst.name, "findings": rows}
-    return json.dumps(record | more)
+    checks = [{"check": "1-dcgm-diag-l2", "status": status, "severity": worst.name}]
+    return json.dumps(record | {"checks": checks} | more)
 
 
 def after(memory: Memory, now: Now = NOW, escalate_after: int = 0, **annotations: str) -> Memory:
@@ -225,6 +226,7 @@ class TestItsExits:
             (run(minutes=60, passed={MEMORY: ["gpu/3"]}, status="unknown"), "sweep", {(PCIE, GPU)}),
             (run(minutes=60, passed={MEMORY: ["gpu/4"]}, status="unknown"), "sweep", {(MEMORY, GPU), (PCIE, GPU)}),
             (run(minutes=60, status="unknown"), "sweep", {(MEMORY, GPU), (PCIE, GPU)}),
+            (run(minutes=60, checks=[]), "sweep", {(MEMORY, GPU), (PCIE, GPU)}),
             (run(minutes=60, unobserved=[{"cause": "DcgmBusy"}]), "sweep", {(MEMORY, GPU), (PCIE, GPU)}),
             (run(row(PCIE), minutes=60, passed={MEMORY: [GPU]}), "sweep", {(PCIE, GPU)}),
             (run(minutes=-60), "sweep", {(MEMORY, GPU), (PCIE, GPU)}),

@@ -13,7 +13,7 @@ from healthcheck.profiles import InstanceProfile
 from healthcheck.settings import BadValue, NodeSettings, SettingsError, read_settings
 
 SECONDS = "a whole number of seconds, "
-GROUPS = "allowed are 0, 1, 2, 3, 4, 5, 6, 7, 8, 0-nvidia-smi, 1-dcgm-diag-l2"
+GROUPS = "allowed are 0, 2, 3, 7, 8, 0-nvidia-smi, 2-efa-enumeration, 3-topology-check, 7-container-runtime, 8-hami"
 SEVERITIES = "allowed are MONITOR, RESET, REBOOT or ISOLATE"
 
 GROUP_0 = [
@@ -207,8 +207,11 @@ BAD = [
     ("CHECKS_LIGHTWEIGHT", "0 99", "no check '99'; " + GROUPS),
     ("CHECKS_LIGHTWEIGHT", "0,2", "no check '0,2'; " + GROUPS),
     ("CHECKS_LIGHTWEIGHT", "GPU-COUNT", "no check 'GPU-COUNT'; " + GROUPS),
-    ("CHECKS_LIGHTWEIGHT", "", "names no check that a light look runs"),
-    ("CHECKS_LIGHTWEIGHT", " \n ", "names no check that a light look runs"),
+    ("CHECKS_LIGHTWEIGHT", "0 1 2", "1 is no light check: it needs the GPUs for itself; " + GROUPS),
+    ("CHECKS_LIGHTWEIGHT", "dcgm-l4", "dcgm-l4 is no light check: it needs the GPUs for itself; " + GROUPS),
+    ("CHECKS_LIGHTWEIGHT", "", "names no check that a light look runs; 0, 2, 3, 7 have some"),
+    ("CHECKS_LIGHTWEIGHT", " \n ", "names no check that a light look runs; 0, 2, 3, 7 have some"),
+    ("CHECKS_LIGHTWEIGHT", "8", "names no check that a light look runs; 0, 2, 3, 7 have some"),
     ("DCGM_HOST", "--help", "allowed is host or host:port"),
     ("DCGM_HOST", "a;b", "allowed is host or host:port"),
     ("DCGM_HOST", "localhost:port", "allowed is host or host:port"),
@@ -326,6 +329,7 @@ def test_a_cycle_takes_at_most_two_intervals_and_a_probe_a_minute(
         ("2 0", [*GROUP_0, *GROUP_2]),
         ("2", GROUP_2),
         ("0-nvidia-smi", GROUP_0),
+        ("nvidia-smi topology", [*GROUP_0, *GROUP_3]),
         ("xid 2 xid", ["xid", *GROUP_2]),
     ],
 )

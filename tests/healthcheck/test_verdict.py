@@ -95,6 +95,15 @@ def test_what_does_not_belong_to_the_node_is_neither_pass_nor_unknown() -> None:
     assert (verdict.status, verdict.groups[0].status) == (Status.PASS, Status.NOT_CONFIGURED)
 
 
+@pytest.mark.parametrize("severity", Severity)
+def test_without_a_single_check_nothing_passed(severity: Severity) -> None:
+    memory = remembers(stands(fault("Xid1", severity))) if severity else Memory()
+    verdict = decide(memory, [])
+
+    assert verdict.status is (Status.FAIL if severity >= RESET else Status.UNKNOWN)
+    assert merge(verdict, [PASS])[0] is verdict.status
+
+
 def test_one_cause_is_told_once_for_each_group() -> None:
     outcomes = [
         says(check="driver", blind=BLIND),

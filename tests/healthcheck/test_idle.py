@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.idle import Idleness
+from healthcheck.idle import Idleness
 from healthcheck.model import Evidence, ProbeError, Unobserved
 from healthcheck.probes.nvml import NVML, DriverLook, Gpu, Gpus
 

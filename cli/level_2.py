@@ -1,0 +1,62 @@
+"""DCGM's level 2 for `gpu-healthcheck check 1`: on this machine, here and now, unless somebody uses its GPUs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from dataclasses import dataclass, field
+
+from healthcheck.checks import driver
+from healthcheck.deep_look import with_doubts_settled
+from healthcheck.examine import look
+from healthcheck.expectation import Expectation
+from healthcheck.idle import Idleness
+from healthcheck.model import Host, ProbeError, Unobserved
+from healthcheck.probes.dcgm import Dcgm, DcgmLook, level_2_patience_seconds
+from healthcheck.probes.pod_resources import holds_gpus, is_kubelet_here, read_pod_resources
+from healthcheck.settings import NodeSettings
+from healthcheck.stop import stop_at_signals
+
+_BEGINS = "DCGM's level 2 begins: it takes minutes, {} s at most; Ctrl-C ends it\n"
+
+
+def who_uses(host: Host) -> str:
+    """Who uses the GPUs of this machine, or why nobody can tell; '' for nobody."""
+    seen = look(host, (driver.CHECK,))
+    # In a pod there is a kubelet, whether its folder is shown to us or not.
+    is_node = is_kubelet_here(host.root) or "KUBERNETES_SERVICE_HOST" in os.environ
+    idleness = Idleness(lambda: holds_gpus(read_pod_resources(host)) if is_node else (), lambda: seen)
+    try:
+        return idleness.used()
+    except ProbeError as error:
+        return f"nobody can tell whether its GPUs are in use: {error}"
+
+
+@dataclass
+class Level2:
+    """One run. A signal ends it as DCGM wants to be ended, and nothing of it outlives us."""
+
+    values: NodeSettings
+    was_stopped: bool = field(default=False, init=False)
+
+    def run(self, level: int) -> DcgmLook:
+        host = self.values.dcgm_host
+        diagnostic = Dcgm(host, self.values.dcgm_timeout_seconds, patience_seconds=level_2_patience_seconds(host))
+        self._stop_at_signals(diagnostic)
+        sys.stderr.write(_BEGINS.format(self.values.dcgm_timeout_seconds))
+        answer = with_doubts_settled(diagnostic, diagnostic.run(level), Expectation(policy=self.values.policy))
+        # Asked for by name and not here: that is no node without it.
+        return DcgmLook(Unobserved("DcgmNotInstalled", answer.absent)) if answer.absent else answer
+
+    def _stop_at_signals(self, diagnostic: Dcgm) -> None:
+        stop = stop_at_signals()
+        signal.signal(signal.SIGHUP, lambda *_: None)  # its terminal has gone: heard as the others are
+
+        def end() -> None:
+            stop.wait()
+            self.was_stopped = True
+            diagnostic.stop()
+
+        threading.Thread(target=end, name="stop", daemon=True).start()

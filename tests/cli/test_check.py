@@ -1,0 +1,241 @@
+"""`gpu-healthcheck check`, as a person types it: which checks it runs, which it does not, and level 2 here and now."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from cli.app import app
+from sim.node import SimulatedNode
+from sim.pod_resources import serving_pod_resources
+from tests.probes.dcgm_documents import FAULTY, Story, dcgm_4, printed
+from tests.waiting import GIVE_UP_SECONDS, eventually
+
+POD = ("team", "train-0", 8)
+HELD = "gpu-healthcheck check: 1-dcgm-diag-l2: team/train-0 has 8 nvidia.com/gpu"
+
+
+class World:
+    """A p4d.24xlarge under HOST_ROOT, with dcgmi on the PATH, that is a node of no cluster."""
+
+    def __init__(self, host: SimulatedNode) -> None:
+        self.host = host
+        self.environment = {
+            **{key: value for key, value in os.environ.items() if key != "KUBERNETES_SERVICE_HOST"},
+            "HOST_ROOT": str(host.root),
+            "CONFIG_DIR": "/nowhere",
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:1",
+            "PATH": f"{host.install_dcgmi()}:{os.environ['PATH']}",
+        }
+
+    @property
+    def levels(self) -> list[str]:
+        """What DCGM was asked to run, each time."""
+        asked = self.host.root / "dcgm/asked"
+        lines = asked.read_text().splitlines() if asked.exists() else []
+        return [line.split()[0].removeprefix("what=") for line in lines if line.startswith("what=")]
+
+    def command(self, *words: str | Path) -> list[str]:
+        return [sys.executable, "-m", "cli", "check", *map(str, words)]
+
+    def run(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*words),
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def record(self, *words: str | Path) -> dict[str, Any]:
+        record: dict[str, Any] = json.loads(self.run(*words, "--json").stdout)
+        return record
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with (
+        tempfile.TemporaryDirectory() as folder,  # a socket's path is short
+        SimulatedNode.create(Path(folder) / "n", "p4d.24xlarge") as host,
+    ):
+        yield World(host)
+
+
+@pytest.mark.parametrize("word", ["1", "1-dcgm-diag-l2", "dcgm-diag-l2", "dcgm-l2"])
+def test_level_2_runs_here_and_now(world: World, word: str) -> None:
+    done = world.run(word)
+
+    assert (done.returncode, world.levels) == (0, ["2"])
+    assert "1 dcgm-diag-l2" in done.stdout
+    assert "pass, severity PASS" in done.stdout
+    assert "DCGM's level 2 begins" in done.stderr
+
+
+def test_level_2_beside_light_checks_makes_one_record(world: World) -> None:
+    record = world.record("1", "nvidia-smi", "topology")
+
+    assert [one["check"] for one in record["checks"]] == ["0-nvidia-smi", "3-topology-check", "1-dcgm-diag-l2"]
+
+
+def test_what_level_2_finds_is_named_by_the_gpus_address_and_judged_again_from_its_evidence(world: World) -> None:
+    document = dcgm_4(Story(8, errors={("memory", 3): (FAULTY,)}))
+    del document["entity_groups"]  # serials of other GPUs
+    world.host.write_value("dcgm/answer", printed(document).decode())
+    path = world.host.root / "evidence.json"
+    done = world.run("1", "--json", "--save-evidence", path)
+    record = json.loads(done.stdout)
+
+    assert (done.returncode, record["status"]) == (1, "fail")
+    assert [one["reason"] for one in record["findings"]] == ["DcgmDiagMemory"]
+    assert record["findings"][0]["subject"] == f"gpu/{world.host.gpus[3].address}"
+    again = subprocess.run(
+        [sys.executable, "-m", "cli", "replay", "--json", str(path)], capture_output=True, text=True, check=False
+    )
+    assert again.returncode == 1
+    assert [one["reason"] for one in json.loads(again.stdout)["findings"]] == ["DcgmDiagMemory"]
+
+
+def test_without_dcgmi_it_could_not_look(world: World) -> None:
+    (world.host.root / "usr/bin/dcgmi").unlink()
+    done = world.run("1", "--json")
+    record = json.loads(done.stdout)
+
+    assert (done.returncode, record["status"]) == (2, "unknown")
+    assert [one["cause"] for one in record["unobserved"]] == ["DcgmNotInstalled"]
+
+
+def test_where_a_pod_holds_gpus_nothing_is_tested_unless_it_is_forced(world: World) -> None:
+    with serving_pod_resources(world.host.root, lambda: [POD]):
+        done = world.run("1", "0")
+        assert (done.returncode, done.stdout, world.levels) == (2, "", [])
+        assert HELD in done.stderr
+        assert "--force tests beside them" in done.stderr
+
+        assert (world.run("1", "--force").returncode, world.levels) == (0, ["2"])
+
+
+def test_where_a_process_uses_a_gpu_nothing_is_tested(world: World) -> None:
+    world.host.write_value("nvml/gpu2/processes", "4711")
+    done = world.run("1")
+
+    assert (done.returncode, world.levels) == (2, [])
+    assert f"processes use gpu/{world.host.gpus[2].address}" in done.stderr
+
+
+def test_a_kubelet_that_does_not_answer_is_not_one_that_holds_nothing(world: World) -> None:
+    (world.host.root / "var/lib/kubelet").mkdir(parents=True, exist_ok=True)
+    done = world.run("1")
+
+    assert (done.returncode, world.levels) == (2, [])
+    assert "nobody can tell whether its GPUs are in use" in done.stderr
+
+
+@pytest.mark.parametrize(("answer", "code", "levels"), [("n", 2, []), ("y", 0, ["2"])])
+def test_on_a_terminal_it_asks(world: World, answer: str, code: int, levels: list[str]) -> None:
+    ours, theirs = pty.openpty()
+    with serving_pod_resources(world.host.root, lambda: [POD]):
+        process = subprocess.Popen(
+            world.command("1"), env=world.environment, stdin=theirs, stdout=theirs, stderr=theirs
+        )
+        os.close(theirs)
+        said = _until(ours, b"Test all the same? [y/N]")
+        os.write(ours, f"{answer}\n".encode())
+        said += _until(ours, b"")
+        assert process.wait(GIVE_UP_SECONDS) == code
+    os.close(ours)
+
+    assert HELD.encode() in said
+    assert world.levels == levels
+
+
+def _until(terminal: int, words: bytes) -> bytes:
+    """What the terminal shows up to these words; to its end where there are none."""
+    said = b""
+    while not (words and words in said):
+        assert select.select([terminal], [], [], GIVE_UP_SECONDS)[0], said
+        try:
+            said += os.read(terminal, 65536)
+        except OSError:  # the other end was closed
+            break
+    return said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_test_and_all_that_it_started(world: World, number: signal.Signals) -> None:
+    world.host.write_value("dcgm/hang", "")
+    process = subprocess.Popen(
+        world.command("1", "--json"), env=world.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+    )
+    sleeper = world.host.root / "dcgm/sleeper"
+    pid = int(eventually(lambda: sleeper.read_text().strip() if sleeper.exists() else ""))
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=GIVE_UP_SECONDS)
+
+    assert process.returncode == 130
+    record = json.loads(out)
+    assert (record["status"], [one["cause"] for one in record["unobserved"]]) == ("unknown", ["DcgmStopped"])
+    assert eventually(lambda: _is_gone(pid))
+
+
+def _is_gone(pid: int) -> bool:
+    """Nobody of this machine need have asked yet how an orphan ended."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def refused(*words: str) -> str:
+    """What is said of a command that runs nothing."""
+    done = CliRunner().invoke(app, ["check", *words], env={"CONFIG_DIR": "/nowhere"})
+    assert (done.exit_code, done.stdout) == (3, "")
+    return done.stderr
+
+
+@pytest.mark.parametrize("word", ["4", "4-dcgm-diag-l4", "dcgm-l4", "5", "nccl-allreduce", "6", "efa-loopback"])
+def test_what_needs_the_whole_node_names_the_command_that_runs_it(word: str) -> None:
+    said = refused("0", word)
+
+    assert "gpu-healthcheck quarantine NODE" in said
+    assert "quarantine-run" in said
+    assert "here can be checked 0, 1, 2, 3, 7" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("8",), "8 has no checks in this version; those of 0, 1, 2, 3, 7 can be checked here"),
+        (("0", "8-hami"), "8-hami has no checks in this version; those of 0, 1, 2, 3, 7"),
+        (("9",), "no check '9'; allowed are 0, 1, 2, 3, 4, 5, 6, 7, 8, 0-nvidia-smi, 1-dcgm-diag-l2"),
+        (("1", "--root", "/"), "--root /: 1-dcgm-diag-l2 tests the GPUs of this machine alone"),
+        (("0", "--root", "/nowhere"), "--root /nowhere: no such directory"),
+    ],
+)
+def test_what_can_not_be_checked_is_refused_with_what_can(words: tuple[str, ...], said: str) -> None:
+    assert said in refused(*words)
+
+
+def test_the_group_without_checks_that_stands_in_the_default_is_passed_over(world: World) -> None:
+    done = world.run("--json")
+
+    assert done.stderr == ""
+    assert [one["check"][0] for one in json.loads(done.stdout)["checks"]] == ["0", "2", "3", "7"]
+
+
+@pytest.mark.parametrize("words", [(), ("efa-count", "7-container-runtime")])
+def test_no_record_is_without_a_check(world: World, words: tuple[str, ...]) -> None:
+    assert len(world.record(*words)["checks"]) > 0
