@@ -24,7 +24,7 @@ from healthcheck.probes.nvml_driver import Driver
 from healthcheck.probes.runtime.container_runtime import CONTAINER_RUNTIME
 from healthcheck.probes.runtime.cri import NOT_YET, RuntimeStatus
 from healthcheck.profiles import find_profile
-from healthcheck.settings import BadValue, Settings, SettingsError
+from healthcheck.settings import BadValue, Settings, SettingsError, UnknownKeys
 from healthcheck.telemetry import Telemetry
 
 log = structlog.get_logger()
@@ -116,7 +116,7 @@ class Cycle:
         telemetry: Telemetry,
         config_dir: Path,
         driver_paused: Callable[[], str],
-        complain: Callable[[tuple[BadValue, ...]], None],
+        complain: Callable[[tuple[BadValue | UnknownKeys, ...]], None],
     ) -> None:
         self._driver = sources.driver
         self._ledger = ledger
@@ -126,6 +126,7 @@ class Cycle:
         self._driver_paused = driver_paused
         self._complain = complain
         self._bad: tuple[BadValue, ...] = ()
+        self._unknown: UnknownKeys | None = None
         self._said_ignored = False
         self._library = ""
         self._host = Host(expectations.root, self._ask_driver, sources.libfabric.look, sources.runtime.look)
@@ -181,11 +182,19 @@ class Cycle:
             self._bad = settings.bad
             if settings.bad:
                 self._complain(settings.bad)
+        self._tell_unknown(configuration.unknown_keys(self._config_dir))
         if settings.values.kernel_log_lines and not self._said_ignored:
             self._said_ignored = True
             log.warning("KERNEL_LOG_LINES has no effect: a cursor took its place")
         self._expectations.settings = settings
         self._ledger.configure(settings)
+
+    def _tell_unknown(self, unknown: UnknownKeys | None) -> None:
+        """Once for the same keys."""
+        self._telemetry.unknown_settings.set(len(unknown.keys) if unknown else 0)
+        if unknown is not None and unknown != self._unknown:
+            self._complain((unknown,))
+        self._unknown = unknown
 
     def _ask_driver(self) -> DriverLook:
         paused = self._driver_paused()

@@ -39,7 +39,7 @@ from healthcheck.probes.nvml_driver import Driver
 from healthcheck.probes.pod_resources import holds_gpus, read_pod_resources
 from healthcheck.probes.runtime.cri import RuntimeStatus
 from healthcheck.release import other_severities
-from healthcheck.settings import BadValue
+from healthcheck.settings import BadValue, UnknownKeys
 from healthcheck.telemetry import Telemetry
 from healthcheck.verdict import worst
 
@@ -207,8 +207,12 @@ class Agent:
         node = self.teller.node
         return being_changed(node.labels) if node else ""
 
-    def _complain(self, bad: tuple[BadValue, ...]) -> None:
-        for one in bad:
+    def _complain(self, complaints: tuple[BadValue | UnknownKeys, ...]) -> None:
+        for one in complaints:
+            if isinstance(one, UnknownKeys):
+                log.warning("a key of the configuration is no setting", unknown=str(one))
+                self._say("UnknownSetting", str(one))
+                continue
             log.error("a setting is not allowed; the last good configuration stays", setting=str(one))
             self._say("BadSetting", str(one))
 

@@ -31,7 +31,7 @@ from healthcheck.probes.libfabric import LONGEST_SECONDS, Libfabric
 from healthcheck.probes.nvml_driver import Driver
 from healthcheck.probes.runtime.cri import RuntimeStatus
 from healthcheck.profiles import find_profile
-from healthcheck.settings import Settings, SettingsError, read_settings
+from healthcheck.settings import Settings, SettingsError, read_settings, unknown_keys
 from healthcheck.sightings import noticed
 
 USAGE, COULD_NOT, INTERRUPTED = 3, 2, 130
@@ -102,13 +102,16 @@ def _asking(root: Path, settings: Settings, *, here: bool) -> Iterator[Host]:
 
 
 def _usable(names: list[str] | None, root: Path | None) -> tuple[Settings, tuple[Check, ...]]:
+    directory = Path(os.environ.get("CONFIG_DIR", "/etc/gpu-healthcheck"))
     try:
-        settings = read_settings(Path(os.environ.get("CONFIG_DIR", "/etc/gpu-healthcheck")))
+        settings = read_settings(directory)
         checks = _named(names) if names else settings.values.checks
     except SettingsError as error:
         _end("\n".join(str(one) for one in error.bad))
     except ValueError as error:
         _end(str(error))
+    if unknown := unknown_keys(directory):
+        sys.stderr.write(f"gpu-healthcheck check: {unknown}\n")
     if root is not None and not root.is_dir():
         _end(f"--root {root}: no such directory")
     if root is not None and dcgm_diag.LEVEL_2 in checks:

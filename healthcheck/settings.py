@@ -5,6 +5,8 @@ A value that is not allowed is named with its file, its key, what it is and what
 
 from __future__ import annotations
 
+import difflib
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,12 +24,14 @@ from healthcheck.catalog.policy import Policy, parse_overrides
 from healthcheck.change import Rules
 from healthcheck.checks import CHECKS, groups_in, select_checks
 from healthcheck.model import Check, Severity
+from healthcheck.printable import printable
 from healthcheck.probes.dcgm import checked_host
 from healthcheck.profiles import ProfileError, Profiles, parse_profiles
 
 PROFILES_FILE = "instance-profiles.conf"
 OVERRIDES = "severity-overrides"
 _LONGEST_FILE = 1 << 20
+_MOST_NAMED, _LONGEST_KEY = 8, 64
 _SEVERITIES = "MONITOR, RESET, REBOOT or ISOLATE"
 
 
@@ -42,6 +46,19 @@ class BadValue:
 
     def __str__(self) -> str:
         return f"{self.where}: {self.key} = {self.value!r}: {self.allowed}"
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownKeys:
+    """Keys of the configuration that are no setting, each with the setting that it may stand for, or ''."""
+
+    keys: tuple[tuple[str, str], ...]
+    where: str
+
+    def __str__(self) -> str:
+        named = [f"{key} (did you mean {near}?)" if near else key for key, near in self.keys[:_MOST_NAMED]]
+        more = f" and {len(self.keys) - _MOST_NAMED} more" if len(self.keys) > _MOST_NAMED else ""
+        return f"{self.where}: no setting is called {', '.join(named)}{more}; the others count"
 
 
 class SettingsError(Exception):
@@ -183,6 +200,8 @@ class _ConfigMap(SecretsSettingsSource):
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         value, key, is_complex = super().get_field_value(field, field_name)
+        if key != field.alias:
+            return None, key, is_complex  # a file that bears our own name of the field is no key of the ConfigMap
         if field.alias == OVERRIDES and isinstance(value, str) and isinstance(self.secrets_dir, Path):
             value = (self.secrets_dir / OVERRIDES).read_text(encoding="utf-8")
         return value, key, is_complex
@@ -236,6 +255,30 @@ def settings_despite(bad: tuple[BadValue, ...], directory: Path | None) -> Setti
     except (ProfileError, OSError):
         profiles = packaged_profiles()
     return Settings(values, profiles, bad)
+
+
+def unknown_keys(directory: Path | None) -> UnknownKeys | None:
+    """The files that no setting is read from, such as one that was written wrongly; None where there are none."""
+    known = [*(str(one.alias) for one in NodeSettings.model_fields.values()), PROFILES_FILE]
+    # What begins with two dots is the kubelet's: no key of a ConfigMap does.
+    found = sorted(_files(directory) - set(known))
+    keys = [name for name in found if not name.startswith("..")]
+    near = {name.lower(): name for name in known}
+    told = tuple((printable(key, _LONGEST_KEY), _nearest(key, near)) for key in keys)
+    return UnknownKeys(told, str(directory)) if told else None
+
+
+def _nearest(key: str, known: Mapping[str, str]) -> str:
+    """Upper and lower case are no difference; a long name is no mistyped one."""
+    close = difflib.get_close_matches(key.lower(), known, 1) if len(key) <= _LONGEST_KEY else []
+    return known[close[0]] if close else ""
+
+
+def _files(directory: Path | None) -> set[str]:
+    try:
+        return {one.name for one in os.scandir(directory) if not one.is_dir()} if directory else set()
+    except OSError:
+        return set()
 
 
 def packaged_profiles() -> Profiles:

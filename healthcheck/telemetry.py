@@ -47,21 +47,26 @@ class Telemetry:
         self.pending = gauge("verdict_pending", "1 while a verdict waits to be written to the node.")
         self.withheld = gauge("taint_withheld", "1 while the fleet budget has no place for this node's taint.")
         self.bad_settings = gauge("bad_settings", "1 for a key of the configuration that is not allowed.", ("key",))
+        self.unknown_settings = gauge("unknown_settings", "Keys of the configuration that are no setting.")
         self.bad_annotations = counter("bad_annotations_total", "Annotations on the node that are no record.")
         self.set_aside = counter("set_aside_total", "Input that could not be taken, by what it is.", ("what",))
         self.memory_errors = counter("memory_file_errors_total", "Failed reads and writes of the node-local memory.")
+        self.standby = gauge("standby", "1 while another agent of this node holds the memory.")
+        for status in Status:
+            self.status.labels(status.value)
+        for what in ("kernel-log-record", "annotation", "node", "memory"):
+            self.set_aside.labels(what)
+        self._make_deep_metrics()
+
+    def _make_deep_metrics(self) -> None:
+        counter, gauge = self._counter, self._gauge
         self.deep_time = gauge("deep_last_test_timestamp_seconds", "When the node was last tested deeply; 0: never.")
         self.deep_result = gauge("deep_last_test_status", "1 for the status of the last deep test.", ("status",))
         self.deep_running = gauge("deep_running", "1 while the agent holds its node for a deep test.")
         self.deep_overdue = gauge("deep_overdue", "1: not tested deeply for three intervals.")
         self.deep_runs = counter("deep_runs_total", "Deep tests of the agent by result.", ("result",))
-        self.standby = gauge("standby", "1 while another agent of this node holds the memory.")
-        for status in Status:
-            self.status.labels(status.value)
         for result in (Status.PASS, Status.WARN, Status.FAIL, Status.UNKNOWN):
             self.deep_runs.labels(result.value)
-        for what in ("kernel-log-record", "annotation", "node", "memory"):
-            self.set_aside.labels(what)
         for why in ("could-not-run", "stopped"):
             self.deep_runs.labels(why)
 

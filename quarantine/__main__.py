@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from healthcheck.cluster import Cluster, ClusterError
 from healthcheck.log import log_as_json
 from healthcheck.model import Status
-from healthcheck.settings import Settings, SettingsError, read_settings, settings_despite
+from healthcheck.settings import Settings, SettingsError, read_settings, settings_despite, unknown_keys
 from quarantine.course import Course
 from quarantine.marks import Marks, Refusal, lock
 from quarantine.release import Recommendation
@@ -66,6 +66,8 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 
 def _settings(directory: Path) -> Settings:
     """A wrong word in the ConfigMap must not leave a node untested: the default stands in its place."""
+    if unknown := unknown_keys(directory):
+        log.warning("a key of the configuration is no setting", unknown=str(unknown))
     try:
         return read_settings(directory)
     except SettingsError as error:

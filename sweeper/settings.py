@@ -8,7 +8,7 @@ import structlog
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from healthcheck.settings import NodeSettings, SettingsError, read_settings, settings_despite
+from healthcheck.settings import NodeSettings, SettingsError, read_settings, settings_despite, unknown_keys
 
 log = structlog.get_logger()
 
@@ -32,6 +32,8 @@ class NodeTestSettings(SweeperSettings):
 
 def cluster_values(directory: Path) -> NodeSettings:
     """A wrong word in the ConfigMap must not leave a fleet untested: the default stands in its place."""
+    if unknown := unknown_keys(directory):
+        log.warning("a key of the configuration is no setting", unknown=str(unknown))
     try:
         return read_settings(directory).values
     except SettingsError as error:

@@ -50,13 +50,20 @@ class TestSettingsAtTheStart:
         world.host.xid(4, 48, "An uncorrectable double bit error (DBE) has been detected on GPU.")
         world.wait(lambda node: node.severity == "ISOLATE")
 
-    def test_that_nobody_knows_are_passed_over(self, world: World) -> None:
-        world.configure(SWEEP_IMAGE="registry.example/x:1", NONSENSE="1")
+    def test_that_nobody_knows_are_named_once_and_the_others_count(self, world: World) -> None:
+        world.configure(CHECK_INTERVALL="60", NONSENSE="1", DCGM_L2_INTERVAL="0")
         (world.config / "directory").mkdir()
         world.start()
         world.wait_for_status("pass")
 
-        assert world.events("BadSetting") == []
+        named = f"{world.config}: no setting is called CHECK_INTERVALL (did you mean CHECK_INTERVAL?), NONSENSE; "
+        assert world.wait_for_event("UnknownSetting")["message"] == f"{named}the others count"
+        assert world.agent.metric("unknown_settings") == 2
+        (world.config / "CHECK_INTERVALL").unlink()
+        eventually(lambda: len(world.events("UnknownSetting")) == 2)
+        (world.config / "NONSENSE").unlink()
+        eventually(lambda: world.agent.metrics()["unknown_settings"] == 0)
+        assert (len(world.events("UnknownSetting")), world.events("BadSetting")) == (2, [])
 
 
 class TestAnnotations:

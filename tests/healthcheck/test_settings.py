@@ -10,7 +10,7 @@ from healthcheck import settings as configuration
 from healthcheck.change import Rules
 from healthcheck.model import Severity
 from healthcheck.profiles import InstanceProfile
-from healthcheck.settings import BadValue, NodeSettings, SettingsError, read_settings
+from healthcheck.settings import BadValue, NodeSettings, SettingsError, UnknownKeys, read_settings, unknown_keys
 
 SECONDS = "a whole number of seconds, "
 GROUPS = "allowed are 0, 2, 3, 7, 8, 0-nvidia-smi, 2-efa-enumeration, 3-topology-check, 7-container-runtime, 8-hami"
@@ -170,10 +170,48 @@ def test_the_sweepers_keys_are_read(tmp_path: Path) -> None:
     assert (values.sweep_namespace, values.dcgm_l2_interval_seconds) == ("sweeps", 0)
 
 
-def test_keys_that_nobody_knows_are_passed_over(tmp_path: Path) -> None:
-    write(tmp_path, QUARANTINE_NAMESPACE="x y", EFA_MAX_BW="x")
+def test_keys_that_nobody_knows_change_nothing_and_are_named_with_what_may_be_meant(tmp_path: Path) -> None:
+    write(tmp_path, QUARANTINE_NAMESPACE="x y", EFA_MAX_BW="x", CHECK_INTERVALL="60", MONITOR_TTL="120")
+    write(tmp_path, **{"severity_overrides": "", "check-interval": "60", "zz": "", "instance-profiles.conf": ""})
 
-    assert read_settings(tmp_path).values == read_settings(None).values
+    assert read_settings(tmp_path).values.check_interval_seconds == 300
+    assert str(unknown_keys(tmp_path)) == (
+        f"{tmp_path}: no setting is called CHECK_INTERVALL (did you mean CHECK_INTERVAL?), "
+        "EFA_MAX_BW (did you mean EFA_MIN_BW?), QUARANTINE_NAMESPACE (did you mean SWEEP_NAMESPACE?), "
+        "check-interval (did you mean CHECK_INTERVAL?), severity_overrides (did you mean severity-overrides?), zz; "
+        "the others count"
+    )
+
+
+def test_what_mounts_a_configmap_is_no_key(tmp_path: Path) -> None:
+    (tmp_path / "..2026_11_21").mkdir()
+    write(tmp_path / "..2026_11_21", CHECK_INTERVAL="77", NONSENSE="1")
+    (tmp_path / "..data").symlink_to("..2026_11_21")
+    (tmp_path / "..data_tmp").symlink_to("..nowhere")
+    (tmp_path / "CHECK_INTERVAL").symlink_to("..data/CHECK_INTERVAL")
+    assert unknown_keys(tmp_path) is None
+
+    (tmp_path / "NONSENSE").symlink_to("..data/NONSENSE")
+    assert unknown_keys(tmp_path) == UnknownKeys((("NONSENSE", ""),), str(tmp_path))
+
+
+@pytest.mark.parametrize("directory", [None, Path("/nowhere"), Path("/dev/null")])
+def test_without_any_configuration_no_key_is_unknown(directory: Path | None) -> None:
+    assert unknown_keys(directory) is None
+
+
+def test_of_many_unknown_keys_some_are_named_and_all_are_counted(tmp_path: Path) -> None:
+    write(tmp_path, **{f"N{number:03}-{'x' * 200}": "" for number in range(300)})
+    told = str(unknown_keys(tmp_path))
+
+    assert told.endswith(" and 292 more; the others count")
+    assert len(told) < len(str(tmp_path)) + 800
+
+
+def test_every_setting_is_a_known_key(tmp_path: Path) -> None:
+    write(tmp_path, **{str(field.alias): "" for field in NodeSettings.model_fields.values()})
+
+    assert unknown_keys(tmp_path) is None
 
 
 BAD = [
