@@ -13,6 +13,7 @@ from healthcheck.events import CONDITION_STATUS
 from healthcheck.model import Status
 from healthcheck.moments import moment, timestamp
 from healthcheck.node import QUARANTINE_RESULT, STATUS, SWEEP_RESULT, NodeState, is_tested
+from healthcheck.printable import printable
 from healthcheck.record import RecordError
 from healthcheck.run import run_on
 
@@ -68,7 +69,7 @@ def _causes(record: Mapping[str, Any]) -> str:
         if isinstance(row, Mapping) and row.get("cause"):
             told.setdefault(str(row["cause"]), str(row.get("detail") or ""))
     words = "; ".join(f"{cause}: {detail}" if detail else cause for cause, detail in told.items())
-    return "".join(letter if letter.isprintable() else " " for letter in words[:_LONGEST_CAUSES])
+    return printable(words, _LONGEST_CAUSES)
 
 
 def verdict_before(node: NodeState) -> dict[str, str]:

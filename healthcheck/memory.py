@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from healthcheck.checks.dcgm_diag import LEVEL_2
 from healthcheck.expectation import FirstSeen
-from healthcheck.model import Finding, Nature, Now, Severity
+from healthcheck.model import Finding, Nature, Now, Severity, Told
 from healthcheck.probes.pci import normalise_address
 
 K = TypeVar("K")
@@ -25,7 +25,7 @@ Key = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Acknowledgement:
+class Acknowledgement(Told):
     """One event finding that a person released, as a record on the Node showed it.
 
     A later event of the same reason and subject is another one: told apart by boot and by the record's cursor, the
@@ -50,7 +50,7 @@ class Acknowledgement:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class Release(Told):
     """A person's word that a node is well: who, why, when, and of which findings."""
 
     by: str

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from healthcheck.printable import printable
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -47,6 +49,27 @@ class ProbeError(Exception):
     """A source could not be read. Says nothing about the hardware."""
 
 
+class Told:
+    """What is told to people and programs: whatever its text is made from, all of it can be shown (`printable`).
+
+    Logs, files, names of processes and answers of tools are read as they are, so that a path still opens and a line is
+    recognised; what anybody says of them is made of these.
+    """
+
+    __slots__ = ()
+    _texts: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        cls._texts = tuple(name for name, kind in cls.__annotations__.items() if kind == "str")
+
+    def __post_init__(self) -> None:
+        for name in self._texts:
+            text = getattr(self, name)
+            shown = printable(text)
+            if shown is not text:
+                object.__setattr__(self, name, shown)
+
+
 @dataclass(frozen=True, slots=True)
 class Now:
     """One moment, on both clocks: `wall` is UTC, `monotonic` the seconds of CLOCK_MONOTONIC since boot."""
@@ -83,7 +106,7 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Told):
     """One fault at one place. `subject` is kind/name, for instance `gpu/0000:18:00.0`."""
 
     reason: str
@@ -104,9 +127,14 @@ class Finding:
     escalates: bool = True
     """Coming back after resets or reboots makes it ISOLATE; never so for what NVIDIA puts down to an application."""
 
+    def __post_init__(self) -> None:
+        Told.__post_init__(self)  # super() would look for the class as it was before it had slots
+        if self.about:
+            object.__setattr__(self, "about", {printable(key): printable(one) for key, one in self.about.items()})
+
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class Sighting(Told):
     """What one record of the kernel's log says of the hardware, whether it is a fault or not."""
 
     reason: str
@@ -138,7 +166,7 @@ class Sighting:
 
 
 @dataclass(frozen=True, slots=True)
-class Unobserved:
+class Unobserved(Told):
     """A check could not look. `cause` is PascalCase, `detail` a sentence."""
 
     cause: str
@@ -148,7 +176,7 @@ class Unobserved:
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class Passed(Told):
     """A deep test ran and found nothing: what it had found there before is past (contract, section 2 rule 4)."""
 
     reason: str
@@ -157,14 +185,14 @@ class Passed:
 
 
 @dataclass(frozen=True, slots=True)
-class NotConfigured:
+class NotConfigured(Told):
     """What the check looks at does not belong to this node."""
 
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
-class TooEarly:
+class TooEarly(Told):
     """It can't be told yet: a rate needs an earlier reading. What stands of it stays; nobody counts as blind."""
 
     detail: str
@@ -175,7 +203,7 @@ class TooEarly:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(Told):
     """What a check saw, for a person: `what` was there, what was `expected`, and where the expectation comes from."""
 
     what: str

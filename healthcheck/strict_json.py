@@ -1,4 +1,4 @@
-"""JSON that somebody else may have written. What two readers could take for two things is none."""
+"""JSON that others may have written. What two readers could take for two things is none; its text can be shown."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import math
 from collections import Counter
 from typing import Any
 
+from healthcheck.printable import printable
+
 DEEPEST = 64
 """Lists and objects within each other: no record has ten, and more than Python can walk ends a program."""
 _SHOWN = 40
 
 
 def loads(text: str | bytes, longest: int) -> Any:
-    """The document. Raises ValueError, which says what is wrong with it."""
+    """The document, each text in it made printable. Raises ValueError, which says what is wrong with it."""
     if len(text) > longest:
         raise ValueError(f"{len(text)} characters; at most {longest} are read")
     try:
@@ -22,7 +24,7 @@ def loads(text: str | bytes, longest: int) -> Any:
         raise ValueError(f"nested deeper than {DEEPEST}") from None
     if _depth(document) > DEEPEST:
         raise ValueError(f"nested deeper than {DEEPEST}")
-    return document
+    return _shown(document)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -32,6 +34,14 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
         raise ValueError(f"the key {twice[:_SHOWN]!r} stands there twice")
     return table
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {printable(key): _shown(one) for key, one in value.items()}
+    return [_shown(one) for one in value] if isinstance(value, list) else value
 
 
 def _number(word: str) -> float:

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from healthcheck.printable import printable
+
 LONGEST_ANSWER = 4 << 20
 """Bytes that are read. Level 4 of 16 GPUs with every list full has some 300 KiB."""
 DOCUMENT_MARK = re.compile(rb'"DCGM (?:GPU )?Diagnostic"\s*:')
@@ -334,8 +336,7 @@ def _text(value: Any) -> str:
     """One line of text that can be printed and saved, whatever stood there; '' of what is no text."""
     if not isinstance(value, str):
         return ""
-    whole = value[: 4 * _LONGEST_TEXT].encode("utf-8", "replace").decode()
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in whole).split())[:_LONGEST_TEXT]
+    return printable(" ".join(value[: 4 * _LONGEST_TEXT].split()), _LONGEST_TEXT)
 
 
 def _number(value: Any) -> int | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from healthcheck.command import Ended, how_it_ended
 from healthcheck.model import Unobserved
-from healthcheck.probes.kernel_files import printable
+from healthcheck.printable import printable
 
 CAUSE = "EfaLoopbackNotRun"
 REFUSED = errno.ECONNREFUSED

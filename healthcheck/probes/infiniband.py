@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from healthcheck.model import Host, Probe, ProbeError
-from healthcheck.probes.kernel_files import is_gone, printable, read
+from healthcheck.printable import printable
+from healthcheck.probes.kernel_files import is_gone, read
 from healthcheck.probes.pci import AMAZON, normalise_address
 
 ERROR_COUNTERS = (

@@ -21,8 +21,3 @@ def read(path: str | Path, most: int, folder: int | None = None) -> bytes:
 def is_gone(error: OSError) -> bool:
     """What it told of is no more. Any other error tells nothing of that, and is could-not-look."""
     return error.errno in _GONE
-
-
-def printable(text: str) -> str:
-    """On one line, and nothing in it that a terminal or JSON would stumble over."""
-    return text if text.isprintable() else ascii(text)[1:-1]

@@ -7,7 +7,8 @@ import urllib.request
 from pathlib import Path
 
 from healthcheck.model import ProbeError
-from healthcheck.probes.kernel_files import printable, read
+from healthcheck.printable import printable
+from healthcheck.probes.kernel_files import read
 
 IMDS = "http://169.254.169.254"
 _SECONDS = 1.0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from healthcheck.command import ChildError, Ended, MissedDeadline, Program, how_it_ended
 from healthcheck.model import Host, Probe, ProbeError, Unobserved
-from healthcheck.probes.kernel_files import printable
+from healthcheck.printable import printable
 from healthcheck.probes.pci import read_functions
 
 LONGEST_SECONDS = 600.0
@@ -115,7 +115,7 @@ def read_all_reduce(ended: Ended, gpus: int) -> Reduced | Failed | Unobserved:
     """What its output says. An end with an error that need not be the hardware's is could-not-look."""
     text = ended.out.decode("utf-8", "replace")
     if failure := _FAILURE.search(text) or _FAILURE.search(ended.err.decode("utf-8", "replace")):
-        says = printable(failure["text"])[:_LONGEST_TEXT]
+        says = printable(failure["text"], _LONGEST_TEXT)
         hardware = any(one in failure["text"].lower() for one in _HARDWARE_ERRORS)
         return Failed(says) if hardware else Unobserved(CAUSE, f"all_reduce_perf: {says}")
     rows = list(_rows(text))
@@ -148,7 +148,7 @@ def _rows(text: str) -> Iterator[tuple[int, float, int]]:
 def _last_words(ended: Ended) -> str:
     lines = (ended.out[-_LONGEST_LINE:] + b"\n" + ended.err[-_LONGEST_LINE:]).decode("utf-8", "replace").split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip(" #")), "")
-    return f": {printable(last)[:_LONGEST_TEXT]}" if last else ""
+    return f": {printable(last, _LONGEST_TEXT)}" if last else ""
 
 
 def read_all_reduce_look(host: Host) -> AllReduceLook:

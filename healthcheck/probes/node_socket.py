@@ -11,7 +11,7 @@ from typing import Any
 
 from healthcheck.command import ChildError, Program, how_it_ended
 from healthcheck.model import ProbeError
-from healthcheck.probes.kernel_files import printable
+from healthcheck.printable import printable
 from healthcheck.probes.runtime import host_files
 
 LONGEST_SECONDS = 10.0

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from healthcheck.command import Child, ChildError, MissedDeadline
 from healthcheck.model import Unobserved
-from healthcheck.probes.kernel_files import printable, read
+from healthcheck.printable import printable
+from healthcheck.probes.kernel_files import read
 from healthcheck.probes.nvml import DriverLook, Gpus
 from healthcheck.probes.nvml_answer import read_answer
 from healthcheck.probes.nvml_library import PLACES, SONAME, resolve_inside

@@ -28,6 +28,7 @@ from healthcheck.probes import infiniband, kernel_log, kernel_modules, libfabric
 from healthcheck.probes.runtime import container_runtime, distributions, facts
 from healthcheck.profiles import InstanceProfile
 from tests.checks.evidence import ADDRESSES, EFA_ADDRESSES, P5, every, healthy
+from tests.hostile import HOSTILE
 
 LONGEST_DETAIL = 3000
 """For what a person reads: a few lines. GPUs or links by the hundred are counted, or listed where there are few."""
@@ -36,7 +37,9 @@ WITHOUT_A_NAME = ("driver", "node")
 LEVEL_CHECKS = tuple(check for check in CHECKS if check.nature is Nature.LEVEL)
 
 numbers = st.sampled_from([*range(10), -(2**63), -1, 60, 61, 2**31, 2**32 - 1, 2**64 - 1, 2**70])
-words = st.sampled_from(["", "NVIDIA", "0000:53:00.0", "570.133.20", "\N{SNOWMAN}", "' \"\\{}%s", "x" * 64, "0x"])
+words = st.sampled_from(
+    ["", "NVIDIA", "0000:53:00.0", "570.133.20", "\N{SNOWMAN}", "' \"\\{}%s", "x" * 64, "0x", *HOSTILE]
+)
 addresses = st.sampled_from(["", *ADDRESSES[:3], "0000:ff:1f.0"])
 codes = st.just(0) | st.sampled_from([8, 11, 14, 15, 16]) | st.sampled_from([*range(1, 31), 999, -1, 2**31 - 1])
 seconds = st.floats(0, 1e9) | st.sampled_from([0.0, 119.9, 120.0, 180.0, float("inf")])
@@ -296,7 +299,7 @@ def is_in_order(check: Check, said: list[Judgement]) -> None:
             assert _is_subject(one.subject) or (one.subject == "" and not isinstance(one, Finding)), one
         for text in _texts(one):
             assert len(text) <= LONGEST_DETAIL, one
-            assert "\n" not in text, one
+            assert text.isprintable(), one
 
 
 def _is_subject(subject: str) -> bool:

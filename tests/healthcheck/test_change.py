@@ -657,9 +657,7 @@ class TestCondition:
             "0-nvidia-smi could not look: NVML: Driver Not Loaded (/usr/lib64/libnvidia-ml.so.1)"
         )
 
-    @pytest.mark.parametrize(
-        "letter", ["x", "\N{LATIN SMALL LETTER E WITH ACUTE}", "\N{EURO SIGN}", "\N{FIRE}", "\ud83d"]
-    )
+    @pytest.mark.parametrize("letter", ["x", "\N{LATIN SMALL LETTER E WITH ACUTE}", "\N{EURO SIGN}", "\N{FIRE}"])
     @pytest.mark.parametrize("shift", range(4))
     def test_a_message_has_at_most_1024_bytes_and_is_whole_text(self, letter: str, shift: int) -> None:
         memory = remembers(stands(fault(detail="-" * shift + letter * 1500)))
@@ -670,9 +668,7 @@ class TestCondition:
         messages = [change.condition["message"], *(event.message for event in change.events)]
         assert [1020 < len(message.encode()) <= 1024 for message in messages] == [True] * 3
         assert [message.endswith("...") for message in messages] == [True] * 3
-        assert [message.rstrip(".-")[-1] for message in messages] == [
-            letter if letter < "\ud800" or letter > "\uffff" else "?"
-        ] * 3
+        assert [message.rstrip(".-")[-1] for message in messages] == [letter] * 3
 
     @pytest.mark.parametrize("length", [0, 1, 1023, 1024])
     def test_a_message_that_fits_is_not_cut(self, length: int) -> None:

@@ -91,7 +91,7 @@ def test_a_run_that_could_not_test_is_an_attempt_and_no_test() -> None:
     assert last_attempt(with_record(status="unknown"), NOW) == Attempt(NOW - 2 * HOUR)
     rows = [{"cause": "A", "detail": "one"}, {"cause": "A", "detail": "two"}, {"cause": "B\n"}, 7, {}]
     blind = with_record(status="unknown", unobserved=rows)
-    assert str(last_attempt(blind, NOW)) == "tried in vain at 2026-11-21T10:00:00Z: A: one; B "
+    assert str(last_attempt(blind, NOW)) == "tried in vain at 2026-11-21T10:00:00Z: A: one; B\\n"
     assert last_attempt(with_record(status="unknown", unobserved=7), NOW) == Attempt(NOW - 2 * HOUR)
     assert last_attempt(with_record(), NOW) is None
 

@@ -12,6 +12,7 @@ from healthcheck.checks import CHECKS, KERNEL_LINES
 from healthcheck.examine import judge
 from healthcheck.expectation import Expectation
 from healthcheck.model import Evidence, Nature, Sighting
+from healthcheck.printable import printable
 from healthcheck.probes.kernel_log import RING, Record, parse_record
 from tests.healthcheck.grammar import Line, driver_lines, fault_lines, quoted_lines, sxid_lines, xid_lines
 
@@ -31,9 +32,9 @@ def faults(*texts: str) -> list[str]:
 def test_an_xid_is_read_in_every_form(line: Line) -> None:
     (seen,) = sightings(line.text)
 
-    assert (seen.reason, seen.subject, seen.process) == (f"Xid{line.code}", line.subject, line.process)
+    assert (seen.reason, seen.subject, seen.process) == (f"Xid{line.code}", line.subject, printable(line.process))
     assert seen.known
-    assert line.message in seen.detail
+    assert printable(line.message) in seen.detail
 
 
 @pytest.mark.parametrize("code", sorted(xid_table()))

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import unicodedata
+from dataclasses import MISSING, fields, replace
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from healthcheck.memory import Acknowledgement, Release
+from healthcheck.model import (
+    Finding,
+    Judgement,
+    NotConfigured,
+    Passed,
+    Seen,
+    Severity,
+    Sighting,
+    Told,
+    TooEarly,
+    Unobserved,
+)
 from healthcheck.printable import LONGEST, printable
 from tests.hostile import ANY_TEXT
 
@@ -74,3 +89,28 @@ def test_two_that_differ_by_what_is_not_seen_differ_when_told(before: str, after
 )
 def test_it_is_bounded_and_no_character_is_torn(text: str, told: str) -> None:
     assert printable(text, 20) == told
+
+
+TOLD = [Finding, Sighting, Unobserved, Passed, NotConfigured, TooEarly, Seen, Release, Acknowledgement]
+
+
+@given(data=st.data())
+@pytest.mark.parametrize("kind", TOLD)
+def test_whatever_is_told_can_be_shown(kind: type[Told], data: st.DataObject) -> None:
+    text = {
+        one.name: data.draw(st.dictionaries(ANY_TEXT, ANY_TEXT, max_size=2) if one.name == "about" else ANY_TEXT)
+        for one in fields(kind)  # type: ignore[arg-type]
+        if one.type == "str" or one.name == "about"
+    }
+    other = {"severity": Severity.RESET, "seq": 1, "at": None, "cursor": None, "findings": (), "last_seen": None}
+    wanted = {one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING}  # type: ignore[arg-type]
+    told = kind(**{name: value for name, value in other.items() if name in wanted}, **text)
+
+    shown = [getattr(told, name) for name in text if name != "about"]
+    shown += [word for pair in getattr(told, "about", {}).items() for word in pair]
+    assert [one for one in shown if not one.isprintable()] == []
+    assert replace(told) == told  # type: ignore[type-var]
+
+
+def test_nothing_that_a_check_says_is_left_out() -> None:
+    assert set(get_args(Judgement)) <= set(TOLD)

@@ -111,7 +111,7 @@ def test_the_taint_is_told_where_there_is_something_to_tell(taint: str) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 40, 100, 500])
-@pytest.mark.parametrize("detail", ["short", "x" * 200, "\N{FIRE}" * 200, '\x00\\"' * 70])
+@pytest.mark.parametrize("detail", ["short", "x" * 200, "\N{FIRE}" * 200, '\\"' * 105])
 def test_a_record_of_many_findings_is_at_most_16_kib_and_counts_what_it_cut(count: int, detail: str) -> None:
     record = render(flood(count, detail))
 
@@ -140,7 +140,7 @@ def test_a_record_of_a_node_that_sees_nothing_is_at_most_16_kib_and_keeps_what_s
 
 
 def test_one_enormous_finding_does_not_make_an_enormous_record() -> None:
-    record = render(remembers(stands(fault(subject="gpu/" + "x" * LONGEST))))
+    record = render(remembers(stands(fault(subject="gpu/" + "\N{FIRE}" * LONGEST))))
 
     assert size(record) <= LONGEST
     assert (record["severity"], record["cut"]) == ("REBOOT", {"details": 0, "findings": 1})
@@ -160,7 +160,7 @@ def test_half_a_surrogate_pair_from_a_foreign_annotation_can_be_written_again() 
     foreign = json.dumps(render(remembers(stands(fault(detail="half \ud83d of a pair")))))
     memory = records.remembered(records.load(foreign))
 
-    assert "half ? of a pair" in records.dump(render(memory))
+    assert r"half \\ud83d of a pair" in records.dump(render(memory))
 
 
 @pytest.mark.parametrize(

@@ -9,18 +9,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from healthcheck.printable import printable
 from healthcheck.strict_json import DEEPEST, loads
+from tests.hostile import ANY_TEXT
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | ANY_TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(ANY_TEXT, inner, max_size=4),
     max_leaves=20,
 )
 
 
 @given(value=VALUES)
-def test_a_document_is_what_was_written(value: Any) -> None:
-    assert loads(json.dumps(value), 10**6) == value
+def test_a_document_is_what_was_written_but_that_all_of_it_can_be_shown(value: Any) -> None:
+    assert loads(json.dumps(value), 10**6) == shown(value)
+
+
+def shown(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {printable(key): shown(one) for key, one in value.items()}
+    return (
+        [shown(one) for one in value]
+        if isinstance(value, list)
+        else printable(value)
+        if isinstance(value, str)
+        else value
+    )
 
 
 @pytest.mark.parametrize(

@@ -291,4 +291,4 @@ def test_the_raw_record_of_a_multi_line_message_is_read_as_one() -> None:
     finding = finding_in(parsed, Expectation())
     assert finding
     assert (finding.seq, finding.at) == (812, 99.25)
-    assert finding.detail.endswith("first\nsecond (process 1 a\\b)")
+    assert finding.detail.endswith("first\\nsecond (process 1 a\\b)")

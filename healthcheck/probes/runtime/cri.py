@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck.model import Host, ProbeError, Unobserved
-from healthcheck.probes.kernel_files import printable
+from healthcheck.printable import printable
 from healthcheck.probes.node_socket import LONGEST_SECONDS, NodeSocket
 from healthcheck.probes.runtime.facts import ContainerRuntime, Live, ReadFile
 
@@ -171,7 +171,7 @@ def _table(table: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def _text(value: object) -> str:
-    return printable(value)[:_LONGEST_TEXT] if isinstance(value, str) else ""
+    return printable(value, _LONGEST_TEXT) if isinstance(value, str) else ""
 
 
 def _texts(value: object) -> Iterator[str]:

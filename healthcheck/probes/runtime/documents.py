@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from healthcheck.probes.kernel_files import printable
+from healthcheck.printable import printable
 
 Table = dict[str, Any]
 _LONGEST_LINE = 1 << 14

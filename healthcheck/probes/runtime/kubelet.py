@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from healthcheck.probes.kernel_files import printable
+from healthcheck.printable import printable
 from healthcheck.probes.runtime import distributions, documents, host_files, processes
 from healthcheck.probes.runtime.distributions import Layout
 from healthcheck.probes.runtime.documents import MalformedError, Table
@@ -247,7 +247,7 @@ def _gates_of(flag: str) -> dict[str, bool]:
 
 def _sayable(text: str) -> str:
     """On one line, of a length that a person reads: a process may be told anything."""
-    return printable(text[:_LONGEST])
+    return printable(text, _LONGEST)
 
 
 def _table(value: Any) -> Table:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from healthcheck.model import ProbeError
-from healthcheck.probes.kernel_files import is_gone, printable, read
+from healthcheck.printable import printable
+from healthcheck.probes.kernel_files import is_gone, read
 from healthcheck.probes.runtime import host_files
 
 CONTAINERD, CRIO, DOCKERD, CRI_DOCKERD = "containerd", "crio", "dockerd", "cri-dockerd"
