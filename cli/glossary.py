@@ -50,6 +50,11 @@ CAUSES = (
         ("LibfabricFailed",),
         "`fi_info -p efa` could not be run, or crashed: run it in our pod; the message has its last line",
     ),
+    (("NothingRecognised",), "no line of a saved log is the kernel's: `docs/replay.md` has the forms"),
+    (
+        ("LinesNotRead",),
+        "lines of the driver in a saved log stand behind a prefix that is not known: save it in a form that is",
+    ),
     (
         ("EfaLoopbackNotRun",),
         "fi_pingpong could not be run on a device (a library, a right, locked memory, stopped): its words are there",

@@ -60,7 +60,7 @@ def replay(
     except EvidenceError as error:
         _end(f"{files[0]}: {error}")
     memory = replayed.ended(captures.boot_id, captures.undated_by)
-    verdict = decide(memory, replayed.outcomes())
+    verdict = decide(memory, replayed.outcomes(captures.unobserved()))
     if as_json:
         assert replayed.now is not None
         identity = Identity(captures.host, instance_type)
@@ -129,6 +129,8 @@ def _show(name: str, verdict: Verdict, replayed: Replay) -> None:
         rule, source = standing.finding.rule or "none", _printable(standing.finding.source)
         line = _printable(replayed.line_of(standing))
         console.print(Text(f"  rule {rule}, {source}\n" + (f"  {line}\n" if line else ""), "dim"))
+    for cause in dict.fromkeys(row.cause for row in verdict.unobserved):
+        console.print(Text(f"could not look: {cause.cause}: {printable(cause.detail)}", "magenta"))
     status = (verdict.status.value, STATUS_STYLES[verdict.status])
     console.print(Text.assemble(f"{_printable(name)}: ", status, f", severity {verdict.severity.name}"))
 

@@ -11,7 +11,7 @@ from healthcheck.examine import judge
 from healthcheck.exits import begin, expired
 from healthcheck.expectation import Expectation
 from healthcheck.memory import Key, Memory, Standing
-from healthcheck.model import Check, Evidence, Now, Outcome, Severity, Sighting
+from healthcheck.model import Check, Evidence, Now, Outcome, Severity, Sighting, Unobserved
 from healthcheck.probes import kernel_log
 from healthcheck.probes.captures import Batch, Line
 from healthcheck.sightings import noticed
@@ -55,9 +55,10 @@ class Replay:
         self.memory = expired(self.memory, batch.now, self.monitor_ttl_seconds)
         self._forget_what_left()
 
-    def outcomes(self) -> tuple[Outcome, ...]:
-        """One per check that a kernel log speaks for: it could look."""
-        return tuple(Outcome(check.name, check.group) for check in self.checks)
+    def outcomes(self, unobserved: Iterable[Unobserved] = ()) -> tuple[Outcome, ...]:
+        """One per check that a kernel log speaks for; `unobserved` is what of the captures could not be read."""
+        blind = tuple(unobserved)
+        return tuple(Outcome(check.name, check.group, unobserved=blind) for check in self.checks)
 
     def ended(self, boot_id: str, shift: timedelta) -> Memory:
         """The memory at the capture's end, each finding with the line that it rests on.

@@ -11,7 +11,7 @@ import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import pairwise, product
 
@@ -20,16 +20,18 @@ from healthcheck.probes.captures import (
     LONGEST_STEP_SECONDS,
     MARKS,
     MOST_IN_A_BATCH,
+    MOST_SEARCHED,
     Batch,
     Clock,
     Line,
     PassedOver,
+    lines_of,
     utc,
     wanted_lines,
 )
 from healthcheck.probes.kernel_log import Record
 from healthcheck.probes.log_lines import YEARS, decoded, read_line
-from healthcheck.probes.printk import Joiner, Told
+from healthcheck.probes.printk import Joiner, Told, messages
 
 BEGINNING = b"Start of NVIDIA bug report log file"
 
@@ -81,6 +83,8 @@ class BugReportReader:
         self.boot = boot
         self.host = ""
         self.recognised = False
+        """At least one line of it is the kernel's."""
+        self._searched = 0
         self._passed_over = passed_over
         self._saved = saved
         self._dated = False
@@ -91,14 +95,21 @@ class BugReportReader:
         number = 1
         for block in blocks:
             before = 0
-            self.recognised = self.recognised or BEGINNING in block
-            for start in wanted_lines(block, (*MARKS, *_HEADING_MARKS)):
+            for start in self._wanted(block):
                 number += block.count(b"\n", before, start)
                 before = start
                 self._take(block[start : block.index(b"\n", start)], number)
             number += block.count(b"\n", before)
         self._end_section()
         yield from self._batches(name)
+
+    def _wanted(self, block: bytes) -> Iterable[int]:
+        if not self.recognised and self._searched < MOST_SEARCHED:
+            # Until a line was known as the kernel's, every line may be the first that is.
+            starts = lines_of(block)
+            self._searched += len(starts)
+            return starts
+        return wanted_lines(block, (*MARKS, *_HEADING_MARKS))
 
     def _take(self, raw: bytes, number: int) -> None:
         if raw.startswith(_RULE):
@@ -113,11 +124,13 @@ class BugReportReader:
         if line.refused:
             self._passed_over.refused += marked
             return
+        self.recognised = self.recognised or line.kernel
         self.host = line.host or self.host
         moment = section.clock.read(line.stamp)
         if line.kernel and marked and self._count < _MOST_TOLD:
             self._count += 1
-            section.keep(section.joiner.add(line, moment, number, decoded(raw)))
+            for text in messages(line.text):
+                section.keep(section.joiner.add(replace(line, text=text), moment, number, decoded(raw)))
         else:
             self._passed_over.quoted += marked
 
@@ -128,7 +141,7 @@ class BugReportReader:
         elif date and not self._dated:
             self._date(date)
         elif not self._sections[-1].joiner.goes_on(text, number):
-            self._passed_over.quoted += marked
+            self._passed_over.quoted += marked  # a report holds what other programs print, too
 
     def _date(self, found: re.Match[str]) -> None:
         words = f"{found['month']} {found['day']} {found['year']} {found['time']}"

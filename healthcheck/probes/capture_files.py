@@ -12,6 +12,7 @@ from io import BufferedReader, BytesIO
 from itertools import chain
 from pathlib import Path
 
+from healthcheck.model import Unobserved, counted
 from healthcheck.probes.bug_report import BEGINNING, BugReportReader
 from healthcheck.probes.capture_bytes import CaptureError, Input
 from healthcheck.probes.captures import Batch, KernelLogReader, PassedOver, utc
@@ -76,6 +77,15 @@ class Captures:
             return self._saved - reader.clock.wall
         return timedelta()
 
+    def unobserved(self) -> Iterator[Unobserved]:
+        """Why the captures do not say all that they hold, or nothing. Known once all batches were taken."""
+        passed = self.passed_over
+        for name in passed.unrecognised:
+            yield Unobserved("NothingRecognised", f"{name}: no line of it is the kernel's; {_EXPECTED}")
+        if passed.unread:
+            lines = f"{counted(passed.unread, 'line')} of the driver behind a prefix that is not known"
+            yield Unobserved("LinesNotRead", f"{lines}, the first at {passed.first_unread}")
+
     def batches(self) -> Iterator[Batch]:
         """Everything that was read, as it was read. Raises CaptureError, naming the file."""
         for name in self._names:
@@ -100,8 +110,8 @@ class Captures:
             yield from reader.read(name, chain(head, blocks))
             if source.cut:
                 self.passed_over.cut.append(f"{name}: {source.cut}")
-        if not (reader.recognised or self._kind):
-            raise CaptureError(f"no line of it is the kernel's; {_EXPECTED}")
+        if not reader.recognised:
+            self.passed_over.unrecognised.append(name)
         self.host, self.boots = reader.host or self.host, reader.boot
 
     def _take_whole(self, kind: Kind, source: Input) -> None:

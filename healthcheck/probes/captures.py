@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from healthcheck.model import Now
 from healthcheck.probes.capture_bytes import CaptureError
 from healthcheck.probes.kernel_log import Record
-from healthcheck.probes.log_lines import YEARS, LogLine, Stamp, decoded, read_line
-from healthcheck.probes.printk import Joiner, Told
+from healthcheck.probes.log_lines import YEARS, LogLine, Stamp, decoded, is_of_an_unknown_form, read_line
+from healthcheck.probes.printk import Joiner, Told, messages
 
 MARKS = (b"NVRM", b"SXid", b"nvidia-nvswitch")
 """Every line that a check reads holds one of these."""
@@ -30,7 +30,7 @@ _UNPREFIXED = re.compile(r"(?:kernel: )?(?=NVRM: |nvidia-nvswitch\d{0,4}: SXid |
 
 _TAG = b" kernel"
 SAMPLE_BYTES = 8192
-_MOST_SEARCHED = 10_000
+MOST_SEARCHED = 10_000
 """Lines read one by one until one is the kernel's; in a longer file its tag and the samples have to show it."""
 _LAST_LINES = 8
 MOST_IN_A_BATCH = 2000
@@ -40,6 +40,10 @@ _REORDERED_SECONDS = 5.0
 _BACK_SECONDS = 60.0
 _BACK_FOR_SURE = 3
 _HALF_A_YEAR = timedelta(days=180)
+_ENOUGH_FOR_A_MARGIN = 65536
+_BLANKS_AT_FIRST = re.compile(rb"\A((?:[ \t\r]*\n)*)[ \t]+(?=\S)")
+_MOST_MONTHS = 48
+"""Words for months in one log: of two languages or three."""
 LONGEST_STEP_SECONDS = 10 * 365 * 86400.0
 
 
@@ -68,12 +72,26 @@ class PassedOver:
 
     quoted: int = 0
     """Lines about a GPU that are not the kernel's: somebody quotes."""
+    unread: int = 0
+    """Lines of the driver behind a prefix that is none we know."""
+    first_unread: str = ""
+    """Where the first of them stands."""
     refused: int = 0
     """Lines of another facility than the kernel's: somebody wrote them from user space."""
     told_twice: int = 0
     """Events that another section of the same report has told."""
     cut: list[str] = field(default_factory=list)
     """What could not be read, in words."""
+    unrecognised: list[str] = field(default_factory=list)
+    """Files in which no line is the kernel's."""
+
+    def count_unread(self, text: str, source: str) -> None:
+        """A line with a mark that is not judged: a quote, or one of a form that we don't know."""
+        if is_of_an_unknown_form(text):
+            self.unread += 1
+            self.first_unread = self.first_unread or source
+        else:
+            self.quoted += 1
 
 
 class Clock:
@@ -82,6 +100,7 @@ class Clock:
     def __init__(self, saved: datetime) -> None:
         self._saved = saved
         self._year: int | None = None
+        self._months: dict[str, int] = {}
         self._stamped_wall: datetime | None = None
         self._stamped: float | None = None
         self.wall = saved
@@ -90,8 +109,8 @@ class Clock:
 
     @property
     def dated(self) -> bool:
-        """Whether any line named a time of day."""
-        return self._stamped_wall is not None
+        """Whether any line named a time of day, in a month that can be right."""
+        return self._stamped_wall is not None and not (self._months and self.wall > self._saved)
 
     @property
     def now(self) -> Now:
@@ -111,7 +130,8 @@ class Clock:
         """Take a line's time; returns the moment at which it was written."""
         elapsed = 0.0
         if stamp.wall is not None:
-            wall = self.with_year(stamp.wall) if stamp.yearless else stamp.wall
+            wall = _in_month(stamp.wall, self._month_of(stamp)) if stamp.month else stamp.wall
+            wall = self.with_year(wall) if stamp.yearless else wall
             if self._stamped_wall is not None:
                 elapsed = (wall - self._stamped_wall).total_seconds()
             self.wall = self._stamped_wall = wall
@@ -124,6 +144,20 @@ class Clock:
         # A wall clock that was set tells of no time passed when it goes back.
         self.at += min(max(elapsed, 0.0), LONGEST_STEP_SECONDS)
         return self.now
+
+    def _month_of(self, stamp: Stamp) -> int:
+        assert stamp.wall is not None
+        if stamp.month not in self._months and len(self._months) < _MOST_MONTHS:
+            self._months[stamp.month] = self._guessed_month(stamp.wall)
+        return self._months.get(stamp.month, stamp.wall.month)
+
+    def _guessed_month(self, wall: datetime) -> int:
+        """Of a word that is new: the month after the last one, and at first the newest before the log was saved."""
+        if self._stamped_wall is not None:
+            return self._stamped_wall.month % 12 + 1
+        saved = self._saved
+        is_over = _in_year(_in_month(wall, saved.month), saved.year) > saved + timedelta(days=1)
+        return (saved.month - 2) % 12 + 1 if is_over else saved.month
 
     def with_year(self, wall: datetime) -> datetime:
         """The time with the year that its form leaves out: the newest that is not after the capture was saved."""
@@ -171,6 +205,13 @@ def _later(wall: datetime, seconds: float) -> datetime:
     return later if later.year in YEARS else wall
 
 
+def _in_month(wall: datetime, month: int) -> datetime:
+    try:
+        return wall.replace(month=month)
+    except ValueError:  # a day that this month does not have: the word was guessed wrong
+        return wall.replace(month=month, day=28)
+
+
 def _in_year(wall: datetime, year: int) -> datetime:
     try:
         return wall.replace(year=year)
@@ -207,7 +248,7 @@ class KernelLogReader:
         self._name, self._prefixed, self.recognised, self._searched = name, False, False, 0
         self._direction = Direction()
         number = 1
-        for block in blocks:
+        for block in _without_margin(blocks):
             before = 0
             for start in self._wanted(block):
                 number += block.count(b"\n", before, start)
@@ -224,7 +265,7 @@ class KernelLogReader:
     def _wanted(self, block: bytes) -> Iterator[int]:
         """Where the lines begin that have to be read, in their order."""
         start = 0
-        while not self.recognised and self._searched < _MOST_SEARCHED and start < len(block):
+        while not self.recognised and self._searched < MOST_SEARCHED and start < len(block):
             # Until a line was known as the kernel's, every line may be the first that is.
             self._searched += 1
             yield start
@@ -250,7 +291,8 @@ class KernelLogReader:
         self._mind_the_boot(line)
         moment = self.clock.read(line.stamp)
         if line.kernel and marked:
-            self._tell(self._joiner.add(line, moment, number, decoded(raw)))
+            for text in messages(line.text):
+                self._tell(self._joiner.add(replace(line, text=text), moment, number, decoded(raw)))
         else:
             self._passed_over.quoted += marked
 
@@ -262,12 +304,11 @@ class KernelLogReader:
             return
         elif not self._prefixed and (begin := _UNPREFIXED.match(text)):
             self.recognised = True
-            line = LogLine(text[begin.end() :])
-            self._mind_the_boot(line)
-            if marked:
-                self._tell(self._joiner.add(line, self.clock.now, number, text))
-        else:
-            self._passed_over.quoted += marked
+            self._mind_the_boot(LogLine(text[begin.end() :]))
+            for message in messages(text[begin.end() :]) if marked else ():
+                self._tell(self._joiner.add(LogLine(message), self.clock.now, number, text))
+        elif marked:
+            self._passed_over.count_unread(text, f"{self._name}:{number}")
 
     def _mind_the_boot(self, line: LogLine) -> None:
         if line.boot_id:
@@ -307,6 +348,28 @@ class KernelLogReader:
     def _handed_over(self) -> Iterator[Batch]:
         ready, self._ready = self._ready, []
         yield from ready
+
+
+def _without_margin(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines without the blanks that stand before each of them, or before the first alone."""
+    margin: bytes | None = None
+    for block in blocks:
+        if margin is None:
+            margin = _margin(block[:_ENOUGH_FOR_A_MARGIN])
+            # Nothing stands above the first line that it could go on from.
+            block = _BLANKS_AT_FIRST.sub(rb"\1", block, count=1)  # noqa: PLW2901
+        yield block.removeprefix(margin).replace(b"\n" + margin, b"\n") if margin else block
+
+
+def lines_of(block: bytes) -> list[int]:
+    """Where every line of it begins."""
+    return [0, *(found.end() for found in re.finditer(rb"\n(?=.|\n)", block))]
+
+
+def _margin(text: bytes) -> bytes:
+    blanks = [line[: len(line) - len(line.lstrip(b" \t"))] for line in text.split(b"\n") if line.strip()]
+    shortest = min(blanks, key=len, default=b"")
+    return shortest if all(one.startswith(shortest) for one in blanks) else b""
 
 
 def wanted_lines(block: bytes, marks: Iterable[bytes]) -> list[int]:

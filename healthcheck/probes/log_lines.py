@@ -9,8 +9,8 @@ A line is the kernel's when one of these stands before the message:
 - a node, `kern: warning:` and an ISO time in brackets, as `talosctl dmesg` prints it;
 - journalctl's JSON, where its own field says that the entry came from the kernel.
 
-The short forms print the month in the language of whoever saved them. Anything else before the message means that
-somebody quotes it.
+The month and the weekday may be words of any language: dmesg and journalctl print them in that of whoever saves.
+Anything else before the message means that somebody quotes it, or that the form is none that is known here.
 """
 
 from __future__ import annotations
@@ -32,28 +32,23 @@ YEARS = range(1970, 2200)
 _LATEST = datetime(YEARS.stop, 1, 1, tzinfo=UTC).timestamp()
 _LONGEST_BOOT_SECONDS = 1e9
 """30 years: a stamp beyond it is no time."""
-_MONTHS_BY_LANGUAGE = (
-    "jan feb mar apr may jun jul aug sep oct nov dec",
-    "jan feb mär apr mai jun jul aug sep okt nov dez",
-    "janv. févr. mars avril mai juin juil. août sept. oct. nov. déc.",
-    "ene feb mar abr may jun jul ago sep oct nov dic",
-    "gen feb mar apr mag giu lug ago set ott nov dic",
-    "jan fev mar abr mai jun jul ago set out nov dez",
-    "jan feb mrt apr mei jun jul aug sep okt nov dec",
-    "sty lut mar kwi maj cze lip sie wrz paź lis gru",
-    "янв фев мар апр мая июн июл авг сен окт ноя дек",
-    "1月 2月 3月 4月 5月 6月 7月 8月 9月 10月 11月 12月",
-    "1월 2월 3월 4월 5월 6월 7월 8월 9월 10월 11월 12월",
-)
-"""What glibc's strftime makes of %b: English, German, French, Spanish, Italian, Portuguese, Dutch, Polish, Russian,
-Chinese and Japanese, Korean."""
-_MONTHS: Mapping[str, int] = {
-    word: number for language in _MONTHS_BY_LANGUAGE for number, word in enumerate(language.split(), 1)
+_MONTHS = {
+    word: number
+    for number, word in enumerate(
+        ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"), 1
+    )
 }
-_MONTH = f"(?i:{'|'.join(re.escape(word) for word in sorted(_MONTHS, key=len, reverse=True))})"
-_PADDING = r"(?: (?=\d[月월]))?"
+"""Other words for a month have their number in them, as `11月`, or are left to whoever reads the whole log."""
+_REST_OF_A_WORD = r"[^\x00-&(-,/-@\[-`{-\x7f\s]{0,15}"
+_WORD = rf"[^\W\d_]{_REST_OF_A_WORD}"
+"""Of whatever language: a letter, then no sign of ASCII's but an apostrophe, a hyphen or a dot."""
+_NUMBERED = r"\d{1,2}[^\x00-\x7f\s]{1,4}"
+_MONTH = rf"(?:{_NUMBERED}|{_WORD}(?: ?\d{{1,2}}(?= ))?)"
+_PADDING = r"(?: (?=\d[^\x00-\x7f]))?"
 """Before a Japanese month of one digit. Text that is further in goes on from the line above it."""
-_WEEKDAY = r"[^\W\d_]{1,3}\.?"
+_WEEKDAY = rf"{_WORD}\d?"
+_WEEKDAY_ALONE = rf"(?:[A-Z][a-z]{{1,2}}|[a-z]{{1,4}}(?=\.)|(?=\S{{0,15}}[^\x00-\x7f]){_WORD})\.?"
+"""Before a date of numbers any word could be a program's or a level's: no plain one of ASCII's, but as in `Fri`."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
 """What `dmesg --color=always` adds."""
 
@@ -67,16 +62,16 @@ _DMESG = re.compile(
 _SINCE_BOOT = re.compile(r" *(\d{1,10})\.(\d{6})(?: +<[^>]{1,24}>)?\Z")
 _SINCE_LINE = re.compile(r" *(?:\+\d{1,10}\.\d{6}|< *\d{1,10}\.\d{6}>)\Z")
 _CTIME = re.compile(
-    rf"{_WEEKDAY} +(?P<month>{_MONTH}) (?P<day>[ \d]\d) (?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d) "
+    rf"{_WEEKDAY} +(?P<month>{_MONTH}) +(?P<day>\d{{1,2}}) (?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d) "
     r"(?P<year>\d{4})(?: +<[^>]{1,24}>)?\Z"
 )
-_MINUTE = re.compile(rf"(?P<month>{_MONTH}) ?(?P<day>\d{{1,2}}) (?P<hour>\d\d):(?P<minute>\d\d)\Z")
+_MINUTE = re.compile(rf"(?P<month>{_NUMBERED}|{_WORD}) ?(?P<day>\d{{1,2}}) (?P<hour>\d\d):(?P<minute>\d\d)\Z")
 
 _DATE = r"(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)[T ]"
 _CLOCK = r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)"
 _ISO = re.compile(
     r"(?:<(?P<priority>\d{1,4})>)?(?P<rfc5424>1 )?(?:(?P<facility>[a-z0-9]{2,8}) *:(?P<level>[a-z]{3,7}) *: )?"
-    r"(?:[A-Z][a-z]{2} )?"
+    rf"(?:{_WEEKDAY_ALONE} )?"
     + _DATE
     + _CLOCK
     + r"(?:(?P<mark>[.,])(?P<fraction>\d{1,9}))?(?P<zone>Z|[+-]\d\d:?\d\d| (?:[A-Z]{2,5}|[+-]\d{2,4}))? (?P<rest>.*)\Z",
@@ -91,7 +86,9 @@ _SYSLOG = re.compile(
 _UNIX = re.compile(r"(?P<seconds>\d{9,11})\.(?P<fraction>\d{6}) (?P<rest>.*)\Z", re.DOTALL)
 _TAGGED = re.compile(r"(?:(?P<host>\S{0,254}[^\s:\]]) )?(?P<tag>[^\s:]{1,128}): ?(?P<text>.*)\Z", re.DOTALL)
 _STRUCTURED = re.compile(
-    r"(?P<host>\S{1,255}) (?P<tag>\S{1,48}) \S{1,128} \S{1,32} (?:-|\[[^\]]{0,1024}\])(?: (?P<text>.*))?\Z", re.DOTALL
+    r"(?P<host>\S{1,255}) (?P<tag>\S{1,48}) \S{1,128} \S{1,32} "
+    r"(?:-|(?:\[(?:[^\]\"]|\"(?:[^\"\\]|\\.){0,1024}\"){0,1024}\]){1,16})(?: \ufeff?(?P<text>.*))?\Z",
+    re.DOTALL,
 )
 _TALOS = re.compile(
     r"(?:(?P<host>\S{1,253}): )?(?P<facility>[a-z0-9]{2,8}): +[a-z]{3,7}: \["
@@ -100,6 +97,9 @@ _TALOS = re.compile(
     + r"(?:\.(?P<fraction>\d{1,9}))?(?P<zone>Z|[+-]\d\d:\d\d)\]:(?: (?P<text>.*))?\Z",
     re.DOTALL,
 )
+DRIVERS_OWN = re.compile(r"NVRM: |nvidia-nvswitch\d{0,4}: SXid ")
+"""How each line of the driver's begins that a check reads."""
+_LONGEST_TAG = 200
 _OWN_STAMP = re.compile(r"\[ {0,12}(\d{1,10})\.(\d{6})\]" + _CALLER + r" ?")
 
 
@@ -112,6 +112,8 @@ class Stamp:
     """A form that names no zone is taken as UTC: within one capture only differences matter."""
     yearless: bool = False
     """`wall` stands in SOME_LEAP_YEAR."""
+    month: str = ""
+    """A word for the month that tells no number by itself; `wall` stands in January then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,24 @@ def read_line(line: bytes) -> LogLine | None:
     if text.startswith("{"):
         return _read_journal(text)
     return _read_dmesg(text) or _read_dated(text) or _read_talos(text)
+
+
+_TIME_OR_KERNEL = re.compile(r"\d:\d\d|\d\.\d{3}|\bkern(?:el)?\b", re.IGNORECASE)
+_BEGINS_A_PREFIX = re.compile(r"[\w<\[]")
+_SAYS_WHO = re.compile(r"(?:(?P<tag>[^\s:\[\]]*[^\W\d][^\s:\[\]]*)(?P<pid>\[[^\s\]]{1,40}\])?:|[\"'`=(])\s*\Z")
+
+
+def is_of_an_unknown_form(text: str) -> bool:
+    """Whether a line of the driver stands behind what looks like a log's prefix, and is none that is known here.
+
+    A prefix has a time in it or says `kernel`. What names another speaker last, or quotes, is no prefix.
+    """
+    found = DRIVERS_OWN.search(text)
+    before = text[: found.start()] if found else ""
+    if not _BEGINS_A_PREFIX.match(before) or not _TIME_OR_KERNEL.search(before):
+        return False
+    who = _SAYS_WHO.search(before[-_LONGEST_TAG:])
+    return who is None or (who["tag"] == "kernel" and not who["pid"])
 
 
 def decoded(line: bytes) -> str:
@@ -178,7 +198,7 @@ def _read_dated(text: str) -> LogLine | None:
         return _tagged(form.match(found["rest"]), stamp, refused=refused)
     found = _SYSLOG.match(text)
     if found is not None:
-        stamp = Stamp(wall=_wall(found), yearless=found["year"] is None)
+        stamp = _dated(found, yearless=found["year"] is None)
         refused = _is_from_user_space(found["priority"], None)
         return _tagged(_TAGGED.match(found["rest"]), stamp, refused=refused) if stamp.wall else None
     found = _UNIX.match(text)
@@ -238,12 +258,13 @@ def _tagged(found: re.Match[str] | None, stamp: Stamp, *, refused: bool) -> LogL
     if found is None:
         return None
     if found["tag"] != "kernel":
-        return LogLine("", stamp, kernel=False)
+        # The driver's own word is no program's tag: whoever saved the line has left out who wrote it.
+        return None if DRIVERS_OWN.match(f"{found['tag']}: {found['text']}") else LogLine("", stamp, kernel=False)
     text = (found["text"] or "").replace("#012", "\n")  # how rsyslog writes a newline
     own = _OWN_STAMP.match(text)
     if own is not None:
         text = text[own.end() :]
-        stamp = replace(_since_boot(float(f"{own[1]}.{own[2]}")), wall=stamp.wall, yearless=stamp.yearless)
+        stamp = replace(stamp, monotonic=_since_boot(float(f"{own[1]}.{own[2]}")).monotonic)
     return LogLine(_unescaped(text), stamp, not refused, refused, host=found["host"] or "")
 
 
@@ -260,17 +281,28 @@ def _bracketed(time: str) -> Stamp | None:
     found = _CTIME.match(time)
     yearless = found is None
     found = found or _MINUTE.match(time)
-    wall = _wall(found) if found is not None else None
-    return Stamp(wall=wall, yearless=yearless) if wall is not None else None
+    stamp = _dated(found, yearless=yearless) if found is not None else Stamp()
+    return stamp if stamp.wall is not None else None
+
+
+def _dated(found: re.Match[str], *, yearless: bool) -> Stamp:
+    month = found["month"]
+    unknown = month.lower().rstrip(".") not in _MONTHS and not re.search(r"\d", month)
+    return Stamp(wall=_wall(found), yearless=yearless, month=month.lower() if unknown else "")
+
+
+def _number_of(month: str) -> int:
+    """January's of a word that tells none."""
+    told = re.search(r"\d{1,2}", month)
+    return int(told[0]) if told else _MONTHS.get(month.lower().rstrip("."), 1)
 
 
 def _wall(found: re.Match[str], zone: str = "") -> datetime | None:
     parts = found.groupdict()
-    month = parts["month"]
     try:
         wall = datetime(
             int(parts.get("year") or SOME_LEAP_YEAR),
-            _MONTHS.get(month.lower()) or int(month),
+            _number_of(parts["month"]),
             int(parts["day"]),
             int(parts["hour"]),
             int(parts["minute"]),

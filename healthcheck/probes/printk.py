@@ -15,6 +15,30 @@ _SENTENCE = re.compile(r"NVRM: (?:The NVIDIA GPU |API mismatch: )")
 """What the driver prints over several lines. dmesg and syslog repeat their prefix on each."""
 _GOES_ON = re.compile(r"NVRM: [(a-z]")
 
+_ADDRESS = r"(?:PCI:)?[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}"
+_NAMES_A_GPU = rf"NVRM: (?:Xid \(|GPU (?:at )?|The NVIDIA GPU ){_ADDRESS}"
+"""Longer than the name of any process, which is what a user can put where a message begins or into its middle."""
+_BEGINS_ANOTHER = rf"(?:{_NAMES_A_GPU}|NVRM: (?:GPU Board Serial Number|A GPU crash dump))"
+_WHOLE, _NEXT = re.compile(_NAMES_A_GPU), re.compile(rf"\n(?={_BEGINS_ANOTHER})")
+_NEWLINE = re.compile(r"(?:\\{1,2}r)?(?:\\{1,2}n|\\x0a|\\012|#012|\^J)")
+"""As those spell it who keep a record on one line."""
+_STAMP = r"\[[^\]]{1,40}\] ?"
+_SYSLOG_TAG = r"(?:\S{1,16} {1,2}\d{1,2} \d\d:|\d{4}-\d\d-\d\d[T ]\d\d:)\S{5,24} (?:\S{1,255} )?kernel: ?"
+_JOINT = re.compile(
+    rf"(?<=\S)[\s,;|]{{0,16}}(?:(?<=[\s,;|]){_SYSLOG_TAG})?(?:{_STAMP})?"
+    rf"(?={_BEGINS_ANOTHER}|NVRM: (?:\(PCI ID: |installed in |fallen off ))"
+)
+
+
+def messages(text: str) -> tuple[str, ...]:
+    """The driver's messages in one record: some collectors write all that came at once on one line.
+
+    The lines of one message stay together, a newline between them. Only a message that names its GPU is taken apart.
+    """
+    if not _WHOLE.match(text):
+        return (text,)
+    return tuple(_NEXT.split(_JOINT.sub("\n", _NEWLINE.sub("\n", text)).rstrip()))
+
 
 @dataclass(frozen=True, slots=True)
 class Told:

@@ -184,7 +184,6 @@ def test_the_cluster_s_severities_apply(saved: Any, tmp_path: Path) -> None:
     ("content", "why"),
     [
         (b"", "empty"),
-        (b"# notes\nit said: " + OFF_BUS.encode(), "no line of it is the kernel's; expected are dmesg"),
         (b"PK\x03\x04", "packed with zip"),
         (b"\x1f\x8bnonsense", "cannot be unpacked"),
     ],
@@ -205,12 +204,58 @@ def test_what_is_no_file_is_a_wrong_use(tmp_path: Path) -> None:
         assert (code, f"{name}: {why}" in err) == (3, True)
 
 
-def test_a_log_without_a_known_line_can_be_named_one(saved: Any) -> None:
-    bare = f"{CHATTER}\n".encode()
+NOTHING_KNOWN = {
+    "words": b"hello world\n",
+    "a bare message": f"{CHATTER}\n".encode(),
+    "another program's log": b"Nov 20 08:00:01 host sshd[12]: Accepted publickey\n",
+    "a journal without entries": b"-- No entries --\n",
+    "JSON of another program": b'{"log":"' + OFF_BUS.encode() + b'"}\n',
+    "a quote": b"# notes\nit said: " + OFF_BUS.encode(),
+    "a collector's form": f"2026-11-20T08:00:01.5Z stdout F [    9.000000] {OFF_BUS}\n".encode(),
+}
 
-    assert run(saved(bare))[0] == 3
-    assert run("--as", "kernel-log", saved(bare))[0] == 0
-    assert run("--as", "dcgm", saved(bare))[0] == 3
+
+@pytest.mark.parametrize("kind", [(), ("--as", "kernel-log"), ("--as", "bug-report")], ids=["", "log", "report"])
+@pytest.mark.parametrize("content", NOTHING_KNOWN.values(), ids=NOTHING_KNOWN)
+def test_a_file_in_which_nothing_is_the_kernels_is_never_a_pass(
+    content: bytes, kind: Sequence[str], saved: Any
+) -> None:
+    name = saved(content)
+    code, out, _ = run("--json", *kind, name)
+    record = json.loads(out)
+
+    assert (code, record["status"], record["findings"]) == (2, "unknown", [])
+    row = next(row for row in record["unobserved"] if row["cause"] == "NothingRecognised")
+    assert row["detail"].startswith(f"{name}: no line of it is the kernel's; expected are dmesg")
+    assert "could not look: NothingRecognised: " in run(*kind, name)[1]
+
+
+def test_one_file_of_several_in_which_nothing_is_the_kernels_leaves_the_rest_judged(saved: Any) -> None:
+    clean, other = saved(capture(FORMS["dmesg"], HEALTHY)), saved(b"hello world\n", "other")
+    assert run(clean, other)[0] == 2
+    assert run(other, saved(capture(FORMS["dmesg"], FAULTY), "faulty"))[0] == 1
+
+
+def test_lines_of_the_driver_behind_an_unknown_prefix_are_counted_in_words_and_in_the_record(saved: Any) -> None:
+    name = saved(capture(FORMS["dmesg"], HEALTHY) + f"node-3 | [    9.000000] {OFF_BUS}\n".encode() * 2)
+    code, out, _ = run("--json", name)
+    record = json.loads(out)
+
+    told = f"2 lines of the driver behind a prefix that is not known, the first at {name}:4"
+    assert (code, record["status"], record["findings"]) == (2, "unknown", [])
+    assert {(row["cause"], row["detail"]) for row in record["unobserved"]} == {("LinesNotRead", told)}
+    assert f"could not look: LinesNotRead: {told}\n" in run(name)[1]
+
+
+@pytest.mark.parametrize("margin", [b"    ", b"\t"])
+@pytest.mark.parametrize("name", FORMS)
+def test_blanks_in_front_of_a_whole_file_change_nothing(name: str, margin: bytes, saved: Any) -> None:
+    lines = capture(FORMS[name], FAULTY).splitlines(keepends=True)
+    pasted = saved(b"\n\n" + b"".join(margin + line for line in lines))
+
+    assert found(replayed(pasted)) == found(judged(FAULTY))
+    first_line_alone = saved(b"\n" + margin + b"".join(lines), "first")
+    assert found(replayed(first_line_alone)) == found(judged(FAULTY))
 
 
 def test_several_files_are_one_story(saved: Any) -> None:

@@ -23,7 +23,7 @@ from healthcheck.record import LONGEST, dump, render
 from healthcheck.sightings import noticed
 from healthcheck.verdict import decide
 from tests.checks.any_facts import any_facts_are_judged, evidence, expectations
-from tests.fuzz import container_runtime, hardware
+from tests.fuzz import captures, container_runtime, hardware
 from tests.fuzz.damage import byte_damages, damaged, forge, json_values, places
 from tests.healthcheck import test_memory_properties as properties
 from tests.healthcheck.examples import IDENTITY, MACHINE, MONOTONIC, WALL
@@ -247,5 +247,8 @@ TARGETS = (
             "release": st.sampled_from(container_runtime.RELEASES),
         },
     ),
+    Target("capture", captures.any_log_is_read, captures.logs),
+    Target("unread", captures.no_line_of_the_driver_s_goes_uncounted, captures.one_line),
+    Target("speakers", captures.another_program_s_line_is_never_the_kernel_s, captures.speakers),
     Target("profiles", hardware.any_table_is_read_or_refused, {"text": hardware.tables}),
 )

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from healthcheck.checks import driver_messages
 from healthcheck.probes import capture_bytes
 from healthcheck.probes.capture_bytes import CaptureError, Input
 from healthcheck.probes.captures import SAMPLE_BYTES, Batch, KernelLogReader, PassedOver
@@ -175,34 +176,60 @@ KERNEL = "Nov 20 08:00:00 host kernel: usb 1-1: gone\n"
         f"Nov 20 08:00:01 host Kernel: {XID}",
         f"Nov 20 08:00:01 host app: kernel: {XID}",
         f"Nov 20 08:00:01 app[3]: kernel: {XID}",
-        f"Nov 20 08:00:01 host kernel {XID}",
         f"2026-11-20T08:00:01.000001+00:00 host dcgm-exporter[7]: {XID}",
-        f"2026-11-20T08:00:01+00:00 {XID}",
         f"<12>Nov 20 08:00:01 host app: {XID}",
         f"<6>1 2026-11-20T08:00:01Z host app 12 - - {XID}",
         f"1763625601.000001 host app[1]: {XID}",
         '{"MESSAGE": "' + XID + '"}',
         '{"_TRANSPORT": "stdout", "SYSLOG_IDENTIFIER": "kernel", "MESSAGE": "' + XID + '"}',
         '["_TRANSPORT", "' + XID + '"]',
-        f"INFO 2026-11-20 08:00:01 host kernel: {XID}",
-        f"app 2026-11-20 08:00:01 host kernel: {XID}",
         f"      Nov 20 08:00:01 host kernel: {XID}",
         f" 11月 20 08:00:01 host kernel: {XID}",
-        f"kernel: {XID}",
         f"$ echo {XID}",
+        f"$ echo Nov 20 08:00:01 host kernel: {XID}",
+        f'root@host:~# echo "{XID}" > /dev/kmsg # at 10:00',
+        f"root@host:~# grep -c '{XID}' /var/log/kern.log",
+        f"2026-11-20 08:00:01 dcgm-exporter said: {XID}",
+        f'2026-11-20T08:00:01Z kernel.log {{"message":"{XID}"}}',
+        f"# Nov 20 08:00:01 host kernel: {XID}",
+        f"| 08:00:01 | {XID} |",
         f"> {XID}",
         f"    {XID}",
         f"[ERROR] {XID}",
         f"[12.34] {XID}",
-        f"E1120 08:00:01.000001 1 main.go:12] {XID}",
-        f"2026-11-20 08:00:01 {XID}",
-        f"host kernel: {XID}",
     ],
 )
 def test_anything_else_before_the_message_is_a_quote(line: str) -> None:
     read = Reading((KERNEL + line + "\n").encode())
 
     assert (read.texts, read.passed_over.quoted) == ([], 1)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"Nov 20 08:00:01 host kernel {XID}",
+        f"2026-11-20T08:00:01+00:00 {XID}",
+        f"INFO 2026-11-20 08:00:01 host kernel: {XID}",
+        f"app 2026-11-20 08:00:01 host kernel: {XID}",
+        f"kernel: {XID}",
+        f"E1120 08:00:01.000001 1 main.go:12] {XID}",
+        f"2026-11-20 08:00:01 {XID}",
+        f"host kernel: {XID}",
+        f"2026-11-20T08:00:01Z {XID}",
+        f"node-3 | [   12.000001] {XID}",
+        f"2026-11-20T08:00:01.000000000Z stdout F [   12.000001] {XID}",
+        f"messages-20261120:Nov 20 08:00:01 host kernel: {XID}",
+        f"12:Nov 20 08:00:01 host kernel: {XID}",
+        f"2026-11-20T08:00:01Z stream Nov 20 08:00:01 host kernel: {XID}",
+        f"[2026-11-20 08:00:01] [   12.000001] {XID}",
+        f"2026-11-20 08:00:01 host {SWITCH}",
+    ],
+)
+def test_a_line_of_the_driver_behind_an_unknown_prefix_is_counted_and_not_read(line: str) -> None:
+    read = Reading((KERNEL + line + "\n").encode())
+
+    assert (read.texts, read.passed_over.unread, read.passed_over.first_unread) == ([], 1, "f0:2")
 
 
 def test_a_line_without_a_prefix_among_lines_with_one_is_a_quote() -> None:
@@ -244,23 +271,44 @@ def test_a_journal_of_which_only_the_tag_is_left_is_the_kernels() -> None:
     ("name", "month"),
     [
         ("jan", 1),
-        ("Févr.", 2),
-        ("mär", 3),
-        ("abr", 4),
-        ("maj", 5),
-        ("giu", 6),
-        ("juil.", 7),
+        ("NOV", 11),
+        ("nov.", 11),
         (" 8月", 8),
-        ("сен", 9),
         ("10월", 10),
-        ("лис", 0),
+        ("Thg 11", 11),
+        ("Th11", 11),
         ("13月", 0),
+        ("$", 0),
+        ("20", 0),
+        ("it said", 0),
+        ("note:", 0),
     ],
 )
-def test_the_month_may_stand_in_another_language(name: str, month: int) -> None:
+def test_a_month_may_say_its_number(name: str, month: int) -> None:
     line = read_line(f"{name} 20 08:00:01 host kernel: {XID}".encode())
 
     assert (line.stamp.wall.month if line and line.stamp.wall else 0) == month
+
+
+@pytest.mark.parametrize(
+    "names", ["lis gru sty", "нояб. дек. янв.", "พ.ย. ธ.ค. ม.ค.", "नव॰ दिस॰ जन॰", "marras joulu tammi"]
+)
+@pytest.mark.parametrize(
+    "form", ["{month} {day} 23:00:00 host kernel: {text}", "[xy {month} {day} 23:00:00 {year}] {text}"]
+)
+def test_the_month_may_be_a_word_of_any_language(names: str, form: str) -> None:
+    days = zip(names.split(), (30, 31, 1), (2026, 2026, 2027), strict=True)
+    told = [form.format(month=month, day=f"{day:2d}", year=year, text=OFF_BUS) for month, day, year in days]
+    read = Reading("\n".join(told).encode(), saved=datetime(2026, 12, 1, tzinfo=UTC))
+
+    assert [round(one.at / 86400) for one in read.records] == [0, 31, 32]
+
+
+def test_months_that_come_too_late_to_be_right_leave_a_log_undated() -> None:
+    told = f"lis 20 10:00:00 host kernel: {MIG}\n" + f"gru  1 10:00:00 host kernel: {OFF_BUS}\n"
+
+    assert Reading(told.encode(), saved=datetime(2026, 12, 24, tzinfo=UTC)).reader.clock.dated is False
+    assert Reading(told.encode(), saved=datetime(2026, 12, 19, tzinfo=UTC)).reader.clock.dated is True
 
 
 @pytest.mark.parametrize(
@@ -476,3 +524,60 @@ def test_a_log_with_its_newest_line_first_is_not_judged_backwards(name: str) -> 
 
     with pytest.raises(CaptureError, match="newest line stands first"):
         Reading(capture(FORMS[name], backwards))
+
+
+# --- what a collector has put on one line
+
+
+LOST = (
+    "NVRM: GPU at PCI:0000:b3:00: GPU-11111111-2222-3333-4444-555555555555",
+    "NVRM: GPU Board Serial Number: 1650000000001",
+    "NVRM: Xid (PCI:0000:b3:00): 79, pid=7, name=python3, GPU has fallen off the bus.",
+    "NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.",
+    FALLEN,
+)
+SYSLOG_TAG, STAMP = "Nov 20 08:00:01 host kernel: ", "[   12.000001] "
+JOINTS = [" ", "\\n", "\\\\n", "\\r\\n", "\\x0a", "#012", "\\012", "^J", "  ", "; ", " | "]
+
+
+@pytest.mark.parametrize("again", ["", STAMP, SYSLOG_TAG, f"{SYSLOG_TAG}{STAMP}", "2026-11-20T08:00:01+00:00 kernel: "])
+@pytest.mark.parametrize("joint", JOINTS)
+@pytest.mark.parametrize("prefix", [STAMP, SYSLOG_TAG, f"{SYSLOG_TAG}{STAMP}", ""])
+def test_messages_on_one_line_are_taken_apart_again(prefix: str, joint: str, again: str) -> None:
+    line = prefix + "\n".join(LOST).replace("\n", joint + again) + "\n"
+    read = Reading(line.encode())
+
+    assert read.texts == list(LOST)
+    assert set(read.sources) == {"f0:1"}
+
+
+def test_messages_with_nothing_between_them_are_taken_apart_again() -> None:
+    assert Reading((STAMP + "".join(LOST).replace("\n", "")).encode()).texts == list(LOST)
+
+
+@pytest.mark.parametrize("joint", JOINTS[:9])
+def test_a_sentence_may_be_joined_without_the_driver_s_word(joint: str) -> None:
+    read = Reading(f"{STAMP}{FALLEN}".replace("\nNVRM: ", joint).encode())
+
+    sighting = driver_messages.read_message(read.records[0])
+    assert sighting is not None
+    assert (sighting.reason, sighting.subject) == ("GpuFellOffBus", "gpu/0000:b3:00.0")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"python[12]: segfault at 0 ip 0 sp 0 error 4 in x {XID}[1000+2000]",
+        f"NVRM: x[12]: segfault at 0 ip 0 sp 0 error 4 in x {XID}[1000+2000]",
+        f"NVRM: Xid (PCI:[12]: segfault at 0 ip 0 sp 0 error 4 in x\\n{XID}",
+        "NVRM: Xid (PCI:0000:01:00): 13, pid=1, name=NVRM: Xid (PCI:, Graphics Exception",
+    ],
+)
+def test_what_a_user_can_write_into_a_line_of_the_kernels_is_not_taken_for_another(text: str) -> None:
+    assert Reading(f"{STAMP}{text}\n".encode()).texts == [text]
+
+
+def test_a_line_of_separators_is_read_in_time() -> None:
+    text = f"{OFF_BUS}{', ; |' * 10_000}{SYSLOG_TAG * 300}"
+
+    assert len(Reading(f"{STAMP}{text}\n".encode()).texts) == 1
