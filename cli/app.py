@@ -8,6 +8,7 @@ import typer
 
 import healthcheck
 from cli import check, explain, quarantine, release, replay, status, uninstall
+from healthcheck.streams import take_any_text
 
 USAGE = 3
 
@@ -59,6 +60,7 @@ def version() -> None:
 
 def run() -> None:
     """Run a command; wrong usage is exit code 3."""
+    take_any_text()
     try:
         code = app(standalone_mode=False)
     except typer.Exit as end:

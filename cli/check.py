@@ -16,7 +16,7 @@ import typer
 
 from cli.level_2 import Level2, who_uses
 from cli.one_look import judged, show
-from cli.words import EXIT_CODES, printable
+from cli.words import EXIT_CODES
 from healthcheck import evidence_file
 from healthcheck.checks import CHECKS, checks_named, dcgm_diag, driver, driver_messages, groups_in
 from healthcheck.clock import now
@@ -26,6 +26,7 @@ from healthcheck.expectation import Expectation
 from healthcheck.memory import Memory
 from healthcheck.model import Check, Evidence, Host, Now, ProbeError
 from healthcheck.node import INSTANCE_TYPE
+from healthcheck.printable import printable
 from healthcheck.probes import kernel_log, machine, node_socket
 from healthcheck.probes.libfabric import LONGEST_SECONDS, Libfabric
 from healthcheck.probes.nvml_driver import Driver
@@ -33,6 +34,7 @@ from healthcheck.probes.runtime.cri import RuntimeStatus
 from healthcheck.profiles import find_profile
 from healthcheck.settings import Settings, SettingsError, read_settings, unknown_keys
 from healthcheck.sightings import noticed
+from healthcheck.streams import complain, say
 
 USAGE, COULD_NOT, INTERRUPTED = 3, 2, 130
 _NAMES = typer.Argument(
@@ -111,7 +113,7 @@ def _usable(names: list[str] | None, root: Path | None) -> tuple[Settings, tuple
     except ValueError as error:
         _end(str(error))
     if unknown := unknown_keys(directory):
-        sys.stderr.write(f"gpu-healthcheck check: {unknown}\n")
+        complain("check", str(unknown))
     if root is not None and not root.is_dir():
         _end(f"--root {root}: no such directory")
     if root is not None and dcgm_diag.LEVEL_2 in checks:
@@ -137,16 +139,16 @@ def _may_test(host: Host, *, force: bool) -> None:
     """Level 2 loads the GPUs, and fails or slows down what else uses them."""
     if force or not (used := who_uses(host)):
         return
-    sys.stderr.write(f"gpu-healthcheck check: {dcgm_diag.LEVEL_2.group}: {printable(used)}\n")
+    complain("check", f"{dcgm_diag.LEVEL_2.group}: {printable(used)}")
     if not sys.stdin.isatty():
-        sys.stderr.write("nothing was tested; --force tests beside them\n")
+        say("nothing was tested; --force tests beside them")
         raise typer.Exit(COULD_NOT)
     if not typer.confirm("Test all the same?", err=True):
         raise typer.Exit(COULD_NOT)
 
 
 def _end(message: str) -> NoReturn:
-    sys.stderr.write(f"gpu-healthcheck check: {message}\n")
+    complain("check", message)
     raise typer.Exit(USAGE)
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -24,8 +22,10 @@ from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.sxid import CLASSES, sxid_table
 from healthcheck.catalog.xid import xid_table
 from healthcheck.checks.dcgm_diag import FAMILY as DCGM_TESTS
+from healthcheck.console import Screen
 from healthcheck.model import Severity
 from healthcheck.settings import SettingsError, read_settings
+from healthcheck.streams import complain
 
 USAGE = 3
 _CODE = re.compile(r"(?P<kind>xid|sxid|dcgm|)[\s:]*(?P<number>\d{1,5})\Z", re.IGNORECASE)
@@ -52,7 +52,7 @@ def explain(
         policy = read_settings(directory).values.policy
     except SettingsError as error:
         _end("\n".join(str(one) for one in error.bad))
-    console = Console(highlight=False)
+    console = Screen()
     said, codes = _told_apart([word, *(words or [])])
     if not codes and said.lower() in ("", *_TABLES):
         for name in [said.lower()] if said else _TABLES:
@@ -118,11 +118,11 @@ def _unknown(said: str) -> str:
 
 
 def _end(message: str) -> NoReturn:
-    sys.stderr.write(f"gpu-healthcheck explain: {message}\n")
+    complain("explain", message)
     raise typer.Exit(USAGE)
 
 
-def _print(console: Console, one: Explanation, directory: Path) -> None:
+def _print(console: Screen, one: Explanation, directory: Path) -> None:
     console.print(Text.assemble((one.name, "bold"), f"  {one.mnemonic}" if one.mnemonic else ""), soft_wrap=True)
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="dim")
@@ -138,7 +138,7 @@ def _print(console: Console, one: Explanation, directory: Path) -> None:
     console.print(table)
 
 
-def _print_words(console: Console, meanings: tuple[Word, ...]) -> None:
+def _print_words(console: Screen, meanings: tuple[Word, ...]) -> None:
     console.print(Text(meanings[0].name, "bold"))
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="dim")
@@ -159,23 +159,23 @@ def _here(one: Explanation, directory: Path) -> Text:
     return told.append(f" ({one.here.rule}{'; ' if one.here.reading else ''}{one.here.reading})")
 
 
-def _print_reasons(console: Console, policy: Policy) -> None:
+def _print_reasons(console: Screen, policy: Policy) -> None:
     reasons = [catalogue.explain_reason(*one, policy) for one in catalogue.declared_reasons().values()]
     _print_table(console, ("reason", "means"), ((one, one.meaning) for one in reasons))
 
 
-def _print_xids(console: Console, policy: Policy) -> None:
+def _print_xids(console: Screen, policy: Policy) -> None:
     _print_table(console, ("Xid", "means"), ((one, one.meaning) for one in catalogue.explain_all_xids(policy)))
     unused = ", ".join(str(code) for code, row in xid_table().items() if not row.meaning)
     console.print(f"Not reported by current GPUs, and only watched: {unused}\n")
 
 
-def _print_dcgm(console: Console, policy: Policy) -> None:
+def _print_dcgm(console: Screen, policy: Policy) -> None:
     errors = [catalogue.explain_dcgm(error_id, policy) for error_id in dcgm_table()]
     _print_table(console, ("DCGM", "name"), ((one, one.mnemonic) for one in errors))
 
 
-def _print_table(console: Console, header: tuple[str, str], rows: Iterable[tuple[Explanation, str]]) -> None:
+def _print_table(console: Screen, header: tuple[str, str], rows: Iterable[tuple[Explanation, str]]) -> None:
     """A line each; a star marks a severity of the cluster's own."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(header[0], no_wrap=True)
@@ -189,7 +189,7 @@ def _print_table(console: Console, header: tuple[str, str], rows: Iterable[tuple
     console.print(table, "")
 
 
-def _print_sxids(console: Console, _: Policy) -> None:
+def _print_sxids(console: Screen, _: Policy) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("SXid", max_width=24)
     table.add_column("numbers", overflow="fold")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from dataclasses import dataclass, field
 
@@ -18,8 +17,9 @@ from healthcheck.probes.dcgm import Dcgm, DcgmLook, level_2_patience_seconds
 from healthcheck.probes.pod_resources import holds_gpus, is_kubelet_here, read_pod_resources
 from healthcheck.settings import NodeSettings
 from healthcheck.stop import stop_at_signals
+from healthcheck.streams import say
 
-_BEGINS = "DCGM's level 2 begins: it takes minutes, {} s at most; Ctrl-C ends it\n"
+_BEGINS = "DCGM's level 2 begins: it takes minutes, {} s at most; Ctrl-C ends it"
 
 
 def who_uses(host: Host) -> str:
@@ -45,7 +45,7 @@ class Level2:
         host = self.values.dcgm_host
         diagnostic = Dcgm(host, self.values.dcgm_timeout_seconds, patience_seconds=level_2_patience_seconds(host))
         self._stop_at_signals(diagnostic)
-        sys.stderr.write(_BEGINS.format(self.values.dcgm_timeout_seconds))
+        say(_BEGINS.format(self.values.dcgm_timeout_seconds))
         answer = with_doubts_settled(diagnostic, diagnostic.run(level), Expectation(policy=self.values.policy))
         # Asked for by name and not here: that is no node without it.
         return DcgmLook(Unobserved("DcgmNotInstalled", answer.absent)) if answer.absent else answer

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from healthcheck.console import Screen
 
 COMMAND = "$ "
 """So begins what is there to be copied."""
 
 
-def print_line(console: Console, head: Text, body: Text, *, whole: bool = False) -> None:
+def print_line(console: Screen, head: Text, body: Text, *, whole: bool = False) -> None:
     """`body` one space behind `head`. `whole`: not wrapped on a terminal either, as a command that is copied there."""
     if whole or not console.is_terminal:
         console.print(Text.assemble(head, " ", body), soft_wrap=True)

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rich.console import Console
 from rich.pretty import pretty_repr
 from rich.table import Column, Table
 from rich.text import Text
 
-from cli.words import SEVERITY_STYLES, STATUS_STYLES, printable
+from cli.words import SEVERITY_STYLES, STATUS_STYLES
 from healthcheck import record as records
 from healthcheck.checks import DEEP_CHECKS
+from healthcheck.console import Screen
 from healthcheck.evidence_file import Look
 from healthcheck.examine import judge
 from healthcheck.exits import expired
 from healthcheck.looks import deeply_tested, looked
 from healthcheck.memory import Memory, Standing
 from healthcheck.model import Check, Evidence, Nature, Outcome, Seen, Status, Unobserved, counted
+from healthcheck.printable import printable
 from healthcheck.record import Identity
 from healthcheck.sightings import noticed
+from healthcheck.streams import write_json
 from healthcheck.verdict import Verdict, decide, status_of, worst
 
 _MOST_SHOWN, _LONGEST_SHOWN, _WIDTH_SHOWN = 64, 100, 160
@@ -60,10 +61,10 @@ def show(judged: Judged, *, as_json: bool, verbose: bool) -> None:
     """The verdict as a table or as the record; with `verbose` also what it rests on."""
     if as_json:
         # Standard output is the record's alone.
-        console = Console(highlight=False, stderr=True)
-        sys.stdout.write(records.dump(_record(judged)) + "\n")
+        console = Screen(stderr=True)
+        write_json(_record(judged))
     else:
-        console = Console(highlight=False)
+        console = Screen()
         _show_table(console, judged)
     if verbose:
         _show_evidence(console, judged.look.evidence)
@@ -75,7 +76,7 @@ def _record(judged: Judged) -> dict[str, object]:
     return records.render(judged.verdict, judged.memory, identity, look.now.wall)
 
 
-def _show_table(console: Console, judged: Judged) -> None:
+def _show_table(console: Screen, judged: Judged) -> None:
     look, verdict = judged.look, judged.verdict
     rows = list(_rows(look.checks, judged.outcomes, judged.memory))
     if console.is_terminal:
@@ -93,7 +94,7 @@ def _show_table(console: Console, judged: Judged) -> None:
     console.print(told, soft_wrap=True)
 
 
-def _print_lines(console: Console, rows: Sequence[Row]) -> None:
+def _print_lines(console: Screen, rows: Sequence[Row]) -> None:
     """For a file or a pipe: a line is never broken, so that whoever searches finds it whole."""
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     for label, status, what in rows:
@@ -162,7 +163,7 @@ def _finding_line(standing: Standing) -> Text:
     return Text.assemble(severity, printable(f" on {finding.subject}: {finding.detail}{times}"))
 
 
-def _show_evidence(console: Console, evidence: Evidence) -> None:
+def _show_evidence(console: Screen, evidence: Evidence) -> None:
     """The facts of each probe, long lists and texts cut: what was cut is counted."""
     for probe in evidence.probes:
         console.print(Text.assemble("\n", (probe.name, "bold"), f", {evidence.seconds.get(probe.name, 0.0):.3f} s"))

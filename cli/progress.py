@@ -10,12 +10,13 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console, ConsoleRenderable, Group
+from rich.console import ConsoleRenderable, Group
 from rich.live import Live
 from rich.text import Text
 
 from cli.lines import COMMAND, print_line
-from cli.words import printable
+from healthcheck.console import Screen
+from healthcheck.printable import printable
 
 _REFRESHES_PER_SECOND = 2
 
@@ -31,7 +32,7 @@ class Voice:
 class Progress:
     """`with Progress(console, nodes) as progress:`. Where nobody watches it is plain lines. Safe from all threads."""
 
-    def __init__(self, console: Console, nodes: Sequence[str]) -> None:
+    def __init__(self, console: Screen, nodes: Sequence[str]) -> None:
         self._console = console
         self._several = len(nodes) > 1
         self._stages: dict[str, tuple[str, float]] = {}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -12,7 +10,6 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -22,13 +19,16 @@ from cli.node_names import node_names
 from cli.patience import Interrupted, Patience
 from cli.progress import Progress
 from cli.quarantine_node import LOOK_SECONDS, PASSED, NodeQuarantine, Plan, Result, Wish, missing_rights
-from cli.words import SEVERITY_STYLES, STATUS_STYLES, explained, printable
+from cli.words import SEVERITY_STYLES, STATUS_STYLES, explained
 from healthcheck.cluster import Cluster, ClusterError
+from healthcheck.console import Screen
 from healthcheck.cordon import cordoned_by
 from healthcheck.drain import Allowed
 from healthcheck.next_step import NextStep
+from healthcheck.printable import printable
 from healthcheck.quarantine_job import job_name
 from healthcheck.record import findings_in
+from healthcheck.streams import complain, write_json
 
 NOT_PASSED, COULD_NOT, INTERRUPTED = 1, 2, 130
 _RESUME = "gpu-healthcheck quarantine {} goes on with it"
@@ -69,12 +69,12 @@ def quarantine(  # noqa: PLR0913, PLR0917 - each is an option of the command
     Of several nodes, the worst.
     """
     wish = Wish(drain, Allowed(force, delete_emptydir_data), timeout, release_on_pass)
-    console = Console(highlight=False, stderr=output is Output.JSON)
+    console = Screen(stderr=output is Output.JSON)
     interrupted = False
     try:
         _must_have_rights(Cluster())
     except (CouldNot, ClusterError) as error:
-        _complain(*_told(error))
+        complain("quarantine", "\n  ".join(map(printable, _told(error))))
         results = [Result(name, why_not=_in_one_line(error)) for name in nodes]
     else:
         with Progress(console, nodes) as progress:
@@ -82,7 +82,7 @@ def quarantine(  # noqa: PLR0913, PLR0917 - each is an option of the command
             results = ward.plan() if dry_run else ward.run()
         interrupted = ward.interrupted
     if output is Output.JSON:
-        sys.stdout.write(json.dumps([asdict(result) for result in results], indent=2) + "\n")
+        write_json([asdict(result) for result in results], indent=2)
     else:
         for result in results:
             _show(result, console)
@@ -198,7 +198,7 @@ def _plan_words(plan: Plan, wish: Wish) -> Iterable[str]:
 # --- the result
 
 
-def _show(result: Result, console: Console) -> None:
+def _show(result: Result, console: Screen) -> None:
     if not result.recommendation:
         return
     record = result.record
@@ -237,7 +237,7 @@ def _checks_table(record: Any) -> Table:
     return table
 
 
-def _show_step(result: Result, console: Console) -> None:
+def _show_step(result: Result, console: Screen) -> None:
     if result.step.note:
         console.print(Text(printable(result.step.note)), soft_wrap=not console.is_terminal)
     for command in result.step.commands:
@@ -270,8 +270,3 @@ def _told(error: Exception) -> list[str]:
 def _in_one_line(error: Exception) -> str:
     first, *details = _told(error)
     return f"{first} {'; '.join(details)}" if details else first
-
-
-def _complain(message: str, *details: str) -> None:
-    lines = [f"gpu-healthcheck quarantine: {message}", *details]
-    sys.stderr.write("\n  ".join(map(printable, lines)) + "\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import math
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,22 +12,23 @@ from typing import Annotated, Any
 
 import tenacity
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.text import Text
 
 from cli.lines import print_line
 from cli.node_names import node_names
-from cli.words import SEVERITY_STYLES, explained, printable
+from cli.words import SEVERITY_STYLES, explained
 from healthcheck import record as records
 from healthcheck.cluster import Cluster, ClusterError, Conflict, NotFound, user_name
+from healthcheck.console import Screen
 from healthcheck.cordon import cordoned_by, lift, why_kept
 from healthcheck.memory import Release
 from healthcheck.model import Severity, Status
 from healthcheck.moments import timestamp
 from healthcheck.node import RELEASE, RESULTS, NodeState
+from healthcheck.printable import printable
 from healthcheck.record import RecordError
 from healthcheck.release import Fault, dump_release, faults_on, release_of
+from healthcheck.streams import complain
 
 STILL_STANDS, COULD_NOT = 1, 2
 _TRIES = 5
@@ -67,18 +67,18 @@ def release(
     Exit code: 0 released, or nothing to release; 1 something still stands; 2 could not, or no agent answered in time.
     """
     wish = Wish(by or user_name() or getpass.getuser(), reason, keep_cordoned, dry_run, timeout if wait else 0.0)
-    console = Console(highlight=False, soft_wrap=True)
+    console = Screen(soft_wrap=True)
     codes = []
     for name in nodes:
         try:
             codes.append(_release(Cluster(), name, wish, console))
         except (ClusterError, CouldNotRelease) as error:
-            sys.stderr.write(f"gpu-healthcheck release: {name}: {explained(error)}\n")
+            complain("release", f"{name}: {explained(error)}")
             codes.append(COULD_NOT)
     raise typer.Exit(max(codes))
 
 
-def _release(cluster: Cluster, name: str, wish: Wish, console: Console) -> int:
+def _release(cluster: Cluster, name: str, wish: Wish, console: Screen) -> int:
     node = _read(cluster, name)
     word = release_of(node, wish.by, wish.reason, datetime.now(UTC))
     if word.findings:
@@ -97,7 +97,7 @@ def _release(cluster: Cluster, name: str, wish: Wish, console: Console) -> int:
         console.print(f"{name}: written; the node's agent takes it as soon as it sees it")
         return 0
     after = _wait(cluster, name, dump_release(word), wish.wait_seconds)
-    console.print(f"{name}: released by {escape(wish.by)}: {escape(wish.reason)}")
+    console.print(f"{name}: released by {printable(wish.by)}: {printable(wish.reason)}")
     return _show_rest(after, word, console)
 
 
@@ -155,7 +155,7 @@ def _wait(cluster: Cluster, name: str, text: str, seconds: float) -> NodeState:
     )
 
 
-def _show_rest(node: NodeState, word: Release, console: Console) -> int:
+def _show_rest(node: NodeState, word: Release, console: Screen) -> int:
     """What stands beside the release; a level fault leaves only when a look shows it gone."""
     rest = [fault for fault in faults_on(node) if not fault.is_covered(word.findings)]
     status = _status(node)
@@ -167,7 +167,7 @@ def _show_rest(node: NodeState, word: Release, console: Console) -> int:
     return 0 if well else STILL_STANDS
 
 
-def _show_cordon(node: NodeState, wish: Wish, console: Console) -> None:
+def _show_cordon(node: NodeState, wish: Wish, console: Screen) -> None:
     """What becomes of the cordon, if the node is under one."""
     if not node.cordoned:
         return
@@ -177,7 +177,7 @@ def _show_cordon(node: NodeState, wish: Wish, console: Console) -> None:
         words = f"stays cordoned: {printable(why)}" + ("" if by else f" (kubectl uncordon {node.name})")
     else:
         words = f"{'would be uncordoned' if wish.dry_run else 'uncordoned'}: it was cordoned by {by}"
-    console.print(f"{node.name}: {words}", markup=False)
+    console.print(f"{node.name}: {words}")
 
 
 def _status(node: NodeState) -> str:
@@ -187,7 +187,7 @@ def _status(node: NodeState) -> str:
         return Status.UNKNOWN.value
 
 
-def _show(faults: Sequence[Fault], console: Console) -> None:
+def _show(faults: Sequence[Fault], console: Screen) -> None:
     for fault in faults:
         severity = Text(f"  {fault.severity.name:8}", SEVERITY_STYLES[fault.severity])
         seen = f", last seen {timestamp(fault.seen)}" if fault.seen else ""

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from cli.one_look import judged, show
 from cli.replay_dcgm import Document, judge_document
-from cli.words import EXIT_CODES, SEVERITY_STYLES, STATUS_STYLES, printable
+from cli.words import EXIT_CODES, SEVERITY_STYLES, STATUS_STYLES
 from healthcheck import evidence_file
 from healthcheck import record as records
 from healthcheck.checks import CHECKS
+from healthcheck.console import Screen
 from healthcheck.evidence_file import EvidenceError, Look
 from healthcheck.expectation import Expectation
 from healthcheck.memory import Standing
 from healthcheck.model import Nature
+from healthcheck.printable import printable
 from healthcheck.probes.capture_bytes import CaptureError
 from healthcheck.probes.capture_files import Captures, Kind
 from healthcheck.profiles import find_profile
 from healthcheck.record import Identity
 from healthcheck.replay import Replay
 from healthcheck.settings import Settings, SettingsError, read_settings
+from healthcheck.streams import complain, say, write_json
 from healthcheck.verdict import Verdict, decide
 
 USAGE = 3
@@ -65,7 +66,7 @@ def replay(
         assert replayed.now is not None
         identity = Identity(captures.host, instance_type)
         record = records.render(verdict, memory, identity, replayed.now.wall + captures.undated_by)
-        sys.stdout.write(records.dump(record) + "\n")
+        write_json(record)
     else:
         _show(", ".join(files), verdict, replayed)
     if verbose:
@@ -117,34 +118,29 @@ def _sourced(standing: Standing, name: str) -> Standing:
 
 
 def _end(message: str) -> NoReturn:
-    sys.stderr.write(f"gpu-healthcheck replay: {message}\n")
+    complain("replay", message)
     raise typer.Exit(USAGE)
 
 
 def _show(name: str, verdict: Verdict, replayed: Replay) -> None:
     """Each finding in three lines: what, by which rule on which line, and that line."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Screen(soft_wrap=True)
     for standing in verdict.standing:
         console.print(_finding(standing))
-        rule, source = standing.finding.rule or "none", _printable(standing.finding.source)
-        line = _printable(replayed.line_of(standing))
+        rule, source = standing.finding.rule or "none", printable(standing.finding.source, _LONGEST_SHOWN)
+        line = printable(replayed.line_of(standing), _LONGEST_SHOWN)
         console.print(Text(f"  rule {rule}, {source}\n" + (f"  {line}\n" if line else ""), "dim"))
     for cause in dict.fromkeys(row.cause for row in verdict.unobserved):
         console.print(Text(f"could not look: {cause.cause}: {printable(cause.detail)}", "magenta"))
     status = (verdict.status.value, STATUS_STYLES[verdict.status])
-    console.print(Text.assemble(f"{_printable(name)}: ", status, f", severity {verdict.severity.name}"))
+    console.print(Text.assemble(f"{printable(name, _LONGEST_SHOWN)}: ", status, f", severity {verdict.severity.name}"))
 
 
 def _finding(standing: Standing) -> Text:
     finding = standing.finding
     times = f" ({standing.count} times)" if standing.count > 1 else ""
     severity = (f"{finding.severity.name} {finding.reason}", SEVERITY_STYLES[finding.severity])
-    return Text.assemble(severity, f" on {finding.subject}{times}: {_printable(finding.detail)}")
-
-
-def _printable(text: str) -> str:
-    line = printable(text)
-    return line if len(line) <= _LONGEST_SHOWN else line[: _LONGEST_SHOWN - 1] + "…"
+    return Text.assemble(severity, f" on {finding.subject}{times}: {printable(finding.detail, _LONGEST_SHOWN)}")
 
 
 def _show_passed_over(captures: Captures, replayed: Replay) -> None:
@@ -159,4 +155,5 @@ def _show_passed_over(captures: Captures, replayed: Replay) -> None:
         if count:
             said.append(f"{what}: {count}")
     said += [f"not read to its end: {what}" for what in passed.cut]
-    sys.stderr.writelines(f"{_printable(one)}\n" for one in said)
+    for one in said:
+        say(printable(one, _LONGEST_SHOWN))

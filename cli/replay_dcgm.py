@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from rich.console import Console
 from rich.text import Text
 
 from cli.catalogue import declared_reasons
-from cli.words import EXIT_CODES, SEVERITY_STYLES, STATUS_STYLES, printable
+from cli.words import EXIT_CODES, SEVERITY_STYLES, STATUS_STYLES
 from healthcheck import record as records
 from healthcheck.catalog.dcgm import return_of_text
 from healthcheck.catalog.policy import Policy
 from healthcheck.checks.dcgm_diag import FAMILY, LEVEL_2, LEVEL_4, in_words, level_of, rows_of, rule_of, why_not_run
+from healthcheck.console import Screen
 from healthcheck.examine import judge
 from healthcheck.expectation import Expectation
 from healthcheck.looks import deeply_tested
 from healthcheck.memory import Memory, Standing
 from healthcheck.model import Evidence, Finding, Now, Outcome
+from healthcheck.printable import printable
 from healthcheck.probes.capture_bytes import CaptureError
 from healthcheck.probes.dcgm import DcgmLook
 from healthcheck.probes.dcgm_document import Answer, DiagError, DiagResult, read_answer
 from healthcheck.profiles import find_profile
 from healthcheck.record import Identity
 from healthcheck.settings import Settings
+from healthcheck.streams import write_json
 from healthcheck.verdict import Verdict, decide
 
 _LONGEST_SHOWN = 300
@@ -60,7 +61,7 @@ def judge_document(document: Document, instance_type: str, settings: Settings, *
     verdict = decide(memory, outcomes)
     if as_json:
         record = records.render(verdict, memory, Identity("", instance_type), now.wall)
-        sys.stdout.write(records.dump(record) + "\n")
+        write_json(record)
     else:
         _show(document.name, verdict, answer, policy)
     return EXIT_CODES[verdict.status]
@@ -83,7 +84,7 @@ def _with_source(finding: Finding, answer: Answer, document: Document) -> Findin
 
 def _show(name: str, verdict: Verdict, answer: Answer, policy: Policy) -> None:
     """Every test with its devices and errors; then what comes of it."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Screen(soft_wrap=True)
     driver = f", driver {answer.driver}" if answer.driver else ""
     console.print(Text(printable(f"DCGM {answer.version or 'of a version that it does not tell'}{driver}"), "bold"))
     for line in _tests(rows_of(answer), policy):
@@ -144,5 +145,4 @@ def _device(row: DiagResult) -> str:
 
 
 def _short(text: str) -> str:
-    line = printable(text)
-    return line if len(line) <= _LONGEST_SHOWN else line[: _LONGEST_SHOWN - 1] + "…"
+    return printable(text, _LONGEST_SHOWN)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass
@@ -13,7 +11,7 @@ from itertools import groupby
 from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -22,12 +20,14 @@ from cli.words import SEVERITY_STYLES, STATUS_STYLES
 from healthcheck import budget
 from healthcheck import record as records
 from healthcheck.cluster import Cluster, ClusterError, Forbidden, Heartbeat, NotFound
+from healthcheck.console import Screen
 from healthcheck.deep_test import is_overdue, last_attempt, last_deep_test, obstacle
 from healthcheck.model import PREFIX, Status
 from healthcheck.moments import moment, timestamp
 from healthcheck.node import INSTANCE_TYPE, LAST_CHECK, RESULTS, SEVERITY, STATUS, NodeState
 from healthcheck.record import RecordError
 from healthcheck.settings import NodeSettings
+from healthcheck.streams import complain, write_json
 
 T = TypeVar("T")
 COULD_NOT_LOOK = 2
@@ -103,11 +103,11 @@ def status(
         if watch:
             _watch(cluster)
         elif output is Output.JSON:
-            sys.stdout.write(json.dumps(asdict(read_fleet(cluster)), indent=2) + "\n")
+            write_json(asdict(read_fleet(cluster)), indent=2)
         else:
-            Console(highlight=False).print(_page(read_fleet(cluster)))
+            Screen().print(_page(read_fleet(cluster)))
     except ClusterError as error:
-        sys.stderr.write(f"gpu-healthcheck status: {error}\n")
+        complain("status", str(error))
         raise typer.Exit(COULD_NOT_LOOK) from None
 
 
@@ -186,14 +186,14 @@ def _released(record: Mapping[str, Any]) -> str:
 
 
 def _watch(cluster: Cluster) -> None:
-    with Live(_page(read_fleet(cluster)), console=Console(highlight=False), auto_refresh=False) as live:
+    with Live(_page(read_fleet(cluster)), console=Screen(), auto_refresh=False) as live:
         try:
             while True:
                 time.sleep(_REFRESH_SECONDS)
                 try:
                     live.update(_page(read_fleet(cluster)), refresh=True)
                 except ClusterError as error:
-                    live.console.print(f"[yellow]{datetime.now(UTC):%H:%M:%S} {error}[/yellow]")
+                    live.console.print(Text(f"{datetime.now(UTC):%H:%M:%S} {error}", "yellow"))
         except KeyboardInterrupt:
             return
 

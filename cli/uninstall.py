@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Annotated
 
 import tenacity
 import typer
-from rich.console import Console
 
-from cli.words import explained, printable
+from cli.words import explained
 from healthcheck.cluster import Cluster, ClusterError, Conflict, Forbidden, NotFound, Workload
+from healthcheck.console import Screen
 from healthcheck.model import PREFIX, Severity
 from healthcheck.node import CONDITION, CORDONED_BY, ENABLED, STARTUP
+from healthcheck.printable import printable
+from healthcheck.streams import complain, say
 from healthcheck.uninstall import DELETE_REST, SELECTOR, STOP, Removal, patch, removal
 
 LEFT, COULD_NOT = 1, 2
@@ -33,13 +34,13 @@ def uninstall(
     Exit code: 0 nothing of ours is left on any node; 1 something is, or our programs still run; 2 could not.
     """
     try:
-        raise typer.Exit(_uninstall(Cluster(), Console(highlight=False, soft_wrap=True), dry_run=dry_run, yes=yes))
+        raise typer.Exit(_uninstall(Cluster(), Screen(soft_wrap=True), dry_run=dry_run, yes=yes))
     except ClusterError as error:
-        _complain(explained(error))
+        complain("uninstall", explained(error))
         raise typer.Exit(COULD_NOT) from None
 
 
-def _uninstall(cluster: Cluster, console: Console, *, dry_run: bool, yes: bool) -> int:
+def _uninstall(cluster: Cluster, console: Screen, *, dry_run: bool, yes: bool) -> int:
     running = list(cluster.list_workloads(SELECTOR))
     gone = _look(cluster)
     for one in gone:
@@ -57,7 +58,7 @@ def _uninstall(cluster: Cluster, console: Console, *, dry_run: bool, yes: bool) 
     failed = [one.node for one in gone if not take_off(cluster, one.node, console)]
     if left := [one.node for one in _look(cluster)]:
         why = "" if failed else ": something of ours wrote it again; what still runs?"
-        _complain(f"still there on {_named(left)}{why}")
+        complain("uninstall", f"still there on {_named(left)}{why}")
         return COULD_NOT if failed else LEFT
     _say_what_remains(gone, console)
     return 0
@@ -72,7 +73,7 @@ def _look(cluster: Cluster) -> list[Removal]:
     return [one for one in map(removal, nodes) if one]
 
 
-def take_off(cluster: Cluster, name: str, console: Console) -> bool:
+def take_off(cluster: Cluster, name: str, console: Screen) -> bool:
     """Whether nothing of ours is left on that Node. Raises Forbidden: the others would be refused as well."""
     try:
         for attempt in tenacity.Retrying(
@@ -90,26 +91,26 @@ def take_off(cluster: Cluster, name: str, console: Console) -> bool:
     except Forbidden:
         raise
     except ClusterError as error:
-        _complain(f"{name}: {error}")
+        complain("uninstall", f"{name}: {error}")
         return False
     console.print(f"{name}: done")
     return True
 
 
-def _show(one: Removal, console: Console) -> None:
+def _show(one: Removal, console: Screen) -> None:
     parts = [
         _listed("label", one.labels),
         _listed("annotation", one.annotations),
         _listed("taint", one.taints),
         f"condition {CONDITION}" if one.condition else "",
     ]
-    console.print(f"{one.node}: {'; '.join(filter(None, parts))}", markup=False)
+    console.print(f"{one.node}: {'; '.join(filter(None, parts))}")
     if one.uncordoned:
-        console.print(f"  is uncordoned: {printable(one.uncordoned)} had cordoned it", markup=False)
+        console.print(f"  is uncordoned: {printable(one.uncordoned)} had cordoned it")
     if one.verdict in _BAD:
         console.print(f"  takes work again, and its verdict is {one.verdict}")
     for what in one.kept:
-        console.print(f"  keeps {printable(what)}: somebody else set it", markup=False)
+        console.print(f"  keeps {printable(what)}: somebody else set it")
 
 
 def _counted(gone: Sequence[Removal]) -> str:
@@ -123,11 +124,13 @@ def _listed(noun: str, keys: Sequence[str]) -> str:
 
 
 def _say_what_runs(running: Sequence[Workload]) -> None:
-    _complain(f"our own programs are still there, and would write again: {_named([str(one) for one in running])}")
-    sys.stderr.write(f"End them, wait until their pods are gone, and run this again:\n  {STOP}\n")
+    complain(
+        "uninstall", f"our own programs are still there, and would write again: {_named([str(one) for one in running])}"
+    )
+    say(f"End them, wait until their pods are gone, and run this again:\n  {STOP}")
 
 
-def _say_what_remains(gone: Sequence[Removal], console: Console) -> None:
+def _say_what_remains(gone: Sequence[Removal], console: Screen) -> None:
     console.print(f"Nothing of ours is left on any node. This deletes the rest:\n  {DELETE_REST}")
     if any(taint.startswith(STARTUP) for one in gone for taint in one.taints):
         console.print(f"Take {STARTUP} out of whatever creates nodes: nobody would take it off new ones.")
@@ -138,7 +141,3 @@ def _say_what_remains(gone: Sequence[Removal], console: Console) -> None:
 def _named(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return ", ".join(names[:_MOST_NAMED]) + more
-
-
-def _complain(message: str) -> None:
-    sys.stderr.write(f"gpu-healthcheck uninstall: {message}\n")

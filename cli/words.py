@@ -30,11 +30,6 @@ SEVERITY_MEANS = {
 """What an operator does."""
 
 
-def printable(text: str) -> str:
-    """What a log or a saved file says, on one line and without what steers a terminal."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
-
-
 def explained(error: Exception) -> str:
     """Why a command could not do it, and which right a person lacks for it."""
     if isinstance(error, Forbidden):

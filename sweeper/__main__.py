@@ -8,14 +8,15 @@ import sys
 
 import structlog
 from pydantic import ValidationError
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from healthcheck.cluster import Cluster, ClusterError
+from healthcheck.console import Screen
 from healthcheck.job_template import TemplateError
 from healthcheck.log import log_as_json
 from healthcheck.moments import timestamp
+from healthcheck.streams import complain, take_any_text
 from sweeper.select import Decision
 from sweeper.settings import SweeperSettings, cluster_values
 from sweeper.sweep import Plan, Sweep
@@ -31,11 +32,12 @@ class Stopped(BaseException):
 
 
 def main(arguments: list[str] | None = None) -> int:
+    take_any_text()
     options = _options(arguments)
     try:
         settings = SweeperSettings()  # type: ignore[call-arg]
     except ValidationError as error:
-        sys.stderr.write(f"gpu-healthcheck sweep: {error}\n")
+        complain("sweep", str(error))
         return USAGE
     log_as_json(settings.log_level)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -44,12 +46,12 @@ def main(arguments: list[str] | None = None) -> int:
         sweep = Sweep(Cluster(), cluster_values(settings.config_dir))
         plan = sweep.plan()
         if options.dry_run:
-            Console(highlight=False).print(_table(plan))
+            Screen().print(_table(plan))
         else:
             _tell(plan)
             sweep.run(plan)
     except (ClusterError, TemplateError) as error:
-        sys.stderr.write(f"gpu-healthcheck sweep: {error}\n")
+        complain("sweep", str(error))
         return FAILED
     except Stopped:
         log.warning("stopped; the next sweep follows the Jobs that go on")

@@ -5,16 +5,16 @@ from __future__ import annotations
 import io
 
 import pytest
-from rich.console import Console
 from rich.text import Text
 
 from cli.lines import print_line
+from healthcheck.console import Screen
 
 LONG = "default/training-67b8b54f6f-nmbgs: of DaemonSet gpu-healthcheck-agent"
 
 
 def printed(body: str, *, terminal: bool, whole: bool = False) -> list[str]:
-    console = Console(file=io.StringIO(), force_terminal=terminal, color_system=None, width=50)
+    console = Screen(file=io.StringIO(), force_terminal=terminal, color_system=None, width=50)
     print_line(console, Text("12:00:00"), Text(body), whole=whole)
     assert isinstance(console.file, io.StringIO)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]

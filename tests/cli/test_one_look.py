@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from cli import one_look
 from cli.one_look import judged, show
 from healthcheck.catalog.policy import Policy
 from healthcheck.checks import driver_messages
+from healthcheck.console import Screen
 from healthcheck.evidence_file import Look
 from healthcheck.expectation import Expectation
 from healthcheck.model import (
@@ -154,10 +154,10 @@ def test_a_reason_that_the_cluster_passes_over_is_no_line(capsys: pytest.Capture
 def test_a_terminal_breaks_a_line_under_its_own_column(
     width: int, broken: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def terminal(**_: object) -> Console:
-        return Console(width=width, force_terminal=True, color_system=None, highlight=False, legacy_windows=False)
+    def terminal(**_: object) -> Screen:
+        return Screen(width=width, force_terminal=True, color_system=None, legacy_windows=False)
 
-    monkeypatch.setattr(one_look, "Console", terminal)
+    monkeypatch.setattr(one_look, "Screen", terminal)
     told = [line.rstrip() for line in lines(capsys, look(check("nvlink", SEEN), check("imex", NotConfigured("none"))))]
 
     assert max(len(line) for line in told) <= width

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from cli.uninstall import take_off
 from healthcheck.cluster import Cluster
+from healthcheck.console import Screen
 from healthcheck.node import NodeState
 from healthcheck.uninstall import DELETE_REST, STOP
 from sim.api_objects import CRON_JOBS, DAEMON_SETS, JOBS, PODS, Resource
@@ -179,14 +179,14 @@ def test_a_lost_race_is_computed_again_on_what_stands_then(api: ApiStandIn, kube
                 api.edit_node(name, {"spec": {"taints": [SPOT, UNHEALTHY, new]}})
             return node
 
-    assert take_off(Raced(partial(client, kubeconfig)), "failed", Console(quiet=True))
+    assert take_off(Raced(partial(client, kubeconfig)), "failed", Screen(quiet=True))
 
     assert (ours_on(api.node("failed")), api.node("failed")["spec"]["taints"]) == ([], [SPOT, new])
     assert [one.status for one in api.writes] == [409, 200, 200]
 
 
 def test_a_node_that_went_away_meanwhile_needs_nothing(api: ApiStandIn, kubeconfig: Path) -> None:
-    assert take_off(Cluster(partial(client, kubeconfig)), "gone", Console(quiet=True))
+    assert take_off(Cluster(partial(client, kubeconfig)), "gone", Screen(quiet=True))
 
 
 def test_a_missing_right_is_named_and_ends_it(api: ApiStandIn, kubeconfig: Path) -> None:
