@@ -161,6 +161,8 @@ class Follower:
             batch = self._inbox.take(_SAVE_SECONDS if self._ledger.unsaved or self._lost_unsaid else None)
             if batch is not None:
                 self._judge(batch)
+                if not batch.more:
+                    self._ledger.log_was_read()
             else:
                 self._ledger.save()
             self._say_lost()
@@ -256,5 +258,6 @@ def _joined(first: Batch, then: Batch) -> Batch:
         first.lost + then.lost,
         first.unreadable + then.unreadable,
         first.refused + then.refused,
+        more=then.more,
         cursor=then.cursor,
     )

@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from datetime import datetime
 
 import structlog
 
 from agent.failures import Failures
 from healthcheck import exits
-from healthcheck.deep_record import DeepRecord, take
+from healthcheck.deep_record import DeepRecord, PassedRun, take
 from healthcheck.looks import first_seen, looked, without_checks
 from healthcheck.memory import Memory, Release, Standing
 from healthcheck.memory_file import MemoryFile, MemoryFileError
@@ -60,6 +59,7 @@ class Ledger:
         self._outcomes: dict[str, Outcome] = {}
         self._file_failed = False
         self._unsaved_since: float | None = None
+        self._log_was_read = False
 
     @property
     def _escalate_after(self) -> int:
@@ -106,6 +106,13 @@ class Ledger:
             self._hurry()
         return new
 
+    def log_was_read(self) -> None:
+        """The log was read to its end: what claims a later place in it is of the future."""
+        with self._lock:
+            if not self._log_was_read:
+                self._log_was_read = True
+                self._memory = exits.within_log(self._memory)
+
     def save(self) -> None:
         """Write down what was only counted since the file was written."""
         with self._lock:
@@ -149,26 +156,28 @@ class Ledger:
         """Take in what only the Node still remembered, after our own file was lost."""
         with self._lock:
             kept = exits.begin(other, self._memory.machine, self._memory.boot_id, self._clock())
-            self._keep(exits.adopted(self._memory, kept))
+            self._keep(self._bounded(exits.adopted(self._memory, kept, self._clock())))
 
     def released(self, release: Release) -> None:
         """A person's release, on the disk before the Node hears that it was taken."""
         with self._lock:
-            if self._memory.released != release:
-                self._keep(exits.release(self._memory, release))
+            after = exits.release(self._memory, release, self._clock())
+            if after is not self._memory:
+                self._keep(self._bounded(after))
+
+    def _bounded(self, memory: Memory) -> Memory:
+        """Without a word on what the log has not come to; before it was read to its end, nobody knows where that is."""
+        return exits.within_log(memory) if self._log_was_read else memory
 
     def take(self, records: Iterable[DeepRecord]) -> tuple[Standing, ...]:
         """What deep runs found is ours from now on, on the disk before the Node hears of it; what is new of it.
 
         Not before every check has looked: whose GPU is meant is known by then, and until then the records on the Node
-        count by themselves.
+        count by themselves. What counts for nothing waits for no look: our own taint may stand by then.
         """
         with self._lock:
-            before = self._memory
-            if not self._complete:
-                return ()
-            after = before
-            for one in records:
+            before = after = self._memory
+            for one in records if self._complete else [one for one in records if one.void]:
                 after = take(after, one, self._clock(), self._escalate_after)
             if after != before:
                 self._keep(after)
@@ -179,10 +188,10 @@ class Ledger:
         """Whether every selected check has had its say."""
         return all(check.name in self._outcomes for check in self._settings.values.checks)
 
-    def passed(self, began: datetime) -> None:
-        """A quarantine run that began then passed."""
+    def passed(self, run: PassedRun) -> None:
+        """A quarantine run passed."""
         with self._lock:
-            after = exits.passed(self._memory, began)
+            after = exits.quarantined(self._memory, run.name, run.began, self._clock())
             if after != self._memory:
                 self._keep(after)
 

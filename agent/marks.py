@@ -21,8 +21,9 @@ from healthcheck import record as records
 from healthcheck import run as runs
 from healthcheck.cluster import ClusterError, Conflict
 from healthcheck.deep_record import deep_record, untaken
-from healthcheck.deep_test import CLOCKS_APART, keeping_verdict, obstacle
+from healthcheck.deep_test import keeping_verdict, obstacle
 from healthcheck.model import Now
+from healthcheck.moments import is_future
 from healthcheck.node import SWEEP_RESULT, NodeState
 from healthcheck.record import RecordError
 from healthcheck.run import Kind, Run
@@ -155,9 +156,9 @@ class Marks:
             log.warning("deep test: a result that was kept can't be read", error=str(error))
             self._forget()
             return
-        latest = self._clock().wall + CLOCKS_APART
+        now = self._clock().wall
         standing = [one for one in untaken(self._node.read(), {}) if one.kind == KIND]
-        if any(kept.at <= one.at <= latest for one in standing):
+        if any(kept.at <= one.at and not is_future(one.at, now) for one in standing):
             self._forget()
             self.clear()
         else:

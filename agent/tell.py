@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 
 import structlog
@@ -21,13 +20,14 @@ from healthcheck import record as records
 from healthcheck.budget import HELD, Place
 from healthcheck.change import Rules, plan, wants_place
 from healthcheck.cluster import Cluster, ClusterError, Conflict, Forbidden, NotFound, Unavailable
-from healthcheck.deep_record import untaken
-from healthcheck.events import Event, cut, event_name, released_event
+from healthcheck.deep_record import passed_run, untaken
+from healthcheck.events import Event, cut, event_name, released_event, void_record
 from healthcheck.memory import Release
 from healthcheck.model import PREFIX, Now, Severity
-from healthcheck.node import QUARANTINE_RESULT, RESULTS, SEVERITY, WATCHED_LABELS, NodeState
+from healthcheck.node import RESULTS, SEVERITY, WATCHED_LABELS, NodeState
 from healthcheck.record import Identity, RecordError
 from healthcheck.release import read_release
+from healthcheck.run import why_unread
 from healthcheck.telemetry import Telemetry
 from healthcheck.verdict import Verdict
 
@@ -181,7 +181,7 @@ class Teller(threading.Thread):
         place = self._place(node, rules) if wanted and self._how.write else HELD
         record = records.render(verdict, memory, identity, now)
         change = plan(verdict, record, node, rules, now, memory.acknowledged, place)
-        self._complain((*read_release(node, gestures=False)[1], *change.complaints))
+        self._complain((*read_release(node, gestures=False)[1], *why_unread(node), *change.complaints))
         if not self._how.write:
             log.info(
                 "dry run", patch=change.patch, condition=change.condition, events=[e.reason for e in change.events]
@@ -215,12 +215,14 @@ class Teller(threading.Thread):
         release, _ = read_release(node, gestures=self._how.rules().enable_label)
         if release is not None:
             self._take_release(node, release)
-        for one in self._ledger.take(untaken(node, self._ledger.memory.taken)):
+        deep = list(untaken(node, self._ledger.memory.taken))
+        self._events.extend(void_record(node, one) for one in deep if one.void)
+        for one in self._ledger.take(deep):
             told = one.finding
             log.info("found", reason=told.reason, severity=told.severity.name, subject=told.subject, detail=told.detail)
-        began = _passed_since(node)
-        if began is not None:
-            self._ledger.passed(began)
+        passed = passed_run(node)
+        if passed is not None:
+            self._ledger.passed(passed)
         return release is not None
 
     def _take_release(self, node: NodeState, release: Release) -> None:
@@ -289,11 +291,12 @@ class Teller(threading.Thread):
         text = node.annotations.get(RESULTS)
         if text is not None:
             try:
-                self._ledger.adopt(records.remembered(records.load(text)))
+                record = records.load(text)
+                if records.has_schema(record):  # the bash suite's remembers nothing
+                    self._ledger.adopt(records.remembered(record))
+                    log.warning("the node-local memory was lost; rebuilt from the Node's own record")
             except RecordError as error:
                 self._complain((f"annotation {RESULTS}: {error}",))
-            else:
-                log.warning("the node-local memory was lost; rebuilt from the Node's own record")
         self._adopt = False
 
     def _complain(self, complaints: tuple[str, ...]) -> None:
@@ -339,13 +342,6 @@ class Teller(threading.Thread):
 def node_event(node_name: str, reason: str, message: str) -> Event:
     """A warning about the node that belongs to no finding."""
     return Event(event_name(node_name, reason, message, f"{random.getrandbits(32)}"), "Warning", reason, cut(message))
-
-
-def _passed_since(node: NodeState) -> datetime | None:
-    try:
-        return records.passed_since(records.load(node.annotations.get(QUARANTINE_RESULT, "{}")))
-    except RecordError:
-        return None  # whoever plans the change complains of it
 
 
 def _is_news_to(verdict: Verdict, node: NodeState) -> bool:

@@ -107,7 +107,7 @@ class _Day:
     def _release(self) -> None:
         record = render(decide(self.memory, ()), self.memory, Identity("bench"), self.now.wall)
         node = NodeState("bench", annotations={RESULTS: dump(record)})
-        self.memory = release(self.memory, release_of(node, "a person", "seen to", self.now.wall))
+        self.memory = release(self.memory, release_of(node, "a person", "seen to", self.now.wall), self.now)
 
     def _reboot(self) -> None:
         self.boot += 1

@@ -31,6 +31,7 @@ from healthcheck.node import (
     SelectiveClass,
     managers_of_cordon,
     managers_of_label,
+    managers_of_mark,
 )
 from healthcheck.pages import node_page, pod_page
 from healthcheck.pod_state import PodState, pod_state
@@ -539,6 +540,7 @@ def node_state(node: Mapping[str, Any]) -> NodeState:
         gpus=offered(status.get("allocatable")),
         cordoned=spec.get("unschedulable") is True,
         cordon_managers=managers_of_cordon(metadata.get("managedFields")),
+        mark_managers=managers_of_mark(metadata.get("managedFields")),
         provider_id=str(spec.get("providerID") or ""),
         created=_created(metadata),
     )

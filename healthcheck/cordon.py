@@ -1,7 +1,8 @@
 """Whose a node's cordon is. Only what a quarantine run cordoned is anybody's to lift but a person's. Pure.
 
 The run writes the annotation `cordoned-by` in the patch that sets `unschedulable`. `kubectl uncordon` leaves the
-annotation behind, and a cordon that a person sets after it is his: the API server notes who wrote the field last.
+annotation behind, and a cordon that a person sets after it is his: the API server notes who wrote the field last. Where
+it notes nobody (anybody can empty `managedFields`, and what is written then goes unnoted), a cordon is not ours.
 """
 
 from __future__ import annotations
@@ -25,10 +26,9 @@ def cordon(node: NodeState, by: str) -> dict[str, Any] | None:
 
 
 def cordoned_by(node: NodeState) -> str:
-    """The quarantine run that set the cordon; '' where there is none, or it is a person's."""
-    if not node.cordoned or any(one.name != FIELD_MANAGER for one in node.cordon_managers):
-        return ""
-    return node.annotations.get(CORDONED_BY, "")[:_LONGEST]
+    """The quarantine run that set the cordon; '' where there is none, it is a person's, or nobody can tell."""
+    is_ours = {one.name for one in node.cordon_managers} == {one.name for one in node.mark_managers} == {FIELD_MANAGER}
+    return node.annotations.get(CORDONED_BY, "")[:_LONGEST] if node.cordoned and is_ours else ""
 
 
 def why_kept(node: NodeState, now: datetime) -> str:
@@ -36,7 +36,8 @@ def why_kept(node: NodeState, now: datetime) -> str:
     if not node.cordoned:
         return ""
     if not cordoned_by(node):
-        return "no quarantine run of ours cordoned it"
+        is_noted = node.cordon_managers or CORDONED_BY not in node.annotations
+        return "no quarantine run of ours cordoned it" if is_noted else "nothing on it tells who cordoned it"
     run = run_on(node, now)
     if run is not None and run.kind is Kind.QUARANTINE:
         return f"the quarantine run {run.holder} has it until {timestamp(run.until)}"

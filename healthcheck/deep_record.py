@@ -5,6 +5,7 @@ What was taken is the agent's own finding, which every written exit ends.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,10 +18,10 @@ from healthcheck.checks.dcgm_diag import LEVEL_2, LEVEL_4
 from healthcheck.exits import ended_by_reset, escalated, is_acknowledged, retested
 from healthcheck.memory import Memory, Standing, differs, gpu_address, located, worst_first
 from healthcheck.model import Finding, Nature, Now, Outcome, Passed, Severity, Status
-from healthcheck.moments import moment, timestamp
-from healthcheck.node import NodeState
+from healthcheck.moments import moment, moment_or_none, timestamp
+from healthcheck.node import QUARANTINE_RESULT, NodeState
 from healthcheck.record import RecordError
-from healthcheck.release import DEEP, UNTOLD, Fault, deep_faults, is_taken
+from healthcheck.release import DEEP, UNTOLD, Fault, counts, deep_faults, is_taken
 from healthcheck.verdict import status_of, worst
 
 _REASON = re.compile(r"[A-Z][A-Za-z0-9]{0,62}\Z", re.ASCII)
@@ -47,6 +48,8 @@ class DeepRecord:
     passed: tuple[Passed, ...]
     all_passed: bool
     """Every test ran on every GPU, and passed."""
+    void: str = ""
+    """What it says, where it counts for nothing: the bash suite wrote it, and its taint does not stand any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,33 @@ class Ran:
     boot_id: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class PassedRun:
+    """A quarantine run, level 4 in it, that passed. `name` tells it from others."""
+
+    name: str
+    began: datetime
+
+
+def passed_run(node: NodeState) -> PassedRun | None:
+    """The run whose record on the Node says so; None where it says anything else, or speaks of another machine."""
+    text = node.annotations.get(QUARANTINE_RESULT, "{}")
+    try:
+        record = records.load(text)
+    except RecordError:
+        return None  # whoever plans the change complains of it
+    began = records.passed_since(record)
+    if began is None or is_of_another_machine(record, node):
+        return None
+    return PassedRun(hashlib.blake2s(text.encode("utf-8", "replace"), digest_size=12).hexdigest(), began)
+
+
+def is_of_another_machine(record: Mapping[str, Any], node: NodeState) -> bool:
+    """The kernel and the kubelet write the same number in letters of either case."""
+    machine = str(record.get("machine") or "")
+    return bool(node.machine and machine) and machine.lower() != node.machine.lower()
+
+
 def render(outcome: Outcome, ran: Ran) -> dict[str, Any]:
     """The record of a run as plain JSON types, at most LONGEST bytes long."""
     severity = worst(one.severity for one in outcome.findings)
@@ -70,6 +100,7 @@ def render(outcome: Outcome, ran: Ran) -> dict[str, Any]:
         passed.setdefault(one.reason, []).append(one.subject)
     return records.within_limit(
         {
+            "schema": records.SCHEMA,
             "timestamp": timestamp(ran.ended),
             "started": timestamp(ran.started),
             "node": ran.node,
@@ -104,7 +135,7 @@ def row_of(finding: Finding) -> dict[str, Any]:
 
 def deep_record(record: Mapping[str, Any], kind: str) -> DeepRecord:
     """What a record says. Raises RecordError or ValueError."""
-    at = moment(str(record["timestamp"]))
+    at = moment(record["timestamp"])
     severity = records.severity_in(record)
     faults = tuple(one for one in deep_faults(record) if min(one.severity, severity) is not Severity.PASS)
     is_pass = record.get("status") == Status.PASS.value and bool(record.get("checks"))
@@ -114,7 +145,7 @@ def deep_record(record: Mapping[str, Any], kind: str) -> DeepRecord:
         str(record["timestamp"]),
         str(record.get("machine") or "")[:_LONGEST_NAME],
         at,
-        min(_moment(record.get("started")) or at, at),
+        min(moment_or_none(record.get("started")) or at, at),
         severity,
         faults,
         tuple(_passed(record)),
@@ -131,9 +162,16 @@ def untaken(node: NodeState, taken: Mapping[str, str]) -> Iterator[DeepRecord]:
         try:
             record = records.load(node.annotations.get(key, "{}"))
             if not is_taken(record, key, taken) and "timestamp" in record:
-                yield deep_record(record, kind)
+                yield deep_record(record, kind) if counts(record, node) else _void(record, kind)
         except (RecordError, ValueError):
             continue
+
+
+def _void(record: Mapping[str, Any], kind: str) -> DeepRecord:
+    """One of the bash suite's, as far as a person wants to know of it. Raises ValueError."""
+    at, said = moment(record["timestamp"]), ("status", "severity", "recommendation", "suite")
+    words = ", ".join(f"{key} {record[key]}"[:_LONGEST_NAME] for key in said if record.get(key))
+    return DeepRecord(kind, str(record["timestamp"]), "", at, at, Severity.PASS, (), (), False, words or "nothing")
 
 
 def take(memory: Memory, deep: DeepRecord, now: Now, escalate_after: int) -> Memory:
@@ -144,9 +182,11 @@ def take(memory: Memory, deep: DeepRecord, now: Now, escalate_after: int) -> Mem
     if memory.taken.get(deep.kind) == deep.timestamp:
         return memory
     taken = {**memory.taken, deep.kind: deep.timestamp}
+    if deep.void:
+        return replace(memory, taken=taken)
     if deep.machine and memory.machine and deep.machine.lower() != memory.machine.lower():
         return replace(memory, taken=taken)  # it speaks of the machine that was here before
-    memory = retested(memory, _well(memory, deep), deep.began)
+    memory = retested(memory, _well(memory, deep), min(deep.began, now.wall))
     standing = {one.key: one for one in memory.standing}
     for fault in deep.faults:
         # What a person released before it was taken has the names that the deep run gave it.
@@ -159,13 +199,6 @@ def take(memory: Memory, deep: DeepRecord, now: Now, escalate_after: int) -> Mem
             standing[one.key] = _found_again(standing.get(one.key), one)
     kept = {key: one for key, one in standing.items() if not _is_released(memory, one)}
     return replace(memory, standing=worst_first(kept.values()), taken=taken)
-
-
-def _moment(text: object) -> datetime | None:
-    try:
-        return moment(str(text))
-    except ValueError:
-        return None
 
 
 def _passed(record: Mapping[str, Any]) -> Iterator[Passed]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from healthcheck import record as records
 from healthcheck.checks.driver import being_changed
+from healthcheck.deep_record import is_of_another_machine
 from healthcheck.events import CONDITION_STATUS
 from healthcheck.model import Status
-from healthcheck.moments import moment, timestamp
+from healthcheck.moments import is_future, moment_or_none, timestamp
 from healthcheck.node import QUARANTINE_RESULT, STATUS, SWEEP_RESULT, NodeState, is_tested
 from healthcheck.printable import printable
 from healthcheck.record import RecordError
@@ -24,8 +25,6 @@ BEFORE = "before"
 """In the record of a run that came to no verdict: what the last one that did had said, and when."""
 _KEPT = ("timestamp", "status", "by", "machine")
 _LONGEST_KEPT, _LONGEST_CAUSES = 80, 200
-CLOCKS_APART = timedelta(minutes=5)
-"""A record may be this far from the future: the clocks of two machines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class DeepTest:
 
 def last_deep_test(node: NodeState, now: datetime) -> DeepTest | None:
     """The newest deep test of this machine, by anyone; None: never, or nobody can read when."""
-    tests = [test for test in (_swept(node), _quarantined(node)) if test and test.at <= now + CLOCKS_APART]
+    tests = [test for test in (_swept(node), _quarantined(node)) if test and not is_future(test.at, now)]
     return max(tests, key=lambda test: test.at, default=None)
 
 
@@ -58,7 +57,7 @@ def last_attempt(node: NodeState, now: datetime) -> Attempt | None:
     """The deep run that last wrote that it could not test; None where its record says something else, or nothing."""
     record = _record(node, SWEEP_RESULT)
     at = _moment(record) if record.get("status") == Status.UNKNOWN.value else None
-    return Attempt(at, _causes(record)) if at is not None and at <= now + CLOCKS_APART else None
+    return Attempt(at, _causes(record)) if at is not None and not is_future(at, now) else None
 
 
 def _causes(record: Mapping[str, Any]) -> str:
@@ -141,7 +140,7 @@ def _unhealthy(node: NodeState) -> str:
 def _swept(node: NodeState) -> DeepTest | None:
     record = _verdict(_record(node, SWEEP_RESULT))
     at = _moment(record)
-    if at is None or _is_of_another_machine(record, node):
+    if at is None or is_of_another_machine(record, node):
         return None
     return DeepTest(at, str(record["status"]), "agent" if record.get("by") == "agent" else "sweep")
 
@@ -156,15 +155,9 @@ def _quarantined(node: NodeState) -> DeepTest | None:
     """By what its level 4 said: the rest tests no GPU, and without a verdict it may not have come to them."""
     record = _record(node, QUARANTINE_RESULT)
     status, at = records.level_4_status(record), _moment(record)
-    if at is None or status not in _TESTED or _is_of_another_machine(record, node):
+    if at is None or status not in _TESTED or is_of_another_machine(record, node):
         return None
     return DeepTest(at, status, "quarantine")
-
-
-def _is_of_another_machine(record: Mapping[str, Any], node: NodeState) -> bool:
-    """The kernel and the kubelet write the same number in letters of either case."""
-    machine = str(record.get("machine") or "")
-    return bool(node.machine and machine) and machine.lower() != node.machine.lower()
 
 
 def _record(node: NodeState, key: str) -> dict[str, Any]:
@@ -175,7 +168,4 @@ def _record(node: NodeState, key: str) -> dict[str, Any]:
 
 
 def _moment(record: Mapping[str, Any]) -> datetime | None:
-    try:
-        return moment(str(record.get("timestamp"))).astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
+    return moment_or_none(record.get("timestamp"))

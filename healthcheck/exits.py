@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -14,6 +15,7 @@ from healthcheck.memory import (
     Key,
     Memory,
     Release,
+    Sight,
     Standing,
     age_seconds,
     differs,
@@ -21,6 +23,7 @@ from healthcheck.memory import (
     gpu_identity,
     located,
     with_newest,
+    worst_first,
 )
 from healthcheck.model import Finding, Nature, Now, Passed, Severity
 from healthcheck.probes.nvml import SUCCESS, Gpu
@@ -37,6 +40,9 @@ ESCALATED = "ESCALATE_AFTER"
 """The rule of a finding that came back too often."""
 ESCALATE_WITHIN = timedelta(days=7)
 _MOST_ACKNOWLEDGED = 512
+_MOST_COUNTED = 1 << 31
+_RELEASE, _PASSED = "release", "passed"
+"""The names of first sights."""
 _MOST_ENDED, _MOST_ENDS = 256, 16
 
 
@@ -137,11 +143,16 @@ def retested(memory: Memory, passed: Iterable[Passed], began: datetime) -> Memor
     return _without(memory, is_well)
 
 
-def release(memory: Memory, word: Release) -> Memory:
+def release(memory: Memory, word: Release, now: Now) -> Memory:
     """The memory after a person's release: the findings that it names are gone, and no reset before it counts.
 
-    The same release again changes nothing. A deep record may name a GPU otherwise than by its address.
+    The same release again changes nothing: what it speaks of was seen here before it was, whatever it is dated. A deep
+    record may name a GPU otherwise than by its address.
     """
+    sight, before = Sight(_name_of(word), now.wall), memory.sights.get(_RELEASE)
+    if before is not None and before.name == sight.name:
+        return memory
+    known = {one.key: one.last_seen for one in memory.standing}
     named = (replace(row, subject=located(memory.gpus, row.subject)) for row in word.findings)
     rows = tuple(dict.fromkeys((*word.findings, *named)))
 
@@ -150,17 +161,47 @@ def release(memory: Memory, word: Release) -> Memory:
             row.key == one.key and row.covers(one.boot_id, one.seq, one.last_seen) for row in rows
         )
 
-    kept = [one for one in memory.acknowledged if one not in rows]
+    # A clock that was set back left what stands here later than now: that was seen, too.
+    seen = [replace(row, last_seen=min(row.last_seen, max(now.wall, known.get(row.key, now.wall)))) for row in rows]
+    kept = [one for one in memory.acknowledged if one not in seen]
     return replace(
         _without(memory, is_released),
-        released=word,
-        acknowledged=(*kept, *rows)[-_MOST_ACKNOWLEDGED:],
+        released=Release(word.by, word.reason, min(word.at, now.wall), ()),
+        acknowledged=(*kept, *seen)[-_MOST_ACKNOWLEDGED:],
         ended={},
+        sights={**memory.sights, _RELEASE: sight},
     )
 
 
-def adopted(memory: Memory, other: Memory) -> Memory:
-    """With what only the Node's own record still knew, after the file on the node was lost."""
+def quarantined(memory: Memory, name: str, began: datetime, now: Now) -> Memory:
+    """The memory after a quarantine run that passed, as its record on the Node says. `name` tells it from others."""
+    sight = memory.sights.get(_PASSED)
+    if sight is None or sight.name != name:
+        sight = Sight(name, now.wall)
+        memory = replace(memory, sights={**memory.sights, _PASSED: sight})
+    return passed(memory, min(began, sight.at))
+
+
+def within_log(memory: Memory) -> Memory:
+    """Nothing of this boot has a place in its log that the log has not come to. The log was read to its end."""
+    end = -1 if memory.cursor is None else memory.cursor
+
+    def is_beyond(boot_id: str, place: int | None) -> bool:
+        return boot_id == memory.boot_id and place is not None and place > end
+
+    acknowledged = tuple(
+        replace(one, cursor=end) if is_beyond(one.boot_id, one.cursor) else one for one in memory.acknowledged
+    )
+    standing = tuple(replace(one, seq=end) if is_beyond(one.boot_id, one.seq) else one for one in memory.standing)
+    return replace(memory, acknowledged=acknowledged, standing=standing)
+
+
+def adopted(memory: Memory, other: Memory, now: Now) -> Memory:
+    """With what only the Node's own record still knew, after the file on the node was lost.
+
+    Of what both know the worse one stands: the log shows one event more than once, and not always as bad.
+    """
+    other = _by_now(other, now)
     acknowledged = tuple(one for one in other.acknowledged if one not in memory.acknowledged)
     memory = replace(
         memory,
@@ -175,8 +216,38 @@ def adopted(memory: Memory, other: Memory) -> Memory:
             one.nature is Nature.EVENT and is_acknowledged(memory, one.key, one.boot_id, one.seq, one.last_seen)
         ),
     )
-    known = {one.key for one in memory.standing}
-    return replace(memory, standing=(*memory.standing, *(one for one in other.standing if one.key not in known)))
+    standing = {one.key: one for one in other.standing}
+    for one in memory.standing:
+        standing[one.key] = _worse_of(one, standing.get(one.key))
+    return replace(memory, standing=worst_first(standing.values()))
+
+
+def _worse_of(one: Standing, other: Standing | None) -> Standing:
+    if other is None or other.nature is not one.nature or other.finding.severity <= one.finding.severity:
+        return one
+    return replace(one, finding=other.finding, check=other.check, first_seen=min(one.first_seen, other.first_seen))
+
+
+def _by_now(other: Memory, now: Now) -> Memory:
+    """A record that anybody may have written: nothing in it was seen later than now, or more often than can be."""
+
+    def seen(one: Standing) -> Standing:
+        first, last = (min(at, now.wall) for at in (one.first_seen, one.last_seen))
+        at, count = min(one.last_at, now.monotonic), min(one.count, _MOST_COUNTED)
+        return replace(one, first_seen=first, last_seen=last, last_at=at, count=count)
+
+    released = other.released
+    return replace(
+        other,
+        standing=tuple(map(seen, other.standing)),
+        acknowledged=tuple(replace(one, last_seen=min(one.last_seen, now.wall)) for one in other.acknowledged),
+        released=replace(released, at=min(released.at, now.wall)) if released else None,
+    )
+
+
+def _name_of(word: Release) -> str:
+    """Of one release, whenever it is read."""
+    return hashlib.blake2s(repr(word).encode("utf-8", "replace"), digest_size=12).hexdigest()
 
 
 def is_acknowledged(memory: Memory, key: Key, boot_id: str, seq: int, seen: datetime) -> bool:

@@ -58,6 +58,8 @@ class NodeState:
     cordoned: bool = False
     cordon_managers: tuple[FieldManager, ...] = ()
     """Who owns `spec.unschedulable`."""
+    mark_managers: tuple[FieldManager, ...] = ()
+    """Who owns the annotation `cordoned-by`."""
     provider_id: str = ""
     created: datetime | None = None
 
@@ -104,6 +106,11 @@ def managers_of_label(managed_fields: object, label: str) -> tuple[FieldManager,
 def managers_of_cordon(managed_fields: object) -> tuple[FieldManager, ...]:
     """Who owns `spec.unschedulable`, in the same way."""
     return _managers_of(managed_fields, "f:spec", "f:unschedulable")
+
+
+def managers_of_mark(managed_fields: object) -> tuple[FieldManager, ...]:
+    """Who owns the annotation `cordoned-by`, in the same way."""
+    return _managers_of(managed_fields, "f:metadata", "f:annotations", f"f:{CORDONED_BY}")
 
 
 def _managers_of(managed_fields: object, *path: str) -> tuple[FieldManager, ...]:

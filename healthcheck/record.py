@@ -12,7 +12,7 @@ import healthcheck
 from healthcheck import strict_json
 from healthcheck.memory import Acknowledgement, Memory, Release, Standing
 from healthcheck.model import Finding, Nature, Severity, Status
-from healthcheck.moments import EARLIEST, moment, timestamp
+from healthcheck.moments import EARLIEST, moment, moment_or_none, timestamp
 from healthcheck.verdict import Verdict
 
 SCHEMA = 1
@@ -99,6 +99,11 @@ def load(text: str) -> dict[str, Any]:
     return record
 
 
+def has_schema(record: Mapping[str, Any]) -> bool:
+    """Whether a program of ours wrote it: the records of the bash suite have none."""
+    return _is_whole(record.get("schema"))
+
+
 def severity_in(record: Mapping[str, Any]) -> Severity:
     """The severity that another program's record states. Raises RecordError for a word that is none."""
     word = record.get("severity", "PASS")
@@ -169,13 +174,11 @@ def level_4_status(record: Mapping[str, Any]) -> str:
 
 def passed_since(record: Mapping[str, Any]) -> datetime | None:
     """When the run began whose record says that level 4 passed in it; None for every other record."""
-    if record.get("status") != Status.PASS.value or level_4_status(record) != Status.PASS.value:
+    is_passed = record.get("status") == Status.PASS.value and level_4_status(record) == Status.PASS.value
+    if not (is_passed and has_schema(record)):
         return None
-    try:
-        # A fault that came while it ran may not have been there yet where it had looked.
-        return moment(str(record.get("started", record.get("timestamp"))))
-    except ValueError:
-        return None
+    # A fault that came while it ran may not have been there yet where it had looked.
+    return moment_or_none(record.get("started", record.get("timestamp")))
 
 
 def _row_of(standing: Standing, boot_id: str) -> dict[str, Any]:

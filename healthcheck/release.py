@@ -11,15 +11,27 @@ from typing import Any
 from healthcheck import record as records
 from healthcheck.memory import Acknowledgement, Release
 from healthcheck.model import Nature, Severity, Status
-from healthcheck.moments import moment, timestamp
-from healthcheck.node import FIELD_MANAGER, QUARANTINE_RESULT, RELEASE, RESULTS, STATUS, SWEEP_RESULT, NodeState
+from healthcheck.moments import EARLIEST, moment, moment_or_none, timestamp
+from healthcheck.node import (
+    FIELD_MANAGER,
+    QUARANTINE_RESULT,
+    RELEASE,
+    RESULTS,
+    STATUS,
+    SWEEP_RESULT,
+    FieldManager,
+    NodeState,
+)
 from healthcheck.record import RecordError
 from healthcheck.verdict import worst
 
 DEEP = {SWEEP_RESULT: "sweep-result", QUARANTINE_RESULT: "quarantine-result"}
 """The annotations of deep runs, and their names in a record."""
 _LONGEST_WORD, _LONGEST_REASON = 253, 1024
+_WORSE = (Status.WARN.value, Status.FAIL.value, Status.UNKNOWN.value)
 GESTURE = f"set the label {STATUS} to {Status.PASS.value}"
+_SOMEBODY = "a person"
+"""Where nothing on the Node tells who."""
 UNTOLD = "DeepDiagnosticFailed"
 """The reason of what a deep record's severity says and none of its findings does."""
 
@@ -111,12 +123,34 @@ def other_severities(
     for key in DEEP:
         try:
             record = _record(node, key)
-            if record is not None and not is_taken(record, key, taken):
+            if record is None or is_taken(record, key, taken):
+                continue
+            if is_counted := counts(record, node):
                 standing = [one.severity for one in deep_faults(record) if not one.is_covered(known)]
                 severities.append(min(records.severity_in(record), worst(standing)))
+            if why := _why_undated(record):
+                does = "counts until it is taken off the Node" if is_counted else "is passed over"
+                complaints.append(f"annotation {key}: {why}; it {does}")
         except RecordError as error:
             complaints.append(f"annotation {key}: {error}; it is passed over")
     return severities, tuple(complaints)
+
+
+def counts(record: Mapping[str, Any], node: NodeState) -> bool:
+    """Whether a deep record speaks of the node as it is: one of the bash suite does while its taint stands there."""
+    is_dated = moment_or_none(record.get("timestamp")) is not None
+    return records.has_schema(record) or (is_dated and node.tainted())
+
+
+def _why_undated(record: Mapping[str, Any]) -> str:
+    """Nothing can take in a record without a time, and no release can tell it from a later one."""
+    if "timestamp" not in record and records.has_schema(record):
+        return ""
+    try:
+        moment(record.get("timestamp"))
+    except ValueError as error:
+        return f"timestamp: {error}"
+    return ""
 
 
 def faults_on(node: NodeState) -> tuple[Fault, ...]:
@@ -126,19 +160,20 @@ def faults_on(node: NodeState) -> tuple[Fault, ...]:
 
 
 def _gesture(node: NodeState) -> Release | None:
-    """`status=pass`, written by another than us over records that say worse."""
-    managers = node.status_managers
-    if node.labels.get(STATUS) != Status.PASS.value or not managers:
+    """`status=pass` beside our own record that says worse: we write both at once, so that a person has made it so.
+
+    What a deep run has written by itself, and nobody has taken yet, is not meant. Who it was is told where the API
+    server has noted it; that it is a gesture does not depend on it.
+    """
+    record = _own_record(node)
+    if node.labels.get(STATUS) != Status.PASS.value or record.get("status") not in _WORSE:
         return None
-    if any(one.name == FIELD_MANAGER for one in managers):
-        return None
-    last = max(managers, key=lambda one: one.at)
-    own = _own_faults(node)
-    # Our own record and the label are written together, so that this label is later than the record. A deep run
-    # writes its record by itself: only what it saw before the gesture is meant, and only once.
-    deep = [] if _is_heeded(node, last.at) else [one for one in _deep_faults_on(node) if _was_seen_by(one, last.at)]
-    findings = acknowledgements([*deep, *own])
-    return Release(last.name, GESTURE, last.at, tuple(map(_whole_second, findings))) if findings else None
+    findings = acknowledgements(_own_faults(node))
+    others = [one for one in node.status_managers if one.name != FIELD_MANAGER]
+    told = moment_or_none(record.get("timestamp")) or EARLIEST
+    person = max(others, key=lambda one: one.at, default=FieldManager(_SOMEBODY, told))
+    at = max(person.at, told)
+    return Release(person.name, GESTURE, at, tuple(map(_whole_second, findings))) if findings else None
 
 
 def is_taken(record: Mapping[str, Any], key: str, taken: Mapping[str, str]) -> bool:
@@ -149,30 +184,20 @@ def is_taken(record: Mapping[str, Any], key: str, taken: Mapping[str, str]) -> b
 
 def taken_on(node: NodeState) -> dict[str, str]:
     """By kind of record: the timestamp of the deep record that the agent's own says it has taken."""
-    try:
-        return records.taken_in(_record(node, RESULTS) or {})
-    except RecordError:
-        return {}
+    return records.taken_in(_own_record(node))
 
 
-def _is_heeded(node: NodeState, at: datetime) -> bool:
-    """Whether our record on this same object tells of a release made then, or since."""
-    try:
-        released = (_record(node, RESULTS) or {}).get("released")
-        return released is not None and moment(released["at"]) >= at
-    except (RecordError, KeyError, ValueError, TypeError):
-        return False
-
-
-def _was_seen_by(fault: Fault, at: datetime) -> bool:
-    return fault.seen is not None and fault.seen <= at
-
-
-def _own_faults(node: NodeState) -> list[Fault]:
+def _own_record(node: NodeState) -> dict[str, Any]:
+    """The agent's; {} where there is none, or nobody can read it, or the bash suite wrote it."""
     try:
         record = _record(node, RESULTS) or {}
     except RecordError:
-        return []
+        return {}
+    return record if records.has_schema(record) else {}
+
+
+def _own_faults(node: NodeState) -> list[Fault]:
+    record = _own_record(node)
     rows = records.findings_in(record)
     return [one for row in rows if (one := _fault(row, record, row.get("nature"))) is not None]
 
@@ -182,7 +207,7 @@ def _deep_faults_on(node: NodeState) -> Iterator[Fault]:
     for key in DEEP:
         try:
             record = _record(node, key)
-            if record is not None and not is_taken(record, key, taken):
+            if record is not None and not is_taken(record, key, taken) and counts(record, node):
                 yield from deep_faults(record)
         except RecordError:
             continue
@@ -205,7 +230,7 @@ def deep_faults(record: Mapping[str, Any]) -> list[Fault]:
 def _fault(row: Mapping[str, Any], record: Mapping[str, Any], nature: Any) -> Fault | None:
     """A row of a record that may come from anybody; None for what is no finding."""
     boot_id, seq = record.get("boot_id", ""), row.get("seq")
-    seq = seq if isinstance(seq, int) else -1
+    seq = seq if isinstance(seq, int) and not isinstance(seq, bool) else -1
     # The cursor is a place in the log of the record's own boot; an earlier boot's log ended long ago.
     cursor = record.get("cursor") if row.get("boot_id", boot_id) == boot_id else seq
     try:
@@ -217,17 +242,10 @@ def _fault(row: Mapping[str, Any], record: Mapping[str, Any], nature: Any) -> Fa
             str(row.get("boot_id", boot_id)),
             cursor if isinstance(cursor, int) and seq >= 0 else None,
             seq,
-            _seen(row.get("last_seen", record.get("timestamp"))),
+            moment_or_none(row.get("last_seen", record.get("timestamp"))),
             row,
         )
     except (KeyError, ValueError):
-        return None
-
-
-def _seen(text: object) -> datetime | None:
-    try:
-        return moment(str(text))
-    except ValueError:
         return None
 
 

@@ -7,7 +7,7 @@ only one gets it. Past its `until` it is nobody's, and whoever comes may clear i
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -72,6 +72,15 @@ def run_on(node: NodeState, now: datetime) -> Run | None:
     except RecordError:
         return None
     return run if now < run.until <= now + FARTHEST else None
+
+
+def why_unread(node: NodeState) -> Iterator[str]:
+    """What is wrong with an annotation `run` that nobody can read, and whoever comes clears away."""
+    try:
+        if RUN in node.annotations:
+            _parse(node.annotations[RUN])
+    except RecordError as error:
+        yield f"annotation {RUN}: {error}; it is removed"
 
 
 def is_marked(node: NodeState) -> bool:
@@ -140,5 +149,5 @@ def _parse(text: str) -> Run:
     content = records.load(text)
     try:
         return Run(Kind(content["kind"]), str(content["holder"])[:_LONGEST_HOLDER], moment(content["until"]))
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError) as error:
         raise RecordError(f"no run ({{kind, holder, until}}): {error!r}") from None

@@ -115,14 +115,15 @@ class Course:
             boot = boot_id(self.own.host_root)
         except ProbeError:
             boot = ""
+        started = self._next_second()
         return Begun(
             node=node.name,
             holder=self.holder,
-            started=self._next_second(),
+            started=started,
             machine=node.machine,
             boot_id=boot,
             carried=carried_by(node, node.machine, boot),
-            history=history_of(node),
+            history=history_of(node, started),
             look_seconds=self.settings.values.check_interval_seconds,
         )
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from healthcheck import record as records
 from healthcheck.model import Severity
-from healthcheck.moments import moment
+from healthcheck.moments import is_future, moment_or_none
 from healthcheck.node import QUARANTINE_RESULT, RELEASE, RESULTS, NodeState
 from healthcheck.record import RecordError
 from quarantine.release import Recommendation
@@ -34,14 +34,14 @@ class History:
         return frozenset((reason, subject) for reason, _, subject in names)
 
 
-def history_of(node: NodeState) -> History:
+def history_of(node: NodeState, now: datetime) -> History:
     """What the record on the Node tells to the next run. Of another machine it tells nothing."""
     record = _record(node, QUARANTINE_RESULT)
     if node.machine and record.get("machine", "") not in ("", node.machine):
         return History()
     rows = [*_of_last_run(record), *_rows(record)]
     back = record.get("recommendation") == Recommendation.RETURN_TO_SERVICE.value
-    released = _released(node)
+    released = _released(node, now)
     seen = ({**row, "returned": row["returned"] or back or _before(row, released)} for row in rows[:MOST_RUNS])
     return History(tuple(seen))
 
@@ -75,23 +75,16 @@ def _is_fault(row: Mapping[str, Any]) -> bool:
     return isinstance(severity, str) and Severity.__members__.get(severity, Severity.PASS) >= Severity.RESET
 
 
-def _released(node: NodeState) -> datetime | None:
-    """When a person last released the node, whether the agent has heard of it yet or not."""
+def _released(node: NodeState, now: datetime) -> datetime | None:
+    """When a person last released the node, whether the agent has heard of it yet or not; nobody has in the future."""
     told = _record(node, RESULTS).get("released")
-    times = [_moment(one.get("at")) for one in (told, _record(node, RELEASE)) if isinstance(one, dict)]
-    return max((at for at in times if at is not None), default=None)
+    times = [moment_or_none(one.get("at")) for one in (told, _record(node, RELEASE)) if isinstance(one, dict)]
+    return max((at for at in times if at is not None and not is_future(at, now)), default=None)
 
 
 def _before(row: Mapping[str, Any], released: datetime | None) -> bool:
-    at = _moment(row["at"])
+    at = moment_or_none(row["at"])
     return at is not None and released is not None and at <= released
-
-
-def _moment(text: object) -> datetime | None:
-    try:
-        return moment(str(text))
-    except ValueError:
-        return None
 
 
 def _record(node: NodeState, key: str) -> dict[str, Any]:

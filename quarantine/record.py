@@ -17,10 +17,10 @@ from healthcheck.checks import dcgm_diag, efa_loopback, nccl_allreduce
 from healthcheck.deep_record import row_of
 from healthcheck.memory import Memory
 from healthcheck.model import Check, Finding, Nature, Outcome, Severity, Status, Unobserved
-from healthcheck.moments import moment, timestamp
+from healthcheck.moments import is_future, moment, timestamp
 from healthcheck.node import QUARANTINE_RESULT, RESULTS, NodeState
 from healthcheck.record import RecordError
-from healthcheck.release import Fault, deep_faults, is_taken, taken_on
+from healthcheck.release import Fault, counts, deep_faults, is_taken, taken_on
 from healthcheck.verdict import status_of, worst
 from quarantine.history import History
 from quarantine.release import Advice, GroupResult, Run, recommend
@@ -103,7 +103,8 @@ def carried_by(node: NodeState, machine: str, boot_id: str) -> tuple[Mapping[str
     """
     try:
         record = records.load(node.annotations.get(QUARANTINE_RESULT, "{}"))
-        faults = () if is_taken(record, QUARANTINE_RESULT, taken_on(node)) else deep_faults(record)
+        is_void = is_taken(record, QUARANTINE_RESULT, taken_on(node)) or not counts(record, node)
+        faults = () if is_void else deep_faults(record)
     except RecordError:
         return ()
     if machine and record.get("machine", "") not in ("", machine):
@@ -159,6 +160,7 @@ def render(begun: Begun, progress: Progress, node: NodeState, at: datetime) -> d
     severity = worst(Severity[row["severity"]] for row in rows)
     status = status_of(severity, could_not_look=bool(progress.unobserved))
     record: dict[str, Any] = {
+        "schema": records.SCHEMA,
         "timestamp": timestamp(at),
         "started": timestamp(begun.started),
         "node": begun.node,
@@ -195,10 +197,10 @@ def is_blind(begun: Begun, node: NodeState, at: datetime) -> bool:
 def _silence(begun: Begun, node: NodeState, at: datetime) -> Iterator[Unobserved]:
     """An agent tells of its node at least hourly: one that has not for hours has not looked, whatever it said last."""
     try:
-        told = moment(str(records.load(node.annotations.get(RESULTS, "")).get("timestamp")))
+        told = moment(records.load(node.annotations.get(RESULTS, "")).get("timestamp"))
     except (RecordError, ValueError):
         return
-    if (at - told).total_seconds() > max(_SILENT_SECONDS, _MISSED_LOOKS * begun.look_seconds):
+    if is_future(told, at) or (at - told).total_seconds() > max(_SILENT_SECONDS, _MISSED_LOOKS * begun.look_seconds):
         yield Unobserved("AgentSilent", f"the node's agent has told nothing since {timestamp(told)}")
 
 

@@ -25,11 +25,11 @@ from healthcheck import record as records
 from healthcheck.cluster import Cluster, ClusterError, Conflict, Forbidden, NotFound, Unavailable
 from healthcheck.deep_look import look_deeply
 from healthcheck.deep_record import Ran, render
-from healthcheck.deep_test import CLOCKS_APART, is_verdict, keeping_verdict
+from healthcheck.deep_test import is_verdict, keeping_verdict
 from healthcheck.expectation import Expectation
 from healthcheck.log import log_as_json
 from healthcheck.model import ProbeError, Unobserved
-from healthcheck.moments import moment
+from healthcheck.moments import is_future, moment
 from healthcheck.node import SWEEP_RESULT, NodeState
 from healthcheck.probes.dcgm import Dcgm, level_2_patience_seconds
 from healthcheck.probes.kernel_log import boot_id
@@ -184,10 +184,10 @@ def why_not(node: NodeState, record: dict[str, Any], now: datetime) -> str:
     """Why the record that stands on the Node stays there; '' where this one takes its place."""
     try:
         standing = records.load(node.annotations.get(SWEEP_RESULT, "{}"))
-        at = moment(str(standing["timestamp"]))
+        at = moment(standing["timestamp"])
     except (RecordError, KeyError, ValueError):
         return ""
-    if moment(record["timestamp"]) < at <= now + CLOCKS_APART:
+    if moment(record["timestamp"]) < at and not is_future(at, now):
         return "it is newer: somebody tested the node while nobody could be told of this test"
     if is_verdict(standing) and not is_verdict(record) and taken_on(node).get(_KIND) != standing["timestamp"]:
         return "its verdict is not taken by the agent yet, and this test came to none"

@@ -9,6 +9,8 @@ import pytest
 from tests.agent.world import RESULTS, P, World
 from tests.waiting import eventually
 
+TWICE = '{"schema":1,"severity":"ISOLATE","severity":"PASS"}'
+
 
 class TestSettingsAtTheStart:
     @pytest.mark.parametrize(
@@ -88,7 +90,8 @@ class TestAnnotations:
         assert node.findings == {}
 
     @pytest.mark.parametrize(
-        "text", ["no JSON", "[]", "[" * 60_000, '{"severity": "AWFUL"}', '{"severity": ["RESET"]}']
+        "text",
+        ["no JSON", "[]", "[" * 60_000, '{"schema":1,"severity":"AWFUL"}', '{"schema":1,"severity":["RESET"]}', TWICE],
     )
     def test_of_a_deep_run_that_are_no_record_are_told_and_passed_over(self, world: World, text: str) -> None:
         world.cluster.edit({"metadata": {"annotations": {f"{P}/sweep-result": text}}})
@@ -99,7 +102,7 @@ class TestAnnotations:
         assert world.agent.metric("bad_annotations_total") == 1
 
     def test_of_a_deep_run_that_found_a_fault_are_part_of_the_verdict(self, world: World) -> None:
-        record = json.dumps({"severity": "ISOLATE", "status": "fail"})
+        record = json.dumps({"schema": 1, "severity": "ISOLATE", "status": "fail"})
         world.cluster.edit({"metadata": {"annotations": {f"{P}/quarantine-result": record}}})
         world.start()
         node = world.wait_for_status("fail")

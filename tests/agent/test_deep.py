@@ -63,7 +63,9 @@ def ago(hours: float) -> str:
 
 def swept(hours: float, **more: Any) -> str:
     """The record of a sweep that passed so many hours ago."""
-    return json.dumps({"timestamp": ago(hours), "status": "pass", "severity": "PASS", "by": "sweep", **more})
+    return json.dumps(
+        {"schema": 1, "timestamp": ago(hours), "status": "pass", "severity": "PASS", "by": "sweep", **more}
+    )
 
 
 def saw(*gpus: Gpu) -> Evidence:

@@ -189,7 +189,7 @@ class TestARelease:
 def deep_result(at: datetime) -> Json:
     seen = at.strftime("%Y-%m-%dT%H:%M:%SZ")
     row = {"reason": "DcgmDiagMemory", "subject": "gpu/0", "severity": "ISOLATE", "last_seen": seen}
-    record = {"timestamp": seen, "severity": "ISOLATE", "findings": [row]}
+    record = {"schema": 1, "timestamp": seen, "severity": "ISOLATE", "findings": [row]}
     return {"metadata": {"annotations": {f"{P}/quarantine-result": json.dumps(record)}}}
 
 
@@ -256,7 +256,14 @@ class TestTheCommand:
 
     def test_gives_a_node_that_a_quarantine_run_cordoned_back_to_work(self, failed: World) -> None:
         by = {f"{P}/cordoned-by": "gpu-quarantine-gpu-node-1"}
-        failed.cluster.edit({"metadata": {"annotations": by}, "spec": {"unschedulable": True}})
+        fields: Json = {
+            "f:spec": {"f:unschedulable": {}},
+            "f:metadata": {"f:annotations": {f"f:{key}": {} for key in by}},
+        }
+        noted = {"manager": "gpu-healthcheck", "operation": "Update", "fieldsV1": fields}
+        failed.cluster.edit(
+            {"metadata": {"annotations": by, "managedFields": [noted]}, "spec": {"unschedulable": True}}
+        )
         done = run(failed)
 
         assert (done.returncode, "gpu-node-1: uncordoned: " in done.stdout) == (0, True)

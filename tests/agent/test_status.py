@@ -114,7 +114,7 @@ def test_when_it_was_tested_deeply_and_whether_that_is_overdue(
 ) -> None:
     configure(watched, DCGM_L2_INTERVAL=interval)
     at = (datetime.now(UTC) - timedelta(hours=hours)).isoformat()
-    record = json.dumps({"timestamp": at, "status": "pass", "severity": "PASS", "by": "agent"})
+    record = json.dumps({"schema": 1, "timestamp": at, "status": "pass", "severity": "PASS", "by": "agent"})
     watched.cluster.edit({"metadata": {"annotations": {"gpu-healthcheck.aws-samples.io/sweep-result": record}}})
 
     (node,) = asked(watched)["nodes"]
@@ -137,6 +137,7 @@ def test_why_a_test_came_to_nothing_is_why_it_is_overdue(watched: World) -> None
     watched.cluster.edit({"status": {"allocatable": {"nvidia.com/gpu": "8"}}})
     old = (datetime.now(UTC) - timedelta(hours=30)).isoformat()
     record = {
+        "schema": 1,
         "timestamp": (datetime.now(UTC) - timedelta(hours=1)).isoformat(),
         "status": "unknown",
         "unobserved": [{"cause": "DcgmNotInstalled", "detail": "no [dcgmi] here"}],

@@ -143,6 +143,7 @@ def a_passed_quarantine_run_ends_what_was_there_when_it_began(world: World) -> N
     world.host.xid(3, 54, "x")
     world.wait_for_status("fail")
     passed = {
+        "schema": 1,
         "timestamp": "2099-01-01T02:00:00Z",
         "started": "2099-01-01T00:00:00Z",
         "status": "pass",

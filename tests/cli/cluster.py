@@ -39,6 +39,7 @@ def mark(api: ApiStandIn, name: str, **keys: str) -> None:
 
 def cordon(api: ApiStandIn, name: str, by: str = "", manager: str = "gpu-healthcheck") -> None:
     """As `manager` would do it, and what the API server notes of that."""
-    noted = {"manager": manager, "operation": "Update", "fieldsV1": {"f:spec": {"f:unschedulable": {}}}}
+    fields: Json = {"f:spec": {"f:unschedulable": {}}, "f:metadata": {"f:annotations": {f"f:{P}/cordoned-by": {}}}}
+    noted = {"manager": manager, "operation": "Update", "fieldsV1": fields}
     metadata: Json = {"managedFields": [noted], "annotations": {f"{P}/cordoned-by": by or None}}
     api.edit_node(name, {"metadata": metadata, "spec": {"unschedulable": True}})

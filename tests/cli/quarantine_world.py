@@ -40,7 +40,8 @@ while (folder / f"{name}.hold").exists():
 status = "pass" if told["recommendation"] == "return-to-service" else "fail"
 print(json.dumps({"event": "test: ended", "test": "4-dcgm-diag-l4", "findings": told["findings"]}), flush=True)
 checks = [{"check": "4-dcgm-diag-l4", "status": status, "severity": "PASS", "seen": "12 tests on 8 GPUs"}]
-record = {"timestamp": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), "checks": checks, **told}
+at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+record = {"schema": 1, "timestamp": at, "checks": checks, **told}
 if told["recommendation"]:
     annotations = {"gpu-healthcheck.aws-samples.io/quarantine-result": json.dumps(record)}
     Cluster().patch_node(name, {"metadata": {"annotations": annotations}})

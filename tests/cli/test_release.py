@@ -33,12 +33,12 @@ def failed(api: ApiStandIn) -> None:
     """Its agent has told of an Xid."""
     row = {"reason": "Xid79", "subject": "gpu/0000:53:00.0", "severity": "REBOOT", "nature": "event", "seq": 7}
     row |= {"last_seen": "2026-11-21T01:02:03Z"}
-    record = {"timestamp": "2026-11-21T01:02:03Z", "status": "fail", "severity": "REBOOT", "boot_id": "b"}
+    record = {"schema": 1, "timestamp": "2026-11-21T01:02:03Z", "status": "fail", "severity": "REBOOT", "boot_id": "b"}
     mark(api, "n", results=json.dumps({**record, "cursor": 9, "findings": [row]}))
 
 
 def passed(api: ApiStandIn) -> None:
-    record = {"timestamp": "2026-11-21T01:02:03Z", "status": "pass", "severity": "PASS", "findings": []}
+    record = {"schema": 1, "timestamp": "2026-11-21T01:02:03Z", "status": "pass", "severity": "PASS", "findings": []}
     mark(api, "n", results=json.dumps(record))
 
 
@@ -79,7 +79,7 @@ def test_a_fault_that_no_release_ends_is_no_success_where_nothing_else_is_to_rel
     api: ApiStandIn, kubeconfig: Path
 ) -> None:
     row = {"reason": "GpuRecoveryAction", "subject": "gpu/0000:53:00.0", "severity": "RESET", "nature": "level"}
-    record = {"timestamp": "2026-11-21T01:02:03Z", "status": "fail", "severity": "RESET", "findings": [row]}
+    record = {"schema": 1, "status": "fail", "severity": "RESET", "findings": [row]}
     mark(api, "n", results=json.dumps(record))
     done = release(kubeconfig)
 

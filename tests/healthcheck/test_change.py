@@ -255,7 +255,7 @@ class TestTheBudget:
 
     def test_a_deep_verdict_that_was_released_wants_none(self) -> None:
         row = {"reason": "D", "subject": "gpu/0", "severity": "ISOLATE", "last_seen": "2026-11-21T01:00:00Z"}
-        state = node(annotations={SWEEP_RESULT: json.dumps({"severity": "ISOLATE", "findings": [row]})})
+        state = node(annotations={SWEEP_RESULT: json.dumps({"schema": 1, "severity": "ISOLATE", "findings": [row]})})
         verdict = decide(remembers(), [says()])
         acknowledged = Acknowledgement("D", "gpu/0", "", None, WALL)
 
@@ -304,7 +304,7 @@ class TestTheStartupTaint:
         assert written(state, change).taints == [STARTUP_TAINT]
 
     def test_stays_while_a_deep_record_says_fail(self) -> None:
-        state = node(taints=[STARTUP_TAINT], annotations={SWEEP_RESULT: '{"severity":"RESET"}'})
+        state = node(taints=[STARTUP_TAINT], annotations={SWEEP_RESULT: '{"schema":1,"severity":"RESET"}'})
 
         assert list(written(state, plan_for(state)).taints) == [STARTUP_TAINT, TAINT]
 
@@ -350,7 +350,7 @@ class TestARelease:
 
     def test_of_a_deep_record_lets_the_node_pass(self) -> None:
         row = {"reason": "D", "subject": "gpu/0", "severity": "ISOLATE", "last_seen": "2026-11-21T01:00:00Z"}
-        deep = {SWEEP_RESULT: json.dumps({"severity": "ISOLATE", "findings": [row]})}
+        deep = {SWEEP_RESULT: json.dumps({"schema": 1, "severity": "ISOLATE", "findings": [row]})}
         released = remembers(acknowledged=(Acknowledgement("D", "gpu/0", "", None, WALL),))
 
         after = written(node(annotations=deep), plan_for(node(annotations=deep), released))
@@ -515,7 +515,7 @@ class TestOtherRecords:
     def test_the_node_shows_the_worst_of_all_records_and_the_record_only_its_own(
         self, key: str, own: Severity, other: Severity, status: str, severity: str, tainted: bool
     ) -> None:
-        state = node(annotations={key: json.dumps({"severity": other.name})})
+        state = node(annotations={key: json.dumps({"schema": 1, "severity": other.name})})
 
         after = written(state, plan_for(state, memory_of(own)))
 
@@ -525,7 +525,7 @@ class TestOtherRecords:
 
     # seed-defects.md 1: a light pass removed the taint of a failed deep test.
     def test_a_light_pass_never_clears_a_deep_verdict(self) -> None:
-        state = node(annotations={SWEEP_RESULT: '{"severity":"ISOLATE"}'}, taints=[TAINT])
+        state = node(annotations={SWEEP_RESULT: '{"schema":1,"severity":"ISOLATE"}'}, taints=[TAINT])
 
         after = written(state, plan_for(state))
 
@@ -536,7 +536,7 @@ class TestOtherRecords:
 
     def test_a_deep_fault_is_told_once_where_labels_are_switched_off(self) -> None:
         rules = Rules(enable_label=False)
-        deep = node(annotations={SWEEP_RESULT: '{"severity":"ISOLATE"}'})
+        deep = node(annotations={SWEEP_RESULT: '{"schema":1,"severity":"ISOLATE"}'})
         told = plan_for(deep, rules=rules)
 
         again = plan_for(written(deep, told), rules=rules, now=WALL + timedelta(hours=2))
@@ -545,21 +545,31 @@ class TestOtherRecords:
         assert (again.patch is not None, again.events) == (True, ())
 
     def test_a_deep_fault_that_is_gone_is_told_as_a_transition(self) -> None:
-        deep = node(annotations={SWEEP_RESULT: '{"severity":"ISOLATE"}'})
+        deep = node(annotations={SWEEP_RESULT: '{"schema":1,"severity":"ISOLATE"}'})
         failed = written(deep, plan_for(deep))
         passed = NodeState(
             NODE,
             failed.uid,
             labels=failed.labels,
             taints=[TAINT],
-            annotations={**failed.annotations, SWEEP_RESULT: '{"severity":"PASS"}'},
+            annotations={**failed.annotations, SWEEP_RESULT: '{"schema":1,"severity":"PASS"}'},
         )
 
         assert [event.reason for event in plan_for(passed).events] == ["GpuHealthPass"]
 
     @pytest.mark.parametrize(
         "text",
-        ["", "pass:SKIP", "[]", '"x"', "null", "[" * 50_000, "x" * 300_000, '{"severity":"SKIP"}', '{"severity":[]}'],
+        [
+            "",
+            "pass:SKIP",
+            "[]",
+            '"x"',
+            "null",
+            "[" * 50_000,
+            "x" * 300_000,
+            '{"schema":1,"severity":"SKIP"}',
+            '{"schema":1,"severity":[]}',
+        ],
     )
     @pytest.mark.parametrize("key", [SWEEP_RESULT, QUARANTINE_RESULT])
     def test_a_record_that_nobody_can_read_is_passed_over_and_told(self, key: str, text: str) -> None:

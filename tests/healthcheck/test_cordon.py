@@ -22,6 +22,7 @@ OURS = NodeState(
     annotations={CORDONED_BY: "gpu-quarantine-n", "team": "x"},
     cordoned=True,
     cordon_managers=(US,),
+    mark_managers=(US,),
 )
 PERSONS = replace(OURS, annotations={}, cordon_managers=(PERSON,))
 STALE = replace(OURS, cordoned=False, cordon_managers=())
@@ -39,7 +40,10 @@ def under(kind: Kind, until: timedelta) -> NodeState:
     ("node", "by"),
     [
         (OURS, "gpu-quarantine-n"),
-        (replace(OURS, cordon_managers=()), "gpu-quarantine-n"),
+        (replace(OURS, cordon_managers=()), ""),
+        (replace(OURS, cordon_managers=(), mark_managers=()), ""),
+        (replace(OURS, mark_managers=()), ""),
+        (replace(OURS, mark_managers=(PERSON,)), ""),
         (PERSONS, ""),
         (STALE, ""),
         (AGAIN, ""),

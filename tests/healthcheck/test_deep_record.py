@@ -47,7 +47,7 @@ def run(*rows: Any, minutes: float = 0, **more: Any) -> str:
     known = [one["severity"] for one in rows if isinstance(one, dict) and one.get("severity") in Severity.__members__]
     worst = max((Severity[one] for one in known), default=PASS)
     status = "fail" if worst >= RESET else "warn" if worst else "pass"
-    record = {"timestamp": moment(minutes), "status": status, "severity": worst.name, "findings": rows}
+    record = {"schema": 1, "timestamp": moment(minutes), "status": status, "severity": worst.name, "findings": rows}
     checks = [{"check": "1-dcgm-diag-l2", "status": status, "severity": worst.name}]
     return json.dumps(record | {"checks": checks} | more)
 
@@ -152,7 +152,7 @@ class TestTaking:
         [
             "no JSON",
             "[]",
-            json.dumps({"severity": "ISOLATE"}),
+            json.dumps({"schema": 1, "severity": "ISOLATE"}),
             run(row(), timestamp="yesterday"),
             run(row(), timestamp=7),
             run(row(), timestamp="2026-11-21T01:02:03"),
@@ -211,7 +211,7 @@ class TestTheMerge:
 
     @pytest.mark.parametrize("taken", ["x", 7, None, {"sweep-result": 7}, {"other": "x"}])
     def test_survives_a_damaged_list_of_what_was_taken(self, taken: Any) -> None:
-        state = node(annotations={SWEEP_RESULT: run(row()), RESULTS: json.dumps({"taken": taken})})
+        state = node(annotations={SWEEP_RESULT: run(row()), RESULTS: json.dumps({"schema": 1, "taken": taken})})
 
         assert other_severities(state, ()) == ([RESET], ())
 
@@ -319,7 +319,7 @@ class TestARelease:
     def test_before_it_was_taken(self, subject: str) -> None:
         text = run(row(severity="ISOLATE", subject=subject))
         state = node(annotations={SWEEP_RESULT: text})
-        memory = exits.release(knows(), release_of(state, "mia", "swapped", WALL + timedelta(minutes=5)))
+        memory = exits.release(knows(), release_of(state, "mia", "swapped", WALL + timedelta(minutes=5)), later(3600))
 
         memory = after(memory, at(6), sweep=text)
         assert (memory.standing, memory.taken) == ((), {"sweep-result": moment()})
@@ -330,7 +330,7 @@ class TestARelease:
         state = node(annotations={SWEEP_RESULT: text})
         word = release_of(state, "mia", "swapped", WALL + timedelta(minutes=5))
 
-        memory = exits.release(after(knows(), sweep=text), word)
+        memory = exits.release(after(knows(), sweep=text), word, later(3600))
         assert (memory.standing, after(memory, at(6), sweep=text)) == ((), memory)
 
     def test_after_it_was_taken_lasts_until_a_later_run_finds_it_again(self) -> None:
@@ -338,7 +338,7 @@ class TestARelease:
         memory = after(knows(), sweep=text)
         word = release_of(_told(memory, text), "mia", "swapped", WALL + timedelta(minutes=5))
 
-        memory = exits.release(memory, word)
+        memory = exits.release(memory, word, later(3600))
         assert after(memory, at(6), sweep=text).standing == ()
         again = run(row(severity="ISOLATE", subject="gpu/3"), minutes=60)
         assert reasons(after(memory, at(60), sweep=again)) == {(MEMORY, GPU)}
@@ -368,14 +368,14 @@ class TestTheMemory:
         memory = after(knows(), sweep=text)
         lost = records.remembered(records.load(_told(memory, text).annotations[RESULTS]))
 
-        rebuilt = exits.adopted(knows(), lost)
+        rebuilt = exits.adopted(knows(), lost, later(3600))
         assert (rebuilt.taken, reasons(rebuilt)) == (memory.taken, {(MEMORY, GPU)})
         assert after(rebuilt, at(5), sweep=text) == rebuilt
 
     def test_that_knows_more_than_the_node_keeps_it(self) -> None:
         newer = knows(taken={"sweep-result": moment(60)})
 
-        assert exits.adopted(newer, knows(taken={"sweep-result": moment()})).taken == newer.taken
+        assert exits.adopted(newer, knows(taken={"sweep-result": moment()}), later(3600)).taken == newer.taken
 
 
 def _gpu(uuid: str = "GPU-3", serial: str = "1650003") -> Gpu:

@@ -363,7 +363,7 @@ class TestEscalation:
 
     def test_a_release_clears_the_count(self) -> None:
         memory = self.again(fault("Xid79", REBOOT), 2)
-        memory = release(memory, Release("ann", "seen to", WALL, ()))
+        memory = release(memory, Release("ann", "seen to", WALL, ()), later(3600))
         memory = boots(memory, 9)
 
         assert memory.ended == {}
@@ -419,57 +419,57 @@ class TestRelease:
     def test_what_it_names_is_gone_and_stays_gone_when_the_log_is_read_again(self) -> None:
         memory = remembers(stands(fault(), seq=90))
 
-        after = release(memory, self.word(self.row()))
+        after = release(memory, self.word(self.row()), later(3600))
         again = comes(after, fault(seq=90))
 
         assert (reasons(after), reasons(again)) == ([], [])
-        assert after.released == self.word(self.row())
+        assert after.released == replace(self.word(self.row()), findings=())
 
     def test_the_same_fault_after_it_stands(self) -> None:
-        after = release(remembers(stands(fault(), seq=90)), self.word(self.row()))
+        after = release(remembers(stands(fault(), seq=90)), self.word(self.row()), later(3600))
 
         assert reasons(comes(after, fault(seq=101))) == ["Xid79"]
 
     def test_a_fault_that_arrives_at_the_same_moment_stands(self) -> None:
         memory = remembers(stands(fault(), seq=101), stands(fault("Xid95", RESET), seq=99))
 
-        assert reasons(release(memory, self.word(self.row(), self.row("Xid62")))) == ["Xid79", "Xid95"]
+        assert reasons(release(memory, self.word(self.row(), self.row("Xid62")), later(3600))) == ["Xid79", "Xid95"]
 
     def test_the_same_place_in_the_log_of_another_boot_is_another_event(self) -> None:
         memory = remembers(stands(fault(), seq=90))
 
-        assert reasons(release(memory, self.word(self.row(boot_id="the boot before")))) == ["Xid79"]
+        assert reasons(release(memory, self.word(self.row(boot_id="the boot before")), later(3600))) == ["Xid79"]
 
     def test_a_level_is_not_released(self) -> None:
         memory = remembers(stands(fault("GpuLost"), Nature.LEVEL))
 
-        assert reasons(release(memory, self.word(self.row("GpuLost", cursor=None)))) == ["GpuLost"]
+        assert reasons(release(memory, self.word(self.row("GpuLost", cursor=None)), later(3600))) == ["GpuLost"]
 
     def test_what_has_no_place_in_the_log_is_told_apart_by_time(self) -> None:
         memory = remembers(stands(fault("DcgmDiagMemory", ISOLATE)))
         row = self.row("DcgmDiagMemory", cursor=None)
 
-        assert reasons(release(memory, self.word(row))) == []
+        assert reasons(release(memory, self.word(row), later(3600))) == []
         earlier = replace(row, last_seen=WALL - timedelta(seconds=1))
-        assert reasons(release(memory, self.word(earlier))) == ["DcgmDiagMemory"]
+        assert reasons(release(memory, self.word(earlier), later(3600))) == ["DcgmDiagMemory"]
 
     def test_the_same_release_again_changes_nothing(self) -> None:
-        once = release(remembers(stands(fault(), seq=90)), self.word(self.row()))
+        once = release(remembers(stands(fault(), seq=90)), self.word(self.row()), later(3600))
 
-        assert release(once, self.word(self.row())) == once
+        assert release(once, self.word(self.row()), later(3600)) == once
 
     def test_a_reboot_forgets_what_was_said_of_the_old_log(self) -> None:
-        memory = release(remembers(), self.word(self.row(), self.row("DcgmDiagMemory", cursor=None)))
+        memory = release(remembers(), self.word(self.row(), self.row("DcgmDiagMemory", cursor=None)), later(3600))
 
         assert [one.reason for one in begin(memory, MACHINE, "boot 2", NOW).acknowledged] == ["DcgmDiagMemory"]
 
     def test_a_lost_file_learns_from_the_node_what_was_released_and_what_stood(self) -> None:
-        on_the_node = release(remembers(stands(fault("Xid54", ISOLATE))), self.word(self.row()))
+        on_the_node = release(remembers(stands(fault("Xid54", ISOLATE))), self.word(self.row()), later(3600))
         ring_read_anew = remembers(stands(fault(), seq=90), stands(fault("Xid95", RESET), seq=120))
 
-        after = adopted(ring_read_anew, on_the_node)
+        after = adopted(ring_read_anew, on_the_node, later(3600))
 
-        assert reasons(after) == ["Xid95", "Xid54"]
+        assert reasons(after) == ["Xid54", "Xid95"]
         assert after.released == on_the_node.released
 
 

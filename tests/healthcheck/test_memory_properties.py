@@ -110,7 +110,7 @@ def _release(world: World) -> World:
     record = render(decide(memory, ()), memory, IDENTITY, world.now.wall)
     node = NodeState("n", annotations={RESULTS: dump(record)})
     word = parse_release(dump_release(release_of(node, "ann", "seen to", world.now.wall)))
-    return replace(world, memory=release(world.memory, word))
+    return replace(world, memory=release(world.memory, word, world.now))
 
 
 addresses = st.sampled_from(ADDRESSES)

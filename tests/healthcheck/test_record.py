@@ -307,7 +307,13 @@ def test_a_blind_check_does_not_make_a_healthy_record_long() -> None:
 
 
 LEVEL_4 = {"check": "4-dcgm-diag-l4", "status": "pass", "severity": "PASS"}
-RUN = {"timestamp": "2026-11-21T03:00:00Z", "started": "2026-11-21T02:00:00Z", "status": "pass", "checks": [LEVEL_4]}
+RUN = {
+    "schema": 1,
+    "timestamp": "2026-11-21T03:00:00Z",
+    "started": "2026-11-21T02:00:00Z",
+    "status": "pass",
+    "checks": [LEVEL_4],
+}
 
 
 def test_a_passed_quarantine_run_speaks_of_what_was_there_when_it_began() -> None:
@@ -327,6 +333,8 @@ def test_a_passed_quarantine_run_speaks_of_what_was_there_when_it_began() -> Non
         {"started": "yesterday"},
         {"started": "2026-11-21T02:00:00"},
         {"started": None},
+        {"started": "9999-01-01T00:00:00Z"},
+        {"schema": None},
     ],
 )
 def test_any_other_record_ends_nothing(change: dict[str, object]) -> None:

@@ -13,7 +13,7 @@ from healthcheck import record as records
 from healthcheck.exits import release
 from healthcheck.memory import Acknowledgement, Memory, Release
 from healthcheck.model import PREFIX, Nature, Severity
-from healthcheck.node import QUARANTINE_RESULT, RELEASE, RESULTS, STATUS, SWEEP_RESULT, FieldManager, NodeState
+from healthcheck.node import QUARANTINE_RESULT, RELEASE, RESULTS, STATUS, SWEEP_RESULT, TAINT, FieldManager, NodeState
 from healthcheck.record import RecordError
 from healthcheck.release import (
     GESTURE,
@@ -27,7 +27,7 @@ from healthcheck.release import (
     release_of,
 )
 from healthcheck.verdict import decide
-from tests.healthcheck.examples import BOOT, GPU, IDENTITY, WALL, fault, node, remembers, says, stands
+from tests.healthcheck.examples import BOOT, GPU, IDENTITY, WALL, fault, later, node, remembers, says, stands
 
 PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity
 EARLIER_BOOT = "0b0a6c5e-0000-4000-8000-00000000000b"
@@ -46,7 +46,9 @@ def recorded(memory: Memory) -> str:
 def deep(*rows: dict[str, Any], **more: Any) -> str:
     """The record of a deep run, which ended when the others were told."""
     severity = max((Severity[row["severity"]] for row in rows), default=PASS)
-    return json.dumps({"timestamp": "2026-11-21T01:02:03Z", "severity": severity.name, "findings": rows, **more})
+    return json.dumps(
+        {"schema": 1, "timestamp": "2026-11-21T01:02:03Z", "severity": severity.name, "findings": rows, **more}
+    )
 
 
 def deep_row(reason: str = "DcgmDiagMemory", severity: Severity = ISOLATE, **more: Any) -> dict[str, Any]:
@@ -95,7 +97,7 @@ class TestTheAnnotation:
         word = parse_release(dump_release(release_of(state, "mia", "swapped", LATER)))
 
         assert [(one.boot_id, one.cursor) for one in word.findings] == [(EARLIER_BOOT, 5000)]
-        assert release(memory, word).standing == ()
+        assert release(memory, word, later(3600)).standing == ()
 
     def test_ends_what_it_names_though_the_record_cuts_its_times_to_the_second(self) -> None:
         seen = WALL.replace(microsecond=654_321)
@@ -104,7 +106,7 @@ class TestTheAnnotation:
 
         word = parse_release(dump_release(release_of(state, "mia", "swapped", LATER)))
 
-        assert release(memory, word).standing == ()
+        assert release(memory, word, later(3600)).standing == ()
 
     # A fault that arrives at the same moment is another one.
     @pytest.mark.parametrize(("seq", "stays"), [(900, False), (1200, False), (1201, True)])
@@ -112,7 +114,7 @@ class TestTheAnnotation:
         state = node(annotations={RESULTS: recorded(remembers(xid79(), cursor=1200))})
         word = release_of(state, "mia", "swapped", LATER)
 
-        assert bool(release(remembers(xid79(seq), cursor=seq), word).standing) is stays
+        assert bool(release(remembers(xid79(seq), cursor=seq), word, later(3600)).standing) is stays
 
     @pytest.mark.parametrize(
         "text",
@@ -176,21 +178,40 @@ class TestTheGesture:
 
         assert read_release(state, gestures=True) == (None, ())
 
-    def test_is_none_of_ours(self) -> None:
-        state = gestured(remembers(xid79()), by=FieldManager("gpu-healthcheck", LATER))
+    @pytest.mark.parametrize(
+        ("managers", "by"),
+        [
+            ((FieldManager("gpu-healthcheck", LATER),), "a person"),
+            ((PERSON, FieldManager("gpu-healthcheck", LATER)), PERSON.name),
+            ((FieldManager("kubectl-edit", WALL), PERSON), PERSON.name),
+            ((), "a person"),
+        ],
+    )
+    def test_is_one_whoever_is_noted_and_names_the_person_who_is(
+        self, managers: tuple[FieldManager, ...], by: str
+    ) -> None:
+        word, _ = read_release(replace(gestured(remembers(xid79())), status_managers=managers), gestures=True)
 
-        assert read_release(state, gestures=True) == (None, ())
+        assert word is not None
+        assert (word.by, [one.reason for one in word.findings]) == (by, ["Xid79"])
+        assert word.at >= WALL
 
-    def test_is_none_where_we_own_the_label_as_well(self) -> None:
-        state = gestured(remembers(xid79()))
-        shared = replace(state, status_managers=(PERSON, FieldManager("gpu-healthcheck", WALL)))
-
-        assert read_release(shared, gestures=True) == (None, ())
-
-    def test_is_none_where_nobody_says_who_wrote_the_label(self) -> None:
+    def test_is_the_same_whenever_it_is_read(self) -> None:
         state = replace(gestured(remembers(xid79())), status_managers=())
 
-        assert read_release(state, gestures=True) == (None, ())
+        assert read_release(state, gestures=True) == read_release(state, gestures=True)
+
+    @pytest.mark.parametrize("status", ["pass", "", 7, None, "PASS", "FAIL"])
+    def test_is_none_where_our_own_record_says_nothing_worse(self, status: Any) -> None:
+        text = json.dumps({**json.loads(recorded(remembers(xid79()))), "status": status})
+
+        assert read_release(gestured(remembers(), {RESULTS: text}), gestures=True) == (None, ())
+
+    def test_is_none_over_a_record_of_the_bash_suite(self) -> None:
+        own = json.loads(recorded(remembers(xid79())))
+        del own["schema"]
+
+        assert read_release(gestured(remembers(), {RESULTS: json.dumps(own)}), gestures=True) == (None, ())
 
     def test_is_none_where_nothing_is_worse_than_pass(self) -> None:
         assert read_release(gestured(remembers()), gestures=True) == (None, ())
@@ -200,32 +221,20 @@ class TestTheGesture:
 
         assert read_release(gestured(remembers(level)), gestures=True) == (None, ())
 
-    def test_means_what_a_deep_run_found_before_it_and_nothing_that_it_found_since(self) -> None:
-        later = deep_row("DcgmDiagPcie", last_seen="2026-11-21T01:30:00Z")
-        state = gestured(remembers(), {SWEEP_RESULT: deep(deep_row(), later)})
+    def test_means_nothing_that_a_deep_run_wrote_by_itself(self) -> None:
+        beside = {SWEEP_RESULT: deep(deep_row())}
+        alone, _ = read_release(gestured(remembers(), beside), gestures=True)
+        word, _ = read_release(gestured(remembers(xid79()), beside), gestures=True)
 
-        word, _ = read_release(state, gestures=True)
-
+        assert alone is None
         assert word is not None
-        assert [one.reason for one in word.findings] == ["DcgmDiagMemory"]
-
-    def test_is_taken_once_though_the_label_and_the_deep_record_stay(self) -> None:
-        memory = Memory(remembers().machine, BOOT, released=Release(PERSON.name, GESTURE, PERSON.at, ()))
-        state = gestured(memory, {SWEEP_RESULT: deep(deep_row())})
-
-        assert read_release(state, gestures=True) == (None, ())
-
-    def test_that_is_newer_than_the_last_release_is_taken(self) -> None:
-        memory = Memory(remembers().machine, BOOT, released=Release("mia", "swapped", WALL, ()))
-        state = gestured(memory, {SWEEP_RESULT: deep(deep_row())})
-
-        assert read_release(state, gestures=True)[0] is not None
+        assert [one.reason for one in word.findings] == ["Xid79"]
 
     @pytest.mark.parametrize("own", ["", "no JSON", "[]", '{"released":7}', '{"released":{"at":7}}'])
-    def test_beside_a_record_that_nobody_can_read_stops_nothing(self, own: str) -> None:
+    def test_beside_a_record_that_nobody_can_read_is_none(self, own: str) -> None:
         state = gestured(remembers(), {RESULTS: own, SWEEP_RESULT: deep(deep_row())})
 
-        assert read_release(state, gestures=True)[0] is not None
+        assert read_release(state, gestures=True) == (None, ())
 
 
 class TestTheDeepRecords:
@@ -244,14 +253,14 @@ class TestTheDeepRecords:
         assert other_severities(node(annotations={SWEEP_RESULT: again}), told) == ([ISOLATE], ())
 
     def test_whose_severity_none_of_their_findings_explains_are_released_as_a_whole(self) -> None:
-        state = node(annotations={SWEEP_RESULT: '{"severity":"ISOLATE","timestamp":"2026-11-21T01:02:03Z"}'})
+        state = node(annotations={SWEEP_RESULT: '{"schema":1,"severity":"ISOLATE","timestamp":"2026-11-21T01:02:03Z"}'})
         told = acknowledgements(faults_on(state))
 
         assert [(one.reason, one.subject) for one in told] == [(UNTOLD, "node")]
         assert other_severities(state, told) == ([PASS], ())
 
     def test_that_do_not_say_when_cannot_be_told_from_later_ones_and_stay(self) -> None:
-        state = node(annotations={SWEEP_RESULT: '{"severity":"ISOLATE"}'})
+        state = node(annotations={SWEEP_RESULT: '{"schema":1,"severity":"ISOLATE"}'})
 
         assert acknowledgements(faults_on(state)) == ()
         assert other_severities(state, [Acknowledgement(UNTOLD, "node", "", None, LATER)]) == ([ISOLATE], ())
@@ -274,9 +283,49 @@ class TestTheDeepRecords:
         ],
     )
     def test_with_rows_of_another_shape_still_count(self, row: dict[str, Any]) -> None:
-        text = json.dumps({"severity": "ISOLATE", "findings": [row, 7], "cursor": "x"})
+        text = json.dumps({"schema": 1, "severity": "ISOLATE", "findings": [row, 7], "cursor": "x"})
 
         assert other_severities(node(annotations={SWEEP_RESULT: text}), ()) == ([ISOLATE], ())
+
+
+class TestARecordOfTheBashSuite:
+    """It has no schema, and speaks of the node only while its taint is there."""
+
+    OLD = json.dumps(
+        {
+            "timestamp": "2025-01-02T03:04:05Z",
+            "node": "n",
+            "suite": "quarantine",
+            "status": "FAIL",
+            "severity": "ISOLATE",
+            "recommendation": "investigate",
+        }
+    )
+
+    @pytest.mark.parametrize(("taints", "severities"), [((TAINT,), [ISOLATE]), ((), [])])
+    def test_counts_while_its_taint_stands(self, taints: tuple[Any, ...], severities: list[Severity]) -> None:
+        state = node(annotations={QUARANTINE_RESULT: self.OLD}, taints=taints)
+
+        assert other_severities(state, ()) == (severities, ())
+        assert [one.severity for one in faults_on(state)] == severities
+
+    @pytest.mark.parametrize(
+        "text", ['{"severity":"ISOLATE"}', '{"severity":"ISOLATE","timestamp":"0001-01-01T00:00:00+23:59"}']
+    )
+    @pytest.mark.parametrize("taints", [(TAINT,), ()])
+    def test_without_a_time_is_passed_over_and_complained_of(self, taints: tuple[Any, ...], text: str) -> None:
+        severities, complaints = other_severities(node(annotations={SWEEP_RESULT: text}, taints=taints), ())
+
+        assert severities == []
+        assert [one.endswith("; it is passed over") for one in complaints] == [True]
+
+
+@pytest.mark.parametrize("at", ["1969-12-31T23:59:59Z", "9999-01-01T00:00:00Z", "0001-01-01T00:00:00+23:59", 7, {}])
+def test_a_deep_record_whose_time_cannot_be_held_counts_and_is_complained_of(at: Any) -> None:
+    severities, complaints = other_severities(node(annotations={SWEEP_RESULT: deep(deep_row(), timestamp=at)}), ())
+
+    assert severities == [ISOLATE]
+    assert [one.startswith(f"annotation {SWEEP_RESULT}: timestamp: ") for one in complaints] == [True]
 
 
 def test_the_prefix_of_the_annotation_is_the_contracts() -> None:

@@ -84,6 +84,7 @@ def test_only_our_own_cordon_is_lifted(manager: str, lifted: bool) -> None:
         annotations={f"{P}/cordoned-by": "gpu-quarantine-n"},
         cordoned=True,
         cordon_managers=(FieldManager(manager, WALL),),
+        mark_managers=(FieldManager("gpu-healthcheck", WALL),),
     )
 
     change = patch(cordoned)
@@ -113,18 +114,28 @@ def test_only_a_condition_is_something_too_and_no_patch_of_the_node() -> None:
     labels=st.dictionaries(st.sampled_from([*LABELS, "team", f"{P}/enabled", f"{P}.evil/x"]), st.just("x")),
     annotations=st.dictionaries(st.sampled_from([*ANNOTATIONS, "note", f"{P}/cordoned-by"]), st.just("x")),
     cordoned=st.booleans(),
+    managers=st.sets(st.sampled_from(["gpu-healthcheck", "kubectl"])),
 )
 def test_after_the_patch_nothing_of_ours_is_left_and_nothing_foreign_is_gone(
-    taints: list[Taint], labels: dict[str, str], annotations: dict[str, str], cordoned: bool
+    taints: list[Taint], labels: dict[str, str], annotations: dict[str, str], cordoned: bool, managers: set[str]
 ) -> None:
-    before = node(labels=labels, annotations=annotations, taints=taints, cordoned=cordoned)
+    before = node(
+        labels=labels,
+        annotations=annotations,
+        taints=taints,
+        cordoned=cordoned,
+        cordon_managers=tuple(FieldManager(name, WALL) for name in managers),
+        mark_managers=(FieldManager("gpu-healthcheck", WALL),),
+    )
     change = patch(before) or {"metadata": {"labels": {}, "annotations": {}}}
 
     left = change.get("spec", {}).get("taints", taints)
     assert [one for one in taints if one not in OURS] == left
     assert {*labels} - {*change["metadata"]["labels"]} == {*labels} & {"team", f"{P}/enabled", f"{P}.evil/x"}
     assert {*annotations} - {*change["metadata"]["annotations"]} == {*annotations} & {"note"}
-    assert ("unschedulable" in change.get("spec", {})) is (cordoned and f"{P}/cordoned-by" in annotations)
+    assert ("unschedulable" in change.get("spec", {})) is (
+        cordoned and f"{P}/cordoned-by" in annotations and managers == {"gpu-healthcheck"}
+    )
 
 
 def test_the_runbook_begins_with_the_line_that_the_command_prints() -> None:

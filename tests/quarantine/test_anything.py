@@ -32,7 +32,7 @@ ANNOTATION = st.dictionaries(KEYS, VALUES, max_size=10).map(json.dumps) | VALUES
 
 
 def rendered(node: NodeState, progress: Progress) -> dict[str, Any]:
-    begun = Begun("n", "pod", AT, "machine", "boot", carried_by(node, "machine", "boot"), history_of(node))
+    begun = Begun("n", "pod", AT, "machine", "boot", carried_by(node, "machine", "boot"), history_of(node, AT))
     return render(begun, progress, node, AT)
 
 
@@ -79,7 +79,7 @@ def test_what_the_agent_has_taken_is_the_agents() -> None:
     check = TESTS[0]
     found = Outcome(check.name, check.group, (Finding("DcgmDiagMemory", Severity.ISOLATE, "gpu/0", "x"),))
     record = rendered(NodeState("n"), Progress({check.group: Result(found)}))
-    taken = json.dumps({"taken": {"quarantine-result": record["timestamp"]}})
+    taken = json.dumps({"schema": 1, "taken": {"quarantine-result": record["timestamp"]}})
     node = NodeState("n", annotations={QUARANTINE_RESULT: records.dump(record), RESULTS: taken})
 
     assert carried_by(node, "machine", "boot") == ()
@@ -90,10 +90,10 @@ def test_a_history_of_another_machine_is_none_of_this_ones() -> None:
     record = {"timestamp": "2026-11-20T00:00:00Z", "recommendation": "reset", "findings": [fault], "machine": "m"}
     texts = {QUARANTINE_RESULT: json.dumps(record)}
 
-    assert [row["findings"] for row in history_of(NodeState("n", machine="m", annotations=texts)).rows] == [
+    assert [row["findings"] for row in history_of(NodeState("n", machine="m", annotations=texts), AT).rows] == [
         ["NcclFailed node"]
     ]
-    assert history_of(NodeState("n", machine="other", annotations=texts)).rows == ()
+    assert history_of(NodeState("n", machine="other", annotations=texts), AT).rows == ()
 
 
 def test_a_release_is_a_return_to_work_too() -> None:
@@ -101,4 +101,4 @@ def test_a_release_is_a_return_to_work_too() -> None:
     record = {"timestamp": "2026-11-20T00:00:00Z", "recommendation": "reset", "findings": [fault]}
     for at, returned in (("2026-11-19T00:00:00Z", set()), ("2026-11-20T01:00:00Z", {("NcclFailed", "node")})):
         texts = {QUARANTINE_RESULT: json.dumps(record), RELEASE: json.dumps({"at": at})}
-        assert history_of(NodeState("n", annotations=texts)).returned_with == returned
+        assert history_of(NodeState("n", annotations=texts), AT).returned_with == returned

@@ -196,7 +196,7 @@ class TestWhatCouldNotRun:
 
 def taken(timestamp: str) -> str:
     """An agent's record that has taken the sweep's."""
-    return json.dumps({"status": "pass", "severity": "PASS", "taken": {"sweep-result": timestamp}})
+    return json.dumps({"schema": 1, "status": "pass", "severity": "PASS", "taken": {"sweep-result": timestamp}})
 
 
 class TestAnEnd:

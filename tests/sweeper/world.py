@@ -36,7 +36,8 @@ import json, os
 from healthcheck.cluster import Cluster
 name, cluster = os.environ["NODE_NAME"], Cluster()
 time.sleep(json.loads(sys.argv[2]).get(name, float(sys.argv[1])))
-record = {"timestamp": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), "status": "pass", "severity": "PASS"}
+at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+record = {"schema": 1, "timestamp": at, "status": "pass", "severity": "PASS"}
 patch = {"metadata": {"annotations": {"gpu-healthcheck.aws-samples.io/sweep-result": json.dumps(record)}}}
 cluster.patch_node(name, patch)
 """
