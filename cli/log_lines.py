@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+from healthcheck.printable import printable
+
 _NEVER = datetime.min.replace(tzinfo=UTC)
 _LONGEST = 500
 _SAID_ELSEWHERE = ("event", "level", "timestamp", "logger")
@@ -44,11 +46,11 @@ def words(line: str) -> str:
     except (ValueError, RecursionError):
         entry = None
     if not isinstance(entry, dict) or "event" not in entry:
-        return line[:_LONGEST]
+        return printable(line, _LONGEST)
     told = ((key, value) for key, value in entry.items() if key not in _SAID_ELSEWHERE)
     rest = ", ".join(f"{key} {_plain(value)}" for key, value in told if value not in ("", [], {}, None))
     level = f"{entry['level']}: " if entry.get("level") not in ("info", "debug", None) else ""
-    return f"{level}{entry['event']}{f' ({rest})' if rest else ''}"[:_LONGEST]
+    return printable(f"{level}{entry['event']}{f' ({rest})' if rest else ''}", _LONGEST)
 
 
 def _plain(value: Any) -> str:

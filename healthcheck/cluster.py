@@ -35,6 +35,7 @@ from healthcheck.node import (
 )
 from healthcheck.pages import node_page, pod_page
 from healthcheck.pod_state import PodState, pod_state
+from healthcheck.printable import printable
 from healthcheck.run import TESTED_NODE, TOLD, JobState
 
 Parse = Callable[[bytes], Any]
@@ -63,7 +64,10 @@ _NO_CONFIGURATION = (config.ConfigException, OSError, ValueError, TypeError, Key
 
 
 class ClusterError(Exception):
-    """The cluster did not do what it was asked. The message says what and why."""
+    """The cluster did not do what it was asked. The message says what and why; whoever answered may have written it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
 
 
 class Unavailable(ClusterError):
@@ -407,7 +411,8 @@ class Cluster:
         """What the Events about that object warn of, each as `reason: message`, the newest last."""
         query = {"fieldSelector": f"involvedObject.uid={uid},type=Warning"}
         warnings = list(self._pages(f"/api/v1/namespaces/{namespace}/events", "events", query))
-        return [f"{one.get('reason', '')}: {one.get('message', '')}" for one in sorted(warnings, key=_last_seen)]
+        warnings.sort(key=_last_seen)
+        return [printable(f"{one.get('reason', '')}: {one.get('message', '')}") for one in warnings]
 
     def evict(self, namespace: str, name: str, uid: str) -> None:
         """Ask this pod to go. Unavailable (429): a disruption budget holds it, and the message names it.
@@ -534,7 +539,7 @@ def node_state(node: Mapping[str, Any]) -> NodeState:
         labels=metadata.get("labels") or {},
         annotations=metadata.get("annotations") or {},
         taints=spec.get("taints") or (),
-        conditions=status.get("conditions") or (),
+        conditions=[_shown(one) for one in status.get("conditions") or ()],
         status_managers=managers_of_label(metadata.get("managedFields"), STATUS),
         efa_allocatable=whole_quantity((status.get("allocatable") or {}).get(EFA_RESOURCE)),
         gpus=offered(status.get("allocatable")),
@@ -544,6 +549,10 @@ def node_state(node: Mapping[str, Any]) -> NodeState:
         provider_id=str(spec.get("providerID") or ""),
         created=_created(metadata),
     )
+
+
+def _shown(condition: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: printable(value) if isinstance(value, str) else value for key, value in condition.items()}
 
 
 def _created(metadata: Mapping[str, Any]) -> datetime | None:
@@ -561,7 +570,11 @@ def _job(job: Mapping[str, Any]) -> JobState:
         uid=metadata["uid"],
         node=str((metadata.get("annotations") or {}).get(TESTED_NODE, "")),
         created=_created(metadata) or datetime.now(UTC),
-        outcome=str(failed.get("reason") or "Failed") if failed else "Complete" if "Complete" in ended else "",
+        outcome=printable(str(failed.get("reason") or "Failed"))
+        if failed
+        else "Complete"
+        if "Complete" in ended
+        else "",
         leaving="deletionTimestamp" in metadata,
         suspended=(job.get("spec") or {}).get("suspend") is True,
         untold=(metadata.get("annotations") or {}).get(TOLD) == "",

@@ -12,6 +12,7 @@ from typing import Any
 
 from healthcheck.moments import timestamp
 from healthcheck.node import CORDONED_BY, FIELD_MANAGER, NodeState
+from healthcheck.printable import printable
 from healthcheck.run import Kind, run_on
 
 _LONGEST = 320
@@ -28,7 +29,8 @@ def cordon(node: NodeState, by: str) -> dict[str, Any] | None:
 def cordoned_by(node: NodeState) -> str:
     """The quarantine run that set the cordon; '' where there is none, it is a person's, or nobody can tell."""
     is_ours = {one.name for one in node.cordon_managers} == {one.name for one in node.mark_managers} == {FIELD_MANAGER}
-    return node.annotations.get(CORDONED_BY, "")[:_LONGEST] if node.cordoned and is_ours else ""
+    by = printable(node.annotations.get(CORDONED_BY, ""), _LONGEST)
+    return by if node.cordoned and is_ours else ""
 
 
 def why_kept(node: NodeState, now: datetime) -> str:

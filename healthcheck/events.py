@@ -11,7 +11,7 @@ from healthcheck import record as records
 from healthcheck.budget import Place
 from healthcheck.deep_record import DeepRecord
 from healthcheck.memory import Release
-from healthcheck.model import Severity, Status
+from healthcheck.model import Severity, Status, Told
 from healthcheck.node import DEEP_CHECK, STATUS, NodeState, is_tested
 from healthcheck.printable import printable
 from healthcheck.release import UNTOLD
@@ -28,7 +28,7 @@ CONDITION_STATUS = {Status.PASS: "True", Status.WARN: "True", Status.FAIL: "Fals
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class Event(Told):
     """An Event about the Node. `name` is made from what it tells, so that telling it twice makes one."""
 
     name: str

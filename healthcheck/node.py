@@ -10,6 +10,7 @@ from typing import Any
 from healthcheck.expectation import RuntimeClass
 from healthcheck.model import PREFIX
 from healthcheck.moments import EARLIEST, moment_or_none
+from healthcheck.printable import printable
 
 STATUS, SEVERITY, LAST_CHECK = (f"{PREFIX}/{key}" for key in ("status", "severity", "last-check"))
 RESULTS, SWEEP_RESULT, QUARANTINE_RESULT, RELEASE = (
@@ -127,4 +128,4 @@ def _owns(entry: object, path: Sequence[str]) -> bool:
 
 def _manager(entry: Mapping[str, Any]) -> FieldManager:
     # Without a time it is older than anything that it could speak of.
-    return FieldManager(str(entry.get("manager", "")), moment_or_none(entry.get("time")) or EARLIEST)
+    return FieldManager(printable(str(entry.get("manager", ""))), moment_or_none(entry.get("time")) or EARLIEST)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from healthcheck.printable import printable
+
 _LONGEST = 500
 
 
@@ -40,8 +42,8 @@ def pod_state(pod: Mapping[str, Any]) -> PodState:
         created=str(metadata.get("creationTimestamp") or ""),
         container=name,
         node=str(spec.get("nodeName") or ""),
-        waits_for="" if {"running", "terminated"} & state.keys() else _waits_for(status, state)[:_LONGEST],
-        ended=_ended(status, state)[:_LONGEST],
+        waits_for="" if {"running", "terminated"} & state.keys() else printable(_waits_for(status, state), _LONGEST),
+        ended=printable(_ended(status, state), _LONGEST),
     )
 
 

@@ -49,7 +49,7 @@ def under(kind: Kind, until: timedelta) -> NodeState:
         (AGAIN, ""),
         (replace(OURS, cordon_managers=(US, PERSON)), ""),
         (replace(OURS, annotations={CORDONED_BY: ""}), ""),
-        (replace(OURS, annotations={CORDONED_BY: "x" * 100_000}), "x" * 320),
+        (replace(OURS, annotations={CORDONED_BY: "x" * 100_000}), "x" * 319 + "…"),
     ],
 )
 def test_a_cordon_is_ours_where_a_run_says_so_and_nobody_else_wrote_it(node: NodeState, by: str) -> None:

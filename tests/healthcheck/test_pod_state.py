@@ -33,7 +33,7 @@ def pod(container: dict[str, Any] | None = None, **status: Any) -> dict[str, Any
         (pod(conditions=[PLACED]), "its node's kubelet has not begun with it"),
         (pod({"running": {"startedAt": "t"}}, conditions=[PLACED]), ""),
         (pod({"terminated": {"exitCode": 0}}), ""),
-        (pod(conditions=[{**UNPLACED, "message": "x" * 10_000}]), f"Unschedulable: {'x' * 485}"),
+        (pod(conditions=[{**UNPLACED, "message": "x" * 10_000}]), f"Unschedulable: {'x' * 484}…"),
     ],
 )
 def test_what_it_waits_for(one: dict[str, Any], why: str) -> None:
