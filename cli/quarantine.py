@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from cli.access import Context, Kubeconfig, cluster_of
 from cli.eviction import CouldNot
 from cli.lines import COMMAND, print_line
 from cli.node_names import node_names
@@ -24,6 +25,7 @@ from healthcheck.cluster import Cluster, ClusterError
 from healthcheck.console import Screen
 from healthcheck.cordon import cordoned_by
 from healthcheck.drain import Allowed
+from healthcheck.kubeconfig import Access
 from healthcheck.next_step import NextStep
 from healthcheck.printable import printable
 from healthcheck.quarantine_job import job_name
@@ -59,6 +61,8 @@ def quarantine(  # noqa: PLR0913, PLR0917 - each is an option of the command
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")] = False,
     output: Annotated[Output, typer.Option("--output", "-o", help="table or json.")] = Output.TABLE,
+    context: Context = "",
+    kubeconfig: Kubeconfig = "",
 ) -> None:
     """Cordon and drain nodes, test them deeply, and say what to do with each. Takes an hour or more.
 
@@ -69,16 +73,17 @@ def quarantine(  # noqa: PLR0913, PLR0917 - each is an option of the command
     Of several nodes, the worst.
     """
     wish = Wish(drain, Allowed(force, delete_emptydir_data), timeout, release_on_pass)
+    access = Access(kubeconfig, context)
     console = Screen(stderr=output is Output.JSON)
     interrupted = False
     try:
-        _must_have_rights(Cluster())
+        _must_have_rights(cluster_of(access))
     except (CouldNot, ClusterError) as error:
         complain("quarantine", "\n  ".join(map(printable, _told(error))))
         results = [Result(name, why_not=_in_one_line(error)) for name in nodes]
     else:
         with Progress(console, nodes) as progress:
-            ward = Ward(nodes, wish, progress)
+            ward = Ward(nodes, wish, progress, access)
             results = ward.plan() if dry_run else ward.run()
         interrupted = ward.interrupted
     if output is Output.JSON:
@@ -98,10 +103,11 @@ def _must_have_rights(cluster: Cluster) -> None:
 class Ward:
     """The nodes of one command, each in a thread of its own."""
 
-    def __init__(self, names: Sequence[str], wish: Wish, progress: Progress) -> None:
+    def __init__(self, names: Sequence[str], wish: Wish, progress: Progress, access: Access) -> None:
         self._names = names
         self._wish = wish
         self._progress = progress
+        self._access = access
         self._stopping = threading.Event()
         self._leaving = threading.Event()
 
@@ -174,7 +180,8 @@ class Ward:
 
     def _node(self, name: str, stopping: threading.Event) -> NodeQuarantine:
         voice = self._progress.voice(name)
-        return NodeQuarantine(Cluster(), name, self._wish, Patience(stopping, voice.say, LOOK_SECONDS), voice)
+        patience = Patience(stopping, voice.say, LOOK_SECONDS)
+        return NodeQuarantine(cluster_of(self._access), name, self._wish, patience, voice)
 
 
 def _plan_words(plan: Plan, wish: Wish) -> Iterable[str]:

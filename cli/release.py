@@ -14,13 +14,15 @@ import tenacity
 import typer
 from rich.text import Text
 
+from cli.access import Context, Kubeconfig, cluster_of
 from cli.lines import print_line
 from cli.node_names import node_names
 from cli.words import SEVERITY_STYLES, explained
 from healthcheck import record as records
-from healthcheck.cluster import Cluster, ClusterError, Conflict, NotFound, user_name
+from healthcheck.cluster import Cluster, ClusterError, Conflict, NotFound
 from healthcheck.console import Screen
 from healthcheck.cordon import cordoned_by, lift, why_kept
+from healthcheck.kubeconfig import Access, user_name
 from healthcheck.memory import Release
 from healthcheck.model import Severity, Status
 from healthcheck.moments import timestamp
@@ -49,7 +51,7 @@ class CouldNotRelease(Exception):
     """The message says why."""
 
 
-def release(
+def release(  # noqa: PLR0913, PLR0917 - each is an option of the command
     nodes: Annotated[list[str], typer.Argument(metavar="NODE...", help="The nodes to release.", callback=node_names)],
     reason: Annotated[str, typer.Option("--reason", help="Why: it stands in the record and in an Event.")],
     by: Annotated[str, typer.Option("--by", help="Who; default: the kubeconfig's user, else yours here.")] = "",
@@ -59,6 +61,8 @@ def release(
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the node's agent has taken it.")] = True,
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds to wait at most.", min=1)] = 120.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be released, and write nothing.")] = False,
+    context: Context = "",
+    kubeconfig: Kubeconfig = "",
 ) -> None:
     """Release nodes: their event findings of now are dealt with, and count no more. A fault that is there comes back.
 
@@ -66,12 +70,13 @@ def release(
 
     Exit code: 0 released, or nothing to release; 1 something still stands; 2 could not, or no agent answered in time.
     """
-    wish = Wish(by or user_name() or getpass.getuser(), reason, keep_cordoned, dry_run, timeout if wait else 0.0)
+    access = Access(kubeconfig, context)
+    wish = Wish(by or user_name(access) or getpass.getuser(), reason, keep_cordoned, dry_run, timeout if wait else 0.0)
     console = Screen(soft_wrap=True)
     codes = []
     for name in nodes:
         try:
-            codes.append(_release(Cluster(), name, wish, console))
+            codes.append(_release(cluster_of(access), name, wish, console))
         except (ClusterError, CouldNotRelease) as error:
             complain("release", f"{name}: {explained(error)}")
             codes.append(COULD_NOT)

@@ -16,12 +16,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from cli.access import Context, Kubeconfig, cluster_of
 from cli.words import SEVERITY_STYLES, STATUS_STYLES
 from healthcheck import budget
 from healthcheck import record as records
 from healthcheck.cluster import Cluster, ClusterError, Forbidden, Heartbeat, NotFound
 from healthcheck.console import Screen
 from healthcheck.deep_test import is_overdue, last_attempt, last_deep_test, obstacle
+from healthcheck.kubeconfig import Access
 from healthcheck.model import PREFIX, Status
 from healthcheck.moments import moment, timestamp
 from healthcheck.node import INSTANCE_TYPE, LAST_CHECK, RESULTS, SEVERITY, STATUS, NodeState
@@ -96,10 +98,12 @@ class Fleet:
 def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it live until Ctrl-C.")] = False,
     output: Annotated[Output, typer.Option("--output", "-o", help="table or json.")] = Output.TABLE,
+    context: Context = "",
+    kubeconfig: Kubeconfig = "",
 ) -> None:
     """Show every GPU node, worst first. Exit code: 0, or 2 when the cluster could not be read."""
     try:
-        cluster = Cluster()
+        cluster = cluster_of(Access(kubeconfig, context))
         if watch:
             _watch(cluster)
         elif output is Output.JSON:

@@ -8,9 +8,11 @@ from typing import Annotated
 import tenacity
 import typer
 
+from cli.access import Context, Kubeconfig, cluster_of
 from cli.words import explained
 from healthcheck.cluster import Cluster, ClusterError, Conflict, Forbidden, NotFound, Workload
 from healthcheck.console import Screen
+from healthcheck.kubeconfig import Access
 from healthcheck.model import PREFIX, Severity
 from healthcheck.node import CONDITION, CORDONED_BY, ENABLED, STARTUP
 from healthcheck.printable import printable
@@ -26,6 +28,8 @@ _BAD = tuple(severity.name for severity in Severity if severity >= Severity.RESE
 def uninstall(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go, and write nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    context: Context = "",
+    kubeconfig: Kubeconfig = "",
 ) -> None:
     """Take our labels, taints, annotations and conditions off all nodes. What others set stays, and a person's cordon.
 
@@ -34,7 +38,8 @@ def uninstall(
     Exit code: 0 nothing of ours is left on any node; 1 something is, or our programs still run; 2 could not.
     """
     try:
-        raise typer.Exit(_uninstall(Cluster(), Screen(soft_wrap=True), dry_run=dry_run, yes=yes))
+        cluster = cluster_of(Access(kubeconfig, context))
+        raise typer.Exit(_uninstall(cluster, Screen(soft_wrap=True), dry_run=dry_run, yes=yes))
     except ClusterError as error:
         complain("uninstall", explained(error))
         raise typer.Exit(COULD_NOT) from None

@@ -21,6 +21,7 @@ from kubernetes.client.exceptions import ApiException
 from healthcheck.budget import Slot, holder_label
 from healthcheck.events import Event
 from healthcheck.gpu_resources import GpuPod, gpu_pod, offered, whole_quantity
+from healthcheck.kubeconfig import Access, KubeconfigError, choose
 from healthcheck.model import PREFIX
 from healthcheck.node import (
     CONDITION,
@@ -133,31 +134,23 @@ class Workload:
         return f"{self.kind} {self.namespace}/{self.name}"
 
 
-def connect() -> ApiClient:
-    """A client from the pod's service account, else from KUBECONFIG. Raises ClusterError when there is neither."""
+def connect(access: Access | None = None) -> ApiClient:
+    """A client of the cluster that is meant; `access` is what a person asked for. Raises ClusterError."""
     configuration = Configuration()
     try:
-        if "KUBERNETES_SERVICE_HOST" in os.environ:
+        chosen = choose(access)
+        if chosen is None:
             config.load_incluster_config(client_configuration=configuration)
         else:
-            config.load_kube_config(client_configuration=configuration)
+            config.load_kube_config(os.pathsep.join(chosen.files), chosen.context, configuration)
         configuration.retries = False  # the caller holds the newest verdict: it decides when to try again
         client = ApiClient(configuration)  # reads the certificates
+    except KubeconfigError as error:
+        raise ClusterError(f"no cluster to talk to: {error}") from error
     except _NO_CONFIGURATION as error:
         raise ClusterError(f"no cluster to talk to: {_say(error)}") from error
     client.user_agent = COMPONENT
     return client
-
-
-def user_name() -> str:
-    """What the kubeconfig calls the user that asks; '' in a pod, or without one."""
-    if "KUBERNETES_SERVICE_HOST" in os.environ:
-        return ""
-    try:
-        _, active = config.list_kube_config_contexts()
-        return str(active["context"].get("user") or "")
-    except _NO_CONFIGURATION:
-        return ""
 
 
 class Cluster:

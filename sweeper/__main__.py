@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from functools import partial
 
 import structlog
 from pydantic import ValidationError
 from rich.table import Table
 from rich.text import Text
 
-from healthcheck.cluster import Cluster, ClusterError
+from healthcheck.cluster import Cluster, ClusterError, connect
 from healthcheck.console import Screen
 from healthcheck.job_template import TemplateError
+from healthcheck.kubeconfig import Access
 from healthcheck.log import log_as_json
 from healthcheck.moments import timestamp
 from healthcheck.streams import complain, take_any_text
@@ -43,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
     try:
-        sweep = Sweep(Cluster(), cluster_values(settings.config_dir))
+        sweep = Sweep(Cluster(partial(connect, _access(options))), cluster_values(settings.config_dir))
         plan = sweep.plan()
         if options.dry_run:
             Screen().print(_table(plan))
@@ -61,7 +63,15 @@ def main(arguments: list[str] | None = None) -> int:
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="gpu-healthcheck sweep", description=__doc__)
     parser.add_argument("--dry-run", action="store_true", help="show which nodes it would take, and why no other")
+    parser.add_argument("--context", default="", metavar="NAME", help="of the kubeconfig; default: its current one")
+    parser.add_argument("--kubeconfig", default="", metavar="FILE", help="default: KUBECONFIG, else the pod's account")
     return parser.parse_args(arguments)
+
+
+def _access(options: argparse.Namespace) -> Access | None:
+    """What a person asked for; None of the CronJob, which has the account of its pod."""
+    asked = options.dry_run or options.context or options.kubeconfig
+    return Access(options.kubeconfig, options.context) if asked else None
 
 
 def _stop(*_: object) -> None:

@@ -1,0 +1,143 @@
+"""Which cluster is meant: kubectl's rules for --kubeconfig, --context, KUBECONFIG, ~/.kube/config and a pod's account.
+
+A kubeconfig that names a context comes before the account (client-go, tools/clientcmd/merged_client_builder.go); of
+several files the first that names something has the word.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+_ADDRESS = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
+_OF_A_PERSON = "~/.kube/config"
+_MOST_NAMED = 20
+
+
+class KubeconfigError(Exception):
+    """What was asked for is not there, or can't be read. The message says what, and what there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a person asked for; '' is not said."""
+
+    kubeconfig: str = ""
+    context: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A context of the files. `user` is what they call whoever asks, '' where they do not."""
+
+    files: tuple[str, ...]
+    context: str
+    user: str = ""
+
+
+def choose(access: Access | None) -> Chosen | None:
+    """The context to use; None: the account of the pod that this is. Raises KubeconfigError.
+
+    `access` None is a program's: in a pod it has KUBECONFIG and its account, and no home of a person's counts.
+    """
+    places = _places(access)
+    read = [(place, content) for place in places if (content := _read(place, access))]
+    context = (access.context if access else "") or next(_current(read), "")
+    if context:
+        return _named(context, read, places)
+    if _has_account() or (access is None and _is_in_pod()):
+        return None
+    if read:
+        known = _listed(_contexts(read))
+        which = f"no current context in {_listed(places)}; --context takes {known}"
+        raise KubeconfigError(which if known else f"no context in {_listed(places)}")
+    where = f"no file {_listed(places)}" if places else "no kubeconfig"
+    raise KubeconfigError(f"{where}, and this is no pod: give --kubeconfig, or set KUBECONFIG")
+
+
+def user_name(access: Access | None) -> str:
+    """What the kubeconfig calls the user that asks; '' in a pod, or without one."""
+    try:
+        chosen = choose(access)
+    except KubeconfigError:
+        return ""
+    return chosen.user if chosen else ""
+
+
+def _is_in_pod() -> bool:
+    return all(os.environ.get(name) for name in _ADDRESS)
+
+
+def _has_account() -> bool:
+    return _is_in_pod() and _ACCOUNT.is_file()
+
+
+def _places(access: Access | None) -> list[str]:
+    if access and access.kubeconfig:
+        return [access.kubeconfig]
+    if told := os.environ.get("KUBECONFIG", ""):
+        return [place for place in told.split(os.pathsep) if place]
+    return [] if access is None and _is_in_pod() else [_OF_A_PERSON]
+
+
+def _path(place: str) -> Path:
+    try:
+        return Path(place).expanduser()
+    except RuntimeError:  # a user without a home
+        return Path(place)
+
+
+def _read(place: str, access: Access | None) -> dict[str, Any]:
+    """What a file says; nothing where there is none, unless it was asked for by name."""
+    path = _path(place)
+    if not path.exists() and not (access and access.kubeconfig):
+        return {}
+    try:
+        content = yaml.safe_load(path.read_bytes())
+    except OSError as error:
+        raise KubeconfigError(f"kubeconfig {place}: {error.strerror}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise KubeconfigError(f"kubeconfig {place}: {' '.join(str(error).split())}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise KubeconfigError(f"kubeconfig {place}: no kubeconfig, but a {type(content).__name__}")
+    return content
+
+
+def _current(read: list[tuple[str, dict[str, Any]]]) -> Iterator[str]:
+    for _, content in read:
+        if told := content.get("current-context"):
+            yield str(told)
+
+
+def _named(context: str, read: list[tuple[str, dict[str, Any]]], places: list[str]) -> Chosen:
+    known = _contexts(read)
+    if context not in known:
+        there = f"there are {_listed(sorted(known))}" if known else "there is none"
+        raise KubeconfigError(f"no context {context!r} in {_listed(places)}: {there}")
+    user = known[context].get("user") if isinstance(known[context], dict) else ""
+    return Chosen(tuple(str(_path(place)) for place, _ in read), context, str(user or ""))
+
+
+def _contexts(read: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    known: dict[str, Any] = {}
+    for place, content in read:
+        rows = content.get("contexts") or []
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise KubeconfigError(f"kubeconfig {place}: contexts: a list of objects is expected")
+        for row in rows:
+            known.setdefault(str(row.get("name")), row.get("context"))
+    return known
+
+
+def _listed(names: Any) -> str:
+    names = list(names)
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more

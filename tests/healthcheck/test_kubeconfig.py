@@ -1,0 +1,172 @@
+"""Which cluster is meant. What kubectl does was read in client-go and tried with kubectl 1.36."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from healthcheck import kubeconfig
+from healthcheck.cluster import ClusterError, connect
+from healthcheck.kubeconfig import Access, Chosen, KubeconfigError, choose, user_name
+
+NOTHING_SAID = Access()
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a person, outside of any pod and without a kubeconfig."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "home/.kube").mkdir(parents=True)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The token of its account."""
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    monkeypatch.setattr(kubeconfig, "_ACCOUNT", tmp_path / "token")
+    (tmp_path / "token").write_text("token")
+    return tmp_path / "token"
+
+
+def write(path: Path, *contexts: str, current: str | None = "") -> str:
+    """A kubeconfig with a cluster and a user for each context. `current`: the first where nothing is said."""
+    told = contexts[0] if current == "" and contexts else current
+    document = {
+        "current-context": told or "",
+        "clusters": [{"name": one, "cluster": {"server": f"https://{one}:1"}} for one in contexts],
+        "users": [{"name": f"{one}-user", "user": {"token": one}} for one in contexts],
+        "contexts": [{"name": one, "context": {"cluster": one, "user": f"{one}-user"}} for one in contexts],
+    }
+    path.write_text(yaml.safe_dump(document))
+    return str(path)
+
+
+def in_words(chosen: Chosen | None) -> str:
+    return chosen.context if chosen else "account"
+
+
+@pytest.mark.usefixtures("pod")
+class TestInAPod:
+    def test_without_a_kubeconfig_it_is_the_account(self) -> None:
+        assert (choose(NOTHING_SAID), choose(None)) == (None, None)
+
+    def test_kubeconfig_comes_before_the_account_for_everybody(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("KUBECONFIG", write(tmp_path / "a", "far"))
+
+        assert (in_words(choose(NOTHING_SAID)), in_words(choose(None))) == ("far", "far")
+
+    def test_a_file_of_the_home_comes_before_the_account_for_a_person_and_not_for_a_program(self, home: Path) -> None:
+        write(home / ".kube/config", "mine")
+
+        assert (in_words(choose(NOTHING_SAID)), in_words(choose(None))) == ("mine", "account")
+
+    def test_an_option_comes_before_all_else(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("KUBECONFIG", write(tmp_path / "a", "far", "near"))
+
+        assert in_words(choose(Access(context="near"))) == "near"
+        assert in_words(choose(Access(kubeconfig=write(tmp_path / "b", "other")))) == "other"
+
+    def test_a_context_that_nobody_has_is_not_the_account(self) -> None:
+        with pytest.raises(KubeconfigError, match=r"no context 'near' in ~/.kube/config: there is none"):
+            choose(Access(context="near"))
+
+    @pytest.mark.parametrize("content", ["", "\n", "apiVersion: v1\nkind: Config\n", "current-context: ''\n"])
+    def test_a_kubeconfig_that_names_nothing_leaves_the_account(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+    ) -> None:
+        (tmp_path / "empty").write_text(content)
+        monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'empty'}:/nowhere")
+
+        assert choose(NOTHING_SAID) is None
+
+    def test_a_program_whose_token_is_not_there_asks_nobody_else(self, pod: Path, home: Path) -> None:
+        write(home / ".kube/config", "mine")
+        pod.unlink()
+
+        assert (in_words(choose(None)), in_words(choose(NOTHING_SAID))) == ("account", "mine")
+        with pytest.raises(ClusterError, match="no cluster to talk to"):
+            connect()
+
+
+class TestOutside:
+    def test_kubeconfig_comes_before_the_home(
+        self, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write(home / ".kube/config", "mine")
+        assert in_words(choose(None)) == in_words(choose(NOTHING_SAID)) == "mine"
+
+        monkeypatch.setenv("KUBECONFIG", write(tmp_path / "a", "far"))
+        assert in_words(choose(None)) == in_words(choose(NOTHING_SAID)) == "far"
+
+    def test_of_several_files_the_first_that_says_something_has_the_word(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first, second = write(tmp_path / "a", "one", current=None), write(tmp_path / "b", "two", "one")
+        third = write(tmp_path / "c", "three")
+        monkeypatch.setenv("KUBECONFIG", f"/nowhere:{first}:{second}::{third}")
+
+        assert choose(NOTHING_SAID) == Chosen((first, second, third), "two", "two-user")
+        assert connect(NOTHING_SAID).configuration.host == "https://two:1"
+        assert connect(Access(context="three")).configuration.host == "https://three:1"
+
+    def test_a_file_that_is_asked_for_has_to_be_there(self) -> None:
+        with pytest.raises(KubeconfigError, match="kubeconfig /nowhere: No such file or directory"):
+            choose(Access(kubeconfig="/nowhere"))
+
+    @pytest.mark.parametrize(
+        ("content", "said"),
+        [
+            ("[]", "kubeconfig {}: no kubeconfig, but a list"),
+            ("[", "kubeconfig {}: while parsing a flow node"),
+            ("\x00", "kubeconfig {}: unacceptable character"),
+            ("current-context: a\ncontexts: 7\n", "kubeconfig {}: contexts: a list of objects is expected"),
+            ("current-context: a\ncontexts: [7]\n", "kubeconfig {}: contexts: a list of objects is expected"),
+            ("current-context: a\ncontexts: [{name: b}]\n", "no context 'a' in {}: there are b"),
+            ('{"clusters": 5}', "no context in {}"),
+            ("contexts: [{name: b}, {name: c}]\n", "no current context in {}; --context takes b, c"),
+        ],
+    )
+    def test_what_can_not_be_used_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, said: str
+    ) -> None:
+        path = tmp_path / "config"
+        path.write_text(content)
+        monkeypatch.setenv("KUBECONFIG", str(path))
+
+        with pytest.raises(ClusterError) as caught:
+            connect(NOTHING_SAID)
+        assert str(caught.value).startswith(f"no cluster to talk to: {said.format(path)}")
+        assert "\n" not in str(caught.value)
+
+    def test_without_any_it_says_where_it_looked(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        said = "and this is no pod: give --kubeconfig, or set KUBECONFIG"
+        with pytest.raises(KubeconfigError, match=f"^no file ~/.kube/config, {said}$"):
+            choose(NOTHING_SAID)
+        monkeypatch.setenv("KUBECONFIG", "/nowhere:/elsewhere")
+        with pytest.raises(KubeconfigError, match=f"^no file /nowhere, /elsewhere, {said}$"):
+            choose(None)
+
+    def test_a_user_without_a_home_is_told_so_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOME", "")
+
+        with pytest.raises(KubeconfigError, match=r"no file ~/\.kube/config"):
+            choose(NOTHING_SAID)
+
+
+def test_the_user_is_the_contexts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert user_name(NOTHING_SAID) == ""
+    monkeypatch.setenv("KUBECONFIG", write(tmp_path / "a", "far", "near"))
+    assert (user_name(NOTHING_SAID), user_name(Access(context="near"))) == ("far-user", "near-user")
+
+
+@pytest.mark.usefixtures("pod")
+def test_in_a_pod_the_user_has_no_name() -> None:
+    assert user_name(NOTHING_SAID) == ""
