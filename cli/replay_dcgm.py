@@ -14,7 +14,19 @@ from cli.words import EXIT_CODES, SEVERITY_STYLES, STATUS_STYLES
 from healthcheck import record as records
 from healthcheck.catalog.dcgm import return_of_text
 from healthcheck.catalog.policy import Policy
-from healthcheck.checks.dcgm_diag import FAMILY, LEVEL_2, LEVEL_4, in_words, level_of, rows_of, rule_of, why_not_run
+from healthcheck.checks.dcgm_diag import (
+    FAMILY,
+    LEVEL_2,
+    LEVEL_4,
+    PASSED,
+    DevicesInUse,
+    devices_in_use,
+    in_words,
+    level_of,
+    rows_of,
+    rule_in,
+    why_no_fault,
+)
 from healthcheck.console import Screen
 from healthcheck.examine import judge
 from healthcheck.expectation import Expectation
@@ -103,6 +115,8 @@ def _show(name: str, verdict: Verdict, answer: Answer, policy: Policy) -> None:
 def _tests(rows: Iterable[DiagResult], policy: Policy) -> Iterator[Text]:
     """A line for each test and result, with the devices that it is of; below it each error, and what it counts for."""
     groups: dict[tuple[str, str], list[DiagResult]] = {}
+    rows = tuple(rows)
+    in_use = devices_in_use(rows)
     for row in rows:
         groups.setdefault((row.test, row.status), []).append(row)
     for (test, status), members in groups.items():
@@ -111,19 +125,16 @@ def _tests(rows: Iterable[DiagResult], policy: Policy) -> Iterator[Text]:
         for row in members:
             where = f"{_device(row)}: " if row.index is not None else ""
             for error in row.errors:
-                ruling, cause = rule_of(error, policy), why_not_run(error)
-                means = (
-                    (f"could not run ({cause})", "magenta")
-                    if cause
-                    else (ruling.severity.name, SEVERITY_STYLES[ruling.severity])
-                )
-                yield Text.assemble("  ", _short(where + in_words(error)), " -> ", means)
+                yield Text.assemble("  ", _short(where + in_words(error)), " -> ", _means(row, error, in_use, policy))
 
 
-def _means(error: DiagError, policy: Policy) -> tuple[str, str]:
-    if cause := why_not_run(error):
+def _means(row: DiagResult, error: DiagError, in_use: DevicesInUse, policy: Policy) -> tuple[str, str]:
+    cause = why_no_fault(row, error, in_use)
+    if cause == PASSED:
+        return "no fault, the test passed", "dim"
+    if cause:
         return f"could not run ({cause})", "magenta"
-    severity = rule_of(error, policy).severity
+    severity = rule_in(row, error, policy).severity
     return severity.name, SEVERITY_STYLES[severity]
 
 

@@ -75,9 +75,15 @@ class DcgmTest:
     level: int
     """The first of our two levels, 2 and 4, that runs it."""
     over_reports: bool
+    failed_alone: Severity
+    """Of a failure that names no error by its number."""
     meaning: str
     action: str
     source: str
+
+    @property
+    def rule(self) -> str:
+        return f"dcgm_tests.csv:{self.name}"
 
 
 @cache
@@ -88,8 +94,9 @@ def dcgm_tests() -> Mapping[str, DcgmTest]:
         if row["level"] not in ("2", "4") or row["over_reports"] not in ("yes", "no"):
             raise ValueError(f"dcgm_tests.csv:{line}: level {row['level']!r}, over_reports {row['over_reports']!r}")
         over_reports = row["over_reports"] == "yes"
-        level, told = int(row["level"]), (row["meaning"], row["action"], row["source"])
-        tests[row["test"]] = DcgmTest(row["test"], level, over_reports, *told)
+        level, alone = int(row["level"]), Severity[row["failed_alone"]]
+        told = (row["meaning"], row["action"], row["source"])
+        tests[row["test"]] = DcgmTest(row["test"], level, over_reports, alone, *told)
     return tests
 
 

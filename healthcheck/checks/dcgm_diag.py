@@ -41,14 +41,23 @@ from healthcheck.probes import nvml
 from healthcheck.probes.dcgm import LEVEL_2_RUN, LEVEL_4_RUN, DcgmLook
 from healthcheck.probes.dcgm_document import SOFTWARE, Answer, DiagError, DiagResult
 
+DevicesInUse = frozenset[tuple[str, int | None]]
+"""By kind and DCGM's number."""
+PASSED = "passed"
+_OVERRIDDEN = "severity-overrides"
 LEVEL_2_TESTS = ("memory", "pcie")
 """Of the GPUs themselves. A run of level 2 or more that lacks one of them has not tested the GPUs."""
 _UNTOLD = 0
 """UNKNOWN, for what has no id that anybody knows."""
-_MORE_WITHOUT_SAYING = frozenset((0, 1, 2, 19, 44, 51, 53, 59, 64, 65, 66, 67))
+_MORE_WITHOUT_SAYING = frozenset((0, 1, 2, 19, 44, 51, 53, 56, 59, 64, 65, 66, 67))
 """Errors of a call that failed, for whatever reason: only their text tells whether the test could run at all."""
 _COULD_NOT_RUN = (
-    (re.compile(r"busy or unavailable|\b(?:is|are) (?:currently )?(?:in use|busy)\b", re.IGNORECASE), "DcgmInUse"),
+    (
+        re.compile(
+            r"busy or unavailable|\bin use\b|\bused by (?:an)?other\b|\b(?:is|are) (?:currently )?busy\b", re.IGNORECASE
+        ),
+        "DcgmInUse",
+    ),
     (re.compile(r"already running", re.IGNORECASE), "DcgmAlreadyRunning"),
     (re.compile(r"permission denied|(?:insufficient|no) permissions?\b", re.IGNORECASE), "DcgmNoPermission"),
     (re.compile(r"cannot open (?:shared object|library)|library not found", re.IGNORECASE), "DcgmLibraryMissing"),
@@ -65,6 +74,9 @@ _CAUSES = {
     117: "DcgmTestSkipped",
     124: "DcgmNoPermission",
 }
+_IN_USE = "DcgmInUse"
+_OF_A_GPU_IN_USE = frozenset((51, 56, 64, 65, 66))
+"""What else such a GPU brings about, in words that do not say so: calls that fail, memory that can't be had."""
 _SKIPPED_ON_PURPOSE = "DcgmTestSkipped"
 _ENDS_WITH_RESULTS = (0, 205, 226)
 """Well; an error of severity ISOLATE; errors, none of them ISOLATE (dcgm_structs.h: NVVS_ISOLATE_ERROR, NVVS_ERROR)."""
@@ -79,7 +91,7 @@ MEMORY_BANDWIDTH, TARGET_POWER, API_FAIL, API_FAIL_GPU, CUDA_CONTEXT, GFLOPS_THR
 """
 _LONGEST_TEXT, _LONGEST_NAME, _MOST_NAMED, _MOST_TOLD = 240, 48, 6, 24
 _STATUS_WORDS = {"pass": "passed", "fail": "failed", "skip": "skipped", "not-run": "not run", "unknown": "unclear"}
-_THRESHOLD = "an error that the test names; a failure that names none is MONITOR"
+_THRESHOLD = "an error that the test names; a failure that names none is MONITOR, of a test of memory RESET"
 _WORD = re.compile(r"[a-z0-9]+")
 
 FAMILY = Reason(
@@ -135,8 +147,10 @@ def needs_repeat(answer: Answer, policy: Policy) -> tuple[str, ...]:
     They failed, with RESET or worse, only by errors that healthy GPUs give as well.
     """
     doubted: dict[str, bool] = {}
-    for row in rows_of(answer):
-        faults = [one for one in _faults(row, policy) if one.ruling.severity >= Severity.RESET]
+    rows = rows_of(answer)
+    in_use = devices_in_use(rows)
+    for row in rows:
+        faults = [one for one in _faults(row, in_use, policy) if one.ruling.severity >= Severity.RESET]
         if faults:
             doubtful = _over_reports_always(row.test) or all(_over_reports(one.error) for one in faults)
             doubted[row.test] = doubted.get(row.test, True) and doubtful
@@ -176,8 +190,9 @@ def judge_answer(answer: Answer, gpus: tuple[nvml.Gpu, ...], policy: Policy) -> 
     rows = rows_of(answer)
     devices = {(row.kind, row.index): _device(row, answer, gpus) for row in rows}
     blind = list(_came_to_nothing(answer, rows))
+    in_use = devices_in_use(rows)
     for row in rows:
-        judged = list(_judge_row(row, devices[row.kind, row.index], rows, policy))
+        judged = list(_judge_row(row, devices[row.kind, row.index], rows, in_use, policy))
         yield from (one for one in judged if not (blind and isinstance(one, Passed)))
     yield from blind
     if not blind:
@@ -198,31 +213,74 @@ def rows_of(answer: Answer) -> tuple[DiagResult, ...]:
     return tuple(rows.values())
 
 
+def devices_in_use(rows: Iterable[DiagResult]) -> DevicesInUse:
+    """Those of which a test that did not pass says that something else uses them."""
+    return frozenset(
+        (row.kind, row.index)
+        for row in rows
+        if row.status != "pass" and any(why_not_run(error) == _IN_USE for error in row.errors)
+    )
+
+
 def _judge_row(
-    row: DiagResult, device: _Device, rows: Iterable[DiagResult], policy: Policy
+    row: DiagResult, device: _Device, rows: Iterable[DiagResult], in_use: DevicesInUse, policy: Policy
 ) -> Iterator[Finding | Unobserved | Passed]:
-    causes = dict.fromkeys(cause for error in row.errors if (cause := why_not_run(error)))
-    for cause in causes:
+    if row.status == "pass":
+        # An error beside a test that passed is no fault; but such a pass shows no earlier fault gone.
+        if not row.errors and (row.index is not None or _passed_everywhere(row.test, rows)):
+            yield Passed(reason_name(row.test), device.subject if row.index is not None else "")
+        return
+    for cause, error in _causes(row, in_use).items():
         if row.status != "skip" or cause != _SKIPPED_ON_PURPOSE:
-            yield Unobserved(cause, _could_not_run_detail(row, device, cause), device.subject)
-    faults = [one for one in _faults(row, policy) if one.ruling.severity > Severity.PASS]
+            yield Unobserved(cause, f"{row.test} on {device.subject}: {in_words(error)}", device.subject)
+    faults = [one for one in _faults(row, in_use, policy) if one.ruling.severity > Severity.PASS]
     if faults:
         yield _finding(row, device, faults)
     elif row.status == "fail" and not row.errors:
-        detail = f"{row.test} failed, and DCGM names no error"
-        yield Finding(reason_name(row.test), Severity.MONITOR, device.subject, detail, device.about, rule=FAMILY.name)
+        detail, alone = f"{row.test} failed, and DCGM names no error", _failed_alone(row.test)
+        yield Finding(reason_name(row.test), alone.severity, device.subject, detail, device.about, rule=alone.rule)
     elif row.status == "unknown" and not row.errors:
         yield Unobserved("DcgmNonsense", f"{row.test} gave a result that no version has", device.subject)
-    elif row.status == "pass" and not row.errors and (row.index is not None or _passed_everywhere(row.test, rows)):
-        yield Passed(reason_name(row.test), device.subject if row.index is not None else "")
+
+
+def _causes(row: DiagResult, in_use: DevicesInUse) -> dict[str, DiagError]:
+    """Why it could not run, each with the first error that says so."""
+    causes: dict[str, DiagError] = {}
+    for error in row.errors:
+        if cause := why_no_fault(row, error, in_use):
+            causes.setdefault(cause, error)
+    return causes
 
 
 def _passed_everywhere(test: str, rows: Iterable[DiagResult]) -> bool:
     return all(row.status == "pass" and not row.errors for row in rows if row.test == test)
 
 
-def _faults(row: DiagResult, policy: Policy) -> list[_Fault]:
-    return [_Fault(one, rule_of(one, policy)) for one in row.errors if not why_not_run(one)]
+def _faults(row: DiagResult, in_use: DevicesInUse, policy: Policy) -> list[_Fault]:
+    return [_Fault(one, rule_in(row, one, policy)) for one in row.errors if not why_no_fault(row, one, in_use)]
+
+
+def why_no_fault(row: DiagResult, error: DiagError, in_use: DevicesInUse) -> str:
+    """Why an error says nothing of the hardware: it could not run, or passed all the same. '': it is a fault."""
+    if row.status == "pass":
+        return PASSED
+    if cause := why_not_run(error):
+        return cause
+    ids = _ids(error)
+    came_of_use = (row.kind, row.index) in in_use and ids and set(ids) <= _OF_A_GPU_IN_USE
+    return _IN_USE if came_of_use else ""
+
+
+def rule_in(row: DiagResult, error: DiagError, policy: Policy) -> Ruling:
+    """What an error means in this result: a failed test of memory is one whatever its words are, where it has no id."""
+    ruling = rule_of(error, policy)
+    decided = error.id or row.status != "fail" or ruling.rule == _OVERRIDDEN
+    return ruling if decided else max(ruling, _failed_alone(row.test), key=lambda one: one.severity)
+
+
+def _failed_alone(test: str) -> Ruling:
+    row = dcgm_tests().get(test)
+    return Ruling(row.failed_alone, row.rule) if row else Ruling(Severity.MONITOR, FAMILY.name)
 
 
 def rule_of(error: DiagError, policy: Policy) -> Ruling:
@@ -245,11 +303,6 @@ def why_not_run(error: DiagError) -> str:
     if all(one.id in _MORE_WITHOUT_SAYING for one in known):
         return next((cause for pattern, cause in _COULD_NOT_RUN if pattern.search(error.text)), "")
     return ""
-
-
-def _could_not_run_detail(row: DiagResult, device: _Device, cause: str) -> str:
-    error = next(one for one in row.errors if why_not_run(one) == cause)
-    return f"{row.test} on {device.subject}: {in_words(error)}"
 
 
 def _finding(row: DiagResult, device: _Device, faults: list[_Fault]) -> Finding:

@@ -209,9 +209,11 @@ def _results(test: Mapping[str, Any], category: str) -> Iterator[DiagResult]:
                 yield row
     if isinstance(summary := test.get("test_summary"), dict):
         # From 4.5 on it repeats the errors of all devices; only what is of none of them is new.
-        own = tuple(one for one in _errors(summary) if (one.id, one.text) not in told)
+        errors = _errors(summary)
+        own = tuple(one for one in errors if (one.id, one.text) not in told)
         status = _status(summary.get("status"))
-        if own or not statuses or (status == "fail" and "fail" not in statuses):
+        fails_alone = status == "fail" and "fail" not in statuses and not errors
+        if own or not statuses or fails_alone:
             yield DiagResult(name, status, errors=own)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -53,8 +54,10 @@ from tests.probes.dcgm_documents import (
     Said,
     Story,
     dcgm_2,
+    dcgm_3_1_8,
     dcgm_3_2,
     dcgm_4,
+    dcgm_4_5,
     printed,
     runtime_error,
 )
@@ -134,17 +137,98 @@ def test_the_worst_error_of_a_test_wins_and_all_are_told() -> None:
 
 
 @pytest.mark.parametrize("error_id", sorted(dcgm_table()))
-@pytest.mark.parametrize("status", ["Pass", "Fail", "Warn"])
-def test_every_error_is_what_its_table_says_whatever_the_status(error_id: int, status: str) -> None:
+@pytest.mark.parametrize("status", ["Fail", "Warn"])
+def test_every_error_of_a_failed_test_is_what_its_table_says(error_id: int, status: str) -> None:
     row = dcgm_table()[error_id]
     one = with_error({"warning": "words", "error_id": error_id}, status)
 
     if row.could_not_run:
         assert (findings(one), len(causes(one))) == ({}, 1)
     else:
-        assert findings(one) == {("DcgmDiagMemory", "gpu/1"): rule_dcgm(error_id, None, POLICY).severity}
+        # 0 is no id: a failed test of memory is RESET by itself then.
+        severity = rule_dcgm(error_id, None, POLICY).severity if error_id else RESET
+        assert findings(one) == {("DcgmDiagMemory", "gpu/1"): severity}
         assert causes(one) == []
     assert ("DcgmDiagMemory", "gpu/1") not in passed(one)
+
+
+@pytest.mark.parametrize("error_id", [None, *sorted(dcgm_table())])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_error_beside_a_test_that_passed_is_no_fault(error_id: int | None, shape: str) -> None:
+    """DCGM issue 284: memory that could not be had, and a pass all the same; the exit code says 226."""
+    said = Said("Couldn't allocate at least 75.0% of GPU memory on GPU 1", -1 if error_id is None else error_id)
+    document = SHAPES[shape](Story(errors={("memory", 1): [said]}))
+    one = answer(json.loads(json.dumps(document).replace('"Fail"', '"Pass"')), 226, 2)
+
+    assert (findings(one), causes(one), needs_repeat(one, POLICY)) == ({}, [], ())
+    # It shows no earlier fault gone.
+    assert ("DcgmDiagMemory", "gpu/1") not in passed(one)
+    assert ("DcgmDiagMemory", "gpu/0") in passed(one)
+
+
+def test_a_summary_that_fails_by_what_a_passed_device_said_is_no_fault() -> None:
+    document = dcgm_4_5(Story(errors={("memory", 1): [Said("Couldn't allocate at least 75.0%", 56, 10, 4)]}))
+    test = document["DCGM Diagnostic"]["test_categories"][1]["tests"][0]
+    test["results"][1]["status"] = "Pass"
+    assert test["test_summary"]["status"] == "Fail"
+
+    assert (findings(answer(document, 226)), causes(answer(document, 226))) == ({}, [])
+
+
+BUSY = "API call cudaEventCreate failed for GPU 1: 'CUDA-capable device(s) is/are busy or unavailable'"
+NOT_HAD = "Couldn't allocate at least 75.0% of GPU memory on GPU 1"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("where", ["memory", "pcie"])
+def test_what_a_gpu_in_use_brings_about_is_no_fault(shape: str, where: str) -> None:
+    errors = {("memory", 1): [Said(NOT_HAD, 56, 10, 4)]}
+    errors[where, 1] = [*errors.get((where, 1), []), Said(BUSY, 65, 4, 4)]
+    one = answer(SHAPES[shape](Story(errors=errors)), 226, 2)
+
+    assert (findings(one), set(causes(one))) == ({}, {"DcgmInUse"})
+
+
+def test_a_gpu_in_use_excuses_no_other_gpu_and_no_error_of_its_own() -> None:
+    errors = {("memory", 0): [Said(NOT_HAD, 56, 10, 4)], ("pcie", 1): [Said(BUSY, 65, 4, 4)], ("memory", 1): [FAULTY]}
+    one = answer(dcgm_4(Story(errors=errors)), 205, 2)
+
+    assert findings(one) == {("DcgmDiagMemory", "gpu/0"): RESET, ("DcgmDiagMemory", "gpu/1"): ISOLATE}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Couldn't allocate at least 75.0% of GPU memory on GPU 1: it is used by another process",
+        "Couldn't allocate at least 75.0% of GPU memory on GPU 1, which is in use",
+        "Error using CUDA API cuCtxCreate. Unable to create: 'CUDA-capable device(s) is/are busy or unavailable'",
+    ],
+)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_failed_test_of_memory_that_says_the_gpu_is_in_use_is_no_fault(shape: str, text: str) -> None:
+    error_id = 51 if "CUDA API" in text else 56
+    one = answer(SHAPES[shape](Story(errors={("memory", 1): [Said(text, error_id, 10, 4)]})), 226, 2)
+
+    assert (findings(one), causes(one)) == ({}, ["DcgmInUse"])
+
+
+@pytest.mark.parametrize(
+    ("test", "severity"), [("memory", RESET), ("memtest", RESET), ("pcie", MONITOR), ("memory_bandwidth", MONITOR)]
+)
+@pytest.mark.parametrize("text", ["words that nobody knows", "Persistence mode for GPU 1 is disabled.", ""])
+@pytest.mark.parametrize("shape", [dcgm_2, dcgm_3_1_8])
+def test_a_failed_test_of_memory_without_an_id_is_a_reset_by_itself(
+    shape: Callable[[Story], dict[str, Any]], text: str, test: str, severity: Severity
+) -> None:
+    one = answer(shape(Story(tests=("software", "memory", "pcie", test), errors={(test, 1): [Said(text, -1)]})))
+
+    assert findings(one) == {(reason_name(test), "gpu/1"): severity}
+
+
+def test_a_cluster_s_own_severity_stands_where_a_test_of_memory_names_no_id() -> None:
+    one = answer(dcgm_2(Story(errors={("memory", 1): [Said("Persistence mode for GPU 1 is disabled.", -1)]})))
+
+    assert findings(one, Policy({"Dcgm29": MONITOR})) == {("DcgmDiagMemory", "gpu/1"): MONITOR}
 
 
 def test_a_severity_of_the_output_counts_for_what_the_table_does_not_know() -> None:
@@ -152,7 +236,7 @@ def test_a_severity_of_the_output_counts_for_what_the_table_does_not_know() -> N
         ("DcgmDiagMemory", "gpu/1"): ISOLATE
     }
     assert findings(with_error({"warning": "new", "error_id": 999})) == {("DcgmDiagMemory", "gpu/1"): MONITOR}
-    assert findings(with_error({"warning": "new"})) == {("DcgmDiagMemory", "gpu/1"): MONITOR}
+    assert findings(with_error({"warning": "new"})) == {("DcgmDiagMemory", "gpu/1"): RESET}
 
 
 def test_an_id_without_a_severity_is_looked_up() -> None:
@@ -178,12 +262,11 @@ def test_an_id_without_a_severity_is_of_one_of_the_errors_in_its_text() -> None:
         ("GPU 1 is running at PCI link width 8X, which is below the minimum allowed link generation of 16", RESET),
         ("GPU 1 had uncorrectable memory errors and row remapping failed.", ISOLATE),
         ("GPU 1 had memory errors and row remappings are pending", RESET),
-        ("Persistence mode for GPU 1 is disabled. Enable it", MONITOR),
         (
             "Clocks are being throttled for GPU 1, GPU 1 had uncorrectable memory errors and row remapping failed",
             ISOLATE,
         ),
-        ("words that nobody knows", MONITOR),
+        ("words that nobody knows", RESET),
     ],
 )
 def test_before_there_were_ids_the_words_tell(text: str, severity: Severity) -> None:
@@ -236,11 +319,14 @@ def test_words_never_excuse_an_error_that_says_what_it_is(error_id: int, text: s
     assert (list(findings(one)), causes(one)) == ([("DcgmDiagMemory", "gpu/1")], [])
 
 
-def test_a_failure_that_names_no_error_is_watched() -> None:
+@pytest.mark.parametrize(
+    ("category", "reason", "severity"), [(1, "DcgmDiagMemory", RESET), (2, "DcgmDiagPcie", MONITOR)]
+)
+def test_a_failure_that_names_no_error_is_watched_but_of_memory(category: int, reason: str, severity: Severity) -> None:
     document = dcgm_4(WELL)
-    document["DCGM Diagnostic"]["test_categories"][1]["tests"][0]["results"][1]["status"] = "Fail"
+    document["DCGM Diagnostic"]["test_categories"][category]["tests"][0]["results"][1]["status"] = "Fail"
 
-    assert findings(answer(document, 0)) == {("DcgmDiagMemory", "gpu/1"): MONITOR}
+    assert findings(answer(document, 0)) == {(reason, "gpu/1"): severity}
 
 
 def test_a_result_that_no_version_gives_is_neither_fault_nor_pass() -> None:
