@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 FAILED, USAGE = 1, 3
 _STANDBY_SECONDS = 2.0
-_OURS = ("follow", "judge", "watch", "tell")
+_OURS = ("follow", "judge", "watch", "tell", "report", "place")
 _ONCE_SECONDS = 0.2
 _PORT_SECONDS = 1.0
 
@@ -80,8 +80,8 @@ def _run(settings: AgentSettings, cluster: Cluster, stop: threading.Event, optio
     if not stop.is_set():
         serving.agent = Agent(settings, cluster, file, telemetry, write=not options.dry_run)
         serving.agent.start()
-        while options.once and not stop.is_set() and not serving.agent.teller.told.wait(_ONCE_SECONDS):
-            continue
+        while options.once and not stop.is_set() and not serving.agent.teller.is_all_told:
+            stop.wait(_ONCE_SECONDS)
         if not options.once:
             stop.wait()
         serving.agent.end()

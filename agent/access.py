@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 
@@ -14,8 +15,11 @@ log = structlog.get_logger()
 
 
 class Access:
+    """Thread-safe."""
+
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
+        self._lock = threading.Lock()
         self._forbidden: set[tuple[str, str]] = set()
 
     def write(self, resource: str, write: Callable[[], object]) -> bool:
@@ -33,14 +37,17 @@ class Access:
         return True
 
     def allow(self, verb: str, resource: str) -> None:
-        self._forbidden.discard((verb, resource))
-        self._telemetry.forbidden.labels(resource).set(any(one == resource for _, one in self._forbidden))
+        with self._lock:
+            self._forbidden.discard((verb, resource))
+            self._telemetry.forbidden.labels(resource).set(any(one == resource for _, one in self._forbidden))
 
     def forbid(self, verb: str, resource: str, error: ClusterError) -> None:
-        self._telemetry.forbidden.labels(resource).set(1)
-        if (verb, resource) not in self._forbidden:
+        with self._lock:
+            new = (verb, resource) not in self._forbidden
+            self._forbidden.add((verb, resource))
+            self._telemetry.forbidden.labels(resource).set(1)
+        if new:
             log.error("the cluster forbids what the agent has to do", resource=resource, answer=str(error))
-        self._forbidden.add((verb, resource))
 
     def _counted(self, resource: str, write: Callable[[], object]) -> None:
         result = "ok"

@@ -19,7 +19,7 @@ from healthcheck.probes.nvml import SUCCESS, Gpu
 from healthcheck.settings import Settings
 from healthcheck.sightings import noticed
 from healthcheck.telemetry import Telemetry
-from healthcheck.verdict import Verdict, decide
+from healthcheck.verdict import Verdict, decide, worst
 
 log = structlog.get_logger()
 
@@ -194,6 +194,11 @@ class Ledger:
             after = exits.quarantined(self._memory, run.name, run.began, self._clock())
             if after != self._memory:
                 self._keep(after)
+
+    @property
+    def severity(self) -> Severity:
+        """Of all that stands."""
+        return worst(one.finding.severity for one in self._memory.standing)
 
     def snapshot(self) -> Snapshot:
         with self._lock:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,9 +14,12 @@ import tenacity
 
 from agent.access import Access
 from agent.ledger import Ledger
+from agent.outage import Outage
+from agent.places import Places
+from agent.report import Reporter
 from agent.slots import Slots
 from healthcheck import record as records
-from healthcheck.budget import HELD, Place
+from healthcheck.budget import HELD
 from healthcheck.change import Rules, plan, wants_place
 from healthcheck.cluster import Cluster, ClusterError, Conflict, Forbidden, NotFound, Unavailable
 from healthcheck.deep_record import passed_run, untaken
@@ -34,13 +36,13 @@ from healthcheck.verdict import Verdict
 log = structlog.get_logger()
 
 _URGENT_CAP_SECONDS, _CAP_SECONDS = 5.0, 60.0
-"""After an outage a fleet's writes spread over the longer time; REBOOT and ISOLATE do not wait for it."""
+"""After an outage a fleet's writes spread over the longer time; an urgent verdict does not wait for it."""
+_URGENT_ASKED_SECONDS = (3.0, 5.0)
+"""The most that a server which asks for patience gets for an urgent verdict."""
 _NODE_GONE_SECONDS = 30.0
-_MOST_UNANSWERED = 3
-"""Times in a row that a place in the fleet budget is waited for."""
-_PLACE_AGAIN_SECONDS = 30.0
-"""Until a place is asked for again that the cluster did not refuse but could not, or would not, speak of."""
-_MOST_EVENTS_WAITING = 64
+_RELEASE_TOLD_SECONDS = 5.0
+"""So long what a release changes waits until the release was told."""
+_POLL_SECONDS = 0.02
 _REWRITE_SECONDS = 3600.0
 _REWRITE_JITTER = (0.85, 0.90)
 """At least hourly: the cycle that finds the record this old comes up to 330 s later. Different on each node."""
@@ -58,7 +60,11 @@ class Plan:
 
 
 class Teller(threading.Thread):
-    """One thread that writes. It is woken by news and holds nothing but the Node as it was last seen."""
+    """One thread that writes the verdict. It is woken by news and holds nothing but the Node as it was last seen.
+
+    Events and the heartbeat (`report`) and the place in the fleet budget (`place`) have threads of their own, so that
+    no request for them ever stands before the verdict.
+    """
 
     def __init__(
         self, cluster: Cluster, ledger: Ledger, telemetry: Telemetry, clock: Callable[[], Now], how: Plan
@@ -73,26 +79,39 @@ class Teller(threading.Thread):
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._node: NodeState | None = None
-        self._slots = Slots(cluster)
-        self._refused: Place | None = None
-        self._unanswered = 0
-        self._place_unknown = False
-        self._beat_due = False
+        self._outage = Outage()
+        slots = Slots(cluster)
+        self._places = Places(slots, self._access, self._outage, self.hurry)
+        self._reporter = Reporter(
+            cluster, self._access, self._outage, self._node_now, clock, how.heartbeat_seconds, slots.count
+        )
         self._adopt = False
         self._released: Release | None = None
-        self._events: deque[Event] = deque(maxlen=_MOST_EVENTS_WAITING)
         self._complaints: tuple[str, ...] = ()
         self._not_before = 0.0
-        self._outage = False
+        self._asked_for = Severity.PASS
+        """The verdict whose write the server put off till then."""
         self._rewrite_seconds = _REWRITE_SECONDS * random.uniform(*_REWRITE_JITTER)  # noqa: S311
         self.seen = threading.Event()
         """Set once the watch has shown the Node, or that it is gone."""
         self.told = threading.Event()
-        """Set once the verdict stands on the Node, its Events and the heartbeat beside it."""
+        """Set once the verdict stands on the Node."""
 
     @property
     def node(self) -> NodeState | None:
         return self._node
+
+    @property
+    def is_all_told(self) -> bool:
+        """Whether the verdict stands on the Node, its Events and the heartbeat beside it."""
+        written = self._reporter.is_done and not self._places.is_owed
+        return self.told.is_set() and (written or not self._how.write)
+
+    def start(self) -> None:
+        super().start()
+        if self._how.write:
+            self._reporter.start()
+            self._places.start()
 
     def adopt_from_node(self) -> None:
         """The memory file was lost: take what the Node's own record still says before writing over it."""
@@ -107,6 +126,8 @@ class Teller(threading.Thread):
         self.seen.set()
         if node is not None and (before is None or _differs(before, node)):
             self._wake.set()
+            if before is None:
+                self._reporter.hurry()
 
     def hurry(self) -> None:
         """There is news."""
@@ -114,24 +135,23 @@ class Teller(threading.Thread):
 
     def beat(self) -> None:
         """A look ended: renew the heartbeat, and tell what it found."""
-        self._refused = None
-        self._beat_due = True
+        self._places.ask_again()
+        self._reporter.beat()
         self._wake.set()
 
     def say(self, event: Event) -> None:
         """Tell an Event that belongs to no verdict."""
-        self._events.append(event)
-        self._wake.set()
+        self._reporter.say(event)
 
     def end(self) -> None:
         self._stopping.set()
         self._wake.set()
+        self._reporter.end()
+        self._places.end()
 
     def run(self) -> None:
         while not self._stopping.is_set():
-            self._wait(_PLACE_AGAIN_SECONDS if self._place_unknown else None)
-            if self._place_unknown:
-                self._refused = None
+            self._wait(None)
             again = tenacity.Retrying(
                 retry=tenacity.retry_if_exception_type(ClusterError),
                 wait=self._pause,
@@ -156,19 +176,17 @@ class Teller(threading.Thread):
             node = self._node or self._read()
             stands = not (snapshot.complete or _is_news_to(snapshot.verdict, node)) or self._apply(node)
             self._telemetry.pending.set(not stands)
-        if self._how.write:
-            self._tell_events()
-            self._tell_heartbeat()
         if settled:
             self.told.set()
-        if self._outage:
-            self._outage = False
-            log.info("the API server is back; the node is up to date")
+        self._outage.back("nodes")
 
     def _read(self) -> NodeState:
         self._node = self._cluster.read_node(self._how.node_name)
         self._access.allow("get", "nodes")
         return self._node
+
+    def _node_now(self) -> NodeState:
+        return self._node or self._cluster.read_node(self._how.node_name)
 
     def _apply(self, node: NodeState) -> bool:
         """Whether the verdict stands on the Node now."""
@@ -178,7 +196,7 @@ class Teller(threading.Thread):
         identity = Identity(node.name, self._how.instance_type(), node.uid)
         rules = replace(self._how.rules(), rewrite_after_seconds=self._rewrite_seconds)
         wanted = wants_place(verdict, node, rules, memory)
-        place = self._place(node, rules) if wanted and self._how.write else HELD
+        place = self._places.hold(node, rules.max_unhealthy_percent) if wanted and self._how.write else HELD
         record = records.render(verdict, memory, identity, now)
         change = plan(verdict, record, node, rules, now, memory.acknowledged, place)
         self._complain((*read_release(node, gestures=False)[1], *why_unread(node), *change.complaints))
@@ -193,7 +211,8 @@ class Teller(threading.Thread):
             patch = change.patch
             stands = self._access.write("nodes", lambda: self._keep(self._cluster.patch_node(node.name, patch)))
             if stands:
-                self._events.extend(change.events)
+                for event in change.events:
+                    self._reporter.say(event)
                 log.info("told the node", status=verdict.status.value, severity=verdict.severity.name)
         if change.condition is not None:
             condition = change.condition
@@ -202,7 +221,7 @@ class Teller(threading.Thread):
         self._telemetry.withheld.set(not place.held and not node.tainted())
         after = self._node
         if not wanted and after is not None and not after.tainted():
-            self._access.permitted("slots", partial(self._slots.give_back, after))
+            self._places.free(after)
         return stands
 
     def _heed(self, node: NodeState) -> bool:
@@ -226,66 +245,22 @@ class Teller(threading.Thread):
         return release is not None
 
     def _take_release(self, node: NodeState, release: Release) -> None:
-        # On the disk first, then told, then off the Node: whoever dies in between does the same again.
+        # On the disk first, then told, then off the Node: whoever dies in between does the same again. But Events that
+        # nobody takes for now hold up no verdict for long, and an urgent one not at all.
         self._ledger.released(release)
         if self._how.write and release != self._released:
             log.info("released", by=release.by, reason=release.reason, findings=len(release.findings))
-            event = released_event(node, release)
-            self._access.write("events", partial(self._cluster.create_event, node, event, self._clock().wall))
             self._released = release
-
-    def _place(self, node: NodeState, rules: Rules) -> Place:
-        """A place in the fleet budget, taken or held.
-
-        Where there was none, it is tried again after the next look; sooner where only the answer was missing.
-        """
-        if self._refused is not None:
-            return self._refused
-        places: list[Place] = []
-
-        def take() -> None:
-            places.append(self._slots.take(node, rules.max_unhealthy_percent))
-
-        try:
-            taken = self._access.permitted("slots", take)
-        except Unavailable as error:
-            self._unanswered += 1
-            if self._unanswered < _MOST_UNANSWERED:
-                raise
-            # Whatever ails the Leases, the verdict must not wait for it.
-            self._place_unknown = True
-            return Place(held=False, why=f"the cluster does not say whether there is a place for it: {error}")
-        self._unanswered = 0
-        self._place_unknown = not taken
-        place = places[0] if taken else Place(held=False, why="the cluster forbids to take a place in the fleet budget")
-        self._refused = None if place.held else place
-        return place
+            told = self._reporter.say(released_event(node, release), first=True)
+            deadline = time.monotonic() + _RELEASE_TOLD_SECONDS
+            while not (told.wait(_POLL_SECONDS) or self._is_urgent() or self._stopping.is_set()):
+                if time.monotonic() >= deadline:
+                    break
 
     def _keep(self, node: NodeState) -> None:
         """The answer to our write, unless the watch has already shown what came after it."""
         if self._node is None or not _older(node, self._node):
             self._node = node
-
-    def _tell_events(self) -> None:
-        forbidden: list[Event] = []
-        try:
-            while self._events:
-                event, node = self._events[0], self._node or self._read()
-                tell = partial(self._cluster.create_event, node, event, self._clock().wall)
-                if not self._access.write("events", tell):
-                    forbidden.append(event)
-                self._events.popleft()
-        finally:
-            self._events.extend(forbidden)
-
-    def _tell_heartbeat(self) -> None:
-        if not self._beat_due:
-            return
-        node = self._node or self._read()
-        seconds = 3 * self._how.heartbeat_seconds()
-        self._access.write("leases", lambda: self._cluster.beat(node, self._clock().wall, seconds))
-        self._beat_due = False
-        self._slots.count()
 
     def _adopt_record(self, node: NodeState) -> None:
         text = node.annotations.get(RESULTS)
@@ -304,14 +279,27 @@ class Teller(threading.Thread):
             self._telemetry.bad_annotations.inc()
             for complaint in complaints:
                 log.warning("an annotation on the node is no record", complaint=complaint)
-                self._events.append(node_event(self._how.node_name, "BadAnnotation", complaint))
+                self.say(node_event(self._how.node_name, "BadAnnotation", complaint))
         self._complaints = complaints or self._complaints
 
     def _wait(self, seconds: float | None) -> None:
-        """Until there is news or the seconds passed, and never less than the server asked for."""
+        """Until there is news or the seconds passed, and never less than the server asked for.
+
+        What it asked for on behalf of a lesser verdict does not hold an urgent one.
+        """
         self._wake.wait(seconds)
-        self._stopping.wait(max(self._not_before - time.monotonic(), 0.0))
         self._wake.clear()
+        while (left := self._not_before - time.monotonic()) > 0 and not self._stopping.is_set():
+            if self._is_urgent() and self._ledger.severity > self._asked_for:
+                break
+            self._wake.wait(left)
+            self._wake.clear()
+
+    def _is_urgent(self) -> bool:
+        """Whether the Node does not say yet that work has to stay away."""
+        node, severity = self._node, self._ledger.severity
+        told = Severity.__members__.get(node.labels.get(SEVERITY, ""), Severity.PASS) if node else Severity.PASS
+        return severity >= Severity.RESET and told < severity
 
     def _pause(self, state: tenacity.RetryCallState) -> float:
         """How long until the next try. A fleet that lost its API server must not come back all at once."""
@@ -320,10 +308,13 @@ class Teller(threading.Thread):
             return random.uniform(0, 0.1)  # noqa: S311
         if isinstance(error, NotFound):
             return _NODE_GONE_SECONDS
-        severe = self._ledger.snapshot().verdict.severity >= Severity.REBOOT
-        backoff = tenacity.wait_random_exponential(max=_URGENT_CAP_SECONDS if severe else _CAP_SECONDS)
+        urgent = self._is_urgent()
+        backoff = tenacity.wait_random_exponential(max=_URGENT_CAP_SECONDS if urgent else _CAP_SECONDS)
         asked = (error.retry_after_seconds if isinstance(error, Unavailable) else None) or 0.0
+        if urgent:
+            asked = min(asked, random.uniform(*_URGENT_ASKED_SECONDS))  # noqa: S311
         self._not_before = time.monotonic() + asked
+        self._asked_for = self._ledger.severity if urgent else Severity.PASS
         return max(asked, backoff(state))
 
     def _account_for(self, state: tenacity.RetryCallState) -> None:
@@ -332,9 +323,8 @@ class Teller(threading.Thread):
             self._node = None
         if isinstance(error, Forbidden):
             self._access.forbid(error.verb, error.resource, error)
-        if isinstance(error, Unavailable) and not self._outage:
-            self._outage = True
-            log.warning("the API server is away; the newest verdict is kept", error=str(error))
+        if isinstance(error, Unavailable):
+            self._outage.away("nodes", error)
         elif isinstance(error, NotFound) and state.attempt_number == 1:
             log.warning("the Node is gone", error=str(error))
 

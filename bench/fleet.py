@@ -39,6 +39,7 @@ PERCENT = 20
 _SETTING_UP = 16
 """Threads that make nodes and tokens, and that begin the agents, which in a cluster begin one after the other too."""
 _GIVE_UP_SECONDS = 300.0
+_POLL_SECONDS = 0.01
 _BOOT = "0b0a6c5e-0000-4000-8000-00000000000a"
 _NOTE = (
     "fleet: the agents are threads of one Python process on the API server's own machine, so that the time is theirs",
@@ -84,8 +85,11 @@ class Member:
         self.teller.hurry()
 
     def _wait(self) -> None:
-        if not self.teller.told.wait(_GIVE_UP_SECONDS):
-            raise CouldNotMeasure(f"{self.name} told nothing in {_GIVE_UP_SECONDS:g} s")
+        give_up_at = time.monotonic() + _GIVE_UP_SECONDS
+        while not self.teller.is_all_told:
+            if time.monotonic() > give_up_at:
+                raise CouldNotMeasure(f"{self.name} told nothing in {_GIVE_UP_SECONDS:g} s")
+            time.sleep(_POLL_SECONDS)
 
 
 def measure(stage: Stage) -> Outcome:

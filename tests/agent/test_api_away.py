@@ -7,13 +7,15 @@ from collections.abc import Callable
 import pytest
 
 from tests.agent.conftest import MakeWorld
-from tests.agent.world import UNHEALTHY, World
-from tests.waiting import eventually
+from tests.agent.test_release import by_command
+from tests.agent.world import BUDGET, UNHEALTHY, P, World
+from tests.waiting import GIVE_UP_SECONDS, eventually
 
 ERROR = "GPU has fallen off the bus."
 AWAY = "the API server is away; the newest verdict is kept"
 BACK = "the API server is back; the node is up to date"
 NODE = "/api/v1/nodes/gpu-node-1"
+HEARTBEATS = "/namespaces/gpu-healthcheck/leases"
 OUTAGES: dict[str, Callable[[World], None]] = {
     "refused": lambda world: world.api.refuse(),
     "hanging": lambda world: world.api.hang(),
@@ -43,7 +45,8 @@ def test_a_start_without_the_api_server_waits_for_it_looking(world: World, outag
     assert agent.get("/healthz")[0] == 200
 
     end_outage(world)
-    assert world.wait_for_status("fail").tainted
+    # The verdict waits no longer for its place in the budget than a moment: the taint may follow it.
+    world.wait(lambda node: node.status == "fail" and node.tainted)
 
 
 @pytest.mark.parametrize("outage", OUTAGES)
@@ -57,8 +60,8 @@ def test_a_fault_during_an_outage_stands_on_the_node_after_it(watched: World, ou
     assert watched.node().object == before.object
 
     end_outage(watched)
-    node = watched.wait_for_status("fail")
-    assert node.tainted
+    watched.wait_for_status("fail")
+    node = watched.wait(lambda node: node.tainted)
     assert len(node.record["findings"]) == 2
     # The heartbeat of the first look may stand before it: the Events come in any case.
     eventually(lambda: len(watched.events("Xid79")) == 2)
@@ -145,3 +148,101 @@ def test_a_node_that_does_not_exist_yet_is_waited_for(make_world: MakeWorld) -> 
     world.api.add_node("gpu-node-1")
 
     world.wait_for_status("pass")
+
+
+EVENTS_AND_LEASES = {"Events": "/events", "heartbeats": f"{HEARTBEATS}/gpu-node-1", "the budget": BUDGET}
+
+
+class TestAnUrgentVerdict:
+    """It waits for nothing but the Node itself."""
+
+    @pytest.mark.parametrize("part", EVENTS_AND_LEASES.values(), ids=EVENTS_AND_LEASES)
+    def test_does_not_wait_for_a_server_that_asks_for_patience_elsewhere(self, watched: World, part: str) -> None:
+        watched.configure(CHECK_INTERVAL="10")
+        watched.api.fail_with(429, 600, path_part=part)
+        if part != BUDGET:
+            watched.host.kernel_log.overrun(17)  # so that there is an Event to refuse
+            watched.host.kernel_log.write("usb 1-1: new high-speed USB device")
+            watched.api.wait_for_request(lambda one: one.status == 429, GIVE_UP_SECONDS)
+        watched.host.xid(3, 79, ERROR)
+        watched.wait(lambda node: node.severity == "REBOOT")
+
+        if part != BUDGET:
+            watched.wait(lambda node: node.tainted)
+
+    @pytest.mark.parametrize("part", EVENTS_AND_LEASES.values(), ids=EVENTS_AND_LEASES)
+    def test_does_not_wait_for_a_request_that_hangs(self, watched: World, part: str) -> None:
+        watched.configure(CHECK_INTERVAL="10")
+        held = watched.api.stop_at("POST" if part != EVENTS_AND_LEASES["heartbeats"] else "PATCH", part)
+        watched.host.xid(2, 79, ERROR)
+        eventually(held.is_set)
+        watched.host.xid(3, 79, ERROR)
+
+        watched.wait(lambda node: len(node.record["findings"]) == 2 and node.severity == "REBOOT")
+
+    def test_does_not_wait_as_long_as_the_server_asked_for_a_lesser_write(self, watched: World) -> None:
+        watched.api.fail_with(429, 600, path_part=NODE)
+        watched.cluster.edit({"metadata": {"labels": {f"{P}/severity": None}}})
+        watched.api.wait_for_request(lambda one: one.status == 429 and one.path.startswith(NODE), GIVE_UP_SECONDS)
+        watched.api.recover()
+        watched.host.xid(3, 79, ERROR)
+
+        watched.wait(lambda node: node.severity == "REBOOT" and node.tainted)
+
+    def test_itself_put_off_is_tried_again_soon(self, watched: World) -> None:
+        watched.api.fail_with(429, 600, path_part=NODE, times=1)
+        watched.host.xid(3, 79, ERROR)
+
+        watched.wait(lambda node: node.severity == "REBOOT" and node.tainted)
+
+    def test_gets_its_taint_as_soon_as_the_budget_answers(self, watched: World) -> None:
+        watched.api.fail_with(503, path_part=BUDGET)
+        watched.host.xid(3, 79, ERROR)
+        node = watched.wait(lambda node: node.severity == "REBOOT")
+        assert (node.tainted, node.record["taint"]) == (False, "withheld")
+        watched.api.recover()
+
+        assert watched.wait(lambda node: node.tainted).record["taint"] == "set"
+
+
+@pytest.mark.parametrize("status", [429, 403, 500])
+def test_the_heartbeat_goes_on_where_events_are_refused(world: World, status: int) -> None:
+    world.configure(CHECK_INTERVAL="10")
+    world.api.fail_with(status, 600, path_part="/events")
+    world.start()
+    world.wait_for_status("pass")
+    first = eventually(world.cluster.lease)["spec"]["renewTime"]
+
+    eventually(lambda: (world.cluster.lease() or {})["spec"]["renewTime"] != first)
+    assert world.cluster.events() == []
+
+
+def test_events_that_had_to_wait_are_told_later(world: World) -> None:
+    world.api.fail_with(429, 1, path_part="/events", times=2)
+    world.start()
+    world.wait_for_status("pass")
+    world.host.xid(3, 79, ERROR)
+
+    world.wait_for_event("Xid79")
+    world.wait_for_event("GpuHealthPass")
+    assert len(world.agent.logged("Events have to wait")) == 1
+
+
+def test_a_release_is_taken_while_no_event_can_be_told(watched: World) -> None:
+    watched.host.xid(3, 79, ERROR)
+    watched.wait_for_status("fail")
+    watched.api.fail_with(429, 600, path_part="/events")
+    by_command(watched)
+
+    assert not watched.wait_for_status("pass").tainted
+
+
+def test_once_ends_when_verdict_events_and_heartbeat_stand(world: World) -> None:
+    world.host.xid(3, 79, ERROR)
+    world.api.fail_with(503, path_part="/events", times=2)
+    agent = world.start("--once")
+
+    assert agent.exit_code() == 0
+    assert world.node().tainted
+    assert {"Xid79", "GpuHealthFail"} <= {one["reason"] for one in world.cluster.events()}
+    assert world.cluster.lease()

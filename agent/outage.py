@@ -1,0 +1,29 @@
+"""Whether the API server is away, for all who talk to it: its going and its coming back are said once."""
+
+from __future__ import annotations
+
+import threading
+
+import structlog
+
+from healthcheck.cluster import ClusterError
+
+log = structlog.get_logger()
+
+
+class Outage:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: set[str] = set()
+
+    def away(self, who: str, error: ClusterError) -> None:
+        with self._lock:
+            if not self._waiting:
+                log.warning("the API server is away; the newest verdict is kept", error=str(error))
+            self._waiting.add(who)
+
+    def back(self, who: str) -> None:
+        with self._lock:
+            if self._waiting == {who}:
+                log.info("the API server is back; the node is up to date")
+            self._waiting.discard(who)
