@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from healthcheck.job_template import Title, job_on, short_name
+from healthcheck.model import PREFIX
 from healthcheck.node import NodeState
 from healthcheck.run import TOLD
 
@@ -13,13 +14,17 @@ CRON_JOB = "gpu-healthcheck-quarantine-node"
 """Its template (contract, section 4)."""
 COMPONENT = "quarantine"
 _BEGINNING = "gpu-quarantine"
-_LONGEST_NAME = 63
+TARGET = f"{PREFIX}/target-node"
+"""The label by which the scripts that this system replaces find a node's Job."""
+_LONGEST_NAME = _LONGEST_LABEL = 63
 
 
 def quarantine_job(template: Mapping[str, Any], node: NodeState, namespace: str) -> dict[str, Any]:
     """The Job for this node. Raises TemplateError."""
     job = job_on(template, Title(job_name(node.name), namespace, COMPONENT), node.name, node.uid)
     job["metadata"]["annotations"][TOLD] = ""
+    if len(node.name) <= _LONGEST_LABEL:
+        job["metadata"]["labels"][TARGET] = node.name
     return job
 
 

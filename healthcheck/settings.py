@@ -89,12 +89,6 @@ def _overrides(value: str) -> str:
     return value
 
 
-def _image(value: str) -> str:
-    if re.search(r"\s", value.strip()):
-        raise ValueError("the name of an image, or nothing for the template's own")
-    return value
-
-
 def _namespace(value: str) -> str:
     if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", value):
         raise ValueError("the name of a namespace: at most 63 lower-case letters, digits and hyphens")
@@ -148,12 +142,12 @@ class NodeSettings(BaseSettings):
     """Of the nodes of one instance type, how many may be under a deep run at the same time; always at least one."""
     job_timeout_seconds: int = Field(900, alias="JOB_TIMEOUT", ge=60, le=86400)
     """What a Job may take beyond DCGM itself: to be placed, to pull its image, to tell."""
-    sweep_image: Annotated[str, AfterValidator(_image)] = Field("", alias="SWEEP_IMAGE")
-    """Of the Jobs; '': the template's."""
     sweep_namespace: Annotated[str, AfterValidator(_namespace)] = Field("gpu-healthcheck", alias="SWEEP_NAMESPACE")
     """Of the Jobs."""
     kernel_log_lines: str = Field("", alias="KERNEL_LOG_LINES")
     """Accepted for the sake of old ConfigMaps; a cursor took its place."""
+    sweep_image: str = Field("", alias="SWEEP_IMAGE")
+    """Accepted for the sake of old ConfigMaps; the template's image is the one, which a policy holds Jobs to."""
 
     @property
     def checks(self) -> tuple[Check, ...]:

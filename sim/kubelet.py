@@ -64,6 +64,8 @@ class Kubelets:
     roots: Mapping[str, Path] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     """For every container, beside what its pod says."""
+    programs: Path | None = None
+    """The image: a folder whose programs come before this machine's."""
     most_gpus: Counter[str] = field(default_factory=Counter)
     """By node name, the most GPUs that containers ever held there at the same time."""
     stuck: set[str] = field(default_factory=set)
@@ -161,6 +163,7 @@ class Kubelets:
             for one in pod["spec"]["containers"][0].get("env", [])
         }
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        path = f"{self.programs}:{path}" if self.programs else path
         root = {}
         if node in self.roots:
             path = f"{self.roots[node] / DCGM_PROGRAMS}:{path}"

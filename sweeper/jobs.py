@@ -17,10 +17,9 @@ _BEGINNING = "gpu-sweep"
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What the settings say of each Job. `image` '' is the template's own."""
+    """What the settings say of each Job."""
 
     namespace: str
-    image: str
     deadline_seconds: int
     """From its beginning to its end, the waiting for a place included."""
 
@@ -37,8 +36,6 @@ def job_for(template: Mapping[str, Any], node: Candidate, order: Order, at: date
     for kind in ("requests", "limits"):
         resources = container.setdefault("resources", {})
         resources[kind] = {**(resources.get(kind) or {}), **{name: str(count) for name, count in node.gpus.items()}}
-    if order.image:
-        container["image"] = order.image
     return job
 
 

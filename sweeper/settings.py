@@ -12,6 +12,8 @@ from healthcheck.settings import NodeSettings, SettingsError, read_settings, set
 
 log = structlog.get_logger()
 
+_THE_IMAGE = "a sweep's image is that of the CronJob gpu-healthcheck-sweep-node, and of the policy beside it"
+
 
 class SweeperSettings(BaseSettings):
     model_config = SettingsConfigDict(extra="ignore", case_sensitive=True, populate_by_name=True)
@@ -35,9 +37,11 @@ def cluster_values(directory: Path) -> NodeSettings:
     if unknown := unknown_keys(directory):
         log.warning("a key of the configuration is no setting", unknown=str(unknown))
     try:
-        return read_settings(directory).values
+        settings = read_settings(directory)
     except SettingsError as error:
-        bad = error.bad
-    for one in bad:
+        settings = settings_despite(error.bad, directory)
+    for one in settings.bad:
         log.error("a setting is not allowed; the default stands in its place", setting=str(one))
-    return settings_despite(bad, directory).values
+    if settings.values.sweep_image:
+        log.warning("SWEEP_IMAGE has no effect", value=settings.values.sweep_image, instead=_THE_IMAGE)
+    return settings.values

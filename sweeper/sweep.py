@@ -63,9 +63,7 @@ class Sweep:
     def __init__(self, cluster: Cluster, values: NodeSettings) -> None:
         self._cluster = cluster
         self._namespace = values.sweep_namespace
-        self._order = Order(
-            values.sweep_namespace, values.sweep_image, values.dcgm_timeout_seconds + values.job_timeout_seconds
-        )
+        self._order = Order(values.sweep_namespace, values.dcgm_timeout_seconds + values.job_timeout_seconds)
         interval = timedelta(seconds=values.dcgm_l2_interval_seconds)
         self._limits = Limits(values.max_nodes_per_sweep, values.max_sweep_percent, interval)
         self._heard: dict[str, datetime] = {}

@@ -138,7 +138,7 @@ def test_the_config_map_holds_the_profiles_and_every_key_that_somebody_reads() -
     data = config["data"]
     assert isinstance(data, dict)
     known = {str(one.alias) for one in NodeSettings.model_fields.values()} | {PROFILES_FILE}
-    assert set(data) ^ known == {"KERNEL_LOG_LINES"}  # taken, and without effect
+    assert set(data) ^ known == {"KERNEL_LOG_LINES", "SWEEP_IMAGE"}  # taken, and without effect
     assert data[PROFILES_FILE] == (ROOT / PROFILES_FILE).read_text()
     assert manifests.MANIFEST.read_text() == manifests.render(
         manifests.MANIFEST.read_text(), (ROOT / PROFILES_FILE).read_text()

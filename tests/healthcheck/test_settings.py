@@ -158,15 +158,11 @@ def test_the_configmap_comes_before_the_environment(tmp_path: Path, monkeypatch:
 
 
 def test_the_sweepers_keys_are_read(tmp_path: Path) -> None:
-    write(tmp_path, DCGM_HOST="nvidia-dcgm.gpu-operator:5555", SWEEP_IMAGE="registry.example.com/x@sha256:0\n")
-    write(tmp_path, SWEEP_NAMESPACE="sweeps", DCGM_L2_INTERVAL="0")
+    write(tmp_path, DCGM_HOST="nvidia-dcgm.gpu-operator:5555", SWEEP_NAMESPACE="sweeps", DCGM_L2_INTERVAL="0")
 
     values = read_settings(tmp_path).values
 
-    assert (values.dcgm_host, values.sweep_image) == (
-        "nvidia-dcgm.gpu-operator:5555",
-        "registry.example.com/x@sha256:0",
-    )
+    assert values.dcgm_host == "nvidia-dcgm.gpu-operator:5555"
     assert (values.sweep_namespace, values.dcgm_l2_interval_seconds) == ("sweeps", 0)
 
 
@@ -231,7 +227,6 @@ BAD = [
     ("MAX_NODES_PER_SWEEP", "0", "a whole number, 1 to 5000"),
     ("MAX_SWEEP_PERCENT", "101", "a whole number, 1 to 100"),
     ("JOB_TIMEOUT", "59", SECONDS + "60 to 86400"),
-    ("SWEEP_IMAGE", "an image", "the name of an image"),
     ("SWEEP_NAMESPACE", "", "the name of a namespace"),
     ("SWEEP_NAMESPACE", "../kube-system", "the name of a namespace"),
     ("MONITOR_TTL", "59", SECONDS + "60 to 31536000"),

@@ -25,5 +25,6 @@ def fleet(scheduled: ControlPlane, tmp_path: Path) -> Iterator[Fleet]:
 def kubelets(fleet: Fleet, tmp_path: Path) -> Iterator[Kubelets]:
     folder = tmp_path / "pods"
     folder.mkdir()
-    with Kubelets(fleet.plane, folder, environment={"PYTHONPATH": str(Path(__file__).parents[2])}) as running:
+    environment = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    with Kubelets(fleet.plane, folder, environment=environment, programs=fleet.image) as running:
         yield running

@@ -32,8 +32,15 @@ def test_wrong_usage_is_no_failure_of_the_cluster(words: list[str], variables: d
     assert run(*words, **variables).returncode == code
 
 
-def test_a_bad_setting_is_told_and_its_default_taken(tmp_path: Path) -> None:
-    (tmp_path / "MAX_NODES_PER_SWEEP").write_text("ten")
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("MAX_NODES_PER_SWEEP", "ten", b"MAX_NODES_PER_SWEEP = 'ten': a whole number, 1 to 5000"),
+        ("SWEEP_IMAGE", "registry.example.com/x:1", b"that of the CronJob gpu-healthcheck-sweep-node"),
+    ],
+)
+def test_a_setting_that_is_not_taken_is_told(tmp_path: Path, key: str, value: str, words: bytes) -> None:
+    (tmp_path / key).write_text(value)
     (tmp_path / "server.yaml").write_text(
         "apiVersion: v1\nkind: Config\ncurrent-context: x\n"
         "clusters: [{name: x, cluster: {server: 'http://127.0.0.1:1'}}]\n"
@@ -46,4 +53,5 @@ def test_a_bad_setting_is_told_and_its_default_taken(tmp_path: Path) -> None:
         told = process.stderr.readline()  # while it still asks for the cluster
         process.terminate()
 
-    assert b"MAX_NODES_PER_SWEEP = 'ten': a whole number, 1 to 5000" in told
+    assert key.encode() in told
+    assert words in told
