@@ -102,7 +102,7 @@ CAUSES = (
     ),
     (
         ("DcgmAbsent", "DcgmNotInstalled"),
-        "the image has no `dcgmi`: a deep run needs its target `full`, also beside slim agents (`SWEEP_IMAGE`)",
+        "the image has no `dcgmi`: a deep run needs its target `full`, also beside slim agents",
     ),
     (
         ("DcgmGpuLost", "DcgmResetRequired", "DcgmNvmlNotLoaded"),

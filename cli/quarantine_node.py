@@ -21,12 +21,12 @@ from healthcheck import record as records
 from healthcheck.cluster import JOB_LABEL, NAMESPACE, Cluster, ClusterError, Conflict, Forbidden, NotFound, Right
 from healthcheck.cordon import cordon, cordoned_by, lift, why_kept
 from healthcheck.drain import Allowed, DrainPlan, plan_drain
-from healthcheck.job_template import TemplateError, pod_of
+from healthcheck.job_template import TemplateError, account_of, pod_of
 from healthcheck.moments import moment, timestamp
 from healthcheck.next_step import NextStep, next_step
 from healthcheck.node import QUARANTINE_RESULT, NodeState, is_tested
 from healthcheck.pod_state import PodState
-from healthcheck.quarantine_job import CRON_JOB, job_name, quarantine_job
+from healthcheck.quarantine_job import COMPONENT, CRON_JOB, job_name, quarantine_job
 from healthcheck.record import RecordError
 from healthcheck.run import JobState, Kind, run_on
 
@@ -115,11 +115,14 @@ class NodeQuarantine:
             raise CouldNot(f"{held.kind.value} {held.holder} tests it, until {until} at the latest; try again then")
         if is_tested(node):
             raise CouldNot("HyperPod tests it now (deep-health-check-status=InProgress); try again when it has ended")
+        template = self._template()
         job = self._job()
+        if job is not None:
+            _must_be_ours(job, template)
         following = job if job and _is_to_follow(job, node) else None
         # The pod that is at work would go with the others.
         drain = DrainPlan() if following or not self._wish.drain else self._drain_plan()
-        plan = Plan(node, self._template(), drain, following)
+        plan = Plan(node, template, drain, following)
         self._must_be_possible(plan)
         return plan
 
@@ -237,6 +240,8 @@ class NodeQuarantine:
         """The Job at work, found or made; None while one that has ended is still to go."""
         self._voice.stage("gets its Job")
         known = self._job()
+        if known is not None:
+            _must_be_ours(known, plan.template)
         try:
             if known is None:
                 job = self._cluster.create_job(quarantine_job(plan.template, plan.node, NAMESPACE))
@@ -390,6 +395,18 @@ def _is_to_follow(job: JobState, node: NodeState) -> bool:
         return False
     record = _record_of(node, job, node.annotations.get(QUARANTINE_RESULT, ""))
     return record is not None and record["recommendation"] != _RERUN
+
+
+def _must_be_ours(job: JobState, template: Mapping[str, Any]) -> None:
+    """Another's Job of that name proves nothing of the node, whatever it says; nor is it ours to delete."""
+    if (job.component, job.account) == (COMPONENT, account_of(template)):
+        return
+    raise CouldNot(
+        f"Job {job.namespace}/{job.name} is no quarantine's, and is neither followed nor deleted",
+        f"it has the component '{job.component}' and the account '{job.account}', "
+        f"where a quarantine's has '{COMPONENT}' and '{account_of(template)}'",
+        f"look who made it, then: kubectl delete job -n {job.namespace} {job.name}",
+    )
 
 
 def _must_be_allowed(plan: DrainPlan) -> None:

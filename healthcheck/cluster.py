@@ -21,6 +21,7 @@ from kubernetes.client.exceptions import ApiException
 from healthcheck.budget import Slot, holder_label
 from healthcheck.events import Event
 from healthcheck.gpu_resources import GpuPod, gpu_pod, offered, whole_quantity
+from healthcheck.job_template import COMPONENT_LABEL, account_of
 from healthcheck.kubeconfig import Access, KubeconfigError, choose
 from healthcheck.model import PREFIX
 from healthcheck.node import (
@@ -571,6 +572,8 @@ def _job(job: Mapping[str, Any]) -> JobState:
         leaving="deletionTimestamp" in metadata,
         suspended=(job.get("spec") or {}).get("suspend") is True,
         untold=(metadata.get("annotations") or {}).get(TOLD) == "",
+        component=str((metadata.get("labels") or {}).get(COMPONENT_LABEL, "")),
+        account=account_of(job),
     )
 
 

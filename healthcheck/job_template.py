@@ -61,6 +61,12 @@ def pod_of(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return pod, container
 
 
+def account_of(job: Mapping[str, Any]) -> str:
+    """As whom its pods act; '' where it does not say so."""
+    pod = ((job.get("spec") or {}).get("template") or {}).get("spec") or {}
+    return str(pod.get("serviceAccountName") or "")
+
+
 def short_name(beginning: str, node_name: str, unique: str) -> str:
     """At most 63 characters, whatever the node's name; another one for every `unique`."""
     digest = hashlib.blake2s(unique.encode()).hexdigest()[:_DIGEST_LETTERS]

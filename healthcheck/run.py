@@ -63,6 +63,10 @@ class JobState:
     """Somebody keeps it from having pods, as a queue such as Kueue does."""
     untold: bool = False
     """A command made it, and none that followed it to its end has told its result."""
+    component: str = ""
+    """Whose it says it is, by its label `app.kubernetes.io/component`."""
+    account: str = ""
+    """As whom its pods act."""
 
 
 def run_on(node: NodeState, now: datetime) -> Run | None:

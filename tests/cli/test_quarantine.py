@@ -13,7 +13,7 @@ import pytest
 
 from healthcheck.quarantine_job import job_name
 from healthcheck.run import TOLD
-from tests.cli.quarantine_world import BATCH, JOB_PODS, LOST_GPU, NODES, Hospital, P
+from tests.cli.quarantine_world import ACCOUNT, BATCH, DEFAULT_PODS, JOB_PODS, LOST_GPU, NODES, Hospital, P
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.control_plane
@@ -294,6 +294,49 @@ def test_a_job_by_hand_that_has_ended_has_told_whoever_started_it(hospital: Hosp
     hospital.quarantine("by-hand")
 
     assert hospital.jobs("by-hand") != first
+
+
+def foreign_job(hospital: Hospital, node: str, component: str, account: str) -> str:
+    """A Job by the name of the node's, made by somebody who says so; its uid."""
+    pod = {
+        "serviceAccountName": account,
+        "restartPolicy": "Never",
+        "containers": [{"name": "quarantine", "image": "x", "command": ["true"]}],
+    }
+    body = {
+        "metadata": {"name": job_name(node), "labels": {"app.kubernetes.io/component": component}},
+        "spec": {"template": {"spec": pod}},
+    }
+    answer = hospital.plane.request("POST", f"{BATCH}/jobs", body)
+    assert answer.status == 201, answer.message
+    return str(answer.body["metadata"]["uid"])
+
+
+@pytest.mark.parametrize(("component", "account"), [("sweep", ACCOUNT), ("quarantine", "gpu-healthcheck-sweep")])
+def test_a_job_of_that_name_that_is_no_quarantines_is_refused(hospital: Hospital, component: str, account: str) -> None:
+    hospital.admit("imitated")
+    uid = foreign_job(hospital, "imitated", component, account)
+
+    code, out, _ = hospital.quarantine("imitated")
+
+    assert (code, hospital.cordon("imitated"), hospital.jobs("imitated")) == (2, (False, None), [uid]), out
+    assert "Job gpu-healthcheck/gpu-quarantine-imitated is no quarantine's, and is neither followed nor deleted" in out
+    assert f"it has the component '{component}' and the account '{account}'" in out
+    assert f"where a quarantine's has 'quarantine' and '{ACCOUNT}'" in out
+
+
+def test_one_that_comes_while_pods_go_is_refused_too(hospital: Hospital) -> None:
+    hospital.admit("imitated")
+    hospital.pod("work", "imitated", finalizers=["example.com/x"])
+    process = hospital.start("imitated")
+    eventually(lambda: hospital.cordon("imitated")[0])
+    uid = foreign_job(hospital, "imitated", "sweep", "gpu-healthcheck-sweep")
+    hospital.plane.request("PATCH", f"{DEFAULT_PODS}/work", {"metadata": {"finalizers": None}})
+
+    out, _ = process.communicate()
+
+    assert (process.returncode, hospital.jobs("imitated")) == (2, [uid]), out
+    assert "is no quarantine's, and is neither followed nor deleted" in out
 
 
 def test_two_people_at_once_follow_one_job(hospital: Hospital) -> None:

@@ -176,5 +176,40 @@ def test_the_generated_part_of_the_config_map_is_fresh() -> None:
     assert subprocess.run(command, check=False, capture_output=True).returncode == 0
 
 
+def spec_of(kind: str, name: str) -> dict[str, Any]:
+    (found,) = (one for one in documents(kind) if one["metadata"]["name"] == name)
+    spec: dict[str, Any] = found["spec"]
+    return spec
+
+
+def test_the_sweepers_pods_stay_off_every_node_that_has_an_agent() -> None:
+    """By RBAC and policy its token may mark every Node; nobody who breaks out of a pod on a GPU node is to find it."""
+    agent = spec_of("DaemonSet", "gpu-healthcheck-agent")["template"]["spec"]
+    sweeper = spec_of("CronJob", "gpu-healthcheck-sweeper")["jobTemplate"]["spec"]["template"]["spec"]
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    anywhere = agent["affinity"]["nodeAffinity"][required]["nodeSelectorTerms"]
+    (nowhere,) = sweeper["affinity"]["nodeAffinity"][required]["nodeSelectorTerms"]
+
+    assert [term["matchExpressions"] for term in anywhere] == [
+        [{**one, "operator": "In"}] for one in nowhere["matchExpressions"]
+    ]
+    assert {one["operator"] for one in nowhere["matchExpressions"]} == {"NotIn"}
+
+
+@pytest.mark.parametrize("name", ["gpu-healthcheck-sweep-node", "gpu-healthcheck-quarantine-node"])
+def test_who_takes_nodes_away_leaves_one_under_a_deep_test(name: str) -> None:
+    pod = spec_of("CronJob", name)["jobTemplate"]["spec"]["template"]
+
+    assert pod["metadata"]["annotations"] == {
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+        "karpenter.sh/do-not-disrupt": "true",
+    }
+
+
+def test_the_files_can_be_joined() -> None:
+    """`sed ... *.yaml | kubectl apply -f -`: without a line between them, two documents were one."""
+    assert [file.name for file in FILES if not file.read_text().startswith("---\n")] == []
+
+
 def test_the_manifests_folder_is_no_python_package() -> None:
     assert not list((ROOT / "kubernetes").rglob("__init__.py"))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from healthcheck.quarantine_job import TARGET
 from healthcheck.run import TESTED_NODE
 from sim.control_plane import MANIFESTS, ControlPlane, unbound_token
 from tests.cluster.node_patches import annotated, labelled, tainted
@@ -42,12 +43,14 @@ def test_the_job_by_hand_is_the_template_with_a_name_and_a_place() -> None:
     job = job_for("gpu-1.example.internal")
     affinity = job["spec"]["template"]["spec"].pop("affinity")
 
-    assert (job["spec"], job["metadata"]["labels"]) == (template()["spec"], template()["metadata"]["labels"])
+    assert job["spec"] == template()["spec"]
     assert (job["metadata"]["name"], job["metadata"]["namespace"]) == (
         "gpu-quarantine-gpu-1.example.internal",
         "gpu-healthcheck",
     )
     assert job["metadata"]["annotations"] == {TESTED_NODE: "gpu-1.example.internal"}
+    assert job["metadata"]["labels"].pop(TARGET) == "gpu-1.example.internal"
+    assert job["metadata"]["labels"] == template()["metadata"]["labels"]
     (term,) = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert term == {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["gpu-1.example.internal"]}]}
 
@@ -140,6 +143,15 @@ MAY_NOT: dict[str, tuple[dict[str, Any], str]] = {
     "say who cordoned": (annotated(f"{P}/cordoned-by", "x"), "no annotation but"),
     "call it something else": (labelled(f"{P}/mode", "sweep"), "sets the mode quarantine"),
     "take it for another": (annotated(f"{P}/run", RUN.replace("quarantine", "l2")), "for a quarantine and for nothing"),
+    "say two kinds": (annotated(f"{P}/run", RUN.replace("{", '{"kind":"l2",')), "for a quarantine and for nothing"),
+    "say another kind after it": (
+        annotated(f"{P}/run", RUN.replace("}", ',"kind":"sweep"}')),
+        "for a quarantine and for nothing",
+    ),
+    "pad its mark": (annotated(f"{P}/run", RUN.replace("}", " " * 250_000 + "}")), "for a quarantine and for nothing"),
+    "pad its holder": (annotated(f"{P}/run", RUN.replace('"x"', f'"{"x" * 254}"')), "for a quarantine and for nothing"),
+    "fill the Node": (annotated(f"{P}/quarantine-result", "x" * 20_481), "20 KiB at most"),
+    "fill the Node with fewer characters": (annotated(f"{P}/quarantine-result", "ß" * 10_241), "20 KiB at most"),
     "lift a foreign taint": (tainted(UNHEALTHY), "touch no other"),
     "lift the verdict's taint": (tainted(SPOT), "touch no other"),
     "set the taint of another kind": (tainted(SPOT, UNHEALTHY, MAINTENANCE | {"value": "l2"}), "touch no other"),

@@ -18,7 +18,8 @@ OWN, OTHER = "sweep-own", "sweep-other"
 SPOT = {"key": "example.com/spot", "value": "true", "effect": "NoSchedule"}
 LEFT = {"key": f"{P}/maintenance", "value": "sweep", "effect": "NoSchedule"}
 UNHEALTHY = {"key": f"{P}/unhealthy", "value": "true", "effect": "NoSchedule"}
-RUN = json.dumps({"kind": "sweep", "holder": "x", "until": "2026-11-21T12:00:00Z"}, separators=(",", ":"))
+HOLDER = "gpu-sweep-own-0123456789"
+RUN = json.dumps({"kind": "sweep", "holder": HOLDER, "until": "2026-11-21T12:00:00Z"}, separators=(",", ":"))
 POD = {"metadata": {"name": "sweep-pod", "namespace": "gpu-healthcheck"}}
 MARKED = {"labels": {"example.com/team": "vision", f"{P}/status": "pass"}, "annotations": {f"{P}/results": "{}"}}
 
@@ -52,7 +53,25 @@ SWEEPER_MAY_NOT: dict[str, tuple[dict[str, Any], str]] = {
     "write a test's record": (annotated(f"{P}/sweep-result", "{}"), "no annotation but"),
     "release": (annotated(f"{P}/release", "{}"), "no annotation but"),
     "call it something else": (labelled(f"{P}/mode", "quarantine"), "sets the mode sweep"),
-    "take a node for another": (annotated(f"{P}/run", RUN.replace("sweep", "l2")), "for a sweep and for nothing else"),
+    "take a node for another": (
+        annotated(f"{P}/run", RUN.replace('"sweep"', '"l2"')),
+        "for a sweep and for nothing else",
+    ),
+    "say two kinds": (annotated(f"{P}/run", RUN.replace("{", '{"kind":"l2",')), "for a sweep and for nothing else"),
+    "say another kind after it": (
+        annotated(f"{P}/run", RUN.replace("}", ',"kind":"quarantine"}')),
+        "for a sweep and for nothing else",
+    ),
+    "pad it": (annotated(f"{P}/run", RUN.replace("}", " " * 250_000 + "}")), "for a sweep and for nothing else"),
+    "pad its holder": (
+        annotated(f"{P}/run", RUN.replace(HOLDER, f"gpu-sweep-{'x' * 54}")),
+        "for a sweep and for nothing else",
+    ),
+    "hold it in another's name": (
+        annotated(f"{P}/run", RUN.replace(HOLDER, "gpu-quarantine-own")),
+        "for a sweep and for nothing else",
+    ),
+    "add a line to it": (annotated(f"{P}/run", RUN + "\n"), "for a sweep and for nothing else"),
     "lift a foreign taint": (tainted(LEFT), "touch no other"),
     "set our taint": (tainted(SPOT, LEFT, UNHEALTHY), "touch no other"),
     "cordon": ({"spec": {"unschedulable": True}}, "nothing of a Node's spec"),
@@ -93,7 +112,7 @@ def token(plane: ControlPlane) -> str:
 
 
 def test_a_jobs_pod_may_write_its_record_on_its_own_node_only(plane: ControlPlane, token: str) -> None:
-    record = annotated(f"{P}/sweep-result", "{}")
+    record = annotated(f"{P}/sweep-result", "x" * 20_480)
 
     assert asked(plane, token, record) == ""
     assert "its own Node only: the token belongs to 'sweep-own'" in asked(plane, token, record, OTHER)
@@ -110,6 +129,8 @@ def test_a_jobs_pod_may_write_its_record_on_its_own_node_only(plane: ControlPlan
         (tainted(SPOT), "nothing of a Node's spec"),
         ({"spec": {"unschedulable": True}}, "nothing of a Node's spec"),
         ({"metadata": {"finalizers": ["example.com/hold"]}}, "finalizers"),
+        (annotated(f"{P}/sweep-result", "x" * 20_481), "20 KiB at most"),
+        (annotated(f"{P}/sweep-result", "ß" * 10_241), "20 KiB at most"),
     ],
 )
 def test_a_jobs_pod_may_write_nothing_else(

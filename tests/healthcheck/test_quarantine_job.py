@@ -8,7 +8,7 @@ import pytest
 
 from healthcheck.job_template import TemplateError
 from healthcheck.node import NodeState
-from healthcheck.quarantine_job import job_name, quarantine_job
+from healthcheck.quarantine_job import TARGET, job_name, quarantine_job
 from healthcheck.run import TESTED_NODE, TOLD
 
 TEMPLATE = {
@@ -35,8 +35,16 @@ def test_it_is_the_template_held_to_its_node_and_owned_by_it() -> None:
     assert job["metadata"]["labels"] == {
         "app.kubernetes.io/name": "gpu-healthcheck",
         "app.kubernetes.io/component": "quarantine",
+        TARGET: NODE.name,
     }
     assert job["spec"]["template"]["metadata"]["labels"] == {"app.kubernetes.io/component": "quarantine"}
+
+
+def test_a_label_names_its_node_where_a_label_can() -> None:
+    longest, longer = (NodeState("n" * length, uid="u") for length in (63, 64))
+
+    assert quarantine_job(TEMPLATE, longest, "x")["metadata"]["labels"][TARGET] == "n" * 63
+    assert TARGET not in quarantine_job(TEMPLATE, longer, "x")["metadata"]["labels"]
 
 
 def test_its_name_is_the_one_of_the_recipe_by_hand_as_long_as_that_fits() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 OVERLAYS = ROOT / "kubernetes" / "overlays"
 DAEMON_SET = "DaemonSet/gpu-healthcheck/gpu-healthcheck-agent"
 CONTAINER = f"{DAEMON_SET}/spec/template/spec/containers/0"
+POLICY = "ValidatingAdmissionPolicy/gpu-healthcheck-sweeper-jobs"
 CRON_JOBS = [f"CronJob/gpu-healthcheck/gpu-healthcheck-{name}" for name in ("sweeper", "sweep-node", "quarantine-node")]
 
 # Every path at which the overlay differs from the manifests, and what stands there. None: not there.
@@ -27,11 +29,17 @@ CHANGES: dict[str, dict[str, Any]] = {
             (f"{job}/spec/jobTemplate/spec/template/spec/containers/0/image" for job in CRON_JOBS),
             "registry.example.com/gpu-healthcheck:0.1.0",
         ),
+        f"{POLICY}/spec/variables/0/expression": '"registry.example.com/gpu-healthcheck:0.1.0"',
         "ConfigMap/gpu-healthcheck/gpu-healthcheck-config/data/CHECK_INTERVAL": "120",
     },
     "slim-agent": {
         f"{CONTAINER}/image": "gpu-healthcheck:0.1.0-slim",
         f"{CONTAINER}/resources/limits/memory": "192Mi",
+    },
+    "only-gpu-nodes": {
+        f"{CRON_JOBS[0]}/spec/jobTemplate/spec/template/spec/affinity/nodeAffinity/"
+        f"requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms/0/matchExpressions/{path}": None
+        for path in (f"{index}/{leaf}" for index in range(4) for leaf in ("key", "operator", "values/0"))
     },
     "runtime-class": {
         f"{CRON_JOBS[-1]}/spec/jobTemplate/spec/template/spec/runtimeClassName": "nvidia",
@@ -108,6 +116,43 @@ def test_the_example_installs_on_a_bare_control_plane_and_the_plain_folder_takes
 
     assert (first["image"], first["imagePullPolicy"]) == ("registry.example.com/gpu-healthcheck:0.1.0", "Always")
     assert (second["image"], second["imagePullPolicy"]) == ("gpu-healthcheck:0.1.0", "IfNotPresent")
+
+
+ELSEWHERE = "registry.example.com:5000/a/gpu-healthcheck@sha256:0"
+
+
+@pytest.mark.control_plane
+def test_by_one_sed_the_plain_manifests_have_another_image_in_all_places(installed: ControlPlane) -> None:
+    """As the README has it, and as kustomize does it in the example."""
+    files = map(str, sorted(MANIFESTS.glob("*.yaml")))
+    sed = subprocess.run(
+        ["sed", f"s|gpu-healthcheck:0.1.0|{ELSEWHERE}|", *files], check=True, capture_output=True, text=True
+    )
+    plain = flat(dry_run(installed, "-f", str(MANIFESTS)))
+    changed = flat(
+        json.loads(
+            installed.kubectl(
+                "apply", "-f", "-", "--dry-run=server", "--validate=strict", "-o", "json", input=sed.stdout
+            )
+        )["items"]
+    )
+
+    images = {path: value for path, value in plain.items() if "gpu-healthcheck:0.1.0" in str(value)}
+    expected = {path: value.replace("gpu-healthcheck:0.1.0", ELSEWHERE) for path, value in images.items()}
+    assert changed == plain | expected
+    example = {path for path in CHANGES["example"] if not path.endswith(("imagePullPolicy", "CHECK_INTERVAL"))}
+    assert set(images) == example
+
+
+def test_the_policy_of_the_sweepers_jobs_names_the_templates_image_and_command() -> None:
+    documents = [found for file in MANIFESTS.glob("*.yaml") for found in yaml.safe_load_all(file.read_text())]
+    named = {(one["kind"], one["metadata"]["name"]): one["spec"] for one in documents if one and "spec" in one}
+    template = named["CronJob", "gpu-healthcheck-sweep-node"]["jobTemplate"]["spec"]["template"]["spec"]
+    (container,) = template["containers"]
+    said = named["ValidatingAdmissionPolicy", "gpu-healthcheck-sweeper-jobs"]["variables"]
+    literals = {one["name"]: json.loads(one["expression"]) for one in said if one["name"] in ("image", "command")}
+
+    assert literals == {"image": container["image"], "command": container["command"]}
 
 
 def test_the_base_names_every_manifest_of_the_folder() -> None:
