@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +16,7 @@ import yaml
 from healthcheck.quarantine_job import TARGET
 from healthcheck.run import TESTED_NODE
 from sim.control_plane import MANIFESTS, ControlPlane, unbound_token
+from sim.control_plane.build import binaries
 from tests.cluster.node_patches import annotated, labelled, tainted
 
 P = "gpu-healthcheck.aws-samples.io"
@@ -90,6 +95,51 @@ def test_the_api_server_takes_the_job_by_hand(installed: ControlPlane) -> None:
     path = "/apis/batch/v1/namespaces/gpu-healthcheck/jobs?dryRun=All&fieldValidation=Strict"
     answer = installed.request("POST", path, job)
     assert answer.status == 201, answer.message
+
+
+README = MANIFESTS.parents[1] / "README.md"
+CRON_JOB = "cronjob/gpu-healthcheck-quarantine-node"
+ELSEWHERE = "registry.example.com:5000/a/gpu-healthcheck@sha256:" + "0" * 64
+
+
+@pytest.fixture
+def from_a_registry(installed: ControlPlane) -> Iterator[ControlPlane]:
+    """A cluster whose CronJob names another image, as an overlay does it, and another container behind it."""
+    containers = [{"name": "quarantine", "image": ELSEWHERE}, {"name": "sidecar", "image": "y"}]
+    patch = {"spec": {"jobTemplate": {"spec": {"template": {"spec": {"containers": containers}}}}}}
+    installed.kubectl("patch", CRON_JOB, "-n", "gpu-healthcheck", "--type=strategic", "-p", json.dumps(patch))
+    yield installed
+    installed.kubectl("delete", CRON_JOB, "-n", "gpu-healthcheck")
+    installed.kubectl("apply", "-f", str(MANIFESTS / "10-quarantine.yaml"))
+
+
+def typed(path: Path, first: str, last: str, node: str) -> str:
+    """A command of several lines, as it stands there for a node."""
+    text = path.read_text()
+    begun = text[text.index(first) :]
+    command = begun[: begun.index(last) + len(last)].replace("\n#", "\n")
+    return re.sub(r"(?<!_)NODE(?!_)", node, command)
+
+
+@pytest.mark.control_plane
+@pytest.mark.parametrize("where", [README, JOB_FILE], ids=lambda path: path.name)
+def test_typed_by_hand_the_job_has_the_image_that_the_cluster_has(from_a_registry: ControlPlane, where: Path) -> None:
+    command = typed(where, 'sed "s/TARGET_NODE_NAME/', "| kubectl apply -f -", "gpu-1.example.internal")
+    environment = {
+        "PATH": f"{binaries()}:{os.environ['PATH']}",
+        "KUBECONFIG": str(from_a_registry.kubeconfig),
+        "KUBECACHEDIR": str(from_a_registry.folder / "kubectl-cache"),
+    }
+    done = subprocess.run(
+        ["sh", "-ec", command], cwd=README.parent, env=environment, capture_output=True, text=True, check=False
+    )
+
+    assert done.stdout == "job.batch/gpu-quarantine-gpu-1.example.internal created\n", done.stderr
+    path = "/apis/batch/v1/namespaces/gpu-healthcheck/jobs/gpu-quarantine-gpu-1.example.internal"
+    job = from_a_registry.request("GET", path).body
+    from_a_registry.request("DELETE", f"{path}?propagationPolicy=Background")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert (container["image"], container["imagePullPolicy"]) == (ELSEWHERE, "IfNotPresent")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import pytest
 
 from sim.node import DCGM_PROGRAMS, EFA_PROGRAMS, NCCL_PROGRAMS
 from sim.real_node.agent_pod import GIVE_UP_SECONDS
-from sim.real_node.images import PAUSE, REPOSITORY
+from sim.real_node.images import OURS, PAUSE, REPOSITORY
 from sim.real_node.root import HARDWARE
 from tests.agent.world import P
 from tests.node.stage import advertise
@@ -54,6 +54,8 @@ ADDED = {
 TEMPLATE = "cronjob/gpu-healthcheck-quarantine-node"
 SWEEPER = "cronjob/gpu-healthcheck-sweeper"
 PROMPT = "$ "
+ELSEWHERE = "registry.example.com:5000/team/gpu-healthcheck:4.2"
+OURS_IN_THE_MANIFESTS = OURS.rpartition("/")[2]
 JOB_FILE = "kubernetes/manifests/quarantine/05-job-quarantine.yaml"
 RESULT = f"{P}/quarantine-result"
 WELL = ("pass", "warn")
@@ -174,7 +176,7 @@ def running(stage: Stage, *words: str, until: str) -> Iterator[subprocess.Popen[
 
 def typed(stage: Stage, document: str, after: str) -> list[str]:
     """The commands that a document has behind these words, for our node."""
-    _, _, text = (REPOSITORY / document).read_text().partition(after)
+    _, _, text = (REPOSITORY / document).read_text().replace("\\\n", "").partition(after)
     lines = takewhile(is_typed, dropwhile(lambda line: not is_typed(line), text.splitlines()))
     # TARGET_NODE_NAME is what sed looks for.
     return [re.sub(r"(?<!_)NODE(?!_)", stage.node.name, line.removeprefix(PROMPT)) for line in lines]
@@ -291,6 +293,19 @@ def kill_the_test(stage: Stage) -> None:
 
 
 @pytest.fixture
+def from_a_registry(suspect: Stage) -> Iterator[Stage]:
+    """Its image has another name than in our files, and no other has it: the CronJob in the cluster says which."""
+    container = {"name": "quarantine", "image": ELSEWHERE}
+    template = {"spec": {"jobTemplate": {"spec": {"template": {"spec": {"containers": [container]}}}}}}
+    suspect.node.run("ctr", "--namespace=k8s.io", "images", "tag", OURS, ELSEWHERE)
+    suspect.kubectl("patch", TEMPLATE, "--type=strategic", f"--patch={json.dumps(template)}")
+    yield suspect
+    container["image"] = OURS_IN_THE_MANIFESTS
+    suspect.kubectl("patch", TEMPLATE, "--type=strategic", f"--patch={json.dumps(template)}")
+    suspect.node.run("ctr", "--namespace=k8s.io", "images", "rm", ELSEWHERE)
+
+
+@pytest.fixture
 def recipe(suspect: Stage) -> Iterator[list[str]]:
     """The lines of the README, in a checkout whose Job finds the simulated programs."""
     checkout = suspect.node.folder / "checkout"
@@ -303,7 +318,9 @@ def recipe(suspect: Stage) -> Iterator[list[str]]:
     shutil.rmtree(checkout)
 
 
-def test_by_hand_a_run_whose_pod_is_deleted_is_run_again(suspect: Stage, recipe: list[str]) -> None:
+def test_by_hand_a_run_whose_pod_is_deleted_is_run_again(
+    suspect: Stage, from_a_registry: Stage, recipe: list[str]
+) -> None:
     suspect.host.xid(5, 95, "Uncontained ECC error.")
     suspect.wait(lambda node: node.tainted)
     suspect.host.write_value("dcgm/hang", "")
@@ -315,6 +332,7 @@ def test_by_hand_a_run_whose_pod_is_deleted_is_run_again(suspect: Stage, recipe:
     with running(suspect, "sh", "-c", follow, until="test: begun") as process:
         restart_agent(suspect)
         assert marks(suspect)["mode"] == "quarantine"
+        assert images_at_work(from_a_registry) == [ELSEWHERE]
         suspect.kubectl("delete", "pod", "--selector=job-name")
         log, _ = process.communicate()
     print(log)
@@ -330,6 +348,12 @@ def test_by_hand_a_run_whose_pod_is_deleted_is_run_again(suspect: Stage, recipe:
     assert marks(suspect) == CORDONED
     suspect.node.kubectl("uncordon", suspect.node.name)
     wait_for_work(suspect)
+
+
+def images_at_work(stage: Stage) -> list[str]:
+    """Of the pods of Jobs, as the kubelet says what it runs."""
+    pods = json.loads(stage.kubectl("get", "pods", "--selector=job-name", "--output=json"))["items"]
+    return [one["spec"]["containers"][0]["image"] for one in pods]
 
 
 def wait_for_pod(stage: Stage) -> None:

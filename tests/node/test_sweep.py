@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.real_node
 
-TEMPLATE = "cronjob/gpu-healthcheck-sweep-node"
+TEMPLATE, SWEEPER = "cronjob/gpu-healthcheck-sweep-node", "cronjob/gpu-healthcheck-sweeper"
 ROOT = f"/{HARDWARE}"
 PATH = f"{ROOT}/{DCGM_PROGRAMS}:/opt/gpu-healthcheck/bin:/usr/local/bin:/usr/bin:/bin"
 SWEEP = f"{P}/sweep-result"
@@ -50,6 +50,9 @@ def swept(agent: Stage) -> Iterator[Stage]:
     pod = {"containers": [container], "volumes": [{"name": "gpus", "hostPath": {"path": ROOT}}]}
     template = {"spec": {"jobTemplate": {"spec": {"template": {"spec": pod}}}}}
     agent.kubectl("patch", TEMPLATE, "--type=strategic", f"--patch={json.dumps(template)}")
+    # As the overlay only-gpu-nodes: this cluster has no other node.
+    anywhere = [{"op": "remove", "path": "/spec/jobTemplate/spec/template/spec/affinity"}]
+    agent.kubectl("patch", SWEEPER, "--type=json", f"--patch={json.dumps(anywhere)}")
     advertise(agent, "8")
     agent.wait(lambda node: node.status in WELL)
     yield agent
