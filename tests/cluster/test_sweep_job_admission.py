@@ -467,6 +467,14 @@ def said(plane: ControlPlane, job: Job, *, path: str = OURS, token: str | None =
     return "" if answer.status == 201 else f"{answer.status} {answer.message}"
 
 
+def is_dropped(plane: ControlPlane, change: Change) -> bool:
+    """Whether this Kubernetes takes the field out before anybody sees it, as 1.30 does with resourceClaims."""
+    plain, asked = (plane.request("POST", OURS + DRY, job).body["spec"] for job in (sweep_job(), changed(change)))
+    for spec in (plain, asked):
+        spec["template"]["metadata"], spec["selector"] = {}, {}  # another Job has another uid
+    return bool(plain == asked)
+
+
 def changed(change: Change) -> Job:
     job = sweep_job()
     change(job)
@@ -499,8 +507,7 @@ def test_the_sweeper_may_make_the_one_and_not_the_other(
 
     refusal = said(installed, changed(refused), token=token)
 
-    assert refusal.startswith("403 ")
-    assert message in refusal
+    assert (refusal.startswith("403 ") and message in refusal) or is_dropped(installed, refused)
     # And it is nobody else's matter.
     assert said(installed, changed(refused)) == ""
 

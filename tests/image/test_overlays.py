@@ -123,7 +123,7 @@ ELSEWHERE = "registry.example.com:5000/a/gpu-healthcheck@sha256:0"
 
 @pytest.mark.control_plane
 def test_by_one_sed_the_plain_manifests_have_another_image_in_all_places(installed: ControlPlane) -> None:
-    """As the README has it, and as kustomize does it in the example."""
+    """As docs/install.md has it, and as kustomize does it in the example."""
     files = map(str, sorted(MANIFESTS.glob("*.yaml")))
     sed = subprocess.run(
         ["sed", f"s|gpu-healthcheck:0.1.0|{ELSEWHERE}|", *files], check=True, capture_output=True, text=True

@@ -176,7 +176,7 @@ def running(stage: Stage, *words: str, until: str) -> Iterator[subprocess.Popen[
 
 def typed(stage: Stage, document: str, after: str) -> list[str]:
     """The commands that a document has behind these words, for our node."""
-    _, _, text = (REPOSITORY / document).read_text().replace("\\\n", "").partition(after)
+    _, _, text = (REPOSITORY / document).read_text().partition(after)
     lines = takewhile(is_typed, dropwhile(lambda line: not is_typed(line), text.splitlines()))
     # TARGET_NODE_NAME is what sed looks for.
     return [re.sub(r"(?<!_)NODE(?!_)", stage.node.name, line.removeprefix(PROMPT)) for line in lines]
