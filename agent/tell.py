@@ -235,9 +235,11 @@ class Teller(threading.Thread):
         if release is not None:
             self._take_release(node, release)
         deep = list(untaken(node, self._ledger.memory.taken))
-        self._events.extend(void_record(node, one) for one in deep if one.void)
-        for one in self._ledger.take(deep):
-            told = one.finding
+        for one in deep:
+            if one.void:
+                self.say(void_record(node, one))
+        for new in self._ledger.take(deep):
+            told = new.finding
             log.info("found", reason=told.reason, severity=told.severity.name, subject=told.subject, detail=told.detail)
         passed = passed_run(node)
         if passed is not None:
