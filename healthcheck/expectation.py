@@ -71,5 +71,7 @@ class Expectation:
     """Those that leave this node out are not among them. None: nobody could list them."""
     efa_min_bandwidth: int = 0
     """MB/s that an EFA device has to reach with itself; 0: what it reaches is shown and not judged."""
+    nccl_min_bus_bandwidth: int = 0
+    """GB/s of bus bandwidth that an all-reduce has to reach; 0: a share of the instance type's figure."""
     deep_run: DeepRun | None = None
     """None: no deep run is known to have had the GPUs."""

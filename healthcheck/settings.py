@@ -30,6 +30,7 @@ from healthcheck.profiles import ProfileError, Profiles, parse_profiles
 
 PROFILES_FILE = "instance-profiles.conf"
 OVERRIDES = "severity-overrides"
+_LEAST_MEGABYTES, _MEGABYTES_A_GIGABIT = 500, 125
 _LONGEST_FILE = 1 << 20
 _MOST_NAMED, _LONGEST_KEY = 8, 64
 _SEVERITIES = "MONITOR, RESET, REBOOT or ISOLATE"
@@ -95,6 +96,16 @@ def _namespace(value: str) -> str:
     return value
 
 
+def _megabytes(value: int) -> int:
+    """The bash suite counted EFA's bandwidth in Gbps; no EFA device is as slow as such a number of MB/s."""
+    if 0 < value < _LEAST_MEGABYTES:
+        raise ValueError(
+            f"MB/s are meant, 0 or {_LEAST_MEGABYTES} to 1000000, and it reads like Gbps: "
+            f"{value} Gbps are {value * _MEGABYTES_A_GIGABIT} MB/s"
+        )
+    return value
+
+
 HostName = Annotated[str, AfterValidator(checked_host)]
 SeverityName = Annotated[Severity, BeforeValidator(_severity)]
 
@@ -126,10 +137,14 @@ class NodeSettings(BaseSettings):
     """Resets or reboots within 7 days after which the same fault of a GPU is ISOLATE; 0: never."""
     max_retired_pages_sbe: int = Field(60, alias="MAX_RETIRED_PAGES_SBE", ge=1, le=4096)
     """Pages of a GPU's memory retired for errors, before Ampere; more are a fault."""
-    efa_min_bandwidth: int = Field(0, alias="EFA_MIN_BW", ge=0, le=1_000_000)
+    efa_min_bandwidth: Annotated[int, AfterValidator(_megabytes)] = Field(0, alias="EFA_MIN_BW", ge=0, le=1_000_000)
     """MB/s that each EFA device has to reach with itself in quarantine; 0: shown, not judged."""
     efa_test_timeout_seconds: int = Field(180, alias="EFA_TEST_TIMEOUT", ge=10, le=3600)
     """For each side of one run of fi_pingpong, of which an EFA device gets two."""
+    nccl_min_bus_bandwidth: int = Field(0, alias="NCCL_MIN_BUS_BW", ge=0, le=10_000)
+    """GB/s of bus bandwidth that an all-reduce has to reach in quarantine; 0: a share of the instance type's figure."""
+    nccl_timeout_seconds: int = Field(600, alias="NCCL_TIMEOUT", ge=60, le=86400)
+    """For the all-reduce. One that does not end in it is a fault."""
     severity_overrides: Annotated[str, AfterValidator(_overrides)] = Field("", alias="severity-overrides")
     nvlink_default: SeverityName = Field(Severity.RESET, alias="NVLINK_DEFAULT")
     nvlink5_default: SeverityName = Field(Severity.MONITOR, alias="NVLINK5_DEFAULT")

@@ -142,12 +142,13 @@ class Course:
             instance_type,
             policy=values.policy,
             efa_min_bandwidth=values.efa_min_bandwidth,
+            nccl_min_bus_bandwidth=values.nccl_min_bus_bandwidth,
         )
         return Suite(
             root,
             Dcgm(values.dcgm_host, values.dcgm_l4_timeout_seconds),
             EfaLoopback(root, values.efa_test_timeout_seconds),
-            AllReduce(root),
+            AllReduce(root, values.nccl_timeout_seconds),
             expected,
             tell,
         )

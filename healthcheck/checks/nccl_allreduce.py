@@ -1,10 +1,11 @@
-"""An all-reduce over all GPUs of the node gives right values, at the speed that the instance type is known for."""
+"""An all-reduce over all GPUs of the node gives right values, at the speed that the cluster or the type asks for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from healthcheck.catalog.all_reduce import AllReduceRow, all_reduce_of
+from healthcheck.catalog.all_reduce import all_reduce_of
 from healthcheck.expectation import Expectation
 from healthcheck.model import (
     Check,
@@ -22,6 +23,7 @@ from healthcheck.model import (
 )
 from healthcheck.probes.nccl import ALL_REDUCE, Failed, Reduced
 
+SETTING = "NCCL_MIN_BUS_BW"
 SHARE = 0.8
 """Of the published figure: it is a good machine's best, without what a driver or a version of NCCL costs."""
 WRONG = Reason(
@@ -37,15 +39,15 @@ FAILED = Reason(
     Severity.RESET,
     "An all-reduce over the node's GPUs met an error of a GPU or of a link, or never ended.",
     "Reset the GPUs and quarantine the node again; replace it when that fails again.",
-    threshold="a CUDA error that a right program meets only on faulty hardware, or no end within 10 minutes",
+    threshold="a CUDA error that a right program meets only on faulty hardware, or no end within NCCL_TIMEOUT",
     source="CUDA runtime, cudaError; DCGM's NCCL_ERROR is RESET",
 )
 SLOW = Reason(
     "NcclSlow",
     Severity.RESET,
-    "An all-reduce over the node's GPUs is slower than the instance type is known for.",
+    "An all-reduce over the node's GPUs is slower than the cluster asks for, or than the instance type is known for.",
     "Look at the NVLinks and the fabric manager, reset the GPUs and quarantine the node again; replace it if it stays.",
-    threshold=f"below {SHARE:.0%} of the type's figure in all_reduce.csv; a type without one is not judged",
+    threshold=f"below {SETTING}; where that is 0, below {SHARE:.0%} of the type's figure in all_reduce.csv",
     source="all_reduce.csv; DCGM's LOW_BANDWIDTH is TRIAGE, RESET on our ladder",
 )
 
@@ -62,21 +64,40 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         case Failed(says):
             yield Finding(FAILED.name, FAILED.severity, "node", says)
         case Reduced():
-            yield from _judge_run(look.answer, all_reduce_of(expected.instance_type))
+            yield from _judge_run(look.answer, _least(look.answer, expected))
 
 
-def _judge_run(run: Reduced, row: AllReduceRow | None) -> Iterator[Judgement]:
+@dataclass(frozen=True, slots=True)
+class _Least:
+    """GB/s that it has to reach, and who says so."""
+
+    bandwidth: float
+    asked_by: str
+    rule: str
+    source: str
+
+
+def _least(run: Reduced, expected: Expectation) -> _Least | None:
+    asked = expected.nccl_min_bus_bandwidth
+    if asked:
+        return _Least(asked, f"; {SETTING} is {asked}", SETTING, SETTING)
+    row = all_reduce_of(expected.instance_type)
+    if row is None or row.gpus != run.gpus:
+        return None
+    least, name = SHARE * row.bus_bandwidth, row.instance_type
+    return _Least(least, f"; at least {least:.0f} expected of a {name}", f"all_reduce.csv:{name}", "all_reduce.csv")
+
+
+def _judge_run(run: Reduced, least: _Least | None) -> Iterator[Judgement]:
     if run.wrong:
         yield Finding(WRONG.name, WRONG.severity, "node", f"{counted(run.wrong, 'wrong value')} over {run.gpus} GPUs")
     told = f"{run.bandwidth:.1f} GB/s bus bandwidth over {run.gpus} GPUs"
-    if row is None or row.gpus != run.gpus:
+    if least is None:
         yield Seen(told, "no figure for this type and number of GPUs")
         return
-    least = SHARE * row.bus_bandwidth
-    if run.bandwidth < least:
-        detail = f"{told}; at least {least:.0f} expected of a {row.instance_type}"
-        yield Finding(SLOW.name, SLOW.severity, "node", detail, rule=f"all_reduce.csv:{row.instance_type}")
-    yield Seen(told, f"at least {least:.0f} GB/s", "all_reduce.csv")
+    if run.bandwidth < least.bandwidth:
+        yield Finding(SLOW.name, SLOW.severity, "node", told + least.asked_by, rule=least.rule)
+    yield Seen(told, f"at least {least.bandwidth:.0f} GB/s", least.source)
 
 
 CHECK = Check("nccl-allreduce", "5-nccl-allreduce", (ALL_REDUCE,), judge, (WRONG, FAILED, SLOW), Nature.EVENT)

@@ -14,8 +14,6 @@ from healthcheck.model import Host, Probe, ProbeError, Unobserved
 from healthcheck.printable import printable
 from healthcheck.probes.pci import read_functions
 
-LONGEST_SECONDS = 600.0
-"""Eight H100 need half a minute, four T4 without NVLink about three."""
 CAUSE = "AllReduceNotRun"
 _INSTALLED_IN = "/opt/nccl-tests/build"
 """Where AWS' container image of nccl-tests has it."""
@@ -80,7 +78,8 @@ class AllReduce:
     """Runs it once, and waits."""
 
     root: Path
-    deadline_seconds: float = LONGEST_SECONDS
+    deadline_seconds: float
+    """Eight H100 need half a minute, four T4 without NVLink about three."""
     path: str = field(default_factory=lambda: f"{os.environ.get('PATH', os.defpath)}:{_INSTALLED_IN}")
     _program: Program = field(init=False)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from healthcheck.checks.nccl_allreduce import CHECK
@@ -50,6 +52,17 @@ def test_each_type_has_a_figure_of_its_own(bandwidth: float, is_slow: bool) -> N
 
     assert [one.reason for one in found if isinstance(one, Finding)] == ["NcclSlow"] * is_slow
     assert told == Seen(f"{bandwidth:.1f} GB/s bus bandwidth over 8 GPUs", "at least 182 GB/s", "all_reduce.csv")
+
+
+@pytest.mark.parametrize("expected", [P5, P4D, UNKNOWN_TYPE])
+@pytest.mark.parametrize("gpus", [8, 4])
+def test_what_the_cluster_asks_for_outranks_the_figure_of_the_type(expected: Expectation, gpus: int) -> None:
+    asking = replace(expected, nccl_min_bus_bandwidth=30)
+    seen = Seen(f"29.9 GB/s bus bandwidth over {gpus} GPUs", "at least 30 GB/s", "NCCL_MIN_BUS_BW")
+    slow = Finding("NcclSlow", Severity.RESET, "node", f"{seen.what}; NCCL_MIN_BUS_BW is 30", rule="NCCL_MIN_BUS_BW")
+
+    assert judge(reduced(29.9, gpus=gpus), asking) == [slow, seen]
+    assert judge(reduced(30.0, gpus=gpus), asking) == [replace(seen, what=f"30.0 GB/s bus bandwidth over {gpus} GPUs")]
 
 
 @pytest.mark.parametrize(

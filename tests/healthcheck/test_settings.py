@@ -110,6 +110,8 @@ def test_without_any_configuration_the_contracts_defaults_hold(directory: Path |
         "MAX_RETIRED_PAGES_SBE": 60,
         "EFA_MIN_BW": 0,
         "EFA_TEST_TIMEOUT": 180,
+        "NCCL_MIN_BUS_BW": 0,
+        "NCCL_TIMEOUT": 600,
         "severity-overrides": "",
         "NVLINK_DEFAULT": Severity.RESET,
         "NVLINK5_DEFAULT": Severity.MONITOR,
@@ -210,6 +212,13 @@ def test_every_setting_is_a_known_key(tmp_path: Path) -> None:
     assert unknown_keys(tmp_path) is None
 
 
+@pytest.mark.parametrize("value", ["0", "500", "12500", "1000000"])
+def test_bandwidths_of_efa_that_can_be_meant_are_taken(tmp_path: Path, value: str) -> None:
+    write(tmp_path, EFA_MIN_BW=value)
+
+    assert read_settings(tmp_path).values.efa_min_bandwidth == int(value)
+
+
 BAD = [
     ("CHECK_INTERVAL", "9", SECONDS + "10 to 86400"),
     ("CHECK_INTERVAL", "86401", SECONDS + "10 to 86400"),
@@ -235,6 +244,12 @@ BAD = [
     ("MAX_RETIRED_PAGES_SBE", "4097", "a whole number, 1 to 4096"),
     ("EFA_MIN_BW", "-1", "a whole number, 0 to 1000000"),
     ("EFA_MIN_BW", "9.5", "a whole number, 0 to 1000000"),
+    ("EFA_MIN_BW", "1", "MB/s are meant, 0 or 500 to 1000000, and it reads like Gbps: 1 Gbps are 125 MB/s"),
+    ("EFA_MIN_BW", "90", "MB/s are meant, 0 or 500 to 1000000, and it reads like Gbps: 90 Gbps are 11250 MB/s"),
+    ("EFA_MIN_BW", "499", "MB/s are meant, 0 or 500 to 1000000, and it reads like Gbps: 499 Gbps are 62375 MB/s"),
+    ("NCCL_MIN_BUS_BW", "-1", "a whole number, 0 to 10000"),
+    ("NCCL_MIN_BUS_BW", "fast", "a whole number, 0 to 10000"),
+    ("NCCL_TIMEOUT", "59", SECONDS + "60 to 86400"),
     ("EFA_TEST_TIMEOUT", "9", SECONDS + "10 to 3600"),
     ("EFA_TEST_TIMEOUT", "3m", SECONDS + "10 to 3600"),
     ("CHECKS_LIGHTWEIGHT", "0 99", "no check '99'; " + GROUPS),

@@ -236,8 +236,8 @@ def test_one_gpu_or_no_program_is_nothing_to_run(
     alone = make_node("g6.xlarge")
 
     few = AllReduceLook(absent="an all-reduce takes two GPUs or more")
-    assert AllReduce(alone.root, path=f"{alone.install_nccl_tests()}:/bin").run() == few
-    assert AllReduce(node.root, path=str(tmp_path)).run().absent == "all_reduce_perf is not installed here"
+    assert AllReduce(alone.root, 30.0, path=f"{alone.install_nccl_tests()}:/bin").run() == few
+    assert AllReduce(node.root, 30.0, path=str(tmp_path)).run().absent == "all_reduce_perf is not installed here"
 
 
 def test_a_gpu_that_works_for_a_virtual_machine_takes_no_part(all_reduce: AllReduce, node: SimulatedNode) -> None:
