@@ -15,9 +15,11 @@ from pydantic import ValidationError
 
 from agent.settings import AgentSettings
 from agent.wire import Agent
+from healthcheck.catalog.tables import read_all
 from healthcheck.cluster import Cluster, ClusterError
 from healthcheck.log import log_as_json
 from healthcheck.memory_file import MemoryFile, MemoryFileError
+from healthcheck.model import Shortage
 from healthcheck.stop import stop_at_signals
 from healthcheck.telemetry import Telemetry, serve
 
@@ -48,6 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"gpu-healthcheck agent: {error}\n")
         return USAGE
     threading.excepthook = _thread_failed
+    read_all()
     return _run(settings, cluster, stop_at_signals(), options)
 
 
@@ -140,6 +143,9 @@ def _hold(file: MemoryFile, telemetry: Telemetry) -> bool:
     """Whether we are the one who writes. Without a disk to lock on there is nobody to share with."""
     try:
         held = file.acquire()
+    except Shortage as error:
+        log.warning("nobody can tell whether another agent holds the memory", error=str(error))
+        return False
     except MemoryFileError as error:
         telemetry.memory_errors.inc()
         log.warning("no node-local memory; going on without it", error=str(error))

@@ -15,7 +15,7 @@ from healthcheck import settings as configuration
 from healthcheck.examine import judge, look
 from healthcheck.expectation import DeepRun, Expectation, RuntimeClass
 from healthcheck.memory import Memory
-from healthcheck.model import Evidence, Host, Nature, Now, ProbeError, Unobserved
+from healthcheck.model import Evidence, Host, Nature, Now, ProbeError, Shortage, Unobserved
 from healthcheck.node import INSTANCE_TYPE, NodeState
 from healthcheck.probes import machine
 from healthcheck.probes.libfabric import Libfabric
@@ -170,6 +170,12 @@ class Cycle:
 
     def reload(self) -> None:
         """Take over the configuration as it is now; a bad one leaves the last good and is complained of once."""
+        try:
+            self._reload()
+        except Shortage as error:
+            log.warning("the configuration can't be read now", error=str(error))
+
+    def _reload(self) -> None:
         try:
             settings = configuration.read_settings(self._config_dir)
         except SettingsError as error:

@@ -152,7 +152,10 @@ class Marks:
         try:
             text = self._kept.read_text(encoding="utf-8")[: 4 * records.LONGEST]
             kept = deep_record(records.load(text), KIND)
-        except (OSError, RecordError, ValueError, KeyError) as error:
+        except OSError as error:
+            log.warning("deep test: a result that was kept can't be read now", error=error.strerror)
+            return
+        except (RecordError, ValueError, KeyError) as error:
             log.warning("deep test: a result that was kept can't be read", error=str(error))
             self._forget()
             return

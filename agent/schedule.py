@@ -111,7 +111,7 @@ class Schedule:
 
     def _look_at_config(self) -> None:
         seen = _fingerprint(self._config_dir)
-        if seen != self._config_seen:
+        if seen is not None and seen != self._config_seen:
             self._config_seen = seen
             log.info("the configuration changed")
             self._scheduler.add_job(self._run, "date", executor="light", id="changed", replace_existing=True)
@@ -124,11 +124,16 @@ class Schedule:
             )
 
 
-def _fingerprint(directory: Path) -> tuple[object, ...]:
-    """Changes when the kubelet swaps the ConfigMap's `..data` link, or a file of a plain directory is written."""
+def _fingerprint(directory: Path) -> tuple[object, ...] | None:
+    """Changes when the kubelet swaps the ConfigMap's `..data` link, or a file of a plain directory is written.
+
+    None where nobody could look.
+    """
     try:
         return tuple(
             (entry.name, entry.stat().st_mtime_ns, entry.stat().st_ino) for entry in sorted(directory.iterdir())
         )
-    except OSError:
+    except FileNotFoundError:
         return ()
+    except OSError:
+        return None

@@ -6,6 +6,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -485,29 +486,34 @@ class Cluster:
         parameters = dict(query or {})
         if method in ("POST", "PATCH"):
             parameters["fieldManager"] = FIELD_MANAGER
-        call = self._client.param_serialize(
-            method,
-            path,
-            query_params=[(key, value) for key, value in parameters.items() if value],
-            header_params=headers,
-            body=body,
-            auth_settings=["BearerToken"],
-        )
         try:
+            call = self._client.param_serialize(  # reads the token
+                method,
+                path,
+                query_params=[(key, value) for key, value in parameters.items() if value],
+                header_params=headers,
+                body=body,
+                auth_settings=["BearerToken"],
+            )
             answer = self._client.call_api(*call, _request_timeout=(_CONNECT_SECONDS, read_seconds))
         except (urllib3.exceptions.HTTPError, OSError, ApiException) as error:
-            self._client = self._connector()  # a changed certificate is only read by a new client
+            self._connect_anew()  # a changed certificate is only read by a new client
             raise Unavailable(f"{verb} {resource}: {_say(error)}") from error
         response: urllib3.BaseHTTPResponse = answer.response
         if response.status >= 400:
             self._raise(response, verb, resource)
         return response
 
+    def _connect_anew(self) -> None:
+        """Where that can't be done now, as without a file descriptor, the client stays as it is."""
+        with suppress(ClusterError, OSError):
+            self._client = self._connector()
+
     def _raise(self, response: urllib3.BaseHTTPResponse, verb: str, resource: str) -> None:
         message = f"{verb} {resource}: {response.status}: {_message(response)}"
         match response.status:
             case 401:
-                self._client = self._connector()
+                self._connect_anew()
                 raise Unavailable(message)
             case 403:
                 raise Forbidden(message, verb, resource)

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from healthcheck.descendants import Descendants
+from healthcheck.opening import refuse_shortage
 
 _LONGEST_ANSWER = 4 << 20
 _MOST_OUTPUT = 1 << 20
@@ -105,13 +106,17 @@ class Child:
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
-            self._process = subprocess.Popen(
-                list(self.argv),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=dict(self.env) if self.env is not None else None,
-                start_new_session=True,
-            )
+            try:
+                self._process = subprocess.Popen(
+                    list(self.argv),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    env=dict(self.env) if self.env is not None else None,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                refuse_shortage(error)
+                raise
             _put_first_for_the_oom_killer(self._process.pid)
         return self._process
 
@@ -224,6 +229,7 @@ class Program:
                     outputs.wait_for_end(self.patience_seconds)
                     started.look()
         except OSError as error:
+            refuse_shortage(error)
             raise ChildError(f"{argv[0]}: {error.strerror}") from error
         finally:
             self._bury(process, started)
@@ -263,6 +269,7 @@ class Program:
                 start_new_session=True,
             )
         except OSError as error:
+            refuse_shortage(error)
             raise ChildError(f"{argv[0]}: {error.strerror}") from error
         _put_first_for_the_oom_killer(process.pid)
         with self._lock:

@@ -15,6 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from healthcheck.model import Shortage
+from healthcheck.opening import refuse_shortage
+
 _MOST_ROUNDS = 16
 """Of killing: whoever is killed may have started another one meanwhile."""
 
@@ -62,8 +65,10 @@ class Descendants:
             for fd in self._held.values():
                 with suppress(ProcessLookupError, PermissionError):
                     signal.pidfd_send_signal(fd, signal.SIGKILL)
-            if not self.look():
-                return
+            with suppress(OSError, Shortage):  # who can't look ends those that are known, and their group
+                if self.look():
+                    continue
+            return
 
     def wait(self, seconds: float) -> int | None:
         """Until all have ended, but not for longer; the pid of one that has not."""
@@ -98,7 +103,8 @@ def _processes() -> Iterator[_Process]:
 def _read(pid: int) -> _Process | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
+    except OSError as error:
+        refuse_shortage(error)
         return None  # it has ended meanwhile
     # proc_pid_stat(5): the name stands in parentheses, and may hold any; after it state, ppid, pgrp, session …
     _, _, rest = text.rpartition(b")")

@@ -16,6 +16,7 @@ from healthcheck import strict_json
 from healthcheck.expectation import FirstSeen, Place
 from healthcheck.memory import Hit, Key, Memory, Release, Sight, Standing
 from healthcheck.moments import exact, moment
+from healthcheck.opening import refuse_shortage
 
 SCHEMA = 2
 _LONGEST = 4 << 20
@@ -37,13 +38,17 @@ class MemoryFile:
         return self.directory / "memory.json"
 
     def acquire(self) -> bool:
-        """Become the one who writes. False while another agent is. Raises MemoryFileError without a directory."""
+        """Become the one who writes. False while another agent is.
+
+        Raises MemoryFileError without a directory, and Shortage where nobody can tell whether another agent is.
+        """
         if self._lock is not None:
             return True
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
+            refuse_shortage(error)
             raise MemoryFileError(f"{self.directory}: {error.strerror}") from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,13 +67,17 @@ class MemoryFile:
             self._lock = None
 
     def read(self) -> Memory | None:
-        """What was remembered; None when nothing was. A file that is none is set aside, and MemoryFileError says so."""
+        """What was remembered; None when nothing was. A file that is none is set aside, and MemoryFileError says so.
+
+        Raises Shortage where it may be as it was: nobody may write another one in its place.
+        """
         try:
             with self.path.open("rb") as file:
                 raw = file.read(_LONGEST + 1)
         except FileNotFoundError:
             return None
         except OSError as error:
+            refuse_shortage(error)
             raise MemoryFileError(f"{self.path}: {error.strerror}") from error
         try:
             return _parse(raw)

@@ -49,6 +49,10 @@ class ProbeError(Exception):
     """A source could not be read. Says nothing about the hardware."""
 
 
+class Shortage(ProbeError):
+    """We lack what it takes to look, such as a file descriptor. No OSError: those can say that a thing is absent."""
+
+
 class Told:
     """What is told to people and programs: whatever its text is made from, all of it can be shown (`printable`).
 

@@ -6,11 +6,10 @@ A value that is not allowed is named with its file, its key, what it is and what
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +23,7 @@ from healthcheck.catalog.policy import Policy, parse_overrides
 from healthcheck.change import Rules
 from healthcheck.checks import CHECKS, groups_in, select_checks
 from healthcheck.model import Check, Severity
+from healthcheck.opening import entries_of, refuse_shortage
 from healthcheck.printable import printable
 from healthcheck.probes.dcgm import checked_host
 from healthcheck.profiles import ProfileError, Profiles, parse_profiles
@@ -226,7 +226,10 @@ class Settings:
 
 
 def read_settings(directory: Path | None) -> Settings:
-    """Read the ConfigMap's directory and the environment anew. Raises SettingsError naming every bad value."""
+    """Read the ConfigMap's directory and the environment anew.
+
+    Raises SettingsError naming every bad value, and Shortage where nobody could look.
+    """
     bad: list[BadValue] = []
     values = NodeSettings.model_construct()
     unreadable = tuple(_unreadable(directory))
@@ -235,11 +238,16 @@ def read_settings(directory: Path | None) -> Settings:
             values = NodeSettings(_secrets_dir=_existing(directory))  # type: ignore[call-arg]
     except ValidationError as error:
         bad.extend(_bad_values(error, directory))
+    except OSError as error:
+        refuse_shortage(error)
+        raise
     except SourceError as error:  # a file that was swapped while it was read
         bad.append(BadValue("?", "...", str(error), str(directory)))
     try:
         profiles = _read_profiles(directory)
     except (ProfileError, OSError) as error:
+        if isinstance(error, OSError):
+            refuse_shortage(error)
         profiles = {}
         bad.append(BadValue(PROFILES_FILE, "...", str(error), str(directory)))
     if bad or unreadable:
@@ -285,11 +293,12 @@ def _nearest(key: str, known: Mapping[str, str]) -> str:
 
 def _files(directory: Path | None) -> set[str]:
     try:
-        return {one.name for one in os.scandir(directory) if not one.is_dir()} if directory else set()
+        return {one.name for one in entries_of(directory) if not one.is_dir()} if directory else set()
     except OSError:
         return set()
 
 
+@cache
 def packaged_profiles() -> Profiles:
     text = files("healthcheck").joinpath(PROFILES_FILE).read_text(encoding="utf-8")
     return parse_profiles(text, PROFILES_FILE)
@@ -308,6 +317,8 @@ def _unreadable(directory: Path | None) -> Iterator[BadValue]:
         try:
             path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
+            if isinstance(error, OSError):
+                refuse_shortage(error)
             yield BadValue(key, str(error)[:80], "UTF-8 text that can be read", str(path))
 
 

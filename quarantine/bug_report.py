@@ -11,6 +11,7 @@ from pathlib import Path
 import structlog
 
 from healthcheck.command import ChildError, Program
+from healthcheck.model import Shortage
 
 log = structlog.get_logger()
 
@@ -53,7 +54,7 @@ class BugReport:
             self.directory.mkdir(parents=True, exist_ok=True)
             _make_room(self.directory)
             self._program.run(argv, self.seconds, self.directory)
-        except (ChildError, OSError) as error:
+        except (ChildError, Shortage, OSError) as error:
             log.warning("bug report: not complete", error=str(error))
         # It packs what it wrote where it finds gzip.
         kept = next((file for file in (target.with_name(f"{target.name}.gz"), target) if file.is_file()), None)

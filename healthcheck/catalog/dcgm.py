@@ -149,14 +149,14 @@ class _Message:
 
 
 @cache
-def _messages() -> tuple[_Message, ...]:
+def dcgm_messages() -> tuple[_Message, ...]:
     rows = [row for _, row in read_rows("dcgm_messages.csv")]
     return tuple(_Message(int(row["id"]), re.compile(row["pattern"], re.IGNORECASE)) for row in rows)
 
 
 def ids_of_text(text: str) -> tuple[int, ...]:
     """Which errors a text names by its words: before DCGM 3.2 the output had no ids, and one text for several."""
-    return tuple(dict.fromkeys(one.id for one in _messages() if one.pattern.search(text)))
+    return tuple(dict.fromkeys(one.id for one in dcgm_messages() if one.pattern.search(text)))
 
 
 def rule_dcgm(error_id: int, stated: str | int | None, policy: Policy) -> Ruling:

@@ -18,7 +18,7 @@ from pathlib import Path
 import tenacity
 
 from healthcheck.command import ChildError, Ended, MissedDeadline, Program, Stopped
-from healthcheck.model import Host, Probe, ProbeError, Unobserved
+from healthcheck.model import Host, Probe, ProbeError, Shortage, Unobserved
 from healthcheck.probes.fi_pingpong import CAUSE, REFUSED, Answer, Broken, Measured, read_side, together
 from healthcheck.probes.infiniband import openable_efa
 
@@ -141,7 +141,7 @@ class EfaLoopback:
             return None
         except MissedDeadline:
             return Broken(f"fi_pingpong: no end within {self.deadline_seconds:g} s")
-        except ChildError as error:
+        except (ChildError, Shortage) as error:
             return Unobserved(CAUSE, f"fi_pingpong: {error}")
 
 

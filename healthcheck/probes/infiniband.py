@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from healthcheck.model import Host, Probe, ProbeError
+from healthcheck.model import Host, Probe, ProbeError, Shortage
+from healthcheck.opening import names_in
 from healthcheck.printable import printable
 from healthcheck.probes.kernel_files import is_gone, read
 from healthcheck.probes.pci import AMAZON, normalise_address
@@ -69,7 +70,7 @@ def read_rdma(host: Host) -> Rdma:
         raise ProbeError(f"{host.root / 'sys/class'}: no such directory")
     directory = f"{host.root}/sys/class/infiniband"
     try:
-        names = sorted(os.listdir(directory))[:_MOST]
+        names = names_in(directory)[:_MOST]
     except FileNotFoundError:
         names = []
     except OSError as error:
@@ -81,11 +82,13 @@ def read_rdma(host: Host) -> Rdma:
 
 
 def openable_efa(root: Path) -> tuple[str, ...]:
-    """The EFA devices that programs can open, by name; none where that can't be read."""
+    """The EFA devices that programs can open, by name; none where that can't be read. Raises Shortage."""
     directory = f"{root}/sys/class/infiniband"
     try:
-        names = sorted(os.listdir(directory))[:_MOST]
+        names = names_in(directory)[:_MOST]
         return tuple(name for name in names if _is_efa(f"{directory}/{name}") and _uverbs(f"{directory}/{name}"))
+    except Shortage:
+        raise
     except (OSError, ProbeError):
         return ()
 
@@ -126,7 +129,7 @@ def _address(path: str) -> str:
 
 def _uverbs(path: str) -> str:
     try:
-        return min(os.listdir(f"{path}/device/infiniband_verbs"), default="")
+        return next(iter(names_in(f"{path}/device/infiniband_verbs")), "")
     except OSError:
         return ""
 

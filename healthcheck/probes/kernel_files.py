@@ -6,12 +6,14 @@ import errno
 import os
 from pathlib import Path
 
+from healthcheck.opening import open_file
+
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO, errno.ESRCH})
 
 
 def read(path: str | Path, most: int, folder: int | None = None) -> bytes:
     """Its first bytes. A captured tree may have anything in its place: we never wait, and never take all of it."""
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
+    file = open_file(path, os.O_RDONLY, folder)
     try:
         return os.read(file, most)
     finally:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from healthcheck.model import Host, Probe, ProbeError
+from healthcheck.opening import open_file
 
 KERNEL_FACILITY = frozenset({0})
 """User space can write to the device, but the kernel forces facility >= 1 on it: 0 cannot be forged."""
@@ -87,7 +88,7 @@ class KernelLog:
         begins: tuple[str, ...] = ("",),
     ) -> None:
         try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._fd = open_file(path, os.O_RDONLY)
         except OSError as error:
             raise ProbeError(f"{path}: {error.strerror}") from error
         self._path = path

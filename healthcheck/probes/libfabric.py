@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from healthcheck.command import ChildError, MissedDeadline, Program, how_it_ended
-from healthcheck.model import Host, Probe, Unobserved
+from healthcheck.model import Host, Probe, Shortage, Unobserved
 from healthcheck.probes.infiniband import openable_efa
 
 LONGEST_SECONDS = 10.0
@@ -126,6 +126,8 @@ class Libfabric:
             answer = read_listing(devices, ended.code, ended.out, ended.err)
         except MissedDeadline as error:
             answer = Unobserved("LibfabricNotAnswering", f"fi_info: {error}")
+        except Shortage as error:
+            answer = Unobserved("ProbeFailed", f"fi_info: {error}")
         except ChildError as error:
             answer = Unobserved("LibfabricFailed", f"fi_info: {error}")
         self._last = at, devices, answer

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from healthcheck.command import ChildError, Ended, MissedDeadline, Program, how_it_ended
-from healthcheck.model import Host, Probe, ProbeError, Unobserved
+from healthcheck.model import Host, Probe, ProbeError, Shortage, Unobserved
 from healthcheck.printable import printable
 from healthcheck.probes.pci import read_functions
 
@@ -106,7 +106,7 @@ class AllReduce:
             return read_all_reduce(self._program.run(argv, self.deadline_seconds), gpus)
         except MissedDeadline:
             return Failed(f"all_reduce_perf: no end within {self.deadline_seconds:g} s")
-        except ChildError as error:
+        except (ChildError, Shortage) as error:
             return Unobserved(CAUSE, f"all_reduce_perf: {error}")
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from healthcheck.model import Host, Probe, ProbeError
+from healthcheck.opening import names_in
 from healthcheck.probes.kernel_files import is_gone, read
 
 NVIDIA = 0x10DE
@@ -82,7 +83,7 @@ def read_functions(host: Host) -> tuple[PciFunction, ...]:
 def _functions(root: Path) -> tuple[PciFunction, ...]:
     devices = root / "sys/bus/pci/devices"
     try:
-        names = sorted(entry.name for entry in devices.iterdir() if _FUNCTION.match(entry.name))[:_MOST]
+        names = [name for name in names_in(devices) if _FUNCTION.match(name)][:_MOST]
     except OSError as error:
         raise ProbeError(f"{devices}: {error.strerror}") from error
     found = (read_function(devices / name) for name in names)

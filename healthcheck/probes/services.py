@@ -11,6 +11,7 @@ from pathlib import Path
 
 from healthcheck.clock import now
 from healthcheck.model import Host, Probe, ProbeError
+from healthcheck.opening import names_in, open_file
 from healthcheck.probes.runtime import processes
 from healthcheck.probes.runtime.processes import Process
 
@@ -24,6 +25,7 @@ _STARTED = re.compile(
     rb"|driver interface version " + _VERSION + rb" do(?:n't|esn't) match with (?:the )?driver version " + _VERSION
 )
 _IMEX_UNIT = "nvidia-imex.service"
+_TARGETS = "etc/systemd/system"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ def _tails(root: Path) -> Iterator[tuple[float, bytes]]:
     """When each log was last written, and its end."""
     for path in _LOGS:
         try:
-            file = os.open(root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            file = open_file(root / path, os.O_RDONLY | os.O_NOFOLLOW)
         except OSError:
             continue
         try:
@@ -110,10 +112,10 @@ def _tails(root: Path) -> Iterator[tuple[float, bytes]]:
 def _enabled(root: Path, unit: str) -> bool:
     """Whether a target of systemd wants the unit. Its link leads to the host's root, not ours: it is not followed."""
     try:
-        targets = [folder for folder in (root / "etc/systemd/system").iterdir() if folder.name.endswith(".wants")]
+        targets = [name for name in names_in(root / _TARGETS) if name.endswith(".wants")]
     except OSError:
         return False
-    return any((folder / unit).is_symlink() for folder in targets)
+    return any((root / _TARGETS / folder / unit).is_symlink() for folder in targets)
 
 
 SERVICES = Probe("services", read_services, Services)

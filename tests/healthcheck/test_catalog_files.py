@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.resources import files
+from inspect import signature
+from pkgutil import iter_modules
 
 import pytest
 
+from healthcheck import catalog
 from healthcheck.catalog.recovery import RecoveryAction, recovery_actions, recovery_in, severity_of_recovery
 from healthcheck.catalog.rows import read_rows
+from healthcheck.catalog.tables import TABLES
 from healthcheck.catalog.xid import actions, xid_table
 from healthcheck.model import Severity
 
@@ -75,3 +80,15 @@ def test_every_recovery_action_is_read_from_its_line(action: RecoveryAction) -> 
     line = f"GPU recovery action changed from 0x1 (x) to {action.number:#x} ({action.name})"
 
     assert recovery_in(line) == action.number
+
+
+def test_every_table_is_among_those_that_an_agent_reads_at_its_start() -> None:
+    modules = [import_module(f"healthcheck.catalog.{one.name}") for one in iter_modules(catalog.__path__)]
+    read_later = {
+        one
+        for module in modules
+        for one in vars(module).values()
+        if hasattr(one, "cache_info") and not signature(one).parameters
+    }
+
+    assert read_later == set(TABLES)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from healthcheck.clock import now
-from healthcheck.model import Host, Probe, ProbeError
+from healthcheck.model import Host, Probe, ProbeError, Shortage
 from healthcheck.probes import pci
 from healthcheck.probes.kernel_files import read
 from healthcheck.probes.runtime import (
@@ -265,6 +265,8 @@ def _started(root: Path, process: Process | None) -> float | None:
         return None
     try:
         return now().wall.timestamp() - processes.uptime(root) + process.since_boot
+    except Shortage:
+        raise
     except (OSError, ProbeError):
         return None
 

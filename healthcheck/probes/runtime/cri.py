@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from healthcheck.model import Host, ProbeError, Unobserved
+from healthcheck.model import Host, ProbeError, Shortage, Unobserved
 from healthcheck.printable import printable
 from healthcheck.probes.node_socket import LONGEST_SECONDS, NodeSocket
 from healthcheck.probes.runtime.facts import ContainerRuntime, Live, ReadFile
@@ -92,6 +92,8 @@ class RuntimeStatus:
         answer: Live | Unobserved
         try:
             answer = read_status(*self._socket.ask(self.root, facts.socket))
+        except Shortage as error:
+            answer = Unobserved("ProbeFailed", str(error))
         except ProbeError as error:
             answer = Unobserved("ContainerRuntimeNotAnswering", str(error))
         self._last = _Asked(facts.socket, facts.since_boot, at, _files(facts), answer)

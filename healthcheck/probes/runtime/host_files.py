@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+from healthcheck.opening import entries_of, names_in, open_file
+
 MOST_BYTES = 1 << 20
 _MOST_LINKS = 40
 """As the kernel follows (path_resolution(7))."""
@@ -61,7 +63,7 @@ def below(root: Path, path: str) -> Path:
 
 def read(root: Path, path: str) -> tuple[bytes, float]:
     """All of a plain file of at most 1 MiB, and when it was last written, in seconds of UTC. Raises OSError."""
-    file = os.open(below(root, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    file = open_file(below(root, path), os.O_RDONLY | os.O_NOFOLLOW)
     try:
         about = os.fstat(file)
         if not stat.S_ISREG(about.st_mode):
@@ -75,7 +77,7 @@ def read(root: Path, path: str) -> tuple[bytes, float]:
 
 def read_whole(root: Path, path: str, most: int) -> bytes:
     """At most so many bytes of a plain file. The kernel gives its lists in parts, and tells no size. Raises OSError."""
-    file = os.open(below(root, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    file = open_file(below(root, path), os.O_RDONLY | os.O_NOFOLLOW)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise OSError(errno.EINVAL, "no plain file", path)
@@ -104,9 +106,8 @@ def walk(root: Path, folder: str) -> list[str]:
 
 def _walked(root: Path, folder: str, deepest: int) -> Iterator[str]:
     try:
-        with os.scandir(below(root, folder)) as entries:
-            some = islice((one for one in entries if one.name.isprintable()), _MOST_ENTRIES)
-            found = sorted((one.name, one.is_dir(follow_symlinks=False)) for one in some)
+        some = islice((one for one in entries_of(below(root, folder)) if one.name.isprintable()), _MOST_ENTRIES)
+        found = sorted((one.name, one.is_dir(follow_symlinks=False)) for one in some)
     except OSError:
         return
     for name, is_folder in found:
@@ -133,7 +134,7 @@ def _entries(root: Path, folder: str, part: str) -> list[str]:
         name = f"{folder.rstrip('/')}/{part}"
         return [name] if exists(root, name) else []
     try:
-        names = sorted(entry.name for entry in below(root, folder).iterdir())
+        names = names_in(below(root, folder))
     except OSError:
         return []
     fitting = [name for name in names if fnmatch.fnmatchcase(name, part) and name.isprintable()]

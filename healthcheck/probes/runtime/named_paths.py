@@ -7,6 +7,7 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
+from healthcheck.opening import entries_of
 from healthcheck.probes.runtime import host_files
 
 
@@ -58,7 +59,6 @@ def _exists(root: Path, path: str) -> bool:
 def has_entries(root: Path, folder: str) -> bool:
     """Whether anything is in it."""
     try:
-        with os.scandir(host_files.below(root, folder)) as entries:
-            return next(entries, None) is not None
+        return next(entries_of(host_files.below(root, folder)), None) is not None
     except OSError:
         return False

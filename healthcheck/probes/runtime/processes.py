@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from healthcheck.model import ProbeError
+from healthcheck.opening import entries_of, open_file
 from healthcheck.printable import printable
 from healthcheck.probes.kernel_files import is_gone, read
 from healthcheck.probes.runtime import host_files
@@ -77,7 +78,7 @@ def flag_of(arguments: Sequence[str], *names: str) -> str:
 
 def find(root: Path) -> tuple[Process, ...]:
     """Those that run of the programs that we know, by number. Raises OSError where /proc can't be looked at."""
-    folder = os.open(root / "proc", os.O_RDONLY | os.O_DIRECTORY)
+    folder = open_file(root / "proc", os.O_RDONLY | os.O_DIRECTORY)
     try:
         return tuple(sorted(_found(folder), key=lambda one: one.pid))
     finally:
@@ -143,7 +144,7 @@ def holder_of(root: Path, seen_by: Process, socket: str, among: Sequence[Process
 def _found(folder: int) -> Iterator[Process]:
     # A host has thousands: one short path and one read for each, and more only for those that we look for.
     count = 0
-    for entry in os.scandir(folder):
+    for entry in entries_of(folder):
         pid = entry.name
         if not (pid.isascii() and pid.isdigit()) or entry.is_symlink():
             continue
@@ -239,8 +240,8 @@ def _listening(root: Path, pid: int, socket: str) -> Iterator[str]:
 
 
 def _has_open(root: Path, pid: int, links: set[str]) -> bool:
-    with contextlib.suppress(OSError), os.scandir(root / f"proc/{pid}/fd") as entries:
-        for _, entry in zip(range(_MOST_OPEN), entries, strict=False):
+    with contextlib.suppress(OSError):
+        for _, entry in zip(range(_MOST_OPEN), entries_of(root / f"proc/{pid}/fd"), strict=False):
             if _link(entry.path) in links:
                 return True
     return False

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from healthcheck.opening import open_file
 from healthcheck.probes.runtime import host_files, named_paths
 from healthcheck.probes.runtime.facts import Program
 
@@ -198,7 +199,7 @@ def _is_file(root: Path, path: str) -> bool:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[int]:
-    number = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    number = open_file(file, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         if not stat.S_ISREG(os.fstat(number).st_mode):
             raise OSError(errno.EINVAL, "no plain file", str(file))

@@ -1,0 +1,44 @@
+"""Opening files and folders. What we ourselves lack for that is never taken for something that is not there."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from healthcheck.model import Shortage
+
+_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""File descriptors of this process or of the machine, and the kernel's memory."""
+
+
+def refuse_shortage(error: OSError) -> None:
+    """Raises Shortage where the error tells of us, and nothing of what was to be opened."""
+    if error.errno in _OURS:
+        raise Shortage(error.strerror) from error
+
+
+def open_file(path: str | Path, flags: int, folder: int | None = None) -> int:
+    """`os.open`, without waiting and not for children. Raises OSError, and Shortage."""
+    try:
+        return os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
+    except OSError as error:
+        refuse_shortage(error)
+        raise
+
+
+def entries_of(folder: str | Path | int) -> Iterator[os.DirEntry[str]]:
+    """`os.scandir`. Raises OSError, and Shortage."""
+    try:
+        entries = os.scandir(folder)
+    except OSError as error:
+        refuse_shortage(error)
+        raise
+    with entries:
+        yield from entries
+
+
+def names_in(folder: str | Path) -> list[str]:
+    """In order. Raises OSError, and Shortage."""
+    return sorted(entry.name for entry in entries_of(folder))

@@ -1,0 +1,55 @@
+"""A shortage of file descriptors at one opening of this thread, or from it on: Python's audit events tell of each."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_OPENINGS = frozenset({"open", "os.listdir", "os.scandir", "socket.__new__", "subprocess.Popen"})
+
+
+class Shortage:
+    """`met`: how many openings were refused."""
+
+    def __init__(self, first: int, *, lasting: bool) -> None:
+        self._thread = threading.get_ident()
+        self._left = first
+        self._lasting = lasting
+        self.met = 0
+
+    def hear(self, event: str, arguments: tuple[object, ...]) -> None:
+        if event not in _OPENINGS or threading.get_ident() != self._thread:
+            return
+        if event == "open" and isinstance(arguments[0], int):
+            return  # a file around a descriptor that is open already
+        self._left -= 1
+        if self._left == 0 or (self._lasting and self._left < 0):
+            self.met += 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+_active: list[Shortage] = []
+_hooked = threading.Event()
+
+
+@contextmanager
+def no_descriptor(first: int, *, lasting: bool) -> Iterator[Shortage]:
+    """The `first` opening (1, 2, …) is refused as where no descriptor is left; where it is lasting all after it too."""
+    if not _hooked.is_set():
+        _hooked.set()
+        sys.addaudithook(_hear)  # there is no taking it back
+    shortage = Shortage(first, lasting=lasting)
+    _active.append(shortage)
+    try:
+        yield shortage
+    finally:
+        _active.remove(shortage)
+
+
+def _hear(event: str, arguments: tuple[object, ...]) -> None:
+    for shortage in _active:
+        shortage.hear(event, arguments)

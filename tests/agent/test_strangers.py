@@ -1,0 +1,90 @@
+"""What anybody who reaches the node's ports can do to the agent: take nothing from it that it needs."""
+
+from __future__ import annotations
+
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import psutil
+import pytest
+
+from tests.agent.world import AgentProcess, World
+from tests.waiting import GIVE_UP_SECONDS, eventually
+
+IDLE, FAT = 2000, 50
+MOST_GROWTH_BYTES = 24 << 20
+"""Of its memory. The peers send it 50 MiB."""
+HEAD = b"GET /metrics HTTP/1.1\r\n" + b"a: " + b"x" * (1 << 20)
+
+
+@pytest.fixture
+def peers() -> Iterator[ExitStack]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, IDLE + FAT + 1000), hard))
+    with ExitStack() as stack:
+        yield stack
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def connect(agent: AgentProcess, stack: ExitStack) -> socket.socket:
+    return stack.enter_context(socket.create_connection(("127.0.0.1", agent.port), timeout=GIVE_UP_SECONDS))
+
+
+def send_until_given_up(peer: socket.socket) -> None:
+    try:
+        peer.sendall(HEAD)
+    except OSError:
+        return
+
+
+def limit_descriptors(agent: AgentProcess, most: int) -> None:
+    process = psutil.Process(agent.process.pid)
+    process.rlimit(psutil.RLIMIT_NOFILE, (most, process.rlimit(psutil.RLIMIT_NOFILE)[1]))
+
+
+def test_thousands_of_connections_blind_nobody(watched: World, peers: ExitStack) -> None:
+    agent = watched.agent
+    watched.configure(CHECK_INTERVAL="10")
+    limit_descriptors(agent, 256)
+    process = psutil.Process(agent.process.pid)
+    before, threads = process.memory_info().rss, process.num_threads()
+    port = agent.port
+    for _ in range(IDLE):
+        peers.enter_context(socket.create_connection(("127.0.0.1", port), timeout=GIVE_UP_SECONDS))
+    for _ in range(FAT):
+        send_until_given_up(connect(agent, peers))
+
+    watched.host.xid(3, 79, "GPU has fallen off the bus.")
+    node = watched.wait_for_status("fail")
+    assert node.tainted
+    assert not node.record["unobserved"]
+    assert agent.get("/healthz")[0] == 200
+    assert process.num_threads() <= threads + 2  # a look or a telling may be at work
+    assert process.memory_info().rss - before < MOST_GROWTH_BYTES
+    agent.wait_for_looks()
+    assert not watched.node().record["unobserved"]
+
+
+def test_without_a_descriptor_left_a_new_fault_is_told_and_nothing_false(watched: World) -> None:
+    agent = watched.agent
+    watched.configure(CHECK_INTERVAL="10")
+    agent.wait_for_looks()
+    eventually(lambda: agent.metric("verdict_pending") == 0)
+    saved = watched.memory_file.read_bytes()
+    limit_descriptors(agent, 3)  # fewer than it has open
+
+    watched.host.xid(3, 79, "GPU has fallen off the bus.")
+    assert watched.wait_for_status("fail").tainted
+    node = watched.wait(lambda node: node.record["unobserved"])
+    assert node.causes == {"ProbeFailed"}
+    assert set(node.findings) == {"Xid79"}
+    assert watched.memory_file.read_bytes() == saved
+    assert agent.running
+
+    limit_descriptors(agent, 1024)
+    node = watched.wait(lambda node: not node.record["unobserved"])
+    assert set(node.findings) == {"Xid79"}
+    assert not watched.events("BadSetting")
+    eventually(lambda: watched.memory_file.read_bytes() != saved)
