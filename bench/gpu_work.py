@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from bench.outcome import CouldNotMeasure
 from bench.stage import INSTANCE_TYPE
@@ -110,11 +109,3 @@ class GpuNodes:
         finally:
             sweeper.kill()
             sweeper.wait()
-
-    def template(self, command: list[str]) -> None:
-        """What the containers of sweeps run from now on."""
-        path = f"/apis/batch/v1/namespaces/{NAMESPACE}/cronjobs/gpu-healthcheck-sweep-node"
-        pod: dict[str, Any] = self.plane.request("GET", path).body["spec"]["jobTemplate"]["spec"]["template"]["spec"]
-        container = pod["containers"][0] | {"command": command}
-        spec = {"jobTemplate": {"spec": {"template": {"spec": pod | {"containers": [container]}}}}}
-        self.plane.request("PATCH", path, {"spec": spec})

@@ -49,7 +49,6 @@ def measure(stage: Stage) -> Outcome:
             install(plane)
             nodes = GpuNodes(plane)
             nodes.add([_NODE])
-            nodes.template(["gpu-healthcheck", "sweep-run"])
             times = [_preempt(nodes, folder, host) for _ in range(stage.length.preemptions)]
             left, most = nodes.marked([_NODE]), kubelets.most_gpus[_NODE]
     except ControlPlaneError as error:

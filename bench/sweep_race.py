@@ -11,7 +11,7 @@ from bench.gpu_work import JOBS, GpuNodes, wait
 from bench.outcome import CouldNotMeasure, Outcome, Row, percentile, summary
 from bench.stage import Stage
 from sim.control_plane import ControlPlane, ControlPlaneError, install
-from sim.kubelet import Kubelets
+from sim.kubelet import Kubelets, put_program
 
 AIM_SECONDS = 5.0
 _ROUND = 20
@@ -26,13 +26,17 @@ _NOTES = (
 def measure(stage: Stage) -> Outcome:
     folder = stage.folder / "race"
     folder.mkdir()
+    image = folder / "image"
+    put_program(image, ["sleep", str(_TEST_SECONDS)])
     chance = random.Random(1)
     try:
-        with ControlPlane(controllers=True, scheduler=True) as plane, Kubelets(plane, folder) as kubelets:
+        with (
+            ControlPlane(controllers=True, scheduler=True) as plane,
+            Kubelets(plane, folder, programs=image) as kubelets,
+        ):
             install(plane)
             nodes, names = GpuNodes(plane), [f"race-{number}" for number in range(_ROUND)]
             nodes.add(names)
-            nodes.template(["sleep", str(_TEST_SECONDS)])
             rounds = [_round(nodes, folder, names, chance) for _ in range(-(-stage.length.races // _ROUND))]
             preempted = sum(preempted for _, preempted in rounds)
             left = nodes.marked(names)

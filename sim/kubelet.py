@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import http.client
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +30,15 @@ from sim.node import DCGM_PROGRAMS
 _LOOK_SECONDS = 0.1
 _BOUND = "/api/v1/pods?fieldSelector=spec.nodeName!="
 _GPU = "nvidia.com/gpu"
+
+
+def put_program(folder: Path, words: Sequence[str]) -> None:
+    """Into an image: its `gpu-healthcheck` is this command, from now on."""
+    folder.mkdir(exist_ok=True)
+    new = folder / "new"
+    new.write_text(f"#!/bin/sh\nexec {shlex.join(words)}\n")
+    new.chmod(0o755)
+    new.rename(folder / "gpu-healthcheck")
 
 
 @dataclass

@@ -31,6 +31,7 @@ def jobs(namespace: str) -> str:
 
 
 OURS = jobs("gpu-healthcheck")
+PODS = "/api/v1/namespaces/gpu-healthcheck/pods"
 DRY = "?dryRun=All"
 
 
@@ -481,9 +482,20 @@ def changed(change: Change) -> Job:
     return job
 
 
-@pytest.fixture
-def token(installed: ControlPlane) -> str:
-    return unbound_token(installed, SWEEPER)
+@pytest.fixture(scope="module")
+def token(installed: ControlPlane) -> Iterator[str]:
+    """Of the sweeper's pod, as who breaks into it finds it."""
+    spec = {
+        "nodeName": "of-the-sweeper",
+        "serviceAccountName": SWEEPER,
+        "containers": [{"name": "sweeper", "image": "x"}],
+    }
+    installed.create_node("of-the-sweeper")
+    made = installed.request("POST", PODS, {"metadata": {"name": "sweeper"}, "spec": spec})
+    assert made.status == 201, made.message
+    yield installed.pod_token(made.body)
+    installed.request("DELETE", f"{PODS}/sweeper?gracePeriodSeconds=0")
+    installed.request("DELETE", "/api/v1/nodes/of-the-sweeper")
 
 
 def test_the_sweeper_may_make_a_job_from_the_template_as_we_ship_it(installed: ControlPlane, token: str) -> None:
@@ -510,6 +522,16 @@ def test_the_sweeper_may_make_the_one_and_not_the_other(
     assert (refusal.startswith("403 ") and message in refusal) or is_dropped(installed, refused)
     # And it is nobody else's matter.
     assert said(installed, changed(refused)) == ""
+
+
+@pytest.mark.parametrize("namespace", ["default", "kube-system", "gpu-healthcheck-budget"])
+def test_the_sweeper_makes_jobs_where_somebody_bound_it_to_a_role_and_nowhere_else(
+    installed: ControlPlane, token: str, namespace: str
+) -> None:
+    refusal = said(installed, sweep_job(namespace), path=jobs(namespace), token=token)
+
+    assert refusal.startswith("403 ")
+    assert 'cannot create resource "jobs"' in refusal
 
 
 def test_a_refusal_names_all_that_is_to_be_changed(installed: ControlPlane, token: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from healthcheck.cluster import Cluster
 from healthcheck.deep_test import last_deep_test
 from healthcheck.node import NodeState
 from sim.control_plane import ControlPlane, unbound_token
+from sim.kubelet import put_program
 from tests.waiting import eventually
 
 T = TypeVar("T")
@@ -99,12 +99,7 @@ class Fleet:
 
     def test_takes(self, seconds: float, **others: float) -> None:
         """What the Jobs' program does from now on; `others` by the names of their nodes."""
-        self.image.mkdir(exist_ok=True)
-        words = shlex.join([sys.executable, "-c", TESTER, str(seconds), json.dumps(others)])
-        program = self.image / "gpu-healthcheck.new"
-        program.write_text(f"#!/bin/sh\nexec {words}\n")
-        program.chmod(0o755)
-        program.rename(self.image / "gpu-healthcheck")
+        put_program(self.image, [sys.executable, "-c", TESTER, str(seconds), json.dumps(others)])
 
     def set_in_pods(self, **fields: Any) -> None:
         """Somebody edits the pod in the template; None takes a field out."""
