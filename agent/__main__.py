@@ -20,12 +20,13 @@ from healthcheck.cluster import Cluster, ClusterError
 from healthcheck.log import log_as_json
 from healthcheck.memory_file import MemoryFile, MemoryFileError
 from healthcheck.model import Shortage
+from healthcheck.program import COULD_NOT, USAGE, Options, complain_of_environment
 from healthcheck.stop import stop_at_signals
 from healthcheck.telemetry import Telemetry, serve
 
 log = structlog.get_logger()
 
-FAILED, USAGE = 1, 3
+FAILED = 1
 _STANDBY_SECONDS = 2.0
 _OURS = ("follow", "judge", "watch", "tell", "report", "place")
 _ONCE_SECONDS = 0.2
@@ -37,25 +38,21 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         settings = AgentSettings()  # type: ignore[call-arg]
     except ValidationError as error:
-        for one in error.errors(include_url=False):
-            name = one["loc"][0] if one["loc"] else "environment"
-            given = "is not set" if one["type"] == "missing" else f"= {one['input']!r}: {one['msg']}"
-            sys.stderr.write(f"gpu-healthcheck agent: {name} {given}\n")
-        return USAGE
+        return complain_of_environment("agent", error)
     log_as_json(settings.log_level)
     log.info("settings", **{key: str(value) for key, value in settings.model_dump().items()})
     try:
         cluster = Cluster()
     except ClusterError as error:
         sys.stderr.write(f"gpu-healthcheck agent: {error}\n")
-        return USAGE
+        return COULD_NOT
     threading.excepthook = _thread_failed
     read_all()
     return _run(settings, cluster, stop_at_signals(), options)
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="gpu-healthcheck agent", description=__doc__)
+    parser = Options("agent", __doc__)
     parser.add_argument("--once", action="store_true", help="look until the verdict is settled, tell it, and end")
     parser.add_argument("--dry-run", action="store_true", help="log what would be written, and write nothing")
     return parser.parse_args(arguments)
@@ -73,7 +70,7 @@ def _run(settings: AgentSettings, cluster: Cluster, stop: threading.Event, optio
     if file is not None and not _hold(file, telemetry):
         if options.once:
             sys.stderr.write("gpu-healthcheck agent: --once: another agent of this node is at work\n")
-            return FAILED
+            return COULD_NOT
         log.warning("another agent of this node holds the memory; looking, writing nothing, until it is gone")
         serving.agent = Agent(settings, cluster, None, telemetry, write=False)
         serving.agent.start()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
+import traceback
+from typing import Annotated
 
 import typer
 
 import healthcheck
 from cli import check, explain, quarantine, release, replay, status, uninstall
-from healthcheck.streams import take_any_text
-
-USAGE = 3
+from healthcheck.program import COULD_NOT, INTERRUPTED, USAGE
+from healthcheck.streams import end_with_whoever_reads, take_any_text
 
 app = typer.Typer(
     name="gpu-healthcheck",
@@ -26,6 +27,21 @@ app.command("quarantine")(quarantine.quarantine)
 app.command("release")(release.release)
 app.command("uninstall")(uninstall.uninstall)
 app.command("explain")(explain.explain)
+
+
+def _print_version(*, wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def every_command(
+    _: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """GPU node health for Kubernetes."""
 
 
 @app.command("agent")
@@ -59,18 +75,21 @@ def version() -> None:
 
 
 def run() -> None:
-    """Run a command; wrong usage is exit code 3."""
+    """Run a command. A fault of ours is no fault of the node: could not look, as all that comes to no answer."""
     take_any_text()
+    end_with_whoever_reads()
     try:
         code = app(standalone_mode=False)
     except typer.Exit as end:
         code = end.exit_code
     except typer.Abort:
-        code = 130
-    except Exception as error:
+        code = INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the last boundary: a fault of ours must not read as one of the node
         show = getattr(error, "show", None)  # click's usage errors print themselves
         if show is None:
-            raise
-        show()
-        code = USAGE
+            traceback.print_exc()
+            code = COULD_NOT
+        else:
+            show()
+            code = USAGE
     sys.exit(code or 0)

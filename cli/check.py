@@ -32,11 +32,11 @@ from healthcheck.probes.libfabric import LONGEST_SECONDS, Libfabric
 from healthcheck.probes.nvml_driver import Driver
 from healthcheck.probes.runtime.cri import RuntimeStatus
 from healthcheck.profiles import find_profile
+from healthcheck.program import COULD_NOT, INTERRUPTED, USAGE
 from healthcheck.settings import Settings, SettingsError, read_settings, unknown_keys
 from healthcheck.sightings import noticed
 from healthcheck.streams import complain, say
 
-USAGE, COULD_NOT, INTERRUPTED = 3, 2, 130
 _NAMES = typer.Argument(
     metavar="[CHECK]...",
     help="Numbers of groups, or names; default: those of CHECKS_LIGHTWEIGHT. 1 runs DCGM's level 2, for minutes.",

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from healthcheck.cluster import Cluster, ClusterError
 from healthcheck.log import log_as_json
 from healthcheck.model import Status
+from healthcheck.program import COULD_NOT, FAULT, Options, complain_of_environment
 from healthcheck.settings import Settings, SettingsError, read_settings, settings_despite, unknown_keys
 from quarantine.course import Course
 from quarantine.marks import Marks, Refusal, lock
@@ -23,7 +24,7 @@ from quarantine.settings import QuarantineSettings
 
 log = structlog.get_logger()
 
-PASSED, AT_FAULT, UNKNOWN, USAGE = range(4)
+PASSED, AT_FAULT, UNKNOWN = 0, FAULT, COULD_NOT
 """As `check`: the Job of a node that failed has failed too, and so has one that could not test it."""
 
 
@@ -32,8 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         own = QuarantineSettings()  # type: ignore[call-arg]
     except ValidationError as error:
-        sys.stderr.write(f"gpu-healthcheck quarantine-run: {error}\n")
-        return USAGE
+        return complain_of_environment("quarantine-run", error)
     log_as_json(own.log_level)
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -59,7 +59,7 @@ def _say(event: str, why: Exception) -> int:
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="gpu-healthcheck quarantine-run", description=__doc__)
+    parser = Options("quarantine-run", __doc__)
     parser.add_argument("--force", action="store_true", help="test although pods on the node hold GPUs")
     return parser.parse_args(arguments)
 

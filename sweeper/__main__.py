@@ -18,14 +18,14 @@ from healthcheck.job_template import TemplateError
 from healthcheck.kubeconfig import Access
 from healthcheck.log import log_as_json
 from healthcheck.moments import timestamp
-from healthcheck.streams import complain, take_any_text
+from healthcheck.program import COULD_NOT, Options, complain_of_environment
+from healthcheck.streams import complain, end_with_whoever_reads, take_any_text
 from sweeper.select import Decision
 from sweeper.settings import SweeperSettings, cluster_values
 from sweeper.sweep import Plan, Sweep
 
 log = structlog.get_logger()
 
-FAILED, USAGE = 1, 3
 _MOST_NAMED = 20
 
 
@@ -35,12 +35,12 @@ class Stopped(BaseException):
 
 def main(arguments: list[str] | None = None) -> int:
     take_any_text()
+    end_with_whoever_reads()
     options = _options(arguments)
     try:
         settings = SweeperSettings()  # type: ignore[call-arg]
     except ValidationError as error:
-        complain("sweep", str(error))
-        return USAGE
+        return complain_of_environment("sweep", error)
     log_as_json(settings.log_level)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
@@ -54,14 +54,14 @@ def main(arguments: list[str] | None = None) -> int:
             sweep.run(plan)
     except (ClusterError, TemplateError) as error:
         complain("sweep", str(error))
-        return FAILED
+        return COULD_NOT
     except Stopped:
         log.warning("stopped; the next sweep follows the Jobs that go on")
     return 0
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="gpu-healthcheck sweep", description=__doc__)
+    parser = Options("sweep", __doc__)
     parser.add_argument("--dry-run", action="store_true", help="show which nodes it would take, and why no other")
     parser.add_argument("--context", default="", metavar="NAME", help="of the kubeconfig; default: its current one")
     parser.add_argument("--kubeconfig", default="", metavar="FILE", help="default: KUBECONFIG, else the pod's account")

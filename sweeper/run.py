@@ -5,7 +5,6 @@ It writes that one annotation. Labels, taint and condition are the agent's, whic
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import threading
@@ -35,6 +34,7 @@ from healthcheck.probes.dcgm import Dcgm, level_2_patience_seconds
 from healthcheck.probes.kernel_log import boot_id
 from healthcheck.probes.nvml import NVML, DriverLook
 from healthcheck.probes.nvml_driver import look_once
+from healthcheck.program import COULD_NOT, Options, complain_of_environment
 from healthcheck.record import RecordError
 from healthcheck.release import taken_on
 from healthcheck.settings import NodeSettings
@@ -45,7 +45,6 @@ from sweeper.settings import NodeTestSettings, cluster_values
 log = structlog.get_logger()
 
 T = TypeVar("T")
-FAILED, UNKNOWN, USAGE = 1, 2, 3
 _NVML_SECONDS = 30.0
 _PATIENCE_SECONDS = 45.0
 """For dcgmi to end after SIGTERM, at most: the kubelet kills us after 60."""
@@ -87,7 +86,7 @@ class NodeTest:
             time.sleep(min(left, _CLOSELY_SECONDS))
         log.warning("stopped before it was told", has_verdict=self._has_verdict)
         sys.stderr.flush()
-        os._exit(FAILED)
+        os._exit(COULD_NOT)
 
     @property
     def _last_seconds(self) -> float:
@@ -160,24 +159,22 @@ class NodeTest:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit code: 0 with a verdict, whatever it says; 2 where the test could not run; 1 where nothing could be told."""
-    parser = argparse.ArgumentParser(prog="gpu-healthcheck sweep-run", description=__doc__)
-    parser.parse_args(arguments)
+    """Exit code: 0 with a verdict, whatever it says; 2 where the test could not run, or not be told."""
+    Options("sweep-run", __doc__).parse_args(arguments)
     try:
         settings = NodeTestSettings()  # type: ignore[call-arg]
     except ValidationError as error:
-        sys.stderr.write(f"gpu-healthcheck sweep-run: {error}\n")
-        return USAGE
+        return complain_of_environment("sweep-run", error)
     log_as_json(settings.log_level)
     stop = stop_at_signals()
     try:
         record = NodeTest(Cluster(), settings, cluster_values(settings.config_dir), stop).run()
     except ClusterError as error:
         sys.stderr.write(f"gpu-healthcheck sweep-run: {error}\n")
-        return FAILED
+        return COULD_NOT
     sys.stderr.flush()
     sys.stdout.write(in_words(record) + "\n")
-    return 0 if is_verdict(record) else UNKNOWN
+    return 0 if is_verdict(record) else COULD_NOT
 
 
 def why_not(node: NodeState, record: dict[str, Any], now: datetime) -> str:

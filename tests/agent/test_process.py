@@ -87,11 +87,11 @@ class TestStarting:
         assert agent.log.read_text() == "gpu-healthcheck agent: NODE_NAME is not set\n"
 
     @pytest.mark.parametrize("text", ["", "{", "[1]", '{"clusters": 5}', "\udcff\udcfe"])
-    def test_with_a_kubeconfig_that_is_none_says_so_and_ends_with_3(self, world: World, text: str) -> None:
+    def test_with_a_kubeconfig_that_is_none_says_so_and_ends_with_2(self, world: World, text: str) -> None:
         world.kubeconfig.write_bytes(text.encode("utf-8", "surrogateescape"))
         agent = world.start()
 
-        assert agent.exit_code() == 3
+        assert agent.exit_code() == 2
         assert "no cluster to talk to" in agent.log.read_text()
         assert "Traceback" not in agent.log.read_text()
 

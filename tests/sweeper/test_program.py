@@ -23,11 +23,11 @@ def test_the_command_is_the_sweepers_own_program() -> None:
 
 def test_without_a_cluster_it_says_so() -> None:
     done = run("--dry-run")
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert "gpu-healthcheck sweep: no cluster to talk to" in done.stderr
 
 
-@pytest.mark.parametrize(("words", "variables", "code"), [(["--now"], {}, 2), ([], {"LOG_LEVEL": "loud"}, 3)])
+@pytest.mark.parametrize(("words", "variables", "code"), [(["--now"], {}, 3), ([], {"LOG_LEVEL": "loud"}, 3)])
 def test_wrong_usage_is_no_failure_of_the_cluster(words: list[str], variables: dict[str, str], code: int) -> None:
     assert run(*words, **variables).returncode == code
 
@@ -40,13 +40,14 @@ def test_wrong_usage_is_no_failure_of_the_cluster(words: list[str], variables: d
     ],
 )
 def test_a_setting_that_is_not_taken_is_told(tmp_path: Path, key: str, value: str, words: bytes) -> None:
-    (tmp_path / key).write_text(value)
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / key).write_text(value)
     (tmp_path / "server.yaml").write_text(
         "apiVersion: v1\nkind: Config\ncurrent-context: x\n"
         "clusters: [{name: x, cluster: {server: 'http://127.0.0.1:1'}}]\n"
         "users: [{name: x, user: {token: x}}]\ncontexts: [{name: x, context: {cluster: x, user: x}}]\n"
     )
-    environment = {"KUBECONFIG": str(tmp_path / "server.yaml"), "CONFIG_DIR": str(tmp_path)}
+    environment = {"KUBECONFIG": str(tmp_path / "server.yaml"), "CONFIG_DIR": str(tmp_path / "config")}
     command = [sys.executable, "-m", "sweeper", "--dry-run"]
     with subprocess.Popen(command, env=environment | {"PATH": os.environ["PATH"]}, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None

@@ -1,0 +1,238 @@
+"""How every command ends where there is no cluster, no reader or no right use; docs/commands.md is the table."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import healthcheck
+from cli import app as commands
+from cli.app import app
+from tests.waiting import GIVE_UP_SECONDS, eventually
+
+ROOT = Path(__file__).parents[2]
+NODE = {"NODE_NAME": "gpu-node-1"}
+ASK_A_CLUSTER = {
+    "status": ("status",),
+    "status -o json": ("status", "-o", "json"),
+    "release": ("release", "gpu-node-1", "--reason", "x"),
+    "quarantine": ("quarantine", "gpu-node-1"),
+    "quarantine --dry-run": ("quarantine", "gpu-node-1", "--dry-run"),
+    "uninstall": ("uninstall",),
+    "sweep --dry-run": ("sweep", "--dry-run"),
+    "sweep": ("sweep",),
+}
+PROGRAMS = {"agent": ("agent",), "sweep-run": ("sweep-run",), "quarantine-run": ("quarantine-run",)}
+
+
+def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": os.environ["PATH"], "HOME": "/nowhere", "CONFIG_DIR": "/nowhere", **variables}
+    return subprocess.run(
+        [sys.executable, "-m", "cli", *words],
+        env=environment,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def unreachable(folder: Path) -> str:
+    path = folder / "kubeconfig"
+    document = {
+        "current-context": "away",
+        "clusters": [{"name": "away", "cluster": {"server": "http://127.0.0.1:1"}}],
+        "users": [{"name": "me", "user": {"token": "x"}}],
+        "contexts": [{"name": "away", "context": {"cluster": "away", "user": "me"}}],
+    }
+    path.write_text(yaml.safe_dump(document))
+    return str(path)
+
+
+@pytest.mark.parametrize("words", [*ASK_A_CLUSTER.values(), *PROGRAMS.values()], ids=[*ASK_A_CLUSTER, *PROGRAMS])
+def test_without_a_cluster_is_2_and_one_line_says_why(words: tuple[str, ...], tmp_path: Path) -> None:
+    done = run(*words, **NODE, REPORT_DIR=str(tmp_path), STATE_DIR=str(tmp_path), METRICS_PORT="0")
+    lines = [line for line in done.stderr.splitlines() if '"level": "info"' not in line]
+
+    assert done.returncode == 2, done.stderr
+    assert len(lines) == 1, done.stderr
+    assert "no cluster to talk to: no file ~/.kube/config, and this is no pod: give --kubeconfig, or set" in lines[0]
+
+
+@pytest.mark.parametrize("words", ASK_A_CLUSTER.values(), ids=ASK_A_CLUSTER)
+def test_a_cluster_that_does_not_answer_is_2(words: tuple[str, ...], tmp_path: Path) -> None:
+    done = run(*words, KUBECONFIG=unreachable(tmp_path))
+
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("Connection refused") == 1
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", ASK_A_CLUSTER.values(), ids=ASK_A_CLUSTER)
+def test_the_options_lead_to_another_cluster(words: tuple[str, ...], tmp_path: Path) -> None:
+    done = run(*words, "--kubeconfig", unreachable(tmp_path), "--context", "other")
+
+    assert done.returncode == 2
+    assert f"no cluster to talk to: no context 'other' in {tmp_path}/kubeconfig: there are away" in done.stderr
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_without_its_nodes_name_is_used_wrongly(name: str) -> None:
+    done = run(name)
+
+    assert (done.returncode, done.stderr) == (3, f"gpu-healthcheck {name}: NODE_NAME is not set\n")
+
+
+EVERY = [*PROGRAMS.values(), ("sweep",), ("status",), ("check",)]
+
+
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+def test_an_option_that_nobody_knows_is_3(words: tuple[str, ...]) -> None:
+    done = run(*words, "--no-such-option")
+
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "--no-such-option" in done.stderr
+    assert "--help" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("status", "--output", "xml"), "xml"),
+        (("release",), "NODE"),
+        (("quarantine",), "NODE"),
+        (("quarantine", "Not_A_Name"), "'Not_A_Name' is no name of a node"),
+        (("replay",), "FILE"),
+        (("replay", "/nowhere"), "/nowhere"),
+        (("replay", "/dev"), "/dev"),
+        (("nonsense",), "No such command 'nonsense'"),
+    ],
+)
+def test_wrong_use_is_3(
+    words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _end_of(words, monkeypatch) == 3
+    assert said in capsys.readouterr().err
+
+
+def _end_of(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> object:
+    """The exit code of a command in this process."""
+    monkeypatch.setenv("CONFIG_DIR", "/nowhere")
+    monkeypatch.setattr(sys, "argv", ["gpu-healthcheck", *words])
+    monkeypatch.setattr(commands, "end_with_whoever_reads", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        commands.run()
+    return ended.value.code
+
+
+@pytest.mark.parametrize("words", [("--version",), ("version",)])
+def test_it_tells_its_version(words: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(app, words)
+
+    assert (done.exit_code, done.stdout) == (0, f"{healthcheck.__version__}\n")
+
+
+def test_without_a_command_it_lists_them() -> None:
+    done = run()
+
+    assert done.returncode == 3
+    assert [
+        name for name in ("check", "status", "quarantine", "explain") if name not in done.stdout + done.stderr
+    ] == []
+
+
+def test_a_fault_of_ours_is_no_fault_of_the_node(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("cli.check.judged", lambda _: 1 / 0)
+
+    assert _end_of(("check",), monkeypatch) == 2
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+PRINTERS = [
+    ("check",),
+    ("explain",),
+    ("--help",),
+    ("status",),
+    ("sweep", "--help"),
+    ("replay", "--json", "/dev/null"),
+]
+
+
+@pytest.mark.parametrize("words", PRINTERS, ids=" ".join)
+def test_a_reader_that_goes_away_ends_it_without_a_word(words: tuple[str, ...]) -> None:
+    """`| head -0`: whoever reads is gone before a word is said."""
+    ended = _with_outputs_closed(words)
+
+    assert "Traceback" not in ended.stderr
+    assert "BrokenPipe" not in ended.stderr
+    assert ended.returncode in ((141,) if words not in NOTHING_SAID else (2, 3))
+
+
+NOTHING_SAID = [("status",), ("replay", "--json", "/dev/null")]
+"""On standard output: there is no cluster, and no line in the file."""
+
+
+def _with_outputs_closed(words: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        return subprocess.run(
+            [sys.executable, "-m", "cli", *words],
+            env={"PATH": os.environ["PATH"], "HOME": "/nowhere", "CONFIG_DIR": "/nowhere"},
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=write,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(write)
+
+
+def test_in_a_pipe_of_a_shell_it_is_as_other_programs() -> None:
+    shell = f"{sys.executable} -m cli explain | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", shell], cwd=ROOT, capture_output=True, text=True, check=True)
+
+    assert (done.stdout.splitlines()[-1], done.stderr) == ("141", "")
+
+
+def test_a_full_disk_is_told() -> None:
+    command = [sys.executable, "-m", "cli", "explain"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+
+    assert done.returncode == 2
+    assert done.stderr == "gpu-healthcheck: what it says can't be written: No space left on device\n"
+
+
+def test_ctrl_c_is_130() -> None:
+    process = subprocess.Popen([sys.executable, "-m", "cli", "replay", "-"], cwd=ROOT, stdin=subprocess.PIPE)
+    eventually(lambda: _waits_for_input(process.pid))
+    process.send_signal(signal.SIGINT)
+
+    assert process.wait(GIVE_UP_SECONDS) == 130
+
+
+def _waits_for_input(pid: int) -> bool:
+    """By the kernel: it is inside read() of descriptor 0."""
+    return Path(f"/proc/{pid}/syscall").read_text().startswith("0 0x0 ")
+
+
+def test_the_table_of_exit_codes_names_each_command() -> None:
+    page = (ROOT / "docs/commands.md").read_text()
+    names = [name for name in PROGRAMS if name != "agent"] + [words[0] for words in ASK_A_CLUSTER.values()]
+
+    assert [name for name in (*names, "agent", "check", "replay", "explain") if f"`{name}" not in page] == []
+    assert sorted(map(int, re.findall(r"^\| (\d+) \|", page, re.MULTILINE))) == [0, 1, 2, 3, 130, 141]
