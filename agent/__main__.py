@@ -22,6 +22,7 @@ from healthcheck.memory_file import MemoryFile, MemoryFileError
 from healthcheck.model import Shortage
 from healthcheck.program import COULD_NOT, USAGE, Options, complain_of_environment
 from healthcheck.stop import stop_at_signals
+from healthcheck.streams import complain
 from healthcheck.telemetry import Telemetry, serve
 
 log = structlog.get_logger()
@@ -44,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         cluster = Cluster()
     except ClusterError as error:
-        sys.stderr.write(f"gpu-healthcheck agent: {error}\n")
+        complain("agent", str(error))
         return COULD_NOT
     threading.excepthook = _thread_failed
     read_all()
@@ -64,12 +65,12 @@ def _run(settings: AgentSettings, cluster: Cluster, stop: threading.Event, optio
     try:
         _serve(telemetry, settings.metrics_port, serving)
     except OSError as error:
-        sys.stderr.write(f"gpu-healthcheck agent: METRICS_PORT {settings.metrics_port}: {error.strerror}\n")
+        complain("agent", f"METRICS_PORT {settings.metrics_port}: {error.strerror}")
         return USAGE
     file = None if options.dry_run else MemoryFile(settings.state_dir)
     if file is not None and not _hold(file, telemetry):
         if options.once:
-            sys.stderr.write("gpu-healthcheck agent: --once: another agent of this node is at work\n")
+            complain("agent", "--once: another agent of this node is at work")
             return COULD_NOT
         log.warning("another agent of this node holds the memory; looking, writing nothing, until it is gone")
         serving.agent = Agent(settings, cluster, None, telemetry, write=False)

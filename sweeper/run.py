@@ -39,6 +39,7 @@ from healthcheck.record import RecordError
 from healthcheck.release import taken_on
 from healthcheck.settings import NodeSettings
 from healthcheck.stop import stop_at_signals
+from healthcheck.streams import complain
 from sweeper.patience import pause
 from sweeper.settings import NodeTestSettings, cluster_values
 
@@ -170,7 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         record = NodeTest(Cluster(), settings, cluster_values(settings.config_dir), stop).run()
     except ClusterError as error:
-        sys.stderr.write(f"gpu-healthcheck sweep-run: {error}\n")
+        complain("sweep-run", str(error))
         return COULD_NOT
     sys.stderr.flush()
     sys.stdout.write(in_words(record) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
@@ -164,6 +165,39 @@ def containers_in(value: Any) -> list[dict[str, Any]]:
 def test_the_folder_of_manifests_never_becomes_a_package() -> None:
     """With an __init__.py it would hide the client of the same name."""
     assert list((ROOT / "kubernetes").rglob("__init__.py")) == []
+
+
+def test_one_door_to_the_terminal() -> None:
+    """What is shown comes from strangers: only `console` and `streams` know rich's console and the standard streams."""
+    files = [file for part in (*PARTS, "cli") for file in (ROOT / part).rglob("*.py")]
+    found = {str(file.relative_to(ROOT)): ways_around(ast.parse(file.read_text())) for file in files}
+    assert {name: ways for name, ways in found.items() if ways} == {
+        "healthcheck/console.py": {"rich.console.Console", "markup", "emoji", "highlight"},
+        "healthcheck/streams.py": {"sys.stdout.write", "sys.stderr.write"},
+        "cli/app.py": {"print"},  # the version
+        "healthcheck/probes/nvml_child.py": {"print"},  # to its parent
+        "healthcheck/probes/grpc_child.py": {"print"},
+        "sweeper/run.py": {"sys.stdout.write"},  # its findings in words, printable as all findings are
+    }
+
+
+def ways_around(module: ast.Module) -> set[str]:
+    """What of a module's code shows text past the door, or has it read as markup."""
+    found = set()
+    for one in ast.walk(module):
+        match one:
+            case ast.ImportFrom(module=str(source), names=names):
+                found |= {f"{source}.{name.name}" for name in names} & {"rich.console.Console", "rich.print"}
+                found |= {source} & {"rich.markup", "rich.ansi"}
+            case ast.Attribute(ast.Attribute(ast.Name("sys"), "stdout" | "stderr" as stream), "write" | "writelines"):
+                found.add(f"sys.{stream}.write")
+            case ast.Attribute(attr="from_markup" | "from_ansi" | "render_markup" as way):
+                found.add(way)
+            case ast.keyword(arg="markup" | "emoji" | "highlight" as switch):
+                found.add(switch)
+            case ast.Call(func=ast.Name(id="print")):
+                found.add("print")
+    return found
 
 
 def test_the_readme_shows_what_the_demo_prints() -> None:
