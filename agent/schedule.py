@@ -1,16 +1,18 @@
-"""When things happen: the one place that knows APScheduler."""
+"""When things happen: the one place that knows APScheduler. All by the monotonic clock, which nobody can set."""
 
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 
 import structlog
 from apscheduler.events import EVENT_JOB_ERROR, JobExecutionEvent
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.triggers.base import BaseTrigger
 
 log = structlog.get_logger()
 
@@ -23,6 +25,41 @@ _DEEP_AGAIN_SECONDS = 600.0
 """After a deep look that failed by a fault of ours."""
 
 
+class _MonotonicZone(tzinfo):
+    """A time zone whose `now` is the monotonic clock's, whatever the wall clock says.
+
+    APScheduler asks `datetime.now` of its time zone for all that it plans and waits for: by the wall clock, one that is
+    set back by an hour would stop all looks for an hour. Nothing else may be taken into this zone.
+    """
+
+    def fromutc(self, _: datetime) -> datetime:
+        return datetime(2000, 1, 1, tzinfo=self) + timedelta(seconds=time.monotonic())
+
+    def utcoffset(self, _: datetime | None) -> timedelta:
+        return timedelta(0)
+
+    def dst(self, _: datetime | None) -> timedelta:
+        return timedelta(0)
+
+    def tzname(self, _: datetime | None) -> str:
+        return "monotonic"
+
+
+_MONOTONIC = _MonotonicZone()
+
+
+class _Every(BaseTrigger):  # type: ignore[misc]
+    """APScheduler's own interval takes its times into the zone anew, which is none for that."""
+
+    def __init__(self, seconds: float, jitter_seconds: int = 0) -> None:
+        self._interval = timedelta(seconds=seconds)
+        self._jitter_seconds = jitter_seconds
+
+    def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime:
+        after: datetime = (previous_fire_time or now) + self._interval
+        return after + timedelta(seconds=random.uniform(0, self._jitter_seconds))  # noqa: S311
+
+
 class Schedule:
     """The light look at its interval, sooner when it asks to, and whenever the configuration changed."""
 
@@ -33,7 +70,7 @@ class Schedule:
         self._config_seen = _fingerprint(config_dir)
         self._scheduled_seconds = 0
         self._scheduler = BackgroundScheduler(
-            timezone=UTC,
+            timezone=_MONOTONIC,
             # One worker each: no two looks at once, and what else there is never delays one.
             executors={name: ThreadPoolExecutor(1) for name in ("light", "aside", "deep")},
             # A late look is run, not dropped; several late ones are one.
@@ -53,9 +90,7 @@ class Schedule:
         self._deep = deep
         self._plan_deep(0.0)
         self._scheduler.add_job(self._run, "date", executor="light", id="first")
-        self._scheduler.add_job(
-            self._look_at_config, "interval", seconds=CONFIG_LOOK_SECONDS, executor="aside", id="config"
-        )
+        self._scheduler.add_job(self._look_at_config, _Every(CONFIG_LOOK_SECONDS), executor="aside", id="config")
         self._scheduler.start()
 
     def look_soon(self) -> None:
@@ -85,7 +120,7 @@ class Schedule:
 
     def _plan_deep(self, seconds: float) -> None:
         if self._deep is not None and not self._ended:
-            at = datetime.now(UTC) + timedelta(seconds=seconds)
+            at = datetime.now(_MONOTONIC) + timedelta(seconds=seconds)
             self._scheduler.add_job(
                 self._run_deep, "date", run_date=at, executor="deep", id="deep", replace_existing=True
             )
@@ -97,12 +132,10 @@ class Schedule:
             return
         self._scheduled_seconds = seconds
         # A sooner look takes the place of the next one: beside it, two looks could come close together.
-        at = {"next_run_time": datetime.now(UTC) + timedelta(seconds=again_seconds or 0)} if sooner else {}
+        at = {"next_run_time": datetime.now(_MONOTONIC) + timedelta(seconds=again_seconds or 0)} if sooner else {}
         self._scheduler.add_job(
             self._run,
-            "interval",
-            seconds=seconds,
-            jitter=int(seconds * _JITTER),  # so that a fleet does not beat in step
+            _Every(seconds, int(seconds * _JITTER)),  # so that a fleet does not beat in step
             executor="light",
             id="look",
             replace_existing=True,

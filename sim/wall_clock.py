@@ -1,0 +1,30 @@
+"""A wall clock for one process and its children, which can be set while they run; the monotonic clocks stay."""
+
+import os
+import struct
+from pathlib import Path
+
+from sim import c_library
+
+SOURCE = Path(__file__).parent / "wall_clock" / "wall_clock.c"
+
+
+class WallClock:
+    """Kept in a file, which lies where a test says."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.file.write_bytes(struct.pack("=q", 0))
+        self.ahead = 0
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What to add to a program's environment."""
+        preloaded = [str(c_library.build(SOURCE, "wall-clock")), os.environ.get("LD_PRELOAD", "")]
+        return {"LD_PRELOAD": " ".join(filter(None, preloaded)), "WALL_CLOCK_FILE": str(self.file)}
+
+    def step(self, seconds: int) -> None:
+        """Set it forward, or back."""
+        self.ahead += seconds
+        with self.file.open("r+b") as file:  # in place: it is mapped
+            file.write(struct.pack("=q", self.ahead))
