@@ -16,6 +16,7 @@ from rich.text import Text
 from cli import catalogue, glossary
 from cli.catalogue import Explanation
 from cli.glossary import Word
+from cli.setting_words import shown
 from cli.words import SEVERITY_MEANS, SEVERITY_STYLES
 from healthcheck.catalog.dcgm import dcgm_table
 from healthcheck.catalog.policy import Policy
@@ -24,7 +25,7 @@ from healthcheck.catalog.xid import xid_table
 from healthcheck.checks.dcgm_diag import FAMILY as DCGM_TESTS
 from healthcheck.console import Screen
 from healthcheck.model import Severity
-from healthcheck.settings import SettingsError, read_settings
+from healthcheck.settings import NodeSettings, SettingsError, read_settings
 from healthcheck.streams import complain
 
 USAGE = 3
@@ -33,7 +34,8 @@ _HEX = re.compile(r"0x[0-9a-f]{1,8}\Z", re.IGNORECASE)
 _FIRST_SXID = 10000
 _ALLOWED = (
     "an Xid (79, Xid79), an SXid (SXid20034), an error of DCGM's (dcgm 52), or a reason "
-    "(GpuCountLow); `gpu-healthcheck explain` lists them; or a word of a record or a label (rerun, RunStopped, mode)"
+    "(GpuCountLow); `gpu-healthcheck explain` lists them; or a word of ours: of a record, a label, an Event (rerun, "
+    "RunStopped, last-check), a setting (CHECK_INTERVAL), a check (gpu-count) or a metric"
 )
 _NO_WORDS = "{}: only Xid 74 and 144 to 150 end with words to decode"
 
@@ -49,16 +51,17 @@ def explain(
     """Say what a code or a reason means, what NVIDIA says to do, and what this cluster does."""
     directory = Path(os.environ.get("CONFIG_DIR", "/etc/gpu-healthcheck"))
     try:
-        policy = read_settings(directory).values.policy
+        values = read_settings(directory).values
     except SettingsError as error:
         _end("\n".join(str(one) for one in error.bad))
+    policy = values.policy
     console = Screen()
     said, codes = _told_apart([word, *(words or [])])
     if not codes and said.lower() in ("", *_TABLES):
         for name in [said.lower()] if said else _TABLES:
             _TABLES[name](console, policy)
     elif not codes and (meanings := _words_of_ours(said)):
-        _print_words(console, meanings)
+        _print_words(console, meanings, values)
     else:
         _print(console, _look_up(said, codes, policy), directory)
 
@@ -138,7 +141,7 @@ def _print(console: Screen, one: Explanation, directory: Path) -> None:
     console.print(table)
 
 
-def _print_words(console: Screen, meanings: tuple[Word, ...]) -> None:
+def _print_words(console: Screen, meanings: tuple[Word, ...], values: NodeSettings) -> None:
     console.print(Text(meanings[0].name, "bold"))
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="dim")
@@ -146,6 +149,8 @@ def _print_words(console: Screen, meanings: tuple[Word, ...]) -> None:
     for one in meanings:
         table.add_row("as", one.kind)
         table.add_row("means", one.meaning)
+        if one.kind == glossary.SETTING and one.name in (here := values.model_dump(by_alias=True)):
+            table.add_row("here", shown(here[one.name]) or "empty")
         table.add_row("more", one.more)
     console.print(table)
 

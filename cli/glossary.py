@@ -5,14 +5,18 @@ The runbook's table of what could not look is made from the causes here.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from cli.setting_words import settings_in_words
 from cli.words import SEVERITY_MEANS
-from healthcheck.checks import CHECKS, DEEP_CHECKS, GROUPS
+from healthcheck.checks import CHECKS, DEEP_CHECKS, GROUPS, SHORT_NAMES
 from healthcheck.model import PREFIX
+from healthcheck.node import CONDITION
 from healthcheck.release import UNTOLD
 
+SETTING = "a setting"
 _RUNBOOK = "docs/runbook.md"
 
 
@@ -156,6 +160,24 @@ _TAINTS = {
     "maintenance": "A deep test uses the GPUs and keeps new work away. It goes when the test has ended.",
     "startup": "Whoever made the node set it. The agent takes it off after a first look that finds no fault.",
 }
+_CONDITION = "Its status: True for pass and warn, False for fail, Unknown; its reason is the worst finding's."
+_EVENTS = {
+    "GpuHealthPass": "The node's status became pass.",
+    "GpuHealthWarn": "The node's status became warn.",
+    "GpuHealthFail": "The node's status became fail.",
+    "GpuHealthUnknown": "The node's status became unknown.",
+    "BadSetting": "A value of the configuration is not allowed: it is named with what is, and the last good one stays.",
+    "UnknownSetting": "A key of the configuration is no setting: it is named with the one that may be meant.",
+    "BadAnnotation": "An annotation of ours on the node is no record: it is passed over, or written anew.",
+    "OldRecord": "A record of the scripts before us was shown once, and does not count: its taint does not stand.",
+    "MemoryUnreadable": "The agent's file on the node can't be read; it is rebuilt from the Node and the kernel's log.",
+    "KernelLogOverrun": "Kernel log records were overwritten before the agent had read them.",
+    "KernelLogUnreadable": "Lines of the kernel's log are no records, or cut short.",
+    "KernelLogRecordSetAside": "A kernel log record that nobody could judge was set aside; the others count.",
+    "TaintWithheld": "The fleet budget has no place for the node's taint; it is tried again after each look.",
+    "SwitchedOff": "Labels or the taint were taken away as the settings switch them off.",
+    "Released": "A person's release was taken: what it names counts no more.",
+}
 _ANNOTATIONS = {
     "results": "What the agent knows of its node: the record, as JSON.",
     "sweep-result": "The record of the last level 2, by a sweep or by the agent.",
@@ -188,7 +210,13 @@ def _all() -> Iterator[Word]:
     yield from _of("a label of the node", _LABELS, "README.md")
     yield from _of("a taint of the node", _TAINTS, "docs/neighbours.md")
     yield from _of("an annotation of the node", _ANNOTATIONS, "docs/record.md")
+    yield Word(CONDITION, "a condition of the node", _CONDITION, "docs/neighbours.md")
+    yield from _of("an Event on the node", _EVENTS, f"{_RUNBOOK}#could-not-look")
     yield from _of("a group of checks", _groups(), "docs/checks.md")
+    yield from _of("a group of checks", _short_names(), "docs/commands.md#checks-by-name")
+    yield from _checks()
+    yield from _of(SETTING, dict(settings_in_words()), "kubernetes/manifests/03-config.yaml")
+    yield from _of("a metric of the agent", _metrics(), "docs/metrics.md")
     yield Word(
         UNTOLD,
         "the reason of a finding",
@@ -199,6 +227,26 @@ def _all() -> Iterator[Word]:
 
 def _of(kind: str, meanings: Mapping[str, str], more: str) -> Iterable[Word]:
     return (Word(name, kind, meaning, more) for name, meaning in meanings.items())
+
+
+def _short_names() -> dict[str, str]:
+    names = {check.name for check in (*CHECKS, *DEEP_CHECKS)}
+    return {short: f"Stands for {name}." for short, name in SHORT_NAMES.items() if short not in names}
+
+
+def _checks() -> Iterator[Word]:
+    """Each in the first words of its own file."""
+    for check in (*CHECKS, *DEEP_CHECKS):
+        what, _, _ = (sys.modules[check.judge.__module__].__doc__ or "").strip().partition("\n\n")
+        reasons = ", ".join(reason.name for reason in check.reasons)
+        told = f"{' '.join(what.split())} It is of group {check.group}, and finds {reasons}."
+        yield Word(check.name, "a check", told, "docs/checks.md")
+
+
+def _metrics() -> dict[str, str]:
+    from healthcheck.telemetry import Telemetry  # noqa: PLC0415 - no other command needs what it brings along
+
+    return {one.name: f"{one.meaning} ({', by '.join((one.kind, *one.labels))})" for one in Telemetry().metrics}
 
 
 def _groups() -> dict[str, str]:

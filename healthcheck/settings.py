@@ -348,11 +348,15 @@ def _allowed(key: str, error: Mapping[str, Any]) -> str:
         return str(error["ctx"]["error"])
     if error["type"].startswith("bool"):
         return "allowed are true and false, or 1 and 0"
-    name, bounds = next(
-        ((name, _range(one)) for name, one in NodeSettings.model_fields.items() if one.alias == key), ("", "")
-    )
+    return bounds_of(key) or str(error["msg"])
+
+
+def bounds_of(key: str) -> str:
+    """What a setting that is a number may be; '' of any other."""
+    fields = NodeSettings.model_fields.items()
+    name, bounds = next(((name, _range(one)) for name, one in fields if one.alias == key), ("", ""))
     unit = " of seconds" if name.endswith("_seconds") else ""
-    return f"a whole number{unit}, {bounds}" if bounds else str(error["msg"])
+    return f"a whole number{unit}, {bounds}" if bounds else ""
 
 
 def _range(one: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -14,11 +15,23 @@ from healthcheck.model import Sighting, Status
 _NAMESPACE = "gpu_healthcheck"
 
 
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One of ours, as whoever reads /metrics sees it."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    meaning: str
+
+
 class Telemetry:
     """Every metric of an agent, made at zero so that the first increment is seen."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.metrics: list[Metric] = []
+        """All of them, for docs/metrics.md and `explain`."""
         counter, gauge = self._counter, self._gauge
         self.severity = gauge("node_severity", "Verdict of the node: 0 PASS, 1 MONITOR, 2 RESET, 3 REBOOT, 4 ISOLATE.")
         self.status = gauge("node_status", "1 for the status that the agent gives its node.", ("status",))
@@ -101,10 +114,16 @@ class Telemetry:
         self.driver.labels(version, library).set(1)
 
     def _counter(self, name: str, text: str, labels: Iterable[str] = ()) -> Counter:
-        return Counter(f"{_NAMESPACE}_{name}", text, tuple(labels), registry=self.registry)
+        told = self._told(name, "counter", labels, text)
+        return Counter(told.name, text, told.labels, registry=self.registry)
 
     def _gauge(self, name: str, text: str, labels: Iterable[str] = ()) -> Gauge:
-        return Gauge(f"{_NAMESPACE}_{name}", text, tuple(labels), registry=self.registry)
+        told = self._told(name, "gauge", labels, text)
+        return Gauge(told.name, text, told.labels, registry=self.registry)
+
+    def _told(self, name: str, kind: str, labels: Iterable[str], text: str) -> Metric:
+        self.metrics.append(Metric(f"{_NAMESPACE}_{name}", kind, tuple(labels), text))
+        return self.metrics[-1]
 
 
 def serve(telemetry: Telemetry, port: int, healthy: Callable[[], bool], ready: Callable[[], bool]) -> int:

@@ -22,6 +22,7 @@ from healthcheck.catalog.rows import read_rows
 from healthcheck.model import PREFIX, Check, Reason, Severity, Status
 from healthcheck.release import UNTOLD
 from healthcheck.settings import PROFILES_FILE, NodeSettings
+from healthcheck.telemetry import Telemetry
 from quarantine.release import Recommendation
 from quarantine.settings import QuarantineSettings
 from sim.scenarios import Expected, Scenario, scenarios
@@ -119,9 +120,27 @@ def causes_in_the_code() -> set[str]:
     return {*told, *(one["cause"] for _, one in read_rows("dcgm_returns.csv") if one["cause"])}
 
 
+def events_in_the_code() -> set[str]:
+    """The reasons of Events that are no finding's."""
+    code = "\n".join(file.read_text() for part in PARTS for file in (ROOT / part).rglob("*.py"))
+    said = re.findall(r'(?:\b_say|\bnode_event)\(\s*(?:[\w.]+, )?"([A-Z]\w+)"', code)
+    made = re.findall(r'\bEvent\(name, "\w+", "(\w+)"', code)
+    return {*said, *made, *re.findall(r'Status\.\w+: "(GpuHealth\w+)"', code)}
+
+
+def test_every_metric_is_in_the_list() -> None:
+    """The list is what docs/metrics.md and `explain` go by."""
+    telemetry = Telemetry()
+    shown = {one.name.removesuffix("_total") for one in telemetry.registry.collect()}
+    assert {one.name.removesuffix("_total") for one in telemetry.metrics} == shown
+
+
 def test_every_word_that_a_record_or_a_label_has_is_explained() -> None:
     keys = [value for value in vars(node).values() if isinstance(value, str) and value.startswith(f"{PREFIX}/")]
     ours = [*Recommendation, *Status, *(one.name for one in Severity), *checks.GROUPS.values(), *keys, UNTOLD]
+    ours += [*checks.SHORT_NAMES, *(check.name for check in ALL_CHECKS), node.CONDITION, *events_in_the_code()]
+    ours += [str(one.alias) for one in NodeSettings.model_fields.values()] + [PROFILES_FILE]
+    ours += [metric.name for metric in Telemetry().metrics]
     told = [str(one) for one in (*ours, *causes_in_the_code())]
     assert [one for one in told if glossary.without_prefix(one) not in glossary.words()] == []
 

@@ -1,4 +1,4 @@
-"""Writes what the documents say of the code: docs/checks.md, and the tables in README.md and docs/runbook.md.
+"""Writes what the documents say of the code: docs/checks.md, docs/metrics.md, tables in README.md and docs/runbook.md.
 
 `--check` only says what is stale.
 """
@@ -9,6 +9,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+from agent.settings import AgentSettings
 from cli.glossary import CAUSES
 from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.sxid import CLASSES, sxid_table
@@ -16,6 +17,7 @@ from healthcheck.catalog.xid import severity_of, xid_table
 from healthcheck.checks import CHECKS, DEEP_CHECKS
 from healthcheck.looks import LOOKS_TO_CONFIRM
 from healthcheck.model import Check, Reason, Severity
+from healthcheck.telemetry import Telemetry
 from quarantine.release import TABLE
 
 ALL_CHECKS = (*CHECKS, *DEEP_CHECKS)
@@ -23,6 +25,7 @@ ROOT = Path(__file__).parents[1]
 CHECKS_PAGE = ROOT / "docs" / "checks.md"
 README = ROOT / "README.md"
 RUNBOOK = ROOT / "docs" / "runbook.md"
+METRICS_PAGE = ROOT / "docs" / "metrics.md"
 CHECKS_MARKS = "<!-- checks: begin (make docs) -->", "<!-- checks: end -->"
 CAUSES_MARKS = "<!-- causes: begin (make docs) -->", "<!-- causes: end -->"
 RECOMMENDATION_MARKS = "<!-- recommendation: begin (make docs) -->", "<!-- recommendation: end -->"
@@ -157,10 +160,29 @@ def _sxid_section() -> str:
     return "\n".join(lines) + "\n"
 
 
+def metrics_page() -> str:
+    """The whole of docs/metrics.md."""
+    port = AgentSettings.model_fields["metrics_port"].default
+    lines = [
+        "# Metrics\n",
+        "Generated from the code by `make docs`; a test fails when it is stale.\n",
+        f"Each agent serves `/metrics` in the format of Prometheus on port {port} of its node (`METRICS_PORT`), beside",
+        "`/healthz` (a light look ended within three intervals) and `/readyz` (the first one has ended). No label has",
+        "values that grow without bound, and a metric that says nothing yet is there with 0.\n",
+        "| metric | type | labels | what it is |",
+        "|---|---|---|---|",
+    ]
+    for one in sorted(Telemetry().metrics, key=lambda one: one.name):
+        labels = ", ".join(f"`{label}`" for label in one.labels) or "-"
+        lines.append(f"| `{one.name}` | {one.kind} | {labels} | {one.meaning} |")
+    return "\n".join(lines) + "\n"
+
+
 def rendered() -> dict[Path, str]:
     """Every generated file and what it should hold."""
     return {
         CHECKS_PAGE: checks_page(),
+        METRICS_PAGE: metrics_page(),
         README: _with_table(README.read_text(), readme_table(), CHECKS_MARKS),
         RUNBOOK: runbook(),
     }

@@ -262,10 +262,29 @@ def test_another_word_is_refused_with_what_is_allowed(words: tuple[str, ...], me
         ("efaLoopbackNotRun", "fi_pingpong could not be run"),
         ("DeepDiagnosticFailed", "docs/runbook.md#deepdiagnosticfailed"),
         ("DriverLibraryMismatch", "docs/runbook.md#driverlibrarymismatch"),
+        ("last-check", "When its agent last wrote the Node"),
+        ("CHECK_INTERVAL", "a whole number of seconds, 10 to 86400, default 300"),
+        ("check_interval", "here 300"),
+        ("ENABLE_TAINT", "here true"),
+        ("instance-profiles.conf", "type|gpus|efa|nvlink|provider"),
+        ("gpu-count", "It is of group 0-nvidia-smi, and finds GpuLost"),
+        ("efa", "Stands for 2-efa-enumeration"),
+        ("container-runtime", "It is of group 7-container-runtime"),
+        ("GpuHealthy", "a condition of the node"),
+        ("BadSetting", "an Event on the node"),
+        ("gpu_healthcheck_xids_total", "(counter, by code)"),
     ],
 )
 def test_a_word_of_a_record_or_a_label_is_explained(word: str, shown: str) -> None:
     assert shown in told(word)
+
+
+def test_a_setting_is_shown_as_the_cluster_has_it(config: Path) -> None:
+    (config / "CHECK_INTERVAL").write_text("60")
+    (config / "TAINT_SEVERITY").write_text("REBOOT")
+
+    assert "here 60\n" in told("CHECK_INTERVAL")
+    assert "here REBOOT\n" in told("taint_severity")
 
 
 def test_a_word_of_two_kinds_is_explained_as_both() -> None:
