@@ -266,6 +266,19 @@ class SimulatedNode:
         self.services.stop(IMEX)
         self.services.disable(IMEX)
 
+    def install_gdrcopy(self) -> None:
+        """As NVIDIA's package does: a unit that loads the module when the host boots."""
+        self.services.enable("gdrcopy")
+        self.write_value("sys/module/gdrdrv/initstate", "live")
+        self.write_value("dev/gdrdrv", "")
+
+    def unload_gdrdrv(self) -> None:
+        shutil.rmtree(self.root / "sys/module/gdrdrv")
+        self.remove_gdrdrv_device()
+
+    def remove_gdrdrv_device(self) -> None:
+        (self.root / "dev/gdrdrv").unlink()
+
     def hide_host_processes(self) -> None:
         """As in a container with processes of its own: nobody sees the host's."""
         self.write_value("proc/2/comm", "sh")

@@ -72,7 +72,7 @@ def read_services(host: Host) -> Services:
     except OSError as error:
         raise ProbeError(f"{error.filename or root / 'proc'}: {error.strerror}") from error
     booted = now().wall.timestamp() - uptime
-    return Services(processes.are_the_hosts(root), running, _last_start(root, booted), _enabled(root, _IMEX_UNIT))
+    return Services(processes.are_the_hosts(root), running, _last_start(root, booted), is_enabled(root, _IMEX_UNIT))
 
 
 def _service(process: Process, uptime: float) -> Service:
@@ -109,7 +109,7 @@ def _tails(root: Path) -> Iterator[tuple[float, bytes]]:
             os.close(file)
 
 
-def _enabled(root: Path, unit: str) -> bool:
+def is_enabled(root: Path, unit: str) -> bool:
     """Whether a target of systemd wants the unit. Its link leads to the host's root, not ours: it is not followed."""
     try:
         targets = [name for name in names_in(root / _TARGETS) if name.endswith(".wants")]

@@ -24,7 +24,7 @@ from healthcheck.model import (
     TooEarly,
     Unobserved,
 )
-from healthcheck.probes import infiniband, kernel_log, kernel_modules, libfabric, limits, nvml, pci, services
+from healthcheck.probes import gdrcopy, infiniband, kernel_log, kernel_modules, libfabric, limits, nvml, pci, services
 from healthcheck.probes.runtime import container_runtime, distributions, facts
 from healthcheck.profiles import InstanceProfile
 from tests.checks.evidence import ADDRESSES, EFA_ADDRESSES, P5, every, healthy
@@ -227,6 +227,7 @@ FACTS: dict[Probe[Any], st.SearchStrategy[Any]] = {
     services.SERVICES: st.builds(
         services.Services, st.booleans(), st.lists(_running, max_size=2).map(tuple), _perhaps(_starts), st.booleans()
     ),
+    gdrcopy.GDRCOPY: st.builds(gdrcopy.GdrCopy, words, st.booleans(), st.booleans()),
     limits.LIMITS: _perhaps(st.builds(limits.Limits, _perhaps(numbers))),
     libfabric.LIBFABRIC: st.builds(libfabric.LibfabricLook, st.none() | _listings | causes, words),
     container_runtime.CONTAINER_RUNTIME: _runtimes,

@@ -43,6 +43,7 @@ GROUP_2 = [
     "efa-gpudirect",
     "efa-provider",
     "memlock",
+    "gdrcopy",
 ]
 GROUP_3 = [
     "nvlink",

@@ -1,0 +1,38 @@
+"""GDRCopy works where the host is set up for it: its kernel module is loaded, and programs can open its device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthcheck.expectation import Expectation
+from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity
+from healthcheck.probes import pci
+from healthcheck.probes.gdrcopy import GDRCOPY, MODULE
+
+NOT_READY = Reason(
+    "GdrcopyNotReady",
+    Severity.MONITOR,
+    "GDRCopy is set up on the host and does not work: small messages from a GPU's memory take a slower way.",
+    f"`modprobe {MODULE}` on the node; after an upgrade of the driver or the kernel, build the module anew.",
+    flickers=True,
+    source="NVIDIA/gdrcopy, README and insmod.sh; the bash suite's check 2",
+)
+
+
+def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+    around = seen[GDRCOPY]
+    if not around.set_up_by:
+        yield NotConfigured("nothing on this host sets GDRCopy up")
+    elif not any(function.is_gpu and function.driver == "nvidia" for function in seen[pci.FUNCTIONS]):
+        # The module can't be loaded before NVIDIA's own.
+        yield NotConfigured("the NVIDIA driver has no GPU")
+    else:
+        lacks = "" if around.loaded else f"the module {MODULE} is not loaded"
+        lacks = lacks or ("" if around.device else f"{MODULE} is loaded, and /dev/{MODULE} is missing")
+        if lacks:
+            detail = f"{lacks}; {around.set_up_by} sets it up"
+            yield Finding(NOT_READY.name, NOT_READY.severity, "node", detail, flickers=NOT_READY.flickers)
+        yield Seen(lacks or f"{MODULE} is loaded and has its device", "loaded, with its device", around.set_up_by)
+
+
+CHECK = Check("gdrcopy", "2-efa-enumeration", (GDRCOPY, pci.FUNCTIONS), judge, (NOT_READY,))

@@ -1,0 +1,52 @@
+"""GDRCopy: expected where the host is set up for it, and nowhere else."""
+
+from __future__ import annotations
+
+import pytest
+
+from healthcheck.checks.gdrcopy import CHECK
+from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity
+from healthcheck.probes.gdrcopy import GDRCOPY, GdrCopy
+from healthcheck.probes.pci import FUNCTIONS, PciFunction
+from tests.checks.evidence import ADDRESSES, P5, functions, says
+
+UNIT = "gdrcopy.service"
+
+
+def judge(around: GdrCopy, *gpus: PciFunction) -> list[Judgement]:
+    return says(CHECK, P5, {GDRCOPY: around, FUNCTIONS: gpus or functions(*ADDRESSES)})
+
+
+@pytest.mark.parametrize(
+    ("around", "lacks"),
+    [
+        (GdrCopy(UNIT, loaded=False, device=False), "the module gdrdrv is not loaded"),
+        (GdrCopy(UNIT, loaded=False, device=True), "the module gdrdrv is not loaded"),
+        (GdrCopy(UNIT, loaded=True, device=False), "gdrdrv is loaded, and /dev/gdrdrv is missing"),
+    ],
+)
+def test_set_up_and_not_there_it_is_found(around: GdrCopy, lacks: str) -> None:
+    detail = f"{lacks}; gdrcopy.service sets it up"
+
+    assert judge(around) == [
+        Finding("GdrcopyNotReady", Severity.MONITOR, "node", detail, flickers=True),
+        Seen(lacks, "loaded, with its device", UNIT),
+    ]
+
+
+def test_loaded_with_its_device_it_is_no_finding() -> None:
+    assert judge(GdrCopy(UNIT, loaded=True, device=True)) == [
+        Seen("gdrdrv is loaded and has its device", "loaded, with its device", UNIT)
+    ]
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+@pytest.mark.parametrize("device", [True, False])
+def test_where_nothing_sets_it_up_nothing_is_expected(loaded: bool, device: bool) -> None:
+    assert judge(GdrCopy("", loaded, device)) == [NotConfigured("nothing on this host sets GDRCopy up")]
+
+
+def test_before_the_driver_has_a_gpu_it_can_not_be_loaded() -> None:
+    around = GdrCopy(UNIT, loaded=False, device=False)
+
+    assert judge(around, *functions(*ADDRESSES, driver="")) == [NotConfigured("the NVIDIA driver has no GPU")]
