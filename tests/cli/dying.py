@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cli import quarantine
+from cli import access
 from cli.app import run
 from tests.sweeper.dying import Dying
 
@@ -19,5 +19,5 @@ class DyingAtWrites(Dying):
 
 
 if __name__ == "__main__":
-    vars(quarantine)["Cluster"] = DyingAtWrites
+    vars(access)["Cluster"] = DyingAtWrites
     run()

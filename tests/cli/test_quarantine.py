@@ -53,7 +53,7 @@ def test_a_node_that_passes_is_cordoned_drained_tested_and_given_back(hospital: 
         "Job gpu-healthcheck/gpu-quarantine-well made",
         *[line for line in told if "waits: " in line],
         "test: begun (test 4-dcgm-diag-l4)",
-        " [31mnot JSON at all [/red]",
+        "\\x1b[31mnot JSON at all [/red]",
         "test: ended (test 4-dcgm-diag-l4)",
         "uncordoned",
     ]
