@@ -229,7 +229,7 @@ def test_a_server_that_comes_back_with_another_certificate_is_believed_by_its_ne
 
 def test_without_its_role_the_agent_names_the_permission_and_recovers(troubled: ControlPlane, tmp_path: Path) -> None:
     with watched_on(troubled, "real-forbidden", tmp_path) as world:
-        troubled.kubectl("delete", "clusterrolebinding", "gpu-healthcheck-agent")
+        troubled.kubectl("delete", "clusterrolebinding", "gpu-healthcheck")
         try:
             account = "system:serviceaccount:gpu-healthcheck:gpu-healthcheck"
             question = ("auth", "can-i", "patch", "nodes", f"--as={account}")
