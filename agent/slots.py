@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
-from healthcheck.budget import HELD, Place, Slot, allowed, draw
+from healthcheck.budget import HELD, Place, Slot, allowed, draw, draw_free, occupancy, oldest_first
 from healthcheck.cluster import Cluster, ClusterError, Conflict, NotFound
 from healthcheck.node import NodeState
 
@@ -27,6 +27,8 @@ class Slots:
         self._cluster = cluster
         self._clock = clock
         self._slot: Slot | None = None
+        self._unsure = False
+        """Whether it may be one too many."""
         self._known_for = ""
         """The UID of the Node of which we know what it holds."""
         self._fleet: int | None = None
@@ -36,23 +38,19 @@ class Slots:
 
     def take(self, node: NodeState, percent: int) -> Place:
         """Hold a place. Raises ClusterError when the cluster does not say."""
-        if self._holds_one(node):
+        if self._holds_one(node) and not self._unsure:
             return HELD
         held = self._cluster.count_slots()
         self.count()
         if 2 * held >= allowed(self._fleet, percent):
             self._fleet_size()
         places = allowed(self._fleet, percent)
-        if held >= places:
-            return Place(held=False, why=f"{held} of the fleet's {places} places for tainted nodes are taken")
-        for name in draw(places, self._draw):
-            try:
-                self._slot = self._create(name, node)
-            except Conflict:
-                continue
-            log.info("took a place in the fleet budget", slot=name)
+        if self._slot is not None:
+            return self._made_sure_of(places, node)
+        self._unsure = False
+        if held < places and self._take_one_of(draw(places, self._draw), node):
             return HELD
-        return Place(held=False, why=f"none of the fleet's {places} places for tainted nodes was found free")
+        return self._take_free(places, node)
 
     def count(self) -> None:
         """Know how many nodes there are before a taint has to wait for it."""
@@ -67,6 +65,36 @@ class Slots:
             log.info("gave the place in the fleet budget back", slot=self._slot.name)
             self._slot = None
 
+    def _take_free(self, places: int, node: NodeState) -> Place:
+        """Where none was found at random: see who holds them. Whoever holds more than one counts once."""
+        taken = occupancy(self._cluster.list_slots())
+        if len(taken.since) >= places:
+            return Place(
+                held=False, why=f"{len(taken.since)} of the fleet's {places} places for tainted nodes are taken"
+            )
+        self._unsure = taken.surplus > 0
+        if not self._take_one_of(draw_free(taken, places, node.name, self._draw), node):
+            return Place(held=False, why=f"none of the fleet's {places} places for tainted nodes was found free")
+        return self._made_sure_of(places, node) if self._unsure else HELD
+
+    def _made_sure_of(self, places: int, node: NodeState) -> Place:
+        """A name beyond the allowed number keeps nobody out: only the order of all says whether it was one too many."""
+        if occupancy(self._cluster.list_slots()).before(node.name) >= places:
+            self.give_back(node)
+            return Place(held=False, why=f"the last of the fleet's {places} places for tainted nodes was just taken")
+        self._unsure = False
+        return HELD
+
+    def _take_one_of(self, names: Sequence[str], node: NodeState) -> bool:
+        for name in names:
+            try:
+                self._slot = self._create(name, node)
+            except Conflict:
+                continue
+            log.info("took a place in the fleet budget", slot=name)
+            return True
+        return False
+
     def _holds_one(self, node: NodeState) -> bool:
         """Whether the place is still there: somebody may have deleted it by hand."""
         if self._find(node) or self._slot is None:
@@ -76,14 +104,16 @@ class Slots:
         except NotFound:
             there = None
         if there is None or there.uid != self._slot.uid:
-            self._slot = None
+            # Another one of ours may have been left in its place.
+            self._known_for = ""
+            self._find(node)
         return self._slot is not None
 
     def _find(self, node: NodeState) -> bool:
         """Look for what an earlier process of ours took. True: looked just now."""
         if self._known_for == node.uid:
             return False
-        ours = [slot for slot in self._cluster.list_slots(node.name) if slot.holder == node.name]
+        ours = oldest_first(self._cluster.list_slots(node.name))
         # One that belongs to a Node of before, of the same name, goes with that Node sooner or later.
         kept = [slot for slot in ours if slot.node_uid == node.uid][:1]
         for slot in ours:

@@ -128,10 +128,10 @@ def read_fleet(cluster: Cluster) -> Fleet:
 
 
 def _budget(cluster: Cluster, config: Mapping[str, str] | None, fleet: int | None) -> Budget:
-    slots = _allowed(cluster.list_slots)
+    holders = _allowed(lambda: {slot.holder for slot in cluster.list_slots()})
     percent = _number(config, "MAX_UNHEALTHY_PERCENT", "max_unhealthy_percent")
     places = None if fleet is None or percent is None else budget.allowed(fleet, percent)
-    return Budget(None if slots is None else len(slots), places, fleet)
+    return Budget(None if holders is None else len(holders), places, fleet)
 
 
 def _number(config: Mapping[str, str] | None, key: str, setting: str) -> int | None:

@@ -19,7 +19,7 @@ from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.exceptions import ApiException
 
-from healthcheck.budget import Slot, holder_label
+from healthcheck.budget import Slot, former_holder_label, holder_label
 from healthcheck.events import Event
 from healthcheck.gpu_resources import GpuPod, gpu_pod, offered, whole_quantity
 from healthcheck.job_template import COMPONENT_LABEL, account_of
@@ -230,11 +230,14 @@ class Cluster:
         """How many places in the fleet budget are taken."""
         return self._count(BUDGET_NAMESPACE)
 
-    def list_slots(self, node_name: str = "") -> list[Slot]:
-        """The places that are taken, all or by that node."""
-        selector = f"{_HOLDER}={holder_label(node_name)}" if node_name else ""
-        pages = self._pages(_LEASES.format(BUDGET_NAMESPACE), "leases", {"labelSelector": selector})
-        return [_slot(lease) for lease in pages]
+    def list_slots(self, node_name: str = "") -> Iterator[Slot]:
+        """The places that are taken, all or by that node, in pages."""
+        marks = f"{holder_label(node_name)},{former_holder_label(node_name)}"
+        selector = f"{_HOLDER} in ({marks})" if node_name else ""
+        for lease in self._pages(_LEASES.format(BUDGET_NAMESPACE), "leases", {"labelSelector": selector}):
+            slot = _slot(lease)
+            if node_name in ("", slot.holder):
+                yield slot
 
     def read_slot(self, name: str) -> Slot:
         return _slot(self._json("get", f"{_LEASES.format(BUDGET_NAMESPACE)}/{quote(name)}", "leases"))
@@ -633,7 +636,15 @@ def _lease(
 def _slot(lease: Mapping[str, Any]) -> Slot:
     metadata, spec = lease["metadata"], lease.get("spec") or {}
     owners = [one.get("uid", "") for one in metadata.get("ownerReferences") or () if one.get("kind") == "Node"]
-    return Slot(metadata["name"], spec.get("holderIdentity") or "", next(iter(owners), ""), metadata.get("uid", ""))
+    version = str(metadata.get("resourceVersion", ""))
+    return Slot(
+        name=metadata["name"],
+        holder=spec.get("holderIdentity") or "",
+        node_uid=next(iter(owners), ""),
+        uid=metadata.get("uid", ""),
+        made=int(version) if version.isdecimal() else 0,
+        created=_created(metadata),
+    )
 
 
 def _read(response: urllib3.BaseHTTPResponse, what: str, parse: Parse = json.loads) -> dict[str, Any]:

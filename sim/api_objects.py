@@ -1,12 +1,16 @@
 """What the API stand-in knows of Kubernetes objects: patches, selectors, Status answers. Pure."""
 
 import copy
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
 Object = dict[str, Any]
+
+_BETWEEN_TERMS = re.compile(r",(?![^(]*\))")
+_ONE_OF = re.compile(r"(?P<key>\S+) in \((?P<values>[^()]*)\)")
 
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
@@ -133,9 +137,7 @@ def selected(thing: Object, *, field_selector: str, label_selector: str) -> bool
 
 
 def _terms(selector: str) -> list[str]:
-    if "(" in selector:
-        raise bad_request(f"the stand-in knows no set-based selector: {selector!r}")
-    return [term.strip() for term in selector.split(",") if term.strip()]
+    return [term.strip() for term in _BETWEEN_TERMS.split(selector) if term.strip()]
 
 
 def _field_matches(thing: Object, term: str) -> bool:
@@ -147,6 +149,10 @@ def _field_matches(thing: Object, term: str) -> bool:
 
 
 def _label_matches(labels: Mapping[str, str], term: str) -> bool:
+    if found := _ONE_OF.fullmatch(term):
+        return labels.get(found["key"]) in found["values"].split(",")
+    if "(" in term:
+        raise bad_request(f"of set-based selectors the stand-in knows `in` alone: {term!r}")
     if "=" not in term:
         return (term.removeprefix("!") in labels) != term.startswith("!")
     key, operator, wanted = _split(term)

@@ -30,10 +30,10 @@ def slots(world: World) -> list[Json]:
     return world.api.store.find_all(LEASES, BUDGET)[0]
 
 
-def hold(world: World, *numbers: int) -> None:
-    """Other nodes take these places."""
+def hold(world: World, *numbers: int, holder: str = "") -> None:
+    """Other nodes take these places, or one node all of them."""
     for number in numbers:
-        lease = {"metadata": {"name": f"slot-{number}"}, "spec": {"holderIdentity": f"another-{number}"}}
+        lease = {"metadata": {"name": f"slot-{number}"}, "spec": {"holderIdentity": holder or f"another-{number}"}}
         world.api.store.create(LEASES, BUDGET, lease)
 
 

@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from healthcheck.budget import holder_label
+from healthcheck.budget import former_holder_label, holder_label
 from sim.api_objects import LEASES
 from tests.agent.conftest import MakeWorld
 from tests.agent.stories import BUDGET, beat, hold, slots
@@ -118,6 +118,32 @@ class TestAPlace:
 
         eventually(lambda: holders(tainted) == [])
 
+    def test_that_an_agent_of_before_took_is_found_and_given_back(self, watched: World) -> None:
+        """Its label was another then."""
+        fail(watched)
+        watched.wait_for_status("fail")
+        assert watched.agent.terminate() == 0
+        (slot,) = slots(watched)
+        label = {f"{P}/holder": former_holder_label(watched.cluster.name)}
+        watched.api.store.delete(*RESOURCE, "slot-0")
+        before = slot | {"metadata": {**slot["metadata"], "labels": label}}
+        watched.api.store.create(*RESOURCE, before)
+        watched.start()
+        by_command(watched)
+        watched.wait_for_status("pass")
+
+        eventually(lambda: holders(watched) == [])
+
+    def test_of_which_another_is_left_is_kept_once(self, tainted: World) -> None:
+        """What a crash doubled: the sweeper took the one that the agent knew."""
+        (slot,) = slots(tainted)
+        tainted.api.store.create(*RESOURCE, slot | {"metadata": {**slot["metadata"], "name": "slot-7"}})
+        tainted.api.store.delete(*RESOURCE, "slot-0")
+        wake(tainted)
+        eventually(lambda: [one for one in tainted.api.requests if "holder" in str(one)])
+
+        assert [one["metadata"]["name"] for one in slots(tainted)] == ["slot-7"]
+
     def test_is_not_held_where_taints_are_switched_off(self, world: World) -> None:
         world.configure(ENABLE_TAINT="false")
         world.start()
@@ -180,6 +206,45 @@ class TestACrash:
 
         assert watched.node().tainted
         assert holders(watched) == [watched.cluster.name]
+
+
+class TestAHolderOfMany:
+    """Somebody with a stolen token takes every place that it may: it counts once."""
+
+    def test_leaves_the_others_their_share(self, watched: World) -> None:
+        beat(watched, 19)  # with ours 20 nodes, of which four
+        hold(watched, *range(4), holder="greedy")
+        hold(watched, 4, 5)
+        fail(watched)
+
+        assert watched.wait_for_status("fail").tainted
+        assert [slot["metadata"]["name"] for slot in slots(watched)] == [f"slot-{number}" for number in range(7)]
+
+    def test_gets_no_more_nodes_out_of_service_than_allowed(self, watched: World) -> None:
+        beat(watched, 19)
+        hold(watched, *range(4), holder="greedy")
+        hold(watched, 4, 5, 6)
+        fail(watched)
+        node = watched.wait_for_status("fail")
+
+        assert (node.tainted, node.record["taint"]) == (False, "withheld")
+        message = watched.wait_for_event("TaintWithheld")["message"]
+        assert "4 of the fleet's 4 places for tainted nodes are taken" in message
+
+    def test_does_not_make_one_too_many_while_others_take_places(self, watched: World) -> None:
+        """Between our look at the places and the making of ours another node was given one that somebody gave back."""
+        beat(watched, 9)  # with ours 10 nodes, of which two
+        hold(watched, 0, 1, holder="greedy")
+        reached = watched.api.stop_at("POST", BUDGET)
+        fail(watched)
+        assert reached.wait(GIVE_UP_SECONDS)
+        watched.api.store.delete(*RESOURCE, "slot-1")
+        hold(watched, 1)
+        watched.api.recover()
+        node = watched.wait(lambda node: node.record.get("taint") == "withheld")
+
+        assert not node.tainted
+        eventually(lambda: sorted(holders(watched)) == ["another-1", "greedy"])
 
 
 class TestAFullBudget:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from healthcheck import run as deep_runs
-from healthcheck.cluster import node_state
+from healthcheck.budget import former_holder_label, holder_label
+from healthcheck.cluster import Cluster as Client
+from healthcheck.cluster import Conflict, node_state
 from sim.control_plane import Answer, ControlPlane, unbound_token
+from sim.control_plane.files import write_kubeconfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +27,7 @@ MAIN, STATUS = "nodes", "nodes/status"
 STRATEGIC = "application/strategic-merge-patch+json"
 HEARTBEATS = "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck/leases"
 SLOTS = "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck-budget/leases"
+DIGEST = "0123456789ab"
 EVENTS = "/api/v1/namespaces/default/events"
 NEW_EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
 
@@ -51,9 +55,20 @@ FOREIGN_CONDITION = "an agent may change no condition but GpuHealthy"
 CONDITION = "the condition GpuHealthy stands once, True, False or Unknown, with a reason in PascalCase"
 HEARTBEAT = "an agent may keep its own heartbeat only: the token belongs to 'admission-own'"
 SLOT = "an agent may take and give back a slot for its own node only: the token belongs to 'admission-own'"
-SLOT_NAME = "a place in the fleet budget is called slot-<number>"
+SLOT_NAME = "a place in the fleet budget is called slot-<number>, of five digits at most and no zero before them"
+LEASE_OWNER = "an agent's Lease is owned by its own Node and by nothing else"
+LEASE_HOLDER = "an agent's Lease is held by its own node"
+LEASE_MARKS = "an agent gives its Leases no annotations and no finalizers"
+LEASE_LABELS = "a place in the fleet budget has the label holder, which names its own node, and no other"
+LEASE_RELABELLED = "an agent may not change the labels of a Lease"
+LEASE_FIELDS = "an agent's Lease says who holds it"
+LEASE_TIMES = "a heartbeat is good for 259200 seconds at most, and renewed between 1970 and 2099"
 EVENT = "an agent may tell Events about its own Node only: the token belongs to 'admission-own'"
-EVENT_SOURCE = "an agent's Events name gpu-healthcheck as their source"
+EVENT_SOURCE = "an agent's Events name gpu-healthcheck as their source, and its own node"
+EVENT_NAME = "an agent's Event is called by its own node and twelve digits"
+EVENT_FIELDS = "an agent's Events say what happened, where and when, and nothing else"
+EVENT_WORDS = "an agent's Event has a reason in PascalCase, and is Normal or a Warning"
+EVENT_LENGTH = "an agent's Event has a message of 1,024 bytes at most"
 EVENT_CHANGED = "an agent may change its own Events only"
 RELEASED = f"the annotation {P}/release is written by a person; an agent may remove it only"
 QUARANTINED = "the annotations quarantine-result and cordoned-by are a quarantine run's, never an agent's"
@@ -73,6 +88,10 @@ class Cluster:
     def ask(self, method: str, path: str, body: Any = None, content_type: str = STRATEGIC) -> Answer:
         return self.plane.request(method, path, body, token=self.token, content_type=content_type)
 
+    def agent(self) -> Client:
+        """The product's own client with this token."""
+        return client(self.plane, self.token)
+
     def patch(self, path: str, body: Any) -> Answer:
         """A merge patch: unlike the strategic one it can drop a taint or a finalizer by its absence."""
         return self.ask("PATCH", path, body, "application/merge-patch+json")
@@ -81,6 +100,11 @@ class Cluster:
         body = self.plane.request("GET", f"/api/v1/nodes/{name}").body
         assert isinstance(body, dict)
         return body
+
+
+def client(plane: ControlPlane, token: str) -> Client:
+    path = write_kubeconfig(plane.folder / "admission.kubeconfig", url=plane.url, ca_file=plane.ca_file, token=token)
+    return Client(lambda: plane.api(path))
 
 
 @pytest.fixture
@@ -110,13 +134,29 @@ def path_of(resource: str, name: str) -> str:
     return f"/api/v1/nodes/{name}" + ("/status" if resource == STATUS else "")
 
 
-def lease(name: str, holder: str) -> dict[str, Any]:
+def node_owner(name: str, uid: str = "7c1f0a66-0000-4000-8000-000000000003") -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Node", "name": name, "uid": uid}
+
+
+def lease(name: str, holder: str, **metadata: Any) -> dict[str, Any]:
+    """A heartbeat as an agent makes it; without an owner, which the garbage collector would look for."""
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
-        "metadata": {"name": name},
+        "metadata": {"name": name, **metadata},
         "spec": {"holderIdentity": holder, "leaseDurationSeconds": 900},
     }
+
+
+def heartbeat(**changed: Any) -> dict[str, Any]:
+    """Its own, with an owner that is not there: one that must be refused."""
+    own = lease(OWN, OWN, ownerReferences=[node_owner(OWN)])
+    return own | {"spec": own["spec"] | changed}
+
+
+def slot(name: str, holder: str = OWN, **metadata: Any) -> dict[str, Any]:
+    marks = {"labels": {f"{P}/holder": holder}, "ownerReferences": [node_owner(holder)], **metadata}
+    return lease(name, holder, **marks) | {"spec": {"holderIdentity": holder}}
 
 
 def event(
@@ -125,7 +165,7 @@ def event(
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": name, "namespace": "default"},
+        "metadata": {"name": f"{node}.{name}", "namespace": "default"},
         "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
         "reason": "Xid79",
         "message": "a GPU fell off the bus",
@@ -133,7 +173,6 @@ def event(
         "source": {"component": source, "host": node},
         "reportingComponent": reporter,
         "reportingInstance": node,
-        "action": "Judged",
         "count": 1,
     }
 
@@ -142,7 +181,7 @@ def new_event(name: str, node: str, reporter: str = "gpu-healthcheck") -> dict[s
     return {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
-        "metadata": {"name": name, "namespace": "default"},
+        "metadata": {"name": f"{node}.{name}", "namespace": "default"},
         "eventTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         "regarding": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
         "reason": "Xid79",
@@ -498,10 +537,26 @@ def test_the_policy_can_afford_a_node_as_crowded_as_they_get(cluster: Cluster) -
 
 
 def test_an_agent_makes_and_renews_its_own_heartbeat(cluster: Cluster) -> None:
-    made = cluster.ask("POST", HEARTBEATS, lease(OWN, OWN))
-    renewed = cluster.ask("PATCH", f"{HEARTBEATS}/{OWN}", {"spec": {"leaseDurationSeconds": 901}})
+    agent, node = cluster.agent(), node_state(cluster.node())
+    agent.beat(node, datetime.now(UTC), 900)
+    first = agent.list_heartbeats()[OWN]
+    # Somebody marks it, which is not the agent's to change.
+    note = {"metadata": {"annotations": {"example.com/note": "x"}, "labels": {"example.com/team": "vision"}}}
+    assert cluster.plane.request("PATCH", f"{HEARTBEATS}/{OWN}", note).status == 200
+    agent.beat(node, datetime.now(UTC) + timedelta(seconds=1), 259_200)
 
-    assert [made.status, renewed.status] == [201, 200]
+    assert agent.list_heartbeats()[OWN].renewed > first.renewed
+
+
+def test_an_agent_may_not_change_what_others_wrote_on_its_heartbeat(cluster: Cluster) -> None:
+    cluster.agent().beat(node_state(cluster.node()), datetime.now(UTC), 900)
+    note = {"metadata": {"annotations": {"example.com/note": "x"}, "labels": {"example.com/team": "vision"}}}
+    assert cluster.plane.request("PATCH", f"{HEARTBEATS}/{OWN}", note).status == 200
+
+    noted = cluster.patch(f"{HEARTBEATS}/{OWN}", metadata(annotations=None))
+    labelled = cluster.patch(f"{HEARTBEATS}/{OWN}", metadata(labels={"example.com/team": "audio"}))
+
+    assert [LEASE_MARKS in noted.message, LEASE_RELABELLED in labelled.message] == [True, True]
 
 
 def test_an_agent_reads_the_size_of_the_fleet_from_one_lease(cluster: Cluster) -> None:
@@ -515,34 +570,53 @@ def test_an_agent_reads_the_size_of_the_fleet_from_one_lease(cluster: Cluster) -
 
 
 def test_an_agent_takes_a_slot_for_its_node_and_gives_it_back(cluster: Cluster) -> None:
-    taken = cluster.ask("POST", SLOTS, lease("slot-0", OWN))
-    again = cluster.ask("POST", SLOTS, lease("slot-0", OWN))
-    read = cluster.ask("GET", f"{SLOTS}/slot-0")
-    options = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": OWNER["uid"]}}
-    of_another = cluster.ask("DELETE", f"{SLOTS}/slot-0", options)
-    given_back = cluster.ask("DELETE", f"{SLOTS}/slot-0")
+    agent, node = cluster.agent(), node_state(cluster.node())
+    taken = agent.create_slot("slot-0", node)
+    with pytest.raises(Conflict):
+        agent.create_slot("slot-0", node)
+    assert agent.read_slot("slot-0") == taken
+    with pytest.raises(Conflict):
+        agent.delete_slot(replace(taken, uid=OWNER["uid"]))
+    agent.delete_slot(taken)
 
-    answers = (taken, again, read, of_another, given_back)
-    assert [answer.status for answer in answers] == [201, 409, 200, 409, 200]
+    assert list(agent.list_slots()) == []
+
+
+@pytest.mark.parametrize("name", ["slot-9", "slot-10", "slot-99999", OWN])
+def test_a_slot_is_called_by_a_number_or_by_its_node(cluster: Cluster, name: str) -> None:
+    cluster.agent().create_slot(name, node_state(cluster.node()))
+
+
+@pytest.mark.parametrize("length", [63, 64, 240])
+def test_a_node_of_a_long_name_takes_a_slot_and_finds_it(installed: ControlPlane, length: int) -> None:
+    name = "n" * length
+    installed.request("POST", "/api/v1/nodes", metadata(name=name))
+    agent = client(installed, installed.agent_token(name))
+    slot = agent.create_slot("slot-7", agent.read_node(name))
+
+    assert list(agent.list_slots(name)) == [slot]
+    agent.delete_slot(slot)
+    installed.request("DELETE", f"/api/v1/nodes/{name}")
 
 
 def test_an_agent_counts_the_slots_and_finds_its_own(cluster: Cluster) -> None:
     for number, holder in enumerate((OWN, OTHER, OTHER)):
-        named = lease(f"slot-{number}", holder)
-        named["metadata"]["labels"] = {f"{P}/holder": holder}
-        cluster.plane.request("POST", SLOTS, named)
+        mark = {f"{P}/holder": holder_label(holder)}
+        cluster.plane.request("POST", SLOTS, lease(f"slot-{number}", holder, labels=mark))
+    # As agents called it before.
+    before = {f"{P}/holder": former_holder_label(OWN)}
+    cluster.plane.request("POST", SLOTS, lease("slot-3", OWN, labels=before))
+    agent = cluster.agent()
 
-    counted = cluster.ask("GET", f"{SLOTS}?limit=1")
-    found = cluster.ask("GET", f"{SLOTS}?labelSelector={P}/holder={OWN}")
-
-    assert len(counted.body["items"]) + counted.body["metadata"]["remainingItemCount"] == 3
-    assert [one["metadata"]["name"] for one in found.body["items"]] == ["slot-0"]
+    assert agent.count_slots() == 4
+    assert [one.name for one in agent.list_slots(OWN)] == ["slot-0", "slot-3"]
+    assert [one.holder for one in agent.list_slots()] == [OWN, OTHER, OTHER, OWN]
 
 
 @pytest.mark.parametrize("events", [EVENTS])
 def test_an_agent_tells_an_event_about_its_node_and_counts_it_up(cluster: Cluster, events: str) -> None:
-    told = cluster.ask("POST", events, event("own", OWN))
-    counted = cluster.ask("PATCH", f"{events}/own", {"count": 2})
+    told = cluster.ask("POST", events, event(DIGEST, OWN))
+    counted = cluster.ask("PATCH", f"{events}/{OWN}.{DIGEST}", {"count": 2})
 
     assert [told.status, counted.status] == [201, 200], (told.message, counted.message)
 
@@ -563,8 +637,62 @@ ELSEWHERE = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 OTHERS_HEARTBEAT = ((HEARTBEATS, lease(OTHER, OTHER)),)
 OTHERS_SLOT = ((SLOTS, lease("slot-1", OTHER)),)
 OWN_SLOT = ((SLOTS, lease("slot-1", OWN)),)
-OTHERS_EVENT = ((EVENTS, event("others", OTHER)),)
-STRANGERS_EVENT = ((EVENTS, event("strangers", OWN, source="kubelet", reporter="kubelet")),)
+OTHERS_EVENT = ((EVENTS, event(DIGEST, OTHER)),)
+STRANGERS_EVENT = ((EVENTS, event(DIGEST, OWN, source="kubelet", reporter="kubelet")),)
+OTHER_SLOTS: dict[str, tuple[dict[str, Any], str]] = {
+    **{
+        f"called {name}": (slot(name), SLOT_NAME)
+        for name in ("slot-x", "slot-100000", "slot-00", "slot-01", "slot--1", "a.slot-1", "slot-1.a", "other")
+    },
+    "called as its neighbour": (slot(OTHER), SLOT_NAME),
+    "for another node": (slot("slot-2", OTHER), SLOT),
+    "that another node owns": (slot("slot-2", ownerReferences=[node_owner(OTHER)]), LEASE_OWNER),
+    "that a pod owns": (slot("slot-2", ownerReferences=[node_owner(OWN) | {"kind": "Pod"}]), LEASE_OWNER),
+    "that nobody owns": (slot("slot-2", ownerReferences=[]), LEASE_OWNER),
+    "of two owners": (slot("slot-2", ownerReferences=[node_owner(OWN), OWNER]), LEASE_OWNER),
+    "that controls it": (slot("slot-2", ownerReferences=[node_owner(OWN) | {"controller": True}]), LEASE_OWNER),
+    "that outlives its deletion": (slot("slot-2", finalizers=["example.com/hold"]), LEASE_MARKS),
+    "with an annotation": (slot("slot-2", annotations={"example.com/x": "x" * 250_000}), LEASE_MARKS),
+    "with another's label": (slot("slot-2", labels={f"{P}/holder": OTHER}), LEASE_LABELS),
+    "with a label as of before": (slot("slot-2", labels={f"{P}/holder": former_holder_label(OTHER)}), LEASE_LABELS),
+    "with one label more": (slot("slot-2", labels={f"{P}/holder": OWN, "a": "b"}), LEASE_LABELS),
+    "without a label": (slot("slot-2", labels={}), LEASE_LABELS),
+    "that says more": (slot("slot-2") | {"spec": {"holderIdentity": OWN, "leaseTransitions": 1}}, LEASE_FIELDS),
+}
+OTHER_HEARTBEATS: dict[str, tuple[dict[str, Any], str]] = {
+    "of the far future": (heartbeat(renewTime="9999-01-01T00:00:00.000000Z"), LEASE_TIMES),
+    "of the next century": (heartbeat(renewTime="2100-01-01T00:00:00.000000Z"), LEASE_TIMES),
+    "of the year 0": (heartbeat(renewTime="0000-01-01T00:00:00.000000Z"), LEASE_TIMES),
+    "of before all machines": (heartbeat(renewTime="1969-12-31T23:59:59.000000Z"), LEASE_TIMES),
+    "that is good for ever": (heartbeat(leaseDurationSeconds=2_147_483_647), LEASE_TIMES),
+    "that says more": (heartbeat(leaseTransitions=1), LEASE_FIELDS),
+    "held by another": (heartbeat(holderIdentity=OTHER), LEASE_HOLDER),
+    "without an owner": (lease(OWN, OWN), LEASE_OWNER),
+    "with a label": (lease(OWN, OWN, ownerReferences=[node_owner(OWN)], labels={"a": "b"}), LEASE_LABELS),
+    "that outlives its deletion": (
+        lease(OWN, OWN, ownerReferences=[node_owner(OWN)], finalizers=["example.com/hold"]),
+        LEASE_MARKS,
+    ),
+}
+TOLD = event(DIGEST, OWN)
+OTHER_EVENTS: dict[str, tuple[dict[str, Any], str]] = {
+    "called as its neighbour's": (TOLD | {"metadata": {"name": f"{OTHER}.{DIGEST}"}}, EVENT_NAME),
+    "called anything": (TOLD | {"metadata": {"name": "anything"}}, EVENT_NAME),
+    "of a long message": (TOLD | {"message": "\u00e9" * 513}, EVENT_LENGTH),
+    "of a sentence for a reason": (TOLD | {"reason": "it broke"}, EVENT_WORDS),
+    "of a long reason": (TOLD | {"reason": "X" * 64}, EVENT_WORDS),
+    "without a reason": (TOLD | {"reason": ""}, EVENT_WORDS),
+    "of another type": (TOLD | {"type": "Error"}, EVENT_WORDS),
+    "that happened very often": (TOLD | {"count": 2_000_000_000}, EVENT_WORDS),
+    "from another's host": (TOLD | {"source": {"component": "gpu-healthcheck", "host": OTHER}}, EVENT_SOURCE),
+    "by another instance": (TOLD | {"reportingInstance": OTHER}, EVENT_SOURCE),
+    "with something beside": (TOLD | {"related": {"kind": "Pod", "name": "x"}}, EVENT_FIELDS),
+    "with labels": (TOLD | {"metadata": TOLD["metadata"] | {"labels": {"a": "b"}}}, EVENT_FIELDS),
+    "that outlives its deletion": (
+        TOLD | {"metadata": TOLD["metadata"] | {"finalizers": ["example.com/hold"]}},
+        EVENT_FIELDS,
+    ),
+}
 
 REFUSED_REQUESTS = [
     Request("make another's heartbeat", "POST", HEARTBEATS, lease(OTHER, OTHER), HEARTBEAT),
@@ -578,6 +706,14 @@ REFUSED_REQUESTS = [
         OTHERS_HEARTBEAT,
     ),
     Request(
+        "date its heartbeat far ahead",
+        "PATCH",
+        f"{HEARTBEATS}/{OWN}",
+        {"metadata": {"ownerReferences": [node_owner(OWN)]}, "spec": {"renewTime": "9999-01-01T00:00:00.000000Z"}},
+        LEASE_TIMES,
+        ((HEARTBEATS, lease(OWN, OWN)),),
+    ),
+    Request(
         "drop another's heartbeat",
         "DELETE",
         f"{HEARTBEATS}/{OTHER}",
@@ -586,8 +722,9 @@ REFUSED_REQUESTS = [
         OTHERS_HEARTBEAT,
     ),
     Request("drop all heartbeats", "DELETE", HEARTBEATS, None, "cannot deletecollection"),
-    Request("take a slot for another node", "POST", SLOTS, lease("slot-2", OTHER), SLOT),
-    Request("take a slot under a strange name", "POST", SLOTS, lease("slot-x", OWN), SLOT_NAME),
+    *(Request(f"take a slot {what}", "POST", SLOTS, *refused) for what, refused in OTHER_SLOTS.items()),
+    *(Request(f"make a heartbeat {what}", "POST", HEARTBEATS, *refused) for what, refused in OTHER_HEARTBEATS.items()),
+    *(Request(f"tell an event {what}", "POST", EVENTS, *refused) for what, refused in OTHER_EVENTS.items()),
     Request("free another's slot", "DELETE", f"{SLOTS}/slot-1", None, SLOT, OTHERS_SLOT),
     Request(
         "hand its slot on",
@@ -598,33 +735,33 @@ REFUSED_REQUESTS = [
         OWN_SLOT,
     ),
     Request("touch the kubelet's lease", "POST", ELSEWHERE, lease(OWN, OWN), 'cannot create resource "leases"'),
-    Request("tell an event about another node", "POST", EVENTS, event("x", OTHER), EVENT),
+    Request("tell an event about another node", "POST", EVENTS, event(DIGEST, OTHER), EVENT),
     Request(
         "tell an event about a pod",
         "POST",
         EVENTS,
-        event("x", OWN) | {"involvedObject": {"kind": "Pod", "name": OWN, "namespace": "default"}},
+        event(DIGEST, OWN) | {"involvedObject": {"kind": "Pod", "name": OWN, "namespace": "default"}},
         EVENT,
     ),
-    Request("tell an event as the kubelet", "POST", EVENTS, event("x", OWN, source="kubelet"), EVENT_SOURCE),
-    Request("tell an event as nobody", "POST", EVENTS, event("x", OWN, source="", reporter=""), EVENT_SOURCE),
+    Request("tell an event as the kubelet", "POST", EVENTS, event(DIGEST, OWN, source="kubelet"), EVENT_SOURCE),
+    Request("tell an event as nobody", "POST", EVENTS, event(DIGEST, OWN, source="", reporter=""), EVENT_SOURCE),
     Request(
         "turn another's event to its node",
         "PATCH",
-        f"{EVENTS}/others",
-        event("others", OWN),
+        f"{EVENTS}/{OTHER}.{DIGEST}",
+        event(DIGEST, OTHER) | {"involvedObject": event(DIGEST, OWN)["involvedObject"]},
         EVENT_CHANGED,
         OTHERS_EVENT,
     ),
     Request(
         "take the kubelet's event over",
         "PATCH",
-        f"{EVENTS}/strangers",
-        event("strangers", OWN),
+        f"{EVENTS}/{OWN}.{DIGEST}",
+        event(DIGEST, OWN),
         EVENT_CHANGED,
         STRANGERS_EVENT,
     ),
-    Request("use the newer events API", "POST", NEW_EVENTS, new_event("x", OWN), 'cannot create resource "events"'),
+    Request("use the newer events API", "POST", NEW_EVENTS, new_event(DIGEST, OWN), 'cannot create resource "events"'),
     Request("delete its Node", "DELETE", f"/api/v1/nodes/{OWN}", None, 'cannot delete resource "nodes"'),
     Request("make a Node", "POST", "/api/v1/nodes", {"metadata": {"name": "x"}}, 'cannot create resource "nodes"'),
     Request("list the Nodes", "GET", "/api/v1/nodes", None, 'cannot list resource "nodes"'),
@@ -650,9 +787,9 @@ def test_the_policy_judges_the_newer_events_api_too(cluster: Cluster) -> None:
     rules = [{"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create"]}]
     cluster.plane.kubectl("apply", "-f", "-", input=_role_and_binding(rules))
     try:
-        while "cannot create" in (own := cluster.ask("POST", NEW_EVENTS, new_event("newer-own", OWN))).message:
+        while "cannot create" in (own := cluster.ask("POST", NEW_EVENTS, new_event(DIGEST, OWN))).message:
             pass
-        other = cluster.ask("POST", NEW_EVENTS, new_event("newer-other", OTHER))
+        other = cluster.ask("POST", NEW_EVENTS, new_event(DIGEST, OTHER))
     finally:
         cluster.plane.kubectl("delete", "-n", "default", "role/newer-events", "rolebinding/newer-events")
 
@@ -682,8 +819,8 @@ def _role_and_binding(rules: list[dict[str, Any]]) -> str:
         ("PATCH", path_of(MAIN, OWN), metadata(labels={f"{P}/status": "pass"})),
         ("PATCH", path_of(STATUS, OWN), metadata(labels={f"{P}/status": "pass"})),
         ("POST", HEARTBEATS, lease(OWN, OWN)),
-        ("POST", SLOTS, lease("slot-3", OWN)),
-        ("POST", EVENTS, event("unbound", OWN)),
+        ("POST", SLOTS, slot("slot-3")),
+        ("POST", EVENTS, event(DIGEST, OWN)),
     ],
     ids=["a Node", "a Node's status", "a heartbeat", "a slot", "an event"],
 )

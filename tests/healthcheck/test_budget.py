@@ -6,7 +6,18 @@ import random
 
 import pytest
 
-from healthcheck.budget import TRIES, allowed, draw, holder_label, slot_name
+from healthcheck.budget import (
+    MOST_NUMBERS,
+    TRIES,
+    Slot,
+    allowed,
+    draw,
+    draw_free,
+    holder_label,
+    occupancy,
+    oldest_first,
+    slot_name,
+)
 
 
 @pytest.mark.parametrize(
@@ -45,8 +56,55 @@ def test_every_place_is_found_in_the_end() -> None:
     assert {name for _ in range(200) for name in draw(20, source)} == {slot_name(number) for number in range(20)}
 
 
-@pytest.mark.parametrize("name", ["n", "ip-10-0-0-1.ec2.internal", "n" * 253])
-def test_a_holders_label_is_one_that_kubernetes_takes(name: str) -> None:
-    assert len(holder_label(name)) == 32
-    assert holder_label(name).isalnum()
-    assert holder_label(name) != holder_label(name + "x")
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("n", "n"),
+        ("ip-10-0-0-1.ec2.internal", "ip-10-0-0-1.ec2.internal"),
+        ("n" * 63, "n" * 63),
+        ("n" * 64, "n" * 62 + "0"),
+        ("n" * 61 + "." + "n" * 191, "n" * 61 + ".0"),
+    ],
+)
+def test_a_holders_label_is_its_nodes_name_as_far_as_a_label_has_room(name: str, label: str) -> None:
+    assert holder_label(name) == label
+
+
+class TestAListing:
+    def test_counts_each_holder_once(self) -> None:
+        taken = occupancy([slot(0, "a"), slot(1, "b"), slot(2, "a")])
+
+        assert (len(taken.since), taken.surplus) == (2, 1)
+
+    @pytest.mark.parametrize(("holder", "before"), [("a", 0), ("b", 1), ("c", 2), ("nobody", 3)])
+    def test_says_who_was_there_before(self, holder: str, before: int) -> None:
+        """Whoever has several was there with his first."""
+        taken = occupancy([slot(7, "a", 11), slot(1, "b", 12), slot(2, "c", 13), slot(0, "a", 14)])
+
+        assert taken.before(holder) == before
+
+    def test_leaves_one_name_more_for_each_that_a_holder_has_too_much(self) -> None:
+        taken = occupancy([slot(number, "greedy") for number in range(4)])
+
+        drawn = {name for seed in range(50) for name in draw_free(taken, 4, "n", random.Random(seed))}
+
+        assert drawn == {"slot-4", "slot-5", "slot-6"}
+
+    def test_without_anybody_greedy_leaves_the_names_below_the_allowed_number(self) -> None:
+        taken = occupancy([slot(0, "a"), slot(2, "b")])
+
+        assert set(draw_free(taken, 4, "n", random.Random(1))) == {"slot-1", "slot-3"}
+
+    def test_with_every_number_taken_leaves_a_node_its_own_name(self) -> None:
+        taken = occupancy(slot(number, "greedy") for number in range(MOST_NUMBERS))
+
+        assert draw_free(taken, 4, "n", random.Random(1)) == ["n"]
+
+    def test_of_a_holders_places_has_the_oldest_first(self) -> None:
+        ours = [slot(3, "a", 12), slot(5, "a", 11), slot(4, "a", 12)]
+
+        assert [one.name for one in oldest_first(ours)] == ["slot-5", "slot-3", "slot-4"]
+
+
+def slot(number: int, holder: str, made: int = 0) -> Slot:
+    return Slot(slot_name(number), holder, made=made)

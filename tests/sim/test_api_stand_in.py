@@ -71,6 +71,7 @@ class TestReading:
             ({"label_selector": "nvidia.com/gpu.present=true"}, [NODE, "gpu-node-2"]),
             ({"label_selector": "kubernetes.io/hostname!=gpu-node-2,nvidia.com/gpu.present"}, [NODE]),
             ({"label_selector": "!nvidia.com/gpu.present"}, []),
+            ({"label_selector": "kubernetes.io/hostname in (gpu-node-2,x),nvidia.com/gpu.present"}, ["gpu-node-2"]),
         ],
     )
     def test_a_list_is_cut_down_by_selectors(self, api: Any, selector: dict[str, str], names: list[str]) -> None:
@@ -338,7 +339,7 @@ class TestFailures:
         ("PATCH", "/api/v1/nodes/gpu-node-1", "{}", 415),  # urllib calls it a form
         ("GET", "/nonsense", "", 404),
         ("GET", "/api/v1/nodes?limit=many", "", 400),
-        ("GET", "/api/v1/nodes?labelSelector=a+in+(b)", "", 400),
+        ("GET", "/api/v1/nodes?labelSelector=a+notin+(b)", "", 400),
         ("POST", "/api/v1/namespaces/default/events", "no json", 400),
         ("POST", "/api/v1/namespaces/default/events", "[]", 400),
         ("POST", "/api/v1/namespaces/default/events", "{}", 400),
