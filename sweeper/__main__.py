@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from collections.abc import Iterator
 from functools import partial
 
 import structlog
@@ -48,7 +49,10 @@ def main(arguments: list[str] | None = None) -> int:
         sweep = Sweep(Cluster(partial(connect, _access(options))), cluster_values(settings.config_dir))
         plan = sweep.plan()
         if options.dry_run:
-            Screen().print(_table(plan))
+            screen = Screen()
+            screen.print(_table(plan))
+            for line in _of_the_budget(plan):
+                screen.print(Text(line))
         else:
             _tell(plan)
             sweep.run(plan)
@@ -89,7 +93,10 @@ def _tell(plan: Plan) -> None:
         stray=[job.name for job in plan.residue.stray],
         marked=list(plan.residue.marked),
         overdue=len(overdue),
+        unowned=len(plan.unowned),
     )
+    for name in plan.without_agent[:_MOST_NAMED]:
+        log.warning("a node keeps our taint and its place in the fleet budget, and has no agent", node=name)
     for one in [one for one in overdue if one.why][:_MOST_NAMED]:
         log.warning("a node is overdue", node=one.node.name, why=one.why, tested=_tested(one))
 
@@ -106,6 +113,15 @@ def _table(plan: Plan) -> Table:
             node.name, node.instance_type, _tested(one), result, "yes" if node.overdue else "", Text(one.why or "TAKEN")
         )
     return table
+
+
+def _of_the_budget(plan: Plan) -> Iterator[str]:
+    for one in plan.unowned[:_MOST_NAMED]:
+        yield f"{one.slot.name}, a place in the fleet budget that {one.slot.holder} holds, is nobody's: {one.why}"
+    if len(plan.unowned) > _MOST_NAMED:
+        yield f"and {len(plan.unowned) - _MOST_NAMED} places more"
+    for name in plan.without_agent[:_MOST_NAMED]:
+        yield f"{name} keeps our taint and its place in the fleet budget, and has no agent"
 
 
 def _tested(decision: Decision) -> str:

@@ -7,7 +7,7 @@ after the Job has ended.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property, partial
@@ -17,7 +17,8 @@ import structlog
 import tenacity
 
 from healthcheck import clock
-from healthcheck.cluster import NAMESPACE, Cluster, ClusterError, Conflict, NotFound, Unavailable
+from healthcheck.budget import Slot
+from healthcheck.cluster import NAMESPACE, Cluster, ClusterError, Conflict, Forbidden, NotFound, Unavailable
 from healthcheck.deep_test import obstacle
 from healthcheck.job_template import TemplateError
 from healthcheck.node import NodeState
@@ -25,6 +26,7 @@ from healthcheck.run import JobState, Kind, Run, clear, give_back, is_marked, ru
 from healthcheck.settings import NodeSettings
 from sweeper.jobs import SELECTOR, Order, job_for, job_name, tolerations
 from sweeper.patience import patiently, pause
+from sweeper.places import Holder, Unowned, kept_without_agent, unowned
 from sweeper.residue import Residue, is_working, residue
 from sweeper.select import Candidate, Decision, Limits, busy_nodes, candidate, select
 
@@ -36,6 +38,9 @@ _PLACE_SECONDS = 60.0
 _SLACK_SECONDS = 120.0
 """Beyond its Job's deadline a run is good for so long: its pods take a while to end, and we to see it."""
 _WATCH_SECONDS = 300.0
+_MOST_RECLAIMED = 500
+"""Places in the fleet budget that one sweep gives back: nobody waits for more, and others' tests wait for none."""
+_MOST_NAMED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,8 @@ class View:
     marked: tuple[NodeState, ...]
     """Nodes on which something says that a deep run uses them."""
     jobs: tuple[JobState, ...]
+    slots: tuple[Slot, ...]
+    holders: Mapping[str, Holder]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,10 @@ class Plan:
 
     decisions: tuple[Decision, ...]
     residue: Residue
+    unowned: tuple[Unowned, ...] = ()
+    """Places in the fleet budget that are nobody's."""
+    without_agent: tuple[str, ...] = ()
+    """Names of nodes that keep our taint and have no agent to lift it."""
 
 
 class Sweep:
@@ -75,7 +86,12 @@ class Sweep:
         left = residue(view.marked, view.jobs, now)
         tried = {job.node: job.created for job in sorted(view.jobs, key=lambda job: job.created)}
         places = self._limits.nodes - len(left.alive)
-        return Plan(tuple(select(view.candidates, view.busy, tried, places, self._limits, now)), left)
+        return Plan(
+            tuple(select(view.candidates, view.busy, tried, places, self._limits, now)),
+            left,
+            tuple(unowned(view.slots, view.holders, now)),
+            tuple(kept_without_agent(view.slots, view.holders, now)),
+        )
 
     def run(self, plan: Plan) -> None:
         """Do what was planned, and wait until the Jobs have ended, those that an earlier sweep started among them."""
@@ -95,6 +111,7 @@ class Sweep:
             *(partial(self._clear, name) for name in plan.residue.marked),
             *(partial(self._stop_stray, job) for job in plan.residue.stray),
             *(partial(self._start, node, waiting) for node in taken),
+            *(partial(self._reclaim, name) for name in _holders_of(plan.unowned[:_MOST_RECLAIMED])),
         ]
         failed: list[ClusterError] = []
         for step in steps:
@@ -119,10 +136,12 @@ class Sweep:
     def _look(self) -> View:
         """Jobs come last: of a run that is on its Node in this look, the Job is there by then."""
         tolerated = tolerations(self._template)
+        slots = self._slots()
         beats = self._cluster.list_heartbeats()
         self._heard = {name: beat.renewed + timedelta(seconds=beat.seconds) for name, beat in beats.items()}
-        candidates, marked, now = [], [], _now()
+        candidates, marked, holders, now = [], [], {}, _now()
         for node in self._cluster.list_nodes():
+            holders[node.name] = self._holder(node)
             if is_marked(node):
                 marked.append(node)
             one = candidate(node, self._heard.get(node.name), tolerated, self._limits.interval, now)
@@ -130,7 +149,19 @@ class Sweep:
                 candidates.append(one)
         busy = busy_nodes(self._cluster.list_gpu_pods())
         jobs, _ = self._cluster.list_jobs(self._namespace, SELECTOR)
-        return View(tuple(candidates), busy, tuple(marked), tuple(jobs))
+        return View(tuple(candidates), busy, tuple(marked), tuple(jobs), slots, holders)
+
+    def _slots(self) -> tuple[Slot, ...]:
+        """Before the Nodes: a taint that is set by now is seen then."""
+        try:
+            return tuple(self._cluster.list_slots())
+        except Forbidden as error:
+            # Of a role that is older than this program: its tests go on.
+            log.warning("the places in the fleet budget can't be seen", error=str(error))
+            return ()
+
+    def _holder(self, node: NodeState) -> Holder:
+        return Holder(node.uid, node.tainted(), self._heard.get(node.name))
 
     # --- clearing
 
@@ -168,6 +199,33 @@ class Sweep:
             self._cluster.delete_job(job)
         except (NotFound, Conflict):
             return False
+        return True
+
+    def _reclaim(self, holder: str) -> None:
+        """Give back the places of this one that are nobody's. They and its Node are read again."""
+
+        def gone() -> list[Unowned]:
+            slots = list(self._cluster.list_slots(holder))
+            node = self._node(holder)
+            nodes = {holder: self._holder(node)} if node is not None else {}
+            still = unowned(slots, nodes, _now())[:_MOST_RECLAIMED]
+            return [one for one in still if self._freed(one.slot)]
+
+        if found := patiently(gone):
+            names, whys = [one.slot.name for one in found], sorted({one.why for one in found})
+            log.warning(
+                "gave back places in the fleet budget that were nobody's",
+                node=holder,
+                places=names[:_MOST_NAMED],
+                number=len(names),
+                why=whys,
+            )
+
+    def _freed(self, slot: Slot) -> bool:
+        try:
+            self._cluster.delete_slot(slot)
+        except (NotFound, Conflict):
+            return False  # gone, or another's by now
         return True
 
     # --- starting
@@ -285,6 +343,10 @@ class Sweep:
             return self._cluster.read_node(name)
         except NotFound:
             return None
+
+
+def _holders_of(places: Sequence[Unowned]) -> list[str]:
+    return list(dict.fromkeys(one.slot.holder for one in places))
 
 
 def _age_seconds(job: JobState) -> float:

@@ -137,3 +137,43 @@ def test_a_jobs_pod_may_write_nothing_else(
     plane: ControlPlane, token: str, patch: dict[str, Any], refusal: str
 ) -> None:
     assert refusal in asked(plane, token, patch)
+
+
+BUDGET_LEASES = "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck-budget/leases"
+HEARTBEATS = "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck/leases"
+PLACE = {"metadata": {"name": "slot-12"}, "spec": {"holderIdentity": OTHER}}
+
+
+@pytest.mark.parametrize("name", ["slot-12", "slot-123456", OTHER])
+def test_the_sweeper_may_delete_a_place_in_the_budget(plane: ControlPlane, name: str) -> None:
+    token = unbound_token(plane, "gpu-healthcheck-sweeper")
+    assert plane.request("POST", BUDGET_LEASES, PLACE | {"metadata": {"name": name}}).status == 201
+
+    answer = plane.request("DELETE", f"{BUDGET_LEASES}/{name}", token=token)
+
+    assert answer.status == 200, answer.message
+
+
+@pytest.mark.parametrize(
+    ("method", "leases", "name", "refusal"),
+    [
+        ("DELETE", BUDGET_LEASES, "something", "may delete places in the fleet budget, and no other Lease"),
+        ("PATCH", BUDGET_LEASES, "slot-12", 'cannot patch resource "leases"'),
+        ("POST", BUDGET_LEASES, "slot-12", 'cannot create resource "leases"'),
+        ("DELETE", HEARTBEATS, OTHER, 'cannot delete resource "leases"'),
+        ("DELETE", BUDGET_LEASES, "", "cannot deletecollection"),
+    ],
+)
+def test_the_sweeper_may_do_nothing_else_to_leases(
+    plane: ControlPlane, method: str, leases: str, name: str, refusal: str
+) -> None:
+    lease = PLACE | {"metadata": {"name": name or "slot-12"}}
+    assert plane.request("POST", leases, lease).status == 201
+    path = leases if method == "POST" or not name else f"{leases}/{name}"
+
+    answer = plane.request(
+        method, path, None if method == "DELETE" else lease, token=unbound_token(plane, "gpu-healthcheck-sweeper")
+    )
+    plane.request("DELETE", f"{leases}/{lease['metadata']['name']}")
+
+    assert (answer.status, refusal in answer.message) == (403, True), answer.message

@@ -1,0 +1,67 @@
+"""Which places in the fleet budget belong to nobody, and which are kept by a node without an agent. Pure.
+
+A place is in use while its Node carries our taint, whoever set it and whether or not an agent is there to lift it: the
+budget limits how many nodes are out of service. Without the taint it is the agent's to give back, if there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import groupby
+from operator import attrgetter
+
+from healthcheck.budget import Slot, oldest_first
+
+_YOUNG = timedelta(hours=1)
+"""An agent that has just started takes a place before its first heartbeat, and its taint stands a moment after."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """What of a Node says whether its place is in use. `heard`: until when its agent's heartbeat is good."""
+
+    uid: str
+    tainted: bool
+    heard: datetime | None
+
+    def is_silent(self, now: datetime) -> bool:
+        return self.heard is None or self.heard < now
+
+
+@dataclass(frozen=True, slots=True)
+class Unowned:
+    """A place that is nobody's, and why."""
+
+    slot: Slot
+    why: str
+
+
+def unowned(slots: Iterable[Slot], nodes: Mapping[str, Holder], now: datetime) -> list[Unowned]:
+    """Of the places, listed before the Nodes were, those that are nobody's. A holder has the one that it took first."""
+    by_holder = groupby(sorted(slots, key=attrgetter("holder")), key=attrgetter("holder"))
+    return [one for holder, held in by_holder for one in _unowned_of(list(held), nodes.get(holder), now)]
+
+
+def _unowned_of(slots: list[Slot], node: Holder | None, now: datetime) -> Iterator[Unowned]:
+    if node is None:
+        yield from (Unowned(slot, "its node is gone") for slot in slots)
+        return
+    for slot in slots:
+        if slot.node_uid not in ("", node.uid):
+            yield Unowned(slot, "it is of a node of before of this name")
+    own = oldest_first(slot for slot in slots if slot.node_uid in ("", node.uid))
+    yield from (Unowned(slot, "its node has another") for slot in own[1:])
+    if own and not node.tainted and node.is_silent(now) and not _is_young(own[0], now):
+        yield Unowned(own[0], "its node has no taint of ours, and no agent that is heard")
+
+
+def kept_without_agent(slots: Iterable[Slot], nodes: Mapping[str, Holder], now: datetime) -> list[str]:
+    """Names of the nodes that are out of service until a person says otherwise: tainted, and no agent is heard."""
+    names = sorted({slot.holder for slot in slots})
+    return [name for name in names if (node := nodes.get(name)) and node.tainted and node.is_silent(now)]
+
+
+def _is_young(slot: Slot, now: datetime) -> bool:
+    return slot.created is not None and now - slot.created < _YOUNG

@@ -1,0 +1,98 @@
+"""Who takes every place in the fleet budget that it may takes them from nobody: real tokens on the real API server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime
+from itertools import count
+
+import pytest
+
+from agent.slots import Slots
+from healthcheck.budget import allowed
+from healthcheck.cluster import Cluster, NotFound
+from healthcheck.node import NodeState
+from sim.control_plane import ControlPlane
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.control_plane
+
+LEASES = "/apis/coordination.k8s.io/v1/namespaces"
+NODES = [f"share-{number}" for number in range(12)]
+GREEDY, *HONEST = NODES
+PERCENT = 50
+
+
+class Member:
+    """The agent of one node, as far as it takes places, with its own pod-bound token."""
+
+    def __init__(self, plane: ControlPlane, name: str) -> None:
+        plane.create_node(name)
+        kubeconfig = plane.agent_kubeconfig(name)
+        self.cluster = Cluster(lambda: plane.api(kubeconfig))
+        self.node: NodeState = self.cluster.read_node(name)
+        self.cluster.beat(self.node, datetime.now(UTC), 900)
+        self.slots = Slots(self.cluster)
+
+    def take(self) -> bool:
+        return self.slots.take(self.node, PERCENT).held
+
+
+@pytest.fixture
+def members(installed: ControlPlane) -> Iterator[dict[str, Member]]:
+    with ThreadPoolExecutor(4) as threads:
+        made = threads.map(lambda name: Member(installed, name), NODES)
+    yield dict(zip(NODES, made, strict=True))
+    for name in NODES:
+        installed.request("DELETE", f"/api/v1/nodes/{name}")
+        installed.request("DELETE", f"{LEASES}/gpu-healthcheck/leases/{name}")
+        installed.request("DELETE", f"/api/v1/namespaces/gpu-healthcheck/pods/agent-on-{name}?gracePeriodSeconds=0")
+    installed.request("DELETE", f"{LEASES}/gpu-healthcheck-budget/leases")
+
+
+def test_one_holder_of_every_place_leaves_each_other_node_its_share(members: dict[str, Member]) -> None:
+    greedy = members[GREEDY]
+    places = allowed(greedy.cluster.count_heartbeats(), PERCENT)
+    for number in range(3 * places):
+        greedy.cluster.create_slot(f"slot-{number}", greedy.node)
+
+    with ThreadPoolExecutor(len(HONEST)) as threads:
+        held = dict(zip(HONEST, threads.map(lambda name: members[name].take(), HONEST), strict=True))
+
+    def again() -> bool:
+        """Who was not lucky tries again with its next look."""
+        held.update({name: members[name].take() for name in HONEST})
+        return sum(held.values()) == places - 1
+
+    eventually(again)
+    holders = {slot.holder for slot in greedy.cluster.list_slots()}
+    assert holders == {GREEDY, *(name for name, has in held.items() if has)}
+    assert len(holders) == places
+    assert not any(members[name].take() for name, has in held.items() if not has)
+    # A sweep leaves one of each: nobody loses his, and there is room for nobody else.
+    taken = sorted(greedy.cluster.list_slots(GREEDY), key=lambda slot: slot.made)
+    for slot in taken[1:]:
+        greedy.cluster.delete_slot(slot)
+    assert [members[name].take() for name in HONEST] == [held[name] for name in HONEST]
+
+
+def test_no_more_than_allowed_hold_a_place_while_one_takes_and_frees_them(members: dict[str, Member]) -> None:
+    greedy = members[GREEDY]
+    places = allowed(greedy.cluster.count_heartbeats(), PERCENT)
+    for number in range(places + 2 * len(HONEST)):
+        greedy.cluster.create_slot(f"slot-{number}", greedy.node)
+    turns = count()
+
+    def stir(name: str) -> None:
+        if next(turns) % 2:
+            for slot in list(greedy.cluster.list_slots(GREEDY))[1:3]:
+                with suppress(NotFound):
+                    greedy.cluster.delete_slot(slot)
+        members[name].take()
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(stir, HONEST * 2))
+
+    assert len({slot.holder for slot in greedy.cluster.list_slots()}) <= places

@@ -1,0 +1,140 @@
+"""Which places in the fleet budget belong to nobody, and that a sweep gives them back on the real API server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from healthcheck.budget import Slot
+from sweeper.places import Holder, kept_without_agent, unowned
+from tests.sweeper.world import Fleet, P
+from tests.waiting import eventually
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+ALIVE = Holder("uid-n", tainted=False, heard=NOW + HOUR)
+SILENT = Holder("uid-n", tainted=False, heard=NOW - HOUR)
+NEVER_HEARD = Holder("uid-n", tainted=False, heard=None)
+TAINTED = Holder("uid-n", tainted=True, heard=NOW + HOUR)
+LEFT = Holder("uid-n", tainted=True, heard=None)
+SLOTS = "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck-budget/leases"
+TAINT = {"key": f"{P}/unhealthy", "value": "true", "effect": "NoSchedule"}
+
+
+def slot(number: int = 0, *, node_uid: str = "uid-n", holder: str = "n", age: timedelta = 2 * HOUR) -> Slot:
+    return Slot(f"slot-{number}", holder, node_uid, f"uid-{number}", made=100 - number, created=NOW - age)
+
+
+@pytest.mark.parametrize(
+    ("node", "why"),
+    [
+        (None, ["its node is gone"]),
+        (TAINTED, []),
+        (LEFT, []),
+        (ALIVE, []),
+        (SILENT, ["its node has no taint of ours, and no agent that is heard"]),
+        (NEVER_HEARD, ["its node has no taint of ours, and no agent that is heard"]),
+        (Holder("uid-new", tainted=True, heard=NOW + HOUR), ["it is of a node of before of this name"]),
+    ],
+    ids=["gone", "tainted", "tainted, no agent", "not tainted yet", "reset by hand", "never heard", "made anew"],
+)
+def test_when_a_place_is_nobodys(node: Holder | None, why: list[str]) -> None:
+    nodes = {"n": node} if node else {}
+
+    assert [one.why for one in unowned([slot()], nodes, NOW)] == why
+
+
+def test_a_place_that_an_agent_took_before_its_first_heartbeat_is_its_own() -> None:
+    assert unowned([slot(age=timedelta(minutes=59))], {"n": NEVER_HEARD}, NOW) == []
+
+
+def test_of_several_a_holder_keeps_the_one_that_it_took_first() -> None:
+    slots = [slot(1), slot(4), slot(2), slot(3, holder="m", node_uid="uid-m")]
+    nodes = {"n": TAINTED, "m": Holder("uid-m", tainted=True, heard=None)}
+
+    found = unowned(slots, nodes, NOW)
+
+    assert [(one.slot.name, one.why) for one in found] == [
+        ("slot-2", "its node has another"),
+        ("slot-1", "its node has another"),
+    ]
+
+
+def test_what_a_holder_has_from_a_node_of_before_is_not_the_one_that_it_keeps() -> None:
+    slots = [slot(1), slot(2, node_uid="uid-old")]
+
+    assert [one.slot.name for one in unowned(slots, {"n": TAINTED}, NOW)] == ["slot-2"]
+
+
+def test_a_node_that_keeps_its_taint_without_an_agent_is_named() -> None:
+    slots = [slot(1), slot(2, holder="well", node_uid="uid-n"), slot(3, holder="gone")]
+
+    assert kept_without_agent(slots, {"n": LEFT, "well": TAINTED}, NOW) == ["n"]
+
+
+@pytest.fixture
+def budget(fleet: Fleet) -> Iterator[Fleet]:
+    yield fleet
+    fleet.plane.request("DELETE", SLOTS)
+
+
+def hold(fleet: Fleet, node: str, *numbers: int, uid: str = "") -> None:
+    state = fleet.node(node)
+    for number in numbers:
+        fleet.cluster.create_slot(f"slot-{number}", state)
+
+
+def held(fleet: Fleet) -> dict[str, str]:
+    items: list[dict[str, Any]] = fleet.plane.request("GET", SLOTS).body["items"]
+    return {one["metadata"]["name"]: one["spec"]["holderIdentity"] for one in items}
+
+
+@pytest.mark.control_plane
+def test_a_sweep_leaves_each_holder_one_place_and_says_so(budget: Fleet) -> None:
+    for name in ("greedy", "faulty", "left"):
+        budget.add(name, healthy=False, taints=[TAINT])
+    hold(budget, "greedy", *range(7, 0, -1))
+    hold(budget, "faulty", 9)
+    hold(budget, "left", 8)
+    lease = "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck/leases/left"
+    assert budget.plane.request("DELETE", lease).status == 200
+
+    code, printed, _ = budget.sweep("--dry-run")
+    assert (code, printed.count("its node has another"), len(held(budget))) == (0, 6, 9), printed
+    code, _, said = budget.sweep()
+
+    assert code == 0, said
+    assert held(budget) == {"slot-7": "greedy", "slot-9": "faulty", "slot-8": "left"}
+    assert "gave back places in the fleet budget that were nobody's" in said
+    assert "a node keeps our taint and its place in the fleet budget, and has no agent" in said
+
+
+@pytest.mark.control_plane
+def test_a_sweep_gives_back_what_a_node_that_is_gone_has_left(budget: Fleet) -> None:
+    """Where the garbage collector has not, for a place of which nobody is the owner."""
+    lease = {"metadata": {"name": "slot-3"}, "spec": {"holderIdentity": "gone"}}
+    lease["metadata"]["labels"] = {f"{P}/holder": "gone"}  # type: ignore[assignment]
+    assert budget.plane.request("POST", SLOTS, lease).status == 201
+
+    code, _, said = budget.sweep()
+
+    assert (code, held(budget)) == (0, {}), said
+
+
+@pytest.mark.control_plane
+def test_a_sweep_goes_on_where_it_may_not_see_the_places(budget: Fleet) -> None:
+    """As with the roles of a release before."""
+    budget.add("well")
+    role = ("-n", "gpu-healthcheck-budget", "rolebinding/gpu-healthcheck-sweeper")
+    saved = budget.plane.kubectl("get", *role, "-o", "json")
+    budget.plane.kubectl("delete", *role)
+    try:
+        eventually(lambda: "cannot list" in budget.sweep("--dry-run")[2])
+        code, printed, _ = budget.sweep("--dry-run")
+    finally:
+        budget.plane.kubectl("apply", "-f", "-", input=saved)
+
+    assert (code, "well" in printed) == (0, True)
