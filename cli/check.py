@@ -66,7 +66,7 @@ def check(
     settings, checks = _usable(names, root)
     if save_evidence and (reason := evidence_file.why_not(save_evidence)):
         _end(f"--save-evidence: {reason}")
-    host_root = root or Path(os.environ.get("HOST_ROOT", "/"))
+    host_root = _host_root(root)
     instance_type = instance_type or ("" if root else _instance_type(host_root))
     level_2 = Level2(settings.values) if dcgm_diag.LEVEL_2 in checks else None
     with _asking(host_root, settings, here=root is None) as host:
@@ -76,6 +76,8 @@ def check(
         seen = _look(asked, checks, instance_type, settings, here=root is None)
     result = judged(seen)
     show(result, as_json=as_json, verbose=verbose)
+    if root is None and os.geteuid() and result.verdict.unobserved:
+        say("this was not run as root: what could not be looked at may need that")
     if save_evidence:
         try:
             evidence_file.write(save_evidence, seen)
@@ -114,11 +116,17 @@ def _usable(names: list[str] | None, root: Path | None) -> tuple[Settings, tuple
         _end(str(error))
     if unknown := unknown_keys(directory):
         complain("check", str(unknown))
-    if root is not None and not root.is_dir():
-        _end(f"--root {root}: no such directory")
     if root is not None and dcgm_diag.LEVEL_2 in checks:
         _end(f"--root {root}: {dcgm_diag.LEVEL_2.group} tests the GPUs of this machine alone")
     return settings, checks
+
+
+def _host_root(root: Path | None) -> Path:
+    told = "HOST_ROOT" if root is None else "--root"
+    root = root or Path(os.environ.get("HOST_ROOT", "/"))
+    if not root.is_dir():
+        _end(f"{told} {root}: no such directory")
+    return root
 
 
 def _named(words: list[str]) -> tuple[Check, ...]:

@@ -107,7 +107,7 @@ def _read(place: str, access: Access | None) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise KubeconfigError(f"kubeconfig {place}: no kubeconfig, but a {type(content).__name__}")
+        raise KubeconfigError(f"kubeconfig {place}: it is no kubeconfig")
     return content
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping
 
 from healthcheck.checks import (
@@ -56,6 +57,8 @@ from healthcheck.checks import (
     xid,
 )
 from healthcheck.model import Check
+
+_LONGEST_NAME = 40
 
 CHECKS: tuple[Check, ...] = (
     driver.CHECK,
@@ -151,7 +154,7 @@ def checks_named(word: str) -> tuple[Check, ...]:
     Raises ValueError for another word.
     """
     if word not in _NAMED:
-        raise ValueError(f"no check {word[:40]!r}; allowed are {_listed(GROUPS.values(), (*CHECKS, *DEEP_CHECKS))}")
+        raise ValueError(_nobody(word, f"allowed are {_listed(GROUPS.values(), (*CHECKS, *DEEP_CHECKS))}"))
     return _NAMED[word]
 
 
@@ -169,10 +172,15 @@ def groups_in(checks: Iterable[Check]) -> str:
 def _light(word: str) -> tuple[Check, ...]:
     allowed = f"allowed are {_listed(_LIGHT, CHECKS)}"
     if word not in _NAMED:
-        raise ValueError(f"no check {word[:40]!r}; {allowed}")
+        raise ValueError(_nobody(word, allowed))
     if any(check.group in _DEEP for check in _NAMED[word]):
         raise ValueError(f"{word} is no light check: it needs the GPUs for itself; {allowed}")
     return _NAMED[word]
+
+
+def _nobody(word: str, allowed: str) -> str:
+    close = difflib.get_close_matches(word[:_LONGEST_NAME].lower(), _NAMED, 1)
+    return f"no check {word[:_LONGEST_NAME]!r}{f' (did you mean {close[0]}?)' if close else ''}; {allowed}"
 
 
 def _listed(groups: Iterable[str], checks: Iterable[Check]) -> str:

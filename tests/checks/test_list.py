@@ -36,13 +36,23 @@ def test_checks_are_named_by_number_group_or_name_and_keep_their_order(words: li
     assert [check.name for check in select_checks(words)] == names
 
 
-@pytest.mark.parametrize("word", ["9", "-1", "", "0-nvidia", "GPU-COUNT", "x" * 999])
-def test_another_word_is_named_with_what_is_allowed(word: str) -> None:
-    with pytest.raises(
-        ValueError, match=re.escape(f"no check {word[:40]!r}; allowed are 0, 2, 3, 7, 8, 0-nvidia-smi,")
-    ):
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [
+        ("9", ""),
+        ("-1", "1"),
+        ("", ""),
+        ("x" * 999, ""),
+        ("0-nvidia", "0-nvidia-smi"),
+        ("GPU-COUNT", "gpu-count"),
+        ("nvlinks", "nvlink"),
+    ],
+)
+def test_another_word_is_named_with_what_may_be_meant_and_what_is_allowed(word: str, near: str) -> None:
+    said = f"no check {word[:40]!r}{f' (did you mean {near}?)' if near else ''}; allowed are "
+    with pytest.raises(ValueError, match=re.escape(f"{said}0, 2, 3, 7, 8, 0-nvidia-smi,")):
         select_checks([word])
-    with pytest.raises(ValueError, match=re.escape(f"no check {word[:40]!r}; allowed are 0, 1, 2, 3, 4,")):
+    with pytest.raises(ValueError, match=re.escape(f"{said}0, 1, 2, 3, 4,")):
         checks_named(word)
 
 

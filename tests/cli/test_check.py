@@ -229,6 +229,25 @@ def test_what_can_not_be_checked_is_refused_with_what_can(words: tuple[str, ...]
     assert said in refused(*words)
 
 
+def test_a_host_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOST_ROOT", "/nowhere")
+
+    assert refused("nouveau") == "gpu-healthcheck check: HOST_ROOT /nowhere: no such directory\n"
+
+
+def test_who_is_not_root_is_told_that_it_may_matter(world: World) -> None:
+    if subprocess.run(["unshare", "--user", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this kernel lets nobody become somebody else")
+    command = ["unshare", "--user", *world.command("xid", "--json")]  # to its own eyes nobody
+    done = subprocess.run(command, env=world.environment, capture_output=True, text=True, check=False)
+    (world.host.root / "dev/kmsg").unlink()
+    blind = subprocess.run(command, env=world.environment, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert blind.returncode == 2
+    assert blind.stderr == "this was not run as root: what could not be looked at may need that\n"
+
+
 def test_the_group_without_checks_that_stands_in_the_default_is_passed_over(world: World) -> None:
     done = world.run("--json")
 

@@ -124,7 +124,7 @@ class TestOutside:
     @pytest.mark.parametrize(
         ("content", "said"),
         [
-            ("[]", "kubeconfig {}: no kubeconfig, but a list"),
+            ("[]", "kubeconfig {}: it is no kubeconfig"),
             ("[", "kubeconfig {}: while parsing a flow node"),
             ("\x00", "kubeconfig {}: unacceptable character"),
             ("current-context: a\ncontexts: 7\n", "kubeconfig {}: contexts: a list of objects is expected"),

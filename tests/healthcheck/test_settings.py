@@ -255,7 +255,7 @@ BAD = [
     ("EFA_TEST_TIMEOUT", "3m", SECONDS + "10 to 3600"),
     ("CHECKS_LIGHTWEIGHT", "0 99", "no check '99'; " + GROUPS),
     ("CHECKS_LIGHTWEIGHT", "0,2", "no check '0,2'; " + GROUPS),
-    ("CHECKS_LIGHTWEIGHT", "GPU-COUNT", "no check 'GPU-COUNT'; " + GROUPS),
+    ("CHECKS_LIGHTWEIGHT", "GPU-COUNT", "no check 'GPU-COUNT' (did you mean gpu-count?); " + GROUPS),
     ("CHECKS_LIGHTWEIGHT", "0 1 2", "1 is no light check: it needs the GPUs for itself; " + GROUPS),
     ("CHECKS_LIGHTWEIGHT", "dcgm-l4", "dcgm-l4 is no light check: it needs the GPUs for itself; " + GROUPS),
     ("CHECKS_LIGHTWEIGHT", "", "names no check that a light look runs; 0, 2, 3, 7 have some"),
