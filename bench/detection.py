@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,7 +14,7 @@ from bench.kmsg import KMSG, last_record, use_real_log
 from bench.node_watch import is_tainted, is_told
 from bench.outcome import CouldNotMeasure, Outcome, Row, percentile, summary
 from bench.program import Program
-from bench.stage import Stage
+from bench.stage import Seat, Stage
 from sim.node import SimulatedNode
 
 P50_MS, P99_MS = 20.0, 100.0
@@ -29,7 +30,7 @@ _NOTES = (
 
 
 @dataclass(frozen=True)
-class _Detection:
+class Detection:
     """Milliseconds after the record was written. `noticed` is from the agent's own log, by the wall clock."""
 
     seen: float
@@ -39,23 +40,28 @@ class _Detection:
 def measure(stage: Stage) -> Outcome:
     node = stage.make_node()
     use_real_log(node)
-    warm = [_once(stage, node, lambda _: None) for _ in range(stage.length.detections)]
-    cold = [_once(stage, node, _reconnect) for _ in range(stage.length.detections_reconnecting)]
+    warm = [detect(stage, node, lambda *_: nullcontext()) for _ in range(stage.length.detections)]
+    cold = [detect(stage, node, _reconnected) for _ in range(stage.length.detections_reconnecting)]
     rows = (
-        _row(stage, "Xid 79 in /dev/kmsg → taint seen by a watch", warm, f"p50 ≤ {P50_MS:g}, p99 ≤ {P99_MS:g} ms"),
-        _row(stage, "the same, over a new connection", cold, ""),
+        row(stage, "Xid 79 in /dev/kmsg → taint seen by a watch", warm, (P50_MS, P99_MS)),
+        row(stage, "the same, over a new connection", cold, None),
     )
     return Outcome(rows, {"connected": _stages(warm), "reconnecting": _stages(cold)}, _NOTES)
 
 
-def _row(stage: Stage, what: str, detections: list[_Detection], aim: str) -> Row:
+def row(stage: Stage, what: str, detections: list[Detection], aim: tuple[float, float] | None) -> Row:
+    """`aim`: p50 and p99 in milliseconds."""
     samples = [one.seen for one in detections]
     p50, p99 = percentile(samples, 0.50), percentile(samples, 0.99)
     figure = f"p50 {p50:.1f}, p99 {p99:.1f}, max {max(samples):.1f} ms ({len(samples)} times)"
-    return Row(what, aim, figure, stage.length.met(p50 <= P50_MS and p99 <= P99_MS) if aim else None)
+    if aim is None:
+        return Row(what, "", figure)
+    return Row(
+        what, f"p50 ≤ {aim[0]:g}, p99 ≤ {aim[1]:g} ms", figure, stage.length.met(p50 <= aim[0] and p99 <= aim[1])
+    )
 
 
-def _stages(detections: list[_Detection]) -> dict[str, Any]:
+def _stages(detections: list[Detection]) -> dict[str, Any]:
     """Where the time goes: until the agent has read, judged and remembered it, and until the write was seen."""
     return {
         "record_to_noticed_ms": summary([one.noticed for one in detections]),
@@ -63,22 +69,24 @@ def _stages(detections: list[_Detection]) -> dict[str, Any]:
     }
 
 
-def _once(stage: Stage, node: SimulatedNode, before: Callable[[Program], None]) -> _Detection:
-    """A new Node and a new agent each time: a taint comes only once."""
+def detect(
+    stage: Stage, node: SimulatedNode, beside: Callable[[Seat, Program], AbstractContextManager[None]]
+) -> Detection:
+    """Once, beside whatever else goes on. A new Node and a new agent each time: a taint comes only once."""
     seat = stage.seat(node)
     seat.remember(last_record(), time.monotonic() - _SETTLED_SECONDS)
     with stage.watch(seat) as watch, seat.run("-m", "bench.follow_program") as program:
         try:
             watch.wait_for(is_told, "a healthy agent's first verdict")
             time.sleep(random.uniform(*_REST_SECONDS))
-            before(program)
-            began, began_ns = _write_fault(node)
-            seen = watch.wait_for(is_tainted, "the taint")
-            noticed = program.logged("found") - began
+            with beside(seat, program):
+                began, began_ns = _write_fault(node)
+                seen = watch.wait_for(is_tainted, "the taint")
+                noticed = program.logged("found") - began
         except CouldNotMeasure as error:
             raise CouldNotMeasure(f"{error}\n{program.tail()}") from error
     stage.leave(seat)
-    return _Detection((seen.at_ns - began_ns) / 1e6, noticed / timedelta(milliseconds=1))
+    return Detection((seen.at_ns - began_ns) / 1e6, noticed / timedelta(milliseconds=1))
 
 
 def _write_fault(node: SimulatedNode) -> tuple[datetime, int]:
@@ -91,6 +99,8 @@ def _write_fault(node: SimulatedNode) -> tuple[datetime, int]:
     return began, began_ns
 
 
-def _reconnect(program: Program) -> None:
+@contextmanager
+def _reconnected(_: Seat, program: Program) -> Iterator[None]:
     program.ask("reconnect")
     time.sleep(0.1)
+    yield

@@ -16,6 +16,7 @@ from kubernetes.client import ApiClient
 from agent.settings import AgentSettings
 from agent.wire import Agent
 from bench.moment import age_ms
+from healthcheck.catalog.tables import read_all
 from healthcheck.cluster import Cluster, connect
 from healthcheck.log import log_as_json
 from healthcheck.memory_file import MemoryFile
@@ -39,6 +40,7 @@ class _Clocked(Telemetry):
 
 
 def main() -> None:
+    read_all()
     settings = AgentSettings()  # type: ignore[call-arg]
     log_as_json(settings.log_level)
     clients: list[ApiClient] = []

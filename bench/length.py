@@ -9,6 +9,7 @@ from dataclasses import dataclass
 class Length:
     detections: int = 200
     detections_reconnecting: int = 50
+    detections_flooded: int = 20
     cycles: int = 100
     starts: int = 20
     replay_megabytes: int = 100
@@ -40,6 +41,7 @@ HOUR = Length(window_seconds=3600.0, hour=True)
 QUICK = Length(
     detections=8,
     detections_reconnecting=4,
+    detections_flooded=3,
     cycles=10,
     starts=3,
     replay_megabytes=10,
