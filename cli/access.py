@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated
 
 import typer
 
-from healthcheck.cluster import Cluster, connect
+from healthcheck.cluster import Cluster, connect, refuse_to_read
 from healthcheck.kubeconfig import Access
 
 Context = Annotated[str, typer.Option("--context", metavar="NAME", help="Of the kubeconfig; default: its current one.")]
@@ -16,6 +17,6 @@ Kubeconfig = Annotated[
 ]
 
 
-def cluster_of(access: Access) -> Cluster:
-    """Raises ClusterError."""
-    return Cluster(partial(connect, access))
+def cluster_of(access: Access, pass_over: Callable[[str], None] = refuse_to_read) -> Cluster:
+    """`pass_over` is told which object of a listing nobody can read. Raises ClusterError."""
+    return Cluster(partial(connect, access), pass_over)

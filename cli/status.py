@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import partial
 from itertools import groupby
 from typing import Annotated, Any, TypeVar
 
@@ -34,6 +35,8 @@ from healthcheck.streams import complain, write_json
 T = TypeVar("T")
 COULD_NOT_LOOK = 2
 _REFRESH_SECONDS = 5.0
+_MOST = 10**9
+"""More than any setting that is read here allows."""
 _NOT_YET = "nobody found it idle, or its turn has not come; `gpu-healthcheck sweep --dry-run` says which"
 GPU_NODES = (
     STATUS,
@@ -93,6 +96,8 @@ class Row:
 class Fleet:
     budget: Budget
     nodes: list[Row]
+    passed_over: list[str]
+    """The objects that nobody can read, and why."""
 
 
 def status(
@@ -103,28 +108,31 @@ def status(
 ) -> None:
     """Show every GPU node, worst first. Exit code: 0, or 2 when the cluster could not be read."""
     try:
-        cluster = cluster_of(Access(kubeconfig, context))
+        unread: list[str] = []
+        read = partial(read_fleet, cluster_of(Access(kubeconfig, context), unread.append), unread)
         if watch:
-            _watch(cluster)
+            _watch(read)
         elif output is Output.JSON:
-            write_json(asdict(read_fleet(cluster)), indent=2)
+            write_json(asdict(read()), indent=2)
         else:
-            Screen().print(_page(read_fleet(cluster)))
+            Screen().print(_page(read()))
     except ClusterError as error:
         complain("status", str(error))
         raise typer.Exit(COULD_NOT_LOOK) from None
 
 
-def read_fleet(cluster: Cluster) -> Fleet:
-    """Every GPU node, worst first, and the places that may be tainted."""
+def read_fleet(cluster: Cluster, unread: list[str]) -> Fleet:
+    """Every GPU node, worst first, and the places that may be tainted. `unread`: what the cluster passes over."""
+    unread.clear()
     nodes = {node.name: node for selector in GPU_NODES for node in cluster.list_nodes(selector)}
-    beats = _allowed(cluster.list_heartbeats)
     now, config = datetime.now(UTC), _allowed(cluster.read_config)
+    beats = _allowed(partial(cluster.list_heartbeats, now))
     interval = timedelta(seconds=_number(config, "DCGM_L2_INTERVAL", "dcgm_l2_interval_seconds") or 0)
     rows = [_row(node, (beats or {}).get(node.name), interval, now) for node in nodes.values()]
     order = {word.value: place for place, word in enumerate(_WORST_FIRST)}
     rows.sort(key=lambda row: (order.get(row.status, len(order)), row.node))
-    return Fleet(_budget(cluster, config, None if beats is None else len(beats)), rows)
+    places = _budget(cluster, config, None if beats is None else len(beats))
+    return Fleet(places, rows, list(dict.fromkeys(unread)))
 
 
 def _budget(cluster: Cluster, config: Mapping[str, str] | None, fleet: int | None) -> Budget:
@@ -138,9 +146,10 @@ def _number(config: Mapping[str, str] | None, key: str, setting: str) -> int | N
     """A setting of the ConfigMap; None where the agents go by what only they know: the last good value."""
     default = NodeSettings.model_fields[setting].default
     try:
-        return None if config is None else int(config.get(key, default))
+        number = None if config is None else int(config.get(key, default))
     except ValueError:
         return None
+    return number if number is None or 0 <= number <= _MOST else None
 
 
 def _allowed(ask: Callable[[], T]) -> T | None:
@@ -189,13 +198,13 @@ def _released(record: Mapping[str, Any]) -> str:
     return f"by {told.get('by')} at {told.get('at')}: {told.get('reason')}" if isinstance(told, dict) else ""
 
 
-def _watch(cluster: Cluster) -> None:
-    with Live(_page(read_fleet(cluster)), console=Screen(), auto_refresh=False) as live:
+def _watch(read: Callable[[], Fleet]) -> None:
+    with Live(_page(read()), console=Screen(), auto_refresh=False) as live:
         try:
             while True:
                 time.sleep(_REFRESH_SECONDS)
                 try:
-                    live.update(_page(read_fleet(cluster)), refresh=True)
+                    live.update(_page(read()), refresh=True)
                 except ClusterError as error:
                     live.console.print(Text(f"{datetime.now(UTC):%H:%M:%S} {error}", "yellow"))
         except KeyboardInterrupt:
@@ -215,6 +224,8 @@ def _budget_words(fleet: Fleet) -> Iterator[Text]:
     for why, rows in groupby(sorted(fleet.nodes, key=lambda row: row.overdue), key=lambda row: row.overdue):
         if why:
             yield Text(f"\noverdue for a deep test: {', '.join(row.node for row in rows)}: {why}", "magenta")
+    for what in fleet.passed_over:
+        yield Text(f"\npassed over: {what}", "magenta")
 
 
 def _table(rows: list[Row]) -> Table:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import urllib3
@@ -25,6 +25,7 @@ from healthcheck.gpu_resources import GpuPod, gpu_pod, offered, whole_quantity
 from healthcheck.job_template import COMPONENT_LABEL, account_of
 from healthcheck.kubeconfig import Access, KubeconfigError, choose
 from healthcheck.model import PREFIX
+from healthcheck.moments import is_future, moment
 from healthcheck.node import (
     CONDITION,
     EFA_RESOURCE,
@@ -41,6 +42,7 @@ from healthcheck.pod_state import PodState, pod_state
 from healthcheck.printable import printable
 from healthcheck.run import TESTED_NODE, TOLD, JobState
 
+T = TypeVar("T")
 Parse = Callable[[bytes], Any]
 
 NAMESPACE, BUDGET_NAMESPACE = "gpu-healthcheck", "gpu-healthcheck-budget"
@@ -54,6 +56,10 @@ _LONGEST_LINE = 8 << 20
 _LONGEST_MESSAGE = 500
 _PAGE = 500
 _MOST_CLASSES = 1000
+LONGEST_BEAT_SECONDS = 3 * 86400
+"""Three of the longest intervals that an agent can be told to look in."""
+_ODD = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
+"""What reading an object raises whose shape or values nobody thought of."""
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
 _JOBS = "/apis/batch/v1/namespaces/{}/jobs"
 JOB_LABEL, _JOB_UID_LABEL = "batch.kubernetes.io/job-name", "batch.kubernetes.io/controller-uid"
@@ -155,11 +161,22 @@ def connect(access: Access | None = None) -> ApiClient:
     return client
 
 
-class Cluster:
-    """Requests, each with a deadline, raising ClusterError. Safe to use from several threads."""
+def refuse_to_read(what: str) -> None:
+    """Of whoever has no use for a listing with a gap."""
+    raise ClusterError(f"an object that nobody can read: {what}")
 
-    def __init__(self, connector: Callable[[], ApiClient] = connect) -> None:
+
+class Cluster:
+    """Requests, each with a deadline, raising ClusterError. Safe to use from several threads.
+
+    `pass_over` is told which object of a listing nobody can read, and why; without it, a listing with one is an error.
+    """
+
+    def __init__(
+        self, connector: Callable[[], ApiClient] = connect, pass_over: Callable[[str], None] = refuse_to_read
+    ) -> None:
         self._connector = connector
+        self._pass_over = pass_over
         self._client = connector()
 
     def read_node(self, name: str) -> NodeState:
@@ -234,8 +251,8 @@ class Cluster:
         """The places that are taken, all or by that node, in pages."""
         marks = f"{holder_label(node_name)},{former_holder_label(node_name)}"
         selector = f"{_HOLDER} in ({marks})" if node_name else ""
-        for lease in self._pages(_LEASES.format(BUDGET_NAMESPACE), "leases", {"labelSelector": selector}):
-            slot = _slot(lease)
+        leases = self._pages(_LEASES.format(BUDGET_NAMESPACE), "leases", {"labelSelector": selector})
+        for slot in self._each("leases", leases, _slot):
             if node_name in ("", slot.holder):
                 yield slot
 
@@ -305,24 +322,21 @@ class Cluster:
 
     def list_nodes(self, label_selector: str = "") -> Iterator[NodeState]:
         """Every node that the selector allows, in pages; who wrote its labels is not among what is read."""
-        for node in self._pages("/api/v1/nodes", "nodes", {"labelSelector": label_selector}, node_page().validate_json):
-            yield node_state(node)
+        nodes = self._pages("/api/v1/nodes", "nodes", {"labelSelector": label_selector}, node_page().validate_json)
+        yield from self._each("nodes", nodes, node_state)
 
-    def list_heartbeats(self) -> dict[str, Heartbeat]:
-        """The heartbeat of each node's agent, by node name."""
-        beats = {}
-        for lease in self._pages(_LEASES.format(NAMESPACE), "leases", {}):
-            spec = lease.get("spec") or {}
-            if spec.get("renewTime"):
-                renewed = datetime.fromisoformat(spec["renewTime"])
-                beats[lease["metadata"]["name"]] = Heartbeat(renewed, spec.get("leaseDurationSeconds") or 0)
-        return beats
+    def list_heartbeats(self, now: datetime) -> dict[str, Heartbeat]:
+        """The heartbeat of each node's agent, by node name; one that nobody can have beaten by now is passed over."""
+        leases = self._pages(_LEASES.format(NAMESPACE), "leases", {})
+        beats = self._each("leases", leases, lambda lease: _heartbeat(lease, now))
+        return {name: beat for name, beat in beats if beat is not None}
 
     def list_gpu_pods(self, node_name: str = "") -> Iterator[GpuPod]:
         """The pods of all namespaces that hold GPUs on a node, or on that one, in pages."""
         at_work = f"{_AT_WORK},spec.nodeName={node_name}" if node_name else _AT_WORK
-        for pod in self._pages("/api/v1/pods", "pods", {"fieldSelector": at_work}, pod_page().validate_json):
-            if (held := gpu_pod(pod)) is not None:
+        pods = self._pages("/api/v1/pods", "pods", {"fieldSelector": at_work}, pod_page().validate_json)
+        for held in self._each("pods", pods, gpu_pod):
+            if held is not None:
                 yield held
 
     def list_unplaced(self, namespace: str, selector: str) -> set[str]:
@@ -346,9 +360,10 @@ class Cluster:
 
     def list_jobs(self, namespace: str, selector: str) -> tuple[list[JobState], str]:
         """Those Jobs, and since when a watch has to begin so that it misses no change of them."""
-        jobs, version = [], ""
+        jobs: list[JobState] = []
+        version = ""
         for page in self._listing(_JOBS.format(namespace), "jobs", {"labelSelector": selector}):
-            jobs += [_job(job) for job in page.get("items") or []]
+            jobs += self._each("jobs", page.get("items") or [], _job)
             version = str(page.get("metadata", {}).get("resourceVersion", ""))
         return jobs, version
 
@@ -440,6 +455,16 @@ class Cluster:
             return response.data.decode("utf-8", "replace")
         except urllib3.exceptions.HTTPError as error:
             raise Unavailable(f"get pods/log: {_say(error)}") from error
+
+    def _each(self, resource: str, objects: Iterable[Mapping[str, Any]], read: Callable[[Any], T]) -> Iterator[T]:
+        """All that can be read: one object that somebody wrote oddly must not hide the others."""
+        for one in objects:
+            try:
+                told = read(one)
+            except _ODD as error:
+                self._pass_over(f"{resource} {_full_name(one)}: {_say(error)}")
+            else:
+                yield told
 
     def _pages(
         self, path: str, resource: str, query: Mapping[str, str], parse: Parse = json.loads
@@ -560,7 +585,25 @@ def _shown(condition: Mapping[str, Any]) -> dict[str, Any]:
 
 def _created(metadata: Mapping[str, Any]) -> datetime | None:
     text = metadata.get("creationTimestamp")
-    return datetime.fromisoformat(text) if text else None
+    return moment(text) if text else None
+
+
+def _full_name(one: Mapping[str, Any]) -> str:
+    metadata = one.get("metadata") or {}
+    return "/".join(str(metadata[key]) for key in ("namespace", "name") if metadata.get(key))
+
+
+def _heartbeat(lease: Mapping[str, Any], now: datetime) -> tuple[str, Heartbeat | None]:
+    """None of one that was never renewed. Raises ValueError for one that would keep its agent alive for ever."""
+    name, spec = str(lease["metadata"]["name"]), lease.get("spec") or {}
+    if not spec.get("renewTime"):
+        return name, None
+    renewed, seconds = moment(spec["renewTime"]), spec.get("leaseDurationSeconds") or 0
+    if is_future(renewed, now):
+        raise ValueError(f"renewTime {spec['renewTime']} is later than now")
+    if not isinstance(seconds, int) or not 0 <= seconds <= LONGEST_BEAT_SECONDS:
+        raise ValueError(f"leaseDurationSeconds {seconds!r}: at most {LONGEST_BEAT_SECONDS} are a heartbeat")
+    return name, Heartbeat(renewed, seconds)
 
 
 def _job(job: Mapping[str, Any]) -> JobState:

@@ -46,7 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
     try:
-        sweep = Sweep(Cluster(partial(connect, _access(options))), cluster_values(settings.config_dir))
+        cluster = Cluster(partial(connect, _access(options)), _pass_over)
+        sweep = Sweep(cluster, cluster_values(settings.config_dir))
         plan = sweep.plan()
         if options.dry_run:
             screen = Screen()
@@ -80,6 +81,10 @@ def _access(options: argparse.Namespace) -> Access | None:
 
 def _stop(*_: object) -> None:
     raise Stopped
+
+
+def _pass_over(what: str) -> None:
+    log.warning("passed over: nobody can read it", what=what)
 
 
 def _tell(plan: Plan) -> None:

@@ -137,7 +137,7 @@ class Sweep:
         """Jobs come last: of a run that is on its Node in this look, the Job is there by then."""
         tolerated = tolerations(self._template)
         slots = self._slots()
-        beats = self._cluster.list_heartbeats()
+        beats = self._cluster.list_heartbeats(_now())
         self._heard = {name: beat.renewed + timedelta(seconds=beat.seconds) for name, beat in beats.items()}
         candidates, marked, holders, now = [], [], {}, _now()
         for node in self._cluster.list_nodes():

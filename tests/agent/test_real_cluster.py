@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,7 @@ pytestmark = pytest.mark.control_plane
 
 ERROR = "GPU has fallen off the bus."
 SPOT = {"key": "example.com/spot", "value": "true", "effect": "NoSchedule"}
+Json = dict[str, Any]
 Story = Callable[[ControlPlane, World], None]
 
 
@@ -105,6 +108,51 @@ def a_release_by_kubectl_label_is_taken_and_its_place_given_back(plane: ControlP
     assert len(world.events("Released")) == 1
 
 
+def a_release_is_seen_though_nobody_is_noted_for_it(plane: ControlPlane, world: World) -> None:
+    world.host.xid(3, 79, ERROR)
+    world.wait_for_status("fail")
+    world.cluster.edit({"metadata": {"managedFields": [{}]}})
+    plane.kubectl("label", "node", world.cluster.name, f"{P}/status=pass", "--overwrite")
+    node = world.wait(lambda node: node.status == "pass" and not node.tainted)
+
+    assert (node.record["released"]["by"], node.findings) == ("a person", {})
+
+
+def no_word_of_the_future_hides_a_later_fault(plane: ControlPlane, world: World) -> None:
+    world.host.xid(3, 79, ERROR)
+    before = world.wait_for_status("fail")
+    finding = before.findings["Xid79"]
+    ahead = "9998-01-01T00:00:00Z"
+    row = {"reason": "Xid79", "subject": finding["subject"], "boot_id": before.record["boot_id"], "last_seen": ahead}
+    word = {"by": "x", "reason": "x", "at": ahead, "findings": [{**row, "cursor": 10**15}, {**row, "cursor": None}]}
+    checks = [{"check": "4-dcgm-diag-l4", "status": "pass", "severity": "PASS"}]
+    passed = {"schema": 1, "timestamp": ahead, "started": ahead, "status": "pass", "severity": "PASS", "checks": checks}
+    told = {f"{P}/release": json.dumps(word), f"{P}/quarantine-result": json.dumps(passed)}
+    world.cluster.edit({"metadata": {"annotations": told}})
+    world.wait_for_status("pass")
+
+    world.host.xid(3, 79, ERROR)
+    assert world.wait_for_status("fail").tainted
+    world.restart()
+    world.host.xid(5, 79, ERROR)
+    world.wait(lambda node: len(node.record.get("findings", [])) == 2)
+
+
+def a_time_that_cannot_be_held_is_refused_and_told(plane: ControlPlane, world: World) -> None:
+    world.host.xid(3, 79, ERROR)
+    world.wait_for_status("fail")
+    word = {"by": "x", "reason": "x", "at": "0001-01-01T00:00:00+23:59", "findings": []}
+    held = {"kind": "l2", "holder": "x", "until": "9999-12-31T23:59:59-23:59"}
+    told = {f"{P}/release": json.dumps(word), f"{P}/run": json.dumps(held)}
+    world.cluster.edit({"metadata": {"annotations": told}})
+
+    wanted = {f"annotation {key}" for key in told}
+    eventually(lambda: wanted <= {one["message"].partition(":")[0] for one in world.events("BadAnnotation")})
+    world.restart().wait_for_looks()
+    node = world.wait(lambda node: f"{P}/release" not in node.object["metadata"]["annotations"])
+    assert (node.status, node.tainted) == ("fail", True)
+
+
 def a_release_by_command_is_waited_for(plane: ControlPlane, world: World) -> None:
     world.host.xid(3, 79, ERROR)
     world.wait_for_status("fail")
@@ -170,6 +218,9 @@ STORIES = (
     a_healthy_node_passes_and_its_lease_is_owned_by_it,
     a_fault_is_seen_with_kubectl_and_ends_with_a_reboot,
     a_release_by_kubectl_label_is_taken_and_its_place_given_back,
+    a_release_is_seen_though_nobody_is_noted_for_it,
+    no_word_of_the_future_hides_a_later_fault,
+    a_time_that_cannot_be_held_is_refused_and_told,
     a_release_by_command_is_waited_for,
     a_startup_taint_is_taken_away_with_the_first_good_look,
     a_place_of_a_node_of_before_goes_with_it,

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from healthcheck.change import Rules, plan
+from healthcheck.cluster import Cluster
+from healthcheck.memory import Memory
+from healthcheck.model import Outcome
+from healthcheck.record import Identity, render
+from healthcheck.run import Kind, Run, take
 from healthcheck.uninstall import DELETE_REST, STOP
+from healthcheck.verdict import decide
 from sim.control_plane import MANIFESTS, ControlPlane
-from tests.cli.cluster import SPOT, Json, P, run
+from tests.cli.cluster import SPOT, Json, P, client, run
 
 pytestmark = pytest.mark.control_plane
 
@@ -114,6 +122,56 @@ def test_a_cordon_that_a_person_set_after_ours_is_his(plane: ControlPlane) -> No
 
     after = node(plane, FAILED)
     assert (after["spec"]["unschedulable"], is_clean(after)) == (True, True)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["ours", "a person's after it"])
+def test_a_cordon_that_nobody_is_noted_for_stays(plane: ControlPlane, again: bool) -> None:
+    as_our_programs_do(plane, FAILED, cordon=True)
+    # Whoever may patch the Node can do this, and what is written after it goes unnoted until somebody applies.
+    change(plane, FAILED, {"metadata": {"managedFields": [{}]}}, "anybody")
+    if again:
+        plane.kubectl("uncordon", FAILED)
+        plane.kubectl("cordon", FAILED)
+
+    released = run(plane.kubeconfig, "release", FAILED, "--reason", "x", "--no-wait")
+    assert "stays cordoned: nothing on it tells who cordoned it" in released.stdout
+    assert uninstall(plane, "--yes").returncode == 0
+
+    after = node(plane, FAILED)
+    assert after["spec"]["unschedulable"] is True
+    assert P not in json.dumps(after["metadata"].get("annotations", {}))
+
+
+def owners(one: Json, *path: str) -> list[str]:
+    """Who is noted for that field."""
+    return [entry["manager"] for entry in one["metadata"].get("managedFields", []) if _has(entry["fieldsV1"], path)]
+
+
+def _has(fields: Any, path: tuple[str, ...]) -> bool:
+    return not path or (path[0] in fields and _has(fields[path[0]], path[1:]))
+
+
+def test_our_writes_leave_the_owners_of_what_they_leave_as_it_is(plane: ControlPlane) -> None:
+    """The label and the cordon are a person's, and equal to what our own patches would say."""
+    cluster = Cluster(lambda: client(plane.kubeconfig))
+    plane.kubectl("cordon", FAILED)
+    plane.kubectl("label", "node", FAILED, f"{P}/status=pass", f"{P}/severity=PASS")
+    now = datetime.now(UTC)
+    test = Run(Kind.QUARANTINE, "gpu-quarantine-x", now + timedelta(hours=1))
+
+    taken = take(cluster.read_node(FAILED), test, now)
+    assert taken is not None
+    cluster.patch_node(FAILED, taken)
+    verdict, memory = decide(Memory(), [Outcome("xid", "0-nvidia-smi")]), Memory()
+    told = render(verdict, memory, Identity(FAILED), now)
+    change_of_ours = plan(verdict, told, cluster.read_node(FAILED), Rules(), now)
+    assert change_of_ours.patch is not None
+    cluster.patch_node(FAILED, change_of_ours.patch)
+    after = node(plane, FAILED)
+
+    assert owners(after, "f:metadata", "f:annotations", f"f:{P}/results") == ["gpu-healthcheck"]
+    assert owners(after, "f:metadata", "f:labels", f"f:{P}/status") == ["kubectl-label"]
+    assert owners(after, "f:spec", "f:unschedulable") == ["kubectl"]
 
 
 def test_a_release_lifts_our_cordon(plane: ControlPlane) -> None:
