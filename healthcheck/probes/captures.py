@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from healthcheck.model import Now
 from healthcheck.probes.capture_bytes import CaptureError
 from healthcheck.probes.kernel_log import Record
-from healthcheck.probes.log_lines import YEARS, LogLine, Stamp, decoded, is_of_an_unknown_form, read_line
+from healthcheck.probes.log_lines import YEARS, LogLine, Stamp, decoded, is_of_an_unknown_form, read_alone, read_line
 from healthcheck.probes.printk import Joiner, Told, messages
 
 MARKS = (b"NVRM", b"SXid", b"nvidia-nvswitch")
@@ -25,9 +25,6 @@ _MARKS_IN_JSON = (b"[78,86,82,77,", b"[ 78, 86, 82, 77,")
 _BOOT_MARKS = (b"Linux version ", b"-- Boot ", b"-- Reboot ")
 _JOURNAL_BOOT = re.compile(r"-- (?:Boot (?P<id>[0-9a-f]{32})|Reboot) --\Z")
 _BANNER = re.compile(r"Linux version \d")
-_UNPREFIXED = re.compile(r"(?:kernel: )?(?=NVRM: |nvidia-nvswitch\d{0,4}: SXid |Linux version \d)")
-"""A message alone, or with the tag that is left where somebody cut time and host off a journal."""
-
 _TAG = b" kernel"
 SAMPLE_BYTES = 8192
 MOST_SEARCHED = 10_000
@@ -290,11 +287,17 @@ class KernelLogReader:
         self._direction.follow(line.stamp)
         self._mind_the_boot(line)
         moment = self.clock.read(line.stamp)
-        if line.kernel and marked:
-            for text in messages(line.text):
-                self._tell(self._joiner.add(replace(line, text=text), moment, number, decoded(raw)))
+        if line.kernel:
+            self._tell_messages(line, moment, number, decoded(raw), marked=marked)
         else:
             self._passed_over.quoted += marked
+
+    def _tell_messages(self, line: LogLine, moment: Now, number: int, shown: str, *, marked: bool) -> None:
+        if is_of_an_unknown_form(line.text):  # a prefix of its own behind the one that we know
+            self._passed_over.count_unread(line.text, f"{self._name}:{number}")
+        elif marked:
+            for text in messages(line.text):
+                self._tell(self._joiner.add(replace(line, text=text), moment, number, shown))
 
     def _take_unprefixed(self, text: str, number: int, *, marked: bool) -> None:
         journal = _JOURNAL_BOOT.match(text.rstrip())
@@ -302,11 +305,12 @@ class KernelLogReader:
             self._begin_boot(journal["id"] or "", marked=True)
         elif self._joiner.goes_on(text, number):
             return
-        elif not self._prefixed and (begin := _UNPREFIXED.match(text)):
-            self.recognised = True
-            self._mind_the_boot(LogLine(text[begin.end() :]))
-            for message in messages(text[begin.end() :]) if marked else ():
-                self._tell(self._joiner.add(LogLine(message), self.clock.now, number, text))
+        elif not self._prefixed and (line := read_alone(text)):
+            self.recognised = self.recognised or line.kernel
+            self._passed_over.refused += marked and line.refused
+            if line.kernel:
+                self._mind_the_boot(line)
+                self._tell_messages(line, self.clock.now, number, text, marked=marked)
         elif marked:
             self._passed_over.count_unread(text, f"{self._name}:{number}")
 

@@ -61,14 +61,14 @@ _DMESG = re.compile(
 )
 _SINCE_BOOT = re.compile(r" *(\d{1,10})\.(\d{6})(?: +<[^>]{1,24}>)?\Z")
 _SINCE_LINE = re.compile(r" *(?:\+\d{1,10}\.\d{6}|< *\d{1,10}\.\d{6}>)\Z")
+_CLOCK = r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)"
 _CTIME = re.compile(
-    rf"{_WEEKDAY} +(?P<month>{_MONTH}) +(?P<day>\d{{1,2}}) (?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d) "
-    r"(?P<year>\d{4})(?: +<[^>]{1,24}>)?\Z"
+    rf"{_WEEKDAY} +(?P<month>(?:{_WORD} )?{_MONTH}) +(?P<day>\d{{1,2}}) {_CLOCK} (?P<year>\d{{4}})"
+    r"(?: +<[^>]{1,24}>)?\Z"
 )
 _MINUTE = re.compile(rf"(?P<month>{_NUMBERED}|{_WORD}) ?(?P<day>\d{{1,2}}) (?P<hour>\d\d):(?P<minute>\d\d)\Z")
 
-_DATE = r"(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)[T ]"
-_CLOCK = r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)"
+_DATE = r"(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)(?P<between>[T ])"
 _ISO = re.compile(
     r"(?:<(?P<priority>\d{1,4})>)?(?P<rfc5424>1 )?(?:(?P<facility>[a-z0-9]{2,8}) *:(?P<level>[a-z]{3,7}) *: )?"
     rf"(?:{_WEEKDAY_ALONE} )?"
@@ -84,7 +84,11 @@ _SYSLOG = re.compile(
     re.DOTALL,
 )
 _UNIX = re.compile(r"(?P<seconds>\d{9,11})\.(?P<fraction>\d{6}) (?P<rest>.*)\Z", re.DOTALL)
-_TAGGED = re.compile(r"(?:(?P<host>\S{0,254}[^\s:\]]) )?(?P<tag>[^\s:]{1,128}): ?(?P<text>.*)\Z", re.DOTALL)
+_TAGGED = re.compile(
+    r"(?:(?P<host>\S{0,254}[^\s:\]]) )?(?:(?P<facility>[a-z0-9]{2,8})\.[a-z]{3,7} )?"
+    r"(?P<tag>[^\s:]{1,128}): ?(?P<text>.*)\Z",
+    re.DOTALL,
+)
 _STRUCTURED = re.compile(
     r"(?P<host>\S{1,255}) (?P<tag>\S{1,48}) \S{1,128} \S{1,32} "
     r"(?:-|(?:\[(?:[^\]\"]|\"(?:[^\"\\]|\\.){0,1024}\"){0,1024}\]){1,16})(?: \ufeff?(?P<text>.*))?\Z",
@@ -99,6 +103,11 @@ _TALOS = re.compile(
 )
 DRIVERS_OWN = re.compile(r"NVRM: |nvidia-nvswitch\d{0,4}: SXid ")
 """How each line of the driver's begins that a check reads."""
+_ALONE = re.compile(
+    r"(?:<(?P<priority>\d{1,4})>)?(?:(?P<facility>[a-z0-9]{2,8}) *:(?P<level>[a-z]{3,7}) *: )?(?:kernel: )?"
+    r"(?=NVRM: |nvidia-nvswitch\d{0,4}: SXid |Linux version \d)"
+)
+"""`dmesg -t`, perhaps with `-r` or `-x`, and a journal of which only the tag is left."""
 _LONGEST_TAG = 200
 _OWN_STAMP = re.compile(r"\[ {0,12}(\d{1,10})\.(\d{6})\]" + _CALLER + r" ?")
 
@@ -142,7 +151,8 @@ def read_line(line: bytes) -> LogLine | None:
     text = decoded(line)
     if text.startswith("{"):
         return _read_journal(text)
-    return _read_dmesg(text) or _read_dated(text) or _read_talos(text)
+    forms = (_read_dmesg, _read_iso, _read_syslog, _read_unix, _read_talos)
+    return next((found for read in forms if (found := read(text))), None)
 
 
 _TIME_OR_KERNEL = re.compile(r"\d:\d\d|\d\.\d{3}|\bkern(?:el)?\b", re.IGNORECASE)
@@ -161,6 +171,15 @@ def is_of_an_unknown_form(text: str) -> bool:
         return False
     who = _SAYS_WHO.search(before[-_LONGEST_TAG:])
     return who is None or (who["tag"] == "kernel" and not who["pid"])
+
+
+def read_alone(text: str) -> LogLine | None:
+    """A message without a time: with nothing before it, or with what is left where somebody cut time and host off."""
+    begin = _ALONE.match(text)
+    if begin is None:
+        return None
+    refused = _is_from_user_space(begin["priority"], begin["facility"])
+    return LogLine(text[begin.end() :], kernel=not refused, refused=refused)
 
 
 def decoded(line: bytes) -> str:
@@ -185,27 +204,40 @@ def _read_dmesg(text: str) -> LogLine | None:
     return LogLine(message, stamp, not refused, refused)
 
 
-def _read_dated(text: str) -> LogLine | None:
+def _read_iso(text: str) -> LogLine | None:
     found = _ISO.match(text)
-    if found is not None:
-        refused = _is_from_user_space(found["priority"], found["facility"])
-        stamp = Stamp(wall=_wall(found, zone=found["zone"] or ""))
-        if stamp.wall is None:
-            return None
-        if found["mark"] == ",":  # only dmesg writes its fraction so, and no tag behind it
-            return LogLine(_unescaped(_CALLER_FIRST.sub("", found["rest"])), stamp, not refused, refused)
-        form = _STRUCTURED if found["rfc5424"] else _TAGGED
-        return _tagged(form.match(found["rest"]), stamp, refused=refused)
+    stamp = Stamp(wall=_wall(found, zone=found["zone"] or "")) if found is not None else Stamp()
+    if found is None or stamp.wall is None:
+        return None
+    refused = _is_from_user_space(found["priority"], found["facility"])
+    if found["mark"] == ",":
+        # Python's logging writes a comma, too.
+        line = LogLine(_unescaped(_CALLER_FIRST.sub("", found["rest"])), stamp, not refused, refused)
+        return line if _is_of_dmesg(found) else None
+    form = _STRUCTURED if found["rfc5424"] else _TAGGED
+    return _tagged(form.match(found["rest"]), stamp, refused=refused)
+
+
+def _read_syslog(text: str) -> LogLine | None:
     found = _SYSLOG.match(text)
-    if found is not None:
-        stamp = _dated(found, yearless=found["year"] is None)
-        refused = _is_from_user_space(found["priority"], None)
-        return _tagged(_TAGGED.match(found["rest"]), stamp, refused=refused) if stamp.wall else None
+    stamp = _dated(found, yearless=found["year"] is None) if found is not None else Stamp()
+    if found is None or stamp.wall is None:
+        return None
+    refused = _is_from_user_space(found["priority"], None)
+    return _tagged(_TAGGED.match(found["rest"]), stamp, refused=refused)
+
+
+def _read_unix(text: str) -> LogLine | None:
     found = _UNIX.match(text)
     if found is None:
         return None
     wall = datetime.fromtimestamp(int(found["seconds"]), UTC) + timedelta(microseconds=int(found["fraction"]))
     return _tagged(_TAGGED.match(found["rest"]), Stamp(wall=wall), refused=False) if wall.year in YEARS else None
+
+
+def _is_of_dmesg(found: re.Match[str]) -> bool:
+    """Microseconds behind a comma, and a zone of numbers; no tag follows."""
+    return found["between"] == "T" and len(found["fraction"]) == 6 and (found["zone"] or "")[:1] in ("+", "-")
 
 
 def _read_talos(text: str) -> LogLine | None:
@@ -260,6 +292,7 @@ def _tagged(found: re.Match[str] | None, stamp: Stamp, *, refused: bool) -> LogL
     if found["tag"] != "kernel":
         # The driver's own word is no program's tag: whoever saved the line has left out who wrote it.
         return None if DRIVERS_OWN.match(f"{found['tag']}: {found['text']}") else LogLine("", stamp, kernel=False)
+    refused = refused or _is_from_user_space(None, found.groupdict().get("facility"))
     text = (found["text"] or "").replace("#012", "\n")  # how rsyslog writes a newline
     own = _OWN_STAMP.match(text)
     if own is not None:

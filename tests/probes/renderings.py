@@ -100,6 +100,8 @@ FORMS: dict[str, Form] = {
     "dmesg -Tx": each_line(lambda one: f"kern  :err   : [{ctime(wall(one))}] "),
     "dmesg -e": each_line(lambda one: f"[{NAMES[wall(one).month - 1]}{wall(one):%d %H:%M}] "),
     "dmesg -t": unprefixed,
+    "dmesg -rt": each_line(lambda _: "<4>"),
+    "dmesg -xt": each_line(lambda _: "kern  :warn  : "),
     "dmesg iso": each_line(lambda one: f"{wall(one):%Y-%m-%dT%H:%M:%S,%f}+00:00 "),
     "dmesg iso elsewhere": each_line(lambda one: f"{wall(one) + timedelta(hours=2):%Y-%m-%dT%H:%M:%S,%f}+02:00 "),
     "dmesg --color": each_line(lambda one: f"\x1b[32m[{since_boot(one)}] \x1b[0m\x1b[33m"),
@@ -123,14 +125,18 @@ FORMS: dict[str, Form] = {
     "journal json": journal_json,
     "talosctl dmesg": talos,
     "syslog": each_line(lambda one: f"{bsd(wall(one))} {HOST} kernel: "),
+    "syslog of busybox": each_line(lambda one: f"{bsd(wall(one))} {HOST} kern.warn kernel: [{since_boot(one)}] "),
     "syslog with a priority": each_line(lambda one: f"<4>{bsd(wall(one))} {HOST} kernel: "),
     "syslog with the kernel's stamp": each_line(lambda one: f"{bsd(wall(one))} {HOST} kernel: [{since_boot(one)}] "),
     "syslog iso": each_line(lambda one: f"{wall(one):%Y-%m-%dT%H:%M:%S.%f}+00:00 {HOST} kernel: [{since_boot(one)}] "),
     "syslog, newlines escaped": lambda one: f"{bsd(wall(one))} {HOST} kernel: {one.text.replace(chr(10), '#012')}\n",
+    "syslog rfc5424, structured": each_line(
+        lambda one: f'<4>1 {wall(one):%Y-%m-%dT%H:%M:%S.%f}Z {HOST} kernel - - [meta a="]\\"" b=""][x@1 y="["] \ufeff'
+    ),
     "syslog rfc5424": each_line(lambda one: f"<4>1 {wall(one):%Y-%m-%dT%H:%M:%S.%f}Z {HOST} kernel - - - "),
 }
 DAY = timedelta(days=1)
-WITHOUT_TIMES = {"dmesg -t"}
+WITHOUT_TIMES = {"dmesg -t", "dmesg -rt", "dmesg -xt"}
 TO_THE_MINUTE = {"dmesg -e"}
 
 

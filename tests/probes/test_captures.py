@@ -151,7 +151,7 @@ def test_any_story_read_back_is_the_story(steps: list[tuple[float, str]], name: 
     read = Reading(capture(FORMS[name], story))
 
     # Without a prefix, only what begins as the driver's lines do is known for the kernel's.
-    known = ("NVRM: ", "nvidia-nvswitch") if name == "dmesg -t" else ""
+    known = ("NVRM: ", "nvidia-nvswitch") if name in WITHOUT_TIMES else ""
     assert read.texts == [text for _, text in told if re.search("NVRM|SXid", text) and text.startswith(known)]
 
 
@@ -224,6 +224,9 @@ def test_anything_else_before_the_message_is_a_quote(line: str) -> None:
         f"2026-11-20T08:00:01Z stream Nov 20 08:00:01 host kernel: {XID}",
         f"[2026-11-20 08:00:01] [   12.000001] {XID}",
         f"2026-11-20 08:00:01 host {SWITCH}",
+        f"2026-11-20 08:00:01,123 host kernel: {XID}",
+        f"[   12.000001] [   13.000001] {XID}",
+        f"Nov 20 08:00:01 host kernel: 2026-11-20T08:00:01Z {XID}",
     ],
 )
 def test_a_line_of_the_driver_behind_an_unknown_prefix_is_counted_and_not_read(line: str) -> None:
@@ -250,6 +253,7 @@ def test_a_message_of_another_program_goes_on_below_its_own_line() -> None:
         f"12,7,1000000,-;{XID}",
         f"<12>[   12.000001] {XID}",
         f"user  :warn  : [   12.000001] {XID}",
+        f"Nov 20 08:00:01 host user.warn kernel: {XID}",
         f"daemon:warn  : [Fri Nov 20 08:00:01 2026] {XID}",
         f"<12>Nov 20 08:00:01 host kernel: {XID}",
         f"<14>1 2026-11-20T08:00:01Z host kernel - - - {XID}",
@@ -261,6 +265,13 @@ def test_another_facility_is_refused(line: str) -> None:
     read = Reading((KERNEL + line + "\n").encode())
 
     assert (read.texts, read.passed_over.refused) == ([], 1)
+
+
+@pytest.mark.parametrize("line", [f"<12>{XID}", f"user  :warn  : {XID}"])
+def test_another_facility_is_refused_without_a_time_too(line: str) -> None:
+    read = Reading((XID.replace("05:00", "06:00") + f"\n{line}\n").encode())
+
+    assert (len(read.texts), read.passed_over.refused) == (1, 1)
 
 
 def test_a_journal_of_which_only_the_tag_is_left_is_the_kernels() -> None:
@@ -342,6 +353,8 @@ def test_an_entry_of_the_journal_without_a_message_says_nothing(message: object)
     [
         "",
         "-- No entries --\n",
+        "2026-11-20 08:00:01,123 INFO hello\n",
+        "2026-11-20T08:00:01,123Z hello\n",
         "Nov 20 08:00:01 host sshd[12]: Accepted publickey\n",
         '{"cursor": 1, "text": "NVRM: Xid (PCI:0000:05:00): 79, x"}\n',
         "# a README\n\nsome words\n",
