@@ -21,7 +21,7 @@ class AgentSettings(BaseSettings):
     """The mounted ConfigMap."""
     state_dir: Path = Field(Path("/var/lib/gpu-healthcheck"), alias="STATE_DIR")
     """The node-local memory; survives the pod."""
-    metrics_port: int = Field(9633, alias="METRICS_PORT", ge=0, le=65535)
+    metrics_port: int = Field(10633, alias="METRICS_PORT", ge=0, le=65535)
     """/metrics, /healthz and /readyz; 0 takes a free port and logs it."""
     imds_endpoint: str = Field(IMDS, alias="AWS_EC2_METADATA_SERVICE_ENDPOINT")
     """The instance metadata service, under the name that the AWS SDKs use."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 NAMESPACE = "gpu-healthcheck"
 DAEMONSET = "daemonset/gpu-healthcheck-agent"
-METRICS_PORT = 9633
+METRICS_PORT = 10633
 MANIFESTS = "kubernetes/manifests/"
 GIVE_UP_SECONDS = 600
 """Nothing here asserts a time: this is when it stops to wait for what never comes. Beyond the five minutes in which

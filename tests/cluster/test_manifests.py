@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
+from agent.settings import AgentSettings
 from sim.control_plane import MANIFESTS, ControlPlane
+from sim.real_node import agent_pod
 from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -204,6 +206,17 @@ def test_who_takes_nodes_away_leaves_one_under_a_deep_test(name: str) -> None:
         "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
         "karpenter.sh/do-not-disrupt": "true",
     }
+
+
+def test_the_port_of_the_manifest_is_the_one_that_the_agent_takes() -> None:
+    (agent,) = documents("DaemonSet")
+    (container,) = agent["spec"]["template"]["spec"]["containers"]
+    port = AgentSettings.model_fields["metrics_port"].default
+
+    assert [one["containerPort"] for one in container["ports"]] == [port]
+    assert port == agent_pod.METRICS_PORT
+    for page in ("README.md", "docs/metrics.md"):
+        assert str(port) in (ROOT / page).read_text()
 
 
 def test_the_files_can_be_joined() -> None:
