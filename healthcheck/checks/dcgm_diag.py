@@ -75,6 +75,8 @@ _CAUSES = {
     124: "DcgmNoPermission",
 }
 _IN_USE = "DcgmInUse"
+_OTHERS_WORK = 25
+"""GRAPHICS_PROCESSES, in DCGM's own words: this may cause some tests to fail."""
 _OF_A_GPU_IN_USE = frozenset((51, 56, 64, 65, 66))
 """What else such a GPU brings about, in words that do not say so: calls that fail, memory that can't be had."""
 _SKIPPED_ON_PURPOSE = "DcgmTestSkipped"
@@ -214,11 +216,11 @@ def rows_of(answer: Answer) -> tuple[DiagResult, ...]:
 
 
 def devices_in_use(rows: Iterable[DiagResult]) -> DevicesInUse:
-    """Those of which a test that did not pass says that something else uses them."""
+    """Those of which a test that did not pass says that something else uses them, or has work of others on them."""
     return frozenset(
         (row.kind, row.index)
         for row in rows
-        if row.status != "pass" and any(why_not_run(error) == _IN_USE for error in row.errors)
+        if row.status != "pass" and any(why_not_run(one) == _IN_USE or one.id == _OTHERS_WORK for one in row.errors)
     )
 
 

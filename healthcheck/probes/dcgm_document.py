@@ -219,7 +219,8 @@ def _results(test: Mapping[str, Any], category: str) -> Iterator[DiagResult]:
 
 def _rows(raw: Mapping[str, Any], name: str, own_name: str) -> Iterator[DiagResult]:
     """A result, once for each device that it speaks of."""
-    status, errors = _status(raw.get("status")), _errors(raw)
+    status = _status(raw.get("status"))
+    errors = _errors(raw) or (_said_of_a_failure(raw) if status == "fail" else ())
     kind, indices = _entities(raw)
     if name == SOFTWARE and own_name.lower() != SOFTWARE:
         yield from _rows_of_software(status, tuple(_of_part(own_name, one) for one in errors), indices)
@@ -274,6 +275,13 @@ def _errors(raw: Mapping[str, Any]) -> tuple[DiagError, ...]:
     if not found and _number(raw.get("error_id")):
         found[DiagError("", *(_number(raw.get(f"error_{key}")) for key in ("id", "category", "severity")))] = None
     return tuple(found)[:_MOST_ERRORS]
+
+
+def _said_of_a_failure(raw: Mapping[str, Any]) -> tuple[DiagError, ...]:
+    """What stands in `info`, where a failure has no warning: older versions write what went wrong there."""
+    told = raw.get("info")
+    texts = [_text(one) for one in ([told] if isinstance(told, str) else _list(told))[:_MOST_ERRORS]]
+    return tuple(DiagError(text) for text in dict.fromkeys(texts) if text)
 
 
 def _entities(raw: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:

@@ -189,6 +189,34 @@ def test_what_a_gpu_in_use_brings_about_is_no_fault(shape: str, where: str) -> N
     assert (findings(one), set(causes(one))) == ({}, {"DcgmInUse"})
 
 
+@pytest.mark.parametrize("shape", [dcgm_4, dcgm_4_5])
+def test_work_of_others_on_a_gpu_is_a_use_of_it(shape: Callable[[Story], dict[str, Any]]) -> None:
+    graphics = Said("NVVS has detected processes with graphics contexts open", 25, 3, 6)
+    errors = {("software", 1): [graphics], ("memory", 1): [Said(NOT_HAD, 56, 10, 4)]}
+    one = answer(shape(Story(errors=errors)), 226, 2)
+
+    assert (findings(one), causes(one)) == ({("DcgmDiagSoftware", "gpu/1"): MONITOR}, ["DcgmInUse"])
+
+
+@pytest.mark.parametrize(
+    ("info", "found", "why"),
+    [
+        (BUSY, {}, ["DcgmInUse"]),
+        ([BUSY], {}, ["DcgmInUse"]),
+        ("Found 3 faulty memory elements on GPU 1", {("DcgmDiagMemory", "gpu/1"): ISOLATE}, []),
+        ("GPU 1 tested 93% of its memory", {("DcgmDiagMemory", "gpu/1"): RESET}, []),
+    ],
+)
+def test_a_failure_without_a_warning_says_why_in_its_info(
+    info: str | list[str], found: dict[tuple[str, str], Severity], why: list[str]
+) -> None:
+    result = {"gpu_ids": "1", "status": "Fail", "info": info}
+    tests = [{"name": "GPU Memory", "results": [result]}, {"name": "PCIe", "results": [result | {"status": "Pass"}]}]
+    one = answer({"DCGM GPU Diagnostic": {"test_categories": [{"category": "Hardware", "tests": tests}]}}, 226)
+
+    assert (findings(one), causes(one)) == (found, why)
+
+
 def test_a_gpu_in_use_excuses_no_other_gpu_and_no_error_of_its_own() -> None:
     errors = {("memory", 0): [Said(NOT_HAD, 56, 10, 4)], ("pcie", 1): [Said(BUSY, 65, 4, 4)], ("memory", 1): [FAULTY]}
     one = answer(dcgm_4(Story(errors=errors)), 205, 2)

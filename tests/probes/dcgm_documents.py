@@ -47,8 +47,16 @@ OLD_NAMES = {
     "eud": ("Stress", "EUD Test"),
     "context_create": ("Hardware", "Context Create"),
 }
-PARTS = ("Denylist", "NVML Library", "CUDA Main Library", "Permissions and OS Blocks", "Persistence Mode", "Inforom")
-PART_OF = {29: "Persistence Mode", 9: "Inforom", 22: "CUDA Main Library"}
+PARTS = (
+    "Denylist",
+    "NVML Library",
+    "CUDA Main Library",
+    "Permissions and OS Blocks",
+    "Persistence Mode",
+    "Inforom",
+    "Graphics Processes",
+)
+PART_OF = {25: "Graphics Processes", 29: "Persistence Mode", 9: "Inforom", 22: "CUDA Main Library"}
 
 
 def dcgm_2(story: Story) -> dict[str, Any]:
