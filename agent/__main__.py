@@ -8,11 +8,14 @@ import os
 import sys
 import threading
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import structlog
 import tenacity
 from pydantic import ValidationError
 
+from agent.last_failure import note_failure
 from agent.settings import AgentSettings
 from agent.wire import Agent
 from healthcheck.catalog.tables import read_all
@@ -47,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ClusterError as error:
         complain("agent", str(error))
         return COULD_NOT
-    threading.excepthook = _thread_failed
+    threading.excepthook = partial(_thread_failed, settings.state_dir)
     read_all()
     return _run(settings, cluster, stop_at_signals(), options)
 
@@ -79,7 +82,11 @@ def _run(settings: AgentSettings, cluster: Cluster, stop: threading.Event, optio
             stop.wait(_STANDBY_SECONDS)
         serving.agent.end()
     if not stop.is_set():
-        serving.agent = Agent(settings, cluster, file, telemetry, write=not options.dry_run)
+        try:
+            serving.agent = Agent(settings, cluster, file, telemetry, write=not options.dry_run)
+        except Exception as error:
+            note_failure(settings.state_dir, "main", error)
+            raise
         serving.agent.start()
         while options.once and not stop.is_set() and not serving.agent.teller.is_all_told:
             stop.wait(_ONCE_SECONDS)
@@ -126,13 +133,17 @@ def _serve(telemetry: Telemetry, port: int, serving: _Serving) -> None:
         threading.Thread(target=again, args=(try_once,), name="port", daemon=True).start()
 
 
-def _thread_failed(ended: threading.ExceptHookArgs) -> None:
-    """A thread that ended by a fault of ours would leave a blind or dumb agent: the kubelet starts a whole one."""
+def _thread_failed(state_dir: Path, ended: threading.ExceptHookArgs) -> None:
+    """A thread that ended by a fault of ours would leave a blind or dumb agent: the kubelet starts a whole one.
+
+    That one reads how often this happened, and begins without what may have caused it.
+    """
     name = ended.thread.name if ended.thread else ""
     told = (ended.exc_type, ended.exc_value, ended.exc_traceback)
     log.error("a thread failed", thread=name, exc_info=told)
     # The scheduler's may fail while it is shut down; should it ever fail else, /healthz notices.
     if name in _OURS:
+        note_failure(state_dir, name, ended.exc_value)
         sys.stderr.flush()
         os._exit(FAILED)
 

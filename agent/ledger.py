@@ -218,10 +218,11 @@ class Ledger:
         return not _only_counted(before, after) or now.monotonic - self._unsaved_since >= _MOST_UNSAVED_SECONDS
 
     def _keep(self, after: Memory) -> None:
-        """To the file, then ours: what no file could hold is never remembered, and raises.
+        """To the file, then ours. What no verdict can be made of, or no file can hold, raises and is not remembered.
 
         A disk that fails is said once, and the agent goes on in memory.
         """
+        decide(after, tuple(self._outcomes.values()))
         if self._file is not None:
             try:
                 self._file.write(after)

@@ -5,25 +5,29 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import structlog
 import tenacity
 
 from agent.access import Access
+from agent.aside import SetAside, hidden, suspects
 from agent.ledger import Ledger
 from agent.outage import Outage
 from agent.places import Places
 from agent.report import Reporter
+from agent.room import Room, without_record
 from agent.slots import Slots
 from healthcheck import record as records
 from healthcheck.budget import HELD
 from healthcheck.change import Rules, plan, wants_place
-from healthcheck.cluster import Cluster, ClusterError, Conflict, Forbidden, NotFound, Unavailable
+from healthcheck.cluster import Cluster, ClusterError, Conflict, Forbidden, NotFound, Refused, Unavailable
 from healthcheck.deep_record import passed_run, untaken
 from healthcheck.events import Event, cut, event_name, released_event, void_record
+from healthcheck.examine import failure
 from healthcheck.memory import Release
 from healthcheck.model import PREFIX, Now, Severity
 from healthcheck.node import RESULTS, SEVERITY, WATCHED_LABELS, NodeState
@@ -85,6 +89,8 @@ class Teller(threading.Thread):
         self._reporter = Reporter(
             cluster, self._access, self._outage, self._node_now, clock, how.heartbeat_seconds, slots.count
         )
+        self._room = Room()
+        self._aside = SetAside(telemetry, lambda reason, told: self.say(node_event(how.node_name, reason, told)))
         self._adopt = False
         self._released: Release | None = None
         self._complaints: tuple[str, ...] = ()
@@ -117,9 +123,18 @@ class Teller(threading.Thread):
         """The memory file was lost: take what the Node's own record still says before writing over it."""
         self._adopt = True
 
+    def readable(self, node: NodeState) -> NodeState:
+        """Without what was set aside."""
+        return self._aside.without(node)
+
+    def pass_over(self, node: NodeState, key: str, error: Exception) -> None:
+        """Set this annotation aside: reading it failed."""
+        self._aside.put(node, {key}, error)
+
     def saw(self, node: NodeState | None) -> None:
         """The watch showed the Node as it is now; None: it is gone."""
         before = self._node
+        node = self.readable(node) if node is not None else None
         if node is not None and before is not None and _older(node, before):
             return
         self._node = node
@@ -136,6 +151,7 @@ class Teller(threading.Thread):
     def beat(self) -> None:
         """A look ended: renew the heartbeat, and tell what it found."""
         self._places.ask_again()
+        self._room.look_ended()
         self._reporter.beat()
         self._wake.set()
 
@@ -160,7 +176,7 @@ class Teller(threading.Thread):
                 before_sleep=self._account_for,
                 retry_error_callback=lambda _: None,
             )
-            again(self.tell)
+            again(self._tell_somehow)
 
     def tell(self) -> None:
         """Bring the Node up to the verdict of now. Raises ClusterError; the next try computes everything anew."""
@@ -180,8 +196,37 @@ class Teller(threading.Thread):
             self.told.set()
         self._outage.back("nodes")
 
+    def _tell_somehow(self) -> None:
+        """Tell, and find out which annotation is to blame where that fails for a fault of ours."""
+        try:
+            self.tell()
+        except ClusterError:
+            raise
+        except Exception as error:
+            if not self._pass_over(error):
+                raise
+
+    def _pass_over(self, error: Exception) -> bool:
+        """Whether it can be told without one annotation, which is set aside then; else none of them is to blame."""
+        node = self._node
+        if node is None:
+            return False
+        for keys in suspects(node):
+            self._node = hidden(node, keys)
+            try:
+                self.tell()
+            except ClusterError:
+                pass  # it has come as far as the cluster
+            except Exception as again:  # noqa: BLE001 - the next suspect
+                log.debug("not this annotation alone", keys=sorted(keys), failure=failure(again))
+                continue
+            self._aside.put(node, keys, error)
+            return True
+        self._node = node
+        return False
+
     def _read(self) -> NodeState:
-        self._node = self._cluster.read_node(self._how.node_name)
+        self._node = self.readable(self._cluster.read_node(self._how.node_name))
         self._access.allow("get", "nodes")
         return self._node
 
@@ -198,7 +243,8 @@ class Teller(threading.Thread):
         wanted = wants_place(verdict, node, rules, memory)
         place = self._places.hold(node, rules.max_unhealthy_percent) if wanted and self._how.write else HELD
         record = records.render(verdict, memory, identity, now)
-        change = plan(verdict, record, node, rules, now, memory.acknowledged, place)
+        whole = self._room.as_if_there(node)
+        change = plan(verdict, record, whole, rules, now, memory.acknowledged, place)
         self._complain((*read_release(node, gestures=False)[1], *why_unread(node), *change.complaints))
         if not self._how.write:
             log.info(
@@ -209,13 +255,19 @@ class Teller(threading.Thread):
         # The taint first: it is what keeps work away. Each answer is the Node as it is after the write.
         if change.patch is not None:
             patch = change.patch
-            stands = self._access.write("nodes", lambda: self._keep(self._cluster.patch_node(node.name, patch)))
+            stands = self._access.write("nodes", partial(self._write_node, node, patch))
             if stands:
                 for event in change.events:
                     self._reporter.say(event)
                 log.info("told the node", status=verdict.status.value, severity=verdict.severity.name)
+            elif not node.tainted():
+                self._places.free(node)  # a place that no taint can be had for is another's
+        elif self._room.is_worth_a_try:
+            at_once = replace(rules, rewrite_after_seconds=0.0)
+            again = plan(verdict, record, whole, at_once, now, memory.acknowledged, place)
+            self._try_record(node, again.patch)
         if change.condition is not None:
-            condition = change.condition
+            condition = self._room.noted(change.condition)
             write = partial(self._cluster.patch_condition, node.name, condition)
             stands = self._access.write("nodes/status", lambda: self._keep(write())) and stands
         self._telemetry.withheld.set(not place.held and not node.tainted())
@@ -223,6 +275,32 @@ class Teller(threading.Thread):
         if not wanted and after is not None and not after.tainted():
             self._places.free(after)
         return stands
+
+    def _write_node(self, node: NodeState, patch: Mapping[str, Any]) -> None:
+        """All of it; where the Node has no room for that, labels and taint without the record."""
+        try:
+            self._keep(self._cluster.patch_node(node.name, patch))
+        except Refused as error:
+            self._keep(self._cluster.patch_node(node.name, without_record(patch, node)))
+            if self._room.left_out(patch):
+                log.warning("the Node takes no record; its labels and taint stand without it", answer=str(error))
+                self.say(node_event(node.name, "RecordLeftOut", f"labels and taint stand without the record: {error}"))
+        else:
+            self._room.found()
+        self._telemetry.record_left_out.set(self._room.is_full)
+
+    def _try_record(self, node: NodeState, patch: Mapping[str, Any] | None) -> None:
+        """Whether there is room again. All but the record stands already."""
+        if patch is None:
+            return
+        self._room.tried()
+        try:
+            self._keep(self._cluster.patch_node(node.name, patch))
+        except (Refused, Forbidden):
+            return
+        log.info("the Node takes the record again")
+        self._room.found()
+        self._telemetry.record_left_out.set(0)
 
     def _heed(self, node: NodeState) -> bool:
         """Take in what only the Node knows: our own lost record, a person's release, what deep runs found or passed.
@@ -262,7 +340,7 @@ class Teller(threading.Thread):
     def _keep(self, node: NodeState) -> None:
         """The answer to our write, unless the watch has already shown what came after it."""
         if self._node is None or not _older(node, self._node):
-            self._node = node
+            self._node = self.readable(node)
 
     def _adopt_record(self, node: NodeState) -> None:
         text = node.annotations.get(RESULTS)

@@ -9,6 +9,7 @@ import structlog
 import tenacity
 
 from healthcheck.cluster import Cluster, ClusterError, Unavailable
+from healthcheck.examine import failure
 from healthcheck.node import NodeState
 
 log = structlog.get_logger()
@@ -34,7 +35,8 @@ class Watcher(threading.Thread):
     def run(self) -> None:
         while not self._stopping.is_set():
             again = tenacity.Retrying(
-                retry=tenacity.retry_if_exception_type(ClusterError),
+                # A Node that nobody can read is shown again at its next change, which must not find us gone.
+                retry=tenacity.retry_if_exception_type(Exception),
                 wait=_pause,
                 sleep=tenacity.sleep_using_event(self._stopping),
                 stop=tenacity.stop_when_event_set(self._stopping),
@@ -60,4 +62,8 @@ def _pause(state: tenacity.RetryCallState) -> float:
 
 def _say(state: tenacity.RetryCallState) -> None:
     if state.attempt_number == 1 and state.outcome:
-        log.warning("the watch on the node broke off", error=str(state.outcome.exception()))
+        error = state.outcome.exception()
+        told = str(error)
+        if isinstance(error, Exception) and not isinstance(error, ClusterError):
+            told = failure(error)
+        log.warning("the watch on the node broke off", error=told)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ import structlog
 from agent.cycle import Cycle, Expectations, Sources
 from agent.deep import WAITS, DeepTests, Doors, Pace, Waits, is_absent
 from agent.follow import Follower
+from agent.last_failure import forget_failure, read_failure
 from agent.ledger import Ledger, event_checks
 from agent.marks import OwnNode
 from agent.runs import Runs
@@ -29,7 +31,7 @@ from healthcheck.idle import Idleness
 from healthcheck.memory import Memory
 from healthcheck.memory_file import MemoryFile, MemoryFileError
 from healthcheck.model import Host, Probe, ProbeError, Severity
-from healthcheck.node import NodeState
+from healthcheck.node import RUN, NodeState
 from healthcheck.probes.dcgm import Dcgm, level_2_patience_seconds
 from healthcheck.probes.kernel_log import KERNEL_FACILITY, boot_id
 from healthcheck.probes.libfabric import Libfabric
@@ -46,6 +48,9 @@ from healthcheck.verdict import worst
 log = structlog.get_logger()
 
 _MOST_INTERVALS_SILENT = 3
+_MOST_FAILURES = 2
+_WELL_SECONDS = 3600.0
+"""An agent that lived so long was not ended by what it began with."""
 _FIRST_SIGHT_SECONDS = 1.0
 """How long the first look waits for the watch; without the API server it looks all the same."""
 
@@ -65,7 +70,11 @@ class Agent:
         waits: Waits = WAITS,
     ) -> None:
         self.settings = settings
+        self._began = time.monotonic()
+        self._may_have_failed = write and file is not None
         root = settings.host_root
+        # Kept where standby, which has no file, comes before.
+        aside = _set_aside_after_failures(file, telemetry) if file is not None else ""
         memory, lost, damage = _remember(file, settings, telemetry)
         self.ledger = Ledger(memory, file, telemetry, clock.now, self._hurry)
         self.sources = Sources(Driver(root), Libfabric(root), RuntimeStatus(root))
@@ -96,6 +105,8 @@ class Agent:
             self.teller.adopt_from_node()
         if damage:
             self._say("MemoryUnreadable", damage)
+        if aside:
+            self._say("MemorySetAside", aside)
         self.watcher = Watcher(cluster, settings.node_name, self._saw)
         self.schedule = Schedule(
             self.look, lambda: self.cycle.settings.values.check_interval_seconds, settings.config_dir
@@ -127,6 +138,9 @@ class Agent:
             # The Node's labels say which type this is, and whether somebody is changing the driver.
             self.teller.seen.wait(_FIRST_SIGHT_SECONDS)
         again_seconds = self.cycle.run()
+        if self._may_have_failed and time.monotonic() - self._began > _WELL_SECONDS:
+            self._may_have_failed = False
+            forget_failure(self.settings.state_dir)
         self.teller.beat()
         return again_seconds
 
@@ -159,7 +173,13 @@ class Agent:
             log.warning("a process stuck in the driver is left behind", pid=pid)
 
     def _saw(self, node: NodeState | None) -> None:
-        self.runs.saw(node)
+        seen = self.teller.readable(node) if node is not None else None
+        try:
+            self.runs.saw(seen)
+        except Exception as error:
+            if seen is None:
+                raise
+            self.teller.pass_over(seen, RUN, error)
         self.teller.saw(node)
 
     def _deep_tests(self, cluster: Cluster, telemetry: Telemetry, waits: Waits) -> DeepTests:
@@ -219,6 +239,21 @@ class Agent:
     def _say(self, reason: str, message: str) -> None:
         event: Event = node_event(self.settings.node_name, reason, message)
         self.teller.say(event)
+
+
+def _set_aside_after_failures(file: MemoryFile, telemetry: Telemetry) -> str:
+    """Begin without a memory that may be what ended the agent twice in the same way. What was done; '' for nothing.
+
+    What stood comes back from the Node's own record and the kernel's log.
+    """
+    last = read_failure(file.directory)
+    if last.times < _MOST_FAILURES:
+        return ""
+    where = file.set_aside("after-failures")
+    telemetry.set_aside.labels("memory").inc()
+    told = f"the agent ended {last.times} times in a row by {last.words}; its memory: {where}"
+    log.error("the memory is set aside", failure=last.words, times=last.times, memory=where)
+    return told
 
 
 def _remember(file: MemoryFile | None, settings: AgentSettings, telemetry: Telemetry) -> tuple[Memory, bool, str]:

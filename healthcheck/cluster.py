@@ -55,6 +55,8 @@ _WATCH_SECONDS = (3300, 3900)
 _LONGEST_LINE = 8 << 20
 _LONGEST_MESSAGE = 500
 _PAGE = 500
+_TOO_LARGE = ("etcdserver: request is too large", "trying to send message larger than max")
+"""How the API server says, as an error of its own (500), that the store never takes so large an object."""
 _MOST_CLASSES = 1000
 LONGEST_BEAT_SECONDS = 3 * 86400
 """Three of the longest intervals that an agent can be told to look in."""
@@ -551,6 +553,8 @@ class Cluster:
                 raise Conflict(message)
             case 429:
                 raise Unavailable(message, _retry_after(response))
+            case 500 if any(word in message for word in _TOO_LARGE):
+                raise Refused(message)
             case status if status >= 500 or status == 410:
                 raise Unavailable(message, _retry_after(response))
         raise Refused(message)

@@ -1,0 +1,54 @@
+"""What last ended the agent by a fault of ours, and how often in a row: a file beside the memory."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+from healthcheck.printable import printable
+
+_LONGEST = 4096
+
+
+@dataclass(frozen=True)
+class LastFailure:
+    """`words` name the failure and the line of ours where it came up, so that the next one can be told from it."""
+
+    words: str = ""
+    times: int = 0
+
+
+def read_failure(directory: Path) -> LastFailure:
+    """The last one; none where nobody can read it."""
+    try:
+        with _file(directory).open("rb") as file:
+            content = json.loads(file.read(_LONGEST))
+        return LastFailure(printable(str(content["words"])), int(content["times"]))
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
+        return LastFailure()
+
+
+def note_failure(directory: Path, thread: str, error: BaseException | None) -> None:
+    """Count it. A disk that takes nothing must not hide the failure itself."""
+    last = traceback.extract_tb(error.__traceback__, limit=-1) if error is not None else []
+    where = "".join(f" at {Path(frame.filename).name}:{frame.lineno}" for frame in last)
+    words = f"thread {thread}: {type(error).__name__}{where}"
+    before = read_failure(directory)
+    times = before.times + 1 if before.words == words else 1
+    new = _file(directory).with_suffix(".new")
+    try:
+        # The next process of this machine reads it, also where the disk has not got it yet.
+        new.write_text(json.dumps({"words": words, "times": times}))
+        new.replace(_file(directory))
+    except OSError:
+        return
+
+
+def forget_failure(directory: Path) -> None:
+    _file(directory).unlink(missing_ok=True)
+
+
+def _file(directory: Path) -> Path:
+    return directory / "failure.json"

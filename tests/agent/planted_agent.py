@@ -1,0 +1,65 @@
+"""`PLANT=… python -m tests.agent.planted_agent`: the agent with one fault of ours, which nothing else provokes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import pytest
+
+from agent.__main__ import main
+from healthcheck.checks import gpu_count
+from healthcheck.deep_record import untaken
+from healthcheck.run import run_on
+from healthcheck.verdict import decide
+
+POISON = "poison"
+PLANTER = pytest.MonkeyPatch()
+
+
+def stumble() -> NoReturn:
+    raise ValueError(f"over {POISON}")
+
+
+def in_the_verdict() -> None:
+    """No verdict can be made of such a finding."""
+
+    def planted(memory: Any, outcomes: Any) -> Any:
+        if any(POISON in one.finding.detail for one in memory.standing):
+            stumble()
+        return decide(memory, outcomes)
+
+    PLANTER.setattr("agent.ledger.decide", planted)
+
+
+def in_a_deep_record() -> None:
+    def planted(node: Any, taken: Any) -> Any:
+        if any(POISON in text for text in node.annotations.values()):
+            stumble()
+        return untaken(node, taken)
+
+    PLANTER.setattr("agent.tell.untaken", planted)
+
+
+def in_a_run() -> None:
+    def planted(node: Any, now: Any) -> Any:
+        if any(POISON in text for text in node.annotations.values()):
+            stumble()
+        return run_on(node, now)
+
+    PLANTER.setattr("agent.runs.run_on", planted)
+
+
+def in_a_check() -> None:
+    def planted(*_: Any) -> Iterator[Any]:
+        stumble()
+        yield
+
+    object.__setattr__(gpu_count.CHECK, "judge", planted)
+
+
+if __name__ == "__main__":
+    {one.__name__: one for one in (in_the_verdict, in_a_deep_record, in_a_run, in_a_check)}[os.environ["PLANT"]]()
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""A fault of ours, planted in the real agent: it is named, it hides nothing, and it ends no agent for ever."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.agent import planted_agent
+from tests.agent.world import P, World
+from tests.waiting import eventually
+
+ERROR = "GPU has fallen off the bus."
+
+
+@pytest.fixture
+def planted(world: World) -> World:
+    world.program = planted_agent.__name__
+    world.configure(CHECK_INTERVAL="10")
+    return world
+
+
+def test_a_check_that_fails_is_unknown_and_the_others_still_taint(planted: World) -> None:
+    agent = planted.start(PLANT="in_a_check")
+    node = planted.wait_for_status("unknown")
+    assert node.causes == {"CheckFailed"}
+    assert not node.tainted
+
+    planted.host.xid(3, 79, ERROR)
+    assert planted.wait_for_status("fail").tainted
+    agent.wait_for_looks(2)
+    assert agent.metric("check_failures_total{gpu-count}") >= 2
+    assert len(agent.logged("a check failed; it counts as could-not-look")) == 1
+
+
+@pytest.mark.parametrize(("plant", "key"), [("in_a_deep_record", "sweep-result"), ("in_a_run", "run")])
+def test_an_annotation_that_fails_us_is_passed_over_by_name(planted: World, plant: str, key: str) -> None:
+    planted.cluster.edit({"metadata": {"annotations": {f"{P}/{key}": json.dumps({"x": planted_agent.POISON})}}})
+    agent = planted.start(PLANT=plant)
+    planted.wait_for_status("pass")
+    planted.host.xid(3, 79, ERROR)
+    assert planted.wait_for_status("fail").tainted
+
+    assert f"annotation {P}/{key} is passed over" in planted.wait_for_event("AnnotationSetAside")["message"]
+    assert agent.metric("set_aside_total{annotation}") == 1
+    assert agent.running
+
+
+def test_a_memory_that_ended_the_agent_twice_is_set_aside_and_its_taint_stays(planted: World) -> None:
+    planted.program = "agent"
+    planted.host.xid(3, 79, planted_agent.POISON)
+    planted.start()
+    planted.wait_for_status("fail")
+    assert planted.agent.terminate() == 0
+
+    planted.program = planted_agent.__name__
+    for _ in range(2):
+        agent = planted.start(PLANT="in_the_verdict")
+        agent.may_fail = True
+        assert agent.exit_code() == 1
+    planted.host.kernel_log.replay()
+    agent = planted.start(PLANT="in_the_verdict")
+    assert "ended 2 times in a row" in planted.wait_for_event("MemorySetAside")["message"]
+    planted.wait_for_event("KernelLogRecordSetAside")
+    agent.wait_for_looks(2)
+    assert agent.running
+    assert planted.node().tainted
+    assert planted.memory_file.with_suffix(".after-failures").exists()
+
+    # And what comes later counts, whatever was set aside.
+    assert agent.terminate() == 0
+    planted.host.xid(4, 79, ERROR)
+    planted.start(PLANT="in_the_verdict")
+    planted.wait(lambda node: len(node.findings) == 1 and node.status == "fail" and node.tainted)
+    eventually(lambda: planted.agent.metric("standing_findings{REBOOT}") == 1)
