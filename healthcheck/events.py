@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from healthcheck.release import UNTOLD
 from healthcheck.verdict import Verdict
 
 _LONGEST_MESSAGE = 1024
+_REASON = re.compile(r"[A-Z][A-Za-z0-9]{0,62}\Z", re.ASCII)
 _EVENT_REASONS = {
     Status.PASS: "GpuHealthPass",
     Status.WARN: "GpuHealthWarn",
@@ -44,7 +46,7 @@ def headline(status: Status, severity: Severity, verdict: Verdict) -> tuple[str,
     if status is Status.UNKNOWN and verdict.unobserved:
         return verdict.unobserved[0].cause.cause, cut("; ".join(blind + told))
     if verdict.standing and verdict.severity is severity:
-        return verdict.standing[0].finding.reason, cut("; ".join(told + blind))
+        return _reason(verdict.standing[0].finding.reason), cut("; ".join(told + blind))
     if severity > Severity.PASS:
         return UNTOLD, cut("; ".join([f"a deep diagnostic's record says {severity.name}", *told]))
     return "NoFault", "every check that belongs to this node looked and found no fault"
@@ -58,12 +60,17 @@ def cut(message: str) -> str:
     return raw[: _LONGEST_MESSAGE - 3].decode("utf-8", "ignore") + "..."
 
 
+def _reason(reason: str) -> str:
+    """What stood in a record on the Node, where anybody can write; the admission policy takes nothing else."""
+    return reason if _REASON.match(reason) else UNTOLD
+
+
 def new_findings(record: Mapping[str, Any], before: Mapping[str, Any] | None, node: NodeState) -> Iterator[Event]:
     known = {_identity(one) for one in records.findings_in(before or {})}
     for one in records.findings_in(record):
         if _identity(one) not in known:
             message = cut(f"{one['severity']}: {one['subject']}: {one['detail']}")
-            yield Event(event_name(node.name, *_identity(one)), "Warning", one["reason"], message)
+            yield Event(event_name(node.name, *_identity(one)), "Warning", _reason(str(one["reason"])), message)
 
 
 def _identity(finding: Mapping[str, Any]) -> tuple[str, str, str]:

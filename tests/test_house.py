@@ -250,3 +250,11 @@ def group_of(test: pytest.Item) -> str | None:
     """What its name ends with where several processes share the tests."""
     marker = test.get_closest_marker("xdist_group")
     return marker.args[0] if marker else None
+
+
+def test_every_test_that_the_security_page_names_is_there() -> None:
+    page = (ROOT / "docs/security.md").read_text().replace("`test_admission::", "`tests/cluster/test_admission.py::")
+    named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", page)
+    missing = [(file, test) for file, test in named if f"def {test}(" not in (ROOT / file).read_text()]
+
+    assert (len(named) > 20, missing) == (True, [])

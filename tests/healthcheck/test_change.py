@@ -17,6 +17,7 @@ from healthcheck.events import cut, event_name, released_event
 from healthcheck.memory import Acknowledgement, Memory, Release, Suspect
 from healthcheck.model import PREFIX, Nature, Severity, Unobserved
 from healthcheck.node import CONDITION, QUARANTINE_RESULT, RELEASE, RESULTS, SWEEP_RESULT, TAINT, NodeState
+from healthcheck.release import UNTOLD
 from healthcheck.verdict import Verdict, decide
 from tests.healthcheck.examples import BLIND, IDENTITY, NODE, WALL, fault, node, remembers, says, stands
 
@@ -741,6 +742,15 @@ class TestEvents:
 
         assert names == [event.name for event in plan_for(state, memory).events]
         assert len({*names, *(event.name for event in plan_for(state, moved).events)}) == 3
+
+    @pytest.mark.parametrize("reason", ["", "it broke", "[/x]", "X" * 64, "xid79", "Xid79\n", "\x1b[31m"])
+    def test_a_reason_that_somebody_else_made_up_is_none_of_the_apis(self, reason: str) -> None:
+        """As the admission policy has it; the record still says the word."""
+        change = plan_for(node(), remembers(stands(fault(reason, REBOOT))))
+
+        assert change.condition is not None
+        assert change.condition["reason"] == UNTOLD
+        assert [event.reason for event in change.events] == ["GpuHealthFail", UNTOLD]
 
     @pytest.mark.parametrize("name", ["n", NODE, "n" * 253])
     def test_an_events_name_is_one_that_kubernetes_takes(self, name: str) -> None:
