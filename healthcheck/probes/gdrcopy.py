@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from healthcheck.model import Host, Probe, ProbeError
+from healthcheck.opening import names_in
 from healthcheck.probes.kernel_files import read
-from healthcheck.probes.services import is_enabled
+from healthcheck.probes.services import enabled_of
 
 MODULE = "gdrdrv"
 _UNITS = ("gdrcopy.service", "gdrdrv.service")
 """Of NVIDIA's packages, for Red Hat and for Debian, which load the module when the host boots."""
-_LISTS = ("etc/modules", "etc/modules-load.d", "usr/lib/modules-load.d", "run/modules-load.d")
+_LIST = "etc/modules"
+_FOLDERS = ("etc/modules-load.d", "usr/lib/modules-load.d", "run/modules-load.d")
 _INSTALLED = "opt/gdrcopy"
 """Where AWS' images have it."""
 _DEVICES = (f"dev/{MODULE}", f"run/nvidia/driver/dev/{MODULE}")
@@ -41,7 +43,8 @@ def read_gdrcopy(host: Host) -> GdrCopy:
 
 
 def _set_up_by(root: Path) -> Iterator[str]:
-    yield from (unit for unit in _UNITS if is_enabled(root, unit))
+    if unit := enabled_of(root, _UNITS):
+        yield unit
     yield from (f"/{path.relative_to(root)}" for path in _lists(root) if _names_it(path))
     if (root / _INSTALLED).is_dir():
         yield f"/{_INSTALLED}"
@@ -49,19 +52,21 @@ def _set_up_by(root: Path) -> Iterator[str]:
 
 def _lists(root: Path) -> Iterator[Path]:
     """What modules-load.d(5) reads, and the older file of Debian."""
-    for name in _LISTS:
+    yield root / _LIST
+    for name in _FOLDERS:
         try:
-            found = sorted((root / name).glob("*.conf"))[:_MOST_LISTS] if (root / name).is_dir() else [root / name]
+            found = [file for file in names_in(root / name) if file.endswith(".conf")]
         except OSError:
             continue
-        yield from found
+        yield from (root / name / file for file in found[:_MOST_LISTS])
 
 
 def _names_it(path: Path) -> bool:
     try:
-        return MODULE.encode() in (line.strip() for line in read(path, _LONGEST_LIST).split(b"\n"))
+        text = read(path, _LONGEST_LIST)
     except OSError:
         return False
+    return MODULE.encode() in text and MODULE.encode() in (line.strip() for line in text.split(b"\n"))
 
 
 GDRCOPY = Probe("gdrcopy", read_gdrcopy, GdrCopy)

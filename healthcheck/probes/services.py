@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,7 +72,9 @@ def read_services(host: Host) -> Services:
     except OSError as error:
         raise ProbeError(f"{error.filename or root / 'proc'}: {error.strerror}") from error
     booted = now().wall.timestamp() - uptime
-    return Services(processes.are_the_hosts(root), running, _last_start(root, booted), is_enabled(root, _IMEX_UNIT))
+    return Services(
+        processes.are_the_hosts(root), running, _last_start(root, booted), bool(enabled_of(root, (_IMEX_UNIT,)))
+    )
 
 
 def _service(process: Process, uptime: float) -> Service:
@@ -109,13 +111,16 @@ def _tails(root: Path) -> Iterator[tuple[float, bytes]]:
             os.close(file)
 
 
-def is_enabled(root: Path, unit: str) -> bool:
-    """Whether a target of systemd wants the unit. Its link leads to the host's root, not ours: it is not followed."""
+def enabled_of(root: Path, units: Sequence[str]) -> str:
+    """The first of these units that a target of systemd wants, '' where none does.
+
+    Its link leads to the host's root, not ours: it is not followed.
+    """
     try:
         targets = [name for name in names_in(root / _TARGETS) if name.endswith(".wants")]
     except OSError:
-        return False
-    return any((root / _TARGETS / folder / unit).is_symlink() for folder in targets)
+        return ""
+    return next((unit for unit in units for name in targets if (root / _TARGETS / name / unit).is_symlink()), "")
 
 
 SERVICES = Probe("services", read_services, Services)
