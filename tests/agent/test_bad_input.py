@@ -19,6 +19,7 @@ class TestSettingsAtTheStart:
             ("CHECK_INTERVAL", "5", "CHECK_INTERVAL = '5': a whole number of seconds, 10 to 86400"),
             ("CHECK_INTERVAL", "soon", "CHECK_INTERVAL = 'soon': a whole number of seconds, 10 to 86400"),
             ("CHECKS_LIGHTWEIGHT", "0 99", "no check '99'"),
+            ("CHECKS_LIGHTWEIGHT", "0 1 2", "CHECKS_LIGHTWEIGHT = '0 1 2': 1 is no light check"),
             ("ENABLE_TAINT", "perhaps", "ENABLE_TAINT = 'perhaps': allowed are true and false"),
             ("severity-overrides", "xid 79 = BAD", "severity-overrides"),
             ("instance-profiles.conf", "p5.48xlarge|8", "instance-profiles.conf:1: 'p5.48xlarge|8' has 2 fields"),
