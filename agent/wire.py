@@ -270,11 +270,16 @@ def _remember(file: MemoryFile | None, settings: AgentSettings, telemetry: Telem
         lost = before is None
     before = before or Memory()
     try:
-        boot, machine = boot_id(root), machine_id(root)
+        boot = boot_id(root)
     except ProbeError as error:
         # Not having looked ends nothing: what stood stands, and the whole log is judged again.
-        before, boot, machine = replace(before, cursor=None), before.boot_id, before.machine
+        before, boot = replace(before, cursor=None), before.boot_id
         log.warning("the boot can't be told from another", error=str(error))
+    try:
+        machine = machine_id(root)
+    except ProbeError as error:
+        machine = before.machine
+        log.warning("the machine can't be told from another", error=str(error))
     if file is not None and before.machine and machine and before.machine != machine:
         log.warning("the memory is another machine's; nothing of it is inherited", was=file.set_aside("other-machine"))
     memory = begin(before, machine, boot, clock.now())

@@ -16,7 +16,12 @@ _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 def refuse_shortage(error: OSError) -> None:
     """Raises Shortage where the error tells of us, and nothing of what was to be opened."""
     if error.errno in _OURS:
-        raise Shortage(error.strerror) from error
+        raise Shortage(": ".join(str(word) for word in (error.filename, error.strerror) if word)) from error
+
+
+def is_shortage(text: str) -> bool:
+    """The same of what another program says, as the loader of libraries does, in the C library's words."""
+    return any(os.strerror(number) in text for number in _OURS)
 
 
 def open_file(path: str | Path, flags: int, folder: int | None = None) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from healthcheck.model import Unobserved
+from healthcheck.opening import is_shortage
 from healthcheck.probes.nvml import (
     NONSENSE,
     SUCCESS,
@@ -204,6 +205,8 @@ def _p2p(raw: Any, gpus: tuple[Gpu, ...]) -> Iterator[P2p]:
 
 def _refused(answer: dict[str, Any]) -> Unobserved:
     cause = str(answer["cause"])
+    if is_shortage(cause):
+        return Unobserved("ProbeFailed", f"nvml: {cause}")
     if answer["library"] is None:
         return Unobserved("NvmlLibraryNotFound", cause)
     match answer["error"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import resource
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from healthcheck.checks import CHECKS
-from healthcheck.model import Host, Nature, Now, Probe, ProbeError
+from healthcheck.model import Host, Nature, Now, Probe, ProbeError, Unobserved
 from healthcheck.probes.nvml import DriverLook
 from healthcheck.probes.nvml_driver import Driver
 from healthcheck.probes.runtime.container_runtime import CONTAINER_RUNTIME
@@ -68,6 +69,25 @@ def test_a_probe_fails_or_sees_what_there_is(node: SimulatedNode, probe: Probe[A
             driver.end()
 
     read_everywhere(probe, Host(node.root, ask_driver))
+
+
+def test_the_child_that_asks_nvml_takes_no_library_for_missing(node: SimulatedNode) -> None:
+    driver, aside = Driver(node.root, use_loader=False), node.root / "aside"
+    node.library.rename(aside)
+    try:
+        assert _cause(driver.look()) == "NvmlLibraryNotFound"
+        aside.rename(node.library)
+        assert driver.child_pid is not None
+        resource.prlimit(driver.child_pid, resource.RLIMIT_NOFILE, (3, 3))
+
+        assert _cause(driver.look()) == "ProbeFailed"
+    finally:
+        driver.end()
+
+
+def _cause(look: DriverLook) -> str:
+    assert isinstance(look.answer, Unobserved)
+    return look.answer.cause
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
