@@ -79,6 +79,10 @@ CAUSES = (
     (("FabricStateUnknown",), "the driver names a state of the fabric that is newer than this program"),
     (("HostProcessesHidden",), "the pod lacks `hostPID`, or `HOST_ROOT/proc` is not the host's"),
     (
+        ("ServiceUncertain",),
+        "only processes in privileged containers have the name of the node's service, or more than anybody looks at",
+    ),
+    (
         ("RuntimeConfigUnreadable",),
         "a file of the container runtime's is too large, may not be read, or lies where a saved tree has nothing",
     ),

@@ -3,6 +3,7 @@
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -10,6 +11,18 @@ KERNEL_AND_INIT = {1: "systemd", 2: "kthreadd"}
 LOG = "var/log/fabricmanager.log"
 _TICKS_PER_SECOND = 100
 _LONGEST_COMM = 15
+ALL_CAPABILITIES, USERS_OF_HOST = "000001ffffffffff", "user:[4026531837]"
+DRIVER_ROOT = "/run/nvidia/driver"
+
+
+@dataclass(frozen=True)
+class Container:
+    """What the kernel shows of a process in a container. Without more it has what pods have, and no more."""
+
+    cgroup: str
+    capabilities: str = "00000000a80425fb"
+    users: str = USERS_OF_HOST
+    device: str = "0:301"
 
 
 class HostServices:
@@ -26,6 +39,10 @@ class HostServices:
         self._write("proc/uptime", f"{uptime_seconds:.2f} {uptime_seconds:.2f}")
         for pid, name in KERNEL_AND_INIT.items():
             self._write_process(pid, name, 0.0)
+        self._write("proc/1/cgroup", "0::/init.scope")
+        self._write("proc/1/status", f"Name:\tsystemd\nCapEff:\t{ALL_CAPABILITIES}")
+        self._write("proc/1/mountinfo", "30 1 0:27 / / rw - ext4 /dev/root rw")
+        self._link("proc/1/ns/user", USERS_OF_HOST)
 
     def start(self, name: str, age_seconds: float) -> None:
         """Anew where it runs. `age_seconds` counts as if it had been started so long ago."""
@@ -33,6 +50,21 @@ class HostServices:
         uptime = float((self._root / "proc/uptime").read_text().split()[0])
         self._pids[name] = next(pid for pid in count(1041) if pid not in self._pids.values())
         self._write_process(self._pids[name], name, max(0.0, uptime - age_seconds))
+        self._write(f"proc/{self._pids[name]}/cgroup", f"0::/system.slice/{name}.service")
+
+    def start_in_container(self, pid: int, name: str, container: Container) -> None:
+        """Somebody's, in a pod or another container: called as he likes."""
+        self._write_process(pid, name, 0.0)
+        self._write(f"proc/{pid}/cgroup", container.cgroup)
+        self._write(f"proc/{pid}/status", f"Name:\t{name}\nCapEff:\t{container.capabilities}")
+        self._write(f"proc/{pid}/mountinfo", f"900 800 {container.device} / / rw,relatime - overlay overlay rw")
+        self._link(f"proc/{pid}/ns/user", container.users)
+
+    def show_driver_root(self, device: str) -> None:
+        """As the GPU operator's driver container does: its root is mounted on the host."""
+        mounts = (("0:27", "/"), (device, DRIVER_ROOT))
+        lines = [f"30 1 {number} / {place} rw,relatime - overlay overlay rw" for number, place in mounts]
+        self._write("proc/1/mountinfo", "\n".join(lines))
 
     def stop(self, name: str) -> None:
         if name in self._pids:
@@ -59,3 +91,9 @@ class HostServices:
         started = int(started_seconds * _TICKS_PER_SECOND)
         self._write(f"proc/{pid}/comm", comm)
         self._write(f"proc/{pid}/stat", f"{pid} ({comm}) S 1 {pid} {pid} 0 -1 4194560 {'0 ' * 8}20 0 1 0 {started} 0")
+
+    def _link(self, path: str, target: str) -> None:
+        link = self._root / path
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)

@@ -60,19 +60,24 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     if blind:
         yield blind
         return
-    running = seen[services.SERVICES].find(services.FABRIC_MANAGER)
+    around = seen[services.SERVICES]
+    running = around.find(services.FABRIC_MANAGER)
     driver = seen[kernel_modules.MODULES].nvidia
-    start = seen[services.SERVICES].fabric_manager_start
-    if running is None and expected.driver_age_seconds < DRIVER_GRACE.seconds:
+    start, beside = around.fabric_manager_start, around.beside(services.FABRIC_MANAGER)
+    if around.is_unsure(services.FABRIC_MANAGER):
+        yield Unobserved("ServiceUncertain", f"whether the node's own fabric manager runs can't be told: {beside}")
+    elif running is None and expected.driver_age_seconds < DRIVER_GRACE.seconds:
         yield Unobserved(
             "DriverJustLoaded",
             f"no fabric manager runs yet; judged {DRIVER_GRACE.seconds:g} s after {DRIVER_GRACE.since}",
         )
     elif running is None:
-        yield _finding(NOT_RUNNING, f"no process {services.FABRIC_MANAGER}")
+        besides = f"; {beside}, which the node does not run" if beside else ""
+        yield _finding(NOT_RUNNING, f"no process {services.FABRIC_MANAGER}{besides}")
     if start and _speaks_of_now(start, driver, running is not None) and start.version != driver:
         yield _finding(MISMATCH, f"fabric manager {start.version}, driver {driver}")
-    yield Seen(_said(running is not None, start), f"running, version {driver}", source)
+    said = _said(running is not None, start) + (f"; not counted: {beside}" if beside else "")
+    yield Seen(said, f"running, version {driver}", source)
 
 
 def _needed_by(functions: tuple[pci.PciFunction, ...], expected: Expectation) -> str:

@@ -28,13 +28,18 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     elif not running and not around.imex_enabled:
         # The DRA driver wants it disabled on the host, and runs it in a pod while a job needs it.
         yield NotConfigured("systemd does not start nvidia-imex on this node")
+    elif not running and around.of_host and around.is_unsure(services.IMEX):
+        why = f"whether the node's own nvidia-imex runs can't be told: {around.beside(services.IMEX)}"
+        yield Unobserved("ServiceUncertain", why)
     elif not running and not around.of_host:
         yield Unobserved("HostProcessesHidden", "the host's processes can't be seen from here")
     else:
         if not running:
             detail = f"no process {services.IMEX}, which systemd starts here"
             yield Finding(NOT_RUNNING.name, NOT_RUNNING.severity, "node", detail, flickers=NOT_RUNNING.flickers)
-        yield Seen("running" if running else "not running", "running", f"{row.instance_type} in fabrics.csv")
+        beside = around.beside(services.IMEX)
+        said = ("running" if running else "not running") + (f"; not counted: {beside}" if beside else "")
+        yield Seen(said, "running", f"{row.instance_type} in fabrics.csv")
 
 
 CHECK = Check("imex", "3-topology-check", (services.SERVICES,), judge, (NOT_RUNNING,))

@@ -13,7 +13,8 @@ from healthcheck.clock import now
 from healthcheck.model import Host, Probe, ProbeError
 from healthcheck.opening import names_in, open_file
 from healthcheck.probes.runtime import processes
-from healthcheck.probes.runtime.processes import Process
+from healthcheck.probes.runtime.origins import Origin
+from healthcheck.probes.runtime.processes import Found, Process
 
 FABRIC_MANAGER, IMEX = processes.FABRIC_MANAGER, processes.IMEX
 _LOGS = ("var/log/fabricmanager.log", "run/nvidia/driver/var/log/fabricmanager.log")
@@ -25,6 +26,8 @@ _STARTED = re.compile(
     rb"|driver interface version " + _VERSION + rb" do(?:n't|esn't) match with (?:the )?driver version " + _VERSION
 )
 _IMEX_UNIT = "nvidia-imex.service"
+_OWN = (Origin.HOST, Origin.DRIVER)
+"""Whose processes are the node's services. A user's pod may have some of the same name."""
 _TARGETS = "etc/systemd/system"
 
 
@@ -35,6 +38,16 @@ class Service:
     name: str
     pid: int
     age_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Uncounted:
+    """Processes of a service's name that are not known to be it. `unsure`: one of them may be it all the same."""
+
+    name: str
+    number: int
+    where: str
+    unsure: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +69,18 @@ class Services:
     """None: its log says nothing of it, or there is none that we know of."""
     imex_enabled: bool = False
     """systemd starts nvidia-imex on the host. Where the DRA driver runs it for a job, it is disabled there."""
+    uncounted: tuple[Uncounted, ...] = ()
 
     def find(self, name: str) -> Service | None:
         return next((one for one in self.running if one.name == name), None)
+
+    def beside(self, name: str) -> str:
+        """In words, what else is called so; '' for nothing."""
+        return "; ".join(f"{one.number} called {name} {one.where}" for one in self.uncounted if one.name == name)
+
+    def is_unsure(self, name: str) -> bool:
+        """Whether it may run though it was not found."""
+        return self.find(name) is None and any(one.unsure for one in self.uncounted if one.name == name)
 
 
 def read_services(host: Host) -> Services:
@@ -66,15 +88,27 @@ def read_services(host: Host) -> Services:
     root = host.root
     try:
         uptime = processes.uptime(root)
-        running = tuple(
-            _service(one, uptime) for one in host.once(processes.find) if one.name in (FABRIC_MANAGER, IMEX)
-        )
+        found = host.once(processes.find)
     except OSError as error:
         raise ProbeError(f"{error.filename or root / 'proc'}: {error.strerror}") from error
     booted = now().wall.timestamp() - uptime
+    names = (FABRIC_MANAGER, IMEX)
     return Services(
-        processes.are_the_hosts(root), running, _last_start(root, booted), bool(enabled_of(root, (_IMEX_UNIT,)))
+        processes.are_the_hosts(root),
+        tuple(_service(one, uptime) for one in found.processes if one.name in names and one.origin in _OWN),
+        _last_start(root, booted),
+        bool(enabled_of(root, (_IMEX_UNIT,))),
+        tuple(told for name in names for told in _uncounted(found, name)),
     )
+
+
+def _uncounted(found: Found, name: str) -> Iterator[Uncounted]:
+    if others := found.others.get(name, 0):
+        yield Uncounted(name, others, "in containers")
+    if privileged := sum(one.name == name and one.origin not in _OWN for one in found.processes):
+        yield Uncounted(name, privileged, "in privileged containers, none of them the driver's", unsure=True)
+    if name in found.crowded:
+        yield Uncounted(name, processes.MOST, "and more than anybody looks at", unsure=True)
 
 
 def _service(process: Process, uptime: float) -> Service:

@@ -219,13 +219,22 @@ _runtimes = st.builds(
     _flags,
 )
 
+_uncounted = st.builds(
+    services.Uncounted, st.sampled_from([services.FABRIC_MANAGER, services.IMEX]), numbers, words, st.booleans()
+)
+
 FACTS: dict[Probe[Any], st.SearchStrategy[Any]] = {
     nvml.NVML: driver_looks,
     pci.FUNCTIONS: st.lists(_functions, max_size=5).map(tuple),
     infiniband.RDMA: st.builds(infiniband.Rdma, st.lists(_devices, max_size=4).map(tuple), st.booleans(), words),
     kernel_modules.MODULES: st.builds(kernel_modules.KernelModules, words, st.booleans()),
     services.SERVICES: st.builds(
-        services.Services, st.booleans(), st.lists(_running, max_size=2).map(tuple), _perhaps(_starts), st.booleans()
+        services.Services,
+        st.booleans(),
+        st.lists(_running, max_size=2).map(tuple),
+        _perhaps(_starts),
+        st.booleans(),
+        _few(_uncounted),
     ),
     gdrcopy.GDRCOPY: st.builds(gdrcopy.GdrCopy, words, st.booleans(), st.booleans()),
     limits.LIMITS: _perhaps(st.builds(limits.Limits, _perhaps(numbers))),

@@ -14,7 +14,7 @@ from healthcheck.per_gpu import DRIVER_GRACE
 from healthcheck.probes.kernel_modules import MODULES, KernelModules
 from healthcheck.probes.nvml import NVML, DriverLook
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
-from healthcheck.probes.services import FABRIC_MANAGER, IMEX, SERVICES, FabricManagerStart, Service, Services
+from healthcheck.probes.services import FABRIC_MANAGER, IMEX, SERVICES, FabricManagerStart, Service, Services, Uncounted
 from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, driver_is_silent, driver_says, every, functions, says
 
 DRIVER, OTHER = "570.133.20", "570.124.06"
@@ -41,18 +41,40 @@ def judge(
     driver: str = DRIVER,
     pci: tuple[PciFunction, ...] = functions(*ADDRESSES),
     look: DriverLook | None = None,
+    uncounted: tuple[Uncounted, ...] = (),
 ) -> list[Judgement]:
     seen: dict[Probe[Any], Any] = {
         NVML: look or driver_says(*every()),
         FUNCTIONS: pci,
         MODULES: KernelModules(driver, nouveau=False),
-        SERVICES: Services(of_host, running, start),
+        SERVICES: Services(of_host, running, start, uncounted=uncounted),
     }
     return says(CHECK, expected, seen)
 
 
 def findings(said: list[Judgement]) -> list[Finding]:
     return [one for one in said if isinstance(one, Finding)]
+
+
+IN_PODS = Uncounted(FABRIC_MANAGER, 3, "in containers")
+PRIVILEGED = Uncounted(FABRIC_MANAGER, 1, "in privileged containers, none of them the driver's", unsure=True)
+
+
+def test_one_in_a_users_pod_does_not_stand_in_for_it_and_is_told() -> None:
+    said = "3 called nv-fabricmanager in containers"
+    (finding, seen) = judge(start=None, uncounted=(IN_PODS,))
+
+    assert finding == replace(NOT_RUNNING, detail=f"no process nv-fabricmanager; {said}, which the node does not run")
+    assert isinstance(seen, Seen)
+    assert seen.what == f"not running; not counted: {said}"
+    assert findings(judge(*RUNNING, uncounted=(IN_PODS,))) == []
+
+
+def test_whether_one_in_another_privileged_container_is_it_nobody_knows() -> None:
+    said = judge(start=None, uncounted=(IN_PODS, PRIVILEGED))
+
+    assert (findings(said), [one.cause for one in said if isinstance(one, Unobserved)]) == ([], ["ServiceUncertain"])
+    assert findings(judge(*RUNNING, uncounted=(PRIVILEGED,))) == []
 
 
 def test_running_of_the_drivers_version_it_is_no_finding() -> None:

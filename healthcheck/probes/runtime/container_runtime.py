@@ -28,6 +28,7 @@ from healthcheck.probes.runtime import kubelet as kubelets
 from healthcheck.probes.runtime.distributions import GKE, K0S, K3S, K8S_SNAP, LAYOUTS, MICROK8S, RKE2, Layout
 from healthcheck.probes.runtime.facts import Configuration, ContainerRuntime, Kubelet
 from healthcheck.probes.runtime.kubelet import Settings
+from healthcheck.probes.runtime.origins import Origin
 from healthcheck.probes.runtime.processes import CONTAINERD, CRI_DOCKERD, CRIO, DOCKERD, KUBELET, Process, flag_of
 
 __all__ = ["CONTAINER_RUNTIME", "GKE", "K0S", "K3S", "K8S_SNAP", "MICROK8S", "RKE2", "read_container_runtime"]
@@ -86,11 +87,15 @@ def _of_node(host: Host) -> ContainerRuntime:
 
 def _processes(host: Host) -> Sequence[Process]:
     try:
-        return host.once(processes.find)
+        found = host.once(processes.find)
     except (FileNotFoundError, NotADirectoryError):  # a captured tree may lack it
         return ()
     except OSError as error:
         raise ProbeError(f"{error.filename or host.root / 'proc'}: {error.strerror}") from error
+    crowded = sorted(found.crowded - {processes.FABRIC_MANAGER, processes.IMEX})
+    if crowded:
+        raise ProbeError(f"more than {processes.MOST} processes are called {crowded[0]}")
+    return sorted(found.processes, key=lambda one: one.origin is not Origin.HOST)
 
 
 def _held(root: Path, kubelet: Process, settings: Settings, found: Sequence[Process]) -> _Used | None:

@@ -16,6 +16,7 @@ from healthcheck.printable import printable
 from healthcheck.probes.runtime import distributions, documents, host_files, processes
 from healthcheck.probes.runtime.distributions import Layout
 from healthcheck.probes.runtime.documents import MalformedError, Table
+from healthcheck.probes.runtime.origins import Origin
 from healthcheck.probes.runtime.processes import K0S, K3S, KUBELET, KUBELITE, RKE2, Process, flag_of
 
 _PROGRAMS = (KUBELET, KUBELITE, K3S, RKE2, K0S)
@@ -74,8 +75,12 @@ class Settings:
 def choose(root: Path, found: Sequence[Process]) -> Process | None:
     """The host's own: others may run in containers, as in kind."""
     known = [one for one in found if _program(one) in _PROGRAMS and _stays(one)]
-    ranks = {one.pid: (processes.is_elsewhere(root, one), _PROGRAMS.index(_program(one)), one.pid) for one in known}
+    ranks = {one.pid: (_is_contained(root, one), _PROGRAMS.index(_program(one)), one.pid) for one in known}
     return min(known, key=lambda one: ranks[one.pid], default=None)
+
+
+def _is_contained(root: Path, process: Process) -> bool:
+    return process.origin is not Origin.HOST or processes.is_elsewhere(root, process)
 
 
 def settings_of(root: Path, kubelet: Process) -> Settings:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from healthcheck.model import ProbeError
@@ -14,6 +15,7 @@ from healthcheck.opening import entries_of, open_file
 from healthcheck.printable import printable
 from healthcheck.probes.kernel_files import is_gone, read
 from healthcheck.probes.runtime import host_files
+from healthcheck.probes.runtime.origins import Origin, Origins
 
 CONTAINERD, CRIO, DOCKERD, CRI_DOCKERD = "containerd", "crio", "dockerd", "cri-dockerd"
 FABRIC_MANAGER, IMEX = "nv-fabricmanager", "nvidia-imex"
@@ -25,13 +27,14 @@ _NAMES = (
 _LONGEST_COMM = 15
 """The kernel keeps no more of a process's name (TASK_COMM_LEN)."""
 _BY_COMM = {name[:_LONGEST_COMM].encode(): name for name in _NAMES}
-_MOST = 256
-"""Processes of these names: far more than any node runs, containers that bring a kubelet of their own included."""
+MOST = 256
+"""Of one name, and each may be the node's own: far more than any node runs."""
 _UPTIME = re.compile(rb"(\d{1,12}\.\d\d) ")
 _TICKS_PER_SECOND = 100
 """USER_HZ, the unit of times in /proc/PID/stat: 100 on every architecture that has NVIDIA GPUs."""
 _DEAD = (b"Z", b"X", b"x")
 _LONGEST_COMMAND = 1 << 16
+_LONGEST_CGROUP = 1 << 14
 _LONGEST_LIST = 1 << 22
 _MOST_OPEN = 1 << 16
 _LISTENING = b"00010000"
@@ -46,7 +49,7 @@ class Process:
     """`since_boot` is when it was started, in seconds after the boot; None where that can't be told.
 
     `program` is the file that it runs and `unit` its systemd service, '' where it has none or nobody may know.
-    `namespace` names the mounts that it sees, as `mnt:[4026531841]`.
+    `namespace` names the mounts that it sees, as `mnt:[4026531841]`. `origin` is whose it is.
     """
 
     pid: int
@@ -56,6 +59,7 @@ class Process:
     program: str = ""
     unit: str = ""
     namespace: str = ""
+    origin: Origin = Origin.HOST
 
     def flag(self, *names: str) -> str:
         """The last value of a flag, '' without one: `flag_of` of its arguments."""
@@ -64,6 +68,19 @@ class Process:
     def __str__(self) -> str:
         """For a person: `containerd (pid 812, containerd.service)`."""
         return f"{self.name} (pid {self.pid}{f', {self.unit}' if self.unit else ''})"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Of the programs that we know: the processes that may be the node's own, by number.
+
+    `others` counts, by name, those in containers without privilege: whoever has a pod can call his processes so.
+    `crowded` are the names of which there are more than anybody looked at.
+    """
+
+    processes: tuple[Process, ...]
+    others: Mapping[str, int] = field(default_factory=dict)
+    crowded: frozenset[str] = frozenset()
 
 
 def flag_of(arguments: Sequence[str], *names: str) -> str:
@@ -76,11 +93,11 @@ def flag_of(arguments: Sequence[str], *names: str) -> str:
     return value
 
 
-def find(root: Path) -> tuple[Process, ...]:
-    """Those that run of the programs that we know, by number. Raises OSError where /proc can't be looked at."""
+def find(root: Path) -> Found:
+    """What runs of the programs that we know. Raises OSError where /proc can't be looked at."""
     folder = open_file(root / "proc", os.O_RDONLY | os.O_DIRECTORY)
     try:
-        return tuple(sorted(_found(folder), key=lambda one: one.pid))
+        return _found(folder)
     finally:
         os.close(folder)
 
@@ -141,28 +158,43 @@ def holder_of(root: Path, seen_by: Process, socket: str, among: Sequence[Process
     return next((one for one in among if links and _has_open(root, one.pid, links)), None)
 
 
-def _found(folder: int) -> Iterator[Process]:
+def _found(folder: int) -> Found:
     # A host has thousands: one short path and one read for each, and more only for those that we look for.
-    count = 0
+    origins = Origins(folder)
+    own: dict[str, list[Process]] = {}
+    others: Counter[str] = Counter()
+    crowded: set[str] = set()
+    for pid, name in _known(folder):
+        cgroup = _read(folder, f"{pid}/cgroup", _LONGEST_CGROUP)
+        origin = origins.of(pid, cgroup)
+        if origin is Origin.CONTAINER:
+            others[name] += 1
+        elif len(own.get(name, ())) == MOST:
+            crowded.add(name)
+        elif (process := _process(folder, pid, name, cgroup, origin)) is not None:
+            own.setdefault(name, []).append(process)
+    found = sorted((one for some in own.values() for one in some), key=lambda one: one.pid)
+    return Found(tuple(found), others, frozenset(crowded))
+
+
+def _known(folder: int) -> Iterator[tuple[str, str]]:
+    """Number and name of each process that is called as one of those programs."""
     for entry in entries_of(folder):
         pid = entry.name
-        if not (pid.isascii() and pid.isdigit()) or entry.is_symlink():
-            continue
-        name = _BY_COMM.get(_read(folder, f"{pid}/comm", 64).rstrip())
-        if name is None or count == _MOST:
-            continue
-        state, since_boot = _state(_read(folder, f"{pid}/stat", 1024))
-        if state not in _DEAD:
-            count += 1
-            yield Process(
-                int(pid),
-                name,
-                _words(_read(folder, f"{pid}/cmdline", _LONGEST_COMMAND)),
-                since_boot,
-                _link(f"{pid}/exe", folder).removesuffix(_DELETED),
-                _unit(_read(folder, f"{pid}/cgroup", 1 << 14)),
-                _link(f"{pid}/ns/mnt", folder),
-            )
+        if pid.isascii() and pid.isdigit() and not entry.is_symlink():
+            name = _BY_COMM.get(_read(folder, f"{pid}/comm", 64).rstrip())
+            if name is not None:
+                yield pid, name
+
+
+def _process(folder: int, pid: str, name: str, cgroup: bytes, origin: Origin) -> Process | None:
+    """None of one that is dead."""
+    state, since_boot = _state(_read(folder, f"{pid}/stat", 1024))
+    if state in _DEAD:
+        return None
+    words = _words(_read(folder, f"{pid}/cmdline", _LONGEST_COMMAND))
+    program = _link(f"{pid}/exe", folder).removesuffix(_DELETED)
+    return Process(int(pid), name, words, since_boot, program, _unit(cgroup), _link(f"{pid}/ns/mnt", folder), origin)
 
 
 def _read(folder: int, path: str, most: int) -> bytes:

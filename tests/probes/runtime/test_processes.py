@@ -14,7 +14,7 @@ import pytest
 from healthcheck.model import Host
 from healthcheck.probes.runtime import processes
 from healthcheck.probes.runtime.container_runtime import read_container_runtime
-from healthcheck.probes.runtime.processes import Process, find, flag_of, holder_of, root_of, socket_path
+from healthcheck.probes.runtime.processes import Found, Process, find, flag_of, holder_of, root_of, socket_path
 from sim.node import SimulatedNode
 
 HOST = Path("/")
@@ -47,7 +47,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         output = running[-1].stdout
         assert output is not None
         assert output.readline() == "ready\n"
-        return next(one for one in find(HOST) if one.pid == running[-1].pid)
+        return next(one for one in find(HOST).processes if one.pid == running[-1].pid)
 
     yield begin
     for process in running:
@@ -84,7 +84,7 @@ def test_which_runtime_a_real_kubelet_uses_is_told_step_by_step(start: Start, tm
     holder = start("containerd", f"--config={tmp_path}/used.toml", f"--address={path}")
     kubelet = start("kubelet", f"--config={tmp_path}/kubelet.yaml")
 
-    seen = read_container_runtime(Host(HOST, read_once={find: (unused, holder, kubelet)}))
+    seen = read_container_runtime(Host(HOST, read_once={find: Found((unused, holder, kubelet))}))
 
     assert seen.used is not None
     assert (seen.used.path, seen.socket, seen.assumed) == (f"{tmp_path}/used.toml", str(path), False)
@@ -157,7 +157,7 @@ def test_only_the_programs_that_we_look_for_are_told(node: SimulatedNode) -> Non
     node.write_value("proc/951/stat", (node.root / "proc/902/stat").read_text().replace(") S ", ") Z ").strip())
     (node.root / "proc/952").symlink_to("901")
 
-    runtime = [(one.pid, one.name) for one in find(node.root) if one.name != processes.FABRIC_MANAGER]
+    runtime = [(one.pid, one.name) for one in find(node.root).processes if one.name != processes.FABRIC_MANAGER]
     assert runtime == [(901, "containerd"), (902, "kubelet")]
 
 
@@ -167,7 +167,7 @@ def test_a_process_that_tells_little_is_there_all_the_same(node: SimulatedNode) 
     for name in ("cmdline", "cgroup"):
         (node.root / f"proc/901/{name}").write_bytes(b"\xff\0\n" * 9000)
 
-    one = find(node.root)[0]
+    one = find(node.root).processes[0]
 
     assert (one.name, one.program, one.unit, one.namespace) == ("containerd", "", "", "")
     assert root_of(node.root, one) == node.root
@@ -188,7 +188,7 @@ def test_a_process_that_tells_little_is_there_all_the_same(node: SimulatedNode) 
 def test_the_unit_is_the_innermost_service(cgroup: str, unit: str, node: SimulatedNode) -> None:
     node.write_value("proc/901/cgroup", cgroup)
 
-    assert find(node.root)[0].unit == unit
+    assert find(node.root).processes[0].unit == unit
 
 
 def test_a_deleted_program_is_told_by_its_path(node: SimulatedNode) -> None:
@@ -196,7 +196,7 @@ def test_a_deleted_program_is_told_by_its_path(node: SimulatedNode) -> None:
     (node.root / "proc/901/exe").unlink()
     (node.root / "proc/901/exe").symlink_to("/usr/bin/containerd (deleted)")
 
-    assert find(node.root)[0].program == "/usr/bin/containerd"
+    assert find(node.root).processes[0].program == "/usr/bin/containerd"
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_in_a_captured_tree_no_link_leads_out_of_it(own: str, below: str, node: 
         mounts.symlink_to("mnt:[4026532999]")
         (node.root / "proc/901/ns/mnt:[4026532999]").touch()  # a file of that name is no namespace
 
-    assert root_of(node.root, find(node.root)[0]) == node.root / below
+    assert root_of(node.root, find(node.root).processes[0]) == node.root / below
 
 
 @pytest.mark.parametrize(
@@ -266,6 +266,6 @@ def test_a_list_of_sockets_that_is_none_names_nobody(kind: str, node: SimulatedN
             path.mkdir()
         case "nonsense":
             path.write_bytes(b"\xff\n" * 99 + b"00010000 /run/containerd/containerd.sock\n")
-    containerd, kubelet = find(node.root)[:2]
+    containerd, kubelet = find(node.root).processes[:2]
 
     assert holder_of(node.root, kubelet, "/run/containerd/containerd.sock", [containerd]) is None
