@@ -128,7 +128,7 @@ def read_fleet(cluster: Cluster, unread: list[str]) -> Fleet:
     now, config = datetime.now(UTC), _allowed(cluster.read_config)
     beats = _allowed(partial(cluster.list_heartbeats, now))
     interval = timedelta(seconds=_number(config, "DCGM_L2_INTERVAL", "dcgm_l2_interval_seconds") or 0)
-    rows = [_row(node, (beats or {}).get(node.name), interval, now) for node in nodes.values()]
+    rows = [row_of_node(node, (beats or {}).get(node.name), interval, now) for node in nodes.values()]
     order = {word.value: place for place, word in enumerate(_WORST_FIRST)}
     rows.sort(key=lambda row: (order.get(row.status, len(order)), row.node))
     places = _budget(cluster, config, None if beats is None else len(beats))
@@ -160,7 +160,7 @@ def _allowed(ask: Callable[[], T]) -> T | None:
         return None
 
 
-def _row(node: NodeState, beat: Heartbeat | None, interval: timedelta, now: datetime) -> Row:
+def row_of_node(node: NodeState, beat: Heartbeat | None, interval: timedelta, now: datetime) -> Row:
     condition, record = node.condition() or {}, _record(node)
     age = (now - beat.renewed).total_seconds() if beat else None
     heard = beat.renewed + timedelta(seconds=beat.seconds) if beat else None
