@@ -536,6 +536,22 @@ def test_the_policy_can_afford_a_node_as_crowded_as_they_get(cluster: Cluster) -
     assert [marked.status, told.status] == [200, 200], (marked.message, told.message)
 
 
+def test_the_policy_can_afford_a_node_that_others_have_filled(cluster: Cluster) -> None:
+    """As far as the API server takes it: 256 KiB of annotations, and 1.5 MiB of everything."""
+    full = {f"example.com/full-{i}": "x" * 60_000 for i in range(4)}
+    conditions = [READY_LOST | {"type": f"Type{i}", "message": "x" * 50_000} for i in range(20)]
+    admin = cluster.plane.request
+    assert admin("PATCH", path_of(MAIN, OWN), metadata(annotations=full)).status == 200
+    status = {"status": {"conditions": conditions}}
+    assert admin("PATCH", path_of(STATUS, OWN), status, content_type=STRATEGIC).status == 200
+
+    own = metadata(labels={f"{P}/status": "fail"}) | spec(taints=[SPOT, STARTUP, UNHEALTHY])
+    marked = cluster.ask("PATCH", path_of(MAIN, OWN), own)
+    told = cluster.ask("PATCH", path_of(STATUS, OWN), {"status": {"conditions": [VERDICT]}})
+
+    assert [marked.status, told.status] == [200, 200], (marked.message, told.message)
+
+
 def test_an_agent_makes_and_renews_its_own_heartbeat(cluster: Cluster) -> None:
     agent, node = cluster.agent(), node_state(cluster.node())
     agent.beat(node, datetime.now(UTC), 900)
