@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.agent.test_release import by_command, by_label
-from tests.agent.world import P, World
+from tests.agent.world import UNHEALTHY, P, World
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
 SWEEP, QUARANTINE = "sweep-result", "quarantine-result"
@@ -41,6 +41,44 @@ def is_taken(world: World, told: Json, kind: str = SWEEP) -> Json:
         lambda node: node.record.get("taken", {}).get(kind) == told["timestamp"] and MEMORY in node.findings
     )
     return node.findings[MEMORY]
+
+
+OLD = {
+    "timestamp": "2025-01-02T03:04:05Z",
+    "node": "n",
+    "suite": "quarantine",
+    "status": "FAIL",
+    "severity": "ISOLATE",
+    "recommendation": "investigate",
+}
+"""As the bash suite left it: without a schema."""
+
+
+class TestARecordOfTheBashSuite:
+    def test_is_told_once_and_never_a_finding_where_its_taint_is_gone(self, world: World) -> None:
+        tell(world, OLD, QUARANTINE)
+        world.cluster.edit({"metadata": {"labels": {f"{P}/status": "agent-stopped", f"{P}/severity": "SKIP"}}})
+        world.start()
+        world.wait_for_status("pass")
+        told = world.wait_for_event("OldRecord")["message"]
+        assert told.startswith("quarantine-result of 2025-01-02T03:04:05Z says status FAIL, severity ISOLATE, ")
+
+        # Our own taint, later, is none of its.
+        world.host.xid(3, 79, "GPU has fallen off the bus.")
+        node = world.wait_for_status("fail")
+        assert (node.tainted, node.severity, set(node.findings)) == (True, "REBOOT", {"Xid79"})
+        world.restart().wait_for_looks()
+        assert (world.node().severity, len(world.events("OldRecord"))) == ("REBOOT", 1)
+        assert world.events("BadAnnotation") == []
+
+    def test_is_the_agents_finding_where_its_taint_stands(self, world: World) -> None:
+        tell(world, OLD, QUARANTINE)
+        world.cluster.edit({"spec": {"taints": [UNHEALTHY]}})
+        world.start()
+        node = world.wait(lambda node: "DeepDiagnosticFailed" in node.findings)
+
+        assert (node.tainted, world.events("OldRecord")) == (True, [])
+        assert world.wait_for_status("fail").severity == "ISOLATE"
 
 
 class TestADeepRecord:
