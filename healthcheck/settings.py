@@ -238,10 +238,9 @@ def read_settings(directory: Path | None) -> Settings:
             values = NodeSettings(_secrets_dir=_existing(directory))  # type: ignore[call-arg]
     except ValidationError as error:
         bad.extend(_bad_values(error, directory))
-    except OSError as error:
-        refuse_shortage(error)
-        raise
     except SourceError as error:  # a file that was swapped while it was read
+        if isinstance(error.__cause__, OSError):
+            refuse_shortage(error.__cause__)
         bad.append(BadValue("?", "...", str(error), str(directory)))
     try:
         profiles = _read_profiles(directory)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import resource
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,10 +15,15 @@ from typing import Any
 import pytest
 
 from healthcheck.checks import CHECKS
-from healthcheck.model import Host, Nature, Now, Probe, ProbeError, Unobserved
+from healthcheck.cluster import Cluster, ClusterError, Unavailable
+from healthcheck.memory import Memory
+from healthcheck.memory_file import MemoryFile, MemoryFileError
+from healthcheck.model import Host, Nature, Now, Probe, ProbeError, Shortage, Unobserved
 from healthcheck.probes.nvml import DriverLook
 from healthcheck.probes.nvml_driver import Driver
 from healthcheck.probes.runtime.container_runtime import CONTAINER_RUNTIME
+from healthcheck.settings import SettingsError, read_settings
+from sim.api_stand_in import ApiStandIn
 from sim.container_runtime import DISTRIBUTIONS
 from sim.no_descriptor import no_descriptor
 from sim.node import SimulatedNode
@@ -104,3 +110,53 @@ def test_the_same_where_no_kubelet_is_seen(node: SimulatedNode, distribution: st
     shutil.rmtree(node.root / "proc/2")
 
     read_everywhere(CONTAINER_RUNTIME, Host(node.root))
+
+
+def everywhere(work: Callable[[], object]) -> list[object]:
+    """What came of it at each of its openings, alone and with all after it: what it returned, or the error."""
+    came: list[object] = []
+    for lasting in (False, True):
+        for first in itertools.count(1):
+            with no_descriptor(first, lasting=lasting) as shortage:
+                try:
+                    what = work()
+                except (Shortage, MemoryFileError, ClusterError, SettingsError) as error:
+                    what = error
+            if not shortage.met:
+                break
+            came.append(what)
+    assert came
+    return came
+
+
+def test_the_configuration_is_never_taken_for_a_bad_one(tmp_path: Path) -> None:
+    (tmp_path / "CHECK_INTERVAL").write_text("77")
+    (tmp_path / "severity-overrides").write_text("xid 13 = RESET\n")
+    healthy = read_settings(tmp_path)
+
+    assert all(isinstance(came, Shortage) or came == healthy for came in everywhere(lambda: read_settings(tmp_path)))
+
+
+def test_the_memory_is_never_taken_for_lost_nor_written_in_part(tmp_path: Path) -> None:
+    file, memory = MemoryFile(tmp_path), Memory("machine", "boot", 7)
+    assert file.acquire()
+    file.write(memory)
+
+    assert all(isinstance(came, Shortage) for came in everywhere(file.read))
+    assert all(came is None or isinstance(came, MemoryFileError) for came in everywhere(lambda: file.write(memory)))
+    assert file.read() == memory
+    file.release()
+    assert all(isinstance(came, Shortage) for came in everywhere(MemoryFile(tmp_path).acquire))
+
+
+def test_the_cluster_is_away_and_comes_back(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        api = ApiStandIn("node", instance_type="p5.48xlarge")
+        stack.callback(api.close)
+        environment = pytest.MonkeyPatch()
+        stack.callback(environment.undo)
+        environment.setenv("KUBECONFIG", str(api.kubeconfig(tmp_path / "kubeconfig")))
+        cluster = Cluster()
+
+        assert all(isinstance(came, Unavailable) for came in everywhere(lambda: Cluster.read_node(cluster, "node")))
+        assert cluster.read_node("node").name == "node"
