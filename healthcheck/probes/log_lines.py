@@ -157,7 +157,7 @@ def read_line(line: bytes) -> LogLine | None:
 
 _TIME_OR_KERNEL = re.compile(r"\d:\d\d|\d\.\d{3}|\bkern(?:el)?\b", re.IGNORECASE)
 _BEGINS_A_PREFIX = re.compile(r"[\w<\[]")
-_SAYS_WHO = re.compile(r"(?:(?P<tag>[^\s:\[\]]*[^\W\d][^\s:\[\]]*)(?P<pid>\[[^\s\]]{1,40}\])?:|[\"'`=(])\s*\Z")
+_SAYS_WHO = re.compile(r"(?:(?<![^\s:\[\]])(?P<tag>[^\s:\[\]]{1,128})(?P<pid>\[[^\s\]]{1,40}\])?:|[\"'`=(])\s*\Z")
 
 
 def is_of_an_unknown_form(text: str) -> bool:
@@ -170,7 +170,9 @@ def is_of_an_unknown_form(text: str) -> bool:
     if not _BEGINS_A_PREFIX.match(before) or not _TIME_OR_KERNEL.search(before):
         return False
     who = _SAYS_WHO.search(before[-_LONGEST_TAG:])
-    return who is None or (who["tag"] == "kernel" and not who["pid"])
+    if who is None or (who["tag"] or "").isdecimal():  # the seconds of a time
+        return True
+    return who["tag"] == "kernel" and not who["pid"]
 
 
 def read_alone(text: str) -> LogLine | None:

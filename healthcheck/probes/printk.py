@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from healthcheck.model import Now
 from healthcheck.probes.log_lines import LogLine, Stamp
 
-_LONGEST_TEXT = 4096
+_LONGEST_TEXT, _LONGEST_JOINED = 4096, 8192
 _MOST_LINES = 8
 _SYSLOG_SECONDS = 1.0
 _SENTENCE = re.compile(r"NVRM: (?:The NVIDIA GPU |API mismatch: )")
@@ -37,7 +37,8 @@ def messages(text: str) -> tuple[str, ...]:
     """
     if not _WHOLE.match(text):
         return (text,)
-    return tuple(_NEXT.split(_JOINT.sub("\n", _NEWLINE.sub("\n", text)).rstrip()))
+    lines = _NEWLINE.sub("\n", text[:_LONGEST_JOINED])
+    return tuple(_NEXT.split(_JOINT.sub("\n", lines).rstrip()))
 
 
 @dataclass(frozen=True, slots=True)
