@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +22,7 @@ import healthcheck
 from healthcheck.checks import CHECKS, DEEP_CHECKS
 from healthcheck.expectation import Expectation
 from healthcheck.model import Check, Evidence, Now, Probe, Unobserved
+from healthcheck.moments import EARLIEST, LATEST, held
 from healthcheck.probes.capture_files import EVIDENCE_FORMAT, MOST_EVIDENCE
 
 SCHEMA = 1
@@ -149,10 +150,9 @@ def read(raw: bytes) -> Look:
 
 
 def _utc(wall: datetime) -> datetime:
-    try:
-        return wall.astimezone(UTC)
-    except OverflowError as error:
-        raise EvidenceError(f"wall: {error}") from error
+    if held(wall) != wall:
+        raise EvidenceError(f"wall: only the years from {EARLIEST.year} to {LATEST.year} can be held")
+    return held(wall)
 
 
 def _content(look: Look) -> dict[str, Any]:

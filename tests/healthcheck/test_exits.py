@@ -7,7 +7,19 @@ from datetime import timedelta
 
 import pytest
 
-from healthcheck.exits import adopted, begin, escalated, expired, met, passed, recovered, release
+from healthcheck.exits import (
+    adopted,
+    begin,
+    escalated,
+    expired,
+    is_acknowledged,
+    met,
+    passed,
+    quarantined,
+    recovered,
+    release,
+    within_log,
+)
 from healthcheck.looks import looked
 from healthcheck.memory import Acknowledgement, Memory, Release, Standing
 from healthcheck.model import Finding, Nature, Outcome, Severity
@@ -471,6 +483,63 @@ class TestRelease:
 
         assert reasons(after) == ["Xid54", "Xid95"]
         assert after.released == on_the_node.released
+
+    def test_a_lost_file_learns_from_the_node_that_it_was_worse(self) -> None:
+        """The log tells one event more than once, and not always as bad."""
+        ring_read_anew = remembers(stands(fault("Xid154", RESET), seq=90))
+
+        after = adopted(ring_read_anew, remembers(stands(fault("Xid154"), seq=80)), later(3600))
+
+        assert [(one.finding.severity, one.seq) for one in after.standing] == [(REBOOT, 90)]
+
+
+class TestTheFuture:
+    """No word speaks of what came after it was first seen, whatever it is dated."""
+
+    AHEAD = WALL + timedelta(days=365 * 1000)
+
+    def word(self, cursor: int | None) -> Release:
+        return Release("x", "x", self.AHEAD, (Acknowledgement("Xid79", GPU, BOOT, cursor, self.AHEAD),))
+
+    @pytest.mark.parametrize("cursor", [None, 10**15])
+    def test_a_release_ends_what_stands_and_nothing_later(self, cursor: int | None) -> None:
+        before = remembers(stands(fault(), seq=90 if cursor else -1), cursor=100)
+
+        memory = within_log(release(before, self.word(cursor), NOW))
+        again = comes(memory, fault(seq=101), MONOTONIC + 1)
+
+        assert (reasons(memory), reasons(again)) == ([], ["Xid79"])
+        assert memory.released is not None
+        assert memory.released.at == WALL
+        assert reasons(within_log(release(again, self.word(cursor), later(3)))) == ["Xid79"]
+
+    def test_a_passed_run_ends_what_stood_at_its_first_sight_whenever_it_is_seen_again(self) -> None:
+        memory = quarantined(remembers(stands(fault("Xid54", ISOLATE))), "run", self.AHEAD, later(1))
+        found = replace(stands(fault("Xid79", ISOLATE)), last_seen=later(5).wall)
+        again = replace(memory, standing=(found,))
+
+        assert reasons(memory) == []
+        assert reasons(quarantined(again, "run", self.AHEAD, later(10))) == ["Xid79"]
+        assert reasons(quarantined(again, "another run", later(6).wall, later(10))) == []
+
+    def test_what_a_clock_set_back_left_can_be_released(self) -> None:
+        seen = replace(stands(fault("DcgmDiagMemory", ISOLATE)), last_seen=later(3600).wall)
+        row = Acknowledgement("DcgmDiagMemory", GPU, BOOT, None, later(3600).wall)
+
+        memory = release(remembers(seen), Release("x", "x", WALL, (row,)), NOW)
+
+        assert reasons(memory) == []
+        assert is_acknowledged(memory, seen.key, BOOT, -1, seen.last_seen)
+
+    def test_a_place_in_the_log_is_bounded_by_its_end(self) -> None:
+        row = Acknowledgement("Xid79", GPU, BOOT, 10**15, WALL)
+        memory = remembers(stands(fault("Xid62"), seq=10**12), cursor=7, acknowledged=(row, replace(row, boot_id="x")))
+
+        after = within_log(memory)
+
+        assert [one.cursor for one in after.acknowledged] == [7, 10**15]
+        assert [one.seq for one in after.standing] == [7]
+        assert [one.seq for one in within_log(replace(memory, cursor=None)).standing] == [-1]
 
 
 def test_nothing_of_reset_or_worse_passes_by_time_whatever_the_clock_says() -> None:

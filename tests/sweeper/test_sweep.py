@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from healthcheck.settings import read_settings
 from sim.kubelet import Kubelets
 from sweeper import sweep
-from tests.sweeper.world import Fleet, P, make_sweep_namespace
+from tests.sweeper.world import LEASES, Fleet, P, make_sweep_namespace
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.control_plane
@@ -46,6 +48,29 @@ def test_a_node_that_is_in_use_is_left_alone(fleet: Fleet, kubelets: Kubelets) -
     assert (code, fleet.jobs(), fleet.residue()) == (0, [], {}), said
     _, printed, _ = fleet.sweep("--dry-run")
     assert "in use: default/work holds 1 nvidia.com/gpu" in printed
+
+
+def test_one_odd_heartbeat_is_named_and_keeps_the_test_from_no_other_node(fleet: Fleet) -> None:
+    odd = {
+        "last": "9999-12-31T23:59:59.999999Z",
+        "first": "0000-01-01T00:00:00.000000Z",
+        "ahead": "2999-01-01T00:00:00.000000Z",
+    }
+    for name, renewed in odd.items():
+        fleet.add(name)
+        beat = {"spec": {"renewTime": renewed}}
+        assert fleet.plane.request("PATCH", f"{LEASES}/{name}", beat).status == 200
+    record = json.dumps({"schema": 1, "timestamp": "9999-01-01T00:00:00Z", "status": "pass", "severity": "PASS"})
+    fleet.mark(fleet.add("well"), {"metadata": {"annotations": {f"{P}/sweep-result": record}}})
+    fleet.configure(MAX_SWEEP_PERCENT="100")
+
+    code, printed, said = fleet.sweep("--dry-run")
+
+    assert code == 0, said
+    rows = {line.split()[0]: line for line in printed.splitlines()[1:] if line.strip()}
+    assert {name: "its agent is silent" in rows[name] for name in odd} == dict.fromkeys(odd, True)
+    assert (rows["well"].split()[-1], "never" in rows["well"]) == ("TAKEN", True)
+    assert [f"leases gpu-healthcheck/{name}: " in said for name in odd] == [True] * len(odd)
 
 
 def test_6_a_node_is_given_back_as_soon_as_its_own_job_has_ended(fleet: Fleet, kubelets: Kubelets) -> None:
