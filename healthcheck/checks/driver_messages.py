@@ -101,6 +101,8 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 
 def read_message(record: kernel_log.Record) -> Sighting | None:
     """What one line of the driver says; None when it is none of these."""
+    if kernel_log.is_packet_filters(record.text):
+        return None
     if record.text.startswith(_LOADED):
         detail = record.text.removeprefix(_BEGINS)[:_LONGEST_DETAIL]
         return Sighting(DRIVER_LOADED, _NO_GPU_OF_ITS_OWN, record.seq, record.at, detail=detail, driver_loaded=True)

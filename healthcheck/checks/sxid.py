@@ -38,7 +38,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
 
 def read_sxid(record: kernel_log.Record, expected: Expectation) -> Sighting | None:
     """What one kernel record says, whatever it means; None when it is no SXid, or only more of the one before it."""
-    found = _SXID.match(record.text)
+    found = None if kernel_log.is_packet_filters(record.text) else _SXID.match(record.text)
     address = normalise_address(found["address"]) if found else None
     if found is None or address is None or _MORE_OF_THE_SAME.match(found["text"] or ""):
         return None

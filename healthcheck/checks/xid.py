@@ -57,7 +57,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
 
 def read_xid(record: kernel_log.Record, expected: Expectation) -> Sighting | None:
     """What one kernel record says, whatever it means; None when it is no Xid."""
-    found = _XID.match(record.text)
+    found = None if kernel_log.is_packet_filters(record.text) else _XID.match(record.text)
     address = normalise_address(found["address"]) if found else None
     if found is None or address is None:
         return None

@@ -14,7 +14,14 @@ from healthcheck.model import Host, Probe, ProbeError
 from healthcheck.opening import open_file
 
 KERNEL_FACILITY = frozenset({0})
-"""User space can write to the device, but the kernel forces facility >= 1 on it: 0 cannot be forged."""
+"""What user space writes to the device gets facility 1 or more from the kernel.
+
+The kernel's own records hold words of user space, too. Several begin with the name of a process, 15 bytes of whatever
+its user likes, and go on in the kernel's words (`NAME[PID]: segfault at`, `NAME: page allocation failure`); others
+quote it, or the name of a file. So a line is the driver's by its whole form, from its first character on. A rule of
+the packet filter logs a prefix of up to 127 bytes (`is_packet_filters`): who makes one needs NET_ADMIN on the host's
+network.
+"""
 
 _READ_BYTES = 16384
 """One record of the device is at most 8 KiB; a shorter buffer is answered with EINVAL."""
@@ -24,6 +31,9 @@ _MOST_RECORDS, _MOST_BYTES = 2000, 4 << 20
 _MOST_IN_A_RING = 2_000_000
 _HEAD = re.compile(rb"(\d{1,9}),(\d{1,19}),(\d{1,19}),[^;]{0,256};")
 _ESCAPE = re.compile(rb"\\x([0-9a-fA-F]{2})")
+
+_PACKET = re.compile(r"IN=\S* OUT=\S* ")
+"""What the packet filter writes behind the prefix of a rule (net/netfilter/nf_log_syslog.c)."""
 
 # read(2) without giving up the interpreter, which os.read does for each record: a thread that is busy then takes it
 # for 5 ms, in which a flood of 100,000/s brings 500 more. The log is open without waiting, so it answers at once.
@@ -70,6 +80,11 @@ def _record(head: re.Match[bytes], line: bytes) -> Record:
     raw = _ESCAPE.sub(lambda found: bytes([int(found[1], 16)]), line[head.end() :])
     text = raw.decode("utf-8", "backslashreplace")
     return Record(int(head[2]), int(head[3]) / 1e6, int(head[1]) >> 3, text)
+
+
+def is_packet_filters(text: str) -> bool:
+    """Whether it is what a rule of the packet filter logs: the words before the packet's are the rule's author's."""
+    return _PACKET.search(text) is not None
 
 
 class KernelLog:

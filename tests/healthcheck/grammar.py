@@ -37,6 +37,33 @@ QUOTING = (
 )
 
 
+LONGEST_COMM, LONGEST_RULE_PREFIX = 15, 127
+BY_THE_KERNEL = (
+    "{}[4711]: segfault at 0 ip 00007f3a sp 00007ffd error 4 in libc.so.6[28000+195000] likely on CPU 0",
+    "{}[4711]: unhandled exception: SP Alignment, ESR 0x00000000, in python3.11[400000+5c4000]",
+    "{}[4711] bad frame in rt_sigreturn frame:00007ffd ip:7f3a sp:7ffd orax:ffffffffffffffff in x[28000+1000]",
+    "{}[4711] vsyscall attempted with vsyscall=none ip:ffffffffff600000 cs:33 sp:7ffd ax:0 si:0 di:0",
+    "{}: page allocation failure: order:4, mode:0x40dc0(GFP_KERNEL|__GFP_COMP|__GFP_ZERO), nodemask=(null)",
+    "{}: attempt to access beyond end of device",
+    "{} invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=985",
+    "{} (4711): drop_caches: 3",
+    "{} (4711) used greatest stack depth: 11016 bytes left",
+    "traps: {}[4711] trap divide error ip:55d0 sp:7ffd error:0 in {}[55d0+1000]",
+    "traps: {}[4711] general protection fault ip:55d0 sp:7ffd error:0",
+    "Memory cgroup out of memory: Killed process 4711 ({}) total-vm:1024kB, anon-rss:512kB",
+    "Out of memory: Killed process 4711 ({}) total-vm:1024kB, anon-rss:512kB",
+    "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=x,task_memcg=/x,task={},pid=4711,uid=0",
+    "INFO: task {}:4711 blocked for more than 120 seconds.",
+    "process '{}' started with executable stack",
+    "process '{}' launched '/bin/sh' with NULL argv: empty string added",
+    'audit: type=1701 audit(1700000000.123:42): auid=0 uid=0 pid=4711 comm="{}" exe="/usr/bin/python3" sig=11',
+    "CPU: 3 PID: 4711 Comm: {} Tainted: P           OE",
+    "warning: `{}' uses 32-bit capabilities (legacy support in use)",
+)
+"""Records of facility 0 that hold the name of a process: kernel/, mm/, fs/, arch/x86 and arm64 of Linux 5.4 to 6.12."""
+PACKET = "{}IN=eth0 OUT= MAC=02:42:ac:11:00:02 SRC=10.0.0.7 DST=10.0.0.9 LEN=60 TOS=0x00 PREC=0x00 TTL=64 PROTO=TCP"
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """A line as a driver writes it, and what it says."""
@@ -124,6 +151,18 @@ def driver_lines(draw: st.DrawFn) -> str:
 def fault_lines() -> st.SearchStrategy[str]:
     """Any line that an event check reads."""
     return st.one_of(xid_lines().map(_text), sxid_lines().map(_text), driver_lines())
+
+
+def names() -> st.SearchStrategy[str]:
+    """What a user calls a process so that the kernel's record of it begins like the driver's line, or quotes it."""
+    begins = fault_lines().map(lambda line: line[:LONGEST_COMM])
+    return begins | st.builds(lambda before, line: f"{before}{line}"[:LONGEST_COMM], st.text(max_size=3), fault_lines())
+
+
+def kernels_lines() -> st.SearchStrategy[str]:
+    """What the kernel itself writes, with such a name in it; and what a rule of the packet filter has it write."""
+    of_a_packet = fault_lines().map(lambda line: PACKET.format(line[:LONGEST_RULE_PREFIX]))
+    return st.builds(lambda form, name: form.replace("{}", name), st.sampled_from(BY_THE_KERNEL), names()) | of_a_packet
 
 
 def quoted_lines() -> st.SearchStrategy[str]:

@@ -14,8 +14,31 @@ from healthcheck.expectation import Expectation
 from healthcheck.model import Evidence, Nature, Sighting
 from healthcheck.printable import printable
 from healthcheck.probes.kernel_log import RING, Record, parse_record
-from tests.healthcheck.grammar import Line, driver_lines, fault_lines, quoted_lines, sxid_lines, xid_lines
+from tests.healthcheck.grammar import (
+    BY_THE_KERNEL,
+    LONGEST_COMM,
+    PACKET,
+    Line,
+    driver_lines,
+    fault_lines,
+    kernels_lines,
+    quoted_lines,
+    sxid_lines,
+    xid_lines,
+)
 
+BEGINNINGS = (
+    *KERNEL_LINES,
+    "NVRM: Xid (PCI:0000:05:00): 79, pid=1, name=x, GPU has fallen off the bus.",
+    "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
+    "NVRM: GPU 0000:05:00.0: GPU has fallen off the bus.",
+    "NVRM: GPU at PCI:0000:05:00: GPU-0b0a6c5e-0000-4000-8000-000000000001",
+    "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.133.20",
+    "NVRM: API mismatch: the client has the version 545.23.08",
+    "NVRM: RmInitAdapter failed! (0x24:0x72:1568)",
+    "nvidia 0000:05:00.0: GPU has fallen off the bus.",
+    "GPU has fallen off the bus.",
+)
 EVENT_CHECKS = tuple(check for check in CHECKS if check.nature is Nature.EVENT)
 
 
@@ -69,6 +92,19 @@ def test_a_line_without_a_number_is_one_fault(text: str) -> None:
 @given(quoted_lines())
 def test_text_that_only_quotes_a_line_is_no_fault(text: str) -> None:
     assert sightings(text) == []
+
+
+@given(kernels_lines())
+def test_what_the_kernel_writes_of_a_process_or_a_packet_is_never_the_drivers(text: str) -> None:
+    assert sightings(text) == []
+
+
+@pytest.mark.parametrize("form", [*BY_THE_KERNEL, PACKET])
+@pytest.mark.parametrize("begin", BEGINNINGS)
+def test_a_name_that_begins_as_the_driver_does_makes_no_line_of_it(begin: str, form: str) -> None:
+    name = begin if form is PACKET else begin[:LONGEST_COMM]
+
+    assert sightings(form.replace("{}", name)) == []
 
 
 @given(fault_lines())

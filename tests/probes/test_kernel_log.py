@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from healthcheck.model import Host, ProbeError
-from healthcheck.probes.kernel_log import Batch, KernelLog, Record, boot_id, parse_record, read_ring
+from healthcheck.checks import CHECKS, KERNEL_LINES
+from healthcheck.examine import judge
+from healthcheck.expectation import Expectation
+from healthcheck.model import Evidence, Host, Nature, ProbeError
+from healthcheck.probes.kernel_log import RING, Batch, KernelLog, Record, boot_id, parse_record, read_ring
 from sim.node import SimulatedNode
 
 XID = "NVRM: Xid (PCI:0000:53:00): 79, GPU has fallen off the bus."
@@ -294,6 +299,12 @@ class TestSimulatedNode:
 
 
 DEVICE = Path("/dev/kmsg")
+EVENT_CHECKS = tuple(check for check in CHECKS if check.nature is Nature.EVENT)
+CRASH = """
+import ctypes, sys
+ctypes.CDLL(None).prctl(15, sys.argv[1].encode(), 0, 0, 0)  # PR_SET_NAME
+ctypes.string_at(1)
+"""
 
 
 @pytest.fixture
@@ -337,6 +348,22 @@ class TestRealDevice:
         assert sum(batch.refused for batch in refused) >= 1
         texts = [record.text for batch in taken for record in batch.records if mark in record.text]
         assert texts == [f"NVRM: Xid (PCI:0000:53:00): 79, {mark}\x07\\ \\xe9\\xff"]
+
+    @pytest.mark.parametrize("begin", [*KERNEL_LINES, "NVRM: Xid (PCI:0000:05:00)", "NVRM: loading NVIDIA UNIX"])
+    def test_what_the_kernel_says_of_a_process_that_crashes_is_not_the_drivers(self, device: Path, begin: str) -> None:
+        """The record is of facility 0 and begins with the name, which is whatever the process calls itself."""
+        with KernelLog(device, begins=KERNEL_LINES) as log:
+            drain(log)
+            crashed = subprocess.Popen([sys.executable, "-c", CRASH, begin])
+            crashed.wait()
+            records = [record for batch in drain(log) for record in batch.records]
+
+        said = [one for one in records if f"[{crashed.pid}]: segfault at" in one.text]
+        if not said:
+            pytest.skip("this kernel says nothing of a crash (debug.exception-trace), or said too much just before")
+        assert (said[0].facility, said[0].text.startswith(begin[:15])) == (0, True)
+        outcomes = judge(EVENT_CHECKS, Evidence({RING: tuple(said)}), Expectation())
+        assert [one.sightings for one in outcomes if one.sightings] == []
 
     def test_a_cursor_skips_what_was_judged(self, device: Path) -> None:
         with KernelLog(device) as log:
