@@ -49,6 +49,10 @@ class Access:
         if new:
             log.error("the cluster forbids what the agent has to do", resource=resource, answer=str(error))
 
+    def dropped(self, what: str) -> None:
+        """Count what failed for a fault of ours before anybody was asked."""
+        self._telemetry.set_aside.labels(what).inc()
+
     def _counted(self, resource: str, write: Callable[[], object]) -> None:
         result = "ok"
         try:

@@ -14,6 +14,7 @@ from agent.outage import Outage
 from agent.slots import Slots
 from healthcheck.budget import HELD, Place
 from healthcheck.cluster import ClusterError, Unavailable
+from healthcheck.examine import failure
 from healthcheck.node import NodeState
 
 log = structlog.get_logger()
@@ -119,6 +120,9 @@ class Places(threading.Thread):
             place = self._give_back(node) if percent is None else self._take(node, percent)
         except ClusterError as error:
             return self._put_off(error)
+        except Exception as error:  # noqa: BLE001 - whatever another's Lease holds, the agent lives
+            log.error("a place can't be asked for", failure=failure(error))  # noqa: TRY400 - a line, no traceback
+            return self._put_off(ClusterError(failure(error)))
         self._failures = 0
         self._outage.back("slots")
         with self._condition:
@@ -147,7 +151,8 @@ class Places(threading.Thread):
         seconds = min(_FIRST_SECONDS * 2.0**self._failures, longest) * random.uniform(0.5, 1)  # noqa: S311
         asked = (error.retry_after_seconds if isinstance(error, Unavailable) else None) or 0.0
         self._failures = min(self._failures + 1, 16)
-        self._outage.away("slots", error)
+        if isinstance(error, Unavailable):
+            self._outage.away("slots", error)
         with self._condition:
             self._trouble = str(error)
         return max(seconds, min(asked, _CAP_SECONDS))

@@ -16,8 +16,10 @@ from agent.access import Access
 from agent.outage import Outage
 from healthcheck.cluster import Cluster, ClusterError, NotFound, Unavailable
 from healthcheck.events import Event
+from healthcheck.examine import failure
 from healthcheck.model import Now
 from healthcheck.node import NodeState
+from healthcheck.printable import printable
 
 log = structlog.get_logger()
 
@@ -25,6 +27,7 @@ _MOST_EVENTS_WAITING = 64
 _FIRST_SECONDS, _CAP_SECONDS = 1.0, 60.0
 _NODE_GONE_SECONDS = 30.0
 _LONGEST_ASKED_SECONDS = 600.0
+_LONGEST_DROPPED = 300
 
 
 class Reporter(threading.Thread):
@@ -113,9 +116,18 @@ class Reporter(threading.Thread):
             write()
         except ClusterError as error:
             self._say_away(what, error, first=patience.failed(error))
+        except Exception as error:  # noqa: BLE001 - an Event that nobody can write must not end the agent
+            patience.failed(ClusterError(str(error)))
+            self._drop(what, failure(error))
         else:
             patience.succeeded()
             self._outage.back(what)
+
+    def _drop(self, what: str, why: str) -> None:
+        event = self._events.popleft().event if what == "events" and self._events else None
+        told = printable(f"{event.reason}: {event.message}", _LONGEST_DROPPED) if event else ""
+        log.error("a request failed before it was made", resource=what, dropped=told, failure=why)
+        self._access.dropped("event" if event else "heartbeat")
 
     def _say_away(self, what: str, error: ClusterError, *, first: bool) -> None:
         # A server that takes no Events for now may well take all else.

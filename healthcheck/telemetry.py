@@ -68,7 +68,7 @@ class Telemetry:
         self.standby = gauge("standby", "1 while another agent of this node holds the memory.")
         for status in Status:
             self.status.labels(status.value)
-        for what in ("kernel-log-record", "annotation", "node", "memory"):
+        for what in ("kernel-log-record", "annotation", "memory", "event", "heartbeat"):
             self.set_aside.labels(what)
         self._make_deep_metrics()
 
