@@ -5,7 +5,6 @@ A value that is not allowed is named with its file, its key, what it is and what
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -286,6 +285,8 @@ def unknown_keys(directory: Path | None) -> UnknownKeys | None:
 
 def _nearest(key: str, known: Mapping[str, str]) -> str:
     """Upper and lower case are no difference; a long name is no mistyped one."""
+    import difflib  # noqa: PLC0415 - the agent need not hold it for the day when somebody mistypes
+
     close = difflib.get_close_matches(key.lower(), known, 1) if len(key) <= _LONGEST_KEY else []
     return known[close[0]] if close else ""
 

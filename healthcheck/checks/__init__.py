@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 
 from healthcheck.checks import (
@@ -179,6 +178,8 @@ def _light(word: str) -> tuple[Check, ...]:
 
 
 def _nobody(word: str, allowed: str) -> str:
+    import difflib  # noqa: PLC0415 - the agent need not hold it for the day when somebody mistypes
+
     close = difflib.get_close_matches(word[:_LONGEST_NAME].lower(), _NAMED, 1)
     return f"no check {word[:_LONGEST_NAME]!r}{f' (did you mean {close[0]}?)' if close else ''}; {allowed}"
 
