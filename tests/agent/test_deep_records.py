@@ -67,7 +67,8 @@ class TestARecordOfTheBashSuite:
         world.host.xid(3, 79, "GPU has fallen off the bus.")
         node = world.wait_for_status("fail")
         assert (node.tainted, node.severity, set(node.findings)) == (True, "REBOOT", {"Xid79"})
-        world.restart().wait_for_looks()
+        agent = world.restart()
+        eventually(lambda: agent.metric("looks_total") >= 1)
         assert (world.node().severity, len(world.events("OldRecord"))) == ("REBOOT", 1)
         assert world.events("BadAnnotation") == []
 

@@ -46,8 +46,7 @@ class Listing:
 def listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listing]:
     with ApiStandIn() as api:
         monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-        path = api.kubeconfig(tmp_path / "kubeconfig")
-        monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(path))
+        monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig(tmp_path / "kubeconfig")))
         yield Listing(api)
 
 
