@@ -526,7 +526,7 @@ class Cluster:
                 auth_settings=["BearerToken"],
             )
             answer = self._client.call_api(*call, _request_timeout=(_CONNECT_SECONDS, read_seconds))
-        except (urllib3.exceptions.HTTPError, OSError, ApiException) as error:
+        except (urllib3.exceptions.HTTPError, OSError, ApiException, config.ConfigException) as error:
             self._connect_anew()  # a changed certificate is only read by a new client
             raise Unavailable(f"{verb} {resource}: {_say(error)}") from error
         response: urllib3.BaseHTTPResponse = answer.response
@@ -535,8 +535,8 @@ class Cluster:
         return response
 
     def _connect_anew(self) -> None:
-        """Where that can't be done now, as without a file descriptor, the client stays as it is."""
-        with suppress(ClusterError, OSError):
+        """Where that can't be done now, as without a file descriptor or a kubeconfig, the client stays as it is."""
+        with suppress(ClusterError, OSError, config.ConfigException):
             self._client = self._connector()
 
     def _raise(self, response: urllib3.BaseHTTPResponse, verb: str, resource: str) -> None:
