@@ -22,8 +22,12 @@ log = structlog.get_logger()
 _MOMENT_SECONDS = 2.0
 """So long a verdict waits for a place: a thousand agents that ask at once get theirs in as much. Then it is written
 without the taint, which follows."""
-_FIRST_SECONDS, _AWAITED_SECONDS, _CAP_SECONDS = 0.1, 0.5, 30.0
-"""Until it is asked for again: longer each time, but shorter while a verdict waits."""
+_FIRST_SECONDS, _TAKE_CAP_SECONDS, _CAP_SECONDS = 1.0, 5.0, 30.0
+"""Until it is asked for again: at random within twice as long each time. A taint waits for a place, nothing for its
+return."""
+_SPREAD_SECONDS_PER_PLACE = 0.25
+"""Who was refused a place looks a while later whether somebody holds several. A fleet that fails at once must not have
+each of its nodes list all places at that moment."""
 _FORBIDDEN = Place(held=False, why="the cluster forbids to take a place in the fleet budget")
 
 
@@ -42,11 +46,13 @@ class Places(threading.Thread):
         """None: no place is needed."""
         self._due = False
         self._answer: Place | None = None
-        """None: nobody knows, or it has been used."""
-        self._awaited = False
-        """Somebody waits for the answer now."""
+        """Good until the next look, so that a write that is tried again waits for nothing; None: nobody knows."""
+        self._under_way = False
+        """Asked for, and not answered yet: whoever asks meanwhile is not heard any sooner."""
         self._missed = False
         """Somebody went on without the answer."""
+        self._refused = False
+        """At a first glance: to be looked at closely."""
         self._trouble = "it has not answered yet"
         self._failures = 0
         self._stopping = False
@@ -56,11 +62,16 @@ class Places(threading.Thread):
         """Whether a verdict went on without an answer that has not come yet."""
         return self._missed
 
+    @property
+    def is_held(self) -> bool:
+        """Whether there is a place for a taint that the Node may not carry yet."""
+        return self._answer is not None and self._answer.held
+
     def hold(self, node: NodeState, percent: int) -> Place:
         """A place, once it is held; one that was refused is asked for again after the next look."""
         with self._condition:
             if self._percent is None or not self._is_still(node):
-                self._answer = None
+                self._answer, self._under_way = None, False
             self._node, self._percent = node, percent
             if node.tainted():
                 # It only has to be there still; whoever took it away does not take the taint along.
@@ -69,30 +80,27 @@ class Places(threading.Thread):
                 return HELD
             if self._answer is None:
                 self._ask()
-                self._awaited = True
                 self._condition.wait_for(lambda: self._answer is not None or self._stopping, _MOMENT_SECONDS)
-                self._awaited = False
             answer = self._answer
             if answer is None:
                 self._missed = True
                 return Place(
                     held=False, why=f"the cluster does not say whether there is a place for it: {self._trouble}"
                 )
-            if answer.held:
-                self._answer = None  # the next time it is looked whether it is still there
             return answer
 
     def free(self, node: NodeState) -> None:
         """Hold none."""
         with self._condition:
+            if self._percent is not None or self._node is None or not self._is_still(node):
+                self._under_way = False
             self._node, self._percent, self._answer = node, None, None
             self._ask()
 
     def ask_again(self) -> None:
-        """A look ended: what was refused is asked for again."""
+        """A look ended: whether there is a place is asked for anew."""
         with self._condition:
-            if self._answer is not None and not self._answer.held:
-                self._answer = None
+            self._answer = None
 
     def end(self) -> None:
         with self._condition:
@@ -107,12 +115,15 @@ class Places(threading.Thread):
                 if self._stopping:
                     return
                 node, percent = self._node, self._percent
+                self._refused = self._refused and not self._due
                 self._due = False
             seconds = self._bring_about(node, percent) if node is not None else None
 
     def _ask(self) -> None:
-        self._due = True
-        self._condition.notify_all()
+        if not self._under_way:
+            self._due = self._under_way = True
+            self._failures = 0
+            self._condition.notify_all()
 
     def _bring_about(self, node: NodeState, percent: int | None) -> float | None:
         """In how many seconds it has to be tried again; None: not at all."""
@@ -123,23 +134,29 @@ class Places(threading.Thread):
         except Exception as error:  # noqa: BLE001 - whatever another's Lease holds, the agent lives
             log.error("a place can't be asked for", failure=failure(error))  # noqa: TRY400 - a line, no traceback
             return self._put_off(ClusterError(failure(error)))
-        self._failures = 0
         self._outage.back("slots")
         with self._condition:
+            self._under_way = self._due
+            gained = False
             if percent is not None and self._percent is not None and self._is_still(node):
+                gained = self._refused and place.held
                 self._answer = place
             missed, self._missed = self._missed, place is _FORBIDDEN
+            self._refused = not (self._refused or place.held or place is _FORBIDDEN)
             self._condition.notify_all()
-        if missed:
+        if missed or gained:
             self._changed()
-        return _CAP_SECONDS if place is _FORBIDDEN else None
+        if place is _FORBIDDEN:
+            return _CAP_SECONDS
+        return random.uniform(0, _SPREAD_SECONDS_PER_PLACE * self._slots.places) if self._refused else None  # noqa: S311
 
     def _is_still(self, node: NodeState) -> bool:
         return self._node is not None and self._node.uid == node.uid
 
     def _take(self, node: NodeState, percent: int) -> Place:
         places: list[Place] = []
-        taken = self._access.permitted("slots", lambda: places.append(self._slots.take(node, percent)))
+        closely = self._refused
+        taken = self._access.permitted("slots", lambda: places.append(self._slots.take(node, percent, closely=closely)))
         return places[0] if taken else _FORBIDDEN
 
     def _give_back(self, node: NodeState) -> Place:
@@ -147,12 +164,12 @@ class Places(threading.Thread):
         return HELD
 
     def _put_off(self, error: ClusterError) -> float:
-        longest = _AWAITED_SECONDS if self._awaited else _CAP_SECONDS
-        seconds = min(_FIRST_SECONDS * 2.0**self._failures, longest) * random.uniform(0.5, 1)  # noqa: S311
         asked = (error.retry_after_seconds if isinstance(error, Unavailable) else None) or 0.0
-        self._failures = min(self._failures + 1, 16)
         if isinstance(error, Unavailable):
             self._outage.away("slots", error)
         with self._condition:
             self._trouble = str(error)
-        return max(seconds, min(asked, _CAP_SECONDS))
+            longest = _CAP_SECONDS if self._percent is None else _TAKE_CAP_SECONDS
+            seconds = random.uniform(0, min(_FIRST_SECONDS * 2.0**self._failures, longest))  # noqa: S311
+            self._failures = min(self._failures + 1, 16)
+        return min(asked, longest) + seconds

@@ -33,23 +33,30 @@ class Slots:
         """The UID of the Node of which we know what it holds."""
         self._fleet: int | None = None
         self._size_known = True
+        self.places = 0
+        """How many the fleet had when one was asked for."""
         self._counted_at = float("-inf")
         self._draw = random.Random()  # noqa: S311 - spreads the fleet over the places, no secret
 
-    def take(self, node: NodeState, percent: int) -> Place:
-        """Hold a place. Raises ClusterError when the cluster does not say."""
+    def take(self, node: NodeState, percent: int, *, closely: bool = True) -> Place:
+        """Hold a place. Raises ClusterError when the cluster does not say.
+
+        Only who looks `closely` finds the one that is left where somebody holds several; it costs a listing of all.
+        """
         if self._holds_one(node) and not self._unsure:
             return HELD
         held = self._cluster.count_slots()
         self.count()
         if 2 * held >= allowed(self._fleet, percent):
             self._fleet_size()
-        places = allowed(self._fleet, percent)
+        self.places = places = allowed(self._fleet, percent)
         if self._slot is not None:
             return self._made_sure_of(places, node)
         self._unsure = False
         if held < places and self._take_one_of(draw(places, self._draw), node):
             return HELD
+        if not closely and (held >= places or (held := self._cluster.count_slots()) >= places):
+            return Place(held=False, why=f"{held} of the fleet's {places} places for tainted nodes are taken")
         return self._take_free(places, node)
 
     def count(self) -> None:

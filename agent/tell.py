@@ -379,7 +379,8 @@ class Teller(threading.Thread):
         """Whether the Node does not say yet that work has to stay away."""
         node, severity = self._node, self._ledger.severity
         told = Severity.__members__.get(node.labels.get(SEVERITY, ""), Severity.PASS) if node else Severity.PASS
-        return severity >= Severity.RESET and told < severity
+        untainted = self._places.is_held and node is not None and not node.tainted()
+        return severity >= Severity.RESET and (told < severity or untainted)
 
     def _pause(self, state: tenacity.RetryCallState) -> float:
         """How long until the next try. A fleet that lost its API server must not come back all at once."""

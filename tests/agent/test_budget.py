@@ -217,7 +217,7 @@ class TestAHolderOfMany:
         hold(watched, 4, 5)
         fail(watched)
 
-        assert watched.wait_for_status("fail").tainted
+        eventually(lambda: watched.node().tainted)
         assert [slot["metadata"]["name"] for slot in slots(watched)] == [f"slot-{number}" for number in range(7)]
 
     def test_gets_no_more_nodes_out_of_service_than_allowed(self, watched: World) -> None:
@@ -229,7 +229,10 @@ class TestAHolderOfMany:
 
         assert (node.tainted, node.record["taint"]) == (False, "withheld")
         message = watched.wait_for_event("TaintWithheld")["message"]
-        assert "4 of the fleet's 4 places for tainted nodes are taken" in message
+        assert "of the fleet's 4 places for tainted nodes are taken" in message
+        # Refused at a first glance it looks closely a moment later, and still takes none.
+        eventually(lambda: [one for one in watched.api.requests if BUDGET in one.path and "limit=500" in str(one)])
+        assert len(holders(watched)) == 7
 
     def test_does_not_make_one_too_many_while_others_take_places(self, watched: World) -> None:
         """Between our look at the places and the making of ours another node was given one that somebody gave back."""
