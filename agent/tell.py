@@ -25,8 +25,8 @@ from healthcheck import record as records
 from healthcheck.budget import HELD
 from healthcheck.change import Rules, plan, wants_place
 from healthcheck.cluster import Cluster, ClusterError, Conflict, Forbidden, NotFound, Refused, Unavailable
-from healthcheck.deep_record import passed_run, untaken
-from healthcheck.events import Event, cut, event_name, released_event, void_record
+from healthcheck.deep_record import passed_run, untaken, void_record
+from healthcheck.events import Event, cut, event_name, released_event
 from healthcheck.examine import failure
 from healthcheck.memory import Release
 from healthcheck.model import PREFIX, Now, Severity

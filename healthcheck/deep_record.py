@@ -15,11 +15,13 @@ from typing import Any
 
 from healthcheck import record as records
 from healthcheck.checks.dcgm_diag import LEVEL_2, LEVEL_4
+from healthcheck.events import Event, cut, event_name
 from healthcheck.exits import ended_by_reset, escalated, is_acknowledged, retested
 from healthcheck.memory import Memory, Standing, differs, gpu_address, located, worst_first
 from healthcheck.model import Finding, Nature, Now, Outcome, Passed, Severity, Status
 from healthcheck.moments import moment, moment_or_none, timestamp
 from healthcheck.node import QUARANTINE_RESULT, NodeState
+from healthcheck.printable import printable
 from healthcheck.record import RecordError
 from healthcheck.release import DEEP, UNTOLD, Fault, counts, deep_faults, is_taken
 from healthcheck.verdict import status_of, worst
@@ -70,6 +72,13 @@ class PassedRun:
 
     name: str
     began: datetime
+
+
+def void_record(node: NodeState, deep: DeepRecord) -> Event:
+    """A deep record that counts for nothing. The same one has the same name, whenever it is told."""
+    message = f"{deep.kind} of {deep.timestamp} says {deep.void}: it counts for nothing, for it is another suite's"
+    name = event_name(node.name, "void", deep.kind, deep.timestamp)
+    return Event(name, "Normal", "OldRecord", cut(f"{printable(message)}, and its taint does not stand"))
 
 
 def passed_run(node: NodeState) -> PassedRun | None:

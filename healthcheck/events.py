@@ -10,11 +10,9 @@ from typing import Any
 
 from healthcheck import record as records
 from healthcheck.budget import Place
-from healthcheck.deep_record import DeepRecord
 from healthcheck.memory import Release
 from healthcheck.model import Severity, Status, Told
 from healthcheck.node import DEEP_CHECK, STATUS, NodeState, is_tested
-from healthcheck.printable import printable
 from healthcheck.release import UNTOLD
 from healthcheck.verdict import Verdict
 
@@ -123,13 +121,6 @@ def released_event(node: NodeState, release: Release) -> Event:
     name = event_name(node.name, "released", release.by, release.reason, release.at.isoformat(), *released)
     told = ", ".join(released) or "nothing"
     return Event(name, "Normal", "Released", cut(f"{release.by} released {told}: {release.reason}"))
-
-
-def void_record(node: NodeState, deep: DeepRecord) -> Event:
-    """A deep record that counts for nothing. The same one has the same name, whenever it is told."""
-    message = f"{deep.kind} of {deep.timestamp} says {deep.void}: it counts for nothing, for it is another suite's"
-    name = event_name(node.name, "void", deep.kind, deep.timestamp)
-    return Event(name, "Normal", "OldRecord", cut(f"{printable(message)}, and its taint does not stand"))
 
 
 def event_name(node: str, *parts: str) -> str:

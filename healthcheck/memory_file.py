@@ -11,9 +11,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from healthcheck import record as records
 from healthcheck import strict_json
 from healthcheck.expectation import FirstSeen, Place
+from healthcheck.findings_json import (
+    acknowledgement_in,
+    acknowledgement_row,
+    finding_row,
+    release_in,
+    seconds,
+    standing_in,
+    whole,
+)
 from healthcheck.memory import Hit, Key, Memory, Release, Sight, Standing
 from healthcheck.moments import exact, moment
 from healthcheck.opening import refuse_shortage
@@ -119,10 +127,10 @@ def _content(memory: Memory) -> bytes:
             "driver_loaded_at": memory.driver_loaded_at,
             "instance_type": memory.instance_type,
             "taken": dict(memory.taken),
-            "findings": [records.finding_row(one) | _own(one) for one in memory.standing],
+            "findings": [finding_row(one) | _own(one) for one in memory.standing],
             "released": _release_row(memory.released) if memory.released else None,
             "acknowledged": [
-                records.acknowledgement_row(one) | {"last_seen": exact(one.last_seen)} for one in memory.acknowledged
+                acknowledgement_row(one) | {"last_seen": exact(one.last_seen)} for one in memory.acknowledged
             ],
             "sights": {kind: [one.name, exact(one.at)] for kind, one in memory.sights.items()},
             "gpus": {address: dict(about) for address, about in memory.gpus.items()},
@@ -173,19 +181,19 @@ def _memory(content: Mapping[str, Any]) -> Memory:
     cursor, loaded, released = content["cursor"], content["driver_loaded_at"], content["released"]
     hits: dict[Key, tuple[Hit, ...]] = {}
     for reason, address, process, place, at, seen in content["hits"]:
-        hit = Hit(str(process), str(place), records.seconds(at), moment(seen))
+        hit = Hit(str(process), str(place), seconds(at), moment(seen))
         hits[reason, address] = (*hits.get((reason, address), ()), hit)
     return Memory(
         machine=str(content["machine"]),
         boot_id=str(content["boot_id"]),
-        cursor=None if cursor is None else records.whole(cursor),
-        driver_loaded_at=None if loaded is None else records.seconds(loaded),
+        cursor=None if cursor is None else whole(cursor),
+        driver_loaded_at=None if loaded is None else seconds(loaded),
         standing=tuple(_standing(row) for row in content["findings"]),
-        released=None if released is None else records.release_in(released),
-        acknowledged=tuple(records.acknowledgement_in(row) for row in content["acknowledged"]),
+        released=None if released is None else release_in(released),
+        acknowledged=tuple(acknowledgement_in(row) for row in content["acknowledged"]),
         gpus={str(address): dict(about) for address, about in content["gpus"].items()},
         recovery={str(address): int(action) for address, action in content["recovery"].items()},
-        last_xid={str(address): records.seconds(at) for address, at in content["last_xid"].items()},
+        last_xid={str(address): seconds(at) for address, at in content["last_xid"].items()},
         hits=hits,
         ended={(row[0], row[1]): tuple(moment(at) for at in row[2:]) for row in content["ended"]},
         # An earlier version of this program did not write these.
@@ -203,7 +211,7 @@ def _first(content: Mapping[str, Any]) -> FirstSeen:
 
 
 def _standing(row: Mapping[str, Any]) -> Standing:
-    one = records.standing_in(row, row["boot_id"])
+    one = standing_in(row, row["boot_id"])
     return replace(one, finding=replace(one.finding, escalates=bool(row["escalates"])))
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import healthcheck
 from healthcheck import strict_json
-from healthcheck.memory import Acknowledgement, Memory, Release, Standing
-from healthcheck.model import Finding, Nature, Severity, Status
+from healthcheck.findings_json import finding_row, is_whole, release_in, release_row, standing_in, whole
+from healthcheck.memory import Acknowledgement, Memory, Standing
+from healthcheck.model import Nature, Severity, Status
 from healthcheck.moments import EARLIEST, moment, moment_or_none, timestamp
 from healthcheck.verdict import Verdict
 
@@ -26,11 +27,6 @@ LEVEL_4 = "4-dcgm-diag-l4"
 _SHORT_DETAIL = 40
 _SHARE_OF_THE_BLIND = 4
 """Of the room in a record: a quarter is left to what could not be seen, when there is too much of it."""
-_LONGEST_WORD, _LONGEST_SHOWN = 200, 40
-_MOST_WHOLE = 10**19
-"""As many digits as the kernel's log gives its records."""
-_MOST_SECONDS = 1e13
-"""More than the kernel's log can say, and few enough that a float keeps the milliseconds."""
 _VOLATILE = ("timestamp", "cursor")
 
 
@@ -101,7 +97,7 @@ def load(text: str) -> dict[str, Any]:
 
 def has_schema(record: Mapping[str, Any]) -> bool:
     """Whether a program of ours wrote it: the records of the bash suite have none."""
-    return _is_whole(record.get("schema"))
+    return is_whole(record.get("schema"))
 
 
 def severity_in(record: Mapping[str, Any]) -> Severity:
@@ -147,7 +143,7 @@ def remembered(record: Mapping[str, Any]) -> Memory:
         return Memory(
             machine=str(record["machine"]),
             boot_id=str(record["boot_id"]),
-            cursor=cursor if _is_whole(cursor) else None,
+            cursor=cursor if is_whole(cursor) else None,
             standing=standing,
             released=release_in(record["released"]) if record.get("released") else None,
             acknowledged=acknowledged,
@@ -186,59 +182,6 @@ def _row_of(standing: Standing, boot_id: str) -> dict[str, Any]:
     return row if standing.boot_id == boot_id else row | {"boot_id": standing.boot_id}
 
 
-def finding_row(standing: Standing) -> dict[str, Any]:
-    finding = standing.finding
-    row: dict[str, Any] = {
-        "reason": finding.reason,
-        "severity": finding.severity.name,
-        "subject": finding.subject,
-        "about": dict(finding.about),
-        "detail": finding.detail,
-        "first_seen": timestamp(standing.first_seen),
-        "last_seen": timestamp(standing.last_seen),
-        "count": standing.count,
-        "exit": standing.exit,
-        "check": standing.check,
-        "nature": standing.nature.value,
-        "at": round(standing.last_at, 3),
-    }
-    if standing.seq >= 0:
-        row["seq"] = standing.seq
-    for key in ("rule", "source"):
-        if value := getattr(finding, key):
-            row[key] = value
-    return row
-
-
-def standing_in(row: Mapping[str, Any], boot_id: str) -> Standing:
-    finding = Finding(
-        reason=str(row["reason"]),
-        severity=Severity[row["severity"]],
-        subject=str(row["subject"]),
-        detail=str(row["detail"]),
-        about={str(key): str(value) for key, value in dict(row.get("about", {})).items()},
-        rule=str(row.get("rule", "")),
-        source=str(row.get("source", "")),
-    )
-    first, last = (moment(row[key]) for key in ("first_seen", "last_seen"))
-    at, count, seq = seconds(row.get("at", 0.0)), whole(row["count"]), whole(row.get("seq", -1))
-    boot_id = str(row.get("boot_id", boot_id))
-    return Standing(finding, str(row["check"]), Nature(row["nature"]), first, last, count, boot_id, at, seq)
-
-
-def release_row(release: Release) -> dict[str, Any]:
-    """Who, why and when, for people; of what stands in `acknowledged`."""
-    return {
-        "by": release.by[:_LONGEST_WORD],
-        "reason": release.reason[:_LONGEST_WORD],
-        "at": timestamp(release.at),
-    }
-
-
-def release_in(row: Mapping[str, Any]) -> Release:
-    return Release(str(row["by"]), str(row["reason"]), moment(row["at"]), ())
-
-
 def _groups(acknowledged: Iterable[Acknowledgement]) -> list[dict[str, Any]]:
     """In few words, so that a node that was released stays a small record: what shares boot and place stands together.
 
@@ -261,46 +204,6 @@ def _acknowledged_in(group: Mapping[str, Any]) -> Iterator[Acknowledgement]:
         reason, _, subject = str(name).partition(" ")
         cursor = group["cursor"]
         yield Acknowledgement(reason, subject, str(group["boot_id"]), None if cursor is None else whole(cursor), seen)
-
-
-def acknowledgement_row(one: Acknowledgement) -> dict[str, Any]:
-    return {
-        "reason": one.reason,
-        "subject": one.subject,
-        "boot_id": one.boot_id,
-        "cursor": one.cursor,
-        "last_seen": timestamp(one.last_seen),
-    }
-
-
-def acknowledgement_in(row: Mapping[str, Any]) -> Acknowledgement:
-    cursor = row["cursor"]
-    return Acknowledgement(
-        str(row["reason"]),
-        str(row["subject"]),
-        str(row["boot_id"]),
-        None if cursor is None else whole(cursor),
-        moment(row["last_seen"]),
-    )
-
-
-def whole(value: object) -> int:
-    """A count, or a place in the log. Raises ValueError."""
-    if not isinstance(value, int) or not _is_whole(value):
-        raise ValueError(f"a whole number of at most 19 digits is wanted, not {str(value)[:_LONGEST_SHOWN]}")
-    return value
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and -1 <= value < _MOST_WHOLE
-
-
-def seconds(value: object) -> float:
-    """Of a monotonic clock. Raises ValueError."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not isinstance(value, int | float) or not is_number or not abs(value) <= _MOST_SECONDS:
-        raise ValueError(f"a number of seconds is wanted, not {str(value)[:_LONGEST_SHOWN]}")
-    return float(value)
 
 
 def within_limit(record: dict[str, Any]) -> dict[str, Any]:

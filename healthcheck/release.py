@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from healthcheck import record as records
+from healthcheck.findings_json import acknowledgement_in, acknowledgement_row
 from healthcheck.memory import Acknowledgement, Release
 from healthcheck.model import Nature, Severity, Status
 from healthcheck.moments import EARLIEST, moment, moment_or_none, timestamp
@@ -90,7 +91,7 @@ def acknowledgements(faults: Iterable[Fault]) -> tuple[Acknowledgement, ...]:
 
 def dump_release(release: Release) -> str:
     """The annotation's text."""
-    rows = [records.acknowledgement_row(one) for one in release.findings]
+    rows = [acknowledgement_row(one) for one in release.findings]
     word = {"by": release.by, "reason": release.reason, "at": timestamp(release.at), "findings": rows}
     return json.dumps(word, separators=(",", ":"), ensure_ascii=False)
 
@@ -103,7 +104,7 @@ def parse_release(text: str) -> Release:
         if not isinstance(rows, list):
             raise RecordError(f"findings: a list is wanted, not {type(rows).__name__}")
         by, reason = str(content["by"])[:_LONGEST_WORD], str(content["reason"])[:_LONGEST_REASON]
-        findings = tuple(_whole_second(records.acknowledgement_in(row)) for row in rows)
+        findings = tuple(_whole_second(acknowledgement_in(row)) for row in rows)
         return Release(by, reason, moment(content["at"]), findings)
     except (KeyError, ValueError, TypeError, OverflowError) as error:
         raise RecordError(f"no release ({{by, reason, at, findings}}): {error!r}") from None

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from healthcheck import record as records
+from healthcheck.findings_json import finding_row
 from healthcheck.memory import Acknowledgement, Memory, Release
 from healthcheck.model import Nature, Outcome, Severity, Unobserved
 from healthcheck.moments import timestamp
@@ -191,19 +192,17 @@ def test_an_annotation_that_is_no_record_is_refused_with_its_reason(text: str, m
         {"findings": [{"reason": "Xid79"}]},
         {
             "findings": [
-                fault_row | change
-                for fault_row in [records.finding_row(stands(fault()))]
-                for change in [{"severity": "BAD"}]
+                fault_row | change for fault_row in [finding_row(stands(fault()))] for change in [{"severity": "BAD"}]
             ]
         },
-        {"findings": [records.finding_row(stands(fault())) | {"severity": []}]},
-        {"findings": [records.finding_row(stands(fault())) | {"first_seen": "yesterday"}]},
-        {"findings": [records.finding_row(stands(fault())) | {"first_seen": "2026-11-21T01:02:03"}]},
-        {"findings": [records.finding_row(stands(fault())) | {"count": float("inf")}]},
-        {"findings": [records.finding_row(stands(fault())) | {"count": "many"}]},
-        {"findings": [records.finding_row(stands(fault())) | {"about": 7}]},
-        {"findings": [records.finding_row(stands(fault())) | {"at": {}}]},
-        {"findings": [records.finding_row(stands(fault())) | {"nature": "human"}]},
+        {"findings": [finding_row(stands(fault())) | {"severity": []}]},
+        {"findings": [finding_row(stands(fault())) | {"first_seen": "yesterday"}]},
+        {"findings": [finding_row(stands(fault())) | {"first_seen": "2026-11-21T01:02:03"}]},
+        {"findings": [finding_row(stands(fault())) | {"count": float("inf")}]},
+        {"findings": [finding_row(stands(fault())) | {"count": "many"}]},
+        {"findings": [finding_row(stands(fault())) | {"about": 7}]},
+        {"findings": [finding_row(stands(fault())) | {"at": {}}]},
+        {"findings": [finding_row(stands(fault())) | {"nature": "human"}]},
     ],
 )
 def test_a_record_of_another_shape_is_no_memory(change: dict[str, Any]) -> None:
