@@ -4,10 +4,10 @@ BIN := $(VENV)/bin
 COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --strip-extras --allow-unsafe
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-node node-up node-shell node-down demo bench fuzz docs lock clean
+.PHONY: help setup check test test-node node-up node-shell node-down demo bench bench-compare fuzz docs lock clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 15
 
 setup: $(VENV)/installed ## Make a virtual environment with everything that is locked
 
@@ -50,6 +50,10 @@ demo: setup ## A GPU fails on a simulated node: what the API server hears, and w
 
 bench: setup ## Measure: detection latency, CPU, memory, API calls (root, about 20 minutes)
 	$(BIN)/python -m bench
+
+bench-compare: setup ## Measure another commit and this tree in turn: BASE=COMMIT (root, about 15 minutes)
+	@test -n "$(BASE)" || { echo "bench-compare: BASE=COMMIT is missing" >&2; exit 2; }
+	$(BIN)/python -m bench.compare $(BASE)
 
 SECONDS ?= 600
 fuzz: setup ## Search for inputs that break a probe, a check, the memory or its file (SECONDS=600)

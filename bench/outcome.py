@@ -1,4 +1,4 @@
-"""What a measure says: rows of the table, and the raw samples behind them."""
+"""What a measure says: rows of the table, and the figures behind them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ def percentile(samples: Sequence[float], share: float) -> float:
 
 
 def summary(samples: Sequence[float]) -> dict[str, Any]:
-    """The percentiles and the samples themselves, in the order in which they were taken."""
     return {
         "count": len(samples),
         "min": round(min(samples), 3),
@@ -47,5 +46,4 @@ def summary(samples: Sequence[float]) -> dict[str, Any]:
         "p90": round(percentile(samples, 0.90), 3),
         "p99": round(percentile(samples, 0.99), 3),
         "max": round(max(samples), 3),
-        "samples": [round(sample, 3) for sample in samples],
     }

@@ -24,7 +24,13 @@ Entry = Mapping[str, Any]
 
 
 def entry(outcome: Outcome, length: Length, moment: Mapping[str, Any]) -> Entry:
-    return {**moment, "length": asdict(length), **asdict(outcome)}
+    return {**moment, "length": asdict(length), **asdict(outcome), "raw": figures(outcome.raw)}
+
+
+def figures(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is a list: samples in a row tell a reader nothing that their percentiles do not."""
+    kept = {key: value for key, value in raw.items() if not isinstance(value, list | tuple)}
+    return {key: figures(value) if isinstance(value, Mapping) else value for key, value in kept.items()}
 
 
 def show(entries: Mapping[str, Entry], console: Console) -> None:

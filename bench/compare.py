@@ -1,0 +1,202 @@
+"""`python -m bench.compare BASE`: the same measures of another commit and of this tree in turn, printed as ratios.
+
+Each side is measured by its own `python -m bench --quick`, in a checkout and, where the locks differ, an environment of
+its own. The sides take turns, so that whatever slows this machine for a while slows both.
+
+Exit codes: 0 nothing is worse by more than 5 % · 1 something is · 2 a side could not be measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.outcome import CouldNotMeasure
+
+WORSE, NOT_RUN, INTERRUPTED = 1, 2, 130
+TOLERATED = 1.05
+_ROUNDS = 5
+_ROOT = Path(__file__).parents[1]
+_LOCKED = ("requirements/dev.txt", "requirements/cc.txt")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Where a figure stands in the results' file; less is better."""
+
+    what: str
+    measure: str
+    path: tuple[str, ...]
+
+
+FIGURES = (
+    Figure("detection, p50 ms", "detection", ("connected", "record_to_watch_ms", "p50")),
+    Figure("detection, until noticed, p50 ms", "detection", ("connected", "record_to_noticed_ms", "p50")),
+    Figure("detection over a new connection, p50 ms", "detection", ("reconnecting", "record_to_watch_ms", "p50")),
+    Figure("CPU of a light cycle, mean ms", "cycle", ("cpu_milliseconds", "mean")),
+    Figure("wall time of the same, mean ms", "cycle", ("wall_milliseconds", "mean")),
+    Figure("CPU of judging, mean ms", "cycle", ("judge_milliseconds", "mean")),
+    Figure("start of the agent, p50 s", "start", ("seconds", "p50")),
+    Figure("start by the command, p50 s", "start", ("seconds_by_command", "p50")),
+    Figure("memory alone, MiB", "memory", ("mib", "bare", "alone")),
+    Figure("memory, PSS, MiB", "memory", ("mib", "bare", "pss")),
+    Figure("memory alone after probes, MiB", "memory", ("mib", "probed", "alone")),
+)
+MEASURES = tuple(dict.fromkeys(one.measure for one in FIGURES))
+Measured = Mapping[str, Any]
+"""The measures of one results' file."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """A checkout, and the Python that has what it needs."""
+
+    name: str
+    root: Path
+    python: Path
+
+    def measure(self, names: Sequence[str], output: Path) -> Measured:
+        command = [str(self.python), "-m", "bench", *names, "--quick", "--output", str(output)]
+        done = subprocess.run(command, cwd=self.root, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise CouldNotMeasure(f"{self.name}: python -m bench ended with {done.returncode}\n{done.stderr[-2000:]}")
+        measures: Measured = json.loads(output.read_text())["measures"]
+        return measures
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Of one figure over the rounds: this tree's divided by the base's."""
+
+    what: str
+    base: float
+    here: float
+    rounds: tuple[float, ...]
+
+    @property
+    def middle(self) -> float:
+        return statistics.median(self.rounds)
+
+    @property
+    def is_worse(self) -> bool:
+        return self.middle > TOLERATED
+
+
+def main() -> int:
+    options = _options()
+    try:
+        with _base_side(options.base) as base:
+            here = Side("this tree", _ROOT, Path(sys.executable))
+            rounds = list(_rounds(base, here, options.names or MEASURES, options.rounds))
+    except CouldNotMeasure as error:
+        print(error, file=sys.stderr)
+        return NOT_RUN
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    found = ratios(rounds)
+    _show(found, options.base)
+    return WORSE if any(one.is_worse for one in found) else 0
+
+
+def ratios(rounds: Sequence[tuple[Measured, Measured]]) -> list[Ratio]:
+    """Of every figure that both sides have in each round; `rounds` holds pairs of base and this tree."""
+    found = []
+    for figure in FIGURES:
+        pairs = [(_figure(base, figure), _figure(here, figure)) for base, here in rounds]
+        told = [(base, here) for base, here in pairs if base and here is not None]
+        if told and len(told) == len(pairs):
+            base, here = (statistics.median(side) for side in zip(*told, strict=True))
+            found.append(Ratio(figure.what, base, here, tuple(ours / theirs for theirs, ours in told)))
+    return found
+
+
+def _figure(measured: Measured, figure: Figure) -> float | None:
+    """None where that commit does not measure it."""
+    raw = measured.get(figure.measure, {}).get("raw", {})
+    value = reduce(lambda part, key: part.get(key, {}) if isinstance(part, dict) else {}, figure.path, raw)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.compare", description=__doc__.splitlines()[0])
+    parser.add_argument("base", metavar="BASE", help="the commit to compare with")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(MEASURES)}; all by default")
+    parser.add_argument("--rounds", type=int, default=_ROUNDS, help=f"how often both are measured ({_ROUNDS})")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(MEASURES):
+        parser.error(f"{', '.join(sorted(unknown))} can't be compared; {', '.join(MEASURES)} can")
+    if options.rounds < 1:
+        parser.error("--rounds: at least 1")
+    return options
+
+
+@contextmanager
+def _base_side(commit: str) -> Iterator[Side]:
+    """A checkout beside ours, gone at the end. It takes our environment where nothing that is locked differs."""
+    with tempfile.TemporaryDirectory(prefix="gpu-healthcheck-base-") as folder:
+        root = Path(folder) / "base"
+        _run("git", "worktree", "add", "--detach", str(root), commit)
+        try:
+            yield Side(f"base {commit}", root, _python(root))
+        finally:
+            _run("git", "worktree", "remove", "--force", str(root))
+
+
+def _python(root: Path) -> Path:
+    if all((root / one).exists() and (root / one).read_bytes() == (_ROOT / one).read_bytes() for one in _LOCKED):
+        return Path(sys.executable)
+    print("the base has other dependencies: make setup …", file=sys.stderr, flush=True)
+    _run("make", "--directory", str(root), "setup")
+    return root / ".venv/bin/python"
+
+
+def _rounds(base: Side, here: Side, names: Sequence[str], count: int) -> Iterator[tuple[Measured, Measured]]:
+    """Pairs of base and this tree; each goes first in every other round."""
+    folder = Path(tempfile.mkdtemp(prefix="gpu-healthcheck-compare-"))
+    try:
+        for number in range(count):
+            sides = (base, here) if number % 2 == 0 else (here, base)
+            measured = {}
+            for side in sides:
+                print(f"round {number + 1} of {count}: {side.name} …", file=sys.stderr, flush=True)
+                measured[side.name] = side.measure(names, folder / "results.json")
+                (folder / "results.json").unlink()  # or it would keep what the other side left
+            yield measured[base.name], measured[here.name]
+    finally:
+        shutil.rmtree(folder)
+
+
+def _show(found: Sequence[Ratio], base: str) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console.width = 120
+    table = Table("figure", base[:12], "this tree", "ratio", "of each round", "")
+    for one in found:
+        spread = f"{min(one.rounds):.2f}–{max(one.rounds):.2f}"  # noqa: RUF001 - a range
+        verdict = "[red]worse[/]" if one.is_worse else ""
+        table.add_row(one.what, f"{one.base:.3g}", f"{one.here:.3g}", f"{one.middle:.2f}", spread, verdict)
+    console.print(table)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CouldNotMeasure(f"{' '.join(command)}: {done.stderr.strip()[-2000:]}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
