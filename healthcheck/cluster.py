@@ -73,6 +73,9 @@ _METHODS = {"get": "GET", "list": "GET", "watch": "GET", "create": "POST", "patc
 _NO_CONFIGURATION = (config.ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError)
 """What the client raises for a kubeconfig, token or certificate that is missing, garbage, or being written."""
 
+_NO_TOKEN = (config.ConfigException, ValueError)
+"""The same of a token that is read anew before a request: it is empty, garbage, or nothing that a header may hold."""
+
 
 class ClusterError(Exception):
     """The cluster did not do what it was asked. The message says what and why; whoever answered may have written it."""
@@ -526,7 +529,7 @@ class Cluster:
                 auth_settings=["BearerToken"],
             )
             answer = self._client.call_api(*call, _request_timeout=(_CONNECT_SECONDS, read_seconds))
-        except (urllib3.exceptions.HTTPError, OSError, ApiException, config.ConfigException) as error:
+        except (urllib3.exceptions.HTTPError, OSError, ApiException, *_NO_TOKEN) as error:
             self._connect_anew()  # a changed certificate is only read by a new client
             raise Unavailable(f"{verb} {resource}: {_say(error)}") from error
         response: urllib3.BaseHTTPResponse = answer.response
@@ -536,7 +539,7 @@ class Cluster:
 
     def _connect_anew(self) -> None:
         """Where that can't be done now, as without a file descriptor or a kubeconfig, the client stays as it is."""
-        with suppress(ClusterError, OSError, config.ConfigException):
+        with suppress(ClusterError, *_NO_CONFIGURATION):
             self._client = self._connector()
 
     def _raise(self, response: urllib3.BaseHTTPResponse, verb: str, resource: str) -> None:

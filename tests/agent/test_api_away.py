@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
+from kubernetes import config
+from kubernetes.client import ApiClient, Configuration
+from kubernetes.config.incluster_config import InClusterConfigLoader
 
+from healthcheck.cluster import Cluster, Unavailable, connect
+from healthcheck.kubeconfig import Access
+from sim.api_requests import Request
+from sim.api_stand_in import ApiStandIn
 from tests.agent.conftest import MakeWorld
 from tests.agent.test_release import by_command
 from tests.agent.world import BUDGET, UNHEALTHY, P, World
@@ -246,3 +255,82 @@ def test_once_ends_when_verdict_events_and_heartbeat_stand(world: World) -> None
     assert world.node().tainted
     assert {"Xid79", "GpuHealthFail"} <= {one["reason"] for one in world.cluster.events()}
     assert world.cluster.lease()
+
+
+# How a client comes to its cluster: each reads a file that somebody may take away.
+
+
+def by_our_rules(_: str, kubeconfig: Path) -> ApiClient:
+    return connect(Access(str(kubeconfig)))
+
+
+def by_the_library(_: str, kubeconfig: Path) -> ApiClient:
+    settings = Configuration()
+    config.load_kube_config(str(kubeconfig), client_configuration=settings)
+    settings.retries = False
+    return ApiClient(settings)
+
+
+def as_a_pods_account(endpoint: str, token: Path) -> ApiClient:
+    """Its token is read anew before each request, not once a minute."""
+    address = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+    settings, loader = Configuration(), InClusterConfigLoader(str(token), str(token), environ=address)
+    loader._token_refresh_period = timedelta(0)
+    loader._load_config()
+    loader.host = endpoint
+    loader.ssl_ca_cert = None
+    loader._set_config(settings)
+    settings.retries = False
+    return ApiClient(settings)
+
+
+def refused(world: World, part: str) -> list[Request]:
+    return [one for one in world.api.requests if part in one.path and one.status == 401]
+
+
+class TestAKubeconfigThatGoesAway:
+    @pytest.fixture
+    def api(self) -> Iterator[ApiStandIn]:
+        with ApiStandIn("node") as api:
+            yield api
+
+    @pytest.mark.parametrize("left", [None, b"", b"\xff{", b"a\nb"], ids=["gone", "empty", "garbage", "two lines"])
+    @pytest.mark.parametrize("way", [by_our_rules, by_the_library, as_a_pods_account])
+    def test_is_a_server_that_is_away_until_it_is_back(
+        self, api: ApiStandIn, tmp_path: Path, way: Callable[[str, Path], ApiClient], left: bytes | None
+    ) -> None:
+        path = api.kubeconfig(tmp_path / "kubeconfig")
+        if way is as_a_pods_account:
+            path.write_text("token")
+        whole = path.read_bytes()
+        cluster = Cluster(lambda: way(api.endpoint, path))
+        path.unlink()
+        if left is not None:
+            path.write_bytes(left)
+        api.fail_with(401)
+        for _ in range(2):
+            with pytest.raises(Unavailable):
+                cluster.read_node("node")
+        path.write_bytes(whole)
+        api.recover()
+
+        assert cluster.read_node("node").name == "node"
+
+    def test_ends_no_agent_and_is_said_once(self, watched: World) -> None:
+        aside = watched.kubeconfig.with_suffix(".aside")
+        watched.kubeconfig.rename(aside)
+        watched.api.fail_with(401)
+        watched.api.cut_connections()
+        watched.host.xid(3, 79, ERROR)
+        for part in (NODE, BUDGET):
+            eventually(lambda part=part: len(refused(watched, part)) >= 3)  # type: ignore[misc]
+        agent = watched.agent
+        assert agent.running
+        assert agent.get("/healthz")[0] == 200
+        assert len(agent.logged(AWAY)) == 1
+        assert not [line for line in agent.lines if line["level"] == "error"]
+
+        aside.rename(watched.kubeconfig)
+        watched.api.recover()
+        watched.wait(lambda node: node.status == "fail" and node.tainted)
+        agent.wait_for_log(BACK)
