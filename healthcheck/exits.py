@@ -1,4 +1,4 @@
-"""What ends a finding: the written exits of the contract (section 2, rules 4, 6, 7 and 12), and nothing else."""
+"""What ends a finding: evidence that one of its exits was taken (`exit_table`), and nothing else."""
 
 from __future__ import annotations
 
@@ -7,8 +7,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from healthcheck.checks.dcgm_diag import LEVEL_2
 from healthcheck.checks.row_remap import PENDING as ROWS_PENDING
+from healthcheck.exit_table import (
+    INSTANCE_GONE,
+    LEVEL_2_PASSED,
+    LIBRARY_FITS,
+    LOOK,
+    OTHER_GPU,
+    QUARANTINE,
+    REBOOT,
+    RECOVERED,
+    RELEASE,
+    RESET,
+    TIME,
+)
 from healthcheck.expectation import FirstSeen
 from healthcheck.memory import (
     MOST_GPUS,
@@ -28,10 +40,6 @@ from healthcheck.memory import (
 from healthcheck.model import Finding, Nature, Now, Passed, Severity
 from healthcheck.probes.nvml import SUCCESS, Gpu
 
-DRIVER_LIBRARY_MISMATCH = "DriverLibraryMismatch"
-"""The one event of the log that a look ends: an NVML that opens shows that library and module fit again."""
-RECOVERY_ACTION = "Xid154"
-"""Tells a state, not a fault: what the driver took back stands no longer, whatever it was."""
 REMAP_XIDS = frozenset({"Xid63", "Xid64"})
 """What the log says of rows that are to be replaced by spare ones; NVML tells later whether they were."""
 LONGEST_LOOK_SECONDS = 60.0
@@ -57,7 +65,7 @@ def begin(before: Memory, machine: str, boot_id: str, now: Now) -> Memory:
         return Memory(machine, boot_id, taken=before.taken)
     if before.boot_id == boot_id:
         return replace(before, machine=machine or before.machine)
-    memory = _end(before, _ends_with_the_boot, now.wall)
+    memory = _end(before, REBOOT.is_open_to, now.wall)
     return replace(
         memory,
         machine=machine or before.machine,
@@ -77,7 +85,7 @@ def expired(memory: Memory, now: Now, monitor_ttl_seconds: float) -> Memory:
     """The memory without the MONITOR events whose time has passed; nothing worse ever passes by time."""
 
     def has_passed(one: Standing) -> bool:
-        if one.nature is Nature.LEVEL or one.finding.severity is not Severity.MONITOR:
+        if not TIME.is_open_to(one):
             return False
         return age_seconds(memory, now, one.boot_id, one.last_at, one.last_seen) >= monitor_ttl_seconds
 
@@ -88,9 +96,9 @@ def recovered(memory: Memory, address: str, at: float, now: Now) -> Memory:
     """The GPU there was reset at `at`, as its recovery action or its answer shows: what came before is past."""
 
     def is_past(one: Standing) -> bool:
-        if one.nature is Nature.LEVEL or gpu_address(one.finding.subject) != address or _is_after(one, at, memory):
+        if gpu_address(one.finding.subject) != address or _is_after(one, at, memory):
             return False
-        return one.finding.severity is Severity.RESET or one.finding.reason == RECOVERY_ACTION
+        return RESET.is_open_to(one) or RECOVERED.is_open_to(one)
 
     return _end(memory, is_past, now.wall)
 
@@ -98,9 +106,7 @@ def recovered(memory: Memory, address: str, at: float, now: Now) -> Memory:
 def met(memory: Memory, gpus: Iterable[Gpu], began: float, now: Now) -> Memory:
     """The memory after a look at NVML that began at `began` (monotonic): which GPUs answered, and what that proves."""
     answering = {gpu.address: gpu for gpu in gpus if gpu.address and gpu.error == SUCCESS}
-    memory = _without(
-        memory, lambda one: one.finding.reason == DRIVER_LIBRARY_MISMATCH and not _is_after(one, began, memory)
-    )
+    memory = _without(memory, lambda one: LIBRARY_FITS.is_open_to(one) and not _is_after(one, began, memory))
     if _is_other_hardware(memory, answering.values()):
         # A machine that can't tell its own name was changed for another: its GPUs can.
         kept = tuple(one for one in memory.standing if one.boot_id == memory.boot_id)
@@ -118,12 +124,10 @@ def passed(memory: Memory, began: datetime) -> Memory:
     """
 
     def is_well(one: Standing) -> bool:
-        if one.nature is Nature.LEVEL or one.last_seen >= began:
+        if not QUARANTINE.is_open_to(one) or one.last_seen >= began:
             return False
-        if one.finding.severity is Severity.ISOLATE:
-            return True
         recovering = gpu_address(one.finding.subject) in memory.recovery
-        return one.finding.severity in (Severity.RESET, Severity.REBOOT) and not recovering
+        return one.finding.severity is Severity.ISOLATE or not recovering
 
     return _without(memory, is_well)
 
@@ -136,7 +140,7 @@ def retested(memory: Memory, passed: Iterable[Passed], began: datetime) -> Memor
     well = {(one.reason, one.subject) for one in passed}
 
     def is_well(one: Standing) -> bool:
-        if one.check != LEVEL_2.name or one.nature is Nature.LEVEL or one.last_seen >= began:
+        if not LEVEL_2_PASSED.is_open_to(one) or one.last_seen >= began:
             return False
         return not well.isdisjoint({one.key, (one.finding.reason, "")})
 
@@ -157,7 +161,7 @@ def release(memory: Memory, word: Release, now: Now) -> Memory:
     rows = tuple(dict.fromkeys((*word.findings, *named)))
 
     def is_released(one: Standing) -> bool:
-        return one.nature is Nature.EVENT and any(
+        return RELEASE.is_open_to(one) and any(
             row.key == one.key and row.covers(one.boot_id, one.seq, one.last_seen) for row in rows
         )
 
@@ -286,10 +290,6 @@ def _can_escalate(finding: Finding) -> bool:
     )
 
 
-def _ends_with_the_boot(one: Standing) -> bool:
-    return one.nature is Nature.EVENT and one.finding.severity is not Severity.ISOLATE
-
-
 def _is_after(one: Standing, at: float, memory: Memory) -> bool:
     return one.boot_id == memory.boot_id and one.last_at > at
 
@@ -300,9 +300,10 @@ def _in_its_place(memory: Memory, address: str, gpu: Gpu) -> Memory:
     def is_about_another(one: Standing) -> bool:
         if gpu_address(one.finding.subject) != address:
             return False
-        return differs(one.finding.about, gpu.about) or (
-            one.nature is Nature.EVENT and _instance_is_gone(one.finding.subject, gpu)
-        )
+        # What a look shows there is about the GPU that is there now.
+        if differs(one.finding.about, gpu.about):
+            return OTHER_GPU.is_open_to(one) or LOOK.is_open_to(one)
+        return INSTANCE_GONE.is_open_to(one) and _instance_is_gone(one.finding.subject, gpu)
 
     memory = _without(memory, is_about_another)
     named = tuple(
@@ -351,7 +352,7 @@ def _rows_replaced(memory: Memory, address: str, gpu: Gpu, now: Now) -> Memory:
     def is_past(one: Standing) -> bool:
         if one.finding.reason not in REMAP_XIDS or gpu_address(one.finding.subject) != address:
             return False
-        return one.finding.severity is Severity.RESET and not _is_after(one, seen[0] - LONGEST_LOOK_SECONDS, memory)
+        return RESET.is_open_to(one) and not _is_after(one, seen[0] - LONGEST_LOOK_SECONDS, memory)
 
     return _end(memory, is_past, now.wall) if seen else memory
 

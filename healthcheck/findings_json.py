@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from healthcheck.exit_table import exit_words
 from healthcheck.memory import Acknowledgement, Release, Standing
 from healthcheck.model import Finding, Nature, Severity
 from healthcheck.moments import moment, timestamp
@@ -28,7 +29,7 @@ def finding_row(standing: Standing) -> dict[str, Any]:
         "first_seen": timestamp(standing.first_seen),
         "last_seen": timestamp(standing.last_seen),
         "count": standing.count,
-        "exit": standing.exit,
+        "exit": exit_words(standing),
         "check": standing.check,
         "nature": standing.nature.value,
         "at": round(standing.last_at, 3),

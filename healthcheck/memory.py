@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeVar
 
-from healthcheck.checks.dcgm_diag import LEVEL_2
 from healthcheck.expectation import FirstSeen
-from healthcheck.model import Finding, Nature, Now, Severity, Told
+from healthcheck.model import Finding, Nature, Now, Told
 from healthcheck.probes.pci import normalise_address
 
 K = TypeVar("K")
@@ -86,25 +85,6 @@ class Standing:
     @property
     def key(self) -> Key:
         return (self.finding.reason, self.finding.subject)
-
-    @property
-    def exit(self) -> str:
-        """What ends it, for the record (contract, section 2)."""
-        if self.nature is Nature.LEVEL:
-            return "a look that shows it gone"
-        on_gpu = gpu_address(self.finding.subject) != ""
-        match self.finding.severity:
-            case Severity.ISOLATE:
-                ways = ["a passed quarantine run", "release"]
-            case Severity.REBOOT:
-                ways = ["reboot", "a passed quarantine run", "release"]
-            case Severity.RESET:
-                ways = [*(["reset of the GPU"] if on_gpu else []), "reboot", "a passed quarantine run", "release"]
-            case _:
-                ways = ["time", "reboot", "release"]
-        if self.check == LEVEL_2.name:
-            ways.append("a later level 2 in which the same test passes")
-        return ", ".join([*ways, *(["another GPU in its place"] if on_gpu else [])])
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.sxid import CLASSES, sxid_table
 from healthcheck.catalog.xid import severity_of, xid_table
 from healthcheck.checks import CHECKS, DEEP_CHECKS
+from healthcheck.exit_table import EXITS
 from healthcheck.looks import LOOKS_TO_CONFIRM
 from healthcheck.model import Check, Reason, Severity
 from healthcheck.telemetry import Telemetry
@@ -28,6 +29,8 @@ RUNBOOK = ROOT / "docs" / "runbook.md"
 METRICS_PAGE = ROOT / "docs" / "metrics.md"
 CHECKS_MARKS = "<!-- checks: begin (make docs) -->", "<!-- checks: end -->"
 CAUSES_MARKS = "<!-- causes: begin (make docs) -->", "<!-- causes: end -->"
+RECORD = ROOT / "docs" / "record.md"
+EXIT_MARKS = "<!-- exits: begin (make docs) -->", "<!-- exits: end -->"
 RECOMMENDATION_MARKS = "<!-- recommendation: begin (make docs) -->", "<!-- recommendation: end -->"
 
 
@@ -50,6 +53,13 @@ def runbook_table() -> str:
     for check in ALL_CHECKS:
         links = (f"[{one.name}](#{one.name.lower()}) {_severity(check, one.severity)}" for one in check.reasons)
         lines.append(f"| `{check.name}` | {' · '.join(links)} |")
+    return "\n".join(lines)
+
+
+def exit_table() -> str:
+    """Every way in which a finding ends, one line each."""
+    lines = ["| exit | of | when |", "|---|---|---|"]
+    lines += [f"| {way.words} | {way.of} | {way.when} |" for way in EXITS]
     return "\n".join(lines)
 
 
@@ -184,6 +194,7 @@ def rendered() -> dict[Path, str]:
         CHECKS_PAGE: checks_page(),
         METRICS_PAGE: metrics_page(),
         README: _with_table(README.read_text(), readme_table(), CHECKS_MARKS),
+        RECORD: _with_table(RECORD.read_text(), exit_table(), EXIT_MARKS),
         RUNBOOK: runbook(),
     }
 

@@ -26,6 +26,7 @@ from healthcheck.checks.dcgm_diag import (
     with_repeat,
 )
 from healthcheck.examine import judge, look
+from healthcheck.exit_table import exit_words
 from healthcheck.expectation import Expectation
 from healthcheck.looks import deeply_tested
 from healthcheck.memory import Memory
@@ -627,9 +628,9 @@ def test_a_deep_finding_is_an_event_with_its_own_exit() -> None:
     (one,) = found((FAILED, 2)).standing
 
     assert (one.nature, one.check) == (Nature.EVENT, "dcgm-diag-l2")
-    assert "a later level 2 in which the same test passes" in one.exit
+    assert "a later level 2 in which the same test passes" in exit_words(one)
     (of_level_4,) = found((FAILED, 4)).standing
-    assert "level 2" not in of_level_4.exit
+    assert "level 2" not in exit_words(of_level_4)
 
 
 def test_a_later_level_2_of_the_same_test_ends_what_level_2_found_on_that_gpu() -> None:

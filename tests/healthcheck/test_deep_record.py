@@ -11,6 +11,7 @@ import pytest
 from healthcheck import exits, memory_file
 from healthcheck import record as records
 from healthcheck.deep_record import Ran, render, take, untaken
+from healthcheck.exit_table import exit_words
 from healthcheck.looks import looked
 from healthcheck.memory import Memory
 from healthcheck.model import Finding, Nature, Now, Outcome, Passed, Severity, Unobserved
@@ -82,7 +83,7 @@ class TestTaking:
         )
         assert (one.finding.severity, one.finding.subject, one.finding.about) == (RESET, GPU, ABOUT)
         assert (one.finding.detail, one.finding.source) == ("bits flipped", "sweep-result")
-        assert "a later level 2 in which the same test passes" in one.exit
+        assert "a later level 2 in which the same test passes" in exit_words(one)
         assert memory.taken == {"sweep-result": moment()}
 
     @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 
+from healthcheck.exit_table import exit_words
 from healthcheck.exits import begin, expired
 from healthcheck.looks import LOOKS_TO_CONFIRM, MOST_BLIND_LOOKS, looked, without_checks
 from healthcheck.memory import Memory, Suspect
@@ -295,7 +296,7 @@ class TestEvents:
         ],
     )
     def test_each_finding_says_what_ends_it(self, nature: Nature, severity: Severity, words: str) -> None:
-        assert stands(fault("Xid1", severity), nature).exit == words
+        assert exit_words(stands(fault("Xid1", severity), nature)) == words
 
 
 class TestMachines:
