@@ -19,7 +19,7 @@ import tenacity
 
 from healthcheck import record as records
 from healthcheck import run as runs
-from healthcheck.cluster import ClusterError, Conflict
+from healthcheck.cluster import ClusterError, NodeChange
 from healthcheck.deep_record import deep_record, untaken
 from healthcheck.deep_test import keeping_verdict, obstacle
 from healthcheck.model import Now
@@ -35,13 +35,8 @@ HOLDER = "agent"
 KIND = "sweep-result"
 _KEPT = f"{KIND}.json"
 _CAP_SECONDS = 60.0
-_AGAIN_SECONDS = 0.1
-_MOST_CONFLICTS = 8
 _STILL_HEARD = timedelta(minutes=1)
 """That the node's agent is not silent needs no proof: it is us."""
-
-Change = Callable[[NodeState], Mapping[str, Any] | None]
-"""The patch that a Node needs; None: none."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +44,7 @@ class OwnNode:
     """The door to it. `seen` is as the watch last showed it, None where it has not yet."""
 
     read: Callable[[], NodeState]
-    patch: Callable[[Mapping[str, Any]], NodeState]
+    update: Callable[[NodeChange], NodeState | None]
     seen: Callable[[], NodeState | None]
 
 
@@ -77,7 +72,7 @@ class Marks:
         def taking(node: NodeState) -> Mapping[str, Any] | None:
             return None if self.hindrance(node) else runs.take(node, run, self._clock().wall)
 
-        return run if self._write(taking) else None
+        return run if self._node.update(taking) else None
 
     def is_ours(self) -> bool:
         """Whether the Node still says so, as far as anybody has seen; the watch may not have come to our write yet."""
@@ -92,14 +87,14 @@ class Marks:
         """Whatever happened. Raises ClusterError: then `clear` does it later, or anybody past `until`."""
         run, self._run = self._run, None
         if run is not None:
-            self._write(lambda node: runs.give_back(node, run))
+            self._node.update(lambda node: runs.give_back(node, run))
 
     def clear(self) -> None:
         """Take away what a dead run left: one of ours that nobody runs, and any that is over its time."""
         node = self._node.seen()
         if node is not None and self._leftovers(node) is not None:
             with suppress(ClusterError):  # it is tried again after the next look
-                self._write(self._leftovers)
+                self._node.update(self._leftovers)
 
     def tell(self, text: str, *, give_back: bool) -> None:
         """The record, and the node given back in the same write, as soon as the cluster takes it.
@@ -123,7 +118,7 @@ class Marks:
             stop=tenacity.stop_when_event_set(self._stopping),
             reraise=True,
         )
-        again(self._write, telling)
+        again(self._node.update, telling)
         self._forget()
 
     def keep(self, text: str) -> None:
@@ -178,21 +173,3 @@ class Marks:
             # With a result that is not told yet the node would stand untainted in between: they go in one write.
             return None if self.has_kept else runs.give_back(node, held)
         return runs.clear(node, now)
-
-    def _write(self, change: Change) -> NodeState | None:
-        """Write what the Node as it is now needs, made anew where somebody was faster. None: it needed nothing.
-
-        Raises ClusterError.
-        """
-
-        def once() -> NodeState | None:
-            patch = change(self._node.read())
-            return None if patch is None else self._node.patch(patch)
-
-        again = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(Conflict),
-            wait=tenacity.wait_random(0, _AGAIN_SECONDS),
-            stop=tenacity.stop_after_attempt(_MOST_CONFLICTS),
-            reraise=True,
-        )
-        return again(once)

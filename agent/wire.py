@@ -187,7 +187,9 @@ class Agent:
         idleness = Idleness(lambda: holds_gpus(read_pod_resources(host)), lambda: self.cycle.last)
         doors = Doors(
             node_name=name,
-            node=OwnNode(partial(cluster.read_node, name), partial(cluster.patch_node, name), lambda: self.teller.node),
+            node=OwnNode(
+                partial(cluster.read_node, name), partial(cluster.update_node, name), lambda: self.teller.node
+            ),
             diagnostic=self._diagnostic,
             absent=is_absent,
             idle=idleness.used,

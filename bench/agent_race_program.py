@@ -55,7 +55,7 @@ def _tests(name: str, root: Path, kubeconfig: Path, folder: Path) -> DeepTests:
     idleness = Idleness(lambda: holds_gpus(read_pod_resources(Host(root))), lambda: looked)
     doors = Doors(
         node_name=name,
-        node=OwnNode(read, partial(cluster.patch_node, name), read),
+        node=OwnNode(read, partial(cluster.update_node, name), read),
         diagnostic=lambda: Dcgm(path=f"{root}/usr/bin:/usr/bin:/bin", patience_seconds=level_2_patience_seconds("")),
         absent=lambda: False,
         idle=idleness.used,

@@ -5,7 +5,7 @@ Each step first looks whether it was done already, so that a run that was cut of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,7 +18,17 @@ from cli.log_lines import LogLines
 from cli.patience import Patience, TookTooLong
 from cli.progress import Voice
 from healthcheck import record as records
-from healthcheck.cluster import JOB_LABEL, NAMESPACE, Cluster, ClusterError, Conflict, Forbidden, NotFound, Right
+from healthcheck.cluster import (
+    JOB_LABEL,
+    NAMESPACE,
+    Cluster,
+    ClusterError,
+    Conflict,
+    Forbidden,
+    NodeChange,
+    NotFound,
+    Right,
+)
 from healthcheck.cordon import cordon, cordoned_by, lift, why_kept
 from healthcheck.drain import Allowed, DrainPlan, plan_drain
 from healthcheck.job_template import TemplateError, account_of, pod_of
@@ -300,15 +310,10 @@ class NodeQuarantine:
         self._voice.say(f"not uncordoned: {why}" if node.cordoned else "is uncordoned already, by somebody else")
         return node
 
-    def _patched(self, patch_for: Callable[[NodeState], Mapping[str, Any] | None]) -> NodeState | None:
-        """The Node as it is patched; None where nothing was to patch. Lost a race: it is read, and patched, anew."""
-
-        def once() -> NodeState | None:
-            patch = patch_for(self._cluster.read_node(self._name))
-            return self._cluster.patch_node(self._name, patch) if patch else None
-
+    def _patched(self, change: NodeChange) -> NodeState | None:
+        """The Node as it is patched; None where nothing was to patch."""
         try:
-            return self._patience.ask(once)
+            return self._patience.ask(lambda: self._cluster.update_node(self._name, change))
         except NotFound:
             raise CouldNot("the node is gone") from None
 

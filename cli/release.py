@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-import tenacity
 import typer
 from rich.text import Text
 
@@ -19,7 +18,7 @@ from cli.lines import print_line
 from cli.node_names import node_names
 from cli.words import SEVERITY_STYLES, explained
 from healthcheck import record as records
-from healthcheck.cluster import Cluster, ClusterError, Conflict, NotFound
+from healthcheck.cluster import Cluster, ClusterError, NotFound
 from healthcheck.console import Screen
 from healthcheck.cordon import cordoned_by, lift, why_kept
 from healthcheck.kubeconfig import Access, user_name
@@ -33,7 +32,6 @@ from healthcheck.release import Fault, dump_release, faults_on, release_of
 from healthcheck.streams import complain
 
 STILL_STANDS, COULD_NOT = 1, 2
-_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,7 @@ def _release(cluster: Cluster, name: str, wish: Wish, console: Screen) -> int:
     else:
         console.print(f"{name}: nothing to release: no event finding stands in its records")
     if not wish.dry_run:
-        node, word = _write(cluster, node, wish)
+        node, word = _write(cluster, name, wish)
     _show_cordon(node, wish, console)
     if wish.dry_run or not word.findings:
         _show_rest(node, word, console)
@@ -111,27 +109,32 @@ def _read(cluster: Cluster, name: str) -> NodeState:
         node = cluster.read_node(name)
     except NotFound:
         raise CouldNotRelease("there is no such node") from None
+    return _with_record(node)
+
+
+def _with_record(node: NodeState) -> NodeState:
     if RESULTS not in node.annotations and not cordoned_by(node):
         raise CouldNotRelease("no agent has ever told of this node; there is no record to release from")
     return node
 
 
-def _write(cluster: Cluster, node: NodeState, wish: Wish) -> tuple[NodeState, Release]:
+def _write(cluster: Cluster, name: str, wish: Wish) -> tuple[NodeState, Release]:
     """Write the release of what the Node's records show at this moment; whatever comes later is not meant.
 
     Returns the Node as it was then. Our cordon goes in the same patch.
     """
-    latest = node
-    for attempt in tenacity.Retrying(
-        retry=tenacity.retry_if_exception_type(Conflict), stop=tenacity.stop_after_attempt(_TRIES), reraise=True
-    ):
-        with attempt:
-            latest = latest if attempt.retry_state.attempt_number == 1 else _read(cluster, node.name)
-            word = release_of(latest, wish.by, wish.reason, datetime.now(UTC))
-            patch = _patch(latest, word, wish)
-            if patch is not None:
-                cluster.patch_node(node.name, patch)
-    return latest, word
+    meant: list[tuple[NodeState, Release]] = []
+
+    def releasing(latest: NodeState) -> dict[str, Any] | None:
+        word = release_of(_with_record(latest), wish.by, wish.reason, datetime.now(UTC))
+        meant.append((latest, word))
+        return _patch(latest, word, wish)
+
+    try:
+        cluster.update_node(name, releasing)
+    except NotFound:
+        raise CouldNotRelease("there is no such node") from None
+    return meant[-1]
 
 
 def _patch(node: NodeState, word: Release, wish: Wish) -> dict[str, Any] | None:

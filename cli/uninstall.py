@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-import tenacity
 import typer
 
 from cli.access import Context, Kubeconfig, cluster_of
 from cli.words import explained
-from healthcheck.cluster import Cluster, ClusterError, Conflict, Forbidden, NotFound, Workload
+from healthcheck.cluster import Cluster, ClusterError, Forbidden, NotFound, Workload
 from healthcheck.console import Screen
 from healthcheck.kubeconfig import Access
 from healthcheck.model import PREFIX, Severity
@@ -20,7 +19,6 @@ from healthcheck.streams import complain, say
 from healthcheck.uninstall import DELETE_REST, SELECTOR, STOP, Removal, patch, removal
 
 LEFT, COULD_NOT = 1, 2
-_TRIES = 5
 _MOST_NAMED = 5
 _BAD = tuple(severity.name for severity in Severity if severity >= Severity.RESET)
 
@@ -81,13 +79,7 @@ def _look(cluster: Cluster) -> list[Removal]:
 def take_off(cluster: Cluster, name: str, console: Screen) -> bool:
     """Whether nothing of ours is left on that Node. Raises Forbidden: the others would be refused as well."""
     try:
-        for attempt in tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(Conflict), stop=tenacity.stop_after_attempt(_TRIES), reraise=True
-        ):
-            with attempt:
-                node = cluster.read_node(name)
-                if (change := patch(node)) is not None:
-                    node = cluster.patch_node(name, change)
+        node = cluster.update_node(name, patch) or cluster.read_node(name)
         if node.condition() is not None:
             cluster.remove_condition(name)
     except NotFound:

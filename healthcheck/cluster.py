@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+import tenacity
 import urllib3
 import yaml
 from kubernetes import config
@@ -43,6 +44,9 @@ from healthcheck.printable import printable
 from healthcheck.run import TESTED_NODE, TOLD, JobState
 
 T = TypeVar("T")
+NodeChange = Callable[[NodeState], Mapping[str, Any] | None]
+"""The patch that a Node needs, its `resourceVersion` in it; None: none."""
+_FASTER_SECONDS, _MOST_CONFLICTS = 0.1, 16
 Parse = Callable[[bytes], Any]
 
 NAMESPACE, BUDGET_NAMESPACE = "gpu-healthcheck", "gpu-healthcheck-budget"
@@ -190,6 +194,24 @@ class Cluster:
     def patch_node(self, name: str, patch: Mapping[str, Any]) -> NodeState:
         """One merge patch. Its `metadata.resourceVersion` makes a lost race a Conflict."""
         return node_state(self._json("patch", f"/api/v1/nodes/{quote(name)}", "nodes", patch, merge="merge"))
+
+    def update_node(self, name: str, change: NodeChange) -> NodeState | None:
+        """Write what the Node as it is now needs, made anew where somebody was faster. None: it needed nothing.
+
+        Raises Conflict where others were faster each time.
+        """
+
+        def once() -> NodeState | None:
+            patch = change(self.read_node(name))
+            return None if patch is None else self.patch_node(name, patch)
+
+        again = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(Conflict),
+            wait=tenacity.wait_random(0, _FASTER_SECONDS),
+            stop=tenacity.stop_after_attempt(_MOST_CONFLICTS),
+            reraise=True,
+        )
+        return again(once)
 
     def patch_condition(self, name: str, condition: Mapping[str, Any]) -> NodeState:
         """Our condition alone: the server merges conditions by their type."""

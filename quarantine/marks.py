@@ -8,7 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,7 +20,7 @@ import tenacity
 from healthcheck import record as records
 from healthcheck import run as runs
 from healthcheck.checks.driver import being_changed
-from healthcheck.cluster import Cluster, ClusterError, Conflict, Unavailable
+from healthcheck.cluster import Cluster, ClusterError, Conflict, NodeChange, Unavailable
 from healthcheck.gpu_resources import GpuPod
 from healthcheck.moments import timestamp
 from healthcheck.node import QUARANTINE_RESULT, RESULTS, RUN, NodeState, is_tested
@@ -34,15 +34,10 @@ HELD = timedelta(minutes=15)
 """So long the node is held at a time: a run that was killed without a word keeps it no longer."""
 _LOCK = "quarantine.lock"
 _MOST_NAMED = 3
-_AGAIN_SECONDS = 0.1
-_MOST_CONFLICTS = 16
 _CAP_SECONDS = 30.0
 _TAKEN_AGAIN_SECONDS = 1.0
 _TAKE_SECONDS, _TAKE_AGAIN_SECONDS = 60.0, 5.0
 """A Job is not started a second time for an API server that is away for a moment."""
-
-Change = Callable[[NodeState], Mapping[str, Any] | None]
-"""The patch that a Node needs; None: none."""
 
 
 class Refusal(Exception):
@@ -214,24 +209,10 @@ class Marks:
         annotations = {**metadata.get("annotations", {}), QUARANTINE_RESULT: text}
         return {**patch, "metadata": {**metadata, "annotations": annotations}}
 
-    def _write(self, change: Change) -> NodeState | None:
-        """Write what the Node as it is now needs, made anew where somebody was faster. None: it needed nothing.
-
-        Raises ClusterError.
-        """
-
-        def once() -> NodeState | None:
-            patch = change(self._cluster.read_node(self._node))
-            return None if patch is None else self._cluster.patch_node(self._node, patch)
-
-        again = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(Conflict),
-            wait=tenacity.wait_random(0, _AGAIN_SECONDS),
-            stop=tenacity.stop_after_attempt(_MOST_CONFLICTS),
-            reraise=True,
-        )
+    def _write(self, change: NodeChange) -> NodeState | None:
+        """One at a time, of two threads. None: the Node needed nothing. Raises ClusterError."""
         with self._writing:
-            return again(once)
+            return self._cluster.update_node(self._node, change)
 
 
 def _without_dead(node: NodeState) -> NodeState:

@@ -7,7 +7,7 @@ after the Job has ended.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property, partial
@@ -18,7 +18,7 @@ import tenacity
 
 from healthcheck import clock
 from healthcheck.budget import Slot
-from healthcheck.cluster import NAMESPACE, Cluster, ClusterError, Conflict, Forbidden, NotFound, Unavailable
+from healthcheck.cluster import NAMESPACE, Cluster, ClusterError, Conflict, Forbidden, NodeChange, NotFound, Unavailable
 from healthcheck.deep_test import obstacle
 from healthcheck.job_template import TemplateError
 from healthcheck.node import NodeState
@@ -326,17 +326,12 @@ class Sweep:
 
     # --- the Node
 
-    def _patched(self, name: str, patch_for: Callable[[NodeState], Mapping[str, Any] | None]) -> bool:
-        """Whether the Node was patched. Lost a race: it is read, and the patch made, anew."""
-
-        def once() -> bool:
-            node = self._node(name)
-            patch = patch_for(node) if node else None
-            if patch is not None:
-                self._cluster.patch_node(name, patch)
-            return patch is not None
-
-        return patiently(once)
+    def _patched(self, name: str, change: NodeChange) -> bool:
+        """Whether the Node was patched; one that is gone needs nothing."""
+        try:
+            return patiently(lambda: self._cluster.update_node(name, change)) is not None
+        except NotFound:
+            return False
 
     def _node(self, name: str) -> NodeState | None:
         try:

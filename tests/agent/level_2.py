@@ -51,7 +51,7 @@ def main(root: Path, kubeconfig: Path, name: str, folder: Path) -> None:
     read = partial(cluster.read_node, name)
     doors = Doors(
         name,
-        OwnNode(read, partial(cluster.patch_node, name), _Seen(read)),
+        OwnNode(read, partial(cluster.update_node, name), _Seen(read)),
         Dcgm,
         is_absent,
         idleness.used,

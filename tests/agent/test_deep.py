@@ -103,7 +103,7 @@ class Rig:
             self.name,
             OwnNode(
                 lambda: self.cluster.read_node(self.name),
-                lambda patch: self.cluster.patch_node(self.name, patch),
+                lambda change: self.cluster.update_node(self.name, change),
                 self._seen,
             ),
             self._diagnostic,
