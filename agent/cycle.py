@@ -30,7 +30,7 @@ from healthcheck.telemetry import Telemetry
 log = structlog.get_logger()
 
 AGAIN_SECONDS = 10.0
-"""After a look that showed something that can flicker (contract, section 2 rule 3)."""
+"""After a look that showed something that can flicker (docs/rules.md 3)."""
 _NO_DRIVER = frozenset({"DriverBeingChanged", "DriverNotLoaded"})
 _PASSING = frozenset({"DriverBeingChanged", "DriverJustLoaded", "FabricComingUp"})
 """Causes that pass by themselves: a node that comes up must not wait an interval for its verdict."""

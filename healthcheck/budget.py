@@ -1,4 +1,4 @@
-"""The fleet budget: how many nodes may carry our taint, and the names of its places. Pure (contract, section 2 rule 9).
+"""The fleet budget: how many nodes may carry our taint, and the names of its places. Pure (docs/rules.md 9).
 
 A place is a Lease called slot-<i>. It is taken by creating it, which only one can do, so that no count has to be right.
 What is limited is the number of holders: who takes more places than one takes them from nobody.

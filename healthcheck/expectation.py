@@ -28,7 +28,7 @@ class FirstSeen:
 
 
 AFTERMATH_SECONDS = 60.0
-"""So long after a deep run its own load may still show (contract, section 2 rule 13)."""
+"""So long after a deep run its own load may still show (docs/rules.md 13)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from healthcheck.model import Evidence, Finding, Nature, Now, Outcome
 from healthcheck.probes import infiniband, pci
 
 LOOKS_TO_CONFIRM = 4
-"""A finding that can flicker counts once three looks after the first saw it too (contract, section 2 rule 3)."""
+"""A finding that can flicker counts once three looks after the first saw it too (docs/rules.md 3)."""
 MOST_BLIND_LOOKS = 4
 """In a row: then the count of a finding that can flicker begins anew, and what else was seen is told."""
 _NOWHERE = Place(-1, "")

@@ -132,7 +132,7 @@ class Memory:
     hits: Mapping[Key, tuple[Hit, ...]] = field(default_factory=dict)
     """By reason and address: whom the Xids hit that point to hardware only when they come again and again."""
     ended: Mapping[Key, tuple[datetime, ...]] = field(default_factory=dict)
-    """By reason and GPU (serial or UUID): when a reset or a reboot ended it (contract, section 2 rule 6)."""
+    """By reason and GPU (serial or UUID): when a reset or a reboot ended it (docs/rules.md 6)."""
     first: FirstSeen = field(default_factory=FirstSeen)
     """What this machine once had, in whatever boot."""
     instance_type: str = ""
@@ -182,7 +182,7 @@ def located(gpus: Mapping[str, Mapping[str, str]], subject: str, about: Mapping[
 
 
 def age_seconds(memory: Memory, now: Now, boot_id: str, at: float, seen: datetime) -> float:
-    """Within a boot by its monotonic clock, across boots by the wall clock, never below 0 (contract, rule 12)."""
+    """Within a boot by its monotonic clock, across boots by the wall clock, never below 0 (docs/rules.md 12)."""
     age = now.monotonic - at if boot_id == memory.boot_id else (now.wall - seen).total_seconds()
     return max(age, 0.0)
 

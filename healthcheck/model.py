@@ -181,7 +181,7 @@ class Unobserved(Told):
 
 @dataclass(frozen=True, slots=True)
 class Passed(Told):
-    """A deep test ran and found nothing: what it had found there before is past (contract, section 2 rule 4)."""
+    """A deep test ran and found nothing: what it had found there before is past (docs/rules.md 4)."""
 
     reason: str
     subject: str = ""

@@ -10,9 +10,9 @@ from healthcheck.model import Evidence, Finding, Grace, Judgement, NotConfigured
 from healthcheck.probes import nvml, pci
 
 DRIVER_GRACE = Grace(120.0, "the driver was loaded")
-"""Contract, section 2 rule 11: GPUs come up one after another when the driver is loaded."""
+"""docs/rules.md 11: GPUs come up one after another when the driver is loaded."""
 LINK_GRACE = Grace(180.0, "the driver was loaded")
-"""Contract, section 2: what the fabric is given to come up; its links are trained in that time."""
+"""docs/rules.md 20: what the fabric is given to come up; its links are trained in that time."""
 NVIDIA_DRIVER = "nvidia"
 
 

@@ -11,7 +11,7 @@ from healthcheck.node import NodeState
 from healthcheck.run import TOLD
 
 CRON_JOB = "gpu-healthcheck-quarantine-node"
-"""Its template (contract, section 4)."""
+"""Its template."""
 COMPONENT = "quarantine"
 _BEGINNING = "gpu-quarantine"
 TARGET = f"{PREFIX}/target-node"

@@ -18,7 +18,7 @@ from healthcheck.verdict import Verdict
 
 SCHEMA = 1
 LONGEST = 16 * 1024
-"""A record is never longer (contract, section 1)."""
+"""A record is never longer."""
 _FOR_THE_TAINT = 32
 """Kept free for what the plan says of the taint afterwards."""
 DEEP_KINDS = ("sweep-result", "quarantine-result")

@@ -110,7 +110,7 @@ SeverityName = Annotated[Severity, BeforeValidator(_severity)]
 
 
 class NodeSettings(BaseSettings):
-    """The keys of the ConfigMap that judging and applying read, under their contract names."""
+    """The keys of the ConfigMap that judging and applying read, under their names there."""
 
     model_config = SettingsConfigDict(extra="ignore", case_sensitive=True, populate_by_name=True)
 

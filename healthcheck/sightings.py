@@ -12,7 +12,7 @@ from healthcheck.model import Finding, Nature, Now, Outcome, Severity, Sighting
 from healthcheck.moments import ago
 
 WINDOW_SECONDS = 60.0
-"""Events of one GPU this close in kernel time are judged together (contract, section 2, workflows)."""
+"""Events of one GPU this close in kernel time are judged together (docs/rules.md 17)."""
 CONSEQUENCE = "Xid45"
 """Preemptive cleanup: only a consequence where any other Xid stands beside it (Xid catalogue, WORKFLOW_XID_45)."""
 REPEATS: Mapping[str, str] = {"Xid13": "Xid13Repeated", "Xid31": "Xid31Repeated"}

@@ -11,7 +11,7 @@ from healthcheck.record import LEVEL_4
 
 
 class Recommendation(StrEnum):
-    """The words of the record (contract, section 1)."""
+    """The words of the record."""
 
     REPLACE = "replace"
     REBOOT = "reboot"

@@ -23,7 +23,7 @@ LADDER: Mapping[str, Severity] = {
     "CONFIG": Severity.MONITOR,
     "RESET": Severity.RESET,
 }
-"""Contract, section 2. An error of severity NONE or of one that nobody knows is still an error."""
+"""docs/rules.md 19. An error of severity NONE or of one that nobody knows is still an error."""
 
 
 @dataclass(frozen=True, slots=True)

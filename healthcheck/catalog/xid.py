@@ -54,7 +54,7 @@ class XidRow:
 
 @cache
 def actions() -> Mapping[str, Action]:
-    """NVIDIA's buckets on our ladder (contract, section 2)."""
+    """NVIDIA's buckets on our ladder (docs/rules.md 15)."""
     return {
         row["action"]: Action(row["action"], Severity[row["severity"]] if row["severity"] else None, row["says"])
         for _, row in read_rows("xid_actions.csv")

@@ -125,7 +125,7 @@ GROUPS: Mapping[str, str] = {
     "7": "7-container-runtime",
     "8": "8-hami",
 }
-"""Group number to the name that the record shows (contract, section 1)."""
+"""Group number to the name that the record shows."""
 
 
 SHORT_NAMES: Mapping[str, str] = {

@@ -12,7 +12,7 @@ from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen,
 from healthcheck.probes import nvml
 
 APART_SECONDS = 30.0
-"""Contract, section 2 rule 10: two deadlines missed, at least this far apart."""
+"""docs/rules.md 10: two deadlines missed, at least this far apart."""
 
 UNRESPONSIVE = Reason(
     "DriverUnresponsive",

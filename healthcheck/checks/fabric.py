@@ -37,7 +37,7 @@ _CONFIGURATION_SHIFT = 8
 _CONFIGURATION_FAULT = 2
 """From here on the field of four bits names what is wrong with the configuration: 0 is not supported, 1 is nothing."""
 GRACE = Grace(180.0, "the fabric manager was started")
-"""Contract, section 2."""
+"""docs/rules.md 20."""
 
 NOT_READY = Reason(
     "FabricNotReady",
@@ -45,7 +45,7 @@ NOT_READY = Reason(
     "A GPU is not registered with its NVLink fabric: new CUDA programs fail with error 802.",
     "Look into the fabric manager's log; drain the node, reset all its GPUs and start the fabric manager again.",
     flickers=True,
-    source="contract, section 2; nvml.h, nvmlGpuFabricState_t",
+    source="docs/rules.md 20; nvml.h, nvmlGpuFabricState_t",
     grace=GRACE,
 )
 ERROR = Reason(

@@ -31,7 +31,7 @@ DOWN = Reason(
     "goes down again.",
     flickers=True,
     threshold="an inactive link where the instance type has NVLink",
-    source="contract, section 2 (DCGM 14, NVLINK_DOWN: TRIAGE); NVIDIA Health Validation, nvlink_active; gpud#1085",
+    source="docs/rules.md 19 (DCGM 14, NVLINK_DOWN: TRIAGE); NVIDIA Health Validation, nvlink_active; gpud#1085",
     grace=LINK_GRACE,
 )
 COUNT_LOW = Reason(
@@ -41,7 +41,7 @@ COUNT_LOW = Reason(
     "Drain the node and reset the GPU, or reboot; replace the node when the links are still missing.",
     flickers=True,
     threshold="fewer links than the instance type's row in fabrics.csv",
-    source="contract, section 2 (DCGM 99, GPU_EXPECTED_NVLINKS_UP: TRIAGE)",
+    source="docs/rules.md 19 (DCGM 99, GPU_EXPECTED_NVLINKS_UP: TRIAGE)",
     grace=LINK_GRACE,
 )
 VERSION_LOW = Reason(

@@ -1,6 +1,6 @@
 """Each GPU's PCIe link has all the lanes that GPU and slot can have together.
 
-Its generation is never judged: an idle GPU lowers it to save power (hardware.md 3.3).
+Its generation is never judged: an idle GPU lowers it to save power (nvidia-smi's manual, pcie.link.gen.current).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WIDTH_LOW = Reason(
     "Drain the node and reset the GPU, or reboot: that trains the link anew; replace the node when it comes back.",
     flickers=True,
     threshold="fewer lanes than the most that GPU and slot can do together",
-    source="nvmlDeviceGetMaxPcieLinkWidth (nvml.h); contract, section 2 (DCGM 46, PCIE_WIDTH)",
+    source="nvmlDeviceGetMaxPcieLinkWidth (nvml.h); docs/rules.md 19 (DCGM 46, PCIE_WIDTH)",
 )
 
 

@@ -18,7 +18,7 @@ _XID = re.compile(
     r"(?: GPU-I:(?P<gi>\d{1,3}))?(?: GPU-CI:(?P<ci>\d{1,3}))?\): (?P<code>\d{1,5})(?:,\s*(?P<text>.*))?\Z",
     re.IGNORECASE | re.DOTALL,
 )
-"""Every form of hardware.md 2.1. Anchored: text that merely quotes such a line is no Xid."""
+"""Every form in which the driver has printed one. Anchored: text that merely quotes such a line is no Xid."""
 _PROCESS = re.compile(
     r"pid=(?P<pid>'<unknown>'|[^\s,]{1,20})(?:, name=(?P<name>(?:.{0,64}?(?=, [A-Z0-9])|.{0,64}?(?=, |\Z))))?(?:, |\Z)",
     re.DOTALL,
@@ -33,7 +33,7 @@ _FOLLOWS = re.compile(r"\bcaused by previous Xid \d{1,5}\s*\Z")
 _GRAPHICS_EXCEPTION = 13
 _LONGEST_DETAIL = 200
 TEST_XIDS = frozenset({13, 31, 43, 45})
-"""What a test can bring about by itself (contract, section 2 rule 13)."""
+"""What a test can bring about by itself (docs/rules.md 13)."""
 TEST_PROCESSES = frozenset({"nvvs", "dcgmi", "nv-hostengine", "nvbandwidth"})
 """DCGM's: who runs the tests, who starts it with and without a hostengine of its own, and a test that is a program.
 

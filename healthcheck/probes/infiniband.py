@@ -19,7 +19,7 @@ ERROR_COUNTERS = (
     *("retrans_timeout_events", "unresponsive_remote_events", "impaired_remote_conn_events"),
     *("retrans_pkts", "retrans_bytes"),
 )
-"""Of an EFA device's only port. The last five came with driver 2.17 (hardware.md 4)."""
+"""Of an EFA device's only port. The last five came with driver 2.17 (amzn-drivers, release notes)."""
 KEEP_ALIVES = "keep_alive_rcvd"
 """Of the device itself: how often it told the driver that it lives."""
 _MOST = 4096
@@ -107,7 +107,7 @@ def _device(directory: str, name: str, patience_ends: float) -> RdmaDevice:
 
 
 def _is_efa(path: str) -> bool:
-    """By the vendor, never by the name or the port state: both say nothing (hardware.md 4).
+    """By the vendor, never by the name or the port state: both say nothing.
 
     Nothing that is no function of PCI is one, nor what went away while we looked. Raises ProbeError.
     """

@@ -101,7 +101,7 @@ _EVERY_PROCESS = "pid:[4026531836]"
 
 
 def library_versions(root: Path) -> tuple[str, ...]:
-    """The versions of the driver's libraries under this root, as their files are named (hardware.md 3.5)."""
+    """The versions of the driver's libraries under this root, as their files are named."""
     found = set()
     for place in PLACES:
         try:

@@ -27,7 +27,7 @@ PLACES = (
     "aarch64-bottlerocket-linux-gnu/sys-root/usr/lib/nvidia/tesla",
     "usr/local/glibc/usr/lib",
 )
-"""Where the driver's library lies under a host's root (hardware.md 3.5)."""
+"""Where the driver's library lies under a host's root."""
 
 
 class Library:

@@ -13,7 +13,7 @@ from healthcheck.probes.kernel_files import is_gone, read
 NVIDIA = 0x10DE
 AMAZON = 0x1D0F
 _GPU_CLASSES = (0x0300, 0x0302)
-"""VGA and 3D controllers: what an NVIDIA GPU calls itself on PCI (hardware.md 3.2)."""
+"""VGA and 3D controllers: what an NVIDIA GPU calls itself on PCI (classes 0x0300 and 0x0302)."""
 _NVSWITCH_CLASS = 0x0680
 """A bridge of no other kind: how an NVSwitch of NVLink 2 to 4 shows itself (aws-parallelcluster-cookbook counts so)."""
 _EFA_DEVICES = (0xEFA0, 0xEFA1, 0xEFA2, 0xEFA3)

@@ -1,4 +1,4 @@
-"""A look that never returns (contract, section 2, rules 10 and 11), and a library that does not fit the module."""
+"""A look that never returns (docs/rules.md 10 and 11), and a library that does not fit the module."""
 
 from __future__ import annotations
 

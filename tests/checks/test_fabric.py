@@ -20,7 +20,7 @@ ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}
 REGISTERED = Fabric(3, 0)
 ALL_SEEN = Seen("8 of 8 GPUs registered with the NVLink fabric", "all", "p5.48xlarge in fabrics.csv")
 ONE_MISSING = Seen("7 of 8 GPUs registered with the NVLink fabric", "all", "p5.48xlarge in fabrics.csv")
-# hardware.md 3.3: what a healthy GPU's mask looks like, each field at 2 and the configuration at 1, or not supported.
+# nvml.h, NVML_GPU_FABRIC_HEALTH_MASK: a healthy GPU has each field at 2 and the configuration at 1, or not supported.
 HEALTHY_MASKS = [0, 0x1AA, 0x80, 0x1A8, 0x02, 0x100, 0x11AA, 0x51AA, 0xA1AA]
 
 

@@ -33,7 +33,7 @@ from healthcheck.settings import packaged_profiles
 from sim.node import SimulatedNode
 
 KINDS = ["p5.48xlarge", "p6-b200.48xlarge", "p6e-gb200.36xlarge", "p4d.24xlarge", "p3dn.24xlarge", "g6.xlarge"]
-# hardware.md 3.1: what the codes of nvml.h say.
+# What the codes of nvml.h say.
 ABSENT = (3, 13)
 NOT_OF_THE_HARDWARE = (1, 4, 6, 9, 10, 12, 17, 18, 19, 27, 999)
 OF_THE_HARDWARE = {

@@ -11,7 +11,7 @@ from healthcheck.model import Finding, Judgement, Seen, Severity, Unobserved
 from healthcheck.probes.nvml import NVML, DriverLook, Gpu
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, gpu, says
 
-# Contract, section 2: 1, 3, 4, 5, 6 reset; 2, 7 reboot; what nobody knows is MONITOR.
+# docs/rules.md 16: 1, 3, 4, 5, 6 reset; 2, 7 reboot; what nobody knows is MONITOR.
 WANTED = [
     (1, Severity.RESET, "recovery action 1 (GPU Reset Required)"),
     (2, Severity.REBOOT, "recovery action 2 (Node Reboot Required)"),

@@ -1,6 +1,6 @@
 """Every error code of NVML at every call that the child makes, from the driver's library to the verdict.
 
-What it has to be comes from nvml.h as hardware.md 3.1 reads it: absent, a fault of that GPU, or could-not-look.
+What it has to be comes from nvml.h: absent, a fault of that GPU, or could-not-look.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Each written exit of the contract (section 2, rules 4, 6, 7 and 12), and what is none."""
+"""Each exit of a finding (docs/rules.md 4, 6, 7 and 12), and what is none."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import pytest
 from healthcheck.catalog.fabrics import fabric_of, fabrics
 from healthcheck.settings import packaged_profiles
 
-# hardware.md 3.3, 5 and 7: links and their version (nvmlNvlinkVersion_t), NVSwitches on PCI, fabric manager, IMEX.
+# Links and their version (nvmlNvlinkVersion_t), NVSwitches on PCI, fabric manager, IMEX.
 JOINED = {
     "p3dn.24xlarge": (6, 2, 0, False, False),
     "p4d.24xlarge": (12, 4, 6, True, False),

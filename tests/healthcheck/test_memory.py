@@ -1,4 +1,4 @@
-"""What stands, and what ends it (contract, section 2, rules 3, 4, 5 and 12)."""
+"""What stands, and what ends it (docs/rules.md 3, 4, 5 and 12)."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_an_unknown_type_has_no_expectation(instance_type: str, profile: Instanc
     assert find_profile({"p5.48xlarge": P5}, instance_type) == profile
 
 
-# hardware.md 5, the types that the seed knew and those that are easily got wrong.
+# The types that the seed knew and those that are easily got wrong.
 @pytest.mark.parametrize(
     ("instance_type", "gpus", "efa", "nvlink"),
     [

@@ -328,7 +328,7 @@ def test_a_deep_record_whose_time_cannot_be_held_counts_and_is_complained_of(at:
     assert [one.startswith(f"annotation {SWEEP_RESULT}: timestamp: ") for one in complaints] == [True]
 
 
-def test_the_prefix_of_the_annotation_is_the_contracts() -> None:
+def test_the_prefix_of_the_annotation_is_the_documented_one() -> None:
     assert f"{PREFIX}/release" == RELEASE
 
 

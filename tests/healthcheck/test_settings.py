@@ -92,7 +92,7 @@ def refused(directory: Path | None) -> tuple[BadValue, ...]:
 
 
 @pytest.mark.parametrize("directory", [None, Path("/nowhere"), Path("/dev/null")])
-def test_without_any_configuration_the_contracts_defaults_hold(directory: Path | None) -> None:
+def test_without_any_configuration_the_documented_defaults_hold(directory: Path | None) -> None:
     values = read_settings(directory).values
 
     assert values.model_dump(by_alias=True) == {

@@ -1,4 +1,4 @@
-"""What records of the log mean together: NVIDIA's workflows, judged over a window (contract, section 2)."""
+"""What records of the log mean together: NVIDIA's workflows, judged over a window (docs/rules.md 17)."""
 
 from __future__ import annotations
 

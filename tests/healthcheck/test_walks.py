@@ -1,4 +1,4 @@
-"""What befalls a node, told line by line and look by look, with the verdict that the contract wants at each step."""
+"""What befalls a node, told line by line and look by look, with the verdict that docs/rules.md wants at each step."""
 
 from __future__ import annotations
 

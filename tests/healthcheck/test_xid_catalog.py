@@ -21,7 +21,7 @@ def span(*numbers: int | tuple[int, int]) -> list[int]:
     return [code for one in numbers for code in ([one] if isinstance(one, int) else range(one[0], one[1] + 1))]
 
 
-# hardware.md 2.4: NVIDIA's immediate action, and the codes that have it.
+# NVIDIA's immediate action, and the codes that have it.
 CODES_OF_ACTION = {
     "RESTART_APP": span(
         *(8, 11, 13, 25, 31, 32, (39, 41), 60, (68, 72), (75, 77), 80, (82, 86), 88, 89, 94, (96, 105)),
@@ -45,7 +45,7 @@ CODES_OF_ACTION = {
     ),
     "": span((162, 176)),
 }
-# CONTRACT.md, section 2: "NVIDIA's actions on our ladder".
+# docs/rules.md 15.
 SEVERITY_OF_ACTION = {
     "RESTART_APP": MONITOR,
     "IGNORE": PASS,
@@ -97,7 +97,7 @@ def test_the_expectation_of_this_test_covers_every_code_once() -> None:
 
 
 @pytest.mark.parametrize("code", sorted(EXPECTED))
-def test_each_code_has_the_severity_that_the_contract_states(code: int) -> None:
+def test_each_code_has_the_severity_that_the_rules_state(code: int) -> None:
     assert severity_of(code, "", Policy()) is EXPECTED[code]
 
 

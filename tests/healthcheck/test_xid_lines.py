@@ -1,4 +1,4 @@
-"""The forms in which drivers print an Xid (hardware.md 2.1), and what only looks like one."""
+"""The forms in which drivers print an Xid, and what only looks like one."""
 
 from __future__ import annotations
 

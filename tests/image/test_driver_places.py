@@ -57,7 +57,7 @@ def link(root: Path, links: dict[str, str]) -> None:
         (root / path).symlink_to(target)
 
 
-# hardware.md 3.5: where the library lies, and the links that such a host has on the way.
+# Where the library lies, and the links that such a host has on the way.
 HOSTS: dict[str, tuple[str, dict[str, str]]] = {
     "Amazon Linux": ("usr/lib64", {"lib64": "usr/lib64"}),
     "Ubuntu": ("usr/lib/x86_64-linux-gnu", {"lib": "usr/lib"}),

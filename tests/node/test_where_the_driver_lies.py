@@ -26,7 +26,7 @@ pytestmark = pytest.mark.real_node
 
 SONAME = "libnvidia-ml.so.1"
 HIDDEN = f"/{LIBRARY_DIRECTORY}/{SONAME}"
-# hardware.md 3.5, below the host's root.
+# Below the host's root.
 PLACES = {
     "the host, Amazon Linux": "usr/lib64",
     "the host, Ubuntu on Graviton": "usr/lib/aarch64-linux-gnu",

@@ -1035,7 +1035,7 @@ class TestDriverChanges:
         assert causes == ["DriverBeingChanged", "NvmlLibraryNotFound"]
 
 
-# hardware.md 3.5: below a host's root, and below the GPU operator's driver container.
+# Below a host's root, and below the GPU operator's driver container.
 PLACES = [
     *(
         f"{root}{place}"

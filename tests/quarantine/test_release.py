@@ -68,7 +68,7 @@ def test_every_row_is_tried_and_the_worst_stands_first() -> None:
     assert {row.recommendation for row in TABLE} == set(Recommendation)
 
 
-def test_the_words_are_the_contracts() -> None:
+def test_the_words_are_those_of_the_documents() -> None:
     assert {word.value for word in Recommendation} == {"return-to-service", "reset", "reboot", "replace", "rerun"}
 
 
