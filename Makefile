@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --strip-extras --allow-unsafe
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-node node-up node-shell node-down demo bench bench-compare fuzz docs lock clean
+.PHONY: help setup check test test-cluster test-node node-up node-shell node-down demo bench bench-compare fuzz docs lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 15
@@ -30,8 +30,12 @@ check: setup ## Lint, types, layers, generated files
 	$(BIN)/python -m tools.manifests --check
 	$(BIN)/python -m tools.docs --check
 
-test: setup ## Run every test, also against a real kube-apiserver
-	$(BIN)/pytest -n 3 --max-worker-restart=0 --dist loadgroup --no-loadscope-reorder -m "not real_node"
+PYTEST := $(BIN)/pytest --max-worker-restart=0 --dist loadgroup --no-loadscope-reorder
+test: setup ## What needs no control plane, in minutes; one room in seconds: ONLY=checks
+	$(PYTEST) -n 2 -m "not cluster and not real_node" $(if $(ONLY),tests/$(ONLY))
+
+test-cluster: setup ## Against a real kube-apiserver and containerd, with our programs as processes, killed at each write
+	$(PYTEST) -n 3 -m "cluster and not real_node" $(if $(ONLY),tests/$(ONLY))
 
 test-node: setup ## Our image and manifests on a real kubelet, containerd and runc (Debian, root, no other node up)
 	$(BIN)/pytest -m real_node -s tests/node

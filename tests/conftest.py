@@ -17,22 +17,22 @@ import pytest
 from sim import containerd
 from sim.control_plane import ControlPlane, NoBinariesError, binaries, install
 from sim.node import SimulatedNode
+from tests import tiers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
 # The same examples at every run, and no example fails for a slow machine; `--hypothesis-profile=default` looks further.
 hypothesis.settings.register_profile("steady", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("steady")
 
 
-_AGENT = Path(__file__).parent / "agent"
-_FIRST = ("control plane", "stories")
 _IN_MEMORY = Path("/dev/shm")
 _ROOM_BYTES = 1 << 30
 
 
 def pytest_configure() -> None:
+    tiers.guard()
     _make_nodes_in_memory()
     _hear_ctrl_c()
 
@@ -56,24 +56,19 @@ def _hear_ctrl_c() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """How several processes share the tests: one has the control plane, one the stories, from the beginning.
-
-    Of the others, those with an agent of their own are handed out one by one, and quick ones by their file.
-    """
+    """Each test gets its tier, and the process that it shares with others."""
     for test in items:
-        if test.get_closest_marker("control_plane"):
-            test.add_marker(pytest.mark.xdist_group(_FIRST[0]))
-        elif "stories" in getattr(test, "fixturenames", ()):
-            test.add_marker(pytest.mark.xdist_group(_FIRST[1]))
-        elif _AGENT not in test.path.parents:
-            test.add_marker(pytest.mark.xdist_group(test.path.stem))
+        tiers.mark(test)
+        if (group := tiers.group(test)) is not None:
+            test.add_marker(pytest.mark.xdist_group(group))
     if hasattr(config, "workerinput"):
-        items.sort(key=_turn)
+        items.sort(key=lambda test: tiers.group(test) != tiers.STORIES)
 
 
-def _turn(test: pytest.Item) -> int:
-    group = test.get_closest_marker("xdist_group")
-    return _FIRST.index(group.args[0]) if group and group.args[0] in _FIRST else len(_FIRST)
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    with tiers.running(item):
+        return (yield)
 
 
 @pytest.fixture

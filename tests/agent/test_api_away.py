@@ -20,6 +20,8 @@ from tests.agent.test_release import by_command
 from tests.agent.world import BUDGET, UNHEALTHY, P, World
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
+pytestmark = pytest.mark.cluster
+
 ERROR = "GPU has fallen off the bus."
 AWAY = "the API server is away; the newest verdict is kept"
 BACK = "the API server is back; the node is up to date"

@@ -9,6 +9,8 @@ import pytest
 from tests.agent.world import RESULTS, P, World
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.cluster
+
 TWICE = '{"schema":1,"severity":"ISOLATE","severity":"PASS"}'
 
 

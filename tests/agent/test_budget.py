@@ -14,6 +14,8 @@ from tests.agent.test_release import by_command, resume
 from tests.agent.world import P, World
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
+pytestmark = pytest.mark.cluster
+
 ERROR = "GPU has fallen off the bus."
 RESOURCE = (LEASES, BUDGET)
 OTHER_MACHINE = "ec2fffff-0000-4000-8000-000000000001"

@@ -13,6 +13,8 @@ from sim.container_runtime import NVIDIA_V3, RUNC_V3, STANDARD_FILE, handler
 from tests.agent.world import StandIn, World
 from tests.probes.grpc_server import Json, Server, serving, told
 
+pytestmark = pytest.mark.cluster
+
 WITH_NVIDIA = f"version = 3\n{RUNC_V3}{NVIDIA_V3}"
 WITHOUT = f"version = 3\n{RUNC_V3}"
 WITH_KATA = WITH_NVIDIA + handler('plugins."io.containerd.cri.v1.runtime"', "kata")

@@ -636,6 +636,7 @@ class TestWhatADeadRunLeft:
 class TestAKill:
     """At each of the three writes of a run that finds a fault: before it is done, and done but not answered."""
 
+    @pytest.mark.cluster
     @pytest.mark.parametrize("done", [False, True], ids=["not done", "not answered"])
     @pytest.mark.parametrize("step", ["taking the node", "telling the result", "giving the node back"])
     def test_loses_no_verdict_and_leaves_no_mark(self, rig: Rig, step: str, done: bool) -> None:

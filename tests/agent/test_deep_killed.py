@@ -23,7 +23,7 @@ from tests.agent.world import RealCluster, World
 from tests.probes.dcgm_documents import FAULTY
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.control_plane
+pytestmark = pytest.mark.cluster
 TEAMS = {"key": "example.com/team", "value": "a", "effect": "NoSchedule"}
 FOUND = "DcgmDiagMemory"
 UNTESTED = ("1 before", "1 after", "in the test")

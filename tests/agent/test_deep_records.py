@@ -55,6 +55,7 @@ OLD = {
 
 
 class TestARecordOfTheBashSuite:
+    @pytest.mark.cluster
     def test_is_told_once_and_never_a_finding_where_its_taint_is_gone(self, world: World) -> None:
         tell(world, OLD, QUARANTINE)
         world.cluster.edit({"metadata": {"labels": {f"{P}/status": "agent-stopped", f"{P}/severity": "SKIP"}}})
@@ -72,6 +73,7 @@ class TestARecordOfTheBashSuite:
         assert (world.node().severity, len(world.events("OldRecord"))) == ("REBOOT", 1)
         assert world.events("BadAnnotation") == []
 
+    @pytest.mark.cluster
     def test_is_the_agents_finding_where_its_taint_stands(self, world: World) -> None:
         tell(world, OLD, QUARANTINE)
         world.cluster.edit({"spec": {"taints": [UNHEALTHY]}})

@@ -8,6 +8,8 @@ from tests.agent.conftest import MakeWorld
 from tests.agent.world import UNHEALTHY, P, World
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.cluster
+
 REBOOT_EXIT = "reboot, a passed quarantine run, release, another GPU in its place"
 SPOT = {"key": "example.com/spot", "value": "true", "effect": "NoSchedule"}
 HYPERPOD = "sagemaker.amazonaws.com/deep-health-check-status"

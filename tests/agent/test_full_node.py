@@ -12,7 +12,7 @@ from sim.control_plane import ControlPlane
 from tests.agent.world import RESULTS, P, RealCluster, World
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.control_plane
+pytestmark = pytest.mark.cluster
 
 ERROR = "GPU has fallen off the bus."
 FILLER = "example.com/filler"

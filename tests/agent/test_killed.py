@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from sim.kill_at import When
 
+pytestmark = pytest.mark.cluster
+
 CALLS = 14
 """Two to lock and at least two whole writes of six: open, write, flush, close, rename, flush of the folder."""
 AT_ONCE = 4

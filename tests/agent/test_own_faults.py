@@ -10,6 +10,8 @@ from tests.agent import planted_agent
 from tests.agent.world import P, World
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.cluster
+
 ERROR = "GPU has fallen off the bus."
 
 

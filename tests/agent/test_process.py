@@ -17,6 +17,8 @@ from sim.imds import SimulatedImds
 from tests.agent.world import CHILD, AgentProcess, World
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
+pytestmark = pytest.mark.cluster
+
 STUCK = """
 import ctypes, os, signal, threading
 from healthcheck.stop import stop_at_signals

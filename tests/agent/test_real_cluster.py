@@ -18,7 +18,7 @@ from sim.control_plane import MANIFESTS, ControlPlane, install
 from tests.agent.world import UNHEALTHY, P, RealCluster, World
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.control_plane
+pytestmark = pytest.mark.cluster
 
 ERROR = "GPU has fallen off the bus."
 SPOT = {"key": "example.com/spot", "value": "true", "effect": "NoSchedule"}

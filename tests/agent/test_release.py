@@ -17,6 +17,8 @@ from healthcheck.release import dump_release, release_of
 from tests.agent.world import P, World
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
+pytestmark = pytest.mark.cluster
+
 ERROR = "GPU has fallen off the bus."
 RELEASE, STATUS = f"{P}/release", f"{P}/status"
 Json = dict[str, Any]

@@ -9,6 +9,8 @@ import pytest
 from tests.agent.world import World
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.cluster
+
 ERROR = "GPU has fallen off the bus."
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 import yaml
 
 from sim.control_plane import MANIFESTS
@@ -16,6 +17,8 @@ from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from tests.agent.world import World
+
+pytestmark = pytest.mark.cluster
 
 ERROR = "GPU has fallen off the bus."
 

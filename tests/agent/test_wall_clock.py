@@ -16,6 +16,8 @@ from sim.wall_clock import WallClock
 from tests.agent.world import World
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.cluster
+
 HOUR, DAY = 3600, 86400
 SCHEDULE = """
 import sys, threading, time

@@ -21,7 +21,7 @@ from sim.control_plane import ControlPlane
 from tests.cli.quarantine_world import Hospital, P
 from tests.hostile import HOSTILE
 
-pytestmark = pytest.mark.control_plane
+pytestmark = pytest.mark.cluster
 ALL = " ".join(HOSTILE)
 TYPED = "[/x][bold]\x1b[2J\u202e"
 """On a command line."""

@@ -16,7 +16,7 @@ from healthcheck.run import TOLD
 from tests.cli.quarantine_world import ACCOUNT, BATCH, DEFAULT_PODS, JOB_PODS, LOST_GPU, NODES, Hospital, P
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.control_plane
+pytestmark = pytest.mark.cluster
 
 
 def until_it_says(process: subprocess.Popen[str], text: str) -> str:

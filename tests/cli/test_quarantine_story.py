@@ -17,7 +17,7 @@ from sim.kubelet_logs import KubeletLogs
 from sim.node import EFA_PROGRAMS, SimulatedNode
 from tests.cli.quarantine_world import ROOT, Hospital
 
-pytestmark = pytest.mark.control_plane
+pytestmark = pytest.mark.cluster
 NODE = "tested"
 TESTS = ("4-dcgm-diag-l4", "6-efa-loopback", "5-nccl-allreduce")
 

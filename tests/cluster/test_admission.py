@@ -19,7 +19,7 @@ from sim.control_plane.files import write_kubeconfig
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.control_plane
+pytestmark = pytest.mark.cluster
 
 P = "gpu-healthcheck.aws-samples.io"
 OWN, OTHER = "admission-own", "admission-other"

@@ -12,7 +12,7 @@ import pytest
 from sim.control_plane import MANIFESTS, ControlPlane
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.control_plane
+pytestmark = pytest.mark.cluster
 
 ACCOUNT = "system:serviceaccount:gpu-healthcheck:gpu-healthcheck"
 GROUP = "rbac.authorization.k8s.io"

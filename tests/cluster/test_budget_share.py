@@ -17,7 +17,7 @@ from healthcheck.node import NodeState
 from sim.control_plane import ControlPlane
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.control_plane
+pytestmark = pytest.mark.cluster
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces"
 NODES = [f"share-{number}" for number in range(12)]

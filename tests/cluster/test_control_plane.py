@@ -36,7 +36,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-@pytest.mark.control_plane
+@pytest.mark.cluster
 def test_a_stopped_api_server_refuses_and_comes_back_with_its_data(plane: ControlPlane) -> None:
     plane.create_node("kept")
 
@@ -48,7 +48,7 @@ def test_a_stopped_api_server_refuses_and_comes_back_with_its_data(plane: Contro
     assert plane.request("GET", "/api/v1/nodes/kept").status == 200
 
 
-@pytest.mark.control_plane
+@pytest.mark.cluster
 def test_a_paused_api_server_takes_the_request_and_answers_when_it_resumes(plane: ControlPlane) -> None:
     plane.pause()
     with pytest.raises(TimeoutError):
@@ -58,7 +58,7 @@ def test_a_paused_api_server_takes_the_request_and_answers_when_it_resumes(plane
     assert plane.request("GET", "/readyz").status == 200
 
 
-@pytest.mark.control_plane
+@pytest.mark.cluster
 def test_a_new_certificate_is_trusted_through_the_same_file(plane: ControlPlane) -> None:
     before = plane.ca_file.read_bytes()
 
@@ -68,7 +68,7 @@ def test_a_new_certificate_is_trusted_through_the_same_file(plane: ControlPlane)
     assert plane.request("GET", "/readyz").status == 200
 
 
-@pytest.mark.control_plane
+@pytest.mark.cluster
 def test_the_audit_log_counts_the_requests_of_each_agent(installed: ControlPlane) -> None:
     installed.create_node("audited")
     kubeconfig = installed.agent_kubeconfig("audited")
@@ -88,7 +88,7 @@ def test_the_audit_log_counts_the_requests_of_each_agent(installed: ControlPlane
     assert asked() == ["get", "get", "get"]
 
 
-@pytest.mark.control_plane
+@pytest.mark.cluster
 def test_the_python_client_reads_a_node_with_the_agents_kubeconfig(installed: ControlPlane) -> None:
     installed.create_node("client", instance_type="g6.xlarge")
 
@@ -98,7 +98,7 @@ def test_the_python_client_reads_a_node_with_the_agents_kubeconfig(installed: Co
     assert (node.metadata.labels or {})["node.kubernetes.io/instance-type"] == "g6.xlarge"
 
 
-@pytest.mark.control_plane
+@pytest.mark.cluster
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_behind_however_it_ends(control_plane: ControlPlane, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "sim.control_plane", "up"]

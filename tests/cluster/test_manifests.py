@@ -26,7 +26,7 @@ def documents(kind: str) -> list[dict[str, Any]]:
     return [found for found in every if found["kind"] == kind]
 
 
-@pytest.mark.control_plane
+@pytest.mark.cluster
 def test_the_whole_folder_applies_at_the_first_try_on_a_bare_control_plane() -> None:
     with ControlPlane() as bare:
         printed = bare.kubectl("apply", "-f", str(MANIFESTS))
@@ -35,14 +35,14 @@ def test_the_whole_folder_applies_at_the_first_try_on_a_bare_control_plane() -> 
         assert "daemonset.apps/gpu-healthcheck-agent created" in printed.splitlines()
 
 
-@pytest.mark.control_plane
+@pytest.mark.cluster
 def test_applying_the_folder_again_changes_nothing(installed: ControlPlane) -> None:
     printed = installed.kubectl("apply", "-f", str(MANIFESTS))
 
     assert all(line.endswith(" unchanged") for line in printed.splitlines()), printed
 
 
-@pytest.mark.control_plane
+@pytest.mark.cluster
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_the_api_server_accepts_the_manifest(installed: ControlPlane, file: Path) -> None:
     printed = installed.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", str(file))
@@ -50,7 +50,7 @@ def test_the_api_server_accepts_the_manifest(installed: ControlPlane, file: Path
     assert [line for line in printed.splitlines() if not line.endswith("(server dry run)")] == []
 
 
-@pytest.mark.control_plane
+@pytest.mark.cluster
 @pytest.mark.parametrize("policy", documents("ValidatingAdmissionPolicy"), ids=lambda found: found["metadata"]["name"])
 def test_the_policy_gives_no_type_check_warning(
     installed: ControlPlane, controllers: ControlPlane, policy: dict[str, Any]
@@ -62,7 +62,7 @@ def test_the_policy_gives_no_type_check_warning(
     assert status["typeChecking"] == {}, json.dumps(status["typeChecking"], indent=1)
 
 
-@pytest.mark.control_plane
+@pytest.mark.cluster
 def test_kubectl_says_that_the_agents_account_may_patch_nodes(installed: ControlPlane) -> None:
     assert installed.kubectl("auth", "can-i", "patch", "nodes", f"--as={AGENT}").strip() == "yes"
 
@@ -70,7 +70,7 @@ def test_kubectl_says_that_the_agents_account_may_patch_nodes(installed: Control
 GROUPS = {"leases": "coordination.k8s.io", "runtimeclasses": "node.k8s.io"}
 
 
-@pytest.mark.control_plane
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("verb", "resource", "namespace", "allowed"),
     [
@@ -131,7 +131,7 @@ def may(plane: ControlPlane, account: str, asked: dict[str, str]) -> bool:
     return bool(answer.body["status"]["allowed"])
 
 
-@pytest.mark.control_plane
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("account", "granted"),
     [

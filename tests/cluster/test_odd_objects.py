@@ -11,7 +11,7 @@ import pytest
 from sim.control_plane import ControlPlane
 from tests.cli.cluster import Json, P, run
 
-pytestmark = pytest.mark.control_plane
+pytestmark = pytest.mark.cluster
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck/leases"
 NODES = "/api/v1/nodes"

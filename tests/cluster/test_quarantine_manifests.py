@@ -89,7 +89,7 @@ def plane(installed: ControlPlane) -> Iterator[ControlPlane]:
     installed.request("DELETE", "/api/v1/namespaces/gpu-healthcheck/pods/quarantine-pod?gracePeriodSeconds=0")
 
 
-@pytest.mark.control_plane
+@pytest.mark.cluster
 def test_the_api_server_takes_the_job_by_hand(installed: ControlPlane) -> None:
     job = job_for("gpu-1.example.internal")
     path = "/apis/batch/v1/namespaces/gpu-healthcheck/jobs?dryRun=All&fieldValidation=Strict"
@@ -121,7 +121,7 @@ def typed(path: Path, first: str, last: str, node: str) -> str:
     return re.sub(r"(?<!_)NODE(?!_)", node, command)
 
 
-@pytest.mark.control_plane
+@pytest.mark.cluster
 @pytest.mark.parametrize("where", [README, JOB_FILE], ids=lambda path: path.name)
 def test_typed_by_hand_the_job_has_the_image_that_the_cluster_has(from_a_registry: ControlPlane, where: Path) -> None:
     command = typed(where, 'sed "s/TARGET_NODE_NAME/', "| kubectl apply -f -", "gpu-1.example.internal")
@@ -177,7 +177,7 @@ GIVE_BACK = {
 }
 
 
-@pytest.mark.control_plane
+@pytest.mark.cluster
 def test_a_run_may_take_its_own_node_tell_and_give_it_back(plane: ControlPlane, token: str) -> None:
     assert [asked(plane, token, patch) for patch in (TAKE, GIVE_BACK)] == ["", ""]
     assert "its own Node only: the token belongs to 'quarantine-own'" in asked(plane, token, TAKE, OTHER)
@@ -210,7 +210,7 @@ MAY_NOT: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.control_plane
+@pytest.mark.cluster
 @pytest.mark.parametrize(("patch", "refusal"), MAY_NOT.values(), ids=MAY_NOT)
 def test_a_run_may_not(plane: ControlPlane, token: str, patch: dict[str, Any], refusal: str) -> None:
     assert refusal in asked(plane, token, patch)

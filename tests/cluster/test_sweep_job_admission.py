@@ -17,7 +17,7 @@ from sweeper.jobs import Order, job_for
 from sweeper.select import Candidate
 from tests.sweeper.world import make_sweep_namespace
 
-pytestmark = pytest.mark.control_plane
+pytestmark = pytest.mark.cluster
 
 P = "gpu-healthcheck.aws-samples.io"
 Job = dict[str, Any]

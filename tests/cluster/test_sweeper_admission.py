@@ -11,7 +11,7 @@ import pytest
 from sim.control_plane import ControlPlane, unbound_token
 from tests.cluster.node_patches import annotated, labelled, tainted
 
-pytestmark = pytest.mark.control_plane
+pytestmark = pytest.mark.cluster
 
 P = "gpu-healthcheck.aws-samples.io"
 OWN, OTHER = "sweep-own", "sweep-other"

@@ -22,7 +22,7 @@ from healthcheck.verdict import decide
 from sim.control_plane import MANIFESTS, ControlPlane
 from tests.cli.cluster import SPOT, Json, P, client, run
 
-pytestmark = pytest.mark.control_plane
+pytestmark = pytest.mark.cluster
 
 NODES = "/api/v1/nodes"
 UNHEALTHY = {"key": f"{P}/unhealthy", "value": "true", "effect": "NoSchedule"}

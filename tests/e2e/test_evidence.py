@@ -245,7 +245,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("changed") / "evidence.json"
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(st.data())
 def test_any_change_gives_a_verdict_or_says_what_is_wrong(
     document: dict[str, Any], path: Path, data: st.DataObject

@@ -1,4 +1,4 @@
-"""`gpu-healthcheck replay` as a person and as a program meets it: the real console script on saved files."""
+"""`gpu-healthcheck replay` as a person and as a program meets it, on saved files."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from healthcheck.probes.captures import Batch, Line
 from healthcheck.probes.kernel_log import Record
 from healthcheck.replay import Replay
 from sim.scenarios import Scenario, scenarios
+from tests.console import typed
 from tests.probes.renderings import BOOTED, FORMS, WITHOUT_TIMES, capture, records
 
 OFF_BUS = "NVRM: Xid (PCI:0000:05:00): 79, GPU has fallen off the bus."
@@ -37,13 +38,12 @@ FAULTY = records((0.0, BANNER), (4.0, CHATTER), (9.0, OFF_BUS), (10.0, OFF_BUS),
 
 
 def run(*words: str, config: Path | None = None, stdin: bytes = b"") -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "cli", "replay", *words],
-        env={**os.environ, "CONFIG_DIR": str(config or "/nowhere")},
-        input=stdin,
-        capture_output=True,
-        check=False,
-    )
+    environment = {**os.environ, "CONFIG_DIR": str(config or "/nowhere")}
+    if stdin:
+        program = [sys.executable, "-m", "cli", "replay", *words]
+        done = subprocess.run(program, env=environment, input=stdin, capture_output=True, check=False)
+    else:
+        done = typed(["replay", *words], environment)
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 

@@ -1,11 +1,9 @@
-"""Every scenario, seen by the real console script on the simulated node."""
+"""Every scenario, seen by the command line on the simulated node."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +28,7 @@ from healthcheck.verdict import status_of, worst
 from sim.instance_rows import SHAPES
 from sim.node import EFA_PROGRAMS, SimulatedNode
 from sim.scenarios import Scenario, scenarios
+from tests.console import typed
 
 LEVELS = [check for check in CHECKS if check.nature is Nature.LEVEL]
 CODES = {"pass": 0, "warn": 0, "fail": 1, "unknown": 2}
@@ -66,14 +65,11 @@ def test_check_says_of_a_scenario_what_it_expects(scenario: Scenario, tmp_path: 
     config.mkdir()
     (config / "CHECK_TIMEOUT").write_text("2")
     with scenario.build(tmp_path / "node") as node:
-        program = [sys.executable, "-m", "cli", "check", "--json", "--instance-type", scenario.instance_type]
+        words = ["check", "--json", "--instance-type", scenario.instance_type]
         within = {"HOST_ROOT": str(node.root), "PATH": f"{node.root}/{EFA_PROGRAMS}:{os.environ['PATH']}"}
-        done = subprocess.run(
-            program if scenario.from_within else [*program, "--root", str(node.root)],
-            env={**os.environ, "CONFIG_DIR": str(config), **(within if scenario.from_within else {})},
-            capture_output=True,
-            text=True,
-            check=False,
+        done = typed(
+            words if scenario.from_within else [*words, "--root", str(node.root)],
+            {**os.environ, "CONFIG_DIR": str(config), **(within if scenario.from_within else {})},
         )
     record = json.loads(done.stdout)
     seen = {

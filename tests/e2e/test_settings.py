@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from sim.node import SimulatedNode
+from tests.console import typed
 
 
 @pytest.mark.parametrize(("most", "reasons"), [("2", []), ("1", ["RetiredPagesLimit"])])
@@ -21,12 +20,6 @@ def test_check_goes_by_the_clusters_limit_of_retired_pages(tmp_path: Path, most:
     with SimulatedNode.create(tmp_path / "node", "g5.xlarge") as node:
         for name, value in (("retired_sbe", 2), ("retired_dbe", 0), ("retired_pending", 0)):
             node.write_value(f"nvml/gpu0/{name}", value)
-        done = subprocess.run(
-            [sys.executable, "-m", "cli", "check", "--json", "--root", str(node.root)],
-            env={**os.environ, "CONFIG_DIR": str(config)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = typed(["check", "--json", "--root", str(node.root)], {**os.environ, "CONFIG_DIR": str(config)})
 
     assert [finding["reason"] for finding in json.loads(done.stdout)["findings"]] == reasons

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import http.client
 import os
 import resource
@@ -175,6 +176,7 @@ def test_without_a_descriptor_left_it_gives_up_what_it_has(server: HttpServer, o
 
 
 def _exhaust(stack: ExitStack) -> None:
+    gc.collect()  # or what other tests left would be given back later, and leave one to the server
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
     resource.setrlimit(resource.RLIMIT_NOFILE, (_descriptors() + 64, hard))

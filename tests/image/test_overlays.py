@@ -88,7 +88,7 @@ def dry_run(plane: ControlPlane, *words: str) -> list[dict[str, Any]]:
     return items
 
 
-@pytest.mark.control_plane
+@pytest.mark.cluster
 @pytest.mark.parametrize("overlay", CHANGES)
 def test_an_overlay_changes_what_it_says_and_nothing_else(installed: ControlPlane, overlay: str) -> None:
     plain = flat(dry_run(installed, "-f", str(MANIFESTS)))
@@ -98,12 +98,12 @@ def test_an_overlay_changes_what_it_says_and_nothing_else(installed: ControlPlan
     assert {path: changed.get(path) for path in differing} == CHANGES[overlay]
 
 
-@pytest.mark.control_plane
+@pytest.mark.cluster
 def test_the_folder_of_manifests_is_the_base_and_still_applies_as_it_is(installed: ControlPlane) -> None:
     assert flat(dry_run(installed, "-k", str(MANIFESTS))) == flat(dry_run(installed, "-f", str(MANIFESTS)))
 
 
-@pytest.mark.control_plane
+@pytest.mark.cluster
 def test_the_example_installs_on_a_bare_control_plane_and_the_plain_folder_takes_it_back() -> None:
     path = "/apis/apps/v1/namespaces/gpu-healthcheck/daemonsets/gpu-healthcheck-agent"
     with ControlPlane() as bare:
@@ -121,7 +121,7 @@ def test_the_example_installs_on_a_bare_control_plane_and_the_plain_folder_takes
 ELSEWHERE = "registry.example.com:5000/a/gpu-healthcheck@sha256:0"
 
 
-@pytest.mark.control_plane
+@pytest.mark.cluster
 def test_by_one_sed_the_plain_manifests_have_another_image_in_all_places(installed: ControlPlane) -> None:
     """As docs/install.md has it, and as kustomize does it in the example."""
     files = map(str, sorted(MANIFESTS.glob("*.yaml")))

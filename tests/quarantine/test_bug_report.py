@@ -13,6 +13,8 @@ from quarantine.bug_report import BugReport
 from tests.quarantine.world import World, end_of
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.cluster
+
 AT = datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC)
 WRITES = 'while [ "$1" != --output-file ]; do shift; done\necho "report of $NODE_NAME" | gzip >"$2.gz"'
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.probes.dcgm_documents import FAULTY, Story, dcgm_4
 from tests.quarantine.world import World
+
+pytestmark = pytest.mark.cluster
 
 
 def found(world: World) -> list[tuple[str, str]]:

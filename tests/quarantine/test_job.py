@@ -20,7 +20,7 @@ from tests.agent.world import UNHEALTHY, P, RealCluster, World
 from tests.probes.dcgm_documents import FAULTY
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.control_plane
+pytestmark = pytest.mark.cluster
 JOBS = "/apis/batch/v1/namespaces/gpu-healthcheck/jobs"
 RESULT = f"{P}/quarantine-result"
 GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}

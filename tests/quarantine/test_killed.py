@@ -22,6 +22,8 @@ from tests.probes.dcgm_documents import FAULTY
 from tests.quarantine.world import ALL_REDUCE, LEVEL_4, LOOPBACK, NODE, P, World, end_of
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.cluster
+
 NOBODY = ("", "", False)
 OURS = ("quarantine", "quarantine", True)
 STEPS = [

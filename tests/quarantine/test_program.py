@@ -15,6 +15,8 @@ from tests.probes.dcgm_documents import FAULTY, Said
 from tests.quarantine.world import ALL_REDUCE, LEVEL_4, LOOPBACK, NODE, SPOT, P, World, end_of
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.cluster
+
 NOBODY = ("", "", False)
 TESTS_OF_4 = ("software", "memory", "pcie", "diagnostic", "memtest")
 BLIND = {"check": "gpu-count", "cause": "DriverNotAnswering", "detail": "nvml"}

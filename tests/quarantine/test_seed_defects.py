@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+import pytest
 import yaml
 
 from sim.control_plane import MANIFESTS
@@ -11,6 +12,8 @@ from tests.agent.test_deep import answer
 from tests.probes.dcgm_documents import FAULTY
 from tests.quarantine.world import MAINTENANCE, NODE, SPOT, P, World, end_of
 from tests.waiting import eventually
+
+pytestmark = pytest.mark.cluster
 
 UNHEALTHY = {"key": f"{P}/unhealthy", "value": "true", "effect": "NoSchedule"}
 JOB = (MANIFESTS / "quarantine/05-job-quarantine.yaml").read_text()

@@ -13,7 +13,7 @@ from sim.kubelet import Kubelets
 from tests.sweeper.world import PODS, Fleet
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.control_plane
+pytestmark = pytest.mark.cluster
 TOLD = "import json, os; print(json.dumps({k: os.environ.get(k) for k in ('NODE_NAME', 'HOST_ROOT', 'LIMIT')}))"
 STUBBORN = """
 import signal, time

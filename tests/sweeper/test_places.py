@@ -92,7 +92,7 @@ def held(fleet: Fleet) -> dict[str, str]:
     return {one["metadata"]["name"]: one["spec"]["holderIdentity"] for one in items}
 
 
-@pytest.mark.control_plane
+@pytest.mark.cluster
 def test_a_sweep_leaves_each_holder_one_place_and_says_so(budget: Fleet) -> None:
     for name in ("greedy", "faulty", "left"):
         budget.add(name, healthy=False, taints=[TAINT])
@@ -112,7 +112,7 @@ def test_a_sweep_leaves_each_holder_one_place_and_says_so(budget: Fleet) -> None
     assert "a node keeps our taint and its place in the fleet budget, and has no agent" in said
 
 
-@pytest.mark.control_plane
+@pytest.mark.cluster
 def test_a_sweep_gives_back_what_a_node_that_is_gone_has_left(budget: Fleet) -> None:
     """Where the garbage collector has not, for a place of which nobody is the owner."""
     lease = {"metadata": {"name": "slot-3"}, "spec": {"holderIdentity": "gone"}}
@@ -124,7 +124,7 @@ def test_a_sweep_gives_back_what_a_node_that_is_gone_has_left(budget: Fleet) -> 
     assert (code, held(budget)) == (0, {}), said
 
 
-@pytest.mark.control_plane
+@pytest.mark.cluster
 def test_a_sweep_goes_on_where_it_may_not_see_the_places(budget: Fleet) -> None:
     """As with the roles of a release before."""
     budget.add("well")

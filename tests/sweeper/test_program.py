@@ -32,6 +32,7 @@ def test_wrong_usage_is_no_failure_of_the_cluster(words: list[str], variables: d
     assert run(*words, **variables).returncode == code
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [

@@ -22,6 +22,8 @@ from tests.probes.dcgm_documents import FAULTY, NOT_PERSISTENT, Said
 from tests.sweeper.pod import ALL_SKIPPED, ALREADY_RUNNING, SWEEP, Pod, ended, swept
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
+pytestmark = pytest.mark.cluster
+
 SLOW = Said("Bandwidth of GPU 1 is 3.0 GB/s, below 10.0", 30, 2, 2)
 KEYS = {"timestamp", "started", "node", "suite", "status", "severity", "by", "checks", "findings", "unobserved"}
 AGAIN = "asking the cluster again"

@@ -18,7 +18,7 @@ from tests.sweeper.pod import ALREADY_RUNNING, SWEEP, Pod
 from tests.sweeper.world import Fleet
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.control_plane
+pytestmark = pytest.mark.cluster
 RESULTS = f"{PREFIX}/results"
 MEMORY = "DcgmDiagMemory"
 

@@ -12,7 +12,7 @@ from sweeper import sweep
 from tests.sweeper.world import LEASES, Fleet, P, make_sweep_namespace
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.control_plane
+pytestmark = pytest.mark.cluster
 SPOT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
 WRITES = [["patch", "nodes"], ["create", "jobs"], ["patch", "nodes"]]
 """Of a sweep that tests one node: the run is taken, the Job made, the run given back."""

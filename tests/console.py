@@ -1,0 +1,35 @@
+"""The command line in the process of the tests: all of it but the start of Python, which costs more than the rest."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from io import BytesIO, TextIOWrapper
+from unittest import mock
+
+import pytest
+
+from cli import app
+
+
+def typed(words: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[bytes]:
+    """`gpu-healthcheck WORDS` with these variables and no other, as `subprocess.run` would tell of it."""
+    out, err = (TextIOWrapper(BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    with (
+        mock.patch.dict(os.environ, environment, clear=True),
+        mock.patch.object(sys, "argv", ["gpu-healthcheck", *words]),
+        mock.patch.object(sys, "stdout", out),
+        mock.patch.object(sys, "stderr", err),
+        # It watches the descriptors of this process, which are not these streams.
+        mock.patch.object(app, "end_with_whoever_reads"),
+        pytest.raises(SystemExit) as end,
+    ):
+        app.run()
+    return subprocess.CompletedProcess(["gpu-healthcheck", *words], int(end.value.code or 0), _all(out), _all(err))
+
+
+def _all(stream: TextIOWrapper) -> bytes:
+    stream.seek(0)
+    return bytes(stream.buffer.read())

@@ -1,0 +1,87 @@
+"""The tiers of tests: `make test-cluster` starts a control plane and our long-running programs, `make test` neither.
+
+Whoever asks for a fixture that starts one is of the second tier, without a marker of its own. Whoever starts one
+otherwise says so with `pytest.mark.cluster`, or fails at the very start of it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+STORIES = "stories"
+"""A group of its own: they are lived through beside the other tests, from the beginning."""
+_STARTING = {"control_plane", "scheduled", "real_containerd", "stories", "watched"}
+_SERVERS = {"kube-apiserver", "etcd", "containerd"}
+_PROGRAMS = {"agent", "sweeper", "sweeper.run", "quarantine", "sim.control_plane"}
+"""Of ours, those that work for long; the command line and what asks NVML end at once."""
+_IN_DISGUISE = "tests."
+"""Modules of tests that run as programs: ours, with a fault or an end planted in them."""
+
+
+class _Now:
+    """The test that runs, in this process."""
+
+    test: pytest.Item | None = None
+
+
+def mark(test: pytest.Item) -> None:
+    if _STARTING & set(getattr(test, "fixturenames", ())):
+        test.add_marker(pytest.mark.cluster)
+
+
+def group(test: pytest.Item) -> str | None:
+    """The tests that one process runs; None: any process, one by one.
+
+    A test of the second tier takes long by itself, and each process has a control plane of its own. Quick ones go by
+    their file, and so do those that share what their file alone starts.
+    """
+    if STORIES in getattr(test, "fixturenames", ()):
+        return STORIES
+    if test.get_closest_marker("cluster") and not _shares_with_its_file(test):
+        return None
+    return test.path.stem
+
+
+def _shares_with_its_file(test: pytest.Item) -> bool:
+    info = getattr(test, "_fixtureinfo", None)
+    definitions = info.name2fixturedefs.values() if info is not None else ()
+    return any(one.scope == "module" for found in definitions for one in found)
+
+
+@contextmanager
+def running(test: pytest.Item) -> Iterator[None]:
+    _Now.test = test
+    try:
+        yield
+    finally:
+        _Now.test = None
+
+
+def guard() -> None:
+    """From now on a test of the first tier fails where it starts what is the second's."""
+    sys.addaudithook(_refuse)
+
+
+def _refuse(event: str, arguments: tuple[object, ...]) -> None:
+    if event != "subprocess.Popen" or threading.current_thread() is not threading.main_thread():
+        return  # the stories live in threads, beside whatever test runs
+    if _Now.test is None or _Now.test.get_closest_marker("cluster"):
+        return
+    words = arguments[1]
+    if isinstance(words, Sequence) and (program := _of_the_second_tier([str(word) for word in words])):
+        raise AssertionError(f"{program} is started by a test without pytest.mark.cluster, which `make test` runs")
+
+
+def _of_the_second_tier(words: Sequence[str]) -> str:
+    """The name of what is started, '' for what any test may start."""
+    name = Path(words[0]).name if words else ""
+    module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
+    if name in _SERVERS or module in _PROGRAMS or module.startswith(_IN_DISGUISE):
+        return module or name
+    return ""
