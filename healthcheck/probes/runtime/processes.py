@@ -182,19 +182,27 @@ def _known(folder: int) -> Iterator[tuple[str, str]]:
     for entry in entries_of(folder):
         pid = entry.name
         if pid.isascii() and pid.isdigit() and not entry.is_symlink():
-            name = _BY_COMM.get(_read(folder, f"{pid}/comm", 64).rstrip())
+            name = _name(folder, pid)
             if name is not None:
                 yield pid, name
 
 
 def _process(folder: int, pid: str, name: str, cgroup: bytes, origin: Origin) -> Process | None:
-    """None of one that is dead."""
+    """None of one that is dead, or went while it was looked at: what says nothing then would make it the host's."""
     state, since_boot = _state(_read(folder, f"{pid}/stat", 1024))
     if state in _DEAD:
         return None
     words = _words(_read(folder, f"{pid}/cmdline", _LONGEST_COMMAND))
     program = _link(f"{pid}/exe", folder).removesuffix(_DELETED)
-    return Process(int(pid), name, words, since_boot, program, _unit(cgroup), _link(f"{pid}/ns/mnt", folder), origin)
+    namespace = _link(f"{pid}/ns/mnt", folder)
+    if (_name(folder, pid), _read(folder, f"{pid}/cgroup", _LONGEST_CGROUP)) != (name, cgroup):
+        return None
+    return Process(int(pid), name, words, since_boot, program, _unit(cgroup), namespace, origin)
+
+
+def _name(folder: int, pid: str) -> str | None:
+    """Of the programs that we know, the one that it is called as."""
+    return _BY_COMM.get(_read(folder, f"{pid}/comm", 64).rstrip())
 
 
 def _read(folder: int, path: str, most: int) -> bytes:

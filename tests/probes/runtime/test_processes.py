@@ -28,6 +28,19 @@ for word in sys.argv[1:]:
 print("ready", flush=True)
 sys.stdin.read()
 """
+SHORT_LIVED = """
+import ctypes, os
+while True:
+    children = []
+    for _ in range(50):
+        child = os.fork()
+        if child == 0:
+            ctypes.CDLL(None).prctl(15, b"nv-fabricmanage", 0, 0, 0)
+            os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+"""
 Start = Callable[..., Process]
 
 
@@ -62,6 +75,18 @@ def test_a_real_process_is_told_with_its_words_its_file_and_its_start(start: Sta
     assert one.namespace == str(Path("/proc/self/ns/mnt").readlink())
     assert one.since_boot is not None
     assert 0 < one.since_boot <= processes.uptime(HOST)
+
+
+def test_of_one_that_goes_while_it_is_looked_at_nothing_is_told() -> None:
+    """Without its control group a user's process would be the host's: with enough of them a service seems to run."""
+    user = subprocess.Popen([sys.executable, "-I", "-c", SHORT_LIVED])
+    try:
+        told = [one for _ in range(200) for one in find(HOST).processes if one.name == "nv-fabricmanager"]
+    finally:
+        user.kill()
+        user.wait()
+
+    assert [one for one in told if one.since_boot is None] == []
 
 
 def test_a_real_listener_is_found_by_its_socket(start: Start, tmp_path: Path) -> None:
