@@ -19,7 +19,8 @@ from agent.last_failure import note_failure
 from agent.settings import AgentSettings
 from agent.wire import Agent
 from healthcheck.catalog.tables import read_all
-from healthcheck.cluster import Cluster, ClusterError
+from healthcheck.cluster import Cluster
+from healthcheck.cluster_errors import ClusterError
 from healthcheck.log import log_as_json
 from healthcheck.memory_file import MemoryFile, MemoryFileError
 from healthcheck.model import Shortage

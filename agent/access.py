@@ -8,7 +8,7 @@ from functools import partial
 
 import structlog
 
-from healthcheck.cluster import ClusterError, Forbidden, Refused
+from healthcheck.cluster_errors import ClusterError, Forbidden, Refused
 from healthcheck.telemetry import Telemetry
 
 log = structlog.get_logger()

@@ -17,7 +17,7 @@ import structlog
 from agent.failures import Failures
 from agent.marks import KIND, Marks, OwnNode
 from healthcheck import record as records
-from healthcheck.cluster import ClusterError
+from healthcheck.cluster_errors import ClusterError
 from healthcheck.deep_look import Diagnostic, look_deeply
 from healthcheck.deep_record import Ran, deep_record, render
 from healthcheck.deep_test import is_overdue, last_deep_test

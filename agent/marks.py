@@ -19,7 +19,8 @@ import tenacity
 
 from healthcheck import record as records
 from healthcheck import run as runs
-from healthcheck.cluster import ClusterError, NodeChange
+from healthcheck.cluster import NodeChange
+from healthcheck.cluster_errors import ClusterError
 from healthcheck.deep_record import deep_record, untaken
 from healthcheck.deep_test import keeping_verdict, obstacle
 from healthcheck.model import Now

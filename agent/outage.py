@@ -6,7 +6,7 @@ import threading
 
 import structlog
 
-from healthcheck.cluster import ClusterError
+from healthcheck.cluster_errors import ClusterError
 
 log = structlog.get_logger()
 

@@ -13,7 +13,7 @@ from agent.access import Access
 from agent.outage import Outage
 from agent.slots import Slots
 from healthcheck.budget import HELD, Place
-from healthcheck.cluster import ClusterError, Unavailable
+from healthcheck.cluster_errors import ClusterError, Unavailable
 from healthcheck.examine import failure
 from healthcheck.node import NodeState
 

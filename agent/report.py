@@ -14,7 +14,8 @@ import structlog
 
 from agent.access import Access
 from agent.outage import Outage
-from healthcheck.cluster import Cluster, ClusterError, NotFound, Unavailable
+from healthcheck.cluster import Cluster
+from healthcheck.cluster_errors import ClusterError, NotFound, Unavailable
 from healthcheck.events import Event
 from healthcheck.examine import failure
 from healthcheck.model import Now

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from agent.access import Access
-from healthcheck.cluster import Cluster, ClusterError, Forbidden
+from healthcheck.cluster import Cluster
+from healthcheck.cluster_errors import ClusterError, Forbidden
 from healthcheck.expectation import RuntimeClass
 from healthcheck.node import SelectiveClass, runtime_classes
 from healthcheck.telemetry import Telemetry

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from healthcheck.budget import HELD, Place, Slot, allowed, draw, draw_free, occupancy, oldest_first
-from healthcheck.cluster import Cluster, ClusterError, Conflict, NotFound
+from healthcheck.cluster import Cluster
+from healthcheck.cluster_errors import ClusterError, Conflict, NotFound
 from healthcheck.node import NodeState
 
 log = structlog.get_logger()

@@ -24,7 +24,8 @@ from agent.slots import Slots
 from healthcheck import record as records
 from healthcheck.budget import HELD
 from healthcheck.change import Rules, plan, wants_place
-from healthcheck.cluster import Cluster, ClusterError, Conflict, Forbidden, NotFound, Refused, Unavailable
+from healthcheck.cluster import Cluster
+from healthcheck.cluster_errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unavailable
 from healthcheck.deep_record import passed_run, untaken, void_record
 from healthcheck.events import Event, cut, event_name, released_event
 from healthcheck.examine import failure

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import structlog
 import tenacity
 
-from healthcheck.cluster import Cluster, ClusterError, Unavailable
+from healthcheck.cluster import Cluster
+from healthcheck.cluster_errors import ClusterError, Unavailable
 from healthcheck.examine import failure
 from healthcheck.node import NodeState
 

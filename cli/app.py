@@ -4,16 +4,45 @@ from __future__ import annotations
 
 import sys
 import traceback
-from typing import Annotated
+from collections import UserDict
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import healthcheck
-from cli import check, explain, quarantine, release, replay, status, uninstall
 from healthcheck.program import COULD_NOT, INTERRUPTED, USAGE
 from healthcheck.streams import end_with_whoever_reads, take_any_text
 
+_IN_FILES = ("check", "replay", "status", "quarantine", "release", "uninstall", "explain")
+"""Each is the function of that name in the file of that name."""
+
+
+class _Loading(UserDict[str, Any]):
+    """The commands by name; the file of one is imported when it is called or asked for its help."""
+
+    def __init__(self, loaded: Mapping[str, Any]) -> None:
+        super().__init__(dict.fromkeys(_IN_FILES))
+        self.update(loaded)
+
+    def __getitem__(self, name: str) -> Any:
+        if self.data[name] is None:
+            alone = typer.Typer(add_completion=False)
+            alone.command(name)(getattr(import_module(f"cli.{name}"), name))
+            self.data[name] = typer.main.get_command(alone)
+        return self.data[name]
+
+
+class _Commands(TyperGroup):
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = _Loading(self.commands)
+
+
 app = typer.Typer(
+    cls=_Commands,
     name="gpu-healthcheck",
     help="GPU node health for Kubernetes.",
     no_args_is_help=True,
@@ -21,13 +50,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-app.command("check")(check.check)
-app.command("replay")(replay.replay)
-app.command("status")(status.status)
-app.command("quarantine")(quarantine.quarantine)
-app.command("release")(release.release)
-app.command("uninstall")(uninstall.uninstall)
-app.command("explain")(explain.explain)
 
 
 def _print_version(*, wanted: bool) -> None:

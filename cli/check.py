@@ -20,6 +20,7 @@ from cli.words import EXIT_CODES
 from healthcheck import evidence_file
 from healthcheck.checks import CHECKS, checks_named, dcgm_diag, driver, driver_messages, groups_in
 from healthcheck.clock import now
+from healthcheck.cluster_errors import ClusterError
 from healthcheck.evidence_file import EvidenceError, Look
 from healthcheck.examine import judge, look
 from healthcheck.expectation import Expectation
@@ -173,7 +174,7 @@ def _type_on_the_node() -> str:
     node_name = os.environ.get("NODE_NAME", "")
     if not node_name or "KUBERNETES_SERVICE_HOST" not in os.environ:
         return ""
-    from healthcheck.cluster import Cluster, ClusterError  # noqa: PLC0415 - elsewhere a check needs no cluster
+    from healthcheck.cluster import Cluster  # noqa: PLC0415 - elsewhere a check needs no cluster
 
     try:
         return Cluster().read_node(node_name).labels.get(INSTANCE_TYPE, "")

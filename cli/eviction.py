@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from cli.patience import Patience, TookTooLong
 from cli.progress import Voice
-from healthcheck.cluster import Cluster, Conflict, Forbidden, NotFound, Refused, Unavailable
+from healthcheck.cluster import Cluster
+from healthcheck.cluster_errors import Conflict, Forbidden, NotFound, Refused, Unavailable
 from healthcheck.drain import Leaving, budgets_on, what_holds
 
 _SEVERAL_BUDGETS = "more than one PodDisruptionBudget"

@@ -21,7 +21,8 @@ from cli.patience import Interrupted, Patience
 from cli.progress import Progress
 from cli.quarantine_node import LOOK_SECONDS, PASSED, NodeQuarantine, Plan, Result, Wish, missing_rights
 from cli.words import SEVERITY_STYLES, STATUS_STYLES, explained
-from healthcheck.cluster import Cluster, ClusterError
+from healthcheck.cluster import Cluster
+from healthcheck.cluster_errors import ClusterError
 from healthcheck.console import Screen
 from healthcheck.cordon import cordoned_by
 from healthcheck.drain import Allowed

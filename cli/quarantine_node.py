@@ -18,17 +18,8 @@ from cli.log_lines import LogLines
 from cli.patience import Patience, TookTooLong
 from cli.progress import Voice
 from healthcheck import record as records
-from healthcheck.cluster import (
-    JOB_LABEL,
-    NAMESPACE,
-    Cluster,
-    ClusterError,
-    Conflict,
-    Forbidden,
-    NodeChange,
-    NotFound,
-    Right,
-)
+from healthcheck.cluster import JOB_LABEL, NAMESPACE, Cluster, NodeChange, Right
+from healthcheck.cluster_errors import ClusterError, Conflict, Forbidden, NotFound
 from healthcheck.cordon import cordon, cordoned_by, lift, why_kept
 from healthcheck.drain import Allowed, DrainPlan, plan_drain
 from healthcheck.job_template import TemplateError, account_of, pod_of

@@ -18,7 +18,8 @@ from cli.lines import print_line
 from cli.node_names import node_names
 from cli.words import SEVERITY_STYLES, explained
 from healthcheck import record as records
-from healthcheck.cluster import Cluster, ClusterError, NotFound
+from healthcheck.cluster import Cluster
+from healthcheck.cluster_errors import ClusterError, NotFound
 from healthcheck.console import Screen
 from healthcheck.cordon import cordoned_by, lift, why_kept
 from healthcheck.kubeconfig import Access, user_name

@@ -21,7 +21,8 @@ from cli.access import Context, Kubeconfig, cluster_of
 from cli.words import SEVERITY_STYLES, STATUS_STYLES
 from healthcheck import budget
 from healthcheck import record as records
-from healthcheck.cluster import Cluster, ClusterError, Forbidden, Heartbeat, NotFound
+from healthcheck.cluster import Cluster, Heartbeat
+from healthcheck.cluster_errors import ClusterError, Forbidden, NotFound
 from healthcheck.console import Screen
 from healthcheck.deep_test import is_overdue, last_attempt, last_deep_test, obstacle
 from healthcheck.kubeconfig import Access

@@ -9,7 +9,8 @@ import typer
 
 from cli.access import Context, Kubeconfig, cluster_of
 from cli.words import explained
-from healthcheck.cluster import Cluster, ClusterError, Forbidden, NotFound, Workload
+from healthcheck.cluster import Cluster, Workload
+from healthcheck.cluster_errors import ClusterError, Forbidden, NotFound
 from healthcheck.console import Screen
 from healthcheck.kubeconfig import Access
 from healthcheck.model import PREFIX, Severity

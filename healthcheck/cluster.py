@@ -21,6 +21,7 @@ from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.exceptions import ApiException
 
 from healthcheck.budget import Slot, former_holder_label, holder_label
+from healthcheck.cluster_errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unavailable
 from healthcheck.events import Event
 from healthcheck.gpu_resources import GpuPod, gpu_pod, offered, whole_quantity
 from healthcheck.job_template import COMPONENT_LABEL, account_of
@@ -79,42 +80,6 @@ _NO_CONFIGURATION = (config.ConfigException, OSError, ValueError, TypeError, Key
 
 _NO_TOKEN = (config.ConfigException, ValueError)
 """The same of a token that is read anew before a request: it is empty, garbage, or nothing that a header may hold."""
-
-
-class ClusterError(Exception):
-    """The cluster did not do what it was asked. The message says what and why; whoever answered may have written it."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(printable(message))
-
-
-class Unavailable(ClusterError):
-    """Nobody answered, or the answer was to come again (5xx, 429, an expired token): worth another try."""
-
-    def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
-        super().__init__(message)
-        self.retry_after_seconds = retry_after_seconds
-
-
-class Conflict(ClusterError):
-    """Somebody else wrote the object since it was read, or it is already there."""
-
-
-class NotFound(ClusterError):
-    """The object is not there."""
-
-
-class Forbidden(ClusterError):
-    """A permission is missing, or an admission policy said no. `verb` and `resource` are what was tried."""
-
-    def __init__(self, message: str, verb: str, resource: str) -> None:
-        super().__init__(message)
-        self.verb = verb
-        self.resource = resource
-
-
-class Refused(ClusterError):
-    """The server understood and will never do it (400, 422)."""
 
 
 @dataclass(frozen=True, slots=True)

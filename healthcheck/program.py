@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, NoReturn
 
 from healthcheck.streams import complain
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 FAULT, COULD_NOT, USAGE, INTERRUPTED = 1, 2, 3, 130
 """A fault was found, or something is left to do; it could not look, or not be done; it was called wrongly; Ctrl-C."""

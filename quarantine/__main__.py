@@ -12,7 +12,8 @@ from pathlib import Path
 import structlog
 from pydantic import ValidationError
 
-from healthcheck.cluster import Cluster, ClusterError
+from healthcheck.cluster import Cluster
+from healthcheck.cluster_errors import ClusterError
 from healthcheck.log import log_as_json
 from healthcheck.model import Status
 from healthcheck.program import COULD_NOT, FAULT, Options, complain_of_environment

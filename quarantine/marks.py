@@ -20,7 +20,8 @@ import tenacity
 from healthcheck import record as records
 from healthcheck import run as runs
 from healthcheck.checks.driver import being_changed
-from healthcheck.cluster import Cluster, ClusterError, Conflict, NodeChange, Unavailable
+from healthcheck.cluster import Cluster, NodeChange
+from healthcheck.cluster_errors import ClusterError, Conflict, Unavailable
 from healthcheck.gpu_resources import GpuPod
 from healthcheck.moments import timestamp
 from healthcheck.node import QUARANTINE_RESULT, RESULTS, RUN, NodeState, is_tested

@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from rich.table import Table
 from rich.text import Text
 
-from healthcheck.cluster import Cluster, ClusterError, connect
+from healthcheck.cluster import Cluster, connect
+from healthcheck.cluster_errors import ClusterError
 from healthcheck.console import Screen
 from healthcheck.job_template import TemplateError
 from healthcheck.kubeconfig import Access

@@ -21,7 +21,8 @@ from pydantic import ValidationError
 
 from healthcheck import clock
 from healthcheck import record as records
-from healthcheck.cluster import Cluster, ClusterError, Conflict, Forbidden, NotFound, Unavailable
+from healthcheck.cluster import Cluster
+from healthcheck.cluster_errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable
 from healthcheck.deep_look import look_deeply
 from healthcheck.deep_record import Ran, render
 from healthcheck.deep_test import is_verdict, keeping_verdict

@@ -18,7 +18,8 @@ import tenacity
 
 from healthcheck import clock
 from healthcheck.budget import Slot
-from healthcheck.cluster import NAMESPACE, Cluster, ClusterError, Conflict, Forbidden, NodeChange, NotFound, Unavailable
+from healthcheck.cluster import NAMESPACE, Cluster, NodeChange
+from healthcheck.cluster_errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable
 from healthcheck.deep_test import obstacle
 from healthcheck.job_template import TemplateError
 from healthcheck.node import NodeState

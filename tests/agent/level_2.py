@@ -17,7 +17,8 @@ from pathlib import Path
 from agent.deep import DeepTests, Doors, is_absent
 from agent.marks import OwnNode
 from healthcheck import clock
-from healthcheck.cluster import Cluster, ClusterError
+from healthcheck.cluster import Cluster
+from healthcheck.cluster_errors import ClusterError
 from healthcheck.expectation import Expectation
 from healthcheck.idle import Idleness
 from healthcheck.model import Host, Severity

@@ -11,7 +11,8 @@ from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.config.incluster_config import InClusterConfigLoader
 
-from healthcheck.cluster import Cluster, Unavailable, connect
+from healthcheck.cluster import Cluster, connect
+from healthcheck.cluster_errors import Unavailable
 from healthcheck.kubeconfig import Access
 from sim.api_requests import Request
 from sim.api_stand_in import ApiStandIn

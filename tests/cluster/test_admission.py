@@ -12,7 +12,8 @@ import pytest
 from healthcheck import run as deep_runs
 from healthcheck.budget import former_holder_label, holder_label
 from healthcheck.cluster import Cluster as Client
-from healthcheck.cluster import Conflict, node_state
+from healthcheck.cluster import node_state
+from healthcheck.cluster_errors import Conflict
 from sim.control_plane import Answer, ControlPlane, unbound_token
 from sim.control_plane.files import write_kubeconfig
 

@@ -12,7 +12,8 @@ import pytest
 
 from agent.slots import Slots
 from healthcheck.budget import allowed
-from healthcheck.cluster import Cluster, NotFound
+from healthcheck.cluster import Cluster
+from healthcheck.cluster_errors import NotFound
 from healthcheck.node import NodeState
 from sim.control_plane import ControlPlane
 from tests.waiting import eventually

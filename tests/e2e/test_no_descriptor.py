@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from healthcheck.checks import CHECKS
-from healthcheck.cluster import Cluster, ClusterError, Unavailable
+from healthcheck.cluster import Cluster
+from healthcheck.cluster_errors import ClusterError, Unavailable
 from healthcheck.memory import Memory
 from healthcheck.memory_file import MemoryFile, MemoryFileError
 from healthcheck.model import Host, Nature, Now, Probe, ProbeError, Shortage, Unobserved

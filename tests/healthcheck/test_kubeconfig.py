@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from healthcheck import kubeconfig
-from healthcheck.cluster import ClusterError, connect
+from healthcheck.cluster import connect
+from healthcheck.cluster_errors import ClusterError
 from healthcheck.kubeconfig import Access, Chosen, KubeconfigError, choose, user_name
 
 NOTHING_SAID = Access()

@@ -34,7 +34,8 @@ TESTER = """
 import sys, time
 from datetime import UTC, datetime
 import json, os
-from healthcheck.cluster import Cluster, ClusterError
+from healthcheck.cluster import Cluster
+from healthcheck.cluster_errors import ClusterError
 name, cluster = os.environ["NODE_NAME"], Cluster()
 time.sleep(json.loads(sys.argv[2]).get(name, float(sys.argv[1])))
 at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,47 @@
+"""What the console script imports: a command's file when it is called, and nothing else's."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.app import app
+
+COMMANDS = ("check", "replay", "status", "quarantine", "release", "uninstall", "explain")
+LOADED = "import sys; from cli.app import app; app({words!r}, standalone_mode=False); print(*sys.modules)"
+
+
+def loaded(*words: str) -> set[str]:
+    program = LOADED.format(words=list(words))
+    return set(subprocess.check_output([sys.executable, "-I", "-c", program], text=True).split())
+
+
+def test_the_version_needs_no_command_and_no_client() -> None:
+    modules = loaded("version")
+
+    assert "cli.app" in modules
+    assert not {f"cli.{name}" for name in COMMANDS} & modules
+    assert not {"kubernetes", "rich", "yaml", "structlog", "healthcheck.model"} & modules
+
+
+def test_a_command_needs_no_other_and_no_client_unless_it_asks_a_cluster() -> None:
+    modules = loaded("explain", "79")
+
+    assert {f"cli.{name}" for name in COMMANDS} & modules == {"cli.explain"}
+    assert not {"kubernetes", "urllib3"} & modules
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_of_commands_says_of_each_what_its_function_says(name: str) -> None:
+    said = " ".join(CliRunner().invoke(app, ["--help"], env={"COLUMNS": "300"}).output.split())
+
+    assert f"{name} {inspect.getdoc(getattr(import_module(f'cli.{name}'), name))}".split(chr(10))[0] in said
+
+
+def test_a_name_that_is_nearly_one_is_answered_with_it() -> None:
+    assert "Did you mean 'status'?" in CliRunner().invoke(app, ["statu"]).output
