@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import hypothesis
-import kubernetes.watch  # noqa: F401 - whole, before an import of the agent leaves parts of it out
 import pytest
 
 from sim import containerd

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from agent.__main__ import main
+from agent.program import main
 from healthcheck.checks import gpu_count
 from healthcheck.deep_record import untaken
 from healthcheck.run import run_on

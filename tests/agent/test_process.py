@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.left_out import UNUSED, LeftOut
 from healthcheck.telemetry import Telemetry
 from sim.imds import SimulatedImds
 from tests.agent.world import CHILD, AgentProcess, World
@@ -32,7 +33,16 @@ libc.pthread_mutex_lock(mutex)
 """
 """A process whose main thread waits for itself, in C; it ends with 7 once the stop was seen."""
 
-LOADED = "import sys, agent.__main__; print(*sys.modules)"
+LEAN = """
+import sys
+from agent.left_out import UNUSED, without_unused_parts
+with without_unused_parts():
+    import agent.program
+"""
+LOADED = f"{LEAN}print(*sys.modules)"
+WHOLE_AGAIN = (
+    f"{LEAN}import asyncio, kubernetes.watch, pickle; print(asyncio.run, kubernetes.watch.Watch, pickle.dumps)"
+)
 LOADED_BY_THE_CHILD = f"""
 import sys
 from {CHILD} import main
@@ -46,7 +56,23 @@ class TestLoading:
         loaded = subprocess.check_output([sys.executable, "-I", "-c", LOADED], text=True).split()
 
         assert {"structlog", "kubernetes.config.kube_config"} <= set(loaded)
-        assert not {"rich", "requests", "requests_oauthlib", "oauthlib", "websocket", "kubernetes.watch"} & set(loaded)
+        assert not {"rich", "requests", "websocket", *(part.__name__ for part in UNUSED)} & set(loaded)
+
+    def test_what_is_imported_after_an_agent_has_begun_is_whole(self) -> None:
+        said = subprocess.check_output([sys.executable, "-I", "-c", WHOLE_AGAIN], text=True)
+
+        assert "built-in function dumps" in said
+        assert "kubernetes.watch.watch.Watch" in said
+
+    def test_whoever_imports_the_agents_modules_has_the_libraries_whole(self) -> None:
+        program = "import sys, agent.__main__, agent.program, pickle; print(pickle.dumps, *sys.modules)"
+        loaded = subprocess.check_output([sys.executable, "-I", "-c", program], text=True).split()
+
+        assert {part.__name__ for part in UNUSED} <= set(loaded)
+
+    def test_a_part_that_was_left_out_says_so_to_whoever_asks_for_it(self) -> None:
+        with pytest.raises(OSError, match=r"an agent does without pickle\.dumps"):
+            LeftOut("pickle").dumps({})
 
     def test_the_child_that_asks_nvml_leaves_out_what_pynvml_never_calls(self, world: World) -> None:
         said = subprocess.run(

@@ -22,7 +22,7 @@ STAGES = re.findall(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, re.MULTILINE)
 LOADED = """
 import sys
 import grpc, google.protobuf.json_format, google.protobuf.message_factory, healthcheck.probes.grpc_child
-import healthcheck.cluster, healthcheck.probes.nvml_child, pynvml, cli.__main__, agent.__main__
+import healthcheck.cluster, healthcheck.probes.nvml_child, pynvml, cli.__main__, agent.program
 for name, module in sys.modules.items():
     print(name, getattr(module, "__file__", None))
 """

@@ -1,0 +1,168 @@
+"""`gpu-healthcheck agent`: wire the parts, wait for SIGTERM, change nothing on the way out."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import sys
+import threading
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import structlog
+import tenacity
+from pydantic import ValidationError
+
+from agent.last_failure import note_failure
+from agent.settings import AgentSettings
+from agent.wire import Agent
+from healthcheck.catalog.tables import read_all
+from healthcheck.cluster import Cluster
+from healthcheck.cluster_errors import ClusterError
+from healthcheck.log import log_as_json
+from healthcheck.memory_file import MemoryFile, MemoryFileError
+from healthcheck.model import Shortage
+from healthcheck.program import COULD_NOT, USAGE, Options, complain_of_environment
+from healthcheck.stop import stop_at_signals
+from healthcheck.streams import complain
+from healthcheck.telemetry import Telemetry, serve
+
+log = structlog.get_logger()
+
+FAILED = 1
+_STANDBY_SECONDS = 2.0
+_OURS = ("follow", "judge", "watch", "tell", "report", "place")
+_ONCE_SECONDS = 0.2
+_PORT_SECONDS = 1.0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    try:
+        settings = AgentSettings()  # type: ignore[call-arg]
+    except ValidationError as error:
+        return complain_of_environment("agent", error)
+    log_as_json(settings.log_level)
+    log.info("settings", **{key: str(value) for key, value in settings.model_dump().items()})
+    try:
+        cluster = Cluster()
+    except ClusterError as error:
+        complain("agent", str(error))
+        return COULD_NOT
+    threading.excepthook = partial(_thread_failed, settings.state_dir)
+    read_all()
+    return _run(settings, cluster, stop_at_signals(), options)
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = Options("agent", __doc__)
+    parser.add_argument("--once", action="store_true", help="look until the verdict is settled, tell it, and end")
+    parser.add_argument("--dry-run", action="store_true", help="log what would be written, and write nothing")
+    return parser.parse_args(arguments)
+
+
+def _run(settings: AgentSettings, cluster: Cluster, stop: threading.Event, options: argparse.Namespace) -> int:
+    telemetry = Telemetry()
+    serving = _Serving()
+    try:
+        _serve(telemetry, settings.metrics_port, serving)
+    except OSError as error:
+        complain("agent", f"METRICS_PORT {settings.metrics_port}: {error.strerror}")
+        return USAGE
+    file = None if options.dry_run else MemoryFile(settings.state_dir)
+    if file is not None and not _hold(file, telemetry):
+        if options.once:
+            complain("agent", "--once: another agent of this node is at work")
+            return COULD_NOT
+        log.warning("another agent of this node holds the memory; looking, writing nothing, until it is gone")
+        serving.agent = Agent(settings, cluster, None, telemetry, write=False)
+        serving.agent.start()
+        while not stop.is_set() and not _hold(file, telemetry):
+            stop.wait(_STANDBY_SECONDS)
+        serving.agent.end()
+    if not stop.is_set():
+        try:
+            serving.agent = Agent(settings, cluster, file, telemetry, write=not options.dry_run)
+        except Exception as error:
+            note_failure(settings.state_dir, "main", error)
+            raise
+        serving.agent.start()
+        while options.once and not stop.is_set() and not serving.agent.teller.is_all_told:
+            stop.wait(_ONCE_SECONDS)
+        if not options.once:
+            stop.wait()
+        serving.agent.end()
+    # Threads may be inside a request or a hung look; nothing that they could still do is wanted.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+@dataclass
+class _Serving:
+    """What /healthz and /readyz speak of: the agent of the moment."""
+
+    agent: Agent | None = None
+
+    def healthy(self) -> bool:
+        return self.agent is None or self.agent.healthy()
+
+    def ready(self) -> bool:
+        return self.agent is not None and self.agent.ready()
+
+
+def _serve(telemetry: Telemetry, port: int, serving: _Serving) -> None:
+    """Serve, or do so once the port is free. Raises OSError where waiting would not help.
+
+    On the host's network a pod that was just deleted may still hold it, and the node shall be watched all the same.
+    """
+
+    def try_once() -> None:
+        taken = serve(telemetry, port, serving.healthy, serving.ready)
+        log.info("serving /metrics, /healthz and /readyz", port=taken)
+
+    try:
+        try_once()
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        log.warning("the port is taken; /metrics, /healthz and /readyz have to wait", port=port)
+        again = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(OSError), wait=tenacity.wait_fixed(_PORT_SECONDS)
+        )
+        threading.Thread(target=again, args=(try_once,), name="port", daemon=True).start()
+
+
+def _thread_failed(state_dir: Path, ended: threading.ExceptHookArgs) -> None:
+    """A thread that ended by a fault of ours would leave a blind or dumb agent: the kubelet starts a whole one.
+
+    That one reads how often this happened, and begins without what may have caused it.
+    """
+    name = ended.thread.name if ended.thread else ""
+    told = (ended.exc_type, ended.exc_value, ended.exc_traceback)
+    log.error("a thread failed", thread=name, exc_info=told)
+    # The scheduler's may fail while it is shut down; should it ever fail else, /healthz notices.
+    if name in _OURS:
+        note_failure(state_dir, name, ended.exc_value)
+        sys.stderr.flush()
+        os._exit(FAILED)
+
+
+def _hold(file: MemoryFile, telemetry: Telemetry) -> bool:
+    """Whether we are the one who writes. Without a disk to lock on there is nobody to share with."""
+    try:
+        held = file.acquire()
+    except Shortage as error:
+        log.warning("nobody can tell whether another agent holds the memory", error=str(error))
+        return False
+    except MemoryFileError as error:
+        telemetry.memory_errors.inc()
+        log.warning("no node-local memory; going on without it", error=str(error))
+        return True
+    telemetry.standby.set(not held)
+    return held
+
+
+if __name__ == "__main__":
+    sys.exit(main())
