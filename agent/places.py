@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import enum
+import math
 import random
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -31,6 +34,12 @@ each of its nodes list all places at that moment."""
 _FORBIDDEN = Place(held=False, why="the cluster forbids to take a place in the fleet budget")
 
 
+class _Turn(enum.Enum):
+    BRING_ABOUT = enum.auto()
+    LOOK_AROUND = enum.auto()
+    END = enum.auto()
+
+
 class Places(threading.Thread):
     """Told what the Node needs, it brings that about; where the verdict did not wait for it, `changed` hears of it."""
 
@@ -51,6 +60,8 @@ class Places(threading.Thread):
         """Asked for, and not answered yet: whoever asks meanwhile is not heard any sooner."""
         self._missed = False
         """Somebody went on without the answer."""
+        self._around: NodeState | None = None
+        self._is_around_due = False
         self._refused = False
         """At a first glance: to be looked at closely."""
         self._trouble = "it has not answered yet"
@@ -97,10 +108,13 @@ class Places(threading.Thread):
             self._node, self._percent, self._answer = node, None, None
             self._ask()
 
-    def ask_again(self) -> None:
-        """A look ended: whether there is a place is asked for anew."""
+    def look_ended(self, node: NodeState | None) -> None:
+        """Whether there is a place is asked for anew; and what a taint would have to wait for is known beforehand."""
         with self._condition:
             self._answer = None
+            self._around = node
+            self._is_around_due = True
+            self._condition.notify_all()
 
     def end(self) -> None:
         with self._condition:
@@ -108,16 +122,35 @@ class Places(threading.Thread):
             self._condition.notify_all()
 
     def run(self) -> None:
-        seconds: float | None = None
-        while True:
-            with self._condition:
-                self._condition.wait_for(lambda: self._due or self._stopping, seconds)
-                if self._stopping:
-                    return
-                node, percent = self._node, self._percent
+        again_at = math.inf
+        while (turn := self._wait(again_at)) is not _Turn.END:
+            if turn is _Turn.LOOK_AROUND:
+                self._look_around()
+            else:
+                again_at = time.monotonic() + self._bring_about()
+
+    def _wait(self, again_at: float) -> _Turn:
+        """Until there is something to do. What a verdict waits for comes first."""
+        with self._condition:
+            seconds = None if math.isinf(again_at) else max(again_at - time.monotonic(), 0.0)
+            self._condition.wait_for(lambda: self._due or self._is_around_due or self._stopping, seconds)
+            if self._stopping:
+                return _Turn.END
+            if self._due or time.monotonic() >= again_at:
                 self._refused = self._refused and not self._due
                 self._due = False
-            seconds = self._bring_about(node, percent) if node is not None else None
+                return _Turn.BRING_ABOUT
+            self._is_around_due = False
+            return _Turn.LOOK_AROUND
+
+    def _look_around(self) -> None:
+        node = self._around
+        try:
+            self._access.permitted("slots", lambda: self._slots.look_around(node))
+        except ClusterError as error:
+            log.debug("the places are not known beforehand", error=str(error))
+        except Exception as error:  # noqa: BLE001 - whatever another's Lease holds, the agent lives
+            log.error("the places can't be looked at", failure=failure(error))  # noqa: TRY400 - a line, no traceback
 
     def _ask(self) -> None:
         if not self._under_way:
@@ -125,8 +158,12 @@ class Places(threading.Thread):
             self._failures = 0
             self._condition.notify_all()
 
-    def _bring_about(self, node: NodeState, percent: int | None) -> float | None:
-        """In how many seconds it has to be tried again; None: not at all."""
+    def _bring_about(self) -> float:
+        """In how many seconds it has to be tried again; infinity: not at all."""
+        with self._condition:
+            node, percent = self._node, self._percent
+        if node is None:
+            return math.inf
         try:
             place = self._give_back(node) if percent is None else self._take(node, percent)
         except ClusterError as error:
@@ -148,7 +185,7 @@ class Places(threading.Thread):
             self._changed()
         if place is _FORBIDDEN:
             return _CAP_SECONDS
-        return random.uniform(0, _SPREAD_SECONDS_PER_PLACE * self._slots.places) if self._refused else None  # noqa: S311
+        return random.uniform(0, _SPREAD_SECONDS_PER_PLACE * self._slots.places) if self._refused else math.inf  # noqa: S311
 
     def _is_still(self, node: NodeState) -> bool:
         return self._node is not None and self._node.uid == node.uid

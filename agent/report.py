@@ -42,7 +42,6 @@ class Reporter(threading.Thread):
         node: Callable[[], NodeState],
         clock: Callable[[], Now],
         heartbeat_seconds: Callable[[], float],
-        count: Callable[[], None],
     ) -> None:
         super().__init__(name="report", daemon=True)
         self._cluster = cluster
@@ -51,7 +50,6 @@ class Reporter(threading.Thread):
         self._node = node
         self._clock = clock
         self._heartbeat_seconds = heartbeat_seconds
-        self._count = count
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._events: deque[_Waiting] = deque(maxlen=_MOST_EVENTS_WAITING)
@@ -142,7 +140,6 @@ class Reporter(threading.Thread):
         node, seconds = self._node(), 3 * self._heartbeat_seconds()
         self._access.write("leases", lambda: self._cluster.beat(node, self._clock().wall, seconds))
         self._beats_told = wanted
-        self._count()
         self._events.extend(self._forbidden)
         self._forbidden.clear()
 

@@ -21,6 +21,10 @@ _COUNTED_SECONDS = 3600.0
 nodes will do, and the taint need not wait for another."""
 
 
+_SEEN_SECONDS = 600.0
+"""Half of the places are not taken so fast either: where less than half were, the first try needs no new count."""
+
+
 class Slots:
     """Holds at most one place. What an agent that died left behind is found once for each Node's UID."""
 
@@ -37,6 +41,9 @@ class Slots:
         self.places = 0
         """How many the fleet had when one was asked for."""
         self._counted_at = float("-inf")
+        self._taken = 0
+        self._seen_at = float("-inf")
+        """When so many places were taken."""
         self._draw = random.Random()  # noqa: S311 - spreads the fleet over the places, no secret
 
     def take(self, node: NodeState, percent: int, *, closely: bool = True) -> Place:
@@ -46,8 +53,10 @@ class Slots:
         """
         if self._holds_one(node) and not self._unsure:
             return HELD
+        if self._take_at_once(node, percent):
+            return HELD
         held = self._cluster.count_slots()
-        self.count()
+        self._count()
         if 2 * held >= allowed(self._fleet, percent):
             self._fleet_size()
         self.places = places = allowed(self._fleet, percent)
@@ -60,8 +69,25 @@ class Slots:
             return Place(held=False, why=f"{held} of the fleet's {places} places for tainted nodes are taken")
         return self._take_free(places, node)
 
-    def count(self) -> None:
-        """Know how many nodes there are before a taint has to wait for it."""
+    def look_around(self, node: NodeState | None) -> None:
+        """Know what a taint would have to wait for: our own place, how many are taken, and how many nodes there are.
+
+        Raises ClusterError.
+        """
+        if node is not None:
+            self._find(node)
+        self._count()
+        self._taken, self._seen_at = self._cluster.count_slots(), self._clock()
+
+    def _take_at_once(self, node: NodeState, percent: int) -> bool:
+        """With one request, where the last look around saw that there is room."""
+        places = allowed(self._fleet, percent)
+        if self._slot is not None or self._unsure or self._clock() - self._seen_at >= _SEEN_SECONDS:
+            return False
+        self._seen_at = float("-inf")  # once: who loses here sees for itself
+        return 2 * self._taken < places and self._take_one_of(draw(places, self._draw)[:1], node)
+
+    def _count(self) -> None:
         if self._clock() - self._counted_at >= _COUNTED_SECONDS:
             self._fleet_size()
 

@@ -87,9 +87,7 @@ class Teller(threading.Thread):
         self._outage = Outage()
         slots = Slots(cluster)
         self._places = Places(slots, self._access, self._outage, self.hurry)
-        self._reporter = Reporter(
-            cluster, self._access, self._outage, self._node_now, clock, how.heartbeat_seconds, slots.count
-        )
+        self._reporter = Reporter(cluster, self._access, self._outage, self._node_now, clock, how.heartbeat_seconds)
         self._room = Room()
         self._aside = SetAside(telemetry, lambda reason, told: self.say(node_event(how.node_name, reason, told)))
         self._adopt = False
@@ -151,7 +149,7 @@ class Teller(threading.Thread):
 
     def beat(self) -> None:
         """A look ended: renew the heartbeat, and tell what it found."""
-        self._places.ask_again()
+        self._places.look_ended(self._node)
         self._room.look_ended()
         self._reporter.beat()
         self._wake.set()

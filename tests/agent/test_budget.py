@@ -256,6 +256,7 @@ class TestAFullBudget:
     def test_of_a_fleet_that_shrank_gives_no_place(self, watched: World) -> None:
         beat(watched, 9)  # with ours 10 nodes, of which two; three are held from better days
         hold(watched, 5, 6, 7)
+        watched.restart()
         fail(watched)
         node = watched.wait_for_status("fail")
 

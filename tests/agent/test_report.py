@@ -29,7 +29,6 @@ def test_an_event_that_cannot_be_written_is_dropped_alone(tmp_path: Path) -> Non
         lambda: cluster.read_node("gpu-node-1"),
         clock.now,
         lambda: 300.0,
-        lambda: None,
     )
     broken = replace(GOOD)
     object.__setattr__(broken, "message", object())  # what no JSON can hold, and no Event of ours says
