@@ -7,7 +7,7 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,7 +90,7 @@ class Follower:
         ledger: Ledger,
         telemetry: Telemetry,
         checks: Callable[[], tuple[Check, ...]],
-        expect: Callable[[], Expectation],
+        expect: Callable[[Sequence[Record]], Expectation],
         say: Callable[[str, str], None],
         facilities: frozenset[int] = KERNEL_FACILITY,
     ) -> None:
@@ -178,7 +178,7 @@ class Follower:
             self._said_unreadable = True
             log.warning("lines of the kernel log are no records", unreadable=batch.unreadable)
             self._say("KernelLogUnreadable", f"{batch.unreadable} lines of the kernel log are no records, or cut short")
-        outcomes = judge(self._checks(), Evidence({RING: batch.records}), self._expect())
+        outcomes = judge(self._checks(), Evidence({RING: batch.records}), self._expect(batch.records))
         if not any(map(_failure, outcomes)):
             try:
                 self._note(outcomes, batch.cursor)
@@ -190,7 +190,7 @@ class Follower:
 
     def _judge_each(self, batch: Batch) -> None:
         """One after the other: a record that nobody can judge or remember is set aside, and the others are not."""
-        checks, expected = self._checks(), self._expect()
+        checks, expected = self._checks(), self._expect(batch.records)
         for record in batch.records:
             outcomes = judge(checks, Evidence({RING: (record,)}), expected)
             for outcome in outcomes:

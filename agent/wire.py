@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from agent.follow import Follower
 from agent.last_failure import forget_failure, read_failure
 from agent.ledger import Ledger, event_checks
 from agent.marks import OwnNode
+from agent.own_tests import OwnTests
 from agent.runs import Runs
 from agent.runtime_classes import RuntimeClasses
 from agent.schedule import Schedule
@@ -24,16 +26,19 @@ from agent.tell import Plan, Teller, node_event
 from agent.watch import Watcher
 from healthcheck import clock
 from healthcheck.checks.driver import being_changed
-from healthcheck.cluster import Cluster
+from healthcheck.checks.xid import may_be_of_a_test
+from healthcheck.cluster import NAMESPACE, Cluster
 from healthcheck.events import Event
 from healthcheck.exits import begin
+from healthcheck.expectation import DeepRun, Expectation
 from healthcheck.idle import Idleness
 from healthcheck.memory import Memory
 from healthcheck.memory_file import MemoryFile, MemoryFileError
 from healthcheck.model import Host, Probe, ProbeError, Severity
 from healthcheck.node import RUN, NodeState
+from healthcheck.probes import diagnostics
 from healthcheck.probes.dcgm import Dcgm, level_2_patience_seconds
-from healthcheck.probes.kernel_log import KERNEL_FACILITY, boot_id
+from healthcheck.probes.kernel_log import KERNEL_FACILITY, Record, boot_id
 from healthcheck.probes.libfabric import Libfabric
 from healthcheck.probes.machine import machine_id
 from healthcheck.probes.nvml import NVML
@@ -80,6 +85,9 @@ class Agent:
         self.sources = Sources(Driver(root), Libfabric(root), RuntimeStatus(root))
         self.runtime_classes = RuntimeClasses(cluster, telemetry)
         self.runs = Runs(clock.now)
+        self.own_tests = OwnTests(
+            partial(diagnostics.find, root, NAMESPACE), self.runs.now, lambda: clock.now().monotonic
+        )
         self.expectations = Expectations(
             root,
             settings.imds_endpoint,
@@ -87,7 +95,7 @@ class Agent:
             lambda: self.teller.node,
             lambda: self.ledger.memory.instance_type,
             self.runtime_classes.on,
-            deep_run=self.runs.now,
+            deep_run=self._deep_run,
         )
         self.cycle = Cycle(
             self.sources, self.ledger, self.expectations, telemetry, settings.config_dir, self._paused, self._complain
@@ -117,7 +125,7 @@ class Agent:
             self.ledger,
             telemetry,
             lambda: event_checks(self.cycle.settings),
-            lambda: self.expectations.now(self.ledger.memory),
+            self._expect,
             self._say,
             facilities,
         )
@@ -127,6 +135,7 @@ class Agent:
         # What was imported and wired lives as long as we do. To walk through it holds up all threads for 15 ms or more,
         # and the ring of a flooded log is full in as much.
         gc.freeze()
+        self.own_tests.start()
         self.follower.start()
         self.watcher.start()
         self.teller.start()
@@ -166,6 +175,7 @@ class Agent:
         if self.deep is not None:
             self.deep.end()
         self.follower.end()
+        self.own_tests.end()
         self.ledger.save()
         self.watcher.end()
         self.teller.end()
@@ -180,6 +190,7 @@ class Agent:
             if seen is None:
                 raise
             self.teller.pass_over(seen, RUN, error)
+        self.own_tests.hurry()
         self.teller.saw(node)
 
     def _deep_tests(self, cluster: Cluster, telemetry: Telemetry, waits: Waits) -> DeepTests:
@@ -202,6 +213,17 @@ class Agent:
             beside=self._nvml,
         )
         return DeepTests(doors, self._pace, telemetry, clock.now, settings.state_dir, waits)
+
+    def _deep_run(self) -> DeepRun | None:
+        run = self.runs.now()
+        return replace(run, processes=self.own_tests.seen) if run is not None else None
+
+    def _expect(self, records: Sequence[Record]) -> Expectation:
+        """What these lines are judged against: whose process one names is looked at before it is gone."""
+        run = self.runs.now()
+        if run is not None and any(may_be_of_a_test(one) and run.covers(one.at) for one in records):
+            self.own_tests.look()
+        return self.expectations.now(self.ledger.memory)
 
     def _nvml(self) -> dict[Probe[Any], Any]:
         last = self.cycle.last

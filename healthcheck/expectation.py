@@ -29,6 +29,11 @@ class FirstSeen:
 
 AFTERMATH_SECONDS = 60.0
 """So long after a deep run its own load may still show (docs/rules.md 13)."""
+SEEN_SECONDS = 60.0
+"""So long it is remembered that a process was a test's, for lines that are judged late."""
+_GONE_SECONDS = 5.0
+"""So long after its last sight a process of a test may still have caused what names it. Later, its number may be
+another's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +44,17 @@ class DeepRun:
     since: float
     until: float | None = None
     """None: it still runs."""
+    processes: Mapping[int, float] = field(default_factory=dict)
+    """Of tests that are ours or the node's own: by number when each was last seen, in the same seconds."""
 
     def covers(self, at: float) -> bool:
         """Whether what was seen then may be the doing of its own load."""
         return self.since <= at and (self.until is None or at <= self.until + AFTERMATH_SECONDS)
+
+    def is_by_a_test(self, pid: int, at: float) -> bool:
+        """Whether the process of that number was one of its tests then, as far as anybody saw."""
+        seen = self.processes.get(pid)
+        return seen is not None and self.covers(at) and at <= seen + _GONE_SECONDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from healthcheck.catalog.ruling import Ruling
 from healthcheck.catalog.xid import has_recovered, rule_xid, xid_table
 from healthcheck.expectation import Expectation
 from healthcheck.model import Check, Evidence, Finding, Judgement, Nature, Reason, Severity, Sighting
-from healthcheck.probes import kernel_log
+from healthcheck.probes import diagnostics, kernel_log
 from healthcheck.probes.pci import normalise_address
 
 _BEGINS = "NVRM: Xid ("
@@ -34,11 +34,6 @@ _GRAPHICS_EXCEPTION = 13
 _LONGEST_DETAIL = 200
 TEST_XIDS = frozenset({13, 31, 43, 45})
 """What a test can bring about by itself (docs/rules.md 13)."""
-TEST_PROCESSES = frozenset({"nvvs", "dcgmi", "nv-hostengine", "nvbandwidth"})
-"""DCGM's: who runs the tests, who starts it with and without a hostengine of its own, and a test that is a program.
-
-Others that a test may start, such as NCCL's all_reduce_perf, have names that a person's own work has too.
-"""
 
 FAMILY = Reason(
     "Xid",
@@ -84,11 +79,17 @@ def read_xid(record: kernel_log.Record, expected: Expectation) -> Sighting | Non
     )
 
 
+def may_be_of_a_test(record: kernel_log.Record) -> bool:
+    """Whether it names a process as those of DCGM's tests are called. Whose it is has to be looked at."""
+    return record.text.startswith(_BEGINS) and any(f"name={name}" in record.text for name in diagnostics.NAMES)
+
+
 def _is_of_a_test(code: int, process: str, at: float, expected: Expectation) -> bool:
     run = expected.deep_run
     pid, _, name = process.partition(" ")
-    is_its_process = pid.isdigit() and name in TEST_PROCESSES
-    return run is not None and run.covers(at) and code in TEST_XIDS and is_its_process
+    if run is None or code not in TEST_XIDS or name not in diagnostics.NAMES or not pid.isdecimal():
+        return False
+    return run.is_by_a_test(int(pid), at)
 
 
 def _finding(record: kernel_log.Record, code: int, subject: str, detail: str, ruling: Ruling) -> Finding:

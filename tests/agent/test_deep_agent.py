@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,12 +16,17 @@ from agent.wire import Agent
 from healthcheck.cluster import Cluster
 from healthcheck.memory_file import MemoryFile
 from healthcheck.telemetry import Telemetry
+from sim.host_services import Container
 from tests.agent.test_deep import GPU_POD, MAINTENANCE, MODE, QUICK, SWEEP, Rig, answer, client, rig
 from tests.agent.world import NOBODY, UNHEALTHY, NodeView, World
 from tests.healthcheck.test_command import is_gone
 from tests.probes.dcgm_documents import FAULTY
+from tests.waiting import eventually
 
 __all__ = ["rig"]
+WARP = "Graphics SM Warp Exception on (GPC 0, TPC 1, SM 0)"
+POD = "0a1b2c3d-4e5f-4a6b-8c7d-0123456789ab"
+OUR_TEST, THEIR_TEST = 812, 813
 OFTEN = replace(QUICK, look_again=0.2, told=60.0)
 
 
@@ -30,6 +36,15 @@ def _finds_dcgmi(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     interval = sys.getswitchinterval()
     yield
     sys.setswitchinterval(interval)
+
+
+@pytest.fixture(autouse=True)
+def _processes(rig: Rig) -> None:
+    """One of our pod's and one of another's, which has the same name."""
+    host = rig.world.host
+    (host.root / f"var/log/pods/gpu-healthcheck_gpu-healthcheck-agent-x_{POD}").mkdir(parents=True)
+    for pid, uid in ((OUR_TEST, POD), (THEIR_TEST, POD.replace("0a1b", "ffff"))):
+        host.services.start_in_container(pid, "nvvs", Container(f"0::/kubepods/pod{uid}/{'f' * 64}"))
 
 
 @contextmanager
@@ -84,7 +99,7 @@ def test_light_looks_go_on_beside_a_run_and_a_pod_ends_it(rig: Rig) -> None:
         looks = agent.cycle.ended
         rig.world.wait(lambda _: agent.cycle.ended >= looks + 2)
         assert rig.marks[MODE] == "l2"
-        rig.world.host.xid(3, 13, "Graphics SM Warp Exception on (GPC 0, TPC 1, SM 0)", process=(812, "nvvs"))
+        rig.world.host.xid(3, 13, WARP, process=(OUR_TEST, "nvvs"))
         rig.world.host.xid(4, 48, "An uncorrectable double bit error (DBE) has been detected on GPU.")
         node = rig.world.wait(lambda node: "Xid48" in node.findings)
         assert "Xid13" not in node.findings
@@ -92,6 +107,31 @@ def test_light_looks_go_on_beside_a_run_and_a_pod_ends_it(rig: Rig) -> None:
         node = rig.world.wait(lambda node: MODE not in node.labels)
 
     assert (rig.marks, node.status, node.tainted) == ({}, "fail", True)
+
+
+def test_an_xid_of_a_pod_that_calls_itself_a_test_counts_during_a_run(rig: Rig) -> None:
+    rig.dcgm(hang="")
+    with running(rig.world) as agent:
+        rig.world.wait(lambda _: rig.asked)
+        rig.world.host.xid(4, 13, WARP, process=(THEIR_TEST, "nvvs"))
+        eventually(lambda: "Xid13" in standing(agent))
+        assert standing(agent)["Xid13"] == {f"gpu/{rig.world.host.gpus[4].address}"}
+
+        # What has ended meanwhile is known by its number for a while.
+        eventually(lambda: OUR_TEST in agent.own_tests.seen)
+        shutil.rmtree(rig.world.host.root / f"proc/{OUR_TEST}")
+        rig.world.host.xid(3, 13, WARP, process=(OUR_TEST, "nvvs"))
+        rig.world.host.xid(5, 48, "An uncorrectable double bit error (DBE) has been detected on GPU.")
+        eventually(lambda: "Xid48" in standing(agent))
+        assert standing(agent)["Xid13"] == {f"gpu/{rig.world.host.gpus[4].address}"}
+
+
+def standing(agent: Agent) -> dict[str, set[str]]:
+    """The subjects of what stands in its memory, by reason."""
+    found: dict[str, set[str]] = {}
+    for one in agent.ledger.memory.standing:
+        found.setdefault(one.finding.reason, set()).add(one.finding.subject)
+    return found
 
 
 def test_a_pod_that_comes_has_gpus_that_nothing_of_the_diagnostic_uses(rig: Rig) -> None:

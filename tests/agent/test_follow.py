@@ -125,7 +125,12 @@ class _Following:
         self.said: list[tuple[str, str]] = []
         self.ledger = Ledger(Memory(boot_id=node.boot_id), file, self.telemetry, clock.now, lambda: None)
         self.follower = Follower(
-            node.root, self.ledger, self.telemetry, self._checks, Expectation, lambda *word: self.said.append(word)
+            node.root,
+            self.ledger,
+            self.telemetry,
+            self._checks,
+            lambda _: Expectation(),
+            lambda *word: self.said.append(word),
         )
 
     def _checks(self) -> tuple[Check, ...]:

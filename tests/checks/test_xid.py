@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from healthcheck.catalog.policy import Policy
@@ -49,8 +51,8 @@ def test_an_xid_is_an_event() -> None:
     assert CHECK.nature is Nature.EVENT
 
 
-RUNS = DeepRun("l2", 100.0)
-ENDED = DeepRun("l2", 100.0, 200.0)
+RUNS = DeepRun("l2", 100.0, processes={812: 148.0})
+ENDED = DeepRun("l2", 100.0, 200.0, {812: 256.0})
 
 
 @pytest.mark.parametrize(
@@ -60,6 +62,9 @@ ENDED = DeepRun("l2", 100.0, 200.0)
         *[(RUNS, 150.0, 13, f"pid=812, name={name}, ", False) for name in ("dcgmi", "nv-hostengine", "nvbandwidth")],
         *[(RUNS, 150.0, code, "pid=812, name=nvvs, ", True) for code in (48, 63, 69, 74, 79, 94, 95, 119)],
         (RUNS, 150.0, 13, "pid=812, name=python3, ", True),
+        (RUNS, 150.0, 13, "pid=813, name=nvvs, ", True),
+        (RUNS, 153.1, 13, "pid=812, name=nvvs, ", True),
+        (replace(RUNS, processes={}), 150.0, 13, "pid=812, name=nvvs, ", True),
         (RUNS, 150.0, 13, "pid=812, name=my nvvs, ", True),
         (RUNS, 150.0, 13, "pid=812, name=nvvs2, ", True),
         (RUNS, 150.0, 13, "pid='<unknown>', name=nvvs, ", True),

@@ -41,7 +41,7 @@ EXPECTED = replace(
     first=FirstSeen(32, {ADDRESSES[0]: Place(1, "0000:51:00.0")}),
     efa_allocatable=31,
     runtime_classes=(RuntimeClass("nvidia", "nvidia", for_this_node=True), RuntimeClass("kata", "kata", False)),
-    deep_run=DeepRun("l2", 49_000.0, 49_500.5),
+    deep_run=DeepRun("l2", 49_000.0, 49_500.5, {812: 49_400.0}),
 )
 
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -102,6 +102,23 @@ def find(root: Path) -> Found:
         os.close(folder)
 
 
+def called(root: Path, names: Collection[str]) -> list[tuple[int, Origin, bytes]]:
+    """The live processes of these names: number, whose it is, and its control groups. Raises OSError as `find` does."""
+    by_comm = {name[:_LONGEST_COMM].encode(): name for name in names}
+    folder = open_file(root / "proc", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        origins, found = Origins(folder), []
+        for pid, _ in _known(folder, by_comm):
+            cgroup = _read(folder, f"{pid}/cgroup", _LONGEST_CGROUP)
+            # Asked after it: of a dead one the kernel may tell the first group of all, as if it were the host's.
+            state, _ = _state(_read(folder, f"{pid}/stat", 1024))
+            if cgroup.strip() and state and state not in _DEAD:
+                found.append((int(pid), origins.of(pid, cgroup), cgroup))
+        return found
+    finally:
+        os.close(folder)
+
+
 def uptime(root: Path) -> float:
     """Seconds since the boot, suspended time included. Raises OSError, and ProbeError where there is no number."""
     told = read(root / "proc/uptime", 64)
@@ -177,12 +194,12 @@ def _found(folder: int) -> Found:
     return Found(tuple(found), others, frozenset(crowded))
 
 
-def _known(folder: int) -> Iterator[tuple[str, str]]:
+def _known(folder: int, by_comm: Mapping[bytes, str] = _BY_COMM) -> Iterator[tuple[str, str]]:
     """Number and name of each process that is called as one of those programs."""
     for entry in entries_of(folder):
         pid = entry.name
         if pid.isascii() and pid.isdigit() and not entry.is_symlink():
-            name = _name(folder, pid)
+            name = _name(folder, pid, by_comm)
             if name is not None:
                 yield pid, name
 
@@ -200,9 +217,9 @@ def _process(folder: int, pid: str, name: str, cgroup: bytes, origin: Origin) ->
     return Process(int(pid), name, words, since_boot, program, _unit(cgroup), namespace, origin)
 
 
-def _name(folder: int, pid: str) -> str | None:
+def _name(folder: int, pid: str, by_comm: Mapping[bytes, str] = _BY_COMM) -> str | None:
     """Of the programs that we know, the one that it is called as."""
-    return _BY_COMM.get(_read(folder, f"{pid}/comm", 64).rstrip())
+    return by_comm.get(_read(folder, f"{pid}/comm", 64).rstrip())
 
 
 def _read(folder: int, path: str, most: int) -> bytes:
