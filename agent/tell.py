@@ -25,7 +25,7 @@ from healthcheck import record as records
 from healthcheck.budget import HELD
 from healthcheck.change import Rules, plan, wants_place
 from healthcheck.cluster import Cluster
-from healthcheck.cluster_errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unavailable
+from healthcheck.cluster_errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unavailable, Unreadable
 from healthcheck.deep_record import passed_run, untaken, void_record
 from healthcheck.events import Event, cut, event_name, released_event
 from healthcheck.examine import failure
@@ -93,6 +93,8 @@ class Teller(threading.Thread):
         self._adopt = False
         self._released: Release | None = None
         self._complaints: tuple[str, ...] = ()
+        self._unreadable = ""
+        """What was said of a Node that nobody can read."""
         self._not_before = 0.0
         self._asked_for = Severity.PASS
         """The verdict whose write the server put off till then."""
@@ -132,7 +134,7 @@ class Teller(threading.Thread):
 
     def saw(self, node: NodeState | None) -> None:
         """The watch showed the Node as it is now; None: it is gone."""
-        before = self._node
+        before, self._unreadable = self._node, ""
         node = self.readable(node) if node is not None else None
         if node is not None and before is not None and _older(node, before):
             return
@@ -226,6 +228,7 @@ class Teller(threading.Thread):
 
     def _read(self) -> NodeState:
         self._node = self.readable(self._cluster.read_node(self._how.node_name))
+        self._unreadable = ""
         self._access.allow("get", "nodes")
         return self._node
 
@@ -268,7 +271,7 @@ class Teller(threading.Thread):
         if change.condition is not None:
             condition = self._room.noted(change.condition)
             write = partial(self._cluster.patch_condition, node.name, condition)
-            stands = self._access.write("nodes/status", lambda: self._keep(write())) and stands
+            stands = self._access.write("nodes/status", partial(self._keep, write)) and stands
         self._telemetry.withheld.set(not place.held and not node.tainted())
         after = self._node
         if not wanted and after is not None and not after.tainted():
@@ -278,9 +281,9 @@ class Teller(threading.Thread):
     def _write_node(self, node: NodeState, patch: Mapping[str, Any]) -> None:
         """All of it; where the Node has no room for that, labels and taint without the record."""
         try:
-            self._keep(self._cluster.patch_node(node.name, patch))
+            self._keep(partial(self._cluster.patch_node, node.name, patch))
         except Refused as error:
-            self._keep(self._cluster.patch_node(node.name, without_record(patch, node)))
+            self._keep(partial(self._cluster.patch_node, node.name, without_record(patch, node)))
             if self._room.left_out(patch):
                 log.warning("the Node takes no record; its labels and taint stand without it", answer=str(error))
                 self.say(node_event(node.name, "RecordLeftOut", f"labels and taint stand without the record: {error}"))
@@ -294,7 +297,7 @@ class Teller(threading.Thread):
             return
         self._room.tried()
         try:
-            self._keep(self._cluster.patch_node(node.name, patch))
+            self._keep(partial(self._cluster.patch_node, node.name, patch))
         except (Refused, Forbidden):
             return
         log.info("the Node takes the record again")
@@ -336,8 +339,17 @@ class Teller(threading.Thread):
                 if time.monotonic() >= deadline:
                     break
 
-    def _keep(self, node: NodeState) -> None:
-        """The answer to our write, unless the watch has already shown what came after it."""
+    def _keep(self, write: Callable[[], NodeState]) -> None:
+        """The answer to our write, unless the watch has already shown what came after it.
+
+        One that nobody can read is passed over: it is written all the same.
+        """
+        try:
+            node = write()
+        except Unreadable as error:
+            self._say_unreadable(error)
+            self._node = None
+            return
         if self._node is None or not _older(node, self._node):
             self._node = self.readable(node)
 
@@ -407,6 +419,14 @@ class Teller(threading.Thread):
             self._outage.away("nodes", error)
         elif isinstance(error, NotFound) and state.attempt_number == 1:
             log.warning("the Node is gone", error=str(error))
+        elif isinstance(error, Unreadable):
+            self._say_unreadable(error)
+
+    def _say_unreadable(self, error: Unreadable) -> None:
+        """Once for the same, until it can be read."""
+        if str(error) != self._unreadable:
+            self._unreadable = str(error)
+            log.warning("the Node can't be read; the newest verdict is kept", error=str(error))
 
 
 def node_event(node_name: str, reason: str, message: str) -> Event:

@@ -21,7 +21,7 @@ from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.exceptions import ApiException
 
 from healthcheck.budget import Slot, former_holder_label, holder_label
-from healthcheck.cluster_errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unavailable
+from healthcheck.cluster_errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unavailable, Unreadable
 from healthcheck.events import Event
 from healthcheck.gpu_resources import GpuPod, gpu_pod, offered, whole_quantity
 from healthcheck.job_template import COMPONENT_LABEL, account_of
@@ -154,11 +154,11 @@ class Cluster:
         self._client = connector()
 
     def read_node(self, name: str) -> NodeState:
-        return node_state(self._json("get", f"/api/v1/nodes/{quote(name)}", "nodes"))
+        return _read_node(self._json("get", f"/api/v1/nodes/{quote(name)}", "nodes"))
 
     def patch_node(self, name: str, patch: Mapping[str, Any]) -> NodeState:
         """One merge patch. Its `metadata.resourceVersion` makes a lost race a Conflict."""
-        return node_state(self._json("patch", f"/api/v1/nodes/{quote(name)}", "nodes", patch, merge="merge"))
+        return _read_node(self._json("patch", f"/api/v1/nodes/{quote(name)}", "nodes", patch, merge="merge"))
 
     def update_node(self, name: str, change: NodeChange) -> NodeState | None:
         """Write what the Node as it is now needs, made anew where somebody was faster. None: it needed nothing.
@@ -182,7 +182,7 @@ class Cluster:
         """Our condition alone: the server merges conditions by their type."""
         body = {"status": {"conditions": [condition]}}
         path = f"/api/v1/nodes/{quote(name)}/status"
-        return node_state(self._json("patch", path, "nodes/status", body, merge="strategic-merge"))
+        return _read_node(self._json("patch", path, "nodes/status", body, merge="strategic-merge"))
 
     def remove_condition(self, name: str) -> NodeState:
         """Our condition alone, whatever it says. Where it is not there, nothing is changed."""
@@ -282,7 +282,7 @@ class Cluster:
             "timeoutSeconds": str(seconds or random.randint(*_WATCH_SECONDS)),  # noqa: S311 - spreads reconnects
         }
         for kind, node in self._watch("/api/v1/nodes", "nodes", query):
-            yield node_state(node) if kind != "DELETED" else None
+            yield _read_node(node) if kind != "DELETED" else None
 
     def watch_jobs(self, namespace: str, selector: str, since: str, seconds: int) -> Iterator[tuple[JobState, bool]]:
         """Each change of those Jobs after the listing `since`, and whether the Job is still there; so long at most."""
@@ -454,7 +454,7 @@ class Cluster:
             try:
                 told = read(one)
             except _ODD as error:
-                self._pass_over(f"{resource} {_full_name(one)}: {_say(error)}")
+                self._pass_over(_named(resource, one, error))
             else:
                 yield told
 
@@ -550,6 +550,14 @@ class Cluster:
         raise Refused(message)
 
 
+def _read_node(node: Mapping[str, Any]) -> NodeState:
+    """Raises Unreadable."""
+    try:
+        return node_state(node)
+    except _ODD as error:
+        raise Unreadable(_named("nodes", node, error)) from error
+
+
 def node_state(node: Mapping[str, Any]) -> NodeState:
     """What of an API Node the plan needs."""
     metadata, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
@@ -582,9 +590,12 @@ def _created(metadata: Mapping[str, Any]) -> datetime | None:
     return moment(text) if text else None
 
 
-def _full_name(one: Mapping[str, Any]) -> str:
-    metadata = one.get("metadata") or {}
-    return "/".join(str(metadata[key]) for key in ("namespace", "name") if metadata.get(key))
+def _named(resource: str, one: Any, error: Exception) -> str:
+    """Which object it is that nobody can read, as far as it says so, and why."""
+    metadata = one.get("metadata") if isinstance(one, dict) else None
+    known = metadata if isinstance(metadata, dict) else {}
+    name = "/".join(str(known[key]) for key in ("namespace", "name") if known.get(key))
+    return f"{resource} {name}: {_say(error)}"
 
 
 def _heartbeat(lease: Mapping[str, Any], now: datetime) -> tuple[str, Heartbeat | None]:

@@ -39,3 +39,7 @@ class Forbidden(ClusterError):
 
 class Refused(ClusterError):
     """The server understood and will never do it (400, 422)."""
+
+
+class Unreadable(ClusterError):
+    """The object is there, of a shape or with values that nobody thought of. A write that was answered so is done."""

@@ -11,7 +11,9 @@ import pytest
 
 from agent.program import main
 from healthcheck.checks import gpu_count
+from healthcheck.cluster import node_state
 from healthcheck.deep_record import untaken
+from healthcheck.node import STATUS
 from healthcheck.run import run_on
 from healthcheck.verdict import decide
 
@@ -52,6 +54,18 @@ def in_a_run() -> None:
     PLANTER.setattr("agent.runs.run_on", planted)
 
 
+def in_a_node() -> None:
+    """Nobody can read one that fails, until it is marked."""
+
+    def planted(node: Any) -> Any:
+        labels = node["metadata"].get("labels") or {}
+        if labels.get(STATUS) == "fail" and POISON not in labels:
+            stumble()
+        return node_state(node)
+
+    PLANTER.setattr("healthcheck.cluster.node_state", planted)
+
+
 def in_a_check() -> None:
     def planted(*_: Any) -> Iterator[Any]:
         stumble()
@@ -61,5 +75,7 @@ def in_a_check() -> None:
 
 
 if __name__ == "__main__":
-    {one.__name__: one for one in (in_the_verdict, in_a_deep_record, in_a_run, in_a_check)}[os.environ["PLANT"]]()
+    {one.__name__: one for one in (in_the_verdict, in_a_deep_record, in_a_run, in_a_check, in_a_node)}[
+        os.environ["PLANT"]
+    ]()
     sys.exit(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import ClassVar
 
 import pytest
 
@@ -133,3 +134,30 @@ class TestAnnotations:
         world.start()
 
         world.wait(lambda node: node.record == record | {key: node.record[key] for key in ("timestamp", "cursor")})
+
+
+class TestANodeThatNobodyCanRead:
+    """As somebody else's controller may leave it."""
+
+    CONDITIONS: ClassVar = {"a word among them": ["odd"], "no list": 5}
+
+    @pytest.mark.parametrize("conditions", CONDITIONS.values(), ids=CONDITIONS)
+    @pytest.mark.parametrize("before", [True, False], ids=["from the start", "later"])
+    def test_is_named_and_ends_no_agent(self, world: World, conditions: object, before: bool) -> None:
+        whole = world.node().object["status"]["conditions"]
+        if not before:
+            world.start()
+            world.wait_for_status("pass")
+            whole = world.node().object["status"]["conditions"]
+        world.cluster.edit({"status": {"conditions": conditions}})
+        agent = world.start() if before else world.agent
+        world.host.xid(3, 79, "GPU has fallen off the bus.")
+        said = agent.wait_for_log("the Node can't be read; the newest verdict is kept")
+        assert said["error"].startswith("nodes gpu-node-1: ")
+        eventually(lambda: agent.logged("the watch on the node broke off"))
+        assert agent.get("/healthz")[0] == 200
+        assert agent.metric("verdict_pending") == 1
+
+        world.cluster.edit({"status": {"conditions": whole}})
+        assert world.wait_for_status("fail").tainted
+        assert len(agent.logged("the Node can't be read; the newest verdict is kept")) == 1

@@ -75,3 +75,21 @@ def test_a_memory_that_ended_the_agent_twice_is_set_aside_and_its_taint_stays(pl
     planted.start(PLANT="in_the_verdict")
     planted.wait(lambda node: len(node.findings) == 1 and node.status == "fail" and node.tainted)
     eventually(lambda: planted.agent.metric("standing_findings{REBOOT}") == 1)
+
+
+def test_an_answer_to_a_write_that_nobody_can_read_is_passed_over(planted: World) -> None:
+    agent = planted.start(PLANT="in_a_node")
+    planted.wait_for_status("pass")
+    planted.host.xid(3, 79, ERROR)
+    # What cannot be read is written all the same, as far as it was begun.
+    planted.wait(lambda node: node.status == "fail" and node.tainted)
+    planted.wait_for_status("fail")
+    said = agent.wait_for_log("the Node can't be read; the newest verdict is kept")
+    assert said["error"] == f"nodes gpu-node-1: ValueError: over {planted_agent.POISON}"
+    assert agent.get("/healthz")[0] == 200
+
+    planted.cluster.edit({"metadata": {"labels": {planted_agent.POISON: "gone"}}})
+    planted.host.xid(4, 79, ERROR)
+    planted.wait(lambda node: len(node.record["findings"]) == 2)
+    eventually(lambda: len(planted.events("Xid79")) == 2)
+    assert not agent.logged("a thread failed")
