@@ -25,6 +25,7 @@ from healthcheck.verdict import decide
 from tests.checks.any_facts import any_facts_are_judged, evidence, expectations
 from tests.fuzz import captures, container_runtime, hardware
 from tests.fuzz.damage import byte_damages, damaged, forge, json_values, places
+from tests.healthcheck import test_any_annotation as any_annotation
 from tests.healthcheck import test_memory_properties as properties
 from tests.healthcheck.examples import IDENTITY, MACHINE, MONOTONIC, WALL
 from tests.healthcheck.grammar import fault_lines, quoted_lines
@@ -217,6 +218,15 @@ TARGETS = (
         "forged-file",
         a_forged_file_is_read_or_set_aside,
         {"steps": properties.histories, "place": places, "instead": json_values, "is_key": st.booleans()},
+    ),
+    *(
+        Target(f"annotations-{name}", _property(holds), {"words": any_annotation.WORDS})
+        for name, holds in (
+            ("memory", any_annotation.test_what_is_remembered_is_read_back),
+            ("record", any_annotation.test_what_a_record_keeps_is_read_back),
+            ("future", any_annotation.test_no_word_speaks_of_what_comes_after_it_was_seen),
+            ("readers", any_annotation.test_no_reader_ends_of_it),
+        )
     ),
     Target("checks", any_facts_are_judged, {"seen": evidence(), "expected": expectations}),
     Target("nvml", hardware.an_answer_is_read_or_makes_no_sense, _BROKEN),
