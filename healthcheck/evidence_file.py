@@ -19,6 +19,7 @@ from pydantic import AwareDatetime, BeforeValidator, TypeAdapter, ValidationErro
 from pydantic_core import from_json
 
 import healthcheck
+from healthcheck import strict_json
 from healthcheck.checks import CHECKS, DEEP_CHECKS
 from healthcheck.expectation import Expectation
 from healthcheck.model import Check, Evidence, Now, Probe, Unobserved
@@ -131,6 +132,10 @@ def read(raw: bytes) -> Look:
         document = from_json(raw, allow_inf_nan=False)
     except ValueError as error:
         raise EvidenceError(f"no JSON: {error}") from error
+    try:
+        strict_json.refuse_twice(raw)
+    except ValueError as error:
+        raise EvidenceError(str(error)) from error
     if not isinstance(document, dict) or document.get("format") != EVIDENCE_FORMAT:
         raise EvidenceError(f'no evidence: it does not begin with "format": "{EVIDENCE_FORMAT}"')
     if document.get("schema") != SCHEMA or isinstance(document["schema"], bool):

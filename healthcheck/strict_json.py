@@ -27,6 +27,11 @@ def loads(text: str | bytes, longest: int) -> Any:
     return _shown(document)
 
 
+def refuse_twice(text: str | bytes) -> None:
+    """Of a document that is JSON. Raises ValueError, which names the key that stands twice in one object."""
+    json.loads(text, object_pairs_hook=_object)
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Of a key that stands there twice one reader takes the first, another the last: who admits it reads neither."""
     table = dict(pairs)

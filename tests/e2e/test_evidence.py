@@ -175,6 +175,28 @@ def test_what_is_none_is_a_wrong_use_and_the_file_is_named(raw: bytes, why: str,
     assert result.stderr.startswith(f"gpu-healthcheck replay: {path}: {why}")
 
 
+def objects_in(value: Any) -> list[dict[str, Any]]:
+    inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    return [value] * isinstance(value, dict) + [one for part in inner for one in objects_in(part)]
+
+
+def test_a_key_that_stands_twice_anywhere_is_named(saved: Path) -> None:
+    whole = saved.read_bytes()
+    keys = {key for one in objects_in(json.loads(whole)) for key in one}
+    assert len(keys) > 50
+    for wanted in keys:
+        document = json.loads(whole)
+        next(one for one in objects_in(document) if wanted in one)["@twice@"] = None
+        saved.write_text(json.dumps(document).replace('"@twice@"', json.dumps(wanted)))
+        with pytest.raises(evidence_file.EvidenceError) as refused:
+            evidence_file.read(saved.read_bytes())
+        assert str(refused.value) == f"the key {wanted[:40]!r} stands there twice"
+
+    result = run("replay", saved)
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert result.stderr.startswith(f"gpu-healthcheck replay: {saved}: the key ")
+
+
 def test_a_kernel_log_is_no_evidence(tmp_path: Path) -> None:
     path = tmp_path / "dmesg"
     path.write_text("[    1.000000] NVRM: Xid (PCI:0000:05:00): 79, x\n")
