@@ -13,8 +13,9 @@ import typer
 from typer.core import TyperGroup
 
 import healthcheck
+from healthcheck.opening import shortage_behind
 from healthcheck.program import COULD_NOT, INTERRUPTED, USAGE
-from healthcheck.streams import end_with_whoever_reads, take_any_text
+from healthcheck.streams import end_with_whoever_reads, say, take_any_text
 
 _IN_FILES = ("check", "replay", "status", "quarantine", "release", "uninstall", "explain")
 """Each is the function of that name in the file of that name."""
@@ -109,7 +110,10 @@ def run() -> None:
         code = INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the last boundary: a fault of ours must not read as one of the node
         show = getattr(error, "show", None)  # click's usage errors print themselves
-        if show is None:
+        if lacked := shortage_behind(error):
+            say(f"gpu-healthcheck: it could not look: {lacked}")
+            code = COULD_NOT
+        elif show is None:
             traceback.print_exc()
             code = COULD_NOT
         else:

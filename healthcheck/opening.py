@@ -19,6 +19,18 @@ def refuse_shortage(error: OSError) -> None:
         raise Shortage(": ".join(str(word) for word in (error.filename, error.strerror) if word)) from error
 
 
+def shortage_behind(error: BaseException) -> str:
+    """What we ourselves lacked where this, or what it came from, tells of that; '' else."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, Shortage):
+            return str(cause)
+        if isinstance(cause, OSError) and cause.errno in _OURS:
+            return ": ".join(str(word) for word in (cause.filename, cause.strerror) if word)
+        cause = cause.__cause__ or cause.__context__
+    return ""
+
+
 def is_shortage(text: str) -> bool:
     """The same of what another program says, as the loader of libraries does, in the C library's words."""
     return any(os.strerror(number) in text for number in _OURS)

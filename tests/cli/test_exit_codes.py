@@ -236,3 +236,19 @@ def test_the_table_of_exit_codes_names_each_command() -> None:
 
     assert [name for name in (*names, "agent", "check", "replay", "explain") if f"`{name}" not in page] == []
     assert sorted(map(int, re.findall(r"^\| (\d+) \|", page, re.MULTILINE))) == [0, 1, 2, 3, 130, 141]
+
+
+@pytest.mark.parametrize("left", range(6))
+def test_without_a_descriptor_a_check_could_not_look_and_says_so_in_a_line(left: int, tmp_path: Path) -> None:
+    program = (
+        "import resource, sys; from cli.app import run\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, (3 + {left}, 3 + {left}))\n"
+        f"sys.argv = ['gpu-healthcheck', 'check', '--root', {str(tmp_path)!r}]; run()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+    if not done.stdout:
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("gpu-healthcheck: it could not look: ")
+        assert "Too many open files" in line
