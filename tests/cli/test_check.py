@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from cli.app import app
 from sim.node import SimulatedNode
 from sim.pod_resources import serving_pod_resources
+from tests.console import typed
 from tests.probes.dcgm_documents import FAULTY, Story, dcgm_4, printed
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
@@ -52,14 +53,8 @@ class World:
         return [sys.executable, "-m", "cli", "check", *map(str, words)]
 
     def run(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(*words),
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = typed(["check", *map(str, words)], self.environment)
+        return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
     def record(self, *words: str | Path) -> dict[str, Any]:
         record: dict[str, Any] = json.loads(self.run(*words, "--json").stdout)

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import healthcheck
 from cli import app as commands
 from cli.app import app
+from tests.console import typed
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
 ROOT = Path(__file__).parents[2]
@@ -46,6 +47,14 @@ def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def run_quickly(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The same in this process, but for what is a program of its own."""
+    if words[0] == "sweep":
+        return run(*words, **variables)
+    done = typed(words, {"PATH": os.environ["PATH"], "HOME": "/nowhere", "CONFIG_DIR": "/nowhere", **variables})
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
 def unreachable(folder: Path) -> str:
     path = folder / "kubeconfig"
     document = {
@@ -68,10 +77,21 @@ def test_without_a_cluster_is_2_and_one_line_says_why(words: tuple[str, ...], tm
     assert "no cluster to talk to: no file ~/.kube/config, and this is no pod: give --kubeconfig, or set" in lines[0]
 
 
-@pytest.mark.parametrize("words", ASK_A_CLUSTER.values(), ids=ASK_A_CLUSTER)
-def test_a_cluster_that_does_not_answer_is_2(words: tuple[str, ...], tmp_path: Path) -> None:
-    done = run(*words, KUBECONFIG=unreachable(tmp_path))
+QUICK_TO_GIVE_UP = {name: words for name, words in ASK_A_CLUSTER.items() if words[0] != "sweep"}
 
+
+@pytest.mark.parametrize("words", QUICK_TO_GIVE_UP.values(), ids=QUICK_TO_GIVE_UP)
+def test_a_cluster_that_does_not_answer_is_2(words: tuple[str, ...], tmp_path: Path) -> None:
+    _does_not_answer(run_quickly(*words, KUBECONFIG=unreachable(tmp_path)))
+
+
+@pytest.mark.cluster
+def test_so_it_is_for_a_sweep_which_asks_for_a_minute(tmp_path: Path) -> None:
+    """With `--dry-run` it asks the same first question."""
+    _does_not_answer(run("sweep", KUBECONFIG=unreachable(tmp_path)))
+
+
+def _does_not_answer(done: subprocess.CompletedProcess[str]) -> None:
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("Connection refused") == 1
     assert "Traceback" not in done.stderr
@@ -79,7 +99,7 @@ def test_a_cluster_that_does_not_answer_is_2(words: tuple[str, ...], tmp_path: P
 
 @pytest.mark.parametrize("words", ASK_A_CLUSTER.values(), ids=ASK_A_CLUSTER)
 def test_the_options_lead_to_another_cluster(words: tuple[str, ...], tmp_path: Path) -> None:
-    done = run(*words, "--kubeconfig", unreachable(tmp_path), "--context", "other")
+    done = run_quickly(*words, "--kubeconfig", unreachable(tmp_path), "--context", "other")
 
     assert done.returncode == 2
     assert f"no cluster to talk to: no context 'other' in {tmp_path}/kubeconfig: there are away" in done.stderr
