@@ -7,6 +7,7 @@ after the Job has ended.
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -42,6 +43,7 @@ _WATCH_SECONDS = 300.0
 _MOST_RECLAIMED = 500
 """Places in the fleet budget that one sweep gives back: nobody waits for more, and others' tests wait for none."""
 _MOST_NAMED = 20
+_NODE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +206,12 @@ class Sweep:
 
     def _reclaim(self, holder: str) -> None:
         """Give back the places of this one that are nobody's. They and its Node are read again."""
+        # Who took it by hand may name anything: then there is no Node to ask for, nor a label to list by.
+        name = holder if _NODE_NAME.match(holder) else ""
 
         def gone() -> list[Unowned]:
-            slots = list(self._cluster.list_slots(holder))
-            node = self._node(holder)
+            slots = [slot for slot in self._cluster.list_slots(name) if slot.holder == holder]
+            node = self._node(name) if name else None
             nodes = {holder: self._holder(node)} if node is not None else {}
             still = unowned(slots, nodes, _now())[:_MOST_RECLAIMED]
             return [one for one in still if self._freed(one.slot)]

@@ -89,7 +89,7 @@ def hold(fleet: Fleet, node: str, *numbers: int, uid: str = "") -> None:
 
 def held(fleet: Fleet) -> dict[str, str]:
     items: list[dict[str, Any]] = fleet.plane.request("GET", SLOTS).body["items"]
-    return {one["metadata"]["name"]: one["spec"]["holderIdentity"] for one in items}
+    return {one["metadata"]["name"]: one["spec"].get("holderIdentity", "") for one in items}
 
 
 @pytest.mark.cluster
@@ -122,6 +122,19 @@ def test_a_sweep_gives_back_what_a_node_that_is_gone_has_left(budget: Fleet) -> 
     code, _, said = budget.sweep()
 
     assert (code, held(budget)) == (0, {}), said
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("spec", [{}, {"holderIdentity": "../nodes"}, {"holderIdentity": "no name!"}])
+def test_a_place_whose_holder_is_no_node_takes_nobody_elses_along(budget: Fleet, spec: dict[str, str]) -> None:
+    """No agent can make such a one; a person's hand, or another program, can."""
+    budget.add("held", taints=[TAINT])
+    hold(budget, "held", 1)
+    assert budget.plane.request("POST", SLOTS, {"metadata": {"name": "slot-3"}, "spec": spec}).status == 201
+
+    code, _, said = budget.sweep()
+
+    assert (code, held(budget)) == (0, {"slot-1": "held"}), said
 
 
 @pytest.mark.cluster
