@@ -59,7 +59,8 @@ class Places(threading.Thread):
         self._under_way = False
         """Asked for, and not answered yet: whoever asks meanwhile is not heard any sooner."""
         self._missed = False
-        """Somebody went on without the answer."""
+        """Somebody went on without the answer, or without a place that nobody may take."""
+        self._is_owed = False
         self._around: NodeState | None = None
         self._is_around_due = False
         self._refused = False
@@ -70,8 +71,8 @@ class Places(threading.Thread):
 
     @property
     def is_owed(self) -> bool:
-        """Whether a verdict went on without an answer that has not come yet."""
-        return self._missed
+        """Whether the verdict of now went on without an answer."""
+        return self._is_owed
 
     @property
     def is_held(self) -> bool:
@@ -84,6 +85,7 @@ class Places(threading.Thread):
             if self._percent is None or not self._is_still(node):
                 self._answer, self._under_way = None, False
             self._node, self._percent = node, percent
+            self._is_owed = False
             if node.tainted():
                 # It only has to be there still; whoever took it away does not take the taint along.
                 if self._answer is None or self._answer.held:
@@ -93,6 +95,7 @@ class Places(threading.Thread):
                 self._ask()
                 self._condition.wait_for(lambda: self._answer is not None or self._stopping, _MOMENT_SECONDS)
             answer = self._answer
+            self._is_owed = answer is None
             if answer is None:
                 self._missed = True
                 return Place(
@@ -105,7 +108,7 @@ class Places(threading.Thread):
         with self._condition:
             if self._percent is not None or self._node is None or not self._is_still(node):
                 self._under_way = False
-            self._node, self._percent, self._answer = node, None, None
+            self._node, self._percent, self._answer, self._is_owed = node, None, None, False
             self._ask()
 
     def look_ended(self, node: NodeState | None) -> None:

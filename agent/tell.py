@@ -102,7 +102,7 @@ class Teller(threading.Thread):
         self.seen = threading.Event()
         """Set once the watch has shown the Node, or that it is gone."""
         self.told = threading.Event()
-        """Set once the verdict stands on the Node."""
+        """Set once the verdict stands on the Node, and nothing is asked that it went on without."""
 
     @property
     def node(self) -> NodeState | None:
@@ -111,8 +111,7 @@ class Teller(threading.Thread):
     @property
     def is_all_told(self) -> bool:
         """Whether the verdict stands on the Node, its Events and the heartbeat beside it."""
-        written = self._reporter.is_done and not self._places.is_owed
-        return self.told.is_set() and (written or not self._how.write)
+        return self.told.is_set() and (self._reporter.is_done or not self._how.write)
 
     def start(self) -> None:
         super().start()
@@ -193,7 +192,7 @@ class Teller(threading.Thread):
             node = self._node or self._read()
             stands = not (snapshot.complete or _is_news_to(snapshot.verdict, node)) or self._apply(node)
             self._telemetry.pending.set(not stands)
-        if settled:
+        if settled and not self._places.is_owed:
             self.told.set()
         self._outage.back("nodes")
 

@@ -300,3 +300,10 @@ class TestAFullBudget:
         world.api.recover()
         assert world.wait(lambda node: node.tainted).record["taint"] == "set"
         eventually(lambda: world.agent.metric("forbidden{slots}") == 0)
+
+    def test_keeps_no_single_look_from_its_end_where_none_may_be_taken(self, world: World) -> None:
+        world.api.fail_with(403, path_part=BUDGET)
+        fail(world)
+
+        assert world.start("--once").exit_code() == 0
+        assert (world.node().status, world.node().tainted) == ("fail", False)
