@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,7 +48,9 @@ def note_failure(directory: Path, thread: str, error: BaseException | None) -> N
 
 
 def forget_failure(directory: Path) -> None:
-    _file(directory).unlink(missing_ok=True)
+    """A disk that takes nothing keeps it, and ends no look."""
+    with suppress(OSError):
+        _file(directory).unlink()
 
 
 def _file(directory: Path) -> Path:

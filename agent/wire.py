@@ -274,6 +274,7 @@ def _set_aside_after_failures(file: MemoryFile, telemetry: Telemetry) -> str:
     if last.times < _MOST_FAILURES:
         return ""
     where = file.set_aside("after-failures")
+    forget_failure(file.directory)  # the next start, which may be a rollout's, keeps the new one
     telemetry.set_aside.labels("memory").inc()
     told = f"the agent ended {last.times} times in a row by {last.words}; its memory: {where}"
     log.error("the memory is set aside", failure=last.words, times=last.times, memory=where)

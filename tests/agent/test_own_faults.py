@@ -69,12 +69,15 @@ def test_a_memory_that_ended_the_agent_twice_is_set_aside_and_its_taint_stays(pl
     assert planted.node().tainted
     assert planted.memory_file.with_suffix(".after-failures").exists()
 
-    # And what comes later counts, whatever was set aside.
+    # And what comes later counts, whatever was set aside: a restart that no failure led to takes nothing away again.
     assert agent.terminate() == 0
+    aside = planted.memory_file.with_suffix(".after-failures").read_bytes()
     planted.host.xid(4, 79, ERROR)
-    planted.start(PLANT="in_the_verdict")
+    agent = planted.start(PLANT="in_the_verdict")
     planted.wait(lambda node: len(node.findings) == 1 and node.status == "fail" and node.tainted)
     eventually(lambda: planted.agent.metric("standing_findings{REBOOT}") == 1)
+    assert agent.logged("the memory is set aside") == []
+    assert planted.memory_file.with_suffix(".after-failures").read_bytes() == aside
 
 
 def test_an_answer_to_a_write_that_nobody_can_read_is_passed_over(planted: World) -> None:
