@@ -207,11 +207,14 @@ class Teller(threading.Thread):
                 raise
 
     def _pass_over(self, error: Exception) -> bool:
-        """Whether it can be told without one annotation, which is set aside then; else none of them is to blame."""
+        """Whether it can be told without one annotation, which is set aside then; else none of them is to blame.
+
+        Nor is any where it can be told now with all of them.
+        """
         node = self._node
         if node is None:
             return False
-        for keys in suspects(node):
+        for keys in (set[str](), *suspects(node)):
             self._node = hidden(node, keys)
             try:
                 self.tell()
@@ -220,6 +223,8 @@ class Teller(threading.Thread):
             except Exception as again:  # noqa: BLE001 - the next suspect
                 log.debug("not this annotation alone", keys=sorted(keys), failure=failure(again))
                 continue
+            if not keys:
+                log.error("telling failed, and went well when it was tried again", failure=failure(error))
             self._aside.put(node, keys, error)
             return True
         self._node = node

@@ -45,6 +45,19 @@ def in_a_deep_record() -> None:
     PLANTER.setattr("agent.tell.untaken", planted)
 
 
+def once_in_a_deep_record() -> None:
+    """What passes by itself, as a machine short of memory."""
+    left = [1]
+
+    def planted(node: Any, taken: Any) -> Any:
+        if left and any(POISON in text for text in node.annotations.values()):
+            left.pop()
+            stumble()
+        return untaken(node, taken)
+
+    PLANTER.setattr("agent.tell.untaken", planted)
+
+
 def in_a_run() -> None:
     def planted(node: Any, now: Any) -> Any:
         if any(POISON in text for text in node.annotations.values()):
@@ -75,7 +88,6 @@ def in_a_check() -> None:
 
 
 if __name__ == "__main__":
-    {one.__name__: one for one in (in_the_verdict, in_a_deep_record, in_a_run, in_a_check, in_a_node)}[
-        os.environ["PLANT"]
-    ]()
+    plants = (in_the_verdict, in_a_deep_record, once_in_a_deep_record, in_a_run, in_a_check, in_a_node)
+    {one.__name__: one for one in plants}[os.environ["PLANT"]]()
     sys.exit(main())

@@ -48,6 +48,18 @@ def test_an_annotation_that_fails_us_is_passed_over_by_name(planted: World, plan
     assert agent.running
 
 
+def test_a_failure_that_passes_by_itself_hides_no_annotation(planted: World) -> None:
+    found = {"reason": "DcgmDiagMemory", "severity": "RESET", "subject": "gpu/0000:53:00.0", "detail": "bad"}
+    record = {"schema": 1, "timestamp": "2026-01-01T00:00:00Z", "severity": "RESET", "findings": [found]}
+    text = json.dumps({**record, "by": planted_agent.POISON})
+    planted.cluster.edit({"metadata": {"annotations": {f"{P}/sweep-result": text}}})
+    agent = planted.start(PLANT="once_in_a_deep_record")
+
+    assert planted.wait_for_status("fail").tainted
+    assert len(agent.logged("telling failed, and went well when it was tried again")) == 1
+    assert agent.metric("set_aside_total{annotation}") == 0
+
+
 def test_a_memory_that_ended_the_agent_twice_is_set_aside_and_its_taint_stays(planted: World) -> None:
     planted.program = "agent"
     planted.host.xid(3, 79, planted_agent.POISON)
