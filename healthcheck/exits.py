@@ -24,6 +24,7 @@ from healthcheck.exit_table import (
 from healthcheck.expectation import FirstSeen
 from healthcheck.memory import (
     MOST_GPUS,
+    Acknowledgement,
     Key,
     Memory,
     Release,
@@ -48,6 +49,8 @@ ESCALATED = "ESCALATE_AFTER"
 """The rule of a finding that came back too often."""
 ESCALATE_WITHIN = timedelta(days=7)
 _MOST_ACKNOWLEDGED = 512
+_MOST_CHARACTERS = 1 << 17
+"""Of all that is acknowledged: two releases as long as an annotation is read, and the memory's file holds the rest."""
 _MOST_COUNTED = 1 << 31
 _RELEASE, _PASSED = "release", "passed"
 """The names of first sights."""
@@ -171,7 +174,7 @@ def release(memory: Memory, word: Release, now: Now) -> Memory:
     return replace(
         _without(memory, is_released),
         released=Release(word.by, word.reason, min(word.at, now.wall), ()),
-        acknowledged=(*kept, *seen)[-_MOST_ACKNOWLEDGED:],
+        acknowledged=_newest((*kept, *seen)),
         ended={},
         sights={**memory.sights, _RELEASE: sight},
     )
@@ -210,7 +213,7 @@ def adopted(memory: Memory, other: Memory, now: Now) -> Memory:
     memory = replace(
         memory,
         released=memory.released or other.released,
-        acknowledged=(*acknowledged, *memory.acknowledged)[-_MOST_ACKNOWLEDGED:],
+        acknowledged=_newest((*acknowledged, *memory.acknowledged)),
         taken={**other.taken, **memory.taken},
     )
     # The log was read before the Node: what a person had released came back with it.
@@ -247,6 +250,18 @@ def _by_now(other: Memory, now: Now) -> Memory:
         acknowledged=tuple(replace(one, last_seen=min(one.last_seen, now.wall)) for one in other.acknowledged),
         released=replace(released, at=min(released.at, now.wall)) if released else None,
     )
+
+
+def _newest(acknowledged: tuple[Acknowledgement, ...]) -> tuple[Acknowledgement, ...]:
+    """As many as can be kept, whatever strangers wrote in them. What is forgotten hides no fault."""
+    kept: list[Acknowledgement] = []
+    room = _MOST_CHARACTERS
+    for one in reversed(acknowledged[-_MOST_ACKNOWLEDGED:]):
+        room -= len(one.reason) + len(one.subject) + len(one.boot_id)
+        if room < 0:
+            break
+        kept.append(one)
+    return tuple(reversed(kept))
 
 
 def _name_of(word: Release) -> str:

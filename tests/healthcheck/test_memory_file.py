@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from healthcheck import exits
 from healthcheck.expectation import FirstSeen, Place
 from healthcheck.memory import Acknowledgement, Hit, Memory, Release
 from healthcheck.memory_file import MemoryFile, MemoryFileError
-from healthcheck.model import Nature
+from healthcheck.model import Nature, Now
 from tests.healthcheck.examples import BOOT, GPU, WALL, fault, remembers, stands
 
 MEMORY = remembers(
@@ -272,3 +273,17 @@ def test_a_read_only_file_system_is_said_and_read_from(read_only: Path) -> None:
         file.acquire()
     with pytest.raises(MemoryFileError, match="it can't be set aside: Read-only file system"):
         file.read()
+
+
+def test_whatever_releases_say_the_memory_with_them_is_read_back(file: MemoryFile) -> None:
+    """As long as an annotation is read, one after the other, each letter of many bytes."""
+    memory = Memory("machine", BOOT)
+    for number in range(40):
+        rows = [Acknowledgement(f"{number}-{row}{'😀' * 4000}", "😀" * 4000, BOOT, None, WALL) for row in range(7)]
+        memory = exits.release(memory, Release("x", f"{number}", WALL, tuple(rows)), Now(WALL, float(number)))
+
+    file.write(memory)
+
+    assert file.read() == memory
+    assert len(memory.acknowledged) >= 7
+    assert memory.acknowledged[-1].reason.startswith("39-6")
