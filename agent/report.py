@@ -54,6 +54,8 @@ class Reporter(threading.Thread):
         self._stopping = threading.Event()
         self._events: deque[_Waiting] = deque(maxlen=_MOST_EVENTS_WAITING)
         self._forbidden: deque[_Waiting] = deque(maxlen=_MOST_EVENTS_WAITING)
+        self._told: _Waiting | None = None
+        """The one that was last tried; another may stand before it by now."""
         self._beats_wanted = self._beats_told = 0
         self._heartbeat, self._telling = _Patience(), _Patience()
 
@@ -123,7 +125,10 @@ class Reporter(threading.Thread):
             self._outage.back(what)
 
     def _drop(self, what: str, why: str) -> None:
-        event = self._events.popleft().event if what == "events" and self._events else None
+        event = None
+        if what == "events" and (waiting := self._told) is not None:
+            event = waiting.event
+            self._take_off(waiting)
         told = printable(f"{event.reason}: {event.message}", _LONGEST_DROPPED) if event else ""
         log.error("a request failed before it was made", resource=what, dropped=told, failure=why)
         self._access.dropped("event" if event else "heartbeat")
@@ -144,13 +149,17 @@ class Reporter(threading.Thread):
         self._forbidden.clear()
 
     def _tell(self) -> None:
-        waiting, node = self._events[0], self._node()
+        self._told = waiting = self._events[0]
+        node = self._node()
         tell = partial(self._cluster.create_event, node, waiting.event, self._clock().wall)
         told = self._access.write("events", tell)
-        with suppress(ValueError):  # newer ones may have pushed it out meanwhile
-            self._events.remove(waiting)
         if not told:
             self._forbidden.append(waiting)
+        self._take_off(waiting)
+
+    def _take_off(self, waiting: _Waiting) -> None:
+        with suppress(ValueError):  # newer ones may have pushed it out meanwhile
+            self._events.remove(waiting)
         waiting.done.set()
 
 

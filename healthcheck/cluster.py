@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -734,10 +735,12 @@ def _budgets(status: Mapping[str, Any]) -> list[str]:
 
 
 def _retry_after(response: urllib3.BaseHTTPResponse) -> float | None:
+    """None also for a date, and for what is no number: who waits for that long does not wait at all."""
     try:
-        return min(max(float(response.headers["Retry-After"]), 0.0), 600.0)
+        seconds = float(response.headers["Retry-After"])
     except (KeyError, ValueError):
         return None
+    return None if math.isnan(seconds) else min(max(seconds, 0.0), 600.0)
 
 
 def _say(error: BaseException) -> str:

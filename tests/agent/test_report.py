@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from agent.access import Access
 from agent.outage import Outage
 from agent.report import Reporter
 from healthcheck import clock, kubeconfig
 from healthcheck.cluster import Cluster, connect
+from healthcheck.cluster_errors import Unavailable
 from healthcheck.events import Event
+from healthcheck.node import NodeState
 from healthcheck.telemetry import Telemetry
 from sim.api_objects import EVENTS
 from sim.api_stand_in import ApiStandIn
@@ -41,4 +47,42 @@ def test_an_event_that_cannot_be_written_is_dropped_alone(tmp_path: Path) -> Non
 
     assert [one["message"] for one in api.store.find_all(EVENTS, "default")[0]] == [GOOD.message]
     assert telemetry.registry.get_sample_value("gpu_healthcheck_set_aside_total", {"what": "event"}) == 1
+    api.close()
+
+
+def test_what_came_before_it_meanwhile_is_not_dropped_in_its_place(tmp_path: Path) -> None:
+    """As a person's release does, whose teller waits until it was told."""
+    api, telemetry = ApiStandIn("gpu-node-1"), Telemetry()
+    cluster = Cluster(lambda: connect(kubeconfig.Access(str(api.kubeconfig(tmp_path / "kubeconfig")))))
+    released: list[threading.Event] = []
+
+    def node() -> NodeState:
+        if not released:
+            released.append(reporter.say(GOOD, first=True))
+        return cluster.read_node("gpu-node-1")
+
+    reporter = Reporter(cluster, Access(telemetry), Outage(), node, clock.now, lambda: 300.0)
+    broken = replace(GOOD)
+    object.__setattr__(broken, "message", object())
+    told = reporter.say(broken)
+    reporter.start()
+    eventually(lambda: reporter.is_done)
+    reporter.end()
+
+    assert [one["message"] for one in api.store.find_all(EVENTS, "default")[0]] == [GOOD.message]
+    assert released[0].is_set()
+    assert told.is_set()
+    api.close()
+
+
+def test_an_answer_that_asks_for_no_number_of_seconds_asks_for_none(tmp_path: Path) -> None:
+    """Else nothing would be waited for at all: no wait is longer than it."""
+    api = ApiStandIn("gpu-node-1")
+    cluster = Cluster(lambda: connect(kubeconfig.Access(str(api.kubeconfig(tmp_path / "kubeconfig")))))
+    api.fail_with(429, retry_after=math.nan)  # type: ignore[arg-type]
+
+    with pytest.raises(Unavailable) as refused:
+        cluster.read_node("gpu-node-1")
+
+    assert refused.value.retry_after_seconds is None
     api.close()
