@@ -20,7 +20,7 @@ class SetAside:
         self._telemetry = telemetry
         self._say = say
         self._texts: dict[str, str] = {}
-        """By key of the annotation."""
+        """By key of the annotation; replaced whole, for the watch reads it while the teller adds to it."""
 
     def without(self, node: NodeState) -> NodeState:
         """The Node as if what is set aside were not there."""
@@ -29,7 +29,7 @@ class SetAside:
 
     def put(self, node: NodeState, keys: set[str], error: Exception) -> None:
         for key in sorted(keys & node.annotations.keys()):
-            self._texts[key] = node.annotations[key]
+            self._texts = {**self._texts, key: node.annotations[key]}
             self._telemetry.set_aside.labels("annotation").inc()
             told = f"annotation {key} is passed over until it changes: {failure(error)}"
             log.error("an annotation on the node is set aside", key=key, failure=failure(error))
