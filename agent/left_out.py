@@ -1,4 +1,4 @@
-"""What our libraries import and an agent never uses: left out of its process, it saves a sixth of its memory.
+"""What our libraries import and an agent never uses: left out of its process, for its memory's sake.
 
 The only place that touches `sys.modules`, and only for `python -m agent`: whoever imports a module of the agent's gets
 the libraries whole. A part stands here where nothing of it runs in an agent; what asks one of them for something all
