@@ -80,7 +80,8 @@ def _refuse(event: str, arguments: tuple[object, ...]) -> None:
 
 def _of_the_second_tier(words: Sequence[str]) -> str:
     """The name of what is started, '' for what any test may start."""
-    name = Path(words[0]).name if words else ""
+    # Under another's name stands what only has to look like it.
+    name = Path(words[0]).resolve().name if words else ""
     module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
     if name in _SERVERS or module in _PROGRAMS or module.startswith(_IN_DISGUISE):
         return module or name
