@@ -12,18 +12,18 @@ import structlog
 
 from agent.ledger import Ledger, level_checks
 from healthcheck import settings as configuration
-from healthcheck.examine import judge, look
-from healthcheck.expectation import DeepRun, Expectation, RuntimeClass
-from healthcheck.memory import Memory
+from healthcheck.catalog.profiles import find_profile
+from healthcheck.checks.examine import judge, look
+from healthcheck.checks.expectation import DeepRun, Expectation, RuntimeClass
+from healthcheck.memory.findings import Memory
 from healthcheck.model import Evidence, Host, Nature, Now, ProbeError, Shortage, Unobserved
-from healthcheck.node import INSTANCE_TYPE, NodeState
+from healthcheck.node.state import INSTANCE_TYPE, NodeState
 from healthcheck.probes import machine
-from healthcheck.probes.libfabric import Libfabric
-from healthcheck.probes.nvml import NVML, DriverLook, Gpus
-from healthcheck.probes.nvml_driver import Driver
-from healthcheck.probes.runtime.container_runtime import CONTAINER_RUNTIME
-from healthcheck.probes.runtime.cri import NOT_YET, RuntimeStatus
-from healthcheck.profiles import find_profile
+from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
+from healthcheck.probes.container_runtime.cri import NOT_YET, RuntimeStatus
+from healthcheck.probes.efa.libfabric import Libfabric
+from healthcheck.probes.nvml.driver import Driver
+from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpus
 from healthcheck.settings import BadValue, Settings, SettingsError, UnknownKeys
 from healthcheck.telemetry import Telemetry
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import structlog
 
-from healthcheck.examine import CHECK_FAILED
+from healthcheck.checks.examine import CHECK_FAILED
 from healthcheck.model import Outcome
 from healthcheck.telemetry import Telemetry
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from healthcheck.printable import printable
+from healthcheck.text.printable import printable
 
 _LONGEST = 4096
 

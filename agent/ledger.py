@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 import structlog
 
 from agent.failures import Failures
-from healthcheck import exits
-from healthcheck.deep_record import DeepRecord, PassedRun, take
-from healthcheck.looks import first_seen, looked, without_checks
-from healthcheck.memory import Memory, Release, Standing
-from healthcheck.memory_file import MemoryFile, MemoryFileError
+from healthcheck.deep.record import DeepRecord, PassedRun, take
+from healthcheck.memory import exits
+from healthcheck.memory.file import MemoryFile, MemoryFileError
+from healthcheck.memory.findings import Memory, Release, Standing
+from healthcheck.memory.kernel_log import noticed
+from healthcheck.memory.looks import first_seen, looked, without_checks
 from healthcheck.model import Check, Evidence, Nature, Now, Outcome, Severity, Unobserved
-from healthcheck.probes.nvml import SUCCESS, Gpu
+from healthcheck.probes.nvml.gpus import SUCCESS, Gpu
 from healthcheck.settings import Settings
-from healthcheck.sightings import noticed
 from healthcheck.telemetry import Telemetry
-from healthcheck.verdict import Verdict, decide, worst
+from healthcheck.verdict.verdict import Verdict, decide, worst
 
 log = structlog.get_logger()
 

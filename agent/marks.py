@@ -17,17 +17,17 @@ from typing import Any
 import structlog
 import tenacity
 
-from healthcheck import record as records
-from healthcheck import run as runs
-from healthcheck.cluster import NodeChange
-from healthcheck.cluster_errors import ClusterError
-from healthcheck.deep_record import deep_record, untaken
-from healthcheck.deep_test import keeping_verdict, obstacle
+from healthcheck.cluster.client import NodeChange
+from healthcheck.cluster.errors import ClusterError
+from healthcheck.deep import claim as runs
+from healthcheck.deep.claim import Kind, Run
+from healthcheck.deep.due import keeping_verdict, obstacle
+from healthcheck.deep.record import deep_record, untaken
 from healthcheck.model import Now
-from healthcheck.moments import is_future
-from healthcheck.node import SWEEP_RESULT, NodeState
-from healthcheck.record import RecordError
-from healthcheck.run import Kind, Run
+from healthcheck.node.state import SWEEP_RESULT, NodeState
+from healthcheck.text.moments import is_future
+from healthcheck.verdict import record as records
+from healthcheck.verdict.record import RecordError
 
 log = structlog.get_logger()
 

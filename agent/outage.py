@@ -6,7 +6,7 @@ import threading
 
 import structlog
 
-from healthcheck.cluster_errors import ClusterError
+from healthcheck.cluster.errors import ClusterError
 
 log = structlog.get_logger()
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from healthcheck.expectation import SEEN_SECONDS, DeepRun
+from healthcheck.checks.expectation import SEEN_SECONDS, DeepRun
 from healthcheck.model import ProbeError
 
 _LOOK_SECONDS = 2.0

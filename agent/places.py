@@ -12,13 +12,13 @@ from functools import partial
 
 import structlog
 
-from agent.access import Access
 from agent.outage import Outage
+from agent.permissions import Access
 from agent.slots import Slots
-from healthcheck.budget import HELD, Place
-from healthcheck.cluster_errors import ClusterError, Unavailable
-from healthcheck.examine import failure
-from healthcheck.node import NodeState
+from healthcheck.checks.examine import failure
+from healthcheck.cluster.errors import ClusterError, Unavailable
+from healthcheck.node.state import NodeState
+from healthcheck.verdict.budget import HELD, Place
 
 log = structlog.get_logger()
 

@@ -17,16 +17,16 @@ from pydantic import ValidationError
 
 from agent.last_failure import note_failure
 from agent.settings import AgentSettings
-from agent.wire import Agent
+from agent.wiring import Agent
 from healthcheck.catalog.tables import read_all
-from healthcheck.cluster import Cluster
-from healthcheck.cluster_errors import ClusterError
-from healthcheck.log import log_as_json
-from healthcheck.memory_file import MemoryFile, MemoryFileError
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.errors import ClusterError
+from healthcheck.host.log import log_as_json
+from healthcheck.host.program import COULD_NOT, USAGE, Options, complain_of_environment
+from healthcheck.host.signals import stop_at_signals
+from healthcheck.host.streams import complain
+from healthcheck.memory.file import MemoryFile, MemoryFileError
 from healthcheck.model import Shortage
-from healthcheck.program import COULD_NOT, USAGE, Options, complain_of_environment
-from healthcheck.stop import stop_at_signals
-from healthcheck.streams import complain
 from healthcheck.telemetry import Telemetry, serve
 
 log = structlog.get_logger()

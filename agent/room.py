@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from healthcheck.events import cut
-from healthcheck.node import RESULTS, NodeState
+from healthcheck.node.state import RESULTS, NodeState
+from healthcheck.verdict.events import cut
 
 _NOTE = "no room on the Node for the record"
 

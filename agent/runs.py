@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from healthcheck.expectation import DeepRun
+from healthcheck.checks.expectation import DeepRun
+from healthcheck.deep.claim import Run, run_on
 from healthcheck.model import Now
-from healthcheck.node import NodeState
-from healthcheck.run import Run, run_on
+from healthcheck.node.state import NodeState
 
 
 class Runs:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from agent.access import Access
-from healthcheck.cluster import Cluster
-from healthcheck.cluster_errors import ClusterError, Forbidden
-from healthcheck.expectation import RuntimeClass
-from healthcheck.node import SelectiveClass, runtime_classes
+from agent.permissions import Access
+from healthcheck.checks.expectation import RuntimeClass
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.errors import ClusterError, Forbidden
+from healthcheck.node.state import SelectiveClass, runtime_classes
 from healthcheck.telemetry import Telemetry
 
 log = structlog.get_logger()

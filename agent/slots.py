@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from healthcheck.budget import HELD, Place, Slot, allowed, draw, draw_free, occupancy, oldest_first
-from healthcheck.cluster import Cluster
-from healthcheck.cluster_errors import ClusterError, Conflict, NotFound
-from healthcheck.node import NodeState
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.errors import ClusterError, Conflict, NotFound
+from healthcheck.node.state import NodeState
+from healthcheck.verdict.budget import HELD, Place, Slot, allowed, draw, draw_free, occupancy, oldest_first
 
 log = structlog.get_logger()
 

@@ -21,7 +21,7 @@ from typing import Self
 from bench.gpu_work import GpuNodes, wait
 from bench.outcome import CouldNotMeasure, Outcome, Row, summary
 from bench.stage import Stage
-from healthcheck.node import MAINTENANCE
+from healthcheck.node.state import MAINTENANCE
 from sim.control_plane import ControlPlane, ControlPlaneError, install
 from sim.kubelet import Kubelets
 from sim.node import SimulatedNode

@@ -16,16 +16,16 @@ from pathlib import Path
 from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 
-from agent.deep import WAITS, DeepTests, Doors, Pace
+from agent.deep_runs import WAITS, DeepTests, Doors, Pace
 from agent.marks import OwnNode
-from healthcheck import clock
-from healthcheck.cluster import Cluster
-from healthcheck.expectation import Expectation
-from healthcheck.idle import Idleness
-from healthcheck.log import log_as_json
+from healthcheck.checks.expectation import Expectation
+from healthcheck.cluster.client import Cluster
+from healthcheck.deep.idle import Idleness
+from healthcheck.host import clock
+from healthcheck.host.log import log_as_json
 from healthcheck.model import Evidence, Host, Severity
-from healthcheck.probes.dcgm import Dcgm, level_2_patience_seconds
-from healthcheck.probes.nvml import NVML, DriverLook, Gpu, Gpus
+from healthcheck.probes.dcgm.diag import Dcgm, level_2_patience_seconds
+from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpu, Gpus
 from healthcheck.probes.pod_resources import holds_gpus, read_pod_resources
 from healthcheck.telemetry import Telemetry
 

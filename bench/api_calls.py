@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from agent.node_writer import _REWRITE_JITTER, _REWRITE_SECONDS  # nothing else on the outside says how often
 from agent.schedule import _JITTER
-from agent.tell import _REWRITE_JITTER, _REWRITE_SECONDS  # nothing else on the outside says how often
 from bench.outcome import CouldNotMeasure, Outcome, Row
 from bench.stage import Stage
 from bench.window import BUSY_INTERVAL_SECONDS, Request, Window, observe

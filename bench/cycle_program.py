@@ -15,11 +15,11 @@ from kubernetes.client import ApiClient
 
 from agent.ledger import level_checks
 from agent.settings import AgentSettings
-from agent.wire import Agent
-from healthcheck.cluster import Cluster
-from healthcheck.examine import judge, look
-from healthcheck.log import log_as_json
-from healthcheck.memory_file import MemoryFile
+from agent.wiring import Agent
+from healthcheck.checks.examine import judge, look
+from healthcheck.cluster.client import Cluster
+from healthcheck.host.log import log_as_json
+from healthcheck.memory.file import MemoryFile
 from healthcheck.model import Host
 from healthcheck.telemetry import Telemetry
 

@@ -25,20 +25,21 @@ from typing import Any
 import structlog
 
 from agent.ledger import Ledger, event_checks, level_checks
-from agent.tell import Plan, Teller
+from agent.node_writer import Plan, Teller
 from bench.outcome import CouldNotMeasure, Outcome, Row, summary
 from bench.stage import INSTANCE_TYPE, Stage
 from bench.window import Request, requests_of_all
-from healthcheck import budget, clock
-from healthcheck.change import Rules
-from healthcheck.cluster import Cluster, connect
-from healthcheck.kubeconfig import Access
-from healthcheck.memory import Memory
+from healthcheck.cluster.client import Cluster, connect
+from healthcheck.cluster.kubeconfig import Access
+from healthcheck.host import clock
+from healthcheck.memory.findings import Memory
 from healthcheck.model import Finding, Severity, Sighting
 from healthcheck.model import Outcome as Looked
-from healthcheck.node import TAINT
+from healthcheck.node.state import TAINT
 from healthcheck.settings import Settings
 from healthcheck.telemetry import Telemetry
+from healthcheck.verdict import budget
+from healthcheck.verdict.change import Rules
 from sim.control_plane import ControlPlane
 
 AIM_REQUESTS, AIM_SECONDS = 10_000, 30.0

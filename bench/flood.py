@@ -22,9 +22,9 @@ from bench.outcome import CouldNotMeasure, Outcome, Row, percentile, summary
 from bench.program import Program
 from bench.stage import Seat, Stage
 from bench.window import Request, requests_of
-from healthcheck.memory_file import MemoryFile
-from healthcheck.node import RESULTS
-from healthcheck.record import LONGEST
+from healthcheck.memory.file import MemoryFile
+from healthcheck.node.state import RESULTS
+from healthcheck.verdict.record import LONGEST
 from sim.node import SimulatedNode
 
 RATE, XIDS, TIMED = 10_000, 600, 600

@@ -14,12 +14,12 @@ import sys
 from kubernetes.client import ApiClient
 
 from agent.settings import AgentSettings
-from agent.wire import Agent
+from agent.wiring import Agent
 from bench.moment import age_ms
 from healthcheck.catalog.tables import read_all
-from healthcheck.cluster import Cluster, connect
-from healthcheck.log import log_as_json
-from healthcheck.memory_file import MemoryFile
+from healthcheck.cluster.client import Cluster, connect
+from healthcheck.host.log import log_as_json
+from healthcheck.memory.file import MemoryFile
 from healthcheck.model import Sighting
 from healthcheck.telemetry import Telemetry, serve
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from bench.outcome import CouldNotMeasure
 from bench.stage import INSTANCE_TYPE
-from healthcheck.cluster import NAMESPACE, Cluster
-from healthcheck.node import CONDITION, MAINTENANCE, MODE, RUN, STATUS, SWEEP_RESULT
+from healthcheck.cluster.client import NAMESPACE, Cluster
+from healthcheck.node.state import CONDITION, MAINTENANCE, MODE, RUN, STATUS, SWEEP_RESULT
 from sim.control_plane import ControlPlane
 
 GIVE_UP_SECONDS = 120.0

@@ -8,7 +8,7 @@ import time
 from bench.flood import beside
 from bench.outcome import Outcome, Row
 from bench.stage import Stage
-from healthcheck.memory import MOST_STANDING
+from healthcheck.memory.findings import MOST_STANDING
 
 AIM_GROWTH_MIB, AIM_FILE_BYTES = 2.0, 1 << 20
 _WARM_HOURS = 2

@@ -20,20 +20,20 @@ from bench.accounting import rss_mib
 from healthcheck.catalog.sxid import sxid_table
 from healthcheck.catalog.xid import xid_table
 from healthcheck.checks import CHECKS
-from healthcheck.examine import judge
-from healthcheck.exits import begin, expired, met, release
-from healthcheck.expectation import Expectation
-from healthcheck.looks import looked
-from healthcheck.memory import Memory
-from healthcheck.memory_file import MemoryFile
+from healthcheck.checks.examine import judge
+from healthcheck.checks.expectation import Expectation
+from healthcheck.memory.exits import begin, expired, met, release
+from healthcheck.memory.file import MemoryFile
+from healthcheck.memory.findings import Memory
+from healthcheck.memory.kernel_log import noticed
+from healthcheck.memory.looks import looked
 from healthcheck.model import Evidence, Finding, Nature, Now, Outcome, Severity, Unobserved
-from healthcheck.node import RESULTS, NodeState
+from healthcheck.node.state import RESULTS, NodeState
 from healthcheck.probes.kernel_log import RING, Record
-from healthcheck.probes.nvml import Gpu
-from healthcheck.record import Identity, dump, render
-from healthcheck.release import release_of
-from healthcheck.sightings import noticed
-from healthcheck.verdict import decide
+from healthcheck.probes.nvml.gpus import Gpu
+from healthcheck.verdict.acknowledgement import release_of
+from healthcheck.verdict.record import Identity, dump, render
+from healthcheck.verdict.verdict import decide
 
 _EVENT_CHECKS = tuple(check for check in CHECKS if check.nature is Nature.EVENT)
 _ADDRESSES = tuple(f"0000:{bus:02x}:00" for bus in range(0x10, 0x90, 0x10))

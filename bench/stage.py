@@ -19,9 +19,9 @@ from bench.length import Length
 from bench.node_watch import NodeWatch
 from bench.outcome import CouldNotMeasure
 from bench.program import Program
-from healthcheck.cluster import BUDGET_NAMESPACE
-from healthcheck.memory import Memory
-from healthcheck.memory_file import MemoryFile
+from healthcheck.cluster.client import BUDGET_NAMESPACE
+from healthcheck.memory.file import MemoryFile
+from healthcheck.memory.findings import Memory
 from healthcheck.probes.machine import machine_id
 from sim.c_library import CompilerError
 from sim.control_plane import MANIFESTS, ControlPlane, ControlPlaneError, install

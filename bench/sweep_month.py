@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 from bench.outcome import Outcome, Row, percentile
 from bench.stage import INSTANCE_TYPE, Stage
-from healthcheck.deep_test import Attempt, DeepTest
+from healthcheck.deep.due import Attempt, DeepTest
 from healthcheck.settings import NodeSettings
 from sweeper.select import Candidate, Limits, select
 

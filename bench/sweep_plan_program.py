@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from healthcheck.cluster import Cluster
+from healthcheck.cluster.client import Cluster
 from healthcheck.settings import read_settings
 from sweeper.sweep import Sweep
 

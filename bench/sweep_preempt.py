@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.gpu_work import GIVE_UP_SECONDS, SWEEPS, GpuNodes, wait
 from bench.outcome import CouldNotMeasure, Outcome, Row, percentile, summary
 from bench.stage import Stage
-from healthcheck.node import STATUS
+from healthcheck.node.state import STATUS
 from sim.control_plane import ControlPlane, ControlPlaneError, install
 from sim.kubelet import Kubelets
 from sim.node import SimulatedNode

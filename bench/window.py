@@ -25,7 +25,7 @@ from bench.node_watch import NodeWatch, is_told
 from bench.outcome import CouldNotMeasure
 from bench.program import Program
 from bench.stage import Seat, Stage
-from healthcheck.node import RESULTS
+from healthcheck.node.state import RESULTS
 from sim.control_plane import ControlPlane
 
 BUSY_INTERVAL_SECONDS = 10

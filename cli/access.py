@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from healthcheck.cluster import Cluster, connect, refuse_to_read
-from healthcheck.kubeconfig import Access
+from healthcheck.cluster.client import Cluster, connect, refuse_to_read
+from healthcheck.cluster.kubeconfig import Access
 
 Context = Annotated[str, typer.Option("--context", metavar="NAME", help="Of the kubeconfig; default: its current one.")]
 Kubeconfig = Annotated[

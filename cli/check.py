@@ -17,26 +17,27 @@ import typer
 from cli.level_2 import Level2, who_uses
 from cli.one_look import judged, show
 from cli.words import EXIT_CODES
-from healthcheck import evidence_file
+from healthcheck.captures import evidence_file
+from healthcheck.captures.evidence_file import EvidenceError, Look
+from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks import CHECKS, checks_named, dcgm_diag, driver, driver_messages, groups_in
-from healthcheck.clock import now
-from healthcheck.cluster_errors import ClusterError
-from healthcheck.evidence_file import EvidenceError, Look
-from healthcheck.examine import judge, look
-from healthcheck.expectation import Expectation
-from healthcheck.memory import Memory
+from healthcheck.checks.examine import judge, look
+from healthcheck.checks.expectation import Expectation
+from healthcheck.cluster.errors import ClusterError
+from healthcheck.host import grpc_socket as node_socket
+from healthcheck.host.clock import now
+from healthcheck.host.program import COULD_NOT, INTERRUPTED, USAGE
+from healthcheck.host.streams import complain, say
+from healthcheck.memory.findings import Memory
+from healthcheck.memory.kernel_log import noticed
 from healthcheck.model import Check, Evidence, Host, Now, ProbeError
-from healthcheck.node import INSTANCE_TYPE
-from healthcheck.printable import printable
-from healthcheck.probes import kernel_log, machine, node_socket
-from healthcheck.probes.libfabric import LONGEST_SECONDS, Libfabric
-from healthcheck.probes.nvml_driver import Driver
-from healthcheck.probes.runtime.cri import RuntimeStatus
-from healthcheck.profiles import find_profile
-from healthcheck.program import COULD_NOT, INTERRUPTED, USAGE
+from healthcheck.node.state import INSTANCE_TYPE
+from healthcheck.probes import kernel_log, machine
+from healthcheck.probes.container_runtime.cri import RuntimeStatus
+from healthcheck.probes.efa.libfabric import LONGEST_SECONDS, Libfabric
+from healthcheck.probes.nvml.driver import Driver
 from healthcheck.settings import Settings, SettingsError, read_settings, unknown_keys
-from healthcheck.sightings import noticed
-from healthcheck.streams import complain, say
+from healthcheck.text.printable import printable
 
 _NAMES = typer.Argument(
     metavar="[CHECK]...",
@@ -174,7 +175,7 @@ def _type_on_the_node() -> str:
     node_name = os.environ.get("NODE_NAME", "")
     if not node_name or "KUBERNETES_SERVICE_HOST" not in os.environ:
         return ""
-    from healthcheck.cluster import Cluster  # noqa: PLC0415 - elsewhere a check needs no cluster
+    from healthcheck.cluster.client import Cluster  # noqa: PLC0415 - elsewhere a check needs no cluster
 
     try:
         return Cluster().read_node(node_name).labels.get(INSTANCE_TYPE, "")

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from cli.patience import Patience, TookTooLong
 from cli.progress import Voice
-from healthcheck.cluster import Cluster
-from healthcheck.cluster_errors import Conflict, Forbidden, NotFound, Refused, Unavailable
-from healthcheck.drain import Leaving, budgets_on, what_holds
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.errors import Conflict, Forbidden, NotFound, Refused, Unavailable
+from healthcheck.operations.drain import Leaving, budgets_on, what_holds
 
 _SEVERAL_BUDGETS = "more than one PodDisruptionBudget"
 """Of the message of the Eviction API (pkg/registry/core/pod/storage/eviction.go)."""

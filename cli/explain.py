@@ -23,10 +23,10 @@ from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.sxid import CLASSES, sxid_table
 from healthcheck.catalog.xid import xid_table
 from healthcheck.checks.dcgm_diag import FAMILY as DCGM_TESTS
-from healthcheck.console import Screen
+from healthcheck.host.console import Screen
+from healthcheck.host.streams import complain
 from healthcheck.model import Severity
 from healthcheck.settings import NodeSettings, SettingsError, read_settings
-from healthcheck.streams import complain
 
 USAGE = 3
 _CODE = re.compile(r"(?P<kind>xid|sxid|dcgm|)[\s:]*(?P<number>\d{1,5})\Z", re.IGNORECASE)

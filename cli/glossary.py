@@ -13,8 +13,8 @@ from cli.setting_words import settings_in_words
 from cli.words import SEVERITY_MEANS
 from healthcheck.checks import CHECKS, DEEP_CHECKS, GROUPS, SHORT_NAMES
 from healthcheck.model import PREFIX
-from healthcheck.node import CONDITION
-from healthcheck.release import UNTOLD
+from healthcheck.node.state import CONDITION
+from healthcheck.verdict.acknowledgement import UNTOLD
 
 SETTING = "a setting"
 _RUNBOOK = "docs/runbook.md"

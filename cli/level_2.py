@@ -8,16 +8,16 @@ import threading
 from dataclasses import dataclass, field
 
 from healthcheck.checks import driver
-from healthcheck.deep_look import with_doubts_settled
-from healthcheck.examine import look
-from healthcheck.expectation import Expectation
-from healthcheck.idle import Idleness
+from healthcheck.checks.examine import look
+from healthcheck.checks.expectation import Expectation
+from healthcheck.deep.idle import Idleness
+from healthcheck.deep.look import with_doubts_settled
+from healthcheck.host.signals import stop_at_signals
+from healthcheck.host.streams import say
 from healthcheck.model import Host, ProbeError, Unobserved
-from healthcheck.probes.dcgm import Dcgm, DcgmLook, level_2_patience_seconds
+from healthcheck.probes.dcgm.diag import Dcgm, DcgmLook, level_2_patience_seconds
 from healthcheck.probes.pod_resources import holds_gpus, is_kubelet_here, read_pod_resources
 from healthcheck.settings import NodeSettings
-from healthcheck.stop import stop_at_signals
-from healthcheck.streams import say
 
 _BEGINS = "DCGM's level 2 begins: it takes minutes, {} s at most; Ctrl-C ends it"
 

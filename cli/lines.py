@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
-from healthcheck.console import Screen
+from healthcheck.host.console import Screen
 
 COMMAND = "$ "
 """So begins what is there to be copied."""

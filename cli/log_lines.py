@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from healthcheck.printable import printable
+from healthcheck.text.printable import printable
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
 _LONGEST = 500

@@ -11,20 +11,20 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from cli.words import SEVERITY_STYLES, STATUS_STYLES
-from healthcheck import record as records
+from healthcheck.captures.evidence_file import Look
 from healthcheck.checks import DEEP_CHECKS
-from healthcheck.console import Screen
-from healthcheck.evidence_file import Look
-from healthcheck.examine import judge
-from healthcheck.exits import expired
-from healthcheck.looks import deeply_tested, looked
-from healthcheck.memory import Memory, Standing
+from healthcheck.checks.examine import judge
+from healthcheck.host.console import Screen
+from healthcheck.host.streams import write_json
+from healthcheck.memory.exits import expired
+from healthcheck.memory.findings import Memory, Standing
+from healthcheck.memory.kernel_log import noticed
+from healthcheck.memory.looks import deeply_tested, looked
 from healthcheck.model import Check, Evidence, Nature, Outcome, Seen, Status, Unobserved, counted
-from healthcheck.printable import printable
-from healthcheck.record import Identity
-from healthcheck.sightings import noticed
-from healthcheck.streams import write_json
-from healthcheck.verdict import Verdict, decide, status_of, worst
+from healthcheck.text.printable import printable
+from healthcheck.verdict import record as records
+from healthcheck.verdict.record import Identity
+from healthcheck.verdict.verdict import Verdict, decide, status_of, worst
 
 _MOST_SHOWN, _LONGEST_SHOWN, _WIDTH_SHOWN = 64, 100, 160
 """Of a list, of a text and of a line, where a person reads the evidence: a kernel's log has thousands of lines."""

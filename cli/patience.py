@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import tenacity
 
-from healthcheck.cluster_errors import Conflict, Unavailable
+from healthcheck.cluster.errors import Conflict, Unavailable
 
 T = TypeVar("T")
 _ASK_SECONDS = 60.0

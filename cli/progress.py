@@ -15,8 +15,8 @@ from rich.live import Live
 from rich.text import Text
 
 from cli.lines import COMMAND, print_line
-from healthcheck.console import Screen
-from healthcheck.printable import printable
+from healthcheck.host.console import Screen
+from healthcheck.text.printable import printable
 
 _REFRESHES_PER_SECOND = 2
 

@@ -21,17 +21,17 @@ from cli.patience import Interrupted, Patience
 from cli.progress import Progress
 from cli.quarantine_node import LOOK_SECONDS, PASSED, NodeQuarantine, Plan, Result, Wish, missing_rights
 from cli.words import SEVERITY_STYLES, STATUS_STYLES, explained
-from healthcheck.cluster import Cluster
-from healthcheck.cluster_errors import ClusterError
-from healthcheck.console import Screen
-from healthcheck.cordon import cordoned_by
-from healthcheck.drain import Allowed
-from healthcheck.kubeconfig import Access
-from healthcheck.next_step import NextStep
-from healthcheck.printable import printable
-from healthcheck.quarantine_job import job_name
-from healthcheck.record import findings_in
-from healthcheck.streams import complain, write_json
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.errors import ClusterError
+from healthcheck.cluster.kubeconfig import Access
+from healthcheck.host.console import Screen
+from healthcheck.host.streams import complain, write_json
+from healthcheck.operations.cordon import cordoned_by
+from healthcheck.operations.drain import Allowed
+from healthcheck.operations.next_step import NextStep
+from healthcheck.operations.quarantine_job import job_name
+from healthcheck.text.printable import printable
+from healthcheck.verdict.record import findings_in
 
 NOT_PASSED, COULD_NOT, INTERRUPTED = 1, 2, 130
 _RESUME = "gpu-healthcheck quarantine {} goes on with it"

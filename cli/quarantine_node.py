@@ -17,19 +17,19 @@ from cli.lines import COMMAND
 from cli.log_lines import LogLines
 from cli.patience import Patience, TookTooLong
 from cli.progress import Voice
-from healthcheck import record as records
-from healthcheck.cluster import JOB_LABEL, NAMESPACE, Cluster, NodeChange, Right
-from healthcheck.cluster_errors import ClusterError, Conflict, Forbidden, NotFound
-from healthcheck.cordon import cordon, cordoned_by, lift, why_kept
-from healthcheck.drain import Allowed, DrainPlan, plan_drain
-from healthcheck.job_template import TemplateError, account_of, pod_of
-from healthcheck.moments import moment, timestamp
-from healthcheck.next_step import NextStep, next_step
-from healthcheck.node import QUARANTINE_RESULT, NodeState, is_tested
-from healthcheck.pod_state import PodState
-from healthcheck.quarantine_job import COMPONENT, CRON_JOB, job_name, quarantine_job
-from healthcheck.record import RecordError
-from healthcheck.run import JobState, Kind, run_on
+from healthcheck.cluster.client import JOB_LABEL, NAMESPACE, Cluster, NodeChange, Right
+from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound
+from healthcheck.deep.claim import JobState, Kind, run_on
+from healthcheck.deep.job import TemplateError, account_of, pod_of
+from healthcheck.node.pods import PodState
+from healthcheck.node.state import QUARANTINE_RESULT, NodeState, is_tested
+from healthcheck.operations.cordon import cordon, cordoned_by, lift, why_kept
+from healthcheck.operations.drain import Allowed, DrainPlan, plan_drain
+from healthcheck.operations.next_step import NextStep, next_step
+from healthcheck.operations.quarantine_job import COMPONENT, CRON_JOB, job_name, quarantine_job
+from healthcheck.text.moments import moment, timestamp
+from healthcheck.verdict import record as records
+from healthcheck.verdict.record import RecordError
 
 PASSED, _RERUN = "return-to-service", "rerun"
 LOOK_SECONDS = 2.0

@@ -17,20 +17,20 @@ from cli.access import Context, Kubeconfig, cluster_of
 from cli.lines import print_line
 from cli.node_names import node_names
 from cli.words import SEVERITY_STYLES, explained
-from healthcheck import record as records
-from healthcheck.cluster import Cluster
-from healthcheck.cluster_errors import ClusterError, NotFound
-from healthcheck.console import Screen
-from healthcheck.cordon import cordoned_by, lift, why_kept
-from healthcheck.kubeconfig import Access, user_name
-from healthcheck.memory import Release
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.errors import ClusterError, NotFound
+from healthcheck.cluster.kubeconfig import Access, user_name
+from healthcheck.host.console import Screen
+from healthcheck.host.streams import complain
+from healthcheck.memory.findings import Release
 from healthcheck.model import Severity, Status
-from healthcheck.moments import timestamp
-from healthcheck.node import RELEASE, RESULTS, NodeState
-from healthcheck.printable import printable
-from healthcheck.record import RecordError
-from healthcheck.release import Fault, dump_release, faults_on, release_of
-from healthcheck.streams import complain
+from healthcheck.node.state import RELEASE, RESULTS, NodeState
+from healthcheck.operations.cordon import cordoned_by, lift, why_kept
+from healthcheck.text.moments import timestamp
+from healthcheck.text.printable import printable
+from healthcheck.verdict import record as records
+from healthcheck.verdict.acknowledgement import Fault, dump_release, faults_on, release_of
+from healthcheck.verdict.record import RecordError
 
 STILL_STANDS, COULD_NOT = 1, 2
 

@@ -13,23 +13,23 @@ from rich.text import Text
 from cli.one_look import judged, show
 from cli.replay_dcgm import Document, judge_document
 from cli.words import EXIT_CODES, SEVERITY_STYLES, STATUS_STYLES
-from healthcheck import evidence_file
-from healthcheck import record as records
+from healthcheck.captures import evidence_file
+from healthcheck.captures.blocks import CaptureError
+from healthcheck.captures.evidence_file import EvidenceError, Look
+from healthcheck.captures.files import Captures, Kind
+from healthcheck.captures.replay import Replay
+from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks import CHECKS
-from healthcheck.console import Screen
-from healthcheck.evidence_file import EvidenceError, Look
-from healthcheck.expectation import Expectation
-from healthcheck.memory import Standing
+from healthcheck.checks.expectation import Expectation
+from healthcheck.host.console import Screen
+from healthcheck.host.streams import complain, say, write_json
+from healthcheck.memory.findings import Standing
 from healthcheck.model import Nature
-from healthcheck.printable import printable
-from healthcheck.probes.capture_bytes import CaptureError
-from healthcheck.probes.capture_files import Captures, Kind
-from healthcheck.profiles import find_profile
-from healthcheck.record import Identity
-from healthcheck.replay import Replay
 from healthcheck.settings import Settings, SettingsError, read_settings
-from healthcheck.streams import complain, say, write_json
-from healthcheck.verdict import Verdict, decide
+from healthcheck.text.printable import printable
+from healthcheck.verdict import record as records
+from healthcheck.verdict.record import Identity
+from healthcheck.verdict.verdict import Verdict, decide
 
 USAGE = 3
 _LONGEST_SHOWN = 160

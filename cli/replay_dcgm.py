@@ -11,9 +11,10 @@ from rich.text import Text
 
 from cli.catalogue import declared_reasons
 from cli.words import EXIT_CODES, SEVERITY_STYLES, STATUS_STYLES
-from healthcheck import record as records
+from healthcheck.captures.blocks import CaptureError
 from healthcheck.catalog.dcgm import return_of_text
 from healthcheck.catalog.policy import Policy
+from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks.dcgm_diag import (
     FAMILY,
     LEVEL_2,
@@ -27,21 +28,20 @@ from healthcheck.checks.dcgm_diag import (
     rule_in,
     why_no_fault,
 )
-from healthcheck.console import Screen
-from healthcheck.examine import judge
-from healthcheck.expectation import Expectation
-from healthcheck.looks import deeply_tested
-from healthcheck.memory import Memory, Standing
+from healthcheck.checks.examine import judge
+from healthcheck.checks.expectation import Expectation
+from healthcheck.host.console import Screen
+from healthcheck.host.streams import write_json
+from healthcheck.memory.findings import Memory, Standing
+from healthcheck.memory.looks import deeply_tested
 from healthcheck.model import Evidence, Finding, Now, Outcome
-from healthcheck.printable import printable
-from healthcheck.probes.capture_bytes import CaptureError
-from healthcheck.probes.dcgm import DcgmLook
-from healthcheck.probes.dcgm_document import Answer, DiagError, DiagResult, read_answer
-from healthcheck.profiles import find_profile
-from healthcheck.record import Identity
+from healthcheck.probes.dcgm.diag import DcgmLook
+from healthcheck.probes.dcgm.document import Answer, DiagError, DiagResult, read_answer
 from healthcheck.settings import Settings
-from healthcheck.streams import write_json
-from healthcheck.verdict import Verdict, decide
+from healthcheck.text.printable import printable
+from healthcheck.verdict import record as records
+from healthcheck.verdict.record import Identity
+from healthcheck.verdict.verdict import Verdict, decide
 
 _LONGEST_SHOWN = 300
 _WORDS = {"pass": "passed", "fail": "failed", "skip": "was skipped", "not-run": "did not run", "unknown": "is unclear"}

@@ -19,19 +19,19 @@ from rich.text import Text
 
 from cli.access import Context, Kubeconfig, cluster_of
 from cli.words import SEVERITY_STYLES, STATUS_STYLES
-from healthcheck import budget
-from healthcheck import record as records
-from healthcheck.cluster import Cluster, Heartbeat
-from healthcheck.cluster_errors import ClusterError, Forbidden, NotFound
-from healthcheck.console import Screen
-from healthcheck.deep_test import is_overdue, last_attempt, last_deep_test, obstacle
-from healthcheck.kubeconfig import Access
+from healthcheck.cluster.client import Cluster, Heartbeat
+from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
+from healthcheck.cluster.kubeconfig import Access
+from healthcheck.deep.due import is_overdue, last_attempt, last_deep_test, obstacle
+from healthcheck.host.console import Screen
+from healthcheck.host.streams import complain, write_json
 from healthcheck.model import PREFIX, Status
-from healthcheck.moments import moment, timestamp
-from healthcheck.node import INSTANCE_TYPE, LAST_CHECK, RESULTS, SEVERITY, STATUS, NodeState
-from healthcheck.record import RecordError
+from healthcheck.node.state import INSTANCE_TYPE, LAST_CHECK, RESULTS, SEVERITY, STATUS, NodeState
 from healthcheck.settings import NodeSettings
-from healthcheck.streams import complain, write_json
+from healthcheck.text.moments import moment, timestamp
+from healthcheck.verdict import budget
+from healthcheck.verdict import record as records
+from healthcheck.verdict.record import RecordError
 
 T = TypeVar("T")
 COULD_NOT_LOOK = 2

@@ -9,15 +9,15 @@ import typer
 
 from cli.access import Context, Kubeconfig, cluster_of
 from cli.words import explained
-from healthcheck.cluster import Cluster, Workload
-from healthcheck.cluster_errors import ClusterError, Forbidden, NotFound
-from healthcheck.console import Screen
-from healthcheck.kubeconfig import Access
+from healthcheck.cluster.client import Cluster, Workload
+from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
+from healthcheck.cluster.kubeconfig import Access
+from healthcheck.host.console import Screen
+from healthcheck.host.streams import complain, say
 from healthcheck.model import PREFIX, Severity
-from healthcheck.node import CONDITION, CORDONED_BY, ENABLED, STARTUP
-from healthcheck.printable import printable
-from healthcheck.streams import complain, say
-from healthcheck.uninstall import DELETE_REST, SELECTOR, STOP, Removal, patch, removal
+from healthcheck.node.state import CONDITION, CORDONED_BY, ENABLED, STARTUP
+from healthcheck.operations.uninstall import DELETE_REST, SELECTOR, STOP, Removal, patch, removal
+from healthcheck.text.printable import printable
 
 LEFT, COULD_NOT = 1, 2
 _MOST_NAMED = 5

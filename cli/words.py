@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from healthcheck.cluster_errors import Forbidden
+from healthcheck.cluster.errors import Forbidden
 from healthcheck.model import Severity, Status
 
 EXIT_CODES = {Status.PASS: 0, Status.WARN: 0, Status.FAIL: 1, Status.UNKNOWN: 2}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from healthcheck.printable import printable
+from healthcheck.text.printable import printable
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -19,13 +19,13 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SecretsS
 from pydantic_settings import SettingsError as SourceError
 
 from healthcheck.catalog.policy import Policy, parse_overrides
-from healthcheck.change import Rules
+from healthcheck.catalog.profiles import ProfileError, Profiles, parse_profiles
 from healthcheck.checks import CHECKS, groups_in, select_checks
+from healthcheck.host.opening import entries_of, refuse_shortage
 from healthcheck.model import Check, Severity
-from healthcheck.opening import entries_of, refuse_shortage
-from healthcheck.printable import printable
-from healthcheck.probes.dcgm import checked_host
-from healthcheck.profiles import ProfileError, Profiles, parse_profiles
+from healthcheck.probes.dcgm.diag import checked_host
+from healthcheck.text.printable import printable
+from healthcheck.verdict.change import Rules
 
 PROFILES_FILE = "instance-profiles.conf"
 OVERRIDES = "severity-overrides"

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.exposition import choose_encoder
 
-from healthcheck.http_server import HttpServer, Page
+from healthcheck.host.http_server import HttpServer, Page
 from healthcheck.model import Sighting, Status
 
 _NAMESPACE = "gpu_healthcheck"

@@ -12,11 +12,11 @@ from pathlib import Path
 import structlog
 from pydantic import ValidationError
 
-from healthcheck.cluster import Cluster
-from healthcheck.cluster_errors import ClusterError
-from healthcheck.log import log_as_json
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.errors import ClusterError
+from healthcheck.host.log import log_as_json
+from healthcheck.host.program import COULD_NOT, FAULT, Options, complain_of_environment
 from healthcheck.model import Status
-from healthcheck.program import COULD_NOT, FAULT, Options, complain_of_environment
 from healthcheck.settings import Settings, SettingsError, read_settings, settings_despite, unknown_keys
 from quarantine.course import Course
 from quarantine.marks import Marks, Refusal, lock

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from healthcheck.command import ChildError, Program
+from healthcheck.host.command import ChildError, Program
 from healthcheck.model import Shortage
 
 log = structlog.get_logger()

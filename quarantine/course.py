@@ -10,14 +10,14 @@ from typing import Any
 
 import structlog
 
-from healthcheck.expectation import Expectation
+from healthcheck.catalog.profiles import find_profile
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import ProbeError, Severity
-from healthcheck.node import INSTANCE_TYPE, NodeState
-from healthcheck.probes.dcgm import Dcgm
-from healthcheck.probes.efa_loopback import EfaLoopback
+from healthcheck.node.state import INSTANCE_TYPE, NodeState
+from healthcheck.probes.dcgm.diag import Dcgm
+from healthcheck.probes.efa.loopback import EfaLoopback
 from healthcheck.probes.kernel_log import boot_id
 from healthcheck.probes.nccl import AllReduce
-from healthcheck.profiles import find_profile
 from healthcheck.settings import Settings
 from quarantine.bug_report import BugReport
 from quarantine.history import history_of

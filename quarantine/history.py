@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from healthcheck import record as records
 from healthcheck.model import Severity
-from healthcheck.moments import is_future, moment_or_none
-from healthcheck.node import QUARANTINE_RESULT, RELEASE, RESULTS, NodeState
-from healthcheck.record import RecordError
+from healthcheck.node.state import QUARANTINE_RESULT, RELEASE, RESULTS, NodeState
+from healthcheck.text.moments import is_future, moment_or_none
+from healthcheck.verdict import record as records
+from healthcheck.verdict.record import RecordError
 from quarantine.release import Recommendation
 
 MOST_RUNS, MOST_FINDINGS = 5, 6

@@ -17,16 +17,16 @@ from typing import Any, NoReturn
 import structlog
 import tenacity
 
-from healthcheck import record as records
-from healthcheck import run as runs
 from healthcheck.checks.driver import being_changed
-from healthcheck.cluster import Cluster, NodeChange
-from healthcheck.cluster_errors import ClusterError, Conflict, Unavailable
-from healthcheck.gpu_resources import GpuPod
-from healthcheck.moments import timestamp
-from healthcheck.node import QUARANTINE_RESULT, RESULTS, RUN, NodeState, is_tested
-from healthcheck.release import taken_on
-from healthcheck.run import Kind, Run
+from healthcheck.cluster.client import Cluster, NodeChange
+from healthcheck.cluster.errors import ClusterError, Conflict, Unavailable
+from healthcheck.deep import claim as runs
+from healthcheck.deep.claim import Kind, Run
+from healthcheck.node.gpu_resources import GpuPod
+from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, RUN, NodeState, is_tested
+from healthcheck.text.moments import timestamp
+from healthcheck.verdict import record as records
+from healthcheck.verdict.acknowledgement import taken_on
 from quarantine.record import KIND, Begun, Progress, is_blind, render
 
 log = structlog.get_logger()

@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from healthcheck import exits
-from healthcheck import record as records
 from healthcheck.checks import dcgm_diag, efa_loopback, nccl_allreduce
-from healthcheck.deep_record import row_of
-from healthcheck.memory import Memory
+from healthcheck.deep.record import row_of
+from healthcheck.memory import exits
+from healthcheck.memory.findings import Memory
 from healthcheck.model import Check, Finding, Nature, Outcome, Severity, Status, Unobserved
-from healthcheck.moments import is_future, moment, timestamp
-from healthcheck.node import QUARANTINE_RESULT, RESULTS, NodeState
-from healthcheck.record import RecordError
-from healthcheck.release import Fault, counts, deep_faults, is_taken, taken_on
-from healthcheck.verdict import status_of, worst
+from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, NodeState
+from healthcheck.text.moments import is_future, moment, timestamp
+from healthcheck.verdict import record as records
+from healthcheck.verdict.acknowledgement import Fault, counts, deep_faults, is_taken, taken_on
+from healthcheck.verdict.record import RecordError
+from healthcheck.verdict.verdict import status_of, worst
 from quarantine.history import History
 from quarantine.release import Advice, GroupResult, Run, recommend
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from healthcheck.model import Finding, Severity, Status, Unobserved
-from healthcheck.record import LEVEL_4
+from healthcheck.verdict.record import LEVEL_4
 
 
 class Recommendation(StrEnum):

@@ -10,15 +10,15 @@ from pathlib import Path
 import structlog
 
 from healthcheck.checks import dcgm_diag, efa_loopback, nccl_allreduce
-from healthcheck.deep_look import Diagnostic, look_deeply
-from healthcheck.examine import judge, look
-from healthcheck.expectation import Expectation
+from healthcheck.checks.examine import judge, look
+from healthcheck.checks.expectation import Expectation
+from healthcheck.deep.look import Diagnostic, look_deeply
 from healthcheck.model import Check, Evidence, Host, Outcome, ProbeError, Unobserved
-from healthcheck.probes.efa_loopback import EFA_LOOPBACK, EfaLoopback, Loopback, LoopbackLook
-from healthcheck.probes.fi_pingpong import Answer, Broken
+from healthcheck.probes.efa.fi_pingpong import Answer, Broken
+from healthcheck.probes.efa.loopback import EFA_LOOPBACK, EfaLoopback, Loopback, LoopbackLook
 from healthcheck.probes.nccl import AllReduce, AllReduceLook
-from healthcheck.probes.nvml import NVML, DriverLook
-from healthcheck.probes.nvml_driver import look_once
+from healthcheck.probes.nvml.driver import look_once
+from healthcheck.probes.nvml.gpus import NVML, DriverLook
 from quarantine.record import TESTS, Progress, Result, findings_told, outcome_status
 
 log = structlog.get_logger()

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from google.protobuf.json_format import ParseDict
 
-from healthcheck.probes.grpc_child import QUESTIONS, message_classes
+from healthcheck.host.grpc_child import QUESTIONS, message_classes
 from healthcheck.probes.pod_resources import SOCKETS
 
 _QUESTION = QUESTIONS["pod-resources"]

@@ -13,15 +13,15 @@ from pydantic import ValidationError
 from rich.table import Table
 from rich.text import Text
 
-from healthcheck.cluster import Cluster, connect
-from healthcheck.cluster_errors import ClusterError
-from healthcheck.console import Screen
-from healthcheck.job_template import TemplateError
-from healthcheck.kubeconfig import Access
-from healthcheck.log import log_as_json
-from healthcheck.moments import timestamp
-from healthcheck.program import COULD_NOT, Options, complain_of_environment
-from healthcheck.streams import complain, end_with_whoever_reads, take_any_text
+from healthcheck.cluster.client import Cluster, connect
+from healthcheck.cluster.errors import ClusterError
+from healthcheck.cluster.kubeconfig import Access
+from healthcheck.deep.job import TemplateError
+from healthcheck.host.console import Screen
+from healthcheck.host.log import log_as_json
+from healthcheck.host.program import COULD_NOT, Options, complain_of_environment
+from healthcheck.host.streams import complain, end_with_whoever_reads, take_any_text
+from healthcheck.text.moments import timestamp
 from sweeper.select import Decision
 from sweeper.settings import SweeperSettings, cluster_values
 from sweeper.sweep import Plan, Sweep

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from healthcheck.job_template import COMPONENT_LABEL, Title, job_on, pod_of, short_name
+from healthcheck.deep.job import COMPONENT_LABEL, Title, job_on, pod_of, short_name
 from sweeper.select import Candidate
 
 COMPONENT = "sweep"

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import tenacity
 
-from healthcheck.cluster_errors import Conflict, Forbidden, Unavailable
+from healthcheck.cluster.errors import Conflict, Forbidden, Unavailable
 
 T = TypeVar("T")
 _PATIENCE_SECONDS = 60.0

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from itertools import groupby
 from operator import attrgetter
 
-from healthcheck.budget import Slot, oldest_first
+from healthcheck.verdict.budget import Slot, oldest_first
 
 _YOUNG = timedelta(hours=1)
 """An agent that has just started takes a place before its first heartbeat, and its taint stands a moment after."""

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from healthcheck.node import NodeState
-from healthcheck.run import JobState, Kind, clear, run_on
+from healthcheck.deep.claim import JobState, Kind, clear, run_on
+from healthcheck.node.state import NodeState
 
 
 @dataclass(frozen=True, slots=True)

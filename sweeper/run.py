@@ -19,28 +19,28 @@ import structlog
 import tenacity
 from pydantic import ValidationError
 
-from healthcheck import clock
-from healthcheck import record as records
-from healthcheck.cluster import Cluster
-from healthcheck.cluster_errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable
-from healthcheck.deep_look import look_deeply
-from healthcheck.deep_record import Ran, render
-from healthcheck.deep_test import is_verdict, keeping_verdict
-from healthcheck.expectation import Expectation
-from healthcheck.log import log_as_json
+from healthcheck.checks.expectation import Expectation
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable
+from healthcheck.deep.due import is_verdict, keeping_verdict
+from healthcheck.deep.look import look_deeply
+from healthcheck.deep.record import Ran, render
+from healthcheck.host import clock
+from healthcheck.host.log import log_as_json
+from healthcheck.host.program import COULD_NOT, Options, complain_of_environment
+from healthcheck.host.signals import stop_at_signals
+from healthcheck.host.streams import complain
 from healthcheck.model import ProbeError, Unobserved
-from healthcheck.moments import is_future, moment
-from healthcheck.node import SWEEP_RESULT, NodeState
-from healthcheck.probes.dcgm import Dcgm, level_2_patience_seconds
+from healthcheck.node.state import SWEEP_RESULT, NodeState
+from healthcheck.probes.dcgm.diag import Dcgm, level_2_patience_seconds
 from healthcheck.probes.kernel_log import boot_id
-from healthcheck.probes.nvml import NVML, DriverLook
-from healthcheck.probes.nvml_driver import look_once
-from healthcheck.program import COULD_NOT, Options, complain_of_environment
-from healthcheck.record import RecordError
-from healthcheck.release import taken_on
+from healthcheck.probes.nvml.driver import look_once
+from healthcheck.probes.nvml.gpus import NVML, DriverLook
 from healthcheck.settings import NodeSettings
-from healthcheck.stop import stop_at_signals
-from healthcheck.streams import complain
+from healthcheck.text.moments import is_future, moment
+from healthcheck.verdict import record as records
+from healthcheck.verdict.acknowledgement import taken_on
+from healthcheck.verdict.record import RecordError
 from sweeper.patience import pause
 from sweeper.settings import NodeTestSettings, cluster_values
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from healthcheck.deep_test import Attempt, DeepTest, is_due, is_overdue, last_attempt, last_deep_test, obstacle
-from healthcheck.moments import timestamp
-from healthcheck.node import INSTANCE_TYPE, RESULTS, NodeState
-from healthcheck.run import run_on
+from healthcheck.deep.claim import run_on
+from healthcheck.deep.due import Attempt, DeepTest, is_due, is_overdue, last_attempt, last_deep_test, obstacle
+from healthcheck.node.state import INSTANCE_TYPE, RESULTS, NodeState
+from healthcheck.text.moments import timestamp
 
 _RETRY_SHARE = 4
 """Of the interval, a quarter has to pass before a node is tried again whose last run came to no verdict."""

@@ -17,15 +17,15 @@ from typing import Any
 import structlog
 import tenacity
 
-from healthcheck import clock
-from healthcheck.budget import Slot
-from healthcheck.cluster import NAMESPACE, Cluster, NodeChange
-from healthcheck.cluster_errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable
-from healthcheck.deep_test import obstacle
-from healthcheck.job_template import TemplateError
-from healthcheck.node import NodeState
-from healthcheck.run import JobState, Kind, Run, clear, give_back, is_marked, run_on, take
+from healthcheck.cluster.client import NAMESPACE, Cluster, NodeChange
+from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable
+from healthcheck.deep.claim import JobState, Kind, Run, clear, give_back, is_marked, run_on, take
+from healthcheck.deep.due import obstacle
+from healthcheck.deep.job import TemplateError
+from healthcheck.host import clock
+from healthcheck.node.state import NodeState
 from healthcheck.settings import NodeSettings
+from healthcheck.verdict.budget import Slot
 from sweeper.jobs import SELECTOR, Order, job_for, job_name, tolerations
 from sweeper.patience import patiently, pause
 from sweeper.places import Holder, Unowned, kept_without_agent, unowned

@@ -17,12 +17,13 @@ import yaml
 
 from agent.settings import AgentSettings
 from cli import glossary
-from healthcheck import checks, node
+from healthcheck import checks
 from healthcheck.catalog.rows import read_rows
 from healthcheck.model import PREFIX, Check, Reason, Severity, Status
-from healthcheck.release import UNTOLD
+from healthcheck.node import state as node
 from healthcheck.settings import PROFILES_FILE, NodeSettings
 from healthcheck.telemetry import Telemetry
+from healthcheck.verdict.acknowledgement import UNTOLD
 from quarantine.release import Recommendation
 from quarantine.settings import QuarantineSettings
 from sim.scenarios import Expected, Scenario, scenarios
@@ -36,7 +37,9 @@ REASONS = [reason.name for check in ALL_CHECKS for reason in check.reasons]
 LIGHT_REASONS = [reason.name for check in checks.CHECKS for reason in check.reasons]
 WITHOUT_A_TWIN: list[str] = []
 """Scenarios of faults that no healthy one stands beside yet."""
-MODULES = sorted(file.stem for file in (ROOT / "healthcheck/checks").glob("*.py") if file.stem != "__init__")
+SHARED = {"__init__", "examine", "expectation", "gpu_runtime", "per_gpu", "runtime_mending"}
+"""What stands beside the checks and is none."""
+MODULES = sorted(file.stem for file in (ROOT / "healthcheck/checks").glob("*.py") if file.stem not in SHARED)
 
 
 def documents() -> list[dict[str, object]]:
@@ -191,11 +194,11 @@ def test_one_door_to_the_terminal() -> None:
     files = [file for part in (*PARTS, "cli") for file in (ROOT / part).rglob("*.py")]
     found = {str(file.relative_to(ROOT)): ways_around(ast.parse(file.read_text())) for file in files}
     assert {name: ways for name, ways in found.items() if ways} == {
-        "healthcheck/console.py": {"rich.console.Console", "markup", "emoji", "highlight"},
-        "healthcheck/streams.py": {"sys.stdout.write", "sys.stderr.write"},
+        "healthcheck/host/console.py": {"rich.console.Console", "markup", "emoji", "highlight"},
+        "healthcheck/host/streams.py": {"sys.stdout.write", "sys.stderr.write"},
         "cli/app.py": {"print"},  # the version
-        "healthcheck/probes/nvml_child.py": {"print"},  # to its parent
-        "healthcheck/probes/grpc_child.py": {"print"},
+        "healthcheck/probes/nvml/child.py": {"print"},  # to its parent
+        "healthcheck/host/grpc_child.py": {"print"},
         "sweeper/run.py": {"sys.stdout.write"},  # its findings in words, printable as all findings are
     }
 

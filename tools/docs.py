@@ -15,8 +15,8 @@ from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.sxid import CLASSES, sxid_table
 from healthcheck.catalog.xid import severity_of, xid_table
 from healthcheck.checks import CHECKS, DEEP_CHECKS
-from healthcheck.exit_table import EXITS
-from healthcheck.looks import LOOKS_TO_CONFIRM
+from healthcheck.memory.exit_table import EXITS
+from healthcheck.memory.looks import LOOKS_TO_CONFIRM
 from healthcheck.model import Check, Reason, Severity
 from healthcheck.telemetry import Telemetry
 from quarantine.release import TABLE

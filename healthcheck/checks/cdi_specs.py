@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from healthcheck import gpu_runtime, runtime_mending
-from healthcheck.expectation import Expectation
-from healthcheck.gpu_runtime import found
+from healthcheck.checks import gpu_runtime, runtime_mending
+from healthcheck.checks.expectation import Expectation
+from healthcheck.checks.gpu_runtime import found
 from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, counted
-from healthcheck.probes.runtime import container_runtime
-from healthcheck.probes.runtime.facts import CdiSpec, Configuration, ContainerRuntime
+from healthcheck.probes.container_runtime import configuration as container_runtime
+from healthcheck.probes.container_runtime.facts import CdiSpec, Configuration, ContainerRuntime
 
 _MOST_NAMED = 4
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
+from healthcheck.checks.per_gpu import all_lack, answering, found
 from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, TooEarly, counted
-from healthcheck.per_gpu import all_lack, answering, found
-from healthcheck.probes import nvml
+from healthcheck.probes.nvml import gpus as nvml
 
 _HARDWARE_SLOWDOWN, _THERMAL_SLOWDOWN, _POWER_BRAKE = 0x8, 0x40, 0x80
 """nvmlClocksEventReasons (nvml.h). All others are a person's setting, or what a busy or idle GPU does."""

@@ -22,7 +22,7 @@ from healthcheck.catalog.dcgm import (
 )
 from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.ruling import Ruling, worst
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import (
     Check,
     Evidence,
@@ -37,9 +37,9 @@ from healthcheck.model import (
     Unobserved,
     counted,
 )
-from healthcheck.probes import nvml
-from healthcheck.probes.dcgm import LEVEL_2_RUN, LEVEL_4_RUN, DcgmLook
-from healthcheck.probes.dcgm_document import SOFTWARE, Answer, DiagError, DiagResult
+from healthcheck.probes.dcgm.diag import LEVEL_2_RUN, LEVEL_4_RUN, DcgmLook
+from healthcheck.probes.dcgm.document import SOFTWARE, Answer, DiagError, DiagResult
+from healthcheck.probes.nvml import gpus as nvml
 
 DevicesInUse = frozenset[tuple[str, int | None]]
 """By kind and DCGM's number."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck import gpu_runtime, runtime_mending
-from healthcheck.expectation import Expectation
-from healthcheck.gpu_runtime import RUNC, found
+from healthcheck.checks import gpu_runtime, runtime_mending
+from healthcheck.checks.expectation import Expectation
+from healthcheck.checks.gpu_runtime import RUNC, found
 from healthcheck.model import Check, Evidence, Judgement, Reason, Seen, Severity
-from healthcheck.probes.runtime import container_runtime
-from healthcheck.probes.runtime.facts import CONTAINERD, Configuration
+from healthcheck.probes.container_runtime import configuration as container_runtime
+from healthcheck.probes.container_runtime.facts import CONTAINERD, Configuration
 
 _MOST_NAMED = 8
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity, Unobserved
-from healthcheck.probes import nvml
+from healthcheck.probes.nvml import gpus as nvml
 
 APART_SECONDS = 30.0
 """docs/rules.md 10: two deadlines missed, at least this far apart."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
+from healthcheck.checks.per_gpu import all_lack, answering, found
 from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, counted
-from healthcheck.per_gpu import all_lack, answering, found
-from healthcheck.probes import nvml
+from healthcheck.probes.nvml import gpus as nvml
 
 # A change that only waits for its reset has no reason of its own: until then nothing is wrong, and afterwards this is.
 OFF = Reason(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, counted
-from healthcheck.probes import infiniband, pci
+from healthcheck.probes import pci
+from healthcheck.probes.efa import infiniband
 
 NOT_LOADED = Reason(
     "EfaDriverNotLoaded",

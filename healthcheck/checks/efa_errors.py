@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import (
     Check,
     Evidence,
@@ -18,7 +18,7 @@ from healthcheck.model import (
     Unobserved,
     counted,
 )
-from healthcheck.probes.infiniband import RDMA, RdmaDevice
+from healthcheck.probes.efa.infiniband import RDMA, RdmaDevice
 
 MOST_ERRORS_PER_SECOND = 100.0
 MOST_RETRANSMITTED_PACKETS_PER_SECOND = 1_000.0

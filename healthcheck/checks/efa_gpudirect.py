@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity
-from healthcheck.probes import infiniband, pci
+from healthcheck.probes import pci
+from healthcheck.probes.efa import infiniband
 
 FAMILIES = ("p4", "p5", "p6")
 """Whose EFA devices can do it; those of p3dn and of the g types can't."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import (
     Check,
     Evidence,
@@ -17,7 +17,7 @@ from healthcheck.model import (
     TooEarly,
     counted,
 )
-from healthcheck.probes.infiniband import KEEP_ALIVES, RDMA
+from healthcheck.probes.efa.infiniband import KEEP_ALIVES, RDMA
 
 ENOUGH = 3
 """How often Amazon's devices tell, nobody publishes. So the devices of one machine are each other's measure: they keep

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import (
     Check,
     Evidence,
@@ -22,8 +22,8 @@ from healthcheck.model import (
     Unobserved,
     counted,
 )
-from healthcheck.probes.efa_loopback import EFA_LOOPBACK, Loopback
-from healthcheck.probes.fi_pingpong import Broken, Measured
+from healthcheck.probes.efa.fi_pingpong import Broken, Measured
+from healthcheck.probes.efa.loopback import EFA_LOOPBACK, Loopback
 
 SETTING = "EFA_MIN_BW"
 FAILED = Reason(

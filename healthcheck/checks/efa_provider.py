@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import (
     Check,
     Evidence,
@@ -17,7 +17,7 @@ from healthcheck.model import (
     TooEarly,
     Unobserved,
 )
-from healthcheck.probes.libfabric import LIBFABRIC, Listing
+from healthcheck.probes.efa.libfabric import LIBFABRIC, Listing
 
 MISSING = Reason(
     "EfaProviderMissing",

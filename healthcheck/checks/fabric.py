@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.catalog.fabrics import fabric_of
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
+from healthcheck.checks.per_gpu import answering, found, silent
 from healthcheck.model import (
     Check,
     Evidence,
@@ -19,8 +20,8 @@ from healthcheck.model import (
     Unobserved,
     counted,
 )
-from healthcheck.per_gpu import answering, found, silent
-from healthcheck.probes import nvml, services
+from healthcheck.probes import services
+from healthcheck.probes.nvml import gpus as nvml
 
 NOT_SUPPORTED, NOT_STARTED, IN_PROGRESS, COMPLETED = range(4)
 """nvmlGpuFabricState_t (nvml.h)."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.catalog.fabrics import fabric_of
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
+from healthcheck.checks.per_gpu import DRIVER_GRACE
 from healthcheck.model import (
     Check,
     Evidence,
@@ -17,8 +18,8 @@ from healthcheck.model import (
     Severity,
     Unobserved,
 )
-from healthcheck.per_gpu import DRIVER_GRACE
-from healthcheck.probes import kernel_modules, nvml, pci, services
+from healthcheck.probes import kernel_modules, pci, services
+from healthcheck.probes.nvml import gpus as nvml
 
 _NO_DRIVER = ("DriverBeingChanged", "DriverNotLoaded")
 """Causes why NVML did not answer in which a fabric manager can't run either."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
+from healthcheck.checks.per_gpu import DRIVER_GRACE, NVIDIA_DRIVER, found, placed, settled, silent
 from healthcheck.model import (
     Check,
     Evidence,
@@ -17,8 +18,8 @@ from healthcheck.model import (
     Unobserved,
     counted,
 )
-from healthcheck.per_gpu import DRIVER_GRACE, NVIDIA_DRIVER, found, placed, settled, silent
-from healthcheck.probes import nvml, pci
+from healthcheck.probes import pci
+from healthcheck.probes.nvml import gpus as nvml
 
 LOST = Reason(
     "GpuLost",

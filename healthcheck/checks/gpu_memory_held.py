@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
+from healthcheck.checks.per_gpu import all_lack, answering, found
 from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity
-from healthcheck.per_gpu import all_lack, answering, found
-from healthcheck.probes import nvml
+from healthcheck.probes.nvml import gpus as nvml
 
 _GIB = 1 << 30
 MOST_WITHOUT_A_PROCESS = _GIB

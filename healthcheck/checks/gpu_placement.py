@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from healthcheck.expectation import Expectation, Place
+from healthcheck.checks.expectation import Expectation, Place
 from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity
 from healthcheck.probes import pci
 

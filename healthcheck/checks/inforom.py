@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
+from healthcheck.checks.per_gpu import all_lack, found, placed, silent, unread
 from healthcheck.model import (
     Check,
     Evidence,
@@ -16,8 +17,8 @@ from healthcheck.model import (
     Unobserved,
     counted,
 )
-from healthcheck.per_gpu import all_lack, found, placed, silent, unread
-from healthcheck.probes import nvml, pci
+from healthcheck.probes import pci
+from healthcheck.probes.nvml import gpus as nvml
 
 CORRUPTED = Reason(
     "InforomCorrupted",

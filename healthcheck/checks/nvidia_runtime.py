@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck import gpu_runtime, runtime_mending
-from healthcheck.expectation import Expectation
-from healthcheck.gpu_runtime import found, gives_gpus, of_nvidia, where
+from healthcheck.checks import gpu_runtime, runtime_mending
+from healthcheck.checks.expectation import Expectation
+from healthcheck.checks.gpu_runtime import found, gives_gpus, of_nvidia, where
 from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity
-from healthcheck.probes.runtime import container_runtime, crio
-from healthcheck.probes.runtime.facts import CRIO, Configuration, ContainerRuntime, Handler
+from healthcheck.probes.container_runtime import configuration as container_runtime
+from healthcheck.probes.container_runtime import crio
+from healthcheck.probes.container_runtime.facts import CRIO, Configuration, ContainerRuntime, Handler
 
 MISSING = Reason(
     "NvidiaRuntimeMissing",

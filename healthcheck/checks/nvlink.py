@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.catalog.fabrics import fabric_of
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
+from healthcheck.checks.per_gpu import LINK_GRACE, answering, found
 from healthcheck.model import (
     Check,
     Evidence,
@@ -17,8 +18,7 @@ from healthcheck.model import (
     Severity,
     Unobserved,
 )
-from healthcheck.per_gpu import LINK_GRACE, answering, found
-from healthcheck.probes import nvml
+from healthcheck.probes.nvml import gpus as nvml
 
 VERSION_NAMES = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
 """nvmlNvlinkVersion_t (nvml.h); 0 is an invalid one."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
+from healthcheck.checks.per_gpu import answering, earlier_gpus, found, same, silent
 from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, TooEarly, counted
-from healthcheck.per_gpu import answering, earlier_gpus, found, same, silent
-from healthcheck.probes import nvml
+from healthcheck.probes.nvml import gpus as nvml
 
 LEAST_CRC_PER_SECOND = 100.0
 """DCGM_LIMIT_MAX_NVLINK_CRC_ERROR (DcgmGPUHardwareLimits.h): below it the link's own retry makes good for them."""

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from healthcheck.catalog.fabrics import fabric_of
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
+from healthcheck.checks.per_gpu import LINK_GRACE, answering, found, silent
 from healthcheck.model import (
     Check,
     Evidence,
@@ -19,8 +20,7 @@ from healthcheck.model import (
     Unobserved,
     counted,
 )
-from healthcheck.per_gpu import LINK_GRACE, answering, found, silent
-from healthcheck.probes import nvml
+from healthcheck.probes.nvml import gpus as nvml
 
 OK, DISABLED_BY_REGKEY, UNKNOWN = 0, 4, 6
 """nvmlGpuP2PStatus_t (nvml.h). Who disables it by the driver's settings wants it so, and unknown tells nothing."""

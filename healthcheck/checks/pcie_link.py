@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
+from healthcheck.checks.per_gpu import answering, found
 from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, counted
-from healthcheck.per_gpu import answering, found
-from healthcheck.probes import nvml
+from healthcheck.probes.nvml import gpus as nvml
 
 WIDTHS = frozenset({1, 2, 4, 8, 12, 16, 32})
 """The lanes that a PCI Express link can have; whatever else a virtual machine is told means nothing."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
+from healthcheck.checks.per_gpu import answering, earlier_gpus, found, same, silent
 from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, TooEarly, counted
-from healthcheck.per_gpu import answering, earlier_gpus, found, same, silent
-from healthcheck.probes import nvml
+from healthcheck.probes.nvml import gpus as nvml
 
 MOST_PER_MINUTE = 62.0
 """What the widest and fastest link may have: one wrong bit in 10^12 on 16 lanes of PCIe 6, 64 Gb/s each, is 61.4.

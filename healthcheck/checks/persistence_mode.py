@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
+from healthcheck.checks.per_gpu import DRIVER_GRACE, all_lack, answering, found, settled
 from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, counted
-from healthcheck.per_gpu import DRIVER_GRACE, all_lack, answering, found, settled
-from healthcheck.probes import nvml
+from healthcheck.probes.nvml import gpus as nvml
 
 OFF = Reason(
     "PersistenceModeOff",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.catalog.recovery import recovery_actions, severity_of_recovery
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
+from healthcheck.checks.per_gpu import placed, shown_functions, silent
 from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity, Unobserved, counted
-from healthcheck.per_gpu import placed, shown_functions, silent
-from healthcheck.probes import nvml
+from healthcheck.probes.nvml import gpus as nvml
 
 _SOURCE = "nvml.h, field 230"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
+from healthcheck.checks.per_gpu import all_lack, answering, found, unread, untold
 from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, counted
-from healthcheck.per_gpu import all_lack, answering, found, unread, untold
-from healthcheck.probes import nvml
+from healthcheck.probes.nvml import gpus as nvml
 
 MOST_EXHAUSTED_BANKS = 0
 

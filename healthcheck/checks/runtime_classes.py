@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from healthcheck import gpu_runtime, runtime_mending
-from healthcheck.expectation import Expectation, RuntimeClass
-from healthcheck.gpu_runtime import found
+from healthcheck.checks import gpu_runtime, runtime_mending
+from healthcheck.checks.expectation import Expectation, RuntimeClass
+from healthcheck.checks.gpu_runtime import found
 from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, TooEarly
-from healthcheck.probes.runtime import container_runtime
-from healthcheck.probes.runtime.facts import Configuration, ContainerRuntime
+from healthcheck.probes.container_runtime import configuration as container_runtime
+from healthcheck.probes.container_runtime.facts import Configuration, ContainerRuntime
 
 _USUAL = "nvidia"
 """The handler that every guide to GPU pods names. Other classes come with a distribution (k3s: nvidia-experimental) or

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck import gpu_runtime, runtime_mending
-from healthcheck.expectation import Expectation
-from healthcheck.gpu_runtime import RUNC, found, subject
+from healthcheck.checks import gpu_runtime, runtime_mending
+from healthcheck.checks.expectation import Expectation
+from healthcheck.checks.gpu_runtime import RUNC, found, subject
 from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, TooEarly
-from healthcheck.probes.runtime import container_runtime, cri
-from healthcheck.probes.runtime.facts import Configuration, ContainerRuntime, Live
+from healthcheck.probes.container_runtime import configuration as container_runtime
+from healthcheck.probes.container_runtime import cri
+from healthcheck.probes.container_runtime.facts import Configuration, ContainerRuntime, Live
 
 _SETTLED_SECONDS = 10.0
 """A file written this soon after its reader was started is taken for one that it read."""

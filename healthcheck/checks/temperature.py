@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
+from healthcheck.checks.per_gpu import answering, found
 from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity
-from healthcheck.per_gpu import answering, found
-from healthcheck.probes import nvml
+from healthcheck.probes.nvml import gpus as nvml
 
 LOWEST_LIMIT_CELSIUS = 50
 """No data-centre GPU slows down below it. A lower limit is an answer that makes no sense: 0 where there is none, or a

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from healthcheck.catalog.ruling import Ruling
 from healthcheck.catalog.xid import has_recovered, rule_xid, xid_table
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Check, Evidence, Finding, Judgement, Nature, Reason, Severity, Sighting
 from healthcheck.probes import diagnostics, kernel_log
 from healthcheck.probes.pci import normalise_address

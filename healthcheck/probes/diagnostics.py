@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from healthcheck.opening import names_in
-from healthcheck.probes.runtime import host_files, processes
-from healthcheck.probes.runtime.origins import Origin
+from healthcheck.host import host_files
+from healthcheck.host.opening import names_in
+from healthcheck.probes.container_runtime import processes
+from healthcheck.probes.container_runtime.origins import Origin
 
 NAMES = frozenset({"nvvs", "dcgmi", "nv-hostengine", "nvbandwidth"})
 """DCGM's: who runs the tests, who starts it with and without a hostengine of its own, and a test that is a program.

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from healthcheck.host.kernel_files import read
+from healthcheck.host.opening import names_in
 from healthcheck.model import Host, Probe, ProbeError
-from healthcheck.opening import names_in
-from healthcheck.probes.kernel_files import read
 from healthcheck.probes.services import enabled_of
 
 MODULE = "gdrdrv"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from healthcheck.host.opening import open_file
 from healthcheck.model import Host, Probe, ProbeError
-from healthcheck.opening import open_file
 
 KERNEL_FACILITY = frozenset({0})
 """What user space writes to the device gets facility 1 or more from the kernel.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from healthcheck.model import Host, Probe, ProbeError
-from healthcheck.probes.nvml_driver import driver_version
+from healthcheck.probes.nvml.driver import driver_version
 
 
 @dataclass(frozen=True, slots=True)

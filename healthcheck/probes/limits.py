@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from healthcheck.host.kernel_files import read
 from healthcheck.model import Host, Probe, ProbeError
-from healthcheck.probes.kernel_files import read
 
 _LOCKED_MEMORY = re.compile(r"^Max locked memory +(unlimited|[0-9]{1,20}) ", re.MULTILINE)
 """The soft limit: the first of the two, and the one that holds (proc_pid_limits(5))."""

@@ -6,9 +6,9 @@ import http.client
 import urllib.request
 from pathlib import Path
 
+from healthcheck.host.kernel_files import read
 from healthcheck.model import ProbeError
-from healthcheck.printable import printable
-from healthcheck.probes.kernel_files import read
+from healthcheck.text.printable import printable
 
 IMDS = "http://169.254.169.254"
 _SECONDS = 1.0

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from healthcheck.command import ChildError, Ended, MissedDeadline, Program, how_it_ended
+from healthcheck.host.command import ChildError, Ended, MissedDeadline, Program, how_it_ended
 from healthcheck.model import Host, Probe, ProbeError, Shortage, Unobserved
-from healthcheck.printable import printable
 from healthcheck.probes.pci import read_functions
+from healthcheck.text.printable import printable
 
 CAUSE = "AllReduceNotRun"
 _INSTALLED_IN = "/opt/nccl-tests/build"

@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from healthcheck.host.kernel_files import is_gone, read
+from healthcheck.host.opening import names_in
 from healthcheck.model import Host, Probe, ProbeError
-from healthcheck.opening import names_in
-from healthcheck.probes.kernel_files import is_gone, read
 
 NVIDIA = 0x10DE
 AMAZON = 0x1D0F

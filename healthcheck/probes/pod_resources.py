@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from healthcheck.host import host_files
+from healthcheck.host.grpc_socket import NodeSocket
 from healthcheck.model import Host, Probe
-from healthcheck.probes.node_socket import NodeSocket
-from healthcheck.probes.runtime import host_files
 
 SOCKETS = ("/var/lib/kubelet/pod-resources/kubelet.sock", "/var/lib/k0s/kubelet/pod-resources/kubelet.sock")
 """In the kubelet's folder, which k0s alone keeps elsewhere (on MicroK8s the first is a link)."""

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from healthcheck.clock import now
+from healthcheck.host.clock import now
+from healthcheck.host.opening import names_in, open_file
 from healthcheck.model import Host, Probe, ProbeError
-from healthcheck.opening import names_in, open_file
-from healthcheck.probes.runtime import processes
-from healthcheck.probes.runtime.origins import Origin
-from healthcheck.probes.runtime.processes import Found, Process
+from healthcheck.probes.container_runtime import processes
+from healthcheck.probes.container_runtime.origins import Origin
+from healthcheck.probes.container_runtime.processes import Found, Process
 
 FABRIC_MANAGER, IMEX = processes.FABRIC_MANAGER, processes.IMEX
 _LOGS = ("var/log/fabricmanager.log", "run/nvidia/driver/var/log/fabricmanager.log")

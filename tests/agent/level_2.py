@@ -14,17 +14,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from agent.deep import DeepTests, Doors, is_absent
+from agent.deep_runs import DeepTests, Doors, is_absent
 from agent.marks import OwnNode
-from healthcheck import clock
-from healthcheck.cluster import Cluster
-from healthcheck.cluster_errors import ClusterError
-from healthcheck.expectation import Expectation
-from healthcheck.idle import Idleness
+from healthcheck.checks.expectation import Expectation
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.errors import ClusterError
+from healthcheck.deep.idle import Idleness
+from healthcheck.host import clock
 from healthcheck.model import Host, Severity
-from healthcheck.node import NodeState
-from healthcheck.probes.dcgm import Dcgm
-from healthcheck.probes.nvml import Gpu
+from healthcheck.node.state import NodeState
+from healthcheck.probes.dcgm.diag import Dcgm
+from healthcheck.probes.nvml.gpus import Gpu
 from healthcheck.probes.pod_resources import holds_gpus, read_pod_resources
 from healthcheck.telemetry import Telemetry
 from tests.agent.test_deep import PACE, QUICK, client, saw

@@ -11,11 +11,11 @@ import pytest
 
 from agent.program import main
 from healthcheck.checks import gpu_count
-from healthcheck.cluster import node_state
-from healthcheck.deep_record import untaken
-from healthcheck.node import STATUS
-from healthcheck.run import run_on
-from healthcheck.verdict import decide
+from healthcheck.cluster.client import node_state
+from healthcheck.deep.claim import run_on
+from healthcheck.deep.record import untaken
+from healthcheck.node.state import STATUS
+from healthcheck.verdict.verdict import decide
 
 POISON = "poison"
 PLANTER = pytest.MonkeyPatch()
@@ -42,7 +42,7 @@ def in_a_deep_record() -> None:
             stumble()
         return untaken(node, taken)
 
-    PLANTER.setattr("agent.tell.untaken", planted)
+    PLANTER.setattr("agent.node_writer.untaken", planted)
 
 
 def once_in_a_deep_record() -> None:
@@ -55,7 +55,7 @@ def once_in_a_deep_record() -> None:
             stumble()
         return untaken(node, taken)
 
-    PLANTER.setattr("agent.tell.untaken", planted)
+    PLANTER.setattr("agent.node_writer.untaken", planted)
 
 
 def in_a_run() -> None:
@@ -76,7 +76,7 @@ def in_a_node() -> None:
             stumble()
         return node_state(node)
 
-    PLANTER.setattr("healthcheck.cluster.node_state", planted)
+    PLANTER.setattr("healthcheck.cluster.client.node_state", planted)
 
 
 def in_a_check() -> None:

@@ -11,9 +11,9 @@ from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.config.incluster_config import InClusterConfigLoader
 
-from healthcheck.cluster import Cluster, connect
-from healthcheck.cluster_errors import Unavailable
-from healthcheck.kubeconfig import Access
+from healthcheck.cluster.client import Cluster, connect
+from healthcheck.cluster.errors import Unavailable
+from healthcheck.cluster.kubeconfig import Access
 from sim.api_requests import Request
 from sim.api_stand_in import ApiStandIn
 from tests.agent.conftest import MakeWorld

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from agent.aside import SetAside
+from agent.set_aside import SetAside
 from healthcheck.model import PREFIX
-from healthcheck.node import NodeState
+from healthcheck.node.state import NodeState
 from healthcheck.telemetry import Telemetry
 
 NODE = NodeState("n", "uid", "1")

@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from healthcheck.budget import former_holder_label, holder_label
+from healthcheck.verdict.budget import former_holder_label, holder_label
 from sim.api_objects import LEASES
 from tests.agent.conftest import MakeWorld
 from tests.agent.stories import BUDGET, beat, hold, slots

@@ -13,19 +13,19 @@ from pytest_mock import MockerFixture
 import agent.cycle
 from agent.cycle import AGAIN_SECONDS, Cycle, Expectations, Sources
 from agent.ledger import Ledger
-from healthcheck import clock
 from healthcheck.checks.driver_messages import DRIVER_LOADED
-from healthcheck.expectation import Expectation, RuntimeClass
-from healthcheck.memory import Memory
+from healthcheck.checks.expectation import Expectation, RuntimeClass
+from healthcheck.host import clock
+from healthcheck.memory.findings import Memory
 from healthcheck.model import Evidence, Outcome, Sighting
-from healthcheck.node import INSTANCE_TYPE, NodeState
-from healthcheck.probes.infiniband import RDMA
-from healthcheck.probes.libfabric import LIBFABRIC, Libfabric, LibfabricLook, Listing
-from healthcheck.probes.nvml import NVML
-from healthcheck.probes.nvml_driver import Driver
-from healthcheck.probes.runtime.container_runtime import CONTAINER_RUNTIME
-from healthcheck.probes.runtime.cri import NOT_YET, RuntimeStatus
-from healthcheck.probes.runtime.facts import Live
+from healthcheck.node.state import INSTANCE_TYPE, NodeState
+from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
+from healthcheck.probes.container_runtime.cri import NOT_YET, RuntimeStatus
+from healthcheck.probes.container_runtime.facts import Live
+from healthcheck.probes.efa.infiniband import RDMA
+from healthcheck.probes.efa.libfabric import LIBFABRIC, Libfabric, LibfabricLook, Listing
+from healthcheck.probes.nvml.driver import Driver
+from healthcheck.probes.nvml.gpus import NVML
 from healthcheck.telemetry import Telemetry
 from sim.node import EFA_PROGRAMS, SimulatedNode
 from tests.probes.grpc_server import serving, told

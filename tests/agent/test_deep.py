@@ -24,21 +24,21 @@ import pytest
 from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 
-from agent.deep import DeepTests, Doors, Pace, Waits
+from agent.deep_runs import DeepTests, Doors, Pace, Waits
 from agent.marks import HOLDER, OwnNode
 from agent.runs import Runs
-from healthcheck import clock
-from healthcheck import run as deep_runs
-from healthcheck.cluster import Cluster, node_state
-from healthcheck.expectation import DeepRun, Expectation
-from healthcheck.idle import Idleness
+from healthcheck.checks.expectation import DeepRun, Expectation
+from healthcheck.cluster.client import Cluster, node_state
+from healthcheck.deep import claim as deep_runs
+from healthcheck.deep.idle import Idleness
+from healthcheck.host import clock
 from healthcheck.model import Evidence, Host, Now, Probe, Severity, Unobserved
-from healthcheck.moments import timestamp
-from healthcheck.node import NodeState
-from healthcheck.probes.dcgm import Dcgm
-from healthcheck.probes.nvml import NVML, DriverLook, Gpu, Gpus
+from healthcheck.node.state import NodeState
+from healthcheck.probes.dcgm.diag import Dcgm
+from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpu, Gpus
 from healthcheck.probes.pod_resources import SOCKETS, holds_gpus, read_pod_resources
 from healthcheck.telemetry import Telemetry
+from healthcheck.text.moments import timestamp
 from tests.agent.world import P, StandIn, World
 from tests.probes.dcgm_documents import FAULTY, NOT_PERSISTENT, Said, Story, dcgm_4
 from tests.probes.grpc_server import Server, serving, told

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from agent.settings import AgentSettings
-from agent.wire import Agent
-from healthcheck.cluster import Cluster
-from healthcheck.memory_file import MemoryFile
+from agent.wiring import Agent
+from healthcheck.cluster.client import Cluster
+from healthcheck.memory.file import MemoryFile
 from healthcheck.telemetry import Telemetry
 from sim.host_services import Container
 from tests.agent.test_deep import GPU_POD, MAINTENANCE, MODE, QUICK, SWEEP, Rig, answer, client, rig

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.node import MAINTENANCE, MODE, RUN
+from healthcheck.node.state import MAINTENANCE, MODE, RUN
 from sim.control_plane import ControlPlane, install
 from sim.pod_resources import serving_pod_resources
 from tests.agent.test_deep import SWEEP, answer, swept

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from agent.follow import Follower
+from agent.kernel_log import Follower
 from agent.ledger import Ledger
-from healthcheck import clock
 from healthcheck.checks import CHECKS
-from healthcheck.expectation import Expectation
-from healthcheck.memory import Memory
-from healthcheck.memory_file import MemoryFile
+from healthcheck.checks.expectation import Expectation
+from healthcheck.host import clock
+from healthcheck.memory.file import MemoryFile
+from healthcheck.memory.findings import Memory
+from healthcheck.memory.kernel_log import noticed
 from healthcheck.model import Check, Evidence, Finding, Judgement, Nature, Now, Outcome, Severity, Sighting
 from healthcheck.probes.kernel_log import RING
-from healthcheck.sightings import noticed
 from healthcheck.telemetry import Telemetry
 from sim.node import SimulatedNode
 from tests.waiting import eventually

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from healthcheck.cluster import node_state
-from healthcheck.release import dump_release, release_of
+from healthcheck.cluster.client import node_state
+from healthcheck.verdict.acknowledgement import dump_release, release_of
 from tests.agent.world import P, World
 from tests.waiting import GIVE_UP_SECONDS, eventually
 

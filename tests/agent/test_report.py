@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from agent.access import Access
 from agent.outage import Outage
-from agent.report import Reporter
-from healthcheck import clock, kubeconfig
-from healthcheck.cluster import Cluster, connect
-from healthcheck.cluster_errors import Unavailable
-from healthcheck.events import Event
-from healthcheck.node import NodeState
+from agent.permissions import Access
+from agent.reporter import Reporter
+from healthcheck.cluster import kubeconfig
+from healthcheck.cluster.client import Cluster, connect
+from healthcheck.cluster.errors import Unavailable
+from healthcheck.host import clock
+from healthcheck.node.state import NodeState
 from healthcheck.telemetry import Telemetry
+from healthcheck.verdict.events import Event
 from sim.api_objects import EVENTS
 from sim.api_stand_in import ApiStandIn
 from tests.waiting import eventually

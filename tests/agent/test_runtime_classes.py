@@ -9,8 +9,8 @@ import pytest
 import structlog.testing
 
 from agent.runtime_classes import LISTED_AGAIN_SECONDS, RuntimeClasses
-from healthcheck.cluster import Cluster, connect
-from healthcheck.expectation import RuntimeClass
+from healthcheck.checks.expectation import RuntimeClass
+from healthcheck.cluster.client import Cluster, connect
 from healthcheck.telemetry import Telemetry
 from sim.api_objects import RUNTIME_CLASSES
 from sim.api_stand_in import ApiStandIn

@@ -35,7 +35,7 @@ RESULTS = f"{P}/results"
 BUDGET = "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck-budget/leases"
 NOBODY = "http://127.0.0.1:9"
 """The discard port of loopback: nobody listens."""
-CHILD = "healthcheck.probes.nvml_child"
+CHILD = "healthcheck.probes.nvml.child"
 
 _RECORD = jsonschema.Draft202012Validator(
     json.loads((Path(__file__).parents[2] / "docs/record.schema.json").read_text())

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from healthcheck.catalog.fabrics import fabrics
 from healthcheck.catalog.policy import Policy
+from healthcheck.catalog.profiles import InstanceProfile
 from healthcheck.checks import CHECKS, nvlink_errors, recovery_action
-from healthcheck.expectation import Expectation, FirstSeen, Place, RuntimeClass
+from healthcheck.checks.expectation import Expectation, FirstSeen, Place, RuntimeClass
 from healthcheck.model import (
     Check,
     Evidence,
@@ -24,9 +25,11 @@ from healthcheck.model import (
     TooEarly,
     Unobserved,
 )
-from healthcheck.probes import gdrcopy, infiniband, kernel_log, kernel_modules, libfabric, limits, nvml, pci, services
-from healthcheck.probes.runtime import container_runtime, distributions, facts
-from healthcheck.profiles import InstanceProfile
+from healthcheck.probes import gdrcopy, kernel_log, kernel_modules, limits, pci, services
+from healthcheck.probes.container_runtime import configuration as container_runtime
+from healthcheck.probes.container_runtime import distributions, facts
+from healthcheck.probes.efa import infiniband, libfabric
+from healthcheck.probes.nvml import gpus as nvml
 from tests.checks.evidence import ADDRESSES, EFA_ADDRESSES, P5, every, healthy
 from tests.hostile import HOSTILE
 

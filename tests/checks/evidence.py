@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from healthcheck.expectation import Expectation
+from healthcheck.catalog.profiles import InstanceProfile
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Check, Evidence, Judgement, Probe, Seen, Unobserved
-from healthcheck.probes.infiniband import ERROR_COUNTERS, KEEP_ALIVES, Rdma, RdmaDevice
-from healthcheck.probes.nvml import (
+from healthcheck.probes.efa.infiniband import ERROR_COUNTERS, KEEP_ALIVES, Rdma, RdmaDevice
+from healthcheck.probes.nvml.gpus import (
     DriverLook,
     EccCounts,
     Fabric,
@@ -23,7 +24,6 @@ from healthcheck.probes.nvml import (
     Temperature,
 )
 from healthcheck.probes.pci import PciFunction
-from healthcheck.profiles import InstanceProfile
 
 ADDRESSES = tuple(f"0000:{bus:02x}:00.0" for bus in (0x53, 0x64, 0x75, 0x86, 0x97, 0xA8, 0xB9, 0xCA))
 EFA_ADDRESSES = tuple(f"0000:{bus:02x}:00.0" for bus in range(0x10, 0x40))

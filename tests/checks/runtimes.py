@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Check, Finding, Judgement, Seen, Severity
-from healthcheck.probes.runtime.container_runtime import CONTAINER_RUNTIME
-from healthcheck.probes.runtime.facts import (
+from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
+from healthcheck.probes.container_runtime.facts import (
     CdiSpec,
     Configuration,
     ContainerRuntime,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 
 from healthcheck.checks import CHECKS
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Evidence
 from tests.checks.any_facts import FACTS, any_facts_are_judged, evidence, expectations
 

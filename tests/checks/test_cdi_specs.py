@@ -9,7 +9,7 @@ import pytest
 
 from healthcheck.checks.cdi_specs import CHECK
 from healthcheck.model import NotConfigured
-from healthcheck.probes.runtime.facts import CdiSpec, Live, Problem, Toolkit
+from healthcheck.probes.container_runtime.facts import CdiSpec, Live, Problem, Toolkit
 from tests.checks.runtimes import NVIDIA, RUNC, SPEC, finding, judge, reasons, runtime, seen
 
 STALE = replace(SPEC, missing=("/dev/nvidia9",))

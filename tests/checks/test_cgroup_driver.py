@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from healthcheck.checks.cgroup_driver import CHECK
-from healthcheck.probes.runtime.facts import CRIO, DOCKER, Kubelet
+from healthcheck.probes.container_runtime.facts import CRIO, DOCKER, Kubelet
 from tests.checks.runtimes import FILE, MEND, NVIDIA, RUNC, finding, judge, runtime, seen
 
 SYSTEMD, CGROUPFS, SILENT = (Kubelet("kubelet", 902, systemd_cgroup=one) for one in (True, False, None))

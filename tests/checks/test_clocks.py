@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from healthcheck.checks.clocks import CHECK
-from healthcheck.expectation import DeepRun
+from healthcheck.checks.expectation import DeepRun
 from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
-from healthcheck.probes.nvml import NVML, Gpu
+from healthcheck.probes.nvml.gpus import NVML, Gpu
 from tests.checks.evidence import ADDRESSES, P5, driver_says, every, finds, healthy, tells
 
 SUBJECT = f"gpu/{ADDRESSES[3]}"

@@ -10,8 +10,8 @@ import pytest
 from healthcheck.checks import CHECKS
 from healthcheck.checks.container_runtime import CHECK
 from healthcheck.model import Check, NotConfigured, Seen, TooEarly, Unobserved
-from healthcheck.probes.runtime.container_runtime import K3S
-from healthcheck.probes.runtime.facts import ContainerRuntime, Live, Misplaced, Problem, ReadFile
+from healthcheck.probes.container_runtime.configuration import K3S
+from healthcheck.probes.container_runtime.facts import ContainerRuntime, Live, Misplaced, Problem, ReadFile
 from tests.checks.runtimes import (
     BROKEN,
     DROP_IN,

@@ -25,11 +25,11 @@ from healthcheck.checks.dcgm_diag import (
     rows_of,
     with_repeat,
 )
-from healthcheck.examine import judge, look
-from healthcheck.exit_table import exit_words
-from healthcheck.expectation import Expectation
-from healthcheck.looks import deeply_tested
-from healthcheck.memory import Memory
+from healthcheck.checks.examine import judge, look
+from healthcheck.checks.expectation import Expectation
+from healthcheck.memory.exit_table import exit_words
+from healthcheck.memory.findings import Memory
+from healthcheck.memory.looks import deeply_tested
 from healthcheck.model import (
     Evidence,
     Finding,
@@ -43,9 +43,9 @@ from healthcheck.model import (
     Severity,
     Unobserved,
 )
-from healthcheck.probes import nvml
-from healthcheck.probes.dcgm import LEVEL_2_RUN, LEVEL_4_RUN, DcgmLook
-from healthcheck.probes.dcgm_document import Answer, DiagError, DiagResult, read_answer
+from healthcheck.probes.dcgm.diag import LEVEL_2_RUN, LEVEL_4_RUN, DcgmLook
+from healthcheck.probes.dcgm.document import Answer, DiagError, DiagResult, read_answer
+from healthcheck.probes.nvml import gpus as nvml
 from tests.checks.evidence import healthy
 from tests.healthcheck.examples import NOW
 from tests.probes.dcgm_documents import (

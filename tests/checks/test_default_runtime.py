@@ -6,7 +6,7 @@ import pytest
 
 from healthcheck.checks.default_runtime import CHECK
 from healthcheck.model import Seen
-from healthcheck.probes.runtime.facts import CRIO, DOCKER
+from healthcheck.probes.container_runtime.facts import CRIO, DOCKER
 from tests.checks.runtimes import AKS, FILE, MEND, NVIDIA, finding, judge, runtime, seen
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from healthcheck.checks.driver import CHECK, being_changed
 from healthcheck.model import Finding, Judgement, Seen, Severity, Unobserved
-from healthcheck.probes.nvml import NVML, DriverLook
+from healthcheck.probes.nvml.gpus import NVML, DriverLook
 from tests.checks.evidence import P5, driver_is_silent, driver_says, finds, tells
 
 SILENT = Unobserved("DriverNotAnswering", "no answer in time; its process was killed (deadline 60 s)")

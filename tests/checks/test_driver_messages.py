@@ -6,8 +6,8 @@ import pytest
 
 from healthcheck.catalog.policy import Policy
 from healthcheck.checks.driver_messages import CHECK, LIBRARY_MISMATCH
-from healthcheck.examine import judge
-from healthcheck.expectation import Expectation
+from healthcheck.checks.examine import judge
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Evidence, Nature, Severity, Sighting
 from healthcheck.probes.kernel_log import RING, Record
 from tests.checks.evidence import says

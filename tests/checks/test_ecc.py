@@ -8,7 +8,7 @@ import pytest
 
 from healthcheck.checks.ecc import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
-from healthcheck.probes.nvml import NVML, EccCounts, Gpu
+from healthcheck.probes.nvml.gpus import NVML, EccCounts, Gpu
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, every, gpu, healthy, says
 
 SUBJECT = f"gpu/{ADDRESSES[3]}"

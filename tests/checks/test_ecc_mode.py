@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from healthcheck.checks.ecc_mode import CHECK
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
-from healthcheck.probes.nvml import NVML, Gpu, Mode
+from healthcheck.probes.nvml.gpus import NVML, Gpu, Mode
 from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, driver_says, every, finds, healthy, tells
 
 SUBJECT = f"gpu/{ADDRESSES[3]}"

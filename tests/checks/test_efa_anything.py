@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthcheck.checks import efa_count, efa_driver, efa_errors, efa_gpudirect, efa_keep_alive
-from healthcheck.examine import judge
-from healthcheck.expectation import Expectation, FirstSeen
+from healthcheck.checks.examine import judge
+from healthcheck.checks.expectation import Expectation, FirstSeen
 from healthcheck.model import Evidence
-from healthcheck.probes.infiniband import ERROR_COUNTERS, KEEP_ALIVES, RDMA, Rdma, RdmaDevice
+from healthcheck.probes.efa.infiniband import ERROR_COUNTERS, KEEP_ALIVES, RDMA, Rdma, RdmaDevice
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import EFA_ADDRESSES, P5, UNKNOWN_TYPE
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from healthcheck.checks.efa_count import CHECK
-from healthcheck.expectation import Expectation, FirstSeen
+from healthcheck.checks.expectation import Expectation, FirstSeen
 from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity
-from healthcheck.probes.infiniband import RDMA, Rdma
+from healthcheck.probes.efa.infiniband import RDMA, Rdma
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import EFA_ADDRESSES, G6, P5, UNKNOWN_TYPE, efa_functions, functions, rdma, says
 

@@ -6,7 +6,7 @@ import pytest
 
 from healthcheck.checks.efa_driver import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity
-from healthcheck.probes.infiniband import RDMA, Rdma
+from healthcheck.probes.efa.infiniband import RDMA, Rdma
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import P5, efa_device, efa_functions, rdma, says
 

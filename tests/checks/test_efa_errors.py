@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from healthcheck.checks.efa_errors import CHECK, MOST_PER_SECOND
-from healthcheck.examine import judge as examine
-from healthcheck.examine import look
+from healthcheck.checks.examine import judge as examine
+from healthcheck.checks.examine import look
 from healthcheck.model import Finding, Host, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
-from healthcheck.probes.infiniband import ERROR_COUNTERS, RDMA, Rdma, RdmaDevice
+from healthcheck.probes.efa.infiniband import ERROR_COUNTERS, RDMA, Rdma, RdmaDevice
 from sim.node import SimulatedNode
 from tests.checks.evidence import P5, efa_device, rdma, says, says_later
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from healthcheck.checks.efa_gpudirect import CHECK
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity
-from healthcheck.probes.infiniband import RDMA
+from healthcheck.probes.efa.infiniband import RDMA
 from healthcheck.probes.pci import FUNCTIONS
 from tests.checks.evidence import ADDRESSES, P5, UNKNOWN_TYPE, functions, rdma, says
 

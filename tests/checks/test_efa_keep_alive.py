@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from healthcheck.checks.efa_keep_alive import CHECK, ENOUGH
-from healthcheck.examine import judge as examine
-from healthcheck.examine import look
+from healthcheck.checks.examine import judge as examine
+from healthcheck.checks.examine import look
 from healthcheck.model import Finding, Host, Judgement, NotConfigured, Seen, Severity, TooEarly
-from healthcheck.probes.infiniband import KEEP_ALIVES, RDMA, Rdma
+from healthcheck.probes.efa.infiniband import KEEP_ALIVES, RDMA, Rdma
 from sim.node import SimulatedNode
 from tests.checks.evidence import P5, efa_device, rdma, says, says_later
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from healthcheck.checks.efa_loopback import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
-from healthcheck.probes.efa_loopback import EFA_LOOPBACK, Loopback, LoopbackLook
-from healthcheck.probes.fi_pingpong import CAUSE, Answer, Broken, Measured
+from healthcheck.probes.efa.fi_pingpong import CAUSE, Answer, Broken, Measured
+from healthcheck.probes.efa.loopback import EFA_LOOPBACK, Loopback, LoopbackLook
 from tests.checks.evidence import P5, UNKNOWN_TYPE, says
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from healthcheck.checks.efa_provider import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
-from healthcheck.probes.libfabric import LIBFABRIC, LibfabricLook, Listing
+from healthcheck.probes.efa.libfabric import LIBFABRIC, LibfabricLook, Listing
 from tests.checks.evidence import P5, says
 
 DEVICES = tuple(f"rdmap{number}s0" for number in range(16, 48))

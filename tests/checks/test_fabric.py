@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.fabric import CHECK, GRACE
-from healthcheck.expectation import Expectation
 from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
-from healthcheck.probes.nvml import NVML, DriverLook, Fabric, Gpu, Mode
+from healthcheck.probes.nvml.gpus import NVML, DriverLook, Fabric, Gpu, Mode
 from healthcheck.probes.services import FABRIC_MANAGER, SERVICES, Service, Services
 from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, driver_is_silent, driver_says, every, healthy, says
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.fabric_manager import CHECK
-from healthcheck.expectation import Expectation
+from healthcheck.checks.per_gpu import DRIVER_GRACE
 from healthcheck.model import Finding, Judgement, NotConfigured, Probe, Seen, Severity, Unobserved
-from healthcheck.per_gpu import DRIVER_GRACE
 from healthcheck.probes.kernel_modules import MODULES, KernelModules
-from healthcheck.probes.nvml import NVML, DriverLook
+from healthcheck.probes.nvml.gpus import NVML, DriverLook
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
 from healthcheck.probes.services import FABRIC_MANAGER, IMEX, SERVICES, FabricManagerStart, Service, Services, Uncounted
 from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, driver_is_silent, driver_says, every, functions, says

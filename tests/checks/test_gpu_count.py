@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_count import CHECK
-from healthcheck.expectation import Expectation
 from healthcheck.model import Finding, Judgement, NotConfigured, Probe, Seen, Severity, Unobserved
-from healthcheck.probes.nvml import NVML, DriverLook, Gpu
+from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpu
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import (
     ADDRESSES,

@@ -9,7 +9,7 @@ import pytest
 
 from healthcheck.checks.gpu_memory_held import CHECK, MOST_WITHOUT_A_PROCESS
 from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
-from healthcheck.probes.nvml import NVML, Gpu, MemoryUse, Mode
+from healthcheck.probes.nvml.gpus import NVML, Gpu, MemoryUse, Mode
 from tests.checks.evidence import ADDRESSES, P5, driver_says, every, finds, healthy, tells
 
 GIB = 1 << 30

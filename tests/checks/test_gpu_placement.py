@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from healthcheck.checks.expectation import FirstSeen, Place
 from healthcheck.checks.gpu_placement import CHECK
-from healthcheck.expectation import FirstSeen, Place
 from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import ADDRESSES, P5, efa_functions, gpu_function, says

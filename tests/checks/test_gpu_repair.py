@@ -8,7 +8,7 @@ import pytest
 
 from healthcheck.checks.gpu_repair import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
-from healthcheck.probes.nvml import NVML, Gpu, Repair
+from healthcheck.probes.nvml.gpus import NVML, Gpu, Repair
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, every, gpu, healthy, says
 
 SUBJECT = f"gpu/{ADDRESSES[3]}"

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.imex import CHECK
-from healthcheck.expectation import Expectation
 from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
 from healthcheck.probes.services import FABRIC_MANAGER, IMEX, SERVICES, Service, Services
 from tests.checks.evidence import G6, P5, UNKNOWN_TYPE, says

@@ -8,7 +8,7 @@ import pytest
 
 from healthcheck.checks.inforom import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
-from healthcheck.probes.nvml import NVML, Gpu
+from healthcheck.probes.nvml.gpus import NVML, Gpu
 from healthcheck.probes.pci import FUNCTIONS
 from tests.checks.evidence import (
     ADDRESSES,

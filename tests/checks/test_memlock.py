@@ -6,7 +6,7 @@ import pytest
 
 from healthcheck.checks.memlock import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity
-from healthcheck.probes.infiniband import RDMA
+from healthcheck.probes.efa.infiniband import RDMA
 from healthcheck.probes.limits import LIMITS, Limits
 from tests.checks.evidence import P5, rdma, says
 

@@ -8,7 +8,7 @@ import pytest
 
 from healthcheck.checks.mig_mode import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
-from healthcheck.probes.nvml import NVML, Gpu, Mode
+from healthcheck.probes.nvml.gpus import NVML, Gpu, Mode
 from tests.checks.evidence import ADDRESSES, P5, driver_says, every, finds, healthy, tells
 
 SUBJECT = f"gpu/{ADDRESSES[3]}"

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.nccl_allreduce import CHECK
-from healthcheck.expectation import Expectation
 from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
 from healthcheck.probes.nccl import ALL_REDUCE, CAUSE, AllReduceLook, Failed, Reduced
 from tests.checks.evidence import P5, UNKNOWN_TYPE, says

@@ -18,17 +18,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks import CHECKS
-from healthcheck.examine import judge, look
-from healthcheck.expectation import Expectation, FirstSeen, Place
+from healthcheck.checks.examine import judge, look
+from healthcheck.checks.expectation import Expectation, FirstSeen, Place
 from healthcheck.model import Evidence, Host, Outcome, Probe
-from healthcheck.probes import nvml_child, nvml_readings
-from healthcheck.probes.infiniband import RDMA
-from healthcheck.probes.nvml import NVML, DriverLook
-from healthcheck.probes.nvml_answer import read_answer
-from healthcheck.probes.nvml_driver import Driver
+from healthcheck.probes.efa.infiniband import RDMA
+from healthcheck.probes.nvml import child as nvml_child
+from healthcheck.probes.nvml import readings as nvml_readings
+from healthcheck.probes.nvml.answer import read_answer
+from healthcheck.probes.nvml.driver import Driver
+from healthcheck.probes.nvml.gpus import NVML, DriverLook
 from healthcheck.probes.pci import FUNCTIONS
-from healthcheck.profiles import find_profile
 from healthcheck.settings import packaged_profiles
 from sim.node import SimulatedNode
 

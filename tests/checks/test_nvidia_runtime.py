@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from healthcheck.checks.nvidia_runtime import CHECK
+from healthcheck.checks.runtime_mending import give_handler
 from healthcheck.model import Finding, Seen
-from healthcheck.probes.runtime.container_runtime import GKE
-from healthcheck.probes.runtime.facts import CRIO, DOCKER, Configuration, Handler, Live, Misplaced, Problem
-from healthcheck.runtime_mending import give_handler
+from healthcheck.probes.container_runtime.configuration import GKE
+from healthcheck.probes.container_runtime.facts import CRIO, DOCKER, Configuration, Handler, Live, Misplaced, Problem
 from tests.checks.runtimes import (
     AKS,
     DROP_IN,

@@ -8,7 +8,7 @@ import pytest
 
 from healthcheck.checks.nvidia_toolkit import CHECK, MODES
 from healthcheck.model import NotConfigured, Unobserved
-from healthcheck.probes.runtime.facts import Problem, Toolkit
+from healthcheck.probes.container_runtime.facts import Problem, Toolkit
 from tests.checks.runtimes import NVIDIA, RUNC, finding, judge, runtime, seen
 
 FILE = "/etc/nvidia-container-runtime/config.toml"

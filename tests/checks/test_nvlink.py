@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from healthcheck.catalog.profiles import InstanceProfile
+from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.nvlink import CHECK
-from healthcheck.expectation import Expectation
 from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
-from healthcheck.probes.nvml import NVML, Gpu, Mode, NvLink
-from healthcheck.profiles import InstanceProfile
+from healthcheck.probes.nvml.gpus import NVML, Gpu, Mode, NvLink
 from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, driver_is_silent, driver_says, every, gpu, says
 from tests.checks.evidence import healthy as healthy_gpu
 

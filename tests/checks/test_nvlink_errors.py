@@ -8,7 +8,7 @@ import pytest
 
 from healthcheck.checks.nvlink_errors import CHECK, LEAST_PER_SECOND
 from healthcheck.model import Evidence, Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
-from healthcheck.probes.nvml import NONSENSE, NVML, DriverLook, Gpu, NvLink
+from healthcheck.probes.nvml.gpus import NONSENSE, NVML, DriverLook, Gpu, NvLink
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, gpu, healthy
 
 ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.nvswitch import CHECK
-from healthcheck.expectation import Expectation
 from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, functions, says

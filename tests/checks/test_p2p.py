@@ -8,11 +8,11 @@ from itertools import combinations
 
 import pytest
 
+from healthcheck.catalog.profiles import InstanceProfile
+from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.p2p import CHECK
-from healthcheck.expectation import Expectation
 from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
-from healthcheck.probes.nvml import NVML, DriverLook, Gpu, Gpus, P2p
-from healthcheck.profiles import InstanceProfile
+from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpu, Gpus, P2p
 from tests.checks.evidence import ADDRESSES, P5, UNKNOWN_TYPE, driver_is_silent, every, gpu, healthy, says
 
 EVERY_PAIR = tuple(combinations(range(8), 2))

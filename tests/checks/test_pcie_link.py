@@ -6,7 +6,7 @@ import pytest
 
 from healthcheck.checks.pcie_link import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
-from healthcheck.probes.nvml import NVML, Gpu, PcieLink
+from healthcheck.probes.nvml.gpus import NVML, Gpu, PcieLink
 from tests.checks.evidence import ADDRESSES, P5, UNKNOWN_TYPE, driver_is_silent, driver_says, gpu, healthy, says
 
 ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}

@@ -8,7 +8,7 @@ import pytest
 
 from healthcheck.checks.pcie_replays import CHECK
 from healthcheck.model import Evidence, Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
-from healthcheck.probes.nvml import NVML, DriverLook, Gpu
+from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpu
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, gpu, healthy
 
 ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}

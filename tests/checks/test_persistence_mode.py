@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.persistence_mode import CHECK
-from healthcheck.expectation import Expectation
 from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
-from healthcheck.probes.nvml import NVML, Gpu
+from healthcheck.probes.nvml.gpus import NVML, Gpu
 from tests.checks.evidence import (
     ADDRESSES,
     P5,

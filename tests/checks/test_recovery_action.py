@@ -8,7 +8,7 @@ import pytest
 
 from healthcheck.checks.recovery_action import CHECK
 from healthcheck.model import Finding, Judgement, Seen, Severity, Unobserved
-from healthcheck.probes.nvml import NVML, DriverLook, Gpu
+from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpu
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, gpu, says
 
 # docs/rules.md 16: 1, 3, 4, 5, 6 reset; 2, 7 reboot; what nobody knows is MONITOR.

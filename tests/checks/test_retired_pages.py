@@ -9,7 +9,7 @@ import pytest
 
 from healthcheck.checks.retired_pages import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
-from healthcheck.probes.nvml import NVML, Gpu, RetiredPages
+from healthcheck.probes.nvml.gpus import NVML, Gpu, RetiredPages
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, every, gpu, healthy, says
 
 SUBJECT = f"gpu/{ADDRESSES[3]}"

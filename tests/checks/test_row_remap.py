@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from healthcheck import examine
+from healthcheck.checks import examine
 from healthcheck.checks.row_remap import CHECK
-from healthcheck.looks import looked
-from healthcheck.memory import Memory
+from healthcheck.memory.findings import Memory
+from healthcheck.memory.looks import looked
 from healthcheck.model import Evidence, Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
-from healthcheck.probes.nvml import NVML, Gpu, RowRemap
+from healthcheck.probes.nvml.gpus import NVML, Gpu, RowRemap
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, every, gpu, healthy, says
 from tests.healthcheck.examples import NOW, remembers
 

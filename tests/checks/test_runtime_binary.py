@@ -9,7 +9,7 @@ import pytest
 
 from healthcheck.checks.runtime_binary import CHECK
 from healthcheck.model import Finding
-from healthcheck.probes.runtime.facts import CRIO, Program
+from healthcheck.probes.container_runtime.facts import CRIO, Program
 from tests.checks.runtimes import FILE, NVIDIA, OFFERED, PROGRAM, RUNC, SPEC, finding, judge, reasons, runtime, seen
 
 STARTS = f"{FILE}, line 12: nvidia starts {PROGRAM}"

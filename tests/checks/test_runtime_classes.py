@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from healthcheck.checks.expectation import RuntimeClass
 from healthcheck.checks.runtime_classes import CHECK
-from healthcheck.expectation import RuntimeClass
+from healthcheck.checks.runtime_mending import give_handler
 from healthcheck.model import Judgement, TooEarly
-from healthcheck.probes.runtime.container_runtime import GKE
-from healthcheck.probes.runtime.facts import ContainerRuntime, Live
-from healthcheck.runtime_mending import give_handler
+from healthcheck.probes.container_runtime.configuration import GKE
+from healthcheck.probes.container_runtime.facts import ContainerRuntime, Live
 from tests.checks.evidence import P5
 from tests.checks.runtimes import (
     AKS,

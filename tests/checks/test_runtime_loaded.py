@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from healthcheck.checks.runtime_loaded import CHECK
+from healthcheck.checks.runtime_mending import give_handler
 from healthcheck.model import NotConfigured, TooEarly
-from healthcheck.probes.runtime import cri
-from healthcheck.probes.runtime.facts import Handler, Live, ReadFile
-from healthcheck.runtime_mending import give_handler
+from healthcheck.probes.container_runtime import cri
+from healthcheck.probes.container_runtime.facts import Handler, Live, ReadFile
 from tests.checks.runtimes import (
     AKS,
     BROKEN,

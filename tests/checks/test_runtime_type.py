@@ -8,7 +8,7 @@ import pytest
 
 from healthcheck.checks.runtime_type import CHECK
 from healthcheck.model import NotConfigured
-from healthcheck.probes.runtime.facts import CRIO
+from healthcheck.probes.container_runtime.facts import CRIO
 from tests.checks.runtimes import FILE, MEND, NVIDIA, PROGRAM, RUNC, finding, judge, reasons, runtime, seen
 
 OLD = ["io.containerd.runtime.v1.linux", "io.containerd.runc.v1"]

@@ -6,7 +6,7 @@ import pytest
 
 from healthcheck.checks.temperature import CHECK, LOWEST_LIMIT_CELSIUS
 from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
-from healthcheck.probes.nvml import NVML, Gpu, Temperature
+from healthcheck.probes.nvml.gpus import NVML, Gpu, Temperature
 from healthcheck.probes.pci import FUNCTIONS
 from tests.checks.evidence import ADDRESSES, P5, driver_says, every, finds, functions, healthy, tells
 

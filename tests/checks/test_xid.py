@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from healthcheck.catalog.policy import Policy
+from healthcheck.checks.expectation import DeepRun, Expectation
 from healthcheck.checks.xid import CHECK
-from healthcheck.expectation import DeepRun, Expectation
 from healthcheck.model import Nature, Severity, Sighting
 from healthcheck.probes.kernel_log import RING, Record
 from tests.checks.evidence import says

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from healthcheck.quarantine_job import CRON_JOB, job_name
+from healthcheck.operations.quarantine_job import CRON_JOB, job_name
 from sim.control_plane import ControlPlane
 from sim.kubelet import Kubelets
 from sim.kubelet_logs import KubeletLogs
@@ -30,7 +30,7 @@ TESTER = """
 import json, os, sys, time
 from datetime import UTC, datetime
 from pathlib import Path
-from healthcheck.cluster import Cluster
+from healthcheck.cluster.client import Cluster
 name, folder = os.environ["NODE_NAME"], Path(sys.argv[1])
 told = json.loads((folder / f"{name}.json").read_text())
 print(json.dumps({"event": "test: begun", "test": "4-dcgm-diag-l4", "level": "info", "timestamp": "x"}), flush=True)

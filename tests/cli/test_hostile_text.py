@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.printable import printable
+from healthcheck.text.printable import printable
 from sim.control_plane import ControlPlane
 from tests.cli.quarantine_world import Hospital, P
 from tests.hostile import HOSTILE

@@ -8,7 +8,7 @@ import pytest
 from rich.text import Text
 
 from cli.lines import print_line
-from healthcheck.console import Screen
+from healthcheck.host.console import Screen
 
 LONG = "default/training-67b8b54f6f-nmbgs: of DaemonSet gpu-healthcheck-agent"
 

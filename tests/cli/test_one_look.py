@@ -10,11 +10,11 @@ import pytest
 
 from cli import one_look
 from cli.one_look import judged, show
+from healthcheck.captures.evidence_file import Look
 from healthcheck.catalog.policy import Policy
 from healthcheck.checks import driver_messages
-from healthcheck.console import Screen
-from healthcheck.evidence_file import Look
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
+from healthcheck.host.console import Screen
 from healthcheck.model import (
     Check,
     Evidence,
@@ -30,9 +30,9 @@ from healthcheck.model import (
     TooEarly,
     Unobserved,
 )
+from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
+from healthcheck.probes.container_runtime.facts import Configuration, ContainerRuntime, ReadFile
 from healthcheck.probes.kernel_log import RING, Record
-from healthcheck.probes.runtime.container_runtime import CONTAINER_RUNTIME
-from healthcheck.probes.runtime.facts import Configuration, ContainerRuntime, ReadFile
 from tests.checks.evidence import P5
 from tests.healthcheck.examples import BLIND, BOOT, MACHINE, NODE, NOW
 

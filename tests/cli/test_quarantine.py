@@ -11,8 +11,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from healthcheck.quarantine_job import job_name
-from healthcheck.run import TOLD
+from healthcheck.deep.claim import TOLD
+from healthcheck.operations.quarantine_job import job_name
 from tests.cli.quarantine_world import ACCOUNT, BATCH, DEFAULT_PODS, JOB_PODS, LOST_GPU, NODES, Hospital, P
 from tests.waiting import eventually
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from healthcheck.quarantine_job import CRON_JOB
+from healthcheck.operations.quarantine_job import CRON_JOB
 from sim.control_plane import MANIFESTS, ControlPlane
 from sim.kubelet import Kubelets
 from sim.kubelet_logs import KubeletLogs

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from cli.uninstall import take_off
-from healthcheck.cluster import Cluster
-from healthcheck.console import Screen
-from healthcheck.node import NodeState
-from healthcheck.uninstall import DELETE_REST, STOP
+from healthcheck.cluster.client import Cluster
+from healthcheck.host.console import Screen
+from healthcheck.node.state import NodeState
+from healthcheck.operations.uninstall import DELETE_REST, STOP
 from sim.api_objects import CRON_JOBS, DAEMON_SETS, JOBS, PODS, Resource
 from sim.api_stand_in import ApiStandIn
 from tests.cli.cluster import SPOT, Json, P, client, cordon, run

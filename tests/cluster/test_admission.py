@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from healthcheck import run as deep_runs
-from healthcheck.budget import former_holder_label, holder_label
-from healthcheck.cluster import Cluster as Client
-from healthcheck.cluster import node_state
-from healthcheck.cluster_errors import Conflict
+from healthcheck.cluster.client import Cluster as Client
+from healthcheck.cluster.client import node_state
+from healthcheck.cluster.errors import Conflict
+from healthcheck.deep import claim as deep_runs
+from healthcheck.verdict.budget import former_holder_label, holder_label
 from sim.control_plane import Answer, ControlPlane, unbound_token
 from sim.control_plane.files import write_kubeconfig
 

@@ -11,10 +11,10 @@ from itertools import count
 import pytest
 
 from agent.slots import Slots
-from healthcheck.budget import allowed
-from healthcheck.cluster import Cluster
-from healthcheck.cluster_errors import NotFound
-from healthcheck.node import NodeState
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.errors import NotFound
+from healthcheck.node.state import NodeState
+from healthcheck.verdict.budget import allowed
 from sim.control_plane import ControlPlane
 from tests.waiting import eventually
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from healthcheck.quarantine_job import TARGET
-from healthcheck.run import TESTED_NODE
+from healthcheck.deep.claim import TESTED_NODE
+from healthcheck.operations.quarantine_job import TARGET
 from sim.control_plane import MANIFESTS, ControlPlane, unbound_token
 from sim.control_plane.build import binaries
 from tests.cluster.node_patches import annotated, labelled, tainted

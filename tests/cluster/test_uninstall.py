@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
-from healthcheck.change import Rules, plan
-from healthcheck.cluster import Cluster
-from healthcheck.memory import Memory
+from healthcheck.cluster.client import Cluster
+from healthcheck.deep.claim import Kind, Run, take
+from healthcheck.memory.findings import Memory
 from healthcheck.model import Outcome
-from healthcheck.record import Identity, render
-from healthcheck.run import Kind, Run, take
-from healthcheck.uninstall import DELETE_REST, STOP
-from healthcheck.verdict import decide
+from healthcheck.operations.uninstall import DELETE_REST, STOP
+from healthcheck.verdict.change import Rules, plan
+from healthcheck.verdict.record import Identity, render
+from healthcheck.verdict.verdict import decide
 from sim.control_plane import MANIFESTS, ControlPlane
 from tests.cli.cluster import SPOT, Json, P, client, run
 

@@ -17,17 +17,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks import CHECKS
-from healthcheck.examine import look
-from healthcheck.expectation import Expectation, FirstSeen, Place
+from healthcheck.checks.examine import look
+from healthcheck.checks.expectation import Expectation, FirstSeen, Place
 from healthcheck.model import Evidence, Finding, Host, Probe, ProbeError, Severity, Unobserved
-from healthcheck.probes.infiniband import ERROR_COUNTERS, KEEP_ALIVES, RDMA
+from healthcheck.probes.efa.infiniband import ERROR_COUNTERS, KEEP_ALIVES, RDMA
 from healthcheck.probes.kernel_log import RING
-from healthcheck.probes.nvml import NVML, DriverLook, Gpus
-from healthcheck.probes.nvml_driver import Driver, driver_version, library_versions, sees_every_process
+from healthcheck.probes.nvml.driver import Driver, driver_version, library_versions, sees_every_process
+from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpus
 from healthcheck.probes.pci import FUNCTIONS
 from healthcheck.probes.services import SERVICES
-from healthcheck.profiles import find_profile
 from healthcheck.settings import packaged_profiles
 from sim.node import FABRIC_MANAGER, SimulatedNode
 from sim.pci_tree import DEVICE_COUNTERS, PORT_COUNTERS

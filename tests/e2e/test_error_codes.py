@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from healthcheck.catalog.profiles import InstanceProfile
 from healthcheck.checks import CHECKS
-from healthcheck.examine import judge, look
-from healthcheck.expectation import Expectation
+from healthcheck.checks.examine import judge, look
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Evidence, Host
-from healthcheck.probes.nvml import NVML
-from healthcheck.probes.nvml_driver import Driver
-from healthcheck.profiles import InstanceProfile
+from healthcheck.probes.nvml.driver import Driver
+from healthcheck.probes.nvml.gpus import NVML
 from sim import nvml_library
 from sim.node import SimulatedNode
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from cli.app import app
-from healthcheck import evidence_file
+from healthcheck.captures import evidence_file
 from sim.node import SimulatedNode
 from sim.scenarios import Scenario, scenarios
 

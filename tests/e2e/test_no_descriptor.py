@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from healthcheck.checks import CHECKS
-from healthcheck.cluster import Cluster
-from healthcheck.cluster_errors import ClusterError, Unavailable
-from healthcheck.memory import Memory
-from healthcheck.memory_file import MemoryFile, MemoryFileError
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.errors import ClusterError, Unavailable
+from healthcheck.memory.file import MemoryFile, MemoryFileError
+from healthcheck.memory.findings import Memory
 from healthcheck.model import Host, Nature, Now, Probe, ProbeError, Shortage, Unobserved
-from healthcheck.probes.nvml import DriverLook
-from healthcheck.probes.nvml_driver import Driver
-from healthcheck.probes.runtime.container_runtime import CONTAINER_RUNTIME
+from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
+from healthcheck.probes.nvml.driver import Driver
+from healthcheck.probes.nvml.gpus import DriverLook
 from healthcheck.settings import SettingsError, read_settings
 from sim.api_stand_in import ApiStandIn
 from sim.container_runtime import DISTRIBUTIONS

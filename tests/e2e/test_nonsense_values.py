@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from healthcheck.catalog.profiles import InstanceProfile
 from healthcheck.checks import CHECKS
-from healthcheck.examine import look
-from healthcheck.expectation import Expectation
+from healthcheck.checks.examine import look
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Evidence, Finding, Host, Judgement, Probe, Unobserved
-from healthcheck.probes.nvml import NVML
-from healthcheck.probes.nvml_driver import Driver
-from healthcheck.profiles import InstanceProfile
+from healthcheck.probes.nvml.driver import Driver
+from healthcheck.probes.nvml.gpus import NVML
 from sim.node import SimulatedNode
 from tests.checks.any_facts import LEVEL_CHECKS, is_in_order
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import pytest
 
 from healthcheck.checks import efa_loopback, nccl_allreduce
-from healthcheck.examine import judge, look
-from healthcheck.expectation import Expectation
+from healthcheck.checks.examine import judge, look
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Host, Outcome, Status
-from healthcheck.probes.efa_loopback import EfaLoopback
+from healthcheck.probes.efa.loopback import EfaLoopback
 from healthcheck.probes.nccl import AllReduce
-from healthcheck.record import LEVEL_4
-from healthcheck.verdict import status_of, worst
+from healthcheck.verdict.record import LEVEL_4
+from healthcheck.verdict.verdict import status_of, worst
 from quarantine.release import Advice, GroupResult, Run, recommend
 from sim.node import EFA_PROGRAMS, SimulatedNode
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
+from healthcheck.captures.files import Captures
+from healthcheck.captures.kernel_logs import Batch, Line
+from healthcheck.captures.replay import Replay
 from healthcheck.checks import CHECKS
-from healthcheck.expectation import Expectation
-from healthcheck.memory import Standing
+from healthcheck.checks.expectation import Expectation
+from healthcheck.memory.findings import Standing
 from healthcheck.model import Nature, Now
-from healthcheck.probes.capture_files import Captures
-from healthcheck.probes.captures import Batch, Line
 from healthcheck.probes.kernel_log import Record
-from healthcheck.replay import Replay
 from sim.scenarios import Scenario, scenarios
 from tests.console import typed
 from tests.probes.renderings import BOOTED, FORMS, WITHOUT_TIMES, capture, records

@@ -14,17 +14,17 @@ from typer.testing import CliRunner
 
 from cli.app import app
 from healthcheck.catalog.fabrics import fabric_of
+from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks import CHECKS
-from healthcheck.examine import judge, look
-from healthcheck.expectation import Expectation, FirstSeen, Place, RuntimeClass
+from healthcheck.checks.examine import judge, look
+from healthcheck.checks.expectation import Expectation, FirstSeen, Place, RuntimeClass
 from healthcheck.model import Evidence, Host, Nature
-from healthcheck.probes.nvml_driver import Driver
+from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
+from healthcheck.probes.container_runtime.facts import Live
+from healthcheck.probes.nvml.driver import Driver
 from healthcheck.probes.pci import FUNCTIONS
-from healthcheck.probes.runtime.container_runtime import CONTAINER_RUNTIME
-from healthcheck.probes.runtime.facts import Live
-from healthcheck.profiles import find_profile
 from healthcheck.settings import packaged_profiles
-from healthcheck.verdict import status_of, worst
+from healthcheck.verdict.verdict import status_of, worst
 from sim.instance_rows import SHAPES
 from sim.node import EFA_PROGRAMS, SimulatedNode
 from sim.scenarios import Scenario, scenarios

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 from hypothesis import strategies as st
 
-from healthcheck.probes.capture_bytes import CaptureError, Input
-from healthcheck.probes.captures import KernelLogReader, PassedOver
+from healthcheck.captures.blocks import CaptureError, Input
+from healthcheck.captures.kernel_logs import KernelLogReader, PassedOver
 from healthcheck.probes.kernel_log import Record
 from tests.fuzz.damage import byte_damages, damaged
 from tests.healthcheck.grammar import fault_lines, quoted_lines

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from healthcheck.probes.runtime.containerd import read_configuration
+from healthcheck.probes.container_runtime.containerd import read_configuration
 from sim import go_program
 from tests.fuzz.damage import damaged
 

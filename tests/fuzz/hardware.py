@@ -11,15 +11,15 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from healthcheck import evidence_file
+from healthcheck.captures import evidence_file
+from healthcheck.captures.evidence_file import EvidenceError, Look
+from healthcheck.catalog.profiles import ProfileError, find_profile, parse_profiles
 from healthcheck.checks import CHECKS
-from healthcheck.evidence_file import EvidenceError, Look
 from healthcheck.model import Evidence, Host, Now, ProbeError
-from healthcheck.probes.infiniband import ERROR_COUNTERS, KEEP_ALIVES, RDMA, Rdma, read_rdma
-from healthcheck.probes.nvml import NVML, DriverLook
-from healthcheck.probes.nvml_answer import read_answer
+from healthcheck.probes.efa.infiniband import ERROR_COUNTERS, KEEP_ALIVES, RDMA, Rdma, read_rdma
+from healthcheck.probes.nvml.answer import read_answer
+from healthcheck.probes.nvml.gpus import NVML, DriverLook
 from healthcheck.probes.services import SERVICES, read_services
-from healthcheck.profiles import ProfileError, find_profile, parse_profiles
 from tests.checks.any_facts import any_facts_are_judged
 from tests.checks.evidence import P5
 from tests.checks.test_no_false_fault import healthy

@@ -13,15 +13,15 @@ from typing import Any
 from hypothesis import strategies as st
 
 from healthcheck.checks import CHECKS, KERNEL_LINES
-from healthcheck.examine import judge
-from healthcheck.expectation import Expectation
-from healthcheck.memory import Memory
-from healthcheck.memory_file import SCHEMA, MemoryFile, MemoryFileError
+from healthcheck.checks.examine import judge
+from healthcheck.checks.expectation import Expectation
+from healthcheck.memory.file import SCHEMA, MemoryFile, MemoryFileError
+from healthcheck.memory.findings import Memory
+from healthcheck.memory.kernel_log import noticed
 from healthcheck.model import Evidence, Nature, Now, Outcome
 from healthcheck.probes.kernel_log import RING, Batch, KernelLog, Record, parse_record
-from healthcheck.record import LONGEST, dump, render
-from healthcheck.sightings import noticed
-from healthcheck.verdict import decide
+from healthcheck.verdict.record import LONGEST, dump, render
+from healthcheck.verdict.verdict import decide
 from tests.checks.any_facts import any_facts_are_judged, evidence, expectations
 from tests.fuzz import captures, container_runtime, hardware
 from tests.fuzz.damage import byte_damages, damaged, forge, json_values, places

@@ -5,14 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.xid import read_xid
-from healthcheck.expectation import Expectation
-from healthcheck.looks import looked
-from healthcheck.memory import Memory, Standing
+from healthcheck.memory.findings import Memory, Standing
+from healthcheck.memory.looks import looked
 from healthcheck.model import PREFIX, Finding, Nature, Now, Outcome, Severity, Sighting, Unobserved
-from healthcheck.node import NodeState
+from healthcheck.node.state import NodeState
 from healthcheck.probes.kernel_log import Record
-from healthcheck.record import Identity
+from healthcheck.verdict.record import Identity
 
 WALL = datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC)
 MONOTONIC = 50_000.0

@@ -15,19 +15,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cli.status import row_of_node
-from healthcheck import exits
-from healthcheck import record as records
-from healthcheck.cluster import Heartbeat
-from healthcheck.deep_record import passed_run, take, untaken
-from healthcheck.memory import Memory
-from healthcheck.memory_file import MemoryFile
+from healthcheck.cluster.client import Heartbeat
+from healthcheck.deep.claim import run_on, why_unread
+from healthcheck.deep.record import passed_run, take, untaken
+from healthcheck.memory import exits
+from healthcheck.memory.file import MemoryFile
+from healthcheck.memory.findings import Memory
+from healthcheck.memory.kernel_log import noticed
 from healthcheck.model import Severity
-from healthcheck.moments import timestamp
-from healthcheck.node import QUARANTINE_RESULT, RELEASE, RESULTS, RUN, STATUS, SWEEP_RESULT, TAINT, NodeState
-from healthcheck.release import dump_release, faults_on, other_severities, read_release, release_of
-from healthcheck.run import run_on, why_unread
-from healthcheck.sightings import noticed
-from healthcheck.verdict import decide
+from healthcheck.node.state import QUARANTINE_RESULT, RELEASE, RESULTS, RUN, STATUS, SWEEP_RESULT, TAINT, NodeState
+from healthcheck.text.moments import timestamp
+from healthcheck.verdict import record as records
+from healthcheck.verdict.acknowledgement import dump_release, faults_on, other_severities, read_release, release_of
+from healthcheck.verdict.verdict import decide
 from quarantine.history import history_of
 from quarantine.record import carried_by
 from sweeper.select import candidate

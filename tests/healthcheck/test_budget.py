@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from healthcheck.budget import (
+from healthcheck.verdict.budget import (
     MOST_NUMBERS,
     TRIES,
     Slot,

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from healthcheck import record as records
-from healthcheck.budget import HELD, Place
-from healthcheck.change import NodeChange, Rules, plan, wants_place
-from healthcheck.events import cut, event_name, released_event
-from healthcheck.memory import Acknowledgement, Memory, Release, Suspect
+from healthcheck.memory.findings import Acknowledgement, Memory, Release, Suspect
 from healthcheck.model import PREFIX, Nature, Severity, Unobserved
-from healthcheck.node import CONDITION, QUARANTINE_RESULT, RELEASE, RESULTS, SWEEP_RESULT, TAINT, NodeState
-from healthcheck.release import UNTOLD
-from healthcheck.verdict import Verdict, decide
+from healthcheck.node.state import CONDITION, QUARANTINE_RESULT, RELEASE, RESULTS, SWEEP_RESULT, TAINT, NodeState
+from healthcheck.verdict import record as records
+from healthcheck.verdict.acknowledgement import UNTOLD
+from healthcheck.verdict.budget import HELD, Place
+from healthcheck.verdict.change import NodeChange, Rules, plan, wants_place
+from healthcheck.verdict.events import cut, event_name, released_event
+from healthcheck.verdict.verdict import Verdict, decide
 from tests.healthcheck.examples import BLIND, IDENTITY, NODE, WALL, fault, node, remembers, says, stands
 
 PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity

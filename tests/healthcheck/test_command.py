@@ -12,7 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.command import Child, ChildError, Ended, MissedDeadline, Program, StillStuck, Stopped, how_it_ended
+from healthcheck.host.command import (
+    Child,
+    ChildError,
+    Ended,
+    MissedDeadline,
+    Program,
+    StillStuck,
+    Stopped,
+    how_it_ended,
+)
 from tests.waiting import eventually
 
 SHORT, LONG = 0.3, 30.0

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from healthcheck.cluster import node_state
-from healthcheck.cordon import cordon, cordoned_by, lift, why_kept
-from healthcheck.node import CORDONED_BY, RUN, FieldManager, NodeState
-from healthcheck.run import Kind
+from healthcheck.cluster.client import node_state
+from healthcheck.deep.claim import Kind
+from healthcheck.node.state import CORDONED_BY, RUN, FieldManager, NodeState
+from healthcheck.operations.cordon import cordon, cordoned_by, lift, why_kept
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 US, PERSON = FieldManager("gpu-healthcheck", NOW), FieldManager("kubectl", NOW)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.deep_look import look_deeply
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
+from healthcheck.deep.look import look_deeply
 from healthcheck.model import Outcome
-from healthcheck.probes.dcgm import Dcgm
+from healthcheck.probes.dcgm.diag import Dcgm
 from sim.node import SimulatedNode
 from tests.probes.dcgm_documents import FAULTY, Said, Story, dcgm_4
 

@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 
-from healthcheck import exits, memory_file
-from healthcheck import record as records
-from healthcheck.deep_record import Ran, render, take, untaken
-from healthcheck.exit_table import exit_words
-from healthcheck.looks import looked
-from healthcheck.memory import Memory
+from healthcheck.deep.record import Ran, render, take, untaken
+from healthcheck.memory import exits
+from healthcheck.memory import file as memory_file
+from healthcheck.memory.exit_table import exit_words
+from healthcheck.memory.findings import Memory
+from healthcheck.memory.looks import looked
 from healthcheck.model import Finding, Nature, Now, Outcome, Passed, Severity, Unobserved
-from healthcheck.moments import timestamp
-from healthcheck.node import QUARANTINE_RESULT, RESULTS, SWEEP_RESULT, NodeState
-from healthcheck.probes.nvml import Gpu
-from healthcheck.release import UNTOLD, faults_on, other_severities, read_release, release_of
-from healthcheck.verdict import decide
+from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, SWEEP_RESULT, NodeState
+from healthcheck.probes.nvml.gpus import Gpu
+from healthcheck.text.moments import timestamp
+from healthcheck.verdict import record as records
+from healthcheck.verdict.acknowledgement import UNTOLD, faults_on, other_severities, read_release, release_of
+from healthcheck.verdict.verdict import decide
 from tests.healthcheck.examples import BOOT, GPU, IDENTITY, NOW, WALL, fault, later, node, remembers, says, stands
 
 PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from healthcheck.deep_test import (
+from healthcheck.deep.claim import Kind, Run, take
+from healthcheck.deep.due import (
     Attempt,
     DeepTest,
     is_due,
@@ -19,8 +20,7 @@ from healthcheck.deep_test import (
     obstacle,
     verdict_before,
 )
-from healthcheck.node import CONDITION, DEEP_CHECK, QUARANTINE_RESULT, STATUS, SWEEP_RESULT, NodeState
-from healthcheck.run import Kind, Run, take
+from healthcheck.node.state import CONDITION, DEEP_CHECK, QUARANTINE_RESULT, STATUS, SWEEP_RESULT, NodeState
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)

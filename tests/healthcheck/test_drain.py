@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.drain import Allowed, DrainPlan, Leaving, budgets_on, plan_drain, what_holds
+from healthcheck.operations.drain import Allowed, DrainPlan, Leaving, budgets_on, plan_drain, what_holds
 
 NOTHING, EVERYTHING = Allowed(), Allowed(force=True, empty_dir=True)
 OF_A_JOB: dict[str, Any] = {"ownerReferences": [{"kind": "Job", "name": "train", "controller": True}]}

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from healthcheck import evidence_file
+from healthcheck.captures import evidence_file
+from healthcheck.captures.evidence_file import EvidenceError, Look
 from healthcheck.catalog.policy import Policy
 from healthcheck.checks import CHECKS
-from healthcheck.evidence_file import EvidenceError, Look
-from healthcheck.examine import judge
-from healthcheck.expectation import DeepRun, Expectation, FirstSeen, Place, RuntimeClass
+from healthcheck.checks.examine import judge
+from healthcheck.checks.expectation import DeepRun, Expectation, FirstSeen, Place, RuntimeClass
 from healthcheck.model import Evidence, Probe, Severity, Unobserved
-from healthcheck.probes.infiniband import RDMA
+from healthcheck.probes.efa.infiniband import RDMA
 from healthcheck.probes.kernel_log import RING, Record
-from healthcheck.probes.nvml import NVML
+from healthcheck.probes.nvml.gpus import NVML
 from healthcheck.probes.pci import FUNCTIONS
 from tests.checks.evidence import ADDRESSES, P5, driver_says, efa_functions, every, functions, healthy, rdma
 from tests.healthcheck.examples import BOOT, MACHINE, NODE, NOW

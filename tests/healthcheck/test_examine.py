@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from healthcheck.catalog.policy import Policy
-from healthcheck.examine import CHECK_FAILED, judge, look
-from healthcheck.expectation import Expectation
+from healthcheck.checks.examine import CHECK_FAILED, judge, look
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import (
     Check,
     Evidence,

@@ -9,12 +9,12 @@ from itertools import product
 
 import pytest
 
-from healthcheck import exit_table as table
-from healthcheck.exit_table import EXITS, Exit, exit_words
-from healthcheck.exits import begin, expired, met, passed, recovered, release, retested
-from healthcheck.memory import Acknowledgement, Memory, Release, Standing
+from healthcheck.memory import exit_table as table
+from healthcheck.memory.exit_table import EXITS, Exit, exit_words
+from healthcheck.memory.exits import begin, expired, met, passed, recovered, release, retested
+from healthcheck.memory.findings import Acknowledgement, Memory, Release, Standing
 from healthcheck.model import Nature, Passed, Severity
-from healthcheck.probes.nvml import SUCCESS, Gpu
+from healthcheck.probes.nvml.gpus import SUCCESS, Gpu
 from tests.healthcheck.examples import GPU, MACHINE, MONOTONIC, NOW, WALL, fault, later, remembers, stands
 
 ADDRESS = GPU.removeprefix("gpu/")

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from healthcheck.exits import (
+from healthcheck.memory.exits import (
     adopted,
     begin,
     escalated,
@@ -20,11 +20,11 @@ from healthcheck.exits import (
     release,
     within_log,
 )
-from healthcheck.looks import looked
-from healthcheck.memory import Acknowledgement, Memory, Release, Standing
+from healthcheck.memory.findings import Acknowledgement, Memory, Release, Standing
+from healthcheck.memory.kernel_log import noticed
+from healthcheck.memory.looks import looked
 from healthcheck.model import Finding, Nature, Outcome, Severity
-from healthcheck.probes.nvml import Gpu, RowRemap
-from healthcheck.sightings import noticed
+from healthcheck.probes.nvml.gpus import Gpu, RowRemap
 from tests.healthcheck.examples import (
     BOOT,
     GPU,

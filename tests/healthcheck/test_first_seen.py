@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from healthcheck.exits import begin, met
-from healthcheck.expectation import FirstSeen, Place
-from healthcheck.looks import first_seen
-from healthcheck.memory import MOST_GPUS
+from healthcheck.checks.expectation import FirstSeen, Place
+from healthcheck.memory.exits import begin, met
+from healthcheck.memory.findings import MOST_GPUS
+from healthcheck.memory.looks import first_seen
 from healthcheck.model import Evidence, Probe, Unobserved
-from healthcheck.probes.infiniband import RDMA
-from healthcheck.probes.nvml import Gpu
+from healthcheck.probes.efa.infiniband import RDMA
+from healthcheck.probes.nvml.gpus import Gpu
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import ADDRESSES, efa_functions, functions, gpu_function, rdma
 from tests.healthcheck.examples import BOOT, MACHINE, NOW, remembers

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from healthcheck.catalog.sxid import sxid_table
 from healthcheck.catalog.xid import xid_table
 from healthcheck.checks import CHECKS, KERNEL_LINES
-from healthcheck.examine import judge
-from healthcheck.expectation import Expectation
+from healthcheck.checks.examine import judge
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Evidence, Nature, Sighting
-from healthcheck.printable import printable
 from healthcheck.probes.kernel_log import RING, Record, parse_record
+from healthcheck.text.printable import printable
 from tests.healthcheck.grammar import (
     BY_THE_KERNEL,
     LONGEST_COMM,

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck import http_server
-from healthcheck.http_server import MOST_CONNECTIONS, MOST_REQUEST_BYTES, HttpServer, Page
+from healthcheck.host import http_server
+from healthcheck.host.http_server import MOST_CONNECTIONS, MOST_REQUEST_BYTES, HttpServer, Page
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
 BIG = b"x" * 8_000_000

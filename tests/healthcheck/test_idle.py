@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.idle import Idleness
+from healthcheck.deep.idle import Idleness
 from healthcheck.model import Evidence, ProbeError, Unobserved
-from healthcheck.probes.nvml import NVML, DriverLook, Gpu, Gpus
+from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpu, Gpus
 
 PODS = [(f"team/train-{number}", "nvidia.com/gpu", 2) for number in range(5)]
 

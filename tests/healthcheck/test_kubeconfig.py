@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from healthcheck import kubeconfig
-from healthcheck.cluster import connect
-from healthcheck.cluster_errors import ClusterError
-from healthcheck.kubeconfig import Access, Chosen, KubeconfigError, choose, user_name
+from healthcheck.cluster import kubeconfig
+from healthcheck.cluster.client import connect
+from healthcheck.cluster.errors import ClusterError
+from healthcheck.cluster.kubeconfig import Access, Chosen, KubeconfigError, choose, user_name
 
 NOTHING_SAID = Access()
 

@@ -7,12 +7,12 @@ from datetime import timedelta
 
 import pytest
 
-from healthcheck.exit_table import exit_words
-from healthcheck.exits import begin, expired
-from healthcheck.looks import LOOKS_TO_CONFIRM, MOST_BLIND_LOOKS, looked, without_checks
-from healthcheck.memory import Memory, Suspect
+from healthcheck.memory.exit_table import exit_words
+from healthcheck.memory.exits import begin, expired
+from healthcheck.memory.findings import Memory, Suspect
+from healthcheck.memory.kernel_log import noticed
+from healthcheck.memory.looks import LOOKS_TO_CONFIRM, MOST_BLIND_LOOKS, looked, without_checks
 from healthcheck.model import Finding, Nature, Outcome, Severity, TooEarly
-from healthcheck.sightings import noticed
 from tests.healthcheck.examples import (
     BLIND,
     BOOT,

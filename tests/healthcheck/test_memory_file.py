@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck import exits
-from healthcheck.expectation import FirstSeen, Place
-from healthcheck.memory import Acknowledgement, Hit, Memory, Release
-from healthcheck.memory_file import MemoryFile, MemoryFileError
+from healthcheck.checks.expectation import FirstSeen, Place
+from healthcheck.memory import exits
+from healthcheck.memory.file import MemoryFile, MemoryFileError
+from healthcheck.memory.findings import Acknowledgement, Hit, Memory, Release
 from healthcheck.model import Nature, Now
 from tests.healthcheck.examples import BOOT, GPU, WALL, fault, remembers, stands
 
@@ -37,7 +37,7 @@ MEMORY = remembers(
 SECOND_AGENT = """
 import sys
 from pathlib import Path
-from healthcheck.memory_file import MemoryFile
+from healthcheck.memory.file import MemoryFile
 file = MemoryFile(Path(sys.argv[1]))
 print(file.acquire(), flush=True)
 sys.stdin.readline()

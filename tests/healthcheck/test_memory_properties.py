@@ -13,17 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from healthcheck.exits import REMAP_XIDS, begin, expired, met, recovered, release
-from healthcheck.looks import looked
-from healthcheck.memory import Acknowledgement, Memory, Release, Standing, gpu_address
-from healthcheck.memory_file import MemoryFile
+from healthcheck.memory.exits import REMAP_XIDS, begin, expired, met, recovered, release
+from healthcheck.memory.file import MemoryFile
+from healthcheck.memory.findings import Acknowledgement, Memory, Release, Standing, gpu_address
+from healthcheck.memory.kernel_log import noticed
+from healthcheck.memory.looks import looked
 from healthcheck.model import Finding, Nature, Now, Outcome, Severity, Sighting, Unobserved
-from healthcheck.node import RESULTS, NodeState
-from healthcheck.probes.nvml import Gpu, RowRemap
-from healthcheck.record import LONGEST, dump, load, remembered, render
-from healthcheck.release import dump_release, parse_release, release_of
-from healthcheck.sightings import noticed
-from healthcheck.verdict import decide
+from healthcheck.node.state import RESULTS, NodeState
+from healthcheck.probes.nvml.gpus import Gpu, RowRemap
+from healthcheck.verdict.acknowledgement import dump_release, parse_release, release_of
+from healthcheck.verdict.record import LONGEST, dump, load, remembered, render
+from healthcheck.verdict.verdict import decide
 from tests.healthcheck.examples import IDENTITY, MACHINE, MONOTONIC, WALL
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs/record.schema.json").read_text())

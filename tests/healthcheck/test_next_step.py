@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from healthcheck.next_step import Platform, next_step, platform_of
-from healthcheck.node import TAINT, NodeState
+from healthcheck.node.state import TAINT, NodeState
+from healthcheck.operations.next_step import Platform, next_step, platform_of
 from quarantine.release import Recommendation
 
 EC2 = NodeState("n", provider_id="aws:///us-west-2a/i-0123456789abcdef0")

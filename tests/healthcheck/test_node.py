@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from healthcheck.cluster import node_state
-from healthcheck.moments import EARLIEST
-from healthcheck.node import STATUS, FieldManager, managers_of_label
+from healthcheck.cluster.client import node_state
+from healthcheck.node.state import STATUS, FieldManager, managers_of_label
+from healthcheck.text.moments import EARLIEST
 
 AT = datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC)
 

@@ -17,7 +17,7 @@ from healthcheck.catalog.nvlink import (
 )
 from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.xid import rule_xid
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Severity
 from healthcheck.probes.kernel_log import Record
 from tests.healthcheck.examples import finding_in

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.memory import Acknowledgement, Release
+from healthcheck.memory.findings import Acknowledgement, Release
 from healthcheck.model import (
     Finding,
     Judgement,
@@ -23,7 +23,7 @@ from healthcheck.model import (
     TooEarly,
     Unobserved,
 )
-from healthcheck.printable import LONGEST, printable
+from healthcheck.text.printable import LONGEST, printable
 from tests.hostile import ANY_TEXT
 
 

@@ -6,10 +6,10 @@ import copy
 
 import pytest
 
-from healthcheck.job_template import TemplateError
-from healthcheck.node import NodeState
-from healthcheck.quarantine_job import TARGET, job_name, quarantine_job
-from healthcheck.run import TESTED_NODE, TOLD
+from healthcheck.deep.claim import TESTED_NODE, TOLD
+from healthcheck.deep.job import TemplateError
+from healthcheck.node.state import NodeState
+from healthcheck.operations.quarantine_job import TARGET, job_name, quarantine_job
 
 TEMPLATE = {
     "metadata": {"labels": {"app.kubernetes.io/name": "gpu-healthcheck"}},

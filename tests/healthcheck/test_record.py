@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from healthcheck import record as records
-from healthcheck.findings_json import finding_row
-from healthcheck.memory import Acknowledgement, Memory, Release
+from healthcheck.memory.findings import Acknowledgement, Memory, Release
+from healthcheck.memory.rows import finding_row
 from healthcheck.model import Nature, Outcome, Severity, Unobserved
-from healthcheck.moments import timestamp
-from healthcheck.record import LONGEST, RecordError, passed_since
-from healthcheck.verdict import decide
+from healthcheck.text.moments import timestamp
+from healthcheck.verdict import record as records
+from healthcheck.verdict.record import LONGEST, RecordError, passed_since
+from healthcheck.verdict.verdict import decide
 from tests.healthcheck.examples import BLIND, BOOT, IDENTITY, MACHINE, NODE, WALL, fault, remembers, says, stands
 
 ALL_GROUPS = [

@@ -9,13 +9,21 @@ from typing import Any
 
 import pytest
 
-from healthcheck import record as records
-from healthcheck.exits import release
-from healthcheck.memory import Acknowledgement, Memory, Release
+from healthcheck.memory.exits import release
+from healthcheck.memory.findings import Acknowledgement, Memory, Release
 from healthcheck.model import PREFIX, Nature, Severity
-from healthcheck.node import QUARANTINE_RESULT, RELEASE, RESULTS, STATUS, SWEEP_RESULT, TAINT, FieldManager, NodeState
-from healthcheck.record import RecordError
-from healthcheck.release import (
+from healthcheck.node.state import (
+    QUARANTINE_RESULT,
+    RELEASE,
+    RESULTS,
+    STATUS,
+    SWEEP_RESULT,
+    TAINT,
+    FieldManager,
+    NodeState,
+)
+from healthcheck.verdict import record as records
+from healthcheck.verdict.acknowledgement import (
     GESTURE,
     UNTOLD,
     acknowledgements,
@@ -26,7 +34,8 @@ from healthcheck.release import (
     read_release,
     release_of,
 )
-from healthcheck.verdict import decide
+from healthcheck.verdict.record import RecordError
+from healthcheck.verdict.verdict import decide
 from tests.healthcheck.examples import BOOT, GPU, IDENTITY, WALL, fault, later, node, remembers, says, stands
 
 PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity

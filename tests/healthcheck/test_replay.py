@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck import record as records
+from healthcheck.captures.blocks import CaptureError, Input
+from healthcheck.captures.bug_report import BugReportReader
+from healthcheck.captures.kernel_logs import KernelLogReader, PassedOver
+from healthcheck.captures.replay import Replay
 from healthcheck.checks import CHECKS
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Nature, Severity
-from healthcheck.probes.bug_report import BugReportReader
-from healthcheck.probes.capture_bytes import CaptureError, Input
-from healthcheck.probes.captures import KernelLogReader, PassedOver
-from healthcheck.record import Identity
-from healthcheck.replay import Replay
-from healthcheck.verdict import decide
+from healthcheck.verdict import record as records
+from healthcheck.verdict.record import Identity
+from healthcheck.verdict.verdict import decide
 
 SAVED = datetime(2026, 11, 21, tzinfo=UTC)
 EVENTS = tuple(one for one in CHECKS if one.nature is Nature.EVENT)

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.node import MAINTENANCE, MODE, RUN, NodeState
-from healthcheck.run import FARTHEST, Kind, Run, clear, give_back, is_marked, run_on, take
+from healthcheck.deep.claim import FARTHEST, Kind, Run, clear, give_back, is_marked, run_on, take
+from healthcheck.node.state import MAINTENANCE, MODE, RUN, NodeState
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 SWEEP = Run(Kind.SWEEP, "gpu-sweep-n-1", NOW + timedelta(hours=1))

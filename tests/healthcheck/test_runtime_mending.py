@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from healthcheck import runtime_mending
-from healthcheck.probes.runtime.distributions import (
+from healthcheck.checks import runtime_mending
+from healthcheck.probes.container_runtime.distributions import (
     AKS,
     BOTTLEROCKET,
     EKS_AL2023,
@@ -21,7 +21,7 @@ from healthcheck.probes.runtime.distributions import (
     RKE2,
     TALOS,
 )
-from healthcheck.probes.runtime.facts import (
+from healthcheck.probes.container_runtime.facts import (
     CRIO,
     DOCKER,
     Configuration,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from healthcheck.checks import CHECKS
-from healthcheck.examine import judge
-from healthcheck.expectation import Expectation
-from healthcheck.looks import looked
+from healthcheck.checks.examine import judge
+from healthcheck.checks.expectation import Expectation
+from healthcheck.memory.kernel_log import noticed
+from healthcheck.memory.looks import looked
 from healthcheck.model import Evidence, Nature, Severity, Status
 from healthcheck.probes.kernel_log import RING, Record
-from healthcheck.sightings import noticed
-from healthcheck.verdict import Verdict, decide
+from healthcheck.verdict.verdict import Verdict, decide
 from tests.healthcheck.examples import MONOTONIC, NOW, fault, remembers, says
 
 EVENT_CHECKS = tuple(check for check in CHECKS if check.nature is Nature.EVENT)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from healthcheck import settings as configuration
-from healthcheck.change import Rules
+from healthcheck.catalog.profiles import InstanceProfile
 from healthcheck.model import Severity
-from healthcheck.profiles import InstanceProfile
 from healthcheck.settings import BadValue, NodeSettings, SettingsError, UnknownKeys, read_settings, unknown_keys
+from healthcheck.verdict.change import Rules
 
 SECONDS = "a whole number of seconds, "
 GROUPS = "allowed are 0, 2, 3, 7, 8, 0-nvidia-smi, 2-efa-enumeration, 3-topology-check, 7-container-runtime, 8-hami"

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from healthcheck.memory import Memory
+from healthcheck.memory.findings import Memory
+from healthcheck.memory.kernel_log import noticed
 from healthcheck.model import Finding, Nature, Outcome, Severity, Sighting
-from healthcheck.sightings import noticed
 from tests.healthcheck.examples import GPU, MONOTONIC, NOW, fault, later, remembers
 
 MONITOR, RESET, REBOOT, ISOLATE = (severity for severity in Severity if severity)

@@ -6,8 +6,8 @@ import pytest
 
 from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.sxid import CLASSES, sxid_table
+from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.sxid import read_sxid
-from healthcheck.expectation import Expectation
 from healthcheck.model import Finding, Severity, Sighting
 from healthcheck.probes.kernel_log import Record
 

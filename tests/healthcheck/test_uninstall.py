@@ -10,8 +10,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.node import MAINTENANCE, STARTUP, UNHEALTHY, FieldManager, NodeState
-from healthcheck.uninstall import STOP, patch, removal
+from healthcheck.node.state import MAINTENANCE, STARTUP, UNHEALTHY, FieldManager, NodeState
+from healthcheck.operations.uninstall import STOP, patch, removal
 from tests.healthcheck.examples import WALL
 
 DOCS = Path(__file__).parents[2] / "docs"

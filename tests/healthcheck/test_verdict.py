@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.memory import Memory
+from healthcheck.memory.findings import Memory
 from healthcheck.model import Nature, Outcome, Severity, Status, Unobserved
-from healthcheck.verdict import CheckCause, GroupVerdict, Verdict, decide, merge, status_of
+from healthcheck.verdict.verdict import CheckCause, GroupVerdict, Verdict, decide, merge, status_of
 from tests.healthcheck.examples import BLIND, fault, looked_at, remembers, says, stands
 
 PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from healthcheck.checks import CHECKS
-from healthcheck.examine import judge
-from healthcheck.exits import begin, expired, met
-from healthcheck.expectation import Expectation
-from healthcheck.looks import looked
-from healthcheck.memory import Memory
-from healthcheck.memory_file import MemoryFile
+from healthcheck.checks.examine import judge
+from healthcheck.checks.expectation import Expectation
+from healthcheck.memory.exits import begin, expired, met
+from healthcheck.memory.file import MemoryFile
+from healthcheck.memory.findings import Memory
+from healthcheck.memory.kernel_log import noticed
+from healthcheck.memory.looks import looked
 from healthcheck.model import Evidence, Finding, Nature, Now, Outcome, Severity, Unobserved
 from healthcheck.probes.kernel_log import RING, Record
-from healthcheck.probes.nvml import Gpu, RowRemap
-from healthcheck.sightings import noticed
-from healthcheck.verdict import decide
+from healthcheck.probes.nvml.gpus import Gpu, RowRemap
+from healthcheck.verdict.verdict import decide
 from tests.healthcheck.examples import MACHINE, WALL
 
 if TYPE_CHECKING:

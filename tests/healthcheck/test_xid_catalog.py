@@ -9,7 +9,7 @@ import pytest
 
 from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.xid import severity_of, xid_table
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Severity
 from healthcheck.probes.kernel_log import Record
 from tests.healthcheck.examples import finding_in

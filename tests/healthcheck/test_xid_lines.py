@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from healthcheck.catalog.policy import Policy
+from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.xid import CHECK, read_xid
-from healthcheck.expectation import Expectation
 from healthcheck.model import Evidence, Finding, Severity, Sighting
 from healthcheck.probes.kernel_log import RING, Record, parse_record
 from tests.healthcheck.examples import finding_in

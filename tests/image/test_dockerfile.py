@@ -21,8 +21,8 @@ STAGES = re.findall(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, re.MULTILINE)
 # Loads what the image runs, and prints which parts of its environment came along. The agent, which loads less, is last.
 LOADED = """
 import sys
-import grpc, google.protobuf.json_format, google.protobuf.message_factory, healthcheck.probes.grpc_child
-import healthcheck.cluster, healthcheck.probes.nvml_child, pynvml, cli.__main__, agent.program
+import grpc, google.protobuf.json_format, google.protobuf.message_factory, healthcheck.host.grpc_child
+import healthcheck.cluster.client, healthcheck.probes.nvml.child, pynvml, cli.__main__, agent.program
 for name, module in sys.modules.items():
     print(name, getattr(module, "__file__", None))
 """

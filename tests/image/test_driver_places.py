@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from healthcheck.model import Unobserved
-from healthcheck.probes.nvml import Gpus
-from healthcheck.probes.nvml_driver import Driver
+from healthcheck.probes.nvml.driver import Driver
+from healthcheck.probes.nvml.gpus import Gpus
 from sim import c_library, nvml_library
 from sim.node import DRIVER_VERSION, SimulatedNode
 

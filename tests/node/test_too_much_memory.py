@@ -22,7 +22,7 @@ SLIM = f"{OURS}-slim"
 # memory ends: going by size alone the kernel would take it.
 DEEP_TEST = """
 import sys
-from healthcheck.command import Child, ChildError
+from healthcheck.host.command import Child, ChildError
 held = b"x" * (90 << 20)
 grow = "import sys; sys.stdin.readline(); hoard = []\\nwhile True: hoard.append(b'x' * (8 << 20))"
 child = Child((sys.executable, "-c", grow))

@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from healthcheck.probes.bug_report import BugReportReader
-from healthcheck.probes.capture_bytes import Input
-from healthcheck.probes.captures import PassedOver
+from healthcheck.captures.blocks import Input
+from healthcheck.captures.bug_report import BugReportReader
+from healthcheck.captures.kernel_logs import PassedOver
 from tests.probes.renderings import BOOTED, FORMS, capture, records
 
 RULE = "_" * 44 + "\n\n"

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from healthcheck.captures import blocks as capture_bytes
+from healthcheck.captures.blocks import CaptureError, Input
+from healthcheck.captures.kernel_logs import SAMPLE_BYTES, Batch, KernelLogReader, PassedOver
+from healthcheck.captures.log_lines import LogLine, Stamp, read_line
 from healthcheck.checks import driver_messages
-from healthcheck.probes import capture_bytes
-from healthcheck.probes.capture_bytes import CaptureError, Input
-from healthcheck.probes.captures import SAMPLE_BYTES, Batch, KernelLogReader, PassedOver
 from healthcheck.probes.kernel_log import Record
-from healthcheck.probes.log_lines import LogLine, Stamp, read_line
 from tests.probes.renderings import BOOT_ID, BOOTED, FORMS, TO_THE_MINUTE, WITHOUT_TIMES, capture, records
 
 SAVED = BOOTED + timedelta(hours=3)

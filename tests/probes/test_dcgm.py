@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from healthcheck.checks.dcgm_diag import LEVEL_2, LEVEL_4
-from healthcheck.examine import judge, look
-from healthcheck.expectation import Expectation
+from healthcheck.checks.examine import judge, look
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Host, Outcome, Seen, Unobserved
-from healthcheck.probes import dcgm
-from healthcheck.probes.dcgm import (
+from healthcheck.probes.dcgm import diag as dcgm
+from healthcheck.probes.dcgm.diag import (
     HURRY_SECONDS,
     PATIENCE_SECONDS,
     Dcgm,
@@ -22,7 +22,7 @@ from healthcheck.probes.dcgm import (
     checked_host,
     level_2_patience_seconds,
 )
-from healthcheck.probes.dcgm_document import Answer
+from healthcheck.probes.dcgm.document import Answer
 from sim.node import SimulatedNode
 from tests.healthcheck.test_command import is_gone
 from tests.probes.dcgm_documents import FAULTY, Story, dcgm_4, printed, runtime_error

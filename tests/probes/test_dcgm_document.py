@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from healthcheck.probes.dcgm_document import LONGEST_ANSWER, Answer, DiagError, DiagResult, read_answer
+from healthcheck.probes.dcgm.document import LONGEST_ANSWER, Answer, DiagError, DiagResult, read_answer
 from tests.probes.dcgm_documents import (
     FAULTY,
     NOT_PERSISTENT,

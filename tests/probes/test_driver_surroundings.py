@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.probes.nvml_driver import library_versions, sees_every_process
+from healthcheck.probes.nvml.driver import library_versions, sees_every_process
 from sim.node import SimulatedNode
 
 SONAME = "libnvidia-ml.so.1"

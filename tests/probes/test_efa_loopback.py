@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from healthcheck.model import Host, ProbeError, Unobserved
-from healthcheck.probes.efa_loopback import EfaLoopback, Loopback, LoopbackLook, read_efa_loopback
-from healthcheck.probes.fi_pingpong import CAUSE, Answer, Broken, Measured
+from healthcheck.probes.efa.fi_pingpong import CAUSE, Answer, Broken, Measured
+from healthcheck.probes.efa.loopback import EfaLoopback, Loopback, LoopbackLook, read_efa_loopback
 from sim.node import EFA_PROGRAMS, SimulatedNode
 from tests.healthcheck.test_command import FrozenDisk, is_gone
 from tests.waiting import eventually

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from healthcheck.command import Ended
+from healthcheck.host.command import Ended
 from healthcheck.model import Unobserved
-from healthcheck.probes.fi_pingpong import CAUSE, Answer, Broken, Measured, read_side, together
+from healthcheck.probes.efa.fi_pingpong import CAUSE, Answer, Broken, Measured, read_side, together
 
 HEAD = b"bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n"
 TABLE = HEAD + (

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from healthcheck.host import grpc_child
+from healthcheck.host.grpc_child import QUESTIONS
+from healthcheck.host.grpc_socket import NodeSocket
 from healthcheck.model import ProbeError
-from healthcheck.probes import grpc_child
-from healthcheck.probes.grpc_child import QUESTIONS
-from healthcheck.probes.node_socket import NodeSocket
 from tests.probes.grpc_server import serving, told
 
 MODULES = Path(os.environ.get("GOMODCACHE", Path.home() / "go/pkg/mod")) / "k8s.io"
@@ -210,7 +210,7 @@ def test_a_child_that_nobody_ends_ends_itself(short_root: Path) -> None:
         sys.executable,
         "-I",
         "-m",
-        "healthcheck.probes.grpc_child",
+        "healthcheck.host.grpc_child",
         "container-runtime",
         str(short_root / PATH[1:]),
     ]
@@ -223,7 +223,7 @@ def test_who_asks_never_loads_grpc(short_root: Path) -> None:
     program = (
         "import json, sys, pathlib\n"
         "import agent.program, cli.__main__, healthcheck.probes.pod_resources\n"
-        "from healthcheck.probes.node_socket import NodeSocket\n"
+        "from healthcheck.host.grpc_socket import NodeSocket\n"
         "answer = NodeSocket('container-runtime').ask(pathlib.Path(sys.argv[1]), sys.argv[2])\n"
         "print(json.dumps([len(answer), [one for one in sys.modules if one.startswith(('grpc', 'google.'))]]))\n"
     )

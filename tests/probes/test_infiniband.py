@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthcheck.model import Host, ProbeError
-from healthcheck.probes import infiniband
-from healthcheck.probes.infiniband import ERROR_COUNTERS, KEEP_ALIVES, Rdma, RdmaDevice, read_rdma
+from healthcheck.probes.efa import infiniband
+from healthcheck.probes.efa.infiniband import ERROR_COUNTERS, KEEP_ALIVES, Rdma, RdmaDevice, read_rdma
 from sim.node import SimulatedNode
 
 

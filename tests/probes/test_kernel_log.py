@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from healthcheck.checks import CHECKS, KERNEL_LINES
-from healthcheck.examine import judge
-from healthcheck.expectation import Expectation
+from healthcheck.checks.examine import judge
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Evidence, Host, Nature, ProbeError
 from healthcheck.probes.kernel_log import RING, Batch, KernelLog, Record, boot_id, parse_record, read_ring
 from sim.node import SimulatedNode

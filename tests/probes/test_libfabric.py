@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from healthcheck.model import Host, Unobserved
-from healthcheck.probes.libfabric import (
+from healthcheck.probes.efa.libfabric import (
     ASKED_AGAIN_SECONDS,
     Libfabric,
     LibfabricLook,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from healthcheck.command import Ended
+from healthcheck.host.command import Ended
 from healthcheck.model import Host, ProbeError, Unobserved
 from healthcheck.probes.nccl import (
     CAUSE,

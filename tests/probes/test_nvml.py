@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 
 from healthcheck.checks.driver import CHECK
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Evidence, Finding, Host, Judgement, ProbeError, Seen, Severity, Unobserved
-from healthcheck.probes.nvml import (
+from healthcheck.probes.nvml.driver import Driver
+from healthcheck.probes.nvml.gpus import (
     NONSENSE,
     NVML,
     DriverLook,
@@ -40,7 +41,6 @@ from healthcheck.probes.nvml import (
     Temperature,
     read_driver,
 )
-from healthcheck.probes.nvml_driver import Driver
 from sim import nvml_library
 from sim.c_library import find_compiler
 from sim.node import SimulatedNode
@@ -647,9 +647,9 @@ class TestReadings:
 
 LOOKS_AN_HOUR_APART = """
 import json, sys
-from healthcheck.probes.nvml_child import look
-from healthcheck.probes.nvml_library import Library
-from healthcheck.probes.nvml_readings import Inforoms
+from healthcheck.probes.nvml.child import look
+from healthcheck.probes.nvml.library import Library
+from healthcheck.probes.nvml.readings import Inforoms
 
 root, seconds = sys.argv[1], 0.0
 library, inforoms = Library(root, use_loader=False), Inforoms(lambda: seconds)
@@ -1264,7 +1264,7 @@ class TestChild:
 
     def test_it_ends_when_nobody_asks_any_more(self, node: SimulatedNode) -> None:
         done = subprocess.run(
-            [sys.executable, "-I", "-m", "healthcheck.probes.nvml_child", node.root, "root-only"],
+            [sys.executable, "-I", "-m", "healthcheck.probes.nvml.child", node.root, "root-only"],
             input=b"look\nlook\n",
             capture_output=True,
             check=True,

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from healthcheck.model import Unobserved
-from healthcheck.probes.nvml import NONSENSE, Gpu, Gpus, NvLink
-from healthcheck.probes.nvml_answer import read_answer
+from healthcheck.probes.nvml.answer import read_answer
+from healthcheck.probes.nvml.gpus import NONSENSE, Gpu, Gpus, NvLink
 
 
 def line(**changes: object) -> bytes:

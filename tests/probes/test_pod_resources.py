@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from healthcheck.examine import look
+from healthcheck.checks.examine import look
 from healthcheck.model import Check, Host, ProbeError, Unobserved
 from healthcheck.probes.pod_resources import (
     POD_RESOURCES,

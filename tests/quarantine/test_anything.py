@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck import record as records
 from healthcheck.model import Finding, Outcome, Severity
-from healthcheck.node import QUARANTINE_RESULT, RELEASE, RESULTS, NodeState
+from healthcheck.node.state import QUARANTINE_RESULT, RELEASE, RESULTS, NodeState
+from healthcheck.verdict import record as records
 from quarantine.history import MOST_FINDINGS, MOST_RUNS, history_of
 from quarantine.record import TESTS, Begun, Progress, Result, carried_by, render
 from quarantine.release import Recommendation

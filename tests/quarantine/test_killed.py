@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from healthcheck import record as records
-from healthcheck.cluster import node_state
-from healthcheck.deep_record import deep_record
+from healthcheck.cluster.client import node_state
+from healthcheck.deep.claim import clear
+from healthcheck.deep.record import deep_record
 from healthcheck.model import Severity
-from healthcheck.moments import moment
-from healthcheck.run import clear
+from healthcheck.text.moments import moment
+from healthcheck.verdict import record as records
 from quarantine.marks import HELD
 from tests.agent.test_deep import answer
 from tests.probes.dcgm_documents import FAULTY

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from healthcheck.deep_record import deep_record
-from healthcheck.moments import moment, timestamp
-from healthcheck.record import passed_since
+from healthcheck.deep.record import deep_record
+from healthcheck.text.moments import moment, timestamp
+from healthcheck.verdict.record import passed_since
 from tests.agent.test_deep import answer
 from tests.probes.dcgm_documents import FAULTY, Said
 from tests.quarantine.world import ALL_REDUCE, LEVEL_4, LOOPBACK, NODE, SPOT, P, World, end_of

@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from healthcheck.cluster import Cluster
+from healthcheck.cluster.client import Cluster
 from sweeper import __main__ as program
 
 _WRITES = ("create", "patch", "delete")

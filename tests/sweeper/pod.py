@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from healthcheck.moments import timestamp
+from healthcheck.text.moments import timestamp
 from tests.agent.world import P, World
 from tests.probes.dcgm_documents import Said, Story, dcgm_4, runtime_error
 

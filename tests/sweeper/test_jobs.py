@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from healthcheck.job_template import TemplateError
+from healthcheck.deep.job import TemplateError
 from sim.control_plane import MANIFESTS
 from sweeper.jobs import Order, job_for, job_name, tolerations
 from sweeper.select import Candidate

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.budget import Slot
+from healthcheck.verdict.budget import Slot
 from sweeper.places import Holder, kept_without_agent, unowned
 from tests.sweeper.world import Fleet, P
 from tests.waiting import eventually

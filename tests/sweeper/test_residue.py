@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from healthcheck.node import MAINTENANCE, MODE, RUN, NodeState
-from healthcheck.run import JobState, Kind, Run, take
+from healthcheck.deep.claim import JobState, Kind, Run, take
+from healthcheck.node.state import MAINTENANCE, MODE, RUN, NodeState
 from sweeper.residue import Residue, residue
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

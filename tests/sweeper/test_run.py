@@ -12,10 +12,10 @@ from typing import Any
 import psutil
 import pytest
 
-from healthcheck.cluster import node_state
-from healthcheck.deep_test import last_deep_test
-from healthcheck.moments import moment
-from healthcheck.probes.dcgm import HURRY_SECONDS, Dcgm
+from healthcheck.cluster.client import node_state
+from healthcheck.deep.due import last_deep_test
+from healthcheck.probes.dcgm.diag import HURRY_SECONDS, Dcgm
+from healthcheck.text.moments import moment
 from sweeper import run
 from tests.agent.world import P, StandIn, World
 from tests.probes.dcgm_documents import FAULTY, NOT_PERSISTENT, Said

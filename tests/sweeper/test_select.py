@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.deep_test import Attempt, DeepTest
-from healthcheck.node import CONDITION, INSTANCE_TYPE, MAINTENANCE, RESULTS, STATUS, SWEEP_RESULT, NodeState
-from healthcheck.run import Kind, Run, take
+from healthcheck.deep.claim import Kind, Run, take
+from healthcheck.deep.due import Attempt, DeepTest
+from healthcheck.node.state import CONDITION, INSTANCE_TYPE, MAINTENANCE, RESULTS, STATUS, SWEEP_RESULT, NodeState
 from sweeper.select import Candidate, Limits, candidate, select
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from healthcheck.cluster import Cluster
-from healthcheck.deep_test import last_deep_test
-from healthcheck.node import NodeState
+from healthcheck.cluster.client import Cluster
+from healthcheck.deep.due import last_deep_test
+from healthcheck.node.state import NodeState
 from sim.control_plane import ControlPlane, unbound_token
 from sim.kubelet import put_program
 from tests.waiting import eventually
@@ -34,8 +34,8 @@ TESTER = """
 import sys, time
 from datetime import UTC, datetime
 import json, os
-from healthcheck.cluster import Cluster
-from healthcheck.cluster_errors import ClusterError
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.errors import ClusterError
 name, cluster = os.environ["NODE_NAME"], Cluster()
 time.sleep(json.loads(sys.argv[2]).get(name, float(sys.argv[1])))
 at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

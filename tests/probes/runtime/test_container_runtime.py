@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from healthcheck.model import Host, ProbeError
-from healthcheck.probes.runtime import facts
-from healthcheck.probes.runtime.container_runtime import read_container_runtime
-from healthcheck.probes.runtime.facts import ContainerRuntime, Program
+from healthcheck.probes.container_runtime import facts
+from healthcheck.probes.container_runtime.configuration import read_container_runtime
+from healthcheck.probes.container_runtime.facts import ContainerRuntime, Program
 from sim import go_program
 from sim.container_runtime import DISTRIBUTIONS, IMAGE_MADE, NVIDIA_V2, OPERATORS_PROGRAM, TOOLKIT_PROGRAM, V2, handler
 from sim.node import SimulatedNode

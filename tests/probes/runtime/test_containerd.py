@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.probes.runtime.containerd import read_configuration
-from healthcheck.probes.runtime.facts import Configuration, Handler, Misplaced, Problem
+from healthcheck.probes.container_runtime.containerd import read_configuration
+from healthcheck.probes.container_runtime.facts import Configuration, Handler, Misplaced, Problem
 from sim import go_program
 from sim.container_runtime import V2, V3, default, handler
 

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck import evidence_file
+from healthcheck.captures import evidence_file
 from healthcheck.model import Host, Unobserved
-from healthcheck.probes.runtime.container_runtime import CONTAINER_RUNTIME, read_container_runtime
-from healthcheck.probes.runtime.cri import (
+from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME, read_container_runtime
+from healthcheck.probes.container_runtime.cri import (
     ASKED_AGAIN_SECONDS,
     NOT_HERE,
     NOT_YET,
@@ -29,7 +29,7 @@ from healthcheck.probes.runtime.cri import (
     read_status,
     with_live,
 )
-from healthcheck.probes.runtime.facts import Configuration, ContainerRuntime, Handler, Live, ReadFile
+from healthcheck.probes.container_runtime.facts import Configuration, ContainerRuntime, Handler, Live, ReadFile
 from sim.node import SimulatedNode
 from tests.probes.grpc_server import Json, Server, serving, told
 from tests.waiting import eventually

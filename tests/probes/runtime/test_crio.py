@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.probes.runtime.crio import CDI_FOLDERS, STANDARD_FILE, read_configuration
-from healthcheck.probes.runtime.facts import CRIO, Configuration, Handler
+from healthcheck.probes.container_runtime.crio import CDI_FOLDERS, STANDARD_FILE, read_configuration
+from healthcheck.probes.container_runtime.facts import CRIO, Configuration, Handler
 
 NVIDIA = '[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/bin/nvidia-container-runtime"\nruntime_type = "oci"\n'
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthcheck.checks import CHECKS
-from healthcheck.expectation import Expectation
+from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Evidence, Host, ProbeError
-from healthcheck.probes.runtime.container_runtime import CONTAINER_RUNTIME, read_container_runtime
-from healthcheck.probes.runtime.facts import ContainerRuntime
+from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME, read_container_runtime
+from healthcheck.probes.container_runtime.facts import ContainerRuntime
 from sim.container_runtime import DISTRIBUTIONS
 from sim.node import SimulatedNode
 from tests.checks.any_facts import is_in_order

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.probes.runtime.docker import STANDARD_FILE, read_configuration
-from healthcheck.probes.runtime.facts import Configuration
+from healthcheck.probes.container_runtime.docker import STANDARD_FILE, read_configuration
+from healthcheck.probes.container_runtime.facts import Configuration
 
 
 def read(root: Path, text: str | bytes) -> Configuration:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.probes.runtime.documents import MalformedError, arguments, json_object, yaml_object
+from healthcheck.probes.container_runtime.documents import MalformedError, arguments, json_object, yaml_object
 
 READERS = [json_object, yaml_object]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.probes.runtime.host_files import MOST_BYTES, is_executable, matches, read, read_whole, resolve, walk
+from healthcheck.host.host_files import MOST_BYTES, is_executable, matches, read, read_whole, resolve, walk
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.probes.runtime import distributions
-from healthcheck.probes.runtime.distributions import LAYOUTS, STANDARD, STANDARD_SOCKET
-from healthcheck.probes.runtime.kubelet import Settings, choose, settings_of, settings_on_disk
-from healthcheck.probes.runtime.processes import Process
+from healthcheck.probes.container_runtime import distributions
+from healthcheck.probes.container_runtime.distributions import LAYOUTS, STANDARD, STANDARD_SOCKET
+from healthcheck.probes.container_runtime.kubelet import Settings, choose, settings_of, settings_on_disk
+from healthcheck.probes.container_runtime.processes import Process
 
 GATE = "KubeletCgroupDriverFromCRI"
 K3S_SOCKET = "/run/k3s/containerd/containerd.sock"

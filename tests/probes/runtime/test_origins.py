@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from healthcheck.model import Host
-from healthcheck.probes.runtime import processes
-from healthcheck.probes.runtime.container_runtime import read_container_runtime
-from healthcheck.probes.runtime.origins import Origin
-from healthcheck.probes.runtime.processes import FABRIC_MANAGER, IMEX, find
+from healthcheck.probes.container_runtime import processes
+from healthcheck.probes.container_runtime.configuration import read_container_runtime
+from healthcheck.probes.container_runtime.origins import Origin
+from healthcheck.probes.container_runtime.processes import FABRIC_MANAGER, IMEX, find
 from healthcheck.probes.services import Service, Uncounted, read_services
 from sim.host_services import ALL_CAPABILITIES, Container
 from sim.node import SimulatedNode

@@ -12,9 +12,17 @@ from pathlib import Path
 import pytest
 
 from healthcheck.model import Host
-from healthcheck.probes.runtime import processes
-from healthcheck.probes.runtime.container_runtime import read_container_runtime
-from healthcheck.probes.runtime.processes import Found, Process, find, flag_of, holder_of, root_of, socket_path
+from healthcheck.probes.container_runtime import processes
+from healthcheck.probes.container_runtime.configuration import read_container_runtime
+from healthcheck.probes.container_runtime.processes import (
+    Found,
+    Process,
+    find,
+    flag_of,
+    holder_of,
+    root_of,
+    socket_path,
+)
 from sim.node import SimulatedNode
 
 HOST = Path("/")
@@ -127,7 +135,7 @@ OTHER_MOUNTS = """
 import subprocess, sys
 from pathlib import Path
 from healthcheck.model import Host
-from healthcheck.probes.runtime.container_runtime import read_container_runtime
+from healthcheck.probes.container_runtime.configuration import read_container_runtime
 folder, listener = sys.argv[1:]
 mount = f'mount -t tmpfs none {folder}/etc && echo version = 3 > {folder}/etc/config.toml && exec "$@"'
 words = [listener, f"--config={folder}/etc/config.toml", f"--address={folder}/c.sock"]

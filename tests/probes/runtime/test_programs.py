@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.probes.runtime import programs
-from healthcheck.probes.runtime.containerd import MODULE
-from healthcheck.probes.runtime.facts import Program
+from healthcheck.probes.container_runtime import programs
+from healthcheck.probes.container_runtime.containerd import MODULE
+from healthcheck.probes.container_runtime.facts import Program
 from sim import go_program
 
 PATH = "/usr/bin/containerd"

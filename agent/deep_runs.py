@@ -1,0 +1,348 @@
+"""The agent's own level 2: when it is due, whether the node may be tested now, and the run itself."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from agent.failures import Failures
+from agent.marks import KIND, Marks, OwnNode
+from healthcheck.checks.expectation import Expectation
+from healthcheck.cluster.errors import ClusterError
+from healthcheck.deep.due import is_overdue, last_deep_test
+from healthcheck.deep.look import Diagnostic, look_deeply
+from healthcheck.deep.record import Ran, deep_record, render
+from healthcheck.model import Now, Outcome, Probe, ProbeError, Severity
+from healthcheck.node.state import NodeState
+from healthcheck.telemetry import Telemetry
+from healthcheck.text.moments import timestamp
+from healthcheck.verdict import record as records
+from healthcheck.verdict.acknowledgement import taken_on
+
+log = structlog.get_logger()
+
+LOOK_AGAIN_SECONDS = 300.0
+"""After a moment at which the node could not be tested: it was busy, or something stood in the way."""
+NOT_HERE_SECONDS = 3600.0
+"""Until somebody looks again whether there is a dcgmi, or an interval."""
+SETTLE_SECONDS = 600.0
+"""So long after its start an agent tests nothing: a fleet that restarts must not be tested at once."""
+FIRST_RETRY_SECONDS = 600.0
+"""After a run that could not run; twice as long after each further one, up to the interval."""
+MAINTENANCE_SECONDS = 10.0
+"""After the taint: a pod that was bound before it has its GPUs by then, as the kubelet tells it."""
+WATCH_SECONDS = 1.0
+"""Between two looks for a pod that came all the same, while a run goes on: it has its GPUs before it begins."""
+_MARGIN_SECONDS = 300.0
+"""Of a run's deadline, beyond what DCGM itself may take: to end it, and to tell."""
+_TOLD_SECONDS = 10.0
+_TELL_AGAIN_SECONDS = 10.0
+"""While a result waits for a cluster that does not answer."""
+_LAST_SECONDS = 50.0
+"""Of an agent that has to end: DCGM takes up to 40 s to stop its tests in a hostengine, and the kubelet kills after 60.
+"""
+_JITTER = 0.1
+_POLL_SECONDS = 0.1
+_LOOK_SECONDS = 60.0
+"""For a light look, which may have to wait for another one, or for the driver."""
+_BLIND_SECONDS = 15.0
+"""So long the kubelet may not answer during a test, which loads the node; it may be restarted, too."""
+
+
+@dataclass(frozen=True)
+class Doors:
+    """What a deep test needs of the rest of the agent, and of the world.
+
+    `idle` says who uses the GPUs, '' for nobody, and raises ProbeError where it can't be told; `held` the same of pods
+    alone, which is asked while the test itself uses them.
+    """
+
+    node_name: str
+    node: OwnNode
+    diagnostic: Callable[[], Diagnostic]
+    """A new one for each run."""
+    absent: Callable[[], bool]
+    """Whether there is no dcgmi."""
+    idle: Callable[[], str]
+    held: Callable[[], str]
+    severity: Callable[[NodeState], Severity]
+    """Of all records on the Node, and of what the agent knows by now."""
+    expect: Callable[[], Expectation]
+    whose: Callable[[], tuple[str, str]]
+    """The machine's id and the boot's."""
+    look_anew: Callable[[], None]
+    """Have a light look begin soon: `idle` goes by what the last one saw of processes."""
+    looked_at: Callable[[], float]
+    """When that began (monotonic)."""
+    beside: Callable[[], Mapping[Probe[Any], Any]]
+    """What it saw of NVML, by which a GPU that DCGM leaves out is missed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The cluster's settings of now, in seconds. `interval` 0: the agent tests nothing."""
+
+    interval: float
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Seconds; a test makes them short."""
+
+    settle: float = SETTLE_SECONDS
+    look_again: float = LOOK_AGAIN_SECONDS
+    maintenance: float = MAINTENANCE_SECONDS
+    watch: float = WATCH_SECONDS
+    look: float = _LOOK_SECONDS
+    blind: float = _BLIND_SECONDS
+    told: float = _TOLD_SECONDS
+
+
+WAITS = Waits()
+
+
+class DeepTests:
+    """Runs on the deep worker, one call of `attempt` at a time; `tidy` and `end` come from other threads."""
+
+    def __init__(
+        self,
+        doors: Doors,
+        pace: Callable[[], Pace],
+        telemetry: Telemetry,
+        clock: Callable[[], Now],
+        folder: Path | None,
+        waits: Waits = WAITS,
+    ) -> None:
+        self._doors = doors
+        self._pace = pace
+        self._telemetry = telemetry
+        self._failures = Failures(telemetry)
+        self._clock = clock
+        self._waits = waits
+        self._started = clock()
+        self._retries = 0
+        self._retry_at = 0.0
+        self._diagnostic: Diagnostic | None = None
+        self._last: Diagnostic | None = None
+        self._stopping = threading.Event()
+        self._marks = Marks(doors.node, clock, folder, self._stopping)
+        self._at_rest = threading.Event()
+        self._at_rest.set()
+        self._answered = 0.0
+        self._said = ""
+
+    def attempt(self) -> float:
+        """Test the node if it is due and may be tested. Returns in how many seconds to come again."""
+        self._at_rest.clear()
+        try:
+            if self._stopping.is_set():
+                return self._waits.look_again
+            self._marks.tell_kept()
+            return self._attempt()
+        except ClusterError as error:
+            self._say("the cluster does not answer", error=str(error))
+            return _TELL_AGAIN_SECONDS if self._marks.has_kept else self._waits.look_again
+        finally:
+            self._at_rest.set()
+
+    def tidy(self) -> None:
+        """Take away what a dead run left on the Node, and measure how long ago it was tested."""
+        self._marks.clear()
+        node, now = self._doors.node.seen(), self._clock().wall
+        if node is not None:
+            self._measure(node, now)
+
+    def end(self) -> None:
+        """End a run that goes on, and wait for that, though not for ever: the next start gives the node back too."""
+        self._stopping.set()
+        diagnostic = self._diagnostic
+        if diagnostic is not None:
+            diagnostic.stop()
+        self._at_rest.wait(_LAST_SECONDS)
+
+    def _attempt(self) -> float:
+        pace, now = self._pace(), self._clock()
+        node = self._doors.node.seen()
+        if not pace.interval or self._doors.absent():
+            return NOT_HERE_SECONDS
+        if node is None:
+            return self._waits.look_again
+        if (seconds := self._seconds_until_due(node, pace, now)) > 0:
+            return min(seconds, NOT_HERE_SECONDS)
+        if why := self._hindrance(node):
+            self._say("no deep test now", why=why)
+            return self._waits.look_again
+        return self._run(pace)
+
+    def _seconds_until_due(self, node: NodeState, pace: Pace, now: Now) -> float:
+        """0 or less: now. Never right after a start, and spread over the fleet by the Node's own number."""
+        share = zlib.crc32((node.uid or node.name).encode()) / 2**32
+        since_start = now.monotonic - self._started.monotonic
+        test = last_deep_test(node, now.wall)
+        if test is not None:
+            due = (test.at - now.wall).total_seconds() + pace.interval * (1 + _JITTER * share)
+        else:
+            # Its place in the interval, the same at each start, so that restarts neither hasten nor starve it.
+            phase = (self._started.wall.timestamp() - share * pace.interval) % pace.interval
+            due = pace.interval - phase - since_start
+        return max(due, self._waits.settle - since_start, self._retry_at - now.monotonic)
+
+    def _hindrance(self, node: NodeState) -> str:
+        """Why the node may not be tested now, '' when it may."""
+        if why := self._marks.hindrance(node):
+            return why
+        if self._doors.severity(node) >= Severity.RESET:
+            return f"its verdict is {self._doors.severity(node).name}"
+        if self._last is not None and (pid := self._last.stuck_pid) is not None:
+            return f"process {pid} of an earlier test can't be killed"
+        return _who(self._doors.idle)
+
+    def _run(self, pace: Pace) -> float:
+        longest = pace.timeout + _MARGIN_SECONDS
+        self._telemetry.deep_running.set(1)
+        try:
+            run = self._marks.take(longest)
+            if run is None:
+                return self._waits.look_again
+            log.info("deep test: the node is ours", until=timestamp(run.until))
+            return self._test(pace)
+        finally:
+            self._telemetry.deep_running.set(0)
+            self._marks.give_back()
+
+    def _test(self, pace: Pace) -> float:
+        self._stopping.wait(self._waits.maintenance)
+        if self._stopping.is_set() or (why := _who(self._used_now)):
+            self._say("no deep test now", why="the agent ends" if self._stopping.is_set() else why)
+            return self._waits.look_again
+        started = self._clock().wall
+        outcome = self._diagnose()
+        if outcome is None:
+            self._telemetry.deep_runs.labels("stopped").inc()
+            return self._waits.look_again
+        self._failures.account((outcome,))
+        if not outcome.configured:
+            return NOT_HERE_SECONDS
+        if outcome.findings or outcome.observed:
+            self._tell(outcome, started)
+        if not outcome.observed:
+            return self._could_not_run(outcome, pace)
+        self._retries, self._retry_at = 0, 0.0
+        return min(pace.interval, NOT_HERE_SECONDS)
+
+    def _used_now(self) -> str:
+        """Who uses the GPUs, by a look that began after this. Raises ProbeError."""
+        asked = self._clock().monotonic
+        self._doors.look_anew()
+        while self._doors.looked_at() < asked:
+            late = self._clock().monotonic - asked >= self._waits.look
+            if late or self._stopping.wait(_POLL_SECONDS):
+                raise ProbeError("no light look has ended since its taint")
+        return self._doors.idle()
+
+    def _diagnose(self) -> Outcome | None:
+        """What the run says; None when it was stopped for work, for a person, or at our end."""
+        diagnostic = self._diagnostic = self._last = self._doors.diagnostic()
+        self._answered = self._clock().monotonic
+        said: list[Outcome] = []
+        failed: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                said.append(look_deeply(diagnostic, self._doors.expect(), self._doors.beside()))
+            except Exception as error:  # noqa: BLE001 - told below, where the node is given back
+                failed.append(error)
+
+        worker = threading.Thread(target=work, name="diagnose", daemon=True)
+        worker.start()
+        stopped = ""
+        while worker.is_alive():
+            worker.join(self._waits.watch)
+            if not stopped and worker.is_alive() and (stopped := self._why_stop()):
+                log.warning("deep test: stopped", why=stopped)
+                diagnostic.stop()
+        self._diagnostic = None
+        if failed:
+            raise failed[0]
+        return None if stopped or self._stopping.is_set() else said[0]
+
+    def _why_stop(self) -> str:
+        if self._stopping.is_set():
+            return "the agent ends"
+        if not self._marks.is_ours():
+            return "somebody took the node from us"
+        now = self._clock().monotonic
+        try:
+            held_by = self._doors.held()
+        except ProbeError as error:
+            blind = now - self._answered >= self._waits.blind
+            return f"nobody can tell whether a pod has come: {error}" if blind else ""
+        self._answered = now
+        return held_by
+
+    def _could_not_run(self, outcome: Outcome, pace: Pace) -> float:
+        """All of it, or a part: neither a pass nor a fault, and tried again, later each time."""
+        seconds = min(FIRST_RETRY_SECONDS * 2.0**self._retries, pace.interval)
+        self._retries = min(self._retries + 1, 16)
+        self._retry_at = self._clock().monotonic + seconds
+        self._telemetry.deep_runs.labels("could-not-run").inc()
+        causes = [f"{one.cause}: {one.detail}" for one in outcome.unobserved]
+        log.warning("deep test: could not run", causes=causes[:8], again_seconds=seconds)
+        return seconds
+
+    def _tell(self, outcome: Outcome, started: datetime) -> None:
+        machine, boot_id = self._doors.whose()
+        ran = Ran(self._doors.node_name, "agent", started, self._clock().wall, machine, boot_id)
+        record = render(outcome, ran)
+        text = records.dump(record)
+        self._telemetry.deep_runs.labels(record["status"]).inc()
+        log.info("deep test: done", status=record["status"], severity=record["severity"])
+        self._marks.keep(text)
+        deep = deep_record(record, KIND)
+        if deep.severity < Severity.RESET:
+            self._marks.tell(text, give_back=True)
+            return
+        # The taint of its verdict has to stand before ours for the test goes.
+        self._marks.tell(text, give_back=False)
+        deadline = self._clock().monotonic + self._waits.told
+        while self._clock().monotonic < deadline and not self._stopping.wait(_POLL_SECONDS):
+            node = self._doors.node.seen()
+            if node is not None and taken_on(node).get(deep.kind) == deep.timestamp:
+                return
+
+    def _measure(self, node: NodeState, now: datetime) -> None:
+        telemetry, interval = self._telemetry, timedelta(seconds=self._pace().interval)
+        test = last_deep_test(node, now)
+        telemetry.deep_time.set(test.at.timestamp() if test else 0)
+        telemetry.show_deep(test.status if test else "")
+        telemetry.deep_overdue.set(is_overdue(node, test, interval, now))
+
+    def _say(self, event: str, **more: str) -> None:
+        """Once for the same: it is tried again and again."""
+        said = json.dumps([event, more])
+        if said != self._said:
+            self._said = said
+            log.info("deep test", what=event, **more)
+
+
+def is_absent() -> bool:
+    """Whether there is no dcgmi; costs nothing."""
+    return shutil.which("dcgmi") is None
+
+
+def _who(ask: Callable[[], str]) -> str:
+    """Who uses the GPUs. Not to have looked is never to have found nobody."""
+    try:
+        return ask()
+    except ProbeError as error:
+        return f"nobody can tell whether it is idle: {error}"

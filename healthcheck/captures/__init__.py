@@ -1,0 +1,1 @@
+"""Saved logs and looks, and their replay."""

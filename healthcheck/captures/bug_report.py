@@ -1,0 +1,275 @@
+"""`nvidia-bug-report.log`: sections of many programs, several of which tell of the same kernel records.
+
+NVIDIA's script greps `/var/log/messages` and its like, `journalctl -b -0`, `-b -1` and `-b -2`, and prints dmesg: one
+Xid can stand there four times, in three clocks. All sections are put on one wall clock, a record that two of them tell
+within a few minutes in the same words is one, and the boots follow from the journal's own division.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import pairwise, product
+
+from healthcheck.captures.kernel_logs import (
+    LONGEST_STEP_SECONDS,
+    MARKS,
+    MOST_IN_A_BATCH,
+    MOST_SEARCHED,
+    Batch,
+    Clock,
+    Line,
+    PassedOver,
+    lines_of,
+    utc,
+    wanted_lines,
+)
+from healthcheck.captures.log_lines import YEARS, decoded, read_line
+from healthcheck.captures.printk import Joiner, Told, messages
+from healthcheck.model import Now
+from healthcheck.probes.kernel_log import Record
+
+BEGINNING = b"Start of NVIDIA bug report log file"
+
+_RULE = b"____________________"
+_HEADING_MARKS = (_RULE, b"journalctl ", b"/var/log/", b"dmesg:", b"Date: ")
+_HEADING = re.compile(
+    r"\s*(?:\*\*\* )?"
+    r"(?:(?:/\S*/)?journalctl\b.{0,80}? (?:-b|--boot)[ =]*-?(?P<boot>\d{1,3})\b.*|/var/log/\S+|dmesg:)\s*\Z"
+)
+_DATE = re.compile(
+    r"Date: \w+ (?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2}) (?P<time>\d\d:\d\d:\d\d)(?: (?P<half>[AP]M))?"
+    r".* (?P<year>\d{4})\Z"
+)
+_MOST_TOLD = 200_000
+_SAME_EVENT_SECONDS = 120.0
+"""Two sections may print different clocks for one record: syslog's own, or dmesg's, which drifts."""
+_SAME_BOOT_SECONDS = 180.0
+_MOST_PAIRS = 50
+_BUCKET_SECONDS = 2.0
+
+
+@dataclass(slots=True)
+class _Section:
+    """What stands under one heading. `boot` is how many boots ago it was, where the heading says so."""
+
+    clock: Clock
+    boot: int | None = None
+    told: list[Told] = field(default_factory=list)
+    joiner: Joiner = field(default_factory=Joiner)
+
+    def keep(self, told: Told | None) -> None:
+        if told is not None:
+            self.told.append(told)
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """One record on the report's common clock, `when` in seconds since the epoch."""
+
+    when: float
+    section: int
+    told: Told
+
+
+class BugReportReader:
+    """Reads one report; its batches come at its end, oldest boot first."""
+
+    def __init__(self, saved: datetime, boot: int, passed_over: PassedOver) -> None:
+        self.boot = boot
+        self.host = ""
+        self.recognised = False
+        """At least one line of it is the kernel's."""
+        self._searched = 0
+        self._passed_over = passed_over
+        self._saved = saved
+        self._dated = False
+        self._sections = [_Section(Clock(saved))]
+        self._count = 0
+
+    def read(self, name: str, blocks: Iterable[bytes]) -> Iterator[Batch]:
+        number = 1
+        for block in blocks:
+            before = 0
+            for start in self._wanted(block):
+                number += block.count(b"\n", before, start)
+                before = start
+                self._take(block[start : block.index(b"\n", start)], number)
+            number += block.count(b"\n", before)
+        self._end_section()
+        yield from self._batches(name)
+
+    def _wanted(self, block: bytes) -> Iterable[int]:
+        if not self.recognised and self._searched < MOST_SEARCHED:
+            # Until a line was known as the kernel's, every line may be the first that is.
+            starts = lines_of(block)
+            self._searched += len(starts)
+            return starts
+        return wanted_lines(block, (*MARKS, *_HEADING_MARKS))
+
+    def _take(self, raw: bytes, number: int) -> None:
+        if raw.startswith(_RULE):
+            self._begin_section(None)
+            return
+        section = self._sections[-1]
+        marked = any(mark in raw for mark in MARKS)
+        line = read_line(raw)
+        if line is None:
+            self._take_unprefixed(decoded(raw), number, marked=marked)
+            return
+        if line.refused:
+            self._passed_over.refused += marked
+            return
+        self.recognised = self.recognised or line.kernel
+        self.host = line.host or self.host
+        moment = section.clock.read(line.stamp)
+        if line.kernel and marked and self._count < _MOST_TOLD:
+            self._count += 1
+            for text in messages(line.text):
+                section.keep(section.joiner.add(replace(line, text=text), moment, number, decoded(raw)))
+        else:
+            self._passed_over.quoted += marked
+
+    def _take_unprefixed(self, text: str, number: int, *, marked: bool) -> None:
+        heading, date = _HEADING.match(text), _DATE.match(text)
+        if heading:
+            self._begin_section(int(heading["boot"]) if heading["boot"] else None)
+        elif date and not self._dated:
+            self._date(date)
+        elif not self._sections[-1].joiner.goes_on(text, number):
+            self._passed_over.quoted += marked  # a report holds what other programs print, too
+
+    def _date(self, found: re.Match[str]) -> None:
+        words = f"{found['month']} {found['day']} {found['year']} {found['time']}"
+        try:
+            date = datetime.strptime(words, "%b %d %Y %H:%M:%S").replace(tzinfo=UTC)
+        except ValueError:
+            return
+        if date.year not in YEARS:
+            return
+        if found["half"]:
+            date = date.replace(hour=date.hour % 12 + (12 if found["half"] == "PM" else 0))
+        self._saved, self._dated = date, True
+
+    def _begin_section(self, boot: int | None) -> None:
+        self._end_section()
+        self._sections.append(_Section(Clock(self._saved), boot))
+
+    def _end_section(self) -> None:
+        section = self._sections[-1]
+        section.keep(section.joiner.end())
+        if not section.told:
+            self._sections.pop()
+
+    def _batches(self, name: str) -> Iterator[Batch]:
+        events, kernel_start = self._on_one_clock()
+        kept = self._told_once(events)
+        starts = self._boot_starts(events, kernel_start)
+        first_boot = self.boot
+        end = max([self._saved.timestamp(), *(event.when for event in kept)])
+        boots: dict[int, list[_Event]] = {number: [] for number in range(len(starts) + 1)}
+        for event in kept:
+            boots[bisect_right(starts, event.when)].append(event)
+        for number, told in boots.items():
+            last = number == len(starts)
+            if not told and not last:
+                continue
+            start = starts[number - 1] if number else min((event.when for event in told), default=end)
+            ends = end if last else told[-1].when
+            yield from _in_batches(name, first_boot + number, told, (start, ends))
+        self.boot = first_boot + len(starts)
+
+    def _on_one_clock(self) -> tuple[list[_Event], float | None]:
+        """Every record with its time of day, oldest first; and when the kernel started, if dmesg could be dated."""
+        told = [(number, one) for number, section in enumerate(self._sections) for one in section.told]
+        since_boot = [one for _, one in told if one.stamp.wall is None]
+        dated = [one for _, one in told if one.stamp.wall is not None]
+        start = _kernel_start(since_boot, dated)
+        # Nothing that dmesg tells is told elsewhere: its end is taken for the report's.
+        newest = max((one.moment.monotonic for one in since_boot), default=0.0)
+        zero = self._saved.timestamp() - newest if start is None else start
+        events = [
+            _Event(one.moment.wall.timestamp() if one.stamp.wall else zero + one.moment.monotonic, number, one)
+            for number, one in told
+        ]
+        return sorted(events, key=lambda event: (event.when, event.told.number)), start
+
+    def _told_once(self, events: Iterable[_Event]) -> list[_Event]:
+        """Of each record the first telling: in each section it can stand once for every time that it happened."""
+        kept: list[_Event] = []
+        recent: dict[str, list[tuple[_Event, set[int]]]] = defaultdict(list)
+        for event in events:
+            same = recent[event.told.text]
+            same[:] = [one for one in same if event.when - one[0].when <= _SAME_EVENT_SECONDS]
+            for _, sections in same:
+                if event.section not in sections:
+                    sections.add(event.section)
+                    self._passed_over.told_twice += 1
+                    break
+            else:
+                kept.append(event)
+                same.append((event, {event.section}))
+        return kept
+
+    def _boot_starts(self, events: Iterable[_Event], kernel_start: float | None) -> list[float]:
+        """When each boot that the report knows of began, as near as it can be known."""
+        first: dict[int, float] = {}
+        last: dict[int, float] = {}
+        for event in events:
+            boot = self._sections[event.section].boot
+            if boot is not None:
+                first[boot] = min(event.when, first.get(boot, event.when))
+                last[boot] = max(event.when, last.get(boot, event.when))
+        starts = sorted([*first.values(), *([kernel_start] if kernel_start is not None else [])])
+        apart = starts[:1] + [later for one, later in pairwise(starts) if later - one > _SAME_BOOT_SECONDS]
+        known = [one - _BUCKET_SECONDS for one in apart]
+        if first and 0 not in first and kernel_start is None:
+            known.append(last[min(last)] + 1.0)  # this boot's journal says nothing of a GPU
+        return known
+
+
+def _kernel_start(since_boot: Iterable[Told], dated: Iterable[Told]) -> float | None:
+    """The time of day at which dmesg's clock was 0, from the records that another section tells with their date."""
+    walls: dict[str, list[float]] = defaultdict(list)
+    for one in dated:
+        walls[one.text].append(one.moment.wall.timestamp())
+    clocks: dict[str, list[float]] = defaultdict(list)
+    for one in since_boot:
+        clocks[one.text].append(one.moment.monotonic)
+    votes: Counter[int] = Counter()
+    starts: dict[int, list[float]] = defaultdict(list)
+    for text, seconds in clocks.items():
+        for wall, second in product(walls[text][-_MOST_PAIRS:], seconds[-_MOST_PAIRS:]):
+            bucket = int((wall - second) // _BUCKET_SECONDS)
+            votes[bucket] += 1
+            starts[bucket].append(wall - second)
+    if not votes:
+        return None
+    # Of two boots that tell the same, the newer is dmesg's.
+    most = max(votes.values())
+    return starts[max(bucket for bucket, count in votes.items() if count == most)][0]
+
+
+def _in_batches(name: str, boot: int, events: list[_Event], span: tuple[float, float]) -> Iterator[Batch]:
+    start, end = span
+    for first in range(0, max(len(events), 1), MOST_IN_A_BATCH):
+        part = events[first : first + MOST_IN_A_BATCH]
+        lines = tuple(
+            Line(
+                Record(first + number, _age(event.when, start), 0, event.told.text),
+                f"{name}:{event.told.number}",
+                event.told.shown,
+            )
+            for number, event in enumerate(part)
+        )
+        whole = first + len(part) == len(events)
+        when = end if whole else part[-1].when
+        yield Batch(boot, "", lines, Now(utc(when), _age(when, start)))
+
+
+def _age(when: float, start: float) -> float:
+    return round(min(max(when - start, 0.0), LONGEST_STEP_SECONDS), 6)

@@ -1,0 +1,226 @@
+"""One look as a file: what `check --save-evidence` writes, and `replay` judges again anywhere else.
+
+JSON, readable by a person: whose look it was, what it was judged against, and per probe its facts, or why it had none.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AwareDatetime, BeforeValidator, TypeAdapter, ValidationError
+from pydantic_core import from_json
+
+import healthcheck
+from healthcheck.captures.files import EVIDENCE_FORMAT, MOST_EVIDENCE
+from healthcheck.checks import CHECKS, DEEP_CHECKS
+from healthcheck.checks.expectation import Expectation
+from healthcheck.model import Check, Evidence, Now, Probe, Unobserved
+from healthcheck.text import strict_json
+from healthcheck.text.moments import EARLIEST, LATEST, held
+
+SCHEMA = 1
+"""Goes up when an older program would misread the file; a key more, or one with a default less, it can live with."""
+
+
+class EvidenceError(ValueError):
+    """A file that is no evidence, or that can't be written. The message says where and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look at one node, with all that it is judged by: whoever judges it again comes to the same verdict."""
+
+    hostname: str
+    machine: str
+    boot_id: str
+    now: Now
+    checks: tuple[Check, ...]
+    expected: Expectation
+    monitor_ttl_seconds: float
+    evidence: Evidence
+
+
+def _without_nulls(values: Any) -> Any:
+    """JSON has no infinity: what was one, or nothing, is the default."""
+    return {key: value for key, value in values.items() if value is not None} if isinstance(values, dict) else values
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What one probe read, or why it could not."""
+
+    facts: Any = None
+    unread: Unobserved | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """`at` is in seconds of CLOCK_MONOTONIC."""
+
+    at: float
+    probes: dict[str, _Read]
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """The file after its first two keys."""
+
+    agent_version: str
+    hostname: str
+    machine: str
+    boot_id: str
+    wall: AwareDatetime
+    monotonic: float
+    monitor_ttl_seconds: float
+    checks: tuple[str, ...]
+    expected: Annotated[Expectation, BeforeValidator(_without_nulls)]
+    look: _Seen
+    before: _Seen | None = None
+
+
+def why_not(path: Path) -> str:
+    """Why no evidence can be written there, '' when it can: to be known before a look that takes its time."""
+    if str(path) == "-":
+        return "standard output is not for evidence: name a file"
+    try:
+        if not path.parent.is_dir():
+            return f"{path.parent}: no such directory"
+        if path.exists() and not path.is_file():
+            return f"{path}: there is something that is no file"
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return "" if os.access(path.parent, os.W_OK) else f"{path.parent}: can't be written to"
+
+
+def write(path: Path, look: Look) -> None:
+    """Replace the file, for its owner alone to read. Raises EvidenceError; what was there then stays."""
+    content = json.dumps(_content(look), indent=1, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+    if len(content) > MOST_EVIDENCE:
+        raise EvidenceError(
+            f"{path}: {len(content) >> 20} MiB of evidence; at most {MOST_EVIDENCE >> 20} are read again"
+        )
+    try:
+        # For the owner alone from its first moment.
+        handle, name = tempfile.mkstemp(prefix=".evidence-", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).replace(path)
+        except OSError:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise EvidenceError(f"{path}: {error.strerror}") from error
+
+
+def read(raw: bytes) -> Look:
+    """What a file holds. Raises EvidenceError, naming the place in it."""
+    if len(raw) > MOST_EVIDENCE:
+        raise EvidenceError(f"more than {MOST_EVIDENCE >> 20} MiB")
+    try:
+        document = from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        raise EvidenceError(f"no JSON: {error}") from error
+    try:
+        strict_json.refuse_twice(raw)
+    except ValueError as error:
+        raise EvidenceError(str(error)) from error
+    if not isinstance(document, dict) or document.get("format") != EVIDENCE_FORMAT:
+        raise EvidenceError(f'no evidence: it does not begin with "format": "{EVIDENCE_FORMAT}"')
+    if document.get("schema") != SCHEMA or isinstance(document["schema"], bool):
+        raise EvidenceError(f"schema {str(document.get('schema'))[:40]}; this version reads {SCHEMA}")
+    file: _File = _valid(_File, document)
+    before = _evidence(file.before, "before") if file.before else None
+    return Look(
+        file.hostname,
+        file.machine,
+        file.boot_id,
+        Now(_utc(file.wall), file.monotonic),
+        tuple(_checks_named(file.checks)),
+        file.expected,
+        file.monitor_ttl_seconds,
+        _evidence(file.look, "look", before),
+    )
+
+
+def _utc(wall: datetime) -> datetime:
+    if held(wall) != wall:
+        raise EvidenceError(f"wall: only the years from {EARLIEST.year} to {LATEST.year} can be held")
+    return held(wall)
+
+
+def _content(look: Look) -> dict[str, Any]:
+    evidence = look.evidence
+    return {
+        "format": EVIDENCE_FORMAT,
+        "schema": SCHEMA,
+        "agent_version": healthcheck.__version__,
+        "hostname": look.hostname,
+        "machine": look.machine,
+        "boot_id": look.boot_id,
+        "wall": look.now.wall.isoformat(),
+        "monotonic": look.now.monotonic,
+        "monitor_ttl_seconds": look.monitor_ttl_seconds,
+        "checks": [check.name for check in look.checks],
+        "expected": {
+            key: None if value == math.inf else value for key, value in _plain(Expectation, look.expected).items()
+        },
+        "look": _seen(evidence),
+        "before": _seen(evidence.before) if evidence.before else None,
+    }
+
+
+def _seen(evidence: Evidence) -> dict[str, Any]:
+    return {"at": evidence.at, "probes": {probe.name: _read_by(probe, evidence) for probe in evidence.probes}}
+
+
+def _read_by(probe: Probe[Any], evidence: Evidence) -> dict[str, Any]:
+    cause = evidence.unread(probe)
+    told = {"unread": _plain(Unobserved, cause)} if cause else {"facts": _plain(probe.facts, evidence[probe])}
+    return {"seconds": evidence.seconds.get(probe.name, 0.0), **told}
+
+
+def _plain(kind: Any, value: Any) -> Any:
+    return TypeAdapter(kind).dump_python(value, mode="json")
+
+
+def _evidence(saved: _Seen, place: str, before: Evidence | None = None) -> Evidence:
+    # Of a probe that only another version has, nobody here asks anything.
+    known = {probe.name: probe for check in (*CHECKS, *DEEP_CHECKS) for probe in check.needs}
+    seen = {
+        known[name]: read.unread or _valid(known[name].facts, read.facts, f"{place}.probes.{name}.facts")
+        for name, read in saved.probes.items()
+        if name in known
+    }
+    return Evidence(seen, saved.at, before, {name: read.seconds for name, read in saved.probes.items()})
+
+
+def _checks_named(names: tuple[str, ...]) -> Iterator[Check]:
+    known: Mapping[str, Check] = {check.name: check for check in (*CHECKS, *DEEP_CHECKS)}
+    if not names:
+        raise EvidenceError("checks: it names none")
+    for name in dict.fromkeys(names):
+        if name not in known:
+            raise EvidenceError(f"checks: {name[:40]!r} is no check of this version, {healthcheck.__version__}")
+        yield known[name]
+
+
+def _valid(kind: Any, value: Any, place: str = "") -> Any:
+    """The value as this type. Raises EvidenceError with the path to what is not."""
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        path = ".".join(str(part) for part in (*([place] if place else []), *first["loc"]))
+        raise EvidenceError(f"{path[:200]}: {first['msg']}") from error

@@ -1,0 +1,184 @@
+"""The files that a person gives to `replay`: opened, recognised by what stands in them, read in the order given."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from io import BufferedReader, BytesIO
+from itertools import chain
+from pathlib import Path
+
+from healthcheck.captures.blocks import CaptureError, Input
+from healthcheck.captures.bug_report import BEGINNING, BugReportReader
+from healthcheck.captures.kernel_logs import Batch, KernelLogReader, PassedOver, utc
+from healthcheck.captures.log_lines import YEARS
+from healthcheck.model import Unobserved, counted
+from healthcheck.probes.dcgm.document import DOCUMENT_MARK, LONGEST_ANSWER
+
+STANDARD_INPUT = "-"
+_EXPECTED = (
+    "expected are dmesg, journalctl -k (short and ISO forms, JSON), a syslog, records of /dev/kmsg, "
+    "an nvidia-bug-report.log, the JSON of dcgmi diag or what check --save-evidence wrote"
+)
+_ENOUGH_TO_KNOW = 65536
+EVIDENCE_FORMAT = "gpu-healthcheck evidence"
+"""What a file of evidence says first that it is."""
+MOST_EVIDENCE = 64 << 20
+"""Bytes, unpacked. That of a p5.48xlarge has some 100 KiB beside the kernel's log."""
+_EVIDENCE = re.compile(rb'\s*\{\s*"format"\s*:\s*"%b"' % EVIDENCE_FORMAT.encode())
+
+
+class Kind(StrEnum):
+    """What a file can be."""
+
+    KERNEL_LOG = "kernel-log"
+    BUG_REPORT = "bug-report"
+    DCGM = "dcgm"
+    EVIDENCE = "evidence"
+
+
+class Captures:
+    """One node's captures, oldest first. What they say of themselves is known once all batches were taken.
+
+    `evidence` is what a look saved, `dcgm` what DCGM's diagnostic wrote; each tells all by itself, and there are no
+    batches then.
+    """
+
+    def __init__(self, names: Sequence[str], kind: Kind | None = None) -> None:
+        self._names = names
+        self._kind = kind
+        self._reader: KernelLogReader | BugReportReader | None = None
+        self._saved = datetime.now(UTC)
+        self.passed_over = PassedOver()
+        self.evidence: bytes | None = None
+        self.dcgm: bytes | None = None
+        self.host = ""
+        self.boots = 0
+
+    @property
+    def boot_id(self) -> str:
+        """Of the last boot, where the journal has named it."""
+        return self._reader.boot_id if isinstance(self._reader, KernelLogReader) else ""
+
+    @property
+    def saved_at(self) -> datetime:
+        """When the file read last was saved, in UTC."""
+        return self._saved
+
+    @property
+    def undated_by(self) -> timedelta:
+        """What moves the times of a log without any date so that it ends when it was saved."""
+        reader = self._reader
+        if isinstance(reader, KernelLogReader) and not reader.clock.dated:
+            return self._saved - reader.clock.wall
+        return timedelta()
+
+    def unobserved(self) -> Iterator[Unobserved]:
+        """Why the captures do not say all that they hold, or nothing. Known once all batches were taken."""
+        passed = self.passed_over
+        for name in passed.unrecognised:
+            yield Unobserved("NothingRecognised", f"{name}: no line of it is the kernel's; {_EXPECTED}")
+        if passed.unread:
+            lines = f"{counted(passed.unread, 'line')} of the driver behind a prefix that is not known"
+            yield Unobserved("LinesNotRead", f"{lines}, the first at {passed.first_unread}")
+
+    def batches(self) -> Iterator[Batch]:
+        """Everything that was read, as it was read. Raises CaptureError, naming the file."""
+        for name in self._names:
+            try:
+                yield from self._read(name)
+            except CaptureError as error:
+                raise CaptureError(f"{name}: {error}") from error
+
+    def _read(self, name: str) -> Iterator[Batch]:
+        with _opened(name) as stream:
+            self._saved = _saved_at(name)
+            whole = self._kind or _judged_by_itself(stream)
+            if whole in (Kind.EVIDENCE, Kind.DCGM):
+                self._take_whole(whole, Input(stream))
+                return
+            source = Input(stream)
+            blocks = source.blocks()
+            head = _head(blocks)
+            if not head:
+                raise CaptureError("empty")
+            reader = self._reader_for(self._kind or _recognised(head))
+            yield from reader.read(name, chain(head, blocks))
+            if source.cut:
+                self.passed_over.cut.append(f"{name}: {source.cut}")
+        if not reader.recognised:
+            self.passed_over.unrecognised.append(name)
+        self.host, self.boots = reader.host or self.host, reader.boot
+
+    def _take_whole(self, kind: Kind, source: Input) -> None:
+        if len(self._names) > 1:
+            raise CaptureError(f"{kind.value}, which is judged by itself: give no other file beside it")
+        if kind is Kind.DCGM:
+            self.dcgm = source.whole(LONGEST_ANSWER)
+        else:
+            self.evidence = source.whole(MOST_EVIDENCE)
+
+    def _reader_for(self, kind: Kind) -> KernelLogReader | BugReportReader:
+        """Kernel logs go on where the one before ended; a report stands for itself, after all before it."""
+        reader = self._reader
+        if kind is Kind.BUG_REPORT:
+            self._reader = BugReportReader(self._saved, self.boots + 1, self.passed_over)
+        elif not isinstance(reader, KernelLogReader):
+            self._reader = KernelLogReader(self._saved, self.boots + 1, self.passed_over)
+        assert self._reader is not None
+        return self._reader
+
+
+@contextmanager
+def _opened(name: str) -> Iterator[BufferedReader]:
+    if name == STANDARD_INPUT:
+        assert isinstance(sys.stdin.buffer, BufferedReader)
+        yield sys.stdin.buffer
+        return
+    try:
+        path = Path(name)
+        if path.is_char_device() or path.is_block_device():
+            raise CaptureError("a device, no saved capture; `gpu-healthcheck check` reads this node's log")
+        stream = path.open("rb", buffering=_ENOUGH_TO_KNOW)
+    except OSError as error:
+        raise CaptureError(error.strerror or str(error)) from error
+    except ValueError as error:  # a NUL in the name
+        raise CaptureError(str(error)) from error
+    with stream:
+        assert isinstance(stream, BufferedReader)
+        yield stream
+
+
+def _saved_at(name: str) -> datetime:
+    """When the file was written last; a stream, and a file with a time outside of the calendar, count as of now."""
+    try:
+        saved = datetime.now(UTC) if name == STANDARD_INPUT else utc(Path(name).stat().st_mtime)
+    except (OSError, ValueError, OverflowError):
+        return datetime.now(UTC)
+    return saved if saved.year in YEARS else datetime.now(UTC)
+
+
+def _judged_by_itself(stream: BufferedReader) -> Kind | None:
+    """By its beginning, which stays to be read: a pipe gives it only once."""
+    beginning = Input(BytesIO(stream.peek())).beginning()
+    if _EVIDENCE.match(beginning):
+        return Kind.EVIDENCE
+    return Kind.DCGM if DOCUMENT_MARK.search(beginning) else None
+
+
+def _head(blocks: Iterator[bytes]) -> list[bytes]:
+    """The first blocks, enough of them to know what the file is."""
+    head: list[bytes] = []
+    for block in blocks:
+        head.append(block)
+        if sum(map(len, head)) >= _ENOUGH_TO_KNOW:
+            break
+    return head
+
+
+def _recognised(head: Sequence[bytes]) -> Kind:
+    return Kind.BUG_REPORT if any(BEGINNING in block for block in head) else Kind.KERNEL_LOG

@@ -1,0 +1,401 @@
+"""Saved captures of the kernel's log, read as the boots and records that they tell of. docs/replay.md has the rules.
+
+A log of 100 MB holds some hundred lines about GPUs: only those are parsed, with one line in every SAMPLE_BYTES for the
+time and the boots. What is kept of a log does not grow with it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+
+from healthcheck.captures.blocks import CaptureError
+from healthcheck.captures.log_lines import YEARS, LogLine, Stamp, decoded, is_of_an_unknown_form, read_alone, read_line
+from healthcheck.captures.printk import Joiner, Told, messages
+from healthcheck.model import Now
+from healthcheck.probes.kernel_log import Record
+
+MARKS = (b"NVRM", b"SXid", b"nvidia-nvswitch")
+"""Every line that a check reads holds one of these."""
+
+_MARKS_IN_JSON = (b"[78,86,82,77,", b"[ 78, 86, 82, 77,")
+"""NVRM, where the journal writes a message as the list of its bytes: a process's name may be no UTF-8."""
+_BOOT_MARKS = (b"Linux version ", b"-- Boot ", b"-- Reboot ")
+_JOURNAL_BOOT = re.compile(r"-- (?:Boot (?P<id>[0-9a-f]{32})|Reboot) --\Z")
+_BANNER = re.compile(r"Linux version \d")
+_TAG = b" kernel"
+SAMPLE_BYTES = 8192
+MOST_SEARCHED = 10_000
+"""Lines read one by one until one is the kernel's; in a longer file its tag and the samples have to show it."""
+_LAST_LINES = 8
+MOST_IN_A_BATCH = 2000
+_EARLY_SECONDS = 60.0
+_REORDERED_SECONDS = 5.0
+"""Lines of different processors can swap places by this much."""
+_BACK_SECONDS = 60.0
+_BACK_FOR_SURE = 3
+_HALF_A_YEAR = timedelta(days=180)
+_ENOUGH_FOR_A_MARGIN = 65536
+_BLANKS_AT_FIRST = re.compile(rb"\A((?:[ \t\r]*\n)*)[ \t]+(?=\S)")
+_MOST_MONTHS = 48
+"""Words for months in one log: of two languages or three."""
+LONGEST_STEP_SECONDS = 10 * 365 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A record, where the capture has it, and the line as it stands there."""
+
+    record: Record
+    source: str
+    shown: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Records of one boot, oldest first, and the moment at which the last of them was read."""
+
+    boot: int
+    boot_id: str
+    lines: tuple[Line, ...]
+    now: Now
+
+
+@dataclass(slots=True)
+class PassedOver:
+    """What was seen and not judged."""
+
+    quoted: int = 0
+    """Lines about a GPU that are not the kernel's: somebody quotes."""
+    unread: int = 0
+    """Lines of the driver behind a prefix that is none we know."""
+    first_unread: str = ""
+    """Where the first of them stands."""
+    refused: int = 0
+    """Lines of another facility than the kernel's: somebody wrote them from user space."""
+    told_twice: int = 0
+    """Events that another section of the same report has told."""
+    cut: list[str] = field(default_factory=list)
+    """What could not be read, in words."""
+    unrecognised: list[str] = field(default_factory=list)
+    """Files in which no line is the kernel's."""
+
+    def count_unread(self, text: str, source: str) -> None:
+        """A line with a mark that is not judged: a quote, or one of a form that we don't know."""
+        if is_of_an_unknown_form(text):
+            self.unread += 1
+            self.first_unread = self.first_unread or source
+        else:
+            self.quoted += 1
+
+
+class Clock:
+    """The capture's time, put together from what its lines say of it."""
+
+    def __init__(self, saved: datetime) -> None:
+        self._saved = saved
+        self._year: int | None = None
+        self._months: dict[str, int] = {}
+        self._stamped_wall: datetime | None = None
+        self._stamped: float | None = None
+        self.wall = saved
+        self.at = 0.0
+        """Seconds of the boot's monotonic clock."""
+
+    @property
+    def dated(self) -> bool:
+        """Whether any line named a time of day, in a month that can be right."""
+        return self._stamped_wall is not None and not (self._months and self.wall > self._saved)
+
+    @property
+    def now(self) -> Now:
+        return Now(self.wall, self.at)
+
+    def begin_boot(self) -> None:
+        self.at, self._stamped = 0.0, None
+
+    def goes_back(self, stamp: Stamp) -> bool:
+        """Whether the boot's clock began anew: more than a reordering, and near 0 or far back."""
+        if stamp.monotonic is None or self._stamped is None:
+            return False
+        back = self._stamped - stamp.monotonic
+        return back > (_REORDERED_SECONDS if stamp.monotonic < _EARLY_SECONDS else _BACK_SECONDS)
+
+    def read(self, stamp: Stamp) -> Now:
+        """Take a line's time; returns the moment at which it was written."""
+        elapsed = 0.0
+        if stamp.wall is not None:
+            wall = _in_month(stamp.wall, self._month_of(stamp)) if stamp.month else stamp.wall
+            wall = self.with_year(wall) if stamp.yearless else wall
+            if self._stamped_wall is not None:
+                elapsed = (wall - self._stamped_wall).total_seconds()
+            self.wall = self._stamped_wall = wall
+        if stamp.monotonic is not None:
+            step = stamp.monotonic - (self._stamped if self._stamped is not None else 0.0)
+            if stamp.wall is None:
+                self.wall = _later(self.wall, step)
+            self.at = self._stamped = max(stamp.monotonic, self._stamped or 0.0)
+            return Now(self.wall, stamp.monotonic)
+        # A wall clock that was set tells of no time passed when it goes back.
+        self.at += min(max(elapsed, 0.0), LONGEST_STEP_SECONDS)
+        return self.now
+
+    def _month_of(self, stamp: Stamp) -> int:
+        assert stamp.wall is not None
+        if stamp.month not in self._months and len(self._months) < _MOST_MONTHS:
+            self._months[stamp.month] = self._guessed_month(stamp.wall)
+        return self._months.get(stamp.month, stamp.wall.month)
+
+    def _guessed_month(self, wall: datetime) -> int:
+        """Of a word that is new: the month after the last one, and at first the newest before the log was saved."""
+        if self._stamped_wall is not None:
+            return self._stamped_wall.month % 12 + 1
+        saved = self._saved
+        is_over = _in_year(_in_month(wall, saved.month), saved.year) > saved + timedelta(days=1)
+        return (saved.month - 2) % 12 + 1 if is_over else saved.month
+
+    def with_year(self, wall: datetime) -> datetime:
+        """The time with the year that its form leaves out: the newest that is not after the capture was saved."""
+        if self._year is None:
+            self._year = self._saved.year
+            if _in_year(wall, self._year) > self._saved + timedelta(days=1):
+                self._year -= 1
+        full = _in_year(wall, self._year)
+        goes_back = self._stamped_wall is not None and full < self._stamped_wall - _HALF_A_YEAR
+        if goes_back and self._year + 1 in YEARS:
+            self._year += 1
+            full = _in_year(wall, self._year)
+        return full
+
+
+class Direction:
+    """Which way the time runs from line to line: `journalctl -r` prints the newest first, and a boot's end above it."""
+
+    def __init__(self) -> None:
+        self._previous = Stamp()
+        self._forth = self._back = 0
+
+    @property
+    def is_back(self) -> bool:
+        return self._back > self._forth and self._back >= _BACK_FOR_SURE
+
+    def follow(self, stamp: Stamp) -> None:
+        step = _step(self._previous, stamp)
+        self._forth += step > 0
+        self._back += step < 0
+        self._previous = stamp
+
+
+def _step(one: Stamp, other: Stamp) -> float:
+    if one.wall is not None and other.wall is not None:
+        return (other.wall - one.wall).total_seconds()
+    if one.monotonic is not None and other.monotonic is not None:
+        return other.monotonic - one.monotonic
+    return 0.0
+
+
+def _later(wall: datetime, seconds: float) -> datetime:
+    """So much later, never earlier and never outside of the calendar."""
+    later = wall + timedelta(seconds=max(seconds, 0.0))
+    return later if later.year in YEARS else wall
+
+
+def _in_month(wall: datetime, month: int) -> datetime:
+    try:
+        return wall.replace(month=month)
+    except ValueError:  # a day that this month does not have: the word was guessed wrong
+        return wall.replace(month=month, day=28)
+
+
+def _in_year(wall: datetime, year: int) -> datetime:
+    try:
+        return wall.replace(year=year)
+    except ValueError:  # the 29th of February of another year
+        return wall.replace(year=year, month=3, day=1)
+
+
+class KernelLogReader:
+    """One node's kernel log out of one or several files, each read to its end before the next, as `cat` would."""
+
+    def __init__(self, saved: datetime, boot: int, passed_over: PassedOver) -> None:
+        self.clock = Clock(saved)
+        self.boot = boot
+        self.boot_id = ""
+        """As the journal names it."""
+        self.host = ""
+        self._passed_over = passed_over
+        self.recognised = False
+        """At least one line of the file being read is the kernel's."""
+        self._owns_a_banner = False
+        self._marked = False
+        """The journal itself says where this boot begins: its banner still follows."""
+        self._prefixed = False
+        self._searched = 0
+        self._direction = Direction()
+        self._joiner = Joiner()
+        self._told: list[Line] = []
+        self._in_boot = 0
+        self._ready: list[Batch] = []
+        self._name = ""
+
+    def read(self, name: str, blocks: Iterable[bytes]) -> Iterator[Batch]:
+        """The records of one more file. Raises CaptureError when it cannot be judged from its beginning to its end."""
+        self._name, self._prefixed, self.recognised, self._searched = name, False, False, 0
+        self._direction = Direction()
+        number = 1
+        for block in _without_margin(blocks):
+            before = 0
+            for start in self._wanted(block):
+                number += block.count(b"\n", before, start)
+                before = start
+                self._take(block[start : block.index(b"\n", start)], number)
+            number += block.count(b"\n", before)
+            yield from self._handed_over()
+        if self._direction.is_back:
+            raise CaptureError("its newest line stands first (journalctl -r): save it with the oldest first")
+        self._tell(self._joiner.end())
+        self._end_batch()
+        yield from self._handed_over()
+
+    def _wanted(self, block: bytes) -> Iterator[int]:
+        """Where the lines begin that have to be read, in their order."""
+        start = 0
+        while not self.recognised and self._searched < MOST_SEARCHED and start < len(block):
+            # Until a line was known as the kernel's, every line may be the first that is.
+            self._searched += 1
+            yield start
+            start = block.index(b"\n", start) + 1
+        tag = () if self.recognised else (_TAG,)
+        marks = (*MARKS, *_BOOT_MARKS, *tag, *(_MARKS_IN_JSON if block.startswith(b"{") else ()))
+        if start < len(block):
+            yield from (start + one for one in wanted_lines(block[start:], marks))
+
+    def _take(self, raw: bytes, number: int) -> None:
+        marked = any(mark in raw for mark in (*MARKS, *_MARKS_IN_JSON))
+        line = read_line(raw)
+        if line is None:
+            self._take_unprefixed(decoded(raw), number, marked=marked)
+            return
+        self._prefixed = True
+        self.recognised = self.recognised or line.kernel
+        self.host = line.host or self.host
+        if line.refused:
+            self._passed_over.refused += marked
+            return
+        self._direction.follow(line.stamp)
+        self._mind_the_boot(line)
+        moment = self.clock.read(line.stamp)
+        if line.kernel:
+            self._tell_messages(line, moment, number, decoded(raw), marked=marked)
+        else:
+            self._passed_over.quoted += marked
+
+    def _tell_messages(self, line: LogLine, moment: Now, number: int, shown: str, *, marked: bool) -> None:
+        if is_of_an_unknown_form(line.text):  # a prefix of its own behind the one that we know
+            self._passed_over.count_unread(line.text, f"{self._name}:{number}")
+        elif marked:
+            for text in messages(line.text):
+                self._tell(self._joiner.add(replace(line, text=text), moment, number, shown))
+
+    def _take_unprefixed(self, text: str, number: int, *, marked: bool) -> None:
+        journal = _JOURNAL_BOOT.match(text.rstrip())
+        if journal:
+            self._begin_boot(journal["id"] or "", marked=True)
+        elif self._joiner.goes_on(text, number):
+            return
+        elif not self._prefixed and (line := read_alone(text)):
+            self.recognised = self.recognised or line.kernel
+            self._passed_over.refused += marked and line.refused
+            if line.kernel:
+                self._mind_the_boot(line)
+                self._tell_messages(line, self.clock.now, number, text, marked=marked)
+        elif marked:
+            self._passed_over.count_unread(text, f"{self._name}:{number}")
+
+    def _mind_the_boot(self, line: LogLine) -> None:
+        if line.boot_id:
+            self._begin_boot(line.boot_id, marked=True)
+        elif line.kernel and self.clock.goes_back(line.stamp):
+            self._begin_boot("", marked=False)
+            self._owns_a_banner = bool(_BANNER.match(line.text))
+            self._marked = not self._owns_a_banner
+        elif line.kernel and _BANNER.match(line.text):
+            if not self._marked:
+                self._begin_boot("", marked=False)
+            self._owns_a_banner, self._marked = True, False
+
+    def _begin_boot(self, boot_id: str, *, marked: bool) -> None:
+        if boot_id and boot_id == self.boot_id:
+            return  # the next file goes on with the same boot
+        self._tell(self._joiner.end())
+        if self._in_boot or self._owns_a_banner:
+            self._end_batch()
+            self.boot += 1
+        self.clock.begin_boot()
+        self.boot_id, self._marked, self._owns_a_banner, self._in_boot = boot_id, marked, False, 0
+
+    def _tell(self, told: Told | None) -> None:
+        if told is None:
+            return
+        record = Record(self._in_boot, told.moment.monotonic, 0, told.text)
+        self._in_boot += 1
+        self._told.append(Line(record, f"{self._name}:{told.number}", told.shown))
+        if len(self._told) >= MOST_IN_A_BATCH:
+            self._end_batch()
+
+    def _end_batch(self) -> None:
+        self._ready.append(Batch(self.boot, self.boot_id, tuple(self._told), self.clock.now))
+        self._told.clear()
+
+    def _handed_over(self) -> Iterator[Batch]:
+        ready, self._ready = self._ready, []
+        yield from ready
+
+
+def _without_margin(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines without the blanks that stand before each of them, or before the first alone."""
+    margin: bytes | None = None
+    for block in blocks:
+        if margin is None:
+            margin = _margin(block[:_ENOUGH_FOR_A_MARGIN])
+            # Nothing stands above the first line that it could go on from.
+            block = _BLANKS_AT_FIRST.sub(rb"\1", block, count=1)  # noqa: PLW2901
+        yield block.removeprefix(margin).replace(b"\n" + margin, b"\n") if margin else block
+
+
+def lines_of(block: bytes) -> list[int]:
+    """Where every line of it begins."""
+    return [0, *(found.end() for found in re.finditer(rb"\n(?=.|\n)", block))]
+
+
+def _margin(text: bytes) -> bytes:
+    blanks = [line[: len(line) - len(line.lstrip(b" \t"))] for line in text.split(b"\n") if line.strip()]
+    shortest = min(blanks, key=len, default=b"")
+    return shortest if all(one.startswith(shortest) for one in blanks) else b""
+
+
+def wanted_lines(block: bytes, marks: Iterable[bytes]) -> list[int]:
+    """Where the lines begin that hold a mark, or go on from one; a sample for the time; and the last lines."""
+    starts = {0}
+    for mark in marks:
+        found = block.find(mark)
+        while found >= 0:
+            starts.add(block.rfind(b"\n", 0, found) + 1)
+            end = block.index(b"\n", found) + 1
+            while block[end : end + 1] in (b" ", b"\t"):
+                starts.add(end)
+                end = block.index(b"\n", end) + 1
+            found = block.find(mark, end)
+    starts.update(block.rfind(b"\n", 0, place) + 1 for place in range(SAMPLE_BYTES, len(block), SAMPLE_BYTES))
+    end = len(block)
+    for _ in range(_LAST_LINES):
+        end = block.rfind(b"\n", 0, max(end - 1, 0)) + 1
+        starts.add(end)
+    return sorted(starts)
+
+
+def utc(seconds: float) -> datetime:
+    """Seconds since the epoch as a moment."""
+    return datetime.fromtimestamp(seconds, UTC)

@@ -1,0 +1,103 @@
+"""Records out of lines: one printk call may be several lines in a saved log, and is one record of the kernel's."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from healthcheck.captures.log_lines import LogLine, Stamp
+from healthcheck.model import Now
+
+_LONGEST_TEXT, _LONGEST_JOINED = 4096, 8192
+_MOST_LINES = 8
+_SYSLOG_SECONDS = 1.0
+_SENTENCE = re.compile(r"NVRM: (?:The NVIDIA GPU |API mismatch: )")
+"""What the driver prints over several lines. dmesg and syslog repeat their prefix on each."""
+_GOES_ON = re.compile(r"NVRM: [(a-z]")
+
+_ADDRESS = r"(?:PCI:)?[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}"
+_NAMES_A_GPU = rf"NVRM: (?:Xid \(|GPU (?:at )?|The NVIDIA GPU ){_ADDRESS}"
+"""Longer than the name of any process, which is what a user can put where a message begins or into its middle."""
+_BEGINS_ANOTHER = rf"(?:{_NAMES_A_GPU}|NVRM: (?:GPU Board Serial Number|A GPU crash dump))"
+_WHOLE, _NEXT = re.compile(_NAMES_A_GPU), re.compile(rf"\n(?={_BEGINS_ANOTHER})")
+_NEWLINE = re.compile(r"(?:\\{1,2}r)?(?:\\{1,2}n|\\x0a|\\012|#012|\^J)")
+"""As those spell it who keep a record on one line."""
+_STAMP = r"\[[^\]]{1,40}\] ?"
+_SYSLOG_TAG = r"(?:\S{1,16} {1,2}\d{1,2} \d\d:|\d{4}-\d\d-\d\d[T ]\d\d:)\S{5,24} (?:\S{1,255} )?kernel: ?"
+_JOINT = re.compile(
+    rf"(?<=\S)[\s,;|]{{0,16}}(?:(?<=[\s,;|]){_SYSLOG_TAG})?(?:{_STAMP})?"
+    rf"(?={_BEGINS_ANOTHER}|NVRM: (?:\(PCI ID: |installed in |fallen off ))"
+)
+
+
+def messages(text: str) -> tuple[str, ...]:
+    """The driver's messages in one record: some collectors write all that came at once on one line.
+
+    The lines of one message stay together, a newline between them. Only a message that names its GPU is taken apart.
+    """
+    if not _WHOLE.match(text):
+        return (text,)
+    lines = _NEWLINE.sub("\n", text[:_LONGEST_JOINED])
+    return tuple(_NEXT.split(_JOINT.sub("\n", lines).rstrip()))
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One record as a capture tells it. `shown` is its first line as it stands there."""
+
+    text: str
+    stamp: Stamp
+    moment: Now
+    number: int
+    shown: str
+    last_number: int
+    lines: int = 1
+    raw: bool = False
+
+    @property
+    def unfinished(self) -> bool:
+        return bool(_SENTENCE.match(self.text)) and not self.text.endswith(".") and self.lines < _MOST_LINES
+
+    def with_line(self, text: str, number: int) -> Told:
+        joined = f"{self.text}\n{text}"[:_LONGEST_TEXT]
+        return replace(self, text=joined, last_number=number, lines=self.lines + 1)
+
+
+class Joiner:
+    """Holds a record back until the next line says that it is whole."""
+
+    def __init__(self) -> None:
+        self._held: Told | None = None
+
+    def add(self, line: LogLine, moment: Now, number: int, shown: str) -> Told | None:
+        """A line with a prefix of its own. Returns the record that is whole now."""
+        held = self._held
+        if held is not None and held.unfinished and _at_once(held.stamp, line.stamp) and _GOES_ON.match(line.text):
+            self._held = held.with_line(line.text, number)
+            return None
+        text = line.text[:_LONGEST_TEXT]
+        self._held = Told(text, line.stamp, moment, number, shown[:_LONGEST_TEXT], number, raw=line.raw)
+        return held
+
+    def goes_on(self, text: str, number: int) -> bool:
+        """Take a line without a prefix if it is the held record's next: indented, or the rest of a sentence."""
+        held = self._held
+        if held is None or held.raw or number != held.last_number + 1 or held.lines >= _MOST_LINES:
+            return False
+        if text[:1] not in (" ", "\t") and not (held.unfinished and _GOES_ON.match(text)):
+            return False
+        self._held = held.with_line(text.strip(), number)
+        return True
+
+    def end(self) -> Told | None:
+        held, self._held = self._held, None
+        return held
+
+
+def _at_once(one: Stamp, other: Stamp) -> bool:
+    """Whether two lines can be of one printk call: the kernel stamps it once, a syslog each line as it comes."""
+    if one.monotonic is not None and other.monotonic is not None:
+        return one.monotonic == other.monotonic
+    if one.wall is not None and other.wall is not None:
+        return abs((other.wall - one.wall).total_seconds()) <= _SYSLOG_SECONDS
+    return True

@@ -1,0 +1,114 @@
+"""A capture judged from its beginning to its end, as an agent that had been there would have judged it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+from healthcheck.captures.kernel_logs import Batch, Line
+from healthcheck.checks.examine import judge
+from healthcheck.checks.expectation import Expectation
+from healthcheck.memory.exits import begin, expired
+from healthcheck.memory.findings import Key, Memory, Standing
+from healthcheck.memory.kernel_log import noticed
+from healthcheck.model import Check, Evidence, Now, Outcome, Severity, Sighting, Unobserved
+from healthcheck.probes import kernel_log
+
+_MOST_COUNTED = 512
+
+
+@dataclass(frozen=True, slots=True)
+class _FirstSeen:
+    """The line that a finding rests on: the first that gave it with the severity that it has."""
+
+    severity: Severity
+    source: str
+    shown: str
+
+
+@dataclass(slots=True)
+class Replay:
+    """What stands after all that was read so far, and what was read without being a fault."""
+
+    checks: tuple[Check, ...]
+    expected: Expectation
+    monitor_ttl_seconds: float
+    escalate_after: int = 0
+    memory: Memory = field(default_factory=Memory)
+    now: Now | None = None
+    ignored: Counter[Key] = field(default_factory=Counter)
+    """By reason and subject: what the catalogue calls no fault."""
+    _boot: int = -1
+    _first: dict[Key, _FirstSeen] = field(default_factory=dict)
+
+    def take(self, batch: Batch) -> None:
+        """Judge some more records."""
+        if batch.boot != self._boot:
+            self.memory = begin(self.memory, "", f"boot {batch.boot}", batch.now)
+            self._boot = batch.boot
+            self._forget_what_left()
+        self.now = batch.now
+        if batch.lines:
+            self.memory = noticed(self.memory, self._judged(batch.lines), batch.now, self.escalate_after)
+        self.memory = expired(self.memory, batch.now, self.monitor_ttl_seconds)
+        self._forget_what_left()
+
+    def outcomes(self, unobserved: Iterable[Unobserved] = ()) -> tuple[Outcome, ...]:
+        """One per check that a kernel log speaks for; `unobserved` is what of the captures could not be read."""
+        blind = tuple(unobserved)
+        return tuple(Outcome(check.name, check.group, unobserved=blind) for check in self.checks)
+
+    def ended(self, boot_id: str, shift: timedelta) -> Memory:
+        """The memory at the capture's end, each finding with the line that it rests on.
+
+        `shift` moves the times of a capture that named no time of day to where they belong.
+        """
+        standing = tuple(self._rested(one, shift) for one in self.memory.standing)
+        return replace(self.memory, boot_id=boot_id, standing=standing)
+
+    def line_of(self, standing: Standing) -> str:
+        """The line that a finding rests on, as the capture has it."""
+        first = self._first.get(standing.key)
+        return first.shown if first else ""
+
+    def _judged(self, lines: Iterable[Line]) -> tuple[Outcome, ...]:
+        by_seq = {line.record.seq: line for line in lines}
+        records = tuple(line.record for line in by_seq.values())
+        outcomes = judge(self.checks, Evidence({kernel_log.RING: records}), self.expected)
+        return tuple(
+            replace(outcome, sightings=tuple(self._sourced(one, by_seq[one.seq]) for one in outcome.sightings))
+            for outcome in outcomes
+        )
+
+    def _sourced(self, sighting: Sighting, line: Line) -> Sighting:
+        finding = sighting.finding
+        if finding is None:
+            self._count(sighting)
+            return replace(sighting, source=line.source)
+        key = (finding.reason, finding.subject)
+        first = self._first.get(key)
+        if first is None or first.severity < finding.severity:
+            self._first[key] = _FirstSeen(finding.severity, line.source, line.shown)
+        return replace(sighting, source=line.source)
+
+    def _count(self, sighting: Sighting) -> None:
+        key = (sighting.reason, sighting.subject)
+        is_news_of_the_driver = sighting.driver_loaded or sighting.recovered or sighting.uuid
+        if not is_news_of_the_driver and (key in self.ignored or len(self.ignored) < _MOST_COUNTED):
+            self.ignored[key] += 1
+
+    def _rested(self, standing: Standing, shift: timedelta) -> Standing:
+        first = self._first.get(standing.key)
+        source = first.source if first else standing.finding.source
+        return replace(
+            standing,
+            finding=replace(standing.finding, source=source),
+            first_seen=standing.first_seen + shift,
+            last_seen=standing.last_seen + shift,
+        )
+
+    def _forget_what_left(self) -> None:
+        keys = {one.key for one in self.memory.standing}
+        self._first = {key: first for key, first in self._first.items() if key in keys}

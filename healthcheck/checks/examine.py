@@ -1,0 +1,126 @@
+"""One look: each distinct probe once, then every judge."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from healthcheck.checks.expectation import Expectation
+from healthcheck.host import clock
+from healthcheck.model import (
+    Check,
+    Evidence,
+    Finding,
+    Host,
+    Judgement,
+    NotConfigured,
+    Outcome,
+    Passed,
+    Probe,
+    ProbeError,
+    Seen,
+    Severity,
+    Sighting,
+    TooEarly,
+    Unobserved,
+)
+from healthcheck.text.printable import printable
+
+CHECK_FAILED = "CheckFailed"
+"""The cause of a check whose own judge failed: a bug of ours, or input that nobody thought of."""
+_LONGEST_FAILURE = 200
+
+
+def look(host: Host, checks: Iterable[Check], before: Evidence | None = None) -> Evidence:
+    """Read what the checks need. A probe that failed leaves its cause, and the others go on."""
+    at = clock.now().monotonic
+    host = replace(host, read_once={})
+    probes = dict.fromkeys(probe for check in checks for probe in check.needs)
+    seen: dict[Probe[Any], Any] = {}
+    seconds: dict[str, float] = {}
+    for probe in probes:
+        began = time.monotonic()
+        seen[probe] = _read(probe, host)
+        seconds[probe.name] = time.monotonic() - began
+    return Evidence(seen, at, before, seconds)
+
+
+def _read(probe: Probe[Any], host: Host) -> Any:
+    try:
+        return probe.read(host)
+    except ProbeError as error:
+        return Unobserved("ProbeFailed", f"{probe.name}: {error}")
+    except Exception as error:  # noqa: BLE001 - the boundary of the probes: their bug must not end the watch
+        return Unobserved("ProbeFailed", f"{probe.name}: {type(error).__name__}: {error}")
+
+
+def judge(checks: Iterable[Check], evidence: Evidence, expected: Expectation) -> tuple[Outcome, ...]:
+    """What each check says of the evidence, with the cluster's own severities, and how long it took."""
+    outcomes = []
+    for check in checks:
+        began = time.monotonic()
+        outcome = _judge(check, evidence, expected)
+        outcomes.append(replace(outcome, seconds=time.monotonic() - began))
+    return tuple(outcomes)
+
+
+def _judge(check: Check, evidence: Evidence, expected: Expectation) -> Outcome:
+    unread = tuple(cause for probe in check.needs if (cause := evidence.unread(probe)))
+    if unread:
+        return Outcome(check.name, check.group, unobserved=unread)
+    said = list(_said(check, evidence, expected))
+    return Outcome(
+        check.name,
+        check.group,
+        # A cluster may set a reason to PASS: it is no finding then.
+        findings=tuple(word for word in said if isinstance(word, Finding) and word.severity is not Severity.PASS),
+        sightings=tuple(word for word in said if isinstance(word, Sighting)),
+        unobserved=tuple(word for word in said if isinstance(word, Unobserved)),
+        configured=not any(isinstance(word, NotConfigured) for word in said),
+        seen=tuple(_for_a_person(word) for word in said if isinstance(word, Seen | NotConfigured)),
+        too_early=tuple(word for word in said if isinstance(word, TooEarly)),
+        passed=tuple(word for word in said if isinstance(word, Passed)),
+    )
+
+
+def _said(check: Check, evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    """Its words, with the cluster's own severities. What it said before it failed was seen, and stays said."""
+    try:
+        for word in check.judge(evidence, expected):
+            if isinstance(word, Finding):
+                yield with_policy(word, expected)
+            else:
+                yield _sighting_with_policy(word, expected) if isinstance(word, Sighting) else word
+    except Exception as error:  # noqa: BLE001 - the boundary of the judges: one that fails must not take the others along
+        yield Unobserved(CHECK_FAILED, f"{check.name}: {failure(error)}")
+
+
+def failure(error: Exception) -> str:
+    """What failed and where, on one short line that anybody may print."""
+    last = traceback.extract_tb(error.__traceback__, limit=-1)
+    where = "".join(f" ({Path(frame.filename).name}:{frame.lineno})" for frame in last)
+    return printable(f"{type(error).__name__}: {error}", _LONGEST_FAILURE) + where
+
+
+def _for_a_person(word: Seen | NotConfigured) -> Seen:
+    """What was seen; of what does not belong to the node, why it does not."""
+    return word if isinstance(word, Seen) else Seen(word.detail)
+
+
+def with_policy(finding: Finding, expected: Expectation) -> Finding:
+    """The finding with this cluster's severity for its reason."""
+    severity = expected.policy.severity_of(finding.reason, finding.severity)
+    return finding if severity is finding.severity else replace(finding, severity=severity, rule="severity-overrides")
+
+
+def _sighting_with_policy(sighting: Sighting, expected: Expectation) -> Sighting:
+    if sighting.finding is None:
+        return sighting
+    finding = with_policy(sighting.finding, expected)
+    if finding is sighting.finding:
+        return sighting
+    return replace(sighting, finding=None if finding.severity is Severity.PASS else finding)

@@ -1,0 +1,89 @@
+"""What a look is judged against: the instance type's profile, what this node had before, the cluster's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from healthcheck.catalog.policy import Policy
+from healthcheck.catalog.profiles import InstanceProfile
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a GPU sits in the machine. `switch` is the PCI bridge above it, '' where there is none."""
+
+    numa_node: int
+    switch: str
+
+
+@dataclass(frozen=True, slots=True)
+class FirstSeen:
+    """What this machine once had: what is missing of it is a fault, whatever its type could have."""
+
+    efa: int | None = None
+    """The most EFA devices that it ever had; None: nobody has counted yet."""
+    places: Mapping[str, Place] = field(default_factory=dict)
+    """By address: where each GPU sat when it was first met."""
+
+
+AFTERMATH_SECONDS = 60.0
+"""So long after a deep run its own load may still show (docs/rules.md 13)."""
+SEEN_SECONDS = 60.0
+"""So long it is remembered that a process was a test's, for lines that are judged late."""
+_GONE_SECONDS = 5.0
+"""So long after its last sight a process of a test may still have caused what names it. Later, its number may be
+another's."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeepRun:
+    """The deep run that has the GPUs for itself, or the last one that had. Both times in seconds of CLOCK_MONOTONIC."""
+
+    kind: str
+    since: float
+    until: float | None = None
+    """None: it still runs."""
+    processes: Mapping[int, float] = field(default_factory=dict)
+    """Of tests that are ours or the node's own: by number when each was last seen, in the same seconds."""
+
+    def covers(self, at: float) -> bool:
+        """Whether what was seen then may be the doing of its own load."""
+        return self.since <= at and (self.until is None or at <= self.until + AFTERMATH_SECONDS)
+
+    def is_by_a_test(self, pid: int, at: float) -> bool:
+        """Whether the process of that number was one of its tests then, as far as anybody saw."""
+        seen = self.processes.get(pid)
+        return seen is not None and self.covers(at) and at <= seen + _GONE_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeClass:
+    """One that pods on this node may name. `for_this_node`: it selects nodes by their labels, and this is one."""
+
+    name: str
+    handler: str
+    for_this_node: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """`profile` is None for an unknown type: no expectation, which is not an expectation of nothing."""
+
+    profile: InstanceProfile | None = None
+    instance_type: str = ""
+    driver_age_seconds: float = float("inf")
+    """Since the kernel module was loaded; since boot where the log no longer says."""
+    policy: Policy = field(default_factory=Policy)
+    first: FirstSeen = field(default_factory=FirstSeen)
+    efa_allocatable: int | None = None
+    """What the Node allows pods to ask for (`vpc.amazonaws.com/efa`); None: the Node does not say, or there is none."""
+    max_retired_pages_sbe: int = 60
+    runtime_classes: tuple[RuntimeClass, ...] | None = None
+    """Those that leave this node out are not among them. None: nobody could list them."""
+    efa_min_bandwidth: int = 0
+    """MB/s that an EFA device has to reach with itself; 0: what it reaches is shown and not judged."""
+    nccl_min_bus_bandwidth: int = 0
+    """GB/s of bus bandwidth that an all-reduce has to reach; 0: a share of the instance type's figure."""
+    deep_run: DeepRun | None = None
+    """None: no deep run is known to have had the GPUs."""

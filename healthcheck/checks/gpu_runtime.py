@@ -1,0 +1,144 @@
+"""Judging a container runtime for GPUs: which one, what of it is NVIDIA's, and what stands in a file where."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import replace
+
+from healthcheck.model import Evidence, Finding, Judgement, NotConfigured, Reason, TooEarly, Unobserved
+from healthcheck.probes.container_runtime import configuration as container_runtime
+from healthcheck.probes.container_runtime.facts import (
+    CONTAINERD,
+    CdiSpec,
+    Configuration,
+    ContainerRuntime,
+    Handler,
+    Problem,
+)
+
+NAMES = ("nvidia", "nvidia-cdi", "nvidia-legacy")
+"""What the toolkit and the RuntimeClasses of the GPU operator call NVIDIA's handlers."""
+PROGRAM = "nvidia-container-runtime"
+"""Also the beginning of its variants. AKS and MicroK8s call their handlers so."""
+RUNC = "runc"
+"""The handler that every runtime brings itself."""
+_MOST_TOLD = 4
+"""Of the places of one fault."""
+_SCHEMA_OF_2 = 3
+"""From this one on, only containerd 2 reads a file."""
+
+
+def used_with_gpus(seen: Evidence) -> Generator[Judgement, None, ContainerRuntime | None]:
+    """The kubelet's container runtime on a node with GPUs for containers, as the value of `yield from`; None: none."""
+    around = seen[container_runtime.CONTAINER_RUNTIME]
+    if around.for_gpus is False:
+        yield NotConfigured("no NVIDIA GPU for a container")
+        return None
+    if around.used is None:
+        yield NotConfigured(around.why_none)
+        return None
+    return around
+
+
+def readable(seen: Evidence) -> Generator[Judgement, None, tuple[ContainerRuntime, Configuration] | None]:
+    """The same with its configuration, where its files could be read.
+
+    What a malformed file would have said can't be told: what stands of it stays. The file itself is told by
+    `container-runtime`.
+    """
+    around = yield from used_with_gpus(seen)
+    if around is None or around.used is None:
+        return None
+    problem = around.used.problem
+    if problem is None:
+        return around, around.used
+    if problem.only_ours:
+        yield Unobserved("RuntimeConfigUnreadable", told(problem), subject(around.used))
+    else:
+        yield TooEarly(f"{problem.file} can't be read by {around.used.kind}", subject(around.used))
+    return None
+
+
+def subject(used: Configuration) -> str:
+    """`runtime/containerd`, `runtime/cri-o`, `runtime/docker`."""
+    return f"runtime/{used.kind.lower()}"
+
+
+def found(reason: Reason, used: Configuration, detail: str) -> Finding:
+    """The reason as a finding on this runtime."""
+    return Finding(reason.name, reason.severity, subject(used), detail, flickers=reason.flickers)
+
+
+def together(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """One finding for each reason: what stands is kept by reason and subject, and the last would hide the others."""
+    by_reason: dict[tuple[str, str], list[Finding]] = {}
+    for one in findings:
+        by_reason.setdefault((one.reason, one.subject), []).append(one)
+    for first, *others in by_reason.values():
+        told = [one.detail for one in (first, *others)][:_MOST_TOLD]
+        more = [f"and {len(others) + 1 - len(told)} more"] if len(others) + 1 > len(told) else []
+        yield replace(first, detail="; ".join([*told, *more]))
+
+
+def of_nvidia(handlers: Iterable[Handler]) -> list[Handler]:
+    """Those that start NVIDIA's runtime: by their name, or by the program. A name that is only like it is none."""
+    return [one for one in handlers if one.name in NAMES or is_nvidias_program(one.binary)]
+
+
+def is_nvidias_program(path: str) -> bool:
+    return path.rpartition("/")[2].startswith(PROGRAM)
+
+
+def running_handlers(around: ContainerRuntime, used: Configuration) -> dict[str, str]:
+    """The handlers that a pod can be started with now, and the program of each as far as it is known.
+
+    What the running runtime says it has loaded outranks the files. It brings `runc` itself.
+    """
+    if around.live is not None and around.live.handlers is not None:
+        programs = dict(around.live.binaries)
+        return {RUNC: "", **{name: programs.get(name, "") for name in around.live.handlers if name}}
+    return {RUNC: "", **{one.name: one.binary for one in used.handlers}}
+
+
+def cdi_is_on(around: ContainerRuntime, used: Configuration) -> bool:
+    """Whether the runtime itself puts devices into containers by their CDI names."""
+    if around.live is not None and around.live.cdi is not None:
+        return around.live.cdi
+    return used.cdi
+
+
+def cdi_specs(around: ContainerRuntime, used: Configuration) -> tuple[CdiSpec, ...]:
+    """The specifications of NVIDIA's devices that the runtime reads; none while CDI is off."""
+    return around.cdi_specs if cdi_is_on(around, used) else ()
+
+
+def gives_gpus(around: ContainerRuntime, used: Configuration) -> bool:
+    """Whether there is any way for a GPU into a pod."""
+    handlers = running_handlers(around, used)
+    if set(handlers) & set(NAMES) or any(is_nvidias_program(program) for program in handlers.values()):
+        return True
+    return any(one.problem is None for one in cdi_specs(around, used))
+
+
+def is_containerd_2(used: Configuration) -> bool:
+    """By the program's own version; where nobody knows it, by the schema that only containerd 2 reads."""
+    if used.kind != CONTAINERD:
+        return False
+    major = used.version.lstrip("v").partition(".")[0]
+    return int(major) >= 2 if major.isdecimal() and len(major) < 9 else used.schema >= _SCHEMA_OF_2
+
+
+def place(file: str, line: int = 0, column: int = 0) -> str:
+    """`/etc/containerd/config.toml, line 3, column 7`, as far as it is known."""
+    named = [file, *([f"line {line}"] if line else []), *([f"column {column}"] if line and column else [])]
+    return ", ".join(named)
+
+
+def told(problem: Problem) -> str:
+    """Where it stands, and what the runtime says of it."""
+    return f"{place(problem.file, problem.line, problem.column)}: {problem.message}"
+
+
+def where(handler: Handler) -> str:
+    """The place that defines it."""
+    return place(handler.file, handler.line)

@@ -1,0 +1,196 @@
+"""How a container runtime is mended on each distribution, as commands that a person can paste.
+
+Read from the makers' own pages: the GPU operator's toolkit variables (NVIDIA's guide "Getting Started", and for k0s
+nvidia-container-toolkit pull request 1016), `nvidia-ctk runtime configure --help` of 1.18, and the pages on containerd
+of k3s, RKE2, MicroK8s, k0s, Canonical Kubernetes, Bottlerocket and nodeadm.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+
+from healthcheck.probes.container_runtime import crio
+from healthcheck.probes.container_runtime.distributions import (
+    BOTTLEROCKET,
+    EKS_AL2023,
+    K0S,
+    K3S,
+    K8S_SNAP,
+    MICROK8S,
+    RKE2,
+    TALOS,
+)
+from healthcheck.probes.container_runtime.facts import CRIO, DOCKER, Configuration, ContainerRuntime
+
+OPERATORS_FOLDER = "/usr/local/nvidia/"
+"""Where the GPU operator's toolkit installs itself on the host (its value toolkit.installDir)."""
+_HELM = 'helm upgrade "$(helm list -qn gpu-operator)" nvidia/gpu-operator -n gpu-operator --reuse-values'
+_UNITS = {
+    # One of the two runs: a server's kubelet is k3s itself, an agent's k3s-agent. systemctl takes a pattern.
+    K3S: "k3s*",
+    RKE2: "rke2-*",
+    K0S: "k0s*",
+    MICROK8S: "snap.microk8s.daemon-containerd",
+    K8S_SNAP: "snap.k8s.containerd",
+}
+"""Where its cgroup does not tell the unit, as in a captured tree."""
+_UNITS_OF_KINDS = {CRIO: "crio", DOCKER: "docker"}
+
+
+def restart(around: ContainerRuntime, used: Configuration) -> str:
+    """The command that makes the runtime read its files again."""
+    unit = around.unit.removesuffix(".service") or _UNITS.get(
+        around.distribution, _UNITS_OF_KINDS.get(used.kind, "containerd")
+    )
+    if unit.startswith("snap."):
+        return f"snap restart {shlex.quote(unit.removeprefix('snap.'))}"
+    return f"systemctl restart {shlex.quote(unit)}"
+
+
+def correct(around: ContainerRuntime, used: Configuration, file: str) -> str:
+    """How what stands in a file of its is changed so that it stays so."""
+    if around.distribution == BOTTLEROCKET:
+        return "its files can't be changed: `apiclient set`, or another variant of the image"
+    if file == used.path and used.template:
+        return f"correct {used.template}, from which {file} is made at each start, then `{restart(around, used)}`"
+    return f"correct {file}, then `{restart(around, used)}`"
+
+
+def give_handler(around: ContainerRuntime, used: Configuration) -> str:
+    """How this runtime gets NVIDIA's handler: with the toolkit that the node has, or with either."""
+    if used.kind in _OF_KINDS:
+        return _OF_KINDS[used.kind](around, used)
+    special = _OF_DISTRIBUTIONS.get(around.distribution)
+    if special is not None:
+        return special(around, used)
+    return _with_either(around, _operators(around, used, {}), _hosts(around, used))
+
+
+def make_executable(path: str) -> str:
+    return f"`chmod 0755 {shlex.quote(path)}`"
+
+
+def set_mode(path: str) -> str:
+    """For the toolkit's own configuration; the operator's is written anew by its DaemonSet."""
+    if path.startswith(OPERATORS_FOLDER):
+        return "delete this node's pod of nvidia-container-toolkit-daemonset, which writes it anew"
+    return f"`nvidia-ctk config --config={shlex.quote(path)} --set nvidia-container-runtime.mode=auto --in-place`"
+
+
+def generate_spec(path: str) -> str:
+    """The service does it where the toolkit has one (1.18 and later), and takes its own place for the file."""
+    if path.startswith(("/var/run/cdi/", "/run/cdi/")):
+        return f"`systemctl restart nvidia-cdi-refresh` or `nvidia-ctk cdi generate --output={shlex.quote(path)}`"
+    return f"`nvidia-ctk cdi generate --output={shlex.quote(path)}`"
+
+
+def helm_values(values: dict[str, str]) -> str:
+    """A command that gives the GPU operator's toolkit these variables in the place of those it has."""
+    pairs = (
+        f"toolkit.env[{place}].name={name},toolkit.env[{place}].value={_escaped(value)}"
+        for place, (name, value) in enumerate(values.items())
+    )
+    return f"{_HELM} --set {shlex.quote(','.join(pairs))}"
+
+
+def _escaped(value: str) -> str:
+    """Helm takes a comma and a brace for its own."""
+    return "".join(f"\\{letter}" if letter in "\\,{}" else letter for letter in value)
+
+
+def _with_either(around: ContainerRuntime, operators: str, hosts: str) -> str:
+    """The operator's alone where it is on the node, in a folder of its own; one on the host does not rule it out."""
+    others = [handler.binary for one in around.others for handler in one.handlers]
+    named = [one.path for one in around.programs] + ([around.toolkit.path] if around.toolkit else [])
+    if any(path.startswith(OPERATORS_FOLDER) for path in [*named, *others]):
+        return operators
+    return f"with the GPU operator {operators}; with the toolkit on the host {hosts}"
+
+
+def _operators(around: ContainerRuntime, used: Configuration, more: dict[str, str]) -> str:
+    values = {"CONTAINERD_CONFIG": used.path, "CONTAINERD_SOCKET": around.socket, **more}
+    return f"`{helm_values(values)}`"
+
+
+def _hosts(around: ContainerRuntime, used: Configuration) -> str:
+    configure = f"nvidia-ctk runtime configure --runtime=containerd --config={shlex.quote(used.path)}"
+    return f"`{configure} && {restart(around, used)}`"
+
+
+def _ranchers(around: ContainerRuntime, used: Configuration) -> str:
+    """k3s and RKE2 look for the program when they start, and define the handler themselves."""
+    made = f"it writes {used.path} at each start, and what is edited there is lost"
+    template = f" (other changes: {used.template})" if used.template else ""
+    socket = helm_values({"CONTAINERD_SOCKET": around.socket})
+    install = f"install nvidia-container-toolkit on the host, or the GPU operator with `{socket}`"
+    return f"{install}; then `{restart(around, used)}`: {made}{template}"
+
+
+def _microk8s(_: ContainerRuntime, used: Configuration) -> str:
+    template = used.template or "containerd-template.toml beside it"
+    return f"`microk8s enable nvidia`; {used.path} is made from {template}, and what is edited there is lost"
+
+
+def _k8s_snap(around: ContainerRuntime, used: Configuration) -> str:
+    drop_in = f"{used.path.rpartition('/')[0]}/conf.d/99-nvidia.toml"
+    operators = _operators(around, used, {"RUNTIME_DROP_IN_CONFIG": drop_in})
+    configure = f"nvidia-ctk runtime configure --runtime=containerd --config={shlex.quote(used.path)}"
+    hosts = f"`{configure} --drop-in-config={shlex.quote(drop_in)} && {restart(around, used)}`"
+    return f"{_with_either(around, operators, hosts)}; {used.path} is the snap's, and what is edited there is lost"
+
+
+def _k0s(around: ContainerRuntime, used: Configuration) -> str:
+    drop_in = "/etc/k0s/containerd.d/nvidia.toml"
+    values = {
+        "RUNTIME_CONFIG": drop_in,
+        "RUNTIME_SOCKET": around.socket,
+        "RUNTIME_EXECUTABLE_PATH": "/var/lib/k0s/bin/containerd",
+    }
+    configure = f"nvidia-ctk runtime configure --runtime=containerd --config={drop_in} --config-source=file"
+    return _with_either(around, f"`{helm_values(values)}`", f"`{configure} && {restart(around, used)}`")
+
+
+def _bottlerocket(_: ContainerRuntime, __: Configuration) -> str:
+    return (
+        "start the node from Bottlerocket's variant for NVIDIA (`aws-k8s-VERSION-nvidia`): its files can't be changed"
+    )
+
+
+def _eks(around: ContainerRuntime, used: Configuration) -> str:
+    either = _with_either(around, _operators(around, used, {}), _hosts(around, used))
+    return f"start the node from the EKS AMI for NVIDIA, or {either}; nodeadm writes {used.path} anew at each boot"
+
+
+def _talos(_: ContainerRuntime, __: Configuration) -> str:
+    return "boot Talos with its extension nvidia-container-toolkit-production: its files can't be changed"
+
+
+def _crio(around: ContainerRuntime, used: Configuration) -> str:
+    # Where the toolkit writes by itself, CRI-O does not look (its releases 1.18 to 1.19.0).
+    drop_in = f"--drop-in-config={crio.STANDARD_FOLDER}/99-nvidia.toml"
+    hosts = f"`nvidia-ctk runtime configure --runtime=crio {drop_in} && {restart(around, used)}`"
+    # The operator finds CRI-O by itself and writes to its standard place.
+    return _with_either(
+        around, "`kubectl -n gpu-operator rollout restart ds/nvidia-container-toolkit-daemonset`", hosts
+    )
+
+
+def _docker(around: ContainerRuntime, used: Configuration) -> str:
+    # cri-dockerd knows no handlers: whatever is Docker's default starts every pod.
+    file = f"--config={shlex.quote(used.path)}"
+    return f"`nvidia-ctk runtime configure --runtime=docker {file} --set-as-default && {restart(around, used)}`"
+
+
+_Told = Callable[[ContainerRuntime, Configuration], str]
+_OF_KINDS: dict[str, _Told] = {CRIO: _crio, DOCKER: _docker}
+_OF_DISTRIBUTIONS: dict[str, _Told] = {
+    K3S: _ranchers,
+    RKE2: _ranchers,
+    MICROK8S: _microk8s,
+    K8S_SNAP: _k8s_snap,
+    K0S: _k0s,
+    BOTTLEROCKET: _bottlerocket,
+    EKS_AL2023: _eks,
+    TALOS: _talos,
+}

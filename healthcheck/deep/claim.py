@@ -1,0 +1,157 @@
+"""Who holds a node for a deep run: the annotation `run`, with the label and the taint that go with it. Pure.
+
+A run is taken and given back by one patch of the Node that carries its `resourceVersion`, so that of two who want it
+only one gets it. Past its `until` it is nobody's, and whoever comes may clear it away.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from healthcheck.model import PREFIX
+from healthcheck.node.state import MAINTENANCE, MODE, RUN, NodeState
+from healthcheck.text.moments import moment, timestamp
+from healthcheck.verdict import record as records
+from healthcheck.verdict.record import RecordError
+
+FARTHEST = timedelta(days=3)
+"""No deep run takes longer: an `until` beyond it was never ours, and would hold the node for ever."""
+_EFFECT = "NoSchedule"
+_LONGEST_HOLDER = 320
+TESTED_NODE = f"{PREFIX}/node"
+"""The annotation of a Job that names the Node that it tests: a label could not hold every name."""
+TOLD = f"{PREFIX}/told"
+"""The annotation of a quarantine Job that a command made, to follow it: when its result was told; '' until then."""
+
+
+class Kind(StrEnum):
+    """What runs, as the label `mode` says it."""
+
+    L2 = "l2"
+    SWEEP = "sweep"
+    QUARANTINE = "quarantine"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One deep run on a node. `holder` names it among those of its kind: of a sweep, its Job."""
+
+    kind: Kind
+    holder: str
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """A Job as the API server last showed it. `node` is the Node that it was made for."""
+
+    name: str
+    namespace: str
+    uid: str
+    node: str
+    created: datetime
+    outcome: str = ""
+    """How it ended: `Complete`, or the reason of its failure; '' while it runs, or while its pods still end."""
+    leaving: bool = False
+    """Somebody deleted it, and its pods are ending."""
+    suspended: bool = False
+    """Somebody keeps it from having pods, as a queue such as Kueue does."""
+    untold: bool = False
+    """A command made it, and none that followed it to its end has told its result."""
+    component: str = ""
+    """Whose it says it is, by its label `app.kubernetes.io/component`."""
+    account: str = ""
+    """As whom its pods act."""
+
+
+def run_on(node: NodeState, now: datetime) -> Run | None:
+    """The run that holds the node; None where there is none, it is over its time, or nobody can read it."""
+    try:
+        run = _parse(node.annotations.get(RUN, ""))
+    except RecordError:
+        return None
+    return run if now < run.until <= now + FARTHEST else None
+
+
+def why_unread(node: NodeState) -> Iterator[str]:
+    """What is wrong with an annotation `run` that nobody can read, and whoever comes clears away."""
+    try:
+        if RUN in node.annotations:
+            _parse(node.annotations[RUN])
+    except RecordError as error:
+        yield f"annotation {RUN}: {error}; it is removed"
+
+
+def is_marked(node: NodeState) -> bool:
+    """Whether anything on the Node says that a deep run uses it."""
+    return RUN in node.annotations or MODE in node.labels or any(map(_is_maintenance, node.taints))
+
+
+def take(node: NodeState, run: Run, now: datetime) -> dict[str, Any] | None:
+    """The patch that takes the node; None where another run holds it.
+
+    A sweep sets no taint: its Job requests the GPUs, and a taint would keep real work from preempting it.
+    """
+    if run_on(node, now) is not None:
+        return None
+    text = {"kind": run.kind.value, "holder": run.holder, "until": timestamp(run.until)}
+    kept = [taint for taint in node.taints if not _is_maintenance(taint)]
+    if run.kind is not Kind.SWEEP:
+        kept.append({"key": MAINTENANCE, "value": run.kind.value, "effect": _EFFECT})
+    return _patch(node, json.dumps(text, separators=(",", ":")), run.kind.value, kept)
+
+
+def give_back(node: NodeState, run: Run) -> dict[str, Any] | None:
+    """The patch that gives the node back; None where this run does not hold it any more."""
+    try:
+        held = _parse(node.annotations.get(RUN, ""))
+    except RecordError:
+        return None
+    return _without_marks(node) if (held.kind, held.holder) == (run.kind, run.holder) else None
+
+
+def clear(node: NodeState, now: datetime) -> dict[str, Any] | None:
+    """The patch that takes away what no living run answers for; None where nothing of it stands.
+
+    A run over its time or that nobody can read, a label or taint without a run, and `maintenance=sweep` in any case:
+    the scripts that this system replaces left it behind when they were killed, and no sweep of ours sets it.
+    """
+    run = run_on(node, now)
+    if run is None:
+        return _without_marks(node) if is_marked(node) else None
+    kept = [taint for taint in node.taints if not _is_maintenance(taint) or taint.get("value") != Kind.SWEEP.value]
+    return _patch(node, node.annotations[RUN], run.kind.value, kept) if len(kept) < len(node.taints) else None
+
+
+def _without_marks(node: NodeState) -> dict[str, Any]:
+    return _patch(node, None, None, [taint for taint in node.taints if not _is_maintenance(taint)])
+
+
+def _patch(
+    node: NodeState, annotation: str | None, mode: str | None, taints: list[Mapping[str, Any]]
+) -> dict[str, Any]:
+    metadata = {
+        "resourceVersion": node.resource_version,
+        "annotations": {RUN: annotation},
+        "labels": {MODE: mode},
+    }
+    changed = taints != list(node.taints)
+    return {"metadata": metadata, "spec": {"taints": taints}} if changed else {"metadata": metadata}
+
+
+def _is_maintenance(taint: Mapping[str, Any]) -> bool:
+    # With another effect it is another taint, and somebody else's.
+    return (taint.get("key"), taint.get("effect")) == (MAINTENANCE, _EFFECT)
+
+
+def _parse(text: str) -> Run:
+    content = records.load(text)
+    try:
+        return Run(Kind(content["kind"]), str(content["holder"])[:_LONGEST_HOLDER], moment(content["until"]))
+    except (KeyError, ValueError) as error:
+        raise RecordError(f"no run ({{kind, holder, until}}): {error!r}") from None

@@ -1,0 +1,87 @@
+"""A Job for one node, made from the template that stands in the cluster as a suspended CronJob. Pure."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from healthcheck.deep.claim import TESTED_NODE
+
+COMPONENT_LABEL = "app.kubernetes.io/component"
+_LONGEST_NAME, _DIGEST_LETTERS = 63, 10
+"""A Job's name is a label of its pods."""
+
+
+class TemplateError(ValueError):
+    """The CronJob in the cluster makes no Job that could test a node. The message says what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Title:
+    """What tells one Job from another."""
+
+    name: str
+    namespace: str
+    component: str
+
+
+def job_on(template: Mapping[str, Any], title: Title, node_name: str, node_uid: str) -> dict[str, Any]:
+    """The template's Job, held to one node. Raises TemplateError.
+
+    It is owned by the Node: of a Node that is gone nothing is left waiting.
+    """
+    job = copy.deepcopy(dict(template))
+    metadata = job.get("metadata") or {}
+    job |= {"apiVersion": "batch/v1", "kind": "Job"}
+    job["metadata"] = {
+        "name": title.name,
+        "namespace": title.namespace,
+        "labels": {**(metadata.get("labels") or {}), COMPONENT_LABEL: title.component},
+        "annotations": {**(metadata.get("annotations") or {}), TESTED_NODE: node_name},
+        "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": node_name, "uid": node_uid}],
+    }
+    pod, _ = pod_of(job)
+    labels = job["spec"]["template"].setdefault("metadata", {}).setdefault("labels", {})
+    labels[COMPONENT_LABEL] = title.component
+    _pin(pod, node_name)
+    return job
+
+
+def pod_of(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The pod of a Job and its first container: the one that tests. Raises TemplateError."""
+    try:
+        pod = job["spec"]["template"]["spec"]
+        container = pod["containers"][0]
+    except (KeyError, TypeError, IndexError):
+        raise TemplateError("its jobTemplate has no container") from None
+    return pod, container
+
+
+def account_of(job: Mapping[str, Any]) -> str:
+    """As whom its pods act; '' where it does not say so."""
+    pod = ((job.get("spec") or {}).get("template") or {}).get("spec") or {}
+    return str(pod.get("serviceAccountName") or "")
+
+
+def short_name(beginning: str, node_name: str, unique: str) -> str:
+    """At most 63 characters, whatever the node's name; another one for every `unique`."""
+    digest = hashlib.blake2s(unique.encode()).hexdigest()[:_DIGEST_LETTERS]
+    room = _LONGEST_NAME - len(beginning) - len(digest) - 2
+    readable = re.sub(r"[^a-z0-9-]", "-", node_name)[:room].strip("-")
+    return f"{beginning}-{readable}-{digest}"
+
+
+def _pin(pod: dict[str, Any], node_name: str) -> None:
+    """By the Node's name itself, not by a label that could be missing or belong to another."""
+    field = {"key": "metadata.name", "operator": "In", "values": [node_name]}
+    affinity = pod.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+    required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+    terms = required.get("nodeSelectorTerms") or [{}]
+    # Terms are alternatives: each of the template's own has to be held to this node.
+    required["nodeSelectorTerms"] = [
+        {**term, "matchFields": [*(term.get("matchFields") or ()), field]} for term in terms
+    ]

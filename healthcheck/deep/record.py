@@ -1,0 +1,285 @@
+"""The record of a deep run: how it is written, and how the agent takes it into its own memory. Pure.
+
+What was taken is the agent's own finding, which every written exit ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import islice
+from typing import Any
+
+from healthcheck.checks.dcgm_diag import LEVEL_2, LEVEL_4
+from healthcheck.memory.exits import ended_by_reset, escalated, is_acknowledged, retested
+from healthcheck.memory.findings import Memory, Standing, differs, gpu_address, located, worst_first
+from healthcheck.model import Finding, Nature, Now, Outcome, Passed, Severity, Status
+from healthcheck.node.state import QUARANTINE_RESULT, NodeState
+from healthcheck.text.moments import moment, moment_or_none, timestamp
+from healthcheck.text.printable import printable
+from healthcheck.verdict import record as records
+from healthcheck.verdict.acknowledgement import DEEP, UNTOLD, Fault, counts, deep_faults, is_taken
+from healthcheck.verdict.events import Event, cut, event_name
+from healthcheck.verdict.record import RecordError
+from healthcheck.verdict.verdict import status_of, worst
+
+_REASON = re.compile(r"[A-Z][A-Za-z0-9]{0,62}\Z", re.ASCII)
+_SUBJECT = re.compile(r"[a-z]+(/.+)?\Z", re.ASCII)
+_LONGEST_SUBJECT, _LONGEST_DETAIL, _LONGEST_NAME = 253, 500, 80
+_NAMES = ("index", "uuid", "serial")
+_MOST_PASSED = 4096
+_CHECKS = {"sweep-result": LEVEL_2.name, "quarantine-result": LEVEL_4.name}
+"""By whose exits the findings of each kind of record leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeepRecord:
+    """What one deep run says. `kind` is its annotation's name; `timestamp` tells it from others of that kind."""
+
+    kind: str
+    timestamp: str
+    machine: str
+    """'' where the run did not say."""
+    at: datetime
+    began: datetime
+    severity: Severity
+    faults: tuple[Fault, ...]
+    passed: tuple[Passed, ...]
+    all_passed: bool
+    """Every test ran on every GPU, and passed."""
+    void: str = ""
+    """What it says, where it counts for nothing: the bash suite wrote it, and its taint does not stand any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One deep run of level 2 that came to its end: where, by whom (`agent`, `sweep`), on which machine and boot."""
+
+    node: str
+    by: str
+    started: datetime
+    ended: datetime
+    machine: str = ""
+    boot_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PassedRun:
+    """A quarantine run, level 4 in it, that passed. `name` tells it from others."""
+
+    name: str
+    began: datetime
+
+
+def void_record(node: NodeState, deep: DeepRecord) -> Event:
+    """A deep record that counts for nothing. The same one has the same name, whenever it is told."""
+    message = f"{deep.kind} of {deep.timestamp} says {deep.void}: it counts for nothing, for it is another suite's"
+    name = event_name(node.name, "void", deep.kind, deep.timestamp)
+    return Event(name, "Normal", "OldRecord", cut(f"{printable(message)}, and its taint does not stand"))
+
+
+def passed_run(node: NodeState) -> PassedRun | None:
+    """The run whose record on the Node says so; None where it says anything else, or speaks of another machine."""
+    text = node.annotations.get(QUARANTINE_RESULT, "{}")
+    try:
+        record = records.load(text)
+    except RecordError:
+        return None  # whoever plans the change complains of it
+    began = records.passed_since(record)
+    if began is None or is_of_another_machine(record, node):
+        return None
+    return PassedRun(hashlib.blake2s(text.encode("utf-8", "replace"), digest_size=12).hexdigest(), began)
+
+
+def is_of_another_machine(record: Mapping[str, Any], node: NodeState) -> bool:
+    """The kernel and the kubelet write the same number in letters of either case."""
+    machine = str(record.get("machine") or "")
+    return bool(node.machine and machine) and machine.lower() != node.machine.lower()
+
+
+def render(outcome: Outcome, ran: Ran) -> dict[str, Any]:
+    """The record of a run as plain JSON types, at most LONGEST bytes long."""
+    severity = worst(one.severity for one in outcome.findings)
+    status = status_of(severity, could_not_look=not outcome.observed)
+    passed: dict[str, list[str]] = {}
+    for one in outcome.passed:
+        passed.setdefault(one.reason, []).append(one.subject)
+    return records.within_limit(
+        {
+            "schema": records.SCHEMA,
+            "timestamp": timestamp(ran.ended),
+            "started": timestamp(ran.started),
+            "node": ran.node,
+            "suite": "level-2",
+            "by": ran.by,
+            "status": status.value,
+            "severity": severity.name,
+            "checks": [{"check": outcome.group, "status": status.value, "severity": severity.name}],
+            "findings": [row_of(one) for one in sorted(outcome.findings, key=lambda one: -one.severity)],
+            "unobserved": [
+                {"check": outcome.group, "cause": one.cause, "detail": one.detail[:300]} for one in outcome.unobserved
+            ],
+            "passed": passed,
+            "machine": ran.machine,
+            "boot_id": ran.boot_id,
+        }
+    )
+
+
+def row_of(finding: Finding) -> dict[str, Any]:
+    """A finding as the records of deep runs have it: it stands as an event does."""
+    return {
+        "reason": finding.reason,
+        "severity": finding.severity.name,
+        "subject": finding.subject,
+        "about": dict(finding.about),
+        "detail": finding.detail,
+        "nature": Nature.EVENT.value,
+        "rule": finding.rule,
+    }
+
+
+def deep_record(record: Mapping[str, Any], kind: str) -> DeepRecord:
+    """What a record says. Raises RecordError or ValueError."""
+    at = moment(record["timestamp"])
+    severity = records.severity_in(record)
+    faults = tuple(one for one in deep_faults(record) if min(one.severity, severity) is not Severity.PASS)
+    is_pass = record.get("status") == Status.PASS.value and bool(record.get("checks"))
+    clean = is_pass and not faults and not record.get("unobserved")
+    return DeepRecord(
+        kind,
+        str(record["timestamp"]),
+        str(record.get("machine") or "")[:_LONGEST_NAME],
+        at,
+        min(moment_or_none(record.get("started")) or at, at),
+        severity,
+        faults,
+        tuple(_passed(record)),
+        clean,
+    )
+
+
+def untaken(node: NodeState, taken: Mapping[str, str]) -> Iterator[DeepRecord]:
+    """The deep records on the Node that the agent has not taken, those of level 2 first.
+
+    One that nobody can read, or whose time nobody can tell, is left to count by itself.
+    """
+    for key, kind in DEEP.items():
+        try:
+            record = records.load(node.annotations.get(key, "{}"))
+            if not is_taken(record, key, taken) and "timestamp" in record:
+                yield deep_record(record, kind) if counts(record, node) else _void(record, kind)
+        except (RecordError, ValueError):
+            continue
+
+
+def _void(record: Mapping[str, Any], kind: str) -> DeepRecord:
+    """One of the bash suite's, as far as a person wants to know of it. Raises ValueError."""
+    at, said = moment(record["timestamp"]), ("status", "severity", "recommendation", "suite")
+    words = ", ".join(f"{key} {record[key]}"[:_LONGEST_NAME] for key in said if record.get(key))
+    return DeepRecord(kind, str(record["timestamp"]), "", at, at, Severity.PASS, (), (), False, words or "nothing")
+
+
+def take(memory: Memory, deep: DeepRecord, now: Now, escalate_after: int) -> Memory:
+    """The memory with the findings of a deep record as its own, and without those whose test passed in that run.
+
+    The same record a second time changes nothing.
+    """
+    if memory.taken.get(deep.kind) == deep.timestamp:
+        return memory
+    taken = {**memory.taken, deep.kind: deep.timestamp}
+    if deep.void:
+        return replace(memory, taken=taken)
+    if deep.machine and memory.machine and deep.machine.lower() != memory.machine.lower():
+        return replace(memory, taken=taken)  # it speaks of the machine that was here before
+    memory = retested(memory, _well(memory, deep), min(deep.began, now.wall))
+    standing = {one.key: one for one in memory.standing}
+    for fault in deep.faults:
+        # What a person released before it was taken has the names that the deep run gave it.
+        if fault.is_covered(memory.acknowledged):
+            continue
+        one = _standing(memory, deep, fault, now, escalate_after)
+        if memory.boot_id not in ("", one.boot_id) and one.finding.severity is not Severity.ISOLATE:
+            memory = ended_by_reset(memory, one, now.wall)  # the reboot since then has ended it
+        else:
+            standing[one.key] = _found_again(standing.get(one.key), one)
+    kept = {key: one for key, one in standing.items() if not _is_released(memory, one)}
+    return replace(memory, standing=worst_first(kept.values()), taken=taken)
+
+
+def _passed(record: Mapping[str, Any]) -> Iterator[Passed]:
+    """`passed` of a deep record: by reason, the subjects where that test passed; '' among them is everywhere."""
+    rows = record.get("passed")
+    pairs = (
+        (str(reason), subject)
+        for reason, subjects in (rows.items() if isinstance(rows, dict) else ())
+        for subject in (subjects if isinstance(subjects, list) else ())
+    )
+    for reason, subject in islice(pairs, _MOST_PASSED):
+        if isinstance(subject, str):
+            yield Passed(reason, subject[:_LONGEST_SUBJECT])
+
+
+def _well(memory: Memory, deep: DeepRecord) -> Iterator[Passed]:
+    """The tests that passed, by the addresses of their GPUs."""
+    for one in deep.passed:
+        yield replace(one, subject=located(memory.gpus, one.subject))
+    if deep.all_passed:
+        yield from (Passed(one.finding.reason) for one in memory.standing)
+
+
+def _found_again(known: Standing | None, one: Standing) -> Standing:
+    """A finding, new or known: while it has not left, the worse of two and the later exit stand."""
+    if known is None:
+        return one
+    if known.check not in _CHECKS.values() or known.last_seen > one.last_seen:
+        return known
+    worse = known.finding if known.finding.severity > one.finding.severity else one.finding
+    check = LEVEL_4.name if LEVEL_4.name in (known.check, one.check) else LEVEL_2.name
+    return replace(one, finding=worse, check=check, first_seen=known.first_seen, count=known.count + 1)
+
+
+def _standing(memory: Memory, deep: DeepRecord, fault: Fault, now: Now, escalate_after: int) -> Standing:
+    """One row as an event of this boot, or of the earlier one that it names."""
+    about = _about(fault.row)
+    # What nobody here would name so is a fault all the same.
+    reason = fault.reason if _REASON.match(fault.reason) else UNTOLD
+    subject = fault.subject[:_LONGEST_SUBJECT] if _SUBJECT.match(fault.subject) else "node"
+    subject = located(memory.gpus, subject, about)
+    gpu = memory.gpus.get(gpu_address(subject), {})
+    finding = Finding(
+        reason,
+        # As the merge of the records has it: never worse than what its own run says of the node.
+        min(fault.severity, deep.severity),
+        subject,
+        str(fault.row.get("detail") or f"a deep diagnostic's record says {fault.severity.name}")[:_LONGEST_DETAIL],
+        # What was found on a GPU that is no longer there keeps its name: the next look at the new one ends it.
+        about if differs(about, gpu) else {**about, **gpu},
+        rule=str(fault.row.get("rule") or "")[:_LONGEST_NAME],
+        source=deep.kind,
+    )
+    seen = min(fault.seen or deep.at, now.wall)
+    ago = (now.wall - seen).total_seconds()
+    return Standing(
+        escalated(memory, finding, now, escalate_after),
+        _CHECKS[deep.kind],
+        Nature.EVENT,
+        seen,
+        seen,
+        1,
+        fault.boot_id or memory.boot_id,
+        max(now.monotonic - ago, 0.0),
+    )
+
+
+def _about(row: Mapping[str, Any]) -> dict[str, str]:
+    about = row.get("about")
+    told = about if isinstance(about, dict) else {}
+    return {name: str(told[name])[:_LONGEST_NAME] for name in _NAMES if told.get(name) not in (None, "")}
+
+
+def _is_released(memory: Memory, one: Standing) -> bool:
+    return one.check in _CHECKS.values() and is_acknowledged(memory, one.key, one.boot_id, one.seq, one.last_seen)

@@ -1,0 +1,377 @@
+"""Child processes, each under a deadline. What can hang in a driver runs here and nowhere else.
+
+A process stuck in the driver may be in D state: it can't be killed, and waiting for it would never end.
+So nobody here waits without a limit, and no second child is started beside one that would not die.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from healthcheck.host.opening import refuse_shortage
+from healthcheck.host.process_tree import Descendants
+
+_LONGEST_ANSWER = 4 << 20
+_MOST_OUTPUT = 1 << 20
+"""Bytes of a program, on each of its two outputs, where it is not known to write more."""
+_PATIENCE_SECONDS = 0.5
+"""How long a killed child may take to be gone before it counts as stuck."""
+_GONE_SECONDS = 10.0
+"""The same of what a program had started: the driver takes seconds to clear the memory of GPUs that it used."""
+_STOPS_WITHIN_SECONDS = 0.2
+"""How soon a program hears that somebody asked to stop it."""
+
+
+class ChildError(Exception):
+    """The child gave no answer. The message says why."""
+
+
+class MissedDeadline(ChildError):
+    """No answer in time; the child was killed. `pid` names it when it would not die."""
+
+    def __init__(self, message: str, pid: int | None) -> None:
+        super().__init__(message)
+        self.pid = pid
+
+
+class Stopped(ChildError):
+    """Somebody of ours asked it to end before it was done."""
+
+
+class StillStuck(MissedDeadline):
+    """An earlier child is still inside the driver, so none was started."""
+
+
+def how_it_ended(code: int) -> str:
+    """As a sentence ends: `ended with exit code 3`, `was ended by SIGSEGV`."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    known = {one.value: one.name for one in signal.Signals}
+    return f"was ended by {known.get(-code, f'signal {-code}')}"
+
+
+@dataclass
+class Child:
+    """One long-lived child that answers one line per line, started when first asked and replaced when it failed."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str] | None = None
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _stuck: subprocess.Popen[bytes] | None = field(default=None, init=False)
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def stuck_pid(self) -> int | None:
+        """The process that did not die when it was killed, while it is still there."""
+        if self._stuck is not None and self._stuck.poll() is not None:
+            self._stuck = None
+        return self._stuck.pid if self._stuck else None
+
+    def ask(self, request: str, deadline_seconds: float) -> bytes:
+        """Send one line and return the line that comes back, without its newline. Raises ChildError."""
+        if (pid := self.stuck_pid) is not None:
+            raise StillStuck(f"process {pid} is still inside the driver and can't be killed", pid)
+        process = self._running()
+        assert process.stdin is not None
+        try:
+            process.stdin.write(request.encode() + b"\n")
+            process.stdin.flush()
+            answer = self._read_line(process, time.monotonic() + deadline_seconds)
+        except BrokenPipeError:
+            answer = None
+        if answer is None:
+            raise ChildError(self._obituary(process))
+        return answer
+
+    def end(self) -> int | None:
+        """End the child. Returns its pid when it is stuck and had to be left behind."""
+        process, self._process = self._process, None
+        if process is not None:
+            self._kill(process)
+        return self.stuck_pid
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            try:
+                self._process = subprocess.Popen(
+                    list(self.argv),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    env=dict(self.env) if self.env is not None else None,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                refuse_shortage(error)
+                raise
+            _put_first_for_the_oom_killer(self._process.pid)
+        return self._process
+
+    def _read_line(self, process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
+        assert process.stdout is not None
+        fd = process.stdout.fileno()
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        answer = b""
+        while not answer.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            if left <= 0 or not poll.poll(left * 1000):
+                raise self._give_up(process)
+            chunk = os.read(fd, 65536)
+            if not chunk:
+                return None
+            answer += chunk
+            if len(answer) > _LONGEST_ANSWER:
+                self.end()
+                raise ChildError(f"the answer is longer than {_LONGEST_ANSWER} bytes")
+        return answer[:-1]
+
+    def _give_up(self, process: subprocess.Popen[bytes]) -> MissedDeadline:
+        self._process = None
+        self._kill(process)
+        pid = self.stuck_pid
+        fate = f"process {pid} can't be killed" if pid else "its process was killed"
+        return MissedDeadline(f"no answer in time; {fate}", pid)
+
+    def _obituary(self, process: subprocess.Popen[bytes]) -> str:
+        self._process = None
+        self._kill(process)
+        code = process.returncode
+        return "the child closed its output and can't be killed" if code is None else f"the child {how_it_ended(code)}"
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        if process.poll() is None:
+            try:
+                process.wait(timeout=0.05)  # it may be on its way out by itself
+            except subprocess.TimeoutExpired:
+                _signal_group(process.pid, signal.SIGKILL)
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                _close(pipe)
+        try:
+            process.wait(timeout=_PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._stuck = process
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A program that came to its end. `code`: its exit code, or below 0 the number of the signal that ended it."""
+
+    code: int
+    out: bytes
+    err: bytes
+
+
+@dataclass
+class Program:
+    """Runs one program at a time to its end, and nothing of its process group outlives a run.
+
+    One that has to be ended hears SIGTERM, and `patience_seconds` later SIGKILL; so does all that it started,
+    in whatever group or session it is.
+    """
+
+    env: Mapping[str, str]
+    """All of its environment; a name without a slash is looked for in the PATH that stands here."""
+    patience_seconds: float
+    most_output_bytes: int = _MOST_OUTPUT
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    """The one that runs. It keeps its number until it leaves here: it is not waited for before."""
+    _stuck: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _left: Descendants | None = field(default=None, init=False)
+    """What it had started, where some of it did not die."""
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _stop: threading.Event = field(default_factory=threading.Event, init=False)
+
+    @property
+    def stuck_pid(self) -> int | None:
+        """The process that did not die when it was killed, while it is still there."""
+        if self._stuck is not None and self._stuck.poll() is not None:
+            self._stuck = None
+        if self._left is not None and self._left.wait(0.0) is None:
+            self._left.close()
+            self._left = None
+        if self._stuck is not None:
+            return self._stuck.pid
+        return self._left.wait(0.0) if self._left is not None else None
+
+    def run(self, argv: Sequence[str], deadline_seconds: float, directory: Path | None = None) -> Ended:
+        """What it wrote, and how it ended; `directory` is where it works, ours by default.
+
+        Raises ChildError: not started, no end in time, stopped, too much output.
+        """
+        if (pid := self.stuck_pid) is not None:
+            raise StillStuck(f"process {pid} of an earlier run can't be killed", pid)
+        if self._stop.is_set():
+            raise Stopped("nothing is started any more")
+        deadline = time.monotonic() + deadline_seconds
+        process = self._start(argv, directory)
+        started = Descendants(process.pid)
+        try:
+            with _Outputs(process, self.most_output_bytes) as outputs:
+                in_time = outputs.read_until(deadline, self._stop)
+                if not outputs.ended:
+                    started.look()
+                    _signal_group(process.pid, signal.SIGTERM)
+                    outputs.wait_for_end(self.patience_seconds)
+                    started.look()
+        except OSError as error:
+            refuse_shortage(error)
+            raise ChildError(f"{argv[0]}: {error.strerror}") from error
+        finally:
+            self._bury(process, started)
+        pid = self.stuck_pid
+        fate = f"process {pid} can't be killed" if pid else "its process was ended"
+        if self._stop.is_set() and not outputs.ended:
+            raise Stopped(f"stopped before it was done; {fate}")
+        if not in_time:
+            raise MissedDeadline(f"no end within {deadline_seconds:g} s; {fate}", pid)
+        if outputs.flooded:
+            raise ChildError(f"its output is longer than {self.most_output_bytes} bytes")
+        return Ended(process.returncode, *outputs.texts)
+
+    def stop(self) -> None:
+        """What another thread runs is asked to end, and killed after its patience; nothing is started after it.
+
+        The other thread's run raises Stopped.
+        """
+        self._stop.set()
+
+    def end(self) -> int | None:
+        """Kill what another thread runs. Returns the pid of what is stuck and has to be left behind."""
+        with self._lock:
+            if self._process is not None:
+                _signal_group(self._process.pid, signal.SIGKILL)
+        return self.stuck_pid
+
+    def _start(self, argv: Sequence[str], directory: Path | None) -> subprocess.Popen[bytes]:
+        try:
+            process = subprocess.Popen(
+                list(argv),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=dict(self.env),
+                cwd=directory,
+                start_new_session=True,
+            )
+        except OSError as error:
+            refuse_shortage(error)
+            raise ChildError(f"{argv[0]}: {error.strerror}") from error
+        _put_first_for_the_oom_killer(process.pid)
+        with self._lock:
+            self._process = process
+        return process
+
+    def _bury(self, process: subprocess.Popen[bytes], started: Descendants) -> None:
+        """Kill what is left of its group and of what it started, and wait for it, but not for long."""
+        with self._lock:
+            _signal_group(process.pid, signal.SIGKILL)
+            started.kill()
+            self._process = None
+        try:
+            process.wait(timeout=_PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._stuck = process
+        if started.wait(_GONE_SECONDS) is None:
+            started.close()
+        else:
+            self._left = started
+
+
+class _Outputs:
+    """What a process writes on its two outputs, and whether it has ended: neither is waited for alone.
+
+    A child of its own may hold the outputs open for longer than it lives itself.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], most_bytes: int) -> None:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._pipes = (process.stdout, process.stderr)
+        self._written = {pipe.fileno(): bytearray() for pipe in self._pipes}
+        self._life = os.pidfd_open(process.pid)  # can be read once the process has ended
+        self._most_bytes = most_bytes
+        self.ended = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._life)
+        for pipe in self._pipes:
+            pipe.close()
+
+    @property
+    def texts(self) -> tuple[bytes, bytes]:
+        """Standard output and standard error."""
+        out, err = (bytes(text) for text in self._written.values())
+        return out, err
+
+    @property
+    def flooded(self) -> bool:
+        return max(len(text) for text in self._written.values()) > self._most_bytes
+
+    def read_until(self, deadline: float, stop: threading.Event) -> bool:
+        """Read until the process has ended and no more is there, or there was too much.
+
+        False: the deadline came, or somebody asked to stop.
+        """
+        poll = select.poll()
+        for fd in (self._life, *self._written):
+            poll.register(fd, select.POLLIN)
+        while (left := deadline - time.monotonic()) > 0 and not stop.is_set():
+            ready = {fd for fd, _ in poll.poll(min(left, _STOPS_WITHIN_SECONDS) * 1000)}
+            self.ended = self._life in ready
+            for fd in ready - {self._life}:
+                chunk = os.read(fd, 65536)
+                self._written[fd] += chunk
+                if not chunk:
+                    poll.unregister(fd)
+            if self.flooded or ready == {self._life}:
+                return True
+        return self.ended
+
+    def wait_for_end(self, seconds: float) -> None:
+        poll = select.poll()
+        poll.register(self._life, select.POLLIN)
+        poll.poll(seconds * 1000)
+
+
+def _put_first_for_the_oom_killer(pid: int) -> None:
+    """A child that outgrows the container's memory dies before us, and so does all that it starts.
+
+    To raise a score needs no privilege. The program has begun by now, but nothing of it has grown yet; a shell that
+    raised its own first would hide that a program is missing, and code between fork and exec is unsafe beside threads.
+    """
+    with suppress(OSError):  # it has ended already; or no /proc, and then the order is the kernel's own
+        Path(f"/proc/{pid}/oom_score_adj").write_text("1000", encoding="ascii")
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def _close(pipe: object) -> None:
+    try:
+        pipe.close()  # type: ignore[attr-defined]
+    except BrokenPipeError:
+        return  # unsent bytes for a child that is gone

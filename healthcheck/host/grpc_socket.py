@@ -1,0 +1,69 @@
+"""Asking a program of the node over its gRPC socket, through a child process that ends with its answer."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from healthcheck.host import host_files
+from healthcheck.host.command import ChildError, Program, how_it_ended
+from healthcheck.model import ProbeError
+from healthcheck.text.printable import printable
+
+LONGEST_SECONDS = 10.0
+"""A container runtime answers within milliseconds; the child takes most of a second where the node is loaded."""
+_PATIENCE_SECONDS = 1.0
+_LEFT_ALONE_SECONDS = 10.0
+"""So much longer a child may live that nobody ended, as we were killed."""
+_LONGEST_WORDS = 200
+
+
+@dataclass
+class NodeSocket:
+    """Asks one of the questions of `grpc_child`, one at a time."""
+
+    question: str
+    deadline_seconds: float = LONGEST_SECONDS
+    _program: Program = field(default_factory=lambda: Program({}, _PATIENCE_SECONDS), init=False)
+
+    def ask(self, root: Path, path: str) -> list[dict[str, Any]]:
+        """The answer to each of its calls, from whoever listens at `path` of this root. Raises ProbeError."""
+        program = (sys.executable, "-I", "-m", "healthcheck.host.grpc_child")
+        longest_seconds = self.deadline_seconds + _LEFT_ALONE_SECONDS
+        argv = (*program, self.question, _socket(root, path), str(longest_seconds))
+        try:
+            ended = self._program.run(argv, self.deadline_seconds)
+        except ChildError as error:
+            raise ProbeError(f"{path}: {error}") from error
+        return _answers(path, ended.code, ended.out, ended.err)
+
+    def end(self) -> int | None:
+        """End what runs; its pid when it can't be ended."""
+        return self._program.end()
+
+
+def _socket(root: Path, path: str) -> str:
+    """Where the socket lies as we see it; every link leads inside the root. Raises ProbeError."""
+    try:
+        file = host_files.below(root, path)
+        is_one = stat.S_ISSOCK(file.stat().st_mode)
+    except OSError as error:
+        raise ProbeError(f"{path}: {error.strerror}") from error
+    if not is_one:
+        raise ProbeError(f"{path}: no socket")
+    return str(file)
+
+
+def _answers(path: str, code: int, out: bytes, err: bytes) -> list[dict[str, Any]]:
+    if code:
+        last = printable(err.decode("utf-8", "replace").strip().rpartition("\n")[2])
+        raise ProbeError(f"{path}: the child {how_it_ended(code)}: {last}"[:_LONGEST_WORDS])
+    told = json.loads(out)
+    if "error" in told:
+        raise ProbeError(f"{path}: {printable(told['error'])}")
+    answers: list[dict[str, Any]] = told["answers"]
+    return answers

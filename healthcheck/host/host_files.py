@@ -1,0 +1,149 @@
+"""Files by the paths that the host itself uses: every link leads inside the host's root, never into ours."""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import os
+import stat
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from healthcheck.host.opening import entries_of, names_in, open_file
+
+MOST_BYTES = 1 << 20
+_MOST_LINKS = 40
+"""As the kernel follows (path_resolution(7))."""
+_MOST_MATCHES = 256
+_MOST_ENTRIES = 4096
+"""Looked at in one folder."""
+_DEEPEST = 8
+"""Folders within folders of drop-ins."""
+
+
+def resolve(root: Path, path: str) -> str:
+    """The path as the host names it after all links; what does not exist keeps its name. Raises OSError on a loop."""
+    if not _can_be(path):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), ascii(path))
+    links = 0
+    base = str(root).rstrip("/")
+    ahead = path.split("/")[::-1]
+    real: list[str] = []
+    while ahead:
+        part = ahead.pop()
+        if part == "..":
+            real = real[:-1]
+        elif part not in ("", "."):
+            try:
+                target = os.readlink("/".join((base, *real, part)))  # noqa: PTH115 - pathlib would double the time
+            except OSError:  # no link, or nothing of that name
+                real.append(part)
+                continue
+            links += 1
+            if links > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            real = [] if target.startswith("/") else real
+            ahead += target.split("/")[::-1]
+    return "/" + "/".join(real)
+
+
+def _can_be(path: str) -> bool:
+    """A file of JSON may name what no file can be called."""
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+
+
+def below(root: Path, path: str) -> Path:
+    """Where the file lies as we see it. Raises OSError."""
+    return root / resolve(root, path).lstrip("/")
+
+
+def read(root: Path, path: str) -> tuple[bytes, float]:
+    """All of a plain file of at most 1 MiB, and when it was last written, in seconds of UTC. Raises OSError."""
+    file = open_file(below(root, path), os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        about = os.fstat(file)
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(errno.EINVAL, "no plain file", path)
+        if about.st_size > MOST_BYTES:
+            raise OSError(errno.EFBIG, f"more than {MOST_BYTES >> 20} MiB", path)
+        return os.pread(file, MOST_BYTES, 0), about.st_mtime
+    finally:
+        os.close(file)
+
+
+def read_whole(root: Path, path: str, most: int) -> bytes:
+    """At most so many bytes of a plain file. The kernel gives its lists in parts, and tells no size. Raises OSError."""
+    file = open_file(below(root, path), os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise OSError(errno.EINVAL, "no plain file", path)
+        with open(file, "rb", closefd=False) as whole:
+            return whole.read(most)
+    finally:
+        os.close(file)
+
+
+def is_executable(root: Path, path: str) -> bool:
+    """A plain file that somebody may run."""
+    try:
+        mode = below(root, path).stat().st_mode
+    except OSError:
+        return False
+    return stat.S_ISREG(mode) and bool(mode & 0o111)
+
+
+def walk(root: Path, folder: str) -> list[str]:
+    """The files below a folder, in the order of their names, folders within included (Go's filepath.Walk).
+
+    As with `matches`, a name that can't be told to anybody is left out.
+    """
+    return [path for path, _ in zip(_walked(root, folder, _DEEPEST), range(_MOST_MATCHES), strict=False)]
+
+
+def _walked(root: Path, folder: str, deepest: int) -> Iterator[str]:
+    try:
+        some = islice((one for one in entries_of(below(root, folder)) if one.name.isprintable()), _MOST_ENTRIES)
+        found = sorted((one.name, one.is_dir(follow_symlinks=False)) for one in some)
+    except OSError:
+        return
+    for name, is_folder in found:
+        path = f"{folder.rstrip('/')}/{name}"
+        if not is_folder:
+            yield path
+        elif deepest:
+            yield from _walked(root, path, deepest - 1)
+
+
+def matches(root: Path, pattern: str) -> list[str]:
+    """The paths that a pattern with `*`, `?` or `[…]` names, in order; a name that begins with a dot is one too.
+
+    A name that can't be told to anybody, no UTF-8 or with a line break, is left out.
+    """
+    found = ["/"]
+    for part in pattern.strip("/").split("/"):
+        found = [name for folder in found for name in _entries(root, folder, part)][:_MOST_MATCHES]
+    return found
+
+
+def _entries(root: Path, folder: str, part: str) -> list[str]:
+    if not set(part) & set("*?["):
+        name = f"{folder.rstrip('/')}/{part}"
+        return [name] if exists(root, name) else []
+    try:
+        names = names_in(below(root, folder))
+    except OSError:
+        return []
+    fitting = [name for name in names if fnmatch.fnmatchcase(name, part) and name.isprintable()]
+    return [f"{folder.rstrip('/')}/{name}" for name in fitting]
+
+
+def exists(root: Path, path: str) -> bool:
+    """Whether there is anything of that name after all links."""
+    try:
+        return os.path.lexists(f"{root}{resolve(root, path)}")
+    except OSError:
+        return False

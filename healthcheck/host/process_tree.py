@@ -1,0 +1,112 @@
+"""What a program has started, and what that has: found in /proc, held fast, and killed together.
+
+A process group misses whoever made a session or a group of its own, as mpirun does for the processes that it starts.
+Killed after its parent it belongs to nobody that we know; so it is looked for while its parents live.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from healthcheck.host.opening import refuse_shortage
+from healthcheck.model import Shortage
+
+_MOST_ROUNDS = 16
+"""Of killing: whoever is killed may have started another one meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """`started` in clock ticks since boot: it tells a process from a later one with the same number."""
+
+    pid: int
+    parent: int
+    session: int
+    started: int
+
+
+@dataclass
+class Descendants:
+    """Those of a process that leads a session of its own, and is not waited for yet. Has to be closed."""
+
+    pid: int
+    _held: dict[int, int] = field(default_factory=dict, init=False)
+    """By pid, a file descriptor of the process: no other that gets its number can be meant."""
+
+    def close(self) -> None:
+        """Let go of them."""
+        for fd in self._held.values():
+            os.close(fd)
+        self._held.clear()
+
+    def look(self) -> bool:
+        """Hold what is there by now; whether anything is new. The more often, the less can slip away."""
+        there = {one.pid: one for one in _processes()}
+        below = {self.pid, *(pid for pid, fd in self._held.items() if not _has_ended(fd, 0.0))}
+        while more := {
+            one.pid
+            for one in there.values()
+            if (one.parent in below or one.session == self.pid) and one.pid not in below
+        }:
+            below |= more
+        new = [self._hold(there[pid]) for pid in below - {self.pid, *self._held}]
+        return any(new)
+
+    def kill(self) -> None:
+        """SIGKILL to all that are held, and to those that they start meanwhile."""
+        for _ in range(_MOST_ROUNDS if self._held else 0):
+            for fd in self._held.values():
+                with suppress(ProcessLookupError, PermissionError):
+                    signal.pidfd_send_signal(fd, signal.SIGKILL)
+            with suppress(OSError, Shortage):  # who can't look ends those that are known, and their group
+                if self.look():
+                    continue
+            return
+
+    def wait(self, seconds: float) -> int | None:
+        """Until all have ended, but not for longer; the pid of one that has not."""
+        deadline = time.monotonic() + seconds
+        return next((pid for pid, fd in self._held.items() if not _has_ended(fd, deadline - time.monotonic())), None)
+
+    def _hold(self, process: _Process) -> bool:
+        try:
+            fd = os.pidfd_open(process.pid)
+        except ProcessLookupError:
+            return False
+        same = _read(process.pid)
+        if same is None or same.started != process.started:
+            os.close(fd)
+            return False
+        self._held[process.pid] = fd
+        return True
+
+
+def _has_ended(fd: int, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(max(seconds, 0.0) * 1000))
+
+
+def _processes() -> Iterator[_Process]:
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and (process := _read(int(folder.name))) is not None:
+            yield process
+
+
+def _read(pid: int) -> _Process | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError as error:
+        refuse_shortage(error)
+        return None  # it has ended meanwhile
+    # proc_pid_stat(5): the name stands in parentheses, and may hold any; after it state, ppid, pgrp, session …
+    _, _, rest = text.rpartition(b")")
+    words = rest.split()
+    return _Process(pid, int(words[1]), int(words[3]), int(words[19]))

@@ -1,0 +1,111 @@
+"""Every way in which a finding can end: which findings it is open to, and its words in the record. Pure.
+
+A row says what may end; `exits` asks it, and brings the evidence that it happened. So the record's `exit` names what
+ends a finding, no more and no less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from healthcheck.checks.dcgm_diag import LEVEL_2
+from healthcheck.memory.findings import Standing, gpu_address
+from healthcheck.model import Nature, Severity
+
+_DRIVER_LIBRARY_MISMATCH = "DriverLibraryMismatch"
+_RECOVERY_ACTION = "Xid154"
+_INSTANCE = "/gi"
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """`words` are the record's, `of` and `when` those of docs/record.md; `is_open_to` says the same as `of`."""
+
+    words: str
+    of: str
+    when: str
+    is_open_to: Callable[[Standing], bool]
+
+
+def _event(*severities: Severity) -> Callable[[Standing], bool]:
+    return lambda one: one.nature is Nature.EVENT and one.finding.severity in severities
+
+
+def _is_on_gpu(one: Standing) -> bool:
+    return gpu_address(one.finding.subject) != ""
+
+
+_ANY_EVENT = _event(*Severity)
+
+LOOK = Exit("a look that shows it gone", "a level", "a look shows it gone", lambda one: one.nature is Nature.LEVEL)
+LIBRARY_FITS = Exit(
+    "a look in which NVML opens",
+    "`DriverLibraryMismatch`",
+    "NVML opens, as it does only while library and module are of one version",
+    lambda one: _ANY_EVENT(one) and one.finding.reason == _DRIVER_LIBRARY_MISMATCH,
+)
+TIME = Exit("time", "an event of MONITOR", "`MONITOR_TTL` passed since it was last seen", _event(Severity.MONITOR))
+RECOVERED = Exit(
+    "its recovery action going back to None",
+    "Xid 154 on a GPU, which tells a state and no fault",
+    "the driver took the action back",
+    lambda one: _ANY_EVENT(one) and one.finding.reason == _RECOVERY_ACTION and _is_on_gpu(one),
+)
+RESET = Exit(
+    "reset of the GPU",
+    "an event of RESET on a GPU",
+    "that GPU was reset",
+    lambda one: _event(Severity.RESET)(one) and _is_on_gpu(one),
+)
+REBOOT = Exit(
+    "reboot",
+    "an event below ISOLATE",
+    "the node boots",
+    lambda one: _ANY_EVENT(one) and one.finding.severity is not Severity.ISOLATE,
+)
+QUARANTINE = Exit(
+    "a passed quarantine run",
+    "an event of RESET or worse",
+    "a run that began later passed, level 4 in it",
+    _event(Severity.RESET, Severity.REBOOT, Severity.ISOLATE),
+)
+RELEASE = Exit("release", "an event", "a person releases it", _ANY_EVENT)
+LEVEL_2_PASSED = Exit(
+    "a later level 2 in which the same test passes",
+    "an event that DCGM's level 2 found",
+    "the same test passes on that GPU in a later level 2 or 4",
+    lambda one: _ANY_EVENT(one) and one.check == LEVEL_2.name,
+)
+INSTANCE_GONE = Exit(
+    "its MIG instance being gone",
+    "an event of a MIG instance",
+    "the GPU answers without that instance",
+    lambda one: _ANY_EVENT(one) and _is_on_gpu(one) and _INSTANCE in one.finding.subject,
+)
+OTHER_GPU = Exit(
+    "another GPU in its place",
+    "an event on a GPU",
+    "another serial or UUID answers at its address",
+    lambda one: _ANY_EVENT(one) and _is_on_gpu(one),
+)
+
+EXITS = (
+    LOOK,
+    LIBRARY_FITS,
+    TIME,
+    RECOVERED,
+    RESET,
+    REBOOT,
+    QUARANTINE,
+    RELEASE,
+    LEVEL_2_PASSED,
+    INSTANCE_GONE,
+    OTHER_GPU,
+)
+"""In the order in which the record names them: what comes by itself, what is done to the node, what a person does."""
+
+
+def exit_words(one: Standing) -> str:
+    """What ends it, as the record's `exit` says it."""
+    return ", ".join(way.words for way in EXITS if way.is_open_to(one))

@@ -1,0 +1,397 @@
+"""What ends a finding: evidence that one of its exits was taken (`exit_table`), and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from healthcheck.checks.expectation import FirstSeen
+from healthcheck.checks.row_remap import PENDING as ROWS_PENDING
+from healthcheck.memory.exit_table import (
+    INSTANCE_GONE,
+    LEVEL_2_PASSED,
+    LIBRARY_FITS,
+    LOOK,
+    OTHER_GPU,
+    QUARANTINE,
+    REBOOT,
+    RECOVERED,
+    RELEASE,
+    RESET,
+    TIME,
+)
+from healthcheck.memory.findings import (
+    MOST_GPUS,
+    Acknowledgement,
+    Key,
+    Memory,
+    Release,
+    Sight,
+    Standing,
+    age_seconds,
+    differs,
+    gpu_address,
+    gpu_identity,
+    located,
+    with_newest,
+    worst_first,
+)
+from healthcheck.model import Finding, Nature, Now, Passed, Severity
+from healthcheck.probes.nvml.gpus import SUCCESS, Gpu
+
+REMAP_XIDS = frozenset({"Xid63", "Xid64"})
+"""What the log says of rows that are to be replaced by spare ones; NVML tells later whether they were."""
+LONGEST_LOOK_SECONDS = 60.0
+"""What came so shortly before a look's end may have come after NVML's answer in it: the deadline of a light probe."""
+ESCALATED = "ESCALATE_AFTER"
+"""The rule of a finding that came back too often."""
+ESCALATE_WITHIN = timedelta(days=7)
+_MOST_ACKNOWLEDGED = 512
+_MOST_CHARACTERS = 1 << 17
+"""Of all that is acknowledged: two releases as long as an annotation is read, and the memory's file holds the rest."""
+_MOST_COUNTED = 1 << 31
+_RELEASE, _PASSED = "release", "passed"
+"""The names of first sights."""
+_MOST_ENDED, _MOST_ENDS = 256, 16
+
+
+def begin(before: Memory, machine: str, boot_id: str, now: Now) -> Memory:
+    """The memory at the start of a program on this machine and boot.
+
+    Another machine inherits nothing. Another boot ends the events below ISOLATE; a level stays until a look shows it
+    gone.
+    """
+    if before.machine and machine and before.machine != machine:
+        # A deep record that was taken spoke of the machine before.
+        return Memory(machine, boot_id, taken=before.taken)
+    if before.boot_id == boot_id:
+        return replace(before, machine=machine or before.machine)
+    memory = _end(before, REBOOT.is_open_to, now.wall)
+    return replace(
+        memory,
+        machine=machine or before.machine,
+        boot_id=boot_id,
+        cursor=None,
+        driver_loaded_at=None,
+        suspects={},
+        # What a release said of the old boot's log has nothing left to speak of.
+        acknowledged=tuple(one for one in memory.acknowledged if one.cursor is None),
+        recovery={},
+        last_xid={},
+        hits={},
+    )
+
+
+def expired(memory: Memory, now: Now, monitor_ttl_seconds: float) -> Memory:
+    """The memory without the MONITOR events whose time has passed; nothing worse ever passes by time."""
+
+    def has_passed(one: Standing) -> bool:
+        if not TIME.is_open_to(one):
+            return False
+        return age_seconds(memory, now, one.boot_id, one.last_at, one.last_seen) >= monitor_ttl_seconds
+
+    return _without(memory, has_passed)
+
+
+def recovered(memory: Memory, address: str, at: float, now: Now) -> Memory:
+    """The GPU there was reset at `at`, as its recovery action or its answer shows: what came before is past."""
+
+    def is_past(one: Standing) -> bool:
+        if gpu_address(one.finding.subject) != address or _is_after(one, at, memory):
+            return False
+        return RESET.is_open_to(one) or RECOVERED.is_open_to(one)
+
+    return _end(memory, is_past, now.wall)
+
+
+def met(memory: Memory, gpus: Iterable[Gpu], began: float, now: Now) -> Memory:
+    """The memory after a look at NVML that began at `began` (monotonic): which GPUs answered, and what that proves."""
+    answering = {gpu.address: gpu for gpu in gpus if gpu.address and gpu.error == SUCCESS}
+    memory = _without(memory, lambda one: LIBRARY_FITS.is_open_to(one) and not _is_after(one, began, memory))
+    if _is_other_hardware(memory, answering.values()):
+        # A machine that can't tell its own name was changed for another: its GPUs can.
+        kept = tuple(one for one in memory.standing if one.boot_id == memory.boot_id)
+        memory = replace(memory, standing=kept, gpus={}, ended={}, recovery={}, first=FirstSeen())
+    for address, gpu in answering.items():
+        memory = _rows_replaced(_in_its_place(memory, address, gpu), address, gpu, now)
+        memory = _recovery_seen(memory, address, gpu, began, now)
+    return memory
+
+
+def passed(memory: Memory, began: datetime) -> Memory:
+    """The memory after a quarantine run, level 4 in it, that began then and passed: what it tested is well.
+
+    Not what came after it began; and a GPU that still asks for a recovery action is not well yet.
+    """
+
+    def is_well(one: Standing) -> bool:
+        if not QUARANTINE.is_open_to(one) or one.last_seen >= began:
+            return False
+        recovering = gpu_address(one.finding.subject) in memory.recovery
+        return one.finding.severity is Severity.ISOLATE or not recovering
+
+    return _without(memory, is_well)
+
+
+def retested(memory: Memory, passed: Iterable[Passed], began: datetime) -> Memory:
+    """The memory after deep tests that passed in a run that began then: what level 2 found by them before is past.
+
+    What level 4 found needs more: `passed`.
+    """
+    well = {(one.reason, one.subject) for one in passed}
+
+    def is_well(one: Standing) -> bool:
+        if not LEVEL_2_PASSED.is_open_to(one) or one.last_seen >= began:
+            return False
+        return not well.isdisjoint({one.key, (one.finding.reason, "")})
+
+    return _without(memory, is_well)
+
+
+def release(memory: Memory, word: Release, now: Now) -> Memory:
+    """The memory after a person's release: the findings that it names are gone, and no reset before it counts.
+
+    The same release again changes nothing: what it speaks of was seen here before it was, whatever it is dated. A deep
+    record may name a GPU otherwise than by its address.
+    """
+    sight, before = Sight(_name_of(word), now.wall), memory.sights.get(_RELEASE)
+    if before is not None and before.name == sight.name:
+        return memory
+    known = {one.key: one.last_seen for one in memory.standing}
+    named = (replace(row, subject=located(memory.gpus, row.subject)) for row in word.findings)
+    rows = tuple(dict.fromkeys((*word.findings, *named)))
+
+    def is_released(one: Standing) -> bool:
+        return RELEASE.is_open_to(one) and any(
+            row.key == one.key and row.covers(one.boot_id, one.seq, one.last_seen) for row in rows
+        )
+
+    # A clock that was set back left what stands here later than now: that was seen, too.
+    seen = [replace(row, last_seen=min(row.last_seen, max(now.wall, known.get(row.key, now.wall)))) for row in rows]
+    kept = [one for one in memory.acknowledged if one not in seen]
+    return replace(
+        _without(memory, is_released),
+        released=Release(word.by, word.reason, min(word.at, now.wall), ()),
+        acknowledged=_newest((*kept, *seen)),
+        ended={},
+        sights={**memory.sights, _RELEASE: sight},
+    )
+
+
+def quarantined(memory: Memory, name: str, began: datetime, now: Now) -> Memory:
+    """The memory after a quarantine run that passed, as its record on the Node says. `name` tells it from others."""
+    sight = memory.sights.get(_PASSED)
+    if sight is None or sight.name != name:
+        sight = Sight(name, now.wall)
+        memory = replace(memory, sights={**memory.sights, _PASSED: sight})
+    return passed(memory, min(began, sight.at))
+
+
+def within_log(memory: Memory) -> Memory:
+    """Nothing of this boot has a place in its log that the log has not come to. The log was read to its end."""
+    end = -1 if memory.cursor is None else memory.cursor
+
+    def is_beyond(boot_id: str, place: int | None) -> bool:
+        return boot_id == memory.boot_id and place is not None and place > end
+
+    acknowledged = tuple(
+        replace(one, cursor=end) if is_beyond(one.boot_id, one.cursor) else one for one in memory.acknowledged
+    )
+    standing = tuple(replace(one, seq=end) if is_beyond(one.boot_id, one.seq) else one for one in memory.standing)
+    return replace(memory, acknowledged=acknowledged, standing=standing)
+
+
+def adopted(memory: Memory, other: Memory, now: Now) -> Memory:
+    """With what only the Node's own record still knew, after the file on the node was lost.
+
+    Of what both know the worse one stands: the log shows one event more than once, and not always as bad.
+    """
+    other = _by_now(other, now)
+    acknowledged = tuple(one for one in other.acknowledged if one not in memory.acknowledged)
+    memory = replace(
+        memory,
+        released=memory.released or other.released,
+        acknowledged=_newest((*acknowledged, *memory.acknowledged)),
+        taken={**other.taken, **memory.taken},
+    )
+    # The log was read before the Node: what a person had released came back with it.
+    memory = _without(
+        memory,
+        lambda one: (
+            one.nature is Nature.EVENT and is_acknowledged(memory, one.key, one.boot_id, one.seq, one.last_seen)
+        ),
+    )
+    standing = {one.key: one for one in other.standing}
+    for one in memory.standing:
+        standing[one.key] = _worse_of(one, standing.get(one.key))
+    return replace(memory, standing=worst_first(standing.values()))
+
+
+def _worse_of(one: Standing, other: Standing | None) -> Standing:
+    if other is None or other.nature is not one.nature or other.finding.severity <= one.finding.severity:
+        return one
+    return replace(one, finding=other.finding, check=other.check, first_seen=min(one.first_seen, other.first_seen))
+
+
+def _by_now(other: Memory, now: Now) -> Memory:
+    """A record that anybody may have written: nothing in it was seen later than now, or more often than can be."""
+
+    def seen(one: Standing) -> Standing:
+        first, last = (min(at, now.wall) for at in (one.first_seen, one.last_seen))
+        at, count = min(one.last_at, now.monotonic), min(one.count, _MOST_COUNTED)
+        return replace(one, first_seen=first, last_seen=last, last_at=at, count=count)
+
+    released = other.released
+    return replace(
+        other,
+        standing=tuple(map(seen, other.standing)),
+        acknowledged=tuple(replace(one, last_seen=min(one.last_seen, now.wall)) for one in other.acknowledged),
+        released=replace(released, at=min(released.at, now.wall)) if released else None,
+    )
+
+
+def _newest(acknowledged: tuple[Acknowledgement, ...]) -> tuple[Acknowledgement, ...]:
+    """As many as can be kept, whatever strangers wrote in them. What is forgotten hides no fault."""
+    kept: list[Acknowledgement] = []
+    room = _MOST_CHARACTERS
+    for one in reversed(acknowledged[-_MOST_ACKNOWLEDGED:]):
+        room -= len(one.reason) + len(one.subject) + len(one.boot_id)
+        if room < 0:
+            break
+        kept.append(one)
+    return tuple(reversed(kept))
+
+
+def _name_of(word: Release) -> str:
+    """Of one release, whenever it is read."""
+    return hashlib.blake2s(repr(word).encode("utf-8", "replace"), digest_size=12).hexdigest()
+
+
+def is_acknowledged(memory: Memory, key: Key, boot_id: str, seq: int, seen: datetime) -> bool:
+    """Whether a person has released this event already."""
+    return any(one.key == key and one.covers(boot_id, seq, seen) for one in memory.acknowledged)
+
+
+def escalated(memory: Memory, finding: Finding, now: Now, escalate_after: int) -> Finding:
+    """The finding, ISOLATE when resets or reboots have ended the same one on this GPU too often (rule 6)."""
+    if not escalate_after or not _can_escalate(finding):
+        return finding
+    ends = memory.ended.get((finding.reason, gpu_identity(finding.about)), ())
+    recent = [one for one in ends if abs(now.wall - one) <= ESCALATE_WITHIN]
+    if len(recent) < escalate_after:
+        return finding
+    detail = f"came back after {len(recent)} resets or reboots in 7 days: {finding.detail}"
+    return replace(finding, severity=Severity.ISOLATE, detail=detail, rule=ESCALATED)
+
+
+def ended_by_reset(memory: Memory, one: Standing, wall: datetime) -> Memory:
+    """Remember that a reset or a reboot ended it."""
+    identity = gpu_identity(one.finding.about)
+    if not _can_escalate(one.finding):
+        return memory
+    key = (one.finding.reason, identity)
+    ends = (*memory.ended.get(key, ()), wall)[-_MOST_ENDS:]
+    return replace(memory, ended=with_newest(memory.ended, key, ends, _MOST_ENDED))
+
+
+def _can_escalate(finding: Finding) -> bool:
+    return (
+        finding.severity in (Severity.RESET, Severity.REBOOT)
+        and finding.escalates
+        and gpu_address(finding.subject) != ""
+        and gpu_identity(finding.about) != ""
+    )
+
+
+def _is_after(one: Standing, at: float, memory: Memory) -> bool:
+    return one.boot_id == memory.boot_id and one.last_at > at
+
+
+def _in_its_place(memory: Memory, address: str, gpu: Gpu) -> Memory:
+    """Another GPU, or no such MIG instance: what was found there was found on something else."""
+
+    def is_about_another(one: Standing) -> bool:
+        if gpu_address(one.finding.subject) != address:
+            return False
+        # What a look shows there is about the GPU that is there now.
+        if differs(one.finding.about, gpu.about):
+            return OTHER_GPU.is_open_to(one) or LOOK.is_open_to(one)
+        return INSTANCE_GONE.is_open_to(one) and _instance_is_gone(one.finding.subject, gpu)
+
+    memory = _without(memory, is_about_another)
+    named = tuple(
+        replace(one, finding=replace(one.finding, about=_named(one.finding.about, gpu.about)))
+        if gpu_address(one.finding.subject) == address
+        else one
+        for one in memory.standing
+    )
+    known = memory.gpus.get(address, {})
+    about = gpu.about if differs(known, gpu.about) else _named(known, gpu.about)
+    return replace(memory, standing=named, gpus=with_newest(memory.gpus, address, about, MOST_GPUS))
+
+
+def _named(known: Mapping[str, str], seen: Mapping[str, str]) -> Mapping[str, str]:
+    """The names of one GPU: one that says less than it did before keeps the names that it had."""
+    return seen if known.keys() <= seen.keys() else {**known, **seen}
+
+
+def _recovery_seen(memory: Memory, address: str, gpu: Gpu, began: float, now: Now) -> Memory:
+    """Evidence of a reset: the action went back to None, or the driver was loaded anew and the GPU answers after it."""
+    wanted = memory.recovery.get(address, 0)
+    action = gpu.recovery_action
+    loaded = memory.driver_loaded_at
+    if wanted and action == 0:
+        memory = recovered(memory, address, began, now)
+    if loaded is not None and began > loaded and not action and gpu.recovery_error == SUCCESS:
+        memory = recovered(memory, address, loaded, now)
+    if action is None or action == wanted:
+        return memory
+    others = {other: known for other, known in memory.recovery.items() if other != address}
+    return replace(memory, recovery={**others, address: action} if action else others)
+
+
+def _rows_replaced(memory: Memory, address: str, gpu: Gpu, now: Now) -> Memory:
+    """Evidence of a reset for what the log said of rows: some waited for one, by an earlier look, and none do now.
+
+    Rows that nobody saw waiting prove nothing: an Xid 64 of which not even a record could be made leaves neither a
+    pending nor a failed row behind. And only that is past which came before the last look that saw rows wait.
+    """
+    remap = gpu.row_remap
+    if remap is None or remap.pending or remap.failed:
+        return memory
+    waiting = (ROWS_PENDING.name, gpu.subject)
+    seen = [one.last_at for one in memory.standing if one.key == waiting and one.boot_id == memory.boot_id]
+
+    def is_past(one: Standing) -> bool:
+        if one.finding.reason not in REMAP_XIDS or gpu_address(one.finding.subject) != address:
+            return False
+        return RESET.is_open_to(one) and not _is_after(one, seen[0] - LONGEST_LOOK_SECONDS, memory)
+
+    return _end(memory, is_past, now.wall) if seen else memory
+
+
+def _instance_is_gone(subject: str, gpu: Gpu) -> bool:
+    instance = subject.rpartition("/gi")[2]
+    return gpu.instances is not None and instance.isdigit() and int(instance) not in gpu.instances
+
+
+def _is_other_hardware(memory: Memory, gpus: Iterable[Gpu]) -> bool:
+    known = {about["serial"] for about in memory.gpus.values() if about.get("serial")}
+    seen = {gpu.serial for gpu in gpus if gpu.serial}
+    # Fewer than there were prove nothing of those that do not answer.
+    return 0 < len(known) <= len(seen) and known.isdisjoint(seen)
+
+
+def _end(memory: Memory, ends: Callable[[Standing], bool], wall: datetime) -> Memory:
+    """Without what a reset or a reboot ends, which is remembered for when it comes back."""
+    gone = [one for one in memory.standing if ends(one)]
+    for one in gone:
+        memory = ended_by_reset(memory, one, wall)
+    return replace(memory, standing=tuple(one for one in memory.standing if one not in gone)) if gone else memory
+
+
+def _without(memory: Memory, gone: Callable[[Standing], bool]) -> Memory:
+    kept = tuple(one for one in memory.standing if not gone(one))
+    return memory if len(kept) == len(memory.standing) else replace(memory, standing=kept)

@@ -1,0 +1,198 @@
+"""What stands from before, in words only: the memory, and how old a thing in it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TypeVar
+
+from healthcheck.checks.expectation import FirstSeen
+from healthcheck.model import Finding, Nature, Now, Told
+from healthcheck.probes.pci import normalise_address
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+MOST_GPUS = 64
+"""Of which something is remembered: more than any machine has."""
+MOST_STANDING = 512
+"""What stands is bounded, whatever the log brings; the worst are kept."""
+
+Key = tuple[str, str]
+"""Reason and subject."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledgement(Told):
+    """One event finding that a person released, as a record on the Node showed it.
+
+    A later event of the same reason and subject is another one: told apart by boot and by the record's cursor, the
+    last kernel log record judged; for what has no place in the log (`cursor` None), by time.
+    """
+
+    reason: str
+    subject: str
+    boot_id: str
+    cursor: int | None
+    last_seen: datetime
+
+    @property
+    def key(self) -> Key:
+        return (self.reason, self.subject)
+
+    def covers(self, boot_id: str, seq: int, seen: datetime) -> bool:
+        """Whether it speaks of an event of its key with this place in the log (-1: none), seen then."""
+        if self.cursor is not None and seq >= 0:
+            return boot_id == self.boot_id and seq <= self.cursor
+        return seen <= self.last_seen
+
+
+@dataclass(frozen=True, slots=True)
+class Release(Told):
+    """A person's word that a node is well: who, why, when, and of which findings."""
+
+    by: str
+    reason: str
+    at: datetime
+    findings: tuple[Acknowledgement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """When a word on the Node was first seen here. It speaks of nothing later, whatever it says of itself."""
+
+    name: str
+    """Tells it from what stands there later."""
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A finding and when it was seen. `last_at` is monotonic, in seconds of the boot `boot_id`."""
+
+    finding: Finding
+    check: str
+    nature: Nature
+    first_seen: datetime
+    last_seen: datetime
+    count: int
+    boot_id: str
+    last_at: float
+    seq: int = -1
+    """Of the last event in the kernel's log; -1 for what has no place there."""
+
+    @property
+    def key(self) -> Key:
+        return (self.finding.reason, self.finding.subject)
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A finding that can flicker, while it is looked at again."""
+
+    looks: int
+    """How many saw it."""
+    blind: int = 0
+    """How many in a row since then could not look there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One process that an Xid hit, at one place of a GPU; '' where the driver named none."""
+
+    process: str
+    place: str
+    at: float
+    seen: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """`cursor` is the last kernel record judged in the boot `boot_id`; None: none yet."""
+
+    machine: str = ""
+    boot_id: str = ""
+    cursor: int | None = None
+    driver_loaded_at: float | None = None
+    """Seconds of this boot's monotonic clock at which the log says that the driver was loaded."""
+    standing: tuple[Standing, ...] = ()
+    suspects: Mapping[tuple[str, Key], Suspect] = field(default_factory=dict)
+    """By check: findings that can flicker and are being looked at again."""
+    released: Release | None = None
+    """The last release, for the record."""
+    acknowledged: tuple[Acknowledgement, ...] = ()
+    """What people released: an event that one of them covers counts no more, whoever reads it again."""
+    gpus: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """By address: index, uuid and serial of the GPU that last answered there."""
+    recovery: Mapping[str, int] = field(default_factory=dict)
+    """By address: the recovery action that NVML last showed, where it was not None."""
+    last_xid: Mapping[str, float] = field(default_factory=dict)
+    """By address, in seconds of this boot: the last Xid but 45, for which 45 is only the consequence."""
+    hits: Mapping[Key, tuple[Hit, ...]] = field(default_factory=dict)
+    """By reason and address: whom the Xids hit that point to hardware only when they come again and again."""
+    ended: Mapping[Key, tuple[datetime, ...]] = field(default_factory=dict)
+    """By reason and GPU (serial or UUID): when a reset or a reboot ended it (docs/rules.md 6)."""
+    first: FirstSeen = field(default_factory=FirstSeen)
+    """What this machine once had, in whatever boot."""
+    instance_type: str = ""
+    """What the last look took it for; '' where nobody has said yet."""
+    taken: Mapping[str, str] = field(default_factory=dict)
+    """By the name of its annotation: the timestamp of the last deep record whose findings are among `standing`, or left
+    it since."""
+    sights: Mapping[str, Sight] = field(default_factory=dict)
+    """By what it is: the last release, and the last quarantine run that passed."""
+
+
+def gpu_address(subject: str) -> str:
+    """`0000:18:00.0` of `gpu/0000:18:00.0` and of `gpu/0000:18:00.0/gi5`; '' of what is no GPU."""
+    kind, _, rest = subject.partition("/")
+    return rest.partition("/")[0] if kind == "gpu" else ""
+
+
+def gpu_identity(about: Mapping[str, str]) -> str:
+    """What tells a GPU from another in the same place; '' where nothing does."""
+    return about.get("serial") or about.get("uuid") or ""
+
+
+def differs(known: Mapping[str, str], seen: Mapping[str, str]) -> bool:
+    """Whether the names of a GPU are another's: what one of them does not say proves nothing."""
+    return any(known.get(key) and seen.get(key) and known[key] != seen[key] for key in ("serial", "uuid"))
+
+
+def located(gpus: Mapping[str, Mapping[str, str]], subject: str, about: Mapping[str, str] | None = None) -> str:
+    """The subject by its GPU's address, where somebody named it otherwise: by its index, UUID or serial.
+
+    `gpus` are those that answered, by address. The subject as it is where none of them is meant, or more than one.
+    """
+    kind, _, name = subject.partition("/")
+    if kind != "gpu" or gpu_address(subject) in gpus:
+        return subject
+    place, slash, instance = name.partition("/")
+    if address := normalise_address(place):
+        return f"gpu/{address}{slash}{instance}"
+    told = dict(about or {})
+    told.setdefault("uuid" if name.startswith("GPU-") else "index", name)
+    candidates = {address: known for address, known in gpus.items() if not differs(told, known)}
+    for key in ("uuid", "serial", "index"):
+        places = [address for address, known in candidates.items() if told.get(key) and known.get(key) == told[key]]
+        if len(places) == 1:
+            return f"gpu/{places[0]}"
+    return subject
+
+
+def age_seconds(memory: Memory, now: Now, boot_id: str, at: float, seen: datetime) -> float:
+    """Within a boot by its monotonic clock, across boots by the wall clock, never below 0 (docs/rules.md 12)."""
+    age = now.monotonic - at if boot_id == memory.boot_id else (now.wall - seen).total_seconds()
+    return max(age, 0.0)
+
+
+def with_newest(known: Mapping[K, V], key: K, value: V, most: int) -> dict[K, V]:
+    """The mapping with this entry as its newest; the oldest leave when there are more than `most`."""
+    others = [(other, kept) for other, kept in known.items() if other != key]
+    return dict([*others[-(most - 1) :], (key, value)])
+
+
+def worst_first(standing: Iterable[Standing]) -> tuple[Standing, ...]:
+    ordered = sorted(standing, key=lambda one: (-one.finding.severity, one.first_seen, one.key))
+    return tuple(ordered[:MOST_STANDING])

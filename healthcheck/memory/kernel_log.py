@@ -1,0 +1,192 @@
+"""What the kernel log's records, one after the other, make of the memory: NVIDIA's workflows over a window of time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from healthcheck.memory.exits import escalated, is_acknowledged, recovered
+from healthcheck.memory.findings import (
+    MOST_GPUS,
+    Hit,
+    Memory,
+    Standing,
+    age_seconds,
+    gpu_address,
+    with_newest,
+    worst_first,
+)
+from healthcheck.model import Finding, Nature, Now, Outcome, Severity, Sighting
+from healthcheck.text.moments import ago
+
+WINDOW_SECONDS = 60.0
+"""Events of one GPU this close in kernel time are judged together (docs/rules.md 17)."""
+CONSEQUENCE = "Xid45"
+"""Preemptive cleanup: only a consequence where any other Xid stands beside it (Xid catalogue, WORKFLOW_XID_45)."""
+REPEATS: Mapping[str, str] = {"Xid13": "Xid13Repeated", "Xid31": "Xid31Repeated"}
+"""One is an application's bug; on one GPU, and with 13 on one TPC, again and again it is the hardware's."""
+REPEATS_WITHIN_SECONDS = 86400.0
+REPEATS_FROM = 3
+"""Different processes."""
+_MOST_HITS = 16
+
+
+def noticed(memory: Memory, outcomes: Iterable[Outcome], now: Now, escalate_after: int = 0) -> Memory:
+    """The memory after records came from the log, in the log's own order."""
+    sightings = [(one, outcome.check) for outcome in outcomes for one in outcome.sightings]
+    if not sightings:
+        return memory
+    reading = _Reading(memory, now, escalate_after)
+    for sighting, check in sorted(sightings, key=lambda pair: pair[0].seq):
+        reading.take(sighting, check)
+    return replace(reading.memory, standing=worst_first(reading.standing.values()))
+
+
+class _Reading:
+    """A batch of records being read: what stands is kept by key, so that a flood costs no search."""
+
+    def __init__(self, memory: Memory, now: Now, escalate_after: int) -> None:
+        self.memory = memory
+        """All but `standing`, which is behind."""
+        self.standing = {one.key: one for one in memory.standing}
+        self._cleanups = {key for key in self.standing if key[0] == CONSEQUENCE}
+        self._acknowledged = {one.key for one in memory.acknowledged}
+        self._now = now
+        self._escalate_after = escalate_after
+
+    def take(self, sighting: Sighting, check: str) -> None:
+        address = gpu_address(sighting.subject)
+        if sighting.driver_loaded:
+            self.memory = replace(self.memory, driver_loaded_at=sighting.at)
+        elif sighting.uuid:
+            self.memory = _named(self.memory, address, sighting.uuid)
+        elif sighting.recovered:
+            self._recover(address, sighting.at)
+        elif not sighting.of_a_test:
+            self._read(sighting, check, address)
+
+    def _recover(self, address: str, at: float) -> None:
+        whole = replace(self.memory, standing=tuple(self.standing.values()))
+        self.memory = recovered(whole, address, at, self._now)
+        self.standing = {one.key: one for one in self.memory.standing}
+
+    def _read(self, sighting: Sighting, check: str, address: str) -> None:
+        finding = sighting.finding
+        if finding is not None and not _is_consequence(self.memory, sighting, address):
+            self._stand(finding, sighting, check, self._escalate_after)
+        if address and sighting.reason.startswith("Xid") and sighting.reason != CONSEQUENCE:
+            self._explain_cleanups(sighting, address)
+            self.memory = _beside(self.memory, address, sighting.at)
+        if sighting.reason in REPEATS:
+            self.memory = _hit(self.memory, sighting, address, self._now)
+            repeated = _repeated(self.memory, sighting, address, self._now)
+            if repeated is not None:
+                self._stand(repeated, sighting, check, 0)
+
+    def _stand(self, finding: Finding, sighting: Sighting, check: str, escalate_after: int) -> None:
+        """A new event stands, a known one is counted; one that a person has released is neither."""
+        seen = _seen(sighting, self._now)
+        key, boot_id = (finding.reason, finding.subject), self.memory.boot_id
+        if key in self._acknowledged and is_acknowledged(self.memory, key, boot_id, sighting.seq, seen):
+            return
+        about = finding.about or self.memory.gpus.get(gpu_address(finding.subject), {})
+        known = self.standing.get(key)
+        if known is None:
+            told = escalated(self.memory, replace(finding, about=about), self._now, escalate_after)
+            one = Standing(told, check, Nature.EVENT, seen, seen, 1, boot_id, sighting.at, sighting.seq)
+        else:
+            # The same reason can be milder the next time (Xid 154 names an action): the worse one has not left yet.
+            worse = known.finding if known.finding.severity > finding.severity else finding
+            one = replace(
+                known,
+                finding=replace(worse, about=about or known.finding.about),
+                last_seen=max(known.last_seen, seen),
+                count=known.count + 1,
+                boot_id=boot_id,
+                last_at=sighting.at,
+                seq=sighting.seq,
+            )
+        self.standing[key] = one
+        if finding.reason == CONSEQUENCE:
+            self._cleanups.add(key)
+
+    def _explain_cleanups(self, sighting: Sighting, address: str) -> None:
+        """Another Xid explains the cleanups shortly before it: they are withdrawn."""
+        for key in list(self._cleanups):
+            one = self.standing.get(key)
+            if one is None or gpu_address(key[1]) != address or not _is_withdrawn(one, sighting, self.memory):
+                continue
+            del self.standing[key]
+            self._cleanups.discard(key)
+
+
+def _named(memory: Memory, address: str, uuid: str) -> Memory:
+    """The driver says which GPU is there, before its first Xid. What NVML said of the same GPU says more."""
+    known = memory.gpus.get(address, {})
+    if known.get("uuid", uuid) == uuid and known:
+        return memory
+    return replace(memory, gpus=with_newest(memory.gpus, address, {"uuid": uuid}, MOST_GPUS))
+
+
+def _is_consequence(memory: Memory, sighting: Sighting, address: str) -> bool:
+    if sighting.reason != CONSEQUENCE or sighting.finding is None or sighting.finding.severity >= Severity.RESET:
+        return False
+    last = memory.last_xid.get(address)
+    return sighting.follows or (last is not None and abs(sighting.at - last) <= WINDOW_SECONDS)
+
+
+def _is_withdrawn(one: Standing, sighting: Sighting, memory: Memory) -> bool:
+    return (
+        one.finding.severity < Severity.RESET
+        and one.boot_id == memory.boot_id
+        and sighting.at - one.last_at <= WINDOW_SECONDS
+        and one.last_seen - one.first_seen <= timedelta(seconds=WINDOW_SECONDS)
+    )
+
+
+def _beside(memory: Memory, address: str, at: float) -> Memory:
+    """Remember when: the cleanups after it never stand."""
+    return replace(memory, last_xid=with_newest(memory.last_xid, address, at, MOST_GPUS))
+
+
+def _hit(memory: Memory, sighting: Sighting, address: str, now: Now) -> Memory:
+    """Remember whom it hit."""
+    key = (sighting.reason, address)
+    known = memory.hits.get(key, ())
+    others = tuple(one for one in known if (one.process, one.place) != (sighting.process, sighting.place))
+    hits = (*others, Hit(sighting.process, sighting.place, sighting.at, _seen(sighting, now)))[-_MOST_HITS:]
+    return replace(memory, hits=with_newest(memory.hits, key, hits, MOST_GPUS))
+
+
+def _repeated(memory: Memory, sighting: Sighting, address: str, now: Now) -> Finding | None:
+    """The third process on one GPU, and on no other, makes it the GPU's own fault."""
+    if not sighting.process or (sighting.reason == "Xid13" and not sighting.place):
+        return None
+    elsewhere = (hits for key, hits in memory.hits.items() if key[0] == sighting.reason and key[1] != address)
+    # The newest first: in a storm over several GPUs it settles the question, and this is asked for each line of it.
+    if any(_is_recent(memory, hit, now) for hits in elsewhere for hit in reversed(hits)):
+        return None
+    here = [one for one in memory.hits[sighting.reason, address] if one.process and one.place == sighting.place]
+    if len({one.process for one in here if _is_recent(memory, one, now)}) < REPEATS_FROM:
+        return None
+    where = f" on {sighting.place}" if sighting.place else ""
+    return Finding(
+        REPEATS[sighting.reason],
+        Severity.MONITOR,
+        f"gpu/{address}",
+        f"{REPEATS_FROM} or more processes{where} within 24 h, and on no other GPU; quarantine the node to test it",
+        rule=f"{REPEATS[sighting.reason]}: {REPEATS_FROM} processes",
+        source=sighting.source,
+        seq=sighting.seq,
+        at=sighting.at,
+    )
+
+
+def _is_recent(memory: Memory, hit: Hit, now: Now) -> bool:
+    return age_seconds(memory, now, memory.boot_id, hit.at, hit.seen) < REPEATS_WITHIN_SECONDS
+
+
+def _seen(sighting: Sighting, now: Now) -> datetime:
+    """The log's own time, never before it and never in the future: the wall clock may have jumped."""
+    return ago(now.wall, max(now.monotonic - sighting.at, 0.0))

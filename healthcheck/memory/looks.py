@@ -1,0 +1,154 @@
+"""What a look at the node makes of the memory: a level stands while a look shows it, and what was there is known."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
+
+from healthcheck.checks.dcgm_diag import LEVEL_4
+from healthcheck.checks.expectation import FirstSeen, Place
+from healthcheck.checks.gpu_count import UNBOUND
+from healthcheck.memory.exits import ESCALATED, ended_by_reset, escalated, retested
+from healthcheck.memory.findings import MOST_GPUS, Key, Memory, Standing, Suspect, gpu_address, worst_first
+from healthcheck.model import Evidence, Finding, Nature, Now, Outcome
+from healthcheck.probes import pci
+from healthcheck.probes.efa import infiniband
+
+LOOKS_TO_CONFIRM = 4
+"""A finding that can flicker counts once three looks after the first saw it too (docs/rules.md 3)."""
+MOST_BLIND_LOOKS = 4
+"""In a row: then the count of a finding that can flicker begins anew, and what else was seen is told."""
+_NOWHERE = Place(-1, "")
+
+
+def looked(
+    memory: Memory,
+    outcomes: Iterable[Outcome],
+    now: Now,
+    looks_to_confirm: int = LOOKS_TO_CONFIRM,
+    escalate_after: int = 0,
+    silent: Container[str] = (),
+) -> Memory:
+    """The memory after a look of the level checks. What a check could not see, or not yet, stays as it was said.
+
+    `silent` are addresses of GPUs that answered before and did not now: what stands of them is not shown gone.
+    """
+    standing = {one.key: one for one in memory.standing}
+    suspects = dict(memory.suspects)
+    for outcome in outcomes:
+        shown = {(finding.reason, finding.subject): finding for finding in outcome.findings}
+        gone = [one for one in standing.values() if _is_gone(one, outcome, shown) and not _is_of(silent, one, memory)]
+        for one in gone:
+            del standing[one.key]
+            memory = _gone(memory, one, now)
+        for check, key in list(suspects):
+            if check == outcome.check and key not in shown:
+                _not_seen(suspects, (check, key), outcome)
+        for key, finding in shown.items():
+            known = standing.get(key)
+            before = suspects.pop((outcome.check, key), Suspect(0))
+            if known is None and finding.flickers and before.looks + 1 < looks_to_confirm:
+                suspects[outcome.check, key] = Suspect(before.looks + 1)
+                continue
+            named = replace(finding, about=finding.about or memory.gpus.get(gpu_address(finding.subject), {}))
+            told = _as_worse(known, escalated(memory, named, now, escalate_after))
+            standing[key] = _seen_again(known, told, outcome.check, memory.boot_id, now)
+    return replace(memory, standing=worst_first(standing.values()), suspects=suspects)
+
+
+def deeply_tested(
+    memory: Memory, outcomes: Iterable[Outcome], began: datetime, now: Now, escalate_after: int = 0
+) -> Memory:
+    """The memory after a deep test that began then: what it found stands until its written exit, whatever restarts.
+
+    Of what level 2 found before, that leaves whose test has passed now. A test that could not run changes nothing.
+    """
+    for outcome in outcomes:
+        memory = retested(memory, outcome.passed, began)
+        standing = {one.key: one for one in memory.standing}
+        for finding in outcome.findings:
+            key = (finding.reason, finding.subject)
+            told = escalated(memory, finding, now, escalate_after)
+            standing[key] = _found_again(standing.get(key), told, outcome.check, memory.boot_id, now)
+        memory = replace(memory, standing=worst_first(standing.values()))
+    return memory
+
+
+def without_checks(memory: Memory, selected: Iterable[str]) -> Memory:
+    """The memory without the levels of checks that nobody runs any more."""
+    names = set(selected)
+    kept = tuple(one for one in memory.standing if one.nature is Nature.EVENT or one.check in names)
+    suspects = {key: one for key, one in memory.suspects.items() if key[0] in names}
+    if (len(kept), len(suspects)) == (len(memory.standing), len(memory.suspects)):
+        return memory
+    return replace(memory, standing=kept, suspects=suspects)
+
+
+def first_seen(known: FirstSeen, seen: Evidence) -> FirstSeen:
+    """What this machine once had, after one more look. A look that did not count its devices tells nothing.
+
+    The count is only ever raised, and a GPU's place stays the one where it was met: less, or elsewhere, is for a check
+    to find.
+    """
+    if seen.unread(pci.FUNCTIONS) or seen.unread(infiniband.RDMA):
+        return known
+    places = {one.address: Place(one.numa_node, one.switch) for one in seen[pci.FUNCTIONS] if one.is_gpu}
+    # A place of which the kernel says nothing may be told at a later look.
+    new = [(gpu, place) for gpu, place in places.items() if place != _NOWHERE and gpu not in known.places]
+    return FirstSeen(
+        efa=max(known.efa or 0, len(seen[infiniband.RDMA].efa)),
+        places=dict([*known.places.items(), *new][:MOST_GPUS]),
+    )
+
+
+def _not_seen(suspects: dict[tuple[str, Key], Suspect], key: tuple[str, Key], outcome: Outcome) -> None:
+    """A look without it: it is gone, or nobody could look. Nobody waits for ever for what can't be looked at."""
+    one = suspects[key]
+    if outcome.shows(*key[1]) or one.blind + 1 >= MOST_BLIND_LOOKS:
+        del suspects[key]
+    else:
+        suspects[key] = replace(one, blind=one.blind + 1)
+
+
+def _is_gone(one: Standing, outcome: Outcome, shown: Mapping[Key, Finding]) -> bool:
+    is_its_own = one.nature is Nature.LEVEL and one.check == outcome.check
+    return is_its_own and one.key not in shown and outcome.shows(*one.key)
+
+
+def _is_of(silent: Container[str], one: Standing, memory: Memory) -> bool:
+    """A GPU that vanished takes no fault with it; after a reboot it is for the count to say that it is missing.
+
+    But what PCI alone shows, and NVML never did.
+    """
+    if one.finding.reason == UNBOUND.name:
+        return False
+    return gpu_address(one.finding.subject) in silent and one.boot_id == memory.boot_id
+
+
+def _gone(memory: Memory, one: Standing, now: Now) -> Memory:
+    """A level that left: whether a reset or a reboot came between it and this look counts for the next time."""
+    loaded = memory.driver_loaded_at
+    by_reset = one.boot_id != memory.boot_id or (loaded is not None and one.last_at < loaded)
+    return ended_by_reset(memory, one, now.wall) if by_reset else memory
+
+
+def _as_worse(known: Standing | None, finding: Finding) -> Finding:
+    """What came back too often stays ISOLATE for as long as it is there, though the count grows old."""
+    return known.finding if known is not None and known.finding.rule == ESCALATED else finding
+
+
+def _found_again(known: Standing | None, finding: Finding, check: str, boot_id: str, now: Now) -> Standing:
+    """A deep test's finding, known or new. While it has not left, the worse of two and the later exit stand."""
+    if known is None:
+        return Standing(finding, check, Nature.EVENT, now.wall, now.wall, 1, boot_id, now.monotonic)
+    worse = known.finding if known.finding.severity > finding.severity else finding
+    check = check if check == LEVEL_4.name else known.check
+    return Standing(
+        worse, check, Nature.EVENT, known.first_seen, now.wall, known.count + 1, boot_id, now.monotonic, known.seq
+    )
+
+
+def _seen_again(known: Standing | None, finding: Finding, check: str, boot_id: str, now: Now) -> Standing:
+    first = known.first_seen if known else now.wall
+    return Standing(finding, check, Nature.LEVEL, first, now.wall, 1, boot_id, now.monotonic)

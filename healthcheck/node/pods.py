@@ -1,0 +1,71 @@
+"""A pod of a Job as the API server shows it: how far it has come, and what keeps it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from healthcheck.text.printable import printable
+
+_LONGEST = 500
+
+
+@dataclass(frozen=True, slots=True)
+class PodState:
+    """`container` is its first container: the one that tests."""
+
+    namespace: str
+    name: str
+    uid: str
+    created: str = ""
+    container: str = ""
+    node: str = ""
+    """Where a scheduler has put it; '' while none has."""
+    waits_for: str = ""
+    """Why the container has not begun; '' once it has."""
+    ended: str = ""
+    """How the container ended, in words; '' while it has not, and where it ended well."""
+
+
+def pod_state(pod: Mapping[str, Any]) -> PodState:
+    """What of a pod a person who follows it wants to know."""
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    spec = pod.get("spec") or {}
+    containers = spec.get("containers") or [{}]
+    name = str(containers[0].get("name", ""))
+    state = next((one.get("state") or {} for one in _entries(status, "containerStatuses", name)), {})
+    return PodState(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        created=str(metadata.get("creationTimestamp") or ""),
+        container=name,
+        node=str(spec.get("nodeName") or ""),
+        waits_for="" if {"running", "terminated"} & state.keys() else printable(_waits_for(status, state), _LONGEST),
+        ended=printable(_ended(status, state), _LONGEST),
+    )
+
+
+def _waits_for(status: Mapping[str, Any], state: Mapping[str, Any]) -> str:
+    placed = next(iter(_entries(status, "conditions", "PodScheduled", key="type")), {})
+    if placed.get("status") == "False":
+        return _words(placed)
+    return _words(state.get("waiting") or {}) or "its node's kubelet has not begun with it"
+
+
+def _ended(status: Mapping[str, Any], state: Mapping[str, Any]) -> str:
+    told = _words(status)  # of the pod as a whole: Evicted, DeadlineExceeded
+    terminated = state.get("terminated") or {}
+    code = terminated.get("exitCode")
+    if code:
+        return told or f"{terminated.get('reason') or 'Error'}, exit code {code}"
+    return told
+
+
+def _words(state: Mapping[str, Any]) -> str:
+    return ": ".join(str(state[key]) for key in ("reason", "message") if state.get(key))
+
+
+def _entries(status: Mapping[str, Any], kind: str, name: str, *, key: str = "name") -> Iterable[Mapping[str, Any]]:
+    return (one for one in status.get(kind) or () if one.get(key) == name)

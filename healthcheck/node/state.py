@@ -1,0 +1,131 @@
+"""A Node as the API server shows it, and the names of what is ours there. Words only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from healthcheck.checks.expectation import RuntimeClass
+from healthcheck.model import PREFIX
+from healthcheck.text.moments import EARLIEST, moment_or_none
+from healthcheck.text.printable import printable
+
+STATUS, SEVERITY, LAST_CHECK = (f"{PREFIX}/{key}" for key in ("status", "severity", "last-check"))
+RESULTS, SWEEP_RESULT, QUARANTINE_RESULT, RELEASE = (
+    f"{PREFIX}/{key}" for key in ("results", "sweep-result", "quarantine-result", "release")
+)
+MODE, RUN = f"{PREFIX}/mode", f"{PREFIX}/run"
+CORDONED_BY, ENABLED = f"{PREFIX}/cordoned-by", f"{PREFIX}/enabled"
+UNHEALTHY, STARTUP, MAINTENANCE = (f"{PREFIX}/{key}" for key in ("unhealthy", "startup", "maintenance"))
+TAINT = {"key": UNHEALTHY, "value": "true", "effect": "NoSchedule"}
+CONDITION = "GpuHealthy"
+EFA_RESOURCE = "vpc.amazonaws.com/efa"
+INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+DEEP_CHECK = "sagemaker.amazonaws.com/deep-health-check-status"
+WATCHED_LABELS = (DEEP_CHECK,)
+"""Foreign labels that change the plan."""
+FIELD_MANAGER = "gpu-healthcheck"
+"""Under which our writes stand in a Node's `managedFields`."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldManager:
+    """Who wrote a field last, as the API server noted it, and when, to the second."""
+
+    name: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """The Node as the API server last showed it. `taints` and `conditions` are plain API objects."""
+
+    name: str
+    uid: str = ""
+    resource_version: str = ""
+    machine: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    taints: Sequence[Mapping[str, Any]] = ()
+    conditions: Sequence[Mapping[str, Any]] = ()
+    status_managers: tuple[FieldManager, ...] = ()
+    """Who owns the label `status`."""
+    efa_allocatable: int | None = None
+    """How many EFA devices pods may ask for; None: the Node does not say."""
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    """By resource name, how many GPUs or MIG instances pods may ask for."""
+    cordoned: bool = False
+    cordon_managers: tuple[FieldManager, ...] = ()
+    """Who owns `spec.unschedulable`."""
+    mark_managers: tuple[FieldManager, ...] = ()
+    """Who owns the annotation `cordoned-by`."""
+    provider_id: str = ""
+    created: datetime | None = None
+
+    def condition(self) -> Mapping[str, Any] | None:
+        return next((one for one in self.conditions if one.get("type") == CONDITION), None)
+
+    def tainted(self) -> bool:
+        return any(is_our_taint(taint) for taint in self.taints)
+
+
+@dataclass(frozen=True, slots=True)
+class SelectiveClass:
+    """A RuntimeClass as the API server shows it, with the labels that it wants of a node."""
+
+    name: str
+    handler: str
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+
+
+def runtime_classes(classes: Iterable[SelectiveClass], labels: Mapping[str, str]) -> tuple[RuntimeClass, ...]:
+    """Those that a pod may name on a node with these labels."""
+    return tuple(
+        RuntimeClass(one.name, one.handler, bool(one.node_selector))
+        for one in classes
+        if one.node_selector.items() <= labels.items()
+    )
+
+
+def is_tested(node: NodeState) -> bool:
+    """Whether HyperPod tests the node now."""
+    return node.labels.get(DEEP_CHECK) == "InProgress"
+
+
+def is_our_taint(taint: Mapping[str, Any]) -> bool:
+    # Key and effect are a taint's identity: with another effect it is somebody else's, and not ours to lift.
+    return (taint.get("key"), taint.get("effect")) == (TAINT["key"], TAINT["effect"])
+
+
+def managers_of_label(managed_fields: object, label: str) -> tuple[FieldManager, ...]:
+    """Who owns a label, by `metadata.managedFields`; an entry of another shape is passed over."""
+    return _managers_of(managed_fields, "f:metadata", "f:labels", f"f:{label}")
+
+
+def managers_of_cordon(managed_fields: object) -> tuple[FieldManager, ...]:
+    """Who owns `spec.unschedulable`, in the same way."""
+    return _managers_of(managed_fields, "f:spec", "f:unschedulable")
+
+
+def managers_of_mark(managed_fields: object) -> tuple[FieldManager, ...]:
+    """Who owns the annotation `cordoned-by`, in the same way."""
+    return _managers_of(managed_fields, "f:metadata", "f:annotations", f"f:{CORDONED_BY}")
+
+
+def _managers_of(managed_fields: object, *path: str) -> tuple[FieldManager, ...]:
+    entries = managed_fields if isinstance(managed_fields, list) else []
+    return tuple(_manager(entry) for entry in entries if _owns(entry, path))
+
+
+def _owns(entry: object, path: Sequence[str]) -> bool:
+    value: object = entry
+    for key in ("fieldsV1", *path[:-1]):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return isinstance(value, Mapping) and path[-1] in value
+
+
+def _manager(entry: Mapping[str, Any]) -> FieldManager:
+    # Without a time it is older than anything that it could speak of.
+    return FieldManager(printable(str(entry.get("manager", ""))), moment_or_none(entry.get("time")) or EARLIEST)

@@ -1,0 +1,132 @@
+"""What a person types to do what a quarantine run recommends, with the node's own ids filled in. Pure.
+
+Where a platform replaces and reboots nodes by itself it is asked to; nothing here is done by this system.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from healthcheck.node.state import NodeState
+
+_HYPERPOD_HEALTH = "sagemaker.amazonaws.com/node-health-status"
+_HYPERPOD, _KARPENTER, _NODE_GROUP = "sagemaker.amazonaws.com/", "karpenter.sh/nodepool", "eks.amazonaws.com/nodegroup"
+_REGION = "topology.kubernetes.io/region"
+_INSTANCE = re.compile(r"aws:///[a-z0-9-]*/(i-[0-9a-f]{8,17})\Z", re.ASCII)
+_REGION_NAME = re.compile(r"[a-z]{2}(-[a-z]+)+-\d{1,2}\Z", re.ASCII)
+_GPU = re.compile(r"gpu/([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\Z", re.ASCII)
+
+
+class Platform(StrEnum):
+    """Who makes the nodes, as a person calls it."""
+
+    HYPERPOD = "SageMaker HyperPod"
+    KARPENTER = "Karpenter"
+    NODE_GROUP = "a managed node group"
+    EC2 = "an EC2 instance"
+    OTHER = "an unknown platform"
+
+
+@dataclass(frozen=True, slots=True)
+class NextStep:
+    """`commands` are whole lines for a shell; `note` is what a person has to know before, '' for nothing."""
+
+    commands: tuple[str, ...] = ()
+    note: str = ""
+
+
+def platform_of(node: NodeState) -> Platform:
+    """By the labels that each puts on its nodes, the most particular first."""
+    if any(key.startswith(_HYPERPOD) for key in node.labels):
+        return Platform.HYPERPOD
+    if _KARPENTER in node.labels:
+        return Platform.KARPENTER
+    if _NODE_GROUP in node.labels:
+        return Platform.NODE_GROUP
+    return Platform.EC2 if _instance(node) else Platform.OTHER
+
+
+def next_step(recommendation: str, node: NodeState, findings: Iterable[Mapping[str, object]]) -> NextStep:
+    """For a word of the record; of one that is not known, nothing. `findings` are the record's rows."""
+    match recommendation:
+        case "return-to-service":
+            commands = (f"kubectl uncordon {node.name}",) if node.cordoned else ()
+            return NextStep(commands, _STILL_TAINTED if node.tainted() else "")
+        case "reset":
+            return _reset(node, findings)
+        case "reboot":
+            return _reboot(node)
+        case "replace":
+            return _replace(node)
+        case "rerun":
+            return NextStep((_again(node),))
+    return NextStep()
+
+
+def _reset(node: NodeState, findings: Iterable[Mapping[str, object]]) -> NextStep:
+    """Of the GPUs that a finding of RESET names; of all where it names another place, such as a switch."""
+    places = [str(one.get("subject", "")) for one in findings if one.get("severity") == "RESET"]
+    gpus = [match[1] for place in places if (match := _GPU.match(place))]
+    only = f" -i {','.join(dict.fromkeys(gpus))}" if gpus and len(gpus) == len(places) else ""
+    shell = f"kubectl debug node/{node.name} -it --profile=sysadmin --image=busybox -- chroot /host"
+    return NextStep(
+        (f"{shell} nvidia-smi --gpu-reset{only}", _again(node)),
+        "A reset is refused while anything has the GPU open (dcgm-exporter, a device plugin, persistence daemon): "
+        "stop that first, or reboot.",
+    )
+
+
+def _reboot(node: NodeState) -> NextStep:
+    instance = _instance(node)
+    if platform_of(node) is Platform.HYPERPOD:
+        return NextStep((_hyperpod(node, "UnschedulablePendingReboot"), _again(node)), _IF_AUTOMATIC)
+    if instance:
+        return NextStep((f"aws ec2 reboot-instances --instance-ids {instance}{_region(node)}", _again(node)))
+    return NextStep((_again(node),), f"First reboot the machine{_called(node)}.")
+
+
+def _replace(node: NodeState) -> NextStep:
+    instance = _instance(node)
+    match platform_of(node):
+        case Platform.HYPERPOD:
+            return NextStep((_hyperpod(node, "UnschedulablePendingReplacement"),), _IF_AUTOMATIC)
+        case Platform.KARPENTER:
+            note = "Karpenter drains the node, ends its instance, and makes another when work needs one."
+            return NextStep((f"kubectl delete node {node.name}",), note)
+        case Platform.NODE_GROUP | Platform.EC2 if instance:
+            command = (
+                f"aws autoscaling terminate-instance-in-auto-scaling-group --instance-id {instance} "
+                f"--no-should-decrement-desired-capacity{_region(node)}"
+            )
+            return NextStep((command,), "Its Auto Scaling group then starts another; without one, start it yourself.")
+    return NextStep((f"kubectl delete node {node.name}",), f"First take the machine{_called(node)} out of service.")
+
+
+_STILL_TAINTED = "Its taint still stands: its agent lifts it once it has taken the result over."
+_IF_AUTOMATIC = "HyperPod acts on the label where the cluster's NodeRecovery is Automatic."
+
+
+def _hyperpod(node: NodeState, status: str) -> str:
+    return f"kubectl label node {node.name} {_HYPERPOD_HEALTH}={status} --overwrite"
+
+
+def _again(node: NodeState) -> str:
+    return f"gpu-healthcheck quarantine {node.name}"
+
+
+def _instance(node: NodeState) -> str:
+    """What comes from a label or the providerID goes into a shell's line, so that only what looks right does."""
+    match = _INSTANCE.match(node.provider_id)
+    return match[1] if match else ""
+
+
+def _region(node: NodeState) -> str:
+    region = node.labels.get(_REGION, "")
+    return f" --region {region}" if _REGION_NAME.match(region) else ""
+
+
+def _called(node: NodeState) -> str:
+    return f" ({node.provider_id})" if node.provider_id else ""

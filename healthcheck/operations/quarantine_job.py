@@ -1,0 +1,34 @@
+"""The Job that finds out what is wrong with one node. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from healthcheck.deep.claim import TOLD
+from healthcheck.deep.job import Title, job_on, short_name
+from healthcheck.model import PREFIX
+from healthcheck.node.state import NodeState
+
+CRON_JOB = "gpu-healthcheck-quarantine-node"
+"""Its template."""
+COMPONENT = "quarantine"
+_BEGINNING = "gpu-quarantine"
+TARGET = f"{PREFIX}/target-node"
+"""The label by which the scripts that this system replaces find a node's Job."""
+_LONGEST_NAME = _LONGEST_LABEL = 63
+
+
+def quarantine_job(template: Mapping[str, Any], node: NodeState, namespace: str) -> dict[str, Any]:
+    """The Job for this node. Raises TemplateError."""
+    job = job_on(template, Title(job_name(node.name), namespace, COMPONENT), node.name, node.uid)
+    job["metadata"]["annotations"][TOLD] = ""
+    if len(node.name) <= _LONGEST_LABEL:
+        job["metadata"]["labels"][TARGET] = node.name
+    return job
+
+
+def job_name(node_name: str) -> str:
+    """The same at each try, so that no node has two: `gpu-quarantine-<NODE>`, shortened where that is too long."""
+    name = f"{_BEGINNING}-{node_name}"
+    return name if len(name) <= _LONGEST_NAME else short_name(_BEGINNING, node_name, node_name)

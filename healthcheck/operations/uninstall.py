@@ -1,0 +1,101 @@
+"""What is taken off a Node when the system is uninstalled, and what is left there. Pure.
+
+Left are a person's words: his cordon, the label `enabled`, and taints of our keys that only another could have set. The
+taint `startup` is set by whoever makes nodes and goes all the same: it waits for a look of ours that never comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from healthcheck.model import PREFIX
+from healthcheck.node.state import ENABLED, MAINTENANCE, SEVERITY, STARTUP, UNHEALTHY, NodeState
+from healthcheck.operations.cordon import cordoned_by
+
+SELECTOR = "app.kubernetes.io/name=gpu-healthcheck"
+"""Of every object that the manifests make, and of the Jobs and pods that come of them."""
+STOP = f"kubectl delete daemonsets,cronjobs,jobs --all-namespaces -l {SELECTOR}"
+"""Ends everything that writes to Nodes."""
+_SCOPED = "namespaces,clusterroles,clusterrolebindings,priorityclasses"
+_POLICIES = "validatingadmissionpolicies,validatingadmissionpolicybindings"
+DELETE_REST = f"kubectl delete roles,rolebindings,{_SCOPED},{_POLICIES} --all-namespaces -l {SELECTOR}"
+"""Deletes all else that the manifests made: what is in our namespaces goes with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What goes from one Node: the names of labels and annotations, taints as kubectl writes them."""
+
+    node: str
+    labels: tuple[str, ...]
+    annotations: tuple[str, ...]
+    taints: tuple[str, ...]
+    condition: bool
+    uncordoned: str
+    """The quarantine run whose cordon goes, too."""
+    verdict: str
+    """The severity with which the node takes work again; '' where nothing of ours kept work away."""
+    kept: tuple[str, ...]
+    """What under our prefix stays, in words."""
+
+    def __bool__(self) -> bool:
+        return bool(self.labels or self.annotations or self.taints or self.condition)
+
+
+def removal(node: NodeState) -> Removal:
+    """What goes from this Node; false where nothing of ours is on it."""
+    uncordoned = cordoned_by(node)
+    barred = uncordoned or any(map(_goes, node.taints))
+    return Removal(
+        node=node.name,
+        labels=tuple(key for key in sorted(node.labels) if _is_ours(key)),
+        annotations=tuple(key for key in sorted(node.annotations) if _is_ours(key)),
+        taints=tuple(_written(taint) for taint in node.taints if _goes(taint)),
+        condition=node.condition() is not None,
+        uncordoned=uncordoned,
+        verdict=node.labels.get(SEVERITY, "") if barred else "",
+        kept=(
+            *(f"label {key}={value}" for key, value in node.labels.items() if key == ENABLED),
+            *(f"taint {_written(taint)}" for taint in node.taints if _stays(taint)),
+        ),
+    )
+
+
+def patch(node: NodeState) -> dict[str, Any] | None:
+    """The merge patch of the Node that does it; the condition goes by itself. None: there is nothing to take off."""
+    gone = removal(node)
+    if not (gone.labels or gone.annotations or gone.taints):
+        return None
+    spec: dict[str, Any] = {}
+    if gone.taints:
+        spec["taints"] = [taint for taint in node.taints if not _goes(taint)]
+    if gone.uncordoned:
+        spec["unschedulable"] = None
+    metadata = {
+        "resourceVersion": node.resource_version,
+        "labels": dict.fromkeys(gone.labels),
+        "annotations": dict.fromkeys(gone.annotations),
+    }
+    return {"metadata": metadata, "spec": spec} if spec else {"metadata": metadata}
+
+
+def _is_ours(key: str) -> bool:
+    return key.startswith(f"{PREFIX}/") and key != ENABLED
+
+
+def _goes(taint: Mapping[str, Any]) -> bool:
+    if taint.get("key") == STARTUP:
+        return True
+    # With another effect it is another taint, and somebody else's.
+    return taint.get("key") in (UNHEALTHY, MAINTENANCE) and taint.get("effect") == "NoSchedule"
+
+
+def _stays(taint: Mapping[str, Any]) -> bool:
+    return str(taint.get("key")).startswith(f"{PREFIX}/") and not _goes(taint)
+
+
+def _written(taint: Mapping[str, Any]) -> str:
+    value = f"={taint['value']}" if taint.get("value") else ""
+    return f"{taint.get('key')}{value}:{taint.get('effect')}"

@@ -1,0 +1,139 @@
+"""CDI specifications of NVIDIA's devices for pods: which devices they have, and what of it is not on the host.
+
+After the library that containerd and CRI-O read them with (tags.cncf.io/container-device-interface, pkg/cdi): files
+named *.json and *.yaml of a folder, not below it; a device node must exist unless its type and major number are given.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from healthcheck.host import host_files
+from healthcheck.probes.container_runtime import documents, named_paths
+from healthcheck.probes.container_runtime.facts import CdiSpec, Problem
+
+_SUFFIXES = (".json", ".yaml")
+_MOST_SPECS = 64
+_MOST_DEVICES = 256
+_MOST_MISSING = 16
+_OPERATORS_OWN = "management.nvidia.com"
+"""The GPU operator's own pods ask for these devices, and no other."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What stands in one file, whatever the host has of it."""
+
+    kind: str
+    devices: tuple[str, ...]
+    needed: tuple[str, ...]
+    """Paths of the host without which a container with one of its devices does not start."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    """Why nobody can read it, and where."""
+
+    message: str
+    line: int = 0
+    column: int = 0
+    only_ours: bool = False
+
+
+def read_specs(root: Path, folders: Sequence[str]) -> tuple[CdiSpec, ...]:
+    """Those of NVIDIA's for pods, in the order of the folders. Whose a file is that can't be read, its name tells."""
+    return tuple(_specs(root, folders))
+
+
+def _specs(root: Path, folders: Sequence[str]) -> Iterator[CdiSpec]:
+    named = [path for folder in folders for path in host_files.matches(root, f"{folder.rstrip('/')}/*")]
+    for path in [path for path in dict.fromkeys(named) if path.endswith(_SUFFIXES)][:_MOST_SPECS]:
+        content = _read(root, path)
+        if isinstance(content, _Content):
+            if _is_for_pods(content.kind):
+                missing = named_paths.missing(root, content.needed)[:_MOST_MISSING]
+                yield CdiSpec(path, content.kind, content.devices, missing)
+        elif content is not None and _is_named_after_nvidia(path):
+            problem = Problem(path, content.message, content.line, content.column, content.only_ours)
+            yield CdiSpec(path, problem=problem)
+
+
+def _read(root: Path, path: str) -> _Content | _Unread | None:
+    try:
+        raw, _ = host_files.read(root, path)
+    except (FileNotFoundError, IsADirectoryError):
+        return None
+    except OSError as error:
+        return _Unread(f"can't be read: {error.strerror}", only_ours=True)
+    return _parsed(raw, is_json=path.endswith(".json"))
+
+
+@functools.lru_cache(maxsize=8)
+def _parsed(raw: bytes, *, is_json: bool) -> _Content | _Unread:
+    """Remembered by its bytes: a specification is read at each look, and changes with the driver."""
+    if not is_json and b"<<" in raw:
+        # What YAML's merge keys amount to can grow without bound, and nobody who writes specifications uses them.
+        return _Unread("merge keys are not read here", only_ours=True)
+    try:
+        # JSON is YAML too, and much faster to read as what it is.
+        return _content(documents.json_object(raw) if is_json else documents.yaml_object(raw))
+    except documents.MalformedError as error:
+        return _Unread(error.message, error.line, error.column, error.only_ours)
+
+
+def _content(spec: Mapping[str, Any]) -> _Content | _Unread:
+    kind, devices = spec.get("kind"), spec.get("devices")
+    if not isinstance(kind, str) or "/" not in kind:
+        return _Unread("kind is no vendor/class")
+    if not isinstance(devices, list) or not devices:
+        return _Unread("it has no devices")
+    if not all(isinstance(one, dict) and isinstance(one.get("name"), str | int) for one in devices):
+        return _Unread("a device has no name")
+    edits = [spec.get("containerEdits"), *(one.get("containerEdits") for one in devices)]
+    # By identity: in YAML a thousand devices can be the same list by its name.
+    lists = {
+        id(value): (needed, value)
+        for one in edits
+        if isinstance(one, dict)
+        for key, needed in _NEEDED.items()
+        if isinstance(value := one.get(key), list)
+    }
+    paths = (path for needed, value in lists.values() for one in value if isinstance(one, dict) for path in needed(one))
+    return _Content(kind, tuple(str(one["name"]) for one in devices[:_MOST_DEVICES]), tuple(dict.fromkeys(paths)))
+
+
+def _node(node: dict[str, Any]) -> list[str]:
+    """Of a device node whose type and number it tells itself, none."""
+    kind = node.get("type")
+    return [] if kind and (kind == "p" or node.get("major")) else _text(node, "hostPath", "path")
+
+
+def _mount(mount: dict[str, Any]) -> list[str]:
+    return _text(mount, "hostPath") if mount.get("type") in (None, "", "bind") else []
+
+
+def _hook(hook: dict[str, Any]) -> list[str]:
+    """The program of startContainer is the container's own."""
+    return _text(hook, "path") if hook.get("hookName") != "startContainer" else []
+
+
+def _text(table: dict[str, Any], *keys: str) -> list[str]:
+    """The first of these that is there."""
+    return [value for key in keys if isinstance(value := table.get(key), str) and value][:1]
+
+
+_NEEDED: dict[str, Callable[[dict[str, Any]], list[str]]] = {"deviceNodes": _node, "mounts": _mount, "hooks": _hook}
+
+
+def _is_for_pods(kind: str) -> bool:
+    vendor = kind.partition("/")[0]
+    return (vendor == "nvidia.com" or vendor.endswith(".nvidia.com")) and vendor != _OPERATORS_OWN
+
+
+def _is_named_after_nvidia(path: str) -> bool:
+    name = path.rpartition("/")[2]
+    return "nvidia" in name and not name.startswith(_OPERATORS_OWN)

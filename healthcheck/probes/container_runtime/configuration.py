@@ -1,0 +1,356 @@
+"""The container runtime that the kubelet uses, how we know, and what its files let it start."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from healthcheck.host import host_files
+from healthcheck.host.clock import now
+from healthcheck.host.kernel_files import read
+from healthcheck.model import Host, Probe, ProbeError, Shortage
+from healthcheck.probes import pci
+from healthcheck.probes.container_runtime import (
+    cdi,
+    containerd,
+    cri,
+    crio,
+    distributions,
+    docker,
+    facts,
+    processes,
+    programs,
+    toolkit,
+)
+from healthcheck.probes.container_runtime import kubelet as kubelets
+from healthcheck.probes.container_runtime.distributions import GKE, K0S, K3S, K8S_SNAP, LAYOUTS, MICROK8S, RKE2, Layout
+from healthcheck.probes.container_runtime.facts import Configuration, ContainerRuntime, Kubelet
+from healthcheck.probes.container_runtime.kubelet import Settings
+from healthcheck.probes.container_runtime.origins import Origin
+from healthcheck.probes.container_runtime.processes import (
+    CONTAINERD,
+    CRI_DOCKERD,
+    CRIO,
+    DOCKERD,
+    KUBELET,
+    Process,
+    flag_of,
+)
+
+__all__ = ["CONTAINER_RUNTIME", "GKE", "K0S", "K3S", "K8S_SNAP", "MICROK8S", "RKE2", "read_container_runtime"]
+
+_RUNTIMES = (CONTAINERD, CRIO, CRI_DOCKERD)
+"""What a kubelet speaks to."""
+_BOOT_ID = "proc/sys/kernel/random/boot_id"
+_MOST_PROGRAMS = 256
+_HOST_PROGRAMS = ("/usr/bin/kubelet", "/usr/local/bin/kubelet", "/usr/bin/containerd", "/usr/sbin/containerd")
+"""Of the host's own architecture, where no process names one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Used:
+    """The runtime that the kubelet uses: its configuration, its files' root, and the process that reads them.
+
+    `layout` is what it was taken from where no such process is to be seen.
+    """
+
+    configuration: Configuration
+    root: Path
+    how: tuple[str, ...]
+    process: Process | None = None
+    layout: Layout | None = None
+
+
+def read_container_runtime(host: Host) -> ContainerRuntime:
+    """Raises ProbeError where there is a /proc that can't be read, or a /sys."""
+    return replace(cri.with_live(host, _of_node(host)), for_gpus=_has_gpus(host))
+
+
+def _has_gpus(host: Host) -> bool | None:
+    """Who captures what belongs to the container runtime often leaves /sys out."""
+    if not (host.root / "sys").exists():
+        return None
+    return any(one.is_gpu_here for one in pci.read_functions(host))
+
+
+def _of_node(host: Host) -> ContainerRuntime:
+    root = host.root
+    found = _processes(host)
+    kubelet = kubelets.choose(root, found)
+    if kubelet is None and processes.are_the_hosts(root):
+        return ContainerRuntime(None, "no kubelet runs on this node")
+    if kubelet is None:
+        return _assumed(root, found)
+    settings = kubelets.settings_of(root, kubelet)
+    used = _held(root, kubelet, settings, found) or _placed(root, kubelet, settings)
+    if used is None:
+        told = f"the kubelet's runtime is at {settings.endpoint}: not one that we know"
+        return ContainerRuntime(
+            None, told, settings.endpoint, settings.said_by, settings.how, kubelet=_facts(kubelet, settings)
+        )
+    return _around(root, settings, used, kubelet, found)
+
+
+def _processes(host: Host) -> Sequence[Process]:
+    try:
+        found = host.once(processes.find)
+    except (FileNotFoundError, NotADirectoryError):  # a captured tree may lack it
+        return ()
+    except OSError as error:
+        raise ProbeError(f"{error.filename or host.root / 'proc'}: {error.strerror}") from error
+    crowded = sorted(found.crowded - {processes.FABRIC_MANAGER, processes.IMEX})
+    if crowded:
+        raise ProbeError(f"more than {processes.MOST} processes are called {crowded[0]}")
+    return sorted(found.processes, key=lambda one: one.origin is not Origin.HOST)
+
+
+def _held(root: Path, kubelet: Process, settings: Settings, found: Sequence[Process]) -> _Used | None:
+    """By whoever listens on the kubelet's socket; where the kernel does not say, by who is told to."""
+    among = [one for one in found if one.name in _RUNTIMES]
+    holder = processes.holder_of(root, kubelet, settings.endpoint, [*among, kubelet])
+    step = f"held by {holder}"
+    if holder is None:
+        holder = next((one for one in among if settings.endpoint == _socket_of(root, one)), None)
+        step = f"{holder} is told to listen there"
+    if holder is None:
+        return None
+    if holder.name in (CONTAINERD, CRIO):
+        return _read_by(root, holder, (*settings.how, step))
+    # cri-dockerd, or k3s in its place, stands before Docker.
+    daemon = _daemon_of(root, holder, found)
+    if daemon is None:
+        configuration = docker.read_configuration(root)
+        return _Used(configuration, root, (*settings.how, step, f"no dockerd is to be seen, so {configuration.path}"))
+    return _read_by(root, daemon, (*settings.how, step, f"which speaks to {daemon}"))
+
+
+def _read_by(root: Path, process: Process, how: tuple[str, ...]) -> _Used:
+    """What that runtime reads, below the root that it sees."""
+    own = processes.root_of(root, process)
+    configuration = _configuration_of(own, process)
+    told = process.flag("config", "c", "config-file")
+    folder = f", then all below {_drop_ins_of(process)}" if process.name == CRIO else ""
+    step = f"which reads {configuration.path} ({'told so by a flag' if told else 'its default'}){folder}"
+    return _Used(configuration, own, (*how, step), process)
+
+
+def _configuration_of(root: Path, process: Process) -> Configuration:
+    file = process.flag("config", "c")
+    if process.name == CRIO:
+        told = crio.read_configuration(root, file or crio.STANDARD_FILE, _drop_ins_of(process))
+        return _with_flags(told, process)
+    if process.name == DOCKERD:
+        told = docker.read_configuration(root, process.flag("config-file") or docker.STANDARD_FILE)
+        return _with_flags(told, process)
+    return containerd.read_configuration(root, file or containerd.STANDARD_FILE, process.program)
+
+
+def _drop_ins_of(process: Process) -> str:
+    return process.flag("config-dir", "d") or crio.STANDARD_FOLDER
+
+
+def _with_flags(told: Configuration, process: Process) -> Configuration:
+    """Flags outrank CRI-O's files; dockerd does not start with both."""
+    return replace(told, default=process.flag("default-runtime") or told.default)
+
+
+def _socket_of(root: Path, process: Process) -> str:
+    """On which it listens by its flags, else by its configuration or by itself."""
+    own = processes.root_of(root, process)
+    if process.name == CRIO:
+        told = process.flag("listen") or _configuration_of(own, process).address or crio.STANDARD_SOCKET
+    elif process.name == CRI_DOCKERD:
+        told = process.flag("container-runtime-endpoint")
+        told = told if "/" in told.removeprefix("fd://") else distributions.CRI_DOCKERD_SOCKET
+    else:
+        told = process.flag("address", "a") or _configuration_of(own, process).address
+        told = told or distributions.STANDARD_SOCKET
+    return processes.socket_path(root, told)
+
+
+def _daemon_of(root: Path, holder: Process, found: Sequence[Process]) -> Process | None:
+    daemons = [one for one in found if one.name == DOCKERD]
+    socket = processes.socket_path(root, holder.flag("docker-endpoint") or docker.STANDARD_SOCKET)
+    return processes.holder_of(root, holder, socket, daemons) or next(iter(daemons), None)
+
+
+def _placed(root: Path, kubelet: Process, settings: Settings) -> _Used | None:
+    """By the place that belongs to the kubelet's socket: its runtime does not run, or is not to be seen."""
+    own = distributions.by_kubelet(kubelet)
+    layouts = [_as_told(root, one) for one in sorted(LAYOUTS, key=lambda one: one.distribution != own)]
+    fitting = (one for one in layouts if one.socket == settings.endpoint and _is_there(root, one))
+    layout = next(fitting, None)
+    step = "nobody is to be seen who listens there"
+    return _in_place(root, layout, (*settings.how, step)) if layout else None
+
+
+def _assumed(root: Path, found: Sequence[Process]) -> ContainerRuntime:
+    """Without a kubelet, as in a captured tree: what it would be told there, else what is there."""
+    there = [layout for one in LAYOUTS if _is_there(root, layout := _as_told(root, one))]
+    if not there:
+        return ContainerRuntime(None, "no kubelet, and no configuration of a container runtime where one usually lies")
+    layout = there[0]
+    settings = kubelets.settings_on_disk(root, layout)
+    assumed = f"assumed, since no kubelet is to be seen: the place of {layout.distribution or 'most distributions'}"
+    if settings is None:
+        settings = Settings(layout.socket, assumed, ("no kubelet is to be seen",))
+    elif layout.distribution and settings.endpoint != layout.socket:
+        # Left over from another kubelet.
+        settings = Settings(layout.socket, assumed, settings.how)
+    else:
+        settings = replace(settings, said_by=f"assumed, since no kubelet is to be seen: {settings.said_by}")
+    fitting = next((one for one in there if one.socket == settings.endpoint), None)
+    if fitting is None:
+        why = f"the kubelet's runtime would be at {settings.endpoint}: not one that we know, or without its files"
+        return ContainerRuntime(None, why, settings.endpoint, settings.said_by, settings.how, assumed=True)
+    return _around(root, settings, _in_place(root, fitting, settings.how), None, found)
+
+
+def _as_told(root: Path, layout: Layout) -> Layout:
+    """With the file and the socket that a snap's own flags name."""
+    flags = kubelets.runtime_flags(root, layout)
+    config, socket = flag_of(flags, "config", "c"), flag_of(flags, "address", "a")
+    socket = processes.socket_path(root, socket or layout.socket)
+    return replace(layout, config=config or layout.config, socket=socket)
+
+
+def _is_there(root: Path, layout: Layout) -> bool:
+    if layout.kind == facts.CRIO and host_files.walk(root, crio.STANDARD_FOLDER):
+        return True
+    return host_files.exists(root, layout.config)
+
+
+def _in_place(root: Path, layout: Layout, how: tuple[str, ...]) -> _Used:
+    of = f"the place of {layout.distribution}" if layout.distribution else f"{layout.kind}'s usual place"
+    step = f"assumed: {layout.config}, {of}"
+    return _Used(_configuration_in(root, layout), root, (*how, step), None, layout)
+
+
+def _configuration_in(root: Path, layout: Layout) -> Configuration:
+    if layout.kind == facts.CRIO:
+        return crio.read_configuration(root, layout.config)
+    if layout.kind == facts.DOCKER:
+        return docker.read_configuration(root, layout.config)
+    return containerd.read_configuration(root, layout.config)
+
+
+def _around(
+    root: Path, settings: Settings, used: _Used, kubelet: Process | None, found: Sequence[Process]
+) -> ContainerRuntime:
+    told = used.configuration
+    distribution = distributions.by_kubelet(kubelet) if kubelet is not None else ""
+    distribution = distribution or (used.layout.distribution if used.layout is not None else "")
+    distribution = distribution or distributions.by_files(root, told.path)
+    named = list(dict.fromkeys(one.binary for one in told.handlers if one.binary))[:_MOST_PROGRAMS]
+    looked_for = [programs.find(used.root, name) for name in named]
+    named_programs = tuple(one for one in looked_for if one.path or programs.can_be_told(used.root, one.named))
+    template = distributions.template_of(used.root, distribution, told.path, told.schema)
+    return ContainerRuntime(
+        replace(told, template=template),
+        socket=settings.endpoint,
+        known_from=settings.said_by,
+        how=used.how,
+        assumed=used.process is None,
+        started=_started(root, used.process),
+        since_boot=used.process.since_boot if used.process is not None else None,
+        unit=_unit(root, used),
+        distribution=distribution,
+        kubelet=_facts(kubelet, settings, told),
+        others=tuple(_others(root, used, found)),
+        programs=named_programs,
+        cdi_specs=cdi.read_specs(used.root, told.cdi_folders),
+        toolkit=toolkit.read_toolkit(used.root, [one.path for one in named_programs]),
+        architecture=_architecture(root, [one for one in (kubelet, used.process) if one is not None]),
+    )
+
+
+def _unit(root: Path, used: _Used) -> str:
+    if used.process is not None:
+        return used.process.unit
+    return distributions.unit_of(root, used.layout.units) if used.layout is not None else ""
+
+
+def _started(root: Path, process: Process | None) -> float | None:
+    """In seconds of UTC."""
+    if process is None or process.since_boot is None:
+        return None
+    try:
+        return now().wall.timestamp() - processes.uptime(root) + process.since_boot
+    except Shortage:
+        raise
+    except (OSError, ProbeError):
+        return None
+
+
+def _facts(kubelet: Process | None, settings: Settings, used: Configuration | None = None) -> Kubelet | None:
+    """Also of one that is not to be seen, as in a captured tree, where its files say something of it."""
+    systemd = settings.systemd_cgroup if settings.asks_runtime is False or not _may_answer(used) else None
+    if kubelet is not None:
+        return Kubelet(kubelet.name, kubelet.pid, settings.config, systemd)
+    return Kubelet(KUBELET, 0, settings.config, systemd) if settings.config or systemd is not None else None
+
+
+def _may_answer(used: Configuration | None) -> bool:
+    """Whether that runtime can tell the kubelet its cgroup driver, which then counts (KubeletCgroupDriverFromCRI).
+
+    containerd can since 2.0, CRI-O since 1.28; the kubelet asks by itself since 1.31, and nothing on the node tells its
+    version.
+    """
+    if used is None or used.kind != facts.CONTAINERD:
+        return True
+    if not used.version:
+        return used.schema >= distributions.SCHEMA_OF_2
+    return used.version.partition(".")[0] != "1"
+
+
+def _others(root: Path, used: _Used, found: Sequence[Process]) -> Iterator[Configuration]:
+    """What else there is on the node: what the other runtimes of the host read, and what lies where one usually does.
+
+    Those in containers (other mounts than the host's) are the containers' own.
+    """
+    told = used.configuration
+    seen = {_real(root, path) for path in (told.path, *(file.path for file in told.files))}
+    for one in found:
+        if one.name not in (CONTAINERD, CRIO, DOCKERD) or one == used.process or processes.is_elsewhere(root, one):
+            continue
+        yield from _unseen(root, [_configuration_of(root, one)], seen)
+    for layout in LAYOUTS:
+        if _is_there(root, layout) and _real(root, layout.config) not in seen:
+            yield from _unseen(root, [_configuration_in(root, layout)], seen)
+
+
+def _unseen(root: Path, configurations: Iterable[Configuration], seen: set[str]) -> Iterator[Configuration]:
+    for one in configurations:
+        real = _real(root, one.path)
+        if real not in seen and (one.files or one.problem is not None):
+            seen.add(real)
+            yield one
+
+
+def _real(root: Path, path: str) -> str:
+    try:
+        return host_files.resolve(root, path)
+    except OSError:
+        return path
+
+
+def _architecture(root: Path, running: Sequence[Process]) -> str:
+    """Ours, where the root is of the machine that we run on; else that of its own programs."""
+    if _is_our_machine(root):
+        return platform.machine()
+    paths = [(processes.root_of(root, one), one.program) for one in running if one.program]
+    paths += [(root, path) for path in _HOST_PROGRAMS]
+    found = (programs.architecture(base, path) for base, path in paths if host_files.exists(base, path))
+    return next((one for one in found if one), "")
+
+
+def _is_our_machine(root: Path) -> bool:
+    try:
+        return read(root / _BOOT_ID, 64) == read(f"/{_BOOT_ID}", 64)
+    except OSError:
+        return False
+
+
+CONTAINER_RUNTIME = Probe("container-runtime", read_container_runtime, ContainerRuntime)

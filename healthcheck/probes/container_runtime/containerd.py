@@ -1,0 +1,631 @@
+"""containerd's effective configuration: its file, what that imports, and what containerd makes of them together.
+
+After containerd's own loader (services/server/config of 1.x, cmd/containerd/server/config and the migrations in
+plugins/cri of 2.x): a file, then what it imports, breadth first, each path once. What they amount to differs:
+
+- 1.x keeps the last file's table of a plugin whole (containerd issue 5837), and reads the CRI's under the short name
+  where the last `version` of all files is 1, otherwise under the full one.
+- 2.0 to 2.2 merge the tables, and take over those of schema 2 after that, where the last `version` is 2. One of
+  schema 1 they only rename, after which it counts where the last `version` is 2, and not where it is 3.
+- 2.3 takes over each file's by itself before it merges, so that files of all schemas add up.
+- What is taken over never replaces handlers that stand under the new plugin: then they are lost.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from healthcheck.host import host_files
+from healthcheck.probes.container_runtime import named_paths, programs, toml_file
+from healthcheck.probes.container_runtime.facts import Configuration, Handler, Misplaced, Problem, ReadFile
+
+STANDARD_FILE = "/etc/containerd/config.toml"
+MODULE = "github.com/containerd/containerd"
+RUNC = "runc"
+"""The handler that containerd has, and takes as default, where its files say nothing."""
+CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
+"""containerd's default for cdi_spec_dirs."""
+SCHEMA_OF_2 = 3
+"""From this one on, only containerd 2 reads what stands there."""
+_GREATEST_NUMBER = (1 << 63) - 1
+_NEWEST_OF_1, _NEWEST_OF_2_2, _NEWEST_OF_2_3 = 2, 3, 4
+"""Schemas: none newer is read."""
+_SCHEMA_OF_FULL_NAMES = 2
+_DOTS_OF_A_FULL_NAME = 3
+"""That 1.x wants: `io.containerd.grpc.v1.cri`, and a plugin's own name may have some."""
+_SHORT, _OLD, _NEW = "cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"
+"""The plugin whose table holds the handlers: in schema 1, in 2, and from 3 on."""
+_IMAGES = "io.containerd.cri.v1.images"
+_SERVER = "io.containerd.server.v1.grpc"
+_LINUX_V1, _SHIMS_PLUGIN = "io.containerd.runtime.v1.linux", "linux"
+"""The shim of containerd before 1.2; 1.x still starts it, with options of its own. Its plugin has the short name in
+schema 1, and a `runtime` for handlers that name no program."""
+_DROP_IN_FOLDERS = ("conf.d", "config.d")
+_MOST_FILES = 64
+_MOST_HANDLERS = 256
+"""In one file."""
+_MOST_BYTES = 1 << 20
+"""Of all files together."""
+
+Release = tuple[int, int, int]
+_EARLIEST_1_7: Release = (1, 7, 0)
+_NO_1_X: Release = (2, 0, 0)
+_LATEST_2_2: Release = (2, 2, 0)
+_TAKES_OVER_EACH_FILE: Release = (2, 3, 0)
+_CDI_ALWAYS: Release = (2, 4, 0)
+"""From this one on enable_cdi is not read."""
+_RELATIVE_TO_FILE: Mapping[int, Release] = {6: (1, 6, 30), 7: (1, 7, 16)}
+"""By minor version of 1.x: before these a pattern was relative to containerd's working directory (its PR 9834)."""
+_BOUND_BY_SCHEMA: Mapping[int, Release] = {6: (1, 6, 32), 7: (1, 7, 17)}
+"""Before these, 1.x took a file of any newer schema for one of 2 (its PR 10165)."""
+_WORKING_DIRECTORY = "/"
+"""Of a systemd service that says nothing else."""
+
+Table = Mapping[str, Any]
+T = TypeVar("T")
+
+
+class _RefusedError(Exception):
+    """containerd does not start with this, or only we can't read it."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+
+class _WrongValueError(Exception):
+    """What stands at `path`, from the plugin's table or the file's, is nothing that containerd takes there."""
+
+    def __init__(self, path: tuple[str, ...], value: object, message: str) -> None:
+        super().__init__(message)
+        self.path, self.value, self.message = path, value, message
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """One file, as it was read."""
+
+    path: str
+    raw: bytes
+    table: Table
+    written: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Who defined a handler: put into its table, so that it goes where that goes."""
+
+    file: str
+    line: int
+    schema: int
+    section: str
+
+
+_PLACE = "\0defined in"
+
+
+@dataclass(slots=True)
+class _Config:
+    """What containerd makes of one file, or of several."""
+
+    version: int
+    plugins: dict[str, Any] = field(default_factory=dict)
+    disabled: dict[str, str] = field(default_factory=dict)
+    """Plugins that are switched off, and by which file."""
+    address: str = ""
+    lost: list[Table] = field(default_factory=list)
+    """Handlers that were not taken over."""
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Reads containerd's files in its order."""
+
+    root: Path
+    relative_to_file: bool
+    sources: list[_Source] = field(default_factory=list)
+    size: int = 0
+    listed: dict[str, list[str]] = field(default_factory=dict)
+    """By pattern: no folder is listed twice."""
+
+    def read_all(self, path: str) -> None:
+        pending, loaded = [path], set[str]()
+        while pending:
+            file = pending.pop(0)
+            if file not in loaded:
+                loaded.add(file)
+                pending += self._imports(file)
+
+    def matches(self, pattern: str) -> list[str]:
+        if pattern not in self.listed:
+            self.listed[pattern] = host_files.matches(self.root, pattern)
+        return self.listed[pattern]
+
+    def _imports(self, file: str) -> Iterator[str]:
+        """The paths in their order: relative to the file, a pattern's matches by name."""
+        source = self._load(file)
+        if source is None:
+            return
+        for told in _own_value(source, list[str], "imports") or []:
+            pattern = "*" in told
+            folder = posixpath.dirname(file) if self.relative_to_file or not pattern else _WORKING_DIRECTORY
+            path = posixpath.normpath(posixpath.join(folder, told))
+            yield from self.matches(path) if pattern else [path]
+
+    def _load(self, file: str) -> _Source | None:
+        """None for a first file that is not there: then there is nothing but the defaults."""
+        if len(self.sources) == _MOST_FILES:
+            raise _RefusedError(Problem(file, f"more than {_MOST_FILES} files", only_ours=True))
+        try:
+            raw, written = host_files.read(self.root, file)
+        except FileNotFoundError as error:
+            if self.sources:
+                raise _RefusedError(_not_there(self.root, file)) from error
+            return None
+        except OSError as error:
+            raise _RefusedError(Problem(file, f"can't be read: {error.strerror}", only_ours=True)) from error
+        self.size += len(raw)
+        if self.size > _MOST_BYTES:
+            raise _RefusedError(Problem(file, f"more than {_MOST_BYTES >> 20} MiB together", only_ours=True))
+        document = toml_file.parse(raw)
+        self.sources.append(_Source(file, raw, document.table, written))
+        if document.error:
+            raise _RefusedError(Problem(file, document.error, document.line, document.column, document.only_ours))
+        return self.sources[-1]
+
+
+def _not_there(root: Path, file: str) -> Problem:
+    """What is wrong with an import where no file is: a link among them has a name that exists.
+
+    A tree that was saved without a folder below the root, such as /run, does not tell what was in it.
+    """
+    real = host_files.resolve(root, file)
+    folder = posixpath.dirname(real).split("/")[1]
+    if folder and not named_paths.has_entries(root, folder):
+        return Problem(file, f"imported, and nothing of /{folder} is here", only_ours=True)
+    led_to = "does not exist" if real == file else f"leads to {real}, which does not exist"
+    return Problem(file, f"imported, and {led_to}")
+
+
+def read_configuration(root: Path, path: str, program: str = "", searched: Sequence[str] = ()) -> Configuration:
+    """What the file and its imports amount to; `problem` where containerd would not start with them.
+
+    `program` is the containerd that reads them; where it can't be told, its release is assumed from the files.
+    Drop-in files that are not read are sought beside the file and in the folders `searched`.
+    """
+    version = programs.go_version_of_module(root, program, MODULE) if program else ""
+    told = _release_of(version)
+    reader = _Reader(root, told is None or told[1] < 0 or _is_from(told, _RELATIVE_TO_FILE))
+    known = Configuration(path, version=version)
+    try:
+        reader.read_all(path)
+        release = _assumed(reader.sources, told)
+        known = replace(known, generation=f"{release[0]}.{release[1]}")
+        known = _effective(known, reader.sources, release)
+    except _RefusedError as error:
+        known = replace(known, problem=error.problem)
+    unread = tuple(_unread(reader, path, searched))
+    return replace(
+        known,
+        schema=_first_schema(reader.sources),
+        files=tuple(ReadFile(one.path, one.written) for one in reader.sources),
+        unread=unread,
+        unread_handlers=tuple(handler for file in unread for handler in _handlers_of(root, file)),
+    )
+
+
+def _release_of(version: str) -> Release | None:
+    """None where nobody knows it; a minor version of -1 where only the major one is known."""
+    found = re.match(r"(\d{1,6})(?:\.(\d{1,6}))?(?:\.(\d{1,6}))?", version)
+    if found is None:
+        return None
+    major, minor, patch = found.groups()
+    return int(major), int(minor or -1), int(patch or 0)
+
+
+def _assumed(sources: Sequence[_Source], told: Release | None) -> Release:
+    """As told; else one that reads the newest schema among the files. Both 1.x and 2.x read schema 2: taken for 1.x."""
+    if told is not None and (told[1] >= 0 or told[0] not in (1, 2)):
+        return told
+    newest = max((_version(source) for source in sources), default=0)
+    sections = {section for source in sources for section in _sections_with_handlers(source)}
+    is_1 = newest <= _NEWEST_OF_1 and sections != {_NEW} if told is None else told[0] == 1
+    return _EARLIEST_1_7 if is_1 else _TAKES_OVER_EACH_FILE if newest > _NEWEST_OF_2_2 else _LATEST_2_2
+
+
+def _sections_with_handlers(source: _Source) -> list[str]:
+    return [one for one in (_SHORT, _OLD, _NEW) if _runtimes_in(source.table.get("plugins"), one)]
+
+
+def _is_from(release: Release, first: Mapping[int, Release]) -> bool:
+    """`release` has what came with those named, by minor version of 1.x, and with all of 2."""
+    return release >= _NO_1_X or release >= first.get(release[1], (1, 6, 0))
+
+
+def _first_schema(sources: Sequence[_Source]) -> int:
+    try:
+        return max(1, _version(sources[0])) if sources else 1
+    except _RefusedError:
+        return 1
+
+
+def _unread(reader: _Reader, path: str, searched: Sequence[str]) -> Iterator[ReadFile]:
+    """Files in drop-in folders that no import leads to."""
+    folders = (*(f"{posixpath.dirname(path)}/{name}" for name in _DROP_IN_FOLDERS), *searched)
+    there = dict.fromkeys(file for folder in folders for file in reader.matches(f"{folder}/*.toml"))
+    read = {one.path for one in reader.sources}
+    others = [file for file in there if file not in read]
+    read = {_real(reader.root, file) for file in read} if others else read
+    for file in others:
+        if _real(reader.root, file) not in read:
+            try:
+                yield ReadFile(file, host_files.below(reader.root, file).stat().st_mtime)
+            except OSError:
+                continue
+
+
+def _handlers_of(root: Path, file: ReadFile) -> Sequence[Handler]:
+    """Under whatever plugin it has them; none of a file that can't be read."""
+    try:
+        raw, _ = host_files.read(root, file.path)
+        document = toml_file.parse(raw)
+        plugins = _with_places(_Source(file.path, raw, document.table, file.written))
+    except (OSError, _RefusedError):
+        return ()
+    tables = [_runtimes_in(plugins, section) for section in (_SHORT, _OLD, _NEW)]
+    return [handler for place in _misplaced(tables, "") for handler in place.handlers]
+
+
+def _real(root: Path, path: str) -> str:
+    try:
+        return host_files.resolve(root, path)
+    except OSError:
+        return path
+
+
+# One file.
+
+
+def _version(source: _Source) -> int:
+    """0 where it tells none."""
+    version = _own_value(source, int, "version") or 0
+    if not 0 <= version <= _GREATEST_NUMBER:
+        line = toml_file.key_line(source.raw, ("version",))
+        raise _RefusedError(Problem(source.path, "version is no number from 1 on", line))
+    return version
+
+
+def _own(source: _Source) -> _Config:
+    disabled = _own_value(source, list[str], "disabled_plugins") or []
+    return _Config(
+        _version(source),
+        _with_places(source),
+        dict.fromkeys(disabled, source.path),
+        _own_value(source, str, "grpc", "address") or "",
+    )
+
+
+def _own_value(source: _Source, kind: type[T], *path: str) -> T | None:
+    try:
+        return _at(source.table, kind, *path)
+    except _WrongValueError as error:
+        line = toml_file.key_line(source.raw, error.path)
+        raise _RefusedError(Problem(source.path, error.message, line)) from error
+
+
+def _with_places(source: _Source) -> dict[str, Any]:
+    """Its plugins' tables, with a place in each handler's."""
+    plugins = dict(_own_value(source, dict[str, Any], "plugins") or {})
+    for section in (_SHORT, _OLD, _NEW):
+        cri = _own_value(source, dict[str, Any], "plugins", section)
+        containerd = cri.get("containerd") if cri else None
+        if cri and isinstance(containerd, dict):
+            plugins[section] = {**cri, "containerd": _placed(source, section, containerd)}
+    return plugins
+
+
+def _placed(source: _Source, section: str, containerd: Table) -> Table:
+    above = ("plugins", section, "containerd")
+
+    def place(value: Any, *path: str) -> Any:
+        if not isinstance(value, dict):
+            return value
+        line = toml_file.table_line(source.raw, (*above, *path))
+        return {**value, _PLACE: _Place(source.path, line, max(1, _version(source)), section)}
+
+    placed = {key: place(value, key) if key in _LEGACY else value for key, value in containerd.items()}
+    runtimes = containerd.get("runtimes")
+    if isinstance(runtimes, dict):
+        if len(runtimes) > _MOST_HANDLERS:
+            raise _RefusedError(Problem(source.path, f"more than {_MOST_HANDLERS} handlers", only_ours=True))
+        placed["runtimes"] = {name: place(value, "runtimes", name) for name, value in runtimes.items()}
+    return placed
+
+
+# What several amount to.
+
+
+def _effective(known: Configuration, sources: Sequence[_Source], release: Release) -> Configuration:
+    merge = _merged_by_1 if release < _NO_1_X else _merged_by_2
+    merged = merge(sources, release, told=bool(known.version))
+    section = _SHORT if release < _NO_1_X and merged.version == 1 else _OLD if release < _NO_1_X else _NEW
+    try:
+        cri = _at(merged.plugins, dict[str, Any], section) or {}
+        found = _told_by(cri, release, _shims_program(merged.plugins, release, section))
+        address = _at(merged.plugins, str, _SERVER, "address") if release >= _TAKES_OVER_EACH_FILE else merged.address
+    except _WrongValueError as error:
+        raise _RefusedError(_problem_of(error, sources)) from error
+    others = [_runtimes_in(merged.plugins, other) for other in (_SHORT, _OLD, _NEW) if other != section]
+    return replace(
+        known,
+        handlers=found.handlers,
+        built_in=found.built_in,
+        default=found.default,
+        cdi=found.cdi,
+        cdi_folders=found.cdi_folders,
+        misplaced=tuple(_misplaced([*merged.lost, *others], section)),
+        address=address or "",
+        disabled_in=_disabled_in(merged, release, section),
+    )
+
+
+def _shims_program(plugins: Table, release: Release, section: str) -> str:
+    """What the oldest shim starts for a handler that names no program (runtime/v1/linux of 1.x)."""
+    if release >= _NO_1_X:
+        return ""
+    return _at(plugins, str, _SHIMS_PLUGIN if section == _SHORT else _LINUX_V1, "runtime") or ""
+
+
+def _merged_by_1(sources: Sequence[_Source], release: Release, *, told: bool) -> _Config:
+    merged = _Config(1)
+    for source in sources:
+        own = _own(source)
+        merged.version = own.version or merged.version
+        merged.plugins |= own.plugins
+        merged.disabled |= own.disabled
+        merged.address = own.address or merged.address
+    if _is_from(release, _BOUND_BY_SCHEMA):
+        _refuse_newer(merged, sources, _NEWEST_OF_1)
+    if told and merged.version > 1:
+        _refuse_short_names(sources, ("plugins", "disabled_plugins", "required_plugins"), _DOTS_OF_A_FULL_NAME)
+    return merged
+
+
+def _merged_by_2(sources: Sequence[_Source], release: Release, *, told: bool) -> _Config:
+    each_alone = release >= _TAKES_OVER_EACH_FILE
+    newest = _NEWEST_OF_2_3 if each_alone else _NEWEST_OF_2_2
+    merged = _Config(newest)
+    for source in sources:
+        own = _own(source)
+        if own.version < _SCHEMA_OF_FULL_NAMES:
+            _refuse_newer(merged, sources, newest)  # it would be brought to a schema that is not known
+            _give_full_names(own)
+            own.version = _SCHEMA_OF_FULL_NAMES if each_alone else merged.version
+        if each_alone and own.version < newest:
+            _take_over(own, release)
+            if own.address and _SERVER not in own.plugins:
+                own.plugins[_SERVER] = {"address": own.address}
+            own.version = newest
+        merged.version = own.version
+        merged.plugins = _deep(merged.plugins, own.plugins)
+        merged.disabled |= own.disabled
+        merged.lost += own.lost
+        merged.address = own.address or merged.address
+    _refuse_newer(merged, sources, newest)
+    if told:
+        newer = [source for source in sources if _version(source) >= _SCHEMA_OF_FULL_NAMES]
+        _refuse_short_names(newer, ("disabled_plugins", "required_plugins"), 1)
+    if not each_alone and merged.version < newest:
+        _take_over(merged, release)
+    return merged
+
+
+def _give_full_names(config: _Config) -> None:
+    config.plugins = {(_OLD if key == _SHORT else key): value for key, value in config.plugins.items()}
+    config.disabled = {(_OLD if key == _SHORT else key): file for key, file in config.disabled.items()}
+
+
+def _take_over(config: _Config, release: Release) -> None:
+    """What stands under the plugin of schema 2 goes under the newer one, as far as nothing stands there already."""
+    old, new = config.plugins.get(_OLD), config.plugins.get(_NEW)
+    if not isinstance(old, dict):
+        return
+    new = new if isinstance(new, dict) else {}
+    left = {"containerd", "enable_cdi"} if release >= _CDI_ALWAYS else {"containerd"}
+    taken = {key: value for key, value in old.items() if key not in left} | new
+    if isinstance(containerd := old.get("containerd"), dict):
+        own = new.get("containerd")
+        own = own if isinstance(own, dict) else {}
+        taken["containerd"] = {**containerd, **own}
+        if "runtimes" in own:
+            config.lost.append(_runtimes_in(config.plugins, _OLD))
+    elif "containerd" in old:
+        taken["containerd"] = old["containerd"]  # of another kind: it is refused
+    config.plugins = {key: value for key, value in config.plugins.items() if key != _OLD} | {_NEW: taken}
+
+
+def _deep(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables are merged, everything else is the upper one's: also a list, and a false."""
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        merged[key] = _deep(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _refuse_newer(merged: _Config, sources: Sequence[_Source], newest: int) -> None:
+    """The last file's version counts."""
+    if merged.version > newest:
+        source = next(one for one in reversed(sources) if _version(one) == merged.version)
+        message = f"version is {merged.version}, and this containerd reads none above {newest}"
+        line = toml_file.key_line(source.raw, ("version",))
+        raise _RefusedError(Problem(source.path, message, line))
+
+
+def _refuse_short_names(sources: Sequence[_Source], keys: Sequence[str], dots: int) -> None:
+    """From schema 2 on a plugin is named in full; 1.x refuses any other, 2.x only where it is switched on or off."""
+    for source in sources:
+        for key in keys:
+            kind: Any = dict[str, Any] if key == "plugins" else list[str]
+            for short in [name for name in _own_value(source, kind, key) or () if name.count(".") < dots]:
+                line = toml_file.key_line(source.raw, (key, short) if key == "plugins" else (key,))
+                raise _RefusedError(Problem(source.path, f"{key}: {short!r} is no full name of a plugin", line))
+
+
+def _disabled_in(merged: _Config, release: Release, section: str) -> str:
+    names = {section, _OLD, _IMAGES, _SHORT} if release >= _NO_1_X else {section, _SHORT}
+    return next((file for name, file in merged.disabled.items() if name in names), "")
+
+
+def _misplaced(tables: Sequence[Table], section: str) -> Iterator[Misplaced]:
+    """Handlers under a plugin that is not read there, by the file and the plugin that they were written under."""
+    by_place: dict[tuple[str, int, str], list[Handler]] = {}
+    for runtimes in tables:
+        for name, table in runtimes.items():
+            if isinstance(table, dict) and isinstance(place := table.get(_PLACE), _Place):
+                try:
+                    told = _handler(name, {name: table}, (name,))
+                except _WrongValueError:
+                    told = Handler(name, "", "", None, place.file, place.line)
+                by_place.setdefault((place.file, place.schema, place.section), []).append(told)
+    for (file, schema, written), handlers in by_place.items():
+        yield Misplaced(file, schema, written, section, tuple(handlers))
+
+
+def _problem_of(error: _WrongValueError, sources: Sequence[_Source]) -> Problem:
+    """In the file that says it last."""
+    for source in reversed(sources):
+        for section in (_SHORT, _OLD, _NEW):
+            value: Any = source.table.get("plugins", {})
+            path = error.path if error.path[0] in (_SERVER, _LINUX_V1, _SHIMS_PLUGIN) else (section, *error.path)
+            for key in path:
+                value = value.get(key) if isinstance(value, dict) else None
+            if value is not None and value == error.value:
+                return Problem(source.path, error.message, toml_file.key_line(source.raw, ("plugins", *path)))
+    return Problem(sources[0].path, error.message)
+
+
+# The CRI plugin's own table.
+
+_LEGACY = {"default_runtime": "default", "untrusted_workload_runtime": "untrusted"}
+"""Tables of 1.x beside `runtimes`, and the handlers that they define."""
+
+
+def _told_by(cri: Table, release: Release, shims_program: str) -> Configuration:
+    """Handlers, default and CDI; of the other fields nothing is said."""
+    is_1 = release < _NO_1_X
+    runtimes = _at(cri, dict[str, Any], "containerd", "runtimes")
+    legacy = [one for one in _LEGACY if _at(cri, str, "containerd", one, "runtime_type")] if is_1 else []
+    paths: dict[str, tuple[str, ...]] = {name: ("containerd", "runtimes", name) for name in runtimes or {}}
+    paths |= {_LEGACY[one]: ("containerd", one) for one in legacy}
+    handlers = {name: _handler(name, cri, path, shims_program, is_1=is_1) for name, path in paths.items()}
+    default = _at(cri, str, "containerd", "default_runtime_name")
+    if is_1:
+        default = "default" if "default_runtime" in legacy else default
+        _refuse_what_1_refuses(cri, handlers.get(default or RUNC), "untrusted_workload_runtime" in legacy)
+    return Configuration(
+        "",
+        handlers=tuple(handlers.values()),
+        built_in=() if is_1 and runtimes is not None else (RUNC,),
+        default=RUNC if default is None else default,
+        cdi=_cdi(cri, release),
+        cdi_folders=tuple(_cdi_folders(cri, release)),
+    )
+
+
+def _refuse_what_1_refuses(cri: Table, default: Handler | None, has_legacy_untrusted: bool) -> None:
+    """Its CRI plugin does not load with these (ValidatePluginConfig), and pods are started no more."""
+    if _at(cri, bool, "systemd_cgroup") and (default is None or default.runtime_type != _LINUX_V1):
+        raise _WrongValueError(("systemd_cgroup",), True, f"systemd_cgroup works with {_LINUX_V1} alone")
+    untrusted = _at(cri, dict[str, Any], "containerd", "runtimes", "untrusted")
+    if has_legacy_untrusted and untrusted is not None:
+        path = ("containerd", "untrusted_workload_runtime")
+        raise _WrongValueError(path, _at(cri, dict[str, Any], *path), "untrusted is defined twice")
+
+
+def _cdi(cri: Table, release: Release) -> bool:
+    if release < _EARLIEST_1_7 or release >= _CDI_ALWAYS:
+        return release >= _CDI_ALWAYS
+    told = _at(cri, bool, "enable_cdi")
+    return release >= _NO_1_X if told is None else told
+
+
+def _cdi_folders(cri: Table, release: Release) -> Sequence[str]:
+    told = _at(cri, list[str], "cdi_spec_dirs") if release >= _EARLIEST_1_7 else None
+    return CDI_FOLDERS if told is None else told
+
+
+def _handler(name: str, cri: Table, path: tuple[str, ...], shims_program: str = "", *, is_1: bool = False) -> Handler:
+    """From its table at `path`. What its options say is refused by no containerd at its start, only by each pod.
+
+    `shims_program` is what the oldest shim starts where the handler names nothing.
+    """
+    place = (_at(cri, dict[str, Any], *path) or {}).get(_PLACE)
+    kind = _at(cri, str, *path, "runtime_type") or ""
+    options = _at(cri, dict[str, Any], *path, "options")
+    if kind != _LINUX_V1 or options is not None:
+        named = "Runtime" if kind == _LINUX_V1 else "BinaryName"
+        binary, cgroup = ((*path, "options", _spelt(one, options or {}, is_1=is_1)) for one in (named, "SystemdCgroup"))
+    else:
+        binary, cgroup = (*path, "runtime_engine"), ("systemd_cgroup",)
+    return Handler(
+        name,
+        kind,
+        _at(cri, str, *binary) or (shims_program if kind == _LINUX_V1 else ""),
+        _at(cri, bool, *cgroup),
+        place.file if isinstance(place, _Place) else "",
+        place.line if isinstance(place, _Place) else 0,
+        _at(cri, bool, *path, "privileged_without_host_devices") or False,
+    )
+
+
+def _spelt(option: str, options: Table, *, is_1: bool) -> str:
+    """The key that is taken for the option: 1.x (go-toml 1) tries four spellings, 2.x (go-toml 2) ignores the case."""
+    if is_1:
+        spellings = (option, option.lower(), option.upper(), option[0].lower() + option[1:])
+        return next((one for one in spellings if one in options), option)
+    # They are written out by name before they are read: of two the last one counts.
+    return max((key for key in options if key.lower() == option.lower()), default=option)
+
+
+def _runtimes_in(plugins: Any, section: str) -> Table:
+    """The handlers' tables under the plugin; none where something else stands there."""
+    value = plugins
+    for key in (section, "containerd", "runtimes"):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
+def _at(table: Table, kind: type[T], *path: str) -> T | None:
+    """What stands there, None where nothing does. Raises where it, or a table above it, is of another kind."""
+    value: Any = table
+    for depth, key in enumerate(path, 1):
+        if key not in value:
+            return None
+        value = value[key]
+        expected: Any = kind if depth == len(path) else dict[str, Any]
+        if not _is_a(value, expected):
+            raise _WrongValueError(path[:depth], value, f"{key} is {_KINDS[expected]}")
+    return value  # type: ignore[no-any-return]
+
+
+def _is_a(value: object, kind: Any) -> bool:
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if kind == list[str]:
+        return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    return isinstance(value, dict if kind == dict[str, Any] else kind)
+
+
+_KINDS: Mapping[Any, str] = {
+    int: "no number",
+    str: "no text",
+    bool: "neither true nor false",
+    list[str]: "no list of texts",
+    dict[str, Any]: "no table",
+}

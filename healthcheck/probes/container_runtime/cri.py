@@ -1,0 +1,192 @@
+"""What the running container runtime says of itself over the kubelet's own socket (CRI: Version and Status)."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from healthcheck.host.grpc_socket import LONGEST_SECONDS, NodeSocket
+from healthcheck.model import Host, ProbeError, Shortage, Unobserved
+from healthcheck.probes.container_runtime.facts import ContainerRuntime, Live, ReadFile
+from healthcheck.text.printable import printable
+
+ASKED_AGAIN_SECONDS = 3600.0
+"""What a runtime has loaded it keeps while it lives; CRI-O alone takes up some of it anew on SIGHUP."""
+TRIED_AGAIN_SECONDS = 60.0
+"""After no answer, one that is not ready, or one that lacks a handler of its files."""
+NOT_YET = "it has not answered yet"
+NOT_HERE = "a saved tree has no running container runtime"
+_READY = "RuntimeReady"
+_LONGEST_TEXT = 200
+_MOST_NAMES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Whom we asked, when (monotonic), with which files on the disk, and what came of it."""
+
+    socket: str
+    since_boot: float | None
+    at: float
+    files: frozenset[ReadFile]
+    answer: Live | Unobserved
+
+    def of_same_process(self, facts: ContainerRuntime) -> bool:
+        return (self.socket, self.since_boot) == (facts.socket, facts.since_boot)
+
+
+@dataclass
+class RuntimeStatus:
+    """Asks the runtime at first, when another process holds the socket or its files changed, and hourly.
+
+    While something is wrong with the answer it is asked again soon; else the last answer is repeated.
+    """
+
+    root: Path
+    deadline_seconds: float = LONGEST_SECONDS
+    clock: Callable[[], float] = time.monotonic
+    _socket: NodeSocket = field(init=False)
+    _last: _Asked | None = field(default=None, init=False)
+    """Replaced as a whole: two threads know it."""
+    _asking: threading.Thread | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._socket = NodeSocket("container-runtime", self.deadline_seconds)
+
+    def look(self, facts: ContainerRuntime) -> Live | Unobserved | None:
+        """The last answer of this runtime, None before the first. Where one is due a thread asks: nobody waits."""
+        return self._look(facts, wait=False)
+
+    def ask(self, facts: ContainerRuntime) -> Live | Unobserved | None:
+        """The answer of now, waited for."""
+        return self._look(facts, wait=True)
+
+    def end(self) -> int | None:
+        """End what runs; its pid when it can't be ended."""
+        return self._socket.end()
+
+    def _look(self, facts: ContainerRuntime, *, wait: bool) -> Live | Unobserved | None:
+        is_asking = self._asking is not None and self._asking.is_alive()
+        if not is_asking and self._is_due(facts):
+            self._asking = threading.Thread(target=self._ask, args=(facts,), name="container-runtime", daemon=True)
+            self._asking.start()
+        if wait and self._asking:
+            self._asking.join()
+        last = self._last
+        return last.answer if last and last.of_same_process(facts) else None
+
+    def _is_due(self, facts: ContainerRuntime) -> bool:
+        last = self._last
+        if last is None or not last.of_same_process(facts) or last.files != _files(facts):
+            return True
+        again_seconds = ASKED_AGAIN_SECONDS if _is_settled(last.answer, facts) else TRIED_AGAIN_SECONDS
+        return self.clock() - last.at >= again_seconds
+
+    def _ask(self, facts: ContainerRuntime) -> None:
+        at = self.clock()
+        answer: Live | Unobserved
+        try:
+            answer = read_status(*self._socket.ask(self.root, facts.socket))
+        except Shortage as error:
+            answer = Unobserved("ProbeFailed", str(error))
+        except ProbeError as error:
+            answer = Unobserved("ContainerRuntimeNotAnswering", str(error))
+        self._last = _Asked(facts.socket, facts.since_boot, at, _files(facts), answer)
+
+
+def with_live(host: Host, facts: ContainerRuntime) -> ContainerRuntime:
+    """The facts with what the running runtime says of itself, or why it says nothing; without a socket as they are."""
+    if not facts.socket:
+        return facts
+    if host.ask_container_runtime is None:
+        return replace(facts, why_not_live=NOT_HERE)
+    answer = host.ask_container_runtime(facts)
+    if isinstance(answer, Live):
+        return replace(facts, live=answer)
+    return replace(facts, why_not_live=answer.detail if isinstance(answer, Unobserved) else NOT_YET)
+
+
+def read_status(version: Mapping[str, Any], status: Mapping[str, Any]) -> Live:
+    """VersionResponse and StatusResponse as facts. Raises ProbeError where it does not say whether it is ready.
+
+    Only what is named here is kept: containerd's own words hold the passwords of its registries too.
+    """
+    conditions = {one.get("type"): one for one in status.get("status", {}).get("conditions", ())}
+    if _READY not in conditions:
+        raise ProbeError(f"the container runtime does not tell its condition {_READY}")
+    config = _config(status)
+    containerd, crio = _table(config, "containerd"), _table(config, "crio")
+    runtimes = _table(containerd, "runtimes") or _table(crio, "Runtimes")
+    names = {one.get("name", "") for one in status.get("runtime_handlers", ())} - {""} or set(runtimes)
+    return Live(
+        name=_text(version.get("runtime_name")),
+        version=_text(version.get("runtime_version")).removeprefix("v"),
+        handlers=tuple(sorted(_text(name) for name in names)[:_MOST_NAMES]) if names else None,
+        binaries=tuple(sorted(_binaries(runtimes))[:_MOST_NAMES]),
+        default=_text(containerd.get("defaultRuntimeName") or crio.get("DefaultRuntime")),
+        cdi=_cdi(config),
+        cdi_folders=tuple(_texts(config.get("cdiSpecDirs") or crio.get("CDISpecDirs"))),
+        not_ready="" if conditions[_READY].get("status") else _why_not_ready(conditions[_READY]),
+    )
+
+
+def _config(status: Mapping[str, Any]) -> dict[str, Any]:
+    """All that containerd runs with, or CRI-O beside its `sandboxImage`; cri-dockerd tells that image alone."""
+    told = {one.get("key"): one.get("value", "") for one in status.get("info", ())}
+    try:
+        config = json.loads(told.get("config", ""))
+    except (ValueError, RecursionError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _cdi(config: Mapping[str, Any]) -> bool | None:
+    """`enableCDI` of containerd 1.7 to 2.3. In 2.3 no value is on, and 2.4 has no such switch any more."""
+    told = config.get("enableCDI")
+    if isinstance(told, bool):
+        return told
+    return True if "cdiSpecDirs" in config else None
+
+
+def _binaries(runtimes: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Of containerd `options.BinaryName`, of CRI-O `RuntimePath`."""
+    for name in runtimes:
+        runtime = _table(runtimes, name)
+        binary = _table(runtime, "options").get("BinaryName") or runtime.get("RuntimePath")
+        if binary:
+            yield _text(name), _text(binary)
+
+
+def _why_not_ready(condition: Mapping[str, Any]) -> str:
+    words = [_text(condition.get(key)) for key in ("reason", "message")]
+    return ": ".join(word for word in words if word) or f"{_READY} is false"
+
+
+def _table(table: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = table.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str:
+    return printable(value, _LONGEST_TEXT) if isinstance(value, str) else ""
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, list):
+        yield from (_text(one) for one in value[:_MOST_NAMES] if isinstance(one, str))
+
+
+def _files(facts: ContainerRuntime) -> frozenset[ReadFile]:
+    return frozenset(facts.used.files if facts.used else ())
+
+
+def _is_settled(answer: Live | Unobserved, facts: ContainerRuntime) -> bool:
+    if isinstance(answer, Unobserved) or answer.not_ready:
+        return False
+    defined = {one.name for one in facts.used.handlers} if facts.used else set()
+    return answer.handlers is None or defined <= set(answer.handlers)

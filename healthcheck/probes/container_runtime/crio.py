@@ -1,0 +1,177 @@
+"""CRI-O's effective configuration: crio.conf, then every file of its drop-in folder.
+
+After crio.conf(5), crio.conf.d(5) and CRI-O's own loader (pkg/config/config.go: UpdateFromFile, UpdateFromPath): the
+main file comes first and may be missing; then all files below the folder in the order of their names, whatever they
+are called. An option counts as the last file has it. A runtime's table is one option: a later one of the same name
+takes its place whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from healthcheck.host import host_files
+from healthcheck.probes.container_runtime import toml_file
+from healthcheck.probes.container_runtime.documents import MalformedError
+from healthcheck.probes.container_runtime.facts import CRIO, Configuration, Handler, Problem, ReadFile
+from healthcheck.probes.container_runtime.toml_file import Table
+
+STANDARD_FILE = "/etc/crio/crio.conf"
+STANDARD_FOLDER = "/etc/crio/crio.conf.d"
+_NEVER_READ = "/etc/crio/conf.d"
+"""Where `nvidia-ctk` of 1.18 to 1.19.0 writes by default (NVIDIA/nvidia-container-toolkit pull request 1829)."""
+STANDARD_SOCKET = "/run/crio/crio.sock"
+CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
+"""The default of cdi_spec_dirs. CDI itself can't be switched off."""
+_OCI = "oci"
+"""A runtime type that starts a program as runc is started; the others, `vm` and `pod`, start something else."""
+_CRUN_SINCE = (1, 31)
+"""From this version on crun is the default runtime, before it was runc. CRI-O has a handler for it by itself."""
+_NONE: Table = {}
+_MOST_BYTES = 1 << 20
+"""Of all files together."""
+
+
+@dataclass(slots=True)
+class _Merged:
+    """What the files that were read so far amount to. `options` are those of [crio.runtime]."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    runtimes: dict[str, tuple[Table, str, int]] = field(default_factory=dict)
+    """By name: the table, the file and the line that define it."""
+    address: str = ""
+    files: list[ReadFile] = field(default_factory=list)
+    size: int = 0
+
+
+def read_configuration(
+    root: Path, path: str = STANDARD_FILE, folder: str = STANDARD_FOLDER, version: str = ""
+) -> Configuration:
+    """What the files amount to; `problem` where CRI-O would not start with them. `version` is CRI-O's, as `1.31.2`."""
+    merged = _Merged()
+    for file in (path, *host_files.walk(root, folder)):
+        try:
+            _load(root, file, merged, may_miss=file == STANDARD_FILE)
+        except MalformedError as error:
+            problem = Problem(file, error.message, error.line, error.column, error.only_ours)
+            return Configuration(path, CRIO, version, 0, tuple(merged.files), cdi=True, problem=problem)
+    beside = _beside(root, {one.path for one in merged.files})
+    handlers = [_handler(name, ("", _NONE), *told) for name, told in beside.runtimes.items()]
+    return replace(_effective(path, version, merged), unread=tuple(beside.files), unread_handlers=tuple(handlers))
+
+
+def _beside(root: Path, read: Container[str]) -> _Merged:
+    """What the files say that lie where CRI-O does not look; nothing of one that can't be read."""
+    merged = _Merged()
+    for file in host_files.walk(root, _NEVER_READ):
+        if file not in read:
+            with suppress(MalformedError):
+                _load(root, file, merged, may_miss=True)
+    return merged
+
+
+def _load(root: Path, file: str, merged: _Merged, *, may_miss: bool) -> None:
+    try:
+        raw, written = host_files.read(root, file)
+    except FileNotFoundError as error:
+        if may_miss:
+            return
+        raise MalformedError("named, and does not exist") from error
+    except OSError as error:
+        raise MalformedError(f"can't be read: {error.strerror}", only_ours=True) from error
+    merged.size += len(raw)
+    if merged.size > _MOST_BYTES:
+        raise MalformedError(f"more than {_MOST_BYTES >> 20} MiB together", only_ours=True)
+    merged.files.append(ReadFile(file, written))
+    document = toml_file.parse(raw)
+    if document.error:
+        raise MalformedError(document.error, document.line, document.column, only_ours=document.only_ours)
+    crio = _table(document.table, "crio")
+    runtime = _table(crio, "runtime")
+    for name, table in _table(runtime, "runtimes").items():
+        line = toml_file.table_line(raw, ("crio", "runtime", "runtimes", name))
+        merged.runtimes[name] = (_checked(table, name), file, line)
+    merged.options.update({key: value for key, value in runtime.items() if key != "runtimes"})
+    merged.address = _text(_table(crio, "api"), "listen") or merged.address
+    for key in ("default_runtime", "cgroup_manager"):
+        _text(runtime, key)
+    _folders(runtime)
+
+
+def _effective(path: str, version: str, merged: _Merged) -> Configuration:
+    own = _own_runtime(version)
+    default = _text(merged.options, "default_runtime") or own
+    runtimes = {own: (_NONE, "", 0), **merged.runtimes}
+    default_table = runtimes.get(default, (_NONE, "", 0))[0]
+    handlers = [_handler(name, (default, default_table), *told) for name, told in runtimes.items()]
+    return Configuration(
+        path,
+        CRIO,
+        version,
+        schema=0,
+        files=tuple(merged.files),
+        handlers=tuple(handlers),
+        default=default,
+        cdi=True,
+        cdi_folders=_folders(merged.options),
+        address=merged.address,
+        systemd_cgroup=_text(merged.options, "cgroup_manager") in ("", "systemd"),
+    )
+
+
+def _own_runtime(version: str) -> str:
+    numbers = re.match(r"(\d{1,4})\.(\d{1,4})", version)
+    old = numbers is not None and (int(numbers[1]), int(numbers[2])) < _CRUN_SINCE
+    return "runc" if old else "crun"
+
+
+def _handler(name: str, default: tuple[str, Table], table: Table, file: str, line: int) -> Handler:
+    if table.get("inherit_default_runtime") is True:
+        table = {**table, **{key: default[1].get(key, "") for key in ("runtime_path", "runtime_type")}}
+        name_of_program = default[0]
+    else:
+        name_of_program = name
+    return Handler(
+        name,
+        _text(table, "runtime_type") or _OCI,
+        # Without a path CRI-O looks for a program of the runtime's name in its PATH.
+        _text(table, "runtime_path") or name_of_program,
+        None,
+        file,
+        line,
+        privileged_without_host_devices=table.get("privileged_without_host_devices") is True,
+    )
+
+
+def _checked(table: object, name: str) -> Table:
+    if not isinstance(table, dict):
+        raise MalformedError(f"crio.runtime.runtimes.{name} is no table")
+    for key in ("runtime_path", "runtime_type"):
+        _text(table, key)
+    return table
+
+
+def _folders(options: Table) -> tuple[str, ...]:
+    folders = options.get("cdi_spec_dirs", list(CDI_FOLDERS))
+    if not isinstance(folders, list) or not all(isinstance(one, str) for one in folders):
+        raise MalformedError("cdi_spec_dirs is no list of paths")
+    return tuple(folders)
+
+
+def _table(table: Table, key: str) -> dict[str, Any]:
+    value = table.get(key, {})
+    if not isinstance(value, dict):
+        raise MalformedError(f"{key} is no table")
+    return value
+
+
+def _text(table: Table, key: str) -> str:
+    value = table.get(key, "")
+    if not isinstance(value, str):
+        raise MalformedError(f"{key} is no text")
+    return value

@@ -1,0 +1,173 @@
+"""The distributions of Kubernetes: what they are told by, and where they keep what concerns the container runtime."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from healthcheck.host import host_files
+from healthcheck.probes.container_runtime import containerd, crio, docker
+from healthcheck.probes.container_runtime.facts import CONTAINERD, CRIO, DOCKER
+from healthcheck.probes.container_runtime.processes import K0S as K0S_PROGRAM
+from healthcheck.probes.container_runtime.processes import K3S as K3S_PROGRAM
+from healthcheck.probes.container_runtime.processes import KUBELITE, Process
+from healthcheck.probes.container_runtime.processes import RKE2 as RKE2_PROGRAM
+
+K3S, RKE2, MICROK8S, K0S, K8S_SNAP = "k3s", "RKE2", "MicroK8s", "k0s", "Canonical Kubernetes"
+GKE, AKS, BOTTLEROCKET, TALOS, OPENSHIFT = "GKE", "AKS", "Bottlerocket", "Talos", "OpenShift"
+EKS_AL2023, EKS_AL2, EKS_UBUNTU, KUBEADM = "EKS AL2023", "EKS AL2", "EKS Ubuntu", "kubeadm"
+STANDARD_SOCKET = "/run/containerd/containerd.sock"
+"""The kubelet's default for --container-runtime-endpoint on Linux."""
+CRI_DOCKERD_SOCKET = "/run/cri-dockerd.sock"
+SCHEMA_OF_2 = 3
+"""From this schema on, only containerd 2 reads what stands in a file."""
+_TEMPLATES = ("config-v3.toml.tmpl", "config.toml.tmpl")
+"""Beside the file that k3s and RKE2 generate; the first one wins. Of schema 3 and of schema 2."""
+_UNIT_FOLDERS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where a distribution that brings its own container runtime keeps that one's file and socket.
+
+    `kubelet_folder` holds the kubelet's drop-ins, `kubelet_arguments` and `runtime_arguments` the flags of both (in
+    snaps), `variables` what stands for folders in them.
+    """
+
+    distribution: str
+    config: str
+    socket: str
+    units: tuple[str, ...] = (f"{CONTAINERD}.service",)
+    kind: str = CONTAINERD
+    kubelet_folder: str = ""
+    kubelet_arguments: str = ""
+    runtime_arguments: str = ""
+    variables: tuple[tuple[str, str], ...] = ()
+
+
+def _ranchers(distribution: str, name: str, units: tuple[str, ...]) -> Layout:
+    folder = f"/var/lib/rancher/{name}/agent/etc"
+    config = f"{folder}/containerd/config.toml"
+    return Layout(
+        distribution, config, "/run/k3s/containerd/containerd.sock", units, kubelet_folder=f"{folder}/kubelet.conf.d"
+    )
+
+
+def _k8s_snap(base: str) -> Layout:
+    arguments = "/var/snap/k8s/common/args"
+    return Layout(
+        K8S_SNAP,
+        f"{base}/etc/containerd/config.toml",
+        f"{base}/run/containerd/containerd.sock",
+        ("snap.k8s.containerd.service",),
+        kubelet_arguments=f"{arguments}/kubelet",
+        runtime_arguments=f"{arguments}/containerd",
+    )
+
+
+_MICROK8S_DATA, _MICROK8S_COMMON = "/var/snap/microk8s/current", "/var/snap/microk8s/common"
+STANDARD = Layout("", containerd.STANDARD_FILE, STANDARD_SOCKET)
+LAYOUTS = (
+    _ranchers(K3S, "k3s", ("k3s.service", "k3s-agent.service")),
+    _ranchers(RKE2, "rke2", ("rke2-server.service", "rke2-agent.service")),
+    Layout(
+        MICROK8S,
+        f"{_MICROK8S_DATA}/args/containerd.toml",
+        f"{_MICROK8S_COMMON}/run/containerd.sock",
+        ("snap.microk8s.daemon-containerd.service",),
+        kubelet_arguments=f"{_MICROK8S_DATA}/args/kubelet",
+        runtime_arguments=f"{_MICROK8S_DATA}/args/containerd",
+        variables=(("SNAP_DATA", _MICROK8S_DATA), ("SNAP_COMMON", _MICROK8S_COMMON)),
+    ),
+    Layout(K0S, "/etc/k0s/containerd.toml", "/run/k0s/containerd.sock", ("k0sworker.service", "k0scontroller.service")),
+    # The folder that its option containerd-base-dir names, with and without one of its own below (1.35, 1.36).
+    _k8s_snap("/var/lib/k8s-containerd/k8s-containerd"),
+    _k8s_snap("/var/lib/k8s-containerd"),
+    Layout(TALOS, "/etc/cri/containerd.toml", STANDARD_SOCKET, units=()),
+    STANDARD,
+    Layout("", crio.STANDARD_FILE, crio.STANDARD_SOCKET, ("crio.service",), CRIO),
+    Layout("", docker.STANDARD_FILE, CRI_DOCKERD_SOCKET, ("docker.service",), DOCKER),
+)
+"""Those that somebody brings for Kubernetes alone first: on their nodes a standard one is some other program's."""
+_PROGRAMS = {K3S_PROGRAM: K3S, RKE2_PROGRAM: RKE2, KUBELITE: MICROK8S, K0S_PROGRAM: K0S}
+_FOLDERS = (
+    ("/var/lib/rancher/rke2/", RKE2),
+    ("/var/lib/rancher/k3s/", K3S),
+    ("/snap/microk8s/", MICROK8S),
+    ("/snap/k8s/", K8S_SNAP),
+    ("/snap/kubelet-eks/", EKS_UBUNTU),
+    ("/var/lib/k0s/", K0S),
+    ("/home/kubernetes/bin/", GKE),
+)
+"""Below which folder a distribution's kubelet lies."""
+_UNITS = (
+    ("snap.microk8s.", MICROK8S),
+    ("snap.k8s.", K8S_SNAP),
+    ("snap.kubelet-eks.", EKS_UBUNTU),
+    ("rke2-", RKE2),
+    ("k0s", K0S),
+)
+"""How the service of a distribution's kubelet begins."""
+_MARKS = (
+    ("/home/kubernetes/bin", GKE),
+    ("/etc/kubernetes/azure.json", AKS),
+    ("/etc/cri/conf.d", TALOS),
+    ("/var/lib/bottlerocket", BOTTLEROCKET),
+    ("/etc/kubernetes/kubelet/config", BOTTLEROCKET),
+    ("/etc/machine-config-daemon", OPENSHIFT),
+    ("/etc/eks/kubelet/environment", EKS_AL2023),
+    ("/etc/kubernetes/kubelet/config.json", EKS_AL2023),
+    ("/var/snap/kubelet-eks", EKS_UBUNTU),
+    ("/etc/kubernetes/kubelet/kubelet-config.json", EKS_AL2),
+    ("/var/snap/k8s/common/args", K8S_SNAP),
+    ("/var/lib/kubelet/kubeadm-flags.env", KUBEADM),
+)
+"""What the nodes of a distribution have that uses a runtime in its standard place, and nobody else's have."""
+
+
+def by_kubelet(kubelet: Process) -> str:
+    """The distribution whose kubelet it is, by the file that it runs and its service; '' where they don't tell."""
+    by_unit = next((name for start, name in _UNITS if kubelet.unit.startswith(start)), "")
+    by_folder = next((name for folder, name in _FOLDERS if kubelet.program.startswith(folder)), "")
+    return _PROGRAMS.get(kubelet.name.partition("-")[0], "") or by_unit or by_folder
+
+
+def by_files(root: Path, config: str) -> str:
+    """The distribution by where its runtime's configuration lies, else by what its nodes alone have; '' is none."""
+    real = _real(root, config)
+    for layout in LAYOUTS:
+        if layout.distribution and _real(root, layout.config) == real:
+            return layout.distribution
+    return next((name for mark, name in _MARKS if host_files.exists(root, mark)), "")
+
+
+def layout_of(distribution: str) -> Layout | None:
+    """Its own one, None for those that use a runtime in its standard place."""
+    return next((one for one in LAYOUTS if one.distribution == distribution and distribution), None)
+
+
+def template_of(root: Path, distribution: str, config: str, schema: int) -> str:
+    """The file from which `config` is made when its service starts, there or not; '' where nobody makes it."""
+    folder = posixpath.dirname(config)
+    if distribution == MICROK8S:
+        return f"{folder}/containerd-template.toml"
+    if distribution not in (K3S, RKE2):
+        return ""
+    names = _TEMPLATES if schema >= SCHEMA_OF_2 else _TEMPLATES[1:]
+    there = [name for name in names if host_files.exists(root, f"{folder}/{name}")]
+    return f"{folder}/{[*there, names[0]][0]}"
+
+
+def unit_of(root: Path, units: Sequence[str]) -> str:
+    """The first of these services that the host has a file of."""
+    there = (unit for unit in units if any(host_files.exists(root, f"{folder}/{unit}") for folder in _UNIT_FOLDERS))
+    return next(there, "")
+
+
+def _real(root: Path, path: str) -> str:
+    try:
+        return host_files.resolve(root, path)
+    except OSError:
+        return path

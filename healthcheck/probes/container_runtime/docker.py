@@ -1,0 +1,89 @@
+"""Docker's configuration, for a kubelet that speaks to Docker through cri-dockerd: daemon.json.
+
+After the reference of dockerd. What the daemon's own flags say stands beside the file; it refuses to start where both
+have the same option.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from healthcheck.host import host_files
+from healthcheck.probes.container_runtime import documents
+from healthcheck.probes.container_runtime.documents import MalformedError, Table
+from healthcheck.probes.container_runtime.facts import DOCKER, Configuration, Handler, Problem, ReadFile
+
+STANDARD_FILE = "/etc/docker/daemon.json"
+STANDARD_SOCKET = "/run/docker.sock"
+CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
+"""The default of cdi-spec-dirs."""
+_RUNC = "runc"
+"""The runtime that Docker has, and takes as default, where nothing else is said."""
+_CGROUP_DRIVER = "native.cgroupdriver="
+
+
+def read_configuration(root: Path, path: str = STANDARD_FILE) -> Configuration:
+    """What the file says; `problem` where dockerd would not start with it. Without one there are the defaults."""
+    files: tuple[ReadFile, ...] = ()
+    try:
+        raw, written = host_files.read(root, path)
+        files = (ReadFile(path, written),)
+        return _effective(path, files, documents.json_object(raw))
+    except FileNotFoundError:
+        return _effective(path, files, {})
+    except OSError as error:
+        problem = Problem(path, f"can't be read: {error.strerror}", only_ours=True)
+    except MalformedError as error:
+        problem = Problem(path, error.message, error.line, error.column, error.only_ours)
+    return Configuration(path, DOCKER, schema=0, files=files, problem=problem)
+
+
+def _effective(path: str, files: tuple[ReadFile, ...], told: Table) -> Configuration:
+    runtimes = _table(told, "runtimes")
+    handlers = [_handler(name, _table(runtimes, name), path) for name in runtimes]
+    return Configuration(
+        path,
+        DOCKER,
+        schema=0,
+        files=files,
+        handlers=(*([] if _RUNC in runtimes else [Handler(_RUNC, "", "", None, "")]), *handlers),
+        default=_text(told, "default-runtime") or _RUNC,
+        # Newer versions have it on without a word; that cri-dockerd passes devices on is documented nowhere.
+        cdi=_table(told, "features").get("cdi") is True,
+        cdi_folders=_list(told, "cdi-spec-dirs") or CDI_FOLDERS,
+        systemd_cgroup=_is_systemd(_list(told, "exec-opts")),
+    )
+
+
+def _handler(name: str, table: Table, path: str) -> Handler:
+    binary = _text(table, "path") or _text(_table(table, "options"), "BinaryName")
+    return Handler(name, _text(table, "runtimeType"), binary, None, path)
+
+
+def _is_systemd(options: tuple[str, ...]) -> bool | None:
+    """None where nothing is said: Docker then takes systemd with cgroup v2, and cgroupfs with v1."""
+    drivers = [one.removeprefix(_CGROUP_DRIVER) for one in options if one.startswith(_CGROUP_DRIVER)]
+    return drivers[-1] == "systemd" if drivers else None
+
+
+def _table(table: Table, key: str) -> Table:
+    value = table.get(key)
+    if not isinstance(value, dict | None):
+        raise MalformedError(f"{key} is no object")
+    return value or {}
+
+
+def _text(table: Table, key: str) -> str:
+    value = table.get(key)
+    if not isinstance(value, str | None):
+        raise MalformedError(f"{key} is no text")
+    return value or ""
+
+
+def _list(table: Table, key: str) -> tuple[str, ...]:
+    value = table.get(key)
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise MalformedError(f"{key} is no list of texts")
+    return tuple(value)

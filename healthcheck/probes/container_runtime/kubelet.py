@@ -1,0 +1,265 @@
+"""The kubelet: which process it is, on which socket it expects its runtime, and its cgroup driver.
+
+A flag outranks the file of --config and its drop-ins (--config-dir: every `*.conf` below it in the order of the names,
+each merged over those before). Kubernetes: kubelet-config-file, and mergeKubeletConfigurations of cmd/kubelet.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from healthcheck.host import host_files
+from healthcheck.probes.container_runtime import distributions, documents, processes
+from healthcheck.probes.container_runtime.distributions import Layout
+from healthcheck.probes.container_runtime.documents import MalformedError, Table
+from healthcheck.probes.container_runtime.origins import Origin
+from healthcheck.probes.container_runtime.processes import K0S, K3S, KUBELET, KUBELITE, RKE2, Process, flag_of
+from healthcheck.text.printable import printable
+
+_PROGRAMS = (KUBELET, KUBELITE, K3S, RKE2, K0S)
+"""Programs that are the kubelet or hold it, the likeliest first: RKE2 and k0s start one as a process beside them."""
+_ROLES = ("server", "agent", "worker", "controller")
+"""What k3s, RKE2 and k0s are told to be. Without it they are a command of a person's that ends soon."""
+_ENDPOINT, _CGROUP_DRIVER, _GATES = "containerRuntimeEndpoint", "cgroupDriver", "featureGates"
+_ASKS_RUNTIME = "KubeletCgroupDriverFromCRI"
+_SYSTEMD = "systemd"
+_KIND = "KubeletConfiguration"
+_DROP_IN = ".conf"
+_LONGEST = 1024
+_CONFIGS = (
+    "/var/lib/kubelet/config.yaml",
+    "/etc/kubernetes/kubelet/config.json",
+    "/etc/kubernetes/kubelet/kubelet-config.json",
+    "/etc/kubernetes/kubelet/config",
+    "/etc/kubernetes/kubelet.yaml",
+    "/etc/kubernetes/kubelet.conf",
+    "/home/kubernetes/kubelet-config.yaml",
+    "/var/lib/k0s/kubelet-config.yaml",
+)
+"""Where it usually lies: kubeadm, EKS, Bottlerocket, Talos, OpenShift, GKE, k0s. kubeadm's own kubelet.conf is none."""
+_CONFIG_FOLDERS = ("/etc/kubernetes/kubelet/config.json.d", "/etc/kubernetes/kubelet.conf.d")
+_ARGUMENTS = (
+    "/var/lib/kubelet/kubeadm-flags.env",
+    "/etc/eks/kubelet/environment",
+    "/etc/default/kubelet",
+    "/etc/sysconfig/kubelet",
+    "/var/snap/kubelet-eks/current/args",
+)
+"""Files of flags that its service is started with, the last one outranking those before (kubeadm's 10-kubeadm.conf)."""
+_UNITS = tuple(f"{folder}/systemd/system/kubelet.service" for folder in ("/lib", "/usr/lib", "/etc"))
+_START = re.compile(rb"^[ \t]*(ExecStart|Environment)=(.*)$", re.MULTILINE)
+_OPTIONS_OF_K3S = ("/etc/rancher/k3s/config.yaml", "/etc/rancher/rke2/config.yaml")
+_DOCKER_IN_K3S = "/run/k3s/cri-dockerd/cri-dockerd.sock"
+"""With `docker: true` k3s itself stands between the kubelet and Docker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`endpoint` is a socket, as the host names it; `said_by` who says so, `how` the steps, for a person.
+
+    `config` is its file, '' without one. `systemd_cgroup`: its own cgroup driver is systemd, None where nothing is
+    said. `asks_runtime`: it takes the runtime's instead, None where nobody decided.
+    """
+
+    endpoint: str
+    said_by: str
+    how: tuple[str, ...]
+    config: str = ""
+    systemd_cgroup: bool | None = None
+    asks_runtime: bool | None = None
+
+
+def choose(root: Path, found: Sequence[Process]) -> Process | None:
+    """The host's own: others may run in containers, as in kind."""
+    known = [one for one in found if _program(one) in _PROGRAMS and _stays(one)]
+    ranks = {one.pid: (_is_contained(root, one), _PROGRAMS.index(_program(one)), one.pid) for one in known}
+    return min(known, key=lambda one: ranks[one.pid], default=None)
+
+
+def _is_contained(root: Path, process: Process) -> bool:
+    return process.origin is not Origin.HOST or processes.is_elsewhere(root, process)
+
+
+def settings_of(root: Path, kubelet: Process) -> Settings:
+    """What the running one was told."""
+    layout = distributions.layout_of(distributions.by_kubelet(kubelet))
+    own = processes.root_of(root, kubelet)
+    steps = [f"{kubelet}: {_line(kubelet)}"]
+    arguments = kubelet.arguments
+    if file := flag_of(arguments, "kubelet-args-file"):
+        arguments = _flags_in(own, file, layout)
+        steps.append(f"its flags: {file}")
+    folder = flag_of(arguments, "config-dir") or (layout.kubelet_folder if layout else "")
+    default = layout.socket if layout else distributions.STANDARD_SOCKET
+    return _settings(own, arguments, (flag_of(arguments, "config"), folder), (kubelet.name, default), steps)
+
+
+def settings_on_disk(root: Path, layout: Layout) -> Settings | None:
+    """What one would be told that is started from these files; None where none of them is there."""
+    files = [layout.kubelet_arguments] if layout.kubelet_arguments else []
+    if not layout.distribution:
+        files += _ARGUMENTS
+    files = [file for file in files if host_files.exists(root, file)]
+    arguments = _started_with(root) if not layout.distribution else []
+    for file in files:
+        arguments += _flags_in(root, file, layout)
+    # What only systemd or a script puts in is unknown.
+    arguments = ["" if word.startswith("$") else word for word in arguments]
+    config = flag_of(arguments, "config") or next((one for one in _CONFIGS if _is_config(root, one)), "")
+    folders = (flag_of(arguments, "config-dir"), layout.kubelet_folder, *_CONFIG_FOLDERS)
+    folder = next((one for one in folders if one and host_files.exists(root, one)), "")
+    if not arguments and not config and not folder:
+        return None
+    steps = [f"no kubelet is to be seen; its flags: {', '.join(files) or 'unknown'}"]
+    return _settings(root, arguments, (config, folder), (KUBELET, layout.socket), steps)
+
+
+def _settings(
+    root: Path, arguments: Sequence[str], files: tuple[str, str], default: tuple[str, str], steps: Sequence[str]
+) -> Settings:
+    """`files` are its file and its folder of drop-ins, `default` is its name and the socket that it takes by itself."""
+    options, sources, told = _options(root, *files)
+    how = [*steps, *told]
+    name, socket = default
+    if endpoint := flag_of(arguments, "container-runtime-endpoint"):
+        said_by = f"--container-runtime-endpoint of {name}"
+    elif endpoint := _text(options, _ENDPOINT):
+        said_by = f"{_ENDPOINT} in {sources[_ENDPOINT]}"
+    elif name.startswith((K3S, RKE2)) and (other := _of_k3s(root)):
+        endpoint, said_by = other
+    else:
+        endpoint, said_by = socket, f"default of {name}"
+    how.append(f"{said_by}: {endpoint}")
+    driver = flag_of(arguments, "cgroup-driver") or _text(options, _CGROUP_DRIVER)
+    gates = {**_gates_of(flag_of(arguments, "feature-gates")), **_table(options.get(_GATES))}
+    asks = gates.get(_ASKS_RUNTIME)
+    return Settings(
+        _sayable(processes.socket_path(root, endpoint)),
+        _sayable(said_by),
+        tuple(_sayable(step) for step in how),
+        files[0],
+        driver == _SYSTEMD if driver else None,
+        asks if isinstance(asks, bool) else None,
+    )
+
+
+def _options(root: Path, config: str, folder: str) -> tuple[Table, dict[str, str], list[str]]:
+    """What the file and its drop-ins amount to, who says what, and the steps of that for a person."""
+    drop_ins = [one for one in host_files.walk(root, folder) if one.endswith(_DROP_IN)] if folder else []
+    options: Table = {}
+    sources: dict[str, str] = {}
+    told = [f"its file: {config}"] if config else []
+    told += [f"its drop-ins: {', '.join(drop_ins)}"] if drop_ins else []
+    for file in [config, *drop_ins] if config else drop_ins:
+        try:
+            table = documents.yaml_object(host_files.read(root, file)[0])
+        except OSError as error:
+            told.append(f"{file} can't be read: {error.strerror}")
+            continue
+        except MalformedError as error:
+            told.append(f"{file} can't be read: {error.message}")
+            continue
+        for key in (_ENDPOINT, _CGROUP_DRIVER, _GATES):
+            if key in table:
+                old, new = options.get(key), table[key]
+                options[key] = {**old, **new} if isinstance(old, dict) and isinstance(new, dict) else new
+                sources[key] = file
+    return options, sources, told
+
+
+def _of_k3s(root: Path) -> tuple[str, str] | None:
+    """Versions before 1.32 write no drop-ins, and hide their flags: their own file may tell."""
+    for file in _OPTIONS_OF_K3S:
+        try:
+            options = documents.yaml_object(host_files.read(root, file)[0])
+        except (OSError, MalformedError):
+            continue
+        if endpoint := _text(options, "container-runtime-endpoint"):
+            return endpoint, f"container-runtime-endpoint in {file}"
+        if options.get("docker") is True:
+            return _DOCKER_IN_K3S, f"docker in {file}"
+    return None
+
+
+def _flags_in(root: Path, file: str, layout: Layout | None) -> tuple[str, ...]:
+    """The words in a file of flags, with the folders of a snap in the place of its variables."""
+    try:
+        words = documents.arguments(host_files.read(root, file)[0])
+    except OSError:
+        return ()
+    for name, folder in layout.variables if layout else ():
+        words = tuple(word.replace(f"${{{name}}}", folder).replace(f"${name}", folder) for word in words)
+    return words
+
+
+def runtime_flags(root: Path, layout: Layout) -> tuple[str, ...]:
+    """The flags that a snap starts its containerd with."""
+    return _flags_in(root, layout.runtime_arguments, layout) if layout.runtime_arguments else ()
+
+
+def _started_with(root: Path) -> list[str]:
+    """The words with which its service is started, drop-ins last; an empty ExecStart= forgets those before it."""
+    words: list[str] = []
+    for unit in _UNITS:
+        for file in (unit, *host_files.walk(root, f"{unit}.d")):
+            try:
+                text = host_files.read(root, file)[0].replace(b"\\\n", b" ")
+            except OSError:
+                continue
+            for key, line in _START.findall(text):
+                if key == b"ExecStart" and not line.strip():
+                    words.clear()
+                told = documents.arguments(line)
+                # Environment="NAME=--flag=value …" is one word, and itself an assignment.
+                words += [
+                    word for one in told for word in (documents.arguments(one.encode()) if " " in one else (one,))
+                ]
+    return words
+
+
+def _is_config(root: Path, file: str) -> bool:
+    try:
+        return documents.yaml_object(host_files.read(root, file)[0]).get("kind") == _KIND
+    except (OSError, MalformedError):
+        return False
+
+
+def _program(process: Process) -> str:
+    """k3s tells in its name what it is: `k3s-server`."""
+    return K3S if process.name.startswith(f"{K3S}-") else process.name
+
+
+def _stays(process: Process) -> bool:
+    if process.name in (K3S, RKE2, K0S):
+        return any(word in _ROLES for word in " ".join(process.arguments).split())
+    return True
+
+
+def _line(kubelet: Process) -> str:
+    """Its flags of which it depends, as they stand in its command."""
+    names = ("container-runtime-endpoint", "config", "config-dir", "kubelet-args-file")
+    told = [f"--{name}={value}" for name in names if (value := kubelet.flag(name))]
+    return " ".join(told) or "no flag of its runtime"
+
+
+def _gates_of(flag: str) -> dict[str, bool]:
+    pairs = (one.partition("=") for one in flag.split(",") if one)
+    return {name.strip(): value.strip().lower() == "true" for name, _, value in pairs}
+
+
+def _sayable(text: str) -> str:
+    """On one line, of a length that a person reads: a process may be told anything."""
+    return printable(text, _LONGEST)
+
+
+def _table(value: Any) -> Table:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(table: Table, key: str) -> str:
+    value = table.get(key)
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,64 @@
+"""Which of the paths that a file names are on the host: many in few folders, asked at each look."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from healthcheck.host import host_files
+from healthcheck.host.opening import entries_of
+
+
+def missing(root: Path, paths: Iterable[str]) -> tuple[str, ...]:
+    """Those that do not exist, in their order, each once.
+
+    Of a folder just below the root that is empty or not there nothing is told: a captured tree has no /dev or /usr.
+    """
+    folders: dict[str, str] = {}
+    shown: dict[str, bool] = {}
+    return tuple(path for path in dict.fromkeys(paths) if _is_missing(root, path, folders, shown))
+
+
+def _is_missing(root: Path, path: str, folders: dict[str, str], shown: dict[str, bool]) -> bool:
+    if not path.startswith("/") or "\0" in path:
+        return False
+    top = path.split("/", 2)[1]
+    if top not in shown:
+        shown[top] = has_entries(root, top)
+    if not shown[top]:
+        return False
+    folder, _, name = path.rpartition("/")
+    if folder not in folders:
+        folders[folder] = _resolved(root, folder)
+    # Of hundreds of files in one folder the folder's links are followed once.
+    try:
+        mode = os.lstat(f"{root}{folders[folder]}/{name}").st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return stat.S_ISLNK(mode) and not _exists(root, path)
+
+
+def _resolved(root: Path, folder: str) -> str:
+    try:
+        return host_files.resolve(root, folder)
+    except OSError:
+        return folder
+
+
+def _exists(root: Path, path: str) -> bool:
+    try:
+        return host_files.below(root, path).exists()
+    except OSError:
+        return False
+
+
+def has_entries(root: Path, folder: str) -> bool:
+    """Whether anything is in it."""
+    try:
+        return next(entries_of(host_files.below(root, folder)), None) is not None
+    except OSError:
+        return False

@@ -1,0 +1,304 @@
+"""The processes of the host that anybody asks for: one pass over /proc, which all probes of a look share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from healthcheck.host import host_files
+from healthcheck.host.kernel_files import is_gone, read
+from healthcheck.host.opening import entries_of, open_file
+from healthcheck.model import ProbeError
+from healthcheck.probes.container_runtime.origins import Origin, Origins
+from healthcheck.text.printable import printable
+
+CONTAINERD, CRIO, DOCKERD, CRI_DOCKERD = "containerd", "crio", "dockerd", "cri-dockerd"
+FABRIC_MANAGER, IMEX = "nv-fabricmanager", "nvidia-imex"
+KUBELET, KUBELITE, K3S, RKE2, K0S = "kubelet", "kubelite", "k3s", "rke2", "k0s"
+_NAMES = (
+    *(CONTAINERD, CRIO, DOCKERD, CRI_DOCKERD, FABRIC_MANAGER, IMEX),
+    *(KUBELET, KUBELITE, K3S, "k3s-server", "k3s-agent", RKE2, K0S),
+)
+_LONGEST_COMM = 15
+"""The kernel keeps no more of a process's name (TASK_COMM_LEN)."""
+_BY_COMM = {name[:_LONGEST_COMM].encode(): name for name in _NAMES}
+MOST = 256
+"""Of one name, and each may be the node's own: far more than any node runs."""
+_UPTIME = re.compile(rb"(\d{1,12}\.\d\d) ")
+_TICKS_PER_SECOND = 100
+"""USER_HZ, the unit of times in /proc/PID/stat: 100 on every architecture that has NVIDIA GPUs."""
+_DEAD = (b"Z", b"X", b"x")
+_LONGEST_COMMAND = 1 << 16
+_LONGEST_CGROUP = 1 << 14
+_LONGEST_LIST = 1 << 22
+_MOST_OPEN = 1 << 16
+_LISTENING = b"00010000"
+"""__SO_ACCEPTCON, as /proc/net/unix shows it."""
+_UNIT = re.compile(rb"/([A-Za-z0-9:_.\\@-]{1,255}\.service)(?=/|$)", re.MULTILINE)
+_NAMESPACE = re.compile(r"mnt:\[(\d{1,20})\]")
+_DELETED = " (deleted)"
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """`since_boot` is when it was started, in seconds after the boot; None where that can't be told.
+
+    `program` is the file that it runs and `unit` its systemd service, '' where it has none or nobody may know.
+    `namespace` names the mounts that it sees, as `mnt:[4026531841]`. `origin` is whose it is.
+    """
+
+    pid: int
+    name: str
+    arguments: tuple[str, ...]
+    since_boot: float | None = None
+    program: str = ""
+    unit: str = ""
+    namespace: str = ""
+    origin: Origin = Origin.HOST
+
+    def flag(self, *names: str) -> str:
+        """The last value of a flag, '' without one: `flag_of` of its arguments."""
+        return flag_of(self.arguments, *names)
+
+    def __str__(self) -> str:
+        """For a person: `containerd (pid 812, containerd.service)`."""
+        return f"{self.name} (pid {self.pid}{f', {self.unit}' if self.unit else ''})"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Of the programs that we know: the processes that may be the node's own, by number.
+
+    `others` counts, by name, those in containers without privilege: whoever has a pod can call his processes so.
+    `crowded` are the names of which there are more than anybody looked at.
+    """
+
+    processes: tuple[Process, ...]
+    others: Mapping[str, int] = field(default_factory=dict)
+    crowded: frozenset[str] = frozenset()
+
+
+def flag_of(arguments: Sequence[str], *names: str) -> str:
+    """The last value of a flag of one of these names, written `--name=value` or `--name value`, also with one dash."""
+    value = ""
+    for place, word in enumerate(arguments):
+        flag, given, told = word.partition("=")
+        if flag.startswith("-") and flag.removeprefix("-").removeprefix("-") in names:
+            value = told if given else "".join(arguments[place + 1 : place + 2])
+    return value
+
+
+def find(root: Path) -> Found:
+    """What runs of the programs that we know. Raises OSError where /proc can't be looked at."""
+    folder = open_file(root / "proc", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return _found(folder)
+    finally:
+        os.close(folder)
+
+
+def called(root: Path, names: Collection[str]) -> list[tuple[int, Origin, bytes]]:
+    """The live processes of these names: number, whose it is, and its control groups. Raises OSError as `find` does."""
+    by_comm = {name[:_LONGEST_COMM].encode(): name for name in names}
+    folder = open_file(root / "proc", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        origins, found = Origins(folder), []
+        for pid, _ in _known(folder, by_comm):
+            cgroup = _read(folder, f"{pid}/cgroup", _LONGEST_CGROUP)
+            # Asked after it: of a dead one the kernel may tell the first group of all, as if it were the host's.
+            state, _ = _state(_read(folder, f"{pid}/stat", 1024))
+            if cgroup.strip() and state and state not in _DEAD:
+                found.append((int(pid), origins.of(pid, cgroup), cgroup))
+        return found
+    finally:
+        os.close(folder)
+
+
+def uptime(root: Path) -> float:
+    """Seconds since the boot, suspended time included. Raises OSError, and ProbeError where there is no number."""
+    told = read(root / "proc/uptime", 64)
+    found = _UPTIME.match(told)
+    if found is None:
+        raise ProbeError(f"/proc/uptime: {told[:32]!r} is no number of seconds")
+    return float(found[1])
+
+
+def are_the_hosts(root: Path) -> bool:
+    """Process 2 is the kernel's own, and no container's: who sees it sees them all."""
+    try:
+        return read(root / "proc/2/comm", 64).strip() == b"kthreadd"
+    except OSError:
+        return False
+
+
+def is_elsewhere(root: Path, process: Process) -> bool:
+    """Whether it sees other mounts than the host's first process, as in a container or a confined snap."""
+    first = _link(root / "proc/1/ns/mnt")
+    return bool(first and process.namespace and first != process.namespace)
+
+
+def root_of(root: Path, process: Process) -> Path:
+    """Where the files lie that the process calls by absolute paths: below its own root if it has other mounts.
+
+    A captured tree may have anything in the place of /proc/PID/root. A link there is followed only if it is the
+    kernel's own, which leads to another namespace and has no text: then the file of that namespace is there too.
+    """
+    own = root / f"proc/{process.pid}/root"
+    if not is_elsewhere(root, process):
+        return root
+    if own.is_symlink():
+        return own if _is_kernels(root / f"proc/{process.pid}/ns/mnt", process.namespace) else root
+    return own if own.is_dir() else root
+
+
+def socket_path(root: Path, endpoint: str) -> str:
+    """`unix:///var/run/x.sock` as `/run/x.sock`: one name for one socket."""
+    path = endpoint.removeprefix("unix:")
+    path = f"/{path.lstrip('/')}" if path.startswith("//") else path
+    with contextlib.suppress(OSError):
+        path = host_files.resolve(root, path)
+    # On every host it is a link, and a captured tree may lack it.
+    return f"/run/{path.removeprefix('/var/run/')}" if path.startswith("/var/run/") else path
+
+
+def holder_of(root: Path, seen_by: Process, socket: str, among: Sequence[Process]) -> Process | None:
+    """Who of them has that socket open and listens on it, as far as the kernel lets us see.
+
+    Systemd keeps open what it listens on for others, so that it is no use to ask who else has it.
+    """
+    links = {f"socket:[{inode}]" for inode in _listening(root, seen_by.pid, socket)}
+    return next((one for one in among if links and _has_open(root, one.pid, links)), None)
+
+
+def _found(folder: int) -> Found:
+    # A host has thousands: one short path and one read for each, and more only for those that we look for.
+    origins = Origins(folder)
+    own: dict[str, list[Process]] = {}
+    others: Counter[str] = Counter()
+    crowded: set[str] = set()
+    for pid, name in _known(folder):
+        cgroup = _read(folder, f"{pid}/cgroup", _LONGEST_CGROUP)
+        origin = origins.of(pid, cgroup)
+        if origin is Origin.CONTAINER:
+            others[name] += 1
+        elif len(own.get(name, ())) == MOST:
+            crowded.add(name)
+        elif (process := _process(folder, pid, name, cgroup, origin)) is not None:
+            own.setdefault(name, []).append(process)
+    found = sorted((one for some in own.values() for one in some), key=lambda one: one.pid)
+    return Found(tuple(found), others, frozenset(crowded))
+
+
+def _known(folder: int, by_comm: Mapping[bytes, str] = _BY_COMM) -> Iterator[tuple[str, str]]:
+    """Number and name of each process that is called as one of those programs."""
+    for entry in entries_of(folder):
+        pid = entry.name
+        if pid.isascii() and pid.isdigit() and not entry.is_symlink():
+            name = _name(folder, pid, by_comm)
+            if name is not None:
+                yield pid, name
+
+
+def _process(folder: int, pid: str, name: str, cgroup: bytes, origin: Origin) -> Process | None:
+    """None of one that is dead, or went while it was looked at: what says nothing then would make it the host's."""
+    state, since_boot = _state(_read(folder, f"{pid}/stat", 1024))
+    if state in _DEAD:
+        return None
+    words = _words(_read(folder, f"{pid}/cmdline", _LONGEST_COMMAND))
+    program = _link(f"{pid}/exe", folder).removesuffix(_DELETED)
+    namespace = _link(f"{pid}/ns/mnt", folder)
+    if (_name(folder, pid), _read(folder, f"{pid}/cgroup", _LONGEST_CGROUP)) != (name, cgroup):
+        return None
+    return Process(int(pid), name, words, since_boot, program, _unit(cgroup), namespace, origin)
+
+
+def _name(folder: int, pid: str, by_comm: Mapping[bytes, str] = _BY_COMM) -> str | None:
+    """Of the programs that we know, the one that it is called as."""
+    return by_comm.get(_read(folder, f"{pid}/comm", 64).rstrip())
+
+
+def _read(folder: int, path: str, most: int) -> bytes:
+    """The beginning of a small file; nothing where the process has gone, or is hidden from us."""
+    try:
+        return read(path, most, folder)
+    except OSError as error:
+        if is_gone(error) or isinstance(error, PermissionError):
+            return b""
+        raise
+
+
+def _link(path: str | Path, folder: int | None = None) -> str:
+    """What a link says, '' where it can't be told: without CAP_SYS_PTRACE those of other users' processes can't."""
+    try:
+        text = os.readlink(path, dir_fd=folder)
+    except OSError:
+        return ""
+    return text if text.isprintable() else ""
+
+
+def _state(text: bytes) -> tuple[bytes, float | None]:
+    """State, and seconds after the boot at which it was started (proc(5): fields 3 and 22).
+
+    They are counted like /proc/uptime, suspended time included, so that their difference needs no clock of ours.
+    """
+    # The name, field 2, stands in parentheses and may hold anything.
+    fields = text.rpartition(b")")[2].split()
+    try:
+        return fields[0], int(fields[19]) / _TICKS_PER_SECOND
+    except (IndexError, ValueError, OverflowError):
+        return b"", None
+
+
+def _words(command: bytes) -> tuple[str, ...]:
+    """Each as it can be told to a person: it becomes the name of a file, a socket, a step of how we know.
+
+    The kernel ends each with a zero; who captures them as text has blanks in their place.
+    """
+    words = command.rstrip(b"\0\n").split(b"\0") if b"\0" in command else command.split()
+    return tuple(printable(word.decode("utf-8", "replace")) for word in words)
+
+
+def _unit(cgroup: bytes) -> str:
+    """The innermost service of systemd: `0::/system.slice/containerd.service`, or with our own cgroup's `/../` before.
+
+    k3s and RKE2 start their containerd themselves: then it is in their unit, which is also what restarts it.
+    """
+    found: list[bytes] = _UNIT.findall(cgroup)
+    return found[-1].decode() if found else ""
+
+
+def _is_kernels(link: Path, text: str) -> bool:
+    """Whether it is a link of the kernel's /proc: it leads to a file whose number is the one that it tells."""
+    named = _NAMESPACE.fullmatch(text)
+    try:
+        return named is not None and link.stat().st_ino == int(named[1])
+    except OSError:
+        return False
+
+
+def _listening(root: Path, pid: int, socket: str) -> Iterator[str]:
+    """Inodes of the sockets of that name, in the network of that process."""
+    name = os.fsencode(socket.rpartition("/")[2])
+    try:
+        lines = host_files.read_whole(root, f"/proc/{pid}/net/unix", _LONGEST_LIST).splitlines()[1:]
+    except OSError:
+        return
+    for line in lines:
+        if not line.endswith(name):
+            continue
+        fields = line.split(None, 7)
+        if len(fields) == 8 and fields[3] == _LISTENING and socket_path(root, os.fsdecode(fields[7])) == socket:
+            yield fields[6].decode("ascii", "replace")
+
+
+def _has_open(root: Path, pid: int, links: set[str]) -> bool:
+    with contextlib.suppress(OSError):
+        for _, entry in zip(range(_MOST_OPEN), entries_of(root / f"proc/{pid}/fd"), strict=False):
+            if _link(entry.path) in links:
+                return True
+    return False

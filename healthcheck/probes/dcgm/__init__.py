@@ -1,0 +1,1 @@
+"""DCGM's diagnostic, and what it wrote."""

@@ -1,0 +1,156 @@
+"""DCGM's diagnostic, run to its end: `dcgmi diag -r 2 -j`. It loads the GPUs and takes minutes or hours.
+
+Without a hostengine's address dcgmi starts an engine of its own. Where another one runs on the node, as the GPU
+operator's does, `DCGM_HOST` has to name it: two engines on one node can deadlock the driver (DCGM issue 108).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from healthcheck.host.command import ChildError, MissedDeadline, Program, Stopped
+from healthcheck.model import Host, Probe, ProbeError, Unobserved
+from healthcheck.probes.dcgm.document import LONGEST_ANSWER, Answer, read_answer
+
+PATIENCE_SECONDS = 60.0
+"""After SIGTERM dcgmi stops the diagnostic's own processes, which takes it up to 40 s, and 20 s more in the EUD.
+
+What is killed before that leaves them running in a hostengine that is not its own, and the next run is refused.
+"""
+HURRY_SECONDS = 2.0
+"""The same where somebody waits for the GPUs and the engine is dcgmi's own: what is killed then leaves nothing running.
+
+Level 2 runs no EUD, and changes nothing of a GPU that would have to be put back.
+"""
+_ENGINE, _CONNECT_SECONDS = ("127.0.0.1", 5555), 1.0
+"""Where dcgmi looks for a hostengine by itself, before it starts its own (dcgm_structs.h: DCGM_HE_PORT_NUMBER)."""
+_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "HOME", "TMPDIR", "NVVS_BIN_PATH", "DCGM_HOME_DIR")
+"""Where DCGM finds its parts. CUDA_VISIBLE_DEVICES and the like would hide GPUs from it, or fail its own test."""
+_HOST_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?"
+_HOST = re.compile(rf"(?:{_HOST_NAME}|\[[0-9A-Fa-f:.]{{2,45}}\])(?::(?P<port>\d{{1,5}}))?")
+_TEST = re.compile(r"[a-z][a-z0-9_]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class DcgmLook:
+    """What a run answered, or why it did not come to an answer. `absent`: why there is nobody to run it."""
+
+    answer: Answer | Unobserved | None = None
+    absent: str = ""
+
+
+def level_2_patience_seconds(host: str) -> float:
+    """Between SIGTERM and SIGKILL of a level 2 that stands in the way of work.
+
+    `host` is `DCGM_HOST`. Where that is '' dcgmi still uses an engine that answers at its own place on this machine.
+    """
+    return PATIENCE_SECONDS if host or _is_engine_here() else HURRY_SECONDS
+
+
+def _is_engine_here() -> bool:
+    try:
+        with socket.create_connection(_ENGINE, _CONNECT_SECONDS):
+            return True
+    except OSError:
+        return False
+
+
+def checked_host(value: str) -> str:
+    """A hostengine's `host[:port]`, '' for an engine of dcgmi's own. Raises ValueError for anything else."""
+    told = value.strip()
+    found = _HOST.fullmatch(told)
+    if told and (found is None or not 0 < int(found["port"] or 1) < 1 << 16):
+        raise ValueError("allowed is host or host:port, such as localhost:5555; empty starts an engine of its own")
+    return told
+
+
+@dataclass
+class Dcgm:
+    """The diagnostic of this machine, one run at a time. `host` has been checked; '' is an engine of its own.
+
+    `path` is where dcgmi is looked for, None as the environment says.
+    """
+
+    host: str = ""
+    deadline_seconds: float = 900.0
+    """For a level and what is run again after it, together."""
+    path: str | None = None
+    patience_seconds: float = PATIENCE_SECONDS
+    _program: Program = field(init=False)
+    _ends_at: float = field(default=math.inf, init=False)
+    """When the deadline of the last level is (monotonic)."""
+
+    def __post_init__(self) -> None:
+        known = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        environment = {"LC_ALL": "C", **known, "PATH": self.path or os.environ.get("PATH", os.defpath)}
+        self._program = Program(environment, self.patience_seconds, LONGEST_ANSWER)
+
+    def run(self, level: int) -> DcgmLook:
+        """All tests of a level."""
+        self._ends_at = time.monotonic() + self.deadline_seconds
+        return self._run(str(level), level)
+
+    def run_tests(self, tests: Sequence[str]) -> DcgmLook:
+        """These tests alone, by DCGM 4's names, which are those of DCGM 3's plugins too.
+
+        After a level they have what that left of its time: whoever waits for both waits for one deadline.
+        """
+        named = [test for test in tests if _TEST.fullmatch(test)]
+        return self._run(",".join(named), None) if named else DcgmLook(absent="no test is named")
+
+    @property
+    def stuck_pid(self) -> int | None:
+        """The process that did not die when it was killed, while it is still there."""
+        return self._program.stuck_pid
+
+    def stop(self) -> None:
+        """End what another thread runs, as DCGM wants it: it stops its own processes first. Nothing runs after it."""
+        self._program.stop()
+
+    def _run(self, what: str, level: int | None) -> DcgmLook:
+        dcgmi = shutil.which("dcgmi", path=self._program.env["PATH"])
+        if dcgmi is None:
+            return DcgmLook(absent="dcgmi is not installed here")
+        where = ("--host", self.host) if self.host else ()
+        seconds = max(0.0, min(self.deadline_seconds, self._ends_at - time.monotonic()))
+        try:
+            # It writes logs and results where it works; where it may not, its own test of that fails (error 96).
+            with tempfile.TemporaryDirectory(prefix="dcgm-", ignore_cleanup_errors=True) as directory:
+                argv = (dcgmi, "diag", *where, "-r", what, "-j")
+                ended = self._program.run(argv, round(seconds, 1), Path(directory))
+        except MissedDeadline as error:
+            return DcgmLook(Unobserved("DcgmTimedOut", f"dcgmi diag -r {what}: {error}"))
+        except Stopped as error:
+            return DcgmLook(Unobserved("DcgmStopped", f"dcgmi diag -r {what}: {error}"))
+        except (ChildError, OSError) as error:
+            return DcgmLook(Unobserved("DcgmFailed", f"dcgmi diag -r {what}: {error}"))
+        return DcgmLook(read_answer(ended.out, ended.err, ended.code, level))
+
+
+def read_level_2(host: Host) -> DcgmLook:
+    return _read(host, 2)
+
+
+def read_level_4(host: Host) -> DcgmLook:
+    return _read(host, 4)
+
+
+def _read(host: Host, level: int) -> DcgmLook:
+    if host.ask_dcgm is None:
+        raise ProbeError("a look that is no deep one runs no diagnostic")
+    look = host.ask_dcgm(level)
+    assert isinstance(look, DcgmLook)
+    return look
+
+
+LEVEL_2_RUN = Probe("dcgm-level-2", read_level_2, DcgmLook)
+LEVEL_4_RUN = Probe("dcgm-level-4", read_level_4, DcgmLook)

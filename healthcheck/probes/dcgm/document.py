@@ -1,0 +1,364 @@
+"""What `dcgmi diag -j` wrote, as plain facts: the documents of DCGM 2 to 4, with whatever text stands around them.
+
+The forms are those of dcgmi/Diag.cpp and nvvs/include/NvvsJsonStrings.h, tags 2.1.4 to 4.6.0. Its arrays are filled by
+index, so that any of them can hold a null; a test that did not run can be left out; WARN is printed as `Fail`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from healthcheck.text.printable import printable
+
+LONGEST_ANSWER = 4 << 20
+"""Bytes that are read. Level 4 of 16 GPUs with every list full has some 300 KiB."""
+DOCUMENT_MARK = re.compile(rb'"DCGM (?:GPU )?Diagnostic"\s*:')
+"""The key that every document begins with: DCGM 4's, and with GPU in it the one before."""
+SOFTWARE = "software"
+_TOPS = ("DCGM Diagnostic", "DCGM GPU Diagnostic")
+_ITERATIONS = "iterations"
+_MOST_FALSE_STARTS = 32
+"""Braces that begin no JSON: of a banner, of a shell, or of a document that was cut off."""
+_MOST_DOCUMENTS, _MOST_RESULTS, _MOST_ERRORS, _MOST_SERIALS = 256, 4096, 64, 256
+_LONGEST_TEXT, _LONGEST_NAME, _MOST_SAID = 600, 64, 8
+_MOST_GPUS = 1024
+_DEPLOYMENT = "deployment"
+_TEXT_KEYS = ("warning", "warnings")
+"""Of an error's text: DCGM 3.3.3 to 3.3.9 write the second one for the tests of the software (sic)."""
+_ENTITY_KEYS = (("gpu_id", "gpu"), ("gpu_ids", "gpu"), ("cpu_id", "cpu"))
+_KINDS = {"": "gpu", "switch": "nvswitch"}
+_NAMES_A_GPU = re.compile(r"\bGPU (\d{1,4})\b")
+_NO_PART_OF_A_SERIAL = re.compile(r"[^A-Za-z0-9._-]")
+_WORDS, _LETTERS = re.compile(r"[a-z0-9]+"), re.compile(r"[a-z]+")
+_SAME_TEST = {
+    "gpu_memory": "memory",
+    "eud_test": "eud",
+    "cpu_eud_test": "cpu_eud",
+    "pulse": "pulse_test",
+    "nccl": "nccl_tests",
+}
+_SOFTWARE_TESTS = frozenset(
+    (
+        "blacklist",
+        "denylist",
+        "nvml_library",
+        "cuda_main_library",
+        "cuda_toolkit_library",
+        "cuda_runtime_library",
+        "permissions_and_os_blocks",
+        "permissions_and_os_related_blocks",
+        "persistence_mode",
+        "environment_variables",
+        "page_retirement",
+        "page_retirement_row_remap",
+        "graphics_processes",
+        "inforom",
+        SOFTWARE,
+    )
+)
+"""What DCGM 4 calls `software` were tests of their own before."""
+_STATUSES = {
+    "pass": "pass",
+    "fail": "fail",
+    "warn": "fail",
+    "skip": "skip",
+    "skipped": "skip",
+    "not run": "not-run",
+    "notrun": "not-run",
+    "": "not-run",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DiagError:
+    """One error of a test. What the output did not say is None: severities are in it from DCGM 3.3, ids from 3.2."""
+
+    text: str
+    id: int | None = None
+    category: int | None = None
+    severity: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DiagResult:
+    """What one test said of one device. `test` is DCGM 4's name for it, whatever this version calls it."""
+
+    test: str
+    status: str
+    """`pass`, `fail`, `skip`, `not-run`, or `unknown` for a word that no version has."""
+    kind: str = ""
+    """`gpu`, `cpu`, `nvswitch`; '' where it speaks of the whole node."""
+    index: int | None = None
+    """DCGM's number of the device; None where it speaks of the whole node."""
+    errors: tuple[DiagError, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """All that one run of the diagnostic answered.
+
+    `code` is its exit code, below 0 the number of the signal that ended it, None where nobody kept it. `level` is what
+    was asked for, None where nobody knows.
+    """
+
+    code: int | None = None
+    level: int | None = None
+    documents: int = 0
+    results: tuple[DiagResult, ...] = ()
+    runtime_errors: tuple[str, ...] = ()
+    """Why a run as a whole came to nothing, in its own words."""
+    version: str = ""
+    driver: str = ""
+    serials: Mapping[int, str] = field(default_factory=dict)
+    """By DCGM's number of the GPU; those that the driver tells."""
+    said: tuple[str, ...] = ()
+    """The first lines beside the JSON, of standard output and then of standard error."""
+    cut_off: bool = False
+    """A document began and did not come to its end."""
+    too_long: bool = False
+
+
+def read_answer(out: bytes, err: bytes = b"", code: int | None = None, level: int | None = None) -> Answer:
+    """What the diagnostic wrote. Never raises: what is no document leaves its words, and no results."""
+    text = out[:LONGEST_ANSWER].decode("utf-8", "replace")
+    documents, around, cut_off = _split(text)
+    said = _said([*around, err[-65536:].decode("utf-8", "replace")])
+    answer = Answer(code, level, said=said, cut_off=cut_off, too_long=len(out) > LONGEST_ANSWER)
+    for document in documents[:_MOST_DOCUMENTS]:
+        answer = _with_document(answer, document)
+    return replace(answer, results=_without_repeats(answer.results))
+
+
+def _split(text: str) -> tuple[list[dict[str, Any]], list[str], bool]:
+    """The documents in a text, what stands around them, and whether one of them was cut off."""
+    decoder = json.JSONDecoder()
+    documents: list[dict[str, Any]] = []
+    around: list[str] = []
+    position = begins = false_starts = 0
+    cut_off = False
+    while (brace := text.find("{", position)) >= 0 and false_starts < _MOST_FALSE_STARTS:
+        try:
+            value, end = decoder.raw_decode(text, brace)
+        except (ValueError, RecursionError):
+            false_starts += 1
+            cut_off = cut_off or _begins_a_document(text[brace : brace + 200])
+            position = brace + 1
+            continue
+        if found := list(_documents_in(value)):
+            around.append(text[begins:brace])
+            documents += found
+            begins = end
+        position = end
+    return documents, [*around, "" if cut_off else text[begins:]], cut_off
+
+
+def _begins_a_document(text: str) -> bool:
+    key = text[1:].lstrip()
+    return key.startswith(tuple(f'"{top}"' for top in (*_TOPS, _ITERATIONS, "Overall Result")))
+
+
+def _documents_in(value: Any) -> Iterator[dict[str, Any]]:
+    """The document, or those of `--iterations`, each with what stands beside it."""
+    if not isinstance(value, dict):
+        return
+    if any(top in value for top in _TOPS):
+        yield value
+    for one in _list(value.get(_ITERATIONS)):
+        if isinstance(one, dict) and any(top in one for top in _TOPS):
+            yield one
+
+
+def _with_document(answer: Answer, document: Mapping[str, Any]) -> Answer:
+    body = next((_dict(document[top]) for top in _TOPS if top in document), {})
+    places = (body, document, _dict(document.get("metadata")))
+    results = [row for test, category in _tests(body) for row in _results(test, category)]
+    runtime_error = _text(body.get("runtime_error") or document.get("runtime_error"))
+    return replace(
+        answer,
+        documents=answer.documents + 1,
+        results=(*answer.results, *results)[:_MOST_RESULTS],
+        runtime_errors=(*answer.runtime_errors, *([runtime_error] if runtime_error else []))[:_MOST_ERRORS],
+        version=answer.version or _first(places, "version"),
+        driver=answer.driver or _first(places, "Driver Version Detected"),
+        serials={**answer.serials, **dict(_serials(places))},
+    )
+
+
+def _tests(body: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Each test, with the small letters of its category."""
+    for category in _list(body.get("test_categories")):
+        if isinstance(category, dict):
+            name = _text(category.get("category")).lower()
+            yield from ((test, name) for test in _list(category.get("tests")) if isinstance(test, dict))
+
+
+def _results(test: Mapping[str, Any], category: str) -> Iterator[DiagResult]:
+    own_name = _text(test.get("name"))[:_LONGEST_NAME]
+    name = _canonical(own_name, category)
+    told: set[tuple[int | None, str]] = set()
+    statuses: set[str] = set()
+    for raw in _list(test.get("results")):
+        if isinstance(raw, dict):
+            for row in _rows(raw, name, own_name):
+                statuses.add(row.status)
+                told.update((error.id, error.text) for error in row.errors)
+                yield row
+    if isinstance(summary := test.get("test_summary"), dict):
+        # From 4.5 on it repeats the errors of all devices; only what is of none of them is new.
+        errors = _errors(summary)
+        own = tuple(one for one in errors if (one.id, one.text) not in told)
+        status = _status(summary.get("status"))
+        fails_alone = status == "fail" and "fail" not in statuses and not errors
+        if own or not statuses or fails_alone:
+            yield DiagResult(name, status, errors=own)
+
+
+def _rows(raw: Mapping[str, Any], name: str, own_name: str) -> Iterator[DiagResult]:
+    """A result, once for each device that it speaks of."""
+    status = _status(raw.get("status"))
+    errors = _errors(raw) or (_said_of_a_failure(raw) if status == "fail" else ())
+    kind, indices = _entities(raw)
+    if name == SOFTWARE and own_name.lower() != SOFTWARE:
+        yield from _rows_of_software(status, tuple(_of_part(own_name, one) for one in errors), indices)
+    elif len(indices) > 1:
+        yield from _rows_by_text(name, status, errors, indices)
+    else:
+        yield DiagResult(name, status, kind if indices else "", next(iter(indices), None), errors)
+
+
+def _rows_of_software(status: str, errors: Sequence[DiagError], indices: Sequence[int]) -> Iterator[DiagResult]:
+    """Before DCGM 4: one result for all GPUs, and its `gpu_id` is of the last error alone."""
+    if len(errors) == 1 and len(indices) == 1:
+        yield DiagResult(SOFTWARE, status, "gpu", indices[0], tuple(errors))
+    elif errors:
+        yield from _rows_by_text(SOFTWARE, status, errors, ())
+    else:
+        yield from _rows_by_text(SOFTWARE, status, (), indices)
+
+
+def _rows_by_text(name: str, status: str, errors: Sequence[DiagError], indices: Sequence[int]) -> Iterator[DiagResult]:
+    """A result of several GPUs: which of them an error is of stands in its text only."""
+    by_gpu: dict[int | None, list[DiagError]] = {} if errors or status == "fail" else {index: [] for index in indices}
+    for error in errors:
+        found = _NAMES_A_GPU.search(error.text)
+        by_gpu.setdefault(int(found[1]) if found else None, []).append(error)
+    for index, own in (by_gpu or {None: []}).items():
+        yield DiagResult(name, status, "" if index is None else "gpu", index, tuple(own))
+
+
+def _of_part(part: str, error: DiagError) -> DiagError:
+    """With the name of the old test before it, as DCGM 4 writes it."""
+    return replace(error, text=f"{part}: {error.text}"[:_LONGEST_TEXT])
+
+
+def _errors(raw: Mapping[str, Any]) -> tuple[DiagError, ...]:
+    """The errors of a result: a text, a list of texts, or a list of objects; DCGM 3.2 and 3.3.0 put the ids beside."""
+    told = raw.get("warnings", raw.get("warning"))
+    if isinstance(told, str | dict):
+        told = [told]
+    found: dict[DiagError, None] = {}
+    for one in _list(told)[: 4 * _MOST_ERRORS]:
+        source = one if isinstance(one, dict) else raw
+        text = next((_text(one.get(key)) for key in _TEXT_KEYS if one.get(key)), "") if source is one else _text(one)
+        error = DiagError(
+            text,
+            _number(source.get("error_id")),
+            _number(source.get("error_category")),
+            _number(source.get("error_severity")),
+        )
+        if text or (isinstance(one, dict) and error.id is not None):
+            found[error] = None
+    if not found and _number(raw.get("error_id")):
+        found[DiagError("", *(_number(raw.get(f"error_{key}")) for key in ("id", "category", "severity")))] = None
+    return tuple(found)[:_MOST_ERRORS]
+
+
+def _said_of_a_failure(raw: Mapping[str, Any]) -> tuple[DiagError, ...]:
+    """What stands in `info`, where a failure has no warning: older versions write what went wrong there."""
+    told = raw.get("info")
+    texts = [_text(one) for one in ([told] if isinstance(told, str) else _list(told))[:_MOST_ERRORS]]
+    return tuple(DiagError(text) for text in dict.fromkeys(texts) if text)
+
+
+def _entities(raw: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
+    """The kind of device, and DCGM's numbers of those that a result speaks of."""
+    if "entity_id" in raw:
+        kind = "".join(_LETTERS.findall(_text(raw.get("entity_group")).lower()))[:16]
+        index = _number(raw["entity_id"])
+        return _KINDS.get(kind, kind), () if index is None or kind == "none" else (index,)
+    for key, kind in _ENTITY_KEYS:
+        if key in raw:
+            value = raw[key]
+            numbers = value.split(",")[:_MOST_GPUS] if isinstance(value, str) else [value]
+            return kind, tuple(dict.fromkeys(one for one in map(_number, numbers) if one is not None))
+    return "", ()
+
+
+def _canonical(name: str, category: str) -> str:
+    """DCGM 4's name of a test, by whatever name; '' of one without any."""
+    words = "_".join(_WORDS.findall(name.lower()))
+    if words in _SOFTWARE_TESTS or (category == _DEPLOYMENT and words != "context_create"):
+        return SOFTWARE
+    return _SAME_TEST.get(words, words)
+
+
+def _status(value: Any) -> str:
+    return _STATUSES.get(_text(value).lower(), "unknown") if isinstance(value, str) or value is None else "unknown"
+
+
+def _serials(places: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, str]]:
+    for place in places:
+        for key, value in list(_dict(place.get("GPU Device Serials")).items())[:_MOST_SERIALS]:
+            yield from _serial(key, value)
+        for group in _list(place.get("entity_groups")):
+            if isinstance(group, dict) and _text(group.get("entity_group")).lower() == "gpu":
+                for entity in _list(group.get("entities"))[:_MOST_SERIALS]:
+                    if isinstance(entity, dict):
+                        yield from _serial(entity.get("entity_id"), entity.get("serial_num"))
+
+
+def _serial(key: Any, value: Any) -> Iterator[tuple[int, str]]:
+    index, serial = _number(key), _text(value)
+    # DCGM writes `<<<NOT_SUPPORTED>>>`, N/A or 0 where there is none.
+    if index is not None and serial.strip("0") and not _NO_PART_OF_A_SERIAL.search(serial):
+        yield index, serial[:_LONGEST_NAME]
+
+
+def _without_repeats(results: Sequence[DiagResult]) -> tuple[DiagResult, ...]:
+    """The parts of the software before DCGM 4 give many results that say the same of the same."""
+    return tuple(dict.fromkeys(results))
+
+
+def _said(texts: Sequence[str]) -> tuple[str, ...]:
+    lines = (line for text in texts for line in text[:65536].splitlines())
+    return tuple([told for line in lines if (told := _text(line))][:_MOST_SAID])
+
+
+def _first(places: Sequence[Mapping[str, Any]], key: str) -> str:
+    return next((_text(place[key])[:_LONGEST_NAME] for place in places if _text(place.get(key))), "")
+
+
+def _text(value: Any) -> str:
+    """One line of text that can be printed and saved, whatever stood there; '' of what is no text."""
+    if not isinstance(value, str):
+        return ""
+    return printable(" ".join(value[: 4 * _LONGEST_TEXT].split()), _LONGEST_TEXT)
+
+
+def _number(value: Any) -> int | None:
+    """A small whole number, also one that is written as a text; None of everything else."""
+    if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit() and len(value) <= 8:
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 24 else None
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,137 @@
+"""What the two sides of a run of libfabric's fi_pingpong wrote, as facts: the forms of util/pingpong.c, 1.4 to 2.x."""
+
+from __future__ import annotations
+
+import errno
+import re
+import signal
+from dataclasses import dataclass
+
+from healthcheck.host.command import Ended, how_it_ended
+from healthcheck.model import Unobserved
+from healthcheck.text.printable import printable
+
+CAUSE = "EfaLoopbackNotRun"
+REFUSED = errno.ECONNREFUSED
+"""The client's exit code where nobody listens yet: the program ends with the number of the error."""
+_READ_BYTES = 65536
+"""Of each output, its end: a whole table has some hundred bytes, a provider's warnings may come before it."""
+_ROW = re.compile(
+    rb"^(?:\S.{0,63}?\s)??(?P<size>\d+(?:\.\d)?[kmg]?)\s+(?P<sent>\d+[kmb]?)\s+(?P<sign>[=+-])(?P<difference>\d+[kmb]?)"
+    rb"\s+\d+(?:\.\d)?[kmg]?\s+\d+\.\d\ds\s*(?P<bandwidth>\d+\.\d\d)\s+\S+\s+\S+\s*$",
+    re.MULTILINE,
+)
+"""A line of the table: bytes, #sent, #ack, total, time, MB/sec, usec/xfer, Mxfers/sec; before it perhaps a name.
+
+#ack is `=` and the number where all were acknowledged, else `+` or `-` and by how many more or fewer were sent.
+"""
+_UNITS = {b"k": 1 << 10, b"m": 1 << 20, b"g": 1 << 30}
+_CORRUPT = re.compile(rb"^Error at iteration=\d+ size=(\d+) byte=\d+\s*$", re.MULTILINE)
+"""What `-c` found; it is on standard output, and the exit code is 255."""
+_CALL = re.compile(r"(?P<call>[\w/()-]{1,64})\(\): \S+:\d+ *, ret=-?(?P<number>\d{1,9}) \((?P<text>.*)\)$")
+_ERROR = re.compile(r"\[error\] \S+:\d+ *: (?P<text>.*)$")
+_MOVING_DATA = ("transmit", "inject", "receive", "pp_get_cq_comp", "fi_cq_readerr", "cq_readerr")
+"""What moves messages or waits for them. All else comes before."""
+_DEVICE_ERRORS = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.ETIME, errno.ETIMEDOUT, errno.EREMOTEIO)
+"""What opening a device ends with that does not answer its driver: the first command times out with ETIME, those after
+it get ENODEV (efa_com.c); a device that is gone is ENXIO or EIO (uverbs_main.c)."""
+_NOT_THE_DEVICE = (
+    *(errno.EPERM, errno.EACCES, errno.ENOMEM, errno.EMFILE, errno.ENFILE),
+    *(errno.EINVAL, errno.EMSGSIZE, errno.ENOSYS, errno.EOPNOTSUPP),
+)
+"""A right, a limit (locked memory is ENOMEM) or a library that lacks something, whatever call meets it."""
+_LEFT_ALONE = (errno.ECONNABORTED, errno.ECONNRESET, errno.EPIPE)
+"""The other side went away: it knows why."""
+_TOLD_TO_END = (-signal.SIGTERM, -signal.SIGKILL)
+_LONGEST_TEXT = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All messages came back. `bandwidth`: MB/s (10^6 bytes) with one message of `size` bytes on its way at a time."""
+
+    bandwidth: float
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Data was lost or changed on its way, or the device refused to move it; `says` is fi_pingpong's word for it."""
+
+    says: str
+    corrupt: bool = False
+
+
+Answer = Measured | Broken | Unobserved
+
+
+def together(server: Answer | None, client: Answer | None) -> Answer | None:
+    """What both sides say: the worse word. None where neither has one.
+
+    The server's comes first: where it could not start, the client knows no more than that nobody listens.
+    """
+    answers = [one for one in (server, client) if one is not None]
+    return max(answers, key=_weight, default=None)
+
+
+def _weight(answer: Answer) -> int:
+    match answer:
+        case Broken(corrupt=True):
+            return 3
+        case Broken():
+            return 2
+        case Unobserved():
+            return 1
+        case _:
+            return 0
+
+
+def read_side(ended: Ended) -> Answer | None:
+    """What one side says; None for one that ended because the other was gone, or because it was told to."""
+    out = ended.out[-_READ_BYTES:]
+    if corrupt := _CORRUPT.search(out):
+        return Broken(f"data came back changed in a message of {corrupt[1][:10].decode()} bytes", corrupt=True)
+    call, number, says = _first_error(ended)
+    told = f"fi_pingpong {how_it_ended(ended.code)}" + (f": {says}" if says else "")
+    if call in _MOVING_DATA and number not in _NOT_THE_DEVICE:
+        return Broken(told)  # the exit code may be 0: of errors above 255 the rest is cut off
+    if ended.code == 0:
+        return _measured(out)
+    if number in _LEFT_ALONE or ended.code in _TOLD_TO_END:
+        return None
+    opens_device = call.startswith("fi_") and call != "fi_getinfo"
+    return Broken(told) if opens_device and number in _DEVICE_ERRORS else Unobserved(CAUSE, told)
+
+
+def _measured(out: bytes) -> Answer:
+    rows = list(_ROW.finditer(out))
+    if not rows:
+        return Unobserved(CAUSE, "fi_pingpong ended well and measured nothing")
+    lost = next((row for row in rows if row["sign"] == b"+"), None)
+    if lost is not None:
+        return Broken(f"{_word(lost['difference'])} of {_word(lost['sent'])} messages were not acknowledged")
+    largest = max(rows, key=lambda row: _bytes(row["size"]))
+    return Measured(float(largest["bandwidth"][:24]), _bytes(largest["size"]))
+
+
+def _bytes(text: bytes) -> int:
+    return int(float(text.rstrip(b"kmg")[:18]) * _UNITS.get(text[-1:], 1))
+
+
+def _word(text: bytes) -> str:
+    return text[:16].decode("ascii")
+
+
+def _first_error(ended: Ended) -> tuple[str, int, str]:
+    """The call that failed ('' where none is named), the number of its error, and the text of it.
+
+    The first one: closing what was opened may fail as well afterwards. Without the place in the source, which changes
+    with the version.
+    """
+    lines = [printable(line.strip()) for line in ended.err[-_READ_BYTES:].decode("utf-8", "replace").split("\n")]
+    for line in lines:
+        if call := _CALL.match(line):
+            return call["call"], int(call["number"]), f"{call['call']}: {call['text']}"[:_LONGEST_TEXT]
+        if error := _ERROR.match(line):
+            return error["text"].partition(":")[0], ended.code, error["text"][:_LONGEST_TEXT]
+    return "", ended.code, next((line for line in reversed(lines) if line), "")[:_LONGEST_TEXT]

@@ -1,0 +1,172 @@
+"""RDMA devices as the kernel lists them under /sys/class/infiniband."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from healthcheck.host.kernel_files import is_gone, read
+from healthcheck.host.opening import names_in
+from healthcheck.model import Host, Probe, ProbeError, Shortage
+from healthcheck.probes.pci import AMAZON, normalise_address
+from healthcheck.text.printable import printable
+
+ERROR_COUNTERS = (
+    *("rx_drops", "rdma_read_wr_err", "rdma_write_wr_err"),
+    *("retrans_timeout_events", "unresponsive_remote_events", "impaired_remote_conn_events"),
+    *("retrans_pkts", "retrans_bytes"),
+)
+"""Of an EFA device's only port. The last five came with driver 2.17 (amzn-drivers, release notes)."""
+KEEP_ALIVES = "keep_alive_rcvd"
+"""Of the device itself: how often it told the driver that it lives."""
+_MOST = 4096
+_HIGHEST = 2**64 - 1
+"""The kernel's counters have 64 bits."""
+_PATIENCE_SECONDS = 20.0
+"""To read a port's counter the driver asks the device, and waits up to 30 s for one that is dead (amzn-drivers,
+efa_com.c, ADMIN_CMD_TIMEOUT_US). After such a wait the other devices go unread, and the look stays below a minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaDevice:
+    """`name` is udev's or the kernel's (`rdmap16s0`, `efa_0`). Only EFA counts; mlx5 stands beside it on HGX hosts.
+
+    What follows `address` is read of EFA devices only.
+    """
+
+    name: str
+    is_efa: bool
+    address: str = ""
+    """Its PCI function's, as `0000:4f:00.0`; '' where the kernel does not say."""
+    uverbs: str = ""
+    """The device by which programs reach it (`uverbs3`); '' where ib_uverbs has made none."""
+    p2p: str | None = None
+    """Whose memory the EFA driver can reach directly: `NVIDIA`, `NVIDIA peermem`, `NEURON`, '' for nobody's; None where
+    the driver does not say, as the kernel's own does not."""
+    counters: Mapping[str, int] = field(default_factory=dict)
+    """Since the driver was loaded. One that this driver does not have is missing."""
+    error: str = ""
+    """Why the counters end where they end: which one could not be read, and what the kernel said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rdma:
+    devices: tuple[RdmaDevice, ...]
+    efa_driver_loaded: bool
+    efa_driver_version: str = ""
+    """'' where it has none to tell, as the kernel's own driver has not."""
+
+    @property
+    def efa(self) -> tuple[RdmaDevice, ...]:
+        return tuple(device for device in self.devices if device.is_efa)
+
+
+def read_rdma(host: Host) -> Rdma:
+    """The RDMA devices; none where the kernel has no RDMA class. Raises ProbeError where /sys itself is missing."""
+    if not (host.root / "sys/class").is_dir():
+        raise ProbeError(f"{host.root / 'sys/class'}: no such directory")
+    directory = f"{host.root}/sys/class/infiniband"
+    try:
+        names = names_in(directory)[:_MOST]
+    except FileNotFoundError:
+        names = []
+    except OSError as error:
+        raise ProbeError(f"{directory}: {error.strerror}") from error
+    patience_ends = time.monotonic() + _PATIENCE_SECONDS
+    devices = tuple(_device(directory, name, patience_ends) for name in names)
+    module = f"{host.root}/sys/module/efa"
+    return Rdma(devices, os.path.isdir(module), _word(f"{module}/version") or "")
+
+
+def openable_efa(root: Path) -> tuple[str, ...]:
+    """The EFA devices that programs can open, by name; none where that can't be read. Raises Shortage."""
+    directory = f"{root}/sys/class/infiniband"
+    try:
+        names = names_in(directory)[:_MOST]
+        return tuple(name for name in names if _is_efa(f"{directory}/{name}") and _uverbs(f"{directory}/{name}"))
+    except Shortage:
+        raise
+    except (OSError, ProbeError):
+        return ()
+
+
+def _device(directory: str, name: str, patience_ends: float) -> RdmaDevice:
+    path = f"{directory}/{name}"
+    address = _address(path)
+    name = printable(name)
+    if not _is_efa(path):
+        return RdmaDevice(name, False, address)
+    if time.monotonic() < patience_ends:
+        counters, error = _counters(path)
+    else:
+        counters, error = {}, "not read: another device kept the look waiting"
+    return RdmaDevice(name, True, address, _uverbs(path), _word(f"{path}/device/p2p"), counters, error)
+
+
+def _is_efa(path: str) -> bool:
+    """By the vendor, never by the name or the port state: both say nothing.
+
+    Nothing that is no function of PCI is one, nor what went away while we looked. Raises ProbeError.
+    """
+    try:
+        return _read(f"{path}/device/vendor") == f"0x{AMAZON:04x}".encode()
+    except OSError as error:
+        if is_gone(error):
+            return False
+        raise ProbeError(f"{path}/device/vendor: {error.strerror}") from error
+
+
+def _address(path: str) -> str:
+    try:
+        function = os.path.basename(os.readlink(f"{path}/device"))
+    except OSError:
+        return ""
+    return normalise_address(function) or ""
+
+
+def _uverbs(path: str) -> str:
+    try:
+        return next(iter(names_in(f"{path}/device/infiniband_verbs")), "")
+    except OSError:
+        return ""
+
+
+def _counters(path: str) -> tuple[dict[str, int], str]:
+    """What could be read, and what ended the reading: after one refusal the others would be refused as well."""
+    found: dict[str, int] = {}
+    for name, file in _counter_files(path):
+        try:
+            text = _read(file)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            return found, f"{name}: {error.strerror}"
+        if text.isdigit() and (count := int(text)) <= _HIGHEST:
+            found[name] = count
+    return found, ""
+
+
+def _counter_files(path: str) -> Iterable[tuple[str, str]]:
+    # The driver counts keep-alives itself and asks nobody for them: first, so that a dead device does not hide them.
+    yield KEEP_ALIVES, f"{path}/hw_counters/{KEEP_ALIVES}"
+    for name in ERROR_COUNTERS:
+        yield name, f"{path}/ports/1/hw_counters/{name}"
+
+
+def _word(file: str) -> str | None:
+    """The text of a short file; None where there is none to read."""
+    try:
+        return printable(_read(file).decode("ascii", "replace"))
+    except OSError:
+        return None
+
+
+def _read(file: str) -> bytes:
+    """What a file of /sys says, without the blanks around it."""
+    return read(file, 64).strip()
+
+
+RDMA = Probe("infiniband", read_rdma, Rdma)

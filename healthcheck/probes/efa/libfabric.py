@@ -1,0 +1,160 @@
+"""What libfabric, by which jobs use EFA, says of this machine's EFA devices: `fi_info -p efa`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from healthcheck.host.command import ChildError, MissedDeadline, Program, how_it_ended
+from healthcheck.model import Host, Probe, Shortage, Unobserved
+from healthcheck.probes.efa.infiniband import openable_efa
+
+LONGEST_SECONDS = 10.0
+"""It opens all EFA devices, 32 at most, within about a second."""
+ASKED_AGAIN_SECONDS = 3600.0
+"""An answer in which nothing is missing is good for so long, while the devices are the same."""
+_INSTALLED_IN = "/opt/amazon/efa/bin"
+_PATIENCE_SECONDS = 1.0
+_ENVIRONMENT = {"LC_ALL": "C", "FI_HMEM": "system"}
+"""Nothing of ours, such as FI_LOG_LEVEL or FI_PROVIDER.
+
+FI_HMEM (libfabric, src/hmem.c): the host's memory only; otherwise it would start CUDA on the GPUs where it can.
+"""
+_NO_DATA = 61
+"""ENODATA: the provider has no device (util/info.c of libfabric: the exit code is the negative of fi_getinfo's)."""
+_DOMAIN = re.compile(rb"^\s+domain: ([\w.-]{1,64})-rdm\s*$", re.MULTILINE)
+"""Of reliable datagrams. `efa-direct` and `efa` each list it."""
+_VERSION = re.compile(rb"^\s+version: ([\d.]{1,16})\s*$", re.MULTILINE)
+_LOG_LINE = re.compile(r"^libfabric:[\d:]+")
+"""Begins with the number of the process and the time: the same fault would read otherwise at each look."""
+_LONGEST_TEXT = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What fi_info listed when it was asked, and of which devices it was asked: those that programs can open."""
+
+    devices: tuple[str, ...]
+    exit_code: int
+    listed: tuple[str, ...] = ()
+    """The devices that have a domain; each once."""
+    version: str = ""
+    """The provider's, as `201.0`."""
+    says: str = ""
+    """The last line of its standard error."""
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        return tuple(sorted(set(self.devices) - set(self.listed)))
+
+
+@dataclass(frozen=True, slots=True)
+class LibfabricLook:
+    """`answer` None: it has not answered yet. `absent`: why there is nobody to ask, or nothing to ask of."""
+
+    answer: Listing | Unobserved | None = None
+    absent: str = ""
+
+
+@dataclass
+class Libfabric:
+    """Asks fi_info at first, when the EFA devices are others than before, while its answer is not whole, and hourly.
+
+    Between, its last answer is repeated.
+    """
+
+    root: Path
+    deadline_seconds: float = LONGEST_SECONDS
+    path: str = field(default_factory=lambda: f"{os.environ.get('PATH', os.defpath)}:{_INSTALLED_IN}")
+    clock: Callable[[], float] = time.monotonic
+    _program: Program = field(init=False)
+    _last: tuple[float, tuple[str, ...], Listing | Unobserved] | None = field(default=None, init=False)
+    """When it was asked, of which devices, and the answer. Replaced as a whole: two threads know it."""
+    _asking: threading.Thread | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._program = Program({**_ENVIRONMENT, "PATH": self.path}, _PATIENCE_SECONDS)
+
+    def look(self) -> LibfabricLook:
+        """The last answer. Where a new one is due, a thread begins to ask, and a later look has it: nobody waits."""
+        return self._look(wait=False)
+
+    def ask(self) -> LibfabricLook:
+        """The answer of now, waited for."""
+        return self._look(wait=True)
+
+    def end(self) -> int | None:
+        """End what runs; its pid when it can't be ended."""
+        return self._program.end()
+
+    def _look(self, *, wait: bool) -> LibfabricLook:
+        program = shutil.which("fi_info", path=self.path)
+        if program is None:
+            return LibfabricLook(absent="fi_info is not installed here")
+        devices = openable_efa(self.root)
+        if not devices:
+            return LibfabricLook(absent="no EFA device that programs can open")
+        if not self._is_asking and self._is_due(devices):
+            self._asking = threading.Thread(target=self._ask, args=(program, devices), name="libfabric", daemon=True)
+            self._asking.start()
+        if wait and self._asking:
+            self._asking.join()
+        last = self._last
+        return LibfabricLook(last[2] if last and last[1] == devices else None)
+
+    @property
+    def _is_asking(self) -> bool:
+        return self._asking is not None and self._asking.is_alive()
+
+    def _is_due(self, devices: tuple[str, ...]) -> bool:
+        if self._last is None:
+            return True
+        at, of, answer = self._last
+        whole = isinstance(answer, Listing) and not answer.missing
+        return not whole or of != devices or self.clock() - at >= ASKED_AGAIN_SECONDS
+
+    def _ask(self, program: str, devices: tuple[str, ...]) -> None:
+        at = self.clock()
+        try:
+            ended = self._program.run((program, "-p", "efa"), self.deadline_seconds)
+            answer = read_listing(devices, ended.code, ended.out, ended.err)
+        except MissedDeadline as error:
+            answer = Unobserved("LibfabricNotAnswering", f"fi_info: {error}")
+        except Shortage as error:
+            answer = Unobserved("ProbeFailed", f"fi_info: {error}")
+        except ChildError as error:
+            answer = Unobserved("LibfabricFailed", f"fi_info: {error}")
+        self._last = at, devices, answer
+
+
+def read_listing(devices: tuple[str, ...], code: int, out: bytes, err: bytes) -> Listing | Unobserved:
+    """What fi_info wrote, as facts. An end that speaks of no device is could-not-look: it did not come so far."""
+    says = _last_line(err)
+    if code not in (0, _NO_DATA):
+        return Unobserved("LibfabricFailed", f"fi_info {how_it_ended(code)}" + (f": {says}" if says else ""))
+    listed = tuple(sorted({name.decode("ascii", "replace") for name in _DOMAIN.findall(out)}))
+    version = _VERSION.search(out)
+    return Listing(devices, code, listed, version[1].decode() if version else "", says)
+
+
+def _last_line(text: bytes) -> str:
+    lines = text[-65536:].decode("utf-8", "replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return _LOG_LINE.sub("libfabric: ", last)[:_LONGEST_TEXT]
+
+
+def read_libfabric(host: Host) -> LibfabricLook:
+    if host.ask_libfabric is None:
+        return LibfabricLook(absent="fi_info speaks of no machine but the one that it runs on")
+    look = host.ask_libfabric()
+    assert isinstance(look, LibfabricLook)
+    return look
+
+
+LIBFABRIC = Probe("libfabric", read_libfabric, LibfabricLook)

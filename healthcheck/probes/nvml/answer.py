@@ -1,0 +1,219 @@
+"""The child's answer as facts. What makes no sense in one reading of a GPU keeps no other reading from us."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from healthcheck.host.opening import is_shortage
+from healthcheck.model import Unobserved
+from healthcheck.probes.nvml.gpus import (
+    NONSENSE,
+    SUCCESS,
+    EccCounts,
+    Fabric,
+    Gpu,
+    Gpus,
+    MemoryUse,
+    Mode,
+    NvLink,
+    P2p,
+    PcieLink,
+    Repair,
+    RetiredPages,
+    RowRemap,
+    Temperature,
+)
+from healthcheck.probes.pci import normalise_address
+
+_MOST_NVLINKS = 36
+"""NVML_NVLINK_MAX_LINKS of the newest nvml.h."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    gpus: Gpus | Unobserved
+    answered_by_driver: bool = False
+    """The call came back: whatever it said, the driver does not hang."""
+    replaced: bool = False
+
+
+def read_answer(line: bytes) -> Answer:
+    """The child's line as facts. What is no such line is could-not-look: nobody knows what the rest of it is worth."""
+    try:
+        answer = json.loads(line)
+        if "changed" in answer:
+            gone = Unobserved("DriverBeingChanged", f"{answer['changed']} was replaced")
+            return Answer(gone, replaced=True)
+        if "gpus" not in answer:
+            return Answer(_refused(answer), answered_by_driver=answer["library"] is not None)
+        gpus = tuple(_gpu(gpu) for gpu in answer["gpus"])
+        p2p = tuple(_p2p(answer.get("p2p", []), gpus))
+        return Answer(Gpus(str(answer["driver_version"]), str(answer["library"]), gpus, p2p), answered_by_driver=True)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return Answer(Unobserved("NvmlNonsense", f"NVML's answer makes no sense: {error}"), answered_by_driver=True)
+
+
+def _gpu(raw: dict[str, Any]) -> Gpu:
+    index, code = raw["index"], raw["error"]
+    if not isinstance(index, int) or not isinstance(code, int):
+        raise TypeError(f"GPU {index!r}: error {code!r}")
+    errors = {str(name): _signed(error) for name, error in raw.get("errors", {}).items()}
+    names, unnamed = _read(_NAMES, raw)
+    readings, unread = _read(_READINGS, raw)
+    errors |= dict.fromkeys(unread, NONSENSE)
+    counters = readings.pop("nvlink_counters", {})
+    if "nvlinks" in readings:
+        told = enumerate(readings["nvlinks"])
+        readings["nvlinks"] = tuple(
+            NvLink(link, active, version, counters.get(link, {})) for link, (active, version) in told
+        )
+    return Gpu(
+        index,
+        code or (NONSENSE if unnamed else SUCCESS),
+        **names,
+        recovery_error=errors.pop("recovery_action", SUCCESS),
+        errors=errors,
+        **readings,
+    )
+
+
+def _read(table: Mapping[str, Callable[[Any], Any]], raw: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """What this GPU told of all that the table names; and the names of what makes no sense."""
+    told = {}
+    nonsense = [name for name in _listed(raw.get("nonsense", [])) if name in table]
+    for name, read in table.items():
+        if raw.get(name) is None:
+            continue
+        try:
+            told[name] = read(raw[name])
+        except (ValueError, TypeError, AttributeError):
+            nonsense.append(name)
+    return told, nonsense
+
+
+def _integer(least: int, most: int) -> Callable[[Any], int]:
+    def read(raw: Any) -> int:
+        if type(raw) is not int or not least <= raw <= most:
+            raise ValueError(f"{raw!r} is no number from {least} to {most}")
+        return raw
+
+    return read
+
+
+_unsigned = _integer(0, 2**32 - 1)
+_signed = _integer(-(2**31), 2**31 - 1)
+_count = _integer(0, 2**64 - 1)
+_celsius = _integer(-300, 1000)
+
+
+def _flag(raw: Any) -> bool:
+    return _unsigned(raw) != 0
+
+
+def _listed(raw: Any, most: int = 64) -> list[Any]:
+    if not isinstance(raw, list) or len(raw) > most:
+        raise TypeError(f"{str(raw)[:40]} is no list of at most {most}")
+    return raw
+
+
+def _numbers(raw: Any) -> tuple[int, ...]:
+    return tuple(_unsigned(one) for one in _listed(raw))
+
+
+def _made(what: Callable[..., Any], *parts: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Reads a list as the arguments of a class."""
+
+    def read(raw: Any) -> Any:
+        return what(*(part(value) for part, value in zip(parts, _listed(raw), strict=True)))
+
+    return read
+
+
+def _perhaps(part: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda raw: None if raw is None else part(raw)
+
+
+def _nvlinks(raw: Any) -> list[tuple[bool, int | None]]:
+    """Of each link whether it is active, and its version."""
+    version_of = _perhaps(_unsigned)
+    return [(_flag(active), version_of(version)) for active, version in _listed(raw, _MOST_NVLINKS)]
+
+
+def _nvlink_counters(raw: Any) -> dict[int, dict[str, int]]:
+    return {int(link): {name: _count(value) for name, value in counts.items()} for link, counts in raw.items()}
+
+
+def _text(raw: Any) -> str:
+    if not isinstance(raw, str):
+        raise TypeError(f"{raw!r} is no text")
+    return raw
+
+
+def _address(raw: Any) -> str:
+    address = normalise_address(_text(raw))
+    if not address:
+        raise ValueError(f"{raw!r} is no PCI address")
+    return address
+
+
+def _cluster(raw: Any) -> str:
+    """A UUID as people write it; '' for the zeros of a GPU that is in no cluster of several nodes."""
+    return str(UUID(raw)) if _text(raw).strip("0") else ""
+
+
+_NAMES: Mapping[str, Callable[[Any], Any]] = {"address": _address, "uuid": _text, "serial": _text, "name": _text}
+_READINGS: Mapping[str, Callable[[Any], Any]] = {
+    "recovery_action": _unsigned,
+    "instances": _numbers,
+    "persistence": _flag,
+    "ecc_mode": _made(Mode, _flag, _flag),
+    "mig_mode": _made(Mode, _flag, _flag),
+    "ecc": _made(EccCounts, _count, _count, _count, _count),
+    "sram_threshold_exceeded": _flag,
+    "row_remap": _made(RowRemap, _unsigned, _unsigned, _flag, _flag),
+    "exhausted_banks": _unsigned,
+    "retired_pages": _made(RetiredPages, _count, _count, _flag),
+    "repair": _made(Repair, _flag, _flag),
+    "clock_reasons": _count,
+    "temperature": _made(Temperature, *[_perhaps(_celsius)] * 4),
+    "inforom_valid": _flag,
+    "memory": _made(MemoryUse, _count, _count, _count),
+    "processes": _unsigned,
+    "pcie": _made(PcieLink, _unsigned, _unsigned),
+    "pcie_replays": _unsigned,
+    "nvlinks": _nvlinks,
+    "nvlink_counters": _nvlink_counters,
+    "fabric": _made(Fabric, _unsigned, _signed, _unsigned, _cluster, *[_perhaps(_unsigned)] * 2),
+}
+"""How each reading of the child is taken in. Those of the links are put together.
+
+NVML's own types bound the numbers; what lies outside makes no sense.
+"""
+
+
+def _p2p(raw: Any, gpus: tuple[Gpu, ...]) -> Iterator[P2p]:
+    addresses = {gpu.index: gpu.address for gpu in gpus}
+    for first, second, read, nvlink in raw:
+        one, other = addresses[first], addresses[second]
+        if one and other:
+            yield P2p(one, other, _unsigned(read), _unsigned(nvlink))
+
+
+def _refused(answer: dict[str, Any]) -> Unobserved:
+    cause = str(answer["cause"])
+    if is_shortage(cause):
+        return Unobserved("ProbeFailed", f"nvml: {cause}")
+    if answer["library"] is None:
+        return Unobserved("NvmlLibraryNotFound", cause)
+    match answer["error"]:
+        case 9:
+            return Unobserved("DriverNotLoaded", f"NVML: {cause} ({answer['library']})")
+        case 18:
+            return Unobserved("DriverLibraryMismatch", f"NVML: {cause} ({answer['library']})")
+        case None:
+            return Unobserved("NvmlNonsense", f"NVML's answer makes no sense: {cause}")
+    return Unobserved("NvmlError", f"NVML: {cause} (error {answer['error']}, {answer['library']})")

@@ -1,0 +1,144 @@
+"""The child that asks NVML: one line in, one line of JSON out. It imports as little as it can.
+
+NVML is shut down after every look: an open handle on /dev/nvidia* would stand in the way of a GPU reset, a MIG
+change and a driver upgrade. A hang or a crash in the driver is this process's alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from itertools import combinations
+from types import ModuleType
+
+from healthcheck.probes.nvml.library import Library
+from healthcheck.probes.nvml.readings import ABSENT, NAMES, READINGS, Gpu, Inforoms, text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing itself would be 0.6 MiB
+    from typing import Any, BinaryIO
+
+_MOST_GPUS = 256
+_NOT_OF_THE_GPU = frozenset({3, 4, 13, 25})
+"""nvml.h: absent features and permissions, no fault of a GPU that does not tell its name."""
+_BROKEN = frozenset({8, 11, 15, 16})
+"""nvml.h: power, interrupts, lost, reset required. Whatever was asked, the answer is about the GPU."""
+_GONE = frozenset({15, 16})
+"""Asked on, it would say the same again, and slowly."""
+_P2P_CAPS = (0, 2)
+"""nvmlGpuP2PCapsIndex_t: READ (which is no number in pynvml, by a stray comma) and NVLINK."""
+
+
+def look(library: Library, inforoms: Inforoms) -> dict[str, Any]:
+    """One look at the driver: initialise, ask, shut down."""
+    import pynvml  # noqa: PLC0415 - only after the right library is in the process
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return {"library": library.path, "error": error.value, "cause": str(error)}
+    try:
+        count = pynvml.nvmlDeviceGetCount()
+        if count > _MOST_GPUS:
+            return {"library": library.path, "error": None, "cause": f"NVML says that there are {count} GPUs"}
+        version = text(pynvml.nvmlSystemGetDriverVersion())
+        gpus = [_gpu(pynvml, index, inforoms) for index in range(count)]
+        p2p = _p2p(pynvml, gpus)
+        return {"library": library.path, "driver_version": version, "gpus": [told for told, _ in gpus], "p2p": p2p}
+    except pynvml.NVMLError as error:
+        return {"library": library.path, "error": error.value, "cause": str(error)}
+    finally:
+        _shut_down(pynvml)
+
+
+def _gpu(nvml: Any, index: int, inforoms: Inforoms) -> tuple[dict[str, Any], Any]:
+    """What one GPU tells, and its handle: None where there is none."""
+    told: dict[str, Any] = {"index": index, "error": 0, "errors": {}, "nonsense": []}
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    except nvml.NVMLError as error:
+        return told | {"error": error.value}, None
+    gpu = Gpu(nvml, handle, inforoms)
+    for name, read in READINGS.items():
+        try:
+            told[name] = read(gpu)
+        except nvml.NVMLError as error:
+            _note(told, name, error.value)
+            if error.value in _GONE:
+                break
+        except ValueError:  # a text that is none, too
+            told["nonsense"].append(name)
+    return told, handle
+
+
+def _note(told: dict[str, Any], name: str, code: int) -> None:
+    """A reading failed."""
+    if name in NAMES:
+        told["error"] = told["error"] or (0 if code in _NOT_OF_THE_GPU else code)
+    elif code not in ABSENT:
+        told["errors"][name] = code
+        told["error"] = told["error"] or (code if code in _BROKEN else 0)
+
+
+def _p2p(nvml: Any, gpus: list[tuple[dict[str, Any], Any]]) -> list[list[int]]:
+    """Of each pair of sound GPUs: both indices, what READ and what NVLINK can do. MIG and P2P exclude each other."""
+    pairs = []
+    sound = [(told, handle) for told, handle in gpus if not told["error"] and not (told.get("mig_mode") or [0])[0]]
+    for (one, handle), (other, other_handle) in combinations(sound, 2):
+        try:
+            status = [nvml.nvmlDeviceGetP2PStatus(handle, other_handle, caps) for caps in _P2P_CAPS]
+            pairs.append([one["index"], other["index"], *status])
+        except nvml.NVMLError as error:
+            if error.value not in ABSENT:
+                one["errors"]["p2p"] = other["errors"]["p2p"] = error.value
+    return pairs
+
+
+def _shut_down(pynvml: Any) -> None:
+    try:
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        print(f"nvmlShutdown: {error}", file=sys.stderr)
+
+
+def _answers(out: BinaryIO, root: str, use_loader: bool) -> None:
+    library: Library | None = None
+    inforoms = Inforoms()
+    for _ in sys.stdin:
+        try:
+            library = library or Library(root, use_loader)
+            answer = {"changed": library.path} if library.replaced() else look(library, inforoms)
+        except OSError as error:
+            answer = {"library": None, "error": None, "cause": str(error)[:1000]}
+        except Exception as error:  # noqa: BLE001 - the boundary of the probe: nonsense from a driver is an answer too
+            answer = {"library": library and library.path, "error": None, "cause": f"{type(error).__name__}: {error}"}
+        try:
+            out.write(json.dumps(answer, separators=(",", ":")).encode() + b"\n")
+            out.flush()
+        except BrokenPipeError:
+            os._exit(0)  # who asked is gone; leaving in the usual way would try to write once more
+
+
+def _leave_out_ctypes_util() -> None:
+    """For pynvml, which imports it and never calls it: with subprocess, tempfile and theirs it would be 2 MiB."""
+    empty = ModuleType("ctypes.util")
+    vars(empty)["find_library"] = lambda _: None  # what the real one says of a library that it does not find
+    sys.modules["ctypes.util"] = empty
+
+
+def main() -> None:
+    """`nvml_child ROOT loader|root-only`: answer until standard input ends."""
+    root, mode = sys.argv[1:]
+    _leave_out_ctypes_util()
+    # A library that prints must neither write into our answers nor flood the agent's log, where our own words still go.
+    out = os.fdopen(os.dup(1), "wb")
+    sys.stderr = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    _answers(out, root, mode == "loader")
+
+
+if __name__ == "__main__":
+    main()

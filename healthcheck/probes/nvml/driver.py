@@ -1,0 +1,122 @@
+"""Asking the driver: through a child process, under a deadline, and what became of the driver meanwhile."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from healthcheck.host.command import Child, ChildError, MissedDeadline
+from healthcheck.host.kernel_files import read
+from healthcheck.model import Unobserved
+from healthcheck.probes.nvml.answer import read_answer
+from healthcheck.probes.nvml.gpus import DriverLook, Gpus
+from healthcheck.probes.nvml.library import PLACES, SONAME, resolve_inside
+from healthcheck.text.printable import printable
+
+
+@dataclass
+class Driver:
+    """Asks the driver of `root`. `use_loader`: the loader's own path comes before the host's known places."""
+
+    root: Path
+    deadline_seconds: float = 60.0
+    use_loader: bool = True
+    clock: Callable[[], float] = time.monotonic
+    _child: Child = field(init=False)
+    _missed: list[float] = field(default_factory=list, init=False)
+    _version: str | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        program = (sys.executable, "-I", "-m", "healthcheck.probes.nvml.child")
+        self._child = Child((*program, str(self.root), "loader" if self.use_loader else "root-only"))
+
+    def look(self) -> DriverLook:
+        """Ask once. Never raises for what the driver does; a changed driver is looked at next time, anew."""
+        before, self._version = self._version, driver_version(self.root)
+        if before is not None and self._version != before:
+            self._child.end()
+            self._missed.clear()  # a module that could be changed has nobody stuck in it
+            if before:
+                change = f"driver {before} became {self._version or 'unloaded'}"
+                return self._told(Unobserved("DriverBeingChanged", change))
+        try:
+            answer = read_answer(self._child.ask("look", self.deadline_seconds))
+        except MissedDeadline as error:
+            self._missed = [*self._missed[:1], self.clock()]
+            detail = f"{error} (deadline {self.deadline_seconds:g} s)"
+            return self._told(Unobserved("DriverNotAnswering", detail), error.pid)
+        except ChildError as error:
+            return self._told(Unobserved("NvmlCrashed", f"the look at NVML failed: {error}"))
+        if answer.answered_by_driver:
+            self._missed.clear()
+        if answer.replaced:
+            self._child.end()
+        return self._told(answer.gpus)
+
+    def end(self) -> int | None:
+        """End the child; its pid when it can't be ended."""
+        return self._child.end()
+
+    @property
+    def child_pid(self) -> int | None:
+        return self._child.pid
+
+    def _told(self, answer: Gpus | Unobserved, stuck_pid: int | None = None) -> DriverLook:
+        return DriverLook(
+            answer,
+            tuple(self._missed),
+            self.deadline_seconds,
+            stuck_pid,
+            self._version or "",
+            library_versions(self.root),
+            sees_every_process(self.root),
+        )
+
+
+def look_once(root: Path, deadline_seconds: float) -> DriverLook:
+    """Ask once, and let go of the driver. `stuck_pid` of the answer is of a child that could not be ended."""
+    driver = Driver(root, deadline_seconds)
+    try:
+        look = driver.look()
+    finally:
+        pid = driver.end()
+    return replace(look, stuck_pid=pid)
+
+
+def driver_version(root: Path) -> str:
+    """The version of the loaded kernel module; '' when none is loaded."""
+    try:
+        return printable(read(root / "sys/module/nvidia/version", 64).decode("ascii", "replace").strip())
+    except OSError:
+        return ""
+
+
+_VERSION = re.compile(r"libnvidia-ml\.so\.(\d{1,4}(?:\.\d{1,4}){1,3})\Z")
+_EVERY_PROCESS = "pid:[4026531836]"
+"""The first PID namespace of a kernel: PROC_PID_INIT_INO of include/linux/proc_ns.h."""
+
+
+def library_versions(root: Path) -> tuple[str, ...]:
+    """The versions of the driver's libraries under this root, as their files are named."""
+    found = set()
+    for place in PLACES:
+        try:
+            file = resolve_inside(str(root).rstrip("/"), f"{place}/{SONAME}")
+        except OSError:
+            continue
+        version = _VERSION.search(file)
+        if version and Path(file).exists():
+            found.add(version[1])
+    return tuple(sorted(found))
+
+
+def sees_every_process(root: Path) -> bool:
+    """Whether we are in the node's own PID namespace; a tree without a living /proc is taken for it."""
+    try:
+        return (root / "proc/self/ns/pid").readlink().name == _EVERY_PROCESS
+    except OSError:
+        return True

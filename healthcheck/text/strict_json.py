@@ -1,0 +1,65 @@
+"""JSON that others may have written. What two readers could take for two things is none; its text can be shown."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from typing import Any
+
+from healthcheck.text.printable import printable
+
+DEEPEST = 64
+"""Lists and objects within each other: no record has ten, and more than Python can walk ends a program."""
+_SHOWN = 40
+
+
+def loads(text: str | bytes, longest: int) -> Any:
+    """The document, each text in it made printable. Raises ValueError, which says what is wrong with it."""
+    if len(text) > longest:
+        raise ValueError(f"{len(text)} characters; at most {longest} are read")
+    try:
+        document = json.loads(text, parse_float=_number, parse_constant=_number, object_pairs_hook=_object)
+    except RecursionError:
+        raise ValueError(f"nested deeper than {DEEPEST}") from None
+    if _depth(document) > DEEPEST:
+        raise ValueError(f"nested deeper than {DEEPEST}")
+    return _shown(document)
+
+
+def refuse_twice(text: str | bytes) -> None:
+    """Of a document that is JSON. Raises ValueError, which names the key that stands twice in one object."""
+    json.loads(text, object_pairs_hook=_object)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of a key that stands there twice one reader takes the first, another the last: who admits it reads neither."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {twice[:_SHOWN]!r} stands there twice")
+    return table
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {printable(key): _shown(one) for key, one in value.items()}
+    return [_shown(one) for one in value] if isinstance(value, list) else value
+
+
+def _number(word: str) -> float:
+    """Python reads NaN, Infinity and 1e999, and writes what no other program reads then."""
+    number = float(word)
+    if not math.isfinite(number):
+        raise ValueError(f"{word[:_SHOWN]} is no number")
+    return number
+
+
+def _depth(document: Any) -> int:
+    depth, layer = 0, [document]
+    while layer := [one for one in layer if isinstance(one, dict | list) and one]:
+        depth += 1
+        layer = [inner for one in layer for inner in (one.values() if isinstance(one, dict) else one)]
+    return depth

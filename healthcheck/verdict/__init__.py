@@ -1,0 +1,1 @@
+"""Deciding: from what stands to what the Node shall say."""

@@ -1,0 +1,233 @@
+"""The verdict and the Node as it is, compared: what has to be written, if anything. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from healthcheck.memory.findings import Acknowledgement, Memory
+from healthcheck.model import Severity, Status
+from healthcheck.node.state import (
+    CONDITION,
+    LAST_CHECK,
+    RELEASE,
+    RESULTS,
+    SEVERITY,
+    STARTUP,
+    STATUS,
+    TAINT,
+    NodeState,
+    is_our_taint,
+    is_tested,
+)
+from healthcheck.text.moments import moment, timestamp
+from healthcheck.verdict import record as records
+from healthcheck.verdict.acknowledgement import other_severities
+from healthcheck.verdict.budget import HELD, Place
+from healthcheck.verdict.events import (
+    CONDITION_STATUS,
+    Event,
+    headline,
+    new_findings,
+    switched_off,
+    transition,
+    withheld,
+)
+from healthcheck.verdict.verdict import Verdict, merge
+
+_RECOUNT_SECONDS = 30.0
+"""The Node is written no more often than this for nothing but the count of a fault that happens over and over."""
+_MOST_EVENTS = 32
+"""In one write. A node with more new findings than this has its story in the record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the settings allow: no taint below `taint_severity`, none at all, or no label."""
+
+    taint_severity: Severity = Severity.RESET
+    enable_taint: bool = True
+    enable_label: bool = True
+    max_unhealthy_percent: int = 20
+    """Of the fleet's nodes, how many may carry our taint at the same time."""
+    rewrite_after_seconds: float = 3600.0
+    """The Node is written at least this often, so that `last-check` says that somebody still looks."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChange:
+    """What to write: the merge patch of the Node, the condition for `/status`, the Events. None: nothing to write."""
+
+    patch: Mapping[str, Any] | None = None
+    condition: Mapping[str, Any] | None = None
+    events: tuple[Event, ...] = ()
+    complaints: tuple[str, ...] = ()
+    """What somebody else wrote on the Node and nobody can read."""
+
+
+def wants_place(verdict: Verdict, node: NodeState, rules: Rules, memory: Memory) -> bool:
+    """Whether the Node is to carry our taint, and so needs a place in the fleet budget."""
+    status, severity = merge(verdict, other_severities(node, memory.acknowledged, memory.taken)[0])
+    return _wish(severity, node, rules, blind=_is_blind(status, verdict)) == "set"
+
+
+def plan(
+    verdict: Verdict,
+    record: Mapping[str, Any],
+    node: NodeState,
+    rules: Rules,
+    now: datetime,
+    acknowledged: Sequence[Acknowledgement] = (),
+    place: Place = HELD,
+) -> NodeChange:
+    """Compare and say what to write. `record` is the agent's own, rendered without its `taint`.
+
+    A release on the Node is taken by now, so that it goes with the record that tells of it; so are the deep records
+    that the record names.
+    """
+    others, complaints = other_severities(node, acknowledged, records.taken_in(record))
+    status, severity = merge(verdict, others)
+    word = _wish(severity, node, rules, blind=_is_blind(status, verdict))
+    if word == "set" and not node.tainted() and not place.held:
+        word = "withheld"
+    taints = _taints(node, wanted=word == "set", started=_has_started(status, verdict))
+    before, complaint = _record_before(node)
+    told = {**record, "taint": word} if word else dict(record)
+    patch = _patch(_labels(status, severity, rules, now), told, taints, node)
+    news = _is_news(patch, told, before, rules, now)
+    # The transition first: a flood of findings must not push it out.
+    events = (
+        *switched_off(node, taint=rules.enable_taint, labels=rules.enable_label),
+        *withheld(told, before, node, place),
+        *transition(status, verdict, told, before, node),
+        *new_findings(told, before, node),
+    )
+    condition = _condition(status, severity, verdict, node, now)
+    return NodeChange(
+        patch if news else None,
+        condition if news or not _says_the_same(condition, node) else None,
+        events[:_MOST_EVENTS] if news else (),
+        (*complaints, *complaint),
+    )
+
+
+def _says_the_same(condition: Mapping[str, Any] | None, node: NodeState) -> bool:
+    """But for its message, which tells the last line of an event: a flood has a new one for each record."""
+    before = node.condition()
+    if before is None or condition is None:
+        return condition is None
+    return all(before.get(k) == condition[k] for k in ("status", "reason"))
+
+
+def _labels(status: Status, severity: Severity, rules: Rules, now: datetime) -> dict[str, str | None]:
+    if not rules.enable_label:
+        return {STATUS: None, SEVERITY: None, LAST_CHECK: None}
+    return {STATUS: status.value, SEVERITY: severity.name, LAST_CHECK: f"{now:%Y-%m-%dT%H%M%SZ}"}
+
+
+def _is_blind(status: Status, verdict: Verdict) -> bool:
+    return status is Status.UNKNOWN or bool(verdict.unobserved)
+
+
+def _wish(severity: Severity, node: NodeState, rules: Rules, *, blind: bool) -> str:
+    """What the record says of our taint, were there a place in the budget: `set`, `withheld`, `off` or ''."""
+    has = node.tainted()
+    if not rules.enable_taint:
+        return "off"
+    # Could-not-look never lifts a taint.
+    if severity < rules.taint_severity and not (blind and has):
+        return ""
+    # HyperPod allows no foreign taint while it tests a node.
+    return "withheld" if not has and is_tested(node) else "set"
+
+
+def _has_started(status: Status, verdict: Verdict) -> bool:
+    """Whether a look at all of the node ended well; one that still settles did not end."""
+    return status in (Status.PASS, Status.WARN) and not verdict.settling
+
+
+def _taints(node: NodeState, *, wanted: bool, started: bool) -> list[Mapping[str, Any]] | None:
+    """The whole new list, or None to leave it."""
+    kept = [
+        taint
+        for taint in node.taints
+        if not (is_our_taint(taint) and not wanted) and not (taint.get("key") == STARTUP and started)
+    ]
+    new = [*kept, TAINT] if wanted and not node.tainted() else kept
+    return None if new == list(node.taints) else new
+
+
+def _patch(
+    labels: Mapping[str, str | None],
+    record: Mapping[str, Any],
+    taints: list[Mapping[str, Any]] | None,
+    node: NodeState,
+) -> dict[str, Any]:
+    changed = {key: value for key, value in labels.items() if node.labels.get(key) != value}
+    annotations: dict[str, str | None] = {RESULTS: records.dump(record)}
+    if RELEASE in node.annotations:
+        annotations[RELEASE] = None
+    patch: dict[str, Any] = {
+        "metadata": {
+            "resourceVersion": node.resource_version,
+            "labels": changed,
+            "annotations": annotations,
+        }
+    }
+    if taints is not None:
+        patch["spec"] = {"taints": taints}
+    return patch
+
+
+def _is_news(
+    patch: Mapping[str, Any],
+    record: Mapping[str, Any],
+    before: Mapping[str, Any] | None,
+    rules: Rules,
+    now: datetime,
+) -> bool:
+    labels, annotations = patch["metadata"]["labels"], patch["metadata"]["annotations"]
+    if "spec" in patch or before is None or RELEASE in annotations:
+        return True
+    if any(key != LAST_CHECK or value is None for key, value in labels.items()):
+        return True
+    if records.signature(record) != records.signature(before):
+        return True
+    came_again = records.recurrence(record) != records.recurrence(before)
+    return _age_seconds(before, now) >= (_RECOUNT_SECONDS if came_again else rules.rewrite_after_seconds)
+
+
+def _age_seconds(before: Mapping[str, Any], now: datetime) -> float:
+    try:
+        age = (now - moment(before["timestamp"])).total_seconds()
+    except (KeyError, ValueError):
+        return float("inf")
+    # A record from the future is a clock that jumped: write it anew.
+    return age if age >= -60 else float("inf")
+
+
+def _condition(
+    status: Status, severity: Severity, verdict: Verdict, node: NodeState, now: datetime
+) -> dict[str, Any] | None:
+    state = CONDITION_STATUS[status]
+    reason, message = headline(status, severity, verdict)
+    before = node.condition()
+    condition = {"type": CONDITION, "status": state, "reason": reason, "message": message}
+    if before and all(before.get(key) == value for key, value in condition.items()):
+        return None
+    if before is None or before.get("status") != state:
+        # Neighbours time their repair by it: it moves on a transition and never else.
+        condition["lastTransitionTime"] = condition["lastHeartbeatTime"] = timestamp(now)
+    return condition
+
+
+def _record_before(node: NodeState) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+    text = node.annotations.get(RESULTS)
+    if text is None:
+        return None, ()
+    try:
+        return records.load(text), ()
+    except records.RecordError as error:
+        return None, (f"annotation {RESULTS}: {error}; it is written anew",)

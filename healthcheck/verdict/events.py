@@ -1,0 +1,129 @@
+"""What is told of a change in words: Events, and the condition's reason and message. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from healthcheck.memory.findings import Release
+from healthcheck.model import Severity, Status, Told
+from healthcheck.node.state import DEEP_CHECK, STATUS, NodeState, is_tested
+from healthcheck.verdict import record as records
+from healthcheck.verdict.acknowledgement import UNTOLD
+from healthcheck.verdict.budget import Place
+from healthcheck.verdict.verdict import Verdict
+
+_LONGEST_MESSAGE = 1024
+_REASON = re.compile(r"[A-Z][A-Za-z0-9]{0,62}\Z", re.ASCII)
+_EVENT_REASONS = {
+    Status.PASS: "GpuHealthPass",
+    Status.WARN: "GpuHealthWarn",
+    Status.FAIL: "GpuHealthFail",
+    Status.UNKNOWN: "GpuHealthUnknown",
+}
+CONDITION_STATUS = {Status.PASS: "True", Status.WARN: "True", Status.FAIL: "False", Status.UNKNOWN: "Unknown"}
+
+
+@dataclass(frozen=True, slots=True)
+class Event(Told):
+    """An Event about the Node. `name` is made from what it tells, so that telling it twice makes one."""
+
+    name: str
+    type: str
+    reason: str
+    message: str
+
+
+def headline(status: Status, severity: Severity, verdict: Verdict) -> tuple[str, str]:
+    """The condition's reason and message: the worst finding first, what could not be seen after it."""
+    told = [f"{one.finding.reason} on {one.finding.subject}: {one.finding.detail}" for one in verdict.standing]
+    blind = [f"{row.check} could not look: {row.cause.detail}" for row in verdict.unobserved]
+    if status is Status.UNKNOWN and verdict.unobserved:
+        return verdict.unobserved[0].cause.cause, cut("; ".join(blind + told))
+    if verdict.standing and verdict.severity is severity:
+        return _reason(verdict.standing[0].finding.reason), cut("; ".join(told + blind))
+    if severity > Severity.PASS:
+        return UNTOLD, cut("; ".join([f"a deep diagnostic's record says {severity.name}", *told]))
+    return "NoFault", "every check that belongs to this node looked and found no fault"
+
+
+def cut(message: str) -> str:
+    """At most as many bytes as a condition or an Event may hold."""
+    raw = message.encode("utf-8", "replace")
+    if len(raw) <= _LONGEST_MESSAGE:
+        return raw.decode()
+    return raw[: _LONGEST_MESSAGE - 3].decode("utf-8", "ignore") + "..."
+
+
+def _reason(reason: str) -> str:
+    """What stood in a record on the Node, where anybody can write; the admission policy takes nothing else."""
+    return reason if _REASON.match(reason) else UNTOLD
+
+
+def new_findings(record: Mapping[str, Any], before: Mapping[str, Any] | None, node: NodeState) -> Iterator[Event]:
+    known = {_identity(one) for one in records.findings_in(before or {})}
+    for one in records.findings_in(record):
+        if _identity(one) not in known:
+            message = cut(f"{one['severity']}: {one['subject']}: {one['detail']}")
+            yield Event(event_name(node.name, *_identity(one)), "Warning", _reason(str(one["reason"])), message)
+
+
+def _identity(finding: Mapping[str, Any]) -> tuple[str, str, str]:
+    return (str(finding.get("reason")), str(finding.get("subject")), str(finding.get("first_seen")))
+
+
+def transition(
+    status: Status, verdict: Verdict, record: Mapping[str, Any], before: Mapping[str, Any] | None, node: NodeState
+) -> Iterator[Event]:
+    told = node.labels.get(STATUS)
+    # Where labels are off, the condition is the merge of all records, though it knows no `warn`.
+    same = (node.condition() or {}).get("status") == CONDITION_STATUS[status] and before is not None
+    if status.value == told or (told is None and same):
+        return
+    _, message = headline(status, verdict.severity, verdict)
+    kind = "Normal" if status in (Status.PASS, Status.WARN) else "Warning"
+    name = event_name(node.name, status.value, str(record["timestamp"]), str(record["boot_id"]))
+    yield Event(name, kind, _EVENT_REASONS[status], message)
+
+
+def switched_off(node: NodeState, *, taint: bool, labels: bool) -> Iterator[Event]:
+    """ENABLE_TAINT or ENABLE_LABEL became false: what was ours is taken away, once, and said."""
+    taken = [
+        word
+        for word, off in (
+            ("taint", not taint and node.tainted()),
+            ("labels", not labels and STATUS in node.labels),
+        )
+        if off
+    ]
+    if taken:
+        name = event_name(node.name, "switched-off", *taken, node.resource_version)
+        yield Event(name, "Normal", "SwitchedOff", f"removed our {' and '.join(taken)}: the settings switch them off")
+
+
+def withheld(
+    record: Mapping[str, Any], before: Mapping[str, Any] | None, node: NodeState, place: Place
+) -> Iterator[Event]:
+    """Told once, however often the next cycles try."""
+    if record.get("taint") != "withheld" or (before or {}).get("taint") == "withheld":
+        return
+    why = f"{DEEP_CHECK} is InProgress" if is_tested(node) else place.why
+    name = event_name(node.name, "withheld", str(record["timestamp"]), str(record["boot_id"]))
+    yield Event(name, "Warning", "TaintWithheld", cut(f"the node is not tainted: {why}; it is tried again each cycle"))
+
+
+def released_event(node: NodeState, release: Release) -> Event:
+    """Who released what, and why. The same release has the same name, whenever it is told."""
+    released = [f"{one.reason} on {one.subject}" for one in release.findings]
+    name = event_name(node.name, "released", release.by, release.reason, release.at.isoformat(), *released)
+    told = ", ".join(released) or "nothing"
+    return Event(name, "Normal", "Released", cut(f"{release.by} released {told}: {release.reason}"))
+
+
+def event_name(node: str, *parts: str) -> str:
+    """The same parts give the same name: what is told twice is one Event."""
+    digest = hashlib.blake2s("\0".join(parts).encode("utf-8", "replace"), digest_size=6).hexdigest()
+    return f"{node[:200]}.{digest}"

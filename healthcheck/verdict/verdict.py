@@ -1,0 +1,93 @@
+"""What stands and what could not be seen, as one verdict; and the merge of all records on a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from healthcheck.memory.findings import Memory, Standing
+from healthcheck.model import Outcome, Severity, Status, Unobserved
+
+
+@dataclass(frozen=True, slots=True)
+class GroupVerdict:
+    """One row of the record's `checks`."""
+
+    check: str
+    status: Status
+    severity: Severity
+
+
+@dataclass(frozen=True, slots=True)
+class CheckCause:
+    """A check that could not look, and why."""
+
+    check: str
+    cause: Unobserved
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The agent's own judgement of its node."""
+
+    status: Status
+    severity: Severity
+    standing: tuple[Standing, ...]
+    unobserved: tuple[CheckCause, ...]
+    groups: tuple[GroupVerdict, ...]
+    settling: bool = False
+    """Something that can flicker is being looked at again: the next looks may still change the verdict."""
+
+
+def decide(memory: Memory, outcomes: Sequence[Outcome]) -> Verdict:
+    """The verdict from what stands and the last outcome of every selected check; where none looked, that is no pass."""
+    severity = worst(standing.finding.severity for standing in memory.standing)
+    unobserved = tuple(
+        CheckCause(outcome.group, cause)
+        for outcome in outcomes
+        for cause in outcome.unobserved
+        if not _told_by_another(cause, outcome, outcomes)
+    )
+    return Verdict(
+        status_of(severity, could_not_look=not outcomes or any(outcome.unobserved for outcome in outcomes)),
+        severity,
+        memory.standing,
+        unobserved,
+        tuple(_group(name, memory, outcomes) for name in dict.fromkeys(outcome.group for outcome in outcomes)),
+        settling=bool(memory.suspects),
+    )
+
+
+def status_of(severity: Severity, *, could_not_look: bool) -> Status:
+    """The status of a severity. Not having looked outranks all but a fault: `warn` would claim the rest is well."""
+    if severity >= Severity.RESET:
+        return Status.FAIL
+    if could_not_look:
+        return Status.UNKNOWN
+    return Status.WARN if severity is Severity.MONITOR else Status.PASS
+
+
+def worst(severities: Iterable[Severity]) -> Severity:
+    return max(severities, default=Severity.PASS)
+
+
+def merge(own: Verdict, others: Iterable[Severity]) -> tuple[Status, Severity]:
+    """What labels, taint and condition show: the agent's verdict and the severities of the deep runs' records."""
+    severity = worst((own.severity, *others))
+    return status_of(severity, could_not_look=own.status is Status.UNKNOWN or bool(own.unobserved)), severity
+
+
+def _group(name: str, memory: Memory, outcomes: Sequence[Outcome]) -> GroupVerdict:
+    members = [outcome for outcome in outcomes if outcome.group == name]
+    checks = {outcome.check for outcome in members}
+    severity = worst(one.finding.severity for one in memory.standing if one.check in checks)
+    if severity is Severity.PASS and not any(outcome.configured for outcome in members):
+        return GroupVerdict(name, Status.NOT_CONFIGURED, severity)
+    unseen = any(outcome.unobserved for outcome in members)
+    return GroupVerdict(name, status_of(severity, could_not_look=unseen), severity)
+
+
+def _told_by_another(cause: Unobserved, outcome: Outcome, outcomes: Sequence[Outcome]) -> bool:
+    """The same cause in the same group is told once: several checks read the same source."""
+    first = next(other for other in outcomes if other.group == outcome.group and cause in other.unobserved)
+    return first is not outcome
