@@ -26,7 +26,7 @@ def test_the_version_needs_no_command_and_no_client() -> None:
 
     assert "cli.app" in modules
     assert not {f"cli.{name}" for name in COMMANDS} & modules
-    assert not {"kubernetes", "rich", "yaml", "structlog", "healthcheck.model"} & modules
+    assert not {"kubernetes", "rich", "yaml", "structlog"} & modules
 
 
 def test_a_command_needs_no_other_and_no_client_unless_it_asks_a_cluster() -> None:
