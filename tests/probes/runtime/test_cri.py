@@ -328,6 +328,7 @@ def test_check_waits_for_the_answer_but_of_a_saved_tree_asks_nobody(short_root: 
 
 
 @pytest.mark.skipif(shutil.which("containerd") is None, reason="needs containerd (Debian: containerd)")
+@pytest.mark.cluster
 def test_a_real_containerd_is_understood(short_root: Path) -> None:
     """One of its own: it shares no file, socket or container with another on this machine."""
     with ExitStack() as stack:
