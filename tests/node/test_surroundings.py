@@ -122,7 +122,7 @@ def test_its_processes_have_the_hosts_numbers(agent: Stage) -> None:
 
 def test_the_child_that_asks_the_driver_is_first_in_line_for_the_oom_killer(agent: Stage) -> None:
     # The brackets keep grep and its shell from finding themselves.
-    files = "$(grep -l 'probes.nvml_chil[d]' /proc/[0-9]*/cmdline)"
+    files = "$(grep -l 'probes.nvml.chil[d]' /proc/[0-9]*/cmdline)"
     scores = f"for file in {files}; do cat ${{file%cmdline}}oom_score_adj; done"
 
     assert agent.on_node(scores).split() == ["1000"]
