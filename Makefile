@@ -32,7 +32,7 @@ check: setup ## Lint, types, layers, generated files
 
 PYTEST := $(BIN)/pytest --max-worker-restart=0 --dist loadgroup --no-loadscope-reorder
 test: setup ## What needs no control plane, in minutes; one room in seconds: ONLY=checks
-	$(PYTEST) -n 2 -m "not cluster and not real_node" $(if $(ONLY),tests/$(ONLY))
+	$(PYTEST) -n 3 -m "not cluster and not real_node" $(if $(ONLY),tests/$(ONLY))
 
 test-cluster: setup ## Against a real kube-apiserver and containerd, with our programs as processes, killed at each write
 	$(PYTEST) -n 3 -m "cluster and not real_node" $(if $(ONLY),tests/$(ONLY))
