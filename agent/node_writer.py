@@ -93,6 +93,7 @@ class Teller(threading.Thread):
         self._adopt = False
         self._released: Release | None = None
         self._complaints: tuple[str, ...] = ()
+        self._look_ended = False
         self._unreadable = ""
         """What was said of a Node that nobody can read."""
         self._not_before = 0.0
@@ -150,7 +151,8 @@ class Teller(threading.Thread):
 
     def beat(self) -> None:
         """A look ended: renew the heartbeat, and tell what it found."""
-        self._places.look_ended(self._node)
+        self._places.look_ended()
+        self._look_ended = True
         self._room.look_ended()
         self._reporter.beat()
         self._wake.set()
@@ -194,7 +196,15 @@ class Teller(threading.Thread):
             self._telemetry.pending.set(not stands)
         if settled and not self._places.is_owed:
             self.told.set()
+            self._look_around()
         self._outage.back("nodes")
+
+    def _look_around(self) -> None:
+        """After each look once."""
+        node = self._node
+        if self._look_ended and node is not None:
+            self._look_ended = False
+            self._places.look_around(node)
 
     def _tell_somehow(self) -> None:
         """Tell, and find out which annotation is to blame where that fails for a fault of ours."""

@@ -23,8 +23,7 @@ from healthcheck.verdict.budget import HELD, Place
 log = structlog.get_logger()
 
 _MOMENT_SECONDS = 2.0
-"""So long a verdict waits for a place: a thousand agents that ask at once get theirs in as much. Then it is written
-without the taint, which follows."""
+"""So long a verdict waits for a place. Then it is written without the taint, which follows."""
 _FIRST_SECONDS, _TAKE_CAP_SECONDS, _CAP_SECONDS = 1.0, 5.0, 30.0
 """Until it is asked for again: at random within twice as long each time. A taint waits for a place, nothing for its
 return."""
@@ -62,7 +61,7 @@ class Places(threading.Thread):
         """Somebody went on without the answer, or without a place that nobody may take."""
         self._is_owed = False
         self._around: NodeState | None = None
-        self._is_around_due = False
+        """To be looked around for; None: nobody wants it."""
         self._refused = False
         """At a first glance: to be looked at closely."""
         self._trouble = "it has not answered yet"
@@ -111,12 +110,15 @@ class Places(threading.Thread):
             self._node, self._percent, self._answer, self._is_owed = node, None, None, False
             self._ask()
 
-    def look_ended(self, node: NodeState | None) -> None:
-        """Whether there is a place is asked for anew; and what a taint would have to wait for is known beforehand."""
+    def look_ended(self) -> None:
+        """Whether there is a place is asked for anew."""
         with self._condition:
             self._answer = None
+
+    def look_around(self, node: NodeState) -> None:
+        """Know beforehand what a taint would have to wait for: once a verdict stands, for none shall wait for this."""
+        with self._condition:
             self._around = node
-            self._is_around_due = True
             self._condition.notify_all()
 
     def end(self) -> None:
@@ -128,7 +130,7 @@ class Places(threading.Thread):
         again_at = math.inf
         while (turn := self._wait(again_at)) is not _Turn.END:
             if turn is _Turn.LOOK_AROUND:
-                self._look_around()
+                self._see()
             else:
                 again_at = time.monotonic() + self._bring_about()
 
@@ -136,20 +138,22 @@ class Places(threading.Thread):
         """Until there is something to do. What a verdict waits for comes first."""
         with self._condition:
             seconds = None if math.isinf(again_at) else max(again_at - time.monotonic(), 0.0)
-            self._condition.wait_for(lambda: self._due or self._is_around_due or self._stopping, seconds)
+            self._condition.wait_for(lambda: self._due or self._around is not None or self._stopping, seconds)
             if self._stopping:
                 return _Turn.END
             if self._due or time.monotonic() >= again_at:
                 self._refused = self._refused and not self._due
                 self._due = False
                 return _Turn.BRING_ABOUT
-            self._is_around_due = False
             return _Turn.LOOK_AROUND
 
-    def _look_around(self) -> None:
-        node = self._around
+    def _see(self) -> None:
+        with self._condition:
+            node, self._around = self._around, None
+        if node is None:
+            return
         try:
-            self._access.permitted("slots", lambda: self._slots.look_around(node))
+            self._access.permitted("slots", partial(self._slots.look_around, node))
         except ClusterError as error:
             log.debug("the places are not known beforehand", error=str(error))
         except Exception as error:  # noqa: BLE001 - whatever another's Lease holds, the agent lives

@@ -33,7 +33,7 @@ log = structlog.get_logger()
 
 FAILED = 1
 _STANDBY_SECONDS = 2.0
-_OURS = ("follow", "judge", "watch", "tell", "report", "place")
+_OURS = ("follow", "judge", "watch", "tell", "report", "place", "tests")
 _ONCE_SECONDS = 0.2
 _PORT_SECONDS = 1.0
 
@@ -162,7 +162,3 @@ def _hold(file: MemoryFile, telemetry: Telemetry) -> bool:
         return True
     telemetry.standby.set(not held)
     return held
-
-
-if __name__ == "__main__":
-    sys.exit(main())

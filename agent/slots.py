@@ -69,13 +69,12 @@ class Slots:
             return Place(held=False, why=f"{held} of the fleet's {places} places for tainted nodes are taken")
         return self._take_free(places, node)
 
-    def look_around(self, node: NodeState | None) -> None:
+    def look_around(self, node: NodeState) -> None:
         """Know what a taint would have to wait for: our own place, how many are taken, and how many nodes there are.
 
         Raises ClusterError.
         """
-        if node is not None:
-            self._find(node)
+        self._find(node)
         self._count()
         self._taken, self._seen_at = self._cluster.count_slots(), self._clock()
 

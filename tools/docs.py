@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -87,7 +88,7 @@ def checks_page() -> str:
     ]
     parts += [_section(check) for check in ALL_CHECKS]
     parts += [_xid_section(), _sxid_section()]
-    return "\n".join(parts)
+    return re.sub(r"docs/(rules\.md) (\d+)", r"[rule \2](\1)", "\n".join(parts))
 
 
 def _section(check: Check) -> str:

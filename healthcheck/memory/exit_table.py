@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from healthcheck.checks.dcgm_diag import LEVEL_2
+from healthcheck.checks.driver_messages import LIBRARY_MISMATCH
 from healthcheck.memory.findings import Standing, gpu_address
 from healthcheck.model import Nature, Severity
 
-_DRIVER_LIBRARY_MISMATCH = "DriverLibraryMismatch"
 _RECOVERY_ACTION = "Xid154"
 _INSTANCE = "/gi"
 
@@ -37,13 +37,14 @@ def _is_on_gpu(one: Standing) -> bool:
 
 
 _ANY_EVENT = _event(*Severity)
+_ASKS_FOR_RESET = _event(Severity.RESET)
 
 LOOK = Exit("a look that shows it gone", "a level", "a look shows it gone", lambda one: one.nature is Nature.LEVEL)
 LIBRARY_FITS = Exit(
     "a look in which NVML opens",
     "`DriverLibraryMismatch`",
     "NVML opens, as it does only while library and module are of one version",
-    lambda one: _ANY_EVENT(one) and one.finding.reason == _DRIVER_LIBRARY_MISMATCH,
+    lambda one: _ANY_EVENT(one) and one.finding.reason == LIBRARY_MISMATCH.name,
 )
 TIME = Exit("time", "an event of MONITOR", "`MONITOR_TTL` passed since it was last seen", _event(Severity.MONITOR))
 RECOVERED = Exit(
@@ -56,7 +57,7 @@ RESET = Exit(
     "reset of the GPU",
     "an event of RESET on a GPU",
     "that GPU was reset",
-    lambda one: _event(Severity.RESET)(one) and _is_on_gpu(one),
+    lambda one: _ASKS_FOR_RESET(one) and _is_on_gpu(one),
 )
 REBOOT = Exit(
     "reboot",
