@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-_PROGRAMS = {"agent": "agent", "sweep": "sweeper", "sweep-run": "sweeper.run", "quarantine-run": "quarantine"}
+_PROGRAMS = {"agent": "agent", "sweep": "sweeper", "sweep-run": "sweeper.node_test", "quarantine-run": "quarantine"}
 
 
 def main() -> None:

@@ -18,9 +18,9 @@ from healthcheck.host.log import log_as_json
 from healthcheck.host.program import COULD_NOT, FAULT, Options, complain_of_environment
 from healthcheck.model import Status
 from healthcheck.settings import Settings, SettingsError, read_settings, settings_despite, unknown_keys
-from quarantine.course import Course
 from quarantine.marks import Marks, Refusal, lock
-from quarantine.release import Recommendation
+from quarantine.recommendation import Recommendation
+from quarantine.run import QuarantineRun
 from quarantine.settings import QuarantineSettings
 
 log = structlog.get_logger()
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         lock(own.report_dir)
         marks = Marks(Cluster(), own.node_name, holder)
-        record = Course(own, _settings(own.config_dir), marks, holder, stopping).run(force=options.force)
+        record = QuarantineRun(own, _settings(own.config_dir), marks, holder, stopping).run(force=options.force)
     except Refusal as refusal:
         return _say("refused: nothing was tested", refusal)
     except ClusterError as error:

@@ -15,7 +15,7 @@ from healthcheck.node.state import QUARANTINE_RESULT, RELEASE, RESULTS, NodeStat
 from healthcheck.text.moments import is_future, moment_or_none
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import RecordError
-from quarantine.release import Recommendation
+from quarantine.recommendation import Recommendation
 
 MOST_RUNS, MOST_FINDINGS = 5, 6
 _LONGEST_NAME = 120

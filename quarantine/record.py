@@ -23,7 +23,7 @@ from healthcheck.verdict.acknowledgement import Fault, counts, deep_faults, is_t
 from healthcheck.verdict.record import RecordError
 from healthcheck.verdict.verdict import status_of, worst
 from quarantine.history import History
-from quarantine.release import Advice, GroupResult, Run, recommend
+from quarantine.recommendation import Advice, GroupResult, RunResult, recommend
 
 KIND = "quarantine-result"
 TESTS: tuple[Check, ...] = (dcgm_diag.LEVEL_4, efa_loopback.CHECK, nccl_allreduce.CHECK)
@@ -142,7 +142,7 @@ def advise(begun: Begun, progress: Progress, node: NodeState, at: datetime) -> A
     ours = [one for one in memory.standing if one.finding.source == KIND and one.last_seen >= begun.started]
     standing = [one.finding for one in memory.standing if one.nature is Nature.EVENT and one not in ours]
     return recommend(
-        Run(
+        RunResult(
             tests=tuple(GroupResult(check.group, _status(progress, check)) for check in TESTS),
             found=(*progress.found, *now),
             standing=(*standing, *carried),

@@ -95,9 +95,9 @@ def _tell(plan: Plan) -> None:
         "planned",
         nodes=len(plan.decisions),
         taken=taken,
-        followed=[job.name for job in plan.residue.alive],
-        stray=[job.name for job in plan.residue.stray],
-        marked=list(plan.residue.marked),
+        followed=[job.name for job in plan.leftovers.alive],
+        stray=[job.name for job in plan.leftovers.stray],
+        marked=list(plan.leftovers.marked),
         overdue=len(overdue),
         unowned=len(plan.unowned),
     )

@@ -27,9 +27,9 @@ from healthcheck.node.state import NodeState
 from healthcheck.settings import NodeSettings
 from healthcheck.verdict.budget import Slot
 from sweeper.jobs import SELECTOR, Order, job_for, job_name, tolerations
+from sweeper.leftovers import Leftovers, find_leftovers, is_working
 from sweeper.patience import patiently, pause
 from sweeper.places import Holder, Unowned, kept_without_agent, unowned
-from sweeper.residue import Residue, is_working, residue
 from sweeper.select import Candidate, Decision, Limits, busy_nodes, candidate, select
 
 log = structlog.get_logger()
@@ -64,7 +64,7 @@ class Plan:
     """What one look leads to."""
 
     decisions: tuple[Decision, ...]
-    residue: Residue
+    leftovers: Leftovers
     unowned: tuple[Unowned, ...] = ()
     """Places in the fleet budget that are nobody's."""
     without_agent: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ class Sweep:
     def plan(self) -> Plan:
         """Look once, and decide. Changes nothing."""
         view, now = patiently(self._look), _now()
-        left = residue(view.marked, view.jobs, now)
+        left = find_leftovers(view.marked, view.jobs, now)
         tried = {job.node: job.created for job in sorted(view.jobs, key=lambda job: job.created)}
         places = self._limits.nodes - len(left.alive)
         return Plan(
@@ -98,7 +98,7 @@ class Sweep:
 
     def run(self, plan: Plan) -> None:
         """Do what was planned, and wait until the Jobs have ended, those that an earlier sweep started among them."""
-        waiting = {job.name: job for job in plan.residue.alive}
+        waiting = {job.name: job for job in plan.leftovers.alive}
         try:
             failed = self._work_off(plan, waiting)
         except Unavailable as error:
@@ -111,8 +111,8 @@ class Sweep:
         """Clear and start, each by itself: what is refused for one node keeps the test from no other."""
         taken = [decision.node for decision in plan.decisions if not decision.why]
         steps = [
-            *(partial(self._clear, name) for name in plan.residue.marked),
-            *(partial(self._stop_stray, job) for job in plan.residue.stray),
+            *(partial(self._clear, name) for name in plan.leftovers.marked),
+            *(partial(self._stop_stray, job) for job in plan.leftovers.stray),
             *(partial(self._start, node, waiting) for node in taken),
             *(partial(self._reclaim, name) for name in _holders_of(plan.unowned[:_MOST_RECLAIMED])),
         ]

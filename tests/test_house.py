@@ -24,7 +24,7 @@ from healthcheck.node import state as node
 from healthcheck.settings import PROFILES_FILE, NodeSettings
 from healthcheck.telemetry import Telemetry
 from healthcheck.verdict.acknowledgement import UNTOLD
-from quarantine.release import Recommendation
+from quarantine.recommendation import Recommendation
 from quarantine.settings import QuarantineSettings
 from sim.scenarios import Expected, Scenario, scenarios
 from sweeper.settings import SweeperSettings
@@ -199,7 +199,7 @@ def test_one_door_to_the_terminal() -> None:
         "cli/app.py": {"print"},  # the version
         "healthcheck/probes/nvml/child.py": {"print"},  # to its parent
         "healthcheck/host/grpc_child.py": {"print"},
-        "sweeper/run.py": {"sys.stdout.write"},  # its findings in words, printable as all findings are
+        "sweeper/node_test.py": {"sys.stdout.write"},  # its findings in words, printable as all findings are
     }
 
 

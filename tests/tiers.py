@@ -18,7 +18,7 @@ STORIES = "stories"
 """A group of its own: they are lived through beside the other tests, from the beginning."""
 _STARTING = {"control_plane", "scheduled", "real_containerd", "stories", "watched"}
 _SERVERS = {"kube-apiserver", "etcd", "containerd"}
-_PROGRAMS = {"agent", "sweeper", "sweeper.run", "quarantine", "sim.control_plane"}
+_PROGRAMS = {"agent", "sweeper", "sweeper.node_test", "quarantine", "sim.control_plane"}
 """Of ours, those that work for long; the command line and what asks NVML end at once."""
 _IN_DISGUISE = "tests."
 """Modules of tests that run as programs: ours, with a fault or an end planted in them."""

@@ -20,7 +20,7 @@ from healthcheck.memory.exit_table import EXITS
 from healthcheck.memory.looks import LOOKS_TO_CONFIRM
 from healthcheck.model import Check, Reason, Severity
 from healthcheck.telemetry import Telemetry
-from quarantine.release import TABLE
+from quarantine.recommendation import TABLE
 
 ALL_CHECKS = (*CHECKS, *DEEP_CHECKS)
 ROOT = Path(__file__).parents[1]

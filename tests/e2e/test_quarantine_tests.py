@@ -15,7 +15,7 @@ from healthcheck.probes.efa.loopback import EfaLoopback
 from healthcheck.probes.nccl import AllReduce
 from healthcheck.verdict.record import LEVEL_4
 from healthcheck.verdict.verdict import status_of, worst
-from quarantine.release import Advice, GroupResult, Run, recommend
+from quarantine.recommendation import Advice, GroupResult, RunResult, recommend
 from sim.node import EFA_PROGRAMS, SimulatedNode
 
 CHECKS = (nccl_allreduce.CHECK, efa_loopback.CHECK)
@@ -58,7 +58,7 @@ def advice(outcomes: tuple[Outcome, ...]) -> Advice:
         severity = worst(finding.severity for finding in one.findings)
         status = status_of(severity, could_not_look=not one.observed)
         results.append(GroupResult(one.group, status if one.configured else Status.NOT_CONFIGURED))
-    return recommend(Run(tuple(results), tuple(finding for one in outcomes for finding in one.findings)))
+    return recommend(RunResult(tuple(results), tuple(finding for one in outcomes for finding in one.findings)))
 
 
 def test_a_node_that_passes_all_goes_back_to_service(quarantine: Quarantine) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from healthcheck.node.state import TAINT, NodeState
 from healthcheck.operations.next_step import Platform, next_step, platform_of
-from quarantine.release import Recommendation
+from quarantine.recommendation import Recommendation
 
 EC2 = NodeState("n", provider_id="aws:///us-west-2a/i-0123456789abcdef0")
 REGION = {"topology.kubernetes.io/region": "us-west-2"}

@@ -13,8 +13,8 @@ from healthcheck.model import Finding, Outcome, Severity
 from healthcheck.node.state import QUARANTINE_RESULT, RELEASE, RESULTS, NodeState
 from healthcheck.verdict import record as records
 from quarantine.history import MOST_FINDINGS, MOST_RUNS, history_of
+from quarantine.recommendation import Recommendation
 from quarantine.record import TESTS, Begun, Progress, Result, carried_by, render
-from quarantine.release import Recommendation
 
 AT = datetime(2026, 11, 21, 1, 0, 0, tzinfo=UTC)
 TEXT = st.text(max_size=20)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthcheck.model import Finding, Severity, Status, Unobserved
-from quarantine.release import TABLE, GroupResult, Recommendation, Run, recommend
+from quarantine.recommendation import TABLE, GroupResult, Recommendation, RunResult, recommend
 
 L4, NCCL, EFA = "4-dcgm-diag-l4", "5-nccl-allreduce", "6-efa-loopback"
 GPU, NIC = "gpu/0000:53:00.0", "efa/rdmap16s0"
@@ -22,7 +22,7 @@ def results(
     return GroupResult(L4, level_4), GroupResult(NCCL, nccl), GroupResult(EFA, efa)
 
 
-PASSED = Run(results())
+PASSED = RunResult(results())
 
 
 def fault(severity: Severity, reason: str = "Xid79", subject: str = GPU) -> Finding:
@@ -41,10 +41,10 @@ ROWS = [
     ),
     (replace(PASSED, found=(fault(Severity.REBOOT),)), f"{of_table(2)}: Xid79 on {GPU}"),
     (replace(PASSED, found=(fault(Severity.RESET),)), f"{of_table(3)}: Xid79 on {GPU}"),
-    (Run(results(nccl=None, efa=None)), f"{of_table(4)}: {NCCL}, {EFA}"),
-    (Run(results(level_4=Status.NOT_CONFIGURED)), f"{of_table(5)}: {L4}"),
-    (Run(results(efa=Status.UNKNOWN)), f"{of_table(6)}: {EFA}"),
-    (Run(results(nccl=Status.FAIL)), f"{of_table(7)}: {NCCL}"),
+    (RunResult(results(nccl=None, efa=None)), f"{of_table(4)}: {NCCL}, {EFA}"),
+    (RunResult(results(level_4=Status.NOT_CONFIGURED)), f"{of_table(5)}: {L4}"),
+    (RunResult(results(efa=Status.UNKNOWN)), f"{of_table(6)}: {EFA}"),
+    (RunResult(results(nccl=Status.FAIL)), f"{of_table(7)}: {NCCL}"),
     (replace(PASSED, unobserved=(UNSEEN, UNSEEN)), f"{of_table(8)}: NvmlCrashed"),
     (replace(PASSED, found=(fault(Severity.MONITOR),)), f"{of_table(9)}: Xid79 on {GPU}"),
     (PASSED, f"{of_table(10)}: {L4}, {NCCL}, {EFA}"),
@@ -52,7 +52,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("row", "run", "reason"), [(row, *case) for row, case in enumerate(ROWS)])
-def test_every_row_of_the_table_has_a_run_that_it_is_for(row: int, run: Run, reason: str) -> None:
+def test_every_row_of_the_table_has_a_run_that_it_is_for(row: int, run: RunResult, reason: str) -> None:
     advice = recommend(run)
 
     assert (advice.recommendation, advice.reasons[0]) == (TABLE[row].recommendation, reason)
@@ -73,7 +73,7 @@ def test_the_words_are_those_of_the_documents() -> None:
 
 
 def test_the_worst_of_all_wins_and_says_all_that_speaks_for_it() -> None:
-    run = Run(
+    run = RunResult(
         results(level_4=Status.FAIL, efa=None),
         found=(fault(Severity.RESET, "DcgmDiagMemory"), fault(Severity.ISOLATE, "EfaLoopbackCorrupt", NIC)),
         standing=(fault(Severity.REBOOT),),
@@ -104,13 +104,13 @@ def test_what_still_stands_after_a_run_that_is_done_counts_as_if_it_were_found(
 
 @pytest.mark.parametrize("severity", [Severity.RESET, Severity.REBOOT, Severity.ISOLATE])
 def test_a_run_that_was_killed_leaves_what_stood_before_to_the_next_one(severity: Severity) -> None:
-    killed = Run(results(efa=None), standing=(fault(severity),))
+    killed = RunResult(results(efa=None), standing=(fault(severity),))
 
     assert recommend(killed).recommendation is Recommendation.RERUN
 
 
 def test_a_run_that_was_killed_after_it_had_found_a_fault_recommends_by_that_and_by_what_stood_before() -> None:
-    killed = Run(results(level_4=Status.FAIL, efa=None), (fault(Severity.RESET, "DcgmDiagMemory"),))
+    killed = RunResult(results(level_4=Status.FAIL, efa=None), (fault(Severity.RESET, "DcgmDiagMemory"),))
     before = (fault(Severity.REBOOT),)
 
     assert recommend(killed).recommendation is Recommendation.RESET
@@ -118,15 +118,15 @@ def test_a_run_that_was_killed_after_it_had_found_a_fault_recommends_by_that_and
 
 
 def test_a_test_that_does_not_belong_to_the_node_speaks_neither_for_nor_against_it() -> None:
-    bare = Run(results(nccl=Status.NOT_CONFIGURED, efa=Status.NOT_CONFIGURED))
+    bare = RunResult(results(nccl=Status.NOT_CONFIGURED, efa=Status.NOT_CONFIGURED))
 
     assert recommend(bare).reasons == (f"{of_table(10)}: {L4}",)
     assert recommend(bare).recommendation is Recommendation.RETURN_TO_SERVICE
 
 
 def test_without_level_4_nothing_is_proved() -> None:
-    assert recommend(Run(())).recommendation is Recommendation.RERUN
-    assert recommend(Run((GroupResult(EFA, Status.PASS),))).recommendation is Recommendation.RERUN
+    assert recommend(RunResult(())).recommendation is Recommendation.RERUN
+    assert recommend(RunResult((GroupResult(EFA, Status.PASS),))).recommendation is Recommendation.RERUN
 
 
 @pytest.mark.parametrize(("severity", "replaced"), [(Severity.MONITOR, False), (Severity.RESET, True)])
@@ -152,7 +152,7 @@ FINDINGS = st.lists(
 ).map(tuple)
 STATUSES = st.one_of(st.none(), st.sampled_from(list(Status)))
 RUNS = st.builds(
-    Run,
+    RunResult,
     st.lists(st.builds(GroupResult, st.sampled_from([L4, NCCL, EFA]), STATUSES), max_size=4).map(tuple),
     FINDINGS,
     FINDINGS,
@@ -162,7 +162,7 @@ RUNS = st.builds(
 
 
 @given(RUNS)
-def test_whatever_a_run_knows_there_is_one_recommendation_with_its_reason(run: Run) -> None:
+def test_whatever_a_run_knows_there_is_one_recommendation_with_its_reason(run: RunResult) -> None:
     advice = recommend(run)
 
     assert advice.reasons

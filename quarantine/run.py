@@ -19,9 +19,9 @@ from healthcheck.probes.efa.loopback import EfaLoopback
 from healthcheck.probes.kernel_log import boot_id
 from healthcheck.probes.nccl import AllReduce
 from healthcheck.settings import Settings
-from quarantine.bug_report import BugReport
 from quarantine.history import history_of
 from quarantine.marks import Marks
+from quarantine.nvidia_report import BugReport
 from quarantine.record import Begun, Progress, carried_by
 from quarantine.settings import QuarantineSettings
 from quarantine.suite import Suite
@@ -42,7 +42,7 @@ _STOPPED = "the run was stopped before its end (SIGTERM): its pod was deleted, o
 
 
 @dataclass(frozen=True)
-class Course:
+class QuarantineRun:
     """`stopping` is set by a signal. `holder` names the run on the Node."""
 
     own: QuarantineSettings

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from quarantine import bug_report
-from quarantine.bug_report import BugReport
+from quarantine import nvidia_report
+from quarantine.nvidia_report import BugReport
 from tests.quarantine.world import World, end_of
 from tests.waiting import eventually
 
@@ -21,7 +21,7 @@ WRITES = 'while [ "$1" != --output-file ]; do shift; done\necho "report of $NODE
 
 def install(root: Path, body: str) -> None:
     """As the host's driver brings it."""
-    script = root / "usr/bin" / bug_report.PROGRAM
+    script = root / "usr/bin" / nvidia_report.PROGRAM
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(f"#!/bin/sh\n{body}\n")
     script.chmod(0o755)
@@ -74,7 +74,7 @@ def test_what_one_has_written_before_it_hung_is_kept(tmp_path: Path) -> None:
 
 
 def test_no_report_is_larger_than_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bug_report, "MOST_BYTES", 4096)
+    monkeypatch.setattr(nvidia_report, "MOST_BYTES", 4096)
     install(tmp_path, 'head -c 1000000 /dev/zero >"$2"')
     report = BugReport(tmp_path, tmp_path / "reports").collect(AT)
     assert Path(report).stat().st_size == 4096

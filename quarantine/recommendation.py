@@ -29,7 +29,7 @@ class GroupResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunResult:
     """What a quarantine run knows when it ends, whether it is done or was killed."""
 
     tests: tuple[GroupResult, ...]
@@ -65,7 +65,7 @@ class Row:
     recommendation: Recommendation
     when: str
     why: str
-    fits: Callable[[Run], Iterable[str]]
+    fits: Callable[[RunResult], Iterable[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Advice:
     reasons: tuple[str, ...]
 
 
-def recommend(run: Run) -> Advice:
+def recommend(run: RunResult) -> Advice:
     """The first row that fits, with all others that recommend the same."""
     fitting = [(row, what) for row in TABLE if (what := tuple(dict.fromkeys(row.fits(run))))]
     first = fitting[0][0].recommendation
@@ -88,21 +88,21 @@ def _named(findings: Iterable[Finding]) -> Iterable[str]:
     return (f"{one.reason} on {one.subject}" for one in findings)
 
 
-def _faults_of(severity: Severity) -> Callable[[Run], Iterable[str]]:
+def _faults_of(severity: Severity) -> Callable[[RunResult], Iterable[str]]:
     return lambda run: _named(one for one in run.faults if one.severity is severity)
 
 
-def _came_back(run: Run) -> Iterable[str]:
+def _came_back(run: RunResult) -> Iterable[str]:
     again = (one for one in run.found if (one.reason, one.subject) in run.returned_with)
     return _named(one for one in again if one.severity >= Severity.RESET)
 
 
-def _without_level_4(run: Run) -> Iterable[str]:
+def _without_level_4(run: RunResult) -> Iterable[str]:
     known = {test.name: test.status for test in run.tests}
     return [LEVEL_4] if known.get(LEVEL_4, Status.NOT_CONFIGURED) is Status.NOT_CONFIGURED else []
 
 
-def _tests_that_are(*statuses: Status | None) -> Callable[[Run], Iterable[str]]:
+def _tests_that_are(*statuses: Status | None) -> Callable[[RunResult], Iterable[str]]:
     return lambda run: (test.name for test in run.tests if test.status in statuses)
 
 

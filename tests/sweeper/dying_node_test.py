@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from sweeper import run as program
+from sweeper import node_test as program
 from tests.sweeper.dying import Dying
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from healthcheck.node.state import NodeState
 
 
 @dataclass(frozen=True, slots=True)
-class Residue:
+class Leftovers:
     """What is found at the beginning of a sweep. All but `alive` is looked at once more before it is touched."""
 
     alive: tuple[JobState, ...]
@@ -22,13 +22,13 @@ class Residue:
     """Names of nodes with marks of a run that is over, whose Job is, or that nobody can read."""
 
 
-def residue(marked: Sequence[NodeState], jobs: Iterable[JobState], now: datetime) -> Residue:
+def find_leftovers(marked: Sequence[NodeState], jobs: Iterable[JobState], now: datetime) -> Leftovers:
     """`marked` are the nodes on which anything says that a deep run uses them, listed before the Jobs were."""
     working = {(job.node, job.name): job for job in jobs if is_working(job)}
     runs = {node.name: run for node in marked if (run := run_on(node, now)) is not None}
     held = {(name, run.holder) for name, run in runs.items() if run.kind is Kind.SWEEP}
     over = {name for name, holder in held if (name, holder) not in working}
-    return Residue(
+    return Leftovers(
         alive=tuple(job for key, job in working.items() if key in held),
         stray=tuple(job for key, job in working.items() if key not in held),
         marked=tuple(node.name for node in marked if node.name in over or clear(node, now) is not None),

@@ -1,0 +1,48 @@
+"""What earlier sweeps left behind: told from what is still at work."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from healthcheck.deep.claim import JobState, Kind, Run, take
+from healthcheck.node.state import MAINTENANCE, MODE, RUN, NodeState
+from sweeper.leftovers import Leftovers, find_leftovers
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+LATER = NOW + timedelta(hours=1)
+JOB = JobState("job-1", "gpu-healthcheck", "uid", "n", NOW)
+ENDED = JobState("job-1", "gpu-healthcheck", "uid", "n", NOW, outcome="DeadlineExceeded")
+
+
+def held(kind: Kind = Kind.SWEEP, holder: str = "job-1", until: datetime = LATER) -> NodeState:
+    patch = take(NodeState("n"), Run(kind, holder, until), NOW)
+    assert patch is not None
+    return NodeState("n", annotations=patch["metadata"]["annotations"], labels=patch["metadata"]["labels"])
+
+
+LEFT = NodeState("n", taints=({"key": MAINTENANCE, "value": "sweep", "effect": "NoSchedule"},))
+
+
+@pytest.mark.parametrize(
+    ("marked", "jobs", "found"),
+    [
+        ([], [], Leftovers((), (), ())),
+        ([held()], [JOB], Leftovers((JOB,), (), ())),
+        ([held()], [ENDED], Leftovers((), (), ("n",))),
+        ([held()], [], Leftovers((), (), ("n",))),
+        ([held(holder="job-2")], [JOB], Leftovers((), (JOB,), ("n",))),
+        ([], [JOB], Leftovers((), (JOB,), ())),
+        ([], [ENDED], Leftovers((), (), ())),
+        ([held(until=NOW)], [], Leftovers((), (), ("n",))),
+        ([held(Kind.L2, "agent")], [], Leftovers((), (), ())),
+        ([held(Kind.QUARANTINE, "job-1")], [JOB], Leftovers((), (JOB,), ())),
+        ([held(Kind.L2, "agent", NOW)], [], Leftovers((), (), ("n",))),
+        ([NodeState("n", annotations={RUN: "{"})], [], Leftovers((), (), ("n",))),
+        ([NodeState("n", labels={MODE: "sweep"})], [], Leftovers((), (), ("n",))),
+        ([LEFT], [], Leftovers((), (), ("n",))),
+    ],
+)
+def test_what_is_at_work_and_what_is_left(marked: list[NodeState], jobs: list[JobState], found: Leftovers) -> None:
+    assert find_leftovers(marked, jobs, NOW) == found
