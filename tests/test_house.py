@@ -32,6 +32,14 @@ from tools import docs, manifests
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("healthcheck", "agent", "sweeper", "quarantine")
+ROOMS = sorted(
+    str(file.parent.relative_to(ROOT)).removeprefix("healthcheck/")
+    for part in (*PARTS, "cli")
+    for file in (ROOT / part).rglob("__init__.py")
+    if file.parent.name != "healthcheck"
+)
+OTHER_TESTS = {"e2e", "image", "sim"}
+"""The folders of tests that are about no room of the product."""
 ALL_CHECKS = (*checks.CHECKS, *checks.DEEP_CHECKS)
 REASONS = [reason.name for check in ALL_CHECKS for reason in check.reasons]
 LIGHT_REASONS = [reason.name for check in checks.CHECKS for reason in check.reasons]
@@ -51,6 +59,17 @@ def test_every_module_of_checks_is_in_the_list() -> None:
     assert sorted({check.judge.__module__.rpartition(".")[2] for check in ALL_CHECKS}) == MODULES
     light = [check.judge.__module__ for check in checks.CHECKS]
     assert sorted(set(light)) == sorted(light)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_has_its_tests(room: str) -> None:
+    """`make test ONLY=room` runs them."""
+    assert list((ROOT / "tests" / room).rglob("test_*.py")) != []
+
+
+def test_no_folder_of_tests_is_named_after_a_room_that_is_gone() -> None:
+    folders = {file.parent.relative_to(ROOT / "tests").parts[0] for file in (ROOT / "tests").glob("*/test_*.py")}
+    assert folders - {room.split("/")[0] for room in ROOMS} == OTHER_TESTS
 
 
 @pytest.mark.parametrize("check", checks.CHECKS, ids=lambda check: check.name)

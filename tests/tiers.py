@@ -16,6 +16,7 @@ import pytest
 
 STORIES = "stories"
 """A group of its own: they are lived through beside the other tests, from the beginning."""
+_TESTS = Path(__file__).parent
 _STARTING = {"control_plane", "scheduled", "real_containerd", "stories", "watched"}
 _SERVERS = {"kube-apiserver", "etcd", "containerd"}
 _PROGRAMS = {"agent", "sweeper", "sweeper.node_test", "quarantine", "sim.control_plane"}
@@ -45,7 +46,7 @@ def group(test: pytest.Item) -> str | None:
         return STORIES
     if test.get_closest_marker("cluster") and not _shares_with_its_file(test):
         return None
-    return test.path.stem
+    return str(test.path.relative_to(_TESTS).with_suffix(""))
 
 
 def _shares_with_its_file(test: pytest.Item) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from sim.container_runtime import NVIDIA_V3, RUNC_V3, STANDARD_FILE, handler
 from tests.agent.world import StandIn, World
-from tests.probes.grpc_server import Json, Server, serving, told
+from tests.host.grpc_server import Json, Server, serving, told
 
 pytestmark = pytest.mark.cluster
 

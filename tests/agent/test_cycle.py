@@ -28,7 +28,7 @@ from healthcheck.probes.nvml.driver import Driver
 from healthcheck.probes.nvml.gpus import NVML
 from healthcheck.telemetry import Telemetry
 from sim.node import EFA_PROGRAMS, SimulatedNode
-from tests.probes.grpc_server import serving, told
+from tests.host.grpc_server import serving, told
 from tests.waiting import eventually
 
 CHECKS = ["driver", "gpu-count", "recovery-action", "efa-count"]

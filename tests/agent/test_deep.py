@@ -40,8 +40,8 @@ from healthcheck.probes.pod_resources import SOCKETS, holds_gpus, read_pod_resou
 from healthcheck.telemetry import Telemetry
 from healthcheck.text.moments import timestamp
 from tests.agent.world import P, StandIn, World
-from tests.probes.dcgm_documents import FAULTY, NOT_PERSISTENT, Said, Story, dcgm_4
-from tests.probes.grpc_server import Server, serving, told
+from tests.host.grpc_server import Server, serving, told
+from tests.probes.dcgm.documents import FAULTY, NOT_PERSISTENT, Said, Story, dcgm_4
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
 Json = dict[str, Any]

@@ -19,8 +19,8 @@ from healthcheck.telemetry import Telemetry
 from sim.host_services import Container
 from tests.agent.test_deep import GPU_POD, MAINTENANCE, MODE, QUICK, SWEEP, Rig, answer, client, rig
 from tests.agent.world import NOBODY, UNHEALTHY, NodeView, World
-from tests.healthcheck.test_command import is_gone
-from tests.probes.dcgm_documents import FAULTY
+from tests.host.test_command import is_gone
+from tests.probes.dcgm.documents import FAULTY
 from tests.waiting import eventually
 
 __all__ = ["rig"]

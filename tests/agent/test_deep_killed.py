@@ -20,7 +20,7 @@ from sim.control_plane import ControlPlane, install
 from sim.pod_resources import serving_pod_resources
 from tests.agent.test_deep import SWEEP, answer, swept
 from tests.agent.world import RealCluster, World
-from tests.probes.dcgm_documents import FAULTY
+from tests.probes.dcgm.documents import FAULTY
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster

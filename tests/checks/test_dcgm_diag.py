@@ -47,8 +47,8 @@ from healthcheck.probes.dcgm.diag import LEVEL_2_RUN, LEVEL_4_RUN, DcgmLook
 from healthcheck.probes.dcgm.document import Answer, DiagError, DiagResult, read_answer
 from healthcheck.probes.nvml import gpus as nvml
 from tests.checks.evidence import healthy
-from tests.healthcheck.examples import NOW
-from tests.probes.dcgm_documents import (
+from tests.examples import NOW
+from tests.probes.dcgm.documents import (
     FAULTY,
     NOT_PERSISTENT,
     SHAPES,

@@ -1,4 +1,4 @@
-"""The Xid check over a ring. Line forms and severities have tests of their own in tests/healthcheck."""
+"""The Xid check over a ring. Line forms and severities have tests of their own in test_xid_lines and tests/catalog."""
 
 from __future__ import annotations
 

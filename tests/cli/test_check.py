@@ -22,7 +22,7 @@ from cli.app import app
 from sim.node import SimulatedNode
 from sim.pod_resources import serving_pod_resources
 from tests.console import typed
-from tests.probes.dcgm_documents import FAULTY, Story, dcgm_4, printed
+from tests.probes.dcgm.documents import FAULTY, Story, dcgm_4, printed
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
 POD = ("team", "train-0", 8)

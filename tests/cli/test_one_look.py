@@ -34,7 +34,7 @@ from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.container_runtime.facts import Configuration, ContainerRuntime, ReadFile
 from healthcheck.probes.kernel_log import RING, Record
 from tests.checks.evidence import P5
-from tests.healthcheck.examples import BLIND, BOOT, MACHINE, NODE, NOW
+from tests.examples import BLIND, BOOT, MACHINE, NODE, NOW
 
 LINKS = Probe("links", lambda _: (), tuple[str, ...])
 SEEN = Seen("8 GPUs, 143 of 144 NVLinks active", "18 per GPU", "p5.48xlarge in instance-profiles.conf")

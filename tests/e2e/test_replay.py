@@ -23,8 +23,8 @@ from healthcheck.memory.findings import Standing
 from healthcheck.model import Nature, Now
 from healthcheck.probes.kernel_log import Record
 from sim.scenarios import Scenario, scenarios
+from tests.captures.renderings import BOOTED, FORMS, WITHOUT_TIMES, capture, records
 from tests.console import typed
-from tests.probes.renderings import BOOTED, FORMS, WITHOUT_TIMES, capture, records
 
 OFF_BUS = "NVRM: Xid (PCI:0000:05:00): 79, GPU has fallen off the bus."
 CONTAINED = "NVRM: Xid (PCI:0000:64:00 GPU-I:05 GPU-CI:01): 94, pid=7, name=a b, Contained: CE User Channel (0x9)"

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from cli.app import app
 from tests.e2e.test_replay import run
-from tests.probes.dcgm_documents import FAULTY, NOT_PERSISTENT, SHAPES, Story, dcgm_4, printed, runtime_error
+from tests.probes.dcgm.documents import FAULTY, NOT_PERSISTENT, SHAPES, Story, dcgm_4, printed, runtime_error
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs/record.schema.json").read_text())
 WELL = Story()

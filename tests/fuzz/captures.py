@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from healthcheck.captures.blocks import CaptureError, Input
 from healthcheck.captures.kernel_logs import KernelLogReader, PassedOver
 from healthcheck.probes.kernel_log import Record
+from tests.captures.renderings import BOOTED, FORMS, capture
+from tests.checks.grammar import fault_lines, quoted_lines
 from tests.fuzz.damage import byte_damages, damaged
-from tests.healthcheck.grammar import fault_lines, quoted_lines
-from tests.probes.renderings import BOOTED, FORMS, capture
 
 _texts = st.one_of(fault_lines(), quoted_lines(), st.text(max_size=80)).map(
     lambda text: text.encode("utf-8", "replace").decode()

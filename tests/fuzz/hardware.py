@@ -23,8 +23,8 @@ from healthcheck.probes.services import SERVICES, read_services
 from tests.checks.any_facts import any_facts_are_judged
 from tests.checks.evidence import P5
 from tests.checks.test_no_false_fault import healthy
+from tests.examples import MONOTONIC, WALL
 from tests.fuzz.damage import damaged, forge
-from tests.healthcheck.examples import MONOTONIC, WALL
 
 Damage = tuple[int, int, bytes]
 Forgery = tuple[list[int], Any, bool]

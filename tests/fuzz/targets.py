@@ -23,12 +23,12 @@ from healthcheck.probes.kernel_log import RING, Batch, KernelLog, Record, parse_
 from healthcheck.verdict.record import LONGEST, dump, render
 from healthcheck.verdict.verdict import decide
 from tests.checks.any_facts import any_facts_are_judged, evidence, expectations
+from tests.checks.grammar import fault_lines, quoted_lines
+from tests.examples import IDENTITY, MACHINE, MONOTONIC, WALL
 from tests.fuzz import captures, container_runtime, hardware
 from tests.fuzz.damage import byte_damages, damaged, forge, json_values, places
-from tests.healthcheck import test_any_annotation as any_annotation
-from tests.healthcheck import test_memory_properties as properties
-from tests.healthcheck.examples import IDENTITY, MACHINE, MONOTONIC, WALL
-from tests.healthcheck.grammar import fault_lines, quoted_lines
+from tests.memory import test_properties as properties
+from tests.verdict import test_any_annotation as any_annotation
 
 EVENT_CHECKS = tuple(check for check in CHECKS if check.nature is Nature.EVENT)
 

@@ -24,7 +24,7 @@ from sim.real_node.images import OURS, PAUSE, REPOSITORY
 from sim.real_node.root import HARDWARE
 from tests.agent.world import P
 from tests.node.stage import advertise
-from tests.probes.dcgm_documents import FAULTY, Story, dcgm_4
+from tests.probes.dcgm.documents import FAULTY, Story, dcgm_4
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

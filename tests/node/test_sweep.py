@@ -17,7 +17,7 @@ from sim.real_node.agent_pod import GIVE_UP_SECONDS
 from sim.real_node.root import HARDWARE
 from tests.agent.world import P
 from tests.node.stage import advertise
-from tests.probes.dcgm_documents import FAULTY, Story, dcgm_4
+from tests.probes.dcgm.documents import FAULTY, Story, dcgm_4
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,7 +21,7 @@ from healthcheck.probes.pod_resources import (
     read_answer,
     read_pod_resources,
 )
-from tests.probes.grpc_server import Json, serving, told
+from tests.host.grpc_server import Json, serving, told
 
 GPU, UUID = "nvidia.com/gpu", "GPU-8f2e6c1a-0000-4000-8000-000000000000"
 

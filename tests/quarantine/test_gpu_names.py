@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.probes.dcgm_documents import FAULTY, Story, dcgm_4
+from tests.probes.dcgm.documents import FAULTY, Story, dcgm_4
 from tests.quarantine.world import World
 
 pytestmark = pytest.mark.cluster

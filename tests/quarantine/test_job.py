@@ -17,7 +17,7 @@ from sim.kubelet import Kubelets
 from sim.node import EFA_PROGRAMS
 from tests.agent.test_deep import answer
 from tests.agent.world import UNHEALTHY, P, RealCluster, World
-from tests.probes.dcgm_documents import FAULTY
+from tests.probes.dcgm.documents import FAULTY
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster

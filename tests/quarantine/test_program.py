@@ -11,7 +11,7 @@ from healthcheck.deep.record import deep_record
 from healthcheck.text.moments import moment, timestamp
 from healthcheck.verdict.record import passed_since
 from tests.agent.test_deep import answer
-from tests.probes.dcgm_documents import FAULTY, Said
+from tests.probes.dcgm.documents import FAULTY, Said
 from tests.quarantine.world import ALL_REDUCE, LEVEL_4, LOOPBACK, NODE, SPOT, P, World, end_of
 from tests.waiting import eventually
 

@@ -114,7 +114,7 @@ def test_a_gpu_that_moved_keeps_its_address_and_its_driver(node: SimulatedNode) 
 
 
 def test_no_link_leads_out_of_the_node(node: SimulatedNode) -> None:
-    """But for those of /proc, which are the kernel's own: captured, they lead nowhere (tests/probes/runtime)."""
+    """But for the kernel's own in /proc: captured, they lead nowhere (tests/probes/container_runtime)."""
     links = [path for path in node.root.rglob("*") if path.is_symlink()]
     links = [path for path in links if path.relative_to(node.root).parts[0] != "proc"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from healthcheck.text.moments import timestamp
 from tests.agent.world import P, World
-from tests.probes.dcgm_documents import Said, Story, dcgm_4, runtime_error
+from tests.probes.dcgm.documents import Said, Story, dcgm_4, runtime_error
 
 SWEEP = f"{P}/sweep-result"
 ALREADY_RUNNING = runtime_error(

@@ -18,7 +18,7 @@ from healthcheck.probes.dcgm.diag import HURRY_SECONDS, Dcgm
 from healthcheck.text.moments import moment
 from sweeper import node_test
 from tests.agent.world import P, StandIn, World
-from tests.probes.dcgm_documents import FAULTY, NOT_PERSISTENT, Said
+from tests.probes.dcgm.documents import FAULTY, NOT_PERSISTENT, Said
 from tests.sweeper.pod import ALL_SKIPPED, ALREADY_RUNNING, SWEEP, Pod, ended, swept
 from tests.waiting import GIVE_UP_SECONDS, eventually
 

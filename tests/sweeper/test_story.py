@@ -13,7 +13,7 @@ import pytest
 from healthcheck.model import PREFIX
 from sim.kubelet import Kubelets
 from tests.agent.world import RealCluster, World
-from tests.probes.dcgm_documents import FAULTY
+from tests.probes.dcgm.documents import FAULTY
 from tests.sweeper.pod import ALREADY_RUNNING, SWEEP, Pod
 from tests.sweeper.world import Fleet
 from tests.waiting import eventually

@@ -1,0 +1,174 @@
+"""A bug report tells of the same kernel records in several sections: each event is one, in its own boot."""
+
+from __future__ import annotations
+
+import gzip
+import io
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from healthcheck.captures.blocks import Input
+from healthcheck.captures.bug_report import BugReportReader
+from healthcheck.captures.kernel_logs import PassedOver
+from tests.captures.renderings import BOOTED, FORMS, capture, records
+
+RULE = "_" * 44 + "\n\n"
+SAVED = datetime(2026, 12, 24, tzinfo=UTC)
+LOADED = "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.133.20"
+OFF_BUS = "NVRM: Xid (PCI:0000:05:00): 79, GPU has fallen off the bus."
+MMU = "NVRM: Xid (PCI:0000:05:00): 31, pid=7, name=python3, Ch 00000008"
+OLD = "NVRM: Xid (PCI:0000:64:00): 95, Uncontained: LTC TAG (0x2, 0x1). RST: Yes, D-RST: No"
+FALLEN = (
+    "NVRM: The NVIDIA GPU 0000:b3:00.0\n"
+    "NVRM: (PCI ID: 10de:26b5) installed in this system has\n"
+    "NVRM: fallen off the bus and is not responding to commands."
+)
+DMESG = FORMS["dmesg"]
+SYSLOG = FORMS["syslog"]
+JOURNAL = FORMS["journal short"]
+YESTERDAY = -86400.0
+"""Seconds from this boot's start to the one before."""
+
+
+def text(form: str, *told: tuple[float, str]) -> str:
+    return capture(FORMS[form], records(*told)).decode()
+
+
+def report(*sections: str, date: str = "Fri Nov 20 10:00:00 UTC 2026") -> bytes:
+    head = (
+        f"{RULE}Start of NVIDIA bug report log file.  Please include this file.\n\nDate: {date}\nuname: Linux host\n\n"
+    )
+    return (
+        head + "".join(RULE + section + "\n" for section in sections) + RULE + "End of NVIDIA bug report log file.\n"
+    ).encode()
+
+
+def scanned(**logs: str) -> str:
+    """The section in which the script greps the logs."""
+    names = {
+        "messages": "/var/log/messages",
+        "b0": "journalctl -b -0",
+        "b1": "journalctl -b -1",
+        "b2": "journalctl -b -2",
+    }
+    parts = "".join(f"\n  {names[name]}:\n{log}" for name, log in logs.items())
+    return f"Scanning kernel log files for NVIDIA kernel messages:\n{parts}\n"
+
+
+class Reading:
+    def __init__(self, content: bytes) -> None:
+        self.passed_over = PassedOver()
+        self.reader = BugReportReader(SAVED, 1, self.passed_over)
+        self.batches = list(self.reader.read("report", Input(io.BytesIO(content)).blocks()))
+
+    @property
+    def boots(self) -> list[list[str]]:
+        by_boot: dict[int, list[str]] = {}
+        for batch in self.batches:
+            by_boot.setdefault(batch.boot, []).extend(line.record.text for line in batch.lines)
+        return list(by_boot.values())
+
+
+NOW = ((4.0, LOADED), (100.5, OFF_BUS), (130.5, MMU), (131.5, MMU))
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        [scanned(b0=text("journal short", *NOW)), "dmesg:\n\n" + text("dmesg", *NOW)],
+        [scanned(messages=text("syslog", *NOW)), "dmesg:\n\n" + text("dmesg", *NOW)],
+        [scanned(messages=text("syslog", *NOW), b0=text("journal short", *NOW)), "dmesg:\n\n" + text("dmesg", *NOW)],
+        ["dmesg:\n\n" + text("dmesg", *NOW)],
+        [scanned(b0=text("journal short", *NOW))],
+        ["dmesg:\n\n" + text("dmesg -T", *NOW), scanned(messages=text("syslog", *NOW))],
+        [f"*** /var/log/dmesg\n*** ls: -rw-r--r--\n{text('dmesg', *NOW[:2])}", "dmesg:\n\n" + text("dmesg", *NOW)],
+        [scanned(b0=text("journal short", *NOW)), "dmesg:\n\n" + text("dmesg", *NOW[2:])],
+    ],
+)
+def test_an_event_counts_once_however_often_it_is_told(sections: list[str]) -> None:
+    read = Reading(report(*sections))
+
+    assert read.boots[-1] == [one for _, one in NOW]
+    assert sum(map(len, read.boots)) == len(NOW)
+
+
+def test_the_same_words_again_are_another_event() -> None:
+    storm = tuple((100.0 + number, MMU) for number in range(20))
+    read = Reading(report(scanned(b0=text("journal short", *storm)), "dmesg:\n\n" + text("dmesg", *storm[12:])))
+
+    assert read.boots == [[MMU] * 20]
+    assert read.passed_over.told_twice == 8
+
+
+def test_boots_follow_from_the_journal() -> None:
+    old = ((YESTERDAY + 10.0, LOADED), (YESTERDAY + 50.0, OLD))
+    now = ((4.0, LOADED), (100.5, MMU))
+    logs = scanned(messages=text("syslog", *old, *now), b0=text("journal short", *now), b1=text("journal short", *old))
+    read = Reading(report(logs, "dmesg:\n\n" + text("dmesg", *now)))
+
+    assert read.boots == [[LOADED, OLD], [LOADED, MMU]]
+
+
+def test_what_messages_tell_of_older_boots_is_older() -> None:
+    old = ((YESTERDAY + 10.0, LOADED), (YESTERDAY + 50.0, OLD))
+    now = ((4.0, LOADED), (100.5, MMU))
+    read = Reading(report(scanned(messages=text("syslog", *old, *now)), "dmesg:\n\n" + text("dmesg", *now)))
+
+    assert read.boots == [[LOADED, OLD], [LOADED, MMU]]
+
+
+def test_a_boot_that_says_nothing_of_a_gpu_still_ends_the_one_before() -> None:
+    old = ((YESTERDAY + 10.0, LOADED), (YESTERDAY + 50.0, OLD))
+    read = Reading(report(scanned(b1=text("journal short", *old)), "dmesg:\n\n[    1.000000] usb 1-1: new\n"))
+
+    assert read.boots == [[LOADED, OLD], []]
+
+
+def test_times_within_the_boot_stay_those_of_dmesg() -> None:
+    read = Reading(report(scanned(b0=text("journal short-precise", *NOW)), "dmesg:\n\n" + text("dmesg", *NOW)))
+    ages = [line.record.at for batch in read.batches for line in batch.lines]
+
+    assert [round(age - ages[0], 3) for age in ages] == [0.0, 96.5, 126.5, 127.5]
+
+
+def test_now_is_the_date_of_the_report() -> None:
+    read = Reading(report(scanned(b0=text("journal short", *NOW)), date="Fri Nov 20 01:30:00 PM -03 2026"))
+
+    assert read.batches[-1].now.wall == datetime(2026, 11, 20, 13, 30, tzinfo=UTC)
+
+
+def test_a_record_of_several_lines_is_one() -> None:
+    told = ((4.0, LOADED), (5.0, FALLEN))
+    read = Reading(report(scanned(b0=text("journal short", *told)), "dmesg:\n\n" + text("dmesg", *told)))
+
+    assert read.boots == [[LOADED, FALLEN]]
+
+
+def test_what_other_sections_say_is_a_quote() -> None:
+    read = Reading(
+        report(
+            f"journalctl -b -0 _COMM=Xorg\n\nNov 20 08:00:00 host Xorg[1]: {OFF_BUS}\n",
+            f"*** /var/log/Xorg.0.log\n[   100.123] (II) {OFF_BUS}\n{OFF_BUS}\n",
+            "dmesg:\n\n" + text("dmesg", (4.0, LOADED)),
+        )
+    )
+
+    assert (read.boots, read.passed_over.quoted) == ([[LOADED]], 3)
+
+
+def test_a_report_packed_section_by_section_is_read_whole() -> None:
+    whole = report(scanned(b0=text("journal short", *NOW)), "dmesg:\n\n" + text("dmesg", *NOW))
+    parts = whole.split(RULE.encode())
+    packed = b"".join(gzip.compress(RULE.encode() + part) for part in parts[1:])
+
+    assert Reading(packed).boots == Reading(whole).boots
+
+
+def test_a_clock_of_dmesg_that_drifted_tells_the_same_events() -> None:
+    drifted = tuple((at * 1.0001, what) for at, what in ((4.0, LOADED), (400_000.0, OFF_BUS)))
+    logs = scanned(b0=text("journal short", (4.0, LOADED), (400_000.0, OFF_BUS)))
+    late = (BOOTED + timedelta(days=6)).strftime("%a %b %d %H:%M:%S UTC %Y")
+    read = Reading(report(logs, "dmesg:\n\n" + text("dmesg", *drifted), date=late))
+
+    assert read.boots == [[LOADED, OFF_BUS]]

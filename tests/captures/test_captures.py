@@ -1,0 +1,596 @@
+"""Every form in which the kernel's log is saved, read back as the records that it tells of."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthcheck.captures import blocks as capture_bytes
+from healthcheck.captures.blocks import CaptureError, Input
+from healthcheck.captures.kernel_logs import SAMPLE_BYTES, Batch, KernelLogReader, PassedOver
+from healthcheck.captures.log_lines import LogLine, Stamp, read_line
+from healthcheck.checks import driver_messages
+from healthcheck.probes.kernel_log import Record
+from tests.captures.renderings import BOOT_ID, BOOTED, FORMS, TO_THE_MINUTE, WITHOUT_TIMES, capture, records
+
+SAVED = BOOTED + timedelta(hours=3)
+FALLEN = (
+    "NVRM: The NVIDIA GPU 0000:b3:00.0\n"
+    "NVRM: (PCI ID: 10de:26b5) installed in this system has\n"
+    "NVRM: fallen off the bus and is not responding to commands."
+)
+MISMATCH = (
+    "NVRM: API mismatch: the client has the version 570.1, but\n"
+    "NVRM: this kernel module has the version 570.2.  Please\n"
+    "NVRM: make sure that this kernel module and all NVIDIA driver\n"
+    "NVRM: components have the same version."
+)
+OFF_BUS = "NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+MIG = "NVRM: Xid (PCI:0000:01:00 GPU-I:05 GPU-CI:01): 94, pid=1, name=a b, c, Contained: CE User Channel (0x9)"
+SWITCH = "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"
+STORY = records(
+    (3.5, "nvidia: module license 'NVIDIA' taints kernel."),
+    (4.0, "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.133.20"),
+    (100.25, OFF_BUS),
+    (101.25, FALLEN),
+    (130.5, MISMATCH),
+    (130.5, MIG),
+    (140.0, "usb 1-1: new high-speed USB device number 4 using xhci_hcd"),
+    (150.75, SWITCH),
+    (161.0, "NVRM: Xid (0000:03:00): 14, Channel 00000001"),
+)
+TOLD = [one for one in STORY if "NVRM" in one.text or "SXid" in one.text]
+
+
+class Reading:
+    """What the reader makes of some bytes."""
+
+    def __init__(self, *files: bytes, saved: datetime = SAVED) -> None:
+        self.passed_over = PassedOver()
+        self.reader = KernelLogReader(saved, 1, self.passed_over)
+        self.batches: list[Batch] = []
+        for number, content in enumerate(files):
+            self.batches += self.reader.read(f"f{number}", Input(io.BytesIO(content)).blocks())
+
+    @property
+    def records(self) -> list[Record]:
+        return [line.record for batch in self.batches for line in batch.lines]
+
+    @property
+    def texts(self) -> list[str]:
+        return [record.text for record in self.records]
+
+    @property
+    def boots(self) -> list[list[str]]:
+        by_boot: dict[int, list[str]] = {}
+        for batch in self.batches:
+            by_boot.setdefault(batch.boot, []).extend(line.record.text for line in batch.lines)
+        return list(by_boot.values())
+
+    @property
+    def sources(self) -> list[str]:
+        return [line.source for batch in self.batches for line in batch.lines]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_tells_the_same_records_as_the_device(name: str) -> None:
+    read = Reading(capture(FORMS[name], STORY))
+
+    assert read.texts == [one.text for one in TOLD]
+
+
+@pytest.mark.parametrize("name", sorted(set(FORMS) - WITHOUT_TIMES))
+def test_a_form_tells_how_much_time_lies_between_two_records(name: str) -> None:
+    read = Reading(capture(FORMS[name], STORY)).records
+
+    seconds = 60.0 if name in TO_THE_MINUTE else 1.0
+    assert read[-1].at - read[0].at == pytest.approx(TOLD[-1].at - TOLD[0].at, abs=seconds)
+
+
+@pytest.mark.parametrize("name", sorted(set(FORMS) - WITHOUT_TIMES))
+def test_a_capture_ends_when_its_last_line_was_written(name: str) -> None:
+    late = Record(99, 4000.0, 0, "usb 1-1: USB disconnect, device number 4")
+    read = Reading(capture(FORMS[name], [*STORY, late]))
+
+    seconds = 60.0 if name in TO_THE_MINUTE else 1.0
+    at_the_end = read.batches[-1].now.monotonic - read.records[0].at
+    assert at_the_end == pytest.approx(late.at - TOLD[0].at, abs=seconds)
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(
+    "save",
+    [
+        lambda text: text.replace(b"\n", b"\r\n"),
+        lambda text: b"\xef\xbb\xbf" + text,
+        lambda text: text.decode().encode("utf-16"),
+        lambda text: text.decode().encode("utf-16-le"),
+        lambda text: b"\xfe\xff" + text.decode().encode("utf-16-be"),
+        lambda text: text.rstrip(b"\n"),
+        gzip.compress,
+        lambda text: gzip.compress(text[:400]) + gzip.compress(text[400:]),
+    ],
+    ids=["CRLF", "BOM", "UTF-16", "UTF-16 without BOM", "UTF-16 BE", "no last newline", "gzip", "gzip members"],
+)
+def test_how_it_was_saved_changes_nothing(name: str, save: Callable[[bytes], bytes]) -> None:
+    read = Reading(save(capture(FORMS[name], STORY)))
+
+    assert read.texts == [one.text for one in TOLD]
+
+
+texts = st.one_of(
+    st.sampled_from([one.text for one in TOLD]),
+    st.builds(
+        "NVRM: Xid (PCI:{:04x}:{:02x}:00): {}, pid={}, name={}, text".format,
+        st.integers(0, 0xFFFF),
+        st.integers(0, 255),
+        st.integers(1, 400),
+        st.integers(1, 99999),
+        st.text("abcXYZ019 ,:'\"[](){}<>_-/é", max_size=15),
+    ),
+    st.sampled_from(["usb 1-1: gone", "audit: NVRM: Xid (PCI:0000:05:00): 79, quoted", "[drm] Initialized nvidia-drm"]),
+)
+stories = st.lists(st.tuples(st.floats(0, 20), texts), min_size=1, max_size=30)
+
+
+@given(stories, st.sampled_from(sorted(FORMS)))
+def test_any_story_read_back_is_the_story(steps: list[tuple[float, str]], name: str) -> None:
+    at, told = 0.0, []
+    for step, text in steps:
+        at += step + 0.000_002
+        told.append((round(at, 6), text))
+    story = records(*told)
+    read = Reading(capture(FORMS[name], story))
+
+    # Without a prefix, only what begins as the driver's lines do is known for the kernel's.
+    known = ("NVRM: ", "nvidia-nvswitch") if name in WITHOUT_TIMES else ""
+    assert read.texts == [text for _, text in told if re.search("NVRM|SXid", text) and text.startswith(known)]
+
+
+def test_a_record_names_the_first_of_its_lines() -> None:
+    read = Reading(capture(FORMS["dmesg"], STORY))
+
+    assert read.sources == ["f0:2", "f0:3", "f0:4", "f0:7", "f0:11", "f0:13", "f0:14"]
+
+
+# --- who wrote the line
+
+
+XID = "NVRM: Xid (PCI:0000:05:00): 79, GPU has fallen off the bus."
+KERNEL = "Nov 20 08:00:00 host kernel: usb 1-1: gone\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"Nov 20 08:00:01 host sshd[12]: {XID}",
+        f"Nov 20 08:00:01 host kernel[12]: {XID}",
+        f"Nov 20 08:00:01 host Kernel: {XID}",
+        f"Nov 20 08:00:01 host app: kernel: {XID}",
+        f"Nov 20 08:00:01 app[3]: kernel: {XID}",
+        f"2026-11-20T08:00:01.000001+00:00 host dcgm-exporter[7]: {XID}",
+        f"<12>Nov 20 08:00:01 host app: {XID}",
+        f"<6>1 2026-11-20T08:00:01Z host app 12 - - {XID}",
+        f"1763625601.000001 host app[1]: {XID}",
+        '{"MESSAGE": "' + XID + '"}',
+        '{"_TRANSPORT": "stdout", "SYSLOG_IDENTIFIER": "kernel", "MESSAGE": "' + XID + '"}',
+        '["_TRANSPORT", "' + XID + '"]',
+        f"      Nov 20 08:00:01 host kernel: {XID}",
+        f" 11月 20 08:00:01 host kernel: {XID}",
+        f"$ echo {XID}",
+        f"$ echo Nov 20 08:00:01 host kernel: {XID}",
+        f'root@host:~# echo "{XID}" > /dev/kmsg # at 10:00',
+        f"root@host:~# grep -c '{XID}' /var/log/kern.log",
+        f"2026-11-20 08:00:01 dcgm-exporter said: {XID}",
+        f'2026-11-20T08:00:01Z kernel.log {{"message":"{XID}"}}',
+        f"# Nov 20 08:00:01 host kernel: {XID}",
+        f"| 08:00:01 | {XID} |",
+        f"> {XID}",
+        f"    {XID}",
+        f"[ERROR] {XID}",
+        f"[12.34] {XID}",
+    ],
+)
+def test_anything_else_before_the_message_is_a_quote(line: str) -> None:
+    read = Reading((KERNEL + line + "\n").encode())
+
+    assert (read.texts, read.passed_over.quoted) == ([], 1)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"Nov 20 08:00:01 host kernel {XID}",
+        f"2026-11-20T08:00:01+00:00 {XID}",
+        f"INFO 2026-11-20 08:00:01 host kernel: {XID}",
+        f"app 2026-11-20 08:00:01 host kernel: {XID}",
+        f"kernel: {XID}",
+        f"E1120 08:00:01.000001 1 main.go:12] {XID}",
+        f"2026-11-20 08:00:01 {XID}",
+        f"host kernel: {XID}",
+        f"2026-11-20T08:00:01Z {XID}",
+        f"node-3 | [   12.000001] {XID}",
+        f"2026-11-20T08:00:01.000000000Z stdout F [   12.000001] {XID}",
+        f"messages-20261120:Nov 20 08:00:01 host kernel: {XID}",
+        f"12:Nov 20 08:00:01 host kernel: {XID}",
+        f"2026-11-20T08:00:01Z stream Nov 20 08:00:01 host kernel: {XID}",
+        f"[2026-11-20 08:00:01] [   12.000001] {XID}",
+        f"2026-11-20 08:00:01 host {SWITCH}",
+        f"2026-11-20 08:00:01,123 host kernel: {XID}",
+        f"[   12.000001] [   13.000001] {XID}",
+        f"Nov 20 08:00:01 host kernel: 2026-11-20T08:00:01Z {XID}",
+    ],
+)
+def test_a_line_of_the_driver_behind_an_unknown_prefix_is_counted_and_not_read(line: str) -> None:
+    read = Reading((KERNEL + line + "\n").encode())
+
+    assert (read.texts, read.passed_over.unread, read.passed_over.first_unread) == ([], 1, "f0:2")
+
+
+def test_a_line_without_a_prefix_among_lines_with_one_is_a_quote() -> None:
+    read = Reading((KERNEL + "Nov 20 08:00:01 host app: it said\n" + XID + "\n").encode())
+
+    assert (read.texts, read.passed_over.quoted) == ([], 1)
+
+
+def test_a_message_of_another_program_goes_on_below_its_own_line() -> None:
+    read = Reading((KERNEL + f"Nov 20 08:00:01 host app[1]: it said\n      {XID}\n").encode())
+
+    assert read.texts == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"12,7,1000000,-;{XID}",
+        f"<12>[   12.000001] {XID}",
+        f"user  :warn  : [   12.000001] {XID}",
+        f"Nov 20 08:00:01 host user.warn kernel: {XID}",
+        f"daemon:warn  : [Fri Nov 20 08:00:01 2026] {XID}",
+        f"<12>Nov 20 08:00:01 host kernel: {XID}",
+        f"<14>1 2026-11-20T08:00:01Z host kernel - - - {XID}",
+        f"10.0.0.1: user: warning: [2026-11-20T08:00:01.5Z]: {XID}",
+        '{"_TRANSPORT": "kernel", "SYSLOG_FACILITY": "3", "MESSAGE": "' + XID + '"}',
+    ],
+)
+def test_another_facility_is_refused(line: str) -> None:
+    read = Reading((KERNEL + line + "\n").encode())
+
+    assert (read.texts, read.passed_over.refused) == ([], 1)
+
+
+@pytest.mark.parametrize("line", [f"<12>{XID}", f"user  :warn  : {XID}"])
+def test_another_facility_is_refused_without_a_time_too(line: str) -> None:
+    read = Reading((XID.replace("05:00", "06:00") + f"\n{line}\n").encode())
+
+    assert (len(read.texts), read.passed_over.refused) == (1, 1)
+
+
+def test_a_journal_of_which_only_the_tag_is_left_is_the_kernels() -> None:
+    assert Reading(f"kernel: {XID}\nkernel: NVRM: x\n".encode()).texts == [XID, "NVRM: x"]
+
+
+@pytest.mark.parametrize(
+    ("name", "month"),
+    [
+        ("jan", 1),
+        ("NOV", 11),
+        ("nov.", 11),
+        (" 8月", 8),
+        ("10월", 10),
+        ("Thg 11", 11),
+        ("Th11", 11),
+        ("13月", 0),
+        ("$", 0),
+        ("20", 0),
+        ("it said", 0),
+        ("note:", 0),
+    ],
+)
+def test_a_month_may_say_its_number(name: str, month: int) -> None:
+    line = read_line(f"{name} 20 08:00:01 host kernel: {XID}".encode())
+
+    assert (line.stamp.wall.month if line and line.stamp.wall else 0) == month
+
+
+@pytest.mark.parametrize(
+    "names", ["lis gru sty", "нояб. дек. янв.", "พ.ย. ธ.ค. ม.ค.", "नव॰ दिस॰ जन॰", "marras joulu tammi"]
+)
+@pytest.mark.parametrize(
+    "form", ["{month} {day} 23:00:00 host kernel: {text}", "[xy {month} {day} 23:00:00 {year}] {text}"]
+)
+def test_the_month_may_be_a_word_of_any_language(names: str, form: str) -> None:
+    days = zip(names.split(), (30, 31, 1), (2026, 2026, 2027), strict=True)
+    told = [form.format(month=month, day=f"{day:2d}", year=year, text=OFF_BUS) for month, day, year in days]
+    read = Reading("\n".join(told).encode(), saved=datetime(2026, 12, 1, tzinfo=UTC))
+
+    assert [round(one.at / 86400) for one in read.records] == [0, 31, 32]
+
+
+def test_months_that_come_too_late_to_be_right_leave_a_log_undated() -> None:
+    told = f"lis 20 10:00:00 host kernel: {MIG}\n" + f"gru  1 10:00:00 host kernel: {OFF_BUS}\n"
+
+    assert Reading(told.encode(), saved=datetime(2026, 12, 24, tzinfo=UTC)).reader.clock.dated is False
+    assert Reading(told.encode(), saved=datetime(2026, 12, 19, tzinfo=UTC)).reader.clock.dated is True
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "stamp"),
+    [
+        ("_SOURCE_MONOTONIC_TIMESTAMP", "0", Stamp(monotonic=0.0)),
+        ("_SOURCE_MONOTONIC_TIMESTAMP", "1500000", Stamp(monotonic=1.5)),
+        ("_SOURCE_MONOTONIC_TIMESTAMP", "9" * 18, Stamp()),
+        ("_SOURCE_MONOTONIC_TIMESTAMP", 1500000, Stamp()),
+        ("_SOURCE_MONOTONIC_TIMESTAMP", "-1", Stamp()),
+        ("__REALTIME_TIMESTAMP", "1500000", Stamp(wall=datetime(1970, 1, 1, 0, 0, 1, 500_000, tzinfo=UTC))),
+        ("__REALTIME_TIMESTAMP", "9" * 18, Stamp()),
+        ("__REALTIME_TIMESTAMP", None, Stamp()),
+    ],
+)
+def test_an_entry_of_the_journal_tells_its_times_in_microseconds(field: str, value: object, stamp: Stamp) -> None:
+    line = read_line(json.dumps({"_TRANSPORT": "kernel", "MESSAGE": XID, field: value}).encode())
+
+    assert line == LogLine(XID, stamp)
+
+
+@pytest.mark.parametrize("message", [None, 7, [256], ["a"], {"a": 1}])
+def test_an_entry_of_the_journal_without_a_message_says_nothing(message: object) -> None:
+    line = read_line(json.dumps({"_TRANSPORT": "kernel", "MESSAGE": message, "_BOOT_ID": 1}).encode())
+
+    assert line == LogLine("")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "-- No entries --\n",
+        "2026-11-20 08:00:01,123 INFO hello\n",
+        "2026-11-20T08:00:01,123Z hello\n",
+        "Nov 20 08:00:01 host sshd[12]: Accepted publickey\n",
+        '{"cursor": 1, "text": "NVRM: Xid (PCI:0000:05:00): 79, x"}\n',
+        "# a README\n\nsome words\n",
+        "\0\0\0\0",
+    ],
+)
+def test_a_file_without_any_line_of_the_kernel_is_not_recognised(text: str) -> None:
+    assert not Reading(text.encode()).reader.recognised
+
+
+# --- boots
+
+BANNER = "Linux version 6.1.0-18-cloud-amd64 (build@host) (gcc 12.2.0) #1 SMP"
+
+
+def dmesg(*told: tuple[float, str]) -> bytes:
+    return capture(FORMS["dmesg"], records(*told))
+
+
+def test_the_banner_begins_a_boot() -> None:
+    read = Reading(dmesg((90.0, OFF_BUS), (0.0, BANNER), (5.0, MIG)))
+
+    assert read.boots == [[OFF_BUS], [MIG]]
+
+
+def test_the_banner_at_the_beginning_begins_the_first_boot() -> None:
+    read = Reading(dmesg((0.0, "microcode: updated early"), (0.0, BANNER), (5.0, MIG)))
+
+    assert read.boots == [[MIG]]
+
+
+def test_a_clock_that_goes_back_to_zero_is_a_boot_even_without_its_banner() -> None:
+    read = Reading(dmesg((5000.0, OFF_BUS), (2.0, "usb 1-1: new"), (5100.0, MIG)))
+
+    assert read.boots == [[OFF_BUS], [MIG]]
+
+
+def test_a_clock_that_goes_back_a_little_is_no_boot() -> None:
+    read = Reading(dmesg((100.0, OFF_BUS), (99.2, "usb 1-1: new"), (99.999, MIG), (0.0 + 98.0, MIG)))
+
+    assert read.boots == [[OFF_BUS, MIG, MIG]]
+
+
+def test_a_boot_is_seen_between_two_lines_about_a_gpu_that_are_far_apart() -> None:
+    chatter = [(1.0 + number / 10, f"usb 1-1: new device number {number}") for number in range(20_000)]
+    old = [(float(number), f"audit: {number}") for number in range(0, 1900, 2)]
+    read = Reading(dmesg(*old, (1900.0, OFF_BUS), *chatter, (2001.5, MIG)))
+
+    assert len(dmesg(*chatter)) > 4 * SAMPLE_BYTES
+    assert read.boots == [[OFF_BUS], [MIG]]
+
+
+@pytest.mark.parametrize("mark", ["-- Boot 0123456789abcdef0123456789abcdef --", "-- Reboot --"])
+@pytest.mark.parametrize("banner", [True, False])
+def test_the_journal_says_where_a_boot_begins(mark: str, banner: bool) -> None:
+    journal = FORMS["journal short"]
+    told = records((10.0, BANNER), (20.0, MIG)) if banner else records((20.0, MIG))
+    read = Reading(capture(journal, records((1.0, OFF_BUS))) + mark.encode() + b"\n" + capture(journal, told))
+
+    assert read.boots == [[OFF_BUS], [MIG]]
+    assert read.reader.boot_id == ("" if "Reboot" in mark else "0123456789abcdef0123456789abcdef")
+
+
+def test_each_entry_of_the_journals_json_names_its_boot() -> None:
+    first = capture(FORMS["journal json"], records((0.0, BANNER), (10.0, OFF_BUS)))
+    second = capture(FORMS["journal json"], records((15.0, BANNER), (20.0, MIG), (21.0, SWITCH)))
+    read = Reading(first + second.replace(BOOT_ID.encode(), b"0123456789abcdef0123456789abcdef"))
+
+    assert read.boots == [[OFF_BUS], [MIG, SWITCH]]
+    assert read.reader.boot_id == "0123456789abcdef0123456789abcdef"
+
+
+def test_a_wall_clock_that_is_set_is_no_boot() -> None:
+    syslog = FORMS["syslog"]
+    later = capture(syslog, records((7200.0, OFF_BUS)))
+    read = Reading(later + capture(syslog, records((10.0, MIG), (20.0, SWITCH))))
+
+    assert read.boots == [[OFF_BUS, MIG, SWITCH]]
+    assert [round(one.at) for one in read.records] == [0, 0, 10]
+
+
+def test_files_are_read_as_one_story() -> None:
+    first, second = dmesg((10.0, BANNER), (20.0, OFF_BUS)), dmesg((30.0, MIG), (0.0, BANNER), (2.0, SWITCH))
+    read = Reading(first, second)
+
+    assert read.boots == [[OFF_BUS, MIG], [SWITCH]]
+    assert read.sources == ["f0:2", "f1:1", "f1:3"]
+
+
+# --- time
+
+
+def test_a_year_that_is_not_printed_follows_from_when_the_file_was_saved() -> None:
+    told = "Dec 31 23:59:50 host kernel: " + OFF_BUS + "\nJan  1 00:00:10 host kernel: " + MIG + "\n"
+    read = Reading(told.encode(), saved=datetime(2027, 1, 2, tzinfo=UTC))
+
+    assert [batch.now.wall for batch in read.batches][-1] == datetime(2027, 1, 1, 0, 0, 10, tzinfo=UTC)
+    assert [one.at for one in read.records] == [0.0, 20.0]
+
+
+def test_a_leap_day_without_its_year_is_a_day() -> None:
+    told = "Feb 29 10:00:00 host kernel: " + OFF_BUS + "\n"
+    read = Reading(told.encode(), saved=datetime(2028, 3, 1, tzinfo=UTC))
+
+    assert read.batches[-1].now.wall == datetime(2028, 2, 29, 10, tzinfo=UTC)
+
+
+# --- whatever comes
+
+
+def test_lines_of_megabytes_are_cut() -> None:
+    long = b"[    1.000000] " + b"x" * 5_000_000 + b" NVRM: Xid (PCI:0000:05:00): 79, x\n"
+    read = Reading(long + dmesg((2.0, MIG)) + long)
+
+    assert read.texts == [MIG]
+    assert read.sources == ["f0:2"]
+
+
+def test_nul_bytes_of_a_crash_hide_nothing() -> None:
+    read = Reading(dmesg((1.0, "usb")) + b"\0" * 5000 + dmesg((2.0, MIG)))
+
+    assert read.texts == [MIG]
+
+
+def test_bytes_that_are_no_text_hide_nothing() -> None:
+    read = Reading(b"[    1.000000] \xff\xfe\n[    2.000000] NVRM: Xid (PCI:0000:05:00): 13, name=\xe9\n")
+
+    assert read.texts == ["NVRM: Xid (PCI:0000:05:00): 13, name=\\xe9"]
+
+
+def test_a_gzip_file_that_ends_early_is_read_as_far_as_it_goes() -> None:
+    packed = gzip.compress(dmesg((1.0, MIG), *((2.0 + number, f"usb {number}") for number in range(5000))))
+    source = Input(io.BytesIO(packed[:-2000]))
+    text = b"".join(source.blocks())
+
+    assert MIG.encode() in text
+    assert "ends early" in source.cut
+
+
+def test_words_after_a_gzip_member_are_named() -> None:
+    source = Input(io.BytesIO(gzip.compress(dmesg((1.0, MIG))) + b"PS: hello"))
+    assert MIG.encode() in b"".join(source.blocks())
+    assert "after gzip member 1" in source.cut
+
+
+@pytest.mark.parametrize("start", [b"\x1f\x8bnot gzip at all", b"\xfd7zXZ\0rest", b"PK\x03\x04rest"])
+def test_what_cannot_be_unpacked_is_said(start: bytes) -> None:
+    with pytest.raises(CaptureError, match=r"unpack"):
+        list(Input(io.BytesIO(start)).blocks())
+
+
+def test_a_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture_bytes, "MOST_UNPACKED", 3 << 20)
+    packed = gzip.compress(b"[    1.000000] usb\n" * 500_000)
+
+    with pytest.raises(CaptureError, match="unpacks to more than 3 MiB"):
+        list(Input(io.BytesIO(packed)).blocks())
+
+
+def test_a_sentence_that_syslog_stamps_with_two_seconds_is_one_record() -> None:
+    first, *rest = FALLEN.split("\n")
+    told = [f"Nov 20 08:00:01 host kernel: {first}", *(f"Nov 20 08:00:02 host kernel: {line}" for line in rest)]
+    between = "Nov 20 08:00:01 host app[1]: hello"
+    read = Reading("\n".join([told[0], between, *told[1:]]).encode())
+
+    assert (read.texts, read.sources) == ([FALLEN], ["f0:1"])
+
+
+def test_two_records_of_one_moment_stay_two() -> None:
+    read = Reading(dmesg((5.0, OFF_BUS), (5.0, MIG), (5.0, "NVRM: rm_init_adapter failed, device minor number 5")))
+
+    assert len(read.texts) == 3
+
+
+@pytest.mark.parametrize("name", sorted(set(FORMS) - WITHOUT_TIMES - TO_THE_MINUTE))
+def test_a_log_with_its_newest_line_first_is_not_judged_backwards(name: str) -> None:
+    backwards = [
+        Record(seq, 500.0 - 100 * seq, 0, text) for seq, text in enumerate((OFF_BUS, MIG, "usb", SWITCH, BANNER))
+    ]
+
+    with pytest.raises(CaptureError, match="newest line stands first"):
+        Reading(capture(FORMS[name], backwards))
+
+
+# --- what a collector has put on one line
+
+
+LOST = (
+    "NVRM: GPU at PCI:0000:b3:00: GPU-11111111-2222-3333-4444-555555555555",
+    "NVRM: GPU Board Serial Number: 1650000000001",
+    "NVRM: Xid (PCI:0000:b3:00): 79, pid=7, name=python3, GPU has fallen off the bus.",
+    "NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.",
+    FALLEN,
+)
+SYSLOG_TAG, STAMP = "Nov 20 08:00:01 host kernel: ", "[   12.000001] "
+JOINTS = [" ", "\\n", "\\\\n", "\\r\\n", "\\x0a", "#012", "\\012", "^J", "  ", "; ", " | "]
+
+
+@pytest.mark.parametrize("again", ["", STAMP, SYSLOG_TAG, f"{SYSLOG_TAG}{STAMP}", "2026-11-20T08:00:01+00:00 kernel: "])
+@pytest.mark.parametrize("joint", JOINTS)
+@pytest.mark.parametrize("prefix", [STAMP, SYSLOG_TAG, f"{SYSLOG_TAG}{STAMP}", ""])
+def test_messages_on_one_line_are_taken_apart_again(prefix: str, joint: str, again: str) -> None:
+    line = prefix + "\n".join(LOST).replace("\n", joint + again) + "\n"
+    read = Reading(line.encode())
+
+    assert read.texts == list(LOST)
+    assert set(read.sources) == {"f0:1"}
+
+
+def test_messages_with_nothing_between_them_are_taken_apart_again() -> None:
+    assert Reading((STAMP + "".join(LOST).replace("\n", "")).encode()).texts == list(LOST)
+
+
+@pytest.mark.parametrize("joint", JOINTS[:9])
+def test_a_sentence_may_be_joined_without_the_driver_s_word(joint: str) -> None:
+    read = Reading(f"{STAMP}{FALLEN}".replace("\nNVRM: ", joint).encode())
+
+    sighting = driver_messages.read_message(read.records[0])
+    assert sighting is not None
+    assert (sighting.reason, sighting.subject) == ("GpuFellOffBus", "gpu/0000:b3:00.0")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"python[12]: segfault at 0 ip 0 sp 0 error 4 in x {XID}[1000+2000]",
+        f"NVRM: x[12]: segfault at 0 ip 0 sp 0 error 4 in x {XID}[1000+2000]",
+        f"NVRM: Xid (PCI:[12]: segfault at 0 ip 0 sp 0 error 4 in x\\n{XID}",
+        "NVRM: Xid (PCI:0000:01:00): 13, pid=1, name=NVRM: Xid (PCI:, Graphics Exception",
+    ],
+)
+def test_what_a_user_can_write_into_a_line_of_the_kernels_is_not_taken_for_another(text: str) -> None:
+    assert Reading(f"{STAMP}{text}\n".encode()).texts == [text]
+
+
+def test_a_line_of_separators_is_read_in_time() -> None:
+    text = f"{OFF_BUS}{', ; |' * 10_000}{SYSLOG_TAG * 300}"
+
+    assert len(Reading(f"{STAMP}{text}\n".encode()).texts) == 1

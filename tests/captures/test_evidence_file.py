@@ -1,0 +1,244 @@
+"""The file of evidence: the same look comes back from it, and what is no such file says where and why."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from healthcheck.captures import evidence_file
+from healthcheck.captures.evidence_file import EvidenceError, Look
+from healthcheck.catalog.policy import Policy
+from healthcheck.checks import CHECKS
+from healthcheck.checks.examine import judge
+from healthcheck.checks.expectation import DeepRun, Expectation, FirstSeen, Place, RuntimeClass
+from healthcheck.model import Evidence, Probe, Severity, Unobserved
+from healthcheck.probes.efa.infiniband import RDMA
+from healthcheck.probes.kernel_log import RING, Record
+from healthcheck.probes.nvml.gpus import NVML
+from healthcheck.probes.pci import FUNCTIONS
+from tests.checks.evidence import ADDRESSES, P5, driver_says, efa_functions, every, functions, healthy, rdma
+from tests.examples import BOOT, MACHINE, NODE, NOW
+
+PROBES = list(dict.fromkeys(probe for check in CHECKS for probe in check.needs))
+NO_LOG = Unobserved("ProbeFailed", "kernel-log: Permission denied")
+SEEN: dict[Probe[Any], Any] = {
+    NVML: driver_says(*every(), healthy(0, errors={"ecc": 999}, recovery_action=2)),
+    FUNCTIONS: functions(*ADDRESSES) + efa_functions(31),
+    RDMA: rdma(31, mlx5=2),
+    RING: (Record(7, 12.5, 0, "NVRM: Xid (PCI:0000:53:00): 79, GPU has fallen off the bus. \ufffd \x1b[31m"),),
+}
+EXPECTED = replace(
+    P5,
+    driver_age_seconds=321.5,
+    policy=Policy({"GpuCountLow": Severity.MONITOR}, Severity.REBOOT, Severity.RESET, strict_pshc=True),
+    first=FirstSeen(32, {ADDRESSES[0]: Place(1, "0000:51:00.0")}),
+    efa_allocatable=31,
+    runtime_classes=(RuntimeClass("nvidia", "nvidia", for_this_node=True), RuntimeClass("kata", "kata", False)),
+    deep_run=DeepRun("l2", 49_000.0, 49_500.5, {812: 49_400.0}),
+)
+
+
+def look(expected: Expectation = EXPECTED, **more: Any) -> Look:
+    evidence = Evidence(SEEN, 50_010.5, Evidence(SEEN | {RING: NO_LOG}, 50_000.25), {"nvml": 0.25})
+    return replace(Look(NODE, MACHINE, BOOT, NOW, CHECKS, expected, 60.0, evidence), **more)
+
+
+def text_of(tmp_path: Path, one: Look) -> dict[str, Any]:
+    evidence_file.write(tmp_path / "evidence.json", one)
+    document: dict[str, Any] = json.loads((tmp_path / "evidence.json").read_text())
+    return document
+
+
+def saved_and_read(tmp_path: Path, one: Look) -> Look:
+    evidence_file.write(tmp_path / "evidence.json", one)
+    return evidence_file.read((tmp_path / "evidence.json").read_bytes())
+
+
+def facts(evidence: Evidence) -> dict[str, Any]:
+    return {probe.name: evidence.unread(probe) or evidence[probe] for probe in evidence.probes}
+
+
+def test_the_same_look_comes_back(tmp_path: Path) -> None:
+    saved = look()
+    read = saved_and_read(tmp_path, saved)
+
+    assert replace(read, evidence=saved.evidence) == saved
+    assert (facts(read.evidence), read.evidence.at) == (facts(saved.evidence), 50_010.5)
+    assert read.evidence.seconds["nvml"] == 0.25
+    assert read.evidence.before is not None
+    assert facts(read.evidence.before)["kernel-log"] == NO_LOG
+    assert read.evidence.earlier(NVML) == (SEEN[NVML], 10.25)
+
+
+def test_the_same_look_is_judged_the_same(tmp_path: Path) -> None:
+    saved = look()
+    read = saved_and_read(tmp_path, saved)
+
+    assert judge(read.checks, read.evidence, read.expected) == judge(saved.checks, saved.evidence, saved.expected)
+
+
+def test_an_expectation_without_bounds_comes_back(tmp_path: Path) -> None:
+    """A driver of which nobody knows the age, a type that nobody knows."""
+    assert saved_and_read(tmp_path, look(Expectation())).expected == Expectation()
+
+
+def test_the_file_is_json_that_any_tool_reads(tmp_path: Path) -> None:
+    document = text_of(tmp_path, look(Expectation()))
+
+    assert list(document)[:3] == ["format", "schema", "agent_version"]
+    assert document["expected"]["driver_age_seconds"] is None
+    assert document["look"]["probes"]["infiniband"]["facts"]["devices"][0]["name"] == "rdmap16s0"
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.name)
+def test_the_facts_of_every_probe_are_plain_data(probe: Probe[Any]) -> None:
+    """Types that JSON can tell, by what the probe declares that it reads."""
+    schema = json.dumps(TypeAdapter(probe.facts).json_schema())
+
+    assert '"format": "binary"' not in schema
+    assert '"format": "path"' not in schema
+
+
+def test_it_is_for_its_owner_alone_and_replaces_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "evidence.json"
+    path.write_text("an old one")
+    path.chmod(0o644)
+    evidence_file.write(path, look())
+
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [one.name for one in tmp_path.iterdir()] == ["evidence.json"]
+
+
+def test_a_disk_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "evidence.json"
+    path.write_text("an old one")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(EvidenceError, match="No space left on device"):
+        evidence_file.write(path, look())
+
+    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("evidence.json", "an old one")]
+
+
+def test_a_name_that_is_no_text_is_written_all_the_same(tmp_path: Path) -> None:
+    """A tree somewhere else than / may hold any name."""
+    odd = rdma(1)
+    odd = replace(odd, devices=(replace(odd.devices[0], name="rdma\udcff"),))
+
+    assert saved_and_read(tmp_path, look(evidence=Evidence({RDMA: odd}, 1.0))).evidence[RDMA].devices[0].name == "rdma?"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("missing/evidence.json", "missing: no such directory"),
+        ("folder", "folder: there is something that is no file"),
+        ("/dev/null", "/dev/null: there is something that is no file"),
+        ("/sys/evidence.json", "/sys"),
+        ("x" * 300, "File name too long"),
+        ("-", "standard output is not for evidence: name a file"),
+    ],
+)
+def test_where_it_can_t_be_written_is_known_before(name: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    path = Path(name) if name == "-" else tmp_path / name
+
+    said = evidence_file.why_not(path)
+    if name.startswith("/sys") and not said:  # root on a /sys that is mounted for writing
+        with pytest.raises(EvidenceError, match="/sys"):
+            evidence_file.write(path, look())
+    else:
+        assert why in said
+
+
+def test_where_it_can_be_written_nothing_is_said(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("")
+
+    assert (evidence_file.why_not(tmp_path / "old"), evidence_file.why_not(tmp_path / "new")) == ("", "")
+
+
+def changed(document: dict[str, Any], *path: Any, to: Any) -> bytes:
+    """The document with another value there."""
+    place: Any = document
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = to
+    return json.dumps(document).encode()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "why"),
+    [
+        (["format"], "a diary", 'no evidence: it does not begin with "format": "gpu-healthcheck evidence"'),
+        (["schema"], 2, "schema 2; this version reads 1"),
+        (["schema"], 0, "schema 0; this version reads 1"),
+        (["schema"], True, "schema True; this version reads 1"),
+        (["schema"], None, "schema None; this version reads 1"),
+        (["wall"], "yesterday", "wall: Input should be a valid datetime"),
+        (["wall"], "2026-11-21T01:02:03", "wall: Input should have timezone info"),
+        (["wall"], "0001-01-01T00:00:00+14:00", "wall: only the years from 1970 to 9998 can be held"),
+        (["wall"], "9999-01-01T00:00:00Z", "wall: only the years from 1970 to 9998 can be held"),
+        (["checks"], [], "checks: it names none"),
+        (["checks"], ["gpu-count", "gpu-colour"], "checks: 'gpu-colour' is no check of this version"),
+        (["expected"], [], "expected: Input should be a dictionary"),
+        (["expected", "profile"], {}, "expected.profile.instance_type: Field required"),
+        (["expected", "policy", "overrides"], {"Xid79": 9}, "expected.policy.overrides.Xid79: Input should be"),
+        (["look"], None, "look: Input should be a dictionary"),
+        (["look", "at"], "x", "look.at: Input should be a valid number"),
+        (["look", "probes", "pci", "facts", 3, "vendor"], "x", "look.probes.pci.facts.3.vendor: Input should be"),
+        (["look", "probes", "nvml", "facts"], None, "look.probes.nvml.facts: Input should be a dictionary"),
+        (["look", "probes", "nvml"], {"unread": {}}, "look.probes.nvml.unread.cause: Field required"),
+        (["before", "probes", "pci", "facts"], 7, "before.probes.pci.facts: Input should be a valid tuple"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(path: list[Any], value: Any, why: str, tmp_path: Path) -> None:
+    with pytest.raises(EvidenceError) as error:
+        evidence_file.read(changed(text_of(tmp_path, look()), *path, to=value))
+
+    assert str(error.value).startswith(why)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"null", b"[]", b"7", b"{", b"\xff", b"[" * 100_000, b'{"format": NaN}', b'{"schema": 1}', b"\x00" * 4096],
+)
+def test_what_is_no_evidence_is_said(raw: bytes) -> None:
+    with pytest.raises(EvidenceError, match=r"no (JSON|evidence)"):
+        evidence_file.read(raw)
+
+
+def test_more_than_anybody_saves_is_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(evidence_file, "MOST_EVIDENCE", 1 << 10)
+
+    with pytest.raises(EvidenceError, match="more than 0 MiB"):
+        evidence_file.read(b" " * 1025)
+    with pytest.raises(EvidenceError, match="of evidence; at most"):
+        evidence_file.write(tmp_path / "evidence.json", look())
+
+
+def test_what_another_version_knows_besides_is_passed_over(tmp_path: Path) -> None:
+    document = text_of(tmp_path, look())
+    document["colour"] = document["look"]["probes"]["nvml"]["facts"]["colour"] = "red"
+    document["look"]["probes"]["thermometer"] = {"facts": [1, 2, 3]}
+
+    assert facts(evidence_file.read(json.dumps(document).encode()).evidence) == facts(look().evidence)
+
+
+def test_a_source_that_the_file_lacks_was_not_read(tmp_path: Path) -> None:
+    document = text_of(tmp_path, look())
+    del document["look"]["probes"]["pci"]
+
+    assert evidence_file.read(json.dumps(document).encode()).evidence.unread(FUNCTIONS) == Unobserved(
+        "NotLooked", "pci was not read"
+    )

@@ -1,0 +1,207 @@
+"""One look: every distinct probe once, a failed one leaves its cause, severities are the cluster's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from healthcheck.catalog.policy import Policy
+from healthcheck.checks.examine import CHECK_FAILED, judge, look
+from healthcheck.checks.expectation import Expectation
+from healthcheck.model import (
+    Check,
+    Evidence,
+    Host,
+    Judgement,
+    NotConfigured,
+    Outcome,
+    Probe,
+    ProbeError,
+    Seen,
+    Severity,
+    Unobserved,
+)
+from tests.examples import BLIND, fault
+
+HOST = Host(Path("/nowhere"))
+
+
+def counted(name: str, facts: Any = 8) -> tuple[Probe[Any], list[Host]]:
+    """A probe, and the hosts that it was asked to look at."""
+    asked: list[Host] = []
+
+    def read(host: Host) -> Any:
+        asked.append(host)
+        if isinstance(facts, Exception):
+            raise facts
+        return facts
+
+    return Probe(name, read, object), asked
+
+
+def check(name: str, *needs: Probe[Any], says: Callable[[Evidence], Any] = lambda _: []) -> Check:
+    def judge_it(seen: Evidence, _: Any) -> Iterator[Judgement]:
+        yield from says(seen)
+
+    return Check(name, "0-nvidia-smi", needs, judge_it, ())
+
+
+def test_a_probe_that_two_checks_need_is_read_once() -> None:
+    shared, asked = counted("nvml")
+
+    evidence = look(HOST, [check("a", shared), check("b", shared)])
+
+    assert asked == [HOST]
+    assert evidence[shared] == 8
+
+
+def test_what_two_probes_need_is_read_once_in_each_look() -> None:
+    reads: list[Path] = []
+
+    def scan(root: Path) -> int:
+        reads.append(root)
+        return len(reads)
+
+    one, other = (Probe(name, lambda host: host.once(scan), int) for name in ("one", "other"))
+    checks = [Check("x", "g", (one, other), lambda _, __: iter(()), ())]
+    host = Host(Path("/node"))
+
+    looks = [look(host, checks) for _ in range(2)]
+
+    assert [(evidence[one], evidence[other]) for evidence in looks] == [(1, 1), (2, 2)]
+    assert reads == [Path("/node")] * 2
+
+
+@pytest.mark.parametrize(
+    ("error", "detail"),
+    [
+        (
+            ProbeError("/sys/bus/pci/devices: No such file or directory"),
+            "pci: /sys/bus/pci/devices: No such file or directory",
+        ),
+        (ZeroDivisionError("division by zero"), "pci: ZeroDivisionError: division by zero"),
+        (RecursionError("too deep"), "pci: RecursionError: too deep"),
+    ],
+)
+def test_a_probe_that_fails_leaves_its_cause_and_the_others_go_on(error: Exception, detail: str) -> None:
+    failing, _ = counted("pci", error)
+    working, _ = counted("nvml")
+    checks = [check("blind", failing), check("half-blind", working, failing), check("seeing", working)]
+
+    outcomes = judge(checks, look(HOST, checks), Expectation())
+
+    cause = Unobserved("ProbeFailed", detail)
+    assert outcomes == (
+        Outcome("blind", "0-nvidia-smi", unobserved=(cause,)),
+        Outcome("half-blind", "0-nvidia-smi", unobserved=(cause,)),
+        Outcome("seeing", "0-nvidia-smi"),
+    )
+
+
+@pytest.mark.parametrize(
+    "error", [TypeError("'<' not supported"), RecursionError("deep"), OSError(24, "Too many open files")]
+)
+def test_a_judge_that_fails_is_blind_alone_and_what_it_had_said_stays(error: Exception) -> None:
+    def says(_: Evidence) -> Iterator[Judgement]:
+        yield fault()
+        raise error
+
+    outcomes = judge([check("a", says=says), check("b", says=lambda _: [fault("Xid48")])], Evidence({}), Expectation())
+
+    assert [[one.reason for one in outcome.findings] for outcome in outcomes] == [["Xid79"], ["Xid48"]]
+    ((blind,), ()) = (outcome.unobserved for outcome in outcomes)
+    assert blind.cause == CHECK_FAILED
+    assert blind.detail.startswith(f"a: {type(error).__name__}: ")
+    assert "(test_examine.py:" in blind.detail
+
+
+def test_the_words_of_a_failure_are_short_and_steer_nothing() -> None:
+    def says(_: Evidence) -> Iterator[Judgement]:
+        raise ValueError("\x1b[2J\ud800" + "x" * 5000)
+        yield
+
+    (outcome,) = judge([check("a", says=says)], Evidence({}), Expectation())
+
+    (blind,) = outcome.unobserved
+    assert blind.detail.isprintable()
+    assert len(blind.detail) < 300
+
+
+def test_a_judge_is_not_called_without_its_evidence() -> None:
+    probe, _ = counted("nvml")
+
+    (outcome,) = judge([check("a", probe, says=lambda seen: [seen[probe]])], Evidence({}), Expectation())
+
+    assert outcome.unobserved == (Unobserved("NotLooked", "nvml was not read"),)
+
+
+def test_a_judge_may_say_several_things_at_once() -> None:
+    words = [fault(), BLIND, fault("GpuLost")]
+
+    (outcome,) = judge([check("a", says=lambda _: words)], Evidence({}), Expectation())
+
+    assert outcome == Outcome("a", "0-nvidia-smi", (fault(), fault("GpuLost")), unobserved=(BLIND,))
+    assert outcome.observed is False
+
+
+def test_what_does_not_belong_to_the_node_is_not_configured() -> None:
+    (outcome,) = judge([check("a", says=lambda _: [NotConfigured("no EFA device")])], Evidence({}), Expectation())
+
+    assert (outcome.configured, outcome.observed, outcome.findings) == (False, True, ())
+    assert outcome.seen == (Seen("no EFA device"),)
+
+
+@pytest.mark.parametrize("severity", [Severity.MONITOR, Severity.RESET, Severity.ISOLATE])
+def test_a_cluster_gives_a_reason_its_own_severity(severity: Severity) -> None:
+    policy = Policy({"GpuCountLow": severity})
+    low = fault("GpuCountLow", Severity.REBOOT, "node")
+
+    (outcome,) = judge([check("a", says=lambda _: [low])], Evidence({}), Expectation(policy=policy))
+
+    assert [one.severity for one in outcome.findings] == [severity]
+
+
+def test_a_reason_that_a_cluster_passes_over_is_no_finding() -> None:
+    policy = Policy({"GpuCountLow": Severity.PASS})
+    low = fault("GpuCountLow", Severity.REBOOT, "node")
+
+    (outcome,) = judge([check("a", says=lambda _: [low, fault()])], Evidence({}), Expectation(policy=policy))
+
+    assert [one.reason for one in outcome.findings] == ["Xid79"]
+
+
+def test_it_is_known_how_long_each_source_and_each_check_took() -> None:
+    """By its own clock, at least as long as it waited."""
+
+    def slow(_: Host) -> int:
+        time.sleep(0.02)
+        return 8
+
+    def slowly(_: Evidence) -> list[Judgement]:
+        time.sleep(0.01)
+        return []
+
+    asked, quick = Probe("asked", slow, int), counted("quick")[0]
+    checks = [check("thinks", asked, says=slowly), check("knows", quick)]
+    evidence = look(HOST, checks)
+    thinks, _ = judge(checks, evidence, Expectation())
+
+    assert list(evidence.seconds) == ["asked", "quick"]
+    assert evidence.seconds["asked"] >= 0.02
+    assert thinks.seconds >= 0.01
+
+
+def test_a_look_knows_the_look_before_and_none_before_that() -> None:
+    probe, _ = counted("nvml")
+    checks = [check("a", probe)]
+    first = look(HOST, checks)
+    second = look(HOST, checks, first)
+    third = look(HOST, checks, second)
+
+    assert (first.earlier(probe), second.earlier(probe)) == (None, (8, second.at - first.at))
+    assert third.before is not None
+    assert (third.before.at, third.before.before) == (second.at, None)

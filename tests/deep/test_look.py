@@ -1,0 +1,96 @@
+"""A deep look with a real process in DCGM's place: what is believed at once, and what only when it comes again."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from healthcheck.checks.expectation import Expectation
+from healthcheck.deep.look import look_deeply
+from healthcheck.model import Outcome
+from healthcheck.probes.dcgm.diag import Dcgm
+from sim.node import SimulatedNode
+from tests.probes.dcgm.documents import FAULTY, Said, Story, dcgm_4
+
+SLOW = Said("Bandwidth of GPU 1 is 3.0 GB/s, below 10.0", 30, 2, 2)
+BUSY = "A diag instance is already running, cannot run a new diag until the current one finishes"
+
+
+class Node:
+    """One GPU node whose dcgmi answers what a test wants."""
+
+    def __init__(self, folder: Path) -> None:
+        self.host = SimulatedNode.create(folder / "node", "p5.48xlarge")
+        self.dcgm = Dcgm(path=f"{self.host.install_dcgmi()}:/usr/bin:/bin")
+
+    def answers(self, what: str, tests: tuple[str, ...] = ("software", "memory", "pcie"), **errors: Said) -> None:
+        story = Story(gpus=8, tests=tests, errors={(test, 1): (error,) for test, error in errors.items()})
+        self.host.write_value(f"dcgm/answer-{what}", json.dumps(dcgm_4(story)))
+
+    def look(self) -> tuple[dict[str, str], set[str]]:
+        outcome = look_deeply(self.dcgm, Expectation())
+        return found(outcome), {one.cause for one in outcome.unobserved}
+
+    @property
+    def asked(self) -> list[str]:
+        lines = (self.host.root / "dcgm/asked").read_text().splitlines()
+        return [line.split()[0].removeprefix("what=") for line in lines if line.startswith("what=")]
+
+
+def found(outcome: Outcome) -> dict[str, str]:
+    return {one.reason: one.severity.name for one in outcome.findings}
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def test_a_well_node_is_looked_at_once(node: Node) -> None:
+    assert node.look() == ({}, set())
+    assert node.asked == ["2"]
+
+
+def test_a_sure_fault_is_believed_at_once(node: Node) -> None:
+    node.answers("2", memory=FAULTY)
+
+    assert node.look() == ({"DcgmDiagMemory": "ISOLATE"}, set())
+    assert node.asked == ["2"]
+
+
+def test_a_doubtful_fault_that_does_not_come_again_is_none(node: Node) -> None:
+    node.answers("2", pcie=SLOW)
+    node.answers("pcie", ("pcie",))
+
+    assert node.look() == ({}, set())
+    assert node.asked == ["2", "pcie"]
+
+
+def test_a_doubtful_fault_that_comes_again_is_one(node: Node) -> None:
+    node.answers("2", pcie=SLOW)
+    node.answers("pcie", ("pcie",), pcie=SLOW)
+
+    faults, _ = node.look()
+    assert set(faults) == {"DcgmDiagPcie"}
+
+
+def test_a_doubt_that_nobody_could_settle_is_no_fault_and_no_pass_and_the_sure_one_stays(node: Node) -> None:
+    node.answers("2", pcie=SLOW, memory=FAULTY)
+    node.host.write_value("dcgm/answer-pcie", BUSY)
+
+    outcome = look_deeply(node.dcgm, Expectation())
+    assert found(outcome) == {"DcgmDiagMemory": "ISOLATE"}
+    assert not [one for one in outcome.passed if one.reason == "DcgmDiagPcie"]
+    assert node.asked == ["2", "pcie"]
+
+
+def test_one_that_is_stopped_has_not_looked(node: Node) -> None:
+    node.host.write_value("dcgm/hang", "")
+    stopper = threading.Timer(0.5, node.dcgm.stop)
+    stopper.start()
+
+    assert node.look() == ({}, {"DcgmStopped"})
+    assert node.look() == ({}, {"DcgmStopped"})

@@ -1,0 +1,442 @@
+"""A deep run's record becomes the agent's own: what is taken of it, what ends it, and that nothing is taken twice."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from healthcheck.deep.record import Ran, render, take, untaken
+from healthcheck.memory import exits
+from healthcheck.memory import file as memory_file
+from healthcheck.memory.exit_table import exit_words
+from healthcheck.memory.findings import Memory
+from healthcheck.memory.looks import looked
+from healthcheck.model import Finding, Nature, Now, Outcome, Passed, Severity, Unobserved
+from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, SWEEP_RESULT, NodeState
+from healthcheck.probes.nvml.gpus import Gpu
+from healthcheck.text.moments import timestamp
+from healthcheck.verdict import record as records
+from healthcheck.verdict.acknowledgement import UNTOLD, faults_on, other_severities, read_release, release_of
+from healthcheck.verdict.verdict import decide
+from tests.examples import BOOT, GPU, IDENTITY, NOW, WALL, fault, later, node, remembers, says, stands
+
+PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity
+ADDRESS = GPU.removeprefix("gpu/")
+ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1650003"}
+OTHER = {"index": "4", "uuid": "GPU-4", "serial": "1650004"}
+KNOWN = {ADDRESS: ABOUT, "0000:64:00.0": OTHER}
+EARLIER_BOOT = "0b0a6c5e-0000-4000-8000-00000000000b"
+MEMORY, PCIE = "DcgmDiagMemory", "DcgmDiagPcie"
+
+
+def moment(minutes: float = 0) -> str:
+    return timestamp(WALL + timedelta(minutes=minutes))
+
+
+def at(minutes: float) -> Now:
+    return later(60 * minutes)
+
+
+def row(reason: str = MEMORY, severity: str = "RESET", subject: str = GPU, **more: Any) -> dict[str, Any]:
+    return {"reason": reason, "severity": severity, "subject": subject, "detail": "bits flipped", **more}
+
+
+def run(*rows: Any, minutes: float = 0, **more: Any) -> str:
+    """A record as a deep run that ended then wrote it."""
+    known = [one["severity"] for one in rows if isinstance(one, dict) and one.get("severity") in Severity.__members__]
+    worst = max((Severity[one] for one in known), default=PASS)
+    status = "fail" if worst >= RESET else "warn" if worst else "pass"
+    record = {"schema": 1, "timestamp": moment(minutes), "status": status, "severity": worst.name, "findings": rows}
+    checks = [{"check": "1-dcgm-diag-l2", "status": status, "severity": worst.name}]
+    return json.dumps(record | {"checks": checks} | more)
+
+
+def after(memory: Memory, now: Now = NOW, escalate_after: int = 0, **annotations: str) -> Memory:
+    """The memory once these records stood on the Node."""
+    keys = {"sweep": SWEEP_RESULT, "quarantine": QUARANTINE_RESULT}
+    state = node(annotations={keys[kind]: text for kind, text in annotations.items()})
+    for one in untaken(state, memory.taken):
+        memory = take(memory, one, now, escalate_after)
+    return memory
+
+
+def reasons(memory: Memory) -> set[tuple[str, str]]:
+    return {one.key for one in memory.standing}
+
+
+def knows(*standing: Any, **more: Any) -> Memory:
+    return remembers(*standing, gpus=KNOWN, **more)
+
+
+class TestTaking:
+    def test_makes_the_findings_events_of_our_own(self) -> None:
+        memory = after(knows(), at(5), sweep=run(row(last_seen=moment(-1)), minutes=0))
+
+        (one,) = memory.standing
+        assert (one.check, one.nature, one.boot_id, one.last_at) == (
+            "dcgm-diag-l2",
+            Nature.EVENT,
+            BOOT,
+            NOW.monotonic - 60,
+        )
+        assert (one.finding.severity, one.finding.subject, one.finding.about) == (RESET, GPU, ABOUT)
+        assert (one.finding.detail, one.finding.source) == ("bits flipped", "sweep-result")
+        assert "a later level 2 in which the same test passes" in exit_words(one)
+        assert memory.taken == {"sweep-result": moment()}
+
+    @pytest.mark.parametrize(
+        ("subject", "about", "wanted"),
+        [
+            (GPU, {}, GPU),
+            ("gpu/00000000:53:00.0", {}, GPU),
+            ("gpu/0000:53:00.0/gi5", {}, f"{GPU}/gi5"),
+            ("gpu/3", {}, GPU),
+            ("gpu/GPU-3", {}, GPU),
+            ("gpu/9", {"uuid": "GPU-3"}, GPU),
+            ("gpu/9", {"serial": "1650003"}, GPU),
+            ("gpu/4", {"uuid": "GPU-3"}, GPU),
+            ("gpu/3", {"serial": "1659999"}, "gpu/3"),
+            ("gpu/3", {"uuid": "GPU-9"}, "gpu/3"),
+            ("gpu/9", {"uuid": "GPU-3", "serial": "1650004"}, "gpu/9"),
+            ("gpu/7", {}, "gpu/7"),
+            ("gpu/x", {"index": 3}, GPU),
+            ("nvswitch/3", {"index": 3}, "nvswitch/3"),
+            ("node", {}, "node"),
+        ],
+    )
+    def test_names_a_gpu_by_its_address(self, subject: str, about: dict[str, Any], wanted: str) -> None:
+        (one,) = after(knows(), sweep=run(row(subject=subject, about=about))).standing
+
+        assert one.finding.subject == wanted
+        assert (one.finding.about == ABOUT) is wanted.startswith(GPU)
+
+    def test_takes_no_index_that_two_gpus_had(self) -> None:
+        twice = remembers(gpus={ADDRESS: ABOUT, "0000:64:00.0": OTHER | {"index": "3"}})
+
+        assert reasons(after(twice, sweep=run(row(subject="gpu/3")))) == {(MEMORY, "gpu/3")}
+
+    def test_takes_a_record_once(self) -> None:
+        text = run(row())
+        memory = after(knows(), sweep=text)
+
+        assert after(memory, at(60), sweep=text) == memory
+
+    def test_takes_each_kind_of_record_for_itself(self) -> None:
+        memory = after(knows(), sweep=run(row()), quarantine=run(row(PCIE)))
+
+        assert reasons(memory) == {(MEMORY, GPU), (PCIE, GPU)}
+        assert memory.taken == {"sweep-result": moment(), "quarantine-result": moment()}
+
+    @pytest.mark.parametrize(
+        ("text", "wanted"),
+        [
+            (run(row(), 7, {"reason": PCIE}, row(severity="AWFUL")), {(MEMORY, GPU)}),
+            (run({"reason": PCIE}, severity="ISOLATE"), {(UNTOLD, "node")}),
+            (run(row("not a name")), {(UNTOLD, GPU)}),
+            (run(row(subject="GPU 3")), {(MEMORY, "node")}),
+            (run(row(subject="")), {(MEMORY, "node")}),
+            (run(row(severity="PASS")), set()),
+            (run(row(), severity="PASS"), set()),
+            (run(row(about=7, detail=None, rule=[1])), {(MEMORY, GPU)}),
+            (run(row(), passed=[3], unobserved=9, checks="x"), {(MEMORY, GPU)}),
+        ],
+    )
+    def test_takes_what_can_be_read_of_a_damaged_record(self, text: str, wanted: set[tuple[str, str]]) -> None:
+        memory = after(knows(), sweep=text)
+
+        assert (reasons(memory), memory.taken) == (wanted, {"sweep-result": moment()})
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "no JSON",
+            "[]",
+            json.dumps({"schema": 1, "severity": "ISOLATE"}),
+            run(row(), timestamp="yesterday"),
+            run(row(), timestamp=7),
+            run(row(), timestamp="2026-11-21T01:02:03"),
+            run(row(), severity="AWFUL"),
+            "x" * 100_000,
+        ],
+    )
+    def test_leaves_a_record_alone_that_nobody_can_read_or_date(self, text: str) -> None:
+        assert after(knows(), sweep=text) == knows()
+
+    def test_bounds_what_somebody_wrote(self) -> None:
+        long = "x" * 5000
+        (one,) = after(knows(), sweep=run(row(subject=f"gpu/{long}", detail=long, about={"uuid": long}))).standing
+
+        assert max(len(one.finding.subject), len(one.finding.detail), len(one.finding.about["uuid"])) <= 500
+
+    def test_takes_no_finding_for_worse_than_its_own_run_says(self) -> None:
+        (one,) = after(knows(), sweep=run(row(severity="ISOLATE"), severity="MONITOR")).standing
+
+        assert one.finding.severity is MONITOR
+
+    def test_puts_nothing_into_the_future(self) -> None:
+        (one,) = after(knows(), sweep=run(row(), minutes=9000)).standing
+
+        assert (one.last_seen, one.last_at) == (WALL, NOW.monotonic)
+
+    def test_leaves_what_a_look_shows_to_the_looks(self) -> None:
+        lost = stands(fault("GpuLost", REBOOT), Nature.LEVEL, check="gpu-count")
+
+        assert after(knows(lost), sweep=run(row("GpuLost", "REBOOT"))).standing == (lost,)
+
+    def test_counts_a_fault_that_the_next_run_finds_again(self) -> None:
+        memory = after(knows(), sweep=run(row()))
+        (one,) = after(memory, at(60), sweep=run(row(detail="again"), minutes=60)).standing
+
+        assert (one.count, one.first_seen, one.last_seen) == (2, WALL, WALL + timedelta(minutes=60))
+        assert one.finding.detail == "again"
+
+
+class TestTheMerge:
+    def test_leaves_out_what_was_taken(self) -> None:
+        deep = {SWEEP_RESULT: run(row(severity="ISOLATE")), QUARANTINE_RESULT: run(row(PCIE))}
+        memory = after(knows(), sweep=deep[SWEEP_RESULT])
+        own = records.dump(records.render(decide(memory, [says()]), memory, IDENTITY, WALL))
+        state = node(annotations={**deep, RESULTS: own})
+
+        # Whoever has nothing but the Node, and the agent, whose own record there is older.
+        assert other_severities(state, ()) == ([RESET], ())
+        assert other_severities(node(annotations=deep), (), memory.taken) == ([RESET], ())
+        assert [one.reason for one in faults_on(state)] == [MEMORY, PCIE]
+
+    def test_counts_a_newer_record_of_the_same_kind(self) -> None:
+        state = node(annotations={SWEEP_RESULT: run(row(), minutes=60)})
+
+        assert other_severities(state, (), {"sweep-result": moment()}) == ([RESET], ())
+
+    @pytest.mark.parametrize("taken", ["x", 7, None, {"sweep-result": 7}, {"other": "x"}])
+    def test_survives_a_damaged_list_of_what_was_taken(self, taken: Any) -> None:
+        state = node(annotations={SWEEP_RESULT: run(row()), RESULTS: json.dumps({"schema": 1, "taken": taken})})
+
+        assert other_severities(state, ()) == ([RESET], ())
+
+
+class TestItsExits:
+    @pytest.mark.parametrize(
+        ("text", "kind", "stays"),
+        [
+            (run(minutes=60), "sweep", set()),
+            (run(minutes=60), "quarantine", set()),
+            (run(minutes=60, passed={MEMORY: [GPU]}, status="unknown"), "sweep", {(PCIE, GPU)}),
+            (run(minutes=60, passed={MEMORY: ["gpu/3"]}, status="unknown"), "sweep", {(PCIE, GPU)}),
+            (run(minutes=60, passed={MEMORY: ["gpu/4"]}, status="unknown"), "sweep", {(MEMORY, GPU), (PCIE, GPU)}),
+            (run(minutes=60, status="unknown"), "sweep", {(MEMORY, GPU), (PCIE, GPU)}),
+            (run(minutes=60, checks=[]), "sweep", {(MEMORY, GPU), (PCIE, GPU)}),
+            (run(minutes=60, unobserved=[{"cause": "DcgmBusy"}]), "sweep", {(MEMORY, GPU), (PCIE, GPU)}),
+            (run(row(PCIE), minutes=60, passed={MEMORY: [GPU]}), "sweep", {(PCIE, GPU)}),
+            (run(minutes=-60), "sweep", {(MEMORY, GPU), (PCIE, GPU)}),
+        ],
+    )
+    def test_a_later_run_in_which_the_same_test_passed(self, text: str, kind: str, stays: set[tuple[str, str]]) -> None:
+        memory = after(knows(), sweep=run(row(severity="ISOLATE"), row(PCIE)))
+
+        later_run = after(memory, at(60), sweep=text) if kind == "sweep" else after(memory, at(60), quarantine=text)
+        assert reasons(later_run) == stays
+
+    def test_a_passed_level_2_does_not_end_what_a_quarantine_run_found(self) -> None:
+        memory = after(knows(), quarantine=run(row(severity="ISOLATE")))
+
+        assert reasons(after(memory, at(60), sweep=run(minutes=60))) == {(MEMORY, GPU)}
+
+    def test_a_passed_level_2_ends_nothing_but_deep_findings(self) -> None:
+        xid = stands(fault("Xid79", REBOOT))
+
+        assert after(knows(xid), at(60), sweep=run(minutes=60)).standing == (xid,)
+
+    def test_a_quarantine_run_that_passed(self) -> None:
+        memory = after(knows(), sweep=run(row(severity="ISOLATE")))
+
+        assert exits.passed(memory, WALL + timedelta(seconds=1)).standing == ()
+
+    def test_1_a_light_look_clears_no_deep_verdict(self) -> None:
+        memory = after(knows(), sweep=run(row(), row(UNTOLD, "MONITOR", "node")))
+        for minutes in range(5, 300, 5):
+            memory = exits.met(memory, [_gpu()], at(minutes).monotonic, at(minutes))
+            memory = looked(memory, [says(check=name) for name in ("dcgm-diag-l2", "ecc", "gpu-count")], at(minutes))
+
+        assert reasons(memory) == {(MEMORY, GPU), (UNTOLD, "node")}
+
+    def test_the_reset_of_its_gpu(self) -> None:
+        memory = after(knows(), sweep=run(row(), row(PCIE, "REBOOT"), row(subject="gpu/4")))
+
+        assert reasons(exits.recovered(memory, ADDRESS, NOW.monotonic + 1, at(1))) == {
+            (PCIE, GPU),
+            (MEMORY, "gpu/0000:64:00.0"),
+        }
+
+    def test_another_gpu_in_its_place(self) -> None:
+        memory = after(knows(), sweep=run(row(severity="ISOLATE")))
+
+        assert exits.met(memory, [_gpu(uuid="GPU-9", serial="1659999")], 1.0, NOW).standing == ()
+
+    def test_another_gpu_that_is_there_already(self) -> None:
+        memory = after(knows(), sweep=run(row(severity="ISOLATE", about={"uuid": "GPU-8"})))
+
+        assert exits.met(memory, [_gpu()], 1.0, NOW).standing == ()
+
+    @pytest.mark.parametrize(("severity", "stays"), [("MONITOR", 0), ("RESET", 0), ("REBOOT", 0), ("ISOLATE", 1)])
+    def test_a_reboot(self, severity: str, stays: int) -> None:
+        memory = after(knows(), sweep=run(row(severity=severity)))
+        rebooted = exits.begin(memory, memory.machine, EARLIER_BOOT, at(60))
+
+        assert len(rebooted.standing) == stays
+        assert after(rebooted, at(61), sweep=run(row(severity=severity))) == rebooted
+
+    @pytest.mark.parametrize(("severity", "stays"), [("RESET", 0), ("REBOOT", 0), ("ISOLATE", 1)])
+    def test_a_reboot_before_the_record_was_taken(self, severity: str, stays: int) -> None:
+        memory = after(knows(), sweep=run(row(severity=severity), boot_id=EARLIER_BOOT))
+
+        assert len(memory.standing) == stays
+
+    def test_time_for_the_mildest(self) -> None:
+        memory = after(knows(), sweep=run(row(severity="MONITOR"), row(PCIE)))
+
+        assert reasons(exits.expired(memory, at(1441), 86400)) == {(PCIE, GPU)}
+
+    def test_another_machine_inherits_neither_the_findings_nor_the_records(self) -> None:
+        text = run(row(severity="ISOLATE"))
+        memory = exits.begin(after(knows(), sweep=text), "another", EARLIER_BOOT, at(60))
+
+        assert after(memory, at(61), sweep=text).standing == ()
+
+    def test_what_comes_back_after_two_resets_is_sent_away(self) -> None:
+        memory = knows()
+        for minutes in (0, 60, 120):
+            memory = after(memory, at(minutes), 2, sweep=run(row(), minutes=minutes))
+            severity = memory.standing[0].finding.severity
+            memory = exits.recovered(memory, ADDRESS, at(minutes + 1).monotonic, at(minutes + 1))
+
+        assert severity is ISOLATE
+
+
+class TestARelease:
+    @pytest.mark.parametrize("subject", [GPU, "gpu/3"])
+    def test_before_it_was_taken(self, subject: str) -> None:
+        text = run(row(severity="ISOLATE", subject=subject))
+        state = node(annotations={SWEEP_RESULT: text})
+        memory = exits.release(knows(), release_of(state, "mia", "swapped", WALL + timedelta(minutes=5)), later(3600))
+
+        memory = after(memory, at(6), sweep=text)
+        assert (memory.standing, memory.taken) == ((), {"sweep-result": moment()})
+
+    @pytest.mark.parametrize("subject", [GPU, "gpu/3"])
+    def test_of_the_node_as_it_was_before_it_was_taken(self, subject: str) -> None:
+        text = run(row(severity="ISOLATE", subject=subject))
+        state = node(annotations={SWEEP_RESULT: text})
+        word = release_of(state, "mia", "swapped", WALL + timedelta(minutes=5))
+
+        memory = exits.release(after(knows(), sweep=text), word, later(3600))
+        assert (memory.standing, after(memory, at(6), sweep=text)) == ((), memory)
+
+    def test_after_it_was_taken_lasts_until_a_later_run_finds_it_again(self) -> None:
+        text = run(row(severity="ISOLATE", subject="gpu/3"))
+        memory = after(knows(), sweep=text)
+        word = release_of(_told(memory, text), "mia", "swapped", WALL + timedelta(minutes=5))
+
+        memory = exits.release(memory, word, later(3600))
+        assert after(memory, at(6), sweep=text).standing == ()
+        again = run(row(severity="ISOLATE", subject="gpu/3"), minutes=60)
+        assert reasons(after(memory, at(60), sweep=again)) == {(MEMORY, GPU)}
+
+    def test_by_the_label_speaks_of_a_taken_record_once(self) -> None:
+        memory = after(knows(), sweep=(text := run(row(severity="ISOLATE", subject="gpu/3"))))
+        state = _told(memory, text)
+
+        word = release_of(state, "mia", "swapped", WALL)
+        assert [(one.reason, one.subject) for one in word.findings] == [(MEMORY, GPU)]
+        assert read_release(state, gestures=True) == (None, ())
+
+
+class TestTheMemory:
+    def test_is_the_same_from_its_file(self, tmp_path: Any) -> None:
+        memory = after(knows(), sweep=run(row()), quarantine=run(row(PCIE)))
+        file = memory_file.MemoryFile(tmp_path)
+        assert file.acquire()
+        file.write(memory)
+
+        read = file.read()
+        assert read is not None
+        assert (read.taken, reasons(read)) == (memory.taken, reasons(memory))
+
+    def test_is_rebuilt_from_the_node(self) -> None:
+        text = run(row(severity="ISOLATE"))
+        memory = after(knows(), sweep=text)
+        lost = records.remembered(records.load(_told(memory, text).annotations[RESULTS]))
+
+        rebuilt = exits.adopted(knows(), lost, later(3600))
+        assert (rebuilt.taken, reasons(rebuilt)) == (memory.taken, {(MEMORY, GPU)})
+        assert after(rebuilt, at(5), sweep=text) == rebuilt
+
+    def test_that_knows_more_than_the_node_keeps_it(self) -> None:
+        newer = knows(taken={"sweep-result": moment(60)})
+
+        assert exits.adopted(newer, knows(taken={"sweep-result": moment()}), later(3600)).taken == newer.taken
+
+
+def _gpu(uuid: str = "GPU-3", serial: str = "1650003") -> Gpu:
+    return Gpu(3, address=ADDRESS, uuid=uuid, serial=serial)
+
+
+def _told(memory: Memory, text: str) -> NodeState:
+    """The Node once the agent told that memory."""
+    own = records.dump(records.render(decide(memory, [says()]), memory, IDENTITY, WALL))
+    return node(annotations={SWEEP_RESULT: text, RESULTS: own})
+
+
+class TestWritingOne:
+    RAN = Ran("gpu-node-1", "agent", WALL, WALL + timedelta(minutes=3), "", BOOT)
+
+    def outcome(self, *findings: Finding, **more: Any) -> Outcome:
+        return Outcome("dcgm-diag-l2", "1-dcgm-diag-l2", findings, **more)
+
+    def written(self, outcome: Outcome) -> str:
+        return records.dump(render(outcome, self.RAN))
+
+    def test_what_was_found_and_what_passed_comes_back(self) -> None:
+        memory = after(knows(), sweep=run(row(severity="ISOLATE"), row(PCIE), minutes=-60))
+        found = fault(PCIE, RESET, "gpu/3", about={"serial": "1650003"}, detail="slow")
+        outcome = self.outcome(found, passed=(Passed(MEMORY, "gpu/3"),))
+
+        (one,) = after(memory, at(5), sweep=self.written(outcome)).standing
+        assert (one.key, one.finding.detail, one.count) == ((PCIE, GPU), "slow", 2)
+
+    @pytest.mark.parametrize(
+        ("severities", "blind", "status"),
+        [((), (), "pass"), ((MONITOR,), (), "warn"), ((MONITOR, RESET), (), "fail"), ((), ("DcgmBusy",), "unknown")],
+    )
+    def test_its_status_is_that_of_its_worst(
+        self, severities: tuple[Severity, ...], blind: tuple[str, ...], status: str
+    ) -> None:
+        findings = [fault(f"Dcgm{severity.name}", severity) for severity in severities]
+        outcome = self.outcome(*findings, unobserved=tuple(Unobserved(cause, "x") for cause in blind))
+        record = records.load(self.written(outcome))
+
+        assert (record["status"], record["severity"]) == (status, max(severities, default=PASS).name)
+        assert record["checks"] == [{"check": "1-dcgm-diag-l2", "status": status, "severity": record["severity"]}]
+        assert (record["started"], record["timestamp"]) == (moment(), moment(3))
+
+    def test_is_never_longer_than_a_record_may_be(self) -> None:
+        found = [
+            fault(f"DcgmDiag{number}", RESET, f"gpu/0000:{bus:02x}:00.0", detail="x" * 400, about=ABOUT)
+            for number in range(8)
+            for bus in range(16)
+        ]
+        text = self.written(
+            self.outcome(*found, unobserved=tuple(Unobserved("DcgmBusy", "y" * 400) for _ in range(99)))
+        )
+
+        assert len(text.encode()) <= records.LONGEST
+        assert records.load(text)["cut"]["details"] == len(found)
+
+    def test_of_another_machine_is_taken_without_its_findings(self) -> None:
+        text = run(row(severity="ISOLATE"), machine="another")
+
+        memory = after(knows(), sweep=text)
+        assert (memory.standing, memory.taken) == ((), {"sweep-result": moment()})

@@ -1,0 +1,234 @@
+"""The child that asks over a socket: messages as their authors number them, and every way to get no answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from healthcheck.host import grpc_child
+from healthcheck.host.grpc_child import QUESTIONS
+from healthcheck.host.grpc_socket import NodeSocket
+from healthcheck.model import ProbeError
+from tests.host.grpc_server import serving, told
+
+MODULES = Path(os.environ.get("GOMODCACHE", Path.home() / "go/pkg/mod")) / "k8s.io"
+PROTOS = {
+    "container-runtime": list(MODULES.glob("cri-api@*/pkg/apis/runtime/v1/api.proto")),
+    "pod-resources": list(MODULES.glob("kubelet@*/pkg/apis/podresources/v1/api.proto")),
+}
+MESSAGE = re.compile(r"^message (\w+) \{(?:\}|(.*?)^\})", re.MULTILINE | re.DOTALL)
+FIELD = re.compile(r"^\s*(?:// )?((?:repeated )?(?:map<string, string>|\w+)) (\w+) = (\d+);", re.MULTILINE)
+"""With those that were taken out and stand there as a comment."""
+VERSION = {"runtime_name": "containerd", "runtime_version": "2.1.4"}
+STATUS = {"status": {"conditions": [{"type": "RuntimeReady", "status": True}]}}
+PATH = "/run/r.sock"
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_every_field_is_numbered_as_its_authors_number_it(question: str) -> None:
+    """In every version of their file that lies here: none has changed a number."""
+    if not PROTOS[question]:
+        pytest.skip("Kubernetes' own .proto files are in no Go module cache here")
+    theirs: dict[tuple[str, str], set[tuple[int, str]]] = {}
+    for file in PROTOS[question]:
+        for message, body in MESSAGE.findall(file.read_text()):
+            for kind, name, number in FIELD.findall(body):
+                theirs.setdefault((message, name), set()).add((int(number), kind))
+    entry = {"key": (1, "string"), "value": (2, "string")}  # protobuf.dev, Maps: how every map travels
+    for message, fields in QUESTIONS[question].messages.items():
+        for name, number, kind in fields:
+            written = kind.replace("repeated InfoEntry", "map<string, string>")
+            known = {entry[name]} if message == "InfoEntry" else theirs[message, name]
+            assert (message, name, known) == (message, name, {(number, written)})
+
+
+def test_only_questions_that_change_nothing_are_known() -> None:
+    calls = [f"{question.package}.{call.method}" for question in QUESTIONS.values() for call in question.calls]
+    assert calls == [
+        "runtime.v1.RuntimeService/Version",
+        "runtime.v1.RuntimeService/Status",
+        "v1.PodResourcesLister/List",
+    ]
+
+
+def test_the_answers_come_back_and_the_request_asks_for_all(short_root: Path) -> None:
+    with serving(short_root / PATH[1:], told("container-runtime", VERSION, STATUS)) as server:
+        assert NodeSocket("container-runtime").ask(short_root, PATH) == [VERSION, STATUS]
+    verbose = b"\x08\x01"
+    assert [request for _, request in server.asked] == [b"", verbose]
+
+
+def test_a_path_that_is_no_plain_word_is_found(short_root: Path) -> None:
+    path = "/run/100%25 #1?.sock"
+    with serving(short_root / "run/plain.sock", told("container-runtime", VERSION, STATUS)):
+        (short_root / path[1:]).symlink_to("plain.sock")
+        os.link(short_root / "run/plain.sock", short_root / "run/hard %41.sock")
+        assert NodeSocket("container-runtime").ask(short_root, path) == [VERSION, STATUS]
+        assert NodeSocket("container-runtime").ask(short_root, "/run/hard %41.sock") == [VERSION, STATUS]
+
+
+def test_a_link_leads_inside_the_root(short_root: Path) -> None:
+    (short_root / "var").mkdir()
+    (short_root / "var/run").symlink_to("/run")
+    with serving(short_root / PATH[1:], told("container-runtime", VERSION, STATUS)):
+        assert NodeSocket("container-runtime").ask(short_root, "/var/run/r.sock") == [VERSION, STATUS]
+
+
+def why_not(root: Path, path: str = PATH, deadline_seconds: float = 10.0) -> str:
+    with pytest.raises(ProbeError) as failed:
+        NodeSocket("container-runtime", deadline_seconds).ask(root, path)
+    return str(failed.value)
+
+
+def test_where_nothing_is_no_child_is_started(short_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nobody/would/start")
+    (short_root / "file").write_text("")
+    (short_root / "loop").symlink_to("loop")
+
+    assert why_not(short_root) == "/run/r.sock: No such file or directory"
+    assert why_not(short_root, "/file") == "/file: no socket"
+    assert why_not(short_root, "/loop") == "/loop: Too many levels of symbolic links"
+    assert why_not(short_root, "a\0b") == "a\0b: Invalid argument"
+
+
+def test_a_child_that_fails_says_how(short_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where gRPC is not installed, or its library is for another machine."""
+    monkeypatch.setattr(sys, "executable", "/bin/cat")
+    with serving(short_root / PATH[1:], {}):
+        said = why_not(short_root)
+    assert said.startswith("/run/r.sock: the child ended with exit code 1: ")
+
+
+def test_a_socket_that_nobody_holds(short_root: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(short_root / "r.sock"))
+    assert why_not(short_root, "/r.sock") == "/r.sock: Connection refused"
+
+
+def test_a_socket_that_we_may_not_open(short_root: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as held:
+        held.bind(str(short_root / "r.sock"))
+        held.listen()
+        short_root.chmod(0o755)
+        (short_root / "r.sock").chmod(0)
+        with as_nobody():
+            answer = grpc_child.ask(QUESTIONS["container-runtime"], str(short_root / "r.sock"))
+    assert answer == {"error": "Permission denied"}
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """No mode keeps root out."""
+    before = os.geteuid()
+    if before:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
+
+
+def test_a_path_that_is_too_long_for_a_socket(short_root: Path) -> None:
+    folder = short_root / ("x" * 120)
+    folder.mkdir()
+    with socket.socket(socket.AF_UNIX) as held:
+        held.bind(str(short_root / "r.sock"))
+        os.link(short_root / "r.sock", folder / "r.sock")
+    assert "too long" in why_not(short_root, f"/{folder.name}/r.sock")
+
+
+def test_one_that_hangs(short_root: Path) -> None:
+    with serving(short_root / PATH[1:], told("container-runtime", VERSION, STATUS)) as server:
+        server.holds.clear()
+        assert why_not(short_root, deadline_seconds=0.5) == "/run/r.sock: no end within 0.5 s; its process was ended"
+
+
+def test_one_that_takes_nobody_in(short_root: Path) -> None:
+    """Its queue is full: to connect is to wait."""
+    with socket.socket(socket.AF_UNIX) as held, socket.socket(socket.AF_UNIX) as first:
+        held.bind(str(short_root / "r.sock"))
+        held.listen(0)
+        first.connect(str(short_root / "r.sock"))
+        assert "no end within 0.5 s" in why_not(short_root, "/r.sock", deadline_seconds=0.5)
+
+
+def test_a_runtime_that_does_not_speak_this_version(short_root: Path) -> None:
+    with serving(short_root / PATH[1:], {}):
+        assert why_not(short_root).startswith("/run/r.sock: UNIMPLEMENTED: ")
+
+
+def test_one_that_speaks_no_grpc(short_root: Path) -> None:
+    """A web server, say."""
+    program = (
+        "import socket,sys\ns=socket.socket(1)\ns.bind(sys.argv[1])\ns.listen()\nprint(flush=True)\n"
+        "while True: s.accept()[0].sendall(b'HTTP/1.1 400 Bad Request\\r\\n\\r\\n')"
+    )
+    path = short_root / "r.sock"
+    with subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        try:
+            assert why_not(short_root, "/r.sock").startswith("/r.sock: UNAVAILABLE: ")
+        finally:
+            other.kill()
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"\xff" * 100, "INTERNAL"),
+        (b"\x0a\x05ab", "INTERNAL"),
+        (bytes(64 << 20), "RESOURCE_EXHAUSTED"),
+        (b"\x12\xff\xff\x7f\x0a\xfb\xff\x7f" + b"x" * 2097147, "its output is longer"),
+    ],
+    ids=["garbage", "cut off", "64 MiB", "a long name"],
+)
+def test_nonsense_is_no_answer(short_root: Path, answer: bytes, why: str) -> None:
+    good = told("container-runtime", VERSION, STATUS)
+    method = (
+        "/runtime.v1.RuntimeService/Version" if why != "its output is longer" else "/runtime.v1.RuntimeService/Status"
+    )
+    with serving(short_root / PATH[1:], {**good, method: answer}):
+        assert why in why_not(short_root)
+
+
+def test_a_child_that_nobody_ends_ends_itself(short_root: Path) -> None:
+    """Whoever started it was killed."""
+    argv = [
+        sys.executable,
+        "-I",
+        "-m",
+        "healthcheck.host.grpc_child",
+        "container-runtime",
+        str(short_root / PATH[1:]),
+    ]
+    with serving(short_root / PATH[1:], told("container-runtime", VERSION, STATUS)) as server:
+        server.holds.clear()
+        assert subprocess.run([*argv, "0.5"], check=False).returncode == -signal.SIGALRM
+
+
+def test_who_asks_never_loads_grpc(short_root: Path) -> None:
+    program = (
+        "import json, sys, pathlib\n"
+        "import agent.program, cli.__main__, healthcheck.probes.pod_resources\n"
+        "from healthcheck.host.grpc_socket import NodeSocket\n"
+        "answer = NodeSocket('container-runtime').ask(pathlib.Path(sys.argv[1]), sys.argv[2])\n"
+        "print(json.dumps([len(answer), [one for one in sys.modules if one.startswith(('grpc', 'google.'))]]))\n"
+    )
+    with serving(short_root / PATH[1:], told("container-runtime", VERSION, STATUS)):
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(short_root), PATH], capture_output=True, text=True, check=True
+        )
+    assert json.loads(done.stdout) == [2, []]

@@ -1,0 +1,88 @@
+"""The table of exits: what the record says ends a finding does end it, and nothing that it leaves out does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import timedelta
+from itertools import product
+
+import pytest
+
+from healthcheck.memory import exit_table as table
+from healthcheck.memory.exit_table import EXITS, Exit, exit_words
+from healthcheck.memory.exits import begin, expired, met, passed, recovered, release, retested
+from healthcheck.memory.findings import Acknowledgement, Memory, Release, Standing
+from healthcheck.model import Nature, Passed, Severity
+from healthcheck.probes.nvml.gpus import SUCCESS, Gpu
+from tests.examples import GPU, MACHINE, MONOTONIC, NOW, WALL, fault, later, remembers, stands
+
+ADDRESS = GPU.removeprefix("gpu/")
+ABOUT = {"index": "0", "uuid": "GPU-1", "serial": "1650001"}
+SUBJECTS = (GPU, f"{GPU}/gi5", "nvswitch/0000:53:00.0", "")
+REASONS = ("Xid79", "Xid154", "DriverLibraryMismatch")
+CHECKS = ("xid", "dcgm-diag-l2")
+DAY = 86_400.0
+SOON = MONOTONIC + 60.0
+
+STANDING = [
+    stands(replace(fault(reason, severity, subject), about=ABOUT), nature, check=check)
+    for reason, severity, subject, nature, check in product(
+        REASONS, [one for one in Severity if one], SUBJECTS, Nature, CHECKS
+    )
+]
+
+
+def answers(**more: object) -> list[Gpu]:
+    known = {"index": 0, "address": ADDRESS, "uuid": "GPU-1", "serial": "1650001", "error": SUCCESS, **more}
+    return [Gpu(**known)]  # type: ignore[arg-type]
+
+
+def released(memory: Memory) -> Memory:
+    rows = [
+        Acknowledgement(one.finding.reason, one.finding.subject, one.boot_id, None, WALL) for one in memory.standing
+    ]
+    return release(memory, Release("ops", "seen", WALL, tuple(rows)), NOW)
+
+
+def retest(memory: Memory) -> Memory:
+    well = [Passed(one.finding.reason, one.finding.subject) for one in memory.standing]
+    return retested(memory, well, WALL + timedelta(seconds=1))
+
+
+EVIDENCE: dict[tuple[str, ...], Callable[[Memory], Memory]] = {
+    (table.TIME.words,): lambda memory: expired(memory, later(DAY), DAY),
+    (table.REBOOT.words,): lambda memory: begin(memory, MACHINE, "another boot", later(60)),
+    (table.RESET.words, table.RECOVERED.words): lambda memory: recovered(memory, ADDRESS, SOON, later(60)),
+    (table.QUARANTINE.words,): lambda memory: passed(memory, WALL + timedelta(seconds=1)),
+    (table.RELEASE.words,): released,
+    (table.LEVEL_2_PASSED.words,): retest,
+    (table.LIBRARY_FITS.words,): lambda memory: met(memory, answers(), SOON, later(60)),
+    (table.LIBRARY_FITS.words, table.INSTANCE_GONE.words): lambda memory: met(
+        memory, answers(instances=(7,)), SOON, later(60)
+    ),
+    (table.LIBRARY_FITS.words, table.OTHER_GPU.words): lambda memory: met(
+        memory, answers(uuid="GPU-2", serial="1650002"), SOON, later(60)
+    ),
+}
+
+
+@pytest.mark.parametrize("taken", EVIDENCE, ids=" and ".join)
+def test_an_exit_ends_what_names_it_and_nothing_else(taken: tuple[str, ...]) -> None:
+    for one in STANDING:
+        if one.nature is Nature.LEVEL:  # what a look shows, a look ends
+            continue
+        names_it = any(words in exit_words(one).split(", ") for words in taken)
+        left = EVIDENCE[taken](remembers(one))
+        assert (left.standing == ()) == names_it, (one, exit_words(one))
+
+
+def test_each_exit_but_a_look_has_its_evidence_here() -> None:
+    assert {words for taken in EVIDENCE for words in taken} == {way.words for way in EXITS} - {table.LOOK.words}
+
+
+def test_every_finding_has_an_exit_that_a_person_can_take() -> None:
+    def is_open(one: Standing, ways: Iterable[Exit]) -> bool:
+        return any(way.is_open_to(one) for way in ways)
+
+    assert all(is_open(one, (table.LOOK, table.RELEASE)) for one in STANDING)

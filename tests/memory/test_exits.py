@@ -1,0 +1,550 @@
+"""Each exit of a finding (docs/rules.md 4, 6, 7 and 12), and what is none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from healthcheck.memory.exits import (
+    adopted,
+    begin,
+    escalated,
+    expired,
+    is_acknowledged,
+    met,
+    passed,
+    quarantined,
+    recovered,
+    release,
+    within_log,
+)
+from healthcheck.memory.findings import Acknowledgement, Memory, Release, Standing
+from healthcheck.memory.kernel_log import noticed
+from healthcheck.memory.looks import looked
+from healthcheck.model import Finding, Nature, Outcome, Severity
+from healthcheck.probes.nvml.gpus import Gpu, RowRemap
+from tests.examples import (
+    BOOT,
+    GPU,
+    MACHINE,
+    MONOTONIC,
+    NOW,
+    WALL,
+    fault,
+    later,
+    remembers,
+    says,
+    sighting,
+    stands,
+)
+
+MONITOR, RESET, REBOOT, ISOLATE = (severity for severity in Severity if severity)
+ADDRESS = GPU.removeprefix("gpu/")
+ABOUT = {"index": "0", "uuid": "GPU-1", "serial": "1650001"}
+OTHER = "gpu/0000:64:00.0"
+MIG = f"{GPU}/gi5"
+
+
+def gpu(**more: object) -> Gpu:
+    known = {"index": 0, "address": ADDRESS, "uuid": "GPU-1", "serial": "1650001", **more}
+    return Gpu(**known)  # type: ignore[arg-type]
+
+
+def reasons(memory: Memory) -> list[str]:
+    return [one.finding.reason for one in memory.standing]
+
+
+def comes(memory: Memory, finding: Finding, at: float = MONOTONIC, escalate_after: int = 2) -> Memory:
+    """The memory after the log told of it."""
+    read = Outcome("xid", "0-nvidia-smi", sightings=(sighting(replace(finding, at=at)),))
+    return noticed(memory, [read], later(at - MONOTONIC), escalate_after)
+
+
+def boots(memory: Memory, number: int) -> Memory:
+    return begin(memory, MACHINE, f"boot {number}", later(60.0 * number))
+
+
+class TestReset:
+    @pytest.mark.parametrize(
+        ("finding", "stays"),
+        [
+            (fault("Xid13", MONITOR), True),
+            (fault("Xid95", RESET), False),
+            (fault("Xid95", RESET, MIG), False),
+            (fault("Xid95", RESET, OTHER), True),
+            (fault("SXid20034", RESET, "nvswitch/0000:53:00.0"), True),
+            (fault("Xid79", REBOOT), True),
+            (fault("Xid54", ISOLATE), True),
+            (fault("Xid154", RESET), False),
+            (fault("Xid154", REBOOT), False),
+        ],
+    )
+    def test_a_reset_of_a_gpu_ends_its_own_resets_and_nothing_worse(self, finding: Finding, stays: bool) -> None:
+        after = recovered(remembers(stands(finding)), ADDRESS, MONOTONIC + 1, later(1))
+
+        assert bool(after.standing) is stays
+
+    def test_what_came_after_the_reset_stands(self) -> None:
+        memory = remembers(stands(fault("Xid95", RESET), at=MONOTONIC + 5))
+
+        assert recovered(memory, ADDRESS, MONOTONIC + 4, later(9)) == memory
+
+    def test_a_level_leaves_by_a_look_alone(self) -> None:
+        memory = remembers(stands(fault("GpuResetRequired", RESET), Nature.LEVEL))
+
+        assert recovered(memory, ADDRESS, MONOTONIC + 1, later(1)) == memory
+
+    def test_the_recovery_action_seen_going_back_to_none_is_evidence(self) -> None:
+        memory = met(remembers(stands(fault("Xid95", RESET))), [gpu(recovery_action=1)], MONOTONIC + 1, later(1))
+        assert reasons(memory) == ["Xid95"]
+
+        assert reasons(met(memory, [gpu(recovery_action=0)], MONOTONIC + 9, later(9))) == []
+
+    @pytest.mark.parametrize("action", [0, None])
+    def test_an_action_of_none_that_was_never_another_proves_nothing(self, action: int | None) -> None:
+        memory = remembers(stands(fault("Xid95", RESET)))
+
+        assert reasons(met(memory, [gpu(recovery_action=action)], MONOTONIC + 9, later(9))) == ["Xid95"]
+
+    def test_an_action_that_can_no_longer_be_read_proves_nothing(self) -> None:
+        memory = met(remembers(stands(fault("Xid95", RESET))), [gpu(recovery_action=1)], MONOTONIC + 1, later(1))
+        memory = met(memory, [gpu(recovery_action=None)], MONOTONIC + 2, later(2))
+
+        assert reasons(memory) == ["Xid95"]
+        assert reasons(met(memory, [gpu(recovery_action=0)], MONOTONIC + 9, later(9))) == []
+
+    @pytest.mark.parametrize(
+        ("seen", "stays"),
+        [
+            ([gpu()], False),
+            ([gpu(recovery_action=0)], False),
+            ([gpu(recovery_action=2)], True),
+            ([gpu(recovery_error=999)], True),
+            ([gpu(error=15)], True),
+            ([gpu(address="0000:64:00.0", serial="2", uuid="GPU-2")], True),
+            ([], True),
+        ],
+    )
+    def test_a_driver_loaded_anew_is_evidence_only_for_a_gpu_that_answers_after_it(
+        self, seen: list[Gpu], stays: bool
+    ) -> None:
+        memory = remembers(stands(fault("Xid95", RESET)), driver_loaded_at=MONOTONIC + 20)
+
+        assert bool(met(memory, seen, MONOTONIC + 30, later(30)).standing) is stays
+
+    def test_a_look_that_began_before_the_driver_was_loaded_proves_nothing(self) -> None:
+        memory = remembers(stands(fault("Xid95", RESET)), driver_loaded_at=MONOTONIC + 20)
+
+        assert reasons(met(memory, [gpu()], MONOTONIC + 19, later(30))) == ["Xid95"]
+
+    def test_a_fault_after_the_driver_was_loaded_stands(self) -> None:
+        memory = remembers(stands(fault("Xid95", RESET)), driver_loaded_at=MONOTONIC - 20)
+
+        assert reasons(met(memory, [gpu()], MONOTONIC + 5, later(5))) == ["Xid95"]
+
+
+class TestRowsThatWaitForAReset:
+    """Xid 63 and 64 against what NVML says of the rows: nvml.h, nvmlDeviceGetRemappedRows."""
+
+    CLEAN = RowRemap(0, 1, pending=False, failed=False)
+    LATEST = MONOTONIC + 300.0
+    """The last look that saw rows wait."""
+
+    def waits(self, *standing: Standing, boot_id: str = BOOT) -> Memory:
+        pending = fault("RowRemapPending", RESET, about=ABOUT)
+        level = stands(pending, Nature.LEVEL, check="row-remap", at=self.LATEST, boot_id=boot_id)
+        return remembers(level, *standing)
+
+    def met_after(self, memory: Memory, remap: RowRemap | None, **more: object) -> set[str]:
+        """What is left but the level, which a look at it ends."""
+        after = met(memory, [gpu(row_remap=remap, **more)], self.LATEST + 300, later(600))
+        return {one.finding.reason for one in after.standing} - {"RowRemapPending"}
+
+    @pytest.mark.parametrize(
+        ("finding", "stays"),
+        [
+            (fault("Xid64", RESET), False),
+            (fault("Xid64", RESET, MIG), False),
+            (fault("Xid63", RESET), False),
+            (fault("Xid64", MONITOR), True),
+            (fault("Xid64", REBOOT), True),
+            (fault("Xid64", ISOLATE), True),
+            (fault("Xid64", RESET, OTHER), True),
+            (fault("Xid48", RESET), True),
+            (fault("Xid95", RESET), True),
+        ],
+    )
+    def test_rows_that_waited_and_wait_no_more_end_what_the_log_said_of_them(
+        self, finding: Finding, stays: bool
+    ) -> None:
+        assert bool(self.met_after(self.waits(stands(finding)), self.CLEAN)) is stays
+
+    def test_clean_rows_that_nobody_saw_waiting_prove_nothing(self) -> None:
+        """The driver could not even record the row: it is bad, in use, and neither pending nor failed."""
+        assert self.met_after(remembers(stands(fault("Xid64", RESET))), self.CLEAN) == {"Xid64"}
+
+    @pytest.mark.parametrize(
+        "remap",
+        [None, RowRemap(0, 1, pending=True, failed=False), RowRemap(0, 1, pending=False, failed=True)],
+        ids=["not told", "still pending", "failed"],
+    )
+    def test_rows_that_are_not_seen_whole_prove_nothing(self, remap: RowRemap | None) -> None:
+        assert self.met_after(self.waits(stands(fault("Xid64", RESET))), remap) == {"Xid64"}
+
+    @pytest.mark.parametrize("more", [{"error": 15}, {"address": "0000:64:00.0", "serial": "2", "uuid": "GPU-2"}])
+    def test_another_gpu_or_one_that_does_not_answer_proves_nothing(self, more: dict[str, object]) -> None:
+        assert self.met_after(self.waits(stands(fault("Xid64", RESET))), self.CLEAN, **more) == {"Xid64"}
+
+    @pytest.mark.parametrize(("before", "stays"), [(60.0, False), (59.9, True), (-1.0, True)])
+    def test_what_may_have_come_after_the_reset_stands(self, before: float, stays: bool) -> None:
+        memory = self.waits(stands(fault("Xid64", RESET), at=self.LATEST - before))
+
+        assert bool(self.met_after(memory, self.CLEAN)) is stays
+
+    def test_rows_that_waited_in_another_boot_prove_nothing(self) -> None:
+        memory = self.waits(stands(fault("Xid64", RESET)), boot_id="the boot before")
+
+        assert self.met_after(memory, self.CLEAN) == {"Xid64"}
+
+    def test_it_counts_as_a_reset_for_a_fault_that_comes_back(self) -> None:
+        memory = self.waits(stands(fault("Xid64", RESET, about=ABOUT)))
+
+        after = met(memory, [gpu(row_remap=self.CLEAN)], self.LATEST + 300, later(600))
+
+        assert len(after.ended["Xid64", "1650001"]) == 1
+
+
+class TestAnotherGpu:
+    @pytest.mark.parametrize("severity", [MONITOR, RESET, REBOOT, ISOLATE])
+    @pytest.mark.parametrize("other", [{"serial": "999"}, {"uuid": "GPU-999"}, {"serial": "", "uuid": "GPU-999"}])
+    def test_another_serial_or_uuid_at_the_address_inherits_nothing(
+        self, severity: Severity, other: dict[str, str]
+    ) -> None:
+        memory = remembers(stands(fault("Xid1", severity, about=ABOUT)))
+
+        assert reasons(met(memory, [gpu(**other)], MONOTONIC + 1, later(1))) == []
+
+    @pytest.mark.parametrize("same", [{}, {"index": 3}, {"serial": ""}, {"uuid": ""}, {"serial": "", "uuid": ""}])
+    def test_the_same_gpu_by_another_index_or_with_less_to_say_stays(self, same: dict[str, object]) -> None:
+        memory = remembers(stands(fault("Xid54", ISOLATE, about=ABOUT)))
+
+        assert reasons(met(memory, [gpu(**same)], MONOTONIC + 1, later(1))) == ["Xid54"]
+
+    @pytest.mark.parametrize("less", [{"serial": ""}, {"uuid": ""}, {"serial": "", "uuid": ""}])
+    def test_a_gpu_that_says_less_for_a_look_keeps_its_names_and_so_is_told_from_the_next_one(
+        self, less: dict[str, str]
+    ) -> None:
+        memory = remembers(stands(fault("Xid54", ISOLATE, about=ABOUT)))
+
+        memory = met(memory, [gpu(**less)], MONOTONIC + 1, later(1))
+        assert (memory.standing[0].finding.about, reasons(memory)) == (ABOUT, ["Xid54"])
+
+        assert reasons(met(memory, [gpu(serial="999", uuid="GPU-999")], MONOTONIC + 2, later(2))) == []
+
+    def test_a_gpu_that_does_not_answer_is_no_other(self) -> None:
+        memory = remembers(stands(fault("Xid79", REBOOT, about=ABOUT)))
+
+        assert met(memory, [Gpu(0, 15)], MONOTONIC + 1, later(1)) == memory
+
+    def test_a_finding_learns_the_names_of_its_gpu(self) -> None:
+        (one,) = met(remembers(stands(fault())), [gpu()], MONOTONIC + 1, later(1)).standing
+
+        assert one.finding.about == ABOUT
+
+    def test_a_fault_of_a_gpu_that_is_gone_is_told_with_the_names_that_it_had(self) -> None:
+        memory = met(remembers(), [gpu()], MONOTONIC, NOW)
+
+        (one,) = comes(memory, fault("Xid79", REBOOT), MONOTONIC + 5).standing
+
+        assert one.finding.about == ABOUT
+
+    @pytest.mark.parametrize(
+        ("instances", "stays"), [((5, 6), True), ((6,), False), ((), False), (None, True), ((55,), False)]
+    )
+    def test_a_mig_finding_leaves_with_its_instance(self, instances: tuple[int, ...] | None, stays: bool) -> None:
+        memory = remembers(stands(fault("Xid94", REBOOT, MIG)), stands(fault("Xid79", REBOOT)))
+
+        after = met(memory, [gpu(instances=instances)], MONOTONIC + 1, later(1))
+
+        assert set(reasons(after)) == ({"Xid79", "Xid94"} if stays else {"Xid79"})
+
+    def test_a_machine_whose_gpus_are_all_others_inherits_nothing_of_another_boot(self) -> None:
+        memory = met(remembers(), [gpu()], MONOTONIC, NOW)
+        old = stands(fault("SXid20034", ISOLATE, "nvswitch/0000:85:00.0"), boot_id="the boot before")
+        new = stands(fault("SXid11004", RESET, "nvswitch/0000:85:00.0"))
+
+        after = met(replace(memory, standing=(old, new)), [gpu(serial="77", uuid="GPU-77")], MONOTONIC, NOW)
+
+        assert reasons(after) == ["SXid11004"]
+
+    def test_one_swapped_board_that_answers_alone_speaks_for_no_other_gpu(self) -> None:
+        both = [gpu(), gpu(index=1, address="0000:64:00.0", serial="2", uuid="GPU-2")]
+        old = stands(fault("Xid54", ISOLATE, OTHER, about={"serial": "2"}), boot_id="the boot before")
+        memory = met(remembers(old), both, MONOTONIC, NOW)
+
+        after = met(memory, [gpu(serial="77", uuid="GPU-77")], MONOTONIC + 1, later(1))
+
+        assert reasons(after) == ["Xid54"]
+
+    def test_a_mismatch_that_came_after_the_look_began_stands(self) -> None:
+        mismatch = stands(fault("DriverLibraryMismatch", MONITOR, "driver"), at=MONOTONIC + 2)
+
+        assert reasons(met(remembers(mismatch), [gpu()], MONOTONIC + 1, later(3))) == ["DriverLibraryMismatch"]
+
+    def test_an_nvml_that_opens_ends_a_mismatch_that_the_log_told(self) -> None:
+        mismatch = stands(fault("DriverLibraryMismatch", MONITOR, "driver"))
+
+        assert reasons(met(remembers(mismatch), [gpu()], MONOTONIC + 1, later(1))) == []
+
+
+class TestEscalation:
+    """Rule 6."""
+
+    def again(self, finding: Finding, times: int, escalate_after: int = 2) -> Memory:
+        """It came, the node rebooted, and so on; after the last boot it is there once more."""
+        memory = met(remembers(), [gpu()], MONOTONIC, NOW)
+        for number in range(times):
+            memory = boots(comes(memory, finding, escalate_after=escalate_after), number)
+        return comes(memory, finding, escalate_after=escalate_after)
+
+    @pytest.mark.parametrize(("reboots", "severity"), [(0, REBOOT), (1, REBOOT), (2, ISOLATE), (3, ISOLATE)])
+    def test_the_same_fault_of_a_gpu_after_two_reboots_is_isolated(self, reboots: int, severity: Severity) -> None:
+        (one,) = self.again(fault("Xid79", REBOOT), reboots).standing
+
+        assert one.finding.severity is severity
+
+    @pytest.mark.parametrize(
+        "finding",
+        [
+            fault("Xid13", MONITOR),
+            fault("Xid13", RESET, escalates=False),
+            fault("SXid20034", RESET, "nvswitch/0000:85:00.0"),
+            fault("Xid79", REBOOT, OTHER),
+        ],
+        ids=["milder", "an application's", "no GPU", "a GPU that nobody can tell from another"],
+    )
+    def test_what_never_escalates(self, finding: Finding) -> None:
+        (one,) = self.again(finding, 5).standing
+
+        assert one.finding.severity is finding.severity
+
+    def test_it_can_be_switched_off_and_set(self) -> None:
+        assert self.again(fault("Xid79", REBOOT), 5, escalate_after=0).standing[0].finding.severity is REBOOT
+        assert self.again(fault("Xid79", REBOOT), 3, escalate_after=4).standing[0].finding.severity is REBOOT
+        assert self.again(fault("Xid79", REBOOT), 4, escalate_after=4).standing[0].finding.severity is ISOLATE
+
+    def test_resets_count_as_reboots_do(self) -> None:
+        memory = met(remembers(), [gpu()], MONOTONIC, NOW)
+        for number in range(2):
+            memory = comes(memory, fault("Xid95", RESET), MONOTONIC + 10 * number)
+            memory = recovered(memory, ADDRESS, MONOTONIC + 10 * number + 5, later(10 * number + 5))
+            assert reasons(memory) == []
+
+        (one,) = comes(memory, fault("Xid95", RESET), MONOTONIC + 50).standing
+
+        assert (one.finding.severity, one.finding.rule) == (ISOLATE, "ESCALATE_AFTER")
+        assert "after 2 resets or reboots" in one.finding.detail
+
+    def test_what_is_longer_ago_than_seven_days_is_not_counted(self) -> None:
+        old = (WALL - timedelta(days=7, seconds=1), WALL - timedelta(days=6))
+        finding = fault("Xid79", REBOOT, about=ABOUT)
+
+        assert escalated(remembers(ended={("Xid79", "1650001"): old}), finding, NOW, 2) == finding
+        assert escalated(remembers(ended={("Xid79", "1650001"): (*old, WALL)}), finding, NOW, 2).severity is ISOLATE
+
+    def test_another_fault_of_the_same_gpu_has_its_own_count(self) -> None:
+        memory = self.again(fault("Xid79", REBOOT), 2)
+
+        assert comes(memory, fault("Xid95", RESET)).standing[-1].finding.severity is RESET
+
+    def test_a_level_that_is_back_after_reboots_is_isolated_until_it_is_gone(self) -> None:
+        lost = fault("GpuLost", REBOOT)
+        memory = met(remembers(), [gpu()], MONOTONIC, NOW)
+        for number in range(2):
+            memory = boots(looked(memory, [says(lost)], NOW, escalate_after=2), number)
+            memory = looked(memory, [says()], NOW, escalate_after=2)
+        memory = looked(memory, [says(lost)], NOW, escalate_after=2)
+        assert memory.standing[0].finding.severity is ISOLATE
+
+        eight_days = later(8 * 86400)
+        memory = looked(memory, [says(lost)], eight_days, escalate_after=2)
+        assert memory.standing[0].finding.severity is ISOLATE
+        assert looked(memory, [says()], eight_days, escalate_after=2).standing == ()
+
+    def test_a_release_clears_the_count(self) -> None:
+        memory = self.again(fault("Xid79", REBOOT), 2)
+        memory = release(memory, Release("ann", "seen to", WALL, ()), later(3600))
+        memory = boots(memory, 9)
+
+        assert memory.ended == {}
+
+    def test_the_count_is_bounded(self) -> None:
+        memory = remembers()
+        for number in range(2000):
+            finding = fault(f"Xid{number % 400}", REBOOT, about={"serial": str(number % 7)})
+            memory = begin(replace(memory, standing=(stands(finding),)), MACHINE, f"boot {number}", NOW)
+
+        assert len(memory.ended) == 256
+        assert max(len(ends) for ends in memory.ended.values()) <= 16
+
+
+class TestQuarantine:
+    """A later quarantine run, with level 4 in it, passed."""
+
+    @pytest.mark.parametrize("severity", [RESET, REBOOT, ISOLATE])
+    def test_what_was_found_before_it_is_past(self, severity: Severity) -> None:
+        memory = remembers(stands(fault("Xid1", severity)))
+
+        assert reasons(passed(memory, WALL + timedelta(hours=1))) == []
+
+    def test_what_came_after_it_began_stands(self) -> None:
+        memory = remembers(stands(fault("Xid54", ISOLATE)))
+
+        assert passed(memory, WALL) == memory
+
+    def test_what_is_only_watched_has_its_own_time(self) -> None:
+        memory = remembers(stands(fault("Xid13", MONITOR)))
+
+        assert passed(memory, WALL + timedelta(hours=1)) == memory
+
+    def test_a_level_leaves_by_a_look_alone(self) -> None:
+        memory = remembers(stands(fault("GpuLost"), Nature.LEVEL))
+
+        assert passed(memory, WALL + timedelta(hours=1)) == memory
+
+    @pytest.mark.parametrize(("severity", "stays"), [(RESET, True), (REBOOT, True), (ISOLATE, False)])
+    def test_a_gpu_that_still_asks_for_recovery_is_not_well(self, severity: Severity, stays: bool) -> None:
+        memory = remembers(stands(fault("Xid1", severity)), recovery={ADDRESS: 2})
+
+        assert bool(passed(memory, WALL + timedelta(hours=1)).standing) is stays
+
+
+class TestRelease:
+    def word(self, *rows: Acknowledgement) -> Release:
+        return Release("ann", "cable reseated", WALL, rows)
+
+    def row(self, reason: str = "Xid79", boot_id: str = BOOT, cursor: int | None = 100) -> Acknowledgement:
+        return Acknowledgement(reason, GPU, boot_id, cursor, WALL)
+
+    def test_what_it_names_is_gone_and_stays_gone_when_the_log_is_read_again(self) -> None:
+        memory = remembers(stands(fault(), seq=90))
+
+        after = release(memory, self.word(self.row()), later(3600))
+        again = comes(after, fault(seq=90))
+
+        assert (reasons(after), reasons(again)) == ([], [])
+        assert after.released == replace(self.word(self.row()), findings=())
+
+    def test_the_same_fault_after_it_stands(self) -> None:
+        after = release(remembers(stands(fault(), seq=90)), self.word(self.row()), later(3600))
+
+        assert reasons(comes(after, fault(seq=101))) == ["Xid79"]
+
+    def test_a_fault_that_arrives_at_the_same_moment_stands(self) -> None:
+        memory = remembers(stands(fault(), seq=101), stands(fault("Xid95", RESET), seq=99))
+
+        assert reasons(release(memory, self.word(self.row(), self.row("Xid62")), later(3600))) == ["Xid79", "Xid95"]
+
+    def test_the_same_place_in_the_log_of_another_boot_is_another_event(self) -> None:
+        memory = remembers(stands(fault(), seq=90))
+
+        assert reasons(release(memory, self.word(self.row(boot_id="the boot before")), later(3600))) == ["Xid79"]
+
+    def test_a_level_is_not_released(self) -> None:
+        memory = remembers(stands(fault("GpuLost"), Nature.LEVEL))
+
+        assert reasons(release(memory, self.word(self.row("GpuLost", cursor=None)), later(3600))) == ["GpuLost"]
+
+    def test_what_has_no_place_in_the_log_is_told_apart_by_time(self) -> None:
+        memory = remembers(stands(fault("DcgmDiagMemory", ISOLATE)))
+        row = self.row("DcgmDiagMemory", cursor=None)
+
+        assert reasons(release(memory, self.word(row), later(3600))) == []
+        earlier = replace(row, last_seen=WALL - timedelta(seconds=1))
+        assert reasons(release(memory, self.word(earlier), later(3600))) == ["DcgmDiagMemory"]
+
+    def test_the_same_release_again_changes_nothing(self) -> None:
+        once = release(remembers(stands(fault(), seq=90)), self.word(self.row()), later(3600))
+
+        assert release(once, self.word(self.row()), later(3600)) == once
+
+    def test_a_reboot_forgets_what_was_said_of_the_old_log(self) -> None:
+        memory = release(remembers(), self.word(self.row(), self.row("DcgmDiagMemory", cursor=None)), later(3600))
+
+        assert [one.reason for one in begin(memory, MACHINE, "boot 2", NOW).acknowledged] == ["DcgmDiagMemory"]
+
+    def test_a_lost_file_learns_from_the_node_what_was_released_and_what_stood(self) -> None:
+        on_the_node = release(remembers(stands(fault("Xid54", ISOLATE))), self.word(self.row()), later(3600))
+        ring_read_anew = remembers(stands(fault(), seq=90), stands(fault("Xid95", RESET), seq=120))
+
+        after = adopted(ring_read_anew, on_the_node, later(3600))
+
+        assert reasons(after) == ["Xid54", "Xid95"]
+        assert after.released == on_the_node.released
+
+    def test_a_lost_file_learns_from_the_node_that_it_was_worse(self) -> None:
+        """The log tells one event more than once, and not always as bad."""
+        ring_read_anew = remembers(stands(fault("Xid154", RESET), seq=90))
+
+        after = adopted(ring_read_anew, remembers(stands(fault("Xid154"), seq=80)), later(3600))
+
+        assert [(one.finding.severity, one.seq) for one in after.standing] == [(REBOOT, 90)]
+
+
+class TestTheFuture:
+    """No word speaks of what came after it was first seen, whatever it is dated."""
+
+    AHEAD = WALL + timedelta(days=365 * 1000)
+
+    def word(self, cursor: int | None) -> Release:
+        return Release("x", "x", self.AHEAD, (Acknowledgement("Xid79", GPU, BOOT, cursor, self.AHEAD),))
+
+    @pytest.mark.parametrize("cursor", [None, 10**15])
+    def test_a_release_ends_what_stands_and_nothing_later(self, cursor: int | None) -> None:
+        before = remembers(stands(fault(), seq=90 if cursor else -1), cursor=100)
+
+        memory = within_log(release(before, self.word(cursor), NOW))
+        again = comes(memory, fault(seq=101), MONOTONIC + 1)
+
+        assert (reasons(memory), reasons(again)) == ([], ["Xid79"])
+        assert memory.released is not None
+        assert memory.released.at == WALL
+        assert reasons(within_log(release(again, self.word(cursor), later(3)))) == ["Xid79"]
+
+    def test_a_passed_run_ends_what_stood_at_its_first_sight_whenever_it_is_seen_again(self) -> None:
+        memory = quarantined(remembers(stands(fault("Xid54", ISOLATE))), "run", self.AHEAD, later(1))
+        found = replace(stands(fault("Xid79", ISOLATE)), last_seen=later(5).wall)
+        again = replace(memory, standing=(found,))
+
+        assert reasons(memory) == []
+        assert reasons(quarantined(again, "run", self.AHEAD, later(10))) == ["Xid79"]
+        assert reasons(quarantined(again, "another run", later(6).wall, later(10))) == []
+
+    def test_what_a_clock_set_back_left_can_be_released(self) -> None:
+        seen = replace(stands(fault("DcgmDiagMemory", ISOLATE)), last_seen=later(3600).wall)
+        row = Acknowledgement("DcgmDiagMemory", GPU, BOOT, None, later(3600).wall)
+
+        memory = release(remembers(seen), Release("x", "x", WALL, (row,)), NOW)
+
+        assert reasons(memory) == []
+        assert is_acknowledged(memory, seen.key, BOOT, -1, seen.last_seen)
+
+    def test_a_place_in_the_log_is_bounded_by_its_end(self) -> None:
+        row = Acknowledgement("Xid79", GPU, BOOT, 10**15, WALL)
+        memory = remembers(stands(fault("Xid62"), seq=10**12), cursor=7, acknowledged=(row, replace(row, boot_id="x")))
+
+        after = within_log(memory)
+
+        assert [one.cursor for one in after.acknowledged] == [7, 10**15]
+        assert [one.seq for one in after.standing] == [7]
+        assert [one.seq for one in within_log(replace(memory, cursor=None)).standing] == [-1]
+
+
+def test_nothing_of_reset_or_worse_passes_by_time_whatever_the_clock_says() -> None:
+    memory = remembers(*(stands(fault(f"Xid{number}", severity)) for number, severity in enumerate(Severity) if number))
+
+    for jump in (-3600.0, 3600.0, 86400.0 * 3650):
+        kept = expired(memory, later(10 * 86400, wall_jumps_by=jump), 86400).standing
+        assert [one.finding.severity for one in kept] == [RESET, REBOOT, ISOLATE]

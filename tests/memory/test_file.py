@@ -1,0 +1,289 @@
+"""The memory's file: whole or not at all, one writer at a time, and never in the way when it is broken."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from healthcheck.checks.expectation import FirstSeen, Place
+from healthcheck.memory import exits
+from healthcheck.memory.file import MemoryFile, MemoryFileError
+from healthcheck.memory.findings import Acknowledgement, Hit, Memory, Release
+from healthcheck.model import Nature, Now
+from tests.examples import BOOT, GPU, WALL, fault, remembers, stands
+
+MEMORY = remembers(
+    stands(fault(about={"serial": "165"}, rule="xid.csv:79", escalates=False), seq=41),
+    stands(fault("GpuCountLow", subject="node"), Nature.LEVEL, check="gpu-count", boot_id="the boot before"),
+    cursor=2**40,
+    driver_loaded_at=17.25,
+    instance_type="p5.48xlarge",
+    released=Release("ann", "cable reseated", WALL, ()),
+    acknowledged=(Acknowledgement("Xid79", GPU, BOOT, 7, WALL), Acknowledgement("Dcgm", "dcgm", BOOT, None, WALL)),
+    gpus={"0000:53:00.0": {"index": "0", "uuid": "GPU-1", "serial": "165"}},
+    recovery={"0000:53:00.0": 2},
+    last_xid={"0000:53:00.0": 12.000001},
+    hits={("Xid13", "0000:53:00.0"): (Hit("7 a, b", "GPC 1, TPC 3", 1.5, WALL), Hit("", "", 2.5, WALL))},
+    ended={("Xid79", "165"): (WALL, WALL)},
+    first=FirstSeen(32, {"0000:53:00.0": Place(0, "0000:51:00.0"), "0000:64:00.0": Place(-1, "")}),
+)
+SECOND_AGENT = """
+import sys
+from pathlib import Path
+from healthcheck.memory.file import MemoryFile
+file = MemoryFile(Path(sys.argv[1]))
+print(file.acquire(), flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[MemoryFile]:
+    one = MemoryFile(tmp_path / "state")
+    assert one.acquire() is True
+    yield one
+    one.release()
+
+
+def start_second_agent(directory: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", SECOND_AGENT, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def says(agent: subprocess.Popen[str]) -> str:
+    assert agent.stdout
+    return agent.stdout.readline().strip()
+
+
+def test_nothing_is_remembered_at_first(file: MemoryFile) -> None:
+    assert file.read() is None
+
+
+def test_what_was_written_is_read_back_exactly(file: MemoryFile) -> None:
+    file.write(MEMORY)
+
+    assert file.read() == MEMORY
+
+
+def test_an_empty_memory_is_read_back_too(file: MemoryFile) -> None:
+    file.write(Memory())
+
+    assert file.read() == Memory()
+
+
+def test_a_write_replaces_the_file_and_leaves_nothing_beside_it(file: MemoryFile) -> None:
+    file.write(remembers())
+    with file.path.open("rb") as reader:
+        file.write(MEMORY)
+        seen_by_a_reader = json.loads(reader.read().splitlines()[1])
+
+    assert seen_by_a_reader["findings"] == []
+    assert sorted(path.name for path in file.directory.iterdir()) == ["lock", "memory.json"]
+
+
+def test_a_write_that_was_cut_short_leaves_the_old_memory(file: MemoryFile) -> None:
+    file.write(MEMORY)
+    file.path.with_suffix(".new").write_bytes(b'{"schema": 1, "mach')  # as a crash before the rename leaves it
+
+    assert file.read() == MEMORY
+    file.write(remembers())
+    assert file.read() == remembers()
+
+
+def test_a_disk_that_is_full_leaves_the_old_memory(file: MemoryFile) -> None:
+    file.write(MEMORY)
+    file.path.with_suffix(".new").symlink_to("/dev/full")
+
+    with pytest.raises(MemoryFileError, match=r"memory\.json: No space left on device"):
+        file.write(remembers())
+
+    assert file.read() == MEMORY
+
+
+def test_only_the_holder_of_the_lock_writes(tmp_path: Path) -> None:
+    with pytest.raises(MemoryFileError, match="only the holder of the lock writes"):
+        MemoryFile(tmp_path).write(MEMORY)
+
+
+def test_a_second_agent_waits_until_the_first_is_gone(tmp_path: Path) -> None:
+    first = start_second_agent(tmp_path)
+    assert says(first) == "True"
+    ours = MemoryFile(tmp_path)
+    assert (ours.acquire(), ours.acquire()) == (False, False)
+
+    first.kill()  # a crash releases it as an exit does
+    first.communicate()
+
+    assert (ours.acquire(), ours.acquire()) == (True, True)
+    second = start_second_agent(tmp_path)
+    assert says(second) == "False"
+    second.communicate("\n")
+    ours.release()
+
+
+def test_the_lock_is_not_inherited_by_children(tmp_path: Path) -> None:
+    ours = MemoryFile(tmp_path)
+    ours.acquire()
+    child = subprocess.Popen(["sleep", "60"], close_fds=False)
+
+    ours.release()
+    again = MemoryFile(tmp_path)
+
+    assert again.acquire() is True
+    child.kill()
+    child.communicate()
+    again.release()
+
+
+def test_a_released_lock_can_be_released_again(tmp_path: Path) -> None:
+    ours = MemoryFile(tmp_path)
+    ours.acquire()
+    ours.release()
+    ours.release()
+
+    assert ours.acquire() is True
+    ours.release()
+
+
+def test_a_count_that_nobody_made_is_read_back_as_none(file: MemoryFile) -> None:
+    for efa in (None, 0):
+        file.write(Memory(first=FirstSeen(efa)))
+        assert file.read() == Memory(first=FirstSeen(efa))
+
+
+def whole(schema: object = 2, digest: str = "", **changes: object) -> bytes:
+    """A file that is one, or that is none by one value alone."""
+    nothing: dict[str, object] = {key: [] for key in ("findings", "acknowledged", "hits", "ended")}
+    nothing |= {key: {} for key in ("gpus", "recovery", "last_xid")} | {"released": None, "driver_loaded_at": None}
+    body = json.dumps({"machine": "", "boot_id": "b", "cursor": 1, **nothing, **changes}).encode()
+    header = {"schema": schema, "sha256": digest or hashlib.sha256(body).hexdigest()}
+    return json.dumps(header).encode() + b"\n" + body + b"\n"
+
+
+def test_a_file_with_nothing_wrong_is_read(file: MemoryFile) -> None:
+    """One of an earlier version, which knew nothing of what the machine once had."""
+    file.path.write_bytes(whole())
+
+    assert file.read() == Memory(boot_id="b", cursor=1)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\x00" * 4096,  # as a file system leaves a file after a crash
+        whole()[:-20],
+        whole().replace(b'"cursor": 1', b'"cursor": 2'),
+        b"\xff\xfe\xfd",
+        b"[]",
+        b"null",
+        b"{}",
+        b"[" * 100_000,
+        b'{"schema": 1, "machine": "", "boot_id": "b", "cursor": 1, "driver_loaded_at": null, "findings": []}',
+        whole(schema=1),
+        whole(schema=3),
+        whole(schema="2"),
+        whole(digest="0"),
+        whole(cursor="x"),
+        whole(cursor=float("inf")),
+        whole(findings=7),
+        whole(findings=["Xid79"]),
+        whole(findings=[{"boot_id": "b"}]),
+        whole(released={"by": "ann"}),
+        whole(acknowledged=[{}]),
+        whole(hits=[["Xid13"]]),
+        whole(ended=[["Xid79", "1", "yesterday"]]),
+        whole(gpus=[1]),
+        whole(first=None),
+        whole(first={"efa": "many", "places": {}}),
+        whole(first={"efa": 1, "places": {"0000:53:00.0": [1]}}),
+        whole() + b" " * (5 << 20),
+    ],
+)
+def test_a_file_that_is_no_memory_is_set_aside_and_said(file: MemoryFile, raw: bytes) -> None:
+    file.path.write_bytes(raw)
+
+    with pytest.raises(MemoryFileError, match=r"memory\.json: .*; set aside as memory\.unreadable"):
+        file.read()
+
+    assert file.directory.joinpath("memory.unreadable").read_bytes() == raw
+    assert file.read() is None
+    file.write(MEMORY)
+    assert file.read() == MEMORY
+
+
+def test_a_newer_schema_says_which_one_this_version_reads(file: MemoryFile) -> None:
+    file.path.write_bytes(whole(schema=3))
+
+    with pytest.raises(MemoryFileError, match="schema 3; this version reads 2"):
+        file.read()
+
+
+def test_a_directory_in_the_files_place_is_said(file: MemoryFile) -> None:
+    file.path.mkdir()
+
+    with pytest.raises(MemoryFileError, match=r"memory\.json: Is a directory"):
+        file.read()
+    with pytest.raises(MemoryFileError, match=r"memory\.json: Is a directory"):
+        file.write(MEMORY)
+
+
+@pytest.mark.parametrize("path", ["/proc/1/state", "/sys/state", "/dev/null/state"])
+def test_a_place_where_nothing_can_be_written_is_said(path: str) -> None:
+    with pytest.raises(MemoryFileError, match=path):
+        MemoryFile(Path(path)).acquire()
+
+
+def test_a_directory_that_vanished_is_said(file: MemoryFile) -> None:
+    (file.directory / "lock").unlink()
+    file.directory.rmdir()
+
+    with pytest.raises(MemoryFileError, match="No such file or directory"):
+        file.write(MEMORY)
+    assert file.read() is None
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a read-only file system")
+    directory = tmp_path / "read-only"
+    directory.mkdir()
+    MemoryFile(directory).acquire()
+    (directory / "memory.json").write_bytes(b"torn")
+    mounted = subprocess.run(["mount", "--bind", "-o", "ro", directory, directory], check=False, capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"no mount in this container: {mounted.stderr!r}")
+    yield directory
+    subprocess.run(["umount", directory], check=True)
+
+
+def test_a_read_only_file_system_is_said_and_read_from(read_only: Path) -> None:
+    file = MemoryFile(read_only)
+
+    with pytest.raises(MemoryFileError, match="Read-only file system"):
+        file.acquire()
+    with pytest.raises(MemoryFileError, match="it can't be set aside: Read-only file system"):
+        file.read()
+
+
+def test_whatever_releases_say_the_memory_with_them_is_read_back(file: MemoryFile) -> None:
+    """As long as an annotation is read, one after the other, each letter of many bytes."""
+    memory = Memory("machine", BOOT)
+    for number in range(40):
+        rows = [Acknowledgement(f"{number}-{row}{'😀' * 4000}", "😀" * 4000, BOOT, None, WALL) for row in range(7)]
+        memory = exits.release(memory, Release("x", f"{number}", WALL, tuple(rows)), Now(WALL, float(number)))
+
+    file.write(memory)
+
+    assert file.read() == memory
+    assert len(memory.acknowledged) >= 7
+    assert memory.acknowledged[-1].reason.startswith("39-6")

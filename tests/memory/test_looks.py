@@ -1,0 +1,356 @@
+"""What stands, and what ends it (docs/rules.md 3, 4, 5 and 12)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+
+import pytest
+
+from healthcheck.memory.exit_table import exit_words
+from healthcheck.memory.exits import begin, expired
+from healthcheck.memory.findings import Memory, Suspect
+from healthcheck.memory.kernel_log import noticed
+from healthcheck.memory.looks import LOOKS_TO_CONFIRM, MOST_BLIND_LOOKS, looked, without_checks
+from healthcheck.model import Finding, Nature, Outcome, Severity, TooEarly
+from tests.examples import (
+    BLIND,
+    BOOT,
+    GPU,
+    MACHINE,
+    MONOTONIC,
+    NOW,
+    WALL,
+    fault,
+    later,
+    remembers,
+    says,
+    sighting,
+    stands,
+)
+
+MONITOR, RESET, REBOOT, ISOLATE = (severity for severity in Severity if severity)
+DAY = 86400.0
+HOUR = 3600.0
+LOW = fault("GpuCountLow", REBOOT, "node", detail="NVML lists 7, PCI 8", flickers=True)
+PENDING = fault("RowRemapPending", RESET, detail="rows are remapped at the next reset of the GPU")
+LOW_KEY = ("GpuCountLow", "node")
+LOST = fault("GpuLost", REBOOT, detail="NVML error 15")
+
+
+def reasons(memory: Memory) -> list[str]:
+    return [one.finding.reason for one in memory.standing]
+
+
+def event(reason: str, severity: Severity, at: float = MONOTONIC, **more: str) -> Finding:
+    return fault(reason, severity, at=at, **more)
+
+
+def read(findings: Iterable[Finding]) -> list[Outcome]:
+    """What the xid check says after it read these in the log."""
+    return [Outcome("xid", "0-nvidia-smi", sightings=tuple(sighting(one) for one in findings))]
+
+
+class TestLevels:
+    def test_a_level_stands_from_the_first_look_that_shows_it(self) -> None:
+        after = looked(remembers(), [says(LOST)], NOW)
+
+        assert after.standing == (stands(LOST, Nature.LEVEL, check="gpu-count"),)
+
+    def test_a_level_leaves_when_a_look_shows_it_gone(self) -> None:
+        before = looked(remembers(), [says(LOST)], NOW)
+
+        assert reasons(looked(before, [says()], later(10))) == []
+
+    def test_a_level_stays_while_nobody_could_look(self) -> None:
+        before = looked(remembers(), [says(LOST)], NOW)
+
+        assert looked(before, [says(blind=BLIND)], later(10)) == before
+
+    def test_a_level_stays_when_its_check_saw_only_a_part(self) -> None:
+        before = looked(remembers(), [says(LOST)], NOW)
+        other = fault("GpuLost", subject="gpu/0000:64:00.0", detail="NVML error 15")
+
+        after = looked(before, [says(other, blind=BLIND)], later(10))
+
+        assert sorted(one.finding.subject for one in after.standing) == ["gpu/0000:53:00.0", "gpu/0000:64:00.0"]
+
+    def test_a_level_stays_while_its_fault_alone_cannot_be_told(self) -> None:
+        before = looked(remembers(), [says(LOST), says(PENDING, check="row-remap")], NOW)
+        untold = (TooEarly("not told in MIG mode", LOST.subject, ("GpuLost",)),)
+
+        after = looked(before, [says(too_early=untold), says(check="row-remap", too_early=untold)], later(10))
+
+        assert reasons(after) == ["GpuLost"]
+
+    def test_a_gpu_that_no_driver_has_is_seen_on_pci_whether_it_answers_or_not(self) -> None:
+        unbound = fault("GpuUnbound", MONITOR)
+        before = looked(remembers(), [says(unbound), says(LOST)], NOW)
+
+        assert reasons(looked(before, [says()], later(10), silent=["0000:53:00.0"])) == ["GpuLost"]
+
+    def test_another_checks_look_ends_nothing(self) -> None:
+        before = looked(remembers(), [says(LOST)], NOW)
+
+        assert reasons(looked(before, [says(check="efa-count")], later(10))) == ["GpuLost"]
+
+    def test_a_level_seen_again_keeps_when_it_was_first_seen(self) -> None:
+        before = looked(remembers(), [says(LOST)], NOW)
+
+        (again,) = looked(before, [says(LOST)], later(300)).standing
+
+        assert (again.first_seen, again.last_seen) == (WALL, WALL + timedelta(seconds=300))
+
+    def test_a_level_that_comes_back_is_a_new_one(self) -> None:
+        memory = looked(remembers(), [says(LOST)], NOW)
+        memory = looked(memory, [says()], later(10))
+
+        (again,) = looked(memory, [says(LOST)], later(20)).standing
+
+        assert again.first_seen == WALL + timedelta(seconds=20)
+
+    def test_a_level_survives_a_reboot_until_a_look_shows_it_gone(self) -> None:
+        before = looked(remembers(), [says(LOST)], NOW)
+
+        rebooted = begin(before, MACHINE, "another boot", NOW)
+
+        assert reasons(rebooted) == ["GpuLost"]
+        assert reasons(looked(rebooted, [says()], later(200))) == []
+
+    def test_a_level_never_leaves_by_time(self) -> None:
+        minor = fault("EfaBelowProfile", MONITOR, "node")
+        before = remembers(stands(minor, Nature.LEVEL))
+
+        assert expired(before, later(30 * DAY), DAY) == before
+
+    def test_a_check_that_nobody_runs_takes_its_levels_with_it_but_not_its_events(self) -> None:
+        before = remembers(stands(fault()), stands(LOW, Nature.LEVEL, check="gpu-count"))
+
+        assert reasons(without_checks(before, ["efa-count"])) == ["Xid79"]
+        assert without_checks(before, ["gpu-count"]) == before
+
+
+class TestFlickering:
+    def test_it_counts_only_after_three_more_looks_saw_it(self) -> None:
+        memory, shown = remembers(), []
+
+        for look in range(6):
+            memory = looked(memory, [says(LOW)], later(10.0 * look))
+            shown.append((reasons(memory), bool(memory.suspects)))
+
+        assert LOOKS_TO_CONFIRM == 4
+        assert shown == [([], True)] * 3 + [(["GpuCountLow"], False)] * 3
+
+    def test_one_good_look_begins_the_count_anew(self) -> None:
+        memory = remembers()
+        for _ in range(3):
+            memory = looked(memory, [says(LOW)], NOW)
+
+        memory = looked(memory, [says()], NOW)
+        assert memory.suspects == {}
+
+        assert reasons(looked(memory, [says(LOW)], NOW)) == []
+
+    def test_a_look_that_could_not_look_neither_counts_nor_forgets(self) -> None:
+        memory = remembers()
+        for _ in range(3):
+            memory = looked(memory, [says(LOW)], NOW)
+            memory = looked(memory, [says(blind=BLIND)], NOW)
+
+        assert reasons(memory) == []
+        assert reasons(looked(memory, [says(LOW)], NOW)) == ["GpuCountLow"]
+
+    def test_what_can_no_longer_be_looked_at_is_not_waited_for(self) -> None:
+        memory, blind = remembers(), []
+        for look in range(2 + MOST_BLIND_LOOKS):
+            memory = looked(memory, [says(LOW) if look < 2 else says(blind=BLIND)], later(10.0 * look))
+            blind += [one.blind for one in memory.suspects.values()]
+
+        assert blind == [0, 0, *range(1, MOST_BLIND_LOOKS)]
+        assert looked(memory, [says(LOW)], NOW).suspects == {("gpu-count", LOW_KEY): Suspect(1)}
+
+    def test_a_check_that_nobody_runs_takes_what_it_was_looking_at_with_it(self) -> None:
+        memory = looked(remembers(), [says(LOW)], NOW)
+
+        assert without_checks(memory, ["gpu-count"]) == memory
+        assert without_checks(memory, ["efa-count"]).suspects == {}
+
+    def test_once_confirmed_it_leaves_at_the_first_good_look_and_must_be_confirmed_again(self) -> None:
+        memory = remembers()
+        for _ in range(4):
+            memory = looked(memory, [says(LOW)], NOW)
+        memory = looked(memory, [says()], NOW)
+
+        assert reasons(memory) == []
+        assert reasons(looked(memory, [says(LOW)], NOW)) == []
+
+    def test_two_that_flicker_are_counted_apart(self) -> None:
+        other = fault("EfaCountLow", REBOOT, "node", flickers=True)
+        memory = remembers()
+        for _ in range(3):
+            memory = looked(memory, [says(LOW), says(check="efa-count")], NOW)
+        memory = looked(memory, [says(LOW), says(other, check="efa-count")], NOW)
+
+        assert reasons(memory) == ["GpuCountLow"]
+        assert list(memory.suspects.values()) == [Suspect(1)]
+
+    def test_a_reboot_forgets_what_was_being_looked_at_again(self) -> None:
+        memory = looked(remembers(), [says(LOW)], NOW)
+
+        assert begin(memory, MACHINE, "another boot", NOW).suspects == {}
+
+
+class TestEvents:
+    def test_an_event_stands_with_the_time_that_its_record_has(self) -> None:
+        (one,) = noticed(remembers(), read([event("Xid79", REBOOT, MONOTONIC - 90)]), NOW).standing
+
+        assert (one.first_seen, one.last_seen) == (WALL - timedelta(seconds=90),) * 2
+        assert (one.nature, one.count, one.boot_id, one.last_at) == (Nature.EVENT, 1, BOOT, MONOTONIC - 90)
+
+    def test_an_event_is_never_from_the_future(self) -> None:
+        (one,) = noticed(remembers(), read([event("Xid79", REBOOT, MONOTONIC + 90)]), NOW).standing
+
+        assert one.first_seen == WALL
+
+    def test_the_same_event_again_is_counted_and_keeps_its_first_time(self) -> None:
+        memory = noticed(remembers(), read([event("Xid79", REBOOT)]), NOW)
+        memory = noticed(memory, read([event("Xid79", REBOOT, MONOTONIC + 60)]), later(60))
+
+        (one,) = memory.standing
+        assert (one.count, one.first_seen, one.last_seen) == (2, WALL, WALL + timedelta(seconds=60))
+
+    def test_a_milder_event_of_the_same_reason_hides_no_worse_one(self) -> None:
+        worse = event("Xid154", REBOOT, detail="to 0x2 (Node Reboot Required)")
+        milder = event("Xid154", RESET, detail="to 0x1 (GPU Reset Required)")
+
+        memory = noticed(noticed(remembers(), read([worse]), NOW), read([milder]), later(5))
+
+        (one,) = memory.standing
+        assert (one.finding.severity, one.finding.detail, one.count) == (REBOOT, "to 0x2 (Node Reboot Required)", 2)
+
+    def test_a_worse_event_of_the_same_reason_takes_its_place(self) -> None:
+        milder, worse = event("Xid154", RESET), event("Xid154", REBOOT)
+
+        memory = noticed(noticed(remembers(), read([milder]), NOW), read([worse]), later(5))
+
+        assert [one.finding.severity for one in memory.standing] == [REBOOT]
+
+    def test_events_of_two_gpus_stand_apart_and_the_worst_is_first(self) -> None:
+        found = [
+            event("Xid13", MONITOR),
+            event("Xid48", RESET),
+            fault("Xid48", RESET, "gpu/0000:64:00.0"),
+            event("Xid54", ISOLATE),
+        ]
+
+        memory = noticed(remembers(), read(found), NOW)
+
+        assert [(one.finding.reason, one.finding.subject) for one in memory.standing] == [
+            ("Xid54", GPU),
+            ("Xid48", GPU),
+            ("Xid48", "gpu/0000:64:00.0"),
+            ("Xid13", GPU),
+        ]
+
+    def test_a_light_look_that_shows_nothing_clears_no_event(self) -> None:
+        memory = remembers(stands(fault()))
+
+        assert looked(memory, [says(), says(check="xid"), says(check="driver")], later(300)).standing == memory.standing
+
+    @pytest.mark.parametrize(
+        ("severity", "after_restart", "after_reboot"),
+        [(MONITOR, True, False), (RESET, True, False), (REBOOT, True, False), (ISOLATE, True, True)],
+    )
+    def test_a_restart_ends_nothing_and_a_reboot_all_below_isolate(
+        self, severity: Severity, after_restart: bool, after_reboot: bool
+    ) -> None:
+        memory = remembers(stands(fault("Xid1", severity)), cursor=99, driver_loaded_at=5.0)
+
+        restarted, rebooted = begin(memory, MACHINE, BOOT, NOW), begin(memory, MACHINE, "another boot", NOW)
+
+        assert bool(restarted.standing) is after_restart
+        assert bool(rebooted.standing) is after_reboot
+        assert restarted == memory
+        assert (rebooted.boot_id, rebooted.cursor, rebooted.driver_loaded_at) == ("another boot", None, None)
+
+    def test_a_flood_of_events_is_bounded_and_keeps_the_worst(self) -> None:
+        flood = [fault("Xid13", MONITOR, f"gpu/{number}", at=MONOTONIC) for number in range(2000)]
+
+        memory = noticed(remembers(), read([*flood, event("Xid79", REBOOT)]), NOW)
+
+        assert len(memory.standing) == 512
+        assert memory.standing[0].finding.reason == "Xid79"
+
+    @pytest.mark.parametrize(
+        ("nature", "severity", "words"),
+        [
+            (Nature.LEVEL, REBOOT, "a look that shows it gone"),
+            (Nature.EVENT, MONITOR, "time, reboot, release, another GPU in its place"),
+            (
+                Nature.EVENT,
+                RESET,
+                "reset of the GPU, reboot, a passed quarantine run, release, another GPU in its place",
+            ),
+            (Nature.EVENT, REBOOT, "reboot, a passed quarantine run, release, another GPU in its place"),
+            (Nature.EVENT, ISOLATE, "a passed quarantine run, release, another GPU in its place"),
+        ],
+    )
+    def test_each_finding_says_what_ends_it(self, nature: Nature, severity: Severity, words: str) -> None:
+        assert exit_words(stands(fault("Xid1", severity), nature)) == words
+
+
+class TestMachines:
+    def test_another_machine_inherits_nothing(self) -> None:
+        memory = remembers(stands(fault("Xid54", ISOLATE)), stands(LOST, Nature.LEVEL), cursor=12)
+
+        assert begin(memory, "another machine", "another boot", NOW) == Memory("another machine", "another boot")
+
+    @pytest.mark.parametrize(("before", "now"), [("", MACHINE), (MACHINE, ""), ("", "")])
+    def test_a_machine_that_cannot_tell_its_name_is_taken_for_the_same(self, before: str, now: str) -> None:
+        memory = Memory(before, BOOT, standing=(stands(fault()),))
+
+        after = begin(memory, now, BOOT, NOW)
+
+        assert (after.machine, reasons(after)) == (before or now, ["Xid79"])
+
+    def test_an_empty_memory_begins_on_this_machine_and_boot(self) -> None:
+        assert begin(Memory(), MACHINE, BOOT, NOW) == Memory(MACHINE, BOOT)
+
+
+class TestTime:
+    @pytest.mark.parametrize("jump", [-HOUR, 0.0, HOUR, -10 * DAY, 10 * DAY])
+    @pytest.mark.parametrize(("age", "stays"), [(0.0, True), (DAY - 1, True), (DAY, False), (DAY + HOUR, False)])
+    def test_a_monitor_event_passes_by_the_monotonic_clock_alone(self, age: float, stays: bool, jump: float) -> None:
+        memory = remembers(stands(fault("Xid13", MONITOR)))
+
+        assert bool(expired(memory, later(age, wall_jumps_by=jump), DAY).standing) is stays
+
+    @pytest.mark.parametrize("severity", [RESET, REBOOT, ISOLATE])
+    @pytest.mark.parametrize("jump", [-HOUR, HOUR, 3650 * DAY])
+    def test_nothing_worse_ever_passes_by_time(self, severity: Severity, jump: float) -> None:
+        memory = remembers(stands(fault("Xid1", severity)))
+
+        assert expired(memory, later(365 * DAY, wall_jumps_by=jump), DAY) == memory
+
+    def test_a_monitor_event_seen_again_lives_from_then_on(self) -> None:
+        memory = remembers(stands(fault("Xid13", MONITOR)))
+        memory = noticed(memory, read([event("Xid13", MONITOR, MONOTONIC + DAY - 10)]), later(DAY - 10))
+
+        assert reasons(expired(memory, later(DAY + HOUR), DAY)) == ["Xid13"]
+        assert reasons(expired(memory, later(2 * DAY - 10), DAY)) == []
+
+    @pytest.mark.parametrize(("wall_age", "stays"), [(DAY - 1, True), (DAY, False), (-HOUR, True)])
+    def test_a_monitor_event_of_another_boot_passes_by_the_wall_clock(self, wall_age: float, stays: bool) -> None:
+        memory = remembers(stands(fault("Xid13", MONITOR), boot_id="the boot before", at=1e9))
+
+        assert bool(expired(memory, later(wall_age), DAY).standing) is stays
+
+    @pytest.mark.parametrize("jump", [-HOUR, HOUR])
+    def test_a_clock_that_jumps_while_an_event_stands_leaves_its_first_time(self, jump: float) -> None:
+        memory = noticed(remembers(), read([event("Xid79", REBOOT)]), NOW)
+
+        after = noticed(memory, read([event("Xid79", REBOOT, MONOTONIC + 5)]), later(5, wall_jumps_by=jump))
+
+        (one,) = after.standing
+        assert one.first_seen == WALL
+        assert one.last_seen == max(WALL, WALL + timedelta(seconds=5 + jump))

@@ -1,0 +1,240 @@
+"""What records of the log mean together: NVIDIA's workflows, judged over a window (docs/rules.md 17)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from healthcheck.memory.findings import Memory
+from healthcheck.memory.kernel_log import noticed
+from healthcheck.model import Finding, Nature, Outcome, Severity, Sighting
+from tests.examples import GPU, MONOTONIC, NOW, fault, later, remembers
+
+MONITOR, RESET, REBOOT, ISOLATE = (severity for severity in Severity if severity)
+OTHER = "gpu/0000:64:00.0"
+ADDRESS = GPU.removeprefix("gpu/")
+
+
+def line(
+    reason: str,
+    severity: Severity | None = RESET,
+    at: float = 0.0,
+    subject: str = GPU,
+    seq: int | None = None,
+    **more: Any,
+) -> Sighting:
+    """A record `at` seconds after NOW; no severity: NVIDIA says to ignore it."""
+    seq = round(at * 1000) if seq is None else seq
+    found = Finding(reason, severity, subject, "x", seq=seq, at=MONOTONIC + at) if severity else None
+    return Sighting(reason, subject, seq, MONOTONIC + at, found, **more)
+
+
+def reads(memory: Memory, *lines: Sighting, after: float = 0.0) -> Memory:
+    return noticed(memory, [Outcome("xid", "0-nvidia-smi", sightings=lines)], later(after))
+
+
+def told(memory: Memory) -> list[tuple[str, int]]:
+    return [(one.finding.reason, one.count) for one in memory.standing]
+
+
+class TestCleanup:
+    """Xid 45: preemptive cleanup."""
+
+    def cleanup(self, at: float = 0.0, severity: Severity = MONITOR, **more: Any) -> Sighting:
+        return line("Xid45", severity, at, **more)
+
+    def test_alone_it_is_watched(self) -> None:
+        assert told(reads(remembers(), self.cleanup())) == [("Xid45", 1)]
+
+    @pytest.mark.parametrize("other", [line("Xid48", RESET, 5), line("Xid31", MONITOR, 5), line("Xid43", None, 5)])
+    @pytest.mark.parametrize("cleanup_at", [4.0, 6.0, -54.0, 64.0])
+    def test_beside_another_xid_it_is_that_ones_consequence(self, other: Sighting, cleanup_at: float) -> None:
+        after = reads(remembers(), *sorted([other, self.cleanup(cleanup_at)], key=lambda one: one.at), after=70)
+
+        assert "Xid45" not in [one.finding.reason for one in after.standing]
+
+    @pytest.mark.parametrize("cleanup_at", [-56.0, 66.0])
+    def test_further_away_it_stands_for_itself(self, cleanup_at: float) -> None:
+        lines = sorted([line("Xid48", RESET, 5), self.cleanup(cleanup_at)], key=lambda one: one.at)
+
+        assert set(told(reads(remembers(), *lines, after=70))) == {("Xid48", 1), ("Xid45", 1)}
+
+    def test_a_finding_already_told_is_withdrawn_when_its_cause_comes_after_it(self) -> None:
+        memory = reads(remembers(), self.cleanup(), self.cleanup(1.0), after=1)
+        assert told(memory) == [("Xid45", 2)]
+
+        assert told(reads(memory, line("Xid79", REBOOT, 20), after=20)) == [("Xid79", 1)]
+
+    def test_what_stood_alone_for_long_is_not_withdrawn(self) -> None:
+        memory = reads(remembers(), self.cleanup(), self.cleanup(300.0), after=300)
+
+        assert told(reads(memory, line("Xid79", REBOOT, 310), after=310)) == [("Xid79", 1), ("Xid45", 2)]
+
+    def test_another_gpus_xid_explains_nothing(self) -> None:
+        after = reads(remembers(), line("Xid48", RESET, subject=OTHER), self.cleanup(1.0), after=1)
+
+        assert set(told(after)) == {("Xid48", 1), ("Xid45", 1)}
+
+    def test_a_mig_instance_is_a_part_of_its_gpu(self) -> None:
+        after = reads(remembers(), line("Xid94", MONITOR, subject=f"{GPU}/gi5"), self.cleanup(1.0), after=1)
+
+        assert told(after) == [("Xid94", 1)]
+
+    def test_what_the_driver_itself_calls_a_consequence_is_one(self) -> None:
+        assert told(reads(remembers(), self.cleanup(follows=True))) == []
+
+    def test_where_a_cluster_made_it_worse_it_counts(self) -> None:
+        after = reads(remembers(), line("Xid48", RESET), self.cleanup(1.0, RESET, follows=True), after=1)
+
+        assert set(told(after)) == {("Xid48", 1), ("Xid45", 1)}
+
+    def test_a_storm_of_it_is_one_finding_with_a_count(self) -> None:
+        after = reads(remembers(), *(self.cleanup(number / 100) for number in range(3000)), after=30)
+
+        assert told(after) == [("Xid45", 3000)]
+
+
+class TestRecovery:
+    """Xid 154 names the state of the GPU, and can take it back."""
+
+    def test_back_to_none_ends_what_a_reset_ends(self) -> None:
+        lines = [
+            line("Xid95", RESET),
+            line("Xid154", RESET, 0.1),
+            line("Xid13", MONITOR, 0.2),
+            line("Xid154", None, 9, recovered=True),
+        ]
+
+        assert told(reads(remembers(), *lines, after=10)) == [("Xid13", 1)]
+
+    def test_what_comes_after_it_stands(self) -> None:
+        lines = [line("Xid154", None, 9, recovered=True), line("Xid95", RESET, 9.5)]
+
+        assert told(reads(remembers(), *lines, after=10)) == [("Xid95", 1)]
+
+    def test_a_reboot_that_is_needed_for_another_reason_stays(self) -> None:
+        lines = [line("Xid79", REBOOT), line("Xid154", REBOOT, 0.1), line("Xid154", None, 9, recovered=True)]
+
+        assert told(reads(remembers(), *lines, after=10)) == [("Xid79", 1)]
+
+    def test_of_another_gpu_it_ends_nothing(self) -> None:
+        lines = [line("Xid95", RESET), line("Xid154", None, 9, subject=OTHER, recovered=True)]
+
+        assert told(reads(remembers(), *lines, after=10)) == [("Xid95", 1)]
+
+
+class TestRepeats:
+    """Xid 13 on one TPC and Xid 31: from three processes on one GPU, and on no other."""
+
+    def hit(self, number: int, reason: str = "Xid13", **more: Any) -> Sighting:
+        known = {"process": f"{number} python", "place": "GPC 1, TPC 3" if reason == "Xid13" else "", **more}
+        return line(reason, MONITOR, float(number), **known)
+
+    @pytest.mark.parametrize("reason", ["Xid13", "Xid31"])
+    def test_the_third_process_makes_it_the_hardwares_fault(self, reason: str) -> None:
+        two = reads(remembers(), self.hit(1, reason), self.hit(2, reason), after=2)
+        assert told(two) == [(reason, 2)]
+
+        three = reads(two, self.hit(3, reason), after=3)
+
+        repeated = next(one for one in three.standing if one.finding.reason == f"{reason}Repeated")
+        assert (repeated.finding.severity, repeated.finding.subject, repeated.nature) == (MONITOR, GPU, Nature.EVENT)
+        assert "quarantine" in repeated.finding.detail
+
+    def test_the_same_process_over_and_over_is_a_bug_of_its_own(self) -> None:
+        after = reads(remembers(), *(self.hit(number, process="7 python") for number in range(500)), after=500)
+
+        assert told(after) == [("Xid13", 500)]
+
+    def test_processes_without_a_name_cannot_be_told_apart(self) -> None:
+        after = reads(remembers(), *(self.hit(number, process="") for number in range(9)), after=9)
+
+        assert told(after) == [("Xid13", 9)]
+
+    def test_on_several_tpcs_it_is_the_programs(self) -> None:
+        after = reads(remembers(), *(self.hit(number, place=f"GPC 0, TPC {number}") for number in range(9)), after=9)
+
+        assert told(after) == [("Xid13", 9)]
+
+    def test_without_a_place_it_is_not_on_one_tpc(self) -> None:
+        after = reads(remembers(), *(self.hit(number, place="") for number in range(9)), after=9)
+
+        assert told(after) == [("Xid13", 9)]
+
+    def test_on_two_gpus_it_is_the_programs(self) -> None:
+        lines = [self.hit(0, subject=OTHER), *(self.hit(number) for number in range(1, 9))]
+
+        assert {reason for reason, _ in told(reads(remembers(), *lines, after=9))} == {"Xid13"}
+
+    def test_what_is_a_day_ago_counts_no_more(self) -> None:
+        memory = reads(remembers(), self.hit(1), self.hit(2), after=2)
+
+        assert told(reads(memory, self.hit(86403), after=86403)) == [("Xid13", 3)]
+
+    def test_what_is_remembered_of_them_is_bounded(self) -> None:
+        lines = [self.hit(number, subject=f"gpu/0000:{number % 200:02x}:00.0") for number in range(4000)]
+
+        memory = reads(remembers(), *lines, after=4000)
+
+        assert len(memory.hits) == 64
+        assert max(len(hits) for hits in memory.hits.values()) <= 16
+        assert len(memory.last_xid) <= 64
+
+
+class TestWhatIsNoFault:
+    def test_the_drivers_load_is_remembered(self) -> None:
+        loads = line("DriverLoaded", None, 3, subject="driver", driver_loaded=True)
+
+        assert reads(remembers(), loads, after=3).driver_loaded_at == MONOTONIC + 3
+
+    def test_the_uuid_that_the_driver_tells_names_the_finding(self) -> None:
+        memory = reads(remembers(), line("GpuNamed", None, 1, uuid="GPU-7"), line("Xid79", REBOOT, 2), after=2)
+
+        assert memory.standing[0].finding.about == {"uuid": "GPU-7"}
+
+    def test_a_uuid_that_nvml_told_too_takes_nothing_away(self) -> None:
+        about = {"index": "3", "uuid": "GPU-7", "serial": "165"}
+
+        assert reads(remembers(gpus={ADDRESS: about}), line("GpuNamed", None, uuid="GPU-7")).gpus == {ADDRESS: about}
+
+    def test_another_uuid_is_another_gpu(self) -> None:
+        about = {"index": "3", "uuid": "GPU-7", "serial": "165"}
+
+        after = reads(remembers(gpus={ADDRESS: about}), line("GpuNamed", None, uuid="GPU-8"))
+
+        assert after.gpus == {ADDRESS: {"uuid": "GPU-8"}}
+
+    def test_an_ignored_code_stands_nowhere(self) -> None:
+        assert told(reads(remembers(), line("Xid43", None))) == []
+
+
+def test_records_of_several_checks_are_taken_in_the_logs_order() -> None:
+    loads = Outcome("driver-messages", "0", sightings=(line("Xid154", None, 5, recovered=True),))
+    fault_before = Outcome("xid", "0", sightings=(line("Xid95", RESET, 1), line("Xid62", RESET, 6)))
+
+    assert told(noticed(remembers(), [loads, fault_before], later(6))) == [("Xid62", 1)]
+
+
+def test_a_flood_of_many_faults_is_bounded_and_keeps_the_worst() -> None:
+    lines = [line(f"Xid{number}", MONITOR, number / 1000, f"gpu/{number:04x}:00:00.0") for number in range(1000)]
+
+    memory = reads(remembers(), *lines, line("Xid79", REBOOT, 2), after=3)
+
+    assert (len(memory.standing), memory.standing[0].finding.reason) == (512, "Xid79")
+
+
+def test_nothing_read_changes_nothing() -> None:
+    memory = remembers()
+
+    assert noticed(memory, [Outcome("xid", "0")], NOW) is memory
+    assert fault() not in [one.finding for one in memory.standing]
+
+
+def test_what_hit_a_deep_test_is_no_sign_of_anything() -> None:
+    """Neither a fault, nor what another one is a consequence of, nor one of several that are a fault together."""
+    of_tests = [line("Xid13", None, at, process=f"{at} nvvs", place="GPC 1", of_a_test=True) for at in range(5)]
+    after = reads(remembers(), *of_tests, line("Xid45", MONITOR, 5), after=10)
+
+    assert told(after) == [("Xid45", 1)]
+    assert (after.hits, list(after.last_xid)) == ({}, [])

@@ -1,0 +1,288 @@
+"""What befalls a node, told line by line and look by look, with the verdict that docs/rules.md wants at each step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from healthcheck.checks import CHECKS
+from healthcheck.checks.examine import judge
+from healthcheck.checks.expectation import Expectation
+from healthcheck.memory.exits import begin, expired, met
+from healthcheck.memory.file import MemoryFile
+from healthcheck.memory.findings import Memory
+from healthcheck.memory.kernel_log import noticed
+from healthcheck.memory.looks import looked
+from healthcheck.model import Evidence, Finding, Nature, Now, Outcome, Severity, Unobserved
+from healthcheck.probes.kernel_log import RING, Record
+from healthcheck.probes.nvml.gpus import Gpu, RowRemap
+from healthcheck.verdict.verdict import decide
+from tests.examples import MACHINE, WALL
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity
+ADDRESSES = [f"0000:{bus:02x}:00" for bus in (0x53, 0x64, 0x75, 0x86)]
+EVENT_CHECKS = [check for check in CHECKS if check.nature is Nature.EVENT]
+BANNER = "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.133.20  Sun Mar 30 06:41:59 UTC 2025"
+DAY = 86400.0
+
+
+class Node:
+    """One machine through time. Every word about its state is the severity of its verdict."""
+
+    def __init__(self) -> None:
+        self.now = Now(WALL, 1000.0)
+        self.memory = begin(Memory(), MACHINE, "boot 1", self.now)
+        self.gpus = [Gpu(i, 0, f"{a}.0", f"GPU-{i}", f"165000{i}", instances=()) for i, a in enumerate(ADDRESSES)]
+        self.boots, self.seq, self.blind = 1, 0, False
+        self.look()
+
+    def wait(self, seconds: float, wall_jumps_by: float = 0.0) -> Node:
+        wall = self.now.wall + timedelta(seconds=seconds + wall_jumps_by)
+        self.now = Now(wall, self.now.monotonic + seconds)
+        return self
+
+    def log(self, *texts: str, every: float = 0.001) -> Severity:
+        """The kernel says these, one after the other."""
+        records = []
+        for text in texts:
+            self.wait(every)
+            records.append(Record(self.seq, self.now.monotonic, 0, text))
+            self.seq += 1
+        outcomes = judge(EVENT_CHECKS, Evidence({RING: tuple(records)}), Expectation())
+        self.memory = noticed(self.memory, outcomes, self.now, 2)
+        return self.severity
+
+    def xid(self, gpu: int, code: int, text: str = "x", instance: str = "") -> Severity:
+        return self.log(f"NVRM: Xid (PCI:{ADDRESSES[gpu]}{instance}): {code}, {text}")
+
+    def look(self, *levels: Finding, blind: str = "") -> Severity:
+        """A light look: the GPUs as they are, these levels; or why nobody could look."""
+        self.wait(1)
+        began = self.now.monotonic
+        self.blind = bool(blind)
+        if not blind:
+            self.memory = met(self.memory, self.gpus, began, self.now)
+        cause = (Unobserved(blind, "x"),) if blind else ()
+        outcome = Outcome("gpu-count", "0-nvidia-smi", findings=() if blind else levels, unobserved=cause)
+        self.memory = expired(looked(self.memory, [outcome], self.now, 1, 2), self.now, DAY)
+        return self.severity
+
+    def reboot(self) -> Severity:
+        self.boots += 1
+        self.seq = 0
+        self.now = Now(self.now.wall + timedelta(seconds=300), 20.0)
+        self.memory = begin(self.memory, MACHINE, f"boot {self.boots}", self.now)
+        return self.severity
+
+    @property
+    def severity(self) -> Severity:
+        return decide(self.memory, ()).severity
+
+    @property
+    def status(self) -> str:
+        blind = (Unobserved("x", "x"),) if self.blind else ()
+        return decide(self.memory, [Outcome("driver", "0-nvidia-smi", unobserved=blind)]).status.value
+
+    @property
+    def reasons(self) -> set[str]:
+        return {one.finding.reason for one in self.memory.standing}
+
+    def swap(self, gpu: int, **other: Any) -> None:
+        self.gpus[gpu] = replace(self.gpus[gpu], **other)
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def test_a_driver_upgrade_by_the_gpu_operator(node: Node) -> None:
+    assert node.xid(1, 95, "Uncontained: LTC TAG (0x2, 0x1). RST: Yes, D-RST: No") is RESET
+    assert node.look(blind="DriverBeingChanged") is RESET  # the operator paused its operands
+    assert node.log(BANNER) is RESET  # loaded anew: of itself no evidence
+    assert node.look(blind="DriverBeingChanged") is RESET
+    assert node.status == "fail"
+    assert node.look() is PASS
+    assert node.status == "pass"
+
+
+def test_a_driver_upgrade_that_leaves_one_gpu_behind(node: Node) -> None:
+    assert node.xid(1, 95) is RESET
+    assert node.xid(2, 95) is RESET
+    node.log(BANNER)
+    node.swap(2, error=15)
+
+    assert node.look() is RESET
+    assert {one.finding.subject for one in node.memory.standing} == {f"gpu/{ADDRESSES[2]}.0"}
+
+
+def test_a_boot_with_the_driver_still_installing(node: Node) -> None:
+    assert node.xid(0, 79) is REBOOT
+    assert node.reboot() is PASS
+    assert node.look(blind="NvmlLibraryNotFound") is PASS
+    assert node.status == "unknown"
+    assert node.log(BANNER) is PASS
+    assert node.look() is PASS
+    assert node.status == "pass"
+
+
+def test_a_mig_reconfiguration(node: Node) -> None:
+    node.swap(0, instances=(3, 5))
+    assert node.xid(0, 95, "pid=77, name=a, Uncontained: x", " GPU-I:05 GPU-CI:00") is RESET
+    assert node.look() is RESET
+    assert node.look(blind="DriverBeingChanged") is RESET  # nvidia.com/mig.config.state=pending
+    node.swap(0, instances=(1, 2))
+    assert node.look() is PASS
+
+
+def test_a_gpu_reset_by_an_operator(node: Node) -> None:
+    assert node.xid(3, 48, "An uncorrectable double bit error (DBE) has been detected") is RESET
+    assert node.xid(3, 154, "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)") is RESET
+    assert node.reasons == {"Xid48", "Xid154"}
+    node.wait(600)
+    assert node.xid(3, 154, "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)") is PASS
+    assert node.look() is PASS
+
+
+def test_a_gpu_reset_that_only_nvml_shows(node: Node) -> None:
+    assert node.xid(3, 48) is RESET
+    node.swap(3, recovery_action=1)
+    assert node.look() is RESET
+    node.swap(3, recovery_action=0)
+    assert node.look() is PASS
+
+
+def test_a_bad_row_that_a_reset_replaces(node: Node) -> None:
+    subject = f"gpu/{ADDRESSES[3]}.0"
+    waits = Finding("RowRemapPending", RESET, subject, "x")
+    assert node.xid(3, 63, "Row Remapper: New row marked for remapping, reset gpu to activate.") is PASS
+    node.swap(3, row_remap=RowRemap(0, 1, pending=True, failed=False))
+    assert node.look(waits) is RESET
+    assert node.xid(3, 64, "DRAM Retirement failed due to pending row remap at 0x0000000018f31d80") is RESET
+    node.wait(300)
+    assert node.look(waits) is RESET
+    assert node.reasons == {"RowRemapPending", "Xid64"}
+    node.wait(300)
+    node.swap(3, row_remap=RowRemap(0, 1, pending=False, failed=False))
+    assert node.look() is PASS
+
+
+def test_a_bad_row_that_the_driver_could_not_even_record(node: Node) -> None:
+    node.swap(3, row_remap=RowRemap(0, 0, pending=False, failed=False))
+    assert node.xid(3, 64, "DRAM Retirement failed due to full inforom object at 0x0000000018f31d80") is RESET
+    node.wait(3600)
+    assert node.look() is RESET  # NVML knows nothing of it: the row is in use as it was
+    assert node.reboot() is PASS
+
+
+def test_a_gpu_that_needs_a_reset_a_third_time_is_sent_away(node: Node) -> None:
+    for _ in range(2):
+        assert node.xid(3, 95) is RESET
+        assert node.xid(3, 154, "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)") is PASS
+        node.wait(3600)
+    assert node.xid(3, 95) is ISOLATE
+    assert node.reboot() is ISOLATE
+    node.swap(3, serial="1659999", uuid="GPU-new")
+    assert node.look() is PASS
+
+
+def test_an_agent_upgraded_during_a_fault(node: Node, tmp_path: Path) -> None:
+    file = MemoryFile(tmp_path)
+    file.acquire()
+    assert node.xid(2, 79) is REBOOT
+    file.write(node.memory)
+
+    node.memory = begin(file.read() or Memory(), MACHINE, "boot 1", node.now)
+
+    assert node.severity is REBOOT
+    assert node.look() is REBOOT
+    file.release()
+
+
+def test_a_node_that_comes_back_under_its_name_on_other_hardware(node: Node) -> None:
+    assert node.xid(2, 54) is ISOLATE
+
+    node.memory = begin(node.memory, "another machine", "its boot", node.now)
+
+    assert (node.severity, node.memory.standing) == (PASS, ())
+
+
+def test_a_board_that_was_swapped(node: Node) -> None:
+    assert node.xid(2, 54) is ISOLATE
+    assert node.xid(1, 54) is ISOLATE
+    assert node.reboot() is ISOLATE
+    node.swap(2, serial="1659999", uuid="GPU-new")
+
+    assert node.look() is ISOLATE
+    assert {one.finding.subject for one in node.memory.standing} == {f"gpu/{ADDRESSES[1]}.0"}
+
+
+@pytest.mark.parametrize("jump", [3600.0, -3600.0, 400 * DAY, -400 * DAY])
+def test_a_clock_that_jumps(node: Node, jump: float) -> None:
+    assert node.xid(0, 79) is REBOOT
+    assert node.xid(1, 13) is REBOOT
+    node.wait(10, wall_jumps_by=jump)
+    assert node.look() is REBOOT
+    assert node.reasons == {"Xid79", "Xid13"}
+    node.wait(DAY)
+    assert node.look() is REBOOT
+    assert node.reasons == {"Xid79"}
+    assert all(one.first_seen <= one.last_seen for one in node.memory.standing)
+
+
+def test_a_storm_of_user_code(node: Node) -> None:
+    text = "pid={}, name=train, Graphics SM Warp Exception on (GPC {}, TPC {}, SM 0): Out Of Range Address"
+    for step in range(50):
+        for gpu in range(4):
+            node.xid(gpu, 13, text.format(1000 + 10 * step + gpu, step % 7, step % 9))
+
+    assert node.severity is MONITOR
+    assert node.reasons == {"Xid13"}
+    assert {one.count for one in node.memory.standing} == {50}
+
+
+def test_a_gpu_on_which_every_program_fails(node: Node) -> None:
+    text = "pid={}, name=train, Graphics SM Warp Exception on (GPC 1, TPC 3, SM 0): Out Of Range Address"
+    for pid in (11, 22):
+        assert node.xid(2, 13, text.format(pid)) is MONITOR
+    assert node.reasons == {"Xid13"}
+    assert node.xid(2, 13, text.format(33)) is MONITOR
+    assert node.reasons == {"Xid13", "Xid13Repeated"}
+
+
+def test_a_teardown_storm(node: Node) -> None:
+    cleanups = [
+        f"NVRM: Xid (PCI:{address}): 45, pid=7, name=a, Ch {n:08x}" for n in range(250) for address in ADDRESSES
+    ]
+    assert node.log(*cleanups) is MONITOR
+    assert {one.count for one in node.memory.standing} == {250}
+    for gpu in range(4):
+        node.xid(gpu, 31, "pid=7, name=a, Ch 00000001, intr 00000000. MMU Fault")
+
+    assert node.reasons == {"Xid31"}
+
+
+def test_a_gpu_lost_in_every_way_at_once_and_mended_by_a_reboot(node: Node) -> None:
+    assert node.log(f"NVRM: GPU {ADDRESSES[1]}.0: GPU has fallen off the bus.") is REBOOT
+    assert node.xid(1, 79, "GPU has fallen off the bus.") is REBOOT
+    assert node.xid(1, 154, "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)") is REBOOT
+    node.swap(1, error=15)
+    assert node.look(Finding("GpuLost", REBOOT, f"gpu/{ADDRESSES[1]}.0", "x")) is REBOOT
+    assert len(node.memory.standing) == 4
+    assert {one.finding.about["serial"] for one in node.memory.standing} == {"1650001"}
+    assert node.reboot() is REBOOT  # the level stands until somebody looked
+    node.swap(1, error=0)
+    assert node.look() is PASS
+
+
+def test_a_log_that_was_cleared_takes_nothing_back(node: Node) -> None:
+    assert node.xid(1, 79) is REBOOT
+    node.seq += 5000  # `dmesg -C` and five thousand records later
+    assert node.log("systemd[1]: Started something.") is REBOOT
+    assert node.look() is REBOOT

@@ -1,0 +1,364 @@
+"""What a running container runtime says of itself: read from real servers, asked seldom, and never waited for."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthcheck.captures import evidence_file
+from healthcheck.model import Host, Unobserved
+from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME, read_container_runtime
+from healthcheck.probes.container_runtime.cri import (
+    ASKED_AGAIN_SECONDS,
+    NOT_HERE,
+    NOT_YET,
+    TRIED_AGAIN_SECONDS,
+    RuntimeStatus,
+    read_status,
+    with_live,
+)
+from healthcheck.probes.container_runtime.facts import Configuration, ContainerRuntime, Handler, Live, ReadFile
+from sim.node import SimulatedNode
+from tests.host.grpc_server import Json, Server, serving, told
+from tests.waiting import eventually
+
+SOCKET = "/run/containerd/containerd.sock"
+READY = {"conditions": [{"type": "NetworkReady"}, {"type": "RuntimeReady", "status": True}]}
+NVIDIA = "/usr/bin/nvidia-container-runtime"
+CDI_FOLDERS = ["/etc/cdi", "/var/run/cdi"]
+
+
+def configured(**config: Any) -> Json:
+    """A StatusResponse with that in its `info`, beside what else containerd tells there."""
+    info = [{"key": "golang", "value": '"go1.24"'}, {"key": "config", "value": json.dumps(config)}]
+    return {"status": READY, "info": info}
+
+
+def containerd(**more: Any) -> Json:
+    runtimes = {
+        "runc": {"runtimeType": "io.containerd.runc.v2", "options": {"BinaryName": "", "SystemdCgroup": True}},
+        "nvidia": {"runtimeType": "io.containerd.runc.v2", "options": {"BinaryName": NVIDIA}},
+        "kata": {"runtimeType": "io.containerd.kata.v2", "options": None},
+    }
+    return configured(containerd={"defaultRuntimeName": "runc", "runtimes": runtimes}, **more)
+
+
+def handlers(*names: str) -> Json:
+    return {"runtime_handlers": [{"name": name} for name in names]}
+
+
+def version(name: str, number: str) -> Json:
+    return {"runtime_name": name, "runtime_version": number}
+
+
+NAMES, BINARIES = ("kata", "nvidia", "runc"), (("nvidia", NVIDIA),)
+ANSWERS = {
+    "containerd 1.6": (
+        version("containerd", "1.6.20~ds1"),
+        containerd(),
+        Live("containerd", "1.6.20~ds1", NAMES, BINARIES, "runc"),
+    ),
+    "containerd 1.7": (
+        version("containerd", "v1.7.28"),
+        containerd(enableCDI=False, cdiSpecDirs=CDI_FOLDERS),
+        Live("containerd", "1.7.28", NAMES, BINARIES, "runc", cdi=False, cdi_folders=tuple(CDI_FOLDERS)),
+    ),
+    "containerd 2.1": (
+        version("containerd", "v2.1.4"),
+        containerd(enableCDI=True, cdiSpecDirs=CDI_FOLDERS) | handlers("", *NAMES),
+        Live("containerd", "2.1.4", NAMES, BINARIES, "runc", cdi=True, cdi_folders=tuple(CDI_FOLDERS)),
+    ),
+    "containerd 2.3 without a value": (
+        version("containerd", "v2.3.7"),
+        containerd(enableCDI=None, cdiSpecDirs=["/etc/cdi"]) | handlers("", *NAMES),
+        Live("containerd", "2.3.7", NAMES, BINARIES, "runc", cdi=True, cdi_folders=("/etc/cdi",)),
+    ),
+    "containerd 2.4": (
+        version("containerd", "v2.4.2"),
+        containerd(cdiSpecDirs=[]) | handlers("", "nvidia"),
+        Live("containerd", "2.4.2", ("nvidia",), BINARIES, "runc", cdi=True),
+    ),
+    "CRI-O 1.29": (
+        version("cri-o", "1.29.4"),
+        configured(sandboxImage="registry.k8s.io/pause:3.9"),
+        Live("cri-o", "1.29.4"),
+    ),
+    "CRI-O 1.31": (
+        version("cri-o", "1.31.0"),
+        configured(sandboxImage="registry.k8s.io/pause:3.10") | handlers("", "crun", "nvidia"),
+        Live("cri-o", "1.31.0", ("crun", "nvidia")),
+    ),
+    "CRI-O that tells all": (
+        version("cri-o", "1.34.0"),
+        configured(crio={"DefaultRuntime": "crun", "Runtimes": {"crun": {"RuntimePath": "/usr/bin/crun"}}})
+        | handlers("", "crun"),
+        Live("cri-o", "1.34.0", ("crun",), (("crun", "/usr/bin/crun"),), "crun"),
+    ),
+    "cri-dockerd": (
+        version("docker", "27.3.1"),
+        configured(sandboxImage="registry.k8s.io/pause:3.9"),
+        Live("docker", "27.3.1"),
+    ),
+    "no configuration": (version("containerd", "1.7.28"), {"status": READY}, Live("containerd", "1.7.28")),
+}
+
+
+class Asked:
+    """A runtime's socket in a root of its own, with a clock that a test moves."""
+
+    def __init__(self, root: Path, server: Server) -> None:
+        self.root = root
+        self.server = server
+        self.now = 1000.0
+        self.status = RuntimeStatus(root, clock=lambda: self.now)
+
+    def look(self, facts: ContainerRuntime) -> Live | Unobserved | None:
+        """A look, and what it began to ask has come to its end."""
+        answer = self.status.look(facts)
+        if self.status._asking:
+            self.status._asking.join()
+        return answer
+
+    @property
+    def times(self) -> int:
+        return sum(method.endswith("/Status") for method, _ in self.server.asked)
+
+
+@contextmanager
+def asked(root: Path, *answers: Json) -> Iterator[Asked]:
+    with serving(root / SOCKET[1:], told("container-runtime", *answers)) as server:
+        one = Asked(root, server)
+        yield one
+        assert one.status.end() is None
+
+
+FILE = ReadFile("/etc/containerd/config.toml", 1_700_000_000.0)
+FACTS = ContainerRuntime(
+    Configuration(
+        FILE.path, files=(FILE,), handlers=(Handler("nvidia", "io.containerd.runc.v2", NVIDIA, None, FILE.path),)
+    ),
+    socket=SOCKET,
+    since_boot=100.0,
+)
+GOOD = ANSWERS["containerd 2.1"]
+
+
+def live(answer: Live | Unobserved | None) -> Live:
+    assert isinstance(answer, Live), answer
+    return answer
+
+
+@pytest.mark.parametrize(("number", "status", "expected"), ANSWERS.values(), ids=ANSWERS)
+def test_what_each_runtime_says(short_root: Path, number: Json, status: Json, expected: Live) -> None:
+    with asked(short_root, number, status) as one:
+        assert one.status.ask(FACTS) == expected
+
+
+def test_a_runtime_that_is_not_ready_says_why(short_root: Path) -> None:
+    condition = {"type": "RuntimeReady", "reason": "DockerDaemonNotReady", "message": "docker: is it running?\n"}
+    with asked(short_root, GOOD[0], {"status": {"conditions": [condition]}}) as one:
+        answer = live(one.status.ask(FACTS))
+    assert answer.not_ready == "DockerDaemonNotReady: docker: is it running?\\n"
+
+
+def test_one_without_a_word_about_it_is_not_ready_all_the_same() -> None:
+    assert read_status({}, {"status": {"conditions": [{"type": "RuntimeReady"}]}}).not_ready == "RuntimeReady is false"
+
+
+def test_an_answer_without_that_condition_is_none(short_root: Path) -> None:
+    with asked(short_root, {}, {}) as one:
+        answer = one.status.ask(FACTS)
+    assert isinstance(answer, Unobserved)
+    assert answer.detail == "the container runtime does not tell its condition RuntimeReady"
+
+
+def test_passwords_of_registries_are_not_kept(short_root: Path) -> None:
+    auths = {"auths": {"https://r": {"username": "u", "password": "hunter2"}}}
+    with asked(short_root, GOOD[0], containerd(registry=auths)) as one:
+        assert "hunter2" not in repr(one.status.ask(FACTS))
+
+
+def test_a_look_never_waits_and_the_next_has_the_answer(short_root: Path) -> None:
+    with asked(short_root, *GOOD[:2]) as one:
+        assert one.look(FACTS) is None
+        assert one.look(FACTS) == GOOD[2]
+        assert one.times == 1
+
+
+def test_while_one_is_asked_nobody_else_is(short_root: Path) -> None:
+    with asked(short_root, *GOOD[:2]) as one:
+        one.server.holds.clear()
+        assert [one.status.look(FACTS) for _ in range(3)] == [None] * 3
+        one.server.holds.set()
+        eventually(lambda: one.status.look(FACTS))
+        assert one.times == 1
+
+
+def test_an_answer_is_good_for_an_hour(short_root: Path) -> None:
+    with asked(short_root, *GOOD[:2]) as one:
+        for seconds, times in [(0, 1), (300, 1), (ASKED_AGAIN_SECONDS - 1, 1), (ASKED_AGAIN_SECONDS, 2)]:
+            one.now = 1000.0 + seconds
+            one.look(FACTS)
+            assert (seconds, one.times) == (seconds, times)
+
+
+def test_files_that_changed_are_asked_about_at_once_and_what_was_loaded_still_is(short_root: Path) -> None:
+    assert FACTS.used is not None
+    edited = replace(FACTS, used=replace(FACTS.used, files=(replace(FILE, written=FILE.written + 1),)))
+    with asked(short_root, *GOOD[:2]) as one:
+        one.look(FACTS)
+        assert one.look(edited) == GOOD[2]
+        assert one.times == 2
+
+
+def test_another_process_is_asked_at_once_and_the_answer_of_the_last_is_none_of_its_own(short_root: Path) -> None:
+    with asked(short_root, *GOOD[:2]) as one:
+        one.look(FACTS)
+        assert one.look(replace(FACTS, since_boot=500.0)) is None
+        assert one.look(replace(FACTS, since_boot=500.0)) == GOOD[2]
+        assert one.look(replace(FACTS, since_boot=None)) is None
+        assert one.look(replace(FACTS, socket="/run/k3s/containerd/containerd.sock")) != GOOD[2]
+
+
+def test_a_clock_that_was_set_makes_no_other_process_of_it(short_root: Path) -> None:
+    with asked(short_root, *GOOD[:2]) as one:
+        one.look(replace(FACTS, started=1_700_000_100.0))
+        assert one.look(replace(FACTS, started=1_700_003_700.0)) == GOOD[2]
+        assert one.times == 1
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"status": {"conditions": [{"type": "RuntimeReady"}]}},
+        {"status": READY} | handlers("", "runc"),
+        {},
+    ],
+    ids=["not ready", "lacks a handler of the files", "no answer"],
+)
+def test_what_is_not_as_it_should_be_is_asked_again_soon(short_root: Path, status: Json) -> None:
+    with asked(short_root, GOOD[0], status) as one:
+        for seconds, times in [(0, 1), (TRIED_AGAIN_SECONDS - 1, 1), (TRIED_AGAIN_SECONDS, 2)]:
+            one.now = 1000.0 + seconds
+            one.look(FACTS)
+            assert (seconds, one.times) == (seconds, times)
+
+
+def test_where_nobody_listens_is_harmless_and_tried_again(short_root: Path) -> None:
+    status = RuntimeStatus(short_root, clock=lambda: 0.0)
+    facts = with_live(Host(short_root, ask_container_runtime=status.ask), FACTS)
+    assert (facts.live, facts.why_not_live) == (None, f"{SOCKET}: No such file or directory")
+
+
+def test_the_answer_stands_beside_what_the_files_say(short_root: Path) -> None:
+    with asked(short_root, *GOOD[:2]) as one:
+        host = Host(short_root, ask_container_runtime=one.look)
+        assert with_live(host, FACTS) == replace(FACTS, why_not_live=NOT_YET)
+        assert with_live(host, FACTS) == replace(FACTS, live=GOOD[2])
+
+
+def test_a_saved_tree_is_never_asked(short_root: Path) -> None:
+    """Were a socket in it, it would be some other machine's."""
+    (short_root / "etc/containerd").mkdir(parents=True)
+    (short_root / FILE.path[1:]).write_text("version = 2\n")
+    with asked(short_root, *GOOD[:2]) as one:
+        facts = read_container_runtime(Host(short_root))
+        assert (facts.socket, facts.live, facts.why_not_live, one.times) == (SOCKET, None, NOT_HERE, 0)
+
+
+def test_without_a_socket_there_is_nobody_to_ask(short_root: Path) -> None:
+    facts = ContainerRuntime(None, "no kubelet")
+    assert with_live(Host(short_root, ask_container_runtime=RuntimeStatus(short_root).ask), facts) == facts
+
+
+KEYS = ["containerd", "runtimes", "nvidia", "options", "BinaryName", "defaultRuntimeName", "enableCDI", "cdiSpecDirs"]
+KEYS += ["crio", "Runtimes", "RuntimePath", "DefaultRuntime", "CDISpecDirs"]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+)
+
+
+@given(JSON.map(json.dumps) | st.text() | st.just("[" * 100_000))
+def test_whatever_its_configuration_says_is_taken_in(config: str) -> None:
+    answer = read_status({}, {"status": READY, "info": [{"key": "config", "value": config}]})
+    texts = [answer.default, *answer.cdi_folders, *(word for pair in answer.binaries for word in pair)]
+    assert [text for text in texts if not text.isprintable() or len(text) > 200] == []
+
+
+def test_ten_thousand_handlers_are_too_many() -> None:
+    status = {"status": READY} | handlers(*(f"h{number}" for number in range(10_000)))
+    assert len(read_status({}, status).handlers or ()) == 256
+
+
+@pytest.mark.parametrize("saved_tree", [False, True])
+def test_check_waits_for_the_answer_but_of_a_saved_tree_asks_nobody(short_root: Path, saved_tree: bool) -> None:
+    node = SimulatedNode.create(short_root / "node", "p5.48xlarge")
+    evidence = short_root / "evidence.json"
+    argv = [
+        sys.executable,
+        "-m",
+        "cli",
+        "check",
+        "7",
+        "--instance-type",
+        "p5.48xlarge",
+        "--save-evidence",
+        str(evidence),
+    ]
+    argv += ["--root", str(node.root)] if saved_tree else []
+    with closing(node), asked(node.root, *GOOD[:2]) as one:
+        environment = {"PATH": os.defpath, "HOST_ROOT": str(node.root)}
+        subprocess.run(argv, env=environment, check=False, stdout=subprocess.DEVNULL)
+        facts = evidence_file.read(evidence.read_bytes()).evidence[CONTAINER_RUNTIME]
+    assert (facts.live, facts.why_not_live) == ((None, NOT_HERE) if saved_tree else (GOOD[2], ""))
+    assert one.times == (not saved_tree)
+
+
+@pytest.mark.skipif(shutil.which("containerd") is None, reason="needs containerd (Debian: containerd)")
+@pytest.mark.cluster
+def test_a_real_containerd_is_understood(short_root: Path) -> None:
+    """One of its own: it shares no file, socket or container with another on this machine."""
+    with ExitStack() as stack:
+        _start_containerd(short_root, stack)
+        answer = eventually(lambda: _answer_of(short_root))
+    assert (answer.name, answer.default, answer.not_ready) == ("containerd", "nvidia", "")
+    assert answer.handlers is not None
+    assert "nvidia" in answer.handlers
+    assert answer.binaries == (("nvidia", NVIDIA),)
+
+
+def _answer_of(root: Path) -> Live | None:
+    """None while it starts."""
+    answer = RuntimeStatus(root).ask(FACTS)
+    return answer if isinstance(answer, Live) else None
+
+
+def _start_containerd(root: Path, stack: ExitStack) -> None:
+    (root / "run/containerd").mkdir(parents=True)
+    config = root / "config.toml"
+    told_version = subprocess.run(["containerd", "--version"], capture_output=True, text=True, check=True).stdout
+    section = "io.containerd.grpc.v1.cri" if " 1." in told_version else "io.containerd.cri.v1.runtime"
+    config.write_text(
+        f"version = {2 if ' 1.' in told_version else 3}\n"
+        f"root = '{root}/root'\nstate = '{root}/state'\n"
+        f"[grpc]\naddress = '{root}{SOCKET}'\n[ttrpc]\naddress = '{root}/t.sock'\n"
+        f"[plugins.'{section}'.containerd]\ndefault_runtime_name = 'nvidia'\n"
+        f"[plugins.'{section}'.containerd.runtimes.nvidia]\nruntime_type = 'io.containerd.runc.v2'\n"
+        f"[plugins.'{section}'.containerd.runtimes.nvidia.options]\nBinaryName = '{NVIDIA}'\n"
+    )
+    log = stack.enter_context((root / "log").open("wb"))
+    process = stack.enter_context(subprocess.Popen(["containerd", "--config", str(config)], stdout=log, stderr=log))
+    stack.callback(process.terminate)

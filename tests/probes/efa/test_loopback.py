@@ -1,0 +1,237 @@
+"""Every EFA device sends to itself: the simulated node's own fi_pingpong, both sides really run."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from healthcheck.model import Host, ProbeError, Unobserved
+from healthcheck.probes.efa.fi_pingpong import CAUSE, Answer, Broken, Measured
+from healthcheck.probes.efa.loopback import EfaLoopback, Loopback, LoopbackLook, read_efa_loopback
+from sim.node import EFA_PROGRAMS, SimulatedNode
+from tests.host.test_command import FrozenDisk, is_gone
+from tests.waiting import eventually
+
+SHORT, LONG = 1.0, 30.0
+STOPPED = Unobserved(CAUSE, "stopped before it was done")
+
+
+class Bench:
+    """The four devices of a p4d.24xlarge, what was told of them, and who ran."""
+
+    def __init__(self, node: SimulatedNode) -> None:
+        self.node = node
+        self.told: list[Loopback] = []
+        path = f"{node.root}/{EFA_PROGRAMS}:/usr/bin:/bin"
+        self.loopback = EfaLoopback(node.root, LONG, self.told.append, path, patience_seconds=0.5)
+        self.node.write_value("fi_pingpong/log", "")
+
+    @property
+    def devices(self) -> list[str]:
+        """In the order in which they are tested."""
+        return sorted(self.node.efa_names)
+
+    def befall(self, device: str, fault: str) -> None:
+        self.node.write_value("fi_pingpong/fails", f"{device} {fault}")
+
+    def answers(self) -> list[Answer]:
+        return [one.answer for one in self.loopback.run().loopbacks]
+
+    @property
+    def runs(self) -> list[list[str]]:
+        """Of each side: its pid, FI_EFA_ENABLE_SHM_TRANSFER, the device, whether it compared, whether it served."""
+        lines = (self.node.root / "fi_pingpong/log").read_text().split("\n")
+        return [line.split(" ") for line in lines if line]
+
+    def leftovers(self) -> list[int]:
+        return [int(pid) for pid, *_ in self.runs if not is_gone(int(pid))]
+
+
+@pytest.fixture
+def bench(make_node: Callable[[str], SimulatedNode], monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setenv("FI_EFA_ENABLE_SHM_TRANSFER", "1")
+    one = Bench(make_node("p4d.24xlarge"))
+    yield one
+    one.loopback.stop()
+
+
+def test_each_device_is_measured_and_told_as_it_comes(bench: Bench) -> None:
+    bench.node.write_value("fi_pingpong/megabytes", f"{bench.devices[2]} 123.45")
+
+    look = bench.loopback.run()
+
+    speeds = [4321.0, 4321.0, 123.45, 4321.0]
+    assert look.loopbacks == tuple(
+        Loopback(device, Measured(speed, 1 << 20)) for device, speed in zip(bench.devices, speeds, strict=True)
+    )
+    assert tuple(bench.told) == look.loopbacks
+
+
+def test_the_data_goes_through_the_device_and_is_compared_in_a_run_of_its_own(bench: Bench) -> None:
+    bench.answers()
+
+    assert {memory for _, memory, *_ in bench.runs} == {"0"}
+    sides = {(device, compared, served) for _, _, device, compared, served in bench.runs}
+    assert sides == {
+        (device, compared, served) for device in bench.devices for compared in ("", "1") for served in ("", "1")
+    }
+
+
+FAULTS = [
+    ("corrupt", Broken("data came back changed in a message of 64 bytes", corrupt=True)),
+    ("error", Broken("fi_pingpong ended with exit code 5: cq_readerr: Unresponsive remote")),
+    ("timeout", Broken("fi_pingpong ended with exit code 62: fi_enable: Timer expired")),
+    ("memory", Unobserved(CAUSE, "fi_pingpong ended with exit code 12: fi_endpoint: Cannot allocate memory")),
+]
+
+
+@pytest.mark.parametrize(("fault", "answer"), FAULTS)
+def test_a_fault_of_one_device_is_its_own_and_the_others_are_tested(bench: Bench, fault: str, answer: Answer) -> None:
+    bench.befall(bench.devices[1], fault)
+
+    well = Measured(4321.0, 1 << 20)
+    assert bench.answers() == [well, answer, well, well]
+    assert bench.leftovers() == []
+
+
+def test_a_device_from_which_nothing_comes_back_is_ended_with_both_sides(bench: Bench) -> None:
+    bench.befall(bench.devices[0], "hang")
+    bench.loopback.deadline_seconds = SHORT
+
+    assert bench.answers()[0] == Broken("fi_pingpong: no end within 1 s")
+    assert bench.leftovers() == []
+
+
+def test_a_device_that_fails_is_not_asked_a_second_time(bench: Bench) -> None:
+    bench.befall(bench.devices[3], "error")
+    bench.answers()
+
+    assert {compared for _, _, device, compared, _ in bench.runs if device == bench.devices[3]} == {""}
+
+
+def test_a_device_that_the_provider_does_not_know_is_could_not_look(bench: Bench) -> None:
+    program = bench.node.root / EFA_PROGRAMS / "fi_pingpong"
+    program.write_text(program.read_text().replace("/sys/class/infiniband/$device", "/nowhere"))
+
+    unknown = Unobserved(CAUSE, "fi_pingpong ended with exit code 61: fi_getinfo: No data available")
+    assert bench.answers() == [unknown] * 4
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("exit 1", "fi_pingpong ended with exit code 1"),
+        ("echo no such option >&2; exit 1", "fi_pingpong ended with exit code 1: no such option"),
+        ("kill -SEGV $$", "fi_pingpong was ended by SIGSEGV"),
+        ("kill -KILL $$", "fi_pingpong: both sides were killed"),
+        ("while :; do echo flood; done", "fi_pingpong: its output is longer than 1048576 bytes"),
+        ("exit 0", "fi_pingpong ended well and measured nothing"),
+    ],
+)
+def test_a_program_that_is_another_one_is_could_not_look(bench: Bench, script: str, says: str) -> None:
+    (bench.node.root / EFA_PROGRAMS / "fi_pingpong").write_text(f"#!/bin/sh\n{script}\n")
+
+    assert bench.answers() == [Unobserved(CAUSE, says)] * 4
+
+
+def test_a_program_that_can_t_run_is_could_not_look(bench: Bench) -> None:
+    program = bench.node.root / EFA_PROGRAMS / "fi_pingpong"
+    program.write_bytes(b"\x7fELF of another machine")
+
+    assert bench.answers() == [Unobserved(CAUSE, f"fi_pingpong: {program}: Exec format error")] * 4
+
+
+def test_a_client_that_comes_before_its_server_is_run_again(bench: Bench) -> None:
+    program = bench.node.root / EFA_PROGRAMS / "fi_pingpong"
+    late = program.read_text().replace(
+        'if [ "$server" ]; then\n    mkfifo', 'if [ "$server" ]; then\n    sleep 0.5\n    mkfifo'
+    )
+    program.write_text(late)
+    bench.node.remove_efa(1)
+    bench.node.remove_efa(2)
+    bench.node.remove_efa(3)
+
+    assert bench.answers() == [Measured(4321.0, 1 << 20)]
+    assert len(bench.runs) > 4
+
+
+def test_stopping_ends_both_sides_and_begins_no_more(bench: Bench) -> None:
+    bench.befall(bench.devices[1], "hang")
+    thread = threading.Thread(target=bench.loopback.run)
+    thread.start()
+    eventually(lambda: len(bench.told) == 1 and sum(run[2] == bench.devices[1] for run in bench.runs) == 2)
+
+    bench.loopback.stop()
+    thread.join()
+
+    assert [one.answer for one in bench.told] == [Measured(4321.0, 1 << 20), STOPPED, STOPPED, STOPPED]
+    assert {run[2] for run in bench.runs} == set(bench.devices[:2])
+    assert bench.leftovers() == []
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[FrozenDisk]:
+    if os.geteuid() != 0:
+        pytest.skip("only root can freeze a file system")
+    one = FrozenDisk(tmp_path)
+    yield one
+    one.remove()
+
+
+def test_beside_a_side_that_can_t_be_killed_no_other_is_started(bench: Bench, disk: FrozenDisk) -> None:
+    """The kernel holds it, as it does who waits for a device in a driver."""
+    program = bench.node.root / EFA_PROGRAMS / "fi_pingpong"
+    stuck = f'[ ! "$server" ] || echo $$ >{disk.mount}/file\nfails='
+    program.write_text(program.read_text().replace("fails=", stuck, 1))
+    bench.loopback.deadline_seconds, bench.loopback.patience_seconds = SHORT, 0.1
+    disk.freeze()
+
+    hung, *others = bench.answers()
+
+    assert hung == Broken("fi_pingpong: no end within 1 s")
+    (pid,) = {int(run[0]) for run in bench.runs if run[4] == "1"}
+    assert others == [Unobserved(CAUSE, f"process {pid} of an earlier run can't be killed")] * 3
+
+    disk.thaw()
+    eventually(lambda: is_gone(pid))
+
+
+def test_a_person_s_own_program_on_the_usual_port_is_not_met(bench: Bench) -> None:
+    ports = set()
+    program = bench.node.root / EFA_PROGRAMS / "fi_pingpong"
+    program.write_text(program.read_text().replace("root=", f'echo "$*" >>{bench.node.root}/arguments\nroot=', 1))
+    bench.answers()
+
+    for line in (bench.node.root / "arguments").read_text().split("\n")[:-1]:
+        words = line.split()
+        ports.add(words[words.index("-B" if "-B" in words else "-P") + 1])
+    assert ports
+    assert "47592" not in ports  # fi_pingpong's own default; which free one the kernel gives is its own affair
+
+
+def test_without_the_program_or_a_device_nothing_is_run(bench: Bench, tmp_path: Path) -> None:
+    absent = LoopbackLook(absent="fi_pingpong is not installed here")
+    assert EfaLoopback(bench.node.root, LONG, path=str(tmp_path)).run() == absent
+
+    for device in range(4):
+        bench.node.remove_uverbs(device)
+    assert bench.loopback.run() == LoopbackLook(absent="no EFA device that programs can open")
+    assert bench.runs == []
+
+
+def test_a_light_look_sends_nothing(bench: Bench) -> None:
+    with pytest.raises(ProbeError, match="no deep one"):
+        read_efa_loopback(Host(bench.node.root))
+    assert read_efa_loopback(Host(bench.node.root, ask_efa_loopback=bench.loopback.run)).loopbacks == tuple(bench.told)
+    assert len(bench.told) == 4
+
+
+def test_where_the_hosts_devices_can_t_be_seen_nobody_says_that_there_are_none(bench: Bench, tmp_path: Path) -> None:
+    bench.loopback.root = tmp_path
+
+    with pytest.raises(ProbeError, match="sys/class: no such directory"):
+        bench.loopback.run()

@@ -1,0 +1,347 @@
+"""What a person released: the annotation, the bare gesture, and what of a Node's records they speak of."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from healthcheck.memory.exits import release
+from healthcheck.memory.findings import Acknowledgement, Memory, Release
+from healthcheck.model import PREFIX, Nature, Severity
+from healthcheck.node.state import (
+    QUARANTINE_RESULT,
+    RELEASE,
+    RESULTS,
+    STATUS,
+    SWEEP_RESULT,
+    TAINT,
+    FieldManager,
+    NodeState,
+)
+from healthcheck.verdict import record as records
+from healthcheck.verdict.acknowledgement import (
+    GESTURE,
+    UNTOLD,
+    acknowledgements,
+    dump_release,
+    faults_on,
+    other_severities,
+    parse_release,
+    read_release,
+    release_of,
+)
+from healthcheck.verdict.record import RecordError
+from healthcheck.verdict.verdict import decide
+from tests.examples import BOOT, GPU, IDENTITY, WALL, fault, later, node, remembers, says, stands
+
+PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity
+EARLIER_BOOT = "0b0a6c5e-0000-4000-8000-00000000000b"
+PERSON = FieldManager("kubectl-label", WALL + timedelta(minutes=5))
+LATER = WALL + timedelta(hours=1)
+WORD = Release(
+    "mia", "board swapped", LATER, (Acknowledgement("Xid79", GPU, BOOT, 900, WALL.replace(microsecond=999_999)),)
+)
+
+
+def recorded(memory: Memory) -> str:
+    """The agent's own record of that memory."""
+    return records.dump(records.render(decide(memory, [says()]), memory, IDENTITY, WALL))
+
+
+def deep(*rows: dict[str, Any], **more: Any) -> str:
+    """The record of a deep run, which ended when the others were told."""
+    severity = max((Severity[row["severity"]] for row in rows), default=PASS)
+    return json.dumps(
+        {"schema": 1, "timestamp": "2026-11-21T01:02:03Z", "severity": severity.name, "findings": rows, **more}
+    )
+
+
+def deep_row(reason: str = "DcgmDiagMemory", severity: Severity = ISOLATE, **more: Any) -> dict[str, Any]:
+    return {
+        "reason": reason,
+        "subject": GPU,
+        "severity": severity.name,
+        "last_seen": "2026-11-21T01:00:00Z",
+        "nature": "event",
+        **more,
+    }
+
+
+def xid79(seq: int = 900, **more: Any) -> Any:
+    return replace(stands(fault("Xid79", REBOOT), **more), seq=seq)
+
+
+def gestured(memory: Memory, annotations: dict[str, str] | None = None, by: FieldManager = PERSON) -> NodeState:
+    """The label is `pass`, and somebody wrote it."""
+    return node(
+        labels={STATUS: "pass"},
+        annotations={RESULTS: recorded(memory), **(annotations or {})},
+        status_managers=(by,),
+    )
+
+
+class TestTheAnnotation:
+    def test_survives_the_way_onto_the_node_and_back(self) -> None:
+        assert parse_release(dump_release(WORD)) == WORD
+
+    def test_names_exactly_the_event_findings_of_all_records(self) -> None:
+        memory = remembers(xid79(), stands(fault("GpuLost"), Nature.LEVEL, check="gpu-count"), cursor=1200)
+        state = node(annotations={RESULTS: recorded(memory), SWEEP_RESULT: deep(deep_row())})
+
+        word = parse_release(dump_release(release_of(state, "mia", "swapped", LATER)))
+
+        assert {(one.reason, one.boot_id, one.cursor) for one in word.findings} == {
+            ("Xid79", BOOT, 1200),
+            ("DcgmDiagMemory", "", None),
+        }
+
+    def test_of_an_event_of_an_earlier_boot_speaks_of_that_boots_log(self) -> None:
+        memory = remembers(xid79(5000, boot_id=EARLIER_BOOT), cursor=12)
+        state = node(annotations={RESULTS: recorded(memory)})
+
+        word = parse_release(dump_release(release_of(state, "mia", "swapped", LATER)))
+
+        assert [(one.boot_id, one.cursor) for one in word.findings] == [(EARLIER_BOOT, 5000)]
+        assert release(memory, word, later(3600)).standing == ()
+
+    def test_ends_what_it_names_though_the_record_cuts_its_times_to_the_second(self) -> None:
+        seen = WALL.replace(microsecond=654_321)
+        memory = remembers(replace(xid79(-1), first_seen=seen, last_seen=seen))
+        state = node(annotations={RESULTS: recorded(memory)})
+
+        word = parse_release(dump_release(release_of(state, "mia", "swapped", LATER)))
+
+        assert release(memory, word, later(3600)).standing == ()
+
+    # A fault that arrives at the same moment is another one.
+    @pytest.mark.parametrize(("seq", "stays"), [(900, False), (1200, False), (1201, True)])
+    def test_leaves_what_came_after_the_record(self, seq: int, stays: bool) -> None:
+        state = node(annotations={RESULTS: recorded(remembers(xid79(), cursor=1200))})
+        word = release_of(state, "mia", "swapped", LATER)
+
+        assert bool(release(remembers(xid79(seq), cursor=seq), word, later(3600)).standing) is stays
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "please",
+            "[]",
+            "{}",
+            '{"by":"x"}',
+            '{"by":"x","reason":"y","at":"2026-11-21T01:02:03Z"}',
+            '{"by":"x","reason":"y","at":"2026-11-21T01:02:03","findings":[]}',
+            '{"by":"x","reason":"y","at":7,"findings":[]}',
+            '{"by":"x","reason":"y","at":"2026-11-21T01:02:03Z","findings":{}}',
+            '{"by":"x","reason":"y","at":"2026-11-21T01:02:03Z","findings":[7]}',
+            '{"by":"x","reason":"y","at":"2026-11-21T01:02:03Z","findings":[{"reason":"Xid79"}]}',
+            dump_release(WORD).replace("900", "[]"),
+            dump_release(WORD).replace("900", '"x"'),
+            "[" * 50_000,
+            "x" * 300_000,
+        ],
+    )
+    def test_that_nobody_can_read_is_no_release_and_is_complained_of(self, text: str) -> None:
+        with pytest.raises(RecordError):
+            parse_release(text)
+        found, complaints = read_release(node(annotations={RELEASE: text}), gestures=True)
+
+        assert found is None
+        assert [one.startswith(f"annotation {RELEASE}: ") for one in complaints] == [True]
+
+    @pytest.mark.parametrize("gestures", [True, False])
+    def test_counts_with_and_without_labels(self, gestures: bool) -> None:
+        assert read_release(node(annotations={RELEASE: dump_release(WORD)}), gestures=gestures) == (WORD, ())
+
+    def test_of_a_whole_machine_can_be_read_back(self) -> None:
+        standing = (replace(stands(fault(f"Xid{n}", REBOOT, f"gpu/{n}")), seq=n) for n in range(1000))
+        rows = [deep_row(f"DcgmDiag{n}") for n in range(60)]
+        own = recorded(remembers(*standing, cursor=2000))
+        state = node(annotations={RESULTS: own, SWEEP_RESULT: deep(*rows), QUARANTINE_RESULT: deep(*rows)})
+
+        word = release_of(state, "mia", "swapped", LATER)
+
+        assert parse_release(dump_release(word)).findings
+        assert len(parse_release(dump_release(word)).findings) == len(word.findings)
+
+
+class TestTheGesture:
+    def test_releases_what_the_records_on_the_same_object_show(self) -> None:
+        word, complaints = read_release(gestured(remembers(xid79(), cursor=1200)), gestures=True)
+
+        assert complaints == ()
+        assert word is not None
+        assert (word.by, word.at, word.reason) == (PERSON.name, PERSON.at, GESTURE)
+        assert [(one.reason, one.cursor) for one in word.findings] == [("Xid79", 1200)]
+
+    def test_is_none_where_labels_are_switched_off(self) -> None:
+        assert read_release(gestured(remembers(xid79())), gestures=False) == (None, ())
+
+    @pytest.mark.parametrize("status", ["fail", "warn", "unknown", "Pass", ""])
+    def test_is_the_word_pass_and_no_other(self, status: str) -> None:
+        state = replace(gestured(remembers(xid79())), labels={STATUS: status})
+
+        assert read_release(state, gestures=True) == (None, ())
+
+    @pytest.mark.parametrize(
+        ("managers", "by"),
+        [
+            ((FieldManager("gpu-healthcheck", LATER),), "a person"),
+            ((PERSON, FieldManager("gpu-healthcheck", LATER)), PERSON.name),
+            ((FieldManager("kubectl-edit", WALL), PERSON), PERSON.name),
+            ((), "a person"),
+        ],
+    )
+    def test_is_one_whoever_is_noted_and_names_the_person_who_is(
+        self, managers: tuple[FieldManager, ...], by: str
+    ) -> None:
+        word, _ = read_release(replace(gestured(remembers(xid79())), status_managers=managers), gestures=True)
+
+        assert word is not None
+        assert (word.by, [one.reason for one in word.findings]) == (by, ["Xid79"])
+        assert word.at >= WALL
+
+    def test_is_the_same_whenever_it_is_read(self) -> None:
+        state = replace(gestured(remembers(xid79())), status_managers=())
+
+        assert read_release(state, gestures=True) == read_release(state, gestures=True)
+
+    @pytest.mark.parametrize("status", ["pass", "", 7, None, "PASS", "FAIL"])
+    def test_is_none_where_our_own_record_says_nothing_worse(self, status: Any) -> None:
+        text = json.dumps({**json.loads(recorded(remembers(xid79()))), "status": status})
+
+        assert read_release(gestured(remembers(), {RESULTS: text}), gestures=True) == (None, ())
+
+    def test_is_none_over_a_record_of_the_bash_suite(self) -> None:
+        own = json.loads(recorded(remembers(xid79())))
+        del own["schema"]
+
+        assert read_release(gestured(remembers(), {RESULTS: json.dumps(own)}), gestures=True) == (None, ())
+
+    def test_is_none_where_nothing_is_worse_than_pass(self) -> None:
+        assert read_release(gestured(remembers()), gestures=True) == (None, ())
+
+    def test_cannot_release_a_level(self) -> None:
+        level = stands(fault("GpuLost"), Nature.LEVEL, check="gpu-count")
+
+        assert read_release(gestured(remembers(level)), gestures=True) == (None, ())
+
+    def test_means_nothing_that_a_deep_run_wrote_by_itself(self) -> None:
+        beside = {SWEEP_RESULT: deep(deep_row())}
+        alone, _ = read_release(gestured(remembers(), beside), gestures=True)
+        word, _ = read_release(gestured(remembers(xid79()), beside), gestures=True)
+
+        assert alone is None
+        assert word is not None
+        assert [one.reason for one in word.findings] == ["Xid79"]
+
+    @pytest.mark.parametrize("own", ["", "no JSON", "[]", '{"released":7}', '{"released":{"at":7}}'])
+    def test_beside_a_record_that_nobody_can_read_is_none(self, own: str) -> None:
+        state = gestured(remembers(), {RESULTS: own, SWEEP_RESULT: deep(deep_row())})
+
+        assert read_release(state, gestures=True) == (None, ())
+
+
+class TestTheDeepRecords:
+    def test_count_no_more_once_released(self) -> None:
+        state = node(annotations={SWEEP_RESULT: deep(deep_row()), QUARANTINE_RESULT: deep(deep_row("X", RESET))})
+        told = acknowledgements(faults_on(state))
+
+        assert other_severities(state, ()) == ([ISOLATE, RESET], ())
+        assert other_severities(state, told) == ([PASS, PASS], ())
+        assert other_severities(state, [one for one in told if one.reason == "X"]) == ([ISOLATE, PASS], ())
+
+    def test_count_again_when_a_later_run_finds_the_same(self) -> None:
+        told = acknowledgements(faults_on(node(annotations={SWEEP_RESULT: deep(deep_row())})))
+        again = deep(deep_row(last_seen="2026-11-22T01:00:00Z"), timestamp="2026-11-22T01:02:03Z")
+
+        assert other_severities(node(annotations={SWEEP_RESULT: again}), told) == ([ISOLATE], ())
+
+    def test_whose_severity_none_of_their_findings_explains_are_released_as_a_whole(self) -> None:
+        state = node(annotations={SWEEP_RESULT: '{"schema":1,"severity":"ISOLATE","timestamp":"2026-11-21T01:02:03Z"}'})
+        told = acknowledgements(faults_on(state))
+
+        assert [(one.reason, one.subject) for one in told] == [(UNTOLD, "node")]
+        assert other_severities(state, told) == ([PASS], ())
+
+    def test_that_do_not_say_when_cannot_be_told_from_later_ones_and_stay(self) -> None:
+        state = node(annotations={SWEEP_RESULT: '{"schema":1,"severity":"ISOLATE"}'})
+
+        assert acknowledgements(faults_on(state)) == ()
+        assert other_severities(state, [Acknowledgement(UNTOLD, "node", "", None, LATER)]) == ([ISOLATE], ())
+
+    def test_of_a_level_are_not_a_persons_to_release(self) -> None:
+        state = node(annotations={SWEEP_RESULT: deep(deep_row(nature="level"))})
+
+        assert acknowledgements(faults_on(state)) == ()
+        assert other_severities(state, [Acknowledgement("DcgmDiagMemory", GPU, "", None, LATER)]) == ([ISOLATE], ())
+
+    @pytest.mark.parametrize(
+        "row",
+        [
+            {},
+            {"reason": "X"},
+            deep_row() | {"severity": "AWFUL"},
+            deep_row() | {"nature": []},
+            deep_row() | {"last_seen": 7},
+            deep_row() | {"seq": "x", "boot_id": {}},
+        ],
+    )
+    def test_with_rows_of_another_shape_still_count(self, row: dict[str, Any]) -> None:
+        text = json.dumps({"schema": 1, "severity": "ISOLATE", "findings": [row, 7], "cursor": "x"})
+
+        assert other_severities(node(annotations={SWEEP_RESULT: text}), ()) == ([ISOLATE], ())
+
+
+class TestARecordOfTheBashSuite:
+    """It has no schema, and speaks of the node only while its taint is there."""
+
+    OLD = json.dumps(
+        {
+            "timestamp": "2025-01-02T03:04:05Z",
+            "node": "n",
+            "suite": "quarantine",
+            "status": "FAIL",
+            "severity": "ISOLATE",
+            "recommendation": "investigate",
+        }
+    )
+
+    @pytest.mark.parametrize(("taints", "severities"), [((TAINT,), [ISOLATE]), ((), [])])
+    def test_counts_while_its_taint_stands(self, taints: tuple[Any, ...], severities: list[Severity]) -> None:
+        state = node(annotations={QUARANTINE_RESULT: self.OLD}, taints=taints)
+
+        assert other_severities(state, ()) == (severities, ())
+        assert [one.severity for one in faults_on(state)] == severities
+
+    @pytest.mark.parametrize(
+        "text", ['{"severity":"ISOLATE"}', '{"severity":"ISOLATE","timestamp":"0001-01-01T00:00:00+23:59"}']
+    )
+    @pytest.mark.parametrize("taints", [(TAINT,), ()])
+    def test_without_a_time_is_passed_over_and_complained_of(self, taints: tuple[Any, ...], text: str) -> None:
+        severities, complaints = other_severities(node(annotations={SWEEP_RESULT: text}, taints=taints), ())
+
+        assert severities == []
+        assert [one.endswith("; it is passed over") for one in complaints] == [True]
+
+
+@pytest.mark.parametrize("at", ["1969-12-31T23:59:59Z", "9999-01-01T00:00:00Z", "0001-01-01T00:00:00+23:59", 7, {}])
+def test_a_deep_record_whose_time_cannot_be_held_counts_and_is_complained_of(at: Any) -> None:
+    severities, complaints = other_severities(node(annotations={SWEEP_RESULT: deep(deep_row(), timestamp=at)}), ())
+
+    assert severities == [ISOLATE]
+    assert [one.startswith(f"annotation {SWEEP_RESULT}: timestamp: ") for one in complaints] == [True]
+
+
+def test_the_prefix_of_the_annotation_is_the_documented_one() -> None:
+    assert f"{PREFIX}/release" == RELEASE
+
+
+def test_a_time_without_a_zone_is_no_time() -> None:
+    naive = deep(deep_row(last_seen=datetime(2026, 11, 21, tzinfo=UTC).replace(tzinfo=None).isoformat()))
+
+    assert [one.seen for one in faults_on(node(annotations={SWEEP_RESULT: naive}))] == [None]

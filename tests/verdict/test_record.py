@@ -1,0 +1,376 @@
+"""The record on the Node: small when healthy, bounded always, read back exactly, and safe against what others wrote."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from healthcheck.memory.findings import Acknowledgement, Memory, Release
+from healthcheck.memory.rows import finding_row
+from healthcheck.model import Nature, Outcome, Severity, Unobserved
+from healthcheck.text.moments import timestamp
+from healthcheck.verdict import record as records
+from healthcheck.verdict.record import LONGEST, RecordError, passed_since
+from healthcheck.verdict.verdict import decide
+from tests.examples import BLIND, BOOT, IDENTITY, MACHINE, NODE, WALL, fault, remembers, says, stands
+
+ALL_GROUPS = [
+    says(check="driver"),
+    says(check="gpu-count"),
+    says(check="xid"),
+    says(check="efa-count", group="2-efa-enumeration"),
+    says(check="nvlink", group="3-topology-check"),
+    says(check="runtime", group="7-container-runtime"),
+    says(check="hami", group="8-hami", configured=False),
+]
+
+
+def render(memory: Memory, outcomes: list[Outcome] | None = None, **more: Any) -> dict[str, Any]:
+    return records.render(decide(memory, outcomes or ALL_GROUPS), memory, IDENTITY, WALL, **more)
+
+
+def size(record: dict[str, Any]) -> int:
+    return len(records.dump(record).encode())
+
+
+def flood(count: int, detail: str) -> Memory:
+    return remembers(
+        stands(fault("Xid79", Severity.REBOOT, detail=detail)),
+        *(stands(fault("Xid13", Severity.MONITOR, f"gpu/0000:{one:02x}:00.0", detail=detail)) for one in range(count)),
+    )
+
+
+def test_a_healthy_record_keeps_the_seeds_keys_and_adds_ours() -> None:
+    record = render(remembers(cursor=1234))
+
+    assert record == {
+        "schema": 1,
+        "timestamp": "2026-11-21T01:02:03Z",
+        "hostname": NODE,
+        "instance_type": "p5.48xlarge",
+        "status": "pass",
+        "severity": "PASS",
+        "checks": [
+            {"check": "0-nvidia-smi", "status": "pass", "severity": "PASS"},
+            {"check": "2-efa-enumeration", "status": "pass", "severity": "PASS"},
+            {"check": "3-topology-check", "status": "pass", "severity": "PASS"},
+            {"check": "7-container-runtime", "status": "pass", "severity": "PASS"},
+            {"check": "8-hami", "status": "not-configured", "severity": "PASS"},
+        ],
+        "findings": [],
+        "unobserved": [],
+        "agent_version": "0.1.0",
+        "node_uid": "0d4f5a5e-uid",
+        "machine": MACHINE,
+        "boot_id": BOOT,
+        "cursor": 1234,
+    }
+
+
+def test_a_healthy_record_is_at_most_2_kib() -> None:
+    assert size(render(remembers(cursor=2**63))) <= 2048
+
+
+def test_a_finding_is_told_with_all_that_joins_it_to_other_names() -> None:
+    about = {"index": "0", "uuid": "GPU-1", "serial": "165"}
+    finding = fault(about=about, rule="xid.csv:79", source="dmesg.txt:4")
+
+    (row,) = render(remembers(stands(finding, at=12.34567)))["findings"]
+
+    assert row == {
+        "reason": "Xid79",
+        "severity": "REBOOT",
+        "subject": "gpu/0000:53:00.0",
+        "detail": "GPU has fallen off the bus.",
+        "first_seen": "2026-11-21T01:02:03Z",
+        "last_seen": "2026-11-21T01:02:03Z",
+        "count": 1,
+        "exit": "reboot, a passed quarantine run, release, another GPU in its place",
+        "check": "xid",
+        "nature": "event",
+        "at": 12.346,
+        "about": about,
+        "rule": "xid.csv:79",
+        "source": "dmesg.txt:4",
+    }
+
+
+def test_what_could_not_be_seen_is_told_with_its_cause() -> None:
+    record = render(remembers(), [says(blind=Unobserved("ProbeFailed", "x" * 5000))])
+
+    assert record["status"] == "unknown"
+    assert record["unobserved"] == [{"check": "0-nvidia-smi", "cause": "ProbeFailed", "detail": "x" * 300}]
+
+
+@pytest.mark.parametrize("taint", ["set", "withheld", "off"])
+def test_the_taint_is_told_where_there_is_something_to_tell(taint: str) -> None:
+    assert render(remembers(), taint=taint)["taint"] == taint
+    assert "taint" not in render(remembers())
+
+
+@pytest.mark.parametrize("count", [1, 40, 100, 500])
+@pytest.mark.parametrize("detail", ["short", "x" * 200, "\N{FIRE}" * 200, '\\"' * 105])
+def test_a_record_of_many_findings_is_at_most_16_kib_and_counts_what_it_cut(count: int, detail: str) -> None:
+    record = render(flood(count, detail))
+
+    assert size(record) <= LONGEST
+    assert record["findings"][0]["reason"] == "Xid79"
+    gone = record.get("cut", {"details": 0, "findings": 0})
+    assert len(record["findings"]) + gone["findings"] == count + 1
+    if gone["details"] == 0:
+        assert {one["detail"] for one in record["findings"]} == {detail}
+    else:
+        assert gone["details"] == count + 1
+        assert {one["detail"] for one in record["findings"]} == {detail[:40]}
+
+
+@pytest.mark.parametrize("detail", ["short", "x" * 200])
+def test_a_record_of_a_node_that_sees_nothing_is_at_most_16_kib_and_keeps_what_stands(detail: str) -> None:
+    causes = tuple(Unobserved("GpuNotAnswering", f"gpu/{n}: ecc mode: NVML error 999", f"gpu/{n}") for n in range(600))
+    memory = remembers(*(stands(fault("GpuLost", subject=f"gpu/{n}", detail=detail)) for n in range(8)))
+
+    record = render(memory, [Outcome("ecc", "0-nvidia-smi", unobserved=causes)])
+
+    assert size(record) <= LONGEST
+    assert len(record["findings"]) == 8
+    assert record["unobserved"][0]["detail"] == causes[0].detail
+    assert len(record["unobserved"]) + record["cut"]["unobserved"] == len(causes)
+
+
+def test_one_enormous_finding_does_not_make_an_enormous_record() -> None:
+    record = render(remembers(stands(fault(subject="gpu/" + "\N{FIRE}" * LONGEST))))
+
+    assert size(record) <= LONGEST
+    assert (record["severity"], record["cut"]) == ("REBOOT", {"details": 0, "findings": 1})
+
+
+def test_a_memory_is_rebuilt_from_the_record_that_was_written() -> None:
+    memory = remembers(
+        stands(fault(about={"serial": "165"}, rule="xid.csv:79")),
+        stands(fault("GpuCountLow", subject="node"), Nature.LEVEL, check="gpu-count"),
+        cursor=77,
+    )
+
+    assert records.remembered(records.load(records.dump(render(memory)))) == memory
+
+
+def test_half_a_surrogate_pair_from_a_foreign_annotation_can_be_written_again() -> None:
+    foreign = json.dumps(render(remembers(stands(fault(detail="half \ud83d of a pair")))))
+    memory = records.remembered(records.load(foreign))
+
+    assert r"half \\ud83d of a pair" in records.dump(render(memory))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no JSON"),
+        ("pass:SKIP", "no JSON"),
+        ('{"status":', "no JSON"),
+        ("[" * 50_000, "no JSON"),
+        ('{"a": [NaN]}', "no JSON: NaN is no number"),
+        ('{"a": -Infinity}', "no JSON: -Infinity is no number"),
+        ('{"a": 1e999}', "no JSON: 1e999 is no number"),
+        ("[]", "a JSON list; a record is an object"),
+        ('"pass"', "a JSON str"),
+        ("null", "a JSON NoneType"),
+        ("{}" + " " * 4 * LONGEST, "65538 characters; a record has at most 16384"),
+    ],
+)
+def test_an_annotation_that_is_no_record_is_refused_with_its_reason(text: str, message: str) -> None:
+    with pytest.raises(RecordError, match=message):
+        records.load(text)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"boot_id": None, "machine": None, "findings": [{}]},
+        {"findings": [{"reason": "Xid79"}]},
+        {
+            "findings": [
+                fault_row | change for fault_row in [finding_row(stands(fault()))] for change in [{"severity": "BAD"}]
+            ]
+        },
+        {"findings": [finding_row(stands(fault())) | {"severity": []}]},
+        {"findings": [finding_row(stands(fault())) | {"first_seen": "yesterday"}]},
+        {"findings": [finding_row(stands(fault())) | {"first_seen": "2026-11-21T01:02:03"}]},
+        {"findings": [finding_row(stands(fault())) | {"count": float("inf")}]},
+        {"findings": [finding_row(stands(fault())) | {"count": "many"}]},
+        {"findings": [finding_row(stands(fault())) | {"about": 7}]},
+        {"findings": [finding_row(stands(fault())) | {"at": {}}]},
+        {"findings": [finding_row(stands(fault())) | {"nature": "human"}]},
+    ],
+)
+def test_a_record_of_another_shape_is_no_memory(change: dict[str, Any]) -> None:
+    record = render(remembers()) | change
+
+    with pytest.raises(RecordError, match="not a record of schema 1"):
+        records.remembered(record)
+
+
+@pytest.mark.parametrize("key", ["machine", "boot_id"])
+def test_the_seeds_record_is_no_memory(key: str) -> None:
+    record = render(remembers())
+    del record[key]
+
+    with pytest.raises(RecordError, match=key):
+        records.remembered(record)
+
+
+@pytest.mark.parametrize(("cursor", "remembered"), [(5, 5), (None, None), ("5", None), (5.5, None)])
+def test_a_cursor_that_is_no_number_is_none(cursor: Any, remembered: int | None) -> None:
+    assert records.remembered(render(remembers()) | {"cursor": cursor}).cursor == remembered
+
+
+@pytest.mark.parametrize("findings", [None, "x", 7, {"reason": "Xid79"}, ["x", None, 7]])
+def test_findings_that_are_none_are_left_out(findings: Any) -> None:
+    assert records.findings_in({"findings": findings}) == []
+
+
+@pytest.mark.parametrize("severity", Severity)
+def test_another_programs_severity_is_read(severity: Severity) -> None:
+    assert records.severity_in({"severity": severity.name}) is severity
+
+
+def test_a_record_without_a_severity_states_none() -> None:
+    assert records.severity_in({}) is Severity.PASS
+
+
+@pytest.mark.parametrize("word", ["SKIP", "reset", "", 4, None, [], {"a": 1}])
+def test_a_severity_that_is_none_is_refused_with_what_is_allowed(word: Any) -> None:
+    with pytest.raises(RecordError, match="allowed are PASS, MONITOR, RESET, REBOOT, ISOLATE"):
+        records.severity_in({"severity": word})
+
+
+@pytest.mark.parametrize(
+    ("change", "news"),
+    [
+        ({"timestamp": "2027-01-01T00:00:00Z"}, False),
+        ({"cursor": 99}, False),
+        ({"status": "warn"}, True),
+        ({"boot_id": "another"}, True),
+        ({"agent_version": "9.9"}, True),
+        ({"taint": "set"}, True),
+    ],
+)
+def test_times_and_the_cursor_alone_are_no_news(change: dict[str, Any], news: bool) -> None:
+    record = render(remembers(stands(fault())))
+
+    assert (records.signature(record | change) != records.signature(record)) is news
+
+
+@pytest.mark.parametrize("nature", Nature)
+@pytest.mark.parametrize(
+    ("key", "news", "news_in_time"),
+    [
+        ("last_seen", False, False),
+        ("at", False, False),
+        ("seq", False, False),
+        ("count", False, True),
+        ("detail", None, True),
+        ("severity", True, False),
+    ],
+)
+def test_an_event_that_comes_again_is_no_news_at_once(
+    nature: Nature, key: str, news: bool | None, news_in_time: bool
+) -> None:
+    record = render(remembers(stands(fault(), nature)))
+    other = record | {"findings": [record["findings"][0] | {key: "something else"}]}
+    news = (
+        nature is Nature.LEVEL if news is None else news
+    )  # a level's detail is what was seen, an event's its last line
+
+    assert (records.signature(other) != records.signature(record)) is news
+    assert (records.recurrence(other) != records.recurrence(record)) is news_in_time
+
+
+@pytest.mark.parametrize(
+    ("at", "text"),
+    [
+        (datetime(2026, 11, 21, 1, 2, 3, 999_999, tzinfo=UTC), "2026-11-21T01:02:03Z"),
+        (datetime(2026, 11, 21, 1, 2, 3, tzinfo=timezone(timedelta(hours=2))), "2026-11-20T23:02:03Z"),
+    ],
+)
+def test_times_are_written_in_utc(at: datetime, text: str) -> None:
+    assert timestamp(at) == text
+
+
+def test_a_blind_check_does_not_make_a_healthy_record_long() -> None:
+    outcomes = [says(check=one.check, group=one.group, blind=BLIND) for one in ALL_GROUPS]
+
+    assert size(render(remembers(), outcomes)) <= 2048
+
+
+LEVEL_4 = {"check": "4-dcgm-diag-l4", "status": "pass", "severity": "PASS"}
+RUN = {
+    "schema": 1,
+    "timestamp": "2026-11-21T03:00:00Z",
+    "started": "2026-11-21T02:00:00Z",
+    "status": "pass",
+    "checks": [LEVEL_4],
+}
+
+
+def test_a_passed_quarantine_run_speaks_of_what_was_there_when_it_began() -> None:
+    assert passed_since(RUN) == datetime(2026, 11, 21, 2, tzinfo=UTC)
+    assert passed_since({key: RUN[key] for key in RUN if key != "started"}) == datetime(2026, 11, 21, 3, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"status": "fail"},
+        {"status": "unknown"},
+        {"checks": []},
+        {"checks": 7},
+        {"checks": ["x", {"check": "1-dcgm-diag-l2", "status": "pass"}]},
+        {"checks": [LEVEL_4 | {"status": "unknown"}]},
+        {"started": "yesterday"},
+        {"started": "2026-11-21T02:00:00"},
+        {"started": None},
+        {"started": "9999-01-01T00:00:00Z"},
+        {"schema": None},
+    ],
+)
+def test_any_other_record_ends_nothing(change: dict[str, object]) -> None:
+    assert passed_since(RUN | change) is None
+
+
+def test_what_a_person_released_is_read_back_as_far_as_it_can_be_asked_for() -> None:
+    later = WALL + timedelta(seconds=9)
+    acknowledged = (
+        Acknowledgement("Xid79", "gpu/0000:53:00.0", BOOT, 100, WALL),
+        Acknowledgement("Xid95", "gpu/0000:53:00.0/gi5", BOOT, 100, later),
+        Acknowledgement("Xid54", "gpu/0000:53:00.0", "the boot before", 7, WALL),
+        Acknowledgement("DcgmDiagMemory", "dcgm", BOOT, None, WALL),
+    )
+
+    read = records.remembered(json.loads(records.dump(render(remembers(acknowledged=acknowledged))))).acknowledged
+
+    asked = [
+        (boot_id, seq, seen)
+        for boot_id in (BOOT, "the boot before")
+        for seq in (-1, 7, 8, 100, 101)
+        for seen in (WALL, later)
+    ]
+    for one in acknowledged:
+        (same,) = [other for other in read if other.key == one.key]
+        # What stands in the log has a place there, and what does not has none.
+        places = [place for place in asked if (place[1] < 0) is (one.cursor is None)]
+        assert [same.covers(*place) for place in places] == [one.covers(*place) for place in places]
+
+
+def test_a_healthy_node_that_was_released_of_much_has_a_small_record() -> None:
+    acknowledged = tuple(
+        Acknowledgement(f"Xid{code}", f"gpu/0000:{bus:02x}:00.0", BOOT, 100, WALL + timedelta(seconds=code))
+        for code in (79, 95, 154)
+        for bus in range(8)
+    )
+
+    record = render(remembers(acknowledged=acknowledged, released=Release("ann", "board swapped", WALL, ())))
+
+    assert len(records.dump(record).encode()) <= 2048

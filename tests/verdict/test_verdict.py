@@ -1,0 +1,152 @@
+"""Three truths: pass, fault, could not look."""
+
+from __future__ import annotations
+
+import pytest
+
+from healthcheck.memory.findings import Memory
+from healthcheck.model import Nature, Outcome, Severity, Status, Unobserved
+from healthcheck.verdict.verdict import CheckCause, GroupVerdict, Verdict, decide, merge, status_of
+from tests.examples import BLIND, fault, looked_at, remembers, says, stands
+
+PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity
+
+
+def verdict_of(severity: Severity, blind: Unobserved | None = None) -> Verdict:
+    memory = remembers(stands(fault("Xid1", severity))) if severity else remembers()
+    return decide(memory, [says(blind=blind)])
+
+
+@pytest.mark.parametrize(
+    ("severity", "looked", "blind"),
+    [
+        (PASS, Status.PASS, Status.UNKNOWN),
+        (MONITOR, Status.WARN, Status.UNKNOWN),
+        (RESET, Status.FAIL, Status.FAIL),
+        (REBOOT, Status.FAIL, Status.FAIL),
+        (ISOLATE, Status.FAIL, Status.FAIL),
+    ],
+)
+def test_the_status_of_each_severity_with_and_without_a_blind_check(
+    severity: Severity, looked: Status, blind: Status
+) -> None:
+    assert status_of(severity, could_not_look=False) is looked
+    assert status_of(severity, could_not_look=True) is blind
+    assert verdict_of(severity).status is looked
+    assert verdict_of(severity, BLIND).status is blind
+
+
+def test_the_severity_is_the_worst_one_standing() -> None:
+    memory = remembers(stands(fault("Xid54", ISOLATE)), stands(fault("Xid48", RESET)), stands(fault("Xid13", MONITOR)))
+
+    assert decide(memory, [says()]).severity is ISOLATE
+
+
+# seed-defects.md 15: the later, milder finding overwrote the earlier one.
+@pytest.mark.parametrize(
+    ("standing", "severity"),
+    [
+        ([("Xid79", REBOOT)], REBOOT),
+        ([("Xid79", REBOOT), ("PersistenceModeOff", MONITOR)], REBOOT),
+        ([("PersistenceModeOff", MONITOR), ("Xid79", REBOOT)], REBOOT),
+        ([("Xid79", REBOOT), ("SXid20034", RESET)], REBOOT),
+        ([("SXid20034", RESET)], RESET),
+        ([("Xid62", RESET)], RESET),
+    ],
+)
+def test_no_finding_hides_another(standing: list[tuple[str, Severity]], severity: Severity) -> None:
+    memory = remembers(*(stands(fault(reason, one)) for reason, one in standing))
+    verdict = decide(memory, [says()])
+
+    assert (verdict.status, verdict.severity) == (Status.FAIL, severity)
+    assert [one.finding.reason for one in verdict.standing] == [reason for reason, _ in standing]
+
+
+def test_each_group_shows_its_own_worst_finding() -> None:
+    memory = remembers(
+        stands(fault("Xid79", REBOOT), check="xid"),
+        stands(fault("EfaBelowProfile", MONITOR, "node"), Nature.LEVEL, check="efa-count"),
+    )
+    outcomes = [
+        says(check="driver"),
+        says(check="xid"),
+        says(check="efa-count", group="2-efa-enumeration"),
+        says(check="runtime", group="7-container-runtime", blind=BLIND),
+        says(check="hami", group="8-hami", configured=False),
+    ]
+
+    assert decide(memory, outcomes).groups == (
+        GroupVerdict("0-nvidia-smi", Status.FAIL, REBOOT),
+        GroupVerdict("2-efa-enumeration", Status.WARN, MONITOR),
+        GroupVerdict("7-container-runtime", Status.UNKNOWN, PASS),
+        GroupVerdict("8-hami", Status.NOT_CONFIGURED, PASS),
+    )
+
+
+def test_a_group_of_which_one_check_belongs_here_is_configured() -> None:
+    outcomes = [says(check="a", configured=False), says(check="b")]
+
+    assert decide(Memory(), outcomes).groups == (GroupVerdict("0-nvidia-smi", Status.PASS, PASS),)
+
+
+def test_what_does_not_belong_to_the_node_is_neither_pass_nor_unknown() -> None:
+    verdict = decide(Memory(), [says(configured=False)])
+
+    assert (verdict.status, verdict.groups[0].status) == (Status.PASS, Status.NOT_CONFIGURED)
+
+
+@pytest.mark.parametrize("severity", Severity)
+def test_without_a_single_check_nothing_passed(severity: Severity) -> None:
+    memory = remembers(stands(fault("Xid1", severity))) if severity else Memory()
+    verdict = decide(memory, [])
+
+    assert verdict.status is (Status.FAIL if severity >= RESET else Status.UNKNOWN)
+    assert merge(verdict, [PASS])[0] is verdict.status
+
+
+def test_one_cause_is_told_once_for_each_group() -> None:
+    outcomes = [
+        says(check="driver", blind=BLIND),
+        says(check="gpu-count", blind=BLIND),
+        says(check="topology", group="3-topology-check", blind=BLIND),
+    ]
+
+    assert decide(Memory(), outcomes).unobserved == (
+        CheckCause("0-nvidia-smi", BLIND),
+        CheckCause("3-topology-check", BLIND),
+    )
+
+
+def test_two_causes_of_one_group_are_both_told() -> None:
+    other = Unobserved("ProbeFailed", "pci: no such directory")
+    outcome = Outcome("gpu-count", "0-nvidia-smi", unobserved=(BLIND, other))
+
+    assert [row.cause for row in decide(Memory(), [outcome]).unobserved] == [BLIND, other]
+
+
+def test_a_verdict_says_that_it_is_still_settling() -> None:
+    flickering = fault("GpuCountLow", REBOOT, "node", flickers=True)
+
+    assert decide(looked_at(flickering), [says()]).settling is True
+    assert decide(Memory(), [says()]).settling is False
+
+
+@pytest.mark.parametrize(
+    ("own", "blind", "others", "status", "severity"),
+    [
+        (PASS, False, [], Status.PASS, PASS),
+        (PASS, False, [PASS, PASS], Status.PASS, PASS),
+        (PASS, False, [MONITOR], Status.WARN, MONITOR),
+        (PASS, False, [RESET, ISOLATE], Status.FAIL, ISOLATE),
+        (REBOOT, False, [MONITOR], Status.FAIL, REBOOT),
+        (PASS, True, [], Status.UNKNOWN, PASS),
+        (PASS, True, [MONITOR], Status.UNKNOWN, MONITOR),
+        (PASS, True, [RESET], Status.FAIL, RESET),
+        (MONITOR, True, [PASS], Status.UNKNOWN, MONITOR),
+        (REBOOT, True, [PASS], Status.FAIL, REBOOT),
+    ],
+)
+def test_the_merge_is_the_worst_of_all_records(
+    own: Severity, blind: bool, others: list[Severity], status: Status, severity: Severity
+) -> None:
+    assert merge(verdict_of(own, BLIND if blind else None), others) == (status, severity)
