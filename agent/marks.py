@@ -20,7 +20,7 @@ import tenacity
 from healthcheck.cluster.client import NodeChange
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.deep import claim as runs
-from healthcheck.deep.claim import Kind, Run
+from healthcheck.deep.claim import Claim, Kind
 from healthcheck.deep.due import keeping_verdict, obstacle
 from healthcheck.deep.record import deep_record, untaken
 from healthcheck.model import Now
@@ -57,7 +57,7 @@ class Marks:
         self._clock = clock
         self._kept = folder / _KEPT if folder is not None else None
         self._stopping = stopping
-        self._run: Run | None = None
+        self._run: Claim | None = None
         self._was_seen = False
 
     def hindrance(self, node: NodeState) -> str:
@@ -65,9 +65,9 @@ class Marks:
         now = self._clock().wall
         return obstacle(node, now + _STILL_HEARD, now)
 
-    def take(self, seconds: float) -> Run | None:
+    def take(self, seconds: float) -> Claim | None:
         """Have the node for so long at most; None where something has come between. Raises ClusterError."""
-        run = self._run = Run(Kind.L2, HOLDER, self._clock().wall + timedelta(seconds=seconds))
+        run = self._run = Claim(Kind.L2, HOLDER, self._clock().wall + timedelta(seconds=seconds))
         self._was_seen = False
 
         def taking(node: NodeState) -> Mapping[str, Any] | None:
@@ -78,7 +78,7 @@ class Marks:
     def is_ours(self) -> bool:
         """Whether the Node still says so, as far as anybody has seen; the watch may not have come to our write yet."""
         node = self._node.seen()
-        held = runs.run_on(node, self._clock().wall) if node is not None else None
+        held = runs.claim_on(node, self._clock().wall) if node is not None else None
         if held is None:
             return self._run is not None and not self._was_seen
         self._was_seen = (held.kind, held.holder) == (Kind.L2, HOLDER)
@@ -102,7 +102,7 @@ class Marks:
 
         Raises ClusterError where the agent has to end before that: the next one tells it.
         """
-        run = self._run or Run(Kind.L2, HOLDER, self._clock().wall)
+        run = self._run or Claim(Kind.L2, HOLDER, self._clock().wall)
         record = records.load(text)
 
         def telling(node: NodeState) -> Mapping[str, Any]:
@@ -169,7 +169,7 @@ class Marks:
 
     def _leftovers(self, node: NodeState) -> Mapping[str, Any] | None:
         now = self._clock().wall
-        held = runs.run_on(node, now)
+        held = runs.claim_on(node, now)
         if held is not None and self._run is None and (held.kind, held.holder) == (Kind.L2, HOLDER):
             # With a result that is not told yet the node would stand untainted in between: they go in one write.
             return None if self.has_kept else runs.give_back(node, held)

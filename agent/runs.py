@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from healthcheck.checks.expectation import DeepRun
-from healthcheck.deep.claim import Run, run_on
+from healthcheck.deep.claim import Claim, claim_on
 from healthcheck.model import Now
 from healthcheck.node.state import NodeState
 
@@ -16,13 +16,13 @@ class Runs:
 
     def __init__(self, clock: Callable[[], Now]) -> None:
         self._clock = clock
-        self._held: Run | None = None
+        self._held: Claim | None = None
         self._run: DeepRun | None = None
         self._has_seen = False
 
     def saw(self, node: NodeState | None) -> None:
         now = self._clock()
-        held = run_on(node, now.wall) if node is not None else None
+        held = claim_on(node, now.wall) if node is not None else None
         if held is not None and not _is_same(held, self._held):
             # One that was there before us: nobody knows since when.
             self._run = DeepRun(held.kind.value, now.monotonic if self._has_seen else 0.0)
@@ -39,7 +39,7 @@ class Runs:
         return _ended(self._run, now.monotonic - (now.wall - held.until).total_seconds())
 
 
-def _is_same(held: Run, before: Run | None) -> bool:
+def _is_same(held: Claim, before: Claim | None) -> bool:
     """A quarantine run moves its `until` on while it goes on."""
     return before is not None and (held.kind, held.holder) == (before.kind, before.holder)
 

@@ -19,8 +19,8 @@ from cli.patience import Patience, TookTooLong
 from cli.progress import Voice
 from healthcheck.cluster.client import JOB_LABEL, NAMESPACE, Cluster, NodeChange, Right
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound
-from healthcheck.deep.claim import JobState, Kind, run_on
-from healthcheck.deep.job import TemplateError, account_of, pod_of
+from healthcheck.deep.claim import Kind, claim_on
+from healthcheck.deep.job import JobState, TemplateError, account_of, pod_of
 from healthcheck.node.pods import PodState
 from healthcheck.node.state import QUARANTINE_RESULT, NodeState, is_tested
 from healthcheck.operations.cordon import cordon, cordoned_by, lift, why_kept
@@ -110,7 +110,7 @@ class NodeQuarantine:
     def plan(self) -> Plan:
         """Look, and refuse what could not be brought to its end. Changes nothing."""
         node = self._node()
-        held = run_on(node, datetime.now(UTC))
+        held = claim_on(node, datetime.now(UTC))
         if held is not None and held.kind is not Kind.QUARANTINE:
             until = timestamp(held.until)
             raise CouldNot(f"{held.kind.value} {held.holder} tests it, until {until} at the latest; try again then")
@@ -145,7 +145,7 @@ class NodeQuarantine:
             give_up += [f"kubectl uncordon {self._name}"] if is_ours else []
         if job is not None:
             yield f"Job {job.namespace}/{job.name} " + ("goes on by itself" if running else f"has ended: {job.outcome}")
-        held = run_on(node, datetime.now(UTC))
+        held = claim_on(node, datetime.now(UTC))
         if held is not None and held.kind is Kind.QUARANTINE:
             yield f"its run holds the node until {timestamp(held.until)} at the latest"
         if not running and not node.cordoned:
@@ -281,7 +281,7 @@ class NodeQuarantine:
         if recommendation == PASSED and self._wish.release_on_pass:
             node = self._released()
         with suppress(ClusterError):  # it is told once more then
-            self._cluster.tell_of_job(ended, datetime.now(UTC))
+            self._cluster.note_job_shown(ended, datetime.now(UTC))
         step = next_step(recommendation, node, records.findings_in(record))
         return Result(self._name, recommendation, record, node.cordoned, step)
 
@@ -387,7 +387,7 @@ def _is_to_follow(job: JobState, node: NodeState) -> bool:
     """
     if job.leaving or not job.outcome:
         return not job.leaving
-    if not (job.untold and node.cordoned):
+    if not (job.unshown and node.cordoned):
         return False
     record = _record_of(node, job, node.annotations.get(QUARANTINE_RESULT, ""))
     return record is not None and record["recommendation"] != _RERUN

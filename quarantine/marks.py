@@ -21,7 +21,7 @@ from healthcheck.checks.driver import being_changed
 from healthcheck.cluster.client import Cluster, NodeChange
 from healthcheck.cluster.errors import ClusterError, Conflict, Unavailable
 from healthcheck.deep import claim as runs
-from healthcheck.deep.claim import Kind, Run
+from healthcheck.deep.claim import Claim, Kind
 from healthcheck.node.gpu_resources import GpuPod
 from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, RUN, NodeState, is_tested
 from healthcheck.text.moments import timestamp
@@ -74,7 +74,7 @@ class Marks:
 
     def why_not(self, node: NodeState, *, force: bool) -> str:
         """What stands in the way of a test now, '' for nothing. Raises ClusterError."""
-        held = runs.run_on(_without_dead(node), _now())
+        held = runs.claim_on(_without_dead(node), _now())
         if held is not None:
             until = timestamp(held.until)
             return f"a deep run ({held.kind.value}, {held.holder}) has the node until {until}"
@@ -191,8 +191,8 @@ class Marks:
             if before is None or (before.results, before.stopped) != (progress.results, progress.stopped):
                 self._at = max(_now(), self._at + timedelta(seconds=1))
 
-    def _run(self) -> Run:
-        return Run(Kind.QUARANTINE, self._holder, _now() + HELD)
+    def _run(self) -> Claim:
+        return Claim(Kind.QUARANTINE, self._holder, _now() + HELD)
 
     def _held(self, node: NodeState) -> Mapping[str, Any] | None:
         patch = runs.take(_without_dead(node), self._run(), _now())
@@ -218,14 +218,14 @@ class Marks:
 
 def _without_dead(node: NodeState) -> NodeState:
     """The Node without the mark of a quarantine run: it is ours, or of one that died (we have the lock)."""
-    held = runs.run_on(node, _now())
+    held = runs.claim_on(node, _now())
     if held is None or held.kind is not Kind.QUARANTINE:
         return node
     return replace(node, annotations={key: value for key, value in node.annotations.items() if key != RUN})
 
 
 def _given_back(node: NodeState) -> Mapping[str, Any] | None:
-    held = runs.run_on(node, _now())
+    held = runs.claim_on(node, _now())
     return runs.give_back(node, held) if held is not None and held.kind is Kind.QUARANTINE else None
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from healthcheck.deep.claim import JobState, Kind, clear, run_on
+from healthcheck.deep.claim import Kind, claim_on, clear
+from healthcheck.deep.job import JobState
 from healthcheck.node.state import NodeState
 
 
@@ -25,7 +26,7 @@ class Leftovers:
 def find_leftovers(marked: Sequence[NodeState], jobs: Iterable[JobState], now: datetime) -> Leftovers:
     """`marked` are the nodes on which anything says that a deep run uses them, listed before the Jobs were."""
     working = {(job.node, job.name): job for job in jobs if is_working(job)}
-    runs = {node.name: run for node in marked if (run := run_on(node, now)) is not None}
+    runs = {node.name: run for node in marked if (run := claim_on(node, now)) is not None}
     held = {(name, run.holder) for name, run in runs.items() if run.kind is Kind.SWEEP}
     over = {name for name, holder in held if (name, holder) not in working}
     return Leftovers(

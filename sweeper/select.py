@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from healthcheck.deep.claim import run_on
+from healthcheck.deep.claim import claim_on
 from healthcheck.deep.due import Attempt, DeepTest, is_due, is_overdue, last_attempt, last_deep_test, obstacle
 from healthcheck.node.state import INSTANCE_TYPE, RESULTS, NodeState
 from healthcheck.text.moments import timestamp
@@ -75,7 +75,7 @@ def candidate(
         tested=tested,
         tried=last_attempt(node, now),
         obstacle=obstacle(node, heard, now) or _kept_away(node, tolerations),
-        under_run=run_on(node, now) is not None,
+        under_run=claim_on(node, now) is not None,
         overdue=is_overdue(node, tested, interval, now),
     )
 

@@ -19,9 +19,9 @@ import tenacity
 
 from healthcheck.cluster.client import NAMESPACE, Cluster, NodeChange
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable
-from healthcheck.deep.claim import JobState, Kind, Run, clear, give_back, is_marked, run_on, take
+from healthcheck.deep.claim import Claim, Kind, claim_on, clear, give_back, is_marked, take
 from healthcheck.deep.due import obstacle
-from healthcheck.deep.job import TemplateError
+from healthcheck.deep.job import JobState, TemplateError
 from healthcheck.host import clock
 from healthcheck.node.state import NodeState
 from healthcheck.settings import NodeSettings
@@ -172,7 +172,7 @@ class Sweep:
         """Take away marks that nobody answers for. The Node is read again: it may have changed since it was listed."""
 
         def stale(node: NodeState) -> dict[str, Any] | None:
-            run = run_on(node, _now())
+            run = claim_on(node, _now())
             if run is not None and run.kind is Kind.SWEEP and not self._is_at_work(run.holder):
                 return give_back(node, run)
             return clear(node, _now())
@@ -189,7 +189,7 @@ class Sweep:
     def _stop_stray(self, job: JobState) -> None:
         def stop() -> bool:
             node = self._node(job.node)
-            run = run_on(node, _now()) if node else None
+            run = claim_on(node, _now()) if node else None
             if run is not None and run.holder == job.name:
                 return False  # taken after the Nodes were listed
             return self._deleted(job)
@@ -238,7 +238,7 @@ class Sweep:
     def _start(self, node: Candidate, waiting: dict[str, JobState]) -> None:
         at = _now()
         until = at + timedelta(seconds=self._order.deadline_seconds + _SLACK_SECONDS)
-        run = Run(Kind.SWEEP, job_name(node.name, at), until)
+        run = Claim(Kind.SWEEP, job_name(node.name, at), until)
         job = job_for(self._template, node, self._order, at)
         if not patiently(partial(self._take, node.name, run)):
             return
@@ -250,12 +250,12 @@ class Sweep:
         waiting[made.name] = made
         log.info("a sweep begins", node=node.name, job=made.name, until=run.until.isoformat())
 
-    def _take(self, name: str, run: Run) -> bool:
+    def _take(self, name: str, run: Claim) -> bool:
         """Whether the node is ours. It is read again: the listing is seconds old."""
         node, now = self._node(name), _now()
         if node is None:
             return False
-        held = run_on(node, now)
+        held = claim_on(node, now)
         if held is not None and held.holder == run.holder:
             return True  # an earlier try came through, and its answer was lost
         why = obstacle(node, self._heard.get(name), now)
@@ -304,7 +304,7 @@ class Sweep:
     def _see(self, job: JobState, waiting: dict[str, JobState], *, there: bool) -> None:
         """Of a Job that has ended, the node is given back at once: nobody waits for the others."""
         if job.name in waiting and (job.outcome or not there):
-            self._give_back(job.node, Run(Kind.SWEEP, job.name, _now()))
+            self._give_back(job.node, Claim(Kind.SWEEP, job.name, _now()))
             del waiting[job.name]
             log.info("a sweep has ended", node=job.node, job=job.name, outcome=job.outcome or "deleted")
 
@@ -326,7 +326,7 @@ class Sweep:
         left = [_PLACE_SECONDS - _age_seconds(job) for name, job in waiting.items() if name not in self._placed]
         return int(min([_WATCH_SECONDS, *left])) + 1
 
-    def _give_back(self, name: str, run: Run) -> None:
+    def _give_back(self, name: str, run: Claim) -> None:
         self._patched(name, lambda node: give_back(node, run))
 
     # --- the Node

@@ -24,8 +24,7 @@ from kubernetes.client.exceptions import ApiException
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unavailable, Unreadable
 from healthcheck.cluster.kubeconfig import Access, KubeconfigError, choose
 from healthcheck.cluster.pages import node_page, pod_page
-from healthcheck.deep.claim import TESTED_NODE, TOLD, JobState
-from healthcheck.deep.job import COMPONENT_LABEL, account_of
+from healthcheck.deep.job import COMPONENT_LABEL, SHOWN, TESTED_NODE, JobState, account_of
 from healthcheck.model import PREFIX
 from healthcheck.node.gpu_resources import GpuPod, gpu_pod, offered, whole_quantity
 from healthcheck.node.pods import PodState, pod_state
@@ -367,9 +366,9 @@ class Cluster:
         """Conflict: a Job of this name is there."""
         return _job(self._json("create", _JOBS.format(job["metadata"]["namespace"]), "jobs", job))
 
-    def tell_of_job(self, job: JobState, now: datetime) -> None:
-        """Note on it that its result was seen. Conflict: another has its name since."""
-        patch = {"metadata": {"uid": job.uid, "annotations": {TOLD: _rfc3339(now)}}}
+    def note_job_shown(self, job: JobState, now: datetime) -> None:
+        """Note on it that its result was shown. Conflict: another has its name since."""
+        patch = {"metadata": {"uid": job.uid, "annotations": {SHOWN: _rfc3339(now)}}}
         self._json("patch", f"{_JOBS.format(job.namespace)}/{quote(job.name)}", "jobs", patch, merge="merge")
 
     def delete_job(self, job: JobState) -> None:
@@ -629,7 +628,7 @@ def _job(job: Mapping[str, Any]) -> JobState:
         else "",
         leaving="deletionTimestamp" in metadata,
         suspended=(job.get("spec") or {}).get("suspend") is True,
-        untold=(metadata.get("annotations") or {}).get(TOLD) == "",
+        unshown=(metadata.get("annotations") or {}).get(SHOWN) == "",
         component=str((metadata.get("labels") or {}).get(COMPONENT_LABEL, "")),
         account=account_of(job),
     )

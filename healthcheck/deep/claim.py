@@ -13,7 +13,6 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from healthcheck.model import PREFIX
 from healthcheck.node.state import MAINTENANCE, MODE, RUN, NodeState
 from healthcheck.text.moments import moment, timestamp
 from healthcheck.verdict import record as records
@@ -23,10 +22,6 @@ FARTHEST = timedelta(days=3)
 """No deep run takes longer: an `until` beyond it was never ours, and would hold the node for ever."""
 _EFFECT = "NoSchedule"
 _LONGEST_HOLDER = 320
-TESTED_NODE = f"{PREFIX}/node"
-"""The annotation of a Job that names the Node that it tests: a label could not hold every name."""
-TOLD = f"{PREFIX}/told"
-"""The annotation of a quarantine Job that a command made, to follow it: when its result was told; '' until then."""
 
 
 class Kind(StrEnum):
@@ -38,7 +33,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Claim:
     """One deep run on a node. `holder` names it among those of its kind: of a sweep, its Job."""
 
     kind: Kind
@@ -46,30 +41,7 @@ class Run:
     until: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class JobState:
-    """A Job as the API server last showed it. `node` is the Node that it was made for."""
-
-    name: str
-    namespace: str
-    uid: str
-    node: str
-    created: datetime
-    outcome: str = ""
-    """How it ended: `Complete`, or the reason of its failure; '' while it runs, or while its pods still end."""
-    leaving: bool = False
-    """Somebody deleted it, and its pods are ending."""
-    suspended: bool = False
-    """Somebody keeps it from having pods, as a queue such as Kueue does."""
-    untold: bool = False
-    """A command made it, and none that followed it to its end has told its result."""
-    component: str = ""
-    """Whose it says it is, by its label `app.kubernetes.io/component`."""
-    account: str = ""
-    """As whom its pods act."""
-
-
-def run_on(node: NodeState, now: datetime) -> Run | None:
+def claim_on(node: NodeState, now: datetime) -> Claim | None:
     """The run that holds the node; None where there is none, it is over its time, or nobody can read it."""
     try:
         run = _parse(node.annotations.get(RUN, ""))
@@ -92,12 +64,12 @@ def is_marked(node: NodeState) -> bool:
     return RUN in node.annotations or MODE in node.labels or any(map(_is_maintenance, node.taints))
 
 
-def take(node: NodeState, run: Run, now: datetime) -> dict[str, Any] | None:
+def take(node: NodeState, run: Claim, now: datetime) -> dict[str, Any] | None:
     """The patch that takes the node; None where another run holds it.
 
     A sweep sets no taint: its Job requests the GPUs, and a taint would keep real work from preempting it.
     """
-    if run_on(node, now) is not None:
+    if claim_on(node, now) is not None:
         return None
     text = {"kind": run.kind.value, "holder": run.holder, "until": timestamp(run.until)}
     kept = [taint for taint in node.taints if not _is_maintenance(taint)]
@@ -106,7 +78,7 @@ def take(node: NodeState, run: Run, now: datetime) -> dict[str, Any] | None:
     return _patch(node, json.dumps(text, separators=(",", ":")), run.kind.value, kept)
 
 
-def give_back(node: NodeState, run: Run) -> dict[str, Any] | None:
+def give_back(node: NodeState, run: Claim) -> dict[str, Any] | None:
     """The patch that gives the node back; None where this run does not hold it any more."""
     try:
         held = _parse(node.annotations.get(RUN, ""))
@@ -121,7 +93,7 @@ def clear(node: NodeState, now: datetime) -> dict[str, Any] | None:
     A run over its time or that nobody can read, a label or taint without a run, and `maintenance=sweep` in any case:
     the scripts that this system replaces left it behind when they were killed, and no sweep of ours sets it.
     """
-    run = run_on(node, now)
+    run = claim_on(node, now)
     if run is None:
         return _without_marks(node) if is_marked(node) else None
     kept = [taint for taint in node.taints if not _is_maintenance(taint) or taint.get("value") != Kind.SWEEP.value]
@@ -149,9 +121,9 @@ def _is_maintenance(taint: Mapping[str, Any]) -> bool:
     return (taint.get("key"), taint.get("effect")) == (MAINTENANCE, _EFFECT)
 
 
-def _parse(text: str) -> Run:
+def _parse(text: str) -> Claim:
     content = records.load(text)
     try:
-        return Run(Kind(content["kind"]), str(content["holder"])[:_LONGEST_HOLDER], moment(content["until"]))
+        return Claim(Kind(content["kind"]), str(content["holder"])[:_LONGEST_HOLDER], moment(content["until"]))
     except (KeyError, ValueError) as error:
         raise RecordError(f"no run ({{kind, holder, until}}): {error!r}") from None

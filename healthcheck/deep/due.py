@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from healthcheck.checks.driver import being_changed
-from healthcheck.deep.claim import run_on
+from healthcheck.deep.claim import claim_on
 from healthcheck.deep.record import is_of_another_machine
 from healthcheck.model import Status
 from healthcheck.node.state import QUARANTINE_RESULT, STATUS, SWEEP_RESULT, NodeState, is_tested
@@ -108,7 +108,7 @@ def obstacle(node: NodeState, heard: datetime | None, now: datetime) -> str:
 
 
 def _obstacles(node: NodeState, heard: datetime | None, now: datetime) -> Iterator[str]:
-    run = run_on(node, now)
+    run = claim_on(node, now)
     if run is not None:
         yield f"a deep run ({run.kind.value}) uses it until {timestamp(run.until)}"
     if not node.gpus:

@@ -7,13 +7,41 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
-from healthcheck.deep.claim import TESTED_NODE
+from healthcheck.model import PREFIX
 
+TESTED_NODE = f"{PREFIX}/node"
+"""The annotation of a Job that names the Node that it tests: a label could not hold every name."""
+SHOWN = f"{PREFIX}/told"
+"""The annotation of a quarantine Job that a command made, to follow it: when its result was shown; '' until then."""
 COMPONENT_LABEL = "app.kubernetes.io/component"
 _LONGEST_NAME, _DIGEST_LETTERS = 63, 10
 """A Job's name is a label of its pods."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """A Job as the API server last showed it. `node` is the Node that it was made for."""
+
+    name: str
+    namespace: str
+    uid: str
+    node: str
+    created: datetime
+    outcome: str = ""
+    """How it ended: `Complete`, or the reason of its failure; '' while it runs, or while its pods still end."""
+    leaving: bool = False
+    """Somebody deleted it, and its pods are ending."""
+    suspended: bool = False
+    """Somebody keeps it from having pods, as a queue such as Kueue does."""
+    unshown: bool = False
+    """A command made it, and none that followed it to its end has shown its result."""
+    component: str = ""
+    """Whose it says it is, by its label `app.kubernetes.io/component`."""
+    account: str = ""
+    """As whom its pods act."""
 
 
 class TemplateError(ValueError):

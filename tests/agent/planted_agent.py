@@ -12,7 +12,7 @@ import pytest
 from agent.program import main
 from healthcheck.checks import gpu_count
 from healthcheck.cluster.client import node_state
-from healthcheck.deep.claim import run_on
+from healthcheck.deep.claim import claim_on
 from healthcheck.deep.record import untaken
 from healthcheck.node.state import STATUS
 from healthcheck.verdict.verdict import decide
@@ -62,9 +62,9 @@ def in_a_run() -> None:
     def planted(node: Any, now: Any) -> Any:
         if any(POISON in text for text in node.annotations.values()):
             stumble()
-        return run_on(node, now)
+        return claim_on(node, now)
 
-    PLANTER.setattr("agent.runs.run_on", planted)
+    PLANTER.setattr("agent.runs.claim_on", planted)
 
 
 def in_a_node() -> None:

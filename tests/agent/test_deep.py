@@ -482,7 +482,7 @@ class TestARun:
         assert (rig.result, rig.marks) == (before, {})
 
     def test_of_two_who_want_the_node_at_once_only_one_gets_it(self, rig: Rig) -> None:
-        sweep = deep_runs.Run(deep_runs.Kind.SWEEP, "job-1", datetime.now(UTC) + timedelta(hours=1))
+        sweep = deep_runs.Claim(deep_runs.Kind.SWEEP, "job-1", datetime.now(UTC) + timedelta(hours=1))
         reached = rig.world.api.stop_at("PATCH", f"/nodes/{rig.name}")
         worker = beside(rig.start())
         assert reached.wait(60)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from healthcheck.deep.claim import TOLD
+from healthcheck.deep.job import SHOWN
 from healthcheck.operations.quarantine_job import job_name
 from tests.cli.quarantine_world import ACCOUNT, BATCH, DEFAULT_PODS, JOB_PODS, LOST_GPU, NODES, Hospital, P
 from tests.waiting import eventually
@@ -289,7 +289,7 @@ def test_a_job_by_hand_that_has_ended_has_told_whoever_started_it(hospital: Hosp
     hospital.quarantine("by-hand")
     first = hospital.jobs("by-hand")
     job = f"{BATCH}/jobs/{job_name('by-hand')}"
-    hospital.plane.request("PATCH", job, {"metadata": {"annotations": {TOLD: None}}})
+    hospital.plane.request("PATCH", job, {"metadata": {"annotations": {SHOWN: None}}})
 
     hospital.quarantine("by-hand")
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from healthcheck.deep.claim import TESTED_NODE
+from healthcheck.deep.job import TESTED_NODE
 from healthcheck.operations.quarantine_job import TARGET
 from sim.control_plane import MANIFESTS, ControlPlane, unbound_token
 from sim.control_plane.build import binaries

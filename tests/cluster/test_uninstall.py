@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from healthcheck.cluster.client import Cluster
-from healthcheck.deep.claim import Kind, Run, take
+from healthcheck.deep.claim import Claim, Kind, take
 from healthcheck.memory.findings import Memory
 from healthcheck.model import Outcome
 from healthcheck.operations.uninstall import DELETE_REST, STOP
@@ -157,7 +157,7 @@ def test_our_writes_leave_the_owners_of_what_they_leave_as_it_is(plane: ControlP
     plane.kubectl("cordon", FAILED)
     plane.kubectl("label", "node", FAILED, f"{P}/status=pass", f"{P}/severity=PASS")
     now = datetime.now(UTC)
-    test = Run(Kind.QUARANTINE, "gpu-quarantine-x", now + timedelta(hours=1))
+    test = Claim(Kind.QUARANTINE, "gpu-quarantine-x", now + timedelta(hours=1))
 
     taken = take(cluster.read_node(FAILED), test, now)
     assert taken is not None

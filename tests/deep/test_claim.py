@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.deep.claim import FARTHEST, Kind, Run, clear, give_back, is_marked, run_on, take
+from healthcheck.deep.claim import FARTHEST, Claim, Kind, claim_on, clear, give_back, is_marked, take
 from healthcheck.node.state import MAINTENANCE, MODE, RUN, NodeState
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
-SWEEP = Run(Kind.SWEEP, "gpu-sweep-n-1", NOW + timedelta(hours=1))
-L2 = Run(Kind.L2, "agent", NOW + timedelta(hours=1))
+SWEEP = Claim(Kind.SWEEP, "gpu-sweep-n-1", NOW + timedelta(hours=1))
+L2 = Claim(Kind.L2, "agent", NOW + timedelta(hours=1))
 SPOT = {"key": "example.com/spot", "effect": "NoSchedule"}
 LEFT = {"key": MAINTENANCE, "value": "sweep", "effect": "NoSchedule"}
 THEIRS = {"key": MAINTENANCE, "value": "sweep", "effect": "NoExecute"}
@@ -39,15 +39,15 @@ def patched(node: NodeState, patch: Mapping[str, Any] | None) -> NodeState:
     return replace(node, labels=labels, annotations=annotations, taints=tuple(taints))
 
 
-def held(run: Run = SWEEP, node: NodeState = FREE) -> NodeState:
+def held(run: Claim = SWEEP, node: NodeState = FREE) -> NodeState:
     return patched(node, take(node, run, NOW))
 
 
-@pytest.mark.parametrize("run", [SWEEP, L2, Run(Kind.QUARANTINE, "job", NOW + timedelta(hours=3))])
-def test_a_run_is_taken_and_given_back_without_a_trace(run: Run) -> None:
+@pytest.mark.parametrize("run", [SWEEP, L2, Claim(Kind.QUARANTINE, "job", NOW + timedelta(hours=3))])
+def test_a_run_is_taken_and_given_back_without_a_trace(run: Claim) -> None:
     node = held(run)
 
-    assert (run_on(node, NOW), node.labels[MODE]) == (run, run.kind)
+    assert (claim_on(node, NOW), node.labels[MODE]) == (run, run.kind)
     assert patched(node, give_back(node, run)) == FREE
 
 
@@ -62,8 +62,8 @@ def test_a_node_that_is_held_is_not_taken() -> None:
 
 def test_a_run_past_its_time_is_nobodys() -> None:
     later = SWEEP.until
-    assert run_on(held(), later) is None
-    assert run_on(patched(held(), take(held(), replace(L2, until=later + timedelta(1)), later)), later) is not None
+    assert claim_on(held(), later) is None
+    assert claim_on(patched(held(), take(held(), replace(L2, until=later + timedelta(1)), later)), later) is not None
 
 
 def test_a_run_is_given_back_by_its_holder_only() -> None:
@@ -89,7 +89,7 @@ def test_a_run_is_given_back_by_its_holder_only() -> None:
 def test_a_run_that_nobody_can_read_holds_nothing_and_is_cleared(text: str) -> None:
     node = replace(FREE, annotations={RUN: text}, labels={**FREE.labels, MODE: "sweep"})
 
-    assert run_on(node, NOW) is None
+    assert claim_on(node, NOW) is None
     assert patched(node, clear(node, NOW)) == FREE
 
 
@@ -109,14 +109,14 @@ def test_a_living_run_keeps_its_marks_and_loses_what_the_scripts_left() -> None:
 
 
 def test_a_run_is_good_for_three_days_at_most() -> None:
-    assert run_on(held(replace(SWEEP, until=NOW + FARTHEST)), NOW) is not None
-    assert run_on(held(replace(SWEEP, until=NOW + FARTHEST + timedelta(seconds=1))), NOW) is None
+    assert claim_on(held(replace(SWEEP, until=NOW + FARTHEST)), NOW) is not None
+    assert claim_on(held(replace(SWEEP, until=NOW + FARTHEST + timedelta(seconds=1))), NOW) is None
 
 
 @given(st.text() | st.recursive(st.none() | st.text() | st.integers(), lambda x: st.lists(x) | st.dictionaries(
     st.sampled_from(["kind", "holder", "until"]) | st.text(), x)).map(json.dumps))  # fmt: skip
 def test_no_annotation_can_make_it_fail_or_hold_a_node_for_ever(text: str) -> None:
     node = replace(FREE, annotations={RUN: text})
-    assert run_on(node, NOW) is None
+    assert claim_on(node, NOW) is None
     assert patched(node, clear(node, NOW)) == FREE
     assert take(node, SWEEP, NOW) is not None

@@ -6,8 +6,7 @@ import copy
 
 import pytest
 
-from healthcheck.deep.claim import TESTED_NODE, TOLD
-from healthcheck.deep.job import TemplateError
+from healthcheck.deep.job import SHOWN, TESTED_NODE, TemplateError
 from healthcheck.node.state import NodeState
 from healthcheck.operations.quarantine_job import TARGET, job_name, quarantine_job
 
@@ -27,7 +26,7 @@ def test_it_is_the_template_held_to_its_node_and_owned_by_it() -> None:
 
     assert before == TEMPLATE
     assert (job["kind"], job["metadata"]["name"]) == ("Job", f"gpu-quarantine-{NODE.name}")
-    assert job["metadata"]["annotations"] == {TESTED_NODE: NODE.name, TOLD: ""}
+    assert job["metadata"]["annotations"] == {TESTED_NODE: NODE.name, SHOWN: ""}
     assert [one["uid"] for one in job["metadata"]["ownerReferences"]] == ["u"]
     pod = job["spec"]["template"]["spec"]
     terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]

@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from healthcheck.deep.claim import JobState, Kind, Run, take
+from healthcheck.deep.claim import Claim, Kind, take
+from healthcheck.deep.job import JobState
 from healthcheck.node.state import MAINTENANCE, MODE, RUN, NodeState
 from sweeper.leftovers import Leftovers, find_leftovers
 
@@ -17,7 +18,7 @@ ENDED = JobState("job-1", "gpu-healthcheck", "uid", "n", NOW, outcome="DeadlineE
 
 
 def held(kind: Kind = Kind.SWEEP, holder: str = "job-1", until: datetime = LATER) -> NodeState:
-    patch = take(NodeState("n"), Run(kind, holder, until), NOW)
+    patch = take(NodeState("n"), Claim(kind, holder, until), NOW)
     assert patch is not None
     return NodeState("n", annotations=patch["metadata"]["annotations"], labels=patch["metadata"]["labels"])
 

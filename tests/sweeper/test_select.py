@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.deep.claim import Kind, Run, take
+from healthcheck.deep.claim import Claim, Kind, take
 from healthcheck.deep.due import Attempt, DeepTest
 from healthcheck.node.state import CONDITION, INSTANCE_TYPE, MAINTENANCE, RESULTS, STATUS, SWEEP_RESULT, NodeState
 from sweeper.select import Candidate, Limits, candidate, select
@@ -178,7 +178,7 @@ def test_a_node_without_gpus_is_none_of_ours_until_an_agent_has_spoken_for_it() 
 
 
 def test_a_node_under_a_run_is_seen_as_such() -> None:
-    patch = take(node(), Run(Kind.QUARANTINE, "x", NOW + HOUR), NOW)
+    patch = take(node(), Claim(Kind.QUARANTINE, "x", NOW + HOUR), NOW)
     assert patch is not None
     assert reduced(node(annotations=patch["metadata"]["annotations"])).under_run
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from cli.status import row_of_node
 from healthcheck.cluster.client import Heartbeat
-from healthcheck.deep.claim import run_on, why_unread
+from healthcheck.deep.claim import claim_on, why_unread
 from healthcheck.deep.record import passed_run, take, untaken
 from healthcheck.memory import exits
 from healthcheck.memory.file import MemoryFile
@@ -269,7 +269,7 @@ def test_no_reader_ends_of_it(words: Words) -> None:
     assert candidate(state, WALL, (), (later(3600).wall - WALL), WALL) is not None
     row = row_of_node(state, Heartbeat(WALL, 60), later(3600).wall - WALL, later(60).wall)
     assert row.node == NODE
-    run_on(state, WALL)
+    claim_on(state, WALL)
     list(why_unread(state))
     other_severities(state, ())
     faults_on(state)
