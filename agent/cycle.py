@@ -16,6 +16,7 @@ from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks.examine import judge, look
 from healthcheck.checks.expectation import DeepRun, Expectation, RuntimeClass
 from healthcheck.memory.findings import Memory
+from healthcheck.memory.looks import JudgedLook
 from healthcheck.model import Evidence, Host, Nature, Now, ProbeError, Shortage, Unobserved
 from healthcheck.node.state import INSTANCE_TYPE, NodeState
 from healthcheck.probes import machine
@@ -158,7 +159,8 @@ class Cycle:
         outcomes = judge(checks, evidence, expected)
         self._telemetry.show_times(evidence.seconds, {one.check: one.seconds for one in outcomes})
         gpus = answer.gpus if isinstance(answer, Gpus) else ()
-        after = self._ledger.looked(outcomes, gpus, began, evidence, expected.instance_type)
+        judged = JudgedLook(outcomes, gpus, began, evidence, expected.instance_type)
+        after = self._ledger.look_ended(judged)
         self._account(began)
         if driver_look is not None and driver_look.missed:
             return MISSED_AGAIN_SECONDS

@@ -214,7 +214,7 @@ class Follower:
 
     def _note(self, outcomes: Iterable[Outcome], cursor: int | None) -> None:
         outcomes = [self._with_set_aside(outcome) for outcome in outcomes]
-        for one in self._ledger.noticed(outcomes, cursor):
+        for one in self._ledger.kernel_log_judged(outcomes, cursor):
             told = one.finding
             log.info("found", reason=told.reason, severity=told.severity.name, subject=told.subject, detail=told.detail)
         for outcome in outcomes:

@@ -13,10 +13,9 @@ from healthcheck.deep.record import DeepRecord, PassedRun, take
 from healthcheck.memory import exits
 from healthcheck.memory.file import MemoryFile, MemoryFileError
 from healthcheck.memory.findings import Memory, Release, Standing
-from healthcheck.memory.kernel_log import noticed
-from healthcheck.memory.looks import first_seen, looked, without_checks
-from healthcheck.model import Check, Evidence, Nature, Now, Outcome, Severity, Unobserved
-from healthcheck.probes.nvml.gpus import SUCCESS, Gpu
+from healthcheck.memory.kernel_log import after_kernel_log
+from healthcheck.memory.looks import JudgedLook, MemoryRules, after_look, without_checks
+from healthcheck.model import Check, Nature, Now, Outcome, Severity, Unobserved
 from healthcheck.settings import Settings
 from healthcheck.telemetry import Telemetry
 from healthcheck.verdict.verdict import Verdict, decide, worst
@@ -25,7 +24,6 @@ log = structlog.get_logger()
 
 _MOST_UNSAVED_SECONDS = 1.0
 _NOT_YET = Unobserved("NotLookedYet", "the first look has not ended")
-_NOTHING_SEEN = Evidence({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +60,9 @@ class Ledger:
         self._log_was_read = False
 
     @property
-    def _escalate_after(self) -> int:
-        return self._settings.values.escalate_after
+    def _memory_rules(self) -> MemoryRules:
+        values = self._settings.values
+        return MemoryRules(values.escalate_after, values.monitor_ttl_seconds)
 
     @property
     def memory(self) -> Memory:
@@ -82,7 +81,7 @@ class Ledger:
             self._outcomes = {name: outcome for name, outcome in self._outcomes.items() if name in names}
             self._memory = without_checks(self._memory, names)
 
-    def noticed(self, outcomes: Iterable[Outcome], cursor: int | None) -> tuple[Standing, ...]:
+    def kernel_log_judged(self, outcomes: Iterable[Outcome], cursor: int | None) -> tuple[Standing, ...]:
         """What the event checks read in the kernel log, up to and with the record `cursor`; what is new of it.
 
         On the disk before anybody hears of it. What was only counted may wait: a flood would write the same file over
@@ -94,7 +93,7 @@ class Ledger:
         with self._lock:
             before = self._memory
             now = self._clock()
-            after = noticed(before, outcomes, now, self._escalate_after) if found else before
+            after = after_kernel_log(before, outcomes, now, self._memory_rules.escalate_after) if found else before
             after = replace(after, cursor=before.cursor if cursor is None else cursor)
             if found and self._must_be_written(before, after, now):
                 self._keep(after)
@@ -124,29 +123,13 @@ class Ledger:
         with self._lock:
             self._outcomes[check.name] = Outcome(check.name, check.group, unobserved=(cause,))
 
-    def looked(
-        self,
-        outcomes: Iterable[Outcome],
-        gpus: Iterable[Gpu] = (),
-        began: float = 0.0,
-        evidence: Evidence = _NOTHING_SEEN,
-        instance_type: str = "",
-    ) -> Memory:
-        """What the checks said in a look that began at `began` (monotonic), and the GPUs that it met; the memory after.
-
-        The GPUs come first: another one in the place of one that failed, or one that was reset, is judged for itself.
-        """
-        outcomes, gpus = list(outcomes), list(gpus)
-        self._failures.account(outcomes)
+    def look_ended(self, look: JudgedLook) -> Memory:
+        """What the checks said of a look; the memory after it."""
+        self._failures.account(look.outcomes)
         with self._lock:
-            now = self._clock()
             before = self._memory
-            self._outcomes.update({outcome.check: outcome for outcome in outcomes})
-            after = exits.met(before, gpus, began, now) if gpus else before
-            after = replace(after, first=first_seen(after.first, evidence), instance_type=instance_type)
-            silent = after.gpus.keys() - {gpu.address for gpu in gpus if gpu.error == SUCCESS}
-            after = looked(after, outcomes, now, escalate_after=self._escalate_after, silent=silent)
-            self._keep(exits.expired(after, now, self._settings.values.monitor_ttl_seconds))
+            self._outcomes.update({outcome.check: outcome for outcome in look.outcomes})
+            self._keep(after_look(before, look, self._clock(), self._memory_rules))
             new = _new(before, self._memory)
         if any(one.finding.severity >= Severity.RESET for one in new):
             self._hurry()
@@ -178,7 +161,7 @@ class Ledger:
         with self._lock:
             before = after = self._memory
             for one in records if self._complete else [one for one in records if one.void]:
-                after = take(after, one, self._clock(), self._escalate_after)
+                after = take(after, one, self._clock(), self._memory_rules.escalate_after)
             if after != before:
                 self._keep(after)
             return _new(before, after)

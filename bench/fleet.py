@@ -33,6 +33,7 @@ from healthcheck.cluster.client import Cluster, connect
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.host import clock
 from healthcheck.memory.findings import Memory
+from healthcheck.memory.looks import JudgedLook
 from healthcheck.model import Finding, Severity, Sighting
 from healthcheck.model import Outcome as Looked
 from healthcheck.node.state import TAINT
@@ -74,8 +75,8 @@ class Member:
     def pass_first(self) -> None:
         """The first look ends well and is told, with the heartbeat; from here on its connection stands."""
         settings = Settings()
-        self.ledger.noticed(_well(event_checks(settings)), 1)
-        self.ledger.looked(_well(level_checks(settings)))
+        self.ledger.kernel_log_judged(_well(event_checks(settings)), 1)
+        self.ledger.look_ended(JudgedLook(_well(level_checks(settings))))
         self.teller.start()
         self.teller.beat()
         _until_told([self])
@@ -87,7 +88,7 @@ class Member:
         finding = Finding("Xid79", Severity.REBOOT, "gpu/0000:53:00.0", "GPU has fallen off the bus.", seq=2)
         seen = Sighting(finding.reason, finding.subject, 2, clock.now().monotonic, finding)
         (check,) = (check for check in event_checks(Settings()) if check.name == "xid")
-        self.ledger.noticed([Looked(check.name, check.group, sightings=(seen,))], 2)
+        self.ledger.kernel_log_judged([Looked(check.name, check.group, sightings=(seen,))], 2)
 
     def _hurry(self) -> None:
         self.teller.hurry()

@@ -22,11 +22,11 @@ from healthcheck.catalog.xid import xid_table
 from healthcheck.checks import CHECKS
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
-from healthcheck.memory.exits import begin, expired, met, release
+from healthcheck.memory.exits import begin, release
 from healthcheck.memory.file import MemoryFile
 from healthcheck.memory.findings import Memory
-from healthcheck.memory.kernel_log import noticed
-from healthcheck.memory.looks import looked
+from healthcheck.memory.kernel_log import after_kernel_log
+from healthcheck.memory.looks import JudgedLook, MemoryRules, after_look
 from healthcheck.model import Evidence, Finding, Nature, Now, Outcome, Severity, Unobserved
 from healthcheck.node.state import RESULTS, NodeState
 from healthcheck.probes.kernel_log import RING, Record
@@ -66,7 +66,7 @@ class _Day:
     def _read(self) -> None:
         lines = tuple(self._line() for _ in range(self.chance.randrange(_MOST_LINES)))
         outcomes = judge(_EVENT_CHECKS, Evidence({RING: lines}), Expectation())
-        after = noticed(self.memory, outcomes, self.now, _ESCALATE_AFTER)
+        after = after_kernel_log(self.memory, outcomes, self.now, _ESCALATE_AFTER)
         self.memory = replace(after, cursor=self.seq - 1 if self.seq else None)
 
     def _line(self) -> Record:
@@ -89,9 +89,8 @@ class _Day:
         lost = [Finding("GpuLost", Severity.REBOOT, f"gpu/{one}.0", "x") for one in _ADDRESSES if self._rarely()]
         blind = (Unobserved("DriverNotLoaded", "x"),) if self._rarely() else ()
         outcome = Outcome("gpu-count", "0-nvidia-smi", findings=() if blind else tuple(lost), unobserved=blind)
-        self.memory = met(self.memory, self._gpus(), self.now.monotonic, self.now)
-        self.memory = looked(self.memory, [outcome], self.now, escalate_after=_ESCALATE_AFTER)
-        self.memory = expired(self.memory, self.now, _MONITOR_TTL_SECONDS)
+        look = JudgedLook([outcome], self._gpus(), self.now.monotonic)
+        self.memory = after_look(self.memory, look, self.now, MemoryRules(_ESCALATE_AFTER, _MONITOR_TTL_SECONDS))
 
     def _gpus(self) -> list[Gpu]:
         """Another one in the same place about every hour; the driver asks for a reset now and then."""

@@ -29,7 +29,7 @@ from healthcheck.host.clock import now
 from healthcheck.host.program import COULD_NOT, INTERRUPTED, USAGE
 from healthcheck.host.streams import complain, say
 from healthcheck.memory.findings import Memory
-from healthcheck.memory.kernel_log import noticed
+from healthcheck.memory.kernel_log import after_kernel_log
 from healthcheck.model import Check, Evidence, Host, Now, ProbeError
 from healthcheck.node.state import INSTANCE_TYPE
 from healthcheck.probes import kernel_log, machine
@@ -216,4 +216,4 @@ def _driver_age(host: Host, evidence: Evidence, moment: Now) -> float:
     if kernel_log.RING not in evidence.probes:
         evidence = look(host, (driver_messages.CHECK,))
     outcomes = judge((driver_messages.CHECK,), evidence, Expectation())
-    return moment.monotonic - (noticed(Memory(), outcomes, moment).driver_loaded_at or 0.0)
+    return moment.monotonic - (after_kernel_log(Memory(), outcomes, moment).driver_loaded_at or 0.0)

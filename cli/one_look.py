@@ -18,8 +18,8 @@ from healthcheck.host.console import Screen
 from healthcheck.host.streams import write_json
 from healthcheck.memory.exits import expired
 from healthcheck.memory.findings import Memory, Standing
-from healthcheck.memory.kernel_log import noticed
-from healthcheck.memory.looks import deeply_tested, looked
+from healthcheck.memory.kernel_log import after_kernel_log
+from healthcheck.memory.looks import JudgedLook, MemoryRules, after_deep_test, after_look
 from healthcheck.model import Check, Evidence, Nature, Outcome, Seen, Status, Unobserved, counted
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
@@ -51,9 +51,10 @@ def judged(look: Look) -> Judged:
     pairs = list(zip(outcomes, look.checks, strict=True))
     levels = [outcome for outcome, check in pairs if check.nature is Nature.LEVEL]
     tests = [outcome for outcome, check in pairs if check in DEEP_CHECKS]
-    memory = looked(Memory(look.machine, look.boot_id), levels, look.now, looks_to_confirm=1)
-    memory = deeply_tested(memory, tests, look.now.wall, look.now)
-    memory = noticed(memory, outcomes, look.now)
+    before, rules = Memory(look.machine, look.boot_id), MemoryRules(looks_to_confirm=1)
+    memory = after_look(before, JudgedLook(levels), look.now, rules)
+    memory = after_deep_test(memory, tests, look.now.wall, look.now)
+    memory = after_kernel_log(memory, outcomes, look.now)
     return Judged(look, outcomes, expired(memory, look.now, look.monitor_ttl_seconds))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.xid import read_xid
 from healthcheck.memory.findings import Memory, Standing
-from healthcheck.memory.looks import looked
+from healthcheck.memory.looks import JudgedLook, after_look
 from healthcheck.model import PREFIX, Finding, Nature, Now, Outcome, Severity, Sighting, Unobserved
 from healthcheck.node.state import NodeState
 from healthcheck.probes.kernel_log import Record
@@ -75,4 +75,4 @@ def node(**more: Any) -> NodeState:
 
 def looked_at(*findings: Finding) -> Memory:
     """The memory after one look that showed these."""
-    return looked(remembers(), [says(*findings)], NOW)
+    return after_look(remembers(), JudgedLook([says(*findings)]), NOW)

@@ -12,7 +12,7 @@ from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
 from healthcheck.memory.exits import begin, expired
 from healthcheck.memory.findings import Key, Memory, Standing
-from healthcheck.memory.kernel_log import noticed
+from healthcheck.memory.kernel_log import after_kernel_log
 from healthcheck.model import Check, Evidence, Now, Outcome, Severity, Sighting, Unobserved
 from healthcheck.probes import kernel_log
 
@@ -51,7 +51,7 @@ class Replay:
             self._forget_what_left()
         self.now = batch.now
         if batch.lines:
-            self.memory = noticed(self.memory, self._judged(batch.lines), batch.now, self.escalate_after)
+            self.memory = after_kernel_log(self.memory, self._judged(batch.lines), batch.now, self.escalate_after)
         self.memory = expired(self.memory, batch.now, self.monitor_ttl_seconds)
         self._forget_what_left()
 

@@ -106,7 +106,7 @@ def recovered(memory: Memory, address: str, at: float, now: Now) -> Memory:
     return _end(memory, is_past, now.wall)
 
 
-def met(memory: Memory, gpus: Iterable[Gpu], began: float, now: Now) -> Memory:
+def gpus_answered(memory: Memory, gpus: Iterable[Gpu], began: float, now: Now) -> Memory:
     """The memory after a look at NVML that began at `began` (monotonic): which GPUs answered, and what that proves."""
     answering = {gpu.address: gpu for gpu in gpus if gpu.address and gpu.error == SUCCESS}
     memory = _without(memory, lambda one: LIBRARY_FITS.is_open_to(one) and not _is_after(one, began, memory))

@@ -32,7 +32,7 @@ REPEATS_FROM = 3
 _MOST_HITS = 16
 
 
-def noticed(memory: Memory, outcomes: Iterable[Outcome], now: Now, escalate_after: int = 0) -> Memory:
+def after_kernel_log(memory: Memory, outcomes: Iterable[Outcome], now: Now, escalate_after: int = 0) -> Memory:
     """The memory after records came from the log, in the log's own order."""
     sightings = [(one, outcome.check) for outcome in outcomes for one in outcome.sightings]
     if not sightings:

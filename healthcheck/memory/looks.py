@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
-from dataclasses import replace
+import math
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from healthcheck.checks.dcgm_diag import LEVEL_4
 from healthcheck.checks.expectation import FirstSeen, Place
 from healthcheck.checks.gpu_count import UNBOUND
-from healthcheck.memory.exits import ESCALATED, ended_by_reset, escalated, retested
+from healthcheck.memory.exits import ESCALATED, ended_by_reset, escalated, expired, gpus_answered, retested
 from healthcheck.memory.findings import MOST_GPUS, Key, Memory, Standing, Suspect, gpu_address, worst_first
 from healthcheck.model import Evidence, Finding, Nature, Now, Outcome
 from healthcheck.probes import pci
 from healthcheck.probes.efa import infiniband
+from healthcheck.probes.nvml.gpus import SUCCESS, Gpu
 
 LOOKS_TO_CONFIRM = 4
 """A finding that can flicker counts once three looks after the first saw it too (docs/rules.md 3)."""
@@ -22,42 +24,68 @@ MOST_BLIND_LOOKS = 4
 _NOWHERE = Place(-1, "")
 
 
-def looked(
-    memory: Memory,
-    outcomes: Iterable[Outcome],
-    now: Now,
-    looks_to_confirm: int = LOOKS_TO_CONFIRM,
-    escalate_after: int = 0,
-    silent: Container[str] = (),
-) -> Memory:
-    """The memory after a look of the level checks. What a check could not see, or not yet, stays as it was said.
+@dataclass(frozen=True, slots=True)
+class MemoryRules:
+    """What the settings say of how findings begin, worsen and end."""
 
-    `silent` are addresses of GPUs that answered before and did not now: what stands of them is not shown gone.
+    escalate_after: int = 0
+    """Resets or reboots that ended the same fault, after which it is ISOLATE; 0: never."""
+    monitor_ttl_seconds: float = math.inf
+    looks_to_confirm: int = LOOKS_TO_CONFIRM
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedLook:
+    """One look of the level checks, and what they said of it."""
+
+    outcomes: Sequence[Outcome]
+    gpus: Sequence[Gpu] = ()
+    """As NVML listed them; none where it did not answer."""
+    began: float = 0.0
+    """Seconds of CLOCK_MONOTONIC."""
+    evidence: Evidence = field(default_factory=lambda: Evidence({}))
+    instance_type: str = ""
+
+
+def after_look(memory: Memory, look: JudgedLook, now: Now, rules: MemoryRules = MemoryRules()) -> Memory:
+    """The memory after a look. What a check could not see, or not yet, stays as it was said.
+
+    The GPUs come first: another one in the place of one that failed, or one that was reset, is judged for itself. Of
+    those that answered before and do not now, nothing is shown gone.
     """
+    if look.gpus:
+        memory = gpus_answered(memory, look.gpus, look.began, now)
+    memory = replace(memory, first=first_seen(memory.first, look.evidence), instance_type=look.instance_type)
+    silent = memory.gpus.keys() - {gpu.address for gpu in look.gpus if gpu.error == SUCCESS}
+    for outcome in look.outcomes:
+        memory = _after_outcome(memory, outcome, silent, now, rules)
+    return expired(replace(memory, standing=worst_first(memory.standing)), now, rules.monitor_ttl_seconds)
+
+
+def _after_outcome(memory: Memory, outcome: Outcome, silent: Container[str], now: Now, rules: MemoryRules) -> Memory:
     standing = {one.key: one for one in memory.standing}
     suspects = dict(memory.suspects)
-    for outcome in outcomes:
-        shown = {(finding.reason, finding.subject): finding for finding in outcome.findings}
-        gone = [one for one in standing.values() if _is_gone(one, outcome, shown) and not _is_of(silent, one, memory)]
-        for one in gone:
-            del standing[one.key]
-            memory = _gone(memory, one, now)
-        for check, key in list(suspects):
-            if check == outcome.check and key not in shown:
-                _not_seen(suspects, (check, key), outcome)
-        for key, finding in shown.items():
-            known = standing.get(key)
-            before = suspects.pop((outcome.check, key), Suspect(0))
-            if known is None and finding.flickers and before.looks + 1 < looks_to_confirm:
-                suspects[outcome.check, key] = Suspect(before.looks + 1)
-                continue
-            named = replace(finding, about=finding.about or memory.gpus.get(gpu_address(finding.subject), {}))
-            told = _as_worse(known, escalated(memory, named, now, escalate_after))
-            standing[key] = _seen_again(known, told, outcome.check, memory.boot_id, now)
-    return replace(memory, standing=worst_first(standing.values()), suspects=suspects)
+    shown = {(finding.reason, finding.subject): finding for finding in outcome.findings}
+    gone = [one for one in standing.values() if _is_gone(one, outcome, shown) and not _is_of(silent, one, memory)]
+    for one in gone:
+        del standing[one.key]
+        memory = _gone(memory, one, now)
+    for check, key in list(suspects):
+        if check == outcome.check and key not in shown:
+            _not_seen(suspects, (check, key), outcome)
+    for key, finding in shown.items():
+        known = standing.get(key)
+        before = suspects.pop((outcome.check, key), Suspect(0))
+        if known is None and finding.flickers and before.looks + 1 < rules.looks_to_confirm:
+            suspects[outcome.check, key] = Suspect(before.looks + 1)
+            continue
+        named = replace(finding, about=finding.about or memory.gpus.get(gpu_address(finding.subject), {}))
+        worse = _as_worse(known, escalated(memory, named, now, rules.escalate_after))
+        standing[key] = _seen_again(known, worse, outcome.check, memory.boot_id, now)
+    return replace(memory, standing=tuple(standing.values()), suspects=suspects)
 
 
-def deeply_tested(
+def after_deep_test(
     memory: Memory, outcomes: Iterable[Outcome], began: datetime, now: Now, escalate_after: int = 0
 ) -> Memory:
     """The memory after a deep test that began then: what it found stands until its written exit, whatever restarts.

@@ -19,7 +19,7 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.host import clock
 from healthcheck.memory.file import MemoryFile
 from healthcheck.memory.findings import Memory
-from healthcheck.memory.kernel_log import noticed
+from healthcheck.memory.kernel_log import after_kernel_log
 from healthcheck.model import Check, Evidence, Finding, Judgement, Nature, Now, Outcome, Severity, Sighting
 from healthcheck.probes.kernel_log import RING
 from healthcheck.telemetry import Telemetry
@@ -58,7 +58,7 @@ class TestTheFile:
     def xid(self, ledger: Ledger, seq: int, code: int = 95, severity: Severity = Severity.RESET) -> None:
         finding = Finding(f"Xid{code}", severity, GPU, "x", seq=seq, at=1.0)
         line = Sighting(f"Xid{code}", GPU, seq, 1.0, finding)
-        ledger.noticed([Outcome("xid", "0-nvidia-smi", sightings=(line,))], seq)
+        ledger.kernel_log_judged([Outcome("xid", "0-nvidia-smi", sightings=(line,))], seq)
 
     def test_what_is_new_is_written_at_once(self, ledger: Ledger, file: MemoryFile) -> None:
         self.xid(ledger, 1)
@@ -250,9 +250,9 @@ class TestARecordThatCannotBeTaken:
         def fails(memory: Memory, outcomes: list[Outcome], *rest: Any) -> Memory:
             if any("poison" in one.detail for outcome in outcomes for one in outcome.sightings):
                 raise OverflowError("date value out of range")
-            return noticed(memory, outcomes, *rest)
+            return after_kernel_log(memory, outcomes, *rest)
 
-        monkeypatch.setattr("agent.ledger.noticed", fails)
+        monkeypatch.setattr("agent.ledger.after_kernel_log", fails)
         following = self.following(node, file)
         following.checks = EVENT_CHECKS
         following.follower.start()
@@ -273,6 +273,6 @@ def test_what_no_file_can_hold_never_becomes_the_memory(file: MemoryFile, monkey
     monkeypatch.setattr(file, "write", fails)
     line = Sighting("Xid79", GPU, 1, 1.0, Finding("Xid79", Severity.REBOOT, GPU, "x", seq=1, at=1.0))
     with pytest.raises(ValueError, match="year 1"):
-        ledger.noticed([Outcome("xid", "0-nvidia-smi", sightings=(line,))], 1)
+        ledger.kernel_log_judged([Outcome("xid", "0-nvidia-smi", sightings=(line,))], 1)
 
     assert ledger.memory == Memory(boot_id="b")

@@ -9,7 +9,7 @@ import pytest
 from healthcheck.checks import examine
 from healthcheck.checks.row_remap import CHECK
 from healthcheck.memory.findings import Memory
-from healthcheck.memory.looks import looked
+from healthcheck.memory.looks import JudgedLook, after_look
 from healthcheck.model import Evidence, Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
 from healthcheck.probes.nvml.gpus import NVML, Gpu, RowRemap
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, every, gpu, healthy, says
@@ -137,7 +137,7 @@ def test_what_no_gpu_forgets_stands_while_mig_mode_keeps_it_from_us() -> None:
 
 def _after(memory: Memory, one: Gpu) -> Memory:
     """The memory after a look at that GPU."""
-    return looked(memory, examine.judge([CHECK], Evidence({NVML: driver_says(one)}), P5), NOW)
+    return after_look(memory, JudgedLook(examine.judge([CHECK], Evidence({NVML: driver_says(one)}), P5)), NOW)
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:

@@ -13,7 +13,7 @@ from healthcheck.memory import exits
 from healthcheck.memory import file as memory_file
 from healthcheck.memory.exit_table import exit_words
 from healthcheck.memory.findings import Memory
-from healthcheck.memory.looks import looked
+from healthcheck.memory.looks import JudgedLook, after_look
 from healthcheck.model import Finding, Nature, Now, Outcome, Passed, Severity, Unobserved
 from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, SWEEP_RESULT, NodeState
 from healthcheck.probes.nvml.gpus import Gpu
@@ -258,8 +258,10 @@ class TestItsExits:
     def test_1_a_light_look_clears_no_deep_verdict(self) -> None:
         memory = after(knows(), sweep=run(row(), row(UNTOLD, "MONITOR", "node")))
         for minutes in range(5, 300, 5):
-            memory = exits.met(memory, [_gpu()], at(minutes).monotonic, at(minutes))
-            memory = looked(memory, [says(check=name) for name in ("dcgm-diag-l2", "ecc", "gpu-count")], at(minutes))
+            memory = exits.gpus_answered(memory, [_gpu()], at(minutes).monotonic, at(minutes))
+            memory = after_look(
+                memory, JudgedLook([says(check=name) for name in ("dcgm-diag-l2", "ecc", "gpu-count")]), at(minutes)
+            )
 
         assert reasons(memory) == {(MEMORY, GPU), (UNTOLD, "node")}
 
@@ -274,12 +276,12 @@ class TestItsExits:
     def test_another_gpu_in_its_place(self) -> None:
         memory = after(knows(), sweep=run(row(severity="ISOLATE")))
 
-        assert exits.met(memory, [_gpu(uuid="GPU-9", serial="1659999")], 1.0, NOW).standing == ()
+        assert exits.gpus_answered(memory, [_gpu(uuid="GPU-9", serial="1659999")], 1.0, NOW).standing == ()
 
     def test_another_gpu_that_is_there_already(self) -> None:
         memory = after(knows(), sweep=run(row(severity="ISOLATE", about={"uuid": "GPU-8"})))
 
-        assert exits.met(memory, [_gpu()], 1.0, NOW).standing == ()
+        assert exits.gpus_answered(memory, [_gpu()], 1.0, NOW).standing == ()
 
     @pytest.mark.parametrize(("severity", "stays"), [("MONITOR", 0), ("RESET", 0), ("REBOOT", 0), ("ISOLATE", 1)])
     def test_a_reboot(self, severity: str, stays: int) -> None:

@@ -17,7 +17,7 @@ from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
 from healthcheck.memory.file import SCHEMA, MemoryFile, MemoryFileError
 from healthcheck.memory.findings import Memory
-from healthcheck.memory.kernel_log import noticed
+from healthcheck.memory.kernel_log import after_kernel_log
 from healthcheck.model import Evidence, Nature, Now, Outcome
 from healthcheck.probes.kernel_log import RING, Batch, KernelLog, Record, parse_record
 from healthcheck.verdict.record import LONGEST, dump, render
@@ -98,7 +98,7 @@ def _read(path: Path, facilities: frozenset[int], after: int | None, begins: tup
 
 def any_lines_are_remembered(log: list[bytes]) -> None:
     records = [record for line in log if (record := parse_record(line))]
-    memory = noticed(Memory(MACHINE, "boot 0"), outcomes_of(records), Now(WALL, MONOTONIC), 2)
+    memory = after_kernel_log(Memory(MACHINE, "boot 0"), outcomes_of(records), Now(WALL, MONOTONIC), 2)
     assert len(dump(render(decide(memory, ()), memory, IDENTITY, WALL)).encode()) <= LONGEST
 
 

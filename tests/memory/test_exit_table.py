@@ -11,7 +11,7 @@ import pytest
 
 from healthcheck.memory import exit_table as table
 from healthcheck.memory.exit_table import EXITS, Exit, exit_words
-from healthcheck.memory.exits import begin, expired, met, passed, recovered, release, retested
+from healthcheck.memory.exits import begin, expired, gpus_answered, passed, recovered, release, retested
 from healthcheck.memory.findings import Acknowledgement, Memory, Release, Standing
 from healthcheck.model import Nature, Passed, Severity
 from healthcheck.probes.nvml.gpus import SUCCESS, Gpu
@@ -57,11 +57,11 @@ EVIDENCE: dict[tuple[str, ...], Callable[[Memory], Memory]] = {
     (table.QUARANTINE.words,): lambda memory: passed(memory, WALL + timedelta(seconds=1)),
     (table.RELEASE.words,): released,
     (table.LEVEL_2_PASSED.words,): retest,
-    (table.LIBRARY_FITS.words,): lambda memory: met(memory, answers(), SOON, later(60)),
-    (table.LIBRARY_FITS.words, table.INSTANCE_GONE.words): lambda memory: met(
+    (table.LIBRARY_FITS.words,): lambda memory: gpus_answered(memory, answers(), SOON, later(60)),
+    (table.LIBRARY_FITS.words, table.INSTANCE_GONE.words): lambda memory: gpus_answered(
         memory, answers(instances=(7,)), SOON, later(60)
     ),
-    (table.LIBRARY_FITS.words, table.OTHER_GPU.words): lambda memory: met(
+    (table.LIBRARY_FITS.words, table.OTHER_GPU.words): lambda memory: gpus_answered(
         memory, answers(uuid="GPU-2", serial="1650002"), SOON, later(60)
     ),
 }

@@ -12,8 +12,8 @@ from healthcheck.memory.exits import (
     begin,
     escalated,
     expired,
+    gpus_answered,
     is_acknowledged,
-    met,
     passed,
     quarantined,
     recovered,
@@ -21,8 +21,8 @@ from healthcheck.memory.exits import (
     within_log,
 )
 from healthcheck.memory.findings import Acknowledgement, Memory, Release, Standing
-from healthcheck.memory.kernel_log import noticed
-from healthcheck.memory.looks import looked
+from healthcheck.memory.kernel_log import after_kernel_log
+from healthcheck.memory.looks import JudgedLook, MemoryRules, after_look
 from healthcheck.model import Finding, Nature, Outcome, Severity
 from healthcheck.probes.nvml.gpus import Gpu, RowRemap
 from tests.examples import (
@@ -59,7 +59,7 @@ def reasons(memory: Memory) -> list[str]:
 def comes(memory: Memory, finding: Finding, at: float = MONOTONIC, escalate_after: int = 2) -> Memory:
     """The memory after the log told of it."""
     read = Outcome("xid", "0-nvidia-smi", sightings=(sighting(replace(finding, at=at)),))
-    return noticed(memory, [read], later(at - MONOTONIC), escalate_after)
+    return after_kernel_log(memory, [read], later(at - MONOTONIC), escalate_after)
 
 
 def boots(memory: Memory, number: int) -> Memory:
@@ -97,23 +97,27 @@ class TestReset:
         assert recovered(memory, ADDRESS, MONOTONIC + 1, later(1)) == memory
 
     def test_the_recovery_action_seen_going_back_to_none_is_evidence(self) -> None:
-        memory = met(remembers(stands(fault("Xid95", RESET))), [gpu(recovery_action=1)], MONOTONIC + 1, later(1))
+        memory = gpus_answered(
+            remembers(stands(fault("Xid95", RESET))), [gpu(recovery_action=1)], MONOTONIC + 1, later(1)
+        )
         assert reasons(memory) == ["Xid95"]
 
-        assert reasons(met(memory, [gpu(recovery_action=0)], MONOTONIC + 9, later(9))) == []
+        assert reasons(gpus_answered(memory, [gpu(recovery_action=0)], MONOTONIC + 9, later(9))) == []
 
     @pytest.mark.parametrize("action", [0, None])
     def test_an_action_of_none_that_was_never_another_proves_nothing(self, action: int | None) -> None:
         memory = remembers(stands(fault("Xid95", RESET)))
 
-        assert reasons(met(memory, [gpu(recovery_action=action)], MONOTONIC + 9, later(9))) == ["Xid95"]
+        assert reasons(gpus_answered(memory, [gpu(recovery_action=action)], MONOTONIC + 9, later(9))) == ["Xid95"]
 
     def test_an_action_that_can_no_longer_be_read_proves_nothing(self) -> None:
-        memory = met(remembers(stands(fault("Xid95", RESET))), [gpu(recovery_action=1)], MONOTONIC + 1, later(1))
-        memory = met(memory, [gpu(recovery_action=None)], MONOTONIC + 2, later(2))
+        memory = gpus_answered(
+            remembers(stands(fault("Xid95", RESET))), [gpu(recovery_action=1)], MONOTONIC + 1, later(1)
+        )
+        memory = gpus_answered(memory, [gpu(recovery_action=None)], MONOTONIC + 2, later(2))
 
         assert reasons(memory) == ["Xid95"]
-        assert reasons(met(memory, [gpu(recovery_action=0)], MONOTONIC + 9, later(9))) == []
+        assert reasons(gpus_answered(memory, [gpu(recovery_action=0)], MONOTONIC + 9, later(9))) == []
 
     @pytest.mark.parametrize(
         ("seen", "stays"),
@@ -132,17 +136,17 @@ class TestReset:
     ) -> None:
         memory = remembers(stands(fault("Xid95", RESET)), driver_loaded_at=MONOTONIC + 20)
 
-        assert bool(met(memory, seen, MONOTONIC + 30, later(30)).standing) is stays
+        assert bool(gpus_answered(memory, seen, MONOTONIC + 30, later(30)).standing) is stays
 
     def test_a_look_that_began_before_the_driver_was_loaded_proves_nothing(self) -> None:
         memory = remembers(stands(fault("Xid95", RESET)), driver_loaded_at=MONOTONIC + 20)
 
-        assert reasons(met(memory, [gpu()], MONOTONIC + 19, later(30))) == ["Xid95"]
+        assert reasons(gpus_answered(memory, [gpu()], MONOTONIC + 19, later(30))) == ["Xid95"]
 
     def test_a_fault_after_the_driver_was_loaded_stands(self) -> None:
         memory = remembers(stands(fault("Xid95", RESET)), driver_loaded_at=MONOTONIC - 20)
 
-        assert reasons(met(memory, [gpu()], MONOTONIC + 5, later(5))) == ["Xid95"]
+        assert reasons(gpus_answered(memory, [gpu()], MONOTONIC + 5, later(5))) == ["Xid95"]
 
 
 class TestRowsThatWaitForAReset:
@@ -159,7 +163,7 @@ class TestRowsThatWaitForAReset:
 
     def met_after(self, memory: Memory, remap: RowRemap | None, **more: object) -> set[str]:
         """What is left but the level, which a look at it ends."""
-        after = met(memory, [gpu(row_remap=remap, **more)], self.LATEST + 300, later(600))
+        after = gpus_answered(memory, [gpu(row_remap=remap, **more)], self.LATEST + 300, later(600))
         return {one.finding.reason for one in after.standing} - {"RowRemapPending"}
 
     @pytest.mark.parametrize(
@@ -211,7 +215,7 @@ class TestRowsThatWaitForAReset:
     def test_it_counts_as_a_reset_for_a_fault_that_comes_back(self) -> None:
         memory = self.waits(stands(fault("Xid64", RESET, about=ABOUT)))
 
-        after = met(memory, [gpu(row_remap=self.CLEAN)], self.LATEST + 300, later(600))
+        after = gpus_answered(memory, [gpu(row_remap=self.CLEAN)], self.LATEST + 300, later(600))
 
         assert len(after.ended["Xid64", "1650001"]) == 1
 
@@ -224,13 +228,13 @@ class TestAnotherGpu:
     ) -> None:
         memory = remembers(stands(fault("Xid1", severity, about=ABOUT)))
 
-        assert reasons(met(memory, [gpu(**other)], MONOTONIC + 1, later(1))) == []
+        assert reasons(gpus_answered(memory, [gpu(**other)], MONOTONIC + 1, later(1))) == []
 
     @pytest.mark.parametrize("same", [{}, {"index": 3}, {"serial": ""}, {"uuid": ""}, {"serial": "", "uuid": ""}])
     def test_the_same_gpu_by_another_index_or_with_less_to_say_stays(self, same: dict[str, object]) -> None:
         memory = remembers(stands(fault("Xid54", ISOLATE, about=ABOUT)))
 
-        assert reasons(met(memory, [gpu(**same)], MONOTONIC + 1, later(1))) == ["Xid54"]
+        assert reasons(gpus_answered(memory, [gpu(**same)], MONOTONIC + 1, later(1))) == ["Xid54"]
 
     @pytest.mark.parametrize("less", [{"serial": ""}, {"uuid": ""}, {"serial": "", "uuid": ""}])
     def test_a_gpu_that_says_less_for_a_look_keeps_its_names_and_so_is_told_from_the_next_one(
@@ -238,23 +242,23 @@ class TestAnotherGpu:
     ) -> None:
         memory = remembers(stands(fault("Xid54", ISOLATE, about=ABOUT)))
 
-        memory = met(memory, [gpu(**less)], MONOTONIC + 1, later(1))
+        memory = gpus_answered(memory, [gpu(**less)], MONOTONIC + 1, later(1))
         assert (memory.standing[0].finding.about, reasons(memory)) == (ABOUT, ["Xid54"])
 
-        assert reasons(met(memory, [gpu(serial="999", uuid="GPU-999")], MONOTONIC + 2, later(2))) == []
+        assert reasons(gpus_answered(memory, [gpu(serial="999", uuid="GPU-999")], MONOTONIC + 2, later(2))) == []
 
     def test_a_gpu_that_does_not_answer_is_no_other(self) -> None:
         memory = remembers(stands(fault("Xid79", REBOOT, about=ABOUT)))
 
-        assert met(memory, [Gpu(0, 15)], MONOTONIC + 1, later(1)) == memory
+        assert gpus_answered(memory, [Gpu(0, 15)], MONOTONIC + 1, later(1)) == memory
 
     def test_a_finding_learns_the_names_of_its_gpu(self) -> None:
-        (one,) = met(remembers(stands(fault())), [gpu()], MONOTONIC + 1, later(1)).standing
+        (one,) = gpus_answered(remembers(stands(fault())), [gpu()], MONOTONIC + 1, later(1)).standing
 
         assert one.finding.about == ABOUT
 
     def test_a_fault_of_a_gpu_that_is_gone_is_told_with_the_names_that_it_had(self) -> None:
-        memory = met(remembers(), [gpu()], MONOTONIC, NOW)
+        memory = gpus_answered(remembers(), [gpu()], MONOTONIC, NOW)
 
         (one,) = comes(memory, fault("Xid79", REBOOT), MONOTONIC + 5).standing
 
@@ -266,37 +270,39 @@ class TestAnotherGpu:
     def test_a_mig_finding_leaves_with_its_instance(self, instances: tuple[int, ...] | None, stays: bool) -> None:
         memory = remembers(stands(fault("Xid94", REBOOT, MIG)), stands(fault("Xid79", REBOOT)))
 
-        after = met(memory, [gpu(instances=instances)], MONOTONIC + 1, later(1))
+        after = gpus_answered(memory, [gpu(instances=instances)], MONOTONIC + 1, later(1))
 
         assert set(reasons(after)) == ({"Xid79", "Xid94"} if stays else {"Xid79"})
 
     def test_a_machine_whose_gpus_are_all_others_inherits_nothing_of_another_boot(self) -> None:
-        memory = met(remembers(), [gpu()], MONOTONIC, NOW)
+        memory = gpus_answered(remembers(), [gpu()], MONOTONIC, NOW)
         old = stands(fault("SXid20034", ISOLATE, "nvswitch/0000:85:00.0"), boot_id="the boot before")
         new = stands(fault("SXid11004", RESET, "nvswitch/0000:85:00.0"))
 
-        after = met(replace(memory, standing=(old, new)), [gpu(serial="77", uuid="GPU-77")], MONOTONIC, NOW)
+        after = gpus_answered(replace(memory, standing=(old, new)), [gpu(serial="77", uuid="GPU-77")], MONOTONIC, NOW)
 
         assert reasons(after) == ["SXid11004"]
 
     def test_one_swapped_board_that_answers_alone_speaks_for_no_other_gpu(self) -> None:
         both = [gpu(), gpu(index=1, address="0000:64:00.0", serial="2", uuid="GPU-2")]
         old = stands(fault("Xid54", ISOLATE, OTHER, about={"serial": "2"}), boot_id="the boot before")
-        memory = met(remembers(old), both, MONOTONIC, NOW)
+        memory = gpus_answered(remembers(old), both, MONOTONIC, NOW)
 
-        after = met(memory, [gpu(serial="77", uuid="GPU-77")], MONOTONIC + 1, later(1))
+        after = gpus_answered(memory, [gpu(serial="77", uuid="GPU-77")], MONOTONIC + 1, later(1))
 
         assert reasons(after) == ["Xid54"]
 
     def test_a_mismatch_that_came_after_the_look_began_stands(self) -> None:
         mismatch = stands(fault("DriverLibraryMismatch", MONITOR, "driver"), at=MONOTONIC + 2)
 
-        assert reasons(met(remembers(mismatch), [gpu()], MONOTONIC + 1, later(3))) == ["DriverLibraryMismatch"]
+        assert reasons(gpus_answered(remembers(mismatch), [gpu()], MONOTONIC + 1, later(3))) == [
+            "DriverLibraryMismatch"
+        ]
 
     def test_an_nvml_that_opens_ends_a_mismatch_that_the_log_told(self) -> None:
         mismatch = stands(fault("DriverLibraryMismatch", MONITOR, "driver"))
 
-        assert reasons(met(remembers(mismatch), [gpu()], MONOTONIC + 1, later(1))) == []
+        assert reasons(gpus_answered(remembers(mismatch), [gpu()], MONOTONIC + 1, later(1))) == []
 
 
 class TestEscalation:
@@ -304,7 +310,7 @@ class TestEscalation:
 
     def again(self, finding: Finding, times: int, escalate_after: int = 2) -> Memory:
         """It came, the node rebooted, and so on; after the last boot it is there once more."""
-        memory = met(remembers(), [gpu()], MONOTONIC, NOW)
+        memory = gpus_answered(remembers(), [gpu()], MONOTONIC, NOW)
         for number in range(times):
             memory = boots(comes(memory, finding, escalate_after=escalate_after), number)
         return comes(memory, finding, escalate_after=escalate_after)
@@ -336,7 +342,7 @@ class TestEscalation:
         assert self.again(fault("Xid79", REBOOT), 4, escalate_after=4).standing[0].finding.severity is ISOLATE
 
     def test_resets_count_as_reboots_do(self) -> None:
-        memory = met(remembers(), [gpu()], MONOTONIC, NOW)
+        memory = gpus_answered(remembers(), [gpu()], MONOTONIC, NOW)
         for number in range(2):
             memory = comes(memory, fault("Xid95", RESET), MONOTONIC + 10 * number)
             memory = recovered(memory, ADDRESS, MONOTONIC + 10 * number + 5, later(10 * number + 5))
@@ -361,17 +367,19 @@ class TestEscalation:
 
     def test_a_level_that_is_back_after_reboots_is_isolated_until_it_is_gone(self) -> None:
         lost = fault("GpuLost", REBOOT)
-        memory = met(remembers(), [gpu()], MONOTONIC, NOW)
+        memory = gpus_answered(remembers(), [gpu()], MONOTONIC, NOW)
         for number in range(2):
-            memory = boots(looked(memory, [says(lost)], NOW, escalate_after=2), number)
-            memory = looked(memory, [says()], NOW, escalate_after=2)
-        memory = looked(memory, [says(lost)], NOW, escalate_after=2)
+            memory = boots(after_look(memory, JudgedLook([says(lost)]), NOW, MemoryRules(escalate_after=2)), number)
+            memory = after_look(memory, JudgedLook([says()], [gpu()]), NOW, MemoryRules(escalate_after=2))
+        memory = after_look(memory, JudgedLook([says(lost)]), NOW, MemoryRules(escalate_after=2))
         assert memory.standing[0].finding.severity is ISOLATE
 
         eight_days = later(8 * 86400)
-        memory = looked(memory, [says(lost)], eight_days, escalate_after=2)
+        memory = after_look(memory, JudgedLook([says(lost)]), eight_days, MemoryRules(escalate_after=2))
         assert memory.standing[0].finding.severity is ISOLATE
-        assert looked(memory, [says()], eight_days, escalate_after=2).standing == ()
+        assert (
+            after_look(memory, JudgedLook([says()], [gpu()]), eight_days, MemoryRules(escalate_after=2)).standing == ()
+        )
 
     def test_a_release_clears_the_count(self) -> None:
         memory = self.again(fault("Xid79", REBOOT), 2)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from healthcheck.checks.expectation import FirstSeen, Place
-from healthcheck.memory.exits import begin, met
+from healthcheck.memory.exits import begin, gpus_answered
 from healthcheck.memory.findings import MOST_GPUS
 from healthcheck.memory.looks import first_seen
 from healthcheck.model import Evidence, Probe, Unobserved
@@ -78,6 +78,6 @@ def test_other_hardware_under_the_same_name_has_had_nothing_yet() -> None:
     memory = remembers(first=KNOWN, gpus={ADDRESSES[0]: {"serial": "1"}})
 
     def answers(serial: str) -> FirstSeen:
-        return met(memory, [Gpu(0, 0, ADDRESSES[0], serial=serial)], 0.0, NOW).first
+        return gpus_answered(memory, [Gpu(0, 0, ADDRESSES[0], serial=serial)], 0.0, NOW).first
 
     assert (answers("1"), answers("2")) == (KNOWN, FirstSeen())

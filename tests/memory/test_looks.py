@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from healthcheck.memory.exit_table import exit_words
 from healthcheck.memory.exits import begin, expired
 from healthcheck.memory.findings import Memory, Suspect
-from healthcheck.memory.kernel_log import noticed
-from healthcheck.memory.looks import LOOKS_TO_CONFIRM, MOST_BLIND_LOOKS, looked, without_checks
+from healthcheck.memory.kernel_log import after_kernel_log
+from healthcheck.memory.looks import (
+    LOOKS_TO_CONFIRM,
+    MOST_BLIND_LOOKS,
+    JudgedLook,
+    MemoryRules,
+    after_look,
+    without_checks,
+)
 from healthcheck.model import Finding, Nature, Outcome, Severity, TooEarly
+from healthcheck.probes.nvml.gpus import Gpu
 from tests.examples import (
     BLIND,
     BOOT,
@@ -53,69 +62,72 @@ def read(findings: Iterable[Finding]) -> list[Outcome]:
 
 class TestLevels:
     def test_a_level_stands_from_the_first_look_that_shows_it(self) -> None:
-        after = looked(remembers(), [says(LOST)], NOW)
+        after = after_look(remembers(), JudgedLook([says(LOST)]), NOW)
 
         assert after.standing == (stands(LOST, Nature.LEVEL, check="gpu-count"),)
 
     def test_a_level_leaves_when_a_look_shows_it_gone(self) -> None:
-        before = looked(remembers(), [says(LOST)], NOW)
+        before = after_look(remembers(), JudgedLook([says(LOST)]), NOW)
 
-        assert reasons(looked(before, [says()], later(10))) == []
+        assert reasons(after_look(before, JudgedLook([says()]), later(10))) == []
 
     def test_a_level_stays_while_nobody_could_look(self) -> None:
-        before = looked(remembers(), [says(LOST)], NOW)
+        before = after_look(remembers(), JudgedLook([says(LOST)]), NOW)
 
-        assert looked(before, [says(blind=BLIND)], later(10)) == before
+        assert after_look(before, JudgedLook([says(blind=BLIND)]), later(10)) == before
 
     def test_a_level_stays_when_its_check_saw_only_a_part(self) -> None:
-        before = looked(remembers(), [says(LOST)], NOW)
+        before = after_look(remembers(), JudgedLook([says(LOST)]), NOW)
         other = fault("GpuLost", subject="gpu/0000:64:00.0", detail="NVML error 15")
 
-        after = looked(before, [says(other, blind=BLIND)], later(10))
+        after = after_look(before, JudgedLook([says(other, blind=BLIND)]), later(10))
 
         assert sorted(one.finding.subject for one in after.standing) == ["gpu/0000:53:00.0", "gpu/0000:64:00.0"]
 
     def test_a_level_stays_while_its_fault_alone_cannot_be_told(self) -> None:
-        before = looked(remembers(), [says(LOST), says(PENDING, check="row-remap")], NOW)
+        before = after_look(remembers(), JudgedLook([says(LOST), says(PENDING, check="row-remap")]), NOW)
         untold = (TooEarly("not told in MIG mode", LOST.subject, ("GpuLost",)),)
 
-        after = looked(before, [says(too_early=untold), says(check="row-remap", too_early=untold)], later(10))
+        after = after_look(
+            before, JudgedLook([says(too_early=untold), says(check="row-remap", too_early=untold)]), later(10)
+        )
 
         assert reasons(after) == ["GpuLost"]
 
     def test_a_gpu_that_no_driver_has_is_seen_on_pci_whether_it_answers_or_not(self) -> None:
         unbound = fault("GpuUnbound", MONITOR)
-        before = looked(remembers(), [says(unbound), says(LOST)], NOW)
+        known = remembers(gpus={"0000:53:00.0": {"index": "0"}})
+        before = after_look(known, JudgedLook([says(unbound), says(LOST)]), NOW)
 
-        assert reasons(looked(before, [says()], later(10), silent=["0000:53:00.0"])) == ["GpuLost"]
+        assert reasons(after_look(before, JudgedLook([says()]), later(10))) == ["GpuLost"]
 
     def test_another_checks_look_ends_nothing(self) -> None:
-        before = looked(remembers(), [says(LOST)], NOW)
+        before = after_look(remembers(), JudgedLook([says(LOST)]), NOW)
 
-        assert reasons(looked(before, [says(check="efa-count")], later(10))) == ["GpuLost"]
+        assert reasons(after_look(before, JudgedLook([says(check="efa-count")]), later(10))) == ["GpuLost"]
 
     def test_a_level_seen_again_keeps_when_it_was_first_seen(self) -> None:
-        before = looked(remembers(), [says(LOST)], NOW)
+        before = after_look(remembers(), JudgedLook([says(LOST)]), NOW)
 
-        (again,) = looked(before, [says(LOST)], later(300)).standing
+        (again,) = after_look(before, JudgedLook([says(LOST)]), later(300)).standing
 
         assert (again.first_seen, again.last_seen) == (WALL, WALL + timedelta(seconds=300))
 
     def test_a_level_that_comes_back_is_a_new_one(self) -> None:
-        memory = looked(remembers(), [says(LOST)], NOW)
-        memory = looked(memory, [says()], later(10))
+        memory = after_look(remembers(), JudgedLook([says(LOST)]), NOW)
+        memory = after_look(memory, JudgedLook([says()]), later(10))
 
-        (again,) = looked(memory, [says(LOST)], later(20)).standing
+        (again,) = after_look(memory, JudgedLook([says(LOST)]), later(20)).standing
 
         assert again.first_seen == WALL + timedelta(seconds=20)
 
     def test_a_level_survives_a_reboot_until_a_look_shows_it_gone(self) -> None:
-        before = looked(remembers(), [says(LOST)], NOW)
+        before = after_look(remembers(), JudgedLook([says(LOST)]), NOW)
 
         rebooted = begin(before, MACHINE, "another boot", NOW)
 
         assert reasons(rebooted) == ["GpuLost"]
-        assert reasons(looked(rebooted, [says()], later(200))) == []
+        assert reasons(after_look(rebooted, JudgedLook([says()]), later(200))) == []
 
     def test_a_level_never_leaves_by_time(self) -> None:
         minor = fault("EfaBelowProfile", MONITOR, "node")
@@ -135,7 +147,7 @@ class TestFlickering:
         memory, shown = remembers(), []
 
         for look in range(6):
-            memory = looked(memory, [says(LOW)], later(10.0 * look))
+            memory = after_look(memory, JudgedLook([says(LOW)]), later(10.0 * look))
             shown.append((reasons(memory), bool(memory.suspects)))
 
         assert LOOKS_TO_CONFIRM == 4
@@ -144,33 +156,33 @@ class TestFlickering:
     def test_one_good_look_begins_the_count_anew(self) -> None:
         memory = remembers()
         for _ in range(3):
-            memory = looked(memory, [says(LOW)], NOW)
+            memory = after_look(memory, JudgedLook([says(LOW)]), NOW)
 
-        memory = looked(memory, [says()], NOW)
+        memory = after_look(memory, JudgedLook([says()]), NOW)
         assert memory.suspects == {}
 
-        assert reasons(looked(memory, [says(LOW)], NOW)) == []
+        assert reasons(after_look(memory, JudgedLook([says(LOW)]), NOW)) == []
 
     def test_a_look_that_could_not_look_neither_counts_nor_forgets(self) -> None:
         memory = remembers()
         for _ in range(3):
-            memory = looked(memory, [says(LOW)], NOW)
-            memory = looked(memory, [says(blind=BLIND)], NOW)
+            memory = after_look(memory, JudgedLook([says(LOW)]), NOW)
+            memory = after_look(memory, JudgedLook([says(blind=BLIND)]), NOW)
 
         assert reasons(memory) == []
-        assert reasons(looked(memory, [says(LOW)], NOW)) == ["GpuCountLow"]
+        assert reasons(after_look(memory, JudgedLook([says(LOW)]), NOW)) == ["GpuCountLow"]
 
     def test_what_can_no_longer_be_looked_at_is_not_waited_for(self) -> None:
         memory, blind = remembers(), []
         for look in range(2 + MOST_BLIND_LOOKS):
-            memory = looked(memory, [says(LOW) if look < 2 else says(blind=BLIND)], later(10.0 * look))
+            memory = after_look(memory, JudgedLook([says(LOW) if look < 2 else says(blind=BLIND)]), later(10.0 * look))
             blind += [one.blind for one in memory.suspects.values()]
 
         assert blind == [0, 0, *range(1, MOST_BLIND_LOOKS)]
-        assert looked(memory, [says(LOW)], NOW).suspects == {("gpu-count", LOW_KEY): Suspect(1)}
+        assert after_look(memory, JudgedLook([says(LOW)]), NOW).suspects == {("gpu-count", LOW_KEY): Suspect(1)}
 
     def test_a_check_that_nobody_runs_takes_what_it_was_looking_at_with_it(self) -> None:
-        memory = looked(remembers(), [says(LOW)], NOW)
+        memory = after_look(remembers(), JudgedLook([says(LOW)]), NOW)
 
         assert without_checks(memory, ["gpu-count"]) == memory
         assert without_checks(memory, ["efa-count"]).suspects == {}
@@ -178,43 +190,43 @@ class TestFlickering:
     def test_once_confirmed_it_leaves_at_the_first_good_look_and_must_be_confirmed_again(self) -> None:
         memory = remembers()
         for _ in range(4):
-            memory = looked(memory, [says(LOW)], NOW)
-        memory = looked(memory, [says()], NOW)
+            memory = after_look(memory, JudgedLook([says(LOW)]), NOW)
+        memory = after_look(memory, JudgedLook([says()]), NOW)
 
         assert reasons(memory) == []
-        assert reasons(looked(memory, [says(LOW)], NOW)) == []
+        assert reasons(after_look(memory, JudgedLook([says(LOW)]), NOW)) == []
 
     def test_two_that_flicker_are_counted_apart(self) -> None:
         other = fault("EfaCountLow", REBOOT, "node", flickers=True)
         memory = remembers()
         for _ in range(3):
-            memory = looked(memory, [says(LOW), says(check="efa-count")], NOW)
-        memory = looked(memory, [says(LOW), says(other, check="efa-count")], NOW)
+            memory = after_look(memory, JudgedLook([says(LOW), says(check="efa-count")]), NOW)
+        memory = after_look(memory, JudgedLook([says(LOW), says(other, check="efa-count")]), NOW)
 
         assert reasons(memory) == ["GpuCountLow"]
         assert list(memory.suspects.values()) == [Suspect(1)]
 
     def test_a_reboot_forgets_what_was_being_looked_at_again(self) -> None:
-        memory = looked(remembers(), [says(LOW)], NOW)
+        memory = after_look(remembers(), JudgedLook([says(LOW)]), NOW)
 
         assert begin(memory, MACHINE, "another boot", NOW).suspects == {}
 
 
 class TestEvents:
     def test_an_event_stands_with_the_time_that_its_record_has(self) -> None:
-        (one,) = noticed(remembers(), read([event("Xid79", REBOOT, MONOTONIC - 90)]), NOW).standing
+        (one,) = after_kernel_log(remembers(), read([event("Xid79", REBOOT, MONOTONIC - 90)]), NOW).standing
 
         assert (one.first_seen, one.last_seen) == (WALL - timedelta(seconds=90),) * 2
         assert (one.nature, one.count, one.boot_id, one.last_at) == (Nature.EVENT, 1, BOOT, MONOTONIC - 90)
 
     def test_an_event_is_never_from_the_future(self) -> None:
-        (one,) = noticed(remembers(), read([event("Xid79", REBOOT, MONOTONIC + 90)]), NOW).standing
+        (one,) = after_kernel_log(remembers(), read([event("Xid79", REBOOT, MONOTONIC + 90)]), NOW).standing
 
         assert one.first_seen == WALL
 
     def test_the_same_event_again_is_counted_and_keeps_its_first_time(self) -> None:
-        memory = noticed(remembers(), read([event("Xid79", REBOOT)]), NOW)
-        memory = noticed(memory, read([event("Xid79", REBOOT, MONOTONIC + 60)]), later(60))
+        memory = after_kernel_log(remembers(), read([event("Xid79", REBOOT)]), NOW)
+        memory = after_kernel_log(memory, read([event("Xid79", REBOOT, MONOTONIC + 60)]), later(60))
 
         (one,) = memory.standing
         assert (one.count, one.first_seen, one.last_seen) == (2, WALL, WALL + timedelta(seconds=60))
@@ -223,7 +235,7 @@ class TestEvents:
         worse = event("Xid154", REBOOT, detail="to 0x2 (Node Reboot Required)")
         milder = event("Xid154", RESET, detail="to 0x1 (GPU Reset Required)")
 
-        memory = noticed(noticed(remembers(), read([worse]), NOW), read([milder]), later(5))
+        memory = after_kernel_log(after_kernel_log(remembers(), read([worse]), NOW), read([milder]), later(5))
 
         (one,) = memory.standing
         assert (one.finding.severity, one.finding.detail, one.count) == (REBOOT, "to 0x2 (Node Reboot Required)", 2)
@@ -231,7 +243,7 @@ class TestEvents:
     def test_a_worse_event_of_the_same_reason_takes_its_place(self) -> None:
         milder, worse = event("Xid154", RESET), event("Xid154", REBOOT)
 
-        memory = noticed(noticed(remembers(), read([milder]), NOW), read([worse]), later(5))
+        memory = after_kernel_log(after_kernel_log(remembers(), read([milder]), NOW), read([worse]), later(5))
 
         assert [one.finding.severity for one in memory.standing] == [REBOOT]
 
@@ -243,7 +255,7 @@ class TestEvents:
             event("Xid54", ISOLATE),
         ]
 
-        memory = noticed(remembers(), read(found), NOW)
+        memory = after_kernel_log(remembers(), read(found), NOW)
 
         assert [(one.finding.reason, one.finding.subject) for one in memory.standing] == [
             ("Xid54", GPU),
@@ -255,7 +267,10 @@ class TestEvents:
     def test_a_light_look_that_shows_nothing_clears_no_event(self) -> None:
         memory = remembers(stands(fault()))
 
-        assert looked(memory, [says(), says(check="xid"), says(check="driver")], later(300)).standing == memory.standing
+        assert (
+            after_look(memory, JudgedLook([says(), says(check="xid"), says(check="driver")]), later(300)).standing
+            == memory.standing
+        )
 
     @pytest.mark.parametrize(
         ("severity", "after_restart", "after_reboot"),
@@ -276,7 +291,7 @@ class TestEvents:
     def test_a_flood_of_events_is_bounded_and_keeps_the_worst(self) -> None:
         flood = [fault("Xid13", MONITOR, f"gpu/{number}", at=MONOTONIC) for number in range(2000)]
 
-        memory = noticed(remembers(), read([*flood, event("Xid79", REBOOT)]), NOW)
+        memory = after_kernel_log(remembers(), read([*flood, event("Xid79", REBOOT)]), NOW)
 
         assert len(memory.standing) == 512
         assert memory.standing[0].finding.reason == "Xid79"
@@ -334,7 +349,7 @@ class TestTime:
 
     def test_a_monitor_event_seen_again_lives_from_then_on(self) -> None:
         memory = remembers(stands(fault("Xid13", MONITOR)))
-        memory = noticed(memory, read([event("Xid13", MONITOR, MONOTONIC + DAY - 10)]), later(DAY - 10))
+        memory = after_kernel_log(memory, read([event("Xid13", MONITOR, MONOTONIC + DAY - 10)]), later(DAY - 10))
 
         assert reasons(expired(memory, later(DAY + HOUR), DAY)) == ["Xid13"]
         assert reasons(expired(memory, later(2 * DAY - 10), DAY)) == []
@@ -347,10 +362,45 @@ class TestTime:
 
     @pytest.mark.parametrize("jump", [-HOUR, HOUR])
     def test_a_clock_that_jumps_while_an_event_stands_leaves_its_first_time(self, jump: float) -> None:
-        memory = noticed(remembers(), read([event("Xid79", REBOOT)]), NOW)
+        memory = after_kernel_log(remembers(), read([event("Xid79", REBOOT)]), NOW)
 
-        after = noticed(memory, read([event("Xid79", REBOOT, MONOTONIC + 5)]), later(5, wall_jumps_by=jump))
+        after = after_kernel_log(memory, read([event("Xid79", REBOOT, MONOTONIC + 5)]), later(5, wall_jumps_by=jump))
 
         (one,) = after.standing
         assert one.first_seen == WALL
         assert one.last_seen == max(WALL, WALL + timedelta(seconds=5 + jump))
+
+
+class TestLook:
+    """All that one look makes of the memory, in its order."""
+
+    ADDRESS = "0000:53:00.0"
+
+    def gpu(self, serial: str = "1", **more: Any) -> Gpu:
+        return Gpu(0, 0, self.ADDRESS, f"GPU-{serial}", serial, **more)
+
+    def test_another_gpu_in_the_place_of_one_that_failed_is_judged_for_itself(self) -> None:
+        known = after_look(remembers(stands(fault("Xid54", ISOLATE))), JudgedLook([], [self.gpu("1")]), NOW)
+
+        after = after_look(known, JudgedLook([says(LOST)], [self.gpu("2")], MONOTONIC + 10), later(10))
+
+        assert [(one.finding.reason, one.finding.about["serial"]) for one in after.standing] == [("GpuLost", "2")]
+
+    @pytest.mark.parametrize(("answers", "left"), [(True, []), (False, ["GpuLost"])])
+    def test_a_gpu_that_answers_no_more_takes_no_fault_with_it(self, answers: bool, left: list[str]) -> None:
+        before = after_look(remembers(), JudgedLook([says(LOST)], [self.gpu()]), NOW)
+
+        look = JudgedLook([says()], [self.gpu()] if answers else [], MONOTONIC + 10)
+
+        assert reasons(after_look(before, look, later(10))) == left
+
+    @pytest.mark.parametrize(("age", "left"), [(DAY - 1, ["Xid13"]), (DAY, [])])
+    def test_time_ends_what_only_time_ends(self, age: float, left: list[str]) -> None:
+        before = remembers(stands(fault("Xid13", MONITOR)))
+
+        after = after_look(before, JudgedLook([says()]), later(age), MemoryRules(monitor_ttl_seconds=DAY))
+
+        assert reasons(after) == left
+
+    def test_it_remembers_what_the_node_was_taken_for(self) -> None:
+        assert after_look(remembers(), JudgedLook([], instance_type="p5.48xlarge"), NOW).instance_type == "p5.48xlarge"

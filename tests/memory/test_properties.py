@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from healthcheck.memory.exits import REMAP_XIDS, begin, expired, met, recovered, release
+from healthcheck.memory.exits import REMAP_XIDS, begin, expired, gpus_answered, recovered, release
 from healthcheck.memory.file import MemoryFile
 from healthcheck.memory.findings import Acknowledgement, Memory, Release, Standing, gpu_address
-from healthcheck.memory.kernel_log import noticed
-from healthcheck.memory.looks import looked
+from healthcheck.memory.kernel_log import after_kernel_log
+from healthcheck.memory.looks import JudgedLook, MemoryRules, after_look
 from healthcheck.model import Finding, Nature, Now, Outcome, Severity, Sighting, Unobserved
 from healthcheck.node.state import RESULTS, NodeState
 from healthcheck.probes.nvml.gpus import Gpu, RowRemap
@@ -55,7 +55,7 @@ def _event(reason: str, severity: Severity | None, address: str, instance: str, 
         place = "GPC 0, TPC 1" if reason == "Xid13" else ""
         line = Sighting(reason, subject, world.seq, world.now.monotonic, finding, process=process, place=place)
         outcome = Outcome("xid", "0-nvidia-smi", sightings=(line,))
-        return replace(world, memory=noticed(world.memory, [outcome], world.now, 2), seq=world.seq + 1)
+        return replace(world, memory=after_kernel_log(world.memory, [outcome], world.now, 2), seq=world.seq + 1)
 
     return step
 
@@ -65,7 +65,12 @@ def _look(found: frozenset[tuple[str, str]], blind: bool) -> Step:
         findings = tuple(Finding(reason, Severity.REBOOT, f"gpu/{address}", "x") for reason, address in sorted(found))
         causes = (Unobserved("DriverNotLoaded", "x"),) if blind else ()
         outcome = Outcome("gpu-count", "0-nvidia-smi", findings=() if blind else findings, unobserved=causes)
-        return replace(world, memory=looked(world.memory, [outcome], world.now, 1, 2))
+        return replace(
+            world,
+            memory=after_look(
+                world.memory, JudgedLook([outcome]), world.now, MemoryRules(escalate_after=2, looks_to_confirm=1)
+            ),
+        )
 
     return step
 
@@ -73,7 +78,7 @@ def _look(found: frozenset[tuple[str, str]], blind: bool) -> Step:
 def _meet(address: str, serial: str, action: int | None, error: int, remap: RowRemap | None = None) -> Step:
     def step(world: World) -> World:
         gpu = Gpu(0, error, address, f"GPU-{serial}", serial, recovery_action=action, row_remap=remap)
-        return replace(world, memory=met(world.memory, [gpu], world.now.monotonic, world.now))
+        return replace(world, memory=gpus_answered(world.memory, [gpu], world.now.monotonic, world.now))
 
     return step
 

@@ -7,8 +7,8 @@ import pytest
 from healthcheck.checks import CHECKS
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
-from healthcheck.memory.kernel_log import noticed
-from healthcheck.memory.looks import looked
+from healthcheck.memory.kernel_log import after_kernel_log
+from healthcheck.memory.looks import JudgedLook, MemoryRules, after_look
 from healthcheck.model import Evidence, Nature, Severity, Status
 from healthcheck.probes.kernel_log import RING, Record
 from healthcheck.verdict.verdict import Verdict, decide
@@ -26,9 +26,9 @@ PERSISTENCE_MODE_OFF = fault("PersistenceModeOff", Severity.MONITOR, "gpu/0000:6
 def verdict(*texts: str, persistence_mode: bool = True) -> Verdict:
     ring = tuple(Record(seq, MONOTONIC - 60 + seq, 0, text) for seq, text in enumerate(texts))
     outcomes = judge(EVENT_CHECKS, Evidence({RING: ring}), Expectation())
-    memory = noticed(remembers(), outcomes, NOW)
+    memory = after_kernel_log(remembers(), outcomes, NOW)
     level = says(*(() if persistence_mode else (PERSISTENCE_MODE_OFF,)))
-    memory = looked(memory, [level], NOW, looks_to_confirm=1)
+    memory = after_look(memory, JudgedLook([level]), NOW, MemoryRules(looks_to_confirm=1))
     return decide(memory, (*outcomes, level))
 
 

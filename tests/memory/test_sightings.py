@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from healthcheck.memory.findings import Memory
-from healthcheck.memory.kernel_log import noticed
+from healthcheck.memory.kernel_log import after_kernel_log
 from healthcheck.model import Finding, Nature, Outcome, Severity, Sighting
 from tests.examples import GPU, MONOTONIC, NOW, fault, later, remembers
 
@@ -31,7 +31,7 @@ def line(
 
 
 def reads(memory: Memory, *lines: Sighting, after: float = 0.0) -> Memory:
-    return noticed(memory, [Outcome("xid", "0-nvidia-smi", sightings=lines)], later(after))
+    return after_kernel_log(memory, [Outcome("xid", "0-nvidia-smi", sightings=lines)], later(after))
 
 
 def told(memory: Memory) -> list[tuple[str, int]]:
@@ -213,7 +213,7 @@ def test_records_of_several_checks_are_taken_in_the_logs_order() -> None:
     loads = Outcome("driver-messages", "0", sightings=(line("Xid154", None, 5, recovered=True),))
     fault_before = Outcome("xid", "0", sightings=(line("Xid95", RESET, 1), line("Xid62", RESET, 6)))
 
-    assert told(noticed(remembers(), [loads, fault_before], later(6))) == [("Xid62", 1)]
+    assert told(after_kernel_log(remembers(), [loads, fault_before], later(6))) == [("Xid62", 1)]
 
 
 def test_a_flood_of_many_faults_is_bounded_and_keeps_the_worst() -> None:
@@ -227,7 +227,7 @@ def test_a_flood_of_many_faults_is_bounded_and_keeps_the_worst() -> None:
 def test_nothing_read_changes_nothing() -> None:
     memory = remembers()
 
-    assert noticed(memory, [Outcome("xid", "0")], NOW) is memory
+    assert after_kernel_log(memory, [Outcome("xid", "0")], NOW) is memory
     assert fault() not in [one.finding for one in memory.standing]
 
 

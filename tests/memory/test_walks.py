@@ -11,11 +11,11 @@ import pytest
 from healthcheck.checks import CHECKS
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
-from healthcheck.memory.exits import begin, expired, met
+from healthcheck.memory.exits import begin
 from healthcheck.memory.file import MemoryFile
 from healthcheck.memory.findings import Memory
-from healthcheck.memory.kernel_log import noticed
-from healthcheck.memory.looks import looked
+from healthcheck.memory.kernel_log import after_kernel_log
+from healthcheck.memory.looks import JudgedLook, MemoryRules, after_look
 from healthcheck.model import Evidence, Finding, Nature, Now, Outcome, Severity, Unobserved
 from healthcheck.probes.kernel_log import RING, Record
 from healthcheck.probes.nvml.gpus import Gpu, RowRemap
@@ -55,7 +55,7 @@ class Node:
             records.append(Record(self.seq, self.now.monotonic, 0, text))
             self.seq += 1
         outcomes = judge(EVENT_CHECKS, Evidence({RING: tuple(records)}), Expectation())
-        self.memory = noticed(self.memory, outcomes, self.now, 2)
+        self.memory = after_kernel_log(self.memory, outcomes, self.now, 2)
         return self.severity
 
     def xid(self, gpu: int, code: int, text: str = "x", instance: str = "") -> Severity:
@@ -66,11 +66,14 @@ class Node:
         self.wait(1)
         began = self.now.monotonic
         self.blind = bool(blind)
-        if not blind:
-            self.memory = met(self.memory, self.gpus, began, self.now)
         cause = (Unobserved(blind, "x"),) if blind else ()
         outcome = Outcome("gpu-count", "0-nvidia-smi", findings=() if blind else levels, unobserved=cause)
-        self.memory = expired(looked(self.memory, [outcome], self.now, 1, 2), self.now, DAY)
+        self.memory = after_look(
+            self.memory,
+            JudgedLook([outcome], () if blind else self.gpus, began),
+            self.now,
+            MemoryRules(escalate_after=2, monitor_ttl_seconds=DAY, looks_to_confirm=1),
+        )
         return self.severity
 
     def reboot(self) -> Severity:

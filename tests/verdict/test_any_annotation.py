@@ -21,7 +21,7 @@ from healthcheck.deep.record import passed_run, take, untaken
 from healthcheck.memory import exits
 from healthcheck.memory.file import MemoryFile
 from healthcheck.memory.findings import Memory
-from healthcheck.memory.kernel_log import noticed
+from healthcheck.memory.kernel_log import after_kernel_log
 from healthcheck.model import Severity
 from healthcheck.node.state import QUARANTINE_RESULT, RELEASE, RESULTS, RUN, STATUS, SWEEP_RESULT, TAINT, NodeState
 from healthcheck.text.moments import timestamp
@@ -252,7 +252,7 @@ def test_no_word_speaks_of_what_comes_after_it_was_seen(words: Words) -> None:
     assert all(one.last_seen <= NOW.wall for one in memory.acknowledged)
     event = fault(seq=CURSOR + 1, at=NOW.monotonic + 5)
 
-    after = noticed(memory, [says(sightings=(sighting(event),), check="xid")], later(10))
+    after = after_kernel_log(memory, [says(sightings=(sighting(event),), check="xid")], later(10))
     if (passed := passed_run(words.node)) is not None:
         after = exits.quarantined(after, passed.name, passed.began, later(20))
     word, _ = read_release(words.node, gestures=True)
