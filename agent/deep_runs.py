@@ -20,7 +20,7 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.deep.due import is_overdue, last_deep_test
 from healthcheck.deep.look import Diagnostic, look_deeply
-from healthcheck.deep.record import Ran, deep_record, render
+from healthcheck.deep.record import Ran, render
 from healthcheck.model import Now, Outcome, Probe, ProbeError, Severity
 from healthcheck.node.state import NodeState
 from healthcheck.telemetry import Telemetry
@@ -308,8 +308,7 @@ class DeepTests:
         self._telemetry.deep_runs.labels(record["status"]).inc()
         log.info("deep test: done", status=record["status"], severity=record["severity"])
         self._marks.keep(text)
-        deep = deep_record(record, KIND)
-        if deep.severity < Severity.RESET:
+        if Severity[record["severity"]] < Severity.RESET:
             self._marks.tell(text, give_back=True)
             return
         # The taint of its verdict has to stand before ours for the test goes.
@@ -317,7 +316,7 @@ class DeepTests:
         deadline = self._clock().monotonic + self._waits.told
         while self._clock().monotonic < deadline and not self._stopping.wait(_POLL_SECONDS):
             node = self._doors.node.seen()
-            if node is not None and taken_on(node).get(deep.kind) == deep.timestamp:
+            if node is not None and taken_on(node).get(KIND) == record["timestamp"]:
                 return
 
     def _measure(self, node: NodeState, now: datetime) -> None:

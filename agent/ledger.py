@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from agent.failures import Failures
-from healthcheck.deep.record import DeepRecord, PassedRun, take
+from healthcheck.deep.record import DeepRecord, PassedRun, after_deep_record
 from healthcheck.memory import exits
 from healthcheck.memory.file import MemoryFile, MemoryFileError
 from healthcheck.memory.findings import Memory, Release, Standing
@@ -152,7 +152,7 @@ class Ledger:
         """Without a word on what the log has not come to; before it was read to its end, nobody knows where that is."""
         return exits.within_log(memory) if self._log_was_read else memory
 
-    def take(self, records: Iterable[DeepRecord]) -> tuple[Standing, ...]:
+    def take_over(self, records: Iterable[DeepRecord]) -> tuple[Standing, ...]:
         """What deep runs found is ours from now on, on the disk before the Node hears of it; what is new of it.
 
         Not before every check has looked: whose GPU is meant is known by then, and until then the records on the Node
@@ -161,7 +161,7 @@ class Ledger:
         with self._lock:
             before = after = self._memory
             for one in records if self._complete else [one for one in records if one.void]:
-                after = take(after, one, self._clock(), self._memory_rules.escalate_after)
+                after = after_deep_record(after, one, self._clock(), self._memory_rules.escalate_after)
             if after != before:
                 self._keep(after)
             return _new(before, after)

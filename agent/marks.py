@@ -157,7 +157,7 @@ class Marks:
             return
         now = self._clock().wall
         standing = [one for one in untaken(self._node.read(), {}) if one.kind == KIND]
-        if any(kept.at <= one.at and not is_future(one.at, now) for one in standing):
+        if any(kept.result.at <= one.result.at and not is_future(one.result.at, now) for one in standing):
             self._forget()
             self.clear()
         else:

@@ -332,7 +332,7 @@ class Teller(threading.Thread):
         for one in deep:
             if one.void:
                 self.say(void_record(node, one))
-        for new in self._ledger.take(deep):
+        for new in self._ledger.take_over(deep):
             told = new.finding
             log.info("found", reason=told.reason, severity=told.severity.name, subject=told.subject, detail=told.detail)
         passed = passed_run(node)

@@ -16,10 +16,11 @@ from healthcheck.checks import DEEP_CHECKS
 from healthcheck.checks.examine import judge
 from healthcheck.host.console import Screen
 from healthcheck.host.streams import write_json
+from healthcheck.memory.deep_tests import after_deep_test, deep_result
 from healthcheck.memory.exits import expired
 from healthcheck.memory.findings import Memory, Standing
 from healthcheck.memory.kernel_log import after_kernel_log
-from healthcheck.memory.looks import JudgedLook, MemoryRules, after_deep_test, after_look
+from healthcheck.memory.looks import JudgedLook, MemoryRules, after_look
 from healthcheck.model import Check, Evidence, Nature, Outcome, Seen, Status, Unobserved, counted
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
@@ -53,7 +54,7 @@ def judged(look: Look) -> Judged:
     tests = [outcome for outcome, check in pairs if check in DEEP_CHECKS]
     before, rules = Memory(look.machine, look.boot_id), MemoryRules(looks_to_confirm=1)
     memory = after_look(before, JudgedLook(levels), look.now, rules)
-    memory = after_deep_test(memory, tests, look.now.wall, look.now)
+    memory = after_deep_test(memory, deep_result(tests, look.now.wall, look.now.wall), look.now)
     memory = after_kernel_log(memory, outcomes, look.now)
     return Judged(look, outcomes, expired(memory, look.now, look.monitor_ttl_seconds))
 

@@ -32,8 +32,8 @@ from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
 from healthcheck.host.console import Screen
 from healthcheck.host.streams import write_json
+from healthcheck.memory.deep_tests import after_deep_test, deep_result
 from healthcheck.memory.findings import Memory, Standing
-from healthcheck.memory.looks import after_deep_test
 from healthcheck.model import Evidence, Finding, Now, Outcome
 from healthcheck.probes.dcgm.diag import DcgmLook
 from healthcheck.probes.dcgm.document import Answer, DiagError, DiagResult, read_answer
@@ -69,7 +69,7 @@ def judge_document(document: Document, instance_type: str, settings: Settings, *
     outcomes = judge((check,), Evidence({check.needs[0]: DcgmLook(answer)}), expected)
     outcomes = tuple(_sourced(outcome, answer, document) for outcome in outcomes)
     now = Now(document.saved_at, 0.0)
-    memory = after_deep_test(Memory(), outcomes, now.wall, now)
+    memory = after_deep_test(Memory(), deep_result(outcomes, now.wall, now.wall), now)
     verdict = decide(memory, outcomes)
     if as_json:
         record = records.render(verdict, memory, Identity("", instance_type), now.wall)

@@ -14,8 +14,8 @@ from itertools import islice
 from typing import Any
 
 from healthcheck.checks.dcgm_diag import LEVEL_2, LEVEL_4
-from healthcheck.memory.exits import ended_by_reset, escalated, is_acknowledged, retested
-from healthcheck.memory.findings import Memory, Standing, differs, gpu_address, located, worst_first
+from healthcheck.memory.deep_tests import DeepFinding, DeepResult, after_deep_test
+from healthcheck.memory.findings import Memory
 from healthcheck.model import Finding, Nature, Now, Outcome, Passed, Severity, Status
 from healthcheck.node.state import QUARANTINE_RESULT, NodeState
 from healthcheck.text.moments import moment, moment_or_none, timestamp
@@ -41,15 +41,9 @@ class DeepRecord:
 
     kind: str
     timestamp: str
-    machine: str
+    result: DeepResult
+    machine: str = ""
     """'' where the run did not say."""
-    at: datetime
-    began: datetime
-    severity: Severity
-    faults: tuple[Fault, ...]
-    passed: tuple[Passed, ...]
-    all_passed: bool
-    """Every test ran on every GPU, and passed."""
     void: str = ""
     """What it says, where it counts for nothing: the bash suite wrote it, and its taint does not stand any more."""
 
@@ -146,19 +140,19 @@ def deep_record(record: Mapping[str, Any], kind: str) -> DeepRecord:
     """What a record says. Raises RecordError or ValueError."""
     at = moment(record["timestamp"])
     severity = records.severity_in(record)
-    faults = tuple(one for one in deep_faults(record) if min(one.severity, severity) is not Severity.PASS)
+    faults = [one for one in deep_faults(record) if min(one.severity, severity) is not Severity.PASS]
     is_pass = record.get("status") == Status.PASS.value and bool(record.get("checks"))
-    clean = is_pass and not faults and not record.get("unobserved")
     return DeepRecord(
         kind,
         str(record["timestamp"]),
+        DeepResult(
+            min(moment_or_none(record.get("started")) or at, at),
+            at,
+            tuple(_found(one, severity, kind) for one in faults),
+            tuple(_passed(record)),
+            is_pass and not faults and not record.get("unobserved"),
+        ),
         str(record.get("machine") or "")[:_LONGEST_NAME],
-        at,
-        min(moment_or_none(record.get("started")) or at, at),
-        severity,
-        faults,
-        tuple(_passed(record)),
-        clean,
     )
 
 
@@ -180,34 +174,17 @@ def _void(record: Mapping[str, Any], kind: str) -> DeepRecord:
     """One of the bash suite's, as far as a person wants to know of it. Raises ValueError."""
     at, said = moment(record["timestamp"]), ("status", "severity", "recommendation", "suite")
     words = ", ".join(f"{key} {record[key]}"[:_LONGEST_NAME] for key in said if record.get(key))
-    return DeepRecord(kind, str(record["timestamp"]), "", at, at, Severity.PASS, (), (), False, words or "nothing")
+    return DeepRecord(kind, str(record["timestamp"]), DeepResult(at, at), void=words or "nothing")
 
 
-def take(memory: Memory, deep: DeepRecord, now: Now, escalate_after: int) -> Memory:
-    """The memory with the findings of a deep record as its own, and without those whose test passed in that run.
-
-    The same record a second time changes nothing.
-    """
+def after_deep_record(memory: Memory, deep: DeepRecord, now: Now, escalate_after: int) -> Memory:
+    """The memory with what a deep record says as its own. The same record a second time changes nothing."""
     if memory.taken.get(deep.kind) == deep.timestamp:
         return memory
-    taken = {**memory.taken, deep.kind: deep.timestamp}
-    if deep.void:
-        return replace(memory, taken=taken)
-    if deep.machine and memory.machine and deep.machine.lower() != memory.machine.lower():
-        return replace(memory, taken=taken)  # it speaks of the machine that was here before
-    memory = retested(memory, _well(memory, deep), min(deep.began, now.wall))
-    standing = {one.key: one for one in memory.standing}
-    for fault in deep.faults:
-        # What a person released before it was taken has the names that the deep run gave it.
-        if fault.is_covered(memory.acknowledged):
-            continue
-        one = _standing(memory, deep, fault, now, escalate_after)
-        if memory.boot_id not in ("", one.boot_id) and one.finding.severity is not Severity.ISOLATE:
-            memory = ended_by_reset(memory, one, now.wall)  # the reboot since then has ended it
-        else:
-            standing[one.key] = _found_again(standing.get(one.key), one)
-    kept = {key: one for key, one in standing.items() if not _is_released(memory, one)}
-    return replace(memory, standing=worst_first(kept.values()), taken=taken)
+    # What was found on the machine that was here before is none of ours.
+    is_ours = not (deep.machine and memory.machine) or deep.machine.lower() == memory.machine.lower()
+    after = after_deep_test(memory, deep.result, now, escalate_after) if is_ours and not deep.void else memory
+    return replace(after, taken={**memory.taken, deep.kind: deep.timestamp})
 
 
 def _passed(record: Mapping[str, Any]) -> Iterator[Passed]:
@@ -223,63 +200,23 @@ def _passed(record: Mapping[str, Any]) -> Iterator[Passed]:
             yield Passed(reason, subject[:_LONGEST_SUBJECT])
 
 
-def _well(memory: Memory, deep: DeepRecord) -> Iterator[Passed]:
-    """The tests that passed, by the addresses of their GPUs."""
-    for one in deep.passed:
-        yield replace(one, subject=located(memory.gpus, one.subject))
-    if deep.all_passed:
-        yield from (Passed(one.finding.reason) for one in memory.standing)
-
-
-def _found_again(known: Standing | None, one: Standing) -> Standing:
-    """A finding, new or known: while it has not left, the worse of two and the later exit stand."""
-    if known is None:
-        return one
-    if known.check not in _CHECKS.values() or known.last_seen > one.last_seen:
-        return known
-    worse = known.finding if known.finding.severity > one.finding.severity else one.finding
-    check = LEVEL_4.name if LEVEL_4.name in (known.check, one.check) else LEVEL_2.name
-    return replace(one, finding=worse, check=check, first_seen=known.first_seen, count=known.count + 1)
-
-
-def _standing(memory: Memory, deep: DeepRecord, fault: Fault, now: Now, escalate_after: int) -> Standing:
-    """One row as an event of this boot, or of the earlier one that it names."""
-    about = _about(fault.row)
-    # What nobody here would name so is a fault all the same.
-    reason = fault.reason if _REASON.match(fault.reason) else UNTOLD
-    subject = fault.subject[:_LONGEST_SUBJECT] if _SUBJECT.match(fault.subject) else "node"
-    subject = located(memory.gpus, subject, about)
-    gpu = memory.gpus.get(gpu_address(subject), {})
+def _found(fault: Fault, stated: Severity, kind: str) -> DeepFinding:
+    """One row, bounded. Never worse than what its own run says of the node, as the merge of the records has it."""
     finding = Finding(
-        reason,
-        # As the merge of the records has it: never worse than what its own run says of the node.
-        min(fault.severity, deep.severity),
-        subject,
+        # What nobody here would name so is a fault all the same.
+        fault.reason if _REASON.match(fault.reason) else UNTOLD,
+        min(fault.severity, stated),
+        fault.subject[:_LONGEST_SUBJECT] if _SUBJECT.match(fault.subject) else "node",
         str(fault.row.get("detail") or f"a deep diagnostic's record says {fault.severity.name}")[:_LONGEST_DETAIL],
-        # What was found on a GPU that is no longer there keeps its name: the next look at the new one ends it.
-        about if differs(about, gpu) else {**about, **gpu},
+        _about(fault.row),
         rule=str(fault.row.get("rule") or "")[:_LONGEST_NAME],
-        source=deep.kind,
+        source=kind,
     )
-    seen = min(fault.seen or deep.at, now.wall)
-    ago = (now.wall - seen).total_seconds()
-    return Standing(
-        escalated(memory, finding, now, escalate_after),
-        _CHECKS[deep.kind],
-        Nature.EVENT,
-        seen,
-        seen,
-        1,
-        fault.boot_id or memory.boot_id,
-        max(now.monotonic - ago, 0.0),
-    )
+    named = (fault.reason, fault.subject)
+    return DeepFinding(finding, _CHECKS[kind], fault.seen, named, fault.boot_id, fault.seq)
 
 
 def _about(row: Mapping[str, Any]) -> dict[str, str]:
     about = row.get("about")
     told = about if isinstance(about, dict) else {}
     return {name: str(told[name])[:_LONGEST_NAME] for name in _NAMES if told.get(name) not in (None, "")}
-
-
-def _is_released(memory: Memory, one: Standing) -> bool:
-    return one.check in _CHECKS.values() and is_acknowledged(memory, one.key, one.boot_id, one.seq, one.last_seen)

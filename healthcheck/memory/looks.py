@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 
-from healthcheck.checks.dcgm_diag import LEVEL_4
 from healthcheck.checks.expectation import FirstSeen, Place
 from healthcheck.checks.gpu_count import UNBOUND
-from healthcheck.memory.exits import ESCALATED, ended_by_reset, escalated, expired, gpus_answered, retested
+from healthcheck.memory.exits import ESCALATED, ended_by_reset, escalated, expired, gpus_answered
 from healthcheck.memory.findings import MOST_GPUS, Key, Memory, Standing, Suspect, gpu_address, worst_first
 from healthcheck.model import Evidence, Finding, Nature, Now, Outcome
 from healthcheck.probes import pci
@@ -85,24 +83,6 @@ def _after_outcome(memory: Memory, outcome: Outcome, silent: Container[str], now
     return replace(memory, standing=tuple(standing.values()), suspects=suspects)
 
 
-def after_deep_test(
-    memory: Memory, outcomes: Iterable[Outcome], began: datetime, now: Now, escalate_after: int = 0
-) -> Memory:
-    """The memory after a deep test that began then: what it found stands until its written exit, whatever restarts.
-
-    Of what level 2 found before, that leaves whose test has passed now. A test that could not run changes nothing.
-    """
-    for outcome in outcomes:
-        memory = retested(memory, outcome.passed, began)
-        standing = {one.key: one for one in memory.standing}
-        for finding in outcome.findings:
-            key = (finding.reason, finding.subject)
-            told = escalated(memory, finding, now, escalate_after)
-            standing[key] = _found_again(standing.get(key), told, outcome.check, memory.boot_id, now)
-        memory = replace(memory, standing=worst_first(standing.values()))
-    return memory
-
-
 def without_checks(memory: Memory, selected: Iterable[str]) -> Memory:
     """The memory without the levels of checks that nobody runs any more."""
     names = set(selected)
@@ -164,17 +144,6 @@ def _gone(memory: Memory, one: Standing, now: Now) -> Memory:
 def _as_worse(known: Standing | None, finding: Finding) -> Finding:
     """What came back too often stays ISOLATE for as long as it is there, though the count grows old."""
     return known.finding if known is not None and known.finding.rule == ESCALATED else finding
-
-
-def _found_again(known: Standing | None, finding: Finding, check: str, boot_id: str, now: Now) -> Standing:
-    """A deep test's finding, known or new. While it has not left, the worse of two and the later exit stand."""
-    if known is None:
-        return Standing(finding, check, Nature.EVENT, now.wall, now.wall, 1, boot_id, now.monotonic)
-    worse = known.finding if known.finding.severity > finding.severity else finding
-    check = check if check == LEVEL_4.name else known.check
-    return Standing(
-        worse, check, Nature.EVENT, known.first_seen, now.wall, known.count + 1, boot_id, now.monotonic, known.seq
-    )
 
 
 def _seen_again(known: Standing | None, finding: Finding, check: str, boot_id: str, now: Now) -> Standing:

@@ -27,9 +27,9 @@ from healthcheck.checks.dcgm_diag import (
 )
 from healthcheck.checks.examine import judge, look
 from healthcheck.checks.expectation import Expectation
+from healthcheck.memory.deep_tests import after_deep_test, deep_result
 from healthcheck.memory.exit_table import exit_words
 from healthcheck.memory.findings import Memory
-from healthcheck.memory.looks import after_deep_test
 from healthcheck.model import (
     Evidence,
     Finding,
@@ -616,7 +616,7 @@ def found(*stories: tuple[Story, int]) -> Memory:
     for number, (story, level) in enumerate(stories):
         now = Now(NOW.wall + timedelta(hours=number), NOW.monotonic + 3600.0 * number)
         began = now.wall - timedelta(minutes=5)
-        memory = after_deep_test(memory, [outcome(answer(dcgm_4(story)), level)], began, now)
+        memory = after_deep_test(memory, deep_result([outcome(answer(dcgm_4(story)), level)], began, now.wall), now)
     return memory
 
 
@@ -659,8 +659,8 @@ def test_a_run_that_came_to_nothing_changes_nothing() -> None:
     before = found((FAILED, 2))
     nothing = outcome(read_answer(runtime_error("Return: (-39) already running")))
 
-    assert after_deep_test(before, [nothing], LATER.wall, LATER) == before
-    assert after_deep_test(Memory(), [nothing], LATER.wall, LATER).standing == ()
+    assert after_deep_test(before, deep_result([nothing], LATER.wall, LATER.wall), LATER) == before
+    assert after_deep_test(Memory(), deep_result([nothing], LATER.wall, LATER.wall), LATER).standing == ()
 
 
 def test_the_software_of_all_gpus_has_passed_only_where_every_part_did() -> None:
@@ -670,7 +670,7 @@ def test_the_software_of_all_gpus_has_passed_only_where_every_part_did() -> None
     assert not any(reason == "DcgmDiagSoftware" for reason, _ in passed(answer(SHAPES["3.3.9"](not_persistent))))
     before = found((not_persistent, 2))
     well = outcome(answer(SHAPES["3.3.9"](WELL)))
-    assert after_deep_test(before, [well], LATER.wall, LATER).standing == ()
+    assert after_deep_test(before, deep_result([well], LATER.wall, LATER.wall), LATER).standing == ()
 
 
 # The defects of the bash suite.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.deep.record import Ran, render, take, untaken
+from healthcheck.deep.record import Ran, after_deep_record, render, untaken
 from healthcheck.memory import exits
 from healthcheck.memory import file as memory_file
 from healthcheck.memory.exit_table import exit_words
@@ -59,7 +59,7 @@ def after(memory: Memory, now: Now = NOW, escalate_after: int = 0, **annotations
     keys = {"sweep": SWEEP_RESULT, "quarantine": QUARANTINE_RESULT}
     state = node(annotations={keys[kind]: text for kind, text in annotations.items()})
     for one in untaken(state, memory.taken):
-        memory = take(memory, one, now, escalate_after)
+        memory = after_deep_record(memory, one, now, escalate_after)
     return memory
 
 

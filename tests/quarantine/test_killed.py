@@ -81,7 +81,7 @@ def test_after_kill_9_the_record_says_what_has_ended_and_another_run_takes_over(
     assert (record["status"], record["recommendation"], record["running"]) == ("unknown", "rerun", group)
     assert (ended(record), world.marks) == (done, OURS)
     assert {one["check"] for one in record["unobserved"]} == {check for check, *_ in STEPS} - set(done)
-    assert (records.passed_since(record), deep_record(record, "quarantine-result").all_passed) == (None, False)
+    assert (records.passed_since(record), deep_record(record, "quarantine-result").result.all_passed) == (None, False)
 
     (world.host.root / file).unlink()
     assert world.run().code == 0
@@ -105,7 +105,7 @@ def test_a_fault_that_was_found_stands_whatever_happens_then(world: World) -> No
     assert (first["status"], first["severity"], first["recommendation"]) == ("fail", "ISOLATE", "replace")
     assert (second["status"], second["severity"]) == ("fail", "ISOLATE")
     assert [one["reason"] for one in second["findings"]] == ["DcgmDiagMemory"]
-    assert [fault.severity for fault in deep_record(second, "quarantine-result").faults] == [Severity.ISOLATE]
+    assert [one.finding.severity for one in deep_record(second, "quarantine-result").result.found] == [Severity.ISOLATE]
 
     world.well()
     (world.host.root / "fi_pingpong/fails").unlink()

@@ -41,7 +41,7 @@ def test_a_node_that_passes_goes_back_to_service(world: World) -> None:
     assert statuses(world) == {LEVEL_4: "pass", LOOPBACK: "pass", ALL_REDUCE: "pass"}
     assert (record["findings"], record["unobserved"], "running" in record) == ([], [], False)
     assert passed_since(record) == moment(record["started"])
-    assert deep_record(record, "quarantine-result").all_passed
+    assert deep_record(record, "quarantine-result").result.all_passed
     assert (world.marks, world.node["spec"]["taints"]) == (NOBODY, [SPOT])
 
 
@@ -75,7 +75,7 @@ def test_a_node_that_fails_is_not_given_back_to_work(
     assert [one["reason"] for one in record["findings"]] == [reason]
     assert {check for check, status in statuses(world).items() if status == "fail"} == {failed}
     assert (passed_since(record), record["unobserved"], world.marks) == (None, [], NOBODY)
-    assert [one.reason for one in deep_record(record, "quarantine-result").faults] == [reason]
+    assert [one.finding.reason for one in deep_record(record, "quarantine-result").result.found] == [reason]
 
 
 @pytest.mark.parametrize(

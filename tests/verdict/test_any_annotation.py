@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from cli.status import row_of_node
 from healthcheck.cluster.client import Heartbeat
 from healthcheck.deep.claim import claim_on, why_unread
-from healthcheck.deep.record import passed_run, take, untaken
+from healthcheck.deep.record import after_deep_record, passed_run, untaken
 from healthcheck.memory import exits
 from healthcheck.memory.file import MemoryFile
 from healthcheck.memory.findings import Memory
@@ -206,7 +206,7 @@ def heeded(words: Words) -> Memory:
     if word is not None:
         memory = exits.release(memory, word, NOW)
     for one in untaken(state, memory.taken):
-        memory = take(memory, one, NOW, 2)
+        memory = after_deep_record(memory, one, NOW, 2)
     if (passed := passed_run(state)) is not None:
         memory = exits.quarantined(memory, passed.name, passed.began, NOW)
     return exits.within_log(memory)

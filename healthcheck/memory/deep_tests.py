@@ -1,0 +1,120 @@
+"""What a deep test makes of the memory: what it found stands until its written exit, whatever restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from healthcheck.checks import DEEP_CHECKS
+from healthcheck.checks.dcgm_diag import LEVEL_2
+from healthcheck.memory.exits import ended_by_reset, escalated, is_acknowledged, retested
+from healthcheck.memory.findings import Key, Memory, Standing, differs, gpu_address, located, worst_first
+from healthcheck.model import Finding, Nature, Now, Outcome, Passed, Severity
+
+_CHECKS = frozenset(check.name for check in DEEP_CHECKS)
+
+
+@dataclass(frozen=True, slots=True)
+class DeepFinding:
+    """One fault that a deep test found. The test may name its GPU otherwise than by its address."""
+
+    finding: Finding
+    check: str
+    """By whose exits it leaves."""
+    seen: datetime | None
+    """None: nobody can tell, and no release speaks of it by its time."""
+    named: Key
+    """As people read it, and a release may name it."""
+    boot_id: str = ""
+    """'': of the boot of now."""
+    seq: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class DeepResult:
+    """What one deep test says, whoever ran it and wherever it was told. `at` is its end."""
+
+    began: datetime
+    at: datetime
+    found: tuple[DeepFinding, ...] = ()
+    passed: tuple[Passed, ...] = ()
+    all_passed: bool = False
+    """Every test ran on every GPU, and passed."""
+
+
+def deep_result(outcomes: Iterable[Outcome], began: datetime, at: datetime) -> DeepResult:
+    """Of a test whose outcomes are at hand."""
+    outcomes = tuple(outcomes)
+    found = tuple(
+        DeepFinding(finding, outcome.check, at, (finding.reason, finding.subject))
+        for outcome in outcomes
+        for finding in outcome.findings
+    )
+    return DeepResult(began, at, found, tuple(one for outcome in outcomes for one in outcome.passed))
+
+
+def after_deep_test(memory: Memory, result: DeepResult, now: Now, escalate_after: int = 0) -> Memory:
+    """The memory with what the test found, and without what level 2 found before and passed in it.
+
+    A test that could not run changes nothing.
+    """
+    memory = retested(memory, _passed(memory, result), min(result.began, now.wall))
+    standing = {one.key: one for one in memory.standing}
+    for found in result.found:
+        if _was_released(memory, found):
+            continue
+        one = _standing(memory, found, min(found.seen or result.at, now.wall), now, escalate_after)
+        if memory.boot_id not in ("", one.boot_id) and one.finding.severity is not Severity.ISOLATE:
+            memory = ended_by_reset(memory, one, now.wall)  # the reboot since then has ended it
+        else:
+            standing[one.key] = _found_again(standing.get(one.key), one)
+    kept = (one for one in standing.values() if not _is_released(memory, one))
+    return replace(memory, standing=worst_first(kept))
+
+
+def _passed(memory: Memory, result: DeepResult) -> Iterator[Passed]:
+    """The tests that passed, by the addresses of their GPUs."""
+    for one in result.passed:
+        yield replace(one, subject=located(memory.gpus, one.subject))
+    if result.all_passed:
+        yield from (Passed(one.finding.reason) for one in memory.standing)
+
+
+def _standing(memory: Memory, found: DeepFinding, seen: datetime, now: Now, escalate_after: int) -> Standing:
+    """An event of this boot, or of the earlier one that it names."""
+    about = found.finding.about
+    subject = located(memory.gpus, found.finding.subject, about)
+    gpu = memory.gpus.get(gpu_address(subject), {})
+    # What was found on a GPU that is no longer there keeps its name: the next look at the new one ends it.
+    finding = replace(found.finding, subject=subject, about=about if differs(about, gpu) else {**about, **gpu})
+    return Standing(
+        escalated(memory, finding, now, escalate_after),
+        found.check,
+        Nature.EVENT,
+        seen,
+        seen,
+        1,
+        found.boot_id or memory.boot_id,
+        max(now.monotonic - (now.wall - seen).total_seconds(), 0.0),
+    )
+
+
+def _found_again(known: Standing | None, one: Standing) -> Standing:
+    """A finding, new or known: while it has not left, the worse of two and the later exit stand."""
+    if known is None:
+        return one
+    if known.check not in _CHECKS or known.last_seen > one.last_seen:
+        return known
+    worse = known.finding if known.finding.severity > one.finding.severity else one.finding
+    check = known.check if one.check == LEVEL_2.name else one.check
+    return replace(one, finding=worse, check=check, first_seen=known.first_seen, count=known.count + 1)
+
+
+def _was_released(memory: Memory, found: DeepFinding) -> bool:
+    """Before it was taken in, by the names that the test gave it."""
+    return found.seen is not None and is_acknowledged(memory, found.named, found.boot_id, found.seq, found.seen)
+
+
+def _is_released(memory: Memory, one: Standing) -> bool:
+    return one.check in _CHECKS and is_acknowledged(memory, one.key, one.boot_id, one.seq, one.last_seen)
