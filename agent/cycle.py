@@ -15,6 +15,7 @@ from healthcheck import settings as configuration
 from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks.examine import judge, look
 from healthcheck.checks.expectation import DeepRun, Expectation, RuntimeClass
+from healthcheck.checks.fabric import COMING_UP as FABRIC_COMING_UP
 from healthcheck.memory.findings import Memory
 from healthcheck.memory.looks import JudgedLook
 from healthcheck.model import Evidence, Host, Nature, Now, ProbeError, Shortage, Unobserved
@@ -23,6 +24,7 @@ from healthcheck.probes import machine
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.container_runtime.cri import NOT_YET, RuntimeStatus
 from healthcheck.probes.efa.libfabric import Libfabric
+from healthcheck.probes.nvml import causes
 from healthcheck.probes.nvml.driver import Driver
 from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpus
 from healthcheck.settings import BadValue, Settings, SettingsError, UnknownKeys
@@ -32,8 +34,8 @@ log = structlog.get_logger()
 
 AGAIN_SECONDS = 10.0
 """After a look that showed something that can flicker (docs/rules.md 3)."""
-_NO_DRIVER = frozenset({"DriverBeingChanged", "DriverNotLoaded"})
-_PASSING = frozenset({"DriverBeingChanged", "DriverJustLoaded", "FabricComingUp"})
+_NO_DRIVER = frozenset({causes.DRIVER_BEING_CHANGED, causes.DRIVER_NOT_LOADED})
+_PASSING = frozenset({causes.DRIVER_BEING_CHANGED, causes.DRIVER_JUST_LOADED, FABRIC_COMING_UP})
 """Causes that pass by themselves: a node that comes up must not wait an interval for its verdict."""
 MISSED_AGAIN_SECONDS = 30.0
 """After a missed deadline: the second must be at least this much later (rule 10)."""
@@ -207,7 +209,7 @@ class Cycle:
     def _ask_driver(self) -> DriverLook:
         paused = self._driver_paused()
         if paused:
-            return DriverLook(Unobserved("DriverBeingChanged", paused))
+            return DriverLook(Unobserved(causes.DRIVER_BEING_CHANGED, paused))
         self._driver.deadline_seconds = self.settings.values.probe_seconds
         answer = self._driver.look()
         if answer.missed:

@@ -296,7 +296,7 @@ class DeepTests:
         self._retries = min(self._retries + 1, 16)
         self._retry_at = self._clock().monotonic + seconds
         self._telemetry.deep_runs.labels("could-not-run").inc()
-        causes = [f"{one.cause}: {one.detail}" for one in outcome.unobserved]
+        causes = [f"{one.cause.name}: {one.detail}" for one in outcome.unobserved]
         log.warning("deep test: could not run", causes=causes[:8], again_seconds=seconds)
         return seconds
 

@@ -16,10 +16,10 @@ import tenacity
 
 from agent.ledger import Ledger
 from healthcheck.checks import KERNEL_LINES
-from healthcheck.checks.examine import CHECK_FAILED, failure, judge
+from healthcheck.checks.examine import CHECK_FAILED, RECORD_SET_ASIDE, failure, judge
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Check, Evidence, Outcome, ProbeError, Unobserved
-from healthcheck.probes.kernel_log import KERNEL_FACILITY, RING, Batch, KernelLog, Record, kmsg_path
+from healthcheck.probes.kernel_log import KERNEL_FACILITY, RING, UNREADABLE, Batch, KernelLog, Record, kmsg_path
 from healthcheck.telemetry import Telemetry
 from healthcheck.text.printable import printable
 
@@ -205,7 +205,7 @@ class Follower:
         self._note([Outcome(check.name, check.group) for check in checks], batch.cursor)
 
     def _set_aside(self, record: Record, check: str, why: str) -> None:
-        said = Unobserved("KernelLogRecordSetAside", f"record {record.seq} is set aside: {why}")
+        said = Unobserved(RECORD_SET_ASIDE, f"record {record.seq} is set aside: {why}")
         self._aside[check] = (said, time.monotonic() + _ASIDE_STANDS_SECONDS)
         self._telemetry.set_aside.labels("kernel-log-record").inc()
         text = printable(record.text, _LONGEST_ASIDE)
@@ -242,7 +242,7 @@ class Follower:
             log.warning("the kernel log can't be followed", error=str(error))
         if not isinstance(error, _LogEnded):
             for check in self._checks():
-                self._ledger.blind(check, Unobserved("KernelLogUnreadable", str(error)))
+                self._ledger.blind(check, Unobserved(UNREADABLE, str(error)))
 
 
 def _failure(outcome: Outcome) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from agent.failures import Failures
+from healthcheck.checks.examine import NOT_LOOKED_YET
 from healthcheck.deep.record import DeepRecord, PassedRun, after_deep_record
 from healthcheck.memory import exits
 from healthcheck.memory.file import MemoryFile, MemoryFileError
@@ -23,7 +24,7 @@ from healthcheck.verdict.verdict import Verdict, decide, worst
 log = structlog.get_logger()
 
 _MOST_UNSAVED_SECONDS = 1.0
-_NOT_YET = Unobserved("NotLookedYet", "the first look has not ended")
+_NOT_YET = Unobserved(NOT_LOOKED_YET, "the first look has not ended")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 
 from cli.setting_words import settings_in_words
 from cli.words import SEVERITY_MEANS
+from healthcheck import checks
+from healthcheck.captures import files as captures
 from healthcheck.checks import CHECKS, DEEP_CHECKS, GROUPS, SHORT_NAMES
-from healthcheck.model import PREFIX
+from healthcheck.deep import causes as deep
+from healthcheck.model import PREFIX, Cause
 from healthcheck.node.state import CONDITION
 from healthcheck.verdict.acknowledgement import UNTOLD
 
@@ -30,113 +33,8 @@ class Word:
     more: str
 
 
-CAUSES = (
-    (
-        ("NvmlLibraryNotFound",),
-        "the driver is not installed, or lies where nobody looks: the message names what was tried",
-    ),
-    (("DriverNotLoaded", "DriverLibraryMismatch"), "the kernel module is missing, or was upgraded without a reboot"),
-    (("DriverNotAnswering",), "one deadline was missed; the next look decides"),
-    (("DriverBeingChanged", "DriverJustLoaded"), "an upgrade or a MIG change is going on; it passes"),
-    (
-        ("NvmlCrashed", "NvmlNonsense", "NvmlError", "GpuNotAnswering"),
-        "the driver's answer is no answer: `nvidia-smi` on the node",
-    ),
-    (
-        ("EfaNotAnswering",),
-        "an EFA device refuses to tell its counters: `dmesg | grep -i efa`; the driver may have given it up",
-    ),
-    (
-        ("LibfabricNotAnswering",),
-        "`fi_info -p efa` did not end within 10 s: an EFA device that its driver waits for; `dmesg | grep -i efa`",
-    ),
-    (
-        ("LibfabricFailed",),
-        "`fi_info -p efa` could not be run, or crashed: run it in our pod; the message has its last line",
-    ),
-    (("NothingRecognised",), "no line of a saved log is the kernel's: `docs/replay.md` has the forms"),
-    (
-        ("LinesNotRead",),
-        "lines of the driver in a saved log stand behind a prefix that is not known: save it in a form that is",
-    ),
-    (
-        ("EfaLoopbackNotRun",),
-        "fi_pingpong could not be run on a device (a library, a right, locked memory, stopped): its words are there",
-    ),
-    (
-        ("AllReduceNotRun",),
-        "all_reduce_perf could not be run, or met an error that need not be the hardware's: its words are there",
-    ),
-    (
-        ("RunStopped",),
-        "somebody ended the quarantine run, or its time was over, before this test had ended: run it again",
-    ),
-    (("NotFinished",), "the record is of a run that goes on, or that was killed without a word: run it again"),
-    (
-        ("FabricComingUp",),
-        "GPUs are registering with their NVLink fabric: judged 180 s after the fabric manager's start",
-    ),
-    (("FabricStateUnknown",), "the driver names a state of the fabric that is newer than this program"),
-    (("HostProcessesHidden",), "the pod lacks `hostPID`, or `HOST_ROOT/proc` is not the host's"),
-    (
-        ("ServiceUncertain",),
-        "only processes in privileged containers have the name of the node's service, or more than anybody looks at",
-    ),
-    (
-        ("RuntimeConfigUnreadable",),
-        "a file of the container runtime's is too large, may not be read, or lies where a saved tree has nothing",
-    ),
-    (
-        ("ContainerRuntimeNotAnswering",),
-        "nobody answers at the container runtime's socket, or not in time: `systemctl status containerd`",
-    ),
-    (("KernelLogUnreadable",), "`/dev/kmsg` can't be opened: the pod is not privileged"),
-    (
-        ("DcgmAlreadyRunning", "DcgmInUse", "DcgmStopped", "DcgmKilled", "DcgmAborted"),
-        "something else used the GPUs or the hostengine, or ended the test: it is tried again",
-    ),
-    (("DcgmTimedOut", "DcgmDriverTimeout"), "the test did not end within `DCGM_TIMEOUT`; `dmesg` on the node"),
-    (
-        ("DcgmNoHostengine", "DcgmVersionMismatch"),
-        "`DCGM_HOST` names no hostengine that answers, or one of another version than `dcgmi`",
-    ),
-    (
-        ("DcgmNotHomogeneous", "DcgmNotSupported", "DcgmAllSkipped", "DcgmTestSkipped"),
-        "DCGM does not test these GPUs, or not together",
-    ),
-    (
-        ("DcgmDiagNotInstalled", "DcgmTestsNotFound", "DcgmTestsMissing", "DcgmNotLaunched", "DcgmLibraryMissing"),
-        "a part of DCGM is missing: from 4.0 on the diagnostic is a package of its own",
-    ),
-    (
-        ("DcgmAbsent", "DcgmNotInstalled"),
-        "the image has no `dcgmi`: a deep run needs its target `full`, also beside slim agents",
-    ),
-    (
-        ("DcgmGpuLost", "DcgmResetRequired", "DcgmNvmlNotLoaded"),
-        "the driver keeps DCGM from a GPU; the findings of NVML say which",
-    ),
-    (
-        ("DcgmNoGpus", "DcgmGpuLeftOut", "DcgmGpusDetached", "DcgmPaused"),
-        "DCGM sees none, or other GPUs than NVML; `dcgmi discovery -l`",
-    ),
-    (
-        ("DcgmNoPermission", "DcgmRefused", "DcgmTestNotRun"),
-        "DCGM could not, was not allowed to, or knows an option not: its words are there",
-    ),
-    (
-        ("DcgmCutOff", "DcgmTooLong", "DcgmNoData", "DcgmNonsense", "DcgmContradiction", "DcgmFailed"),
-        "the answer is none, or contradicts itself: run `dcgmi diag -r 2 -j` by hand",
-    ),
-    (("AgentSilent",), "the node's agent has told nothing for hours: `kubectl get pods -n gpu-healthcheck -o wide`"),
-    (("NotLookedYet", "NotLooked"), "the agent's first look has not ended, or left this out: it passes"),
-    (("ProbeFailed",), "the message names the source"),
-    (
-        ("CheckFailed", "KernelLogRecordSetAside"),
-        "a fault of ours: the message names it, and what else was seen counts; tell the project",
-    ),
-)
-"""Why a check could not look, and what to look at then; causes of one row are looked into in the same way."""
+CAUSES: tuple[Cause, ...] = (*checks.CAUSES, *captures.CAUSES, *deep.CAUSES)
+"""Why a check could not look: all that are declared, in the order of docs/runbook.md."""
 
 _RECOMMENDATIONS = {
     "return-to-service": "Nothing that was found or still stands keeps the node from work: uncordon it.",
@@ -209,8 +107,9 @@ def without_prefix(said: str) -> str:
 
 
 def _all() -> Iterator[Word]:
-    for names, look_at in CAUSES:
-        yield from (Word(name, "why a check could not look", look_at, f"{_RUNBOOK}#could-not-look") for name in names)
+    for one in CAUSES:
+        told = f"{one.meaning} {one.action}"
+        yield Word(one.name, "why a check could not look", told, f"{_RUNBOOK}#could-not-look")
     yield from _of("a recommendation", _RECOMMENDATIONS, f"{_RUNBOOK}#what-quarantine-recommends")
     yield from _of("a severity", {one.name: f"What to do: {does}." for one, does in SEVERITY_MEANS.items()}, _RUNBOOK)
     yield from _of("a status", _STATUSES, "docs/record.md")

@@ -7,6 +7,7 @@ import signal
 import threading
 from dataclasses import dataclass, field
 
+from healthcheck.catalog import dcgm_causes
 from healthcheck.checks import driver
 from healthcheck.checks.examine import look
 from healthcheck.checks.expectation import Expectation
@@ -48,7 +49,7 @@ class Level2:
         say(_BEGINS.format(self.values.dcgm_timeout_seconds))
         answer = with_doubts_settled(diagnostic, diagnostic.run(level), Expectation(policy=self.values.policy))
         # Asked for by name and not here: that is no node without it.
-        return DcgmLook(Unobserved("DcgmNotInstalled", answer.absent)) if answer.absent else answer
+        return DcgmLook(Unobserved(dcgm_causes.NOT_INSTALLED, answer.absent)) if answer.absent else answer
 
     def _stop_at_signals(self, diagnostic: Dcgm) -> None:
         stop = stop_at_signals()

@@ -128,14 +128,16 @@ def _lines(check: Check, outcome: Outcome, standing: Iterable[Standing], told: s
         first.append("; " if first else "").append(printable(aside), "dim")
     further = [*more, *(_finding_line(one) for one in standing)]
     further += [
-        Text(printable(f"{one.cause}: {one.detail}")) for one in dict.fromkeys(outcome.unobserved) if one not in told
+        Text(printable(f"{one.cause.name}: {one.detail}"))
+        for one in dict.fromkeys(outcome.unobserved)
+        if one not in told
     ]
     yield from [first, *further] if first or not further else further
 
 
 def _asides(outcome: Outcome, told: set[Unobserved]) -> Iterator[str]:
     """What makes no line of its own: a cause that was told above, and what can't be told yet."""
-    causes = [one.cause for one in outcome.unobserved if one in told]
+    causes = [one.cause.name for one in outcome.unobserved if one in told]
     yield from (f"{cause}: as above" for cause in dict.fromkeys(causes))
     for early in outcome.too_early:
         if not early.reasons:  # else a reading that this GPU does not have: it only keeps what a look before it told
@@ -171,7 +173,7 @@ def _show_evidence(console: Screen, evidence: Evidence) -> None:
         console.print(Text.assemble("\n", (probe.name, "bold"), f", {evidence.seconds.get(probe.name, 0.0):.3f} s"))
         cause = evidence.unread(probe)
         if cause:
-            console.print(Text(printable(f"{cause.cause}: {cause.detail}")))
+            console.print(Text(printable(f"{cause.cause.name}: {cause.detail}")))
         else:
             facts = pretty_repr(
                 evidence[probe], max_width=_WIDTH_SHOWN, max_length=_MOST_SHOWN, max_string=_LONGEST_SHOWN

@@ -131,7 +131,7 @@ def _show(name: str, verdict: Verdict, replayed: Replay) -> None:
         line = printable(replayed.line_of(standing), _LONGEST_SHOWN)
         console.print(Text(f"  rule {rule}, {source}\n" + (f"  {line}\n" if line else ""), "dim"))
     for cause in dict.fromkeys(row.cause for row in verdict.unobserved):
-        console.print(Text(f"could not look: {cause.cause}: {printable(cause.detail)}", "magenta"))
+        console.print(Text(f"could not look: {cause.cause.name}: {printable(cause.detail)}", "magenta"))
     status = (verdict.status.value, STATUS_STYLES[verdict.status])
     console.print(Text.assemble(f"{printable(name, _LONGEST_SHOWN)}: ", status, f", severity {verdict.severity.name}"))
 

@@ -19,14 +19,13 @@ from healthcheck.checks.dcgm_diag import (
     FAMILY,
     LEVEL_2,
     LEVEL_4,
-    PASSED,
     DevicesInUse,
     devices_in_use,
     in_words,
     level_of,
     rows_of,
     rule_in,
-    why_no_fault,
+    why_not_run_here,
 )
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
@@ -107,7 +106,7 @@ def _show(name: str, verdict: Verdict, answer: Answer, policy: Policy) -> None:
         for line in _finding(standing, explained):
             console.print(line)
     for cause in dict.fromkeys(row.cause for row in verdict.unobserved):
-        console.print(Text(_short(f"could not look: {cause.cause}: {cause.detail}"), "magenta"))
+        console.print(Text(_short(f"could not look: {cause.cause.name}: {cause.detail}"), "magenta"))
     status = (verdict.status.value, STATUS_STYLES[verdict.status])
     console.print(Text.assemble(f"{_short(name)}: ", status, f", severity {verdict.severity.name}"))
 
@@ -129,11 +128,10 @@ def _tests(rows: Iterable[DiagResult], policy: Policy) -> Iterator[Text]:
 
 
 def _means(row: DiagResult, error: DiagError, in_use: DevicesInUse, policy: Policy) -> tuple[str, str]:
-    cause = why_no_fault(row, error, in_use)
-    if cause == PASSED:
+    if row.status == "pass":
         return "no fault, the test passed", "dim"
-    if cause:
-        return f"could not run ({cause})", "magenta"
+    if cause := why_not_run_here(row, error, in_use):
+        return f"could not run ({cause.name})", "magenta"
     severity = rule_in(row, error, policy).severity
     return severity.name, SEVERITY_STYLES[severity]
 

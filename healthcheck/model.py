@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PREFIX = "gpu-healthcheck.aws-samples.io"
+_LONGEST_CAUSE = 64
 
 
 class Severity(IntEnum):
@@ -45,14 +46,6 @@ class Nature(StrEnum):
     EVENT = "event"
 
 
-class ProbeError(Exception):
-    """A source could not be read. Says nothing about the hardware."""
-
-
-class Shortage(ProbeError):
-    """We lack what it takes to look, such as a file descriptor. No OSError: those can say that a thing is absent."""
-
-
 class Told:
     """What is told to people and programs: whatever its text is made from, all of it can be shown (`printable`).
 
@@ -72,6 +65,58 @@ class Told:
             shown = printable(text)
             if shown is not text:
                 object.__setattr__(self, name, shown)
+
+
+@dataclass(frozen=True, slots=True)
+class Cause(Told):
+    """Why a check could not look, declared beside what says so. `name` is PascalCase and an API.
+
+    Records and saved evidence hold the name alone: two causes of one name are the same.
+    """
+
+    name: str
+    meaning: str = field(compare=False)
+    """What happened, in one sentence."""
+    action: str = field(compare=False)
+    """What a person does about it, in one sentence."""
+
+    @classmethod
+    def named(cls, name: str) -> Cause:
+        """The cause of this name as JSON has it: another version's perhaps, or a stranger's."""
+        return cls(printable(name, _LONGEST_CAUSE), "", "")
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> Any:
+        """Evidence on a disk holds the name alone."""
+        from pydantic_core import core_schema  # noqa: PLC0415 - the NVML child must start without it
+
+        return core_schema.no_info_after_validator_function(
+            cls.named,
+            core_schema.str_schema(),
+            serialization=core_schema.plain_serializer_function_ser_schema(lambda cause: cause.name),
+        )
+
+
+NOT_LOOKED = Cause(
+    "NotLooked", "The look left out the source that the check needs.", "Look again: the next look asks for it."
+)
+PROBE_FAILED = Cause(
+    "ProbeFailed",
+    "A source of facts on the node could not be read.",
+    "Look at the message: it names the source, and what the system said.",
+)
+
+
+class ProbeError(Exception):
+    """A source could not be read. Says nothing about the hardware."""
+
+    def __init__(self, detail: str, cause: Cause = PROBE_FAILED) -> None:
+        super().__init__(detail)
+        self.cause = cause
+
+
+class Shortage(ProbeError):
+    """We lack what it takes to look, such as a file descriptor. No OSError: those can say that a thing is absent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +216,9 @@ class Sighting(Told):
 
 @dataclass(frozen=True, slots=True)
 class Unobserved(Told):
-    """A check could not look. `cause` is PascalCase, `detail` a sentence."""
+    """A check could not look. `detail` is a sentence."""
 
-    cause: str
+    cause: Cause
     detail: str
     subject: str = ""
     """Where alone it could not look; '' is everywhere."""
@@ -258,6 +303,8 @@ class Probe(Generic[T]):
     read: Callable[[Host], T]
     facts: Any
     """The type of what it reads, plain data: it is written to a file and read back (`--save-evidence`)."""
+    causes: tuple[Cause, ...] = ()
+    """Why its facts, or a judge of them, could not look."""
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -306,7 +353,7 @@ class Evidence:
     def unread(self, probe: Probe[Any]) -> Unobserved | None:
         facts = self._seen.get(probe)
         if probe not in self._seen:
-            return Unobserved("NotLooked", f"{probe.name} was not read")
+            return Unobserved(NOT_LOOKED, f"{probe.name} was not read")
         return facts if isinstance(facts, Unobserved) else None
 
 
@@ -322,6 +369,8 @@ class Check:
     nature: Nature = Nature.LEVEL
     begins: tuple[str, ...] = ()
     """How a line of the kernel's log begins that an event check reads, in plain ASCII: others are not shown to it."""
+    causes: tuple[Cause, ...] = ()
+    """Why its judge could not look, beside the causes of its probes."""
 
 
 @dataclass(frozen=True, slots=True)

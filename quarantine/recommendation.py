@@ -159,7 +159,7 @@ TABLE = (
         Recommendation.RERUN,
         "the look at the node could not see all",
         "A node that nobody can look at is not known to be well.",
-        lambda run: dict.fromkeys(one.cause for one in run.unobserved),
+        lambda run: dict.fromkeys(one.cause.name for one in run.unobserved),
     ),
     Row(
         Recommendation.RETURN_TO_SERVICE,

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from healthcheck.catalog import dcgm_causes
 from healthcheck.checks import dcgm_diag, efa_loopback, nccl_allreduce
+from healthcheck.deep import causes
 from healthcheck.deep.record import row_of
 from healthcheck.memory import exits
 from healthcheck.memory.findings import Memory
-from healthcheck.model import Check, Finding, Nature, Outcome, Severity, Status, Unobserved
+from healthcheck.model import Cause, Check, Finding, Nature, Outcome, Severity, Status, Unobserved
 from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, NodeState
 from healthcheck.text.moments import is_future, moment, timestamp
 from healthcheck.verdict import record as records
@@ -80,7 +82,7 @@ class Progress:
                 said.append((check.group, self._why_unfinished(check.group)))
             elif check is dcgm_diag.LEVEL_4 and not result.outcome.configured:
                 why = " ".join(one.what for one in result.outcome.seen)
-                said.append((check.group, Unobserved("DcgmAbsent", why or "there is no DCGM to run it")))
+                said.append((check.group, Unobserved(dcgm_causes.ABSENT, why or "there is no DCGM to run it")))
         return tuple(said)
 
     @property
@@ -90,10 +92,10 @@ class Progress:
 
     def _why_unfinished(self, group: str) -> Unobserved:
         if self.stopped:
-            return Unobserved("RunStopped", self.stopped)
+            return Unobserved(causes.RUN_STOPPED, self.stopped)
         if group == self.running:
-            return Unobserved("NotFinished", "it was running when this was written")
-        return Unobserved("NotFinished", "it had not begun when this was written")
+            return Unobserved(causes.NOT_FINISHED, "it was running when this was written")
+        return Unobserved(causes.NOT_FINISHED, "it had not begun when this was written")
 
 
 def carried_by(node: NodeState, machine: str, boot_id: str) -> tuple[Mapping[str, Any], ...]:
@@ -174,7 +176,7 @@ def render(begun: Begun, progress: Progress, node: NodeState, at: datetime) -> d
         "checks": [_check_row(progress, check) for check in TESTS],
         "findings": sorted(rows, key=lambda row: -Severity[row["severity"]]),
         "unobserved": [
-            {"check": group, "cause": cause.cause, "detail": cause.detail[:_LONGEST_DETAIL]}
+            {"check": group, "cause": cause.cause.name, "detail": cause.detail[:_LONGEST_DETAIL]}
             for group, cause in progress.unobserved
         ],
         "passed": _passed(progress),
@@ -201,7 +203,7 @@ def _silence(begun: Begun, node: NodeState, at: datetime) -> Iterator[Unobserved
     except (RecordError, ValueError):
         return
     if is_future(told, at) or (at - told).total_seconds() > max(_SILENT_SECONDS, _MISSED_LOOKS * begun.look_seconds):
-        yield Unobserved("AgentSilent", f"the node's agent has told nothing since {timestamp(told)}")
+        yield Unobserved(causes.AGENT_SILENT, f"the node's agent has told nothing since {timestamp(told)}")
 
 
 def _look(node: NodeState) -> tuple[Memory, tuple[Unobserved, ...]]:
@@ -213,7 +215,7 @@ def _look(node: NodeState) -> tuple[Memory, tuple[Unobserved, ...]]:
         return Memory(), ()
     rows = record.get("unobserved")
     blind = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    return memory, tuple(Unobserved(str(row.get("cause")), str(row.get("detail"))) for row in blind)
+    return memory, tuple(Unobserved(Cause.named(str(row.get("cause"))), str(row.get("detail"))) for row in blind)
 
 
 def _status(progress: Progress, check: Check) -> Status | None:

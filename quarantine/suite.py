@@ -80,7 +80,7 @@ class Suite:
             test=check.group,
             status=outcome_status(outcome).value,
             findings=findings_told(outcome.findings),
-            unobserved=[f"{one.cause}: {one.detail}" for one in outcome.unobserved],
+            unobserved=[f"{one.cause.name}: {one.detail}" for one in outcome.unobserved],
             seen=[one.what for one in outcome.seen],
         )
         self.tell(self.progress)
@@ -118,7 +118,7 @@ class Suite:
 def _in_words(answer: Answer) -> str:
     match answer:
         case Unobserved(cause, detail):
-            return f"{cause}: {detail}"
+            return f"{cause.name}: {detail}"
         case Broken(says):
             return says
     return f"{answer.bandwidth:.0f} MB/s"

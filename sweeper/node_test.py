@@ -19,6 +19,7 @@ import structlog
 import tenacity
 from pydantic import ValidationError
 
+from healthcheck.catalog import dcgm_causes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable
@@ -109,7 +110,7 @@ class NodeTest:
         outcome = look_deeply(self._diagnostic, Expectation(policy=self.values.policy), beside)
         if not outcome.configured:
             # Where nobody runs DCGM a sweep tests nothing; that is no pass.
-            outcome = replace(outcome, unobserved=(Unobserved("DcgmNotInstalled", _WITHOUT_DCGM),))
+            outcome = replace(outcome, unobserved=(Unobserved(dcgm_causes.NOT_INSTALLED, _WITHOUT_DCGM),))
         ran = Ran(node.name, "sweep", started, clock.now().wall, node.machine, self._boot_id())
         return render(outcome, ran)
 

@@ -9,7 +9,7 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.xid import read_xid
 from healthcheck.memory.findings import Memory, Standing
 from healthcheck.memory.looks import JudgedLook, after_look
-from healthcheck.model import PREFIX, Finding, Nature, Now, Outcome, Severity, Sighting, Unobserved
+from healthcheck.model import PREFIX, Cause, Finding, Nature, Now, Outcome, Severity, Sighting, Unobserved
 from healthcheck.node.state import NodeState
 from healthcheck.probes.kernel_log import Record
 from healthcheck.verdict.record import Identity
@@ -22,7 +22,7 @@ MACHINE = "ec2d6ab0-0000-4000-8000-000000000001"
 BOOT = "0b0a6c5e-0000-4000-8000-00000000000a"
 NODE = "ip-10-0-0-1.ec2.internal"
 IDENTITY = Identity(NODE, "p5.48xlarge", "0d4f5a5e-uid")
-BLIND = Unobserved("DriverNotLoaded", "NVML: Driver Not Loaded (/usr/lib64/libnvidia-ml.so.1)")
+BLIND = Unobserved(Cause.named("DriverNotLoaded"), "NVML: Driver Not Loaded (/usr/lib64/libnvidia-ml.so.1)")
 LABELS = {f"{PREFIX}/{key}": key for key in ("status", "severity", "last-check")}
 
 

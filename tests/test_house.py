@@ -18,8 +18,7 @@ import yaml
 from agent.settings import AgentSettings
 from cli import glossary
 from healthcheck import checks
-from healthcheck.catalog.rows import read_rows
-from healthcheck.model import PREFIX, Check, Reason, Severity, Status
+from healthcheck.model import PREFIX, Cause, Check, Reason, Severity, Status
 from healthcheck.node import state as node
 from healthcheck.settings import PROFILES_FILE, NodeSettings
 from healthcheck.telemetry import Telemetry
@@ -132,14 +131,29 @@ def test_every_fault_has_a_healthy_twin() -> None:
     assert sorted(faults - {scenario.twin_of for scenario in scenarios()}) == WITHOUT_A_TWIN
 
 
-def causes_in_the_code() -> set[str]:
-    """Why a check could not look, as the programs say it: literals, constants, and the catalogue of DCGM's endings."""
-    code = "\n".join(
-        file.read_text() for part in PARTS for file in (ROOT / part).rglob("*.py") if "cli" not in file.parts
-    )
-    told = re.findall(r'(?:Unobserved\(\s*|\bCAUSE = |causes\.setdefault\()"([A-Z]\w+)"', code)
-    told += [name for name in re.findall(r'"(Dcgm[A-Z]\w+)"', code) if name not in REASONS]
-    return {*told, *(one["cause"] for _, one in read_rows("dcgm_returns.csv") if one["cause"])}
+def test_every_cause_is_declared_once_at_the_top_of_a_module_and_listed() -> None:
+    modules = [ast.parse(file.read_text()) for part in (*PARTS, "cli") for file in (ROOT / part).rglob("*.py")]
+    declared = [call for module in modules for one in module.body for call in causes_made(getattr(one, "value", None))]
+
+    assert len(declared) == sum(len(causes_made(module)) for module in modules)
+    assert sorted(ast.literal_eval(call.args[0]) for call in declared) == sorted(one.name for one in glossary.CAUSES)
+
+
+def causes_made(code: ast.AST | None) -> list[ast.Call]:
+    calls = [one for one in ast.walk(code) if isinstance(one, ast.Call)] if code is not None else []
+    return [one for one in calls if isinstance(one.func, ast.Name) and one.func.id == "Cause"]
+
+
+@pytest.mark.parametrize("cause", glossary.CAUSES, ids=lambda cause: cause.name)
+def test_a_cause_says_what_it_means_and_what_to_do(cause: Cause) -> None:
+    assert re.fullmatch(r"[A-Z][A-Za-z0-9]+", cause.name)
+    assert (cause.meaning[-1:], cause.action[-1:]) == (".", ".")
+    assert cause == Cause.named(cause.name)  # as a record or saved evidence names it
+
+
+def test_causes_are_unique_and_no_cause_is_a_reason() -> None:
+    names = [cause.name for cause in glossary.CAUSES]
+    assert sorted({*names} - {*REASONS}) == sorted(names)
 
 
 def events_in_the_code() -> set[str]:
@@ -163,8 +177,7 @@ def test_every_word_that_a_record_or_a_label_has_is_explained() -> None:
     ours += [*checks.SHORT_NAMES, *(check.name for check in ALL_CHECKS), node.CONDITION, *events_in_the_code()]
     ours += [str(one.alias) for one in NodeSettings.model_fields.values()] + [PROFILES_FILE]
     ours += [metric.name for metric in Telemetry().metrics]
-    told = [str(one) for one in (*ours, *causes_in_the_code())]
-    assert [one for one in told if glossary.without_prefix(one) not in glossary.words()] == []
+    assert [one for one in map(str, ours) if glossary.without_prefix(one) not in glossary.words()] == []
 
 
 def test_a_reason_without_a_check_has_a_heading_in_the_runbook_too() -> None:

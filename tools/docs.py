@@ -72,11 +72,11 @@ def recommendation_table() -> str:
 
 
 def causes_table() -> str:
-    """Why a check could not look: one line for the causes that are looked into in the same way."""
-    lines = ["| cause | look at |", "|---|---|"]
-    for causes, look_at in CAUSES:
-        cell = look_at.replace("|", r"\|")
-        lines.append(f"| {', '.join(f'`{cause}`' for cause in causes)} | {cell} |")
+    """Why a check could not look, one line per cause."""
+    lines = ["| cause | what it means | what to do |", "|---|---|---|"]
+    for cause in CAUSES:
+        row = (f"`{cause.name}`", cause.meaning, cause.action)
+        lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |")
     return "\n".join(lines)
 
 

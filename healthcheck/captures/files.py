@@ -16,10 +16,21 @@ from healthcheck.captures.blocks import CaptureError, Input
 from healthcheck.captures.bug_report import BEGINNING, BugReportReader
 from healthcheck.captures.kernel_logs import Batch, KernelLogReader, PassedOver, utc
 from healthcheck.captures.log_lines import YEARS
-from healthcheck.model import Unobserved, counted
+from healthcheck.model import Cause, Unobserved, counted
 from healthcheck.probes.dcgm.document import DOCUMENT_MARK, LONGEST_ANSWER
 
 STANDARD_INPUT = "-"
+NOTHING_RECOGNISED = Cause(
+    "NothingRecognised",
+    "No line of a saved log is the kernel's.",
+    "Save it in a form that `docs/replay.md` names.",
+)
+LINES_NOT_READ = Cause(
+    "LinesNotRead",
+    "Lines of the driver in a saved log stand behind a prefix that is not known.",
+    "Save it in a form that `docs/replay.md` names.",
+)
+CAUSES = (NOTHING_RECOGNISED, LINES_NOT_READ)
 _EXPECTED = (
     "expected are dmesg, journalctl -k (short and ISO forms, JSON), a syslog, records of /dev/kmsg, "
     "an nvidia-bug-report.log, the JSON of dcgmi diag or what check --save-evidence wrote"
@@ -81,10 +92,10 @@ class Captures:
         """Why the captures do not say all that they hold, or nothing. Known once all batches were taken."""
         passed = self.passed_over
         for name in passed.unrecognised:
-            yield Unobserved("NothingRecognised", f"{name}: no line of it is the kernel's; {_EXPECTED}")
+            yield Unobserved(NOTHING_RECOGNISED, f"{name}: no line of it is the kernel's; {_EXPECTED}")
         if passed.unread:
             lines = f"{counted(passed.unread, 'line')} of the driver behind a prefix that is not known"
-            yield Unobserved("LinesNotRead", f"{lines}, the first at {passed.first_unread}")
+            yield Unobserved(LINES_NOT_READ, f"{lines}, the first at {passed.first_unread}")
 
     def batches(self) -> Iterator[Batch]:
         """Everything that was read, as it was read. Raises CaptureError, naming the file."""

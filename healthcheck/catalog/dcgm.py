@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from healthcheck.catalog.dcgm_causes import CAUSES
 from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.rows import read_rows
 from healthcheck.catalog.ruling import Ruling
-from healthcheck.model import Severity
+from healthcheck.model import Cause, Severity
 
 WORDS = ("NONE", "MONITOR", "ISOLATE", "UNKNOWN", "TRIAGE", "CONFIG", "RESET")
 """dcgmErrorSeverity_t by number, as `error_severity` in the JSON has it (dcgm_errors.h)."""
@@ -105,7 +106,7 @@ class DcgmReturn:
     """Why a run came to nothing, by dcgmReturn_t: the exit code is its last byte. Says nothing about the hardware."""
 
     number: int
-    cause: str
+    cause: Cause
     meaning: str
     words: re.Pattern[str] | None
     """How a text tells the same without the number."""
@@ -113,11 +114,13 @@ class DcgmReturn:
 
 @cache
 def dcgm_returns() -> tuple[DcgmReturn, ...]:
+    """Raises KeyError for a row whose cause is not declared, which a build should never have let through."""
+    causes = {one.name: one for one in CAUSES}
     rows = [row for _, row in read_rows("dcgm_returns.csv")]
     return tuple(
         DcgmReturn(
             int(row["number"]),
-            row["cause"],
+            causes[row["cause"]],
             row["meaning"],
             re.compile(row["words"], re.IGNORECASE) if row["words"] else None,
         )

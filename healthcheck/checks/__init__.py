@@ -55,7 +55,8 @@ from healthcheck.checks import (
     temperature,
     xid,
 )
-from healthcheck.model import Check
+from healthcheck.checks.examine import CAUSES as OF_ANY_CHECK
+from healthcheck.model import Cause, Check
 
 _LONGEST_NAME = 40
 
@@ -110,6 +111,17 @@ CHECKS: tuple[Check, ...] = (
 
 DEEP_CHECKS: tuple[Check, ...] = (dcgm_diag.LEVEL_2, dcgm_diag.LEVEL_4, nccl_allreduce.CHECK, efa_loopback.CHECK)
 """What needs the node for itself. No light look runs them, whatever `CHECKS_LIGHTWEIGHT` says."""
+
+CAUSES: tuple[Cause, ...] = tuple(
+    dict.fromkeys(
+        cause
+        for check in (*CHECKS, *DEEP_CHECKS)
+        for causes in (*(probe.causes for probe in check.needs), check.causes)
+        for cause in causes
+    )
+)
+CAUSES += OF_ANY_CHECK
+"""Why a check could not look, those of its sources first."""
 
 KERNEL_LINES: tuple[str, ...] = tuple(sorted({begin for check in CHECKS for begin in check.begins}))
 """How a line of the kernel's log begins that any check reads."""

@@ -9,7 +9,7 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, of_nvidia, subject, told
 from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity, Unobserved
 from healthcheck.probes.container_runtime import configuration as container_runtime
-from healthcheck.probes.container_runtime.facts import CONTAINERD, Configuration, ContainerRuntime
+from healthcheck.probes.container_runtime.facts import CONTAINERD, UNREADABLE, Configuration, ContainerRuntime
 
 MALFORMED = Reason(
     "RuntimeConfigMalformed",
@@ -52,7 +52,7 @@ def _findings(around: ContainerRuntime, used: Configuration) -> Iterator[Judgeme
         yield from gpu_runtime.together(_misplaced(around, used))
         yield from _disabled(around, used)
     elif problem.only_ours:
-        yield Unobserved("RuntimeConfigUnreadable", told(problem), subject(used))
+        yield Unobserved(UNREADABLE, told(problem), subject(used))
     else:
         yield found(MALFORMED, used, f"{told(problem)}; {runtime_mending.correct(around, used, problem.file)}")
 

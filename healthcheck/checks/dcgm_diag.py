@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from healthcheck.catalog import dcgm_causes
 from healthcheck.catalog.dcgm import (
     DcgmReturn,
     dcgm_table,
@@ -24,6 +25,7 @@ from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.ruling import Ruling, worst
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import (
+    Cause,
     Check,
     Evidence,
     Finding,
@@ -43,7 +45,6 @@ from healthcheck.probes.nvml import gpus as nvml
 
 DevicesInUse = frozenset[tuple[str, int | None]]
 """By kind and DCGM's number."""
-PASSED = "passed"
 _OVERRIDDEN = "severity-overrides"
 LEVEL_2_TESTS = ("memory", "pcie")
 """Of the GPUs themselves. A run of level 2 or more that lacks one of them has not tested the GPUs."""
@@ -56,30 +57,34 @@ _COULD_NOT_RUN = (
         re.compile(
             r"busy or unavailable|\bin use\b|\bused by (?:an)?other\b|\b(?:is|are) (?:currently )?busy\b", re.IGNORECASE
         ),
-        "DcgmInUse",
+        dcgm_causes.IN_USE,
     ),
-    (re.compile(r"already running", re.IGNORECASE), "DcgmAlreadyRunning"),
-    (re.compile(r"permission denied|(?:insufficient|no) permissions?\b", re.IGNORECASE), "DcgmNoPermission"),
-    (re.compile(r"cannot open (?:shared object|library)|library not found", re.IGNORECASE), "DcgmLibraryMissing"),
-    (re.compile(r"\baborted early\b|test was aborted", re.IGNORECASE), "DcgmAborted"),
-    (re.compile(r"skipping (?:the )?test|test (?:is|was) (?:skipped|disabled)", re.IGNORECASE), "DcgmTestSkipped"),
+    (re.compile(r"already running", re.IGNORECASE), dcgm_causes.ALREADY_RUNNING),
+    (re.compile(r"permission denied|(?:insufficient|no) permissions?\b", re.IGNORECASE), dcgm_causes.NO_PERMISSION),
+    (
+        re.compile(r"cannot open (?:shared object|library)|library not found", re.IGNORECASE),
+        dcgm_causes.LIBRARY_MISSING,
+    ),
+    (re.compile(r"\baborted early\b|test was aborted", re.IGNORECASE), dcgm_causes.ABORTED),
+    (
+        re.compile(r"skipping (?:the )?test|test (?:is|was) (?:skipped|disabled)", re.IGNORECASE),
+        dcgm_causes.TEST_SKIPPED,
+    ),
 )
 _CAUSES = {
-    18: "DcgmNoPermission",
-    22: "DcgmLibraryMissing",
-    47: "DcgmAborted",
-    48: "DcgmTestSkipped",
-    82: "DcgmNoGpus",
-    96: "DcgmNoPermission",
-    117: "DcgmTestSkipped",
-    124: "DcgmNoPermission",
+    18: dcgm_causes.NO_PERMISSION,
+    22: dcgm_causes.LIBRARY_MISSING,
+    47: dcgm_causes.ABORTED,
+    48: dcgm_causes.TEST_SKIPPED,
+    82: dcgm_causes.NO_GPUS,
+    96: dcgm_causes.NO_PERMISSION,
+    117: dcgm_causes.TEST_SKIPPED,
+    124: dcgm_causes.NO_PERMISSION,
 }
-_IN_USE = "DcgmInUse"
 _OTHERS_WORK = 25
 """GRAPHICS_PROCESSES, in DCGM's own words: this may cause some tests to fail."""
 _OF_A_GPU_IN_USE = frozenset((51, 56, 64, 65, 66))
 """What else such a GPU brings about, in words that do not say so: calls that fail, memory that can't be had."""
-_SKIPPED_ON_PURPOSE = "DcgmTestSkipped"
 _ENDS_WITH_RESULTS = (0, 205, 226)
 """Well; an error of severity ISOLATE; errors, none of them ISOLATE (dcgm_structs.h: NVVS_ISOLATE_ERROR, NVVS_ERROR)."""
 _SAYS_FAILED = (205, 226)
@@ -220,7 +225,8 @@ def devices_in_use(rows: Iterable[DiagResult]) -> DevicesInUse:
     return frozenset(
         (row.kind, row.index)
         for row in rows
-        if row.status != "pass" and any(why_not_run(one) == _IN_USE or one.id == _OTHERS_WORK for one in row.errors)
+        if row.status != "pass"
+        and any(why_not_run(one) == dcgm_causes.IN_USE or one.id == _OTHERS_WORK for one in row.errors)
     )
 
 
@@ -233,7 +239,7 @@ def _judge_row(
             yield Passed(reason_name(row.test), device.subject if row.index is not None else "")
         return
     for cause, error in _causes(row, in_use).items():
-        if row.status != "skip" or cause != _SKIPPED_ON_PURPOSE:
+        if row.status != "skip" or cause != dcgm_causes.TEST_SKIPPED:
             yield Unobserved(cause, f"{row.test} on {device.subject}: {in_words(error)}", device.subject)
     faults = [one for one in _faults(row, in_use, policy) if one.ruling.severity > Severity.PASS]
     if faults:
@@ -242,14 +248,14 @@ def _judge_row(
         detail, alone = f"{row.test} failed, and DCGM names no error", _failed_alone(row.test)
         yield Finding(reason_name(row.test), alone.severity, device.subject, detail, device.about, rule=alone.rule)
     elif row.status == "unknown" and not row.errors:
-        yield Unobserved("DcgmNonsense", f"{row.test} gave a result that no version has", device.subject)
+        yield Unobserved(dcgm_causes.NONSENSE, f"{row.test} gave a result that no version has", device.subject)
 
 
-def _causes(row: DiagResult, in_use: DevicesInUse) -> dict[str, DiagError]:
+def _causes(row: DiagResult, in_use: DevicesInUse) -> dict[Cause, DiagError]:
     """Why it could not run, each with the first error that says so."""
-    causes: dict[str, DiagError] = {}
+    causes: dict[Cause, DiagError] = {}
     for error in row.errors:
-        if cause := why_no_fault(row, error, in_use):
+        if cause := why_not_run_here(row, error, in_use):
             causes.setdefault(cause, error)
     return causes
 
@@ -259,18 +265,18 @@ def _passed_everywhere(test: str, rows: Iterable[DiagResult]) -> bool:
 
 
 def _faults(row: DiagResult, in_use: DevicesInUse, policy: Policy) -> list[_Fault]:
-    return [_Fault(one, rule_in(row, one, policy)) for one in row.errors if not why_no_fault(row, one, in_use)]
-
-
-def why_no_fault(row: DiagResult, error: DiagError, in_use: DevicesInUse) -> str:
-    """Why an error says nothing of the hardware: it could not run, or passed all the same. '': it is a fault."""
     if row.status == "pass":
-        return PASSED
+        return []
+    return [_Fault(one, rule_in(row, one, policy)) for one in row.errors if not why_not_run_here(row, one, in_use)]
+
+
+def why_not_run_here(row: DiagResult, error: DiagError, in_use: DevicesInUse) -> Cause | None:
+    """Why a test that did not pass could not run, by one of its errors; None where that is a fault."""
     if cause := why_not_run(error):
         return cause
     ids = _ids(error)
     came_of_use = (row.kind, row.index) in in_use and ids and set(ids) <= _OF_A_GPU_IN_USE
-    return _IN_USE if came_of_use else ""
+    return dcgm_causes.IN_USE if came_of_use else None
 
 
 def rule_in(row: DiagResult, error: DiagError, policy: Policy) -> Ruling:
@@ -297,14 +303,14 @@ def _ids(error: DiagError) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*(() if error.id is None else (error.id,)), *ids_of_text(error.text))))
 
 
-def why_not_run(error: DiagError) -> str:
-    """Why a test could not run, '' where it did and found something."""
+def why_not_run(error: DiagError) -> Cause | None:
+    """Why a test could not run, None where it did and found something."""
     known = [dcgm_table()[one] for one in _ids(error) if one in dcgm_table()]
     if known and all(one.could_not_run for one in known):
-        return _CAUSES.get(known[0].id, "DcgmTestNotRun")
+        return _CAUSES.get(known[0].id, dcgm_causes.TEST_NOT_RUN)
     if all(one.id in _MORE_WITHOUT_SAYING for one in known):
-        return next((cause for pattern, cause in _COULD_NOT_RUN if pattern.search(error.text)), "")
-    return ""
+        return next((cause for pattern, cause in _COULD_NOT_RUN if pattern.search(error.text)), None)
+    return None
 
 
 def _finding(row: DiagResult, device: _Device, faults: list[_Fault]) -> Finding:
@@ -341,14 +347,14 @@ def _over_reports_always(test: str) -> bool:
 
 def _came_to_nothing(answer: Answer, rows: tuple[DiagResult, ...]) -> Iterator[Unobserved]:
     """Why the run as a whole is no answer, each cause once."""
-    causes: dict[str, str] = {}
+    causes: dict[Cause, str] = {}
     for text in answer.runtime_errors:
         known = return_of_text(text) or _return_of(answer.code)
-        causes.setdefault(known.cause if known else "DcgmFailed", f"{known.meaning}: {text}" if known else text)
+        causes.setdefault(known.cause if known else dcgm_causes.FAILED, f"{known.meaning}: {text}" if known else text)
     if answer.too_long:
-        causes.setdefault("DcgmTooLong", "the answer is longer than anybody reads")
+        causes.setdefault(dcgm_causes.TOO_LONG, "the answer is longer than anybody reads")
     elif answer.cut_off:
-        causes.setdefault("DcgmCutOff", "the answer ends before its end")
+        causes.setdefault(dcgm_causes.CUT_OFF, "the answer ends before its end")
     if not causes and not _ended_with_results(answer.code):
         cause, detail = _why_it_ended(answer)
         causes.setdefault(cause, detail)
@@ -366,7 +372,7 @@ def _return_of(code: int | None) -> DcgmReturn | None:
     return None if code is None or code in _ENDS_WITH_RESULTS else return_of_code(code)
 
 
-def _why_it_ended(answer: Answer) -> tuple[str, str]:
+def _why_it_ended(answer: Answer) -> tuple[Cause, str]:
     code = answer.code
     assert code is not None
     known = return_of_code(code)
@@ -375,17 +381,17 @@ def _why_it_ended(answer: Answer) -> tuple[str, str]:
         return known.cause, f"{known.meaning} (exit code {code}){said}"
     number = -code if code < 0 else code - _BY_A_SIGNAL
     if 0 < number < _MOST_SIGNALS:
-        return "DcgmKilled", f"dcgmi was ended by signal {number}{said}"
-    return "DcgmFailed", f"dcgmi ended with exit code {code}{said}"
+        return dcgm_causes.KILLED, f"dcgmi was ended by signal {number}{said}"
+    return dcgm_causes.FAILED, f"dcgmi ended with exit code {code}{said}"
 
 
-def _why_it_said_nothing(answer: Answer) -> tuple[str, str]:
+def _why_it_said_nothing(answer: Answer) -> tuple[Cause, str]:
     """A run without a result: by what stands beside the JSON, or in its place."""
     for line in answer.said:
         if known := return_of_text(line):
             return known.cause, f"{known.meaning}: {line}"
     said = f": {answer.said[0]}" if answer.said else ""
-    return "DcgmNoData", f"no test gave a result{said}"
+    return dcgm_causes.NO_DATA, f"no test gave a result{said}"
 
 
 def _not_tested(
@@ -397,11 +403,11 @@ def _not_tested(
     """What a run that came to its end left out: that it did not fail is no pass."""
     of_hardware = [row for row in rows if row.test != SOFTWARE]
     if not any(_ran(row) for row in of_hardware or rows):
-        yield Unobserved("DcgmAllSkipped", f"DCGM skipped every test{' of the hardware' if of_hardware else ''}")
+        yield Unobserved(dcgm_causes.ALL_SKIPPED, f"DCGM skipped every test{' of the hardware' if of_hardware else ''}")
         return
     missing = [test for test in LEVEL_2_TESTS if answer.level and test not in {row.test for row in rows}]
     if missing:
-        yield Unobserved("DcgmTestsMissing", f"the answer has no result of {' and '.join(missing)}")
+        yield Unobserved(dcgm_causes.TESTS_MISSING, f"the answer has no result of {' and '.join(missing)}")
     by_device: dict[str, bool] = {}
     for row in of_hardware:
         if row.index is not None:
@@ -409,12 +415,14 @@ def _not_tested(
             by_device[subject] = by_device.get(subject, False) or _ran(row)
     for subject, ran in by_device.items():
         if not ran:
-            yield Unobserved("DcgmAllSkipped", f"DCGM skipped every test of {subject}", subject)
+            yield Unobserved(dcgm_causes.ALL_SKIPPED, f"DCGM skipped every test of {subject}", subject)
     for gpu in gpus if by_device else ():
         if gpu.subject not in by_device:
-            yield Unobserved("DcgmGpuLeftOut", f"DCGM tested other GPUs and not {gpu.subject}", gpu.subject)
+            yield Unobserved(dcgm_causes.GPU_LEFT_OUT, f"DCGM tested other GPUs and not {gpu.subject}", gpu.subject)
     if answer.code in _SAYS_FAILED and not any(row.errors or row.status == "fail" for row in rows):
-        yield Unobserved("DcgmContradiction", f"exit code {answer.code} says that a test failed, and no result does")
+        yield Unobserved(
+            dcgm_causes.CONTRADICTION, f"exit code {answer.code} says that a test failed, and no result does"
+        )
 
 
 def _ran(row: DiagResult) -> bool:

@@ -22,7 +22,8 @@ UNRESPONSIVE = Reason(
     threshold=f"two deadlines missed, at least {APART_SECONDS:.0f} s apart",
 )
 # Of the node's own files alone. What one program met, a container with a library of its own perhaps, is a line of the
-# kernel's log (DriverLibraryMismatch), and NVML's error 18 for the library that we have could-not-look.
+# kernel's log (DriverLibraryMismatch), and NVML's error 18 for the library that we have could-not-look
+# (NvmlLibraryMismatch): the former ends once NVML opens, the latter is why it did not.
 VERSION_MISMATCH = Reason(
     "DriverVersionMismatch",
     Severity.MONITOR,

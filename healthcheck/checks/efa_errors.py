@@ -18,7 +18,7 @@ from healthcheck.model import (
     Unobserved,
     counted,
 )
-from healthcheck.probes.efa.infiniband import RDMA, RdmaDevice
+from healthcheck.probes.efa.infiniband import NOT_ANSWERING, RDMA, RdmaDevice
 
 MOST_ERRORS_PER_SECOND = 100.0
 MOST_RETRANSMITTED_PACKETS_PER_SECOND = 1_000.0
@@ -58,7 +58,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         return
     for device in devices:
         if device.error:
-            yield Unobserved("EfaNotAnswering", f"efa/{device.name}: {device.error}", f"efa/{device.name}")
+            yield Unobserved(NOT_ANSWERING, f"efa/{device.name}: {device.error}", f"efa/{device.name}")
     earlier = seen.earlier(RDMA)
     if earlier is None:
         yield TooEarly("a rate needs an earlier look")

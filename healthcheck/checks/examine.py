@@ -12,6 +12,9 @@ from typing import Any
 from healthcheck.checks.expectation import Expectation
 from healthcheck.host import clock
 from healthcheck.model import (
+    NOT_LOOKED,
+    PROBE_FAILED,
+    Cause,
     Check,
     Evidence,
     Finding,
@@ -30,8 +33,16 @@ from healthcheck.model import (
 )
 from healthcheck.text.printable import printable
 
-CHECK_FAILED = "CheckFailed"
-"""The cause of a check whose own judge failed: a bug of ours, or input that nobody thought of."""
+_OURS = "Tell the project: it is a fault of ours. The message names it, and what else was seen counts."
+CHECK_FAILED = Cause("CheckFailed", "A check's own judge failed: input that nobody thought of.", _OURS)
+RECORD_SET_ASIDE = Cause(
+    "KernelLogRecordSetAside", "A record of the kernel's log could not be judged, and was set aside.", _OURS
+)
+NOT_LOOKED_YET = Cause(
+    "NotLookedYet", "The agent has begun, and its first look has not ended.", "Wait: the first look takes seconds."
+)
+CAUSES = (NOT_LOOKED_YET, NOT_LOOKED, PROBE_FAILED, CHECK_FAILED, RECORD_SET_ASIDE)
+"""Why any check could not look, whatever it looks at."""
 _LONGEST_FAILURE = 200
 
 
@@ -53,9 +64,9 @@ def _read(probe: Probe[Any], host: Host) -> Any:
     try:
         return probe.read(host)
     except ProbeError as error:
-        return Unobserved("ProbeFailed", f"{probe.name}: {error}")
+        return Unobserved(error.cause, f"{probe.name}: {error}")
     except Exception as error:  # noqa: BLE001 - the boundary of the probes: their bug must not end the watch
-        return Unobserved("ProbeFailed", f"{probe.name}: {type(error).__name__}: {error}")
+        return Unobserved(PROBE_FAILED, f"{probe.name}: {type(error).__name__}: {error}")
 
 
 def judge(checks: Iterable[Check], evidence: Evidence, expected: Expectation) -> tuple[Outcome, ...]:

@@ -8,6 +8,7 @@ from healthcheck.catalog.fabrics import fabric_of
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.per_gpu import answering, found, silent
 from healthcheck.model import (
+    Cause,
     Check,
     Evidence,
     Grace,
@@ -40,6 +41,16 @@ _CONFIGURATION_FAULT = 2
 GRACE = Grace(180.0, "the fabric manager was started")
 """docs/rules.md 20."""
 
+COMING_UP = Cause(
+    "FabricComingUp",
+    "GPUs are registering with their NVLink fabric.",
+    f"Wait: they are judged {GRACE.seconds:.0f} s after {GRACE.since}.",
+)
+STATE_UNKNOWN = Cause(
+    "FabricStateUnknown",
+    "The driver names a state of the fabric that is newer than this program.",
+    "Take a newer version of this program.",
+)
 NOT_READY = Reason(
     "FabricNotReady",
     Severity.RESET,
@@ -94,7 +105,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         if fabric.state == COMPLETED:
             yield from _completed(gpu, fabric)
         elif fabric.state not in _STATES:
-            yield Unobserved("FabricStateUnknown", f"{gpu.subject}: fabric state {fabric.state}", gpu.subject)
+            yield Unobserved(STATE_UNKNOWN, f"{gpu.subject}: fabric state {fabric.state}", gpu.subject)
         elif wanted:
             yield _on_its_way(gpu, fabric.state, young)
     registered = sum(fabric.state == COMPLETED for _, fabric in joined)
@@ -127,7 +138,7 @@ def _on_its_way(gpu: nvml.Gpu, state: int, young: bool) -> Judgement:
     detail = f"fabric state {state} ({_STATES[state]})"
     if young:
         told = f"{gpu.subject}: {detail}; judged {GRACE.seconds:g} s after {GRACE.since}"
-        return Unobserved("FabricComingUp", told, gpu.subject)
+        return Unobserved(COMING_UP, told, gpu.subject)
     if state == IN_PROGRESS and gpu.persistence is False:
         # Our own look may be what initialised it, a moment ago: nobody can tell a registration that never ends.
         return TooEarly(f"{detail}, and with persistence mode off each first use registers anew", gpu.subject)
@@ -161,4 +172,5 @@ CHECK = Check(
     (nvml.NVML, services.SERVICES),
     judge,
     (NOT_READY, ERROR, UNHEALTHY, LIMITED),
+    causes=(COMING_UP, STATE_UNKNOWN),
 )

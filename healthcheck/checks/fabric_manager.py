@@ -19,9 +19,10 @@ from healthcheck.model import (
     Unobserved,
 )
 from healthcheck.probes import kernel_modules, pci, services
+from healthcheck.probes.nvml import causes
 from healthcheck.probes.nvml import gpus as nvml
 
-_NO_DRIVER = ("DriverBeingChanged", "DriverNotLoaded")
+_NO_DRIVER = (causes.DRIVER_BEING_CHANGED, causes.DRIVER_NOT_LOADED)
 """Causes why NVML did not answer in which a fabric manager can't run either."""
 _OURS = ("nvidia", "")
 """The driver of a GPU that was not handed to a virtual machine."""
@@ -66,10 +67,10 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     driver = seen[kernel_modules.MODULES].nvidia
     start, beside = around.fabric_manager_start, around.beside(services.FABRIC_MANAGER)
     if around.is_unsure(services.FABRIC_MANAGER):
-        yield Unobserved("ServiceUncertain", f"whether the node's own fabric manager runs can't be told: {beside}")
+        yield Unobserved(services.UNCERTAIN, f"whether the node's own fabric manager runs can't be told: {beside}")
     elif running is None and expected.driver_age_seconds < DRIVER_GRACE.seconds:
         yield Unobserved(
-            "DriverJustLoaded",
+            causes.DRIVER_JUST_LOADED,
             f"no fabric manager runs yet; judged {DRIVER_GRACE.seconds:g} s after {DRIVER_GRACE.since}",
         )
     elif running is None:
@@ -95,9 +96,11 @@ def _blind(seen: Evidence) -> Unobserved | None:
     if isinstance(answer, Unobserved) and answer.cause in _NO_DRIVER:
         return answer
     if not seen[kernel_modules.MODULES].nvidia:
-        return Unobserved("DriverNotLoaded", "the fabric manager needs the nvidia kernel module, which is not loaded")
+        return Unobserved(
+            causes.DRIVER_NOT_LOADED, "the fabric manager needs the nvidia kernel module, which is not loaded"
+        )
     if not seen[services.SERVICES].of_host:
-        return Unobserved("HostProcessesHidden", "the host's processes can't be seen from here")
+        return Unobserved(services.PROCESSES_HIDDEN, "the host's processes can't be seen from here")
     return None
 
 

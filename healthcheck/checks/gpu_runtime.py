@@ -9,6 +9,7 @@ from healthcheck.model import Evidence, Finding, Judgement, NotConfigured, Reaso
 from healthcheck.probes.container_runtime import configuration as container_runtime
 from healthcheck.probes.container_runtime.facts import (
     CONTAINERD,
+    UNREADABLE,
     CdiSpec,
     Configuration,
     ContainerRuntime,
@@ -53,7 +54,7 @@ def readable(seen: Evidence) -> Generator[Judgement, None, tuple[ContainerRuntim
     if problem is None:
         return around, around.used
     if problem.only_ours:
-        yield Unobserved("RuntimeConfigUnreadable", told(problem), subject(around.used))
+        yield Unobserved(UNREADABLE, told(problem), subject(around.used))
     else:
         yield TooEarly(f"{problem.file} can't be read by {around.used.kind}", subject(around.used))
     return None

@@ -30,9 +30,9 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         yield NotConfigured("systemd does not start nvidia-imex on this node")
     elif not running and around.of_host and around.is_unsure(services.IMEX):
         why = f"whether the node's own nvidia-imex runs can't be told: {around.beside(services.IMEX)}"
-        yield Unobserved("ServiceUncertain", why)
+        yield Unobserved(services.UNCERTAIN, why)
     elif not running and not around.of_host:
-        yield Unobserved("HostProcessesHidden", "the host's processes can't be seen from here")
+        yield Unobserved(services.PROCESSES_HIDDEN, "the host's processes can't be seen from here")
     else:
         if not running:
             detail = f"no process {services.IMEX}, which systemd starts here"

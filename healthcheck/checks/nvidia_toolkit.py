@@ -9,7 +9,7 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, of_nvidia, subject, told
 from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, Unobserved
 from healthcheck.probes.container_runtime import configuration as container_runtime
-from healthcheck.probes.container_runtime.facts import Configuration, Toolkit
+from healthcheck.probes.container_runtime.facts import UNREADABLE, Configuration, Toolkit
 
 MODES = ("auto", "cdi", "csv", "jit-cdi", "legacy")
 """Of nvidia-container-runtime up to 1.20; `csv` is for Tegra."""
@@ -52,7 +52,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     elif not of_nvidia(used.handlers):
         yield NotConfigured(f"no handler starts the program that reads {toolkit.path}")
     elif toolkit.problem is not None and toolkit.problem.only_ours:
-        yield Unobserved("RuntimeConfigUnreadable", told(toolkit.problem), subject(used))
+        yield Unobserved(UNREADABLE, told(toolkit.problem), subject(used))
     else:
         yield from _findings(used, toolkit)
         yield Seen(_said(toolkit))

@@ -20,6 +20,7 @@ from healthcheck.model import (
     Unobserved,
     counted,
 )
+from healthcheck.probes.nvml import causes
 from healthcheck.probes.nvml import gpus as nvml
 
 OK, DISABLED_BY_REGKEY, UNKNOWN = 0, 4, 6
@@ -59,7 +60,9 @@ def _judge_pairs(answer: nvml.Gpus, gpus: tuple[nvml.Gpu, ...], expected: Expect
     broken = [pair for pair in answer.p2p if pair.nvlink not in _NO_FAULT]
     if broken and expected.driver_age_seconds < LINK_GRACE.seconds:
         told = f"{len(broken)} of {len(answer.p2p)} pairs of GPUs without P2P over NVLink"
-        yield Unobserved("DriverJustLoaded", f"{told}; judged {LINK_GRACE.seconds:.0f} s after {LINK_GRACE.since}")
+        yield Unobserved(
+            causes.DRIVER_JUST_LOADED, f"{told}; judged {LINK_GRACE.seconds:.0f} s after {LINK_GRACE.since}"
+        )
         return
     blamed = _blamed(broken)
     for gpu in gpus:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Evidence, Finding, Grace, Judgement, NotConfigured, Reason, TooEarly, Unobserved
 from healthcheck.probes import pci
+from healthcheck.probes.nvml import causes
 from healthcheck.probes.nvml import gpus as nvml
 
 DRIVER_GRACE = Grace(120.0, "the driver was loaded")
@@ -61,8 +62,8 @@ def silent(gpu: nvml.Gpu, code: int, what: str = "") -> Unobserved:
     # One that does not even tell its address may be any of those that are known.
     place = gpu.subject if gpu.address else ""
     if code == nvml.NONSENSE:
-        return Unobserved("NvmlNonsense", f"{about}: NVML's answer makes no sense", place)
-    return Unobserved("GpuNotAnswering", f"{about}: NVML error {code}", place)
+        return Unobserved(causes.NONSENSE, f"{about}: NVML's answer makes no sense", place)
+    return Unobserved(causes.GPU_NOT_ANSWERING, f"{about}: NVML error {code}", place)
 
 
 def unread(gpu: nvml.Gpu, *readings: str) -> Iterator[Unobserved]:
@@ -108,4 +109,4 @@ def settled(finding: Finding, expected: Expectation) -> Judgement:
     if expected.driver_age_seconds >= DRIVER_GRACE.seconds:
         return finding
     wait = f"judged {DRIVER_GRACE.seconds:.0f} s after {DRIVER_GRACE.since}"
-    return Unobserved("DriverJustLoaded", f"{finding.detail}; {wait}", finding.subject)
+    return Unobserved(causes.DRIVER_JUST_LOADED, f"{finding.detail}; {wait}", finding.subject)

@@ -114,7 +114,8 @@ def render(outcome: Outcome, ran: Ran) -> dict[str, Any]:
             "checks": [{"check": outcome.group, "status": status.value, "severity": severity.name}],
             "findings": [row_of(one) for one in sorted(outcome.findings, key=lambda one: -one.severity)],
             "unobserved": [
-                {"check": outcome.group, "cause": one.cause, "detail": one.detail[:300]} for one in outcome.unobserved
+                {"check": outcome.group, "cause": one.cause.name, "detail": one.detail[:300]}
+                for one in outcome.unobserved
             ],
             "passed": passed,
             "machine": ran.machine,

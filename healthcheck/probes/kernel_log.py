@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Self
 
 from healthcheck.host.opening import open_file
-from healthcheck.model import Host, Probe, ProbeError
+from healthcheck.model import Cause, Host, Probe, ProbeError
 
+UNREADABLE = Cause(
+    "KernelLogUnreadable", "The kernel's log (`/dev/kmsg`) can't be opened or read.", "See that the pod is privileged."
+)
 KERNEL_FACILITY = frozenset({0})
 """What user space writes to the device gets facility 1 or more from the kernel.
 
@@ -105,7 +108,7 @@ class KernelLog:
         try:
             self._fd = open_file(path, os.O_RDONLY)
         except OSError as error:
-            raise ProbeError(f"{path}: {error.strerror}") from error
+            raise ProbeError(f"{path}: {error.strerror}", UNREADABLE) from error
         self._path = path
         self._facilities = facilities
         self._begins = tuple(word.encode("ascii") for word in begins)
@@ -166,7 +169,7 @@ class KernelLog:
                 if error == errno.EAGAIN:
                     return chunks, None
                 if error not in (errno.EPIPE, errno.EINTR):
-                    raise ProbeError(f"{self._path}: {os.strerror(error)}")
+                    raise ProbeError(f"{self._path}: {os.strerror(error)}", UNREADABLE)
                 # EPIPE: the ring went on without us; the next read is its oldest record, and the gap in the
                 # sequence says how many are gone.
                 continue
@@ -212,4 +215,4 @@ def boot_id(root: Path) -> str:
         raise ProbeError(f"{path}: {error.strerror}") from error
 
 
-RING = Probe("kernel-log", read_ring, tuple[Record, ...])
+RING = Probe("kernel-log", read_ring, tuple[Record, ...], (UNREADABLE,))

@@ -10,11 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from healthcheck.host.command import ChildError, Ended, MissedDeadline, Program, how_it_ended
-from healthcheck.model import Host, Probe, ProbeError, Shortage, Unobserved
+from healthcheck.model import Cause, Host, Probe, ProbeError, Shortage, Unobserved
 from healthcheck.probes.pci import read_functions
 from healthcheck.text.printable import printable
 
-CAUSE = "AllReduceNotRun"
+NOT_RUN = Cause(
+    "AllReduceNotRun",
+    "all_reduce_perf could not be run, or met an error that need not be the hardware's.",
+    "Read its own words in the message.",
+)
 _INSTALLED_IN = "/opt/nccl-tests/build"
 """Where AWS' container image of nccl-tests has it."""
 _PATIENCE_SECONDS = 5.0
@@ -107,7 +111,7 @@ class AllReduce:
         except MissedDeadline:
             return Failed(f"all_reduce_perf: no end within {self.deadline_seconds:g} s")
         except (ChildError, Shortage) as error:
-            return Unobserved(CAUSE, f"all_reduce_perf: {error}")
+            return Unobserved(NOT_RUN, f"all_reduce_perf: {error}")
 
 
 def read_all_reduce(ended: Ended, gpus: int) -> Reduced | Failed | Unobserved:
@@ -116,14 +120,14 @@ def read_all_reduce(ended: Ended, gpus: int) -> Reduced | Failed | Unobserved:
     if failure := _FAILURE.search(text) or _FAILURE.search(ended.err.decode("utf-8", "replace")):
         says = printable(failure["text"], _LONGEST_TEXT)
         hardware = any(one in failure["text"].lower() for one in _HARDWARE_ERRORS)
-        return Failed(says) if hardware else Unobserved(CAUSE, f"all_reduce_perf: {says}")
+        return Failed(says) if hardware else Unobserved(NOT_RUN, f"all_reduce_perf: {says}")
     rows = list(_rows(text))
     judged = [bandwidth for size, bandwidth, _ in rows if size >= _SMALLEST_JUDGED]
     counted = _OUT_OF_BOUNDS.search(text)
     wrong = max(sum(wrong for _, _, wrong in rows), int(counted[1]) if counted else 0)
     # A run that found wrong values ends with 1, and so does one that had no right to run.
     if not judged or (ended.code != 0 and not wrong):
-        return Unobserved(CAUSE, f"all_reduce_perf {how_it_ended(ended.code)}{_last_words(ended)}")
+        return Unobserved(NOT_RUN, f"all_reduce_perf {how_it_ended(ended.code)}{_last_words(ended)}")
     return Reduced(gpus, max(judged), wrong)
 
 
@@ -158,4 +162,4 @@ def read_all_reduce_look(host: Host) -> AllReduceLook:
     return look
 
 
-ALL_REDUCE = Probe("nccl", read_all_reduce_look, AllReduceLook)
+ALL_REDUCE = Probe("nccl", read_all_reduce_look, AllReduceLook, (NOT_RUN,))

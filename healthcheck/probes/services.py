@@ -11,7 +11,7 @@ from pathlib import Path
 
 from healthcheck.host.clock import now
 from healthcheck.host.opening import names_in, open_file
-from healthcheck.model import Host, Probe, ProbeError
+from healthcheck.model import Cause, Host, Probe, ProbeError
 from healthcheck.probes.container_runtime import processes
 from healthcheck.probes.container_runtime.origins import Origin
 from healthcheck.probes.container_runtime.processes import Found, Process
@@ -157,4 +157,14 @@ def enabled_of(root: Path, units: Sequence[str]) -> str:
     return next((unit for unit in units for name in targets if (root / _TARGETS / name / unit).is_symlink()), "")
 
 
-SERVICES = Probe("services", read_services, Services)
+UNCERTAIN = Cause(
+    "ServiceUncertain",
+    "Only processes in privileged containers have the name of the node's service, or more than anybody looks at.",
+    "Look on the node whether its own service runs (`systemctl status`).",
+)
+PROCESSES_HIDDEN = Cause(
+    "HostProcessesHidden",
+    "The processes of the node can't be seen from here.",
+    "Give the pod `hostPID`, and see that `HOST_ROOT/proc` is the host's.",
+)
+SERVICES = Probe("services", read_services, Services, (UNCERTAIN, PROCESSES_HIDDEN))

@@ -42,7 +42,7 @@ def headline(status: Status, severity: Severity, verdict: Verdict) -> tuple[str,
     told = [f"{one.finding.reason} on {one.finding.subject}: {one.finding.detail}" for one in verdict.standing]
     blind = [f"{row.check} could not look: {row.cause.detail}" for row in verdict.unobserved]
     if status is Status.UNKNOWN and verdict.unobserved:
-        return verdict.unobserved[0].cause.cause, cut("; ".join(blind + told))
+        return verdict.unobserved[0].cause.cause.name, cut("; ".join(blind + told))
     if verdict.standing and verdict.severity is severity:
         return _reason(verdict.standing[0].finding.reason), cut("; ".join(told + blind))
     if severity > Severity.PASS:

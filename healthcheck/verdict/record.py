@@ -57,7 +57,7 @@ def render(verdict: Verdict, memory: Memory, identity: Identity, at: datetime, t
         ],
         "findings": [_row_of(standing, memory.boot_id) for standing in verdict.standing],
         "unobserved": [
-            {"check": row.check, "cause": row.cause.cause, "detail": row.cause.detail[:300]}
+            {"check": row.check, "cause": row.cause.cause.name, "detail": row.cause.detail[:300]}
             for row in verdict.unobserved
         ],
         "agent_version": healthcheck.__version__,

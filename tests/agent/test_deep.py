@@ -32,7 +32,7 @@ from healthcheck.cluster.client import Cluster, node_state
 from healthcheck.deep import claim as deep_runs
 from healthcheck.deep.idle import Idleness
 from healthcheck.host import clock
-from healthcheck.model import Evidence, Host, Now, Probe, Severity, Unobserved
+from healthcheck.model import Cause, Evidence, Host, Now, Probe, Severity, Unobserved
 from healthcheck.node.state import NodeState
 from healthcheck.probes.dcgm.diag import Dcgm
 from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpu, Gpus
@@ -275,7 +275,7 @@ def busy_with_a_process(rig: Rig) -> None:
 
 
 def with_a_silent_driver(rig: Rig) -> None:
-    rig.look = Evidence({NVML: DriverLook(Unobserved("DriverNotLoaded", "x"))})
+    rig.look = Evidence({NVML: DriverLook(Unobserved(Cause.named("DriverNotLoaded"), "x"))})
 
 
 def before_its_first_look(rig: Rig) -> None:

@@ -231,7 +231,7 @@ class TestARecordThatCannotBeTaken:
         assert {reason for reason, _ in following.said} == {"KernelLogRecordSetAside"}
         assert all("ValueError: poison" in message and "79, poison" in message for _, message in following.said)
         blind = following.ledger.snapshot().verdict.unobserved
-        assert {one.cause.cause for one in blind if one.check == "0-nvidia-smi"} >= {"KernelLogRecordSetAside"}
+        assert {one.cause.cause.name for one in blind if one.check == "0-nvidia-smi"} >= {"KernelLogRecordSetAside"}
 
     def test_still_blinds_its_check_after_the_next_good_one(self, node: SimulatedNode, file: MemoryFile) -> None:
         following = self.following(node, file)
@@ -241,7 +241,7 @@ class TestARecordThatCannotBeTaken:
         eventually(lambda: len(following.ledger.memory.standing) == 4)
         following.follower.end()
 
-        causes = {one.cause.cause for one in following.ledger.snapshot().verdict.unobserved}
+        causes = {one.cause.cause.name for one in following.ledger.snapshot().verdict.unobserved}
         assert "KernelLogRecordSetAside" in causes
 
     def test_is_set_aside_too_where_it_is_the_memory_that_cannot_take_it(

@@ -18,7 +18,7 @@ from healthcheck.catalog.policy import Policy
 from healthcheck.checks import CHECKS
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import DeepRun, Expectation, FirstSeen, Place, RuntimeClass
-from healthcheck.model import Evidence, Probe, Severity, Unobserved
+from healthcheck.model import Cause, Evidence, Probe, Severity, Unobserved
 from healthcheck.probes.efa.infiniband import RDMA
 from healthcheck.probes.kernel_log import RING, Record
 from healthcheck.probes.nvml.gpus import NVML
@@ -27,7 +27,7 @@ from tests.checks.evidence import ADDRESSES, P5, driver_says, efa_functions, eve
 from tests.examples import BOOT, MACHINE, NODE, NOW
 
 PROBES = list(dict.fromkeys(probe for check in CHECKS for probe in check.needs))
-NO_LOG = Unobserved("ProbeFailed", "kernel-log: Permission denied")
+NO_LOG = Unobserved(Cause.named("ProbeFailed"), "kernel-log: Permission denied")
 SEEN: dict[Probe[Any], Any] = {
     NVML: driver_says(*every(), healthy(0, errors={"ecc": 999}, recovery_action=2)),
     FUNCTIONS: functions(*ADDRESSES) + efa_functions(31),
@@ -235,10 +235,30 @@ def test_what_another_version_knows_besides_is_passed_over(tmp_path: Path) -> No
     assert facts(evidence_file.read(json.dumps(document).encode()).evidence) == facts(look().evidence)
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("DriverLibraryMismatch", "DriverLibraryMismatch"),
+        ("\x1b[2J", "\\x1b[2J"),
+        ("x" * 999, "x" * 63 + "…"),
+        ("", ""),
+    ],
+    ids=["another version's", "a stranger's", "long", "none"],
+)
+def test_a_cause_that_nobody_declared_is_read_by_its_name(tmp_path: Path, name: str, shown: str) -> None:
+    document = text_of(tmp_path, look())
+    document["look"]["probes"]["pci"] = {"unread": {"cause": name, "detail": "why"}}
+    document["look"]["probes"]["nvml"]["facts"]["answer"] = {"cause": name, "detail": "why"}
+
+    evidence = evidence_file.read(json.dumps(document).encode()).evidence
+    why = Unobserved(Cause.named(name), "why")
+    assert (evidence.unread(FUNCTIONS), evidence[NVML].answer, why.cause.name) == (why, why, shown)
+
+
 def test_a_source_that_the_file_lacks_was_not_read(tmp_path: Path) -> None:
     document = text_of(tmp_path, look())
     del document["look"]["probes"]["pci"]
 
     assert evidence_file.read(json.dumps(document).encode()).evidence.unread(FUNCTIONS) == Unobserved(
-        "NotLooked", "pci was not read"
+        Cause.named("NotLooked"), "pci was not read"
     )

@@ -12,6 +12,7 @@ from healthcheck.catalog.profiles import InstanceProfile
 from healthcheck.checks import CHECKS, nvlink_errors, recovery_action
 from healthcheck.checks.expectation import Expectation, FirstSeen, Place, RuntimeClass
 from healthcheck.model import (
+    Cause,
     Check,
     Evidence,
     Finding,
@@ -47,7 +48,9 @@ addresses = st.sampled_from(["", *ADDRESSES[:3], "0000:ff:1f.0"])
 codes = st.just(0) | st.sampled_from([8, 11, 14, 15, 16]) | st.sampled_from([*range(1, 31), 999, -1, 2**31 - 1])
 seconds = st.floats(0, 1e9) | st.sampled_from([0.0, 119.9, 120.0, 180.0, float("inf")])
 causes = st.builds(
-    Unobserved, st.sampled_from(["DriverNotLoaded", "DriverBeingChanged", "DriverNotAnswering", "NvmlNonsense"]), words
+    Unobserved,
+    st.sampled_from(["DriverNotLoaded", "DriverBeingChanged", "DriverNotAnswering", "NvmlNonsense"]).map(Cause.named),
+    words,
 )
 _READINGS = ("ecc", "temperature", "pcie", "nvlinks", "nvlink_counters", "fabric", "p2p", "memory", "inforom_valid")
 
@@ -279,7 +282,7 @@ def evidence(draw: st.DrawFn) -> Evidence:
         return Evidence(looked(), 1000.0)
     before = looked()
     if draw(st.booleans()):
-        before[draw(st.sampled_from([*FACTS]))] = Unobserved("ProbeFailed", "x")
+        before[draw(st.sampled_from([*FACTS]))] = Unobserved(Cause.named("ProbeFailed"), "x")
     return Evidence(looked(), 1000.0, Evidence(before, draw(st.sampled_from([990.0, 0.0, 999.999, 1000.0, 2000.0]))))
 
 

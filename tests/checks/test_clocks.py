@@ -8,7 +8,7 @@ import pytest
 
 from healthcheck.checks.clocks import CHECK
 from healthcheck.checks.expectation import DeepRun
-from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
+from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
 from healthcheck.probes.nvml.gpus import NVML, Gpu
 from tests.checks.evidence import ADDRESSES, P5, driver_says, every, finds, healthy, tells
 
@@ -56,7 +56,7 @@ def test_what_software_or_a_person_sets_and_no_answer_are_no_finding(bits: int |
 @pytest.mark.parametrize("error", [1, 10, 15, 999])
 def test_reasons_that_could_not_be_read_could_not_look_there(error: int) -> None:
     assert judge(healthy(3, clock_reasons=None, errors={"clock_reasons": error}), healthy(4)) == [
-        Unobserved("GpuNotAnswering", f"{SUBJECT}: clock reasons: NVML error {error}", SUBJECT)
+        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: clock reasons: NVML error {error}", SUBJECT)
     ]
 
 

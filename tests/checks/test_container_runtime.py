@@ -9,7 +9,7 @@ import pytest
 
 from healthcheck.checks import CHECKS
 from healthcheck.checks.container_runtime import CHECK
-from healthcheck.model import Check, NotConfigured, Seen, TooEarly, Unobserved
+from healthcheck.model import Cause, Check, NotConfigured, Seen, TooEarly, Unobserved
 from healthcheck.probes.container_runtime.configuration import K3S
 from healthcheck.probes.container_runtime.facts import ContainerRuntime, Live, Misplaced, Problem, ReadFile
 from tests.checks.runtimes import (
@@ -50,7 +50,7 @@ def test_a_file_that_it_cannot_take_is_found_with_its_place(problem: Problem, to
 
 def test_a_file_that_we_cannot_read_is_no_fault() -> None:
     assert judge(CHECK, runtime(problem=UNREADABLE)) == [
-        Unobserved("RuntimeConfigUnreadable", f"{FILE}: more than 1 MiB", "runtime/containerd")
+        Unobserved(Cause.named("RuntimeConfigUnreadable"), f"{FILE}: more than 1 MiB", "runtime/containerd")
     ]
 
 

@@ -82,7 +82,7 @@ def findings(one: Answer, policy: Policy = POLICY) -> dict[tuple[str, str], Seve
 
 
 def causes(one: Answer) -> list[str]:
-    return [word.cause for word in said(one) if isinstance(word, Unobserved)]
+    return [word.cause.name for word in said(one) if isinstance(word, Unobserved)]
 
 
 def passed(one: Answer) -> set[tuple[str, str]]:
@@ -519,7 +519,7 @@ def test_a_gpu_that_nvml_lists_and_dcgm_left_out_was_not_tested() -> None:
     gpus = [replace(healthy(index), serial="") for index in range(3)]
 
     left_out = [one for one in said(answer(dcgm_4(WELL), 0, 2), gpus=gpus) if isinstance(one, Unobserved)]
-    assert [(one.cause, one.subject) for one in left_out] == [("DcgmGpuLeftOut", gpus[2].subject)]
+    assert [(one.cause.name, one.subject) for one in left_out] == [("DcgmGpuLeftOut", gpus[2].subject)]
 
 
 @pytest.mark.parametrize(
@@ -690,7 +690,7 @@ def test_10_a_healthy_run_has_severity_pass() -> None:
 def test_11_a_run_without_any_result_is_no_fault_of_the_hardware() -> None:
     one = outcome(read_answer(b"", b"", 1, 2))
 
-    assert (one.findings, [cause.cause for cause in one.unobserved]) == ((), ["DcgmFailed"])
+    assert (one.findings, [cause.cause.name for cause in one.unobserved]) == ((), ["DcgmFailed"])
 
 
 # The list.
@@ -707,7 +707,7 @@ def test_a_look_that_is_no_deep_one_could_not_look() -> None:
     evidence = look(Host(root=Any), [LEVEL_2])  # type: ignore[arg-type]
     (one,) = judge((LEVEL_2,), evidence, Expectation())
 
-    assert [cause.cause for cause in one.unobserved] == ["ProbeFailed"]
+    assert [cause.cause.name for cause in one.unobserved] == ["ProbeFailed"]
 
 
 def test_without_dcgmi_the_check_does_not_belong_to_the_node() -> None:
@@ -717,7 +717,7 @@ def test_without_dcgmi_the_check_does_not_belong_to_the_node() -> None:
 
 
 def test_every_cause_is_named_as_causes_are() -> None:
-    assert all(one.cause.startswith("Dcgm") and one.meaning for one in dcgm_returns())
+    assert all(one.cause.name.startswith("Dcgm") and one.meaning for one in dcgm_returns())
     assert len({one.number for one in dcgm_returns()}) == len(dcgm_returns())
 
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from healthcheck.checks.driver import CHECK, being_changed
-from healthcheck.model import Finding, Judgement, Seen, Severity, Unobserved
+from healthcheck.model import Cause, Finding, Judgement, Seen, Severity, Unobserved
 from healthcheck.probes.nvml.gpus import NVML, DriverLook
 from tests.checks.evidence import P5, driver_is_silent, driver_says, finds, tells
 
-SILENT = Unobserved("DriverNotAnswering", "no answer in time; its process was killed (deadline 60 s)")
+SILENT = Unobserved(Cause.named("DriverNotAnswering"), "no answer in time; its process was killed (deadline 60 s)")
 
 
 def judge(look: DriverLook) -> list[Judgement]:
@@ -48,7 +48,7 @@ def test_a_child_that_cannot_be_killed_is_named() -> None:
 
 @pytest.mark.parametrize("cause", ["DriverBeingChanged", "DriverNotLoaded", "NvmlCrashed", "NvmlNonsense"])
 def test_any_other_reason_for_no_answer_could_not_look(cause: str) -> None:
-    assert judge(driver_is_silent(Unobserved(cause, "why"))) == [Unobserved(cause, "why")]
+    assert judge(driver_is_silent(Unobserved(Cause.named(cause), "why"))) == [Unobserved(Cause.named(cause), "why")]
 
 
 MODULE, OTHER = "570.124.06", "570.133.20"
@@ -86,7 +86,7 @@ def test_a_library_of_another_version_is_found_while_nvml_still_opens() -> None:
 
 
 def test_a_library_of_another_version_is_found_beside_an_nvml_that_does_not_open() -> None:
-    blind = Unobserved("DriverLibraryMismatch", "NVML: Driver/library version mismatch")
+    blind = Unobserved(Cause.named("NvmlLibraryMismatch"), "NVML: Driver/library version mismatch")
 
     assert judge(versions(driver_is_silent(blind), MODULE, OTHER, "580.65.06")) == [
         blind,
@@ -96,7 +96,7 @@ def test_a_library_of_another_version_is_found_beside_an_nvml_that_does_not_open
 
 def test_an_nvml_that_does_not_open_is_no_fault_of_the_node_whose_library_fits() -> None:
     """The library in our own container is older than the driver that was loaded since."""
-    blind = Unobserved("DriverLibraryMismatch", "NVML: Driver/library version mismatch")
+    blind = Unobserved(Cause.named("NvmlLibraryMismatch"), "NVML: Driver/library version mismatch")
 
     assert judge(versions(driver_is_silent(blind), MODULE, MODULE)) == [blind]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from healthcheck.checks.ecc import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
+from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
 from healthcheck.probes.nvml.gpus import NVML, EccCounts, Gpu
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, every, gpu, healthy, says
 
@@ -71,14 +71,14 @@ def test_a_reading_that_failed_hides_nothing_of_the_other(reading: str, name: st
 
     assert said == [
         SRAM if reading == "ecc" else UNCORRECTED,
-        Unobserved("GpuNotAnswering", f"{SUBJECT}: {name}: NVML error 999", SUBJECT),
+        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: {name}: NVML error 999", SUBJECT),
     ]
 
 
 def test_a_gpu_that_does_not_answer_could_not_be_looked_at() -> None:
     said = judge(healthy(0), gpu(3, ADDRESSES[3], error=15))
 
-    assert said[0] == Unobserved("GpuNotAnswering", f"{SUBJECT}: NVML error 15", SUBJECT)
+    assert said[0] == Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
     assert [type(one) for one in said[1:]] == [Seen]
 
 
@@ -123,7 +123,7 @@ def test_readings_that_all_failed_are_not_gpus_without_ecc() -> None:
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved("DriverNotLoaded", "why")
+    blind = Unobserved(Cause.named("DriverNotLoaded"), "why")
 
     assert says(CHECK, P5, {NVML: driver_is_silent(blind)}) == [blind]
 

@@ -6,7 +6,7 @@ import pytest
 
 from healthcheck.checks.ecc_mode import CHECK
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
 from healthcheck.probes.nvml.gpus import NVML, Gpu, Mode
 from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, driver_says, every, finds, healthy, tells
 
@@ -46,7 +46,7 @@ def test_an_unknown_instance_type_has_no_expectation(mode: Mode) -> None:
 @pytest.mark.parametrize("error", [1, 10, 15, 999])
 def test_a_mode_that_could_not_be_read_could_not_look_there(error: int) -> None:
     assert judge(healthy(3, ecc_mode=None, errors={"ecc_mode": error}), healthy(4)) == [
-        Unobserved("GpuNotAnswering", f"{SUBJECT}: ecc mode: NVML error {error}", SUBJECT)
+        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: ecc mode: NVML error {error}", SUBJECT)
     ]
 
 

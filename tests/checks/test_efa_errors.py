@@ -9,7 +9,7 @@ import pytest
 from healthcheck.checks.efa_errors import CHECK, MOST_PER_SECOND
 from healthcheck.checks.examine import judge as examine
 from healthcheck.checks.examine import look
-from healthcheck.model import Finding, Host, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
+from healthcheck.model import Cause, Finding, Host, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
 from healthcheck.probes.efa.infiniband import ERROR_COUNTERS, RDMA, Rdma, RdmaDevice
 from sim.node import SimulatedNode
 from tests.checks.evidence import P5, efa_device, rdma, says, says_later
@@ -109,7 +109,7 @@ def test_a_device_that_refuses_could_not_be_looked_at_alone() -> None:
     refusing = replace(refusing, error="rx_drops: Timer expired")
 
     assert judge(counting(), refusing) == [
-        Unobserved("EfaNotAnswering", "efa/rdmap21s0: rx_drops: Timer expired", "efa/rdmap21s0")
+        Unobserved(Cause.named("EfaNotAnswering"), "efa/rdmap21s0: rx_drops: Timer expired", "efa/rdmap21s0")
     ]
     # After it answered again: no rate across the gap.
     assert judge(refusing, counting(rx_drops=10**10)) == [

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from healthcheck.checks.efa_loopback import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
-from healthcheck.probes.efa.fi_pingpong import CAUSE, Answer, Broken, Measured
+from healthcheck.probes.efa.fi_pingpong import NOT_RUN, Answer, Broken, Measured
 from healthcheck.probes.efa.loopback import EFA_LOOPBACK, Loopback, LoopbackLook
 from tests.checks.evidence import P5, UNKNOWN_TYPE, says
 
@@ -45,15 +45,15 @@ def test_data_that_was_lost_and_data_that_was_changed_are_two_faults() -> None:
 
 
 def test_a_device_that_could_not_be_tested_is_could_not_look_there_alone() -> None:
-    assert judge(Unobserved(CAUSE, "no library"), at(4321.0), least=4000) == [
-        Unobserved(CAUSE, "efa/rdmap16s0: no library", "efa/rdmap16s0"),
+    assert judge(Unobserved(NOT_RUN, "no library"), at(4321.0), least=4000) == [
+        Unobserved(NOT_RUN, "efa/rdmap16s0: no library", "efa/rdmap16s0"),
         Seen("1 of 2 EFA devices carry data, at 4321 to 4321 MB/s", "at least 4000 MB/s", "EFA_MIN_BW"),
     ]
 
 
 def test_where_none_was_measured_there_is_no_line_for_a_person() -> None:
-    assert judge(Unobserved(CAUSE, "no library")) == [
-        Unobserved(CAUSE, "efa/rdmap16s0: no library", "efa/rdmap16s0"),
+    assert judge(Unobserved(NOT_RUN, "no library")) == [
+        Unobserved(NOT_RUN, "efa/rdmap16s0: no library", "efa/rdmap16s0"),
     ]
 
 

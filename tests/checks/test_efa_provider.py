@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from healthcheck.checks.efa_provider import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
+from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
 from healthcheck.probes.efa.libfabric import LIBFABRIC, LibfabricLook, Listing
 from tests.checks.evidence import P5, says
 
@@ -70,7 +70,7 @@ def test_an_answer_that_is_still_to_come_is_waited_for() -> None:
 
 
 def test_no_answer_is_could_not_look() -> None:
-    silent = Unobserved("LibfabricNotAnswering", "fi_info: no end within 10 s; its process was ended")
+    silent = Unobserved(Cause.named("LibfabricNotAnswering"), "fi_info: no end within 10 s; its process was ended")
 
     assert judge(LibfabricLook(silent)) == [silent]
 

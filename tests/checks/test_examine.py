@@ -13,6 +13,7 @@ from healthcheck.catalog.policy import Policy
 from healthcheck.checks.examine import CHECK_FAILED, judge, look
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import (
+    Cause,
     Check,
     Evidence,
     Host,
@@ -94,7 +95,7 @@ def test_a_probe_that_fails_leaves_its_cause_and_the_others_go_on(error: Excepti
 
     outcomes = judge(checks, look(HOST, checks), Expectation())
 
-    cause = Unobserved("ProbeFailed", detail)
+    cause = Unobserved(Cause.named("ProbeFailed"), detail)
     assert outcomes == (
         Outcome("blind", "0-nvidia-smi", unobserved=(cause,)),
         Outcome("half-blind", "0-nvidia-smi", unobserved=(cause,)),
@@ -136,7 +137,7 @@ def test_a_judge_is_not_called_without_its_evidence() -> None:
 
     (outcome,) = judge([check("a", probe, says=lambda seen: [seen[probe]])], Evidence({}), Expectation())
 
-    assert outcome.unobserved == (Unobserved("NotLooked", "nvml was not read"),)
+    assert outcome.unobserved == (Unobserved(Cause.named("NotLooked"), "nvml was not read"),)
 
 
 def test_a_judge_may_say_several_things_at_once() -> None:

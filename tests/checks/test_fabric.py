@@ -8,7 +8,7 @@ import pytest
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.fabric import CHECK, GRACE
-from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
+from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
 from healthcheck.probes.nvml.gpus import NVML, DriverLook, Fabric, Gpu, Mode
 from healthcheck.probes.services import FABRIC_MANAGER, SERVICES, Service, Services
 from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, driver_is_silent, driver_says, every, healthy, says
@@ -67,7 +67,7 @@ def test_registration_may_take_its_time_from_the_managers_start_on(age: float, f
     assert judge(Fabric(2, 0), services=up(age))[0] == (
         finding("FabricNotReady", Severity.RESET, "fabric state 2 (in progress)")
         if found
-        else Unobserved("FabricComingUp", coming, SUBJECT)
+        else Unobserved(Cause.named("FabricComingUp"), coming, SUBJECT)
     )
     assert GRACE.seconds == 180
 
@@ -144,7 +144,7 @@ def test_a_registration_that_failed_is_found_on_any_type(expected: Expectation, 
 
 def test_a_status_counts_only_once_the_registration_has_ended() -> None:
     assert judge(Fabric(2, 27), services=up(10.0))[0] == Unobserved(
-        "FabricComingUp",
+        Cause.named("FabricComingUp"),
         f"{SUBJECT}: fabric state 2 (in progress); judged 180 s after the fabric manager was started",
         SUBJECT,
     )
@@ -152,7 +152,7 @@ def test_a_status_counts_only_once_the_registration_has_ended() -> None:
 
 def test_a_state_that_nobody_knows_is_neither_right_nor_wrong() -> None:
     assert judge(Fabric(4, 0)) == [
-        Unobserved("FabricStateUnknown", f"{SUBJECT}: fabric state 4", SUBJECT),
+        Unobserved(Cause.named("FabricStateUnknown"), f"{SUBJECT}: fabric state 4", SUBJECT),
         ONE_MISSING,
     ]
 
@@ -200,7 +200,7 @@ def test_a_summary_counts_where_the_mask_names_no_fault(mask: int | None) -> Non
 @pytest.mark.parametrize("error", [1, 10, 15, 999])
 def test_a_reading_that_failed_is_could_not_look_on_that_gpu(error: int) -> None:
     assert judge(None, errors={"fabric": error})[0] == Unobserved(
-        "GpuNotAnswering", f"{SUBJECT}: fabric: NVML error {error}", SUBJECT
+        Cause.named("GpuNotAnswering"), f"{SUBJECT}: fabric: NVML error {error}", SUBJECT
     )
 
 
@@ -213,10 +213,10 @@ def test_readings_that_all_failed_do_not_say_that_there_is_no_fabric() -> None:
 def test_a_gpu_without_a_handle_could_not_be_asked() -> None:
     said = look_judged(driver_says(*every()[:7], Gpu(7, 15)))
 
-    assert said[0] == Unobserved("GpuNotAnswering", "gpu/index-7: NVML error 15")
+    assert said[0] == Unobserved(Cause.named("GpuNotAnswering"), "gpu/index-7: NVML error 15")
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved("DriverNotLoaded", "why")
+    blind = Unobserved(Cause.named("DriverNotLoaded"), "why")
 
     assert look_judged(driver_is_silent(blind)) == [blind]

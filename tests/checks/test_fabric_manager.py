@@ -10,7 +10,7 @@ import pytest
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.fabric_manager import CHECK
 from healthcheck.checks.per_gpu import DRIVER_GRACE
-from healthcheck.model import Finding, Judgement, NotConfigured, Probe, Seen, Severity, Unobserved
+from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Probe, Seen, Severity, Unobserved
 from healthcheck.probes.kernel_modules import MODULES, KernelModules
 from healthcheck.probes.nvml.gpus import NVML, DriverLook
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
@@ -73,7 +73,10 @@ def test_one_in_a_users_pod_does_not_stand_in_for_it_and_is_told() -> None:
 def test_whether_one_in_another_privileged_container_is_it_nobody_knows() -> None:
     said = judge(start=None, uncounted=(IN_PODS, PRIVILEGED))
 
-    assert (findings(said), [one.cause for one in said if isinstance(one, Unobserved)]) == ([], ["ServiceUncertain"])
+    assert (findings(said), [one.cause.name for one in said if isinstance(one, Unobserved)]) == (
+        [],
+        ["ServiceUncertain"],
+    )
     assert findings(judge(*RUNNING, uncounted=(PRIVILEGED,))) == []
 
 
@@ -116,7 +119,9 @@ def test_a_type_that_nobody_knows_needs_none_where_it_drives_none(more: tuple[Pc
 def test_it_may_take_its_time_after_the_driver(age: float, found: bool) -> None:
     said = judge(expected=replace(P5, driver_age_seconds=age))
 
-    blind = Unobserved("DriverJustLoaded", "no fabric manager runs yet; judged 120 s after the driver was loaded")
+    blind = Unobserved(
+        Cause.named("DriverJustLoaded"), "no fabric manager runs yet; judged 120 s after the driver was loaded"
+    )
     assert said[:-1] == [NOT_RUNNING if found else blind]
     assert DRIVER_GRACE.seconds == 120
 
@@ -140,27 +145,29 @@ def test_a_node_that_lost_its_gpus_needs_it_as_before() -> None:
 
 def test_without_a_driver_it_could_not_look() -> None:
     assert judge(driver="") == [
-        Unobserved("DriverNotLoaded", "the fabric manager needs the nvidia kernel module, which is not loaded")
+        Unobserved(
+            Cause.named("DriverNotLoaded"), "the fabric manager needs the nvidia kernel module, which is not loaded"
+        )
     ]
 
 
 @pytest.mark.parametrize("running", [RUNNING, ()])
 def test_where_the_hosts_processes_are_hidden_it_could_not_look(running: tuple[Service, ...]) -> None:
     assert judge(*running, of_host=False) == [
-        Unobserved("HostProcessesHidden", "the host's processes can't be seen from here")
+        Unobserved(Cause.named("HostProcessesHidden"), "the host's processes can't be seen from here")
     ]
 
 
 @pytest.mark.parametrize("cause", ["DriverBeingChanged", "DriverNotLoaded"])
 def test_while_there_is_no_driver_it_does_not_look(cause: str) -> None:
-    blind = Unobserved(cause, "why")
+    blind = Unobserved(Cause.named(cause), "why")
 
     assert judge(look=driver_is_silent(blind)) == [blind]
 
 
 @pytest.mark.parametrize("cause", ["DriverNotAnswering", "NvmlError", "NvmlLibraryNotFound"])
 def test_it_needs_no_answer_of_nvml(cause: str) -> None:
-    assert findings(judge(look=driver_is_silent(Unobserved(cause, "why")))) == [NOT_RUNNING]
+    assert findings(judge(look=driver_is_silent(Unobserved(Cause.named(cause), "why")))) == [NOT_RUNNING]
 
 
 def test_a_running_one_of_another_version_is_found() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_count import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Probe, Seen, Severity, Unobserved
+from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Probe, Seen, Severity, Unobserved
 from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpu
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import (
@@ -29,7 +29,7 @@ from tests.checks.evidence import (
 
 ALL = tuple(gpu(index, address) for index, address in enumerate(ADDRESSES))
 LOST, RESET_REQUIRED = 15, 16
-NOT_LOADED = Unobserved("DriverNotLoaded", "NVML: Driver Not Loaded")
+NOT_LOADED = Unobserved(Cause.named("DriverNotLoaded"), "NVML: Driver Not Loaded")
 
 
 def judge(look: DriverLook, pci: tuple[PciFunction, ...], expected: Expectation = P5) -> list[Judgement]:
@@ -127,7 +127,7 @@ def test_any_other_error_of_a_gpu_could_not_look_and_is_never_a_count(error: int
     gpus = [Gpu(5, error) if one.index == 5 else one for one in ALL]
 
     assert judge(driver_says(*gpus), functions(*ADDRESSES)) == [
-        Unobserved("GpuNotAnswering", f"{subject}: NVML error {error}", subject)
+        Unobserved(Cause.named("GpuNotAnswering"), f"{subject}: NVML error {error}", subject)
     ]
 
 
@@ -189,7 +189,9 @@ def test_a_driver_that_was_just_loaded_may_still_bind_its_gpus() -> None:
     subject = f"gpu/{ADDRESSES[7]}"
 
     assert judge(driver_says(*ALL[:7]), pci, replace(P5, driver_age_seconds=119.9)) == [
-        Unobserved("DriverJustLoaded", "no driver has it; judged 120 s after the driver was loaded", subject)
+        Unobserved(
+            Cause.named("DriverJustLoaded"), "no driver has it; judged 120 s after the driver was loaded", subject
+        )
     ]
 
 
@@ -210,7 +212,7 @@ def test_counts_are_judged_two_minutes_after_the_driver_was_loaded(age: float, j
     said = judge(driver_says(*ALL[:7]), functions(*ADDRESSES), replace(P5, driver_age_seconds=age))
 
     early = Unobserved(
-        "DriverJustLoaded",
+        Cause.named("DriverJustLoaded"),
         "NVML lists 7, PCI 8, p5.48xlarge has 8; judged 120 s after the driver was loaded",
         "node",
     )
@@ -225,11 +227,11 @@ def test_a_young_driver_hides_no_lost_gpu() -> None:
     ]
 
 
-@pytest.mark.parametrize("cause", ["DriverNotLoaded", "DriverLibraryMismatch", "NvmlLibraryNotFound", "NvmlCrashed"])
+@pytest.mark.parametrize("cause", ["DriverNotLoaded", "NvmlLibraryMismatch", "NvmlLibraryNotFound", "NvmlCrashed"])
 @pytest.mark.parametrize("expected", [P5, UNKNOWN_TYPE])
 @pytest.mark.parametrize("on_pci", [0, 8])
 def test_a_driver_that_does_not_answer_is_never_a_count(cause: str, expected: Expectation, on_pci: int) -> None:
-    blind = Unobserved(cause, "why")
+    blind = Unobserved(Cause.named(cause), "why")
 
     assert judge(driver_is_silent(blind), functions(*ADDRESSES[:on_pci]), expected) == [blind]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from healthcheck.checks.gpu_memory_held import CHECK, MOST_WITHOUT_A_PROCESS
-from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
 from healthcheck.probes.nvml.gpus import NVML, Gpu, MemoryUse, Mode
 from tests.checks.evidence import ADDRESSES, P5, driver_says, every, finds, healthy, tells
 
@@ -65,7 +65,7 @@ def test_a_reading_that_failed_could_not_look_there(reading: str) -> None:
     failed: dict[str, Any] = {"memory": using(70 * GIB), reading: None, "errors": {reading: 999}}
 
     assert judge(healthy(3, **failed), healthy(4)) == [
-        Unobserved("GpuNotAnswering", f"{SUBJECT}: {reading.replace('_', ' ')}: NVML error 999", SUBJECT)
+        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: {reading.replace('_', ' ')}: NVML error 999", SUBJECT)
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from healthcheck.checks.gpu_repair import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
 from healthcheck.probes.nvml.gpus import NVML, Gpu, Repair
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, every, gpu, healthy, says
 
@@ -53,14 +53,14 @@ def test_what_a_gpu_shows_and_what_is_said_of_it(repair: Repair | None, said: li
 def test_repairs_that_could_not_be_read_are_neither_there_nor_gone() -> None:
     said = judge(*with_third(repair=None, errors={"repair": 999}))
 
-    assert said[0] == Unobserved("GpuNotAnswering", f"{SUBJECT}: repair: NVML error 999", SUBJECT)
+    assert said[0] == Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: repair: NVML error 999", SUBJECT)
     assert [type(one) for one in said[1:]] == [Seen]
 
 
 def test_a_gpu_that_does_not_answer_could_not_be_looked_at() -> None:
     said = judge(healthy(0), gpu(3, ADDRESSES[3], error=15))
 
-    assert said[0] == Unobserved("GpuNotAnswering", f"{SUBJECT}: NVML error 15", SUBJECT)
+    assert said[0] == Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
     assert [type(one) for one in said[1:]] == [Seen]
 
 
@@ -69,7 +69,7 @@ def test_gpus_that_tell_of_no_repairs_have_nothing_to_look_at() -> None:
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved("DriverNotLoaded", "why")
+    blind = Unobserved(Cause.named("DriverNotLoaded"), "why")
 
     assert says(CHECK, P5, {NVML: driver_is_silent(blind)}) == [blind]
 

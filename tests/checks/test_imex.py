@@ -8,7 +8,7 @@ import pytest
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.imex import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
 from healthcheck.probes.services import FABRIC_MANAGER, IMEX, SERVICES, Service, Services
 from tests.checks.evidence import G6, P5, UNKNOWN_TYPE, says
 
@@ -51,7 +51,7 @@ def test_where_the_host_does_not_start_it_nothing_is_expected(of_host: bool) -> 
 
 def test_where_the_hosts_processes_are_hidden_it_could_not_look() -> None:
     assert judge(GB200, Services(of_host=False, imex_enabled=True)) == [
-        Unobserved("HostProcessesHidden", "the host's processes can't be seen from here")
+        Unobserved(Cause.named("HostProcessesHidden"), "the host's processes can't be seen from here")
     ]
 
 

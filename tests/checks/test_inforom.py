@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from healthcheck.checks.inforom import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
 from healthcheck.probes.nvml.gpus import NVML, Gpu
 from healthcheck.probes.pci import FUNCTIONS
 from tests.checks.evidence import (
@@ -64,7 +64,7 @@ def test_a_valid_one_or_a_gpu_that_has_no_such_test_is_no_finding(valid: bool | 
 
 @pytest.mark.parametrize("error", [1, 8, 10, 15, 16, 999])
 def test_a_gpu_that_does_not_answer_could_not_look(error: int) -> None:
-    silent = Unobserved("GpuNotAnswering", f"{SUBJECT}: NVML error {error}", SUBJECT)
+    silent = Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error {error}", SUBJECT)
 
     assert judge(*with_one(Gpu(3, error))) == [silent]
     assert judge(*with_one(replace(healthy(3), error=error))) == [silent]
@@ -77,12 +77,12 @@ def test_a_wrong_checksum_counts_whatever_else_failed_on_the_gpu() -> None:
 @pytest.mark.parametrize("error", [1, 10, 999])
 def test_a_test_that_could_not_be_done_could_not_look_there(error: int) -> None:
     assert judge(*with_one(healthy(3, inforom_valid=None, errors={"inforom_valid": error}))) == [
-        Unobserved("GpuNotAnswering", f"{SUBJECT}: inforom valid: NVML error {error}", SUBJECT)
+        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: inforom valid: NVML error {error}", SUBJECT)
     ]
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved("DriverNotLoaded", "why")
+    blind = Unobserved(Cause.named("DriverNotLoaded"), "why")
 
     assert finds(CHECK, P5, {NVML: driver_is_silent(blind), FUNCTIONS: ()}) == [blind]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from healthcheck.checks.mig_mode import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
 from healthcheck.probes.nvml.gpus import NVML, Gpu, Mode
 from tests.checks.evidence import ADDRESSES, P5, driver_says, every, finds, healthy, tells
 
@@ -61,7 +61,7 @@ def test_what_somebody_may_have_asked_for_is_no_finding(gpus: tuple[Gpu, ...]) -
 @pytest.mark.parametrize("error", [1, 10, 15, 999])
 def test_a_mode_that_could_not_be_read_could_not_look_there(error: int) -> None:
     assert judge(healthy(3, mig_mode=None, errors={"mig_mode": error}), healthy(4)) == [
-        Unobserved("GpuNotAnswering", f"{SUBJECT}: mig mode: NVML error {error}", SUBJECT)
+        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: mig mode: NVML error {error}", SUBJECT)
     ]
 
 
@@ -69,7 +69,7 @@ def test_instances_that_could_not_be_read_are_missed_only_where_they_matter() ->
     unread: dict[str, Any] = {"instances": None, "errors": {"instances": 999}}
 
     assert judge(healthy(2), healthy(3, mig_mode=ON, **unread)) == [
-        Unobserved("GpuNotAnswering", f"{SUBJECT}: instances: NVML error 999", SUBJECT)
+        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: instances: NVML error 999", SUBJECT)
     ]
     assert judge(*every(mig_mode=ON, **unread)) == judge(*every(**unread)) == []
 

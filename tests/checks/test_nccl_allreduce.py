@@ -9,7 +9,7 @@ import pytest
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.nccl_allreduce import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
-from healthcheck.probes.nccl import ALL_REDUCE, CAUSE, AllReduceLook, Failed, Reduced
+from healthcheck.probes.nccl import ALL_REDUCE, NOT_RUN, AllReduceLook, Failed, Reduced
 from tests.checks.evidence import P5, UNKNOWN_TYPE, says
 
 P4D = Expectation(None, "p4d.24xlarge")
@@ -89,7 +89,7 @@ def test_an_error_of_the_hardware_is_a_fault() -> None:
 
 
 def test_what_could_not_run_or_does_not_belong_here_is_no_fault() -> None:
-    blind = Unobserved(CAUSE, "all_reduce_perf: out of memory")
+    blind = Unobserved(NOT_RUN, "all_reduce_perf: out of memory")
 
     assert judge(AllReduceLook(blind)) == [blind]
     assert judge(AllReduceLook(absent="not installed")) == [NotConfigured("not installed")]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from healthcheck.checks.nvidia_toolkit import CHECK, MODES
-from healthcheck.model import NotConfigured, Unobserved
+from healthcheck.model import Cause, NotConfigured, Unobserved
 from healthcheck.probes.container_runtime.facts import Problem, Toolkit
 from tests.checks.runtimes import NVIDIA, RUNC, finding, judge, runtime, seen
 
@@ -54,7 +54,7 @@ def test_a_file_that_it_cannot_read_is_the_only_finding() -> None:
 def test_a_file_that_we_cannot_read_is_no_fault() -> None:
     ours = Toolkit(FILE, problem=Problem(FILE, "more than 1 MiB", only_ours=True))
     assert judge(CHECK, runtime(NVIDIA, toolkit=ours)) == [
-        Unobserved("RuntimeConfigUnreadable", f"{FILE}: more than 1 MiB", "runtime/containerd")
+        Unobserved(Cause.named("RuntimeConfigUnreadable"), f"{FILE}: more than 1 MiB", "runtime/containerd")
     ]
 
 

@@ -9,7 +9,7 @@ import pytest
 from healthcheck.catalog.profiles import InstanceProfile
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.nvlink import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
 from healthcheck.probes.nvml.gpus import NVML, Gpu, Mode, NvLink
 from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, driver_is_silent, driver_says, every, gpu, says
 from tests.checks.evidence import healthy as healthy_gpu
@@ -116,7 +116,7 @@ def test_links_are_judged_once_the_fabric_had_time_to_come_up(age: float, judged
 
     waits = f"{SUBJECT}: 1 of 18 NVLinks (5) inactive; judged 180 s after the driver was loaded"
     finding = Finding("NvLinkDown", Severity.RESET, SUBJECT, "1 of 18 NVLinks (5) inactive", ABOUT, flickers=True)
-    assert said == [finding if judged else Unobserved("DriverJustLoaded", waits, SUBJECT)]
+    assert said == [finding if judged else Unobserved(Cause.named("DriverJustLoaded"), waits, SUBJECT)]
 
 
 def test_a_healthy_gpu_needs_no_grace() -> None:
@@ -127,17 +127,19 @@ def test_a_healthy_gpu_needs_no_grace() -> None:
 def test_what_could_not_be_read_is_neither_up_nor_down(reading: str, told: str) -> None:
     broken = healthy_gpu(3, nvlinks=links(down=(5,)), errors={reading: 999})
 
-    assert findings(P5, broken) == [Unobserved("GpuNotAnswering", f"{SUBJECT}: {told}: NVML error 999", SUBJECT)]
+    assert findings(P5, broken) == [
+        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: {told}: NVML error 999", SUBJECT)
+    ]
 
 
 def test_a_lost_gpu_says_nothing_of_its_links() -> None:
     assert findings(P5, gpu(3, ADDRESSES[3], error=15)) == [
-        Unobserved("GpuNotAnswering", f"{SUBJECT}: NVML error 15", SUBJECT)
+        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
     ]
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved("DriverNotLoaded", "why")
+    blind = Unobserved(Cause.named("DriverNotLoaded"), "why")
 
     assert says(CHECK, P5, {NVML: driver_is_silent(blind)}) == [blind]
 

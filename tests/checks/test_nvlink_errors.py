@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from healthcheck.checks.nvlink_errors import CHECK, LEAST_PER_SECOND
-from healthcheck.model import Evidence, Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
+from healthcheck.model import Cause, Evidence, Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
 from healthcheck.probes.nvml.gpus import NONSENSE, NVML, DriverLook, Gpu, NvLink
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, gpu, healthy
 
@@ -91,7 +91,9 @@ def test_a_gpu_without_an_earlier_count_is_told_later(before: Gpu) -> None:
 
 
 @pytest.mark.parametrize(
-    "before", [None, driver_is_silent(Unobserved("DriverNotLoaded", "why"))], ids=["first look", "blind before"]
+    "before",
+    [None, driver_is_silent(Unobserved(Cause.named("DriverNotLoaded"), "why"))],
+    ids=["first look", "blind before"],
 )
 def test_without_an_earlier_look_all_is_told_later(before: DriverLook | None) -> None:
     assert judge(counts(replays=1000), before) == [TooEarly("a rate needs an earlier look")]
@@ -110,14 +112,16 @@ def test_a_gpu_that_counts_nothing_has_no_fault(links: tuple[NvLink, ...] | None
     ],
 )
 def test_links_that_could_not_be_read_have_no_rate(gpu_now: Gpu, told: str) -> None:
-    assert judge(gpu_now, counts(replays=0)) == [Unobserved("GpuNotAnswering", f"{SUBJECT}: {told}", SUBJECT)]
+    assert judge(gpu_now, counts(replays=0)) == [
+        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: {told}", SUBJECT)
+    ]
 
 
 def test_counters_that_make_no_sense_could_not_look() -> None:
     now = healthy(3, nvlinks=counts().nvlinks, errors={"nvlink_counters": NONSENSE})
 
     assert judge(now, counts(replays=0)) == [
-        Unobserved("NvmlNonsense", f"{SUBJECT}: NVLink counters: NVML's answer makes no sense", SUBJECT)
+        Unobserved(Cause.named("NvmlNonsense"), f"{SUBJECT}: NVLink counters: NVML's answer makes no sense", SUBJECT)
     ]
 
 
@@ -126,18 +130,18 @@ def test_counters_that_could_not_be_read_are_not_taken_for_missing_ones() -> Non
 
     for earlier in (counts(replays=0), unread):
         assert judge(unread, earlier) == [
-            Unobserved("GpuNotAnswering", f"{SUBJECT}: NVLink counters: NVML error 999", SUBJECT)
+            Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: NVLink counters: NVML error 999", SUBJECT)
         ]
 
 
 def test_a_lost_gpu_says_nothing_of_its_links() -> None:
     assert judge(gpu(3, ADDRESSES[3], error=15), counts(replays=0))[0] == Unobserved(
-        "GpuNotAnswering", f"{SUBJECT}: NVML error 15", SUBJECT
+        Cause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT
     )
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved("DriverNotLoaded", "why")
+    blind = Unobserved(Cause.named("DriverNotLoaded"), "why")
 
     assert list(CHECK.judge(Evidence({NVML: driver_is_silent(blind)}), P5)) == [blind]
 

@@ -11,7 +11,7 @@ import pytest
 from healthcheck.catalog.profiles import InstanceProfile
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.p2p import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
 from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpu, Gpus, P2p
 from tests.checks.evidence import ADDRESSES, P5, UNKNOWN_TYPE, driver_is_silent, every, gpu, healthy, says
 
@@ -109,7 +109,11 @@ def test_a_pair_that_could_not_be_asked_leaves_the_others_judged() -> None:
     said = judge([(2, 5)], gpus=silent, of=EVERY_PAIR[1:])
 
     assert [one for one in said if isinstance(one, Unobserved)] == [
-        Unobserved("GpuNotAnswering", f"gpu/{ADDRESSES[index]}: P2P status: NVML error 999", f"gpu/{ADDRESSES[index]}")
+        Unobserved(
+            Cause.named("GpuNotAnswering"),
+            f"gpu/{ADDRESSES[index]}: P2P status: NVML error 999",
+            f"gpu/{ADDRESSES[index]}",
+        )
         for index in (0, 1)
     ]
     assert set(found(said)) == {2, 5}
@@ -122,12 +126,12 @@ def test_pairs_are_judged_once_the_fabric_had_time_to_come_up(age: float, judged
     waits = "28 of 28 pairs of GPUs without P2P over NVLink; judged 180 s after the driver was loaded"
     assert bool(found(said)) == judged
     assert [one for one in said if isinstance(one, Unobserved)] == (
-        [] if judged else [Unobserved("DriverJustLoaded", waits)]
+        [] if judged else [Unobserved(Cause.named("DriverJustLoaded"), waits)]
     )
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved("DriverNotLoaded", "why")
+    blind = Unobserved(Cause.named("DriverNotLoaded"), "why")
 
     assert says(CHECK, P5, {NVML: driver_is_silent(blind)}) == [blind]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from healthcheck.checks.pcie_replays import CHECK
-from healthcheck.model import Evidence, Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
+from healthcheck.model import Cause, Evidence, Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
 from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpu
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, gpu, healthy
 
@@ -60,7 +60,9 @@ def test_a_gpu_without_an_earlier_count_is_told_later(before: Gpu) -> None:
 
 
 @pytest.mark.parametrize(
-    "before", [None, driver_is_silent(Unobserved("DriverNotLoaded", "why"))], ids=["first look", "blind before"]
+    "before",
+    [None, driver_is_silent(Unobserved(Cause.named("DriverNotLoaded"), "why"))],
+    ids=["first look", "blind before"],
 )
 def test_without_an_earlier_look_all_is_told_later(before: DriverLook | None) -> None:
     assert judge(healthy(3, pcie_replays=10_000), before) == [TooEarly("a rate needs an earlier look")]
@@ -74,18 +76,18 @@ def test_a_gpu_that_does_not_count_them_has_no_fault() -> None:
 
 def test_a_count_that_could_not_be_read_is_no_count() -> None:
     assert judge(healthy(3, pcie_replays=None, errors={"pcie_replays": 999}), healthy(3)) == [
-        Unobserved("GpuNotAnswering", f"{SUBJECT}: PCIe replays: NVML error 999", SUBJECT)
+        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: PCIe replays: NVML error 999", SUBJECT)
     ]
 
 
 def test_a_lost_gpu_says_nothing_of_its_link() -> None:
     assert judge(gpu(3, ADDRESSES[3], error=15), healthy(3)) == [
-        Unobserved("GpuNotAnswering", f"{SUBJECT}: NVML error 15", SUBJECT)
+        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
     ]
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved("DriverNotLoaded", "why")
+    blind = Unobserved(Cause.named("DriverNotLoaded"), "why")
 
     assert list(CHECK.judge(Evidence({NVML: driver_is_silent(blind)}), P5)) == [blind]
 

@@ -8,7 +8,7 @@ import pytest
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.persistence_mode import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
 from healthcheck.probes.nvml.gpus import NVML, Gpu
 from tests.checks.evidence import (
     ADDRESSES,
@@ -49,7 +49,9 @@ def test_on_or_a_gpu_that_has_no_such_mode_is_no_finding(persistence: bool | Non
 
 @pytest.mark.parametrize(("age", "judged"), [(0.0, False), (119.9, False), (120.0, True)])
 def test_a_node_that_boots_has_two_minutes_to_turn_it_on(age: float, judged: bool) -> None:
-    early = Unobserved("DriverJustLoaded", "persistence mode is off; judged 120 s after the driver was loaded", SUBJECT)
+    early = Unobserved(
+        Cause.named("DriverJustLoaded"), "persistence mode is off; judged 120 s after the driver was loaded", SUBJECT
+    )
     young = replace(P5, driver_age_seconds=age)
 
     assert judge(healthy(3, persistence=False), expected=young) == [OFF if judged else early]
@@ -59,12 +61,12 @@ def test_a_node_that_boots_has_two_minutes_to_turn_it_on(age: float, judged: boo
 @pytest.mark.parametrize("error", [1, 10, 15, 999])
 def test_a_mode_that_could_not_be_read_could_not_look_there(error: int) -> None:
     assert judge(healthy(3, persistence=None, errors={"persistence": error}), healthy(4)) == [
-        Unobserved("GpuNotAnswering", f"{SUBJECT}: persistence: NVML error {error}", SUBJECT)
+        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: persistence: NVML error {error}", SUBJECT)
     ]
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved("DriverNotLoaded", "why")
+    blind = Unobserved(Cause.named("DriverNotLoaded"), "why")
 
     assert finds(CHECK, P5, {NVML: driver_is_silent(blind)}) == [blind]
     assert judge() == [NotConfigured("NVML lists no GPU")]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from healthcheck.checks.recovery_action import CHECK
-from healthcheck.model import Finding, Judgement, Seen, Severity, Unobserved
+from healthcheck.model import Cause, Finding, Judgement, Seen, Severity, Unobserved
 from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpu
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, gpu, says
 
@@ -65,13 +65,13 @@ def test_an_action_that_could_not_be_read_is_neither_there_nor_gone(error: int) 
     subject = f"gpu/{ADDRESSES[3]}"
 
     assert judge(wants(3, None, recovery_error=error)) == [
-        Unobserved("GpuNotAnswering", f"{subject}: recovery action: NVML error {error}", subject)
+        Unobserved(Cause.named("GpuNotAnswering"), f"{subject}: recovery action: NVML error {error}", subject)
     ]
 
 
 @pytest.mark.parametrize("error", [15, 16, 999])
 def test_a_gpu_without_a_handle_could_not_be_asked_and_may_be_any(error: int) -> None:
-    assert judge(Gpu(3, error)) == [Unobserved("GpuNotAnswering", f"gpu/index-3: NVML error {error}")]
+    assert judge(Gpu(3, error)) == [Unobserved(Cause.named("GpuNotAnswering"), f"gpu/index-3: NVML error {error}")]
 
 
 def test_an_action_counts_whatever_else_failed_on_the_gpu() -> None:
@@ -81,7 +81,7 @@ def test_an_action_counts_whatever_else_failed_on_the_gpu() -> None:
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved("DriverNotLoaded", "why")
+    blind = Unobserved(Cause.named("DriverNotLoaded"), "why")
 
     assert look_judged(driver_is_silent(blind)) == [blind]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from healthcheck.checks.retired_pages import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
 from healthcheck.probes.nvml.gpus import NVML, Gpu, RetiredPages
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, every, gpu, healthy, says
 
@@ -63,14 +63,14 @@ def test_a_cluster_sets_how_many_are_too_many(most: int, said: list[Judgement]) 
 
 def test_pages_that_could_not_be_read_are_neither_few_nor_many() -> None:
     assert found(retired_pages=None, errors={"retired_pages": 999}) == [
-        Unobserved("GpuNotAnswering", f"{SUBJECT}: retired pages: NVML error 999", SUBJECT)
+        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: retired pages: NVML error 999", SUBJECT)
     ]
 
 
 def test_a_gpu_that_does_not_answer_could_not_be_looked_at() -> None:
     said = judge(healthy(0, retired_pages=NONE), gpu(3, ADDRESSES[3], error=15))
 
-    assert said[0] == Unobserved("GpuNotAnswering", f"{SUBJECT}: NVML error 15", SUBJECT)
+    assert said[0] == Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
     assert [type(one) for one in said[1:]] == [Seen]
 
 
@@ -87,7 +87,7 @@ def test_gpus_that_remap_rows_have_nothing_to_look_at() -> None:
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved("DriverNotLoaded", "why")
+    blind = Unobserved(Cause.named("DriverNotLoaded"), "why")
 
     assert says(CHECK, P5, {NVML: driver_is_silent(blind)}) == [blind]
 

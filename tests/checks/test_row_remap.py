@@ -10,7 +10,7 @@ from healthcheck.checks import examine
 from healthcheck.checks.row_remap import CHECK
 from healthcheck.memory.findings import Memory
 from healthcheck.memory.looks import JudgedLook, after_look
-from healthcheck.model import Evidence, Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
+from healthcheck.model import Cause, Evidence, Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
 from healthcheck.probes.nvml.gpus import NVML, Gpu, RowRemap
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, every, gpu, healthy, says
 from tests.examples import NOW, remembers
@@ -81,14 +81,14 @@ def test_a_reading_that_failed_hides_nothing_of_the_other(
 ) -> None:
     assert found(**{reading: None}, errors={reading: 999}, **other) == [
         finding,
-        Unobserved("GpuNotAnswering", f"{SUBJECT}: {name}: NVML error 999", SUBJECT),
+        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: {name}: NVML error 999", SUBJECT),
     ]
 
 
 def test_a_gpu_that_does_not_answer_could_not_be_looked_at() -> None:
     said = judge(healthy(0), gpu(3, ADDRESSES[3], error=15))
 
-    assert said[0] == Unobserved("GpuNotAnswering", f"{SUBJECT}: NVML error 15", SUBJECT)
+    assert said[0] == Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
     assert [type(one) for one in said[1:]] == [Seen]
 
 
@@ -141,7 +141,7 @@ def _after(memory: Memory, one: Gpu) -> Memory:
 
 
 def test_a_driver_that_does_not_answer_could_not_look() -> None:
-    blind = Unobserved("DriverNotLoaded", "why")
+    blind = Unobserved(Cause.named("DriverNotLoaded"), "why")
 
     assert says(CHECK, P5, {NVML: driver_is_silent(blind)}) == [blind]
 

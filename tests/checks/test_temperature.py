@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from healthcheck.checks.temperature import CHECK, LOWEST_LIMIT_CELSIUS
-from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
 from healthcheck.probes.nvml.gpus import NVML, Gpu, Temperature
 from healthcheck.probes.pci import FUNCTIONS
 from tests.checks.evidence import ADDRESSES, P5, driver_says, every, finds, functions, healthy, tells
@@ -47,9 +47,9 @@ def test_at_its_own_limit_a_gpu_is_too_hot_and_the_detail_does_not_move_with_it(
 def test_a_gpu_without_a_handle_hides_no_other_where_pci_tells_its_place() -> None:
     seen = {NVML: driver_says(*(Gpu(3, 15) if one.index == 3 else one for one in every()))}
 
-    assert finds(CHECK, P5, seen) == [Unobserved("GpuNotAnswering", "gpu/index-3: NVML error 15")]
+    assert finds(CHECK, P5, seen) == [Unobserved(Cause.named("GpuNotAnswering"), "gpu/index-3: NVML error 15")]
     assert finds(CHECK, P5, {**seen, FUNCTIONS: functions(*ADDRESSES)}) == [
-        Unobserved("GpuNotAnswering", f"{SUBJECT}: NVML error 15", SUBJECT)
+        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: NVML error 15", SUBJECT)
     ]
 
 
@@ -89,7 +89,7 @@ def test_a_limit_just_in_earnest_is_one() -> None:
 @pytest.mark.parametrize("error", [1, 10, 15, 999])
 def test_a_temperature_that_could_not_be_read_could_not_look_there(error: int) -> None:
     assert judge(healthy(3, temperature=None, errors={"temperature": error}), healthy(4)) == [
-        Unobserved("GpuNotAnswering", f"{SUBJECT}: temperature: NVML error {error}", SUBJECT)
+        Unobserved(Cause.named("GpuNotAnswering"), f"{SUBJECT}: temperature: NVML error {error}", SUBJECT)
     ]
 
 

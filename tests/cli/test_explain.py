@@ -261,6 +261,7 @@ def test_another_word_is_refused_with_what_is_allowed(words: tuple[str, ...], me
         ("4-dcgm-diag-l4", "Its checks: dcgm-diag-l4."),
         ("efaLoopbackNotRun", "fi_pingpong could not be run"),
         ("DeepDiagnosticFailed", "docs/runbook.md#deepdiagnosticfailed"),
+        ("nvmlLibraryMismatch", "Reboot after the upgrade of the driver"),
         ("DriverLibraryMismatch", "docs/runbook.md#driverlibrarymismatch"),
         ("last-check", "When its agent last wrote the Node"),
         ("CHECK_INTERVAL", "a whole number of seconds, 10 to 86400, default 300"),

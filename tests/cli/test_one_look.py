@@ -16,6 +16,7 @@ from healthcheck.checks import driver_messages
 from healthcheck.checks.expectation import Expectation
 from healthcheck.host.console import Screen
 from healthcheck.model import (
+    Cause,
     Check,
     Evidence,
     Finding,
@@ -170,8 +171,8 @@ def test_nothing_that_steers_a_terminal_comes_through(capsys: pytest.CaptureFixt
     """A file of evidence may come from anybody."""
     wild = "\x1b[2J\r\n[red]\u202e"
     odd = Finding("Odd", Severity.MONITOR, wild, wild)
-    said = (Seen(wild, wild, wild), odd, Unobserved(wild, wild), TooEarly(wild))
-    evidence = Evidence({LINKS: (wild,), Probe("other", lambda _: 0, int): Unobserved("Odd", wild)})
+    said = (Seen(wild, wild, wild), odd, Unobserved(Cause.named(wild), wild), TooEarly(wild))
+    evidence = Evidence({LINKS: (wild,), Probe("other", lambda _: 0, int): Unobserved(Cause.named("Odd"), wild)})
     show(judged(look(check("odd", *said), evidence=evidence)), as_json=False, verbose=True)
     out = capsys.readouterr().out
 

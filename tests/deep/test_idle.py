@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from healthcheck.deep.idle import Idleness
-from healthcheck.model import Evidence, ProbeError, Unobserved
+from healthcheck.model import Cause, Evidence, ProbeError, Unobserved
 from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpu, Gpus
 
 PODS = [(f"team/train-{number}", "nvidia.com/gpu", 2) for number in range(5)]
@@ -40,8 +40,8 @@ def test_it_names_who_uses_them(pods: list[tuple[str, str, int]], seen: Evidence
     [
         None,
         Evidence({}),
-        Evidence({NVML: Unobserved("ProbeFailed", "x")}),
-        Evidence({NVML: DriverLook(Unobserved("DriverNotLoaded", "x"))}),
+        Evidence({NVML: Unobserved(Cause.named("ProbeFailed"), "x")}),
+        Evidence({NVML: DriverLook(Unobserved(Cause.named("DriverNotLoaded"), "x"))}),
     ],
 )
 def test_without_an_answer_of_nvml_nobody_knows(seen: Evidence | None) -> None:

@@ -32,7 +32,7 @@ class Node:
 
     def look(self) -> tuple[dict[str, str], set[str]]:
         outcome = look_deeply(self.dcgm, Expectation())
-        return found(outcome), {one.cause for one in outcome.unobserved}
+        return found(outcome), {one.cause.name for one in outcome.unobserved}
 
     @property
     def asked(self) -> list[str]:

@@ -14,7 +14,7 @@ from healthcheck.memory import file as memory_file
 from healthcheck.memory.exit_table import exit_words
 from healthcheck.memory.findings import Memory
 from healthcheck.memory.looks import JudgedLook, after_look
-from healthcheck.model import Finding, Nature, Now, Outcome, Passed, Severity, Unobserved
+from healthcheck.model import Cause, Finding, Nature, Now, Outcome, Passed, Severity, Unobserved
 from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, SWEEP_RESULT, NodeState
 from healthcheck.probes.nvml.gpus import Gpu
 from healthcheck.text.moments import timestamp
@@ -417,7 +417,7 @@ class TestWritingOne:
         self, severities: tuple[Severity, ...], blind: tuple[str, ...], status: str
     ) -> None:
         findings = [fault(f"Dcgm{severity.name}", severity) for severity in severities]
-        outcome = self.outcome(*findings, unobserved=tuple(Unobserved(cause, "x") for cause in blind))
+        outcome = self.outcome(*findings, unobserved=tuple(Unobserved(Cause.named(cause), "x") for cause in blind))
         record = records.load(self.written(outcome))
 
         assert (record["status"], record["severity"]) == (status, max(severities, default=PASS).name)
@@ -431,7 +431,7 @@ class TestWritingOne:
             for bus in range(16)
         ]
         text = self.written(
-            self.outcome(*found, unobserved=tuple(Unobserved("DcgmBusy", "y" * 400) for _ in range(99)))
+            self.outcome(*found, unobserved=tuple(Unobserved(Cause.named("DcgmBusy"), "y" * 400) for _ in range(99)))
         )
 
         assert len(text.encode()) <= records.LONGEST

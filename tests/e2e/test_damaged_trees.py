@@ -21,7 +21,7 @@ from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks import CHECKS
 from healthcheck.checks.examine import look
 from healthcheck.checks.expectation import Expectation, FirstSeen, Place
-from healthcheck.model import Evidence, Finding, Host, Probe, ProbeError, Severity, Unobserved
+from healthcheck.model import Cause, Evidence, Finding, Host, Probe, ProbeError, Severity, Unobserved
 from healthcheck.probes.efa.infiniband import ERROR_COUNTERS, KEEP_ALIVES, RDMA
 from healthcheck.probes.kernel_log import RING
 from healthcheck.probes.nvml.driver import Driver, driver_version, library_versions, sees_every_process
@@ -88,7 +88,7 @@ def _read(probe: Probe[Any], host: Host) -> Any:
     try:
         return probe.read(host)
     except ProbeError as error:
-        return Unobserved("ProbeFailed", str(error))
+        return Unobserved(Cause.named("ProbeFailed"), str(error))
 
 
 def _put(kind: str, path: Path) -> None:

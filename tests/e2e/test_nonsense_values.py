@@ -45,7 +45,7 @@ class Stage:
             for file, content in whole.items():
                 file.write_bytes(content)
         assert self.driver.child_pid == child
-        assert not isinstance(answer.answer, Unobserved) or answer.answer.cause == "NvmlNonsense"
+        assert not isinstance(answer.answer, Unobserved) or answer.answer.cause.name == "NvmlNonsense"
         seen = Evidence({**self.seen, NVML: answer}, 1010.0, Evidence(self.seen, 1000.0))
         told = []
         for check in LEVEL_CHECKS:

@@ -11,14 +11,14 @@ from healthcheck.checks.expectation import FirstSeen, Place
 from healthcheck.memory.exits import begin, gpus_answered
 from healthcheck.memory.findings import MOST_GPUS
 from healthcheck.memory.looks import first_seen
-from healthcheck.model import Evidence, Probe, Unobserved
+from healthcheck.model import Cause, Evidence, Probe, Unobserved
 from healthcheck.probes.efa.infiniband import RDMA
 from healthcheck.probes.nvml.gpus import Gpu
 from healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import ADDRESSES, efa_functions, functions, gpu_function, rdma
 from tests.examples import BOOT, MACHINE, NOW, remembers
 
-BLIND = Unobserved("ProbeFailed", "Permission denied")
+BLIND = Unobserved(Cause.named("ProbeFailed"), "Permission denied")
 PLACES = {address: Place(index // 4, "0000:50:00.0") for index, address in enumerate(ADDRESSES)}
 PLACED = tuple(gpu_function(gpu, numa_node=place.numa_node, switch=place.switch) for gpu, place in PLACES.items())
 KNOWN = FirstSeen(32, PLACES)

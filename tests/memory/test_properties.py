@@ -18,7 +18,7 @@ from healthcheck.memory.file import MemoryFile
 from healthcheck.memory.findings import Acknowledgement, Memory, Release, Standing, gpu_address
 from healthcheck.memory.kernel_log import after_kernel_log
 from healthcheck.memory.looks import JudgedLook, MemoryRules, after_look
-from healthcheck.model import Finding, Nature, Now, Outcome, Severity, Sighting, Unobserved
+from healthcheck.model import Cause, Finding, Nature, Now, Outcome, Severity, Sighting, Unobserved
 from healthcheck.node.state import RESULTS, NodeState
 from healthcheck.probes.nvml.gpus import Gpu, RowRemap
 from healthcheck.verdict.acknowledgement import dump_release, parse_release, release_of
@@ -63,7 +63,7 @@ def _event(reason: str, severity: Severity | None, address: str, instance: str, 
 def _look(found: frozenset[tuple[str, str]], blind: bool) -> Step:
     def step(world: World) -> World:
         findings = tuple(Finding(reason, Severity.REBOOT, f"gpu/{address}", "x") for reason, address in sorted(found))
-        causes = (Unobserved("DriverNotLoaded", "x"),) if blind else ()
+        causes = (Unobserved(Cause.named("DriverNotLoaded"), "x"),) if blind else ()
         outcome = Outcome("gpu-count", "0-nvidia-smi", findings=() if blind else findings, unobserved=causes)
         return replace(
             world,

@@ -16,7 +16,7 @@ from healthcheck.memory.file import MemoryFile
 from healthcheck.memory.findings import Memory
 from healthcheck.memory.kernel_log import after_kernel_log
 from healthcheck.memory.looks import JudgedLook, MemoryRules, after_look
-from healthcheck.model import Evidence, Finding, Nature, Now, Outcome, Severity, Unobserved
+from healthcheck.model import Cause, Evidence, Finding, Nature, Now, Outcome, Severity, Unobserved
 from healthcheck.probes.kernel_log import RING, Record
 from healthcheck.probes.nvml.gpus import Gpu, RowRemap
 from healthcheck.verdict.verdict import decide
@@ -66,7 +66,7 @@ class Node:
         self.wait(1)
         began = self.now.monotonic
         self.blind = bool(blind)
-        cause = (Unobserved(blind, "x"),) if blind else ()
+        cause = (Unobserved(Cause.named(blind), "x"),) if blind else ()
         outcome = Outcome("gpu-count", "0-nvidia-smi", findings=() if blind else levels, unobserved=cause)
         self.memory = after_look(
             self.memory,
@@ -89,7 +89,7 @@ class Node:
 
     @property
     def status(self) -> str:
-        blind = (Unobserved("x", "x"),) if self.blind else ()
+        blind = (Unobserved(Cause.named("x"), "x"),) if self.blind else ()
         return decide(self.memory, [Outcome("driver", "0-nvidia-smi", unobserved=blind)]).status.value
 
     @property

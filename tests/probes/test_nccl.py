@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from healthcheck.host.command import Ended
 from healthcheck.model import Host, ProbeError, Unobserved
 from healthcheck.probes.nccl import (
-    CAUSE,
+    NOT_RUN,
     AllReduce,
     AllReduceLook,
     Failed,
@@ -119,7 +119,7 @@ def test_an_error_that_only_hardware_makes_is_a_fault(text: str) -> None:
 def test_any_other_error_is_could_not_look(text: str) -> None:
     found = read_all_reduce(Ended(2, ABOVE + failure("CUDA", text), b""), 8)
 
-    assert found == Unobserved(CAUSE, f"all_reduce_perf: {text}")
+    assert found == Unobserved(NOT_RUN, f"all_reduce_perf: {text}")
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_an_end_without_a_whole_measurement_is_could_not_look(code: int, out: by
     found = read_all_reduce(Ended(code, out, err), 8)
 
     assert isinstance(found, Unobserved)
-    assert (found.cause, found.detail.startswith(f"all_reduce_perf {says}")) == (CAUSE, True)
+    assert (found.cause, found.detail.startswith(f"all_reduce_perf {says}")) == (NOT_RUN, True)
 
 
 def test_small_messages_alone_are_no_measurement() -> None:
@@ -199,7 +199,7 @@ def test_it_runs_over_all_gpus_and_no_network_takes_part(all_reduce: AllReduce, 
             "nvlink",
             Failed("unhandled cuda error / Cuda failure 'uncorrectable NVLink error detected during the execution'"),
         ),
-        ("memory", Unobserved(CAUSE, "all_reduce_perf: out of memory")),
+        ("memory", Unobserved(NOT_RUN, "all_reduce_perf: out of memory")),
     ],
 )
 def test_a_fault_of_the_node_is_seen(

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.model import Finding, Severity, Status, Unobserved
+from healthcheck.model import Cause, Finding, Severity, Status, Unobserved
 from quarantine.recommendation import TABLE, GroupResult, Recommendation, RunResult, recommend
 
 L4, NCCL, EFA = "4-dcgm-diag-l4", "5-nccl-allreduce", "6-efa-loopback"
 GPU, NIC = "gpu/0000:53:00.0", "efa/rdmap16s0"
-UNSEEN = Unobserved("NvmlCrashed", "the child was ended by SIGSEGV")
+UNSEEN = Unobserved(Cause.named("NvmlCrashed"), "the child was ended by SIGSEGV")
 
 
 def results(

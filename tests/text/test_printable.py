@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from healthcheck.memory.findings import Acknowledgement, Release
 from healthcheck.model import (
+    PROBE_FAILED,
+    Cause,
     Finding,
     Judgement,
     NotConfigured,
@@ -91,7 +93,7 @@ def test_it_is_bounded_and_no_character_is_torn(text: str, told: str) -> None:
     assert printable(text, 20) == told
 
 
-TOLD = [Finding, Sighting, Unobserved, Passed, NotConfigured, TooEarly, Seen, Release, Acknowledgement]
+TOLD = [Finding, Sighting, Unobserved, Cause, Passed, NotConfigured, TooEarly, Seen, Release, Acknowledgement]
 
 
 @given(data=st.data())
@@ -102,7 +104,8 @@ def test_whatever_is_told_can_be_shown(kind: type[Told], data: st.DataObject) ->
         for one in fields(kind)  # type: ignore[arg-type]
         if one.type == "str" or one.name == "about"
     }
-    other = {"severity": Severity.RESET, "seq": 1, "at": None, "cursor": None, "findings": (), "last_seen": None}
+    other: dict[str, object] = {"severity": Severity.RESET, "seq": 1, "at": None, "cursor": None}
+    other |= {"findings": (), "last_seen": None, "cause": PROBE_FAILED}
     wanted = {one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING}  # type: ignore[arg-type]
     told = kind(**{name: value for name, value in other.items() if name in wanted}, **text)
 

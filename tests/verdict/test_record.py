@@ -10,7 +10,7 @@ import pytest
 
 from healthcheck.memory.findings import Acknowledgement, Memory, Release
 from healthcheck.memory.rows import finding_row
-from healthcheck.model import Nature, Outcome, Severity, Unobserved
+from healthcheck.model import Cause, Nature, Outcome, Severity, Unobserved
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import LONGEST, RecordError, passed_since
@@ -99,7 +99,7 @@ def test_a_finding_is_told_with_all_that_joins_it_to_other_names() -> None:
 
 
 def test_what_could_not_be_seen_is_told_with_its_cause() -> None:
-    record = render(remembers(), [says(blind=Unobserved("ProbeFailed", "x" * 5000))])
+    record = render(remembers(), [says(blind=Unobserved(Cause.named("ProbeFailed"), "x" * 5000))])
 
     assert record["status"] == "unknown"
     assert record["unobserved"] == [{"check": "0-nvidia-smi", "cause": "ProbeFailed", "detail": "x" * 300}]
@@ -129,7 +129,9 @@ def test_a_record_of_many_findings_is_at_most_16_kib_and_counts_what_it_cut(coun
 
 @pytest.mark.parametrize("detail", ["short", "x" * 200])
 def test_a_record_of_a_node_that_sees_nothing_is_at_most_16_kib_and_keeps_what_stands(detail: str) -> None:
-    causes = tuple(Unobserved("GpuNotAnswering", f"gpu/{n}: ecc mode: NVML error 999", f"gpu/{n}") for n in range(600))
+    causes = tuple(
+        Unobserved(Cause.named("GpuNotAnswering"), f"gpu/{n}: ecc mode: NVML error 999", f"gpu/{n}") for n in range(600)
+    )
     memory = remembers(*(stands(fault("GpuLost", subject=f"gpu/{n}", detail=detail)) for n in range(8)))
 
     record = render(memory, [Outcome("ecc", "0-nvidia-smi", unobserved=causes)])

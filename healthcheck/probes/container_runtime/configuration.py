@@ -26,7 +26,7 @@ from healthcheck.probes.container_runtime import (
 )
 from healthcheck.probes.container_runtime import kubelet as kubelets
 from healthcheck.probes.container_runtime.distributions import GKE, K0S, K3S, K8S_SNAP, LAYOUTS, MICROK8S, RKE2, Layout
-from healthcheck.probes.container_runtime.facts import Configuration, ContainerRuntime, Kubelet
+from healthcheck.probes.container_runtime.facts import UNREADABLE, Configuration, ContainerRuntime, Kubelet
 from healthcheck.probes.container_runtime.kubelet import Settings
 from healthcheck.probes.container_runtime.origins import Origin
 from healthcheck.probes.container_runtime.processes import (
@@ -353,4 +353,4 @@ def _is_our_machine(root: Path) -> bool:
         return False
 
 
-CONTAINER_RUNTIME = Probe("container-runtime", read_container_runtime, ContainerRuntime)
+CONTAINER_RUNTIME = Probe("container-runtime", read_container_runtime, ContainerRuntime, (UNREADABLE,))

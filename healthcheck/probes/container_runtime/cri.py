@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck.host.grpc_socket import LONGEST_SECONDS, NodeSocket
-from healthcheck.model import Host, ProbeError, Shortage, Unobserved
+from healthcheck.model import Cause, Host, ProbeError, Shortage, Unobserved
 from healthcheck.probes.container_runtime.facts import ContainerRuntime, Live, ReadFile
 from healthcheck.text.printable import printable
 
@@ -93,9 +93,9 @@ class RuntimeStatus:
         try:
             answer = read_status(*self._socket.ask(self.root, facts.socket))
         except Shortage as error:
-            answer = Unobserved("ProbeFailed", str(error))
+            answer = Unobserved(Cause.named("ProbeFailed"), str(error))
         except ProbeError as error:
-            answer = Unobserved("ContainerRuntimeNotAnswering", str(error))
+            answer = Unobserved(Cause.named("ContainerRuntimeNotAnswering"), str(error))
         self._last = _Asked(facts.socket, facts.since_boot, at, _files(facts), answer)
 
 

@@ -7,8 +7,16 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any
 
+from healthcheck.model import Cause
+
 CONTAINERD, CRIO, DOCKER = "containerd", "CRI-O", "Docker"
 """The kinds of container runtime that we can read. Docker is spoken to through cri-dockerd."""
+
+UNREADABLE = Cause(
+    "RuntimeConfigUnreadable",
+    "A file of the container runtime's configuration is too large, may not be read, or is missing in a saved tree.",
+    "Look at the file that the message names.",
+)
 
 _MOMENTS = ("written", "started")
 

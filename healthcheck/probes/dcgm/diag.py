@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from healthcheck.catalog import dcgm_causes
 from healthcheck.host.command import ChildError, MissedDeadline, Program, Stopped
 from healthcheck.model import Host, Probe, ProbeError, Unobserved
 from healthcheck.probes.dcgm.document import LONGEST_ANSWER, Answer, read_answer
@@ -128,11 +129,11 @@ class Dcgm:
                 argv = (dcgmi, "diag", *where, "-r", what, "-j")
                 ended = self._program.run(argv, round(seconds, 1), Path(directory))
         except MissedDeadline as error:
-            return DcgmLook(Unobserved("DcgmTimedOut", f"dcgmi diag -r {what}: {error}"))
+            return DcgmLook(Unobserved(dcgm_causes.TIMED_OUT, f"dcgmi diag -r {what}: {error}"))
         except Stopped as error:
-            return DcgmLook(Unobserved("DcgmStopped", f"dcgmi diag -r {what}: {error}"))
+            return DcgmLook(Unobserved(dcgm_causes.STOPPED, f"dcgmi diag -r {what}: {error}"))
         except (ChildError, OSError) as error:
-            return DcgmLook(Unobserved("DcgmFailed", f"dcgmi diag -r {what}: {error}"))
+            return DcgmLook(Unobserved(dcgm_causes.FAILED, f"dcgmi diag -r {what}: {error}"))
         return DcgmLook(read_answer(ended.out, ended.err, ended.code, level))
 
 
@@ -152,5 +153,5 @@ def _read(host: Host, level: int) -> DcgmLook:
     return look
 
 
-LEVEL_2_RUN = Probe("dcgm-level-2", read_level_2, DcgmLook)
-LEVEL_4_RUN = Probe("dcgm-level-4", read_level_4, DcgmLook)
+LEVEL_2_RUN = Probe("dcgm-level-2", read_level_2, DcgmLook, dcgm_causes.CAUSES)
+LEVEL_4_RUN = Probe("dcgm-level-4", read_level_4, DcgmLook, dcgm_causes.CAUSES)

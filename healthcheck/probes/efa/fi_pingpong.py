@@ -8,10 +8,14 @@ import signal
 from dataclasses import dataclass
 
 from healthcheck.host.command import Ended, how_it_ended
-from healthcheck.model import Unobserved
+from healthcheck.model import Cause, Unobserved
 from healthcheck.text.printable import printable
 
-CAUSE = "EfaLoopbackNotRun"
+NOT_RUN = Cause(
+    "EfaLoopbackNotRun",
+    "fi_pingpong could not be run on a device: a library, a right or locked memory is missing, or it was stopped.",
+    "Read fi_pingpong's own words in the message.",
+)
 REFUSED = errno.ECONNREFUSED
 """The client's exit code where nobody listens yet: the program ends with the number of the error."""
 _READ_BYTES = 65536
@@ -100,13 +104,13 @@ def read_side(ended: Ended) -> Answer | None:
     if number in _LEFT_ALONE or ended.code in _TOLD_TO_END:
         return None
     opens_device = call.startswith("fi_") and call != "fi_getinfo"
-    return Broken(told) if opens_device and number in _DEVICE_ERRORS else Unobserved(CAUSE, told)
+    return Broken(told) if opens_device and number in _DEVICE_ERRORS else Unobserved(NOT_RUN, told)
 
 
 def _measured(out: bytes) -> Answer:
     rows = list(_ROW.finditer(out))
     if not rows:
-        return Unobserved(CAUSE, "fi_pingpong ended well and measured nothing")
+        return Unobserved(NOT_RUN, "fi_pingpong ended well and measured nothing")
     lost = next((row for row in rows if row["sign"] == b"+"), None)
     if lost is not None:
         return Broken(f"{_word(lost['difference'])} of {_word(lost['sent'])} messages were not acknowledged")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from healthcheck.host.kernel_files import is_gone, read
 from healthcheck.host.opening import names_in
-from healthcheck.model import Host, Probe, ProbeError, Shortage
+from healthcheck.model import Cause, Host, Probe, ProbeError, Shortage
 from healthcheck.probes.pci import AMAZON, normalise_address
 from healthcheck.text.printable import printable
 
@@ -169,4 +169,9 @@ def _read(file: str) -> bytes:
     return read(file, 64).strip()
 
 
-RDMA = Probe("infiniband", read_rdma, Rdma)
+NOT_ANSWERING = Cause(
+    "EfaNotAnswering",
+    "An EFA device refuses to tell its counters.",
+    "Look at `dmesg | grep -i efa` on the node: its driver may have given it up.",
+)
+RDMA = Probe("infiniband", read_rdma, Rdma, (NOT_ANSWERING,))

@@ -12,9 +12,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from healthcheck.host.command import ChildError, MissedDeadline, Program, how_it_ended
-from healthcheck.model import Host, Probe, Shortage, Unobserved
+from healthcheck.model import PROBE_FAILED, Cause, Host, Probe, Shortage, Unobserved
 from healthcheck.probes.efa.infiniband import openable_efa
 
+NOT_ANSWERING = Cause(
+    "LibfabricNotAnswering",
+    "`fi_info -p efa` did not end within 10 s: an EFA device that its driver waits for.",
+    "Look at `dmesg | grep -i efa` on the node.",
+)
+FAILED = Cause(
+    "LibfabricFailed",
+    "`fi_info -p efa` could not be run, or crashed.",
+    "Run it in our pod; the message has its last line.",
+)
 LONGEST_SECONDS = 10.0
 """It opens all EFA devices, 32 at most, within about a second."""
 ASKED_AGAIN_SECONDS = 3600.0
@@ -125,11 +135,11 @@ class Libfabric:
             ended = self._program.run((program, "-p", "efa"), self.deadline_seconds)
             answer = read_listing(devices, ended.code, ended.out, ended.err)
         except MissedDeadline as error:
-            answer = Unobserved("LibfabricNotAnswering", f"fi_info: {error}")
+            answer = Unobserved(NOT_ANSWERING, f"fi_info: {error}")
         except Shortage as error:
-            answer = Unobserved("ProbeFailed", f"fi_info: {error}")
+            answer = Unobserved(PROBE_FAILED, f"fi_info: {error}")
         except ChildError as error:
-            answer = Unobserved("LibfabricFailed", f"fi_info: {error}")
+            answer = Unobserved(FAILED, f"fi_info: {error}")
         self._last = at, devices, answer
 
 
@@ -137,7 +147,7 @@ def read_listing(devices: tuple[str, ...], code: int, out: bytes, err: bytes) ->
     """What fi_info wrote, as facts. An end that speaks of no device is could-not-look: it did not come so far."""
     says = _last_line(err)
     if code not in (0, _NO_DATA):
-        return Unobserved("LibfabricFailed", f"fi_info {how_it_ended(code)}" + (f": {says}" if says else ""))
+        return Unobserved(FAILED, f"fi_info {how_it_ended(code)}" + (f": {says}" if says else ""))
     listed = tuple(sorted({name.decode("ascii", "replace") for name in _DOMAIN.findall(out)}))
     version = _VERSION.search(out)
     return Listing(devices, code, listed, version[1].decode() if version else "", says)
@@ -157,4 +167,4 @@ def read_libfabric(host: Host) -> LibfabricLook:
     return look
 
 
-LIBFABRIC = Probe("libfabric", read_libfabric, LibfabricLook)
+LIBFABRIC = Probe("libfabric", read_libfabric, LibfabricLook, (NOT_ANSWERING, FAILED))

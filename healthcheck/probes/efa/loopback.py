@@ -19,7 +19,7 @@ import tenacity
 
 from healthcheck.host.command import ChildError, Ended, MissedDeadline, Program, Stopped
 from healthcheck.model import Host, Probe, ProbeError, Shortage, Unobserved
-from healthcheck.probes.efa.fi_pingpong import CAUSE, REFUSED, Answer, Broken, Measured, read_side, together
+from healthcheck.probes.efa.fi_pingpong import NOT_RUN, REFUSED, Answer, Broken, Measured, read_side, together
 from healthcheck.probes.efa.infiniband import openable_efa
 
 _INSTALLED_IN = "/opt/amazon/efa/bin"
@@ -104,11 +104,11 @@ class EfaLoopback:
         """Both sides at once, and none of them is left behind."""
         stuck = next((pid for side in self._sides if (pid := side.stuck_pid) is not None), None)
         if stuck is not None:
-            return Unobserved(CAUSE, f"process {stuck} of an earlier run can't be killed")
+            return Unobserved(NOT_RUN, f"process {stuck} of an earlier run can't be killed")
         environment = {**_ENVIRONMENT, "PATH": self.path}
         server, client = self._sides = tuple(Program(environment, self.patience_seconds) for _ in range(2))
         if self._stopping.is_set():  # asked only now: `stop` either meets these two, or was before this
-            return Unobserved(CAUSE, _STOPPED)
+            return Unobserved(NOT_RUN, _STOPPED)
         port = str(_free_port())
         test = (program, "-p", "efa", "-e", "rdm", "-d", f"{device}-rdm", *options)
         with ThreadPoolExecutor(2, "efa-loopback") as threads:
@@ -132,7 +132,7 @@ class EfaLoopback:
         return again(client.run, argv, self.deadline_seconds)
 
     def _nobody_says(self) -> Unobserved:
-        return Unobserved(CAUSE, _STOPPED if self._stopping.is_set() else "fi_pingpong: both sides were killed")
+        return Unobserved(NOT_RUN, _STOPPED if self._stopping.is_set() else "fi_pingpong: both sides were killed")
 
     def _said(self, side: Future[Ended]) -> Answer | None:
         try:
@@ -142,7 +142,7 @@ class EfaLoopback:
         except MissedDeadline:
             return Broken(f"fi_pingpong: no end within {self.deadline_seconds:g} s")
         except (ChildError, Shortage) as error:
-            return Unobserved(CAUSE, f"fi_pingpong: {error}")
+            return Unobserved(NOT_RUN, f"fi_pingpong: {error}")
 
 
 def _last_result(state: tenacity.RetryCallState) -> Ended:
@@ -167,4 +167,4 @@ def read_efa_loopback(host: Host) -> LoopbackLook:
     return look
 
 
-EFA_LOOPBACK = Probe("efa-loopback", read_efa_loopback, LoopbackLook)
+EFA_LOOPBACK = Probe("efa-loopback", read_efa_loopback, LoopbackLook, (NOT_RUN,))

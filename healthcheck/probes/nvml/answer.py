@@ -9,7 +9,8 @@ from typing import Any
 from uuid import UUID
 
 from healthcheck.host.opening import is_shortage
-from healthcheck.model import Unobserved
+from healthcheck.model import PROBE_FAILED, Unobserved
+from healthcheck.probes.nvml import causes
 from healthcheck.probes.nvml.gpus import (
     NONSENSE,
     SUCCESS,
@@ -46,7 +47,7 @@ def read_answer(line: bytes) -> Answer:
     try:
         answer = json.loads(line)
         if "changed" in answer:
-            gone = Unobserved("DriverBeingChanged", f"{answer['changed']} was replaced")
+            gone = Unobserved(causes.DRIVER_BEING_CHANGED, f"{answer['changed']} was replaced")
             return Answer(gone, replaced=True)
         if "gpus" not in answer:
             return Answer(_refused(answer), answered_by_driver=answer["library"] is not None)
@@ -54,7 +55,7 @@ def read_answer(line: bytes) -> Answer:
         p2p = tuple(_p2p(answer.get("p2p", []), gpus))
         return Answer(Gpus(str(answer["driver_version"]), str(answer["library"]), gpus, p2p), answered_by_driver=True)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return Answer(Unobserved("NvmlNonsense", f"NVML's answer makes no sense: {error}"), answered_by_driver=True)
+        return Answer(Unobserved(causes.NONSENSE, f"NVML's answer makes no sense: {error}"), answered_by_driver=True)
 
 
 def _gpu(raw: dict[str, Any]) -> Gpu:
@@ -204,16 +205,16 @@ def _p2p(raw: Any, gpus: tuple[Gpu, ...]) -> Iterator[P2p]:
 
 
 def _refused(answer: dict[str, Any]) -> Unobserved:
-    cause = str(answer["cause"])
-    if is_shortage(cause):
-        return Unobserved("ProbeFailed", f"nvml: {cause}")
+    said = str(answer["cause"])
+    if is_shortage(said):
+        return Unobserved(PROBE_FAILED, f"nvml: {said}")
     if answer["library"] is None:
-        return Unobserved("NvmlLibraryNotFound", cause)
+        return Unobserved(causes.LIBRARY_NOT_FOUND, said)
     match answer["error"]:
         case 9:
-            return Unobserved("DriverNotLoaded", f"NVML: {cause} ({answer['library']})")
+            return Unobserved(causes.DRIVER_NOT_LOADED, f"NVML: {said} ({answer['library']})")
         case 18:
-            return Unobserved("DriverLibraryMismatch", f"NVML: {cause} ({answer['library']})")
+            return Unobserved(causes.LIBRARY_MISMATCH, f"NVML: {said} ({answer['library']})")
         case None:
-            return Unobserved("NvmlNonsense", f"NVML's answer makes no sense: {cause}")
-    return Unobserved("NvmlError", f"NVML: {cause} (error {answer['error']}, {answer['library']})")
+            return Unobserved(causes.NONSENSE, f"NVML's answer makes no sense: {said}")
+    return Unobserved(causes.ERROR, f"NVML: {said} (error {answer['error']}, {answer['library']})")

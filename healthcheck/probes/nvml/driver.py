@@ -12,6 +12,7 @@ from pathlib import Path
 from healthcheck.host.command import Child, ChildError, MissedDeadline
 from healthcheck.host.kernel_files import read
 from healthcheck.model import Unobserved
+from healthcheck.probes.nvml import causes
 from healthcheck.probes.nvml.answer import read_answer
 from healthcheck.probes.nvml.gpus import DriverLook, Gpus
 from healthcheck.probes.nvml.library import PLACES, SONAME, resolve_inside
@@ -42,15 +43,15 @@ class Driver:
             self._missed.clear()  # a module that could be changed has nobody stuck in it
             if before:
                 change = f"driver {before} became {self._version or 'unloaded'}"
-                return self._told(Unobserved("DriverBeingChanged", change))
+                return self._told(Unobserved(causes.DRIVER_BEING_CHANGED, change))
         try:
             answer = read_answer(self._child.ask("look", self.deadline_seconds))
         except MissedDeadline as error:
             self._missed = [*self._missed[:1], self.clock()]
             detail = f"{error} (deadline {self.deadline_seconds:g} s)"
-            return self._told(Unobserved("DriverNotAnswering", detail), error.pid)
+            return self._told(Unobserved(causes.DRIVER_NOT_ANSWERING, detail), error.pid)
         except ChildError as error:
-            return self._told(Unobserved("NvmlCrashed", f"the look at NVML failed: {error}"))
+            return self._told(Unobserved(causes.CRASHED, f"the look at NVML failed: {error}"))
         if answer.answered_by_driver:
             self._missed.clear()
         if answer.replaced:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from healthcheck.model import Host, Probe, ProbeError, Unobserved
+from healthcheck.probes.nvml.causes import CAUSES
 
 SUCCESS = 0
 INSUFFICIENT_POWER, IRQ_ISSUE, CORRUPTED_INFOROM, GPU_IS_LOST, RESET_REQUIRED = 8, 11, 14, 15, 16
@@ -221,4 +222,4 @@ def read_driver(host: Host) -> DriverLook:
     return look
 
 
-NVML = Probe("nvml", read_driver, DriverLook)
+NVML = Probe("nvml", read_driver, DriverLook, CAUSES)

@@ -12,7 +12,7 @@ import pytest
 from healthcheck.checks.dcgm_diag import LEVEL_2, LEVEL_4
 from healthcheck.checks.examine import judge, look
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Host, Outcome, Seen, Unobserved
+from healthcheck.model import Cause, Host, Outcome, Seen, Unobserved
 from healthcheck.probes.dcgm import diag as dcgm
 from healthcheck.probes.dcgm.diag import (
     HURRY_SECONDS,
@@ -137,7 +137,7 @@ def test_tests_are_run_by_their_names(dcgmi: Dcgmi) -> None:
 def test_a_hostengine_of_the_node_is_used_by_its_name(dcgmi: Dcgmi) -> None:
     dcgmi.tell("hostengine", "localhost:5555")
 
-    assert [one.cause for one in judged(dcgmi.diag().run(2)).unobserved] == ["DcgmNoHostengine"]
+    assert [one.cause.name for one in judged(dcgmi.diag().run(2)).unobserved] == ["DcgmNoHostengine"]
     assert judged(dcgmi.diag(host="localhost:5555").run(2)).unobserved == ()
 
 
@@ -146,7 +146,7 @@ def test_a_second_diagnostic_is_refused_and_says_nothing_of_the_hardware(dcgmi: 
     dcgmi.tell("code", "217")
 
     outcome = judged(dcgmi.diag().run(2))
-    assert (outcome.findings, [one.cause for one in outcome.unobserved]) == ((), ["DcgmAlreadyRunning"])
+    assert (outcome.findings, [one.cause.name for one in outcome.unobserved]) == ((), ["DcgmAlreadyRunning"])
 
 
 def test_without_dcgmi_there_is_nobody_to_ask(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_dcgmi_that_cannot_be_started_could_not_look(tmp_path: Path) -> None:
     (tmp_path / "dcgmi").write_bytes(b"\x7fELF, but no more")
     (tmp_path / "dcgmi").chmod(0o755)
 
-    assert cause(Dcgm(path=str(tmp_path)).run(2)).cause == "DcgmFailed"
+    assert cause(Dcgm(path=str(tmp_path)).run(2)).cause.name == "DcgmFailed"
 
 
 @pytest.mark.parametrize("deaf", [False, True])
@@ -171,7 +171,9 @@ def test_one_that_does_not_end_is_asked_to_and_then_made_to(dcgmi: Dcgmi, deaf: 
 
     seen = dcgmi.diag(deadline_seconds=1.0, patience_seconds=SHORT if deaf else LONG).run(2)
 
-    assert cause(seen) == Unobserved("DcgmTimedOut", "dcgmi diag -r 2: no end within 1 s; its process was ended")
+    assert cause(seen) == Unobserved(
+        Cause.named("DcgmTimedOut"), "dcgmi diag -r 2: no end within 1 s; its process was ended"
+    )
     eventually(lambda: is_gone(int((dcgmi.told / "sleeper").read_text())))
     (dcgmi.told / "hang").unlink()
     assert answer(dcgmi.diag().run(2)).code == 0
@@ -184,7 +186,7 @@ def test_what_is_run_again_has_what_its_level_left_of_the_time(dcgmi: Dcgmi) -> 
     dcgmi.tell("seconds", str(10 * LONG))
     diag._ends_at -= LONG - 2.0  # as if the level had taken that long
 
-    assert cause(diag.run_tests(["pcie"])).cause == "DcgmTimedOut"
+    assert cause(diag.run_tests(["pcie"])).cause.name == "DcgmTimedOut"
 
 
 def test_one_that_somebody_needs_the_gpus_from_is_stopped_and_none_follows(dcgmi: Dcgmi) -> None:
@@ -197,7 +199,7 @@ def test_one_that_somebody_needs_the_gpus_from_is_stopped_and_none_follows(dcgmi
     diag.stop()
     thread.join()
 
-    assert [cause(one).cause for one in (*seen, diag.run(2))] == ["DcgmStopped", "DcgmStopped"]
+    assert [cause(one).cause.name for one in (*seen, diag.run(2))] == ["DcgmStopped", "DcgmStopped"]
     assert len([line for line in dcgmi.asked() if line.startswith("what=")]) == 1
 
 
@@ -211,7 +213,7 @@ def test_one_that_somebody_else_killed_could_not_look(dcgmi: Dcgmi) -> None:
     diag._program.end()
     thread.join()
 
-    assert [one.cause for one in judged(seen[0]).unobserved] == ["DcgmKilled"]
+    assert [one.cause.name for one in judged(seen[0]).unobserved] == ["DcgmKilled"]
 
 
 def test_a_flood_has_an_end(dcgmi: Dcgmi) -> None:

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from healthcheck.host.command import Ended
 from healthcheck.model import Unobserved
-from healthcheck.probes.efa.fi_pingpong import CAUSE, Answer, Broken, Measured, read_side, together
+from healthcheck.probes.efa.fi_pingpong import NOT_RUN, Answer, Broken, Measured, read_side, together
 
 HEAD = b"bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n"
 TABLE = HEAD + (
@@ -83,7 +83,7 @@ def test_messages_that_nobody_acknowledged_are_a_fault() -> None:
 )
 def test_a_run_that_measured_nothing_is_could_not_look(out: bytes) -> None:
     """A message longer than the endpoint takes is left out without a word, with the exit code 0."""
-    assert read_side(ended(0, out=out)) == Unobserved(CAUSE, "fi_pingpong ended well and measured nothing")
+    assert read_side(ended(0, out=out)) == Unobserved(NOT_RUN, "fi_pingpong ended well and measured nothing")
 
 
 @pytest.mark.parametrize("code", [255, 0])
@@ -146,7 +146,7 @@ def test_a_library_a_right_or_a_port_that_is_missing_is_could_not_look(code: int
 
     found = read_side(ended(code, err))
 
-    assert found == Unobserved(CAUSE, f"fi_pingpong ended with exit code {code}" + (f": {told}" if told else ""))
+    assert found == Unobserved(NOT_RUN, f"fi_pingpong ended with exit code {code}" + (f": {told}" if told else ""))
 
 
 @pytest.mark.parametrize(
@@ -164,11 +164,11 @@ def test_a_side_that_the_other_left_alone_knows_nothing(code: int, err: str) -> 
 
 
 def test_a_crash_is_could_not_look() -> None:
-    assert read_side(ended(-11)) == Unobserved(CAUSE, "fi_pingpong was ended by SIGSEGV")
+    assert read_side(ended(-11)) == Unobserved(NOT_RUN, "fi_pingpong was ended by SIGSEGV")
 
 
 FAST, SLOW = Measured(5000.0, 1 << 20), Measured(4999.0, 1 << 20)
-LOST, CHANGED, BLIND = Broken("lost"), Broken("changed", corrupt=True), Unobserved(CAUSE, "no library")
+LOST, CHANGED, BLIND = Broken("lost"), Broken("changed", corrupt=True), Unobserved(NOT_RUN, "no library")
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ LOST, CHANGED, BLIND = Broken("lost"), Broken("changed", corrupt=True), Unobserv
         (FAST, None, FAST),
         (None, None, None),
         (BLIND, FAST, BLIND),
-        (BLIND, Unobserved(CAUSE, "refused"), BLIND),
+        (BLIND, Unobserved(NOT_RUN, "refused"), BLIND),
         (LOST, BLIND, LOST),
         (None, LOST, LOST),
         (LOST, CHANGED, CHANGED),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from healthcheck.model import Host, Unobserved
+from healthcheck.model import Cause, Host, Unobserved
 from healthcheck.probes.efa.libfabric import (
     ASKED_AGAIN_SECONDS,
     Libfabric,
@@ -166,7 +166,7 @@ def test_a_program_that_hangs_holds_up_no_look_and_none_is_started_beside_it(ask
     assert asked.libfabric.end() is None
     thread.join()
     (asked.node.root / "libfabric/hang").unlink()
-    assert asked.look().answer == Unobserved("LibfabricFailed", "fi_info was ended by SIGKILL")
+    assert asked.look().answer == Unobserved(Cause.named("LibfabricFailed"), "fi_info was ended by SIGKILL")
     assert listing(asked.look()).missing == ()
 
 
@@ -175,7 +175,7 @@ def test_a_program_that_misses_its_deadline_is_ended(asked: Asked) -> None:
     asked.libfabric.deadline_seconds = 0.2
 
     why = "fi_info: no end within 0.2 s; its process was ended"
-    assert asked.libfabric.ask().answer == Unobserved("LibfabricNotAnswering", why)
+    assert asked.libfabric.ask().answer == Unobserved(Cause.named("LibfabricNotAnswering"), why)
 
 
 def test_it_knows_nothing_of_our_environment(asked: Asked) -> None:
@@ -199,7 +199,7 @@ def test_a_program_that_can_t_run_is_could_not_look(node: SimulatedNode, tmp_pat
     program.chmod(0o755)
 
     why = f"fi_info: {program}: Exec format error"
-    assert Libfabric(node.root, path=str(tmp_path)).ask().answer == Unobserved("LibfabricFailed", why)
+    assert Libfabric(node.root, path=str(tmp_path)).ask().answer == Unobserved(Cause.named("LibfabricFailed"), why)
 
 
 def test_without_an_efa_device_it_is_not_run(make_node: Callable[[str], SimulatedNode]) -> None:
@@ -238,7 +238,7 @@ def test_each_domain_of_reliable_datagrams_counts_once() -> None:
     ],
 )
 def test_an_end_that_says_nothing_of_devices_is_could_not_look(code: int, err: bytes, told: str) -> None:
-    assert read_listing(("rdmap16s0",), code, b"", err) == Unobserved("LibfabricFailed", told)
+    assert read_listing(("rdmap16s0",), code, b"", err) == Unobserved(Cause.named("LibfabricFailed"), told)
 
 
 def test_no_data_is_an_answer() -> None:

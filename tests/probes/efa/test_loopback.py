@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from healthcheck.model import Host, ProbeError, Unobserved
-from healthcheck.probes.efa.fi_pingpong import CAUSE, Answer, Broken, Measured
+from healthcheck.probes.efa.fi_pingpong import NOT_RUN, Answer, Broken, Measured
 from healthcheck.probes.efa.loopback import EfaLoopback, Loopback, LoopbackLook, read_efa_loopback
 from sim.node import EFA_PROGRAMS, SimulatedNode
 from tests.host.test_command import FrozenDisk, is_gone
 from tests.waiting import eventually
 
 SHORT, LONG = 1.0, 30.0
-STOPPED = Unobserved(CAUSE, "stopped before it was done")
+STOPPED = Unobserved(NOT_RUN, "stopped before it was done")
 
 
 class Bench:
@@ -85,7 +85,7 @@ FAULTS = [
     ("corrupt", Broken("data came back changed in a message of 64 bytes", corrupt=True)),
     ("error", Broken("fi_pingpong ended with exit code 5: cq_readerr: Unresponsive remote")),
     ("timeout", Broken("fi_pingpong ended with exit code 62: fi_enable: Timer expired")),
-    ("memory", Unobserved(CAUSE, "fi_pingpong ended with exit code 12: fi_endpoint: Cannot allocate memory")),
+    ("memory", Unobserved(NOT_RUN, "fi_pingpong ended with exit code 12: fi_endpoint: Cannot allocate memory")),
 ]
 
 
@@ -117,7 +117,7 @@ def test_a_device_that_the_provider_does_not_know_is_could_not_look(bench: Bench
     program = bench.node.root / EFA_PROGRAMS / "fi_pingpong"
     program.write_text(program.read_text().replace("/sys/class/infiniband/$device", "/nowhere"))
 
-    unknown = Unobserved(CAUSE, "fi_pingpong ended with exit code 61: fi_getinfo: No data available")
+    unknown = Unobserved(NOT_RUN, "fi_pingpong ended with exit code 61: fi_getinfo: No data available")
     assert bench.answers() == [unknown] * 4
 
 
@@ -135,14 +135,14 @@ def test_a_device_that_the_provider_does_not_know_is_could_not_look(bench: Bench
 def test_a_program_that_is_another_one_is_could_not_look(bench: Bench, script: str, says: str) -> None:
     (bench.node.root / EFA_PROGRAMS / "fi_pingpong").write_text(f"#!/bin/sh\n{script}\n")
 
-    assert bench.answers() == [Unobserved(CAUSE, says)] * 4
+    assert bench.answers() == [Unobserved(NOT_RUN, says)] * 4
 
 
 def test_a_program_that_can_t_run_is_could_not_look(bench: Bench) -> None:
     program = bench.node.root / EFA_PROGRAMS / "fi_pingpong"
     program.write_bytes(b"\x7fELF of another machine")
 
-    assert bench.answers() == [Unobserved(CAUSE, f"fi_pingpong: {program}: Exec format error")] * 4
+    assert bench.answers() == [Unobserved(NOT_RUN, f"fi_pingpong: {program}: Exec format error")] * 4
 
 
 def test_a_client_that_comes_before_its_server_is_run_again(bench: Bench) -> None:
@@ -194,7 +194,7 @@ def test_beside_a_side_that_can_t_be_killed_no_other_is_started(bench: Bench, di
 
     assert hung == Broken("fi_pingpong: no end within 1 s")
     (pid,) = {int(run[0]) for run in bench.runs if run[4] == "1"}
-    assert others == [Unobserved(CAUSE, f"process {pid} of an earlier run can't be killed")] * 3
+    assert others == [Unobserved(NOT_RUN, f"process {pid} of an earlier run can't be killed")] * 3
 
     disk.thaw()
     eventually(lambda: is_gone(pid))

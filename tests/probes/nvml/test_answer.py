@@ -76,7 +76,7 @@ def test_a_line_that_is_no_answer_is_nonsense_but_came_back(raw: bytes) -> None:
     answer = read_answer(raw)
 
     assert isinstance(answer.gpus, Unobserved)
-    assert (answer.gpus.cause, answer.answered_by_driver) == ("NvmlNonsense", True)
+    assert (answer.gpus.cause.name, answer.answered_by_driver) == ("NvmlNonsense", True)
 
 
 def read(**told: object) -> tuple[Gpu, ...]:

@@ -20,7 +20,7 @@ import pytest
 
 from healthcheck.checks.driver import CHECK
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Evidence, Finding, Host, Judgement, ProbeError, Seen, Severity, Unobserved
+from healthcheck.model import Cause, Evidence, Finding, Host, Judgement, ProbeError, Seen, Severity, Unobserved
 from healthcheck.probes.nvml.driver import Driver
 from healthcheck.probes.nvml.gpus import (
     NONSENSE,
@@ -51,7 +51,7 @@ NOT_OF_THE_GPU = (3, 4, 13, 25)
 ABSENT = (2, 3, 13, 25)
 BROKEN = (8, 11, 15, 16)
 GONE = (15, 16)
-CAUSES = {9: "DriverNotLoaded", 18: "DriverLibraryMismatch"}
+CAUSES = {9: "DriverNotLoaded", 18: "NvmlLibraryMismatch"}
 WITHOUT_ANSWER_OF: dict[str, Callable[[Gpu], Gpu]] = {
     "nvmlDeviceGetPciInfo_v3": lambda gpu: replace(gpu, address=""),
     "nvmlDeviceGetUUID": lambda gpu: replace(gpu, uuid=""),
@@ -91,7 +91,7 @@ def gpus(look: DriverLook) -> tuple[Gpu, ...]:
 
 def cause(look: DriverLook) -> str:
     assert isinstance(look.answer, Unobserved), look.answer
-    return look.answer.cause
+    return look.answer.cause.name
 
 
 def detail(look: DriverLook) -> str:
@@ -971,7 +971,7 @@ class TestDriverChanges:
 
         first, second = driver.look(), driver.look()
 
-        assert first.answer == Unobserved("DriverBeingChanged", "driver 570.133.20 became 580.65.06")
+        assert first.answer == Unobserved(Cause.named("DriverBeingChanged"), "driver 570.133.20 became 580.65.06")
         assert gpus(second) == healthy(node)
         assert isinstance(second.answer, Gpus)
         assert second.answer.driver_version == "580.65.06"
@@ -987,7 +987,7 @@ class TestDriverChanges:
         node.driver_load()
         back = driver.look()
 
-        assert gone[0].answer == Unobserved("DriverBeingChanged", "driver 570.133.20 became unloaded")
+        assert gone[0].answer == Unobserved(Cause.named("DriverBeingChanged"), "driver 570.133.20 became unloaded")
         assert [cause(look) for look in gone[1:]] == ["DriverNotLoaded"] * 2
         assert gpus(back) == healthy(node)
 
@@ -1021,7 +1021,7 @@ class TestDriverChanges:
         node.reboot()
         after = [driver.look(), driver.look()]
 
-        assert causes == ["DriverBeingChanged", "DriverLibraryMismatch", "DriverLibraryMismatch"]
+        assert causes == ["DriverBeingChanged", "NvmlLibraryMismatch", "NvmlLibraryMismatch"]
         assert cause(after[0]) == "DriverBeingChanged"
         assert gpus(after[1]) == healthy(node)
 
@@ -1120,7 +1120,7 @@ class TestLibraryPlaces:
     @pytest.mark.usefixtures("library")
     def test_a_tree_without_a_library_says_so(self, node: SimulatedNode, driver: Driver) -> None:
         assert driver.look().answer == Unobserved(
-            "NvmlLibraryNotFound", f"libnvidia-ml.so.1 lies nowhere under {node.root}"
+            Cause.named("NvmlLibraryNotFound"), f"libnvidia-ml.so.1 lies nowhere under {node.root}"
         )
 
     @pytest.mark.parametrize(
@@ -1231,7 +1231,9 @@ class TestChild:
         subprocess.run([*find_compiler(), *flags, "-o", made, source], check=True)
 
         for _ in range(2):
-            assert driver.look().answer == Unobserved("DriverNotLoaded", f"NVML: Driver Not Loaded ({made})")
+            assert driver.look().answer == Unobserved(
+                Cause.named("DriverNotLoaded"), f"NVML: Driver Not Loaded ({made})"
+            )
         assert capfd.readouterr() == ("", "")
 
     def test_what_the_child_itself_says_gets_into_the_log(

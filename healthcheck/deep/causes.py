@@ -1,0 +1,22 @@
+"""Why a quarantine run could not tell, whatever its tests look at."""
+
+from __future__ import annotations
+
+from healthcheck.model import Cause
+
+RUN_STOPPED = Cause(
+    "RunStopped",
+    "Somebody ended the quarantine run, or its time was over, before this test had ended.",
+    "Quarantine the node again.",
+)
+NOT_FINISHED = Cause(
+    "NotFinished",
+    "The record is of a run that goes on, or that was killed without a word.",
+    "Wait for its end, or quarantine the node again.",
+)
+AGENT_SILENT = Cause(
+    "AgentSilent",
+    "The node's agent has told nothing for hours.",
+    "Look at its pod: `kubectl get pods -n gpu-healthcheck -o wide`.",
+)
+CAUSES = (RUN_STOPPED, NOT_FINISHED, AGENT_SILENT)
