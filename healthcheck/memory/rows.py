@@ -3,111 +3,139 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, replace
+from datetime import datetime
 
 from healthcheck.memory.exit_table import exit_words
 from healthcheck.memory.findings import Acknowledgement, Release, Standing
 from healthcheck.model import Finding, Nature, Severity
-from healthcheck.text.moments import moment, timestamp
+from healthcheck.text.json_rows import Row, key, names, one_of, seconds, whole, word, yes
+from healthcheck.text.moments import moment_or_none
 
-_LONGEST_WORD, _LONGEST_SHOWN = 200, 40
-_MOST_WHOLE = 10**19
-"""As many digits as the kernel's log gives its records."""
-_MOST_SECONDS = 1e13
-"""More than the kernel's log can say, and few enough that a float keeps the milliseconds."""
+_LONGEST_WORD = 200
+SEVERITIES: Mapping[str, Severity] = Severity.__members__
+_NATURES = {one.value: one for one in Nature}
 
 
-def finding_row(standing: Standing) -> dict[str, Any]:
-    """What stands; without the boot in which it was seen."""
+@dataclass(frozen=True, slots=True)
+class FindingRow(Row):
+    """A finding. A record on the Node names the boot of one that was seen in another one; the file always does."""
+
+    reason: str | None = key(word)
+    severity: Severity | None = key(one_of(SEVERITIES))
+    subject: str | None = key(word)
+    about: Mapping[str, str] | None = key(names)
+    detail: str | None = key(word)
+    first_seen: datetime | None = key(moment_or_none)
+    last_seen: datetime | None = key(moment_or_none)
+    count: int | None = key(whole)
+    exit: str | None = key(word)
+    check: str | None = key(word)
+    nature: Nature | None = key(one_of(_NATURES))
+    at: float | None = key(seconds)
+    seq: int | None = key(whole)
+    rule: str | None = key(word)
+    source: str | None = key(word)
+    boot_id: str | None = key(word)
+    escalates: bool | None = key(yes)
+
+    def standing(self, boot_id: str = "") -> Standing:
+        """Of the boot given where the row names none. Raises ValueError where it is no whole finding."""
+        self.must_have("reason", "severity", "subject", "detail", "first_seen", "last_seen", "count", "check", "nature")
+        finding = Finding(
+            reason=self.reason or "",
+            severity=self.severity or Severity.PASS,
+            subject=self.subject or "",
+            detail=self.detail or "",
+            about=self.about or {},
+            rule=self.rule or "",
+            source=self.source or "",
+            escalates=self.escalates is not False,
+        )
+        assert self.first_seen is not None
+        assert self.last_seen is not None
+        assert self.nature is not None
+        return Standing(
+            finding,
+            self.check or "",
+            self.nature,
+            self.first_seen,
+            self.last_seen,
+            self.count or 0,
+            boot_id if self.boot_id is None else self.boot_id,
+            self.at or 0.0,
+            -1 if self.seq is None else self.seq,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRow(Row):
+    """Who, why and when, for people; of what stands in rows of its own."""
+
+    by: str | None = key(word)
+    reason: str | None = key(word)
+    at: datetime | None = key(moment_or_none)
+
+    def release(self) -> Release:
+        """Raises ValueError where it is no whole release."""
+        self.must_have("by", "reason", "at")
+        assert self.at is not None
+        return Release(self.by or "", self.reason or "", self.at, ())
+
+
+@dataclass(frozen=True, slots=True)
+class AcknowledgementRow(Row):
+    """One finding that a person released."""
+
+    reason: str | None = key(word)
+    subject: str | None = key(word)
+    boot_id: str | None = key(word)
+    cursor: int | None = key(whole, null=True)
+    last_seen: datetime | None = key(moment_or_none)
+
+    def acknowledgement(self) -> Acknowledgement:
+        """Raises ValueError where it is no whole one."""
+        self.must_have("reason", "subject", "boot_id", "last_seen")
+        assert self.last_seen is not None
+        return Acknowledgement(self.reason or "", self.subject or "", self.boot_id or "", self.cursor, self.last_seen)
+
+
+def finding_row(standing: Standing) -> FindingRow:
+    """What stands, for the record: without the boot in which it was seen, and its times to the millisecond."""
     finding = standing.finding
-    row: dict[str, Any] = {
-        "reason": finding.reason,
-        "severity": finding.severity.name,
-        "subject": finding.subject,
-        "about": dict(finding.about),
-        "detail": finding.detail,
-        "first_seen": timestamp(standing.first_seen),
-        "last_seen": timestamp(standing.last_seen),
-        "count": standing.count,
-        "exit": exit_words(standing),
-        "check": standing.check,
-        "nature": standing.nature.value,
-        "at": round(standing.last_at, 3),
-    }
-    if standing.seq >= 0:
-        row["seq"] = standing.seq
-    for key in ("rule", "source"):
-        if value := getattr(finding, key):
-            row[key] = value
-    return row
-
-
-def standing_in(row: Mapping[str, Any], boot_id: str) -> Standing:
-    """Of the boot given where the row names none. Raises KeyError, TypeError, ValueError or OverflowError."""
-    finding = Finding(
-        reason=str(row["reason"]),
-        severity=Severity[row["severity"]],
-        subject=str(row["subject"]),
-        detail=str(row["detail"]),
-        about={str(key): str(value) for key, value in dict(row.get("about", {})).items()},
-        rule=str(row.get("rule", "")),
-        source=str(row.get("source", "")),
-    )
-    first, last = (moment(row[key]) for key in ("first_seen", "last_seen"))
-    at, count, seq = seconds(row.get("at", 0.0)), whole(row["count"]), whole(row.get("seq", -1))
-    boot_id = str(row.get("boot_id", boot_id))
-    return Standing(finding, str(row["check"]), Nature(row["nature"]), first, last, count, boot_id, at, seq)
-
-
-def release_row(release: Release) -> dict[str, Any]:
-    """Who, why and when, for people; of what stands in `acknowledged`."""
-    return {
-        "by": release.by[:_LONGEST_WORD],
-        "reason": release.reason[:_LONGEST_WORD],
-        "at": timestamp(release.at),
-    }
-
-
-def release_in(row: Mapping[str, Any]) -> Release:
-    return Release(str(row["by"]), str(row["reason"]), moment(row["at"]), ())
-
-
-def acknowledgement_row(one: Acknowledgement) -> dict[str, Any]:
-    return {
-        "reason": one.reason,
-        "subject": one.subject,
-        "boot_id": one.boot_id,
-        "cursor": one.cursor,
-        "last_seen": timestamp(one.last_seen),
-    }
-
-
-def acknowledgement_in(row: Mapping[str, Any]) -> Acknowledgement:
-    cursor = row["cursor"]
-    return Acknowledgement(
-        str(row["reason"]),
-        str(row["subject"]),
-        str(row["boot_id"]),
-        None if cursor is None else whole(cursor),
-        moment(row["last_seen"]),
+    return FindingRow(
+        reason=finding.reason,
+        severity=finding.severity,
+        subject=finding.subject,
+        about=finding.about,
+        detail=finding.detail,
+        first_seen=standing.first_seen,
+        last_seen=standing.last_seen,
+        count=standing.count,
+        exit=exit_words(standing),
+        check=standing.check,
+        nature=standing.nature,
+        at=round(standing.last_at, 3),
+        seq=standing.seq if standing.seq >= 0 else None,
+        rule=finding.rule or None,
+        source=finding.source or None,
     )
 
 
-def whole(value: object) -> int:
-    """A count, or a place in the log. Raises ValueError."""
-    if not isinstance(value, int) or not is_whole(value):
-        raise ValueError(f"a whole number of at most 19 digits is wanted, not {str(value)[:_LONGEST_SHOWN]}")
-    return value
+def whole_row(standing: Standing) -> FindingRow:
+    """All of it, to the last digit, for the file."""
+    escalates = standing.finding.escalates
+    return replace(finding_row(standing), at=standing.last_at, boot_id=standing.boot_id, escalates=escalates)
 
 
-def is_whole(value: object) -> bool:
-    """Whether it is a number that `whole` takes."""
-    return isinstance(value, int) and not isinstance(value, bool) and -1 <= value < _MOST_WHOLE
+def release_row(release: Release) -> ReleaseRow:
+    return ReleaseRow(release.by, release.reason, release.at)
 
 
-def seconds(value: object) -> float:
-    """Of a monotonic clock. Raises ValueError."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not isinstance(value, int | float) or not is_number or not abs(value) <= _MOST_SECONDS:
-        raise ValueError(f"a number of seconds is wanted, not {str(value)[:_LONGEST_SHOWN]}")
-    return float(value)
+def short_release_row(release: Release) -> ReleaseRow:
+    """For the record, which is bounded."""
+    return ReleaseRow(release.by[:_LONGEST_WORD], release.reason[:_LONGEST_WORD], release.at)
+
+
+def acknowledgement_row(one: Acknowledgement) -> AcknowledgementRow:
+    return AcknowledgementRow(one.reason, one.subject, one.boot_id, one.cursor, one.last_seen)

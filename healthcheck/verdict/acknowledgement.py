@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from healthcheck.memory.findings import Acknowledgement, Release
-from healthcheck.memory.rows import acknowledgement_in, acknowledgement_row
+from healthcheck.memory.rows import AcknowledgementRow, acknowledgement_row
 from healthcheck.model import Nature, Severity, Status
 from healthcheck.node.state import (
     FIELD_MANAGER,
@@ -21,6 +21,7 @@ from healthcheck.node.state import (
     FieldManager,
     NodeState,
 )
+from healthcheck.text.json_rows import as_json, row_in
 from healthcheck.text.moments import EARLIEST, moment, moment_or_none, timestamp
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import RecordError
@@ -91,7 +92,7 @@ def acknowledgements(faults: Iterable[Fault]) -> tuple[Acknowledgement, ...]:
 
 def dump_release(release: Release) -> str:
     """The annotation's text."""
-    rows = [acknowledgement_row(one) for one in release.findings]
+    rows = [as_json(acknowledgement_row(one)) for one in release.findings]
     word = {"by": release.by, "reason": release.reason, "at": timestamp(release.at), "findings": rows}
     return json.dumps(word, separators=(",", ":"), ensure_ascii=False)
 
@@ -104,7 +105,7 @@ def parse_release(text: str) -> Release:
         if not isinstance(rows, list):
             raise RecordError(f"findings: a list is wanted, not {type(rows).__name__}")
         by, reason = str(content["by"])[:_LONGEST_WORD], str(content["reason"])[:_LONGEST_REASON]
-        findings = tuple(_whole_second(acknowledgement_in(row)) for row in rows)
+        findings = tuple(_whole_second(row_in(AcknowledgementRow, row).acknowledgement()) for row in rows)
         return Release(by, reason, moment(content["at"]), findings)
     except (KeyError, ValueError, TypeError, OverflowError) as error:
         raise RecordError(f"no release ({{by, reason, at, findings}}): {error!r}") from None

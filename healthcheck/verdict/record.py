@@ -10,9 +10,10 @@ from typing import Any
 
 import healthcheck
 from healthcheck.memory.findings import Acknowledgement, Memory, Standing
-from healthcheck.memory.rows import finding_row, is_whole, release_in, release_row, standing_in, whole
+from healthcheck.memory.rows import FindingRow, ReleaseRow, finding_row, short_release_row
 from healthcheck.model import Nature, Severity, Status
 from healthcheck.text import strict_json
+from healthcheck.text.json_rows import as_json, row_in, whole
 from healthcheck.text.moments import EARLIEST, moment, moment_or_none, timestamp
 from healthcheck.verdict.verdict import Verdict
 
@@ -67,7 +68,7 @@ def render(verdict: Verdict, memory: Memory, identity: Identity, at: datetime, t
         "cursor": memory.cursor,
     }
     if memory.released:
-        record["released"] = release_row(memory.released)
+        record["released"] = as_json(short_release_row(memory.released))
     if memory.acknowledged:
         record["acknowledged"] = _groups(memory.acknowledged)
     if memory.taken:
@@ -97,7 +98,7 @@ def load(text: str) -> dict[str, Any]:
 
 def has_schema(record: Mapping[str, Any]) -> bool:
     """Whether a program of ours wrote it: the records of the bash suite have none."""
-    return is_whole(record.get("schema"))
+    return whole(record.get("schema")) is not None
 
 
 def severity_in(record: Mapping[str, Any]) -> Severity:
@@ -137,15 +138,15 @@ def findings_in(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 def remembered(record: Mapping[str, Any]) -> Memory:
     """The memory that a record still holds: what a lost file is rebuilt from. Raises RecordError."""
     try:
-        standing = tuple(standing_in(one, str(record["boot_id"])) for one in findings_in(record))
+        standing = tuple(row_in(FindingRow, one).standing(str(record["boot_id"])) for one in findings_in(record))
         cursor = record.get("cursor")
         acknowledged = tuple(one for group in record.get("acknowledged") or () for one in _acknowledged_in(group))
         return Memory(
             machine=str(record["machine"]),
             boot_id=str(record["boot_id"]),
-            cursor=cursor if is_whole(cursor) else None,
+            cursor=whole(cursor),
             standing=standing,
-            released=release_in(record["released"]) if record.get("released") else None,
+            released=row_in(ReleaseRow, record["released"]).release() if record.get("released") else None,
             acknowledged=acknowledged,
             taken=taken_in(record),
         )
@@ -178,7 +179,7 @@ def passed_since(record: Mapping[str, Any]) -> datetime | None:
 
 
 def _row_of(standing: Standing, boot_id: str) -> dict[str, Any]:
-    row = finding_row(standing)
+    row = as_json(finding_row(standing))
     return row if standing.boot_id == boot_id else row | {"boot_id": standing.boot_id}
 
 
@@ -203,7 +204,7 @@ def _acknowledged_in(group: Mapping[str, Any]) -> Iterator[Acknowledgement]:
     for name in group["findings"]:
         reason, _, subject = str(name).partition(" ")
         cursor = group["cursor"]
-        yield Acknowledgement(reason, subject, str(group["boot_id"]), None if cursor is None else whole(cursor), seen)
+        yield Acknowledgement(reason, subject, str(group["boot_id"]), whole(cursor), seen)
 
 
 def within_limit(record: dict[str, Any]) -> dict[str, Any]:

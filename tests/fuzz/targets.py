@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from healthcheck.checks import CHECKS, KERNEL_LINES
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
-from healthcheck.memory.file import SCHEMA, MemoryFile, MemoryFileError
+from healthcheck.memory.content import SCHEMA
+from healthcheck.memory.file import MemoryFile, MemoryFileError
 from healthcheck.memory.findings import Memory
 from healthcheck.memory.kernel_log import after_kernel_log
 from healthcheck.model import Evidence, Nature, Now, Outcome

@@ -8,14 +8,20 @@ from typing import Any
 
 import pytest
 
-from healthcheck.memory.findings import Acknowledgement, Memory, Release
-from healthcheck.memory.rows import finding_row
+from healthcheck.memory import rows
+from healthcheck.memory.findings import Acknowledgement, Memory, Release, Standing
 from healthcheck.model import Cause, Nature, Outcome, Severity, Unobserved
+from healthcheck.text.json_rows import as_json
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import LONGEST, RecordError, passed_since
 from healthcheck.verdict.verdict import decide
 from tests.examples import BLIND, BOOT, IDENTITY, MACHINE, NODE, WALL, fault, remembers, says, stands
+
+
+def finding_row(standing: Standing) -> dict[str, Any]:
+    return as_json(rows.finding_row(standing))
+
 
 ALL_GROUPS = [
     says(check="driver"),

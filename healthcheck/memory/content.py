@@ -1,0 +1,157 @@
+"""The memory as the bytes of its file: one JSON object, with a digest of it in front. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from healthcheck.checks.expectation import FirstSeen, Place
+from healthcheck.memory.findings import Hit, Key, Memory, Sight
+from healthcheck.memory.rows import (
+    AcknowledgementRow,
+    FindingRow,
+    ReleaseRow,
+    acknowledgement_row,
+    release_row,
+    whole_row,
+)
+from healthcheck.text import strict_json
+from healthcheck.text.json_rows import Row, as_json, key, names, only_rows, row, row_in, seconds, text, whole, word
+from healthcheck.text.moments import exact, moment
+
+SCHEMA = 2
+LONGEST = 4 << 20
+"""Bytes."""
+
+
+def _table(value: object) -> dict[str, Any] | None:
+    return value if isinstance(value, dict) else None
+
+
+def _lists(value: object) -> tuple[Any, ...] | None:
+    return tuple(value) if isinstance(value, list) and all(isinstance(one, list) for one in value) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _FirstRow(Row):
+    efa: int | None = key(whole, null=True)
+    places: Mapping[str, tuple[int, str]] | None = key(_table)
+
+
+@dataclass(frozen=True, slots=True)
+class _Content(Row):
+    """What an earlier version of this program did not write may be missing: `instance_type` and all after it."""
+
+    machine: str | None = key(word)
+    boot_id: str | None = key(word)
+    cursor: int | None = key(whole, null=True)
+    driver_loaded_at: float | None = key(seconds, null=True)
+    instance_type: str | None = key(word)
+    taken: Mapping[str, str] | None = key(names)
+    findings: tuple[FindingRow, ...] | None = key(only_rows(FindingRow))
+    released: ReleaseRow | None = key(row(ReleaseRow), null=True)
+    acknowledged: tuple[AcknowledgementRow, ...] | None = key(only_rows(AcknowledgementRow))
+    sights: Mapping[str, tuple[str, datetime]] | None = key(_table)
+    gpus: Mapping[str, Mapping[str, str]] | None = key(_table)
+    recovery: Mapping[str, int] | None = key(_table)
+    last_xid: Mapping[str, float] | None = key(_table)
+    hits: tuple[Any, ...] | None = key(_lists)
+    ended: tuple[Any, ...] | None = key(_lists)
+    first: _FirstRow | None = key(row(_FirstRow))
+
+
+@dataclass(frozen=True, slots=True)
+class _Head(Row):
+    """The first line."""
+
+    schema: int | None = key(whole)
+    sha256: str | None = key(text)
+
+
+def dump(memory: Memory) -> bytes:
+    """Half a write is never taken for a whole one: the digest tells."""
+    content = json.dumps(as_json(_content(memory), exact)).encode()
+    return json.dumps(as_json(_Head(SCHEMA, _digest(content)))).encode() + b"\n" + content + b"\n"
+
+
+def parse(raw: bytes) -> Memory:
+    """Raises one of many errors where it is no whole memory."""
+    first, _, rest = raw.partition(b"\n")
+    head = row_in(_Head, strict_json.loads(first, LONGEST))
+    if head.schema != SCHEMA:
+        raise ValueError(f"schema {head.schema!r}; this version reads {SCHEMA}")
+    body = rest.removesuffix(b"\n")
+    if head.sha256 != _digest(body):
+        raise ValueError("its digest is not that of its content")
+    return _memory(row_in(_Content, strict_json.loads(body, LONGEST)))
+
+
+def _content(memory: Memory) -> _Content:
+    places = {address: (one.numa_node, one.switch) for address, one in memory.first.places.items()}
+    return _Content(
+        machine=memory.machine,
+        boot_id=memory.boot_id,
+        cursor=memory.cursor,
+        driver_loaded_at=memory.driver_loaded_at,
+        instance_type=memory.instance_type,
+        taken=memory.taken,
+        findings=tuple(map(whole_row, memory.standing)),
+        released=release_row(memory.released) if memory.released else None,
+        acknowledged=tuple(map(acknowledgement_row, memory.acknowledged)),
+        sights={kind: (one.name, one.at) for kind, one in memory.sights.items()},
+        gpus=memory.gpus,
+        recovery=memory.recovery,
+        last_xid=memory.last_xid,
+        hits=tuple((*at, one.process, one.place, one.at, one.seen) for at, hits in memory.hits.items() for one in hits),
+        ended=tuple((*at, *ends) for at, ends in memory.ended.items()),
+        first=_FirstRow(memory.first.efa, places),
+    )
+
+
+def _memory(content: _Content) -> Memory:
+    content.must_have(
+        *("machine", "boot_id", "findings", "acknowledged", "gpus", "recovery", "last_xid", "hits", "ended")
+    )
+    hits: dict[Key, tuple[Hit, ...]] = {}
+    for reason, address, process, place, at, seen in content.hits or ():
+        hit = Hit(str(process), str(place), _seconds(at), moment(seen))
+        hits[reason, address] = (*hits.get((reason, address), ()), hit)
+    return Memory(
+        machine=content.machine or "",
+        boot_id=content.boot_id or "",
+        cursor=content.cursor,
+        driver_loaded_at=content.driver_loaded_at,
+        standing=tuple(one.standing() for one in content.findings or ()),
+        released=content.released.release() if content.released else None,
+        acknowledged=tuple(one.acknowledgement() for one in content.acknowledged or ()),
+        gpus={address: dict(about) for address, about in (content.gpus or {}).items()},
+        recovery={address: int(action) for address, action in (content.recovery or {}).items()},
+        last_xid={address: _seconds(at) for address, at in (content.last_xid or {}).items()},
+        hits=hits,
+        ended={(one[0], one[1]): tuple(moment(at) for at in one[2:]) for one in content.ended or ()},
+        first=_first(content.first) if content.first else FirstSeen(),
+        instance_type=content.instance_type or "",
+        taken=content.taken or {},
+        sights={kind: Sight(str(name), moment(at)) for kind, (name, at) in (content.sights or {}).items()},
+    )
+
+
+def _first(row: _FirstRow) -> FirstSeen:
+    row.must_have("places")
+    places = (row.places or {}).items()
+    return FirstSeen(row.efa, {address: Place(int(numa), str(switch)) for address, (numa, switch) in places})
+
+
+def _seconds(value: object) -> float:
+    told = seconds(value)
+    if told is None:
+        raise ValueError("a number of seconds is wanted")
+    return told
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

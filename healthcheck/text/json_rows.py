@@ -1,0 +1,147 @@
+"""JSON objects as frozen dataclasses. A field's name is its key: each is spelled once, to be read and to be written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from enum import Enum, IntEnum
+from typing import Any, TypeVar
+
+from healthcheck.text.moments import timestamp
+
+R = TypeVar("R", bound="Row")
+T = TypeVar("T")
+_KEYS: dict[type[Row], tuple[tuple[str, Callable[[Any], Any], bool], ...]] = {}
+"""By kind, made once: name, reader, and whether None is written."""
+_PLAIN = frozenset({str, int, float, bool})
+_MOST_WHOLE = 10**19
+"""As many digits as the kernel's log gives its records."""
+_MOST_SECONDS = 1e13
+"""More than the kernel's log can say, and few enough that a float keeps the milliseconds."""
+
+
+def key(read: Callable[[Any], Any], *, null: bool = False) -> Any:
+    """A field that is a key. `read` makes None of what is none; `null`: None is written, not left out."""
+    return field(default=None, metadata={"read": read, "null": null})
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An object of a document. None is what it does not say."""
+
+    odd: frozenset[str] = field(default=frozenset(), kw_only=True)
+    """Keys that somebody gave a value of another kind."""
+
+    def must_have(self, *keys: str) -> None:
+        """Raises ValueError where one of them is missing, or any key is odd."""
+        if self.odd:
+            raise ValueError(f"{', '.join(sorted(self.odd))}: a value of another kind")
+        if missing := [name for name in keys if getattr(self, name) is None]:
+            raise ValueError(f"without {', '.join(missing)}")
+
+
+def row_in(kind: type[R], raw: Mapping[str, Any]) -> R:
+    """The object as this kind of row. Keys that the kind does not have are passed over."""
+    told = {name: read(raw[name]) for name, read, _ in _keys(kind) if name in raw}
+    odd = frozenset(name for name, _, null in _keys(kind) if name in told and _is_odd(told[name], raw[name], null))
+    return kind(odd=odd, **told)
+
+
+def _is_odd(value: object, raw: object, null: bool) -> bool:
+    return value is None and not (null and raw is None)
+
+
+def as_json(row: Row, time: Callable[[datetime], str] = timestamp) -> dict[str, Any]:
+    """Plain JSON types, in the order of the fields."""
+    told: dict[str, Any] = {}
+    for name, _, null in _keys(type(row)):
+        value = getattr(row, name)
+        if value is not None:
+            told[name] = value if type(value) in _PLAIN else _plain(value, time)
+        elif null:
+            told[name] = None
+    return told
+
+
+def _keys(kind: type[Row]) -> tuple[tuple[str, Callable[[Any], Any], bool], ...]:
+    if kind not in _KEYS:
+        told = (one for one in fields(kind) if one.metadata)
+        _KEYS[kind] = tuple((one.name, one.metadata["read"], one.metadata["null"]) for one in told)
+    return _KEYS[kind]
+
+
+def _plain(value: Any, time: Callable[[datetime], str]) -> Any:
+    if isinstance(value, Row):
+        return as_json(value, time)
+    if isinstance(value, tuple):
+        return [_plain(one, time) for one in value]
+    if isinstance(value, Mapping):
+        return {name: _plain(one, time) for name, one in value.items()}
+    if isinstance(value, datetime):
+        return time(value)
+    if isinstance(value, Enum):
+        return value.name if isinstance(value, IntEnum) else value.value
+    return value
+
+
+# What a key may hold.
+
+
+def text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def word(value: object) -> str | None:
+    """A text, or a number as one."""
+    return str(value) if isinstance(value, str | int | float) else None
+
+
+def yes(value: object) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def whole(value: object) -> int | None:
+    """A count, or a place in the log: of at most 19 digits."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool) and -1 <= value < _MOST_WHOLE
+    return value if isinstance(value, int) and is_whole else None
+
+
+def seconds(value: object) -> float | None:
+    """Of a monotonic clock."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if isinstance(value, int | float) and is_number and abs(value) <= _MOST_SECONDS else None
+
+
+def names(value: object) -> dict[str, str] | None:
+    """By key a word each; what is none is left out."""
+    if not isinstance(value, dict):
+        return None
+    return {str(name): told for name, one in value.items() if (told := word(one)) is not None}
+
+
+def words(value: object) -> tuple[str, ...] | None:
+    return tuple(told for one in value if (told := word(one)) is not None) if isinstance(value, list) else None
+
+
+def one_of(kinds: Mapping[str, T]) -> Callable[[object], T | None]:
+    return lambda value: kinds.get(value) if isinstance(value, str) else None
+
+
+def row(kind: type[R]) -> Callable[[object], R | None]:
+    return lambda value: row_in(kind, value) if isinstance(value, dict) else None
+
+
+def rows(kind: type[R]) -> Callable[[object], tuple[R, ...] | None]:
+    """A list of such objects; what is none among them is left out."""
+    return lambda value: (
+        tuple(row_in(kind, one) for one in value if isinstance(one, dict)) if isinstance(value, list) else None
+    )
+
+
+def only_rows(kind: type[R]) -> Callable[[object], tuple[R, ...] | None]:
+    """A list of nothing else."""
+    read = rows(kind)
+    return lambda value: (
+        read(value) if isinstance(value, list) and all(isinstance(one, dict) for one in value) else None
+    )
