@@ -6,7 +6,7 @@ import ctypes
 import sys
 from contextlib import suppress
 
-from agent.left_out import without_unused_parts
+from agent.unused_modules import without_unused_parts
 
 
 def main() -> int:

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
 from agent.failures import Failures
+from agent.level_2 import Level2
 from agent.marks import KIND, Marks, OwnNode
-from healthcheck.checks.expectation import Expectation
+from agent.state import State
+from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.deep.due import is_overdue, last_deep_test
 from healthcheck.deep.look import Diagnostic, look_deeply
 from healthcheck.deep.record import Ran, render
 from healthcheck.model import Now, Outcome, Probe, ProbeError, Severity
 from healthcheck.node.state import NodeState
+from healthcheck.probes.nvml.gpus import NVML
 from healthcheck.telemetry import Telemetry
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
@@ -58,43 +61,6 @@ _BLIND_SECONDS = 15.0
 """So long the kubelet may not answer during a test, which loads the node; it may be restarted, too."""
 
 
-@dataclass(frozen=True)
-class Doors:
-    """What a deep test needs of the rest of the agent, and of the world.
-
-    `idle` says who uses the GPUs, '' for nobody, and raises ProbeError where it can't be told; `held` the same of pods
-    alone, which is asked while the test itself uses them.
-    """
-
-    node_name: str
-    node: OwnNode
-    diagnostic: Callable[[], Diagnostic]
-    """A new one for each run."""
-    absent: Callable[[], bool]
-    """Whether there is no dcgmi."""
-    idle: Callable[[], str]
-    held: Callable[[], str]
-    severity: Callable[[NodeState], Severity]
-    """Of all records on the Node, and of what the agent knows by now."""
-    expect: Callable[[], Expectation]
-    whose: Callable[[], tuple[str, str]]
-    """The machine's id and the boot's."""
-    look_anew: Callable[[], None]
-    """Have a light look begin soon: `idle` goes by what the last one saw of processes."""
-    looked_at: Callable[[], float]
-    """When that began (monotonic)."""
-    beside: Callable[[], Mapping[Probe[Any], Any]]
-    """What it saw of NVML, by which a GPU that DCGM leaves out is missed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """The cluster's settings of now, in seconds. `interval` 0: the agent tests nothing."""
-
-    interval: float
-    timeout: float
-
-
 @dataclass(frozen=True, slots=True)
 class Waits:
     """Seconds; a test makes them short."""
@@ -111,35 +77,43 @@ class Waits:
 WAITS = Waits()
 
 
+class LightLooks(Protocol):
+    """Who looks in between."""
+
+    def look_soon(self) -> None:
+        """Have a light look begin soon: what it sees of processes tells who uses the GPUs."""
+
+
 class DeepTests:
     """Runs on the deep worker, one call of `attempt` at a time; `tidy` and `end` come from other threads."""
 
     def __init__(
         self,
-        doors: Doors,
-        pace: Callable[[], Pace],
+        state: State,
+        cluster: Cluster,
+        level_2: Level2,
+        looks: LightLooks,
         telemetry: Telemetry,
-        clock: Callable[[], Now],
         folder: Path | None,
         waits: Waits = WAITS,
     ) -> None:
-        self._doors = doors
-        self._pace = pace
+        self._state = state
+        self._level_2 = level_2
+        self._looks = looks
         self._telemetry = telemetry
         self._failures = Failures(telemetry)
-        self._clock = clock
         self._waits = waits
-        self._started = clock()
+        self._started = state.now()
         self._retries = 0
         self._retry_at = 0.0
         self._diagnostic: Diagnostic | None = None
         self._last: Diagnostic | None = None
         self._stopping = threading.Event()
-        self._marks = Marks(doors.node, clock, folder, self._stopping)
+        self._marks = Marks(_own_node(cluster, state), state.now, folder, self._stopping)
         self._at_rest = threading.Event()
         self._at_rest.set()
         self._answered = 0.0
-        self._said = ""
+        self._logged = ""
 
     def attempt(self) -> float:
         """Test the node if it is due and may be tested. Returns in how many seconds to come again."""
@@ -150,7 +124,7 @@ class DeepTests:
             self._marks.tell_kept()
             return self._attempt()
         except ClusterError as error:
-            self._say("the cluster does not answer", error=str(error))
+            self._log("the cluster does not answer", error=str(error))
             return _TELL_AGAIN_SECONDS if self._marks.has_kept else self._waits.look_again
         finally:
             self._at_rest.set()
@@ -158,7 +132,7 @@ class DeepTests:
     def tidy(self) -> None:
         """Take away what a dead run left on the Node, and measure how long ago it was tested."""
         self._marks.clear()
-        node, now = self._doors.node.seen(), self._clock().wall
+        node, now = self._state.node, self._state.now().wall
         if node is not None:
             self._measure(node, now)
 
@@ -171,61 +145,61 @@ class DeepTests:
         self._at_rest.wait(_LAST_SECONDS)
 
     def _attempt(self) -> float:
-        pace, now = self._pace(), self._clock()
-        node = self._doors.node.seen()
-        if not pace.interval or self._doors.absent():
+        interval = self._interval
+        node, now = self._state.node, self._state.now()
+        if not interval or self._level_2.is_absent():
             return NOT_HERE_SECONDS
         if node is None:
             return self._waits.look_again
-        if (seconds := self._seconds_until_due(node, pace, now)) > 0:
+        if (seconds := self._seconds_until_due(node, interval, now)) > 0:
             return min(seconds, NOT_HERE_SECONDS)
         if why := self._hindrance(node):
-            self._say("no deep test now", why=why)
+            self._log("no deep test now", why=why)
             return self._waits.look_again
-        return self._run(pace)
+        return self._run()
 
-    def _seconds_until_due(self, node: NodeState, pace: Pace, now: Now) -> float:
+    def _seconds_until_due(self, node: NodeState, interval: float, now: Now) -> float:
         """0 or less: now. Never right after a start, and spread over the fleet by the Node's own number."""
         share = zlib.crc32((node.uid or node.name).encode()) / 2**32
         since_start = now.monotonic - self._started.monotonic
         test = last_deep_test(node, now.wall)
         if test is not None:
-            due = (test.at - now.wall).total_seconds() + pace.interval * (1 + _JITTER * share)
+            due = (test.at - now.wall).total_seconds() + interval * (1 + _JITTER * share)
         else:
             # Its place in the interval, the same at each start, so that restarts neither hasten nor starve it.
-            phase = (self._started.wall.timestamp() - share * pace.interval) % pace.interval
-            due = pace.interval - phase - since_start
+            phase = (self._started.wall.timestamp() - share * interval) % interval
+            due = interval - phase - since_start
         return max(due, self._waits.settle - since_start, self._retry_at - now.monotonic)
 
     def _hindrance(self, node: NodeState) -> str:
         """Why the node may not be tested now, '' when it may."""
         if why := self._marks.hindrance(node):
             return why
-        if self._doors.severity(node) >= Severity.RESET:
-            return f"its verdict is {self._doors.severity(node).name}"
+        if (severity := self._state.known.severity_on(node)) >= Severity.RESET:
+            return f"its verdict is {severity.name}"
         if self._last is not None and (pid := self._last.stuck_pid) is not None:
             return f"process {pid} of an earlier test can't be killed"
-        return _who(self._doors.idle)
+        return _who(self._level_2.users)
 
-    def _run(self, pace: Pace) -> float:
-        longest = pace.timeout + _MARGIN_SECONDS
+    def _run(self) -> float:
+        longest = self._state.settings.values.dcgm_timeout_seconds + _MARGIN_SECONDS
         self._telemetry.deep_running.set(1)
         try:
             run = self._marks.take(longest)
             if run is None:
                 return self._waits.look_again
             log.info("deep test: the node is ours", until=timestamp(run.until))
-            return self._test(pace)
+            return self._test()
         finally:
             self._telemetry.deep_running.set(0)
             self._marks.give_back()
 
-    def _test(self, pace: Pace) -> float:
+    def _test(self) -> float:
         self._stopping.wait(self._waits.maintenance)
         if self._stopping.is_set() or (why := _who(self._used_now)):
-            self._say("no deep test now", why="the agent ends" if self._stopping.is_set() else why)
+            self._log("no deep test now", why="the agent ends" if self._stopping.is_set() else why)
             return self._waits.look_again
-        started = self._clock().wall
+        started = self._state.now().wall
         outcome = self._diagnose()
         if outcome is None:
             self._telemetry.deep_runs.labels("stopped").inc()
@@ -236,30 +210,30 @@ class DeepTests:
         if outcome.findings or outcome.observed:
             self._tell(outcome, started)
         if not outcome.observed:
-            return self._could_not_run(outcome, pace)
+            return self._could_not_run(outcome)
         self._retries, self._retry_at = 0, 0.0
-        return min(pace.interval, NOT_HERE_SECONDS)
+        return min(self._interval, NOT_HERE_SECONDS)
 
     def _used_now(self) -> str:
         """Who uses the GPUs, by a look that began after this. Raises ProbeError."""
-        asked = self._clock().monotonic
-        self._doors.look_anew()
-        while self._doors.looked_at() < asked:
-            late = self._clock().monotonic - asked >= self._waits.look
+        asked = self._state.now().monotonic
+        self._looks.look_soon()
+        while (last := self._state.last_look) is None or last.at < asked:
+            late = self._state.now().monotonic - asked >= self._waits.look
             if late or self._stopping.wait(_POLL_SECONDS):
                 raise ProbeError("no light look has ended since its taint")
-        return self._doors.idle()
+        return self._level_2.users()
 
     def _diagnose(self) -> Outcome | None:
         """What the run says; None when it was stopped for work, for a person, or at our end."""
-        diagnostic = self._diagnostic = self._last = self._doors.diagnostic()
-        self._answered = self._clock().monotonic
+        diagnostic = self._diagnostic = self._last = self._level_2.diagnostic()
+        self._answered = self._state.now().monotonic
         said: list[Outcome] = []
         failed: list[BaseException] = []
 
         def work() -> None:
             try:
-                said.append(look_deeply(diagnostic, self._doors.expect(), self._doors.beside()))
+                said.append(look_deeply(diagnostic, self._state.expectation(), self._nvml()))
             except Exception as error:  # noqa: BLE001 - told below, where the node is given back
                 failed.append(error)
 
@@ -281,28 +255,28 @@ class DeepTests:
             return "the agent ends"
         if not self._marks.is_ours():
             return "somebody took the node from us"
-        now = self._clock().monotonic
+        now = self._state.now().monotonic
         try:
-            held_by = self._doors.held()
+            held_by = self._level_2.pods()
         except ProbeError as error:
             blind = now - self._answered >= self._waits.blind
             return f"nobody can tell whether a pod has come: {error}" if blind else ""
         self._answered = now
         return held_by
 
-    def _could_not_run(self, outcome: Outcome, pace: Pace) -> float:
+    def _could_not_run(self, outcome: Outcome) -> float:
         """All of it, or a part: neither a pass nor a fault, and tried again, later each time."""
-        seconds = min(FIRST_RETRY_SECONDS * 2.0**self._retries, pace.interval)
+        seconds = min(FIRST_RETRY_SECONDS * 2.0**self._retries, self._interval)
         self._retries = min(self._retries + 1, 16)
-        self._retry_at = self._clock().monotonic + seconds
+        self._retry_at = self._state.now().monotonic + seconds
         self._telemetry.deep_runs.labels("could-not-run").inc()
         causes = [f"{one.cause.name}: {one.detail}" for one in outcome.unobserved]
         log.warning("deep test: could not run", causes=causes[:8], again_seconds=seconds)
         return seconds
 
     def _tell(self, outcome: Outcome, started: datetime) -> None:
-        machine, boot_id = self._doors.whose()
-        ran = Ran(self._doors.node_name, "agent", started, self._clock().wall, machine, boot_id)
+        memory = self._state.memory
+        ran = Ran(self._state.node_name, "agent", started, self._state.now().wall, memory.machine, memory.boot_id)
         record = render(outcome, ran)
         text = records.dump(record)
         self._telemetry.deep_runs.labels(record["status"]).inc()
@@ -313,30 +287,40 @@ class DeepTests:
             return
         # The taint of its verdict has to stand before ours for the test goes.
         self._marks.tell(text, give_back=False)
-        deadline = self._clock().monotonic + self._waits.told
-        while self._clock().monotonic < deadline and not self._stopping.wait(_POLL_SECONDS):
-            node = self._doors.node.seen()
+        deadline = self._state.now().monotonic + self._waits.told
+        while self._state.now().monotonic < deadline and not self._stopping.wait(_POLL_SECONDS):
+            node = self._state.node
             if node is not None and taken_on(node).get(KIND) == record["timestamp"]:
                 return
 
+    @property
+    def _interval(self) -> float:
+        """In seconds; 0: the agent tests nothing."""
+        return self._state.settings.values.dcgm_l2_interval_seconds
+
+    def _nvml(self) -> dict[Probe[Any], Any]:
+        """What the last light look saw, by which a GPU that DCGM leaves out is missed."""
+        look = self._state.known.driver_look
+        return {NVML: look} if look is not None else {}
+
     def _measure(self, node: NodeState, now: datetime) -> None:
-        telemetry, interval = self._telemetry, timedelta(seconds=self._pace().interval)
+        telemetry, interval = self._telemetry, timedelta(seconds=self._interval)
         test = last_deep_test(node, now)
         telemetry.deep_time.set(test.at.timestamp() if test else 0)
         telemetry.show_deep(test.status if test else "")
         telemetry.deep_overdue.set(is_overdue(node, test, interval, now))
 
-    def _say(self, event: str, **more: str) -> None:
+    def _log(self, event: str, **more: str) -> None:
         """Once for the same: it is tried again and again."""
-        said = json.dumps([event, more])
-        if said != self._said:
-            self._said = said
+        words = json.dumps([event, more])
+        if words != self._logged:
+            self._logged = words
             log.info("deep test", what=event, **more)
 
 
-def is_absent() -> bool:
-    """Whether there is no dcgmi; costs nothing."""
-    return shutil.which("dcgmi") is None
+def _own_node(cluster: Cluster, state: State) -> OwnNode:
+    name = state.node_name
+    return OwnNode(partial(cluster.read_node, name), partial(cluster.update_node, name), lambda: state.node)
 
 
 def _who(ask: Callable[[], str]) -> str:

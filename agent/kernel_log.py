@@ -7,18 +7,20 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import structlog
 import tenacity
 
+from agent.deep_processes import DeepProcesses
 from agent.ledger import Ledger
+from agent.reporter import Reporter
+from agent.state import State
 from healthcheck.checks import KERNEL_LINES
 from healthcheck.checks.examine import CHECK_FAILED, RECORD_SET_ASIDE, failure, judge
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Outcome, ProbeError, Unobserved
+from healthcheck.model import Evidence, Outcome, ProbeError, Unobserved
 from healthcheck.probes.kernel_log import KERNEL_FACILITY, RING, UNREADABLE, Batch, KernelLog, Record, kmsg_path
 from healthcheck.telemetry import Telemetry
 from healthcheck.text.printable import printable
@@ -36,8 +38,8 @@ _SAVE_SECONDS = 1.0
 _OVERRUN_AGAIN_SECONDS = 60.0
 """A log that is overrun again and again says so, with a count, no more often than this."""
 _MOST_WAITING = 20_000
-_ASIDE_STANDS_SECONDS = 3600.0
-_LONGEST_ASIDE = 300
+_BLIND_SECONDS = 3600.0
+_LONGEST_LINE = 300
 
 
 class _LogEnded(ProbeError):
@@ -80,39 +82,39 @@ class _Inbox:
 class Follower:
     """Follows until it is ended. A log that can't be opened or ends is opened again, and nothing is judged twice.
 
-    Two threads, because the ring of a flooded log holds a few milliseconds: `follow` only reads; `judge` judges,
+    Two threads, because the ring of a flooded log holds a few milliseconds: `kernel-log` only reads; `judge` judges,
     remembers, and waits for the disk.
     """
 
     def __init__(
         self,
         root: Path,
+        state: State,
         ledger: Ledger,
+        reporter: Reporter,
+        processes: DeepProcesses,
         telemetry: Telemetry,
-        checks: Callable[[], tuple[Check, ...]],
-        expect: Callable[[Sequence[Record]], Expectation],
-        say: Callable[[str, str], None],
         facilities: frozenset[int] = KERNEL_FACILITY,
     ) -> None:
         self._path = kmsg_path(root)
+        self._state = state
         self._ledger = ledger
+        self._reporter = reporter
+        self._processes = processes
         self._telemetry = telemetry
-        self._checks = checks
-        self._expect = expect
-        self._say = say
-        self._said_unreadable = False
-        self._lost_unsaid = 0
-        self._said_lost_at = -_OVERRUN_AGAIN_SECONDS
+        self._unreadable_reported = False
+        self._lost_unreported = 0
+        self._lost_reported_at = -_OVERRUN_AGAIN_SECONDS
         self._facilities = facilities
-        self._aside: dict[str, tuple[Unobserved, float]] = {}
+        self._set_aside: dict[str, tuple[Unobserved, float]] = {}
         """By check: which record it could not judge, and how long that makes it blind."""
-        self._cursor = ledger.memory.cursor
+        self._cursor = state.memory.cursor
         self._inbox = _Inbox()
         self._stop_read, self._stop_write = os.pipe()
         self._stopping = threading.Event()
         self._threads = tuple(
             threading.Thread(target=work, name=name, daemon=True)
-            for name, work in (("follow", self._keep_following), ("judge", self._keep_judging))
+            for name, work in (("kernel-log", self._keep_following), ("judge", self._keep_judging))
         )
 
     def start(self) -> None:
@@ -131,7 +133,7 @@ class Follower:
             wait=tenacity.wait_fixed(_REOPEN_SECONDS),
             sleep=tenacity.sleep_using_event(self._stopping),
             stop=tenacity.stop_when_event_set(self._stopping),
-            before_sleep=self._say_blind,
+            before_sleep=self._blind,
             retry_error_callback=lambda _: None,
         )
         again(self._follow)
@@ -158,14 +160,14 @@ class Follower:
 
     def _keep_judging(self) -> None:
         while not self._stopping.is_set():
-            batch = self._inbox.take(_SAVE_SECONDS if self._ledger.unsaved or self._lost_unsaid else None)
+            batch = self._inbox.take(_SAVE_SECONDS if self._ledger.unsaved or self._lost_unreported else None)
             if batch is not None:
                 self._judge(batch)
                 if not batch.more:
                     self._ledger.log_was_read()
             else:
                 self._ledger.save()
-            self._say_lost()
+            self._report_lost()
 
     def _judge(self, batch: Batch) -> None:
         telemetry = self._telemetry
@@ -173,15 +175,17 @@ class Follower:
         telemetry.refused.inc(batch.refused)
         telemetry.unreadable.inc(batch.unreadable)
         telemetry.lost.inc(batch.lost)
-        self._lost_unsaid += batch.lost
-        if batch.unreadable and not self._said_unreadable:
-            self._said_unreadable = True
+        self._lost_unreported += batch.lost
+        if batch.unreadable and not self._unreadable_reported:
+            self._unreadable_reported = True
             log.warning("lines of the kernel log are no records", unreadable=batch.unreadable)
-            self._say("KernelLogUnreadable", f"{batch.unreadable} lines of the kernel log are no records, or cut short")
-        outcomes = judge(self._checks(), Evidence({RING: batch.records}), self._expect(batch.records))
+            words = f"{batch.unreadable} lines of the kernel log are no records, or cut short"
+            self._reporter.warn("KernelLogUnreadable", words)
+        self._processes.look_for(batch.records)
+        outcomes = judge(self._state.known.event_checks, Evidence({RING: batch.records}), self._state.expectation())
         if not any(map(_failure, outcomes)):
             try:
-                self._note(outcomes, batch.cursor)
+                self._remember(outcomes, batch.cursor)
             except Exception as error:  # noqa: BLE001 - which record it was is found out by taking each by itself
                 log.debug("a batch can't be taken whole", failure=failure(error))
             else:
@@ -190,58 +194,61 @@ class Follower:
 
     def _judge_each(self, batch: Batch) -> None:
         """One after the other: a record that nobody can judge or remember is set aside, and the others are not."""
-        checks, expected = self._checks(), self._expect(batch.records)
+        self._processes.look_for(batch.records)
+        checks, expected = self._state.known.event_checks, self._state.expectation()
         for record in batch.records:
             outcomes = judge(checks, Evidence({RING: (record,)}), expected)
             for outcome in outcomes:
-                if said := _failure(outcome):
-                    self._set_aside(record, outcome.check, said)
+                if why := _failure(outcome):
+                    self._put_aside(record, outcome.check, why)
             try:
-                self._note(outcomes, record.seq)
+                self._remember(outcomes, record.seq)
             except Exception as error:  # noqa: BLE001 - the boundary of the records: one must not end the watch
                 for outcome in outcomes:
                     if outcome.sightings:
-                        self._set_aside(record, outcome.check, failure(error))
-        self._note([Outcome(check.name, check.group) for check in checks], batch.cursor)
+                        self._put_aside(record, outcome.check, failure(error))
+        self._remember([Outcome(check.name, check.group) for check in checks], batch.cursor)
 
-    def _set_aside(self, record: Record, check: str, why: str) -> None:
-        said = Unobserved(RECORD_SET_ASIDE, f"record {record.seq} is set aside: {why}")
-        self._aside[check] = (said, time.monotonic() + _ASIDE_STANDS_SECONDS)
+    def _put_aside(self, record: Record, check: str, why: str) -> None:
+        cause = Unobserved(RECORD_SET_ASIDE, f"record {record.seq} is set aside: {why}")
+        self._set_aside[check] = (cause, time.monotonic() + _BLIND_SECONDS)
         self._telemetry.set_aside.labels("kernel-log-record").inc()
-        text = printable(record.text, _LONGEST_ASIDE)
+        text = printable(record.text, _LONGEST_LINE)
         log.error("a kernel log record is set aside", check=check, seq=record.seq, text=text, failure=why)
-        self._say("KernelLogRecordSetAside", f"{said.detail}; it says: {text}")
+        self._reporter.warn("KernelLogRecordSetAside", f"{cause.detail}; it says: {text}")
 
-    def _note(self, outcomes: Iterable[Outcome], cursor: int | None) -> None:
+    def _remember(self, outcomes: Iterable[Outcome], cursor: int | None) -> None:
         outcomes = [self._with_set_aside(outcome) for outcome in outcomes]
         for one in self._ledger.kernel_log_judged(outcomes, cursor):
-            told = one.finding
-            log.info("found", reason=told.reason, severity=told.severity.name, subject=told.subject, detail=told.detail)
+            found = one.finding
+            log.info(
+                "found", reason=found.reason, severity=found.severity.name, subject=found.subject, detail=found.detail
+            )
         for outcome in outcomes:
             for sighting in outcome.sightings:
                 self._telemetry.count(sighting)
 
     def _with_set_aside(self, outcome: Outcome) -> Outcome:
         """A check whose record was set aside stays blind for a while: what comes next does not tell what it said."""
-        said, until = self._aside.get(outcome.check, (None, 0.0))
-        if said is None or time.monotonic() >= until:
+        cause, until = self._set_aside.get(outcome.check, (None, 0.0))
+        if cause is None or time.monotonic() >= until:
             return outcome
-        return replace(outcome, unobserved=(*outcome.unobserved, said))
+        return replace(outcome, unobserved=(*outcome.unobserved, cause))
 
-    def _say_lost(self) -> None:
-        lost, now = self._lost_unsaid, time.monotonic()
-        if not lost or now - self._said_lost_at < _OVERRUN_AGAIN_SECONDS:
+    def _report_lost(self) -> None:
+        lost, now = self._lost_unreported, time.monotonic()
+        if not lost or now - self._lost_reported_at < _OVERRUN_AGAIN_SECONDS:
             return
-        self._lost_unsaid, self._said_lost_at = 0, now
+        self._lost_unreported, self._lost_reported_at = 0, now
         log.warning("kernel log records were overwritten before they were read", lost=lost)
-        self._say("KernelLogOverrun", f"{lost} kernel log records were overwritten before they were read")
+        self._reporter.warn("KernelLogOverrun", f"{lost} kernel log records were overwritten before they were read")
 
-    def _say_blind(self, state: tenacity.RetryCallState) -> None:
+    def _blind(self, state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         if state.attempt_number == 1:
             log.warning("the kernel log can't be followed", error=str(error))
         if not isinstance(error, _LogEnded):
-            for check in self._checks():
+            for check in self._state.known.event_checks:
                 self._ledger.blind(check, Unobserved(UNREADABLE, str(error)))
 
 

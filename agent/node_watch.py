@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import structlog
 import tenacity
 
+from agent.bad_annotations import BadAnnotations
+from agent.reporter import Reporter
+from agent.state import State
 from healthcheck.checks.examine import failure
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Unavailable
-from healthcheck.node.state import NodeState
+from healthcheck.model import PREFIX
+from healthcheck.node.state import RUN, WATCHED_LABELS, NodeState
 
 log = structlog.get_logger()
 
@@ -19,14 +22,15 @@ _CAP_SECONDS = 60.0
 _AGAIN_SECONDS = 1.0
 
 
-class Watcher(threading.Thread):
-    """Shows `saw` the Node at every change, for as long as the process lives."""
+class NodeWatch(threading.Thread):
+    """Puts the Node into the state at every change, for as long as the process lives."""
 
-    def __init__(self, cluster: Cluster, node_name: str, saw: Callable[[NodeState | None], None]) -> None:
-        super().__init__(name="watch", daemon=True)
+    def __init__(self, cluster: Cluster, state: State, bad: BadAnnotations, reporter: Reporter) -> None:
+        super().__init__(name="node-watch", daemon=True)
         self._cluster = cluster
-        self._node_name = node_name
-        self._saw = saw
+        self._state = state
+        self._bad = bad
+        self._reporter = reporter
         self._stopping = threading.Event()
 
     def end(self) -> None:
@@ -41,18 +45,56 @@ class Watcher(threading.Thread):
                 wait=_pause,
                 sleep=tenacity.sleep_using_event(self._stopping),
                 stop=tenacity.stop_when_event_set(self._stopping),
-                before_sleep=_say,
+                before_sleep=_log_failure,
                 retry_error_callback=lambda _: None,
             )
             again(self._watch)
 
     def _watch(self) -> None:
-        for node in self._cluster.watch_node(self._node_name):
+        for node in self._cluster.watch_node(self._state.node_name):
             if self._stopping.is_set():
                 return
-            self._saw(node)
+            self._show(node)
         # The server ends a watch after an hour; one that ends it at once must not be asked in a tight loop.
         self._stopping.wait(_AGAIN_SECONDS)
+
+    def _show(self, node: NodeState | None) -> None:
+        """The Node as it is now; None: it is gone."""
+        self._show_run(self._bad.without(node) if node is not None else None)
+        self._state.node_changed.set()
+        self._state.note_unreadable("")
+        before = self._state.node
+        if node is None:
+            self._state.set_node(None)
+            self._state.node_shown.set()
+            return
+        node = self._bad.without(node)
+        if not self._state.keep_newer(node):
+            return
+        self._state.node_shown.set()
+        if before is None or _differs(before, node):
+            self._state.news.set()
+            if before is None:
+                self._reporter.retry_now()
+
+    def _show_run(self, node: NodeState | None) -> None:
+        try:
+            self._state.see_run(node)
+        except Exception as error:
+            if node is None:
+                raise
+            self._bad.skip(node, {RUN}, error)
+
+
+def _differs(before: NodeState, after: NodeState) -> bool:
+    """Whether somebody changed what is ours to keep; the kubelet's own writes are not."""
+    return _ours(before) != _ours(after)
+
+
+def _ours(node: NodeState) -> tuple[object, ...]:
+    labels = {key: value for key, value in node.labels.items() if key.startswith(PREFIX) or key in WATCHED_LABELS}
+    annotations = {key: value for key, value in node.annotations.items() if key.startswith(PREFIX)}
+    return (node.uid, labels, annotations, node.tainted(), node.condition())
 
 
 def _pause(state: tenacity.RetryCallState) -> float:
@@ -61,10 +103,9 @@ def _pause(state: tenacity.RetryCallState) -> float:
     return max(asked, tenacity.wait_random_exponential(max=_CAP_SECONDS)(state))
 
 
-def _say(state: tenacity.RetryCallState) -> None:
+def _log_failure(state: tenacity.RetryCallState) -> None:
     if state.attempt_number == 1 and state.outcome:
         error = state.outcome.exception()
-        told = str(error)
-        if isinstance(error, Exception) and not isinstance(error, ClusterError):
-            told = failure(error)
-        log.warning("the watch on the node broke off", error=told)
+        is_ours = not isinstance(error, ClusterError)
+        words = failure(error) if is_ours and isinstance(error, Exception) else str(error)
+        log.warning("the watch on the node broke off", error=words)

@@ -14,7 +14,7 @@ from healthcheck.telemetry import Telemetry
 log = structlog.get_logger()
 
 
-class Access:
+class Permissions:
     """Thread-safe."""
 
     def __init__(self, telemetry: Telemetry) -> None:

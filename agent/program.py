@@ -33,7 +33,15 @@ log = structlog.get_logger()
 
 FAILED = 1
 _STANDBY_SECONDS = 2.0
-_OURS = ("follow", "judge", "watch", "tell", "report", "place", "tests")
+_OURS = (
+    "kernel-log",
+    "judge",
+    "node-watch",
+    "node-writer",
+    "reporter",
+    "slot-requests",
+    "deep-processes",
+)
 _ONCE_SECONDS = 0.2
 _PORT_SECONDS = 1.0
 
@@ -78,25 +86,34 @@ def _run(settings: AgentSettings, cluster: Cluster, stop: threading.Event, optio
             return COULD_NOT
         log.warning("another agent of this node holds the memory; looking, writing nothing, until it is gone")
         serving.agent = Agent(settings, cluster, None, telemetry, write=False)
-        serving.agent.start()
-        while not stop.is_set() and not _hold(file, telemetry):
-            stop.wait(_STANDBY_SECONDS)
-        serving.agent.end()
+        _stand_by(serving.agent, file, telemetry, stop)
     if not stop.is_set():
         try:
             serving.agent = Agent(settings, cluster, file, telemetry, write=not options.dry_run)
         except Exception as error:
             note_failure(settings.state_dir, "main", error)
             raise
-        serving.agent.start()
-        while options.once and not stop.is_set() and not serving.agent.teller.is_all_told:
-            stop.wait(_ONCE_SECONDS)
-        if not options.once:
-            stop.wait()
-        serving.agent.end()
+        _work(serving.agent, stop, once=options.once)
     # Threads may be inside a request or a hung look; nothing that they could still do is wanted.
     sys.stderr.flush()
     os._exit(0)
+
+
+def _stand_by(agent: Agent, file: MemoryFile, telemetry: Telemetry, stop: threading.Event) -> None:
+    """Until the memory is ours."""
+    agent.start()
+    while not stop.is_set() and not _hold(file, telemetry):
+        stop.wait(_STANDBY_SECONDS)
+    agent.end()
+
+
+def _work(agent: Agent, stop: threading.Event, *, once: bool) -> None:
+    agent.start()
+    while once and not stop.is_set() and not agent.cluster.node_writer.is_done:
+        stop.wait(_ONCE_SECONDS)
+    if not once:
+        stop.wait()
+    agent.end()
 
 
 @dataclass

@@ -12,15 +12,13 @@ from functools import partial
 
 import structlog
 
-from agent.outage import Outage
-from agent.permissions import Access
+from agent.api_server import ApiServer
+from agent.state import State
 from healthcheck.checks.examine import failure
-from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, NotFound, Unavailable
-from healthcheck.model import Now
 from healthcheck.node.state import NodeState
 from healthcheck.text.printable import printable
-from healthcheck.verdict.events import Event
+from healthcheck.verdict.events import Event, cut, event_name
 
 log = structlog.get_logger()
 
@@ -29,61 +27,56 @@ _FIRST_SECONDS, _CAP_SECONDS = 1.0, 60.0
 _NODE_GONE_SECONDS = 30.0
 _LONGEST_ASKED_SECONDS = 600.0
 _LONGEST_DROPPED = 300
+_BEATS_MISSED = 3
+"""Intervals after which a heartbeat is over."""
 
 
 class Reporter(threading.Thread):
     """One thread that writes the heartbeat first, then Events, each put off by its own failures alone."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        access: Access,
-        outage: Outage,
-        node: Callable[[], NodeState],
-        clock: Callable[[], Now],
-        heartbeat_seconds: Callable[[], float],
-    ) -> None:
-        super().__init__(name="report", daemon=True)
-        self._cluster = cluster
-        self._access = access
-        self._outage = outage
-        self._node = node
-        self._clock = clock
-        self._heartbeat_seconds = heartbeat_seconds
+    def __init__(self, api: ApiServer, state: State) -> None:
+        super().__init__(name="reporter", daemon=True)
+        self._api = api
+        self._state = state
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._events: deque[_Waiting] = deque(maxlen=_MOST_EVENTS_WAITING)
         self._forbidden: deque[_Waiting] = deque(maxlen=_MOST_EVENTS_WAITING)
-        self._told: _Waiting | None = None
+        self._tried: _Waiting | None = None
         """The one that was last tried; another may stand before it by now."""
-        self._beats_wanted = self._beats_told = 0
-        self._heartbeat, self._telling = _Patience(), _Patience()
+        self._beats_wanted = self._beats_written = 0
+        self._heartbeat_patience, self._event_patience = _Patience(), _Patience()
 
     @property
     def is_done(self) -> bool:
-        """Whether the heartbeat stands, and each Event was told, or forbidden."""
+        """Whether the heartbeat stands, and each Event was written, or forbidden."""
         return not self._beat_due and not self._events
 
     @property
     def _beat_due(self) -> bool:
-        return self._beats_told < self._beats_wanted
+        return self._beats_written < self._beats_wanted
 
-    def beat(self) -> None:
+    def renew_heartbeat(self) -> None:
         """A look ended: renew the heartbeat, and try again what was forbidden."""
         self._beats_wanted += 1
         self._wake.set()
 
-    def say(self, event: Event, *, first: bool = False) -> threading.Event:
-        """Tell it as soon as the cluster takes it; the answer is set once it was told, or forbidden."""
+    def warn(self, reason: str, message: str) -> None:
+        """Queue an Event about the node that belongs to no finding."""
+        name = event_name(self._state.node_name, reason, message, f"{random.getrandbits(32)}")
+        self.queue(Event(name, "Warning", reason, cut(message)))
+
+    def queue(self, event: Event, *, first: bool = False) -> threading.Event:
+        """Write it as soon as the cluster takes it; the answer is set once it was written, or forbidden."""
         waiting = _Waiting(event)
         (self._events.appendleft if first else self._events.append)(waiting)
         self._wake.set()
         return waiting.done
 
-    def hurry(self) -> None:
+    def retry_now(self) -> None:
         """The Node came back: what waited only for that waits no longer."""
-        self._heartbeat.hurry()
-        self._telling.hurry()
+        self._heartbeat_patience.end()
+        self._event_patience.end()
         self._wake.set()
 
     def end(self) -> None:
@@ -94,21 +87,21 @@ class Reporter(threading.Thread):
         while not self._stopping.is_set():
             self._wake.wait(self._seconds())
             self._wake.clear()
-            while not self._stopping.is_set() and self._beat_or_tell():
+            while not self._stopping.is_set() and self._write_next():
                 continue
 
     def _seconds(self) -> float | None:
         """How long nothing is due; None: until somebody says so."""
-        waits = [self._heartbeat.seconds] * self._beat_due + [self._telling.seconds] * bool(self._events)
-        return min(waits, default=None)
+        due = ((self._heartbeat_patience, self._beat_due), (self._event_patience, bool(self._events)))
+        return min((patience.seconds for patience, is_due in due if is_due), default=None)
 
-    def _beat_or_tell(self) -> bool:
+    def _write_next(self) -> bool:
         """Do the one thing that is due. Whether there was one."""
-        if self._beat_due and not self._heartbeat.seconds:
-            self._try(self._beat, self._heartbeat, "leases")
+        if self._beat_due and not self._heartbeat_patience.seconds:
+            self._try(self._write_heartbeat, self._heartbeat_patience, "leases")
             return True
-        if self._events and not self._telling.seconds:
-            self._try(self._tell, self._telling, "events")
+        if self._events and not self._event_patience.seconds:
+            self._try(self._write_event, self._event_patience, "events")
             return True
         return False
 
@@ -116,46 +109,47 @@ class Reporter(threading.Thread):
         try:
             write()
         except ClusterError as error:
-            self._say_away(what, error, first=patience.failed(error))
+            self._account_for(what, error, first=patience.failed(error))
         except Exception as error:  # noqa: BLE001 - an Event that nobody can write must not end the agent
             patience.failed(ClusterError(str(error)))
             self._drop(what, failure(error))
         else:
             patience.succeeded()
-            self._outage.back(what)
+            self._api.outage.back(what)
 
     def _drop(self, what: str, why: str) -> None:
         event = None
-        if what == "events" and (waiting := self._told) is not None:
+        if what == "events" and (waiting := self._tried) is not None:
             event = waiting.event
             self._take_off(waiting)
-        told = printable(f"{event.reason}: {event.message}", _LONGEST_DROPPED) if event else ""
-        log.error("a request failed before it was made", resource=what, dropped=told, failure=why)
-        self._access.dropped("event" if event else "heartbeat")
+        dropped = printable(f"{event.reason}: {event.message}", _LONGEST_DROPPED) if event else ""
+        log.error("a request failed before it was made", resource=what, dropped=dropped, failure=why)
+        self._api.permissions.dropped("event" if event else "heartbeat")
 
-    def _say_away(self, what: str, error: ClusterError, *, first: bool) -> None:
+    def _account_for(self, what: str, error: ClusterError, *, first: bool) -> None:
         # A server that takes no Events for now may well take all else.
         if what == "events" and first:
             log.warning("Events have to wait", error=str(error), waiting=len(self._events))
         elif what != "events" and isinstance(error, Unavailable):
-            self._outage.away(what, error)
+            self._api.outage.away(what, error)
 
-    def _beat(self) -> None:
-        wanted = self._beats_wanted
-        node, seconds = self._node(), 3 * self._heartbeat_seconds()
-        self._access.write("leases", lambda: self._cluster.beat(node, self._clock().wall, seconds))
-        self._beats_told = wanted
+    def _write_heartbeat(self) -> None:
+        wanted, node, now = self._beats_wanted, self._node(), self._state.now
+        seconds = _BEATS_MISSED * self._state.settings.values.check_interval_seconds
+        self._api.permissions.write("leases", lambda: self._api.cluster.beat(node, now().wall, seconds))
+        self._beats_written = wanted
         self._events.extend(self._forbidden)
         self._forbidden.clear()
 
-    def _tell(self) -> None:
-        self._told = waiting = self._events[0]
-        node = self._node()
-        tell = partial(self._cluster.create_event, node, waiting.event, self._clock().wall)
-        told = self._access.write("events", tell)
-        if not told:
+    def _write_event(self) -> None:
+        self._tried = waiting = self._events[0]
+        create = partial(self._api.cluster.create_event, self._node(), waiting.event, self._state.now().wall)
+        if not self._api.permissions.write("events", create):
             self._forbidden.append(waiting)
         self._take_off(waiting)
+
+    def _node(self) -> NodeState:
+        return self._state.node or self._api.cluster.read_node(self._state.node_name)
 
     def _take_off(self, waiting: _Waiting) -> None:
         with suppress(ValueError):  # newer ones may have pushed it out meanwhile
@@ -194,6 +188,6 @@ class _Patience:
     def succeeded(self) -> None:
         self._failures = 0
 
-    def hurry(self) -> None:
+    def end(self) -> None:
         """But never sooner than the server asked for."""
         self._again_at = 0.0

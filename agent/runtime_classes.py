@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable, Mapping
 
 import structlog
 
-from agent.permissions import Access
-from healthcheck.checks.expectation import RuntimeClass
-from healthcheck.cluster.client import Cluster
+from agent.api_server import ApiServer
+from agent.state import State
 from healthcheck.cluster.errors import ClusterError, Forbidden
-from healthcheck.node.state import SelectiveClass, runtime_classes
-from healthcheck.telemetry import Telemetry
 
 log = structlog.get_logger()
 
@@ -23,30 +18,25 @@ _JITTER = 0.1
 
 
 class RuntimeClasses:
-    def __init__(self, cluster: Cluster, telemetry: Telemetry, clock: Callable[[], float] = time.monotonic) -> None:
-        self._cluster = cluster
-        self._access = Access(telemetry)
-        self._clock = clock
-        self._due_at = clock()
-        self._classes: list[SelectiveClass] | None = None
+    """Puts them into the state."""
 
-    def on(self, labels: Mapping[str, str]) -> tuple[RuntimeClass, ...] | None:
-        """Those that pods on a node with these labels may name; None while nobody could list them."""
-        classes = self._classes
-        return None if classes is None else runtime_classes(classes, labels)
+    def __init__(self, api: ApiServer, state: State) -> None:
+        self._api = api
+        self._state = state
+        self._due_at = state.now().monotonic
 
     def list_when_due(self) -> None:
         """One listing an hour, whatever comes of it; but one that nobody answered is tried again the next time."""
-        if self._clock() < self._due_at:
+        if self._state.now().monotonic < self._due_at:
             return
         try:
-            self._classes = self._cluster.list_runtime_classes()
+            self._state.set_runtime_classes(self._api.cluster.list_runtime_classes())
         except Forbidden as error:
-            self._access.forbid(error.verb, error.resource, error)
+            self._api.permissions.forbid(error.verb, error.resource, error)
         except ClusterError as error:
             log.debug("RuntimeClasses", error=str(error))
             return
         else:
-            self._access.allow("list", "runtimeclasses")
+            self._api.permissions.allow("list", "runtimeclasses")
         spread = random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311 - no secret
-        self._due_at = self._clock() + LISTED_AGAIN_SECONDS * spread
+        self._due_at = self._state.now().monotonic + LISTED_AGAIN_SECONDS * spread

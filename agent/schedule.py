@@ -14,6 +14,8 @@ from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.base import BaseTrigger
 
+from agent.state import State
+
 log = structlog.get_logger()
 
 CONFIG_LOOK_SECONDS = 10
@@ -63,34 +65,35 @@ class _Every(BaseTrigger):  # type: ignore[misc]
 class Schedule:
     """The light look at its interval, sooner when it asks to, and whenever the configuration changed."""
 
-    def __init__(self, look: Callable[[], float | None], interval_seconds: Callable[[], int], config_dir: Path) -> None:
-        self._look = look
-        self._interval_seconds = interval_seconds
+    def __init__(self, state: State, config_dir: Path) -> None:
+        self._state = state
         self._config_dir = config_dir
         self._config_seen = _fingerprint(config_dir)
         self._scheduled_seconds = 0
         self._scheduler = BackgroundScheduler(
             timezone=_MONOTONIC,
             # One worker each: no two looks at once, and what else there is never delays one.
-            executors={name: ThreadPoolExecutor(1) for name in ("light", "aside", "deep")},
+            executors={name: ThreadPoolExecutor(1) for name in ("light", "beside", "deep")},
             # A late look is run, not dropped; several late ones are one.
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
         )
         self._scheduler.add_listener(self._say_failed, EVENT_JOB_ERROR)
         self._ended = False
-        self._deep: Callable[[], float] | None = None
 
-    def start(self, aside: Callable[[], None], deep: Callable[[], float] | None = None) -> None:
-        """Look now and from then on; `aside` runs once, and again beside every look.
+    def start(
+        self, look: Callable[[], float | None], beside: Callable[[], None], deep: Callable[[], float] | None = None
+    ) -> None:
+        """Look now and from then on; `beside` runs once, and again with every look, which does not wait for it.
 
-        `deep` runs beside all that, and after as many seconds as it returns again; a change of the configuration wakes
-        it sooner.
+        `look` and `deep` return in how many seconds they want to come again. A change of the configuration wakes both
+        sooner.
         """
-        self._aside = aside
+        self._look = look
+        self._beside = beside
         self._deep = deep
         self._plan_deep(0.0)
         self._scheduler.add_job(self._run, "date", executor="light", id="first")
-        self._scheduler.add_job(self._look_at_config, _Every(CONFIG_LOOK_SECONDS), executor="aside", id="config")
+        self._scheduler.add_job(self._look_at_config, _Every(CONFIG_LOOK_SECONDS), executor="beside", id="config")
         self._scheduler.start()
 
     def look_soon(self) -> None:
@@ -103,7 +106,7 @@ class Schedule:
         self._scheduler.shutdown(wait=False)
 
     def _run(self) -> None:
-        self._scheduler.add_job(self._aside, "date", executor="aside", id="aside", replace_existing=True)
+        self._scheduler.add_job(self._beside, "date", executor="beside", id="beside", replace_existing=True)
         again_seconds: float | None = _FAILED_AGAIN_SECONDS
         try:
             again_seconds = self._look()
@@ -126,7 +129,7 @@ class Schedule:
             )
 
     def _plan_next(self, again_seconds: float | None) -> None:
-        seconds = self._interval_seconds()
+        seconds = self._state.settings.values.check_interval_seconds
         sooner = again_seconds is not None and again_seconds <= seconds
         if seconds == self._scheduled_seconds and not sooner:
             return

@@ -16,20 +16,18 @@ from pathlib import Path
 from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 
-from agent.deep_runs import WAITS, DeepTests, Doors, Pace
-from agent.marks import OwnNode
-from healthcheck.checks.expectation import Expectation
+from agent.deep_runs import WAITS, DeepTests
+from agent.level_2 import Level2
+from agent.state import State
 from healthcheck.cluster.client import Cluster
-from healthcheck.deep.idle import Idleness
-from healthcheck.host import clock
 from healthcheck.host.log import log_as_json
-from healthcheck.model import Evidence, Host, Severity
-from healthcheck.probes.dcgm.diag import Dcgm, level_2_patience_seconds
+from healthcheck.model import Evidence
+from healthcheck.node.state import NodeState
 from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpu, Gpus
-from healthcheck.probes.pod_resources import holds_gpus, read_pod_resources
+from healthcheck.settings import NodeSettings, Settings
 from healthcheck.telemetry import Telemetry
 
-_PACE = Pace(interval=3.0, timeout=900.0)
+_INTERVAL_SECONDS = 3
 _WAITS = replace(WAITS, settle=0.0, look_again=0.2, maintenance=2.0)
 _PAUSE_SECONDS = 0.2
 
@@ -49,25 +47,31 @@ def _again_and_again(tests: DeepTests) -> None:
         time.sleep(_PAUSE_SECONDS)
 
 
+class _Read(State):
+    """Its Node is read anew each time: no watch runs here."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        super().__init__(name)
+        self._cluster = cluster
+        values = NodeSettings.model_construct(dcgm_l2_interval_seconds=_INTERVAL_SECONDS)
+        self.configure(Settings(values), self.memory)
+        self.see_look(Evidence({NVML: DriverLook(Gpus("570", "x", (Gpu(0),)))}, at=math.inf))
+
+    @property
+    def node(self) -> NodeState:
+        return self._cluster.read_node(self.node_name)
+
+
+class _NoLooks:
+    def look_soon(self) -> None:
+        """The one look that there is lies in the future."""
+
+
 def _tests(name: str, root: Path, kubeconfig: Path, folder: Path) -> DeepTests:
     cluster = Cluster(partial(_client, kubeconfig))
-    read, looked = partial(cluster.read_node, name), Evidence({NVML: DriverLook(Gpus("570", "x", (Gpu(0),)))})
-    idleness = Idleness(lambda: holds_gpus(read_pod_resources(Host(root))), lambda: looked)
-    doors = Doors(
-        node_name=name,
-        node=OwnNode(read, partial(cluster.update_node, name), read),
-        diagnostic=lambda: Dcgm(path=f"{root}/usr/bin:/usr/bin:/bin", patience_seconds=level_2_patience_seconds("")),
-        absent=lambda: False,
-        idle=idleness.used,
-        held=idleness.held,
-        severity=lambda _: Severity.PASS,
-        expect=Expectation,
-        whose=lambda: ("", ""),
-        look_anew=lambda: None,
-        looked_at=lambda: math.inf,
-        beside=dict,
-    )
-    return DeepTests(doors, lambda: _PACE, Telemetry(), clock.now, folder, _WAITS)
+    state = _Read(cluster, name)
+    level_2 = Level2(root, state, f"{root}/usr/bin:/usr/bin:/bin")
+    return DeepTests(state, cluster, level_2, _NoLooks(), Telemetry(), folder, _WAITS)
 
 
 def _client(kubeconfig: Path) -> ApiClient:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from agent.node_writer import _REWRITE_JITTER, _REWRITE_SECONDS  # nothing else on the outside says how often
+from agent.node_update import _REWRITE_JITTER, _REWRITE_SECONDS  # nothing else on the outside says how often
 from agent.schedule import _JITTER
 from bench.outcome import CouldNotMeasure, Outcome, Row
 from bench.stage import Stage

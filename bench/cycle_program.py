@@ -13,7 +13,6 @@ from typing import Any
 
 from kubernetes.client import ApiClient
 
-from agent.ledger import level_checks
 from agent.settings import AgentSettings
 from agent.wiring import Agent
 from healthcheck.checks.examine import judge, look
@@ -32,7 +31,7 @@ def main() -> None:
         sys.exit("another agent holds the memory")
     # A cluster that nobody asks: the cycle ends before the telling.
     agent = Agent(settings, Cluster(ApiClient), file, Telemetry(), write=False)
-    agent.expectations.ask_imds()
+    agent.host.instance_metadata.ask()
     for line in sys.stdin:
         print(json.dumps(_judge(agent) if line.strip() == "judge" else _cycle(agent)), flush=True)
     agent.end()
@@ -41,17 +40,18 @@ def main() -> None:
 
 def _cycle(agent: Agent) -> dict[str, Any]:
     began = time.monotonic()
-    again_seconds = agent.cycle.run()
+    again_seconds = agent.host.cycle.run()
     seconds = time.monotonic() - began
-    unobserved = [row.check for row in agent.ledger.snapshot().verdict.unobserved]
-    standing = [one.finding.reason for one in agent.ledger.memory.standing]
+    known = agent.state.known
+    unobserved = [row.check for row in known.verdict().unobserved]
+    standing = [one.finding.reason for one in known.memory.standing]
     return {"again": again_seconds, "standing": standing, "unobserved": unobserved, "wall_ms": seconds * 1000}
 
 
 def _judge(agent: Agent) -> dict[str, Any]:
-    checks = level_checks(agent.cycle.settings)
-    host = Host(agent.settings.host_root, agent.sources.driver.look)
-    expected = agent.expectations.now(agent.ledger.memory)
+    checks = agent.state.known.level_checks
+    host = Host(agent.settings.host_root, agent.host.sources.driver.look)
+    expected = agent.state.expectation()
     evidence = look(host, checks, look(host, checks))
     judge(checks, evidence, expected)
     began = time.process_time()

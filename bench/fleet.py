@@ -1,6 +1,6 @@
 """A fleet fails at once: how many taints the budget grants, and what it costs the API server.
 
-Each agent is the product's own Ledger, Teller and Cluster with a token of its own node. They are threads of a few
+Each agent is the product's own Ledger, NodeWriter and Cluster with a token of its own node. They are threads of a few
 processes: a thousand processes would measure this machine, and three thousand threads in one leave each other no turn.
 What looks at hardware is left out.
 """
@@ -24,8 +24,12 @@ from typing import Any
 
 import structlog
 
-from agent.ledger import Ledger, event_checks, level_checks
-from agent.node_writer import Plan, Teller
+from agent.api_server import ApiServer
+from agent.ledger import Ledger
+from agent.outage import Outage
+from agent.permissions import Permissions
+from agent.state import State
+from agent.wiring import ClusterSide
 from bench.outcome import CouldNotMeasure, Outcome, Row, summary
 from bench.stage import INSTANCE_TYPE, Stage
 from bench.window import Request, requests_of_all
@@ -37,14 +41,14 @@ from healthcheck.memory.looks import JudgedLook
 from healthcheck.model import Finding, Severity, Sighting
 from healthcheck.model import Outcome as Looked
 from healthcheck.node.state import TAINT
-from healthcheck.settings import Settings
+from healthcheck.settings import NodeSettings, Settings
 from healthcheck.telemetry import Telemetry
 from healthcheck.verdict import budget
-from healthcheck.verdict.change import Rules
 from sim.control_plane import ControlPlane
 
 AIM_REQUESTS, AIM_SECONDS = 10_000, 30.0
 PERCENT = 20
+SETTINGS = Settings(NodeSettings.model_construct(max_unhealthy_percent=PERCENT))
 _PROCESSES = 8
 _SETTING_UP = 4
 """Threads of each that make nodes and tokens, and begin the agents, which in a cluster begin one after another too."""
@@ -65,40 +69,38 @@ class Member:
         plane.create_node(name, instance_type=INSTANCE_TYPE)
         kubeconfig = plane.agent_kubeconfig(name)
         telemetry = Telemetry()
-        self.ledger = Ledger(Memory(boot_id=_BOOT), None, telemetry, clock.now, self._hurry)
-        how = Plan(name, lambda: Rules(max_unhealthy_percent=PERCENT), lambda: INSTANCE_TYPE, lambda: 300.0)
-        self.teller = Teller(
-            Cluster(lambda: connect(Access(kubeconfig=str(kubeconfig)))), self.ledger, telemetry, clock.now, how
-        )
+        self.state = state = State(name, Memory(boot_id=_BOOT))
+        self.ledger = Ledger(state, None, telemetry)
+        self.ledger.configure(SETTINGS)
+        cluster = Cluster(lambda: connect(Access(kubeconfig=str(kubeconfig))))
+        api = ApiServer(cluster, Permissions(telemetry), Outage())
+        self.node_writer = ClusterSide(api, state, self.ledger, telemetry).node_writer
         self.failed_at = self.told_at = 0.0
 
     def pass_first(self) -> None:
         """The first look ends well and is told, with the heartbeat; from here on its connection stands."""
-        settings = Settings()
-        self.ledger.kernel_log_judged(_well(event_checks(settings)), 1)
-        self.ledger.look_ended(JudgedLook(_well(level_checks(settings))))
-        self.teller.start()
-        self.teller.beat()
+        known = self.state.known
+        self.ledger.kernel_log_judged(_well(known.event_checks), 1)
+        self.ledger.look_ended(JudgedLook(_well(known.level_checks)))
+        self.node_writer.start()
+        self.node_writer.look_ended()
         _until_told([self])
 
     def fail(self) -> None:
         """A GPU falls off the bus."""
-        self.teller.told.clear()
+        self.node_writer.verdict_stands.clear()
         self.failed_at = time.monotonic()
         finding = Finding("Xid79", Severity.REBOOT, "gpu/0000:53:00.0", "GPU has fallen off the bus.", seq=2)
         seen = Sighting(finding.reason, finding.subject, 2, clock.now().monotonic, finding)
-        (check,) = (check for check in event_checks(Settings()) if check.name == "xid")
+        (check,) = (check for check in self.state.known.event_checks if check.name == "xid")
         self.ledger.kernel_log_judged([Looked(check.name, check.group, sightings=(seen,))], 2)
-
-    def _hurry(self) -> None:
-        self.teller.hurry()
 
 
 def _until_told(members: Iterable[Member]) -> None:
     """Wait in one thread: a thousand that wait would leave the agents no turn in this process."""
     waiting, give_up_at = list(members), time.monotonic() + _GIVE_UP_SECONDS
     while waiting:
-        for member in [member for member in waiting if member.teller.is_all_told]:
+        for member in [member for member in waiting if member.node_writer.is_done]:
             member.told_at = time.monotonic()
             waiting.remove(member)
         if time.monotonic() > give_up_at:

@@ -33,14 +33,14 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Grant:
     """Whether this node has a place in the budget, and if not, why."""
 
     held: bool
     why: str = ""
 
 
-HELD = Place(held=True)
+HELD = Grant(held=True)
 
 
 @dataclass(frozen=True, slots=True)

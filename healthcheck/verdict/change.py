@@ -25,7 +25,7 @@ from healthcheck.node.state import (
 from healthcheck.text.moments import moment, timestamp
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import other_severities
-from healthcheck.verdict.budget import HELD, Place
+from healthcheck.verdict.budget import HELD, Grant
 from healthcheck.verdict.events import (
     CONDITION_STATUS,
     Event,
@@ -80,7 +80,7 @@ def plan(
     rules: Rules,
     now: datetime,
     acknowledged: Sequence[Acknowledgement] = (),
-    place: Place = HELD,
+    grant: Grant = HELD,
 ) -> NodeChange:
     """Compare and say what to write. `record` is the agent's own, rendered without its `taint`.
 
@@ -90,7 +90,7 @@ def plan(
     others, complaints = other_severities(node, acknowledged, records.taken_in(record))
     status, severity = merge(verdict, others)
     word = _wish(severity, node, rules, blind=_is_blind(status, verdict))
-    if word == "set" and not node.tainted() and not place.held:
+    if word == "set" and not node.tainted() and not grant.held:
         word = "withheld"
     taints = _taints(node, wanted=word == "set", started=_has_started(status, verdict))
     before, complaint = _record_before(node)
@@ -100,7 +100,7 @@ def plan(
     # The transition first: a flood of findings must not push it out.
     events = (
         *switched_off(node, taint=rules.enable_taint, labels=rules.enable_label),
-        *withheld(told, before, node, place),
+        *withheld(told, before, node, grant),
         *transition(status, verdict, told, before, node),
         *new_findings(told, before, node),
     )

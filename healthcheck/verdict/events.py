@@ -13,7 +13,7 @@ from healthcheck.model import Severity, Status, Told
 from healthcheck.node.state import DEEP_CHECK, STATUS, NodeState, is_tested
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import UNTOLD
-from healthcheck.verdict.budget import Place
+from healthcheck.verdict.budget import Grant
 from healthcheck.verdict.verdict import Verdict
 
 _LONGEST_MESSAGE = 1024
@@ -105,12 +105,12 @@ def switched_off(node: NodeState, *, taint: bool, labels: bool) -> Iterator[Even
 
 
 def withheld(
-    record: Mapping[str, Any], before: Mapping[str, Any] | None, node: NodeState, place: Place
+    record: Mapping[str, Any], before: Mapping[str, Any] | None, node: NodeState, grant: Grant
 ) -> Iterator[Event]:
     """Told once, however often the next cycles try."""
     if record.get("taint") != "withheld" or (before or {}).get("taint") == "withheld":
         return
-    why = f"{DEEP_CHECK} is InProgress" if is_tested(node) else place.why
+    why = f"{DEEP_CHECK} is InProgress" if is_tested(node) else grant.why
     name = event_name(node.name, "withheld", str(record["timestamp"]), str(record["boot_id"]))
     yield Event(name, "Warning", "TaintWithheld", cut(f"the node is not tainted: {why}; it is tried again each cycle"))
 

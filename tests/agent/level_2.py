@@ -5,66 +5,51 @@ With KILL_AT it kills itself at one of its own writes, as tests/sweeper/dying ha
 
 from __future__ import annotations
 
-import math
 import os
 import sys
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from agent.deep_runs import DeepTests, Doors, is_absent
-from agent.marks import OwnNode
-from healthcheck.checks.expectation import Expectation
+from agent.deep_runs import DeepTests
+from agent.level_2 import Level2
+from agent.state import State
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError
-from healthcheck.deep.idle import Idleness
-from healthcheck.host import clock
-from healthcheck.model import Host, Severity
 from healthcheck.node.state import NodeState
-from healthcheck.probes.dcgm.diag import Dcgm
 from healthcheck.probes.nvml.gpus import Gpu
-from healthcheck.probes.pod_resources import holds_gpus, read_pod_resources
 from healthcheck.telemetry import Telemetry
-from tests.agent.test_deep import PACE, QUICK, client, saw
+from tests.agent.test_deep import QUICK, client, saw
 from tests.sweeper.dying import Dying
 
 WAITS = replace(QUICK, told=2.0)
 
 
-@dataclass
-class _Seen:
-    """The Node as it was last seen: an agent's watch goes on with that while the API server is away."""
+class _Watched(State):
+    """Its Node is read anew each time; while the API server is away, it is as it was last read."""
 
-    read: Callable[[], NodeState]
-    last: NodeState | None = None
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        super().__init__(name)
+        self._cluster = cluster
 
-    def __call__(self) -> NodeState | None:
+    @property
+    def node(self) -> NodeState | None:
         with suppress(ClusterError):
-            self.last = self.read()
-        return self.last
+            self.set_node(self._cluster.read_node(self.node_name))
+        return super().node
+
+
+class _NoLooks:
+    def look_soon(self) -> None:
+        """The one look that there is lies in the future."""
 
 
 def main(root: Path, kubeconfig: Path, name: str, folder: Path) -> None:
     cluster = (Dying if os.environ.get("KILL_AT") else Cluster)(partial(client, kubeconfig))
-    idleness = Idleness(lambda: holds_gpus(read_pod_resources(Host(root))), lambda: saw(Gpu(0, processes=0)))
-    read = partial(cluster.read_node, name)
-    doors = Doors(
-        name,
-        OwnNode(read, partial(cluster.update_node, name), _Seen(read)),
-        Dcgm,
-        is_absent,
-        idleness.used,
-        idleness.held,
-        lambda _: Severity.PASS,
-        Expectation,
-        lambda: ("", ""),
-        lambda: None,
-        lambda: math.inf,
-        dict,
-    )
-    DeepTests(doors, lambda: PACE, Telemetry(), clock.now, folder, WAITS).attempt()
+    state = _Watched(cluster, name)
+    state.see_look(saw(Gpu(0, processes=0)))
+    DeepTests(state, cluster, Level2(root, state), _NoLooks(), Telemetry(), folder, WAITS).attempt()
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def in_the_verdict() -> None:
             stumble()
         return decide(memory, outcomes)
 
-    PLANTER.setattr("agent.ledger.decide", planted)
+    PLANTER.setattr("agent.state.decide", planted)
 
 
 def in_a_deep_record() -> None:
@@ -42,7 +42,7 @@ def in_a_deep_record() -> None:
             stumble()
         return untaken(node, taken)
 
-    PLANTER.setattr("agent.node_writer.untaken", planted)
+    PLANTER.setattr("agent.node_input.untaken", planted)
 
 
 def once_in_a_deep_record() -> None:
@@ -55,7 +55,7 @@ def once_in_a_deep_record() -> None:
             stumble()
         return untaken(node, taken)
 
-    PLANTER.setattr("agent.node_writer.untaken", planted)
+    PLANTER.setattr("agent.node_input.untaken", planted)
 
 
 def in_a_run() -> None:
@@ -64,7 +64,7 @@ def in_a_run() -> None:
             stumble()
         return claim_on(node, now)
 
-    PLANTER.setattr("agent.runs.claim_on", planted)
+    PLANTER.setattr("agent.run_on_node.claim_on", planted)
 
 
 def in_a_node() -> None:

@@ -11,14 +11,15 @@ import pytest
 from pytest_mock import MockerFixture
 
 import agent.cycle
-from agent.cycle import AGAIN_SECONDS, Cycle, Expectations, Sources
+from agent.configuration import Configuration
+from agent.cycle import AGAIN_SECONDS, Cycle, Sources
 from agent.ledger import Ledger
+from agent.state import State
 from healthcheck.checks.driver_messages import DRIVER_LOADED
 from healthcheck.checks.expectation import Expectation, RuntimeClass
 from healthcheck.host import clock
-from healthcheck.memory.findings import Memory
 from healthcheck.model import Evidence, Outcome, Sighting
-from healthcheck.node.state import INSTANCE_TYPE, NodeState
+from healthcheck.node.state import INSTANCE_TYPE, NodeState, SelectiveClass
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.container_runtime.cri import NOT_YET, RuntimeStatus
 from healthcheck.probes.container_runtime.facts import Live
@@ -28,6 +29,7 @@ from healthcheck.probes.nvml.driver import Driver
 from healthcheck.probes.nvml.gpus import NVML
 from healthcheck.telemetry import Telemetry
 from sim.node import EFA_PROGRAMS, SimulatedNode
+from tests.agent.parts import Reports
 from tests.host.grpc_server import serving, told
 from tests.waiting import eventually
 
@@ -39,15 +41,13 @@ class Light:
 
     def __init__(self, node: SimulatedNode, config: Path, mocker: MockerFixture) -> None:
         self.telemetry = Telemetry()
-        self.node: NodeState | None = None
+        self.state = State("n")
         self.driver = Driver(node.root, use_loader=False)
         libfabric = Libfabric(node.root, path=f"{node.root}/{EFA_PROGRAMS}:/usr/bin:/bin")
-        sources = Sources(self.driver, libfabric, RuntimeStatus(node.root))
-        self.ledger = Ledger(Memory(), None, self.telemetry, clock.now, lambda: None)
-        self.expectations = Expectations(
-            node.root, "", clock.now, lambda: self.node, lambda: self.ledger.memory.instance_type
-        )
-        self.cycle = Cycle(sources, self.ledger, self.expectations, self.telemetry, config, lambda: "", lambda _: None)
+        sources = Sources(node.root, self.driver, libfabric, RuntimeStatus(node.root))
+        self.ledger = Ledger(self.state, None, self.telemetry)
+        configuration = Configuration(config, self.state, self.ledger, Reports(self.state), self.telemetry)
+        self.cycle = Cycle(sources, self.state, self.ledger, configuration, self.telemetry)
         self.judging = mocker.spy(agent.cycle, "judge")
 
     def look(self) -> tuple[Evidence, Expectation]:
@@ -117,7 +117,7 @@ def test_what_the_machine_once_had_is_expected_at_the_next_look(light: Light, no
     _, then = light.look()
 
     assert (at_first.first.efa, then.first.efa) == (None, 32)
-    assert light.ledger.memory.first.efa == 32
+    assert light.state.memory.first.efa == 32
 
 
 def test_a_later_look_has_what_the_runtime_says(short_root: Path, config: Path, mocker: MockerFixture) -> None:
@@ -138,20 +138,21 @@ def test_a_later_look_has_what_the_runtime_says(short_root: Path, config: Path, 
 def test_what_the_node_allows_is_expected(light: Light) -> None:
     assert light.look()[1].efa_allocatable is None
 
-    light.node = NodeState("n", labels={INSTANCE_TYPE: "p5.48xlarge"}, efa_allocatable=31)
+    node = NodeState("n", labels={INSTANCE_TYPE: "p5.48xlarge"}, efa_allocatable=31)
+    light.state.set_node(node)
     _, expected = light.look()
     assert (expected.instance_type, expected.efa_allocatable) == ("p5.48xlarge", 31)
 
-    light.node = replace(light.node, efa_allocatable=None)
+    light.state.set_node(replace(node, efa_allocatable=None))
     assert light.look()[1].efa_allocatable is None
 
 
 def test_the_runtime_classes_are_those_of_the_nodes_own_labels(light: Light) -> None:
-    light.expectations.runtime_classes = lambda labels: (RuntimeClass("nvidia", labels["pool"], for_this_node=True),)
+    light.state.set_runtime_classes([SelectiveClass("nvidia", "nvidia", {"pool": "gpu"})])
     assert light.look()[1].runtime_classes is None
 
-    light.node = NodeState("n", labels={"pool": "gpu"})
-    assert light.look()[1].runtime_classes == (RuntimeClass("nvidia", "gpu", for_this_node=True),)
+    light.state.set_node(NodeState("n", labels={"pool": "gpu"}))
+    assert light.look()[1].runtime_classes == (RuntimeClass("nvidia", "nvidia", for_this_node=True),)
 
 
 def test_no_look_waits_for_libfabric(light: Light, node: SimulatedNode, config: Path) -> None:
@@ -159,7 +160,7 @@ def test_no_look_waits_for_libfabric(light: Light, node: SimulatedNode, config: 
     node.write_value("libfabric/unlisted", node.efa_names[7])
 
     assert light.look()[0][LIBFABRIC] == LibfabricLook()
-    assert light.ledger.snapshot().verdict.unobserved == ()
+    assert light.state.known.verdict().unobserved == ()
     told = eventually(lambda: light.look()[0][LIBFABRIC].answer)
     assert isinstance(told, Listing)
     assert told.missing == (node.efa_names[7],)
@@ -167,17 +168,17 @@ def test_no_look_waits_for_libfabric(light: Light, node: SimulatedNode, config: 
 
 
 def test_a_node_that_cannot_be_read_for_a_moment_is_still_of_its_type(light: Light, node: SimulatedNode) -> None:
-    light.node = NodeState("n", labels={INSTANCE_TYPE: "p5.48xlarge"})
+    light.state.set_node(NodeState("n", labels={INSTANCE_TYPE: "p5.48xlarge"}))
     node.remove_gpu(3)
     for _ in range(4):
         light.look()
-    assert [one.finding.reason for one in light.ledger.memory.standing] == ["GpuCountLow"]
+    assert [one.finding.reason for one in light.state.memory.standing] == ["GpuCountLow"]
 
-    light.node = None
+    light.state.set_node(None)
     assert light.look()[1].instance_type == "p5.48xlarge"
-    assert [one.finding.reason for one in light.ledger.memory.standing] == ["GpuCountLow"]
+    assert [one.finding.reason for one in light.state.memory.standing] == ["GpuCountLow"]
 
-    light.node = NodeState("n")
+    light.state.set_node(NodeState("n"))
     assert light.look()[1].instance_type == ""
 
 
@@ -207,7 +208,7 @@ def test_a_gpu_that_somebody_resets_is_no_fault_of_it_nor_of_its_peers(
     light: Light, node: SimulatedNode, config: Path
 ) -> None:
     (config / "CHECKS_LIGHTWEIGHT").write_text("driver gpu-count ecc nvlink fabric p2p")
-    light.node = NodeState("n", labels={INSTANCE_TYPE: "p5.48xlarge"})
+    light.state.set_node(NodeState("n", labels={INSTANCE_TYPE: "p5.48xlarge"}))
     light.look()
     links = [f"nvml/gpu{gpu}/nvlink/{link}/state" for gpu in range(8) for link in range(18)]
     for link in links:
@@ -220,10 +221,10 @@ def test_a_gpu_that_somebody_resets_is_no_fault_of_it_nor_of_its_peers(
         node.write_value(link, 1)
     for state in (2, 2, 3):
         node.write_value("nvml/gpu3/fabric_state", state)
-        assert light.ledger.memory.standing == ()
+        assert light.state.memory.standing == ()
         light.look()
 
-    assert (light.ledger.memory.standing, light.ledger.memory.suspects) == ((), {})
+    assert (light.state.memory.standing, light.state.memory.suspects) == ((), {})
 
 
 def test_what_is_new_is_looked_at_once_more_soon(light: Light, node: SimulatedNode) -> None:
@@ -231,7 +232,7 @@ def test_what_is_new_is_looked_at_once_more_soon(light: Light, node: SimulatedNo
     node.lose_gpu(3)
 
     assert [light.cycle.run(), light.cycle.run()] == [AGAIN_SECONDS, None]
-    assert [one.finding.reason for one in light.ledger.memory.standing] == ["GpuLost"]
+    assert [one.finding.reason for one in light.state.memory.standing] == ["GpuLost"]
 
 
 def just_loaded() -> Sighting:

@@ -24,19 +24,23 @@ import pytest
 from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 
-from agent.deep_runs import DeepTests, Doors, Pace, Waits
-from agent.marks import HOLDER, OwnNode
-from agent.runs import Runs
-from healthcheck.checks.expectation import DeepRun, Expectation
+from agent.deep_runs import DeepTests, Waits
+from agent.level_2 import Level2
+from agent.marks import HOLDER
+from agent.run_on_node import RunOnNode
+from agent.state import State
+from healthcheck.checks.expectation import DeepRun
 from healthcheck.cluster.client import Cluster, node_state
 from healthcheck.deep import claim as deep_runs
-from healthcheck.deep.idle import Idleness
 from healthcheck.host import clock
-from healthcheck.model import Cause, Evidence, Host, Now, Probe, Severity, Unobserved
+from healthcheck.memory.findings import Memory, Standing
+from healthcheck.model import Evidence, Finding, Nature, Now, Severity, Unobserved
 from healthcheck.node.state import NodeState
 from healthcheck.probes.dcgm.diag import Dcgm
+from healthcheck.probes.nvml.causes import DRIVER_NOT_LOADED
 from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpu, Gpus
-from healthcheck.probes.pod_resources import SOCKETS, holds_gpus, read_pod_resources
+from healthcheck.probes.pod_resources import SOCKETS
+from healthcheck.settings import NodeSettings, Settings
 from healthcheck.telemetry import Telemetry
 from healthcheck.text.moments import timestamp
 from tests.agent.world import P, StandIn, World
@@ -45,7 +49,7 @@ from tests.probes.dcgm.documents import FAULTY, NOT_PERSISTENT, Said, Story, dcg
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
 Json = dict[str, Any]
-PACE = Pace(21600.0, 900.0)
+INTERVAL = 21600
 QUICK = Waits(settle=0.0, look_again=300.0, maintenance=0.0, watch=0.05, blind=1.0, told=0.2)
 SWEEP, QUARANTINE, RUN, MODE = (f"{P}/{key}" for key in ("sweep-result", "quarantine-result", "run", "mode"))
 MAINTENANCE = {"key": f"{P}/maintenance", "value": "l2", "effect": "NoSchedule"}
@@ -68,8 +72,38 @@ def swept(hours: float, **more: Any) -> str:
     )
 
 
-def saw(*gpus: Gpu) -> Evidence:
-    return Evidence({NVML: DriverLook(Gpus("570", "lib", gpus))})
+def saw(*gpus: Gpu, at: float = math.inf) -> Evidence:
+    return Evidence({NVML: DriverLook(Gpus("570", "lib", gpus))}, at)
+
+
+class Watched(State):
+    """Its Node is as the world has it, as if a watch had just shown it."""
+
+    def __init__(self, world: World, now: Callable[[], Now]) -> None:
+        node = node_state(world.node().object)
+        super().__init__(node.name, Memory(machine=node.machine, boot_id="boot-1"), now)
+        self.world = world
+        self.late: NodeState | None = None
+        """What a watch that is late shows."""
+        self.looks = 0
+        """At the Node."""
+
+    @property
+    def node(self) -> NodeState:
+        node = self.late or node_state(self.world.node().object)
+        self.looks += 1
+        return node
+
+
+class Unkillable(Dcgm):
+    """As if its last process hung in the driver for good."""
+
+    stuck_pid = 4711
+
+
+class Stuck(Level2):
+    def diagnostic(self) -> Dcgm:
+        return Unkillable(path=self.path)
 
 
 @dataclass
@@ -79,47 +113,27 @@ class Rig:
     world: World
     kubelet: Server
     cluster: Cluster
+    state: Watched
     telemetry: Telemetry = field(default_factory=Telemetry)
-    look: Evidence | None = field(default_factory=lambda: saw(Gpu(0, processes=0)))
-    shown: NodeState | None = None
-    """What a watch that is late shows of the Node."""
-    looks: int = 0
-    """At what the watch shows."""
-    look_anew: Callable[[], None] = lambda: None
-    looked_at: float = math.inf
-    beside: dict[Probe[Any], Any] = field(default_factory=dict)
-    severity: Severity = Severity.PASS
-    pace: Pace = PACE
+    looks_later: Evidence | None = None
+    """What the light look sees that is asked for before a test begins; None: what the last one saw."""
     waits: Waits = QUICK
-    now: Callable[[], Now] = clock.now
-    diagnostics: list[Dcgm] = field(default_factory=list)
-    kind: type[Dcgm] = Dcgm
+    level_2: type[Level2] = Level2
 
     def start(self) -> DeepTests:
         """A new agent's."""
-        host = Host(self.world.host.root)
-        idleness = Idleness(lambda: holds_gpus(read_pod_resources(host)), lambda: self.look)
-        doors = Doors(
-            self.name,
-            OwnNode(
-                lambda: self.cluster.read_node(self.name),
-                lambda change: self.cluster.update_node(self.name, change),
-                self._seen,
-            ),
-            self._diagnostic,
-            lambda: not (self.world.host.root / "usr/bin/dcgmi").exists(),
-            idleness.used,
-            idleness.held,
-            lambda _: self.severity,
-            Expectation,
-            lambda: (node_state(self.world.node().object).machine, "boot-1"),
-            self.look_anew,
-            lambda: self.looked_at,
-            lambda: self.beside,
-        )
-        keep = self.world.folder / "state"
+        root, keep = self.world.host.root, self.world.folder / "state"
         keep.mkdir(exist_ok=True)
-        return DeepTests(doors, lambda: self.pace, self.telemetry, self.now, keep, self.waits)
+        level_2 = self.level_2(root, self.state, f"{root}/usr/bin:/usr/bin:/bin")
+        return DeepTests(self.state, self.cluster, level_2, self, self.telemetry, keep, self.waits)
+
+    def look_soon(self) -> None:
+        if self.looks_later is not None:
+            self.state.see_look(self.looks_later)
+
+    def test_every(self, seconds: int) -> None:
+        values = NodeSettings.model_construct(dcgm_l2_interval_seconds=seconds)
+        self.state.configure(Settings(values), self.state.memory)
 
     @property
     def name(self) -> str:
@@ -168,15 +182,6 @@ class Rig:
     def pods(self, *pods: Json) -> None:
         self.kubelet.answers = told("pod-resources", {"pod_resources": list(pods)})
 
-    def _seen(self) -> NodeState:
-        seen = self.shown or node_state(self.world.node().object)
-        self.looks += 1
-        return seen
-
-    def _diagnostic(self) -> Dcgm:
-        self.diagnostics.append(self.kind(path=f"{self.world.host.root}/usr/bin:/usr/bin:/bin"))
-        return self.diagnostics[-1]
-
 
 @pytest.fixture
 def rig() -> Iterator[Rig]:
@@ -188,7 +193,8 @@ def rig() -> Iterator[Rig]:
         kubelet = undo.enter_context(serving(socket, told("pod-resources", {})))
         world.host.install_dcgmi()
         world.cluster.edit({"metadata": WELL, "status": {"allocatable": {"nvidia.com/gpu": "8"}}})
-        rig = Rig(world, kubelet, Cluster(lambda: client(world.kubeconfig)))
+        rig = Rig(world, kubelet, Cluster(lambda: client(world.kubeconfig)), Watched(world, clock.now))
+        rig.state.see_look(saw(Gpu(0, processes=0)))
         rig.annotate(sweep=swept(24))
         yield rig
 
@@ -220,22 +226,21 @@ class TestWhen:
         assert (rig.writes, rig.asked) == ([], [])
 
     def test_nodes_that_were_never_tested_take_turns_over_the_interval(self, rig: Rig) -> None:
-        rig.pace = Pace(3000.0, 900.0)
         seconds = []
         for number in range(16):
             rig.world.api.add_node(f"other-{number}")
             tests = rig.start()
             node = node_state(rig.world.api.node(f"other-{number}"))
-            seconds.append(tests._seconds_until_due(node, rig.pace, clock.now()))
+            seconds.append(tests._seconds_until_due(node, 3000, clock.now()))
 
         assert min(seconds) >= 0
         assert max(seconds) <= 3000
         assert len({int(one // 500) for one in seconds}) >= 4
 
-    @pytest.mark.parametrize("settings", [Pace(0.0, 900.0), PACE], ids=["an interval of 0", "no dcgmi"])
-    def test_never_where_it_is_switched_off_or_not_there(self, rig: Rig, settings: Pace) -> None:
-        rig.pace = settings
-        if settings is PACE:
+    @pytest.mark.parametrize("interval", [0, INTERVAL], ids=["an interval of 0", "no dcgmi"])
+    def test_never_where_it_is_switched_off_or_not_there(self, rig: Rig, interval: int) -> None:
+        rig.test_every(interval)
+        if interval:
             (rig.world.host.root / "usr/bin/dcgmi").unlink()
 
         assert rig.start().attempt() == 3600
@@ -255,7 +260,10 @@ def being_upgraded(rig: Rig) -> None:
 
 
 def failed(rig: Rig) -> None:
-    rig.severity = Severity.RESET
+    finding = Finding("Xid95", Severity.RESET, "gpu/0000:53:00.0", "x")
+    now = clock.now()
+    standing = Standing(finding, "xid", Nature.EVENT, now.wall, now.wall, 1, "boot-1", now.monotonic)
+    rig.state.remember(replace(rig.state.memory, standing=(standing,)))
 
 
 def unknown(rig: Rig) -> None:
@@ -271,15 +279,15 @@ def busy_with_a_pod(rig: Rig) -> None:
 
 
 def busy_with_a_process(rig: Rig) -> None:
-    rig.look = saw(Gpu(0, processes=0), Gpu(1, processes=2))
+    rig.state.see_look(saw(Gpu(0, processes=0), Gpu(1, processes=2)))
 
 
 def with_a_silent_driver(rig: Rig) -> None:
-    rig.look = Evidence({NVML: DriverLook(Unobserved(Cause.named("DriverNotLoaded"), "x"))})
+    rig.state.see_look(Evidence({NVML: DriverLook(Unobserved(DRIVER_NOT_LOADED, "x"))}))
 
 
 def before_its_first_look(rig: Rig) -> None:
-    rig.look = None
+    rig.state = Watched(rig.world, clock.now)
 
 
 def with_a_kubelet_that_answers_nothing(rig: Rig) -> None:
@@ -362,7 +370,8 @@ class TestARun:
             code="217",
         )
         before, moment = rig.result, clock.now()
-        rig.now = lambda: moment
+        rig.state = Watched(rig.world, lambda: moment)
+        rig.state.see_look(saw(Gpu(0, processes=0)))
         tests = rig.start()
         seconds = []
         for _ in range(7):
@@ -375,7 +384,7 @@ class TestARun:
     def test_that_leaves_a_gpu_out_is_no_pass(self, rig: Rig) -> None:
         """As a sweep has it: NVML lists nine, and DCGM has tested eight of them."""
         gpus = [Gpu(index, address=f"0000:{index + 16:02x}:00.0") for index in range(9)]
-        rig.beside = {NVML: saw(*gpus)[NVML]}
+        rig.state.see_look(saw(*gpus))
 
         assert rig.start().attempt() == 600
         assert rig.runs == {"could-not-run": 1.0}
@@ -402,16 +411,14 @@ class TestARun:
         assert (rig.asked, rig.marks) == ([], {})
 
     def test_is_not_begun_when_a_process_came_since_the_last_look(self, rig: Rig) -> None:
-        def looked() -> None:
-            rig.look = saw(Gpu(0, processes=1))
-
-        rig.look_anew = looked
+        rig.looks_later = saw(Gpu(0, processes=1))
 
         assert rig.start().attempt() == QUICK.look_again
         assert (rig.asked, rig.marks) == ([], {})
 
     def test_is_not_begun_when_nobody_could_look_again(self, rig: Rig) -> None:
-        rig.looked_at, rig.waits = 0.0, replace(QUICK, look=0.2)
+        rig.state.see_look(saw(Gpu(0, processes=0), at=0.0))
+        rig.waits = replace(QUICK, look=0.2)
 
         assert rig.start().attempt() == QUICK.look_again
         assert (rig.asked, rig.marks) == ([], {})
@@ -452,7 +459,7 @@ class TestARun:
 
     def test_goes_on_while_the_watch_has_not_come_to_its_mark(self, rig: Rig) -> None:
         rig.dcgm(seconds="1")
-        rig.shown = node_state(rig.world.node().object)
+        rig.state.late = node_state(rig.world.node().object)
 
         rig.start().attempt()
 
@@ -462,8 +469,8 @@ class TestARun:
         rig.dcgm(hang="")
         worker = beside(rig.start())
         eventually(lambda: rig.asked)
-        looks = rig.looks
-        eventually(lambda: rig.looks > looks + 1)  # one at least that saw the mark
+        looks = rig.state.looks
+        eventually(lambda: rig.state.looks > looks + 1)  # one at least that saw the mark
         rig.annotate(run=None)
         worker.join()
 
@@ -496,15 +503,9 @@ class TestARun:
         assert (json.loads(rig.marks[RUN])["holder"], rig.asked) == ("job-1", [])
 
 
-class Unkillable(Dcgm):
-    """As if its last process hung in the driver for good."""
-
-    stuck_pid = 4711
-
-
 def test_no_second_run_is_begun_beside_one_that_cannot_be_killed(rig: Rig) -> None:
     rig.dcgm(code="217", answer="", error="A diag instance is already running")
-    rig.kind = Unkillable
+    rig.level_2 = Stuck
     tests = rig.start()
     assert tests.attempt() == 600
 
@@ -697,43 +698,40 @@ class TestTheMetrics:
 class TestSinceWhenARunHasTheNode:
     def test_from_its_first_sight_to_its_end_or_its_time(self) -> None:
         moment = Now(datetime(2026, 11, 21, tzinfo=UTC), 1000.0)
-        runs = Runs(lambda: moment)
         text = json.dumps({"kind": "sweep", "holder": "job-1", "until": "2026-11-21T00:10:00Z"})
         held = NodeState("n", annotations={RUN: text})
-        runs.saw(NodeState("n"))
-        assert runs.now() is None
+        run = RunOnNode().seen(NodeState("n"), moment)
+        assert run.at(moment) is None
 
         moment = _later(moment, 60)
-        runs.saw(held)
-        runs.saw(held)
-        assert runs.now() == DeepRun("sweep", 1060.0)
+        run = run.seen(held, moment).seen(held, moment)
+        assert run.at(moment) == DeepRun("sweep", 1060.0)
         moment = _later(moment, 60)
-        runs.saw(NodeState("n"))
-        assert runs.now() == DeepRun("sweep", 1060.0, 1120.0)
+        run = run.seen(NodeState("n"), moment)
+        assert run.at(moment) == DeepRun("sweep", 1060.0, 1120.0)
 
-        runs.saw(held)
-        assert runs.now() == DeepRun("sweep", 1120.0)
-        moment = _later(moment, 3600)
-        assert runs.now() == DeepRun("sweep", 1120.0, 1600.0)
+        run = run.seen(held, moment)
+        assert run.at(moment) == DeepRun("sweep", 1120.0)
+        assert run.at(_later(moment, 3600)) == DeepRun("sweep", 1120.0, 1600.0)
 
     def test_a_run_that_is_held_for_longer_began_when_it_began(self) -> None:
         moment = Now(datetime(2026, 11, 21, tzinfo=UTC), 1000.0)
-        runs = Runs(lambda: moment)
-        runs.saw(NodeState("n"))
+        run = RunOnNode().seen(NodeState("n"), moment)
         for minutes in (10, 13, 16):
             until = f"2026-11-21T00:{minutes}:00Z"
             text = json.dumps({"kind": "quarantine", "holder": "pod-1", "until": until})
-            runs.saw(NodeState("n", annotations={RUN: text}))
+            run = run.seen(NodeState("n", annotations={RUN: text}), moment)
             moment = _later(moment, 180)
 
-        assert runs.now() == DeepRun("quarantine", 1000.0)
+        assert run.at(moment) == DeepRun("quarantine", 1000.0)
 
     def test_one_that_was_there_before_the_agent_began_nobody_knows_when(self) -> None:
-        runs = Runs(lambda: Now(datetime(2026, 11, 21, tzinfo=UTC), 1000.0))
+        moment = Now(datetime(2026, 11, 21, tzinfo=UTC), 1000.0)
         text = json.dumps({"kind": "l2", "holder": HOLDER, "until": "2026-11-21T00:10:00Z"})
-        runs.saw(NodeState("n", annotations={RUN: text}))
 
-        assert runs.now() == DeepRun("l2", 0.0)
+        run = RunOnNode().seen(NodeState("n", annotations={RUN: text}), moment)
+
+        assert run.at(moment) == DeepRun("l2", 0.0)
 
 
 def client(kubeconfig: Path) -> ApiClient:

@@ -96,8 +96,8 @@ def test_light_looks_go_on_beside_a_run_and_a_pod_ends_it(rig: Rig) -> None:
     rig.world.configure(CHECK_INTERVAL="10")
     with running(rig.world) as agent:
         rig.world.wait(lambda _: rig.asked)
-        looks = agent.cycle.ended
-        rig.world.wait(lambda _: agent.cycle.ended >= looks + 2)
+        looks = agent.host.cycle.ended
+        rig.world.wait(lambda _: agent.host.cycle.ended >= looks + 2)
         assert rig.marks[MODE] == "l2"
         rig.world.host.xid(3, 13, WARP, process=(OUR_TEST, "nvvs"))
         rig.world.host.xid(4, 48, "An uncorrectable double bit error (DBE) has been detected on GPU.")
@@ -118,7 +118,7 @@ def test_an_xid_of_a_pod_that_calls_itself_a_test_counts_during_a_run(rig: Rig) 
         assert standing(agent)["Xid13"] == {f"gpu/{rig.world.host.gpus[4].address}"}
 
         # What has ended meanwhile is known by its number for a while.
-        eventually(lambda: OUR_TEST in agent.own_tests.seen)
+        eventually(lambda: OUR_TEST in agent.state.known.deep_processes)
         shutil.rmtree(rig.world.host.root / f"proc/{OUR_TEST}")
         rig.world.host.xid(3, 13, WARP, process=(OUR_TEST, "nvvs"))
         rig.world.host.xid(5, 48, "An uncorrectable double bit error (DBE) has been detected on GPU.")
@@ -129,7 +129,7 @@ def test_an_xid_of_a_pod_that_calls_itself_a_test_counts_during_a_run(rig: Rig) 
 def standing(agent: Agent) -> dict[str, set[str]]:
     """The subjects of what stands in its memory, by reason."""
     found: dict[str, set[str]] = {}
-    for one in agent.ledger.memory.standing:
+    for one in agent.state.memory.standing:
         found.setdefault(one.finding.reason, set()).add(one.finding.subject)
     return found
 

@@ -12,18 +12,20 @@ from typing import Any
 
 import pytest
 
+from agent.deep_processes import DeepProcesses
 from agent.kernel_log import Follower
 from agent.ledger import Ledger
+from agent.state import State
 from healthcheck.checks import CHECKS
-from healthcheck.checks.expectation import Expectation
-from healthcheck.host import clock
 from healthcheck.memory.file import MemoryFile
 from healthcheck.memory.findings import Memory
 from healthcheck.memory.kernel_log import after_kernel_log
 from healthcheck.model import Check, Evidence, Finding, Judgement, Nature, Now, Outcome, Severity, Sighting
 from healthcheck.probes.kernel_log import RING
+from healthcheck.settings import NodeSettings, Settings
 from healthcheck.telemetry import Telemetry
 from sim.node import SimulatedNode
+from tests.agent.parts import Reports
 from tests.waiting import eventually
 
 GPU = "gpu/0000:53:00.0"
@@ -52,8 +54,12 @@ class TestTheFile:
         return [1000.0]
 
     @pytest.fixture
-    def ledger(self, file: MemoryFile, time: list[float]) -> Ledger:
-        return Ledger(Memory(boot_id="b"), file, Telemetry(), lambda: Now(WALL, time[0]), lambda: None)
+    def state(self, time: list[float]) -> State:
+        return State("n", Memory(boot_id="b"), lambda: Now(WALL, time[0]))
+
+    @pytest.fixture
+    def ledger(self, file: MemoryFile, state: State) -> Ledger:
+        return Ledger(state, file, Telemetry())
 
     def xid(self, ledger: Ledger, seq: int, code: int = 95, severity: Severity = Severity.RESET) -> None:
         finding = Finding(f"Xid{code}", severity, GPU, "x", seq=seq, at=1.0)
@@ -93,18 +99,18 @@ class TestTheFile:
         assert counted(file) >= 49 - 11
 
     def test_a_program_that_begins_with_the_older_file_counts_the_same(
-        self, ledger: Ledger, file: MemoryFile, time: list[float]
+        self, ledger: Ledger, state: State, file: MemoryFile
     ) -> None:
         for seq in range(1, 6):
             self.xid(ledger, seq)
         before = file.read()
         assert before
         assert before.cursor is not None
-        again = Ledger(before, None, Telemetry(), lambda: Now(WALL, time[0]), lambda: None)
+        again = State("n", before, state.now)
         for seq in range(before.cursor + 1, 6):
-            self.xid(again, seq)
+            self.xid(Ledger(again, None, Telemetry()), seq)
 
-        assert [one.count for one in again.memory.standing] == [one.count for one in ledger.memory.standing] == [5]
+        assert [one.count for one in again.memory.standing] == [one.count for one in state.memory.standing] == [5]
 
 
 @dataclass
@@ -118,23 +124,26 @@ class _SlowFile(MemoryFile):
         super().write(memory)
 
 
+def selecting(selected: tuple[Check, ...]) -> Settings:
+    """Settings that run these checks, as no list of names can select them."""
+
+    class Selecting(NodeSettings):
+        @property
+        def checks(self) -> tuple[Check, ...]:
+            return selected
+
+    return Settings(Selecting.model_construct())
+
+
 class _Following:
     def __init__(self, node: SimulatedNode, file: MemoryFile, checks: tuple[Check, ...] = EVENT_CHECKS) -> None:
-        self.checks = checks
         self.telemetry = Telemetry()
-        self.said: list[tuple[str, str]] = []
-        self.ledger = Ledger(Memory(boot_id=node.boot_id), file, self.telemetry, clock.now, lambda: None)
-        self.follower = Follower(
-            node.root,
-            self.ledger,
-            self.telemetry,
-            self._checks,
-            lambda _: Expectation(),
-            lambda *word: self.said.append(word),
-        )
-
-    def _checks(self) -> tuple[Check, ...]:
-        return self.checks
+        self.state = State("n", Memory(boot_id=node.boot_id))
+        self.ledger = Ledger(self.state, file, self.telemetry)
+        self.ledger.configure(selecting(checks))
+        self.reports = Reports(self.state)
+        processes = DeepProcesses(node.root, self.state)
+        self.follower = Follower(node.root, self.state, self.ledger, self.reports, processes, self.telemetry)
 
     def metric(self, name: str = "") -> float:
         return self.telemetry.registry.get_sample_value(f"gpu_healthcheck_kernel_log_{name}records_total") or 0.0
@@ -143,7 +152,7 @@ class _Following:
         return self.metric("lost_") == records
 
     def has_counted(self, times: int) -> bool:
-        return [one.count for one in self.ledger.memory.standing] == [times]
+        return [one.count for one in self.state.memory.standing] == [times]
 
 
 class TestFollowing:
@@ -180,7 +189,7 @@ class TestFollowing:
         following.follower.end()
 
         lost = "17 kernel log records were overwritten before they were read"
-        assert following.said == [("KernelLogOverrun", lost)]
+        assert following.reports.warnings == [("KernelLogOverrun", lost)]
 
     def test_what_no_check_reads_is_counted_and_judged_by_none(self, node: SimulatedNode, file: MemoryFile) -> None:
         following = _Following(node, file)
@@ -192,10 +201,10 @@ class TestFollowing:
         node.kernel_log.write("usb 1-1: reset", facility=3)
         last = node.kernel_log.write("usb 1-1: reset")
 
-        eventually(lambda: following.ledger.memory.cursor == last.sequence)
+        eventually(lambda: following.state.memory.cursor == last.sequence)
         following.follower.end()
         assert (following.metric() - before, following.metric("refused_")) == (11, 1)
-        assert following.ledger.memory.standing == ()
+        assert following.state.memory.standing == ()
 
 
 def _stumbling(check: Check, over: str) -> Check:
@@ -221,27 +230,29 @@ class TestARecordThatCannotBeTaken:
     def test_is_set_aside_by_name_and_those_around_it_count(self, node: SimulatedNode, file: MemoryFile) -> None:
         following = self.following(node, file)
         following.follower.start()
-        eventually(lambda: len(following.ledger.memory.standing) == 3)
-        eventually(lambda: following.ledger.memory.cursor == following.follower._cursor)
+        eventually(lambda: len(following.state.memory.standing) == 3)
+        eventually(lambda: following.state.memory.cursor == following.follower._cursor)
         following.follower.end()
 
-        assert {one.finding.subject for one in following.ledger.memory.standing} == {
+        assert {one.finding.subject for one in following.state.memory.standing} == {
             f"gpu/{node.gpus[number].address}" for number in (0, 2, 3)
         }
-        assert {reason for reason, _ in following.said} == {"KernelLogRecordSetAside"}
-        assert all("ValueError: poison" in message and "79, poison" in message for _, message in following.said)
-        blind = following.ledger.snapshot().verdict.unobserved
+        assert {reason for reason, _ in following.reports.warnings} == {"KernelLogRecordSetAside"}
+        assert all(
+            "ValueError: poison" in message and "79, poison" in message for _, message in following.reports.warnings
+        )
+        blind = following.state.known.verdict().unobserved
         assert {one.cause.cause.name for one in blind if one.check == "0-nvidia-smi"} >= {"KernelLogRecordSetAside"}
 
     def test_still_blinds_its_check_after_the_next_good_one(self, node: SimulatedNode, file: MemoryFile) -> None:
         following = self.following(node, file)
         following.follower.start()
-        eventually(lambda: len(following.ledger.memory.standing) == 3)
+        eventually(lambda: len(following.state.memory.standing) == 3)
         node.xid(4, 79, "good")
-        eventually(lambda: len(following.ledger.memory.standing) == 4)
+        eventually(lambda: len(following.state.memory.standing) == 4)
         following.follower.end()
 
-        causes = {one.cause.cause.name for one in following.ledger.snapshot().verdict.unobserved}
+        causes = {one.cause.cause.name for one in following.state.known.verdict().unobserved}
         assert "KernelLogRecordSetAside" in causes
 
     def test_is_set_aside_too_where_it_is_the_memory_that_cannot_take_it(
@@ -254,13 +265,13 @@ class TestARecordThatCannotBeTaken:
 
         monkeypatch.setattr("agent.ledger.after_kernel_log", fails)
         following = self.following(node, file)
-        following.checks = EVENT_CHECKS
+        following.ledger.configure(selecting(EVENT_CHECKS))
         following.follower.start()
-        eventually(lambda: len(following.ledger.memory.standing) == 3)
-        eventually(lambda: following.said)
+        eventually(lambda: len(following.state.memory.standing) == 3)
+        eventually(lambda: following.reports.warnings)
         following.follower.end()
 
-        ((reason, message),) = following.said
+        ((reason, message),) = following.reports.warnings
         assert reason == "KernelLogRecordSetAside"
         assert "OverflowError" in message
 
@@ -269,10 +280,11 @@ def test_what_no_file_can_hold_never_becomes_the_memory(file: MemoryFile, monkey
     def fails(*_: Any) -> None:
         raise ValueError("year 1 is out of range")
 
-    ledger = Ledger(Memory(boot_id="b"), file, Telemetry(), clock.now, lambda: None)
+    state = State("n", Memory(boot_id="b"))
+    ledger = Ledger(state, file, Telemetry())
     monkeypatch.setattr(file, "write", fails)
     line = Sighting("Xid79", GPU, 1, 1.0, Finding("Xid79", Severity.REBOOT, GPU, "x", seq=1, at=1.0))
     with pytest.raises(ValueError, match="year 1"):
         ledger.kernel_log_judged([Outcome("xid", "0-nvidia-smi", sightings=(line,))], 1)
 
-    assert ledger.memory == Memory(boot_id="b")
+    assert state.memory == Memory(boot_id="b")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.left_out import UNUSED, LeftOut
+from agent.unused_modules import UNUSED, LeftOut
 from healthcheck.telemetry import Telemetry
 from sim.imds import SimulatedImds
 from tests.agent.world import CHILD, AgentProcess, World
@@ -35,7 +35,7 @@ libc.pthread_mutex_lock(mutex)
 
 LEAN = """
 import sys
-from agent.left_out import UNUSED, without_unused_parts
+from agent.unused_modules import UNUSED, without_unused_parts
 with without_unused_parts():
     import agent.program
 """

@@ -9,18 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from agent.outage import Outage
-from agent.permissions import Access
 from agent.reporter import Reporter
+from agent.state import State
 from healthcheck.cluster import kubeconfig
 from healthcheck.cluster.client import Cluster, connect
 from healthcheck.cluster.errors import Unavailable
-from healthcheck.host import clock
 from healthcheck.node.state import NodeState
 from healthcheck.telemetry import Telemetry
 from healthcheck.verdict.events import Event
 from sim.api_objects import EVENTS
 from sim.api_stand_in import ApiStandIn
+from tests.agent.parts import api_server
 from tests.waiting import eventually
 
 GOOD = Event("gpu-node-1.one", "Warning", "Xid79", "GPU has fallen off the bus.")
@@ -29,19 +28,12 @@ GOOD = Event("gpu-node-1.one", "Warning", "Xid79", "GPU has fallen off the bus."
 def test_an_event_that_cannot_be_written_is_dropped_alone(tmp_path: Path) -> None:
     api, telemetry = ApiStandIn("gpu-node-1"), Telemetry()
     cluster = Cluster(lambda: connect(kubeconfig.Access(str(api.kubeconfig(tmp_path / "kubeconfig")))))
-    reporter = Reporter(
-        cluster,
-        Access(telemetry),
-        Outage(),
-        lambda: cluster.read_node("gpu-node-1"),
-        clock.now,
-        lambda: 300.0,
-    )
+    reporter = Reporter(api_server(cluster, telemetry), State("gpu-node-1"))
     broken = replace(GOOD)
     object.__setattr__(broken, "message", object())  # what no JSON can hold, and no Event of ours says
-    reporter.say(broken)
-    reporter.say(GOOD)
-    reporter.beat()
+    reporter.queue(broken)
+    reporter.queue(GOOD)
+    reporter.renew_heartbeat()
     reporter.start()
     eventually(lambda: reporter.is_done)
     reporter.end()
@@ -52,27 +44,28 @@ def test_an_event_that_cannot_be_written_is_dropped_alone(tmp_path: Path) -> Non
 
 
 def test_what_came_before_it_meanwhile_is_not_dropped_in_its_place(tmp_path: Path) -> None:
-    """As a person's release does, whose teller waits until it was told."""
+    """As a person's release does, for which the node writer waits."""
     api, telemetry = ApiStandIn("gpu-node-1"), Telemetry()
-    cluster = Cluster(lambda: connect(kubeconfig.Access(str(api.kubeconfig(tmp_path / "kubeconfig")))))
     released: list[threading.Event] = []
 
-    def node() -> NodeState:
-        if not released:
-            released.append(reporter.say(GOOD, first=True))
-        return cluster.read_node("gpu-node-1")
+    class Releasing(Cluster):
+        def read_node(self, name: str) -> NodeState:
+            if not released:
+                released.append(reporter.queue(GOOD, first=True))
+            return super().read_node(name)
 
-    reporter = Reporter(cluster, Access(telemetry), Outage(), node, clock.now, lambda: 300.0)
+    cluster = Releasing(lambda: connect(kubeconfig.Access(str(api.kubeconfig(tmp_path / "kubeconfig")))))
+    reporter = Reporter(api_server(cluster, telemetry), State("gpu-node-1"))
     broken = replace(GOOD)
     object.__setattr__(broken, "message", object())
-    told = reporter.say(broken)
+    written = reporter.queue(broken)
     reporter.start()
     eventually(lambda: reporter.is_done)
     reporter.end()
 
     assert [one["message"] for one in api.store.find_all(EVENTS, "default")[0]] == [GOOD.message]
     assert released[0].is_set()
-    assert told.is_set()
+    assert written.is_set()
     api.close()
 
 

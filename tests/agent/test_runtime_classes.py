@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import structlog.testing
 
 from agent.runtime_classes import LISTED_AGAIN_SECONDS, RuntimeClasses
+from agent.state import State
 from healthcheck.checks.expectation import RuntimeClass
 from healthcheck.cluster.client import Cluster, connect
+from healthcheck.model import Now
+from healthcheck.node.state import NodeState
 from healthcheck.telemetry import Telemetry
 from sim.api_objects import RUNTIME_CLASSES
 from sim.api_stand_in import ApiStandIn
+from tests.agent.parts import api_server
 from tests.agent.world import World
 from tests.waiting import eventually
 
@@ -27,11 +32,17 @@ class Listing:
         self.api = api
         self.now = 5000.0
         self.telemetry = Telemetry()
-        self.classes = RuntimeClasses(Cluster(connect), self.telemetry, lambda: self.now)
+        self.state = State("n", now=lambda: Now(datetime.now(UTC), self.now))
+        self.classes = RuntimeClasses(api_server(Cluster(connect), self.telemetry), self.state)
 
     def on(self, labels: dict[str, str]) -> tuple[RuntimeClass, ...] | None:
         self.classes.list_when_due()
-        return self.classes.on(labels)
+        return self.expected(labels)
+
+    def expected(self, labels: dict[str, str]) -> tuple[RuntimeClass, ...] | None:
+        """What a look on a node with these labels is judged against."""
+        self.state.set_node(NodeState("n", labels=labels))
+        return self.state.expectation().runtime_classes
 
     @property
     def times(self) -> int:
@@ -62,7 +73,7 @@ def test_a_class_is_for_the_nodes_that_its_selector_takes(listing: Listing) -> N
 
 
 def test_a_cluster_without_any_is_not_one_that_nobody_could_ask(listing: Listing) -> None:
-    assert listing.classes.on(GPU_NODE) is None
+    assert listing.expected(GPU_NODE) is None
     assert listing.on(GPU_NODE) == ()
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from agent.schedule import Schedule
+from agent.state import State
+from healthcheck.settings import NodeSettings, Settings
 from tests.waiting import GIVE_UP_SECONDS
 
 
@@ -29,6 +31,17 @@ class Work:
         return all(self.begun.acquire(timeout=GIVE_UP_SECONDS) for _ in range(times))
 
 
+def every(seconds: int) -> State:
+    """A light look every so many seconds."""
+    state = State("n")
+    state.configure(Settings(NodeSettings.model_construct(check_interval_seconds=seconds)), state.memory)
+    return state
+
+
+def nothing() -> None:
+    return
+
+
 @pytest.fixture
 def light() -> Work:
     return Work()
@@ -41,7 +54,7 @@ def deep() -> Work:
 
 @pytest.fixture
 def schedule(tmp_path: Path, light: Work, deep: Work) -> Iterator[Schedule]:
-    schedule = Schedule(light, lambda: 10, tmp_path)
+    schedule = Schedule(every(10), tmp_path)
     yield schedule
     schedule.end()
     for work in (light, deep):
@@ -50,7 +63,7 @@ def schedule(tmp_path: Path, light: Work, deep: Work) -> Iterator[Schedule]:
 
 def test_a_hanging_deep_look_delays_no_light_one(schedule: Schedule, light: Work, deep: Work) -> None:
     deep.goes_on.clear()
-    schedule.start(lambda: None, deep)
+    schedule.start(light, nothing, deep)
 
     assert deep.comes(1)
     assert light.comes(3)
@@ -58,7 +71,7 @@ def test_a_hanging_deep_look_delays_no_light_one(schedule: Schedule, light: Work
 
 def test_a_hanging_light_look_delays_no_deep_one(schedule: Schedule, light: Work, deep: Work) -> None:
     light.goes_on.clear()
-    schedule.start(lambda: None, deep)
+    schedule.start(light, nothing, deep)
 
     assert light.comes(1)
     assert deep.comes(3)
@@ -71,7 +84,7 @@ def test_a_deep_look_that_failed_ends_neither(schedule: Schedule, light: Work) -
         failed.set()
         raise ValueError("a fault of ours")
 
-    schedule.start(lambda: None, fails)
+    schedule.start(light, nothing, fails)
 
     assert failed.wait(GIVE_UP_SECONDS)
     assert light.comes(3)
@@ -86,8 +99,8 @@ def test_after_a_look_that_failed_the_next_does_not_wait_for_the_interval(
         light()
         raise ValueError("a fault of ours")
 
-    schedule = Schedule(fails, lambda: 86400, tmp_path)
-    schedule.start(lambda: None)
+    schedule = Schedule(every(86400), tmp_path)
+    schedule.start(fails, nothing)
     came = light.comes(3)
     schedule.end()
 

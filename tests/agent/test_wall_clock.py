@@ -24,6 +24,8 @@ import sys, threading, time
 from functools import partial
 from pathlib import Path
 from agent.schedule import Schedule
+from agent.state import State
+from healthcheck.settings import NodeSettings, Settings
 
 def say(what, seconds):
     def work():
@@ -31,7 +33,9 @@ def say(what, seconds):
         return seconds
     return work
 
-Schedule(say("light", None), lambda: 1, Path(sys.argv[1])).start(say("aside", None), say("deep", 0.5))
+state = State("n")
+state.configure(Settings(NodeSettings.model_construct(check_interval_seconds=1)), state.memory)
+Schedule(state, Path(sys.argv[1])).start(say("light", None), say("beside", None), say("deep", 0.5))
 threading.Event().wait()
 """
 """A schedule of its own process, of which each job tells the wall clock's time."""
@@ -66,11 +70,11 @@ def came_at(said: Path, job: str, now: float) -> bool:
 
 @pytest.mark.parametrize("seconds", [-HOUR, HOUR, -DAY, DAY])
 def test_every_job_goes_on(said: Path, wall_clock: WallClock, seconds: int) -> None:
-    eventually(lambda: all(came(said, job) for job in ("light", "aside", "deep")))
+    eventually(lambda: all(came(said, job) for job in ("light", "beside", "deep")))
     wall_clock.step(seconds)
     now = time.time() + seconds
 
-    for job in ("light", "aside", "deep"):
+    for job in ("light", "beside", "deep"):
         eventually(partial(came_at, said, job, now), said.read_text)
 
 

@@ -10,7 +10,7 @@ from itertools import count
 
 import pytest
 
-from agent.slots import Slots
+from agent.own_slot import OwnSlot
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import NotFound
 from healthcheck.node.state import NodeState
@@ -35,10 +35,10 @@ class Member:
         self.cluster = Cluster(lambda: plane.api(kubeconfig))
         self.node: NodeState = self.cluster.read_node(name)
         self.cluster.beat(self.node, datetime.now(UTC), 900)
-        self.slots = Slots(self.cluster)
+        self.slot = OwnSlot(self.cluster)
 
     def take(self) -> bool:
-        return self.slots.take(self.node, PERCENT).held
+        return self.slot.take(self.node, PERCENT).held
 
 
 @pytest.fixture

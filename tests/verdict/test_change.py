@@ -15,7 +15,7 @@ from healthcheck.model import PREFIX, Nature, Severity, Unobserved
 from healthcheck.node.state import CONDITION, QUARANTINE_RESULT, RELEASE, RESULTS, SWEEP_RESULT, TAINT, NodeState
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import UNTOLD
-from healthcheck.verdict.budget import HELD, Place
+from healthcheck.verdict.budget import HELD, Grant
 from healthcheck.verdict.change import NodeChange, Rules, plan, wants_place
 from healthcheck.verdict.events import cut, event_name, released_event
 from healthcheck.verdict.verdict import Verdict, decide
@@ -29,7 +29,7 @@ FOREIGN_TAINTS = [
     {"key": f"{PREFIX}/maintenance", "value": "l2", "effect": "NoSchedule"},
 ]
 STARTUP_TAINT = {"key": f"{PREFIX}/startup", "effect": "NoSchedule"}
-FULL = Place(held=False, why="3 of the fleet's 3 places for tainted nodes are taken")
+FULL = Grant(held=False, why="3 of the fleet's 3 places for tainted nodes are taken")
 OTHER_EFFECT = {"key": TAINT["key"], "value": "true", "effect": "NoExecute"}
 FOREIGN_LABELS = {"team": "a", f"{PREFIX}/enabled": "true", f"{PREFIX}/mode": "sweep", "kubernetes.io/os": "linux"}
 RULES = Rules()
@@ -46,12 +46,12 @@ def plan_for(
     blind: Unobserved | None = None,
     rules: Rules = RULES,
     now: datetime = WALL,
-    place: Place = HELD,
+    grant: Grant = HELD,
 ) -> NodeChange:
     memory = remembers() if memory is None else memory
     verdict = decide(memory, [says(blind=blind)])
     record = records.render(verdict, memory, IDENTITY, now)
-    return plan(verdict, record, state, rules, now, memory.acknowledged, place)
+    return plan(verdict, record, state, rules, now, memory.acknowledged, grant)
 
 
 def written(state: NodeState, change: NodeChange) -> NodeState:
@@ -201,7 +201,7 @@ class TestTaints:
 
 class TestTheBudget:
     def test_without_a_place_the_verdict_is_written_and_the_taint_withheld(self) -> None:
-        after = written(node(), plan_for(node(), memory_of(REBOOT), place=FULL))
+        after = written(node(), plan_for(node(), memory_of(REBOOT), grant=FULL))
 
         assert (after.labels[STATUS], after.labels[SEVERITY], after.tainted()) == ("fail", "REBOOT", False)
         assert json.loads(after.annotations[RESULTS])["taint"] == "withheld"
@@ -211,15 +211,15 @@ class TestTheBudget:
 
     def test_a_withheld_taint_is_told_once_with_the_reason(self) -> None:
         state = settled()
-        first = plan_for(state, memory_of(REBOOT), place=FULL)
+        first = plan_for(state, memory_of(REBOOT), grant=FULL)
         after = written(state, first)
 
         assert (first.events[0].reason, first.events[0].type) == ("TaintWithheld", "Warning")
         assert FULL.why in first.events[0].message
-        assert plan_for(after, memory_of(REBOOT), place=FULL) == NodeChange()
+        assert plan_for(after, memory_of(REBOOT), grant=FULL) == NodeChange()
 
     def test_a_place_that_was_freed_is_used(self) -> None:
-        withheld = written(node(), plan_for(node(), memory_of(REBOOT), place=FULL))
+        withheld = written(node(), plan_for(node(), memory_of(REBOOT), grant=FULL))
 
         after = written(withheld, plan_for(withheld, memory_of(REBOOT)))
 
@@ -229,7 +229,7 @@ class TestTheBudget:
     def test_an_existing_taint_is_never_lifted_for_want_of_a_place(self) -> None:
         state = settled(memory_of(REBOOT))
 
-        assert plan_for(state, memory_of(REBOOT), place=FULL) == NodeChange()
+        assert plan_for(state, memory_of(REBOOT), grant=FULL) == NodeChange()
 
     @pytest.mark.parametrize(
         ("severity", "blind", "tainted", "rules", "labels", "wants"),

@@ -11,21 +11,18 @@ import structlog
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Conflict, NotFound
 from healthcheck.node.state import NodeState
-from healthcheck.verdict.budget import HELD, Place, Slot, allowed, draw, draw_free, occupancy, oldest_first
+from healthcheck.verdict.budget import HELD, Grant, Slot, allowed, draw, draw_free, occupancy, oldest_first
 
 log = structlog.get_logger()
-
 
 _COUNTED_SECONDS = 3600.0
 """A fleet does not shrink to half of it so fast: while less than half of its places are taken, this old a number of its
 nodes will do, and the taint need not wait for another."""
-
-
 _SEEN_SECONDS = 600.0
 """Half of the places are not taken so fast either: where less than half were, the first try needs no new count."""
 
 
-class Slots:
+class OwnSlot:
     """Holds at most one place. What an agent that died left behind is found once for each Node's UID."""
 
     def __init__(self, cluster: Cluster, clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,7 +43,7 @@ class Slots:
         """When so many places were taken."""
         self._draw = random.Random()  # noqa: S311 - spreads the fleet over the places, no secret
 
-    def take(self, node: NodeState, percent: int, *, closely: bool = True) -> Place:
+    def take(self, node: NodeState, percent: int, *, closely: bool = True) -> Grant:
         """Hold a place. Raises ClusterError when the cluster does not say.
 
         Only who looks `closely` finds the one that is left where somebody holds several; it costs a listing of all.
@@ -66,7 +63,7 @@ class Slots:
         if held < places and self._take_one_of(draw(places, self._draw), node):
             return HELD
         if not closely and (held >= places or (held := self._cluster.count_slots()) >= places):
-            return Place(held=False, why=f"{held} of the fleet's {places} places for tainted nodes are taken")
+            return Grant(held=False, why=f"{held} of the fleet's {places} places for tainted nodes are taken")
         return self._take_free(places, node)
 
     def look_around(self, node: NodeState) -> None:
@@ -98,23 +95,23 @@ class Slots:
             log.info("gave the place in the fleet budget back", slot=self._slot.name)
             self._slot = None
 
-    def _take_free(self, places: int, node: NodeState) -> Place:
+    def _take_free(self, places: int, node: NodeState) -> Grant:
         """Where none was found at random: see who holds them. Whoever holds more than one counts once."""
         taken = occupancy(self._cluster.list_slots())
         if len(taken.since) >= places:
-            return Place(
+            return Grant(
                 held=False, why=f"{len(taken.since)} of the fleet's {places} places for tainted nodes are taken"
             )
         self._unsure = taken.surplus > 0
         if not self._take_one_of(draw_free(taken, places, node.name, self._draw), node):
-            return Place(held=False, why=f"none of the fleet's {places} places for tainted nodes was found free")
+            return Grant(held=False, why=f"none of the fleet's {places} places for tainted nodes was found free")
         return self._made_sure_of(places, node) if self._unsure else HELD
 
-    def _made_sure_of(self, places: int, node: NodeState) -> Place:
+    def _made_sure_of(self, places: int, node: NodeState) -> Grant:
         """A name beyond the allowed number keeps nobody out: only the order of all says whether it was one too many."""
         if occupancy(self._cluster.list_slots()).before(node.name) >= places:
             self.give_back(node)
-            return Place(held=False, why=f"the last of the fleet's {places} places for tainted nodes was just taken")
+            return Grant(held=False, why=f"the last of the fleet's {places} places for tainted nodes was just taken")
         self._unsure = False
         return HELD
 

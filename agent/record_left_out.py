@@ -1,4 +1,4 @@
-"""A Node too full for our record: what is written without it, and what was told all the same."""
+"""A Node too full for our record: what is written without it, and what the record would have said."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from healthcheck.verdict.events import cut
 _NOTE = "no room on the Node for the record"
 
 
-class Room:
+class RecordLeftOut:
     """What the agent's record would say on a Node that does not take it; '' where it does.
 
     Its absence then is no news and says nothing: without it, it would be written again at each change of the Node.
@@ -23,13 +23,13 @@ class Room:
         self._may_try = False
 
     @property
-    def is_full(self) -> bool:
+    def is_left_out(self) -> bool:
         return bool(self._record)
 
     @property
     def is_worth_a_try(self) -> bool:
         """Whether a look has ended since the record was last tried."""
-        return self.is_full and self._may_try
+        return self.is_left_out and self._may_try
 
     def as_if_there(self, node: NodeState) -> NodeState:
         """The Node with the record that it did not take, for comparing. Where somebody wrote one, that counts."""
@@ -37,13 +37,15 @@ class Room:
             return node
         return replace(node, annotations={**node.annotations, RESULTS: self._record})
 
-    def noted(self, condition: Mapping[str, Any]) -> Mapping[str, Any]:
+    def noted_in(self, condition: Mapping[str, Any]) -> Mapping[str, Any]:
         """The condition, which is the one place left to say it beside the Node's labels."""
-        return {**condition, "message": cut(f"{_NOTE}; {condition['message']}")} if self.is_full else condition
+        if not self.is_left_out:
+            return condition
+        return {**condition, "message": cut(f"{_NOTE}; {condition['message']}")}
 
-    def left_out(self, patch: Mapping[str, Any]) -> bool:
+    def left_out_of(self, patch: Mapping[str, Any]) -> bool:
         """It was written without the record. Whether that is new."""
-        new = not self.is_full
+        new = not self.is_left_out
         self._record = patch["metadata"]["annotations"][RESULTS]
         self._may_try = False
         return new
@@ -51,7 +53,8 @@ class Room:
     def tried(self) -> None:
         self._may_try = False
 
-    def found(self) -> None:
+    def written(self) -> None:
+        """The Node has the record."""
         self._record = ""
 
     def look_ended(self) -> None:

@@ -7,18 +7,17 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable
 from functools import partial
 
 import structlog
 
-from agent.outage import Outage
-from agent.permissions import Access
-from agent.slots import Slots
+from agent.api_server import ApiServer
+from agent.own_slot import OwnSlot
+from agent.state import State
 from healthcheck.checks.examine import failure
 from healthcheck.cluster.errors import ClusterError, Unavailable
 from healthcheck.node.state import NodeState
-from healthcheck.verdict.budget import HELD, Place
+from healthcheck.verdict.budget import HELD, Grant
 
 log = structlog.get_logger()
 
@@ -30,39 +29,38 @@ return."""
 _SPREAD_SECONDS_PER_PLACE = 0.25
 """Who was refused a place looks a while later whether somebody holds several. A fleet that fails at once must not have
 each of its nodes list all places at that moment."""
-_FORBIDDEN = Place(held=False, why="the cluster forbids to take a place in the fleet budget")
+_FORBIDDEN = Grant(held=False, why="the cluster forbids to take a place in the fleet budget")
 
 
 class _Turn(enum.Enum):
-    BRING_ABOUT = enum.auto()
+    REQUEST = enum.auto()
     LOOK_AROUND = enum.auto()
     END = enum.auto()
 
 
-class Places(threading.Thread):
-    """Told what the Node needs, it brings that about; where the verdict did not wait for it, `changed` hears of it."""
+class SlotRequests(threading.Thread):
+    """Takes or gives back the place that the Node needs; where the verdict did not wait for it, that is news."""
 
-    def __init__(self, slots: Slots, access: Access, outage: Outage, changed: Callable[[], None]) -> None:
-        super().__init__(name="place", daemon=True)
-        self._slots = slots
-        self._access = access
-        self._outage = outage
-        self._changed = changed
+    def __init__(self, api: ApiServer, state: State) -> None:
+        super().__init__(name="slot-requests", daemon=True)
+        self._slot = OwnSlot(api.cluster)
+        self._api = api
+        self._news = state.news
         self._condition = threading.Condition()
         self._node: NodeState | None = None
         self._percent: int | None = None
         """None: no place is needed."""
-        self._due = False
-        self._answer: Place | None = None
+        self._is_due = False
+        self._answer: Grant | None = None
         """Good until the next look, so that a write that is tried again waits for nothing; None: nobody knows."""
         self._under_way = False
         """Asked for, and not answered yet: whoever asks meanwhile is not heard any sooner."""
-        self._missed = False
+        self._was_missed = False
         """Somebody went on without the answer, or without a place that nobody may take."""
         self._is_owed = False
         self._around: NodeState | None = None
         """To be looked around for; None: nobody wants it."""
-        self._refused = False
+        self._was_refused = False
         """At a first glance: to be looked at closely."""
         self._trouble = "it has not answered yet"
         self._failures = 0
@@ -78,7 +76,7 @@ class Places(threading.Thread):
         """Whether there is a place for a taint that the Node may not carry yet."""
         return self._answer is not None and self._answer.held
 
-    def hold(self, node: NodeState, percent: int) -> Place:
+    def hold(self, node: NodeState, percent: int) -> Grant:
         """A place, once it is held; one that was refused is asked for again after the next look."""
         with self._condition:
             if self._percent is None or not self._is_still(node):
@@ -88,16 +86,16 @@ class Places(threading.Thread):
             if node.tainted():
                 # It only has to be there still; whoever took it away does not take the taint along.
                 if self._answer is None or self._answer.held:
-                    self._ask()
+                    self._begin_request()
                 return HELD
             if self._answer is None:
-                self._ask()
+                self._begin_request()
                 self._condition.wait_for(lambda: self._answer is not None or self._stopping, _MOMENT_SECONDS)
             answer = self._answer
             self._is_owed = answer is None
             if answer is None:
-                self._missed = True
-                return Place(
+                self._was_missed = True
+                return Grant(
                     held=False, why=f"the cluster does not say whether there is a place for it: {self._trouble}"
                 )
             return answer
@@ -108,7 +106,7 @@ class Places(threading.Thread):
             if self._percent is not None or self._node is None or not self._is_still(node):
                 self._under_way = False
             self._node, self._percent, self._answer, self._is_owed = node, None, None, False
-            self._ask()
+            self._begin_request()
 
     def look_ended(self) -> None:
         """Whether there is a place is asked for anew."""
@@ -130,87 +128,94 @@ class Places(threading.Thread):
         again_at = math.inf
         while (turn := self._wait(again_at)) is not _Turn.END:
             if turn is _Turn.LOOK_AROUND:
-                self._see()
+                self._look_around()
             else:
-                again_at = time.monotonic() + self._bring_about()
+                again_at = time.monotonic() + self._request()
 
     def _wait(self, again_at: float) -> _Turn:
         """Until there is something to do. What a verdict waits for comes first."""
         with self._condition:
             seconds = None if math.isinf(again_at) else max(again_at - time.monotonic(), 0.0)
-            self._condition.wait_for(lambda: self._due or self._around is not None or self._stopping, seconds)
+            self._condition.wait_for(lambda: self._is_due or self._around is not None or self._stopping, seconds)
             if self._stopping:
                 return _Turn.END
-            if self._due or time.monotonic() >= again_at:
-                self._refused = self._refused and not self._due
-                self._due = False
-                return _Turn.BRING_ABOUT
+            if self._is_due or time.monotonic() >= again_at:
+                self._was_refused = self._was_refused and not self._is_due
+                self._is_due = False
+                return _Turn.REQUEST
             return _Turn.LOOK_AROUND
 
-    def _see(self) -> None:
+    def _look_around(self) -> None:
         with self._condition:
             node, self._around = self._around, None
         if node is None:
             return
         try:
-            self._access.permitted("slots", partial(self._slots.look_around, node))
+            self._api.permissions.permitted("slots", partial(self._slot.look_around, node))
         except ClusterError as error:
             log.debug("the places are not known beforehand", error=str(error))
         except Exception as error:  # noqa: BLE001 - whatever another's Lease holds, the agent lives
             log.error("the places can't be looked at", failure=failure(error))  # noqa: TRY400 - a line, no traceback
 
-    def _ask(self) -> None:
+    def _begin_request(self) -> None:
         if not self._under_way:
-            self._due = self._under_way = True
+            self._is_due = self._under_way = True
             self._failures = 0
             self._condition.notify_all()
 
-    def _bring_about(self) -> float:
+    def _request(self) -> float:
         """In how many seconds it has to be tried again; infinity: not at all."""
         with self._condition:
             node, percent = self._node, self._percent
         if node is None:
             return math.inf
         try:
-            place = self._give_back(node) if percent is None else self._take(node, percent)
+            grant = self._give_back(node) if percent is None else self._take(node, percent)
         except ClusterError as error:
             return self._put_off(error)
         except Exception as error:  # noqa: BLE001 - whatever another's Lease holds, the agent lives
             log.error("a place can't be asked for", failure=failure(error))  # noqa: TRY400 - a line, no traceback
             return self._put_off(ClusterError(failure(error)))
-        self._outage.back("slots")
+        self._api.outage.back("slots")
+        if self._take_answer(node, percent, grant):
+            self._news.set()
+        if grant is _FORBIDDEN:
+            return _CAP_SECONDS
+        return random.uniform(0, _SPREAD_SECONDS_PER_PLACE * self._slot.places) if self._was_refused else math.inf  # noqa: S311
+
+    def _take_answer(self, node: NodeState, percent: int | None, grant: Grant) -> bool:
+        """Whether it is news: somebody went on without it, or the closer look gained what the first glance did not."""
         with self._condition:
-            self._under_way = self._due
+            self._under_way = self._is_due
             gained = False
             if percent is not None and self._percent is not None and self._is_still(node):
-                gained = self._refused and place.held
-                self._answer = place
-            missed, self._missed = self._missed, place is _FORBIDDEN
-            self._refused = not (self._refused or place.held or place is _FORBIDDEN)
+                gained = self._was_refused and grant.held
+                self._answer = grant
+            missed, self._was_missed = self._was_missed, grant is _FORBIDDEN
+            self._was_refused = not (self._was_refused or grant.held or grant is _FORBIDDEN)
             self._condition.notify_all()
-        if missed or gained:
-            self._changed()
-        if place is _FORBIDDEN:
-            return _CAP_SECONDS
-        return random.uniform(0, _SPREAD_SECONDS_PER_PLACE * self._slots.places) if self._refused else math.inf  # noqa: S311
+            return missed or gained
 
     def _is_still(self, node: NodeState) -> bool:
         return self._node is not None and self._node.uid == node.uid
 
-    def _take(self, node: NodeState, percent: int) -> Place:
-        places: list[Place] = []
-        closely = self._refused
-        taken = self._access.permitted("slots", lambda: places.append(self._slots.take(node, percent, closely=closely)))
-        return places[0] if taken else _FORBIDDEN
+    def _take(self, node: NodeState, percent: int) -> Grant:
+        grants: list[Grant] = []
+        closely = self._was_refused
 
-    def _give_back(self, node: NodeState) -> Place:
-        self._access.permitted("slots", partial(self._slots.give_back, node))
+        def take() -> None:
+            grants.append(self._slot.take(node, percent, closely=closely))
+
+        return grants[0] if self._api.permissions.permitted("slots", take) else _FORBIDDEN
+
+    def _give_back(self, node: NodeState) -> Grant:
+        self._api.permissions.permitted("slots", partial(self._slot.give_back, node))
         return HELD
 
     def _put_off(self, error: ClusterError) -> float:
         asked = (error.retry_after_seconds if isinstance(error, Unavailable) else None) or 0.0
         if isinstance(error, Unavailable):
-            self._outage.away("slots", error)
+            self._api.outage.away("slots", error)
         with self._condition:
             self._trouble = str(error)
             longest = _CAP_SECONDS if self._percent is None else _TAKE_CAP_SECONDS

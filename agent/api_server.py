@@ -1,0 +1,19 @@
+"""What all parts talk to the API server through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent.outage import Outage
+from agent.permissions import Permissions
+from healthcheck.cluster.client import Cluster
+
+
+@dataclass(frozen=True)
+class ApiServer:
+    """`write` False: a dry run or a standby, which logs what it would write and writes nothing."""
+
+    cluster: Cluster
+    permissions: Permissions
+    outage: Outage
+    write: bool = True

@@ -1,0 +1,44 @@
+"""What the agent's own level 2 acts through on this machine: dcgmi, and who uses the GPUs."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from agent.state import State
+from healthcheck.deep.idle import Idleness
+from healthcheck.deep.look import Diagnostic
+from healthcheck.model import Host
+from healthcheck.probes.dcgm.diag import Dcgm, level_2_patience_seconds
+from healthcheck.probes.pod_resources import holds_gpus, read_pod_resources
+
+
+class Level2:
+    """`path` is where dcgmi is looked for, None as the environment says."""
+
+    def __init__(self, root: Path, state: State, path: str | None = None) -> None:
+        self._host = Host(root)
+        self._state = state
+        self.path = path
+        self._idleness = Idleness(self._pods, lambda: state.last_look)
+
+    def is_absent(self) -> bool:
+        """Whether there is no dcgmi; costs nothing."""
+        return shutil.which("dcgmi", path=self.path) is None
+
+    def diagnostic(self) -> Diagnostic:
+        """A new one for each run, by the settings of now."""
+        values = self._state.settings.values
+        patience_seconds = level_2_patience_seconds(values.dcgm_host)
+        return Dcgm(values.dcgm_host, values.dcgm_timeout_seconds, self.path, patience_seconds)
+
+    def users(self) -> str:
+        """Who uses the GPUs, by the kubelet and the last look; '' for nobody. Raises ProbeError."""
+        return self._idleness.used()
+
+    def pods(self) -> str:
+        """Which pods have GPUs, '' where none has: what is asked while a test uses them. Raises ProbeError."""
+        return self._idleness.held()
+
+    def _pods(self) -> list[tuple[str, str, int]]:
+        return holds_gpus(read_pod_resources(self._host))

@@ -1,0 +1,85 @@
+"""What only the Node knows, taken into the memory: our own lost record, a person's release, what deep runs found."""
+
+from __future__ import annotations
+
+import threading
+
+import structlog
+
+from agent.api_server import ApiServer
+from agent.bad_annotations import BadAnnotations
+from agent.ledger import Ledger
+from agent.reporter import Reporter
+from agent.state import State
+from healthcheck.deep.record import passed_run, untaken, void_record
+from healthcheck.memory.findings import Release
+from healthcheck.node.state import RESULTS, NodeState
+from healthcheck.verdict import record as records
+from healthcheck.verdict.acknowledgement import read_release
+from healthcheck.verdict.events import released_event
+from healthcheck.verdict.record import RecordError
+
+log = structlog.get_logger()
+
+
+class NodeInput:
+    """Runs on the node writer's thread."""
+
+    def __init__(self, api: ApiServer, state: State, ledger: Ledger, reporter: Reporter, bad: BadAnnotations) -> None:
+        self._may_write = api.write
+        self._state = state
+        self._ledger = ledger
+        self._reporter = reporter
+        self._bad = bad
+        self._wants_record = False
+        self._released: Release | None = None
+        """The one whose Event was queued last."""
+
+    def want_record(self) -> None:
+        """The memory file was lost: take what the Node's own record still says before anybody writes over it."""
+        self._wants_record = True
+
+    def take_release(self, node: NodeState) -> tuple[bool, threading.Event | None]:
+        """Whether a person released something, and what is set once that was told; None where it need not be.
+
+        First of all: it speaks of what deep runs had told by then. On the disk first, then told, then off the Node:
+        whoever dies in between does the same again.
+        """
+        if self._wants_record:
+            self._take_record(node)
+        release, _ = read_release(node, gestures=self._state.settings.values.rules.enable_label)
+        if release is None:
+            return False, None
+        self._ledger.release(release)
+        if not self._may_write or release == self._released:
+            return True, None
+        log.info("released", by=release.by, reason=release.reason, findings=len(release.findings))
+        self._released = release
+        return True, self._reporter.queue(released_event(node, release), first=True)
+
+    def take_deep_runs(self, node: NodeState) -> None:
+        """What deep runs found or passed."""
+        deep = list(untaken(node, self._state.memory.taken))
+        for one in deep:
+            if one.void:
+                self._reporter.queue(void_record(node, one))
+        for new in self._ledger.take_over(deep):
+            found = new.finding
+            log.info(
+                "found", reason=found.reason, severity=found.severity.name, subject=found.subject, detail=found.detail
+            )
+        passed = passed_run(node)
+        if passed is not None:
+            self._ledger.quarantine_passed(passed)
+
+    def _take_record(self, node: NodeState) -> None:
+        text = node.annotations.get(RESULTS)
+        if text is not None:
+            try:
+                record = records.load(text)
+                if records.has_schema(record):  # the bash suite's remembers nothing
+                    self._ledger.adopt(records.remembered(record))
+                    log.warning("the node-local memory was lost; rebuilt from the Node's own record")
+            except RecordError as error:
+                self._bad.report((f"annotation {RESULTS}: {error}",))
+        self._wants_record = False

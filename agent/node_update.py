@@ -1,0 +1,153 @@
+"""The writes that bring the Node up to a verdict: labels, taint and record in one, the condition in another."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import structlog
+
+from agent.api_server import ApiServer
+from agent.bad_annotations import BadAnnotations
+from agent.record_left_out import RecordLeftOut, without_record
+from agent.reporter import Reporter
+from agent.slot_requests import SlotRequests
+from agent.state import Known, State
+from healthcheck.cluster.errors import Forbidden, Refused, Unreadable
+from healthcheck.deep.claim import why_unread
+from healthcheck.node.state import NodeState
+from healthcheck.telemetry import Telemetry
+from healthcheck.verdict import record as records
+from healthcheck.verdict.acknowledgement import read_release
+from healthcheck.verdict.budget import HELD
+from healthcheck.verdict.change import NodeChange, plan, wants_place
+from healthcheck.verdict.record import Identity
+from healthcheck.verdict.verdict import Verdict
+
+log = structlog.get_logger()
+
+_REWRITE_SECONDS = 3600.0
+_REWRITE_JITTER = (0.85, 0.90)
+"""At least hourly: the cycle that finds the record this old comes up to 330 s later. Different on each node."""
+
+
+class NodeUpdate:
+    """Runs on the node writer's thread. Each answer to a write is the Node as it is after it."""
+
+    def __init__(
+        self,
+        api: ApiServer,
+        state: State,
+        reporter: Reporter,
+        bad: BadAnnotations,
+        telemetry: Telemetry,
+    ) -> None:
+        self._api = api
+        self._state = state
+        self._reporter = reporter
+        self._bad = bad
+        self._telemetry = telemetry
+        self.slot = SlotRequests(api, state)
+        self._record = RecordLeftOut()
+        self._rewrite_seconds = _REWRITE_SECONDS * random.uniform(*_REWRITE_JITTER)  # noqa: S311
+
+    def look_ended(self) -> None:
+        self.slot.look_ended()
+        self._record.look_ended()
+
+    def read(self) -> NodeState:
+        """The Node as it is now. Raises ClusterError."""
+        node = self._bad.without(self._api.cluster.read_node(self._state.node_name))
+        self._state.set_node(node)
+        self._state.note_unreadable("")
+        self._api.permissions.allow("get", "nodes")
+        return node
+
+    def apply(self, verdict: Verdict, known: Known, node: NodeState) -> bool:
+        """Whether the verdict stands on the Node now. Raises ClusterError."""
+        memory, now = known.memory, self._state.now().wall
+        rules = replace(known.settings.values.rules, rewrite_after_seconds=self._rewrite_seconds)
+        wants_taint = wants_place(verdict, node, rules, memory)
+        grant = self.slot.hold(node, rules.max_unhealthy_percent) if wants_taint and self._api.write else HELD
+        record = records.render(verdict, memory, Identity(node.name, known.instance_type, node.uid), now)
+        whole = self._record.as_if_there(node)
+        change = plan(verdict, record, whole, rules, now, memory.acknowledged, grant)
+        self._bad.report((*read_release(node, gestures=False)[1], *why_unread(node), *change.complaints))
+        if not self._api.write:
+            events = [one.reason for one in change.events]
+            log.info("dry run", patch=change.patch, condition=change.condition, events=events)
+            return True
+        if change.patch is None and self._record.is_worth_a_try:
+            at_once = replace(rules, rewrite_after_seconds=0.0)
+            self._try_record(node, plan(verdict, record, whole, at_once, now, memory.acknowledged, grant).patch)
+        stands = self._write(node, change, verdict)
+        self._telemetry.withheld.set(not grant.held and not node.tainted())
+        after = self._state.node
+        if not wants_taint and after is not None and not after.tainted():
+            self.slot.free(after)
+        return stands
+
+    def _write(self, node: NodeState, change: NodeChange, verdict: Verdict) -> bool:
+        """The taint first: it is what keeps work away."""
+        stands = True
+        if change.patch is not None:
+            write = partial(self._write_node, node, change.patch)
+            stands = self._api.permissions.write("nodes", write)
+            if stands:
+                for event in change.events:
+                    self._reporter.queue(event)
+                log.info("told the node", status=verdict.status.value, severity=verdict.severity.name)
+            elif not node.tainted():
+                self.slot.free(node)  # a place that no taint can be had for is another's
+        if change.condition is not None:
+            condition = self._record.noted_in(change.condition)
+            request = partial(self._api.cluster.patch_condition, node.name, condition)
+            stands = self._api.permissions.write("nodes/status", partial(self._keep, request)) and stands
+        return stands
+
+    def _write_node(self, node: NodeState, patch: Mapping[str, Any]) -> None:
+        """All of it; where the Node has no room for that, labels and taint without the record."""
+        try:
+            self._keep(partial(self._api.cluster.patch_node, node.name, patch))
+        except Refused as error:
+            self._keep(partial(self._api.cluster.patch_node, node.name, without_record(patch, node)))
+            if self._record.left_out_of(patch):
+                log.warning("the Node takes no record; its labels and taint stand without it", answer=str(error))
+                self._reporter.warn("RecordLeftOut", f"labels and taint stand without the record: {error}")
+        else:
+            self._record.written()
+        self._telemetry.record_left_out.set(self._record.is_left_out)
+
+    def _try_record(self, node: NodeState, patch: Mapping[str, Any] | None) -> None:
+        """See whether there is room again. All but the record stands already."""
+        if patch is None:
+            return
+        self._record.tried()
+        try:
+            self._keep(partial(self._api.cluster.patch_node, node.name, patch))
+        except (Refused, Forbidden):
+            return
+        log.info("the Node takes the record again")
+        self._record.written()
+        self._telemetry.record_left_out.set(0)
+
+    def _keep(self, write: Callable[[], NodeState]) -> None:
+        """The answer to our write, unless the watch has already shown what came after it.
+
+        One that nobody can read is passed over: it is written all the same.
+        """
+        try:
+            node = write()
+        except Unreadable as error:
+            self.log_unreadable(error)
+            self._state.set_node(None)
+        else:
+            self._state.keep_newer(self._bad.without(node))
+
+    def log_unreadable(self, error: Unreadable) -> None:
+        """Once for the same, until it can be read."""
+        if self._state.note_unreadable(str(error)):
+            log.warning("the Node can't be read; the newest verdict is kept", error=str(error))

@@ -1,0 +1,44 @@
+"""Since when a deep run has had the node, whoever runs it, and until when one had it last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from healthcheck.checks.expectation import DeepRun
+from healthcheck.deep.claim import Claim, claim_on
+from healthcheck.model import Now
+from healthcheck.node.state import NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class RunOnNode:
+    """What the Node's changes so far tell of it."""
+
+    held: Claim | None = None
+    deep_run: DeepRun | None = None
+    node_was_seen: bool = False
+
+    def seen(self, node: NodeState | None, now: Now) -> RunOnNode:
+        """With one more change of the Node; None: it is gone."""
+        held, deep_run = claim_on(node, now.wall) if node is not None else None, self.deep_run
+        if held is not None and not _is_same(held, self.held):
+            # One that was there before us: nobody knows since when.
+            deep_run = DeepRun(held.kind.value, now.monotonic if self.node_was_seen else 0.0)
+        elif held is None:
+            deep_run = _ended(deep_run, now.monotonic)
+        return RunOnNode(held, deep_run, self.node_was_seen or node is not None)
+
+    def at(self, now: Now) -> DeepRun | None:
+        """The run that has the node, or had it last. One past its `until` has ended then, whatever the Node says."""
+        if self.held is None or now.wall < self.held.until:
+            return self.deep_run
+        return _ended(self.deep_run, now.monotonic - (now.wall - self.held.until).total_seconds())
+
+
+def _is_same(held: Claim, before: Claim | None) -> bool:
+    """A quarantine run moves its `until` on while it goes on."""
+    return before is not None and (held.kind, held.holder) == (before.kind, before.holder)
+
+
+def _ended(run: DeepRun | None, at: float) -> DeepRun | None:
+    return replace(run, until=at) if run is not None and run.until is None else run

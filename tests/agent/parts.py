@@ -1,0 +1,29 @@
+"""Parts of an agent for tests that have no cluster: a reporter that keeps what it is asked to report."""
+
+from __future__ import annotations
+
+from kubernetes.client import ApiClient
+
+from agent.api_server import ApiServer
+from agent.outage import Outage
+from agent.permissions import Permissions
+from agent.reporter import Reporter
+from agent.state import State
+from healthcheck.cluster.client import Cluster
+from healthcheck.telemetry import Telemetry
+
+
+def api_server(cluster: Cluster, telemetry: Telemetry | None = None) -> ApiServer:
+    return ApiServer(cluster, Permissions(telemetry or Telemetry()), Outage())
+
+
+class Reports(Reporter):
+    """Writes nothing."""
+
+    def __init__(self, state: State) -> None:
+        super().__init__(api_server(Cluster(ApiClient)), state)
+        self.warnings: list[tuple[str, str]] = []
+
+    def warn(self, reason: str, message: str) -> None:
+        self.warnings.append((reason, message))
+        super().warn(reason, message)
