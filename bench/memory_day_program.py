@@ -27,9 +27,10 @@ from healthcheck.memory.file import MemoryFile
 from healthcheck.memory.findings import Memory
 from healthcheck.memory.kernel_log import after_kernel_log
 from healthcheck.memory.looks import JudgedLook, MemoryRules, after_look
-from healthcheck.model import Cause, Evidence, Finding, Nature, Now, Outcome, Severity, Unobserved
+from healthcheck.model import Evidence, Finding, Nature, Now, Outcome, Severity, Unobserved
 from healthcheck.node.state import RESULTS, NodeState
 from healthcheck.probes.kernel_log import RING, Record
+from healthcheck.probes.nvml.causes import DRIVER_NOT_LOADED
 from healthcheck.probes.nvml.gpus import Gpu
 from healthcheck.verdict.acknowledgement import release_of
 from healthcheck.verdict.record import Identity, dump, render
@@ -87,7 +88,7 @@ class _Day:
 
     def _look(self) -> None:
         lost = [Finding("GpuLost", Severity.REBOOT, f"gpu/{one}.0", "x") for one in _ADDRESSES if self._rarely()]
-        blind = (Unobserved(Cause.named("DriverNotLoaded"), "x"),) if self._rarely() else ()
+        blind = (Unobserved(DRIVER_NOT_LOADED, "x"),) if self._rarely() else ()
         outcome = Outcome("gpu-count", "0-nvidia-smi", findings=() if blind else tuple(lost), unobserved=blind)
         look = JudgedLook([outcome], self._gpus(), self.now.monotonic)
         self.memory = after_look(self.memory, look, self.now, MemoryRules(_ESCALATE_AFTER, _MONITOR_TTL_SECONDS))

@@ -48,6 +48,14 @@ def resolve(root: Path, path: str) -> str:
     return "/" + "/".join(real)
 
 
+def resolved(root: Path, path: str) -> str:
+    """The same, and the path as it is where its links lead nowhere."""
+    try:
+        return resolve(root, path)
+    except OSError:
+        return path
+
+
 def _can_be(path: str) -> bool:
     """A file of JSON may name what no file can be called."""
     try:

@@ -9,10 +9,9 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from healthcheck.probes.container_runtime.containerd import read_configuration
-from sim import go_program
 from tests.fuzz.damage import damaged
 
-MAIN, PROGRAM = "config.toml", "containerd"
+MAIN = "config.toml"
 RELEASES = ("", "1.6.20", "1.7.28", "2.1.4", "2.3.0", "2.4.2")
 _NAMES = (MAIN, "a.toml", "b.toml", "c.toml")
 _SECTIONS = ("cri", "'io.containerd.grpc.v1.cri'", "'io.containerd.cri.v1.runtime'")
@@ -94,11 +93,8 @@ def any_tree_is_read(tree: Mapping[str, str], damages: Sequence[tuple[int, int, 
         put(root, tree)
         main = damaged(tree[MAIN].encode("utf-8", "surrogatepass"), list(damages))
         (root / MAIN).write_bytes(main)
-        if release:
-            (root / PROGRAM).write_bytes(go_program.containerd(release))
-        program = f"/{PROGRAM}" if release else ""
-        seen = read_configuration(root, f"/{MAIN}", program)
-        assert seen == read_configuration(root, f"/{MAIN}", program)
+        seen = read_configuration(root, f"/{MAIN}", release)
+        assert seen == read_configuration(root, f"/{MAIN}", release)
     assert (seen.version, len(seen.files) >= 1) == (release, True)
     assert seen.problem is None or seen.handlers == ()
     assert {one.file for one in seen.handlers} <= {one.path for one in seen.files}

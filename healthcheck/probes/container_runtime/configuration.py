@@ -26,7 +26,7 @@ from healthcheck.probes.container_runtime import (
 )
 from healthcheck.probes.container_runtime import kubelet as kubelets
 from healthcheck.probes.container_runtime.distributions import GKE, K0S, K3S, K8S_SNAP, LAYOUTS, MICROK8S, RKE2, Layout
-from healthcheck.probes.container_runtime.facts import UNREADABLE, Configuration, ContainerRuntime, Kubelet
+from healthcheck.probes.container_runtime.facts import UNREADABLE, Configuration, ContainerRuntime, Kubelet, Live
 from healthcheck.probes.container_runtime.kubelet import Settings
 from healthcheck.probes.container_runtime.origins import Origin
 from healthcheck.probes.container_runtime.processes import (
@@ -65,7 +65,7 @@ class _Used:
 
 def read_container_runtime(host: Host) -> ContainerRuntime:
     """Raises ProbeError where there is a /proc that can't be read, or a /sys."""
-    return replace(cri.with_live(host, _of_node(host)), for_gpus=_has_gpus(host))
+    return replace(_of_node(host), for_gpus=_has_gpus(host))
 
 
 def _has_gpus(host: Host) -> bool | None:
@@ -82,15 +82,16 @@ def _of_node(host: Host) -> ContainerRuntime:
     if kubelet is None and processes.are_the_hosts(root):
         return ContainerRuntime(None, "no kubelet runs on this node")
     if kubelet is None:
-        return _assumed(root, found)
+        return _assumed(host, found)
     settings = kubelets.settings_of(root, kubelet)
     used = _held(root, kubelet, settings, found) or _placed(root, kubelet, settings)
     if used is None:
         told = f"the kubelet's runtime is at {settings.endpoint}: not one that we know"
-        return ContainerRuntime(
+        unknown = ContainerRuntime(
             None, told, settings.endpoint, settings.said_by, settings.how, kubelet=_facts(kubelet, settings)
         )
-    return _around(root, settings, used, kubelet, found)
+        return cri.with_live(host, unknown)
+    return _around(host, settings, used, kubelet, found)
 
 
 def _processes(host: Host) -> Sequence[Process]:
@@ -144,7 +145,7 @@ def _configuration_of(root: Path, process: Process) -> Configuration:
     if process.name == DOCKERD:
         told = docker.read_configuration(root, process.flag("config-file") or docker.STANDARD_FILE)
         return _with_flags(told, process)
-    return containerd.read_configuration(root, file or containerd.STANDARD_FILE, process.program)
+    return containerd.read_configuration(root, file or containerd.STANDARD_FILE)
 
 
 def _drop_ins_of(process: Process) -> str:
@@ -186,8 +187,9 @@ def _placed(root: Path, kubelet: Process, settings: Settings) -> _Used | None:
     return _in_place(root, layout, (*settings.how, step)) if layout else None
 
 
-def _assumed(root: Path, found: Sequence[Process]) -> ContainerRuntime:
+def _assumed(host: Host, found: Sequence[Process]) -> ContainerRuntime:
     """Without a kubelet, as in a captured tree: what it would be told there, else what is there."""
+    root = host.root
     there = [layout for one in LAYOUTS if _is_there(root, layout := _as_told(root, one))]
     if not there:
         return ContainerRuntime(None, "no kubelet, and no configuration of a container runtime where one usually lies")
@@ -204,8 +206,9 @@ def _assumed(root: Path, found: Sequence[Process]) -> ContainerRuntime:
     fitting = next((one for one in there if one.socket == settings.endpoint), None)
     if fitting is None:
         why = f"the kubelet's runtime would be at {settings.endpoint}: not one that we know, or without its files"
-        return ContainerRuntime(None, why, settings.endpoint, settings.said_by, settings.how, assumed=True)
-    return _around(root, settings, _in_place(root, fitting, settings.how), None, found)
+        unknown = ContainerRuntime(None, why, settings.endpoint, settings.said_by, settings.how, assumed=True)
+        return cri.with_live(host, unknown)
+    return _around(host, settings, _in_place(root, fitting, settings.how), None, found)
 
 
 def _as_told(root: Path, layout: Layout) -> Layout:
@@ -237,9 +240,13 @@ def _configuration_in(root: Path, layout: Layout) -> Configuration:
 
 
 def _around(
-    root: Path, settings: Settings, used: _Used, kubelet: Process | None, found: Sequence[Process]
+    host: Host, settings: Settings, used: _Used, kubelet: Process | None, found: Sequence[Process]
 ) -> ContainerRuntime:
-    told = used.configuration
+    root = host.root
+    since_boot = used.process.since_boot if used.process is not None else None
+    asked = ContainerRuntime(used.configuration, socket=settings.endpoint, since_boot=since_boot)
+    asked = cri.with_live(host, asked)
+    told = _as_it_runs(used, asked.live)
     distribution = distributions.by_kubelet(kubelet) if kubelet is not None else ""
     distribution = distribution or (used.layout.distribution if used.layout is not None else "")
     distribution = distribution or distributions.by_files(root, told.path)
@@ -254,7 +261,7 @@ def _around(
         how=used.how,
         assumed=used.process is None,
         started=_started(root, used.process),
-        since_boot=used.process.since_boot if used.process is not None else None,
+        since_boot=since_boot,
         unit=_unit(root, used),
         distribution=distribution,
         kubelet=_facts(kubelet, settings, told),
@@ -262,8 +269,18 @@ def _around(
         programs=named_programs,
         cdi_specs=cdi.read_specs(used.root, told.cdi_folders),
         toolkit=toolkit.read_toolkit(used.root, [one.path for one in named_programs]),
+        live=asked.live,
+        why_not_live=asked.why_not_live,
         architecture=_architecture(root, [one for one in (kubelet, used.process) if one is not None]),
     )
+
+
+def _as_it_runs(used: _Used, live: Live | None) -> Configuration:
+    """Put together by the rules of the containerd that runs, where it has told its version."""
+    told = used.configuration
+    if told.kind != facts.CONTAINERD or live is None or not live.version:
+        return told
+    return containerd.read_configuration(used.root, told.path, live.version)
 
 
 def _unit(root: Path, used: _Used) -> str:
@@ -311,29 +328,22 @@ def _others(root: Path, used: _Used, found: Sequence[Process]) -> Iterator[Confi
     Those in containers (other mounts than the host's) are the containers' own.
     """
     told = used.configuration
-    seen = {_real(root, path) for path in (told.path, *(file.path for file in told.files))}
+    seen = {host_files.resolved(root, path) for path in (told.path, *(file.path for file in told.files))}
     for one in found:
         if one.name not in (CONTAINERD, CRIO, DOCKERD) or one == used.process or processes.is_elsewhere(root, one):
             continue
         yield from _unseen(root, [_configuration_of(root, one)], seen)
     for layout in LAYOUTS:
-        if _is_there(root, layout) and _real(root, layout.config) not in seen:
+        if _is_there(root, layout) and host_files.resolved(root, layout.config) not in seen:
             yield from _unseen(root, [_configuration_in(root, layout)], seen)
 
 
 def _unseen(root: Path, configurations: Iterable[Configuration], seen: set[str]) -> Iterator[Configuration]:
     for one in configurations:
-        real = _real(root, one.path)
+        real = host_files.resolved(root, one.path)
         if real not in seen and (one.files or one.problem is not None):
             seen.add(real)
             yield one
-
-
-def _real(root: Path, path: str) -> str:
-    try:
-        return host_files.resolve(root, path)
-    except OSError:
-        return path
 
 
 def _architecture(root: Path, running: Sequence[Process]) -> str:

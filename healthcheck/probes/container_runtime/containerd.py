@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from healthcheck.host import host_files
-from healthcheck.probes.container_runtime import named_paths, programs, toml_file
+from healthcheck.probes.container_runtime import named_paths, toml_file
 from healthcheck.probes.container_runtime.facts import Configuration, Handler, Misplaced, Problem, ReadFile
 
 STANDARD_FILE = "/etc/containerd/config.toml"
-MODULE = "github.com/containerd/containerd"
 RUNC = "runc"
 """The handler that containerd has, and takes as default, where its files say nothing."""
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
@@ -52,19 +51,14 @@ _MOST_HANDLERS = 256
 _MOST_BYTES = 1 << 20
 """Of all files together."""
 
-Release = tuple[int, int, int]
-_EARLIEST_1_7: Release = (1, 7, 0)
-_NO_1_X: Release = (2, 0, 0)
-_LATEST_2_2: Release = (2, 2, 0)
-_TAKES_OVER_EACH_FILE: Release = (2, 3, 0)
-_CDI_ALWAYS: Release = (2, 4, 0)
+Release = tuple[int, int]
+"""Major and minor version: what changed within one is not told apart."""
+_1_7: Release = (1, 7)
+_2_0: Release = (2, 0)
+_2_2: Release = (2, 2)
+_TAKES_OVER_EACH_FILE: Release = (2, 3)
+_CDI_ALWAYS: Release = (2, 4)
 """From this one on enable_cdi is not read."""
-_RELATIVE_TO_FILE: Mapping[int, Release] = {6: (1, 6, 30), 7: (1, 7, 16)}
-"""By minor version of 1.x: before these a pattern was relative to containerd's working directory (its PR 9834)."""
-_BOUND_BY_SCHEMA: Mapping[int, Release] = {6: (1, 6, 32), 7: (1, 7, 17)}
-"""Before these, 1.x took a file of any newer schema for one of 2 (its PR 10165)."""
-_WORKING_DIRECTORY = "/"
-"""Of a systemd service that says nothing else."""
 
 Table = Mapping[str, Any]
 T = TypeVar("T")
@@ -127,7 +121,6 @@ class _Reader:
     """Reads containerd's files in its order."""
 
     root: Path
-    relative_to_file: bool
     sources: list[_Source] = field(default_factory=list)
     size: int = 0
     listed: dict[str, list[str]] = field(default_factory=dict)
@@ -152,10 +145,8 @@ class _Reader:
         if source is None:
             return
         for told in _own_value(source, list[str], "imports") or []:
-            pattern = "*" in told
-            folder = posixpath.dirname(file) if self.relative_to_file or not pattern else _WORKING_DIRECTORY
-            path = posixpath.normpath(posixpath.join(folder, told))
-            yield from self.matches(path) if pattern else [path]
+            path = posixpath.normpath(posixpath.join(posixpath.dirname(file), told))
+            yield from self.matches(path) if "*" in told else [path]
 
     def _load(self, file: str) -> _Source | None:
         """None for a first file that is not there: then there is nothing but the defaults."""
@@ -192,16 +183,15 @@ def _not_there(root: Path, file: str) -> Problem:
     return Problem(file, f"imported, and {led_to}")
 
 
-def read_configuration(root: Path, path: str, program: str = "", searched: Sequence[str] = ()) -> Configuration:
+def read_configuration(root: Path, path: str, version: str = "") -> Configuration:
     """What the file and its imports amount to; `problem` where containerd would not start with them.
 
-    `program` is the containerd that reads them; where it can't be told, its release is assumed from the files.
-    Drop-in files that are not read are sought beside the file and in the folders `searched`.
+    `version` is what the running one says of itself; without it the release is assumed from the files. Drop-in files
+    that are not read are sought beside the file.
     """
-    version = programs.go_version_of_module(root, program, MODULE) if program else ""
     told = _release_of(version)
-    reader = _Reader(root, told is None or told[1] < 0 or _is_from(told, _RELATIVE_TO_FILE))
-    known = Configuration(path, version=version)
+    reader = _Reader(root)
+    known = Configuration(path, version=version if told else "")
     try:
         reader.read_all(path)
         release = _assumed(reader.sources, told)
@@ -209,7 +199,7 @@ def read_configuration(root: Path, path: str, program: str = "", searched: Seque
         known = _effective(known, reader.sources, release)
     except _RefusedError as error:
         known = replace(known, problem=error.problem)
-    unread = tuple(_unread(reader, path, searched))
+    unread = tuple(_unread(reader, path))
     return replace(
         known,
         schema=_first_schema(reader.sources),
@@ -220,31 +210,23 @@ def read_configuration(root: Path, path: str, program: str = "", searched: Seque
 
 
 def _release_of(version: str) -> Release | None:
-    """None where nobody knows it; a minor version of -1 where only the major one is known."""
-    found = re.match(r"(\d{1,6})(?:\.(\d{1,6}))?(?:\.(\d{1,6}))?", version)
-    if found is None:
-        return None
-    major, minor, patch = found.groups()
-    return int(major), int(minor or -1), int(patch or 0)
+    """None where nobody knows it."""
+    found = re.match(r"(\d{1,6})\.(\d{1,6})", version)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def _assumed(sources: Sequence[_Source], told: Release | None) -> Release:
     """As told; else one that reads the newest schema among the files. Both 1.x and 2.x read schema 2: taken for 1.x."""
-    if told is not None and (told[1] >= 0 or told[0] not in (1, 2)):
+    if told is not None:
         return told
     newest = max((_version(source) for source in sources), default=0)
     sections = {section for source in sources for section in _sections_with_handlers(source)}
-    is_1 = newest <= _NEWEST_OF_1 and sections != {_NEW} if told is None else told[0] == 1
-    return _EARLIEST_1_7 if is_1 else _TAKES_OVER_EACH_FILE if newest > _NEWEST_OF_2_2 else _LATEST_2_2
+    is_1 = newest <= _NEWEST_OF_1 and sections != {_NEW}
+    return _1_7 if is_1 else _TAKES_OVER_EACH_FILE if newest > _NEWEST_OF_2_2 else _2_2
 
 
 def _sections_with_handlers(source: _Source) -> list[str]:
     return [one for one in (_SHORT, _OLD, _NEW) if _runtimes_in(source.table.get("plugins"), one)]
-
-
-def _is_from(release: Release, first: Mapping[int, Release]) -> bool:
-    """`release` has what came with those named, by minor version of 1.x, and with all of 2."""
-    return release >= _NO_1_X or release >= first.get(release[1], (1, 6, 0))
 
 
 def _first_schema(sources: Sequence[_Source]) -> int:
@@ -254,15 +236,15 @@ def _first_schema(sources: Sequence[_Source]) -> int:
         return 1
 
 
-def _unread(reader: _Reader, path: str, searched: Sequence[str]) -> Iterator[ReadFile]:
+def _unread(reader: _Reader, path: str) -> Iterator[ReadFile]:
     """Files in drop-in folders that no import leads to."""
-    folders = (*(f"{posixpath.dirname(path)}/{name}" for name in _DROP_IN_FOLDERS), *searched)
+    folders = [f"{posixpath.dirname(path)}/{name}" for name in _DROP_IN_FOLDERS]
     there = dict.fromkeys(file for folder in folders for file in reader.matches(f"{folder}/*.toml"))
     read = {one.path for one in reader.sources}
     others = [file for file in there if file not in read]
-    read = {_real(reader.root, file) for file in read} if others else read
+    read = {host_files.resolved(reader.root, file) for file in read} if others else read
     for file in others:
-        if _real(reader.root, file) not in read:
+        if host_files.resolved(reader.root, file) not in read:
             try:
                 yield ReadFile(file, host_files.below(reader.root, file).stat().st_mtime)
             except OSError:
@@ -279,13 +261,6 @@ def _handlers_of(root: Path, file: ReadFile) -> Sequence[Handler]:
         return ()
     tables = [_runtimes_in(plugins, section) for section in (_SHORT, _OLD, _NEW)]
     return [handler for place in _misplaced(tables, "") for handler in place.handlers]
-
-
-def _real(root: Path, path: str) -> str:
-    try:
-        return host_files.resolve(root, path)
-    except OSError:
-        return path
 
 
 # One file.
@@ -351,9 +326,9 @@ def _placed(source: _Source, section: str, containerd: Table) -> Table:
 
 
 def _effective(known: Configuration, sources: Sequence[_Source], release: Release) -> Configuration:
-    merge = _merged_by_1 if release < _NO_1_X else _merged_by_2
+    merge = _merged_by_1 if release < _2_0 else _merged_by_2
     merged = merge(sources, release, told=bool(known.version))
-    section = _SHORT if release < _NO_1_X and merged.version == 1 else _OLD if release < _NO_1_X else _NEW
+    section = _SHORT if release < _2_0 and merged.version == 1 else _OLD if release < _2_0 else _NEW
     try:
         cri = _at(merged.plugins, dict[str, Any], section) or {}
         found = _told_by(cri, release, _shims_program(merged.plugins, release, section))
@@ -376,7 +351,7 @@ def _effective(known: Configuration, sources: Sequence[_Source], release: Releas
 
 def _shims_program(plugins: Table, release: Release, section: str) -> str:
     """What the oldest shim starts for a handler that names no program (runtime/v1/linux of 1.x)."""
-    if release >= _NO_1_X:
+    if release >= _2_0:
         return ""
     return _at(plugins, str, _SHIMS_PLUGIN if section == _SHORT else _LINUX_V1, "runtime") or ""
 
@@ -389,7 +364,7 @@ def _merged_by_1(sources: Sequence[_Source], release: Release, *, told: bool) ->
         merged.plugins |= own.plugins
         merged.disabled |= own.disabled
         merged.address = own.address or merged.address
-    if _is_from(release, _BOUND_BY_SCHEMA):
+    if release >= _1_7:  # 1.6 took a file of any newer schema for one of 2 until its last releases
         _refuse_newer(merged, sources, _NEWEST_OF_1)
     if told and merged.version > 1:
         _refuse_short_names(sources, ("plugins", "disabled_plugins", "required_plugins"), _DOTS_OF_A_FULL_NAME)
@@ -478,7 +453,7 @@ def _refuse_short_names(sources: Sequence[_Source], keys: Sequence[str], dots: i
 
 
 def _disabled_in(merged: _Config, release: Release, section: str) -> str:
-    names = {section, _OLD, _IMAGES, _SHORT} if release >= _NO_1_X else {section, _SHORT}
+    names = {section, _OLD, _IMAGES, _SHORT} if release >= _2_0 else {section, _SHORT}
     return next((file for name, file in merged.disabled.items() if name in names), "")
 
 
@@ -518,7 +493,7 @@ _LEGACY = {"default_runtime": "default", "untrusted_workload_runtime": "untruste
 
 def _told_by(cri: Table, release: Release, shims_program: str) -> Configuration:
     """Handlers, default and CDI; of the other fields nothing is said."""
-    is_1 = release < _NO_1_X
+    is_1 = release < _2_0
     runtimes = _at(cri, dict[str, Any], "containerd", "runtimes")
     legacy = [one for one in _LEGACY if _at(cri, str, "containerd", one, "runtime_type")] if is_1 else []
     paths: dict[str, tuple[str, ...]] = {name: ("containerd", "runtimes", name) for name in runtimes or {}}
@@ -549,14 +524,14 @@ def _refuse_what_1_refuses(cri: Table, default: Handler | None, has_legacy_untru
 
 
 def _cdi(cri: Table, release: Release) -> bool:
-    if release < _EARLIEST_1_7 or release >= _CDI_ALWAYS:
+    if release < _1_7 or release >= _CDI_ALWAYS:
         return release >= _CDI_ALWAYS
     told = _at(cri, bool, "enable_cdi")
-    return release >= _NO_1_X if told is None else told
+    return release >= _2_0 if told is None else told
 
 
 def _cdi_folders(cri: Table, release: Release) -> Sequence[str]:
-    told = _at(cri, list[str], "cdi_spec_dirs") if release >= _EARLIEST_1_7 else None
+    told = _at(cri, list[str], "cdi_spec_dirs") if release >= _1_7 else None
     return CDI_FOLDERS if told is None else told
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck.host.grpc_socket import LONGEST_SECONDS, NodeSocket
-from healthcheck.model import Cause, Host, ProbeError, Shortage, Unobserved
+from healthcheck.model import Host, ProbeError
 from healthcheck.probes.container_runtime.facts import ContainerRuntime, Live, ReadFile
 from healthcheck.text.printable import printable
 
@@ -28,13 +28,13 @@ _MOST_NAMES = 256
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """Whom we asked, when (monotonic), with which files on the disk, and what came of it."""
+    """Whom we asked, when (monotonic), with which files on the disk, and what came of it: an answer, or why none."""
 
     socket: str
     since_boot: float | None
     at: float
     files: frozenset[ReadFile]
-    answer: Live | Unobserved
+    answer: Live | str
 
     def of_same_process(self, facts: ContainerRuntime) -> bool:
         return (self.socket, self.since_boot) == (facts.socket, facts.since_boot)
@@ -58,11 +58,14 @@ class RuntimeStatus:
     def __post_init__(self) -> None:
         self._socket = NodeSocket("container-runtime", self.deadline_seconds)
 
-    def look(self, facts: ContainerRuntime) -> Live | Unobserved | None:
-        """The last answer of this runtime, None before the first. Where one is due a thread asks: nobody waits."""
+    def look(self, facts: ContainerRuntime) -> Live | str | None:
+        """The last answer of this runtime, or why there was none; None before the first.
+
+        Where one is due a thread asks: nobody waits.
+        """
         return self._look(facts, wait=False)
 
-    def ask(self, facts: ContainerRuntime) -> Live | Unobserved | None:
+    def ask(self, facts: ContainerRuntime) -> Live | str | None:
         """The answer of now, waited for."""
         return self._look(facts, wait=True)
 
@@ -70,7 +73,7 @@ class RuntimeStatus:
         """End what runs; its pid when it can't be ended."""
         return self._socket.end()
 
-    def _look(self, facts: ContainerRuntime, *, wait: bool) -> Live | Unobserved | None:
+    def _look(self, facts: ContainerRuntime, *, wait: bool) -> Live | str | None:
         is_asking = self._asking is not None and self._asking.is_alive()
         if not is_asking and self._is_due(facts):
             self._asking = threading.Thread(target=self._ask, args=(facts,), name="container-runtime", daemon=True)
@@ -89,13 +92,11 @@ class RuntimeStatus:
 
     def _ask(self, facts: ContainerRuntime) -> None:
         at = self.clock()
-        answer: Live | Unobserved
+        answer: Live | str
         try:
             answer = read_status(*self._socket.ask(self.root, facts.socket))
-        except Shortage as error:
-            answer = Unobserved(Cause.named("ProbeFailed"), str(error))
         except ProbeError as error:
-            answer = Unobserved(Cause.named("ContainerRuntimeNotAnswering"), str(error))
+            answer = printable(str(error))
         self._last = _Asked(facts.socket, facts.since_boot, at, _files(facts), answer)
 
 
@@ -108,7 +109,7 @@ def with_live(host: Host, facts: ContainerRuntime) -> ContainerRuntime:
     answer = host.ask_container_runtime(facts)
     if isinstance(answer, Live):
         return replace(facts, live=answer)
-    return replace(facts, why_not_live=answer.detail if isinstance(answer, Unobserved) else NOT_YET)
+    return replace(facts, why_not_live=answer or NOT_YET)
 
 
 def read_status(version: Mapping[str, Any], status: Mapping[str, Any]) -> Live:
@@ -185,8 +186,8 @@ def _files(facts: ContainerRuntime) -> frozenset[ReadFile]:
     return frozenset(facts.used.files if facts.used else ())
 
 
-def _is_settled(answer: Live | Unobserved, facts: ContainerRuntime) -> bool:
-    if isinstance(answer, Unobserved) or answer.not_ready:
+def _is_settled(answer: Live | str, facts: ContainerRuntime) -> bool:
+    if isinstance(answer, str) or answer.not_ready:
         return False
     defined = {one.name for one in facts.used.handlers} if facts.used else set()
     return answer.handlers is None or defined <= set(answer.handlers)

@@ -136,9 +136,9 @@ def by_kubelet(kubelet: Process) -> str:
 
 def by_files(root: Path, config: str) -> str:
     """The distribution by where its runtime's configuration lies, else by what its nodes alone have; '' is none."""
-    real = _real(root, config)
+    real = host_files.resolved(root, config)
     for layout in LAYOUTS:
-        if layout.distribution and _real(root, layout.config) == real:
+        if layout.distribution and host_files.resolved(root, layout.config) == real:
             return layout.distribution
     return next((name for mark, name in _MARKS if host_files.exists(root, mark)), "")
 
@@ -164,10 +164,3 @@ def unit_of(root: Path, units: Sequence[str]) -> str:
     """The first of these services that the host has a file of."""
     there = (unit for unit in units if any(host_files.exists(root, f"{folder}/{unit}") for folder in _UNIT_FOLDERS))
     return next(there, "")
-
-
-def _real(root: Path, path: str) -> str:
-    try:
-        return host_files.resolve(root, path)
-    except OSError:
-        return path

@@ -101,7 +101,7 @@ class Configuration:
     path: str
     kind: str = CONTAINERD
     version: str = ""
-    """Of the program that reads it, as `2.1.4`, from the program itself; '' where nobody knows."""
+    """Of the program that reads it, as `2.1.4`, as it says itself; '' where it was not asked, or did not answer."""
     schema: int = 1
     """containerd's `version`; 0 for the others."""
     files: tuple[ReadFile, ...] = ()

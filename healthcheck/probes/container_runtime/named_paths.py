@@ -31,7 +31,7 @@ def _is_missing(root: Path, path: str, folders: dict[str, str], shown: dict[str,
         return False
     folder, _, name = path.rpartition("/")
     if folder not in folders:
-        folders[folder] = _resolved(root, folder)
+        folders[folder] = host_files.resolved(root, folder)
     # Of hundreds of files in one folder the folder's links are followed once.
     try:
         mode = os.lstat(f"{root}{folders[folder]}/{name}").st_mode
@@ -40,13 +40,6 @@ def _is_missing(root: Path, path: str, folders: dict[str, str], shown: dict[str,
     except OSError:
         return False
     return stat.S_ISLNK(mode) and not _exists(root, path)
-
-
-def _resolved(root: Path, folder: str) -> str:
-    try:
-        return host_files.resolve(root, folder)
-    except OSError:
-        return folder
 
 
 def _exists(root: Path, path: str) -> bool:

@@ -11,8 +11,7 @@ import pytest
 from healthcheck.model import Host, ProbeError
 from healthcheck.probes.container_runtime import facts
 from healthcheck.probes.container_runtime.configuration import read_container_runtime
-from healthcheck.probes.container_runtime.facts import ContainerRuntime, Program
-from sim import go_program
+from healthcheck.probes.container_runtime.facts import ContainerRuntime, Live, Program
 from sim.container_runtime import DISTRIBUTIONS, IMAGE_MADE, NVIDIA_V2, OPERATORS_PROGRAM, TOOLKIT_PROGRAM, V2, handler
 from sim.node import SimulatedNode
 
@@ -375,19 +374,24 @@ def test_the_kubelets_cgroup_driver_is_told_where_it_is_its_own(
     assert seen.kubelet.systemd_cgroup is systemd
 
 
-def test_a_containerd_of_which_nobody_knows_more_than_that_it_is_1_tells_no_kubelet_its_driver(
-    node: SimulatedNode,
+@pytest.mark.parametrize(
+    ("version", "generation", "systemd"),
+    [("", "1.7", True), ("1.6.20~ds1", "1.6", True), ("1.7.28", "1.7", True), ("2.1.4-k3s1", "2.1", None)],
+)
+def test_the_containerd_that_runs_says_by_whose_rules_its_files_are_read(
+    version: str, generation: str, systemd: bool | None, node: SimulatedNode
 ) -> None:
+    """From 2.0 on it tells the kubelet its cgroup driver, whatever that one's own is."""
     node.run_kubernetes("kubeadm")
-    debians = go_program.go_program("path\tgithub.com/containerd/containerd/cmd/containerd")
-    node.put_program("usr/bin/containerd")
-    (node.root / "usr/bin/containerd").write_bytes(debians)
+    node.put_file(FILE.lstrip("/"), "version = 2\n" + NVIDIA_V2)
+    live = Live("containerd", version)
 
-    seen = read(node)
+    seen = read_container_runtime(Host(node.root, ask_container_runtime=lambda _: live))
 
     assert seen.used is not None
     assert seen.kubelet is not None
-    assert (seen.used.version, seen.kubelet.systemd_cgroup) == ("1", True)
+    assert (seen.live, seen.used.version, seen.used.generation) == (live, version, generation)
+    assert seen.kubelet.systemd_cgroup is systemd
 
 
 @pytest.mark.parametrize(("driver", "expected"), [("nvidia", True), ("vfio-pci", False), ("nouveau", False)])
