@@ -31,7 +31,7 @@ def test_the_command_line_and_other_programs_may_be_started() -> None:
 
 def test_whoever_asks_for_a_control_plane_is_of_the_second_tier(request: pytest.FixtureRequest) -> None:
     """Also by way of another fixture."""
-    asking = {"control_plane", "scheduled", "watched", "stories", "real_containerd"}
+    asking = {"control_plane", "scheduled", "watched", "quick", "stories", "real_containerd"}
     for test in request.session.items:
         if asking & set(getattr(test, "fixturenames", ())):
             assert test.get_closest_marker("cluster"), test.nodeid

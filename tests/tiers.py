@@ -17,7 +17,7 @@ import pytest
 STORIES = "stories"
 """A group of its own: they are lived through beside the other tests, from the beginning."""
 _TESTS = Path(__file__).parent
-_STARTING = {"control_plane", "scheduled", "real_containerd", "stories", "watched"}
+_STARTING = {"control_plane", "scheduled", "real_containerd", "stories", "watched", "quick"}
 _SERVERS = {"kube-apiserver", "etcd", "containerd"}
 _PROGRAMS = {"agent", "sweeper", "sweeper.node_test", "quarantine", "sim.control_plane"}
 """Of ours, those that work for long; the command line and what asks NVML end at once."""

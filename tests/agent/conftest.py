@@ -48,6 +48,16 @@ def watched(world: World) -> World:
     return world
 
 
+@pytest.fixture
+def quick(world: World) -> World:
+    """The same, for what shows only at a later look."""
+    world.hurry()
+    world.start()
+    world.wait_for_status("pass")
+    eventually(world.cluster.lease)
+    return world
+
+
 @pytest.fixture(scope="session")
 def stories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Story, Future[None]]]:
     folder = tmp_path_factory.mktemp("stories")

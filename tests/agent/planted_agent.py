@@ -1,4 +1,4 @@
-"""`PLANT=… python -m tests.agent.planted_agent`: the agent with one fault of ours, which nothing else provokes."""
+"""`PLANT=… python -m tests.agent.planted_agent`: the quick agent with a fault of ours that nothing else provokes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from healthcheck.deep.claim import claim_on
 from healthcheck.deep.record import untaken
 from healthcheck.node.state import STATUS
 from healthcheck.verdict.verdict import decide
+from tests.agent.quick_agent import hurry
 
 POISON = "poison"
 PLANTER = pytest.MonkeyPatch()
@@ -88,6 +89,7 @@ def in_a_check() -> None:
 
 
 if __name__ == "__main__":
+    hurry()
     plants = (in_the_verdict, in_a_deep_record, once_in_a_deep_record, in_a_run, in_a_check, in_a_node)
     {one.__name__: one for one in plants}[os.environ["PLANT"]]()
     sys.exit(main())

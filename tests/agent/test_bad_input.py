@@ -16,27 +16,32 @@ TWICE = '{"schema":1,"severity":"ISOLATE","severity":"PASS"}'
 
 
 class TestSettingsAtTheStart:
-    @pytest.mark.parametrize(
-        ("key", "value", "said"),
-        [
-            ("CHECK_INTERVAL", "5", "CHECK_INTERVAL = '5': a whole number of seconds, 10 to 86400"),
-            ("CHECK_INTERVAL", "soon", "CHECK_INTERVAL = 'soon': a whole number of seconds, 10 to 86400"),
-            ("CHECKS_LIGHTWEIGHT", "0 99", "no check '99'"),
-            ("CHECKS_LIGHTWEIGHT", "0 1 2", "CHECKS_LIGHTWEIGHT = '0 1 2': 1 is no light check"),
-            ("ENABLE_TAINT", "perhaps", "ENABLE_TAINT = 'perhaps': allowed are true and false"),
-            ("severity-overrides", "xid 79 = BAD", "severity-overrides"),
-            ("instance-profiles.conf", "p5.48xlarge|8", "instance-profiles.conf:1: 'p5.48xlarge|8' has 2 fields"),
-            ("CHECK_INTERVAL", "\udcff\udcfe", "CHECK_INTERVAL"),
-            ("instance-profiles.conf", "\udcff\udcfe", "instance-profiles.conf:1"),
-        ],
-    )
-    def test_that_are_bad_leave_the_defaults_and_are_told(self, world: World, key: str, value: str, said: str) -> None:
-        (world.config / key).write_bytes(value.encode("utf-8", "surrogateescape"))
+    BAD: ClassVar = {
+        "words": {
+            "CHECK_INTERVAL": ("5", "CHECK_INTERVAL = '5': a whole number of seconds, 10 to 86400"),
+            "CHECKS_LIGHTWEIGHT": ("0 99", "no check '99'"),
+            "ENABLE_TAINT": ("perhaps", "ENABLE_TAINT = 'perhaps': allowed are true and false"),
+            "severity-overrides": ("xid 79 = BAD", "severity-overrides"),
+            "instance-profiles.conf": ("p5.48xlarge|8", "instance-profiles.conf:1: 'p5.48xlarge|8' has 2 fields"),
+        },
+        "bytes": {
+            "CHECK_INTERVAL": ("\udcff\udcfe", "CHECK_INTERVAL"),
+            "CHECKS_LIGHTWEIGHT": ("0 1 2", "CHECKS_LIGHTWEIGHT = '0 1 2': 1 is no light check"),
+            "instance-profiles.conf": ("\udcff\udcfe", "instance-profiles.conf:1"),
+        },
+    }
+
+    @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+    def test_that_are_bad_leave_the_defaults_and_are_told(self, world: World, bad: dict[str, tuple[str, str]]) -> None:
+        for key, (value, _) in bad.items():
+            (world.config / key).write_bytes(value.encode("utf-8", "surrogateescape"))
         world.start()
         world.wait_for_status("pass")
 
-        assert said in world.wait_for_event("BadSetting")["message"]
-        assert world.agent.metric(f"bad_settings{{{key}}}") == 1
+        eventually(lambda: len(world.events("BadSetting")) == len(bad))
+        messages = "\n".join(one["message"] for one in world.events("BadSetting"))
+        assert [said for _, said in bad.values() if said not in messages] == []
+        assert {key: world.agent.metric(f"bad_settings{{{key}}}") for key in bad} == dict.fromkeys(bad, 1)
         world.host.xid(3, 79, "GPU has fallen off the bus.")
         assert world.wait_for_status("fail").tainted
 
@@ -46,6 +51,7 @@ class TestSettingsAtTheStart:
         assert world.wait_for_event("BadSetting")["message"].startswith("environment: CHECK_INTERVAL = '5'")
 
     def test_repaired_are_taken_without_a_restart(self, world: World) -> None:
+        world.hurry()
         world.configure(**{"severity-overrides": "xid 79 = BAD"})
         world.host.xid(3, 79, "GPU has fallen off the bus.")
         world.start()
@@ -57,6 +63,7 @@ class TestSettingsAtTheStart:
         world.wait(lambda node: node.severity == "ISOLATE")
 
     def test_that_nobody_knows_are_named_once_and_the_others_count(self, world: World) -> None:
+        world.hurry()
         world.configure(CHECK_INTERVALL="60", NONSENSE="1", DCGM_L2_INTERVAL="0")
         (world.config / "directory").mkdir()
         world.start()
@@ -77,10 +84,7 @@ class TestAnnotations:
         "text",
         [
             "no JSON",
-            "[]",
-            "null",
             "[" * 60_000,
-            "x" * 200_000,
             '{"findings": 5, "timestamp": [], "status": {}}',
             '{"findings": [{"reason": []}, 5], "boot_id": 3}',
         ],
@@ -95,7 +99,7 @@ class TestAnnotations:
 
     @pytest.mark.parametrize(
         "text",
-        ["no JSON", "[]", "[" * 60_000, '{"schema":1,"severity":"AWFUL"}', '{"schema":1,"severity":["RESET"]}', TWICE],
+        ["no JSON", '{"schema":1,"severity":"AWFUL"}', TWICE],
     )
     def test_of_a_deep_run_that_are_no_record_are_told_and_passed_over(self, world: World, text: str) -> None:
         world.cluster.edit({"metadata": {"annotations": {f"{P}/sweep-result": text}}})

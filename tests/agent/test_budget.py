@@ -286,7 +286,7 @@ class TestAFullBudget:
         assert watched.wait(lambda node: node.tainted).record["taint"] == "set"  # long before the next look
 
     def test_is_what_it_is_while_the_cluster_forbids_to_take_a_place(self, world: World) -> None:
-        world.configure(CHECK_INTERVAL="10")
+        world.hurry()
         world.start()
         world.wait_for_status("pass")
         world.api.fail_with(403, path_part=BUDGET)

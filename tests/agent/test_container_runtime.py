@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sim.container_runtime import NVIDIA_V3, RUNC_V3, STANDARD_FILE, handler
+from tests.agent import quick_agent
 from tests.agent.world import StandIn, World
 from tests.host.grpc_server import Json, Server, serving, told
 
@@ -22,10 +23,11 @@ WITH_KATA = WITH_NVIDIA + handler('plugins."io.containerd.cri.v1.runtime"', "kat
 
 @pytest.fixture
 def loaded(short_root: Path) -> Iterator[tuple[World, Server]]:
-    """A node whose containerd answers, and an agent that looks by itself once in five minutes; it has said `pass`."""
+    """A node whose containerd answers, and an agent that looks by itself once in a minute; it has said `pass`."""
     with World(short_root / "world", StandIn("node", "p5.48xlarge")) as world:
         world.host.put_file(STANDARD_FILE, WITH_NVIDIA)
         with serving(world.host.root / "run/containerd/containerd.sock", runs_with("runc", "nvidia")) as containerd:
+            world.program = quick_agent.__name__
             world.start()
             world.wait_for_status("pass")
             yield world, containerd
@@ -42,7 +44,7 @@ def runs_with(*handlers: str) -> dict[str, bytes]:
 
 
 def has_one_look(world: World, number: int) -> None:
-    """At once, by an edit of the ConfigMap that means nothing to it; the next would come in five minutes."""
+    """At once, by an edit of the ConfigMap that means nothing to it; the next would come in a minute."""
     world.configure(MONITOR_TTL=str(3600 + number))
 
 

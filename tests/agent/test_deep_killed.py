@@ -49,7 +49,8 @@ def world(troubled: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Wo
         world.host.install_dcgmi()
         for file, text in {"answer": answer(("memory", 1), FAULTY), "code": "205", "seconds": "1"}.items():
             world.host.write_value(f"dcgm/{file}", text)
-        world.configure(CHECK_INTERVAL="10", MAX_UNHEALTHY_PERCENT="100")
+        world.hurry()
+        world.configure(MAX_UNHEALTHY_PERCENT="100")
         world.start()
         world.wait_for_status("pass")
         eventually(cluster.lease)
@@ -93,7 +94,7 @@ def cleared(world: World, *, found: bool) -> None:
 
 @pytest.mark.parametrize(
     ("step", "outage"),
-    [*((step, False) for step in STEPS), ("1 after", True), ("2 before", True)],
+    [*((step, False) for step in STEPS if step != "1 after"), ("1 after", True), ("2 before", True)],
     ids=lambda one: one if isinstance(one, str) else "without an API server at first" if one else "",
 )
 def test_a_killed_agent_leaves_nothing_that_the_next_one_does_not_clear(world: World, step: str, outage: bool) -> None:

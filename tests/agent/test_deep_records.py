@@ -97,18 +97,17 @@ class TestADeepRecord:
         assert watched.wait_for_event(MEMORY)["type"] == "Warning"
         assert watched.agent.metric("looks_total") == looks
 
-    def test_1_is_not_cleared_by_a_light_pass(self, watched: World) -> None:
-        watched.configure(CHECK_INTERVAL="10")
-        is_taken(watched, tell(watched, failed_record()))
-        watched.wait_for_status("fail")
-        versions = len(watched.stand_in.past())
+    def test_1_is_not_cleared_by_a_light_pass(self, quick: World) -> None:
+        is_taken(quick, tell(quick, failed_record()))
+        quick.wait_for_status("fail")
+        versions = len(quick.stand_in.past())
 
-        watched.agent.wait_for_looks(2)
-        watched.restart()
-        watched.agent.wait_for_looks(1)
+        quick.agent.wait_for_looks(2)
+        quick.restart()
+        quick.agent.wait_for_looks(1)
 
-        assert (watched.node().status, watched.node().tainted) == ("fail", True)
-        assert {(node.status, node.tainted) for node in watched.stand_in.past()[versions:]} <= {("fail", True)}
+        assert (quick.node().status, quick.node().tainted) == ("fail", True)
+        assert {(node.status, node.tainted) for node in quick.stand_in.past()[versions:]} <= {("fail", True)}
 
     def test_ends_with_a_later_run_in_which_the_test_passed(self, watched: World) -> None:
         is_taken(watched, tell(watched, failed_record()))
@@ -126,13 +125,12 @@ class TestADeepRecord:
         is_taken(watched, told)
         assert watched.wait_for_status("fail").tainted
 
-    def test_ends_with_the_reset_of_its_gpu(self, watched: World) -> None:
-        is_taken(watched, tell(watched, failed_record("RESET")))
-        watched.wait_for_status("fail")
-        watched.configure(CHECK_INTERVAL="10")
-        watched.host.xid(3, 154, "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)")
+    def test_ends_with_the_reset_of_its_gpu(self, quick: World) -> None:
+        is_taken(quick, tell(quick, failed_record("RESET")))
+        quick.wait_for_status("fail")
+        quick.host.xid(3, 154, "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)")
 
-        assert not watched.wait_for_status("pass").tainted
+        assert not quick.wait_for_status("pass").tainted
 
     def test_ends_with_a_reboot_and_does_not_come_back_with_its_record(self, watched: World) -> None:
         is_taken(watched, tell(watched, failed_record("REBOOT")))
@@ -169,20 +167,19 @@ class TestADeepRecord:
         assert {(node.status, node.tainted) for node in watched.stand_in.past()[versions:]} <= {("fail", True)}
 
     @pytest.mark.parametrize("gesture", [by_command, by_label])
-    def test_that_was_released_stays_away(self, watched: World, gesture: Any) -> None:
-        told = tell(watched, failed_record())
-        is_taken(watched, told)
-        watched.wait_for_status("fail")
-        gesture(watched)
-        node = watched.wait_for_status("pass")
+    def test_that_was_released_stays_away(self, quick: World, gesture: Any) -> None:
+        told = tell(quick, failed_record())
+        is_taken(quick, told)
+        quick.wait_for_status("fail")
+        gesture(quick)
+        node = quick.wait_for_status("pass")
         assert (node.tainted, node.record["taken"]) == (False, {SWEEP: told["timestamp"]})
 
-        watched.configure(CHECK_INTERVAL="10")
-        watched.restart()
-        tell(watched, told)  # the same one, written again
-        watched.agent.wait_for_looks(1)
-        assert (watched.node().status, watched.node().findings) == ("pass", {})
-        is_taken(watched, tell(watched, failed_record(minutes_ago=0)))
+        quick.restart()
+        tell(quick, told)  # the same one, written again
+        quick.agent.wait_for_looks(1)
+        assert (quick.node().status, quick.node().findings) == ("pass", {})
+        is_taken(quick, tell(quick, failed_record(minutes_ago=0)))
 
     @pytest.mark.parametrize("done", [False, True], ids=["not told", "told, and not answered"])
     def test_is_neither_lost_nor_doubled_by_a_kill_between_taking_and_telling(self, watched: World, done: bool) -> None:

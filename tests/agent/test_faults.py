@@ -219,7 +219,7 @@ class TestTheKernelLog:
 
     def test_that_cannot_be_opened_is_unknown_until_it_can(self, world: World) -> None:
         (world.host.root / "dev/kmsg").rename(world.host.root / "dev/away")
-        world.configure(CHECK_INTERVAL="10")
+        world.hurry()
         world.start()
         node = world.wait_for_status("unknown")
         assert node.causes == {"KernelLogUnreadable"}

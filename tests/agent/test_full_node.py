@@ -76,7 +76,8 @@ def test_a_full_node_is_labelled_and_tainted_and_says_what_is_missing(
 ) -> None:
     name = f"full-{fill.__name__.partition('_')[0]}"
     with World(tmp_path / name, RealCluster(installed, name)) as world:
-        world.configure(CHECK_INTERVAL="10", MAX_UNHEALTHY_PERCENT="100")
+        world.hurry()
+        world.configure(MAX_UNHEALTHY_PERCENT="100")
         fill(world)
         world.host.xid(3, 79, ERROR)
         world.start()
@@ -103,7 +104,8 @@ def test_a_record_that_grows_out_of_its_node_goes_and_is_nobodys_release(
     installed: ControlPlane, tmp_path: Path
 ) -> None:
     with World(tmp_path / "full-later", RealCluster(installed, "full-later")) as world:
-        world.configure(CHECK_INTERVAL="10", MAX_UNHEALTHY_PERCENT="100")
+        world.hurry()
+        world.configure(MAX_UNHEALTHY_PERCENT="100")
         world.start()
         world.wait_for_status("pass")
         annotations_filled(world)
@@ -130,7 +132,8 @@ def test_a_node_that_takes_no_taint_holds_no_place(installed: ControlPlane, tmp_
     cluster = RealCluster(installed, "full-refused")
     refusal = refusing(cluster.name)
     with World(tmp_path / cluster.name, cluster) as world:
-        world.configure(CHECK_INTERVAL="10", MAX_UNHEALTHY_PERCENT="100")
+        world.hurry()
+        world.configure(MAX_UNHEALTHY_PERCENT="100")
         world.start()
         world.wait_for_status("pass")
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -79,11 +78,12 @@ def killed_at(folder: Path, call: int, when: When) -> str:
     return ""
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_nothing_is_lost_and_nothing_doubled(tmp_path: Path, when: When) -> None:
+def test_nothing_is_lost_and_nothing_doubled(tmp_path: Path) -> None:
+    """After a call the folder is as it is before the next one: only the last is killed after it, too."""
     assert calls_of_a_start(tmp_path) >= CALLS
+    moments: list[tuple[int, When]] = [*((call, "before") for call in range(1, CALLS + 1)), (CALLS, "after")]
 
     with ThreadPoolExecutor(AT_ONCE) as threads:
-        wrong = list(threads.map(partial(killed_at, tmp_path, when=when), range(1, CALLS + 1)))
+        wrong = list(threads.map(lambda moment: killed_at(tmp_path, *moment), moments))
 
     assert [one for one in wrong if one] == []

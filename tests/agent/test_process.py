@@ -148,6 +148,7 @@ class TestStarting:
 class TestTheInstanceType:
     def test_of_the_metadata_service_comes_before_the_label(self, world: World) -> None:
         with SimulatedImds("p5.4xlarge") as imds:
+            world.hurry()
             world.start(AWS_EC2_METADATA_SERVICE_ENDPOINT=imds.endpoint)
             world.agent.wait_for_log("instance type")
             world.wait(lambda node: node.status)

@@ -40,7 +40,8 @@ def watched_on(plane: ControlPlane, name: str, folder: Path) -> Iterator[World]:
     cluster = RealCluster(plane, name, taints=[SPOT], labels={"example.com/team": "vision"})
     with World(folder / name, cluster) as world:
         # The neighbours' taints, in the same cluster, shall not withhold this one's.
-        world.configure(CHECK_INTERVAL="10", MAX_UNHEALTHY_PERCENT="100")
+        world.hurry()
+        world.configure(MAX_UNHEALTHY_PERCENT="100")
         world.start()
         world.wait_for_status("pass")
         eventually(cluster.lease)

@@ -54,6 +54,19 @@ BOTH = pytest.mark.parametrize(
 )
 
 
+THE_EVENT, THE_NODE, THE_CONDITION = (
+    ("POST", "/events"),
+    ("PATCH", "/nodes/gpu-node-1"),
+    ("PATCH", "/nodes/gpu-node-1/status"),
+)
+AT_EACH_WRITE = [
+    *((by_command, "mia", *write, done) for write in (THE_EVENT, THE_NODE, THE_CONDITION) for done in (False, True)),
+    # The label is written over with the Node: from then on, and before, it is told as the annotation is.
+    *((by_label, "kubectl-label", *THE_NODE, done) for done in (False, True)),
+]
+"""Whose release, at which write, and whether that is done when the agent dies, or not."""
+
+
 def is_released(world: World, by: str) -> None:
     """The node passes; who released it stands in the record, and one Event tells it."""
     node = world.wait(lambda node: node.status == "pass" and not node.findings and "released" in node.record)
@@ -198,13 +211,7 @@ def deep_result(at: datetime) -> Json:
 class TestACrash:
     """The agent is killed at each write that follows a release: before it is done, and done but not answered."""
 
-    @BOTH
-    @pytest.mark.parametrize("done", [False, True], ids=["not done", "not answered"])
-    @pytest.mark.parametrize(
-        ("method", "part"),
-        [("POST", "/events"), ("PATCH", "/nodes/gpu-node-1"), ("PATCH", "/nodes/gpu-node-1/status")],
-        ids=["the Event", "the Node", "the condition"],
-    )
+    @pytest.mark.parametrize(("gesture", "by", "method", "part", "done"), AT_EACH_WRITE)
     def test_loses_and_doubles_nothing(
         self, failed: World, gesture: Gesture, by: str, method: str, part: str, done: bool
     ) -> None:

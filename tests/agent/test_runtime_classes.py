@@ -118,12 +118,12 @@ def test_without_the_permission_nothing_is_judged_and_it_is_said_once(listing: L
     assert (listing.on(GPU_NODE), listing.forbidden) == ((), 0)
 
 
-def test_the_agent_lists_them_once_at_its_start(watched: World) -> None:
+def test_the_agent_lists_them_once_at_its_start(quick: World) -> None:
     def listed() -> list[str]:
-        return [one.path for one in watched.api.requests if "/runtimeclasses" in one.path]
+        return [one.path for one in quick.api.requests if "/runtimeclasses" in one.path]
 
     eventually(listed)
-    looks = watched.agent.metric("looks_total")
-    watched.configure(MONITOR_TTL="1000")
-    eventually(lambda: watched.agent.metric("looks_total") > looks)
+    looks = quick.agent.metric("looks_total")
+    quick.configure(MONITOR_TTL="1000")
+    eventually(lambda: quick.agent.metric("looks_total") > looks)
     assert listed() == ["/apis/node.k8s.io/v1/runtimeclasses?limit=500"]

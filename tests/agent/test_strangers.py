@@ -44,9 +44,8 @@ def limit_descriptors(agent: AgentProcess, most: int) -> None:
     process.rlimit(psutil.RLIMIT_NOFILE, (most, process.rlimit(psutil.RLIMIT_NOFILE)[1]))
 
 
-def test_thousands_of_connections_blind_nobody(watched: World, peers: ExitStack) -> None:
-    agent = watched.agent
-    watched.configure(CHECK_INTERVAL="10")
+def test_thousands_of_connections_blind_nobody(quick: World, peers: ExitStack) -> None:
+    agent = quick.agent
     limit_descriptors(agent, 256)
     process = psutil.Process(agent.process.pid)
     before, threads = process.memory_info().rss, process.num_threads()
@@ -56,35 +55,33 @@ def test_thousands_of_connections_blind_nobody(watched: World, peers: ExitStack)
     for _ in range(FAT):
         send_until_given_up(connect(agent, peers))
 
-    watched.host.xid(3, 79, "GPU has fallen off the bus.")
-    node = watched.wait_for_status("fail")
+    quick.host.xid(3, 79, "GPU has fallen off the bus.")
+    node = quick.wait_for_status("fail")
     assert node.tainted
     assert not node.record["unobserved"]
     assert agent.get("/healthz")[0] == 200
     assert process.num_threads() <= threads + 2  # a look or a telling may be at work
     assert process.memory_info().rss - before < MOST_GROWTH_BYTES
     agent.wait_for_looks()
-    assert not watched.node().record["unobserved"]
+    assert not quick.node().record["unobserved"]
 
 
-def test_without_a_descriptor_left_a_new_fault_is_told_and_nothing_false(watched: World) -> None:
-    agent = watched.agent
-    watched.configure(CHECK_INTERVAL="10")
-    agent.wait_for_looks()
+def test_without_a_descriptor_left_a_new_fault_is_told_and_nothing_false(quick: World) -> None:
+    agent = quick.agent
     eventually(lambda: agent.metric("verdict_pending") == 0)
-    saved = watched.memory_file.read_bytes()
+    saved = quick.memory_file.read_bytes()
     limit_descriptors(agent, 3)  # fewer than it has open
 
-    watched.host.xid(3, 79, "GPU has fallen off the bus.")
-    assert watched.wait_for_status("fail").tainted
-    node = watched.wait(lambda node: node.record["unobserved"])
+    quick.host.xid(3, 79, "GPU has fallen off the bus.")
+    assert quick.wait_for_status("fail").tainted
+    node = quick.wait(lambda node: node.record["unobserved"])
     assert node.causes == {"ProbeFailed"}
     assert set(node.findings) == {"Xid79"}
-    assert watched.memory_file.read_bytes() == saved
+    assert quick.memory_file.read_bytes() == saved
     assert agent.running
 
     limit_descriptors(agent, 1024)
-    node = watched.wait(lambda node: not node.record["unobserved"])
+    node = quick.wait(lambda node: not node.record["unobserved"])
     assert set(node.findings) == {"Xid79"}
-    assert not watched.events("BadSetting")
-    eventually(lambda: watched.memory_file.read_bytes() != saved)
+    assert not quick.events("BadSetting")
+    eventually(lambda: quick.memory_file.read_bytes() != saved)

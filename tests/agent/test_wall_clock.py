@@ -79,7 +79,7 @@ def test_every_job_goes_on(said: Path, wall_clock: WallClock, seconds: int) -> N
 
 
 def test_what_stands_and_the_heartbeat_go_on(world: World, wall_clock: WallClock) -> None:
-    world.configure(CHECK_INTERVAL="10")
+    world.hurry()
     world.start(**wall_clock.environment)
     world.wait_for_status("pass")
     world.host.xid(3, 79, "GPU has fallen off the bus.")

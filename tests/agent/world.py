@@ -343,6 +343,11 @@ class World:
             fresh.write_text(value)
             fresh.rename(self.config / key)
 
+    def hurry(self) -> None:
+        """Agents that are started from now on look every two seconds."""
+        self.program = "tests.agent.quick_agent"
+        self.configure(CHECK_INTERVAL="10")
+
     def start(self, *options: str, **environment: str) -> AgentProcess:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("KUBE", "AWS_"))}
         ours = {

@@ -34,10 +34,10 @@ ASK_A_CLUSTER = {
 PROGRAMS = {"agent": ("agent",), "sweep-run": ("sweep-run",), "quarantine-run": ("quarantine-run",)}
 
 
-def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(*words: str, program: str = "cli", **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": os.environ["PATH"], "HOME": "/nowhere", "CONFIG_DIR": "/nowhere", **variables}
     return subprocess.run(
-        [sys.executable, "-m", "cli", *words],
+        [sys.executable, "-m", program, *words],
         env=environment,
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
@@ -86,9 +86,9 @@ def test_a_cluster_that_does_not_answer_is_2(words: tuple[str, ...], tmp_path: P
 
 
 @pytest.mark.cluster
-def test_so_it_is_for_a_sweep_which_asks_for_a_minute(tmp_path: Path) -> None:
+def test_so_it_is_for_a_sweep_which_asks_again_and_again(tmp_path: Path) -> None:
     """With `--dry-run` it asks the same first question."""
-    _does_not_answer(run("sweep", KUBECONFIG=unreachable(tmp_path)))
+    _does_not_answer(run(program="tests.sweeper.impatient", PATIENCE_SECONDS="1", KUBECONFIG=unreachable(tmp_path)))
 
 
 def _does_not_answer(done: subprocess.CompletedProcess[str]) -> None:

@@ -85,7 +85,8 @@ def ward(scheduled: ControlPlane, tmp_path: Path, request: pytest.FixtureRequest
             host.remove_efa(device)
         host.install_dcgmi()
         host.install_nccl_tests()
-        world.configure(CHECK_INTERVAL="10", MAX_UNHEALTHY_PERCENT="100", DCGM_L2_INTERVAL="0")
+        world.hurry()
+        world.configure(MAX_UNHEALTHY_PERCENT="100", DCGM_L2_INTERVAL="0")
         programs = [host.root / folder for folder in ("usr/bin", "opt/nccl-tests/build", EFA_PROGRAMS)]
         path = ":".join(map(str, (*programs, Path(sys.executable).parent, "/usr/bin", "/bin")))
         environment = {

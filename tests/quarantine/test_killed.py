@@ -47,8 +47,10 @@ def ended(record: dict[str, Any]) -> list[str]:
     return [row["check"] for row in record["checks"] if row["status"] == "pass"]
 
 
-@pytest.mark.parametrize(("group", "file", "text", "done"), STEPS)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("group", "file", "text", "done", "number"),
+    [*((*step, signal.SIGTERM) for step in STEPS), (*STEPS[0], signal.SIGINT)],
+)
 def test_a_run_that_is_told_to_end_ends_its_test_and_says_so(
     world: World, group: str, file: str, text: str, done: list[str], number: signal.Signals
 ) -> None:
@@ -190,7 +192,8 @@ def test_kill_9_at_each_write_leaves_a_record_that_is_right_and_a_node_that_the_
     final = world.record
     assert (number, final["recommendation"]) == (9, "replace")
 
-    for kill_at in (f"{one} {when}" for one in range(1, number + 1) for when in ("before", "after")):
+    # After a write the Node is as it is before the next one: only the last is killed after it, too.
+    for kill_at in (*(f"{one} before" for one in range(1, number + 1)), f"{number} after"):
         world.annotate(quarantine_result=None)
         with world.started(program="tests.quarantine.dying", KILL_AT=kill_at) as process:
             assert process.wait(60) == -signal.SIGKILL

@@ -281,7 +281,6 @@ def pending(pid: int) -> bool:
 
 OUTAGES: dict[str, Any] = {
     "refused": lambda world: world.api.refuse(),
-    "503": lambda world: world.api.fail_with(503),
     "401": lambda world: world.api.fail_with(401),
     "403": lambda world: world.api.fail_with(403),
 }

@@ -35,7 +35,8 @@ def story(fleet: Fleet, tmp_path: Path, request: pytest.FixtureRequest) -> Itera
     cluster = RealCluster(fleet.plane, name, devices={"nvidia.com/gpu": "8"})
     with World(tmp_path / "world", cluster) as world:
         world.host.install_dcgmi()
-        world.configure(CHECK_INTERVAL="10", MAX_UNHEALTHY_PERCENT="100")
+        world.hurry()
+        world.configure(MAX_UNHEALTHY_PERCENT="100")
         fleet.names.append(name)
         environment = {"PYTHONPATH": str(Path(__file__).parents[2]), "CONFIG_DIR": str(world.config)}
         folder = tmp_path / "pods"

@@ -118,11 +118,11 @@ def test_6_a_sweeper_that_is_told_to_stop_leaves_its_jobs_to_the_next_one(fleet:
     assert len(fleet.jobs()) == 1
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("write", [1, 2, 3])
+@pytest.mark.parametrize(("write", "when"), [(1, "after"), (2, "after"), (3, "before"), (3, "after")])
 def test_a_sweeper_that_is_killed_at_any_write_leaves_nothing_that_the_next_one_does_not_clear(
     fleet: Fleet, kubelets: Kubelets, write: int, when: str
 ) -> None:
+    """Before the first write nothing has changed, and before the second all is as after the first."""
     fleet.add("killed", taints=[SPOT])
 
     code, printed, said = fleet.sweep(KILL_AT=f"{write} {when}")
@@ -136,11 +136,11 @@ def test_a_sweeper_that_is_killed_at_any_write_leaves_nothing_that_the_next_one_
     assert fleet.tested() == {"killed": "pass"}
 
 
-@pytest.mark.parametrize("moment", ["1 before", "1 after", "2 after", "3 before"])
+@pytest.mark.parametrize("moment", ["1 before", "1 after", "3 before"])
 def test_an_api_server_that_is_killed_at_any_step_of_a_sweep_ends_it_not(
     fleet: Fleet, kubelets: Kubelets, moment: str
 ) -> None:
-    """Before the run is taken, before there is a Job, while it runs, and before the node is given back."""
+    """Before the run is taken, before there is a Job, and before the node is given back; while it runs, see above."""
     fleet.add("outlived", taints=[SPOT])
     reached = fleet.folder / "reached"
     sweeper = fleet.sweeper(KILL_AT=moment, WAIT_AT=str(reached))
@@ -230,7 +230,7 @@ def test_real_work_gets_the_gpus_of_a_sweep_at_once(fleet: Fleet, kubelets: Kube
 def test_work_that_comes_at_any_moment_of_a_sweep_is_never_on_the_gpus_beside_it(
     fleet: Fleet, kubelets: Kubelets
 ) -> None:
-    names = [fleet.add(f"race-{number}", gpus=1) for number in range(24)]
+    names = [fleet.add(f"race-{number}", gpus=1) for number in range(12)]
     fleet.configure(MAX_NODES_PER_SWEEP="100", MAX_SWEEP_PERCENT="100")
     sweeper = fleet.sweeper()
     assert sweeper.stderr is not None
@@ -254,7 +254,7 @@ def test_a_node_that_is_refused_keeps_the_test_from_no_other(fleet: Fleet, kubel
     fleet.add("a-protected", labels={"example.com/protected": "true"})
     fleet.add("b-free")
     with fleet.protected("example.com/protected"):
-        code, _, said = fleet.sweep()
+        code, _, said = fleet.sweep(FORBIDDEN_SECONDS="1")
 
     assert (code, fleet.tested(), fleet.residue()) == (2, {"b-free": "pass"}, {}), said
     assert "nobody changes this node" in said
@@ -267,7 +267,7 @@ def test_a_template_that_the_policy_refuses_is_told_by_its_rule_and_keeps_no_nod
     for name in ("a-refused", "b-refused"):
         fleet.add(name)
     fleet.set_in_pods(hostNetwork=True)
-    code, _, said = fleet.sweep()
+    code, _, said = fleet.sweep(FORBIDDEN_SECONDS="1")
     fleet.set_in_pods(hostNetwork=None)
 
     assert (code, fleet.jobs(), fleet.residue()) == (2, [], {}), said

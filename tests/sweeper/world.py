@@ -182,9 +182,10 @@ class Fleet:
             "COLUMNS": "300",
             **variables,
         }
-        program = ["-m", "sweeper"] if "KILL_AT" not in variables else ["-m", "tests.sweeper.dying"]
+        program = "tests.sweeper.dying" if "KILL_AT" in variables else "sweeper"
+        program = "tests.sweeper.impatient" if "FORBIDDEN_SECONDS" in variables else program
         return subprocess.Popen(
-            [sys.executable, *program, *words],
+            [sys.executable, "-m", program, *words],
             cwd=ROOT,
             env=environment,
             stdout=subprocess.PIPE,

@@ -1,0 +1,28 @@
+"""`python -m tests.agent.quick_agent`: the agent, whose looks come five times as often as CHECK_INTERVAL says."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from agent import schedule
+from agent.program import main
+
+TIMES = 5
+
+
+class _Sooner(schedule._Every):
+    """Also the look at the ConfigMap's files."""
+
+    def __init__(self, seconds: float, jitter_seconds: int = 0) -> None:
+        super().__init__(seconds / TIMES, jitter_seconds)
+
+
+def hurry() -> None:
+    pytest.MonkeyPatch().setattr(schedule, "_Every", _Sooner)
+
+
+if __name__ == "__main__":
+    hurry()
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""How the client tells what the API server answered: who asks goes by the kind of the failure, never by its number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from healthcheck.cluster import errors
+from healthcheck.cluster.client import Cluster, connect
+from healthcheck.cluster.errors import ClusterError, Unavailable
+from healthcheck.cluster.kubeconfig import Access
+from sim.api_stand_in import ApiStandIn
+
+NODE = "gpu-node-1"
+KINDS = {
+    "Unavailable": (401, 410, 429, 500, 502, 503, 504),
+    "Forbidden": (403,),
+    "NotFound": (404,),
+    "Conflict": (409,),
+    "Refused": (400, 405, 413, 422),
+}
+
+
+@pytest.fixture
+def api() -> Iterator[ApiStandIn]:
+    with ApiStandIn(NODE) as api:
+        yield api
+
+
+@pytest.fixture
+def cluster(api: ApiStandIn, tmp_path: Path) -> Cluster:
+    kubeconfig = str(api.kubeconfig(tmp_path / "kubeconfig"))
+    return Cluster(lambda: connect(Access(kubeconfig)))
+
+
+@pytest.mark.parametrize(("kind", "status"), [(kind, one) for kind, statuses in KINDS.items() for one in statuses])
+def test_each_answer_is_of_one_kind_and_the_next_question_is_answered(
+    api: ApiStandIn, cluster: Cluster, kind: str, status: int
+) -> None:
+    api.fail_with(status)
+    with pytest.raises(ClusterError, match=rf": {status}: ") as said:
+        cluster.patch_node(NODE, {"metadata": {"labels": {"a": "b"}}})
+    assert type(said.value) is getattr(errors, kind)
+
+    api.recover()
+    assert cluster.read_node(NODE).name == NODE
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_the_patience_that_the_server_asked_for_is_told(api: ApiStandIn, cluster: Cluster, status: int) -> None:
+    api.fail_with(status, 7)
+    with pytest.raises(Unavailable) as said:
+        cluster.read_node(NODE)
+    assert said.value.retry_after_seconds == 7
+
+
+def test_a_server_that_takes_no_connection_is_away(api: ApiStandIn, cluster: Cluster) -> None:
+    api.refuse()
+    with pytest.raises(Unavailable):
+        cluster.read_node(NODE)
+
+    api.accept()
+    assert cluster.read_node(NODE).name == NODE
