@@ -19,14 +19,13 @@ class TestSettingsAtTheStart:
     BAD: ClassVar = {
         "words": {
             "CHECK_INTERVAL": ("5", "CHECK_INTERVAL = '5': a whole number of seconds, 10 to 86400"),
-            "CHECKS_LIGHTWEIGHT": ("0 99", "no check '99'"),
+            "CHECKS_LIGHTWEIGHT": ("0 1 2", "CHECKS_LIGHTWEIGHT = '0 1 2': 1 is no light check"),
             "ENABLE_TAINT": ("perhaps", "ENABLE_TAINT = 'perhaps': allowed are true and false"),
             "severity-overrides": ("xid 79 = BAD", "severity-overrides"),
             "instance-profiles.conf": ("p5.48xlarge|8", "instance-profiles.conf:1: 'p5.48xlarge|8' has 2 fields"),
         },
         "bytes": {
             "CHECK_INTERVAL": ("\udcff\udcfe", "CHECK_INTERVAL"),
-            "CHECKS_LIGHTWEIGHT": ("0 1 2", "CHECKS_LIGHTWEIGHT = '0 1 2': 1 is no light check"),
             "instance-profiles.conf": ("\udcff\udcfe", "instance-profiles.conf:1"),
         },
     }
@@ -38,7 +37,7 @@ class TestSettingsAtTheStart:
         world.start()
         world.wait_for_status("pass")
 
-        eventually(lambda: len(world.events("BadSetting")) == len(bad))
+        eventually(lambda: len(world.events("BadSetting")) >= len(bad), lambda: world.events("BadSetting"))
         messages = "\n".join(one["message"] for one in world.events("BadSetting"))
         assert [said for _, said in bad.values() if said not in messages] == []
         assert {key: world.agent.metric(f"bad_settings{{{key}}}") for key in bad} == dict.fromkeys(bad, 1)
