@@ -34,8 +34,9 @@ PYTEST := $(BIN)/pytest --max-worker-restart=0 --dist loadgroup --no-loadscope-r
 test: setup ## What needs no control plane, in minutes; one room in seconds: ONLY=checks
 	$(PYTEST) -n 3 -m "not cluster and not real_node" $(if $(ONLY),tests/$(ONLY))
 
+# These wait for other programs half of the time.
 test-cluster: setup ## Against a real kube-apiserver and containerd, with our programs as processes, killed at each write
-	$(PYTEST) -n 3 -m "cluster and not real_node" $(if $(ONLY),tests/$(ONLY))
+	$(PYTEST) -n 5 -m "cluster and not real_node" $(if $(ONLY),tests/$(ONLY))
 
 test-node: setup ## Our image and manifests on a real kubelet, containerd and runc (Debian, root, no other node up)
 	$(BIN)/pytest -m real_node -s tests/node

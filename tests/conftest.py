@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if (group := tiers.group(test)) is not None:
             test.add_marker(pytest.mark.xdist_group(group))
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda test: tiers.group(test) != tiers.STORIES)
+        items.sort(key=tiers.turn)
 
 
 @pytest.hookimpl(wrapper=True)

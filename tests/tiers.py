@@ -16,6 +16,8 @@ import pytest
 
 STORIES = "stories"
 """A group of its own: they are lived through beside the other tests, from the beginning."""
+_SCHEDULED = "scheduled"
+"""The control plane with a scheduler is a second one of its process: the tests of a room share one, and begin early."""
 _TESTS = Path(__file__).parent
 _STARTING = {"control_plane", "scheduled", "real_containerd", "stories", "watched", "quick"}
 _SERVERS = {"kube-apiserver", "etcd", "containerd"}
@@ -42,11 +44,20 @@ def group(test: pytest.Item) -> str | None:
     A test of the second tier takes long by itself, and each process has a control plane of its own. Quick ones go by
     their file, and so do those that share what their file alone starts.
     """
-    if STORIES in getattr(test, "fixturenames", ()):
+    asked = getattr(test, "fixturenames", ())
+    if STORIES in asked:
         return STORIES
+    if _SCHEDULED in asked:
+        return f"{_SCHEDULED}/{test.path.relative_to(_TESTS).parts[0]}"
     if test.get_closest_marker("cluster") and not _shares_with_its_file(test):
         return None
     return str(test.path.relative_to(_TESTS).with_suffix(""))
+
+
+def turn(test: pytest.Item) -> int:
+    """The largest groups come first: what begins last runs alone at the end."""
+    whole = group(test) or ""
+    return 0 if whole == STORIES else 1 if whole.startswith(_SCHEDULED) else 2
 
 
 def _shares_with_its_file(test: pytest.Item) -> bool:
