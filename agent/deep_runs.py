@@ -28,7 +28,6 @@ from healthcheck.node.state import NodeState
 from healthcheck.probes.nvml.gpus import NVML
 from healthcheck.telemetry import Telemetry
 from healthcheck.text.moments import timestamp
-from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import taken_on
 
 log = structlog.get_logger()
@@ -278,15 +277,14 @@ class DeepTests:
         memory = self._state.memory
         ran = Ran(self._state.node_name, "agent", started, self._state.now().wall, memory.machine, memory.boot_id)
         record = render(outcome, ran)
-        text = records.dump(record)
         self._telemetry.deep_runs.labels(record["status"]).inc()
         log.info("deep test: done", status=record["status"], severity=record["severity"])
-        self._marks.keep(text)
+        self._marks.keep(record)
         if Severity[record["severity"]] < Severity.RESET:
-            self._marks.tell(text, give_back=True)
+            self._marks.tell(record, give_back=True)
             return
         # The taint of its verdict has to stand before ours for the test goes.
-        self._marks.tell(text, give_back=False)
+        self._marks.tell(record, give_back=False)
         deadline = self._state.now().monotonic + self._waits.told
         while self._state.now().monotonic < deadline and not self._stopping.wait(_POLL_SECONDS):
             node = self._state.node

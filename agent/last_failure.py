@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from healthcheck.host import node_file
 from healthcheck.text.printable import printable
 
 _LONGEST = 4096
@@ -24,8 +25,7 @@ class LastFailure:
 def read_failure(directory: Path) -> LastFailure:
     """The last one; none where nobody can read it."""
     try:
-        with _file(directory).open("rb") as file:
-            content = json.loads(file.read(_LONGEST))
+        content = json.loads(node_file.read_start(_file(directory), _LONGEST))
         return LastFailure(printable(str(content["words"])), int(content["times"]))
     except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
         return LastFailure()
@@ -38,13 +38,10 @@ def note_failure(directory: Path, thread: str, error: BaseException | None) -> N
     words = f"thread {thread}: {type(error).__name__}{where}"
     before = read_failure(directory)
     times = before.times + 1 if before.words == words else 1
-    new = _file(directory).with_suffix(".new")
-    try:
+    content = json.dumps({"words": words, "times": times}).encode()
+    with suppress(OSError):
         # The next process of this machine reads it, also where the disk has not got it yet.
-        new.write_text(json.dumps({"words": words, "times": times}))
-        new.replace(_file(directory))
-    except OSError:
-        return
+        node_file.replace_whole(_file(directory), content, on_disk=False)
 
 
 def forget_failure(directory: Path) -> None:

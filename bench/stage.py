@@ -59,7 +59,7 @@ class Seat:
         file = MemoryFile(self.state_dir)
         file.acquire()
         file.write(Memory(machine_id(self.node.root), self.node.boot_id, cursor, driver_loaded_at))
-        file.release()
+        file.unlock()
 
 
 class Stage:

@@ -6,14 +6,12 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-import tenacity
-
+from healthcheck.cluster import patience
 from healthcheck.cluster.errors import Conflict, Unavailable
 
 T = TypeVar("T")
 _ASK_SECONDS = 60.0
 """How long one question is asked again where nobody answers, or another was faster."""
-_LONGEST_PAUSE_SECONDS = 10.0
 
 
 class Interrupted(Exception):
@@ -39,19 +37,18 @@ class Patience:
 
     def until(self, look: Callable[[], T | None], seconds: float) -> T:
         """What `look` gives, once it gives something. Raises Interrupted, TookTooLong, and what `look` raises."""
-        self._go_on()
-        again = tenacity.Retrying(
-            retry=tenacity.retry_if_result(lambda seen: seen is None) | tenacity.retry_if_exception_type(Unavailable),
-            wait=tenacity.wait_fixed(self._every_seconds),
-            stop=tenacity.stop_after_delay(seconds) | tenacity.stop_when_event_set(self._stopping),
-            sleep=tenacity.sleep_using_event(self._stopping),
-            before_sleep=self._tell,
+
+        def looking() -> T | None:
+            seen = look()
+            self._away = False
+            return seen
+
+        waiting = patience.Patience(
+            seconds, (Unavailable,), sleep=self._stopping.wait, is_over=self._stopping.is_set, say=self._say_away
         )
-        try:
-            seen = again(look)
-        except tenacity.RetryError as error:
-            raise self._end(error) from error
-        assert seen is not None
+        seen = self._waited(lambda: waiting.until(looking, self._every_seconds))
+        if seen is None:
+            raise Interrupted if self.is_over else TookTooLong
         return seen
 
     def ask(self, question: Callable[[], T]) -> T:
@@ -59,31 +56,21 @@ class Patience:
 
         Raises Interrupted, and what `question` raises.
         """
-        self._go_on()
-        again = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type((Unavailable, Conflict)),
-            wait=tenacity.wait_random_exponential(multiplier=0.1, max=_LONGEST_PAUSE_SECONDS),
-            stop=tenacity.stop_after_delay(_ASK_SECONDS) | tenacity.stop_when_event_set(self._stopping),
-            sleep=tenacity.sleep_using_event(self._stopping),
-        )
-        try:
-            return again(question)
-        except tenacity.RetryError as error:
-            raise self._end(error) from error
+        asking = patience.Patience(_ASK_SECONDS, sleep=self._stopping.wait, is_over=self._stopping.is_set)
+        return self._waited(lambda: asking.ask(question))
 
-    def _go_on(self) -> None:
-        """Nothing new is begun once somebody wants it to end. Raises Interrupted."""
+    def _waited(self, wait: Callable[[], T]) -> T:
+        """Nothing new is begun once somebody wants it to end."""
         if self.is_over:
             raise Interrupted
+        try:
+            return wait()
+        except (Unavailable, Conflict) as error:
+            if self.is_over:
+                raise Interrupted from error
+            raise
 
-    def _end(self, error: tenacity.RetryError) -> Exception:
-        """As what a wait ends that brought nothing."""
-        if self._stopping.is_set():
-            return Interrupted()
-        return error.last_attempt.exception() if error.last_attempt.failed else TookTooLong()  # type: ignore[return-value]
-
-    def _tell(self, state: tenacity.RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome else None
-        if error is not None and not self._away:
+    def _say_away(self, error: BaseException) -> None:
+        if not self._away:
             self._say(f"the API server does not answer, and is asked again: {error}")
-        self._away = error is not None
+        self._away = True

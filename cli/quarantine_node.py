@@ -17,12 +17,12 @@ from cli.lines import COMMAND
 from cli.log_lines import LogLines
 from cli.patience import Patience, TookTooLong
 from cli.progress import Voice
-from healthcheck.cluster.client import JOB_LABEL, NAMESPACE, Cluster, NodeChange, Right
+from healthcheck.cluster.client import JOB_LABEL, NAMESPACE, Cluster, Right
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound
 from healthcheck.deep.claim import Kind, claim_on
 from healthcheck.deep.job import JobState, TemplateError, account_of, pod_of
 from healthcheck.node.pods import PodState
-from healthcheck.node.state import QUARANTINE_RESULT, NodeState, is_tested
+from healthcheck.node.state import QUARANTINE_RESULT, NodeState, PatchFor, is_tested
 from healthcheck.operations.cordon import cordon, cordoned_by, lift, why_kept
 from healthcheck.operations.drain import Allowed, DrainPlan, plan_drain
 from healthcheck.operations.next_step import NextStep, next_step
@@ -301,7 +301,7 @@ class NodeQuarantine:
         self._voice.say(f"not uncordoned: {why}" if node.cordoned else "is uncordoned already, by somebody else")
         return node
 
-    def _patched(self, change: NodeChange) -> NodeState | None:
+    def _patched(self, change: PatchFor) -> NodeState | None:
         """The Node as it is patched; None where nothing was to patch."""
         try:
             return self._patience.ask(lambda: self._cluster.update_node(self._name, change))

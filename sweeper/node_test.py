@@ -16,13 +16,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 import structlog
-import tenacity
 from pydantic import ValidationError
 
 from healthcheck.catalog import dcgm_causes
 from healthcheck.checks.expectation import Expectation
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable
+from healthcheck.cluster.patience import Patience
 from healthcheck.deep.due import is_verdict, keeping_verdict
 from healthcheck.deep.look import look_deeply
 from healthcheck.deep.record import Ran, render
@@ -32,7 +32,7 @@ from healthcheck.host.program import COULD_NOT, Options, complain_of_environment
 from healthcheck.host.signals import stop_at_signals
 from healthcheck.host.streams import complain
 from healthcheck.model import ProbeError, Unobserved
-from healthcheck.node.state import SWEEP_RESULT, NodeState
+from healthcheck.node.state import SWEEP_RESULT, NodeState, annotated
 from healthcheck.probes.dcgm.diag import Dcgm, level_2_patience_seconds
 from healthcheck.probes.kernel_log import boot_id
 from healthcheck.probes.nvml.driver import look_once
@@ -42,7 +42,6 @@ from healthcheck.text.moments import is_future, moment
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import taken_on
 from healthcheck.verdict.record import RecordError
-from sweeper.patience import pause
 from sweeper.settings import NodeTestSettings, cluster_values
 
 log = structlog.get_logger()
@@ -130,28 +129,22 @@ class NodeTest:
 
     def _tell(self, uid: str, record: dict[str, Any]) -> None:
         """Once, unless what stands on the Node counts for more. Raises ClusterError."""
-        node = self.cluster.read_node(self.settings.node_name)
-        if node.uid != uid:
-            raise NotFound(f"the Node {node.name} is another one than when the test began")
-        if why := why_not(node, record, clock.now().wall):
-            log.warning("the record that stands there stays", why=why)
-            return
-        text = records.dump(keeping_verdict(record, node))
-        metadata = {"resourceVersion": node.resource_version, "annotations": {SWEEP_RESULT: text}}
-        self.cluster.patch_node(node.name, {"metadata": metadata})
+
+        def result(node: NodeState) -> dict[str, Any] | None:
+            if node.uid != uid:
+                raise NotFound(f"the Node {node.name} is another one than when the test began")
+            if why := why_not(node, record, clock.now().wall):
+                log.warning("the record that stands there stays", why=why)
+                return None
+            return annotated(node, {SWEEP_RESULT: records.dump(keeping_verdict(record, node))})
+
+        self.cluster.update_node(self.settings.node_name, result)
 
     def _patiently(self, ask: Callable[[], T]) -> T:
         """Asks the cluster until it answers: a test of many minutes is not lost for an API server that is away."""
-        again = tenacity.Retrying(
-            # Forbidden too: an API server that has just started does not know its roles yet.
-            retry=tenacity.retry_if_exception_type((Unavailable, Conflict, Forbidden)),
-            wait=pause,
-            sleep=self._pause,
-            stop=lambda _: time.monotonic() >= self._deadline,
-            before_sleep=_waits,
-            reraise=True,
-        )
-        return again(ask)
+        # Forbidden too: an API server that has just started does not know its roles yet.
+        errors = (Unavailable, Conflict, Forbidden)
+        return Patience(self._deadline - time.monotonic(), errors, sleep=self._pause, say=_say_that_it_waits).ask(ask)
 
     def _pause(self, seconds: float) -> None:
         """Ends with a SIGTERM; after it none is long."""
@@ -204,9 +197,8 @@ def in_words(record: dict[str, Any]) -> str:
     return f"{record['node']}: {record['suite']} says {record['status']}, {said}"
 
 
-def _waits(state: tenacity.RetryCallState) -> None:
-    error = state.outcome.exception() if state.outcome else None
-    log.warning("asking the cluster again", attempt=state.attempt_number, error=str(error))
+def _say_that_it_waits(error: BaseException) -> None:
+    log.warning("asking the cluster again", error=str(error))
 
 
 if __name__ == "__main__":

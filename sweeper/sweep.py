@@ -6,20 +6,21 @@ after the Job has ended.
 
 from __future__ import annotations
 
-import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
-import tenacity
 
-from healthcheck.cluster.client import NAMESPACE, Cluster, NodeChange
+from healthcheck.cluster.client import NAMESPACE, Cluster
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable
-from healthcheck.deep.claim import Claim, Kind, claim_on, clear, give_back, is_marked, take
+from healthcheck.cluster.patience import Patience
+from healthcheck.deep.claim import Claim, Kind, claim_on, clear, is_marked
+from healthcheck.deep.claimant import Claimant
 from healthcheck.deep.due import obstacle
 from healthcheck.deep.job import JobState, TemplateError
 from healthcheck.host import clock
@@ -28,18 +29,22 @@ from healthcheck.settings import NodeSettings
 from healthcheck.verdict.budget import Slot
 from sweeper.jobs import SELECTOR, Order, job_for, job_name, tolerations
 from sweeper.leftovers import Leftovers, find_leftovers, is_working
-from sweeper.patience import patiently, pause
 from sweeper.places import Holder, Unowned, kept_without_agent, unowned
 from sweeper.select import Candidate, Decision, Limits, busy_nodes, candidate, select
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
 CRON_JOB = "gpu-healthcheck-sweep-node"
 _PLACE_SECONDS = 60.0
 """A pod that no scheduler has placed by then waits for GPUs that somebody got before it."""
 _SLACK_SECONDS = 120.0
 """Beyond its Job's deadline a run is good for so long: its pods take a while to end, and we to see it."""
-_WATCH_SECONDS = 300.0
+_WATCH_SECONDS, _BETWEEN_WATCHES_SECONDS = 300.0, 1.0
+_PATIENCE = Patience(60.0)
+"""With one question to the cluster."""
+_AT_ITS_START = Patience(15.0, (Forbidden,), longest_pause=0.5)
+"""An API server that has just started does not know its roles yet, and forbids what it will allow."""
 _MOST_RECLAIMED = 500
 """Places in the fleet budget that one sweep gives back: nobody waits for more, and others' tests wait for none."""
 _MOST_NAMED = 20
@@ -170,21 +175,19 @@ class Sweep:
 
     def _clear(self, name: str) -> None:
         """Take away marks that nobody answers for. The Node is read again: it may have changed since it was listed."""
+        update = partial(self._cluster.update_node, name, lambda node: clear(node, _now(), self._is_over))
+        with suppress(NotFound):
+            if patiently(update) is not None:
+                log.warning("cleared a node of the marks of a run that is over", node=name)
 
-        def stale(node: NodeState) -> dict[str, Any] | None:
-            run = claim_on(node, _now())
-            if run is not None and run.kind is Kind.SWEEP and not self._is_at_work(run.holder):
-                return give_back(node, run)
-            return clear(node, _now())
-
-        if self._patched(name, stale):
-            log.warning("cleared a node of the marks of a run that is over", node=name)
-
-    def _is_at_work(self, job_name: str) -> bool:
-        try:
-            return is_working(self._cluster.read_job(self._namespace, job_name))
-        except NotFound:
+    def _is_over(self, claim: Claim) -> bool:
+        """Of a sweep whose Job is."""
+        if claim.kind is not Kind.SWEEP:
             return False
+        try:
+            return not is_working(self._cluster.read_job(self._namespace, claim.holder))
+        except NotFound:
+            return True
 
     def _stop_stray(self, job: JobState) -> None:
         def stop() -> bool:
@@ -238,33 +241,33 @@ class Sweep:
     def _start(self, node: Candidate, waiting: dict[str, JobState]) -> None:
         at = _now()
         until = at + timedelta(seconds=self._order.deadline_seconds + _SLACK_SECONDS)
-        run = Claim(Kind.SWEEP, job_name(node.name, at), until)
+        claimant = self._claimant(node.name, job_name(node.name, at))
         job = job_for(self._template, node, self._order, at)
-        if not patiently(partial(self._take, node.name, run)):
+        if not self._take(node.name, claimant, until):
             return
         try:
             made = patiently(partial(self._made, job))
         except ClusterError:
-            self._give_back(node.name, run)
+            self._give_back(claimant)
             raise
         waiting[made.name] = made
-        log.info("a sweep begins", node=node.name, job=made.name, until=run.until.isoformat())
+        log.info("a sweep begins", node=node.name, job=made.name, until=until.isoformat())
 
-    def _take(self, name: str, run: Claim) -> bool:
+    def _claimant(self, node_name: str, job_name: str) -> Claimant:
+        return Claimant(Kind.SWEEP, job_name, partial(self._cluster.update_node, node_name), _now)
+
+    def _take(self, name: str, claimant: Claimant, until: datetime) -> bool:
         """Whether the node is ours. It is read again: the listing is seconds old."""
-        node, now = self._node(name), _now()
-        if node is None:
+
+        def why_not(node: NodeState) -> str:
+            if why := obstacle(node, self._heard.get(name), _now()):
+                log.info("not taken after all", node=name, why=why)
+            return why
+
+        try:
+            return patiently(partial(claimant.take, until, why_not)) is not None
+        except NotFound:
             return False
-        held = claim_on(node, now)
-        if held is not None and held.holder == run.holder:
-            return True  # an earlier try came through, and its answer was lost
-        why = obstacle(node, self._heard.get(name), now)
-        patch = None if why else take(node, run, now)
-        if patch is None:
-            log.info("not taken after all", node=name, why=why)
-            return False
-        self._cluster.patch_node(name, patch)
-        return True
 
     def _made(self, job: Mapping[str, Any]) -> JobState:
         try:
@@ -277,15 +280,16 @@ class Sweep:
 
     def _follow(self, waiting: dict[str, JobState]) -> None:
         """Until all of them have ended, and no longer than the last of them may take."""
-        again = tenacity.Retrying(
-            # Forbidden too: an API server that has just started does not know its roles yet.
-            retry=tenacity.retry_if_result(operator.not_) | tenacity.retry_if_exception_type(ClusterError),
-            wait=pause,
-            stop=tenacity.stop_after_delay(self._order.deadline_seconds + _SLACK_SECONDS),
-            retry_error_callback=lambda _: log.warning("left to the next sweep", jobs=sorted(waiting)),
-        )
-        if waiting:
-            again(self._watch, waiting)
+        if not waiting:
+            return
+        # Forbidden too: an API server that has just started does not know its roles yet.
+        patience = Patience(self._order.deadline_seconds + _SLACK_SECONDS, (ClusterError,))
+        try:
+            has_ended = patience.until(partial(self._watch, waiting), _BETWEEN_WATCHES_SECONDS)
+        except ClusterError:
+            has_ended = False
+        if not has_ended:
+            log.warning("left to the next sweep", jobs=sorted(waiting))
 
     def _watch(self, waiting: dict[str, JobState]) -> bool:
         """One watch, and whether all have ended. What happened before it began is in the listing that it follows."""
@@ -304,7 +308,7 @@ class Sweep:
     def _see(self, job: JobState, waiting: dict[str, JobState], *, there: bool) -> None:
         """Of a Job that has ended, the node is given back at once: nobody waits for the others."""
         if job.name in waiting and (job.outcome or not there):
-            self._give_back(job.node, Claim(Kind.SWEEP, job.name, _now()))
+            self._give_back(self._claimant(job.node, job.name))
             del waiting[job.name]
             log.info("a sweep has ended", node=job.node, job=job.name, outcome=job.outcome or "deleted")
 
@@ -326,23 +330,22 @@ class Sweep:
         left = [_PLACE_SECONDS - _age_seconds(job) for name, job in waiting.items() if name not in self._placed]
         return int(min([_WATCH_SECONDS, *left])) + 1
 
-    def _give_back(self, name: str, run: Claim) -> None:
-        self._patched(name, lambda node: give_back(node, run))
+    def _give_back(self, claimant: Claimant) -> None:
+        with suppress(NotFound):
+            patiently(claimant.give_back)
 
     # --- the Node
-
-    def _patched(self, name: str, change: NodeChange) -> bool:
-        """Whether the Node was patched; one that is gone needs nothing."""
-        try:
-            return patiently(lambda: self._cluster.update_node(name, change)) is not None
-        except NotFound:
-            return False
 
     def _node(self, name: str) -> NodeState | None:
         try:
             return self._cluster.read_node(name)
         except NotFound:
             return None
+
+
+def patiently(ask: Callable[[], T]) -> T:
+    """Its answer. Raises what was said last."""
+    return _PATIENCE.ask(partial(_AT_ITS_START.ask, ask))
 
 
 def _holders_of(places: Sequence[Unowned]) -> list[str]:

@@ -34,6 +34,7 @@ from healthcheck.node.state import (
     FIELD_MANAGER,
     STATUS,
     NodeState,
+    PatchFor,
     SelectiveClass,
     managers_of_cordon,
     managers_of_label,
@@ -45,8 +46,6 @@ from healthcheck.verdict.budget import Slot, former_holder_label, holder_label
 from healthcheck.verdict.events import Event
 
 T = TypeVar("T")
-NodeChange = Callable[[NodeState], Mapping[str, Any] | None]
-"""The patch that a Node needs, its `resourceVersion` in it; None: none."""
 _FASTER_SECONDS, _MOST_CONFLICTS = 0.1, 16
 Parse = Callable[[bytes], Any]
 
@@ -160,7 +159,7 @@ class Cluster:
         """One merge patch. Its `metadata.resourceVersion` makes a lost race a Conflict."""
         return _read_node(self._json("patch", f"/api/v1/nodes/{quote(name)}", "nodes", patch, merge="merge"))
 
-    def update_node(self, name: str, change: NodeChange) -> NodeState | None:
+    def update_node(self, name: str, change: PatchFor) -> NodeState | None:
         """Write what the Node as it is now needs, made anew where somebody was faster. None: it needed nothing.
 
         Raises Conflict where others were faster each time.

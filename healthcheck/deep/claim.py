@@ -1,13 +1,13 @@
 """Who holds a node for a deep run: the annotation `run`, with the label and the taint that go with it. Pure.
 
-A run is taken and given back by one patch of the Node that carries its `resourceVersion`, so that of two who want it
-only one gets it. Past its `until` it is nobody's, and whoever comes may clear it away.
+A claim is made and given up by one patch of the Node that carries its `resourceVersion`, so that of two who want the
+node only one gets it. Past its `until` it is nobody's, and whoever comes may clear it away.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -34,20 +34,33 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One deep run on a node. `holder` names it among those of its kind: of a sweep, its Job."""
+    """Of one deep run on a node. `holder` names it among those of its kind: of a sweep, its Job."""
 
     kind: Kind
     holder: str
     until: datetime
 
+    def is_of_the_run_of(self, other: Claim) -> bool:
+        """A run that goes on moves its `until` on."""
+        return (self.kind, self.holder) == (other.kind, other.holder)
 
-def claim_on(node: NodeState, now: datetime) -> Claim | None:
-    """The run that holds the node; None where there is none, it is over its time, or nobody can read it."""
+
+GivesWay = Callable[[Claim], bool]
+"""Whether a claim holds nothing against whoever asks, whatever its `until`: its run is his own, or known to be dead."""
+
+
+def never_gives_way(_: Claim) -> bool:
+    """To whoever knows no more than its `until`."""
+    return False
+
+
+def claim_on(node: NodeState, now: datetime, gives_way: GivesWay = never_gives_way) -> Claim | None:
+    """The claim that holds the node; None: there is none, it is over its time, gives way, or can't be read."""
     try:
-        run = _parse(node.annotations.get(RUN, ""))
+        claim = _parse(node.annotations.get(RUN, ""))
     except RecordError:
         return None
-    return run if now < run.until <= now + FARTHEST else None
+    return claim if now < claim.until <= now + FARTHEST and not gives_way(claim) else None
 
 
 def why_unread(node: NodeState) -> Iterator[str]:
@@ -64,40 +77,44 @@ def is_marked(node: NodeState) -> bool:
     return RUN in node.annotations or MODE in node.labels or any(map(_is_maintenance, node.taints))
 
 
-def take(node: NodeState, run: Claim, now: datetime) -> dict[str, Any] | None:
-    """The patch that takes the node; None where another run holds it.
+def take(node: NodeState, claim: Claim, now: datetime, gives_way: GivesWay = never_gives_way) -> dict[str, Any] | None:
+    """The patch that makes the claim; None where another one holds the node.
 
     A sweep sets no taint: its Job requests the GPUs, and a taint would keep real work from preempting it.
     """
-    if claim_on(node, now) is not None:
+    if claim_on(node, now, gives_way) is not None:
         return None
-    text = {"kind": run.kind.value, "holder": run.holder, "until": timestamp(run.until)}
     kept = [taint for taint in node.taints if not _is_maintenance(taint)]
-    if run.kind is not Kind.SWEEP:
-        kept.append({"key": MAINTENANCE, "value": run.kind.value, "effect": _EFFECT})
-    return _patch(node, json.dumps(text, separators=(",", ":")), run.kind.value, kept)
+    if claim.kind is not Kind.SWEEP:
+        kept.append({"key": MAINTENANCE, "value": claim.kind.value, "effect": _EFFECT})
+    return _patch(node, _text(claim), claim.kind.value, kept)
 
 
-def give_back(node: NodeState, run: Claim) -> dict[str, Any] | None:
-    """The patch that gives the node back; None where this run does not hold it any more."""
+def give_back(node: NodeState, claim: Claim, gives_way: GivesWay = never_gives_way) -> dict[str, Any] | None:
+    """The patch that takes away the claim of this run, or one that gives way; None where neither stands there."""
     try:
-        held = _parse(node.annotations.get(RUN, ""))
+        standing = _parse(node.annotations.get(RUN, ""))
     except RecordError:
         return None
-    return _without_marks(node) if (held.kind, held.holder) == (run.kind, run.holder) else None
+    return _without_marks(node) if standing.is_of_the_run_of(claim) or gives_way(standing) else None
 
 
-def clear(node: NodeState, now: datetime) -> dict[str, Any] | None:
+def is_written(node: NodeState, claim: Claim) -> bool:
+    """Whether this claim stands on the Node, to the second."""
+    return node.annotations.get(RUN) == _text(claim)
+
+
+def clear(node: NodeState, now: datetime, gives_way: GivesWay = never_gives_way) -> dict[str, Any] | None:
     """The patch that takes away what no living run answers for; None where nothing of it stands.
 
-    A run over its time or that nobody can read, a label or taint without a run, and `maintenance=sweep` in any case:
-    the scripts that this system replaces left it behind when they were killed, and no sweep of ours sets it.
+    A claim that is over its time, gives way or can't be read, a label or taint without one; and `maintenance=sweep` in
+    any case: the scripts that this system replaces left it behind when they were killed, and no sweep of ours sets it.
     """
-    run = claim_on(node, now)
-    if run is None:
+    claim = claim_on(node, now, gives_way)
+    if claim is None:
         return _without_marks(node) if is_marked(node) else None
     kept = [taint for taint in node.taints if not _is_maintenance(taint) or taint.get("value") != Kind.SWEEP.value]
-    return _patch(node, node.annotations[RUN], run.kind.value, kept) if len(kept) < len(node.taints) else None
+    return _patch(node, node.annotations[RUN], claim.kind.value, kept) if len(kept) < len(node.taints) else None
 
 
 def _without_marks(node: NodeState) -> dict[str, Any]:
@@ -119,6 +136,11 @@ def _patch(
 def _is_maintenance(taint: Mapping[str, Any]) -> bool:
     # With another effect it is another taint, and somebody else's.
     return (taint.get("key"), taint.get("effect")) == (MAINTENANCE, _EFFECT)
+
+
+def _text(claim: Claim) -> str:
+    content = {"kind": claim.kind.value, "holder": claim.holder, "until": timestamp(claim.until)}
+    return json.dumps(content, separators=(",", ":"))
 
 
 def _parse(text: str) -> Claim:

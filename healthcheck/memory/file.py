@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from healthcheck.host import node_file
 from healthcheck.host.opening import refuse_shortage
 from healthcheck.memory import content
 from healthcheck.memory.findings import Memory
@@ -35,25 +34,15 @@ class MemoryFile:
         if self._lock is not None:
             return True
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = node_file.lock(self.directory / "lock")
         except OSError as error:
             refuse_shortage(error)
-            raise MemoryFileError(f"{self.directory}: {error.strerror}") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            return False
-        except OSError as error:
-            os.close(lock)
-            raise MemoryFileError(f"{self.directory}: no lock: {error.strerror}") from error
-        self._lock = lock
-        return True
+            raise MemoryFileError(f"{error.filename or self.directory}: {error.strerror}") from error
+        return self._lock is not None
 
-    def release(self) -> None:
+    def unlock(self) -> None:
         if self._lock is not None:
-            os.close(self._lock)
+            node_file.unlock(self._lock)
             self._lock = None
 
     def read(self) -> Memory | None:
@@ -62,8 +51,7 @@ class MemoryFile:
         Raises Shortage where it may be as it was: nobody may write another one in its place.
         """
         try:
-            with self.path.open("rb") as file:
-                raw = file.read(content.LONGEST + 1)
+            raw = node_file.read_start(self.path, content.LONGEST + 1)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -87,21 +75,7 @@ class MemoryFile:
         """Replace the file, on the disk before this returns. Raises MemoryFileError; the old file then stays."""
         if self._lock is None:
             raise MemoryFileError(f"{self.path}: only the holder of the lock writes")
-        new = self.path.with_suffix(".new")
         try:
-            with new.open("wb") as file:
-                file.write(content.dump(memory))
-                file.flush()
-                os.fsync(file.fileno())
-            new.replace(self.path)
-            _sync_directory(self.directory)
+            node_file.replace_whole(self.path, content.dump(memory))
         except OSError as error:
             raise MemoryFileError(f"{self.path}: {error.strerror}") from error
-
-
-def _sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -69,6 +69,19 @@ class NodeState:
 
     def tainted(self) -> bool:
         return any(is_our_taint(taint) for taint in self.taints)
+
+
+PatchFor = Callable[[NodeState], Mapping[str, Any] | None]
+"""The patch that a Node needs, its `resourceVersion` in it; None: none."""
+
+
+def annotated(
+    node: NodeState, annotations: Mapping[str, str], patch: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The patch with these annotations, too; where there is none, the one that writes them alone."""
+    metadata = (patch or {}).get("metadata", {"resourceVersion": node.resource_version})
+    both = {**metadata.get("annotations", {}), **annotations}
+    return {**(patch or {}), "metadata": {**metadata, "annotations": both}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ def running(world: World) -> Iterator[Agent]:
         yield agent
     finally:
         agent.end()
-        file.release()
+        file.unlock()
 
 
 def versions(world: World, true: Callable[[NodeView], Any]) -> list[NodeView]:

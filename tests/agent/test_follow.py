@@ -38,7 +38,7 @@ def file(tmp_path: Path) -> Iterator[MemoryFile]:
     one = MemoryFile(tmp_path / "state")
     one.acquire()
     yield one
-    one.release()
+    one.unlock()
 
 
 def counted(file: MemoryFile) -> int:
@@ -162,7 +162,7 @@ class TestFollowing:
         file.acquire()
         yield file
         file.ready.set()
-        file.release()
+        file.unlock()
 
     def test_a_log_is_read_on_while_the_disk_takes_its_time(self, node: SimulatedNode, slow: _SlowFile) -> None:
         following = _Following(node, slow)

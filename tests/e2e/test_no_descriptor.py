@@ -146,7 +146,7 @@ def test_the_memory_is_never_taken_for_lost_nor_written_in_part(tmp_path: Path) 
     assert all(isinstance(came, Shortage) for came in everywhere(file.read))
     assert all(came is None or isinstance(came, MemoryFileError) for came in everywhere(lambda: file.write(memory)))
     assert file.read() == memory
-    file.release()
+    file.unlock()
     assert all(isinstance(came, Shortage) for came in everywhere(MemoryFile(tmp_path).acquire))
 
 

@@ -152,7 +152,7 @@ def _written(folder: Path, steps: list[properties.Step]) -> MemoryFile:
     file = MemoryFile(folder)
     file.acquire()
     file.write(properties.lived(steps).memory)
-    file.release()
+    file.unlock()
     return file
 
 

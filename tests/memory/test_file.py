@@ -49,7 +49,7 @@ def file(tmp_path: Path) -> Iterator[MemoryFile]:
     one = MemoryFile(tmp_path / "state")
     assert one.acquire() is True
     yield one
-    one.release()
+    one.unlock()
 
 
 def start_second_agent(directory: Path) -> subprocess.Popen[str]:
@@ -126,7 +126,7 @@ def test_a_second_agent_waits_until_the_first_is_gone(tmp_path: Path) -> None:
     second = start_second_agent(tmp_path)
     assert says(second) == "False"
     second.communicate("\n")
-    ours.release()
+    ours.unlock()
 
 
 def test_the_lock_is_not_inherited_by_children(tmp_path: Path) -> None:
@@ -134,23 +134,23 @@ def test_the_lock_is_not_inherited_by_children(tmp_path: Path) -> None:
     ours.acquire()
     child = subprocess.Popen(["sleep", "60"], close_fds=False)
 
-    ours.release()
+    ours.unlock()
     again = MemoryFile(tmp_path)
 
     assert again.acquire() is True
     child.kill()
     child.communicate()
-    again.release()
+    again.unlock()
 
 
 def test_a_released_lock_can_be_released_again(tmp_path: Path) -> None:
     ours = MemoryFile(tmp_path)
     ours.acquire()
-    ours.release()
-    ours.release()
+    ours.unlock()
+    ours.unlock()
 
     assert ours.acquire() is True
-    ours.release()
+    ours.unlock()
 
 
 def test_a_count_that_nobody_made_is_read_back_as_none(file: MemoryFile) -> None:

@@ -260,7 +260,7 @@ def test_the_file_gives_back_what_it_was_given(tmp_path_factory: pytest.TempPath
     file.write(memory)
 
     read = file.read()
-    file.release()
+    file.unlock()
 
     assert read
     assert [(one.key, one.finding, one.count, one.boot_id) for one in read.standing] == [

@@ -205,7 +205,7 @@ def test_an_agent_upgraded_during_a_fault(node: Node, tmp_path: Path) -> None:
 
     assert node.severity is REBOOT
     assert node.look() is REBOOT
-    file.release()
+    file.unlock()
 
 
 def test_a_node_that_comes_back_under_its_name_on_other_hardware(node: Node) -> None:

@@ -221,7 +221,7 @@ def test_what_is_remembered_is_read_back(words: Words) -> None:
         assert file.acquire()
         file.write(memory)
         read = file.read()
-        file.release()
+        file.unlock()
 
     assert read == memory
 

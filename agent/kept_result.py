@@ -1,0 +1,59 @@
+"""What a deep test of the agent's own found, on the disk until the Node has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from healthcheck.host import node_file
+from healthcheck.verdict import record as records
+from healthcheck.verdict.record import RecordError
+
+log = structlog.get_logger()
+
+_NAME = "sweep-result.json"
+_LONGEST = 4 * records.LONGEST
+
+
+@dataclass(frozen=True)
+class KeptResult:
+    """`folder` None: there is no disk to keep it on, as in a dry run."""
+
+    folder: Path | None
+
+    @property
+    def is_there(self) -> bool:
+        return self._path is not None and self._path.exists()
+
+    def keep(self, record: Mapping[str, Any]) -> None:
+        if self._path is None:
+            return
+        try:
+            node_file.replace_whole(self._path, records.dump(record).encode())
+        except OSError as error:
+            log.warning("deep test: the result can't be kept on the disk", error=error.strerror)
+
+    def read(self) -> dict[str, Any] | None:
+        """The record; None where there is none, or it can't be read. One that never can be is dropped."""
+        if self._path is None or not self.is_there:
+            return None
+        try:
+            return records.load(node_file.read_start(self._path, _LONGEST).decode())
+        except OSError as error:
+            log.warning("deep test: a result that was kept can't be read now", error=error.strerror)
+        except (RecordError, ValueError) as error:
+            log.warning("deep test: a result that was kept can't be read", error=str(error))
+            self.drop()
+        return None
+
+    def drop(self) -> None:
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    @property
+    def _path(self) -> Path | None:
+        return self.folder / _NAME if self.folder is not None else None

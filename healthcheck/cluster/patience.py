@@ -1,0 +1,69 @@
+"""Asking the cluster again: where nobody answers, or another was faster."""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import tenacity
+
+from healthcheck.cluster.errors import ClusterError, Conflict, Unavailable
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """For so many seconds. `errors` are those that another try may end; `say` hears each of them that it waits after.
+
+    Whoever may have to end before that gives `is_over`, and a `sleep` that ends with it.
+    """
+
+    seconds: float
+    errors: tuple[type[ClusterError], ...] = (Unavailable, Conflict)
+    longest_pause: float = 10.0
+    """Between two tries, unless the server asks for a longer one."""
+    sleep: Callable[[float], Any] = time.sleep
+    is_over: Callable[[], bool] = lambda: False
+    say: Callable[[BaseException], object] = lambda _: None
+
+    def ask(self, question: Callable[[], T]) -> T:
+        """Its answer; raises what was said last where there is none."""
+        return self._retrying(tenacity.retry_never, 0.0)(question)
+
+    def until(self, look: Callable[[], T | None], every_seconds: float) -> T | None:
+        """What `look` gives, once it gives something; nothing, or what it raised last, where it never does."""
+        return self._retrying(tenacity.retry_if_result(operator.not_), every_seconds)(look)
+
+    def _retrying(self, retry: tenacity.retry_base, every_seconds: float) -> tenacity.Retrying:
+        return tenacity.Retrying(
+            retry=retry | tenacity.retry_if_exception_type(self.errors),
+            wait=lambda state: self._pause(state, every_seconds),
+            stop=lambda state: self.is_over() or tenacity.stop_after_delay(self.seconds)(state),
+            sleep=self.sleep,
+            before_sleep=self._before_sleep,
+            retry_error_callback=_last,
+        )
+
+    def _pause(self, state: tenacity.RetryCallState, every_seconds: float) -> float:
+        error = _error(state)
+        if error is None:
+            return every_seconds
+        asked = (error.retry_after_seconds if isinstance(error, Unavailable) else None) or 0.0
+        return max(asked, tenacity.wait_random_exponential(multiplier=0.1, max=self.longest_pause)(state))
+
+    def _before_sleep(self, state: tenacity.RetryCallState) -> None:
+        if error := _error(state):
+            self.say(error)
+
+
+def _error(state: tenacity.RetryCallState) -> BaseException | None:
+    return state.outcome.exception() if state.outcome else None
+
+
+def _last(state: tenacity.RetryCallState) -> Any:
+    assert state.outcome is not None
+    return state.outcome.result()

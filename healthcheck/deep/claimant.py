@@ -1,0 +1,102 @@
+"""How a node is held for a deep run, whoever runs it: taken, held for longer, given back, and cleared of what is left.
+
+Each write is made from the Node as it is at that moment, and made anew where another was faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from healthcheck.deep.claim import (
+    Claim,
+    GivesWay,
+    Kind,
+    claim_on,
+    clear,
+    give_back,
+    is_written,
+    never_gives_way,
+    take,
+)
+from healthcheck.node.state import NodeState, PatchFor, annotated
+
+Annotations = Callable[[NodeState], Mapping[str, str]]
+"""What else is written on the Node in the same patch."""
+
+
+def nothing(_: NodeState) -> Mapping[str, str]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Claimant:
+    """Who wants one Node, under the name that its claim has. Raises what `write` raises.
+
+    `write` is the cluster's `update_node` of that Node.
+    """
+
+    kind: Kind
+    name: str
+    write: Callable[[PatchFor], NodeState | None]
+    now: Callable[[], datetime]
+    gives_way: GivesWay = never_gives_way
+
+    def claim_on(self, node: NodeState) -> Claim | None:
+        """Of whoever holds the node now."""
+        return claim_on(node, self.now(), self.gives_way)
+
+    def has(self, node: NodeState) -> bool:
+        """Whether the node is this one's."""
+        claim = self.claim_on(node)
+        return claim is not None and self.is_own(claim)
+
+    def take(self, until: datetime, why_not: Callable[[NodeState], str]) -> NodeState | None:
+        """Have the node, as it is then; None where something speaks against it, or another one has it.
+
+        A try that came through although its answer was lost is not made again.
+        """
+        claim, standing = self._claim(until), None
+
+        def taking(node: NodeState) -> dict[str, Any] | None:
+            nonlocal standing
+            standing = node if is_written(node, claim) else None
+            if standing is not None or why_not(node):
+                return None
+            return take(node, claim, self.now(), self.gives_way)
+
+        return self.write(taking) or standing
+
+    def hold(self, until: datetime, annotations: Annotations = nothing) -> NodeState | None:
+        """Have the node until then, whether it is taken, held for longer or taken anew; None: another one has it."""
+
+        def holding(node: NodeState) -> dict[str, Any] | None:
+            patch = take(node, self._claim(until), self.now(), lambda held: self.is_own(held) or self.gives_way(held))
+            return None if patch is None else annotated(node, annotations(node), patch)
+
+        return self.write(holding)
+
+    def give_back(self, annotations: Annotations = nothing) -> NodeState | None:
+        """What is annotated is written also where the node is not this one's any more."""
+
+        def giving_back(node: NodeState) -> dict[str, Any] | None:
+            patch, more = give_back(node, self._claim(self.now()), self.gives_way), annotations(node)
+            return annotated(node, more, patch) if more else patch
+
+        return self.write(giving_back)
+
+    def is_to_clear(self, node: NodeState) -> bool:
+        """Whether anything of a run stands there that no living one answers for."""
+        return clear(node, self.now(), self.gives_way) is not None
+
+    def clear(self) -> NodeState | None:
+        """Take away what no living run answers for."""
+        return self.write(lambda node: clear(node, self.now(), self.gives_way))
+
+    def is_own(self, claim: Claim) -> bool:
+        return claim.is_of_the_run_of(self._claim(claim.until))
+
+    def _claim(self, until: datetime) -> Claim:
+        return Claim(self.kind, self.name, until)

@@ -1,0 +1,96 @@
+"""Asking again: at which errors, how long, and who ends it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import pytest
+
+from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable
+from healthcheck.cluster.patience import Patience
+
+AWAY = Unavailable("away")
+
+
+@dataclass
+class Answers:
+    """One after the other; an error is raised."""
+
+    left: list[object]
+    asked: int = 0
+
+    def __call__(self) -> str:
+        self.asked += 1
+        answer = self.left.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return str(answer)
+
+
+@dataclass
+class Waits:
+    """Takes no time; `ends_at` of them ends it."""
+
+    ends_at: float = math.inf
+    seconds: list[float] = field(default_factory=list)
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+    def is_over(self) -> bool:
+        return len(self.seconds) >= self.ends_at
+
+
+def patience(waits: Waits, seconds: float = math.inf, say: Callable[[BaseException], object] = print) -> Patience:
+    return Patience(seconds, longest_pause=0.2, sleep=waits.sleep, is_over=waits.is_over, say=say)
+
+
+def test_what_another_try_may_end_is_asked_again_and_said() -> None:
+    waits, said = Waits(), list[BaseException]()
+    answers = Answers([AWAY, Conflict("faster"), "yes"])
+
+    assert patience(waits, say=said.append).ask(answers) == "yes"
+    assert ([type(error) for error in said], len(waits.seconds)) == ([Unavailable, Conflict], 2)
+    assert all(0 <= seconds <= 0.2 for seconds in waits.seconds)
+
+
+def test_a_server_that_asks_for_a_longer_pause_gets_it() -> None:
+    waits = Waits()
+    patience(waits).ask(Answers([Unavailable("busy", 7.0), "yes"]))
+    assert waits.seconds == [7.0]
+
+
+@pytest.mark.parametrize(
+    ("errors", "waits", "seconds", "asked"),
+    [
+        ([NotFound("gone")], Waits(), math.inf, 1),
+        ([Forbidden("no", "get", "nodes")], Waits(), math.inf, 1),
+        ([AWAY, AWAY, Conflict("faster")], Waits(ends_at=2), math.inf, 3),
+        ([AWAY], Waits(ends_at=0), math.inf, 1),
+        ([AWAY], Waits(), 0.0, 1),
+    ],
+    ids=["it will not end", "nor this", "somebody ends it", "it was over before", "its time is over"],
+)
+def test_what_was_said_last_is_raised(errors: Iterable[ClusterError], waits: Waits, seconds: float, asked: int) -> None:
+    answers = Answers(list(errors))
+    last = answers.left[-1]
+    with pytest.raises(ClusterError) as raised:
+        patience(waits, seconds).ask(answers)
+    assert (raised.value, answers.asked) == (last, asked)
+
+
+def test_a_look_is_repeated_until_it_gives_something() -> None:
+    waits = Waits()
+    assert patience(waits).until(Answers(["", AWAY, "", "seen"]), 2.0) == "seen"
+    assert (waits.seconds[0], waits.seconds[2], waits.seconds[1] <= 0.2) == (2.0, 2.0, True)
+
+
+def test_a_look_that_gives_nothing_in_its_time_gives_nothing() -> None:
+    assert patience(Waits(ends_at=1)).until(Answers([AWAY, ""]), 2.0) == ""
+
+
+def test_a_look_that_ends_in_an_error_raises_it() -> None:
+    with pytest.raises(Unavailable):
+        patience(Waits(ends_at=1)).until(Answers(["", AWAY]), 2.0)

@@ -1,0 +1,82 @@
+"""A file of ours on the node: whole or as it was, and one process's at a time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from healthcheck.host import node_file
+
+HOLD = """
+import sys
+from pathlib import Path
+from healthcheck.host import node_file
+print(node_file.lock(Path(sys.argv[1])) is not None, flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "kept.json"
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(path: Path, on_disk: bool) -> None:
+    node_file.replace_whole(path, b"old", on_disk=on_disk)
+    with path.open("rb") as reader:
+        node_file.replace_whole(path, b"new", on_disk=on_disk)
+        assert reader.read() == b"old"
+    assert (path.read_bytes(), list(path.parent.iterdir())) == (b"new", [path])
+
+
+def test_a_disk_that_is_full_leaves_the_old_one(path: Path) -> None:
+    node_file.replace_whole(path, b"old")
+    path.with_suffix(".new").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        node_file.replace_whole(path, b"new")
+    assert path.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize(("most", "read"), [(0, b""), (3, b"012"), (9, b"0123")])
+def test_no_more_is_read_than_was_asked_for(path: Path, most: int, read: bytes) -> None:
+    path.write_bytes(b"0123")
+    assert node_file.read_start(path, most) == read
+
+
+def another(path: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def has_it(process: subprocess.Popen[str]) -> bool:
+    assert process.stdout
+    return process.stdout.readline().strip() == "True"
+
+
+def test_a_lock_is_one_processes_until_it_unlocks_or_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "made/lock"
+    mine = node_file.lock(path)
+    assert mine is not None
+    with another(path) as waits_in_vain:
+        assert not has_it(waits_in_vain)
+        waits_in_vain.kill()
+    node_file.unlock(mine)
+
+    with another(path) as holder:
+        assert has_it(holder)
+        assert node_file.lock(path) is None
+        holder.kill()
+    again = node_file.lock(path)
+    assert again is not None
+    node_file.unlock(again)
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):
+        node_file.lock(tmp_path / "file/lock")
