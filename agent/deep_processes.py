@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agent.state import State
 from healthcheck.checks.xid import may_be_of_a_test
-from healthcheck.cluster.client import NAMESPACE
+from healthcheck.cluster.names import NAMESPACE
 from healthcheck.model import ProbeError
 from healthcheck.probes import diagnostics
 from healthcheck.probes.kernel_log import Record

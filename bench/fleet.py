@@ -33,7 +33,8 @@ from agent.wiring import ClusterSide
 from bench.outcome import CouldNotMeasure, Outcome, Row, summary
 from bench.stage import INSTANCE_TYPE, Stage
 from bench.window import Request, requests_of_all
-from healthcheck.cluster.client import Cluster, connect
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.connection import connect
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.host import clock
 from healthcheck.memory.findings import Memory

@@ -17,7 +17,8 @@ from agent.settings import AgentSettings
 from agent.wiring import Agent
 from bench.moment import age_ms
 from healthcheck.catalog.tables import read_all
-from healthcheck.cluster.client import Cluster, connect
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.connection import connect
 from healthcheck.host.log import log_as_json
 from healthcheck.memory.file import MemoryFile
 from healthcheck.model import Sighting

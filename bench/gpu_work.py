@@ -14,7 +14,8 @@ from pathlib import Path
 
 from bench.outcome import CouldNotMeasure
 from bench.stage import INSTANCE_TYPE
-from healthcheck.cluster.client import NAMESPACE, Cluster
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.names import NAMESPACE
 from healthcheck.node.state import CONDITION, MAINTENANCE, MODE, RUN, STATUS, SWEEP_RESULT
 from sim.control_plane import ControlPlane
 

@@ -19,7 +19,7 @@ from bench.length import Length
 from bench.node_watch import NodeWatch
 from bench.outcome import CouldNotMeasure
 from bench.program import Program
-from healthcheck.cluster.client import BUDGET_NAMESPACE
+from healthcheck.cluster.names import BUDGET_NAMESPACE
 from healthcheck.memory.file import MemoryFile
 from healthcheck.memory.findings import Memory
 from healthcheck.probes.machine import machine_id

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from bench.outcome import CouldNotMeasure, Outcome, Row, summary
 from bench.stage import INSTANCE_TYPE, Stage
-from healthcheck.cluster.client import NAMESPACE
+from healthcheck.cluster.names import NAMESPACE
 from healthcheck.model import PREFIX
 from healthcheck.node.state import CONDITION, RESULTS, STATUS, SWEEP_RESULT
 from sim.control_plane import ControlPlane, ControlPlaneError, install, objects

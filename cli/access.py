@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from healthcheck.cluster.client import Cluster, connect, refuse_to_read
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.connection import connect, refuse_to_read
 from healthcheck.cluster.kubeconfig import Access
 
 Context = Annotated[str, typer.Option("--context", metavar="NAME", help="Of the kubeconfig; default: its current one.")]

@@ -17,8 +17,11 @@ from cli.lines import COMMAND
 from cli.log_lines import LogLines
 from cli.patience import Patience, TookTooLong
 from cli.progress import Voice
-from healthcheck.cluster.client import JOB_LABEL, NAMESPACE, Cluster, Right
+from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound
+from healthcheck.cluster.names import NAMESPACE
+from healthcheck.cluster.pods import JOB_LABEL
+from healthcheck.cluster.rights import Right
 from healthcheck.deep.claim import Kind, claim_on
 from healthcheck.deep.job import JobState, TemplateError, account_of, pod_of
 from healthcheck.node.pods import PodState
@@ -279,13 +282,13 @@ class NodeQuarantine:
             raise CouldNot(why, following.last_said)
         recommendation = str(record["recommendation"])
         if recommendation == PASSED and self._wish.release_on_pass:
-            node = self._released()
+            node = self._uncordoned()
         with suppress(ClusterError):  # it is told once more then
             self._cluster.note_job_shown(ended, datetime.now(UTC))
         step = next_step(recommendation, node, records.findings_in(record))
         return Result(self._name, recommendation, record, node.cordoned, step)
 
-    def _released(self) -> NodeState:
+    def _uncordoned(self) -> NodeState:
         """The node as it is then: uncordoned, where its cordon is ours to end."""
 
         def ours(node: NodeState) -> Mapping[str, Any] | None:

@@ -19,9 +19,10 @@ from rich.text import Text
 
 from cli.access import Context, Kubeconfig, cluster_of
 from cli.words import SEVERITY_STYLES, STATUS_STYLES
-from healthcheck.cluster.client import Cluster, Heartbeat
+from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
 from healthcheck.cluster.kubeconfig import Access
+from healthcheck.cluster.leases import Heartbeat
 from healthcheck.deep.due import is_overdue, last_attempt, last_deep_test, obstacle
 from healthcheck.host.console import Screen
 from healthcheck.host.streams import complain, write_json

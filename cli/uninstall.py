@@ -9,8 +9,9 @@ import typer
 
 from cli.access import Context, Kubeconfig, cluster_of
 from cli.words import explained
-from healthcheck.cluster.client import Cluster, Workload
+from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
+from healthcheck.cluster.jobs import Workload
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.host.console import Screen
 from healthcheck.host.streams import complain, say

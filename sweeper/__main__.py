@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from rich.table import Table
 from rich.text import Text
 
-from healthcheck.cluster.client import Cluster, connect
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.connection import connect
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.deep.job import TemplateError

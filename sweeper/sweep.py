@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 
 import structlog
 
-from healthcheck.cluster.client import NAMESPACE, Cluster
+from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable
+from healthcheck.cluster.names import NAMESPACE
 from healthcheck.cluster.patience import Patience
 from healthcheck.deep.claim import Claim, Kind, claim_on, clear, is_marked
 from healthcheck.deep.claimant import Claimant

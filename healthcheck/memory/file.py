@@ -37,7 +37,7 @@ class MemoryFile:
             self._lock = node_file.lock(self.directory / "lock")
         except OSError as error:
             refuse_shortage(error)
-            raise MemoryFileError(f"{error.filename or self.directory}: {error.strerror}") from error
+            raise MemoryFileError(f"{self.directory}: {error.strerror}") from error
         return self._lock is not None
 
     def unlock(self) -> None:

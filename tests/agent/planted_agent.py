@@ -11,7 +11,7 @@ import pytest
 
 from agent.program import main
 from healthcheck.checks import gpu_count
-from healthcheck.cluster.client import node_state
+from healthcheck.cluster.nodes import node_state
 from healthcheck.deep.claim import claim_on
 from healthcheck.deep.record import untaken
 from healthcheck.node.state import STATUS
@@ -77,7 +77,7 @@ def in_a_node() -> None:
             stumble()
         return node_state(node)
 
-    PLANTER.setattr("healthcheck.cluster.client.node_state", planted)
+    PLANTER.setattr("healthcheck.cluster.nodes.node_state", planted)
 
 
 def in_a_check() -> None:

@@ -11,7 +11,8 @@ from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.config.incluster_config import InClusterConfigLoader
 
-from healthcheck.cluster.client import Cluster, connect
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.connection import connect
 from healthcheck.cluster.errors import Unavailable
 from healthcheck.cluster.kubeconfig import Access
 from sim.api_requests import Request

@@ -30,7 +30,8 @@ from agent.marks import HOLDER
 from agent.run_on_node import RunOnNode
 from agent.state import State
 from healthcheck.checks.expectation import DeepRun
-from healthcheck.cluster.client import Cluster, node_state
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.nodes import node_state
 from healthcheck.deep import claim as deep_runs
 from healthcheck.host import clock
 from healthcheck.memory.findings import Memory, Standing

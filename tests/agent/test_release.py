@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.cluster.client import node_state
+from healthcheck.cluster.nodes import node_state
 from healthcheck.verdict.acknowledgement import dump_release, release_of
 from tests.agent.world import P, World
 from tests.waiting import GIVE_UP_SECONDS, eventually

@@ -12,7 +12,8 @@ import pytest
 from agent.reporter import Reporter
 from agent.state import State
 from healthcheck.cluster import kubeconfig
-from healthcheck.cluster.client import Cluster, connect
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.connection import connect
 from healthcheck.cluster.errors import Unavailable
 from healthcheck.node.state import NodeState
 from healthcheck.telemetry import Telemetry

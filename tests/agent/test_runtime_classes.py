@@ -12,7 +12,8 @@ import structlog.testing
 from agent.runtime_classes import LISTED_AGAIN_SECONDS, RuntimeClasses
 from agent.state import State
 from healthcheck.checks.expectation import RuntimeClass
-from healthcheck.cluster.client import Cluster, connect
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.connection import connect
 from healthcheck.model import Now
 from healthcheck.node.state import NodeState
 from healthcheck.telemetry import Telemetry

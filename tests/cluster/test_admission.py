@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from healthcheck.cluster.client import Cluster as Client
-from healthcheck.cluster.client import node_state
 from healthcheck.cluster.errors import Conflict
+from healthcheck.cluster.nodes import node_state
 from healthcheck.deep import claim as deep_runs
 from healthcheck.verdict.budget import former_holder_label, holder_label
 from sim.control_plane import Answer, ControlPlane, unbound_token

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from healthcheck.cluster import kubeconfig
-from healthcheck.cluster.client import connect
+from healthcheck.cluster.connection import connect
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.cluster.kubeconfig import Access, Chosen, KubeconfigError, choose, user_name
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.cluster.client import node_state
+from healthcheck.cluster.nodes import node_state
 from healthcheck.node.state import STATUS, FieldManager, managers_of_label
 from healthcheck.text.moments import EARLIEST
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.cluster.client import node_state
+from healthcheck.cluster.nodes import node_state
 from healthcheck.deep.claim import Kind
 from healthcheck.node.state import CORDONED_BY, RUN, FieldManager, NodeState
 from healthcheck.operations.cordon import cordon, cordoned_by, lift, why_kept

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.cluster.client import node_state
+from healthcheck.cluster.nodes import node_state
 from healthcheck.deep.claim import clear
 from healthcheck.deep.record import deep_record
 from healthcheck.model import Severity

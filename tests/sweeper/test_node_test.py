@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from healthcheck.cluster.client import node_state
+from healthcheck.cluster.nodes import node_state
 from healthcheck.deep.due import last_deep_test
 from healthcheck.probes.dcgm.diag import HURRY_SECONDS, Dcgm
 from healthcheck.text.moments import moment

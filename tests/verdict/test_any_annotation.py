@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cli.status import row_of_node
-from healthcheck.cluster.client import Heartbeat
+from healthcheck.cluster.leases import Heartbeat
 from healthcheck.deep.claim import claim_on, why_unread
 from healthcheck.deep.record import after_deep_record, passed_run, untaken
 from healthcheck.memory import exits

@@ -1,0 +1,31 @@
+"""What is set for the whole cluster: our ConfigMap, and its RuntimeClasses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+from healthcheck.cluster.connection import Connection
+from healthcheck.cluster.names import NAMESPACE
+from healthcheck.node.state import SelectiveClass
+
+CONFIG_MAP = "gpu-healthcheck-config"
+_MOST_CLASSES = 1000
+
+
+class ClusterSettings(Connection):
+    def read_config(self) -> dict[str, str]:
+        """The keys of the ConfigMap that the agents read."""
+        path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{CONFIG_MAP}"
+        return self._json("get", path, "configmaps").get("data") or {}
+
+    def list_runtime_classes(self) -> list[SelectiveClass]:
+        """Every RuntimeClass, in pages; a cluster has a handful, and of more than 1,000 the rest is left out."""
+        pages = self._pages("/apis/node.k8s.io/v1/runtimeclasses", "runtimeclasses", {})
+        return [_selective_class(one) for one in islice(pages, _MOST_CLASSES)]
+
+
+def _selective_class(one: Mapping[str, Any]) -> SelectiveClass:
+    selector = (one.get("scheduling") or {}).get("nodeSelector") or {}
+    return SelectiveClass(one["metadata"]["name"], one["handler"], selector)

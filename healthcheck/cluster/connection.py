@@ -1,0 +1,262 @@
+"""The one door to Kubernetes: requests with a deadline, pages, watches, and how each of them fails."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, TypeVar
+
+import urllib3
+import yaml
+from kubernetes import config
+from kubernetes.client import ApiClient, Configuration
+from kubernetes.client.exceptions import ApiException
+
+from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unavailable
+from healthcheck.cluster.kubeconfig import Access, KubeconfigError, choose
+from healthcheck.cluster.names import COMPONENT
+from healthcheck.node.state import FIELD_MANAGER
+from healthcheck.text.moments import moment
+
+T = TypeVar("T")
+Parse = Callable[[bytes], Any]
+
+_CONNECT_SECONDS, _READ_SECONDS = 3.0, 10.0
+_SILENCE_SECONDS = 150.0
+"""A watch hears a bookmark about once a minute; this long without a word, the server is gone."""
+_LONGEST_LINE = 8 << 20
+_LONGEST_MESSAGE = 500
+_PAGE = 500
+_TOO_LARGE = ("etcdserver: request is too large", "trying to send message larger than max")
+"""How the API server says, as an error of its own (500), that the store never takes so large an object."""
+ODD = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
+"""What reading an object raises whose shape or values nobody thought of."""
+_METHODS = {"get": "GET", "list": "GET", "watch": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
+_NO_CONFIGURATION = (config.ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError)
+"""What the client raises for a kubeconfig, token or certificate that is missing, garbage, or being written."""
+_NO_TOKEN = (config.ConfigException, ValueError)
+"""The same of a token that is read anew before a request: it is empty, garbage, or nothing that a header may hold."""
+
+
+def connect(access: Access | None = None) -> ApiClient:
+    """A client of the cluster that is meant; `access` is what a person asked for. Raises ClusterError."""
+    configuration = Configuration()
+    try:
+        chosen = choose(access)
+        if chosen is None:
+            config.load_incluster_config(client_configuration=configuration)
+        else:
+            config.load_kube_config(os.pathsep.join(chosen.files), chosen.context, configuration)
+        configuration.retries = False  # the caller holds the newest verdict: it decides when to try again
+        client = ApiClient(configuration)  # reads the certificates
+    except KubeconfigError as error:
+        raise ClusterError(f"no cluster to talk to: {error}") from error
+    except _NO_CONFIGURATION as error:
+        raise ClusterError(f"no cluster to talk to: {say(error)}") from error
+    client.user_agent = COMPONENT
+    return client
+
+
+def refuse_to_read(what: str) -> None:
+    """Of whoever has no use for a listing with a gap."""
+    raise ClusterError(f"an object that nobody can read: {what}")
+
+
+class Connection:
+    """Requests, each with a deadline, raising ClusterError. Safe to use from several threads.
+
+    `pass_over` is told which object of a listing nobody can read, and why; without it, a listing with one is an error.
+    """
+
+    def __init__(
+        self, connector: Callable[[], ApiClient] = connect, pass_over: Callable[[str], None] = refuse_to_read
+    ) -> None:
+        self._connector = connector
+        self._pass_over = pass_over
+        self._client = connector()
+
+    def _json(
+        self,
+        verb: str,
+        path: str,
+        resource: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        merge: str = "",
+        query: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        return _read(self._request(verb, path, resource, body, merge=merge, query=query), f"{verb} {resource}")
+
+    def _request(
+        self,
+        verb: str,
+        path: str,
+        resource: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        merge: str = "",
+        query: Mapping[str, str] | None = None,
+        read_seconds: float = _READ_SECONDS,
+    ) -> urllib3.BaseHTTPResponse:
+        headers = {"Accept": "application/json"}
+        if body is not None:
+            headers["Content-Type"] = f"application/{merge}-patch+json" if merge else "application/json"
+        method = _METHODS[verb]
+        parameters = dict(query or {})
+        if method in ("POST", "PATCH"):
+            parameters["fieldManager"] = FIELD_MANAGER
+        try:
+            call = self._client.param_serialize(  # reads the token
+                method,
+                path,
+                query_params=[(key, value) for key, value in parameters.items() if value],
+                header_params=headers,
+                body=body,
+                auth_settings=["BearerToken"],
+            )
+            answer = self._client.call_api(*call, _request_timeout=(_CONNECT_SECONDS, read_seconds))
+        except (urllib3.exceptions.HTTPError, OSError, ApiException, *_NO_TOKEN) as error:
+            self._connect_anew()  # a changed certificate is only read by a new client
+            raise Unavailable(f"{verb} {resource}: {say(error)}") from error
+        response: urllib3.BaseHTTPResponse = answer.response
+        if response.status >= 400:
+            self._raise(response, verb, resource)
+        return response
+
+    def _pages(
+        self, path: str, resource: str, query: Mapping[str, str], parse: Parse = json.loads
+    ) -> Iterator[dict[str, Any]]:
+        for page in self._listing(path, resource, query, parse):
+            yield from page.get("items") or []
+
+    def _listing(
+        self, path: str, resource: str, query: Mapping[str, str], parse: Parse = json.loads
+    ) -> Iterator[dict[str, Any]]:
+        token = ""
+        while True:
+            asked = {**query, "limit": str(_PAGE), "continue": token}
+            page = _read(self._request("list", path, resource, query=asked), f"list {resource}", parse)
+            yield page
+            token = page.get("metadata", {}).get("continue") or ""
+            if not token:
+                return
+
+    def _each(self, resource: str, objects: Iterable[Mapping[str, Any]], read: Callable[[Any], T]) -> Iterator[T]:
+        """All that can be read: one object that somebody wrote oddly must not hide the others."""
+        for one in objects:
+            try:
+                state = read(one)
+            except ODD as error:
+                self._pass_over(unreadable(resource, one, error))
+            else:
+                yield state
+
+    def _watch(self, path: str, resource: str, query: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        response = self._request("watch", path, resource, query=query, read_seconds=_SILENCE_SECONDS)
+        try:
+            for line in _lines(response):
+                event = json.loads(line)
+                if event.get("type") == "ERROR":
+                    raise Unavailable(f"watch {resource}: {str(event.get('object'))[:_LONGEST_MESSAGE]}")
+                if event.get("type") in ("ADDED", "MODIFIED", "DELETED"):
+                    yield event["type"], event["object"]
+        except urllib3.exceptions.HTTPError as error:
+            raise Unavailable(f"watch {resource}: {say(error)}") from error
+        except (ValueError, KeyError) as error:
+            raise Unavailable(f"watch {resource}: an answer that is no watch event: {error!r}") from error
+        finally:
+            response.close()
+
+    def _connect_anew(self) -> None:
+        """Where that can't be done now, as without a file descriptor or a kubeconfig, the client stays as it is."""
+        with suppress(ClusterError, *_NO_CONFIGURATION):
+            self._client = self._connector()
+
+    def _raise(self, response: urllib3.BaseHTTPResponse, verb: str, resource: str) -> None:
+        message = f"{verb} {resource}: {response.status}: {_message(response)}"
+        match response.status:
+            case 401:
+                self._connect_anew()
+                raise Unavailable(message)
+            case 403:
+                raise Forbidden(message, verb, resource)
+            case 404:
+                raise NotFound(message)
+            case 409:
+                raise Conflict(message)
+            case 429:
+                raise Unavailable(message, _retry_after(response))
+            case 500 if any(word in message for word in _TOO_LARGE):
+                raise Refused(message)
+            case status if status >= 500 or status == 410:
+                raise Unavailable(message, _retry_after(response))
+        raise Refused(message)
+
+
+def unreadable(resource: str, one: Any, error: Exception) -> str:
+    """Which object it is that nobody can read, as far as it says so, and why."""
+    metadata = one.get("metadata") if isinstance(one, dict) else None
+    known = metadata if isinstance(metadata, dict) else {}
+    name = "/".join(str(known[key]) for key in ("namespace", "name") if known.get(key))
+    return f"{resource} {name}: {say(error)}"
+
+
+def _read(response: urllib3.BaseHTTPResponse, what: str, parse: Parse = json.loads) -> dict[str, Any]:
+    try:
+        answer = parse(response.data)
+    except (ValueError, urllib3.exceptions.HTTPError) as error:
+        raise Unavailable(f"{what}: an answer that is no JSON, or of another shape: {say(error)}") from error
+    if not isinstance(answer, dict):
+        raise Unavailable(f"{what}: an answer that is no object")
+    return answer
+
+
+def _lines(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+    rest = b""
+    for chunk in response.stream(amt=None, decode_content=True):
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from (line for line in lines if line)
+        if len(rest) > _LONGEST_LINE:
+            raise ValueError(f"a line of more than {_LONGEST_LINE} bytes")
+
+
+def _message(response: urllib3.BaseHTTPResponse) -> str:
+    try:
+        raw = response.data
+    except urllib3.exceptions.HTTPError as error:
+        return say(error)
+    try:
+        status = json.loads(raw)
+        return " ".join([str(status["message"]), *_budgets(status)])[:_LONGEST_MESSAGE]
+    except (ValueError, KeyError, TypeError):
+        return raw[:_LONGEST_MESSAGE].decode("utf-8", "backslashreplace")
+
+
+def _budgets(status: Mapping[str, Any]) -> list[str]:
+    """The disruption budgets that hold a pod: the message itself names none of them."""
+    details = status.get("details")
+    causes = (details.get("causes") or ()) if isinstance(details, dict) else ()
+    return [str(one.get("message", "")) for one in causes if one.get("reason") == "DisruptionBudget"]
+
+
+def _retry_after(response: urllib3.BaseHTTPResponse) -> float | None:
+    """None also for a date, and for what is no number: who waits for that long does not wait at all."""
+    try:
+        seconds = float(response.headers["Retry-After"])
+    except (KeyError, ValueError):
+        return None
+    return None if math.isnan(seconds) else min(max(seconds, 0.0), 600.0)
+
+
+def say(error: BaseException) -> str:
+    """An error that is not ours, in words."""
+    return f"{type(error).__name__}: {error}"[:_LONGEST_MESSAGE]
+
+
+def created(metadata: Mapping[str, Any]) -> datetime | None:
+    text = metadata.get("creationTimestamp")
+    return moment(text) if text else None

@@ -1,0 +1,54 @@
+"""Events: those of ours about a Node, and what others warn of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from healthcheck.cluster.connection import Connection
+from healthcheck.cluster.errors import Conflict
+from healthcheck.cluster.names import COMPONENT
+from healthcheck.node.state import NodeState
+from healthcheck.text.moments import timestamp
+from healthcheck.text.printable import printable
+from healthcheck.verdict.events import Event
+
+
+class Events(Connection):
+    def create_event(self, node: NodeState, event: Event, now: datetime) -> None:
+        """Tell an Event about the Node. The same one told twice is one."""
+        at = timestamp(now)
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": event.name, "namespace": "default"},
+            "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid},
+            "type": event.type,
+            "reason": event.reason,
+            "message": event.message,
+            "firstTimestamp": at,
+            "lastTimestamp": at,
+            "count": 1,
+            "source": {"component": COMPONENT, "host": node.name},
+            "reportingComponent": COMPONENT,
+            "reportingInstance": node.name,
+        }
+        try:
+            self._json("create", "/api/v1/namespaces/default/events", "events", body)
+        except Conflict:
+            return
+
+    def list_warnings(self, namespace: str, uid: str) -> list[str]:
+        """What the Events about that object warn of, each as `reason: message`, the newest last."""
+        query = {"fieldSelector": f"involvedObject.uid={uid},type=Warning"}
+        warnings = list(self._pages(f"/api/v1/namespaces/{namespace}/events", "events", query))
+        warnings.sort(key=_last_seen)
+        return [printable(f"{one.get('reason', '')}: {one.get('message', '')}") for one in warnings]
+
+
+def _last_seen(event: Mapping[str, Any]) -> str:
+    """Of an Event, whichever API it was written by: one time of each kind is always there."""
+    series = event.get("series") or {}
+    told = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+    return next((str(time) for time in told if time), "")

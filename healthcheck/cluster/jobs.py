@@ -1,0 +1,129 @@
+"""Jobs, what they are made from, and whatever else of ours runs pods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
+
+from healthcheck.cluster.connection import Connection, created
+from healthcheck.cluster.names import NAMESPACE
+from healthcheck.deep.job import COMPONENT_LABEL, SHOWN, TESTED_NODE, JobState, account_of
+from healthcheck.text.moments import timestamp
+from healthcheck.text.printable import printable
+
+_JOBS = "/apis/batch/v1/namespaces/{}/jobs"
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A pod, or what runs pods. `kind` as kubectl takes it: `daemonsets`."""
+
+    kind: str
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}"
+
+
+class Jobs(Connection):
+    def read_job_template(self, cron_job: str) -> dict[str, Any]:
+        """What a CronJob of ours makes its Jobs from."""
+        path = f"/apis/batch/v1/namespaces/{NAMESPACE}/cronjobs/{quote(cron_job)}"
+        template = (self._json("get", path, "cronjobs").get("spec") or {}).get("jobTemplate")
+        return template if isinstance(template, dict) else {}
+
+    def list_jobs(self, namespace: str, selector: str) -> tuple[list[JobState], str]:
+        """Those Jobs, and since when a watch has to begin so that it misses no change of them."""
+        jobs: list[JobState] = []
+        version = ""
+        for page in self._listing(_JOBS.format(namespace), "jobs", {"labelSelector": selector}):
+            jobs += self._each("jobs", page.get("items") or [], _job)
+            version = str(page.get("metadata", {}).get("resourceVersion", ""))
+        return jobs, version
+
+    def watch_jobs(self, namespace: str, selector: str, since: str, seconds: int) -> Iterator[tuple[JobState, bool]]:
+        """Each change of those Jobs after the listing `since`, and whether the Job is still there; so long at most."""
+        query = {
+            "watch": "true",
+            "labelSelector": selector,
+            "resourceVersion": since,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(max(seconds, 1)),
+        }
+        for kind, job in self._watch(_JOBS.format(namespace), "jobs", query):
+            yield _job(job), kind != "DELETED"
+
+    def read_job(self, namespace: str, name: str) -> JobState:
+        return _job(self._json("get", f"{_JOBS.format(namespace)}/{quote(name)}", "jobs"))
+
+    def create_job(self, job: Mapping[str, Any]) -> JobState:
+        """Conflict: a Job of this name is there."""
+        return _job(self._json("create", _JOBS.format(job["metadata"]["namespace"]), "jobs", job))
+
+    def note_job_shown(self, job: JobState, now: datetime) -> None:
+        """Note on it that its result was shown. Conflict: another has its name since."""
+        patch = {"metadata": {"uid": job.uid, "annotations": {SHOWN: timestamp(now)}}}
+        self._json("patch", f"{_JOBS.format(job.namespace)}/{quote(job.name)}", "jobs", patch, merge="merge")
+
+    def delete_job(self, job: JobState) -> None:
+        """It stays to be seen until its pods have ended. Conflict: another has its name since."""
+        options = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "propagationPolicy": "Foreground",
+            "preconditions": {"uid": job.uid},
+        }
+        self._json("delete", f"{_JOBS.format(job.namespace)}/{quote(job.name)}", "jobs", options)
+
+    def list_workloads(self, selector: str) -> Iterator[Workload]:
+        """What of that, in all namespaces, runs pods or is one. What has ended or is suspended is left out."""
+        for path, resource, has_ended in _WORKLOADS:
+            for one in self._pages(path, resource, {"labelSelector": selector}):
+                if not has_ended(one):
+                    yield Workload(resource, one["metadata"]["namespace"], one["metadata"]["name"])
+
+
+def _job(job: Mapping[str, Any]) -> JobState:
+    metadata = job["metadata"]
+    return JobState(
+        name=metadata["name"],
+        namespace=metadata["namespace"],
+        uid=metadata["uid"],
+        node=str((metadata.get("annotations") or {}).get(TESTED_NODE, "")),
+        created=created(metadata) or datetime.now(UTC),
+        outcome=_outcome(job),
+        leaving="deletionTimestamp" in metadata,
+        suspended=(job.get("spec") or {}).get("suspend") is True,
+        unshown=(metadata.get("annotations") or {}).get(SHOWN) == "",
+        component=str((metadata.get("labels") or {}).get(COMPONENT_LABEL, "")),
+        account=account_of(job),
+    )
+
+
+def _outcome(job: Mapping[str, Any]) -> str:
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    ended = {one.get("type"): one for one in conditions if one.get("status") == "True"}
+    if "Failed" in ended:
+        return printable(str(ended["Failed"].get("reason") or "Failed"))
+    return "Complete" if "Complete" in ended else ""
+
+
+def _is_suspended(cron_job: Mapping[str, Any]) -> bool:
+    return (cron_job.get("spec") or {}).get("suspend") is True
+
+
+def _pod_has_ended(pod: Mapping[str, Any]) -> bool:
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+_WORKLOADS: tuple[tuple[str, str, Callable[[Mapping[str, Any]], bool]], ...] = (
+    ("/apis/apps/v1/daemonsets", "daemonsets", lambda _: False),
+    ("/apis/batch/v1/cronjobs", "cronjobs", _is_suspended),
+    ("/apis/batch/v1/jobs", "jobs", lambda job: bool(_job(job).outcome)),
+    ("/api/v1/pods", "pods", _pod_has_ended),
+)
+"""What of ours runs pods, and the pods: where they are listed, and which of them do no more."""

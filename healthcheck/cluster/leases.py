@@ -1,0 +1,131 @@
+"""Leases: the agents' heartbeats, and the places in the fleet budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+from healthcheck.cluster.connection import Connection, created
+from healthcheck.cluster.errors import NotFound, Refused
+from healthcheck.cluster.names import BUDGET_NAMESPACE, NAMESPACE
+from healthcheck.model import PREFIX
+from healthcheck.node.state import NodeState
+from healthcheck.text.moments import exact, is_future, moment
+from healthcheck.verdict.budget import Slot, former_holder_label, holder_label
+
+LONGEST_BEAT_SECONDS = 3 * 86400
+"""Three of the longest intervals that an agent can be told to look in."""
+_LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
+_HOLDER = f"{PREFIX}/holder"
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """When an agent last looked, and for how many seconds that is good."""
+
+    renewed: datetime
+    seconds: float
+
+
+class Leases(Connection):
+    def beat(self, node: NodeState, now: datetime, duration_seconds: float) -> None:
+        """Renew the node's heartbeat Lease; make it when it is gone. It is owned by the Node as it is now."""
+        path = _LEASES.format(NAMESPACE)
+        times = {"leaseDurationSeconds": max(int(duration_seconds), 1), "renewTime": exact(now)}
+        body = _lease(node.name, NAMESPACE, node, times)
+        try:
+            self._json("patch", f"{path}/{quote(node.name)}", "leases", body, merge="merge")
+        except NotFound:
+            self._create_lease(path, body)
+
+    def list_heartbeats(self, now: datetime) -> dict[str, Heartbeat]:
+        """The heartbeat of each node's agent, by node name; one that nobody can have beaten by now is passed over."""
+        leases = self._pages(_LEASES.format(NAMESPACE), "leases", {})
+        beats = self._each("leases", leases, lambda lease: _heartbeat(lease, now))
+        return {name: beat for name, beat in beats if beat is not None}
+
+    def count_heartbeats(self) -> int:
+        """How many nodes have an agent."""
+        return self._count(NAMESPACE)
+
+    def count_slots(self) -> int:
+        """How many places in the fleet budget are taken."""
+        return self._count(BUDGET_NAMESPACE)
+
+    def list_slots(self, node_name: str = "") -> Iterator[Slot]:
+        """The places that are taken, all or by that node, in pages."""
+        marks = f"{holder_label(node_name)},{former_holder_label(node_name)}"
+        selector = f"{_HOLDER} in ({marks})" if node_name else ""
+        leases = self._pages(_LEASES.format(BUDGET_NAMESPACE), "leases", {"labelSelector": selector})
+        for slot in self._each("leases", leases, _slot):
+            if node_name in ("", slot.holder):
+                yield slot
+
+    def read_slot(self, name: str) -> Slot:
+        return _slot(self._json("get", f"{_LEASES.format(BUDGET_NAMESPACE)}/{quote(name)}", "leases"))
+
+    def create_slot(self, name: str, node: NodeState) -> Slot:
+        """Take this place for the node. Conflict: somebody has it."""
+        body = _lease(name, BUDGET_NAMESPACE, node, {}, {_HOLDER: holder_label(node.name)})
+        return _slot(self._create_lease(_LEASES.format(BUDGET_NAMESPACE), body))
+
+    def delete_slot(self, slot: Slot) -> None:
+        """Free this place. Conflict: another has taken it since."""
+        path = f"{_LEASES.format(BUDGET_NAMESPACE)}/{quote(slot.name)}"
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": slot.uid}}
+        self._json("delete", path, "leases", options)
+
+    def _count(self, namespace: str) -> int:
+        """All of a namespace's Leases, by asking for one of them."""
+        page = self._json("list", _LEASES.format(namespace), "leases", query={"limit": "1"})
+        return len(page.get("items") or []) + int(page.get("metadata", {}).get("remainingItemCount") or 0)
+
+    def _create_lease(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return self._json("create", path, "leases", body)
+        except NotFound as error:
+            raise Refused(f"{error}; is the namespace {body['metadata']['namespace']} there?") from error
+
+
+def _heartbeat(lease: Mapping[str, Any], now: datetime) -> tuple[str, Heartbeat | None]:
+    """None of one that was never renewed. Raises ValueError for one that would keep its agent alive for ever."""
+    name, spec = str(lease["metadata"]["name"]), lease.get("spec") or {}
+    if not spec.get("renewTime"):
+        return name, None
+    renewed, seconds = moment(spec["renewTime"]), spec.get("leaseDurationSeconds") or 0
+    if is_future(renewed, now):
+        raise ValueError(f"renewTime {spec['renewTime']} is later than now")
+    if not isinstance(seconds, int) or not 0 <= seconds <= LONGEST_BEAT_SECONDS:
+        raise ValueError(f"leaseDurationSeconds {seconds!r}: at most {LONGEST_BEAT_SECONDS} are a heartbeat")
+    return name, Heartbeat(renewed, seconds)
+
+
+def _lease(
+    name: str, namespace: str, node: NodeState, times: Mapping[str, Any], labels: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """A Lease that goes when its Node goes."""
+    owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}
+    metadata = {"name": name, "namespace": namespace, "ownerReferences": [owner]}
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {**metadata, "labels": dict(labels)} if labels else metadata,
+        "spec": {"holderIdentity": node.name, **times},
+    }
+
+
+def _slot(lease: Mapping[str, Any]) -> Slot:
+    metadata, spec = lease["metadata"], lease.get("spec") or {}
+    owners = [one.get("uid", "") for one in metadata.get("ownerReferences") or () if one.get("kind") == "Node"]
+    version = str(metadata.get("resourceVersion", ""))
+    return Slot(
+        name=metadata["name"],
+        holder=spec.get("holderIdentity") or "",
+        node_uid=next(iter(owners), ""),
+        uid=metadata.get("uid", ""),
+        made=int(version) if version.isdecimal() else 0,
+        created=created(metadata),
+    )

@@ -1,0 +1,118 @@
+"""Nodes: read, watched, patched, and our condition on them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+import tenacity
+
+from healthcheck.cluster.connection import ODD, Connection, created, unreadable
+from healthcheck.cluster.errors import Conflict, Unreadable
+from healthcheck.cluster.pages import node_page
+from healthcheck.node.gpu_resources import offered, whole_quantity
+from healthcheck.node.state import (
+    CONDITION,
+    EFA_RESOURCE,
+    STATUS,
+    NodeState,
+    PatchFor,
+    managers_of_cordon,
+    managers_of_label,
+    managers_of_mark,
+)
+from healthcheck.text.printable import printable
+
+_FASTER_SECONDS, _MOST_CONFLICTS = 0.1, 16
+_WATCH_SECONDS = (3300, 3900)
+_NODES = "/api/v1/nodes"
+
+
+class Nodes(Connection):
+    def read_node(self, name: str) -> NodeState:
+        return _read_node(self._json("get", f"{_NODES}/{quote(name)}", "nodes"))
+
+    def patch_node(self, name: str, patch: Mapping[str, Any]) -> NodeState:
+        """One merge patch. Its `metadata.resourceVersion` makes a lost race a Conflict."""
+        return _read_node(self._json("patch", f"{_NODES}/{quote(name)}", "nodes", patch, merge="merge"))
+
+    def update_node(self, name: str, change: PatchFor) -> NodeState | None:
+        """Write what the Node as it is now needs, made anew where somebody was faster. None: it needed nothing.
+
+        Raises Conflict where others were faster each time.
+        """
+
+        def once() -> NodeState | None:
+            patch = change(self.read_node(name))
+            return None if patch is None else self.patch_node(name, patch)
+
+        again = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(Conflict),
+            wait=tenacity.wait_random(0, _FASTER_SECONDS),
+            stop=tenacity.stop_after_attempt(_MOST_CONFLICTS),
+            reraise=True,
+        )
+        return again(once)
+
+    def patch_condition(self, name: str, condition: Mapping[str, Any]) -> NodeState:
+        """Our condition alone: the server merges conditions by their type."""
+        body = {"status": {"conditions": [condition]}}
+        path = f"{_NODES}/{quote(name)}/status"
+        return _read_node(self._json("patch", path, "nodes/status", body, merge="strategic-merge"))
+
+    def remove_condition(self, name: str) -> NodeState:
+        """Our condition alone, whatever it says. Where it is not there, nothing is changed."""
+        return self.patch_condition(name, {"type": CONDITION, "$patch": "delete"})
+
+    def watch_node(self, name: str, seconds: int = 0) -> Iterator[NodeState | None]:
+        """The Node now and at each change; None when it is gone. Ends when the server ends the watch, or after that."""
+        query = {
+            "watch": "true",
+            "fieldSelector": f"metadata.name={name}",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(seconds or random.randint(*_WATCH_SECONDS)),  # noqa: S311 - spreads reconnects
+        }
+        for kind, node in self._watch(_NODES, "nodes", query):
+            yield _read_node(node) if kind != "DELETED" else None
+
+    def list_nodes(self, label_selector: str = "") -> Iterator[NodeState]:
+        """Every node that the selector allows, in pages; who wrote its labels is not among what is read."""
+        nodes = self._pages(_NODES, "nodes", {"labelSelector": label_selector}, node_page().validate_json)
+        yield from self._each("nodes", nodes, node_state)
+
+
+def _read_node(node: Mapping[str, Any]) -> NodeState:
+    """Raises Unreadable."""
+    try:
+        return node_state(node)
+    except ODD as error:
+        raise Unreadable(unreadable("nodes", node, error)) from error
+
+
+def node_state(node: Mapping[str, Any]) -> NodeState:
+    """What of an API Node the plan needs."""
+    metadata, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
+    return NodeState(
+        name=metadata["name"],
+        uid=metadata.get("uid", ""),
+        resource_version=metadata.get("resourceVersion", ""),
+        machine=(status.get("nodeInfo") or {}).get("systemUUID", ""),
+        labels=metadata.get("labels") or {},
+        annotations=metadata.get("annotations") or {},
+        taints=spec.get("taints") or (),
+        conditions=[_shown(one) for one in status.get("conditions") or ()],
+        status_managers=managers_of_label(metadata.get("managedFields"), STATUS),
+        efa_allocatable=whole_quantity((status.get("allocatable") or {}).get(EFA_RESOURCE)),
+        gpus=offered(status.get("allocatable")),
+        cordoned=spec.get("unschedulable") is True,
+        cordon_managers=managers_of_cordon(metadata.get("managedFields")),
+        mark_managers=managers_of_mark(metadata.get("managedFields")),
+        provider_id=str(spec.get("providerID") or ""),
+        created=created(metadata),
+    )
+
+
+def _shown(condition: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: printable(value) if isinstance(value, str) else value for key, value in condition.items()}

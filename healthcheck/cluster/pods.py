@@ -1,0 +1,84 @@
+"""Pods: which hold GPUs, which are on a node, what they say, and asking them to go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+import urllib3
+
+from healthcheck.cluster.connection import Connection, say
+from healthcheck.cluster.errors import Unavailable
+from healthcheck.cluster.pages import pod_page
+from healthcheck.deep.job import JobState
+from healthcheck.node.gpu_resources import GpuPod, gpu_pod
+from healthcheck.node.pods import PodState, pod_state
+from healthcheck.text.moments import timestamp
+
+JOB_LABEL, _JOB_UID_LABEL = "batch.kubernetes.io/job-name", "batch.kubernetes.io/controller-uid"
+_MOST_LOG_BYTES = 1 << 20
+_AT_WORK = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
+"""Pods that have a node and have not finished: those that hold what they asked for."""
+
+
+class Pods(Connection):
+    def list_gpu_pods(self, node_name: str = "") -> Iterator[GpuPod]:
+        """The pods of all namespaces that hold GPUs on a node, or on that one, in pages."""
+        at_work = f"{_AT_WORK},spec.nodeName={node_name}" if node_name else _AT_WORK
+        pods = self._pages("/api/v1/pods", "pods", {"fieldSelector": at_work}, pod_page().validate_json)
+        for held in self._each("pods", pods, gpu_pod):
+            if held is not None:
+                yield held
+
+    def list_unplaced(self, namespace: str, selector: str) -> set[str]:
+        """The names of the Jobs that have a pod which no scheduler has found a place for."""
+        query = {"labelSelector": selector, "fieldSelector": "spec.nodeName="}
+        pods = self._pages(f"/api/v1/namespaces/{namespace}/pods", "pods", query)
+        return {str((pod["metadata"].get("labels") or {}).get(JOB_LABEL, "")) for pod in pods}
+
+    def list_pods_on(self, node_name: str) -> list[dict[str, Any]]:
+        """Every pod that is bound to the node, finished ones too, as plain API objects."""
+        return list(self._pages("/api/v1/pods", "pods", {"fieldSelector": f"spec.nodeName={node_name}"}))
+
+    def list_pods_of(self, job: JobState) -> list[PodState]:
+        """The Job's pods, the newest last."""
+        # Not by its name: a pod of an earlier Job that had it may still be there.
+        query = {"labelSelector": f"{_JOB_UID_LABEL}={job.uid}"}
+        pods = [pod_state(pod) for pod in self._pages(f"/api/v1/namespaces/{job.namespace}/pods", "pods", query)]
+        return sorted(pods, key=lambda pod: pod.created)
+
+    def list_budgets(self, namespace: str) -> list[dict[str, Any]]:
+        """The disruption budgets of a namespace, as plain API objects."""
+        path = f"/apis/policy/v1/namespaces/{quote(namespace)}/poddisruptionbudgets"
+        return list(self._pages(path, "poddisruptionbudgets", {}))
+
+    def evict(self, namespace: str, name: str, uid: str) -> None:
+        """Ask this pod to go. Unavailable (429): a disruption budget holds it, and the message names it.
+
+        NotFound: it is gone. Conflict: another has its name.
+        """
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": namespace},
+            "deleteOptions": {"preconditions": {"uid": uid}},
+        }
+        path = f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(name)}/eviction"
+        self._json("create", path, "pods/eviction", body)
+
+    def read_pod_log(self, pod: PodState, since: datetime | None) -> str:
+        """What the pod's first container has said from that second on, 1 MiB at most, a time before each line."""
+        query = {
+            "container": pod.container,
+            "timestamps": "true",
+            "sinceTime": timestamp(since) if since else "",
+            "limitBytes": str(_MOST_LOG_BYTES),
+        }
+        path = f"/api/v1/namespaces/{quote(pod.namespace)}/pods/{quote(pod.name)}/log"
+        response = self._request("get", path, "pods/log", query=query)
+        try:
+            return response.data.decode("utf-8", "replace")
+        except urllib3.exceptions.HTTPError as error:
+            raise Unavailable(f"get pods/log: {say(error)}") from error
