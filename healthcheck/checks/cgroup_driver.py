@@ -40,7 +40,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
 def _wanted(around: ContainerRuntime, used: Configuration) -> bool | None:
     """Whether the kubelet's is systemd. A kubelet that asks containerd 2 is told the default handler's driver."""
     kubelets = around.kubelet.systemd_cgroup if around.kubelet else None
-    if kubelets is not None or not gpu_runtime.is_containerd_2(used):
+    if kubelets is not None or not used.is_containerd_2:
         return kubelets
     return next((one.systemd_cgroup for one in used.handlers if one.name == used.default), None)
 

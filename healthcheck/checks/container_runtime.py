@@ -103,7 +103,7 @@ def _reader(used: Configuration) -> str:
     """Of several files, 1 and 2 make different things; which one reads them may be only likely."""
     if used.kind != CONTAINERD or used.version or len(used.files) < 2:
         return ""
-    reader = "containerd 2" if gpu_runtime.is_containerd_2(used) else "containerd 1"
+    reader = "containerd 2" if used.is_containerd_2 else "containerd 1"
     return f" (put together as {reader} does, assumed from version {used.schema})"
 
 

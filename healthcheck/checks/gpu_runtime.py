@@ -8,7 +8,6 @@ from dataclasses import replace
 from healthcheck.model import Evidence, Finding, Judgement, NotConfigured, Reason, TooEarly, Unobserved
 from healthcheck.probes.container_runtime import configuration as container_runtime
 from healthcheck.probes.container_runtime.facts import (
-    CONTAINERD,
     UNREADABLE,
     CdiSpec,
     Configuration,
@@ -25,8 +24,6 @@ RUNC = "runc"
 """The handler that every runtime brings itself."""
 _MOST_TOLD = 4
 """Of the places of one fault."""
-_SCHEMA_OF_2 = 3
-"""From this one on, only containerd 2 reads a file."""
 
 
 def used_with_gpus(seen: Evidence) -> Generator[Judgement, None, ContainerRuntime | None]:
@@ -83,7 +80,11 @@ def together(findings: Iterable[Finding]) -> Iterator[Finding]:
 
 def of_nvidia(handlers: Iterable[Handler]) -> list[Handler]:
     """Those that start NVIDIA's runtime: by their name, or by the program. A name that is only like it is none."""
-    return [one for one in handlers if one.name in NAMES or is_nvidias_program(one.binary)]
+    return [one for one in handlers if is_nvidias(one.name, one.binary)]
+
+
+def is_nvidias(handler: str, program: str) -> bool:
+    return handler in NAMES or is_nvidias_program(program)
 
 
 def is_nvidias_program(path: str) -> bool:
@@ -116,17 +117,9 @@ def cdi_specs(around: ContainerRuntime, used: Configuration) -> tuple[CdiSpec, .
 def gives_gpus(around: ContainerRuntime, used: Configuration) -> bool:
     """Whether there is any way for a GPU into a pod."""
     handlers = running_handlers(around, used)
-    if set(handlers) & set(NAMES) or any(is_nvidias_program(program) for program in handlers.values()):
+    if any(is_nvidias(name, program) for name, program in handlers.items()):
         return True
     return any(one.problem is None for one in cdi_specs(around, used))
-
-
-def is_containerd_2(used: Configuration) -> bool:
-    """By the program's own version; where nobody knows it, by the schema that only containerd 2 reads."""
-    if used.kind != CONTAINERD:
-        return False
-    major = used.version.lstrip("v").partition(".")[0]
-    return int(major) >= 2 if major.isdecimal() and len(major) < 9 else used.schema >= _SCHEMA_OF_2
 
 
 def place(file: str, line: int = 0, column: int = 0) -> str:

@@ -78,15 +78,11 @@ def _elsewhere(around: ContainerRuntime) -> Iterator[tuple[str, Handler]]:
 
 def _said(around: ContainerRuntime, used: Configuration) -> str:
     running = gpu_runtime.running_handlers(around, used)
-    ours = [name for name, program in running.items() if _is_ours(name, program)]
+    ours = [name for name, program in running.items() if gpu_runtime.is_nvidias(name, program)]
     kinds = dict.fromkeys(one.kind or one.path for one in gpu_runtime.cdi_specs(around, used) if one.problem is None)
     loaded = " as it runs" if around.live is not None and around.live.handlers is not None else ""
     ways = [*(f"handler {name}" for name in ours), *(f"CDI {kind}" for kind in kinds)]
     return f"{', '.join(ways) or 'none'}{loaded}"
-
-
-def _is_ours(name: str, program: str) -> bool:
-    return name in gpu_runtime.NAMES or gpu_runtime.is_nvidias_program(program)
 
 
 CHECK = Check(

@@ -73,15 +73,11 @@ def _against_itself(around: ContainerRuntime, used: Configuration, live: Live) -
         yield found(NOT_LOADED, used, f"{told}; `{runtime_mending.restart(around, used)}`")
     running = gpu_runtime.running_handlers(around, used)
     defined = {one.name for one in used.handlers}
-    ours = [name for name in running if name not in defined and _is_ours(name, running[name])]
+    ours = [name for name in running if name not in defined and gpu_runtime.is_nvidias(name, running[name])]
     if ours:
         give = runtime_mending.give_handler(around, used)
         told = f"{used.path} no longer defines {', '.join(ours[:_MOST_NAMED])}, with which it still runs"
         yield found(NOT_KEPT, used, f"{told}: {give}")
-
-
-def _is_ours(name: str, program: str) -> bool:
-    return name in gpu_runtime.NAMES or gpu_runtime.is_nvidias_program(program)
 
 
 def _lacks(used: Configuration, live: Live) -> Iterator[str]:

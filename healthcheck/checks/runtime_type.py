@@ -54,7 +54,7 @@ def _unfit(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
         told = f"{where(handler)}: {handler.name} has runtime_type {handler.runtime_type}"
         mend = runtime_mending.correct(around, used, handler.file)
         if handler.runtime_type in _NOT_IN_2:
-            if gpu_runtime.is_containerd_2(used):
+            if used.is_containerd_2:
                 yield found(REMOVED, used, f"{told}, which containerd 2 does not have; {mend}")
         elif handler.runtime_type and not handler.runtime_type.startswith(_WITH_PROGRAM) and _names_program(handler):
             yield found(IGNORES_PROGRAM, used, f"{told}, which does not start {handler.binary}; {mend}")

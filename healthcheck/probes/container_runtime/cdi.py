@@ -14,7 +14,8 @@ from typing import Any
 
 from healthcheck.host import host_files
 from healthcheck.probes.container_runtime import documents, named_paths
-from healthcheck.probes.container_runtime.facts import CdiSpec, Problem
+from healthcheck.probes.container_runtime.documents import MalformedError
+from healthcheck.probes.container_runtime.facts import CdiSpec
 
 _SUFFIXES = (".json", ".yaml")
 _MOST_SPECS = 64
@@ -34,16 +35,6 @@ class _Content:
     """Paths of the host without which a container with one of its devices does not start."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Unread:
-    """Why nobody can read it, and where."""
-
-    message: str
-    line: int = 0
-    column: int = 0
-    only_ours: bool = False
-
-
 def read_specs(root: Path, folders: Sequence[str]) -> tuple[CdiSpec, ...]:
     """Those of NVIDIA's for pods, in the order of the folders. Whose a file is that can't be read, its name tells."""
     return tuple(_specs(root, folders))
@@ -58,41 +49,40 @@ def _specs(root: Path, folders: Sequence[str]) -> Iterator[CdiSpec]:
                 missing = named_paths.missing(root, content.needed)[:_MOST_MISSING]
                 yield CdiSpec(path, content.kind, content.devices, missing)
         elif content is not None and _is_named_after_nvidia(path):
-            problem = Problem(path, content.message, content.line, content.column, content.only_ours)
-            yield CdiSpec(path, problem=problem)
+            yield CdiSpec(path, problem=content.in_file(path))
 
 
-def _read(root: Path, path: str) -> _Content | _Unread | None:
+def _read(root: Path, path: str) -> _Content | MalformedError | None:
     try:
         raw, _ = host_files.read(root, path)
     except (FileNotFoundError, IsADirectoryError):
         return None
     except OSError as error:
-        return _Unread(f"can't be read: {error.strerror}", only_ours=True)
+        return MalformedError(f"can't be read: {error.strerror}", only_ours=True)
     return _parsed(raw, is_json=path.endswith(".json"))
 
 
 @functools.lru_cache(maxsize=8)
-def _parsed(raw: bytes, *, is_json: bool) -> _Content | _Unread:
+def _parsed(raw: bytes, *, is_json: bool) -> _Content | MalformedError:
     """Remembered by its bytes: a specification is read at each look, and changes with the driver."""
     if not is_json and b"<<" in raw:
         # What YAML's merge keys amount to can grow without bound, and nobody who writes specifications uses them.
-        return _Unread("merge keys are not read here", only_ours=True)
+        return MalformedError("merge keys are not read here", only_ours=True)
     try:
         # JSON is YAML too, and much faster to read as what it is.
         return _content(documents.json_object(raw) if is_json else documents.yaml_object(raw))
-    except documents.MalformedError as error:
-        return _Unread(error.message, error.line, error.column, error.only_ours)
+    except MalformedError as error:
+        return error.with_traceback(None)  # it would hold what was read
 
 
-def _content(spec: Mapping[str, Any]) -> _Content | _Unread:
+def _content(spec: Mapping[str, Any]) -> _Content | MalformedError:
     kind, devices = spec.get("kind"), spec.get("devices")
     if not isinstance(kind, str) or "/" not in kind:
-        return _Unread("kind is no vendor/class")
+        return MalformedError("kind is no vendor/class")
     if not isinstance(devices, list) or not devices:
-        return _Unread("it has no devices")
+        return MalformedError("it has no devices")
     if not all(isinstance(one, dict) and isinstance(one.get("name"), str | int) for one in devices):
-        return _Unread("a device has no name")
+        return MalformedError("a device has no name")
     edits = [spec.get("containerEdits"), *(one.get("containerEdits") for one in devices)]
     # By identity: in YAML a thousand devices can be the same list by its name.
     lists = {

@@ -137,15 +137,15 @@ def _read_by(root: Path, process: Process, how: tuple[str, ...]) -> _Used:
     return _Used(configuration, own, (*how, step), process)
 
 
-def _configuration_of(root: Path, process: Process) -> Configuration:
+def _configuration_of(root: Path, process: Process, version: str = "") -> Configuration:
     file = process.flag("config", "c")
     if process.name == CRIO:
-        told = crio.read_configuration(root, file or crio.STANDARD_FILE, _drop_ins_of(process))
+        told = crio.read_configuration(root, file or crio.STANDARD_FILE, _drop_ins_of(process), version)
         return _with_flags(told, process)
     if process.name == DOCKERD:
         told = docker.read_configuration(root, process.flag("config-file") or docker.STANDARD_FILE)
         return _with_flags(told, process)
-    return containerd.read_configuration(root, file or containerd.STANDARD_FILE)
+    return containerd.read_configuration(root, file or containerd.STANDARD_FILE, version)
 
 
 def _drop_ins_of(process: Process) -> str:
@@ -231,12 +231,12 @@ def _in_place(root: Path, layout: Layout, how: tuple[str, ...]) -> _Used:
     return _Used(_configuration_in(root, layout), root, (*how, step), None, layout)
 
 
-def _configuration_in(root: Path, layout: Layout) -> Configuration:
+def _configuration_in(root: Path, layout: Layout, version: str = "") -> Configuration:
     if layout.kind == facts.CRIO:
-        return crio.read_configuration(root, layout.config)
+        return crio.read_configuration(root, layout.config, version=version)
     if layout.kind == facts.DOCKER:
         return docker.read_configuration(root, layout.config)
-    return containerd.read_configuration(root, layout.config)
+    return containerd.read_configuration(root, layout.config, version)
 
 
 def _around(
@@ -276,11 +276,13 @@ def _around(
 
 
 def _as_it_runs(used: _Used, live: Live | None) -> Configuration:
-    """Put together by the rules of the containerd that runs, where it has told its version."""
-    told = used.configuration
-    if told.kind != facts.CONTAINERD or live is None or not live.version:
-        return told
-    return containerd.read_configuration(used.root, told.path, live.version)
+    """Put together by the rules of the containerd or CRI-O that runs, where it has told its version."""
+    version = live.version if live is not None and used.configuration.kind != facts.DOCKER else ""
+    if version and used.process is not None:
+        return _configuration_of(used.root, used.process, version)
+    if version and used.layout is not None:
+        return _configuration_in(used.root, used.layout, version)
+    return used.configuration
 
 
 def _unit(root: Path, used: _Used) -> str:
@@ -315,11 +317,7 @@ def _may_answer(used: Configuration | None) -> bool:
     containerd can since 2.0, CRI-O since 1.28; the kubelet asks by itself since 1.31, and nothing on the node tells its
     version.
     """
-    if used is None or used.kind != facts.CONTAINERD:
-        return True
-    if not used.version:
-        return used.schema >= distributions.SCHEMA_OF_2
-    return used.version.partition(".")[0] != "1"
+    return used is None or used.kind != facts.CONTAINERD or used.is_containerd_2
 
 
 def _others(root: Path, used: _Used, found: Sequence[Process]) -> Iterator[Configuration]:

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from healthcheck.host import host_files
-from healthcheck.probes.container_runtime import named_paths, toml_file
+from healthcheck.probes.container_runtime import documents, named_paths, toml_file
+from healthcheck.probes.container_runtime.documents import MalformedError
 from healthcheck.probes.container_runtime.facts import Configuration, Handler, Misplaced, Problem, ReadFile
 
 STANDARD_FILE = "/etc/containerd/config.toml"
@@ -29,8 +30,6 @@ RUNC = "runc"
 """The handler that containerd has, and takes as default, where its files say nothing."""
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 """containerd's default for cdi_spec_dirs."""
-SCHEMA_OF_2 = 3
-"""From this one on, only containerd 2 reads what stands there."""
 _GREATEST_NUMBER = (1 << 63) - 1
 _NEWEST_OF_1, _NEWEST_OF_2_2, _NEWEST_OF_2_3 = 2, 3, 4
 """Schemas: none newer is read."""
@@ -153,20 +152,22 @@ class _Reader:
         if len(self.sources) == _MOST_FILES:
             raise _RefusedError(Problem(file, f"more than {_MOST_FILES} files", only_ours=True))
         try:
-            raw, written = host_files.read(self.root, file)
+            raw, written = documents.read(self.root, file)
         except FileNotFoundError as error:
             if self.sources:
                 raise _RefusedError(_not_there(self.root, file)) from error
             return None
-        except OSError as error:
-            raise _RefusedError(Problem(file, f"can't be read: {error.strerror}", only_ours=True)) from error
+        except MalformedError as error:
+            raise _RefusedError(error.in_file(file)) from error
         self.size += len(raw)
         if self.size > _MOST_BYTES:
             raise _RefusedError(Problem(file, f"more than {_MOST_BYTES >> 20} MiB together", only_ours=True))
-        document = toml_file.parse(raw)
-        self.sources.append(_Source(file, raw, document.table, written))
-        if document.error:
-            raise _RefusedError(Problem(file, document.error, document.line, document.column, document.only_ours))
+        try:
+            table = toml_file.parse(raw)
+        except MalformedError as error:
+            self.sources.append(_Source(file, raw, {}, written))
+            raise _RefusedError(error.in_file(file)) from error
+        self.sources.append(_Source(file, raw, table, written))
         return self.sources[-1]
 
 
@@ -254,10 +255,9 @@ def _unread(reader: _Reader, path: str) -> Iterator[ReadFile]:
 def _handlers_of(root: Path, file: ReadFile) -> Sequence[Handler]:
     """Under whatever plugin it has them; none of a file that can't be read."""
     try:
-        raw, _ = host_files.read(root, file.path)
-        document = toml_file.parse(raw)
-        plugins = _with_places(_Source(file.path, raw, document.table, file.written))
-    except (OSError, _RefusedError):
+        raw, _ = documents.read(root, file.path)
+        plugins = _with_places(_Source(file.path, raw, toml_file.parse(raw), file.written))
+    except (FileNotFoundError, MalformedError, _RefusedError):
         return ()
     tables = [_runtimes_in(plugins, section) for section in (_SHORT, _OLD, _NEW)]
     return [handler for place in _misplaced(tables, "") for handler in place.handlers]

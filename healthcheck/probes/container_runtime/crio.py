@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck.host import host_files
-from healthcheck.probes.container_runtime import toml_file
+from healthcheck.probes.container_runtime import documents, toml_file
 from healthcheck.probes.container_runtime.documents import MalformedError
-from healthcheck.probes.container_runtime.facts import CRIO, Configuration, Handler, Problem, ReadFile
+from healthcheck.probes.container_runtime.facts import CRIO, Configuration, Handler, ReadFile
 from healthcheck.probes.container_runtime.toml_file import Table
 
 STANDARD_FILE = "/etc/crio/crio.conf"
@@ -58,8 +58,8 @@ def read_configuration(
         try:
             _load(root, file, merged, may_miss=file == STANDARD_FILE)
         except MalformedError as error:
-            problem = Problem(file, error.message, error.line, error.column, error.only_ours)
-            return Configuration(path, CRIO, version, 0, tuple(merged.files), cdi=True, problem=problem)
+            files, problem = tuple(merged.files), error.in_file(file)
+            return Configuration(path, CRIO, version, 0, files, cdi=True, problem=problem)
     beside = _beside(root, {one.path for one in merged.files})
     handlers = [_handler(name, ("", _NONE), *told) for name, told in beside.runtimes.items()]
     return replace(_effective(path, version, merged), unread=tuple(beside.files), unread_handlers=tuple(handlers))
@@ -77,21 +77,16 @@ def _beside(root: Path, read: Container[str]) -> _Merged:
 
 def _load(root: Path, file: str, merged: _Merged, *, may_miss: bool) -> None:
     try:
-        raw, written = host_files.read(root, file)
+        raw, written = documents.read(root, file)
     except FileNotFoundError as error:
         if may_miss:
             return
         raise MalformedError("named, and does not exist") from error
-    except OSError as error:
-        raise MalformedError(f"can't be read: {error.strerror}", only_ours=True) from error
     merged.size += len(raw)
     if merged.size > _MOST_BYTES:
         raise MalformedError(f"more than {_MOST_BYTES >> 20} MiB together", only_ours=True)
     merged.files.append(ReadFile(file, written))
-    document = toml_file.parse(raw)
-    if document.error:
-        raise MalformedError(document.error, document.line, document.column, only_ours=document.only_ours)
-    crio = _table(document.table, "crio")
+    crio = _table(toml_file.parse(raw), "crio")
     runtime = _table(crio, "runtime")
     for name, table in _table(runtime, "runtimes").items():
         line = toml_file.table_line(raw, ("crio", "runtime", "runtimes", name))

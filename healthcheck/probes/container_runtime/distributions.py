@@ -9,7 +9,7 @@ from pathlib import Path
 
 from healthcheck.host import host_files
 from healthcheck.probes.container_runtime import containerd, crio, docker
-from healthcheck.probes.container_runtime.facts import CONTAINERD, CRIO, DOCKER
+from healthcheck.probes.container_runtime.facts import CONTAINERD, CRIO, DOCKER, SCHEMA_OF_2
 from healthcheck.probes.container_runtime.processes import K0S as K0S_PROGRAM
 from healthcheck.probes.container_runtime.processes import K3S as K3S_PROGRAM
 from healthcheck.probes.container_runtime.processes import KUBELITE, Process
@@ -21,8 +21,6 @@ EKS_AL2023, EKS_AL2, EKS_UBUNTU, KUBEADM = "EKS AL2023", "EKS AL2", "EKS Ubuntu"
 STANDARD_SOCKET = "/run/containerd/containerd.sock"
 """The kubelet's default for --container-runtime-endpoint on Linux."""
 CRI_DOCKERD_SOCKET = "/run/cri-dockerd.sock"
-SCHEMA_OF_2 = 3
-"""From this schema on, only containerd 2 reads what stands in a file."""
 _TEMPLATES = ("config-v3.toml.tmpl", "config.toml.tmpl")
 """Beside the file that k3s and RKE2 generate; the first one wins. Of schema 3 and of schema 2."""
 _UNIT_FOLDERS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from healthcheck.host import host_files
 from healthcheck.probes.container_runtime import documents
 from healthcheck.probes.container_runtime.documents import MalformedError, Table
-from healthcheck.probes.container_runtime.facts import DOCKER, Configuration, Handler, Problem, ReadFile
+from healthcheck.probes.container_runtime.facts import DOCKER, Configuration, Handler, ReadFile
 
 STANDARD_FILE = "/etc/docker/daemon.json"
 STANDARD_SOCKET = "/run/docker.sock"
@@ -26,16 +25,13 @@ def read_configuration(root: Path, path: str = STANDARD_FILE) -> Configuration:
     """What the file says; `problem` where dockerd would not start with it. Without one there are the defaults."""
     files: tuple[ReadFile, ...] = ()
     try:
-        raw, written = host_files.read(root, path)
+        raw, written = documents.read(root, path)
         files = (ReadFile(path, written),)
         return _effective(path, files, documents.json_object(raw))
     except FileNotFoundError:
         return _effective(path, files, {})
-    except OSError as error:
-        problem = Problem(path, f"can't be read: {error.strerror}", only_ours=True)
     except MalformedError as error:
-        problem = Problem(path, error.message, error.line, error.column, error.only_ours)
-    return Configuration(path, DOCKER, schema=0, files=files, problem=problem)
+        return Configuration(path, DOCKER, schema=0, files=files, problem=error.in_file(path))
 
 
 def _effective(path: str, files: tuple[ReadFile, ...], told: Table) -> Configuration:

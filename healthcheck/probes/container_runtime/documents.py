@@ -8,10 +8,13 @@ import functools
 import json
 import re
 import shlex
+from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
+from healthcheck.host import host_files
+from healthcheck.probes.container_runtime.facts import Problem
 from healthcheck.text.printable import printable
 
 Table = dict[str, Any]
@@ -33,6 +36,19 @@ class MalformedError(Exception):
         self.only_ours = only_ours
         """It is we who can't read it, within our bounds."""
 
+    def in_file(self, path: str) -> Problem:
+        return Problem(path, self.message, self.line, self.column, self.only_ours)
+
+
+def read(root: Path, path: str) -> tuple[bytes, float]:
+    """As `host_files.read`. Raises FileNotFoundError, and MalformedError where we can't read what is there."""
+    try:
+        return host_files.read(root, path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise MalformedError(f"can't be read: {error.strerror}", only_ours=True) from error
+
 
 @functools.lru_cache(maxsize=8)
 def json_object(raw: bytes) -> Table:
@@ -41,7 +57,7 @@ def json_object(raw: bytes) -> Table:
     A mark of the byte order at the beginning counts, as dockerd has it; without one it is UTF-8.
     """
     marked = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    text = _text(raw, "utf-16" if marked else "utf-8-sig")
+    text = decoded(raw, "utf-16" if marked else "utf-8-sig")
     if not text.strip():
         return {}
     try:
@@ -115,7 +131,8 @@ def _sayable(told: Table) -> Table:
     return replaced
 
 
-def _text(raw: bytes, encoding: str) -> str:
+def decoded(raw: bytes, encoding: str = "utf-8") -> str:
+    """Raises MalformedError."""
     try:
         return raw.decode(encoding)
     except UnicodeDecodeError as error:

@@ -11,6 +11,8 @@ from healthcheck.model import Cause
 
 CONTAINERD, CRIO, DOCKER = "containerd", "CRI-O", "Docker"
 """The kinds of container runtime that we can read. Docker is spoken to through cri-dockerd."""
+SCHEMA_OF_2 = 3
+"""From this schema on, only containerd 2 reads what stands in a file."""
 
 UNREADABLE = Cause(
     "RuntimeConfigUnreadable",
@@ -127,6 +129,14 @@ class Configuration:
     """The distribution makes `path` from this one when it starts: editing `path` is lost."""
     unread_handlers: tuple[Handler, ...] = ()
     """What the files of `unread` define, each with its file."""
+
+    @property
+    def is_containerd_2(self) -> bool:
+        """By its own version; where nobody knows it, by the schema."""
+        if self.kind != CONTAINERD:
+            return False
+        major = self.version.partition(".")[0]
+        return int(major) >= 2 if major.isdecimal() and len(major) < 9 else self.schema >= SCHEMA_OF_2
 
 
 @dataclass(frozen=True, slots=True)

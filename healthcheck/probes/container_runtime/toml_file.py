@@ -6,8 +6,10 @@ import functools
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from healthcheck.probes.container_runtime import documents
+from healthcheck.probes.container_runtime.documents import MalformedError
 
 _LONGEST_LINE = 4096
 _MOST_EFFORT = 1 << 20
@@ -20,46 +22,32 @@ _PLACE = re.compile(r" \(at line (\d+), column (\d+)\)\Z")
 Table = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
-    """What stands in a file, or `error`: why that can't be told. It is remembered: nobody may change it."""
-
-    table: Table = field(default_factory=dict)
-    error: str = ""
-    line: int = 0
-    """Of the error, from 1, as `column`; 0 is unknown."""
-    column: int = 0
-    only_ours: bool = False
-    """It is we who can't read it, within our bounds; another program may well."""
-
-
 @functools.lru_cache(maxsize=32)
-def parse(raw: bytes) -> Document:
-    """Remembered by the content, since the files of a node are read at each look and change once a year."""
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError as error:
-        before = raw[: error.start]
-        return Document(error="no UTF-8", line=before.count(b"\n") + 1, column=error.start - before.rfind(b"\n"))
+def parse(raw: bytes) -> Table:
+    """What stands in it, which nobody may change. Raises MalformedError.
+
+    Remembered by the content, since the files of a node are read at each look and change once a year.
+    """
+    text = documents.decoded(raw)
     effort = 0
     for number, line in enumerate(text.split("\n"), 1):
         effort += line.count(".") ** 2
         if len(line) > _LONGEST_LINE or effort > _MOST_EFFORT:
-            return Document(error="a line that is too long to be read here", line=number, only_ours=True)
+            raise MalformedError("a line that is too long to be read here", number, only_ours=True)
     try:
-        return Document(tomllib.loads(text))
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        return _malformed(text, str(error))
+        raise _malformed(text, str(error)) from error
     except (RecursionError, ValueError) as error:  # nested too deeply; a number of too many digits
-        return Document(error=f"can't be read: {type(error).__name__}", only_ours=True)
+        raise MalformedError(f"can't be read: {type(error).__name__}", only_ours=True) from error
 
 
-def _malformed(text: str, message: str) -> Document:
+def _malformed(text: str, message: str) -> MalformedError:
     if place := _PLACE.search(message):
-        return Document(error=message[: place.start()], line=int(place[1]), column=int(place[2]))
+        return MalformedError(message[: place.start()], int(place[1]), int(place[2]))
     end = text.rstrip("\n")
     message = message.removesuffix(" (at end of document)")
-    return Document(error=message, line=end.count("\n") + 1, column=len(end) - end.rfind("\n"))
+    return MalformedError(message, end.count("\n") + 1, len(end) - end.rfind("\n"))
 
 
 def table_line(raw: bytes, path: tuple[str, ...]) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from healthcheck.host import host_files
 from healthcheck.probes.container_runtime import named_paths, toml_file
+from healthcheck.probes.container_runtime.documents import MalformedError
 from healthcheck.probes.container_runtime.facts import Problem, Toolkit
 from healthcheck.probes.container_runtime.toml_file import Table
 
@@ -52,15 +53,15 @@ def _read(root: Path, path: str) -> Toolkit | None:
         return None
     except OSError as error:
         return Toolkit(path, problem=Problem(path, f"can't be read: {error.strerror}", only_ours=True))
-    document = toml_file.parse(raw)
-    if document.error:
-        problem = Problem(path, document.error, document.line, document.column, document.only_ours)
-        return Toolkit(path, problem=problem)
-    wrong = _of_wrong_type(document.table)
+    try:
+        table = toml_file.parse(raw)
+    except MalformedError as error:
+        return Toolkit(path, problem=error.in_file(path))
+    wrong = _of_wrong_type(table)
     if wrong is not None:
         keys, kind = wrong
         return Toolkit(path, problem=Problem(path, f"{keys[-1]} is no {kind}", toml_file.key_line(raw, keys)))
-    return _told(root, path, document.table)
+    return _told(root, path, table)
 
 
 def _of_wrong_type(table: Table) -> tuple[tuple[str, ...], str] | None:

@@ -394,6 +394,22 @@ def test_the_containerd_that_runs_says_by_whose_rules_its_files_are_read(
     assert seen.kubelet.systemd_cgroup is systemd
 
 
+@pytest.mark.parametrize(("version", "own"), [("1.30.4", "runc"), ("1.31.0", "crun")])
+@pytest.mark.parametrize("hidden", [False, True])
+def test_the_crio_that_runs_says_which_handler_it_brings(
+    version: str, own: str, hidden: bool, node: SimulatedNode
+) -> None:
+    node.run_kubernetes("openshift")
+    if hidden:
+        shutil.rmtree(node.root / "proc")
+    live = Live("cri-o", version)
+
+    seen = read_container_runtime(Host(node.root, ask_container_runtime=lambda _: live))
+
+    assert seen.used is not None
+    assert (seen.used.version, own in {one.name for one in seen.used.handlers}) == (version, True)
+
+
 @pytest.mark.parametrize(("driver", "expected"), [("nvidia", True), ("vfio-pci", False), ("nouveau", False)])
 def test_gpus_of_another_driver_are_for_no_container(driver: str, expected: bool, node: SimulatedNode) -> None:
     for gpu in node.gpus:
