@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from healthcheck.cluster import errors
-from healthcheck.cluster.client import Cluster, connect
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.connection import connect
 from healthcheck.cluster.errors import ClusterError, Unavailable
 from healthcheck.cluster.kubeconfig import Access
 from sim.api_stand_in import ApiStandIn

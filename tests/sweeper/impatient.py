@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 
-from sweeper import patience
+from sweeper import sweep
 from sweeper.__main__ import main
 
+_PATIENCE = {"PATIENCE_SECONDS": "_PATIENCE", "FORBIDDEN_SECONDS": "_AT_ITS_START"}
+
 if __name__ == "__main__":
-    for name in ("PATIENCE_SECONDS", "FORBIDDEN_SECONDS"):
+    for name, patience in _PATIENCE.items():
         if name in os.environ:
-            vars(patience)[f"_{name}"] = float(os.environ[name])
+            vars(sweep)[patience] = replace(vars(sweep)[patience], seconds=float(os.environ[name]))
     sys.exit(main())
