@@ -35,7 +35,7 @@ from healthcheck.memory.deep_tests import after_deep_test, deep_result
 from healthcheck.memory.findings import Memory, Standing
 from healthcheck.model import Evidence, Finding, Now, Outcome
 from healthcheck.probes.dcgm.diag import DcgmLook
-from healthcheck.probes.dcgm.document import Answer, DiagError, DiagResult, read_answer
+from healthcheck.probes.dcgm.document import DiagAnswer, DiagError, DiagResult, read_answer
 from healthcheck.settings import Settings
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
@@ -78,11 +78,11 @@ def judge_document(document: Document, instance_type: str, settings: Settings, *
     return EXIT_CODES[verdict.status]
 
 
-def _sourced(outcome: Outcome, answer: Answer, document: Document) -> Outcome:
+def _sourced(outcome: Outcome, answer: DiagAnswer, document: Document) -> Outcome:
     return replace(outcome, findings=tuple(_with_source(one, answer, document) for one in outcome.findings))
 
 
-def _with_source(finding: Finding, answer: Answer, document: Document) -> Finding:
+def _with_source(finding: Finding, answer: DiagAnswer, document: Document) -> Finding:
     """With the line of the document that names the error, where it can be found again."""
     errors = (error for row in rows_of(answer) for error in row.errors if error.text)
     text = next((error.text for error in errors if finding.detail.startswith(in_words(error))), "")
@@ -93,7 +93,7 @@ def _with_source(finding: Finding, answer: Answer, document: Document) -> Findin
     return replace(finding, source=f"{document.name}:{number}" if number else document.name)
 
 
-def _show(name: str, verdict: Verdict, answer: Answer, policy: Policy) -> None:
+def _show(name: str, verdict: Verdict, answer: DiagAnswer, policy: Policy) -> None:
     """Every test with its devices and errors; then what comes of it."""
     console = Screen(soft_wrap=True)
     driver = f", driver {answer.driver}" if answer.driver else ""

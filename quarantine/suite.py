@@ -14,7 +14,7 @@ from healthcheck.checks.examine import judge, look
 from healthcheck.checks.expectation import Expectation
 from healthcheck.deep.look import Diagnostic, look_deeply
 from healthcheck.model import Check, Evidence, Host, Outcome, ProbeError, Unobserved
-from healthcheck.probes.efa.fi_pingpong import Answer, Broken
+from healthcheck.probes.efa.fi_pingpong import Broken, PingResult
 from healthcheck.probes.efa.loopback import EFA_LOOPBACK, EfaLoopback, Loopback, LoopbackLook
 from healthcheck.probes.nccl import AllReduce, AllReduceLook
 from healthcheck.probes.nvml.driver import look_once
@@ -115,7 +115,7 @@ class Suite:
             self._keep(efa_loopback.CHECK, so_far, ended=False)
 
 
-def _in_words(answer: Answer) -> str:
+def _in_words(answer: PingResult) -> str:
     match answer:
         case Unobserved(cause, detail):
             return f"{cause.name}: {detail}"

@@ -41,13 +41,13 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         yield NotConfigured("no CDI specification of NVIDIA's that anything reads")
         return
     yield from gpu_runtime.together(_findings(used, specs))
-    yield Seen(", ".join(_said(one) for one in specs))
+    yield Seen(", ".join(_summary(one) for one in specs))
 
 
 def _findings(used: Configuration, specs: Sequence[CdiSpec]) -> Iterator[Finding]:
     for spec in specs:
         if spec.problem is not None and not spec.problem.only_ours:
-            yield found(MALFORMED, used, f"{gpu_runtime.told(spec.problem)}; {_again(spec)}")
+            yield found(MALFORMED, used, f"{gpu_runtime.in_words(spec.problem)}; {_again(spec)}")
         elif spec.missing and not _is_hidden(spec, specs, used.cdi_folders):
             more = f" and {len(spec.missing) - _MOST_NAMED} more" if len(spec.missing) > _MOST_NAMED else ""
             named = ", ".join(spec.missing[:_MOST_NAMED])
@@ -87,7 +87,7 @@ def _again(spec: CdiSpec) -> str:
     return runtime_mending.generate_spec(spec.path)
 
 
-def _said(spec: CdiSpec) -> str:
+def _summary(spec: CdiSpec) -> str:
     if spec.problem is not None:
         return f"{spec.path}: unreadable"
     return f"{spec.path}: {counted(len(spec.devices), 'device')} of {spec.kind}"

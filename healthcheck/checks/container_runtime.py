@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from healthcheck.checks import gpu_runtime, runtime_mending
 from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.gpu_runtime import found, of_nvidia, subject, told
+from healthcheck.checks.gpu_runtime import found, in_words, of_nvidia, subject
 from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity, Unobserved
 from healthcheck.probes.container_runtime import configuration as container_runtime
 from healthcheck.probes.container_runtime.facts import CONTAINERD, UNREADABLE, Configuration, ContainerRuntime
@@ -43,7 +43,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         return
     yield from _findings(around, around.used)
     unsaid = "; without /sys nothing tells of GPUs, so it is judged as with some" if around.for_gpus is None else ""
-    yield Seen(f"{_said(around, around.used)}{unsaid}", "", _known(around))
+    yield Seen(f"{_summary(around, around.used)}{unsaid}", "", _known(around))
 
 
 def _findings(around: ContainerRuntime, used: Configuration) -> Iterator[Judgement]:
@@ -52,9 +52,9 @@ def _findings(around: ContainerRuntime, used: Configuration) -> Iterator[Judgeme
         yield from gpu_runtime.together(_misplaced(around, used))
         yield from _disabled(around, used)
     elif problem.only_ours:
-        yield Unobserved(UNREADABLE, told(problem), subject(used))
+        yield Unobserved(UNREADABLE, in_words(problem), subject(used))
     else:
-        yield found(MALFORMED, used, f"{told(problem)}; {runtime_mending.correct(around, used, problem.file)}")
+        yield found(MALFORMED, used, f"{in_words(problem)}; {runtime_mending.correct(around, used, problem.file)}")
 
 
 def _misplaced(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
@@ -84,7 +84,7 @@ def _known(around: ContainerRuntime) -> str:
     return f"assumed: {around.known_from}" if unsaid else around.known_from
 
 
-def _said(around: ContainerRuntime, used: Configuration) -> str:
+def _summary(around: ContainerRuntime, used: Configuration) -> str:
     """Which one, its socket, its files, and its handlers with the default one marked."""
     version = (around.live.version if around.live else "") or used.version
     who = f"{used.kind} {version}".rstrip()

@@ -40,7 +40,7 @@ from healthcheck.model import (
     counted,
 )
 from healthcheck.probes.dcgm.diag import LEVEL_2_RUN, LEVEL_4_RUN, DcgmLook
-from healthcheck.probes.dcgm.document import SOFTWARE, Answer, DiagError, DiagResult
+from healthcheck.probes.dcgm.document import SOFTWARE, DiagAnswer, DiagError, DiagResult
 from healthcheck.probes.nvml import gpus as nvml
 
 DevicesInUse = frozenset[tuple[str, int | None]]
@@ -148,7 +148,7 @@ def judge_level_4(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     yield from _judge(seen[LEVEL_4_RUN], _gpus(seen), expected.policy)
 
 
-def needs_repeat(answer: Answer, policy: Policy) -> tuple[str, ...]:
+def needs_repeat(answer: DiagAnswer, policy: Policy) -> tuple[str, ...]:
     """The tests to be run once more before they are believed.
 
     They failed, with RESET or worse, only by errors that healthy GPUs give as well.
@@ -164,7 +164,7 @@ def needs_repeat(answer: Answer, policy: Policy) -> tuple[str, ...]:
     return tuple(test for test, doubtful in doubted.items() if doubtful and test not in ("", SOFTWARE))
 
 
-def with_repeat(first: Answer, again: Answer) -> Answer:
+def with_repeat(first: DiagAnswer, again: DiagAnswer) -> DiagAnswer:
     """The answer after some tests were run once more: where they came to a result, only that counts."""
     told = {(row.test, row.kind, row.index) for row in again.results if row.status in ("pass", "fail")}
     tests = {test for test, _, _ in told}
@@ -178,7 +178,7 @@ def with_repeat(first: Answer, again: Answer) -> Answer:
     return replace(first, code=code, results=(*kept, *(row for row in again.results if row.test in tests)))
 
 
-def level_of(answer: Answer) -> int:
+def level_of(answer: DiagAnswer) -> int:
     """2 or 4: which level's checks a saved answer speaks for, by the tests in it."""
     return 2 if {row.test for row in answer.results} <= {SOFTWARE, "context_create", *LEVEL_2_TESTS} else 4
 
@@ -192,7 +192,7 @@ def _judge(look: DcgmLook, gpus: tuple[nvml.Gpu, ...], policy: Policy) -> Iterat
         yield from judge_answer(look.answer, gpus, policy)
 
 
-def judge_answer(answer: Answer, gpus: tuple[nvml.Gpu, ...], policy: Policy) -> Iterator[Judgement]:
+def judge_answer(answer: DiagAnswer, gpus: tuple[nvml.Gpu, ...], policy: Policy) -> Iterator[Judgement]:
     """All that an answer says; `gpus` are NVML's, () where nobody asked it."""
     rows = rows_of(answer)
     devices = {(row.kind, row.index): _device(row, answer, gpus) for row in rows}
@@ -205,10 +205,10 @@ def judge_answer(answer: Answer, gpus: tuple[nvml.Gpu, ...], policy: Policy) -> 
     if not blind:
         yield from _not_tested(answer, rows, devices, gpus)
     if rows:
-        yield Seen(_told(rows), source=f"DCGM {answer.version}" if answer.version else "DCGM")
+        yield Seen(_summary(rows), source=f"DCGM {answer.version}" if answer.version else "DCGM")
 
 
-def rows_of(answer: Answer) -> tuple[DiagResult, ...]:
+def rows_of(answer: DiagAnswer) -> tuple[DiagResult, ...]:
     """One row for each test and device: the worst status that any result gave it, and all errors."""
     rows: dict[tuple[str, str, int | None], DiagResult] = {}
     order = ("not-run", "skip", "pass", "unknown", "fail")
@@ -345,7 +345,7 @@ def _over_reports_always(test: str) -> bool:
     return test in dcgm_tests() and dcgm_tests()[test].over_reports
 
 
-def _came_to_nothing(answer: Answer, rows: tuple[DiagResult, ...]) -> Iterator[Unobserved]:
+def _came_to_nothing(answer: DiagAnswer, rows: tuple[DiagResult, ...]) -> Iterator[Unobserved]:
     """Why the run as a whole is no answer, each cause once."""
     causes: dict[Cause, str] = {}
     for text in answer.runtime_errors:
@@ -372,7 +372,7 @@ def _return_of(code: int | None) -> DcgmReturn | None:
     return None if code is None or code in _ENDS_WITH_RESULTS else return_of_code(code)
 
 
-def _why_it_ended(answer: Answer) -> tuple[Cause, str]:
+def _why_it_ended(answer: DiagAnswer) -> tuple[Cause, str]:
     code = answer.code
     assert code is not None
     known = return_of_code(code)
@@ -385,7 +385,7 @@ def _why_it_ended(answer: Answer) -> tuple[Cause, str]:
     return dcgm_causes.FAILED, f"dcgmi ended with exit code {code}{said}"
 
 
-def _why_it_said_nothing(answer: Answer) -> tuple[Cause, str]:
+def _why_it_said_nothing(answer: DiagAnswer) -> tuple[Cause, str]:
     """A run without a result: by what stands beside the JSON, or in its place."""
     for line in answer.said:
         if known := return_of_text(line):
@@ -395,7 +395,7 @@ def _why_it_said_nothing(answer: Answer) -> tuple[Cause, str]:
 
 
 def _not_tested(
-    answer: Answer,
+    answer: DiagAnswer,
     rows: tuple[DiagResult, ...],
     devices: Mapping[tuple[str, int | None], _Device],
     gpus: tuple[nvml.Gpu, ...],
@@ -436,7 +436,7 @@ def _gpus(seen: Evidence) -> tuple[nvml.Gpu, ...]:
     return tuple(gpu for gpu in answer.gpus if gpu.error == nvml.SUCCESS)
 
 
-def _device(row: DiagResult, answer: Answer, gpus: Iterable[nvml.Gpu]) -> _Device:
+def _device(row: DiagResult, answer: DiagAnswer, gpus: Iterable[nvml.Gpu]) -> _Device:
     """By NVML where it was asked: by the serial, which no order of counting changes, else by the number."""
     if row.index is None:
         return _Device("dcgm")
@@ -450,7 +450,7 @@ def _device(row: DiagResult, answer: Answer, gpus: Iterable[nvml.Gpu]) -> _Devic
     return _Device(found.subject, found.about) if found else _Device(f"gpu/{row.index}", about)
 
 
-def _told(rows: Iterable[DiagResult]) -> str:
+def _summary(rows: Iterable[DiagResult]) -> str:
     """For a person: `memory passed on 8, pcie failed on 1, passed on 7`."""
     tests: dict[str, Counter[str]] = {}
     for row in rows:

@@ -41,11 +41,11 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         yield from untold(gpu, "sram_threshold_exceeded", SRAM_THRESHOLD)
     if all_lack(gpus, "ecc", "sram_threshold_exceeded"):
         yield NotConfigured("no GPU here counts ECC errors")
-    elif told := ", ".join(_told(gpus)):
+    elif told := ", ".join(_summary(gpus)):
         yield Seen(told, f"{MOST_UNCORRECTED} since the driver was loaded, none over", "nvml.h")
 
 
-def _told(gpus: tuple[nvml.Gpu, ...]) -> Iterator[str]:
+def _summary(gpus: tuple[nvml.Gpu, ...]) -> Iterator[str]:
     """The counts of all GPUs together.
 
     Those of a GPU's life are shown and never judged: no reset ends them, memory that was mended keeps them, and what

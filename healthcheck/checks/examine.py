@@ -83,7 +83,7 @@ def _judge(check: Check, evidence: Evidence, expected: Expectation) -> Outcome:
     unread = tuple(cause for probe in check.needs if (cause := evidence.unread(probe)))
     if unread:
         return Outcome(check.name, check.group, unobserved=unread)
-    said = list(_said(check, evidence, expected))
+    said = list(_judgements(check, evidence, expected))
     return Outcome(
         check.name,
         check.group,
@@ -98,7 +98,7 @@ def _judge(check: Check, evidence: Evidence, expected: Expectation) -> Outcome:
     )
 
 
-def _said(check: Check, evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
+def _judgements(check: Check, evidence: Evidence, expected: Expectation) -> Iterator[Judgement]:
     """Its words, with the cluster's own severities. What it said before it failed was seen, and stays said."""
     try:
         for word in check.judge(evidence, expected):

@@ -78,7 +78,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         yield _finding(NOT_RUNNING, f"no process {services.FABRIC_MANAGER}{besides}")
     if start and _speaks_of_now(start, driver, running is not None) and start.version != driver:
         yield _finding(MISMATCH, f"fabric manager {start.version}, driver {driver}")
-    said = _said(running is not None, start) + (f"; not counted: {beside}" if beside else "")
+    said = _summary(running is not None, start) + (f"; not counted: {beside}" if beside else "")
     yield Seen(said, f"running, version {driver}", source)
 
 
@@ -109,7 +109,7 @@ def _speaks_of_now(start: services.FabricManagerStart, driver: str, runs: bool) 
     return start.refused_driver == driver if start.refused_driver else runs
 
 
-def _said(runs: bool, start: services.FabricManagerStart | None) -> str:
+def _summary(runs: bool, start: services.FabricManagerStart | None) -> str:
     if not runs:
         return "not running"
     return f"running, version {start.version}" if start and not start.refused_driver else "running"

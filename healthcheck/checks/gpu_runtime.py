@@ -51,7 +51,7 @@ def readable(seen: Evidence) -> Generator[Judgement, None, tuple[ContainerRuntim
     if problem is None:
         return around, around.used
     if problem.only_ours:
-        yield Unobserved(UNREADABLE, told(problem), subject(around.used))
+        yield Unobserved(UNREADABLE, in_words(problem), subject(around.used))
     else:
         yield TooEarly(f"{problem.file} can't be read by {around.used.kind}", subject(around.used))
     return None
@@ -128,7 +128,7 @@ def place(file: str, line: int = 0, column: int = 0) -> str:
     return ", ".join(named)
 
 
-def told(problem: Problem) -> str:
+def in_words(problem: Problem) -> str:
     """Where it stands, and what the runtime says of it."""
     return f"{place(problem.file, problem.line, problem.column)}: {problem.message}"
 

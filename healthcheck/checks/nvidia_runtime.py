@@ -39,7 +39,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         yield Seen("no handler of NVIDIA's by design: the device plugin mounts the driver")
         return
     yield from _not_there(around, used)
-    yield Seen(_said(around, used), "a handler of NVIDIA's, or CDI")
+    yield Seen(_summary(around, used), "a handler of NVIDIA's, or CDI")
 
 
 def _not_there(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
@@ -76,7 +76,7 @@ def _elsewhere(around: ContainerRuntime) -> Iterator[tuple[str, Handler]]:
             yield (f"another {one.kind}" if same else one.kind), handler
 
 
-def _said(around: ContainerRuntime, used: Configuration) -> str:
+def _summary(around: ContainerRuntime, used: Configuration) -> str:
     running = gpu_runtime.running_handlers(around, used)
     ours = [name for name, program in running.items() if gpu_runtime.is_nvidias(name, program)]
     kinds = dict.fromkeys(one.kind or one.path for one in gpu_runtime.cdi_specs(around, used) if one.problem is None)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from healthcheck.checks import gpu_runtime, runtime_mending
 from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.gpu_runtime import found, of_nvidia, subject, told
+from healthcheck.checks.gpu_runtime import found, in_words, of_nvidia, subject
 from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, Unobserved
 from healthcheck.probes.container_runtime import configuration as container_runtime
 from healthcheck.probes.container_runtime.facts import UNREADABLE, Configuration, Toolkit
@@ -52,15 +52,15 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     elif not of_nvidia(used.handlers):
         yield NotConfigured(f"no handler starts the program that reads {toolkit.path}")
     elif toolkit.problem is not None and toolkit.problem.only_ours:
-        yield Unobserved(UNREADABLE, told(toolkit.problem), subject(used))
+        yield Unobserved(UNREADABLE, in_words(toolkit.problem), subject(used))
     else:
         yield from _findings(used, toolkit)
-        yield Seen(_said(toolkit))
+        yield Seen(_summary(toolkit))
 
 
 def _findings(used: Configuration, toolkit: Toolkit) -> Iterator[Finding]:
     if toolkit.problem is not None:
-        yield found(MALFORMED, used, f"{told(toolkit.problem)}; correct it, nothing needs a restart")
+        yield found(MALFORMED, used, f"{in_words(toolkit.problem)}; correct it, nothing needs a restart")
         return
     if toolkit.mode and toolkit.mode not in MODES:
         what = f"{toolkit.path}: mode is {toolkit.mode!r}; it has {', '.join(MODES)}"
@@ -72,7 +72,7 @@ def _findings(used: Configuration, toolkit: Toolkit) -> Iterator[Finding]:
         )
 
 
-def _said(toolkit: Toolkit) -> str:
+def _summary(toolkit: Toolkit) -> str:
     """The mode, and the switches that change which GPUs a container sees."""
     if toolkit.problem is not None:
         return f"{toolkit.path}: unreadable"

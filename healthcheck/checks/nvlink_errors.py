@@ -61,12 +61,12 @@ def _judge_rates(gpus: list[nvml.Gpu], seen: Evidence) -> Iterator[Judgement]:
         if not grown or min(grown.values()) < 0:
             yield TooEarly("its counters were not read in the look before, or began anew", gpu.subject)
             continue
-        told = _told(grown, earlier[1])
+        told = _summary(grown, earlier[1])
         if told:
             yield found(RATE, gpu, f"NVLinks with too many errors: {told}")
 
 
-def _told(grown: dict[tuple[str, int], int], seconds: float) -> str:
+def _summary(grown: dict[tuple[str, int], int], seconds: float) -> str:
     """The counters that grew too fast, each with its links; '' where none did."""
     links: dict[str, list[str]] = {}
     for (name, link), more in grown.items():

@@ -50,11 +50,11 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         yield from untold(gpu, "exhausted_banks", EXHAUSTED)
     if all_lack(gpus, "row_remap", "exhausted_banks"):
         yield NotConfigured("no GPU here tells of remapped rows")
-    elif told := ", ".join(_told(gpus)):
+    elif told := ", ".join(_summary(gpus)):
         yield Seen(told, "none failed, none pending, a spare row in every bank", "nvml.h")
 
 
-def _told(gpus: tuple[nvml.Gpu, ...]) -> Iterator[str]:
+def _summary(gpus: tuple[nvml.Gpu, ...]) -> Iterator[str]:
     """Of all GPUs together. Rows that were replaced are no fault: with spare ones the memory is whole again."""
     remaps = [gpu.row_remap for gpu in gpus if gpu.row_remap is not None]
     if remaps:

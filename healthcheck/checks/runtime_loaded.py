@@ -62,7 +62,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         yield from _against_itself(around, used, live)
     else:
         yield from _newer(around, used)
-    yield Seen(_said(around))
+    yield Seen(_summary(around))
 
 
 def _against_itself(around: ContainerRuntime, used: Configuration, live: Live) -> Iterator[Finding]:
@@ -107,7 +107,7 @@ def _newer(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
         yield found(NOT_LOADED, used, f"{told}; `{runtime_mending.restart(around, used)}`")
 
 
-def _said(around: ContainerRuntime) -> str:
+def _summary(around: ContainerRuntime) -> str:
     live = around.live
     if live is None:
         if around.why_not_live == cri.NOT_YET:

@@ -12,7 +12,7 @@ from healthcheck.checks.examine import CHECK_FAILED, failure, judge
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Evidence, Outcome, Probe, Unobserved
 from healthcheck.probes.dcgm.diag import LEVEL_2_RUN, LEVEL_4_RUN, DcgmLook
-from healthcheck.probes.dcgm.document import Answer
+from healthcheck.probes.dcgm.document import DiagAnswer
 
 _RESULTS = ("pass", "fail")
 _LEVELS = {2: (LEVEL_2, LEVEL_2_RUN), 4: (LEVEL_4, LEVEL_4_RUN)}
@@ -55,12 +55,12 @@ def look_deeply(
 def with_doubts_settled(diagnostic: Diagnostic, first: DcgmLook, expected: Expectation) -> DcgmLook:
     """A first failure of what fails on healthy GPUs too is believed only when it comes again."""
     answer = first.answer
-    tests = needs_repeat(answer, expected.policy) if isinstance(answer, Answer) else ()
-    if not isinstance(answer, Answer) or not tests:
+    tests = needs_repeat(answer, expected.policy) if isinstance(answer, DiagAnswer) else ()
+    if not isinstance(answer, DiagAnswer) or not tests:
         return first
     again = diagnostic.run_tests(tests).answer
     settled: set[str] = set()
-    if isinstance(again, Answer):
+    if isinstance(again, DiagAnswer):
         answer = with_repeat(answer, again)
         settled = {row.test for row in again.results if row.status in _RESULTS}
     # A test that nobody could run again has told nothing; the others have what they told.

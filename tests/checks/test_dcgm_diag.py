@@ -44,7 +44,7 @@ from healthcheck.model import (
     Unobserved,
 )
 from healthcheck.probes.dcgm.diag import LEVEL_2_RUN, LEVEL_4_RUN, DcgmLook
-from healthcheck.probes.dcgm.document import Answer, DiagError, DiagResult, read_answer
+from healthcheck.probes.dcgm.document import DiagAnswer, DiagError, DiagResult, read_answer
 from healthcheck.probes.nvml import gpus as nvml
 from tests.checks.evidence import healthy
 from tests.examples import NOW
@@ -69,27 +69,27 @@ POLICY = Policy()
 LATER = Now(NOW.wall + timedelta(hours=6), NOW.monotonic + 21600.0)
 
 
-def answer(document: Any, code: int | None = None, level: int | None = None) -> Answer:
+def answer(document: Any, code: int | None = None, level: int | None = None) -> DiagAnswer:
     return read_answer(printed(document), b"", code, level)
 
 
-def said(one: Answer, policy: Policy = POLICY, gpus: Sequence[nvml.Gpu] = ()) -> list[Judgement]:
+def said(one: DiagAnswer, policy: Policy = POLICY, gpus: Sequence[nvml.Gpu] = ()) -> list[Judgement]:
     return list(judge_answer(one, tuple(gpus), policy))
 
 
-def findings(one: Answer, policy: Policy = POLICY) -> dict[tuple[str, str], Severity]:
+def findings(one: DiagAnswer, policy: Policy = POLICY) -> dict[tuple[str, str], Severity]:
     return {(f.reason, f.subject): f.severity for f in said(one, policy) if isinstance(f, Finding)}
 
 
-def causes(one: Answer) -> list[str]:
+def causes(one: DiagAnswer) -> list[str]:
     return [word.cause.name for word in said(one) if isinstance(word, Unobserved)]
 
 
-def passed(one: Answer) -> set[tuple[str, str]]:
+def passed(one: DiagAnswer) -> set[tuple[str, str]]:
     return {(word.reason, word.subject) for word in said(one) if isinstance(word, Passed)}
 
 
-def with_error(error: dict[str, Any], status: str = "Fail", test: str = "memory") -> Answer:
+def with_error(error: dict[str, Any], status: str = "Fail", test: str = "memory") -> DiagAnswer:
     document = dcgm_4(WELL)
     tests = [t for c in document["DCGM Diagnostic"]["test_categories"] for t in c["tests"] if t["name"] == test]
     tests[0]["results"][1] |= {"status": status, "warnings": [error]}
@@ -583,7 +583,7 @@ def test_only_what_healthy_gpus_report_too_is_repeated(errors: list[Said], tests
 
 
 def test_a_test_that_is_known_to_be_wrong_is_repeated_whatever_it_says() -> None:
-    one = Answer(results=(DiagResult("nvbandwidth", "fail", "gpu", 0, (DiagError("MCUTIL > 10%", 44, 16, 4),)),))
+    one = DiagAnswer(results=(DiagResult("nvbandwidth", "fail", "gpu", 0, (DiagError("MCUTIL > 10%", 44, 16, 4),)),))
 
     assert needs_repeat(one, POLICY) == ("nvbandwidth",)
 
@@ -606,7 +606,7 @@ def test_the_second_run_is_the_one_that_counts_where_it_came_to_a_result() -> No
 # Through the check, and what it makes of the memory.
 
 
-def outcome(one: Answer, level: int = 2) -> Outcome:
+def outcome(one: DiagAnswer, level: int = 2) -> Outcome:
     check, run = (LEVEL_2, LEVEL_2_RUN) if level == 2 else (LEVEL_4, LEVEL_4_RUN)
     return judge((check,), Evidence({run: DcgmLook(one)}), Expectation())[0]
 
@@ -739,7 +739,7 @@ _results = st.builds(
 
 @given(st.lists(_results, max_size=8), st.none() | st.integers(-64, 255), st.sampled_from([None, 2, 4]))
 def test_any_answer_is_judged(results: list[DiagResult], code: int | None, level: int | None) -> None:
-    one = Answer(code, level, 1, tuple(results))
+    one = DiagAnswer(code, level, 1, tuple(results))
 
     judged = said(one)
 

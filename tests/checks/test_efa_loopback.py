@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from healthcheck.checks.efa_loopback import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
-from healthcheck.probes.efa.fi_pingpong import NOT_RUN, Answer, Broken, Measured
+from healthcheck.probes.efa.fi_pingpong import NOT_RUN, Broken, Measured, PingResult
 from healthcheck.probes.efa.loopback import EFA_LOOPBACK, Loopback, LoopbackLook
 from tests.checks.evidence import P5, UNKNOWN_TYPE, says
 
 
-def judge(*answers: Answer, least: int = 0) -> list[Judgement]:
+def judge(*answers: PingResult, least: int = 0) -> list[Judgement]:
     loopbacks = tuple(Loopback(f"rdmap{number}s0", answer) for number, answer in enumerate(answers, 16))
     return says(CHECK, replace(P5, efa_min_bandwidth=least), {EFA_LOOPBACK: LoopbackLook(loopbacks)})
 

@@ -90,7 +90,7 @@ class _Source:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Definition:
     """Who defined a handler: put into its table, so that it goes where that goes."""
 
     file: str
@@ -99,7 +99,7 @@ class _Place:
     section: str
 
 
-_PLACE = "\0defined in"
+_DEFINED_IN = "\0defined in"
 
 
 @dataclass(slots=True)
@@ -256,7 +256,7 @@ def _handlers_of(root: Path, file: ReadFile) -> Sequence[Handler]:
     """Under whatever plugin it has them; none of a file that can't be read."""
     try:
         raw, _ = documents.read(root, file.path)
-        plugins = _with_places(_Source(file.path, raw, toml_file.parse(raw), file.written))
+        plugins = _plugins_of(_Source(file.path, raw, toml_file.parse(raw), file.written))
     except (FileNotFoundError, MalformedError, _RefusedError):
         return ()
     tables = [_runtimes_in(plugins, section) for section in (_SHORT, _OLD, _NEW)]
@@ -279,7 +279,7 @@ def _own(source: _Source) -> _Config:
     disabled = _own_value(source, list[str], "disabled_plugins") or []
     return _Config(
         _version(source),
-        _with_places(source),
+        _plugins_of(source),
         dict.fromkeys(disabled, source.path),
         _own_value(source, str, "grpc", "address") or "",
     )
@@ -293,25 +293,25 @@ def _own_value(source: _Source, kind: type[T], *path: str) -> T | None:
         raise _RefusedError(Problem(source.path, error.message, line)) from error
 
 
-def _with_places(source: _Source) -> dict[str, Any]:
+def _plugins_of(source: _Source) -> dict[str, Any]:
     """Its plugins' tables, with a place in each handler's."""
     plugins = dict(_own_value(source, dict[str, Any], "plugins") or {})
     for section in (_SHORT, _OLD, _NEW):
         cri = _own_value(source, dict[str, Any], "plugins", section)
         containerd = cri.get("containerd") if cri else None
         if cri and isinstance(containerd, dict):
-            plugins[section] = {**cri, "containerd": _placed(source, section, containerd)}
+            plugins[section] = {**cri, "containerd": _with_definitions(source, section, containerd)}
     return plugins
 
 
-def _placed(source: _Source, section: str, containerd: Table) -> Table:
+def _with_definitions(source: _Source, section: str, containerd: Table) -> Table:
     above = ("plugins", section, "containerd")
 
     def place(value: Any, *path: str) -> Any:
         if not isinstance(value, dict):
             return value
         line = toml_file.table_line(source.raw, (*above, *path))
-        return {**value, _PLACE: _Place(source.path, line, max(1, _version(source)), section)}
+        return {**value, _DEFINED_IN: _Definition(source.path, line, max(1, _version(source)), section)}
 
     placed = {key: place(value, key) if key in _LEGACY else value for key, value in containerd.items()}
     runtimes = containerd.get("runtimes")
@@ -331,7 +331,7 @@ def _effective(known: Configuration, sources: Sequence[_Source], release: Releas
     section = _SHORT if release < _2_0 and merged.version == 1 else _OLD if release < _2_0 else _NEW
     try:
         cri = _at(merged.plugins, dict[str, Any], section) or {}
-        found = _told_by(cri, release, _shims_program(merged.plugins, release, section))
+        found = _from_cri(cri, release, _shims_program(merged.plugins, release, section))
         address = _at(merged.plugins, str, _SERVER, "address") if release >= _TAKES_OVER_EACH_FILE else merged.address
     except _WrongValueError as error:
         raise _RefusedError(_problem_of(error, sources)) from error
@@ -462,7 +462,7 @@ def _misplaced(tables: Sequence[Table], section: str) -> Iterator[Misplaced]:
     by_place: dict[tuple[str, int, str], list[Handler]] = {}
     for runtimes in tables:
         for name, table in runtimes.items():
-            if isinstance(table, dict) and isinstance(place := table.get(_PLACE), _Place):
+            if isinstance(table, dict) and isinstance(place := table.get(_DEFINED_IN), _Definition):
                 try:
                     told = _handler(name, {name: table}, (name,))
                 except _WrongValueError:
@@ -491,7 +491,7 @@ _LEGACY = {"default_runtime": "default", "untrusted_workload_runtime": "untruste
 """Tables of 1.x beside `runtimes`, and the handlers that they define."""
 
 
-def _told_by(cri: Table, release: Release, shims_program: str) -> Configuration:
+def _from_cri(cri: Table, release: Release, shims_program: str) -> Configuration:
     """Handlers, default and CDI; of the other fields nothing is said."""
     is_1 = release < _2_0
     runtimes = _at(cri, dict[str, Any], "containerd", "runtimes")
@@ -540,7 +540,7 @@ def _handler(name: str, cri: Table, path: tuple[str, ...], shims_program: str = 
 
     `shims_program` is what the oldest shim starts where the handler names nothing.
     """
-    place = (_at(cri, dict[str, Any], *path) or {}).get(_PLACE)
+    place = (_at(cri, dict[str, Any], *path) or {}).get(_DEFINED_IN)
     kind = _at(cri, str, *path, "runtime_type") or ""
     options = _at(cri, dict[str, Any], *path, "options")
     if kind != _LINUX_V1 or options is not None:
@@ -553,8 +553,8 @@ def _handler(name: str, cri: Table, path: tuple[str, ...], shims_program: str = 
         kind,
         _at(cri, str, *binary) or (shims_program if kind == _LINUX_V1 else ""),
         _at(cri, bool, *cgroup),
-        place.file if isinstance(place, _Place) else "",
-        place.line if isinstance(place, _Place) else 0,
+        place.file if isinstance(place, _Definition) else "",
+        place.line if isinstance(place, _Definition) else 0,
         _at(cri, bool, *path, "privileged_without_host_devices") or False,
     )
 

@@ -23,7 +23,7 @@ UNREADABLE = Cause(
 _MOMENTS = ("written", "started")
 
 
-def _told(facts: Any) -> Iterator[tuple[str, Any]]:
+def _set_fields(facts: Any) -> Iterator[tuple[str, Any]]:
     """What of them is not as by default, for a person: rich's pretty printer asks for it by `__rich_repr__`."""
     for one in fields(facts):
         value = getattr(facts, one.name)
@@ -42,7 +42,7 @@ def _moment(seconds: float) -> str:
 class ReadFile:
     """`written` is when it was last changed, in seconds of UTC."""
 
-    __rich_repr__ = _told
+    __rich_repr__ = _set_fields
 
     path: str
     written: float
@@ -52,7 +52,7 @@ class ReadFile:
 class Problem:
     """Why a runtime can't take a file; `line` and `column` count from 1, 0 is unknown."""
 
-    __rich_repr__ = _told
+    __rich_repr__ = _set_fields
 
     file: str
     message: str
@@ -66,7 +66,7 @@ class Problem:
 class Handler:
     """A runtime that a pod can be started with, and the file and line that say so (0: unknown)."""
 
-    __rich_repr__ = _told
+    __rich_repr__ = _set_fields
 
     name: str
     runtime_type: str
@@ -82,7 +82,7 @@ class Handler:
 class Misplaced:
     """Handlers in a table that the runtime does not read in a file of that schema."""
 
-    __rich_repr__ = _told
+    __rich_repr__ = _set_fields
 
     file: str
     schema: int
@@ -98,7 +98,7 @@ class Configuration:
     Without any file the runtime's own defaults hold.
     """
 
-    __rich_repr__ = _told
+    __rich_repr__ = _set_fields
 
     path: str
     kind: str = CONTAINERD
@@ -143,7 +143,7 @@ class Configuration:
 class Program:
     """A program that a handler names, as `named`; `path` is where it lies, '' where nobody found it."""
 
-    __rich_repr__ = _told
+    __rich_repr__ = _set_fields
 
     named: str
     path: str = ""
@@ -156,7 +156,7 @@ class Program:
 class CdiSpec:
     """A CDI specification, in a folder where the used runtime looks. `problem`: why it can't be read."""
 
-    __rich_repr__ = _told
+    __rich_repr__ = _set_fields
 
     path: str
     kind: str = ""
@@ -170,7 +170,7 @@ class CdiSpec:
 class Toolkit:
     """The configuration of NVIDIA's own runtime program, which it reads at each container's start."""
 
-    __rich_repr__ = _told
+    __rich_repr__ = _set_fields
 
     path: str
     mode: str = ""
@@ -192,7 +192,7 @@ class Kubelet:
     `systemd_cgroup`: its cgroup driver is systemd; None where nobody says.
     """
 
-    __rich_repr__ = _told
+    __rich_repr__ = _set_fields
 
     name: str
     pid: int
@@ -204,7 +204,7 @@ class Kubelet:
 class Live:
     """What the running runtime says of itself over its socket (CRI Status): what it really loaded."""
 
-    __rich_repr__ = _told
+    __rich_repr__ = _set_fields
 
     name: str = ""
     """RuntimeName: `containerd`, `cri-o`, `docker`."""
@@ -224,7 +224,7 @@ class Live:
 class ContainerRuntime:
     """`used` is the configuration of the kubelet's own runtime; None with `why_none`."""
 
-    __rich_repr__ = _told
+    __rich_repr__ = _set_fields
 
     used: Configuration | None
     why_none: str = ""

@@ -61,7 +61,7 @@ def _read(root: Path, path: str) -> Toolkit | None:
     if wrong is not None:
         keys, kind = wrong
         return Toolkit(path, problem=Problem(path, f"{keys[-1]} is no {kind}", toml_file.key_line(raw, keys)))
-    return _told(root, path, table)
+    return _from_table(root, path, table)
 
 
 def _of_wrong_type(table: Table) -> tuple[tuple[str, ...], str] | None:
@@ -74,7 +74,7 @@ def _of_wrong_type(table: Table) -> tuple[tuple[str, ...], str] | None:
     return None
 
 
-def _told(root: Path, path: str, table: Table) -> Toolkit:
+def _from_table(root: Path, path: str, table: Table) -> Toolkit:
     cli, runtime = table.get(_CLI, {}), table.get(_RUNTIME, {})
     driver_root, ldconfig = cli.get("root", ""), cli.get("ldconfig", "")
     return Toolkit(

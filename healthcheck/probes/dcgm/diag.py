@@ -20,7 +20,7 @@ from pathlib import Path
 from healthcheck.catalog import dcgm_causes
 from healthcheck.host.command import ChildError, MissedDeadline, Program, Stopped
 from healthcheck.model import Host, Probe, ProbeError, Unobserved
-from healthcheck.probes.dcgm.document import LONGEST_ANSWER, Answer, read_answer
+from healthcheck.probes.dcgm.document import LONGEST_ANSWER, DiagAnswer, read_answer
 
 PATIENCE_SECONDS = 60.0
 """After SIGTERM dcgmi stops the diagnostic's own processes, which takes it up to 40 s, and 20 s more in the EUD.
@@ -45,7 +45,7 @@ _TEST = re.compile(r"[a-z][a-z0-9_]{0,63}")
 class DcgmLook:
     """What a run answered, or why it did not come to an answer. `absent`: why there is nobody to run it."""
 
-    answer: Answer | Unobserved | None = None
+    answer: DiagAnswer | Unobserved | None = None
     absent: str = ""
 
 

@@ -98,7 +98,7 @@ class DiagResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DiagAnswer:
     """All that one run of the diagnostic answered.
 
     `code` is its exit code, below 0 the number of the signal that ended it, None where nobody kept it. `level` is what
@@ -122,12 +122,12 @@ class Answer:
     too_long: bool = False
 
 
-def read_answer(out: bytes, err: bytes = b"", code: int | None = None, level: int | None = None) -> Answer:
+def read_answer(out: bytes, err: bytes = b"", code: int | None = None, level: int | None = None) -> DiagAnswer:
     """What the diagnostic wrote. Never raises: what is no document leaves its words, and no results."""
     text = out[:LONGEST_ANSWER].decode("utf-8", "replace")
     documents, around, cut_off = _split(text)
     said = _said([*around, err[-65536:].decode("utf-8", "replace")])
-    answer = Answer(code, level, said=said, cut_off=cut_off, too_long=len(out) > LONGEST_ANSWER)
+    answer = DiagAnswer(code, level, said=said, cut_off=cut_off, too_long=len(out) > LONGEST_ANSWER)
     for document in documents[:_MOST_DOCUMENTS]:
         answer = _with_document(answer, document)
     return replace(answer, results=_without_repeats(answer.results))
@@ -172,7 +172,7 @@ def _documents_in(value: Any) -> Iterator[dict[str, Any]]:
             yield one
 
 
-def _with_document(answer: Answer, document: Mapping[str, Any]) -> Answer:
+def _with_document(answer: DiagAnswer, document: Mapping[str, Any]) -> DiagAnswer:
     body = next((_dict(document[top]) for top in _TOPS if top in document), {})
     places = (body, document, _dict(document.get("metadata")))
     results = [row for test, category in _tests(body) for row in _results(test, category)]

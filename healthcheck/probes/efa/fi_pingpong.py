@@ -66,10 +66,10 @@ class Broken:
     corrupt: bool = False
 
 
-Answer = Measured | Broken | Unobserved
+PingResult = Measured | Broken | Unobserved
 
 
-def together(server: Answer | None, client: Answer | None) -> Answer | None:
+def together(server: PingResult | None, client: PingResult | None) -> PingResult | None:
     """What both sides say: the worse word. None where neither has one.
 
     The server's comes first: where it could not start, the client knows no more than that nobody listens.
@@ -78,7 +78,7 @@ def together(server: Answer | None, client: Answer | None) -> Answer | None:
     return max(answers, key=_weight, default=None)
 
 
-def _weight(answer: Answer) -> int:
+def _weight(answer: PingResult) -> int:
     match answer:
         case Broken(corrupt=True):
             return 3
@@ -90,7 +90,7 @@ def _weight(answer: Answer) -> int:
             return 0
 
 
-def read_side(ended: Ended) -> Answer | None:
+def read_side(ended: Ended) -> PingResult | None:
     """What one side says; None for one that ended because the other was gone, or because it was told to."""
     out = ended.out[-_READ_BYTES:]
     if corrupt := _CORRUPT.search(out):
@@ -107,7 +107,7 @@ def read_side(ended: Ended) -> Answer | None:
     return Broken(told) if opens_device and number in _DEVICE_ERRORS else Unobserved(NOT_RUN, told)
 
 
-def _measured(out: bytes) -> Answer:
+def _measured(out: bytes) -> PingResult:
     rows = list(_ROW.finditer(out))
     if not rows:
         return Unobserved(NOT_RUN, "fi_pingpong ended well and measured nothing")

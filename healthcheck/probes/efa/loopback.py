@@ -19,7 +19,7 @@ import tenacity
 
 from healthcheck.host.command import ChildError, Ended, MissedDeadline, Program, Stopped
 from healthcheck.model import Host, Probe, ProbeError, Shortage, Unobserved
-from healthcheck.probes.efa.fi_pingpong import NOT_RUN, REFUSED, Answer, Broken, Measured, read_side, together
+from healthcheck.probes.efa.fi_pingpong import NOT_RUN, REFUSED, Broken, Measured, PingResult, read_side, together
 from healthcheck.probes.efa.infiniband import openable_efa
 
 _INSTALLED_IN = "/opt/amazon/efa/bin"
@@ -43,7 +43,7 @@ class Loopback:
     """What came of one device. `device` as /sys/class/infiniband names it: `rdmap16s0`."""
 
     device: str
-    answer: Answer
+    answer: PingResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +93,14 @@ class EfaLoopback:
             self.tell(loopback)
             yield loopback
 
-    def _test(self, program: str, device: str) -> Answer:
+    def _test(self, program: str, device: str) -> PingResult:
         speed = self._run(program, device, *_ROUNDS)
         if not isinstance(speed, Measured):
             return speed
         integrity = self._run(program, device, *_ROUNDS, _COMPARED)
         return speed if isinstance(integrity, Measured) else integrity
 
-    def _run(self, program: str, device: str, *options: str) -> Answer:
+    def _run(self, program: str, device: str, *options: str) -> PingResult:
         """Both sides at once, and none of them is left behind."""
         stuck = next((pid for side in self._sides if (pid := side.stuck_pid) is not None), None)
         if stuck is not None:
@@ -119,7 +119,7 @@ class EfaLoopback:
             if wait((serving, asking), self.patience_seconds).not_done:
                 server.stop()
                 client.stop()
-        return together(self._said(serving), self._said(asking)) or self._nobody_says()
+        return together(self._result_of(serving), self._result_of(asking)) or self._nobody_says()
 
     def _connect(self, client: Program, argv: tuple[str, ...], serving: Future[Ended]) -> Ended:
         """The client's run; one that came before the server listens is run again."""
@@ -134,7 +134,7 @@ class EfaLoopback:
     def _nobody_says(self) -> Unobserved:
         return Unobserved(NOT_RUN, _STOPPED if self._stopping.is_set() else "fi_pingpong: both sides were killed")
 
-    def _said(self, side: Future[Ended]) -> Answer | None:
+    def _result_of(self, side: Future[Ended]) -> PingResult | None:
         try:
             return read_side(side.result())
         except Stopped:

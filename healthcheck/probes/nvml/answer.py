@@ -35,27 +35,31 @@ _MOST_NVLINKS = 36
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DriverAnswer:
     gpus: Gpus | Unobserved
     answered_by_driver: bool = False
     """The call came back: whatever it said, the driver does not hang."""
     replaced: bool = False
 
 
-def read_answer(line: bytes) -> Answer:
+def read_answer(line: bytes) -> DriverAnswer:
     """The child's line as facts. What is no such line is could-not-look: nobody knows what the rest of it is worth."""
     try:
         answer = json.loads(line)
         if "changed" in answer:
             gone = Unobserved(causes.DRIVER_BEING_CHANGED, f"{answer['changed']} was replaced")
-            return Answer(gone, replaced=True)
+            return DriverAnswer(gone, replaced=True)
         if "gpus" not in answer:
-            return Answer(_refused(answer), answered_by_driver=answer["library"] is not None)
+            return DriverAnswer(_refused(answer), answered_by_driver=answer["library"] is not None)
         gpus = tuple(_gpu(gpu) for gpu in answer["gpus"])
         p2p = tuple(_p2p(answer.get("p2p", []), gpus))
-        return Answer(Gpus(str(answer["driver_version"]), str(answer["library"]), gpus, p2p), answered_by_driver=True)
+        return DriverAnswer(
+            Gpus(str(answer["driver_version"]), str(answer["library"]), gpus, p2p), answered_by_driver=True
+        )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return Answer(Unobserved(causes.NONSENSE, f"NVML's answer makes no sense: {error}"), answered_by_driver=True)
+        return DriverAnswer(
+            Unobserved(causes.NONSENSE, f"NVML's answer makes no sense: {error}"), answered_by_driver=True
+        )
 
 
 def _gpu(raw: dict[str, Any]) -> Gpu:

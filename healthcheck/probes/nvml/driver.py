@@ -43,20 +43,20 @@ class Driver:
             self._missed.clear()  # a module that could be changed has nobody stuck in it
             if before:
                 change = f"driver {before} became {self._version or 'unloaded'}"
-                return self._told(Unobserved(causes.DRIVER_BEING_CHANGED, change))
+                return self._as_look(Unobserved(causes.DRIVER_BEING_CHANGED, change))
         try:
             answer = read_answer(self._child.ask("look", self.deadline_seconds))
         except MissedDeadline as error:
             self._missed = [*self._missed[:1], self.clock()]
             detail = f"{error} (deadline {self.deadline_seconds:g} s)"
-            return self._told(Unobserved(causes.DRIVER_NOT_ANSWERING, detail), error.pid)
+            return self._as_look(Unobserved(causes.DRIVER_NOT_ANSWERING, detail), error.pid)
         except ChildError as error:
-            return self._told(Unobserved(causes.CRASHED, f"the look at NVML failed: {error}"))
+            return self._as_look(Unobserved(causes.CRASHED, f"the look at NVML failed: {error}"))
         if answer.answered_by_driver:
             self._missed.clear()
         if answer.replaced:
             self._child.end()
-        return self._told(answer.gpus)
+        return self._as_look(answer.gpus)
 
     def end(self) -> int | None:
         """End the child; its pid when it can't be ended."""
@@ -66,7 +66,7 @@ class Driver:
     def child_pid(self) -> int | None:
         return self._child.pid
 
-    def _told(self, answer: Gpus | Unobserved, stuck_pid: int | None = None) -> DriverLook:
+    def _as_look(self, answer: Gpus | Unobserved, stuck_pid: int | None = None) -> DriverLook:
         return DriverLook(
             answer,
             tuple(self._missed),

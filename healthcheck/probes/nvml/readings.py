@@ -145,7 +145,7 @@ class Gpu:
             return _FUNCTION_NOT_FOUND
 
 
-def _told_by(function: str) -> Callable[[Gpu], Any]:
+def _value_of(function: str) -> Callable[[Gpu], Any]:
     return lambda gpu: gpu.ask(function)
 
 
@@ -310,21 +310,21 @@ READINGS: dict[str, Callable[[Gpu], Any]] = {
     "recovery_action": lambda gpu: gpu.field_known(_RECOVERY_ACTION),
     "mig_mode": _mig_mode,
     "instances": _instances,
-    "persistence": _told_by("nvmlDeviceGetPersistenceMode"),
-    "ecc_mode": _told_by("nvmlDeviceGetEccMode"),
+    "persistence": _value_of("nvmlDeviceGetPersistenceMode"),
+    "ecc_mode": _value_of("nvmlDeviceGetEccMode"),
     "ecc": _ecc,
     "sram_threshold_exceeded": _sram_threshold,
-    "row_remap": _told_by("nvmlDeviceGetRemappedRows"),
+    "row_remap": _value_of("nvmlDeviceGetRemappedRows"),
     "exhausted_banks": lambda gpu: gpu.ask("nvmlDeviceGetRowRemapperHistogram").none,
     "retired_pages": _retired_pages,
-    "repair": _told_by("nvmlDeviceGetRepairStatus"),
+    "repair": _value_of("nvmlDeviceGetRepairStatus"),
     "clock_reasons": _clock_reasons,
     "temperature": _temperature,
     "inforom_valid": _inforom_valid,
     "memory": _memory,
     "processes": _processes,
     "pcie": _pcie,
-    "pcie_replays": _told_by("nvmlDeviceGetPcieReplayCounter"),
+    "pcie_replays": _value_of("nvmlDeviceGetPcieReplayCounter"),
     "nvlinks": _nvlinks,
     "nvlink_counters": _nvlink_counters,
     "fabric": _fabric,

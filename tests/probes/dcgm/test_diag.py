@@ -22,7 +22,7 @@ from healthcheck.probes.dcgm.diag import (
     checked_host,
     level_2_patience_seconds,
 )
-from healthcheck.probes.dcgm.document import Answer
+from healthcheck.probes.dcgm.document import DiagAnswer
 from sim.node import SimulatedNode
 from tests.host.test_command import is_gone
 from tests.probes.dcgm.documents import FAULTY, Story, dcgm_4, printed, runtime_error
@@ -58,8 +58,8 @@ def dcgmi(tmp_path: Path) -> Iterator[Dcgmi]:
     one.node.close()
 
 
-def answer(seen: DcgmLook) -> Answer:
-    assert isinstance(seen.answer, Answer), seen
+def answer(seen: DcgmLook) -> DiagAnswer:
+    assert isinstance(seen.answer, DiagAnswer), seen
     return seen.answer
 
 

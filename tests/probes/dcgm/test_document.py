@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from healthcheck.probes.dcgm.document import LONGEST_ANSWER, Answer, DiagError, DiagResult, read_answer
+from healthcheck.probes.dcgm.document import LONGEST_ANSWER, DiagAnswer, DiagError, DiagResult, read_answer
 from tests.probes.dcgm.documents import (
     FAULTY,
     NOT_PERSISTENT,
@@ -30,15 +30,15 @@ FAILED = Story(errors={("memory", 1): [FAULTY]})
 BANNER = b"WARNING: You are using a DCGM installation with limited functionality {not all}\n"
 
 
-def read(document: Any) -> Answer:
+def read(document: Any) -> DiagAnswer:
     return read_answer(printed(document))
 
 
-def rows(answer: Answer) -> set[tuple[str, str, int | None, str]]:
+def rows(answer: DiagAnswer) -> set[tuple[str, str, int | None, str]]:
     return {(one.test, one.kind, one.index, one.status) for one in answer.results}
 
 
-def of(answer: Answer, test: str, index: int | None = None) -> DiagResult:
+def of(answer: DiagAnswer, test: str, index: int | None = None) -> DiagResult:
     return next(one for one in answer.results if (one.test, one.index) == (test, index) and one.status != "pass")
 
 
@@ -367,10 +367,10 @@ _leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_
 _values = st.recursive(
     _leaves, lambda one: st.lists(one, max_size=4) | st.dictionaries(_words, one, max_size=5), max_leaves=40
 )
-ANSWER = TypeAdapter(Answer)
+ANSWER = TypeAdapter(DiagAnswer)
 
 
-def is_whole(answer: Answer) -> None:
+def is_whole(answer: DiagAnswer) -> None:
     """It can be saved and read back, and every text can be printed on one line."""
     assert ANSWER.validate_json(ANSWER.dump_json(answer)) == answer
     texts = [*answer.said, *answer.runtime_errors, answer.version, *answer.serials.values()]

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from healthcheck.host.command import Ended
 from healthcheck.model import Unobserved
-from healthcheck.probes.efa.fi_pingpong import NOT_RUN, Answer, Broken, Measured, read_side, together
+from healthcheck.probes.efa.fi_pingpong import NOT_RUN, Broken, Measured, PingResult, read_side, together
 
 HEAD = b"bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n"
 TABLE = HEAD + (
@@ -186,7 +186,9 @@ LOST, CHANGED, BLIND = Broken("lost"), Broken("changed", corrupt=True), Unobserv
         (CHANGED, LOST, CHANGED),
     ],
 )
-def test_the_worse_word_of_both_sides_counts(server: Answer | None, client: Answer | None, both: Answer | None) -> None:
+def test_the_worse_word_of_both_sides_counts(
+    server: PingResult | None, client: PingResult | None, both: PingResult | None
+) -> None:
     assert together(server, client) == both
 
 
@@ -196,7 +198,7 @@ WRITTEN = st.lists(st.one_of(LINES, st.binary(max_size=80))).map(b"".join)
 
 @given(st.sampled_from([0, 1, 5, 61, 111, 255, -9, -11]), WRITTEN, WRITTEN)
 def test_whatever_it_writes_is_read_and_can_be_written_down(code: int, out: bytes, err: bytes) -> None:
-    adapter: TypeAdapter[Answer | None] = TypeAdapter(Answer | None)
+    adapter: TypeAdapter[PingResult | None] = TypeAdapter(PingResult | None)
     found = read_side(Ended(code, out, err))
 
     assert adapter.validate_json(adapter.dump_json(found)) == found

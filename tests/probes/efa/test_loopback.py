@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from healthcheck.model import Host, ProbeError, Unobserved
-from healthcheck.probes.efa.fi_pingpong import NOT_RUN, Answer, Broken, Measured
+from healthcheck.probes.efa.fi_pingpong import NOT_RUN, Broken, Measured, PingResult
 from healthcheck.probes.efa.loopback import EfaLoopback, Loopback, LoopbackLook, read_efa_loopback
 from sim.node import EFA_PROGRAMS, SimulatedNode
 from tests.host.test_command import FrozenDisk, is_gone
@@ -38,7 +38,7 @@ class Bench:
     def befall(self, device: str, fault: str) -> None:
         self.node.write_value("fi_pingpong/fails", f"{device} {fault}")
 
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[PingResult]:
         return [one.answer for one in self.loopback.run().loopbacks]
 
     @property
@@ -90,7 +90,9 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("fault", "answer"), FAULTS)
-def test_a_fault_of_one_device_is_its_own_and_the_others_are_tested(bench: Bench, fault: str, answer: Answer) -> None:
+def test_a_fault_of_one_device_is_its_own_and_the_others_are_tested(
+    bench: Bench, fault: str, answer: PingResult
+) -> None:
     bench.befall(bench.devices[1], fault)
 
     well = Measured(4321.0, 1 << 20)
