@@ -28,6 +28,7 @@ from healthcheck.node.state import NodeState
 from healthcheck.probes.nvml.gpus import NVML
 from healthcheck.telemetry import Telemetry
 from healthcheck.text.moments import timestamp
+from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import taken_on
 
 log = structlog.get_logger()
@@ -277,10 +278,10 @@ class DeepTests:
         memory = self._state.memory
         ran = Ran(self._state.node_name, "agent", started, self._state.now().wall, memory.machine, memory.boot_id)
         record = render(outcome, ran)
-        self._telemetry.deep_runs.labels(record["status"]).inc()
-        log.info("deep test: done", status=record["status"], severity=record["severity"])
+        self._telemetry.deep_runs.labels(str(record.status)).inc()
+        log.info("deep test: done", status=str(record.status), severity=record.severity)
         self._marks.keep(record)
-        if Severity[record["severity"]] < Severity.RESET:
+        if records.severity_of(record) < Severity.RESET:
             self._marks.tell(record, give_back=True)
             return
         # The taint of its verdict has to stand before ours for the test goes.
@@ -288,7 +289,7 @@ class DeepTests:
         deadline = self._state.now().monotonic + self._waits.told
         while self._state.now().monotonic < deadline and not self._stopping.wait(_POLL_SECONDS):
             node = self._state.node
-            if node is not None and taken_on(node).get(KIND) == record["timestamp"]:
+            if node is not None and taken_on(node).get(KIND) == record.timestamp:
                 return
 
     @property

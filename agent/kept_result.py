@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import structlog
 
 from healthcheck.host import node_file
 from healthcheck.verdict import record as records
-from healthcheck.verdict.record import RecordError
+from healthcheck.verdict.record import RunRecord
 
 log = structlog.get_logger()
 
@@ -29,7 +27,7 @@ class KeptResult:
     def is_there(self) -> bool:
         return self._path is not None and self._path.exists()
 
-    def keep(self, record: Mapping[str, Any]) -> None:
+    def keep(self, record: RunRecord) -> None:
         if self._path is None:
             return
         try:
@@ -37,15 +35,15 @@ class KeptResult:
         except OSError as error:
             log.warning("deep test: the result can't be kept on the disk", error=error.strerror)
 
-    def read(self) -> dict[str, Any] | None:
+    def read(self) -> RunRecord | None:
         """The record; None where there is none, or it can't be read. One that never can be is dropped."""
         if self._path is None or not self.is_there:
             return None
         try:
-            return records.load(node_file.read_start(self._path, _LONGEST).decode())
+            return records.parse(RunRecord, node_file.read_start(self._path, _LONGEST).decode())
         except OSError as error:
             log.warning("deep test: a result that was kept can't be read now", error=error.strerror)
-        except (RecordError, ValueError) as error:
+        except ValueError as error:
             log.warning("deep test: a result that was kept can't be read", error=str(error))
             self.drop()
         return None

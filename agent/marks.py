@@ -28,6 +28,7 @@ from healthcheck.model import Now
 from healthcheck.node.state import SWEEP_RESULT, NodeState, PatchFor, annotated
 from healthcheck.text.moments import is_future
 from healthcheck.verdict import record as records
+from healthcheck.verdict.record import RunRecord
 
 log = structlog.get_logger()
 
@@ -94,7 +95,7 @@ class Marks:
             with suppress(ClusterError):  # it is tried again after the next look
                 self._claimant.clear()
 
-    def tell(self, record: Mapping[str, Any], *, give_back: bool) -> None:
+    def tell(self, record: RunRecord, *, give_back: bool) -> None:
         """The record, and the node given back in the same write, as soon as the cluster takes it.
 
         Raises ClusterError where the agent has to end before that: the next one tells it.
@@ -111,7 +112,7 @@ class Marks:
         )
         self._kept.drop()
 
-    def keep(self, record: Mapping[str, Any]) -> None:
+    def keep(self, record: RunRecord) -> None:
         """The record on the disk, until it is told."""
         self._kept.keep(record)
 
@@ -127,7 +128,7 @@ class Marks:
             return
         try:
             kept = deep_record(record, KIND)
-        except (ValueError, KeyError) as error:
+        except ValueError as error:
             log.warning("deep test: a result that was kept can't be read", error=str(error))
             self._kept.drop()
             return

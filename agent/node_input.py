@@ -17,7 +17,7 @@ from healthcheck.node.state import RESULTS, NodeState
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import read_release
 from healthcheck.verdict.events import released_event
-from healthcheck.verdict.record import RecordError
+from healthcheck.verdict.record import AgentRecord, RecordError
 
 log = structlog.get_logger()
 
@@ -76,7 +76,7 @@ class NodeInput:
         text = node.annotations.get(RESULTS)
         if text is not None:
             try:
-                record = records.load(text)
+                record = records.parse(AgentRecord, text)
                 if records.has_schema(record):  # the bash suite's remembers nothing
                     self._ledger.adopt(records.remembered(record))
                     log.warning("the node-local memory was lost; rebuilt from the Node's own record")

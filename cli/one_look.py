@@ -22,9 +22,10 @@ from healthcheck.memory.findings import Memory, Standing
 from healthcheck.memory.kernel_log import after_kernel_log
 from healthcheck.memory.looks import JudgedLook, MemoryRules, after_look
 from healthcheck.model import Check, Evidence, Nature, Outcome, Seen, Status, Unobserved, counted
+from healthcheck.text import json_rows
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
-from healthcheck.verdict.record import Identity
+from healthcheck.verdict.record import AgentRecord, Identity
 from healthcheck.verdict.verdict import Verdict, decide, status_of, worst
 
 _MOST_SHOWN, _LONGEST_SHOWN, _WIDTH_SHOWN = 64, 100, 160
@@ -64,7 +65,7 @@ def show(judged: Judged, *, as_json: bool, verbose: bool) -> None:
     if as_json:
         # Standard output is the record's alone.
         console = Screen(stderr=True)
-        write_json(_record(judged))
+        write_json(json_rows.as_json(_record(judged)))
     else:
         console = Screen()
         _show_table(console, judged)
@@ -72,7 +73,7 @@ def show(judged: Judged, *, as_json: bool, verbose: bool) -> None:
         _show_evidence(console, judged.look.evidence)
 
 
-def _record(judged: Judged) -> dict[str, object]:
+def _record(judged: Judged) -> AgentRecord:
     look = judged.look
     identity = Identity(look.hostname, look.expected.instance_type)
     return records.render(judged.verdict, judged.memory, identity, look.now.wall)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -31,7 +31,7 @@ from healthcheck.operations.drain import Allowed
 from healthcheck.operations.next_step import NextStep
 from healthcheck.operations.quarantine_job import job_name
 from healthcheck.text.printable import printable
-from healthcheck.verdict.record import findings_in
+from healthcheck.verdict.record import RunRecord
 
 NOT_PASSED, COULD_NOT, INTERRUPTED = 1, 2, 130
 _RESUME = "gpu-healthcheck quarantine {} goes on with it"
@@ -210,35 +210,34 @@ def _show(result: Result, console: Screen) -> None:
     if not result.recommendation:
         return
     record = result.record
-    console.print(Text.assemble("\n", (result.node, "bold"), f": quarantine run of {_word(record, 'timestamp')}"))
+    console.print(Text.assemble("\n", (result.node, "bold"), f": quarantine run of {record.timestamp}"))
     if not console.is_terminal:
         console.width = _LONGEST_ROW
     console.print(_checks_table(record))
-    for finding in findings_in(record):
-        words = f"{_word(finding, 'reason')} on {_word(finding, 'subject')}: {_word(finding, 'detail')}"
-        severity = _word(finding, "severity")
+    for finding in record.findings or ():
+        words = printable(f"{finding.reason} on {finding.subject}: {finding.detail}")
+        severity = finding.severity.name if finding.severity else ""
         print_line(console, Text(f"{severity:8}", _STYLES.get(severity, "")), Text(words))
-    if record.get("bug_report"):
-        console.print(Text(f"NVIDIA's bug report lies on the node: {_word(record, 'bug_report')}"), soft_wrap=True)
+    if record.bug_report:
+        console.print(Text(f"NVIDIA's bug report lies on the node: {printable(record.bug_report)}"), soft_wrap=True)
     style = _RECOMMENDATION_STYLES.get(result.recommendation, "bold red")
     console.print(Text.assemble("recommendation: ", (printable(result.recommendation), style)))
-    reasons = record.get("reasons")
-    for reason in reasons if isinstance(reasons, list) else ():
-        print_line(console, Text(" "), Text(printable(str(reason))))
+    for reason in record.reasons or ():
+        print_line(console, Text(" "), Text(printable(reason)))
     _show_step(result, console)
 
 
-def _checks_table(record: Any) -> Table:
+def _checks_table(record: RunRecord) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("test", "status", "severity"):
         table.add_column(name, no_wrap=True)
     table.add_column("seen", overflow="fold")
     causes: dict[str, list[str]] = {}
-    for one in _rows(record, "unobserved"):
-        causes.setdefault(_word(one, "check"), []).append(f"{_word(one, 'cause')}: {_word(one, 'detail')}")
-    for row in _rows(record, "checks"):
-        check, status, severity = (_word(row, key) for key in ("check", "status", "severity"))
-        seen = "; ".join(filter(None, [_word(row, "seen"), *causes.get(check, ())]))
+    for one in record.unobserved or ():
+        causes.setdefault(one.check or "", []).append(printable(f"{one.cause}: {one.detail}"))
+    for row in record.checks or ():
+        check, status, severity = (printable(word or "") for word in (row.check, row.status, row.severity))
+        seen = "; ".join(filter(None, [printable(row.seen or ""), *causes.get(check, ())]))
         table.add_row(
             check, Text(status, _STYLES.get(status, "")), Text(severity, _STYLES.get(severity, "")), Text(seen)
         )
@@ -252,15 +251,6 @@ def _show_step(result: Result, console: Screen) -> None:
         console.print(Text(f"  {COMMAND}{printable(command)}"), soft_wrap=True)
     if result.recommendation == PASSED and result.step == NextStep():
         console.print("it is not cordoned: it takes work again")
-
-
-def _rows(record: Any, key: str) -> list[dict[str, Any]]:
-    rows = record.get(key)
-    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-
-
-def _word(row: Any, key: str) -> str:
-    return printable(str(row.get(key, "")))
 
 
 def _exit_code(result: Result) -> int:

@@ -30,9 +30,9 @@ from healthcheck.operations.cordon import cordon, cordoned_by, lift, why_kept
 from healthcheck.operations.drain import Allowed, DrainPlan, plan_drain
 from healthcheck.operations.next_step import NextStep, next_step
 from healthcheck.operations.quarantine_job import COMPONENT, CRON_JOB, job_name, quarantine_job
-from healthcheck.text.moments import moment, timestamp
+from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
-from healthcheck.verdict.record import RecordError
+from healthcheck.verdict.record import RunRecord
 
 PASSED, _RERUN = "return-to-service", "rerun"
 LOOK_SECONDS = 2.0
@@ -86,7 +86,7 @@ class Result:
 
     node: str
     recommendation: str = ""
-    record: Mapping[str, Any] = field(default_factory=dict)
+    record: RunRecord = field(default_factory=RunRecord)
     cordoned: bool = False
     step: NextStep = field(default_factory=NextStep)
     why_not: str = ""
@@ -280,12 +280,12 @@ class NodeQuarantine:
         if record is None:
             why = f"its Job ended ({ended.outcome}) and left no result on the node; the last that was heard of it"
             raise CouldNot(why, following.last_said)
-        recommendation = str(record["recommendation"])
+        recommendation = str(record.recommendation)
         if recommendation == PASSED and self._wish.release_on_pass:
             node = self._uncordoned()
         with suppress(ClusterError):  # it is told once more then
             self._cluster.note_job_shown(ended, datetime.now(UTC))
-        step = next_step(recommendation, node, records.findings_in(record))
+        step = next_step(recommendation, node, record.findings or ())
         return Result(self._name, recommendation, record, node.cordoned, step)
 
     def _uncordoned(self) -> NodeState:
@@ -393,7 +393,7 @@ def _is_to_follow(job: JobState, node: NodeState) -> bool:
     if not (job.unshown and node.cordoned):
         return False
     record = _record_of(node, job, node.annotations.get(QUARANTINE_RESULT, ""))
-    return record is not None and record["recommendation"] != _RERUN
+    return record is not None and record.recommendation != _RERUN
 
 
 def _must_be_ours(job: JobState, template: Mapping[str, Any]) -> None:
@@ -419,15 +419,13 @@ def _deadline_seconds(template: Mapping[str, Any]) -> float:
     return (told if isinstance(told, int) else _LONGEST_JOB_SECONDS) + _SLACK_SECONDS
 
 
-def _record_of(node: NodeState, job: JobState, before: str) -> dict[str, Any] | None:
+def _record_of(node: NodeState, job: JobState, before: str) -> RunRecord | None:
     """What this Job wrote; None where the annotation is older, or cannot be read.
 
     A record is newer than the Job by its own time, or, where the node's clock is wrong, by not being the one of before.
     """
     text = node.annotations.get(QUARANTINE_RESULT, "")
-    try:
-        record = records.load(text)
-        is_new = text != before or moment(str(record["timestamp"])) >= job.created
-    except (RecordError, KeyError, ValueError):
-        return None
-    return record if is_new and record.get("recommendation") else None
+    record = records.on_node(RunRecord, node, QUARANTINE_RESULT)
+    at = records.time_of(record)
+    is_new = text != before or (at is not None and at >= job.created)
+    return record if is_new and record.recommendation else None

@@ -30,7 +30,7 @@ from healthcheck.text.moments import timestamp
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import Fault, dump_release, faults_on, release_of
-from healthcheck.verdict.record import RecordError
+from healthcheck.verdict.record import AgentRecord
 
 STILL_STANDS, COULD_NOT = 1, 2
 
@@ -190,10 +190,7 @@ def _show_cordon(node: NodeState, wish: Wish, console: Screen) -> None:
 
 
 def _status(node: NodeState) -> str:
-    try:
-        return str(records.load(node.annotations.get(RESULTS, "")).get("status", Status.UNKNOWN))
-    except RecordError:
-        return Status.UNKNOWN.value
+    return records.on_node(AgentRecord, node, RESULTS).status or Status.UNKNOWN.value
 
 
 def _show(faults: Sequence[Fault], console: Screen) -> None:

@@ -26,6 +26,7 @@ from healthcheck.host.streams import complain, say, write_json
 from healthcheck.memory.findings import Standing
 from healthcheck.model import Nature
 from healthcheck.settings import Settings, SettingsError, read_settings
+from healthcheck.text import json_rows
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import Identity
@@ -66,7 +67,7 @@ def replay(
         assert replayed.now is not None
         identity = Identity(captures.host, instance_type)
         record = records.render(verdict, memory, identity, replayed.now.wall + captures.undated_by)
-        write_json(record)
+        write_json(json_rows.as_json(record))
     else:
         _show(", ".join(files), verdict, replayed)
     if verbose:

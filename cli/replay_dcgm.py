@@ -37,6 +37,7 @@ from healthcheck.model import Evidence, Finding, Now, Outcome
 from healthcheck.probes.dcgm.diag import DcgmLook
 from healthcheck.probes.dcgm.document import DiagAnswer, DiagError, DiagResult, read_answer
 from healthcheck.settings import Settings
+from healthcheck.text import json_rows
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import Identity
@@ -72,7 +73,7 @@ def judge_document(document: Document, instance_type: str, settings: Settings, *
     verdict = decide(memory, outcomes)
     if as_json:
         record = records.render(verdict, memory, Identity("", instance_type), now.wall)
-        write_json(record)
+        write_json(json_rows.as_json(record))
     else:
         _show(document.name, verdict, answer, policy)
     return EXIT_CODES[verdict.status]

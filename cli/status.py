@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import partial
 from itertools import groupby
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Group
@@ -26,13 +26,14 @@ from healthcheck.cluster.leases import Heartbeat
 from healthcheck.deep.due import is_overdue, last_attempt, last_deep_test, obstacle
 from healthcheck.host.console import Screen
 from healthcheck.host.streams import complain, write_json
+from healthcheck.memory.rows import ReleaseRow
 from healthcheck.model import PREFIX, Status
 from healthcheck.node.state import INSTANCE_TYPE, LAST_CHECK, RESULTS, SEVERITY, STATUS, NodeState
 from healthcheck.settings import NodeSettings
 from healthcheck.text.moments import moment, timestamp
 from healthcheck.verdict import budget
 from healthcheck.verdict import record as records
-from healthcheck.verdict.record import RecordError
+from healthcheck.verdict.record import AgentRecord
 
 T = TypeVar("T")
 COULD_NOT_LOOK = 2
@@ -163,7 +164,7 @@ def _allowed(ask: Callable[[], T]) -> T | None:
 
 
 def row_of_node(node: NodeState, beat: Heartbeat | None, interval: timedelta, now: datetime) -> Row:
-    condition, record = node.condition() or {}, _record(node)
+    condition, record = node.condition() or {}, records.on_node(AgentRecord, node, RESULTS)
     age = (now - beat.renewed).total_seconds() if beat else None
     heard = beat.renewed + timedelta(seconds=beat.seconds) if beat else None
     tested = last_deep_test(node, now)
@@ -177,8 +178,8 @@ def row_of_node(node: NodeState, beat: Heartbeat | None, interval: timedelta, no
         str(condition.get("message", "")),
         node.labels.get(LAST_CHECK, ""),
         node.tainted(),
-        str(record.get("taint", "")),
-        _released(record),
+        record.taint or "",
+        _released(record.released),
         None if age is None else round(age, 1),
         beat is not None and age is not None and age > beat.seconds,
         timestamp(tested.at) if tested else "",
@@ -188,16 +189,10 @@ def row_of_node(node: NodeState, beat: Heartbeat | None, interval: timedelta, no
     )
 
 
-def _record(node: NodeState) -> dict[str, Any]:
-    try:
-        return records.load(node.annotations.get(RESULTS, "{}"))
-    except RecordError:
-        return {}
-
-
-def _released(record: Mapping[str, Any]) -> str:
-    told = record.get("released")
-    return f"by {told.get('by')} at {told.get('at')}: {told.get('reason')}" if isinstance(told, dict) else ""
+def _released(told: ReleaseRow | None) -> str:
+    if told is None:
+        return ""
+    return f"by {told.by} at {timestamp(told.at) if told.at else None}: {told.reason}"
 
 
 def _watch(read: Callable[[], Fleet]) -> None:

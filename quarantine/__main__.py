@@ -18,6 +18,7 @@ from healthcheck.host.log import log_as_json
 from healthcheck.host.program import COULD_NOT, FAULT, Options, complain_of_environment
 from healthcheck.model import Status
 from healthcheck.settings import Settings, SettingsError, read_settings, settings_despite, unknown_keys
+from healthcheck.text.json_rows import as_json
 from quarantine.marks import Marks, Refusal, lock
 from quarantine.recommendation import Recommendation
 from quarantine.run import QuarantineRun
@@ -48,9 +49,10 @@ def main(arguments: list[str] | None = None) -> int:
         return _say("refused: nothing was tested", refusal)
     except ClusterError as error:
         return _say("the cluster does not let it work", error)
-    told = ("status", "severity", "recommendation", "reasons", "bug_report")
-    log.info("done", **{key: record[key] for key in told if key in record})
-    return _exit_code(record["status"], record["recommendation"])
+    told = as_json(record)
+    keys = ("status", "severity", "recommendation", "reasons", "bug_report")
+    log.info("done", **{key: told[key] for key in keys if key in told})
+    return _exit_code(str(record.status), str(record.recommendation))
 
 
 def _say(event: str, why: Exception) -> int:

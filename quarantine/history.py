@@ -5,16 +5,16 @@ The same fault again, after the node had gone back to work, is why a node is rep
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 
 from healthcheck.model import Severity
-from healthcheck.node.state import QUARANTINE_RESULT, RELEASE, RESULTS, NodeState
+from healthcheck.node.state import QUARANTINE_RESULT, NodeState
 from healthcheck.text.moments import is_future, moment_or_none
 from healthcheck.verdict import record as records
-from healthcheck.verdict.record import RecordError
+from healthcheck.verdict.acknowledgement import released_at
+from healthcheck.verdict.record import HistoryRow, RunRecord
 from quarantine.recommendation import Recommendation
 
 MOST_RUNS, MOST_FINDINGS = 5, 6
@@ -25,70 +25,45 @@ _LONGEST_NAME = 120
 class History:
     """Newest first: the runs that found a fault of RESET or worse."""
 
-    rows: tuple[Mapping[str, Any], ...] = ()
-    """`at`, `recommendation`, `findings` (reason and subject), and `returned`: the node went back to work after it."""
+    rows: tuple[HistoryRow, ...] = ()
 
     @property
     def returned_with(self) -> frozenset[tuple[str, str]]:
-        names = (name.partition(" ") for row in self.rows if row["returned"] for name in row["findings"])
+        names = (name.partition(" ") for row in self.rows if row.returned for name in row.findings or ())
         return frozenset((reason, subject) for reason, _, subject in names)
 
 
 def history_of(node: NodeState, now: datetime) -> History:
     """What the record on the Node tells to the next run. Of another machine it tells nothing."""
-    record = _record(node, QUARANTINE_RESULT)
-    if node.machine and record.get("machine", "") not in ("", node.machine):
+    record = records.on_node(RunRecord, node, QUARANTINE_RESULT)
+    if node.machine and record.machine not in (None, "", node.machine):
         return History()
-    rows = [*_of_last_run(record), *_rows(record)]
-    back = record.get("recommendation") == Recommendation.RETURN_TO_SERVICE.value
-    released = _released(node, now)
-    seen = ({**row, "returned": row["returned"] or back or _before(row, released)} for row in rows[:MOST_RUNS])
-    return History(tuple(seen))
+    told = [*_of_last_run(record), *(one for one in record.history or () if one.findings is not None)]
+    back = record.recommendation == Recommendation.RETURN_TO_SERVICE.value
+    released = released_at(node)
+    if released is not None and is_future(released, now):
+        released = None
+    rows = map(_bounded, told[:MOST_RUNS])
+    return History(tuple(replace(one, returned=one.returned or back or _is_before(one, released)) for one in rows))
 
 
-def _of_last_run(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    faults = [row for row in records.findings_in(record) if _is_fault(row)]
-    names = list(dict.fromkeys(f"{row.get('reason')} {row.get('subject')}"[:_LONGEST_NAME] for row in faults))
+def _of_last_run(record: RunRecord) -> Iterator[HistoryRow]:
+    faults = [one for one in record.findings or () if one.severity is not None and one.severity >= Severity.RESET]
+    names = tuple(dict.fromkeys(f"{one.reason} {one.subject}" for one in faults))
     if names:
-        yield {
-            "at": str(record.get("timestamp", ""))[:_LONGEST_NAME],
-            "recommendation": str(record.get("recommendation", ""))[:_LONGEST_NAME],
-            "findings": names[:MOST_FINDINGS],
-            "returned": False,
-        }
+        yield HistoryRow(record.timestamp or "", record.recommendation or "", names, returned=False)
 
 
-def _rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    rows = record.get("history")
-    for row in rows if isinstance(rows, list) else ():
-        if isinstance(row, dict) and isinstance(row.get("findings"), list):
-            yield {
-                "at": str(row.get("at", ""))[:_LONGEST_NAME],
-                "recommendation": str(row.get("recommendation", ""))[:_LONGEST_NAME],
-                "findings": [str(name)[:_LONGEST_NAME] for name in row["findings"][:MOST_FINDINGS]],
-                "returned": row.get("returned") is True,
-            }
+def _bounded(row: HistoryRow) -> HistoryRow:
+    """Of what somebody else may have written."""
+    return HistoryRow(
+        (row.at or "")[:_LONGEST_NAME],
+        (row.recommendation or "")[:_LONGEST_NAME],
+        tuple(name[:_LONGEST_NAME] for name in (row.findings or ())[:MOST_FINDINGS]),
+        returned=row.returned is True,
+    )
 
 
-def _is_fault(row: Mapping[str, Any]) -> bool:
-    severity = row.get("severity")
-    return isinstance(severity, str) and Severity.__members__.get(severity, Severity.PASS) >= Severity.RESET
-
-
-def _released(node: NodeState, now: datetime) -> datetime | None:
-    """When a person last released the node, whether the agent has heard of it yet or not; nobody has in the future."""
-    told = _record(node, RESULTS).get("released")
-    times = [moment_or_none(one.get("at")) for one in (told, _record(node, RELEASE)) if isinstance(one, dict)]
-    return max((at for at in times if at is not None and not is_future(at, now)), default=None)
-
-
-def _before(row: Mapping[str, Any], released: datetime | None) -> bool:
-    at = moment_or_none(row["at"])
+def _is_before(row: HistoryRow, released: datetime | None) -> bool:
+    at = moment_or_none(row.at)
     return at is not None and released is not None and at <= released
-
-
-def _record(node: NodeState, key: str) -> dict[str, Any]:
-    try:
-        return records.load(node.annotations.get(key, "{}"))
-    except RecordError:
-        return {}

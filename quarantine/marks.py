@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import structlog
 
@@ -26,6 +26,7 @@ from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, NodeState, PatchF
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import taken_on
+from healthcheck.verdict.record import RunRecord
 from quarantine.record import KIND, Begun, Progress, is_blind, render
 
 log = structlog.get_logger()
@@ -146,7 +147,7 @@ class Marks:
         except ClusterError:
             return False
 
-    def finish(self, begun: Begun, progress: Progress) -> dict[str, Any]:
+    def finish(self, begun: Begun, progress: Progress) -> RunRecord:
         """The last record, and the node given back in the same write, as soon as the cluster takes it.
 
         Raises ClusterError where it never will.
@@ -156,7 +157,7 @@ class Marks:
             lambda: self._claimant.give_back(self._record)
         )
         assert node is not None
-        return records.load(node.annotations[QUARANTINE_RESULT])
+        return records.parse(RunRecord, node.annotations[QUARANTINE_RESULT])
 
     def _keep(self, begun: Begun, progress: Progress) -> None:
         with self._writing:

@@ -7,22 +7,22 @@ test has ended it says so, and recommends to run again, or what a fault that was
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
 
 from healthcheck.catalog import dcgm_causes
 from healthcheck.checks import dcgm_diag, efa_loopback, nccl_allreduce
 from healthcheck.deep import causes
-from healthcheck.deep.record import row_of
+from healthcheck.deep.record import by_reason, row_of
 from healthcheck.memory import exits
 from healthcheck.memory.findings import Memory
+from healthcheck.memory.rows import FindingRow
 from healthcheck.model import Cause, Check, Finding, Nature, Outcome, Severity, Status, Unobserved
 from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, NodeState
 from healthcheck.text.moments import is_future, moment, timestamp
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import Fault, counts, deep_faults, is_taken, taken_on
-from healthcheck.verdict.record import RecordError
+from healthcheck.verdict.record import AgentRecord, CauseRow, CheckRow, RecordError, RunRecord
 from healthcheck.verdict.verdict import status_of, worst
 from quarantine.history import History
 from quarantine.recommendation import Advice, GroupResult, RunResult, recommend
@@ -51,7 +51,7 @@ class Begun:
     started: datetime
     machine: str = ""
     boot_id: str = ""
-    carried: tuple[Mapping[str, Any], ...] = ()
+    carried: tuple[FindingRow, ...] = ()
     """Rows of the record before this one that nobody has taken over: lost, if this one did not hold them on."""
     history: History = field(default_factory=History)
     look_seconds: float = 300.0
@@ -98,22 +98,22 @@ class Progress:
         return Unobserved(causes.NOT_FINISHED, "it had not begun when this was written")
 
 
-def carried_by(node: NodeState, machine: str, boot_id: str) -> tuple[Mapping[str, Any], ...]:
+def carried_by(node: NodeState, machine: str, boot_id: str) -> tuple[FindingRow, ...]:
     """The faults of the record on the Node that count by it alone: the agent has not made them its own.
 
     Not what a person has released since, what a reboot has ended, and what was found on another machine.
     """
     try:
-        record = records.load(node.annotations.get(QUARANTINE_RESULT, "{}"))
+        record = records.parse(RunRecord, node.annotations.get(QUARANTINE_RESULT, "{}"))
         is_void = is_taken(record, QUARANTINE_RESULT, taken_on(node)) or not counts(record, node)
         faults = () if is_void else deep_faults(record)
     except RecordError:
         return ()
-    if machine and record.get("machine", "") not in ("", machine):
+    if machine and record.machine not in (None, "", machine):
         return ()
     released = _look(node)[0].acknowledged
     still = [one for one in faults if one.severity > Severity.PASS and not one.is_covered(released)]
-    at = str(record.get("timestamp", ""))
+    at = records.time_of(record)
     return tuple(_carried(one, at) for one in still if not _is_ended(one, boot_id))
 
 
@@ -121,17 +121,19 @@ def _is_ended(fault: Fault, boot_id: str) -> bool:
     return fault.severity is not Severity.ISOLATE and "" not in (fault.boot_id, boot_id) and fault.boot_id != boot_id
 
 
-def _carried(fault: Fault, at: str) -> dict[str, Any]:
-    return {
-        "last_seen": at,
-        **fault.row,
-        "reason": fault.reason,
-        "severity": fault.severity.name,
-        "subject": fault.subject,
-        "detail": str(fault.row.get("detail") or "an earlier quarantine run found it")[:_LONGEST_DETAIL],
-        "boot_id": fault.boot_id,
-        "nature": Nature.EVENT.value,
-    }
+def _carried(fault: Fault, at: datetime | None) -> FindingRow:
+    detail = (fault.row.detail or "an earlier quarantine run found it")[:_LONGEST_DETAIL]
+    return replace(
+        fault.row,
+        last_seen=fault.seen or at,
+        reason=fault.reason,
+        severity=fault.severity,
+        subject=fault.subject,
+        detail=detail,
+        boot_id=fault.boot_id,
+        nature=Nature.EVENT,
+        odd=frozenset(),
+    )
 
 
 def advise(begun: Begun, progress: Progress, node: NodeState, at: datetime) -> Advice:
@@ -139,7 +141,7 @@ def advise(begun: Begun, progress: Progress, node: NodeState, at: datetime) -> A
     memory, blind = _look(node)
     if progress.passed:
         memory = exits.passed(memory, begun.started)
-    carried = [] if progress.passed else [_finding(row) for row in begun.carried]
+    carried = [] if progress.passed else [_finding(one) for one in begun.carried]
     now = [one.finding for one in memory.standing if one.nature is Nature.LEVEL]
     ours = [one for one in memory.standing if one.finding.source == KIND and one.last_seen >= begun.started]
     standing = [one.finding for one in memory.standing if one.nature is Nature.EVENT and one not in ours]
@@ -154,41 +156,40 @@ def advise(begun: Begun, progress: Progress, node: NodeState, at: datetime) -> A
     )
 
 
-def render(begun: Begun, progress: Progress, node: NodeState, at: datetime) -> dict[str, Any]:
-    """The record as plain JSON types, at most LONGEST bytes long."""
+def render(begun: Begun, progress: Progress, node: NodeState, at: datetime) -> RunRecord:
+    """The record, at most LONGEST bytes long."""
     advice = advise(begun, progress, node, at)
     carried = () if progress.passed else begun.carried
-    rows = [*(row_of(one) for one in progress.found), *(dict(row) for row in carried)]
-    severity = worst(Severity[row["severity"]] for row in rows)
+    rows = (*(row_of(one) for one in progress.found), *carried)
+    severity = worst(one.severity for one in rows if one.severity is not None)
     status = status_of(severity, could_not_look=bool(progress.unobserved))
-    record: dict[str, Any] = {
-        "schema": records.SCHEMA,
-        "timestamp": timestamp(at),
-        "started": timestamp(begun.started),
-        "node": begun.node,
-        "suite": "level-4",
-        "by": "quarantine",
-        "holder": begun.holder,
-        "status": status.value,
-        "severity": severity.name,
-        "recommendation": advice.recommendation.value,
-        "reasons": [one[:_LONGEST_REASON] for one in advice.reasons[:_MOST_REASONS]],
-        "checks": [_check_row(progress, check) for check in TESTS],
-        "findings": sorted(rows, key=lambda row: -Severity[row["severity"]]),
-        "unobserved": [
-            {"check": group, "cause": cause.cause.name, "detail": cause.detail[:_LONGEST_DETAIL]}
-            for group, cause in progress.unobserved
-        ],
-        "passed": _passed(progress),
-        "machine": begun.machine,
-        "boot_id": begun.boot_id,
-        "history": [dict(row) for row in begun.history.rows],
-    }
-    if progress.running:
-        record["running"] = progress.running
-    if progress.bug_report:
-        record["bug_report"] = progress.bug_report
-    return records.within_limit(record)
+    return records.within_limit(
+        RunRecord(
+            schema=records.SCHEMA,
+            timestamp=timestamp(at),
+            started=begun.started,
+            node=begun.node,
+            suite="level-4",
+            by="quarantine",
+            holder=begun.holder,
+            status=status.value,
+            severity=severity.name,
+            recommendation=advice.recommendation.value,
+            reasons=tuple(one[:_LONGEST_REASON] for one in advice.reasons[:_MOST_REASONS]),
+            checks=tuple(_check_row(progress, check) for check in TESTS),
+            findings=tuple(sorted(rows, key=lambda one: -(one.severity or Severity.PASS))),
+            unobserved=tuple(
+                CauseRow(group, cause.cause.name, cause.detail[:_LONGEST_DETAIL])
+                for group, cause in progress.unobserved
+            ),
+            passed=by_reason(one for result in progress.results.values() for one in result.outcome.passed),
+            machine=begun.machine,
+            boot_id=begun.boot_id,
+            history=begun.history.rows,
+            running=progress.running or None,
+            bug_report=progress.bug_report or None,
+        )
+    )
 
 
 def is_blind(begun: Begun, node: NodeState, at: datetime) -> bool:
@@ -199,8 +200,8 @@ def is_blind(begun: Begun, node: NodeState, at: datetime) -> bool:
 def _silence(begun: Begun, node: NodeState, at: datetime) -> Iterator[Unobserved]:
     """An agent tells of its node at least hourly: one that has not for hours has not looked, whatever it said last."""
     try:
-        told = moment(records.load(node.annotations.get(RESULTS, "")).get("timestamp"))
-    except (RecordError, ValueError):
+        told = moment(records.parse(AgentRecord, node.annotations.get(RESULTS, "")).timestamp)
+    except ValueError:
         return
     if is_future(told, at) or (at - told).total_seconds() > max(_SILENT_SECONDS, _MISSED_LOOKS * begun.look_seconds):
         yield Unobserved(causes.AGENT_SILENT, f"the node's agent has told nothing since {timestamp(told)}")
@@ -209,13 +210,12 @@ def _silence(begun: Begun, node: NodeState, at: datetime) -> Iterator[Unobserved
 def _look(node: NodeState) -> tuple[Memory, tuple[Unobserved, ...]]:
     """What the agent's record says. Without one, only the tests speak of the node."""
     try:
-        record = records.load(node.annotations.get(RESULTS, "{}"))
+        record = records.parse(AgentRecord, node.annotations.get(RESULTS, "{}"))
         memory = records.remembered(record)
     except RecordError:
         return Memory(), ()
-    rows = record.get("unobserved")
-    blind = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    return memory, tuple(Unobserved(Cause.named(str(row.get("cause"))), str(row.get("detail"))) for row in blind)
+    blind = record.unobserved or ()
+    return memory, tuple(Unobserved(Cause.named(str(one.cause)), str(one.detail)) for one in blind)
 
 
 def _status(progress: Progress, check: Check) -> Status | None:
@@ -231,28 +231,17 @@ def outcome_status(outcome: Outcome) -> Status:
     return status_of(worst(one.severity for one in outcome.findings), could_not_look=not outcome.observed)
 
 
-def _check_row(progress: Progress, check: Check) -> dict[str, Any]:
+def _check_row(progress: Progress, check: Check) -> CheckRow:
     result = progress.results.get(check.group)
     findings = result.outcome.findings if result else ()
     severity = worst(one.severity for one in findings)
     status = _status(progress, check) or status_of(severity, could_not_look=True)
-    row = {"check": check.group, "status": status.value, "severity": severity.name}
-    if result and result.outcome.seen:
-        row["seen"] = result.outcome.seen[0].what[:_LONGEST_DETAIL]
-    return row
+    seen = result.outcome.seen[0].what[:_LONGEST_DETAIL] if result and result.outcome.seen else None
+    return CheckRow(check.group, status.value, severity.name, seen)
 
 
-def _passed(progress: Progress) -> dict[str, list[str]]:
-    """By reason, where that test passed."""
-    passed: dict[str, list[str]] = {}
-    for result in progress.results.values():
-        for one in result.outcome.passed:
-            passed.setdefault(one.reason, []).append(one.subject)
-    return passed
-
-
-def _finding(row: Mapping[str, Any]) -> Finding:
-    return Finding(str(row["reason"]), Severity[row["severity"]], str(row["subject"]), str(row["detail"]))
+def _finding(row: FindingRow) -> Finding:
+    return Finding(str(row.reason), row.severity or Severity.PASS, str(row.subject), str(row.detail))
 
 
 def findings_told(findings: Iterable[Finding]) -> list[str]:

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import structlog
 
@@ -19,6 +18,7 @@ from healthcheck.probes.efa.loopback import EfaLoopback
 from healthcheck.probes.kernel_log import boot_id
 from healthcheck.probes.nccl import AllReduce
 from healthcheck.settings import Settings
+from healthcheck.verdict.record import RunRecord
 from quarantine.history import history_of
 from quarantine.marks import Marks
 from quarantine.nvidia_report import BugReport
@@ -51,7 +51,7 @@ class QuarantineRun:
     holder: str
     stopping: threading.Event
 
-    def run(self, *, force: bool) -> dict[str, Any]:
+    def run(self, *, force: bool) -> RunRecord:
         """The record that the run ended with. Raises Refusal, ClusterError."""
         node = self.marks.take(force=force)
         begun = self._begun(node)

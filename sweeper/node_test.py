@@ -38,10 +38,11 @@ from healthcheck.probes.kernel_log import boot_id
 from healthcheck.probes.nvml.driver import look_once
 from healthcheck.probes.nvml.gpus import NVML, DriverLook
 from healthcheck.settings import NodeSettings
-from healthcheck.text.moments import is_future, moment
+from healthcheck.text.json_rows import as_json
+from healthcheck.text.moments import is_future
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import taken_on
-from healthcheck.verdict.record import RecordError
+from healthcheck.verdict.record import RunRecord
 from sweeper.settings import NodeTestSettings, cluster_values
 
 log = structlog.get_logger()
@@ -94,16 +95,16 @@ class NodeTest:
     def _last_seconds(self) -> float:
         return _LAST_SECONDS if self._has_verdict else self._patience_seconds + _TELL_SECONDS
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> RunRecord:
         """Test, tell, and return the record. Raises ClusterError where it could not be told."""
         node = self._patiently(partial(self.cluster.read_node, self.settings.node_name))
         record = self._look(node)
         self._has_verdict = is_verdict(record)
-        log.info("tested", node=node.name, record=record)
+        log.info("tested", node=node.name, record=as_json(record))
         self._patiently(partial(self._tell, node.uid, record))
         return record
 
-    def _look(self, node: NodeState) -> dict[str, Any]:
+    def _look(self, node: NodeState) -> RunRecord:
         started = clock.now().wall
         beside = {NVML: self._names()}
         outcome = look_deeply(self._diagnostic, Expectation(policy=self.values.policy), beside)
@@ -127,7 +128,7 @@ class NodeTest:
             log.warning("the boot can't be told from another", error=str(error))
             return ""
 
-    def _tell(self, uid: str, record: dict[str, Any]) -> None:
+    def _tell(self, uid: str, record: RunRecord) -> None:
         """Once, unless what stands on the Node counts for more. Raises ClusterError."""
 
         def result(node: NodeState) -> dict[str, Any] | None:
@@ -173,28 +174,27 @@ def main(arguments: list[str] | None = None) -> int:
     return 0 if is_verdict(record) else COULD_NOT
 
 
-def why_not(node: NodeState, record: dict[str, Any], now: datetime) -> str:
+def why_not(node: NodeState, record: RunRecord, now: datetime) -> str:
     """Why the record that stands on the Node stays there; '' where this one takes its place."""
-    try:
-        standing = records.load(node.annotations.get(SWEEP_RESULT, "{}"))
-        at = moment(standing["timestamp"])
-    except (RecordError, KeyError, ValueError):
+    standing = records.on_node(RunRecord, node, SWEEP_RESULT)
+    at, ended = records.time_of(standing), records.time_of(record)
+    if at is None:
         return ""
-    if moment(record["timestamp"]) < at and not is_future(at, now):
+    if ended is not None and ended < at and not is_future(at, now):
         return "it is newer: somebody tested the node while nobody could be told of this test"
-    if is_verdict(standing) and not is_verdict(record) and taken_on(node).get(_KIND) != standing["timestamp"]:
+    if is_verdict(standing) and not is_verdict(record) and taken_on(node).get(_KIND) != standing.timestamp:
         return "its verdict is not taken by the agent yet, and this test came to none"
     return ""
 
 
-def in_words(record: dict[str, Any]) -> str:
+def in_words(record: RunRecord) -> str:
     """For a person, who reads the pod's log: one line."""
-    found = [f"{one['reason']} on {one['subject']}: {one['detail']}" for one in record["findings"]]
-    blind = [f"{one['cause']}: {one['detail']}" for one in record["unobserved"]]
+    found = [f"{one.reason} on {one.subject}: {one.detail}" for one in record.findings or ()]
+    blind = [f"{one.cause}: {one.detail}" for one in record.unobserved or ()]
     what = [text[:_LONGEST_SAID] for text in (*found, *blind)]
     more = [f"and {len(what) - _MOST_SAID} more"] if len(what) > _MOST_SAID else []
-    said = "; ".join((f"severity {record['severity']}", *what[:_MOST_SAID], *more))
-    return f"{record['node']}: {record['suite']} says {record['status']}, {said}"
+    said = "; ".join((f"severity {record.severity}", *what[:_MOST_SAID], *more))
+    return f"{record.node}: {record.suite} says {record.status}, {said}"
 
 
 def _say_that_it_waits(error: BaseException) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
 
 from healthcheck.checks.driver import being_changed
 from healthcheck.deep.claim import claim_on
@@ -16,13 +15,11 @@ from healthcheck.text.moments import is_future, moment_or_none, timestamp
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
 from healthcheck.verdict.events import CONDITION_STATUS
-from healthcheck.verdict.record import RecordError
+from healthcheck.verdict.record import RunRecord, VerdictRow
 
 OVERDUE_INTERVALS = 3
 _WELL = (Status.PASS.value, Status.WARN.value)
 _TESTED = (*_WELL, Status.FAIL.value)
-BEFORE = "before"
-"""In the record of a run that came to no verdict: what the last one that did had said, and when."""
 _KEPT = ("timestamp", "status", "by", "machine")
 _LONGEST_KEPT, _LONGEST_CAUSES = 80, 200
 
@@ -55,37 +52,30 @@ class Attempt:
 
 def last_attempt(node: NodeState, now: datetime) -> Attempt | None:
     """The deep run that last wrote that it could not test; None where its record says something else, or nothing."""
-    record = _record(node, SWEEP_RESULT)
-    at = _moment(record) if record.get("status") == Status.UNKNOWN.value else None
+    record = records.on_node(RunRecord, node, SWEEP_RESULT)
+    at = records.time_of(record) if record.status == Status.UNKNOWN.value else None
     return Attempt(at, _causes(record)) if at is not None and not is_future(at, now) else None
 
 
-def _causes(record: Mapping[str, Any]) -> str:
+def _causes(record: RunRecord) -> str:
     """Each cause with its first detail."""
-    rows = record.get("unobserved")
     told: dict[str, str] = {}
-    for row in rows if isinstance(rows, list) else ():
-        if isinstance(row, Mapping) and row.get("cause"):
-            told.setdefault(str(row["cause"]), str(row.get("detail") or ""))
+    for row in record.unobserved or ():
+        if row.cause:
+            told.setdefault(row.cause, row.detail or "")
     words = "; ".join(f"{cause}: {detail}" if detail else cause for cause, detail in told.items())
     return printable(words, _LONGEST_CAUSES)
 
 
-def verdict_before(node: NodeState) -> dict[str, str]:
-    """What the record of a run without a verdict keeps of the last one with one; {} where there is none."""
-    record = _verdict(_record(node, SWEEP_RESULT))
-    return {key: str(record[key])[:_LONGEST_KEPT] for key in _KEPT if key in record}
-
-
-def keeping_verdict(record: Mapping[str, Any], node: NodeState) -> dict[str, Any]:
+def keeping_verdict(record: RunRecord, node: NodeState) -> RunRecord:
     """The record, with what it takes the place of on the Node where it comes to no verdict itself."""
-    before = {} if is_verdict(record) else verdict_before(node)
-    return records.within_limit({**record, BEFORE: before}) if before else dict(record)
+    before = None if is_verdict(record) else _verdict(records.on_node(RunRecord, node, SWEEP_RESULT))
+    return records.within_limit(replace(record, before=before)) if before else record
 
 
-def is_verdict(record: Mapping[str, Any]) -> bool:
+def is_verdict(record: RunRecord | VerdictRow) -> bool:
     """Whether a deep run's record says how the node is."""
-    return record.get("status") in _TESTED
+    return record.status in _TESTED
 
 
 def is_due(test: DeepTest | None, interval: timedelta, now: datetime) -> bool:
@@ -138,34 +128,28 @@ def _unhealthy(node: NodeState) -> str:
 
 
 def _swept(node: NodeState) -> DeepTest | None:
-    record = _verdict(_record(node, SWEEP_RESULT))
-    at = _moment(record)
-    if at is None or is_of_another_machine(record, node):
+    told = _verdict(records.on_node(RunRecord, node, SWEEP_RESULT))
+    at = moment_or_none(told.timestamp) if told else None
+    if told is None or at is None or is_of_another_machine(told.machine, node):
         return None
-    return DeepTest(at, str(record["status"]), "agent" if record.get("by") == "agent" else "sweep")
+    return DeepTest(at, str(told.status), "agent" if told.by == "agent" else "sweep")
 
 
-def _verdict(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The record itself where it says how the node is, else what it keeps of the one before it; {}: neither."""
-    kept = record if is_verdict(record) else record.get(BEFORE)
-    return kept if isinstance(kept, Mapping) and is_verdict(kept) else {}
+def _verdict(record: RunRecord) -> VerdictRow | None:
+    """What the record says of how the node is; where it does not, what it keeps of the one before it."""
+    told = record.before
+    if is_verdict(record):
+        told = VerdictRow(record.timestamp, record.status, record.by, record.machine)
+    if told is None or not is_verdict(told):
+        return None
+    bounded = {name: word[:_LONGEST_KEPT] for name in _KEPT if (word := getattr(told, name)) is not None}
+    return VerdictRow(**bounded)
 
 
 def _quarantined(node: NodeState) -> DeepTest | None:
     """By what its level 4 said: the rest tests no GPU, and without a verdict it may not have come to them."""
-    record = _record(node, QUARANTINE_RESULT)
-    status, at = records.level_4_status(record), _moment(record)
-    if at is None or status not in _TESTED or is_of_another_machine(record, node):
+    record = records.on_node(RunRecord, node, QUARANTINE_RESULT)
+    status, at = records.level_4_status(record), records.time_of(record)
+    if at is None or status not in _TESTED or is_of_another_machine(record.machine, node):
         return None
     return DeepTest(at, status, "quarantine")
-
-
-def _record(node: NodeState, key: str) -> dict[str, Any]:
-    try:
-        return records.load(node.annotations.get(key, "{}"))
-    except RecordError:
-        return {}
-
-
-def _moment(record: Mapping[str, Any]) -> datetime | None:
-    return moment_or_none(record.get("timestamp"))

@@ -7,30 +7,29 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import islice
-from typing import Any
 
 from healthcheck.checks.dcgm_diag import LEVEL_2, LEVEL_4
 from healthcheck.memory.deep_tests import DeepFinding, DeepResult, after_deep_test
 from healthcheck.memory.findings import Memory
+from healthcheck.memory.rows import FindingRow
 from healthcheck.model import Finding, Nature, Now, Outcome, Passed, Severity, Status
 from healthcheck.node.state import QUARANTINE_RESULT, NodeState
-from healthcheck.text.moments import moment, moment_or_none, timestamp
+from healthcheck.text.moments import held, moment, timestamp
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import DEEP, UNTOLD, Fault, counts, deep_faults, is_taken
+from healthcheck.verdict.acknowledgement import UNTOLD, Fault, counts, deep_faults, is_taken
 from healthcheck.verdict.events import Event, cut, event_name
-from healthcheck.verdict.record import RecordError
+from healthcheck.verdict.record import DEEP, CauseRow, CheckRow, RunRecord
 from healthcheck.verdict.verdict import status_of, worst
 
 _REASON = re.compile(r"[A-Z][A-Za-z0-9]{0,62}\Z", re.ASCII)
 _SUBJECT = re.compile(r"[a-z]+(/.+)?\Z", re.ASCII)
 _LONGEST_SUBJECT, _LONGEST_DETAIL, _LONGEST_NAME = 253, 500, 80
+_LONGEST_CAUSE = 300
 _NAMES = ("index", "uuid", "serial")
-_MOST_PASSED = 4096
 _CHECKS = {"sweep-result": LEVEL_2.name, "quarantine-result": LEVEL_4.name}
 """By whose exits the findings of each kind of record leave."""
 
@@ -78,82 +77,82 @@ def void_record(node: NodeState, deep: DeepRecord) -> Event:
 def passed_run(node: NodeState) -> PassedRun | None:
     """The run whose record on the Node says so; None where it says anything else, or speaks of another machine."""
     text = node.annotations.get(QUARANTINE_RESULT, "{}")
-    try:
-        record = records.load(text)
-    except RecordError:
-        return None  # whoever plans the change complains of it
+    record = records.on_node(RunRecord, node, QUARANTINE_RESULT)  # whoever plans the change complains of a bad one
     began = records.passed_since(record)
-    if began is None or is_of_another_machine(record, node):
+    if began is None or is_of_another_machine(record.machine, node):
         return None
     return PassedRun(hashlib.blake2s(text.encode("utf-8", "replace"), digest_size=12).hexdigest(), began)
 
 
-def is_of_another_machine(record: Mapping[str, Any], node: NodeState) -> bool:
-    """The kernel and the kubelet write the same number in letters of either case."""
-    machine = str(record.get("machine") or "")
-    return bool(node.machine and machine) and machine.lower() != node.machine.lower()
+def is_of_another_machine(machine: str | None, node: NodeState) -> bool:
+    """The kernel and the kubelet write the same number in letters of either case; '' and None are no name."""
+    return bool(node.machine and machine) and str(machine).lower() != node.machine.lower()
 
 
-def render(outcome: Outcome, ran: Ran) -> dict[str, Any]:
-    """The record of a run as plain JSON types, at most LONGEST bytes long."""
+def render(outcome: Outcome, ran: Ran) -> RunRecord:
+    """The record of a run, at most LONGEST bytes long."""
     severity = worst(one.severity for one in outcome.findings)
-    status = status_of(severity, could_not_look=not outcome.observed)
-    passed: dict[str, list[str]] = {}
-    for one in outcome.passed:
-        passed.setdefault(one.reason, []).append(one.subject)
+    status = status_of(severity, could_not_look=not outcome.observed).value
     return records.within_limit(
-        {
-            "schema": records.SCHEMA,
-            "timestamp": timestamp(ran.ended),
-            "started": timestamp(ran.started),
-            "node": ran.node,
-            "suite": "level-2",
-            "by": ran.by,
-            "status": status.value,
-            "severity": severity.name,
-            "checks": [{"check": outcome.group, "status": status.value, "severity": severity.name}],
-            "findings": [row_of(one) for one in sorted(outcome.findings, key=lambda one: -one.severity)],
-            "unobserved": [
-                {"check": outcome.group, "cause": one.cause.name, "detail": one.detail[:300]}
-                for one in outcome.unobserved
-            ],
-            "passed": passed,
-            "machine": ran.machine,
-            "boot_id": ran.boot_id,
-        }
+        RunRecord(
+            schema=records.SCHEMA,
+            timestamp=timestamp(ran.ended),
+            started=_second(ran.started),
+            node=ran.node,
+            suite="level-2",
+            by=ran.by,
+            status=status,
+            severity=severity.name,
+            checks=(CheckRow(outcome.group, status, severity.name),),
+            findings=tuple(row_of(one) for one in sorted(outcome.findings, key=lambda one: -one.severity)),
+            unobserved=tuple(
+                CauseRow(outcome.group, one.cause.name, one.detail[:_LONGEST_CAUSE]) for one in outcome.unobserved
+            ),
+            passed=by_reason(outcome.passed),
+            machine=ran.machine,
+            boot_id=ran.boot_id,
+        )
     )
 
 
-def row_of(finding: Finding) -> dict[str, Any]:
+def by_reason(passed: Iterable[Passed]) -> dict[str, tuple[str, ...]]:
+    """The tests that passed, and where."""
+    told: dict[str, tuple[str, ...]] = {}
+    for one in passed:
+        told[one.reason] = (*told.get(one.reason, ()), one.subject)
+    return told
+
+
+def row_of(finding: Finding) -> FindingRow:
     """A finding as the records of deep runs have it: it stands as an event does."""
-    return {
-        "reason": finding.reason,
-        "severity": finding.severity.name,
-        "subject": finding.subject,
-        "about": dict(finding.about),
-        "detail": finding.detail,
-        "nature": Nature.EVENT.value,
-        "rule": finding.rule,
-    }
+    return FindingRow(
+        reason=finding.reason,
+        severity=finding.severity,
+        subject=finding.subject,
+        about=finding.about,
+        detail=finding.detail,
+        nature=Nature.EVENT,
+        rule=finding.rule,
+    )
 
 
-def deep_record(record: Mapping[str, Any], kind: str) -> DeepRecord:
+def deep_record(record: RunRecord, kind: str) -> DeepRecord:
     """What a record says. Raises RecordError or ValueError."""
-    at = moment(record["timestamp"])
-    severity = records.severity_in(record)
+    at = moment(record.timestamp)
+    severity = records.severity_of(record)
     faults = [one for one in deep_faults(record) if min(one.severity, severity) is not Severity.PASS]
-    is_pass = record.get("status") == Status.PASS.value and bool(record.get("checks"))
+    saw_all = not record.unobserved and "unobserved" not in record.odd
     return DeepRecord(
         kind,
-        str(record["timestamp"]),
+        str(record.timestamp),
         DeepResult(
-            min(moment_or_none(record.get("started")) or at, at),
+            min(record.started or at, at),
             at,
             tuple(_found(one, severity, kind) for one in faults),
-            tuple(_passed(record)),
-            is_pass and not faults and not record.get("unobserved"),
+            tuple(Passed(reason, one) for reason, subjects in (record.passed or {}).items() for one in subjects),
+            record.status == Status.PASS.value and bool(record.checks) and saw_all and not faults,
         ),
-        str(record.get("machine") or "")[:_LONGEST_NAME],
+        (record.machine or "")[:_LONGEST_NAME],
     )
 
 
@@ -162,20 +161,25 @@ def untaken(node: NodeState, taken: Mapping[str, str]) -> Iterator[DeepRecord]:
 
     One that nobody can read, or whose time nobody can tell, is left to count by itself.
     """
-    for key, kind in DEEP.items():
+    for annotation, kind in DEEP.items():
+        record = records.on_node(RunRecord, node, annotation)
+        if is_taken(record, annotation, taken):
+            continue
         try:
-            record = records.load(node.annotations.get(key, "{}"))
-            if not is_taken(record, key, taken) and "timestamp" in record:
-                yield deep_record(record, kind) if counts(record, node) else _void(record, kind)
-        except (RecordError, ValueError):
+            yield deep_record(record, kind) if counts(record, node) else _void(record, kind)
+        except ValueError:
             continue
 
 
-def _void(record: Mapping[str, Any], kind: str) -> DeepRecord:
+def _void(record: RunRecord, kind: str) -> DeepRecord:
     """One of the bash suite's, as far as a person wants to know of it. Raises ValueError."""
-    at, said = moment(record["timestamp"]), ("status", "severity", "recommendation", "suite")
-    words = ", ".join(f"{key} {record[key]}"[:_LONGEST_NAME] for key in said if record.get(key))
-    return DeepRecord(kind, str(record["timestamp"]), DeepResult(at, at), void=words or "nothing")
+    at = moment(record.timestamp)
+    words = ", ".join(
+        f"{name} {told}"[:_LONGEST_NAME]
+        for name in ("status", "severity", "recommendation", "suite")
+        if (told := getattr(record, name))
+    )
+    return DeepRecord(kind, str(record.timestamp), DeepResult(at, at), void=words or "nothing")
 
 
 def after_deep_record(memory: Memory, deep: DeepRecord, now: Now, escalate_after: int) -> Memory:
@@ -188,19 +192,6 @@ def after_deep_record(memory: Memory, deep: DeepRecord, now: Now, escalate_after
     return replace(after, taken={**memory.taken, deep.kind: deep.timestamp})
 
 
-def _passed(record: Mapping[str, Any]) -> Iterator[Passed]:
-    """`passed` of a deep record: by reason, the subjects where that test passed; '' among them is everywhere."""
-    rows = record.get("passed")
-    pairs = (
-        (str(reason), subject)
-        for reason, subjects in (rows.items() if isinstance(rows, dict) else ())
-        for subject in (subjects if isinstance(subjects, list) else ())
-    )
-    for reason, subject in islice(pairs, _MOST_PASSED):
-        if isinstance(subject, str):
-            yield Passed(reason, subject[:_LONGEST_SUBJECT])
-
-
 def _found(fault: Fault, stated: Severity, kind: str) -> DeepFinding:
     """One row, bounded. Never worse than what its own run says of the node, as the merge of the records has it."""
     finding = Finding(
@@ -208,16 +199,14 @@ def _found(fault: Fault, stated: Severity, kind: str) -> DeepFinding:
         fault.reason if _REASON.match(fault.reason) else UNTOLD,
         min(fault.severity, stated),
         fault.subject[:_LONGEST_SUBJECT] if _SUBJECT.match(fault.subject) else "node",
-        str(fault.row.get("detail") or f"a deep diagnostic's record says {fault.severity.name}")[:_LONGEST_DETAIL],
-        _about(fault.row),
-        rule=str(fault.row.get("rule") or "")[:_LONGEST_NAME],
+        (fault.row.detail or f"a deep diagnostic's record says {fault.severity.name}")[:_LONGEST_DETAIL],
+        {name: told[:_LONGEST_NAME] for name in _NAMES if (told := (fault.row.about or {}).get(name))},
+        rule=(fault.row.rule or "")[:_LONGEST_NAME],
         source=kind,
     )
     named = (fault.reason, fault.subject)
     return DeepFinding(finding, _CHECKS[kind], fault.seen, named, fault.boot_id, fault.seq)
 
 
-def _about(row: Mapping[str, Any]) -> dict[str, str]:
-    about = row.get("about")
-    told = about if isinstance(about, dict) else {}
-    return {name: str(told[name])[:_LONGEST_NAME] for name in _NAMES if told.get(name) not in (None, "")}
+def _second(at: datetime) -> datetime:
+    return held(at).replace(microsecond=0)

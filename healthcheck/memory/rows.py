@@ -10,7 +10,7 @@ from healthcheck.memory.exit_table import exit_words
 from healthcheck.memory.findings import Acknowledgement, Release, Standing
 from healthcheck.model import Finding, Nature, Severity
 from healthcheck.text.json_rows import Row, key, names, one_of, seconds, whole, word, yes
-from healthcheck.text.moments import moment_or_none
+from healthcheck.text.moments import held, moment_or_none
 
 _LONGEST_WORD = 200
 SEVERITIES: Mapping[str, Severity] = Severity.__members__
@@ -100,8 +100,8 @@ class AcknowledgementRow(Row):
         return Acknowledgement(self.reason or "", self.subject or "", self.boot_id or "", self.cursor, self.last_seen)
 
 
-def finding_row(standing: Standing) -> FindingRow:
-    """What stands, for the record: without the boot in which it was seen, and its times to the millisecond."""
+def whole_row(standing: Standing) -> FindingRow:
+    """What stands, to the last digit, for the file."""
     finding = standing.finding
     return FindingRow(
         reason=finding.reason,
@@ -115,17 +115,20 @@ def finding_row(standing: Standing) -> FindingRow:
         exit=exit_words(standing),
         check=standing.check,
         nature=standing.nature,
-        at=round(standing.last_at, 3),
+        at=standing.last_at,
         seq=standing.seq if standing.seq >= 0 else None,
         rule=finding.rule or None,
         source=finding.source or None,
+        boot_id=standing.boot_id,
+        escalates=finding.escalates,
     )
 
 
-def whole_row(standing: Standing) -> FindingRow:
-    """All of it, to the last digit, for the file."""
-    escalates = standing.finding.escalates
-    return replace(finding_row(standing), at=standing.last_at, boot_id=standing.boot_id, escalates=escalates)
+def finding_row(standing: Standing) -> FindingRow:
+    """What stands, for the record: without the boot in which it was seen, its times cut to what a record tells."""
+    first, last = _second(standing.first_seen), _second(standing.last_seen)
+    at = round(standing.last_at, 3)
+    return replace(whole_row(standing), first_seen=first, last_seen=last, at=at, boot_id=None, escalates=None)
 
 
 def release_row(release: Release) -> ReleaseRow:
@@ -134,8 +137,12 @@ def release_row(release: Release) -> ReleaseRow:
 
 def short_release_row(release: Release) -> ReleaseRow:
     """For the record, which is bounded."""
-    return ReleaseRow(release.by[:_LONGEST_WORD], release.reason[:_LONGEST_WORD], release.at)
+    return ReleaseRow(release.by[:_LONGEST_WORD], release.reason[:_LONGEST_WORD], _second(release.at))
 
 
 def acknowledgement_row(one: Acknowledgement) -> AcknowledgementRow:
     return AcknowledgementRow(one.reason, one.subject, one.boot_id, one.cursor, one.last_seen)
+
+
+def _second(at: datetime) -> datetime:
+    return held(at).replace(microsecond=0)

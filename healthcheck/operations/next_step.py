@@ -6,10 +6,12 @@ Where a platform replaces and reboots nodes by itself it is asked to; nothing he
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from healthcheck.memory.rows import FindingRow
+from healthcheck.model import Severity
 from healthcheck.node.state import NodeState
 
 _HYPERPOD_HEALTH = "sagemaker.amazonaws.com/node-health-status"
@@ -49,7 +51,7 @@ def platform_of(node: NodeState) -> Platform:
     return Platform.EC2 if _instance(node) else Platform.OTHER
 
 
-def next_step(recommendation: str, node: NodeState, findings: Iterable[Mapping[str, object]]) -> NextStep:
+def next_step(recommendation: str, node: NodeState, findings: Iterable[FindingRow]) -> NextStep:
     """For a word of the record; of one that is not known, nothing. `findings` are the record's rows."""
     match recommendation:
         case "return-to-service":
@@ -66,9 +68,9 @@ def next_step(recommendation: str, node: NodeState, findings: Iterable[Mapping[s
     return NextStep()
 
 
-def _reset(node: NodeState, findings: Iterable[Mapping[str, object]]) -> NextStep:
+def _reset(node: NodeState, findings: Iterable[FindingRow]) -> NextStep:
     """Of the GPUs that a finding of RESET names; of all where it names another place, such as a switch."""
-    places = [str(one.get("subject", "")) for one in findings if one.get("severity") == "RESET"]
+    places = [one.subject or "" for one in findings if one.severity is Severity.RESET]
     gpus = [match[1] for place in places if (match := _GPU.match(place))]
     only = f" -i {','.join(dict.fromkeys(gpus))}" if gpus and len(gpus) == len(places) else ""
     shell = f"kubectl debug node/{node.name} -it --profile=sysadmin --image=busybox -- chroot /host"

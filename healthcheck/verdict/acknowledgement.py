@@ -6,29 +6,24 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 from healthcheck.memory.findings import Acknowledgement, Release
-from healthcheck.memory.rows import AcknowledgementRow, acknowledgement_row
+from healthcheck.memory.rows import AcknowledgementRow, FindingRow, acknowledgement_row
 from healthcheck.model import Nature, Severity, Status
 from healthcheck.node.state import (
     FIELD_MANAGER,
-    QUARANTINE_RESULT,
     RELEASE,
     RESULTS,
     STATUS,
-    SWEEP_RESULT,
     FieldManager,
     NodeState,
 )
-from healthcheck.text.json_rows import as_json, row_in
-from healthcheck.text.moments import EARLIEST, moment, moment_or_none, timestamp
+from healthcheck.text.json_rows import Row, as_json, key, only_rows, row_in, word
+from healthcheck.text.moments import EARLIEST, moment, moment_or_none
 from healthcheck.verdict import record as records
-from healthcheck.verdict.record import RecordError
+from healthcheck.verdict.record import DEEP, AgentRecord, Record, RecordError, RunRecord
 from healthcheck.verdict.verdict import worst
 
-DEEP = {SWEEP_RESULT: "sweep-result", QUARANTINE_RESULT: "quarantine-result"}
-"""The annotations of deep runs, and their names in a record."""
 _LONGEST_WORD, _LONGEST_REASON = 253, 1024
 _WORSE = (Status.WARN.value, Status.FAIL.value, Status.UNKNOWN.value)
 GESTURE = f"set the label {STATUS} to {Status.PASS.value}"
@@ -36,6 +31,16 @@ _SOMEBODY = "a person"
 """Where nothing on the Node tells who."""
 UNTOLD = "DeepDiagnosticFailed"
 """The reason of what a deep record's severity says and none of its findings does."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ReleaseWord(Row):
+    """The annotation that waits for the agent."""
+
+    by: str | None = key(word)
+    reason: str | None = key(word)
+    at: datetime | None = key(moment_or_none)
+    findings: tuple[AcknowledgementRow, ...] | None = key(only_rows(AcknowledgementRow))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,7 @@ class Fault:
     cursor: int | None
     seq: int
     seen: datetime | None
-    row: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    row: FindingRow = field(default_factory=FindingRow, compare=False)
     """As it stands in the record."""
 
     def is_covered(self, acknowledged: Iterable[Acknowledgement]) -> bool:
@@ -92,23 +97,31 @@ def acknowledgements(faults: Iterable[Fault]) -> tuple[Acknowledgement, ...]:
 
 def dump_release(release: Release) -> str:
     """The annotation's text."""
-    rows = [as_json(acknowledgement_row(one)) for one in release.findings]
-    word = {"by": release.by, "reason": release.reason, "at": timestamp(release.at), "findings": rows}
-    return json.dumps(word, separators=(",", ":"), ensure_ascii=False)
+    rows = tuple(map(acknowledgement_row, release.findings))
+    word = _ReleaseWord(release.by, release.reason, release.at, rows)
+    return json.dumps(as_json(word), separators=(",", ":"), ensure_ascii=False)
 
 
 def parse_release(text: str) -> Release:
     """Raises RecordError when it is none."""
-    content = records.load(text)
+    word = row_in(_ReleaseWord, records.load(text))
     try:
-        rows = content["findings"]
-        if not isinstance(rows, list):
-            raise RecordError(f"findings: a list is wanted, not {type(rows).__name__}")
-        by, reason = str(content["by"])[:_LONGEST_WORD], str(content["reason"])[:_LONGEST_REASON]
-        findings = tuple(_whole_second(row_in(AcknowledgementRow, row).acknowledgement()) for row in rows)
-        return Release(by, reason, moment(content["at"]), findings)
-    except (KeyError, ValueError, TypeError, OverflowError) as error:
-        raise RecordError(f"no release ({{by, reason, at, findings}}): {error!r}") from None
+        word.must_have("by", "reason", "at", "findings")
+        findings = tuple(_whole_second(one.acknowledgement()) for one in word.findings or ())
+    except ValueError as error:
+        raise RecordError(f"no release ({{by, reason, at, findings}}): {error}") from None
+    assert word.at is not None
+    return Release((word.by or "")[:_LONGEST_WORD], (word.reason or "")[:_LONGEST_REASON], word.at, findings)
+
+
+def released_at(node: NodeState) -> datetime | None:
+    """When a person last released the node, whether the agent has heard of it yet or not."""
+    told = records.on_node(AgentRecord, node, RESULTS).released
+    try:
+        waiting = row_in(_ReleaseWord, records.load(node.annotations.get(RELEASE, "{}"))).at
+    except RecordError:
+        waiting = None
+    return max((at for at in (told.at if told else None, waiting) if at is not None), default=None)
 
 
 def other_severities(
@@ -122,34 +135,35 @@ def other_severities(
     severities, complaints = [], []
     known = tuple(acknowledged)
     taken = taken_on(node) if taken is None else taken
-    for key in DEEP:
+    for annotation in DEEP:
         try:
-            record = _record(node, key)
-            if record is None or is_taken(record, key, taken):
+            if annotation not in node.annotations:
+                continue
+            record = records.parse(RunRecord, node.annotations[annotation])
+            if is_taken(record, annotation, taken):
                 continue
             if is_counted := counts(record, node):
                 standing = [one.severity for one in deep_faults(record) if not one.is_covered(known)]
-                severities.append(min(records.severity_in(record), worst(standing)))
+                severities.append(min(records.severity_of(record), worst(standing)))
             if why := _why_undated(record):
                 does = "counts until it is taken off the Node" if is_counted else "is passed over"
-                complaints.append(f"annotation {key}: {why}; it {does}")
+                complaints.append(f"annotation {annotation}: {why}; it {does}")
         except RecordError as error:
-            complaints.append(f"annotation {key}: {error}; it is passed over")
+            complaints.append(f"annotation {annotation}: {error}; it is passed over")
     return severities, tuple(complaints)
 
 
-def counts(record: Mapping[str, Any], node: NodeState) -> bool:
+def counts(record: RunRecord, node: NodeState) -> bool:
     """Whether a deep record speaks of the node as it is: one of the bash suite does while its taint stands there."""
-    is_dated = moment_or_none(record.get("timestamp")) is not None
-    return records.has_schema(record) or (is_dated and node.tainted())
+    return records.has_schema(record) or (records.time_of(record) is not None and node.tainted())
 
 
-def _why_undated(record: Mapping[str, Any]) -> str:
+def _why_undated(record: RunRecord) -> str:
     """Nothing can take in a record without a time, and no release can tell it from a later one."""
-    if "timestamp" not in record and records.has_schema(record):
+    if record.timestamp is None and "timestamp" not in record.odd and records.has_schema(record):
         return ""
     try:
-        moment(record.get("timestamp"))
+        moment(record.timestamp)
     except ValueError as error:
         return f"timestamp: {error}"
     return ""
@@ -168,92 +182,72 @@ def _gesture(node: NodeState) -> Release | None:
     server has noted it; that it is a gesture does not depend on it.
     """
     record = _own_record(node)
-    if node.labels.get(STATUS) != Status.PASS.value or record.get("status") not in _WORSE:
+    if node.labels.get(STATUS) != Status.PASS.value or record.status not in _WORSE:
         return None
     findings = acknowledgements(_own_faults(node))
     others = [one for one in node.status_managers if one.name != FIELD_MANAGER]
-    told = moment_or_none(record.get("timestamp")) or EARLIEST
+    told = records.time_of(record) or EARLIEST
     person = max(others, key=lambda one: one.at, default=FieldManager(_SOMEBODY, told))
     at = max(person.at, told)
     return Release(person.name, GESTURE, at, tuple(map(_whole_second, findings))) if findings else None
 
 
-def is_taken(record: Mapping[str, Any], key: str, taken: Mapping[str, str]) -> bool:
+def is_taken(record: RunRecord, annotation: str, taken: Mapping[str, str]) -> bool:
     """Whether the agent has made this deep record's findings its own."""
-    at = record.get("timestamp")
-    return at is not None and taken.get(DEEP[key]) == at
+    return record.timestamp is not None and taken.get(DEEP[annotation]) == record.timestamp
 
 
-def taken_on(node: NodeState) -> dict[str, str]:
+def taken_on(node: NodeState) -> Mapping[str, str]:
     """By kind of record: the timestamp of the deep record that the agent's own says it has taken."""
-    return records.taken_in(_own_record(node))
+    return _own_record(node).taken or {}
 
 
-def _own_record(node: NodeState) -> dict[str, Any]:
-    """The agent's; {} where there is none, or nobody can read it, or the bash suite wrote it."""
-    try:
-        record = _record(node, RESULTS) or {}
-    except RecordError:
-        return {}
-    return record if records.has_schema(record) else {}
+def _own_record(node: NodeState) -> AgentRecord:
+    """The agent's; one that says nothing where there is none, or nobody can read it, or the bash suite wrote it."""
+    record = records.on_node(AgentRecord, node, RESULTS)
+    return record if records.has_schema(record) else AgentRecord()
 
 
 def _own_faults(node: NodeState) -> list[Fault]:
     record = _own_record(node)
-    rows = records.findings_in(record)
-    return [one for row in rows if (one := _fault(row, record, row.get("nature"))) is not None]
+    return [one for row in record.findings or () if (one := _fault(row, record, row.nature, record.cursor)) is not None]
 
 
 def _deep_faults_on(node: NodeState) -> Iterator[Fault]:
     taken = taken_on(node)
-    for key in DEEP:
+    for annotation in DEEP:
         try:
-            record = _record(node, key)
-            if record is not None and not is_taken(record, key, taken) and counts(record, node):
+            record = records.parse(RunRecord, node.annotations.get(annotation, "{}"))
+            if not is_taken(record, annotation, taken) and counts(record, node):
                 yield from deep_faults(record)
         except RecordError:
             continue
 
 
-def deep_faults(record: Mapping[str, Any]) -> list[Fault]:
+def deep_faults(record: RunRecord) -> list[Fault]:
     """What a deep run found is an event, whatever shows later; so is a severity that none of its findings explains.
 
     Raises RecordError.
     """
-    rows = records.findings_in(record)
-    faults = [one for row in rows if (one := _fault(row, record, row.get("nature", Nature.EVENT.value))) is not None]
-    stated = records.severity_in(record)
+    rows = [row for row in record.findings or () if "nature" not in row.odd]
+    faults = [one for row in rows if (one := _fault(row, record, row.nature or Nature.EVENT)) is not None]
+    stated = records.severity_of(record)
     if stated > worst(one.severity for one in faults):
-        untold = {"reason": UNTOLD, "subject": "node", "severity": stated.name}
-        faults += [one for one in (_fault(untold, record, Nature.EVENT.value),) if one is not None]
+        untold = FindingRow(UNTOLD, stated, "node")
+        faults += [one for one in (_fault(untold, record, Nature.EVENT),) if one is not None]
     return faults
 
 
-def _fault(row: Mapping[str, Any], record: Mapping[str, Any], nature: Any) -> Fault | None:
+def _fault(row: FindingRow, record: Record, nature: Nature | None, cursor: int | None = None) -> Fault | None:
     """A row of a record that may come from anybody; None for what is no finding."""
-    boot_id, seq = record.get("boot_id", ""), row.get("seq")
-    seq = seq if isinstance(seq, int) and not isinstance(seq, bool) else -1
-    # The cursor is a place in the log of the record's own boot; an earlier boot's log ended long ago.
-    cursor = record.get("cursor") if row.get("boot_id", boot_id) == boot_id else seq
-    try:
-        return Fault(
-            str(row["reason"]),
-            str(row["subject"]),
-            Severity[str(row["severity"])],
-            Nature(nature),
-            str(row.get("boot_id", boot_id)),
-            cursor if isinstance(cursor, int) and seq >= 0 else None,
-            seq,
-            moment_or_none(row.get("last_seen", record.get("timestamp"))),
-            row,
-        )
-    except (KeyError, ValueError):
+    if row.reason is None or row.subject is None or row.severity is None or nature is None:
         return None
-
-
-def _record(node: NodeState, key: str) -> dict[str, Any] | None:
-    text = node.annotations.get(key)
-    return None if text is None else records.load(text)
+    seq = -1 if row.seq is None else row.seq
+    boot_id = record.boot_id or "" if row.boot_id is None else row.boot_id
+    # The cursor is a place in the log of the record's own boot; an earlier boot's log ended long ago.
+    place = cursor if boot_id == (record.boot_id or "") else seq
+    seen = None if "last_seen" in row.odd else row.last_seen or records.time_of(record)
+    return Fault(row.reason, row.subject, row.severity, nature, boot_id, place if seq >= 0 else None, seq, seen, row)
 
 
 def _whole_second(one: Acknowledgement) -> Acknowledgement:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -22,7 +23,7 @@ from healthcheck.node.state import (
     is_our_taint,
     is_tested,
 )
-from healthcheck.text.moments import moment, timestamp
+from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import other_severities
 from healthcheck.verdict.budget import HELD, Grant
@@ -35,6 +36,7 @@ from healthcheck.verdict.events import (
     transition,
     withheld,
 )
+from healthcheck.verdict.record import AgentRecord
 from healthcheck.verdict.verdict import Verdict, merge
 
 _RECOUNT_SECONDS = 30.0
@@ -75,7 +77,7 @@ def wants_place(verdict: Verdict, node: NodeState, rules: Rules, memory: Memory)
 
 def plan(
     verdict: Verdict,
-    record: Mapping[str, Any],
+    record: AgentRecord,
     node: NodeState,
     rules: Rules,
     now: datetime,
@@ -87,16 +89,16 @@ def plan(
     A release on the Node is taken by now, so that it goes with the record that tells of it; so are the deep records
     that the record names.
     """
-    others, complaints = other_severities(node, acknowledged, records.taken_in(record))
+    others, complaints = other_severities(node, acknowledged, record.taken or {})
     status, severity = merge(verdict, others)
     word = _wish(severity, node, rules, blind=_is_blind(status, verdict))
     if word == "set" and not node.tainted() and not grant.held:
         word = "withheld"
     taints = _taints(node, wanted=word == "set", started=_has_started(status, verdict))
     before, complaint = _record_before(node)
-    told = {**record, "taint": word} if word else dict(record)
+    told = replace(record, taint=word or None)
     patch = _patch(_labels(status, severity, rules, now), told, taints, node)
-    news = _is_news(patch, told, before, rules, now)
+    news = _is_news(patch, told, before if before is None or _is_whole(before, node) else None, rules, now)
     # The transition first: a flood of findings must not push it out.
     events = (
         *switched_off(node, taint=rules.enable_taint, labels=rules.enable_label),
@@ -161,7 +163,7 @@ def _taints(node: NodeState, *, wanted: bool, started: bool) -> list[Mapping[str
 
 def _patch(
     labels: Mapping[str, str | None],
-    record: Mapping[str, Any],
+    record: AgentRecord,
     taints: list[Mapping[str, Any]] | None,
     node: NodeState,
 ) -> dict[str, Any]:
@@ -183,8 +185,8 @@ def _patch(
 
 def _is_news(
     patch: Mapping[str, Any],
-    record: Mapping[str, Any],
-    before: Mapping[str, Any] | None,
+    record: AgentRecord,
+    before: AgentRecord | None,
     rules: Rules,
     now: datetime,
 ) -> bool:
@@ -199,13 +201,11 @@ def _is_news(
     return _age_seconds(before, now) >= (_RECOUNT_SECONDS if came_again else rules.rewrite_after_seconds)
 
 
-def _age_seconds(before: Mapping[str, Any], now: datetime) -> float:
-    try:
-        age = (now - moment(before["timestamp"])).total_seconds()
-    except (KeyError, ValueError):
-        return float("inf")
+def _age_seconds(before: AgentRecord, now: datetime) -> float:
+    at = records.time_of(before)
+    age = (now - at).total_seconds() if at is not None else math.inf
     # A record from the future is a clock that jumped: write it anew.
-    return age if age >= -60 else float("inf")
+    return age if age >= -60 else math.inf
 
 
 def _condition(
@@ -223,11 +223,16 @@ def _condition(
     return condition
 
 
-def _record_before(node: NodeState) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+def _is_whole(before: AgentRecord, node: NodeState) -> bool:
+    """Whether all of it is what an agent wrote: what somebody put into it is taken out again."""
+    return records.is_as_written(before, node.annotations[RESULTS])
+
+
+def _record_before(node: NodeState) -> tuple[AgentRecord | None, tuple[str, ...]]:
     text = node.annotations.get(RESULTS)
     if text is None:
         return None, ()
     try:
-        return records.load(text), ()
+        return records.parse(AgentRecord, text), ()
     except records.RecordError as error:
         return None, (f"annotation {RESULTS}: {error}; it is written anew",)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from healthcheck.memory.findings import Release
+from healthcheck.memory.rows import FindingRow
 from healthcheck.model import Severity, Status, Told
 from healthcheck.node.state import DEEP_CHECK, STATUS, NodeState, is_tested
-from healthcheck.verdict import record as records
+from healthcheck.text.moments import timestamp
 from healthcheck.verdict.acknowledgement import UNTOLD
 from healthcheck.verdict.budget import Grant
+from healthcheck.verdict.record import AgentRecord
 from healthcheck.verdict.verdict import Verdict
 
 _LONGEST_MESSAGE = 1024
@@ -63,20 +64,22 @@ def _reason(reason: str) -> str:
     return reason if _REASON.match(reason) else UNTOLD
 
 
-def new_findings(record: Mapping[str, Any], before: Mapping[str, Any] | None, node: NodeState) -> Iterator[Event]:
-    known = {_identity(one) for one in records.findings_in(before or {})}
-    for one in records.findings_in(record):
+def new_findings(record: AgentRecord, before: AgentRecord | None, node: NodeState) -> Iterator[Event]:
+    known = {_identity(one) for one in before.findings or ()} if before else set()
+    for one in record.findings or ():
         if _identity(one) not in known:
-            message = cut(f"{one['severity']}: {one['subject']}: {one['detail']}")
-            yield Event(event_name(node.name, *_identity(one)), "Warning", _reason(str(one["reason"])), message)
+            severity = one.severity or Severity.PASS
+            message = cut(f"{severity.name}: {one.subject}: {one.detail}")
+            yield Event(event_name(node.name, *_identity(one)), "Warning", _reason(str(one.reason)), message)
 
 
-def _identity(finding: Mapping[str, Any]) -> tuple[str, str, str]:
-    return (str(finding.get("reason")), str(finding.get("subject")), str(finding.get("first_seen")))
+def _identity(finding: FindingRow) -> tuple[str, str, str]:
+    seen = timestamp(finding.first_seen) if finding.first_seen else ""
+    return (str(finding.reason), str(finding.subject), seen)
 
 
 def transition(
-    status: Status, verdict: Verdict, record: Mapping[str, Any], before: Mapping[str, Any] | None, node: NodeState
+    status: Status, verdict: Verdict, record: AgentRecord, before: AgentRecord | None, node: NodeState
 ) -> Iterator[Event]:
     told = node.labels.get(STATUS)
     # Where labels are off, the condition is the merge of all records, though it knows no `warn`.
@@ -85,7 +88,7 @@ def transition(
         return
     _, message = headline(status, verdict.severity, verdict)
     kind = "Normal" if status in (Status.PASS, Status.WARN) else "Warning"
-    name = event_name(node.name, status.value, str(record["timestamp"]), str(record["boot_id"]))
+    name = event_name(node.name, status.value, str(record.timestamp), str(record.boot_id))
     yield Event(name, kind, _EVENT_REASONS[status], message)
 
 
@@ -104,14 +107,12 @@ def switched_off(node: NodeState, *, taint: bool, labels: bool) -> Iterator[Even
         yield Event(name, "Normal", "SwitchedOff", f"removed our {' and '.join(taken)}: the settings switch them off")
 
 
-def withheld(
-    record: Mapping[str, Any], before: Mapping[str, Any] | None, node: NodeState, grant: Grant
-) -> Iterator[Event]:
+def withheld(record: AgentRecord, before: AgentRecord | None, node: NodeState, grant: Grant) -> Iterator[Event]:
     """Told once, however often the next cycles try."""
-    if record.get("taint") != "withheld" or (before or {}).get("taint") == "withheld":
+    if record.taint != "withheld" or (before is not None and before.taint == "withheld"):
         return
     why = f"{DEEP_CHECK} is InProgress" if is_tested(node) else grant.why
-    name = event_name(node.name, "withheld", str(record["timestamp"]), str(record["boot_id"]))
+    name = event_name(node.name, "withheld", str(record.timestamp), str(record.boot_id))
     yield Event(name, "Warning", "TaintWithheld", cut(f"the node is not tainted: {why}; it is tried again each cycle"))
 
 

@@ -1,20 +1,25 @@
-"""The record: what the agent knows of its node, as the JSON object of the `results` annotation."""
+"""The records on a Node: the JSON of three annotations, which is read and written here and nowhere else.
+
+`results` is the agent's, `sweep-result` and `quarantine-result` are of deep runs; anybody may have written there.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 import healthcheck
 from healthcheck.memory.findings import Acknowledgement, Memory, Standing
 from healthcheck.memory.rows import FindingRow, ReleaseRow, finding_row, short_release_row
 from healthcheck.model import Nature, Severity, Status
+from healthcheck.node.state import QUARANTINE_RESULT, SWEEP_RESULT, NodeState
 from healthcheck.text import strict_json
-from healthcheck.text.json_rows import as_json, row_in, whole
-from healthcheck.text.moments import EARLIEST, moment, moment_or_none, timestamp
+from healthcheck.text.json_rows import Row, as_json, key, only_rows, row, row_in, rows, text, whole, word, words, yes
+from healthcheck.text.moments import EARLIEST, held, moment_or_none, timestamp
 from healthcheck.verdict.verdict import Verdict
 
 SCHEMA = 1
@@ -22,17 +27,162 @@ LONGEST = 16 * 1024
 """A record is never longer."""
 _FOR_THE_TAINT = 32
 """Kept free for what the plan says of the taint afterwards."""
-DEEP_KINDS = ("sweep-result", "quarantine-result")
-"""The annotations of deep runs, without their prefix: those of level 2 first."""
+DEEP = {SWEEP_RESULT: "sweep-result", QUARANTINE_RESULT: "quarantine-result"}
+"""The annotations of deep runs, those of level 2 first, and their names in a record."""
 LEVEL_4 = "4-dcgm-diag-l4"
-_SHORT_DETAIL = 40
+_SHORT_DETAIL, _LONGEST_DETAIL, _LONGEST_SUBJECT, _MOST_PASSED = 40, 300, 253, 4096
 _SHARE_OF_THE_BLIND = 4
 """Of the room in a record: a quarter is left to what could not be seen, when there is too much of it."""
-_VOLATILE = ("timestamp", "cursor")
 
 
 class RecordError(ValueError):
     """An annotation that is no record. The message says what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRow(Row):
+    """One group of checks, or one test."""
+
+    check: str | None = key(word)
+    status: str | None = key(word)
+    severity: str | None = key(word)
+    seen: str | None = key(word)
+
+
+@dataclass(frozen=True, slots=True)
+class CauseRow(Row):
+    """What could not be seen, and why."""
+
+    check: str | None = key(word)
+    cause: str | None = key(word)
+    detail: str | None = key(word)
+
+
+@dataclass(frozen=True, slots=True)
+class AcknowledgedRow(Row):
+    """Findings that people released, as `REASON SUBJECT`, where they share boot and place."""
+
+    boot_id: str | None = key(word)
+    cursor: int | None = key(whole, null=True)
+    last_seen: datetime | None = key(moment_or_none)
+    findings: tuple[str, ...] | None = key(words)
+
+
+@dataclass(frozen=True, slots=True)
+class CutRow(Row):
+    """How much had to be left out."""
+
+    details: int | None = key(whole)
+    findings: int | None = key(whole)
+    unobserved: int | None = key(whole)
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictRow(Row):
+    """What a deep run said of its node, in few words."""
+
+    timestamp: str | None = key(text)
+    status: str | None = key(word)
+    by: str | None = key(word)
+    machine: str | None = key(word)
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRow(Row):
+    """An earlier quarantine run that found a fault. `findings` as `REASON SUBJECT`."""
+
+    at: str | None = key(word)
+    recommendation: str | None = key(word)
+    findings: tuple[str, ...] | None = key(words)
+    returned: bool | None = key(yes)
+    """The node went back to work after it."""
+
+
+def _stated(value: object) -> str:
+    return str(value)[:_SHORT_DETAIL]
+
+
+def _causes(value: object) -> tuple[CauseRow, ...] | None:
+    """One for whatever stands there: it was not all seen."""
+    if not isinstance(value, list):
+        return None
+    return tuple(row_in(CauseRow, one) if isinstance(one, dict) else CauseRow() for one in value)
+
+
+def _taken(value: object) -> dict[str, str] | None:
+    if not isinstance(value, dict):
+        return None
+    return {kind: at for kind, at in value.items() if kind in DEEP.values() and isinstance(at, str)}
+
+
+def _passed(value: object) -> dict[str, tuple[str, ...]] | None:
+    if not isinstance(value, dict):
+        return None
+    pairs = ((reason, one) for reason, some in value.items() if isinstance(some, list) for one in some)
+    told: dict[str, tuple[str, ...]] = {}
+    for reason, subject in islice(pairs, _MOST_PASSED):
+        if isinstance(subject, str):
+            told[reason] = (*told.get(reason, ()), subject[:_LONGEST_SUBJECT])
+    return told
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRecord(Row):
+    """What the agent knows of its node."""
+
+    schema: int | None = key(whole)
+    timestamp: str | None = key(text)
+    hostname: str | None = key(word)
+    instance_type: str | None = key(word)
+    status: str | None = key(word)
+    severity: str | None = key(_stated)
+    checks: tuple[CheckRow, ...] | None = key(rows(CheckRow))
+    findings: tuple[FindingRow, ...] | None = key(rows(FindingRow))
+    unobserved: tuple[CauseRow, ...] | None = key(_causes)
+    agent_version: str | None = key(word)
+    node_uid: str | None = key(word)
+    machine: str | None = key(word)
+    boot_id: str | None = key(word)
+    cursor: int | None = key(whole, null=True)
+    released: ReleaseRow | None = key(row(ReleaseRow))
+    acknowledged: tuple[AcknowledgedRow, ...] | None = key(only_rows(AcknowledgedRow))
+    taken: Mapping[str, str] | None = key(_taken)
+    """By the name of its annotation: the timestamp of the deep record whose findings stand in this one, or did."""
+    cut: CutRow | None = key(row(CutRow))
+    taint: str | None = key(word)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord(Row):
+    """What one deep run says: a level 2, or a quarantine run. `timestamp` tells it from others of its kind."""
+
+    schema: int | None = key(whole)
+    timestamp: str | None = key(text)
+    started: datetime | None = key(moment_or_none)
+    node: str | None = key(word)
+    suite: str | None = key(word)
+    by: str | None = key(word)
+    holder: str | None = key(word)
+    status: str | None = key(word)
+    severity: str | None = key(_stated)
+    recommendation: str | None = key(word)
+    reasons: tuple[str, ...] | None = key(words)
+    checks: tuple[CheckRow, ...] | None = key(rows(CheckRow))
+    findings: tuple[FindingRow, ...] | None = key(rows(FindingRow))
+    unobserved: tuple[CauseRow, ...] | None = key(_causes)
+    passed: Mapping[str, tuple[str, ...]] | None = key(_passed)
+    machine: str | None = key(word)
+    boot_id: str | None = key(word)
+    history: tuple[HistoryRow, ...] | None = key(rows(HistoryRow))
+    before: VerdictRow | None = key(row(VerdictRow))
+    """Of a run that came to no verdict: the last one that did."""
+    running: str | None = key(word)
+    bug_report: str | None = key(word)
+    cut: CutRow | None = key(row(CutRow))
+
+
+Record = AgentRecord | RunRecord
+R = TypeVar("R", AgentRecord, RunRecord)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,47 +194,42 @@ class Identity:
     node_uid: str = ""
 
 
-def render(verdict: Verdict, memory: Memory, identity: Identity, at: datetime, taint: str = "") -> dict[str, Any]:
-    """The record as plain JSON types, at most LONGEST bytes long: what is cut is counted."""
-    record: dict[str, Any] = {
-        "schema": SCHEMA,
-        "timestamp": timestamp(at),
-        "hostname": identity.hostname,
-        "instance_type": identity.instance_type,
-        "status": verdict.status.value,
-        "severity": verdict.severity.name,
-        "checks": [
-            {"check": row.check, "status": row.status.value, "severity": row.severity.name} for row in verdict.groups
-        ],
-        "findings": [_row_of(standing, memory.boot_id) for standing in verdict.standing],
-        "unobserved": [
-            {"check": row.check, "cause": row.cause.cause.name, "detail": row.cause.detail[:300]}
-            for row in verdict.unobserved
-        ],
-        "agent_version": healthcheck.__version__,
-        "node_uid": identity.node_uid,
-        "machine": memory.machine,
-        "boot_id": memory.boot_id,
-        "cursor": memory.cursor,
-    }
-    if memory.released:
-        record["released"] = as_json(short_release_row(memory.released))
-    if memory.acknowledged:
-        record["acknowledged"] = _groups(memory.acknowledged)
-    if memory.taken:
-        record["taken"] = dict(memory.taken)
-    if taint:
-        record["taint"] = taint
-    return within_limit(record)
+def render(verdict: Verdict, memory: Memory, identity: Identity, at: datetime, taint: str = "") -> AgentRecord:
+    """The agent's record, at most LONGEST bytes long: what is cut is counted."""
+    return within_limit(
+        AgentRecord(
+            schema=SCHEMA,
+            timestamp=timestamp(at),
+            hostname=identity.hostname,
+            instance_type=identity.instance_type,
+            status=verdict.status.value,
+            severity=verdict.severity.name,
+            checks=tuple(CheckRow(one.check, one.status.value, one.severity.name) for one in verdict.groups),
+            findings=tuple(_row_of(standing, memory.boot_id) for standing in verdict.standing),
+            unobserved=tuple(
+                CauseRow(one.check, one.cause.cause.name, one.cause.detail[:_LONGEST_DETAIL])
+                for one in verdict.unobserved
+            ),
+            agent_version=healthcheck.__version__,
+            node_uid=identity.node_uid,
+            machine=memory.machine,
+            boot_id=memory.boot_id,
+            cursor=memory.cursor,
+            released=short_release_row(memory.released) if memory.released else None,
+            acknowledged=tuple(_groups(memory.acknowledged)) or None,
+            taken=dict(memory.taken) or None,
+            taint=taint or None,
+        )
+    )
 
 
-def dump(record: Mapping[str, Any]) -> str:
-    text = json.dumps(record, separators=(",", ":"), ensure_ascii=False)
-    return text.encode("utf-8", "replace").decode()  # half a surrogate pair, as a foreign annotation may hold
+def dump(record: Record) -> str:
+    """The annotation's text."""
+    return _text(as_json(record))
 
 
 def load(text: str) -> dict[str, Any]:
-    """An annotation as a record. Raises RecordError when it is none."""
+    """An annotation as a JSON object. Raises RecordError when it is none."""
     if len(text) > 4 * LONGEST:
         raise RecordError(f"{len(text)} characters; a record has at most {LONGEST}")
     try:
@@ -96,122 +241,131 @@ def load(text: str) -> dict[str, Any]:
     return record
 
 
-def has_schema(record: Mapping[str, Any]) -> bool:
+def parse(kind: type[R], text: str) -> R:
+    """An annotation as a record. Raises RecordError when it is none."""
+    return row_in(kind, load(text))
+
+
+def on_node(kind: type[R], node: NodeState, key: str) -> R:
+    """The record under this annotation; one that says nothing where there is none, or nobody can read it."""
+    try:
+        return parse(kind, node.annotations.get(key, "{}"))
+    except RecordError:
+        return kind()
+
+
+def is_as_written(record: Record, text: str) -> bool:
+    """Whether the annotation says that and nothing else."""
+    return load(text) == as_json(record)
+
+
+def time_of(record: Record) -> datetime | None:
+    return moment_or_none(record.timestamp)
+
+
+def has_schema(record: Record) -> bool:
     """Whether a program of ours wrote it: the records of the bash suite have none."""
-    return whole(record.get("schema")) is not None
+    return record.schema is not None
 
 
-def severity_in(record: Mapping[str, Any]) -> Severity:
-    """The severity that another program's record states. Raises RecordError for a word that is none."""
-    word = record.get("severity", "PASS")
-    if not isinstance(word, str) or word not in Severity.__members__:
-        raise RecordError(f"severity {str(word)[:40]!r}; allowed are {', '.join(Severity.__members__)}")
-    return Severity[word]
+def severity_of(record: Record) -> Severity:
+    """The severity that a record states. Raises RecordError for a word that is none."""
+    stated = Severity.PASS.name if record.severity is None else record.severity
+    if stated not in Severity.__members__:
+        raise RecordError(f"severity {stated!r}; allowed are {', '.join(Severity.__members__)}")
+    return Severity[stated]
 
 
-def signature(record: Mapping[str, Any]) -> dict[str, Any]:
+def signature(record: AgentRecord) -> AgentRecord:
     """What of a record is news when it differs: all but the times, and but what an event that comes again changes."""
-    kept = {key: value for key, value in record.items() if key not in _VOLATILE}
-    kept["findings"] = [
-        {key: value for key, value in finding.items() if key not in _passing(finding)}
-        for finding in findings_in(record)
-    ]
-    return kept
+    findings = tuple(_lasting(one) for one in record.findings or ())
+    return replace(record, timestamp=None, cursor=None, findings=findings, odd=frozenset())
 
 
-def recurrence(record: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+def recurrence(record: AgentRecord) -> list[tuple[int | None, str | None]]:
     """How often each finding came, and its last line: news too, but not worth a write for each record of a flood."""
-    return [(finding.get("count"), finding.get("detail")) for finding in findings_in(record)]
+    return [(one.count, one.detail) for one in record.findings or ()]
 
 
-def _passing(finding: Mapping[str, Any]) -> tuple[str, ...]:
-    times = ("last_seen", "at", "seq", "count")
-    return (*times, "detail") if finding.get("nature") == Nature.EVENT else times
+def _lasting(one: FindingRow) -> FindingRow:
+    detail = None if one.nature is Nature.EVENT else one.detail
+    return replace(one, last_seen=None, at=None, seq=None, count=None, detail=detail, odd=frozenset())
 
 
-def findings_in(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The findings of a record that may come from anybody: what is no finding is left out."""
-    findings = record.get("findings")
-    return [one for one in findings if isinstance(one, dict)] if isinstance(findings, list) else []
-
-
-def remembered(record: Mapping[str, Any]) -> Memory:
+def remembered(record: AgentRecord) -> Memory:
     """The memory that a record still holds: what a lost file is rebuilt from. Raises RecordError."""
     try:
-        standing = tuple(row_in(FindingRow, one).standing(str(record["boot_id"])) for one in findings_in(record))
-        cursor = record.get("cursor")
-        acknowledged = tuple(one for group in record.get("acknowledged") or () for one in _acknowledged_in(group))
+        replace(record, odd=record.odd & {"released", "acknowledged"}).must_have("machine", "boot_id")
+        boot_id = record.boot_id or ""
         return Memory(
-            machine=str(record["machine"]),
-            boot_id=str(record["boot_id"]),
-            cursor=whole(cursor),
-            standing=standing,
-            released=row_in(ReleaseRow, record["released"]).release() if record.get("released") else None,
-            acknowledged=acknowledged,
-            taken=taken_in(record),
+            machine=record.machine or "",
+            boot_id=boot_id,
+            cursor=record.cursor,
+            standing=tuple(one.standing(boot_id) for one in record.findings or ()),
+            released=record.released.release() if record.released else None,
+            acknowledged=tuple(one for group in record.acknowledged or () for one in _acknowledged_in(group)),
+            taken=record.taken or {},
         )
-    except (KeyError, ValueError, TypeError, OverflowError) as error:
-        raise RecordError(f"not a record of schema {SCHEMA}: {error!r}") from None
+    except ValueError as error:
+        raise RecordError(f"not a record of schema {SCHEMA}: {error}") from None
 
 
-def taken_in(record: Mapping[str, Any]) -> dict[str, str]:
-    """By the name of its annotation: the timestamp of the deep record whose findings stand in this one, or did."""
-    taken = record.get("taken")
-    rows = taken.items() if isinstance(taken, dict) else ()
-    return {kind: at for kind, at in rows if kind in DEEP_KINDS and isinstance(at, str)}
-
-
-def level_4_status(record: Mapping[str, Any]) -> str:
+def level_4_status(record: RunRecord) -> str:
     """What a quarantine run's record says of level 4; '' where it says nothing, or two things."""
-    checks = record.get("checks")
-    rows = [row for row in checks if isinstance(row, dict)] if isinstance(checks, list) else []
-    said = {str(row.get("status")) for row in rows if row.get("check") == LEVEL_4}
+    said = {str(one.status) for one in record.checks or () if one.check == LEVEL_4}
     return said.pop() if len(said) == 1 else ""
 
 
-def passed_since(record: Mapping[str, Any]) -> datetime | None:
+def began(record: RunRecord) -> datetime | None:
+    """When the run began: where it does not say, when it ended; None: nobody can read it."""
+    return None if "started" in record.odd else record.started or time_of(record)
+
+
+def passed_since(record: RunRecord) -> datetime | None:
     """When the run began whose record says that level 4 passed in it; None for every other record."""
-    is_passed = record.get("status") == Status.PASS.value and level_4_status(record) == Status.PASS.value
-    if not (is_passed and has_schema(record)):
-        return None
+    is_passed = record.status == Status.PASS.value and level_4_status(record) == Status.PASS.value
     # A fault that came while it ran may not have been there yet where it had looked.
-    return moment_or_none(record.get("started", record.get("timestamp")))
+    return began(record) if is_passed and has_schema(record) else None
 
 
-def _row_of(standing: Standing, boot_id: str) -> dict[str, Any]:
-    row = as_json(finding_row(standing))
-    return row if standing.boot_id == boot_id else row | {"boot_id": standing.boot_id}
+def _row_of(standing: Standing, boot_id: str) -> FindingRow:
+    told = finding_row(standing)
+    return told if standing.boot_id == boot_id else replace(told, boot_id=standing.boot_id)
 
 
-def _groups(acknowledged: Iterable[Acknowledgement]) -> list[dict[str, Any]]:
+def _groups(acknowledged: Iterable[Acknowledgement]) -> Iterator[AcknowledgedRow]:
     """In few words, so that a node that was released stays a small record: what shares boot and place stands together.
 
     What stood in the log is told apart by its place there, and needs no time.
     """
-    groups: dict[tuple[str, int | None, str], list[str]] = {}
+    groups: dict[tuple[str, int | None, datetime | None], list[str]] = {}
     for one in sorted(acknowledged, key=lambda one: one.cursor is None):
-        seen = timestamp(one.last_seen) if one.cursor is None else ""
+        seen = held(one.last_seen).replace(microsecond=0) if one.cursor is None else None
         groups.setdefault((one.boot_id, one.cursor, seen), []).append(f"{one.reason} {one.subject}")
-    return [
-        {"boot_id": boot_id, "cursor": cursor, **({"last_seen": seen} if seen else {}), "findings": sorted(set(names))}
-        for (boot_id, cursor, seen), names in groups.items()
-    ]
+    for (boot_id, cursor, seen), names in groups.items():
+        yield AcknowledgedRow(boot_id, cursor, seen, tuple(sorted(set(names))))
 
 
-def _acknowledged_in(group: Mapping[str, Any]) -> Iterator[Acknowledgement]:
+def _acknowledged_in(group: AcknowledgedRow) -> Iterator[Acknowledgement]:
+    group.must_have("boot_id", "findings")
     # What has its place in the log needs no time.
-    seen = moment(group["last_seen"]).replace(microsecond=999_999) if "last_seen" in group else EARLIEST
-    for name in group["findings"]:
-        reason, _, subject = str(name).partition(" ")
-        cursor = group["cursor"]
-        yield Acknowledgement(reason, subject, str(group["boot_id"]), whole(cursor), seen)
+    seen = group.last_seen.replace(microsecond=999_999) if group.last_seen else EARLIEST
+    for name in group.findings or ():
+        reason, _, subject = name.partition(" ")
+        yield Acknowledgement(reason, subject, group.boot_id or "", group.cursor, seen)
 
 
-def within_limit(record: dict[str, Any]) -> dict[str, Any]:
-    """The record, cut to LONGEST bytes in place; `cut` counts what was lost."""
-    longest = LONGEST - _FOR_THE_TAINT
-    if _size(record) <= longest:
+def within_limit(record: R) -> R:
+    """The record, cut to LONGEST bytes; `cut` counts what was lost."""
+    plain = as_json(record)
+    if _size(plain) <= LONGEST - _FOR_THE_TAINT:
         return record
+    _shorten(plain, LONGEST - _FOR_THE_TAINT)
+    return row_in(type(record), plain)
+
+
+def _shorten(record: dict[str, Any], longest: int) -> None:
+    """In place."""
     findings, gone = record["findings"], 0
     long = [finding for finding in findings if len(finding["detail"]) > _SHORT_DETAIL]
     for finding in long:
@@ -231,8 +385,12 @@ def within_limit(record: dict[str, Any]) -> dict[str, Any]:
         del findings[-drop:]
         gone += drop
         record["cut"]["findings"] = gone
-    return record
 
 
 def _size(record: Mapping[str, Any]) -> int:
-    return len(dump(record).encode())
+    return len(_text(record).encode())
+
+
+def _text(record: Mapping[str, Any]) -> str:
+    text = json.dumps(record, separators=(",", ":"), ensure_ascii=False)
+    return text.encode("utf-8", "replace").decode()  # half a surrogate pair, as a foreign annotation may hold

@@ -15,12 +15,14 @@ from healthcheck.deep.due import (
     DeepTest,
     is_due,
     is_overdue,
+    keeping_verdict,
     last_attempt,
     last_deep_test,
     obstacle,
-    verdict_before,
 )
 from healthcheck.node.state import CONDITION, DEEP_CHECK, QUARANTINE_RESULT, STATUS, SWEEP_RESULT, NodeState
+from healthcheck.text.json_rows import as_json
+from healthcheck.verdict.record import RunRecord
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -77,9 +79,15 @@ def test_the_last_deep_test(node: NodeState, test: DeepTest | None) -> None:
 
 def test_a_run_without_a_verdict_hands_on_the_last_one() -> None:
     first = with_record(by="agent", machine="m", findings=[1])
-    assert verdict_before(first) == {"timestamp": at(2), "status": "pass", "by": "agent", "machine": "m"}
-    assert verdict_before(with_record(status="unknown", before=KEPT)) == KEPT
-    assert [verdict_before(node) for node in (NODE, with_record(status="unknown"))] == [{}, {}]
+    assert handed_on(first) == {"timestamp": at(2), "status": "pass", "by": "agent", "machine": "m"}
+    assert handed_on(with_record(status="unknown", before=KEPT)) == KEPT
+    assert [handed_on(node) for node in (NODE, with_record(status="unknown"))] == [{}, {}]
+    assert keeping_verdict(RunRecord(status="pass"), first).before is None
+
+
+def handed_on(node: NodeState) -> dict[str, Any]:
+    before = keeping_verdict(RunRecord(status="unknown"), node).before
+    return as_json(before) if before else {}
 
 
 def test_the_newest_of_two_counts() -> None:

@@ -20,6 +20,7 @@ from healthcheck.probes.nvml.gpus import Gpu
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import UNTOLD, faults_on, other_severities, read_release, release_of
+from healthcheck.verdict.record import AgentRecord
 from healthcheck.verdict.verdict import decide
 from tests.examples import BOOT, GPU, IDENTITY, NOW, WALL, fault, later, node, remembers, says, stands
 
@@ -370,7 +371,7 @@ class TestTheMemory:
     def test_is_rebuilt_from_the_node(self) -> None:
         text = run(row(severity="ISOLATE"))
         memory = after(knows(), sweep=text)
-        lost = records.remembered(records.load(_told(memory, text).annotations[RESULTS]))
+        lost = records.remembered(records.parse(AgentRecord, _told(memory, text).annotations[RESULTS]))
 
         rebuilt = exits.adopted(knows(), lost, later(3600))
         assert (rebuilt.taken, reasons(rebuilt)) == (memory.taken, {(MEMORY, GPU)})

@@ -22,7 +22,7 @@ from healthcheck.model import Cause, Finding, Nature, Now, Outcome, Severity, Si
 from healthcheck.node.state import RESULTS, NodeState
 from healthcheck.probes.nvml.gpus import Gpu, RowRemap
 from healthcheck.verdict.acknowledgement import dump_release, parse_release, release_of
-from healthcheck.verdict.record import LONGEST, dump, load, remembered, render
+from healthcheck.verdict.record import LONGEST, AgentRecord, dump, load, parse, remembered, render
 from healthcheck.verdict.verdict import decide
 from tests.examples import IDENTITY, MACHINE, MONOTONIC, WALL
 
@@ -307,7 +307,7 @@ def test_a_record_always_fits_is_one_and_tells_the_worst(
     text = dump(record)
     assert len(text.encode()) <= LONGEST
     jsonschema.validate(load(text), SCHEMA)
-    told = [Severity[one["severity"]] for one in record["findings"]]
+    told = [one.severity for one in record.findings or ()]
     assert told[:1] == [one.finding.severity for one in memory.standing[:1]]
-    assert len(told) + record.get("cut", {"findings": 0})["findings"] == len(memory.standing)
-    assert len(remembered(load(text)).standing) == len(told)
+    assert len(told) + ((record.cut.findings or 0) if record.cut else 0) == len(memory.standing)
+    assert len(remembered(parse(AgentRecord, text)).standing) == len(told)

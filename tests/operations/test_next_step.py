@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from healthcheck.memory.rows import FindingRow
 from healthcheck.node.state import TAINT, NodeState
 from healthcheck.operations.next_step import Platform, next_step, platform_of
+from healthcheck.text.json_rows import row_in
 from quarantine.recommendation import Recommendation
 
 EC2 = NodeState("n", provider_id="aws:///us-west-2a/i-0123456789abcdef0")
@@ -95,7 +97,7 @@ def test_a_machine_that_nobody_here_can_reboot_is_named() -> None:
 def test_the_gpus_that_are_reset_are_those_with_a_finding(findings: list[tuple[str, str]], only: str) -> None:
     rows = [{"severity": severity, "subject": subject} for severity, subject in findings]
 
-    first, second = next_step("reset", EC2, rows).commands
+    first, second = next_step("reset", EC2, [row_in(FindingRow, row) for row in rows]).commands
 
     assert (first.partition("nvidia-smi ")[2], second) == (f"--gpu-reset{only}", AGAIN)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from healthcheck.model import Finding, Outcome, Severity
 from healthcheck.node.state import QUARANTINE_RESULT, RELEASE, RESULTS, NodeState
 from healthcheck.verdict import record as records
+from healthcheck.verdict.record import RunRecord
 from quarantine.history import MOST_FINDINGS, MOST_RUNS, history_of
 from quarantine.recommendation import Recommendation
 from quarantine.record import TESTS, Begun, Progress, Result, carried_by, render
@@ -31,7 +31,7 @@ VALUES = st.recursive(
 ANNOTATION = st.dictionaries(KEYS, VALUES, max_size=10).map(json.dumps) | VALUES.map(json.dumps) | TEXT
 
 
-def rendered(node: NodeState, progress: Progress) -> dict[str, Any]:
+def rendered(node: NodeState, progress: Progress) -> RunRecord:
     begun = Begun("n", "pod", AT, "machine", "boot", carried_by(node, "machine", "boot"), history_of(node, AT))
     return render(begun, progress, node, AT)
 
@@ -44,10 +44,10 @@ def test_no_annotation_keeps_a_run_from_its_record(quarantine: str, results: str
     record = rendered(node, progress)
 
     assert len(records.dump(record).encode()) <= records.LONGEST
-    assert record["recommendation"] in set(Recommendation)
-    assert (record["status"] != "pass", records.passed_since(record)) == (True, None)
-    assert len(record["history"]) <= MOST_RUNS
-    assert all(len(row["findings"]) <= MOST_FINDINGS for row in record["history"])
+    assert record.recommendation in set(Recommendation)
+    assert (record.status != "pass", records.passed_since(record)) == (True, None)
+    assert len(record.history or ()) <= MOST_RUNS
+    assert all(len(row.findings or ()) <= MOST_FINDINGS for row in record.history or ())
 
 
 @given(st.sampled_from([Severity.RESET, Severity.REBOOT, Severity.ISOLATE]), st.integers(0, 2))
@@ -59,8 +59,8 @@ def test_a_fault_outlives_any_number_of_runs_that_came_to_nothing(severity: Seve
         node = NodeState("n", annotations={QUARANTINE_RESULT: records.dump(record)})
         record = rendered(node, Progress(stopped="killed"))
 
-    assert [(one["reason"], one["severity"]) for one in record["findings"]] == [("DcgmDiagMemory", severity.name)]
-    assert (record["status"], record["severity"]) == ("fail", severity.name)
+    assert [(one.reason, one.severity) for one in record.findings or ()] == [("DcgmDiagMemory", severity)]
+    assert (record.status, record.severity) == ("fail", severity.name)
 
 
 def test_what_a_reboot_has_ended_is_not_carried_on() -> None:
@@ -70,8 +70,8 @@ def test_what_a_reboot_has_ended_is_not_carried_on() -> None:
         record = rendered(NodeState("n"), Progress({check.group: Result(found)}))
         node = NodeState("n", annotations={QUARANTINE_RESULT: records.dump(record)})
 
-        assert [row["reason"] for row in carried_by(node, "machine", "boot")] == ["DcgmDiagMemory"]
-        assert [row["reason"] for row in carried_by(node, "machine", "another boot")] == expected
+        assert [row.reason for row in carried_by(node, "machine", "boot")] == ["DcgmDiagMemory"]
+        assert [row.reason for row in carried_by(node, "machine", "another boot")] == expected
         assert carried_by(node, "another machine", "boot") == ()
 
 
@@ -79,7 +79,7 @@ def test_what_the_agent_has_taken_is_the_agents() -> None:
     check = TESTS[0]
     found = Outcome(check.name, check.group, (Finding("DcgmDiagMemory", Severity.ISOLATE, "gpu/0", "x"),))
     record = rendered(NodeState("n"), Progress({check.group: Result(found)}))
-    taken = json.dumps({"schema": 1, "taken": {"quarantine-result": record["timestamp"]}})
+    taken = json.dumps({"schema": 1, "taken": {"quarantine-result": record.timestamp}})
     node = NodeState("n", annotations={QUARANTINE_RESULT: records.dump(record), RESULTS: taken})
 
     assert carried_by(node, "machine", "boot") == ()
@@ -90,8 +90,8 @@ def test_a_history_of_another_machine_is_none_of_this_ones() -> None:
     record = {"timestamp": "2026-11-20T00:00:00Z", "recommendation": "reset", "findings": [fault], "machine": "m"}
     texts = {QUARANTINE_RESULT: json.dumps(record)}
 
-    assert [row["findings"] for row in history_of(NodeState("n", machine="m", annotations=texts), AT).rows] == [
-        ["NcclFailed node"]
+    assert [row.findings for row in history_of(NodeState("n", machine="m", annotations=texts), AT).rows] == [
+        ("NcclFailed node",)
     ]
     assert history_of(NodeState("n", machine="other", annotations=texts), AT).rows == ()
 

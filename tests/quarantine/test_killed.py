@@ -13,9 +13,12 @@ import pytest
 from healthcheck.cluster.nodes import node_state
 from healthcheck.deep.claim import clear
 from healthcheck.deep.record import deep_record
+from healthcheck.memory.deep_tests import DeepResult
 from healthcheck.model import Severity
+from healthcheck.text.json_rows import row_in
 from healthcheck.text.moments import moment
 from healthcheck.verdict import record as records
+from healthcheck.verdict.record import RunRecord
 from quarantine.marks import HELD
 from tests.agent.test_deep import answer
 from tests.probes.dcgm.documents import FAULTY
@@ -43,6 +46,10 @@ def at_work(world: World, process: subprocess.Popen[str], group: str) -> None:
     assert process.poll() is None
 
 
+def result_in(record: dict[str, Any]) -> DeepResult:
+    return deep_record(row_in(RunRecord, record), "quarantine-result").result
+
+
 def ended(record: dict[str, Any]) -> list[str]:
     return [row["check"] for row in record["checks"] if row["status"] == "pass"]
 
@@ -66,7 +73,7 @@ def test_a_run_that_is_told_to_end_ends_its_test_and_says_so(
     assert (ended(record), "running" in record, world.marks, left) == (done, False, NOBODY, [])
     stopped = [one["check"] for one in record["unobserved"] if one["cause"] == "RunStopped"]
     assert stopped == [check for check, *_ in STEPS if check not in done]
-    assert records.passed_since(record) is None
+    assert records.passed_since(row_in(RunRecord, record)) is None
 
 
 @pytest.mark.parametrize(("group", "file", "text", "done"), STEPS)
@@ -83,7 +90,10 @@ def test_after_kill_9_the_record_says_what_has_ended_and_another_run_takes_over(
     assert (record["status"], record["recommendation"], record["running"]) == ("unknown", "rerun", group)
     assert (ended(record), world.marks) == (done, OURS)
     assert {one["check"] for one in record["unobserved"]} == {check for check, *_ in STEPS} - set(done)
-    assert (records.passed_since(record), deep_record(record, "quarantine-result").result.all_passed) == (None, False)
+    assert (
+        records.passed_since(row_in(RunRecord, record)),
+        result_in(record).all_passed,
+    ) == (None, False)
 
     (world.host.root / file).unlink()
     assert world.run().code == 0
@@ -107,7 +117,7 @@ def test_a_fault_that_was_found_stands_whatever_happens_then(world: World) -> No
     assert (first["status"], first["severity"], first["recommendation"]) == ("fail", "ISOLATE", "replace")
     assert (second["status"], second["severity"]) == ("fail", "ISOLATE")
     assert [one["reason"] for one in second["findings"]] == ["DcgmDiagMemory"]
-    assert [one.finding.severity for one in deep_record(second, "quarantine-result").result.found] == [Severity.ISOLATE]
+    assert [one.finding.severity for one in result_in(second).found] == [Severity.ISOLATE]
 
     world.well()
     (world.host.root / "fi_pingpong/fails").unlink()

@@ -8,8 +8,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from healthcheck.deep.record import deep_record
+from healthcheck.text.json_rows import row_in
 from healthcheck.text.moments import moment, timestamp
-from healthcheck.verdict.record import passed_since
+from healthcheck.verdict.record import RunRecord, passed_since
 from tests.agent.test_deep import answer
 from tests.probes.dcgm.documents import FAULTY, Said
 from tests.quarantine.world import ALL_REDUCE, LEVEL_4, LOOPBACK, NODE, SPOT, P, World, end_of
@@ -40,8 +41,8 @@ def test_a_node_that_passes_goes_back_to_service(world: World) -> None:
     assert (record["recommendation"], record["node"], record["by"]) == ("return-to-service", NODE, "quarantine")
     assert statuses(world) == {LEVEL_4: "pass", LOOPBACK: "pass", ALL_REDUCE: "pass"}
     assert (record["findings"], record["unobserved"], "running" in record) == ([], [], False)
-    assert passed_since(record) == moment(record["started"])
-    assert deep_record(record, "quarantine-result").result.all_passed
+    assert passed_since(row_in(RunRecord, record)) == moment(record["started"])
+    assert deep_record(row_in(RunRecord, record), "quarantine-result").result.all_passed
     assert (world.marks, world.node["spec"]["taints"]) == (NOBODY, [SPOT])
 
 
@@ -74,8 +75,10 @@ def test_a_node_that_fails_is_not_given_back_to_work(
     assert (ended.code, record["status"], record["recommendation"]) == (1, "fail", recommendation)
     assert [one["reason"] for one in record["findings"]] == [reason]
     assert {check for check, status in statuses(world).items() if status == "fail"} == {failed}
-    assert (passed_since(record), record["unobserved"], world.marks) == (None, [], NOBODY)
-    assert [one.finding.reason for one in deep_record(record, "quarantine-result").result.found] == [reason]
+    assert (passed_since(row_in(RunRecord, record)), record["unobserved"], world.marks) == (None, [], NOBODY)
+    assert [one.finding.reason for one in deep_record(row_in(RunRecord, record), "quarantine-result").result.found] == [
+        reason
+    ]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +105,7 @@ def test_what_could_not_run_is_run_again_and_is_no_fault(
         "rerun",
     )
     assert {(one["check"], one["cause"]) for one in record["unobserved"]} == {(blind, cause)}
-    assert (passed_since(record), world.marks) == (None, NOBODY)
+    assert (passed_since(row_in(RunRecord, record)), world.marks) == (None, NOBODY)
 
 
 def test_an_image_without_dcgm_proves_nothing(world: World) -> None:
@@ -122,7 +125,7 @@ def test_a_node_without_efa_and_nccls_test_is_judged_by_level_4(world: World) ->
 
     assert world.run().code == 0
     assert statuses(world) == {LEVEL_4: "pass", LOOPBACK: "not-configured", ALL_REDUCE: "not-configured"}
-    assert passed_since(world.record) is not None
+    assert passed_since(row_in(RunRecord, world.record)) is not None
 
 
 def test_a_doubtful_failure_of_level_4_is_believed_when_it_comes_again(world: World) -> None:

@@ -27,6 +27,7 @@ from healthcheck.node.state import QUARANTINE_RESULT, RELEASE, RESULTS, RUN, STA
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import dump_release, faults_on, other_severities, read_release, release_of
+from healthcheck.verdict.record import AgentRecord
 from healthcheck.verdict.verdict import decide
 from quarantine.history import history_of
 from quarantine.record import carried_by
@@ -198,7 +199,7 @@ def heeded(words: Words) -> Memory:
     """As the agent takes it all in, after its file was lost."""
     state, memory = words.node, remembers(replace(stands(fault()), seq=900), cursor=CURSOR, **STANDING)
     try:
-        other = records.remembered(records.load(words.results))
+        other = records.remembered(records.parse(AgentRecord, words.results))
         memory = exits.adopted(memory, exits.begin(other, memory.machine, BOOT, NOW), NOW)
     except records.RecordError:
         pass
@@ -231,7 +232,7 @@ def test_what_is_remembered_is_read_back(words: Words) -> None:
 def test_what_a_record_keeps_is_read_back(words: Words) -> None:
     memory = heeded(words)
     told = records.dump(records.render(decide(memory, [says()]), memory, IDENTITY, WALL))
-    again = records.remembered(records.load(told))
+    again = records.remembered(records.parse(AgentRecord, told))
 
     assert len(told.encode()) <= records.LONGEST
     if "cut" not in json.loads(told):

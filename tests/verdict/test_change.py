@@ -765,8 +765,8 @@ def test_planning_changes_neither_the_node_nor_the_record() -> None:
     verdict: Verdict = decide(memory_of(REBOOT), [says()])
     record = records.render(verdict, memory_of(REBOOT), IDENTITY, WALL)
     state = node(taints=FOREIGN_TAINTS, labels=FOREIGN_LABELS)
-    before = (json.dumps(record), list(state.taints), dict(state.labels))
+    before = (records.dump(record), list(state.taints), dict(state.labels))
 
     plan(verdict, record, state, RULES, WALL)
 
-    assert (json.dumps(record), list(state.taints), dict(state.labels)) == before
+    assert (records.dump(record), list(state.taints), dict(state.labels)) == before

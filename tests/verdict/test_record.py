@@ -11,10 +11,10 @@ import pytest
 from healthcheck.memory import rows
 from healthcheck.memory.findings import Acknowledgement, Memory, Release, Standing
 from healthcheck.model import Cause, Nature, Outcome, Severity, Unobserved
-from healthcheck.text.json_rows import as_json
+from healthcheck.text.json_rows import as_json, row_in
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
-from healthcheck.verdict.record import LONGEST, RecordError, passed_since
+from healthcheck.verdict.record import LONGEST, AgentRecord, RecordError, RunRecord, passed_since
 from healthcheck.verdict.verdict import decide
 from tests.examples import BLIND, BOOT, IDENTITY, MACHINE, NODE, WALL, fault, remembers, says, stands
 
@@ -35,11 +35,15 @@ ALL_GROUPS = [
 
 
 def render(memory: Memory, outcomes: list[Outcome] | None = None, **more: Any) -> dict[str, Any]:
-    return records.render(decide(memory, outcomes or ALL_GROUPS), memory, IDENTITY, WALL, **more)
+    return as_json(records.render(decide(memory, outcomes or ALL_GROUPS), memory, IDENTITY, WALL, **more))
+
+
+def read(record: dict[str, Any]) -> AgentRecord:
+    return row_in(AgentRecord, record)
 
 
 def size(record: dict[str, Any]) -> int:
-    return len(records.dump(record).encode())
+    return len(records.dump(read(record)).encode())
 
 
 def flood(count: int, detail: str) -> Memory:
@@ -162,14 +166,14 @@ def test_a_memory_is_rebuilt_from_the_record_that_was_written() -> None:
         cursor=77,
     )
 
-    assert records.remembered(records.load(records.dump(render(memory)))) == memory
+    assert records.remembered(records.parse(AgentRecord, records.dump(read(render(memory))))) == memory
 
 
 def test_half_a_surrogate_pair_from_a_foreign_annotation_can_be_written_again() -> None:
     foreign = json.dumps(render(remembers(stands(fault(detail="half \ud83d of a pair")))))
-    memory = records.remembered(records.load(foreign))
+    memory = records.remembered(records.parse(AgentRecord, foreign))
 
-    assert r"half \\ud83d of a pair" in records.dump(render(memory))
+    assert r"half \\ud83d of a pair" in records.dump(read(render(memory)))
 
 
 @pytest.mark.parametrize(
@@ -217,7 +221,7 @@ def test_a_record_of_another_shape_is_no_memory(change: dict[str, Any]) -> None:
     record = render(remembers()) | change
 
     with pytest.raises(RecordError, match="not a record of schema 1"):
-        records.remembered(record)
+        records.remembered(read(record))
 
 
 @pytest.mark.parametrize("key", ["machine", "boot_id"])
@@ -226,32 +230,32 @@ def test_the_seeds_record_is_no_memory(key: str) -> None:
     del record[key]
 
     with pytest.raises(RecordError, match=key):
-        records.remembered(record)
+        records.remembered(read(record))
 
 
 @pytest.mark.parametrize(("cursor", "remembered"), [(5, 5), (None, None), ("5", None), (5.5, None)])
 def test_a_cursor_that_is_no_number_is_none(cursor: Any, remembered: int | None) -> None:
-    assert records.remembered(render(remembers()) | {"cursor": cursor}).cursor == remembered
+    assert records.remembered(read(render(remembers()) | {"cursor": cursor})).cursor == remembered
 
 
 @pytest.mark.parametrize("findings", [None, "x", 7, {"reason": "Xid79"}, ["x", None, 7]])
 def test_findings_that_are_none_are_left_out(findings: Any) -> None:
-    assert records.findings_in({"findings": findings}) == []
+    assert not read({"findings": findings}).findings
 
 
 @pytest.mark.parametrize("severity", Severity)
 def test_another_programs_severity_is_read(severity: Severity) -> None:
-    assert records.severity_in({"severity": severity.name}) is severity
+    assert records.severity_of(read({"severity": severity.name})) is severity
 
 
 def test_a_record_without_a_severity_states_none() -> None:
-    assert records.severity_in({}) is Severity.PASS
+    assert records.severity_of(read({})) is Severity.PASS
 
 
 @pytest.mark.parametrize("word", ["SKIP", "reset", "", 4, None, [], {"a": 1}])
 def test_a_severity_that_is_none_is_refused_with_what_is_allowed(word: Any) -> None:
     with pytest.raises(RecordError, match="allowed are PASS, MONITOR, RESET, REBOOT, ISOLATE"):
-        records.severity_in({"severity": word})
+        records.severity_of(read({"severity": word}))
 
 
 @pytest.mark.parametrize(
@@ -268,7 +272,7 @@ def test_a_severity_that_is_none_is_refused_with_what_is_allowed(word: Any) -> N
 def test_times_and_the_cursor_alone_are_no_news(change: dict[str, Any], news: bool) -> None:
     record = render(remembers(stands(fault())))
 
-    assert (records.signature(record | change) != records.signature(record)) is news
+    assert (records.signature(read(record | change)) != records.signature(read(record))) is news
 
 
 @pytest.mark.parametrize("nature", Nature)
@@ -292,8 +296,8 @@ def test_an_event_that_comes_again_is_no_news_at_once(
         nature is Nature.LEVEL if news is None else news
     )  # a level's detail is what was seen, an event's its last line
 
-    assert (records.signature(other) != records.signature(record)) is news
-    assert (records.recurrence(other) != records.recurrence(record)) is news_in_time
+    assert (records.signature(read(other)) != records.signature(read(record))) is news
+    assert (records.recurrence(read(other)) != records.recurrence(read(record))) is news_in_time
 
 
 @pytest.mark.parametrize(
@@ -324,8 +328,9 @@ RUN = {
 
 
 def test_a_passed_quarantine_run_speaks_of_what_was_there_when_it_began() -> None:
-    assert passed_since(RUN) == datetime(2026, 11, 21, 2, tzinfo=UTC)
-    assert passed_since({key: RUN[key] for key in RUN if key != "started"}) == datetime(2026, 11, 21, 3, tzinfo=UTC)
+    assert passed_since(row_in(RunRecord, RUN)) == datetime(2026, 11, 21, 2, tzinfo=UTC)
+    unsaid = {key: RUN[key] for key in RUN if key != "started"}
+    assert passed_since(row_in(RunRecord, unsaid)) == datetime(2026, 11, 21, 3, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
@@ -345,7 +350,7 @@ def test_a_passed_quarantine_run_speaks_of_what_was_there_when_it_began() -> Non
     ],
 )
 def test_any_other_record_ends_nothing(change: dict[str, object]) -> None:
-    assert passed_since(RUN | change) is None
+    assert passed_since(row_in(RunRecord, RUN | change)) is None
 
 
 def test_what_a_person_released_is_read_back_as_far_as_it_can_be_asked_for() -> None:
@@ -357,7 +362,8 @@ def test_what_a_person_released_is_read_back_as_far_as_it_can_be_asked_for() -> 
         Acknowledgement("DcgmDiagMemory", "dcgm", BOOT, None, WALL),
     )
 
-    read = records.remembered(json.loads(records.dump(render(remembers(acknowledged=acknowledged))))).acknowledged
+    text = records.dump(read(render(remembers(acknowledged=acknowledged))))
+    told = records.remembered(records.parse(AgentRecord, text)).acknowledged
 
     asked = [
         (boot_id, seq, seen)
@@ -366,7 +372,7 @@ def test_what_a_person_released_is_read_back_as_far_as_it_can_be_asked_for() -> 
         for seen in (WALL, later)
     ]
     for one in acknowledged:
-        (same,) = [other for other in read if other.key == one.key]
+        (same,) = [other for other in told if other.key == one.key]
         # What stands in the log has a place there, and what does not has none.
         places = [place for place in asked if (place[1] < 0) is (one.cursor is None)]
         assert [same.covers(*place) for place in places] == [one.covers(*place) for place in places]
@@ -381,4 +387,4 @@ def test_a_healthy_node_that_was_released_of_much_has_a_small_record() -> None:
 
     record = render(remembers(acknowledged=acknowledged, released=Release("ann", "board swapped", WALL, ())))
 
-    assert len(records.dump(record).encode()) <= 2048
+    assert size(record) <= 2048
