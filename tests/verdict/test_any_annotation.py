@@ -231,9 +231,13 @@ def test_what_is_remembered_is_read_back(words: Words) -> None:
 @example(words=HOSTILE)
 def test_what_a_record_keeps_is_read_back(words: Words) -> None:
     memory = heeded(words)
-    told = records.dump(records.render(decide(memory, [says()]), memory, IDENTITY, WALL))
-    again = records.remembered(records.parse(AgentRecord, told))
+    record = records.render(decide(memory, [says()]), memory, IDENTITY, WALL)
+    told = records.dump(record)
+    read = records.parse(AgentRecord, told)
+    again = records.remembered(read)
 
+    # Else it would be news to its own writer at every look.
+    assert (records.is_as_written(read, told), records.signature(read)) == (True, records.signature(record))
     assert len(told.encode()) <= records.LONGEST
     if "cut" not in json.loads(told):
         assert [kept(one) for one in again.standing] == [kept(one) for one in decide(memory, [says()]).standing]

@@ -494,6 +494,17 @@ class TestWhenToWrite:
 
         assert plan_for(bare).patch is not None
 
+    @pytest.mark.parametrize("change", [{"of another": 1}, {"taken": {"other": "x"}}, {"checks": ["x"]}, {"cut": 7}])
+    def test_what_somebody_put_into_the_record_is_taken_out_again(self, change: dict[str, Any]) -> None:
+        state = settled()
+        forged = json.dumps(json.loads(state.annotations[RESULTS]) | change)
+
+        patched = plan_for(replace(state, annotations={**state.annotations, RESULTS: forged})).patch
+
+        assert patched is not None
+        record = json.loads(patched["metadata"]["annotations"][RESULTS])
+        assert not any(record.get(key) == value for key, value in change.items())
+
     def test_another_boot_is_news(self) -> None:
         state = settled()
 

@@ -1,0 +1,139 @@
+"""Objects of JSON as typed rows: what fits is typed, what does not is named, and what was written is read back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+import pytest
+
+from healthcheck.model import Severity
+from healthcheck.text.json_rows import (
+    Row,
+    as_json,
+    key,
+    names,
+    one_of,
+    only_rows,
+    row,
+    row_in,
+    rows,
+    seconds,
+    text,
+    whole,
+    word,
+    words,
+    yes,
+)
+from healthcheck.text.moments import exact, moment_or_none
+
+
+class Kind(StrEnum):
+    A = "a"
+
+
+@dataclass(frozen=True, slots=True)
+class Inner(Row):
+    name: str | None = key(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Outer(Row):
+    """A field of each sort."""
+
+    name: str | None = key(word)
+    count: int | None = key(whole, null=True)
+    at: float | None = key(seconds)
+    seen: datetime | None = key(moment_or_none)
+    severity: Severity | None = key(one_of(Severity.__members__))
+    kind: Kind | None = key(one_of({"a": Kind.A}))
+    told: bool | None = key(yes)
+    about: dict[str, str] | None = key(names)
+    reasons: tuple[str, ...] | None = key(words)
+    inner: Inner | None = key(row(Inner))
+    some: tuple[Inner, ...] | None = key(rows(Inner))
+    all: tuple[Inner, ...] | None = key(only_rows(Inner))
+
+
+WHOLE: dict[str, Any] = {
+    "name": "x",
+    "count": 7,
+    "at": 1.5,
+    "seen": "2026-11-21T01:02:03Z",
+    "severity": "RESET",
+    "kind": "a",
+    "told": False,
+    "about": {"serial": "1"},
+    "reasons": ["r"],
+    "inner": {"name": "y"},
+    "some": [{"name": "z"}],
+    "all": [],
+}
+
+
+def test_what_was_written_is_read_back_in_the_order_of_the_fields() -> None:
+    told = row_in(Outer, WHOLE)
+
+    assert (as_json(told), list(as_json(told)), told.odd) == (WHOLE, list(WHOLE), frozenset())
+    assert (told.severity, told.kind, told.seen) == (
+        Severity.RESET,
+        Kind.A,
+        datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC),
+    )
+
+
+def test_what_is_not_said_is_not_written_but_where_null_says_something() -> None:
+    assert as_json(Outer()) == {"count": None}
+    assert row_in(Outer, {"count": None, "of another version": 1}) == Outer()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("name", []),
+        ("name", None),
+        ("count", True),
+        ("count", 1.0),
+        ("count", -2),
+        ("count", 10**19),
+        ("at", "1"),
+        ("at", 1e14),
+        ("seen", "yesterday"),
+        ("seen", "2026-11-21T01:02:03"),
+        ("severity", "reset"),
+        ("severity", ["RESET"]),
+        ("kind", 7),
+        ("told", 1),
+        ("about", ["serial"]),
+        ("reasons", "r"),
+        ("inner", [1]),
+        ("some", {}),
+        ("all", [{}, 7]),
+    ],
+)
+def test_a_value_of_another_kind_is_left_out_and_named(name: str, value: Any) -> None:
+    told = row_in(Outer, WHOLE | {name: value})
+
+    assert (getattr(told, name), told.odd) == (None, {name})
+    with pytest.raises(ValueError, match=f"{name}: a value of another kind"):
+        told.must_have("name")
+
+
+def test_what_must_be_there_is_named_where_it_is_missing() -> None:
+    with pytest.raises(ValueError, match="without at, seen"):
+        row_in(Outer, {"name": "x"}).must_have("name", "at", "seen")
+
+
+def test_what_is_none_among_others_is_left_out() -> None:
+    told = row_in(Outer, {"some": ["x", {"name": "z"}], "about": {"a": 1, "b": [], "c": None}, "reasons": [1, {}]})
+
+    assert as_json(told) == {"count": None, "about": {"a": "1"}, "reasons": ["1"], "some": [{"name": "z"}]}
+
+
+def test_times_are_written_as_finely_as_they_are_asked_for() -> None:
+    seen = datetime(2026, 11, 21, 1, 2, 3, 5, tzinfo=UTC)
+
+    assert as_json(Outer(seen=seen))["seen"] == "2026-11-21T01:02:03Z"
+    assert as_json(Outer(seen=seen), exact)["seen"] == "2026-11-21T01:02:03.000005Z"
