@@ -6,8 +6,6 @@ import ast
 import importlib
 import inspect
 import re
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -267,27 +265,6 @@ def test_the_readme_shows_what_the_demo_prints() -> None:
 
 def test_the_readme_has_at_most_150_lines() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
-
-
-def test_the_names_of_tests_are_the_same_at_every_run(request: pytest.FixtureRequest) -> None:
-    """Several processes share the tests by their names: none may hold the moment, a port or a set's order."""
-    again = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "--quiet", "-n0", "tests"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
-    names = set(again.stdout.splitlines())
-    here = {item.nodeid.removesuffix(f"@{group_of(item)}") for item in request.session.items}
-    assert sorted(here - names)[:5] == []
-
-
-def group_of(test: pytest.Item) -> str | None:
-    """What its name ends with where several processes share the tests."""
-    marker = test.get_closest_marker("xdist_group")
-    return marker.args[0] if marker else None
 
 
 def test_every_test_that_the_security_page_names_is_there() -> None:
