@@ -43,13 +43,14 @@ class Row:
 
 def row_in(kind: type[R], raw: Mapping[str, Any]) -> R:
     """The object as this kind of row. Keys that the kind does not have are passed over."""
-    told = {name: read(raw[name]) for name, read, _ in _keys(kind) if name in raw}
-    odd = frozenset(name for name, _, null in _keys(kind) if name in told and _is_odd(told[name], raw[name], null))
-    return kind(odd=odd, **told)
-
-
-def _is_odd(value: object, raw: object, null: bool) -> bool:
-    return value is None and not (null and raw is None)
+    told: dict[str, Any] = {}
+    odd = []
+    for name, read, null in _keys(kind):
+        if name in raw:
+            value = told[name] = read(raw[name])
+            if value is None and not (null and raw[name] is None):
+                odd.append(name)
+    return kind(odd=frozenset(odd), **told)
 
 
 def as_json(row: Row, time: Callable[[datetime], str] = timestamp) -> dict[str, Any]:

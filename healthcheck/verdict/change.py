@@ -98,7 +98,9 @@ def plan(
     before, complaint = _record_before(node)
     told = replace(record, taint=word or None)
     patch = _patch(_labels(status, severity, rules, now), told, taints, node)
-    news = _is_news(patch, told, before if before is None or _is_whole(before, node) else None, rules, now)
+    # What somebody put into our record is taken out again.
+    is_ours = before is not None and records.is_whole(node.annotations[RESULTS])
+    news = _is_news(patch, told, before if is_ours else None, rules, now)
     # The transition first: a flood of findings must not push it out.
     events = (
         *switched_off(node, taint=rules.enable_taint, labels=rules.enable_label),
@@ -221,11 +223,6 @@ def _condition(
         # Neighbours time their repair by it: it moves on a transition and never else.
         condition["lastTransitionTime"] = condition["lastHeartbeatTime"] = timestamp(now)
     return condition
-
-
-def _is_whole(before: AgentRecord, node: NodeState) -> bool:
-    """Whether all of it is what an agent wrote: what somebody put into it is taken out again."""
-    return records.is_as_written(before, node.annotations[RESULTS])
 
 
 def _record_before(node: NodeState) -> tuple[AgentRecord | None, tuple[str, ...]]:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import lru_cache
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -243,7 +244,24 @@ def load(text: str) -> dict[str, Any]:
 
 def parse(kind: type[R], text: str) -> R:
     """An annotation as a record. Raises RecordError when it is none."""
-    return row_in(kind, load(text))
+    hashable: Any = kind
+    record: R = _read(hashable, text)[0]
+    return record
+
+
+def is_whole(text: str) -> bool:
+    """Whether the agent's record says all that stands in this annotation. Raises RecordError when it is none."""
+    hashable: Any = AgentRecord
+    says_all: bool = _read(hashable, text)[1]
+    return says_all
+
+
+@lru_cache(maxsize=4)  # each step of a plan reads the same annotations
+def _read(kind: Any, text: str) -> tuple[Any, bool]:
+    """The record, and whether it says all that stands there."""
+    plain = load(text)
+    record = row_in(kind, plain)
+    return record, plain == as_json(record)
 
 
 def on_node(kind: type[R], node: NodeState, key: str) -> R:
@@ -252,11 +270,6 @@ def on_node(kind: type[R], node: NodeState, key: str) -> R:
         return parse(kind, node.annotations.get(key, "{}"))
     except RecordError:
         return kind()
-
-
-def is_as_written(record: Record, text: str) -> bool:
-    """Whether the annotation says that and nothing else."""
-    return load(text) == as_json(record)
 
 
 def time_of(record: Record) -> datetime | None:

@@ -116,7 +116,7 @@ def test_what_is_not_said_is_not_written_but_where_null_says_something() -> None
 def test_a_value_of_another_kind_is_left_out_and_named(name: str, value: Any) -> None:
     told = row_in(Outer, WHOLE | {name: value})
 
-    assert (getattr(told, name), told.odd) == (None, {name})
+    assert (getattr(told, name), told.odd) == (None, frozenset({name}))
     with pytest.raises(ValueError, match=f"{name}: a value of another kind"):
         told.must_have("name")
 

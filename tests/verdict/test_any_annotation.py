@@ -237,7 +237,7 @@ def test_what_a_record_keeps_is_read_back(words: Words) -> None:
     again = records.remembered(read)
 
     # Else it would be news to its own writer at every look.
-    assert (records.is_as_written(read, told), records.signature(read)) == (True, records.signature(record))
+    assert (records.is_whole(told), records.signature(read)) == (True, records.signature(record))
     assert len(told.encode()) <= records.LONGEST
     if "cut" not in json.loads(told):
         assert [kept(one) for one in again.standing] == [kept(one) for one in decide(memory, [says()]).standing]
