@@ -21,7 +21,7 @@ class RunOnNode:
     def seen(self, node: NodeState | None, now: Now) -> RunOnNode:
         """With one more change of the Node; None: it is gone."""
         held, deep_run = claim_on(node, now.wall) if node is not None else None, self.deep_run
-        if held is not None and not _is_same(held, self.held):
+        if held is not None and not (self.held is not None and held.is_same_run(self.held)):
             # One that was there before us: nobody knows since when.
             deep_run = DeepRun(held.kind.value, now.monotonic if self.node_was_seen else 0.0)
         elif held is None:
@@ -33,11 +33,6 @@ class RunOnNode:
         if self.held is None or now.wall < self.held.until:
             return self.deep_run
         return _ended(self.deep_run, now.monotonic - (now.wall - self.held.until).total_seconds())
-
-
-def _is_same(held: Claim, before: Claim | None) -> bool:
-    """A quarantine run moves its `until` on while it goes on."""
-    return before is not None and (held.kind, held.holder) == (before.kind, before.holder)
 
 
 def _ended(run: DeepRun | None, at: float) -> DeepRun | None:

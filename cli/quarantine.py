@@ -19,7 +19,15 @@ from cli.lines import COMMAND, print_line
 from cli.node_names import node_names
 from cli.patience import Interrupted, Patience
 from cli.progress import Progress
-from cli.quarantine_node import LOOK_SECONDS, PASSED, NodeQuarantine, Plan, Result, Wish, missing_rights
+from cli.quarantine_node import (
+    LOOK_SECONDS,
+    PASSED,
+    NodeQuarantine,
+    QuarantinePlan,
+    QuarantineWish,
+    Result,
+    missing_rights,
+)
 from cli.words import SEVERITY_STYLES, STATUS_STYLES, explained
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError
@@ -73,7 +81,7 @@ def quarantine(  # noqa: PLR0913, PLR0917 - each is an option of the command
     Exit code: 0 return to service; 1 another recommendation; 2 a node could not be tested; 130 Ctrl-C.
     Of several nodes, the worst.
     """
-    wish = Wish(drain, Allowed(force, delete_emptydir_data), timeout, release_on_pass)
+    wish = QuarantineWish(drain, Allowed(force, delete_emptydir_data), timeout, release_on_pass)
     access = Access(kubeconfig, context)
     console = Screen(stderr=output is Output.JSON)
     interrupted = False
@@ -104,7 +112,7 @@ def _must_have_rights(cluster: Cluster) -> None:
 class Ward:
     """The nodes of one command, each in a thread of its own."""
 
-    def __init__(self, names: Sequence[str], wish: Wish, progress: Progress, access: Access) -> None:
+    def __init__(self, names: Sequence[str], wish: QuarantineWish, progress: Progress, access: Access) -> None:
         self._names = names
         self._wish = wish
         self._progress = progress
@@ -185,7 +193,7 @@ class Ward:
         return NodeQuarantine(cluster_of(self._access), name, self._wish, patience, voice)
 
 
-def _plan_words(plan: Plan, wish: Wish) -> Iterable[str]:
+def _plan_words(plan: QuarantinePlan, wish: QuarantineWish) -> Iterable[str]:
     if not plan.node.cordoned:
         yield "would be cordoned"
     else:

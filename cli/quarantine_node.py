@@ -58,7 +58,7 @@ _RIGHTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class QuarantineWish:
     """What was asked for on the command line."""
 
     drain: bool
@@ -68,7 +68,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class QuarantinePlan:
     """What is to happen, as far as one look can tell.
 
     `following`: the Job that is at work on the node already, or has ended since nobody followed it any more.
@@ -102,7 +102,7 @@ def missing_rights(cluster: Cluster) -> list[str]:
 class NodeQuarantine:
     """Raises CouldNot, ClusterError, and Interrupted."""
 
-    def __init__(self, cluster: Cluster, name: str, wish: Wish, patience: Patience, voice: Voice) -> None:
+    def __init__(self, cluster: Cluster, name: str, wish: QuarantineWish, patience: Patience, voice: Voice) -> None:
         self._cluster = cluster
         self._name = name
         self._job_name = job_name(name)
@@ -110,7 +110,7 @@ class NodeQuarantine:
         self._patience = patience
         self._voice = voice
 
-    def plan(self) -> Plan:
+    def plan(self) -> QuarantinePlan:
         """Look, and refuse what could not be brought to its end. Changes nothing."""
         node = self._node()
         held = claim_on(node, datetime.now(UTC))
@@ -126,11 +126,11 @@ class NodeQuarantine:
         following = job if job and _is_to_follow(job, node) else None
         # The pod that is at work would go with the others.
         drain = DrainPlan() if following or not self._wish.drain else self._drain_plan()
-        plan = Plan(node, template, drain, following)
+        plan = QuarantinePlan(node, template, drain, following)
         self._must_be_possible(plan)
         return plan
 
-    def run(self, plan: Plan) -> Result:
+    def run(self, plan: QuarantinePlan) -> Result:
         self._cordon()
         if self._wish.drain and not plan.following:
             self._drain()
@@ -190,7 +190,7 @@ class NodeQuarantine:
         others = [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(JOB_LABEL) != self._job_name]
         return plan_drain(others, self._wish.allowed)
 
-    def _must_be_possible(self, plan: Plan) -> None:
+    def _must_be_possible(self, plan: QuarantinePlan) -> None:
         _must_be_allowed(plan.drain)
         if not plan.following:
             self._must_be_free_then(plan.drain)
@@ -232,7 +232,7 @@ class NodeQuarantine:
             eviction.run(plan.leaving, self._wish.drain_seconds)
         self._voice.say("drained")
 
-    def _started(self, plan: Plan) -> JobState:
+    def _started(self, plan: QuarantinePlan) -> JobState:
         try:
             return self._patience.until(partial(self._start, plan), _GONE_SECONDS)
         except TookTooLong:
@@ -240,7 +240,7 @@ class NodeQuarantine:
                 f"Job {NAMESPACE}/{self._job_name} of an earlier run does not go: its pod has not ended"
             ) from None
 
-    def _start(self, plan: Plan) -> JobState | None:
+    def _start(self, plan: QuarantinePlan) -> JobState | None:
         """The Job at work, found or made; None while one that has ended is still to go."""
         self._voice.stage("gets its Job")
         known = self._job()
@@ -273,7 +273,7 @@ class NodeQuarantine:
         except TookTooLong:
             raise CouldNot(f"{following.title} has not ended within {seconds:g} s", following.last_said) from None
 
-    def _end(self, plan: Plan, following: _Following, ended: JobState) -> Result:
+    def _end(self, plan: QuarantinePlan, following: _Following, ended: JobState) -> Result:
         self._voice.stage("")
         node = self._node()
         record = _record_of(node, ended, plan.node.annotations.get(QUARANTINE_RESULT, ""))

@@ -24,7 +24,7 @@ from healthcheck.host.console import Screen
 from healthcheck.host.streams import complain
 from healthcheck.memory.findings import Release
 from healthcheck.model import Severity, Status
-from healthcheck.node.state import RELEASE, RESULTS, NodeState
+from healthcheck.node.state import RELEASE, RESULTS, NodeState, annotated
 from healthcheck.operations.cordon import cordoned_by, lift, why_kept
 from healthcheck.text.moments import timestamp
 from healthcheck.text.printable import printable
@@ -36,7 +36,7 @@ STILL_STANDS, COULD_NOT = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ReleaseWish:
     """What was asked for on the command line."""
 
     by: str
@@ -70,7 +70,9 @@ def release(  # noqa: PLR0913, PLR0917 - each is an option of the command
     Exit code: 0 released, or nothing to release; 1 something still stands; 2 could not, or no agent answered in time.
     """
     access = Access(kubeconfig, context)
-    wish = Wish(by or user_name(access) or getpass.getuser(), reason, keep_cordoned, dry_run, timeout if wait else 0.0)
+    wish = ReleaseWish(
+        by or user_name(access) or getpass.getuser(), reason, keep_cordoned, dry_run, timeout if wait else 0.0
+    )
     console = Screen(soft_wrap=True)
     codes = []
     for name in nodes:
@@ -82,7 +84,7 @@ def release(  # noqa: PLR0913, PLR0917 - each is an option of the command
     raise typer.Exit(max(codes))
 
 
-def _release(cluster: Cluster, name: str, wish: Wish, console: Screen) -> int:
+def _release(cluster: Cluster, name: str, wish: ReleaseWish, console: Screen) -> int:
     node = _read(cluster, name)
     word = release_of(node, wish.by, wish.reason, datetime.now(UTC))
     if word.findings:
@@ -119,7 +121,7 @@ def _with_record(node: NodeState) -> NodeState:
     return node
 
 
-def _write(cluster: Cluster, name: str, wish: Wish) -> tuple[NodeState, Release]:
+def _write(cluster: Cluster, name: str, wish: ReleaseWish) -> tuple[NodeState, Release]:
     """Write the release of what the Node's records show at this moment; whatever comes later is not meant.
 
     Returns the Node as it was then. Our cordon goes in the same patch.
@@ -138,14 +140,10 @@ def _write(cluster: Cluster, name: str, wish: Wish) -> tuple[NodeState, Release]
     return meant[-1]
 
 
-def _patch(node: NodeState, word: Release, wish: Wish) -> dict[str, Any] | None:
+def _patch(node: NodeState, word: Release, wish: ReleaseWish) -> dict[str, Any] | None:
     """None where there is nothing to write."""
-    metadata: dict[str, Any] = {"resourceVersion": node.resource_version, "annotations": {}}
-    patch = {"metadata": metadata} if wish.keep_cordoned else lift(node, word.at)
-    annotations = patch["metadata"]["annotations"]
-    if word.findings:
-        annotations[RELEASE] = dump_release(word)
-    return patch if annotations else None
+    patch = None if wish.keep_cordoned else lift(node, word.at)
+    return annotated(node, {RELEASE: dump_release(word)}, patch) if word.findings else patch
 
 
 def _wait(cluster: Cluster, name: str, text: str, seconds: float) -> NodeState:
@@ -176,7 +174,7 @@ def _show_rest(node: NodeState, word: Release, console: Screen) -> int:
     return 0 if well else STILL_STANDS
 
 
-def _show_cordon(node: NodeState, wish: Wish, console: Screen) -> None:
+def _show_cordon(node: NodeState, wish: ReleaseWish, console: Screen) -> None:
     """What becomes of the cordon, if the node is under one."""
     if not node.cordoned:
         return

@@ -25,7 +25,7 @@ from healthcheck.host.streams import complain, end_with_whoever_reads, take_any_
 from healthcheck.text.moments import timestamp
 from sweeper.select import Decision
 from sweeper.settings import SweeperSettings, cluster_values
-from sweeper.sweep import Plan, Sweep
+from sweeper.sweep import Sweep, SweepPlan
 
 log = structlog.get_logger()
 
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
             for line in _of_the_budget(plan):
                 screen.print(Text(line))
         else:
-            _tell(plan)
+            _log_plan(plan)
             sweep.run(plan)
     except (ClusterError, TemplateError) as error:
         complain("sweep", str(error))
@@ -89,7 +89,7 @@ def _pass_over(what: str) -> None:
     log.warning("passed over: nobody can read it", what=what)
 
 
-def _tell(plan: Plan) -> None:
+def _log_plan(plan: SweepPlan) -> None:
     taken = [one.node.name for one in plan.decisions if not one.why]
     overdue = [one for one in plan.decisions if one.node.overdue]
     log.info(
@@ -108,7 +108,7 @@ def _tell(plan: Plan) -> None:
         log.warning("a node is overdue", node=one.node.name, why=one.why, tested=_tested(one))
 
 
-def _table(plan: Plan) -> Table:
+def _table(plan: SweepPlan) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("node", "type", "tested", "result", "overdue"):
         table.add_column(name, no_wrap=True)
@@ -122,7 +122,7 @@ def _table(plan: Plan) -> Table:
     return table
 
 
-def _of_the_budget(plan: Plan) -> Iterator[str]:
+def _of_the_budget(plan: SweepPlan) -> Iterator[str]:
     for one in plan.unowned[:_MOST_NAMED]:
         yield f"{one.slot.name}, a place in the fleet budget that {one.slot.holder} holds, is nobody's: {one.why}"
     if len(plan.unowned) > _MOST_NAMED:

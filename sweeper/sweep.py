@@ -66,7 +66,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SweepPlan:
     """What one look leads to."""
 
     decisions: tuple[Decision, ...]
@@ -89,20 +89,20 @@ class Sweep:
         self._heard: dict[str, datetime] = {}
         self._placed: set[str] = set()
 
-    def plan(self) -> Plan:
+    def plan(self) -> SweepPlan:
         """Look once, and decide. Changes nothing."""
         view, now = patiently(self._look), _now()
         left = find_leftovers(view.marked, view.jobs, now)
         tried = {job.node: job.created for job in sorted(view.jobs, key=lambda job: job.created)}
         places = self._limits.nodes - len(left.alive)
-        return Plan(
+        return SweepPlan(
             tuple(select(view.candidates, view.busy, tried, places, self._limits, now)),
             left,
             tuple(unowned(view.slots, view.holders, now)),
             tuple(kept_without_agent(view.slots, view.holders, now)),
         )
 
-    def run(self, plan: Plan) -> None:
+    def run(self, plan: SweepPlan) -> None:
         """Do what was planned, and wait until the Jobs have ended, those that an earlier sweep started among them."""
         waiting = {job.name: job for job in plan.leftovers.alive}
         try:
@@ -113,7 +113,7 @@ class Sweep:
         if failed:
             raise failed[0]
 
-    def _work_off(self, plan: Plan, waiting: dict[str, JobState]) -> list[ClusterError]:
+    def _work_off(self, plan: SweepPlan, waiting: dict[str, JobState]) -> list[ClusterError]:
         """Clear and start, each by itself: what is refused for one node keeps the test from no other."""
         taken = [decision.node for decision in plan.decisions if not decision.why]
         steps = [

@@ -40,7 +40,7 @@ class Claim:
     holder: str
     until: datetime
 
-    def is_of_the_run_of(self, other: Claim) -> bool:
+    def is_same_run(self, other: Claim) -> bool:
         """A run that goes on moves its `until` on."""
         return (self.kind, self.holder) == (other.kind, other.holder)
 
@@ -96,7 +96,7 @@ def give_back(node: NodeState, claim: Claim, gives_way: GivesWay = never_gives_w
         standing = _parse(node.annotations.get(RUN, ""))
     except RecordError:
         return None
-    return _without_marks(node) if standing.is_of_the_run_of(claim) or gives_way(standing) else None
+    return _without_marks(node) if standing.is_same_run(claim) or gives_way(standing) else None
 
 
 def is_written(node: NodeState, claim: Claim) -> bool:

@@ -96,7 +96,7 @@ class Claimant:
         return self.write(lambda node: clear(node, self.now(), self.gives_way))
 
     def is_own(self, claim: Claim) -> bool:
-        return claim.is_of_the_run_of(self._claim(claim.until))
+        return claim.is_same_run(self._claim(claim.until))
 
     def _claim(self, until: datetime) -> Claim:
         return Claim(self.kind, self.name, until)

@@ -46,14 +46,13 @@ def why_kept(node: NodeState, now: datetime) -> str:
     return ""
 
 
-def lift(node: NodeState, now: datetime) -> dict[str, Any]:
-    """The merge patch that lifts our cordon. Where there is nothing to lift, its annotations are empty.
+def lift(node: NodeState, now: datetime) -> dict[str, Any] | None:
+    """The merge patch that lifts our cordon; None where there is nothing to lift.
 
     The mark goes with the cordon, and by itself where a person has taken the cordon away or made it his own.
     """
     ours = cordoned_by(node)
-    metadata: dict[str, Any] = {"resourceVersion": node.resource_version, "annotations": {}}
     if CORDONED_BY not in node.annotations or (ours and why_kept(node, now)):
-        return {"metadata": metadata}
-    metadata["annotations"][CORDONED_BY] = None
+        return None
+    metadata = {"resourceVersion": node.resource_version, "annotations": {CORDONED_BY: None}}
     return {"metadata": metadata, "spec": {"unschedulable": None}} if ours else {"metadata": metadata}
