@@ -36,7 +36,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     if readable is None:
         return
     around, used = readable
-    specs = _read_by_somebody(around, used)
+    specs = _read_by_somebody(around)
     if not specs:
         yield NotConfigured("no CDI specification of NVIDIA's that anything reads")
         return
@@ -54,10 +54,10 @@ def _findings(used: Configuration, specs: Sequence[CdiSpec]) -> Iterator[Finding
             yield found(STALE, used, f"{spec.path} ({spec.kind}) names {named}{more}, not there; {_again(spec)}")
 
 
-def _read_by_somebody(around: ContainerRuntime, used: Configuration) -> tuple[CdiSpec, ...]:
+def _read_by_somebody(around: ContainerRuntime) -> tuple[CdiSpec, ...]:
     """By the container runtime itself, or by NVIDIA's program in its mode `cdi`."""
     by_toolkit = around.toolkit is not None and around.toolkit.mode == "cdi"
-    return around.cdi_specs if by_toolkit else gpu_runtime.cdi_specs(around, used)
+    return around.cdi_specs if by_toolkit else gpu_runtime.cdi_specs(around)
 
 
 def _is_hidden(spec: CdiSpec, specs: Sequence[CdiSpec], folders: Sequence[str]) -> bool:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from healthcheck.checks import gpu_runtime, runtime_mending
 from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.gpu_runtime import RUNC, found, of_nvidia, where
+from healthcheck.checks.gpu_runtime import found, of_nvidia, where
 from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity
 from healthcheck.probes.container_runtime import configuration as container_runtime
-from healthcheck.probes.container_runtime.facts import Configuration, ContainerRuntime
+from healthcheck.probes.container_runtime.facts import RUNC, Configuration, ContainerRuntime
 
 _NAMES = {True: "systemd", False: "cgroupfs"}
 

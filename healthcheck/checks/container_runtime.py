@@ -110,12 +110,11 @@ def _reader(used: Configuration) -> str:
 def _handlers(around: ContainerRuntime, used: Configuration) -> str:
     live = around.live
     names = [name for name in live.handlers if name] if live and live.handlers is not None else []
-    default = (live.default if live else "") or used.default
     if not names and used.problem is None:
         names = [one.name for one in used.handlers]
-    marked = [f"{name} (default)" if name == default else name for name in names]
+    marked = [f"{name} (default)" if name == around.running_default else name for name in names]
     bare = sorted(one.name for one in used.handlers if one.privileged_without_host_devices)
-    kinds = dict.fromkeys(one.kind or one.path for one in gpu_runtime.cdi_specs(around, used) if one.problem is None)
+    kinds = dict.fromkeys(one.kind or one.path for one in gpu_runtime.cdi_specs(around) if one.problem is None)
     told = [
         ", ".join(marked) or "no handler",
         *([f"CDI with {', '.join(kinds)}"] if kinds else []),

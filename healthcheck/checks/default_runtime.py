@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from healthcheck.checks import gpu_runtime, runtime_mending
 from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.gpu_runtime import RUNC, found
+from healthcheck.checks.gpu_runtime import found
 from healthcheck.model import Check, Evidence, Judgement, Reason, Seen, Severity
 from healthcheck.probes.container_runtime import configuration as container_runtime
-from healthcheck.probes.container_runtime.facts import CONTAINERD, Configuration
+from healthcheck.probes.container_runtime.facts import CONTAINERD, RUNC, Configuration
 
 _MOST_NAMED = 8
 

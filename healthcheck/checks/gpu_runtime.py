@@ -20,8 +20,6 @@ NAMES = ("nvidia", "nvidia-cdi", "nvidia-legacy")
 """What the toolkit and the RuntimeClasses of the GPU operator call NVIDIA's handlers."""
 PROGRAM = "nvidia-container-runtime"
 """Also the beginning of its variants. AKS and MicroK8s call their handlers so."""
-RUNC = "runc"
-"""The handler that every runtime brings itself."""
 _MOST_TOLD = 4
 """Of the places of one fault."""
 
@@ -91,35 +89,16 @@ def is_nvidias_program(path: str) -> bool:
     return path.rpartition("/")[2].startswith(PROGRAM)
 
 
-def running_handlers(around: ContainerRuntime, used: Configuration) -> dict[str, str]:
-    """The handlers that a pod can be started with now, and the program of each as far as it is known.
-
-    What the running runtime says it has loaded outranks the files. It brings `runc` itself.
-    """
-    if around.live is not None and around.live.handlers is not None:
-        programs = dict(around.live.binaries)
-        return {RUNC: "", **{name: programs.get(name, "") for name in around.live.handlers if name}}
-    return {RUNC: "", **{one.name: one.binary for one in used.handlers}}
-
-
-def cdi_is_on(around: ContainerRuntime, used: Configuration) -> bool:
-    """Whether the runtime itself puts devices into containers by their CDI names."""
-    if around.live is not None and around.live.cdi is not None:
-        return around.live.cdi
-    return used.cdi
-
-
-def cdi_specs(around: ContainerRuntime, used: Configuration) -> tuple[CdiSpec, ...]:
+def cdi_specs(around: ContainerRuntime) -> tuple[CdiSpec, ...]:
     """The specifications of NVIDIA's devices that the runtime reads; none while CDI is off."""
-    return around.cdi_specs if cdi_is_on(around, used) else ()
+    return around.cdi_specs if around.cdi_is_on else ()
 
 
-def gives_gpus(around: ContainerRuntime, used: Configuration) -> bool:
+def gives_gpus(around: ContainerRuntime) -> bool:
     """Whether there is any way for a GPU into a pod."""
-    handlers = running_handlers(around, used)
-    if any(is_nvidias(name, program) for name, program in handlers.items()):
+    if any(is_nvidias(name, program) for name, program in around.running_handlers.items()):
         return True
-    return any(one.problem is None for one in cdi_specs(around, used))
+    return any(one.problem is None for one in cdi_specs(around))
 
 
 def place(file: str, line: int = 0, column: int = 0) -> str:

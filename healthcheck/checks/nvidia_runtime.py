@@ -39,14 +39,14 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         yield Seen("no handler of NVIDIA's by design: the device plugin mounts the driver")
         return
     yield from _not_there(around, used)
-    yield Seen(_summary(around, used), "a handler of NVIDIA's, or CDI")
+    yield Seen(_summary(around), "a handler of NVIDIA's, or CDI")
 
 
 def _not_there(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
     """What stands in a wrong table, was not loaded or can't be read is told as that, elsewhere."""
     misplaced = [one for spot in used.misplaced for one in spot.handlers]
-    unread = any(one.problem is not None for one in gpu_runtime.cdi_specs(around, used))
-    if gives_gpus(around, used) or of_nvidia([*used.handlers, *misplaced]) or unread:
+    unread = any(one.problem is not None for one in gpu_runtime.cdi_specs(around))
+    if gives_gpus(around) or of_nvidia([*used.handlers, *misplaced]) or unread:
         return
     give = runtime_mending.give_handler(around, used)
     not_imported = next(iter(of_nvidia(used.unread_handlers)), None)
@@ -76,10 +76,10 @@ def _elsewhere(around: ContainerRuntime) -> Iterator[tuple[str, Handler]]:
             yield (f"another {one.kind}" if same else one.kind), handler
 
 
-def _summary(around: ContainerRuntime, used: Configuration) -> str:
-    running = gpu_runtime.running_handlers(around, used)
+def _summary(around: ContainerRuntime) -> str:
+    running = around.running_handlers
     ours = [name for name, program in running.items() if gpu_runtime.is_nvidias(name, program)]
-    kinds = dict.fromkeys(one.kind or one.path for one in gpu_runtime.cdi_specs(around, used) if one.problem is None)
+    kinds = dict.fromkeys(one.kind or one.path for one in gpu_runtime.cdi_specs(around) if one.problem is None)
     loaded = " as it runs" if around.live is not None and around.live.handlers is not None else ""
     ways = [*(f"handler {name}" for name in ours), *(f"CDI {kind}" for kind in kinds)]
     return f"{', '.join(ways) or 'none'}{loaded}"

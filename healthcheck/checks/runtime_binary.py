@@ -67,7 +67,7 @@ def _starts_a_program(handler: Handler, used: Configuration) -> bool:
 
 def _without(around: ContainerRuntime, used: Configuration, handler: Handler) -> Iterator[Finding]:
     """It starts runc then, which gives a pod its GPUs only by CDI."""
-    if used.kind == CONTAINERD and not gpu_runtime.cdi_specs(around, used):
+    if used.kind == CONTAINERD and not gpu_runtime.cdi_specs(around):
         told = f"{where(handler)}: {handler.name} has no BinaryName, so it starts runc"
         yield found(MISSING, used, f"{told}; {runtime_mending.give_handler(around, used)}")
 

@@ -44,7 +44,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
 
 
 def _undefined(around: ContainerRuntime, used: Configuration, ours: list[RuntimeClass]) -> Iterator[Finding]:
-    defined = gpu_runtime.running_handlers(around, used)
+    defined = around.running_handlers
     by_lower = {name.lower(): name for name in defined}
     for one in ours:
         if one.handler in defined or one.handler in {each.name for each in used.handlers}:
@@ -55,13 +55,13 @@ def _undefined(around: ContainerRuntime, used: Configuration, ours: list[Runtime
             yield found(
                 UNDEFINED, used, f"{told}, {used.path} has it as {like}: letters count; {_rename(around, used)}"
             )
-        elif _is_needed(one, around, used):
+        elif _is_needed(one, around):
             yield found(UNDEFINED, used, f"{told}; {_defined(used, defined)}: {_mending(one, around, used)}")
 
 
-def _is_needed(one: RuntimeClass, around: ContainerRuntime, used: Configuration) -> bool:
+def _is_needed(one: RuntimeClass, around: ContainerRuntime) -> bool:
     """Where a node has no way for a GPU at all, `nvidia-runtime` tells that."""
-    return gpu_runtime.gives_gpus(around, used) and (one.handler == _USUAL or one.for_this_node)
+    return gpu_runtime.gives_gpus(around) and (one.handler == _USUAL or one.for_this_node)
 
 
 def _rename(around: ContainerRuntime, used: Configuration) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from healthcheck.checks import gpu_runtime, runtime_mending
 from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.gpu_runtime import RUNC, found, subject
+from healthcheck.checks.gpu_runtime import found, subject
 from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, TooEarly
 from healthcheck.probes.container_runtime import configuration as container_runtime
 from healthcheck.probes.container_runtime import cri
-from healthcheck.probes.container_runtime.facts import Configuration, ContainerRuntime, Live
+from healthcheck.probes.container_runtime.facts import RUNC, Configuration, ContainerRuntime, Live
 
 _SETTLED_SECONDS = 10.0
 """A file written this soon after its reader was started is taken for one that it read."""
@@ -71,7 +71,7 @@ def _against_itself(around: ContainerRuntime, used: Configuration, live: Live) -
     if lacks:
         told = f"{'; '.join(lacks[:_MOST_NAMED])}"
         yield found(NOT_LOADED, used, f"{told}; `{runtime_mending.restart(around, used)}`")
-    running = gpu_runtime.running_handlers(around, used)
+    running = around.running_handlers
     defined = {one.name for one in used.handlers}
     ours = [name for name in running if name not in defined and gpu_runtime.is_nvidias(name, running[name])]
     if ours:

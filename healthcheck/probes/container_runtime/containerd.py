@@ -23,11 +23,9 @@ from typing import Any, TypeVar
 from healthcheck.host import host_files
 from healthcheck.probes.container_runtime import documents, named_paths, toml_file
 from healthcheck.probes.container_runtime.documents import MalformedError
-from healthcheck.probes.container_runtime.facts import Configuration, Handler, Misplaced, Problem, ReadFile
+from healthcheck.probes.container_runtime.facts import RUNC, Configuration, Handler, Misplaced, Problem, ReadFile
 
 STANDARD_FILE = "/etc/containerd/config.toml"
-RUNC = "runc"
-"""The handler that containerd has, and takes as default, where its files say nothing."""
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 """containerd's default for cdi_spec_dirs."""
 _GREATEST_NUMBER = (1 << 63) - 1

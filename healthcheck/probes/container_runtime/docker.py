@@ -10,14 +10,12 @@ from pathlib import Path
 
 from healthcheck.probes.container_runtime import documents
 from healthcheck.probes.container_runtime.documents import MalformedError, Table
-from healthcheck.probes.container_runtime.facts import DOCKER, Configuration, Handler, ReadFile
+from healthcheck.probes.container_runtime.facts import DOCKER, RUNC, Configuration, Handler, ReadFile
 
 STANDARD_FILE = "/etc/docker/daemon.json"
 STANDARD_SOCKET = "/run/docker.sock"
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 """The default of cdi-spec-dirs."""
-_RUNC = "runc"
-"""The runtime that Docker has, and takes as default, where nothing else is said."""
 _CGROUP_DRIVER = "native.cgroupdriver="
 
 
@@ -42,8 +40,8 @@ def _effective(path: str, files: tuple[ReadFile, ...], told: Table) -> Configura
         DOCKER,
         schema=0,
         files=files,
-        handlers=(*([] if _RUNC in runtimes else [Handler(_RUNC, "", "", None, "")]), *handlers),
-        default=_text(told, "default-runtime") or _RUNC,
+        handlers=(*([] if RUNC in runtimes else [Handler(RUNC, "", "", None, "")]), *handlers),
+        default=_text(told, "default-runtime") or RUNC,
         # Newer versions have it on without a word; that cri-dockerd passes devices on is documented nowhere.
         cdi=_table(told, "features").get("cdi") is True,
         cdi_folders=_list(told, "cdi-spec-dirs") or CDI_FOLDERS,

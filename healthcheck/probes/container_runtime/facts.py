@@ -11,6 +11,8 @@ from healthcheck.model import Cause
 
 CONTAINERD, CRIO, DOCKER = "containerd", "CRI-O", "Docker"
 """The kinds of container runtime that we can read. Docker is spoken to through cri-dockerd."""
+RUNC = "runc"
+"""The handler that every runtime brings itself."""
 SCHEMA_OF_2 = 3
 """From this schema on, only containerd 2 reads what stands in a file."""
 
@@ -258,3 +260,27 @@ class ContainerRuntime:
     """The host's, as uname says it, taken from its own programs in a captured tree; '' where nobody knows."""
     for_gpus: bool | None = None
     """Whether the node has GPUs for containers; None in a captured tree without /sys."""
+
+    @property
+    def running_handlers(self) -> dict[str, str]:
+        """The handlers that a pod can be started with now, and the program of each as far as it is known.
+
+        What the running runtime says it has loaded outranks its files. It brings `runc` itself.
+        """
+        if self.live is not None and self.live.handlers is not None:
+            programs = dict(self.live.binaries)
+            return {RUNC: "", **{name: programs.get(name, "") for name in self.live.handlers if name}}
+        return {RUNC: "", **{one.name: one.binary for one in self.used.handlers}} if self.used else {}
+
+    @property
+    def running_default(self) -> str:
+        """The handler of pods that name none; '' where nobody knows."""
+        told = self.live.default if self.live is not None else ""
+        return told or (self.used.default if self.used is not None else "")
+
+    @property
+    def cdi_is_on(self) -> bool:
+        """Whether the runtime itself puts devices into containers by their CDI names."""
+        if self.live is not None and self.live.cdi is not None:
+            return self.live.cdi
+        return self.used is not None and self.used.cdi

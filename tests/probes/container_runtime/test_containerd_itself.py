@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from healthcheck.probes.container_runtime.containerd import RUNC, read_configuration
-from healthcheck.probes.container_runtime.facts import Configuration
+from healthcheck.probes.container_runtime.containerd import read_configuration
+from healthcheck.probes.container_runtime.facts import RUNC, Configuration
 from sim.container_runtime import DISTRIBUTIONS, NVIDIA_V2, NVIDIA_V3, RUNC_V2, RUNC_V3, V2, V3, default, handler
 from tests.fuzz.container_runtime import sound_trees
 
