@@ -47,8 +47,9 @@ WATCH_SECONDS = 1.0
 """Between two looks for a pod that came all the same, while a run goes on: it has its GPUs before it begins."""
 _MARGIN_SECONDS = 300.0
 """Of a run's deadline, beyond what DCGM itself may take: to end it, and to tell."""
-_TOLD_SECONDS = 10.0
-_TELL_AGAIN_SECONDS = 10.0
+_TAKEN_SECONDS = 10.0
+"""For a result that asks for a taint, until the node writer has it."""
+_WRITE_AGAIN_SECONDS = 10.0
 """While a result waits for a cluster that does not answer."""
 _LAST_SECONDS = 50.0
 """Of an agent that has to end: DCGM takes up to 40 s to stop its tests in a hostengine, and the kubelet kills after 60.
@@ -71,7 +72,7 @@ class Waits:
     watch: float = WATCH_SECONDS
     look: float = _LOOK_SECONDS
     blind: float = _BLIND_SECONDS
-    told: float = _TOLD_SECONDS
+    taken: float = _TAKEN_SECONDS
 
 
 WAITS = Waits()
@@ -104,10 +105,9 @@ class DeepTests:
         self._failures = Failures(telemetry)
         self._waits = waits
         self._started = state.now()
-        self._retries = 0
-        self._retry_at = 0.0
+        self._retries, self._retry_at = 0, 0.0
         self._diagnostic: Diagnostic | None = None
-        self._last: Diagnostic | None = None
+        self._last_diagnostic: Diagnostic | None = None
         self._stopping = threading.Event()
         self._marks = Marks(_own_node(cluster, state), state.now, folder, self._stopping)
         self._at_rest = threading.Event()
@@ -125,7 +125,7 @@ class DeepTests:
             return self._attempt()
         except ClusterError as error:
             self._log("the cluster does not answer", error=str(error))
-            return _TELL_AGAIN_SECONDS if self._marks.has_kept else self._waits.look_again
+            return _WRITE_AGAIN_SECONDS if self._marks.has_kept else self._waits.look_again
         finally:
             self._at_rest.set()
 
@@ -177,9 +177,9 @@ class DeepTests:
             return why
         if (severity := self._state.known.severity_on(node)) >= Severity.RESET:
             return f"its verdict is {severity.name}"
-        if self._last is not None and (pid := self._last.stuck_pid) is not None:
+        if self._last_diagnostic is not None and (pid := self._last_diagnostic.stuck_pid) is not None:
             return f"process {pid} of an earlier test can't be killed"
-        return _who(self._level_2.users)
+        return _users_or_why(self._level_2.users)
 
     def _run(self) -> float:
         longest = self._state.settings.values.dcgm_timeout_seconds + _MARGIN_SECONDS
@@ -196,7 +196,7 @@ class DeepTests:
 
     def _test(self) -> float:
         self._stopping.wait(self._waits.maintenance)
-        if self._stopping.is_set() or (why := _who(self._used_now)):
+        if self._stopping.is_set() or (why := _users_or_why(self._used_now)):
             self._log("no deep test now", why="the agent ends" if self._stopping.is_set() else why)
             return self._waits.look_again
         started = self._state.now().wall
@@ -208,7 +208,7 @@ class DeepTests:
         if not outcome.configured:
             return NOT_HERE_SECONDS
         if outcome.findings or outcome.observed:
-            self._tell(outcome, started)
+            self._write_result(outcome, started)
         if not outcome.observed:
             return self._could_not_run(outcome)
         self._retries, self._retry_at = 0, 0.0
@@ -226,7 +226,7 @@ class DeepTests:
 
     def _diagnose(self) -> Outcome | None:
         """What the run says; None when it was stopped for work, for a person, or at our end."""
-        diagnostic = self._diagnostic = self._last = self._level_2.diagnostic()
+        diagnostic = self._diagnostic = self._last_diagnostic = self._level_2.diagnostic()
         self._answered = self._state.now().monotonic
         said: list[Outcome] = []
         failed: list[BaseException] = []
@@ -234,7 +234,7 @@ class DeepTests:
         def work() -> None:
             try:
                 said.append(look_deeply(diagnostic, self._state.expectation(), self._nvml()))
-            except Exception as error:  # noqa: BLE001 - told below, where the node is given back
+            except Exception as error:  # noqa: BLE001 - raised below, where the node is given back
                 failed.append(error)
 
         worker = threading.Thread(target=work, name="diagnose", daemon=True)
@@ -274,7 +274,7 @@ class DeepTests:
         log.warning("deep test: could not run", causes=causes[:8], again_seconds=seconds)
         return seconds
 
-    def _tell(self, outcome: Outcome, started: datetime) -> None:
+    def _write_result(self, outcome: Outcome, started: datetime) -> None:
         memory = self._state.memory
         ran = Ran(self._state.node_name, "agent", started, self._state.now().wall, memory.machine, memory.boot_id)
         record = render(outcome, ran)
@@ -286,7 +286,7 @@ class DeepTests:
             return
         # The taint of its verdict has to stand before ours for the test goes.
         self._marks.tell(record, give_back=False)
-        deadline = self._state.now().monotonic + self._waits.told
+        deadline = self._state.now().monotonic + self._waits.taken
         while self._state.now().monotonic < deadline and not self._stopping.wait(_POLL_SECONDS):
             node = self._state.node
             if node is not None and taken_on(node).get(KIND) == record.timestamp:
@@ -322,7 +322,7 @@ def _own_node(cluster: Cluster, state: State) -> OwnNode:
     return OwnNode(partial(cluster.read_node, name), partial(cluster.update_node, name), lambda: state.node)
 
 
-def _who(ask: Callable[[], str]) -> str:
+def _users_or_why(ask: Callable[[], str]) -> str:
     """Who uses the GPUs. Not to have looked is never to have found nobody."""
     try:
         return ask()

@@ -12,24 +12,24 @@ from healthcheck.telemetry import Telemetry
 
 log = structlog.get_logger()
 
-_MOST_SAID = 256
+_MOST_LOGGED = 256
 """Distinct failures that are said; one whose words change with each look fills the metric, not the log."""
 
 
 class Failures:
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
-        self._said: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
 
     def account(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
             for one in outcome.unobserved:
                 if one.cause == CHECK_FAILED:
                     self._telemetry.check_failures.labels(outcome.check).inc()
-                    self._say(outcome.check, one.detail)
+                    self._log(outcome.check, one.detail)
 
-    def _say(self, check: str, detail: str) -> None:
-        if (check, detail) in self._said or len(self._said) >= _MOST_SAID:
+    def _log(self, check: str, detail: str) -> None:
+        if (check, detail) in self._logged or len(self._logged) >= _MOST_LOGGED:
             return
-        self._said.add((check, detail))
+        self._logged.add((check, detail))
         log.error("a check failed; it counts as could-not-look", check=check, failure=detail)

@@ -52,8 +52,8 @@ class Ledger:
             names = [check.name for check in settings.values.checks]
             self._state.configure(settings, without_checks(self._state.memory, names))
 
-    def kernel_log_judged(self, outcomes: Iterable[Outcome], cursor: int | None) -> tuple[Standing, ...]:
-        """What the event checks read in the kernel log, up to and with the record `cursor`; what is new of it.
+    def kernel_log_judged(self, outcomes: Iterable[Outcome], cursor: int | None) -> None:
+        """What the event checks read in the kernel log, up to and with the record `cursor`.
 
         On the disk before anybody hears of it. What was only counted may wait: a flood would write the same file over
         and over, and whoever starts from an older file has its older cursor, from which the log counts it again.
@@ -69,7 +69,7 @@ class Ledger:
             if found and self._must_be_written(before, after, now):
                 self._write(after, without_lines)
             self._state.remember(after, without_lines)
-        return self._new_since(before, after)
+        _log_found(self._wake_for_new(before, after))
 
     def log_was_read(self) -> None:
         """The log was read to its end: what claims a later place in it is of the future."""
@@ -96,7 +96,7 @@ class Ledger:
             before = self._state.memory
             after = after_look(before, look, self._state.now(), self._rules)
             self._keep(after, look.outcomes)
-        self._new_since(before, after)
+        self._wake_for_new(before, after)
         return after
 
     def adopt(self, other: Memory) -> None:
@@ -117,8 +117,8 @@ class Ledger:
         """Without a word on what the log has not come to; before it was read to its end, nobody knows where that is."""
         return exits.within_log(memory) if self._log_was_read else memory
 
-    def take_over(self, records: Iterable[DeepRecord]) -> tuple[Standing, ...]:
-        """What deep runs found is ours from now on, on the disk before the Node hears of it; what is new of it.
+    def take_over(self, records: Iterable[DeepRecord]) -> None:
+        """What deep runs found is ours from now on, on the disk before the Node hears of it.
 
         Not before every check has looked: whose GPU is meant is known by then, and until then the records on the Node
         count by themselves. What counts for nothing waits for no look: our own taint may stand by then.
@@ -129,7 +129,7 @@ class Ledger:
                 after = after_deep_record(after, one, self._state.now(), self._rules.escalate_after)
             if after != before:
                 self._keep(after)
-            return _new(before, after)
+        _log_found(_new(before, after))
 
     def quarantine_passed(self, run: PassedRun) -> None:
         with self._changing:
@@ -142,7 +142,7 @@ class Ledger:
         values = self._state.settings.values
         return MemoryRules(values.escalate_after, values.monitor_ttl_seconds)
 
-    def _new_since(self, before: Memory, after: Memory) -> tuple[Standing, ...]:
+    def _wake_for_new(self, before: Memory, after: Memory) -> tuple[Standing, ...]:
         """What of it is new; RESET or worse has the Node written at once."""
         new = _new(before, after)
         if any(one.finding.severity >= Severity.RESET for one in new):
@@ -182,6 +182,12 @@ def _new(before: Memory, after: Memory) -> tuple[Standing, ...]:
     """What stands now and did not before, or not as badly."""
     known = {one.key: one.finding.severity for one in before.standing}
     return tuple(one for one in after.standing if known.get(one.key, Severity.PASS) < one.finding.severity)
+
+
+def _log_found(new: Iterable[Standing]) -> None:
+    for one in new:
+        found = one.finding
+        log.info("found", reason=found.reason, severity=found.severity.name, subject=found.subject, detail=found.detail)
 
 
 def _only_counted(before: Memory, after: Memory) -> bool:

@@ -63,11 +63,7 @@ class NodeInput:
         for one in deep:
             if one.void:
                 self._reporter.queue(void_record(node, one))
-        for new in self._ledger.take_over(deep):
-            found = new.finding
-            log.info(
-                "found", reason=found.reason, severity=found.severity.name, subject=found.subject, detail=found.detail
-            )
+        self._ledger.take_over(deep)
         passed = passed_run(node)
         if passed is not None:
             self._ledger.quarantine_passed(passed)

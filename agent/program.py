@@ -7,6 +7,8 @@ import errno
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -88,15 +90,21 @@ def _run(settings: AgentSettings, cluster: Cluster, stop: threading.Event, optio
         serving.agent = Agent(settings, cluster, None, telemetry, write=False)
         _stand_by(serving.agent, file, telemetry, stop)
     if not stop.is_set():
-        try:
+        with _noting_failure(settings.state_dir):
             serving.agent = Agent(settings, cluster, file, telemetry, write=not options.dry_run)
-        except Exception as error:
-            note_failure(settings.state_dir, "main", error)
-            raise
         _work(serving.agent, stop, once=options.once)
     # Threads may be inside a request or a hung look; nothing that they could still do is wanted.
     sys.stderr.flush()
     os._exit(0)
+
+
+@contextmanager
+def _noting_failure(state_dir: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        note_failure(state_dir, "main", error)
+        raise
 
 
 def _stand_by(agent: Agent, file: MemoryFile, telemetry: Telemetry, stop: threading.Event) -> None:

@@ -77,7 +77,7 @@ class Schedule:
             # A late look is run, not dropped; several late ones are one.
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
         )
-        self._scheduler.add_listener(self._say_failed, EVENT_JOB_ERROR)
+        self._scheduler.add_listener(self._log_failed, EVENT_JOB_ERROR)
         self._ended = False
 
     def start(
@@ -153,7 +153,7 @@ class Schedule:
             self._scheduler.add_job(self._run, "date", executor="light", id="changed", replace_existing=True)
             self._plan_deep(CONFIG_LOOK_SECONDS)
 
-    def _say_failed(self, event: JobExecutionEvent) -> None:
+    def _log_failed(self, event: JobExecutionEvent) -> None:
         if not self._ended:  # a job that meets the end of the scheduler has failed at nothing
             log.error(
                 "a scheduled job failed", job=event.job_id, error=repr(event.exception), traceback=event.traceback

@@ -24,6 +24,7 @@ from agent.node_watch import NodeWatch
 from agent.node_writer import NodeWriter
 from agent.outage import Outage
 from agent.permissions import Permissions
+from agent.record_judge import RecordJudge
 from agent.reporter import Reporter
 from agent.runtime_classes import RuntimeClasses
 from agent.schedule import Schedule
@@ -75,7 +76,8 @@ class HostSide:
         self.cycle = Cycle(self.sources, state, ledger, self.configuration, telemetry)
         self.instance_metadata = InstanceMetadata(root, settings.imds_endpoint, state)
         self.deep_processes = DeepProcesses(root, state)
-        self.kernel_log = Follower(root, state, ledger, reporter, self.deep_processes, telemetry, facilities)
+        judge = RecordJudge(state, ledger, reporter, self.deep_processes, telemetry)
+        self.kernel_log = Follower(root, state.memory.cursor, judge, facilities)
 
 
 class Agent:

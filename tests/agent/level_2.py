@@ -23,7 +23,7 @@ from healthcheck.telemetry import Telemetry
 from tests.agent.test_deep import QUICK, client, saw
 from tests.sweeper.dying import Dying
 
-WAITS = replace(QUICK, told=2.0)
+WAITS = replace(QUICK, taken=2.0)
 
 
 class _Watched(State):

@@ -51,7 +51,7 @@ from tests.waiting import GIVE_UP_SECONDS, eventually
 
 Json = dict[str, Any]
 INTERVAL = 21600
-QUICK = Waits(settle=0.0, look_again=300.0, maintenance=0.0, watch=0.05, blind=1.0, told=0.2)
+QUICK = Waits(settle=0.0, look_again=300.0, maintenance=0.0, watch=0.05, blind=1.0, taken=0.2)
 SWEEP, QUARANTINE, RUN, MODE = (f"{P}/{key}" for key in ("sweep-result", "quarantine-result", "run", "mode"))
 MAINTENANCE = {"key": f"{P}/maintenance", "value": "l2", "effect": "NoSchedule"}
 WELL = {"labels": {f"{P}/status": "pass"}}

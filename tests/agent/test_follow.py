@@ -15,6 +15,7 @@ import pytest
 from agent.deep_processes import DeepProcesses
 from agent.kernel_log import Follower
 from agent.ledger import Ledger
+from agent.record_judge import RecordJudge
 from agent.state import State
 from healthcheck.checks import CHECKS
 from healthcheck.memory.file import MemoryFile
@@ -143,7 +144,8 @@ class _Following:
         self.ledger.configure(selecting(checks))
         self.reports = Reports(self.state)
         processes = DeepProcesses(node.root, self.state)
-        self.follower = Follower(node.root, self.state, self.ledger, self.reports, processes, self.telemetry)
+        judge = RecordJudge(self.state, self.ledger, self.reports, processes, self.telemetry)
+        self.follower = Follower(node.root, self.state.memory.cursor, judge)
 
     def metric(self, name: str = "") -> float:
         return self.telemetry.registry.get_sample_value(f"gpu_healthcheck_kernel_log_{name}records_total") or 0.0
