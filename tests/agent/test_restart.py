@@ -22,6 +22,7 @@ def failed(watched: World) -> World:
     watched.wait_for_status("fail")
     eventually(lambda: watched.agent.metric("xids_total{79}") == 3)
     watched.wait_for_event("GpuHealthFail")
+    watched.wait_for_event("Xid79")
     return watched
 
 
