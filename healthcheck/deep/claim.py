@@ -14,7 +14,8 @@ from enum import StrEnum
 from typing import Any
 
 from healthcheck.node.state import MAINTENANCE, MODE, RUN, NodeState
-from healthcheck.text.moments import moment, timestamp
+from healthcheck.text.json_rows import Row, as_json, key, one_of, row_in, word
+from healthcheck.text.moments import moment_or_none
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import RecordError
 
@@ -43,6 +44,15 @@ class Claim:
     def is_same_run(self, other: Claim) -> bool:
         """A run that goes on moves its `until` on."""
         return (self.kind, self.holder) == (other.kind, other.holder)
+
+
+@dataclass(frozen=True, slots=True)
+class _ClaimRow(Row):
+    """The annotation's keys."""
+
+    kind: Kind | None = key(one_of({one.value: one for one in Kind}))
+    holder: str | None = key(word)
+    until: datetime | None = key(moment_or_none)
 
 
 GivesWay = Callable[[Claim], bool]
@@ -139,13 +149,15 @@ def _is_maintenance(taint: Mapping[str, Any]) -> bool:
 
 
 def _text(claim: Claim) -> str:
-    content = {"kind": claim.kind.value, "holder": claim.holder, "until": timestamp(claim.until)}
-    return json.dumps(content, separators=(",", ":"))
+    return json.dumps(as_json(_ClaimRow(claim.kind, claim.holder, claim.until)), separators=(",", ":"))
 
 
 def _parse(text: str) -> Claim:
-    content = records.load(text)
+    row = row_in(_ClaimRow, records.load(text))
     try:
-        return Claim(Kind(content["kind"]), str(content["holder"])[:_LONGEST_HOLDER], moment(content["until"]))
-    except (KeyError, ValueError) as error:
-        raise RecordError(f"no run ({{kind, holder, until}}): {error!r}") from None
+        row.must_have("kind", "holder", "until")
+    except ValueError as error:
+        raise RecordError(f"no run ({{kind, holder, until}}): {error}") from None
+    assert row.kind is not None
+    assert row.until is not None
+    return Claim(row.kind, (row.holder or "")[:_LONGEST_HOLDER], row.until)

@@ -39,7 +39,7 @@ def after_kernel_log(memory: Memory, outcomes: Iterable[Outcome], now: Now, esca
         return memory
     reading = _Reading(memory, now, escalate_after)
     for sighting, check in sorted(sightings, key=lambda pair: pair[0].seq):
-        reading.take(sighting, check)
+        reading.add(sighting, check)
     return replace(reading.memory, standing=worst_first(reading.standing.values()))
 
 
@@ -55,7 +55,7 @@ class _Reading:
         self._now = now
         self._escalate_after = escalate_after
 
-    def take(self, sighting: Sighting, check: str) -> None:
+    def add(self, sighting: Sighting, check: str) -> None:
         address = gpu_address(sighting.subject)
         if sighting.driver_loaded:
             self.memory = replace(self.memory, driver_loaded_at=sighting.at)
