@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from agent import schedule
+from agent import cycle, schedule
 from agent.program import main
 
 TIMES = 5
@@ -20,7 +20,10 @@ class _Sooner(schedule._Every):
 
 
 def hurry() -> None:
-    pytest.MonkeyPatch().setattr(schedule, "_Every", _Sooner)
+    """What can flicker is looked at again as much sooner."""
+    planter = pytest.MonkeyPatch()
+    planter.setattr(schedule, "_Every", _Sooner)
+    planter.setattr(cycle, "AGAIN_SECONDS", cycle.AGAIN_SECONDS / TIMES)
 
 
 if __name__ == "__main__":
