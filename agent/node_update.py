@@ -72,7 +72,8 @@ class NodeUpdate:
         rules = replace(known.settings.values.rules, rewrite_after_seconds=self._rewrite_seconds)
         wants_taint = wants_place(verdict, node, rules, memory)
         grant = self.slot.hold(node, rules.max_unhealthy_percent) if wants_taint and self._api.write else HELD
-        record = records.render(verdict, memory, Identity(node.name, known.instance_type, node.uid), now)
+        identity = Identity(node.name, known.instance_type, node.uid, known.inventory)
+        record = records.render(verdict, memory, identity, now)
         whole = self._record.as_if_there(node)
         change = plan(verdict, record, whole, rules, now, memory.acknowledged, grant)
         self._bad.report((*read_release(node, gestures=False)[1], *why_unread(node), *change.complaints))

@@ -23,6 +23,7 @@ from healthcheck.node.state import INSTANCE_TYPE, NodeState, SelectiveClass, run
 from healthcheck.probes.nvml.gpus import NVML, DriverLook
 from healthcheck.settings import Settings
 from healthcheck.verdict.acknowledgement import other_severities
+from healthcheck.verdict.inventory import Inventory, seen_in
 from healthcheck.verdict.verdict import Verdict, decide, worst
 
 _NOT_YET = Unobserved(NOT_LOOKED_YET, "the first look has not ended")
@@ -39,6 +40,8 @@ class Known:
     node: NodeState | None = None
     """As last seen; None where nobody has, once it is gone, and where it has to be read anew."""
     last_look: Evidence | None = None
+    inventory: Inventory | None = None
+    """What that look saw of GPUs and container runtime, for the record."""
     no_driver_at: float = 0.0
     """When a look last met none (monotonic): it was loaded after that, also where the log is not read."""
     metadata_type: str = ""
@@ -206,7 +209,8 @@ class State:
 
     def see_look(self, evidence: Evidence, *, no_driver: bool = False) -> None:
         """The light look that ended last."""
-        self._put(last_look=evidence, **({"no_driver_at": evidence.at} if no_driver else {}))
+        inventory = seen_in(evidence)
+        self._put(last_look=evidence, inventory=inventory, **({"no_driver_at": evidence.at} if no_driver else {}))
 
     def set_metadata_type(self, instance_type: str) -> None:
         self._put(metadata_type=instance_type)

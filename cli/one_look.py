@@ -25,6 +25,7 @@ from healthcheck.model import Check, Evidence, Nature, Outcome, Seen, Status, Un
 from healthcheck.text import json_rows
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
+from healthcheck.verdict.inventory import seen_in
 from healthcheck.verdict.record import AgentRecord, Identity
 from healthcheck.verdict.verdict import Verdict, decide, status_of, worst
 
@@ -75,7 +76,7 @@ def show(judged: Judged, *, as_json: bool, verbose: bool) -> None:
 
 def _record(judged: Judged) -> AgentRecord:
     look = judged.look
-    identity = Identity(look.hostname, look.expected.instance_type)
+    identity = Identity(look.hostname, look.expected.instance_type, inventory=seen_in(look.evidence))
     return records.render(judged.verdict, judged.memory, identity, look.now.wall)
 
 

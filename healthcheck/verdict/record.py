@@ -21,6 +21,7 @@ from healthcheck.node.state import QUARANTINE_RESULT, SWEEP_RESULT, NodeState
 from healthcheck.text import strict_json
 from healthcheck.text.json_rows import Row, as_json, key, only_rows, row, row_in, rows, text, whole, word, words, yes
 from healthcheck.text.moments import EARLIEST, held, moment_or_none, timestamp
+from healthcheck.verdict.inventory import Inventory
 from healthcheck.verdict.verdict import Verdict
 
 SCHEMA = 1
@@ -149,6 +150,8 @@ class AgentRecord(Row):
     acknowledged: tuple[AcknowledgedRow, ...] | None = key(only_rows(AcknowledgedRow))
     taken: Mapping[str, str] | None = key(_taken)
     """By the name of its annotation: the timestamp of the deep record whose findings stand in this one, or did."""
+    inventory: Inventory | None = key(row(Inventory))
+    """What the last look saw of GPUs and container runtime."""
     cut: CutRow | None = key(row(CutRow))
     taint: str | None = key(word)
 
@@ -188,11 +191,12 @@ R = TypeVar("R", AgentRecord, RunRecord)
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose record it is: the Node, its UID, the machine under it and the type that the checks expected."""
+    """Whose record it is: the Node, its UID, the type that the checks expected, and what the last look saw of it."""
 
     hostname: str
     instance_type: str = ""
     node_uid: str = ""
+    inventory: Inventory | None = None
 
 
 def render(verdict: Verdict, memory: Memory, identity: Identity, at: datetime, taint: str = "") -> AgentRecord:
@@ -219,6 +223,7 @@ def render(verdict: Verdict, memory: Memory, identity: Identity, at: datetime, t
             released=short_release_row(memory.released) if memory.released else None,
             acknowledged=tuple(_groups(memory.acknowledged)) or None,
             taken=dict(memory.taken) or None,
+            inventory=identity.inventory,
             taint=taint or None,
         )
     )
@@ -379,6 +384,9 @@ def within_limit(record: R) -> R:
 
 def _shorten(record: dict[str, Any], longest: int) -> None:
     """In place."""
+    record.pop("inventory", None)
+    if _size(record) <= longest:
+        return
     findings, gone = record["findings"], 0
     long = [finding for finding in findings if len(finding["detail"]) > _SHORT_DETAIL]
     for finding in long:
