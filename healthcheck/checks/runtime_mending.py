@@ -8,7 +8,7 @@ of k3s, RKE2, MicroK8s, k0s, Canonical Kubernetes, Bottlerocket and nodeadm.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from healthcheck.probes.container_runtime import crio
 from healthcheck.probes.container_runtime.distributions import (
@@ -25,7 +25,7 @@ from healthcheck.probes.container_runtime.facts import CRIO, DOCKER, Configurati
 
 OPERATORS_FOLDER = "/usr/local/nvidia/"
 """Where the GPU operator's toolkit installs itself on the host (its value toolkit.installDir)."""
-_HELM = 'helm upgrade "$(helm list -qn gpu-operator)" nvidia/gpu-operator -n gpu-operator --reuse-values'
+_HELM = 'helm upgrade "$(helm list -qn {0})" nvidia/gpu-operator -n {0} --reuse-values'
 _UNITS = {
     # One of the two runs: a server's kubelet is k3s itself, an agent's k3s-agent. systemctl takes a pattern.
     K3S: "k3s*",
@@ -85,13 +85,13 @@ def generate_spec(path: str) -> str:
     return f"`nvidia-ctk cdi generate --output={shlex.quote(path)}`"
 
 
-def helm_values(values: dict[str, str]) -> str:
+def helm_values(values: Mapping[str, str], namespace: str = "gpu-operator") -> str:
     """A command that gives the GPU operator's toolkit these variables in the place of those it has."""
     pairs = (
         f"toolkit.env[{place}].name={name},toolkit.env[{place}].value={_escaped(value)}"
         for place, (name, value) in enumerate(values.items())
     )
-    return f"{_HELM} --set {shlex.quote(','.join(pairs))}"
+    return f"{_HELM.format(shlex.quote(namespace))} --set {shlex.quote(','.join(pairs))}"
 
 
 def _escaped(value: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
@@ -74,10 +74,12 @@ class Pods(Connection):
             "container": pod.container,
             "timestamps": "true",
             "sinceTime": timestamp(since) if since else "",
-            "limitBytes": str(_MOST_LOG_BYTES),
         }
-        path = f"/api/v1/namespaces/{quote(pod.namespace)}/pods/{quote(pod.name)}/log"
-        response = self._request("get", path, "pods/log", query=query)
+        return self._log(pod.namespace, pod.name, query)
+
+    def _log(self, namespace: str, pod: str, query: Mapping[str, str]) -> str:
+        path = f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(pod)}/log"
+        response = self._request("get", path, "pods/log", query={**query, "limitBytes": str(_MOST_LOG_BYTES)})
         try:
             return response.data.decode("utf-8", "replace")
         except urllib3.exceptions.HTTPError as error:

@@ -73,6 +73,11 @@ def say(message: str) -> None:
     sys.stderr.write("\n".join(map(printable, message.split("\n"))) + "\n")
 
 
+def write_document(text: str) -> None:
+    """A report on standard output, of several lines: whoever wrote it has made all that strangers said printable."""
+    sys.stdout.write(text)
+
+
 def write_json(value: Any, indent: int | None = None) -> None:
     """One document on standard output, in plain ASCII: every locale can write it, and no terminal obeys it."""
     separators = (",", ":") if indent is None else None

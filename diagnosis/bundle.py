@@ -1,0 +1,89 @@
+"""A cluster's state in one archive, to be judged elsewhere: `diagnose --save`, and `--from` of what it wrote."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any
+
+from diagnosis.redaction import redacted
+from healthcheck.text.moments import timestamp
+
+HEADER = "snapshot.json"
+SCHEMA = 1
+_MOST_BYTES = 1 << 30
+_MOST_FILES = 256
+_BEGIN, _END = b'{"apiVersion":"v1","kind":"List","items":[\n', b"\n]}\n"
+
+
+class BundleError(ValueError):
+    """The message says what is wrong with the archive."""
+
+
+class Bundle:
+    """Collects what a look at a cluster gives, redacted, a file for each kind, and writes it when all is there."""
+
+    def __init__(self) -> None:
+        self._open = ExitStack()
+        self._files: dict[str, IO[bytes]] = {}
+
+    def keep(self, kind: str, raw: Mapping[str, Any]) -> None:
+        """One object of the API."""
+        file = self._files.get(kind)
+        if file is None:
+            file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the others, in `write`
+            self._files[kind] = self._open.enter_context(file)
+            file.write(_BEGIN)
+        else:
+            file.write(b",\n")
+        file.write(json.dumps({"kind": kind, **redacted(raw)}, separators=(",", ":")).encode())
+
+    def write(self, path: Path, at: datetime, missing: Mapping[str, str], listed: Iterable[str] = ()) -> None:
+        """Raises OSError. Nobody but its owner may read it: it tells much of a cluster.
+
+        `listed`: kinds that were listed whole, of which there may be no object.
+        """
+        told = {"schema": SCHEMA, "at": timestamp(at), "missing": dict(missing), "listed": sorted(listed)}
+        header = json.dumps(told)
+        with self._open, open(path, "xb", opener=_private) as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+            _add(archive, HEADER, at, io.BytesIO(header.encode()))
+            for kind, objects in sorted(self._files.items()):
+                objects.write(_END)
+                _add(archive, f"{kind}.json", at, objects)
+
+
+def read_bundle(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Each file in the archive by name, the header first where `diagnose --save` wrote it. Raises BundleError."""
+    left = _MOST_BYTES
+    try:
+        with tarfile.open(path, "r:*") as archive:
+            for number, member in enumerate(archive):
+                if number >= _MOST_FILES:
+                    raise BundleError(f"over {_MOST_FILES} files")
+                left -= member.size
+                if left < 0:
+                    raise BundleError(f"over {_MOST_BYTES >> 20} MiB when it is unpacked")
+                content = archive.extractfile(member) if member.isreg() and member.name.endswith(".json") else None
+                if content is not None:
+                    yield member.name, content.read()
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise BundleError(f"no archive that can be read: {error}") from error
+
+
+def _add(archive: tarfile.TarFile, name: str, at: datetime, content: IO[bytes]) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = content.seek(0, io.SEEK_END)
+    member.mtime = int(at.timestamp())
+    content.seek(0)
+    archive.addfile(member, content)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,153 @@
+"""A cluster's state from its API: one listing for each kind, in pages, a few of them at a time.
+
+A kind that may not be listed, or does not answer, is not visible, and everything else is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any, Protocol
+
+from diagnosis.components import Role, components, is_ready
+from diagnosis.gpu_nodes import has_nvidia, offers_gpus
+from diagnosis.gpus import gpu_pods
+from diagnosis.kinds import DRA_VERSIONS, KINDS, Kind
+from diagnosis.snapshot import Builder, Snapshot
+from diagnosis.snapshot.pods import Pod
+from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
+from healthcheck.text.printable import printable
+
+_AT_ONCE = 4
+"""Listings: what they cost is our own time, and an API server serves the fleet beside us."""
+_MOST_LOGS, _MOST_OF_COMPONENTS = 40, 15
+_LONGEST_LINE = 1024
+ReadLog = Callable[[str, str, str, bool], str]
+"""Of a namespace, pod and container; True: of its run before. Raises ClusterError."""
+
+
+class Keep(Protocol):
+    """Takes each object as the API gave it, as well."""
+
+    def __call__(self, kind: str, raw: Mapping[str, Any]) -> None: ...
+
+
+Objects = Callable[[str, str, Mapping[str, str]], Iterator[Mapping[str, Any]]]
+"""The objects below a path, of a resource, for a query. Raises ClusterError."""
+
+
+class Collector:
+    """One look at a cluster. `listed` is told each kind once it is listed, or can't be."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        keep: Keep | None = None,
+        listed: Callable[[Kind], None] = lambda _: None,
+    ) -> None:
+        self._objects = objects
+        self._keep = keep
+        self._listed = listed
+        self._builder = Builder()
+        self._lock = threading.Lock()
+        self.missing: dict[str, str] = {}
+
+    def collect(self, kinds: Iterable[Kind] = KINDS, namespace: str = "") -> Snapshot:
+        """Raises ClusterError where nothing at all could be listed."""
+        now = datetime.now(UTC)
+        wanted = tuple(kinds)
+        with ThreadPoolExecutor(_AT_ONCE, "list") as pool:
+            errors = list(pool.map(lambda kind: self._take(kind, namespace), wanted))
+        if wanted and all(errors):
+            raise next(error for error in errors if error is not None)
+        for kind, why in self.missing.items():
+            self._builder.lacks(kind, why)
+        return self._builder.build(now)
+
+    def logs(self, snapshot: Snapshot, read: ReadLog) -> dict[tuple[str, str], str]:
+        """The last lines of containers that end again and again. One that can't be read is left out."""
+        wanted = list(islice(_suspects(snapshot), _MOST_LOGS))
+        with ThreadPoolExecutor(_AT_ONCE, "log") as pool:
+            texts = pool.map(lambda one: _log(read, *one), wanted)
+            return {(pod.subject, name): text for (pod, name, _), text in zip(wanted, texts, strict=True) if text}
+
+    def _take(self, kind: Kind, namespace: str) -> ClusterError | None:
+        """Why it could not be listed; None where it was. A kind that the cluster does not have was."""
+        try:
+            for one in self._found(kind, namespace):
+                with self._lock:
+                    self._builder.add(kind.kind, one)
+                    if self._keep is not None:
+                        self._keep(kind.kind, one)
+        except NotFound:
+            pass
+        except ClusterError as error:
+            self.missing[kind.kind] = _why(error, kind)
+            return error
+        finally:
+            self._listed(kind)
+        self._builder.listed(kind.kind)
+        return None
+
+    def _found(self, kind: Kind, namespace: str) -> Iterator[Mapping[str, Any]]:
+        if kind.names:
+            for name in kind.names:
+                yield from self._objects(kind.path(), kind.resource, {"fieldSelector": f"metadata.name={name}"})
+        elif "{}" in kind.group:
+            yield from self._newest(kind, namespace)
+        else:
+            yield from self._objects(kind.path(namespace), kind.resource, {})
+
+    def _newest(self, kind: Kind, namespace: str) -> Iterator[Mapping[str, Any]]:
+        """By the newest version of the API that the cluster serves."""
+        for version in DRA_VERSIONS:
+            served = replace(kind, group=kind.group.format(version))
+            try:
+                yield from self._objects(served.path(namespace), kind.resource, {})
+            except NotFound:
+                continue
+            return
+
+
+def _suspects(snapshot: Snapshot) -> Iterator[tuple[Pod, str, bool]]:
+    """Containers that failed, and whether it is the former run that did: of components first, then of GPU pods."""
+    of_components = (pod for one in components(snapshot) for pod in one.pods if not is_ready(pod) and not pod.over)
+    yield from islice(_failed(of_components), _MOST_OF_COMPONENTS)
+    yield from islice(_without_gpus(snapshot), _MOST_OF_COMPONENTS)
+    yield from _failed(gpu_pods(snapshot))
+
+
+def _without_gpus(snapshot: Snapshot) -> Iterator[tuple[Pod, str, bool]]:
+    """Device plugins that run on a GPU node which offers nothing: what they see stands in their log alone."""
+    for one in components(snapshot):
+        for pod in one.pods if one.role is Role.DEVICE_PLUGIN else ():
+            node = snapshot.by_node.get(pod.spec.node)
+            if node is not None and is_ready(pod) and has_nvidia(node) and not offers_gpus(node):
+                yield from ((pod, state.name, False) for state in pod.states if not state.init)
+
+
+def _failed(pods: Iterable[Pod]) -> Iterator[tuple[Pod, str, bool]]:
+    for pod in pods:
+        for state in pod.states:
+            if state.ended is not None and state.ended.exit_code:
+                yield pod, state.name, False
+            elif state.last_ended is not None and state.last_ended.exit_code and not state.ready:
+                yield pod, state.name, True
+
+
+def _log(read: ReadLog, pod: Pod, container: str, previous: bool) -> str:
+    try:
+        lines = read(pod.meta.namespace, pod.meta.name, container, previous).splitlines()
+    except ClusterError:
+        return ""
+    return "\n".join(printable(line, _LONGEST_LINE) for line in lines)
+
+
+def _why(error: ClusterError, kind: Kind) -> str:
+    if isinstance(error, Forbidden):
+        return f"the right to list {kind.resource} is missing"
+    return str(error)

@@ -1,0 +1,79 @@
+"""Which resources are GPUs, and which pods ask for them. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.dra import DeviceClass, ResourceClaim
+from diagnosis.snapshot.pods import Container, Pod, PodSpec
+
+_GPU = re.compile(
+    r"(?:nvidia\.com/(?:gpu|mig-|pgpu|vgpu)|(?:amd|birentech)\.com/gpu|(?:[a-z]{1,20}\.)?mthreads\.com/|gpu\.intel\.com/"
+    r"|volcano\.sh/(?:vgpu|gpu)|k8s\.amazonaws\.com/vgpu|metax-tech\.com/s?gpu|enflame\.com/gcu|hygon\.com/dcu)",
+    re.ASCII,
+)
+"""Of the vendors' device plugins and of HAMi, whose memory and cores of a card are asked for by names of their own."""
+_GPU_CLASS = re.compile(r"\b(?:v?gpu|mig|vfio)\b", re.ASCII | re.IGNORECASE)
+"""A DeviceClass or its driver: `gpu.nvidia.com`, `mig.nvidia.com`, `vfio.gpu.nvidia.com`, `gpu.amd.com`."""
+_MEANT = re.compile(r"gpu|cuda|\bmig-|\d{1,2}g\.\d{1,3}gb|nvidia\.com/[a-z]{1,3}\d{1,4}", re.ASCII | re.IGNORECASE)
+SHARES = frozenset(f"nvidia.com/{one}" for one in ("gpumem", "gpumem-percentage", "gpucores", "priority"))
+"""HAMi's: no node offers these, and no other scheduler knows them."""
+
+
+def is_gpu(resource: str) -> bool:
+    """Whether asking for that resource is asking for a GPU, a share or a part of one."""
+    return _GPU.match(resource) is not None
+
+
+def meant_as_gpu(resource: str) -> bool:
+    """Whether somebody who asks for it wants a GPU, however they wrote it: `nvidia.com/GPU`, `nividia.com/gpu`."""
+    return is_gpu(resource) or _MEANT.search(resource) is not None
+
+
+def gpus_of(container: Container) -> dict[str, str]:
+    """What it asks for of GPUs, as it is written there."""
+    asked = {**container.limits, **container.requests}
+    return {name: value for name, value in asked.items() if is_gpu(name) and value not in ("", "0")}
+
+
+def asks_for_gpus(spec: PodSpec) -> bool:
+    """By resources of its containers alone; a claim is another object."""
+    return any(gpus_of(one) for one in spec.containers)
+
+
+def gpu_pods(snapshot: Snapshot) -> Iterator[Pod]:
+    """Those that ask for GPUs, by resources or by claims, whatever has become of them."""
+    claims, blind = gpu_claims(snapshot), not snapshot.sees("ResourceClaim", "ResourceClaimTemplate")
+    return (
+        pod
+        for pod in snapshot.pods
+        if asks_for_gpus(pod.spec) or claims_gpus(pod, claims) or (blind and _sounds_like_gpus(pod))
+    )
+
+
+def gpu_claims(snapshot: Snapshot) -> frozenset[tuple[str, str]]:
+    """Namespaces and names of the ResourceClaims, and their templates, that ask for a class of GPUs."""
+    classes = {one.meta.name: one for one in snapshot.device_classes}
+    return frozenset((one.meta.namespace, one.meta.name) for one in snapshot.claims if _for_gpus(one, classes))
+
+
+def claims_gpus(pod: Pod, claims: Iterable[tuple[str, str]]) -> bool:
+    """Whether one of its claims is among these."""
+    names = (*pod.spec.claims.values(), *pod.claim_names.values())
+    return any((pod.meta.namespace, name) in claims for name in names)
+
+
+def _sounds_like_gpus(pod: Pod) -> bool:
+    """By the names of its claims, where these are not visible themselves."""
+    return any("gpu" in name.lower() for pair in pod.spec.claims.items() for name in pair)
+
+
+def _for_gpus(claim: ResourceClaim, classes: Mapping[str, DeviceClass]) -> bool:
+    return any(_is_gpu_class(one.device_class, classes.get(one.device_class)) for one in claim.requests)
+
+
+def _is_gpu_class(name: str, known: DeviceClass | None) -> bool:
+    told = (name, *(known.selectors if known else ()))
+    return any(_GPU_CLASS.search(one) for one in told)

@@ -1,0 +1,71 @@
+"""What a diagnosis lists of a cluster: where the API serves each kind, and what stays unsaid without it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """`group` is the API's path, `api/v1` or `apis/apps/v1`; `resource` the plural, as a role names it.
+
+    `names`: only objects of these names are asked for, whatever their namespace; () for all.
+    """
+
+    kind: str
+    group: str
+    resource: str
+    namespaced: bool = True
+    names: tuple[str, ...] = ()
+
+    def path(self, namespace: str = "") -> str:
+        """Of the listing; of one namespace, where the kind has any."""
+        where = f"namespaces/{namespace}/" if namespace and self.namespaced else ""
+        return f"/{self.group}/{where}{self.resource}"
+
+
+_DRA = "apis/resource.k8s.io/{}"
+_KUEUE = "apis/kueue.x-k8s.io/{}"
+DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
+"""Newest first: 1.34 serves the first, 1.33 the second, 1.32 the third. Kueue's have the same names."""
+KINDS = (
+    Kind("Node", "api/v1", "nodes", namespaced=False),
+    Kind("Pod", "api/v1", "pods"),
+    Kind("Event", "api/v1", "events"),
+    Kind("Namespace", "api/v1", "namespaces", namespaced=False),
+    Kind("Deployment", "apis/apps/v1", "deployments"),
+    Kind("ReplicaSet", "apis/apps/v1", "replicasets"),
+    Kind("StatefulSet", "apis/apps/v1", "statefulsets"),
+    Kind("DaemonSet", "apis/apps/v1", "daemonsets"),
+    Kind("Job", "apis/batch/v1", "jobs"),
+    Kind("JobSet", "apis/jobset.x-k8s.io/v1alpha2", "jobsets"),
+    Kind("LeaderWorkerSet", "apis/leaderworkerset.x-k8s.io/v1", "leaderworkersets"),
+    Kind("ResourceQuota", "api/v1", "resourcequotas"),
+    Kind("LimitRange", "api/v1", "limitranges"),
+    Kind("PodDisruptionBudget", "apis/policy/v1", "poddisruptionbudgets"),
+    Kind("RuntimeClass", "apis/node.k8s.io/v1", "runtimeclasses", namespaced=False),
+    Kind(
+        "MutatingWebhookConfiguration",
+        "apis/admissionregistration.k8s.io/v1",
+        "mutatingwebhookconfigurations",
+        namespaced=False,
+    ),
+    Kind(
+        "ValidatingWebhookConfiguration",
+        "apis/admissionregistration.k8s.io/v1",
+        "validatingwebhookconfigurations",
+        namespaced=False,
+    ),
+    Kind("EndpointSlice", "apis/discovery.k8s.io/v1", "endpointslices"),
+    Kind("PersistentVolumeClaim", "api/v1", "persistentvolumeclaims"),
+    Kind("Lease", "apis/coordination.k8s.io/v1", "leases"),
+    Kind("ConfigMap", "api/v1", "configmaps", names=("hami-scheduler", "hami-scheduler-device", "hami-device-plugin")),
+    Kind("ClusterPolicy", "apis/nvidia.com/v1", "clusterpolicies", namespaced=False),
+    Kind("ResourceSlice", _DRA, "resourceslices", namespaced=False),
+    Kind("DeviceClass", _DRA, "deviceclasses", namespaced=False),
+    Kind("ResourceClaim", _DRA, "resourceclaims"),
+    Kind("ResourceClaimTemplate", _DRA, "resourceclaimtemplates"),
+    Kind("Workload", _KUEUE, "workloads"),
+    Kind("LocalQueue", _KUEUE, "localqueues"),
+    Kind("ClusterQueue", _KUEUE, "clusterqueues", namespaced=False),
+)

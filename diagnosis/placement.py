@@ -1,0 +1,196 @@
+"""The scheduler's arithmetic, done again: what a pod asks for, what a node has left, and what keeps one off the other.
+
+Texts of a scheduler change between versions and leave out names; the objects do not.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from enum import Enum
+
+from diagnosis.quantity import amount, shown
+from diagnosis.snapshot.nodes import Node, Taint
+from diagnosis.snapshot.pods import Container, Expression, Pod, PodSpec, Toleration
+
+UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
+_NAME = "metadata.name"
+ZERO = Decimal(0)
+Amounts = Mapping[str, Decimal]
+
+
+class Why(Enum):
+    """What keeps a pod off a node."""
+
+    CORDONED = "it is cordoned"
+    TAINTED = "it has a taint that the pod does not tolerate"
+    UNSELECTED = "the pod's selector or affinity does not take it"
+    ABSENT = "it offers none of a resource"
+    TOO_SMALL = "it never has as many"
+    IN_USE = "others hold them"
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """One reason for one node. `resource` with what is asked, offered and free; or `what` is in the way."""
+
+    why: Why
+    what: str = ""
+    resource: str = ""
+    asked: Decimal = ZERO
+    offered: Decimal = ZERO
+    free: Decimal = ZERO
+
+    def __str__(self) -> str:
+        if not self.resource:
+            return f"{self.why.value}: {self.what}" if self.what else self.why.value
+        asked, offered, free = (shown(self.resource, one) for one in (self.asked, self.offered, self.free))
+        return f"{self.resource}: {asked} asked, {offered} there, {free} free"
+
+
+def asked_by(spec: PodSpec) -> dict[str, Decimal]:
+    """As the scheduler counts: containers and sidecars beside each other, other init containers one after another."""
+    running: defaultdict[str, Decimal] = defaultdict(Decimal)
+    sidecars: defaultdict[str, Decimal] = defaultdict(Decimal)
+    starting: dict[str, Decimal] = {}
+    for container in spec.containers:
+        amounts = _asked(container)
+        if not container.init:
+            _add(running, amounts)
+        elif container.sidecar:
+            _add(sidecars, amounts)
+            _raise(starting, sidecars)
+        else:
+            together = defaultdict(Decimal, sidecars)
+            _add(together, amounts)
+            _raise(starting, together)
+    _add(running, sidecars)
+    _raise(running, starting)
+    _add(running, _amounts(spec.overhead))
+    running["pods"] = Decimal(1)
+    return {name: value for name, value in running.items() if value}
+
+
+def held_on(pods: Iterable[Pod]) -> dict[str, dict[str, Decimal]]:
+    """By node, what its pods hold there. One that is asked to go holds it until it is gone; one that ended, nothing."""
+    held: defaultdict[str, defaultdict[str, Decimal]] = defaultdict(lambda: defaultdict(Decimal))
+    for pod in pods:
+        if pod.spec.node and not pod.over:
+            _add(held[pod.spec.node], asked_by(pod.spec))
+    return {node: dict(amounts) for node, amounts in held.items()}
+
+
+def obstacles(spec: PodSpec, node: Node, held: Amounts) -> tuple[Obstacle, ...]:
+    """All that keeps such a pod off the node, as far as the objects show it; empty where it fits."""
+    return (*refusals(spec, node), *shortages(asked_by(spec), node, held))
+
+
+def refusals(spec: PodSpec, node: Node) -> Iterator[Obstacle]:
+    """What keeps the pod off the node whatever is free there."""
+    unschedulable = Taint(UNSCHEDULABLE, "", "NoSchedule")
+    if node.cordoned and not tolerates(spec.tolerations, unschedulable):
+        yield Obstacle(Why.CORDONED)
+    for taint in untolerated(spec, node):
+        yield Obstacle(Why.TAINTED, str(taint))
+    if not selects(spec, node):
+        yield Obstacle(Why.UNSELECTED)
+
+
+def untolerated(spec: PodSpec, node: Node) -> Iterator[Taint]:
+    """Taints that keep the pod off; a cordon's own is not told twice."""
+    for taint in node.taints:
+        if taint.effect == "PreferNoSchedule" or (taint.key == UNSCHEDULABLE and node.cordoned):
+            continue
+        if not tolerates(spec.tolerations, taint):
+            yield taint
+
+
+def shortages(asked: Amounts, node: Node, held: Amounts) -> Iterator[Obstacle]:
+    """Of what the node has too little."""
+    for resource, wanted in asked.items():
+        offered = offers(node, resource)
+        free = max(offered - held.get(resource, ZERO), ZERO)
+        if wanted > free:
+            why = Why.ABSENT if not offered else Why.TOO_SMALL if wanted > offered else Why.IN_USE
+            yield Obstacle(why, resource=resource, asked=wanted, offered=offered, free=free)
+
+
+def offers(node: Node, resource: str) -> Decimal:
+    """How much of it pods may have there in all."""
+    return amount(node.allocatable.get(resource, "0")) or ZERO
+
+
+def has(node: Node, resource: str) -> Decimal:
+    """How much of it the node has, pods may have it or not."""
+    return max(amount(node.capacity.get(resource, "0")) or ZERO, offers(node, resource))
+
+
+def tolerates(tolerations: Iterable[Toleration], taint: Taint) -> bool:
+    return any(_tolerates(one, taint) for one in tolerations)
+
+
+def selects(spec: PodSpec, node: Node) -> bool:
+    """Whether the pod's node selector and its required node affinity take the node."""
+    labels = node.meta.labels
+    if any(labels.get(key) != value for key, value in spec.node_selector.items()):
+        return False
+    return spec.affinity is None or any(_term_takes(term, node) for term in spec.affinity)
+
+
+def expression_takes(one: Expression, node: Node) -> bool:
+    """One requirement of a node affinity."""
+    value = node.name if one.key == _NAME else node.meta.labels.get(one.key)
+    match one.operator:
+        case "In":
+            return value in one.values
+        case "NotIn":
+            return value not in one.values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt" | "Lt":
+            return _compares(one, value)
+    return False
+
+
+def _asked(container: Container) -> dict[str, Decimal]:
+    # An extended resource and a container without requests: the limit is the request.
+    return _amounts({**container.limits, **container.requests})
+
+
+def _amounts(texts: Mapping[str, str]) -> dict[str, Decimal]:
+    return {name: value for name, text in texts.items() if (value := amount(text))}
+
+
+def _add(total: defaultdict[str, Decimal], amounts: Amounts) -> None:
+    for name, value in amounts.items():
+        total[name] += value
+
+
+def _raise(most: dict[str, Decimal], amounts: Amounts) -> None:
+    for name, value in amounts.items():
+        most[name] = max(most.get(name, ZERO), value)
+
+
+def _tolerates(one: Toleration, taint: Taint) -> bool:
+    if one.effect and one.effect != taint.effect:
+        return False
+    if one.operator == "Exists":
+        return one.key in ("", taint.key)
+    return one.key == taint.key and one.value == taint.value
+
+
+def _term_takes(term: tuple[Expression, ...], node: Node) -> bool:
+    # An empty term takes no node.
+    return bool(term) and all(expression_takes(one, node) for one in term)
+
+
+def _compares(one: Expression, value: str | None) -> bool:
+    try:
+        there, wanted = int(value or ""), int(one.values[0])
+    except (ValueError, IndexError):
+        return False
+    return there > wanted if one.operator == "Gt" else there < wanted

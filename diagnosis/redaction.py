@@ -1,0 +1,42 @@
+"""What of an object may be saved: all that a diagnosis reads, and nothing that is likely to be secret. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from diagnosis.snapshot.meta import is_kept
+from diagnosis.snapshot.pods import shown_value
+
+_DROPPED = frozenset(
+    (
+        *("managedFields", "command", "args", "lifecycle", "livenessProbe", "readinessProbe", "startupProbe"),
+        *("envFrom", "imagePullSecrets", "caBundle", "volumeMounts", "stringData"),
+    )
+)
+_CA = "(set)"
+
+
+def redacted(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The object without environment values, command lines, and annotations that are nobody's we know."""
+    shown = _without(raw)
+    assert isinstance(shown, dict)
+    return shown
+
+
+def _without(value: Any, key: str = "") -> Any:
+    if isinstance(value, Mapping):
+        if key == "annotations":
+            return {name: text for name, text in value.items() if is_kept(str(name))}
+        kept = {name: _without(one, str(name)) for name, one in value.items() if name not in _DROPPED}
+        return kept | {"caBundle": _CA} if value.get("caBundle") else kept
+    if isinstance(value, list):
+        return list(map(_variable, value)) if key == "env" else [_without(one) for one in value]
+    return value
+
+
+def _variable(one: Any) -> Any:
+    if not isinstance(one, Mapping):
+        return None
+    name, value = one.get("name"), one.get("value")
+    return {"name": name, "value": shown_value(str(name), value if isinstance(value, str) else "")}

@@ -1,0 +1,215 @@
+"""The typed facts of a cluster at one moment, and what of it nobody could see."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property, partial
+from typing import Any
+
+from diagnosis.snapshot.cluster_objects import (
+    ClusterPolicy,
+    ConfigMap,
+    Endpoints,
+    Lease,
+    VolumeClaim,
+    read_cluster_policy,
+    read_config_map,
+    read_endpoints,
+    read_lease,
+    read_volume_claim,
+)
+from diagnosis.snapshot.dra import DeviceClass, ResourceClaim, ResourceSlice, read_claim, read_device_class, read_slice
+from diagnosis.snapshot.events import Event, read_event
+from diagnosis.snapshot.kueue import Queue, Queued, read_queue, read_queued
+from diagnosis.snapshot.meta import Meta, read_meta, subject
+from diagnosis.snapshot.nodes import Node, read_node
+from diagnosis.snapshot.pods import Pod, read_pod
+from diagnosis.snapshot.reading import Fields
+from diagnosis.snapshot.rules import (
+    Budget,
+    LimitRange,
+    Quota,
+    RuntimeClass,
+    Webhook,
+    read_budget,
+    read_limit_range,
+    read_quota,
+    read_runtime_class,
+    read_webhooks,
+)
+from diagnosis.snapshot.workloads import KINDS as WORKLOADS
+from diagnosis.snapshot.workloads import Workload, read_workload
+from healthcheck.text.moments import EARLIEST
+
+_READERS: Mapping[str, tuple[str, Any]] = {
+    "Node": ("nodes", read_node),
+    "Pod": ("pods", read_pod),
+    "Event": ("events", read_event),
+    **{kind: ("workloads", partial(read_workload, kind)) for kind in WORKLOADS},
+    "ResourceQuota": ("quotas", read_quota),
+    "LimitRange": ("limit_ranges", read_limit_range),
+    "PodDisruptionBudget": ("budgets", read_budget),
+    "RuntimeClass": ("runtime_classes", read_runtime_class),
+    "EndpointSlice": ("endpoints", read_endpoints),
+    "Endpoints": ("endpoints", read_endpoints),
+    "ConfigMap": ("config_maps", read_config_map),
+    "Namespace": ("namespaces", partial(read_meta, "Namespace")),
+    "PersistentVolumeClaim": ("volume_claims", read_volume_claim),
+    "Lease": ("leases", read_lease),
+    "ClusterPolicy": ("cluster_policies", read_cluster_policy),
+    "ResourceSlice": ("slices", read_slice),
+    "ResourceClaim": ("claims", read_claim),
+    "ResourceClaimTemplate": ("claims", read_claim),
+    "DeviceClass": ("device_classes", read_device_class),
+    "Workload": ("queued", read_queued),
+    "LocalQueue": ("queues", partial(read_queue, "LocalQueue")),
+    "ClusterQueue": ("queues", partial(read_queue, "ClusterQueue")),
+}
+"""By kind where it stands in a snapshot, and what reads it."""
+_WEBHOOKS = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
+KINDS = (*_READERS, *_WEBHOOKS)
+_MOST_ODD = 100
+_MOST_OWNERS = 8
+"""One above another: a pod, a ReplicaSet, a Deployment, and what makes that."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A cluster as far as somebody could see it. Build one with `Builder`.
+
+    `now` is when it was looked at. A kind that nobody could list is in `missing`, with the reason: that a tuple is
+    empty says nothing then. `odd` are objects that nobody can read.
+    """
+
+    now: datetime
+    nodes: tuple[Node, ...] = ()
+    pods: tuple[Pod, ...] = ()
+    events: tuple[Event, ...] = ()
+    workloads: tuple[Workload, ...] = ()
+    quotas: tuple[Quota, ...] = ()
+    limit_ranges: tuple[LimitRange, ...] = ()
+    budgets: tuple[Budget, ...] = ()
+    runtime_classes: tuple[RuntimeClass, ...] = ()
+    webhooks: tuple[Webhook, ...] = ()
+    endpoints: tuple[Endpoints, ...] = ()
+    config_maps: tuple[ConfigMap, ...] = ()
+    namespaces: tuple[Meta, ...] = ()
+    volume_claims: tuple[VolumeClaim, ...] = ()
+    leases: tuple[Lease, ...] = ()
+    cluster_policies: tuple[ClusterPolicy, ...] = ()
+    slices: tuple[ResourceSlice, ...] = ()
+    claims: tuple[ResourceClaim, ...] = ()
+    device_classes: tuple[DeviceClass, ...] = ()
+    queued: tuple[Queued, ...] = ()
+    queues: tuple[Queue, ...] = ()
+    logs: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """By a pod's subject and a container's name: the last lines of its last run that ended, or of the one that is."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    odd: tuple[str, ...] = ()
+
+    @cached_property
+    def owners(self) -> Mapping[str, Meta]:
+        """What makes pods, by subject."""
+        return {one.subject: one.meta for one in self.workloads}
+
+    @cached_property
+    def by_node(self) -> Mapping[str, Node]:
+        return {one.name: one for one in self.nodes}
+
+    @cached_property
+    def events_about(self) -> Mapping[str, tuple[Event, ...]]:
+        """By subject, the newest last."""
+        about: defaultdict[str, list[Event]] = defaultdict(list)
+        for one in sorted(self.events, key=lambda event: event.last or EARLIEST):
+            about[one.about].append(one)
+        return {one: tuple(events) for one, events in about.items()}
+
+    @cached_property
+    def pods_under(self) -> Mapping[str, tuple[Pod, ...]]:
+        """By the subject of what a person wrote: the last of their line. Those that nothing made are left out."""
+        under: defaultdict[str, list[Pod]] = defaultdict(list)
+        for one in self.pods:
+            if one.meta.owner is not None:
+                under[self.line(one.meta)[-1]].append(one)
+        return {subject: tuple(pods) for subject, pods in under.items()}
+
+    @cached_property
+    def pods_on(self) -> Mapping[str, tuple[Pod, ...]]:
+        """By the name of their node."""
+        on: defaultdict[str, list[Pod]] = defaultdict(list)
+        for one in self.pods:
+            if one.spec.node:
+                on[one.spec.node].append(one)
+        return {node: tuple(pods) for node, pods in on.items()}
+
+    @cached_property
+    def daemon_sets(self) -> tuple[Workload, ...]:
+        return tuple(one for one in self.workloads if one.meta.kind == "DaemonSet")
+
+    @cached_property
+    def workload(self) -> Mapping[str, Workload]:
+        """By subject."""
+        return {one.subject: one for one in self.workloads}
+
+    def line(self, meta: Meta) -> tuple[str, ...]:
+        """An object and what made it, one above another: the last is what a person wrote."""
+        line, owner = [meta.subject], meta.owner
+        while owner is not None and len(line) < _MOST_OWNERS:
+            line.append(subject(owner.kind, meta.namespace, owner.name))
+            above = self.owners.get(line[-1])
+            owner = above.owner if above is not None else None
+        return tuple(line)
+
+    def sees(self, *kinds: str) -> bool:
+        """Whether all of these kinds were listed."""
+        return not any(kind in self.missing for kind in kinds)
+
+
+class Builder:
+    """Takes objects as they come, keeps the facts, and lets the objects go."""
+
+    def __init__(self) -> None:
+        self._facts: defaultdict[str, list[Any]] = defaultdict(list)
+        self._seen: set[str] = set()
+        self._missing: dict[str, str] = {}
+        self._odd: list[str] = []
+        self._identities: set[tuple[str, str]] = set()
+
+    def add(self, kind: str, raw: object) -> None:
+        """One object. The same one twice, from two files or pages, counts once. A kind of no interest is left out."""
+        fields = Fields(raw)
+        self._seen.add(kind)
+        identity = (kind, fields.text("metadata", "uid"))
+        if identity[1] and identity in self._identities:
+            return
+        self._identities.add(identity)
+        try:
+            for place, fact in _facts_of(kind, fields):
+                self._facts[place].append(fact)
+        except ValueError as error:
+            if len(self._odd) < _MOST_ODD:
+                self._odd.append(f"{kind} {fields.text('metadata', 'name')}: {error}")
+
+    def listed(self, kind: str) -> None:
+        """Somebody has listed it whole, even if there was none."""
+        self._seen.add(kind)
+
+    def lacks(self, kind: str, why: str) -> None:
+        self._missing[kind] = why
+
+    def build(self, now: datetime, unseen: str = "", logs: Mapping[tuple[str, str], str] | None = None) -> Snapshot:
+        """`unseen` says why a kind that nobody spoke of is not visible."""
+        missing = {kind: unseen for kind in KINDS if unseen and kind not in self._seen} | self._missing
+        facts = {place: tuple(found) for place, found in self._facts.items()}
+        return Snapshot(now, **facts, logs=dict(logs or {}), missing=missing, odd=tuple(self._odd))
+
+
+def _facts_of(kind: str, fields: Fields) -> Iterator[tuple[str, object]]:
+    if kind in _WEBHOOKS:
+        yield from (("webhooks", one) for one in read_webhooks(kind, fields))
+    elif kind in _READERS:
+        place, read = _READERS[kind]
+        yield place, read(fields)

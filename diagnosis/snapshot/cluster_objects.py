@@ -1,0 +1,118 @@
+"""Kinds of which a diagnosis wants little: namespaces, Services' endpoints, ConfigMaps, volumes, Leases, operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from diagnosis.snapshot.meta import Meta, read_meta
+from diagnosis.snapshot.pods import Condition, read_conditions
+from diagnosis.snapshot.reading import Fields
+
+_LONGEST_DOCUMENT = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Of a Service, from one EndpointSlice or its Endpoints: how many addresses answer."""
+
+    meta: Meta
+    service: str
+    ready: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigMap:
+    """Whole documents, as they stand there: only ConfigMaps that were asked for by name are kept."""
+
+    meta: Meta
+    data: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeClaim:
+    """A PersistentVolumeClaim. `volume` is '' until one is bound to it."""
+
+    meta: Meta
+    phase: str = ""
+    volume: str = ""
+    storage_class: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    meta: Meta
+    holder: str = ""
+    renewed: datetime | None = None
+    seconds: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPolicy:
+    """The GPU operator's configuration and state. `parts`: by operand whether it is enabled, where it says so."""
+
+    meta: Meta
+    state: str = ""
+    conditions: tuple[Condition, ...] = ()
+    parts: Mapping[str, bool] = field(default_factory=dict)
+    toolkit_env: Mapping[str, str] = field(default_factory=dict)
+    mig_strategy: str = ""
+    cdi: bool | None = None
+    runtime_class: str = ""
+    sharing_config: str = ""
+    """The name of the ConfigMap with the device plugin's configuration; '' for none."""
+
+
+def read_endpoints(raw: Fields) -> Endpoints:
+    """Of an EndpointSlice or of Endpoints."""
+    if raw.text("kind") == "Endpoints" or raw.has("subsets"):
+        meta = read_meta("Endpoints", raw)
+        ready = sum(len(list(one.each("addresses"))) for one in raw.each("subsets"))
+        return Endpoints(meta, meta.name, ready)
+    meta = read_meta("EndpointSlice", raw)
+    answering = [
+        one for one in raw.each("endpoints") if one.flag("conditions", "ready") or not one.has("conditions", "ready")
+    ]
+    return Endpoints(meta, meta.labels.get("kubernetes.io/service-name", ""), len(answering))
+
+
+def read_config_map(raw: Fields) -> ConfigMap:
+    data = raw.at("data")
+    documents = {key: data.document(key, longest=_LONGEST_DOCUMENT) for key in data.names()}
+    return ConfigMap(read_meta("ConfigMap", raw), documents)
+
+
+def read_volume_claim(raw: Fields) -> VolumeClaim:
+    return VolumeClaim(
+        read_meta("PersistentVolumeClaim", raw),
+        raw.text("status", "phase"),
+        raw.text("spec", "volumeName"),
+        raw.text("spec", "storageClassName"),
+    )
+
+
+def read_lease(raw: Fields) -> Lease:
+    return Lease(
+        read_meta("Lease", raw),
+        raw.text("spec", "holderIdentity"),
+        raw.moment("spec", "renewTime"),
+        raw.number("spec", "leaseDurationSeconds"),
+    )
+
+
+def read_cluster_policy(raw: Fields) -> ClusterPolicy:
+    spec = raw.at("spec")
+    parts = {key: spec.flag(key, "enabled") for key in spec.names() if spec.has(key, "enabled")}
+    env = {one.text("name"): one.text("value", longest=1024) for one in spec.each("toolkit", "env")}
+    return ClusterPolicy(
+        read_meta("ClusterPolicy", raw),
+        raw.text("status", "state"),
+        read_conditions(raw),
+        parts,
+        env,
+        spec.text("mig", "strategy"),
+        spec.flag("cdi", "enabled") if spec.has("cdi", "enabled") else None,
+        spec.text("operator", "runtimeClass"),
+        spec.text("devicePlugin", "config", "name"),
+    )

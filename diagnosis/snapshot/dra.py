@@ -1,0 +1,124 @@
+"""Dynamic resource allocation: what a driver offers, and what pods claim of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from diagnosis.snapshot.meta import Meta, read_meta
+from diagnosis.snapshot.reading import Fields
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """`attributes` and `capacity` as texts, by their short names."""
+
+    name: str
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    capacity: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceSlice:
+    """`node` is '' for devices of no single node."""
+
+    meta: Meta
+    driver: str
+    pool: str
+    node: str
+    devices: tuple[Device, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a claim asks of one class. `selectors` are CEL expressions."""
+
+    name: str
+    device_class: str
+    count: int = 1
+    all: bool = False
+    selectors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceClaim:
+    """`devices` are what it was given, as driver/pool/device; empty until then."""
+
+    meta: Meta
+    requests: tuple[Request, ...] = ()
+    devices: tuple[str, ...] = ()
+    reserved_for: tuple[str, ...] = ()
+    """Names of pods."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceClass:
+    """`resource`: pods that ask for this extended resource may be given a device of the class."""
+
+    meta: Meta
+    selectors: tuple[str, ...] = ()
+    resource: str = ""
+
+
+def read_slice(raw: Fields) -> ResourceSlice:
+    spec = raw.at("spec")
+    return ResourceSlice(
+        read_meta("ResourceSlice", raw),
+        spec.text("driver"),
+        spec.text("pool", "name"),
+        spec.text("nodeName"),
+        tuple(map(_device, spec.each("devices"))),
+    )
+
+
+def read_claim(raw: Fields) -> ResourceClaim:
+    """Of a ResourceClaim or of a ResourceClaimTemplate."""
+    kind = "ResourceClaimTemplate" if raw.has("spec", "spec") else "ResourceClaim"
+    spec = raw.at("spec", "spec") if raw.has("spec", "spec") else raw.at("spec")
+    given = raw.each("status", "allocation", "devices", "results")
+    return ResourceClaim(
+        read_meta(kind, raw),
+        tuple(map(_request, spec.each("devices", "requests"))),
+        tuple(f"{one.text('driver')}/{one.text('pool')}/{one.text('device')}" for one in given),
+        tuple(one.text("name") for one in raw.each("status", "reservedFor")),
+    )
+
+
+def read_device_class(raw: Fields) -> DeviceClass:
+    spec = raw.at("spec")
+    return DeviceClass(read_meta("DeviceClass", raw), _selectors(spec), spec.text("extendedResourceName"))
+
+
+def _request(raw: Fields) -> Request:
+    exact = raw.at("exactly") if raw.has("exactly") else raw
+    return Request(
+        raw.text("name"),
+        exact.text("deviceClassName"),
+        exact.number("count") or 1,
+        exact.text("allocationMode") == "All",
+        _selectors(exact),
+    )
+
+
+def _selectors(raw: Fields) -> tuple[str, ...]:
+    return tuple(one.message("cel", "expression") for one in raw.each("selectors"))
+
+
+def _device(raw: Fields) -> Device:
+    told = raw.at("basic") if raw.has("basic") else raw
+    return Device(
+        raw.text("name"),
+        {key: _value(told.at("attributes", key)) for key in told.names("attributes")},
+        {key: told.text("capacity", key, "value") or told.text("capacity", key) for key in told.names("capacity")},
+        tuple(f"{one.text('key')}={one.text('value')}:{one.text('effect')}" for one in told.each("taints")),
+    )
+
+
+def _value(raw: Fields) -> str:
+    number = raw.number("int")
+    if number is not None:
+        return str(number)
+    if raw.has("bool"):
+        return str(raw.flag("bool")).lower()
+    return raw.text("string") or raw.text("version")

@@ -1,0 +1,46 @@
+"""Events, of either API: what somebody noted of an object, for an hour or so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from diagnosis.snapshot.meta import subject
+from diagnosis.snapshot.reading import Fields
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """`about` is the object, as a diagnosis names it; `by` the component that noted it."""
+
+    about: str
+    uid: str
+    warning: bool
+    reason: str
+    message: str
+    count: int = 1
+    last: datetime | None = None
+    by: str = ""
+
+
+def read_event(raw: Fields) -> Event:
+    """Of `v1` and of `events.k8s.io/v1`. Raises ValueError for one about nothing."""
+    about = raw.at("involvedObject") if raw.has("involvedObject") else raw.at("regarding")
+    kind, name = about.text("kind"), about.text("name")
+    if not kind or not name:
+        raise ValueError("an Event about nothing")
+    message = raw.message("message") or raw.message("note")
+    count = raw.number("count") or raw.number("series", "count") or raw.number("deprecatedCount") or 1
+    times = ("series", "lastObservedTime"), ("lastTimestamp",), ("deprecatedLastTimestamp",), ("eventTime",)
+    last = next((at for path in times if (at := raw.moment(*path))), raw.moment("metadata", "creationTimestamp"))
+    by = raw.text("source", "component") or raw.text("reportingComponent") or raw.text("reportingController")
+    return Event(
+        subject(kind, about.text("namespace"), name),
+        about.text("uid"),
+        raw.text("type") == "Warning",
+        raw.text("reason"),
+        message,
+        count,
+        last,
+        by,
+    )

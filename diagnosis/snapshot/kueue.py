@@ -1,0 +1,47 @@
+"""Kueue's objects: what waits in a queue, and the queues."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from diagnosis.snapshot.meta import Meta, read_meta
+from diagnosis.snapshot.pods import Condition, PodSpec, read_conditions, read_spec
+from diagnosis.snapshot.reading import Fields
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """A Workload of Kueue: what made it waits until a queue has admitted it."""
+
+    meta: Meta
+    queue: str = ""
+    specs: tuple[PodSpec, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+    active: bool = True
+
+    def is_true(self, kind: str) -> bool:
+        return any(one.type == kind and one.status == "True" for one in self.conditions)
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A LocalQueue, or a ClusterQueue; `above` is the ClusterQueue of a LocalQueue."""
+
+    meta: Meta
+    above: str = ""
+    conditions: tuple[Condition, ...] = ()
+
+
+def read_queued(raw: Fields) -> Queued:
+    """Of a Workload of another API, which is called the same, it has no pods."""
+    return Queued(
+        read_meta("Workload", raw),
+        raw.text("spec", "queueName"),
+        tuple(read_spec(one.at("template", "spec")) for one in raw.each("spec", "podSets")),
+        read_conditions(raw),
+        not raw.has("spec", "active") or raw.flag("spec", "active"),
+    )
+
+
+def read_queue(kind: str, raw: Fields) -> Queue:
+    return Queue(read_meta(kind, raw), raw.text("spec", "clusterQueue"), read_conditions(raw))

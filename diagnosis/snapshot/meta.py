@@ -1,0 +1,85 @@
+"""What every object of the API says of itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from diagnosis.snapshot.reading import Fields
+
+_KEPT = re.compile(
+    r"(?:[a-z0-9.-]{0,200}\.)?"
+    r"(?:aws-samples\.io|amazonaws\.com|hami\.io|nvidia\.com|(?:x-)?k8s\.io|kubernetes\.io|karpenter\.sh|volcano\.sh|k8s\.aws)/",
+    re.ASCII,
+)
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_LONGEST_ANNOTATION = 64 * 1024
+"""More than any record of ours, and than HAMi's registration of a node full of cards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The controller of an object."""
+
+    kind: str
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """`kind` as the API writes it: `Pod`. `namespace` is '' for what has none."""
+
+    kind: str
+    namespace: str
+    name: str
+    uid: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    created: datetime | None = None
+    deleted: datetime | None = None
+    """When somebody asked it to go; None where nobody did."""
+    finalizers: tuple[str, ...] = ()
+    owner: Owner | None = None
+
+    @property
+    def subject(self) -> str:
+        """`node/a`, `pod/team/trainer-0`."""
+        return subject(self.kind, self.namespace, self.name)
+
+
+def subject(kind: str, namespace: str, name: str) -> str:
+    """How a diagnosis names an object."""
+    return "/".join(word for word in (kind.lower(), namespace, name) if word)
+
+
+def is_kept(annotation: str) -> bool:
+    """By domain: who writes there says how an object stands. Others keep in annotations what they like."""
+    return annotation != _LAST_APPLIED and _KEPT.match(annotation) is not None
+
+
+def read_meta(kind: str, raw: Fields) -> Meta:
+    """Raises ValueError for an object without a name: nobody could be told of it."""
+    name = raw.text("metadata", "name")
+    if not name:
+        raise ValueError(f"a {kind} without a name")
+    return Meta(
+        kind,
+        raw.text("metadata", "namespace"),
+        name,
+        raw.text("metadata", "uid"),
+        raw.words("metadata", "labels"),
+        raw.words("metadata", "annotations", keep=is_kept, longest=_LONGEST_ANNOTATION),
+        raw.moment("metadata", "creationTimestamp"),
+        raw.moment("metadata", "deletionTimestamp"),
+        raw.texts("metadata", "finalizers"),
+        _controller(raw),
+    )
+
+
+def _controller(raw: Fields) -> Owner | None:
+    owners = [one for one in raw.each("metadata", "ownerReferences") if one.text("name")]
+    owners.sort(key=lambda one: not one.flag("controller"))
+    return next((Owner(one.text("kind"), one.text("name"), one.text("uid")) for one in owners), None)

@@ -1,0 +1,72 @@
+"""A Node as the API shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from diagnosis.snapshot.meta import Meta, read_meta
+from diagnosis.snapshot.pods import Condition, read_conditions
+from diagnosis.snapshot.reading import Fields
+from diagnosis.snapshot.record import NodeRecord, read_record
+from healthcheck.node.state import RESULTS
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    key: str
+    value: str
+    effect: str
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """`handlers` are the names of its container runtime's handlers; None where the kubelet does not tell them."""
+
+    meta: Meta
+    taints: tuple[Taint, ...] = ()
+    cordoned: bool = False
+    capacity: Mapping[str, str] = field(default_factory=dict)
+    allocatable: Mapping[str, str] = field(default_factory=dict)
+    conditions: tuple[Condition, ...] = ()
+    runtime: str = ""
+    """`containerd://2.1.4`"""
+    kubelet: str = ""
+    handlers: frozenset[str] | None = None
+    provider_id: str = ""
+    record: NodeRecord | None = None
+    """Our agent's own; None where it has written none."""
+
+    @property
+    def name(self) -> str:
+        return self.meta.name
+
+    @property
+    def subject(self) -> str:
+        return self.meta.subject
+
+    @property
+    def ready(self) -> bool:
+        return any(one.type == "Ready" and one.status == "True" for one in self.conditions)
+
+
+def read_node(raw: Fields) -> Node:
+    """Raises ValueError for one without a name."""
+    meta, status = read_meta("Node", raw), raw.at("status")
+    handlers = frozenset(one.text("name") for one in status.each("runtimeHandlers"))
+    return Node(
+        meta,
+        tuple(Taint(one.text("key"), one.text("value"), one.text("effect")) for one in raw.each("spec", "taints")),
+        raw.flag("spec", "unschedulable"),
+        status.words("capacity"),
+        status.words("allocatable"),
+        read_conditions(raw),
+        status.text("nodeInfo", "containerRuntimeVersion"),
+        status.text("nodeInfo", "kubeletVersion"),
+        handlers if status.has("runtimeHandlers") else None,
+        raw.text("spec", "providerID"),
+        read_record(meta.annotations.get(RESULTS, "")),
+    )

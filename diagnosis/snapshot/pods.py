@@ -1,0 +1,292 @@
+"""A pod, or the template of one, as the API shows it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from diagnosis.snapshot.meta import Meta, read_meta
+from diagnosis.snapshot.reading import Fields
+
+VISIBLE_DEVICES = ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+_DEVICES = re.compile(r"(?:all|none|void|no|-1|(?:\d{1,3}|(?:GPU|MIG)-[0-9a-zA-Z/-]{1,60})(?:,|\Z))*\Z", re.ASCII)
+_PLAIN = re.compile(r"[A-Za-z0-9_./:,=-]{0,200}\Z", re.ASCII)
+_OF_COMPONENTS = frozenset(
+    (
+        *("RUNTIME", "RUNTIME_CONFIG", "RUNTIME_SOCKET", "RUNTIME_DROP_IN_CONFIG", "RUNTIME_DROP_IN_CONFIG_HOST_PATH"),
+        *("RUNTIME_CONFIG_SOURCE", "RUNTIME_EXECUTABLE_PATH", "RUNTIME_RESTART_MODE"),
+        *("CONTAINERD_CONFIG", "CONTAINERD_SOCKET", "CONTAINERD_RUNTIME_CLASS", "CONTAINERD_SET_AS_DEFAULT"),
+        *(
+            "NVIDIA_RUNTIME_NAME",
+            "NVIDIA_RUNTIME_SET_AS_DEFAULT",
+            "DEVICE_LIST_STRATEGY",
+            "MIG_STRATEGY",
+            "CDI_ENABLED",
+        ),
+        *("FAIL_ON_INIT_ERROR", "PASS_DEVICE_SPECS", "NVIDIA_DRIVER_ROOT", "CONTAINER_DRIVER_ROOT"),
+    )
+)
+"""Settings of NVIDIA's components: paths and words."""
+OTHER_VALUE = "(set)"
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """One term of a selector: `key operator values`."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Toleration:
+    key: str
+    operator: str
+    value: str
+    effect: str
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """`sidecar`: an init container that runs beside the others. `env`: by name, as `shown_value` has it."""
+
+    name: str
+    image: str = ""
+    init: bool = False
+    sidecar: bool = False
+    requests: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    privileged: bool = False
+    claims: tuple[str, ...] = ()
+    """Names of the pod's resource claims that it uses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a container ended. `exit_code` None where nobody says."""
+
+    reason: str
+    exit_code: int | None
+    message: str
+    at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerState:
+    """Where a container is now. At most one of `waiting` ('' for none), `running`, `ended` holds."""
+
+    name: str
+    init: bool = False
+    ready: bool = False
+    restarts: int = 0
+    waiting: str = ""
+    """The reason: `ContainerCreating`, `CrashLoopBackOff`."""
+    message: str = ""
+    running: bool = False
+    started: datetime | None = None
+    ended: Ended | None = None
+    last_ended: Ended | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+    since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PodSpec:
+    """What a pod asks for; of a workload's template the same."""
+
+    containers: tuple[Container, ...] = ()
+    node: str = ""
+    """Where it was put; '' while nobody has."""
+    scheduler: str = ""
+    runtime_class: str = ""
+    priority_class: str = ""
+    priority: int | None = None
+    gates: tuple[str, ...] = ()
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    affinity: tuple[tuple[Expression, ...], ...] | None = None
+    """Terms that a node must meet, one of which is enough; None where there are none. `metadata.name` is a key too."""
+    tolerations: tuple[Toleration, ...] = ()
+    overhead: Mapping[str, str] = field(default_factory=dict)
+    claims: Mapping[str, str] = field(default_factory=dict)
+    """Names of its resource claims, each with that of its ResourceClaim or ResourceClaimTemplate."""
+    volume_claims: tuple[str, ...] = ()
+    host_volumes: Mapping[str, str] = field(default_factory=dict)
+    """The paths on its node that it mounts, by the names of the volumes."""
+    host_network: bool = False
+    service_account: str = ""
+    spread: bool = False
+    """Whether topology spread constraints or pod (anti-)affinity narrow the choice further."""
+
+    @property
+    def host_paths(self) -> tuple[str, ...]:
+        return tuple(self.host_volumes.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod with its state. `states` are those of its init containers, then of the others."""
+
+    meta: Meta
+    spec: PodSpec
+    phase: str = ""
+    reason: str = ""
+    message: str = ""
+    conditions: tuple[Condition, ...] = ()
+    states: tuple[ContainerState, ...] = ()
+    claim_names: Mapping[str, str] = field(default_factory=dict)
+    """Of its resource claims the ResourceClaim that was made for each."""
+    nominated: str = ""
+
+    @property
+    def subject(self) -> str:
+        return self.meta.subject
+
+    @property
+    def over(self) -> bool:
+        """Whether all of it has ended: it holds nothing any more."""
+        return self.phase in ("Succeeded", "Failed")
+
+    def condition(self, kind: str) -> Condition | None:
+        return next((one for one in self.conditions if one.type == kind), None)
+
+
+def read_pod(raw: Fields) -> Pod:
+    """Raises ValueError for one without a name."""
+    states = (*_states(raw, "initContainerStatuses"), *_states(raw, "containerStatuses"))
+    return Pod(
+        read_meta("Pod", raw),
+        read_spec(raw.at("spec")),
+        raw.text("status", "phase"),
+        raw.text("status", "reason"),
+        raw.message("status", "message"),
+        read_conditions(raw),
+        states,
+        {one.text("name"): one.text("resourceClaimName") for one in raw.each("status", "resourceClaimStatuses")},
+        raw.text("status", "nominatedNodeName"),
+    )
+
+
+def shown_value(variable: str, value: str) -> str:
+    """The value of an environment variable where it says which devices, or how a component is set up; else `(set)`.
+
+    Any other is nobody's business: it may be a secret, and is neither kept nor saved.
+    """
+    if variable in VISIBLE_DEVICES:
+        return value if _DEVICES.match(value) else OTHER_VALUE
+    return value if variable in _OF_COMPONENTS and _PLAIN.match(value) else OTHER_VALUE
+
+
+def read_conditions(raw: Fields) -> tuple[Condition, ...]:
+    """Of any object: `status.conditions`."""
+    return tuple(
+        Condition(
+            one.text("type"),
+            one.text("status"),
+            one.text("reason"),
+            one.message("message"),
+            one.moment("lastTransitionTime"),
+        )
+        for one in raw.each("status", "conditions")
+    )
+
+
+def read_spec(raw: Fields) -> PodSpec:
+    required = raw.at("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+    return PodSpec(
+        containers=(
+            *(_container(one, init=True) for one in raw.each("initContainers")),
+            *(_container(one, init=False) for one in raw.each("containers")),
+        ),
+        node=raw.text("nodeName"),
+        scheduler=raw.text("schedulerName"),
+        runtime_class=raw.text("runtimeClassName"),
+        priority_class=raw.text("priorityClassName"),
+        priority=raw.number("priority"),
+        gates=tuple(one.text("name") for one in raw.each("schedulingGates")),
+        node_selector=raw.words("nodeSelector"),
+        affinity=tuple(map(_term, required.each("nodeSelectorTerms"))) if required.has("nodeSelectorTerms") else None,
+        tolerations=tuple(map(_toleration, raw.each("tolerations"))),
+        overhead=raw.words("overhead"),
+        claims=dict(_claims(raw)),
+        volume_claims=tuple(
+            filter(None, (one.text("persistentVolumeClaim", "claimName") for one in raw.each("volumes")))
+        ),
+        host_volumes={
+            one.text("name"): one.text("hostPath", "path") for one in raw.each("volumes") if one.has("hostPath", "path")
+        },
+        host_network=raw.flag("hostNetwork"),
+        service_account=raw.text("serviceAccountName"),
+        spread=raw.has("topologySpreadConstraints")
+        or raw.has("affinity", "podAntiAffinity")
+        or raw.has("affinity", "podAffinity"),
+    )
+
+
+def read_expressions(raw: Fields, *path: str) -> tuple[Expression, ...]:
+    return tuple(Expression(one.text("key"), one.text("operator"), one.texts("values")) for one in raw.each(*path))
+
+
+def _term(raw: Fields) -> tuple[Expression, ...]:
+    return (*read_expressions(raw, "matchExpressions"), *read_expressions(raw, "matchFields"))
+
+
+def _toleration(raw: Fields) -> Toleration:
+    return Toleration(raw.text("key"), raw.text("operator") or "Equal", raw.text("value"), raw.text("effect"))
+
+
+def _container(raw: Fields, *, init: bool) -> Container:
+    return Container(
+        raw.text("name"),
+        raw.text("image", longest=1024),
+        init,
+        init and raw.text("restartPolicy") == "Always",
+        raw.words("resources", "requests"),
+        raw.words("resources", "limits"),
+        dict(_env(raw)),
+        raw.flag("securityContext", "privileged"),
+        tuple(one.text("name") for one in raw.each("resources", "claims")),
+    )
+
+
+def _env(raw: Fields) -> Iterator[tuple[str, str]]:
+    for one in raw.each("env"):
+        name, value = one.text("name"), one.text("value")
+        yield name, shown_value(name, value)
+
+
+def _claims(raw: Fields) -> Iterator[tuple[str, str]]:
+    for one in raw.each("resourceClaims"):
+        yield one.text("name"), one.text("resourceClaimName") or one.text("resourceClaimTemplateName")
+
+
+def _states(raw: Fields, key: str) -> Iterator[ContainerState]:
+    for one in raw.each("status", key):
+        yield ContainerState(
+            one.text("name"),
+            key == "initContainerStatuses",
+            one.flag("ready"),
+            one.number("restartCount") or 0,
+            one.text("state", "waiting", "reason"),
+            one.message("state", "waiting", "message"),
+            one.has("state", "running"),
+            one.moment("state", "running", "startedAt"),
+            _ended(one.at("state", "terminated")),
+            _ended(one.at("lastState", "terminated")),
+        )
+
+
+def _ended(raw: Fields) -> Ended | None:
+    if not raw.has("exitCode") and not raw.has("reason"):
+        return None
+    return Ended(raw.text("reason"), raw.number("exitCode"), raw.message("message"), raw.moment("finishedAt"))

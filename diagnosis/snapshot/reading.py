@@ -1,0 +1,91 @@
+"""The one door for objects of the API: others write them, so each part is bounded, typed and printable from here on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from itertools import islice
+
+from healthcheck.text.moments import moment_or_none
+from healthcheck.text.printable import printable
+
+LONGEST_NAME = 320
+"""More than a qualified name, a namespace's and an object's."""
+LONGEST_MESSAGE = 4096
+MOST_ENTRIES = 1024
+"""Of one list or map in one object: containers, taints, labels, resources, conditions."""
+
+
+class Fields:
+    """One JSON object, or what stands in its place. What is absent or of another shape is '', None or empty."""
+
+    __slots__ = ("_raw",)
+
+    def __init__(self, raw: object) -> None:
+        self._raw: Mapping[object, object] = raw if isinstance(raw, Mapping) else {}
+
+    def has(self, *path: str) -> bool:
+        """Whether anything but null stands there."""
+        return self._value(path) is not None
+
+    def at(self, *path: str) -> Fields:
+        return Fields(self._value(path))
+
+    def text(self, *path: str, longest: int = LONGEST_NAME) -> str:
+        value = self._value(path)
+        return printable(value, longest) if isinstance(value, str) else ""
+
+    def message(self, *path: str) -> str:
+        """A text that a person reads, on one line."""
+        return self.text(*path, longest=LONGEST_MESSAGE)
+
+    def document(self, *path: str, longest: int) -> str:
+        """A text of several lines, each printable."""
+        value = self._value(path)
+        lines = value[:longest].split("\n") if isinstance(value, str) else ()
+        return "\n".join(printable(line, LONGEST_MESSAGE) for line in lines)
+
+    def number(self, *path: str) -> int | None:
+        value = self._value(path)
+        return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 62 else None
+
+    def flag(self, *path: str) -> bool:
+        return self._value(path) is True
+
+    def moment(self, *path: str) -> datetime | None:
+        return moment_or_none(self._value(path))
+
+    def each(self, *path: str) -> Iterator[Fields]:
+        """The objects of a list."""
+        value = self._value(path)
+        return map(Fields, islice(value, MOST_ENTRIES)) if isinstance(value, list) else iter(())
+
+    def texts(self, *path: str) -> tuple[str, ...]:
+        """The texts of a list."""
+        value = self._value(path)
+        listed = islice(value, MOST_ENTRIES) if isinstance(value, list) else ()
+        return tuple(printable(one, LONGEST_NAME) for one in listed if isinstance(one, str))
+
+    def words(self, *path: str, keep: Callable[[str], bool] = bool, longest: int = LONGEST_MESSAGE) -> dict[str, str]:
+        """A map of texts: labels, annotations, selectors, amounts. A number stands there as it is written."""
+        value = self._value(path)
+        pairs = islice(value.items(), MOST_ENTRIES) if isinstance(value, Mapping) else ()
+        return {
+            printable(key, LONGEST_NAME): printable(str(one), longest)
+            for key, one in pairs
+            if isinstance(key, str) and keep(key) and isinstance(one, str | int | float) and not isinstance(one, bool)
+        }
+
+    def names(self, *path: str) -> tuple[str, ...]:
+        value = self._value(path)
+        return (
+            tuple(printable(str(key), LONGEST_NAME) for key in islice(value, MOST_ENTRIES))
+            if isinstance(value, Mapping)
+            else ()
+        )
+
+    def _value(self, path: tuple[str, ...]) -> object:
+        value: object = self._raw
+        for key in path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return value

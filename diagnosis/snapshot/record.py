@@ -1,0 +1,67 @@
+"""Our agent's own record of a node, as its annotation holds it: what it saw where the API does not reach."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from diagnosis.snapshot.reading import Fields
+from healthcheck.verdict.inventory import Inventory, read
+from healthcheck.verdict.record import RecordError, load
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFinding:
+    """`about` are the subject's other names: a GPU's index, UUID and serial number."""
+
+    reason: str
+    severity: str
+    subject: str
+    detail: str = ""
+    about: Mapping[str, str] = field(default_factory=dict)
+    last_seen: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """`inventory`: what the agent's last look saw; nothing of an agent that writes none."""
+
+    status: str
+    severity: str
+    at: datetime | None = None
+    findings: tuple[RecordFinding, ...] = ()
+    inventory: Inventory = field(default_factory=Inventory)
+
+    def finding(self, *reasons: str) -> RecordFinding | None:
+        """The first with one of these reasons."""
+        return next((one for one in self.findings if one.reason in reasons), None)
+
+
+def read_record(annotation: str) -> NodeRecord | None:
+    """None where there is none, or none that anybody can read: then nothing is known from it."""
+    if not annotation:
+        return None
+    try:
+        record = load(annotation)
+    except RecordError:
+        return None
+    raw, seen = Fields(record), record.get("inventory")
+    return NodeRecord(
+        raw.text("status"),
+        raw.text("severity"),
+        raw.moment("timestamp"),
+        tuple(map(_finding, raw.each("findings"))),
+        read(seen if isinstance(seen, dict) else {}),
+    )
+
+
+def _finding(raw: Fields) -> RecordFinding:
+    return RecordFinding(
+        raw.text("reason"),
+        raw.text("severity"),
+        raw.text("subject"),
+        raw.message("detail"),
+        raw.words("about"),
+        raw.moment("last_seen"),
+    )

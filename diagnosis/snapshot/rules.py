@@ -1,0 +1,152 @@
+"""What a cluster allows: quotas, limits, disruption budgets, RuntimeClasses, admission webhooks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from diagnosis.snapshot.meta import Meta, read_meta
+from diagnosis.snapshot.pods import Expression, read_expressions
+from diagnosis.snapshot.reading import Fields
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """A ResourceQuota: amounts by name, as `requests.nvidia.com/gpu`."""
+
+    meta: Meta
+    hard: Mapping[str, str] = field(default_factory=dict)
+    used: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """One entry of a LimitRange, of `kind` Container, Pod or PersistentVolumeClaim."""
+
+    kind: str
+    most: Mapping[str, str] = field(default_factory=dict)
+    least: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitRange:
+    meta: Meta
+    limits: tuple[Limits, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """`None` of a budget selects nothing, an empty one everything."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    expressions: tuple[Expression, ...] = ()
+
+    def takes(self, labels: Mapping[str, str]) -> bool:
+        same = all(labels.get(key) == value for key, value in self.labels.items())
+        return same and all(_meets(one, labels) for one in self.expressions)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A PodDisruptionBudget. `allowed` None: nobody has counted yet."""
+
+    meta: Meta
+    selector: Selector | None = None
+    allowed: int | None = None
+    healthy: int | None = None
+    wanted: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeClass:
+    meta: Meta
+    handler: str = ""
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Webhook:
+    """One webhook of a configuration. `service` is namespace/name, '' for an URL."""
+
+    configuration: Meta
+    name: str
+    service: str = ""
+    path: str = ""
+    fails_closed: bool = True
+    on_pods: bool = False
+    """Whether it is asked when a pod is made."""
+    has_ca: bool = False
+    namespaces: Selector = field(default_factory=Selector)
+    objects: Selector = field(default_factory=Selector)
+
+
+def read_quota(raw: Fields) -> Quota:
+    hard = raw.words("status", "hard") or raw.words("spec", "hard")
+    return Quota(read_meta("ResourceQuota", raw), hard, raw.words("status", "used"))
+
+
+def read_limit_range(raw: Fields) -> LimitRange:
+    limits = (
+        Limits(one.text("type"), one.words("max"), one.words("min"), one.words("default"))
+        for one in raw.each("spec", "limits")
+    )
+    return LimitRange(read_meta("LimitRange", raw), tuple(limits))
+
+
+def read_budget(raw: Fields) -> Budget:
+    return Budget(
+        read_meta("PodDisruptionBudget", raw),
+        read_selector(raw.at("spec", "selector")) if raw.has("spec", "selector") else None,
+        raw.number("status", "disruptionsAllowed"),
+        raw.number("status", "currentHealthy"),
+        raw.number("status", "desiredHealthy"),
+    )
+
+
+def read_runtime_class(raw: Fields) -> RuntimeClass:
+    return RuntimeClass(read_meta("RuntimeClass", raw), raw.text("handler"), raw.words("scheduling", "nodeSelector"))
+
+
+def read_webhooks(kind: str, raw: Fields) -> tuple[Webhook, ...]:
+    """Of a MutatingWebhookConfiguration or ValidatingWebhookConfiguration."""
+    meta = read_meta(kind, raw)
+    return tuple(_webhook(meta, one) for one in raw.each("webhooks"))
+
+
+def read_selector(raw: Fields) -> Selector:
+    return Selector(raw.words("matchLabels"), read_expressions(raw, "matchExpressions"))
+
+
+def _webhook(meta: Meta, raw: Fields) -> Webhook:
+    service = raw.at("clientConfig", "service")
+    named = f"{service.text('namespace')}/{service.text('name')}" if service.has("name") else ""
+    on_pods = any(
+        {"pods", "*", "*/*"} & set(rule.texts("resources")) and {"CREATE", "*"} & set(rule.texts("operations"))
+        for rule in raw.each("rules")
+    )
+    return Webhook(
+        meta,
+        raw.text("name"),
+        named,
+        service.text("path"),
+        raw.text("failurePolicy") != "Ignore",
+        on_pods,
+        raw.has("clientConfig", "caBundle") and raw.text("clientConfig", "caBundle") != "",
+        read_selector(raw.at("namespaceSelector")),
+        read_selector(raw.at("objectSelector")),
+    )
+
+
+def _meets(one: Expression, labels: Mapping[str, str]) -> bool:
+    value = labels.get(one.key)
+    match one.operator:
+        case "In":
+            return value in one.values
+        case "NotIn":
+            return value not in one.values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+    return False
