@@ -1,0 +1,292 @@
+"""Who has which GPUs, how many are free, and what CPU and memory is left beside the free ones. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+from diagnosis.gpu_nodes import GPU, GPU_DRIVERS, MIG, SHARED, devices_in, gpu_nodes
+from diagnosis.gpus import gpu_pods
+from diagnosis.hami_cards import Card, Share, registered, shares
+from diagnosis.placement import ZERO, asked_by, held_on
+from diagnosis.quantity import amount
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.meta import subject
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.pods import Pod
+
+_PROFILE = re.compile(r"nvidia\.com/mig-\d{1,2}g\.(\d{1,4})gb", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """What one pod has of a pool. `memory` in MiB and `cores` in percent of a card, where HAMi gave it these."""
+
+    pod: str
+    amount: int
+    memory: int = 0
+    cores: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """One thing that a node gives out: whole GPUs, places on shared ones, MIG instances, HAMi's cards, DRA's devices.
+
+    `kind` says which, as a person reads it. `capacity` beyond `total` is what is there and not given out.
+    """
+
+    resource: str
+    kind: str
+    capacity: int
+    total: int
+    holders: tuple[Holder, ...] = ()
+    memory: int = 0
+    """In MiB, and `cores` in percent of a card, of all cards together: where they are shared by HAMi."""
+    cores: int = 0
+
+    @property
+    def held(self) -> int:
+        return sum(one.amount for one in self.holders)
+
+    @property
+    def free(self) -> int:
+        return max(self.total - self.held, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class CardUse:
+    """One card that HAMi shares: the pods on it."""
+
+    card: Card
+    slots: int
+    memory: int
+    cores: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAllocation:
+    """`gpus`: cards, None where nobody tells. CPU in cores and memory in bytes that nobody has asked for."""
+
+    node: str
+    product: str
+    gpus: int | None
+    usable: bool
+    """Whether it is ready and takes new pods."""
+    pools: tuple[Pool, ...]
+    cpu_free: Decimal
+    memory_free: Decimal
+    cards: tuple[CardUse, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceAllocation:
+    """`devices` by resource. `memory`: MiB of GPU memory that is its own, as far as that is known."""
+
+    namespace: str
+    pending: int = 0
+    running: int = 0
+    devices: Mapping[str, int] = field(default_factory=dict)
+    memory: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """`pods_seen`: else nobody knows who holds what, and everything only looks free."""
+
+    nodes: tuple[NodeAllocation, ...]
+    namespaces: tuple[NamespaceAllocation, ...]
+    pods_seen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """Of one kind of thing in the whole cluster."""
+
+    resource: str
+    kind: str
+    capacity: int
+    total: int
+    held: int
+
+    @property
+    def free(self) -> int:
+        return max(self.total - self.held, 0)
+
+
+def totals(told: Allocation) -> tuple[Total, ...]:
+    """Over all nodes, by resource and kind."""
+    sums: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    for node in told.nodes:
+        for pool in node.pools:
+            amounts = sums[pool.resource, pool.kind]
+            for place, number in enumerate((pool.capacity, pool.total, pool.held)):
+                amounts[place] += number
+    return tuple(Total(*names, *amounts) for names, amounts in sorted(sums.items()))
+
+
+def allocation(snapshot: Snapshot) -> Allocation:
+    """Of all nodes with GPUs, by name."""
+    held, pods = held_on(snapshot.pods), _by_node(snapshot)
+    claimed = _claimed(snapshot)
+    nodes = sorted(gpu_nodes(snapshot), key=lambda one: one.name)
+    told = tuple(_of_node(one, pods.get(one.name, ()), held.get(one.name, {}), claimed) for one in nodes)
+    return Allocation(told, _namespaces(snapshot, told), snapshot.sees("Pod"))
+
+
+def _by_node(snapshot: Snapshot) -> Mapping[str, list[Pod]]:
+    there: defaultdict[str, list[Pod]] = defaultdict(list)
+    for pod in gpu_pods(snapshot):
+        if pod.spec.node and not pod.over:
+            there[pod.spec.node].append(pod)
+    return there
+
+
+def _of_node(
+    node: Node, pods: Iterable[Pod], held: Mapping[str, Decimal], claimed: Mapping[str, list[Pool]]
+) -> NodeAllocation:
+    cards, pods = registered(node), list(pods)
+    if cards:
+        use, pool = _hami(cards, pods)
+        pools = [pool, *_plain(node, pods, without=GPU)]
+    else:
+        use, pools = (), list(_plain(node, pods))
+    pools += claimed.get(node.name, [])
+    return NodeAllocation(
+        node.name,
+        node.meta.labels.get("nvidia.com/gpu.product", "") or next((one.kind for one in cards), ""),
+        _cards(node, pools, len(cards)),
+        node.ready and not node.cordoned,
+        tuple(pools),
+        _left(node, held, "cpu"),
+        _left(node, held, "memory"),
+        use,
+    )
+
+
+def _plain(node: Node, pods: list[Pod], without: str = "") -> Iterator[Pool]:
+    asked = [(pod, asked_by(pod.spec)) for pod in pods]
+    for name in devices_in({**node.capacity, **node.allocatable}):
+        capacity, total = (_number(amounts, name) for amounts in (node.capacity, node.allocatable))
+        if name == without or (not capacity and not total):
+            continue
+        holders = tuple(Holder(pod.subject, int(amounts[name])) for pod, amounts in asked if amounts.get(name))
+        yield Pool(name, _kind(node, name), capacity, total, holders)
+
+
+def _kind(node: Node, name: str) -> str:
+    if name.startswith(MIG) or "-MIG-" in node.meta.labels.get("nvidia.com/gpu.product", ""):
+        return "MIG instances"
+    if _copies(node) > 1 or name.endswith(".shared"):
+        sharing = node.meta.labels.get("nvidia.com/gpu.sharing-strategy", "")
+        return "places by MPS" if sharing == "mps" else "time-sliced places"
+    return "GPUs"
+
+
+def _hami(cards: tuple[Card, ...], pods: Iterable[Pod]) -> tuple[tuple[CardUse, ...], Pool]:
+    """Cards that have room, counted as cards: what the node offers are places on them."""
+    given = [(pod, shares(pod.meta)) for pod in pods]
+    on: defaultdict[str, list[Share]] = defaultdict(list)
+    for _, some in given:
+        for one in some:
+            on[one.uuid].append(one)
+    use = tuple(
+        CardUse(
+            card, len(on[card.uuid]), sum(one.memory for one in on[card.uuid]), sum(one.cores for one in on[card.uuid])
+        )
+        for card in cards
+    )
+    holders = tuple(
+        Holder(pod.subject, len(some), sum(one.memory for one in some), sum(one.cores for one in some))
+        for pod, some in given
+        if some
+    )
+    slots, healthy = sum(one.slots for one in cards), [one for one in cards if one.healthy]
+    total = sum(one.slots for one in healthy)
+    memory, cores = sum(one.memory for one in healthy), sum(one.cores for one in healthy)
+    return use, Pool(GPU, "places on cards by HAMi", slots, total, holders, memory, cores)
+
+
+def _claimed(snapshot: Snapshot) -> Mapping[str, list[Pool]]:
+    """Of each node the GPUs that a driver of DRA publishes, and the pods that they are reserved for."""
+    reserved: defaultdict[str, list[str]] = defaultdict(list)
+    for claim in snapshot.claims:
+        for device in claim.devices:
+            names = [subject("Pod", claim.meta.namespace, name) for name in claim.reserved_for]
+            reserved[device] += names or [claim.meta.subject]
+    found: defaultdict[str, list[Pool]] = defaultdict(list)
+    by_node: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for one in snapshot.slices:
+        if one.node and one.driver in GPU_DRIVERS:
+            by_node[one.node, one.driver] += (f"{one.driver}/{one.pool}/{device.name}" for device in one.devices)
+    for (node, driver), devices in sorted(by_node.items()):
+        holders: defaultdict[str, int] = defaultdict(int)
+        for device in devices:
+            for pod in reserved.get(device, [])[:1]:
+                holders[pod] += 1
+        told = tuple(Holder(pod, number) for pod, number in sorted(holders.items()))
+        found[node].append(Pool(driver, "devices by DRA", len(devices), len(devices), told))
+    return found
+
+
+def _cards(node: Node, pools: Iterable[Pool], registered_cards: int) -> int | None:
+    """Cards, not places on them: as our agent saw them, as HAMi registered them, as discovery counted, as offered."""
+    seen = node.record.inventory.nvml if node.record is not None else None
+    if seen is not None or registered_cards:
+        return registered_cards if seen is None else seen
+    product = node.meta.labels.get("nvidia.com/gpu.product", "")
+    counted = node.meta.labels.get("nvidia.com/gpu.count", "")
+    if counted.isascii() and counted.isdigit() and len(counted) < 6 and "-MIG-" not in product:
+        return int(counted)
+    plain = [one for one in pools if one.resource in (GPU, SHARED)]
+    if plain and "-MIG-" not in product:
+        return sum(one.capacity for one in plain) // max(_copies(node), 1)
+    by_claims = [one.capacity for one in pools if one.resource in GPU_DRIVERS]
+    return sum(by_claims) if by_claims else None
+
+
+def _copies(node: Node) -> int:
+    labels = node.meta.labels
+    text = labels.get("nvidia.com/gpu.replicas") or labels.get("cloud.google.com/gke-max-shared-clients-per-gpu", "1")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 1
+
+
+def _left(node: Node, held: Mapping[str, Decimal], name: str) -> Decimal:
+    return max((amount(node.allocatable.get(name, "0")) or ZERO) - held.get(name, ZERO), ZERO)
+
+
+def _namespaces(snapshot: Snapshot, nodes: Iterable[NodeAllocation]) -> tuple[NamespaceAllocation, ...]:
+    pending: defaultdict[str, int] = defaultdict(int)
+    running: defaultdict[str, int] = defaultdict(int)
+    for pod in gpu_pods(snapshot):
+        if pod.phase == "Pending":
+            pending[pod.meta.namespace] += 1
+        elif pod.phase == "Running":
+            running[pod.meta.namespace] += 1
+    devices: defaultdict[str, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
+    memory: defaultdict[str, int] = defaultdict(int)
+    by_name = snapshot.by_node
+    for node in nodes:
+        for pool in node.pools:
+            for one in pool.holders:
+                namespace = one.pod.split("/")[1]
+                devices[namespace][pool.resource] += one.amount
+                memory[namespace] += one.memory or _memory(by_name.get(node.node), pool, one.amount)
+    names = sorted({*pending, *running, *devices})
+    return tuple(NamespaceAllocation(one, pending[one], running[one], dict(devices[one]), memory[one]) for one in names)
+
+
+def _memory(node: Node | None, pool: Pool, number: int) -> int:
+    """MiB of whole cards and MIG instances; a place on a shared card has none of its own."""
+    profile = _PROFILE.match(pool.resource)
+    if profile is not None:
+        return number * int(profile[1]) * 1024
+    text = node.meta.labels.get("nvidia.com/gpu.memory", "") if node is not None else ""
+    whole = pool.kind in ("GPUs", "MIG instances") and text.isascii() and text.isdigit() and len(text) < 9
+    return number * int(text) if whole else 0
+
+
+def _number(amounts: Mapping[str, str], name: str) -> int:
+    return int(amount(amounts.get(name, "0")) or ZERO)

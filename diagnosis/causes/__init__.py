@@ -1,0 +1,40 @@
+"""THE LIST of what a diagnosis can find, one family per file, in the order in which a workload meets them."""
+
+from __future__ import annotations
+
+from diagnosis.cause import Cause, Search
+from diagnosis.causes import (
+    admission,
+    components,
+    crashing,
+    device_plugins,
+    node_labels,
+    nodes,
+    not_started,
+    other_devices,
+    rejected,
+    running,
+    runtime_handlers,
+    unscheduled,
+    upkeep,
+    verdicts,
+)
+
+SEARCHES: tuple[Search, ...] = (
+    *admission.SEARCHES,
+    *unscheduled.SEARCHES,
+    *rejected.SEARCHES,
+    *runtime_handlers.SEARCHES,
+    *not_started.SEARCHES,
+    *crashing.SEARCHES,
+    *running.SEARCHES,
+    *nodes.SEARCHES,
+    *components.SEARCHES,
+    *device_plugins.SEARCHES,
+    *node_labels.SEARCHES,
+    *upkeep.SEARCHES,
+    *other_devices.SEARCHES,
+    *verdicts.SEARCHES,
+)
+
+CAUSES: tuple[Cause, ...] = tuple(dict.fromkeys(cause for search in SEARCHES for cause in search.causes))

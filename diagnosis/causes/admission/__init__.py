@@ -1,0 +1,71 @@
+"""GPU pods, and pods of the components that GPUs need, that do not exist because nobody is let make them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from diagnosis.cause import Cause, Certainty, Found, Search, command
+from diagnosis.causes.admission import declared, quotas, rules
+from diagnosis.causes.admission.texts import Refusal, Why
+from diagnosis.causes.admission.wanting import Wanting, strangers, wanting
+from diagnosis.snapshot import Snapshot
+
+
+def find_refused(snapshot: Snapshot) -> Iterator[Found]:
+    """Workloads that lack pods, each with what refuses them."""
+    for one in wanting(snapshot):
+        yield from _judged(snapshot, one)
+
+
+def find_strangers(snapshot: Snapshot) -> Iterator[Found]:
+    """Objects of other kinds, as training operators have, of which only an event tells."""
+    for event, refusal in strangers(snapshot):
+        cause = declared.BY_TEXT.get(refusal.why, declared.REFUSED)
+        yield Found(cause, event.about, (refusal.text,), (), (), Certainty.LIKELY)
+
+
+def refused_workloads(snapshot: Snapshot) -> Mapping[str, tuple[tuple[Cause, str], ...]]:
+    """By workload what keeps it from its pods, for those of whom its absence is told."""
+    return {
+        one.workload.subject: tuple((found.cause, found.subject) for found in _judged(snapshot, one))
+        for one in wanting(snapshot)
+    }
+
+
+def _judged(snapshot: Snapshot, one: Wanting) -> Iterator[Found]:
+    refusal = one.refusal
+    if refusal is None:
+        yield from rules.find_runtime_class(snapshot, one, one.spec.runtime_class)
+        yield from quotas.find_used_up(snapshot, one)
+        return
+    match refusal.why:
+        case Why.QUOTA:
+            yield from quotas.find_exceeded(snapshot, one, refusal)
+        case Why.RUNTIME_CLASS:
+            yield from rules.find_runtime_class(snapshot, one, refusal.name)
+        case Why.LIMIT_RANGE:
+            yield from rules.find_limit_range(snapshot, one, refusal)
+        case Why.UNREACHABLE:
+            yield from rules.find_unreachable(snapshot, one, refusal)
+        case Why.OTHER if one.is_component:
+            return  # that it is not there is told by its own family, with these words
+        case Why.QUOTA_UNKNOWN:
+            return
+        case _:
+            yield _by_text(one, refusal)
+
+
+def _by_text(one: Wanting, refusal: Refusal) -> Found:
+    cause = declared.BY_TEXT.get(refusal.why, declared.REFUSED)
+    subject, remedy = rules.mend(one, refusal)
+    if not remedy:
+        kind, namespace, name = one.workload.meta.kind.lower(), one.namespace, one.workload.meta.name
+        remedy = (f"{cause.remedy} See {command('kubectl', '-n', namespace, 'describe', kind, name)}",)
+    return Found(cause, subject, (f"{one.workload.subject}: {refusal.text}",), remedy, (one.top,))
+
+
+SEARCHES = (
+    Search(declared.CAUSES, (), find_refused),
+    Search((declared.REFUSED,), ("Event",), find_strangers),
+    Search((declared.NEVER_APPLIES,), ("ResourceQuota",), quotas.find_never_applies),
+)

@@ -1,0 +1,108 @@
+"""The causes of this family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from diagnosis.cause import Cause, Link, Severity
+from diagnosis.causes.admission.texts import Why
+from diagnosis.causes.handler_causes import CLASS_MISSING
+
+
+def _cause(name: str, means: str, remedy: str, source: str = "") -> Cause:
+    return Cause(name, Severity.HIGH, Link.ADMITTED, means, remedy, source)
+
+
+EXCEEDED = _cause(
+    "ExceededQuota",
+    "A ResourceQuota of the namespace is used up, so that no further pods of a GPU workload are made.",
+    "Raise the quota, or end pods of the namespace that are not needed.",
+    "https://kubernetes.io/docs/concepts/policy/resource-quotas/",
+)
+NEVER_APPLIES = Cause(
+    "QuotaNeverApplies",
+    Severity.LOW,
+    None,
+    "A ResourceQuota limits an extended resource under `limits.`, which Kubernetes stores and never enforces.",
+    "Limit it under `requests.`, the only form that Kubernetes counts of an extended resource.",
+    "https://kubernetes.io/docs/concepts/policy/resource-quotas/#resource-quota-for-extended-resources",
+)
+NEEDS = _cause(
+    "QuotaNeedsRequests",
+    "A ResourceQuota of the namespace counts a resource that the pods of a GPU workload do not state.",
+    "State the requests and limits that the quota wants, or give defaults by a LimitRange.",
+)
+SCOPE = _cause(
+    "PriorityClassNeedsQuota",
+    "Pods of a critical priority class are allowed only in namespaces with a quota for it, and this has none.",
+    "Make a ResourceQuota in the namespace whose scope takes the priority class.",
+    "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/google-gke.html",
+)
+LIMITED = _cause(
+    "ResourceNeedsQuota",
+    "The cluster lets nobody have a resource without a quota for it, and the namespace has none.",
+    "Make a ResourceQuota for the resource in the namespace.",
+)
+LIMIT_RANGE = _cause(
+    "LimitRangeViolated",
+    "A pod of a GPU workload asks for more or less of a resource than a LimitRange of its namespace allows.",
+    "Change what the workload asks for, or the LimitRange.",
+)
+DENIED = _cause(
+    "WebhookDeniesPods",
+    "An admission webhook refuses the pods of a GPU workload.",
+    "Do what its message asks for, in the workload's pod template or in the webhook's policy.",
+)
+UNREACHABLE = _cause(
+    "WebhookUnreachable",
+    "An admission webhook that must agree to every pod does not answer, so that no pod is made.",
+    "Bring back the pods behind its Service, or mend its certificate.",
+)
+POLICY = _cause(
+    "AdmissionPolicyDeniesPods",
+    "A ValidatingAdmissionPolicy refuses the pods of a GPU workload.",
+    "Do what its message asks for, in the workload's pod template or in the policy.",
+)
+SECURITY = _cause(
+    "PodSecurityDenied",
+    "Pod security of the namespace refuses the pods of a GPU workload or of a component that GPUs need.",
+    "Let the namespace have privileged pods where a component needs them; else change the workload's security context.",
+    "https://kubernetes.io/docs/concepts/security/pod-security-admission/",
+)
+REQUEST = _cause(
+    "GpuRequestInvalid",
+    "A workload asks for GPUs in a way that Kubernetes does not take: a fraction, or a request unlike the limit.",
+    "Ask for whole GPUs, in the limits alone or the same in both.",
+    "https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/",
+)
+PRIORITY_CLASS = _cause(
+    "PriorityClassMissing",
+    "A GPU workload names a PriorityClass that does not exist.",
+    "Create the PriorityClass, or correct its name in the workload.",
+)
+ACCOUNT = _cause(
+    "ServiceAccountMissing",
+    "A GPU workload names a service account that does not exist in its namespace.",
+    "Create the service account, or correct its name in the workload.",
+)
+REFUSED = _cause(
+    "PodsNotAdmitted",
+    "The API server refuses the pods of a GPU workload.",
+    "Read its reason; it names the rule.",
+)
+BY_TEXT: Mapping[Why, Cause] = {
+    Why.QUOTA: EXCEEDED,
+    Why.QUOTA_NEEDS: NEEDS,
+    Why.QUOTA_SCOPE: SCOPE,
+    Why.QUOTA_LIMITED: LIMITED,
+    Why.LIMIT_RANGE: LIMIT_RANGE,
+    Why.RUNTIME_CLASS: CLASS_MISSING,
+    Why.WEBHOOK: DENIED,
+    Why.UNREACHABLE: UNREACHABLE,
+    Why.POLICY: POLICY,
+    Why.SECURITY: SECURITY,
+    Why.REQUEST: REQUEST,
+    Why.PRIORITY_CLASS: PRIORITY_CLASS,
+    Why.ACCOUNT: ACCOUNT,
+}
+CAUSES = (*BY_TEXT.values(), REFUSED)

@@ -1,0 +1,112 @@
+"""Quotas that are used up, from their own numbers; and those that never apply."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from decimal import Decimal
+
+from diagnosis.cause import Certainty, Found, command
+from diagnosis.causes.admission.declared import EXCEEDED, NEVER_APPLIES
+from diagnosis.causes.admission.texts import Refusal
+from diagnosis.causes.admission.wanting import Wanting
+from diagnosis.gpus import SHARES, is_gpu
+from diagnosis.placement import ZERO, asked_by
+from diagnosis.quantity import amount, shown
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.meta import subject
+from diagnosis.snapshot.rules import Quota
+
+_REQUESTS, _LIMITS = "requests.", "limits."
+_PLAIN = frozenset(("cpu", "memory", "ephemeral-storage"))
+_MOST = 5
+
+
+def find_exceeded(snapshot: Snapshot, one: Wanting, refusal: Refusal) -> Iterator[Found]:
+    """The quota that the API server names, unless it has room by now."""
+    quota = next((each for each in _of_namespace(snapshot, one.namespace) if each.meta.name == refusal.name), None)
+    what = subject("ResourceQuota", one.namespace, refusal.name)
+    if quota is None:
+        if not snapshot.sees("ResourceQuota"):
+            evidence = (f"{one.workload.subject}: {refusal.text}",)
+            yield Found(EXCEEDED, what, evidence, _raise(one.namespace, refusal.name), (one.top,), Certainty.LIKELY)
+        return
+    asked = {name: value for name, text in refusal.amounts.items() if (value := amount(text)) is not None}
+    over = [name for name, value in asked.items() if _left(quota, name) < value]
+    if over:
+        yield _exceeded(snapshot, one, quota, {name: asked[name] for name in over})
+
+
+def find_used_up(snapshot: Snapshot, one: Wanting) -> Iterator[Found]:
+    """Where no event tells any more: by the numbers of GPUs alone, since a quota may be for some pods only."""
+    asked = {f"{_REQUESTS}{name}": value for name, value in asked_by(one.spec).items() if is_gpu(name)}
+    for quota in _of_namespace(snapshot, one.namespace):
+        over = {name: value for name, value in asked.items() if name in quota.hard and _left(quota, name) < value}
+        if over and quota.used:
+            yield _exceeded(snapshot, one, quota, over)
+
+
+def find_never_applies(snapshot: Snapshot) -> Iterator[Found]:
+    """`limits.nvidia.com/gpu` where nothing else limits it."""
+    for quota in snapshot.quotas:
+        for key, hard in quota.hard.items():
+            name = key.removeprefix(_LIMITS)
+            if key == name or not is_gpu(name) or name in SHARES or _is_enforced(snapshot, quota, name):
+                continue
+            evidence = f"{quota.meta.subject}: {key}={hard}, and no {_REQUESTS}{name} in the namespace"
+            edit = command("kubectl", "-n", quota.meta.namespace, "edit", "resourcequota", quota.meta.name)
+            remedy = (f"Write `{_REQUESTS}{name}` in place of `{key}`: {edit}",)
+            yield Found(NEVER_APPLIES, quota.meta.subject, (evidence, *_in_use(snapshot, quota, name)), remedy)
+
+
+def _is_enforced(snapshot: Snapshot, quota: Quota, name: str) -> bool:
+    return any(f"{_REQUESTS}{name}" in each.hard for each in _of_namespace(snapshot, quota.meta.namespace))
+
+
+def _in_use(snapshot: Snapshot, quota: Quota, name: str) -> Iterator[str]:
+    held = sum((value for value, _ in _users(snapshot, quota.meta.namespace, name)), ZERO)
+    if held:
+        yield f"pods of the namespace ask for {shown(name, held)} {name}"
+
+
+def _exceeded(snapshot: Snapshot, one: Wanting, quota: Quota, over: dict[str, Decimal]) -> Found:
+    evidence = []
+    for name, asked in over.items():
+        hard, used = quota.hard.get(name, "0"), quota.used.get(name, "0")
+        more = shown(name, asked)
+        evidence.append(
+            f"{quota.meta.subject}: {name} {used} of {hard} used; {one.workload.subject} asks for {more} more"
+        )
+        resource = name.removeprefix(_REQUESTS).removeprefix(_LIMITS)
+        users = _users(snapshot, one.namespace, resource)
+        if users:
+            told = ", ".join(f"{pod} ({shown(resource, value)})" for value, pod in users[:_MOST])
+            more = f" and {len(users) - _MOST} more" if len(users) > _MOST else ""
+            evidence.append(f"{resource} in the namespace is held by {told}{more}")
+    made, wanted = one.workload.made, one.workload.wanted
+    evidence.append(f"{one.workload.subject}: {made} of {wanted} pods made")
+    remedy = _raise(one.namespace, quota.meta.name)
+    return Found(EXCEEDED, quota.meta.subject, tuple(evidence), remedy, (one.top,))
+
+
+def _users(snapshot: Snapshot, namespace: str, resource: str) -> list[tuple[Decimal, str]]:
+    pods = [pod for pod in snapshot.pods if pod.meta.namespace == namespace and not pod.over]
+    held = [(asked_by(pod.spec).get(resource, ZERO), pod.subject) for pod in pods]
+    return sorted(((value, name) for value, name in held if value), key=lambda one: (-one[0], one[1]))
+
+
+def _raise(namespace: str, name: str) -> tuple[str, ...]:
+    look, edit = (command("kubectl", "-n", namespace, verb, "resourcequota", name) for verb in ("describe", "edit"))
+    return f"See what is used: {look}", f"End pods that are not needed, or raise it: {edit}"
+
+
+def _left(quota: Quota, name: str) -> Decimal:
+    """A resource that the quota does not limit, is never short."""
+    hard = amount(quota.hard.get(name, ""))
+    if hard is None and name.partition(".")[0] not in ("requests", "limits") and name in _PLAIN:
+        # `cpu` and `requests.cpu` are the same.
+        return _left(quota, f"{_REQUESTS}{name}")
+    return Decimal("Infinity") if hard is None else hard - (amount(quota.used.get(name, "0")) or ZERO)
+
+
+def _of_namespace(snapshot: Snapshot, namespace: str) -> list[Quota]:
+    return [one for one in snapshot.quotas if one.meta.namespace == namespace]

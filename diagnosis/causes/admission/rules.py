@@ -1,0 +1,120 @@
+"""RuntimeClasses, LimitRanges, webhooks and pod security that refuse a pod."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from diagnosis.cause import Found, command
+from diagnosis.causes.admission.declared import LIMIT_RANGE, UNREACHABLE
+from diagnosis.causes.admission.texts import Refusal, Why
+from diagnosis.causes.admission.wanting import Wanting
+from diagnosis.causes.handler_causes import CLASS_MISSING
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.meta import subject
+from diagnosis.snapshot.rules import Limits, Webhook
+
+_MOST = 5
+_ENFORCE = "pod-security.kubernetes.io/enforce"
+_CERTIFICATE = "x509:"
+
+
+def find_runtime_class(snapshot: Snapshot, one: Wanting, name: str) -> Iterator[Found]:
+    """Named by the workload and not there; an old message of one that exists by now is none."""
+    known = sorted(each.meta.name for each in snapshot.runtime_classes)
+    if not name or name in known or (one.refusal is None and not snapshot.sees("RuntimeClass")):
+        return
+    evidence = [f"{one.workload.subject} names runtimeClassName {name}"]
+    if snapshot.sees("RuntimeClass"):
+        evidence.append(f"RuntimeClasses there are: {', '.join(known[:_MOST]) or 'none'}")
+    elif one.refusal is not None:
+        evidence.append(one.refusal.text)
+    yield Found(CLASS_MISSING, f"runtimeclass/{name}", tuple(evidence), (), (one.top,))
+
+
+def find_limit_range(snapshot: Snapshot, one: Wanting, refusal: Refusal) -> Iterator[Found]:
+    """The LimitRange that has the resource; of several, all."""
+    resource = refusal.name
+    ranges = [
+        each
+        for each in snapshot.limit_ranges
+        if each.meta.namespace == one.namespace and any(resource in {**of.most, **of.least} for of in each.limits)
+    ]
+    if snapshot.sees("LimitRange") and not ranges and "ratio" not in refusal.text:
+        return
+    for each in ranges:
+        told = [
+            f"{each.meta.subject}: per {of.kind} {_bounds(of, resource)}" for of in each.limits if _bounds(of, resource)
+        ]
+        edit = command("kubectl", "-n", one.namespace, "edit", "limitrange", each.meta.name)
+        remedy = (f"Change {resource} in the pod template of {one.top}, or the range: {edit}",)
+        evidence = (f"{one.workload.subject}: {refusal.text}", *told)
+        yield Found(LIMIT_RANGE, each.meta.subject, evidence, remedy, (one.top,))
+    if not ranges:
+        yield Found(LIMIT_RANGE, one.top, (f"{one.workload.subject}: {refusal.text}",))
+
+
+def find_unreachable(snapshot: Snapshot, one: Wanting, refusal: Refusal) -> Iterator[Found]:
+    """The webhook's configuration, with the Service behind it."""
+    hook = next((each for each in snapshot.webhooks if each.name == refusal.name), None)
+    evidence = [f"{one.workload.subject}: {refusal.text}"]
+    if hook is None:
+        if not snapshot.sees("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
+            yield Found(UNREACHABLE, f"webhook/{refusal.name}", tuple(evidence), (), (one.top,))
+        return
+    ready = _ready(snapshot, hook)
+    if not hook.fails_closed or (ready and _CERTIFICATE not in refusal.text):
+        return
+    kind = hook.configuration.kind.lower()
+    evidence.append(
+        f"{hook.configuration.subject}: webhook {hook.name}, failurePolicy Fail, service {hook.service or 'an URL'}"
+    )
+    if ready is not None:
+        evidence.append(f"service/{hook.service}: {ready} ready addresses")
+    yield Found(UNREACHABLE, hook.configuration.subject, tuple(evidence), _bring_back(hook, kind, ready), (one.top,))
+
+
+def mend(one: Wanting, refusal: Refusal) -> tuple[str, tuple[str, ...]]:
+    """What has to be changed, and how; no steps where the cause's own words say it."""
+    if refusal.why is Why.SECURITY:
+        return _secure(one, refusal)
+    if refusal.why in (Why.QUOTA_SCOPE, Why.QUOTA_LIMITED):
+        return f"namespace/{one.namespace}", ()
+    if refusal.why is Why.PRIORITY_CLASS:
+        return f"priorityclass/{refusal.name}", ()
+    if refusal.why is Why.ACCOUNT:
+        account = refusal.name.rpartition("/")[2]
+        create = command("kubectl", "-n", one.namespace, "create", "serviceaccount", account)
+        return subject("ServiceAccount", one.namespace, account), (f"Create it, or correct the name: {create}",)
+    return one.top, ()
+
+
+def _secure(one: Wanting, refusal: Refusal) -> tuple[str, tuple[str, ...]]:
+    """A component needs a privileged namespace; anything else can do without."""
+    if one.is_component and refusal.name.partition(":")[0] in ("baseline", "restricted"):
+        label = command("kubectl", "label", "--overwrite", "namespace", one.namespace, f"{_ENFORCE}=privileged")
+        return f"namespace/{one.namespace}", (f"Let the namespace have privileged pods: {label}",)
+    step = "Change what the message names in the pod template's securityContext and volumes."
+    return one.top, (step, f"Or move the workload to a namespace whose {_ENFORCE} allows it.")
+
+
+def _bounds(of: Limits, resource: str) -> str:
+    told = (("at least", of.least), ("at most", of.most))
+    return ", ".join(f"{word} {amounts[resource]} {resource}" for word, amounts in told if resource in amounts)
+
+
+def _ready(snapshot: Snapshot, hook: Webhook) -> int | None:
+    """How many addresses answer behind its Service; None where that is not visible, or it is an URL."""
+    if not hook.service or not snapshot.sees("EndpointSlice"):
+        return None
+    return sum(one.ready for one in snapshot.endpoints if f"{one.meta.namespace}/{one.service}" == hook.service)
+
+
+def _bring_back(hook: Webhook, kind: str, ready: int | None) -> tuple[str, ...]:
+    namespace = hook.service.partition("/")[0]
+    if ready:
+        return (f"Renew the certificate behind {hook.service}, and the caBundle of {hook.configuration.subject}.",)
+    steps = (
+        [f"Bring back the pods behind it: {command('kubectl', '-n', namespace, 'get', 'pods')}"] if namespace else []
+    )
+    gone = command("kubectl", "delete", kind, hook.configuration.name)
+    return (*steps, f"Only if what it belongs to was taken out of the cluster: {gone}")

@@ -1,0 +1,91 @@
+"""Why an API server does not let a pod be made, read from what it told the controller that tried. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Why(Enum):
+    """Who refused, or what rule."""
+
+    QUOTA = "a quota is used up"
+    QUOTA_NEEDS = "a quota wants requests or limits that the pod does not state"
+    QUOTA_SCOPE = "no quota allows pods of this priority class in the namespace"
+    QUOTA_LIMITED = "the cluster lets nobody have this resource without a quota for it"
+    QUOTA_UNKNOWN = "a quota has not been counted yet"
+    LIMIT_RANGE = "a LimitRange"
+    RUNTIME_CLASS = "a RuntimeClass that does not exist"
+    UNREACHABLE = "an admission webhook that does not answer"
+    WEBHOOK = "an admission webhook"
+    POLICY = "an admission policy"
+    SECURITY = "pod security"
+    REQUEST = "a request for GPUs that Kubernetes does not take"
+    PRIORITY_CLASS = "a PriorityClass that does not exist"
+    ACCOUNT = "a service account that does not exist"
+    OTHER = "something else"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """`name` is of the quota, class, webhook, policy or profile; `amounts` by resource, of a quota what was asked."""
+
+    why: Why
+    text: str
+    name: str = ""
+    amounts: dict[str, str] = field(default_factory=dict)
+
+
+_PREFIX = re.compile(
+    r"\A(?:Error creating: |create Pod \S{1,260} in StatefulSet \S{1,260} failed error: "
+    r"|(?:Failed to create|error creating) (?:pod|Pod)\S{0,260}:? ?)",
+    re.ASCII,
+)
+_QUOTA = re.compile(r"exceeded quota: (\S{1,260}), requested: (\S{1,2000}), used: ", re.ASCII)
+_AMOUNT = re.compile(r"([^=,]{1,320})=([^=,]{1,60})", re.ASCII)
+_PATTERNS: tuple[tuple[Why, re.Pattern[str]], ...] = tuple(
+    (why, re.compile(pattern, re.ASCII))
+    for why, pattern in (
+        (Why.QUOTA_NEEDS, r"failed quota: (\S{1,260}): must specify"),
+        (Why.QUOTA_SCOPE, r"insufficient quota to match these scopes: (.{1,400})"),
+        (Why.QUOTA_LIMITED, r"insufficient quota to consume: (\S{1,400})"),
+        (Why.QUOTA_UNKNOWN, r"status unknown for quota: (\S{1,260}),"),
+        (Why.RUNTIME_CLASS, r"RuntimeClass \"([^\"]{1,260})\" not found"),
+        (Why.UNREACHABLE, r"failed calling (?:admission )?webhook \"([^\"]{1,260})\""),
+        (Why.WEBHOOK, r"admission webhook \"([^\"]{1,260})\" denied the request"),
+        (Why.POLICY, r"ValidatingAdmissionPolicy '([^']{1,260})'(?: with binding '[^']{1,260}')? denied request"),
+        (Why.SECURITY, r"violates PodSecurity \"([^\"]{1,60})\""),
+        (Why.SECURITY, r"unable to validate against any (pod security policy|security context constraint)"),
+        (Why.LIMIT_RANGE, r"(?:maximum|minimum) (\S{1,320}) usage per (?:Container|Pod) is "),
+        (Why.LIMIT_RANGE, r"(\S{1,320}) max limit to request ratio per (?:Container|Pod) is "),
+        (Why.REQUEST, r"must be equal to (\S{1,320}) limit"),
+        (Why.REQUEST, r"(?:requests|limits)\[([^\]]{1,320})\]: (?:Invalid|Required) value"),
+        (Why.REQUEST, r"limits\.([A-Za-z0-9./_-]{1,320}): Required value: Limit must be set"),
+        (Why.REQUEST, r"Limit must be set for non overcommitable (resources)"),
+        (Why.PRIORITY_CLASS, r"no PriorityClass with name (\S{1,260}) was found"),
+        (Why.ACCOUNT, r"error looking up service account (\S{1,520}): .{0,40}not found"),
+    )
+)
+_PASSING = re.compile(
+    r"object has been modified|etcdserver: |request timed out|context deadline exceeded|too many requests"
+    r"|connection refused|is being terminated|already exists|Timeout: ",
+    re.ASCII | re.IGNORECASE,
+)
+"""The API server's own trouble of a moment, or a namespace that goes."""
+_REFUSED = re.compile(r"is forbidden|is invalid|denied", re.ASCII)
+
+
+def parse(message: str) -> Refusal | None:
+    """None of what passes by itself, or refuses nothing."""
+    text = _PREFIX.sub("", message, count=1)
+    quota = _QUOTA.search(text)
+    if quota is not None:
+        return Refusal(Why.QUOTA, text, quota[1], dict(_AMOUNT.findall(quota[2])))
+    for why, pattern in _PATTERNS:
+        found = pattern.search(text)
+        if found is not None:
+            return Refusal(why, text, found[1])
+    if _PASSING.search(text) or not _REFUSED.search(text):
+        return None
+    return Refusal(Why.OTHER, text)

@@ -1,0 +1,105 @@
+"""Workloads of GPU pods, and of components that GPUs need, that lack pods, and why as they heard it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+from diagnosis.causes.admission.texts import Refusal, parse
+from diagnosis.components import role_of
+from diagnosis.gpus import gpu_claims, meant_as_gpu
+from diagnosis.placement import asked_by
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.events import Event
+from diagnosis.snapshot.meta import Meta
+from diagnosis.snapshot.pods import PodSpec
+from diagnosis.snapshot.workloads import KINDS, Workload
+
+_MAKERS = frozenset(("ReplicaSet", "StatefulSet", "DaemonSet", "Job"))
+"""What makes pods itself; the others make one of these."""
+_ABOVE = ("JobSet", "LeaderWorkerSet")
+"""They make what makes pods, and note themselves what is refused."""
+_FAILED = frozenset(
+    ("FailedCreate", "JobCreationFailed", "FailedCreatePod", "FailedToCreateWorkerPod", "FailedToCreateHeadPod")
+)
+_PATIENCE = timedelta(minutes=1)
+_RECENT = timedelta(minutes=30)
+"""A controller tries again at least every quarter of an hour."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanting:
+    """A workload that lacks pods. `refusal` is what it last heard; None where nothing tells, or it passes by itself."""
+
+    workload: Workload
+    top: str
+    """What a person wrote: the Deployment above the ReplicaSet."""
+    refusal: Refusal | None
+    is_component: bool
+
+    @property
+    def spec(self) -> PodSpec:
+        return self.workload.spec or PodSpec()
+
+    @property
+    def namespace(self) -> str:
+        return self.workload.meta.namespace
+
+
+def wanting(snapshot: Snapshot) -> Iterator[Wanting]:
+    """Those of GPUs alone."""
+    claims = gpu_claims(snapshot)
+    for one in snapshot.workloads:
+        if one.spec is None or one.meta.kind not in _MAKERS or not _lacks(snapshot, one):
+            continue
+        is_component = role_of(one.meta, one.template_labels, one.spec) is not None
+        if is_component or _for_gpus(one.meta, one.spec, claims):
+            yield Wanting(one, snapshot.line(one.meta)[-1], _heard(snapshot, one), is_component)
+
+
+def strangers(snapshot: Snapshot) -> Iterator[tuple[Event, Refusal]]:
+    """What objects of kinds that are not read here heard lately of GPU pods that they could not make."""
+    known = {kind.lower() for kind in (*KINDS, "Pod") if snapshot.sees(kind) and kind not in _ABOVE}
+    metas = (one.meta for some in (snapshot.pods, snapshot.workloads) for one in some)
+    made = {meta.owner.uid for meta in metas if meta.owner is not None}
+    for event in snapshot.events:
+        if event.reason not in _FAILED or not event.warning or event.about.partition("/")[0] in known:
+            continue
+        recent = event.last is not None and snapshot.now - event.last < _RECENT
+        refusal = parse(event.message)
+        told = refusal is not None and (meant_as_gpu(event.message) or "nvidia" in event.message)
+        if recent and told and refusal is not None and event.uid not in made:
+            yield event, refusal
+
+
+def _lacks(snapshot: Snapshot, one: Workload) -> bool:
+    young = one.meta.created is not None and snapshot.now - one.meta.created < _PATIENCE
+    ended = any(told.type in ("Complete", "Failed") and told.status == "True" for told in one.conditions)
+    if one.meta.deleted is not None or one.suspended or ended:
+        return False
+    heard = any(True for _ in _messages(snapshot, one))
+    wanted = one.wanted if one.wanted is not None else int(one.meta.kind != "DaemonSet")
+    return wanted > (one.made or 0) and (heard or not young)
+
+
+def _for_gpus(meta: Meta, spec: PodSpec, claims: frozenset[tuple[str, str]]) -> bool:
+    return any(map(meant_as_gpu, asked_by(spec))) or any(
+        (meta.namespace, name) in claims for name in spec.claims.values()
+    )
+
+
+def _heard(snapshot: Snapshot, one: Workload) -> Refusal | None:
+    """The last that says something."""
+    told = [refusal for message in _messages(snapshot, one) if (refusal := parse(message)) is not None]
+    return told[-1] if told else None
+
+
+def _messages(snapshot: Snapshot, one: Workload) -> Iterator[str]:
+    """Its condition first, which lasts and may be old; then its events, the newest last."""
+    for told in one.conditions:
+        if told.type == "ReplicaFailure" and told.status == "True":
+            yield told.message
+    for event in snapshot.events_about.get(one.subject, ()):
+        if event.reason in _FAILED and event.warning and event.uid in ("", one.meta.uid):
+            yield event.message

@@ -1,0 +1,332 @@
+"""Components that GPUs need and that are not ready: which, where, at what they stand, and what they wait for."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from diagnosis.cause import Cause, Certainty, Found, Search, Severity, command
+from diagnosis.causes import handler_causes
+from diagnosis.causes.admission import refused_workloads
+from diagnosis.causes.component_words import hint, last_line
+from diagnosis.causes.starting_causes import NODES
+from diagnosis.components import YOUNG, Component, Role, components
+from diagnosis.gpu_nodes import devices_in, has_gpu, is_changed
+from diagnosis.gpus import asks_for_gpus
+from diagnosis.placement import ZERO
+from diagnosis.pod_stage import IMAGE, Kind, Stage, stage
+from diagnosis.quantity import amount
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.events import Event
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.pods import Pod
+
+_OPERATOR = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/troubleshooting.html"
+_BUILDS = timedelta(minutes=30)
+"""A driver container may compile the driver; its own startup probe waits 20 minutes."""
+
+
+def _cause(name: str, severity: Severity, means: str) -> Cause:
+    remedy = "Read its pod's state and its last log lines, and mend what they name."
+    return Cause(name, severity, None, means, remedy, _OPERATOR)
+
+
+NOT_READY: Mapping[Role, Cause] = {
+    Role.OPERATOR: _cause(
+        "GpuOperatorNotReady", Severity.MEDIUM, "The GPU operator does not run, so nothing sets up or mends GPU nodes."
+    ),
+    Role.NODE_FEATURES: _cause(
+        "NodeFeatureDiscoveryNotReady",
+        Severity.MEDIUM,
+        "Node feature discovery does not run: a new GPU node is not recognised as one.",
+    ),
+    Role.DRIVER: _cause("DriverNotReady", Severity.HIGH, "The driver's pod does not become ready on a GPU node."),
+    Role.TOOLKIT: _cause(
+        "ContainerToolkitNotReady",
+        Severity.HIGH,
+        "The container toolkit's pod does not become ready: the container runtime gets no GPUs into containers.",
+    ),
+    Role.DEVICE_PLUGIN: _cause(
+        "DevicePluginNotReady", Severity.HIGH, "The device plugin does not work on a GPU node: it offers no GPUs there."
+    ),
+    Role.MPS: _cause("MpsDaemonNotReady", Severity.MEDIUM, "The MPS control daemon does not work on a GPU node."),
+    Role.GPU_FEATURES: _cause(
+        "GpuFeatureDiscoveryNotReady",
+        Severity.LOW,
+        "GPU feature discovery does not work: labels of GPUs are missing or old.",
+    ),
+    Role.DCGM: _cause("DcgmNotReady", Severity.LOW, "DCGM's host engine does not work on a GPU node."),
+    Role.EXPORTER: _cause(
+        "DcgmExporterNotReady", Severity.LOW, "The DCGM exporter does not work: no metrics of these GPUs."
+    ),
+    Role.MIG_MANAGER: _cause(
+        "MigManagerNotReady",
+        Severity.MEDIUM,
+        "The MIG manager does not work: nobody carries out a change of MIG profiles.",
+    ),
+    Role.VALIDATOR: _cause(
+        "OperatorValidatorNotReady",
+        Severity.MEDIUM,
+        "The operator's validator fails: a stage of the GPU stack is broken.",
+    ),
+    Role.CUDA_VALIDATOR: _cause(
+        "CudaValidationFails", Severity.HIGH, "The operator's CUDA test fails on a node: no CUDA program works there."
+    ),
+    Role.SANDBOX: _cause(
+        "SandboxDevicesNotReady", Severity.MEDIUM, "What hands GPUs to virtual machines does not work on a node."
+    ),
+    Role.DRA_DRIVER: _cause(
+        "DraDriverNotReady", Severity.HIGH, "The DRA driver does not work: claims of its devices are not prepared."
+    ),
+    Role.EFA_PLUGIN: _cause(
+        "EfaPluginNotReady", Severity.MEDIUM, "The EFA device plugin does not work: no pod gets EFA devices there."
+    ),
+    Role.AGENT: _cause(
+        "HealthAgentNotReady", Severity.MEDIUM, "This system's agent does not work on a node: nobody judges its GPUs."
+    ),
+    Role.SWEEPER: _cause(
+        "SweeperNotReady", Severity.LOW, "This system's sweeper does not run: nobody begins deep tests."
+    ),
+}
+"""HAMi's own are another family's."""
+VALIDATION = Cause(
+    "ValidationHangs",
+    Severity.HIGH,
+    None,
+    "Operands wait in their init containers for a stage of the GPU stack that does not come up on the node.",
+    "Mend the stage that they wait for: driver, then toolkit, then CUDA, then the device plugin.",
+    _OPERATOR,
+)
+_WAITED_FOR = {
+    "driver-validation": (Role.DRIVER,),
+    "toolkit-validation": (Role.TOOLKIT, Role.DRIVER),
+    "cuda-validation": (Role.CUDA_VALIDATOR, Role.TOOLKIT, Role.DRIVER),
+    "plugin-validation": (Role.DEVICE_PLUGIN, Role.TOOLKIT, Role.DRIVER),
+    "mps-control-daemon-mounts": (Role.MPS, Role.DRIVER),
+}
+"""By an init container of the operator's, in the order of the stages, what it waits for."""
+_ADVICE = {
+    "driver-validation": "The driver is not up: look at the driver's pod there, or, with a driver of the host, "
+    "whether `nvidia-smi` works on it",
+    "toolkit-validation": "The container toolkit has not done its work: look at its pod there",
+    "cuda-validation": "No CUDA program works: look at the pod nvidia-cuda-validator and the container runtime",
+    "plugin-validation": "The device plugin offers no GPU: look at its pod there",
+}
+_STANDS_ON = {
+    Role.TOOLKIT: (Role.DRIVER,),
+    Role.DEVICE_PLUGIN: (Role.DRIVER, Role.TOOLKIT),
+    Role.MPS: (Role.DRIVER, Role.TOOLKIT),
+    Role.GPU_FEATURES: (Role.DRIVER, Role.TOOLKIT),
+    Role.DCGM: (Role.DRIVER, Role.TOOLKIT),
+    Role.EXPORTER: (Role.DRIVER, Role.TOOLKIT, Role.DCGM),
+    Role.MIG_MANAGER: (Role.DRIVER, Role.TOOLKIT),
+    Role.VALIDATOR: (Role.DRIVER, Role.TOOLKIT, Role.CUDA_VALIDATOR, Role.DEVICE_PLUGIN),
+    Role.CUDA_VALIDATOR: (Role.DRIVER, Role.TOOLKIT),
+    Role.DRA_DRIVER: (Role.DRIVER, Role.TOOLKIT),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """One pod of a component that is not ready, and should be."""
+
+    component: Component
+    pod: Pod
+    stage: Stage
+    node: Node | None
+
+    @property
+    def subject(self) -> str:
+        """Of the node, or of the component where no node has the pod."""
+        return self.node.subject if self.node is not None else self.component.subject
+
+
+def find(snapshot: Snapshot) -> Iterator[Found]:
+    """Each component that is not ready where it should be, those that only wait for another beneath that one."""
+    nodes, every = {one.name: one for one in snapshot.nodes}, components(snapshot)
+    events = _warnings(snapshot)
+    troubles = [one for part in every for one in _troubles(part, nodes, snapshot.now)]
+    subjects = _subjects(troubles)
+    waiting: list[Trouble] = []
+    for one in troubles:
+        if one.stage.kind is Kind.INIT and one.stage.container in _WAITED_FOR:
+            waiting.append(one)
+        else:
+            yield _found(one, subjects, snapshot, events.get(one.pod.subject, ()))
+    yield from _hanging(waiting, subjects, snapshot)
+    yield from _without_pods(every, snapshot)
+
+
+def _troubles(component: Component, nodes: Mapping[str, Node], now: datetime) -> Iterator[Trouble]:
+    if component.role not in NOT_READY or component.wanted == 0:
+        return
+    for pod in component.pods:
+        node = nodes.get(pod.spec.node)
+        if node is not None and (_is_excused(node, now) or _is_beside(component, node)):
+            continue
+        at = stage(pod, now)
+        if _is_trouble(component, pod, at, now):
+            yield Trouble(component, pod, at, node)
+
+
+def _is_excused(node: Node, now: datetime) -> bool:
+    """A node that is new, going, or does not answer says nothing about the components on it."""
+    young = node.meta.created is not None and now - node.meta.created < YOUNG
+    return young or node.meta.deleted is not None or not node.ready
+
+
+def _is_beside(component: Component, node: Node) -> bool:
+    """Whether it is of no matter there now: no GPU is, or the operator is at work on what the component stands on."""
+    if component.role in (Role.NODE_FEATURES, Role.EFA_PLUGIN) and not has_gpu(node):
+        return True
+    return is_changed(node) and component.role not in (Role.DRIVER, Role.MIG_MANAGER)
+
+
+def _is_trouble(component: Component, pod: Pod, at: Stage, now: datetime) -> bool:
+    if at.kind in (Kind.READY, Kind.GOING):
+        return False
+    if pod.phase == "Failed":
+        return False  # what made it makes another one, which tells more; where it can't, the workload says so
+    if at.kind is Kind.FAILS:
+        return True
+    return at.lasts(now, _BUILDS if component.role is Role.DRIVER else YOUNG)
+
+
+def _subjects(troubles: Iterable[Trouble]) -> dict[tuple[Role, str], str]:
+    """By role and node what is to be mended: the workload where it fails everywhere for one reason, else the node."""
+    groups: defaultdict[tuple[Role, str, str], list[Trouble]] = defaultdict(list)
+    for one in troubles:
+        groups[one.component.role, one.component.subject, one.stage.reason].append(one)
+    subjects = {}
+    for (role, subject, reason), some in groups.items():
+        everywhere = len(some) > 1 and len(some) >= (some[0].component.wanted or 0)
+        shared = everywhere or reason in IMAGE or reason == "CreateContainerConfigError"
+        of_nodes = some[0].component.meta.kind not in ("Deployment", "StatefulSet")
+        for one in some:
+            on_node = of_nodes and not shared and one.node is not None
+            subjects[role, one.subject] = one.subject if on_node else subject
+    return subjects
+
+
+def _found(
+    one: Trouble, subjects: Mapping[tuple[Role, str], str], snapshot: Snapshot, warnings: Iterable[Event]
+) -> Found:
+    role, pod = one.component.role, one.pod
+    on = f" on {one.node.subject}" if one.node is not None else ""
+    evidence = [f"{pod.subject}{on}: {one.stage}"]
+    evidence += [f"{event.reason}: {event.message}" for event in warnings if one.stage.kind is Kind.CREATING][:2]
+    log = snapshot.logs.get((pod.subject, one.stage.container), "")
+    if line := last_line(log):
+        evidence.append(f"its log: {line}")
+    if role is Role.DEVICE_PLUGIN and one.node is not None:
+        evidence.append(_offer(one.node))
+    independent = one.stage.reason in IMAGE or one.stage.kind is Kind.UNPLACED
+    above = () if independent else _STANDS_ON.get(role, ())
+    own = ((cause, subject) for cause in NODES for subject in (one.subject, one.component.subject))
+    handler = (
+        ()
+        if independent
+        else ((handler_causes.ELSEWHERE, one.component.subject), (handler_causes.MISSING, one.subject))
+    )
+    subject = subjects.get((role, one.subject), one.subject)
+    return Found(
+        NOT_READY[role],
+        subject,
+        tuple(evidence),
+        tuple(_remedy(one, " ".join((one.stage.message, log, *evidence)))),
+        (one.subject,) if subject != one.subject else (),
+        because_of=(*own, *_causes_above(one, above, subjects), *handler),
+    )
+
+
+def _remedy(one: Trouble, texts: str) -> Iterator[str]:
+    pod = one.pod
+    known = hint(texts)
+    if known:
+        yield known
+    words = ("kubectl", "-n", pod.meta.namespace)
+    if one.stage.kind is Kind.FAILS and one.stage.container and one.stage.reason not in IMAGE:
+        previous = ("--previous",) if one.stage.reason == "CrashLoopBackOff" else ()
+        logs = command(*words, "logs", pod.meta.name, "-c", one.stage.container, "--tail=50", *previous)
+        yield f"Read why it ends: {logs}"
+    else:
+        yield f"See what keeps it: {command(*words, 'describe', 'pod', pod.meta.name)}"
+
+
+def _causes_above(
+    one: Trouble, roles: Iterable[Role], subjects: Mapping[tuple[Role, str], str]
+) -> Iterator[tuple[Cause, str]]:
+    for role in roles:
+        if (role, one.subject) in subjects:
+            yield NOT_READY[role], subjects[role, one.subject]
+
+
+def _hanging(
+    waiting: Iterable[Trouble], subjects: Mapping[tuple[Role, str], str], snapshot: Snapshot
+) -> Iterator[Found]:
+    """Of each node the pods that wait, those for the first stage first: it is the one to look at."""
+    order, full = list(_WAITED_FOR), _full_nodes(snapshot)
+    told: set[str] = set()
+    for one in sorted(waiting, key=lambda trouble: order.index(trouble.stage.container)):
+        if one.stage.container == "plugin-validation" and one.pod.spec.node in full:
+            continue  # it asks for a GPU to try one, and all of them work for somebody
+        on = f" on {one.node.subject}" if one.node is not None else ""
+        evidence = f"{one.pod.subject}{on} stands at its init container {one.stage.container}"
+        above = tuple(_causes_above(one, _WAITED_FOR[one.stage.container], subjects))
+        above = tuple(pair for pair in above if pair[0] is not NOT_READY[one.component.role])
+        remedy = _of_stage(one) if one.subject not in told else ()
+        told.add(one.subject)
+        yield Found(VALIDATION, one.subject, (evidence,), remedy, because_of=above)
+
+
+def _of_stage(one: Trouble) -> tuple[str, ...]:
+    advice, words = _ADVICE.get(one.stage.container), ("kubectl", "-n", one.pod.meta.namespace)
+    logs = command(*words, "logs", one.pod.meta.name, "-c", one.stage.container, "--tail=20")
+    return (*((f"{advice}.",) if advice else ()), f"Read what it waits for: {logs}")
+
+
+def _without_pods(every: Iterable[Component], snapshot: Snapshot) -> Iterator[Found]:
+    """A workload that wants pods and has none, with what its controller says; or whose pods nobody can see."""
+    warnings, refused = _warnings(snapshot), refused_workloads(snapshot)
+    for one in every:
+        young = one.meta.created is not None and snapshot.now - one.meta.created < YOUNG
+        if one.role not in NOT_READY or young or not one.wanted or any(not pod.over for pod in one.pods):
+            continue
+        describe = command("kubectl", "-n", one.meta.namespace, "describe", one.meta.kind.lower(), one.meta.name)
+        remedy = (f"See what keeps it from its pods: {describe}",)
+        told = [f"{event.reason}: {event.message}" for event in warnings.get(one.subject, ())[:2]]
+        if not one.made and not one.ready:
+            evidence = (f"{one.subject} wants {one.wanted} pods, and none is made", *told)
+            above = refused.get(one.subject, ())
+            yield Found(NOT_READY[one.role], one.subject, evidence, remedy, because_of=above)
+        elif one.ready is not None and one.ready < one.wanted:
+            evidence = (f"{one.subject}: {one.ready} of {one.wanted} pods are ready; its pods are not visible", *told)
+            yield Found(NOT_READY[one.role], one.subject, evidence, remedy, certainty=Certainty.LIKELY)
+
+
+def _warnings(snapshot: Snapshot) -> dict[str, list[Event]]:
+    """Of each object's Warnings the newest first."""
+    found: defaultdict[str, list[Event]] = defaultdict(list)
+    for event in snapshot.events:
+        if event.warning:
+            found[event.about].append(event)
+    for some in found.values():
+        some.sort(key=lambda one: str(one.last), reverse=True)
+    return found
+
+
+def _full_nodes(snapshot: Snapshot) -> frozenset[str]:
+    """Where pods hold GPUs, so that a test that wants one may have to wait."""
+    return frozenset(pod.spec.node for pod in snapshot.pods if not pod.over and asks_for_gpus(pod.spec))
+
+
+def _offer(node: Node) -> str:
+    offers = {name: node.allocatable.get(name, "0") for name in devices_in((*node.capacity, *node.allocatable))}
+    if not any(amount(one) or ZERO for one in offers.values()):
+        return f"{node.subject} offers no GPUs"
+    return f"{node.subject} offers " + ", ".join(f"{value} {name}" for name, value in sorted(offers.items()))
+
+
+SEARCHES = (Search((*NOT_READY.values(), VALIDATION), ("Node",), find),)

@@ -1,0 +1,460 @@
+"""GPU pods whose containers start and end in failure: by their last words, how they ended, and what their node knows.
+
+A fault of the hardware is told apart from one of the program by our own record of the node. What a container said
+before it works now is nobody's trouble any more.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from diagnosis.cause import Cause, Certainty, Found, Link, Search, Severity, command
+from diagnosis.causes import upkeep, verdicts
+from diagnosis.causes.components import NOT_READY
+from diagnosis.causes.not_started import START_REASONS
+from diagnosis.causes.running import DOES_WITHOUT_TEXTS, LOST_TEXTS, NO_GPU_TEXTS, Lack, of_lack, why_without_gpu
+from diagnosis.causes.starting_causes import DRIVER_MISMATCH, FABRIC, HARDWARE, INIT_FAILS, NOT_INJECTED
+from diagnosis.components import Role, role_of
+from diagnosis.gpus import asks_for_gpus, claims_gpus, gpu_claims
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.pods import ContainerState, Ended, Pod
+from diagnosis.snapshot.record import RecordFinding
+from diagnosis.symptoms import (
+    Place,
+    Recognised,
+    Symptom,
+    ended_of,
+    of_end,
+    of_log,
+    older,
+    recognised,
+    replaced,
+    shortened,
+    signature,
+)
+from healthcheck.model import Severity as Verdict
+from healthcheck.node.state import CONDITION
+
+_RUNNING = Link.RUNNING
+
+
+def _cause(name: str, means: str, remedy: str, severity: Severity = Severity.MEDIUM, source: str = "") -> Cause:
+    return Cause(name, severity, _RUNNING, means, remedy, source)
+
+
+DRIVER_TOO_OLD = _cause(
+    "CudaNewerThanDriver",
+    "The image's CUDA is newer than the node's driver supports.",
+    "Use an image of an older CUDA, upgrade the driver, or choose nodes by nvidia.com/cuda.driver-version.major.",
+    Severity.HIGH,
+    "CUDA errors 35, 222, 803, 804",
+)
+WRONG_ARCHITECTURE = _cause(
+    "ImageLacksGpuArchitecture",
+    "The program in the image was not built for this model of GPU.",
+    "Use an image built for it, or choose another model by the node label nvidia.com/gpu.product.",
+    Severity.HIGH,
+    "CUDA error 209, `no kernel image is available for execution`",
+)
+GPU_MEMORY = _cause(
+    "GpuMemoryExhausted",
+    "The program wants more memory than its GPU, or its share of one, has left.",
+    "Make the batch or the model smaller, take a GPU with more memory, or see who shares this one.",
+    source="`CUDA out of memory`; the kernel's OOM killer has nothing to do with it",
+)
+HOST_MEMORY = _cause(
+    "ContainerMemoryLimitExceeded",
+    "The kernel ended the container at its memory limit: that is the machine's memory, never the GPU's.",
+    "Raise the container's memory limit, or let it load less at once.",
+    source="reason OOMKilled, exit code 137",
+)
+SHARED_MEMORY = _cause(
+    "SharedMemoryTooSmall",
+    "The container's /dev/shm is too small for its workers: it has 64 MiB unless the pod mounts more.",
+    "Mount an emptyDir with `medium: Memory` at /dev/shm.",
+    source="PyTorch's DataLoader and NCCL put what they exchange there",
+)
+PROGRAM = _cause(
+    "ProgramFaultOnGpu",
+    "The program did what it may not on the GPU; nothing on its node says that the GPU itself is at fault.",
+    "Run it with CUDA_LAUNCH_BLOCKING=1 to see where; Xid 13, 31 and 43 of it in the kernel's log are its own.",
+    source="CUDA errors 700, 710, 716, 719",
+)
+NCCL = _cause(
+    "CollectiveFails",
+    "The processes of a job lose each other: one of them ended, or the network between them fails.",
+    "Look at the first that ended: what it says is the cause, and the others only miss it. NCCL_DEBUG=INFO says more.",
+    source="NCCL; PyTorch's watchdog of collective operations",
+)
+CUDA_UNKNOWN = _cause(
+    "CudaCannotInitialize",
+    "CUDA does not come up on the node for a reason it does not name: most often nvidia_uvm is missing.",
+    "On the node: `modprobe nvidia_uvm`, then see that /dev/nvidia-uvm is there.",
+    Severity.HIGH,
+    "CUDA error 999",
+)
+PROBE = _cause(
+    "LivenessProbeKills",
+    "The kubelet ends the container because its liveness probe fails: loading a model may take longer than it waits.",
+    "Give it a startupProbe that waits long enough, or a later liveness probe.",
+)
+SIGNAL = _cause(
+    "ContainerKilledBySignal",
+    "The container was ended by a signal of its own making: a crash in native code, or an abort.",
+    "Read its log; a core dump tells where.",
+    source="exit code 128 + signal: 132, 134, 135, 136, 139",
+)
+CRASHES = _cause(
+    "ContainerCrashes",
+    "A container of a GPU pod ends in failure time and again; nothing it says is known to be of the GPU.",
+    "Read its log.",
+)
+ENDS = _cause(
+    "ContainerEndsAtOnce",
+    "A container of a GPU pod ends well and at once, and its pod's restartPolicy starts it again and again.",
+    "Make it a Job, or give it a command that goes on.",
+    Severity.LOW,
+)
+
+_BOTH = (Place.ENDED, Place.LOG)
+_CUDA = "CUDA driver API, CUresult"
+CRASH_TEXTS = (
+    signature(
+        r"uncorrectable ECC error|ECC_UNCORRECTABLE|double[- ]bit ECC|GPU is lost|GPU_IS_LOST|fallen off the bus"
+        r"|uncorrectable NVLink error|NVLINK_UNCORRECTABLE|uncontained memory error|CUDA_ERROR_CONTAINED",
+        HARDWARE,
+        _CUDA,
+        *_BOTH,
+    ),
+    signature(
+        r"SYSTEM_NOT_READY|system not yet initialized|cudaErrorSystemNotReady|(?:CUDA )?error:? 802\b",
+        FABRIC,
+        _CUDA,
+        *_BOTH,
+    ),
+    signature(r"Driver/library version mismatch", DRIVER_MISMATCH, "NVML", *_BOTH),
+    signature(
+        r"driver version is insufficient for CUDA runtime|INSUFFICIENT_DRIVER|NVIDIA driver on your system is too old"
+        r"|forward compatibility was attempted on non supported|COMPAT_NOT_SUPPORTED_ON_DEVICE|SYSTEM_DRIVER_MISMATCH"
+        r"|unsupported display driver / cuda driver combination|unsupported (?:PTX|toolchain)|UNSUPPORTED_PTX",
+        DRIVER_TOO_OLD,
+        _CUDA,
+        *_BOTH,
+    ),
+    signature(
+        r"no kernel image is available|NO_BINARY_FOR_GPU|is not compatible with the current PyTorch installation",
+        WRONG_ARCHITECTURE,
+        _CUDA,
+        *_BOTH,
+    ),
+    *LOST_TEXTS,
+    *NO_GPU_TEXTS,
+    *DOES_WITHOUT_TEXTS,
+    signature(
+        r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
+        r"|cuda error:? out of memory|Device \d{1,3} OOM|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"
+        r"|No available memory for the cache blocks|less than desired GPU memory utilization|failed to allocate GPU",
+        GPU_MEMORY,
+        "PyTorch, JAX, vLLM, CUDA, cuBLAS, HAMi",
+        *_BOTH,
+    ),
+    signature(
+        r"insufficient shared memory|unable to (?:open|allocate) shared memory|\bBus error\b"
+        r"|error while creating shared memory segment|No space left on device[^\n]{0,40}/dev/shm",
+        SHARED_MEMORY,
+        "PyTorch's DataLoader, NCCL",
+        *_BOTH,
+    ),
+    signature(
+        r"illegal memory access|device-side assert|unspecified launch failure|misaligned address|ILLEGAL_ADDRESS"
+        r"|LAUNCH_FAILED|illegal instruction was encountered|cudaErrorLaunchFailure",
+        PROGRAM,
+        _CUDA,
+        *_BOTH,
+    ),
+    signature(
+        r"CUDA unknown error|CUDA_ERROR_UNKNOWN|cudaErrorUnknown|CUDA error:? (?:999|unknown error)",
+        CUDA_UNKNOWN,
+        _CUDA,
+        *_BOTH,
+    ),
+    signature(
+        r"NCCL WARN|nccl(?:System|Remote|Internal|UnhandledCuda)Error|NCCL error|DistBackendError"
+        r"|Watchdog caught collective operation timeout|Connection closed by peer[^\n]{0,80}(?:gloo|rank)",
+        NCCL,
+        "NCCL, PyTorch",
+        *_BOTH,
+    ),
+)
+"""Of the end of a container that failed, and its log; what is of the hardware comes first, what follows from a peer
+last."""
+COMPONENT_TEXTS = (
+    *(row for row in CRASH_TEXTS if row.cause in (HARDWARE, FABRIC, DRIVER_MISMATCH)),
+    signature(
+        r"ERROR_LIBRARY_NOT_FOUND|Incompatible (?:platform|strategy) detected|could not load NVML library",
+        NOT_INJECTED,
+        "NVIDIA's device plugin and GPU feature discovery",
+        *_BOTH,
+    ),
+)
+"""Of components: what they say of the node that they are on."""
+_JOINED = (PROGRAM, NCCL, CUDA_UNKNOWN)
+"""What a GPU with a fault may lead to as well: there the node's own record decides."""
+_MISSING_OTHERS = (NCCL, CRASHES, SIGNAL)
+"""What the processes of a job die of once one of them did."""
+_OF_THE_NODE = (HARDWARE, FABRIC, DRIVER_MISMATCH, CUDA_UNKNOWN)
+_SIGNALS = (132, 134, 135, 136, 139)
+_TERMINATED = 143
+"""By SIGTERM: somebody asked it to go, unless it is asked again and again."""
+_KILLED = (137, _TERMINATED)
+_NODE_WENT = ("ContainerStatusUnknown", "Unknown")
+"""Nobody saw how it ended: its node was restarted or lost under it."""
+_OFTEN, _LATELY, _STARTED = 3, 10.0, 5.0
+"""So many restarts, the last one minutes ago: it only runs between two crashes."""
+_CERTAIN = (HARDWARE, FABRIC, DRIVER_MISMATCH, DRIVER_TOO_OLD, WRONG_ARCHITECTURE, GPU_MEMORY, HOST_MEMORY, PROBE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Crash:
+    """`lack`: why it has no GPU, where that is what it says."""
+
+    pod: Pod
+    state: ContainerState
+    known: Recognised
+    subject: str
+    lack: Lack | None = None
+
+
+def find_crashing(snapshot: Snapshot) -> Iterator[Found]:
+    """One for each cause and what has to be changed, however many containers end so."""
+    together: defaultdict[tuple[str, str], list[_Crash]] = defaultdict(list)
+    for one in _crashes(snapshot):
+        together[one.known.cause.name, one.subject].append(one)
+    causes: defaultdict[str, list[tuple[Cause, str]]] = defaultdict(list)
+    for some in together.values():
+        for one in some:
+            causes[snapshot.line(one.pod.meta)[-1]].append((one.known.cause, one.subject))
+    for some in together.values():
+        yield _found(snapshot, some, causes)
+
+
+def _crashes(snapshot: Snapshot) -> Iterator[_Crash]:
+    claims = gpu_claims(snapshot)
+    for pod in snapshot.pods:
+        if _is_excused(snapshot, pod):
+            continue
+        if role_of(pod.meta, {}, pod.spec) is not None:
+            yield from _of_component(snapshot, pod)
+            continue
+        has_gpu = asks_for_gpus(pod.spec) or claims_gpus(pod, claims)
+        for state in pod.states:
+            ended = _failure(snapshot, state)
+            crash = _crash(snapshot, pod, state, ended) if ended is not None else None
+            if crash is not None and (has_gpu or crash.lack is not None):
+                yield crash
+                break
+
+
+def _of_component(snapshot: Snapshot, pod: Pod) -> Iterator[_Crash]:
+    """That it crashes is told with the components; here only what it says of its node."""
+    node = snapshot.by_node.get(pod.spec.node)
+    if node is None or not node.ready or not older(snapshot, node.meta.created, _LATELY):
+        return
+    for state in pod.states:
+        ended = _failure(snapshot, state)
+        texts = (of_end(state, ended), *of_log(snapshot, pod, state.name)) if ended is not None else ()
+        known = recognised(COMPONENT_TEXTS, texts)
+        if known is not None:
+            yield _Crash(pod, state, known, node.subject)
+            return
+
+
+def _is_excused(snapshot: Snapshot, pod: Pod) -> bool:
+    """What somebody ends, or what ended and is replaced."""
+    if pod.phase == "Succeeded" or pod.meta.deleted is not None or pod.reason:
+        return True
+    told = pod.condition("DisruptionTarget")
+    if told is not None and told.status == "True":
+        return True
+    return pod.phase == "Failed" and replaced(snapshot, pod)
+
+
+def _failure(snapshot: Snapshot, state: ContainerState) -> Ended | None:
+    """How the container ended, where it is not at work now."""
+    ended = ended_of(state)
+    if state.waiting == "CrashLoopBackOff" and ended is None:
+        return Ended(state.waiting, None, state.message, None)  # that it ended in failure is all that anybody kept
+    if ended is None or ended.exit_code is None or ended.reason in (*START_REASONS, *_NODE_WENT):
+        return None
+    if ended.exit_code == 0:
+        return ended if state.waiting == "CrashLoopBackOff" and not state.init else None
+    if state.running:
+        return ended if _runs_between_crashes(snapshot, state, ended) else None
+    return ended if state.waiting in ("CrashLoopBackOff", "") else None
+
+
+def _runs_between_crashes(snapshot: Snapshot, state: ContainerState, ended: Ended) -> bool:
+    lately = not older(snapshot, ended.at, _LATELY) and not older(snapshot, state.started, _STARTED)
+    return lately and state.restarts >= (2 * _OFTEN if state.ready else _OFTEN)
+
+
+def _crash(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: Ended) -> _Crash | None:
+    known = _recognise(snapshot, pod, state, ended)
+    if known is None:
+        return None
+    if known.cause in {row.cause for row in NO_GPU_TEXTS}:
+        lack = why_without_gpu(snapshot, pod, state.name)
+        return _Crash(pod, state, replace(known, cause=lack.cause), lack.subject, lack)
+    if known.cause in {row.cause for row in LOST_TEXTS}:
+        lack = Lack(known.cause, f"node/{pod.spec.node}", (), Certainty.LIKELY)
+        return _Crash(pod, state, known, lack.subject, lack)
+    node = snapshot.by_node.get(pod.spec.node)
+    if known.cause in _JOINED and node is not None and _faults(node):
+        known = replace(known, cause=HARDWARE)
+    on_node = known.cause in _OF_THE_NODE and pod.spec.node
+    return _Crash(pod, state, known, f"node/{pod.spec.node}" if on_node else snapshot.line(pod.meta)[-1])
+
+
+def _recognise(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: Ended) -> Recognised | None:
+    end = of_end(state, ended)
+    if ended.reason == "OOMKilled":
+        return Recognised(HOST_MEMORY, end, "")
+    known = recognised(CRASH_TEXTS, (end, *of_log(snapshot, pod, state.name)))
+    if known is not None:
+        return known
+    if ended.exit_code in _KILLED and _probes(snapshot, pod):
+        return Recognised(PROBE, Symptom(Place.EVENT, "", ""), shortened(_probes(snapshot, pod)[-1]))
+    asked = ended.exit_code == _TERMINATED and state.waiting != "CrashLoopBackOff"
+    # A pod that is over and says nothing of a GPU has failed in its own way: nobody waits for it.
+    if asked or pod.over:
+        return None
+    return Recognised(_by_exit(state, ended), end, shortened(end.text))
+
+
+def _by_exit(state: ContainerState, ended: Ended) -> Cause:
+    if state.init:
+        return INIT_FAILS
+    if ended.exit_code == 0:
+        return ENDS
+    return SIGNAL if ended.exit_code in _SIGNALS else CRASHES
+
+
+def _probes(snapshot: Snapshot, pod: Pod) -> tuple[str, ...]:
+    """What the kubelet says of a liveness probe that fails."""
+    told = (one.message for one in snapshot.events_about.get(pod.subject, ()) if one.uid in ("", pod.meta.uid))
+    return tuple(one for one in told if "iveness probe failed" in one or "failed liveness probe" in one)
+
+
+def _faults(node: Node) -> tuple[RecordFinding, ...]:
+    """What our agent found on the node that is more than a program's own doing."""
+    serious = {one.name for one in Verdict if one > Verdict.MONITOR}
+    return tuple(one for one in node.record.findings if one.severity in serious) if node.record is not None else ()
+
+
+def _found(snapshot: Snapshot, some: list[_Crash], causes: Mapping[str, list[tuple[Cause, str]]]) -> Found:
+    first = some[0]
+    cause, pod = first.known.cause, first.pod
+    evidence = tuple(_evidence(snapshot, some))
+    affected = tuple(dict.fromkeys(one.pod.subject for one in some))
+    if first.lack is not None:
+        return of_lack(first.lack, first.subject, (*evidence, *first.lack.evidence), affected, pod)
+    certainty = Certainty.PROVEN if cause in _CERTAIN else Certainty.LIKELY
+    return Found(
+        cause,
+        first.subject,
+        evidence,
+        tuple(_remedy(snapshot, first)),
+        affected,
+        certainty,
+        _because(some, causes, snapshot),
+    )
+
+
+def _because(
+    some: Iterable[_Crash], causes: Mapping[str, list[tuple[Cause, str]]], snapshot: Snapshot
+) -> tuple[tuple[Cause, str], ...]:
+    """A node's verdict for what is the node's; for processes that lost each other what another of them died of."""
+    above: list[tuple[Cause, str]] = []
+    for one in some:
+        node = f"node/{one.pod.spec.node}"
+        if one.known.cause in (*_OF_THE_NODE, PROGRAM, NCCL):
+            above += ((verdicts.WITHHELD, node), (upkeep.REPORTED, node))
+        if one.known.cause is DRIVER_MISMATCH:
+            above.append((NOT_READY[Role.DRIVER], node))
+        if one.known.cause in _MISSING_OTHERS:
+            others = causes[snapshot.line(one.pod.meta)[-1]]
+            above += (pair for pair in others if pair[0] not in _MISSING_OTHERS)
+    return tuple(dict.fromkeys(above))
+
+
+def _evidence(snapshot: Snapshot, some: list[_Crash]) -> Iterator[str]:
+    in_time = sorted(some, key=lambda one: str(_ended_at(one)))
+    for one in in_time[:3]:
+        yield f"{one.pod.subject}: {_told(one)}"
+    if len(some) > 1:
+        yield f"{len(some)} containers ended so; the first of them: {in_time[0].pod.subject}"
+    yield from _of_node(snapshot, some[0])
+
+
+def _ended_at(one: _Crash) -> object:
+    ended = ended_of(one.state)
+    return ended.at if ended is not None else None
+
+
+def _told(one: _Crash) -> str:
+    ended = ended_of(one.state)
+    how = f"container {one.state.name} ended again and again"
+    if ended is not None:
+        how = f"container {one.state.name} ended with {ended.reason}, exit code {ended.exit_code}"
+    times = f", {one.state.restarts} restarts" if one.state.restarts else ""
+    words = f": {one.known.symptom.place.value}: {one.known.quote}" if one.known.quote else ""
+    return f"{how}{times}{words}"
+
+
+def _of_node(snapshot: Snapshot, one: _Crash) -> Iterator[str]:
+    node = snapshot.by_node.get(one.pod.spec.node)
+    container = next((each for each in one.pod.spec.containers if each.name == one.state.name), None)
+    if container is not None and one.known.cause is HOST_MEMORY:
+        yield f"its memory limit: {container.limits.get('memory', 'none, so the node itself ran out')}"
+    if container is not None and one.known.cause in (DRIVER_TOO_OLD, WRONG_ARCHITECTURE):
+        yield f"image {container.image}"
+    if node is None:
+        return
+    keys = ("nvidia.com/gpu.product", "nvidia.com/gpu.memory", "nvidia.com/cuda.driver-version.full")
+    named = ", ".join(f"{key} {node.meta.labels[key]}" for key in keys if key in node.meta.labels)
+    replicas = node.meta.labels.get("nvidia.com/gpu.replicas", "")
+    shared = f"; each GPU is shared by {replicas}" if replicas not in ("", "0", "1") else ""
+    if named or shared:
+        yield f"{node.subject}: {named}{shared}"
+    for finding in _faults(node)[:3]:
+        yield f"our agent there: {finding.reason} on {finding.subject}: {shortened(finding.detail, 160)}"
+    told = next((each for each in node.conditions if each.type == CONDITION and each.status == "False"), None)
+    if told is not None:
+        yield f"{node.subject}: condition {CONDITION}=False, {told.reason}"
+
+
+def _remedy(snapshot: Snapshot, one: _Crash) -> Iterator[str]:
+    node = snapshot.by_node.get(one.pod.spec.node)
+    if one.known.cause is HARDWARE and node is not None:
+        for finding in _faults(node)[:1]:
+            explain = command("gpu-healthcheck", "explain", finding.reason)
+            yield f"See what {finding.reason} on {node.subject} asks for: {explain}"
+    yield one.known.cause.remedy
+    words = ("kubectl", "-n", one.pod.meta.namespace, "logs", one.pod.meta.name, "-c", one.state.name)
+    previous = ("--previous",) if one.state.ended is None else ()
+    yield f"Read its last words: {command(*words, '--tail=100', *previous)}"
+
+
+SEARCHES = (
+    Search(
+        (
+            *(HARDWARE, FABRIC, DRIVER_TOO_OLD, WRONG_ARCHITECTURE, GPU_MEMORY, HOST_MEMORY, SHARED_MEMORY, PROGRAM),
+            *(NCCL, CUDA_UNKNOWN, PROBE, SIGNAL, CRASHES, ENDS),
+        ),
+        ("Pod",),
+        find_crashing,
+    ),
+)

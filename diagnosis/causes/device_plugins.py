@@ -1,0 +1,309 @@
+"""What nodes offer of their GPUs: nothing, less than they have, or the same twice; and why."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime, timedelta
+
+from diagnosis.cause import Cause, Certainty, Found, Search, Severity, command
+from diagnosis.causes.components import NOT_READY
+from diagnosis.causes.offer_causes import GEOMETRY, MIG_FAILED, MISSING, NOT_OFFERED, UNHEALTHY
+from diagnosis.causes.verdicts import WITHHELD
+from diagnosis.components import Component, Role, components, is_for, is_ready, refused
+from diagnosis.gpu_nodes import (
+    GPU,
+    MIG,
+    SHARED,
+    devices_in,
+    has_hami,
+    has_nvidia,
+    is_changed,
+    is_for_machines,
+    is_judged,
+    offers_gpus,
+    sliced_nodes,
+)
+from diagnosis.placement import ZERO
+from diagnosis.quantity import amount
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.pods import Pod
+
+_REGISTERS = timedelta(minutes=5)
+"""After it has become ready a plugin may take this long until the kubelet shows its devices."""
+_SWITCH = "nvidia.com/gpu.deploy.device-plugin"
+FEWER = Cause(
+    "FewerGpusThanLabelled",
+    Severity.MEDIUM,
+    None,
+    "A node offers fewer GPUs than GPU feature discovery has counted on it.",
+    "See whether a GPU has left the PCI bus since; if it is there, restart the device plugin's pod.",
+)
+TWICE = Cause(
+    "TwoDevicePlugins",
+    Severity.HIGH,
+    None,
+    "Two device plugins serve the same resource on a node: each time one registers, it puts the other out.",
+    "Keep one of the two.",
+)
+
+
+def find(snapshot: Snapshot) -> Iterator[Found]:
+    """Of each node with NVIDIA's GPUs that should give them to containers."""
+    every = components(snapshot)
+    there = _by_node(one for one in every if one.role in (Role.DEVICE_PLUGIN, Role.HAMI_PLUGIN))
+    claimed = sliced_nodes(snapshot)
+    blind = not _sees_components(every, snapshot)
+    for node in snapshot.nodes:
+        if not has_nvidia(node) or is_for_machines(node) or not is_judged(node, snapshot.now):
+            continue
+        pods = there.get(node.name, [])
+        yield from _twice(node, pods, snapshot.now)
+        if offers_gpus(node):
+            yield from _partly(node)
+        elif node.name in claimed or is_changed(node):
+            continue
+        elif blind and _wants_plugin(node):
+            yield _unexplained(node)
+        else:
+            yield from _nothing(node, pods, snapshot)
+
+
+def _sees_components(every: Iterable[Component], snapshot: Snapshot) -> bool:
+    """Whether pods were listed where a cluster's components live, and not those of one team alone."""
+    system = any(one.meta.namespace == "kube-system" for one in snapshot.pods)
+    return snapshot.sees("Pod") and (system or any(one.pods for one in every))
+
+
+def find_missing(snapshot: Snapshot) -> Iterator[Found]:
+    """Nodes that offer no GPU, and where no device plugin is."""
+    every = components(snapshot)
+    plugins = [one for one in every if one.role in (Role.DEVICE_PLUGIN, Role.HAMI_PLUGIN)]
+    there, claimed = _by_node(plugins), sliced_nodes(snapshot)
+    above = tuple(
+        (NOT_READY[one.role], one.subject) for one in every if one.role in (Role.OPERATOR, Role.NODE_FEATURES)
+    )
+    drivers = [one for one in every if one.role is Role.DRA_DRIVER]
+    if not _sees_components(every, snapshot):
+        return
+    for node in snapshot.nodes:
+        if not has_nvidia(node) or not is_judged(node, snapshot.now) or not _wants_plugin(node):
+            continue
+        by_claims = node.name in claimed or any(is_for(one.spec, node) for one in drivers)
+        if not offers_gpus(node) and not by_claims and not there.get(node.name):
+            yield from _missing(node, plugins, above)
+
+
+def _wants_plugin(node: Node) -> bool:
+    labels = node.meta.labels
+    off = labels.get(_SWITCH, "true") != "true" or labels.get("nvidia.com/gpu.deploy.operands") == "false"
+    return not off and not is_for_machines(node) and not is_changed(node)
+
+
+def _missing(node: Node, plugins: Iterable[Component], above: tuple[tuple[Cause, str], ...]) -> Iterator[Found]:
+    """What keeps the nearest of the plugins off; one that HAMi's plugin was not meant for is left to its labels."""
+    own = [one for one in plugins if one.role is Role.DEVICE_PLUGIN and one.meta.kind == "DaemonSet"]
+    if not own:
+        if not any(one.role is Role.HAMI_PLUGIN for one in plugins):
+            evidence = (f"{node.subject} has GPUs ({_why_gpu(node)}) and offers none", "no device plugin was found")
+            yield Found(MISSING, f"resource/{GPU}", evidence, (_INSTALL,), (node.subject,), because_of=above)
+        return
+    meant = next((one for one in own if is_for(one.spec, node)), None)
+    if meant is not None:
+        yield _not_made(node, meant, above)
+        return
+    nearest = min(own, key=lambda one: (len(_unmet(one, node)), one.subject))
+    yield from _kept_off(node, nearest, above)
+
+
+def _not_made(node: Node, plugin: Component, above: tuple[tuple[Cause, str], ...]) -> Found:
+    evidence = (f"{node.subject} offers no GPU; {plugin.subject} is for it and has no pod there",)
+    describe = command("kubectl", "-n", plugin.meta.namespace, "describe", "daemonset", plugin.meta.name)
+    because = ((NOT_READY[Role.DEVICE_PLUGIN], plugin.subject), *above)
+    return Found(
+        MISSING, node.subject, evidence, (f"See why it has none: {describe}",), (node.subject,), because_of=because
+    )
+
+
+def _kept_off(node: Node, plugin: Component, above: tuple[tuple[Cause, str], ...]) -> Iterator[Found]:
+    unmet, taints = _unmet(plugin, node), refused(plugin.spec, node)
+    evidence = f"{node.subject} offers no GPU, and {plugin.subject} does not run there: "
+    if not unmet and taints:
+        names = ", ".join(map(str, taints))
+        remedy = f"Let {plugin.subject} tolerate {names} (Helm: tolerations, with the operator daemonsets.tolerations)."
+        yield Found(MISSING, plugin.subject, (f"{evidence}it does not tolerate {names}",), (remedy,), (node.subject,))
+        return
+    label = ", ".join(unmet) or "other labels (its node affinity)"
+    steps = [f"Label the node: {command('kubectl', 'label', 'node', node.name, *unmet)}"] if unmet else []
+    steps.append("With the operator, see why it has not labelled the node: node feature discovery, the operator's log.")
+    told = (f"{evidence}it wants {label}",)
+    yield Found(MISSING, node.subject, told, tuple(steps), (node.subject,), because_of=above)
+
+
+def _unmet(plugin: Component, node: Node) -> list[str]:
+    labels = node.meta.labels
+    return [f"{key}={value}" for key, value in plugin.spec.node_selector.items() if labels.get(key) != value]
+
+
+def _nothing(node: Node, pods: list[tuple[Component, Pod]], snapshot: Snapshot) -> Iterator[Found]:
+    ready = [(one, pod) for one, pod in pods if is_ready(pod) and _is_settled(pod, snapshot.now)]
+    if not ready or any(not is_ready(pod) for _, pod in pods):
+        return
+    evidence = [_offers(node), f"GPUs are there: {_why_gpu(node)}", *_seen(node)]
+    remedy: list[str] = []
+    for component, pod in ready:
+        told = snapshot.logs.get((pod.subject, next((one.name for one in pod.states if not one.init), "")), "")
+        evidence.append(f"{pod.subject} of {component.subject} is ready")
+        evidence += [line.strip()[:300] for line in told.splitlines() if _tells(line)][-2:]
+        words = ("kubectl", "-n", pod.meta.namespace)
+        remedy = [
+            f"Read what the plugin sees: {command(*words, 'logs', pod.meta.name, '--tail=50')}",
+            f"Let it look anew: {command(*words, 'delete', 'pod', pod.meta.name)}",
+        ]
+    because = tuple((one, node.subject) for one in (GEOMETRY, MIG_FAILED, WITHHELD))
+    yield Found(_what(node), node.subject, tuple(evidence), tuple(remedy), (node.subject,), because_of=because)
+
+
+def _unexplained(node: Node) -> Found:
+    evidence = (
+        _offers(node),
+        f"GPUs are there: {_why_gpu(node)}",
+        *_seen(node),
+        "whether a device plugin runs there is not visible",
+    )
+    pods = command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node.name}")
+    remedy = (f"See whether a device plugin runs there, and what its log says: {pods}",)
+    because = tuple((one, node.subject) for one in (GEOMETRY, MIG_FAILED, WITHHELD))
+    return Found(_what(node), node.subject, evidence, remedy, (node.subject,), Certainty.LIKELY, because)
+
+
+def _what(node: Node) -> Cause:
+    return UNHEALTHY if any(_number(node.capacity, name) for name in devices_in(node.capacity)) else NOT_OFFERED
+
+
+def _partly(node: Node) -> Iterator[Found]:
+    """Of each resource of which some is offered; one at 0 beside others is what an older configuration left behind."""
+    for name in devices_in(node.capacity):
+        there, offered = _number(node.capacity, name), _number(node.allocatable, name)
+        if 0 < offered < there:
+            lost = there - offered
+            evidence = (
+                f"{node.subject}: {there} {name} in capacity, {offered} allocatable",
+                *_seen(node),
+            )
+            remedy = (
+                f"See what befell {lost} of them: {command('kubectl', 'describe', 'node', node.name)}",
+                "Once they are well, restart the device plugin's pod on the node: it takes none back by itself.",
+            )
+            yield Found(
+                UNHEALTHY, node.subject, evidence, remedy, (node.subject,), because_of=((WITHHELD, node.subject),)
+            )
+    yield from _fewer(node)
+
+
+def _fewer(node: Node) -> Iterator[Found]:
+    labels = node.meta.labels
+    cut = any(name.startswith(MIG) for name in (*node.capacity, *node.allocatable)) or "MIG" in labels.get(
+        "nvidia.com/gpu.product", ""
+    )
+    counted, copies = _whole(labels.get("nvidia.com/gpu.count", "")), _whole(labels.get("nvidia.com/gpu.replicas", "1"))
+    mixed = labels.get("nvidia.com/mig.config", "all-disabled") != "all-disabled"
+    there = _number(node.capacity, GPU) + _number(node.capacity, SHARED)
+    if cut or mixed or has_hami(node) or is_changed(node) or not 0 < there < counted * max(copies, 1):
+        return
+    evidence = (
+        f"{node.subject}: {there} {GPU} in capacity; label nvidia.com/gpu.count={counted}"
+        + (f", nvidia.com/gpu.replicas={copies}" if copies > 1 else ""),
+        *_seen(node),
+    )
+    yield Found(FEWER, node.subject, evidence, (), (node.subject,), because_of=((WITHHELD, node.subject),))
+
+
+def _twice(node: Node, pods: list[tuple[Component, Pod]], now: datetime) -> Iterator[Found]:
+    lasting = {one.subject: one for one, pod in pods if pod.meta.deleted is None and _is_settled(pod, now)}
+    if len(lasting) < 2:
+        return
+    extra = max(lasting.values(), key=lambda one: (one.role is not Role.HAMI_PLUGIN, not _is_operators(one)))
+    others = [one for one in lasting.values() if one is not extra]
+    evidence = f"{node.subject} has pods of {extra.subject} and of {', '.join(one.subject for one in others)}"
+    delete = command("kubectl", "-n", extra.meta.namespace, "delete", "daemonset", extra.meta.name)
+    remedy = (
+        f"Where {others[0].subject} is the one to stay, take the other away: {delete}",
+        "Restart the one that stays.",
+    )
+    yield Found(TWICE, extra.subject, (evidence,), remedy, (node.subject,))
+
+
+def _is_operators(one: Component) -> bool:
+    owner = one.meta.owner
+    return (owner is not None and owner.kind == "ClusterPolicy") or (
+        one.meta.labels.get("app") == "nvidia-device-plugin-daemonset"
+    )
+
+
+def _by_node(plugins: Iterable[Component]) -> Mapping[str, list[tuple[Component, Pod]]]:
+    """The plugins' pods that have not ended."""
+    there: defaultdict[str, list[tuple[Component, Pod]]] = defaultdict(list)
+    for one in plugins:
+        for pod in one.pods:
+            if pod.spec.node and not pod.over:
+                there[pod.spec.node].append((one, pod))
+    return there
+
+
+def _is_settled(pod: Pod, now: datetime) -> bool:
+    ready = pod.condition("Ready")
+    starts = [one.started for one in pod.states if one.started is not None]
+    since = (ready.since if ready is not None else None) or max(starts, default=pod.meta.created)
+    return since is None or now - since > _REGISTERS
+
+
+def _seen(node: Node) -> Iterator[str]:
+    """What our own agent says of the node's GPUs."""
+    if node.record is not None:
+        pci, nvml = node.record.inventory.pci, node.record.inventory.nvml
+        if pci is not None or nvml is not None:
+            shown = ("?" if one is None else one for one in (pci, nvml))
+            yield "our record: {} GPUs on PCI, {} answer NVML".format(*shown)
+        for one in node.record.findings[:3]:
+            yield f"our record: {one.reason} on {one.subject}" + (f": {one.detail}" if one.detail else "")
+
+
+def _why_gpu(node: Node) -> str:
+    labels = node.meta.labels
+    names = ("nvidia.com/gpu.product", "nvidia.com/gpu.count", "nvidia.com/gpu.present")
+    told = [f"{name}={labels[name]}" for name in names if name in labels]
+    told += [f"{key}={one}" for key, one in labels.items() if "10de.present" in key or "gpu-manufacturer" in key]
+    told += [f"{key}={one}" for key, one in labels.items() if key.endswith(("/accelerator", "gke-accelerator"))]
+    told += [f"capacity {name}={node.capacity[name]}" for name in devices_in(node.capacity)]
+    return ", ".join(told[:3]) or "by its labels"
+
+
+def _offers(node: Node) -> str:
+    named = devices_in((*node.capacity, *node.allocatable))
+    if not named:
+        return f"{node.subject} offers no resource of GPUs at all"
+    return f"{node.subject}: " + ", ".join(
+        f"{name} {node.allocatable.get(name, 'absent')} allocatable of {node.capacity.get(name, 'absent')}"
+        for name in named
+    )
+
+
+def _tells(line: str) -> bool:
+    return any(word in line.lower() for word in ("no devices found", "failed to", "error", "incompatible", "unhealthy"))
+
+
+def _number(amounts: Mapping[str, str], name: str) -> int:
+    return int(amount(amounts.get(name, "0")) or ZERO)
+
+
+def _whole(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0
+
+
+_INSTALL = "Install the GPU operator, or NVIDIA's device plugin alone where driver and toolkit are on the hosts."
+SEARCHES = (
+    Search((NOT_OFFERED, UNHEALTHY, FEWER, TWICE), ("Node",), find),
+    Search((MISSING,), ("Node", "Pod"), find_missing),
+)

@@ -1,0 +1,163 @@
+"""What the labels of GPU nodes tell of discovery, MIG, and the change of a driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+from diagnosis.cause import Cause, Certainty, Found, Search, Severity, command
+from diagnosis.causes.components import NOT_READY
+from diagnosis.causes.offer_causes import GEOMETRY, MIG_FAILED, MIG_PENDING
+from diagnosis.components import Component, Role, components, is_for, is_ready
+from diagnosis.gpu_nodes import MIG, has_nvidia, is_for_machines, is_judged
+from diagnosis.gpus import gpus_of
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.pods import Pod
+
+_PRODUCT, _CONFIG, _STATE = "nvidia.com/gpu.product", "nvidia.com/mig.config", "nvidia.com/mig.config.state"
+_UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
+_LABELLED = timedelta(minutes=10)
+_RECONFIGURED = timedelta(minutes=30)
+UNLABELLED = Cause(
+    "GpuLabelsMissing",
+    Severity.LOW,
+    None,
+    "GPU feature discovery runs on a node, and its labels are not there: what selects nodes by them finds none.",
+    "Look at node feature discovery: its worker reads what GPU feature discovery writes, its master sets the labels.",
+)
+UPGRADE_FAILED = Cause(
+    "DriverUpgradeFailed",
+    Severity.HIGH,
+    None,
+    "The operator's upgrade of the driver has failed on a node, which stays cordoned for that.",
+    "Mend what the driver's pod or the drain failed at, then let the operator try again.",
+    "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-driver-upgrades.html",
+)
+
+
+def find(snapshot: Snapshot) -> Iterator[Found]:
+    """By the labels of each node with NVIDIA's GPUs."""
+    every = components(snapshot)
+    managers = [one for one in every if one.role is Role.MIG_MANAGER]
+    for node in snapshot.nodes:
+        if not has_nvidia(node) or is_for_machines(node) or node.meta.deleted is not None:
+            continue
+        labels = node.meta.labels
+        if labels.get(_PRODUCT, "").endswith("-MIG-INVALID"):
+            yield _invalid(node)
+        if labels.get(_STATE) == "failed":
+            yield _failed(node, managers)
+        elif labels.get(_STATE) in ("pending", "rebooting") and node.ready:
+            yield from _pending(node, managers, snapshot)
+        if labels.get(_UPGRADE) == "upgrade-failed":
+            yield _upgrade(node)
+
+
+def find_unlabelled(snapshot: Snapshot) -> Iterator[Found]:
+    """Nodes on which discovery runs and that it has not labelled."""
+    every = components(snapshot)
+    discovery = [one for one in every if one.role is Role.GPU_FEATURES]
+    above = tuple((NOT_READY[one.role], one.subject) for one in every if one.role is Role.NODE_FEATURES)
+    for node in snapshot.nodes:
+        if not has_nvidia(node) or _PRODUCT in node.meta.labels or not is_judged(node, snapshot.now):
+            continue
+        for one in discovery:
+            pod = one.pod_on(node.name)
+            if pod is not None and is_ready(pod) and _is_old(pod, snapshot, _LABELLED):
+                evidence = (f"{pod.subject} is ready on {node.subject}, which has no label {_PRODUCT}",)
+                logs = command("kubectl", "-n", pod.meta.namespace, "logs", pod.meta.name, "--tail=30")
+                remedy = (f"Read what it found: {logs}", UNLABELLED.remedy)
+                yield Found(UNLABELLED, node.subject, evidence, remedy, because_of=above)
+
+
+def _invalid(node: Node) -> Found:
+    labels = node.meta.labels
+    keys = (_PRODUCT, "nvidia.com/mig.strategy", _CONFIG, _STATE, "nvidia.com/gpu.count")
+    evidence = tuple(f"{node.subject}: {key}={labels[key]}" for key in keys if key in labels)
+    wanted = command("kubectl", "label", "node", node.name, f"{_CONFIG}=all-disabled", "--overwrite")
+    remedy = (
+        f"Cut all its cards alike, by the name of a configuration that fits them, such as {wanted}",
+        "Or set mig.strategy to mixed, and ask for nvidia.com/mig-… by profile.",
+    )
+    return Found(GEOMETRY, node.subject, evidence, remedy, (node.subject,), because_of=((MIG_FAILED, node.subject),))
+
+
+def _failed(node: Node, managers: list[Component]) -> Found:
+    labels = node.meta.labels
+    evidence = (f"{node.subject}: {_STATE}=failed, {_CONFIG}={labels.get(_CONFIG, '')}",)
+    remedy = [f"Read why: {_manager_logs(node, managers)}"]
+    remedy.append(
+        "End the pods that use its GPUs; the manager acts on a change alone: set another value, then the wanted one: "
+        + command(
+            "kubectl", "label", "node", node.name, f"{_CONFIG}={labels.get(_CONFIG, 'all-disabled')}", "--overwrite"
+        )
+    )
+    return Found(MIG_FAILED, node.subject, evidence, tuple(remedy), (node.subject,))
+
+
+def _pending(node: Node, managers: list[Component], snapshot: Snapshot) -> Iterator[Found]:
+    """Where nobody is there to complete it, or a pod has waited for its profiles for long."""
+    if not snapshot.sees("Pod") or not any(is_for(one.spec, node) for one in managers):
+        return
+    pods = [pod for one in managers if (pod := one.pod_on(node.name)) is not None]
+    working = any(is_ready(pod) for pod in pods)
+    new = any(not _is_old(pod, snapshot, _LABELLED) for pod in pods)
+    waiting = [one for one in snapshot.pods if _waits_for_slice(one) and _is_old(one, snapshot, _RECONFIGURED)]
+    if new or (working and not waiting):
+        return
+    labels = node.meta.labels
+    state = f"{node.subject}: {_STATE}={labels[_STATE]}, {_CONFIG}={labels.get(_CONFIG, '')}"
+    who = f"{pods[0].subject} of the MIG manager is {'ready' if working else 'not ready'}" if pods else "no MIG manager"
+    above = ((NOT_READY[Role.MIG_MANAGER], node.subject), *((NOT_READY[Role.MIG_MANAGER], m.subject) for m in managers))
+    yield Found(
+        MIG_PENDING,
+        node.subject,
+        (state, who),
+        (f"Read what it waits for: {_manager_logs(node, managers)}",),
+        tuple(one.subject for one in waiting) or (node.subject,),
+        Certainty.LIKELY if working else Certainty.PROVEN,
+        above,
+    )
+
+
+def _upgrade(node: Node) -> Found:
+    evidence = (f"{node.subject}: {_UPGRADE}=upgrade-failed",)
+    again = command("kubectl", "label", "node", node.name, f"{_UPGRADE}=upgrade-required", "--overwrite")
+    remedy = (
+        "See what the driver's pod there, and the drain before it, failed at.",
+        f"Once that is mended, let the operator try again: {again}",
+    )
+    return Found(
+        UPGRADE_FAILED,
+        node.subject,
+        evidence,
+        remedy,
+        (node.subject,),
+        because_of=((NOT_READY[Role.DRIVER], node.subject),),
+    )
+
+
+def _manager_logs(node: Node, managers: list[Component]) -> str:
+    for one in managers:
+        pod = one.pod_on(node.name)
+        if pod is not None:
+            return command("kubectl", "-n", pod.meta.namespace, "logs", pod.meta.name, "--tail=50")
+    field = f"--field-selector=spec.nodeName={node.name}"
+    return command("kubectl", "get", "pods", "-A", "-l", "app=nvidia-mig-manager", field)
+
+
+def _waits_for_slice(pod: Pod) -> bool:
+    if pod.spec.node or pod.phase != "Pending":
+        return False
+    return any(name.startswith(MIG) for one in pod.spec.containers for name in gpus_of(one))
+
+
+def _is_old(pod: Pod, snapshot: Snapshot, age: timedelta) -> bool:
+    return pod.meta.created is None or snapshot.now - pod.meta.created > age
+
+
+SEARCHES = (
+    Search((GEOMETRY, MIG_FAILED, MIG_PENDING, UPGRADE_FAILED), ("Node",), find),
+    Search((UNLABELLED,), ("Node", "Pod"), find_unlabelled),
+)

@@ -1,0 +1,142 @@
+"""GPU nodes that do not answer, and those of which only the pods on them tell."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from datetime import timedelta
+
+from diagnosis.cause import Cause, Certainty, Found, Link, Search, Severity, command
+from diagnosis.causes.unscheduled.refused import NOT_READY
+from diagnosis.gpu_nodes import gpu_nodes
+from diagnosis.gpus import gpu_pods
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.pods import Pod
+from diagnosis.symptoms import is_stuck, older, scheduled_at
+from healthcheck.node.state import MAINTENANCE
+
+GONE = Cause(
+    "GpuNodeGone",
+    Severity.MEDIUM,
+    Link.ACCEPTED,
+    "GPU pods are bound to a node that does not exist any more, or never did.",
+    "Delete the pods; a nodeName in a template has to be taken out.",
+)
+SILENT = Cause(
+    "KubeletDoesNotAct",
+    Severity.HIGH,
+    Link.ACCEPTED,
+    "A GPU pod has been bound to the node for long, and the node's kubelet has not said a word of it.",
+    "Look at the kubelet on the node: `systemctl status kubelet`, and its log.",
+)
+_NEW, _PATIENCE, _GONE_FOR = 10.0, 5.0, 10.0
+"""Minutes: a node joins, or misses a report; what is bound to a node that is gone is collected."""
+_SILENT = timedelta(minutes=5)
+_LEASES = "kube-node-lease"
+_LOOK = "Then at the machine: whether it runs, and the kubelet on it: `systemctl status kubelet`."
+_UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
+_UPGRADED = ("", "upgrade-done", "upgrade-failed")
+_MOST_TOLD = 4
+
+
+def find_nodes(snapshot: Snapshot) -> Iterator[Found]:
+    """Nodes with GPUs that are not ready, with the GPU pods on them that wait for it."""
+    on_node: defaultdict[str, list[Pod]] = defaultdict(list)
+    for pod in gpu_pods(snapshot):
+        if pod.spec.node and not pod.over:
+            on_node[pod.spec.node].append(pod)
+    silent = _silent(snapshot)
+    for node in gpu_nodes(snapshot):
+        pods = on_node[node.name]
+        told = tuple(_not_ready(snapshot, node)) or silent.get(node.name, ())
+        waiting = any(is_stuck(one) or one.meta.deleted is not None for one in pods)
+        # What somebody has cordoned he may be at work on: only what waits for it makes that anybody's trouble.
+        if told and (waiting or not node.cordoned) and not _is_meant(snapshot, node):
+            affected = tuple(one.subject for one in pods)
+            look = f"See what is known of it: {command('kubectl', 'describe', 'node', node.name)}"
+            yield Found(NOT_READY, node.subject, told, (look, _LOOK), affected)
+
+
+def find_silent(snapshot: Snapshot) -> Iterator[Found]:
+    """Nodes that count as ready, with pods that they should have begun with."""
+    left: defaultdict[str, list[Pod]] = defaultdict(list)
+    for pod in gpu_pods(snapshot):
+        node = snapshot.by_node.get(pod.spec.node)
+        if node is None or not node.ready or _is_meant(snapshot, node) or not _has_not_begun(pod):
+            continue
+        heard = any(one.by.startswith("kubelet") for one in snapshot.events_about.get(pod.subject, ()))
+        if not heard and older(snapshot, scheduled_at(pod), _GONE_FOR):
+            left[node.name].append(pod)
+    leases = {one.meta.name: one.renewed for one in snapshot.leases if one.meta.namespace == _LEASES}
+    for name, pods in left.items():
+        renewed = leases.get(name)
+        stale = renewed is not None and snapshot.now - renewed > _SILENT
+        told = [f"{one.subject} is bound to it, with no state of any container" for one in pods[:_MOST_TOLD]]
+        told += [f"lease {_LEASES}/{name}: renewed last at {renewed:%H:%M:%S}Z"] if renewed and stale else []
+        certainty = Certainty.PROVEN if stale else Certainty.LIKELY
+        affected = tuple(one.subject for one in pods)
+        yield Found(
+            SILENT, f"node/{name}", tuple(told), (SILENT.remedy,), affected, certainty, ((NOT_READY, f"node/{name}"),)
+        )
+
+
+def find_gone(snapshot: Snapshot) -> Iterator[Found]:
+    """Nodes of which only pods tell."""
+    bound: defaultdict[str, list[Pod]] = defaultdict(list)
+    for pod in gpu_pods(snapshot):
+        if pod.spec.node and pod.spec.node not in snapshot.by_node and _has_not_begun(pod):
+            bound[pod.spec.node].append(pod)
+    for name, pods in bound.items():
+        lasting = [one for one in pods if older(snapshot, one.meta.created, _GONE_FOR)]
+        if lasting:
+            evidence = (f"there is no node {name}", *(f"{one.subject} is bound to it" for one in lasting[:_MOST_TOLD]))
+            delete = f"Delete what is bound to it: {_delete(lasting[0])}"
+            yield Found(GONE, f"node/{name}", evidence, (delete, GONE.remedy), tuple(one.subject for one in lasting))
+
+
+def _has_not_begun(pod: Pod) -> bool:
+    """One that runs has its node, whether or not somebody saved it."""
+    return pod.phase == "Pending" and pod.meta.deleted is None and not pod.states
+
+
+def _not_ready(snapshot: Snapshot, node: Node) -> Iterator[str]:
+    told = next((one for one in node.conditions if one.type == "Ready"), None)
+    if told is None or told.status == "True" or not older(snapshot, told.since, _PATIENCE):
+        return
+    since = f" since {told.since:%Y-%m-%d %H:%M:%S}Z" if told.since else ""
+    yield f"{node.subject}: condition Ready={told.status}{since}, {told.reason}: {told.message}"
+
+
+def _silent(snapshot: Snapshot) -> dict[str, tuple[str, ...]]:
+    """Nodes whose Lease nobody renews any more, while others are: a node controller that hangs does not say so."""
+    renewed = {
+        one.meta.name: one.renewed
+        for one in snapshot.leases
+        if one.meta.namespace == _LEASES and one.renewed is not None and one.meta.name in snapshot.by_node
+    }
+    stale = {name: at for name, at in renewed.items() if snapshot.now - at > _SILENT}
+    # Where none is fresh they were saved long before the rest.
+    if len(stale) * 2 > len(renewed):
+        return {}
+    return {name: (f"lease {_LEASES}/{name}: renewed last at {at:%H:%M:%S}Z",) for name, at in stale.items()}
+
+
+def _is_meant(snapshot: Snapshot, node: Node) -> bool:
+    """Whether it joins, goes, or is being upgraded or tested."""
+    if node.meta.deleted is not None or not older(snapshot, node.meta.created, _NEW):
+        return True
+    if any(one.key == MAINTENANCE for one in node.taints):
+        return True
+    return node.cordoned and node.meta.labels.get(_UPGRADE, "") not in _UPGRADED
+
+
+def _delete(pod: Pod) -> str:
+    return command("kubectl", "-n", pod.meta.namespace, "delete", "pod", pod.meta.name)
+
+
+SEARCHES = (
+    Search((NOT_READY,), ("Node",), find_nodes),
+    Search((GONE,), ("Node", "Pod"), find_gone),
+    Search((SILENT,), ("Node", "Pod", "Event"), find_silent),
+)

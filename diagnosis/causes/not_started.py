@@ -1,0 +1,438 @@
+"""GPU pods that have a node and whose containers do not start: what the runtime, the image, a volume or the node says.
+
+Each text is one of the kubelet's, of the container runtime's or of NVIDIA's toolkit, by a table; what has come further
+since then, and what is only minutes old, is none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from diagnosis.cause import Cause, Certainty, Found, Link, Search, command
+from diagnosis.causes import verdicts
+from diagnosis.causes.components import NOT_READY
+from diagnosis.causes.runtime_handlers import HANDLER_TEXTS
+from diagnosis.causes.starting_causes import (
+    CAUSES,
+    CDI_STALE,
+    CDI_UNRESOLVED,
+    CLAIM_FAILS,
+    COMMAND_MISSING,
+    CONFIG_MISSING,
+    CREATION_FAILS,
+    DEVICE_UNKNOWN,
+    DRIVER_HANGS,
+    DRIVER_LIBRARY_MISSING,
+    DRIVER_MISMATCH,
+    DRIVER_NOT_LOADED,
+    IMAGE_ABSENT,
+    IMAGE_FAILS,
+    IMAGE_NEEDS_DRIVER,
+    IMAGE_NO_SPACE,
+    IMAGE_REFUSED,
+    INIT_LASTS,
+    NETWORK,
+    RUNTIME_SILENT,
+    SANDBOX,
+    TOOLKIT_BINARY,
+    TOOLKIT_FAILS,
+    VOLUME_ELSEWHERE,
+    VOLUME_FAILS,
+)
+from diagnosis.components import Role, role_of
+from diagnosis.gpus import gpu_pods
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.pods import ContainerState, Pod
+from diagnosis.snapshot.workloads import KINDS as WORKLOADS
+from diagnosis.symptoms import (
+    Place,
+    Recognised,
+    Symptom,
+    is_stuck,
+    of_events,
+    of_state,
+    older,
+    recognised,
+    replaced,
+    scheduled_at,
+    shortened,
+    signature,
+    standing_events,
+)
+
+_CLI, _NCT, _KUBELET, _CONTAINERD = "libnvidia-container", "nvidia-container-toolkit", "kubelet", "containerd"
+_STATES = (Place.WAITING, Place.ENDED, Place.EVENT)
+_EVENT = (Place.EVENT,)
+_IMAGE = (Place.EVENT, Place.WAITING)
+INJECTION_TEXTS = (
+    signature(r"driver not loaded|nvml error: not loaded", DRIVER_NOT_LOADED, _CLI, *_STATES),
+    signature(r"Driver/library version mismatch", DRIVER_MISMATCH, _CLI, *_STATES),
+    signature(r"load library failed|libnvidia-ml\.so\.1: cannot open", DRIVER_LIBRARY_MISSING, _CLI, *_STATES),
+    signature(r"initialization error: change root failed|ldcache error", DRIVER_LIBRARY_MISSING, _CLI, *_STATES),
+    signature(r"driver (?:rpc )?error: (?:timed out|failed to process)", DRIVER_HANGS, _CLI, *_STATES),
+    signature(r"unsatisfied condition: ([^,]{1,80}), please update your driver", IMAGE_NEEDS_DRIVER, _CLI, *_STATES),
+    signature(r"requirement error: unsatisfied condition: ([^,\\]{1,80})", IMAGE_NEEDS_DRIVER, _CLI, *_STATES),
+    signature(r"device error: ([^\s:]{1,80}): unknown device", DEVICE_UNKNOWN, _CLI, *_STATES),
+    signature(r"unresolvable CDI devices ([^\n]{1,400})", CDI_UNRESOLVED, "container-device-interface", *_STATES),
+    signature(r"failed to stat CDI host device \\?\"?([^\s\"\\]{1,200})", CDI_STALE, _CONTAINERD, *_STATES),
+    signature(
+        r"exec: \\?\"?([^\s\"\\]{0,200}nvidia-c[^\s\"\\]{1,60})\\?\"?:[^\n]{0,80}(?:not found|no such file)",
+        TOOLKIT_BINARY,
+        _NCT,
+        *_STATES,
+    ),
+    signature(
+        r"(?:unable to retrieve OCI runtime error|failed to create shim)[^\n]{0,300}nvidia-container-runtime[^\n]{0,80}"
+        r"(?:no such file|not found)",
+        TOOLKIT_BINARY,
+        _CONTAINERD,
+        *_STATES,
+    ),
+    signature(
+        r"fork/exec (/\S{0,200}nvidia-c\S{1,60}): no such file",
+        TOOLKIT_BINARY,
+        _CONTAINERD,
+        *_STATES,
+    ),
+    signature(r"nvidia-container-cli: ([^\n]{1,200})", TOOLKIT_FAILS, _CLI, *_STATES),
+    signature(r"nvidia-container-runtime(?:-hook)? did not terminate", TOOLKIT_FAILS, _CONTAINERD, *_STATES),
+    signature(r"could not apply required modification to OCI specification", TOOLKIT_FAILS, _NCT, *_STATES),
+)
+"""While a container is created or started, by NVIDIA's toolkit and what calls it."""
+CREATE_TEXTS = (
+    signature(
+        r"exec: \\?\"?([^\s\"\\]{1,200})\\?\"?:[^\n]{0,60}(?:not found|no such file|permission denied|is a directory)",
+        COMMAND_MISSING,
+        "runc",
+        *_STATES,
+    ),
+    signature(r"exec format error", COMMAND_MISSING, "runc", *_STATES),
+)
+CONFIG_TEXTS = (
+    signature(r"(configmap|secret)s? \\?\"([^\"\\]{1,253})\\?\" not found", CONFIG_MISSING, _KUBELET, *_IMAGE),
+    signature(
+        r"couldn't find key \S{1,253} in (ConfigMap|Secret) (?:[^\s/]{1,63}/)?([^\s/,]{1,253})",
+        CONFIG_MISSING,
+        _KUBELET,
+        *_IMAGE,
+    ),
+    signature(r"references non-existent (?:config|secret) key", CONFIG_MISSING, f"{_KUBELET}, volumes", *_IMAGE),
+)
+VOLUME_TEXTS = (
+    signature(r"hostPath type check failed: /dev/nvidia", DRIVER_NOT_LOADED, _KUBELET, *_EVENT),
+    signature(r"Multi-Attach error|already (?:exclusively )?attached to", VOLUME_ELSEWHERE, _KUBELET, *_EVENT),
+    signature(r"", VOLUME_FAILS, _KUBELET, *_EVENT),
+)
+"""Of FailedMount and FailedAttachVolume; the last takes what the others do not."""
+IMAGE_TEXTS = (
+    signature(r"no space left on device", IMAGE_NO_SPACE, _CONTAINERD, *_IMAGE),
+    signature(
+        r"unauthorized|authentication required|403 Forbidden|denied|insufficient_scope|no basic auth credentials",
+        IMAGE_REFUSED,
+        _CONTAINERD,
+        *_IMAGE,
+    ),
+    signature(
+        r"not found|manifest unknown|name unknown|no match for platform|does not exist|couldn't parse image"
+        r"|invalid reference format|is not present with pull policy of Never",
+        IMAGE_ABSENT,
+        _CONTAINERD,
+        *_IMAGE,
+    ),
+)
+SANDBOX_TEXTS = (
+    signature(r"(?:connect: connection refused|no such file)[^\n]{0,80}", RUNTIME_SILENT, _KUBELET, *_EVENT),
+    signature(r"unknown service runtime\.v1|container runtime (?:is|status check)", RUNTIME_SILENT, _KUBELET, *_EVENT),
+    signature(r"network|\bcni\b|\bIPAM\b|NetworkNotReady|\bveth|IP address", NETWORK, "CNI plugins", *_EVENT),
+    signature(r"", SANDBOX, _CONTAINERD, *_EVENT),
+)
+"""Of FailedCreatePodSandBox and NetworkNotReady; a handler that is missing is told elsewhere."""
+_IMAGE_REASONS = frozenset(
+    ("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError")
+)
+START_REASONS = frozenset(("CreateContainerError", "RunContainerError", "StartError", "ContainerCannotRun"))
+_SANDBOX_EVENTS = ("FailedCreatePodSandBox", "NetworkNotReady", "FailedPodSandBoxStatus")
+_VOLUME_EVENTS = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
+_CLAIM_EVENT = "FailedPrepareDynamicResources"
+_OF_THE_NODE = frozenset(
+    one.name
+    for one in (
+        *(DRIVER_NOT_LOADED, DRIVER_LIBRARY_MISSING, DRIVER_MISMATCH, DRIVER_HANGS, DEVICE_UNKNOWN, TOOLKIT_BINARY),
+        *(TOOLKIT_FAILS, CDI_UNRESOLVED, CDI_STALE, RUNTIME_SILENT, NETWORK, SANDBOX, IMAGE_NO_SPACE, CLAIM_FAILS),
+    )
+)
+"""What a person mends on the node, and not in the workload."""
+_OF_THE_GPU = (
+    DRIVER_NOT_LOADED,
+    DRIVER_MISMATCH,
+    DRIVER_HANGS,
+    DEVICE_UNKNOWN,
+    TOOLKIT_FAILS,
+    CDI_UNRESOLVED,
+    CDI_STALE,
+)
+"""What a GPU with a fault leads to."""
+_PASSES = re.compile(r"not registered\b|failed to sync (?:configmap|secret) cache")
+"""A kubelet that was just started has not yet heard of what the pod refers to."""
+_TOOL = re.compile(r'exec: \\?"nvidia-smi\\?":', re.IGNORECASE)
+"""Where NVIDIA's own tool is not in a container, nobody brought the GPU into it: that is told with those that run."""
+_MAKERS = frozenset(kind.lower() for kind in WORKLOADS)
+_LASTS = 60.0
+"""Minutes: longer than it takes to fetch a model."""
+_YOUNG_POD, _YOUNG_NODE, _ENOUGH_TIMES = 1.5, 10.0, 4
+"""Minutes: a pod's first tries may fail while its volume or its network is being made; so many tries are enough."""
+_BEHIND = {
+    DRIVER_NOT_LOADED.name: (Role.DRIVER,),
+    DRIVER_LIBRARY_MISSING.name: (Role.DRIVER,),
+    TOOLKIT_BINARY.name: (Role.TOOLKIT,),
+    CDI_UNRESOLVED.name: (Role.DEVICE_PLUGIN, Role.TOOLKIT, Role.DRA_DRIVER),
+    CLAIM_FAILS.name: (Role.DRA_DRIVER,),
+}
+"""Components of which a cause is a consequence where they are not ready on the node."""
+_OF_KIND = (
+    (
+        "management.nvidia.com/",
+        (
+            "the pod runs with the operator's own class, or its default-kind is wrong: name another "
+            "runtimeClassName, or none"
+        ),
+    ),
+    ("k8s.device-plugin.nvidia.com/", "the device plugin writes that specification: restart its pod on the node"),
+    (
+        "k8s.gpu.nvidia.com/",
+        (
+            "the DRA driver writes that specification: restart its pod on the node, and see that the "
+            "runtime reads its folder"
+        ),
+    ),
+    (
+        "nvidia.com/",
+        "generate /var/run/cdi/nvidia.yaml again: `nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml`",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stuck:
+    pod: Pod
+    known: Recognised
+
+
+def find_not_started(snapshot: Snapshot) -> Iterator[Found]:
+    """One for each cause and what has to be changed, however many pods wait."""
+    together: defaultdict[tuple[str, str], list[_Stuck]] = defaultdict(list)
+    for pod in _suspects(snapshot):
+        known = _recognise(snapshot, pod)
+        if known is not None:
+            together[known.cause.name, _subject(snapshot, pod, known)].append(_Stuck(pod, known))
+    for (_, subject), stuck in together.items():
+        yield _found(snapshot, subject, stuck)
+
+
+def _suspects(snapshot: Snapshot) -> Iterator[Pod]:
+    """GPU pods, and those of components that GPUs need, that do not run."""
+    with_gpus = {pod.subject for pod in gpu_pods(snapshot)}
+    for pod in snapshot.pods:
+        if not is_stuck(pod) and (pod.phase != "Failed" or pod.reason or replaced(snapshot, pod)):
+            continue
+        if role_of(pod.meta, {}, pod.spec) is not None:
+            if not pod.over and not _is_at_work(snapshot, pod):
+                yield pod
+        elif pod.subject in with_gpus:
+            yield pod
+
+
+def _is_at_work(snapshot: Snapshot, pod: Pod) -> bool:
+    """Whether the component's node is only being set up, or does not answer."""
+    node = snapshot.by_node.get(pod.spec.node)
+    return node is None or not node.ready or not older(snapshot, node.meta.created, _YOUNG_NODE)
+
+
+def _recognise(snapshot: Snapshot, pod: Pod) -> Recognised | None:
+    events = of_events(standing_events(snapshot, pod))
+    for state in pod.states:
+        found = _of_container(state, events)
+        if found is not None:
+            return found
+    if pod.over or any(one.running or one.ended for one in pod.states if not one.init) or _is_early(snapshot, pod):
+        return None
+    return _of_pod(events)
+
+
+def _of_container(state: ContainerState, events: Iterable[Symptom]) -> Recognised | None:
+    symptoms = tuple(one for one in of_state(state) if one.place is Place.WAITING or state.ended is not None)
+    last = state.last_ended
+    if last is not None and last.reason in START_REASONS and not state.running:
+        symptoms = (*symptoms, Symptom(Place.ENDED, last.reason, last.message, state.name, last.at))
+    reasons = {one.reason for one in symptoms}
+    if reasons & _IMAGE_REASONS:
+        return _of_image(symptoms, events)
+    if "CreateContainerConfigError" in reasons:
+        known = recognised(CONFIG_TEXTS, (*symptoms, *_failed(events)))
+        return known or _as(CREATION_FAILS, symptoms)
+    if reasons & START_REASONS and recognised(HANDLER_TEXTS, symptoms) is None:
+        told = (*symptoms, *_failed(events))
+        if any(_TOOL.search(one.text) for one in told):
+            return None
+        return recognised((*INJECTION_TEXTS, *CREATE_TEXTS), told) or _as(CREATION_FAILS, symptoms)
+    return None
+
+
+def _failed(events: Iterable[Symptom]) -> Iterator[Symptom]:
+    return (one for one in events if one.reason == "Failed")
+
+
+def _of_image(symptoms: Iterable[Symptom], events: Iterable[Symptom]) -> Recognised:
+    """`ImagePullBackOff` says only that; the reason is in the event before it, as long as that lasts."""
+    texts = (*symptoms, *(one for one in _failed(events) if "pull" in one.text.lower() or "image" in one.text.lower()))
+    told = tuple(one for one in texts if one.text)
+    return recognised(IMAGE_TEXTS, told) or _as(IMAGE_FAILS, (*told, *symptoms))
+
+
+def _of_pod(events: Iterable[Symptom]) -> Recognised | None:
+    """Before any container: by the newest of its warnings; of volumes, the one that says most."""
+    told = tuple(one for one in events if not _PASSES.search(one.text))
+    for one in told:
+        if one.reason == _CLAIM_EVENT:
+            return _as(CLAIM_FAILS, (one,))
+        if one.reason in _VOLUME_EVENTS:
+            return recognised((*CONFIG_TEXTS, *VOLUME_TEXTS), (each for each in told if each.reason in _VOLUME_EVENTS))
+        if one.reason in _SANDBOX_EVENTS:
+            return _of_sandbox(one)
+    return None
+
+
+def _of_sandbox(one: Symptom) -> Recognised | None:
+    if recognised(HANDLER_TEXTS, (one,)) is not None:
+        return None
+    known = recognised(INJECTION_TEXTS, (one,)) or recognised(SANDBOX_TEXTS, (one,))
+    if known is not None and known.cause is RUNTIME_SILENT and not _is_of_runtime(one.text):
+        return recognised([row for row in SANDBOX_TEXTS if row.cause is not RUNTIME_SILENT], (one,))
+    return known
+
+
+def _is_of_runtime(text: str) -> bool:
+    """A network plugin has a socket too, and so have others that refuse connections."""
+    return bool(re.search(r"(?:containerd|crio|cri-dockerd|dockershim)\S{0,40}\.sock|runtime\.v1", text))
+
+
+def _as(cause: Cause, symptoms: Iterable[Symptom]) -> Recognised:
+    told = tuple(symptoms)
+    best = next((one for one in told if one.text), told[0] if told else Symptom(Place.WAITING, "", ""))
+    return Recognised(cause, best, shortened(best.text))
+
+
+def _is_early(snapshot: Snapshot, pod: Pod) -> bool:
+    node = snapshot.by_node.get(pod.spec.node)
+    if node is not None and not older(snapshot, node.meta.created, _YOUNG_NODE):
+        return True
+    often = any(one.count >= _ENOUGH_TIMES for one in standing_events(snapshot, pod))
+    return not often and not older(snapshot, scheduled_at(pod), _YOUNG_POD)
+
+
+def _subject(snapshot: Snapshot, pod: Pod, known: Recognised) -> str:
+    written = _written(snapshot, pod)
+    if known.cause is CONFIG_MISSING and len(known.groups) == 2:
+        kind, name = known.groups
+        return f"{kind.lower()}/{pod.meta.namespace}/{name}"
+    if known.cause in (VOLUME_ELSEWHERE, VOLUME_FAILS):
+        return _claim(snapshot, pod, known.symptom.text) or written
+    return f"node/{pod.spec.node}" if known.cause.name in _OF_THE_NODE else written
+
+
+def _written(snapshot: Snapshot, pod: Pod) -> str:
+    """What a person wrote; of a component its DaemonSet or Deployment, whatever operator made that."""
+    line = snapshot.line(pod.meta)
+    if role_of(pod.meta, {}, pod.spec) is None:
+        return line[-1]
+    return next((one for one in reversed(line) if one.partition("/")[0] in _MAKERS), line[0])
+
+
+def _claim(snapshot: Snapshot, pod: Pod, text: str) -> str:
+    """The claim whose volume the text names, or the only one that it can be about; '' where it may be any."""
+    own = [one for one in snapshot.volume_claims if one.meta.namespace == pod.meta.namespace]
+    for one in own:
+        if one.volume and one.volume in text and one.meta.name in pod.spec.volume_claims:
+            return one.meta.subject
+    only = pod.spec.volume_claims
+    named = re.search(r'volume "kube-|hostPath|configmap|secret', text, re.IGNORECASE)
+    return f"persistentvolumeclaim/{pod.meta.namespace}/{only[0]}" if len(only) == 1 and named is None else ""
+
+
+def _found(snapshot: Snapshot, subject: str, stuck: list[_Stuck]) -> Found:
+    first = stuck[0]
+    pod, known = first.pod, first.known
+    evidence = [f"{one.pod.subject}: {one.known.symptom}" for one in stuck[:3]]
+    evidence += [f"image {image}" for image in _images(stuck)] if known.cause.link is Link.PREPARED else []
+    evidence += _of_node(snapshot, pod)
+    remedy = (*_special(known), known.cause.remedy, _look(pod))
+    own = role_of(pod.meta, {}, pod.spec)
+    behind = [
+        (NOT_READY[role], one)
+        for role in _BEHIND.get(known.cause.name, ())
+        if role is not own
+        for one in (f"node/{pod.spec.node}", subject)
+    ]
+    withheld = ((verdicts.WITHHELD, f"node/{pod.spec.node}"),) if known.cause in _OF_THE_GPU else ()
+    because = (*behind, *withheld)
+    affected = tuple(one.pod.subject for one in stuck)
+    return Found(known.cause, subject, tuple(evidence), remedy, affected, Certainty.PROVEN, because)
+
+
+def _images(stuck: Iterable[_Stuck]) -> tuple[str, ...]:
+    named = (
+        container.image
+        for one in stuck
+        for container in one.pod.spec.containers
+        if container.name == one.known.symptom.container and "mage" in one.known.cause.name
+    )
+    return tuple(dict.fromkeys(named))[:3]
+
+
+def _of_node(snapshot: Snapshot, pod: Pod) -> Iterator[str]:
+    node = snapshot.by_node.get(pod.spec.node)
+    if node is None:
+        return
+    driver = node.meta.labels.get("nvidia.com/cuda.driver-version.full")
+    version = f", driver {driver}" if driver else ""
+    yield f"{node.subject}: {node.runtime}{version}"
+    if node.record is not None and node.record.findings:
+        named = ", ".join(dict.fromkeys(one.reason for one in node.record.findings[:5]))
+        yield f"our agent there: {named}"
+
+
+def _special(known: Recognised) -> Iterator[str]:
+    if known.cause is CDI_UNRESOLVED and known.groups:
+        what = next((words for prefix, words in _OF_KIND if known.groups[0].lstrip().startswith(prefix)), "")
+        if what:
+            yield f"{known.groups[0].split(',')[0].split('=')[0].strip()}: {what}"
+    if known.cause is IMAGE_NEEDS_DRIVER and known.groups:
+        yield f"The image wants {known.groups[0]}; it says so in NVIDIA_REQUIRE_CUDA"
+
+
+def _look(pod: Pod) -> str:
+    words = ("kubectl", "-n", pod.meta.namespace)
+    return f"See all that is said of it: {command(*words, 'describe', 'pod', pod.meta.name)}"
+
+
+def find_lasting(snapshot: Snapshot) -> Iterator[Found]:
+    """Init containers that run on and on."""
+    for pod in gpu_pods(snapshot):
+        sidecars = {one.name for one in pod.spec.containers if one.sidecar}
+        for state in pod.states:
+            runs = state.init and state.running and state.name not in sidecars and state.started is not None
+            if runs and pod.meta.deleted is None and older(snapshot, state.started, _LASTS):
+                told = f"{pod.subject}: init container {state.name} has run since {state.started:%Y-%m-%d %H:%M}Z"
+                words = ("kubectl", "-n", pod.meta.namespace, "logs", pod.meta.name, "-c", state.name, "--tail=50")
+                remedy = (f"See what it waits for: {command(*words)}",)
+                written = _written(snapshot, pod)
+                yield Found(INIT_LASTS, written, (told,), remedy, (pod.subject,), Certainty.LIKELY)
+
+
+SEARCHES = (
+    Search(CAUSES, ("Pod",), find_not_started),
+    Search((INIT_LASTS,), ("Pod",), find_lasting),
+)

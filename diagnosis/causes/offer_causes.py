@@ -1,0 +1,91 @@
+"""Causes that a node offers no GPUs, or not all of them: pods that wait for one name them as what they follow from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from diagnosis.cause import Cause, Link, Severity
+from diagnosis.causes.components import NOT_READY, VALIDATION
+from diagnosis.components import Role, components
+from diagnosis.gpu_nodes import GPU, has_nvidia
+from diagnosis.snapshot import Snapshot
+
+_MIG_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html"
+MISSING = Cause(
+    "DevicePluginMissing",
+    Severity.HIGH,
+    None,
+    "A node has GPUs and no device plugin that offers them, so no pod gets one there.",
+    "Let a device plugin's DaemonSet run on the node: install one, add its toleration, or set the label it selects by.",
+    "https://github.com/NVIDIA/k8s-device-plugin",
+)
+NOT_OFFERED = Cause(
+    "GpusNotOffered",
+    Severity.HIGH,
+    None,
+    "A node has GPUs and offers none: its device plugin sees none, or could not register with the kubelet.",
+    "Read the device plugin's log, mend what it names, then restart its pod.",
+)
+UNHEALTHY = Cause(
+    "UnhealthyGpus",
+    Severity.HIGH,
+    Link.SCHEDULED,
+    "A node has GPUs that its device plugin does not give out, because it holds them for unhealthy.",
+    "Look at the GPUs of the node; once they are well, restart its device plugin, which does not look again by itself.",
+    "k8s-device-plugin: an unhealthy device stays so until the plugin starts anew",
+)
+GEOMETRY = Cause(
+    "MigGeometryInvalid",
+    Severity.HIGH,
+    None,
+    "The MIG strategy is single, and the node's cards are not all cut alike: it offers none of them.",
+    "Give all cards of the node the same profile, or set the strategy to mixed.",
+    _MIG_GUIDE,
+)
+MIG_FAILED = Cause(
+    "MigConfigFailed",
+    Severity.HIGH,
+    None,
+    "The MIG manager could not give the node's cards the profiles that its label asks for.",
+    "Read the MIG manager's log; end what uses the GPUs, or correct the name of the configuration.",
+    _MIG_GUIDE,
+)
+MIG_PENDING = Cause(
+    "MigConfigPending",
+    Severity.MEDIUM,
+    None,
+    "A node waits for a change of its MIG profiles that nobody completes.",
+    "Look at the MIG manager's pod on the node.",
+    _MIG_GUIDE,
+)
+_STACK = (Role.DRIVER, Role.TOOLKIT, Role.DEVICE_PLUGIN)
+OFFERS_NONE = (
+    *(NOT_READY[role] for role in _STACK),
+    *(VALIDATION, GEOMETRY, MIG_FAILED, MISSING, NOT_OFFERED, UNHEALTHY),
+)
+"""Why a node with GPUs may offer none, the first in its stack first."""
+
+
+def why_not_offered(snapshot: Snapshot) -> tuple[tuple[Cause, str], ...]:
+    """All that may be why no node offers a GPU, each with its subject."""
+    subjects = [one.subject for one in snapshot.nodes if has_nvidia(one)]
+    subjects += stack(snapshot)
+    return ((MISSING, f"resource/{GPU}"), *((cause, subject) for cause in OFFERS_NONE for subject in subjects))
+
+
+def stack(snapshot: Snapshot) -> tuple[str, ...]:
+    """The workloads by which a node comes to offer GPUs."""
+    return tuple(one.subject for one in components(snapshot) if one.role in _STACK)
+
+
+def why_none_left(node: str, workloads: Iterable[str]) -> tuple[tuple[Cause, str], ...]:
+    """All that may be why a node gives out none of its GPUs any more: nobody calls them healthy then."""
+    subjects = (node, *workloads)
+    return tuple((cause, one) for cause in OFFERS_NONE if cause is not UNHEALTHY for one in subjects)
+
+
+def why_not_cut(snapshot: Snapshot) -> Iterator[tuple[Cause, str]]:
+    """All that may be why no node offers a MIG profile."""
+    for node in snapshot.nodes:
+        if has_nvidia(node):
+            yield from ((cause, node.subject) for cause in (GEOMETRY, MIG_FAILED, MIG_PENDING))

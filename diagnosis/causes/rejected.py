@@ -1,0 +1,313 @@
+"""GPU pods that a scheduler put on a node and its kubelet did not take: they are Failed, and stay so.
+
+What the kubelet rejects is never tried again; what made the pod makes another, which may meet the same end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from diagnosis.cause import Cause, Certainty, Found, Link, Search, Severity, command
+from diagnosis.causes import verdicts
+from diagnosis.causes.components import NOT_READY
+from diagnosis.causes.offer_causes import MISSING, NOT_OFFERED, UNHEALTHY
+from diagnosis.components import Role
+from diagnosis.gpus import gpu_pods, gpus_of, is_gpu
+from diagnosis.placement import selects
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.pods import Pod
+from diagnosis.symptoms import Place, Recognised, Symptom, recognised, replaced, shortened, signature
+
+_ACCEPTED = Link.ACCEPTED
+_DEVICE_MANAGER = "kubelet, pkg/kubelet/cm/devicemanager/manager.go"
+
+TOO_FEW = Cause(
+    "GpusUnavailableAtAdmission",
+    Severity.HIGH,
+    _ACCEPTED,
+    "The kubelet had fewer free and healthy devices than the scheduler had counted, and rejected the pod.",
+    "See which devices are unhealthy, or held by a pod that the scheduler does not count; delete the Failed pods.",
+    f"{_DEVICE_MANAGER}: `requested number of devices unavailable`",
+)
+NO_HEALTHY = Cause(
+    "NoHealthyGpuAtAdmission",
+    Severity.HIGH,
+    _ACCEPTED,
+    "The kubelet knows the node's devices and none of them is healthy: their plugin is not back, or marks them all.",
+    "Bring the device plugin on the node back, or mend what it marks; then delete the Failed pods.",
+    f"{_DEVICE_MANAGER}: `no healthy devices present`",
+)
+NO_LONGER_HEALTHY = Cause(
+    "AllocatedGpuUnhealthy",
+    Severity.HIGH,
+    _ACCEPTED,
+    "A device that the kubelet had already given to the pod is no longer healthy, so it may not start there again.",
+    "Mend the node's GPU, and delete the Failed pod so that it is made anew elsewhere.",
+    f"{_DEVICE_MANAGER}: `previously allocated devices are no longer healthy`",
+)
+UNREGISTERED = Cause(
+    "DeviceResourceUnregistered",
+    Severity.HIGH,
+    _ACCEPTED,
+    "The kubelet knows the resource only from before its last start: no plugin has registered for it since.",
+    "Bring the device plugin on the node back, then delete the Failed pods.",
+    f"{_DEVICE_MANAGER}: `cannot allocate unregistered device`",
+)
+SHARED_OVER_REQUEST = Cause(
+    "SharedGpuRequestTooLarge",
+    Severity.HIGH,
+    _ACCEPTED,
+    "The pod asks for more than one replica of a shared GPU, which the device plugin is configured to refuse.",
+    "Ask for one: replicas are shares of time, and two of them are not two GPUs.",
+    "NVIDIA's device plugin, `failRequestsGreaterThanOne`",
+)
+UNKNOWN_DEVICE = Cause(
+    "DeviceUnknownToPlugin",
+    Severity.HIGH,
+    _ACCEPTED,
+    "The kubelet asked for a device that the plugin no longer has: a GPU that is gone, or another MIG geometry.",
+    "Restart the device plugin on the node, so that it tells the kubelet what there is; then delete the Failed pods.",
+    "NVIDIA's device plugin, Allocate: `unknown device`",
+)
+GPU_LOST = Cause(
+    "GpuLostAtAllocation",
+    Severity.HIGH,
+    _ACCEPTED,
+    "The device plugin could not reach a GPU when it was to give it out.",
+    "Look at the node's GPUs: one that is lost needs a reset or a reboot at least.",
+    "NVML's `GPU is lost`, as the device plugin passes it on",
+)
+PLUGIN_FAILED = Cause(
+    "DevicePluginAllocateFailed",
+    Severity.HIGH,
+    _ACCEPTED,
+    "The device plugin answered the kubelet's request for devices with an error, or not at all.",
+    "Read the plugin's log on the node; then delete the Failed pods.",
+    f"{_DEVICE_MANAGER}: `Allocate failed due to …, which is unexpected`",
+)
+TOPOLOGY = Cause(
+    "TopologyNotAligned",
+    Severity.MEDIUM,
+    _ACCEPTED,
+    "The kubelet's topology manager may not mix devices and CPUs of several NUMA nodes, and has no others left.",
+    "Ask for what one NUMA node has, free it, or choose a milder topologyManagerPolicy for the node.",
+    "kubelet, TopologyAffinityError: `Resources cannot be allocated with Topology locality`",
+)
+OVERBOOKED = Cause(
+    "NodeOverbooked",
+    Severity.HIGH,
+    _ACCEPTED,
+    "A pod was put on a node that had no room for it: past the scheduler by its nodeName, or by a second scheduler.",
+    "Let one scheduler place all pods of these nodes, and take nodeName out of the pod's template.",
+    "kubelet, OutOf…: `Node didn't have enough resource`",
+)
+WRONG_NODE = Cause(
+    "NodeRefusedBySelector",
+    Severity.MEDIUM,
+    _ACCEPTED,
+    "The kubelet rejected the pod because its own selector, affinity or tolerations do not take the node it is on.",
+    "Take nodeName out, or give the node back the label, that the pod asks for.",
+    "kubelet, `Predicate NodeAffinity failed`",
+)
+EVICTED = Cause(
+    "GpuPodEvicted",
+    Severity.MEDIUM,
+    _ACCEPTED,
+    "The kubelet ended the pod because its node ran low on memory, disk or processes, or the pod went over its limit.",
+    "Give the node or the pod more of what ran out: most often disk, for images and checkpoints.",
+    "kubelet's eviction manager: `The node was low on resource`",
+)
+OTHERWISE = Cause(
+    "GpuPodRejected",
+    Severity.MEDIUM,
+    _ACCEPTED,
+    "The kubelet rejected the pod for a reason of its own.",
+    "Do what its message says, then delete the Failed pod.",
+)
+
+_ALLOCATION = "UnexpectedAdmissionError"
+_EVICTED = "Evicted"
+_OURS_TO_TELL = re.compile(r"low on resource|exceeds? (?:the )?(?:total )?limit|exceeded its|ephemeral", re.IGNORECASE)
+_OUT_OF = re.compile(r"OutOf(.{1,200})", re.DOTALL)
+_ENOUGH = re.compile(
+    r"enough (?:resource|capacity): (\S{1,200}), requested: (\d{1,12}), used: (\d{1,12}), capacity: (\d{1,12})"
+)
+_REASONS: Mapping[str, Cause] = {
+    "TopologyAffinityError": TOPOLOGY,
+    "NodeAffinity": WRONG_NODE,
+    "MatchNodeSelector": WRONG_NODE,
+    "TaintToleration": WRONG_NODE,
+}
+_INTENDED = frozenset(("NodeShutdown", "Shutdown", "Terminated", "Preempting", "DeadlineExceeded", "NodeLost"))
+_REJECTED = re.compile(r"Pod was rejected|Predicate \w{1,40} failed|Pod admission denied", re.IGNORECASE)
+ALLOCATE_TEXTS = (
+    signature(
+        r"maximum request size for shared resources is \d{1,6}; found (\d{1,6})",
+        SHARED_OVER_REQUEST,
+        "k8s-device-plugin, internal/rm",
+        Place.POD,
+    ),
+    signature(r"no healthy devices present", NO_HEALTHY, _DEVICE_MANAGER, Place.POD),
+    signature(r"previously allocated devices are no longer healthy", NO_LONGER_HEALTHY, _DEVICE_MANAGER, Place.POD),
+    signature(r"cannot allocate unregistered device", UNREGISTERED, _DEVICE_MANAGER, Place.POD),
+    signature(r"requested number of devices unavailable for", TOO_FEW, _DEVICE_MANAGER, Place.POD),
+    signature(r"GPU is lost|GPU_IS_LOST|fallen off the bus", GPU_LOST, "kubernetes issue 97131", Place.POD),
+    signature(r"unknown device", UNKNOWN_DEVICE, "k8s-device-plugin, Allocate", Place.POD),
+    signature(
+        r"(?:Allocate|Update plugin resources|GetPreferredAllocation rpc) failed|which is unexpected",
+        PLUGIN_FAILED,
+        _DEVICE_MANAGER,
+        Place.POD,
+    ),
+)
+"""Of a pod's `status.message` with the reason UnexpectedAdmissionError. The last takes what the others do not."""
+_OF_DEVICES = (TOO_FEW, NO_HEALTHY, NO_LONGER_HEALTHY, UNREGISTERED, UNKNOWN_DEVICE, GPU_LOST, PLUGIN_FAILED)
+_MOST_DELETED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Rejection:
+    pod: Pod
+    known: Recognised
+
+
+def find_rejected(snapshot: Snapshot) -> Iterator[Found]:
+    """One for each cause and what has to be changed, however many pods met it."""
+    together: defaultdict[tuple[str, str], list[_Rejection]] = defaultdict(list)
+    for pod in gpu_pods(snapshot):
+        if pod.phase != "Failed" or replaced(snapshot, pod):
+            continue
+        known = _recognise(pod)
+        if known is not None:
+            subject = _subject(snapshot, pod, known.cause)
+            together[known.cause.name, subject].append(_Rejection(pod, known))
+    for (_, subject), rejections in together.items():
+        yield _found(snapshot, subject, rejections)
+
+
+def _recognise(pod: Pod) -> Recognised | None:
+    symptom = Symptom(Place.POD, pod.reason, pod.message)
+    if pod.reason == _ALLOCATION:
+        known = recognised(ALLOCATE_TEXTS, (symptom,))
+        return known or Recognised(PLUGIN_FAILED, symptom, shortened(pod.message))
+    if pod.reason == _EVICTED:
+        ours = _OURS_TO_TELL.search(pod.message)
+        return Recognised(EVICTED, symptom, shortened(pod.message)) if ours else None
+    if _OUT_OF.fullmatch(pod.reason):
+        return Recognised(OVERBOOKED, symptom, shortened(pod.message))
+    cause = _REASONS.get(pod.reason)
+    if cause is None and pod.reason not in _INTENDED and _REJECTED.search(pod.message):
+        cause = OTHERWISE
+    return Recognised(cause, symptom, shortened(pod.message)) if cause else None
+
+
+def _subject(snapshot: Snapshot, pod: Pod, cause: Cause) -> str:
+    """What has to be changed: the node, or what a person wrote where the fault lies in that."""
+    written = snapshot.line(pod.meta)[-1]
+    if cause in (SHARED_OVER_REQUEST, WRONG_NODE, OTHERWISE):
+        return written
+    if cause is OVERBOOKED and _names_node(snapshot, pod):
+        return written
+    return f"node/{pod.spec.node}" if pod.spec.node else written
+
+
+def _names_node(snapshot: Snapshot, pod: Pod) -> bool:
+    """Whether its template has a nodeName, which no scheduler is asked about."""
+    makers = (snapshot.workload.get(one) for one in snapshot.line(pod.meta)[1:])
+    return any(one is not None and one.spec is not None and one.spec.node for one in makers)
+
+
+def _found(snapshot: Snapshot, subject: str, rejections: list[_Rejection]) -> Found:
+    first = rejections[0]
+    cause, pods = first.known.cause, [one.pod for one in rejections]
+    node = snapshot.by_node.get(first.pod.spec.node)
+    evidence = [f"{one.pod.subject}: {one.known.symptom.reason}: {one.known.quote}" for one in rejections[:3]]
+    evidence += _of_makers(snapshot, pods)
+    evidence += _of_node(snapshot, node, pods)
+    evidence += _of_room(snapshot, first) if cause is OVERBOOKED else ()
+    evidence += _of_selector(node, pods) if cause is WRONG_NODE else ()
+    remedy = (*_look(cause, first.pod), cause.remedy, *_delete(pods))
+    certainty = Certainty.LIKELY if cause is OTHERWISE else Certainty.PROVEN
+    because = tuple(_behind(f"node/{first.pod.spec.node}")) if cause in _OF_DEVICES else ()
+    return Found(cause, subject, tuple(evidence), remedy, tuple(one.subject for one in pods), certainty, because)
+
+
+def _behind(node: str) -> Iterator[tuple[Cause, str]]:
+    """What leaves a kubelet without devices, where that is found too."""
+    yield verdicts.WITHHELD, node
+    yield from ((cause, node) for cause in (NOT_READY[Role.DEVICE_PLUGIN], MISSING, NOT_OFFERED, UNHEALTHY))
+
+
+def _of_makers(snapshot: Snapshot, pods: Iterable[Pod]) -> Iterator[str]:
+    """What keeps making pods that end so."""
+    made: defaultdict[str, int] = defaultdict(int)
+    for pod in pods:
+        made[snapshot.line(pod.meta)[-1]] += 1
+    yield from (f"{maker}: {count} of its pods were rejected" for maker, count in made.items() if count > 1)
+
+
+def _of_node(snapshot: Snapshot, node: Node | None, pods: Iterable[Pod]) -> Iterator[str]:
+    if node is None:
+        return
+    asked = {name for pod in pods for one in pod.spec.containers for name in gpus_of(one)}
+    for name in sorted(asked & {*node.capacity, *node.allocatable}) or sorted(asked):
+        has, offers = node.capacity.get(name, "none"), node.allocatable.get(name, "none")
+        yield f"{node.subject}: {name}: capacity {has}, allocatable {offers} now"
+    taken = sorted({one.spec.scheduler for one in snapshot.pods if one.spec.node == node.name and _holds(one)})
+    if len(taken) > 1:
+        yield f"{node.subject}: its GPU pods were placed by {', '.join(taken)}"
+
+
+def _holds(pod: Pod) -> bool:
+    return bool(pod.spec.scheduler) and any(gpus_of(one) for one in pod.spec.containers)
+
+
+def _of_room(snapshot: Snapshot, first: _Rejection) -> Iterator[str]:
+    if _names_node(snapshot, first.pod):
+        yield f"the template names the node itself: nodeName {first.pod.spec.node}"
+    told = _ENOUGH.search(first.pod.message)
+    if told is not None and int(told[2]) > int(told[4]) and is_gpu(told[1]):
+        yield f"{told[2]} asked, and the node had {told[4]} in all then"
+
+
+def _of_selector(node: Node | None, pods: Iterable[Pod]) -> Iterator[str]:
+    if node is None:
+        return
+    for pod in pods:
+        for key, value in pod.spec.node_selector.items():
+            own = node.meta.labels.get(key)
+            if own != value:
+                yield f"{pod.subject} wants {key}={value}; {node.subject} has {own or 'no such label'}"
+        if not selects(pod.spec, node):
+            return
+
+
+def _look(cause: Cause, pod: Pod) -> Iterator[str]:
+    if cause in (SHARED_OVER_REQUEST, WRONG_NODE, EVICTED, OTHERWISE, OVERBOOKED, TOPOLOGY):
+        return
+    words = ("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={pod.spec.node}")
+    yield f"Look at the device plugin's pod on the node, and its log: {command(*words)}"
+
+
+def _delete(pods: list[Pod]) -> Iterator[str]:
+    """Whoever made them may have made others already; these only lie there."""
+    by_namespace: defaultdict[str, list[str]] = defaultdict(list)
+    for pod in pods:
+        by_namespace[pod.meta.namespace].append(pod.meta.name)
+    for namespace, names in sorted(by_namespace.items()):
+        if len(names) <= _MOST_DELETED:
+            gone = command("kubectl", "-n", namespace, "delete", "pod", *names)
+        else:
+            gone = command("kubectl", "-n", namespace, "delete", "pods", "--field-selector=status.phase=Failed")
+        yield f"Then delete what is left of them: {gone}"
+
+
+CAUSES = (
+    *(TOO_FEW, NO_HEALTHY, NO_LONGER_HEALTHY, UNREGISTERED, SHARED_OVER_REQUEST, UNKNOWN_DEVICE, GPU_LOST),
+    *(PLUGIN_FAILED, TOPOLOGY, OVERBOOKED, WRONG_NODE, EVICTED, OTHERWISE),
+)
+SEARCHES = (Search(CAUSES, ("Pod",), find_rejected),)

@@ -1,0 +1,308 @@
+"""GPU pods that run without a GPU: nobody asked for one, something hides it, or the runtime did not bring it in.
+
+Nothing tells that a GPU is in a container; what is not in it is told by its log, or by what its own spec forbids.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from diagnosis.cause import Cause, Certainty, Found, Link, Search, Severity, command
+from diagnosis.causes import verdicts
+from diagnosis.causes.components import NOT_READY
+from diagnosis.causes.handler_causes import MISSING
+from diagnosis.causes.starting_causes import NOT_INJECTED
+from diagnosis.components import Role, components, role_of
+from diagnosis.gpu_nodes import is_device
+from diagnosis.gpus import asks_for_gpus, claims_gpus, gpu_claims, gpus_of
+from diagnosis.quantity import amount
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.pods import Container, Pod
+from diagnosis.symptoms import Place, Recognised, of_log, recognised, signature
+from diagnosis.toolkit import toolkits
+
+HIDDEN = Cause(
+    "GpusHiddenByVariable",
+    Severity.MEDIUM,
+    Link.RUNNING,
+    "NVIDIA_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES is set by hand, to something else than the GPUs that the container "
+    "gets.",
+    "Take the variable out of the template: the device plugin and CUDA see to it themselves.",
+    "CUDA Programming Guide, CUDA_VISIBLE_DEVICES: devices from the first invalid one on are not seen",
+)
+NOT_REQUESTED = Cause(
+    "GpuNotRequested",
+    Severity.MEDIUM,
+    Link.RUNNING,
+    "A container wants a GPU that nobody has asked for: its own resources name none.",
+    "Give the container itself the limit `nvidia.com/gpu: 1`; what another container of the pod has is not for it.",
+)
+CLASS_NOT_NAMED = Cause(
+    "RuntimeClassNotNamed",
+    Severity.HIGH,
+    Link.RUNNING,
+    "The pod has its GPU by the scheduler's books, and starts with the plain runtime, which does not bring it in.",
+    "Name NVIDIA's RuntimeClass in the pod's template, make its handler the nodes' default, or turn CDI on.",
+    "GPU operator: NVIDIA's runtime is not the default one since 25.10, nor without CDI anywhere but by choice",
+)
+CGROUP_LOST = Cause(
+    "GpuAccessLostAtRuntime",
+    Severity.HIGH,
+    Link.RUNNING,
+    "A container that had its GPU lost the right to use it: the node's systemd wrote its device rules anew.",
+    "Restart the pods; so that it does not come again, use CDI, or `nvidia-ctk system create-dev-char-symlinks "
+    "--create-all` on the node.",
+    "NVIDIA container toolkit, issue 48: `Failed to initialize NVML: Unknown Error`",
+)
+
+_BOTH = (Place.ENDED, Place.LOG)
+NO_GPU_TEXTS = (
+    signature(
+        r"no CUDA-capable device is detected|CUDA_ERROR_NO_DEVICE|cudaErrorNoDevice",
+        NOT_INJECTED,
+        "CUDA, error 100",
+        *_BOTH,
+    ),
+    signature(
+        r"No CUDA GPUs are available|Found no NVIDIA driver on your system|Torch not compiled with CUDA enabled"
+        r"|libcuda\.so(?:\.1)?: cannot open shared object|Failed to infer device type",
+        NOT_INJECTED,
+        "PyTorch, vLLM, the dynamic loader",
+        *_BOTH,
+    ),
+    signature(
+        r"nvidia-smi: (?:command )?not found|exec: \"nvidia-smi\"|libnvidia-ml\.so(?:\.1)?: cannot open"
+        r"|couldn't communicate with the NVIDIA driver",
+        NOT_INJECTED,
+        "nvidia-smi",
+        *_BOTH,
+        Place.WAITING,
+    ),
+)
+DOES_WITHOUT_TEXTS = (signature(r"No GPUs? (?:found|detected|available)", NOT_INJECTED, "many a program", *_BOTH),)
+"""Of those that end: one that runs on has said that it does without."""
+LOST_TEXTS = (signature(r"Failed to initialize NVML: Unknown Error", CGROUP_LOST, "nvidia-smi, NVML", *_BOTH),)
+_LAST_LINES = 10
+"""Of a container that runs: what it said earlier it may have got over."""
+_AS_DEFAULT = ("NVIDIA_RUNTIME_SET_AS_DEFAULT", "CONTAINERD_SET_AS_DEFAULT")
+_GKE = "cloud.google.com/gke-accelerator"
+"""GKE's device plugin mounts the driver itself."""
+_FORCES = re.compile(r"none|void|(?:\d|GPU-|MIG-)\S{0,400}", re.ASCII)
+_HIDES_ALL = ("none", "void", "no", "-1")
+_CDI = "cdi"
+_MOST_TOLD = 3
+_GPU_IMAGE = re.compile(r"cuda|nvcr\.io/nvidia|nvidia/", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """Why a container has no GPU, with what has to be changed."""
+
+    cause: Cause
+    subject: str
+    evidence: tuple[str, ...]
+    certainty: Certainty = Certainty.PROVEN
+
+
+def find_running(snapshot: Snapshot) -> Iterator[Found]:
+    """By the ends of the logs of containers that run."""
+    together: defaultdict[tuple[str, str], list[tuple[Pod, Lack, str]]] = defaultdict(list)
+    for pod, known in _told(snapshot):
+        if known.cause is CGROUP_LOST:
+            lack = Lack(CGROUP_LOST, f"node/{pod.spec.node}", (), Certainty.LIKELY)
+        else:
+            lack = why_without_gpu(snapshot, pod, known.symptom.container)
+        told = f"{pod.subject}: {known.symptom.place.value} of {known.symptom.container}: {known.quote}"
+        together[lack.cause.name, lack.subject].append((pod, lack, told))
+    for (_, subject), some in together.items():
+        lack = some[0][1]
+        evidence = (*(told for _, _, told in some[:_MOST_TOLD]), *lack.evidence)
+        affected = tuple(pod.subject for pod, _, _ in some)
+        yield of_lack(lack, subject, evidence, affected, some[0][0])
+
+
+def find_hidden(snapshot: Snapshot) -> Iterator[Found]:
+    """By the spec alone: a variable that can't agree with what the container asks for."""
+    together: defaultdict[str, list[tuple[Pod, str]]] = defaultdict(list)
+    for pod in snapshot.pods:
+        if pod.over or pod.meta.deleted is not None or not asks_for_gpus(pod.spec):
+            continue
+        told = next(filter(None, (hidden(snapshot, pod, one) for one in pod.spec.containers)), "")
+        if told:
+            together[snapshot.line(pod.meta)[-1]].append((pod, told))
+    for subject, some in together.items():
+        evidence = tuple(f"{pod.subject}: {told}" for pod, told in some[:_MOST_TOLD])
+        lack = Lack(HIDDEN, subject, evidence, Certainty.LIKELY)
+        yield of_lack(lack, subject, evidence, tuple(pod.subject for pod, _ in some), some[0][0])
+
+
+def find_plain(snapshot: Snapshot) -> Iterator[Found]:
+    """By what our agent saw of the node's runtime: pods that start with one that knows of no GPU."""
+    classes = any("nvidia" in one.handler for one in snapshot.runtime_classes)
+    by_choice = _plain_by_choice(snapshot) if classes else ""
+    together: defaultdict[str, list[tuple[Pod, str]]] = defaultdict(list)
+    for pod in snapshot.pods:
+        node = snapshot.by_node.get(pod.spec.node)
+        if pod.phase != "Running" or pod.meta.deleted is not None or node is None or pod.spec.runtime_class:
+            continue
+        if asks_for_gpus(pod.spec) and (told := _plain(node) or by_choice):
+            together[snapshot.line(pod.meta)[-1] if classes else node.subject].append((pod, told))
+    for subject, some in together.items():
+        named = tuple(f"{pod.subject} names no runtimeClassName" for pod, _ in some[:_MOST_TOLD])
+        evidence = tuple(dict.fromkeys((*named, *(told for _, told in some[:_MOST_TOLD]))))
+        lack = Lack(CLASS_NOT_NAMED, subject, evidence)
+        yield of_lack(lack, subject, evidence, tuple(pod.subject for pod, _ in some), some[0][0])
+
+
+def _plain(node: Node) -> str:
+    """Where nothing brings a GPU into a pod that names no class: the default runtime is a plain one, and CDI is off."""
+    seen = node.record.inventory.runtime if node.record is not None else None
+    if seen is None or seen.default not in ("runc", "crun") or seen.cdi is not False or _GKE in node.meta.labels:
+        return ""
+    return f"{node.subject}: the default runtime of {node.runtime} is {seen.default}, and CDI is off"
+
+
+def _plain_by_choice(snapshot: Snapshot) -> str:
+    """The same by the toolkit's and the device plugin's own settings, where both say so."""
+    as_variables = [
+        box.env["DEVICE_LIST_STRATEGY"]
+        for one in components(snapshot)
+        if one.role is Role.DEVICE_PLUGIN
+        for box in one.spec.containers
+        if "DEVICE_LIST_STRATEGY" in box.env
+    ]
+    if _with_cdi(snapshot) or not as_variables or any(one != "envvar" for one in as_variables):
+        return ""
+    for toolkit in toolkits(snapshot):
+        for box in toolkit.spec.containers if toolkit.spec is not None else ():
+            name = next((one for one in _AS_DEFAULT if box.env.get(one) == "false"), "")
+            if name:
+                return f"{toolkit.subject}: {name}=false, and the device plugin gives devices by variables alone"
+    return ""
+
+
+def of_lack(lack: Lack, subject: str, evidence: tuple[str, ...], affected: tuple[str, ...], pod: Pod) -> Found:
+    """As a find, beneath what is wrong with the node where that is found."""
+    node = f"node/{pod.spec.node}"
+    because: tuple[tuple[Cause, str], ...] = ()
+    if lack.cause in (NOT_INJECTED, CGROUP_LOST):
+        because = ((MISSING, node), (NOT_READY[Role.TOOLKIT], node), (NOT_READY[Role.DRIVER], node))
+        because = (*because, (verdicts.WITHHELD, node))
+    look = command("kubectl", "-n", pod.meta.namespace, "exec", pod.meta.name, "--", "ls", "-l", "/dev")
+    remedy = (lack.cause.remedy, *((f"See what the container has: {look}",) if lack.cause is NOT_INJECTED else ()))
+    if lack.cause is CGROUP_LOST:
+        restart = command("kubectl", "-n", pod.meta.namespace, "delete", "pod", pod.meta.name)
+        remedy = (f"Make the pod anew: {restart}", lack.cause.remedy)
+    return Found(lack.cause, subject, evidence, remedy, affected, lack.certainty, because)
+
+
+def why_without_gpu(snapshot: Snapshot, pod: Pod, name: str) -> Lack:
+    """What of a container's spec, or of its node, explains that it sees no GPU."""
+    written = snapshot.line(pod.meta)[-1]
+    container = next((one for one in pod.spec.containers if one.name == name), None)
+    if container is None or not _is_given(snapshot, pod, container):
+        others = [one.name for one in pod.spec.containers if gpus_of(one)]
+        asks = f"only {', '.join(others)} of it does" if others else "none of its containers does"
+        return Lack(NOT_REQUESTED, written, (f"{pod.subject}: container {name} asks for no GPU; {asks}",))
+    told = hidden(snapshot, pod, container)
+    if told:
+        return Lack(HIDDEN, written, (told,))
+    classes = [one for one in snapshot.runtime_classes if "nvidia" in one.handler]
+    if not pod.spec.runtime_class and classes and _needs_class(snapshot):
+        there = f"{classes[0].meta.subject}: handler {classes[0].handler}"
+        return Lack(CLASS_NOT_NAMED, written, (f"{pod.subject} names no runtimeClassName", there), Certainty.LIKELY)
+    runtime = pod.spec.runtime_class or "none"
+    asked = ", ".join(f"{value} {key}" for key, value in gpus_of(container).items()) or "a claim"
+    told = f"{pod.subject}: container {name} asks for {asked}; runtimeClassName {runtime}"
+    return Lack(NOT_INJECTED, f"node/{pod.spec.node}", (told,), Certainty.LIKELY)
+
+
+def hidden(snapshot: Snapshot, pod: Pod, container: Container) -> str:
+    """What its own variables hide of the GPUs that it asks for; '' for nothing."""
+    asked = gpus_of(container)
+    count = int(sum(amount(value) or 0 for name, value in asked.items() if is_device(name)))
+    if not count:
+        return ""
+    devices = container.env.get("NVIDIA_VISIBLE_DEVICES", "")
+    who = f"container {container.name}"
+    if _FORCES.fullmatch(devices) and not _with_cdi(snapshot):
+        return f"{who}: NVIDIA_VISIBLE_DEVICES={devices} beside {count} GPUs asked for, whichever it was given"
+    value = container.env.get("CUDA_VISIBLE_DEVICES", "")
+    counted = set(asked) == {"nvidia.com/gpu"} and not _is_shared(snapshot, pod)
+    if value in _HIDES_ALL or (counted and _differs(value, count)):
+        return f"{who}: CUDA_VISIBLE_DEVICES={value} beside {count} GPUs asked for"
+    return ""
+
+
+def _differs(value: str, count: int) -> bool:
+    """Whether it names other devices than the first so many: by their UUIDs, which the scheduler does not know."""
+    named = [one for one in value.split(",") if one]
+    if any(one.startswith(("GPU-", "MIG-")) for one in named):
+        return True
+    numbers = [int(one) for one in named if one.isdecimal()]
+    return bool(named) and len(numbers) == len(named) and sorted(numbers) != list(range(count))
+
+
+def _told(snapshot: Snapshot) -> Iterator[tuple[Pod, Recognised]]:
+    for pod in snapshot.pods:
+        if pod.over or pod.meta.deleted is not None or not _has_logs(snapshot, pod):
+            continue
+        if role_of(pod.meta, {}, pod.spec) is not None:
+            continue
+        for state in pod.states:
+            if not state.running or state.init:
+                continue
+            texts = (*LOST_TEXTS, *(NO_GPU_TEXTS if _is_for_gpus(snapshot, pod) else ()))
+            known = recognised(texts, of_log(snapshot, pod, state.name, _LAST_LINES))
+            if known is not None:
+                yield pod, known
+
+
+def _has_logs(snapshot: Snapshot, pod: Pod) -> bool:
+    return any((pod.subject, state.name) in snapshot.logs for state in pod.states)
+
+
+def _is_for_gpus(snapshot: Snapshot, pod: Pod) -> bool:
+    """Many a program tries a GPU and does without: it is no fault where nothing of the pod speaks of one."""
+    if asks_for_gpus(pod.spec) or "nvidia" in pod.spec.runtime_class or claims_gpus(pod, gpu_claims(snapshot)):
+        return True
+    return any(_GPU_IMAGE.search(one.image) for one in pod.spec.containers)
+
+
+def _is_given(snapshot: Snapshot, pod: Pod, container: Container) -> bool:
+    return bool(gpus_of(container)) or (bool(container.claims) and claims_gpus(pod, gpu_claims(snapshot)))
+
+
+def _is_shared(snapshot: Snapshot, pod: Pod) -> bool:
+    """Replicas are not cards: how many the container sees can't be told from how many it asks for."""
+    node = snapshot.by_node.get(pod.spec.node)
+    labels = node.meta.labels if node is not None else {}
+    strategy, replicas = labels.get("nvidia.com/gpu.sharing-strategy", "none"), labels.get("nvidia.com/gpu.replicas")
+    return strategy not in ("", "none") or replicas not in (None, "", "0", "1") or "hami" in pod.spec.scheduler
+
+
+def _with_cdi(snapshot: Snapshot) -> bool:
+    """Whether devices come by CDI: then the variable does not decide, and `void` is how to say so."""
+    if any(one.cdi for one in snapshot.cluster_policies):
+        return True
+    plugins = (one for one in components(snapshot) if one.role is Role.DEVICE_PLUGIN)
+    return any(_CDI in box.env.get("DEVICE_LIST_STRATEGY", "") for one in plugins for box in one.spec.containers)
+
+
+def _needs_class(snapshot: Snapshot) -> bool:
+    """Whether a pod gets no GPU without a class: devices come by variables, and NVIDIA's runtime is not the default."""
+    if _with_cdi(snapshot):
+        return False
+    boxes = [box for one in toolkits(snapshot) if one.spec is not None for box in one.spec.containers]
+    return not any(box.env.get(name) == "true" for box in boxes for name in _AS_DEFAULT)
+
+
+SEARCHES = (
+    Search((NOT_REQUESTED, CLASS_NOT_NAMED, NOT_INJECTED, CGROUP_LOST), ("Pod",), find_running),
+    Search((HIDDEN,), ("Pod",), find_hidden),
+    Search((CLASS_NOT_NAMED,), ("Pod", "Node"), find_plain),
+)

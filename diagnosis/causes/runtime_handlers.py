@@ -1,0 +1,463 @@
+"""GPU pods for which the node's container runtime has no handler, or of which nobody knows the RuntimeClass.
+
+Three names have to be the same: the pod's runtimeClassName is a RuntimeClass, whose handler is one that the kubelet's
+own container runtime has loaded. NVIDIA's toolkit brings the last one there, if it writes where that runtime reads.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from diagnosis.cause import Cause, Certainty, Found, Link, Search, Severity, command
+from diagnosis.causes.components import NOT_READY
+from diagnosis.causes.handler_causes import CLASS_MISSING, ELSEWHERE, MISSING
+from diagnosis.components import Role
+from diagnosis.gpu_nodes import has_nvidia
+from diagnosis.gpus import asks_for_gpus
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.pods import Pod
+from diagnosis.snapshot.record import RecordFinding
+from diagnosis.snapshot.rules import RuntimeClass
+from diagnosis.snapshot.workloads import Workload
+from diagnosis.symptoms import (
+    Place,
+    Recognised,
+    Symptom,
+    is_stuck,
+    of_events,
+    of_log,
+    of_state,
+    older,
+    recognised,
+    scheduled_at,
+    shortened,
+    signature,
+    standing_events,
+)
+from diagnosis.toolkit import Target, handlers_of, target_of, toolkits, where_it_should_write, written_elsewhere
+
+WRONG_HANDLER = Cause(
+    "RuntimeClassHandlerWrong",
+    Severity.HIGH,
+    Link.RUNTIME,
+    "A RuntimeClass names a handler that no container runtime has in these letters, and they have one that is like it.",
+    "Make the RuntimeClass anew with the handler's right name: it can't be changed in place.",
+    "containerd and CRI-O tell letter case apart",
+)
+NOT_FOR_NODE = Cause(
+    "RuntimeClassOnNodeWithoutGpu",
+    Severity.MEDIUM,
+    Link.RUNTIME,
+    "A pod with NVIDIA's RuntimeClass was put on a node without a GPU, where nobody needs its handler.",
+    "Ask for a GPU in the pod, or give the RuntimeClass a scheduling.nodeSelector.",
+)
+
+_HANDLER_TEXTS = "containerd, internal/cri; CRI-O; cri-dockerd"
+_TOLD = (Place.EVENT, Place.WAITING, Place.ENDED)
+HANDLER_TEXTS = (
+    signature(r'no runtime for \\?"([^"\\]{1,64})\\?" is configured', MISSING, _HANDLER_TEXTS, *_TOLD),
+    signature(r'failed to find runtime handler "?([^\s"]{1,64})"? from runtime list', MISSING, _HANDLER_TEXTS, *_TOLD),
+    signature(r'RuntimeHandler \\?"([^"\\]{1,64})\\?" not supported', MISSING, _HANDLER_TEXTS, *_TOLD),
+    signature(r'(?:unknown or )?invalid runtime name:? "?([\w.-]{1,64})', MISSING, _HANDLER_TEXTS, *_TOLD),
+)
+CLASS_TEXTS = (
+    signature(r'RuntimeClass \\?"([^"\\]{1,253})\\?" not found', CLASS_MISSING, "kube-apiserver", Place.EVENT),
+    signature(r'runtimeclass\S{0,20} \\?"([^"\\]{1,253})\\?" not found', CLASS_MISSING, "kubelet", Place.EVENT),
+)
+DIAL_TEXTS = (
+    signature(
+        r"dial unix (\S{1,200}(?:containerd|crio)\S{0,60}\.sock): connect: (?:no such file|connection refused)",
+        ELSEWHERE,
+        "nvidia-container-toolkit's nvidia-ctk-installer, nvidia-toolkit",
+        *(Place.WAITING, Place.ENDED, Place.LOG),
+    ),
+)
+"""Of the toolkit's own pods, time and again, where the kubelet reaches its runtime very well: it is another one."""
+RECORD_REASONS = (
+    *("NvidiaRuntimeElsewhere", "NvidiaRuntimeMissing", "RuntimeConfigMisplaced", "RuntimeConfigNotLoaded"),
+    *("RuntimeConfigMalformed", "RuntimeCriDisabled", "DefaultRuntimeUndefined", "RuntimeClassHandlerUndefined"),
+)
+"""Of our agent's checks of a node's container runtime those that tell why it has no handler, the most telling first."""
+_NO_WAY = ("NvidiaRuntimeElsewhere", "NvidiaRuntimeMissing")
+"""With one of these nothing gets a GPU there, whether or not anything waits for it."""
+_NVIDIAS = ("nvidia", "nvidia-container-runtime")
+"""What NVIDIA's handler is called: by its toolkit, and by AKS and MicroK8s."""
+_YOUNG_NODE, _YOUNG_POD, _ENOUGH_TIMES, _STALE = 10.0, 1.0, 3, 10.0
+"""Minutes: a toolkit is still being brought to a node this young, a pod this young may be waiting for it."""
+_OLD_RECORD = 180.0
+"""Minutes: our agent writes its record anew each hour at least."""
+_EACH = 3
+"""Nodes: more that lack the same were all left out by somebody."""
+_LIKE = 0.8
+_MOST_NAMED = 8
+
+
+@dataclass
+class _Lack:
+    """A handler that a node does not have, by the pods that wait for it."""
+
+    node: str
+    handler: str
+    known: Recognised | None = None
+    pods: list[Pod] = field(default_factory=list)
+
+
+def find_handlers(snapshot: Snapshot) -> Iterator[Found]:
+    """One for each node that lacks one, or for the RuntimeClass or the toolkit's DaemonSet that is to blame for all."""
+    lacks = _lacks(snapshot)
+    rights = {name: _right_name(snapshot, name) for name in {one.handler for one in lacks.values()}}
+    missing: defaultdict[str, list[_Lack]] = defaultdict(list)
+    for lack in lacks.values():
+        for one in _judge(snapshot, lack, rights[lack.handler]):
+            yield one
+            if one.cause is MISSING:
+                missing[lack.handler].append(lack)
+    for handler, some in missing.items():
+        yield from _everywhere(snapshot, handler, some)
+    told = {one.node for one in lacks.values()}
+    for node in snapshot.nodes:
+        fresh = node.record is not None and not older(snapshot, node.record.at, _OLD_RECORD)
+        finding = node.record.finding(*_NO_WAY) if node.record is not None and fresh else None
+        if finding is not None and node.name not in told and not _gives_gpus(snapshot, node):
+            yield from _missing(snapshot, _Lack(node.name, _NVIDIAS[0]), node)
+
+
+def find_toolkits(snapshot: Snapshot) -> Iterator[Found]:
+    """The toolkit's DaemonSets whose pods find no runtime at the socket that they were given."""
+    for toolkit in toolkits(snapshot):
+        for pod in snapshot.pods:
+            owner, node = pod.meta.owner, snapshot.by_node.get(pod.spec.node)
+            if owner is None or owner.name != toolkit.meta.name or node is None or not node.ready or not is_stuck(pod):
+                continue
+            known = recognised(DIAL_TEXTS, _of_toolkit(snapshot, pod))
+            if known is not None:
+                evidence = (
+                    f"{pod.subject}: {known.symptom.place.value}: {known.quote}",
+                    f"{node.subject} is ready: its kubelet reaches {node.runtime}, at another socket",
+                    *([f"{toolkit.subject} writes {writes}"] if (writes := target_of(toolkit)) else []),
+                )
+                remedy = tuple(_mending(snapshot, node, None))
+                affected = (node.subject, pod.subject)
+                yield Found(ELSEWHERE, toolkit.subject, evidence, remedy, affected, Certainty.LIKELY)
+
+
+def _of_toolkit(snapshot: Snapshot, pod: Pod) -> Iterator[Symptom]:
+    for state in pod.states:
+        if state.waiting == "CrashLoopBackOff" or state.restarts >= _ENOUGH_TIMES:
+            yield from of_state(state)
+            yield from of_log(snapshot, pod, state.name)
+
+
+def find_classes(snapshot: Snapshot) -> Iterator[Found]:
+    """RuntimeClasses that are not there, each with the workloads that can't make a pod, and pods that lost theirs."""
+    there = {one.meta.name for one in snapshot.runtime_classes}
+    short: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+    for maker in snapshot.workloads:
+        name = maker.spec.runtime_class if maker.spec is not None else ""
+        if name and name not in there and _wants_more(maker) and _is_ours(maker):
+            short[name].append((maker.subject, _refusal(snapshot, maker, name)))
+    for pod in snapshot.pods:
+        name = pod.spec.runtime_class
+        if name and name not in there and is_stuck(pod) and (asks_for_gpus(pod.spec) or "nvidia" in name):
+            known = recognised(CLASS_TEXTS, of_events(standing_events(snapshot, pod)))
+            if known is not None:
+                short[name].append((pod.subject, str(known.symptom)))
+    for name, told in short.items():
+        yield _class_missing(name, told, there)
+
+
+def _lacks(snapshot: Snapshot) -> dict[tuple[str, str], _Lack]:
+    classes = {one.meta.name: one for one in snapshot.runtime_classes}
+    lacks: dict[tuple[str, str], _Lack] = {}
+    for pod in snapshot.pods:
+        node = snapshot.by_node.get(pod.spec.node)
+        if not is_stuck(pod) or not pod.spec.node or _is_on_its_way(snapshot, pod, node):
+            continue
+        known = _told(snapshot, pod)
+        handler = _named(known.groups[0], pod, classes) if known is not None else _unknown_handler(pod, node, classes)
+        if not handler or not _is_gpus(handler, pod) or _has_it_by_now(snapshot, node, handler, known):
+            continue
+        lack = lacks.setdefault((pod.spec.node, handler), _Lack(pod.spec.node, handler))
+        lack.pods.append(pod)
+        lack.known = lack.known or known
+    return lacks
+
+
+def _told(snapshot: Snapshot, pod: Pod) -> Recognised | None:
+    symptoms: list[Symptom] = list(of_events(standing_events(snapshot, pod)))
+    for state in pod.states:
+        symptoms += (one for one in of_state(state) if one.place is not Place.ENDED or state.ended is not None)
+    return recognised(HANDLER_TEXTS, symptoms)
+
+
+def _named(handler: str, pod: Pod, classes: Mapping[str, RuntimeClass]) -> str:
+    """In the RuntimeClass's own letters, where only these differ: whoever copied the text may have changed them."""
+    known = classes.get(pod.spec.runtime_class)
+    return known.handler if known is not None and known.handler.lower() == handler.lower() else handler
+
+
+def _unknown_handler(pod: Pod, node: Node | None, classes: Mapping[str, RuntimeClass]) -> str:
+    """The handler that the node does not list, where its kubelet lists them; events are gone after an hour."""
+    known, has = classes.get(pod.spec.runtime_class), handlers_of(node) if node is not None else None
+    return known.handler if has is not None and known is not None and known.handler not in has else ""
+
+
+def _is_gpus(handler: str, pod: Pod) -> bool:
+    """Whether it is about GPUs: other handlers are other people's business."""
+    return "nvidia" in handler.lower() or asks_for_gpus(pod.spec) or "nvidia" in pod.spec.runtime_class.lower()
+
+
+def _is_on_its_way(snapshot: Snapshot, pod: Pod, node: Node | None) -> bool:
+    if node is not None and not older(snapshot, node.meta.created, _YOUNG_NODE):
+        return True
+    repeated = any(one.count >= _ENOUGH_TIMES for one in standing_events(snapshot, pod))
+    return not repeated and not older(snapshot, scheduled_at(pod), _YOUNG_POD)
+
+
+def _has_it_by_now(snapshot: Snapshot, node: Node | None, handler: str, known: Recognised | None) -> bool:
+    """An event from before the handler came: its kubelet tries again by itself."""
+    has = handlers_of(node) if node is not None else None
+    if has is None or handler not in has:
+        return False
+    return known is None or older(snapshot, known.symptom.at, _STALE)
+
+
+def _everywhere(snapshot: Snapshot, handler: str, lacks: list[_Lack]) -> Iterator[Found]:
+    """On many nodes it is one thing that nobody has done, above what each of them lacks."""
+    named = next((one for one in snapshot.runtime_classes if one.handler == handler), None)
+    if named is None or len(lacks) <= _EACH:
+        return
+    nodes = ", ".join(f"node/{one.node}" for one in lacks[:_MOST_NAMED])
+    evidence = (
+        f"{named.meta.subject}: handler {handler}, which {len(lacks)} nodes do not have: {nodes}",
+        *_quote(lacks[0]),
+    )
+    because = tuple((ELSEWHERE, one.subject) for one in toolkits(snapshot))
+    because = (*because, *((NOT_READY[Role.TOOLKIT], one.subject) for one in toolkits(snapshot)))
+    remedy = tuple(_mending(snapshot, None, None))
+    affected = tuple(one for lack in lacks for one in _subjects(lack))
+    yield Found(MISSING, named.meta.subject, evidence, remedy, affected, because_of=because)
+
+
+def _judge(snapshot: Snapshot, lack: _Lack, right: str) -> Iterator[Found]:
+    node = snapshot.by_node.get(lack.node)
+    classes = [one for one in snapshot.runtime_classes if one.handler == lack.handler]
+    if right and len(classes) == 1:
+        yield _wrong(snapshot, lack, classes[0], right)
+    elif (
+        node is not None and classes and not has_nvidia(node) and not any(asks_for_gpus(one.spec) for one in lack.pods)
+    ):
+        yield _not_for(lack, classes[0], node)
+    else:
+        yield from _missing(snapshot, lack, node)
+
+
+def _right_name(snapshot: Snapshot, handler: str) -> str:
+    """What the nodes call it; '' where one has it under this name, or none has one like it."""
+    with_gpus = (handlers_of(one) for one in snapshot.nodes if has_nvidia(one))
+    known = frozenset(name for names in with_gpus for name in names or () if name)
+    if handler in known:
+        return ""
+    for name in sorted(known):
+        if name.lower() == handler.lower() or {name, handler} == {*_NVIDIAS}:
+            return name
+    like = difflib.get_close_matches(handler, sorted(known), 1, _LIKE)
+    return like[0] if like and handler not in ("nvidia-cdi", "nvidia-legacy") else ""
+
+
+def _wrong(snapshot: Snapshot, lack: _Lack, named: RuntimeClass, right: str) -> Found:
+    evidence = (
+        f"{named.meta.subject}: handler {lack.handler}",
+        *(_handlers_of(one) for one in snapshot.nodes if right in (handlers_of(one) or ())),
+        *_quote(lack),
+    )
+    again = command("kubectl", "get", "runtimeclass", named.meta.name, "-o", "yaml")
+    remedy = (
+        f"Take {again}, put {right} for its handler, delete the RuntimeClass and make it anew: it can't be changed",
+        *_if_operators(snapshot, named),
+    )
+    return Found(WRONG_HANDLER, named.meta.subject, evidence, remedy, _subjects(lack))
+
+
+def _if_operators(snapshot: Snapshot, named: RuntimeClass) -> Iterator[str]:
+    for policy in snapshot.cluster_policies:
+        if policy.runtime_class and policy.runtime_class == named.meta.name:
+            yield f"{policy.meta.subject} makes it: set its value operator.runtimeClass, or the change is undone"
+
+
+def _not_for(lack: _Lack, named: RuntimeClass, node: Node) -> Found:
+    chosen = ",".join(f"{key}={value}" for key, value in named.node_selector.items()) or "none"
+    evidence = (
+        f"{node.subject} has no NVIDIA GPU by its resources and labels",
+        f"{named.meta.subject}: handler {named.handler}, nodeSelector {chosen}",
+        *_quote(lack),
+    )
+    return Found(NOT_FOR_NODE, named.meta.subject, evidence, (NOT_FOR_NODE.remedy,), _subjects(lack))
+
+
+def _missing(snapshot: Snapshot, lack: _Lack, node: Node | None) -> Iterator[Found]:
+    subject = f"node/{lack.node}"
+    finding = node.record.finding(*RECORD_REASONS) if node is not None and node.record is not None else None
+    because = []
+    for workload in toolkits(snapshot):
+        elsewhere = _elsewhere(snapshot, workload, node, finding, lack)
+        if elsewhere is not None:
+            because.append((ELSEWHERE, elsewhere.subject))
+            yield elsewhere
+        because += (
+            (ELSEWHERE, workload.subject),
+            *((NOT_READY[Role.TOOLKIT], one) for one in (subject, workload.subject)),
+        )
+    named = (one.meta.subject for one in snapshot.runtime_classes if one.handler == lack.handler)
+    because += ((MISSING, one) for one in named)
+    evidence = (*_quote(lack), *_known_of(snapshot, node, lack), *_by_toolkit(snapshot, node), *_by_agent(finding))
+    proven = finding is not None or (node is not None and handlers_of(node) is not None)
+    certainty = Certainty.PROVEN if proven or lack.known is not None else Certainty.LIKELY
+    remedy = tuple(_mending(snapshot, node, finding))
+    yield Found(MISSING, subject, evidence, remedy, _subjects(lack), certainty, tuple(because))
+
+
+def _elsewhere(
+    snapshot: Snapshot, toolkit: Workload, node: Node | None, finding: RecordFinding | None, lack: _Lack
+) -> Found | None:
+    """Where the toolkit's own host paths, and what is known of the kubelet's runtime, are not the same place."""
+    writes = target_of(toolkit)
+    should = where_it_should_write(node, finding)
+    if node is None:
+        return None
+    beside = written_elsewhere(node)
+    seen = bool(beside) or (finding is not None and finding.reason == _NO_WAY[0])
+    if not seen and (writes is None or should is None or should.same(writes)):
+        return None
+    evidence = [f"{toolkit.subject} writes {writes}"] if writes is not None else []
+    evidence += [
+        f"{node.subject}: {one} has NVIDIA's handler, which its kubelet's runtime does not read" for one in beside
+    ]
+    if should is not None:
+        evidence.append(f"{node.subject}: its kubelet uses {node.runtime} with {should} ({should.known_from})")
+    remedy = tuple(_mending(snapshot, node, finding))
+    return Found(ELSEWHERE, toolkit.subject, (*evidence, *_by_agent(finding)), remedy, (node.subject, *_subjects(lack)))
+
+
+def _known_of(snapshot: Snapshot, node: Node | None, lack: _Lack) -> Iterator[str]:
+    named = [one.meta.subject for one in snapshot.runtime_classes if one.handler == lack.handler]
+    if named:
+        yield f"{', '.join(named[:_MOST_NAMED])}: handler {lack.handler}"
+    if node is not None:
+        yield _handlers_of(node)
+
+
+def _handlers_of(node: Node) -> str:
+    has = handlers_of(node)
+    if has is None:
+        return f"{node.subject}: {node.runtime or 'its container runtime'} does not tell its handlers"
+    names = [name for name in sorted(has) if name]
+    return f"{node.subject}: {node.runtime} has the handlers {', '.join(names[:_MOST_NAMED]) or 'none'}"
+
+
+def _by_toolkit(snapshot: Snapshot, node: Node | None) -> Iterator[str]:
+    if node is None:
+        return
+    for toolkit in toolkits(snapshot):
+        writes = target_of(toolkit)
+        if writes is not None:
+            yield f"{toolkit.subject} writes {writes}"
+        for pod in snapshot.pods_on.get(node.name, ()):
+            is_its = pod.meta.owner is not None and pod.meta.owner.name == toolkit.meta.name
+            if is_its and not pod.over and not all(one.ready for one in pod.states):
+                why = next((one.waiting or (one.ended.reason if one.ended else "") for one in pod.states), "")
+                yield f"{pod.subject} on it is not ready{': ' + why if why else ''}"
+
+
+def _by_agent(finding: RecordFinding | None) -> Iterator[str]:
+    if finding is not None:
+        yield f"our agent there: {finding.reason}: {shortened(finding.detail, 600)}"
+
+
+def _mending(snapshot: Snapshot, node: Node | None, finding: RecordFinding | None) -> Iterator[str]:
+    should = where_it_should_write(node, finding)
+    operators = next(iter(toolkits(snapshot)), None)
+    if finding is not None and finding.detail:
+        yield f"Do what our agent on the node found out: {shortened(finding.detail, 900)}"
+    if operators is not None:
+        yield from _by_helm(snapshot, operators, should)
+    elif finding is None:
+        yield (
+            "Bring NVIDIA's container toolkit to the node, with the GPU operator or as a package, and configure it for "
+            "the kubelet's runtime: `nvidia-ctk runtime configure --runtime=containerd && systemctl restart containerd`"
+        )
+    if node is not None:
+        path = "jsonpath={.status.runtimeHandlers[*].name}"
+        yield f"Then see that the node has it: {command('kubectl', 'get', 'node', node.name, '-o', path)}"
+
+
+def _by_helm(snapshot: Snapshot, toolkit: Workload, should: Target | None) -> Iterator[str]:
+    policy = next((one.toolkit_env for one in snapshot.cluster_policies), {})
+    namespace = toolkit.meta.namespace
+    if should is not None:
+        yield f"Name the kubelet's own runtime to the toolkit: {should.helm(namespace, policy)}"
+        return
+    logs = command("kubectl", "-n", namespace, "logs", f"daemonset/{toolkit.meta.name}", "--all-containers")
+    unknown = Target("CONFIG", "SOCKET", "")
+    yield f"See in the toolkit's log whether it wrote the handler, and to which file: {logs}"
+    yield (
+        "Where `pgrep -a containerd` on the node shows that the kubelet's containerd has another file or socket "
+        f"(--config, --address), name these in place of CONFIG and SOCKET: {unknown.helm(namespace, policy)}"
+    )
+
+
+def _gives_gpus(snapshot: Snapshot, node: Node) -> bool:
+    """Whether GPU pods run there: then what the record says is no longer so."""
+    there = (one for one in snapshot.pods if one.spec.node == node.name and one.phase == "Running")
+    return any(asks_for_gpus(one.spec) and all(state.ready for state in one.states) for one in there)
+
+
+def _quote(lack: _Lack) -> Iterator[str]:
+    if lack.known is not None and lack.pods:
+        yield f"{lack.pods[0].subject}: {lack.known.symptom}"
+    elif lack.pods:
+        yield f"{lack.pods[0].subject}: runtimeClassName {lack.pods[0].spec.runtime_class}, and it waits"
+
+
+def _subjects(lack: _Lack) -> tuple[str, ...]:
+    return tuple(one.subject for one in lack.pods)
+
+
+def _wants_more(maker: Workload) -> bool:
+    return not maker.suspended and bool(maker.wanted) and (maker.made or 0) < (maker.wanted or 0)
+
+
+def _is_ours(maker: Workload) -> bool:
+    return maker.spec is not None and (asks_for_gpus(maker.spec) or "nvidia" in maker.spec.runtime_class)
+
+
+def _refusal(snapshot: Snapshot, maker: Workload, name: str) -> str:
+    told = of_events((one for one in snapshot.events_about.get(maker.subject, ()) if one.warning), "FailedCreate")
+    known = recognised(CLASS_TEXTS, reversed(told))
+    said = f"; {known.symptom}" if known is not None else ""
+    return f"{maker.subject} wants {maker.wanted} pods with runtimeClassName {name} and has {maker.made or 0}{said}"
+
+
+def _class_missing(name: str, told: Iterable[tuple[str, str]], there: Iterable[str]) -> Found:
+    told = list(told)
+    evidence = (
+        *(one for _, one in told),
+        f"RuntimeClasses there are: {', '.join(sorted(there)[:_MOST_NAMED]) or 'none'}",
+    )
+    manifest = f"apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata.name: {name}, handler: {name}"
+    remedy = (
+        f"Create it, where the nodes' container runtime has such a handler: {manifest}; the GPU operator makes nvidia",
+        "Or take runtimeClassName out of the template: with CDI, the operator's default since 25.10, no pod needs it",
+    )
+    return Found(CLASS_MISSING, f"runtimeclass/{name}", evidence, remedy, tuple(subject for subject, _ in told))
+
+
+SEARCHES = (
+    Search((MISSING, ELSEWHERE, WRONG_HANDLER, NOT_FOR_NODE), ("Pod", "Node"), find_handlers),
+    Search((ELSEWHERE,), ("Pod", "Node"), find_toolkits),
+    Search((CLASS_MISSING,), ("RuntimeClass",), find_classes),
+)

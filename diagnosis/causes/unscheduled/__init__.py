@@ -1,0 +1,173 @@
+"""GPU pods that no scheduler places: its arithmetic is done again, and the node or rule in the way is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from itertools import islice
+
+from diagnosis.cause import Found, Search
+from diagnosis.causes.unscheduled import device_claims, names, queues, refused, resources, selectors, volumes
+from diagnosis.causes.unscheduled.waiting import Room, Waiting, is_stuck, rooms, unschedulable, without
+from diagnosis.fit_error import Says
+from diagnosis.gpu_nodes import has_nvidia
+from diagnosis.placement import has, selects
+from diagnosis.snapshot import Snapshot
+
+_FULL = (resources.IN_USE, resources.FRAGMENTED)
+_MOST = 4
+_LOOKS_AGAIN = timedelta(minutes=10)
+_BEFORE_NODES = (Says.VOLUME_MISSING, Says.VOLUME_UNBOUND)
+
+
+def find_unschedulable(snapshot: Snapshot) -> Iterator[Found]:
+    """Pods that a scheduler has judged and refused."""
+    everywhere = rooms(snapshot) if snapshot.sees("Node") else ()
+    judged: dict[tuple[str, str], tuple[Waiting, list[Found]]] = {}
+    for waiting in unschedulable(snapshot):
+        if _is_mended(snapshot, waiting):
+            continue
+        found = list(_apart_from_nodes(snapshot, waiting))
+        if not found and snapshot.sees("Node") and (waiting.fit is not None or queues.is_gang(waiting)):
+            key = (waiting.shape, waiting.message)  # so each shape of pod meets all nodes once
+            if key not in judged:
+                judged[key] = waiting, list(_by_nodes(snapshot, waiting, everywhere))
+            found = [_retold(one, judged[key][0], waiting) for one in judged[key][1]]
+        if not found and not waiting.hami and waiting.fit is not None and not _is_next(snapshot, waiting, everywhere):
+            found = list(_told(waiting))
+        yield from found
+
+
+def _is_mended(snapshot: Snapshot, waiting: Waiting) -> bool:
+    volumes_told = waiting.fit is not None and bool(waiting.fit.of(*_BEFORE_NODES))
+    return volumes_told and volumes.are_mended(snapshot, waiting)
+
+
+def _is_next(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[Room]) -> bool:
+    """Whether there is room by now and the scheduler has only to look again, as it does every few minutes.
+
+    Only where the pods of the whole cluster are there to be counted, not those of one namespace.
+    """
+    newest = max((pod.meta.created for pod in waiting.pods if pod.meta.created is not None), default=None)
+    young = newest is not None and snapshot.now - newest < _LOOKS_AGAIN
+    whole = len({pod.meta.namespace for pod in snapshot.pods}) > 1
+    short = waiting.fit is not None and bool(waiting.fit.of(Says.SHORT))
+    return bool(everywhere) and young and whole and short
+
+
+def _retold(found: Found, of: Waiting, to: Waiting) -> Found:
+    """The same of another workload whose pods ask for the same: many thousand nodes are judged once for both."""
+    subject = to.workload if found.subject == of.workload else found.subject
+    return replace(found, subject=subject, affected=to.names if found.affected == of.names else found.affected)
+
+
+def _apart_from_nodes(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
+    """What is in the way before any node is looked at."""
+    yield from queues.find_error(waiting)
+    if waiting.fit is not None and waiting.fit.of(*_BEFORE_NODES):
+        yield from volumes.find_volumes(snapshot, waiting)
+    elif device_claims.is_dra(waiting):
+        yield from device_claims.find_claims(snapshot, waiting)
+
+
+def _by_nodes(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[Room]) -> Iterator[Found]:
+    """Step by step fewer nodes: with the resource, selected, large enough, with room, open."""
+    lacking = names.absent(waiting, everywhere)
+    if lacking:
+        by_claim = {one.resource: one for one in snapshot.device_classes if one.resource}
+        rest = [name for name in lacking if name not in by_claim]
+        yield from names.find_absent(snapshot, waiting, rest, everywhere)
+        for name in sorted(set(lacking) & set(by_claim)):
+            yield from device_claims.find_by_resource(snapshot, waiting, name, by_claim[name])
+        return
+    devices = waiting.devices
+    offering, others = _parted(everywhere, lambda room: all(has(room.node, name) for name in devices))
+    if not offering:
+        yield names.find_apart(waiting)
+        return
+    selected = [room for room in offering if selects(waiting.spec, room.node)]
+    if not selected:
+        yield selectors.find_unmatched(snapshot, waiting, offering, others)
+        return
+    large = [room for room in selected if all(has(room.node, name) >= asked for name, asked in devices.items())]
+    if not large:
+        yield from resources.find_too_many(waiting, selected)
+        return
+    silent = [room for room in others if has_nvidia(room.node) and selects(waiting.spec, room.node)]
+    yield from _by_room(snapshot, waiting, large, silent)
+
+
+def _parted(rooms: Iterable[Room], is_one: Callable[[Room], bool]) -> tuple[list[Room], list[Room]]:
+    """Those that are, and those that are not."""
+    ones: list[Room] = []
+    others: list[Room] = []
+    for room in rooms:
+        (ones if is_one(room) else others).append(room)
+    return ones, others
+
+
+def _by_room(snapshot: Snapshot, waiting: Waiting, large: Sequence[Room], others: Sequence[Room]) -> Iterator[Found]:
+    """`others` would take the pods, if they offered the GPUs that they have."""
+    closed, opened = _parted(large, lambda room: bool(refused.closed_by(waiting.spec, room.node)))
+    counted = waiting.counted
+    if any(room.fits(counted) for room in opened):
+        yield from _beyond_arithmetic(waiting, opened)
+        return
+    with_room = [room for one in closed if (room := _emptied(snapshot, one)).fits(counted)]
+    for_others, ours_to_have = _parted(with_room, lambda room: refused.is_dedicated(waiting.spec, room))
+    if ours_to_have:
+        yield from refused.find_refused(snapshot, waiting, ours_to_have)
+    elif not opened:
+        yield from refused.find_refused(snapshot, waiting, with_room or closed)
+    if opened and _places(waiting, ours_to_have) < len(waiting.pods):
+        elsewhere = _told_of(for_others)
+        for found in resources.find_shortages(snapshot, waiting, opened, others):
+            yield replace(found, evidence=(*found.evidence, *elsewhere)) if found.cause in _FULL else found
+
+
+def _emptied(snapshot: Snapshot, room: Room) -> Room:
+    """As it is without pods that should be gone."""
+    going = [pod for pod in room.pods if is_stuck(snapshot, pod)]
+    return without(room, going) if going else room
+
+
+def _told_of(rooms: Iterable[Room]) -> tuple[str, ...]:
+    """Nodes with room that are for others: said, not blamed."""
+    named = [f"{room.node.subject} ({', '.join(map(str, room.node.taints))})" for room in islice(rooms, _MOST)]
+    return (f"there is room on nodes for others: {', '.join(named)}",) if named else ()
+
+
+def _places(waiting: Waiting, free: Sequence[Room]) -> int:
+    """For how many of the pods these nodes would be enough."""
+    counted = waiting.counted
+    counts = [min(room.free(name) // asked for name, asked in counted.items()) for room in free]
+    return int(sum(counts))
+
+
+def _beyond_arithmetic(waiting: Waiting, opened: Sequence[Room]) -> Iterator[Found]:
+    yield from volumes.find_rules(waiting)
+    yield from queues.find_gang(waiting, opened)
+
+
+def _told(waiting: Waiting) -> Iterator[Found]:
+    """What the text says, where the objects do not show it: of nodes with the GPUs before that of any other."""
+    short = list(resources.find_told(waiting))
+    found = [*refused.find_told(waiting), *selectors.find_told(waiting), *volumes.find_rules(waiting)]
+    yield from short or found or (volumes.find_unexplained(waiting),)
+
+
+SEARCHES = (
+    Search((*queues.CAUSES[:3],), ("Pod",), queues.find_gates),
+    Search((queues.KUEUE,), (), queues.find_queued),
+    Search((queues.NO_SCHEDULER, queues.GANG), ("Pod",), queues.find_unlooked),
+    Search((resources.TERMINATING,), ("Pod",), resources.find_stuck),
+    Search(
+        (
+            *(*names.CAUSES, *selectors.CAUSES, *resources.CAUSES, *refused.CAUSES),
+            *(*volumes.CAUSES, *device_claims.CAUSES, queues.ERROR),
+        ),
+        ("Pod",),
+        find_unschedulable,
+    ),
+)

@@ -1,0 +1,310 @@
+"""Claims of dynamic resource allocation that no device satisfies."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
+from diagnosis.causes.components import NOT_READY
+from diagnosis.causes.other_devices import NO_SLICES
+from diagnosis.causes.unscheduled.waiting import Waiting
+from diagnosis.components import Role, components
+from diagnosis.fit_error import Says
+from diagnosis.quantity import amount
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.dra import Device, DeviceClass, Request, ResourceClaim
+from diagnosis.snapshot.meta import Meta, subject
+
+NO_CLASS = Cause(
+    "DeviceClassMissing",
+    Severity.HIGH,
+    Link.SCHEDULED,
+    "A claim asks for a DeviceClass that does not exist.",
+    "Name a class that exists, or install the DRA driver, which brings its own.",
+)
+NO_DEVICES = Cause(
+    "NoDevicesPublished",
+    Severity.HIGH,
+    Link.SCHEDULED,
+    "No node publishes devices of the DRA driver whose class a claim asks for.",
+    "Look at the kubelet plugin of the DRA driver on the GPU nodes.",
+)
+NO_MATCH = Cause(
+    "NoDeviceMatchesClaim",
+    Severity.HIGH,
+    Link.SCHEDULED,
+    "No device that is published is as a claim asks for, or not as many on one node.",
+    "Change the claim's selectors or count to what devices there are.",
+)
+ALL_ALLOCATED = Cause(
+    "DevicesAllAllocated",
+    Severity.MEDIUM,
+    Link.SCHEDULED,
+    "Every device that would satisfy a claim is allocated to another.",
+    "Wait, stop what is not needed, or add nodes; delete claims that nobody uses any more.",
+)
+NO_CLAIM = Cause(
+    "ResourceClaimMissing",
+    Severity.HIGH,
+    Link.SCHEDULED,
+    "A pod names a ResourceClaim or a template that does not exist, or whose claim nobody has made.",
+    "Create it in the pod's namespace, or correct the name in the workload.",
+)
+CLAIM_UNMET = Cause(
+    "ClaimNotSatisfied",
+    Severity.MEDIUM,
+    Link.SCHEDULED,
+    "The scheduler can allocate no devices for a claim; what the snapshot shows does not tell why.",
+    "Compare the claim's requests with the ResourceSlices.",
+)
+CAUSES = (NO_CLASS, NO_DEVICES, NO_MATCH, ALL_ALLOCATED, NO_CLAIM, CLAIM_UNMET)
+
+_DRIVER = re.compile(r"device\.driver\s{0,3}==\s{0,3}['\"]([^'\"]{1,200})['\"]", re.ASCII)
+_ATTRIBUTE = re.compile(
+    r"\A\(?\s{0,3}device\.attributes\[['\"]([^'\"]{1,200})['\"]\]\.([A-Za-z0-9_]{1,64})"
+    r"\s{0,3}(==|!=)\s{0,3}(?:['\"]([^'\"]{0,200})['\"]|(true|false|-?\d{1,18}))\s{0,3}\)?\Z",
+    re.ASCII,
+)
+_CAPACITY = re.compile(
+    r"\A\(?\s{0,3}device\.capacity\[['\"]([^'\"]{1,200})['\"]\]\.([A-Za-z0-9_]{1,64})\.compareTo\(\s{0,3}quantity\("
+    r"['\"]([^'\"]{1,40})['\"]\)\s{0,3}\)\s{0,3}(>=|>|==|<=|<)\s{0,3}0\s{0,3}\)?\Z",
+    re.ASCII,
+)
+_SHUT = (":NoSchedule", ":NoExecute")
+_PATIENCE = timedelta(minutes=1)
+_MOST = 5
+_NEEDED = ("ResourceClaim", "ResourceClaimTemplate")
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One device as it is published. `name` as a claim's allocation has it: driver/pool/device."""
+
+    name: str
+    driver: str
+    node: str
+    device: Device
+
+
+def is_dra(waiting: Waiting) -> bool:
+    return bool(waiting.spec.claims) and (
+        waiting.fit is None or bool(waiting.fit.of(Says.CLAIM, Says.CLAIM_MISSING, Says.CLASS_MISSING))
+    )
+
+
+def find_claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
+    """Of pods whose claims are in the way."""
+    found = list(_missing(snapshot, waiting)) if snapshot.sees(*_NEEDED) else []
+    for claim in _claims(snapshot, waiting):
+        if not claim.devices:
+            found += (one for request in claim.requests for one in _judged(snapshot, waiting, claim, request))
+    if not found and waiting.fit is not None:
+        found += (
+            _told(waiting, reason.text) for reason in waiting.fit.of(Says.CLAIM, Says.CLAIM_MISSING, Says.CLASS_MISSING)
+        )
+    yield from found
+
+
+def find_by_resource(snapshot: Snapshot, waiting: Waiting, name: str, known: DeviceClass) -> Iterator[Found]:
+    """A resource of no device plugin, that a DeviceClass gives devices for."""
+    if snapshot.sees("ResourceSlice"):
+        count = int(waiting.asked[name])
+        asks = f"one pod asks for {count} {name}, of class {known.meta.name}"
+        claim = ResourceClaim(Meta("DeviceClass", "", known.meta.name))
+        yield from _offered(snapshot, waiting, (asks, Request(name, known.meta.name, count), claim, known))
+
+
+def _told(waiting: Waiting, text: str) -> Found:
+    return Found(CLAIM_UNMET, waiting.workload, (f"the scheduler: {text}",), (), waiting.names, Certainty.LIKELY)
+
+
+def _claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[ResourceClaim]:
+    """The claims of the first pod, made or as their templates have them: those of its twins ask for the same."""
+    pod = waiting.pods[0]
+    known = {one.meta.name: one for one in snapshot.claims if one.meta.namespace == pod.meta.namespace}
+    for name, source in pod.spec.claims.items():
+        one = known.get(pod.claim_names.get(name, "")) or known.get(source)
+        if one is not None:
+            yield one
+
+
+def _missing(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
+    pod = waiting.pods[0]
+    if pod.meta.created is not None and snapshot.now - pod.meta.created < _PATIENCE:
+        return
+    mine = [one.meta for one in snapshot.claims if one.meta.namespace == pod.meta.namespace]
+    for name, source in pod.spec.claims.items():
+        kinds = {one.kind for one in mine if one.name == source}
+        if not kinds:
+            told = ", ".join(sorted(one.name for one in mine)[:_MOST]) or "none"
+            evidence = f"{waiting.workload}: claim {name} names {source}, and {pod.meta.namespace} has {told}"
+            yield Found(NO_CLAIM, subject("ResourceClaim", pod.meta.namespace, source), (evidence,), (), waiting.names)
+        elif kinds == {"ResourceClaimTemplate"} and name not in pod.claim_names:
+            evidence = f"{pod.subject}: no ResourceClaim was made from the template {source}"
+            look = command(
+                "kubectl",
+                "-n",
+                pod.meta.namespace,
+                "get",
+                "events",
+                f"--field-selector=involvedObject.name={pod.meta.name}",
+            )
+            remedy = (f"kube-controller-manager makes it; see its events: {look}",)
+            yield Found(
+                NO_CLAIM,
+                subject("ResourceClaimTemplate", pod.meta.namespace, source),
+                (evidence,),
+                remedy,
+                waiting.names,
+            )
+
+
+def _judged(snapshot: Snapshot, waiting: Waiting, claim: ResourceClaim, request: Request) -> Iterator[Found]:
+    known = next((one for one in snapshot.device_classes if one.meta.name == request.device_class), None)
+    asks = f"{claim.meta.subject} asks for {'all' if request.all else request.count} of class {request.device_class}"
+    if known is None:
+        if snapshot.sees("DeviceClass") and request.device_class:
+            classes = ", ".join(sorted(one.meta.name for one in snapshot.device_classes)[:_MOST]) or "none"
+            evidence = (asks, f"DeviceClasses there are: {classes}")
+            yield Found(NO_CLASS, f"deviceclass/{request.device_class}", evidence, (), waiting.names)
+        return
+    if not snapshot.sees("ResourceSlice"):
+        return
+    yield from _offered(snapshot, waiting, (asks, request, claim, known))
+
+
+def _offered(
+    snapshot: Snapshot, waiting: Waiting, asked: tuple[str, Request, ResourceClaim, DeviceClass]
+) -> Iterator[Found]:
+    asks, request, claim, known = asked
+    driver, offers = _driver(known), list(_offers(snapshot))
+    of_driver = [one for one in offers if driver in ("", one.driver)]
+    if not of_driver:
+        evidence = (asks, f"no ResourceSlice of driver {driver or known.meta.name}; {_drivers(offers)}")
+        look = command("kubectl", "get", "pods", "-A", "-o", "wide")
+        remedy = (f"Look at the DRA driver's kubelet plugin on the GPU nodes: {look}",)
+        above = tuple(_why_no_slices(snapshot))
+        yield Found(NO_DEVICES, f"deviceclass/{known.meta.name}", evidence, remedy, waiting.names, because_of=above)
+        return
+    terms = [term for text in (*known.selectors, *request.selectors) for term in _terms(text)]
+    matching = [one for one in of_driver if all(_holds(term, one) for term in terms)]
+    if _most_on_a_node(matching) < request.count:
+        most = f"{len(matching)} of {len(of_driver)} devices match, {_most_on_a_node(matching)} on one node at most"
+        yield Found(NO_MATCH, claim.meta.subject, (asks, *_unmet(terms, of_driver), most), (), waiting.names)
+        return
+    yield from _taken(snapshot, waiting, asked, matching)
+
+
+def _taken(
+    snapshot: Snapshot,
+    waiting: Waiting,
+    asked: tuple[str, Request, ResourceClaim, DeviceClass],
+    matching: Sequence[Offer],
+) -> Iterator[Found]:
+    asks, request, _, known = asked
+    by = {device: claim for claim in snapshot.claims for device in claim.devices}
+    free = [one for one in matching if one.name not in by and not any(map(_is_shut, one.device.taints))]
+    if _most_on_a_node(free) >= request.count:
+        return
+    users = Counter(
+        f"{by[one.name].meta.subject} ({', '.join(by[one.name].reserved_for) or 'no pod'})"
+        for one in matching
+        if one.name in by
+    )
+    shut = [f"{one.name}: taint {taint}" for one in matching for taint in one.device.taints if _is_shut(taint)]
+    held = ", ".join(f"{name}: {count}" for name, count in users.most_common(_MOST))
+    evidence = (
+        asks,
+        f"{len(matching)} devices match, {len(free)} are free; allocated to {held or 'nobody'}",
+        *shut[:_MOST],
+    )
+    yield Found(ALL_ALLOCATED, f"deviceclass/{known.meta.name}", evidence, (), waiting.names)
+
+
+def _why_no_slices(snapshot: Snapshot) -> Iterator[tuple[Cause, str]]:
+    """All that may be why the DRA driver publishes nothing."""
+    for one in components(snapshot):
+        if one.role in (Role.DRA_DRIVER, Role.DRIVER):
+            yield NOT_READY[one.role], one.subject
+    for node in snapshot.nodes:
+        for cause in (NOT_READY[Role.DRA_DRIVER], NOT_READY[Role.DRIVER], NO_SLICES):
+            yield cause, node.subject
+
+
+def _offers(snapshot: Snapshot) -> Iterator[Offer]:
+    for piece in snapshot.slices:
+        for device in piece.devices:
+            yield Offer(f"{piece.driver}/{piece.pool}/{device.name}", piece.driver, piece.node, device)
+
+
+def _driver(known: DeviceClass) -> str:
+    """The one that its selectors name; '' where they name none."""
+    return next((found[1] for text in known.selectors if (found := _DRIVER.search(text))), "")
+
+
+def _drivers(offers: Iterable[Offer]) -> str:
+    names = sorted({one.driver for one in offers})
+    return f"drivers that publish devices: {', '.join(names[:_MOST])}" if names else "no driver publishes devices"
+
+
+def _most_on_a_node(offers: Iterable[Offer]) -> int:
+    return max(Counter(one.node for one in offers).values(), default=0)
+
+
+def _is_shut(taint: str) -> bool:
+    return taint.endswith(_SHUT)
+
+
+def _terms(expression: str) -> Iterator[str]:
+    """What must all hold; alternatives are one term, which is not judged."""
+    if "||" not in expression:
+        yield from (one.strip() for one in expression.split("&&"))
+
+
+def _holds(term: str, offer: Offer) -> bool:
+    """Whether the device is so, as far as the term is of a form that is known here: in doubt it is."""
+    driver = _DRIVER.fullmatch(term)
+    if driver:
+        return offer.driver == driver[1]
+    attribute = _ATTRIBUTE.match(term)
+    if attribute:
+        there = _value(offer.device.attributes, attribute[1], attribute[2])
+        wanted = attribute[4] if attribute[4] is not None else attribute[5]
+        return (there == wanted) is (attribute[3] == "==")
+    capacity = _CAPACITY.match(term)
+    return _compares(offer, capacity) if capacity else True
+
+
+def _compares(offer: Offer, term: re.Match[str]) -> bool:
+    there, wanted = amount(_value(offer.device.capacity, term[1], term[2]) or ""), amount(term[3])
+    if there is None or wanted is None:
+        return there is not None
+    by = {">=": there >= wanted, ">": there > wanted, "==": there == wanted, "<=": there <= wanted, "<": there < wanted}
+    return by[term[4]]
+
+
+def _value(values: Mapping[str, str], domain: str, name: str) -> str | None:
+    """By the short name, or the qualified one."""
+    return values.get(name, values.get(f"{domain}/{name}"))
+
+
+def _unmet(terms: Iterable[str], offers: Sequence[Offer]) -> Iterator[str]:
+    """Terms that hold for no device, each with what there is."""
+    for term in terms:
+        if not any(_holds(term, one) for one in offers):
+            yield f"no device meets {term[:300]}; {_there(term, offers)}"
+
+
+def _there(term: str, offers: Iterable[Offer]) -> str:
+    known = _ATTRIBUTE.match(term) or _CAPACITY.match(term)
+    if known is None:
+        return _drivers(offers)
+    sizes, told = ".capacity[" in term, Counter[str]()
+    for one in offers:
+        there = one.device.capacity if sizes else one.device.attributes
+        told[_value(there, known[1], known[2]) or "(none)"] += 1
+    return f"{known[2]} there is: " + ", ".join(f"{value} ({count})" for value, count in told.most_common(_MOST))

@@ -1,0 +1,172 @@
+"""A resource that no node has: misspelled, of another MIG profile, renamed by time-slicing, or not there at all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
+
+from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
+from diagnosis.causes.offer_causes import why_not_cut, why_not_offered
+from diagnosis.causes.unscheduled.waiting import Room, Waiting, autoscaler_says, is_extended
+from diagnosis.gpus import is_gpu, meant_as_gpu
+from diagnosis.placement import has
+from diagnosis.quantity import counted, shown
+from diagnosis.snapshot import Snapshot
+
+MISSPELLED = Cause(
+    "ResourceNameUnknown",
+    Severity.HIGH,
+    Link.SCHEDULED,
+    "A workload asks for a resource that no node has, under a name much like one that nodes do have.",
+    "Ask for the resource by the name that the nodes have.",
+)
+MIG_PROFILE_ABSENT = Cause(
+    "MigProfileAbsent",
+    Severity.HIGH,
+    Link.SCHEDULED,
+    "A workload asks for a MIG profile that no node is partitioned into, or that the MIG strategy names differently.",
+    "Ask for a profile that is there, or have a node partitioned so.",
+    "k8s-device-plugin: strategy mixed names each profile nvidia.com/mig-…, strategy single names all nvidia.com/gpu",
+)
+ONLY_MIG = Cause(
+    "GpusOnlyAsMigSlices",
+    Severity.HIGH,
+    Link.SCHEDULED,
+    "A workload asks for whole GPUs, and the nodes offer theirs only as MIG slices.",
+    "Ask for one of the profiles, or have a node's GPUs left whole.",
+)
+RENAMED = Cause(
+    "SharedGpuResourceRenamed",
+    Severity.HIGH,
+    Link.SCHEDULED,
+    "Time-slicing or MPS offers the GPUs under a name with or without `.shared`, and the workload asks for the other.",
+    "Ask for the name that the nodes have, or set `renameByDefault` of the device plugin's sharing.",
+    "k8s-device-plugin: sharing.timeSlicing.renameByDefault",
+)
+ABSENT = Cause(
+    "GpuResourceAbsent",
+    Severity.HIGH,
+    Link.SCHEDULED,
+    "No node offers a resource that GPU workloads ask for: there is no such node, or its device plugin does not tell.",
+    "Add a node with it, or look why the device plugin of the nodes that have the hardware does not register.",
+)
+CAUSES = (MISSPELLED, MIG_PROFILE_ABSENT, ONLY_MIG, RENAMED, ABSENT)
+
+_MIG = "nvidia.com/mig-"
+_SHARED = ".shared"
+_WHOLE = "nvidia.com/gpu"
+_STRATEGY = "nvidia.com/mig.strategy"
+_HARDWARE = ("nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present")
+_KNOWN = frozenset((_WHOLE, "amd.com/gpu"))
+_MOST_NAMED = 5
+
+
+def absent(waiting: Waiting, rooms: Sequence[Room]) -> tuple[str, ...]:
+    """Of what it asks for, what no node has any of."""
+    return tuple(name for name in waiting.devices if not any(has(room.node, name) for room in rooms))
+
+
+def find_absent(snapshot: Snapshot, waiting: Waiting, names: Iterable[str], rooms: Sequence[Room]) -> Iterator[Found]:
+    there = _offered(rooms)
+    for name in names:
+        asked = f"{shown(name, waiting.asked[name])} {name} is asked for; no node has any"
+        offered = _told(there)
+        cause, remedy = _judged(name, there)
+        if cause is ABSENT:
+            told = autoscaler_says(snapshot, waiting.pods)
+            evidence = (f"{counted(len(rooms), 'node')}, none with {name}", *_hardware(name, rooms), offered, *told)
+            because = why_not_offered(snapshot)
+            yield Found(cause, f"resource/{name}", evidence, _look(rooms), waiting.names, because_of=because)
+        else:
+            strategy = _strategies(rooms) if name.startswith(_MIG) else ()
+            cut = tuple(why_not_cut(snapshot)) if name.startswith(_MIG) else ()
+            told = (asked, offered, *strategy)
+            yield Found(cause, waiting.workload, told, remedy, waiting.names, because_of=cut)
+
+
+def find_apart(waiting: Waiting) -> Found:
+    """Each of its resources is somewhere, never all on one node."""
+    names = " and ".join(sorted(waiting.devices))
+    evidence = (f"one pod asks for {names}; no node has all of them",)
+    remedy = ("Ask for resources that one kind of node has, or let the device plugin offer them together.",)
+    return Found(MISSPELLED, waiting.workload, evidence, remedy, waiting.names, Certainty.PROVEN)
+
+
+def _judged(name: str, there: Counter[str]) -> tuple[Cause, tuple[str, ...]]:
+    ask = "Ask for `{}` in the workload's limits.".format
+    twin = name.removesuffix(_SHARED) if name.endswith(_SHARED) else name + _SHARED
+    mig = [one for one in there if one.startswith(_MIG)]
+    if twin in there:
+        return RENAMED, (ask(twin),)
+    if name.startswith(_MIG):
+        return MIG_PROFILE_ABSENT, _other_profiles(name, mig, there)
+    if name == _WHOLE and mig:
+        return ONLY_MIG, (f"Ask for one of {', '.join(sorted(mig))}, or set `nvidia.com/mig.config=all-disabled`.",)
+    near = nearest(name, there)
+    if near and name not in _KNOWN:
+        return MISSPELLED, (ask(near),)
+    others = [one for one in there if is_gpu(one)]
+    if others and meant_as_gpu(name):
+        return MISSPELLED, (f"Ask for a resource that is there: {', '.join(sorted(others)[:_MOST_NAMED])}.",)
+    return ABSENT, ()
+
+
+def nearest(name: str, there: Iterable[str]) -> str:
+    """The one of these that somebody may have meant; '' for none."""
+    by_lower = {one.lower(): one for one in there}
+    close = get_close_matches(name.lower(), by_lower, 1, 0.75)
+    return by_lower[close[0]] if close else ""
+
+
+def _other_profiles(name: str, mig: list[str], there: Counter[str]) -> tuple[str, ...]:
+    if mig:
+        near = nearest(name, mig)
+        first = f"Ask for `{near}`." if near else f"Ask for one of {', '.join(sorted(mig))}."
+        return first, f"Or have a node partitioned with {name.removeprefix(_MIG)} by its label `nvidia.com/mig.config`."
+    if _WHOLE in there:
+        return (
+            f"With MIG strategy single, ask for {_WHOLE}; the label nvidia.com/gpu.product tells the profile.",
+            "Without MIG: set `nvidia.com/mig.config` on a node, and strategy mixed in the device plugin.",
+        )
+    return ("Set `nvidia.com/mig.config` on a node, and strategy mixed in the device plugin.",)
+
+
+def _offered(rooms: Iterable[Room]) -> Counter[str]:
+    """By resource, how many nodes have any."""
+    names = ((name, room) for room in rooms for name in {**room.node.capacity, **room.node.allocatable})
+    return Counter(name for name, room in names if is_extended(name) and has(room.node, name))
+
+
+def _told(there: Counter[str]) -> str:
+    gpus = [(name, nodes) for name, nodes in there.most_common() if meant_as_gpu(name)]
+    if not gpus:
+        return "no node offers any GPU resource"
+    return "offered: " + ", ".join(f"{name} on {counted(nodes, 'node')}" for name, nodes in gpus[:_MOST_NAMED])
+
+
+def _hardware(name: str, rooms: Iterable[Room]) -> Iterator[str]:
+    """Nodes that should have it."""
+    for room in rooms:
+        node = room.node
+        if {**node.capacity, **node.allocatable}.get(name) == "0":
+            yield f"{node.subject}: 0 {name} now; a device plugin has offered it before"
+        elif name.startswith("nvidia.com/") and any(node.meta.labels.get(one) == "true" for one in _HARDWARE):
+            yield f"{node.subject}: labelled as a GPU node, and offers no {name}"
+
+
+def _strategies(rooms: Iterable[Room]) -> tuple[str, ...]:
+    told = Counter(room.node.meta.labels[_STRATEGY] for room in rooms if _STRATEGY in room.node.meta.labels)
+    return tuple(f"MIG strategy {one} on {counted(nodes, 'node')}" for one, nodes in sorted(told.items()))
+
+
+def _look(rooms: Sequence[Room]) -> tuple[str, ...]:
+    if not any(room.node.meta.labels.get(one) == "true" for room in rooms for one in _HARDWARE):
+        return ("Add a GPU node to the cluster, or let its pool grow from zero.", _offers())
+    pods = command("kubectl", "get", "pods", "-A", "-o", "wide", "-l", "app=nvidia-device-plugin-daemonset")
+    return (f"Look at the device plugin on the GPU nodes: {pods}", _offers())
+
+
+def _offers() -> str:
+    columns = r"custom-columns=NODE:.metadata.name,GPU:.status.allocatable.nvidia\.com/gpu"
+    return f"See what nodes offer: {command('kubectl', 'get', 'nodes', '-o', columns)}"

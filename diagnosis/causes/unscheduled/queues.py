@@ -1,0 +1,280 @@
+"""Nobody has tried to place the pod: a gate, a queue, a group that is not whole, or a scheduler that is not there."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from decimal import Decimal
+
+from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
+from diagnosis.causes.unscheduled.waiting import Room, Waiting, events_of, unplaced
+from diagnosis.fit_error import Says, reason_of
+from diagnosis.gpus import asks_for_gpus
+from diagnosis.placement import ZERO
+from diagnosis.quantity import shown
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.kueue import Queue, Queued
+from diagnosis.snapshot.meta import subject
+from diagnosis.snapshot.pods import Pod
+
+KUEUE = Cause(
+    "KueueHoldsPod",
+    Severity.MEDIUM,
+    Link.QUEUED,
+    "Kueue has not admitted the workload: its pods keep a scheduling gate of Kueue.",
+    "Look at the Kueue Workload and its queue: quota, and whether the queue is there and active.",
+)
+TOPOLOGY = Cause(
+    "KueueTopologyPending",
+    Severity.MEDIUM,
+    Link.QUEUED,
+    "Kueue has not assigned the pod a place in the topology: its gate for that is still there.",
+    "Look at the Kueue Workload's topology assignment, and at Kueue's controller.",
+)
+GATED = Cause(
+    "SchedulingGateHeld",
+    Severity.MEDIUM,
+    Link.QUEUED,
+    "A pod keeps a scheduling gate that whoever set it has not taken away.",
+    "Find the controller that owns the gate, and why it waits.",
+)
+NO_SCHEDULER = Cause(
+    "SchedulerNotThere",
+    Severity.HIGH,
+    Link.SCHEDULED,
+    "A pod names a scheduler that does not answer: nobody has looked at the pod.",
+    "Name a scheduler that runs, or install the one that is named.",
+)
+GANG = Cause(
+    "GangIncomplete",
+    Severity.MEDIUM,
+    Link.SCHEDULED,
+    "A group of pods that must start together cannot: some of them have no room, or do not exist.",
+    "Make room for the whole group, or ask for fewer or smaller pods.",
+)
+ERROR = Cause(
+    "SchedulerFailed",
+    Severity.MEDIUM,
+    Link.SCHEDULED,
+    "The scheduler tried to place a pod and met an error.",
+    "Read the error; it names the step that failed.",
+)
+CAUSES = (KUEUE, TOPOLOGY, GATED, NO_SCHEDULER, GANG, ERROR)
+
+_QUEUE_NAME = "kueue.x-k8s.io/queue-name"
+_ADMISSION, _TOPOLOGY = "kueue.x-k8s.io/admission", "kueue.x-k8s.io/topology"
+_DEFAULT = "default-scheduler"
+_ALSO_CALLED = {_DEFAULT: "kube-scheduler", "volcano": "vc-scheduler"}
+_GROUPS = ("scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name")
+_NOTED = frozenset(("FailedScheduling", "Scheduled", "FilteringFailed", "FilteringSucceed", "Unschedulable"))
+_PATIENCE = timedelta(minutes=2)
+"""A gate or a pod nobody has looked at is nothing yet for so long."""
+
+
+def find_gates(snapshot: Snapshot) -> Iterator[Found]:
+    """Pods that wait for a gate to be taken away."""
+    for pod in unplaced(snapshot):
+        if pod.spec.gates and _is_old(snapshot, pod):
+            yield _gated(snapshot, pod)
+
+
+def find_queued(snapshot: Snapshot) -> Iterator[Found]:
+    """What waits in a queue of Kueue, gated or suspended, with what Kueue says of it."""
+    for one in snapshot.queued:
+        done = any(map(one.is_true, ("Finished", "Admitted", "QuotaReserved")))
+        young = one.meta.created is None or snapshot.now - one.meta.created < _PATIENCE
+        if not done and not young and one.active and any(map(asks_for_gpus, one.specs)):
+            yield _queued(snapshot, one)
+
+
+def find_unlooked(snapshot: Snapshot) -> Iterator[Found]:
+    """Pods that no scheduler has looked at."""
+    waits: defaultdict[str, list[Pod]] = defaultdict(list)
+    for pod in unplaced(snapshot):
+        if pod.spec.gates or _is_looked_at(snapshot, pod) or not _is_old(snapshot, pod):
+            continue
+        group = _group_says(snapshot, pod)
+        if group is not None:
+            yield group
+        else:
+            waits[pod.spec.scheduler or _DEFAULT].append(pod)
+    for name, pods in sorted(waits.items()):
+        yield from _not_there(snapshot, name, pods)
+
+
+def find_gang(waiting: Waiting, rooms: Sequence[Room]) -> Iterator[Found]:
+    """Each fits by itself, and the scheduler waits for all."""
+    if not is_gang(waiting):
+        return
+    evidence = [f"the scheduler: {waiting.message}"]
+    name = next(iter(waiting.devices), "")
+    if name and rooms:
+        free = sum((room.free(name) for room in rooms), ZERO)
+        each = waiting.asked[name]
+        placed = sum(int(room.free(name) // each) for room in rooms)
+        evidence.append(
+            f"{len(waiting.pods)} pods of {shown(name, each)} {name} wait; "
+            f"{shown(name, Decimal(free))} are free, room for {placed} of them"
+        )
+    yield Found(GANG, waiting.workload, tuple(evidence), (), waiting.names)
+
+
+def is_gang(waiting: Waiting) -> bool:
+    """Whether the scheduler says that it waits for others of a group."""
+    if waiting.fit is not None:
+        return bool(waiting.fit.of(Says.GANG))
+    return reason_of(waiting.message).says is Says.GANG
+
+
+def find_error(waiting: Waiting) -> Iterator[Found]:
+    """A scheduler's text of no other form. What HAMi says is another family's."""
+    told = waiting.pods[-1].condition("PodScheduled")
+    failed = told is not None and told.reason == "SchedulerError"
+    if waiting.fit is None and failed and not waiting.hami and "has been locked within" not in waiting.message:
+        evidence = (f"the scheduler: {waiting.message}",)
+        yield Found(ERROR, waiting.workload, evidence, (), waiting.names, Certainty.LIKELY)
+
+
+def _gated(snapshot: Snapshot, pod: Pod) -> Found:
+    gates, workload = pod.spec.gates, snapshot.line(pod.meta)[-1]
+    evidence = [f"{pod.subject}: scheduling gates {', '.join(gates)}"]
+    queue = _queue(snapshot, pod)
+    told = [one.message for one in events_of(snapshot, pod) if "kueue" in one.by]
+    if _ADMISSION in gates:
+        evidence += [f"label {_QUEUE_NAME}={queue}"] if queue else ["no label names a queue"]
+        where = subject("LocalQueue", pod.meta.namespace, queue) if queue else workload
+        return Found(KUEUE, where, (*evidence, *told[-1:]), _look_at_kueue(pod, queue), (pod.subject,))
+    if _TOPOLOGY in gates:
+        return Found(TOPOLOGY, workload, (*evidence, *told[-1:]), _look_at_kueue(pod, queue), (pod.subject,))
+    look = command(
+        "kubectl", "-n", pod.meta.namespace, "get", "pod", pod.meta.name, "-o", "yaml", "--show-managed-fields"
+    )
+    remedy = (f"See who set the gate (managedFields), and look at that controller: {look}",)
+    return Found(GATED, workload, tuple(evidence), remedy, (pod.subject,))
+
+
+def _queued(snapshot: Snapshot, one: Queued) -> Found:
+    owner = one.meta.owner
+    made_by = subject(owner.kind, one.meta.namespace, owner.name) if owner is not None else one.meta.subject
+    told = [f"{each.type}={each.status}, {each.reason}: {each.message}" for each in one.conditions if each.message]
+    state = [f"{made_by}: {text}" for text in told[:2]] or [f"{made_by}: Kueue has not said anything of it"]
+    kubectl = ("kubectl", "-n", one.meta.namespace)
+    look = command(*kubectl, "describe", "workloads.kueue.x-k8s.io", one.meta.name)
+    remedy = (*_mend_queue(snapshot, one), f"See what its queue wants: {look}")
+    where = subject("LocalQueue", one.meta.namespace, one.queue) if one.queue else made_by
+    return Found(KUEUE, where, (*state, *_about_queue(snapshot, one)), remedy, (made_by,))
+
+
+def _about_queue(snapshot: Snapshot, one: Queued) -> Iterator[str]:
+    for queue in _queues_of(snapshot, one):
+        yield from (
+            f"{queue.meta.subject}: {each.type}={each.status}, {each.reason}: {each.message}"
+            for each in queue.conditions
+            if each.status == "False"
+        )
+
+
+def _mend_queue(snapshot: Snapshot, one: Queued) -> Iterator[str]:
+    there = sorted(each.meta.name for each in snapshot.queues if each.meta.namespace == one.meta.namespace)
+    if not one.queue:
+        yield f"Name a queue by the label {_QUEUE_NAME}: {', '.join(there) or 'there is none in the namespace'}."
+    elif one.queue not in there and snapshot.sees("LocalQueue"):
+        known = ", ".join(there) or "another"
+        yield f"There is no LocalQueue {one.queue} in {one.meta.namespace}: create it, or name {known}."
+
+
+def _queues_of(snapshot: Snapshot, one: Queued) -> Iterator[Queue]:
+    for local in snapshot.queues:
+        if (local.meta.kind, local.meta.namespace, local.meta.name) == ("LocalQueue", one.meta.namespace, one.queue):
+            yield local
+            yield from (each for each in snapshot.queues if each.meta.subject == f"clusterqueue/{local.above}")
+
+
+def _queue(snapshot: Snapshot, pod: Pod) -> str:
+    """The name of its LocalQueue, from its own label or that of what made it."""
+    metas = [pod.meta, *(snapshot.owners[one] for one in snapshot.line(pod.meta)[1:] if one in snapshot.owners)]
+    return next((meta.labels[_QUEUE_NAME] for meta in metas if _QUEUE_NAME in meta.labels), "")
+
+
+def _look_at_kueue(pod: Pod, queue: str) -> tuple[str, ...]:
+    kubectl = ("kubectl", "-n", pod.meta.namespace)
+    steps = [f"See why Kueue does not admit it: {command(*kubectl, 'describe', 'workloads.kueue.x-k8s.io')}"]
+    if queue:
+        describe = command(*kubectl, "describe", "localqueues.kueue.x-k8s.io", queue)
+        steps.append(f"See whether the queue is there, active, and has quota left: {describe}")
+    return tuple(steps)
+
+
+def _not_there(snapshot: Snapshot, name: str, pods: Sequence[Pod]) -> Iterator[Found]:
+    answers = _answers(snapshot, name)
+    if answers is not None:
+        evidence = [f"{len(pods)} pods of schedulerName {name}: no condition and no event of any scheduler", answers]
+        running = _schedulers(snapshot)
+        if running:
+            evidence.append(f"schedulers that place pods here: {', '.join(running)}")
+        remedy = (
+            f"Name a scheduler that runs ({', '.join(running) or _DEFAULT}) in the workload's schedulerName.",
+            f"Or start the one that is named: {command('kubectl', 'get', 'pods', '-A', '-o', 'wide')}",
+        )
+        for workload in sorted({snapshot.line(pod.meta)[-1] for pod in pods}):
+            names = tuple(pod.subject for pod in pods if snapshot.line(pod.meta)[-1] == workload)
+            where = f"scheduler/{name}" if name == _DEFAULT else workload
+            yield Found(NO_SCHEDULER, where, tuple(evidence), remedy, names, _sure(snapshot, name))
+
+
+def _answers(snapshot: Snapshot, name: str) -> str | None:
+    """What shows that this scheduler is not there; None where it does work."""
+    lately = [one for one in snapshot.events if one.by == name and one.reason in ("Scheduled", "FailedScheduling")]
+    if lately:
+        return None
+    told = [
+        pod
+        for pod in snapshot.pods
+        if pod.spec.scheduler == name and not pod.over and pod.spec.node and _made_lately(snapshot, pod)
+    ]
+    if told:
+        return None
+    called = (name, _ALSO_CALLED.get(name, name))
+    renewed = [one.renewed for one in snapshot.leases if one.renewed and one.meta.name.startswith(called)]
+    if renewed:
+        minutes = int((snapshot.now - max(renewed)).total_seconds() // 60)
+        return f"its Lease was last renewed {minutes} minutes ago" if minutes > 1 else None
+    if any(one in pod.meta.name for one in called for pod in snapshot.pods if pod.phase == "Running"):
+        return None
+    return "no Lease and no running pod is of its name" if snapshot.sees("Lease") else "no running pod is of its name"
+
+
+def _is_looked_at(snapshot: Snapshot, pod: Pod) -> bool:
+    noted = (one.reason in _NOTED or one.by == pod.spec.scheduler for one in events_of(snapshot, pod))
+    return pod.condition("PodScheduled") is not None or any(noted)
+
+
+def _group_says(snapshot: Snapshot, pod: Pod) -> Found | None:
+    """What Volcano, or a scheduler like it, notes of the pod's group while it lets none of it go."""
+    name = next((pod.meta.annotations[key] for key in _GROUPS if key in pod.meta.annotations), "")
+    group = subject("PodGroup", pod.meta.namespace, name)
+    noted = [one for one in snapshot.events_about.get(group, ()) if one.warning] if name else []
+    if not noted:
+        return None
+    look = command("kubectl", "-n", pod.meta.namespace, "describe", "podgroups", name)
+    remedy = (f"See what its queue has left, and how many pods the group needs: {look}",)
+    return Found(GANG, snapshot.line(pod.meta)[-1], (f"{group}: {noted[-1].message}",), remedy, (pod.subject,))
+
+
+def _made_lately(snapshot: Snapshot, pod: Pod) -> bool:
+    return pod.meta.created is not None and snapshot.now - pod.meta.created < _PATIENCE
+
+
+def _sure(snapshot: Snapshot, name: str) -> Certainty:
+    return Certainty.PROVEN if name != _DEFAULT and snapshot.sees("Lease") else Certainty.LIKELY
+
+
+def _schedulers(snapshot: Snapshot) -> tuple[str, ...]:
+    """Those that have placed pods."""
+    placed = {pod.spec.scheduler for pod in snapshot.pods if pod.spec.node and pod.spec.scheduler}
+    return tuple(sorted(placed))[:5]
+
+
+def _is_old(snapshot: Snapshot, pod: Pod) -> bool:
+    return pod.meta.created is not None and snapshot.now - pod.meta.created > _PATIENCE

@@ -1,0 +1,237 @@
+"""Nodes that would have room and do not take the pod: their taints, cordons and maintenance."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from enum import Enum
+
+from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
+from diagnosis.causes.node_labels import UPGRADE_FAILED
+from diagnosis.causes.unscheduled.waiting import Room, Waiting
+from diagnosis.causes.verdicts import IN_MAINTENANCE, NOT_LOOKED, WITHHELD
+from diagnosis.fit_error import Says
+from diagnosis.placement import UNSCHEDULABLE, tolerates, untolerated
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.nodes import Node, Taint
+from diagnosis.snapshot.pods import PodSpec
+from healthcheck.node.state import CORDONED_BY, MAINTENANCE, STARTUP, UNHEALTHY
+
+CORDONED = Cause(
+    "NodeCordoned",
+    Severity.MEDIUM,
+    Link.SCHEDULED,
+    "A node that waiting pods could have is cordoned.",
+    "Ask who cordoned it and why; `kubectl uncordon` gives it back.",
+)
+NOT_READY = Cause(
+    "NodeNotReady",
+    Severity.HIGH,
+    Link.SCHEDULED,
+    "A GPU node is not ready, does not answer, or is short of memory, disk or PIDs.",
+    "Look at the node's conditions, and at its kubelet and container runtime.",
+)
+LEAVING = Cause(
+    "NodeUnderMaintenance",
+    Severity.MEDIUM,
+    Link.SCHEDULED,
+    "A node that waiting pods could have is being replaced, upgraded, checked or taken away by the platform.",
+    "Wait for the platform to be done with it, or see why that takes so long.",
+)
+STARTING = Cause(
+    "NodeStartupUnfinished",
+    Severity.MEDIUM,
+    Link.SCHEDULED,
+    "A node that waiting pods could have keeps a taint of its start-up: what should take it away has not.",
+    "Look at the component whose taint it is, on that node.",
+)
+TAINTED = Cause(
+    "TaintNotTolerated",
+    Severity.HIGH,
+    Link.SCHEDULED,
+    "All nodes that could take a workload have a taint that it does not tolerate.",
+    "Add the toleration to the workload, if it may run there; or take the taint away.",
+)
+CAUSES = (CORDONED, NOT_READY, LEAVING, STARTING, TAINTED)
+
+_K8S = "node.kubernetes.io/"
+_NOT_READY = frozenset(
+    _K8S + one
+    for one in ("not-ready", "unreachable", "network-unavailable", "memory-pressure", "disk-pressure", "pid-pressure")
+)
+_SILENT = _K8S + "not-ready"
+_LEAVING = (
+    *("sagemaker.amazonaws.com/", "karpenter.sh/disrupt", "karpenter.sh/disruption", "ToBeDeletedByClusterAutoscaler"),
+    *("DeletionCandidateOfClusterAutoscaler", "aws-node-termination-handler/", "cloud.google.com/impending-node"),
+    *("remediator.kubernetes.azure.com/", "node.kubernetes.io/out-of-service", "node.cloudprovider.kubernetes.io/shut"),
+    *("medik8s.io/", "nodemaintenance.", "node.kubernetes.io/maintenance", "nvidia.com/gpu-driver-upgrade"),
+)
+"""Beginnings of keys: HyperPod, Karpenter, the autoscaler, clouds' notices of termination, medik8s."""
+_STARTING = (
+    *("node.cloudprovider.kubernetes.io/uninitialized", "karpenter.sh/unregistered", "readiness.k8s.io/"),
+    *("startup-taint.cluster-autoscaler.kubernetes.io/", "status-taint.cluster-autoscaler.kubernetes.io/"),
+    *("ignore-taint.cluster-autoscaler.kubernetes.io/", "node.cilium.io/agent-not-ready"),
+)
+_AGENT = ("agent-not-ready", "/unregistered", "/uninitialized")
+_UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
+_UPGRADED = frozenset(("", "upgrade-done"))
+_YOUNG = timedelta(minutes=5)
+"""A new node takes so long to be ready."""
+_MOST = 8
+
+
+class Class(Enum):
+    """Whose a taint is, and so what has to be changed."""
+
+    OURS = "this system's"
+    CORDON = "a person's"
+    NOT_READY = "the cluster's own"
+    LEAVING = "the platform's"
+    STARTING = "a component's"
+    DEDICATED = "the node's purpose"
+
+
+def class_of(key: str) -> Class:
+    if key in (UNHEALTHY, MAINTENANCE, STARTUP):
+        return Class.OURS
+    if key == UNSCHEDULABLE:
+        return Class.CORDON
+    if key in _NOT_READY:
+        return Class.NOT_READY
+    if key.startswith(_LEAVING):
+        return Class.LEAVING
+    if key.startswith(_STARTING) or key.endswith(_AGENT):
+        return Class.STARTING
+    return Class.DEDICATED
+
+
+def closed_by(spec: PodSpec, node: Node) -> list[Taint]:
+    """What of the node's taints keeps the pod off, a cordon among them."""
+    cordon = Taint(UNSCHEDULABLE, "", "NoSchedule")
+    own = [cordon] if node.cordoned and not tolerates(spec.tolerations, cordon) else []
+    closed = [*own, *untolerated(spec, node)]
+    if not closed and any(one.type == "Ready" and one.status != "True" for one in node.conditions):
+        # The controller taints such a node moments later.
+        return [Taint(_SILENT, "", "NoSchedule")]
+    return closed
+
+
+def is_dedicated(spec: PodSpec, room: Room) -> bool:
+    """Whether the node is for others: only its purpose keeps the pod off, or that too."""
+    return any(class_of(one.key) is Class.DEDICATED for one in closed_by(spec, room.node))
+
+
+def find_refused(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[Room]) -> Iterator[Found]:
+    """`rooms` all have a taint that keeps the pods off."""
+    dedicated: defaultdict[str, list[Room]] = defaultdict(list)
+    for room in rooms:
+        for taint in closed_by(waiting.spec, room.node):
+            kind = class_of(taint.key)
+            if kind is Class.DEDICATED:
+                dedicated[str(taint)].append(room)
+            elif not _is_new(snapshot, room.node, kind):
+                yield _of_node(room.node, taint, kind, waiting.names)
+    if dedicated:
+        yield _untolerated(waiting, dedicated)
+
+
+def find_told(waiting: Waiting) -> Iterator[Found]:
+    """What the scheduler's text alone says of taints and cordons."""
+    for reason in waiting.fit.of(Says.TAINT, Says.CORDON, Says.NOT_READY) if waiting.fit else ():
+        cause = {Says.CORDON: CORDONED, Says.NOT_READY: NOT_READY}.get(reason.says, TAINTED)
+        text = f"the scheduler: {reason.nodes or 'some'} {reason.text}"
+        yield Found(cause, waiting.workload, (text,), (), waiting.names, Certainty.LIKELY)
+
+
+def _is_new(snapshot: Snapshot, node: Node, kind: Class) -> bool:
+    starts = kind in (Class.NOT_READY, Class.STARTING)
+    return starts and node.meta.created is not None and snapshot.now - node.meta.created < _YOUNG
+
+
+def _of_node(node: Node, taint: Taint, kind: Class, affected: tuple[str, ...]) -> Found:
+    evidence, upgrade = f"taint {taint}", node.meta.labels.get(_UPGRADE, "")
+    match kind:
+        case Class.OURS:
+            cause = {UNHEALTHY: WITHHELD, MAINTENANCE: IN_MAINTENANCE}.get(taint.key, NOT_LOOKED)
+            return Found(cause, node.subject, (), (), affected)
+        case Class.CORDON if upgrade not in _UPGRADED:
+            told = f"cordoned while its GPU driver is upgraded: {_UPGRADE}={upgrade}"
+            failed = ((UPGRADE_FAILED, node.subject),)
+            return Found(LEAVING, node.subject, (told,), _upgrade(node), affected, because_of=failed)
+        case Class.CORDON:
+            return Found(CORDONED, node.subject, tuple(_cordon(node)), _uncordon(node), affected)
+        case Class.NOT_READY:
+            # What its condition says, and what to do, is told by the family of nodes; of pressure, here.
+            pressure = tuple(_pressure(node))
+            return Found(NOT_READY, node.subject, (evidence, *pressure), _describe(node) if pressure else (), affected)
+        case Class.LEAVING:
+            return Found(LEAVING, node.subject, (evidence, *_platform(node)), _describe(node), affected)
+    remedy = f"Look at the component that should take {taint.key} away, on {node.name}: {_pods_on(node)}"
+    return Found(STARTING, node.subject, (evidence,), (remedy,), affected)
+
+
+def _untolerated(waiting: Waiting, dedicated: dict[str, list[Room]]) -> Found:
+    evidence, remedy = [], []
+    for taint, rooms in sorted(dedicated.items()):
+        names = ", ".join(room.node.name for room in rooms[:_MOST])
+        more = f" and {len(rooms) - _MOST} more" if len(rooms) > _MOST else ""
+        key, _, effect = taint.rpartition(":")
+        name, _, value = key.partition("=")
+        near = "".join(f"; it tolerates {told}" for told in _tolerated(waiting.spec, name))
+        evidence.append(f"taint {taint} on {names}{more}, not tolerated{near}")
+        equal = f"operator: Equal, value: {value}" if value else "operator: Exists"
+        remedy.append(f"Add to the pod's tolerations: key: {name}, {equal}, effect: {effect}.")
+    remedy.append("Only if no workload should be kept off: take the taint from the nodes.")
+    return Found(TAINTED, waiting.workload, tuple(evidence), tuple(remedy), waiting.names)
+
+
+def _tolerated(spec: PodSpec, key: str) -> Iterator[str]:
+    """Of the same key, and still not this taint."""
+    for one in spec.tolerations:
+        if one.key == key:
+            yield f"{one.key}={one.value}:{one.effect or 'any effect'}" if one.value else f"{one.key}:{one.effect}"
+
+
+def _cordon(node: Node) -> Iterator[str]:
+    yield f"{node.subject} is cordoned (spec.unschedulable)"
+    if CORDONED_BY in node.meta.annotations:
+        yield f"annotation {CORDONED_BY}={node.meta.annotations[CORDONED_BY][:100]}"
+    yield from _conditions(node)
+
+
+def _uncordon(node: Node) -> tuple[str, ...]:
+    if CORDONED_BY in node.meta.annotations:
+        release = command("gpu-healthcheck", "release", node.name)
+        return (f"If the run that cordoned it is over, give the node back: {release}",)
+    return (f"Ask who cordoned it, and if it may work again: {command('kubectl', 'uncordon', node.name)}",)
+
+
+def _upgrade(node: Node) -> tuple[str, ...]:
+    look = command("kubectl", "describe", "node", node.name)
+    return (f"Wait for the upgrade; if its state no longer changes, look at the driver's pod there: {look}",)
+
+
+def _pressure(node: Node) -> Iterator[str]:
+    return (one for one in _conditions(node) if "Pressure" in one)
+
+
+def _conditions(node: Node) -> Iterator[str]:
+    for one in node.conditions:
+        bad = "True" if one.type != "Ready" else "False"
+        if (one.type == "Ready" and one.status != "True") or (one.type.endswith("Pressure") and one.status == bad):
+            yield f"condition {one.type}={one.status}, {one.reason}: {one.message}".rstrip(": ,")
+
+
+def _platform(node: Node) -> Iterator[str]:
+    for key, value in sorted(node.meta.labels.items()):
+        if key.startswith("sagemaker.amazonaws.com/") and ("health" in key or "fault" in key):
+            yield f"label {key}={value}"
+
+
+def _describe(node: Node) -> tuple[str, ...]:
+    return (f"See the node's conditions and events: {command('kubectl', 'describe', 'node', node.name)}",)
+
+
+def _pods_on(node: Node) -> str:
+    return command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node.name}")

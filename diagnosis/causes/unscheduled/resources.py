@@ -1,0 +1,270 @@
+"""Too little is free: who holds the GPUs, and what else runs out beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from decimal import Decimal
+
+from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
+from diagnosis.causes.offer_causes import OFFERS_NONE, UNHEALTHY, stack, why_none_left
+from diagnosis.causes.unscheduled import refused
+from diagnosis.causes.unscheduled.waiting import Room, Waiting, autoscaler_says, is_extended, is_stuck, without
+from diagnosis.fit_error import Says
+from diagnosis.gpus import SHARES, is_gpu
+from diagnosis.placement import ZERO, Obstacle, Why, asked_by, has, offers, shortages
+from diagnosis.quantity import counted, shown
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.pods import Pod
+
+IN_USE = Cause(
+    "GpusAllInUse",
+    Severity.MEDIUM,
+    Link.SCHEDULED,
+    "Every GPU that waiting pods could have is held by another pod.",
+    "Wait, stop what is not needed, give the waiting pods a higher priority, or add nodes.",
+)
+FRAGMENTED = Cause(
+    "GpusFragmented",
+    Severity.MEDIUM,
+    Link.SCHEDULED,
+    "Enough GPUs are free in all, but no one node has as many free as one pod asks for.",
+    "Move small pods together, or ask for fewer GPUs per pod and more pods.",
+)
+TERMINATING = Cause(
+    "TerminatingPodHoldsGpus",
+    Severity.HIGH,
+    Link.SCHEDULED,
+    "A pod that should have been gone for minutes still holds its GPUs.",
+    "Find what keeps it: a finalizer, a node that does not answer, or a process that hangs in the driver.",
+)
+HOST_USED_UP = Cause(
+    "CpuOrMemoryUsedUp",
+    Severity.MEDIUM,
+    Link.SCHEDULED,
+    "GPUs are free, but CPU, memory or another plain resource beside them on their nodes is used up.",
+    "Move pods without GPUs off the GPU nodes, or ask for less beside each GPU.",
+)
+TOO_MANY = Cause(
+    "MoreGpusThanAnyNodeHas",
+    Severity.HIGH,
+    Link.SCHEDULED,
+    "One pod asks for more GPUs than any node has that it may run on.",
+    "Ask for fewer per pod and spread the work over several pods, or add larger nodes.",
+)
+TOO_MUCH = Cause(
+    "MoreCpuOrMemoryThanAnyGpuNodeHas",
+    Severity.HIGH,
+    Link.SCHEDULED,
+    "One pod asks for more CPU, memory or another plain resource than any GPU node has that it may run on.",
+    "Ask for less, or add larger nodes.",
+)
+SHORT = Cause(
+    "InsufficientResource",
+    Severity.MEDIUM,
+    Link.SCHEDULED,
+    "The scheduler finds too little of a resource; what the snapshot shows does not tell why.",
+    "See the nodes and pods of all namespaces: who holds it, and which nodes offer it.",
+)
+CAUSES = (IN_USE, FRAGMENTED, TERMINATING, UNHEALTHY, HOST_USED_UP, TOO_MANY, TOO_MUCH, SHORT)
+
+_HANGS = (
+    "Look on the node for a process that cannot be killed (state D), as one that hangs in the GPU driver; "
+    "a reboot of the node ends it."
+)
+_MOST_NODES = 8
+_MOST_HOLDERS = 4
+
+
+def find_too_many(waiting: Waiting, rooms: Sequence[Room]) -> Iterator[Found]:
+    """`rooms` are all too small for it, whoever is on them."""
+    for name, asked in waiting.devices.items():
+        largest = max(rooms, key=lambda room: has(room.node, name), default=None)
+        if largest is not None and has(largest.node, name) < asked:
+            most = shown(name, has(largest.node, name))
+            evidence = (
+                f"one pod asks for {shown(name, asked)} {name}; the most on one node is {most} ({largest.node.name})"
+            )
+            yield Found(TOO_MANY, waiting.workload, (evidence,), _fewer(name, most), waiting.names)
+
+
+def find_shortages(
+    snapshot: Snapshot, waiting: Waiting, rooms: Sequence[Room], silent: Sequence[Room] = ()
+) -> Iterator[Found]:
+    """`rooms` are large enough, take the pod, and each lacks something. A fault before a full house.
+
+    `silent` have GPUs and offer none: what keeps theirs is why the others are too few.
+    """
+    faults = [*_stuck(snapshot, waiting, rooms), *_unhealthy(snapshot, waiting, rooms), *_beside_gpus(waiting, rooms)]
+    subjects = (*(room.node.subject for room in silent), *(stack(snapshot) if silent and not faults else ()))
+    above = tuple((cause, one) for one in subjects for cause in OFFERS_NONE) if not faults else ()
+    yield from faults or (replace(one, because_of=above) for one in _all_in_use(snapshot, waiting, rooms))
+
+
+def find_told(waiting: Waiting) -> Iterator[Found]:
+    """What the scheduler's text alone says."""
+    for reason in waiting.fit.of(Says.SHORT) if waiting.fit else ():
+        if reason.what in SHARES:
+            continue  # no node has these, whoever asks: only HAMi's scheduler knows them
+        evidence = (
+            f"the scheduler: {reason.text} on {reason.nodes} of {waiting.fit.nodes} nodes" if waiting.fit else "",
+        )
+        yield Found(SHORT, f"resource/{reason.what}", evidence, (), waiting.names, Certainty.LIKELY)
+
+
+def find_stuck(snapshot: Snapshot) -> Iterator[Found]:
+    """Pods that hold GPUs long past their end, waited for or not."""
+    for pod in snapshot.pods:
+        if pod.spec.node and is_stuck(snapshot, pod) and any(is_extended(name) for name in asked_by(pod.spec)):
+            yield _terminating(snapshot, pod)
+
+
+def _stuck(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[Room]) -> Iterator[Found]:
+    for room in rooms:
+        going = [pod for pod in room.pods if is_stuck(snapshot, pod)]
+        if going and without(room, going).fits(waiting.counted):
+            yield from (_terminating(snapshot, pod, waiting.names) for pod in going)
+
+
+def _terminating(snapshot: Snapshot, pod: Pod, affected: tuple[str, ...] = ()) -> Found:
+    held = ", ".join(f"{shown(name, value)} {name}" for name, value in asked_by(pod.spec).items() if is_extended(name))
+    since = int((snapshot.now - pod.meta.deleted).total_seconds() // 60) if pod.meta.deleted else 0
+    evidence = [f"{pod.subject} on node/{pod.spec.node} holds {held}; its grace period ended {since} minutes ago"]
+    why, remedy = _why_kept(snapshot, pod)
+    because = ((refused.NOT_READY, f"node/{pod.spec.node}"),)
+    return Found(TERMINATING, pod.subject, (*evidence, *why), remedy, affected, because_of=because)
+
+
+def _why_kept(snapshot: Snapshot, pod: Pod) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What keeps the pod, and what to do about that."""
+    node, kubectl = snapshot.by_node.get(pod.spec.node), ("kubectl", "-n", pod.meta.namespace)
+    if pod.meta.finalizers:
+        look = command(*kubectl, "get", "pod", pod.meta.name, "-o", "jsonpath={.metadata.finalizers}")
+        return (f"finalizers: {', '.join(pod.meta.finalizers)}",), (f"See who should take the finalizer away: {look}",)
+    if node is not None and not node.ready:
+        gone = command("kubectl", "delete", "node", node.name)
+        remedy = f"Bring the node back, or take it out of the cluster: {gone}"
+        return (f"{node.subject} is not ready: nobody there ends the pod",), (remedy,)
+    delete = command(*kubectl, "delete", "pod", pod.meta.name, "--force", "--grace-period=0")
+    return (), (_HANGS, f"Only if the pod's processes are gone for sure: {delete}")
+
+
+def _unhealthy(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[Room]) -> Iterator[Found]:
+    devices = waiting.devices
+    workloads: tuple[str, ...] | None = None
+    for room in rooms:
+        sick = {name: has(room.node, name) - offers(room.node, name) for name in devices}
+        if not any(sick.values()):
+            continue
+        lacking = [one for one in _short(waiting, room) if sick.get(one.resource, ZERO) + one.free < one.asked]
+        if not lacking:
+            workloads = stack(snapshot) if workloads is None else workloads
+            above = why_none_left(room.node.subject, workloads)
+            yield from (_sick(room, name, waiting.names, above) for name, value in sick.items() if value)
+
+
+def _sick(room: Room, name: str, affected: tuple[str, ...], above: tuple[tuple[Cause, str], ...]) -> Found:
+    """With some left, the plugin works and the GPUs themselves are sick; with none, it may be the plugin that is."""
+    node = room.node
+    because = () if offers(node, name) else above
+    there, given = shown(name, has(node, name)), shown(name, offers(node, name))
+    return Found(
+        UNHEALTHY,
+        node.subject,
+        (f"{node.subject}: {there} {name} in capacity, {given} allocatable",),
+        (),
+        affected,
+        because_of=because,
+    )
+
+
+def _beside_gpus(waiting: Waiting, rooms: Sequence[Room]) -> Iterator[Found]:
+    """Nodes whose GPUs would do, and that lack something plain."""
+    short = [(room, _short(waiting, room)) for room in rooms]
+    plain = [(room, some) for room, some in short if some and not any(is_gpu(one.resource) for one in some)]
+    for name in sorted({one.resource for _, some in plain for one in some}):
+        lines = [(room, one) for room, some in plain for one in some if one.resource == name]
+        # What is too small everywhere is for the workload to change; where one node is large enough, it is used up.
+        if all(offers(room.node, name) < waiting.asked[name] for room in rooms):
+            yield _too_much(waiting, name, lines)
+        else:
+            used = [(room, one) for room, one in lines if one.why is Why.IN_USE] or lines
+            yield _used_up(waiting, name, used)
+
+
+def _too_much(waiting: Waiting, name: str, lines: Sequence[tuple[Room, Obstacle]]) -> Found:
+    room, one = max(lines, key=lambda line: line[1].offered)
+    asked, most = shown(name, one.asked), shown(name, one.offered)
+    evidence = f"one pod asks for {asked} {name}; the most on a GPU node is {most} ({room.node.name})"
+    return Found(TOO_MUCH, waiting.workload, (evidence,), (f"Ask for at most {most} {name} per pod.",), waiting.names)
+
+
+def _used_up(waiting: Waiting, name: str, lines: Sequence[tuple[Room, Obstacle]]) -> Found:
+    evidence = [f"one pod asks for {shown(name, waiting.asked[name])} {name}"]
+    for room, one in lines[:_MOST_NODES]:
+        free = ", ".join(f"{shown(device, room.free(device))} {device}" for device in waiting.devices) or "devices"
+        amounts = f"{shown(name, one.free)} of {shown(name, one.offered)} {name} free"
+        evidence.append(f"{room.node.subject}: {free} free, but only {amounts}; held by {_holders(room, name)}")
+    look = command("kubectl", "describe", "node", lines[0][0].node.name)
+    remedy = (
+        f"See who holds {name} beside the GPUs, and keep pods without GPUs off these nodes: {look}",
+        f"Or ask for less {name} per GPU.",
+    )
+    return Found(HOST_USED_UP, f"resource/{name}", tuple(evidence), remedy, waiting.names)
+
+
+def _all_in_use(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[Room]) -> Iterator[Found]:
+    for name, asked in waiting.devices.items():
+        free = [room.free(name) for room in rooms]
+        if not free or max(free) >= asked:
+            continue
+        scattered = sum(free) >= asked
+        lines = _by_node(name, sorted(rooms, key=lambda room: -room.free(name)) if scattered else rooms)
+        told = autoscaler_says(snapshot, waiting.pods)
+        total = (
+            f"{shown(name, Decimal(sum(free)))} {name} free on {counted(len(rooms), 'node')} that would take the pods"
+        )
+        evidence = (f"one pod asks for {shown(name, asked)}; {total}", *lines, *told)
+        if scattered:
+            yield Found(FRAGMENTED, f"resource/{name}", evidence, (_move(rooms, name),), waiting.names)
+        else:
+            yield Found(IN_USE, f"resource/{name}", evidence, _free_some(name), waiting.names)
+
+
+def _by_node(name: str, rooms: Sequence[Room]) -> Iterator[str]:
+    for room in rooms[:_MOST_NODES]:
+        offered, free = shown(name, offers(room.node, name)), shown(name, room.free(name))
+        yield f"{room.node.subject}: {offered} allocatable, {free} free, held by {_holders(room, name)}"
+    if len(rooms) > _MOST_NODES:
+        yield f"and {counted(len(rooms) - _MOST_NODES, 'more node')}"
+
+
+def _holders(room: Room, name: str) -> str:
+    holders = room.holders(name)
+    told = ", ".join(f"{pod.subject} ({shown(name, value)})" for value, pod in holders[:_MOST_HOLDERS])
+    more = f" and {len(holders) - _MOST_HOLDERS} more" if len(holders) > _MOST_HOLDERS else ""
+    return (told or "nobody that is visible") + more
+
+
+def _short(waiting: Waiting, room: Room) -> list[Obstacle]:
+    return list(shortages(waiting.counted, room.node, room.held))
+
+
+def _fewer(name: str, most: str) -> tuple[str, ...]:
+    return (f"Ask for at most {most} {name} per pod, and let several pods share the work.",)
+
+
+def _move(rooms: Iterable[Room], name: str) -> str:
+    small = min(
+        ((value, pod.subject) for room in rooms for value, pod in room.holders(name) if room.free(name)),
+        default=None,
+    )
+    first = f"Move the smallest pods together, {small[1]} first" if small else "Move small pods together"
+    return f"{first}, so that one node has enough free; or ask for fewer {name} per pod."
+
+
+def _free_some(name: str) -> tuple[str, ...]:
+    return (
+        f"See who holds {name}: {command('gpu-healthcheck', 'status', '--allocation')}",
+        "Stop what is not needed, give the waiting pods a higher priority, or add nodes.",
+    )

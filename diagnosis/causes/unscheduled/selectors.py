@@ -1,0 +1,165 @@
+"""A node selector or affinity that takes none of the nodes with the resource: which part, and what labels there are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
+
+from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
+from diagnosis.causes.components import NOT_READY
+from diagnosis.causes.node_labels import UNLABELLED
+from diagnosis.causes.unscheduled.waiting import Room, Waiting
+from diagnosis.components import Role, components
+from diagnosis.fit_error import Says
+from diagnosis.placement import expression_takes
+from diagnosis.quantity import counted
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.pods import Expression, PodSpec
+
+UNMATCHED = Cause(
+    "NodeSelectorMatchesNoNode",
+    Severity.HIGH,
+    Link.SCHEDULED,
+    "A workload's node selector or required affinity takes no node that has what it asks for.",
+    "Change the selector to labels that the nodes have, or label the nodes.",
+)
+CAUSES = (UNMATCHED,)
+
+_NAME = "metadata.name"
+_MOST = 4
+_DISCOVERERS = (Role.GPU_FEATURES, Role.NODE_FEATURES)
+_DISCOVERED = frozenset(
+    f"nvidia.com/{one}"
+    for one in (
+        *("gpu.product", "gpu.memory", "gpu.count", "gpu.family", "gpu.machine", "gpu.present", "gpu.replicas"),
+        *("gpu.compute.major", "gpu.compute.minor", "cuda.driver.major", "cuda.runtime.major", "mig.capable"),
+    )
+)
+
+
+def find_unmatched(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[Room], others: Sequence[Room]) -> Found:
+    """`rooms` have what it asks for and the selector takes none of them; `others` are the remaining nodes."""
+    wanted = list(_requirements(waiting.spec))
+    failing = [one for one in wanted if not any(expression_takes(one, room.node) for room in rooms)]
+    names = " and ".join(sorted(waiting.devices)) or "room"
+    evidence = [f"{counted(len(rooms), 'node')} with {names}; the selector takes none of them"]
+    remedy: list[str] = []
+    for one in failing:
+        said, mend = _nearest(one, rooms, others, names)
+        evidence.append(said)
+        remedy += mend
+    if not failing:
+        evidence.append(f"each part of it takes some of them, never all parts the same: {_told(wanted)}")
+        remedy.append("Loosen the part of the selector that is not needed.")
+    unlabelled = any(one.key in _DISCOVERED and not _values(one.key, rooms) for one in failing)
+    above = tuple(_why_unlabelled(snapshot, rooms)) if unlabelled else ()
+    return Found(UNMATCHED, waiting.workload, tuple(evidence), tuple(remedy), waiting.names, because_of=above)
+
+
+def find_told(waiting: Waiting) -> Iterator[Found]:
+    """What the scheduler's text alone says."""
+    for reason in waiting.fit.of(Says.SELECTOR, Says.NODE_NAME) if waiting.fit else ():
+        evidence = (f"the scheduler: {reason.nodes or 'some'} {reason.text}", *map(_shown, _requirements(waiting.spec)))
+        yield Found(UNMATCHED, waiting.workload, evidence, (), waiting.names, Certainty.LIKELY)
+
+
+def _why_unlabelled(snapshot: Snapshot, rooms: Iterable[Room]) -> Iterator[tuple[Cause, str]]:
+    """All that may be why feature discovery has written no labels."""
+    for one in components(snapshot):
+        if one.role in _DISCOVERERS:
+            yield NOT_READY[one.role], one.subject
+    for room in rooms:
+        yield UNLABELLED, room.node.subject
+        yield from ((NOT_READY[role], room.node.subject) for role in _DISCOVERERS)
+
+
+def _requirements(spec: PodSpec) -> Iterator[Expression]:
+    """All that must hold; of several affinity terms one is enough, and they are not told apart."""
+    for key, value in spec.node_selector.items():
+        yield Expression(key, "In", (value,))
+    for term in spec.affinity or ():
+        yield from term
+
+
+def _nearest(
+    wanted: Expression, rooms: Sequence[Room], others: Sequence[Room], names: str
+) -> tuple[str, tuple[str, ...]]:
+    """What there is in place of what is wanted, and what to write."""
+    elsewhere = [room.node.name for room in others if expression_takes(wanted, room.node)]
+    said = _shown(wanted)
+    if elsewhere:
+        there = f"{said}: only nodes without {names} have it ({', '.join(elsewhere[:_MOST])})"
+        return there, (
+            f"Drop {wanted.key} from the selector, or choose the nodes with {names} by a label that they have.",
+        )
+    values = _values(wanted.key, rooms)
+    if not values:
+        return _no_label(said, wanted, rooms)
+    told = ", ".join(f"{value} ({nodes})" for value, nodes in values.most_common(_MOST))
+    there = f"{said}: these nodes have {wanted.key}={told}"
+    near = _near_value(wanted.values, values)
+    if wanted.operator in ("In", "Gt", "Lt") and near:
+        return there, (f"Set {wanted.key} to {near} in the selector, if that will do.", *_suffix(wanted.values, near))
+    return there, (f"Change {wanted.key} in the selector to what nodes have.",)
+
+
+def _no_label(said: str, wanted: Expression, rooms: Sequence[Room]) -> tuple[str, tuple[str, ...]]:
+    keys = {key for room in rooms for key in room.node.meta.labels}
+    # What feature discovery writes is well known: its absence is no slip of the pen.
+    close = [] if wanted.key in _DISCOVERED else get_close_matches(wanted.key, keys, 1, 0.85)
+    if close:
+        return f"{said}: no node has the label {wanted.key}; they have {close[0]}", (
+            f"Write {close[0]} in place of {wanted.key} in the selector.",
+        )
+    remedy = [f"Take {wanted.key} out of the selector."]
+    if wanted.key.startswith("nvidia.com/"):
+        pods = command("kubectl", "get", "pods", "-A", "-o", "wide", "-l", "app=gpu-feature-discovery")
+        remedy.insert(0, f"GPU feature discovery writes such labels; see whether it runs: {pods}")
+    elif wanted.values and rooms:
+        label = command("kubectl", "label", "node", rooms[0].node.name, f"{wanted.key}={wanted.values[0]}")
+        remedy.append(f"Or label the nodes that are meant: {label}")
+    return f"{said}: no node has the label {wanted.key}", tuple(remedy)
+
+
+def _values(key: str, rooms: Iterable[Room]) -> Counter[str]:
+    nodes = [room.node for room in rooms]
+    return Counter(
+        node.name if key == _NAME else node.meta.labels[key] for node in nodes if _has(node.meta.labels, key)
+    )
+
+
+def _has(labels: object, key: str) -> bool:
+    return key == _NAME or (isinstance(labels, dict) and key in labels)
+
+
+def _near_value(wanted: tuple[str, ...], there: Iterable[str]) -> str:
+    """One that only adds to it, as `…-SHARED` does; or one that is much alike; or the only one."""
+    known = list(there)
+    for one in wanted:
+        added = [value for value in known if value.startswith(one) or one.startswith(value)]
+        close = added or get_close_matches(one, known, 1, 0.7)
+        if close:
+            return close[0]
+    return known[0] if len(known) == 1 else ""
+
+
+def _suffix(wanted: tuple[str, ...], near: str) -> tuple[str, ...]:
+    """What GPU feature discovery adds to a product's name tells what was turned on."""
+    added = next((near.removeprefix(one) for one in wanted if near != one and near.startswith(one)), "")
+    if added.startswith("-SHARED"):
+        return ("Since GPU sharing was turned on, feature discovery adds -SHARED to the product.",)
+    if added.startswith("-MIG"):
+        return ("Since MIG was turned on, feature discovery adds the profile to the product.",)
+    return ()
+
+
+def _told(wanted: Iterable[Expression]) -> str:
+    return "; ".join(map(_shown, wanted))
+
+
+def _shown(one: Expression) -> str:
+    values = ", ".join(one.values[:_MOST])
+    if one.operator == "In" and len(one.values) == 1:
+        return f"{one.key}={values}"
+    return f"{one.key} {one.operator} {values}".rstrip()

@@ -1,0 +1,141 @@
+"""What the scheduler alone can judge: volumes, other pods, spreading, ports of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
+from diagnosis.causes.unscheduled.waiting import Waiting
+from diagnosis.fit_error import Reason, Says
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.cluster_objects import VolumeClaim
+from diagnosis.snapshot.meta import subject
+
+UNBOUND = Cause(
+    "VolumeClaimNotBound",
+    Severity.HIGH,
+    Link.SCHEDULED,
+    "A pod's PersistentVolumeClaim has no volume, so that no node can take the pod.",
+    "Look at the claim's events: its StorageClass, provisioner or size.",
+)
+MISSING = Cause(
+    "VolumeClaimMissing",
+    Severity.HIGH,
+    Link.SCHEDULED,
+    "A pod names a PersistentVolumeClaim that does not exist or is being deleted.",
+    "Create the claim, or correct its name in the workload.",
+)
+ELSEWHERE = Cause(
+    "VolumeInAnotherZone",
+    Severity.HIGH,
+    Link.SCHEDULED,
+    "A pod's volume lies in a zone, or on a node, where no GPU node is that could take the pod.",
+    "Add GPU nodes in the volume's zone, or move the data to a volume that is near them.",
+)
+BUSY = Cause(
+    "VolumeInUse",
+    Severity.MEDIUM,
+    Link.SCHEDULED,
+    "A pod's volume is in use by another pod that does not share it, or its nodes can attach no more volumes.",
+    "Stop the other pod, or use a volume that several pods may have.",
+)
+OTHER_PODS = Cause(
+    "PodAffinityUnmet",
+    Severity.MEDIUM,
+    Link.SCHEDULED,
+    "Rules about other pods (affinity, anti-affinity, topology spread) leave no node with room.",
+    "Loosen the rule, from required to preferred, or add nodes.",
+)
+PORTS = Cause(
+    "HostPortTaken",
+    Severity.MEDIUM,
+    Link.SCHEDULED,
+    "A pod wants a port of the host that is taken on every node with room.",
+    "Use a Service in place of a host port, or fewer pods than nodes.",
+)
+UNEXPLAINED = Cause(
+    "NoNodeFits",
+    Severity.MEDIUM,
+    Link.SCHEDULED,
+    "The scheduler finds no node for a pod, for a reason that only its own text tells.",
+    "Read the scheduler's reasons.",
+)
+CAUSES = (UNBOUND, MISSING, ELSEWHERE, BUSY, OTHER_PODS, PORTS, UNEXPLAINED)
+
+_BY_TEXT = {
+    Says.VOLUME_ELSEWHERE: ELSEWHERE,
+    Says.VOLUME_BUSY: BUSY,
+    Says.OTHER_PODS: OTHER_PODS,
+    Says.SPREAD: OTHER_PODS,
+    Says.PORTS: PORTS,
+}
+
+
+def find_volumes(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
+    """Claims without a volume, which are judged before any node."""
+    for reason in waiting.fit.of(Says.VOLUME_MISSING, Says.VOLUME_UNBOUND) if waiting.fit else ():
+        yield from (
+            _missing(snapshot, waiting, reason)
+            if reason.says is Says.VOLUME_MISSING
+            else _unbound(snapshot, waiting, reason)
+        )
+
+
+def find_rules(waiting: Waiting) -> Iterator[Found]:
+    """Of nodes that have room: what else the scheduler has against them."""
+    for reason in waiting.fit.reasons if waiting.fit else ():
+        cause = _BY_TEXT.get(reason.says)
+        if cause is not None:
+            told = (_told(waiting, reason),)
+            yield Found(cause, waiting.workload, told, (), waiting.names, Certainty.LIKELY)
+
+
+def are_mended(snapshot: Snapshot, waiting: Waiting) -> bool:
+    """Whether the scheduler's word of its volumes is old: all of them are there and bound by now."""
+    bound = {one.meta.name for one in _claims(snapshot, waiting) if one.volume and one.meta.deleted is None}
+    wanted = waiting.spec.volume_claims
+    return bool(wanted) and snapshot.sees("PersistentVolumeClaim") and bound.issuperset(wanted)
+
+
+def find_unexplained(waiting: Waiting) -> Found:
+    """The scheduler's own text, where nothing else explains it."""
+    evidence = (f"the scheduler: {waiting.message}",)
+    return Found(UNEXPLAINED, waiting.workload, evidence, (), waiting.names, Certainty.LIKELY)
+
+
+def _missing(snapshot: Snapshot, waiting: Waiting, reason: Reason) -> Iterator[Found]:
+    names = [reason.what] if reason.what else list(waiting.spec.volume_claims)
+    known = {one.meta.name for one in _claims(snapshot, waiting)}
+    for name in names:
+        if name not in known or len(names) == 1:
+            what = subject("PersistentVolumeClaim", waiting.pods[0].meta.namespace, name)
+            evidence = (
+                _told(waiting, reason),
+                f"there are {', '.join(sorted(known)[:5]) or 'no claims'} in the namespace",
+            )
+            yield Found(
+                MISSING, what, evidence if snapshot.sees("PersistentVolumeClaim") else evidence[:1], (), waiting.names
+            )
+
+
+def _unbound(snapshot: Snapshot, waiting: Waiting, reason: Reason) -> Iterator[Found]:
+    open_ones = [
+        one for one in _claims(snapshot, waiting) if not one.volume and one.meta.name in waiting.spec.volume_claims
+    ]
+    for claim in open_ones:
+        told = [one.message for one in snapshot.events_about.get(claim.meta.subject, ()) if one.warning]
+        state = f"{claim.meta.subject}: {claim.phase or 'no phase'}, storageClassName {claim.storage_class or '(none)'}"
+        look = command("kubectl", "-n", claim.meta.namespace, "describe", "pvc", claim.meta.name)
+        remedy = (f"See why it gets no volume: {look}",)
+        yield Found(UNBOUND, claim.meta.subject, (state, _told(waiting, reason), *told[-1:]), remedy, waiting.names)
+    if not open_ones:
+        yield Found(UNBOUND, waiting.workload, (_told(waiting, reason),), (), waiting.names, Certainty.LIKELY)
+
+
+def _claims(snapshot: Snapshot, waiting: Waiting) -> list[VolumeClaim]:
+    return [one for one in snapshot.volume_claims if one.meta.namespace == waiting.pods[0].meta.namespace]
+
+
+def _told(waiting: Waiting, reason: Reason) -> str:
+    count = f"{reason.nodes} of {waiting.fit.nodes} nodes: " if reason.nodes is not None and waiting.fit else ""
+    return f"the scheduler: {count}{reason.text}"

@@ -1,0 +1,200 @@
+"""Pods that no scheduler has placed, put together by what they ask for, and the nodes as a scheduler sees them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
+
+from diagnosis.fit_error import FitError, parse
+from diagnosis.gpus import SHARES, claims_gpus, gpu_claims, is_gpu, meant_as_gpu
+from diagnosis.placement import ZERO, Amounts, asked_by, held_on, offers, shortages
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.events import Event
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.pods import Pod, PodSpec
+
+_HAMI = "hami.io/"
+_COMING = frozenset(("TriggeredScaleUp", "Nominated"))
+"""What the autoscaler and Karpenter note of a pod for which they make a node."""
+_NOT_COMING = frozenset(("NotTriggerScaleUp", "FailedScaleUp"))
+_SCALE_UP = timedelta(minutes=15)
+_SWEEP = "gpu-healthcheck-sweep"
+_STUCK = timedelta(minutes=5)
+"""Past the end of its grace period, a pod is gone within moments."""
+_EXTENDED = ("hugepages-",)
+_HOST = frozenset(("cpu", "memory", "pods", "ephemeral-storage"))
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Pods of one workload that ask for the same, and that a scheduler could not place.
+
+    `message` is what it said of the last of them; `fit` the same taken apart, None where it is of another form.
+    """
+
+    pods: tuple[Pod, ...]
+    workload: str
+    asked: Mapping[str, Decimal]
+    message: str = ""
+    fit: FitError | None = None
+    shape: str = ""
+    """The same for pods that a scheduler judges alike."""
+    hami: bool = False
+    """Whether HAMi's scheduler places it, which counts cards in its own way."""
+
+    @property
+    def spec(self) -> PodSpec:
+        return self.pods[0].spec
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(pod.subject for pod in self.pods)
+
+    @property
+    def devices(self) -> dict[str, Decimal]:
+        """What it asks for of resources that only some nodes have."""
+        named = {name: value for name, value in self.asked.items() if is_extended(name)}
+        return {name: value for name, value in named.items() if name not in SHARES and not (self.hami and is_gpu(name))}
+
+    @property
+    def counted(self) -> dict[str, Decimal]:
+        """What node arithmetic can judge."""
+        return {name: value for name, value in self.asked.items() if name in _HOST} | self.devices
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A node with what its pods hold, and who they are."""
+
+    node: Node
+    held: Amounts
+    pods: tuple[Pod, ...] = ()
+
+    def free(self, resource: str) -> Decimal:
+        return max(offers(self.node, resource) - self.held.get(resource, ZERO), ZERO)
+
+    def fits(self, asked: Amounts) -> bool:
+        return not any(shortages(asked, self.node, self.held))
+
+    def holders(self, resource: str) -> list[tuple[Decimal, Pod]]:
+        """Who holds some of it, who holds the most first."""
+        held = [(asked_by(pod.spec).get(resource, ZERO), pod) for pod in self.pods]
+        return sorted(((value, pod) for value, pod in held if value), key=lambda one: (-one[0], one[1].subject))
+
+
+def without(room: Room, pods: Iterable[Pod]) -> Room:
+    """As it is once these are gone."""
+    held = dict(room.held)
+    for pod in pods:
+        for name, value in asked_by(pod.spec).items():
+            held[name] = held.get(name, ZERO) - value
+    return Room(room.node, held)
+
+
+def rooms(snapshot: Snapshot) -> tuple[Room, ...]:
+    """All nodes."""
+    on: defaultdict[str, list[Pod]] = defaultdict(list)
+    for pod in snapshot.pods:
+        if pod.spec.node and not pod.over:
+            on[pod.spec.node].append(pod)
+    held = held_on(snapshot.pods)
+    return tuple(
+        Room(node, held.get(node.name, {}), tuple(on.get(node.name, ())))
+        for node in sorted(snapshot.nodes, key=lambda one: one.name)
+    )
+
+
+def is_extended(resource: str) -> bool:
+    """Whether only nodes with a plugin for it have it."""
+    return resource.startswith(_EXTENDED) or ("/" in resource and not resource.startswith("kubernetes.io/"))
+
+
+def unplaced(snapshot: Snapshot) -> Iterator[Pod]:
+    """GPU pods without a node that somebody still wants."""
+    claims = gpu_claims(snapshot)
+    for pod in snapshot.pods:
+        wanted = not pod.spec.node and not pod.over and pod.meta.deleted is None
+        if wanted and not _is_ours(pod) and _for_gpus(pod, claims):
+            yield pod
+
+
+def unschedulable(snapshot: Snapshot) -> tuple[Waiting, ...]:
+    """Those that a scheduler has judged and refused; not those for which a node is on its way."""
+    groups: defaultdict[tuple[str, str], list[tuple[Pod, str]]] = defaultdict(list)
+    for pod in unplaced(snapshot):
+        message = refusal(snapshot, pod)
+        if message and not pod.spec.gates and not _coming(snapshot, pod):
+            groups[(snapshot.line(pod.meta)[-1], _shape(pod.spec))].append((pod, message))
+    return tuple(_waiting(workload, shape, members) for (workload, shape), members in sorted(groups.items()))
+
+
+def refusal(snapshot: Snapshot, pod: Pod) -> str:
+    """What the scheduler says; '' where it has not looked. The condition lasts, an event about it may be gone."""
+    told = pod.condition("PodScheduled")
+    if told is not None:
+        return (told.message or told.reason) if told.status == "False" and told.reason != "SchedulingGated" else ""
+    noted = [one for one in events_of(snapshot, pod) if one.reason == "FailedScheduling" and one.warning]
+    return noted[-1].message if noted else ""
+
+
+def events_of(snapshot: Snapshot, pod: Pod) -> Iterator[Event]:
+    """About this very pod, the newest last."""
+    return (one for one in snapshot.events_about.get(pod.subject, ()) if one.uid in ("", pod.meta.uid))
+
+
+def autoscaler_says(snapshot: Snapshot, pods: Iterable[Pod]) -> tuple[str, ...]:
+    """Why no node is made for one of them."""
+    for pod in pods:
+        for one in reversed(tuple(events_of(snapshot, pod))):
+            if one.reason in _NOT_COMING or (one.by == "karpenter" and one.reason == "FailedScheduling"):
+                return (f"{one.by or 'the autoscaler'} adds no node for {pod.subject}: {one.message}",)
+    return ()
+
+
+def is_stuck(snapshot: Snapshot, pod: Pod) -> bool:
+    """Whether it should have been gone a while ago, and still holds what it held."""
+    return pod.meta.deleted is not None and not pod.over and snapshot.now - pod.meta.deleted > _STUCK
+
+
+def _is_ours(pod: Pod) -> bool:
+    """A deep test waits until its node is free, and gives way to all else: that is as it should be."""
+    return pod.meta.labels.get("app.kubernetes.io/name") == "gpu-healthcheck" or pod.spec.priority_class == _SWEEP
+
+
+def _for_gpus(pod: Pod, claims: frozenset[tuple[str, str]]) -> bool:
+    return any(map(meant_as_gpu, asked_by(pod.spec))) or claims_gpus(pod, claims)
+
+
+def _coming(snapshot: Snapshot, pod: Pod) -> bool:
+    """Whether a node is being made for it, or room on one by preemption."""
+    told = [one for one in events_of(snapshot, pod) if one.reason in _COMING | _NOT_COMING]
+    if told and told[-1].reason in _COMING:
+        return told[-1].last is not None and snapshot.now - told[-1].last < _SCALE_UP
+    if not pod.nominated:
+        return False
+    return not any(is_stuck(snapshot, one) for one in snapshot.pods if one.spec.node == pod.nominated)
+
+
+def _waiting(workload: str, shape: str, members: list[tuple[Pod, str]]) -> Waiting:
+    pods = tuple(sorted((pod for pod, _ in members), key=lambda pod: pod.subject))
+    pod, message = members[-1]
+    fit = parse(message)
+    return Waiting(pods, workload, asked_by(pod.spec), message, fit, shape, _is_hami(pod, fit))
+
+
+def _is_hami(pod: Pod, fit: FitError | None) -> bool:
+    """By its scheduler's name, what that noted on it, or how it judges."""
+    if "hami" in pod.spec.scheduler or any(key.startswith(_HAMI) for key in pod.meta.annotations):
+        return True
+    return fit is not None and any(one.says.name == "HAMI" for one in fit.reasons)
+
+
+def _shape(spec: PodSpec) -> str:
+    parts = (
+        *(sorted(asked_by(spec).items()), sorted(spec.node_selector.items()), spec.affinity, spec.tolerations),
+        *(sorted(spec.claims), sorted(spec.volume_claims), spec.scheduler),
+    )
+    return repr(parts)

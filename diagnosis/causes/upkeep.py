@@ -1,0 +1,210 @@
+"""What keeps GPU nodes from being set up, mended or emptied: the operator's policy, reported faults, budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+
+from diagnosis.cause import Cause, Certainty, Found, Search, Severity, command
+from diagnosis.causes.components import NOT_READY, VALIDATION
+from diagnosis.causes.handler_causes import CLASS_MISSING
+from diagnosis.causes.offer_causes import GEOMETRY, MIG_FAILED, MISSING, NOT_OFFERED
+from diagnosis.causes.unscheduled.refused import NOT_READY as NODE_NOT_READY
+from diagnosis.causes.verdicts import WITHHELD
+from diagnosis.components import Role, components
+from diagnosis.gpu_nodes import has_gpu, has_nvidia, is_changed
+from diagnosis.gpus import gpu_pods
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.cluster_objects import ClusterPolicy
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.pods import Condition, Pod
+from diagnosis.snapshot.rules import Budget
+
+_PATIENCE = timedelta(minutes=15)
+_OWN_FAULTS = frozenset(("ReconcileFailed", "PrerequisiteNotMet", "NFDLabelsMissing"))
+"""Reasons of the operator's that no operand's own state tells."""
+_UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
+_EMPTIED = frozenset(("wait-for-jobs-required", "pod-deletion-required", "drain-required"))
+_DISRUPTED = ("karpenter.sh/disrupted", "karpenter.sh/disruption")
+_BAD_IF_TRUE = frozenset(
+    (
+        *("NvidiaErrorReboot", "NvidiaErrorTerminate"),
+        *("GPUMissing", "NVLinkStatusInactive", "XIDErrors", "IBLinkFlapping", "GPUUnhealthy", "GpuUnhealthy"),
+    )
+)
+"""Conditions of HyperPod's agent, of AKS, and of what node problem detectors are often given."""
+_BAD_IF_FALSE = frozenset(("AcceleratedHardwareReady",))
+"""Of EKS."""
+_MOST_PODS = 3
+POLICY = Cause(
+    "ClusterPolicyNotReady",
+    Severity.MEDIUM,
+    None,
+    "The GPU operator reports that what its ClusterPolicy asks for is not all in place.",
+    "Read its conditions and the operator's log; the operands that are not ready are told beside this.",
+    "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/troubleshooting.html",
+)
+BLOCKED = Cause(
+    "BudgetBlocksDrain",
+    Severity.MEDIUM,
+    None,
+    "A PodDisruptionBudget lets none of its pods be evicted, so the GPU node that they are on can't be emptied.",
+    "Have more of the budget's pods ready elsewhere, let the budget allow one, or end them with their owner's leave.",
+    "https://kubernetes.io/docs/tasks/run-application/configure-pdb/",
+)
+REPORTED = Cause(
+    "NodeReportsGpuFault",
+    Severity.HIGH,
+    None,
+    "Another monitor of the cluster says by a condition of the node that its accelerators are at fault.",
+    "Do what that monitor asks for: its repair may come by itself.",
+)
+
+
+def find_policies(snapshot: Snapshot) -> Iterator[Found]:
+    """Each ClusterPolicy that has not been ready for a while, beneath what it waits for."""
+    nodes = [node for node in snapshot.nodes if has_nvidia(node)]
+    busy = any(is_changed(node) or _is_new(node, snapshot) for node in nodes)
+    for policy in snapshot.cluster_policies:
+        told = [one for one in policy.conditions if _is_bad(one)]
+        waits = policy.state == "notReady" or bool(told)
+        own = any(one.reason in _OWN_FAULTS for one in told)
+        if policy.meta.deleted is not None or not waits or not nodes or (busy and not own):
+            continue
+        since = max((one.since for one in told if one.since is not None), default=policy.meta.created)
+        if own or since is None or snapshot.now - since > _PATIENCE:
+            yield _policy(policy, told, tuple(_waited_for(nodes, snapshot)))
+
+
+def find_faults(snapshot: Snapshot) -> Iterator[Found]:
+    """GPU nodes that another monitor of the cluster calls faulty."""
+    for node in snapshot.nodes:
+        if not has_gpu(node) or node.meta.deleted is not None:
+            continue
+        for one in node.conditions:
+            bad = (one.type in _BAD_IF_TRUE and one.status == "True") or (
+                one.type in _BAD_IF_FALSE and one.status == "False"
+            )
+            if bad:
+                evidence = f"{node.subject}: condition {one.type}={one.status}, {one.reason}: {one.message}"
+                describe = command("kubectl", "describe", "node", node.name)
+                yield Found(
+                    REPORTED,
+                    node.subject,
+                    (evidence,),
+                    (f"See what it reports, and since when: {describe}", REPORTED.remedy),
+                    (node.subject,),
+                    because_of=((WITHHELD, node.subject),),
+                )
+
+
+def find_classes(snapshot: Snapshot) -> Iterator[Found]:
+    """RuntimeClasses that a component's pods name and that are gone: its next pod can't be made."""
+    there = {one.meta.name for one in snapshot.runtime_classes}
+    for one in components(snapshot):
+        name = one.spec.runtime_class
+        if name and name not in there and one.wanted and one.meta.kind == "DaemonSet":
+            evidence = f"{one.subject} names RuntimeClass {name}, which does not exist"
+            again = "Make it again, with a handler that the nodes have; the GPU operator makes nvidia by itself."
+            yield Found(CLASS_MISSING, f"runtimeclass/{name}", (evidence,), (again,), (one.subject,))
+
+
+def find_budgets(snapshot: Snapshot) -> Iterator[Found]:
+    """Budgets that allow nothing over GPU pods on nodes that are being emptied."""
+    emptied = {one.name: one for one in snapshot.nodes if _is_emptied(one)}
+    if not emptied:
+        return
+    pods = [one for one in gpu_pods(snapshot) if one.spec.node in emptied and _is_evicted(one)]
+    for budget in snapshot.budgets:
+        held = [one for one in pods if _covers(budget, one)]
+        if budget.allowed == 0 and held:
+            yield _blocked(budget, held, {one.spec.node: emptied[one.spec.node] for one in held})
+
+
+def _is_new(node: Node, snapshot: Snapshot) -> bool:
+    return node.meta.created is not None and snapshot.now - node.meta.created < _PATIENCE
+
+
+def _is_bad(one: Condition) -> bool:
+    if one.reason == "NoGPUNodes":
+        return False
+    return (one.type == "Ready" and one.status == "False") or (one.type == "Error" and one.status == "True")
+
+
+def _policy(policy: ClusterPolicy, told: list[Condition], because: tuple[tuple[Cause, str], ...]) -> Found:
+    evidence = [f"{policy.meta.subject}: state {policy.state}"] if policy.state else []
+    evidence += [f"condition {one.type}={one.status}, {one.reason}: {one.message}" for one in told]
+    describe = command("kubectl", "describe", "clusterpolicy", policy.meta.name)
+    pods = command("kubectl", "get", "pods", "-A", "-l", "app.kubernetes.io/managed-by=gpu-operator", "-o", "wide")
+    remedy = (f"Read what it waits for: {describe}", f"See the operands: {pods}")
+    return Found(POLICY, policy.meta.subject, tuple(evidence), remedy, because_of=because)
+
+
+def _waited_for(nodes: list[Node], snapshot: Snapshot) -> Iterator[tuple[Cause, str]]:
+    every = components(snapshot)
+    subjects = [node.subject for node in nodes]
+    yield from ((NOT_READY[one.role], one.subject) for one in every if one.role in NOT_READY)
+    for role in Role:
+        if role in NOT_READY:
+            yield from ((NOT_READY[role], subject) for subject in subjects)
+    for cause in (VALIDATION, MISSING, NOT_OFFERED, GEOMETRY, MIG_FAILED, NODE_NOT_READY):
+        yield from ((cause, subject) for subject in subjects)
+
+
+def _is_emptied(node: Node) -> bool:
+    disrupted = any(taint.key in _DISRUPTED for taint in node.taints)
+    return node.cordoned or disrupted or node.meta.labels.get(_UPGRADE) in _EMPTIED or node.meta.deleted is not None
+
+
+def _is_evicted(pod: Pod) -> bool:
+    """Whether a drain would evict it: a DaemonSet's stays, and what has ended or goes is in nobody's way."""
+    of_daemon = pod.meta.owner is not None and pod.meta.owner.kind == "DaemonSet"
+    return not pod.over and not of_daemon and pod.meta.deleted is None
+
+
+def _covers(budget: Budget, pod: Pod) -> bool:
+    same = budget.meta.namespace == pod.meta.namespace
+    return same and budget.selector is not None and budget.selector.takes(pod.meta.labels)
+
+
+def _blocked(budget: Budget, held: list[Pod], nodes: Mapping[str, Node]) -> Found:
+    count = (
+        f"{budget.healthy} healthy of {budget.wanted} that it wants" if budget.wanted is not None else "none to spare"
+    )
+    named = ", ".join(f"{one.subject} on node/{one.spec.node}" for one in held[:_MOST_PODS])
+    more = f" and {len(held) - _MOST_PODS} more" if len(held) > _MOST_PODS else ""
+    evidence = (
+        f"{budget.meta.subject}: 0 disruptions allowed, {count}",
+        f"it holds {named}{more}",
+        *(f"{one.subject} is being emptied: {_why_emptied(one)}" for one in nodes.values()),
+    )
+    words = ("kubectl", "-n", budget.meta.namespace)
+    remedy = (
+        f"See what its pods lack: {command(*words, 'describe', 'pdb', budget.meta.name)}",
+        "Where its pods can't be ready elsewhere, let the budget allow one disruption: maxUnavailable: 1.",
+    )
+    return Found(
+        BLOCKED,
+        budget.meta.subject,
+        evidence,
+        remedy,
+        tuple(one.subject for one in nodes.values()),
+        Certainty.PROVEN,
+    )
+
+
+def _why_emptied(node: Node) -> str:
+    upgrade = node.meta.labels.get(_UPGRADE, "")
+    told = ["it is cordoned"] if node.cordoned else []
+    told += [f"{_UPGRADE}={upgrade}"] if upgrade in _EMPTIED else []
+    told += [f"taint {one}" for one in node.taints if one.key in _DISRUPTED]
+    told += ["somebody asked it to go"] if node.meta.deleted is not None else []
+    return ", ".join(told)
+
+
+SEARCHES = (
+    Search((POLICY,), ("ClusterPolicy",), find_policies),
+    Search((REPORTED,), ("Node",), find_faults),
+    Search((CLASS_MISSING,), ("RuntimeClass",), find_classes),
+    Search((BLOCKED,), ("PodDisruptionBudget", "Node", "Pod"), find_budgets),
+)

@@ -1,0 +1,128 @@
+"""One pod, link by link, from admission to CUDA: what holds, what broke, and what nobody has reached yet. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from diagnosis.cause import Link
+from diagnosis.diagnose import Problem
+from diagnosis.snapshot.pods import Ended, Pod
+from diagnosis.target import touches
+
+MOST_CHAINS = 3
+_NEVER_STARTED = frozenset(("StartError", "ContainerCannotRun", "CreateContainerError", "RunContainerError"))
+
+
+class State(Enum):
+    """Of a link."""
+
+    FINE = "fine"
+    BROKEN = "broken"
+    WAITING = "not yet"
+    """The pod is here, and no cause was found that it goes no further."""
+    NOT_REACHED = "not reached"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One link of one pod's chain, with the problems that broke it."""
+
+    link: Link
+    state: State
+    seen: str = ""
+    """What shows it, in a few words."""
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    pod: str
+    steps: tuple[Step, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        return all(one.state is State.FINE for one in self.steps)
+
+
+def chains_of(pods: Iterable[Pod], problems: Iterable[Problem]) -> tuple[Chain, ...]:
+    """Of some pods of one workload, broken ones first: most of them break at the same link."""
+    told = tuple(problems)
+    chains = sorted((Chain(pod.subject, chain(pod, told)) for pod in pods), key=lambda one: (one.is_whole, one.pod))
+    return tuple(chains[:MOST_CHAINS])
+
+
+def chain(pod: Pod, problems: Iterable[Problem]) -> tuple[Step, ...]:
+    """Every link in order. A pod that has passed a broken link works all the same: then the link is fine."""
+    passed = dict(_passed(pod))
+    stands_at = next((link for link in Link if link not in passed), Link.RUNNING)
+    broken: dict[Link, list[Problem]] = {}
+    for one in _all(problems, frozenset((pod.subject,))):
+        # What is wrong with a node or a component holds the pod up where it stands.
+        broken.setdefault(one.found.cause.link or stands_at, []).append(one)
+    return tuple(_steps(pod, passed, broken))
+
+
+def _steps(pod: Pod, passed: Mapping[Link, str], broken: Mapping[Link, list[Problem]]) -> Iterator[Step]:
+    stopped = False
+    for link in Link:
+        here = tuple(broken.get(link, ()))
+        if stopped:
+            yield Step(link, State.BROKEN if here else State.NOT_REACHED, "", here)
+        elif here:
+            stopped = link is not Link.RUNNING
+            yield Step(link, State.BROKEN, passed.get(link, ""), here)
+        elif link in passed:
+            yield Step(link, State.FINE, passed[link])
+        else:
+            stopped = True
+            yield Step(link, State.WAITING, _why_waiting(pod))
+
+
+def _passed(pod: Pod) -> Iterator[tuple[Link, str]]:
+    """The links that the pod's own state shows behind it, up to the first that it does not."""
+    yield Link.ADMITTED, "the pod exists"
+    if pod.spec.gates:
+        return
+    yield Link.QUEUED, "no scheduling gate holds it"
+    if not pod.spec.node:
+        return
+    yield Link.SCHEDULED, f"on node {pod.spec.node}"
+    if not pod.states:
+        return
+    yield Link.ACCEPTED, "the kubelet reports its containers"
+    ready = pod.condition("PodReadyToStartContainers")
+    begun = [one for one in pod.states if one.running or one.ended or one.last_ended or one.started]
+    if not begun and not (ready and ready.status == "True"):
+        return
+    yield Link.RUNTIME, "it has a sandbox"
+    if not begun:
+        return
+    yield Link.PREPARED, "images are pulled"
+    started = [one for one in begun if one.running or _ran(one.ended) or _ran(one.last_ended)]
+    if not started:
+        return
+    yield Link.STARTED, ", ".join(one.name for one in started)
+    if pod.phase == "Succeeded" or all(one.ready or one.ended for one in pod.states):
+        yield Link.RUNNING, "it has ended well" if pod.phase == "Succeeded" else "its containers run"
+
+
+def _ran(ended: Ended | None) -> bool:
+    return ended is not None and ended.reason not in _NEVER_STARTED
+
+
+def _why_waiting(pod: Pod) -> str:
+    waiting = next((one for one in pod.states if one.waiting), None)
+    if waiting is not None:
+        return ": ".join(filter(None, (waiting.waiting, waiting.message)))
+    scheduled = pod.condition("PodScheduled")
+    return scheduled.message if scheduled is not None and scheduled.status == "False" else ""
+
+
+def _all(problems: Iterable[Problem], subjects: frozenset[str]) -> Iterator[Problem]:
+    """Those, and their consequences, that touch one of the subjects themselves."""
+    for one in problems:
+        if one.found.subject in subjects or not subjects.isdisjoint(one.found.affected):
+            yield one
+        yield from _all((child for child in one.consequences if touches(child, subjects)), subjects)

@@ -1,0 +1,306 @@
+"""Which components GPUs need this cluster has, by their labels, images and names, and how they are. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+
+from diagnosis.gpu_nodes import gpu_nodes
+from diagnosis.placement import selects, tolerates
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.meta import Meta
+from diagnosis.snapshot.nodes import Node, Taint
+from diagnosis.snapshot.pods import Container, Pod, PodSpec, Toleration
+from diagnosis.snapshot.workloads import Workload
+
+_DAEMON = tuple(
+    Toleration(f"node.kubernetes.io/{key}", "Exists", "", "")
+    for key in ("not-ready", "unreachable", "disk-pressure", "memory-pressure", "pid-pressure", "unschedulable")
+)
+"""What the DaemonSet controller lets its pods tolerate, whatever their template says."""
+_HOST_NETWORK = Toleration("node.kubernetes.io/network-unavailable", "Exists", "", "")
+_OWNED_TESTS = ("nvidia-cuda-validator", "nvidia-device-plugin-validator")
+"""Pods that the operator's validator makes, and owns: they run once, and are none of its own."""
+_KINDS = {"daemonset": "DaemonSet", "deployment": "Deployment", "statefulset": "StatefulSet"}
+YOUNG = timedelta(minutes=10)
+"""A node or a pod this old may be on its way: images are gigabytes, a driver may be built first."""
+
+
+class Role(Enum):
+    """The value is what a person reads. In the order in which the one waits for the other."""
+
+    OPERATOR = "GPU operator"
+    NODE_FEATURES = "node feature discovery"
+    DRIVER = "driver"
+    TOOLKIT = "container toolkit"
+    DEVICE_PLUGIN = "device plugin"
+    MPS = "MPS control daemon"
+    GPU_FEATURES = "GPU feature discovery"
+    DCGM = "DCGM"
+    EXPORTER = "DCGM exporter"
+    MIG_MANAGER = "MIG manager"
+    VALIDATOR = "operator validator"
+    CUDA_VALIDATOR = "CUDA validator"
+    SANDBOX = "devices for virtual machines"
+    DRA_DRIVER = "DRA driver"
+    EFA_PLUGIN = "EFA device plugin"
+    HAMI_SCHEDULER = "HAMi scheduler"
+    HAMI_PLUGIN = "HAMi device plugin"
+    AGENT = "GPU health agent"
+    SWEEPER = "GPU health sweeper"
+
+
+class Health(Enum):
+    WORKING = "working"
+    PARTLY = "partly"
+    """Some of its pods are not ready."""
+    DOWN = "down"
+    IDLE = "not wanted"
+    """It wants no pod: no node is for it, or somebody scaled it to none."""
+    UNKNOWN = "not visible"
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One workload, or what pods of one have in common where the workload is not visible.
+
+    `wanted`, `made` and `ready` are pods; None where nobody tells.
+    """
+
+    role: Role
+    meta: Meta
+    version: str
+    wanted: int | None
+    made: int | None
+    ready: int | None
+    spec: PodSpec
+    pods: tuple[Pod, ...] = ()
+
+    @property
+    def subject(self) -> str:
+        return self.meta.subject
+
+    @property
+    def health(self) -> Health:
+        if self.wanted is None or self.ready is None:
+            return Health.UNKNOWN
+        if not self.wanted:
+            return Health.IDLE
+        return Health.WORKING if self.ready >= self.wanted else Health.PARTLY if self.ready else Health.DOWN
+
+    def pod_on(self, node: str) -> Pod | None:
+        """Its newest pod there that has not ended."""
+        there = [one for one in self.pods if one.spec.node == node and not one.over]
+        return max(there, key=lambda one: (one.meta.deleted is None, str(one.meta.created)), default=None)
+
+
+def components(snapshot: Snapshot) -> tuple[Component, ...]:
+    """All that were recognised, by role and name."""
+    owned = _by_owner(snapshot)
+    found = []
+    for one in snapshot.workloads:
+        if one.meta.kind in _KINDS.values() and one.spec is not None:
+            pods = owned.pop(one.subject, [])
+            role = role_of(one.meta, one.template_labels, one.spec)
+            if role is not None:
+                found.append(_of_workload(role, one, pods))
+    found += filter(None, (_of_pods(subject, pods) for subject, pods in owned.items()))
+    order = list(Role)
+    return tuple(sorted(found, key=lambda one: (order.index(one.role), one.subject)))
+
+
+def lacking(component: Component, nodes: Iterable[Node]) -> tuple[str, ...]:
+    """Of the nodes those for which a DaemonSet is meant and where it has no pod that is ready."""
+    if component.meta.kind != "DaemonSet":
+        return ()
+    ready = {pod.spec.node for pod in component.pods if is_ready(pod)}
+    return tuple(sorted(one.name for one in nodes if one.name not in ready and is_for(component.spec, one)))
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentRow:
+    """Of the table of components: one with the GPU nodes on which it should work and does not."""
+
+    component: Component
+    lacking: tuple[str, ...] = ()
+
+
+def component_table(snapshot: Snapshot) -> tuple[ComponentRow, ...]:
+    """All components, with what each lacks where pods and nodes are visible; the validator's tests are none."""
+    nodes = gpu_nodes(snapshot) if snapshot.sees("Pod", "Node") else ()
+    every = (one for one in components(snapshot) if one.role is not Role.CUDA_VALIDATOR)
+    return tuple(ComponentRow(one, lacking(one, nodes)) for one in every)
+
+
+def role_of(meta: Meta, labels: Mapping[str, str], spec: PodSpec) -> Role | None:
+    """By its labels, else by its own name, else by the image that it runs."""
+    words = {**labels, **meta.labels}
+    for key in ("app", "app.kubernetes.io/component", "app.kubernetes.io/name", "k8s-app", "name"):
+        role = _LABELS.get((key, words.get(key, "")))
+        if role is not None:
+            return _narrowed(role, meta.name)
+    if words.get("app.kubernetes.io/name") == "gpu-healthcheck":
+        return {"agent": Role.AGENT, "sweeper": Role.SWEEPER}.get(words.get("app.kubernetes.io/component", ""))
+    for stem, role in _NAMES:
+        if meta.name.startswith(stem):
+            return _narrowed(role, meta.name)
+    return next((role for one in spec.containers if not one.init if (role := _by_image(one))), None)
+
+
+def is_for(spec: PodSpec, node: Node) -> bool:
+    """Whether a DaemonSet of such pods wants one on the node."""
+    return selects(spec, node) and not refused(spec, node)
+
+
+def refused(spec: PodSpec, node: Node) -> tuple[Taint, ...]:
+    """The node's taints that keep a DaemonSet's pods away."""
+    also = (*_DAEMON, _HOST_NETWORK) if spec.host_network else _DAEMON
+    tolerations = (*spec.tolerations, *also)
+    blocking = (one for one in node.taints if one.effect != "PreferNoSchedule")
+    return tuple(one for one in blocking if not tolerates(tolerations, one))
+
+
+def is_ready(pod: Pod) -> bool:
+    """Running with all its containers ready, and nobody has asked it to go."""
+    told = pod.condition("Ready")
+    if pod.phase != "Running" or pod.meta.deleted is not None:
+        return False
+    if told is not None:
+        return told.status == "True"
+    return bool(pod.states) and all(one.ready for one in pod.states if not one.init)
+
+
+def _by_owner(snapshot: Snapshot) -> dict[str, list[Pod]]:
+    """Pods by the subject of what makes them: of a Deployment's that, not the ReplicaSet between."""
+    between = {one.subject: one.meta.owner for one in snapshot.workloads if one.meta.kind == "ReplicaSet"}
+    owned: defaultdict[str, list[Pod]] = defaultdict(list)
+    for pod in snapshot.pods:
+        owner = pod.meta.owner
+        subject = pod.subject
+        if owner is not None and pod.meta.labels.get("app") not in _OWNED_TESTS:
+            subject = f"{owner.kind.lower()}/{pod.meta.namespace}/{owner.name}"
+            if owner.kind == "ReplicaSet":
+                above = between.get(subject)
+                name = above.name if above is not None else owner.name.rpartition("-")[0]
+                subject = f"deployment/{pod.meta.namespace}/{name}"
+        owned[subject].append(pod)
+    return owned
+
+
+def _of_workload(role: Role, one: Workload, pods: list[Pod]) -> Component:
+    assert one.spec is not None
+    # Its pods tell the truth; the workload's own count may be behind.
+    ready = sum(map(is_ready, pods)) if any(not pod.over for pod in pods) else one.ready or 0
+    return Component(role, one.meta, version_of(one.spec), one.wanted, one.made, ready, one.spec, tuple(pods))
+
+
+def _of_pods(subject: str, pods: list[Pod]) -> Component | None:
+    """Of what makes them where only they are visible."""
+    living = [one for one in pods if not one.over]
+    if not living:
+        return None
+    first = living[0]
+    role = role_of(first.meta, {}, first.spec)
+    if role is None:
+        return None
+    kind, _, name = subject.partition("/")
+    meta = Meta(_KINDS.get(kind, first.meta.kind), first.meta.namespace, name.rpartition("/")[2])
+    number, ready = len(living), sum(map(is_ready, living))
+    return Component(role, meta, version_of(first.spec), number, number, ready, first.spec, tuple(pods))
+
+
+def version_of(spec: PodSpec) -> str:
+    """The tag of the image that its first container runs, or the beginning of its digest."""
+    image = next((one.image for one in spec.containers if not one.init), "")
+    name, _, digest = image.partition("@")
+    tag = name.rpartition("/")[2].partition(":")[2]
+    return tag or digest[:19]
+
+
+def _narrowed(role: Role, name: str) -> Role | None:
+    """The chart of the device plugin gives its other DaemonSets the same labels and image, and other names."""
+    if role is Role.DEVICE_PLUGIN and "gpu-feature-discovery" in name:
+        return Role.GPU_FEATURES
+    if role is Role.DEVICE_PLUGIN and "mps-control-daemon" in name:
+        return Role.MPS
+    return role
+
+
+def _by_image(container: Container) -> Role | None:
+    stem = container.image.partition("@")[0].rpartition("/")[2].partition(":")[0]
+    role = _IMAGES.get(stem)
+    return _narrowed(role, container.name) if role is not None else None
+
+
+_LABELS: dict[tuple[str, str], Role] = {
+    ("app", "gpu-operator"): Role.OPERATOR,
+    ("app.kubernetes.io/component", "gpu-operator"): Role.OPERATOR,
+    ("app", "nvidia-driver-daemonset"): Role.DRIVER,
+    ("app.kubernetes.io/component", "nvidia-driver"): Role.DRIVER,
+    ("k8s-app", "nvidia-driver-installer"): Role.DRIVER,
+    ("app", "nvidia-container-toolkit-daemonset"): Role.TOOLKIT,
+    ("app", "nvidia-device-plugin-daemonset"): Role.DEVICE_PLUGIN,
+    ("app.kubernetes.io/component", "gpu-feature-discovery"): Role.GPU_FEATURES,
+    ("app.kubernetes.io/name", "nvidia-device-plugin"): Role.DEVICE_PLUGIN,
+    ("k8s-app", "nvidia-gpu-device-plugin"): Role.DEVICE_PLUGIN,
+    ("name", "nvidia-device-plugin-ds"): Role.DEVICE_PLUGIN,
+    ("app", "nvidia-device-plugin-mps-control-daemon"): Role.MPS,
+    ("app", "gpu-feature-discovery"): Role.GPU_FEATURES,
+    ("app.kubernetes.io/name", "gpu-feature-discovery"): Role.GPU_FEATURES,
+    ("app.kubernetes.io/name", "node-feature-discovery"): Role.NODE_FEATURES,
+    ("app", "nfd"): Role.NODE_FEATURES,
+    ("app", "nvidia-dcgm"): Role.DCGM,
+    ("app", "nvidia-dcgm-exporter"): Role.EXPORTER,
+    ("app.kubernetes.io/name", "dcgm-exporter"): Role.EXPORTER,
+    ("app", "nvidia-mig-manager"): Role.MIG_MANAGER,
+    ("app", "nvidia-operator-validator"): Role.VALIDATOR,
+    ("app", "nvidia-cuda-validator"): Role.CUDA_VALIDATOR,
+    ("app", "nvidia-device-plugin-validator"): Role.CUDA_VALIDATOR,
+    ("app", "nvidia-sandbox-device-plugin-daemonset"): Role.SANDBOX,
+    ("app", "nvidia-sandbox-validator"): Role.SANDBOX,
+    ("app", "nvidia-vfio-manager"): Role.SANDBOX,
+    ("app", "nvidia-vgpu-manager-daemonset"): Role.SANDBOX,
+    ("app.kubernetes.io/name", "nvidia-dra-driver-gpu"): Role.DRA_DRIVER,
+    ("name", "aws-efa-k8s-device-plugin"): Role.EFA_PLUGIN,
+    ("app.kubernetes.io/name", "aws-efa-k8s-device-plugin"): Role.EFA_PLUGIN,
+    ("app.kubernetes.io/component", "hami-scheduler"): Role.HAMI_SCHEDULER,
+    ("app.kubernetes.io/component", "hami-device-plugin"): Role.HAMI_PLUGIN,
+}
+_NAMES = (
+    ("nvidia-driver-daemonset", Role.DRIVER),
+    ("nvidia-driver-installer", Role.DRIVER),
+    ("nvidia-gpu-driver-", Role.DRIVER),
+    ("nvidia-container-toolkit-daemonset", Role.TOOLKIT),
+    ("nvidia-device-plugin-mps-control-daemon", Role.MPS),
+    ("nvidia-device-plugin", Role.DEVICE_PLUGIN),
+    ("nvidia-gpu-device-plugin", Role.DEVICE_PLUGIN),
+    ("gpu-feature-discovery", Role.GPU_FEATURES),
+    ("nvidia-dcgm-exporter", Role.EXPORTER),
+    ("dcgm-exporter", Role.EXPORTER),
+    ("nvidia-dcgm", Role.DCGM),
+    ("nvidia-mig-manager", Role.MIG_MANAGER),
+    ("nvidia-operator-validator", Role.VALIDATOR),
+    ("nvidia-cuda-validator", Role.CUDA_VALIDATOR),
+    ("nvidia-dra-driver-gpu", Role.DRA_DRIVER),
+    ("aws-efa-k8s-device-plugin", Role.EFA_PLUGIN),
+    ("gpu-healthcheck-agent", Role.AGENT),
+    ("gpu-healthcheck-sweeper", Role.SWEEPER),
+    ("hami-scheduler", Role.HAMI_SCHEDULER),
+    ("hami-device-plugin", Role.HAMI_PLUGIN),
+)
+"""With what a name begins, the longer ones first."""
+_IMAGES = {
+    "gpu-operator": Role.OPERATOR,
+    "k8s-device-plugin": Role.DEVICE_PLUGIN,
+    "nvidia-gpu-device-plugin": Role.DEVICE_PLUGIN,
+    "container-toolkit": Role.TOOLKIT,
+    "gpu-feature-discovery": Role.GPU_FEATURES,
+    "node-feature-discovery": Role.NODE_FEATURES,
+    "dcgm-exporter": Role.EXPORTER,
+    "k8s-mig-manager": Role.MIG_MANAGER,
+    "k8s-dra-driver-gpu": Role.DRA_DRIVER,
+    "aws-efa-k8s-device-plugin": Role.EFA_PLUGIN,
+}

@@ -1,0 +1,144 @@
+"""All searches over one snapshot, their finds put together: which is a cause, which only its consequence. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from diagnosis.cause import Found, Search, Unseen
+from diagnosis.causes import SEARCHES
+from diagnosis.snapshot import Snapshot
+
+MOST_EVIDENCE = 12
+"""Of one cause: the same fault on 5,000 nodes is told by a few of them, and counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A find with what follows from it. `evidence_left_out`: how many more pieces there are."""
+
+    found: Found
+    consequences: tuple[Problem, ...] = ()
+    evidence_left_out: int = 0
+
+    @property
+    def reach(self) -> int:
+        """How many objects it keeps from work, its consequences' too."""
+        return len(set(self.all_affected()))
+
+    def all_affected(self) -> Iterator[str]:
+        yield from self.found.affected or (self.found.subject,)
+        for one in self.consequences:
+            yield from one.all_affected()
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """`problems`: the most certain and far-reaching of the worst first."""
+
+    at: datetime
+    problems: tuple[Problem, ...]
+    unseen: tuple[Unseen, ...]
+
+
+def diagnose(snapshot: Snapshot, searches: Iterable[Search] = SEARCHES) -> Diagnosis:
+    """What is wrong in the snapshot, and what could not be looked at."""
+    found: list[Found] = []
+    unseen: list[Unseen] = []
+    for search in searches:
+        lacking = [kind for kind in search.needs if not snapshot.sees(kind)]
+        if lacking:
+            names = ", ".join(one.name for one in search.causes)
+            unseen += (Unseen(kind, snapshot.missing[kind], names) for kind in lacking)
+        else:
+            found += search.find(snapshot)
+    return Diagnosis(snapshot.now, arranged(found), together(unseen))
+
+
+def arranged(found: Iterable[Found]) -> tuple[Problem, ...]:
+    """One for each cause and subject, consequences beneath what they follow from, in order."""
+    merged = _merged(found)
+    children: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    roots = []
+    for key, one in merged.items():
+        parent = _parent(key, one, merged)
+        if parent is None:
+            roots.append(key)
+        else:
+            children.setdefault(parent, []).append(key)
+    return _sorted(_tree(key, merged, children) for key in roots)
+
+
+def together(unseen: Iterable[Unseen]) -> tuple[Unseen, ...]:
+    """One line for each kind."""
+    hides: dict[tuple[str, str], list[str]] = {}
+    for one in unseen:
+        hides.setdefault((one.kind, one.why), []).append(one.hides)
+    return tuple(Unseen(kind, why, ", ".join(dict.fromkeys(what))) for (kind, why), what in sorted(hides.items()))
+
+
+def _merged(found: Iterable[Found]) -> dict[tuple[str, str], Found]:
+    merged: dict[tuple[str, str], Found] = {}
+    for one in found:
+        key = (one.cause.name, one.subject)
+        known = merged.get(key)
+        merged[key] = one if known is None else _put_together(known, one)
+    return merged
+
+
+def _put_together(one: Found, other: Found) -> Found:
+    return replace(
+        one,
+        evidence=_once(one.evidence, other.evidence),
+        remedy=_once(one.remedy, other.remedy),
+        affected=_once(one.affected, other.affected),
+        certainty=max(one.certainty, other.certainty),
+        because_of=tuple(dict.fromkeys((*one.because_of, *other.because_of))),
+    )
+
+
+def _once(*texts: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text for some in texts for text in some))
+
+
+def _parent(key: tuple[str, str], one: Found, merged: dict[tuple[str, str], Found]) -> tuple[str, str] | None:
+    """The first cause of it that was found, unless that follows from it in turn."""
+    for cause, subject in one.because_of:
+        parent = (cause.name, subject)
+        if parent in merged and parent != key and not _follows(parent, key, merged):
+            return parent
+    return None
+
+
+def _follows(key: tuple[str, str], of: tuple[str, str], merged: dict[tuple[str, str], Found]) -> bool:
+    seen: set[tuple[str, str]] = set()
+    ahead = [key]
+    while ahead:
+        one = ahead.pop()
+        if one == of:
+            return True
+        if one in merged and one not in seen:
+            seen.add(one)
+            ahead += ((cause.name, subject) for cause, subject in merged[one].because_of)
+    return False
+
+
+def _tree(
+    key: tuple[str, str],
+    merged: dict[tuple[str, str], Found],
+    children: dict[tuple[str, str], list[tuple[str, str]]],
+) -> Problem:
+    found = merged[key]
+    beneath = _sorted(_tree(child, merged, children) for child in children.get(key, ()))
+    shown = replace(found, evidence=found.evidence[:MOST_EVIDENCE])
+    return Problem(shown, beneath, len(found.evidence) - len(shown.evidence))
+
+
+def _sorted(causes: Iterable[Problem]) -> tuple[Problem, ...]:
+    return tuple(sorted(causes, key=_order))
+
+
+def _order(one: Problem) -> tuple[int, int, int, str, str]:
+    found = one.found
+    return (-found.cause.severity, -found.certainty, -one.reach, found.cause.name, found.subject)

@@ -1,0 +1,94 @@
+"""What changed between two looks at a cluster, of all that can stop a GPU pod. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.workloads import Workload
+
+_LABELS = ("nvidia.com/", "feature.node.kubernetes.io/pci-10de", "hami.io/", "node.kubernetes.io/instance-type")
+_NOISE = frozenset(("nvidia.com/gfd.timestamp",))
+_RESOURCES = ("nvidia.com/", "amd.com/", "vpc.amazonaws.com/efa", "hugepages-")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`before` or `after` is '' for what was not there."""
+
+    subject: str
+    what: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.subject}: {self.what}: {self.before or '(none)'} → {self.after or '(none)'}"
+
+
+def changes(old: Snapshot, new: Snapshot) -> tuple[Change, ...]:
+    """Of kinds that both looks could see."""
+    return tuple(_changes(old, new))
+
+
+def _changes(old: Snapshot, new: Snapshot) -> Iterator[Change]:
+    if old.sees("Node") and new.sees("Node"):
+        before, after = ({one.subject: _of_node(one) for one in look.nodes} for look in (old, new))
+        yield from _between(before, after)
+    if old.sees("DaemonSet") and new.sees("DaemonSet"):
+        before, after = ({one.subject: _of_daemon(one) for one in _daemons(look)} for look in (old, new))
+        yield from _between(before, after)
+    if old.sees("RuntimeClass") and new.sees("RuntimeClass"):
+        before, after = (_handlers(look) for look in (old, new))
+        yield from _between(before, after)
+
+
+def _between(old: Mapping[str, Mapping[str, str]], new: Mapping[str, Mapping[str, str]]) -> Iterator[Change]:
+    for subject in sorted(old.keys() | new.keys()):
+        if subject not in new:
+            yield Change(subject, "gone", "there", "")
+        elif subject not in old:
+            yield Change(subject, "new", "", "there")
+        else:
+            before, after = old[subject], new[subject]
+            for what in sorted(before.keys() | after.keys()):
+                if before.get(what, "") != after.get(what, ""):
+                    yield Change(subject, what, before.get(what, ""), after.get(what, ""))
+
+
+def _of_node(node: Node) -> dict[str, str]:
+    told = {
+        "container runtime": node.runtime,
+        "kubelet": node.kubelet,
+        "ready": str(node.ready).lower(),
+        "cordoned": str(node.cordoned).lower(),
+        "taints": ", ".join(sorted(map(str, node.taints))),
+    }
+    if node.handlers is not None:
+        told["runtime handlers"] = ", ".join(sorted(filter(None, node.handlers)))
+    told |= {f"label {key}": value for key, value in node.meta.labels.items() if _is_of_gpus(key)}
+    told |= {f"capacity {key}": value for key, value in node.capacity.items() if key.startswith(_RESOURCES)}
+    return told | {f"allocatable {key}": value for key, value in node.allocatable.items() if key.startswith(_RESOURCES)}
+
+
+def _is_of_gpus(label: str) -> bool:
+    return label.startswith(_LABELS) and label not in _NOISE
+
+
+def _handlers(snapshot: Snapshot) -> dict[str, dict[str, str]]:
+    return {one.meta.subject: {"handler": one.handler} for one in snapshot.runtime_classes}
+
+
+def _daemons(snapshot: Snapshot) -> list[Workload]:
+    return [one for one in snapshot.workloads if one.meta.kind == "DaemonSet"]
+
+
+def _of_daemon(daemon: Workload) -> dict[str, str]:
+    told = {}
+    for container in daemon.spec.containers if daemon.spec is not None else ():
+        told[f"image of {container.name}"] = container.image
+        told |= {f"{name} of {container.name}": value for name, value in container.env.items()}
+    if daemon.spec is not None:
+        told["host paths"] = ", ".join(sorted(daemon.spec.host_paths))
+    return told

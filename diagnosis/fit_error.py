@@ -1,0 +1,140 @@
+"""What a scheduler writes when no node takes a pod, taken apart: each reason, and for how many nodes. Pure.
+
+Of kube-scheduler (`0/4 nodes are available: …`) since 1.16 and Volcano (`0/4 nodes are unavailable: …`), with the texts
+that extenders and other plugins put there.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+_HEAD = re.compile(r"(\d{1,7})/(\d{1,7}) nodes are (?:un)?available: ?", re.ASCII)
+_NEXT = re.compile(r", (?=\d{1,7} )", re.ASCII)
+_COUNTED = re.compile(r"(\d{1,7}) (.+)", re.ASCII | re.DOTALL)
+_AFTER = (
+    *("preemption:", "no new claims to deallocate", "still not schedulable", "deallocation of ResourceClaim completed"),
+    *("deletion of ResourceClaim completed", "No preemption victims found"),
+)
+"""How what the scheduler then tried to evict begins: it says nothing of why the pod does not fit."""
+_EMPTY = "no nodes available to schedule pods"
+
+
+class Says(Enum):
+    """What a reason is about."""
+
+    SHORT = "too little of a resource"
+    TAINT = "a taint that the pod does not tolerate"
+    CORDON = "a cordon"
+    NOT_READY = "a node that is not ready or under pressure"
+    SELECTOR = "the pod's node selector or affinity"
+    NODE_NAME = "the pod's node name"
+    OTHER_PODS = "affinity or anti-affinity to other pods"
+    SPREAD = "topology spread"
+    PORTS = "a port of the host"
+    VOLUME_UNBOUND = "a volume that is not bound"
+    VOLUME_MISSING = "a PersistentVolumeClaim that does not exist"
+    VOLUME_ELSEWHERE = "a volume that lies elsewhere"
+    VOLUME_BUSY = "a volume that is in use or one too many"
+    CLAIM = "a claim that no device satisfies"
+    CLAIM_MISSING = "a ResourceClaim that does not exist"
+    CLASS_MISSING = "a DeviceClass that does not exist"
+    GANG = "a group of pods that must start together"
+    HAMI = "HAMi's own judgement"
+    OTHER = "something else"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """`nodes` is for how many; None where it is said of the pod as such. `what`: the resource, taint or object."""
+
+    says: Says
+    text: str
+    nodes: int | None = None
+    what: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FitError:
+    """`nodes`: how many the scheduler knew of; None where it does not say."""
+
+    nodes: int | None
+    reasons: tuple[Reason, ...]
+
+    def of(self, *says: Says) -> tuple[Reason, ...]:
+        return tuple(one for one in self.reasons if one.says in says)
+
+
+_TEXTS: tuple[tuple[Says, re.Pattern[str]], ...] = tuple(
+    (says, re.compile(pattern, re.ASCII | re.IGNORECASE))
+    for says, pattern in (
+        # HAMi's codes before the rest: its texts name nodes and cards.
+        (
+            Says.HAMI,
+            (
+                r"\b(?:NodeUnfitPod|node unregistered|node usage unavailable|node not fit pod|NodeInsufficientDevice"
+                r"|Card[A-Z][A-Za-z]{1,40}|AllocatedCardsInsufficientRequest|ExclusiveDeviceAllocateConflict|NumaNotFit"
+                r"|ResourceQuotaNotFit|ModeNotFit|node lock)\b"
+            ),
+        ),
+        (Says.SHORT, r"\AInsufficient (\S{1,320})"),
+        (Says.SHORT, r"\A(?:node\(s\) had )?(Too many pods)"),
+        (Says.TAINT, r"had untolerated taint\(s\)"),
+        (Says.TAINT, r"had (?:un)?tolerated taint (\{[^{}]{0,700}\})"),
+        (Says.TAINT, r"had taint (\{[^{}]{0,700}\})"),
+        (Says.TAINT, r"had taints? that the pod didn't tolerate"),
+        (Says.CORDON, r"were unschedulable"),
+        (Says.NOT_READY, r"were not ready|had unknown conditions|were out of disk|(?:disk|memory|pid) ?pressure"),
+        (Says.OTHER_PODS, r"pod (?:anti-)?affinity|pods anti-affinity"),
+        (Says.SELECTOR, r"node affinity/selector|match node selector|Pod's node affinity|enforced node affinity"),
+        (Says.SELECTOR, r"pod affinity terms conflict"),
+        (Says.NODE_NAME, r"match the requested (?:node ?name|hostname)"),
+        (Says.SPREAD, r"topology spread"),
+        (Says.PORTS, r"free ports for the requested pod ports"),
+        (Says.VOLUME_UNBOUND, r"unbound (?:immediate )?PersistentVolumeClaims|persistent volumes to bind"),
+        (Says.VOLUME_UNBOUND, r"not have enough free storage"),
+        (Says.VOLUME_MISSING, r"persistentvolumeclaim \"([^\"]{1,320})\" (?:not found|is being deleted)"),
+        (Says.VOLUME_MISSING, r"bound to non-existent pv"),
+        (Says.VOLUME_ELSEWHERE, r"volume node affinity conflict|PersistentVolume's node affinity"),
+        (Says.VOLUME_ELSEWHERE, r"no available volume zone"),
+        (Says.VOLUME_BUSY, r"max volume count|no available disk|ReadWriteOncePod"),
+        (Says.CLASS_MISSING, r"device class (\S{1,320}) does not exist"),
+        (Says.CLAIM_MISSING, r"resourceclaim \"?([^\" ]{0,320})\"? not found"),
+        (Says.CLAIM_MISSING, r"resource ?claim (?:\S{1,320} )?(?:was )?not (?:been )?created"),
+        (Says.CLAIM_MISSING, r"dynamic resource controller to create the resourceclaim"),
+        (Says.CLAIM, r"cannot allocate all claims|resource ?claim|extended resource claim|cannot fit resource"),
+        (
+            Says.GANG,
+            r"\bgang\b|pod ?group|sibling pods|minmember|minavailable|rejected due to timeout",
+        ),
+    )
+)
+
+
+def parse(message: str) -> FitError | None:
+    """None of what is no such text."""
+    if _EMPTY in message:
+        return FitError(0, ())
+    head = _HEAD.search(message)
+    if head is None:
+        return None
+    rest = message[head.end() :]
+    cut = min((at for one in _AFTER if (at := rest.find(one)) >= 0), default=len(rest))
+    body = rest[:cut].strip(" .,")
+    return FitError(int(head[2]), tuple(_reason(one.strip(" .")) for one in _NEXT.split(body) if one.strip(" .")))
+
+
+def reason_of(text: str, nodes: int | None = None) -> Reason:
+    """One reason's text, without its count."""
+    for says, pattern in _TEXTS:
+        found = pattern.search(text)
+        if found is not None:
+            what = (found[1] or "") if pattern.groups else ""
+            return Reason(says, text, nodes, "pods" if what.lower() == "too many pods" else what)
+    return Reason(Says.OTHER, text, nodes)
+
+
+def _reason(text: str) -> Reason:
+    counted = _COUNTED.match(text)
+    return reason_of(text) if counted is None else reason_of(counted[2], int(counted[1]))

@@ -1,0 +1,122 @@
+"""Which nodes have GPUs, what of them is given out, and who says so. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from datetime import datetime, timedelta
+
+from diagnosis.gpus import is_gpu
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.nodes import Node
+from healthcheck.node.state import ENABLED, INSTANCE_TYPE
+
+GPU = "nvidia.com/gpu"
+SHARED = "nvidia.com/gpu.shared"
+MIG = "nvidia.com/mig-"
+EFA = "vpc.amazonaws.com/efa"
+GPU_DRIVERS = ("gpu.nvidia.com", "gpu.amd.com")
+"""Drivers of dynamic resource allocation whose devices are GPUs."""
+HAMI_REGISTER = "hami.io/node-nvidia-register"
+_AMOUNTS = ("gpumem", "gpucores", "vgpu-memory", "vgpu-cores", "vgpu-number")
+_TRUE = (
+    "nvidia.com/gpu.present",
+    "feature.node.kubernetes.io/pci-10de.present",
+    "feature.node.kubernetes.io/pci-0300_10de.present",
+    "feature.node.kubernetes.io/pci-0302_10de.present",
+    ENABLED,
+)
+_NVIDIA = {
+    "karpenter.k8s.aws/instance-gpu-manufacturer": "nvidia",
+    "eks.amazonaws.com/instance-gpu-manufacturer": "nvidia",
+    "kubernetes.azure.com/accelerator": "nvidia",
+}
+_TYPES = re.compile(
+    r"(?:ml\.)?(?:p[2-9]|g(?:[35-9]|4dn|r6))[a-z0-9-]{0,12}\.|Standard_N[CDV]|(?:a[2-4]|g[24])-[a-z]", re.ASCII
+)
+"""Instance types with NVIDIA's GPUs: of EC2 (g4ad has AMD's), Azure, Google."""
+_GKE = "cloud.google.com/gke-accelerator"
+_PASSED_THROUGH = ("vm-passthrough", "vm-vgpu")
+_UPGRADING = frozenset(
+    (
+        *(
+            "cordon-required",
+            "wait-for-jobs-required",
+            "pod-deletion-required",
+            "drain-required",
+            "node-maintenance-required",
+        ),
+        *("pod-restart-required", "validation-required", "uncordon-required", "post-maintenance-required"),
+    )
+)
+SETTLES = timedelta(minutes=10)
+"""A node this young is still set up: images are gigabytes, a driver may be built first."""
+
+
+def is_device(resource: str) -> bool:
+    """Whether a node that offers it gives out GPUs or parts of them: not their memory or cores."""
+    return is_gpu(resource) and not any(word in resource for word in _AMOUNTS)
+
+
+def devices_in(amounts: Iterable[str]) -> tuple[str, ...]:
+    """Of the names of resources those that are given out as GPUs or parts of them."""
+    return tuple(sorted({name for name in amounts if is_device(name)}))
+
+
+def has_nvidia(node: Node) -> bool:
+    """Whether the node has an NVIDIA GPU: something offers it, or a label tells of its hardware."""
+    labels = node.meta.labels
+    # A 0 may be all that is left of something that nobody remembers.
+    if any(name.startswith((GPU, MIG)) and number != "0" for name, number in node.capacity.items()):
+        return True
+    if _TYPES.match(labels.get(INSTANCE_TYPE, "")):
+        return True
+    if any(labels.get(key) == "true" for key in _TRUE) or any(labels.get(key) == one for key, one in _NVIDIA.items()):
+        return True
+    return labels.get(_GKE, "").startswith("nvidia")
+
+
+def has_gpu(node: Node) -> bool:
+    return has_nvidia(node) or any(is_gpu(name) and number != "0" for name, number in node.capacity.items())
+
+
+def gpu_nodes(snapshot: Snapshot) -> tuple[Node, ...]:
+    """All nodes with a GPU, those too of which only a slice of dynamic resource allocation tells."""
+    sliced = sliced_nodes(snapshot)
+    return tuple(one for one in snapshot.nodes if has_gpu(one) or one.name in sliced)
+
+
+def sliced_nodes(snapshot: Snapshot, drivers: Collection[str] = GPU_DRIVERS) -> frozenset[str]:
+    """Nodes of whose devices a slice tells."""
+    return frozenset(one.node for one in snapshot.slices if one.node and one.driver in drivers and one.devices)
+
+
+def offers_gpus(node: Node) -> bool:
+    """Whether it gives out any of its GPUs."""
+    return any(node.allocatable[name] != "0" for name in devices_in(node.allocatable))
+
+
+def has_hami(node: Node) -> bool:
+    """Whether HAMi shares the node's GPUs: what it offers are places on cards then, not cards."""
+    return any(key.startswith("hami.io/node-") for key in node.meta.annotations)
+
+
+def is_for_machines(node: Node) -> bool:
+    """Whether its GPUs are given to virtual machines whole, so that no container gets any."""
+    return node.meta.labels.get("nvidia.com/gpu.workload.config") in _PASSED_THROUGH
+
+
+def is_judged(node: Node, now: datetime) -> bool:
+    """Whether what is missing on it tells anything: it answers, it is not new, and nobody takes it away."""
+    young = node.meta.created is not None and now - node.meta.created < SETTLES
+    return node.ready and not young and node.meta.deleted is None
+
+
+def is_changed(node: Node) -> bool:
+    """Whether the operator is at work on its driver or its MIG profiles: operands are paused meanwhile."""
+    labels = node.meta.labels
+    paused = any(
+        value.startswith("paused") for key, value in labels.items() if key.startswith("nvidia.com/gpu.deploy.")
+    )
+    upgrade = labels.get("nvidia.com/gpu-driver-upgrade-state", "")
+    return paused or upgrade in _UPGRADING or labels.get("nvidia.com/mig.config.state") in ("pending", "rebooting")

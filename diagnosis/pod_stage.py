@@ -1,0 +1,120 @@
+"""How far a pod of a component has come, and what it stands at. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import Enum
+
+from diagnosis.snapshot.pods import ContainerState, Ended, Pod
+
+_HARD = frozenset(
+    (
+        *("CrashLoopBackOff", "ImagePullBackOff", "ErrImagePull", "ErrImageNeverPull", "InvalidImageName"),
+        *("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "ImageInspectError"),
+    )
+)
+"""Reasons why a container waits that it does not leave by itself."""
+IMAGE = frozenset(("ImagePullBackOff", "ErrImagePull", "ErrImageNeverPull", "InvalidImageName"))
+_OFTEN = 3
+"""So many restarts, the last one just now: it only runs between two crashes."""
+_JUST_NOW = timedelta(minutes=10)
+_LONG_GOING = timedelta(minutes=15)
+
+
+class Kind(Enum):
+    READY = "ready"
+    GOING = "on its way out"
+    FAILS = "fails"
+    UNPLACED = "no scheduler has put it on a node"
+    INIT = "an init container runs"
+    CREATING = "no container has begun"
+    UNREADY = "runs, and is not ready"
+    STUCK_GOING = "asked to go, and still there"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """`container` is the one that it stands at; `since` when it came there, as far as anybody can tell."""
+
+    kind: Kind
+    container: str = ""
+    reason: str = ""
+    message: str = ""
+    since: datetime | None = None
+
+    def __str__(self) -> str:
+        told = ": ".join(filter(None, (self.reason, self.message))) or self.kind.value
+        return f"container {self.container}: {told}" if self.container else told
+
+    def lasts(self, now: datetime, patience: timedelta) -> bool:
+        """Whether it has stood there for longer than that; of unknown age is old."""
+        return self.since is None or now - self.since > patience
+
+
+def stage(pod: Pod, now: datetime) -> Stage:
+    """Where it stands. A pod that has ended well is ready: it has nothing more to do."""
+    gone = pod.meta.deleted
+    if gone is not None:
+        kind = Kind.STUCK_GOING if now - gone > _LONG_GOING else Kind.GOING
+        return Stage(kind, since=gone)
+    if pod.phase == "Succeeded":
+        return Stage(Kind.READY)
+    if pod.phase == "Failed":
+        return Stage(Kind.FAILS, "", pod.reason or "Failed", pod.message or _last_words(pod), pod.meta.created)
+    if not pod.spec.node:
+        told = pod.condition("PodScheduled")
+        message = told.message if told is not None else ""
+        return Stage(Kind.UNPLACED, "", told.reason if told is not None else "", message, pod.meta.created)
+    return _placed(pod, now)
+
+
+def _placed(pod: Pod, now: datetime) -> Stage:
+    for one in pod.states:
+        failing = _failing(one, now)
+        if failing is not None:
+            return failing
+    for one in pod.states:
+        if one.init and not _is_done(one, pod):
+            if one.running:
+                return Stage(Kind.INIT, one.name, since=one.started or pod.meta.created)
+            return Stage(Kind.CREATING, "", one.waiting, one.message, pod.meta.created)
+    others = [one for one in pod.states if not one.init]
+    if not others or any(not one.running and one.ended is None for one in others):
+        waiting = next((one for one in others if one.waiting), ContainerState(""))
+        return Stage(Kind.CREATING, "", waiting.waiting, waiting.message, pod.meta.created)
+    unready = next((one for one in others if not one.ready), None)
+    if unready is None:
+        return Stage(Kind.READY)
+    return Stage(Kind.UNREADY, unready.name, since=unready.started or pod.meta.created)
+
+
+def _is_done(state: ContainerState, pod: Pod) -> bool:
+    if state.ended is not None:
+        return state.ended.exit_code == 0
+    sidecar = any(one.sidecar and one.name == state.name for one in pod.spec.containers)
+    return sidecar and state.running
+
+
+def _failing(state: ContainerState, now: datetime) -> Stage | None:
+    last = state.ended or state.last_ended
+    if state.waiting in _HARD:
+        words = _ending(last) if state.waiting == "CrashLoopBackOff" and last is not None else state.message
+        return Stage(Kind.FAILS, state.name, state.waiting, words, last.at if last is not None else None)
+    if state.ended is not None and state.ended.exit_code not in (0, None):
+        return Stage(Kind.FAILS, state.name, state.ended.reason or "Error", _ending(state.ended), state.ended.at)
+    crashed = state.last_ended
+    if state.ready or state.restarts < _OFTEN or crashed is None or crashed.at is None or now - crashed.at > _JUST_NOW:
+        return None
+    return Stage(Kind.FAILS, state.name, f"{state.restarts} restarts", _ending(crashed), crashed.at)
+
+
+def _ending(ended: Ended) -> str:
+    code = f"exit code {ended.exit_code}" if ended.exit_code is not None else ""
+    reason = "" if ended.reason == "Error" else ended.reason
+    return ", ".join(filter(None, (reason, code, ended.message.strip())))
+
+
+def _last_words(pod: Pod) -> str:
+    ended = next((one.ended for one in pod.states if one.ended is not None and one.ended.exit_code), None)
+    return _ending(ended) if ended is not None else ""

@@ -1,0 +1,1 @@
+"""A diagnosis as a person or a program reads it."""

@@ -1,0 +1,120 @@
+"""The diagnosis as one JSON document."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from diagnosis.allocation import Allocation, NodeAllocation, Pool, Total, totals
+from diagnosis.chain import Chain, Step
+from diagnosis.components import ComponentRow
+from diagnosis.diagnose import Problem
+from diagnosis.report.whole import Report
+from healthcheck.text.moments import timestamp
+
+_MOST_AFFECTED = 200
+
+
+def document(report: Report) -> dict[str, Any]:
+    """Plain values, to be written as JSON."""
+    diagnosis = report.diagnosis
+    told: dict[str, Any] = {
+        "at": timestamp(diagnosis.at),
+        "cluster": cluster_document(report.cluster) if report.cluster is not None else {},
+        "components": [_component(one) for one in report.components],
+        "causes": [_problem(one) for one in diagnosis.problems],
+        "unobserved": [{"kind": one.kind, "why": one.why, "hides": one.hides} for one in diagnosis.unseen],
+    }
+    if report.chains:
+        told["chains"] = [_chain(one) for one in report.chains]
+    if report.node:
+        told["node"] = [asdict(one) for one in report.node]
+    if report.changes is not None:
+        told["changes"] = [asdict(one) for one in report.changes]
+    return told
+
+
+def cluster_document(told: Allocation) -> dict[str, Any]:
+    """What is held is null where pods are not visible: nobody knows it then."""
+    known = [one.gpus for one in told.nodes if one.gpus is not None]
+    return {
+        "gpu_nodes": len(told.nodes),
+        "gpu_nodes_usable": sum(one.usable for one in told.nodes),
+        "gpus": sum(known),
+        "gpu_nodes_uncounted": len(told.nodes) - len(known),
+        "resources": [_amounts(one, told.pods_seen) for one in totals(told)],
+        "namespaces": [asdict(one) for one in told.namespaces],
+        "nodes": [_node(one, told.pods_seen) for one in told.nodes],
+    }
+
+
+def _amounts(one: Total | Pool, pods_seen: bool) -> dict[str, Any]:
+    return {
+        "resource": one.resource,
+        "kind": one.kind,
+        "capacity": one.capacity,
+        "allocatable": one.total,
+        "held": one.held if pods_seen else None,
+        "free": one.free if pods_seen else None,
+    }
+
+
+def _node(one: NodeAllocation, pods_seen: bool) -> dict[str, Any]:
+    return {
+        "node": one.node,
+        "product": one.product,
+        "gpus": one.gpus,
+        "usable": one.usable,
+        "resources": [
+            _amounts(pool, pods_seen) | {"holders": [asdict(holder) for holder in pool.holders[:_MOST_AFFECTED]]}
+            for pool in one.pools
+        ],
+        "cards": [
+            {"uuid": use.card.uuid, "healthy": use.card.healthy, "slots": use.card.slots, "slots_held": use.slots}
+            | {"memory_mib": use.card.memory, "memory_mib_held": use.memory}
+            | {"cores_percent": use.card.cores, "cores_percent_held": use.cores}
+            for use in one.cards
+        ],
+        "cpu_free": float(one.cpu_free) if pods_seen else None,
+        "memory_free_bytes": int(one.memory_free) if pods_seen else None,
+    }
+
+
+def _component(row: ComponentRow) -> dict[str, Any]:
+    one = row.component
+    return {
+        "component": one.role.value,
+        "workload": one.subject,
+        "namespace": one.meta.namespace,
+        "version": one.version,
+        "wanted": one.wanted,
+        "ready": one.ready,
+        "health": one.health.value,
+        "lacking": list(row.lacking[:_MOST_AFFECTED]),
+        "lacking_count": len(row.lacking),
+    }
+
+
+def _chain(one: Chain) -> dict[str, Any]:
+    return {"pod": one.pod, "links": [_step(step) for step in one.steps]}
+
+
+def _step(step: Step) -> dict[str, Any]:
+    causes = [problem.found.cause.name for problem in step.problems]
+    return {"link": step.link.value, "state": step.state.value, "seen": step.seen, "causes": causes}
+
+
+def _problem(one: Problem) -> dict[str, Any]:
+    found = one.found
+    return {
+        "cause": found.cause.name,
+        "severity": found.cause.severity.name.lower(),
+        "certainty": found.certainty.name.lower(),
+        "subject": found.subject,
+        "evidence": list(found.evidence),
+        "evidence_left_out": one.evidence_left_out,
+        "remedy": list(found.remedy or (found.cause.remedy,)),
+        "affected": list(found.affected[:_MOST_AFFECTED]),
+        "affected_count": len(found.affected),
+        "consequences": [_problem(child) for child in one.consequences],
+    }

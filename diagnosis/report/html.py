@@ -1,0 +1,72 @@
+"""The diagnosis as one HTML file that needs nothing else: no scripts, no network. The template escapes all text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+
+from diagnosis.allocation import totals
+from diagnosis.cause import Certainty
+from diagnosis.diagnose import Problem
+from diagnosis.quantity import shown
+from diagnosis.report.picture import COLOURS, OTHERS, WIDTH, bars, colours
+from diagnosis.report.whole import Report
+from healthcheck.text.moments import timestamp
+
+_MOST_NODES = 500
+_MOST_AFFECTED = 20
+
+
+def text(report: Report) -> str:
+    """The whole file, in ASCII: it reads the same whatever character set it is taken for."""
+    cluster = report.cluster
+    drawn = list(bars(cluster, _MOST_NODES)) if cluster is not None else []
+    page = _template().render(
+        report=report,
+        at=timestamp(report.diagnosis.at),
+        cluster=cluster,
+        totals=totals(cluster) if cluster is not None else (),
+        gpus=sum(one.gpus or 0 for one in cluster.nodes) if cluster is not None else 0,
+        bars=drawn,
+        left_out=max(len(cluster.nodes) - _MOST_NODES, 0) if cluster is not None else 0,
+        legend=_legend(colours(cluster)) if cluster is not None else [],
+        actions=_actions(report.diagnosis.problems),
+        width=WIDTH,
+        likely=Certainty.LIKELY,
+        most=_MOST_AFFECTED,
+        parts=_parts,
+        shown=shown,
+    )
+    return page.encode("ascii", "xmlcharrefreplace").decode()
+
+
+@cache
+def _template() -> Template:
+    place = PackageLoader("diagnosis.report", ".")
+    return Environment(
+        loader=place, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    ).get_template("page.html.j2")
+
+
+def _legend(fills: dict[str, str]) -> list[tuple[str, str]]:
+    """Names with their colours: the namespaces that have one, then what the others share."""
+    own = [(name, fill) for name, fill in fills.items() if fill != OTHERS]
+    more = [("other namespaces", OTHERS)] if len(fills) > COLOURS else []
+    return [*own, *more, ("free", "free"), ("not given out", "lost")]
+
+
+def _actions(problems: Iterable[Problem]) -> list[tuple[str, str, str]]:
+    """Of each problem what to do first."""
+    told = [one.found for one in problems]
+    return [(one.cause.name, one.subject, (one.remedy or (one.cause.remedy,))[0]) for one in told]
+
+
+def _parts(words: str) -> Iterator[tuple[bool, str]]:
+    """Of a remedy its commands, which stand in backticks, and what is between them."""
+    parts = words.split("`")
+    if len(parts) % 2 == 0:
+        yield False, words
+        return
+    yield from ((bool(place % 2), part) for place, part in enumerate(parts) if part)

@@ -1,0 +1,76 @@
+"""The allocation per node as bars: what to draw, in units of the picture. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from diagnosis.allocation import Allocation, NodeAllocation, Pool
+
+WIDTH = 480
+_MOST_BOXES = 64
+_GAP = 2.0
+COLOURS = 7
+"""Namespaces with a colour of their own: those that hold the most. The others share one."""
+OTHERS = "others"
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A part of a bar. `fill` names a colour: `ns0`, `others`, `free`, `lost`, `unknown`. `title` is shown on it."""
+
+    x: float
+    width: float
+    fill: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One pool of one node. `label` is what stands beside it."""
+
+    node: str
+    usable: bool
+    label: str
+    boxes: tuple[Box, ...]
+
+
+def colours(told: Allocation) -> dict[str, str]:
+    """By namespace the colour's name, those that hold the most first."""
+    held = Counter({one.namespace: sum(one.devices.values()) for one in told.namespaces if any(one.devices.values())})
+    ranked = sorted(held, key=lambda name: (-held[name], name))
+    return {name: f"ns{place}" if place < COLOURS else OTHERS for place, name in enumerate(ranked)}
+
+
+def bars(told: Allocation, most: int) -> Iterator[Bar]:
+    """Of so many nodes at most, those with something amiss first: not usable, or not given out."""
+    fills = colours(told)
+    ordered = sorted(told.nodes, key=lambda one: (one.usable and not _amiss(one), one.node))
+    for node in ordered[:most]:
+        if not node.pools:
+            yield Bar(node.node, node.usable, "none offered", ())
+        for pool in node.pools:
+            yield Bar(node.node, node.usable, _label(pool, told.pods_seen), tuple(_boxes(pool, fills, told.pods_seen)))
+
+
+def _amiss(node: NodeAllocation) -> bool:
+    return not node.pools or any(pool.total < pool.capacity for pool in node.pools)
+
+
+def _label(pool: Pool, pods_seen: bool) -> str:
+    free = f"{pool.free} of {pool.total} free" if pods_seen else f"{pool.total}"
+    return f"{free}, {pool.kind} {pool.resource}"
+
+
+def _boxes(pool: Pool, fills: Mapping[str, str], pods_seen: bool) -> Iterator[Box]:
+    parts = [(one.amount, fills.get(one.pod.split("/")[1], OTHERS), f"{one.pod}: {one.amount}") for one in pool.holders]
+    parts.append((pool.free, "free" if pods_seen else "unknown", f"{pool.free} free" if pods_seen else "not visible"))
+    parts.append((max(pool.capacity - pool.total, 0), "lost", "there, and not given out"))
+    whole = sum(number for number, _, _ in parts)
+    single = whole <= _MOST_BOXES
+    x, unit = 0.0, WIDTH / max(whole, 1)
+    for number, fill, title in parts:
+        for width in [unit] * number if single else [unit * number] * bool(number):
+            yield Box(round(x, 2), round(max(width - _GAP, 0.5), 2), fill, title)
+            x += width

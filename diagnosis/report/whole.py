@@ -1,0 +1,25 @@
+"""All that a report tells, whatever its form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from diagnosis.allocation import Allocation
+from diagnosis.chain import Chain
+from diagnosis.components import ComponentRow
+from diagnosis.diagnose import Diagnosis
+from diagnosis.drift import Change
+from diagnosis.node_inventory import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """`changes`: since an older state; None where nobody asked. `cluster` None where the form does not show it."""
+
+    diagnosis: Diagnosis
+    chains: tuple[Chain, ...] = ()
+    node: tuple[Row, ...] = ()
+    """What the node has that was asked about."""
+    changes: tuple[Change, ...] | None = None
+    cluster: Allocation | None = None
+    components: tuple[ComponentRow, ...] = ()

@@ -1,0 +1,97 @@
+"""What a person asks about: the whole cluster, a node, a pod, or what makes pods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from diagnosis.diagnose import Diagnosis, Problem
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.meta import subject
+from diagnosis.snapshot.pods import Pod
+from diagnosis.snapshot.workloads import KINDS
+
+_KINDS = {kind.lower(): kind for kind in ("Pod", "Node", *KINDS)}
+_SHORT = {
+    "po": "Pod",
+    "no": "Node",
+    "deploy": "Deployment",
+    "rs": "ReplicaSet",
+    "sts": "StatefulSet",
+    "ds": "DaemonSet",
+}
+
+
+class TargetError(ValueError):
+    """The message says what is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One object. `namespace` is '' for a Node."""
+
+    kind: str
+    namespace: str
+    name: str
+
+    @property
+    def subject(self) -> str:
+        return subject(self.kind, self.namespace, self.name)
+
+
+def parse_target(words: Sequence[str], namespace: str) -> Target | None:
+    """Of `pod NS/NAME`, `pod/NAME`, `node NAME` …; None of no words. Raises TargetError."""
+    if not words:
+        return None
+    kind, _, name = words[0].partition("/") if len(words) == 1 else (words[0], "", "/".join(words[1:]))
+    known = _known(kind)
+    if known is None or not name or len(words) > 2:
+        raise TargetError(
+            f"{' '.join(words)!r}: pod NAMESPACE/NAME, node NAME, or a workload such as job/NAME is wanted"
+        )
+    if known == "Node":
+        return Target(known, "", name)
+    own, slash, rest = name.partition("/")
+    return Target(known, own, rest) if slash else Target(known, namespace or "default", name)
+
+
+def pods_of(snapshot: Snapshot, target: Target) -> tuple[Pod, ...]:
+    """The pod itself, or all whose owners, one above another, lead to it."""
+    if target.kind == "Node":
+        return tuple(pod for pod in snapshot.pods if pod.spec.node == target.name)
+    return tuple(pod for pod in snapshot.pods if target.subject in snapshot.line(pod.meta))
+
+
+def is_there(snapshot: Snapshot, target: Target) -> bool:
+    """Whether the object itself was seen."""
+    if target.kind == "Node":
+        return target.name in snapshot.by_node
+    if target.kind == "Pod":
+        return any(pod.subject == target.subject for pod in snapshot.pods)
+    return target.subject in snapshot.owners
+
+
+def concerned(snapshot: Snapshot, target: Target) -> frozenset[str]:
+    """The subjects that a problem must touch to be one of the target's."""
+    pods = pods_of(snapshot, target)
+    above = {one for pod in pods for one in snapshot.line(pod.meta)}
+    beneath = {one.subject for one in snapshot.workloads if target.subject in snapshot.line(one.meta)}
+    return frozenset((target.subject, *above, *beneath))
+
+
+def narrowed(diagnosis: Diagnosis, subjects: Iterable[str]) -> Diagnosis:
+    """What of it touches one of these."""
+    wanted = frozenset(subjects)
+    return replace(diagnosis, problems=tuple(one for one in diagnosis.problems if touches(one, wanted)))
+
+
+def touches(problem: Problem, subjects: frozenset[str]) -> bool:
+    """Whether it, or what follows from it, lies in one of them or keeps one from work."""
+    if problem.found.subject in subjects or not subjects.isdisjoint(problem.found.affected):
+        return True
+    return any(touches(one, subjects) for one in problem.consequences)
+
+
+def _known(kind: str) -> str | None:
+    word = kind.lower()
+    return _KINDS.get(word) or _SHORT.get(word) or _KINDS.get(word.removesuffix("s"))

@@ -1,0 +1,143 @@
+"""Where NVIDIA's toolkit writes its handler, beside where the kubelet's own container runtime reads. Pure."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.meta import Meta
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.pods import OTHER_VALUE, PodSpec
+from diagnosis.snapshot.record import RecordFinding
+from diagnosis.snapshot.workloads import Workload
+from healthcheck.checks.runtime_mending import helm_values
+
+_NAME = "nvidia-container-toolkit"
+_CONFIG, _SOCKET = "CONTAINERD_CONFIG", "CONTAINERD_SOCKET"
+_OLD_AND_NEW = {_CONFIG: (_CONFIG, "RUNTIME_CONFIG"), _SOCKET: (_SOCKET, "RUNTIME_SOCKET")}
+_STANDARD = {_CONFIG: "/etc/containerd/config.toml", _SOCKET: "/run/containerd/containerd.sock"}
+_VOLUMES = {_CONFIG: "containerd-config", _SOCKET: "containerd-socket"}
+"""Of the operator's DaemonSet: inside, the variables name a mount; the host's folder is the volume's path."""
+_KUBELETS = re.compile(r"the kubelet's \S{1,20} reads (/\S{1,300}?)(?::? |$)")
+"""As our agent's NvidiaRuntimeElsewhere has it."""
+_CRI_SOCKET = "kubeadm.alpha.kubernetes.io/cri-socket"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A container runtime's file and socket; '' for what nobody knows. `more`: variables that it needs besides."""
+
+    config: str
+    socket: str
+    known_from: str
+    more: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        return " with ".join(filter(None, (self.config, self.socket)))
+
+    def same(self, other: Target) -> bool:
+        """As far as both are known."""
+        pairs = ((self.config, other.config), (self.socket, other.socket))
+        return all(not one or not two or _resolved(one) == _resolved(two) for one, two in pairs)
+
+    def helm(self, namespace: str, others: Mapping[str, str]) -> str:
+        """The command that gives the operator's toolkit this one, beside the variables that it has."""
+        own = {_CONFIG: self.config, _SOCKET: self.socket, **dict(self.more)}
+        alias = {name for key in own for name in _OLD_AND_NEW.get(key, (key,))}
+        kept = {name: value for name, value in others.items() if name not in alias and value != OTHER_VALUE}
+        return f"`{helm_values({**kept, **{name: value for name, value in own.items() if value}}, namespace)}`"
+
+
+def toolkits(snapshot: Snapshot) -> tuple[Workload, ...]:
+    """The DaemonSets that bring the toolkit to the nodes; where none is visible, what their pods tell of them."""
+    seen = tuple(one for one in snapshot.daemon_sets if _NAME in one.meta.name)
+    if seen or snapshot.sees("DaemonSet"):
+        return seen
+    made = {
+        (one.meta.namespace, one.meta.owner.name): one.spec
+        for one in snapshot.pods
+        if one.meta.owner is not None and one.meta.owner.kind == "DaemonSet" and _NAME in one.meta.owner.name
+    }
+    return tuple(Workload(Meta("DaemonSet", namespace, name), spec) for (namespace, name), spec in made.items())
+
+
+def target_of(toolkit: Workload) -> Target | None:
+    """On the host, by its volumes and variables; None where they don't tell."""
+    if toolkit.spec is None:
+        return None
+    config, socket = (_on_host(toolkit.spec, key) for key in (_CONFIG, _SOCKET))
+    return Target(config, socket, "its host paths") if config or socket else None
+
+
+def handlers_of(node: Node) -> frozenset[str] | None:
+    """By the kubelet, else by our agent there; None where neither tells."""
+    if node.handlers is not None:
+        return node.handlers
+    seen = node.record.inventory.runtime if node.record is not None else None
+    return frozenset(seen.handlers) if seen is not None and seen.handlers is not None else None
+
+
+def written_elsewhere(node: Node) -> tuple[str, ...]:
+    """Files with NVIDIA's handler that the kubelet's runtime does not read, where its own has none; by our agent."""
+    seen = node.record.inventory.runtime if node.record is not None else None
+    if seen is None or not seen.config or seen.config in (seen.nvidia_in or ()):
+        return ()
+    return tuple(one for one in seen.nvidia_in or () if one in (seen.others or ()))
+
+
+def where_it_should_write(node: Node | None, finding: RecordFinding | None) -> Target | None:
+    """The kubelet's own, by our agent, or by what its node tells of its distribution; None where nobody knows."""
+    if node is None:
+        return None
+    told = _KUBELETS.search(finding.detail) if finding is not None else None
+    if told is not None:
+        return Target(told[1], _socket_of(node), "by our agent there")
+    known = _by_distribution(node)
+    if known is not None:
+        return known
+    seen = node.record.inventory.runtime if node.record is not None else None
+    if seen is not None and seen.config:
+        return Target(seen.config, _socket_of(node), "by our agent there")
+    socket = _socket_of(node)
+    return Target("", socket, f"annotation {_CRI_SOCKET}") if socket else None
+
+
+def _by_distribution(node: Node) -> Target | None:
+    version, labels = f"{node.kubelet} {node.runtime}", node.meta.labels
+    rancher = "rke2" if "+rke2" in version else "k3s" if "+k3s" in version or "-k3s" in version else ""
+    if rancher:
+        # Both make their own file at each start, with NVIDIA's handler where they find its program: what the toolkit
+        # writes does not matter, which of the node's containerds it starts anew does.
+        return Target("", "/run/k3s/containerd/containerd.sock", f"{rancher}, by its version {node.kubelet}")
+    if "+k0s" in version:
+        config, program = "/etc/k0s/containerd.d/nvidia.toml", "/var/lib/k0s/bin/containerd"
+        more = (("RUNTIME_EXECUTABLE_PATH", program),)
+        return Target(config, "/run/k0s/containerd.sock", f"k0s, by its version {node.kubelet}", more)
+    if labels.get("microk8s.io/cluster") == "true":
+        config = "/var/snap/microk8s/current/args/containerd-template.toml"
+        return Target(config, "/var/snap/microk8s/common/run/containerd.sock", "MicroK8s, by its label")
+    return None
+
+
+def _on_host(spec: PodSpec, key: str) -> str:
+    """The file's place on the node: the folder that is mounted, and the name that the variable gives it there."""
+    named = [one.env.get(name, "") for one in spec.containers if not one.init for name in _OLD_AND_NEW[key]]
+    value = next((one for one in named if one and one != OTHER_VALUE), "")
+    folder = spec.host_volumes.get(_VOLUMES[key], "")
+    if not folder:
+        return value
+    name = posixpath.basename(value or _STANDARD[key])
+    return posixpath.join(folder, name)
+
+
+def _socket_of(node: Node) -> str:
+    return node.meta.annotations.get(_CRI_SOCKET, "").removeprefix("unix://")
+
+
+def _resolved(path: str) -> str:
+    """`/var/run` is `/run` on every distribution that there is."""
+    clean = posixpath.normpath(path)
+    return clean.removeprefix("/var") if clean.startswith("/var/run/") else clean
