@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from cli.setting_words import settings_in_words
 from cli.words import SEVERITY_MEANS
+from diagnosis.causes import CAUSES as DIAGNOSES
 from healthcheck import checks
 from healthcheck.captures import files as captures
 from healthcheck.checks import CHECKS, DEEP_CHECKS, GROUPS, SHORT_NAMES
@@ -20,7 +21,7 @@ from healthcheck.node.state import CONDITION
 from healthcheck.verdict.acknowledgement import UNTOLD
 
 SETTING = "a setting"
-_RUNBOOK = "docs/runbook.md"
+_RUNBOOK, _CAUSES = "docs/runbook.md", "docs/causes.md"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,13 @@ def _all() -> Iterator[Word]:
     for one in CAUSES:
         told = f"{one.meaning} {one.action}"
         yield Word(one.name, "why a check could not look", told, f"{_RUNBOOK}#could-not-look")
+    for found in DIAGNOSES:
+        yield Word(
+            found.name,
+            "a cause that diagnose finds",
+            f"{found.means} {found.remedy}",
+            f"{_CAUSES}#{found.name.lower()}",
+        )
     yield from _of("a recommendation", _RECOMMENDATIONS, f"{_RUNBOOK}#what-quarantine-recommends")
     yield from _of("a severity", {one.name: f"What to do: {does}." for one, does in SEVERITY_MEANS.items()}, _RUNBOOK)
     yield from _of("a status", _STATUSES, "docs/record.md")

@@ -18,7 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.access import Context, Kubeconfig, cluster_of
+from cli.allocation import page, read_allocation
 from cli.words import SEVERITY_STYLES, STATUS_STYLES
+from diagnosis.report.document import cluster_document
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
 from healthcheck.cluster.kubeconfig import Access
@@ -106,11 +108,15 @@ class Fleet:
 def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it live until Ctrl-C.")] = False,
     output: Annotated[Output, typer.Option("--output", "-o", help="table or json.")] = Output.TABLE,
+    by_node: Annotated[bool, typer.Option("--allocation", help="Show who has which GPUs, node by node.")] = False,
     context: Context = "",
     kubeconfig: Kubeconfig = "",
 ) -> None:
     """Show every GPU node, worst first. Exit code: 0, or 2 when the cluster could not be read."""
     try:
+        if by_node:
+            _show_allocation(Access(kubeconfig, context), output)
+            return
         unread: list[str] = []
         read = partial(read_fleet, cluster_of(Access(kubeconfig, context), unread.append), unread)
         if watch:
@@ -122,6 +128,16 @@ def status(
     except ClusterError as error:
         complain("status", str(error))
         raise typer.Exit(COULD_NOT_LOOK) from None
+
+
+def _show_allocation(access: Access, output: Output) -> None:
+    told = read_allocation(access)
+    if output is Output.JSON:
+        write_json(cluster_document(told), indent=2)
+        return
+    screen = Screen()
+    for part in page(told):
+        screen.print(part)
 
 
 def read_fleet(cluster: Cluster, unread: list[str]) -> Fleet:

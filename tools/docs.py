@@ -8,10 +8,13 @@ from __future__ import annotations
 import re
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 from agent.settings import AgentSettings
 from cli.glossary import CAUSES
+from diagnosis.cause import Cause
+from diagnosis.causes import SEARCHES
 from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.sxid import CLASSES, sxid_table
 from healthcheck.catalog.xid import severity_of, xid_table
@@ -28,6 +31,7 @@ CHECKS_PAGE = ROOT / "docs" / "checks.md"
 README = ROOT / "README.md"
 RUNBOOK = ROOT / "docs" / "runbook.md"
 METRICS_PAGE = ROOT / "docs" / "metrics.md"
+DIAGNOSES_PAGE = ROOT / "docs" / "causes.md"
 CHECKS_MARKS = "<!-- checks: begin (make docs) -->", "<!-- checks: end -->"
 CAUSES_MARKS = "<!-- causes: begin (make docs) -->", "<!-- causes: end -->"
 RECORD = ROOT / "docs" / "record.md"
@@ -189,11 +193,46 @@ def metrics_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def diagnoses_page() -> str:
+    """The whole of docs/causes.md."""
+    lines = [
+        "# Causes\n",
+        "What `gpu-healthcheck diagnose` finds, one entry per cause; `gpu-healthcheck explain CAUSE` says the same.",
+        "Generated from the code by `make docs`; a test fails when it is stale.\n",
+    ]
+    family = ""
+    for cause, module in _diagnoses():
+        if module != family:
+            lines.append(f"## {(sys.modules[module].__doc__ or '').strip()}\n")
+            family = module
+        lines += [
+            f"### {cause.name}\n",
+            f"{cause.means}\n",
+            f"- severity: {cause.severity.name.lower()}",
+            *([f"- breaks the link: {cause.link.value}"] if cause.link is not None else []),
+            f"- what to do: {cause.remedy}",
+            *([f"- source: {cause.source}"] if cause.source else []),
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def _diagnoses() -> Iterator[tuple[Cause, str]]:
+    """Every cause with the file of its family, once."""
+    told = set[str]()
+    for search in SEARCHES:
+        for cause in search.causes:
+            if cause.name not in told:
+                told.add(cause.name)
+                yield cause, search.find.__module__
+
+
 def rendered() -> dict[Path, str]:
     """Every generated file and what it should hold."""
     return {
         CHECKS_PAGE: checks_page(),
         METRICS_PAGE: metrics_page(),
+        DIAGNOSES_PAGE: diagnoses_page(),
         README: _with_table(README.read_text(), readme_table(), CHECKS_MARKS),
         RECORD: _with_table(RECORD.read_text(), exit_table(), EXIT_MARKS),
         RUNBOOK: runbook(),

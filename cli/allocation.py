@@ -1,0 +1,74 @@
+"""`gpu-healthcheck status --allocation`: who has which GPUs, and what is left beside the free ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import islice
+
+from rich.table import Table
+from rich.text import Text
+
+from diagnosis.allocation import Allocation, NodeAllocation, Pool, allocation, totals
+from diagnosis.collect import Collector
+from diagnosis.kinds import KINDS
+from diagnosis.quantity import shown
+from healthcheck.cluster.connection import connect
+from healthcheck.cluster.kubeconfig import Access
+from healthcheck.cluster.listings import Listings
+
+_KINDS = frozenset(("Node", "Pod", "ResourceSlice", "ResourceClaim", "ResourceClaimTemplate", "DeviceClass"))
+_MOST_HOLDERS = 4
+_COLUMNS = ("Node", "GPUs", "Offered", "Held", "Free", "By whom", "CPU left", "Memory left")
+
+
+def read_allocation(access: Access) -> Allocation:
+    """Raises ClusterError where nothing at all may be listed."""
+    collector = Collector(Listings(partial(connect, access)).objects)
+    return allocation(collector.collect(one for one in KINDS if one.kind in _KINDS))
+
+
+def page(told: Allocation) -> Iterator[Text | Table]:
+    """What to print, in order."""
+    if not told.pods_seen:
+        yield Text("Pods are not visible: who holds what is not known.", "bold yellow")
+    table = Table(*_COLUMNS, box=None, pad_edge=False, header_style="bold")
+    for node in told.nodes:
+        for pool in node.pools or (None,):
+            table.add_row(*_cells(node, pool, told.pods_seen))
+    yield table
+    for one in totals(told):
+        free = f"{one.free} of {one.total} free" if told.pods_seen else f"{one.total} in all"
+        yield Text(f"{one.kind} {one.resource}: {free}")
+
+
+def _cells(node: NodeAllocation, pool: Pool | None, pods_seen: bool) -> Iterable[Text]:
+    usable = "" if node.usable else "dim"
+    yield Text(node.node, usable)
+    yield Text("?" if node.gpus is None else str(node.gpus))
+    if pool is None:
+        yield from map(Text, ("none", "", "", "", "", ""))
+        return
+    yield Text(f"{pool.total} {pool.kind} {pool.resource}", "yellow" if pool.total < pool.capacity else "")
+    if not pods_seen:
+        yield from map(Text, ("?", "?", "", "?", "?"))
+        return
+    yield Text(f"{pool.held}{_shares(pool)}")
+    yield Text(str(pool.free), "green" if pool.free else "")
+    yield Text(_holders(pool))
+    yield Text(shown("cpu", node.cpu_free))
+    yield Text(shown("memory", node.memory_free))
+
+
+def _shares(pool: Pool) -> str:
+    """Of what HAMi shares, memory and cores too."""
+    if not pool.memory:
+        return ""
+    memory, cores = (sum(getattr(one, name) for one in pool.holders) for name in ("memory", "cores"))
+    return f" ({memory / 1024:.0f} of {pool.memory / 1024:.0f} GiB, {cores} of {pool.cores} % cores)"
+
+
+def _holders(pool: Pool) -> str:
+    named = [f"{one.pod.partition('/')[2]} {one.amount}" for one in islice(pool.holders, _MOST_HOLDERS)]
+    more = len(pool.holders) - _MOST_HOLDERS
+    return ", ".join(named) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,165 @@
+"""`gpu-healthcheck diagnose`: why a GPU pod or node is stuck, and what mends it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn
+
+from cli.access import Context, Kubeconfig
+from diagnosis.allocation import allocation
+from diagnosis.bundle import Bundle
+from diagnosis.chain import chains_of
+from diagnosis.collect import Collector
+from diagnosis.components import component_table
+from diagnosis.diagnose import Diagnosis
+from diagnosis.diagnose import diagnose as judge
+from diagnosis.drift import changes
+from diagnosis.kinds import KINDS
+from diagnosis.node_inventory import inventory
+from diagnosis.report import html, markdown, terminal
+from diagnosis.report.document import document
+from diagnosis.report.whole import Report
+from diagnosis.saved import SavedStateError, read_saved
+from diagnosis.snapshot import Snapshot
+from diagnosis.target import Target, TargetError, concerned, is_there, narrowed, parse_target, pods_of
+from healthcheck.cluster.connection import connect
+from healthcheck.cluster.errors import ClusterError
+from healthcheck.cluster.kubeconfig import Access
+from healthcheck.cluster.listings import Listings
+from healthcheck.host.console import Screen
+from healthcheck.host.program import USAGE
+from healthcheck.host.streams import complain, write_document, write_json
+
+NOTHING, CAUSES, COULD_NOT = 0, 1, 2
+_WORDS = typer.Argument(
+    metavar="[KIND NAME]", help="pod NS/NAME, node NAME, job NS/NAME …; default: the whole cluster."
+)
+
+
+class Output(StrEnum):
+    TERMINAL = "terminal"
+    MARKDOWN = "markdown"
+    JSON = "json"
+    HTML = "html"
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the state comes from: files, or a cluster of which it is saved where somebody asked for that."""
+
+    saved: list[Path]
+    access: Access
+    namespace: str
+    save: Path | None
+
+
+def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
+    words: Annotated[list[str] | None, _WORDS] = None,
+    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Only what is in it, and its nodes.")] = "",
+    saved: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from", metavar="PATH", help="Saved state: kubectl's JSON, a cluster-info dump, an archive of --save."
+        ),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option("--save", metavar="FILE", help="Keep what was seen, without secrets, as FILE (tar.gz)."),
+    ] = None,
+    since: Annotated[
+        Path | None, typer.Option("--since", metavar="OLD", help="Also say what changed since this saved state.")
+    ] = None,
+    output: Annotated[
+        Output, typer.Option("--output", "-o", help="terminal, markdown, json or html.")
+    ] = Output.TERMINAL,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
+    context: Context = "",
+    kubeconfig: Kubeconfig = "",
+) -> None:
+    """Say why GPU pods and nodes are stuck. Exit code: 0 nothing found, 1 causes found, 2 could not look."""
+    try:
+        target = parse_target(words or (), namespace)
+        old = read_saved([since]) if since is not None else None
+        snapshot = _look(_Place(saved or [], Access(kubeconfig, context), namespace, save))
+    except (TargetError, SavedStateError) as error:
+        _end(str(error), USAGE)
+    except OSError as error:
+        _end(f"{save}: {error.strerror}", USAGE)
+    except ClusterError as error:
+        _end(str(error), COULD_NOT)
+    _must_exist(snapshot, target)
+    report = _report(snapshot, target, old)
+    output = Output.JSON if as_json else output
+    if output is not Output.TERMINAL:
+        report = replace(report, cluster=allocation(snapshot), components=component_table(snapshot))
+    _print(report, output)
+    raise typer.Exit(_exit_code(report.diagnosis))
+
+
+def _print(report: Report, output: Output) -> None:
+    match output:
+        case Output.JSON:
+            write_json(document(report), indent=2)
+        case Output.MARKDOWN:
+            write_document(markdown.text(report))
+        case Output.HTML:
+            write_document(html.text(report))
+        case Output.TERMINAL:
+            screen = Screen()
+            for part in terminal.page(report):
+                screen.print(part)
+
+
+def _look(place: _Place) -> Snapshot:
+    """Raises SavedStateError, ClusterError; OSError where it can't be saved."""
+    if place.saved:
+        return read_saved(place.saved)
+    bundle = Bundle() if place.save is not None else None
+    screen = Screen(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn()
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        task = bar.add_task("Listing", total=len(KINDS))
+        cluster = Listings(partial(connect, place.access))
+        collector = Collector(cluster.objects, bundle.keep if bundle else None, lambda _: bar.advance(task))
+        snapshot = collector.collect(namespace=place.namespace)
+        snapshot = replace(snapshot, logs=collector.logs(snapshot, cluster.read_log))
+    if bundle is not None and place.save is not None:
+        listed = [one.kind for one in KINDS if snapshot.sees(one.kind)]
+        bundle.write(place.save, snapshot.now, snapshot.missing, listed)
+    return snapshot
+
+
+def _report(snapshot: Snapshot, target: Target | None, old: Snapshot | None) -> Report:
+    diagnosis = judge(snapshot)
+    told = changes(old, snapshot) if old is not None else None
+    if target is None:
+        return Report(diagnosis, changes=told)
+    diagnosis = narrowed(diagnosis, concerned(snapshot, target))
+    if target.kind == "Node":
+        return Report(diagnosis, node=inventory(snapshot, snapshot.by_node[target.name]), changes=told)
+    return Report(diagnosis, chains_of(pods_of(snapshot, target), diagnosis.problems), changes=told)
+
+
+def _must_exist(snapshot: Snapshot, target: Target | None) -> None:
+    if target is None or is_there(snapshot, target):
+        return
+    if snapshot.sees(target.kind):
+        _end(f"there is no {target.subject}", USAGE)
+    _end(f"{target.subject} can't be seen: {snapshot.missing[target.kind]}", COULD_NOT)
+
+
+def _end(message: str, code: int) -> NoReturn:
+    complain("diagnose", message)
+    raise typer.Exit(code)
+
+
+def _exit_code(diagnosis: Diagnosis) -> int:
+    if diagnosis.problems:
+        return CAUSES
+    return COULD_NOT if diagnosis.unseen else NOTHING

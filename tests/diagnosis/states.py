@@ -1,0 +1,169 @@
+"""Cluster states built by hand, in the shape in which `kubectl get … -o json` writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from diagnosis.diagnose import Diagnosis, Problem, diagnose
+from diagnosis.snapshot import KINDS, Builder, Snapshot
+from healthcheck.text.moments import timestamp
+
+Object = dict[str, Any]
+NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
+GPU = "nvidia.com/gpu"
+
+
+def ago(minutes: float) -> str:
+    """A time so long before the state was looked at."""
+    return timestamp(NOW - timedelta(minutes=minutes))
+
+
+def obj(kind: str, name: str, namespace: str = "", *, age: float = 600, **parts: Any) -> Object:
+    """Any object. `metadata` among the parts is put to its own; `age` in minutes."""
+    metadata: Object = {"name": name, "uid": f"{kind}-{namespace}-{name}".lower(), "creationTimestamp": ago(age)}
+    if namespace:
+        metadata["namespace"] = namespace
+    metadata.update(parts.pop("metadata", {}))
+    return {"apiVersion": "v1", "kind": kind, "metadata": metadata, **parts}
+
+
+def node(name: str, gpus: int | None = 8, /, **changes: Any) -> Object:
+    """A ready node of containerd 2 with so many GPUs; None: it has never had any.
+
+    `labels`, `annotations`, `taints`, `cordoned`, `allocatable` and `capacity` (both added to what it has), `handlers`
+    (None: the kubelet does not tell), `runtime`, `conditions`, `ready`.
+    """
+    plain = {"cpu": "96", "memory": "1000Gi", "pods": "110", "ephemeral-storage": "500Gi"}
+    offered = plain | ({} if gpus is None else {GPU: str(gpus)})
+    labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
+    if gpus is not None:
+        labels |= {"nvidia.com/gpu.present": "true", "nvidia.com/gpu.count": str(gpus)}
+    spec: Object = {"taints": changes.get("taints", [])}
+    if changes.get("cordoned"):
+        spec["unschedulable"] = True
+        spec["taints"] = [*spec["taints"], {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]
+    status: Object = {
+        "capacity": offered | changes.get("capacity", {}),
+        "allocatable": offered | changes.get("allocatable", {}),
+        "conditions": [
+            condition("Ready", changes.get("ready", "True"), "KubeletReady"),
+            *changes.get("conditions", []),
+        ],
+        "nodeInfo": {
+            "containerRuntimeVersion": changes.get("runtime", "containerd://2.1.4"),
+            "kubeletVersion": changes.get("kubelet", "v1.33.4"),
+        },
+    }
+    handlers = changes.get("handlers", ("", "runc", "nvidia"))
+    if handlers is not None:
+        status["runtimeHandlers"] = [{"name": one} for one in handlers]
+    metadata = {"labels": labels | changes.get("labels", {}), "annotations": changes.get("annotations", {})}
+    metadata |= changes.get("metadata", {})
+    return obj("Node", name, age=changes.get("age", 600), metadata=metadata, spec=spec, status=status)
+
+
+def condition(kind: str, status: str, reason: str = "", message: str = "", *, minutes: float = 300) -> Object:
+    """A condition that has been so for so long."""
+    told = {"type": kind, "status": status, "reason": reason, "message": message}
+    return {key: one for key, one in told.items() if one} | {"lastTransitionTime": ago(minutes)}
+
+
+def container(name: str = "main", gpus: int | str = 0, /, **changes: Any) -> Object:
+    """With so many GPUs as both request and limit. `resources` are added to both; other parts stand as given."""
+    amounts = ({GPU: str(gpus)} if gpus else {}) | changes.pop("resources", {})
+    resources = {"requests": dict(amounts), "limits": dict(amounts)}
+    return {"name": name, "image": "registry.example/train:1", "resources": resources} | changes
+
+
+def pod(name: str, gpus: int = 1, /, *, on: str = "", **changes: Any) -> Object:
+    """In the namespace `team`, with one container of so many GPUs.
+
+    Without a node it waits for a scheduler, on one it runs, unless `phase`, `conditions` or `states` (of its
+    containers, as in `containerStatuses`) say otherwise. `spec` and `status` are added; `owner` is (kind, name).
+    """
+    namespace, age = changes.get("namespace", "team"), changes.get("age", 60)
+    containers = changes.get("containers", [container("main", gpus)])
+    spec: Object = {"containers": containers, "schedulerName": "default-scheduler"} | changes.get("spec", {})
+    if on:
+        spec["nodeName"] = on
+    phase = changes.get("phase", "Running" if on else "Pending")
+    conditions = changes.get("conditions", [condition("PodScheduled", "True", minutes=age)] if on else [])
+    states = changes.get("states", [_running(one["name"], age) for one in containers] if phase == "Running" else [])
+    status: Object = {"phase": phase, "conditions": conditions, "containerStatuses": states}
+    metadata: Object = {"labels": changes.get("labels", {}), "annotations": changes.get("annotations", {})}
+    if "owner" in changes:
+        kind, owner = changes["owner"]
+        uid = f"{kind}-{namespace}-{owner}".lower()
+        metadata["ownerReferences"] = [{"kind": kind, "name": owner, "uid": uid, "controller": True}]
+    metadata |= changes.get("metadata", {})
+    return obj("Pod", name, namespace, age=age, metadata=metadata, spec=spec, status=status | changes.get("status", {}))
+
+
+def waiting(reason: str, message: str = "", name: str = "main", **more: Any) -> Object:
+    """The state of a container that waits, for `states` of a pod."""
+    told = {"reason": reason} | ({"message": message} if message else {})
+    return {"name": name, "ready": False, "restartCount": 0, "state": {"waiting": told}, **more}
+
+
+def terminated(code: int, reason: str = "Error", message: str = "", *, minutes: float = 2) -> Object:
+    """How a container ended: what stands under `terminated`."""
+    told: Object = {"exitCode": code, "reason": reason, "finishedAt": ago(minutes)}
+    return told | ({"message": message} if message else {})
+
+
+def event(about: Object, reason: str, message: str, /, **changes: Any) -> Object:
+    """About an object. `minutes` since the last one, `count`, `warning` (by default it is), `by`."""
+    meta, minutes = about["metadata"], changes.get("minutes", 1)
+    involved = {"kind": about["kind"], "name": meta["name"], "uid": changes.get("uid", meta["uid"])}
+    if "namespace" in meta:
+        involved["namespace"] = meta["namespace"]
+    told = f"{meta['name']}.{reason}.{abs(hash(message)):x}".lower()
+    return obj(
+        "Event",
+        told,
+        meta.get("namespace", "default"),
+        age=minutes,
+        involvedObject=involved,
+        reason=reason,
+        message=message,
+        type="Warning" if changes.get("warning", True) else "Normal",
+        count=changes.get("count", 1),
+        firstTimestamp=ago(minutes),
+        lastTimestamp=ago(minutes),
+        source={"component": changes.get("by", "kubelet")},
+    )
+
+
+def snapshot(
+    *objects: Object, missing: Sequence[str] = (), logs: Mapping[tuple[str, str], str] | None = None
+) -> Snapshot:
+    """All kinds are listed but the missing ones."""
+    builder = Builder()
+    for kind in KINDS:
+        if kind in missing:
+            builder.lacks(kind, "forbidden")
+        else:
+            builder.listed(kind)
+    for one in objects:
+        builder.add(one["kind"], one)
+    return builder.build(NOW, logs=logs)
+
+
+def judged(*objects: Object, **more: Any) -> Diagnosis:
+    """By all searches that there are."""
+    return diagnose(snapshot(*objects, **more))
+
+
+def told(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    """The causes that stand by themselves, each with its subject."""
+    return [(one.found.cause.name, one.found.subject) for one in diagnosis.problems]
+
+
+def consequences(problem: Problem) -> list[tuple[str, str]]:
+    return [(one.found.cause.name, one.found.subject) for one in problem.consequences]
+
+
+def _running(name: str, minutes: float) -> Object:
+    return {"name": name, "ready": True, "restartCount": 0, "state": {"running": {"startedAt": ago(minutes)}}}

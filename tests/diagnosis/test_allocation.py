@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from diagnosis.allocation import allocation
+from tests.diagnosis.states import GPU, Object, container, node, obj, pod, snapshot
+
+SHARED = "nvidia.com/gpu.shared"
+SLICE = "nvidia.com/mig-1g.10gb"
+H100 = {"nvidia.com/gpu.memory": "81559", "nvidia.com/gpu.product": "NVIDIA-H100"}
+FOUR = {"nvidia.com/gpu.count": "8", "nvidia.com/gpu.replicas": "4", "nvidia.com/gpu.sharing-strategy": "time-slicing"}
+CARDS = [
+    {"id": "GPU-1", "count": 10, "devmem": 32768, "devcore": 100, "type": "NVIDIA-V100", "health": True},
+    {"id": "GPU-2", "index": 1, "count": 10, "devmem": 32768, "devcore": 100, "type": "NVIDIA-V100"},
+]
+OLD = "GPU-1,10,32768,100,NVIDIA-V100,0,true:GPU-2,10,32768,100,NVIDIA-V100,1,false:"
+GIVEN = {"hami.io/vgpu-devices-allocated": "GPU-1,NVIDIA,4096,30:;GPU-1,NVIDIA,1024,0:;"}
+
+
+def asks(name: str, resource: str, number: int, on: str = "a", **more: Any) -> Object:
+    return pod(name, on=on, containers=[container(resources={resource: str(number)})], **more)
+
+
+def claimed() -> list[Object]:
+    devices = [{"name": "gpu-0"}, {"name": "gpu-1"}]
+    results = [{"driver": "gpu.nvidia.com", "pool": "a", "device": "gpu-0"}]
+    return [
+        obj(
+            "ResourceSlice",
+            "s",
+            spec={"driver": "gpu.nvidia.com", "nodeName": "a", "pool": {"name": "a"}, "devices": devices},
+        ),
+        obj(
+            "ResourceClaim",
+            "c",
+            "team",
+            spec={"devices": {"requests": [{"name": "g", "exactly": {"deviceClassName": "gpu.nvidia.com"}}]}},
+            status={
+                "allocation": {"devices": {"results": results}},
+                "reservedFor": [{"resource": "pods", "name": "x"}],
+            },
+        ),
+    ]
+
+
+STATES: list[tuple[str, list[Object], int | None, tuple[str, str, int, int, int]]] = [
+    ("whole", [node("a", 8), pod("x", 3, on="a")], 8, (GPU, "GPUs", 8, 3, 5)),
+    ("a pod that ended", [node("a", 8), pod("x", 3, on="a", phase="Succeeded")], 8, (GPU, "GPUs", 8, 0, 8)),
+    (
+        "a pod that goes",
+        [node("a", 8), pod("x", 3, on="a", metadata={"deletionTimestamp": "2026-11-22T11:00:00Z"})],
+        8,
+        (GPU, "GPUs", 8, 3, 5),
+    ),
+    ("one unhealthy", [node("a", 8, allocatable={GPU: "7"}), pod("x", 7, on="a")], 8, (GPU, "GPUs", 7, 7, 0)),
+    ("time-sliced", [node("a", 32, labels=FOUR), pod("x", 2, on="a")], 8, (GPU, "time-sliced places", 32, 2, 30)),
+    (
+        "time-sliced under another name",
+        [node("a", 0, labels=FOUR, capacity={SHARED: "32"}, allocatable={SHARED: "32"}), asks("x", SHARED, 1)],
+        8,
+        (SHARED, "time-sliced places", 32, 1, 31),
+    ),
+    (
+        "MIG instances",
+        [
+            node("a", 0, labels={"nvidia.com/gpu.count": "8"}, capacity={SLICE: "56"}, allocatable={SLICE: "56"}),
+            asks("x", SLICE, 2),
+        ],
+        8,
+        (SLICE, "MIG instances", 56, 2, 54),
+    ),
+    (
+        "HAMi's places",
+        [
+            node("a", 20, annotations={"hami.io/node-nvidia-register": json.dumps(CARDS)}),
+            pod("x", 1, on="a", annotations=GIVEN),
+        ],
+        2,
+        (GPU, "places on cards by HAMi", 10, 2, 8),
+    ),
+    (
+        "HAMi's places of old",
+        [node("a", 20, annotations={"hami.io/node-nvidia-register": OLD}), pod("x", 1, on="a", annotations=GIVEN)],
+        2,
+        (GPU, "places on cards by HAMi", 10, 2, 8),
+    ),
+    ("claims", [node("a", None), *claimed()], 2, ("gpu.nvidia.com", "devices by DRA", 2, 1, 1)),
+]
+
+
+@pytest.mark.parametrize(("state", "cards", "pool"), [one[1:] for one in STATES], ids=[one[0] for one in STATES])
+def test_each_way_to_give_out_gpus_is_counted_its_own_way(
+    state: list[Object], cards: int | None, pool: tuple[str, str, int, int, int]
+) -> None:
+    (told,) = allocation(snapshot(*state)).nodes
+    (one,) = told.pools
+    assert told.gpus == cards
+    assert (one.resource, one.kind, one.total, one.held, one.free) == pool
+
+
+def test_hamis_memory_and_cores_are_told_by_card() -> None:
+    register = {"hami.io/node-nvidia-register": json.dumps(CARDS)}
+    (told,) = allocation(snapshot(node("a", 20, annotations=register), pod("x", 1, on="a", annotations=GIVEN))).nodes
+    assert [(one.card.uuid, one.slots, one.memory, one.cores) for one in told.cards] == [
+        ("GPU-1", 2, 5120, 30),
+        ("GPU-2", 0, 0, 0),
+    ]
+
+
+def test_what_is_left_beside_the_gpus_counts_all_pods() -> None:
+    others = asks("web", "cpu", 90)
+    (told,) = allocation(snapshot(node("a", 8), pod("x", 1, on="a"), others)).nodes
+    assert (int(told.cpu_free), int(told.memory_free)) == (6, 1000 * 1024**3)
+
+
+def test_each_namespace_is_told_with_the_memory_that_is_its_own() -> None:
+    state = [
+        node("a", 8, labels=H100),
+        node("b", 0, capacity={SLICE: "7"}, allocatable={SLICE: "7"}),
+        pod("x", 2, on="a"),
+        asks("y", SLICE, 1, on="b", namespace="other"),
+        pod("z", 8),
+    ]
+    told = allocation(snapshot(*state)).namespaces
+    assert [(one.namespace, one.pending, one.running, one.devices, one.memory) for one in told] == [
+        ("other", 0, 1, {SLICE: 1}, 10 * 1024),
+        ("team", 1, 1, {GPU: 2}, 2 * 81559),
+    ]
+
+
+def test_without_pods_nobody_knows_who_holds_what() -> None:
+    assert allocation(snapshot(node("a", 8), missing=["Pod"])).pods_seen is False
+
+
+HOSTILE = [
+    "[",
+    "[1]",
+    '[{"id":5}]',
+    "x" * 100_000,
+    "a,b:c",
+    ",,,,,,:",
+    "[[[[[[" * 1000,
+    "GPU-1,9999999999999999999,1,1,t,0,true:",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_an_annotation_that_nobody_can_read_breaks_nothing(text: str) -> None:
+    annotations = {"hami.io/node-nvidia-register": text}
+    given = {"hami.io/vgpu-devices-allocated": text}
+    assert allocation(snapshot(node("a", 8, annotations=annotations), pod("x", 1, on="a", annotations=given))).nodes

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.diagnosis.component_states import (
+    DRIVER,
+    EXPORTER,
+    FEATURES,
+    MIG_MANAGER,
+    NAMESPACE,
+    PLUGIN,
+    TOOLKIT,
+    VALIDATOR,
+    daemon,
+    gpu_node,
+    operand,
+    operator,
+)
+from tests.diagnosis.states import Object, ago, consequences, event, judged, pod, terminated, told, waiting
+
+A, B = gpu_node("a"), gpu_node("b")
+CRASHES = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": terminated(1)}}
+
+
+def with_pods(changed: list[Object], nodes: tuple[Object, ...] = (A, B)) -> list[Object]:
+    """The operator's cluster, in which these pods stand in place of those of the same names."""
+    names = {one["metadata"]["name"] for one in changed}
+    return [one for one in operator(*nodes) if one["metadata"]["name"] not in names] + changed
+
+
+def crashing(name: str, on: str) -> Object:
+    return operand(name, on, states=[{"name": f"{name}-ctr", "ready": False, "restartCount": 9, **CRASHES}])
+
+
+def test_a_working_cluster_is_told_nothing_of() -> None:
+    assert told(judged(*operator(A, B), pod("trainer", 8, on="a"))) == []
+
+
+ONE_NODE = [
+    (DRIVER, "DriverNotReady"),
+    (TOOLKIT, "ContainerToolkitNotReady"),
+    (PLUGIN, "DevicePluginNotReady"),
+    (FEATURES, "GpuFeatureDiscoveryNotReady"),
+    (EXPORTER, "DcgmExporterNotReady"),
+    (VALIDATOR, "OperatorValidatorNotReady"),
+]
+
+
+@pytest.mark.parametrize(("name", "cause"), ONE_NODE, ids=[cause for _, cause in ONE_NODE])
+def test_an_operand_that_crashes_on_one_node_is_told_with_that_node(name: str, cause: str) -> None:
+    assert told(judged(*with_pods([crashing(name, "a")]))) == [(cause, "node/a")]
+
+
+@pytest.mark.parametrize(("name", "cause"), ONE_NODE, ids=[cause for _, cause in ONE_NODE])
+def test_an_operand_that_crashes_on_all_nodes_is_told_once_with_its_workload(name: str, cause: str) -> None:
+    changed = [crashing(name, "a"), crashing(name, "b")]
+    assert told(judged(*with_pods(changed))) == [(cause, f"daemonset/{NAMESPACE}/{name}")]
+
+
+def test_an_image_that_is_not_there_is_a_matter_of_the_workload_even_on_one_node() -> None:
+    pull = waiting("ImagePullBackOff", 'Back-off pulling image "nvcr.io/nvidia/driver:1-x": not found', "main")
+    changed = [operand(DRIVER, "a", states=[pull], phase="Pending")]
+    diagnosis = judged(*with_pods(changed))
+    assert told(diagnosis) == [("ImageNotFound", f"daemonset/{NAMESPACE}/{DRIVER}")]
+    assert consequences(diagnosis.problems[0]) == [("DriverNotReady", f"daemonset/{NAMESPACE}/{DRIVER}")]
+
+
+def test_those_that_wait_for_the_driver_stand_beneath_it() -> None:
+    changed = [
+        crashing(DRIVER, "a"),
+        operand(TOOLKIT, "a", stands_at="driver-validation"),
+        operand(PLUGIN, "a", stands_at="toolkit-validation"),
+        operand(VALIDATOR, "a", stands_at="driver-validation"),
+    ]
+    diagnosis = judged(*with_pods(changed))
+    assert told(diagnosis) == [("DriverNotReady", "node/a")]
+    assert consequences(diagnosis.problems[0]) == [("ValidationHangs", "node/a")]
+
+
+def test_a_stage_that_hangs_with_nothing_above_it_stands_by_itself() -> None:
+    changed = [operand(VALIDATOR, "a", stands_at="cuda-validation")]
+    assert told(judged(*with_pods(changed))) == [("ValidationHangs", "node/a")]
+
+
+INTENDED = [
+    ("a pod on its way", with_pods([operand(PLUGIN, "a", stands_at="toolkit-validation", age=3)])),
+    ("a new node", with_pods([crashing(PLUGIN, "n")], (A, gpu_node("n", age=4)))),
+    ("a pod that goes", with_pods([operand(PLUGIN, "a", metadata={"deletionTimestamp": ago(1)})])),
+    ("a daemon that nobody wants", [*operator(A), daemon(MIG_MANAGER, wanted=0)]),
+    (
+        "a node that goes",
+        with_pods([crashing(PLUGIN, "b")], (A, gpu_node("b", metadata={"deletionTimestamp": ago(1)}))),
+    ),
+    (
+        "an operand while a driver is changed",
+        with_pods(
+            [crashing(EXPORTER, "b")],
+            (A, gpu_node("b", labels={"nvidia.com/gpu-driver-upgrade-state": "pod-restart-required"})),
+        ),
+    ),
+    ("a pod that ended", with_pods([operand(PLUGIN, "old", phase="Failed", states=[])])),
+]
+
+
+@pytest.mark.parametrize("state", [state for _, state in INTENDED], ids=[name for name, _ in INTENDED])
+def test_what_is_on_its_way_or_intended_is_told_nothing_of(state: list[Object]) -> None:
+    assert told(judged(*state)) == []
+
+
+def test_a_daemon_without_any_pod_is_told_with_what_its_controller_says() -> None:
+    ours = daemon(DRIVER, wanted=2, made=0, ready=0)
+    event_ = event(ours, "FailedCreate", 'pods "nvidia-driver-daemonset-" is forbidden: violates PodSecurity', by="x")
+    state = [one for one in operator(A, B) if not one["metadata"]["name"].startswith(DRIVER)]
+    diagnosis = judged(*state, ours, event_)
+    assert told(diagnosis) == [("DriverNotReady", f"daemonset/{NAMESPACE}/{DRIVER}")]
+    assert any("PodSecurity" in one for one in diagnosis.problems[0].found.evidence)
+
+
+def test_an_operator_that_crashes_is_a_matter_of_its_deployment() -> None:
+    broken = pod(
+        "gpu-operator-5f7-x",
+        0,
+        on="a",
+        namespace=NAMESPACE,
+        owner=("ReplicaSet", "gpu-operator-5f7"),
+        states=[{"name": "main", "ready": False, "restartCount": 20, **CRASHES}],
+    )
+    assert told(judged(*operator(A), broken)) == [("GpuOperatorNotReady", f"deployment/{NAMESPACE}/gpu-operator")]
+
+
+def test_a_log_tells_why_a_driver_does_not_come_up() -> None:
+    log = "Installing Linux kernel headers...\nE: Unable to locate package linux-headers-6.8.0-1015-aws\n"
+    logs = {(f"pod/{NAMESPACE}/{DRIVER}-a", f"{DRIVER}-ctr"): log}
+    (one,) = judged(*with_pods([crashing(DRIVER, "a")]), logs=logs).problems
+    assert "its log: E: Unable to locate package linux-headers-6.8.0-1015-aws" in one.found.evidence
+    assert "headers" in one.found.remedy[0]
+
+
+def test_a_plugin_that_sees_no_device_is_quoted() -> None:
+    logs = {(f"pod/{NAMESPACE}/{PLUGIN}-a", f"{PLUGIN}-ctr"): "No devices found. Waiting indefinitely.\n"}
+    (one,) = judged(*operator(gpu_node("a", None)), logs=logs).problems
+    assert one.found.evidence[-1] == "No devices found. Waiting indefinitely."

@@ -1,0 +1,216 @@
+"""How containers of GPU pods end, by their last words, and the same words of those that work now."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.diagnosis.states import (
+    Object,
+    ago,
+    condition,
+    consequences,
+    container,
+    event,
+    judged,
+    node,
+    obj,
+    pod,
+    terminated,
+    told,
+    waiting,
+)
+
+WORDS = [
+    ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "GpuHardwareFault", "node/a"),
+    ("CUDA failure 802: system not yet initialized", "FabricNotReady", "node/a"),
+    ("Failed to initialize NVML: Driver/library version mismatch", "DriverLibraryMismatched", "node/a"),
+    ("CUDA driver version is insufficient for CUDA runtime version", "CudaNewerThanDriver", "job/team/train"),
+    ("forward compatibility was attempted on non supported HW", "CudaNewerThanDriver", "job/team/train"),
+    (
+        "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+        "ImageLacksGpuArchitecture",
+        "job/team/train",
+    ),
+    ("Failed to initialize NVML: Unknown Error", "GpuAccessLostAtRuntime", "node/a"),
+    ("RuntimeError: No CUDA GPUs are available", "GpuNotInjected", "node/a"),
+    ("cudaGetDeviceCount failed: no CUDA-capable device is detected", "GpuNotInjected", "node/a"),
+    (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79 GiB",
+        "GpuMemoryExhausted",
+        "job/team/train",
+    ),
+    ("[HAMI-core ERROR (pid:1 thread=1 allocator.c:54)]: Device 0 OOM 8 / 4", "GpuMemoryExhausted", "job/team/train"),
+    (
+        (
+            "RuntimeError: DataLoader worker (pid 41) is killed by signal: Bus error. It is possible that dataloader's "
+            "workers are out of shared memory."
+        ),
+        "SharedMemoryTooSmall",
+        "job/team/train",
+    ),
+    ("CUDA error: an illegal memory access was encountered", "ProgramFaultOnGpu", "job/team/train"),
+    ("CUDA error: device-side assert triggered", "ProgramFaultOnGpu", "job/team/train"),
+    ("CUDA initialization: CUDA unknown error", "CudaCannotInitialize", "node/a"),
+    ("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)", "CollectiveFails", "job/team/train"),
+    ("ValueError: learning rate must be positive", "ContainerCrashes", "job/team/train"),
+    ("", "ContainerCrashes", "job/team/train"),
+]
+JOB = obj("Job", "train", "team", spec={"template": {"spec": {"containers": [container("main", 1)]}}})
+
+
+def crashing(name: str = "train-x", end: Object | None = None, restarts: int = 5, **changes: Any) -> Object:
+    last: Object = {"lastState": {"terminated": end or terminated(1)}, "restartCount": restarts}
+    states = [waiting("CrashLoopBackOff", "back-off 5m0s restarting failed container", **last)]
+    return pod(name, on=changes.pop("on", "a"), states=states, owner=("Job", "train"), **changes)
+
+
+def working(end: Object) -> Object:
+    state = {"running": {"startedAt": ago(60)}}
+    states = [{"name": "main", "ready": True, "restartCount": 7, "state": state, "lastState": {"terminated": end}}]
+    return pod("train-x", on="a", states=states, owner=("Job", "train"))
+
+
+@pytest.mark.parametrize(("words", "cause", "subject"), WORDS)
+def test_its_last_words_in_its_message_or_its_log(words: str, cause: str, subject: str) -> None:
+    by_message = crashing(end=terminated(1, "Error", f"Traceback:\n{words}\n"))
+    log = {("pod/team/train-x", "main"): f"epoch 1\nepoch 2\n{words}\n"}
+    for_good = pod(
+        "train-x",
+        on="a",
+        phase="Failed",
+        owner=("Job", "train"),
+        states=[{"name": "main", "state": {"terminated": terminated(1, "Error", words)}}],
+    )
+
+    assert told(judged(node("a"), JOB, by_message)) == [(cause, subject)]
+    assert told(judged(node("a"), JOB, crashing(), logs=log)) == [(cause, subject)]
+    ended = [] if cause == "ContainerCrashes" else [(cause, subject)]
+    assert told(judged(node("a"), JOB, for_good)) == ended
+
+
+@pytest.mark.parametrize("words", [row[0] for row in WORDS])
+def test_what_works_now_said_it_long_ago(words: str) -> None:
+    log = {("pod/team/train-x", "main"): f"{words}\n" + "step\n" * 20}
+
+    assert not told(judged(node("a"), JOB, working(terminated(1, "Error", words)), logs=log))
+    done = pod("train-x", on="a", phase="Succeeded", owner=("Job", "train"))
+    assert not told(judged(node("a"), JOB, done, logs=log))
+
+
+def test_a_job_that_got_there_in_the_end_has_no_trouble_with_its_first_try() -> None:
+    failed = pod(
+        "train-x",
+        on="a",
+        phase="Failed",
+        owner=("Job", "train"),
+        states=[{"name": "main", "state": {"terminated": terminated(1, "Error", WORDS[9][0], minutes=30)}}],
+    )
+    later = pod("train-y", on="a", age=20, owner=("Job", "train"))
+
+    assert told(judged(node("a"), JOB, failed)) == [("GpuMemoryExhausted", "job/team/train")]
+    assert not told(judged(node("a"), JOB, failed, later))
+
+
+def test_the_kernel_kills_for_the_machines_memory_and_never_for_the_gpus() -> None:
+    log = {("pod/team/train-x", "main"): "torch.OutOfMemoryError: CUDA out of memory"}
+
+    diagnosis = judged(node("a"), JOB, crashing(end=terminated(137, "OOMKilled")), logs=log)
+
+    assert told(diagnosis) == [("ContainerMemoryLimitExceeded", "job/team/train")]
+
+
+@pytest.mark.parametrize(("code", "cause"), [(139, "ContainerKilledBySignal"), (134, "ContainerKilledBySignal")])
+def test_exit_codes(code: int, cause: str) -> None:
+    assert told(judged(node("a"), JOB, crashing(end=terminated(code)))) == [(cause, "job/team/train")]
+
+
+def test_a_probe_that_kills_is_named() -> None:
+    kills = crashing(end=terminated(137))
+    said = event(kills, "Unhealthy", "Liveness probe failed: Get http://10.0.0.1:8000/health: connection refused")
+
+    assert told(judged(node("a"), JOB, kills, said)) == [("LivenessProbeKills", "job/team/train")]
+
+
+def test_a_fault_of_the_node_outweighs_what_looks_like_the_programs() -> None:
+    finding = {"reason": "Xid79", "severity": "REBOOT", "subject": "gpu/0000:18:00.0", "detail": "fell off the bus"}
+    record = {"schema": 1, "timestamp": ago(2), "status": "fail", "severity": "REBOOT", "findings": [finding]}
+    sick = node(
+        "a",
+        annotations={"gpu-healthcheck.aws-samples.io/results": json.dumps(record)},
+        taints=[{"key": "gpu-healthcheck.aws-samples.io/unhealthy", "value": "true", "effect": "NoSchedule"}],
+        conditions=[condition("GpuHealthy", "False", "Xid79", "fell off the bus")],
+    )
+    faults = crashing(end=terminated(1, "Error", "CUDA error: an illegal memory access was encountered"))
+
+    diagnosis = judged(sick, JOB, faults)
+
+    assert told(diagnosis) == [("NodeWithheld", "node/a")]
+    assert ("GpuHardwareFault", "node/a") in consequences(diagnosis.problems[0])
+
+
+def test_processes_that_lost_each_other_follow_from_what_one_of_them_died_of() -> None:
+    dies = crashing("train-0", end=terminated(1, "Error", "uncorrectable ECC error encountered", minutes=5))
+    misses = [
+        crashing(f"train-{rank}", end=terminated(1, "Error", "ncclRemoteError: peer gone"), on="b") for rank in (1, 2)
+    ]
+
+    diagnosis = judged(node("a"), node("b"), JOB, dies, *misses)
+
+    assert told(diagnosis) == [("GpuHardwareFault", "node/a")]
+    assert consequences(diagnosis.problems[0]) == [("CollectiveFails", "job/team/train")]
+
+
+@pytest.mark.parametrize(
+    "excuse",
+    [
+        {"metadata": {"deletionTimestamp": ago(0.1)}},
+        {"conditions": [condition("DisruptionTarget", "True", "PreemptionByScheduler")]},
+    ],
+)
+def test_what_somebody_ends_has_not_crashed(excuse: dict[str, Any]) -> None:
+    assert not told(judged(node("a"), JOB, crashing(end=terminated(143), **excuse)))
+
+
+def test_a_container_that_waits_to_be_made_after_a_reboot_has_not_crashed() -> None:
+    state = waiting("ContainerCreating", lastState={"terminated": terminated(255, "Unknown")}, restartCount=1)
+
+    assert not told(judged(node("a"), JOB, pod("train-x", on="a", states=[state], owner=("Job", "train"))))
+
+
+def test_a_pod_that_asked_for_no_gpu_and_wants_one() -> None:
+    plain = crashing(end=terminated(1, "Error", "RuntimeError: No CUDA GPUs are available"), containers=[container()])
+
+    assert told(judged(node("a"), JOB, plain)) == [("GpuNotRequested", "job/team/train")]
+
+
+def test_crashes_of_others_are_nobodys_business() -> None:
+    assert not told(judged(node("a"), JOB, crashing(containers=[container()])))
+
+
+def test_a_container_of_which_nobody_kept_how_it_ended() -> None:
+    bare = pod("train-x", on="a", states=[waiting("CrashLoopBackOff", "back-off 5m0s")], owner=("Job", "train"))
+    log = {("pod/team/train-x", "main"): "torch.OutOfMemoryError: CUDA out of memory."}
+
+    assert told(judged(node("a"), JOB, bare)) == [("ContainerCrashes", "job/team/train")]
+    assert told(judged(node("a"), JOB, bare, logs=log)) == [("GpuMemoryExhausted", "job/team/train")]
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        ("Failed to initialize NVML: Driver/library version mismatch", "DriverLibraryMismatched"),
+        ("Failed to initialize NVML: ERROR_LIBRARY_NOT_FOUND", "GpuNotInjected"),
+    ],
+)
+def test_a_component_that_says_what_its_node_lacks_follows_from_that(words: str, cause: str) -> None:
+    name = "nvidia-device-plugin-daemonset"
+    last: Object = {"lastState": {"terminated": terminated(1, "Error", words)}, "restartCount": 9}
+    plugin = pod("p", 0, on="a", labels={"app": name}, states=[waiting("CrashLoopBackOff", **last)])
+
+    diagnosis = judged(node("a"), plugin)
+
+    assert told(diagnosis) == [(cause, "node/a")]
+    assert consequences(diagnosis.problems[0]) == [("DevicePluginNotReady", "node/a")]

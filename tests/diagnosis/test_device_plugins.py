@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.diagnosis.component_states import (
+    NAMESPACE,
+    PLUGIN,
+    daemon,
+    gpu_node,
+    operand,
+    operator,
+)
+from tests.diagnosis.states import GPU, Object, judged, node, pod, told
+
+A, B = gpu_node("a"), gpu_node("b")
+PLAIN = node("b", None, labels={"feature.node.kubernetes.io/pci-10de.present": "true"})
+OTHER = "nvidia-device-plugin"
+HAMI = {"app.kubernetes.io/component": "hami-device-plugin"}
+TAINTED = gpu_node("b", None, taints=[{"key": "team", "value": "x", "effect": "NoSchedule"}])
+MIG = {GPU: "0", "nvidia.com/mig-1g.10gb": "56"}
+
+
+def alone(*nodes: Object, labels: dict[str, str] | None = None) -> list[Object]:
+    """The plugin's own chart, which selects all nodes."""
+    names = labels or {"app.kubernetes.io/name": "nvidia-device-plugin"}
+    pods = [
+        operand(OTHER, one["metadata"]["name"], namespace="kube-system", labels=names, owner=("DaemonSet", OTHER))
+        for one in nodes
+    ]
+    return [daemon(OTHER, wanted=len(nodes), namespace="kube-system", labels=names, selector={}, tolerations=[]), *pods]
+
+
+def only_on_a(b: Object) -> list[Object]:
+    """The operator's cluster, of whose operands none is on b."""
+    return [one for one in operator(A, b) if not (one["kind"] == "Pod" and one["metadata"]["name"].endswith("-b"))]
+
+
+SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
+    ("nothing registered", operator(A, gpu_node("b", None)), ("GpusNotOffered", "node/b")),
+    ("capacity and allocatable 0", operator(A, gpu_node("b", 0)), ("GpusNotOffered", "node/b")),
+    ("all unhealthy", operator(A, gpu_node("b", allocatable={GPU: "0"})), ("UnhealthyGpus", "node/b")),
+    ("one unhealthy", operator(A, gpu_node("b", allocatable={GPU: "7"})), ("UnhealthyGpus", "node/b")),
+    (
+        "one MIG instance unhealthy",
+        operator(A, gpu_node("b", allocatable={**MIG, "nvidia.com/mig-1g.10gb": "55"}, capacity=MIG)),
+        ("UnhealthyGpus", "node/b"),
+    ),
+    (
+        "fewer than counted",
+        operator(A, gpu_node("b", 7, labels={"nvidia.com/gpu.count": "8"})),
+        ("FewerGpusThanLabelled", "node/b"),
+    ),
+    (
+        "fewer than shared",
+        operator(A, gpu_node("b", 28, labels={"nvidia.com/gpu.count": "8", "nvidia.com/gpu.replicas": "4"})),
+        ("FewerGpusThanLabelled", "node/b"),
+    ),
+    ("nothing but nodes is visible", [gpu_node("a", None)], ("GpusNotOffered", "node/a")),
+    (
+        "no plugin at all",
+        [gpu_node("a", None), gpu_node("b", None), pod("dns", 0, on="a", namespace="kube-system")],
+        ("DevicePluginMissing", f"resource/{GPU}"),
+    ),
+    (
+        "by its type",
+        [
+            node("a", None, labels={"node.kubernetes.io/instance-type": "ml.p5.48xlarge"}),
+            pod("dns", 0, on="a", namespace="kube-system"),
+        ],
+        ("DevicePluginMissing", f"resource/{GPU}"),
+    ),
+    ("not selected", only_on_a(PLAIN), ("DevicePluginMissing", "node/b")),
+    ("not tolerated", only_on_a(TAINTED), ("DevicePluginMissing", f"daemonset/{NAMESPACE}/{PLUGIN}")),
+    ("two plugins", [*operator(A, B), *alone(A, B)], ("TwoDevicePlugins", f"daemonset/kube-system/{OTHER}")),
+    ("beside HAMi's", [*operator(A), *alone(A, labels=HAMI)], ("TwoDevicePlugins", f"daemonset/{NAMESPACE}/{PLUGIN}")),
+]
+
+
+@pytest.mark.parametrize(("state", "expected"), [one[1:] for one in SICK], ids=[one[0] for one in SICK])
+def test_what_a_node_offers_of_its_gpus_is_told(state: list[Object], expected: tuple[str, str]) -> None:
+    assert told(judged(*state)) == [expected]
+
+
+HEALTHY: list[tuple[str, list[Object]]] = [
+    ("shared", operator(gpu_node("a", 32, labels={"nvidia.com/gpu.count": "8", "nvidia.com/gpu.replicas": "4"}))),
+    (
+        "shared under another name",
+        operator(
+            gpu_node("a", 0, allocatable={"nvidia.com/gpu.shared": "32"}, capacity={"nvidia.com/gpu.shared": "32"})
+        ),
+    ),
+    (
+        "cut by MIG, some whole",
+        operator(
+            gpu_node(
+                "a",
+                4,
+                allocatable={"nvidia.com/mig-1g.10gb": "28"},
+                capacity={"nvidia.com/mig-1g.10gb": "28"},
+                labels={"nvidia.com/gpu.count": "8"},
+            )
+        ),
+    ),
+    ("cut by MIG, none whole", operator(gpu_node("a", 8, allocatable=MIG, capacity=MIG))),
+    (
+        "HAMi's places on cards",
+        [
+            gpu_node("a", 80, labels={"nvidia.com/gpu.count": "8"}, annotations={"hami.io/node-nvidia-register": "[]"}),
+            *alone(A, labels=HAMI),
+        ],
+    ),
+    (
+        "switched off by a person",
+        [*operator(A), gpu_node("b", None, labels={"nvidia.com/gpu.deploy.device-plugin": "false"})],
+    ),
+    ("no operands at all", [*operator(A), gpu_node("b", None, labels={"nvidia.com/gpu.deploy.operands": "false"})]),
+    (
+        "paused for an upgrade",
+        [
+            *operator(A),
+            gpu_node("b", None, labels={"nvidia.com/gpu.deploy.device-plugin": "paused-for-driver-upgrade"}),
+        ],
+    ),
+    (
+        "for virtual machines",
+        [*operator(A), gpu_node("b", None, labels={"nvidia.com/gpu.workload.config": "vm-passthrough"})],
+    ),
+    ("a new node", [*operator(A), gpu_node("b", None, age=3)]),
+    (
+        "a node that does not answer to be judged",
+        [*operator(A), gpu_node("b", None, metadata={"deletionTimestamp": "2026-11-22T11:59:00Z"})],
+    ),
+    ("a plugin of the host's own", [node("a"), pod("x", 8, on="a")]),
+    ("a plugin that has just started", [*operator(A), gpu_node("b", None, age=20), operand(PLUGIN, "b", age=2)]),
+    ("no GPU node", [node("a", None)]),
+    ("a node that offers none and has none", [node("a", None, capacity={GPU: "0"}, allocatable={GPU: "0"})]),
+    ("AMD's", [node("a", None, labels={"node.kubernetes.io/instance-type": "g4ad.xlarge"})]),
+]
+
+
+@pytest.mark.parametrize("state", [one[1] for one in HEALTHY], ids=[one[0] for one in HEALTHY])
+def test_what_is_meant_so_is_told_nothing_of(state: list[Object]) -> None:
+    assert told(judged(*state)) == []

@@ -1,0 +1,45 @@
+"""What changed between two looks, of all that can stop a GPU pod."""
+
+from __future__ import annotations
+
+from diagnosis.drift import changes
+from tests.diagnosis.states import GPU, container, node, obj, snapshot
+
+
+def _daemon(image: str, config: str) -> dict[str, object]:
+    env = [{"name": "CONTAINERD_CONFIG", "value": config}]
+    spec = {"containers": [container("toolkit", image=image, env=env)], "volumes": [{"hostPath": {"path": config}}]}
+    return obj("DaemonSet", "toolkit", "gpu-operator", spec={"template": {"spec": spec}})
+
+
+def test_each_change_is_told_with_both_values() -> None:
+    old = snapshot(
+        node("a"), node("gone"), _daemon("toolkit:1", "/etc/a"), obj("RuntimeClass", "nvidia", handler="nvidia")
+    )
+    new = snapshot(
+        node("a", runtime="containerd://2.2.0", handlers=("", "runc"), allocatable={GPU: "0"}, cordoned=True),
+        node("new"),
+        _daemon("toolkit:2", "/etc/b"),
+        obj("RuntimeClass", "nvidia", handler="Nvidia"),
+    )
+    assert [str(one) for one in changes(old, new)] == [
+        "node/a: allocatable nvidia.com/gpu: 8 → 0",
+        "node/a: container runtime: containerd://2.1.4 → containerd://2.2.0",
+        "node/a: cordoned: false → true",
+        "node/a: runtime handlers: nvidia, runc → runc",
+        "node/a: taints: (none) → node.kubernetes.io/unschedulable:NoSchedule",
+        "node/gone: gone: there → (none)",
+        "node/new: new: (none) → there",
+        "daemonset/gpu-operator/toolkit: CONTAINERD_CONFIG of toolkit: /etc/a → /etc/b",
+        "daemonset/gpu-operator/toolkit: host paths: /etc/a → /etc/b",
+        "daemonset/gpu-operator/toolkit: image of toolkit: toolkit:1 → toolkit:2",
+        "runtimeclass/nvidia: handler: nvidia → Nvidia",
+    ]
+
+
+def test_nothing_changed_is_nothing_told() -> None:
+    assert changes(snapshot(node("a")), snapshot(node("a"))) == ()
+
+
+def test_a_kind_that_one_look_could_not_see_has_not_gone() -> None:
+    assert changes(snapshot(node("a")), snapshot(missing=("Node",))) == ()

@@ -1,0 +1,37 @@
+"""Which pods ask for GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+from diagnosis.gpus import gpu_pods
+from tests.diagnosis.states import container, judged, node, obj, pod, snapshot, told
+
+
+@pytest.mark.parametrize(
+    "resource",
+    ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb", "amd.com/gpu", "nvidia.com/gpumem"],
+)
+def test_a_pod_with_a_gpu_resource_is_one_of_them(resource: str) -> None:
+    asking = pod("a", containers=[container(resources={resource: "1"})])
+
+    assert [one.meta.name for one in gpu_pods(snapshot(asking))] == ["a"]
+
+
+def test_a_pod_without_any_is_none_of_them() -> None:
+    plain = pod("a", 0, containers=[container(resources={"cpu": "1", "vpc.amazonaws.com/efa": "1"})])
+
+    assert not list(gpu_pods(snapshot(plain, pod("b", containers=[container("main", 0)]))))
+
+
+def test_a_claim_of_a_gpu_class_counts() -> None:
+    asks = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}}]}}
+    template = obj("ResourceClaimTemplate", "one-gpu", "team", spec={"spec": asks})
+    claims = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]}
+
+    assert list(gpu_pods(snapshot(template, pod("a", 0, spec=claims))))
+    assert not list(gpu_pods(snapshot(pod("a", 0, spec=claims))))
+
+
+def test_a_healthy_cluster_yields_nothing() -> None:
+    assert not told(judged(node("a"), pod("trainer", 8, on="a")))

@@ -1,0 +1,94 @@
+"""A diagnosis of a real API server: every kind in pages, with all rights, with few, and with none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.control_plane import ControlPlane
+from sim.control_plane.files import write_kubeconfig
+from tests.cli.cluster import run
+
+pytestmark = pytest.mark.cluster
+
+_UNHEALTHY = {"key": "gpu-healthcheck.aws-samples.io/unhealthy", "value": "true", "effect": "NoSchedule"}
+_READER = "diagnosis-reader"
+
+
+@pytest.fixture(scope="module")
+def plane(control_plane: ControlPlane) -> Iterator[ControlPlane]:
+    """One of its own: whatever other tests leave on the shared one would be diagnosed."""
+    del control_plane  # it builds the programs
+    with ControlPlane() as own:
+        own.create_node("withheld", devices={"nvidia.com/gpu": "8"}, taints=[_UNHEALTHY])
+        own.create_node("healthy", devices={"nvidia.com/gpu": "8"})
+        yield own
+
+
+@pytest.fixture
+def reader(plane: ControlPlane, tmp_path: Path) -> Iterator[Path]:
+    """The kubeconfig of an account that may do nothing yet."""
+    plane.kubectl("create", "serviceaccount", _READER, "--namespace=default")
+    token = plane.kubectl("create", "token", _READER, "--namespace=default").strip()
+    path = tmp_path / "reader.kubeconfig"
+    write_kubeconfig(path, url=plane.url, ca_file=plane.ca_file, token=token)
+    yield path
+    plane.kubectl("delete", "serviceaccount", _READER, "--namespace=default")
+
+
+def _told(done: Any) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def test_a_live_cluster_is_diagnosed_and_its_saved_state_says_the_same(plane: ControlPlane, tmp_path: Path) -> None:
+    saved = tmp_path / "state.tar.gz"
+    live = run(plane.kubeconfig, "diagnose", "--json", "--save", str(saved))
+    assert (live.returncode, live.stderr) == (1, "")
+    assert [(one["cause"], one["subject"]) for one in _told(live)["causes"]] == [("NodeWithheld", "node/withheld")]
+    assert _told(live)["unobserved"] == []
+    again = run(plane.kubeconfig, "diagnose", "--json", "--from", str(saved))
+    assert _told(again) == _told(live)
+
+
+def test_the_status_tells_who_has_which_gpus(plane: ControlPlane) -> None:
+    told = _told(run(plane.kubeconfig, "status", "--allocation", "-o", "json"))
+    assert [(one["node"], one["gpus"], one["usable"]) for one in told["nodes"]] == [
+        ("healthy", 8, True),
+        ("withheld", 8, True),
+    ]
+    table = run(plane.kubeconfig, "status", "--allocation")
+    assert (table.returncode, "GPUs nvidia.com/gpu: 16 of 16 free" in table.stdout) == (0, True)
+
+
+def test_a_node_that_is_well_has_nothing_to_tell(plane: ControlPlane) -> None:
+    assert run(plane.kubeconfig, "diagnose", "node", "healthy").returncode == 0
+    assert run(plane.kubeconfig, "diagnose", "node", "withheld").returncode == 1
+    gone = run(plane.kubeconfig, "diagnose", "node", "gone")
+    assert (gone.returncode, gone.stderr) == (3, "gpu-healthcheck diagnose: there is no node/gone\n")
+
+
+def test_who_may_list_pods_only_hears_what_could_not_be_seen(plane: ControlPlane, reader: Path) -> None:
+    plane.kubectl("create", "clusterrole", _READER, "--verb=get,list", "--resource=pods")
+    plane.kubectl(
+        "create", "clusterrolebinding", _READER, f"--clusterrole={_READER}", f"--serviceaccount=default:{_READER}"
+    )
+    try:
+        done = run(reader, "diagnose", "--json")
+    finally:
+        plane.kubectl("delete", "clusterrole", _READER)
+        plane.kubectl("delete", "clusterrolebinding", _READER)
+    assert done.returncode == 2
+    unseen = {one["kind"]: one["why"] for one in _told(done)["unobserved"]}
+    assert unseen["Node"] == "the right to list nodes is missing"
+    assert "Pod" not in unseen
+
+
+def test_who_may_see_nothing_is_told_so(reader: Path) -> None:
+    done = run(reader, "diagnose")
+    assert done.returncode == 2
+    assert "forbidden" in done.stderr.lower()

@@ -1,0 +1,118 @@
+"""The scheduler's arithmetic, done again from the objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from diagnosis.placement import Why, asked_by, held_on, obstacles
+from diagnosis.snapshot.nodes import read_node
+from diagnosis.snapshot.pods import read_pod
+from diagnosis.snapshot.reading import Fields
+from tests.diagnosis.states import GPU, container, node, pod
+
+_UNHEALTHY = {"key": "gpu-healthcheck.aws-samples.io/unhealthy", "value": "true", "effect": "NoSchedule"}
+
+
+def _why(a_pod: dict[str, Any], a_node: dict[str, Any], *others: dict[str, Any]) -> set[Why]:
+    held = held_on(read_pod(Fields(one)) for one in others).get(a_node["metadata"]["name"], {})
+    found = obstacles(read_pod(Fields(a_pod)).spec, read_node(Fields(a_node)), held)
+    return {one.why for one in found}
+
+
+def _init(name: str, gpus: int, **more: Any) -> dict[str, Any]:
+    return container(name, gpus, **more)
+
+
+@pytest.mark.parametrize(
+    ("inits", "mains", "gpus"),
+    [
+        ([], [2, 3], 5),
+        ([4], [1], 4),
+        ([4, 2], [5], 5),
+        ([(1, "Always"), 2], [1], 3),
+        ([2, (1, "Always")], [1], 2),
+    ],
+)
+def test_init_containers_run_alone_and_sidecars_beside(inits: list[Any], mains: list[int], gpus: int) -> None:
+    pairs = [one if isinstance(one, tuple) else (one, None) for one in inits]
+    init = [_init(f"i{n}", count, **({"restartPolicy": how} if how else {})) for n, (count, how) in enumerate(pairs)]
+    raw = pod(
+        "x", containers=[container(f"c{n}", count) for n, count in enumerate(mains)], spec={"initContainers": init}
+    )
+    assert asked_by(read_pod(Fields(raw)).spec)[GPU] == gpus
+
+
+@pytest.mark.parametrize(
+    ("asks", "there", "others", "why"),
+    [
+        (8, 8, [], set()),
+        (8, 8, [1], {Why.IN_USE}),
+        (9, 8, [], {Why.TOO_SMALL}),
+        (1, None, [], {Why.ABSENT}),
+        (4, 8, [4], set()),
+    ],
+)
+def test_what_others_hold_is_not_there(asks: int, there: int | None, others: list[int], why: set[Why]) -> None:
+    running = [pod(f"o{n}", count, on="a") for n, count in enumerate(others)]
+    assert _why(pod("x", asks), node("a", there), *running) == why
+
+
+def test_a_pod_that_ended_holds_nothing_and_one_that_is_asked_to_go_still_does() -> None:
+    ended = pod("done", 8, on="a", phase="Succeeded")
+    leaving = pod("going", 8, on="a", metadata={"deletionTimestamp": "2026-11-22T11:00:00Z"})
+    assert _why(pod("x"), node("a"), ended) == set()
+    assert _why(pod("x"), node("a"), leaving) == {Why.IN_USE}
+
+
+@pytest.mark.parametrize(
+    ("tolerations", "why"),
+    [
+        ([], {Why.TAINTED}),
+        ([{"operator": "Exists"}], set()),
+        ([{"key": _UNHEALTHY["key"], "operator": "Exists", "effect": "NoSchedule"}], set()),
+        ([{"key": _UNHEALTHY["key"], "operator": "Exists", "effect": "NoExecute"}], {Why.TAINTED}),
+        ([{"key": _UNHEALTHY["key"], "value": "true"}], set()),
+        ([{"key": _UNHEALTHY["key"], "value": "false"}], {Why.TAINTED}),
+    ],
+)
+def test_a_toleration_is_matched_by_key_value_and_effect(tolerations: list[Any], why: set[Why]) -> None:
+    assert _why(pod("x", spec={"tolerations": tolerations}), node("a", taints=[_UNHEALTHY])) == why
+
+
+def test_a_preference_keeps_nothing_away_and_a_cordon_is_told_once() -> None:
+    assert _why(pod("x"), node("a", taints=[_UNHEALTHY | {"effect": "PreferNoSchedule"}])) == set()
+    assert _why(pod("x"), node("a", cordoned=True)) == {Why.CORDONED}
+
+
+@pytest.mark.parametrize(
+    ("expression", "takes"),
+    [
+        ({"key": "zone", "operator": "In", "values": ["a", "b"]}, True),
+        ({"key": "zone", "operator": "NotIn", "values": ["a"]}, False),
+        ({"key": "other", "operator": "NotIn", "values": ["a"]}, True),
+        ({"key": "zone", "operator": "Exists"}, True),
+        ({"key": "zone", "operator": "DoesNotExist"}, False),
+        ({"key": "memory", "operator": "Gt", "values": ["40000"]}, True),
+        ({"key": "memory", "operator": "Lt", "values": ["40000"]}, False),
+        ({"key": "zone", "operator": "Gt", "values": ["1"]}, False),
+        ({"key": "zone", "operator": "Never", "values": []}, False),
+    ],
+)
+def test_a_node_affinity_is_read_as_the_scheduler_reads_it(expression: dict[str, Any], takes: bool) -> None:
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    there = node("a", labels={"zone": "a", "memory": "81920"})
+    assert (Why.UNSELECTED not in _why(pod("x", spec={"affinity": affinity}), there)) is takes
+
+
+def test_one_term_is_enough_and_an_empty_one_takes_nothing() -> None:
+    def spec(*terms: dict[str, Any]) -> dict[str, Any]:
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}
+        return {"affinity": {"nodeAffinity": required}}
+
+    by_name = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["a"]}]}
+    other = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["b"]}]}
+    assert _why(pod("x", spec=spec(other, by_name)), node("a")) == set()
+    assert _why(pod("x", spec=spec({})), node("a")) == {Why.UNSELECTED}

@@ -1,0 +1,72 @@
+"""Objects of the API are others' words: whatever shape they have, they are read, bounded and printable."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diagnosis.snapshot import KINDS, Builder
+from diagnosis.snapshot.pods import OTHER_VALUE, read_pod, shown_value
+from diagnosis.snapshot.reading import LONGEST_NAME, Fields
+from tests.diagnosis.states import NOW, container, node, pod, snapshot
+
+_ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=12,
+)
+_PARTS = st.dictionaries(st.sampled_from(["metadata", "spec", "status", "webhooks", "involvedObject"]), _ANYTHING)
+
+
+@given(kind=st.sampled_from(KINDS), parts=_PARTS)
+def test_no_shape_ends_the_reading(kind: str, parts: dict[str, object]) -> None:
+    """What nobody can read is passed over and named; it never raises."""
+    builder = Builder()
+    builder.add(kind, parts)
+    builder.add(kind, {**parts, "metadata": {"name": "x"}})
+    state = builder.build(NOW)
+    assert state.sees(kind)
+
+
+def test_an_object_without_a_name_is_passed_over_and_named() -> None:
+    builder = Builder()
+    builder.add("Node", {"spec": {}})
+    state = builder.build(NOW)
+    assert (state.nodes, state.odd) == ((), ("Node : a Node without a name",))
+
+
+def test_the_same_object_from_two_files_counts_once() -> None:
+    assert len(snapshot(node("a"), node("a")).nodes) == 1
+
+
+def test_texts_are_printable_and_bounded() -> None:
+    fields = Fields({"name": "\x1b[31m" + "x" * 5000, "labels": {"a\n": "b\x07"}})
+    assert fields.text("name").startswith(r"\x1b[31mxxx")
+    assert len(fields.text("name")) == LONGEST_NAME
+    assert fields.words("labels") == {r"a\n": r"b\x07"}
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "shown"),
+    [
+        ("CUDA_VISIBLE_DEVICES", "0,1", "0,1"),
+        ("NVIDIA_VISIBLE_DEVICES", "void", "void"),
+        (
+            "NVIDIA_VISIBLE_DEVICES",
+            "GPU-8f1c2c9e-1b1e-4b9e-8c1e-1b1e4b9e8c1e",
+            "GPU-8f1c2c9e-1b1e-4b9e-8c1e-1b1e4b9e8c1e",
+        ),
+        ("NVIDIA_VISIBLE_DEVICES", "hunter2 is my password", OTHER_VALUE),
+        ("CONTAINERD_CONFIG", "/etc/containerd/config.toml", "/etc/containerd/config.toml"),
+        ("CONTAINERD_CONFIG", "$(SECRET)", OTHER_VALUE),
+        ("AWS_SECRET_ACCESS_KEY", "abc", OTHER_VALUE),
+    ],
+)
+def test_only_values_that_say_devices_or_settings_are_kept(variable: str, value: str, shown: str) -> None:
+    assert shown_value(variable, value) == shown
+
+
+def test_a_pod_keeps_no_secret_of_its_environment() -> None:
+    raw = pod("x", containers=[container("main", 1, env=[{"name": "TOKEN", "value": "s3cret"}])])
+    assert read_pod(Fields(raw)).spec.containers[0].env == {"TOKEN": OTHER_VALUE}

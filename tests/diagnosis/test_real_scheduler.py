@@ -1,0 +1,324 @@
+"""The real scheduler and the real admission refuse pods: their own texts, and the causes that are named for them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from diagnosis.diagnose import Diagnosis, diagnose
+from diagnosis.fit_error import Says, parse
+from diagnosis.snapshot import Builder
+from healthcheck.node.state import UNHEALTHY
+from sim.control_plane import ControlPlane
+from tests.diagnosis.states import GPU
+
+pytestmark = pytest.mark.cluster
+
+_KINDS = (
+    *("nodes", "pods", "events", "namespaces", "deployments", "replicasets", "statefulsets", "daemonsets", "jobs"),
+    *("resourcequotas", "limitranges", "runtimeclasses", "persistentvolumeclaims", "leases", "endpointslices"),
+    *("validatingwebhookconfigurations", "mutatingwebhookconfigurations", "resourceslices", "resourceclaims"),
+    *("deviceclasses", "resourceclaimtemplates"),
+)
+_A100 = "NVIDIA-A100-SXM4-80GB"
+_MIG = "nvidia.com/mig-3g.40gb"
+
+
+def _spec(pool: str, amounts: dict[str, str], **more: Any) -> dict[str, Any]:
+    resources = {"limits": amounts, "requests": amounts}
+    main = {"name": "main", "image": "registry.example/train:1", "resources": resources}
+    selector = {"nodeSelector": {"pool": pool} | more.pop("nodeSelector", {})}
+    return {"containers": [main], "terminationGracePeriodSeconds": 0, **selector, **more}
+
+
+def _pod(name: str, pool: str, amounts: dict[str, str], **more: Any) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "team", "labels": {"app": name}} | more.pop("metadata", {})
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _spec(pool, amounts, **more)}
+
+
+def _gpus(number: int) -> dict[str, str]:
+    return {GPU: str(number)}
+
+
+def _volume(claim: str) -> dict[str, Any]:
+    return {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]}
+
+
+def _anti(app: str) -> dict[str, Any]:
+    term = {"labelSelector": {"matchLabels": {"app": app}}, "topologyKey": "kubernetes.io/hostname"}
+    return {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}}
+
+
+def _claim(name: str, device_class: str) -> dict[str, Any]:
+    request = {"name": "gpu", "exactly": {"deviceClassName": device_class}}
+    spec = {"devices": {"requests": [request]}}
+    metadata = {"name": name, "namespace": "team"}
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": metadata, "spec": spec}
+
+
+def _claims(name: str) -> dict[str, Any]:
+    return {"resourceClaims": [{"name": "gpu", "resourceClaimName": name}]}
+
+
+NODES: dict[str, dict[str, Any]] = {
+    "full": {"devices": _gpus(8)},
+    "split-1": {"devices": _gpus(8), "pool": "split"},
+    "split-2": {"devices": _gpus(8), "pool": "split"},
+    "tainted": {"devices": _gpus(8), "taints": [{"key": GPU, "value": "present", "effect": "NoSchedule"}]},
+    "ours": {"devices": _gpus(8), "taints": [{"key": UNHEALTHY, "value": "true", "effect": "NoSchedule"}]},
+    "cordoned": {"devices": _gpus(8)},
+    "cpu": {"devices": _gpus(8)},
+    "labelled": {"devices": _gpus(8), "labels": {"nvidia.com/gpu.product": f"{_A100}-SHARED"}},
+    "leaving": {"devices": _gpus(8)},
+    "plain": {"devices": _gpus(8)},
+    "mig": {"devices": {_MIG: "2"}},
+}
+PODS: list[tuple[dict[str, Any], Says, str, str]] = [
+    (_pod("in-use", "full", _gpus(1)), Says.SHORT, "GpusAllInUse", f"resource/{GPU}"),
+    (_pod("fragments", "split", _gpus(4)), Says.SHORT, "GpusFragmented", f"resource/{GPU}"),
+    (_pod("too-many", "plain", _gpus(16)), Says.SHORT, "MoreGpusThanAnyNodeHas", "pod/team/too-many"),
+    (_pod("untolerated", "tainted", _gpus(1)), Says.TAINT, "TaintNotTolerated", "pod/team/untolerated"),
+    (_pod("withheld", "ours", _gpus(1)), Says.TAINT, "NodeWithheld", "node/ours"),
+    (_pod("cordon", "cordoned", _gpus(1)), Says.CORDON, "NodeCordoned", "node/cordoned"),
+    (_pod("no-cpu", "cpu", _gpus(1) | {"cpu": "100"}), Says.SHORT, "CpuOrMemoryUsedUp", "resource/cpu"),
+    (
+        _pod("much-cpu", "plain", _gpus(1) | {"cpu": "500"}),
+        Says.SHORT,
+        "MoreCpuOrMemoryThanAnyGpuNodeHas",
+        "pod/team/much-cpu",
+    ),
+    (
+        _pod("product", "labelled", _gpus(1), nodeSelector={"nvidia.com/gpu.product": _A100}),
+        Says.SELECTOR,
+        "NodeSelectorMatchesNoNode",
+        "pod/team/product",
+    ),
+    (_pod("spelling", "plain", {"nvidia.com/gpus": "1"}), Says.SHORT, "ResourceNameUnknown", "pod/team/spelling"),
+    (_pod("profile", "mig", {"nvidia.com/mig-1g.10gb": "1"}), Says.SHORT, "MigProfileAbsent", "pod/team/profile"),
+    (_pod("held", "leaving", _gpus(8)), Says.SHORT, "TerminatingPodHoldsGpus", "pod/team/goner"),
+    (
+        _pod("claimless", "plain", _gpus(1), **_volume("nowhere")),
+        Says.VOLUME_MISSING,
+        "VolumeClaimMissing",
+        "persistentvolumeclaim/team/nowhere",
+    ),
+    (
+        _pod("unbound", "plain", _gpus(1), **_volume("data")),
+        Says.VOLUME_UNBOUND,
+        "VolumeClaimNotBound",
+        "persistentvolumeclaim/team/data",
+    ),
+    (_pod("apart", "plain", _gpus(1), **_anti("neighbour")), Says.OTHER_PODS, "PodAffinityUnmet", "pod/team/apart"),
+    (_pod("no-slices", "plain", {}, **_claims("one")), Says.CLAIM, "NoDevicesPublished", "deviceclass/gpu.nvidia.com"),
+    (_pod("no-class", "plain", {}, **_claims("odd")), Says.CLASS_MISSING, "DeviceClassMissing", "deviceclass/vgpu"),
+]
+"""Of each pod what the scheduler's text is about, and the cause with its subject."""
+GATED = _pod("gated", "plain", _gpus(1), schedulingGates=[{"name": "kueue.x-k8s.io/admission"}])
+UNSEEN = _pod("unseen", "plain", _gpus(1), schedulerName="gpu-scheduler")
+UNLOOKED = [
+    (GATED, "KueueHoldsPod", "pod/team/gated"),
+    (UNSEEN, "SchedulerNotThere", "pod/team/unseen"),
+]
+HOLDERS = [
+    _pod("busy", "full", _gpus(8), nodeName="full"),
+    _pod("half-1", "split", _gpus(6), nodeName="split-1"),
+    _pod("half-2", "split", _gpus(6), nodeName="split-2"),
+    _pod("etl", "cpu", {"cpu": "100"}, nodeName="cpu"),
+    _pod("goner", "leaving", _gpus(8), nodeName="leaving", metadata={"finalizers": ["example.com/keep"]}),
+    _pod("neighbour", "plain", {}, nodeName="plain"),
+]
+OTHERS: list[dict[str, Any]] = [
+    {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "data", "namespace": "team"},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": "",
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    },
+    {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceClass",
+        "metadata": {"name": "gpu.nvidia.com"},
+        "spec": {"selectors": [{"cel": {"expression": "device.driver == 'gpu.nvidia.com'"}}]},
+    },
+    _claim("one", "gpu.nvidia.com"),
+    _claim("odd", "vgpu"),
+]
+
+
+def _namespace(name: str, **labels: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+
+
+def _deployment(namespace: str, **more: Any) -> dict[str, Any]:
+    labels = {"app": "serve"}
+    spec = _spec("plain", _gpus(1) | more.pop("amounts", {}), **more)
+    template = {"metadata": {"labels": labels}, "spec": spec}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "serve", "namespace": namespace},
+        "spec": {"replicas": 1, "selector": {"matchLabels": labels}, "template": template},
+    }
+
+
+def _in(namespace: str, kind: str, name: str, version: str = "v1", **parts: Any) -> dict[str, Any]:
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name, "namespace": namespace}, **parts}
+
+
+_HOOK = {
+    "name": "gate.example.com",
+    "clientConfig": {"service": {"namespace": "hooked", "name": "gate", "path": "/"}},
+    "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
+    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "hooked"}},
+    "admissionReviewVersions": ["v1"],
+    "sideEffects": "None",
+}
+ADMISSION: list[tuple[list[dict[str, Any]], str, str]] = [
+    (
+        [
+            _namespace("counted"),
+            _in("counted", "ResourceQuota", "gpus", spec={"hard": {f"requests.{GPU}": "0"}}),
+            _deployment("counted"),
+        ],
+        "ExceededQuota",
+        "resourcequota/counted/gpus",
+    ),
+    (
+        [
+            _namespace("ranged"),
+            _in("ranged", "LimitRange", "gpus", spec={"limits": [{"type": "Container", "max": {"cpu": "1"}}]}),
+            _deployment("ranged", amounts={"cpu": "4"}),
+        ],
+        "LimitRangeViolated",
+        "limitrange/ranged/gpus",
+    ),
+    (
+        [_namespace("classless"), _deployment("classless", runtimeClassName="nvidia")],
+        "RuntimeClassMissing",
+        "runtimeclass/nvidia",
+    ),
+    (
+        [
+            _namespace("secured", **{"pod-security.kubernetes.io/enforce": "baseline"}),
+            _deployment("secured", hostNetwork=True),
+        ],
+        "PodSecurityDenied",
+        "deployment/secured/serve",
+    ),
+    (
+        [_namespace("homeless"), _deployment("homeless", serviceAccountName="trainer")],
+        "ServiceAccountMissing",
+        "serviceaccount/homeless/trainer",
+    ),
+    (
+        [_namespace("hooked"), _deployment("hooked")],
+        "WebhookUnreachable",
+        "validatingwebhookconfiguration/gate",
+    ),
+    (
+        [_namespace("unlimited"), _in("unlimited", "ResourceQuota", "gpus", spec={"hard": {f"limits.{GPU}": "0"}})],
+        "QuotaNeverApplies",
+        "resourcequota/unlimited/gpus",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster(control_plane: ControlPlane) -> Iterator[ControlPlane]:
+    if not control_plane.has_controllers:
+        pytest.skip("NOT TESTED against a real scheduler: there is none")
+    with ControlPlane(controllers=True, scheduler=True) as plane:
+        _people(plane)
+        yield plane
+
+
+@pytest.fixture(scope="module")
+def told(cluster: ControlPlane) -> Diagnosis:
+    builder = Builder()
+    for kind in _KINDS:
+        listed = json.loads(cluster.kubectl("get", kind, "--all-namespaces", "-o", "json"))
+        for one in listed["items"]:
+            builder.add(one["kind"], one)
+        builder.listed(listed["items"][0]["kind"] if listed["items"] else kind)
+    # As somebody sees it a while later: what has just begun is no fault yet.
+    return diagnose(builder.build(datetime.now(UTC) + timedelta(minutes=6)))
+
+
+def _people(plane: ControlPlane) -> None:
+    for name, how in NODES.items():
+        labels = {"pool": how.get("pool", name), "nvidia.com/gpu.present": "true"} | how.get("labels", {})
+        plane.create_node(name, labels=labels, taints=how.get("taints", ()), devices=how["devices"])
+    plane.kubectl("cordon", "cordoned")
+    hook = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": "gate"},
+        "webhooks": [_HOOK],
+    }
+    _apply(plane, _namespace("team"), hook)
+    plane.kubectl("wait", "--for=create", "serviceaccount/default", "--namespace=team", "--timeout=60s")
+    _apply(plane, *HOLDERS, *OTHERS)
+    plane.kubectl("delete", "pod", "goner", "--namespace=team", "--wait=false", "--grace-period=0", "--force")
+    _apply(plane, *(one[0] for one in PODS), *(one[0] for one in UNLOOKED))
+    _apply(plane, *(one for objects, *_ in ADMISSION for one in objects))
+    _wait(plane)
+
+
+def _apply(plane: ControlPlane, *objects: dict[str, Any]) -> None:
+    plane.kubectl("create", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)}))
+
+
+def _wait(plane: ControlPlane) -> None:
+    """Until the scheduler has judged every pod, and the API server refused the others."""
+    deadline = time.monotonic() + 60
+    waiting = [pod["metadata"]["name"] for pod, *_ in PODS]
+    refused = [objects[0]["metadata"]["name"] for objects, *_ in ADMISSION[:-1]]
+    while waiting or refused:
+        assert time.monotonic() < deadline, (waiting, refused)
+        waiting = [name for name in waiting if not _message(plane, name)]
+        events = json.loads(plane.kubectl("get", "events", "-A", "--field-selector=reason=FailedCreate", "-o", "json"))
+        heard = {one["metadata"]["namespace"] for one in events["items"]}
+        refused = [name for name in refused if name not in heard]
+        time.sleep(0.2)
+
+
+def _message(plane: ControlPlane, name: str) -> str:
+    pod = json.loads(plane.kubectl("get", "pod", name, "--namespace=team", "-o", "json"))
+    conditions = pod["status"].get("conditions", ())
+    return next((one.get("message", "") for one in conditions if one["type"] == "PodScheduled"), "")
+
+
+@pytest.mark.parametrize(
+    ("pod", "says"), [(one[0], one[1]) for one in PODS], ids=[one[0]["metadata"]["name"] for one in PODS]
+)
+def test_its_text_is_taken_apart(cluster: ControlPlane, pod: dict[str, Any], says: Says) -> None:
+    message = _message(cluster, pod["metadata"]["name"])
+    read = parse(message)
+    assert read is not None, message
+    assert read.of(says), message
+    assert not read.of(Says.OTHER), message
+
+
+def test_every_pod_has_its_cause_and_no_other_is_told(told: Diagnosis) -> None:
+    wanted = {(cause, subject) for *_, cause, subject in (*PODS, *UNLOOKED, *ADMISSION)}
+    assert {(one.found.cause.name, one.found.subject) for one in told.problems} == wanted
+
+
+def test_each_waiting_pod_is_affected_by_its_own_cause_alone(told: Diagnosis) -> None:
+    by_pod: dict[str, list[str]] = {}
+    for one in told.problems:
+        for name in one.found.affected:
+            by_pod.setdefault(name, []).append(one.found.cause.name)
+    waiting = [(one[0], one[2]) for one in PODS] + [(one[0], one[1]) for one in UNLOOKED]
+    assert {name: causes for name, causes in by_pod.items() if name.startswith("pod/")} == {
+        f"pod/team/{pod['metadata']['name']}": [cause] for pod, cause in waiting
+    }

@@ -1,0 +1,192 @@
+"""Pods that a kubelet did not take, each by its text, and the same pods where somebody has taken their place."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.diagnosis.states import GPU, Object, consequences, container, judged, node, obj, pod, told
+
+UNEXPECTED = "UnexpectedAdmissionError"
+BY_TEXT = [
+    (
+        UNEXPECTED,
+        (
+            "Allocate failed due to requested number of devices unavailable for nvidia.com/gpu. Requested: 1, "
+            "Available: 0, which is unexpected"
+        ),
+        "GpusUnavailableAtAdmission",
+        "node/a",
+    ),
+    (
+        UNEXPECTED,
+        (
+            "Pod Update plugin resources failed due to requested number of devices unavailable for nvidia.com/gpu. "
+            "Requested: 1, Available: 0, which is unexpected"
+        ),
+        "GpusUnavailableAtAdmission",
+        "node/a",
+    ),
+    (
+        UNEXPECTED,
+        (
+            "Pod was rejected: Allocate failed due to no healthy devices present; cannot allocate unhealthy devices "
+            "nvidia.com/gpu, which is unexpected"
+        ),
+        "NoHealthyGpuAtAdmission",
+        "node/a",
+    ),
+    (
+        UNEXPECTED,
+        (
+            "Pod was rejected: Allocate failed due to previously allocated devices are no longer healthy; cannot "
+            "allocate unhealthy devices nvidia.com/gpu, which is unexpected"
+        ),
+        "AllocatedGpuUnhealthy",
+        "node/a",
+    ),
+    (
+        UNEXPECTED,
+        (
+            "Pod was rejected: Allocate failed due to cannot allocate unregistered device nvidia.com/gpu, which is "
+            "unexpected"
+        ),
+        "DeviceResourceUnregistered",
+        "node/a",
+    ),
+    (
+        UNEXPECTED,
+        (
+            "Allocate failed due to rpc error: code = Unknown desc = request for 'nvidia.com/gpu: 2' too large: "
+            "maximum request size for shared resources is 1; found 2, which is unexpected"
+        ),
+        "SharedGpuRequestTooLarge",
+        "deployment/team/llm",
+    ),
+    (
+        UNEXPECTED,
+        (
+            "Pod Allocate failed due to device plugin GetPreferredAllocation rpc failed with err: rpc error: code = "
+            "Unknown desc = Unable to retrieve list of available devices: error creating nvml.Device 5: nvml: GPU is "
+            "lost, which is unexpected"
+        ),
+        "GpuLostAtAllocation",
+        "node/a",
+    ),
+    (
+        UNEXPECTED,
+        (
+            "Pod was rejected: Allocate failed due to rpc error: code = Unknown desc = invalid allocation request for "
+            "'nvidia.com/gpu': unknown device: GPU-1f2e, which is unexpected"
+        ),
+        "DeviceUnknownToPlugin",
+        "node/a",
+    ),
+    (
+        UNEXPECTED,
+        "Allocate failed due to rpc error: code = Unavailable desc = transport is closing, which is unexpected",
+        "DevicePluginAllocateFailed",
+        "node/a",
+    ),
+    (
+        "TopologyAffinityError",
+        "Pod was rejected: Resources cannot be allocated with Topology locality",
+        "TopologyNotAligned",
+        "node/a",
+    ),
+    (
+        "OutOfnvidia.com/gpu",
+        "Pod was rejected: Node didn't have enough resource: nvidia.com/gpu, requested: 1, used: 8, capacity: 8",
+        "NodeOverbooked",
+        "node/a",
+    ),
+    (
+        "NodeAffinity",
+        "Pod was rejected: Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector",
+        "NodeRefusedBySelector",
+        "deployment/team/llm",
+    ),
+    (
+        "Evicted",
+        "The node was low on resource: ephemeral-storage. Threshold quantity: 10Gi, available: 9Gi.",
+        "GpuPodEvicted",
+        "node/a",
+    ),
+    ("NodePorts", "Pod was rejected: Predicate NodePorts failed", "GpuPodRejected", "deployment/team/llm"),
+]
+
+
+def makers(ready: int) -> list[Object]:
+    """A Deployment of two pods and its ReplicaSet."""
+    template = {"spec": {"containers": [container("main", 1)]}}
+    spec, status = {"replicas": 2, "template": template}, {"replicas": 2, "readyReplicas": ready}
+    above = {"ownerReferences": [{"kind": "Deployment", "name": "llm", "uid": "d", "controller": True}]}
+    return [
+        obj("Deployment", "llm", "team", spec=spec, status=status),
+        obj("ReplicaSet", "llm-1", "team", metadata=above, spec=spec, status=status),
+    ]
+
+
+def rejected(name: str, reason: str, message: str, **changes: object) -> Object:
+    told = {"reason": reason, "message": message}
+    return pod(name, on="a", phase="Failed", status=told, owner=("ReplicaSet", "llm-1"), **changes)
+
+
+@pytest.mark.parametrize(("reason", "message", "cause", "subject"), BY_TEXT)
+def test_each_text_is_one_cause_however_many_pods_meet_it(reason: str, message: str, cause: str, subject: str) -> None:
+    pods = [rejected(f"llm-{number}", reason, message) for number in range(30)]
+
+    diagnosis = judged(node("a"), *makers(0), *pods)
+
+    assert told(diagnosis) == [(cause, subject)]
+    assert len(diagnosis.problems[0].found.affected) == 30
+
+
+@pytest.mark.parametrize(("reason", "message"), [row[:2] for row in BY_TEXT])
+def test_what_others_do_by_now_is_no_trouble_any_more(reason: str, message: str) -> None:
+    """The rejected pod only lies there."""
+    assert not told(judged(node("a"), *makers(2), rejected("llm-0", reason, message)))
+
+
+def test_a_completed_job_has_no_trouble_with_a_pod_that_a_restarted_kubelet_rejected() -> None:
+    done = obj("Job", "train", "team", status={"conditions": [{"type": "Complete", "status": "True"}]})
+    left = pod(
+        "train-x",
+        on="a",
+        phase="Failed",
+        owner=("Job", "train"),
+        status={"reason": UNEXPECTED, "message": BY_TEXT[0][1]},
+    )
+
+    assert not told(judged(node("a"), done, left))
+    assert told(judged(node("a"), left))
+
+
+@pytest.mark.parametrize("reason", ["NodeShutdown", "Terminated", "Preempting", "DeadlineExceeded", ""])
+def test_what_was_meant_to_end_is_none(reason: str) -> None:
+    ended = pod("x", on="a", phase="Failed", status={"reason": reason, "message": "Pod was terminated"})
+
+    assert not told(judged(node("a"), ended))
+
+
+def test_a_template_that_names_a_node_is_what_has_to_be_changed() -> None:
+    template = {"spec": {"nodeName": "a", "containers": [container("main", 1)]}}
+    maker = obj("Job", "train", "team", spec={"template": template})
+    full = "Node didn't have enough resource: nvidia.com/gpu, requested: 1, used: 8, capacity: 8"
+    status = {"reason": "OutOfnvidia.com/gpu", "message": full}
+    left = pod("train-x", on="a", phase="Failed", owner=("Job", "train"), status=status)
+
+    diagnosis = judged(node("a"), maker, left)
+
+    assert told(diagnosis) == [("NodeOverbooked", "job/team/train")]
+    assert "the template names the node itself: nodeName a" in diagnosis.problems[0].found.evidence
+
+
+def test_the_evidence_has_what_the_node_has_now() -> None:
+    unhealthy = node("a", allocatable={GPU: "0"})
+    left = rejected("llm-0", UNEXPECTED, BY_TEXT[2][1])
+
+    (problem,) = judged(unhealthy, left).problems
+
+    assert problem.found.cause.name == "UnhealthyGpus"
+    assert consequences(problem) == [("NoHealthyGpuAtAdmission", "node/a")]
+    assert "node/a: nvidia.com/gpu: capacity 8, allocatable 0 now" in problem.consequences[0].found.evidence

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+from typer.testing import CliRunner
+
+from cli.app import app
+from diagnosis.allocation import allocation
+from diagnosis.cause import Found
+from diagnosis.components import component_table
+from diagnosis.diagnose import Diagnosis, Problem, diagnose
+from diagnosis.report import html, markdown
+from diagnosis.report.document import document
+from diagnosis.report.whole import Report
+from tests.diagnosis.component_states import DRIVER, gpu_node, operand, operator
+from tests.diagnosis.states import NOW, Object, pod, snapshot, waiting
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "[a](http://evil.example) ![b](http://evil.example/x.png)",
+    "| a | b |",
+    "`` ` `",
+    "# heading",
+    "- item",
+    "1. item",
+    "http://evil.example www.evil.example @team a@b.example",
+    "{{ 7 * 7 }} {% raw %}",
+    "&lt;b&gt; &#60;",
+    "*a* _b_ ~~c~~ $x$ <!-- c -->",
+    "\\",
+]
+LIVE = ("script", "img", "iframe", "object", "embed", "link", "form", "a", "base")
+
+
+def state() -> list[Object]:
+    pull = waiting("ImagePullBackOff", 'Back-off pulling image "x": not found', f"{DRIVER}-ctr")
+    broken = operand(DRIVER, "a", states=[pull], phase="Pending")
+    objects = operator(gpu_node("a"), gpu_node("b"))
+    return [*(one for one in objects if one["metadata"]["name"] != f"{DRIVER}-a"), broken, pod("x", 3, on="b")]
+
+
+def report(*objects: Object) -> Report:
+    seen = snapshot(*objects)
+    return Report(diagnose(seen), cluster=allocation(seen), components=component_table(seen))
+
+
+def hostile(words: str) -> Report:
+    """Words of a cluster in all places where some may stand."""
+    plain = report(*state())
+    (one,) = plain.diagnosis.problems
+    found = Found(one.found.cause, f"node/{words}", (words,), (f"Do {words}", f"Run `{words}`"), (words,))
+    cluster = allocation(snapshot(*state(), pod("y", 1, on="b", namespace=words.replace("/", "-")), gpu_node(words)))
+    return Report(
+        Diagnosis(NOW, (Problem(found, (Problem(found),)),), ()), cluster=cluster, components=plain.components
+    )
+
+
+class Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.words: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def parsed(page: str) -> Tags:
+    tags = Tags()
+    tags.feed(page)
+    return tags
+
+
+def rendered(text: str) -> Tags:
+    return parsed(MarkdownIt("commonmark").enable("table").render(text))
+
+
+@pytest.mark.parametrize("words", HOSTILE)
+def test_no_word_of_a_cluster_is_markup_in_html(words: str) -> None:
+    page = parsed(html.text(hostile(words)))
+    assert not set(LIVE) & set(page.tags)
+    assert not [name for name, _ in page.attributes if name.startswith("on") or name in ("href", "src", "style")]
+    assert words in "".join(page.words)
+
+
+@pytest.mark.parametrize("words", HOSTILE)
+def test_no_word_of_a_cluster_is_markup_in_markdown(words: str) -> None:
+    calm, wild = rendered(markdown.text(hostile("word"))), rendered(markdown.text(hostile(words)))
+    extra = ("code",)  # a lone backtick between two of ours splits a command
+    assert [tag for tag in wild.tags if tag not in extra] == [tag for tag in calm.tags if tag not in extra]
+    assert words.strip() in "".join(wild.words)
+
+
+def test_the_html_needs_nothing_but_itself() -> None:
+    page = html.text(report(*state()))
+    assert page.isascii()
+    assert "default-src 'none'" in page
+    assert "http" not in page.replace("http-equiv", "")
+
+
+def test_the_markdown_has_the_parts_of_a_report_in_order() -> None:
+    text = markdown.text(report(*state()))
+    heads = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
+    assert heads == [
+        "Cluster GPU Status",
+        "Component Status",
+        "Identified Issues",
+        "Resource Allocation Summary",
+        "Allocation per Node",
+        "Recommended Actions",
+    ]
+    assert "- Total GPU Nodes: 2 (2 ready and not cordoned)" in text
+    assert "- GPUs `nvidia.com/gpu`: 13 of 16 free" in text
+    assert "| driver | ⚠️ partly | `570.124.06-ubuntu22.04` | 1/2 |" in text
+    assert "   - Severity: High" in text
+
+
+def test_a_healthy_cluster_has_a_report_without_issues() -> None:
+    text = markdown.text(report(*operator(gpu_node("a"))))
+    assert "Nothing found." in text
+    assert "Recommended" not in text
+    assert "Nothing found." in html.text(report(*operator(gpu_node("a"))))
+
+
+def test_the_document_tells_cluster_and_components() -> None:
+    told = document(report(*state()))
+    assert (told["cluster"]["gpu_nodes"], told["cluster"]["gpus"]) == (2, 16)
+    (one,) = told["cluster"]["resources"]
+    assert (one["allocatable"], one["held"], one["free"]) == (16, 3, 13)
+    driver = next(one for one in told["components"] if one["component"] == "driver")
+    assert (driver["health"], driver["ready"], driver["wanted"], driver["lacking"]) == ("partly", 1, 2, ["a"])
+    assert json.loads(json.dumps(told)) == told
+
+
+def test_what_is_not_visible_is_not_called_free() -> None:
+    seen = snapshot(gpu_node("a"), missing=["Pod"])
+    unseen = Report(diagnose(seen), cluster=allocation(seen))
+    assert "8 of 8 free" not in markdown.text(unseen)
+    assert "8 of 8 free" not in html.text(unseen)
+    assert document(unseen)["cluster"]["resources"][0]["free"] is None
+
+
+@pytest.mark.parametrize(("form", "begins"), [("markdown", "# GPU"), ("html", "<!DOCTYPE html>"), ("json", "{")])
+def test_each_form_comes_from_the_command(form: str, begins: str, tmp_path: Path) -> None:
+    file = tmp_path / "state.json"
+    file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": state()}))
+    result = CliRunner().invoke(app, ["diagnose", "--from", str(file), "-o", form])
+    assert result.exit_code == 1
+    assert result.stdout.lstrip().startswith(begins)

@@ -1,0 +1,322 @@
+"""A handler that a node does not have, by its own words in each version, and who is to blame for it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+import pytest
+
+from diagnosis.causes.runtime_handlers import RECORD_REASONS
+from healthcheck.checks import CHECKS
+from tests.diagnosis.states import (
+    Object,
+    ago,
+    consequences,
+    container,
+    event,
+    judged,
+    node,
+    obj,
+    pod,
+    terminated,
+    told,
+    waiting,
+)
+
+NVIDIA = obj("RuntimeClass", "nvidia", handler="nvidia")
+NO_RUNTIME = (
+    'Failed to create pod sandbox: rpc error: code = Unknown desc = failed to get sandbox runtime: no runtime for "{}" '
+    "is configured"
+)
+TEXTS = [
+    NO_RUNTIME.format("nvidia"),
+    (
+        "Failed to create pod sandbox: rpc error: code = Unknown desc = unable to get OCI runtime for sandbox "
+        '"18073b7795": no runtime for "nvidia" is configured'
+    ),
+    (
+        "Failed to create pod sandbox: rpc error: code = Unknown desc = failed to find runtime handler nvidia from "
+        "runtime list map[crun:0xc00 runc:0xc01]"
+    ),
+    'Failed to create pod sandbox: rpc error: code = Unknown desc = RuntimeHandler "nvidia" not supported',
+]
+
+
+def stuck(name: str = "trainer", on: str = "a", **changes: Any) -> Object:
+    spec = {"runtimeClassName": changes.pop("runtime_class", "nvidia")}
+    return pod(name, on=on, phase="Pending", spec=spec, states=[waiting("ContainerCreating")], **changes)
+
+
+def toolkit(config: str = "/etc/containerd", socket: str = "/run/containerd", **env: str) -> Object:
+    volumes = [
+        {"name": "containerd-config", "hostPath": {"path": config}},
+        {"name": "containerd-socket", "hostPath": {"path": socket}},
+    ]
+    named = {"CONTAINERD_CONFIG": "/runtime/config-dir/config.toml"} | env
+    main = container("toolkit", 0, env=[{"name": key, "value": value} for key, value in named.items()])
+    spec = {"template": {"spec": {"containers": [main], "volumes": volumes}}}
+    name = "nvidia-container-toolkit-daemonset"
+    status = {"desiredNumberScheduled": 1, "currentNumberScheduled": 1, "numberReady": 1}
+    labels = {"labels": {"app": name}}
+    return obj("DaemonSet", name, "gpu-operator", metadata=labels, spec=spec, status=status)
+
+
+def recorded(reason: str, detail: str) -> dict[str, str]:
+    finding = {"reason": reason, "severity": "MONITOR", "subject": "runtime/containerd", "detail": detail}
+    record = {"schema": 1, "timestamp": ago(2), "status": "warn", "severity": "MONITOR", "findings": [finding]}
+    return {"gpu-healthcheck.aws-samples.io/results": json.dumps(record)}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_node_without_the_handler_is_named_once(text: str) -> None:
+    pods = [stuck(f"trainer-{number}") for number in range(5)]
+    events = [event(one, "FailedCreatePodSandBox", text, count=20) for one in pods]
+
+    diagnosis = judged(node("a", handlers=None), NVIDIA, *pods, *events)
+
+    assert told(diagnosis) == [("RuntimeHandlerMissing", "node/a")]
+    assert len(diagnosis.problems[0].found.affected) == 5
+
+
+def test_a_list_of_handlers_is_enough_once_the_events_are_gone() -> None:
+    assert told(judged(node("a", handlers=("", "runc")), NVIDIA, stuck())) == [("RuntimeHandlerMissing", "node/a")]
+    assert not told(judged(node("a"), NVIDIA, stuck()))
+
+
+def test_a_container_that_was_refused_later_tells_it_too() -> None:
+    state = waiting("CreateContainerError", 'failed to get sandbox runtime: no runtime for "nvidia" is configured')
+    held = pod("x", on="a", phase="Pending", spec={"runtimeClassName": "nvidia"}, states=[state])
+
+    assert told(judged(node("a", handlers=None), NVIDIA, held)) == [("RuntimeHandlerMissing", "node/a")]
+
+
+@pytest.mark.parametrize("progress", ["Pulling", "Pulled", "Created", "Started"])
+def test_a_pod_that_has_gone_on_has_no_trouble(progress: str) -> None:
+    held = stuck()
+    said = event(held, "FailedCreatePodSandBox", TEXTS[0], minutes=9, count=20)
+    later = event(held, progress, "on it", minutes=1, warning=False)
+
+    assert not told(judged(node("a", handlers=None), NVIDIA, held, said, later))
+
+
+def test_an_event_about_a_pod_of_the_same_name_before_it_says_nothing() -> None:
+    held = stuck()
+    said = event(held, "FailedCreatePodSandBox", TEXTS[0], count=20, uid="another")
+
+    assert not told(judged(node("a", handlers=None), NVIDIA, held, said))
+
+
+def test_a_node_or_a_pod_that_is_just_being_set_up_is_left_in_peace() -> None:
+    new = node("a", handlers=("runc",))
+    new["metadata"]["creationTimestamp"] = ago(4)
+    held, young = stuck(), stuck("young", age=0.5)
+    said = event(held, "FailedCreatePodSandBox", TEXTS[0], count=20)
+
+    assert not told(judged(new, NVIDIA, held, said))
+    assert not told(judged(node("b", handlers=("runc",)), NVIDIA, young))
+
+
+@pytest.mark.parametrize(
+    ("asked", "has"), [("Nvidia", "nvidia"), ("nvidia", "nvidia-container-runtime"), ("nvdia", "nvidia")]
+)
+def test_a_class_whose_handler_is_nobodys_is_wrong_itself(asked: str, has: str) -> None:
+    named = obj("RuntimeClass", "gpu-nvidia", handler=asked)
+    held = [stuck(f"x-{on}", on=on, runtime_class="gpu-nvidia") for on in "ab"]
+    events = [event(one, "FailedCreatePodSandBox", NO_RUNTIME.format(asked), count=9) for one in held]
+    nodes = [node(name, handlers=("", "runc", has)) for name in "ab"]
+
+    assert told(judged(*nodes, named, *held, *events)) == [("RuntimeClassHandlerWrong", "runtimeclass/gpu-nvidia")]
+
+
+def test_a_pod_without_a_gpu_on_a_node_without_one_needs_another_class() -> None:
+    plain = pod(
+        "x",
+        0,
+        on="cpu",
+        phase="Pending",
+        spec={"runtimeClassName": "nvidia"},
+        states=[waiting("ContainerCreating")],
+    )
+
+    diagnosis = judged(node("cpu", None, handlers=("runc",)), node("a"), NVIDIA, plain)
+
+    assert told(diagnosis) == [("RuntimeClassOnNodeWithoutGpu", "runtimeclass/nvidia")]
+
+
+def test_the_handlers_of_others_are_not_ours_to_judge() -> None:
+    plain = pod("x", 0, on="a", phase="Pending", spec={"runtimeClassName": "gvisor"}, states=[waiting("Pending")])
+    said = event(plain, "FailedCreatePodSandBox", NO_RUNTIME.format("runsc"), count=9)
+
+    assert not told(judged(node("a"), obj("RuntimeClass", "gvisor", handler="runsc"), plain, said))
+
+
+def test_a_toolkit_that_writes_beside_the_kubelets_own_is_what_all_follows_from() -> None:
+    k3s = node("a", handlers=("", "runc"), runtime="containerd://2.1.4-k3s1", kubelet="v1.33.4+k3s1")
+    policy = obj("ClusterPolicy", "policy", spec={"toolkit": {"env": [{"name": "NVIDIA_RUNTIME_NAME", "value": "n"}]}})
+
+    diagnosis = judged(k3s, NVIDIA, stuck(), toolkit(), policy)
+
+    (problem,) = diagnosis.problems
+    assert told(diagnosis) == [
+        ("ToolkitConfiguresAnotherRuntime", "daemonset/gpu-operator/nvidia-container-toolkit-daemonset")
+    ]
+    assert consequences(problem) == [("RuntimeHandlerMissing", "node/a")]
+    words = shlex.split(problem.found.remedy[0].split("`")[1])
+    assert words[-1] == (
+        "toolkit.env[0].name=NVIDIA_RUNTIME_NAME,toolkit.env[0].value=n,"
+        "toolkit.env[1].name=CONTAINERD_SOCKET,toolkit.env[1].value=/run/k3s/containerd/containerd.sock"
+    )
+
+
+def test_a_toolkit_that_writes_where_the_kubelet_reads_is_not_to_blame() -> None:
+    k3s = node("a", handlers=("", "runc"), runtime="containerd://2.1.4-k3s1", kubelet="v1.33.4+k3s1")
+    right = toolkit(socket="/var/run/k3s/containerd")
+
+    assert told(judged(k3s, NVIDIA, stuck(), right)) == [("RuntimeHandlerMissing", "node/a")]
+
+
+def test_what_our_agent_saw_on_the_node_is_told_with_its_mending() -> None:
+    detail = (
+        "/etc/containerd/config.toml, line 9 has it, which another containerd reads; the kubelet's containerd reads "
+        "/var/lib/k8s-containerd/k8s-containerd/etc/containerd/config.toml: `helm upgrade …`"
+    )
+    seen = node("a", handlers=None, annotations=recorded("NvidiaRuntimeElsewhere", detail))
+    held = stuck()
+
+    diagnosis = judged(seen, NVIDIA, held, event(held, "FailedCreatePodSandBox", TEXTS[0]), toolkit())
+
+    (problem,) = diagnosis.problems
+    assert problem.found.cause.name == "ToolkitConfiguresAnotherRuntime"
+    assert consequences(problem) == [("RuntimeHandlerMissing", "node/a")]
+    assert any("our agent there: NvidiaRuntimeElsewhere" in one for one in problem.found.evidence)
+    assert any("/var/lib/k8s-containerd/k8s-containerd/etc" in one for one in problem.found.remedy)
+
+
+def test_what_our_agent_saw_is_a_cause_even_when_nothing_waits() -> None:
+    seen = node("a", handlers=None, annotations=recorded("NvidiaRuntimeMissing", "/etc/containerd/config.toml: x"))
+
+    assert told(judged(seen, NVIDIA)) == [("RuntimeHandlerMissing", "node/a")]
+    assert not told(judged(seen, NVIDIA, pod("works", on="a")))
+
+
+def test_components_that_wait_for_the_handler_are_its_consequences() -> None:
+    name = "nvidia-device-plugin-daemonset"
+    waits = stuck("plugin-x", namespace="gpu-operator", labels={"app": name}, containers=[container("plugin")])
+    said = event(waits, "FailedCreatePodSandBox", TEXTS[0], count=50)
+
+    diagnosis = judged(node("a", handlers=None), NVIDIA, waits, said)
+
+    assert told(diagnosis) == [("RuntimeHandlerMissing", "node/a")]
+    assert consequences(diagnosis.problems[0]) == [("DevicePluginNotReady", "node/a")]
+
+
+def job(name: str, runtime_class: str, **status: Any) -> Object:
+    template = {"spec": {"runtimeClassName": runtime_class, "containers": [container("main", 1)]}}
+    return obj("Job", name, "team", spec={"parallelism": 2, "template": template}, status=status)
+
+
+def test_a_class_that_is_not_there_keeps_pods_from_being_made() -> None:
+    waits = job("train", "nvidia")
+    refused = 'Error creating: pods "train-" is forbidden: pod rejected: RuntimeClass "nvidia" not found'
+
+    diagnosis = judged(node("a"), waits, event(waits, "FailedCreate", refused, by="job-controller"))
+
+    assert ("RuntimeClassMissing", "runtimeclass/nvidia") in told(diagnosis)
+    assert not told(judged(node("a"), NVIDIA, job("train", "nvidia", active=2, ready=2)))
+    assert not told(judged(node("a"), job("train", "nvidia", succeeded=2)))
+
+
+def test_what_nobody_listed_is_not_taken_for_what_is_not_there() -> None:
+    assert not told(judged(node("a"), job("train", "nvidia"), missing=["RuntimeClass"]))
+
+
+def test_a_pod_that_works_has_no_use_for_what_was_said() -> None:
+    works = pod("x", on="a", spec={"runtimeClassName": "nvidia"})
+    works["status"]["containerStatuses"][0]["lastState"] = {"terminated": terminated(128, "StartError", TEXTS[0])}
+
+    assert not told(judged(node("a", handlers=None), NVIDIA, works, event(works, "FailedCreatePodSandBox", TEXTS[0])))
+
+
+def test_the_reasons_of_our_agent_are_its_own() -> None:
+    known = {reason.name for check in CHECKS for reason in check.reasons}
+
+    assert set(RECORD_REASONS) <= known
+
+
+def test_what_our_agent_saw_of_both_runtimes_is_enough() -> None:
+    own, other = "/var/lib/k8s-containerd/etc/containerd/config.toml", "/etc/containerd/config.toml"
+    runtime = {"config": own, "handlers": ["runc"], "default": "runc", "others": [other], "nvidia_in": [other]}
+    record = {"schema": 1, "timestamp": ago(2), "status": "warn", "severity": "MONITOR", "findings": []}
+    text = json.dumps(record | {"inventory": {"runtime": runtime}})
+    seen = node("a", handlers=None, annotations={"gpu-healthcheck.aws-samples.io/results": text})
+
+    diagnosis = judged(seen, NVIDIA, stuck(), toolkit())
+
+    (problem,) = diagnosis.problems
+    assert problem.found.cause.name == "ToolkitConfiguresAnotherRuntime"
+    assert consequences(problem) == [("RuntimeHandlerMissing", "node/a")]
+    assert f"toolkit.env[0].value={own}" in problem.found.remedy[0]
+
+
+def test_many_nodes_that_lack_it_are_one_find_with_each_of_them_beneath() -> None:
+    nodes = [node(f"n-{number}", handlers=("", "runc")) for number in range(20)]
+    pods = [stuck(f"trainer-{number}", on=f"n-{number}") for number in range(20)]
+
+    (problem,) = judged(*nodes, *pods, NVIDIA).problems
+
+    assert (problem.found.cause.name, problem.found.subject) == ("RuntimeHandlerMissing", "runtimeclass/nvidia")
+    assert len(consequences(problem)) == 20
+    assert len(problem.found.affected) == 20
+
+
+@pytest.mark.parametrize(
+    ("kubelets", "toolkits", "blamed"),
+    [
+        ("unix:///run/containerd/containerd.sock", "/run/containerd", False),
+        ("unix:///var/run/containerd/containerd.sock", "/run/containerd", False),
+        ("unix:///run/k8s-containerd/containerd.sock", "/run/containerd", True),
+        ("unix:///run/containerd/containerd.sock", "/run/k3s/containerd", True),
+    ],
+)
+def test_the_kubelets_socket_tells_which_runtime_the_toolkit_should_configure(
+    kubelets: str, toolkits: str, blamed: bool
+) -> None:
+    told_by = {"kubeadm.alpha.kubernetes.io/cri-socket": kubelets}
+    seen = node("a", handlers=("", "runc"), annotations=told_by)
+    whole = toolkit(socket=toolkits)
+    name = whole["metadata"]["name"]
+    only = pod("x", 0, on="a", namespace="gpu-operator", owner=("DaemonSet", name))
+    only["spec"] |= whole["spec"]["template"]["spec"]
+
+    for objects, missing in (((whole,), ()), ((only,), ("DaemonSet",))):
+        causes = [name for name, _ in told(judged(seen, NVIDIA, stuck(), *objects, missing=missing))]
+        assert causes == ["ToolkitConfiguresAnotherRuntime" if blamed else "RuntimeHandlerMissing"]
+
+
+def test_a_toolkit_that_finds_no_runtime_at_its_socket_looks_for_another_than_the_kubelets() -> None:
+    whole = toolkit()
+    words = (
+        "error running nvidia-toolkit: unable to restart containerd: unable to dial: dial unix /runtime/sock-dir/"
+        "containerd.sock: connect: no such file or directory"
+    )
+    last: Object = {"lastState": {"terminated": terminated(1, "Error", words)}, "restartCount": 9}
+    fails = pod(
+        "x",
+        0,
+        on="a",
+        namespace="gpu-operator",
+        labels={"app": whole["metadata"]["name"]},
+        owner=("DaemonSet", whole["metadata"]["name"]),
+        states=[waiting("CrashLoopBackOff", **last)],
+    )
+
+    diagnosis = judged(node("a", handlers=("", "runc")), NVIDIA, whole, fails, stuck())
+
+    (problem,) = diagnosis.problems
+    assert problem.found.cause.name == "ToolkitConfiguresAnotherRuntime"
+    assert sorted(consequences(problem)) == [
+        ("ContainerToolkitNotReady", "node/a"),
+        ("RuntimeHandlerMissing", "node/a"),
+    ]

@@ -1,0 +1,135 @@
+"""State from files is as good as from a cluster, and says what no file has."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diagnosis.bundle import Bundle
+from diagnosis.saved import SavedStateError, read_saved
+from diagnosis.snapshot.pods import OTHER_VALUE
+from tests.diagnosis.states import NOW, ago, container, event, node, pod
+
+
+def _write(path: Path, document: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_lists_single_objects_and_a_folder_are_read(tmp_path: Path) -> None:
+    mixed = {"kind": "List", "items": [node("a"), pod("x")]}
+    typed = {"kind": "PodList", "items": [{k: v for k, v in pod("y").items() if k not in ("kind", "apiVersion")}]}
+    _write(tmp_path / "dump/team/pods.json", typed)
+    state = read_saved(
+        [_write(tmp_path / "all.json", mixed), _write(tmp_path / "b.json", node("b")), tmp_path / "dump"]
+    )
+    assert [one.name for one in state.nodes] == ["a", "b"]
+    assert [one.meta.name for one in state.pods] == ["x", "y"]
+
+
+def test_a_kind_that_no_file_has_is_not_visible(tmp_path: Path) -> None:
+    state = read_saved([_write(tmp_path / "pods.json", {"kind": "PodList", "items": []})])
+    assert state.sees("Pod")
+    assert not state.sees("Node")
+    assert state.missing["Node"] == "no file has it"
+
+
+def test_now_is_the_newest_time_and_never_a_deadline(tmp_path: Path) -> None:
+    leaving = pod("x", metadata={"deletionTimestamp": "2036-01-01T00:00:00Z"})
+    state = read_saved(
+        [_write(tmp_path / "x.json", {"kind": "List", "items": [leaving, event(leaving, "A", "b", minutes=3)]})]
+    )
+    assert state.now.isoformat() == ago(3).replace("Z", "+00:00")
+
+
+@pytest.mark.parametrize(
+    ("content", "wanted"),
+    [
+        ("{", "no JSON"),
+        ("[1]", "an object of the Kubernetes API"),
+        ('{"items": []}', "an object of the Kubernetes API"),
+        ("[" * 100_000, "no JSON"),
+    ],
+)
+def test_what_is_no_state_is_refused_by_name(tmp_path: Path, content: str, wanted: str) -> None:
+    file = tmp_path / "bad.json"
+    file.write_text(content)
+    with pytest.raises(SavedStateError, match=f"{file}.*{wanted}"):
+        read_saved([file])
+
+
+def test_a_missing_file_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SavedStateError, match="No such file"):
+        read_saved([tmp_path / "none.json"])
+    with pytest.raises(SavedStateError, match=r"no \.json file"):
+        read_saved([tmp_path])
+
+
+def test_a_bundle_comes_back_as_it_was_seen_without_its_secrets(tmp_path: Path) -> None:
+    env = [{"name": "TOKEN", "value": "s3cret"}, {"name": "CUDA_VISIBLE_DEVICES", "value": "0"}]
+    secretive = pod(
+        "x",
+        containers=[container("main", 1, env=env, command=["run", "--token=s3cret"], args=["s3cret"])],
+        annotations={"kubectl.kubernetes.io/last-applied-configuration": "s3cret", "vault/token": "s3cret"},
+    )
+    bundle, file = Bundle(), tmp_path / "state.tar.gz"
+    for one in (node("a"), node("b"), secretive):
+        bundle.keep(one["kind"], one)
+    bundle.write(file, NOW, {"Event": "the right to list events is missing"})
+    state = read_saved([file])
+    assert [one.name for one in state.nodes] == ["a", "b"]
+    assert state.pods[0].spec.containers[0].env == {"TOKEN": OTHER_VALUE, "CUDA_VISIBLE_DEVICES": "0"}
+    assert state.missing["Event"] == "the right to list events is missing"
+    assert state.now == NOW
+    with tarfile.open(file) as archive:
+        whole = b"".join(archive.extractfile(one).read() for one in archive)  # type: ignore[union-attr]
+    assert b"s3cret" not in whole
+    assert file.stat().st_mode & 0o077 == 0
+
+
+def test_a_bundle_overwrites_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "state.tar.gz"
+    file.write_text("mine")
+    with pytest.raises(FileExistsError):
+        Bundle().write(file, NOW, {})
+
+
+def test_a_bundle_that_unpacks_to_more_than_anybody_has_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "bomb.tar.gz"
+    with tarfile.open(file, "w:gz") as archive:
+        member = tarfile.TarInfo("Pod.json")
+        member.size = 0
+        archive.addfile(member)
+    raw = bytearray(file.read_bytes())
+    with tarfile.open(file, "w") as archive:
+        member = tarfile.TarInfo("Pod.json")
+        member.size = 0
+        archive.addfile(member)
+    raw = bytearray(file.read_bytes())
+    raw[124:136] = b"77777777777\0"  # the size field: 8 GiB
+    raw[148:156] = b"        "
+    raw[148:156] = f"{sum(raw[:512]):06o}\0 ".encode()
+    file.write_bytes(raw)
+    with pytest.raises(SavedStateError, match=r"MiB|no archive"):
+        read_saved([file])
+
+
+def test_the_logs_of_a_dump_are_read_by_container(tmp_path: Path) -> None:
+    _write(tmp_path / "team/pods.json", {"kind": "PodList", "items": [pod("x")]})
+    log = "epoch 1\nCUDA out of memory\x1b[0m\n"
+    parts = [
+        f"==== START logs for {whose} ====\n{log}==== END logs for {whose} ====\n"
+        for whose in ("container main of pod team/x", "container other of pod team/x")
+    ]
+    (tmp_path / "team/x").mkdir()
+    (tmp_path / "team/x/logs.txt").write_text("".join(parts))
+
+    logs = read_saved([tmp_path]).logs
+
+    assert sorted(logs) == [("pod/team/x", "main"), ("pod/team/x", "other")]
+    assert logs["pod/team/x", "main"] == "epoch 1\nCUDA out of memory\\x1b[0m"

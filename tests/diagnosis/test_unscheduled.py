@@ -1,0 +1,536 @@
+"""For each cause of an unscheduled pod one state that yields it, and a twin that yields nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from healthcheck.node.state import UNHEALTHY
+from tests.diagnosis.states import GPU, Object, ago, condition, container, event, judged, node, obj, pod, told
+
+JOB = "job/team/train"
+MIG = "nvidia.com/mig-1g.10gb"
+_PREEMPTION = " preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling."
+
+
+def unscheduled(message: str, reason: str = "Unschedulable") -> list[Object]:
+    return [condition("PodScheduled", "False", reason, message, minutes=30)]
+
+
+def waits(reasons: str, gpus: int = 1, /, name: str = "train-0", **changes: Any) -> Object:
+    """A pod of the Job `train` that the scheduler refuses for these reasons."""
+    message = f"0/2 nodes are available: {reasons}.{_PREEMPTION}"
+    return pod(name, gpus, owner=("Job", "train"), conditions=unscheduled(message), **changes)
+
+
+def asks(resource: str, amount: int = 1, **changes: Any) -> Object:
+    containers = [container("main", 0, resources={resource: str(amount)})]
+    return waits(f"2 Insufficient {resource}", 0, containers=containers, **changes)
+
+
+def runs(name: str, gpus: int, on: str, **changes: Any) -> Object:
+    return pod(name, gpus, on=on, **changes)
+
+
+SHORT = "2 Insufficient nvidia.com/gpu"
+EFA = "vpc.amazonaws.com/efa"
+SILENT_NODE = [{"key": "node.kubernetes.io/unreachable", "effect": "NoSchedule"}]
+TEAM = [{"key": "dedicated", "value": "vision", "effect": "NoSchedule"}]
+GPU_TAINT = [{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}]
+GONE = {"deletionTimestamp": ago(40), "deletionGracePeriodSeconds": 30}
+A100 = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}
+SHARED = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-SHARED"}
+SELECTS_A100 = {"nodeSelector": A100}
+UNTOLERATED = "2 node(s) had untolerated taint {nvidia.com/gpu: present}"
+SELECTOR = "2 node(s) didn't match Pod's node affinity/selector"
+
+
+def claimed(selector: str = "", **changes: Any) -> list[Object]:
+    """A pod with a claim of one GPU, the claim and its class."""
+    device = {
+        "name": "gpu",
+        "exactly": {"deviceClassName": "gpu.nvidia.com", "allocationMode": "ExactCount", "count": 1},
+    }
+    if selector:
+        device["exactly"]["selectors"] = [{"cel": {"expression": selector}}]  # type: ignore[index]
+    claim = obj("ResourceClaim", "one-gpu", "team", spec={"devices": {"requests": [device]}})
+    spec = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "one-gpu"}]}
+    one = waits("2 cannot allocate all claims", 0, spec=spec, **changes)
+    expression = "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'"
+    cls = obj("DeviceClass", "gpu.nvidia.com", spec={"selectors": [{"cel": {"expression": expression}}]})
+    return [one, claim, cls]
+
+
+def devices(*names: str, on: str = "a", product: str = "NVIDIA H100") -> Object:
+    attributes = {"type": {"string": "gpu"}, "productName": {"string": product}}
+    each = [{"name": name, "attributes": attributes} for name in names]
+    spec = {"driver": "gpu.nvidia.com", "nodeName": on, "pool": {"name": on}, "devices": each}
+    return obj("ResourceSlice", f"{on}-slice", spec=spec)
+
+
+def by_resource() -> Object:
+    """A DeviceClass that stands behind `nvidia.com/gpu`."""
+    selectors = [{"cel": {"expression": "device.driver == 'gpu.nvidia.com'"}}]
+    return obj("DeviceClass", "gpu.nvidia.com", spec={"selectors": selectors, "extendedResourceName": GPU})
+
+
+def taken(device: str, name: str = "other") -> Object:
+    result = {"driver": "gpu.nvidia.com", "pool": "a", "device": device, "request": "gpu"}
+    status = {
+        "allocation": {"devices": {"results": [result]}},
+        "reservedFor": [{"name": "other-0", "resource": "pods"}],
+    }
+    request = {"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}}
+    return obj("ResourceClaim", name, "team", spec={"devices": {"requests": [request]}}, status=status)
+
+
+def queued(reason: str, message: str, status: str = "False") -> Object:
+    """Kueue's Workload of the Job `train`."""
+    template = {"spec": {"containers": [container("main", 1)]}}
+    spec = {"queueName": "vision", "podSets": [{"name": "main", "count": 1, "template": template}]}
+    owner = {"kind": "Job", "name": "train", "uid": "x", "controller": True}
+    told = {"conditions": [condition("QuotaReserved", status, reason, message)]}
+    metadata = {"ownerReferences": [owner]}
+    return obj("Workload", "job-train-1", "team", metadata=metadata, spec=spec, status=told, age=30)
+
+
+def lease(name: str, minutes: float) -> Object:
+    spec = {"holderIdentity": "x", "leaseDurationSeconds": 15, "renewTime": ago(minutes)}
+    return obj("Lease", name, "kube-system", spec=spec)
+
+
+STATES: list[tuple[str, list[Object], str, str]] = [
+    ("all in use", [node("a"), runs("busy", 8, "a"), waits(SHORT)], "GpusAllInUse", f"resource/{GPU}"),
+    (
+        "fragmented",
+        [node("a"), node("b"), runs("x", 6, "a"), runs("y", 6, "b"), waits(SHORT, 4)],
+        "GpusFragmented",
+        f"resource/{GPU}",
+    ),
+    ("more than any", [node("a"), node("b"), waits(SHORT, 16)], "MoreGpusThanAnyNodeHas", JOB),
+    (
+        "stuck terminating",
+        [node("a"), runs("old", 8, "a", metadata=GONE | {"finalizers": ["example.com/keep"]}), waits(SHORT, 8)],
+        "TerminatingPodHoldsGpus",
+        "pod/team/old",
+    ),
+    (
+        "unhealthy",
+        [node("a", allocatable={GPU: "7"}), runs("busy", 7, "a"), waits(SHORT)],
+        "UnhealthyGpus",
+        "node/a",
+    ),
+    (
+        "cpu used up",
+        [
+            node("a"),
+            pod("etl", 0, on="a", containers=[container("main", 0, resources={"cpu": "95"})]),
+            waits("1 Insufficient cpu", 0, containers=[container("main", 1, resources={"cpu": "8"})]),
+        ],
+        "CpuOrMemoryUsedUp",
+        "resource/cpu",
+    ),
+    (
+        "more cpu than any",
+        [node("a"), waits("2 Insufficient cpu", 0, containers=[container("main", 1, resources={"cpu": "128"})])],
+        "MoreCpuOrMemoryThanAnyGpuNodeHas",
+        JOB,
+    ),
+    ("no GPUs anywhere", [node("a", None), waits(SHORT)], "GpuResourceAbsent", f"resource/{GPU}"),
+    ("misspelled", [node("a"), asks("nvidia.com/gpus")], "ResourceNameUnknown", JOB),
+    ("vendor misspelled", [node("a"), asks("nividia.com/gpu")], "ResourceNameUnknown", JOB),
+    ("of another vendor", [node("a"), asks("amd.com/gpu")], "ResourceNameUnknown", JOB),
+    (
+        "mig profile absent",
+        [
+            node("a", 0, allocatable={"nvidia.com/mig-3g.40gb": "2"}, capacity={"nvidia.com/mig-3g.40gb": "2"}),
+            asks(MIG),
+        ],
+        "MigProfileAbsent",
+        JOB,
+    ),
+    ("mig single", [node("a", labels={"nvidia.com/mig.strategy": "single"}), asks(MIG)], "MigProfileAbsent", JOB),
+    (
+        "only mig",
+        [node("a", None, allocatable={MIG: "7"}, capacity={MIG: "7"}), waits(SHORT)],
+        "GpusOnlyAsMigSlices",
+        JOB,
+    ),
+    (
+        "renamed by sharing",
+        [node("a", None, allocatable={f"{GPU}.shared": "32"}, capacity={f"{GPU}.shared": "32"}), waits(SHORT)],
+        "SharedGpuResourceRenamed",
+        JOB,
+    ),
+    ("taint", [node("a", taints=GPU_TAINT), waits(UNTOLERATED)], "TaintNotTolerated", JOB),
+    (
+        "newest taint text",
+        [node("a", taints=GPU_TAINT), waits("1 node(s) had untolerated taint(s)")],
+        "TaintNotTolerated",
+        JOB,
+    ),
+    ("cordoned", [node("a", cordoned=True), waits("1 node(s) were unschedulable")], "NodeCordoned", "node/a"),
+    (
+        "cordoned beside a full one",
+        [node("a", cordoned=True), node("b"), runs("busy", 8, "b"), waits("1 node(s) were unschedulable, " + SHORT)],
+        "NodeCordoned",
+        "node/a",
+    ),
+    (
+        "driver upgrade",
+        [
+            node("a", cordoned=True, labels={"nvidia.com/gpu-driver-upgrade-state": "pod-restart-required"}),
+            waits("1 node(s) were unschedulable"),
+        ],
+        "NodeUnderMaintenance",
+        "node/a",
+    ),
+    (
+        "hyperpod",
+        [
+            node(
+                "a",
+                taints=[
+                    {
+                        "key": "sagemaker.amazonaws.com/node-health-status",
+                        "value": "Unschedulable",
+                        "effect": "NoSchedule",
+                    }
+                ],
+            ),
+            waits("1 node(s) had untolerated taint {sagemaker.amazonaws.com/node-health-status: Unschedulable}"),
+        ],
+        "NodeUnderMaintenance",
+        "node/a",
+    ),
+    (
+        "startup taint",
+        [
+            node("a", taints=[{"key": "ebs.csi.aws.com/agent-not-ready", "effect": "NoExecute"}]),
+            waits("1 node(s) had untolerated taint {ebs.csi.aws.com/agent-not-ready: }"),
+        ],
+        "NodeStartupUnfinished",
+        "node/a",
+    ),
+    (
+        "not ready",
+        [
+            node("a", ready="Unknown", taints=[{"key": "node.kubernetes.io/unreachable", "effect": "NoSchedule"}]),
+            waits("1 node(s) had untolerated taint {node.kubernetes.io/unreachable: }"),
+        ],
+        "NodeNotReady",
+        "node/a",
+    ),
+    (
+        "ours",
+        [
+            node("a", taints=[{"key": UNHEALTHY, "value": "true", "effect": "NoSchedule"}]),
+            waits(f"1 node(s) had untolerated taint {{{UNHEALTHY}: true}}"),
+        ],
+        "NodeWithheld",
+        "node/a",
+    ),
+    (
+        "selector value",
+        [node("a", labels=SHARED), waits(SELECTOR, spec=SELECTS_A100)],
+        "NodeSelectorMatchesNoNode",
+        JOB,
+    ),
+    ("selector label", [node("a"), waits(SELECTOR, spec=SELECTS_A100)], "NodeSelectorMatchesNoNode", JOB),
+    (
+        "selector of others",
+        [node("a"), node("b", None, labels={"pool": "cpu"}), waits(SELECTOR, spec={"nodeSelector": {"pool": "cpu"}})],
+        "NodeSelectorMatchesNoNode",
+        JOB,
+    ),
+    (
+        "volume unbound",
+        [
+            node("a"),
+            obj(
+                "PersistentVolumeClaim", "data", "team", spec={"storageClassName": "fast"}, status={"phase": "Pending"}
+            ),
+            waits(
+                "pod has unbound immediate PersistentVolumeClaims",
+                spec={"volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "data"}}]},
+            ),
+        ],
+        "VolumeClaimNotBound",
+        "persistentvolumeclaim/team/data",
+    ),
+    (
+        "volume missing",
+        [
+            node("a"),
+            waits(
+                'persistentvolumeclaim "data" not found',
+                spec={"volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "data"}}]},
+            ),
+        ],
+        "VolumeClaimMissing",
+        "persistentvolumeclaim/team/data",
+    ),
+    (
+        "not ready, and not tainted yet",
+        [node("a", ready="Unknown"), waits(SHORT)],
+        "NodeNotReady",
+        "node/a",
+    ),
+    (
+        "held on a node that does not answer",
+        [
+            node("a"),
+            node("b", ready="Unknown", taints=SILENT_NODE),
+            runs("x", 8, "a"),
+            runs("y", 8, "b", metadata=GONE),
+            waits(SHORT + ", 1 node(s) had untolerated taint {node.kubernetes.io/unreachable: }", 8),
+        ],
+        "NodeNotReady",
+        "node/b",
+    ),
+    (
+        "EFA used up",
+        [
+            node("a", capacity={EFA: "32"}, allocatable={EFA: "32"}),
+            pod("x", 0, on="a", containers=[container("main", 0, resources={EFA: "32"})]),
+            waits(f"1 Insufficient {EFA}", 0, containers=[container("main", 8, resources={EFA: "32"})]),
+        ],
+        "CpuOrMemoryUsedUp",
+        f"resource/{EFA}",
+    ),
+    (
+        "others have room",
+        [
+            node("a", taints=TEAM),
+            node("b"),
+            runs("busy", 8, "b"),
+            waits("1 node(s) had untolerated taint(s), " + SHORT),
+        ],
+        "GpusAllInUse",
+        f"resource/{GPU}",
+    ),
+    (
+        "an error of the scheduler",
+        [
+            node("a"),
+            pod(
+                "train-0", owner=("Job", "train"), conditions=unscheduled("binding volumes: timeout", "SchedulerError")
+            ),
+        ],
+        "SchedulerFailed",
+        JOB,
+    ),
+    ("no nodes at all", [waits("no nodes available to schedule pods")], "GpuResourceAbsent", f"resource/{GPU}"),
+    ("volume zone", [node("a"), waits("1 node(s) had volume node affinity conflict")], "VolumeInAnotherZone", JOB),
+    ("anti-affinity", [node("a"), waits("1 node(s) didn't match pod anti-affinity rules")], "PodAffinityUnmet", JOB),
+    ("spread", [node("a"), waits("1 node(s) didn't match pod topology spread constraints")], "PodAffinityUnmet", JOB),
+    ("ports", [node("a"), waits("1 node(s) didn't have free ports for the requested pod ports")], "HostPortTaken", JOB),
+    (
+        "kueue",
+        [
+            node("a"),
+            pod(
+                "train-0",
+                owner=("Job", "train"),
+                labels={"kueue.x-k8s.io/queue-name": "vision"},
+                spec={"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]},
+                conditions=unscheduled("Scheduling is blocked due to non-empty scheduling gates", "SchedulingGated"),
+            ),
+        ],
+        "KueueHoldsPod",
+        "localqueue/team/vision",
+    ),
+    (
+        "kueue, and what it says",
+        [node("a"), queued("Inadmissible", "LocalQueue vision doesn't exist")],
+        "KueueHoldsPod",
+        "localqueue/team/vision",
+    ),
+    (
+        "another gate",
+        [
+            node("a"),
+            pod(
+                "train-0",
+                owner=("Job", "train"),
+                spec={"schedulingGates": [{"name": "example.com/cache-warm"}]},
+                conditions=unscheduled("Scheduling is blocked due to non-empty scheduling gates", "SchedulingGated"),
+            ),
+        ],
+        "SchedulingGateHeld",
+        JOB,
+    ),
+    (
+        "no such scheduler",
+        [
+            node("a"),
+            lease("kube-scheduler", 0),
+            pod("train-0", owner=("Job", "train"), spec={"schedulerName": "gpu-sched"}),
+        ],
+        "SchedulerNotThere",
+        JOB,
+    ),
+    (
+        "gang",
+        [
+            node("a"),
+            pod(
+                "train-0",
+                8,
+                owner=("Job", "train"),
+                spec={"schedulerName": "volcano"},
+                conditions=unscheduled("pod group is not ready, 1 Pending, 2 minAvailable; Pending: 1 Undetermined"),
+            ),
+        ],
+        "GangIncomplete",
+        JOB,
+    ),
+    (
+        "DRA behind a resource",
+        [node("a", None), by_resource(), devices("gpu-0"), taken("gpu-0"), waits("1 cannot fit resource")],
+        "DevicesAllAllocated",
+        "deviceclass/gpu.nvidia.com",
+    ),
+    ("DRA: no slices", [node("a", None), *claimed()], "NoDevicesPublished", "deviceclass/gpu.nvidia.com"),
+    (
+        "DRA: all allocated",
+        [node("a", None), *claimed(), devices("gpu-0"), taken("gpu-0")],
+        "DevicesAllAllocated",
+        "deviceclass/gpu.nvidia.com",
+    ),
+    (
+        "DRA: no such product",
+        [
+            node("a", None),
+            *claimed("device.attributes['gpu.nvidia.com'].productName == 'NVIDIA A100'"),
+            devices("gpu-0"),
+        ],
+        "NoDeviceMatchesClaim",
+        "resourceclaim/team/one-gpu",
+    ),
+    (
+        "DRA: no class",
+        [node("a", None), *claimed()[:2], devices("gpu-0")],
+        "DeviceClassMissing",
+        "deviceclass/gpu.nvidia.com",
+    ),
+]
+
+
+@pytest.mark.parametrize(("state", "cause", "subject"), [one[1:] for one in STATES], ids=[one[0] for one in STATES])
+def test_each_state_tells_its_cause_and_no_other(state: list[Object], cause: str, subject: str) -> None:
+    assert told(judged(*state)) == [(cause, subject)]
+
+
+@pytest.mark.parametrize("state", [one[1] for one in STATES], ids=[one[0] for one in STATES])
+def test_once_placed_nothing_is_wrong(state: list[Object]) -> None:
+    """The twin: the same objects a moment later, the pod on a node that takes it."""
+    healthy = [one for one in state if one["kind"] != "Pod" and not _is_sick(one)]
+    others = [one for one in state if one["kind"] == "Pod" and one["status"]["phase"] == "Running" and not _goes(one)]
+    placed = pod("train-0", 1, on="z", owner=("Job", "train"))
+    assert told(judged(*healthy, *others, node("z"), placed)) == []
+
+
+def _is_sick(one: Object) -> bool:
+    taints = [taint["key"] for taint in one["spec"].get("taints", ())] if one["kind"] == "Node" else []
+    allocatable = one.get("status", {}).get("allocatable", {})
+    conditions = one.get("status", {}).get("conditions", ()) if one["kind"] == "Node" else ()
+    silent = any(told["type"] == "Ready" and told["status"] != "True" for told in conditions)
+    return (
+        one["kind"] == "Workload"
+        or silent
+        or UNHEALTHY in taints
+        or allocatable != one.get("status", {}).get("capacity", allocatable)
+    )
+
+
+def _goes(one: Object) -> bool:
+    return "deletionTimestamp" in one["metadata"]
+
+
+SILENT: list[tuple[str, list[Object]]] = [
+    (
+        "a sweep of ours waits for its node",
+        [node("a"), runs("busy", 8, "a"), waits(SHORT, 8, spec={"priorityClassName": "gpu-healthcheck-sweep"})],
+    ),
+    (
+        "its volume is bound by now",
+        [
+            node("a"),
+            obj("PersistentVolumeClaim", "data", "team", spec={"volumeName": "pv-1"}, status={"phase": "Bound"}),
+            waits(
+                "pod has unbound immediate PersistentVolumeClaims",
+                spec={"volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "data"}}]},
+            ),
+        ],
+    ),
+    (
+        "there is room by now",
+        [node("a"), pod("web", 0, on="a", namespace="shop"), waits(SHORT, age=4)],
+    ),
+    ("admitted by Kueue", [node("a"), queued("QuotaReserved", "Quota reserved in ClusterQueue main", "True")]),
+    ("made just now", [node("a"), pod("new", age=0.5)]),
+    ("gated just now", [node("a"), pod("new", age=0.5, spec={"schedulingGates": [{"name": "x.io/y"}]})]),
+    (
+        "a node is being made for it",
+        [
+            node("a"),
+            runs("busy", 8, "a"),
+            one := waits(SHORT),
+            event(
+                one,
+                "TriggeredScaleUp",
+                "pod triggered scale-up: [{gpu 1->2 (max: 4)}]",
+                warning=False,
+                by="cluster-autoscaler",
+            ),
+        ],
+    ),
+    (
+        "no GPU pod",
+        [node("a", None), pod("web", 0, conditions=unscheduled("0/1 nodes are available: 1 Insufficient cpu."))],
+    ),
+    ("being deleted", [node("a"), runs("busy", 8, "a"), waits(SHORT, metadata={"deletionTimestamp": ago(-1)})]),
+    ("failed", [node("a"), waits(SHORT, phase="Failed")]),
+    ("terminating in time", [node("a"), runs("old", 8, "a", metadata={"deletionTimestamp": ago(0.5)})]),
+    ("cordoned, and nobody waits", [node("a", cordoned=True), node("b")]),
+    (
+        "HAMi's judgement",
+        [
+            node("a", 80),
+            pod(
+                "train-0",
+                spec={"schedulerName": "hami-scheduler"},
+                conditions=unscheduled("0/1 nodes are available: 1 NodeUnfitPod."),
+            ),
+        ],
+    ),
+    (
+        "an old event about a pod that runs",
+        [node("a"), one := runs("x", 1, "a"), event(one, "FailedScheduling", f"0/1 nodes are available: {SHORT}.")],
+    ),
+]
+
+
+@pytest.mark.parametrize("state", [one[1] for one in SILENT], ids=[one[0] for one in SILENT])
+def test_what_is_on_its_way_or_meant_so_is_no_cause(state: list[Object]) -> None:
+    assert told(judged(*state)) == []
+
+
+def test_many_pods_for_one_reason_are_one_cause() -> None:
+    pods = [waits(SHORT, name=f"train-{number}") for number in range(20)]
+    (problem,) = judged(node("a"), runs("busy", 8, "a"), *pods).problems
+    assert len(problem.found.affected) == 20
+
+
+def test_without_the_nodes_the_scheduler_is_quoted() -> None:
+    diagnosis = judged(waits(SHORT), missing=["Node"])
+    assert told(diagnosis) == [("InsufficientResource", f"resource/{GPU}")]
+
+
+@pytest.mark.parametrize("build", [lambda: waits(SELECTOR, spec=SELECTS_A100)])
+def test_the_nearest_label_is_named(build: Callable[[], Object]) -> None:
+    (problem,) = judged(node("a", labels=SHARED), build()).problems
+    assert any("NVIDIA-A100-SXM4-80GB-SHARED" in step for step in problem.found.remedy)

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.diagnosis.component_states import PLUGIN, daemon, gpu_node, operand, operator
+from tests.diagnosis.states import Object, ago, condition, consequences, judged, node, obj, pod, terminated, told
+
+A = gpu_node("a")
+EFA = {"vpc.amazonaws.com/efa": "32"}
+TYPE = {"node.kubernetes.io/instance-type": "p5.48xlarge"}
+EFA_PLUGIN = "aws-efa-k8s-device-plugin"
+LABELS = {"name": EFA_PLUGIN}
+DRA = "nvidia-dra-driver-gpu-kubelet-plugin"
+DRA_LABELS = {"app.kubernetes.io/name": "nvidia-dra-driver-gpu"}
+GPUS = {"containers": [{"name": "gpus", "image": "nvcr.io/nvidia/k8s-dra-driver-gpu:v25.8.0"}]}
+
+
+def policy(state: str, *conditions: Object) -> Object:
+    return obj("ClusterPolicy", "cluster-policy", spec={}, status={"state": state, "conditions": list(conditions)})
+
+
+def with_policy(one: Object, *nodes: Object) -> list[Object]:
+    return [*(each for each in operator(*nodes or (A,)) if each["kind"] != "ClusterPolicy"), one]
+
+
+def budget(allowed: int, labels: dict[str, str] | None = None) -> Object:
+    return obj(
+        "PodDisruptionBudget",
+        "keep",
+        "team",
+        spec={"selector": {"matchLabels": labels or {"app": "serve"}}},
+        status={"disruptionsAllowed": allowed, "currentHealthy": 1, "desiredHealthy": 1},
+    )
+
+
+def serves(**changes: Any) -> Object:
+    return pod("serve-0", 4, on="a", labels={"app": "serve"}, **changes)
+
+
+def efa(*nodes: str) -> list[Object]:
+    pods = [
+        operand(EFA_PLUGIN, on, namespace="kube-system", labels=LABELS, owner=("DaemonSet", EFA_PLUGIN)) for on in nodes
+    ]
+    return [daemon(EFA_PLUGIN, wanted=len(nodes), namespace="kube-system", labels=LABELS, selector={}), *pods]
+
+
+def dra(*nodes: str, sliced: tuple[str, ...] = (), spec: Object | None = None) -> list[Object]:
+    labels: Any = {"labels": DRA_LABELS, "selector": {}}
+    pods = [operand(DRA, on, labels=DRA_LABELS, owner=("DaemonSet", DRA)) for on in nodes]
+    slices = [
+        obj(
+            "ResourceSlice",
+            f"s-{on}",
+            spec={"driver": "gpu.nvidia.com", "nodeName": on, "devices": [{"name": "gpu-0"}]},
+        )
+        for on in sliced
+    ]
+    device_class = obj("DeviceClass", "gpu.nvidia.com", spec={})
+    return [daemon(DRA, wanted=len(nodes), spec=spec or GPUS, **labels), *pods, *slices, device_class]
+
+
+NOT_READY = policy("notReady", condition("Ready", "False", "OperandNotReady", "operands"))
+CORDONED = gpu_node("a", cordoned=True)
+FAULT = condition("AcceleratedHardwareReady", "False", "NvidiaXID79Error", "fell off")
+OFFERS = gpu_node("a", capacity=EFA, allocatable=EFA, labels=TYPE)
+SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
+    ("a policy that waits", with_policy(NOT_READY), ("ClusterPolicyNotReady", "clusterpolicy/cluster-policy")),
+    (
+        "a policy that can't be met",
+        with_policy(policy("notReady", condition("Error", "True", "ReconcileFailed", "x", minutes=2))),
+        ("ClusterPolicyNotReady", "clusterpolicy/cluster-policy"),
+    ),
+    (
+        "a RuntimeClass that is gone",
+        [*dra("a", sliced=("a",), spec=GPUS | {"runtimeClassName": "nvidia"}), A],
+        ("RuntimeClassMissing", "runtimeclass/nvidia"),
+    ),
+    ("a node that does not answer", [gpu_node("a", ready="Unknown")], ("NodeNotReady", "node/a")),
+    ("a fault that EKS reports", [gpu_node("a", conditions=[FAULT])], ("NodeReportsGpuFault", "node/a")),
+    (
+        "a fault that AKS reports",
+        [gpu_node("a", conditions=[condition("XIDErrors", "True", "XID", "79")])],
+        ("NodeReportsGpuFault", "node/a"),
+    ),
+    (
+        "a drain that a budget blocks",
+        [CORDONED, serves(), budget(0)],
+        ("BudgetBlocksDrain", "poddisruptionbudget/team/keep"),
+    ),
+    (
+        "EFA in capacity alone",
+        [gpu_node("a", capacity=EFA, allocatable={"vpc.amazonaws.com/efa": "0"}), *efa("a")],
+        ("EfaNotOffered", "node/a"),
+    ),
+    ("EFA of its like alone", [OFFERS, gpu_node("b", labels=TYPE), *efa("a")], ("EfaNotOffered", "node/b")),
+    ("no slice of a node", [A, gpu_node("b"), *dra("a", "b", sliced=("a",))], ("GpuSlicesMissing", "node/b")),
+    (
+        "MIG failed",
+        operator(gpu_node("a", labels={"nvidia.com/mig.config.state": "failed"})),
+        ("MigConfigFailed", "node/a"),
+    ),
+    (
+        "MIG that does not fit",
+        operator(gpu_node("a", 0, labels={"nvidia.com/gpu.product": "NVIDIA-H100-MIG-INVALID"})),
+        ("MigGeometryInvalid", "node/a"),
+    ),
+    (
+        "an upgrade that failed",
+        operator(gpu_node("a", cordoned=True, labels={"nvidia.com/gpu-driver-upgrade-state": "upgrade-failed"})),
+        ("DriverUpgradeFailed", "node/a"),
+    ),
+    (
+        "discovery without labels",
+        [one for one in operator(A) if one["kind"] != "Node"] + [node("a", 8)],
+        ("GpuLabelsMissing", "node/a"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("state", "expected"), [one[1:] for one in SICK], ids=[one[0] for one in SICK])
+def test_each_state_tells_its_cause_and_no_other(state: list[Object], expected: tuple[str, str]) -> None:
+    assert told(judged(*state)) == [expected]
+
+
+UPGRADING = {"nvidia.com/gpu-driver-upgrade-state": "pod-restart-required"}
+HEALTHY: list[tuple[str, list[Object]]] = [
+    ("a ready policy", with_policy(policy("ready", condition("Ready", "True", "Reconciled")))),
+    ("a policy while a driver is upgraded", with_policy(NOT_READY, gpu_node("a", cordoned=True, labels=UPGRADING))),
+    ("a policy while a node is new", with_policy(NOT_READY, A, gpu_node("b", age=5))),
+    (
+        "a policy that has just begun to wait",
+        with_policy(policy("notReady", condition("Ready", "False", "x", minutes=3))),
+    ),
+    (
+        "a policy without GPU nodes",
+        [policy("notReady", condition("Ready", "False", "OperandNotReady")), node("a", None)],
+    ),
+    ("a cordon without a budget", [CORDONED, serves()]),
+    ("a budget that allows one", [CORDONED, serves(), budget(1)]),
+    ("a budget over others", [CORDONED, serves(), budget(0, {"app": "other"})]),
+    ("a budget on a node that stays", [A, serves(), budget(0)]),
+    ("a daemon's pod", [CORDONED, serves(owner=("DaemonSet", "x")), budget(0)]),
+    ("no EFA anywhere", [gpu_node("a", labels=TYPE), gpu_node("b", labels=TYPE), *efa("a", "b")]),
+    ("a node of the type without EFA devices", [OFFERS, gpu_node("b", labels=TYPE), *efa("a", "b")]),
+    ("DRA for compute domains alone", [A, *dra("a", spec={"containers": [{"name": "compute-domains", "image": "x"}]})]),
+    ("DRA in place of the plugin", [gpu_node("a", None), *dra("a", sliced=("a",))]),
+    ("MIG being changed", operator(gpu_node("a", labels={"nvidia.com/mig.config.state": "pending"}))),
+    ("a node that goes", [gpu_node("a", ready="Unknown", metadata={"deletionTimestamp": ago(2)})]),
+    ("another condition", [gpu_node("a", conditions=[condition("AcceleratedHardwareReady", "True", "ok")])]),
+]
+
+
+@pytest.mark.parametrize("state", [one[1] for one in HEALTHY], ids=[one[0] for one in HEALTHY])
+def test_what_is_meant_so_is_told_nothing_of(state: list[Object]) -> None:
+    assert told(judged(*state)) == []
+
+
+def test_a_policy_stands_beneath_the_operand_that_it_waits_for() -> None:
+    crashed = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": terminated(1)}}
+    broken = operand(PLUGIN, "a", states=[{"name": f"{PLUGIN}-ctr", "ready": False, "restartCount": 9, **crashed}])
+    state = [one for one in with_policy(NOT_READY) if one["metadata"]["name"] != f"{PLUGIN}-a"]
+    diagnosis = judged(*state, broken)
+    assert told(diagnosis) == [("DevicePluginNotReady", "node/a")]
+    assert consequences(diagnosis.problems[0]) == [("ClusterPolicyNotReady", "clusterpolicy/cluster-policy")]
