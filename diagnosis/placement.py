@@ -142,18 +142,7 @@ def selects(spec: PodSpec, node: Node) -> bool:
 def expression_takes(one: Expression, node: Node) -> bool:
     """One requirement of a node affinity."""
     value = node.name if one.key == _NAME else node.meta.labels.get(one.key)
-    match one.operator:
-        case "In":
-            return value in one.values
-        case "NotIn":
-            return value not in one.values
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-        case "Gt" | "Lt":
-            return _compares(one, value)
-    return False
+    return _compares(one, value) if one.operator in ("Gt", "Lt") else one.takes(value)
 
 
 def _asked(container: Container) -> dict[str, Decimal]:

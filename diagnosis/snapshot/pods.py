@@ -40,6 +40,19 @@ class Expression:
     operator: str
     values: tuple[str, ...] = ()
 
+    def takes(self, value: str | None) -> bool:
+        """Whether the key may have this value; None: it is not there. An operator that nobody knows takes nothing."""
+        match self.operator:
+            case "In":
+                return value in self.values
+            case "NotIn":
+                return value not in self.values
+            case "Exists":
+                return value is not None
+            case "DoesNotExist":
+                return value is None
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class Toleration:

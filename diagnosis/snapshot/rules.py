@@ -44,7 +44,7 @@ class Selector:
 
     def takes(self, labels: Mapping[str, str]) -> bool:
         same = all(labels.get(key) == value for key, value in self.labels.items())
-        return same and all(_meets(one, labels) for one in self.expressions)
+        return same and all(one.takes(labels.get(one.key)) for one in self.expressions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,17 +136,3 @@ def _webhook(meta: Meta, raw: Fields) -> Webhook:
         read_selector(raw.at("namespaceSelector")),
         read_selector(raw.at("objectSelector")),
     )
-
-
-def _meets(one: Expression, labels: Mapping[str, str]) -> bool:
-    value = labels.get(one.key)
-    match one.operator:
-        case "In":
-            return value in one.values
-        case "NotIn":
-            return value not in one.values
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-    return False
