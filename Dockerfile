@@ -47,6 +47,7 @@ COPY pyproject.toml README.md LICENSE instance-profiles.conf ./
 COPY healthcheck healthcheck
 COPY agent agent
 COPY sweeper sweeper
+COPY diagnosis diagnosis
 COPY cli cli
 COPY quarantine quarantine
 RUN python3 -m pip --python /opt/build/bin/python3 wheel --no-cache-dir --no-index --no-deps --no-build-isolation \
@@ -71,7 +72,7 @@ RUN python3 -m compileall -q --invalidation-mode unchecked-hash -x '/(site-packa
       "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
 COPY --from=build /opt/gpu-healthcheck /opt/gpu-healthcheck
 COPY --from=build /product/opt/gpu-healthcheck /opt/gpu-healthcheck
-RUN ["/opt/gpu-healthcheck/bin/python3", "-I", "-c", "import healthcheck.cluster.client, pynvml, grpc, google.protobuf, cli.__main__, agent.program, sweeper.__main__, quarantine.__main__"]
+RUN ["/opt/gpu-healthcheck/bin/python3", "-I", "-c", "import healthcheck.cluster.client, pynvml, grpc, google.protobuf, cli.__main__, cli.diagnose, agent.program, sweeper.__main__, quarantine.__main__"]
 ENV PATH=/opt/gpu-healthcheck/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
@@ -138,7 +139,7 @@ COPY --from=efa /efa/ /
 RUN ldconfig && PATH=$PATH:/opt/amazon/efa/bin fi_info --version
 COPY --from=build /opt/gpu-healthcheck /opt/gpu-healthcheck
 COPY --from=build /product/opt/gpu-healthcheck /opt/gpu-healthcheck
-RUN ["/opt/gpu-healthcheck/bin/python3", "-I", "-c", "import healthcheck.cluster.client, pynvml, grpc, google.protobuf, cli.__main__, agent.program, sweeper.__main__, quarantine.__main__"]
+RUN ["/opt/gpu-healthcheck/bin/python3", "-I", "-c", "import healthcheck.cluster.client, pynvml, grpc, google.protobuf, cli.__main__, cli.diagnose, agent.program, sweeper.__main__, quarantine.__main__"]
 ENV PATH=/opt/gpu-healthcheck/bin:/opt/amazon/efa/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1

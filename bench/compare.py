@@ -32,7 +32,7 @@ WORSE, NOT_RUN, INTERRUPTED = 1, 2, 130
 TOLERATED = 1.05
 _ROUNDS = 5
 _ROOT = Path(__file__).parents[1]
-_PROGRAMS = ("agent", "cli", "healthcheck", "quarantine", "sweeper")
+_PROGRAMS = ("agent", "cli", "diagnosis", "healthcheck", "quarantine", "sweeper")
 
 
 @dataclass(frozen=True)
