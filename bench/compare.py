@@ -72,7 +72,8 @@ class Side:
 
     def compile(self) -> None:
         """Whoever has to compile at each start, for want of files that say how it was done, looks slower than it is."""
-        _run(str(self.python), "-m", "compileall", "-q", *(str(self.root / one) for one in _PROGRAMS))
+        folders = [str(self.root / one) for one in _PROGRAMS if (self.root / one).is_dir()]
+        _run(str(self.python), "-m", "compileall", "-q", *folders)
 
     def measure(self, names: Sequence[str], output: Path) -> Measured:
         command = [str(self.python), "-m", "bench", *names, "--quick", "--output", str(output)]
