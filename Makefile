@@ -64,7 +64,7 @@ SECONDS ?= 600
 fuzz: setup ## Search for inputs that break a probe, a check, the memory or its file (SECONDS=600)
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
-docs: setup ## Write the generated files anew: docs/checks.md, docs/metrics.md, the README's table, the ConfigMap's profiles
+docs: setup ## Write the generated files anew: docs/checks.md, causes.md and metrics.md, tables in README and runbook, the profiles
 	$(BIN)/python -m tools.docs
 	$(BIN)/python -m tools.manifests
 

@@ -1,4 +1,4 @@
-"""Writes what the documents say of the code: docs/checks.md, docs/metrics.md, tables in README.md and docs/runbook.md.
+"""Writes what the documents say of the code: docs/checks.md, causes.md and metrics.md, tables in README.md and others.
 
 `--check` only says what is stale.
 """
@@ -24,6 +24,7 @@ from healthcheck.memory.looks import LOOKS_TO_CONFIRM
 from healthcheck.model import Check, Reason, Severity
 from healthcheck.telemetry import Telemetry
 from quarantine.recommendation import TABLE
+from tools import guides
 
 ALL_CHECKS = (*CHECKS, *DEEP_CHECKS)
 ROOT = Path(__file__).parents[1]
@@ -214,7 +215,14 @@ def diagnoses_page() -> str:
             *([f"- source: {cause.source}"] if cause.source else []),
             "",
         ]
+    lines += guides.section(_explained())
     return "\n".join(lines)
+
+
+def _explained() -> dict[str, str]:
+    """By name where a cause or a reason is explained, as docs/causes.md links to it."""
+    reasons = {one.name: f"runbook.md#{one.name.lower()}" for check in ALL_CHECKS for one in check.reasons}
+    return reasons | {cause.name: f"#{cause.name.lower()}" for cause, _ in _diagnoses()}
 
 
 def _diagnoses() -> Iterator[tuple[Cause, str]]:

@@ -1,0 +1,52 @@
+"""What guides have people look for is answered, and by what there is."""
+
+from __future__ import annotations
+
+import shlex
+from itertools import groupby
+
+import pytest
+from typer.main import get_command
+
+from cli.app import app
+from diagnosis.causes import CAUSES
+from diagnosis.target import parse_target
+from healthcheck.checks import CHECKS, DEEP_CHECKS
+from tools.guides import GUIDES, NOT_ANSWERED, Question, questions
+
+QUESTIONS = questions()
+NAMES = {one.name for one in CAUSES} | {one.name for check in (*CHECKS, *DEEP_CHECKS) for one in check.reasons}
+
+
+def name_of(question: Question) -> str:
+    return f"{question.guide} {question.section}: {question.question}"
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=name_of)
+def test_a_question_has_an_answer_or_says_why_not(question: Question) -> None:
+    assert question.answers
+    assert all(one.removeprefix(NOT_ANSWERED).strip() for one in question.answers)
+    assert question.section
+    assert question.question
+    assert "|" not in "".join((question.section, question.question, *question.answers, question.correction))
+
+
+@pytest.mark.parametrize("question", [one for one in QUESTIONS if one.names], ids=name_of)
+def test_every_cause_that_answers_exists(question: Question) -> None:
+    assert set(question.names) <= NAMES
+
+
+@pytest.mark.parametrize("answer", sorted({one for question in QUESTIONS for one in question.commands}))
+def test_every_command_that_answers_is_taken_as_it_stands(answer: str) -> None:
+    name, *words = shlex.split(answer)
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    assert name in commands
+    context = commands[name].make_context(name, words)  # raises for an option or a value that it does not know
+    if name == "diagnose":
+        parse_target(context.params["words"] or (), "")
+
+
+def test_each_guide_is_walked_once_and_no_question_stands_twice() -> None:
+    assert [guide for guide, _ in groupby(QUESTIONS, key=lambda one: one.guide)] == list(GUIDES)
+    told = [name_of(one) for one in QUESTIONS]
+    assert sorted(set(told)) == sorted(told)

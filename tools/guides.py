@@ -1,0 +1,75 @@
+"""What guides have people look for when a GPU workload is stuck, and what answers it here: the rows of guides.csv."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+NOT_ANSWERED = "not answered: "
+GUIDES: Mapping[str, str] = {
+    "runtime": "“GPU Workload Failure Diagnosis”: a node with two containerds",
+    "scheduling": "“Lesson 08: GPU Scheduling in Kubernetes”",
+}
+_FILE = Path(__file__).with_name("guides.csv")
+_HEADER = ("guide", "section", "question", "answers", "correction")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """`answers`: causes and reasons of checks by name, commands without the program's name, `NOT_ANSWERED` and why.
+
+    `correction`: what is right where the guide is wrong.
+    """
+
+    guide: str
+    section: str
+    question: str
+    answers: tuple[str, ...]
+    correction: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(one for one in self.answers if one[:1].isupper())
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        return tuple(one for one in self.answers if one[:1].islower() and not one.startswith(NOT_ANSWERED))
+
+
+def questions() -> tuple[Question, ...]:
+    """In the order of the guides."""
+    header, *rows = csv.reader(_FILE.read_text(encoding="utf-8").splitlines(), strict=True)
+    if tuple(header) != _HEADER or any(len(row) != len(_HEADER) for row in rows):
+        raise ValueError(f"{_FILE.name}: its columns are {', '.join(_HEADER)}")
+    return tuple(Question(*row[:3], _answers(row[3]), row[4]) for row in rows)
+
+
+def section(links: Mapping[str, str]) -> Iterator[str]:
+    """The lines of a page; `links` has where each name is explained."""
+    yield "## What guides have people look for\n"
+    yield "Each thing that two guides check by hand when a GPU workload is stuck, and what answers it here: a cause, a"
+    yield "finding of the agent's, or a command of `gpu-healthcheck`. Where the guide is wrong, what is right.\n"
+    for guide, told in groupby(questions(), key=lambda one: one.guide):
+        yield f"### {GUIDES[guide]}\n"
+        yield "| where | looked for | answered by | what is right |"
+        yield "|---|---|---|---|"
+        for one in told:
+            answers = "; ".join(_shown(answer, links) for answer in one.answers)
+            yield f"| {one.section} | {one.question} | {answers} | {one.correction} |"
+        yield ""
+
+
+def _answers(cell: str) -> tuple[str, ...]:
+    """What follows `NOT_ANSWERED` is one text, whatever stands in it."""
+    named, mark, why = cell.partition(NOT_ANSWERED)
+    answers = tuple(one.strip() for one in named.split(";") if one.strip())
+    return (*answers, mark + why) if mark else answers
+
+
+def _shown(answer: str, links: Mapping[str, str]) -> str:
+    if answer.startswith(NOT_ANSWERED):
+        return answer
+    return f"[{answer}]({links[answer]})" if answer[:1].isupper() else f"`{answer}`"
