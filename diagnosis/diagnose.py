@@ -10,6 +10,8 @@ from diagnosis.cause import Found, Search, Unseen
 from diagnosis.causes import SEARCHES
 from diagnosis.snapshot import Snapshot
 
+_Key = tuple[str, str]
+"""A cause's name, and its subject."""
 MOST_EVIDENCE = 12
 """Of one cause: the same fault on 5,000 nodes is told by a few of them, and counted."""
 
@@ -59,10 +61,11 @@ def diagnose(snapshot: Snapshot, searches: Iterable[Search] = SEARCHES) -> Diagn
 def arranged(found: Iterable[Found]) -> tuple[Problem, ...]:
     """One for each cause and subject, consequences beneath what they follow from, in order."""
     merged = _merged(found)
+    above = _above(merged)
     children: dict[tuple[str, str], list[tuple[str, str]]] = {}
     roots = []
-    for key, one in merged.items():
-        parent = _parent(key, one, merged)
+    for key in merged:
+        parent = _parent(key, above)
         if parent is None:
             roots.append(key)
         else:
@@ -78,49 +81,56 @@ def together(unseen: Iterable[Unseen]) -> tuple[Unseen, ...]:
     return tuple(Unseen(kind, why, ", ".join(dict.fromkeys(what))) for (kind, why), what in sorted(hides.items()))
 
 
-def _merged(found: Iterable[Found]) -> dict[tuple[str, str], Found]:
-    merged: dict[tuple[str, str], Found] = {}
+def _merged(found: Iterable[Found]) -> dict[_Key, Found]:
+    some: dict[_Key, list[Found]] = {}
     for one in found:
-        key = (one.cause.name, one.subject)
-        known = merged.get(key)
-        merged[key] = one if known is None else _put_together(known, one)
-    return merged
+        some.setdefault((one.cause.name, one.subject), []).append(one)
+    return {key: _put_together(same) for key, same in some.items()}
 
 
-def _put_together(one: Found, other: Found) -> Found:
+def _put_together(same: list[Found]) -> Found:
+    if len(same) == 1:
+        return same[0]
+    because = {(cause.name, subject): (cause, subject) for one in same for cause, subject in one.because_of}
     return replace(
-        one,
-        evidence=_once(one.evidence, other.evidence),
-        remedy=_once(one.remedy, other.remedy),
-        affected=_once(one.affected, other.affected),
-        certainty=max(one.certainty, other.certainty),
-        because_of=tuple(dict.fromkeys((*one.because_of, *other.because_of))),
+        same[0],
+        evidence=_once(one.evidence for one in same),
+        remedy=_once(one.remedy for one in same),
+        affected=_once(one.affected for one in same),
+        certainty=max(one.certainty for one in same),
+        because_of=tuple(because.values()),
     )
 
 
-def _once(*texts: tuple[str, ...]) -> tuple[str, ...]:
+def _once(texts: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for some in texts for text in some))
 
 
-def _parent(key: tuple[str, str], one: Found, merged: dict[tuple[str, str], Found]) -> tuple[str, str] | None:
+def _above(merged: dict[_Key, Found]) -> dict[_Key, list[_Key]]:
+    """Of each the causes of it that were found, in its own order. It may name thousands that were not."""
+    return {
+        key: [
+            parent for cause, subject in one.because_of if (parent := (cause.name, subject)) in merged and parent != key
+        ]
+        for key, one in merged.items()
+    }
+
+
+def _parent(key: _Key, above: dict[_Key, list[_Key]]) -> _Key | None:
     """The first cause of it that was found, unless that follows from it in turn."""
-    for cause, subject in one.because_of:
-        parent = (cause.name, subject)
-        if parent in merged and parent != key and not _follows(parent, key, merged):
-            return parent
-    return None
+    return next((parent for parent in above[key] if not _follows(parent, key, above)), None)
 
 
-def _follows(key: tuple[str, str], of: tuple[str, str], merged: dict[tuple[str, str], Found]) -> bool:
-    seen: set[tuple[str, str]] = set()
+def _follows(key: _Key, of: _Key, above: dict[_Key, list[_Key]]) -> bool:
+    seen: set[_Key] = set()
     ahead = [key]
     while ahead:
         one = ahead.pop()
         if one == of:
             return True
-        if one in merged and one not in seen:
+        if one not in seen:
             seen.add(one)
-            ahead += ((cause.name, subject) for cause, subject in merged[one].because_of)
+            ahead += above[one]
     return False
 
 
