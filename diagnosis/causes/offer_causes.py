@@ -58,6 +58,7 @@ MIG_PENDING = Cause(
     "Look at the MIG manager's pod on the node.",
     _MIG_GUIDE,
 )
+_KEPT = "_why_not_offered"
 _STACK = (Role.DRIVER, Role.TOOLKIT, Role.DEVICE_PLUGIN)
 OFFERS_NONE = (
     *(NOT_READY[role] for role in _STACK),
@@ -67,10 +68,15 @@ OFFERS_NONE = (
 
 
 def why_not_offered(snapshot: Snapshot) -> tuple[tuple[Cause, str], ...]:
-    """All that may be why no node offers a GPU, each with its subject."""
-    subjects = [one.subject for one in snapshot.nodes if has_nvidia(one)]
-    subjects += stack(snapshot)
-    return ((MISSING, f"resource/{GPU}"), *((cause, subject) for cause in OFFERS_NONE for subject in subjects))
+    """All that may be why no node offers a GPU, each with its subject. Kept beside the facts: each waiting pod asks."""
+    kept = vars(snapshot)
+    if _KEPT not in kept:
+        subjects = [one.subject for one in snapshot.nodes if has_nvidia(one)]
+        subjects += stack(snapshot)
+        pairs = ((cause, subject) for cause in OFFERS_NONE for subject in subjects)
+        kept[_KEPT] = ((MISSING, f"resource/{GPU}"), *pairs)
+    known: tuple[tuple[Cause, str], ...] = kept[_KEPT]
+    return known
 
 
 def stack(snapshot: Snapshot) -> tuple[str, ...]:
