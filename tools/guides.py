@@ -44,7 +44,7 @@ def questions() -> tuple[Question, ...]:
     header, *rows = csv.reader(_FILE.read_text(encoding="utf-8").splitlines(), strict=True)
     if tuple(header) != _HEADER or any(len(row) != len(_HEADER) for row in rows):
         raise ValueError(f"{_FILE.name}: its columns are {', '.join(_HEADER)}")
-    return tuple(Question(*row[:3], _answers(row[3]), row[4]) for row in rows)
+    return tuple(Question(guide, where, what, _answers(told), right) for guide, where, what, told, right in rows)
 
 
 def section(links: Mapping[str, str]) -> Iterator[str]:
