@@ -36,6 +36,7 @@ HOLDER = "agent"
 """Of a run of the node's own agent: there is one on each node."""
 KIND = "sweep-result"
 _LONGEST_PAUSE_SECONDS = 60.0
+"""Whatever the server asks for: the taint of what was found waits for this."""
 _STILL_HEARD = timedelta(minutes=1)
 """That the node's agent is not silent needs no proof: it is us."""
 
@@ -57,7 +58,12 @@ class Marks:
         self._clock = clock
         self._kept = KeptResult(folder)
         self._until_the_end = Patience(
-            math.inf, (ClusterError,), _LONGEST_PAUSE_SECONDS, sleep=stopping.wait, is_over=stopping.is_set
+            math.inf,
+            (ClusterError,),
+            _LONGEST_PAUSE_SECONDS,
+            _LONGEST_PAUSE_SECONDS,
+            sleep=stopping.wait,
+            is_over=stopping.is_set,
         )
         self._claimant = Claimant(Kind.L2, HOLDER, node.update, lambda: clock().wall, self._gives_way)
         self._is_at_work = False

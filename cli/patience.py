@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from healthcheck.cluster import patience
@@ -12,6 +13,8 @@ from healthcheck.cluster.errors import Conflict, Unavailable
 T = TypeVar("T")
 _ASK_SECONDS = 60.0
 """How long one question is asked again where nobody answers, or another was faster."""
+_LONGEST_PAUSE_SECONDS = 10.0
+"""Whatever the server asks for: a person waits."""
 
 
 class Interrupted(Exception):
@@ -29,6 +32,9 @@ class Patience:
         self._stopping = stopping
         self._say = say
         self._every_seconds = every_seconds
+        self._asking = patience.Patience(
+            _ASK_SECONDS, longest_asked=_LONGEST_PAUSE_SECONDS, sleep=stopping.wait, is_over=stopping.is_set
+        )
         self._away = False
 
     @property
@@ -43,9 +49,7 @@ class Patience:
             self._away = False
             return seen
 
-        waiting = patience.Patience(
-            seconds, (Unavailable,), sleep=self._stopping.wait, is_over=self._stopping.is_set, say=self._say_away
-        )
+        waiting = replace(self._asking, seconds=seconds, errors=(Unavailable,), say=self._say_away)
         seen = self._waited(lambda: waiting.until(looking, self._every_seconds))
         if seen is None:
             raise Interrupted if self.is_over else TookTooLong
@@ -56,8 +60,7 @@ class Patience:
 
         Raises Interrupted, and what `question` raises.
         """
-        asking = patience.Patience(_ASK_SECONDS, sleep=self._stopping.wait, is_over=self._stopping.is_set)
-        return self._waited(lambda: asking.ask(question))
+        return self._waited(lambda: self._asking.ask(question))
 
     def _waited(self, wait: Callable[[], T]) -> T:
         """Nothing new is begun once somebody wants it to end."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NoReturn
@@ -36,8 +37,10 @@ HELD = timedelta(minutes=15)
 _LOCK = "quarantine.lock"
 _MOST_NAMED = 3
 _AGAIN_SECONDS = 1.0
-_AT_THE_START = Patience(60.0, (Unavailable,), longest_pause=5.0)
+_AT_THE_START = Patience(60.0, (Unavailable,), longest_pause=5.0, longest_asked=5.0)
 """A Job is not started a second time for an API server that is away for a moment."""
+_AT_THE_END = Patience(math.inf, longest_pause=30.0, longest_asked=30.0)
+"""The result is worth any wait; but the kubelet ends a pod that is told to go after 150 s, whatever the server asks."""
 
 
 class Refusal(Exception):
@@ -153,9 +156,8 @@ class Marks:
         Raises ClusterError where it never will.
         """
         self._keep(begun, progress)
-        node = Patience(math.inf, longest_pause=30.0, say=_say_that_it_waits).ask(
-            lambda: self._claimant.give_back(self._record)
-        )
+        patience = replace(_AT_THE_END, say=_say_that_it_waits)
+        node = patience.ask(lambda: self._claimant.give_back(self._record))
         assert node is not None
         return records.parse(RunRecord, node.annotations[QUARANTINE_RESULT])
 

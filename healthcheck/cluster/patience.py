@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import time
 from collections.abc import Callable
@@ -26,6 +27,8 @@ class Patience:
     errors: tuple[type[ClusterError], ...] = (Unavailable, Conflict)
     longest_pause: float = 10.0
     """Between two tries, unless the server asks for a longer one."""
+    longest_asked: float = math.inf
+    """The most that a server which asks for a longer one gets: who has no time for it comes sooner."""
     sleep: Callable[[float], Any] = time.sleep
     is_over: Callable[[], bool] = lambda: False
     say: Callable[[BaseException], object] = lambda _: None
@@ -53,7 +56,8 @@ class Patience:
         if error is None:
             return every_seconds
         asked = (error.retry_after_seconds if isinstance(error, Unavailable) else None) or 0.0
-        return max(asked, tenacity.wait_random_exponential(multiplier=0.1, max=self.longest_pause)(state))
+        backoff = tenacity.wait_random_exponential(multiplier=0.1, max=self.longest_pause)
+        return max(min(asked, self.longest_asked), backoff(state))
 
     def _before_sleep(self, state: tenacity.RetryCallState) -> None:
         if error := _error(state):

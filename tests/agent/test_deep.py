@@ -26,17 +26,18 @@ from kubernetes.client import ApiClient, Configuration
 
 from agent.deep_runs import DeepTests, Waits
 from agent.level_2 import Level2
-from agent.marks import HOLDER
+from agent.marks import HOLDER, Marks, OwnNode
 from agent.run_on_node import RunOnNode
 from agent.state import State
 from healthcheck.checks.expectation import DeepRun
 from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.errors import Unavailable
 from healthcheck.cluster.nodes import node_state
 from healthcheck.deep import claim as deep_runs
 from healthcheck.host import clock
 from healthcheck.memory.findings import Memory, Standing
 from healthcheck.model import Evidence, Finding, Nature, Now, Severity, Unobserved
-from healthcheck.node.state import NodeState
+from healthcheck.node.state import NodeState, PatchFor
 from healthcheck.probes.dcgm.diag import Dcgm
 from healthcheck.probes.nvml.causes import DRIVER_NOT_LOADED
 from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpu, Gpus
@@ -44,6 +45,7 @@ from healthcheck.probes.pod_resources import SOCKETS
 from healthcheck.settings import NodeSettings, Settings
 from healthcheck.telemetry import Telemetry
 from healthcheck.text.moments import timestamp
+from healthcheck.verdict.record import RunRecord
 from tests.agent.world import P, StandIn, World
 from tests.host.grpc_server import Server, serving, told
 from tests.probes.dcgm.documents import FAULTY, NOT_PERSISTENT, Said, Story, dcgm_4
@@ -557,6 +559,22 @@ class TestAResultThatNobodyCouldTake:
         tests.attempt()
         assert (rig.result["severity"], rig.marks, kept.exists()) == ("ISOLATE", {}, False)
 
+    def test_waits_for_a_minute_at_most_whatever_a_busy_server_asks_for(self) -> None:
+        """The taint of what was found waits for it."""
+        waits = _Waits()
+        answers: list[NodeState | Unavailable] = [Unavailable("busy", 600.0), NodeState("gpu-node-1", "1")]
+
+        def write(_: PatchFor) -> NodeState:
+            match answers.pop(0):
+                case Unavailable() as error:
+                    raise error
+                case node:
+                    return node
+
+        marks = Marks(OwnNode(lambda: NodeState("gpu-node-1", "1"), write, lambda: None), clock.now, None, waits)
+        marks.tell(RunRecord(timestamp=ago(1), status="fail", severity="RESET"), give_back=False)
+        assert waits.seconds == [60.0]
+
     @pytest.mark.parametrize("text", ["", "no JSON", "[]", '{"timestamp":"x"}', '{"timestamp":7,"severity":"?"}'])
     def test_is_dropped_when_it_is_damaged(self, rig: Rig, text: str) -> None:
         tests = rig.start()
@@ -733,6 +751,18 @@ class TestSinceWhenARunHasTheNode:
         run = RunOnNode().seen(NodeState("n", annotations={RUN: text}), moment)
 
         assert run.at(moment) == DeepRun("l2", 0.0)
+
+
+class _Waits(threading.Event):
+    """Takes no time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.seconds.append(timeout)
+        return False
 
 
 def client(kubeconfig: Path) -> ApiClient:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
 from cli.patience import Interrupted, Patience
+from healthcheck.cluster.errors import Unavailable
 
 
 def test_nothing_is_begun_any_more_after_ctrl_c() -> None:
@@ -32,3 +34,30 @@ def test_what_was_begun_before_ctrl_c_comes_to_its_end() -> None:
         return "cordoned"
 
     assert Patience(stopping, lambda _: None, 0.0).ask(cordon) == "cordoned"
+
+
+class _Passing(threading.Event):
+    """Time that passes at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.seconds.append(timeout)
+        return False
+
+
+@pytest.mark.parametrize("wait", [lambda one, look: one.ask(look), lambda one, look: one.until(look, 60.0)])
+def test_a_person_waits_no_longer_than_a_moment_for_a_busy_server(
+    wait: Callable[[Patience, Callable[[], str]], str],
+) -> None:
+    stopping, answers = _Passing(), iter([Unavailable("busy", 600.0)])
+
+    def look() -> str:
+        for error in answers:
+            raise error
+        return "seen"
+
+    assert wait(Patience(stopping, print, 0.0), look) == "seen"
+    assert stopping.seconds == [10.0]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable
 from healthcheck.cluster.patience import Patience
+from quarantine import marks
 
 AWAY = Unavailable("away")
 
@@ -60,6 +61,20 @@ def test_a_server_that_asks_for_a_longer_pause_gets_it() -> None:
     waits = Waits()
     patience(waits).ask(Answers([Unavailable("busy", 7.0), "yes"]))
     assert waits.seconds == [7.0]
+
+
+def test_but_not_of_whoever_has_no_time_for_it() -> None:
+    waits = Waits()
+    replace(patience(waits), longest_asked=3.0).ask(Answers([Unavailable("busy", 600.0), "yes"]))
+    assert waits.seconds == [3.0]
+
+
+@pytest.mark.parametrize("asks", [marks._AT_THE_START, marks._AT_THE_END], ids=["to have its node", "to tell its end"])
+def test_a_quarantine_run_waits_no_longer_than_its_pod_may(asks: Patience) -> None:
+    waits = Waits()
+    replace(asks, sleep=waits.sleep).ask(Answers([Unavailable("busy", 600.0), "yes"]))
+    assert len(waits.seconds) == 1
+    assert waits.seconds[0] <= 30.0
 
 
 @pytest.mark.parametrize(
