@@ -38,6 +38,7 @@ from healthcheck.operations.cordon import cordoned_by
 from healthcheck.operations.drain import Allowed
 from healthcheck.operations.next_step import NextStep
 from healthcheck.operations.quarantine_job import job_name
+from healthcheck.text.json_rows import as_json
 from healthcheck.text.printable import printable
 from healthcheck.verdict.record import RunRecord
 
@@ -96,7 +97,7 @@ def quarantine(  # noqa: PLR0913, PLR0917 - each is an option of the command
             results = ward.plan() if dry_run else ward.run()
         interrupted = ward.interrupted
     if output is Output.JSON:
-        write_json([asdict(result) for result in results], indent=2)
+        write_json([asdict(result) | {"record": as_json(result.record)} for result in results], indent=2)
     else:
         for result in results:
             _show(result, console)
