@@ -100,7 +100,7 @@ def quarantine(  # noqa: PLR0913, PLR0917 - each is an option of the command
         write_json([asdict(result) | {"record": as_json(result.record)} for result in results], indent=2)
     else:
         for result in results:
-            _show(result, console)
+            show(result, console)
     raise typer.Exit(INTERRUPTED if interrupted else max(map(_exit_code, results)))
 
 
@@ -215,11 +215,12 @@ def _plan_words(plan: QuarantinePlan, wish: QuarantineWish) -> Iterable[str]:
 # --- the result
 
 
-def _show(result: Result, console: Screen) -> None:
+def show(result: Result, console: Screen) -> None:
     if not result.recommendation:
         return
     record = result.record
-    console.print(Text.assemble("\n", (result.node, "bold"), f": quarantine run of {record.timestamp}"))
+    at = printable(record.timestamp or "")
+    console.print(Text.assemble("\n", (result.node, "bold"), f": quarantine run of {at}"))
     if not console.is_terminal:
         console.width = _LONGEST_ROW
     console.print(_checks_table(record))
