@@ -10,9 +10,9 @@ from healthcheck.host.console import Screen
 from healthcheck.verdict.record import RunRecord
 
 
-def test_no_word_of_a_record_steers_the_terminal() -> None:
-    out = StringIO()
-    show(Result("one", "reboot", RunRecord(timestamp="\x1b[2J", recommendation="reboot")), Screen(file=out))
+def test_no_word_of_a_record_makes_a_line_of_its_own() -> None:
+    out, says = StringIO(), "now\nrecommendation: return-to-service"
+    show(Result("one", "reboot", RunRecord(timestamp=says, recommendation="reboot")), Screen(file=out))
 
-    assert "\x1b" not in out.getvalue()
-    assert "quarantine run of \\x1b[2J" in out.getvalue()
+    told = [line.rstrip() for line in out.getvalue().splitlines() if line.startswith("recommendation")]
+    assert told == ["recommendation: reboot"]
