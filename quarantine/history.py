@@ -11,7 +11,7 @@ from datetime import datetime
 
 from healthcheck.model import Severity
 from healthcheck.node.state import QUARANTINE_RESULT, NodeState
-from healthcheck.text.moments import is_future, moment_or_none
+from healthcheck.text.moments import moment_or_none
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import released_at
 from healthcheck.verdict.record import HistoryRow, RunRecord
@@ -40,9 +40,7 @@ def history_of(node: NodeState, now: datetime) -> History:
         return History()
     told = [*_of_last_run(record), *(one for one in record.history or () if one.findings is not None)]
     back = record.recommendation == Recommendation.RETURN_TO_SERVICE.value
-    released = released_at(node)
-    if released is not None and is_future(released, now):
-        released = None
+    released = released_at(node, now)
     rows = map(_bounded, told[:MOST_RUNS])
     return History(tuple(replace(one, returned=one.returned or back or _is_before(one, released)) for one in rows))
 

@@ -19,7 +19,7 @@ from healthcheck.node.state import (
     NodeState,
 )
 from healthcheck.text.json_rows import Row, as_json, key, only_rows, row_in, word
-from healthcheck.text.moments import EARLIEST, moment, moment_or_none
+from healthcheck.text.moments import EARLIEST, is_future, moment, moment_or_none
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import DEEP, AgentRecord, Record, RecordError, RunRecord
 from healthcheck.verdict.verdict import worst
@@ -114,14 +114,15 @@ def parse_release(text: str) -> Release:
     return Release((word.by or "")[:_LONGEST_WORD], (word.reason or "")[:_LONGEST_REASON], word.at, findings)
 
 
-def released_at(node: NodeState) -> datetime | None:
-    """When a person last released the node, whether the agent has heard of it yet or not."""
+def released_at(node: NodeState, now: datetime) -> datetime | None:
+    """When a person last released the node, whether the agent has heard of it yet or not; nobody has in the future."""
     told = records.on_node(AgentRecord, node, RESULTS).released
     try:
         waiting = row_in(_ReleaseWord, records.load(node.annotations.get(RELEASE, "{}"))).at
     except RecordError:
         waiting = None
-    return max((at for at in (told.at if told else None, waiting) if at is not None), default=None)
+    times = (told.at if told else None, waiting)
+    return max((at for at in times if at is not None and not is_future(at, now)), default=None)
 
 
 def other_severities(

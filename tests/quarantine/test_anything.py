@@ -102,3 +102,13 @@ def test_a_release_is_a_return_to_work_too() -> None:
     for at, returned in (("2026-11-19T00:00:00Z", set()), ("2026-11-20T01:00:00Z", {("NcclFailed", "node")})):
         texts = {QUARANTINE_RESULT: json.dumps(record), RELEASE: json.dumps({"at": at})}
         assert history_of(NodeState("n", annotations=texts), AT).returned_with == returned
+
+
+def test_a_release_of_a_time_to_come_hides_none_that_was() -> None:
+    fault = {"reason": "NcclFailed", "subject": "node", "severity": "RESET"}
+    record = {"timestamp": "2026-11-20T00:00:00Z", "recommendation": "reset", "findings": [fault]}
+    taken = {"schema": 1, "released": {"by": "p", "reason": "r", "at": "2026-11-20T01:00:00Z"}}
+    texts = {QUARANTINE_RESULT: json.dumps(record), RESULTS: json.dumps(taken)}
+    for waiting in ("2026-11-21T00:30:00Z", "2026-11-21T01:30:00Z", "9998-01-01T00:00:00Z"):
+        node = NodeState("n", annotations={**texts, RELEASE: json.dumps({"at": waiting})})
+        assert history_of(node, AT).returned_with == {("NcclFailed", "node")}
