@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import Enum
 
@@ -77,6 +77,10 @@ class Recognised:
     symptom: Symptom
     quote: str
     groups: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """As a piece of evidence: of a text that is long, the part that tells."""
+        return str(self.symptom if len(self.symptom.text) <= _SHOWN else replace(self.symptom, text=self.quote))
 
 
 def signature(pattern: str, cause: Cause, source: str, *places: Place) -> Signature:

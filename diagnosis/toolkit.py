@@ -25,6 +25,28 @@ _KUBELETS = re.compile(r"the kubelet's \S{1,20} reads (/\S{1,300}?)(?::? |$)")
 """As our agent's NvidiaRuntimeElsewhere has it."""
 _CRI_SOCKET = "kubeadm.alpha.kubernetes.io/cri-socket"
 
+_AT_START = "Install the package nvidia-container-toolkit on the node; {} finds it when it starts: `{}`"
+_WAYS = (
+    ("+rke2", _AT_START.format("rke2", "systemctl restart rke2-agent") + ", on a server rke2-server"),
+    ("+k3s", _AT_START.format("k3s", "systemctl restart k3s") + ", on an agent k3s-agent"),
+    ("microk8s.io/cluster", "Let MicroK8s bring it: `microk8s enable nvidia`"),
+    (
+        "-gke.",
+        (
+            "GKE's nodes have no such handler, nor need one: take runtimeClassName out of the pods; GKE's own device "
+            "plugin brings the GPU in."
+        ),
+    ),
+    (
+        "cri-o://",
+        (
+            "Bring NVIDIA's container toolkit to the node, with the GPU operator or as a package, and configure it for "
+            "CRI-O: `nvidia-ctk runtime configure --runtime=crio && systemctl restart crio`"
+        ),
+    ),
+)
+"""By what a node tells of its distribution. Without the toolkit's package, `nvidia-ctk` is not there to configure."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -70,6 +92,18 @@ def target_of(toolkit: Workload) -> Target | None:
         return None
     config, socket = (_on_host(toolkit.spec, key) for key in (_CONFIG, _SOCKET))
     return Target(config, socket, "its host paths") if config or socket else None
+
+
+def by_hand(node: Node | None) -> str:
+    """How a person brings NVIDIA's handler to a node without the GPU operator: distributions have their own ways."""
+    told = f"{node.kubelet} {node.runtime}" if node is not None else ""
+    for sign, words in _WAYS:
+        if sign in told or (node is not None and sign in node.meta.labels):
+            return words
+    return (
+        "Bring NVIDIA's container toolkit to the node, with the GPU operator or as a package, and configure it for "
+        "the kubelet's runtime: `nvidia-ctk runtime configure --runtime=containerd && systemctl restart containerd`"
+    )
 
 
 def handlers_of(node: Node) -> frozenset[str] | None:

@@ -365,7 +365,7 @@ def _claim(snapshot: Snapshot, pod: Pod, text: str) -> str:
 def _found(snapshot: Snapshot, subject: str, stuck: list[_Stuck]) -> Found:
     first = stuck[0]
     pod, known = first.pod, first.known
-    evidence = [f"{one.pod.subject}: {one.known.symptom}" for one in stuck[:3]]
+    evidence = [f"{one.pod.subject}: {one.known}" for one in stuck[:3]]
     evidence += [f"image {image}" for image in _images(stuck)] if known.cause.link is Link.PREPARED else []
     evidence += _of_node(snapshot, pod)
     remedy = (*_special(known), known.cause.remedy, _look(pod))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from diagnosis.cause import Cause, Certainty, Found, Link, Search, Severity, command
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.handler_causes import CLASS_MISSING, ELSEWHERE, MISSING
-from diagnosis.components import Role
+from diagnosis.components import Role, role_of
 from diagnosis.gpu_nodes import has_nvidia
 from diagnosis.gpus import asks_for_gpus
 from diagnosis.snapshot import Snapshot
@@ -38,7 +38,15 @@ from diagnosis.symptoms import (
     signature,
     standing_events,
 )
-from diagnosis.toolkit import Target, handlers_of, target_of, toolkits, where_it_should_write, written_elsewhere
+from diagnosis.toolkit import (
+    Target,
+    by_hand,
+    handlers_of,
+    target_of,
+    toolkits,
+    where_it_should_write,
+    written_elsewhere,
+)
 
 WRONG_HANDLER = Cause(
     "RuntimeClassHandlerWrong",
@@ -248,12 +256,18 @@ def _judge(snapshot: Snapshot, lack: _Lack, right: str) -> Iterator[Found]:
     classes = [one for one in snapshot.runtime_classes if one.handler == lack.handler]
     if right and len(classes) == 1:
         yield _wrong(snapshot, lack, classes[0], right)
-    elif (
-        node is not None and classes and not has_nvidia(node) and not any(asks_for_gpus(one.spec) for one in lack.pods)
-    ):
+    elif node is not None and classes and _is_without(snapshot, node, lack):
         yield _not_for(lack, classes[0], node)
     else:
         yield from _missing(snapshot, lack, node)
+
+
+def _is_without(snapshot: Snapshot, node: Node, lack: _Lack) -> bool:
+    """Whether GPUs are known to be elsewhere: where no node tells of any, a plugin that can't start is why."""
+    if has_nvidia(node) or any(asks_for_gpus(one.spec) for one in lack.pods):
+        return False
+    is_component = any(role_of(one.meta, {}, one.spec) is not None for one in lack.pods)
+    return not is_component or any(map(has_nvidia, snapshot.nodes))
 
 
 def _right_name(snapshot: Snapshot, handler: str) -> str:
@@ -386,10 +400,7 @@ def _mending(snapshot: Snapshot, node: Node | None, finding: RecordFinding | Non
     if operators is not None:
         yield from _by_helm(snapshot, operators, should)
     elif finding is None:
-        yield (
-            "Bring NVIDIA's container toolkit to the node, with the GPU operator or as a package, and configure it for "
-            "the kubelet's runtime: `nvidia-ctk runtime configure --runtime=containerd && systemctl restart containerd`"
-        )
+        yield by_hand(node)
     if node is not None:
         path = "jsonpath={.status.runtimeHandlers[*].name}"
         yield f"Then see that the node has it: {command('kubectl', 'get', 'node', node.name, '-o', path)}"
@@ -418,7 +429,7 @@ def _gives_gpus(snapshot: Snapshot, node: Node) -> bool:
 
 def _quote(lack: _Lack) -> Iterator[str]:
     if lack.known is not None and lack.pods:
-        yield f"{lack.pods[0].subject}: {lack.known.symptom}"
+        yield f"{lack.pods[0].subject}: {lack.known}"
     elif lack.pods:
         yield f"{lack.pods[0].subject}: runtimeClassName {lack.pods[0].spec.runtime_class}, and it waits"
 

@@ -279,3 +279,10 @@ def test_many_pods_on_one_node_are_one_find() -> None:
 
     assert (problem.found.cause.name, problem.found.subject) == ("DriverNotLoaded", "node/a")
     assert len(problem.found.affected) == 40
+
+
+def test_of_a_long_text_the_part_that_tells_is_shown() -> None:
+    text = OCI + "error running prestart hook #0: " * 12 + "nvml error: driver not loaded"
+    fails = pod("x", 1, on="a", phase="Pending", states=[waiting("RunContainerError", text)])
+
+    assert "driver not loaded" in judged(node("a"), fails).problems[0].found.evidence[0]

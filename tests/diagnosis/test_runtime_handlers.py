@@ -145,6 +145,31 @@ def test_a_pod_without_a_gpu_on_a_node_without_one_needs_another_class() -> None
     assert told(diagnosis) == [("RuntimeClassOnNodeWithoutGpu", "runtimeclass/nvidia")]
 
 
+K3S = {"kubelet": "v1.33.3+k3s1", "runtime": "containerd://2.0.5-k3s2", "handlers": ("", "runc")}
+
+
+def plugin_of(on: str) -> list[Object]:
+    """A device plugin with NVIDIA's class, whose sandbox is not made."""
+    waits = stuck("nvidia-device-plugin-x", on, containers=[container("plugin")], labels={"name": PLUGIN_LABEL})
+    return [NVIDIA, waits, event(waits, "FailedCreatePodSandBox", TEXTS[0], count=90)]
+
+
+PLUGIN_LABEL = "nvidia-device-plugin-ds"
+
+
+def test_where_no_node_tells_of_gpus_yet_a_plugin_that_can_not_start_is_why() -> None:
+    diagnosis = judged(node("box", None, **K3S), *plugin_of("box"))
+
+    assert told(diagnosis) == [("RuntimeHandlerMissing", "node/box")]
+    assert "`systemctl restart k3s`" in diagnosis.problems[0].found.remedy[0]
+
+
+def test_a_plugin_on_a_node_without_a_gpu_beside_nodes_with_some_needs_a_selector() -> None:
+    diagnosis = judged(node("box", None, **K3S), node("a"), *plugin_of("box"))
+
+    assert ("RuntimeClassOnNodeWithoutGpu", "runtimeclass/nvidia") in told(diagnosis)
+
+
 def test_the_handlers_of_others_are_not_ours_to_judge() -> None:
     plain = pod("x", 0, on="a", phase="Pending", spec={"runtimeClassName": "gvisor"}, states=[waiting("Pending")])
     said = event(plain, "FailedCreatePodSandBox", NO_RUNTIME.format("runsc"), count=9)

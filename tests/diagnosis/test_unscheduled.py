@@ -8,7 +8,22 @@ from typing import Any
 import pytest
 
 from healthcheck.node.state import UNHEALTHY
-from tests.diagnosis.states import GPU, Object, ago, condition, container, event, judged, node, obj, pod, told
+from tests.diagnosis.states import (
+    GPU,
+    Object,
+    ago,
+    condition,
+    consequences,
+    container,
+    event,
+    judged,
+    node,
+    obj,
+    pod,
+    terminated,
+    told,
+    waiting,
+)
 
 JOB = "job/team/train"
 MIG = "nvidia.com/mig-1g.10gb"
@@ -534,3 +549,40 @@ def test_without_the_nodes_the_scheduler_is_quoted() -> None:
 def test_the_nearest_label_is_named(build: Callable[[], Object]) -> None:
     (problem,) = judged(node("a", labels=SHARED), build()).problems
     assert any("NVIDIA-A100-SXM4-80GB-SHARED" in step for step in problem.found.remedy)
+
+
+def test_pods_that_nobody_made_and_that_wait_for_each_other_are_one_group() -> None:
+    says = unscheduled("pod group is not ready, 2 Pending, 2 minAvailable; Pending: 1 Unschedulable, 1 Schedulable")
+    of_group = {"scheduling.k8s.io/group-name": "ring"}
+    pods = [pod(f"ring-{i}", 8, annotations=of_group, conditions=says) for i in range(2)]
+    diagnosis = judged(node("a"), *pods)
+
+    assert told(diagnosis) == [("GangIncomplete", "podgroup/team/ring")]
+    assert "2 pods of 8 nvidia.com/gpu wait; 8 are free, room for 1 of them" in diagnosis.problems[0].found.evidence
+
+
+def test_who_should_offer_what_no_node_has() -> None:
+    both = [container("main", 8, resources={EFA: "4"})]
+    found = judged(node("a"), waits(f"2 Insufficient {EFA}", containers=both)).problems[0].found
+
+    assert (found.cause.name, found.subject) == ("GpuResourceAbsent", f"resource/{EFA}")
+    assert found.remedy[0] == "Bring the EFA device plugin to the nodes that have such devices."
+    assert r"vpc\.amazonaws\.com/efa" in found.remedy[1]
+
+
+def test_a_claim_waits_for_the_driver_that_is_down() -> None:
+    waits_for = waiting("CrashLoopBackOff", "back-off", "gpus", lastState={"terminated": terminated(1)})
+    driver = pod(
+        "plugin-a",
+        0,
+        on="a",
+        labels={"app.kubernetes.io/name": "nvidia-dra-driver-gpu"},
+        owner=("DaemonSet", "plugin"),
+        containers=[container("gpus")],
+        phase="Running",
+        states=[waits_for],
+    )
+    diagnosis = judged(node("a", None), driver, *claimed(), missing=["ResourceSlice"])
+
+    assert told(diagnosis) == [("DraDriverNotReady", "node/a")]
+    assert consequences(diagnosis.problems[0]) == [("ClaimNotSatisfied", JOB)]

@@ -104,7 +104,8 @@ def find_claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
             found += (one for request in claim.requests for one in _judged(snapshot, waiting, claim, request))
     if not found and waiting.fit is not None:
         found += (
-            _told(waiting, reason.text) for reason in waiting.fit.of(Says.CLAIM, Says.CLAIM_MISSING, Says.CLASS_MISSING)
+            _told(snapshot, waiting, reason.text)
+            for reason in waiting.fit.of(Says.CLAIM, Says.CLAIM_MISSING, Says.CLASS_MISSING)
         )
     yield from found
 
@@ -118,8 +119,10 @@ def find_by_resource(snapshot: Snapshot, waiting: Waiting, name: str, known: Dev
         yield from _offered(snapshot, waiting, (asks, Request(name, known.meta.name, count), claim, known))
 
 
-def _told(waiting: Waiting, text: str) -> Found:
-    return Found(CLAIM_UNMET, waiting.workload, (f"the scheduler: {text}",), (), waiting.names, Certainty.LIKELY)
+def _told(snapshot: Snapshot, waiting: Waiting, text: str) -> Found:
+    evidence = (f"the scheduler: {text}",)
+    above = tuple(_why_no_slices(snapshot))
+    return Found(CLAIM_UNMET, waiting.workload, evidence, (), waiting.names, Certainty.LIKELY, above)
 
 
 def _claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[ResourceClaim]:

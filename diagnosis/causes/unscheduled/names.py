@@ -9,6 +9,8 @@ from difflib import get_close_matches
 from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
 from diagnosis.causes.offer_causes import why_not_cut, why_not_offered
 from diagnosis.causes.unscheduled.waiting import Room, Waiting, autoscaler_says, is_extended
+from diagnosis.components import Role, components
+from diagnosis.gpu_nodes import EFA, has_nvidia
 from diagnosis.gpus import is_gpu, meant_as_gpu
 from diagnosis.placement import has
 from diagnosis.quantity import counted, shown
@@ -57,7 +59,7 @@ _MIG = "nvidia.com/mig-"
 _SHARED = ".shared"
 _WHOLE = "nvidia.com/gpu"
 _STRATEGY = "nvidia.com/mig.strategy"
-_HARDWARE = ("nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present")
+_NVIDIAS = "nvidia.com/"
 _KNOWN = frozenset((_WHOLE, "amd.com/gpu"))
 _MOST_NAMED = 5
 
@@ -77,7 +79,9 @@ def find_absent(snapshot: Snapshot, waiting: Waiting, names: Iterable[str], room
             told = autoscaler_says(snapshot, waiting.pods)
             evidence = (f"{counted(len(rooms), 'node')}, none with {name}", *_hardware(name, rooms), offered, *told)
             because = why_not_offered(snapshot)
-            yield Found(cause, f"resource/{name}", evidence, _look(rooms), waiting.names, because_of=because)
+            yield Found(
+                cause, f"resource/{name}", evidence, _look(snapshot, name, rooms), waiting.names, because_of=because
+            )
         else:
             strategy = _strategies(rooms) if name.startswith(_MIG) else ()
             cut = tuple(why_not_cut(snapshot)) if name.startswith(_MIG) else ()
@@ -151,8 +155,8 @@ def _hardware(name: str, rooms: Iterable[Room]) -> Iterator[str]:
         node = room.node
         if {**node.capacity, **node.allocatable}.get(name) == "0":
             yield f"{node.subject}: 0 {name} now; a device plugin has offered it before"
-        elif name.startswith("nvidia.com/") and any(node.meta.labels.get(one) == "true" for one in _HARDWARE):
-            yield f"{node.subject}: labelled as a GPU node, and offers no {name}"
+        elif name.startswith(_NVIDIAS) and has_nvidia(node):
+            yield f"{node.subject}: a GPU node, and offers no {name}"
 
 
 def _strategies(rooms: Iterable[Room]) -> tuple[str, ...]:
@@ -160,13 +164,20 @@ def _strategies(rooms: Iterable[Room]) -> tuple[str, ...]:
     return tuple(f"MIG strategy {one} on {counted(nodes, 'node')}" for one, nodes in sorted(told.items()))
 
 
-def _look(rooms: Sequence[Room]) -> tuple[str, ...]:
-    if not any(room.node.meta.labels.get(one) == "true" for room in rooms for one in _HARDWARE):
-        return ("Add a GPU node to the cluster, or let its pool grow from zero.", _offers())
-    pods = command("kubectl", "get", "pods", "-A", "-o", "wide", "-l", "app=nvidia-device-plugin-daemonset")
-    return (f"Look at the device plugin on the GPU nodes: {pods}", _offers())
+def _look(snapshot: Snapshot, name: str, rooms: Sequence[Room]) -> tuple[str, ...]:
+    role = Role.EFA_PLUGIN if name == EFA else Role.DEVICE_PLUGIN if name.startswith(_NVIDIAS) else None
+    if role is None:
+        return (f"Bring the device plugin that offers {name} to the nodes that have such devices.", _offers(name))
+    if role is Role.DEVICE_PLUGIN and not any(has_nvidia(room.node) for room in rooms):
+        return ("Add a GPU node to the cluster, or let its pool grow from zero.", _offers(name))
+    plugin = next((one for one in components(snapshot) if one.role is role and one.meta.kind == "DaemonSet"), None)
+    if plugin is None:
+        return (f"Bring the {role.value} to the nodes that have such devices.", _offers(name))
+    look = command("kubectl", "-n", plugin.meta.namespace, "describe", "daemonset", plugin.meta.name)
+    return (f"Look at the {role.value}, whether it runs on the nodes that have such devices: {look}", _offers(name))
 
 
-def _offers() -> str:
-    columns = r"custom-columns=NODE:.metadata.name,GPU:.status.allocatable.nvidia\.com/gpu"
+def _offers(name: str) -> str:
+    escaped = name.replace(".", "\\.")
+    columns = f"custom-columns=NODE:.metadata.name,OFFERED:.status.allocatable.{escaped}"
     return f"See what nodes offer: {command('kubectl', 'get', 'nodes', '-o', columns)}"

@@ -8,8 +8,7 @@ from datetime import timedelta
 from decimal import Decimal
 
 from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
-from diagnosis.causes.unscheduled.waiting import Room, Waiting, events_of, unplaced
-from diagnosis.fit_error import Says, reason_of
+from diagnosis.causes.unscheduled.waiting import Room, Waiting, events_of, group_of, tells_of_gang, unplaced
 from diagnosis.gpus import asks_for_gpus
 from diagnosis.placement import ZERO
 from diagnosis.quantity import shown
@@ -66,7 +65,6 @@ _QUEUE_NAME = "kueue.x-k8s.io/queue-name"
 _ADMISSION, _TOPOLOGY = "kueue.x-k8s.io/admission", "kueue.x-k8s.io/topology"
 _DEFAULT = "default-scheduler"
 _ALSO_CALLED = {_DEFAULT: "kube-scheduler", "volcano": "vc-scheduler"}
-_GROUPS = ("scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name")
 _NOTED = frozenset(("FailedScheduling", "Scheduled", "FilteringFailed", "FilteringSucceed", "Unschedulable"))
 _PATIENCE = timedelta(minutes=2)
 """A gate or a pod nobody has looked at is nothing yet for so long."""
@@ -122,9 +120,7 @@ def find_gang(waiting: Waiting, rooms: Sequence[Room]) -> Iterator[Found]:
 
 def is_gang(waiting: Waiting) -> bool:
     """Whether the scheduler says that it waits for others of a group."""
-    if waiting.fit is not None:
-        return bool(waiting.fit.of(Says.GANG))
-    return reason_of(waiting.message).says is Says.GANG
+    return tells_of_gang(waiting.message, waiting.fit)
 
 
 def find_error(waiting: Waiting) -> Iterator[Found]:
@@ -252,7 +248,7 @@ def _is_looked_at(snapshot: Snapshot, pod: Pod) -> bool:
 
 def _group_says(snapshot: Snapshot, pod: Pod) -> Found | None:
     """What Volcano, or a scheduler like it, notes of the pod's group while it lets none of it go."""
-    name = next((pod.meta.annotations[key] for key in _GROUPS if key in pod.meta.annotations), "")
+    name = group_of(pod)
     group = subject("PodGroup", pod.meta.namespace, name)
     noted = [one for one in snapshot.events_about.get(group, ()) if one.warning] if name else []
     if not noted:

@@ -8,15 +8,21 @@ from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
 
-from diagnosis.fit_error import FitError, parse
+from diagnosis.fit_error import FitError, Says, parse, reason_of
 from diagnosis.gpus import SHARES, claims_gpus, gpu_claims, is_gpu, meant_as_gpu
 from diagnosis.placement import ZERO, Amounts, asked_by, held_on, offers, shortages
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.events import Event
+from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod, PodSpec
 
 _HAMI = "hami.io/"
+_GROUPS = (
+    *("scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name"),
+    *("scheduling.x-k8s.io/pod-group", "pod-group.scheduling.sigs.k8s.io", "pod-group-name"),
+)
+"""Annotations or labels."""
 _COMING = frozenset(("TriggeredScaleUp", "Nominated"))
 """What the autoscaler and Karpenter note of a pod for which they make a node."""
 _NOT_COMING = frozenset(("NotTriggerScaleUp", "FailedScaleUp"))
@@ -127,8 +133,19 @@ def unschedulable(snapshot: Snapshot) -> tuple[Waiting, ...]:
     for pod in unplaced(snapshot):
         message = refusal(snapshot, pod)
         if message and not pod.spec.gates and not _coming(snapshot, pod):
-            groups[(snapshot.line(pod.meta)[-1], _shape(pod.spec))].append((pod, message))
+            groups[(_maker(snapshot, pod, message), _shape(pod.spec))].append((pod, message))
     return tuple(_waiting(workload, shape, members) for (workload, shape), members in sorted(groups.items()))
+
+
+def group_of(pod: Pod) -> str:
+    """The name of the PodGroup that it is to start with, as Volcano, the coscheduling plugin and KAI write it."""
+    told = {**pod.meta.labels, **pod.meta.annotations}
+    return next((told[key] for key in _GROUPS if key in told), "")
+
+
+def tells_of_gang(message: str, fit: FitError | None) -> bool:
+    """Whether the scheduler waits for others of a group."""
+    return bool(fit.of(Says.GANG)) if fit is not None else reason_of(message).says is Says.GANG
 
 
 def refusal(snapshot: Snapshot, pod: Pod) -> str:
@@ -176,6 +193,14 @@ def _coming(snapshot: Snapshot, pod: Pod) -> bool:
     if not pod.nominated:
         return False
     return not any(is_stuck(snapshot, one) for one in snapshot.pods if one.spec.node == pod.nominated)
+
+
+def _maker(snapshot: Snapshot, pod: Pod, message: str) -> str:
+    """What a person wrote. Pods that nobody has made, and that wait for each other, are one by their group."""
+    group = group_of(pod) if pod.meta.owner is None else ""
+    if group and tells_of_gang(message, parse(message)):
+        return subject("PodGroup", pod.meta.namespace, group)
+    return snapshot.line(pod.meta)[-1]
 
 
 def _waiting(workload: str, shape: str, members: list[tuple[Pod, str]]) -> Waiting:
