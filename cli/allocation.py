@@ -9,6 +9,7 @@ from itertools import islice
 from rich.table import Table
 from rich.text import Text
 
+from cli.utilization import with_use
 from diagnosis.allocation import Allocation, NodeAllocation, Pool, allocation, totals
 from diagnosis.collect import Collector
 from diagnosis.kinds import KINDS
@@ -20,22 +21,26 @@ from healthcheck.cluster.listings import Listings
 _KINDS = frozenset(("Node", "Pod", "ResourceSlice", "ResourceClaim", "ResourceClaimTemplate", "DeviceClass"))
 _MOST_HOLDERS = 4
 _COLUMNS = ("Node", "GPUs", "Offered", "Held", "Free", "By whom", "CPU left", "Memory left")
+_USED = "Used"
 
 
-def read_allocation(access: Access) -> Allocation:
+def read_allocation(access: Access, prometheus: str = "") -> Allocation:
     """Raises ClusterError where nothing at all may be listed."""
     collector = Collector(Listings(partial(connect, access)).objects)
-    return allocation(collector.collect(one for one in KINDS if one.kind in _KINDS))
+    snapshot = collector.collect(one for one in KINDS if one.kind in _KINDS)
+    return allocation(with_use(snapshot, prometheus) if prometheus else snapshot)
 
 
 def page(told: Allocation) -> Iterator[Text | Table]:
     """What to print, in order."""
     if not told.pods_seen:
         yield Text("Pods are not visible: who holds what is not known.", "bold yellow")
-    table = Table(*_COLUMNS, box=None, pad_edge=False, header_style="bold")
+    used = any(node.loads for node in told.nodes)
+    table = Table(*_COLUMNS, *([_USED] if used else []), box=None, pad_edge=False, header_style="bold")
     for node in told.nodes:
-        for pool in node.pools or (None,):
-            table.add_row(*_cells(node, pool, told.pods_seen))
+        for place, pool in enumerate(node.pools or (None,)):
+            percent = "" if place or node.percent is None else f"{node.percent:.0f} %"
+            table.add_row(*_cells(node, pool, told.pods_seen), *([percent] if used else []))
     yield table
     for one in totals(told):
         free = f"{one.free} of {one.total} free" if told.pods_seen else f"{one.total} in all"

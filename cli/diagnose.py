@@ -12,6 +12,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn
 
 from cli.access import Context, Kubeconfig
+from cli.utilization import Prometheus, with_idle
 from diagnosis.allocation import allocation
 from diagnosis.bundle import Bundle
 from diagnosis.chain import chains_of
@@ -57,6 +58,7 @@ class _Place:
     access: Access
     namespace: str
     save: Path | None
+    prometheus: str
 
 
 def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
@@ -79,14 +81,17 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
         Output, typer.Option("--output", "-o", help="terminal, markdown, json or html.")
     ] = Output.TERMINAL,
     as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
+    prometheus: Prometheus = "",
     context: Context = "",
     kubeconfig: Kubeconfig = "",
 ) -> None:
     """Say why GPU pods and nodes are stuck. Exit code: 0 nothing found, 1 causes found, 2 could not look."""
+    if prometheus and saved:
+        _end("--prometheus tells of now, and --from of then", USAGE)
     try:
         target = parse_target(words or (), namespace)
         old = read_saved([since]) if since is not None else None
-        snapshot = _look(_Place(saved or [], Access(kubeconfig, context), namespace, save))
+        snapshot = _look(_Place(saved or [], Access(kubeconfig, context), namespace, save, prometheus))
     except (TargetError, SavedStateError) as error:
         _end(str(error), USAGE)
     except OSError as error:
@@ -132,7 +137,7 @@ def _look(place: _Place) -> Snapshot:
     if bundle is not None and place.save is not None:
         listed = [one.kind for one in KINDS if snapshot.sees(one.kind)]
         bundle.write(place.save, snapshot.now, snapshot.missing, listed)
-    return snapshot
+    return with_idle(snapshot, place.prometheus) if place.prometheus else snapshot
 
 
 def _report(snapshot: Snapshot, target: Target | None, old: Snapshot | None) -> Report:

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from cli.access import Context, Kubeconfig, cluster_of
 from cli.allocation import page, read_allocation
+from cli.utilization import Prometheus
 from cli.words import SEVERITY_STYLES, STATUS_STYLES
 from diagnosis.report.document import cluster_document
 from healthcheck.cluster.client import Cluster
@@ -109,13 +110,16 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it live until Ctrl-C.")] = False,
     output: Annotated[Output, typer.Option("--output", "-o", help="table or json.")] = Output.TABLE,
     by_node: Annotated[bool, typer.Option("--allocation", help="Show who has which GPUs, node by node.")] = False,
+    prometheus: Prometheus = "",
     context: Context = "",
     kubeconfig: Kubeconfig = "",
 ) -> None:
     """Show every GPU node, worst first. Exit code: 0, or 2 when the cluster could not be read."""
+    if prometheus and not by_node:
+        raise typer.BadParameter("--prometheus goes with --allocation")
     try:
         if by_node:
-            _show_allocation(Access(kubeconfig, context), output)
+            _show_allocation(Access(kubeconfig, context), output, prometheus)
             return
         unread: list[str] = []
         read = partial(read_fleet, cluster_of(Access(kubeconfig, context), unread.append), unread)
@@ -130,14 +134,16 @@ def status(
         raise typer.Exit(COULD_NOT_LOOK) from None
 
 
-def _show_allocation(access: Access, output: Output) -> None:
-    told = read_allocation(access)
+def _show_allocation(access: Access, output: Output, prometheus: str) -> None:
+    told = read_allocation(access, prometheus)
     if output is Output.JSON:
         write_json(cluster_document(told), indent=2)
-        return
-    screen = Screen()
-    for part in page(told):
-        screen.print(part)
+    else:
+        screen = Screen()
+        for part in page(told):
+            screen.print(part)
+    if told.use_missing:
+        raise ClusterError(told.use_missing)
 
 
 def read_fleet(cluster: Cluster, unread: list[str]) -> Fleet:

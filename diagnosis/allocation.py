@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
 from diagnosis.gpu_nodes import GPU, GPU_DRIVERS, MIG, SHARED, devices_in, gpu_nodes
@@ -14,9 +14,11 @@ from diagnosis.hami_cards import Card, Share, registered, shares
 from diagnosis.placement import ZERO, asked_by, held_on
 from diagnosis.quantity import amount
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.gpu_use import USE
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
+from diagnosis.utilization import CardLoad, loads
 
 _PROFILE = re.compile(r"nvidia\.com/mig-\d{1,2}g\.(\d{1,4})gb", re.ASCII)
 
@@ -79,6 +81,13 @@ class NodeAllocation:
     cpu_free: Decimal
     memory_free: Decimal
     cards: tuple[CardUse, ...] = ()
+    loads: tuple[CardLoad, ...] = ()
+    """How much each card is used now, as far as a Prometheus was asked and knows."""
+
+    @property
+    def percent(self) -> float | None:
+        """How much its cards are used on average."""
+        return sum(one.percent for one in self.loads) / len(self.loads) if self.loads else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +108,8 @@ class Allocation:
     nodes: tuple[NodeAllocation, ...]
     namespaces: tuple[NamespaceAllocation, ...]
     pods_seen: bool
+    use_missing: str = ""
+    """Why nobody knows how much GPUs are used, where a Prometheus was asked for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +143,14 @@ def allocation(snapshot: Snapshot) -> Allocation:
     held, pods = held_on(snapshot.pods), _by_node(snapshot)
     claimed = _claimed(snapshot)
     nodes = sorted(gpu_nodes(snapshot), key=lambda one: one.name)
-    told = tuple(_of_node(one, pods.get(one.name, ()), held.get(one.name, {}), claimed) for one in nodes)
-    return Allocation(told, _namespaces(snapshot, told), snapshot.sees("Pod"))
+    used = loads(snapshot, snapshot.gpu_use, {node: [pod.subject for pod in some] for node, some in pods.items()})
+    told = tuple(
+        replace(
+            _of_node(one, pods.get(one.name, ()), held.get(one.name, {}), claimed), loads=tuple(used.get(one.name, ()))
+        )
+        for one in nodes
+    )
+    return Allocation(told, _namespaces(snapshot, told), snapshot.sees("Pod"), snapshot.missing.get(USE, ""))
 
 
 def _by_node(snapshot: Snapshot) -> Mapping[str, list[Pod]]:

@@ -75,6 +75,8 @@ def _node(one: NodeAllocation, pods_seen: bool) -> dict[str, Any]:
             | {"cores_percent": use.card.cores, "cores_percent_held": use.cores}
             for use in one.cards
         ],
+        "utilization_percent": one.percent,
+        "utilization": [asdict(load) for load in one.loads[:_MOST_AFFECTED]],
         "cpu_free": float(one.cpu_free) if pods_seen else None,
         "memory_free_bytes": int(one.memory_free) if pods_seen else None,
     }

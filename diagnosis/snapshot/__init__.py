@@ -23,6 +23,7 @@ from diagnosis.snapshot.cluster_objects import (
 )
 from diagnosis.snapshot.dra import DeviceClass, ResourceClaim, ResourceSlice, read_claim, read_device_class, read_slice
 from diagnosis.snapshot.events import Event, read_event
+from diagnosis.snapshot.gpu_use import GpuUse
 from diagnosis.snapshot.kueue import Queue, Queued, read_queue, read_queued
 from diagnosis.snapshot.meta import Meta, read_meta, subject
 from diagnosis.snapshot.nodes import Node, read_node
@@ -107,6 +108,9 @@ class Snapshot:
     queues: tuple[Queue, ...] = ()
     logs: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """By a pod's subject and a container's name: the last lines of its last run that ended, or of the one that is."""
+    gpu_use: tuple[GpuUse, ...] = ()
+    """Now, and `idle_gpus` those at 0 for an hour: where somebody named a Prometheus, and it was asked for them."""
+    idle_gpus: tuple[GpuUse, ...] = ()
     missing: Mapping[str, str] = field(default_factory=dict)
     odd: tuple[str, ...] = ()
 

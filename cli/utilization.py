@@ -1,0 +1,54 @@
+"""`--prometheus URL`: how much GPUs are used, asked of the Prometheus that has the DCGM exporter's series."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.gpu_use import IDLE, NOW, SERIES, THERE, USE, read_use
+from healthcheck.cluster.prometheus import AddressError, PrometheusError, checked, instant
+
+
+def _url(value: str) -> str:
+    try:
+        return checked(value) if value else ""
+    except AddressError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+Prometheus = Annotated[
+    str,
+    typer.Option(
+        "--prometheus", metavar="URL", callback=_url, help="Also ask it how much GPUs are used: http://HOST:9090."
+    ),
+]
+
+
+def with_use(snapshot: Snapshot, url: str) -> Snapshot:
+    """With how much each card is used now, or why nobody knows."""
+    try:
+        return replace(snapshot, gpu_use=read_use(_there(url, instant(url, NOW))))
+    except PrometheusError as error:
+        return _without(snapshot, error)
+
+
+def with_idle(snapshot: Snapshot, url: str) -> Snapshot:
+    """With the cards that were not used for an hour, or why nobody knows."""
+    try:
+        _there(url, instant(url, THERE))
+        return replace(snapshot, idle_gpus=read_use(instant(url, IDLE)))
+    except PrometheusError as error:
+        return _without(snapshot, error)
+
+
+def _there(url: str, series: list[object]) -> list[object]:
+    if not series:
+        raise PrometheusError(f"{url} has no series {SERIES}: does it ask the DCGM exporter?")
+    return series
+
+
+def _without(snapshot: Snapshot, error: PrometheusError) -> Snapshot:
+    return replace(snapshot, missing={**snapshot.missing, USE: str(error)})

@@ -1,0 +1,91 @@
+"""GPUs that a pod holds and nothing runs on, as a Prometheus that somebody named tells."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+
+from diagnosis.allocation import NodeAllocation, allocation
+from diagnosis.cause import Cause, Certainty, Found, Search, Severity, command
+from diagnosis.causes.running import CLASS_NOT_NAMED, HIDDEN, NOT_REQUESTED
+from diagnosis.causes.starting_causes import NOT_INJECTED
+from diagnosis.gpus import gpus_of
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.gpu_use import SERIES, USE
+from diagnosis.snapshot.pods import Pod
+from diagnosis.utilization import CardLoad, loads
+
+IDLE = Cause(
+    "GpusHeldIdle",
+    Severity.LOW,
+    None,
+    "A workload holds whole GPUs on which nothing has run for an hour. Looked for with `--prometheus` only.",
+    "Ask whose it is whether it is still needed; see in its log what it waits for.",
+    f"DCGM exporter: {SERIES} at 0 in every sample of an hour; DCGM has no such number for MIG instances",
+)
+_HOUR = timedelta(hours=1)
+_MOST_TOLD = 4
+_GPU, _WHOLE = "nvidia.com/gpu", "GPUs"
+
+
+def find_idle(snapshot: Snapshot) -> Iterator[Found]:
+    """By what made the pods: those whose containers have run for an hour with cards of their own."""
+    pods = {pod.subject: pod for pod in snapshot.pods if _has_run(snapshot, pod)}
+    together: defaultdict[str, list[tuple[Pod, str]]] = defaultdict(list)
+    nodes = allocation(snapshot).nodes if snapshot.idle_gpus else ()
+    held = {one.node: _held(one) for one in nodes}
+    idle = loads(snapshot, snapshot.idle_gpus, held)
+    for node in nodes:
+        for name, told in _told(node, held[node.node], idle.get(node.node, [])):
+            if name in pods:
+                together[snapshot.line(pods[name].meta)[-1]].append((pods[name], told))
+    for subject, some in together.items():
+        yield _found(subject, some)
+
+
+def _has_run(snapshot: Snapshot, pod: Pod) -> bool:
+    """All containers with GPUs, for an hour: one that has just begun may still load its model."""
+    asking = [one.name for one in pod.spec.containers if not one.init and gpus_of(one)]
+    since = {one.name: one.started for one in pod.states if one.running and one.started is not None}
+    begun = all(name in since and snapshot.now - since[name] > _HOUR for name in asking)
+    return bool(asking) and begun and pod.phase == "Running" and pod.meta.deleted is None
+
+
+def _held(node: NodeAllocation) -> dict[str, int]:
+    """How many whole cards each pod has; of shared ones nobody can tell whose turn was not used."""
+    whole = (one for one in node.pools if one.resource == _GPU and one.kind == _WHOLE)
+    return {holder.pod: holder.amount for pool in whole for holder in pool.holders}
+
+
+def _told(node: NodeAllocation, held: Mapping[str, int], idle: list[CardLoad]) -> Iterator[tuple[str, str]]:
+    """Pods with what is idle of theirs. Where no series names a pod, a node all of whose cards are."""
+    by_pod: defaultdict[str, list[CardLoad]] = defaultdict(list)
+    for one in idle:
+        by_pod[one.pod].append(one)
+    unnamed = by_pod.pop("", [])
+    for name, some in by_pod.items():
+        cards = ", ".join(one.uuid or one.index for one in some[:_MOST_TOLD])
+        yield name, f"{name}: {len(some)} of its {held[name]} GPUs on node/{node.node} at 0 % for an hour: {cards}"
+    if not by_pod and node.gpus and len(unnamed) >= node.gpus:
+        for name, number in held.items():
+            yield name, f"{name}: holds {number} of the {node.gpus} GPUs of node/{node.node}, all at 0 % for an hour"
+
+
+def _found(subject: str, some: list[tuple[Pod, str]]) -> Found:
+    pod = some[0][0]
+    log = command("kubectl", "-n", pod.meta.namespace, "logs", pod.meta.name, "--all-containers", "--tail=20")
+    node = f"node/{pod.spec.node}"
+    written = tuple((cause, subject) for cause in (HIDDEN, CLASS_NOT_NAMED, NOT_REQUESTED))
+    return Found(
+        IDLE,
+        subject,
+        tuple(told for _, told in some),
+        (f"See what it waits for: {log}", "Ask whose it is whether it is still needed."),
+        tuple(pod.subject for pod, _ in some),
+        Certainty.LIKELY,
+        (*written, (NOT_INJECTED, node)),
+    )
+
+
+SEARCHES = (Search((IDLE,), ("Node", "Pod", USE), find_idle),)

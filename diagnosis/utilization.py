@@ -1,0 +1,54 @@
+"""Which card of which node, held by which pod, a series of a Prometheus is about. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.gpu_use import GpuUse
+from diagnosis.snapshot.meta import subject
+
+_HOSTNAME = "kubernetes.io/hostname"
+
+
+@dataclass(frozen=True, slots=True)
+class CardLoad:
+    """`pod` is the one that the labels name, '' where they name none that asks for GPUs on the node."""
+
+    uuid: str
+    index: str
+    percent: float
+    pod: str = ""
+
+
+def loads(
+    snapshot: Snapshot, uses: Iterable[GpuUse], holders: Mapping[str, Iterable[str]]
+) -> dict[str, list[CardLoad]]:
+    """By node, each card once, by its number. `holders`: the subjects of the pods with GPUs on each node."""
+    places, homes = _places(snapshot), {pod.subject: pod.spec.node for pod in snapshot.pods}
+    cards: defaultdict[str, dict[str, CardLoad]] = defaultdict(dict)
+    held = {node: frozenset(pods) for node, pods in holders.items()}
+    for one in uses:
+        pods = [subject("Pod", *pair) for pair in one.pods]
+        named = (places.get(name, "") for name in one.nodes)
+        node = next(filter(None, (*named, *(homes.get(pod, "") for pod in pods))), "")
+        if node:
+            pod = next((pod for pod in pods if pod in held.get(node, ())), "")
+            load = CardLoad(one.uuid, one.index, one.percent, pod)
+            key = one.uuid or one.index
+            cards[node][key] = max((load, cards[node].get(key, load)), key=lambda load: (load.percent, load.pod))
+    return {node: sorted(some.values(), key=_order) for node, some in cards.items()}
+
+
+def _places(snapshot: Snapshot) -> dict[str, str]:
+    """The names under which an exporter may know its node: that of its own pod, where it was told no other."""
+    by_pod = {pod.meta.name: pod.spec.node for pod in snapshot.pods if "dcgm-exporter" in pod.meta.name}
+    by_label = {node.meta.labels.get(_HOSTNAME, ""): node.name for node in snapshot.nodes}
+    return by_pod | by_label | {node.name: node.name for node in snapshot.nodes}
+
+
+def _order(load: CardLoad) -> tuple[int, str, str]:
+    number = int(load.index) if load.index.isascii() and load.index.isdigit() and len(load.index) < 6 else 1 << 20
+    return number, load.index, load.uuid

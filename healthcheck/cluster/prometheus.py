@@ -1,0 +1,111 @@
+"""The one door to a Prometheus: an instant query with a deadline for all of it, and an answer that is bounded."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from typing import Any
+
+import urllib3
+from urllib3.exceptions import HTTPError, LocationParseError
+
+from healthcheck.cluster.errors import ClusterError
+from healthcheck.cluster.names import COMPONENT
+from healthcheck.text.printable import printable
+
+_SECONDS = 30.0
+_TIMEOUT = urllib3.Timeout(connect=3.0, read=10.0)
+"""Of one step; one that drips goes on for longer, and the name's lookup knows no limit at all."""
+_LONGEST_ANSWER = 16 << 20
+_LONGEST_MESSAGE = 300
+_PATH = "/api/v1/query"
+
+
+class PrometheusError(ClusterError):
+    """It could not be asked, or did not answer as a Prometheus does. The message says so, and names it."""
+
+
+class AddressError(ValueError):
+    """The message says what is wrong with the URL."""
+
+
+def checked(url: str) -> str:
+    """The URL without a slash at its end. Raises AddressError for what is no address of a Prometheus."""
+    try:
+        parts = urllib3.util.parse_url(url)
+    except LocationParseError:
+        raise AddressError("it is no URL") from None
+    if parts.scheme not in ("http", "https") or not parts.host:
+        raise AddressError("it has to begin with http:// or https:// and name a host")
+    if parts.auth or parts.query or parts.fragment:
+        raise AddressError("it has no place for a user, a query or a fragment")
+    return str(parts.url).rstrip("/")
+
+
+def instant(url: str, query: str, seconds: float = _SECONDS) -> list[Any]:
+    """The series of the vector that it answers with, as plain JSON, now. Raises PrometheusError."""
+    answers: queue.SimpleQueue[list[Any] | PrometheusError] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(_vector(_answer(url, query)))
+        except PrometheusError as error:
+            answers.put(PrometheusError(f"{url}: {error}"))
+        except (HTTPError, OSError, ValueError, RecursionError) as error:
+            answers.put(PrometheusError(f"{url} does not answer as a Prometheus: {_said(error)}"))
+
+    threading.Thread(target=ask, name="prometheus", daemon=True).start()
+    try:
+        told = answers.get(timeout=seconds)
+    except queue.Empty:
+        raise PrometheusError(f"{url} has not answered within {seconds:g} s") from None
+    if isinstance(told, PrometheusError):
+        raise told
+    return told
+
+
+def _answer(url: str, query: str) -> dict[str, Any]:
+    with urllib3.PoolManager(retries=False) as pool:
+        response = pool.request(
+            "GET",
+            url + _PATH,
+            fields={"query": query, "timeout": f"{_TIMEOUT.read_timeout:g}s"},
+            headers={"Accept": "application/json", "User-Agent": COMPONENT},
+            redirect=False,
+            preload_content=False,
+            timeout=_TIMEOUT,
+        )
+        if 300 <= response.status < 400:
+            where = response.headers.get("Location", "")
+            raise PrometheusError(f"it sends us on to {printable(where, _LONGEST_MESSAGE) or 'nowhere'}: name that")
+        body = response.read(_LONGEST_ANSWER + 1, decode_content=False)
+        if len(body) > _LONGEST_ANSWER:
+            raise PrometheusError(f"its answer is longer than {_LONGEST_ANSWER >> 20} MiB")
+        return _read(response.status, body)
+
+
+def _read(status: int, body: bytes) -> dict[str, Any]:
+    """What an error says stands in the body, where it is a Prometheus that answers."""
+    try:
+        told = json.loads(body)
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict):
+        raise PrometheusError(f"it answers {status}, and no JSON object: is it a Prometheus?")
+    if status != 200 or told.get("status") != "success":
+        why = printable(str(told.get("error") or "no reason is given"), _LONGEST_MESSAGE)
+        raise PrometheusError(f"it answers {status}: {why}")
+    return told
+
+
+def _vector(told: dict[str, Any]) -> list[Any]:
+    data = told.get("data")
+    result = data.get("result") if isinstance(data, dict) and data.get("resultType") == "vector" else None
+    if not isinstance(result, list):
+        raise PrometheusError("its answer has no vector: is it a Prometheus?")
+    return result
+
+
+def _said(error: Exception) -> str:
+    return printable(str(error), _LONGEST_MESSAGE) or type(error).__name__

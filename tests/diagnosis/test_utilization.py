@@ -1,0 +1,170 @@
+"""GPUs that are held and idle, and how much each is used, by the series of a Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from diagnosis.allocation import allocation
+from diagnosis.diagnose import Diagnosis, diagnose
+from diagnosis.report.document import cluster_document
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.gpu_use import IDLE, NOW, SERIES, USE, read_use
+from tests.diagnosis.states import Object, ago, container, node, obj, pod, snapshot, told
+from tests.prometheus import Series, series
+
+FOUND = [("GpusHeldIdle", "pod/team/x")]
+EXPORTER = ("gpu-operator", "nvidia-dcgm-exporter-k8z2p")
+
+
+def card(number: int, percent: float | str = 0, **labels: str) -> Series:
+    """As the exporter of the node `a` writes it, where it was told its node's name."""
+    return series(percent, **{"Hostname": "a", "gpu": str(number), "UUID": f"GPU-{number}"} | labels)
+
+
+def owned(number: int, name: str = "x", **labels: str) -> Series:
+    """As Prometheus keeps it beside its own labels of the exporter's pod."""
+    target = {"namespace": EXPORTER[0], "pod": EXPORTER[1]}
+    return card(number, **target | {"exported_namespace": "team", "exported_pod": name} | labels)
+
+
+def idle(objects: Iterable[Object], *some: Series) -> Diagnosis:
+    return diagnose(replace(snapshot(*objects), idle_gpus=read_use(some)))
+
+
+def on_a(gpus: int = 2, **changes: Any) -> list[Object]:
+    return [node("a", 8), pod("x", gpus, on="a", **{"age": 90} | changes)]
+
+
+IDLES: dict[str, tuple[list[Object], list[Series]]] = {
+    "named by labels that Prometheus has renamed": (on_a(), [owned(0), owned(1)]),
+    "named by the exporter's own": (on_a(), [card(0, namespace="team", pod="x"), card(1, namespace="team", pod="x")]),
+    "one of two": (on_a(), [owned(0)]),
+    "a node's label that a rule has added": (on_a(), [owned(0, Hostname="gpu-exporter-0", node="a")]),
+    "an exporter that knows only its own pod": (on_a(), [owned(0, Hostname="elsewhere")]),
+    "no pod is named, and all cards are idle": (on_a(8), [card(number) for number in range(8)]),
+    "only the exporter's own pod is": (
+        on_a(8),
+        [card(number, namespace=EXPORTER[0], pod=EXPORTER[1]) for number in range(8)],
+    ),
+}
+
+
+@pytest.mark.parametrize(("objects", "some"), IDLES.values(), ids=IDLES)
+def test_a_pod_with_idle_cards_is_found(objects: list[Object], some: list[Series]) -> None:
+    assert told(idle(objects, *some)) == FOUND
+
+
+def test_what_made_the_pods_is_told_once_with_each_pods_cards() -> None:
+    owner = {"owner": ("ReplicaSet", "web"), "age": 90}
+    pods = [pod(name, 1, on="a", **owner) for name in ("web-1", "web-2", "web-3")]
+    (one,) = idle(
+        [node("a", 8), obj("ReplicaSet", "web", "team"), *pods], owned(0, "web-1"), owned(3, "web-3")
+    ).problems
+    assert (one.found.subject, one.found.affected) == ("replicaset/team/web", ("pod/team/web-1", "pod/team/web-3"))
+    assert one.found.evidence == (
+        "pod/team/web-1: 1 of its 1 GPUs on node/a at 0 % for an hour: GPU-0",
+        "pod/team/web-3: 1 of its 1 GPUs on node/a at 0 % for an hour: GPU-3",
+    )
+    assert one.found.remedy[0].endswith("`kubectl -n team logs web-1 --all-containers --tail=20`")
+
+
+AGAIN = {"name": "main", "ready": True, "restartCount": 1, "state": {"running": {"startedAt": ago(9)}}}
+SHARED = {
+    "nvidia.com/gpu.count": "8",
+    "nvidia.com/gpu.replicas": "4",
+    "nvidia.com/gpu.sharing-strategy": "time-slicing",
+}
+SLICED = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb", "nvidia.com/mig.strategy": "single"}
+BUSY: dict[str, tuple[list[Object], list[Series]]] = {
+    "no series at all": (on_a(), []),
+    "a pod that has run for less than an hour": (on_a(age=50), [owned(0), owned(1)]),
+    "a container that began anew minutes ago": (on_a(states=[AGAIN]), [owned(0)]),
+    "a pod that ended": (on_a(phase="Succeeded"), [owned(0)]),
+    "a pod that goes": (on_a(metadata={"deletionTimestamp": "2026-11-22T11:59:00Z"}), [owned(0)]),
+    "cards that nobody holds": ([node("a", 8)], [card(number) for number in range(8)]),
+    "another pod of that name is named": (on_a(), [owned(0, exported_namespace="other")]),
+    "no pod is named, and one card is used": (on_a(8), [card(number) for number in range(7)]),
+    "another node's cards": ([*on_a(8), node("b", 8)], [card(number, Hostname="b") for number in range(8)]),
+    "a node that nobody knows": (on_a(8), [card(number, Hostname="z") for number in range(8)]),
+    "cards in turns": ([node("a", 32, labels=SHARED), pod("x", 1, on="a", age=90)], [owned(0)]),
+    "MIG instances by the name of GPUs": ([node("a", 56, labels=SLICED), pod("x", 1, on="a", age=90)], [owned(0)]),
+    "a pod without GPUs": (
+        [node("a", 8), pod("x", on="a", age=90, containers=[container("main")])],
+        [owned(0)],
+    ),
+}
+
+
+@pytest.mark.parametrize(("objects", "some"), BUSY.values(), ids=BUSY)
+def test_nothing_is_claimed_of_what_is_used_or_may_be(objects: list[Object], some: list[Series]) -> None:
+    assert told(idle(objects, *some)) == []
+
+
+def test_it_is_no_second_cause_beside_what_hides_the_gpus() -> None:
+    boxes = [container("main", 2, env=[{"name": "CUDA_VISIBLE_DEVICES", "value": "-1"}])]
+    diagnosis = idle([node("a", 8), pod("x", 2, on="a", age=90, containers=boxes)], owned(0), owned(1))
+    assert told(diagnosis) == [("GpusHiddenByVariable", "pod/team/x")]
+    assert [one.found.cause.name for one in diagnosis.problems[0].consequences] == ["GpusHeldIdle"]
+
+
+def test_a_prometheus_that_was_asked_in_vain_is_told_and_one_that_was_not_is_no_lack() -> None:
+    seen = snapshot(*on_a())
+    assert diagnose(seen).unseen == ()
+    (one,) = diagnose(replace(seen, missing={USE: "http://x:9090 has not answered within 30 s"})).unseen
+    assert (one.kind, one.hides) == (USE, "GpusHeldIdle")
+
+
+def used(*some: Series) -> Snapshot:
+    return replace(snapshot(*on_a()), gpu_use=read_use(some))
+
+
+def test_each_card_is_told_once_with_its_pod_in_the_order_of_their_numbers() -> None:
+    some = [owned(10, value="1"), card(2, 50), card(2, 50), owned(1)]
+    some[0]["value"][1] = "100"
+    (one,) = allocation(used(*some)).nodes
+    assert [(load.uuid, load.percent, load.pod) for load in one.loads] == [
+        ("GPU-1", 0, "pod/team/x"),
+        ("GPU-2", 50, ""),
+        ("GPU-10", 100, "pod/team/x"),
+    ]
+    assert one.percent == 50
+    (row,) = cluster_document(allocation(used(*some)))["nodes"]
+    assert (row["utilization_percent"], row["utilization"][0]["pod"]) == (50, "pod/team/x")
+
+
+def test_where_nobody_was_asked_nothing_is_told() -> None:
+    (row,) = cluster_document(allocation(used()))["nodes"]
+    assert (row["utilization_percent"], row["utilization"]) == (None, [])
+
+
+HOSTILE: list[Any] = [
+    *(None, [], "x", 5, {}, {"metric": None, "value": None}, {"metric": [], "value": [1, "0"]}),
+    *(card(0, "NaN"), card(0, "+Inf"), card(0, "-1"), card(0, "9223372036854775794"), card(0, "1" * 5000), card(0, "")),
+    *({"metric": {"UUID": 5}, "value": [1, 0]}, {"metric": {}, "value": [1]}, {"metric": {}, "value": ["0", "0", "0"]}),
+]
+
+
+@pytest.mark.parametrize("one", HOSTILE, ids=range(len(HOSTILE)))
+def test_what_is_no_series_of_a_card_says_nothing(one: Any) -> None:
+    assert idle(on_a(8), one).problems == ()
+    (alone,) = allocation(used(one)).nodes
+    assert alone.loads == ()
+
+
+def test_labels_are_printable_and_bounded() -> None:
+    words = "\x1b[31m\u202e" + "x" * 100_000
+    (one,) = read_use([card(0, UUID=words, gpu=words, Hostname=words, pod=words, namespace=words)])
+    for text in (one.uuid, one.index, *one.nodes, *one.pods[0]):
+        assert text.isprintable()
+        assert len(text) <= 320
+    (named,) = allocation(used(owned(0, UUID=words))).nodes
+    assert named.loads[0].uuid.isprintable()
+
+
+@pytest.mark.parametrize("query", [IDLE, NOW])
+def test_mig_instances_are_not_asked_for(query: str) -> None:
+    assert query.count(SERIES) == query.count(f'{SERIES}{{GPU_I_ID=""}}')
