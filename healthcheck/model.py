@@ -75,9 +75,9 @@ class Cause(Told):
     """
 
     name: str
-    meaning: str = field(compare=False)
+    meaning: str = field(compare=False, repr=False)
     """What happened, in one sentence."""
-    action: str = field(compare=False)
+    action: str = field(compare=False, repr=False)
     """What a person does about it, in one sentence."""
 
     @classmethod

@@ -206,3 +206,8 @@ def test_a_look_knows_the_look_before_and_none_before_that() -> None:
     assert (first.earlier(probe), second.earlier(probe)) == (None, (8, second.at - first.at))
     assert third.before is not None
     assert (third.before.at, third.before.before) == (second.at, None)
+
+
+def test_a_cause_is_logged_and_shown_by_its_name_alone() -> None:
+    told = str(Unobserved(CHECK_FAILED, "ecc: poison"))
+    assert told == "Unobserved(cause=Cause(name='CheckFailed'), detail='ecc: poison', subject='')"
