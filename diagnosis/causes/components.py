@@ -11,6 +11,7 @@ from diagnosis.cause import Cause, Certainty, Found, Search, Severity, command
 from diagnosis.causes import handler_causes
 from diagnosis.causes.admission import refused_workloads
 from diagnosis.causes.component_words import hint, last_line
+from diagnosis.causes.mig_causes import GEOMETRY
 from diagnosis.causes.starting_causes import NODES
 from diagnosis.components import YOUNG, Component, Role, components
 from diagnosis.gpu_nodes import devices_in, has_gpu, is_changed
@@ -136,18 +137,15 @@ class Trouble:
     pod: Pod
     stage: Stage
     node: Node | None
-
-    @property
-    def subject(self) -> str:
-        """Of the node, or of the component where no node has the pod."""
-        return self.node.subject if self.node is not None else self.component.subject
+    subject: str
+    """Of the node, or of the component where no node has the pod."""
 
 
 def find(snapshot: Snapshot) -> Iterator[Found]:
     """Each component that is not ready where it should be, those that only wait for another beneath that one."""
     nodes, every = {one.name: one for one in snapshot.nodes}, components(snapshot)
     events = _warnings(snapshot)
-    troubles = [one for part in every for one in _troubles(part, nodes, snapshot.now)]
+    troubles = [one for part in every for one in _troubles(snapshot, part, nodes)]
     subjects = _subjects(troubles)
     waiting: list[Trouble] = []
     for one in troubles:
@@ -159,16 +157,21 @@ def find(snapshot: Snapshot) -> Iterator[Found]:
     yield from _without_pods(every, snapshot)
 
 
-def _troubles(component: Component, nodes: Mapping[str, Node], now: datetime) -> Iterator[Trouble]:
+def _troubles(snapshot: Snapshot, component: Component, nodes: Mapping[str, Node]) -> Iterator[Trouble]:
     if component.role not in NOT_READY or component.wanted == 0:
         return
+    unseen, now = not snapshot.sees("Node"), snapshot.now
     for pod in component.pods:
         node = nodes.get(pod.spec.node)
         if node is not None and (_is_excused(node, now) or _is_beside(component, node)):
             continue
+        # A node that nobody sees may be as new as its pods.
+        if unseen and pod.meta.created is not None and now - pod.meta.created < YOUNG:
+            continue
         at = stage(pod, now)
         if _is_trouble(component, pod, at, now):
-            yield Trouble(component, pod, at, node)
+            known = node is not None or (unseen and pod.spec.node)
+            yield Trouble(component, pod, at, node, f"node/{pod.spec.node}" if known else component.subject)
 
 
 def _is_excused(node: Node, now: datetime) -> bool:
@@ -179,7 +182,8 @@ def _is_excused(node: Node, now: datetime) -> bool:
 
 def _is_beside(component: Component, node: Node) -> bool:
     """Whether it is of no matter there now: no GPU is, or the operator is at work on what the component stands on."""
-    if component.role in (Role.NODE_FEATURES, Role.EFA_PLUGIN) and not has_gpu(node):
+    of_nodes = component.meta.kind == "DaemonSet"
+    if of_nodes and component.role in (Role.NODE_FEATURES, Role.EFA_PLUGIN) and not has_gpu(node):
         return True
     return is_changed(node) and component.role not in (Role.DRIVER, Role.MIG_MANAGER)
 
@@ -205,7 +209,7 @@ def _subjects(troubles: Iterable[Trouble]) -> dict[tuple[Role, str], str]:
         shared = everywhere or reason in IMAGE or reason == "CreateContainerConfigError"
         of_nodes = some[0].component.meta.kind not in ("Deployment", "StatefulSet")
         for one in some:
-            on_node = of_nodes and not shared and one.node is not None
+            on_node = of_nodes and not shared and one.subject != one.component.subject
             subjects[role, one.subject] = one.subject if on_node else subject
     return subjects
 
@@ -214,7 +218,7 @@ def _found(
     one: Trouble, subjects: Mapping[tuple[Role, str], str], snapshot: Snapshot, warnings: Iterable[Event]
 ) -> Found:
     role, pod = one.component.role, one.pod
-    on = f" on {one.node.subject}" if one.node is not None else ""
+    on = f" on {one.subject}" if one.subject != one.component.subject else ""
     evidence = [f"{pod.subject}{on}: {one.stage}"]
     evidence += [f"{event.reason}: {event.message}" for event in warnings if one.stage.kind is Kind.CREATING][:2]
     log = snapshot.logs.get((pod.subject, one.stage.container), "")
@@ -237,8 +241,13 @@ def _found(
         tuple(evidence),
         tuple(_remedy(one, " ".join((one.stage.message, log, *evidence)))),
         (one.subject,) if subject != one.subject else (),
-        because_of=(*own, *_causes_above(one, above, subjects), *handler),
+        because_of=(*own, *_causes_above(one, above, subjects), *handler, *_of_cards(one)),
     )
+
+
+def _of_cards(one: Trouble) -> tuple[tuple[Cause, str], ...]:
+    """Why a device plugin ends that finds the cards cut each in its own way."""
+    return ((GEOMETRY, one.subject),) if one.component.role is Role.DEVICE_PLUGIN else ()
 
 
 def _remedy(one: Trouble, texts: str) -> Iterator[str]:
@@ -272,7 +281,7 @@ def _hanging(
     for one in sorted(waiting, key=lambda trouble: order.index(trouble.stage.container)):
         if one.stage.container == "plugin-validation" and one.pod.spec.node in full:
             continue  # it asks for a GPU to try one, and all of them work for somebody
-        on = f" on {one.node.subject}" if one.node is not None else ""
+        on = f" on {one.subject}" if one.subject != one.component.subject else ""
         evidence = f"{one.pod.subject}{on} stands at its init container {one.stage.container}"
         above = tuple(_causes_above(one, _WAITED_FOR[one.stage.container], subjects))
         above = tuple(pair for pair in above if pair[0] is not NOT_READY[one.component.role])
@@ -290,6 +299,8 @@ def _of_stage(one: Trouble) -> tuple[str, ...]:
 def _without_pods(every: Iterable[Component], snapshot: Snapshot) -> Iterator[Found]:
     """A workload that wants pods and has none, with what its controller says; or whose pods nobody can see."""
     warnings, refused = _warnings(snapshot), refused_workloads(snapshot)
+    # Where pods are not visible, those that are missing may be on nodes that are new, gone or being changed.
+    changing = sum(_is_excused(node, snapshot.now) or is_changed(node) for node in snapshot.nodes)
     for one in every:
         young = one.meta.created is not None and snapshot.now - one.meta.created < YOUNG
         if one.role not in NOT_READY or young or not one.wanted or any(not pod.over for pod in one.pods):
@@ -301,7 +312,7 @@ def _without_pods(every: Iterable[Component], snapshot: Snapshot) -> Iterator[Fo
             evidence = (f"{one.subject} wants {one.wanted} pods, and none is made", *told)
             above = refused.get(one.subject, ())
             yield Found(NOT_READY[one.role], one.subject, evidence, remedy, because_of=above)
-        elif one.ready is not None and one.ready < one.wanted:
+        elif one.ready is not None and one.ready + changing < one.wanted:
             evidence = (f"{one.subject}: {one.ready} of {one.wanted} pods are ready; its pods are not visible", *told)
             yield Found(NOT_READY[one.role], one.subject, evidence, remedy, certainty=Certainty.LIKELY)
 
@@ -329,4 +340,4 @@ def _offer(node: Node) -> str:
     return f"{node.subject} offers " + ", ".join(f"{value} {name}" for name, value in sorted(offers.items()))
 
 
-SEARCHES = (Search((*NOT_READY.values(), VALIDATION), ("Node",), find),)
+SEARCHES = (Search((*NOT_READY.values(), VALIDATION), (), find),)

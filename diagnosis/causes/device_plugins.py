@@ -8,7 +8,8 @@ from datetime import datetime, timedelta
 
 from diagnosis.cause import Cause, Certainty, Found, Search, Severity, command
 from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.offer_causes import GEOMETRY, MIG_FAILED, MISSING, NOT_OFFERED, UNHEALTHY
+from diagnosis.causes.mig_causes import GEOMETRY
+from diagnosis.causes.offer_causes import MIG_FAILED, MISSING, NOT_OFFERED, UNHEALTHY
 from diagnosis.causes.verdicts import WITHHELD
 from diagnosis.components import Component, Role, components, is_for, is_ready, refused
 from diagnosis.gpu_nodes import (

@@ -7,7 +7,8 @@ from datetime import timedelta
 
 from diagnosis.cause import Cause, Certainty, Found, Search, Severity, command
 from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.offer_causes import GEOMETRY, MIG_FAILED, MIG_PENDING
+from diagnosis.causes.mig_causes import GEOMETRY
+from diagnosis.causes.offer_causes import MIG_FAILED, MIG_PENDING
 from diagnosis.components import Component, Role, components, is_for, is_ready
 from diagnosis.gpu_nodes import MIG, has_nvidia, is_for_machines, is_judged
 from diagnosis.gpus import gpus_of

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 
 from diagnosis.cause import Cause, Link, Severity
 from diagnosis.causes.components import NOT_READY, VALIDATION
+from diagnosis.causes.mig_causes import GEOMETRY, MIG_GUIDE
 from diagnosis.components import Role, components
 from diagnosis.gpu_nodes import GPU, has_nvidia
 from diagnosis.snapshot import Snapshot
 
-_MIG_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html"
 MISSING = Cause(
     "DevicePluginMissing",
     Severity.HIGH,
@@ -34,21 +34,13 @@ UNHEALTHY = Cause(
     "Look at the GPUs of the node; once they are well, restart its device plugin, which does not look again by itself.",
     "k8s-device-plugin: an unhealthy device stays so until the plugin starts anew",
 )
-GEOMETRY = Cause(
-    "MigGeometryInvalid",
-    Severity.HIGH,
-    None,
-    "The MIG strategy is single, and the node's cards are not all cut alike: it offers none of them.",
-    "Give all cards of the node the same profile, or set the strategy to mixed.",
-    _MIG_GUIDE,
-)
 MIG_FAILED = Cause(
     "MigConfigFailed",
     Severity.HIGH,
     None,
     "The MIG manager could not give the node's cards the profiles that its label asks for.",
     "Read the MIG manager's log; end what uses the GPUs, or correct the name of the configuration.",
-    _MIG_GUIDE,
+    MIG_GUIDE,
 )
 MIG_PENDING = Cause(
     "MigConfigPending",
@@ -56,7 +48,7 @@ MIG_PENDING = Cause(
     None,
     "A node waits for a change of its MIG profiles that nobody completes.",
     "Look at the MIG manager's pod on the node.",
-    _MIG_GUIDE,
+    MIG_GUIDE,
 )
 _KEPT = "_why_not_offered"
 _STACK = (Role.DRIVER, Role.TOOLKIT, Role.DEVICE_PLUGIN)

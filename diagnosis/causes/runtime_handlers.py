@@ -222,6 +222,8 @@ def _is_gpus(handler: str, pod: Pod) -> bool:
 def _is_on_its_way(snapshot: Snapshot, pod: Pod, node: Node | None) -> bool:
     if node is not None and not older(snapshot, node.meta.created, _YOUNG_NODE):
         return True
+    if not snapshot.sees("Node"):
+        return not older(snapshot, pod.meta.created, _YOUNG_NODE)  # its node may be as new as the pod
     repeated = any(one.count >= _ENOUGH_TIMES for one in standing_events(snapshot, pod))
     return not repeated and not older(snapshot, scheduled_at(pod), _YOUNG_POD)
 
@@ -468,7 +470,7 @@ def _class_missing(name: str, told: Iterable[tuple[str, str]], there: Iterable[s
 
 
 SEARCHES = (
-    Search((MISSING, ELSEWHERE, WRONG_HANDLER, NOT_FOR_NODE), ("Pod", "Node"), find_handlers),
+    Search((MISSING, ELSEWHERE, WRONG_HANDLER, NOT_FOR_NODE), ("Pod",), find_handlers),
     Search((ELSEWHERE,), ("Pod", "Node"), find_toolkits),
     Search((CLASS_MISSING,), ("RuntimeClass",), find_classes),
 )

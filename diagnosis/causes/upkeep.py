@@ -8,7 +8,8 @@ from datetime import timedelta
 from diagnosis.cause import Cause, Certainty, Found, Search, Severity, command
 from diagnosis.causes.components import NOT_READY, VALIDATION
 from diagnosis.causes.handler_causes import CLASS_MISSING
-from diagnosis.causes.offer_causes import GEOMETRY, MIG_FAILED, MISSING, NOT_OFFERED
+from diagnosis.causes.mig_causes import GEOMETRY
+from diagnosis.causes.offer_causes import MIG_FAILED, MISSING, NOT_OFFERED
 from diagnosis.causes.unscheduled.refused import NOT_READY as NODE_NOT_READY
 from diagnosis.causes.verdicts import WITHHELD
 from diagnosis.components import Role, components

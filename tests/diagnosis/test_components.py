@@ -16,7 +16,7 @@ from tests.diagnosis.component_states import (
     operand,
     operator,
 )
-from tests.diagnosis.states import Object, ago, consequences, event, judged, pod, terminated, told, waiting
+from tests.diagnosis.states import Object, ago, consequences, event, judged, node, pod, terminated, told, waiting
 
 A, B = gpu_node("a"), gpu_node("b")
 CRASHES = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": terminated(1)}}
@@ -140,3 +140,49 @@ def test_a_plugin_that_sees_no_device_is_quoted() -> None:
     logs = {(f"pod/{NAMESPACE}/{PLUGIN}-a", f"{PLUGIN}-ctr"): "No devices found. Waiting indefinitely.\n"}
     (one,) = judged(*operator(gpu_node("a", None)), logs=logs).problems
     assert one.found.evidence[-1] == "No devices found. Waiting indefinitely."
+
+
+def test_without_the_nodes_a_component_that_ends_is_told_with_the_node_of_its_pod() -> None:
+    diagnosis = judged(*with_pods([crashing(DRIVER, "a")]), missing=["Node"])
+    assert told(diagnosis) == [("DriverNotReady", "node/a")]
+
+
+def test_without_the_nodes_a_young_pod_may_be_on_a_young_node() -> None:
+    young = operand(
+        DRIVER, "a", age=4, states=[{"name": f"{DRIVER}-ctr", "ready": False, "restartCount": 3, **CRASHES}]
+    )
+    assert told(judged(*with_pods([young]), missing=["Node"])) == []
+
+
+def test_without_the_pods_those_of_a_node_that_is_changed_are_not_missed() -> None:
+    upgraded = gpu_node("a", labels={"nvidia.com/gpu-driver-upgrade-state": "pod-restart-required"}, cordoned=True)
+    behind = daemon(PLUGIN, wanted=2, ready=1)
+    kept = [one for one in operator(upgraded, B) if one["metadata"]["name"] != PLUGIN and one["kind"] != "Pod"]
+
+    assert told(judged(*kept, behind, missing=["Pod"])) == []
+    assert told(judged(*kept[:2], A, B, behind, missing=["Pod"])) == [
+        ("DevicePluginNotReady", f"daemonset/{NAMESPACE}/{PLUGIN}")
+    ]
+
+
+def test_a_plugin_that_ends_for_cards_cut_differently_stands_beneath_that() -> None:
+    cut = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-MIG-INVALID", "nvidia.com/gpu.count": "0"}
+    nodes = (gpu_node("a", labels=cut, allocatable={"nvidia.com/gpu": "0"}, capacity={"nvidia.com/gpu": "0"}), B)
+    diagnosis = judged(*with_pods([crashing(PLUGIN, "a")], nodes))
+
+    assert told(diagnosis) == [("MigGeometryInvalid", "node/a")]
+    assert ("DevicePluginNotReady", "node/a") in consequences(diagnosis.problems[0])
+
+
+def test_the_master_of_feature_discovery_is_needed_wherever_it_runs() -> None:
+    master = pod(
+        "nfd-master-x",
+        0,
+        on="plain",
+        labels={"app.kubernetes.io/name": "node-feature-discovery"},
+        owner=("ReplicaSet", "nfd-master-77"),
+        states=[{"name": "main", "ready": False, "restartCount": 9, **CRASHES}],
+        phase="Running",
+    )
+    diagnosis = judged(*operator(A, B), node("plain", None), master)
+    assert told(diagnosis) == [("NodeFeatureDiscoveryNotReady", "deployment/team/nfd-master")]

@@ -345,3 +345,11 @@ def test_a_toolkit_that_finds_no_runtime_at_its_socket_looks_for_another_than_th
         ("ContainerToolkitNotReady", "node/a"),
         ("RuntimeHandlerMissing", "node/a"),
     ]
+
+
+@pytest.mark.parametrize(("age", "found"), [(60.0, [("RuntimeHandlerMissing", "node/a")]), (5.0, [])])
+def test_without_the_nodes_a_pod_that_has_waited_long_tells(age: float, found: list[tuple[str, str]]) -> None:
+    waits = stuck(age=age)
+    says = event(waits, "FailedCreatePodSandBox", TEXTS[0], count=90)
+
+    assert told(judged(waits, says, NVIDIA, missing=["Node"])) == found

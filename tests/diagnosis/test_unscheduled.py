@@ -586,3 +586,18 @@ def test_a_claim_waits_for_the_driver_that_is_down() -> None:
 
     assert told(diagnosis) == [("DraDriverNotReady", "node/a")]
     assert consequences(diagnosis.problems[0]) == [("ClaimNotSatisfied", JOB)]
+
+
+def test_without_the_nodes_what_keeps_gpus_stands_above() -> None:
+    going = runs("old", 8, "a", metadata=GONE)
+    diagnosis = judged(waits(f"1 Insufficient cpu, {SHORT}", 8), going, missing=["Node"])
+
+    assert told(diagnosis) == [("TerminatingPodHoldsGpus", "pod/team/old")]
+    assert consequences(diagnosis.problems[0]) == [("InsufficientResource", f"resource/{GPU}")]
+
+
+def test_a_node_that_goes_is_nobodys_to_uncordon() -> None:
+    leaves = [{"key": "ToBeDeletedByClusterAutoscaler", "value": "1", "effect": "NoSchedule"}]
+    diagnosis = judged(node("a", cordoned=True, taints=leaves), waits("2 node(s) were unschedulable"))
+
+    assert told(diagnosis) == [("NodeUnderMaintenance", "node/a")]

@@ -35,7 +35,7 @@ def find_unschedulable(snapshot: Snapshot) -> Iterator[Found]:
                 judged[key] = waiting, list(_by_nodes(snapshot, waiting, everywhere))
             found = [_retold(one, judged[key][0], waiting) for one in judged[key][1]]
         if not found and not waiting.hami and waiting.fit is not None and not _is_next(snapshot, waiting, everywhere):
-            found = list(_told(waiting))
+            found = list(_told(snapshot, waiting))
         yield from found
 
 
@@ -150,9 +150,9 @@ def _beyond_arithmetic(waiting: Waiting, opened: Sequence[Room]) -> Iterator[Fou
     yield from queues.find_gang(waiting, opened)
 
 
-def _told(waiting: Waiting) -> Iterator[Found]:
+def _told(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
     """What the text says, where the objects do not show it: of nodes with the GPUs before that of any other."""
-    short = list(resources.find_told(waiting))
+    short = list(resources.find_told(snapshot, waiting))
     found = [*refused.find_told(waiting), *selectors.find_told(waiting), *volumes.find_rules(waiting)]
     yield from short or found or (volumes.find_unexplained(waiting),)
 

@@ -126,14 +126,20 @@ def find_refused(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[Room]) ->
     """`rooms` all have a taint that keeps the pods off."""
     dedicated: defaultdict[str, list[Room]] = defaultdict(list)
     for room in rooms:
-        for taint in closed_by(waiting.spec, room.node):
-            kind = class_of(taint.key)
+        for taint, kind in _classed(waiting.spec, room.node):
             if kind is Class.DEDICATED:
                 dedicated[str(taint)].append(room)
             elif not _is_new(snapshot, room.node, kind):
                 yield _of_node(room.node, taint, kind, waiting.names)
     if dedicated:
         yield _untolerated(waiting, dedicated)
+
+
+def _classed(spec: PodSpec, node: Node) -> list[tuple[Taint, Class]]:
+    """What closes the node, by whose it is. Whoever takes a node away cordons it too: nobody is to uncordon it."""
+    classed = [(one, class_of(one.key)) for one in closed_by(spec, node)]
+    leaves = any(kind is Class.LEAVING for _, kind in classed)
+    return [(one, kind) for one, kind in classed if not (leaves and kind is Class.CORDON)]
 
 
 def find_told(waiting: Waiting) -> Iterator[Found]:

@@ -101,15 +101,27 @@ def find_shortages(
     yield from faults or (replace(one, because_of=above) for one in _all_in_use(snapshot, waiting, rooms))
 
 
-def find_told(waiting: Waiting) -> Iterator[Found]:
+def find_told(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
     """What the scheduler's text alone says."""
-    for reason in waiting.fit.of(Says.SHORT) if waiting.fit else ():
-        if reason.what in SHARES:
-            continue  # no node has these, whoever asks: only HAMi's scheduler knows them
-        evidence = (
-            f"the scheduler: {reason.text} on {reason.nodes} of {waiting.fit.nodes} nodes" if waiting.fit else "",
-        )
-        yield Found(SHORT, f"resource/{reason.what}", evidence, (), waiting.names, Certainty.LIKELY)
+    if waiting.fit is None:
+        return
+    # No node has HAMi's shares, whoever asks: only its scheduler knows them.
+    short = [one for one in waiting.fit.of(Says.SHORT) if one.what not in SHARES]
+    most = max((one.nodes or 0 for one in short if is_extended(one.what)), default=0)
+    for reason in short:
+        if not is_extended(reason.what) and (reason.nodes or 0) <= most:
+            continue  # as many nodes have no GPU left: which of them lack this too, nobody tells
+        evidence = (f"the scheduler: {reason.text} on {reason.nodes} of {waiting.fit.nodes} nodes",)
+        above = tuple((TERMINATING, one) for one in _kept_by(snapshot, reason.what))
+        what = f"resource/{reason.what}"
+        yield Found(SHORT, what, evidence, (), waiting.names, Certainty.LIKELY, above)
+
+
+def _kept_by(snapshot: Snapshot, resource: str) -> Iterator[str]:
+    """Pods that should have been gone and hold some of it; where nodes are seen, these are counted instead."""
+    for pod in () if snapshot.sees("Node") else snapshot.pods:
+        if pod.spec.node and is_stuck(snapshot, pod) and resource in asked_by(pod.spec):
+            yield pod.subject
 
 
 def find_stuck(snapshot: Snapshot) -> Iterator[Found]:

@@ -1,0 +1,15 @@
+"""Of cards that are not cut alike: the device plugin that ends for it is named as what follows."""
+
+from __future__ import annotations
+
+from diagnosis.cause import Cause, Severity
+
+MIG_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html"
+GEOMETRY = Cause(
+    "MigGeometryInvalid",
+    Severity.HIGH,
+    None,
+    "The MIG strategy is single, and the node's cards are not all cut alike: it offers none of them.",
+    "Give all cards of the node the same profile, or set the strategy to mixed.",
+    MIG_GUIDE,
+)
