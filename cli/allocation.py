@@ -26,8 +26,8 @@ _USED = "Used"
 
 def read_allocation(access: Access, prometheus: str = "") -> Allocation:
     """Raises ClusterError where nothing at all may be listed."""
-    collector = Collector(Listings(partial(connect, access)).objects)
-    snapshot = collector.collect(one for one in KINDS if one.kind in _KINDS)
+    kinds = (one for one in KINDS if one.kind in _KINDS)
+    snapshot = Collector(Listings(partial(connect, access)).objects, kinds=kinds).collect()
     return allocation(with_use(snapshot, prometheus) if prometheus else snapshot)
 
 

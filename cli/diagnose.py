@@ -21,14 +21,14 @@ from diagnosis.components import component_table
 from diagnosis.diagnose import Diagnosis
 from diagnosis.diagnose import diagnose as judge
 from diagnosis.drift import changes
-from diagnosis.kinds import KINDS
+from diagnosis.kinds import KINDS, around
 from diagnosis.node_inventory import inventory
 from diagnosis.report import html, markdown, terminal
 from diagnosis.report.document import document
 from diagnosis.report.whole import Report
 from diagnosis.saved import SavedStateError, read_saved
 from diagnosis.snapshot import Snapshot
-from diagnosis.target import Target, TargetError, concerned, is_there, narrowed, parse_target, pods_of
+from diagnosis.target import Target, TargetError, concerned, in_namespace, is_there, narrowed, parse_target, pods_of
 from healthcheck.cluster.connection import connect
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.cluster.kubeconfig import Access
@@ -91,7 +91,8 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
     try:
         target = parse_target(words or (), namespace)
         old = read_saved([since]) if since is not None else None
-        snapshot = _look(_Place(saved or [], Access(kubeconfig, context), namespace, save, prometheus))
+        place = _Place(saved or [], Access(kubeconfig, context), namespace, save, prometheus)
+        snapshot = _look(place, target)
     except (TargetError, SavedStateError) as error:
         _end(str(error), USAGE)
     except OSError as error:
@@ -99,7 +100,7 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
     except ClusterError as error:
         _end(str(error), COULD_NOT)
     _must_exist(snapshot, target)
-    report = _report(snapshot, target, old)
+    report = _report(snapshot, target, namespace, old)
     output = Output.JSON if as_json else output
     if output is not Output.TERMINAL:
         report = replace(report, cluster=allocation(snapshot), components=component_table(snapshot))
@@ -121,7 +122,7 @@ def _print(report: Report, output: Output) -> None:
                 screen.print(part)
 
 
-def _look(place: _Place) -> Snapshot:
+def _look(place: _Place, target: Target | None) -> Snapshot:
     """Raises SavedStateError, ClusterError; OSError where it can't be saved."""
     if place.saved:
         return read_saved(place.saved)
@@ -132,7 +133,7 @@ def _look(place: _Place) -> Snapshot:
         task = bar.add_task("Listing", total=len(KINDS))
         cluster = Listings(partial(connect, place.access))
         collector = Collector(cluster.objects, bundle.keep if bundle else None, lambda _: bar.advance(task))
-        snapshot = collector.collect(namespace=place.namespace)
+        snapshot = _collect(collector, place, target)
         snapshot = replace(snapshot, logs=collector.logs(snapshot, cluster.read_log))
     if bundle is not None and place.save is not None:
         listed = [one.kind for one in KINDS if snapshot.sees(one.kind)]
@@ -140,11 +141,20 @@ def _look(place: _Place) -> Snapshot:
     return with_idle(snapshot, place.prometheus) if place.prometheus else snapshot
 
 
-def _report(snapshot: Snapshot, target: Target | None, old: Snapshot | None) -> Report:
+def _collect(collector: Collector, place: _Place, target: Target | None) -> Snapshot:
+    """Of a pod that has a node, what it depends on; where a state is kept, and for anything else, all."""
+    if target is not None and target.kind == "Pod" and place.save is None:
+        pod = collector.pod(target.namespace, target.name)
+        if pod is not None and pod.spec.node:
+            return collector.collect(around(target.namespace, pod.spec.node), target.namespace)
+    return collector.collect(namespace=place.namespace or (target.namespace if target is not None else ""))
+
+
+def _report(snapshot: Snapshot, target: Target | None, namespace: str, old: Snapshot | None) -> Report:
     diagnosis = judge(snapshot)
     told = changes(old, snapshot) if old is not None else None
     if target is None:
-        return Report(diagnosis, changes=told)
+        return Report(in_namespace(diagnosis, namespace) if namespace else diagnosis, changes=told)
     diagnosis = narrowed(diagnosis, concerned(snapshot, target))
     if target.kind == "Node":
         return Report(diagnosis, node=inventory(snapshot, snapshot.by_node[target.name]), changes=told)

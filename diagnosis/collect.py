@@ -16,9 +16,10 @@ from typing import Any, Protocol
 from diagnosis.components import Role, components, is_ready
 from diagnosis.gpu_nodes import has_nvidia, offers_gpus
 from diagnosis.gpus import gpu_pods
-from diagnosis.kinds import DRA_VERSIONS, KINDS, Kind
+from diagnosis.kinds import DRA_VERSIONS, KINDS, OF_COMPONENTS, POD, Kind, everywhere
 from diagnosis.snapshot import Builder, Snapshot
-from diagnosis.snapshot.pods import Pod
+from diagnosis.snapshot.pods import Pod, read_pod
+from diagnosis.snapshot.reading import Fields
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
 from healthcheck.text.printable import printable
 
@@ -36,6 +37,8 @@ class Keep(Protocol):
     def __call__(self, kind: str, raw: Mapping[str, Any]) -> None: ...
 
 
+Where = Callable[[Kind], Iterable[tuple[str, Mapping[str, str]]]]
+"""Of a kind the namespaces to list, '' for all, each with a query."""
 Objects = Callable[[str, str, Mapping[str, str]], Iterator[Mapping[str, Any]]]
 """The objects below a path, of a resource, for a query. Raises ClusterError."""
 
@@ -48,25 +51,35 @@ class Collector:
         objects: Objects,
         keep: Keep | None = None,
         listed: Callable[[Kind], None] = lambda _: None,
+        kinds: Iterable[Kind] = KINDS,
     ) -> None:
         self._objects = objects
         self._keep = keep
         self._listed = listed
+        self._kinds = tuple(kinds)
         self._builder = Builder()
         self._lock = threading.Lock()
         self.missing: dict[str, str] = {}
 
-    def collect(self, kinds: Iterable[Kind] = KINDS, namespace: str = "") -> Snapshot:
-        """Raises ClusterError where nothing at all could be listed."""
+    def collect(self, where: Where = everywhere, namespace: str = "") -> Snapshot:
+        """`namespace`: the one that is enough where a listing of all is forbidden.
+
+        Raises ClusterError where nothing at all could be listed.
+        """
         now = datetime.now(UTC)
-        wanted = tuple(kinds)
         with ThreadPoolExecutor(_AT_ONCE, "list") as pool:
-            errors = list(pool.map(lambda kind: self._take(kind, namespace), wanted))
-        if wanted and all(errors):
+            errors = list(pool.map(lambda kind: self._take(kind, where, namespace), self._kinds))
+        if all(errors):
             raise next(error for error in errors if error is not None)
         for kind, why in self.missing.items():
             self._builder.lacks(kind, why)
         return self._builder.build(now)
+
+    def pod(self, namespace: str, name: str) -> Pod | None:
+        """That pod as it is now; None where there is none. Raises ClusterError."""
+        query = {"fieldSelector": f"metadata.name={name}"}
+        found = (read_pod(Fields(one)) for one in self._objects(POD.path(namespace), POD.resource, query))
+        return next(found, None)
 
     def logs(self, snapshot: Snapshot, read: ReadLog) -> dict[tuple[str, str], str]:
         """The last lines of containers that end again and again. One that can't be read is left out."""
@@ -75,39 +88,41 @@ class Collector:
             texts = pool.map(lambda one: _log(read, *one), wanted)
             return {(pod.subject, name): text for (pod, name, _), text in zip(wanted, texts, strict=True) if text}
 
-    def _take(self, kind: Kind, namespace: str) -> ClusterError | None:
+    def _take(self, kind: Kind, where: Where, namespace: str) -> ClusterError | None:
         """Why it could not be listed; None where it was. A kind that the cluster does not have was."""
         try:
-            for one in self._found(kind, namespace):
-                with self._lock:
-                    self._builder.add(kind.kind, one)
-                    if self._keep is not None:
-                        self._keep(kind.kind, one)
-        except NotFound:
-            pass
-        except ClusterError as error:
-            self.missing[kind.kind] = _why(error, kind)
-            return error
+            error = self._list(kind, where(kind))
+            if isinstance(error, Forbidden) and namespace and kind.namespaced:
+                error = self._list(kind, [(namespace, {})])
+                if error is None and kind.kind in OF_COMPONENTS:
+                    self.missing[kind.kind] = f"only those of the namespace {namespace} may be listed"
         finally:
             self._listed(kind)
+        if error is not None:
+            self.missing[kind.kind] = _why(error, kind)
         self._builder.listed(kind.kind)
+        return error
+
+    def _list(self, kind: Kind, places: Iterable[tuple[str, Mapping[str, str]]]) -> ClusterError | None:
+        try:
+            for namespace, query in places:
+                for one in self._found(kind, namespace, query):
+                    with self._lock:
+                        self._builder.add(kind.kind, one)
+                        if self._keep is not None:
+                            self._keep(kind.kind, one)
+        except NotFound:
+            return None
+        except ClusterError as error:
+            return error
         return None
 
-    def _found(self, kind: Kind, namespace: str) -> Iterator[Mapping[str, Any]]:
-        if kind.names:
-            for name in kind.names:
-                yield from self._objects(kind.path(), kind.resource, {"fieldSelector": f"metadata.name={name}"})
-        elif "{}" in kind.group:
-            yield from self._newest(kind, namespace)
-        else:
-            yield from self._objects(kind.path(namespace), kind.resource, {})
-
-    def _newest(self, kind: Kind, namespace: str) -> Iterator[Mapping[str, Any]]:
-        """By the newest version of the API that the cluster serves."""
-        for version in DRA_VERSIONS:
+    def _found(self, kind: Kind, namespace: str, query: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
+        """By the newest version of the API that the cluster serves, where the kind has several."""
+        for version in DRA_VERSIONS if "{}" in kind.group else ("",):
             served = replace(kind, group=kind.group.format(version))
             try:
-                yield from self._objects(served.path(namespace), kind.resource, {})
+                yield from self._objects(served.path(namespace), kind.resource, query)
             except NotFound:
                 continue
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 
@@ -28,9 +29,10 @@ _DRA = "apis/resource.k8s.io/{}"
 _KUEUE = "apis/kueue.x-k8s.io/{}"
 DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
 """Newest first: 1.34 serves the first, 1.33 the second, 1.32 the third. Kueue's have the same names."""
+POD = Kind("Pod", "api/v1", "pods")
 KINDS = (
     Kind("Node", "api/v1", "nodes", namespaced=False),
-    Kind("Pod", "api/v1", "pods"),
+    POD,
     Kind("Event", "api/v1", "events"),
     Kind("Namespace", "api/v1", "namespaces", namespaced=False),
     Kind("Deployment", "apis/apps/v1", "deployments"),
@@ -69,3 +71,32 @@ KINDS = (
     Kind("LocalQueue", _KUEUE, "localqueues"),
     Kind("ClusterQueue", _KUEUE, "clusterqueues", namespaced=False),
 )
+OF_COMPONENTS = frozenset(("DaemonSet", "Deployment"))
+"""What GPUs need stands in namespaces of its own: without those a component is not visible, and not absent."""
+_OF_NODES = "kube-node-lease"
+
+
+def everywhere(kind: Kind) -> Iterator[tuple[str, dict[str, str]]]:
+    """All objects of a kind, of which only some names are asked for where it has `names`."""
+    if kind.names:
+        yield from (("", {"fieldSelector": f"metadata.name={name}"}) for name in kind.names)
+    else:
+        yield "", {}
+
+
+def around(namespace: str, node: str) -> Callable[[Kind], Iterable[tuple[str, dict[str, str]]]]:
+    """What one pod on a node depends on: the node, its pods, the pod's namespace, and what the whole cluster shares."""
+
+    def where(kind: Kind) -> Iterable[tuple[str, dict[str, str]]]:
+        match kind.kind:
+            case "Node":
+                return [("", {"fieldSelector": f"metadata.name={node}"})]
+            case "Pod":
+                return [("", {"fieldSelector": f"spec.nodeName={node}"})]
+            case "Lease":
+                return [(_OF_NODES, {"fieldSelector": f"metadata.name={node}"})]
+        if kind.names or not kind.namespaced or kind.kind in OF_COMPONENTS:
+            return everywhere(kind)
+        return [(namespace, {})]
+
+    return where

@@ -85,6 +85,12 @@ def narrowed(diagnosis: Diagnosis, subjects: Iterable[str]) -> Diagnosis:
     return replace(diagnosis, problems=tuple(one for one in diagnosis.problems if touches(one, wanted)))
 
 
+def in_namespace(diagnosis: Diagnosis, namespace: str) -> Diagnosis:
+    """What of it lies in a namespace, or keeps something there from work."""
+    subjects = {one for problem in diagnosis.problems for one in (problem.found.subject, *problem.all_affected())}
+    return narrowed(diagnosis, (one for one in subjects if one.split("/")[1:-1] == [namespace]))
+
+
 def touches(problem: Problem, subjects: frozenset[str]) -> bool:
     """Whether it, or what follows from it, lies in one of them or keeps one from work."""
     if problem.found.subject in subjects or not subjects.isdisjoint(problem.found.affected):

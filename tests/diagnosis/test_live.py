@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,38 @@ def test_who_may_list_pods_only_hears_what_could_not_be_seen(plane: ControlPlane
     unseen = {one["kind"]: one["why"] for one in _told(done)["unobserved"]}
     assert unseen["Node"] == "the right to list nodes is missing"
     assert "Pod" not in unseen
+
+
+def test_who_may_see_one_namespace_hears_of_it_and_of_no_component_that_he_could_not_see(
+    plane: ControlPlane, reader: Path
+) -> None:
+    plane.kubectl("create", "role", _READER, "--verb=get,list", "--resource=*.*", "--namespace=default")
+    account = f"--serviceaccount=default:{_READER}"
+    plane.kubectl("create", "rolebinding", _READER, f"--role={_READER}", account, "--namespace=default")
+    try:
+        done = run(reader, "diagnose", "--json", "-n", "default")
+    finally:
+        plane.kubectl("delete", "role", _READER, "--namespace=default")
+        plane.kubectl("delete", "rolebinding", _READER, "--namespace=default")
+    unseen = {one["kind"]: one["why"] for one in _told(done)["unobserved"]}
+    assert (done.returncode, _told(done)["causes"]) == (2, [])
+    assert unseen["Node"] == "the right to list nodes is missing"
+    assert "Pod" not in unseen
+
+
+def test_of_a_pod_on_a_node_only_what_it_depends_on_is_asked(plane: ControlPlane) -> None:
+    container = {"name": "main", "image": "x", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    spec = {"nodeName": "healthy", "containers": [container]}
+    plane.request("POST", "/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "default"}})
+    plane.request("POST", "/api/v1/namespaces/default/pods", {"metadata": {"name": "placed"}, "spec": spec})
+    since = datetime.now(UTC)
+    done = run(plane.kubeconfig, "diagnose", "pod", "default/placed", "--json")
+    asked = [event["requestURI"] for event in plane.audit(since) if event["verb"] == "list"]
+    assert done.returncode == 0
+    assert [
+        one for one in asked if one.startswith(("/api/v1/pods?", "/api/v1/nodes?")) and "fieldSelector" not in one
+    ] == []
+    plane.request("DELETE", "/api/v1/namespaces/default/pods/placed?gracePeriodSeconds=0")
 
 
 def test_who_may_see_nothing_is_told_so(reader: Path) -> None:
