@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from diagnosis.cause import Cause, Certainty, Found, Link, Search, Severity, command
 from diagnosis.causes import upkeep, verdicts
 from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.not_started import START_REASONS
+from diagnosis.causes.not_started import START_REASONS, TOOL
 from diagnosis.causes.running import DOES_WITHOUT_TEXTS, LOST_TEXTS, NO_GPU_TEXTS, Lack, of_lack, why_without_gpu
 from diagnosis.causes.starting_causes import DRIVER_MISMATCH, FABRIC, HARDWARE, INIT_FAILS, NOT_INJECTED
 from diagnosis.components import Role, role_of
@@ -285,9 +285,13 @@ def _is_excused(snapshot: Snapshot, pod: Pod) -> bool:
 def _failure(snapshot: Snapshot, state: ContainerState) -> Ended | None:
     """How the container ended, where it is not at work now."""
     ended = ended_of(state)
-    if state.waiting == "CrashLoopBackOff" and ended is None:
-        return Ended(state.waiting, None, state.message, None)  # that it ended in failure is all that anybody kept
-    if ended is None or ended.exit_code is None or ended.reason in (*START_REASONS, *_NODE_WENT):
+    # That it ended in failure may be all that anybody kept; or it began, and nobody had brought NVIDIA's tool in.
+    bare = state.waiting == "CrashLoopBackOff" and ended is None
+    if bare or (state.waiting in START_REASONS and TOOL.search(state.message)):
+        return Ended(state.waiting, None, state.message, None)
+    if ended is None or ended.exit_code is None or ended.reason in _NODE_WENT:
+        return None
+    if ended.reason in START_REASONS and not TOOL.search(ended.message):
         return None
     if ended.exit_code == 0:
         return ended if state.waiting == "CrashLoopBackOff" and not state.init else None

@@ -177,7 +177,7 @@ _OF_THE_GPU = (
 """What a GPU with a fault leads to."""
 _PASSES = re.compile(r"not registered\b|failed to sync (?:configmap|secret) cache")
 """A kubelet that was just started has not yet heard of what the pod refers to."""
-_TOOL = re.compile(r'exec: \\?"nvidia-smi\\?":', re.IGNORECASE)
+TOOL = re.compile(r'exec: \\?"nvidia-smi\\?":', re.IGNORECASE)
 """Where NVIDIA's own tool is not in a container, nobody brought the GPU into it: that is told with those that run."""
 _MAKERS = frozenset(kind.lower() for kind in WORKLOADS)
 _LASTS = 60.0
@@ -275,7 +275,7 @@ def _of_container(state: ContainerState, events: Iterable[Symptom]) -> Recognise
         return known or _as(CREATION_FAILS, symptoms)
     if reasons & START_REASONS and recognised(HANDLER_TEXTS, symptoms) is None:
         told = (*symptoms, *_failed(events))
-        if any(_TOOL.search(one.text) for one in told):
+        if any(TOOL.search(one.text) for one in told):
             return None
         return recognised((*INJECTION_TEXTS, *CREATE_TEXTS), told) or _as(CREATION_FAILS, symptoms)
     return None

@@ -75,7 +75,7 @@ NO_GPU_TEXTS = (
         *_BOTH,
     ),
     signature(
-        r"nvidia-smi: (?:command )?not found|exec: \"nvidia-smi\"|libnvidia-ml\.so(?:\.1)?: cannot open"
+        r"nvidia-smi: (?:command )?not found|exec: \\?\"nvidia-smi\\?\"|libnvidia-ml\.so(?:\.1)?: cannot open"
         r"|couldn't communicate with the NVIDIA driver",
         NOT_INJECTED,
         "nvidia-smi",

@@ -214,3 +214,31 @@ def test_a_component_that_says_what_its_node_lacks_follows_from_that(words: str,
 
     assert told(diagnosis) == [(cause, "node/a")]
     assert consequences(diagnosis.problems[0]) == [("DevicePluginNotReady", "node/a")]
+
+
+NO_TOOL = (
+    "failed to create containerd task: OCI runtime create failed: runc create failed: unable to start container "
+    'process: error during container init: exec: "nvidia-smi": executable file not found in $PATH: unknown'
+)
+WITHOUT_TOOL = [
+    waiting(
+        "CrashLoopBackOff", "back-off", restartCount=6, lastState={"terminated": terminated(128, "StartError", NO_TOOL)}
+    ),
+    waiting("RunContainerError", NO_TOOL.replace('"', r"\"")),
+]
+
+
+@pytest.mark.parametrize("state", WITHOUT_TOOL, ids=["again and again", "at its start"])
+def test_where_the_driver_is_not_brought_in_its_tool_is_not_there(state: Object) -> None:
+    k3s = node("a", 1, handlers=("", "runc", "nvidia"))
+    runtime_class = obj("RuntimeClass", "nvidia", handler="nvidia")
+    waits = pod("x", 1, on="a", phase="Running", states=[state])
+
+    assert told(judged(k3s, runtime_class, waits)) == [("RuntimeClassNotNamed", "pod/team/x")]
+
+
+def test_one_that_runs_by_now_has_its_tool() -> None:
+    ended = {"terminated": terminated(128, "StartError", NO_TOOL)}
+    running = {"name": "main", "ready": True, "restartCount": 2, "state": {"running": {"startedAt": ago(9)}}}
+
+    assert told(judged(node("a", 1), pod("x", 1, on="a", states=[running | {"lastState": ended}]))) == []
