@@ -601,3 +601,13 @@ def test_a_node_that_goes_is_nobodys_to_uncordon() -> None:
     diagnosis = judged(node("a", cordoned=True, taints=leaves), waits("2 node(s) were unschedulable"))
 
     assert told(diagnosis) == [("NodeUnderMaintenance", "node/a")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "causes"), [("p5.48xlarge", []), ("m7i.large", [("GpusAllInUse", f"resource/{GPU}")])]
+)
+def test_a_node_with_gpus_that_joins_is_waited_for(kind: str, causes: list[tuple[str, str]]) -> None:
+    joins = node("b", None, age=2, labels={"node.kubernetes.io/instance-type": kind})
+    young = waits("1 Insufficient nvidia.com/gpu", 8, age=4)
+
+    assert told(judged(node("a"), runs("busy", 8, "a"), joins, young)) == causes

@@ -11,7 +11,7 @@ from diagnosis.cause import Found, Search
 from diagnosis.causes.unscheduled import device_claims, names, queues, refused, resources, selectors, volumes
 from diagnosis.causes.unscheduled.waiting import Room, Waiting, is_stuck, rooms, unschedulable, without
 from diagnosis.fit_error import Says
-from diagnosis.gpu_nodes import has_nvidia
+from diagnosis.gpu_nodes import devices_in, has_nvidia
 from diagnosis.placement import has, selects
 from diagnosis.snapshot import Snapshot
 
@@ -26,7 +26,7 @@ def find_unschedulable(snapshot: Snapshot) -> Iterator[Found]:
     everywhere = rooms(snapshot) if snapshot.sees("Node") else ()
     judged: dict[tuple[str, str], tuple[Waiting, list[Found]]] = {}
     for waiting in unschedulable(snapshot):
-        if _is_mended(snapshot, waiting):
+        if _is_mended(snapshot, waiting) or _is_joined(snapshot, waiting, everywhere):
             continue
         found = list(_apart_from_nodes(snapshot, waiting))
         if not found and snapshot.sees("Node") and (waiting.fit is not None or queues.is_gang(waiting)):
@@ -42,6 +42,16 @@ def find_unschedulable(snapshot: Snapshot) -> Iterator[Found]:
 def _is_mended(snapshot: Snapshot, waiting: Waiting) -> bool:
     volumes_told = waiting.fit is not None and bool(waiting.fit.of(*_BEFORE_NODES))
     return volumes_told and volumes.are_mended(snapshot, waiting)
+
+
+def _is_joined(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[Room]) -> bool:
+    """Whether a node with GPUs that would take pods so young has joined minutes ago, and does not offer them yet."""
+    made = [pod.meta.created for pod in waiting.pods if pod.meta.created is not None]
+    short = waiting.fit is not None and bool(waiting.fit.of(Says.SHORT))
+    if not short or not made or snapshot.now - min(made) > _LOOKS_AGAIN:
+        return False
+    new = (room.node for room in everywhere if refused.is_joining(snapshot, waiting.spec, room.node))
+    return any(has_nvidia(one) and selects(waiting.spec, one) and not devices_in(one.allocatable) for one in new)
 
 
 def _is_next(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[Room]) -> bool:

@@ -78,6 +78,8 @@ _UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
 _UPGRADED = frozenset(("", "upgrade-done"))
 _YOUNG = timedelta(minutes=5)
 """A new node takes so long to be ready."""
+_SETTLES = timedelta(minutes=10)
+"""Until its GPUs are offered: a driver may be built first."""
 _MOST = 8
 
 
@@ -115,6 +117,13 @@ def closed_by(spec: PodSpec, node: Node) -> list[Taint]:
         # The controller taints such a node moments later.
         return [Taint(_SILENT, "", "NoSchedule")]
     return closed
+
+
+def is_joining(snapshot: Snapshot, spec: PodSpec, node: Node) -> bool:
+    """Whether the node is new, and nothing but its own start keeps such a pod off."""
+    young = node.meta.created is not None and snapshot.now - node.meta.created < _SETTLES
+    starts = (Class.NOT_READY, Class.STARTING)
+    return young and all(class_of(one.key) in starts for one in closed_by(spec, node))
 
 
 def is_dedicated(spec: PodSpec, room: Room) -> bool:
