@@ -38,6 +38,8 @@ from healthcheck.host.program import USAGE
 from healthcheck.host.streams import complain, write_document, write_json
 
 NOTHING, CAUSES, COULD_NOT = 0, 1, 2
+_NEEDED = frozenset(("Node", "Pod"))
+"""Whoever sees neither nodes nor pods, or one of them alone, can't say that nothing is wrong."""
 _WORDS = typer.Argument(
     metavar="[KIND NAME]", help="pod NS/NAME, node NAME, job NS/NAME …; default: the whole cluster."
 )
@@ -177,4 +179,4 @@ def _end(message: str, code: int) -> NoReturn:
 def _exit_code(diagnosis: Diagnosis) -> int:
     if diagnosis.problems:
         return CAUSES
-    return COULD_NOT if diagnosis.unseen else NOTHING
+    return COULD_NOT if any(one.kind in _NEEDED for one in diagnosis.unseen) else NOTHING

@@ -190,8 +190,10 @@ def a_taint_is_withheld_while_the_budget_is_full_and_set_once_a_place_is_free(wo
     node = world.wait_for_status("fail")
     assert (node.tainted, node.record["taint"], node.severity) == (False, "withheld", "REBOOT")
     assert world.agent.metric("taint_withheld") == 1
+    # A verdict waits 2 s for its place: where the listing takes longer, as on a loaded machine, the Event says that.
     told = world.wait_for_event("TaintWithheld")
-    assert "2 of the fleet's 2 places for tainted nodes are taken" in told["message"]
+    whys = ("2 of the fleet's 2 places for tainted nodes are taken", "it has not answered yet")
+    assert any(why in told["message"] for why in whys)
 
     # It is tried again at each look, and neither written nor told again.
     before = now(world)
