@@ -28,6 +28,7 @@ from diagnosis.report.document import document
 from diagnosis.report.whole import Report
 from diagnosis.saved import SavedStateError, read_saved
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.gpu_use import USE
 from diagnosis.target import Target, TargetError, concerned, in_namespace, is_there, narrowed, parse_target, pods_of
 from healthcheck.cluster.connection import connect
 from healthcheck.cluster.errors import ClusterError
@@ -38,8 +39,8 @@ from healthcheck.host.program import USAGE
 from healthcheck.host.streams import complain, write_document, write_json
 
 NOTHING, CAUSES, COULD_NOT = 0, 1, 2
-_NEEDED = frozenset(("Node", "Pod"))
-"""Whoever sees neither nodes nor pods, or one of them alone, can't say that nothing is wrong."""
+_NEEDED = frozenset(("Node", "Pod", USE))
+"""Whoever does not see these, the last where he asked for it, can't say that nothing is wrong."""
 _WORDS = typer.Argument(
     metavar="[KIND NAME]", help="pod NS/NAME, node NAME, job NS/NAME …; default: the whole cluster."
 )

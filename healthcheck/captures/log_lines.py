@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from healthcheck.probes.kernel_log import KERNEL_FACILITY, parse_record
+from healthcheck.probes.kernel_log import KERNEL_FACILITY, parse_record, unescaped
 
 SOME_LEAP_YEAR = 2000
 """Stands in for the year that a form does not print, so that a 29th of February can be read."""
@@ -248,7 +248,7 @@ def _read_talos(text: str) -> LogLine | None:
         return None
     stamp = Stamp(wall=_wall(found, zone=found["zone"]))
     refused = _is_from_user_space(None, found["facility"])
-    message = _unescaped(found["text"] or "")
+    message = unescaped((found["text"] or "").encode("utf-8", "backslashreplace"))
     return LogLine(message, stamp, not refused, refused, host=found["host"] or "") if stamp.wall else None
 
 

@@ -80,9 +80,12 @@ def parse_record(line: bytes) -> Record | None:
 
 
 def _record(head: re.Match[bytes], line: bytes) -> Record:
-    raw = _ESCAPE.sub(lambda found: bytes([int(found[1], 16)]), line[head.end() :])
-    text = raw.decode("utf-8", "backslashreplace")
-    return Record(int(head[2]), int(head[3]) / 1e6, int(head[1]) >> 3, text)
+    return Record(int(head[2]), int(head[3]) / 1e6, int(head[1]) >> 3, unescaped(line[head.end() :]))
+
+
+def unescaped(text: bytes) -> str:
+    """The message as it was logged: /dev/kmsg writes each byte that is not plain ASCII as `\\xNN`."""
+    return _ESCAPE.sub(lambda found: bytes([int(found[1], 16)]), text).decode("utf-8", "backslashreplace")
 
 
 def is_packet_filters(text: str) -> bool:

@@ -141,6 +141,12 @@ texts = st.one_of(
 stories = st.lists(st.tuples(st.floats(0, 20), texts), min_size=1, max_size=30)
 
 
+@pytest.mark.parametrize("name", ["kmsg", "talosctl dmesg"])
+def test_what_the_kernel_escapes_is_read_as_it_was_logged(name: str) -> None:
+    text = "NVRM: Xid (PCI:0000:05:00): 31, pid=1, name=é\\x5c, text"
+    assert Reading(capture(FORMS[name], records((1.0, text)))).texts == [text]
+
+
 @given(stories, st.sampled_from(sorted(FORMS)))
 def test_any_story_read_back_is_the_story(steps: list[tuple[float, str]], name: str) -> None:
     at, told = 0.0, []
