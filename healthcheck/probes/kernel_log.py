@@ -84,7 +84,7 @@ def _record(head: re.Match[bytes], line: bytes) -> Record:
 
 
 def unescaped(text: bytes) -> str:
-    r"""The message as it was logged: /dev/kmsg writes each byte that is not plain ASCII as `\\xNN`."""
+    r"""The message as it was logged: /dev/kmsg writes each byte that is not plain ASCII as `\xNN`."""
     return _ESCAPE.sub(lambda found: bytes([int(found[1], 16)]), text).decode("utf-8", "backslashreplace")
 
 
