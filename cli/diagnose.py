@@ -66,7 +66,9 @@ class _Place:
 
 def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
     words: Annotated[list[str] | None, _WORDS] = None,
-    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Only what is in it, and its nodes.")] = "",
+    namespace: Annotated[
+        str, typer.Option("--namespace", "-n", help="Only what lies in it, or keeps it from work.")
+    ] = "",
     saved: Annotated[
         list[Path] | None,
         typer.Option(
@@ -105,7 +107,8 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
     _must_exist(snapshot, target)
     report = _report(snapshot, target, namespace, old)
     output = Output.JSON if as_json else output
-    if output is not Output.TERMINAL:
+    if output is not Output.TERMINAL and (target is None or target.kind != "Pod"):
+        # Of one pod only what it depends on was looked at: that is no picture of the cluster.
         report = replace(report, cluster=allocation(snapshot), components=component_table(snapshot))
     _print(report, output)
     raise typer.Exit(_exit_code(report.diagnosis))

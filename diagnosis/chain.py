@@ -54,7 +54,7 @@ def chains_of(pods: Iterable[Pod], problems: Iterable[Problem]) -> tuple[Chain, 
 
 
 def chain(pod: Pod, problems: Iterable[Problem]) -> tuple[Step, ...]:
-    """Every link in order. A pod that has passed a broken link works all the same: then the link is fine."""
+    """Every link in order. One with a problem is broken, also where the pod has come past it before."""
     passed = dict(_passed(pod))
     stands_at = next((link for link in Link if link not in passed), Link.RUNNING)
     broken: dict[Link, list[Problem]] = {}

@@ -93,7 +93,8 @@ class Collector:
         try:
             error = self._list(kind, where(kind))
             if isinstance(error, Forbidden) and namespace and kind.namespaced:
-                error = self._list(kind, [(namespace, {})])
+                # By the same queries: of ConfigMaps only those of our names are anybody's business.
+                error = self._list(kind, [(namespace, query) for _, query in where(kind)])
                 if error is None and kind.kind in OF_COMPONENTS:
                     self.missing[kind.kind] = f"only those of the namespace {namespace} may be listed"
         finally:
