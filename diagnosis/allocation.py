@@ -10,7 +10,8 @@ from decimal import Decimal
 
 from diagnosis.gpu_nodes import GPU, GPU_DRIVERS, MIG, SHARED, devices_in, gpu_nodes
 from diagnosis.gpus import gpu_pods
-from diagnosis.hami_cards import Card, Share, registered, shares
+from diagnosis.hami.grants import Share, shares
+from diagnosis.hami.registration import Card, registered
 from diagnosis.placement import ZERO, asked_by, held_on
 from diagnosis.quantity import amount
 from diagnosis.snapshot import Snapshot

@@ -1,0 +1,150 @@
+"""What HAMi's scheduler gave a pod of cards, and how far that got. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import Enum
+
+from diagnosis.hami.words import LONGEST_TEXT, MOST_PARTS, epoch, whole, word
+from diagnosis.snapshot.meta import Meta
+from diagnosis.snapshot.reading import Fields
+from healthcheck.text import strict_json
+
+NODE = "hami.io/vgpu-node"
+TIME = "hami.io/vgpu-time"
+ALLOCATED = "hami.io/vgpu-devices-allocated"
+TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
+MIG_ALLOCATIONS = "hami.io/vgpu-mig-allocations"
+BIND_PHASE = "hami.io/bind-phase"
+BIND_TIME = "hami.io/bind-time"
+_OF_ANY = re.compile(r"hami\.io/([A-Za-z0-9_.-]{1,60})-devices-allocated\Z", re.ASCII)
+_NVIDIA = "vgpu"
+
+
+class BindPhase(Enum):
+    """The value is the annotation's."""
+
+    ALLOCATING = "allocating"
+    """The scheduler has bound it, and the device plugin has not answered."""
+    SUCCESS = "success"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one container was given of one card, in MiB and percent."""
+
+    uuid: str
+    memory: int
+    cores: int
+    kind: str = "NVIDIA"
+
+
+@dataclass(frozen=True, slots=True)
+class MigInstance:
+    """One that HAMi makes or has made for a container, counted from the pod's first init container."""
+
+    container: int
+    uuid: str
+    profile: str
+    start: int
+    size: int
+
+
+Containers = tuple[tuple[Share, ...], ...]
+"""By container, init containers first; an empty one has no card."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """All of a pod's annotations from HAMi's scheduler and device plugin. `unreadable`: of which nothing was read."""
+
+    node: str = ""
+    at: datetime | None = None
+    containers: Containers = ()
+    outstanding: Containers = ()
+    """What the device plugin has not yet handed out."""
+    phase: BindPhase | None = None
+    bound_at: datetime | None = None
+    mig: tuple[MigInstance, ...] = ()
+    others: Mapping[str, Containers] = field(default_factory=dict)
+    """Of other vendors' cards, by vendor: `dcu`, `mlu`, `Ascend910B`."""
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """By annotation, why."""
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        return tuple(one for shares in self.containers for one in shares)
+
+
+def grant(meta: Meta) -> Grant | None:
+    """None for a pod on which HAMi's scheduler has written nothing."""
+    annotations = meta.annotations
+    vendors = {match[1]: key for key in annotations if (match := _OF_ANY.match(key))}
+    if not vendors and not {NODE, TO_ALLOCATE, BIND_PHASE} & annotations.keys():
+        return None
+    unreadable: dict[str, str] = {}
+
+    def of(key: str) -> Containers:
+        try:
+            return tuple(_containers(annotations.get(key, "")))
+        except ValueError as error:
+            unreadable[key] = word(str(error))
+            return ()
+
+    phase = annotations.get(BIND_PHASE, "")
+    return Grant(
+        word(annotations.get(NODE, "")),
+        epoch(annotations.get(TIME, "")),
+        of(ALLOCATED),
+        of(TO_ALLOCATE),
+        next((one for one in BindPhase if one.value == phase), None),
+        epoch(annotations.get(BIND_TIME, "")),
+        _instances(annotations.get(MIG_ALLOCATIONS, ""), unreadable),
+        {vendor: of(key) for vendor, key in sorted(vendors.items()) if vendor != _NVIDIA},
+        unreadable,
+    )
+
+
+def shares(meta: Meta) -> tuple[Share, ...]:
+    """Of NVIDIA's cards what all containers of a pod were given."""
+    told = grant(meta)
+    return told.shares if told is not None else ()
+
+
+def _containers(text: str) -> Iterator[tuple[Share, ...]]:
+    if len(text) > LONGEST_TEXT:
+        raise ValueError("it is too long")
+    # Each container ends with a semicolon.
+    for container in text.split(";")[:MOST_PARTS][: text.count(";") or 1]:
+        yield tuple(_share(part) for part in container.split(":")[:MOST_PARTS] if part.strip())
+
+
+def _share(part: str) -> Share:
+    words = part.split(",")
+    if len(words) < 4 or not words[0] or not words[1]:
+        raise ValueError("a device is UUID, type, memory and cores")
+    return Share(word(words[0]), whole(words[2]), whole(words[3]), word(words[1]))
+
+
+def _instances(text: str, unreadable: dict[str, str]) -> tuple[MigInstance, ...]:
+    if not text:
+        return ()
+    try:
+        listed = strict_json.loads(text, LONGEST_TEXT)
+    except ValueError as error:
+        unreadable[MIG_ALLOCATIONS] = word(str(error))
+        return ()
+    return tuple(
+        MigInstance(
+            one.number("containerIndex") or 0,
+            word(one.text("gpuUUID")),
+            word(one.text("profile")),
+            one.number("placement", "start") or 0,
+            one.number("placement", "size") or 0,
+        )
+        for one in Fields({"listed": listed}).each("listed")
+    )

@@ -1,0 +1,93 @@
+"""What scheduler and device plugin last wrote to each other on a node. Pure.
+
+Since HAMi 2.8 no plugin answers: a request of days ago stands on healthy nodes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, timezone
+from enum import Enum
+
+from diagnosis.hami.words import epoch, word
+from diagnosis.snapshot.nodes import Node
+from healthcheck.text.moments import held
+
+_KEY = re.compile(r"hami\.io/node-handshake(?:-([A-Za-z0-9_.-]{1,60}))?\Z", re.ASCII)
+_AT = re.compile(
+    r"(\d{4})[-.](\d{2})[-.](\d{2})[ T](\d{2}):(\d{2}):(\d{2})(?:\.\d{1,9})?(?:(Z)| ?([+-])(\d{2}):?(\d{2}))?", re.ASCII
+)
+_EAST, _WEST = timedelta(hours=14), timedelta(hours=12)
+"""A clock without its zone may stand so far from UTC."""
+
+
+class Said(Enum):
+    """The value is the annotation's first word."""
+
+    REPORTED = "Reported"
+    """The plugin has answered: up to 2.7."""
+    REQUESTING = "Requesting"
+    """The scheduler has asked."""
+    DELETED = "Deleted"
+    """The scheduler gave the node up."""
+    OTHER = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Handshake:
+    """`vendor` '' is NVIDIA. `zoned`: whether the time told its zone; else it is taken for UTC."""
+
+    vendor: str
+    said: Said
+    at: datetime | None
+    zoned: bool
+    text: str
+
+    def older_than(self, age: timedelta, now: datetime) -> bool | None:
+        """None: it depends on the zone, which nobody tells, or there is no time in it."""
+        if self.at is None:
+            return None
+        passed = now - self.at
+        if self.zoned:
+            return passed > age
+        if passed - _WEST > age:
+            return True
+        return False if passed + _EAST <= age else None
+
+
+def handshakes(node: Node) -> tuple[Handshake, ...]:
+    """By vendor, NVIDIA's first."""
+    found = []
+    for key, text in node.meta.annotations.items():
+        if match := _KEY.match(key):
+            found.append(_read(match[1] or "", text))
+    return tuple(sorted(found, key=lambda one: one.vendor))
+
+
+def handshake(node: Node) -> Handshake | None:
+    """NVIDIA's."""
+    return next((one for one in handshakes(node) if not one.vendor), None)
+
+
+def _read(vendor: str, text: str) -> Handshake:
+    first, _, rest = text.replace("_", " ", 1).partition(" ")
+    said = next((one for one in Said if one.value and one.value == first), Said.OTHER)
+    at = epoch(text.strip())
+    if at is not None:
+        return Handshake(vendor, said, at, zoned=True, text=word(text))
+    match = _AT.match(rest)
+    at = _moment(match) if match else None
+    return Handshake(vendor, said, at, match is not None and bool(match[7] or match[8]), word(text))
+
+
+def _moment(match: re.Match[str]) -> datetime | None:
+    year, month, day, hour, minute, second = (int(one) for one in match.groups()[:6])
+    east = timedelta()
+    if match[8]:
+        east = timedelta(hours=int(match[9]), minutes=int(match[10])) * (1 if match[8] == "+" else -1)
+    try:
+        zone = timezone(east) if east else UTC
+        return held(datetime(year, month, day, hour, minute, second, tzinfo=zone))
+    except ValueError:
+        return None

@@ -1,0 +1,34 @@
+"""The lock that a scheduler sets on a node while a pod is bound there. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from diagnosis.hami.words import word
+from diagnosis.snapshot.meta import subject
+from diagnosis.snapshot.nodes import Node
+from healthcheck.text.moments import moment_or_none
+
+LOCK = "hami.io/mutex.lock"
+EXPIRES = timedelta(minutes=5)
+"""Unless `HAMI_NODELOCK_EXPIRE` (from 2.7) says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLock:
+    """`at` None: nobody can read when. `pod` is the subject of its owner, '' where an older HAMi does not tell it."""
+
+    at: datetime | None
+    pod: str = ""
+    text: str = ""
+
+
+def node_lock(node: Node) -> NodeLock | None:
+    text = node.meta.annotations.get(LOCK)
+    if text is None:
+        return None
+    at, _, owner = text.partition(",")
+    namespace, _, name = owner.partition(",")
+    pod = subject("Pod", word(namespace), word(name)) if namespace and name else ""
+    return NodeLock(moment_or_none(at.strip()), pod, word(text))

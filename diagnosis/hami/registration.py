@@ -1,0 +1,148 @@
+"""The cards that a node's device plugin registered in its annotations. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from diagnosis.gpu_nodes import HAMI_REGISTER
+from diagnosis.hami.words import LONGEST_TEXT, MOST_PARTS, flag, listed, whole, word
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.reading import Fields
+from healthcheck.text import strict_json
+
+CORDON = "hami.io/device-cordon"
+HAMI_CORE = "hami-core"
+MIG_MODE = "mig"
+_KEY = re.compile(r"hami\.io/node-(?:register-([A-Za-z0-9_.-]{1,60})|([A-Za-z0-9_.-]{1,60})-register)\Z", re.ASCII)
+
+
+class Form(Enum):
+    """How a registration is written. A scheduler reads only the one of its own version."""
+
+    JSON = "JSON, as HAMi 2.8 and later read it"
+    TEXT = "text, as HAMi up to 2.7 reads it"
+
+
+@dataclass(frozen=True, slots=True)
+class MigProfile:
+    """A shape of MIG instance that a card allows. `placements`: first slice and number of slices."""
+
+    name: str
+    memory: int
+    cores: int
+    slices: int
+    placements: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """As its node registered it. `slots` pods may share it; `memory` is in MiB, and may be scaled beyond its own."""
+
+    uuid: str
+    index: int
+    slots: int
+    memory: int
+    cores: int
+    kind: str
+    healthy: bool
+    numa: int = 0
+    mode: str = HAMI_CORE
+    profiles: tuple[MigProfile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """One annotation. `unreadable` says why no scheduler can read it, and that there are no cards for that."""
+
+    vendor: str
+    """`nvidia`, `dcu`, `Ascend910B`"""
+    form: Form
+    cards: tuple[Card, ...] = ()
+    unreadable: str = ""
+
+
+def registrations(node: Node) -> tuple[Registration, ...]:
+    """All vendors' of a node, by vendor."""
+    found = []
+    for key, text in node.meta.annotations.items():
+        if match := _KEY.match(key):
+            found.append(_read(match[1] or match[2], text))
+    return tuple(sorted(found, key=lambda one: one.vendor))
+
+
+def registration(node: Node) -> Registration | None:
+    """That of NVIDIA's cards; None where there is none."""
+    text = node.meta.annotations.get(HAMI_REGISTER)
+    return None if text is None else _read("nvidia", text)
+
+
+def registered(node: Node) -> tuple[Card, ...]:
+    """NVIDIA's cards of the node; none where its registration can't be read."""
+    told = registration(node)
+    return told.cards if told is not None else ()
+
+
+def cordoned(node: Node) -> frozenset[str]:
+    """Cards that a person keeps from new pods. HAMi before 2.10 does not look at it."""
+    return frozenset(listed(node.meta.annotations.get(CORDON, "")))
+
+
+def _read(vendor: str, text: str) -> Registration:
+    form = Form.JSON if text.lstrip().startswith("[") else Form.TEXT
+    try:
+        cards = tuple(_from_json(text) if form is Form.JSON else _from_text(text))
+    except ValueError as error:
+        return Registration(vendor, form, (), word(str(error)))
+    return Registration(vendor, form, cards)
+
+
+def _from_json(text: str) -> Iterator[Card]:
+    """Go leaves out what is zero or false."""
+    listed_cards = strict_json.loads(text, LONGEST_TEXT)
+    if len(listed_cards) > MOST_PARTS or not all(isinstance(one, dict) for one in listed_cards):
+        raise ValueError("it lists more than cards")
+    for one in map(Fields, listed_cards):
+        slots, memory, cores = (_amount(one, key) for key in ("count", "devmem", "devcore"))
+        yield Card(
+            word(one.text("id")),
+            _amount(one, "index"),
+            slots,
+            memory,
+            cores,
+            word(one.text("type")),
+            one.flag("health"),
+            one.number("numa") or 0,
+            word(one.text("mode")),
+            tuple(_profile(profile) for profile in one.each("migProfiles")),
+        )
+
+
+def _amount(card: Fields, key: str) -> int:
+    if not card.has(key):
+        return 0
+    number = card.number(key)
+    return whole("no number" if number is None else str(number))
+
+
+def _profile(raw: Fields) -> MigProfile:
+    placements = tuple((_amount(one, "start"), _amount(one, "size")) for one in raw.each("placements"))
+    memory, cores, slices = (_amount(raw, key) for key in ("memoryMB", "core", "sliceCount"))
+    return MigProfile(word(raw.text("name")), memory, cores, slices, placements)
+
+
+def _from_text(text: str) -> Iterator[Card]:
+    """One card that can't be read makes none of them readable: so HAMi has it."""
+    if len(text) > LONGEST_TEXT or ":" not in text:
+        raise ValueError("no card in it ends with a colon" if len(text) <= LONGEST_TEXT else "it is too long")
+    for number, part in enumerate(one for one in text.split(":") if one):
+        words = part.split(",")
+        if len(words) not in (7, 9) or number >= MOST_PARTS:
+            raise ValueError(f"a card of {len(words)} fields: 7 or 9 are known")
+        slots, memory, cores = (whole(one) for one in words[1:4])
+        index = whole(words[7]) if len(words) == 9 else number
+        numa = -whole(words[5][1:]) if words[5].startswith("-") else whole(words[5])
+        mode = word(words[8]) if len(words) == 9 else HAMI_CORE
+        yield Card(word(words[0]), index, slots, memory, cores, word(words[4]), flag(words[6]), numa, mode)

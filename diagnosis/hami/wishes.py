@@ -1,0 +1,62 @@
+"""What a pod's own annotations tell HAMi of cards that it wants. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from diagnosis.hami.words import flag, word
+from diagnosis.snapshot.meta import Meta
+
+USE_TYPE = "nvidia.com/use-gputype"
+AVOID_TYPE = "nvidia.com/nouse-gputype"
+USE_UUID = "nvidia.com/use-gpuuuid"
+AVOID_UUID = "nvidia.com/nouse-gpuuuid"
+NUMA_BIND = "nvidia.com/numa-bind"
+MODE = "nvidia.com/vgpu-mode"
+NODE_POLICY = "hami.io/node-scheduler-policy"
+GPU_POLICY = "hami.io/gpu-scheduler-policy"
+NODE_POLICIES = ("binpack", "spread")
+GPU_POLICIES = ("binpack", "spread", "topology-aware", "mutex", "numa")
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """None is what the pod does not say; lists are as it wrote them, also empty."""
+
+    use_types: tuple[str, ...] | None = None
+    avoid_types: tuple[str, ...] | None = None
+    use_uuids: tuple[str, ...] | None = None
+    avoid_uuids: tuple[str, ...] | None = None
+    numa_bind: bool = False
+    mode: str | None = None
+    node_policy: str | None = None
+    gpu_policy: str | None = None
+
+
+def wishes(meta: Meta) -> Wishes:
+    told = meta.annotations
+    return Wishes(
+        _list(told.get(USE_TYPE)),
+        _list(told.get(AVOID_TYPE)),
+        _list(told.get(USE_UUID)),
+        _list(told.get(AVOID_UUID)),
+        _binds(told.get(NUMA_BIND, "")),
+        _word(told.get(MODE)),
+        _word(told.get(NODE_POLICY)),
+        _word(told.get(GPU_POLICY)),
+    )
+
+
+def _list(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(word(one) for one in text.split(",")[:256])
+
+
+def _word(text: str | None) -> str | None:
+    return None if text is None else word(text)
+
+
+def _binds(text: str) -> bool:
+    try:
+        return flag(text)
+    except ValueError:
+        return False

@@ -1,0 +1,252 @@
+"""What HAMi of each version writes on nodes and pods, as it is read."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from diagnosis.hami.grants import BindPhase, MigInstance, Share, grant
+from diagnosis.hami.handshake import Said, handshake, handshakes
+from diagnosis.hami.node_lock import node_lock
+from diagnosis.hami.registration import Card, Form, MigProfile, cordoned, registration, registrations
+from diagnosis.hami.wishes import Wishes, wishes
+from diagnosis.snapshot.meta import Meta
+from diagnosis.snapshot.nodes import Node
+from tests.hostile import ANY_TEXT
+
+NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
+REGISTER = "hami.io/node-nvidia-register"
+V100 = {"id": "GPU-1", "count": 10, "devmem": 32768, "devcore": 100, "type": "NVIDIA-Tesla V100-PCIE-32GB"}
+"""As Go writes the first card of the first NUMA node: what is 0 or false is left out."""
+A100 = V100 | {"id": "GPU-2", "index": 1, "numa": 1, "mode": "mig", "health": True}
+PROFILE = {"name": "1g.10gb", "memoryMB": 9856, "core": 14, "sliceCount": 1, "placements": [{"size": 1}, {"start": 6}]}
+
+
+def on_node(**annotations: str) -> Node:
+    keys = {key.replace("_", "-"): one for key, one in annotations.items()}
+    return Node(Meta("Node", "", "a", annotations={f"hami.io/{key}": one for key, one in keys.items()}))
+
+
+def registered_as(text: str) -> Node:
+    return Node(Meta("Node", "", "a", annotations={REGISTER: text}))
+
+
+def on_pod(annotations: dict[str, str]) -> Meta:
+    return Meta("Pod", "team", "x", annotations=annotations)
+
+
+CARDS: list[tuple[str, Form, list[Card]]] = [
+    (
+        json.dumps([V100, A100 | {"migProfiles": [PROFILE]}]),
+        Form.JSON,
+        [
+            Card("GPU-1", 0, 10, 32768, 100, V100["type"], healthy=False, numa=0, mode=""),  # type: ignore[arg-type]
+            Card(
+                "GPU-2",
+                1,
+                10,
+                32768,
+                100,
+                str(V100["type"]),
+                healthy=True,
+                numa=1,
+                mode="mig",
+                profiles=(MigProfile("1g.10gb", 9856, 14, 1, ((0, 1), (6, 0))),),
+            ),
+        ],
+    ),
+    ("[]", Form.JSON, []),
+    (
+        "GPU-1,10,32768,100,NVIDIA-V100,0,true:GPU-2,10,32768,100,NVIDIA-V100,1,false:",
+        Form.TEXT,
+        [
+            Card("GPU-1", 0, 10, 32768, 100, "NVIDIA-V100", healthy=True),
+            Card("GPU-2", 1, 10, 32768, 100, "NVIDIA-V100", healthy=False, numa=1),
+        ],
+    ),
+    (
+        "GPU-1,4,49152,200,NVIDIA-NVIDIA A40,-1,true,3,mig:",
+        Form.TEXT,
+        [Card("GPU-1", 3, 4, 49152, 200, "NVIDIA-NVIDIA A40", healthy=True, numa=-1, mode="mig")],
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "form", "cards"), CARDS, ids=["json", "no card", "7 fields", "9 fields"])
+def test_each_versions_registration_is_read(text: str, form: Form, cards: list[Card]) -> None:
+    told = registration(registered_as(text))
+    assert told is not None
+    assert (told.form, list(told.cards), told.unreadable) == (form, cards, "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "none",
+        "GPU-1,10,32768,100,NVIDIA-V100,0,true",
+        "GPU-1,10,32768,100,NVIDIA-V100,0:",
+        "GPU-1,10,32768,100,NVIDIA-V100,0,true:GPU-2,ten,32768,100,NVIDIA-V100,0,true:",
+        "GPU-1,10,32768,100,NVIDIA-V100,0,perhaps:",
+        "GPU-1,10,99999999999,100,NVIDIA-V100,0,true:",
+        '[{"id": "GPU-1", "count": "ten"}]',
+        '[{"id": "GPU-1", "devmem": -1}]',
+        '[{"id": "GPU-1", "devmem": 1.5}]',
+        "[null]",
+        "[" * 5000,
+    ],
+)
+def test_a_registration_that_hami_refuses_is_one_that_nobody_can_read(text: str) -> None:
+    told = registration(registered_as(text))
+    assert told is not None
+    assert told.unreadable
+    assert not told.cards
+
+
+def test_other_vendors_register_in_the_same_forms() -> None:
+    node = on_node(node_dcu_register="D1,4,16384,100,DCU,0,true,0,hami-core:", node_register_Ascend910B="[]")
+    assert [(one.vendor, one.form, len(one.cards)) for one in registrations(node)] == [
+        ("Ascend910B", Form.JSON, 0),
+        ("dcu", Form.TEXT, 1),
+    ]
+
+
+HANDSHAKES: list[tuple[str, Said, datetime | None, bool]] = [
+    (
+        "Reported 2024-01-23 04:30:04.434037031 +0000 UTC m=+1104711.77",
+        Said.REPORTED,
+        datetime(2024, 1, 23, 4, 30, 4, tzinfo=UTC),
+        True,
+    ),
+    (
+        "Reported 2024-01-23 12:30:04.4 +0800 CST m=+1",
+        Said.REPORTED,
+        datetime(2024, 1, 23, 4, 30, 4, tzinfo=UTC),
+        True,
+    ),
+    ("Requesting_2024.01.23 04:30:04", Said.REQUESTING, datetime(2024, 1, 23, 4, 30, 4, tzinfo=UTC), False),
+    ("Requesting_2026-07-16 10:08:42", Said.REQUESTING, datetime(2026, 7, 16, 10, 8, 42, tzinfo=UTC), False),
+    ("Deleted_2026-07-16 10:08:42", Said.DELETED, datetime(2026, 7, 16, 10, 8, 42, tzinfo=UTC), False),
+    ("1784196522", Said.OTHER, datetime(2026, 7, 16, 10, 8, 42, tzinfo=UTC), True),
+    ("Requesting_2026-13-16 10:08:42", Said.REQUESTING, None, False),
+    ("anything", Said.OTHER, None, False),
+]
+
+
+@pytest.mark.parametrize(("text", "said", "at", "zoned"), HANDSHAKES)
+def test_each_versions_handshake_is_read(text: str, said: Said, at: datetime | None, zoned: bool) -> None:
+    told = handshake(on_node(node_handshake=text))
+    assert told is not None
+    assert (told.said, told.at) == (said, at)
+    assert told.at is None or told.zoned == zoned
+
+
+def test_a_time_without_its_zone_is_old_only_beyond_all_zones() -> None:
+    def old(text: str) -> bool | None:
+        told = handshake(on_node(node_handshake=text))
+        assert told is not None
+        return told.older_than(timedelta(minutes=1), NOW)
+
+    assert old("Requesting_2026-11-21 12:00:00") is True
+    assert old("Requesting_2026-11-22 04:00:00") is None
+    assert old("Reported 2026-11-22 11:58:00 +0000 UTC") is True
+    assert old("Reported 2026-11-22 11:59:30 +0000 UTC") is False
+    assert old("Requesting_2026-11-23 02:00:00") is False
+
+
+def test_each_vendor_has_a_handshake_of_its_own() -> None:
+    node = on_node(node_handshake_dcu="Requesting_2026-07-16 10:08:42", node_handshake="anything")
+    assert [one.vendor for one in handshakes(node)] == ["", "dcu"]
+
+
+@pytest.mark.parametrize(
+    ("text", "at", "pod"),
+    [
+        ("2026-11-22T11:50:00Z,team,trainer-0", datetime(2026, 11, 22, 11, 50, tzinfo=UTC), "pod/team/trainer-0"),
+        ("2026-11-22T19:50:00+08:00", datetime(2026, 11, 22, 11, 50, tzinfo=UTC), ""),
+        ("soon,team", None, ""),
+    ],
+)
+def test_a_lock_tells_since_when_and_for_whom(text: str, at: datetime | None, pod: str) -> None:
+    told = node_lock(Node(Meta("Node", "", "a", annotations={"hami.io/mutex.lock": text})))
+    assert told is not None
+    assert (told.at, told.pod) == (at, pod)
+
+
+def test_a_pods_grant_is_read_container_by_container() -> None:
+    told = grant(
+        on_pod(
+            {
+                "hami.io/vgpu-node": "gpu-1",
+                "hami.io/vgpu-time": "1784196522",
+                "hami.io/vgpu-devices-allocated": ";GPU-1,NVIDIA,4096,30:GPU-2,NVIDIA,4096,30:;GPU-1,NVIDIA,1,0:;",
+                "hami.io/vgpu-devices-to-allocate": ";;",
+                "hami.io/dcu-devices-allocated": "D1,DCU,1024,10:;",
+                "hami.io/bind-phase": "allocating",
+                "hami.io/bind-time": "1784196523",
+                "hami.io/vgpu-mig-allocations": json.dumps(
+                    [{"containerIndex": 1, "gpuUUID": "GPU-1", "profile": "1g.10gb", "placement": {"size": 1}}]
+                ),
+            }
+        )
+    )
+    assert told is not None
+    assert (told.node, told.phase, told.unreadable) == ("gpu-1", BindPhase.ALLOCATING, {})
+    assert told.containers == (
+        (),
+        (Share("GPU-1", 4096, 30), Share("GPU-2", 4096, 30)),
+        (Share("GPU-1", 1, 0),),
+    )
+    assert told.outstanding == ((), ())
+    assert told.mig == (MigInstance(1, "GPU-1", "1g.10gb", 0, 1),)
+    assert told.others == {"dcu": ((Share("D1", 1024, 10, "DCU"),),)}
+
+
+def test_a_pod_that_hami_never_saw_has_no_grant() -> None:
+    assert grant(on_pod({"nvidia.com/use-gputype": "A100"})) is None
+
+
+@pytest.mark.parametrize("text", ["GPU-1,NVIDIA,4096:;", "GPU-1,NVIDIA,many,0:;", ",NVIDIA,1,0:;", "x" * 100_000])
+def test_a_grant_that_hami_refuses_is_named_with_its_annotation(text: str) -> None:
+    told = grant(on_pod({"hami.io/vgpu-devices-allocated": text}))
+    assert told is not None
+    assert list(told.unreadable) == ["hami.io/vgpu-devices-allocated"]
+
+
+def test_wishes_are_what_the_pod_says() -> None:
+    told = wishes(
+        on_pod(
+            {
+                "nvidia.com/use-gputype": "A100,h100",
+                "nvidia.com/nouse-gpuuuid": " GPU-1 , GPU-2",
+                "nvidia.com/numa-bind": "T",
+                "nvidia.com/vgpu-mode": "mig",
+                "hami.io/gpu-scheduler-policy": "mutex",
+            }
+        )
+    )
+    assert told == Wishes(
+        use_types=("A100", "h100"),
+        avoid_uuids=(" GPU-1 ", " GPU-2"),
+        numa_bind=True,
+        mode="mig",
+        gpu_policy="mutex",
+    )
+
+
+def test_cards_that_a_person_cordoned_are_listed() -> None:
+    assert cordoned(on_node(device_cordon=" GPU-1, ,GPU-2")) == {"GPU-1", "GPU-2"}
+
+
+@given(text=ANY_TEXT)
+def test_no_text_breaks_a_reader(text: str) -> None:
+    keys = (REGISTER, "hami.io/node-handshake", "hami.io/mutex.lock", "hami.io/device-cordon")
+    node = Node(Meta("Node", "", "a", annotations=dict.fromkeys(keys, text)))
+    told: list[Any] = [*registrations(node), handshake(node), node_lock(node), cordoned(node)]
+    pod = on_pod(dict.fromkeys(("hami.io/vgpu-devices-allocated", "hami.io/vgpu-node", "nvidia.com/vgpu-mode"), text))
+    told += [grant(pod), wishes(pod)]
+    assert len(repr(told)) < 20_000
