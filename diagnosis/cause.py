@@ -101,6 +101,8 @@ class Search:
     causes: tuple[Cause, ...]
     needs: tuple[str, ...]
     find: Find
+    concerns: Callable[[Snapshot], bool] | None = None
+    """Whether the cluster has what the search is about; where it has not, nothing is asked and nothing told."""
 
 
 def command(*words: str) -> str:

@@ -140,7 +140,7 @@ def _suspects(snapshot: Snapshot) -> Iterator[tuple[Pod, str, bool]]:
 def _without_gpus(snapshot: Snapshot) -> Iterator[tuple[Pod, str, bool]]:
     """Device plugins that run on a GPU node which offers nothing: what they see stands in their log alone."""
     for one in components(snapshot):
-        for pod in one.pods if one.role is Role.DEVICE_PLUGIN else ():
+        for pod in one.pods if one.role in (Role.DEVICE_PLUGIN, Role.HAMI_PLUGIN) else ():
             node = snapshot.by_node.get(pod.spec.node)
             if node is not None and is_ready(pod) and has_nvidia(node) and not offers_gpus(node):
                 yield from ((pod, state.name, False) for state in pod.states if not state.init)

@@ -194,7 +194,7 @@ def _of_workload(role: Role, one: Workload, pods: list[Pod]) -> Component:
     assert one.spec is not None
     # Its pods tell the truth; the workload's own count may be behind.
     ready = sum(map(is_ready, pods)) if any(not pod.over for pod in pods) else one.ready or 0
-    return Component(role, one.meta, version_of(one.spec), one.wanted, one.made, ready, one.spec, tuple(pods))
+    return Component(role, one.meta, version_of(one.spec, role), one.wanted, one.made, ready, one.spec, tuple(pods))
 
 
 def _of_pods(subject: str, pods: list[Pod]) -> Component | None:
@@ -209,12 +209,18 @@ def _of_pods(subject: str, pods: list[Pod]) -> Component | None:
     kind, _, name = subject.partition("/")
     meta = Meta(_KINDS.get(kind, first.meta.kind), first.meta.namespace, name.rpartition("/")[2])
     number, ready = len(living), sum(map(is_ready, living))
-    return Component(role, meta, version_of(first.spec), number, number, ready, first.spec, tuple(pods))
+    return Component(role, meta, version_of(first.spec, role), number, number, ready, first.spec, tuple(pods))
 
 
-def version_of(spec: PodSpec) -> str:
-    """The tag of the image that its first container runs, or the beginning of its digest."""
-    image = next((one.image for one in spec.containers if not one.init), "")
+def version_of(spec: PodSpec, role: Role | None = None) -> str:
+    """The tag of the image that its first container runs, or the beginning of its digest.
+
+    HAMi's scheduler is its second one: the first is Kubernetes' own, which asks it.
+    """
+    running = [one for one in spec.containers if not one.init]
+    if role is Role.HAMI_SCHEDULER:
+        running.sort(key=lambda one: "extender" not in one.name)
+    image = next((one.image for one in running), "")
     name, _, digest = image.partition("@")
     tag = name.rpartition("/")[2].partition(":")[2]
     return tag or digest[:19]

@@ -49,6 +49,8 @@ def diagnose(snapshot: Snapshot, searches: Iterable[Search] = SEARCHES) -> Diagn
     found: list[Found] = []
     unseen: list[Unseen] = []
     for search in searches:
+        if search.concerns is not None and not search.concerns(snapshot):
+            continue
         lacking = [kind for kind in search.needs if not snapshot.sees(kind)]
         if lacking:
             names = ", ".join(one.name for one in search.causes)

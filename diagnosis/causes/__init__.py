@@ -20,6 +20,7 @@ from diagnosis.causes import (
     upkeep,
     verdicts,
 )
+from diagnosis.causes.hami import searches as hami
 
 SEARCHES: tuple[Search, ...] = (
     *admission.SEARCHES,
@@ -33,6 +34,7 @@ SEARCHES: tuple[Search, ...] = (
     *nodes.SEARCHES,
     *components.SEARCHES,
     *device_plugins.SEARCHES,
+    *hami.SEARCHES,
     *node_labels.SEARCHES,
     *upkeep.SEARCHES,
     *other_devices.SEARCHES,

@@ -25,13 +25,14 @@ from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 
 _OPERATOR = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/troubleshooting.html"
+HAMI_DOCS = "https://project-hami.io/docs/troubleshooting/troubleshooting"
 _BUILDS = timedelta(minutes=30)
 """A driver container may compile the driver; its own startup probe waits 20 minutes."""
 
 
-def _cause(name: str, severity: Severity, means: str) -> Cause:
+def _cause(name: str, severity: Severity, means: str, source: str = _OPERATOR) -> Cause:
     remedy = "Read its pod's state and its last log lines, and mend what they name."
-    return Cause(name, severity, None, means, remedy, _OPERATOR)
+    return Cause(name, severity, None, means, remedy, source)
 
 
 NOT_READY: Mapping[Role, Cause] = {
@@ -84,6 +85,18 @@ NOT_READY: Mapping[Role, Cause] = {
     Role.EFA_PLUGIN: _cause(
         "EfaPluginNotReady", Severity.MEDIUM, "The EFA device plugin does not work: no pod gets EFA devices there."
     ),
+    Role.HAMI_SCHEDULER: _cause(
+        "HamiSchedulerNotReady",
+        Severity.HIGH,
+        "HAMi's scheduler does not run: its webhook lets pods pass by, and nobody places those that wait for it.",
+        HAMI_DOCS,
+    ),
+    Role.HAMI_PLUGIN: _cause(
+        "HamiDevicePluginNotReady",
+        Severity.HIGH,
+        "HAMi's device plugin does not work on a GPU node: its cards are not registered, and none is given out.",
+        HAMI_DOCS,
+    ),
     Role.AGENT: _cause(
         "HealthAgentNotReady", Severity.MEDIUM, "This system's agent does not work on a node: nobody judges its GPUs."
     ),
@@ -91,7 +104,6 @@ NOT_READY: Mapping[Role, Cause] = {
         "SweeperNotReady", Severity.LOW, "This system's sweeper does not run: nobody begins deep tests."
     ),
 }
-"""HAMi's own are another family's."""
 VALIDATION = Cause(
     "ValidationHangs",
     Severity.HIGH,
@@ -118,6 +130,7 @@ _ADVICE = {
 _STANDS_ON = {
     Role.TOOLKIT: (Role.DRIVER,),
     Role.DEVICE_PLUGIN: (Role.DRIVER, Role.TOOLKIT),
+    Role.HAMI_PLUGIN: (Role.DRIVER, Role.TOOLKIT),
     Role.MPS: (Role.DRIVER, Role.TOOLKIT),
     Role.GPU_FEATURES: (Role.DRIVER, Role.TOOLKIT),
     Role.DCGM: (Role.DRIVER, Role.TOOLKIT),

@@ -25,6 +25,7 @@ from diagnosis.gpu_nodes import (
     offers_gpus,
     sliced_nodes,
 )
+from diagnosis.hami.registration import registered
 from diagnosis.placement import ZERO
 from diagnosis.quantity import amount
 from diagnosis.snapshot import Snapshot
@@ -63,8 +64,8 @@ def find(snapshot: Snapshot) -> Iterator[Found]:
         yield from _twice(node, pods, snapshot.now)
         if offers_gpus(node):
             yield from _partly(node)
-        elif node.name in claimed or is_changed(node):
-            continue
+        elif node.name in claimed or is_changed(node) or registered(node):
+            continue  # one that stands in HAMi's books is told of by HAMi's own family
         elif blind and _wants_plugin(node):
             yield _unexplained(node)
         else:

@@ -77,9 +77,9 @@ _MOST_OWNERS = 8
 """One above another: a pod, a ReplicaSet, a Deployment, and what makes that."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Snapshot:
-    """A cluster as far as somebody could see it. Build one with `Builder`.
+    """A cluster as far as somebody could see it. Build one with `Builder`. It equals itself alone.
 
     `now` is when it was looked at. A kind that nobody could list is in `missing`, with the reason: that a tuple is
     empty says nothing then. `odd` are objects that nobody can read.

@@ -9,6 +9,8 @@ from diagnosis.snapshot.meta import Meta, read_meta
 from diagnosis.snapshot.pods import Expression, read_expressions
 from diagnosis.snapshot.reading import Fields
 
+_LONGEST_BUNDLE = 64 * 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Quota:
@@ -76,7 +78,8 @@ class Webhook:
     fails_closed: bool = True
     on_pods: bool = False
     """Whether it is asked when a pod is made."""
-    has_ca: bool = False
+    ca: str = ""
+    """Certificates in PEM, in base64 as the API has them; another word where a saved state leaves them out."""
     namespaces: Selector = field(default_factory=Selector)
     objects: Selector = field(default_factory=Selector)
 
@@ -132,7 +135,7 @@ def _webhook(meta: Meta, raw: Fields) -> Webhook:
         service.text("path"),
         raw.text("failurePolicy") != "Ignore",
         on_pods,
-        raw.has("clientConfig", "caBundle") and raw.text("clientConfig", "caBundle") != "",
+        raw.text("clientConfig", "caBundle", longest=_LONGEST_BUNDLE),
         read_selector(raw.at("namespaceSelector")),
         read_selector(raw.at("objectSelector")),
     )

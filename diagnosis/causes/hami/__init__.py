@@ -1,0 +1,1 @@
+"""Where HAMi shares cards by memory and cores: what keeps a pod from its share."""

@@ -1,0 +1,143 @@
+"""HAMi's webhook and what stands behind it: its CA, the Jobs that make that, and the Service before the leader."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ssl
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+from diagnosis.cause import Cause, Found, Search, command
+from diagnosis.causes.components import NOT_READY
+from diagnosis.causes.hami.declared import CERTIFICATE_EXPIRED, NO_CA, NO_LEADER, PATCH_FAILED
+from diagnosis.causes.hami.installation import Installation, installations, is_there
+from diagnosis.components import Role, is_ready
+from diagnosis.pod_stage import Kind, stage
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.rules import Webhook
+from diagnosis.snapshot.workloads import Workload
+
+_JOBS = ("-admission-create", "-admission-patch")
+_LEADER = ("hami.io/scheduler-role", "leader")
+_SETTLES = timedelta(minutes=5)
+
+
+def find_webhook(snapshot: Snapshot) -> Iterator[Found]:
+    """Webhooks that the API server can't trust, so that it asks none of them."""
+    for one in installations(snapshot):
+        for hook in one.webhooks:
+            if hook.ca:
+                yield from _expired(snapshot, hook)
+            elif not _is_young(snapshot, hook.configuration.created):
+                yield _without_ca(one, hook)
+
+
+def find_jobs(snapshot: Snapshot) -> Iterator[Found]:
+    """Jobs of the chart that ended in failure, or can't begin."""
+    for one in installations(snapshot):
+        for job in snapshot.workloads:
+            ours = job.meta.kind == "Job" and job.meta.namespace == one.namespace and job.meta.name.startswith(one.name)
+            if ours and job.meta.name.endswith(_JOBS):
+                yield from _failed(snapshot, job)
+
+
+def find_leaderless(snapshot: Snapshot) -> Iterator[Found]:
+    """Services without an address, though a scheduler's pod is ready."""
+    for one in installations(snapshot):
+        namespace, _, service = one.service.partition("/")
+        known = [each for each in snapshot.endpoints if (each.meta.namespace, each.service) == (namespace, service)]
+        ready = [pod for pod in one.scheduler.pods if is_ready(pod)] if one.scheduler is not None else []
+        lasting = [pod for pod in ready if not _is_young(snapshot, pod.meta.created)]
+        if known and not any(each.ready for each in known) and lasting:
+            leaders = [pod.subject for pod in ready if pod.meta.labels.get(_LEADER[0]) == _LEADER[1]]
+            told = f"the leader's label {'='.join(_LEADER)}: " + (", ".join(leaders) or "on none of them")
+            evidence = (
+                f"service/{one.service}: 0 ready addresses",
+                f"scheduler pods that are ready: {', '.join(pod.subject for pod in ready)}",
+                told,
+            )
+            yield Found(NO_LEADER, f"service/{one.service}", evidence, _look_at_leader(one), because_of=_scheduler(one))
+
+
+def expiry(hook: Webhook) -> datetime | None:
+    """When the last of its CAs ends; None where nobody can tell: a saved state has none."""
+    try:
+        text = base64.b64decode(hook.ca, validate=True).decode("ascii")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(cadata=text)
+        ends = [ssl.cert_time_to_seconds(str(one["notAfter"])) for one in context.get_ca_certs()]
+        return datetime.fromtimestamp(max(ends), UTC) if ends else None
+    except (binascii.Error, UnicodeDecodeError, ssl.SSLError, ValueError, KeyError, OverflowError, OSError):
+        return None
+
+
+def unreachable(one: Installation) -> tuple[tuple[Cause, str], ...]:
+    """Why the webhook may not have answered, where that is found too."""
+    hooks = ((cause, hook.configuration.subject) for hook in one.webhooks for cause in (NO_CA, CERTIFICATE_EXPIRED))
+    return (*_scheduler(one), (NO_LEADER, f"service/{one.service}"), *hooks)
+
+
+def _scheduler(one: Installation) -> tuple[tuple[Cause, str], ...]:
+    if one.scheduler is None:
+        return ()
+    nodes = {f"node/{pod.spec.node}" for pod in one.scheduler.pods if pod.spec.node}
+    return tuple((NOT_READY[Role.HAMI_SCHEDULER], subject) for subject in (one.scheduler.subject, *sorted(nodes)))
+
+
+def _without_ca(one: Installation, hook: Webhook) -> Found:
+    kind, name = hook.configuration.kind.lower(), hook.configuration.name
+    policy = "Fail: no GPU pod is made" if hook.fails_closed else "Ignore: pods pass it by unchanged"
+    evidence = (f"{hook.configuration.subject}: webhook {hook.name} has no caBundle; failurePolicy {policy}",)
+    jobs = command("kubectl", "-n", one.namespace, "get", "jobs,pods")
+    remedy = (
+        f"See whether the chart's Job {one.name}-admission-patch has run: {jobs}",
+        "With cert-manager, see whether its CA injector runs, and whether the Certificate is ready.",
+        f"See what the API server has now: {command('kubectl', 'get', kind, name, '-o', 'yaml')}",
+    )
+    because = tuple((PATCH_FAILED, f"job/{one.namespace}/{one.name}{suffix}") for suffix in _JOBS)
+    return Found(NO_CA, hook.configuration.subject, evidence, remedy, because_of=because)
+
+
+def _expired(snapshot: Snapshot, hook: Webhook) -> Iterator[Found]:
+    ends = expiry(hook)
+    if ends is not None and ends < snapshot.now:
+        evidence = (
+            f"{hook.configuration.subject}: the caBundle of webhook {hook.name} ended {ends:%Y-%m-%d %H:%M} UTC",
+        )
+        yield Found(CERTIFICATE_EXPIRED, hook.configuration.subject, evidence)
+
+
+def _failed(snapshot: Snapshot, job: Workload) -> Iterator[Found]:
+    ended = next((one for one in job.conditions if one.type == "Failed" and one.status == "True"), None)
+    done = any(one.type == "Complete" and one.status == "True" for one in job.conditions)
+    stages = [(pod, stage(pod, snapshot.now)) for pod in snapshot.pods_under.get(job.subject, ())]
+    failing = [(pod, at) for pod, at in stages if at.kind is Kind.FAILS]
+    if done or (ended is None and not failing):
+        return
+    evidence = [f"{job.subject}: {ended.reason}: {ended.message}"] if ended is not None else []
+    evidence += [f"{pod.subject}: {at}" for pod, at in failing[:2]]
+    log = command("kubectl", "-n", job.meta.namespace, "logs", f"job/{job.meta.name}", "--tail=50")
+    remedy = (f"Read why it fails: {log}", "Mend that, then upgrade the release again: Helm runs the Job anew.")
+    yield Found(PATCH_FAILED, job.subject, tuple(evidence), remedy)
+
+
+def _look_at_leader(one: Installation) -> tuple[str, ...]:
+    leases = command("kubectl", "-n", one.namespace, "get", "leases")
+    pods = command("kubectl", "-n", one.namespace, "get", "pods", "--show-labels")
+    return (
+        f"See who holds the scheduler's Lease: {leases}",
+        f"See which pod has the leader's label; its holder writes it, which needs the right to patch pods: {pods}",
+    )
+
+
+def _is_young(snapshot: Snapshot, made: datetime | None) -> bool:
+    return made is not None and snapshot.now - made < _SETTLES
+
+
+_HOOKS = "MutatingWebhookConfiguration"
+SEARCHES = (
+    Search((NO_CA, CERTIFICATE_EXPIRED), (_HOOKS,), find_webhook, is_there),
+    Search((PATCH_FAILED,), ("Job",), find_jobs, is_there),
+    Search((NO_LEADER,), ("EndpointSlice", "Pod"), find_leaderless, is_there),
+)

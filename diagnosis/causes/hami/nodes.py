@@ -1,0 +1,282 @@
+"""Nodes whose cards HAMi can't give out: its plugin, their registration, the handshake of old, and the lock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import timedelta
+
+from diagnosis.cause import Cause, Certainty, Found, Search, command
+from diagnosis.causes.component_words import last_line
+from diagnosis.causes.components import NOT_READY
+from diagnosis.causes.hami.declared import (
+    CLOCK_APART,
+    LOCK_STALE,
+    NOT_REGISTERED,
+    PLUGIN_NOT_MEANT,
+    PLUGIN_SILENT,
+    REGISTER_STALE,
+    REGISTER_UNREADABLE,
+)
+from diagnosis.causes.hami.installation import Installation, installations, is_there, offered, plugin_pods, version
+from diagnosis.causes.offer_causes import UNHEALTHY
+from diagnosis.causes.starting_causes import NODES
+from diagnosis.causes.verdicts import WITHHELD
+from diagnosis.components import YOUNG, Component, Role, components, is_for, is_ready, refused
+from diagnosis.gpu_nodes import GPU, has_nvidia, is_changed, is_for_machines, is_judged, offers_gpus, sliced_nodes
+from diagnosis.hami.grants import BindPhase, grant
+from diagnosis.hami.handshake import Handshake, Said, handshake
+from diagnosis.hami.node_lock import EXPIRES, LOCK, NodeLock, node_lock
+from diagnosis.hami.registration import Form, Registration, registration
+from diagnosis.pod_stage import stage
+from diagnosis.quantity import counted
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.pods import Pod
+from healthcheck.text.moments import is_future
+
+_REGISTERS = timedelta(minutes=5)
+"""A plugin registers within seconds; it tries again every 30 where the API server does not take it."""
+_READS_JSON = (2, 8)
+_ANSWERED_UNTIL = (2, 7)
+"""The last version whose plugin answers the scheduler's handshake."""
+_SILENT = timedelta(minutes=5)
+_ZONES = timedelta(minutes=15)
+"""Time zones differ by whole quarters of an hour."""
+_SLACK = timedelta(minutes=2)
+_RELEASED = timedelta(minutes=1)
+
+
+def find_unmeant(snapshot: Snapshot) -> Iterator[Found]:
+    """GPU nodes that offer nothing, where no plugin of anybody's is meant to run, HAMi's for its labels."""
+    plugins = [plugin for one in installations(snapshot) for plugin in one.plugins if plugin.meta.kind == "DaemonSet"]
+    others = [one for one in components(snapshot) if one.role in (Role.DEVICE_PLUGIN, Role.DRA_DRIVER)]
+    claimed, there = sliced_nodes(snapshot), plugin_pods(installations(snapshot))
+    for node in snapshot.nodes:
+        aside = is_for_machines(node) or is_changed(node) or node.name in claimed or node.name in there
+        if not plugins or not has_nvidia(node) or not is_judged(node, snapshot.now) or aside or offers_gpus(node):
+            continue
+        if not any(is_for(one.spec, node) for one in (*plugins, *others)):
+            yield _unmeant(node, min(plugins, key=lambda one: (len(_unmet(one, node)), one.subject)))
+
+
+def find_registration(snapshot: Snapshot) -> Iterator[Found]:
+    """What nodes have registered beside what they offer, and whether the scheduler can read it."""
+    every = installations(snapshot)
+    there = plugin_pods(every)
+    for node in snapshot.nodes:
+        told, pods = registration(node), there.get(node.name, ())
+        if not is_judged(node, snapshot.now) or is_changed(node):
+            continue
+        starting = any(pod.meta.created is not None and snapshot.now - pod.meta.created < YOUNG for pod in pods)
+        if told is not None and told.cards and offered(node) in ("", "0") and not starting:
+            yield _stale(snapshot, node, told, pods)
+        elif pods and not (told is not None and told.cards) and offered(node) not in ("", "0"):
+            yield from _unregistered(snapshot, every, node, told, pods)
+
+
+def find_skew(snapshot: Snapshot) -> Iterator[Found]:
+    """One for each scheduler whose version does not read what nodes have registered."""
+    for one in installations(snapshot):
+        reads = one.version
+        if reads is None or one.scheduler is None:
+            continue
+        form = Form.JSON if reads >= _READS_JSON else Form.TEXT
+        told = [(node, registration(node)) for node in snapshot.nodes]
+        other = [(node, its) for node, its in told if its is not None and its.cards and its.form is not form]
+        if other:
+            yield _skew(one, one.scheduler, form, [node for node, _ in other])
+
+
+def find_handshake(snapshot: Snapshot) -> Iterator[Found]:
+    """Of schedulers that still ask: nodes that they gave up though the plugin there works."""
+    every = installations(snapshot)
+    asking = [one for one in every if one.version is not None and one.version <= _ANSWERED_UNTIL]
+    for node_name, pods in plugin_pods(asking).items():
+        node = snapshot.by_node.get(node_name)
+        said = handshake(node) if node is not None else None
+        working = [pod for pod in pods if is_ready(pod) and _is_settled(snapshot, pod)]
+        if node is None or said is None or said.at is None or not working or offered(node) in ("", "0"):
+            continue
+        if is_judged(node, snapshot.now) and _answers_of_old(pods):
+            yield from _given_up(snapshot, node, said, working)
+
+
+def find_locks(snapshot: Snapshot) -> Iterator[Found]:
+    """Locks that outlast what they were set for."""
+    for node in snapshot.nodes:
+        lock = node_lock(node)
+        if lock is not None:
+            why = _why_stale(snapshot, lock)
+            if why:
+                yield _locked(snapshot, node, lock, why)
+
+
+def _unmeant(node: Node, plugin: Component) -> Found:
+    unmet, taints = _unmet(plugin, node), refused(plugin.spec, node)
+    lacks = f"it wants {', '.join(unmet)}" if unmet else f"it does not tolerate {', '.join(map(str, taints))}"
+    if not unmet and not taints:
+        lacks = "its node affinity does not take the node"
+    evidence = (f"{node.subject} has GPUs and offers none; {plugin.subject} does not run there: {lacks}",)
+    label = command("kubectl", "label", "node", node.name, *unmet) if unmet else ""
+    remedy = (
+        f"Label the node: {label}" if unmet else f"Let {plugin.subject} run there (Helm: devicePlugin.tolerations)."
+    )
+    return Found(PLUGIN_NOT_MEANT, node.subject, evidence, (remedy,), (node.subject,))
+
+
+def _unmet(plugin: Component, node: Node) -> list[str]:
+    labels = node.meta.labels
+    return [f"{key}={value}" for key, value in plugin.spec.node_selector.items() if labels.get(key) != value]
+
+
+def _stale(snapshot: Snapshot, node: Node, told: Registration, pods: Iterable[Pod]) -> Found:
+    gives = f"{GPU} {offered(node) or 'absent'} allocatable"
+    evidence = [f"{node.subject}: {counted(len(told.cards), 'card')} registered, {gives}"]
+    remedy = []
+    for pod in pods:
+        evidence.append(f"{pod.subject}: {stage(pod, snapshot.now)}")
+        line = last_line(snapshot.logs.get((pod.subject, "device-plugin"), ""))
+        evidence += [f"its log: {line}"] if line else []
+        words = ("kubectl", "-n", pod.meta.namespace)
+        remedy = [
+            f"Read what the plugin sees: {command(*words, 'logs', pod.meta.name, '-c', 'device-plugin', '--tail=50')}",
+            f"Let it look anew: {command(*words, 'delete', 'pod', pod.meta.name)}",
+        ]
+    if not remedy:
+        evidence.append("no pod of HAMi's device plugin is there")
+        look = command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node.name}")
+        remedy = [f"See why the plugin does not run there: {look}"]
+    above = (NOT_READY[Role.HAMI_PLUGIN], PLUGIN_NOT_MEANT, UNHEALTHY, WITHHELD, *NODES)
+    because = tuple((one, node.subject) for one in above)
+    return Found(REGISTER_STALE, node.subject, tuple(evidence), tuple(remedy), (node.subject,), because_of=because)
+
+
+def _unregistered(
+    snapshot: Snapshot,
+    every: Iterable[Installation],
+    node: Node,
+    told: Registration | None,
+    pods: Iterable[Pod],
+) -> Iterator[Found]:
+    working = [pod for pod in pods if is_ready(pod) and _is_settled(snapshot, pod)]
+    if not working or not any(one.scheduler is not None for one in every):
+        return
+    pod = working[0]
+    has = "no annotation hami.io/node-nvidia-register"
+    if told is not None:
+        has = f"its registration names no card{f': {told.unreadable}' if told.unreadable else ''}"
+    evidence = (f"{node.subject}: {has}; {GPU} {offered(node)} allocatable", f"{pod.subject} is ready")
+    words = ("kubectl", "-n", pod.meta.namespace)
+    remedy = (
+        f"Read what the plugin says: {command(*words, 'logs', pod.meta.name, '-c', 'device-plugin', '--tail=50')}",
+        f"See whether it may write to nodes: {command('kubectl', 'auth', 'can-i', 'patch', 'nodes', _as(pod))}",
+        f"Let it register anew: {command(*words, 'delete', 'pod', pod.meta.name)}",
+    )
+    yield Found(NOT_REGISTERED, node.subject, evidence, remedy, (node.subject,))
+
+
+def _as(pod: Pod) -> str:
+    return f"--as=system:serviceaccount:{pod.meta.namespace}:{pod.spec.service_account or 'default'}"
+
+
+def _skew(one: Installation, scheduler: Component, form: Form, nodes: list[Node]) -> Found:
+    named = ", ".join(node.subject for node in nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")
+    other = Form.TEXT if form is Form.JSON else Form.JSON
+    plugins = sorted({plugin.version for plugin in one.plugins})
+    evidence = [f"{scheduler.subject} is {scheduler.version} and reads {form.value}", f"{named}: {other.value}"]
+    if plugins:
+        evidence.append(f"device plugins: {', '.join(plugins)}")
+    look = command("kubectl", "-n", one.namespace, "get", "pods", "-o", "wide")
+    remedy = (
+        f"Upgrade the release whole, and see that all of its pods were made anew: {look}",
+        "A plugin of the right version writes the registration again within a minute.",
+    )
+    names = tuple(node.subject for node in nodes)
+    return Found(REGISTER_UNREADABLE, scheduler.subject, tuple(evidence), remedy, names)
+
+
+def _answers_of_old(pods: Iterable[Pod]) -> bool:
+    tags = (one.image.rpartition(":")[2] for pod in pods for one in pod.spec.containers if "plugin" in one.name)
+    known = [told for tag in tags if (told := version(tag)) is not None]
+    return bool(known) and max(known) <= _ANSWERED_UNTIL
+
+
+def _given_up(snapshot: Snapshot, node: Node, said: Handshake, pods: list[Pod]) -> Iterator[Found]:
+    """The plugin answers every 30 s: an old request means that it does not, or that two clocks differ."""
+    assert said.at is not None
+    apart = abs(snapshot.now - said.at)
+    if said.said is Said.REPORTED or said.said is Said.OTHER or apart < _SILENT:
+        return
+    off = min(apart % _ZONES, _ZONES - apart % _ZONES)
+    shown = f"{node.subject}: hami.io/node-handshake is {said.text}, {_minutes(apart)} from now"
+    evidence = (shown, f"{', '.join(pod.subject for pod in pods)} is ready, and the node offers {offered(node)} {GPU}")
+    if not said.zoned and (off < _SLACK or is_future(said.at, snapshot.now)) and apart < timedelta(hours=14, minutes=5):
+        told = (*evidence, "that is a time zone's distance: the scheduler writes its local time and reads it as UTC")
+        yield Found(CLOCK_APART, node.subject, told, (), (node.subject,), Certainty.LIKELY)
+        return
+    gone = command("kubectl", "-n", pods[0].meta.namespace, "delete", "pod", pods[0].meta.name)
+    remedy = (f"Restart the plugin's pod: {gone}",)
+    yield Found(PLUGIN_SILENT, node.subject, evidence, remedy, (node.subject,), Certainty.LIKELY)
+
+
+def _minutes(apart: timedelta) -> str:
+    hours, minutes = divmod(int(apart.total_seconds()) // 60, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def _why_stale(snapshot: Snapshot, lock: NodeLock) -> str:
+    """'' for one that is still in its time."""
+    if lock.at is None:
+        return "nobody can read when it was set, so that it never expires"
+    age = snapshot.now - lock.at
+    if age > EXPIRES:
+        return f"it was set {_minutes(age)} ago, and expires after {_minutes(EXPIRES)}"
+    if not lock.pod or age < _RELEASED or not snapshot.sees("Pod"):
+        return ""
+    owner = next((pod for pod in snapshot.pods if pod.subject == lock.pod), None)
+    if owner is None:
+        known = {pod.meta.namespace for pod in snapshot.pods}
+        return f"its owner {lock.pod} is gone" if lock.pod.split("/")[1] in known else ""
+    bound = grant(owner.meta)
+    done = owner.phase != "Pending" or (bound is not None and bound.phase is BindPhase.FAILED)
+    return f"its owner {lock.pod} is {owner.phase}" if done else ""
+
+
+def _locked(snapshot: Snapshot, node: Node, lock: NodeLock, why: str) -> Found:
+    waiting = [pod for pod in snapshot.pods if not pod.spec.node and not pod.over and _names(pod, node)]
+    evidence = (
+        f"{node.subject}: {LOCK} is {lock.text}: {why}",
+        *(f"{pod.subject} waits for it" for pod in waiting[:3]),
+    )
+    there = command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node.name}")
+    remedy = (
+        f"See why the device plugin there did not finish: {there}",
+        f"Take the lock off: {command('kubectl', 'annotate', 'node', node.name, f'{LOCK}-')}",
+    )
+    affected = tuple(pod.subject for pod in waiting) or (node.subject,)
+    because = tuple((one, node.subject) for one in (NOT_READY[Role.HAMI_PLUGIN], REGISTER_STALE))
+    return Found(LOCK_STALE, node.subject, evidence, remedy, affected, because_of=because)
+
+
+def _names(pod: Pod, node: Node) -> bool:
+    told = pod.condition("PodScheduled")
+    return told is not None and f"node {node.name} " in f"{told.message} " and "lock" in told.message
+
+
+def _is_settled(snapshot: Snapshot, pod: Pod) -> bool:
+    starts = [one.started for one in pod.states if one.started is not None]
+    since = max(starts, default=pod.meta.created)
+    return since is None or snapshot.now - since > _REGISTERS
+
+
+OF_NODE: Mapping[str, Cause] = {
+    one.name: one for one in (PLUGIN_NOT_MEANT, NOT_REGISTERED, REGISTER_STALE, CLOCK_APART, PLUGIN_SILENT)
+}
+"""Why HAMi says `node unregistered` of a node, by name; REGISTER_UNREADABLE is of the scheduler."""
+SEARCHES = (
+    Search((PLUGIN_NOT_MEANT,), ("Node", "Pod", "DaemonSet"), find_unmeant, is_there),
+    Search((NOT_REGISTERED, REGISTER_STALE), ("Node", "Pod"), find_registration, is_there),
+    Search((REGISTER_UNREADABLE,), ("Node",), find_skew, is_there),
+    Search((CLOCK_APART, PLUGIN_SILENT), ("Node", "Pod"), find_handshake, is_there),
+    Search((LOCK_STALE,), ("Node",), find_locks, is_there),
+)

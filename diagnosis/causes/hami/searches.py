@@ -1,0 +1,8 @@
+"""All that is looked for where a cluster has HAMi; elsewhere nothing of it is asked or told."""
+
+from __future__ import annotations
+
+from diagnosis.cause import Search
+from diagnosis.causes.hami import control_plane, nodes
+
+SEARCHES: tuple[Search, ...] = (*control_plane.SEARCHES, *nodes.SEARCHES)

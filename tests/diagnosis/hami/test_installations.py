@@ -1,0 +1,196 @@
+"""HAMi under any name: its parts, the nodes that it can't use, and what keeps its webhook from being asked."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diagnosis.causes.hami.installation import installations, version
+from diagnosis.components import Health, component_table
+from tests.diagnosis.hami.hami_states import (
+    NAMESPACE,
+    configuration,
+    hami,
+    hami_node,
+    plugin_pod,
+    text_card,
+    vgpu_pod,
+)
+from tests.diagnosis.states import Object, ago, condition, consequences, judged, node, obj, pod, snapshot, told
+
+A = hami_node("a")
+UNLABELLED = node("b", None, labels={"nvidia.com/gpu.present": "true"})
+OLD = {"version": "v2.6.1"}
+REPORTED = "Reported 2026-11-22 11:59:40.434037031 +0000 UTC m=+1104711.77"
+SCHEDULER, HOOK = "deployment/kube-system/hami-scheduler", "mutatingwebhookconfiguration/hami-webhook"
+
+
+def old_node(handshake: str, **changes: Any) -> Object:
+    told = {"hami.io/node-handshake": handshake}
+    return hami_node("a", register=text_card("GPU-1"), offers=10, annotations=told, **changes)
+
+
+def locked(text: str) -> Object:
+    return hami_node("a", annotations={"hami.io/mutex.lock": text})
+
+
+def job(name: str, *conditions: Object) -> Object:
+    return obj("Job", name, NAMESPACE, spec={"parallelism": 1}, status={"conditions": list(conditions)})
+
+
+FAILED = job("hami-admission-patch", condition("Failed", "True", "BackoffLimitExceeded", "too many retries"))
+SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
+    ("the scheduler crashes", hami(A, ready=False), ("HamiSchedulerNotReady", SCHEDULER)),
+    (
+        "the plugin crashes",
+        [
+            *[one for one in hami(A) if one["metadata"]["name"] != "hami-device-plugin-a"],
+            plugin_pod(
+                "a",
+                states=[
+                    {
+                        "name": "device-plugin",
+                        "ready": False,
+                        "restartCount": 7,
+                        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+                        "lastState": {"terminated": {"exitCode": 1, "reason": "Error", "finishedAt": ago(1)}},
+                    }
+                ],
+            ),
+        ],
+        ("HamiDevicePluginNotReady", "node/a"),
+    ),
+    ("no CA", hami(A, webhook={"ca": ""}), ("HamiWebhookWithoutCa", HOOK)),
+    ("the patch Job failed", [*hami(A), FAILED], ("HamiCertificateJobFailed", "job/kube-system/hami-admission-patch")),
+    (
+        "no leader",
+        hami(A, addresses=0, leads=False),
+        ("HamiSchedulerWithoutEndpoints", "service/kube-system/hami-scheduler"),
+    ),
+    ("no label", [*hami(A), UNLABELLED], ("HamiPluginNotOnNode", "node/b")),
+    ("registered and dead", hami(hami_node("a", offers=0)), ("HamiRegistrationStale", "node/a")),
+    (
+        "never registered",
+        hami(hami_node("a", annotations={"hami.io/node-nvidia-register": None})),
+        ("HamiNodeNotRegistered", "node/a"),
+    ),
+    ("registered without a card", hami(hami_node("a", register="[]")), ("HamiNodeNotRegistered", "node/a")),
+    ("a register of old", hami(hami_node("a", register=text_card("GPU-1"))), ("HamiVersionSkew", SCHEDULER)),
+    ("a scheduler of old", hami(A, version="v2.7.1", plugin_version="v2.8.0"), ("HamiVersionSkew", SCHEDULER)),
+    ("an old lock", hami(locked(f"{ago(20)},team,x")), ("HamiNodeLockStale", "node/a")),
+    ("an old lock of old", hami(locked(ago(6))), ("HamiNodeLockStale", "node/a")),
+    ("a lock that nobody reads", hami(locked("yesterday,team,x")), ("HamiNodeLockStale", "node/a")),
+    (
+        "a lock whose owner runs",
+        [*hami(locked(f"{ago(3)},team,x")), vgpu_pod("x", on="a")],
+        ("HamiNodeLockStale", "node/a"),
+    ),
+    (
+        "a lock whose owner is gone",
+        [*hami(locked(f"{ago(3)},team,gone")), vgpu_pod("x", on="a")],
+        ("HamiNodeLockStale", "node/a"),
+    ),
+    ("silent for days", hami(old_node("Requesting_2026-11-19 10:08:42"), **OLD), ("HamiPluginSilent", "node/a")),
+    ("silent of old", hami(old_node("Deleted_2026.11.22 11:41:00"), version="v2.4.1"), ("HamiPluginSilent", "node/a")),
+    (
+        "a clock eight hours apart",
+        hami(old_node("Requesting_2026-11-22 19:59:50"), **OLD),
+        ("HamiHandshakeClockApart", "node/a"),
+    ),
+    (
+        "given up for its zone",
+        hami(old_node("Deleted_2026-11-22 06:29:30"), **OLD),
+        ("HamiHandshakeClockApart", "node/a"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("state", "cause"), [one[1:] for one in SICK], ids=[one[0] for one in SICK])
+def test_what_keeps_hami_from_work_is_named(state: list[Object], cause: tuple[str, str]) -> None:
+    diagnosis = judged(*state)
+    assert told(diagnosis) == [cause]
+    assert all(one.found.evidence for one in diagnosis.problems)
+
+
+HEALTHY: list[tuple[str, list[Object]]] = [
+    ("in working order", [*hami(A), vgpu_pod("x", on="a")]),
+    ("2.8: a request of weeks ago", hami(A, version="v2.8.3")),
+    ("of a digest", hami(A, version="latest")),
+    ("under another name", hami(A, release="gpu-hami", namespace="gpu-share")),
+    ("up to 2.7", hami(old_node(REPORTED), **OLD)),
+    ("up to 2.7, just asked", hami(old_node("Requesting_2026-11-22 11:59:50"), **OLD)),
+    ("a Job that ended well", [*hami(A), job("hami-admission-patch", condition("Complete", "True"))]),
+    ("another's Job", [*hami(A), job("clean-admission-patch", condition("Failed", "True"))]),
+    ("a lock in its time", [*hami(locked(f"{ago(0.5)},team,x")), vgpu_pod("x", on="a", phase="Pending", age=1)]),
+    ("a node that is not HAMi's", [*hami(A), node("b", 8, labels={"nvidia.com/gpu.present": "true"})]),
+    ("a new node", [*hami(A), node("b", None, labels={"nvidia.com/gpu.present": "true"}, age=3)]),
+    (
+        "a plugin that has just started",
+        [
+            *[one for one in hami(hami_node("a", offers=0)) if one["metadata"]["name"] != "hami-device-plugin-a"],
+            plugin_pod("a", age=2),
+        ],
+    ),
+    ("a webhook that was just made", [*hami(A, webhook=None), configuration(ca="", age=1)]),
+    ("without its webhook", hami(A, webhook=None)),
+]
+
+
+@pytest.mark.parametrize("state", [one[1] for one in HEALTHY], ids=[one[0] for one in HEALTHY])
+def test_of_hami_in_order_nothing_is_told(state: list[Object]) -> None:
+    assert told(judged(*state)) == []
+
+
+def test_a_scheduler_that_is_away_is_why_nobody_answers() -> None:
+    diagnosis = judged(*hami(A, webhook={"ca": ""}), FAILED)
+    assert [consequences(one) for one in diagnosis.problems] == [[("HamiWebhookWithoutCa", HOOK)]]
+
+
+def test_without_hami_nothing_is_said_of_it() -> None:
+    hidden = judged(node("a"), pod("x", on="a"), missing=["MutatingWebhookConfiguration", "Job", "EndpointSlice"])
+    assert "Hami" not in "".join(one.hides for one in hidden.unseen)
+
+
+def test_installations_are_told_apart() -> None:
+    two = [*hami(A, version="v2.7.0"), *hami(hami_node("b"), release="gpu-hami", namespace="other", version="v2.9.2")]
+    found = installations(snapshot(*two))
+    assert [(one.namespace, one.name, one.version, one.service) for one in found] == [
+        ("kube-system", "hami", (2, 7), "kube-system/hami-scheduler"),
+        ("other", "gpu-hami", (2, 9), "other/gpu-hami-scheduler"),
+    ]
+    assert all(one.scheduler and one.plugins and one.webhooks for one in found)
+
+
+def test_its_scheduler_is_known_by_its_configuration() -> None:
+    text = "profiles:\n- schedulerName: my-hami\n  plugins: {}\n"
+    config = obj("ConfigMap", "hami-scheduler", NAMESPACE, data={"config.yaml": text})
+    assert installations(snapshot(*hami(A), config))[0].scheduler_name == "my-hami"
+
+
+def test_the_table_of_components_has_its_own_version_and_not_that_of_kubernetes() -> None:
+    rows = [row.component for row in component_table(snapshot(*hami(A, version="v2.8.1", ready=False)))]
+    assert [(one.role.value, one.version, one.health) for one in rows] == [
+        ("HAMi scheduler", "v2.8.1", Health.DOWN),
+        ("HAMi device plugin", "v2.8.1", Health.WORKING),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tag", "known"),
+    [("v2.8.1", (2, 8)), ("2.10.0-rc1", (2, 10)), ("latest", None), ("sha256:0a1b2c", None), ("", None)],
+)
+def test_a_version_is_read_of_a_tag(tag: str, known: tuple[int, int] | None) -> None:
+    assert version(tag) == known
+
+
+@pytest.mark.parametrize(
+    ("name", "causes"),
+    [("ended", [("HamiWebhookCaExpired", HOOK)]), ("lasting", []), ("none", [])],
+)
+def test_a_ca_has_an_end(name: str, causes: list[tuple[str, str]]) -> None:
+    """Of 2020 to 2026 and to 2120; of what is no certificate nobody can tell."""
+    text = (Path(__file__).parent / f"ca-{name}.pem").read_text() if name != "none" else "-----BEGIN CERTIFICATE-----"
+    assert told(judged(*hami(A, webhook={"ca": base64.b64encode(text.encode()).decode()}))) == causes
