@@ -35,12 +35,19 @@ class BindPhase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one container was given of one card, in MiB and percent."""
+    """What one container was given of one card, in MiB and percent.
+
+    Up to 2.9 the UUID of a MIG instance is its card's with the place in a layout behind it: `GPU-1[0-2]`.
+    """
 
     uuid: str
     memory: int
     cores: int
     kind: str = "NVIDIA"
+
+    @property
+    def card(self) -> str:
+        return self.uuid.partition("[")[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,13 @@ class Fields:
         value = self._value(path)
         return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 62 else None
 
+    def ratio(self, *path: str) -> float | None:
+        """A number with or without a fraction, as long as it counts anything."""
+        value = self._value(path)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return None
+        return float(value) if abs(value) < 1e9 else None
+
     def flag(self, *path: str) -> bool:
         return self._value(path) is True
 
@@ -59,6 +66,18 @@ class Fields:
         """The objects of a list."""
         value = self._value(path)
         return map(Fields, islice(value, MOST_ENTRIES)) if isinstance(value, list) else iter(())
+
+    def lists(self, *path: str) -> Iterator[Iterator[Fields]]:
+        """The lists of objects within a list."""
+        value = self._value(path)
+        inner = islice(value, MOST_ENTRIES) if isinstance(value, list) else ()
+        return (map(Fields, islice(one, MOST_ENTRIES)) for one in inner if isinstance(one, list))
+
+    def numbers(self, *path: str) -> tuple[int, ...]:
+        """The whole numbers of a list."""
+        value = self._value(path)
+        listed = islice(value, MOST_ENTRIES) if isinstance(value, list) else ()
+        return tuple(one for one in listed if isinstance(one, int) and not isinstance(one, bool) and abs(one) < 1 << 62)
 
     def texts(self, *path: str) -> tuple[str, ...]:
         """The texts of a list."""

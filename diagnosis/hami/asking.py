@@ -1,0 +1,98 @@
+"""What a container asks of HAMi, before and after its webhook. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from diagnosis.hami.settings import Settings
+from diagnosis.hami.versions import Version
+from diagnosis.quantity import amount
+from diagnosis.snapshot.pods import Container
+
+_INT32 = 1 << 32
+_MOST = (1 << 31) - 1
+_UNSAID = 101
+"""HAMi's own sign for a percentage that nobody gave."""
+_EXCLUSIVE_SINCE: Version = (2, 7)
+_CHECKS_SINCE: Version = (2, 10)
+"""Before, memory beyond 32 bits wrapped around, and a percentage stood as it was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Of so many cards each the same. `percentage` counts where `memory`, in MiB, is 0; None: all of neither."""
+
+    cards: int
+    memory: int
+    percentage: int | None
+    cores: int
+
+    def memory_of(self, total: int) -> int:
+        """In MiB, of a card with so many in all."""
+        if self.memory or self.percentage is None:
+            return max(self.memory, 0)
+        return total * self.percentage // 100
+
+
+def asked_of(container: Container, settings: Settings, version: Version) -> Asked | None:
+    """None for one that asks HAMi's scheduler for no card: it needs a number of them."""
+    cards = _number(container, settings.count_name)
+    if not cards or cards <= 0:
+        return None
+    written = _number(container, settings.memory_name) if _says(container, settings.memory_name) else 0
+    memory = _memory(written, settings.memory_factor, version)
+    if memory is None:
+        return None
+    percentage = _percentage(container, settings, version)
+    if percentage is None and not written:
+        memory, percentage = (settings.default_memory, None) if settings.default_memory else (0, 100)
+    cores = _number(container, settings.cores_name)
+    return Asked(cards, memory, percentage, min(settings.default_cores if cores is None else cores, 100))
+
+
+def admitted(container: Container, settings: Settings, version: Version) -> Container:
+    """As HAMi's webhook leaves it: a number of cards where only parts were asked for, a whole card made exclusive."""
+    limits = dict(container.limits)
+    parts = (settings.cores_name, settings.memory_name, settings.percentage_name)
+    if settings.count_name not in limits and settings.default_cards > 0 and any(one in limits for one in parts):
+        limits[settings.count_name] = str(settings.default_cards)
+    container = replace(container, limits=limits)
+    if version >= _EXCLUSIVE_SINCE and _wants_whole_card(container, settings):
+        limits[settings.cores_name] = "100"
+    return container
+
+
+def _wants_whole_card(container: Container, settings: Settings) -> bool:
+    if not _says(container, settings.count_name) or _says(container, settings.cores_name):
+        return False
+    if _says(container, settings.percentage_name):
+        return _number(container, settings.percentage_name) == 100
+    return not _says(container, settings.memory_name)
+
+
+def _memory(written: int | None, factor: int, version: Version) -> int | None:
+    """None: HAMi takes no such number for one of its own."""
+    if version < _CHECKS_SINCE:
+        number = (written or 0) * max(factor, 1) % _INT32
+        return number - _INT32 if number > _MOST else number
+    if written is None or not 0 <= written <= _MOST // max(factor, 1):
+        return None
+    return written * max(factor, 1)
+
+
+def _percentage(container: Container, settings: Settings, version: Version) -> int | None:
+    written = _number(container, settings.percentage_name)
+    if written is None or version < _CHECKS_SINCE:
+        return None if written == _UNSAID else written
+    return min(written, 100) if written > 0 else None
+
+
+def _says(container: Container, name: str) -> bool:
+    return bool(name) and (name in container.limits or name in container.requests)
+
+
+def _number(container: Container, name: str) -> int | None:
+    """None where it is not there, or is no whole number."""
+    text = container.limits.get(name) or container.requests.get(name) or ""
+    value = amount(text) if name else None
+    return int(value) if value is not None and value == value.to_integral_value() else None

@@ -1,0 +1,81 @@
+"""HAMi's bookkeeping of a whole cluster, and what its scheduler would say of a pod on each node. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from diagnosis.hami.asking import asked_of
+from diagnosis.hami.card_checks import Terms
+from diagnosis.hami.fit import NodeVerdict, Wanted, fit
+from diagnosis.hami.holding import Held, by_node, held_on
+from diagnosis.hami.quota import room_of
+from diagnosis.hami.reasons import UNREGISTERED
+from diagnosis.hami.registration import Form, registration
+from diagnosis.hami.settings import Settings, settings_of
+from diagnosis.hami.versions import NEWEST, Version, scheduler_version
+from diagnosis.hami.wishes import wishes
+from diagnosis.placement import has, offers
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.meta import Meta
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.pods import PodSpec
+
+_JSON_SINCE: Version = (2, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """`cards`: of each node that registered any, by its name. `told_version` None: no image tells it."""
+
+    settings: Settings
+    told_version: Version | None
+    cards: Mapping[str, tuple[Held, ...]]
+
+    @property
+    def version(self) -> Version:
+        return self.told_version or NEWEST
+
+
+def books_of(snapshot: Snapshot) -> Books:
+    settings = settings_of(snapshot)
+    given = by_node(snapshot.pods)
+    held = ((node.name, held_on(node, given.get(node.name, ()), settings)) for node in snapshot.nodes)
+    return Books(settings, scheduler_version(snapshot), {name: cards for name, cards in held if cards})
+
+
+def verdicts(snapshot: Snapshot, books: Books, meta: Meta, spec: PodSpec) -> Iterator[tuple[Node, NodeVerdict]]:
+    """Of HAMi's scheduler alone, node by node; taints, CPU and the like are the other scheduler's.
+
+    The pod is taken as it stands: what its webhook has not done is not done.
+    """
+    room = room_of(snapshot, meta.namespace, books.settings, books.version)
+    terms = Terms(wishes(meta), room, books.version)
+    wanted = [
+        Wanted(one.name, asked_of(one, books.settings, books.version), one.init and not one.sidecar)
+        for one in spec.containers
+    ]
+    for node in snapshot.nodes:
+        why = unregistered(node, books)
+        yield node, NodeVerdict(False, UNREGISTERED) if why else fit(books.cards[node.name], wanted, terms)
+
+
+def unregistered(node: Node, books: Books) -> str:
+    """Why HAMi's scheduler knows no cards of the node; '' where it does."""
+    told = registration(node)
+    if told is None:
+        return "no device plugin of HAMi has registered cards there"
+    if told.unreadable:
+        return f"its registration can't be read: {told.unreadable}"
+    if not told.cards:
+        return "its registration lists no card"
+    if books.told_version is not None and told.form is not _form(books.told_version):
+        return f"its registration is {told.form.value}, and the scheduler is {'.'.join(map(str, books.told_version))}"
+    count = books.settings.count_name
+    if has(node, count) and not offers(node, count):
+        return f"it offers no {count} any more: the device plugin is gone"
+    return ""
+
+
+def _form(version: Version) -> Form:
+    return Form.JSON if version >= _JSON_SINCE else Form.TEXT

@@ -1,0 +1,125 @@
+"""What HAMi asks of one card for one container, in its order: the first that fails is the code that is told. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from diagnosis.hami import mig
+from diagnosis.hami.asking import Asked
+from diagnosis.hami.holding import Held, Part
+from diagnosis.hami.quota import Room
+from diagnosis.hami.reasons import Code
+from diagnosis.hami.registration import MIG_MODE
+from diagnosis.hami.versions import NEWEST, Version
+from diagnosis.hami.wishes import Wishes
+
+_2_10: Version = (2, 10)
+_TOPOLOGY_SINCE: Version = (2, 7)
+_WHOLE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """By what a pod is judged, beside what each container asks for.
+
+    `given`: what its containers have by now, by card; `init_peak`: what its init containers had of each at most.
+    """
+
+    wishes: Wishes = field(default_factory=Wishes)
+    room: Room = field(default_factory=Room)
+    version: Version = NEWEST
+    init_peak: tuple[tuple[str, Part], ...] = ()
+    given: tuple[tuple[str, Part], ...] = ()
+
+    @property
+    def by_topology(self) -> bool:
+        return self.wishes.gpu_policy == "topology-aware" and self.version >= _TOPOLOGY_SINCE
+
+    @property
+    def alone(self) -> bool:
+        """Whether the pod wants cards that nobody has a part of."""
+        policies = (self.wishes.gpu_policy or "").split(",")
+        return self.version >= _2_10 and "mutex" in (one.strip() for one in policies)
+
+    def after(self, init: bool, parts: Iterable[tuple[str, Part]]) -> Terms:
+        """Once a container was given these."""
+        if not init:
+            return replace(self, given=(*self.given, *parts))
+        peak = dict(self.init_peak)
+        for uuid, part in summed(parts).items():
+            peak[uuid] = peak.get(uuid, Part()).at_least(part)
+        return replace(self, init_peak=tuple(peak.items()))
+
+
+def refusal(state: Held, asked: Asked, terms: Terms, taken: Sequence[Held]) -> Iterator[Code | None]:
+    """One code or None for each question, in order; NUMA where a pod that is bound to one may have to begin anew."""
+    wishes, card = terms.wishes, state.card
+    yield None if state.usable else Code.UNHEALTHY
+    yield Code.CORDONED if state.cordoned and terms.version >= _2_10 else None
+    yield None if _takes_type(card.kind, card.mode, wishes, terms.version) else Code.TYPE
+    yield Code.NUMA if wishes.numa_bind else None
+    yield None if _takes_uuid(card.uuid, wishes) else Code.UUID
+    yield Code.SLOTS if card.slots <= state.part.slots else None
+    yield Code.EXCLUSIVE if terms.alone and state.part.slots > 0 else None
+    memory = asked.memory_of(card.memory)
+    yield None if _within_quota(state, asked, terms, taken) else Code.QUOTA
+    yield Code.MEMORY if card.memory - state.part.memory < memory else None
+    yield Code.CORES if card.cores - state.part.cores < asked.cores else None
+    yield Code.EXCLUSIVE if card.cores == asked.cores == _WHOLE and state.part.slots > 0 else None
+    yield Code.COMPUTE if card.cores and state.part.cores == card.cores and not asked.cores else None
+    yield _instance(state, asked, memory, terms, taken) if card.mode == MIG_MODE else None
+
+
+def summed(parts: Iterable[tuple[str, Part]]) -> dict[str, Part]:
+    found: defaultdict[str, Part] = defaultdict(Part)
+    for uuid, part in parts:
+        found[uuid] = found[uuid].plus(part)
+    return dict(found)
+
+
+def _takes_type(kind: str, mode: str, wishes: Wishes, version: Version) -> bool:
+    if wishes.mode is not None and mode not in wishes.mode:
+        return False
+    use, avoid = wishes.use_types, wishes.avoid_types
+    if version >= _2_10:
+        # Before, blanks counted, and an empty name was part of any type.
+        use, avoid = _without_blanks(use), _without_blanks(avoid)
+    kind = kind.upper()
+    if use is not None and not any(one.upper() in kind for one in use):
+        return False
+    return avoid is None or not any(one.upper() in kind for one in avoid)
+
+
+def _takes_uuid(uuid: str, wishes: Wishes) -> bool:
+    use, avoid = _without_blanks(wishes.use_uuids), _without_blanks(wishes.avoid_uuids)
+    return (use is None or uuid in use) and (avoid is None or uuid not in avoid)
+
+
+def _without_blanks(listed: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """None where nothing at all is written; a lone comma is a list that nothing is on."""
+    if listed is None or not ",".join(listed).strip():
+        return None
+    return tuple(one.strip() for one in listed if one.strip())
+
+
+def _within_quota(state: Held, asked: Asked, terms: Terms, taken: Sequence[Held]) -> bool:
+    """All that the pod would have with this card."""
+    now = ((one.card.uuid, Part(1, asked.memory_of(one.card.memory), asked.cores)) for one in (*taken, state))
+    cards = summed((*terms.given, *now))
+    for uuid, part in terms.init_peak:
+        cards[uuid] = cards.get(uuid, Part()).at_least(part)
+    total = Part()
+    for part in cards.values():
+        total = total.plus(part)
+    return terms.room.takes(total)
+
+
+def _instance(state: Held, asked: Asked, memory: int, terms: Terms, taken: Sequence[Held]) -> Code | None:
+    if terms.version >= _2_10:
+        mine = [memory for one in taken if one.card.uuid == state.card.uuid]
+        return None if mig.has_room(state, memory, mine) else Code.MIG
+    # Up to 2.9 memory in percent counted for nothing here, and cards of another UUID counted too.
+    others = [asked.memory_of(one.card.memory) for one in taken]
+    return None if mig.has_room(state, max(asked.memory, 0), others) else Code.CUSTOM

@@ -1,0 +1,188 @@
+"""Whether a node's cards take a pod, and why each does or does not: HAMi's arithmetic, in HAMi's order. Pure.
+
+The order decides which code is told of a card that fails in two ways. It is that of HAMi's own filter for NVIDIA.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from diagnosis.hami import mig
+from diagnosis.hami.asking import Asked
+from diagnosis.hami.card_checks import Terms, refusal
+from diagnosis.hami.holding import Held, Part
+from diagnosis.hami.order import in_order
+from diagnosis.hami.reasons import Code, told
+from diagnosis.hami.registration import MIG_MODE
+from diagnosis.hami.versions import Version
+
+_INITS_SINCE: Version = (2, 10)
+_COUNTS_SINCE: Version = (2, 10)
+"""Before, what counts cards that fit was always 1."""
+_VENDOR = "nvidia"
+_MOST_INSTANCES = 64
+"""Of MIG on one card: none has more than seven."""
+
+
+@dataclass(frozen=True, slots=True)
+class CardVerdict:
+    """`code` None: it fits. `asked` and `free` in the unit of what is short: MiB, percent or places."""
+
+    uuid: str
+    code: Code | None = None
+    asked: int = 0
+    free: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeVerdict:
+    """Of one node for one pod. `reason` is as HAMi's scheduler tells it, '' where the pod fits.
+
+    Where it does not, `container` names the first one without cards, and `cards` are judged for that one; else for the
+    last that asks for any. `chosen` is by container what HAMi's policy would take.
+    """
+
+    fits: bool
+    reason: str = ""
+    counts: Mapping[Code, int] = field(default_factory=dict)
+    container: str = ""
+    cards: tuple[CardVerdict, ...] = ()
+    chosen: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A container by name, with what it asks for; None: no card."""
+
+    name: str
+    asked: Asked | None
+    init: bool = False
+
+
+@dataclass(slots=True)
+class _Walk:
+    """Over the cards of a node for one container."""
+
+    left: int
+    taken: list[Held] = field(default_factory=list)
+    counts: Counter[Code] = field(default_factory=Counter)
+    verdicts: dict[str, CardVerdict] = field(default_factory=dict)
+    numa: int = -1
+    """HAMi begins with this one too, and NVML gives it to cards whose NUMA node it does not know."""
+
+
+def fit(held: Sequence[Held], wanted: Iterable[Wanted], terms: Terms) -> NodeVerdict:
+    """Container by container; each finds the cards as those before it have left them."""
+    states = {one.card.uuid: one for one in held if _VENDOR in one.card.kind.lower()}
+    verdict = NodeVerdict(fits=True)
+    chosen: list[tuple[str, ...]] = []
+    for one in wanted:
+        if one.init and terms.version < _INITS_SINCE:
+            continue
+        if one.asked is None:
+            chosen.append(())
+            continue
+        verdict, taken = _fit_one(list(states.values()), one, one.asked, terms)
+        if not verdict.fits:
+            return replace(verdict, chosen=())
+        chosen.append(tuple(taken))
+        # Init containers are over when the others begin: these find the cards as they were.
+        if not one.init:
+            _take(states, taken, one.asked)
+        terms = terms.after(one.init, _parts(held, taken, one.asked))
+    return replace(verdict, chosen=tuple(chosen))
+
+
+def _fit_one(states: Sequence[Held], one: Wanted, asked: Asked, terms: Terms) -> tuple[NodeVerdict, tuple[str, ...]]:
+    walk = _Walk(asked.cards)
+    too_many = asked.cards > len(states) and not _for_instances(states, terms)
+    done = not too_many and _walked(walk, in_order(states, asked, terms), asked, terms)
+    # HAMi stops once it has enough; what the others would have said is told too.
+    cards = tuple(walk.verdicts.get(state.card.uuid) or _alone(state, asked, terms) for state in states)
+    if too_many:
+        code = Code.NO_SUCH_NUMBER
+        reason = told({code: 1}, len(states)) if terms.version >= _COUNTS_SINCE else code.value
+        return NodeVerdict(False, reason, {code: 1}, one.name, cards), ()
+    if done:
+        return NodeVerdict(True, "", {}, one.name, cards), tuple(state.card.uuid for state in walk.taken[: asked.cards])
+    if walk.taken:
+        walk.counts[Code.TOO_FEW] = len(walk.taken) if terms.version >= _COUNTS_SINCE else 1
+    return NodeVerdict(False, told(walk.counts, len(states)), dict(walk.counts), one.name, cards), ()
+
+
+def _walked(walk: _Walk, order: Iterable[Held], asked: Asked, terms: Terms) -> bool:
+    """Whether enough was found."""
+    for state in order:
+        for _ in range(_MOST_INSTANCES if state.card.mode == MIG_MODE else 1):
+            if not _takes(walk, state, asked, terms):
+                break
+            walk.taken.append(state)
+            walk.left -= not terms.by_topology
+            if walk.left == 0:
+                return True
+    return terms.by_topology and len(walk.taken) >= asked.cards
+
+
+def _takes(walk: _Walk, state: Held, asked: Asked, terms: Terms) -> bool:
+    for refused in refusal(state, asked, terms, walk.taken):
+        if refused is Code.NUMA:
+            # Not a refusal: with another NUMA node the search begins anew.
+            _begin_on(walk, state, asked, terms)
+        elif refused is not None:
+            walk.counts[refused] += 1
+            walk.verdicts.setdefault(state.card.uuid, _verdict(state, asked, refused))
+            return False
+    walk.verdicts.setdefault(state.card.uuid, CardVerdict(state.card.uuid))
+    return True
+
+
+def _begin_on(walk: _Walk, state: Held, asked: Asked, terms: Terms) -> None:
+    if state.card.numa == walk.numa:
+        return
+    if walk.left != asked.cards:
+        walk.counts[Code.NUMA] += len(walk.taken) if terms.version >= _COUNTS_SINCE else bool(walk.taken)
+        for one in walk.taken:
+            walk.verdicts[one.card.uuid] = CardVerdict(one.card.uuid, Code.NUMA)
+    walk.left, walk.numa = asked.cards, state.card.numa
+    walk.taken.clear()
+
+
+def _alone(state: Held, asked: Asked, terms: Terms) -> CardVerdict:
+    codes = (one for one in refusal(state, asked, terms, ()) if one is not None and one is not Code.NUMA)
+    code = next(codes, None)
+    return CardVerdict(state.card.uuid) if code is None else _verdict(state, asked, code)
+
+
+def _verdict(state: Held, asked: Asked, code: Code) -> CardVerdict:
+    uuid, free = state.card.uuid, state.free
+    match code:
+        case Code.MEMORY | Code.MIG | Code.CUSTOM:
+            return CardVerdict(uuid, code, asked.memory_of(state.card.memory), free.memory)
+        case Code.CORES:
+            return CardVerdict(uuid, code, asked.cores, free.cores)
+        case Code.SLOTS:
+            return CardVerdict(uuid, code, 1, free.slots)
+    return CardVerdict(uuid, code)
+
+
+def _for_instances(states: Iterable[Held], terms: Terms) -> bool:
+    """From 2.10 several instances of one card count for several cards."""
+    mode = terms.wishes.mode
+    if terms.version < _COUNTS_SINCE or (mode is not None and MIG_MODE not in mode):
+        return False
+    return any(one.card.mode == MIG_MODE for one in states)
+
+
+def _take(states: dict[str, Held], taken: Iterable[str], asked: Asked) -> None:
+    for uuid in taken:
+        state = states[uuid]
+        memory = asked.memory_of(state.card.memory)
+        made = mig.with_instance(state, memory) if state.card.mode == MIG_MODE else None
+        states[uuid] = made or replace(state, part=state.part.plus(Part(1, memory, asked.cores)))
+
+
+def _parts(held: Iterable[Held], taken: Iterable[str], asked: Asked) -> Iterator[tuple[str, Part]]:
+    totals = {one.card.uuid: one.card.memory for one in held}
+    return ((uuid, Part(1, asked.memory_of(totals[uuid]), asked.cores)) for uuid in taken)

@@ -1,0 +1,155 @@
+"""Which cards a node has, and who holds how much of each, as HAMi's scheduler adds it up. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from diagnosis.hami.grants import Grant, Share, grant
+from diagnosis.hami.registration import HAMI_CORE, MIG_MODE, Card, cordoned, registered
+from diagnosis.hami.settings import Geometry, Settings
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.pods import Pod
+
+_OF_LAYOUT = re.compile(r"\[(\d{1,3})-(\d{1,3})\]\Z", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Of one card, in places, MiB and percent."""
+
+    slots: int = 0
+    memory: int = 0
+    cores: int = 0
+
+    def with_share(self, one: Share) -> Part:
+        return Part(self.slots + 1, self.memory + one.memory, self.cores + one.cores)
+
+    def plus(self, other: Part) -> Part:
+        return Part(self.slots + other.slots, self.memory + other.memory, self.cores + other.cores)
+
+    def at_least(self, other: Part) -> Part:
+        return Part(max(self.slots, other.slots), max(self.memory, other.memory), max(self.cores, other.cores))
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The MIG layout that a card has up to 2.9: its number, and which of its instances are in use."""
+
+    number: int
+    used: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A card with what is held of it. `placements`: slices that MIG instances have on it, from 2.10."""
+
+    card: Card
+    part: Part = Part()
+    pods: tuple[tuple[str, Part], ...] = ()
+    """By subject, each with its part."""
+    placements: tuple[tuple[int, int], ...] = ()
+    layout: Layout | None = None
+    layouts: tuple[Geometry, ...] = ()
+    cordoned: bool = False
+    mixed: bool = False
+    """Whether a MIG task holds a part of a card that is in no MIG mode: HAMi takes it for unhealthy."""
+
+    @property
+    def free(self) -> Part:
+        card, part = self.card, self.part
+        return Part(max(card.slots - part.slots, 0), max(card.memory - part.memory, 0), max(card.cores - part.cores, 0))
+
+    @property
+    def usable(self) -> bool:
+        return self.card.healthy and not self.mixed
+
+
+def by_node(pods: Iterable[Pod]) -> Mapping[str, list[tuple[Pod, Grant]]]:
+    """Pods that HAMi has given anything, by the node that it gave it on: from then on it counts, bound or not."""
+    there: defaultdict[str, list[tuple[Pod, Grant]]] = defaultdict(list)
+    for pod in pods:
+        told = grant(pod.meta) if not pod.over else None
+        if told is not None and (told.node or pod.spec.node):
+            there[told.node or pod.spec.node].append((pod, told))
+    return there
+
+
+def held_on(node: Node, pods: Iterable[tuple[Pod, Grant]], settings: Settings) -> tuple[Held, ...]:
+    """NVIDIA's cards of the node, in the order in which it registered them."""
+    aside = cordoned(node)
+    states = {
+        one.uuid: Held(one, layouts=_layouts(one, settings), cordoned=one.uuid in aside) for one in registered(node)
+    }
+    for pod, told in pods:
+        for uuid, part in parts(pod, told).items():
+            if uuid in states:
+                one = states[uuid]
+                states[uuid] = replace(one, part=one.part.plus(part), pods=(*one.pods, (pod.subject, part)))
+        for place in told.mig:
+            if place.uuid in states and place.size > 0:
+                one = states[place.uuid]
+                states[place.uuid] = replace(one, placements=(*one.placements, (place.start, place.size)))
+        for share in told.shares:
+            if share.uuid != share.card and share.card in states:
+                states[share.card] = _with_instance(states[share.card], share)
+    return tuple(states.values())
+
+
+def parts(pod: Pod, told: Grant) -> dict[str, Part]:
+    """By card what the pod holds at most: init containers have ended before the others begin, sidecars stay."""
+    inits = [one for one in pod.spec.containers if one.init]
+    # Before HAMi counted init containers it had no place for them.
+    skipped = len(inits) if len(told.containers) <= len(pod.spec.containers) - len(inits) else 0
+    ended = _initialized(pod)
+    peak: dict[str, Part] = {}
+    sidecars: dict[str, Part] = {}
+    running: dict[str, Part] = {}
+    for place, shares in enumerate(told.containers):
+        init = inits[place] if not skipped and place < len(inits) else None
+        for uuid, part in _sum(shares).items():
+            if init is None:
+                running[uuid] = running.get(uuid, Part()).plus(part)
+            elif init.sidecar:
+                sidecars[uuid] = sidecars.get(uuid, Part()).plus(part)
+                peak[uuid] = peak.get(uuid, Part()).at_least(sidecars[uuid])
+            elif not ended:
+                peak[uuid] = peak.get(uuid, Part()).at_least(sidecars.get(uuid, Part()).plus(part))
+    cards = dict.fromkeys((*peak, *sidecars, *running))
+    return {
+        uuid: sidecars.get(uuid, Part()).plus(running.get(uuid, Part())).at_least(peak.get(uuid, Part()))
+        for uuid in cards
+    }
+
+
+def _initialized(pod: Pod) -> bool:
+    condition = pod.condition("Initialized")
+    return condition is not None and condition.status == "True"
+
+
+def _sum(shares: Iterable[Share]) -> dict[str, Part]:
+    found: dict[str, Part] = {}
+    for one in shares:
+        found[one.card] = found.get(one.card, Part()).with_share(one)
+    return found
+
+
+def _layouts(card: Card, settings: Settings) -> tuple[Geometry, ...]:
+    """Up to 2.9 the first model that the card's type names has them."""
+    if card.mode != MIG_MODE or card.profiles:
+        return ()
+    return next((found for model, found in (settings.geometries or {}).items() if model in card.kind), ())
+
+
+def _with_instance(state: Held, share: Share) -> Held:
+    """Up to 2.9 a MIG instance stands behind the UUID: layout and place in it."""
+    match = _OF_LAYOUT.search(share.uuid)
+    if match is None:
+        return state
+    if state.card.mode == HAMI_CORE:
+        return replace(state, mixed=True)
+    number, place = int(match[1]), int(match[2])
+    layout = state.layout or Layout(number)
+    return replace(state, layout=Layout(layout.number, layout.used | {place}))

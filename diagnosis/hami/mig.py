@@ -1,0 +1,92 @@
+"""Whether a card in HAMi's MIG mode has room for one more instance, and which that would be. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from diagnosis.hami.holding import Held, Layout, Part
+from diagnosis.hami.registration import MigProfile
+
+Placement = tuple[int, int]
+_FROM_ABOVE = ("1g.", "3g.")
+"""Profiles that HAMi places from the last slice down, so that larger ones keep a place."""
+
+
+def has_room(state: Held, memory: int, taken: Iterable[int]) -> bool:
+    """`taken`: MiB of each instance that the same container already has there (up to 2.9: on any card)."""
+    if state.layouts:
+        return _has_room_in_layout(state, memory, taken)
+    placements = list(state.placements)
+    for one in taken:
+        found = _candidate(state.card.profiles, placements, one)
+        if found is None:
+            return False
+        placements.append(found[1])
+    return _candidate(state.card.profiles, placements, memory) is not None
+
+
+def with_instance(state: Held, memory: int) -> Held | None:
+    """The card once the instance is made: it holds as much as its profile has. None: there is none for it."""
+    if state.layouts:
+        return _with_place_in_layout(state, memory)
+    found = _candidate(state.card.profiles, state.placements, memory)
+    if found is None:
+        return None
+    profile, placement = found
+    part = state.part.plus(Part(1, profile.memory, profile.cores))
+    return replace(state, part=part, placements=(*state.placements, placement))
+
+
+def _candidate(
+    profiles: Iterable[MigProfile], occupied: Sequence[Placement], memory: int
+) -> tuple[MigProfile, Placement] | None:
+    """The smallest profile with enough memory that has a place."""
+    for profile in sorted(profiles, key=lambda one: (one.memory, one.slices)):
+        if profile.memory < memory:
+            continue
+        from_above = profile.name.startswith(_FROM_ABOVE)
+        for placement in sorted(profile.placements, key=lambda one: one[0], reverse=from_above):
+            if not any(_overlap(placement, one) for one in occupied):
+                return profile, placement
+    return None
+
+
+def _overlap(one: Placement, other: Placement) -> bool:
+    return one[0] < other[0] + other[1] and other[0] < one[0] + one[1]
+
+
+def _has_room_in_layout(state: Held, memory: int, taken: Iterable[int]) -> bool:
+    number = state.layout.number if state.layout is not None else _first_layout(state, memory)
+    if number is None or number >= len(state.layouts):
+        return False
+    instances = state.layouts[number].instances
+    free = [one.memory for place, one in enumerate(instances) if not _in_use(state, place)]
+    for wanted in (*taken, memory):
+        place = next((place for place, one in enumerate(free) if one >= wanted), None)
+        if place is None:
+            return False
+        del free[place]
+    return True
+
+
+def _with_place_in_layout(state: Held, memory: int) -> Held | None:
+    empty = state.layout is None or not state.layout.used
+    number = _first_layout(state, memory) if empty else state.layout.number if state.layout is not None else None
+    if number is None or number >= len(state.layouts):
+        return None
+    used: frozenset[int] = frozenset() if empty or state.layout is None else state.layout.used
+    for place, one in enumerate(state.layouts[number].instances):
+        if place not in used and one.memory >= memory:
+            part = state.part.plus(Part(1, one.memory, one.cores))
+            return replace(state, part=part, layout=Layout(number, used | {place}))
+    return None
+
+
+def _first_layout(state: Held, memory: int) -> int | None:
+    layouts = enumerate(state.layouts)
+    return next((number for number, one in layouts if any(each.memory >= memory for each in one.instances)), None)
+
+
+def _in_use(state: Held, place: int) -> bool:
+    return state.layout is not None and place in state.layout.used

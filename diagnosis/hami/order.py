@@ -1,0 +1,41 @@
+"""In which order HAMi tries the cards of a node: by its policy, and NUMA node by NUMA node. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from diagnosis.hami.asking import Asked
+from diagnosis.hami.card_checks import Terms
+from diagnosis.hami.holding import Held
+from diagnosis.hami.versions import Version
+
+BINPACK = "binpack"
+_SCORE_FIRST_SINCE: Version = (2, 10)
+_WHOLE = 100
+
+
+def in_order(states: Iterable[Held], asked: Asked, terms: Terms) -> tuple[Held, ...]:
+    """The first is tried first: binpack takes the fullest card, spread, HAMi's default, the emptiest.
+
+    Among equal ones HAMi's order is by chance.
+    """
+    packs = terms.wishes.gpu_policy == BINPACK
+    by_numa = terms.wishes.numa_bind or terms.version < _SCORE_FIRST_SINCE
+
+    def rank(state: Held) -> tuple[float, float]:
+        full, numa = (-_score(state, asked), state.card.numa) if packs else (_score(state, asked), -state.card.numa)
+        return (numa, full) if by_numa else (full, numa)
+
+    return tuple(sorted(states, key=rank))
+
+
+def _score(state: Held, asked: Asked) -> float:
+    card, part = state.card, state.part
+    memory = asked.memory or (card.memory if asked.percentage == _WHOLE else 0)
+    shares = (
+        (asked.cards + part.slots, card.slots),
+        (asked.cores + part.cores, card.cores),
+        (memory + part.memory, card.memory),
+    )
+    return sum(held / total if total else math.inf for held, total in shares)

@@ -1,0 +1,244 @@
+"""HAMi's configuration: for all nodes, and for single ones. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from diagnosis.hami.registration import MigProfile
+from diagnosis.hami.words import word
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.cluster_objects import ConfigMap
+from diagnosis.snapshot.reading import Fields
+from healthcheck.probes.container_runtime.documents import MalformedError, yaml_object
+
+DEVICE_CONFIG = "device-config.yaml"
+NODE_CONFIG = "config.json"
+_NVIDIA = "nvidia"
+_VENDORS = frozenset(
+    (
+        *(_NVIDIA, "cambricon", "hygon", "metax", "enflame", "mthreads", "iluvatars", "kunlun", "awsneuron", "amd"),
+        *("vastai", "biren", "vnpus", "iluvatar", "kunlunxin", "ascend", "ppu"),
+    )
+)
+KEYS = {
+    "resourceCountName": "the resource that is a number of cards",
+    "resourceMemoryName": "the resource that is MiB of each card",
+    "resourceMemoryPercentageName": "the resource that is percent of each card's memory",
+    "resourceCoreName": "the resource that is percent of each card's cores",
+    "resourcePriorityName": "the resource that is a task's priority: 0 is high, 1 is low",
+    "overwriteEnv": "NVIDIA_VISIBLE_DEVICES=none for containers that ask for no card",
+    "defaultMemory": "MiB for a container that asks for none; 0 is the whole card",
+    "defaultCores": "percent of cores for a container that asks for none",
+    "defaultGPUNum": "cards for a container that asks for memory or cores alone",
+    "memoryFactor": "MiB for each unit of memory that a container asks for",
+    "deviceSplitCount": "how many containers may share a card",
+    "deviceMemoryScaling": "registered memory for each MiB that a card has; beyond 1 it is overcommitted",
+    "deviceCoreScaling": "registered cores for each percent that a card has",
+    "preConfiguredDeviceMemory": "MiB of each card in place of what NVML tells",
+    "enableNumaTopology": "whether NUMA nodes are told to the kubelet",
+    "gpuCorePolicy": "default, force or disable: whether cores are held to what was asked for",
+    "libCudaLogLevel": "how much the library in containers writes: 0 errors to 4 debug",
+    "runtimeClassName": "the RuntimeClass that the webhook gives to pods",
+    "disableCoreLimit": "whether cores are not limited at all",
+    "migProfileAllowlist": "which MIG profiles may be made on which cards (from 2.10)",
+    "knownMigGeometries": "which MIG layouts there are for which cards (up to 2.9)",
+}
+"""Below `nvidia:` of device-config.yaml, as they are spelled there."""
+NODE_KEYS = {
+    "name": "the node",
+    "operatingmode": "hami-core or mig",
+    "devicememoryscaling": KEYS["deviceMemoryScaling"],
+    "devicesplitcount": KEYS["deviceSplitCount"],
+    "devicecorescaling": KEYS["deviceCoreScaling"],
+    "preconfigureddevicememory": KEYS["preConfiguredDeviceMemory"],
+    "enablenumatopology": KEYS["enableNumaTopology"],
+    "libcudaloglevel": KEYS["libCudaLogLevel"],
+    "migstrategy": "none, single or mixed: of the device plugin, not of HAMi's own MIG mode",
+    "filterdevices": "cards by uuid or index that are not registered",
+    "enablegetpreferredallocation": "whether the kubelet asks which cards are best together",
+}
+"""Of one entry of `nodeconfig` in config.json. Go's JSON takes any mix of cases."""
+_MOST_ODD = 32
+
+
+@dataclass(frozen=True, slots=True)
+class OddKey:
+    """One that HAMi does not read where it stands. `meant`: the place and name that it may be, '' for none."""
+
+    path: str
+    meant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """A MIG layout up to 2.9: `instances` in order, each as often as it is there."""
+
+    instances: tuple[MigProfile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Of NVIDIA's cards, for all nodes. Without a configuration it is as the chart has it."""
+
+    count_name: str = "nvidia.com/gpu"
+    memory_name: str = "nvidia.com/gpumem"
+    percentage_name: str = "nvidia.com/gpumem-percentage"
+    cores_name: str = "nvidia.com/gpucores"
+    priority_name: str = "nvidia.com/priority"
+    default_memory: int = 0
+    default_cores: int = 0
+    default_cards: int = 1
+    memory_factor: int = 1
+    slots: int | None = None
+    memory_scaling: float | None = None
+    core_scaling: float | None = None
+    core_policy: str = ""
+    runtime_class: str = ""
+    overwrites_env: bool = False
+    geometries: Mapping[str, tuple[Geometry, ...]] | None = None
+    """By a part of the card's type, up to 2.9."""
+    odd: tuple[OddKey, ...] = ()
+    unreadable: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """Of one node, beside those for all. None is what it does not say."""
+
+    name: str
+    mode: str = ""
+    slots: int | None = None
+    memory_scaling: float | None = None
+    core_scaling: float | None = None
+    mig_strategy: str = ""
+    hidden_uuids: tuple[str, ...] = ()
+    hidden_indices: tuple[int, ...] = ()
+    odd: tuple[OddKey, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """One config.json."""
+
+    nodes: tuple[NodeSettings, ...] = ()
+    odd: tuple[OddKey, ...] = ()
+    unreadable: str = ""
+
+
+def settings_of(snapshot: Snapshot) -> Settings:
+    """Of the first installation that has any; as the chart has it, where no ConfigMap is visible."""
+    maps = sorted(snapshot.config_maps, key=lambda one: one.meta.subject)
+    return next((read_settings(one) for one in maps if DEVICE_CONFIG in one.data), Settings())
+
+
+def node_configs(snapshot: Snapshot) -> tuple[tuple[ConfigMap, NodeConfig], ...]:
+    """Each ConfigMap that has one."""
+    return tuple(
+        (one, read_node_config(one))
+        for one in snapshot.config_maps
+        if "nodeconfig" in one.data.get(NODE_CONFIG, "").lower()
+    )
+
+
+def read_settings(config_map: ConfigMap) -> Settings:
+    try:
+        document = yaml_object(config_map.data.get(DEVICE_CONFIG, "").encode("utf-8", "replace"))
+    except MalformedError as error:
+        return Settings(unreadable=word(error.message))
+    raw, plain = Fields(document).at(_NVIDIA), Settings()
+    return Settings(
+        raw.text("resourceCountName") or plain.count_name,
+        raw.text("resourceMemoryName") or plain.memory_name,
+        raw.text("resourceMemoryPercentageName") or plain.percentage_name,
+        raw.text("resourceCoreName") or plain.cores_name,
+        raw.text("resourcePriorityName") or plain.priority_name,
+        raw.number("defaultMemory") or 0,
+        raw.number("defaultCores") or 0,
+        1 if (cards := raw.number("defaultGPUNum")) is None else cards,
+        raw.number("memoryFactor") or 1,
+        raw.number("deviceSplitCount"),
+        _ratio(document, "deviceMemoryScaling"),
+        _ratio(document, "deviceCoreScaling"),
+        raw.text("gpuCorePolicy"),
+        raw.text("runtimeClassName"),
+        raw.flag("overwriteEnv"),
+        dict(_geometries(raw)),
+        tuple(_odd_settings(document))[:_MOST_ODD],
+    )
+
+
+def read_node_config(config_map: ConfigMap) -> NodeConfig:
+    try:
+        document = yaml_object(config_map.data.get(NODE_CONFIG, "").encode("utf-8", "replace"))
+    except MalformedError as error:
+        return NodeConfig(unreadable=word(error.message))
+    nodes = Fields(_lowered(document)).each("nodeconfig")
+    known = {"nodeconfig": ""}
+    return NodeConfig(tuple(map(_node, nodes)), tuple(_odd(known, Fields(_lowered(document)).names(), ""))[:_MOST_ODD])
+
+
+def _node(raw: Fields) -> NodeSettings:
+    name = word(raw.text("name"))
+    hidden = raw.at("filterdevices")
+    return NodeSettings(
+        name,
+        word(raw.text("operatingmode")),
+        raw.number("devicesplitcount"),
+        raw.ratio("devicememoryscaling"),
+        raw.ratio("devicecorescaling"),
+        word(raw.text("migstrategy")),
+        tuple(map(word, hidden.texts("uuid"))),
+        hidden.numbers("index"),
+        tuple(_odd(NODE_KEYS, raw.names(), f"nodeconfig[{name}]."))[:_MOST_ODD],
+    )
+
+
+def _lowered(value: object, depth: int = 4) -> object:
+    """Keys as Go's JSON compares them, as deep as any of HAMi's stands."""
+    if isinstance(value, dict) and depth:
+        return {str(key).lower(): _lowered(one, depth - 1) for key, one in value.items()}
+    return [_lowered(one, depth - 1) for one in value] if isinstance(value, list) and depth else value
+
+
+def _ratio(document: object, key: str) -> float | None:
+    return Fields(document).at(_NVIDIA).ratio(key)
+
+
+def _geometries(raw: Fields) -> Iterator[tuple[str, tuple[Geometry, ...]]]:
+    for one in raw.each("knownMigGeometries"):
+        layouts = tuple(Geometry(tuple(_instances(each))) for each in one.lists("allowedGeometries"))
+        yield from ((model, layouts) for model in one.texts("models"))
+
+
+def _instances(layout: Iterable[Fields]) -> Iterator[MigProfile]:
+    for one in layout:
+        instance = MigProfile(one.text("name"), one.number("memory") or 0, one.number("core") or 0, 0)
+        yield from (instance for _ in range(min(max(one.number("count") or 0, 0), 16)))
+
+
+def _odd_settings(document: Mapping[str, object]) -> Iterator[OddKey]:
+    """Beside unknown ones those of `nvidia:` that stand outside of it, where nothing reads them."""
+    for key in Fields(document).names():
+        if key in _VENDORS:
+            continue
+        near = _near(KEYS, key)
+        yield OddKey(word(key), f"{_NVIDIA}.{near}" if near else next(iter(_close(_VENDORS, key)), ""))
+    yield from _odd(KEYS, Fields(document).names(_NVIDIA), f"{_NVIDIA}.")
+
+
+def _odd(known: Mapping[str, str], keys: Iterable[str], path: str) -> Iterator[OddKey]:
+    for key in keys:
+        if key not in known:
+            near = _near(known, key)
+            yield OddKey(f"{path}{word(key)}", f"{path}{near}" if near else "")
+
+
+def _near(known: Mapping[str, str], key: str) -> str:
+    folded = {one.lower(): one for one in known}
+    return folded.get(key.lower()) or next((folded[one] for one in _close(folded, key.lower())), "")
+
+
+def _close(known: Iterable[str], key: str) -> list[str]:
+    return difflib.get_close_matches(key[:80], list(known), 1, 0.7)

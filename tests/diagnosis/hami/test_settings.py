@@ -1,0 +1,123 @@
+"""HAMi's configuration as it is read, and keys of it that nothing reads."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+
+from diagnosis.hami.settings import (
+    NodeSettings,
+    OddKey,
+    Settings,
+    node_configs,
+    read_node_config,
+    read_settings,
+    settings_of,
+)
+from diagnosis.snapshot.cluster_objects import ConfigMap
+from diagnosis.snapshot.meta import Meta
+from tests.diagnosis.hami.clusters import device_config
+from tests.diagnosis.states import node, obj, snapshot
+from tests.hostile import ANY_TEXT
+
+PLAIN = """
+nvidia:
+  resourceCountName: example.com/gpu
+  resourceMemoryName: example.com/gpumem
+  resourceMemoryPercentageName: example.com/gpumem-percentage
+  resourceCoreName: example.com/gpucores
+  resourcePriorityName: example.com/priority
+  overwriteEnv: true
+  defaultMemory: 4000
+  defaultCores: 10
+  defaultGPUNum: 2
+  memoryFactor: 1024
+  deviceSplitCount: 20
+  deviceMemoryScaling: 1.5
+  deviceCoreScaling: 2
+  gpuCorePolicy: force
+  runtimeClassName: nvidia
+  libCudaLogLevel: 3
+  migProfileAllowlist: [{models: [A30], profiles: [1g.6gb]}]
+cambricon: {resourceCountName: cambricon.com/vmlu}
+vnpus: {hamiVnpuCore: false}
+"""
+
+
+def config(key: str, text: str) -> ConfigMap:
+    return ConfigMap(Meta("ConfigMap", "kube-system", "x"), {key: text})
+
+
+def read(text: str) -> Settings:
+    return read_settings(config("device-config.yaml", text))
+
+
+def test_a_configuration_is_read_whole() -> None:
+    told = read(PLAIN)
+    assert (told.count_name, told.memory_name, told.cores_name) == (
+        "example.com/gpu",
+        "example.com/gpumem",
+        "example.com/gpucores",
+    )
+    assert (told.default_memory, told.default_cores, told.default_cards, told.memory_factor) == (4000, 10, 2, 1024)
+    assert (told.slots, told.memory_scaling, told.core_scaling) == (20, 1.5, 2.0)
+    assert (told.core_policy, told.runtime_class, told.overwrites_env) == ("force", "nvidia", True)
+    assert (told.odd, told.unreadable) == ((), "")
+
+
+@pytest.mark.parametrize(
+    ("text", "odd"),
+    [
+        ("deviceMemoryScaling: 2", OddKey("deviceMemoryScaling", "nvidia.deviceMemoryScaling")),
+        ("nvidia: {defaultMem: 1000}", OddKey("nvidia.defaultMem", "nvidia.defaultMemory")),
+        ("nvidia: {devicesplitcount: 4}", OddKey("nvidia.devicesplitcount", "nvidia.deviceSplitCount")),
+        ("nvidia: {colour: red}", OddKey("nvidia.colour")),
+        ("nvida: {defaultMemory: 1}", OddKey("nvida", "nvidia")),
+    ],
+)
+def test_a_key_that_nothing_reads_is_named_with_what_is_meant(text: str, odd: OddKey) -> None:
+    assert read(text).odd == (odd,)
+
+
+def test_a_nodes_own_configuration_is_read_in_any_mix_of_cases() -> None:
+    entry = {
+        "name": "a",
+        "operatingmode": "mig",
+        "deviceMemoryScaling": 1.8,
+        "devicesplitcount": 4,
+        "migstrategy": "none",
+        "filterdevices": {"uuid": ["GPU-1"], "index": [0, 3]},
+        "split": 3,
+    }
+    told = read_node_config(config("config.json", json.dumps({"nodeconfig": [entry], "nodes": []})))
+    assert told.nodes == (
+        NodeSettings("a", "mig", 4, 1.8, None, "none", ("GPU-1",), (0, 3), (OddKey("nodeconfig[a].split"),)),
+    )
+    assert [one.path for one in told.odd] == ["nodes"]
+
+
+def test_a_configuration_is_found_by_its_key_whatever_the_release_is_called() -> None:
+    text = json.dumps({"nodeconfig": [{"name": "a"}]})
+    seen = snapshot(
+        node("a"),
+        device_config("nvidia: {defaultMemory: 7}", "gpu"),
+        obj("ConfigMap", "share-hami-device-plugin", "gpu", data={"config.json": text}),
+        obj("ConfigMap", "hami-scheduler", "gpu", data={"config.json": "{}"}),
+    )
+    assert settings_of(seen).default_memory == 7
+    assert [(one.meta.name, len(told.nodes)) for one, told in node_configs(seen)] == [("share-hami-device-plugin", 1)]
+    assert settings_of(snapshot(node("a"))) == Settings()
+
+
+def test_what_is_no_configuration_says_so() -> None:
+    assert read("nvidia: [").unreadable
+    assert read_node_config(config("config.json", "[]")).unreadable
+
+
+@given(text=ANY_TEXT)
+def test_no_text_breaks_a_configurations_reader(text: str) -> None:
+    for each in (text, f"nvidia: {{{text}}}", f"nvidia:\n  runtimeClassName: {text}"):
+        assert len(repr(read(each))) < 20_000
+        assert len(repr(read_node_config(config("config.json", each)))) < 20_000
