@@ -12,6 +12,7 @@ from rich.text import Text
 from cli.utilization import with_use
 from diagnosis.allocation import Allocation, NodeAllocation, Pool, allocation, totals
 from diagnosis.collect import Collector
+from diagnosis.hami.card_row import COLUMNS, card_row
 from diagnosis.kinds import KINDS
 from diagnosis.quantity import shown
 from healthcheck.cluster.connection import connect
@@ -20,7 +21,7 @@ from healthcheck.cluster.listings import Listings
 
 _KINDS = frozenset(("Node", "Pod", "ResourceSlice", "ResourceClaim", "ResourceClaimTemplate", "DeviceClass"))
 _MOST_HOLDERS = 4
-_COLUMNS = ("Node", "GPUs", "Offered", "Held", "Free", "By whom", "CPU left", "Memory left")
+_POOL_COLUMNS = ("Node", "GPUs", "Offered", "Held", "Free", "By whom", "CPU left", "Memory left")
 _USED = "Used"
 
 
@@ -36,15 +37,27 @@ def page(told: Allocation) -> Iterator[Text | Table]:
     if not told.pods_seen:
         yield Text("Pods are not visible: who holds what is not known.", "bold yellow")
     used = any(node.loads for node in told.nodes)
-    table = Table(*_COLUMNS, *([_USED] if used else []), box=None, pad_edge=False, header_style="bold")
+    table = Table(*_POOL_COLUMNS, *([_USED] if used else []), box=None, pad_edge=False, header_style="bold")
     for node in told.nodes:
         for place, pool in enumerate(node.pools or (None,)):
             percent = "" if place or node.percent is None else f"{node.percent:.0f} %"
             table.add_row(*_cells(node, pool, told.pods_seen), *([percent] if used else []))
     yield table
+    if any(node.cards for node in told.nodes):
+        yield _cards(told)
     for one in totals(told):
         free = f"{one.free} of {one.total} free" if told.pods_seen else f"{one.total} in all"
         yield Text(f"{one.kind} {one.resource}: {free}")
+
+
+def _cards(told: Allocation) -> Table:
+    """Each that HAMi shares: what a pod asks for has to be free on single ones."""
+    table = Table("Node", *COLUMNS, box=None, pad_edge=False, header_style="bold", title_justify="left")
+    for node in told.nodes:
+        for one in node.cards:
+            row = card_row(one, told.pods_seen)
+            table.add_row(*map(Text, (node.node, *row)), style="" if row.usable and node.usable else "dim")
+    return table
 
 
 def _cells(node: NodeAllocation, pool: Pool | None, pods_seen: bool) -> Iterable[Text]:

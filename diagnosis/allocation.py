@@ -10,8 +10,8 @@ from decimal import Decimal
 
 from diagnosis.gpu_nodes import GPU, GPU_DRIVERS, MIG, SHARED, devices_in, gpu_nodes
 from diagnosis.gpus import gpu_pods
-from diagnosis.hami.grants import Share, shares
-from diagnosis.hami.registration import Card, registered
+from diagnosis.hami.books import books_of
+from diagnosis.hami.holding import Held, Part
 from diagnosis.placement import ZERO, asked_by, held_on
 from diagnosis.quantity import amount
 from diagnosis.snapshot import Snapshot
@@ -60,16 +60,6 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class CardUse:
-    """One card that HAMi shares: the pods on it."""
-
-    card: Card
-    slots: int
-    memory: int
-    cores: int
-
-
-@dataclass(frozen=True, slots=True)
 class NodeAllocation:
     """`gpus`: cards, None where nobody tells. CPU in cores and memory in bytes that nobody has asked for."""
 
@@ -81,7 +71,8 @@ class NodeAllocation:
     pools: tuple[Pool, ...]
     cpu_free: Decimal
     memory_free: Decimal
-    cards: tuple[CardUse, ...] = ()
+    cards: tuple[Held, ...] = ()
+    """Those that HAMi shares."""
     loads: tuple[CardLoad, ...] = ()
     """How much each card is used now, as far as a Prometheus was asked and knows."""
 
@@ -142,12 +133,13 @@ def totals(told: Allocation) -> tuple[Total, ...]:
 def allocation(snapshot: Snapshot) -> Allocation:
     """Of all nodes with GPUs, by name."""
     held, pods = held_on(snapshot.pods), _by_node(snapshot)
-    claimed = _claimed(snapshot)
+    claimed, books = _claimed(snapshot), books_of(snapshot)
     nodes = sorted(gpu_nodes(snapshot), key=lambda one: one.name)
     used = loads(snapshot, snapshot.gpu_use, {node: [pod.subject for pod in some] for node, some in pods.items()})
     told = tuple(
         replace(
-            _of_node(one, pods.get(one.name, ()), held.get(one.name, {}), claimed), loads=tuple(used.get(one.name, ()))
+            _of_node(one, pods.get(one.name, ()), held.get(one.name, {}), claimed, books.cards.get(one.name, ())),
+            loads=tuple(used.get(one.name, ())),
         )
         for one in nodes
     )
@@ -163,24 +155,24 @@ def _by_node(snapshot: Snapshot) -> Mapping[str, list[Pod]]:
 
 
 def _of_node(
-    node: Node, pods: Iterable[Pod], held: Mapping[str, Decimal], claimed: Mapping[str, list[Pool]]
+    node: Node,
+    pods: Iterable[Pod],
+    held: Mapping[str, Decimal],
+    claimed: Mapping[str, list[Pool]],
+    cards: tuple[Held, ...],
 ) -> NodeAllocation:
-    cards, pods = registered(node), list(pods)
-    if cards:
-        use, pool = _hami(cards, pods)
-        pools = [pool, *_plain(node, pods, without=GPU)]
-    else:
-        use, pools = (), list(_plain(node, pods))
+    shared = [_hami(cards)] if cards else []
+    pools = [*shared, *_plain(node, list(pods), without=GPU if cards else "")]
     pools += claimed.get(node.name, [])
     return NodeAllocation(
         node.name,
-        node.meta.labels.get("nvidia.com/gpu.product", "") or next((one.kind for one in cards), ""),
+        node.meta.labels.get("nvidia.com/gpu.product", "") or next((one.card.kind for one in cards), ""),
         _cards(node, pools, len(cards)),
         node.ready and not node.cordoned,
         tuple(pools),
         _left(node, held, "cpu"),
         _left(node, held, "memory"),
-        use,
+        cards,
     )
 
 
@@ -203,28 +195,16 @@ def _kind(node: Node, name: str) -> str:
     return "GPUs"
 
 
-def _hami(cards: tuple[Card, ...], pods: Iterable[Pod]) -> tuple[tuple[CardUse, ...], Pool]:
-    """Cards that have room, counted as cards: what the node offers are places on them."""
-    given = [(pod, shares(pod.meta)) for pod in pods]
-    on: defaultdict[str, list[Share]] = defaultdict(list)
-    for _, some in given:
-        for one in some:
-            on[one.uuid].append(one)
-    use = tuple(
-        CardUse(
-            card, len(on[card.uuid]), sum(one.memory for one in on[card.uuid]), sum(one.cores for one in on[card.uuid])
-        )
-        for card in cards
-    )
-    holders = tuple(
-        Holder(pod.subject, len(some), sum(one.memory for one in some), sum(one.cores for one in some))
-        for pod, some in given
-        if some
-    )
-    slots, healthy = sum(one.slots for one in cards), [one for one in cards if one.healthy]
-    total = sum(one.slots for one in healthy)
-    memory, cores = sum(one.memory for one in healthy), sum(one.cores for one in healthy)
-    return use, Pool(GPU, "places on cards by HAMi", slots, total, holders, memory, cores)
+def _hami(cards: Iterable[Held]) -> Pool:
+    """Places on its cards: what the node offers are these, whatever is free of memory and cores."""
+    parts: defaultdict[str, Part] = defaultdict(Part)
+    for one in cards:
+        for pod, part in one.pods:
+            parts[pod] = parts[pod].plus(part)
+    holders = tuple(Holder(pod, part.slots, part.memory, part.cores) for pod, part in parts.items())
+    usable = [one.card for one in cards if one.usable]
+    slots, memory, cores = (sum(getattr(one, name) for one in usable) for name in ("slots", "memory", "cores"))
+    return Pool(GPU, "places on cards by HAMi", sum(one.card.slots for one in cards), slots, holders, memory, cores)
 
 
 def _claimed(snapshot: Snapshot) -> Mapping[str, list[Pool]]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from diagnosis.components import components, is_ready
 from diagnosis.gpu_nodes import devices_in
+from diagnosis.hami.books import books_of
+from diagnosis.hami.card_row import card_row
 from diagnosis.placement import ZERO, held_on
 from diagnosis.quantity import amount, shown
 from diagnosis.snapshot import Snapshot
@@ -52,6 +54,10 @@ def _gpus(snapshot: Snapshot, node: Node) -> Iterator[Row]:
         )
         out = shown(resource, held.get(resource, ZERO)) if snapshot.sees("Pod") else _UNSAID
         yield Row(resource, f"capacity {there}, allocatable {allocatable}, given out {out}", "kubelet, pods")
+    for one in books_of(snapshot).cards.get(node.name, ()):
+        row = card_row(one, snapshot.sees("Pod"))
+        free = f"free: {row.slots} places, {row.memory} memory, {row.cores} cores"
+        yield Row(f"card {row.card}", "; ".join((free, *row.pods)), "HAMi, pods")
 
 
 def _below(node: Node) -> Iterator[Row]:

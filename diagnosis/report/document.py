@@ -9,6 +9,7 @@ from diagnosis.allocation import Allocation, NodeAllocation, Pool, Total, totals
 from diagnosis.chain import Chain, Step
 from diagnosis.components import ComponentRow
 from diagnosis.diagnose import Problem
+from diagnosis.hami.holding import Held
 from diagnosis.report.whole import Report
 from healthcheck.text.moments import timestamp
 
@@ -69,17 +70,34 @@ def _node(one: NodeAllocation, pods_seen: bool) -> dict[str, Any]:
             _amounts(pool, pods_seen) | {"holders": [asdict(holder) for holder in pool.holders[:_MOST_AFFECTED]]}
             for pool in one.pools
         ],
-        "cards": [
-            {"uuid": use.card.uuid, "healthy": use.card.healthy, "slots": use.card.slots, "slots_held": use.slots}
-            | {"memory_mib": use.card.memory, "memory_mib_held": use.memory}
-            | {"cores_percent": use.card.cores, "cores_percent_held": use.cores}
-            for use in one.cards
-        ],
+        "cards": [_card(each, pods_seen) for each in one.cards],
         "utilization_percent": one.percent,
         "utilization": [asdict(load) for load in one.loads[:_MOST_AFFECTED]],
         "cpu_free": float(one.cpu_free) if pods_seen else None,
         "memory_free_bytes": int(one.memory_free) if pods_seen else None,
     }
+
+
+def _card(one: Held, pods_seen: bool) -> dict[str, Any]:
+    card, amounts = one.card, {"slots": "slots", "memory": "memory_mib", "cores": "cores_percent"}
+    told: dict[str, Any] = {
+        "uuid": card.uuid,
+        "index": card.index,
+        "type": card.kind,
+        "mode": card.mode,
+        "numa": card.numa,
+        "healthy": card.healthy,
+        "cordoned": one.cordoned,
+    }
+    for name, key in amounts.items():
+        told[key] = getattr(card, name)
+        told[f"{key}_held"] = getattr(one.part, name) if pods_seen else None
+        told[f"{key}_free"] = getattr(one.free, name) if pods_seen else None
+    told["pods"] = [
+        {"pod": pod} | {key: getattr(part, name) for name, key in amounts.items()}
+        for pod, part in one.pods[:_MOST_AFFECTED]
+    ]
+    return told
 
 
 def _component(row: ComponentRow) -> dict[str, Any]:

@@ -7,9 +7,10 @@ from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from diagnosis.allocation import totals
+from diagnosis.allocation import Allocation, totals
 from diagnosis.cause import Certainty
 from diagnosis.diagnose import Problem
+from diagnosis.hami.card_row import COLUMNS, CardRow, card_row
 from diagnosis.quantity import shown
 from diagnosis.report.picture import COLOURS, OTHERS, WIDTH, bars, colours
 from diagnosis.report.whole import Report
@@ -38,6 +39,8 @@ def text(report: Report) -> str:
         most=_MOST_AFFECTED,
         parts=_parts,
         shown=shown,
+        card_columns=COLUMNS,
+        cards=_cards(cluster) if cluster is not None else [],
     )
     return page.encode("ascii", "xmlcharrefreplace").decode()
 
@@ -61,6 +64,12 @@ def _actions(problems: Iterable[Problem]) -> list[tuple[str, str, str]]:
     """Of each problem what to do first."""
     told = [one.found for one in problems]
     return [(one.cause.name, one.subject, (one.remedy or (one.cause.remedy,))[0]) for one in told]
+
+
+def _cards(cluster: Allocation) -> list[tuple[str, CardRow]]:
+    """Of the same nodes as are drawn."""
+    shared = [node for node in cluster.nodes if node.cards][:_MOST_NODES]
+    return [(node.node, card_row(one, cluster.pods_seen)) for node in shared for one in node.cards]
 
 
 def _parts(words: str) -> Iterator[tuple[bool, str]]:

@@ -9,6 +9,7 @@ from diagnosis.allocation import Allocation, NamespaceAllocation, NodeAllocation
 from diagnosis.cause import Certainty
 from diagnosis.components import ComponentRow, Health
 from diagnosis.diagnose import Problem
+from diagnosis.hami.card_row import COLUMNS, card_row
 from diagnosis.quantity import shown
 from diagnosis.report.whole import Report
 from healthcheck.text.moments import timestamp
@@ -163,6 +164,19 @@ def _nodes(cluster: Allocation) -> Iterator[str]:
     more = len(cluster.nodes) - _MOST_NODES
     if more > 0:
         yield from ("", f"… and {more} more nodes: `-o json` has them all.")
+    yield ""
+    shared = [one for one in cluster.nodes if one.cards]
+    if shared:
+        yield from _cards(shared[:_MOST_NODES], cluster.pods_seen)
+
+
+def _cards(nodes: Iterable[NodeAllocation], pods_seen: bool) -> Iterator[str]:
+    yield from ("## Cards Shared by HAMi", "", f"| Node | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|")
+    for node in nodes:
+        for one in node.cards:
+            row = card_row(one, pods_seen)
+            pods = ", ".join(map(code, row.pods))
+            yield f"| {code(node.node)} | {code(row.card)} | {row.slots} | {row.memory} | {row.cores} | {pods} |"
     yield ""
 
 

@@ -104,7 +104,7 @@ def test_each_way_to_give_out_gpus_is_counted_its_own_way(
 def test_hamis_memory_and_cores_are_told_by_card() -> None:
     register = {"hami.io/node-nvidia-register": json.dumps(CARDS)}
     (told,) = allocation(snapshot(node("a", 20, annotations=register), pod("x", 1, on="a", annotations=GIVEN))).nodes
-    assert [(one.card.uuid, one.slots, one.memory, one.cores) for one in told.cards] == [
+    assert [(one.card.uuid, one.part.slots, one.part.memory, one.part.cores) for one in told.cards] == [
         ("GPU-1", 2, 5120, 30),
         ("GPU-2", 0, 0, 0),
     ]

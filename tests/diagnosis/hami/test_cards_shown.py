@@ -1,0 +1,78 @@
+"""Each card that HAMi shares, wherever a person or a program looks at the cluster."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from cli.allocation import page
+from diagnosis.allocation import allocation
+from diagnosis.diagnose import diagnose
+from diagnosis.node_inventory import inventory
+from diagnosis.report import html, markdown
+from diagnosis.report.document import cluster_document
+from diagnosis.report.whole import Report
+from tests.diagnosis.hami.clusters import card, given, shared
+from tests.diagnosis.states import Object, node, snapshot
+from tests.hostile import HOSTILE
+
+STATE = [
+    shared("a", card(0), card(1, health=False), card(2), annotations={"hami.io/device-cordon": "GPU-2"}),
+    given("x", "a", "GPU-0,NVIDIA,8192,30:;GPU-0,NVIDIA,1000,0:;"),
+    *(given(f"y{number}", "a", "GPU-0,NVIDIA,1,0:;") for number in range(4)),
+]
+WORDS = ("GPU-0", "4 of 10", "23572 of 32768 MiB", "70 of 100 %", "team/x (9192 MiB, 30 %, 2 places)", "1 more")
+
+
+def printed(*objects: Object, missing: tuple[str, ...] = ()) -> str:
+    console = Console(width=250, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
+    for one in page(allocation(snapshot(*objects, missing=missing))):
+        console.print(one)
+    return console.export_text()
+
+
+def test_a_terminal_shows_what_is_free_of_each_card_and_who_has_the_rest() -> None:
+    shown = printed(*STATE)
+    for word in (*WORDS, "GPU-1 (unhealthy)", "GPU-2 (cordoned)"):
+        assert word in shown
+
+
+def test_what_is_free_is_not_known_without_pods() -> None:
+    assert "? of 32768 MiB" in printed(*STATE, missing=("Pod",))
+
+
+def test_a_cluster_without_hami_has_no_such_table() -> None:
+    assert len([one for one in page(allocation(snapshot(node("a", 8)))) if isinstance(one, Table)]) == 1
+
+
+def test_documents_show_the_same_row() -> None:
+    seen = snapshot(*STATE)
+    report = Report(diagnose(seen), cluster=allocation(seen))
+    for text in (markdown.text(report), html.text(report)):
+        for word in WORDS:
+            assert word in text
+
+
+def test_a_node_that_is_asked_about_shows_its_cards() -> None:
+    seen = snapshot(*STATE)
+    rows = [one for one in inventory(seen, seen.nodes[0]) if one.what.startswith("card ")]
+    assert len(rows) == 3
+    assert "23572 of 32768 MiB memory" in rows[0].value
+
+
+def test_programs_find_each_card_with_its_pods() -> None:
+    (told,) = cluster_document(allocation(snapshot(*STATE)))["nodes"]
+    first = told["cards"][0]
+    assert (first["memory_mib"], first["memory_mib_held"], first["memory_mib_free"]) == (32768, 9196, 23572)
+    assert first["pods"][0] == {"pod": "pod/team/x", "slots": 2, "memory_mib": 9192, "cores_percent": 30}
+    assert [(one["healthy"], one["cordoned"]) for one in told["cards"]] == [(True, False), (False, False), (True, True)]
+
+
+def test_what_a_stranger_registers_breaks_no_page() -> None:
+    for word in HOSTILE:
+        state = [shared("a", card(0, id=word, type=word, mode=word)), given("x", "a", f"{word},NVIDIA,1,0:;")]
+        seen = snapshot(*state)
+        report = Report(diagnose(seen), cluster=allocation(seen))
+        assert printed(*state)
+        assert markdown.text(report)
+        assert html.text(report).isascii()
