@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from diagnosis.cause import Cause, Certainty, Found, Link, Search, Severity, command
 from diagnosis.causes import verdicts
 from diagnosis.causes.components import NOT_READY
+from diagnosis.causes.hami import webhook as hami
+from diagnosis.causes.hami.declared import CARD_GONE, NODE_NAMED, NOT_SEEN, NUMBER
 from diagnosis.causes.offer_causes import MISSING, NOT_OFFERED, UNHEALTHY
 from diagnosis.components import Role
 from diagnosis.gpus import gpu_pods, gpus_of, is_gpu
@@ -151,6 +153,10 @@ ALLOCATE_TEXTS = (
         "k8s-device-plugin, internal/rm",
         Place.POD,
     ),
+    signature(hami.UNSEEN.pattern, NOT_SEEN, NOT_SEEN.source, Place.POD),
+    signature(r"do not use nodeName in task spec", NODE_NAMED, NODE_NAMED.source, Place.POD),
+    signature(r"device number not matched", NUMBER, NUMBER.source, Place.POD),
+    signature(r"resolve allocated NVIDIA devices", CARD_GONE, CARD_GONE.source, Place.POD),
     signature(r"no healthy devices present", NO_HEALTHY, _DEVICE_MANAGER, Place.POD),
     signature(r"previously allocated devices are no longer healthy", NO_LONGER_HEALTHY, _DEVICE_MANAGER, Place.POD),
     signature(r"cannot allocate unregistered device", UNREGISTERED, _DEVICE_MANAGER, Place.POD),
@@ -165,7 +171,7 @@ ALLOCATE_TEXTS = (
     ),
 )
 """Of a pod's `status.message` with the reason UnexpectedAdmissionError. The last takes what the others do not."""
-_OF_DEVICES = (TOO_FEW, NO_HEALTHY, NO_LONGER_HEALTHY, UNREGISTERED, UNKNOWN_DEVICE, GPU_LOST, PLUGIN_FAILED)
+_OF_DEVICES = (TOO_FEW, NO_HEALTHY, NO_LONGER_HEALTHY, UNREGISTERED, UNKNOWN_DEVICE, GPU_LOST, CARD_GONE, PLUGIN_FAILED)
 _MOST_DELETED = 5
 
 
@@ -208,7 +214,7 @@ def _recognise(pod: Pod) -> Recognised | None:
 def _subject(snapshot: Snapshot, pod: Pod, cause: Cause) -> str:
     """What has to be changed: the node, or what a person wrote where the fault lies in that."""
     written = snapshot.line(pod.meta)[-1]
-    if cause in (SHARED_OVER_REQUEST, WRONG_NODE, OTHERWISE):
+    if cause in (SHARED_OVER_REQUEST, WRONG_NODE, OTHERWISE, NOT_SEEN, NODE_NAMED, NUMBER):
         return written
     if cause is OVERBOOKED and _names_node(snapshot, pod):
         return written
@@ -233,6 +239,7 @@ def _found(snapshot: Snapshot, subject: str, rejections: list[_Rejection]) -> Fo
     remedy = (*_look(cause, first.pod), cause.remedy, *_delete(pods))
     certainty = Certainty.LIKELY if cause is OTHERWISE else Certainty.PROVEN
     because = tuple(_behind(f"node/{first.pod.spec.node}")) if cause in _OF_DEVICES else ()
+    because = hami.above(snapshot, first.pod) if cause is NOT_SEEN else because
     return Found(cause, subject, tuple(evidence), remedy, tuple(one.subject for one in pods), certainty, because)
 
 
@@ -287,7 +294,7 @@ def _of_selector(node: Node | None, pods: Iterable[Pod]) -> Iterator[str]:
 
 
 def _look(cause: Cause, pod: Pod) -> Iterator[str]:
-    if cause in (SHARED_OVER_REQUEST, WRONG_NODE, EVICTED, OTHERWISE, OVERBOOKED, TOPOLOGY):
+    if cause in (SHARED_OVER_REQUEST, WRONG_NODE, EVICTED, OTHERWISE, OVERBOOKED, TOPOLOGY, NOT_SEEN, NODE_NAMED):
         return
     words = ("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={pod.spec.node}")
     yield f"Look at the device plugin's pod on the node, and its log: {command(*words)}"
@@ -308,6 +315,6 @@ def _delete(pods: list[Pod]) -> Iterator[str]:
 
 CAUSES = (
     *(TOO_FEW, NO_HEALTHY, NO_LONGER_HEALTHY, UNREGISTERED, SHARED_OVER_REQUEST, UNKNOWN_DEVICE, GPU_LOST),
-    *(PLUGIN_FAILED, TOPOLOGY, OVERBOOKED, WRONG_NODE, EVICTED, OTHERWISE),
+    *(NOT_SEEN, NODE_NAMED, NUMBER, CARD_GONE, PLUGIN_FAILED, TOPOLOGY, OVERBOOKED, WRONG_NODE, EVICTED, OTHERWISE),
 )
 SEARCHES = (Search(CAUSES, ("Pod",), find_rejected),)

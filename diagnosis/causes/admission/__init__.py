@@ -8,6 +8,8 @@ from diagnosis.cause import Cause, Certainty, Found, Search, command
 from diagnosis.causes.admission import declared, quotas, rules
 from diagnosis.causes.admission.texts import Refusal, Why
 from diagnosis.causes.admission.wanting import Wanting, strangers, wanting
+from diagnosis.causes.hami.denials import denied
+from diagnosis.causes.hami.installation import WEBHOOK
 from diagnosis.snapshot import Snapshot
 
 
@@ -52,7 +54,7 @@ def _judged(snapshot: Snapshot, one: Wanting) -> Iterator[Found]:
         case Why.QUOTA_UNKNOWN:
             return
         case _:
-            yield _by_text(one, refusal)
+            yield (denied(snapshot, one, refusal) if refusal.name == WEBHOOK else None) or _by_text(one, refusal)
 
 
 def _by_text(one: Wanting, refusal: Refusal) -> Found:

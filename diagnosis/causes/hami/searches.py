@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from diagnosis.cause import Search
-from diagnosis.causes.hami import control_plane, nodes
+from diagnosis.causes.hami import control_plane, nodes, scheduling, webhook
 
-SEARCHES: tuple[Search, ...] = (*control_plane.SEARCHES, *nodes.SEARCHES)
+SEARCHES: tuple[Search, ...] = (*control_plane.SEARCHES, *nodes.SEARCHES, *webhook.SEARCHES, *scheduling.SEARCHES)

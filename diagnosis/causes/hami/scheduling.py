@@ -1,0 +1,162 @@
+"""Pods that HAMi's scheduler could not bind: its extender does not answer, or what it decided can't be written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+
+from diagnosis.cause import Cause, Certainty, Found, Search, command
+from diagnosis.causes.components import NOT_READY
+from diagnosis.causes.hami.declared import (
+    BIND_FAILS,
+    EXTENDER,
+    EXTENDER_SLOW,
+    FILTERED_ONLY,
+    LOCK_STALE,
+    NO_RIGHT,
+    WRITE_FAILS,
+)
+from diagnosis.causes.hami.installation import Installation, installations, is_there
+from diagnosis.causes.unscheduled.waiting import Waiting, events_of, unschedulable
+from diagnosis.components import Role
+from diagnosis.fit_error import Says
+from diagnosis.pod_stage import Kind, stage
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.events import Event
+from diagnosis.snapshot.meta import subject
+from diagnosis.snapshot.pods import ContainerState, Pod
+
+_CALLED = re.compile(r"Post \\?\"https?://[^ \"]{1,200}/(filter|bind)\\?\": (.{1,600})", re.ASCII | re.DOTALL)
+"""As kube-scheduler says that an extender did not answer."""
+_LATE = re.compile(r"deadline exceeded|Client\.Timeout|timed? ?out", re.ASCII | re.IGNORECASE)
+_FORBIDDEN = re.compile(
+    r"forbidden: User \\?\"([^\"\\]{1,300})\\?\" cannot (\w{1,20}) resource \\?\"([\w/.-]{1,80})\\?\"", re.ASCII
+)
+_LOCKED = re.compile(r"has been locked within|node \S{1,253} is locked|node ?lock", re.ASCII | re.IGNORECASE)
+_SERVER = re.compile(
+    r"etcdserver: |object has been modified|too many requests|Internal error occurred|context deadline exceeded"
+    r"|connection refused|the server is currently unable|request timed out|Timeout: ",
+    re.ASCII | re.IGNORECASE,
+)
+_ACCOUNT = re.compile(r"system:serviceaccount:([a-z0-9-]{1,63}):([a-z0-9.-]{1,253})\Z", re.ASCII)
+_OF_HAMI = frozenset(("FilteringFailed", "FilteringSucceed", "BindingFailed", "BindingSucceed"))
+_LASTS = timedelta(minutes=2)
+_MOST = 300
+
+
+def find_unbound(snapshot: Snapshot) -> Iterator[Found]:
+    """Of pods that wait, the step after the filter, or before it, that fails."""
+    every = installations(snapshot)
+    for waiting in unschedulable(snapshot):
+        if waiting.hami and every:
+            yield from _judged(snapshot, every, waiting)
+
+
+def last_word(snapshot: Snapshot, waiting: Waiting) -> Event | None:
+    """Of HAMi's scheduler on any of the pods, where it has not been followed by another judgement of them."""
+    told = [one for pod in waiting.pods for one in events_of(snapshot, pod) if one.reason in _OF_HAMI]
+    return max(told, key=lambda one: str(one.last), default=None)
+
+
+def _judged(snapshot: Snapshot, every: tuple[Installation, ...], waiting: Waiting) -> Iterator[Found]:
+    called = _CALLED.search(waiting.message)
+    if called is not None:
+        yield _unanswered(snapshot, every, waiting, called)
+        return
+    last = last_word(snapshot, waiting)
+    failed = last is not None and last.reason == "BindingFailed"
+    text = last.message if last is not None and failed else waiting.message
+    if failed or waiting.fit is None:
+        yield from _unwritten(every, waiting, text, failed=failed)
+    elif last is not None and last.reason == "FilteringSucceed" and not waiting.fit.of(Says.HAMI):
+        yield from _filtered(snapshot, every, waiting, last)
+
+
+def _unanswered(snapshot: Snapshot, every: tuple[Installation, ...], waiting: Waiting, called: re.Match[str]) -> Found:
+    one = every[0]
+    cause = EXTENDER_SLOW if _LATE.search(called[2]) else EXTENDER
+    evidence = [f"the scheduler, at /{called[1]}: {called[2][:_MOST]}", *_extender(snapshot, one)]
+    remedy = [f"Read what the extender says: {_logs(one)}"]
+    if cause is EXTENDER_SLOW:
+        remedy.append(
+            "See its CPU limit. With --profiling it serves /debug/pprof at its https port, 443 of its Service."
+        )
+    if "x509" in called[2]:
+        remedy.insert(
+            0, f"Its certificate is not for 127.0.0.1, or another's: look at the Secret {one.name}-scheduler-tls."
+        )
+    above = NOT_READY[Role.HAMI_SCHEDULER]
+    because = ((above, one.subject), *((above, f"node/{pod.spec.node}") for pod in _pods(one)))
+    return Found(cause, one.subject, tuple(evidence), tuple(remedy), waiting.names, because_of=because)
+
+
+def _extender(snapshot: Snapshot, one: Installation) -> Iterator[str]:
+    for pod in _pods(one):
+        at = stage(pod, snapshot.now)
+        if at.kind is not Kind.READY:
+            yield f"{pod.subject}: {at}"
+        yield from (
+            f"{pod.subject}: container {state.name} was restarted {_ends(state)}"
+            for state in pod.states
+            if state.restarts
+        )
+
+
+def _ends(state: ContainerState) -> str:
+    last = state.last_ended
+    how = f", last ended {last.reason or 'with'} exit code {last.exit_code}" if last is not None else ""
+    return f"{state.restarts} times{how}"
+
+
+def _pods(one: Installation) -> tuple[Pod, ...]:
+    return one.scheduler.pods if one.scheduler is not None else ()
+
+
+def _unwritten(every: tuple[Installation, ...], waiting: Waiting, text: str, *, failed: bool) -> Iterator[Found]:
+    """At bind. A lock in its time goes by itself; one that stays is told of its node."""
+    forbidden = _FORBIDDEN.search(text)
+    evidence = (f"HAMi's scheduler: {text[:_MOST]}",)
+    if forbidden is not None:
+        yield _forbidden(every[0], waiting, evidence, forbidden)
+    elif _LOCKED.search(text) and not _SERVER.search(text):
+        return
+    elif _SERVER.search(text):
+        remedy = ("Look at the API server and etcd: health, latency, and whether requests are throttled.",)
+        yield Found(WRITE_FAILS, every[0].subject, evidence, remedy, waiting.names, Certainty.LIKELY)
+    elif failed or "bind" in text.lower():
+        remedy = (f"Read what it met: {_logs(every[0])}",)
+        because = ((LOCK_STALE, f"node/{one}") for one in _nodes_in(text))
+        yield Found(BIND_FAILS, waiting.workload, evidence, remedy, waiting.names, Certainty.LIKELY, tuple(because))
+
+
+def _forbidden(one: Installation, waiting: Waiting, evidence: tuple[str, ...], told: re.Match[str]) -> Found:
+    user, verb, resource = told.groups()
+    account = _ACCOUNT.match(user)
+    where = subject("ServiceAccount", account[1], account[2]) if account else one.subject
+    ask = command("kubectl", "auth", "can-i", verb, resource, f"--as={user}")
+    remedy = (f"See what it may: {ask}", "Upgrade the release whole: its ClusterRole has what this version needs.")
+    return Found(NO_RIGHT, where, evidence, remedy, waiting.names)
+
+
+def _filtered(snapshot: Snapshot, every: tuple[Installation, ...], waiting: Waiting, last: Event) -> Iterator[Found]:
+    """Not bound though HAMi found a node: what is said of other nodes explains nothing."""
+    if last.last is None or snapshot.now - last.last < _LASTS:
+        return
+    evidence = (f"HAMi's scheduler: {last.message[:_MOST]}", f"kube-scheduler since: {waiting.message[:_MOST]}")
+    logs = _logs(every[0], "kube-scheduler")
+    remedy = (f"Read what the other plugins of the scheduler say of the pod: {logs}",)
+    yield Found(FILTERED_ONLY, waiting.workload, evidence, remedy, waiting.names, Certainty.LIKELY)
+
+
+def _logs(one: Installation, container: str = "vgpu-scheduler-extender") -> str:
+    name = one.scheduler.meta.name if one.scheduler is not None else f"{one.name}-scheduler"
+    return command("kubectl", "-n", one.namespace, "logs", f"deployment/{name}", "-c", container, "--tail=100")
+
+
+def _nodes_in(text: str) -> list[str]:
+    return re.findall(r"node ([a-z0-9.-]{1,253}) ", text[:_MOST])
+
+
+CAUSES: tuple[Cause, ...] = (EXTENDER, EXTENDER_SLOW, NO_RIGHT, WRITE_FAILS, BIND_FAILS, FILTERED_ONLY)
+SEARCHES = (Search(CAUSES, ("Pod",), find_unbound, is_there),)

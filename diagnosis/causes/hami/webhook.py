@@ -1,0 +1,169 @@
+"""GPU pods that HAMi's webhook has not changed: why it was not asked, or left them as they were."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from diagnosis.cause import Cause, Found, Search, command
+from diagnosis.causes.hami.control_plane import unreachable
+from diagnosis.causes.hami.declared import (
+    IGNORED,
+    MISSED,
+    NODE_NAMED,
+    OTHER_SCHEDULER,
+    PRIVILEGED,
+    WEBHOOK_MISSING,
+)
+from diagnosis.causes.hami.installation import (
+    IGNORE,
+    Installation,
+    installations,
+    is_scheduled,
+    is_there,
+    schedulers,
+)
+from diagnosis.components import is_ready
+from diagnosis.gpus import SHARES, gpu_pods, gpus_of
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.pods import Pod, PodSpec
+from diagnosis.snapshot.rules import Webhook
+from diagnosis.symptoms import replaced
+from healthcheck.text.moments import timestamp
+
+UNSEEN = re.compile(r"no binding pod found on node|no node lock naming a pending pod", re.ASCII)
+"""HAMi's device plugin, asked for a card for a pod that HAMi's scheduler has not placed."""
+_LEAVES_OTHERS = (2, 7)
+"""The first version that leaves another scheduler's name as it is."""
+_HOOKS = "MutatingWebhookConfiguration"
+_DEFAULT = ("", "default-scheduler")
+
+
+def find_bypassed(snapshot: Snapshot) -> Iterator[Found]:
+    """Pods that suffer from it: refused by the kubelet, or waiting for what only HAMi gives out."""
+    every = installations(snapshot)
+    names = schedulers(every)
+    for pod in gpu_pods(snapshot):
+        if every and not is_scheduled(pod, names) and _suffers(snapshot, pod):
+            yield _bypassed(snapshot, every, pod)
+
+
+def above(snapshot: Snapshot, pod: Pod) -> tuple[tuple[Cause, str], ...]:
+    """Why HAMi may not have seen the pod, where that is found too."""
+    written, namespace = snapshot.line(pod.meta)[-1], f"namespace/{pod.meta.namespace}"
+    every = installations(snapshot)
+    hooks = [hook.configuration.subject for one in every for hook in one.webhooks]
+    return (
+        *((cause, written) for cause in (IGNORED, OTHER_SCHEDULER, PRIVILEGED, NODE_NAMED, MISSED)),
+        *((IGNORED, where) for where in (namespace, *hooks)),
+        *((WEBHOOK_MISSING, one.subject) for one in every),
+    )
+
+
+def _suffers(snapshot: Snapshot, pod: Pod) -> bool:
+    if pod.phase == "Failed":
+        return UNSEEN.search(pod.message) is not None and not replaced(snapshot, pod)
+    told = pod.condition("PodScheduled")
+    waits = not pod.spec.node and not pod.over and pod.meta.deleted is None
+    return waits and told is not None and told.status == "False" and not pod.spec.gates and _wants_shares(pod.spec)
+
+
+def _wants_shares(spec: PodSpec) -> bool:
+    return any(SHARES & {*one.limits, *one.requests} for one in spec.containers)
+
+
+def _bypassed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> Found:
+    written = snapshot.line(pod.meta)[-1]
+    shown = _shown(pod)
+    known = _kept_away(snapshot, every, pod, written) or _left_alone(snapshot, every, pod, written)
+    if known is not None:
+        cause, where, told, remedy = known
+        return Found(cause, where, (told, shown), remedy, (pod.subject,))
+    if snapshot.sees(_HOOKS) and not any(one.webhooks for one in every):
+        told = f"no MutatingWebhookConfiguration has a webhook vgpu.hami.io beside {every[0].subject}"
+        return Found(WEBHOOK_MISSING, every[0].subject, (told, shown), (), (pod.subject,))
+    evidence = (shown, *(line for one in every for line in _was_away(one, pod)))
+    gone = command("kubectl", "-n", pod.meta.namespace, "delete", "pod", pod.meta.name)
+    remedy = (f"Once the webhook answers, have the pod made anew: {gone}", *_for_the_next_time(every))
+    because = tuple(pair for one in every for pair in unreachable(one))
+    return Found(MISSED, written, evidence, remedy, (pod.subject,), because_of=because)
+
+
+_Known = tuple[Cause, str, str, tuple[str, ...]]
+"""A cause, what has to be changed, what shows it, and how to mend it."""
+
+
+def _kept_away(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod, written: str) -> _Known | None:
+    """By labels, the API server does not ask the webhook."""
+    key, value = IGNORE
+    space = next((one for one in snapshot.namespaces if one.name == pod.meta.namespace), None)
+    if pod.meta.labels.get(key) == value:
+        remedy = (f"Take {key}={value} out of the labels of the pod template of {written}.",)
+        return IGNORED, written, f"{pod.subject} has the label {key}={value}", remedy
+    if space is not None and space.labels.get(key) == value:
+        remedy = (f"Take the label away: {command('kubectl', 'label', 'namespace', space.name, f'{key}-')}",)
+        return IGNORED, space.subject, f"{space.subject} has the label {key}={value}", remedy
+    hooks = [hook for one in every for hook in one.webhooks]
+    refusing = [(hook, why) for hook in hooks if (why := _unselected(hook, space.labels if space else None, pod))]
+    if hooks and len(refusing) == len(hooks):
+        hook, why = refusing[0]
+        edit = command("kubectl", "edit", hook.configuration.kind.lower(), hook.configuration.name)
+        return IGNORED, hook.configuration.subject, f"{hook.configuration.subject}: {why}", (f"Change it: {edit}",)
+    return None
+
+
+def _unselected(hook: Webhook, labels: object, pod: Pod) -> str:
+    """Why the webhook is not asked of the pod; '' where it is, or its namespace's labels are not visible."""
+    if isinstance(labels, dict) and not hook.namespaces.takes(labels):
+        return f"its namespaceSelector does not take namespace/{pod.meta.namespace}"
+    return "" if hook.objects.takes(pod.meta.labels) else f"its objectSelector does not take {pod.subject}"
+
+
+def _left_alone(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod, written: str) -> _Known | None:
+    """The webhook was asked, and did nothing."""
+    ours = next(iter(schedulers(every)))
+    new = any(one.version is None or one.version >= _LEAVES_OTHERS for one in every)
+    if pod.spec.scheduler not in _DEFAULT and new:
+        told = f"{pod.subject} names the scheduler {pod.spec.scheduler}; HAMi's is {ours}"
+        return (
+            OTHER_SCHEDULER,
+            written,
+            told,
+            (f"Take schedulerName out of the template of {written}, or write {ours}.",),
+        )
+    maker = snapshot.workload.get(written)
+    if maker is not None and maker.spec is not None and maker.spec.node:
+        return NODE_NAMED, written, f"{written} names nodeName {maker.spec.node}", ()
+    asking = [one for one in pod.spec.containers if gpus_of(one)]
+    if asking and all(one.privileged for one in asking):
+        return PRIVILEGED, written, f"{pod.subject}: container {asking[0].name} is privileged", ()
+    return None
+
+
+def _shown(pod: Pod) -> str:
+    message = pod.message
+    if pod.phase != "Failed":
+        told = pod.condition("PodScheduled")
+        message = told.message if told is not None else ""
+    scheduler = pod.spec.scheduler or _DEFAULT[1]
+    return f"{pod.subject}: schedulerName {scheduler}, no annotation of HAMi's: {message[:300]}"
+
+
+def _was_away(one: Installation, pod: Pod) -> Iterator[str]:
+    for hook in one.webhooks:
+        if not hook.fails_closed:
+            yield f"{hook.configuration.subject}: failurePolicy Ignore: what it does not answer for passes as it is"
+    pods = [each for each in (one.scheduler.pods if one.scheduler else ()) if is_ready(each)]
+    since = [state.started for each in pods for state in each.states if state.started is not None]
+    made = pod.meta.created
+    if since and made is not None and made < min(since):
+        yield f"the pod was made {timestamp(made)}; {pods[0].subject} runs only since {timestamp(min(since))}"
+
+
+def _for_the_next_time(every: tuple[Installation, ...]) -> Iterator[str]:
+    if any(not hook.fails_closed for one in every for hook in one.webhooks):
+        yield "Two replicas of the scheduler, or the webhook's failurePolicy Fail, keep it from happening again."
+
+
+CAUSES = (IGNORED, OTHER_SCHEDULER, PRIVILEGED, NODE_NAMED, WEBHOOK_MISSING, MISSED)
+SEARCHES = (Search(CAUSES, ("Pod",), find_bypassed, is_there),)
