@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from diagnosis.components import Component, Role, components
 from diagnosis.gpu_nodes import GPU, has_hami
+from diagnosis.hami.versions import Version, version_of
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
@@ -28,8 +29,6 @@ _OF_PODS = "hami.io/"
 _PROFILE = re.compile(
     r"^\s{0,16}(?:- )?schedulerName: ?[\"']?([A-Za-z0-9.-]{1,253})[\"']?\s{0,8}$", re.ASCII | re.MULTILINE
 )
-_VERSION = re.compile(r"v?(\d{1,3})\.(\d{1,3})(?:\D|\Z)", re.ASCII)
-Version = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class Installation:
     @property
     def version(self) -> Version | None:
         """Of its scheduler; None where the image's tag tells none."""
-        return version(self.scheduler.version) if self.scheduler is not None else None
+        return version_of(self.scheduler.version) if self.scheduler is not None else None
 
 
 def is_there(snapshot: Snapshot) -> bool:
@@ -83,12 +82,6 @@ def installations(snapshot: Snapshot) -> tuple[Installation, ...]:
             hooks[namespace, _stem(service)].append(hook)
     keys = sorted({*found, *hooks})
     return tuple(_named(snapshot, _installation(key, found.get(key, ()), hooks.get(key, ()))) for key in keys)
-
-
-def version(tag: str) -> Version | None:
-    """The first two numbers of an image's tag: `v2.8.1` is (2, 8)."""
-    told = _VERSION.match(tag)
-    return (int(told[1]), int(told[2])) if told else None
 
 
 def schedulers(every: Iterable[Installation]) -> frozenset[str]:

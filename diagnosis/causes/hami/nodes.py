@@ -17,7 +17,7 @@ from diagnosis.causes.hami.declared import (
     REGISTER_STALE,
     REGISTER_UNREADABLE,
 )
-from diagnosis.causes.hami.installation import Installation, installations, is_there, offered, plugin_pods, version
+from diagnosis.causes.hami.installation import Installation, installations, is_there, offered, plugin_pods
 from diagnosis.causes.offer_causes import UNHEALTHY
 from diagnosis.causes.starting_causes import NODES
 from diagnosis.causes.verdicts import WITHHELD
@@ -27,6 +27,7 @@ from diagnosis.hami.grants import BindPhase, grant
 from diagnosis.hami.handshake import Handshake, Said, handshake
 from diagnosis.hami.node_lock import EXPIRES, LOCK, NodeLock, node_lock
 from diagnosis.hami.registration import Form, Registration, registration
+from diagnosis.hami.versions import image_version
 from diagnosis.pod_stage import stage
 from diagnosis.quantity import counted
 from diagnosis.snapshot import Snapshot
@@ -196,8 +197,8 @@ def _skew(one: Installation, scheduler: Component, form: Form, nodes: list[Node]
 
 
 def _answers_of_old(pods: Iterable[Pod]) -> bool:
-    tags = (one.image.rpartition(":")[2] for pod in pods for one in pod.spec.containers if "plugin" in one.name)
-    known = [told for tag in tags if (told := version(tag)) is not None]
+    images = (one.image for pod in pods for one in pod.spec.containers if "plugin" in one.name)
+    known = [told for image in images if (told := image_version(image)) is not None]
     return bool(known) and max(known) <= _ANSWERED_UNTIL
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
 from diagnosis.cause import Cause, Certainty, Found, Search, command
@@ -17,8 +17,8 @@ from diagnosis.causes.hami.declared import (
     NO_RIGHT,
     WRITE_FAILS,
 )
-from diagnosis.causes.hami.installation import Installation, installations, is_there
-from diagnosis.causes.unscheduled.waiting import Waiting, events_of, unschedulable
+from diagnosis.causes.hami.installation import Installation, installations, is_scheduled, is_there, schedulers
+from diagnosis.causes.unscheduled.waiting import Waiting, events_of, refusal, unplaced, unschedulable
 from diagnosis.components import Role
 from diagnosis.fit_error import Says
 from diagnosis.pod_stage import Kind, stage
@@ -51,11 +51,17 @@ def find_unbound(snapshot: Snapshot) -> Iterator[Found]:
     for waiting in unschedulable(snapshot):
         if waiting.hami and every:
             yield from _judged(snapshot, every, waiting)
+    for pod in unplaced(snapshot):
+        # Its condition says what kube-scheduler met; here it has not said anything.
+        if every and not pod.spec.gates and not refusal(snapshot, pod) and is_scheduled(pod, schedulers(every)):
+            last = _last((pod,), snapshot)
+            if last is not None and last.reason == "FilteringSucceed":
+                yield from _filtered(snapshot, every[0], last, (snapshot.line(pod.meta)[-1], (pod.subject,)))
 
 
-def last_word(snapshot: Snapshot, waiting: Waiting) -> Event | None:
-    """Of HAMi's scheduler on any of the pods, where it has not been followed by another judgement of them."""
-    told = [one for pod in waiting.pods for one in events_of(snapshot, pod) if one.reason in _OF_HAMI]
+def _last(pods: Iterable[Pod], snapshot: Snapshot) -> Event | None:
+    """The newest word of HAMi's scheduler on any of them."""
+    told = [one for pod in pods for one in events_of(snapshot, pod) if one.reason in _OF_HAMI]
     return max(told, key=lambda one: str(one.last), default=None)
 
 
@@ -64,13 +70,18 @@ def _judged(snapshot: Snapshot, every: tuple[Installation, ...], waiting: Waitin
     if called is not None:
         yield _unanswered(snapshot, every, waiting, called)
         return
-    last = last_word(snapshot, waiting)
+    last = _last(waiting.pods, snapshot)
     failed = last is not None and last.reason == "BindingFailed"
     text = last.message if last is not None and failed else waiting.message
     if failed or waiting.fit is None:
         yield from _unwritten(every, waiting, text, failed=failed)
-    elif last is not None and last.reason == "FilteringSucceed" and not waiting.fit.of(Says.HAMI):
-        yield from _filtered(snapshot, every, waiting, last)
+    elif (
+        last is not None
+        and last.reason == "FilteringSucceed"
+        and all(one.says is Says.OTHER for one in waiting.fit.reasons)
+    ):
+        since = (f"kube-scheduler since: {waiting.message[:_MOST]}",)
+        yield from _filtered(snapshot, every[0], last, (waiting.workload, waiting.names), since)
 
 
 def _unanswered(snapshot: Snapshot, every: tuple[Installation, ...], waiting: Waiting, called: re.Match[str]) -> Found:
@@ -139,14 +150,19 @@ def _forbidden(one: Installation, waiting: Waiting, evidence: tuple[str, ...], t
     return Found(NO_RIGHT, where, evidence, remedy, waiting.names)
 
 
-def _filtered(snapshot: Snapshot, every: tuple[Installation, ...], waiting: Waiting, last: Event) -> Iterator[Found]:
-    """Not bound though HAMi found a node: what is said of other nodes explains nothing."""
+def _filtered(
+    snapshot: Snapshot,
+    one: Installation,
+    last: Event,
+    who: tuple[str, tuple[str, ...]],
+    since: tuple[str, ...] = (),
+) -> Iterator[Found]:
+    """Not bound though HAMi found a node. `who`: the workload, and its pods."""
     if last.last is None or snapshot.now - last.last < _LASTS:
         return
-    evidence = (f"HAMi's scheduler: {last.message[:_MOST]}", f"kube-scheduler since: {waiting.message[:_MOST]}")
-    logs = _logs(every[0], "kube-scheduler")
-    remedy = (f"Read what the other plugins of the scheduler say of the pod: {logs}",)
-    yield Found(FILTERED_ONLY, waiting.workload, evidence, remedy, waiting.names, Certainty.LIKELY)
+    evidence = (f"HAMi's scheduler: {last.message[:_MOST]}", *since)
+    remedy = (f"Read what the other plugins of the scheduler say of the pod: {_logs(one, 'kube-scheduler')}",)
+    yield Found(FILTERED_ONLY, who[0], evidence, remedy, who[1], Certainty.LIKELY)
 
 
 def _logs(one: Installation, container: str = "vgpu-scheduler-extender") -> str:

@@ -145,8 +145,8 @@ def _shown(pod: Pod) -> str:
     if pod.phase != "Failed":
         told = pod.condition("PodScheduled")
         message = told.message if told is not None else ""
-    scheduler = pod.spec.scheduler or _DEFAULT[1]
-    return f"{pod.subject}: schedulerName {scheduler}, no annotation of HAMi's: {message[:300]}"
+    scheduler, heard = pod.spec.scheduler or _DEFAULT[1], message.partition(" preemption:")[0][:300]
+    return f"{pod.subject}: schedulerName {scheduler}, no annotation of HAMi's: {heard}"
 
 
 def _was_away(one: Installation, pod: Pod) -> Iterator[str]:

@@ -8,6 +8,7 @@ from datetime import timedelta
 from itertools import islice
 
 from diagnosis.cause import Found, Search
+from diagnosis.causes.hami import webhook as hami
 from diagnosis.causes.unscheduled import device_claims, names, queues, refused, resources, selectors, volumes
 from diagnosis.causes.unscheduled.waiting import Room, Waiting, is_stuck, rooms, unschedulable, without
 from diagnosis.fit_error import Says
@@ -164,7 +165,8 @@ def _told(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
     """What the text says, where the objects do not show it: of nodes with the GPUs before that of any other."""
     short = list(resources.find_told(snapshot, waiting))
     found = [*refused.find_told(waiting), *selectors.find_told(waiting), *volumes.find_rules(waiting)]
-    yield from short or found or (volumes.find_unexplained(waiting),)
+    above = hami.above(snapshot, waiting.pods[0])
+    yield from short or found or (replace(volumes.find_unexplained(waiting), because_of=above),)
 
 
 SEARCHES = (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from diagnosis.causes.hami.installation import installations, version
+from diagnosis.causes.hami.installation import installations
 from diagnosis.components import Health, component_table
 from tests.diagnosis.hami.hami_states import (
     NAMESPACE,
@@ -176,14 +176,6 @@ def test_the_table_of_components_has_its_own_version_and_not_that_of_kubernetes(
         ("HAMi scheduler", "v2.8.1", Health.DOWN),
         ("HAMi device plugin", "v2.8.1", Health.WORKING),
     ]
-
-
-@pytest.mark.parametrize(
-    ("tag", "known"),
-    [("v2.8.1", (2, 8)), ("2.10.0-rc1", (2, 10)), ("latest", None), ("sha256:0a1b2c", None), ("", None)],
-)
-def test_a_version_is_read_of_a_tag(tag: str, known: tuple[int, int] | None) -> None:
-    assert version(tag) == known
 
 
 @pytest.mark.parametrize(

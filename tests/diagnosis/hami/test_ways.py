@@ -1,0 +1,217 @@
+"""From the webhook to the binding: where a pod that HAMi should serve leaves the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.diagnosis.hami.hami_states import asking, hami, hami_node, unplaced, vgpu_pod
+from tests.diagnosis.states import Object, ago, consequences, event, judged, node, obj, pod, told
+
+A = hami_node("a")
+SHORT = "0/3 nodes are available: 3 Insufficient nvidia.com/gpumem. preemption: 0/3 nodes are available."
+IGNORED = {"hami.io/webhook": "ignore"}
+HOOK, SCHEDULER = "mutatingwebhookconfiguration/hami-webhook", "deployment/kube-system/hami-scheduler"
+NOT_PLACED = "no binding pod found on node a"
+DIAL = 'Post "https://127.0.0.1:443/filter": dial tcp 127.0.0.1:443: connect: connection refused'
+SLOW = 'Post "https://127.0.0.1:443/filter": context deadline exceeded (Client.Timeout exceeded while awaiting headers)'
+FORBIDDEN = (
+    'nodes "a" is forbidden: User "system:serviceaccount:kube-system:hami-scheduler" cannot patch resource "nodes"'
+)
+
+
+def plain(*containers: Object, **changes: Any) -> Object:
+    """One that Kubernetes' own scheduler can't place, as no node offers HAMi's shares."""
+    spec = {"schedulerName": "default-scheduler"} | changes.pop("spec", {})
+    return unplaced("x", SHORT, *containers, spec=spec, **changes)
+
+
+def rejected(message: str, **changes: Any) -> Object:
+    text = f"Allocate failed due to rpc error: code = Unknown desc = {message}, which is unexpected"
+    return pod(
+        "x", 1, on="a", phase="Failed", status={"reason": "UnexpectedAdmissionError", "message": text}, **changes
+    )
+
+
+def in_team(labels: dict[str, str], **changes: Any) -> list[Object]:
+    others = [one for one in hami(A, **changes) if one["metadata"]["name"] != "team"]
+    return [*others, obj("Namespace", "team", metadata={"labels": {"kubernetes.io/metadata.name": "team"} | labels})]
+
+
+def only(*, namespaces: str = "", pods: str = "") -> dict[str, Any]:
+    """A webhook that selects by a label."""
+    changes: dict[str, Any] = {}
+    if namespaces:
+        changes["namespaceSelector"] = {"matchLabels": {namespaces: "true"}}
+    if pods:
+        changes["objectSelector"] = {"matchLabels": {pods: "true"}}
+    return changes
+
+
+def refused(text: str, *more: Object) -> list[Object]:
+    """A ReplicaSet whose pods the webhook denies."""
+    spec = {"replicas": 1, "template": {"spec": {"containers": [asking(1, 1000)], "nodeName": "a"}}}
+    maker = obj("ReplicaSet", "rs", "team", spec=spec, status={"replicas": 0})
+    message = f'Error creating: admission webhook "vgpu.hami.io" denied the request: {text}'
+    return [*hami(A), maker, event(maker, "FailedCreate", message), *more]
+
+
+QUOTA = obj("ResourceQuota", "q", "team", status={"hard": {"limits.nvidia.com/gpumem": "2000"}})
+SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
+    ("ignored by its label", [*hami(A), plain(labels=IGNORED)], ("HamiWebhookIgnored", "pod/team/x")),
+    ("ignored by its namespace", [*in_team(IGNORED), plain()], ("HamiWebhookIgnored", "namespace/team")),
+    ("a namespace not selected", [*hami(A, webhook=only(namespaces="vgpu")), plain()], ("HamiWebhookIgnored", HOOK)),
+    ("a pod not selected", [*hami(A, webhook=only(pods="vgpu")), plain()], ("HamiWebhookIgnored", HOOK)),
+    ("another scheduler", [*hami(A), plain(spec={"schedulerName": "volcano"})], ("HamiOtherScheduler", "pod/team/x")),
+    (
+        "another scheduler, rejected",
+        [*hami(A), rejected(NOT_PLACED, spec={"schedulerName": "volcano"})],
+        ("HamiOtherScheduler", "pod/team/x"),
+    ),
+    (
+        "privileged",
+        [*hami(A, version="v2.8.0"), plain(asking(1, 1000, securityContext={"privileged": True}))],
+        ("HamiSkipsPrivileged", "pod/team/x"),
+    ),
+    ("no webhook", [*hami(A, webhook=None), plain()], ("HamiWebhookMissing", SCHEDULER)),
+    ("missed", [*hami(A), plain()], ("HamiWebhookMissed", "pod/team/x")),
+    ("missed, rejected", [*hami(A), rejected(NOT_PLACED)], ("HamiWebhookMissed", "pod/team/x")),
+    (
+        "missed, rejected by 2.10",
+        [*hami(A), rejected("no node lock naming a pending pod on node a")],
+        ("HamiWebhookMissed", "pod/team/x"),
+    ),
+    (
+        "while the scheduler is away",
+        [*hami(A, ready=False), rejected(NOT_PLACED)],
+        ("HamiSchedulerNotReady", SCHEDULER),
+    ),
+    (
+        "while nobody leads",
+        [*hami(A, addresses=0, leads=False), rejected(NOT_PLACED)],
+        ("HamiSchedulerWithoutEndpoints", "service/kube-system/hami-scheduler"),
+    ),
+    (
+        "its node is named, of old",
+        [*hami(A), rejected("pod annotation format error, missing fields, do not use nodeName in task spec")],
+        ("HamiNodeNamed", "pod/team/x"),
+    ),
+    (
+        "other numbers of devices",
+        [*hami(A), rejected("device number not matched")],
+        ("HamiDeviceNumberMismatch", "pod/team/x"),
+    ),
+    (
+        "a card that is gone",
+        [*hami(A), rejected('resolve allocated NVIDIA devices: device "GPU-9" not found')],
+        ("HamiAllocatedCardGone", "node/a"),
+    ),
+    ("its node is named", refused("pod has node assigned"), ("HamiNodeNamed", "replicaset/team/rs")),
+    ("privileged, since 2.10", refused("container main is privileged"), ("HamiSkipsPrivileged", "replicaset/team/rs")),
+    (
+        "over HAMi's quota",
+        refused("exceeding resource quota", QUOTA, vgpu_pod("y", on="a")),
+        ("HamiQuotaExceeded", "resourcequota/team/q"),
+    ),
+    ("denied otherwise", refused("pod has no containers"), ("WebhookDeniesPods", "replicaset/team/rs")),
+    (
+        "the extender does not answer",
+        [*hami(A), unplaced("x", DIAL, reason="SchedulerError")],
+        ("HamiExtenderUnreachable", SCHEDULER),
+    ),
+    (
+        "the extender crashes",
+        [*hami(A, ready=False), unplaced("x", DIAL, reason="SchedulerError")],
+        ("HamiSchedulerNotReady", SCHEDULER),
+    ),
+    (
+        "the extender is slow",
+        [*hami(A), unplaced("x", SLOW, reason="SchedulerError")],
+        ("HamiExtenderSlow", SCHEDULER),
+    ),
+    (
+        "no right to write",
+        [*hami(A), unplaced("x", f"binding rejected: {FORBIDDEN}", reason="SchedulerError")],
+        ("HamiMayNotWrite", "serviceaccount/kube-system/hami-scheduler"),
+    ),
+    (
+        "etcd does not take it",
+        [*hami(A), unplaced("x", "binding rejected: etcdserver: request timed out", reason="SchedulerError")],
+        ("HamiWriteFails", SCHEDULER),
+    ),
+    (
+        "locked for somebody who is gone",
+        [
+            *hami(hami_node("a", annotations={"hami.io/mutex.lock": f"{ago(9)},team,y"})),
+            unplaced("x", "binding rejected: node a has been locked within 5m0s", reason="SchedulerError"),
+        ],
+        ("HamiNodeLockStale", "node/a"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("state", "cause"), [one[1:] for one in SICK], ids=[one[0] for one in SICK])
+def test_where_the_way_ends_is_named(state: list[Object], cause: tuple[str, str]) -> None:
+    diagnosis = judged(*state)
+    assert told(diagnosis) == [cause]
+    assert all(one.found.evidence and one.found.affected is not None for one in diagnosis.problems)
+
+
+def noted(reason: str, message: str, minutes: float = 20, **changes: Any) -> list[Object]:
+    """A pod without a node, of which HAMi's scheduler has said this."""
+    waits = vgpu_pod("x", conditions=[], **changes)
+    return [
+        *hami(A),
+        waits,
+        event(waits, reason, message, warning="Failed" in reason, minutes=minutes, by="hami-scheduler"),
+    ]
+
+
+FIT = "find fit node(a), 0 nodes not fit, 1 nodes fit(a:0.1)"
+
+
+def test_a_pod_that_passed_the_filter_and_goes_no_further_is_named() -> None:
+    assert told(judged(*noted("FilteringSucceed", FIT))) == [("HamiFilteredNotBound", "pod/team/x")]
+
+
+def test_a_binding_that_fails_for_its_own_reason_is_quoted() -> None:
+    waits = unplaced("x", "binding rejected: no such annotation", reason="SchedulerError")
+    found = judged(*hami(A), waits, event(waits, "BindingFailed", "no such annotation", by="hami-scheduler"))
+    assert told(found) == [("HamiBindingFails", "pod/team/x")]
+    assert "no such annotation" in found.problems[0].found.evidence[0]
+
+
+HEALTHY: list[tuple[str, list[Object]]] = [
+    ("one that runs", [*hami(A), vgpu_pod("x", on="a")]),
+    ("one that was just filtered", noted("FilteringSucceed", FIT, minutes=0.5, age=1)),
+    (
+        "a lock in its time",
+        [
+            *hami(hami_node("a", annotations={"hami.io/mutex.lock": f"{ago(0.2)},team,y"})),
+            vgpu_pod("y", on="a", phase="Pending", age=0.5),
+            unplaced("x", "binding rejected: node a has been locked within 5m0s", reason="SchedulerError", age=1),
+        ],
+    ),
+    ("another's pod on another's node", [*hami(A), node("b"), pod("z", 8, on="b", spec={"schedulerName": "volcano"})]),
+    (
+        "rejected, and made anew",
+        [
+            *hami(A),
+            rejected(NOT_PLACED, owner=("ReplicaSet", "rs")),
+            vgpu_pod("x2", on="a", owner=("ReplicaSet", "rs"), age=10),
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize("state", [one[1] for one in HEALTHY], ids=[one[0] for one in HEALTHY])
+def test_of_pods_on_their_way_nothing_is_told(state: list[Object]) -> None:
+    assert told(judged(*state)) == []
+
+
+def test_what_the_kubelet_says_follows_from_what_kept_the_webhook_away() -> None:
+    found = judged(*hami(A, ready=False), rejected(NOT_PLACED))
+    [missed] = found.problems[0].consequences
+    assert missed.found.cause.name == "HamiWebhookMissed"
+    assert consequences(missed) == [("HamiNoBindingPod", "pod/team/x")]
