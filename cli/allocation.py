@@ -52,7 +52,8 @@ def page(told: Allocation) -> Iterator[Text | Table]:
 
 def _cards(told: Allocation) -> Table:
     """Each that HAMi shares: what a pod asks for has to be free on single ones."""
-    table = Table("Node", *COLUMNS, box=None, pad_edge=False, header_style="bold", title_justify="left")
+    table = Table("Node", *COLUMNS, box=None, pad_edge=False, header_style="bold")
+    table.columns[1].overflow = "fold"
     for node in told.nodes:
         for one in node.cards:
             row = card_row(one, told.pods_seen)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn
 
+from cli import would_fit
 from cli.access import Context, Kubeconfig
 from cli.utilization import Prometheus, with_idle
 from diagnosis.allocation import allocation
@@ -30,6 +32,7 @@ from diagnosis.saved import SavedStateError, read_saved
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.gpu_use import USE
 from diagnosis.target import Target, TargetError, concerned, in_namespace, is_there, narrowed, parse_target, pods_of
+from diagnosis.wanted_pods import NoPodError
 from healthcheck.cluster.connection import connect
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.cluster.kubeconfig import Access
@@ -82,6 +85,12 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
     since: Annotated[
         Path | None, typer.Option("--since", metavar="OLD", help="Also say what changed since this saved state.")
     ] = None,
+    wanted: Annotated[
+        Path | None,
+        typer.Option(
+            "--would-fit", metavar="FILE", help="Say where the pods of this manifest would find room, and make none."
+        ),
+    ] = None,
     output: Annotated[
         Output, typer.Option("--output", "-o", help="terminal, markdown, json or html.")
     ] = Output.TERMINAL,
@@ -93,6 +102,13 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
     """Say why GPU pods and nodes are stuck. Exit code: 0 nothing found, 1 causes found, 2 could not look."""
     if prometheus and saved:
         _end("--prometheus tells of now, and --from of then", USAGE)
+    output = Output.JSON if as_json else output
+    if wanted is not None and (words or since or prometheus or output not in (Output.TERMINAL, Output.JSON)):
+        _end("--would-fit asks of the whole cluster, and answers on a terminal or in JSON", USAGE)
+    try:
+        pods = would_fit.read_pods(wanted, namespace) if wanted is not None else ()
+    except (NoPodError, OSError) as error:
+        _end(would_fit.shown_error(wanted or Path(), error), USAGE)
     try:
         target = parse_target(words or (), namespace)
         old = read_saved([since]) if since is not None else None
@@ -104,14 +120,35 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
         _end(f"{save}: {error.strerror}", USAGE)
     except ClusterError as error:
         _end(str(error), COULD_NOT)
+    if pods:
+        _answer(snapshot, pods, place, output)
     _must_exist(snapshot, target)
     report = _report(snapshot, target, namespace, old)
-    output = Output.JSON if as_json else output
     if output is not Output.TERMINAL and (target is None or target.kind != "Pod"):
         # Of one pod only what it depends on was looked at: that is no picture of the cluster.
         report = replace(report, cluster=allocation(snapshot), components=component_table(snapshot))
     _print(report, output)
     raise typer.Exit(_exit_code(report.diagnosis))
+
+
+def _answer(snapshot: Snapshot, pods: Iterable[Mapping[str, Any]], place: _Place, output: Output) -> NoReturn:
+    """Ends with NOTHING where each pod fits on some node, CAUSES where one does not, COULD_NOT where nobody knows."""
+    try:
+        ask = None if place.saved else Listings(partial(connect, place.access)).try_pod
+        told = list(would_fit.answers(snapshot, pods, ask))
+    except NoPodError as error:
+        _end(str(error), USAGE)
+    except ClusterError as error:
+        _end(str(error), COULD_NOT)
+    if output is Output.JSON:
+        write_json(would_fit.document(told), indent=2)
+    else:
+        screen = Screen()
+        for part in would_fit.page(told):
+            screen.print(part)
+    if not snapshot.sees("Node", "Pod"):
+        _end("nodes or pods are not visible: what is free is not known", COULD_NOT)
+    raise typer.Exit(NOTHING if all(one.fits for one in told) else CAUSES)
 
 
 def _print(report: Report, output: Output) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import quote
 
 from healthcheck.cluster.pods import Pods
 
@@ -11,11 +12,16 @@ _TAIL_LINES = 200
 
 
 class Listings(Pods):
-    """A connection that only reads."""
+    """A connection that only reads; a pod that it tries is never stored."""
 
     def objects(self, path: str, resource: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """What stands below a path, in pages, as plain API objects."""
         yield from self._pages(path, resource, query)
+
+    def try_pod(self, namespace: str, pod: Mapping[str, Any]) -> dict[str, Any]:
+        """What admission would make of the pod: a dry run. Refused or Forbidden: it would not be made."""
+        path = f"/api/v1/namespaces/{quote(namespace)}/pods"
+        return self._json("create", path, "pods", pod, query={"dryRun": "All"})
 
     def read_log(self, namespace: str, pod: str, container: str, previous: bool) -> str:
         """The last lines of a container, of its run before where that is wanted."""

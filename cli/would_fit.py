@@ -1,0 +1,178 @@
+"""`gpu-healthcheck diagnose --would-fit FILE`: where the pods of a file would find room, before anybody makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from diagnosis.hami.fit import CardVerdict
+from diagnosis.hami.holding import Held
+from diagnosis.hami.reasons import Code
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.pods import Pod
+from diagnosis.wanted_pods import LONGEST, NoPodError, pods_in
+from diagnosis.would_fit import Admission, Answer, NodeAnswer, by_rules, pod_of, would_fit
+from healthcheck.cluster.errors import ClusterError, Forbidden, Refused
+from healthcheck.text.printable import printable
+
+_MOST_NODES = 40
+_DENIED = ("denied the request", "exceeded quota", "must specify")
+"""How the API server says that the pod itself is refused, and not who asks."""
+_UNITS = {Code.MEMORY: "MiB", Code.MIG: "MiB", Code.CUSTOM: "MiB", Code.CORES: "% cores", Code.SLOTS: "places"}
+DryRun = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
+
+
+def read_pods(path: Path, namespace: str) -> tuple[dict[str, Any], ...]:
+    """Raises NoPodError; OSError where the file can't be read."""
+    with path.open("rb") as file:
+        raw = file.read(4 * LONGEST + 1)
+    try:
+        return pods_in(raw.decode(), namespace)
+    except UnicodeDecodeError as error:
+        raise NoPodError("it is no text in UTF-8") from error
+
+
+def answers(snapshot: Snapshot, pods: Iterable[Mapping[str, Any]], dry_run: DryRun | None) -> Iterator[Answer]:
+    """`dry_run` None: nobody is asked what admission makes of a pod. Raises NoPodError."""
+    for raw in pods:
+        try:
+            pod = pod_of(raw)
+        except ValueError as error:
+            raise NoPodError(str(error)) from error
+        admission = (
+            by_rules(snapshot, pod, "of a saved state") if dry_run is None else _ask(snapshot, pod, raw, dry_run)
+        )
+        yield would_fit(snapshot, pod, admission)
+
+
+def _ask(snapshot: Snapshot, pod: Pod, raw: Mapping[str, Any], dry_run: DryRun) -> Admission:
+    """The API server itself: all admission runs, and nothing is stored."""
+    metadata = {key: one for key, one in raw["metadata"].items() if key != "name"}
+    metadata["generateName"] = f"{pod.meta.name}-"
+    try:
+        made = pod_of(dry_run(pod.meta.namespace, {**raw, "metadata": metadata}))
+    except (Refused, Forbidden) as error:
+        if isinstance(error, Refused) or any(words in str(error) for words in _DENIED):
+            return Admission(pod, asked=True, refused=str(error))
+        return by_rules(snapshot, pod, str(error))
+    except (ClusterError, ValueError) as error:
+        return by_rules(snapshot, pod, str(error))
+    return Admission(made, asked=True)
+
+
+def page(told: Iterable[Answer]) -> Iterator[Text | Padding]:
+    """What to print, in order."""
+    for one in told:
+        yield from _head(one)
+        for node in islice(_best_first(one.nodes), _MOST_NODES):
+            yield from _node(node)
+        if len(one.nodes) > _MOST_NODES:
+            yield Text(f"… and {len(one.nodes) - _MOST_NODES} more nodes: -o json has them all.")
+
+
+def document(told: Iterable[Answer]) -> list[dict[str, Any]]:
+    """For programs."""
+    return [
+        {
+            "pod": one.pod,
+            "fits": one.fits,
+            "refused": one.admission.refused,
+            "admission": "dry run" if one.admission.asked else "by rules",
+            "admission_not_asked": one.admission.why_not,
+            "webhook_passes_by": one.admission.passed_by,
+            "added": list(one.added),
+            "nodes": [_node_document(node) for node in one.nodes],
+        }
+        for one in told
+    ]
+
+
+def _head(one: Answer) -> Iterator[Text]:
+    fitting = [node.node for node in one.nodes if node.fits]
+    if one.admission.refused:
+        yield Text(f"{one.pod} would not be made: {one.admission.refused}", "bold red")
+        return
+    if fitting:
+        named = ", ".join(fitting[:5]) + (f" and {len(fitting) - 5} more" if len(fitting) > 5 else "")
+        yield Text(f"{one.pod} fits on {len(fitting)} of {len(one.nodes)} GPU nodes: {named}", "bold green")
+    else:
+        yield Text(f"{one.pod} fits on none of {len(one.nodes)} GPU nodes", "bold red")
+    by = "the API server's dry run" if one.admission.asked else "HAMi's rules"
+    if one.added:
+        yield Text(f"  admission would add, by {by}: {'; '.join(one.added)}")
+    if one.admission.passed_by:
+        yield Text(f"  HAMi's webhook would leave it alone: {one.admission.passed_by}", "yellow")
+    if one.admission.why_not:
+        yield Text(f"  admission was not asked: {one.admission.why_not}", "dim")
+
+
+def _node(node: NodeAnswer) -> Iterator[Text | Padding]:
+    line = Text(node.node, "bold")
+    line.append(f"  {_why(node)}", "green" if node.fits else "red")
+    yield Padding(line, (0, 0, 0, 2))
+    if node.verdict is None or not node.cards:
+        return
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)  # a UUID is copied as a whole
+    table.add_column(overflow="fold")
+    codes = {one.uuid: one for one in node.verdict.cards}
+    for card in node.cards:
+        verdict = codes.get(card.card.uuid)
+        says = "no card of NVIDIA by its type" if verdict is None else _says(card, verdict)
+        style = "" if verdict is not None and verdict.code is None else "dim"
+        table.add_row(Text(f"{card.card.index} {card.card.uuid}", style), Text(says, style))
+    yield Padding(table, (0, 0, 0, 4))
+
+
+def _best_first(nodes: Iterable[NodeAnswer]) -> list[NodeAnswer]:
+    return sorted(nodes, key=lambda one: (not one.fits, len(one.obstacles), one.node))
+
+
+def _why(node: NodeAnswer) -> str:
+    said = [str(one) for one in node.obstacles]
+    if node.unregistered:
+        said.append(node.unregistered)
+    elif node.verdict is not None and not node.verdict.fits:
+        said.append(f"container {node.verdict.container}: {node.verdict.reason}")
+    return "; ".join(said) or "fits"
+
+
+def _says(card: Held, one: CardVerdict) -> str:
+    if one.code is None:
+        return f"fits: {card.free.memory} MiB, {card.free.cores} %, {card.free.slots} places free"
+    unit = _UNITS.get(one.code)
+    return one.code.value + (f": {one.asked} {unit} asked, {one.free} free" if unit else "")
+
+
+def _node_document(node: NodeAnswer) -> dict[str, Any]:
+    codes = {each.uuid: each for each in node.verdict.cards} if node.verdict is not None else {}
+    return {
+        "node": node.node,
+        "fits": node.fits,
+        "obstacles": [str(one) for one in node.obstacles],
+        "hami": None if node.verdict is None else node.verdict.reason or "fits",
+        "unregistered": node.unregistered,
+        "cards": [
+            {
+                "uuid": one.card.uuid,
+                "memory_mib_free": one.free.memory,
+                "cores_percent_free": one.free.cores,
+                "slots_free": one.free.slots,
+                "code": code.value if (code := codes[one.card.uuid].code) is not None else None,
+            }
+            for one in node.cards
+            if one.card.uuid in codes
+        ],
+    }
+
+
+def shown_error(path: Path, error: Exception) -> str:
+    """What is wrong with the file, on one line."""
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    return f"{printable(str(path), 200)}: {reason}"

@@ -1,0 +1,72 @@
+"""The pods that a file of manifests would make, one of each kind. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from healthcheck.probes.container_runtime.documents import MalformedError, yaml_object
+
+LONGEST = 1 << 20
+_MOST = 64
+_BETWEEN = re.compile(r"^---(?:[ \t].{0,200})?$", re.MULTILINE)
+_TEMPLATES = {
+    **dict.fromkeys(("Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Job"), ("spec", "template")),
+    "CronJob": ("spec", "jobTemplate", "spec", "template"),
+}
+
+
+class NoPodError(ValueError):
+    """The message says what is wrong with the file."""
+
+
+def pods_in(text: str, namespace: str) -> tuple[dict[str, Any], ...]:
+    """As the API takes them, in the order in which they stand. `namespace`: of those that name none.
+
+    Raises NoPodError.
+    """
+    if len(text) > LONGEST:
+        raise NoPodError(f"{len(text)} characters; at most {LONGEST} are read")
+    found = [pod for one in _documents(text) for pod in _pods(one, namespace)]
+    if not found:
+        raise NoPodError(f"no pod in it: a Pod, {', '.join(_TEMPLATES)} or a List of these is wanted")
+    return tuple(found[:_MOST])
+
+
+def _documents(text: str) -> Iterator[Mapping[str, Any]]:
+    for number, part in enumerate(_BETWEEN.split(text), start=1):
+        try:
+            yield yaml_object(part.encode("utf-8", "replace"))
+        except MalformedError as error:
+            place = f", line {error.line}" if error.line else ""
+            raise NoPodError(f"document {number}{place}: {error.message}") from error
+
+
+def _pods(raw: Mapping[str, Any], namespace: str) -> Iterator[dict[str, Any]]:
+    kind = raw.get("kind")
+    if kind == "List":
+        items = raw.get("items")
+        for one in items if isinstance(items, list) else ():
+            if isinstance(one, dict) and one.get("kind") != "List":
+                yield from _pods(one, namespace)
+    elif kind == "Pod":
+        yield _pod(raw, raw, namespace)
+    elif kind in _TEMPLATES:
+        template: Any = raw
+        for key in _TEMPLATES[str(kind)]:
+            template = template.get(key) if isinstance(template, dict) else None
+        if isinstance(template, dict):
+            yield _pod(template, raw, namespace)
+
+
+def _pod(template: Mapping[str, Any], owner: Mapping[str, Any], namespace: str) -> dict[str, Any]:
+    own, above = (_object(one.get("metadata")) for one in (template, owner))
+    metadata = {key: own[key] for key in ("labels", "annotations") if isinstance(own.get(key), dict)}
+    metadata["name"] = str(above.get("name") or above.get("generateName") or "pod").rstrip("-")
+    metadata["namespace"] = str(above.get("namespace") or namespace or "default")
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _object(template.get("spec"))}
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,181 @@
+"""Where a pod would find room that nobody has made yet: node by node, and card by card where HAMi shares them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Any
+
+from diagnosis.causes.hami.installation import WEBHOOK, Installation, installations, schedulers
+from diagnosis.gpu_nodes import gpu_nodes
+from diagnosis.hami.asking import admitted, asked_of
+from diagnosis.hami.books import Books, books_of, unregistered, verdicts
+from diagnosis.hami.fit import NodeVerdict
+from diagnosis.hami.holding import Held
+from diagnosis.hami.quota import room_of
+from diagnosis.placement import Obstacle, asked_by, held_on, refusals, shortages
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.pods import Container, Pod, PodSpec, read_pod
+from diagnosis.snapshot.reading import Fields
+
+_DEFAULT = ("", "default-scheduler")
+_QUOTA_SINCE, _PRIVILEGED_SINCE = (2, 9), (2, 10)
+_OTHERS_SINCE = (2, 7)
+"""Before, the webhook took a pod from any other scheduler."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What becomes of the pod on its way in. `refused`: why it would never be made, '' where it would.
+
+    `asked`: whether the API server was, and `why_not` where it was not; else it is told by HAMi's rules.
+    """
+
+    pod: Pod
+    asked: bool
+    why_not: str = ""
+    refused: str = ""
+    passed_by: str = ""
+    """Why HAMi's webhook leaves a pod alone that asks for HAMi's resources."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAnswer:
+    """`cards` and `verdict` where HAMi's scheduler has a say; `unregistered`: why it knows no cards there."""
+
+    node: str
+    obstacles: tuple[Obstacle, ...] = ()
+    verdict: NodeVerdict | None = None
+    cards: tuple[Held, ...] = ()
+    unregistered: str = ""
+
+    @property
+    def fits(self) -> bool:
+        return not self.obstacles and (self.verdict is None or self.verdict.fits)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """For one pod. `added`: what the way in makes of it, one change each."""
+
+    pod: str
+    admission: Admission
+    added: tuple[str, ...] = ()
+    nodes: tuple[NodeAnswer, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        return not self.admission.refused and any(one.fits for one in self.nodes)
+
+
+def pod_of(raw: Mapping[str, Any]) -> Pod:
+    return read_pod(Fields(raw))
+
+
+def by_rules(snapshot: Snapshot, pod: Pod, why_not: str) -> Admission:
+    """What HAMi's webhook would do, where nobody can ask it."""
+    books, there = books_of(snapshot), installations(snapshot)
+    ours = [one for one in pod.spec.containers if _is_hamis(one, books)]
+    plain = Admission(pod, asked=False, why_not=why_not)
+    if not there or not ours:
+        return plain
+    if passed_by := _passed_by(snapshot, pod, there, books):
+        return replace(plain, passed_by=passed_by)
+    if refused := _refused(snapshot, pod, books):
+        return replace(plain, refused=refused)
+    containers = tuple(
+        one if one.privileged else admitted(one, books.settings, books.version) for one in pod.spec.containers
+    )
+    spec = replace(pod.spec, containers=containers, scheduler=there[0].scheduler_name)
+    return replace(plain, pod=replace(pod, spec=spec))
+
+
+def would_fit(snapshot: Snapshot, written: Pod, admission: Admission) -> Answer:
+    """`written` is the pod as the file has it."""
+    if admission.refused:
+        return Answer(written.subject, admission)
+    books, pod = books_of(snapshot), admission.pod
+    by_hami = pod.spec.scheduler in schedulers(installations(snapshot)) or _moved(written, pod)
+    names = _names(books) if by_hami else frozenset()
+    held, asked = held_on(snapshot.pods), asked_by(pod.spec)
+    asked = {name: amount for name, amount in asked.items() if name not in names}
+    told = {node.name: one for node, one in verdicts(snapshot, books, pod.meta, pod.spec)} if by_hami else {}
+    nodes = tuple(
+        _on(node, pod.spec, asked, held.get(node.name, {}), (told.get(node.name), books))
+        for node in sorted(gpu_nodes(snapshot), key=lambda one: one.name)
+    )
+    return Answer(written.subject, admission, tuple(_added(written.spec, pod.spec)), nodes)
+
+
+def _on(
+    node: Node,
+    spec: PodSpec,
+    asked: Mapping[str, Decimal],
+    held: Mapping[str, Decimal],
+    hami: tuple[NodeVerdict | None, Books],
+) -> NodeAnswer:
+    verdict, books = hami
+    obstacles = (*refusals(spec, node), *shortages(asked, node, held))
+    if verdict is None:
+        return NodeAnswer(node.name, obstacles)
+    return NodeAnswer(node.name, obstacles, verdict, books.cards.get(node.name, ()), unregistered(node, books))
+
+
+def _passed_by(snapshot: Snapshot, pod: Pod, there: Iterable[Installation], books: Books) -> str:
+    there = list(there)
+    names = {*_DEFAULT, *schedulers(there)}
+    if pod.spec.scheduler not in names and books.version >= _OTHERS_SINCE:
+        return f"it asks for the scheduler {pod.spec.scheduler}"
+    hooks = [hook for one in there for hook in one.webhooks if hook.name == WEBHOOK]
+    labels = next((one.labels for one in snapshot.namespaces if one.name == pod.meta.namespace), None)
+    if not hooks:
+        return "there is no such webhook" if snapshot.sees("MutatingWebhookConfiguration") else ""
+    if labels is not None and not any(hook.namespaces.takes(labels) for hook in hooks):
+        return f"it does not select the namespace {pod.meta.namespace}"
+    return "" if any(hook.objects.takes(pod.meta.labels) for hook in hooks) else "it does not select the pod's labels"
+
+
+def _refused(snapshot: Snapshot, pod: Pod, books: Books) -> str:
+    """In the words of HAMi's webhook."""
+    privileged = next((one.name for one in pod.spec.containers if one.privileged), "")
+    if privileged and books.version >= _PRIVILEGED_SINCE:
+        return f"container {privileged} is privileged"
+    if pod.spec.node:
+        return "pod has node assigned"
+    room = room_of(snapshot, pod.meta.namespace, books.settings, books.version)
+    made = (admitted(one, books.settings, books.version) for one in pod.spec.containers)
+    asked = [asked_of(one, books.settings, books.version) for one in made]
+    memory = sum(one.memory * one.cards for one in asked if one is not None)
+    cores = sum(one.cores * one.cards for one in asked if one is not None)
+    limits = ((room.memory, memory), (room.cores, cores))
+    exceeds = any(limit is not None and wanted > limit.left for limit, wanted in limits) and (memory or cores)
+    return "exceeding resource quota" if exceeds and books.version >= _QUOTA_SINCE else ""
+
+
+def _is_hamis(container: Container, books: Books) -> bool:
+    return bool(_names(books) & {*container.limits, *container.requests})
+
+
+def _names(books: Books) -> frozenset[str]:
+    one = books.settings
+    return frozenset((one.count_name, one.memory_name, one.percentage_name, one.cores_name, one.priority_name))
+
+
+def _moved(written: Pod, pod: Pod) -> bool:
+    """Whether the way in gave it to another scheduler, as HAMi's webhook does under whatever name."""
+    return written.spec.scheduler in _DEFAULT and pod.spec.scheduler not in _DEFAULT
+
+
+def _added(written: PodSpec, made: PodSpec) -> Iterator[str]:
+    if made.scheduler not in (written.scheduler, *_DEFAULT):
+        yield f"scheduler {made.scheduler}"
+    if made.runtime_class != written.runtime_class:
+        yield f"RuntimeClass {made.runtime_class}"
+    before = {one.name: one for one in written.containers}
+    for one in made.containers:
+        limits = before[one.name].limits if one.name in before else {}
+        for name, value in one.limits.items():
+            if limits.get(name) != value:
+                yield f"container {one.name}: {name} {value}"
