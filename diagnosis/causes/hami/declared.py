@@ -190,6 +190,12 @@ FILTERED_ONLY = _scheduled(
 )
 
 # What a card lacks.
+NODES_UNREGISTERED = _scheduled(
+    "HamiKnowsNoNode",
+    "HAMi's scheduler knows no card of any node that would take the pod: it says `node unregistered` of all of them.",
+    "Bring HAMi's device plugin to the nodes, and see that it writes their registration.",
+    "`node unregistered`, `node usage unavailable` in FailedScheduling",
+)
 MEMORY = _scheduled(
     "HamiCardMemoryShort",
     "No card has as much memory left as the pod asks of each.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
 from diagnosis.cause import Cause, Certainty, Found, Search, command
@@ -270,10 +270,18 @@ def _is_settled(snapshot: Snapshot, pod: Pod) -> bool:
     return since is None or snapshot.now - since > _REGISTERS
 
 
-OF_NODE: Mapping[str, Cause] = {
-    one.name: one for one in (PLUGIN_NOT_MEANT, NOT_REGISTERED, REGISTER_STALE, CLOCK_APART, PLUGIN_SILENT)
-}
-"""Why HAMi says `node unregistered` of a node, by name; REGISTER_UNREADABLE is of the scheduler."""
+def why_unknown(snapshot: Snapshot, nodes: Iterable[Node]) -> tuple[tuple[Cause, str], ...]:
+    """Why HAMi may say `node unregistered` of these, where that is found too."""
+    every = installations(snapshot)
+    workloads = [one.subject for each in every for one in each.plugins]
+    own = (NOT_READY[Role.HAMI_PLUGIN], PLUGIN_NOT_MEANT, REGISTER_STALE, NOT_REGISTERED, CLOCK_APART, PLUGIN_SILENT)
+    return (
+        *((REGISTER_UNREADABLE, one.subject) for one in every),
+        *((NOT_READY[Role.HAMI_PLUGIN], one) for one in workloads),
+        *((cause, node.subject) for node in nodes for cause in (*own, UNHEALTHY, WITHHELD)),
+    )
+
+
 SEARCHES = (
     Search((PLUGIN_NOT_MEANT,), ("Node", "Pod", "DaemonSet"), find_unmeant, is_there),
     Search((NOT_REGISTERED, REGISTER_STALE), ("Node", "Pod"), find_registration, is_there),

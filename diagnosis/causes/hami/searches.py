@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from diagnosis.cause import Search
-from diagnosis.causes.hami import control_plane, nodes, scheduling, webhook
+from diagnosis.causes.hami import control_plane, filtering, nodes, scheduling, webhook
 
-SEARCHES: tuple[Search, ...] = (*control_plane.SEARCHES, *nodes.SEARCHES, *webhook.SEARCHES, *scheduling.SEARCHES)
+SEARCHES: tuple[Search, ...] = (
+    *control_plane.SEARCHES,
+    *nodes.SEARCHES,
+    *webhook.SEARCHES,
+    *scheduling.SEARCHES,
+    *filtering.SEARCHES,
+)

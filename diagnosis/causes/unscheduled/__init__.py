@@ -12,7 +12,7 @@ from diagnosis.causes.hami import webhook as hami
 from diagnosis.causes.unscheduled import device_claims, names, queues, refused, resources, selectors, volumes
 from diagnosis.causes.unscheduled.waiting import Room, Waiting, is_stuck, rooms, unschedulable, without
 from diagnosis.fit_error import Says
-from diagnosis.gpu_nodes import devices_in, has_nvidia
+from diagnosis.gpu_nodes import devices_in, has_hami, has_nvidia
 from diagnosis.placement import has, selects
 from diagnosis.snapshot import Snapshot
 
@@ -93,6 +93,9 @@ def _by_nodes(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[Room]) 
             yield from device_claims.find_by_resource(snapshot, waiting, name, by_claim[name])
         return
     devices = waiting.devices
+    if waiting.hami:
+        # A node without cards of HAMi's is no place for its pods, whatever room it has.
+        everywhere = [room for room in everywhere if has_hami(room.node)] or everywhere
     offering, others = _parted(everywhere, lambda room: all(has(room.node, name) for name in devices))
     if not offering:
         yield names.find_apart(waiting)

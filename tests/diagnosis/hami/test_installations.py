@@ -19,7 +19,7 @@ from tests.diagnosis.hami.hami_states import (
     text_card,
     vgpu_pod,
 )
-from tests.diagnosis.states import Object, ago, condition, consequences, judged, node, obj, pod, snapshot, told
+from tests.diagnosis.states import GPU, Object, ago, condition, consequences, judged, node, obj, pod, snapshot, told
 
 A = hami_node("a")
 UNLABELLED = node("b", None, labels={"nvidia.com/gpu.present": "true"})
@@ -72,6 +72,7 @@ SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
     ),
     ("no label", [*hami(A), UNLABELLED], ("HamiPluginNotOnNode", "node/b")),
     ("registered and dead", hami(hami_node("a", offers=0)), ("HamiRegistrationStale", "node/a")),
+    ("none allocatable", hami(hami_node("a", allocatable={GPU: "0"})), ("HamiRegistrationStale", "node/a")),
     (
         "never registered",
         hami(hami_node("a", annotations={"hami.io/node-nvidia-register": None})),

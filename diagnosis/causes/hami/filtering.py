@@ -1,0 +1,367 @@
+"""Pods that HAMi's filter refuses on every node: by its own arithmetic done again, card by card, beside its words."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from itertools import islice
+
+from diagnosis.cause import Cause, Certainty, Found, Search, command
+from diagnosis.causes.hami.declared import (
+    CONSTRAINED,
+    CORDONED,
+    CORES,
+    EXCLUSIVE,
+    MEMORY,
+    MIG,
+    NODES_UNREGISTERED,
+    NUMA,
+    QUOTA,
+    SLOTS,
+    TOO_FEW_CARDS,
+    UNFIT,
+    UNHEALTHY,
+)
+from diagnosis.causes.hami.denials import quotas, used_of
+from diagnosis.causes.hami.installation import installations, is_there
+from diagnosis.causes.hami.nodes import why_unknown
+from diagnosis.causes.unscheduled.refused import closed_by
+from diagnosis.causes.unscheduled.waiting import Waiting, events_of, unschedulable
+from diagnosis.fit_error import Says
+from diagnosis.gpu_nodes import has_hami, has_nvidia
+from diagnosis.hami.asking import Asked, asked_of
+from diagnosis.hami.books import Books, books_of, unregistered, verdicts
+from diagnosis.hami.card_row import part_text
+from diagnosis.hami.fit import CardVerdict, NodeVerdict
+from diagnosis.hami.holding import Held
+from diagnosis.hami.reasons import UNREGISTERED, Code
+from diagnosis.hami.registration import CORDON
+from diagnosis.hami.wishes import AVOID_TYPE, AVOID_UUID, MODE, NUMA_BIND, USE_TYPE, USE_UUID
+from diagnosis.placement import selects
+from diagnosis.quantity import counted
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.nodes import Node
+
+_CAUSES: Mapping[str, Cause] = {
+    Code.NO_SUCH_NUMBER.value: TOO_FEW_CARDS,
+    Code.UNHEALTHY.value: UNHEALTHY,
+    "CardUnhealthy": UNHEALTHY,
+    Code.CORDONED.value: CORDONED,
+    Code.TYPE.value: CONSTRAINED,
+    Code.UUID.value: CONSTRAINED,
+    "ModeNotFit": CONSTRAINED,
+    "CardQosPolicyMismatch": CONSTRAINED,
+    "CardAppClassMismatch": CONSTRAINED,
+    Code.NUMA.value: NUMA,
+    Code.SLOTS.value: SLOTS,
+    Code.QUOTA.value: QUOTA,
+    Code.MEMORY.value: MEMORY,
+    Code.CORES.value: CORES,
+    Code.COMPUTE.value: CORES,
+    Code.EXCLUSIVE.value: EXCLUSIVE,
+    Code.CUSTOM.value: MIG,
+    Code.MIG.value: MIG,
+    Code.TOO_FEW.value: TOO_FEW_CARDS,
+}
+"""By HAMi's word; those of other vendors' cards beside NVIDIA's."""
+_WORD = re.compile(rf"\b({'|'.join(_CAUSES)})\b", re.ASCII)
+_UNKNOWN = re.compile(r"node unregistered|node usage unavailable", re.ASCII)
+_NOT_ITS_KIND = (Code.TYPE, Code.UUID)
+_WISHES = (USE_TYPE, AVOID_TYPE, USE_UUID, AVOID_UUID, MODE)
+_ESCAPED = CORDON.replace(".", "\\.")
+_LOOKS_AGAIN = timedelta(minutes=10)
+_MOST_NODES, _MOST_CARDS, _MOST_PODS, _MOST_TEXT = 4, 8, 3, 300
+_UNITS = {Code.MEMORY: "MiB", Code.CORES: "% of cores", Code.SLOTS: "places", Code.MIG: "MiB", Code.CUSTOM: "MiB"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """A workload's pods beside every node that they could be on but for HAMi. `words`: what HAMi itself says."""
+
+    waiting: Waiting
+    books: Books
+    nodes: tuple[tuple[Node, NodeVerdict], ...]
+    words: tuple[str, ...]
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """That HAMi names, the last first."""
+        return tuple(dict.fromkeys(one for text in self.words for one in _WORD.findall(text)))
+
+    @property
+    def known(self) -> list[tuple[Node, NodeVerdict]]:
+        return [pair for pair in self.nodes if pair[1].reason != UNREGISTERED]
+
+    @property
+    def unknown(self) -> list[Node]:
+        return [node for node, verdict in self.nodes if verdict.reason == UNREGISTERED]
+
+    def held(self, node: Node) -> Mapping[str, Held]:
+        return {one.card.uuid: one for one in self.books.cards.get(node.name, ())}
+
+    def asked(self, name: str) -> Asked | None:
+        """Of the container of that name, or of the first that asks for any card."""
+        for one in self.waiting.spec.containers:
+            asked = asked_of(one, self.books.settings, self.books.version)
+            if asked is not None and name in ("", one.name):
+                return asked
+        return None
+
+
+def find_refused(snapshot: Snapshot) -> Iterator[Found]:
+    """One for each workload, with every card."""
+    refused = [one for one in unschedulable(snapshot) if one.hami and (_words(snapshot, one) or _is_silent(one))]
+    books = books_of(snapshot) if refused and installations(snapshot) else None
+    for waiting in refused if books is not None else ():
+        assert books is not None
+        one = _Judged(waiting, books, tuple(_nodes(snapshot, books, waiting)), _words(snapshot, waiting))
+        yield from _found(snapshot, one)
+
+
+def _words(snapshot: Snapshot, waiting: Waiting) -> tuple[str, ...]:
+    """Of kube-scheduler for HAMi, and of HAMi's own events."""
+    told = [one.text for one in waiting.fit.of(Says.HAMI)] if waiting.fit is not None else []
+    last: dict[str, str] = {}
+    for pod in waiting.pods:
+        for event in events_of(snapshot, pod):
+            if event.reason == "FilteringSucceed":
+                last.clear()
+            elif event.reason == "FilteringFailed":
+                last[event.message] = event.message
+    return tuple(dict.fromkeys((*told, *reversed(last.values()))))
+
+
+def _is_silent(waiting: Waiting) -> bool:
+    """Up to 2.4 the count of nodes stands there alone."""
+    return waiting.fit is not None and not waiting.fit.reasons and bool(waiting.fit.nodes)
+
+
+def _nodes(snapshot: Snapshot, books: Books, waiting: Waiting) -> Iterator[tuple[Node, NodeVerdict]]:
+    pod = waiting.pods[0]
+    for node, verdict in verdicts(snapshot, books, pod.meta, pod.spec):
+        concerned = has_hami(node) or has_nvidia(node)
+        if concerned and selects(pod.spec, node) and not closed_by(pod.spec, node):
+            yield node, verdict
+
+
+def _found(snapshot: Snapshot, one: _Judged) -> Iterator[Found]:
+    ours = one.asked("") is not None
+    fitting = [node for node, verdict in one.known if verdict.fits] if ours else []
+    if not one.nodes and any(map(has_hami, snapshot.nodes)):
+        return  # what closes them to the pod is told by others
+    if not ours or fitting or not one.nodes:
+        yield from _by_words(snapshot, one, fitting)
+    elif not one.known:
+        told = tuple(f"{node.subject}: {unregistered(node, one.books)}" for node in one.unknown[:_MOST_NODES])
+        because = why_unknown(snapshot, one.unknown)
+        words = tuple(_of_hami(one))
+        yield Found(
+            NODES_UNREGISTERED, one.waiting.workload, (*told, *words), (), one.waiting.names, because_of=because
+        )
+    else:
+        yield from _by_cards(snapshot, one)
+
+
+def _by_words(snapshot: Snapshot, one: _Judged, fitting: Sequence[Node]) -> Iterator[Found]:
+    """Where the arithmetic names nothing: other vendors' cards, nodes that nobody sees, room that is there by now."""
+    made = [pod.meta.created for pod in one.waiting.pods if pod.meta.created is not None]
+    if fitting and (not one.codes or (made and snapshot.now - max(made) < _LOOKS_AGAIN)):
+        return
+    evidence = list(_of_hami(one))
+    if fitting:
+        names = ", ".join(node.subject for node in fitting[:_MOST_NODES])
+        evidence.append(
+            f"by the registrations and what pods were given, {names} would take it: HAMi's own books differ, "
+            "or it has not looked again since"
+        )
+        ended = [pod.subject for pod in snapshot.pods if pod.over and "hami.io/vgpu-node" in pod.meta.annotations]
+        if ended:
+            evidence.append(f"pods that have ended and keep their annotations: {', '.join(ended[:_MOST_PODS])}")
+    cause = next((_CAUSES[word] for word in one.codes), None)
+    if cause is None and any(_UNKNOWN.search(text) for text in one.words):
+        cause = NODES_UNREGISTERED
+    because = why_unknown(snapshot, one.unknown) if cause is NODES_UNREGISTERED else ()
+    remedy = () if cause is not None else _louder(snapshot)
+    yield Found(
+        cause or UNFIT,
+        one.waiting.workload,
+        tuple(evidence),
+        remedy,
+        one.waiting.names,
+        Certainty.LIKELY,
+        because,
+    )
+
+
+def _by_cards(snapshot: Snapshot, one: _Judged) -> Iterator[Found]:
+    because = why_unknown(snapshot, one.unknown)
+    healed = {
+        UNHEALTHY: _would_fit(
+            snapshot, one, lambda held: replace(held, card=replace(held.card, healthy=True), mixed=False)
+        ),
+        CORDONED: _would_fit(snapshot, one, lambda held: replace(held, cordoned=False)),
+    }
+    evidence = (_wants(one), *_each_card(one), *_of_hami(one))
+    for cause, nodes in healed.items():
+        for node in nodes:
+            remedy = _heal(cause, node)
+            yield Found(cause, node.subject, evidence, remedy, one.waiting.names, because_of=because)
+    if any(healed.values()):
+        return
+    code = _main(one)
+    cause, told = _CAUSES[code.value], (*_summary(one, code), *evidence, *_differs(one, code))
+    subject, more = _subject(snapshot, one, code)
+    remedy = tuple(_mend(one, code))
+    yield Found(cause, subject, (*told, *more), remedy, one.waiting.names, because_of=because)
+
+
+def _would_fit(snapshot: Snapshot, one: _Judged, heal: Callable[[Held], Held]) -> list[Node]:
+    """Nodes that would take the pods but for that."""
+    cards = {name: tuple(map(heal, held)) for name, held in one.books.cards.items()}
+    if cards == one.books.cards:
+        return []
+    return [node for node, verdict in _nodes(snapshot, replace(one.books, cards=cards), one.waiting) if verdict.fits]
+
+
+def _main(one: _Judged) -> Code:
+    """What stands in the way on most cards that are of the wanted kind, on nodes that have enough of them."""
+    enough = [verdict for _, verdict in one.known if Code.NO_SUCH_NUMBER not in verdict.counts]
+    if not enough:
+        return Code.NO_SUCH_NUMBER
+    codes = Counter(card.code for verdict in enough for card in verdict.cards if card.code is not None)
+    of_kind = Counter({code: number for code, number in codes.items() if code not in _NOT_ITS_KIND})
+    if of_kind:
+        code = of_kind.most_common(1)[0][0]
+        # Who wants all of a card's memory wants the card alone: HAMi says it either way.
+        alone = code is Code.MEMORY and _is_whole(one) and Code.EXCLUSIVE.value in one.codes
+        return Code.EXCLUSIVE if alone else code
+    if any(Code.NUMA in verdict.counts for verdict in enough):
+        return Code.NUMA
+    return Code.TOO_FEW if any(Code.TOO_FEW in verdict.counts for verdict in enough) else codes.most_common(1)[0][0]
+
+
+def _is_whole(one: _Judged) -> bool:
+    """Whether a card alone is asked for, as HAMi's webhook has it of a pod that asks for no memory."""
+    asked = one.asked("")
+    return asked is not None and not asked.memory and asked.percentage in (None, 100) and asked.cores >= 100
+
+
+def _wants(one: _Judged) -> str:
+    asked = one.asked(next((verdict.container for _, verdict in one.known if verdict.container), ""))
+    if asked is None:
+        return ""
+    each = [f"{asked.memory} MiB"] if asked.memory else []
+    if not asked.memory:
+        each.append("all of its memory" if asked.percentage in (None, 100) else f"{asked.percentage} % of its memory")
+    each += [f"{asked.cores} % of its cores"] if asked.cores else []
+    return f"a container asks for {counted(asked.cards, 'card')} with {', '.join(each)}{' each' * (asked.cards > 1)}"
+
+
+def _each_card(one: _Judged) -> Iterator[str]:
+    """Node by node."""
+    for node, verdict in one.known[:_MOST_NODES]:
+        held = one.held(node)
+        cards = "; ".join(_card(card, held.get(card.uuid)) for card in verdict.cards[:_MOST_CARDS])
+        more = f"; and {len(verdict.cards) - _MOST_CARDS} more" if len(verdict.cards) > _MOST_CARDS else ""
+        yield f"{node.subject}: {cards}{more}"
+    if len(one.known) > _MOST_NODES:
+        yield f"and {counted(len(one.known) - _MOST_NODES, 'more node')}"
+    for node in one.unknown[:_MOST_NODES]:
+        yield f"{node.subject}: {UNREGISTERED}: {unregistered(node, one.books)}"
+
+
+def _card(card: CardVerdict, held: Held | None) -> str:
+    word = "fits" if card.code is None else card.code.value
+    unit = _UNITS.get(card.code) if card.code is not None else None
+    short = f", {card.free} of {card.asked} {unit} asked" if unit else ""
+    if card.code in _NOT_ITS_KIND and held is not None:
+        short = f", it is {held.card.kind}"
+    pods = held.pods if held is not None else ()
+    by = ", ".join(f"{pod} {part_text(part)}" for pod, part in islice(pods, _MOST_PODS))
+    more = f" and {len(pods) - _MOST_PODS} more" if len(pods) > _MOST_PODS else ""
+    return f"card {card.uuid} {word}{short}" + (f" (held by {by}{more})" if by and card.code is not None else "")
+
+
+def _summary(one: _Judged, code: Code) -> Iterator[str]:
+    if code is not Code.MEMORY:
+        return
+    free = [held.free.memory for node, _ in one.known for held in one.books.cards[node.name] if held.usable]
+    asked = one.asked("")
+    if free and asked is not None and asked.memory and sum(free) >= asked.cards * asked.memory:
+        yield f"{counted(len(free), 'card')} have {sum(free)} MiB free together, and none alone more than {max(free)}"
+
+
+def _of_hami(one: _Judged) -> Iterator[str]:
+    for text in one.words[:3]:
+        yield f"HAMi says: {text[:_MOST_TEXT]}"
+
+
+def _differs(one: _Judged, code: Code) -> Iterator[str]:
+    causes = {_CAUSES[word] for word in one.codes}
+    if causes and _CAUSES[code.value] not in causes:
+        yield f"HAMi names {', '.join(one.codes)}, and these objects show {code.value}: its books are of another moment"
+
+
+def _subject(snapshot: Snapshot, one: _Judged, code: Code) -> tuple[str, tuple[str, ...]]:
+    """What has to be changed: the workload where no card could ever do, else what is used up."""
+    settings = one.books.settings
+    asked = one.asked("")
+    cards = [held.card for node, _ in one.known for held in one.books.cards[node.name]]
+    match code:
+        case Code.QUOTA:
+            known = quotas(snapshot, one.waiting.pods[0].meta.namespace)
+            told = tuple(line for each in known for line in used_of(snapshot, each))
+            return (known[0].meta.subject if known else one.waiting.workload), told
+        case Code.MEMORY if asked is not None and any(asked.memory_of(card.memory) <= card.memory for card in cards):
+            return f"resource/{settings.memory_name}", ()
+        case Code.CORES | Code.COMPUTE if asked is not None and any(asked.cores <= card.cores for card in cards):
+            return f"resource/{settings.cores_name}", ()
+        case Code.SLOTS | Code.EXCLUSIVE:
+            return f"resource/{settings.count_name}", ()
+        case Code.TYPE | Code.UUID | Code.NUMA:
+            annotations = one.waiting.pods[0].meta.annotations
+            keys = (*_WISHES, NUMA_BIND) if code is Code.NUMA else _WISHES
+            return one.waiting.workload, tuple(f"{key}: {annotations[key]}" for key in keys if key in annotations)
+    return one.waiting.workload, ()
+
+
+def _mend(one: _Judged, code: Code) -> Iterator[str]:
+    cards = [held for node, _ in one.known for held in one.books.cards[node.name]]
+    most = max((held.card.memory for held in cards), default=0)
+    asked = one.asked("")
+    if code is Code.MEMORY and asked is not None and asked.memory > most:
+        yield f"Ask for at most {most} {one.books.settings.memory_name}: no card has more."
+    elif code in (Code.MEMORY, Code.CORES, Code.COMPUTE, Code.SLOTS, Code.EXCLUSIVE):
+        yield f"See who has which card: {command('gpu-healthcheck', 'status', '--allocation')}"
+    if code in (Code.EXCLUSIVE, Code.MEMORY) and _is_whole(one):
+        yield (
+            f"Ask for {one.books.settings.memory_name} too, if a part of a card will do: "
+            "without it HAMi's webhook writes 100 gpucores, which is a card alone."
+        )
+    yield _CAUSES[code.value].remedy
+
+
+def _heal(cause: Cause, node: Node) -> tuple[str, ...]:
+    if cause is CORDONED:
+        look = command("kubectl", "get", "node", node.name, "-o", f"jsonpath={{.metadata.annotations.{_ESCAPED}}}")
+        lift = command("kubectl", "annotate", "node", node.name, f"{CORDON}-")
+        return f"See which cards are cordoned: {look}", f"Once they are well: {lift}"
+    return f"Look at the node's GPUs: {command('gpu-healthcheck', 'diagnose', 'node', node.name)}", cause.remedy
+
+
+def _louder(snapshot: Snapshot) -> tuple[str, ...]:
+    one = next(iter(installations(snapshot)))
+    words = ("kubectl", "-n", one.namespace)
+    logs = command(*words, "logs", f"deployment/{one.name}-scheduler", "-c", "vgpu-scheduler-extender", "--tail=200")
+    edit = command(*words, "edit", "deployment", f"{one.name}-scheduler")
+    return (
+        f"Read its lines of the pod, which name a reason for each node at -v=4, the chart's own: {logs}",
+        f"Each card is told of at -v=5 only, in the command of vgpu-scheduler-extender: {edit}",
+    )
+
+
+CAUSES = tuple(dict.fromkeys((NODES_UNREGISTERED, *_CAUSES.values(), UNFIT)))
+SEARCHES = (Search(CAUSES, ("Pod",), find_refused, is_there),)

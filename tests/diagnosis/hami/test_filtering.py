@@ -1,0 +1,228 @@
+"""What HAMi's filter refuses is answered card by card."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.diagnosis.hami.hami_states import GIB_80, asking, card, hami, hami_node, unplaced, vgpu_pod
+from tests.diagnosis.states import GPU, Object, consequences, event, judged, node, obj, told
+
+A = hami_node("a")
+REFUSED = "0/2 nodes are available: 1 NodeUnfitPod, 1 node(s) had untolerated taint {control-plane: }."
+MEMORY, CORES, PLACES = "resource/nvidia.com/gpumem", "resource/nvidia.com/gpucores", "resource/nvidia.com/gpu"
+UNKNOWN = "0/2 nodes are available: 2 node unregistered."
+BY_MEMORY = "0/2 nodes are available: 2 1/2 CardInsufficientMemory."
+
+
+def waits(*containers: Object, text: str = REFUSED, **changes: Any) -> Object:
+    return unplaced("x", text, *containers, **changes)
+
+
+def holds(name: str, uuid: str, memory: int, cores: int = 30) -> Object:
+    return vgpu_pod(name, on="a", given=f"{uuid},NVIDIA,{memory},{cores}:;")
+
+
+def filtered(*words: str, waiting: Object) -> list[Object]:
+    """With HAMi's own events, one for each code."""
+    return [waiting, *(event(waiting, "FilteringFailed", one, by="hami-scheduler") for one in words)]
+
+
+FULL = [holds(f"h{number}", f"GPU-a-{number}", 20000) for number in (0, 1)]
+QUOTA = obj("ResourceQuota", "q", "team", status={"hard": {"limits.nvidia.com/gpumem": "21000"}})
+SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
+    ("more than any card has", [*hami(A), waits(asking(1, 40000))], ("HamiCardMemoryShort", "pod/team/x")),
+    ("memory in use", [*hami(A), *FULL, waits(asking(1, 8000))], ("HamiCardMemoryShort", MEMORY)),
+    ("cores in use", [*hami(A), *FULL, waits(asking(1, 1000, 80))], ("HamiCardCoresShort", CORES)),
+    (
+        "all cores given",
+        [*hami(A), *[holds(f"h{one}", f"GPU-a-{one}", 1000, 100) for one in (0, 1)], waits(asking(1, 1000))],
+        ("HamiCardCoresShort", CORES),
+    ),
+    (
+        "places in use",
+        [*hami(hami_node("a", card("GPU-a-0", count=1))), FULL[0], waits(asking(1, 1000))],
+        ("HamiCardSlotsTaken", PLACES),
+    ),
+    (
+        "a card alone, and memory said",
+        [*hami(A), *FULL, waits(asking(1, 1000, 100))],
+        ("HamiCardCoresShort", CORES),
+    ),
+    (
+        "a card alone beside pods without cores",
+        [*hami(A), *[holds(f"h{one}", f"GPU-a-{one}", 1000, 0) for one in (0, 1)], waits(asking(1, 1000, 100))],
+        ("HamiExclusiveConflict", PLACES),
+    ),
+    (
+        "a card alone, as the webhook wrote it",
+        [
+            *hami(A),
+            *FULL,
+            *filtered("1 nodes ExclusiveDeviceAllocateConflict(a)", waiting=waits(asking(1, 0, 100))),
+        ],
+        ("HamiExclusiveConflict", PLACES),
+    ),
+    ("more cards than a node has", [*hami(A), waits(asking(3, 1000))], ("HamiTooFewCards", "pod/team/x")),
+    (
+        "no card of the type",
+        [*hami(A), waits(asking(1, 1000), annotations={"nvidia.com/use-gputype": "H100"})],
+        ("HamiConstraintMatchesNoCard", "pod/team/x"),
+    ),
+    (
+        "no card of the UUID",
+        [*hami(A), waits(asking(1, 1000), annotations={"nvidia.com/use-gpuuuid": "GPU-gone"})],
+        ("HamiConstraintMatchesNoCard", "pod/team/x"),
+    ),
+    (
+        "its own type is full, another is not wanted",
+        [
+            *hami(hami_node("a", card("GPU-a-0"), card("GPU-a-1", type="NVIDIA H100", index=1))),
+            holds("h", "GPU-a-1", 20000),
+            waits(asking(1, 8000), annotations={"nvidia.com/use-gputype": "H100"}),
+        ],
+        ("HamiCardMemoryShort", MEMORY),
+    ),
+    (
+        "unhealthy",
+        [*hami(hami_node("a", card("GPU-a-0", health=False))), waits(asking(1, 1000))],
+        ("HamiCardUnhealthy", "node/a"),
+    ),
+    (
+        "one unhealthy, the other in use",
+        [
+            *hami(hami_node("a", card("GPU-a-0"), card("GPU-a-1", index=1, health=False))),
+            FULL[0],
+            waits(asking(1, 8000)),
+        ],
+        ("HamiCardUnhealthy", "node/a"),
+    ),
+    (
+        "cordoned",
+        [
+            *hami(hami_node("a", card("GPU-a-0"), annotations={"hami.io/device-cordon": "GPU-a-0"}), version="v2.10.0"),
+            waits(asking(1, 1000)),
+        ],
+        ("HamiCardCordoned", "node/a"),
+    ),
+    (
+        "cards of two NUMA nodes",
+        [
+            *hami(hami_node("a", card("GPU-a-0"), card("GPU-a-1", numa=1))),
+            waits(asking(2, 1000), annotations={"nvidia.com/numa-bind": "true"}),
+        ],
+        ("HamiNumaNotFit", "pod/team/x"),
+    ),
+    (
+        "no place for an instance of MIG",
+        [
+            *hami(
+                hami_node(
+                    "a", card("GPU-a-0", GIB_80, mode="mig", migProfiles=[{"name": "1g.10gb", "memoryMB": 9856}])
+                ),
+                version="v2.10.0",
+            ),
+            waits(asking(1, 20000)),
+        ],
+        ("HamiMigNotFit", "pod/team/x"),
+    ),
+    (
+        "over the quota",
+        [*hami(A), FULL[0], QUOTA, waits(asking(1, 2000))],
+        ("HamiQuotaExceeded", "resourcequota/team/q"),
+    ),
+    (
+        "HAMi's word alone, though there is room by now",
+        [*hami(A), waits(asking(1, 1000), text=BY_MEMORY)],
+        ("HamiCardMemoryShort", "pod/team/x"),
+    ),
+    (
+        "another vendor's card",
+        [*hami(A), waits({"name": "main", "resources": {"limits": {"hygon.com/dcunum": "1"}}}, text=REFUSED)],
+        ("HamiNodeUnfit", "pod/team/x"),
+    ),
+    (
+        "another vendor's word",
+        [
+            *hami(A),
+            waits(
+                {"name": "m", "resources": {"limits": {"metax-tech.com/sgpu": "1"}}},
+                text=REFUSED.replace("NodeUnfitPod", "ModeNotFit"),
+            ),
+        ],
+        ("HamiConstraintMatchesNoCard", "pod/team/x"),
+    ),
+    (
+        "nodes with cards are closed to it",
+        [
+            *hami(hami_node("a", taints=[{"key": "mine", "effect": "NoSchedule"}])),
+            node("cpu", None),
+            waits(
+                asking(1, 1000),
+                text="0/2 nodes are available: 1 node unregistered, 1 node(s) had untolerated taint {mine: }.",
+            ),
+        ],
+        ("TaintNotTolerated", "pod/team/x"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("state", "cause"), [one[1:] for one in SICK], ids=[one[0] for one in SICK])
+def test_what_cards_lack_is_named(state: list[Object], cause: tuple[str, str]) -> None:
+    assert told(judged(*state)) == [cause]
+
+
+def test_the_answer_has_the_numbers() -> None:
+    cards = [card(f"GPU-{number}", GIB_80, index=number) for number in range(4)]
+    held = [vgpu_pod(f"h{number}", on="a", given=f"GPU-{number},NVIDIA,57344,0:;") for number in range(4)]
+    waiting = filtered("1 nodes CardInsufficientMemory(a)", waiting=waits(asking(2, 40000)))
+    [problem] = judged(*hami(hami_node("a", *cards)), *held, *waiting).problems
+    first, second, third, *rest = problem.found.evidence
+    assert first == "4 cards have 98304 MiB free together, and none alone more than 24576"
+    assert second == "a container asks for 2 cards with 40000 MiB each"
+    assert third.startswith(
+        "node/a: card GPU-0 CardInsufficientMemory, 24576 of 40000 MiB asked (held by pod/team/h0 57344 MiB); card"
+    )
+    assert rest == ["HAMi says: NodeUnfitPod", "HAMi says: 1 nodes CardInsufficientMemory(a)"]
+
+
+def test_where_hami_says_something_else_that_is_told() -> None:
+    waiting = filtered("1 nodes CardTimeSlicingExhausted(a)", waiting=waits(asking(1, 40000)))
+    [problem] = judged(*hami(A), *waiting).problems
+    assert any(
+        "CardTimeSlicingExhausted, and these objects show CardInsufficientMemory" in one
+        for one in problem.found.evidence
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "cause"),
+    [
+        (hami(hami_node("a", annotations={"hami.io/node-nvidia-register": None})), ("HamiNodeNotRegistered", "node/a")),
+        (
+            hami(A, version="v2.7.1", plugin_version="v2.8.0"),
+            ("HamiVersionSkew", "deployment/kube-system/hami-scheduler"),
+        ),
+        (hami(hami_node("a", allocatable={GPU: "0"})), ("HamiRegistrationStale", "node/a")),
+    ],
+)
+def test_a_node_that_hami_does_not_know_is_why_the_pod_waits(state: list[Object], cause: tuple[str, str]) -> None:
+    [problem] = judged(*state, waits(asking(1, 1000), text=UNKNOWN)).problems
+    assert (problem.found.cause.name, problem.found.subject) == cause
+    assert consequences(problem) == [("HamiKnowsNoNode", "pod/team/x")]
+
+
+HEALTHY: list[tuple[str, list[Object]]] = [
+    ("room was made a moment ago", [*hami(A), waits(asking(1, 1000), text=BY_MEMORY, age=5)]),
+    ("unfit some time ago, and there is room", [*hami(A), waits(asking(1, 1000))]),
+    (
+        "filtered, and placed since",
+        [*hami(A), *filtered("1 nodes CardInsufficientMemory(a)", waiting=vgpu_pod("y", on="a"))],
+    ),
+]
+
+
+@pytest.mark.parametrize("state", [one[1] for one in HEALTHY], ids=[one[0] for one in HEALTHY])
+def test_of_what_has_room_by_now_nothing_is_told(state: list[Object]) -> None:
+    assert told(judged(*state)) == []
