@@ -18,12 +18,12 @@ from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Pod
 from diagnosis.wanted_pods import LONGEST, NoPodError, pods_in
 from diagnosis.would_fit import Admission, Answer, NodeAnswer, by_rules, pod_of, would_fit
-from healthcheck.cluster.errors import ClusterError, Forbidden, Refused
+from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused
 from healthcheck.text.printable import printable
 
 _MOST_NODES = 40
-_DENIED = ("denied the request", "exceeded quota", "must specify")
-"""How the API server says that the pod itself is refused, and not who asks."""
+_NO_RIGHT = 'cannot create resource "pods"'
+"""How the API server says that who asks may not; any other 403 is admission's, and of the pod."""
 _UNITS = {Code.MEMORY: "MiB", Code.MIG: "MiB", Code.CUSTOM: "MiB", Code.CORES: "% cores", Code.SLOTS: "places"}
 DryRun = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 
@@ -57,10 +57,10 @@ def _ask(snapshot: Snapshot, pod: Pod, raw: Mapping[str, Any], dry_run: DryRun) 
     metadata["generateName"] = f"{pod.meta.name}-"
     try:
         made = pod_of(dry_run(pod.meta.namespace, {**raw, "metadata": metadata}))
-    except (Refused, Forbidden) as error:
-        if isinstance(error, Refused) or any(words in str(error) for words in _DENIED):
-            return Admission(pod, asked=True, refused=str(error))
-        return by_rules(snapshot, pod, str(error))
+    except (Refused, Forbidden, NotFound) as error:
+        if _NO_RIGHT in str(error):
+            return by_rules(snapshot, pod, str(error))
+        return Admission(pod, asked=True, refused=str(error))
     except (ClusterError, ValueError) as error:
         return by_rules(snapshot, pod, str(error))
     return Admission(made, asked=True)

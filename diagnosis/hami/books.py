@@ -11,7 +11,7 @@ from diagnosis.hami.fit import NodeVerdict, Wanted, fit
 from diagnosis.hami.holding import Held, by_node, held_on
 from diagnosis.hami.quota import room_of
 from diagnosis.hami.reasons import UNREGISTERED
-from diagnosis.hami.registration import Form, registration
+from diagnosis.hami.registration import Form, registered, registration
 from diagnosis.hami.settings import Settings, settings_of
 from diagnosis.hami.versions import NEWEST, Version, scheduler_version
 from diagnosis.hami.wishes import wishes
@@ -38,10 +38,10 @@ class Books:
 
 
 def books_of(snapshot: Snapshot) -> Books:
-    settings = settings_of(snapshot)
-    given = by_node(snapshot.pods)
-    held = ((node.name, held_on(node, given.get(node.name, ()), settings)) for node in snapshot.nodes)
-    return Books(settings, scheduler_version(snapshot), {name: cards for name, cards in held if cards})
+    settings, version = settings_of(snapshot), scheduler_version(snapshot)
+    nodes = [node for node in snapshot.nodes if registered(node)]
+    given = by_node(snapshot.pods) if nodes else {}
+    return Books(settings, version, {one.name: held_on(one, given.get(one.name, ()), settings) for one in nodes})
 
 
 def verdicts(snapshot: Snapshot, books: Books, meta: Meta, spec: PodSpec) -> Iterator[tuple[Node, NodeVerdict]]:

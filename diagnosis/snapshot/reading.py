@@ -40,10 +40,10 @@ class Fields:
         return self.text(*path, longest=LONGEST_MESSAGE)
 
     def document(self, *path: str, longest: int) -> str:
-        """A text of several lines, each printable."""
+        """A text of several lines, each printable. One line may be all of it: so JSON is written."""
         value = self._value(path)
         lines = value[:longest].split("\n") if isinstance(value, str) else ()
-        return "\n".join(printable(line, LONGEST_MESSAGE) for line in lines)
+        return "\n".join(printable(line, longest) for line in lines)
 
     def number(self, *path: str) -> int | None:
         value = self._value(path)

@@ -14,7 +14,7 @@ from cli.app import app
 from cli.would_fit import answers, document
 from diagnosis.wanted_pods import NoPodError, pods_in
 from diagnosis.would_fit import Answer
-from healthcheck.cluster.errors import ClusterError, Forbidden, Refused, Unavailable
+from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
 from tests.diagnosis.hami.clusters import CORES, MEMORY, card, given, quota, scheduler, shared
 from tests.diagnosis.states import GPU, Object, container, node, obj, pod, snapshot
 from tests.hostile import HOSTILE
@@ -136,6 +136,7 @@ DENIED = 'admission webhook "vgpu.hami.io" denied the request: pod has node assi
         (Forbidden(DENIED, "create", "pods"), True),
         (Forbidden('pods "new" is forbidden: exceeded quota: gpu', "create", "pods"), True),
         (Refused("spec.containers[0].image: Required value"), True),
+        (NotFound('namespaces "team" not found'), True),
         (Forbidden('pods is forbidden: User "x" cannot create resource "pods"', "create", "pods"), False),
         (Unavailable("timed out"), False),
     ],
