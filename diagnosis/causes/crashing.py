@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 from diagnosis.cause import Cause, Certainty, Found, Link, Search, Severity, command
 from diagnosis.causes import upkeep, verdicts
 from diagnosis.causes.components import NOT_READY
+from diagnosis.causes.hami.declared import LIBRARY as HAMI_LIBRARY
 from diagnosis.causes.not_started import START_REASONS, TOOL
 from diagnosis.causes.running import DOES_WITHOUT_TEXTS, LOST_TEXTS, NO_GPU_TEXTS, Lack, of_lack, why_without_gpu
 from diagnosis.causes.starting_causes import DRIVER_MISMATCH, FABRIC, HARDWARE, INIT_FAILS, NOT_INJECTED
 from diagnosis.components import Role, role_of
 from diagnosis.gpus import asks_for_gpus, claims_gpus, gpu_claims
+from diagnosis.hami.grants import shares
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import ContainerState, Ended, Pod
@@ -179,6 +181,13 @@ CRASH_TEXTS = (
         r"CUDA unknown error|CUDA_ERROR_UNKNOWN|cudaErrorUnknown|CUDA error:? (?:999|unknown error)",
         CUDA_UNKNOWN,
         _CUDA,
+        *_BOTH,
+    ),
+    signature(
+        r"libvgpu\.so[^\n]{0,120}(?:cannot be preloaded|cannot open shared object)"
+        r"|while loading shared libraries: libvgpu\.so",
+        HAMI_LIBRARY,
+        "ld.so, of HAMi's library",
         *_BOTH,
     ),
     signature(
@@ -425,6 +434,8 @@ def _of_node(snapshot: Snapshot, one: _Crash) -> Iterator[str]:
         yield f"its memory limit: {container.limits.get('memory', 'none, so the node itself ran out')}"
     if container is not None and one.known.cause in (DRIVER_TOO_OLD, WRONG_ARCHITECTURE):
         yield f"image {container.image}"
+    if one.known.cause is GPU_MEMORY:
+        yield from (f"HAMi allows it {share.memory} MiB of card {share.uuid}" for share in shares(one.pod.meta)[:4])
     if node is None:
         return
     keys = ("nvidia.com/gpu.product", "nvidia.com/gpu.memory", "nvidia.com/cuda.driver-version.full")
@@ -456,7 +467,7 @@ SEARCHES = (
     Search(
         (
             *(HARDWARE, FABRIC, DRIVER_TOO_OLD, WRONG_ARCHITECTURE, GPU_MEMORY, HOST_MEMORY, SHARED_MEMORY, PROGRAM),
-            *(NCCL, CUDA_UNKNOWN, PROBE, SIGNAL, CRASHES, ENDS),
+            *(HAMI_LIBRARY, NCCL, CUDA_UNKNOWN, PROBE, SIGNAL, CRASHES, ENDS),
         ),
         ("Pod",),
         find_crashing,

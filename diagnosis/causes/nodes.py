@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from diagnosis.cause import Cause, Certainty, Found, Link, Search, Severity, command
+from diagnosis.causes.hami.declared import ALLOCATION_HANGS
 from diagnosis.causes.unscheduled.refused import NOT_READY
 from diagnosis.gpu_nodes import gpu_nodes
 from diagnosis.gpus import gpu_pods
@@ -75,10 +76,10 @@ def find_silent(snapshot: Snapshot) -> Iterator[Found]:
         told = [f"{one.subject} is bound to it, with no state of any container" for one in pods[:_MOST_TOLD]]
         told += [f"lease {_LEASES}/{name}: renewed last at {renewed:%H:%M:%S}Z"] if renewed and stale else []
         certainty = Certainty.PROVEN if stale else Certainty.LIKELY
+        # A device plugin that does not answer keeps a kubelet that works from beginning.
+        above = [(NOT_READY, f"node/{name}"), *([] if stale else [(ALLOCATION_HANGS, f"node/{name}")])]
         affected = tuple(one.subject for one in pods)
-        yield Found(
-            SILENT, f"node/{name}", tuple(told), (SILENT.remedy,), affected, certainty, ((NOT_READY, f"node/{name}"),)
-        )
+        yield Found(SILENT, f"node/{name}", tuple(told), (SILENT.remedy,), affected, certainty, tuple(above))
 
 
 def find_gone(snapshot: Snapshot) -> Iterator[Found]:

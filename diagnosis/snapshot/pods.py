@@ -29,6 +29,11 @@ _OF_COMPONENTS = frozenset(
     )
 )
 """Settings of NVIDIA's components: paths and words."""
+_LIMITS = re.compile(
+    r"(?:CUDA_DISABLE_CONTROL|CUDA_DEVICE_(?:MEMORY|SM)_LIMIT(?:_\d{1,3})?|GPU_CORE_UTILIZATION_POLICY)\Z", re.ASCII
+)
+_LIMIT = re.compile(r"(?:true|false|default|force|disable|\d{1,9}[kmg]?)\Z", re.ASCII | re.IGNORECASE)
+"""How HAMi's library in a container holds it to its share."""
 OTHER_VALUE = "(set)"
 
 
@@ -197,6 +202,8 @@ def shown_value(variable: str, value: str) -> str:
     """
     if variable in VISIBLE_DEVICES:
         return value if _DEVICES.match(value) else OTHER_VALUE
+    if _LIMITS.match(variable):
+        return value if _LIMIT.match(value) else OTHER_VALUE
     return value if variable in _OF_COMPONENTS and _PLAIN.match(value) else OTHER_VALUE
 
 

@@ -61,6 +61,10 @@ def test_texts_are_printable_and_bounded() -> None:
         ("CONTAINERD_CONFIG", "/etc/containerd/config.toml", "/etc/containerd/config.toml"),
         ("CONTAINERD_CONFIG", "$(SECRET)", OTHER_VALUE),
         ("AWS_SECRET_ACCESS_KEY", "abc", OTHER_VALUE),
+        ("CUDA_DISABLE_CONTROL", "true", "true"),
+        ("CUDA_DEVICE_MEMORY_LIMIT_0", "3000m", "3000m"),
+        ("CUDA_DEVICE_MEMORY_LIMIT_0", "s3cret", OTHER_VALUE),
+        ("CUDA_DISABLE_CONTROL_TOKEN", "true", OTHER_VALUE),
     ],
 )
 def test_only_values_that_say_devices_or_settings_are_kept(variable: str, value: str, shown: str) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from diagnosis.cause import Search
-from diagnosis.causes.hami import control_plane, filtering, nodes, scheduling, webhook
+from diagnosis.causes.hami import allocating, control_plane, filtering, nodes, scheduling, webhook
 
 SEARCHES: tuple[Search, ...] = (
+    *webhook.SEARCHES,
     *control_plane.SEARCHES,
     *nodes.SEARCHES,
-    *webhook.SEARCHES,
-    *scheduling.SEARCHES,
     *filtering.SEARCHES,
+    *scheduling.SEARCHES,
+    *allocating.SEARCHES,
 )

@@ -1,0 +1,105 @@
+"""Pods that HAMi has bound and that do not get their cards, and containers on which its limits do not hold."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from datetime import timedelta
+
+from diagnosis.cause import Certainty, Found, Search, command
+from diagnosis.causes.components import NOT_READY
+from diagnosis.causes.hami.declared import ALLOCATION_FAILED, ALLOCATION_HANGS, NO_CONTROL, REGISTER_STALE
+from diagnosis.causes.hami.installation import is_there
+from diagnosis.causes.starting_causes import NODES
+from diagnosis.components import Role
+from diagnosis.hami.grants import BindPhase, Grant, grant
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.pods import Container, Pod
+from healthcheck.text.moments import timestamp
+
+_LASTS = timedelta(minutes=5)
+"""As long as the node's lock: after it another pod may be bound there."""
+CONTROL = "CUDA_DISABLE_CONTROL"
+_MOST = 4
+
+
+def find_stuck(snapshot: Snapshot) -> Iterator[Found]:
+    """Pending on their node, though the scheduler has done its part."""
+    for pod in snapshot.pods:
+        given = grant(pod.meta) if pod.spec.node and pod.phase == "Pending" else None
+        if given is None or pod.meta.deleted is not None or any(one.running or one.ended for one in pod.states):
+            continue
+        since = given.bound_at or given.at or pod.meta.created
+        late = since is None or snapshot.now - since > _LASTS
+        if given.phase is BindPhase.FAILED:
+            yield _failed(pod, given)
+        elif given.phase is BindPhase.ALLOCATING and late and not pod.states:
+            yield _hanging(snapshot, pod, given)
+
+
+def find_uncontrolled(snapshot: Snapshot) -> Iterator[Found]:
+    """Containers without HAMi's limits on a card that other pods share."""
+    users: defaultdict[str, list[Pod]] = defaultdict(list)
+    shared = [(pod, given) for pod in snapshot.pods if not pod.over and (given := grant(pod.meta)) is not None]
+    for pod, given in shared:
+        for uuid in {share.card for share in given.shares}:
+            users[uuid].append(pod)
+    for pod, given in shared:
+        for container in pod.spec.containers:
+            beside = [uuid for uuid in {share.card for share in given.shares} if len(users[uuid]) > 1]
+            if beside and _is_uncontrolled(container):
+                yield _uncontrolled(snapshot, pod, container, beside[0], users[beside[0]])
+
+
+def _is_uncontrolled(container: Container) -> bool:
+    return container.env.get(CONTROL, "").lower() in ("true", "1")
+
+
+def _uncontrolled(snapshot: Snapshot, pod: Pod, container: Container, uuid: str, users: list[Pod]) -> Found:
+    others = [one.subject for one in users if one is not pod]
+    more = f" and {len(others) - _MOST} more" if len(others) > _MOST else ""
+    told = f"{pod.subject}: container {container.name} has {CONTROL}=true on card {uuid}"
+    evidence = (told, f"on the card beside it: {', '.join(others[:_MOST])}{more}")
+    return Found(NO_CONTROL, snapshot.line(pod.meta)[-1], evidence, (), (pod.subject,))
+
+
+def _failed(pod: Pod, given: Grant) -> Found:
+    evidence = (f"{pod.subject}: hami.io/bind-phase=failed, {_cards(given)}", *([pod.message] if pod.message else []))
+    return Found(ALLOCATION_FAILED, f"node/{pod.spec.node}", evidence, _look(pod), (pod.subject,))
+
+
+def _hanging(snapshot: Snapshot, pod: Pod, given: Grant) -> Found:
+    node = f"node/{pod.spec.node}"
+    since = f" since {timestamp(given.bound_at)}" if given.bound_at is not None else ""
+    evidence = [f"{pod.subject}: hami.io/bind-phase=allocating{since}, {_cards(given)}; no container has begun"]
+    plugins = (one for one in snapshot.pods_on.get(pod.spec.node, ()) if _is_plugin(one))
+    evidence += [f"{one.subject} is {one.phase} there" for one in plugins]
+    above = (NOT_READY[Role.HAMI_PLUGIN], REGISTER_STALE, *NODES)
+    because = tuple((cause, node) for cause in above)
+    return Found(
+        ALLOCATION_HANGS, node, tuple(evidence), _look(pod), (pod.subject,), Certainty.LIKELY, because_of=because
+    )
+
+
+def _is_plugin(pod: Pod) -> bool:
+    return pod.meta.labels.get("app.kubernetes.io/component") == "hami-device-plugin"
+
+
+def _cards(given: Grant) -> str:
+    named = [f"{share.memory} MiB of {share.uuid}" for share in given.shares[:_MOST]]
+    return f"given {', '.join(named)}" if named else "no card is noted on it"
+
+
+def _look(pod: Pod) -> tuple[str, ...]:
+    there = command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={pod.spec.node}")
+    gone = command("kubectl", "-n", pod.meta.namespace, "delete", "pod", pod.meta.name)
+    return (
+        f"Look at HAMi's device plugin on the node, and its log: {there}",
+        f"Then have the pod placed anew: {gone}",
+    )
+
+
+SEARCHES = (
+    Search((ALLOCATION_HANGS, ALLOCATION_FAILED), ("Pod",), find_stuck, is_there),
+    Search((NO_CONTROL,), ("Pod",), find_uncontrolled, is_there),
+)

@@ -1,0 +1,83 @@
+"""From the binding to the program: cards that are given and do not come, and limits that do not hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.diagnosis.hami.hami_states import asking, hami, hami_node, vgpu_pod
+from tests.diagnosis.states import NOW, Object, consequences, judged, terminated, told, waiting
+
+A = hami_node("a")
+OPEN = [{"name": "CUDA_DISABLE_CONTROL", "value": "true"}]
+PRELOAD = "ERROR: ld.so: object '/usr/local/vgpu/libvgpu.so' from /etc/ld.so.preload cannot be preloaded: ignored."
+OOM = "[HAMI-core ERROR (pid:1 thread=1 allocator.c:54)]: Device 0 OOM 2147483648 / 1073741824"
+
+
+def bound(phase: str, minutes: float, **changes: Any) -> Object:
+    """On its node, and nothing has begun there."""
+    seconds = str(int(NOW.timestamp() - 60 * minutes))
+    annotations = {"hami.io/bind-phase": phase, "hami.io/bind-time": seconds}
+    return vgpu_pod("x", on="a", phase="Pending", annotations=annotations, **({"age": minutes} | changes))
+
+
+def crashing(message: str) -> Object:
+    state = waiting(
+        "CrashLoopBackOff", "back-off", restartCount=9, lastState={"terminated": terminated(1, "Error", message)}
+    )
+    return vgpu_pod("x", on="a", states=[state])
+
+
+def test_an_allocation_that_hangs_is_why_the_kubelet_does_not_begin() -> None:
+    [problem] = judged(*hami(A), bound("allocating", 20)).problems
+    assert (problem.found.cause.name, problem.found.subject) == ("HamiAllocationHangs", "node/a")
+    assert consequences(problem) == [("KubeletDoesNotAct", "node/a")]
+    assert "given 1024 MiB of GPU-a-0" in problem.found.evidence[0]
+
+
+SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
+    ("refused by the plugin", [*hami(A), bound("failed", 3)], ("HamiAllocationFailed", "node/a")),
+    (
+        "without limits beside another",
+        [*hami(A), vgpu_pod("x", asking(1, 1000, env=OPEN), on="a"), vgpu_pod("y", on="a")],
+        ("HamiLimitsSwitchedOff", "pod/team/x"),
+    ),
+    ("without its library", [*hami(A), crashing(PRELOAD)], ("HamiLibraryMissing", "pod/team/x")),
+    ("beyond its share of memory", [*hami(A), crashing(OOM)], ("GpuMemoryExhausted", "pod/team/x")),
+]
+
+
+@pytest.mark.parametrize(("state", "cause"), [one[1:] for one in SICK], ids=[one[0] for one in SICK])
+def test_what_goes_wrong_behind_the_binding_is_named(state: list[Object], cause: tuple[str, str]) -> None:
+    assert told(judged(*state)) == [cause]
+
+
+def test_a_program_that_wants_more_than_its_share_is_told_how_much_that_is() -> None:
+    [problem] = judged(*hami(A), crashing(OOM)).problems
+    assert "HAMi allows it 1024 MiB of card GPU-a-0" in problem.found.evidence
+
+
+HEALTHY: list[tuple[str, list[Object]]] = [
+    ("just bound", [*hami(A), bound("allocating", 1)]),
+    ("begins", [*hami(A), bound("allocating", 20, states=[waiting("PodInitializing")], age=1)]),
+    ("alone on its card, without limits", [*hami(A), vgpu_pod("x", asking(1, 1000, env=OPEN), on="a")]),
+    (
+        "beside one that has ended",
+        [*hami(A), vgpu_pod("x", asking(1, 1000, env=OPEN), on="a"), vgpu_pod("y", on="a", phase="Succeeded")],
+    ),
+    (
+        "with its limits",
+        [
+            *hami(A),
+            vgpu_pod("x", asking(1, 1000, env=[{"name": "CUDA_DISABLE_CONTROL", "value": "false"}]), on="a"),
+            vgpu_pod("y", on="a"),
+        ],
+    ),
+    ("ended well, with all annotations", [*hami(A), vgpu_pod("x", on="a", phase="Succeeded")]),
+]
+
+
+@pytest.mark.parametrize("state", [one[1] for one in HEALTHY], ids=[one[0] for one in HEALTHY])
+def test_of_shares_that_are_used_as_they_should_be_nothing_is_told(state: list[Object]) -> None:
+    assert told(judged(*state)) == []
