@@ -23,13 +23,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sim.control_plane import ControlPlane
+from sim.control_plane import ControlPlane, ControlPlaneError
 from sim.control_plane.files import write_kubeconfig
 from sim.node import DCGM_PROGRAMS
 
 _LOOK_SECONDS = 0.1
 _BOUND = "/api/v1/pods?fieldSelector=spec.nodeName!="
 _GPU = "nvidia.com/gpu"
+_AWAY = (OSError, http.client.HTTPException, ControlPlaneError, ValueError)
+"""The API server does not answer, or not with what was asked for: a pod has gone before its token was."""
 
 
 def put_program(folder: Path, words: Sequence[str]) -> None:
@@ -121,8 +123,8 @@ class Kubelets:
                 listed = self.plane.request("GET", _BOUND)
                 if listed.status == http.client.OK:
                     self._look({pod["metadata"]["uid"]: pod for pod in listed.body["items"]})
-            except (OSError, http.client.HTTPException):
-                continue  # the API server is away; real kubelets go on too
+            except _AWAY:
+                continue  # real kubelets go on too
 
     def _look(self, there: Mapping[str, dict[str, Any]]) -> None:
         for uid, pod in there.items():
