@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.dra import DeviceClass, ResourceClaim
@@ -43,16 +44,18 @@ def asks_for_gpus(spec: PodSpec) -> bool:
     return any(gpus_of(one) for one in spec.containers)
 
 
-def gpu_pods(snapshot: Snapshot) -> Iterator[Pod]:
+@lru_cache(maxsize=1)
+def gpu_pods(snapshot: Snapshot) -> tuple[Pod, ...]:
     """Those that ask for GPUs, by resources or by claims, whatever has become of them."""
     claims, blind = gpu_claims(snapshot), not snapshot.sees("ResourceClaim", "ResourceClaimTemplate")
-    return (
+    return tuple(
         pod
         for pod in snapshot.pods
         if asks_for_gpus(pod.spec) or claims_gpus(pod, claims) or (blind and _sounds_like_gpus(pod))
     )
 
 
+@lru_cache(maxsize=1)
 def gpu_claims(snapshot: Snapshot) -> frozenset[tuple[str, str]]:
     """Namespaces and names of the ResourceClaims, and their templates, that ask for a class of GPUs."""
     classes = {one.meta.name: one for one in snapshot.device_classes}

@@ -77,10 +77,11 @@ _MOST_OWNERS = 8
 """One above another: a pod, a ReplicaSet, a Deployment, and what makes that."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Snapshot:
     """A cluster as far as somebody could see it. Build one with `Builder`.
 
+    Each is itself alone, so that what many searches derive from it is kept by it (`lru_cache`).
     `now` is when it was looked at. A kind that nobody could list is in `missing`, with the reason: that a tuple is
     empty says nothing then. `odd` are objects that nobody can read.
     """

@@ -29,6 +29,7 @@ _OF_COMPONENTS = frozenset(
     )
 )
 """Settings of NVIDIA's components: paths and words."""
+_SHOWN = _OF_COMPONENTS.union(VISIBLE_DEVICES)
 OTHER_VALUE = "(set)"
 
 
@@ -274,8 +275,9 @@ def _container(raw: Fields, *, init: bool) -> Container:
 
 def _env(raw: Fields) -> Iterator[tuple[str, str]]:
     for one in raw.each("env"):
-        name, value = one.text("name"), one.text("value")
-        yield name, shown_value(name, value)
+        name = one.text("name")
+        # Most variables of a cluster are nobody's business: their values are not even looked at.
+        yield name, shown_value(name, one.text("value")) if name in _SHOWN else OTHER_VALUE
 
 
 def _claims(raw: Fields) -> Iterator[tuple[str, str]]:

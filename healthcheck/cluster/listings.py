@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pydantic_core import from_json
+
 from healthcheck.cluster.pods import Pods
 
 _TAIL_LINES = 200
@@ -15,7 +17,7 @@ class Listings(Pods):
 
     def objects(self, path: str, resource: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """What stands below a path, in pages, as plain API objects."""
-        yield from self._pages(path, resource, query)
+        yield from self._pages(path, resource, query, from_json)
 
     def read_log(self, namespace: str, pod: str, container: str, previous: bool) -> str:
         """The last lines of a container, of its run before where that is wanted."""
