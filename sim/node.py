@@ -5,6 +5,7 @@ Production code runs unmodified with HOST_ROOT pointing here; a person may also 
 
 import os
 import shutil
+import stat
 import time
 import uuid
 from collections.abc import Mapping
@@ -35,6 +36,7 @@ KERNEL_RELEASE = "6.8.0-1029-aws"
 # Old enough that no production code takes the driver for one that is still coming up.
 SETTLED_DRIVER_SECONDS = 3600
 NVML_GPU_IS_LOST = 15
+NVIDIA_MAJOR, UVM_MAJOR = 195, 510
 FABRIC_MANAGER, IMEX = "nv-fabricmanager", "nvidia-imex"
 
 
@@ -234,6 +236,22 @@ class SimulatedNode:
     def hand_nvswitch_to_a_virtual_machine(self, index: int) -> None:
         """On PCI as before, and bound to vfio-pci."""
         self.pci.bind(self.shape.nvswitch_addresses[index], "vfio-pci")
+
+    # -- device files
+
+    def make_device_files(self) -> None:
+        """Real ones in the place of plain files, as nvidia-modprobe makes them. Raises PermissionError: root may."""
+        names = {f"nvidia{gpu.index}": (NVIDIA_MAJOR, gpu.index) for gpu in self.present_gpus}
+        names |= {"null": (1, 3), "nvidiactl": (NVIDIA_MAJOR, 255)}
+        names |= {"nvidia-uvm": (UVM_MAJOR, 0), "nvidia-uvm-tools": (UVM_MAJOR, 1)}
+        for name, (major, minor) in names.items():
+            (self.root / "dev" / name).unlink(missing_ok=True)
+            os.mknod(self.root / "dev" / name, stat.S_IFCHR | 0o666, os.makedev(major, minor))
+        majors = f"  1 mem\n{NVIDIA_MAJOR} nvidia\n{UVM_MAJOR} nvidia-uvm"
+        self.write_value("proc/devices", f"Character devices:\n{majors}\n\nBlock devices:\n259 blkext")
+
+    def remove_device_file(self, name: str) -> None:
+        (self.root / "dev" / name).unlink()
 
     # -- services on the host
 
