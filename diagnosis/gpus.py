@@ -68,6 +68,23 @@ def claims_gpus(pod: Pod, claims: Iterable[tuple[str, str]]) -> bool:
     return any((pod.meta.namespace, name) in claims for name in names)
 
 
+def claims_lost_gpus(snapshot: Snapshot, pod: Pod) -> bool:
+    """Whether it names a claim that does not exist and sounds like one of GPUs, or all that there is to claim are."""
+    if not pod.spec.claims or not snapshot.sees("ResourceClaim", "ResourceClaimTemplate"):
+        return False
+    there = _all_claims(snapshot)
+    lost = [pair for pair in pod.spec.claims.items() if (pod.meta.namespace, pair[1]) not in there]
+    only_gpus = bool(snapshot.device_classes) and all(
+        _is_gpu_class(one.meta.name, one) for one in snapshot.device_classes
+    )
+    return any(only_gpus or "gpu" in name.lower() for pair in lost for name in pair)
+
+
+@lru_cache(maxsize=1)
+def _all_claims(snapshot: Snapshot) -> frozenset[tuple[str, str]]:
+    return frozenset((one.meta.namespace, one.meta.name) for one in snapshot.claims)
+
+
 def _sounds_like_gpus(pod: Pod) -> bool:
     """By the names of its claims, where these are not visible themselves."""
     return any("gpu" in name.lower() for pair in pod.spec.claims.items() for name in pair)

@@ -139,6 +139,8 @@ class PodSpec:
     """The paths on its node that it mounts, by the names of the volumes."""
     host_network: bool = False
     service_account: str = ""
+    deadline: bool = False
+    """Whether it may only run for a certain time: quotas call such pods Terminating."""
     spread: bool = False
     """Whether topology spread constraints or pod (anti-)affinity narrow the choice further."""
 
@@ -241,6 +243,7 @@ def read_spec(raw: Fields) -> PodSpec:
         },
         host_network=raw.flag("hostNetwork"),
         service_account=raw.text("serviceAccountName"),
+        deadline=raw.has("activeDeadlineSeconds"),
         spread=raw.has("topologySpreadConstraints")
         or raw.has("affinity", "podAntiAffinity")
         or raw.has("affinity", "podAffinity"),
