@@ -19,6 +19,7 @@ from sim.container_runtime import ContainerRuntime
 from sim.host_services import HostServices
 from sim.instance_rows import FABRIC_MANAGER_RUNS_ON, IMEX_RUNS_ON, SHAPES
 from sim.kernel_log import INFO, KernelRecord, SimulatedKernelLog, monotonic_us
+from sim.new_files import write_new
 from sim.pci_tree import DEVICE_COUNTERS, PciFunction, PciTree, efa_name
 from sim.simulated_gpu import SimulatedGpu, healthy_values, invent_gpus, values_after_reboot
 
@@ -77,7 +78,7 @@ class SimulatedNode:
         if instance_type in IMEX_RUNS_ON:
             node.services.enable(IMEX)
         for gpu in node.gpus:
-            _write_new(path / f"nvml/gpu{gpu.index}", healthy_values(gpu, node.shape.gpu_model))
+            write_new(path / f"nvml/gpu{gpu.index}", healthy_values(gpu, node.shape.gpu_model))
         node.install_library(driver_version)
         node.container_runtime.install("eks-al2023")
         node._boot(driver_age_seconds)
@@ -481,13 +482,3 @@ class SimulatedNode:
             return f"pid={process[0]}, name={process[1]}, "
         # The driver left these words out from R570 on.
         return "" if int(self.driver_version.split(".")[0]) >= 570 else "pid='<unknown>', name=<unknown>, "
-
-
-def _write_new(folder: Path, values: Mapping[str, object]) -> None:
-    """Files that nobody reads yet: hundreds for each GPU, and most tests make a node."""
-    base = str(folder)
-    for below in {os.path.dirname(name) for name in values}:  # noqa: PTH120 - pathlib would double the time
-        os.makedirs(f"{base}/{below}", exist_ok=True)  # noqa: PTH103
-    for name, value in values.items():
-        with open(f"{base}/{name}", "w", encoding="utf-8") as file:  # noqa: PTH123
-            file.write(f"{value}\n")

@@ -30,6 +30,7 @@ from sim.node import EFA_PROGRAMS, SimulatedNode
 from sim.scenarios import Scenario, scenarios
 from tests.console import typed
 from tests.device_files import buildable
+from tests.e2e.judged_again import is_judged_again
 
 LEVELS = [check for check in CHECKS if check.nature is Nature.LEVEL]
 CODES = {"pass": 0, "warn": 0, "fail": 1, "unknown": 2}
@@ -61,12 +62,14 @@ def expectation(scenario: Scenario, places: Mapping[str, Place] | None = None) -
 
 
 @pytest.mark.parametrize("scenario", buildable(ONE_LOOK), ids=lambda scenario: scenario.name)
-def test_check_says_of_a_scenario_what_it_expects(scenario: Scenario, tmp_path: Path) -> None:
-    config = tmp_path / "config"
+def test_check_says_of_a_scenario_what_it_expects_and_its_evidence_says_it_again(
+    scenario: Scenario, tmp_path: Path
+) -> None:
+    config, evidence = tmp_path / "config", tmp_path / "evidence.json"
     config.mkdir()
     (config / "CHECK_TIMEOUT").write_text("2")
     with scenario.build(tmp_path / "node") as node:
-        words = ["check", "--json", "--instance-type", scenario.instance_type]
+        words = ["check", "--json", "--instance-type", scenario.instance_type, "--save-evidence", str(evidence)]
         within = {"HOST_ROOT": str(node.root), "PATH": f"{node.root}/{EFA_PROGRAMS}:{os.environ['PATH']}"}
         done = typed(
             words if scenario.from_within else [*words, "--root", str(node.root)],
@@ -88,6 +91,7 @@ def test_check_says_of_a_scenario_what_it_expects(scenario: Scenario, tmp_path: 
         "unobserved": expect.unobserved,
         "exit code": CODES[expect.status],
     } == seen
+    assert is_judged_again(evidence, record, done.returncode)
 
 
 @pytest.mark.parametrize("scenario", buildable(MORE_THAN_A_LOOK), ids=lambda scenario: scenario.name)
