@@ -3,6 +3,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --strip-extras --allow-unsafe
 
+# Without the cache, each process of the tests, and each program that they start, would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup check test test-cluster test-node node-up node-shell node-down demo bench bench-compare fuzz docs lock clean
 

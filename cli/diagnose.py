@@ -11,6 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
 
 from cli import would_fit
 from cli.access import Context, Kubeconfig
@@ -44,6 +45,8 @@ from healthcheck.host.streams import complain, write_document, write_json
 NOTHING, CAUSES, COULD_NOT = 0, 1, 2
 _NEEDED = frozenset(("Node", "Pod", USE))
 """Whoever does not see these, the last where he asked for it, can't say that nothing is wrong."""
+_UNBROKEN = 1 << 14
+"""Columns, where a program reads: each thing that is said stays on one line."""
 _WORDS = typer.Argument(
     metavar="[KIND NAME]", help="pod NS/NAME, node NAME, job NS/NAME …; default: the whole cluster."
 )
@@ -161,8 +164,10 @@ def _print(report: Report, output: Output) -> None:
             write_document(html.text(report))
         case Output.TERMINAL:
             screen = Screen()
-            for part in terminal.page(report):
-                screen.print(part)
+            if not screen.is_terminal:
+                screen.width = _UNBROKEN
+            for part in terminal.page(report, screen.width):
+                screen.print(part, soft_wrap=isinstance(part, Text))
 
 
 def _look(place: _Place, target: Target | None) -> Snapshot:
@@ -201,7 +206,7 @@ def _report(snapshot: Snapshot, target: Target | None, namespace: str, old: Snap
     diagnosis = narrowed(diagnosis, concerned(snapshot, target))
     if target.kind == "Node":
         return Report(diagnosis, node=inventory(snapshot, snapshot.by_node[target.name]), changes=told)
-    return Report(diagnosis, chains_of(pods_of(snapshot, target), diagnosis.problems), changes=told)
+    return Report(diagnosis, chains_of(snapshot, pods_of(snapshot, target), diagnosis.problems), changes=told)
 
 
 def _must_exist(snapshot: Snapshot, target: Target | None) -> None:

@@ -36,10 +36,10 @@ def with_use(snapshot: Snapshot, url: str) -> Snapshot:
 
 
 def with_idle(snapshot: Snapshot, url: str) -> Snapshot:
-    """With the cards that were not used for an hour, or why nobody knows."""
+    """With how much each card is used now and which were not for an hour, or why nobody knows."""
     try:
         _there(url, instant(url, THERE))
-        return replace(snapshot, idle_gpus=read_use(instant(url, IDLE)))
+        return replace(snapshot, gpu_use=read_use(instant(url, NOW)), idle_gpus=read_use(instant(url, IDLE)))
     except PrometheusError as error:
         return _without(snapshot, error)
 

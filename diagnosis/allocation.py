@@ -79,7 +79,7 @@ class NodeAllocation:
     @property
     def percent(self) -> float | None:
         """How much its cards are used on average."""
-        return sum(one.percent for one in self.loads) / len(self.loads) if self.loads else None
+        return _average(self.loads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,11 @@ class Allocation:
     pods_seen: bool
     use_missing: str = ""
     """Why nobody knows how much GPUs are used, where a Prometheus was asked for that."""
+
+    @property
+    def percent(self) -> float | None:
+        """How much all cards that a Prometheus knows are used on average."""
+        return _average(load for node in self.nodes for load in node.loads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +133,11 @@ def totals(told: Allocation) -> tuple[Total, ...]:
             for place, number in enumerate((pool.capacity, pool.total, pool.held)):
                 amounts[place] += number
     return tuple(Total(*names, *amounts) for names, amounts in sorted(sums.items()))
+
+
+def _average(loads: Iterable[CardLoad]) -> float | None:
+    told = [one.percent for one in loads]
+    return sum(told) / len(told) if told else None
 
 
 def allocation(snapshot: Snapshot) -> Allocation:

@@ -8,7 +8,9 @@ from enum import Enum
 
 from diagnosis.cause import Link
 from diagnosis.diagnose import Problem
+from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Ended, Pod
+from diagnosis.symptoms import of_events, standing_events
 from diagnosis.target import touches
 
 MOST_CHAINS = 3
@@ -46,14 +48,14 @@ class Chain:
         return all(one.state is State.FINE for one in self.steps)
 
 
-def chains_of(pods: Iterable[Pod], problems: Iterable[Problem]) -> tuple[Chain, ...]:
+def chains_of(snapshot: Snapshot, pods: Iterable[Pod], problems: Iterable[Problem]) -> tuple[Chain, ...]:
     """Of some pods of one workload, broken ones first: most of them break at the same link."""
     told = tuple(problems)
-    chains = sorted((Chain(pod.subject, chain(pod, told)) for pod in pods), key=lambda one: (one.is_whole, one.pod))
-    return tuple(chains[:MOST_CHAINS])
+    chains = (Chain(pod.subject, chain(pod, told, _newest_warning(snapshot, pod))) for pod in pods)
+    return tuple(sorted(chains, key=lambda one: (one.is_whole, one.pod))[:MOST_CHAINS])
 
 
-def chain(pod: Pod, problems: Iterable[Problem]) -> tuple[Step, ...]:
+def chain(pod: Pod, problems: Iterable[Problem], warning: str = "") -> tuple[Step, ...]:
     """Every link in order. One with a problem is broken, also where the pod has come past it before."""
     passed = dict(_passed(pod))
     stands_at = next((link for link in Link if link not in passed), Link.RUNNING)
@@ -61,10 +63,11 @@ def chain(pod: Pod, problems: Iterable[Problem]) -> tuple[Step, ...]:
     for one in _all(problems, frozenset((pod.subject,))):
         # What is wrong with a node or a component holds the pod up where it stands.
         broken.setdefault(one.found.cause.link or stands_at, []).append(one)
-    return tuple(_steps(pod, passed, broken))
+    waits_for = "; ".join(filter(None, (_why_waiting(pod), warning)))
+    return tuple(_steps(waits_for, passed, broken))
 
 
-def _steps(pod: Pod, passed: Mapping[Link, str], broken: Mapping[Link, list[Problem]]) -> Iterator[Step]:
+def _steps(waits_for: str, passed: Mapping[Link, str], broken: Mapping[Link, list[Problem]]) -> Iterator[Step]:
     stopped = False
     for link in Link:
         here = tuple(broken.get(link, ()))
@@ -77,7 +80,7 @@ def _steps(pod: Pod, passed: Mapping[Link, str], broken: Mapping[Link, list[Prob
             yield Step(link, State.FINE, passed[link])
         else:
             stopped = True
-            yield Step(link, State.WAITING, _why_waiting(pod))
+            yield Step(link, State.WAITING, waits_for)
 
 
 def _passed(pod: Pod) -> Iterator[tuple[Link, str]]:
@@ -118,6 +121,14 @@ def _why_waiting(pod: Pod) -> str:
         return ": ".join(filter(None, (waiting.waiting, waiting.message)))
     scheduled = pod.condition("PodScheduled")
     return scheduled.message if scheduled is not None and scheduled.status == "False" else ""
+
+
+def _newest_warning(snapshot: Snapshot, pod: Pod) -> str:
+    """What stands of it, where no cause is known by it."""
+    scheduled = pod.condition("PodScheduled")
+    if scheduled is not None and scheduled.status == "False":
+        return ""  # the condition tells the same
+    return next(map(str, of_events(standing_events(snapshot, pod))), "")
 
 
 def _all(problems: Iterable[Problem], subjects: frozenset[str]) -> Iterator[Problem]:

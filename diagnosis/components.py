@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
+from functools import lru_cache
 
 from diagnosis.gpu_nodes import gpu_nodes
 from diagnosis.placement import selects, tolerates
@@ -97,6 +98,7 @@ class Component:
         return max(there, key=lambda one: (one.meta.deleted is None, str(one.meta.created)), default=None)
 
 
+@lru_cache(maxsize=1)
 def components(snapshot: Snapshot) -> tuple[Component, ...]:
     """All that were recognised, by role and name."""
     owned = _by_owner(snapshot)
@@ -144,9 +146,8 @@ def role_of(meta: Meta, labels: Mapping[str, str], spec: PodSpec) -> Role | None
             return _narrowed(role, meta.name)
     if words.get("app.kubernetes.io/name") == "gpu-healthcheck":
         return {"agent": Role.AGENT, "sweeper": Role.SWEEPER}.get(words.get("app.kubernetes.io/component", ""))
-    for stem, role in _NAMES:
-        if meta.name.startswith(stem):
-            return _narrowed(role, meta.name)
+    if meta.name.startswith(_STEMS):
+        return _narrowed(next(role for stem, role in _NAMES if meta.name.startswith(stem)), meta.name)
     return next((role for one in spec.containers if not one.init if (role := _by_image(one))), None)
 
 
@@ -298,6 +299,7 @@ _NAMES = (
     ("hami-device-plugin", Role.HAMI_PLUGIN),
 )
 """With what a name begins, the longer ones first."""
+_STEMS = tuple(stem for stem, _ in _NAMES)
 _IMAGES = {
     "gpu-operator": Role.OPERATOR,
     "k8s-device-plugin": Role.DEVICE_PLUGIN,

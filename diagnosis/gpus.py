@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.dra import DeviceClass, ResourceClaim
@@ -43,16 +44,18 @@ def asks_for_gpus(spec: PodSpec) -> bool:
     return any(gpus_of(one) for one in spec.containers)
 
 
-def gpu_pods(snapshot: Snapshot) -> Iterator[Pod]:
+@lru_cache(maxsize=1)
+def gpu_pods(snapshot: Snapshot) -> tuple[Pod, ...]:
     """Those that ask for GPUs, by resources or by claims, whatever has become of them."""
     claims, blind = gpu_claims(snapshot), not snapshot.sees("ResourceClaim", "ResourceClaimTemplate")
-    return (
+    return tuple(
         pod
         for pod in snapshot.pods
         if asks_for_gpus(pod.spec) or claims_gpus(pod, claims) or (blind and _sounds_like_gpus(pod))
     )
 
 
+@lru_cache(maxsize=1)
 def gpu_claims(snapshot: Snapshot) -> frozenset[tuple[str, str]]:
     """Namespaces and names of the ResourceClaims, and their templates, that ask for a class of GPUs."""
     classes = {one.meta.name: one for one in snapshot.device_classes}
@@ -63,6 +66,23 @@ def claims_gpus(pod: Pod, claims: Iterable[tuple[str, str]]) -> bool:
     """Whether one of its claims is among these."""
     names = (*pod.spec.claims.values(), *pod.claim_names.values())
     return any((pod.meta.namespace, name) in claims for name in names)
+
+
+def claims_lost_gpus(snapshot: Snapshot, pod: Pod) -> bool:
+    """Whether it names a claim that does not exist and sounds like one of GPUs, or all that there is to claim are."""
+    if not pod.spec.claims or not snapshot.sees("ResourceClaim", "ResourceClaimTemplate"):
+        return False
+    there = _all_claims(snapshot)
+    lost = [pair for pair in pod.spec.claims.items() if (pod.meta.namespace, pair[1]) not in there]
+    only_gpus = bool(snapshot.device_classes) and all(
+        _is_gpu_class(one.meta.name, one) for one in snapshot.device_classes
+    )
+    return any(only_gpus or "gpu" in name.lower() for pair in lost for name in pair)
+
+
+@lru_cache(maxsize=1)
+def _all_claims(snapshot: Snapshot) -> frozenset[tuple[str, str]]:
+    return frozenset((one.meta.namespace, one.meta.name) for one in snapshot.claims)
 
 
 def _sounds_like_gpus(pod: Pod) -> bool:

@@ -64,6 +64,9 @@ def _below(node: Node) -> Iterator[Row]:
     seen = node.record.inventory if node.record is not None else Inventory()
     labelled = next((node.meta.labels[key] for key in _DRIVER if key in node.meta.labels), "")
     yield Row("driver", seen.driver or labelled or _UNSAID, "agent" if seen.driver else "label")
+    if seen.device_files is not None:
+        others = ", ".join(seen.device_files.others or ()) or "nothing else"
+        yield Row("device files", f"of {_count(seen.device_files.gpus)} GPUs; {others}", "agent")
     yield Row("container runtime", node.runtime or _UNSAID, "kubelet")
     if node.handlers is not None:
         yield Row("runtime handlers", ", ".join(sorted(filter(None, node.handlers))) or "runc alone", "kubelet")

@@ -23,13 +23,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sim.control_plane import ControlPlane
+from sim.control_plane import ControlPlane, ControlPlaneError
 from sim.control_plane.files import write_kubeconfig
 from sim.node import DCGM_PROGRAMS
 
 _LOOK_SECONDS = 0.1
 _BOUND = "/api/v1/pods?fieldSelector=spec.nodeName!="
 _GPU = "nvidia.com/gpu"
+_AWAY = (OSError, http.client.HTTPException, ControlPlaneError, ValueError)
+"""The API server does not answer, or not with what was asked for: a pod has gone before its token was."""
 
 
 def put_program(folder: Path, words: Sequence[str]) -> None:
@@ -49,6 +51,8 @@ class _Pod:
     process: subprocess.Popen[bytes] | None
     killed_at: float = 0.0
     ended: bool = False
+    untold: dict[str, Any] = field(default_factory=dict)
+    """Its newest status, until the API server has it."""
 
     @property
     def node(self) -> str:
@@ -119,8 +123,8 @@ class Kubelets:
                 listed = self.plane.request("GET", _BOUND)
                 if listed.status == http.client.OK:
                     self._look({pod["metadata"]["uid"]: pod for pod in listed.body["items"]})
-            except (OSError, http.client.HTTPException):
-                continue  # the API server is away; real kubelets go on too
+            except _AWAY:
+                continue  # real kubelets go on too
 
     def _look(self, there: Mapping[str, dict[str, Any]]) -> None:
         for uid, pod in there.items():
@@ -128,18 +132,26 @@ class Kubelets:
                 self._pods[uid].object = pod
             elif self._is_to_start(pod):
                 self._pods[uid] = self._started(pod)
-        for uid, known in list(self._pods.items()):
+        for known in self._pods.values():
             self._tend(known)
-            if uid not in there and known.ended:
-                del self._pods[uid]
-        # A pod that nobody ever started, such as one made with its node's name for the sake of its token, leaves too.
-        for uid, pod in there.items():
-            if _is_leaving(pod) and (uid not in self._pods or self._pods[uid].ended):
-                self._remove(pod)
         held: Counter[str] = Counter()
         for known in self._pods.values():
             held[known.node] += 0 if known.ended else known.gpus
         self.most_gpus |= held
+        self._tell(there)
+
+    def _tell(self, there: Mapping[str, dict[str, Any]]) -> None:
+        """What is not told now is told at the next look: a Job waits for ever for a pod whose end is not."""
+        for uid, known in list(self._pods.items()):
+            if uid not in there and known.ended:
+                del self._pods[uid]
+            elif known.untold and self._is_told(known):
+                known.untold = {}
+        # A pod that nobody ever started, such as one made with its node's name for the sake of its token, leaves too.
+        for uid, pod in there.items():
+            started = self._pods.get(uid)
+            if _is_leaving(pod) and (started is None or (started.ended and not started.untold)):
+                self._remove(pod)
 
     def _is_to_start(self, pod: Mapping[str, Any]) -> bool:
         is_pending = pod.get("status", {}).get("phase") == "Pending" and not _is_leaving(pod)
@@ -159,10 +171,9 @@ class Kubelets:
                     stderr=log,
                     start_new_session=True,
                 )
-        started = _Pod(pod, process)
         now = _now()
-        self._report(started, "Running", {"running": {"startedAt": now}}, startTime=now)
-        return started
+        status = _status(pod, "Running", {"running": {"startedAt": now}}) | {"startTime": now}
+        return _Pod(pod, process, untold=status)
 
     def _environment(self, pod: Mapping[str, Any]) -> dict[str, str]:
         node, kubeconfig = pod["spec"]["nodeName"], self.folder / f"{pod['metadata']['name']}.kubeconfig"
@@ -198,20 +209,24 @@ class Kubelets:
             pod.ended = True
             exit_code = code if code >= 0 else 128 - code
             state = {"terminated": {"exitCode": exit_code, "finishedAt": _now(), "reason": "Error" if code else "Done"}}
-            self._report(pod, "Failed" if code else "Succeeded", state)
+            pod.untold |= _status(pod.object, "Failed" if code else "Succeeded", state)
 
-    def _report(self, pod: _Pod, phase: str, state: Mapping[str, Any], **more: Any) -> None:
-        name = pod.object["spec"]["containers"][0]["name"]
-        ready = "running" in state
-        container = {"name": name, "image": "", "imageID": "", "ready": ready, "restartCount": 0, "state": state}
-        condition = {"type": "Ready", "status": str(ready), "lastTransitionTime": _now()}
-        status = {"phase": phase, "containerStatuses": [container], "conditions": [condition], **more}
-        self.plane.request("PATCH", f"{pod.path}/status", {"status": status})
+    def _is_told(self, pod: _Pod) -> bool:
+        answer = self.plane.request("PATCH", f"{pod.path}/status", {"status": pod.untold})
+        return answer.status in (http.client.OK, http.client.NOT_FOUND)
 
     def _remove(self, pod: Mapping[str, Any]) -> None:
         metadata = pod["metadata"]
         path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}?gracePeriodSeconds=0"
         self.plane.request("DELETE", path)
+
+
+def _status(pod: Mapping[str, Any], phase: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    name = pod["spec"]["containers"][0]["name"]
+    ready = "running" in state
+    container = {"name": name, "image": "", "imageID": "", "ready": ready, "restartCount": 0, "state": state}
+    condition = {"type": "Ready", "status": str(ready), "lastTransitionTime": _now()}
+    return {"phase": phase, "containerStatuses": [container], "conditions": [condition]}
 
 
 def _is_leaving(pod: Mapping[str, Any]) -> bool:

@@ -5,6 +5,7 @@ Production code runs unmodified with HOST_ROOT pointing here; a person may also 
 
 import os
 import shutil
+import stat
 import time
 import uuid
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from sim.container_runtime import ContainerRuntime
 from sim.host_services import HostServices
 from sim.instance_rows import FABRIC_MANAGER_RUNS_ON, IMEX_RUNS_ON, SHAPES
 from sim.kernel_log import INFO, KernelRecord, SimulatedKernelLog, monotonic_us
+from sim.new_files import write_new
 from sim.pci_tree import DEVICE_COUNTERS, PciFunction, PciTree, efa_name
 from sim.simulated_gpu import SimulatedGpu, healthy_values, invent_gpus, values_after_reboot
 
@@ -35,6 +37,7 @@ KERNEL_RELEASE = "6.8.0-1029-aws"
 # Old enough that no production code takes the driver for one that is still coming up.
 SETTLED_DRIVER_SECONDS = 3600
 NVML_GPU_IS_LOST = 15
+NVIDIA_MAJOR, UVM_MAJOR = 195, 510
 FABRIC_MANAGER, IMEX = "nv-fabricmanager", "nvidia-imex"
 
 
@@ -75,7 +78,7 @@ class SimulatedNode:
         if instance_type in IMEX_RUNS_ON:
             node.services.enable(IMEX)
         for gpu in node.gpus:
-            _write_new(path / f"nvml/gpu{gpu.index}", healthy_values(gpu, node.shape.gpu_model))
+            write_new(path / f"nvml/gpu{gpu.index}", healthy_values(gpu, node.shape.gpu_model))
         node.install_library(driver_version)
         node.container_runtime.install("eks-al2023")
         node._boot(driver_age_seconds)
@@ -234,6 +237,22 @@ class SimulatedNode:
     def hand_nvswitch_to_a_virtual_machine(self, index: int) -> None:
         """On PCI as before, and bound to vfio-pci."""
         self.pci.bind(self.shape.nvswitch_addresses[index], "vfio-pci")
+
+    # -- device files
+
+    def make_device_files(self) -> None:
+        """Real ones in the place of plain files, as nvidia-modprobe makes them. Raises PermissionError: root may."""
+        names = {f"nvidia{gpu.index}": (NVIDIA_MAJOR, gpu.index) for gpu in self.present_gpus}
+        names |= {"null": (1, 3), "nvidiactl": (NVIDIA_MAJOR, 255)}
+        names |= {"nvidia-uvm": (UVM_MAJOR, 0), "nvidia-uvm-tools": (UVM_MAJOR, 1)}
+        for name, (major, minor) in names.items():
+            (self.root / "dev" / name).unlink(missing_ok=True)
+            os.mknod(self.root / "dev" / name, stat.S_IFCHR | 0o666, os.makedev(major, minor))
+        majors = f"  1 mem\n{NVIDIA_MAJOR} nvidia\n{UVM_MAJOR} nvidia-uvm"
+        self.write_value("proc/devices", f"Character devices:\n{majors}\n\nBlock devices:\n259 blkext")
+
+    def remove_device_file(self, name: str) -> None:
+        (self.root / "dev" / name).unlink()
 
     # -- services on the host
 
@@ -463,13 +482,3 @@ class SimulatedNode:
             return f"pid={process[0]}, name={process[1]}, "
         # The driver left these words out from R570 on.
         return "" if int(self.driver_version.split(".")[0]) >= 570 else "pid='<unknown>', name=<unknown>, "
-
-
-def _write_new(folder: Path, values: Mapping[str, object]) -> None:
-    """Files that nobody reads yet: hundreds for each GPU, and most tests make a node."""
-    base = str(folder)
-    for below in {os.path.dirname(name) for name in values}:  # noqa: PTH120 - pathlib would double the time
-        os.makedirs(f"{base}/{below}", exist_ok=True)  # noqa: PTH103
-    for name, value in values.items():
-        with open(f"{base}/{name}", "w", encoding="utf-8") as file:  # noqa: PTH123
-            file.write(f"{value}\n")

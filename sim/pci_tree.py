@@ -5,6 +5,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from sim.new_files import write_new
+
 PORT_COUNTERS = (
     *("tx_bytes", "tx_pkts", "rx_bytes", "rx_pkts", "rx_drops", "send_bytes", "send_wrs", "recv_bytes", "recv_wrs"),
     *("rdma_read_wrs", "rdma_read_bytes", "rdma_read_wr_err", "rdma_read_resp_bytes"),
@@ -13,6 +15,10 @@ PORT_COUNTERS = (
     *("unresponsive_remote_events", "impaired_remote_conn_events"),
 )
 DEVICE_COUNTERS = ("submitted_cmds", "completed_cmds", "cmds_err", "no_completion_cmds", "keep_alive_rcvd")
+_COUNTERS_AT_FIRST = {
+    **dict.fromkeys((f"ports/1/hw_counters/{name}" for name in PORT_COUNTERS), 0),
+    **dict.fromkeys((f"hw_counters/{name}" for name in DEVICE_COUNTERS), 0),
+}
 
 
 @dataclass(frozen=True)
@@ -35,17 +41,11 @@ class PciTree:
         directory = self._directory(function.address)
         if function.switch:
             directory = self._directory(function.switch) / function.address
-        directory.mkdir(parents=True)
-        for name, value in (
-            ("vendor", function.vendor),
-            ("device", function.device),
-            ("class", function.pci_class),
-            ("numa_node", function.numa_node),
-        ):
-            (directory / name).write_text(f"{value}\n")
+        about = {"vendor": function.vendor, "device": function.device, "class": function.pci_class}
+        write_new(directory, {**about, "numa_node": function.numa_node})
         _link(self._sys / "bus/pci/devices" / function.address, directory)
         if function.driver:
-            self.bind(function.address, function.driver)
+            self._bind(directory, function.driver)
 
     def unplug(self, address: str) -> None:
         self.remove_infiniband(address)
@@ -71,9 +71,7 @@ class PciTree:
     def bind(self, address: str, driver: str) -> None:
         """Gives a function to a driver (vfio-pci, say), taking it from the one that had it."""
         self.unbind(address)
-        directory = self._sys / "bus/pci/drivers" / driver
-        directory.mkdir(parents=True, exist_ok=True)
-        _link(self._directory(address) / "driver", directory)
+        self._bind(self._directory(address), driver)
 
     def unbind(self, address: str) -> None:
         (self._directory(address) / "driver").unlink(missing_ok=True)
@@ -81,9 +79,7 @@ class PciTree:
     def add_infiniband(self, address: str, name: str) -> Path:
         """A verbs device of this function, listed in class/infiniband."""
         device = self._directory(address) / "infiniband" / name
-        port = device / "ports/1"
-        port.mkdir(parents=True)
-        (port / "state").write_text("4: ACTIVE\n")
+        write_new(device, {"ports/1/state": "4: ACTIVE"})
         (device / "device").symlink_to(f"../../../{address}")
         _link(self._sys / "class/infiniband" / name, device)
         return device
@@ -101,13 +97,7 @@ class PciTree:
         device = self.add_infiniband(address, efa_name(address))
         self.give_uverbs(address)
         (self._directory(address) / "p2p").write_text("NVIDIA peermem\n")
-        for directory, counters in (
-            (device / "ports/1/hw_counters", PORT_COUNTERS),
-            (device / "hw_counters", DEVICE_COUNTERS),
-        ):
-            directory.mkdir()
-            for counter in counters:
-                (directory / counter).write_text("0\n")
+        write_new(device, _COUNTERS_AT_FIRST)
 
     def give_uverbs(self, address: str) -> None:
         """The device by which programs reach the function's verbs device."""
@@ -123,6 +113,11 @@ class PciTree:
         for uverbs in folder.glob("*"):
             (self._sys / "class/infiniband_verbs" / uverbs.name).unlink()
         shutil.rmtree(folder, ignore_errors=True)
+
+    def _bind(self, function: Path, driver: str) -> None:
+        directory = self._sys / "bus/pci/drivers" / driver
+        directory.mkdir(parents=True, exist_ok=True)
+        _link(function / "driver", directory)
 
     def _directory(self, address: str) -> Path:
         """Where the function lies in the tree of devices, as the kernel's own link says; at the root if it has none."""

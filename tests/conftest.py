@@ -93,7 +93,7 @@ def node(make_node: Callable[[str], SimulatedNode]) -> SimulatedNode:
 @pytest.fixture
 def short_root() -> Iterator[Path]:
     """A folder of so short a name that a socket fits below it: its path may have 107 characters (unix(7))."""
-    with tempfile.TemporaryDirectory(prefix="gh-", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="gh-", dir=os.environ.get("PYTEST_DEBUG_TEMPROOT", "/tmp")) as folder:
         yield Path(folder)
 
 

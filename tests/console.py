@@ -14,12 +14,18 @@ import pytest
 from cli import app
 
 
-def typed(words: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[bytes]:
-    """`gpu-healthcheck WORDS` with these variables and no other, as `subprocess.run` would tell of it."""
+def typed(
+    words: Sequence[str], environment: Mapping[str, str], answers: str = ""
+) -> subprocess.CompletedProcess[bytes]:
+    """`gpu-healthcheck WORDS` with these variables and no other, as `subprocess.run` would tell of it.
+
+    The answers are what it reads of its standard input.
+    """
     out, err = (TextIOWrapper(BytesIO(), "utf-8", write_through=True) for _ in range(2))
     with (
         mock.patch.dict(os.environ, environment, clear=True),
         mock.patch.object(sys, "argv", ["gpu-healthcheck", *words]),
+        mock.patch.object(sys, "stdin", TextIOWrapper(BytesIO(answers.encode()), "utf-8")),
         mock.patch.object(sys, "stdout", out),
         mock.patch.object(sys, "stderr", err),
         # It watches the descriptors of this process, which are not these streams.

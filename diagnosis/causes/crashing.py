@@ -15,7 +15,15 @@ from diagnosis.causes import upkeep, verdicts
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.hami.declared import LIBRARY as HAMI_LIBRARY
 from diagnosis.causes.not_started import START_REASONS, TOOL
-from diagnosis.causes.running import DOES_WITHOUT_TEXTS, LOST_TEXTS, NO_GPU_TEXTS, Lack, of_lack, why_without_gpu
+from diagnosis.causes.running import (
+    DOES_WITHOUT_TEXTS,
+    LOST_TEXTS,
+    NO_GPU_TEXTS,
+    Lack,
+    lack_of_device_files,
+    of_lack,
+    why_without_gpu,
+)
 from diagnosis.causes.starting_causes import DRIVER_MISMATCH, FABRIC, HARDWARE, INIT_FAILS, NOT_INJECTED
 from diagnosis.components import Role, role_of
 from diagnosis.gpus import asks_for_gpus, claims_gpus, gpu_claims
@@ -324,6 +332,8 @@ def _crash(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: Ended) ->
     if known.cause in {row.cause for row in LOST_TEXTS}:
         lack = Lack(known.cause, f"node/{pod.spec.node}", (), Certainty.LIKELY)
         return _Crash(pod, state, known, lack.subject, lack)
+    if known.cause is CUDA_UNKNOWN and (missing := lack_of_device_files(snapshot, pod)):
+        return _Crash(pod, state, replace(known, cause=missing.cause), missing.subject, missing)
     node = snapshot.by_node.get(pod.spec.node)
     if known.cause in _JOINED and node is not None and _faults(node):
         known = replace(known, cause=HARDWARE)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from functools import lru_cache
 
 from diagnosis.cause import Cause, Link, Severity
 from diagnosis.causes.components import NOT_READY, VALIDATION
@@ -50,7 +51,6 @@ MIG_PENDING = Cause(
     "Look at the MIG manager's pod on the node.",
     MIG_GUIDE,
 )
-_KEPT = "_why_not_offered"
 _STACK = (Role.DRIVER, Role.TOOLKIT, Role.DEVICE_PLUGIN)
 OFFERS_NONE = (
     *(NOT_READY[role] for role in _STACK),
@@ -59,16 +59,13 @@ OFFERS_NONE = (
 """Why a node with GPUs may offer none, the first in its stack first."""
 
 
+@lru_cache(maxsize=1)
 def why_not_offered(snapshot: Snapshot) -> tuple[tuple[Cause, str], ...]:
-    """All that may be why no node offers a GPU, each with its subject. Kept beside the facts: each waiting pod asks."""
-    kept = vars(snapshot)
-    if _KEPT not in kept:
-        subjects = [one.subject for one in snapshot.nodes if has_nvidia(one)]
-        subjects += stack(snapshot)
-        pairs = ((cause, subject) for cause in OFFERS_NONE for subject in subjects)
-        kept[_KEPT] = ((MISSING, f"resource/{GPU}"), *pairs)
-    known: tuple[tuple[Cause, str], ...] = kept[_KEPT]
-    return known
+    """All that may be why no node offers a GPU, each with its subject. Kept: each waiting pod asks."""
+    subjects = [one.subject for one in snapshot.nodes if has_nvidia(one)]
+    subjects += stack(snapshot)
+    pairs = ((cause, subject) for cause in OFFERS_NONE for subject in subjects)
+    return (MISSING, f"resource/{GPU}"), *pairs
 
 
 def stack(snapshot: Snapshot) -> tuple[str, ...]:
@@ -82,8 +79,8 @@ def why_none_left(node: str, workloads: Iterable[str]) -> tuple[tuple[Cause, str
     return tuple((cause, one) for cause in OFFERS_NONE if cause is not UNHEALTHY for one in subjects)
 
 
-def why_not_cut(snapshot: Snapshot) -> Iterator[tuple[Cause, str]]:
+@lru_cache(maxsize=1)
+def why_not_cut(snapshot: Snapshot) -> tuple[tuple[Cause, str], ...]:
     """All that may be why no node offers a MIG profile."""
-    for node in snapshot.nodes:
-        if has_nvidia(node):
-            yield from ((cause, node.subject) for cause in (GEOMETRY, MIG_FAILED, MIG_PENDING))
+    nodes = [one.subject for one in snapshot.nodes if has_nvidia(one)]
+    return tuple((cause, one) for one in nodes for cause in (GEOMETRY, MIG_FAILED, MIG_PENDING))

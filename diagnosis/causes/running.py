@@ -58,6 +58,15 @@ CGROUP_LOST = Cause(
     "--create-all` on the node.",
     "NVIDIA container toolkit, issue 48: `Failed to initialize NVML: Unknown Error`",
 )
+DEVICE_FILES = Cause(
+    "DriverDeviceFilesMissing",
+    Severity.HIGH,
+    Link.RUNNING,
+    "The node lacks device files of its driver, or has them with wrong numbers: a container can't be given what is not "
+    "there.",
+    "On the node: `nvidia-modprobe -c0 -u`, or restart the driver's container; then make the pods anew.",
+    "The agent's findings DeviceFileMissing and DeviceFileWrong",
+)
 
 _BOTH = (Place.ENDED, Place.LOG)
 NO_GPU_TEXTS = (
@@ -189,7 +198,7 @@ def of_lack(lack: Lack, subject: str, evidence: tuple[str, ...], affected: tuple
     """As a find, beneath what is wrong with the node where that is found."""
     node = f"node/{pod.spec.node}"
     because: tuple[tuple[Cause, str], ...] = ()
-    if lack.cause in (NOT_INJECTED, CGROUP_LOST):
+    if lack.cause in (NOT_INJECTED, DEVICE_FILES, CGROUP_LOST):
         because = ((MISSING, node), (NOT_READY[Role.TOOLKIT], node), (NOT_READY[Role.DRIVER], node))
         because = (*because, (verdicts.WITHHELD, node))
     look = command("kubectl", "-n", pod.meta.namespace, "exec", pod.meta.name, "--", "ls", "-l", "/dev")
@@ -211,6 +220,8 @@ def why_without_gpu(snapshot: Snapshot, pod: Pod, name: str) -> Lack:
     told = hidden(snapshot, pod, container)
     if told:
         return Lack(HIDDEN, written, (told,))
+    if lack := lack_of_device_files(snapshot, pod):
+        return lack
     classes = [one for one in snapshot.runtime_classes if "nvidia" in one.handler]
     if not pod.spec.runtime_class and classes and _needs_class(snapshot):
         there = f"{classes[0].meta.subject}: handler {classes[0].handler}"
@@ -219,6 +230,15 @@ def why_without_gpu(snapshot: Snapshot, pod: Pod, name: str) -> Lack:
     asked = ", ".join(f"{value} {key}" for key, value in gpus_of(container).items()) or "a claim"
     told = f"{pod.subject}: container {name} asks for {asked}; runtimeClassName {runtime}"
     return Lack(NOT_INJECTED, f"node/{pod.spec.node}", (told,), Certainty.LIKELY)
+
+
+def lack_of_device_files(snapshot: Snapshot, pod: Pod) -> Lack | None:
+    """What our agent misses on its node; None where it misses nothing, or has not looked."""
+    node = snapshot.by_node.get(pod.spec.node)
+    found = node.record.finding("DeviceFileMissing", "DeviceFileWrong") if node and node.record else None
+    if node is None or found is None:
+        return None
+    return Lack(DEVICE_FILES, node.subject, (f"{node.subject}: {found.reason}: {found.detail}",), Certainty.LIKELY)
 
 
 def hidden(snapshot: Snapshot, pod: Pod, container: Container) -> str:
@@ -302,7 +322,7 @@ def _needs_class(snapshot: Snapshot) -> bool:
 
 
 SEARCHES = (
-    Search((NOT_REQUESTED, CLASS_NOT_NAMED, NOT_INJECTED, CGROUP_LOST), ("Pod",), find_running),
+    Search((NOT_REQUESTED, CLASS_NOT_NAMED, DEVICE_FILES, NOT_INJECTED, CGROUP_LOST), ("Pod",), find_running),
     Search((HIDDEN,), ("Pod",), find_hidden),
     Search((CLASS_NOT_NAMED,), ("Pod", "Node"), find_plain),
 )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from diagnosis.cause import Cause, Certainty, Found, Link, Search, Severity, command
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.handler_causes import CLASS_MISSING, ELSEWHERE, MISSING
+from diagnosis.causes.handler_mending import by_agent, mending
 from diagnosis.components import Role, role_of
 from diagnosis.gpu_nodes import has_nvidia
 from diagnosis.gpus import asks_for_gpus
@@ -34,13 +35,10 @@ from diagnosis.symptoms import (
     older,
     recognised,
     scheduled_at,
-    shortened,
     signature,
     standing_events,
 )
 from diagnosis.toolkit import (
-    Target,
-    by_hand,
     handlers_of,
     target_of,
     toolkits,
@@ -128,9 +126,9 @@ def find_handlers(snapshot: Snapshot) -> Iterator[Found]:
         yield from _everywhere(snapshot, handler, some)
     told = {one.node for one in lacks.values()}
     for node in snapshot.nodes:
-        fresh = node.record is not None and not older(snapshot, node.record.at, _OLD_RECORD)
-        finding = node.record.finding(*_NO_WAY) if node.record is not None and fresh else None
-        if finding is not None and node.name not in told and not _gives_gpus(snapshot, node):
+        if node.name in told or _no_way(snapshot, node) is None or _is_being_brought(snapshot, node):
+            continue
+        if not _gives_gpus(snapshot, node):
             yield from _missing(snapshot, _Lack(node.name, _NVIDIAS[0]), node)
 
 
@@ -148,7 +146,7 @@ def find_toolkits(snapshot: Snapshot) -> Iterator[Found]:
                     f"{node.subject} is ready: its kubelet reaches {node.runtime}, at another socket",
                     *([f"{toolkit.subject} writes {writes}"] if (writes := target_of(toolkit)) else []),
                 )
-                remedy = tuple(_mending(snapshot, node, None))
+                remedy = tuple(mending(snapshot, node, None))
                 affected = (node.subject, pod.subject)
                 yield Found(ELSEWHERE, toolkit.subject, evidence, remedy, affected, Certainty.LIKELY)
 
@@ -220,12 +218,36 @@ def _is_gpus(handler: str, pod: Pod) -> bool:
 
 
 def _is_on_its_way(snapshot: Snapshot, pod: Pod, node: Node | None) -> bool:
-    if node is not None and not older(snapshot, node.meta.created, _YOUNG_NODE):
+    if node is not None and _is_being_brought(snapshot, node):
         return True
     if not snapshot.sees("Node"):
         return not older(snapshot, pod.meta.created, _YOUNG_NODE)  # its node may be as new as the pod
     repeated = any(one.count >= _ENOUGH_TIMES for one in standing_events(snapshot, pod))
     return not repeated and not older(snapshot, scheduled_at(pod), _YOUNG_POD)
+
+
+def _is_being_brought(snapshot: Snapshot, node: Node) -> bool:
+    """Whether a toolkit may still be at work on a young node: a DaemonSet's, or where nobody looked, anybody's."""
+    if older(snapshot, node.meta.created, _YOUNG_NODE):
+        return False
+    owners = {one.meta.name for one in toolkits(snapshot)}
+    if not owners:
+        return not (snapshot.sees("DaemonSet") and _no_way(snapshot, node))
+    its = [one for one in snapshot.pods_on.get(node.name, ()) if one.meta.owner and one.meta.owner.name in owners]
+    return not any(_has_done(snapshot, one) for one in its)
+
+
+def _has_done(snapshot: Snapshot, toolkit: Pod) -> bool:
+    """Ready for a while: the container runtime has been started anew by then."""
+    ready = toolkit.condition("Ready")
+    return ready is not None and ready.status == "True" and older(snapshot, ready.since, _YOUNG_POD)
+
+
+def _no_way(snapshot: Snapshot, node: Node) -> RecordFinding | None:
+    """Our agent's fresh word that no pod gets a GPU there."""
+    if node.record is None or older(snapshot, node.record.at, _OLD_RECORD):
+        return None
+    return node.record.finding(*_NO_WAY)
 
 
 def _has_it_by_now(snapshot: Snapshot, node: Node | None, handler: str, known: Recognised | None) -> bool:
@@ -248,7 +270,7 @@ def _everywhere(snapshot: Snapshot, handler: str, lacks: list[_Lack]) -> Iterato
     )
     because = tuple((ELSEWHERE, one.subject) for one in toolkits(snapshot))
     because = (*because, *((NOT_READY[Role.TOOLKIT], one.subject) for one in toolkits(snapshot)))
-    remedy = tuple(_mending(snapshot, None, None))
+    remedy = tuple(mending(snapshot, None, None))
     affected = tuple(one for lack in lacks for one in _subjects(lack))
     yield Found(MISSING, named.meta.subject, evidence, remedy, affected, because_of=because)
 
@@ -330,10 +352,15 @@ def _missing(snapshot: Snapshot, lack: _Lack, node: Node | None) -> Iterator[Fou
         )
     named = (one.meta.subject for one in snapshot.runtime_classes if one.handler == lack.handler)
     because += ((MISSING, one) for one in named)
-    evidence = (*_quote(lack), *_known_of(snapshot, node, lack), *_by_toolkit(snapshot, node), *_by_agent(finding))
+    if finding is not None and finding.reason == _NO_WAY[0] and not toolkits(snapshot):
+        because.append((ELSEWHERE, subject))
+        yield Found(
+            ELSEWHERE, subject, tuple(by_agent(finding)), tuple(mending(snapshot, node, finding)), _subjects(lack)
+        )
+    evidence = (*_quote(lack), *_known_of(snapshot, node, lack), *_by_toolkit(snapshot, node), *by_agent(finding))
     proven = finding is not None or (node is not None and handlers_of(node) is not None)
     certainty = Certainty.PROVEN if proven or lack.known is not None else Certainty.LIKELY
-    remedy = tuple(_mending(snapshot, node, finding))
+    remedy = tuple(mending(snapshot, node, finding))
     yield Found(MISSING, subject, evidence, remedy, _subjects(lack), certainty, tuple(because))
 
 
@@ -355,8 +382,8 @@ def _elsewhere(
     ]
     if should is not None:
         evidence.append(f"{node.subject}: its kubelet uses {node.runtime} with {should} ({should.known_from})")
-    remedy = tuple(_mending(snapshot, node, finding))
-    return Found(ELSEWHERE, toolkit.subject, (*evidence, *_by_agent(finding)), remedy, (node.subject, *_subjects(lack)))
+    remedy = tuple(mending(snapshot, node, finding))
+    return Found(ELSEWHERE, toolkit.subject, (*evidence, *by_agent(finding)), remedy, (node.subject, *_subjects(lack)))
 
 
 def _known_of(snapshot: Snapshot, node: Node | None, lack: _Lack) -> Iterator[str]:
@@ -387,40 +414,6 @@ def _by_toolkit(snapshot: Snapshot, node: Node | None) -> Iterator[str]:
             if is_its and not pod.over and not all(one.ready for one in pod.states):
                 why = next((one.waiting or (one.ended.reason if one.ended else "") for one in pod.states), "")
                 yield f"{pod.subject} on it is not ready{': ' + why if why else ''}"
-
-
-def _by_agent(finding: RecordFinding | None) -> Iterator[str]:
-    if finding is not None:
-        yield f"our agent there: {finding.reason}: {shortened(finding.detail, 600)}"
-
-
-def _mending(snapshot: Snapshot, node: Node | None, finding: RecordFinding | None) -> Iterator[str]:
-    should = where_it_should_write(node, finding)
-    operators = next(iter(toolkits(snapshot)), None)
-    if finding is not None and finding.detail:
-        yield f"Do what our agent on the node found out: {shortened(finding.detail, 900)}"
-    if operators is not None:
-        yield from _by_helm(snapshot, operators, should)
-    elif finding is None:
-        yield by_hand(node)
-    if node is not None:
-        path = "jsonpath={.status.runtimeHandlers[*].name}"
-        yield f"Then see that the node has it: {command('kubectl', 'get', 'node', node.name, '-o', path)}"
-
-
-def _by_helm(snapshot: Snapshot, toolkit: Workload, should: Target | None) -> Iterator[str]:
-    policy = next((one.toolkit_env for one in snapshot.cluster_policies), {})
-    namespace = toolkit.meta.namespace
-    if should is not None:
-        yield f"Name the kubelet's own runtime to the toolkit: {should.helm(namespace, policy)}"
-        return
-    logs = command("kubectl", "-n", namespace, "logs", f"daemonset/{toolkit.meta.name}", "--all-containers")
-    unknown = Target("CONFIG", "SOCKET", "")
-    yield f"See in the toolkit's log whether it wrote the handler, and to which file: {logs}"
-    yield (
-        "Where `pgrep -a containerd` on the node shows that the kubelet's containerd has another file or socket "
-        f"(--config, --address), name these in place of CONFIG and SOCKET: {unknown.helm(namespace, policy)}"
-    )
 
 
 def _gives_gpus(snapshot: Snapshot, node: Node) -> bool:

@@ -21,12 +21,13 @@ from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Condition, Pod
 from diagnosis.snapshot.rules import Budget
 
-_PATIENCE = timedelta(minutes=15)
+_PATIENCE, _STARTS = timedelta(minutes=15), timedelta(minutes=10)
+_CORDONED = "it is cordoned"
 _OWN_FAULTS = frozenset(("ReconcileFailed", "PrerequisiteNotMet", "NFDLabelsMissing"))
 """Reasons of the operator's that no operand's own state tells."""
 _UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
 _EMPTIED = frozenset(("wait-for-jobs-required", "pod-deletion-required", "drain-required"))
-_DISRUPTED = ("karpenter.sh/disrupted", "karpenter.sh/disruption")
+_DISRUPTED = ("karpenter.sh/disrupted", "karpenter.sh/disruption", "ToBeDeletedByClusterAutoscaler")
 _BAD_IF_TRUE = frozenset(
     (
         *("NvidiaErrorReboot", "NvidiaErrorTerminate"),
@@ -115,10 +116,12 @@ def find_budgets(snapshot: Snapshot) -> Iterator[Found]:
     emptied = {one.name: one for one in snapshot.nodes if _is_emptied(one)}
     if not emptied:
         return
-    pods = [one for one in gpu_pods(snapshot) if one.spec.node in emptied and _is_evicted(one)]
-    for budget in snapshot.budgets:
+    full = [one for one in snapshot.budgets if one.allowed == 0]
+    drained = {name: node for name, node in emptied.items() if _is_drained(snapshot, node, full)}
+    pods = [one for one in gpu_pods(snapshot) if one.spec.node in drained and _is_evicted(one)]
+    for budget in full:
         held = [one for one in pods if _covers(budget, one)]
-        if budget.allowed == 0 and held:
+        if held and not any(_is_coming(snapshot, one) for one in snapshot.pods if _covers(budget, one)):
             yield _blocked(budget, held, {one.spec.node: emptied[one.spec.node] for one in held})
 
 
@@ -157,10 +160,24 @@ def _is_emptied(node: Node) -> bool:
     return node.cordoned or disrupted or node.meta.labels.get(_UPGRADE) in _EMPTIED or node.meta.deleted is not None
 
 
+def _is_drained(snapshot: Snapshot, node: Node, full: list[Budget]) -> bool:
+    """Whether more is wanted than that no new pods come: a drain evicts all at once, and a cordon nobody."""
+    if _why_emptied(node) != [_CORDONED]:
+        return True
+    there = [one for one in snapshot.pods_on.get(node.name, ()) if _is_evicted(one)]
+    return all(any(_covers(budget, pod) for budget in full) for pod in there)
+
+
+def _is_coming(snapshot: Snapshot, pod: Pod) -> bool:
+    """Whether it is young and not ready yet: once it is, the budget may let another go."""
+    young = pod.meta.created is not None and snapshot.now - pod.meta.created < _STARTS
+    return young and not pod.over and not any(one.ready for one in pod.states)
+
+
 def _is_evicted(pod: Pod) -> bool:
-    """Whether a drain would evict it: a DaemonSet's stays, and what has ended or goes is in nobody's way."""
-    of_daemon = pod.meta.owner is not None and pod.meta.owner.kind == "DaemonSet"
-    return not pod.over and not of_daemon and pod.meta.deleted is None
+    """Whether a drain would evict it: DaemonSets' and a node's own stay, and what has ended or goes is no obstacle."""
+    stays = pod.meta.owner is not None and pod.meta.owner.kind in ("DaemonSet", "Node")
+    return not pod.over and not stays and pod.meta.deleted is None
 
 
 def _covers(budget: Budget, pod: Pod) -> bool:
@@ -177,7 +194,7 @@ def _blocked(budget: Budget, held: list[Pod], nodes: Mapping[str, Node]) -> Foun
     evidence = (
         f"{budget.meta.subject}: 0 disruptions allowed, {count}",
         f"it holds {named}{more}",
-        *(f"{one.subject} is being emptied: {_why_emptied(one)}" for one in nodes.values()),
+        *(f"{one.subject} is being emptied: {', '.join(_why_emptied(one))}" for one in nodes.values()),
     )
     words = ("kubectl", "-n", budget.meta.namespace)
     remedy = (
@@ -194,13 +211,13 @@ def _blocked(budget: Budget, held: list[Pod], nodes: Mapping[str, Node]) -> Foun
     )
 
 
-def _why_emptied(node: Node) -> str:
+def _why_emptied(node: Node) -> list[str]:
     upgrade = node.meta.labels.get(_UPGRADE, "")
-    told = ["it is cordoned"] if node.cordoned else []
+    told = [_CORDONED] if node.cordoned else []
     told += [f"{_UPGRADE}={upgrade}"] if upgrade in _EMPTIED else []
     told += [f"taint {one}" for one in node.taints if one.key in _DISRUPTED]
     told += ["somebody asked it to go"] if node.meta.deleted is not None else []
-    return ", ".join(told)
+    return told
 
 
 SEARCHES = (

@@ -9,9 +9,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from diagnosis.allocation import Allocation, totals
 from diagnosis.cause import Certainty
-from diagnosis.diagnose import Problem
 from diagnosis.hami.card_row import COLUMNS, CardRow, card_row
 from diagnosis.quantity import shown
+from diagnosis.report.alike import Told, told_once
 from diagnosis.report.picture import COLOURS, OTHERS, WIDTH, bars, colours
 from diagnosis.report.whole import Report
 from healthcheck.text.moments import timestamp
@@ -23,6 +23,7 @@ _MOST_AFFECTED = 20
 def text(report: Report) -> str:
     """The whole file, in ASCII: it reads the same whatever character set it is taken for."""
     cluster = report.cluster
+    problems = told_once(report.diagnosis.problems)
     drawn = list(bars(cluster, _MOST_NODES)) if cluster is not None else []
     page = _template().render(
         report=report,
@@ -33,10 +34,12 @@ def text(report: Report) -> str:
         bars=drawn,
         left_out=max(len(cluster.nodes) - _MOST_NODES, 0) if cluster is not None else 0,
         legend=_legend(colours(cluster)) if cluster is not None else [],
-        actions=_actions(report.diagnosis.problems),
+        problems=problems,
+        actions=_actions(problems),
         width=WIDTH,
         likely=Certainty.LIKELY,
         most=_MOST_AFFECTED,
+        used=any(one.used for one in drawn),
         parts=_parts,
         shown=shown,
         card_columns=COLUMNS,
@@ -60,10 +63,10 @@ def _legend(fills: dict[str, str]) -> list[tuple[str, str]]:
     return [*own, *more, ("free", "free"), ("not given out", "lost")]
 
 
-def _actions(problems: Iterable[Problem]) -> list[tuple[str, str, str]]:
+def _actions(problems: Iterable[Told]) -> list[tuple[str, Told, str]]:
     """Of each problem what to do first."""
-    told = [one.found for one in problems]
-    return [(one.cause.name, one.subject, (one.remedy or (one.cause.remedy,))[0]) for one in told]
+    told = [(one, one.problem.found) for one in problems]
+    return [(found.cause.name, one, (found.remedy or (found.cause.remedy,))[0]) for one, found in told]
 
 
 def _cards(cluster: Allocation) -> list[tuple[str, CardRow]]:

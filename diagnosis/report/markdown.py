@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from diagnosis.allocation import Allocation, NamespaceAllocation, NodeAllocation, totals
 from diagnosis.cause import Certainty
 from diagnosis.components import ComponentRow, Health
-from diagnosis.diagnose import Problem
 from diagnosis.hami.card_row import COLUMNS, card_row
 from diagnosis.quantity import shown
+from diagnosis.report.alike import Told, told_once
 from diagnosis.report.whole import Report
 from healthcheck.text.moments import timestamp
 
@@ -20,7 +20,7 @@ _ENTITIES = {"&": "&amp;", "@": "&#64;"}
 _LIST = re.compile(r"\A(\d{1,9})([.)])|\A([-+=])")
 _FENCES = re.compile(r"`+")
 _MARKS = {Health.WORKING: "✅", Health.PARTLY: "⚠️", Health.DOWN: "❌", Health.IDLE: "-", Health.UNKNOWN: "?"}
-_MOST_NODES, _MOST_AFFECTED, _MOST_LACKING, _MOST_HOLDERS = 200, 10, 5, 8
+_MOST_NODES, _MOST_AFFECTED, _MOST_LACKING, _MOST_HOLDERS, _MOST_ALIKE = 200, 10, 5, 8, 20
 
 
 def text(report: Report) -> str:
@@ -59,15 +59,16 @@ def _lines(report: Report) -> Iterator[str]:
         yield from _status(report.cluster)
     yield from _components(report.components)
     yield from ("## Identified Issues", "")
-    if not report.diagnosis.problems:
+    problems = told_once(report.diagnosis.problems)
+    if not problems:
         seen = "in what could be seen." if report.diagnosis.unseen else ""
         yield from (f"Nothing found {seen}".strip() + ("" if seen else "."), "")
-    for number, problem in enumerate(report.diagnosis.problems, start=1):
+    for number, problem in enumerate(problems, start=1):
         yield from _problem(problem, f"{number}.", 0)
     if report.cluster is not None:
         yield from _namespaces(report.cluster)
         yield from _nodes(report.cluster)
-    yield from _actions(report.diagnosis.problems)
+    yield from _actions(problems)
     yield from _rest(report)
 
 
@@ -80,6 +81,8 @@ def _status(cluster: Allocation) -> Iterator[str]:
     yield f"- Total GPU Devices: {sum(known)}" + (
         f" (and those of {unknown} nodes that nobody counted)" if unknown else ""
     )
+    if cluster.percent is not None:
+        yield f"- GPU utilization: {cluster.percent:.0f} % on average of the cards that are measured"
     for one in totals(cluster):
         lost = f", {one.capacity - one.total} not given out" if one.capacity > one.total else ""
         free = f"{one.free} of {one.total} free" if cluster.pods_seen else f"{one.total}; who holds them is not visible"
@@ -113,29 +116,40 @@ def _components(rows: Iterable[ComponentRow]) -> Iterator[str]:
     yield ""
 
 
-def _problem(one: Problem, number: str, depth: int) -> Iterator[str]:
-    found, indent = one.found, "   " * depth
+def _problem(told: Told, number: str, depth: int) -> Iterator[str]:
+    found, indent = told.problem.found, "   " * depth
     likely = " (likely)" if found.certainty is Certainty.LIKELY else ""
-    yield f"{indent}{number} Issue: **{found.cause.name}**, {code(found.subject)}{likely}"
+    yield f"{indent}{number} Issue: **{found.cause.name}**, {_subject(told)}{likely}"
     inner = f"{indent}   "
     yield f"{inner}- Severity: {found.cause.severity.name.capitalize()}"
+    if told.others:
+        yield f"{inner}- In: {_named(told.subjects, _MOST_ALIKE)}; what follows is of the first."
     yield f"{inner}- Root Cause: {escaped(found.cause.means)}"
     yield from (f"{inner}   - {escaped(line)}" for line in found.evidence)
-    if one.evidence_left_out:
-        yield f"{inner}   - … and {one.evidence_left_out} more"
-    if found.affected not in ((), (found.subject,)):
-        more = len(found.affected) - _MOST_AFFECTED
-        named = ", ".join(map(code, found.affected[:_MOST_AFFECTED]))
-        yield f"{inner}- Affected: {named}" + (f" and {more} more" if more > 0 else "")
+    if told.problem.evidence_left_out:
+        yield f"{inner}   - … and {told.problem.evidence_left_out} more"
+    if told.affected:
+        yield f"{inner}- Affected: {_named(told.affected, _MOST_AFFECTED)}"
     yield f"{inner}- Remediation:"
     for place, step in enumerate(found.remedy or (found.cause.remedy,), start=1):
         yield f"{inner}   {place}. {sentence(step)}"
-    if one.consequences:
+    if told.consequences:
         yield f"{inner}- What follows from it:"
-        for child in one.consequences:
+        for child in told.consequences:
             yield from _problem(child, "-", depth + 2)
+    if told.unlike:
+        yield f"{inner}- {len(told.unlike)} more, each with words of its own: {_named(told.unlike, _MOST_ALIKE)}"
     if not depth:
         yield ""
+
+
+def _subject(told: Told) -> str:
+    return f"{len(told.subjects)} times" if told.others else code(told.problem.found.subject)
+
+
+def _named(names: Sequence[str], most: int) -> str:
+    more = len(names) - most
+    return ", ".join(map(code, names[:most])) + (f" and {more} more" if more > 0 else "")
 
 
 def _namespaces(cluster: Allocation) -> Iterator[str]:
@@ -157,10 +171,11 @@ def _namespace(one: NamespaceAllocation) -> str:
 def _nodes(cluster: Allocation) -> Iterator[str]:
     if not cluster.nodes:
         return
-    yield from ("## Allocation per Node", "", "| Node | GPUs | Offered | Free | By whom | CPU, memory left |")
-    yield "|---|---|---|---|---|---|"
+    used = any(one.loads for one in cluster.nodes)
+    columns = ("Node", "GPUs", "Offered", "Free", *(("Used",) if used else ()), "By whom", "CPU, memory left")
+    yield from ("## Allocation per Node", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|")
     for one in cluster.nodes[:_MOST_NODES]:
-        yield from _node(one, cluster.pods_seen)
+        yield from (f"| {' | '.join(cells)} |" for cells in _node(one, cluster.pods_seen, used))
     more = len(cluster.nodes) - _MOST_NODES
     if more > 0:
         yield from ("", f"… and {more} more nodes: `-o json` has them all.")
@@ -180,27 +195,29 @@ def _cards(nodes: Iterable[NodeAllocation], pods_seen: bool) -> Iterator[str]:
     yield ""
 
 
-def _node(one: NodeAllocation, pods_seen: bool) -> Iterator[str]:
+def _node(one: NodeAllocation, pods_seen: bool, used: bool) -> Iterator[tuple[str, ...]]:
     gpus = "?" if one.gpus is None else str(one.gpus)
     left = f"{shown('cpu', one.cpu_free)}, {shown('memory', one.memory_free)}" if pods_seen else "?"
     name = code(one.node) + ("" if one.usable else " (not usable)")
+    percent = ("?" if one.percent is None else f"{one.percent:.0f} %",) if used else ()
     if not one.pools:
-        yield f"| {name} | {gpus} | none offered | 0 |  | {left} |"
+        yield name, gpus, "none offered", "0", *percent, "", left
     for pool in one.pools:
         holders = [f"{code(holder.pod)} {holder.amount}" for holder in pool.holders[:_MOST_HOLDERS]]
         more = len(pool.holders) - _MOST_HOLDERS
         who = ", ".join(holders) + (f" and {more} more" if more > 0 else "")
         free = str(pool.free) if pods_seen else "?"
-        yield f"| {name} | {gpus} | {pool.total} {pool.kind} {code(pool.resource)} | {free} | {who} | {left} |"
+        yield name, gpus, f"{pool.total} {pool.kind} {code(pool.resource)}", free, *percent, who, left
 
 
-def _actions(problems: Iterable[Problem]) -> Iterator[str]:
+def _actions(problems: Iterable[Told]) -> Iterator[str]:
     told = list(problems)
     if told:
         yield from ("## Recommended Actions", "")
         for number, one in enumerate(told, start=1):
-            first = (one.found.remedy or (one.found.cause.remedy,))[0]
-            yield f"{number}. {one.found.cause.name}, {code(one.found.subject)}: {sentence(first)}"
+            found = one.problem.found
+            first = (found.remedy or (found.cause.remedy,))[0]
+            yield f"{number}. {found.cause.name}, {_subject(one)}: {sentence(first)}"
         yield ""
 
 

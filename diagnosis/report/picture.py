@@ -33,6 +33,8 @@ class Bar:
     node: str
     usable: bool
     label: str
+    used: str
+    """How much the node's cards are used, at the first of its bars."""
     boxes: tuple[Box, ...]
 
 
@@ -48,10 +50,12 @@ def bars(told: Allocation, most: int) -> Iterator[Bar]:
     fills = colours(told)
     ordered = sorted(told.nodes, key=lambda one: (one.usable and not _amiss(one), one.node))
     for node in ordered[:most]:
+        used = "" if node.percent is None else f"{node.percent:.0f} %"
         if not node.pools:
-            yield Bar(node.node, node.usable, "none offered", ())
-        for pool in node.pools:
-            yield Bar(node.node, node.usable, _label(pool, told.pods_seen), tuple(_boxes(pool, fills, told.pods_seen)))
+            yield Bar(node.node, node.usable, "none offered", used, ())
+        for place, pool in enumerate(node.pools):
+            boxes = tuple(_boxes(pool, fills, told.pods_seen))
+            yield Bar(node.node, node.usable, _label(pool, told.pods_seen), "" if place else used, boxes)
 
 
 def _amiss(node: NodeAllocation) -> bool:

@@ -1,11 +1,15 @@
-"""The diagnosis on a terminal."""
+"""The diagnosis on a terminal: lines as wide as it is, and no name or command broken by us.
+
+What is longer than a line runs over its end, where the terminal itself breaks it: copied, it is whole.
+"""
 
 from __future__ import annotations
 
+import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from rich.console import RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -13,32 +17,54 @@ from diagnosis.cause import Certainty, Severity
 from diagnosis.chain import Chain, State
 from diagnosis.diagnose import Problem
 from diagnosis.node_inventory import Row
+from diagnosis.report.alike import Told, told_once
 from diagnosis.report.whole import Report
 
 _STYLES = {Severity.HIGH: "bold red", Severity.MEDIUM: "bold yellow", Severity.LOW: "bold blue"}
 _MARKS = {State.FINE: "✓", State.BROKEN: "✗", State.WAITING: "…", State.NOT_REACHED: "·"}
 _STATE_STYLES = {State.FINE: "green", State.BROKEN: "bold red", State.WAITING: "yellow", State.NOT_REACHED: "dim"}
-_MOST_AFFECTED = 5
+_MOST_AFFECTED, _MOST_ALIKE = 5, 20
+_NARROWEST = 40
+_KEPT = "\N{NO-BREAK SPACE}"
+"""In a command's place of a space while lines are made."""
 
 
-def page(report: Report) -> Iterator[RenderableType]:
-    """What to print, in order."""
+def page(report: Report, width: int) -> Iterator[RenderableType]:
+    """What to print, in order; lines of so many columns."""
     diagnosis = report.diagnosis
     if report.node:
         yield _node(report.node)
     for one in report.chains:
-        yield from _chain(one)
-    if not diagnosis.problems:
-        yield Text("Nothing found." if not diagnosis.unseen else "Nothing found in what could be seen.")
-    for number, problem in enumerate(diagnosis.problems, start=1):
-        yield from _problem(problem, f"{number}. ", 0)
+        yield from _chain(one, width)
+    problems = told_once(diagnosis.problems)
+    if not problems:
+        yield Text(_nothing(report))
+    for number, problem in enumerate(problems, start=1):
+        yield Text()
+        yield from _problem(problem, f"{number}. ", 0, width)
+    if len(problems) > 1:
+        yield from (Text(), _count(diagnosis.problems))
     if diagnosis.unseen:
         yield Text("Not visible", "bold")
         for unseen in diagnosis.unseen:
-            yield Padding(Text(f"{unseen.kind}: {unseen.why}; hides {unseen.hides}"), (0, 0, 0, 2))
+            yield from _lines(f"{unseen.kind}: {unseen.why}; hides {unseen.hides}", width, 2)
     if report.changes is not None:
         yield Text("Changed since" if report.changes else "Nothing has changed that a GPU pod depends on.", "bold")
-        yield from (Padding(Text(str(change)), (0, 0, 0, 2)) for change in report.changes)
+        for change in report.changes:
+            yield from _lines(str(change), width, 2)
+
+
+def _nothing(report: Report) -> str:
+    if any(not one.is_whole for one in report.chains):
+        return "No cause was found" + (" in what could be seen." if report.diagnosis.unseen else ".")
+    return "Nothing found in what could be seen." if report.diagnosis.unseen else "Nothing found."
+
+
+def _count(problems: Iterable[Problem]) -> Text:
+    """The last that is seen of a long report."""
+    severities = Counter(one.found.cause.severity for one in problems)
+    parts = [f"{severities[one]} {one.name.lower()}" for one in reversed(Severity) if severities[one]]
+    return Text(f"{severities.total()} finds ({', '.join(parts)}), the worst first.", "bold")
 
 
 def _node(rows: Iterable[Row]) -> Table:
@@ -51,34 +77,69 @@ def _node(rows: Iterable[Row]) -> Table:
     return table
 
 
-def _chain(one: Chain) -> Iterator[Text | Padding]:
+def _chain(one: Chain, width: int) -> Iterator[Text]:
     yield Text(one.pod, "bold")
     for step in one.steps:
-        line = Text(f"{_MARKS[step.state]} ", _STATE_STYLES[step.state])
+        line = Text(f"  {_MARKS[step.state]} ", _STATE_STYLES[step.state])
         line.append(step.link.value, "dim" if step.state is State.NOT_REACHED else "")
-        if why := ", ".join(problem.found.cause.name for problem in step.problems) or step.seen:
-            line.append(f": {why}", _STATE_STYLES[step.state] if step.problems else "dim")
-        yield Padding(line, (0, 0, 0, 2))
+        why = ", ".join(problem.found.cause.name for problem in step.problems) or step.seen
+        style = _STATE_STYLES[step.state] if step.problems else "dim"
+        if why and line.cell_len + len(why) + 2 <= width:
+            yield line.append(f": {why}", style)
+        else:
+            yield line
+            yield from _lines(why, width, 6, style=style)
 
 
-def _problem(one: Problem, number: str, depth: int) -> Iterator[Text | Padding]:
-    found, indent = one.found, 3 * depth
-    title = Text(number)
+def _problem(told: Told, number: str, depth: int, width: int) -> Iterator[Text]:
+    found, indent = told.problem.found, 3 * depth
+    title = Text(" " * indent + number)
     title.append(found.cause.severity.name.lower().ljust(7), _STYLES[found.cause.severity])
     title.append(f"{found.cause.name} ", "bold")
-    title.append(found.subject)
+    title.append(found.subject if not told.others else f"{len(told.subjects)} times")
     if found.certainty is Certainty.LIKELY:
         title.append(" (likely)", "dim")
-    yield Padding(title, (1 if not depth else 0, 0, 0, indent))
-    lines = [found.cause.means, *found.evidence]
-    if one.evidence_left_out:
-        lines.append(f"… and {one.evidence_left_out} more")
-    if found.affected not in ((), (found.subject,)):
-        more = len(found.affected) - _MOST_AFFECTED
-        lines.append("keeps: " + ", ".join(found.affected[:_MOST_AFFECTED]) + (f" and {more} more" if more > 0 else ""))
-    for line in lines:
-        yield Padding(Text(line), (0, 0, 0, indent + 3))
+    yield title
+    for line in _facts(told):
+        yield from _lines(line, width, indent + 3)
     for step in found.remedy or (found.cause.remedy,):
-        yield Padding(Text(f"→ {step}", "green"), (0, 0, 0, indent + 3))
-    for child in one.consequences:
-        yield from _problem(child, "↳ ", depth + 1)
+        yield from _lines(step, width, indent + 3, "→ ", style="green")
+    for child in told.consequences:
+        yield from _problem(child, "↳ ", depth + 1, width)
+    if told.unlike:
+        more = f"… and {len(told.unlike)} more, each with words of its own: {_named(told.unlike, _MOST_ALIKE)}"
+        yield from _lines(more, width, indent + 3)
+
+
+def _facts(told: Told) -> Iterator[str]:
+    found = told.problem.found
+    yield found.cause.means
+    if told.others:
+        yield f"in {_named(told.subjects, _MOST_ALIKE)}; of the first:"
+    yield from found.evidence
+    if told.problem.evidence_left_out:
+        yield f"… and {told.problem.evidence_left_out} more"
+    if told.affected:
+        yield f"keeps: {_named(told.affected, _MOST_AFFECTED)}"
+
+
+def _named(names: tuple[str, ...], most: int) -> str:
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def _lines(words: str, width: int, indent: int, first: str = "", *, style: str = "") -> Iterator[Text]:
+    """Broken between words, and never in a command; what follows the first line stands beneath its text."""
+    parts = words.split("`")
+    whole = len(parts) % 2 == 1
+    kept = "`".join(one.replace(" ", _KEPT) if whole and place % 2 else one for place, one in enumerate(parts))
+    begin = " " * indent
+    for line in textwrap.wrap(
+        kept,
+        max(width, _NARROWEST),
+        initial_indent=begin + first,
+        subsequent_indent=begin + " " * len(first),
+        break_long_words=False,
+        break_on_hyphens=False,
+    ):
+        yield Text(line.replace(_KEPT, " "), style)

@@ -81,6 +81,7 @@ _MOST_OWNERS = 8
 class Snapshot:
     """A cluster as far as somebody could see it. Build one with `Builder`. It equals itself alone.
 
+    Each is itself alone, so that what many searches derive from it is kept by it (`lru_cache`).
     `now` is when it was looked at. A kind that nobody could list is in `missing`, with the reason: that a tuple is
     empty says nothing then. `odd` are objects that nobody can read.
     """

@@ -52,6 +52,8 @@ class Meta:
 
 def subject(kind: str, namespace: str, name: str) -> str:
     """How a diagnosis names an object."""
+    if kind and namespace and name:  # as most are, and many hundred thousand times
+        return f"{kind.lower()}/{namespace}/{name}"
     return "/".join(word for word in (kind.lower(), namespace, name) if word)
 
 

@@ -29,11 +29,15 @@ _OF_COMPONENTS = frozenset(
     )
 )
 """Settings of NVIDIA's components: paths and words."""
-_LIMITS = re.compile(
-    r"(?:CUDA_DISABLE_CONTROL|CUDA_DEVICE_(?:MEMORY|SM)_LIMIT(?:_\d{1,3})?|GPU_CORE_UTILIZATION_POLICY)\Z", re.ASCII
+_LIMITS = frozenset(
+    (
+        *("CUDA_DISABLE_CONTROL", "GPU_CORE_UTILIZATION_POLICY", "CUDA_DEVICE_SM_LIMIT", "CUDA_DEVICE_MEMORY_LIMIT"),
+        *(f"CUDA_DEVICE_MEMORY_LIMIT_{card}" for card in range(64)),
+    )
 )
 _LIMIT = re.compile(r"(?:true|false|default|force|disable|\d{1,9}[kmg]?)\Z", re.ASCII | re.IGNORECASE)
 """How HAMi's library in a container holds it to its share."""
+_SHOWN = _OF_COMPONENTS.union(VISIBLE_DEVICES, _LIMITS)
 OTHER_VALUE = "(set)"
 
 
@@ -143,6 +147,8 @@ class PodSpec:
     """The paths on its node that it mounts, by the names of the volumes."""
     host_network: bool = False
     service_account: str = ""
+    deadline: bool = False
+    """Whether it may only run for a certain time: quotas call such pods Terminating."""
     spread: bool = False
     """Whether topology spread constraints or pod (anti-)affinity narrow the choice further."""
 
@@ -202,7 +208,7 @@ def shown_value(variable: str, value: str) -> str:
     """
     if variable in VISIBLE_DEVICES:
         return value if _DEVICES.match(value) else OTHER_VALUE
-    if _LIMITS.match(variable):
+    if variable in _LIMITS:
         return value if _LIMIT.match(value) else OTHER_VALUE
     return value if variable in _OF_COMPONENTS and _PLAIN.match(value) else OTHER_VALUE
 
@@ -247,6 +253,7 @@ def read_spec(raw: Fields) -> PodSpec:
         },
         host_network=raw.flag("hostNetwork"),
         service_account=raw.text("serviceAccountName"),
+        deadline=raw.has("activeDeadlineSeconds"),
         spread=raw.has("topologySpreadConstraints")
         or raw.has("affinity", "podAntiAffinity")
         or raw.has("affinity", "podAffinity"),
@@ -281,8 +288,9 @@ def _container(raw: Fields, *, init: bool) -> Container:
 
 def _env(raw: Fields) -> Iterator[tuple[str, str]]:
     for one in raw.each("env"):
-        name, value = one.text("name"), one.text("value")
-        yield name, shown_value(name, value)
+        name = one.text("name")
+        # Most variables of a cluster are nobody's business: their values are not even looked at.
+        yield name, shown_value(name, one.text("value")) if name in _SHOWN else OTHER_VALUE
 
 
 def _claims(raw: Fields) -> Iterator[tuple[str, str]]:

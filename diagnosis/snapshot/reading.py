@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from itertools import islice
 
@@ -17,12 +17,15 @@ MOST_ENTRIES = 1024
 
 
 class Fields:
-    """One JSON object, or what stands in its place. What is absent or of another shape is '', None or empty."""
+    """One JSON object, or what stands in its place. What is absent or of another shape is '', None or empty.
+
+    It is asked a hundred times of each pod: a `dict`, as JSON is read into, is known in a tenth of a `Mapping`'s time.
+    """
 
     __slots__ = ("_raw",)
 
     def __init__(self, raw: object) -> None:
-        self._raw: Mapping[object, object] = raw if isinstance(raw, Mapping) else {}
+        self._raw: dict[object, object] = raw if isinstance(raw, dict) else {}
 
     def has(self, *path: str) -> bool:
         """Whether anything but null stands there."""
@@ -88,7 +91,7 @@ class Fields:
     def words(self, *path: str, keep: Callable[[str], bool] = bool, longest: int = LONGEST_MESSAGE) -> dict[str, str]:
         """A map of texts: labels, annotations, selectors, amounts. A number stands there as it is written."""
         value = self._value(path)
-        pairs = islice(value.items(), MOST_ENTRIES) if isinstance(value, Mapping) else ()
+        pairs = islice(value.items(), MOST_ENTRIES) if isinstance(value, dict) else ()
         return {
             printable(key, LONGEST_NAME): printable(str(one), longest)
             for key, one in pairs
@@ -99,12 +102,14 @@ class Fields:
         value = self._value(path)
         return (
             tuple(printable(str(key), LONGEST_NAME) for key in islice(value, MOST_ENTRIES))
-            if isinstance(value, Mapping)
+            if isinstance(value, dict)
             else ()
         )
 
     def _value(self, path: tuple[str, ...]) -> object:
         value: object = self._raw
         for key in path:
-            value = value.get(key) if isinstance(value, Mapping) else None
+            if not isinstance(value, dict):
+                return None
+            value = value.get(key)
         return value

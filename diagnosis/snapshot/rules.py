@@ -14,11 +14,12 @@ _LONGEST_BUNDLE = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """A ResourceQuota: amounts by name, as `requests.nvidia.com/gpu`."""
+    """A ResourceQuota: amounts by name, as `requests.nvidia.com/gpu`. `scopes`: of which pods; of all without any."""
 
     meta: Meta
     hard: Mapping[str, str] = field(default_factory=dict)
     used: Mapping[str, str] = field(default_factory=dict)
+    scopes: tuple[Expression, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,13 @@ class Webhook:
 
 def read_quota(raw: Fields) -> Quota:
     hard = raw.words("status", "hard") or raw.words("spec", "hard")
-    return Quota(read_meta("ResourceQuota", raw), hard, raw.words("status", "used"))
+    plain = tuple(Expression(name, "Exists") for name in raw.texts("spec", "scopes"))
+    selected = (
+        Expression(one.text("scopeName"), one.text("operator"), tuple(one.texts("values")))
+        for one in raw.each("spec", "scopeSelector", "matchExpressions")
+    )
+    meta = read_meta("ResourceQuota", raw)
+    return Quota(meta, hard, raw.words("status", "used"), (*plain, *selected))
 
 
 def read_limit_range(raw: Fields) -> LimitRange:

@@ -7,6 +7,7 @@ out: the kubelet tells them, and a runtime that answers only at the second look 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,13 +16,15 @@ from healthcheck.model import Evidence
 from healthcheck.probes import pci
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.container_runtime.facts import ContainerRuntime, Handler
+from healthcheck.probes.device_files import DEVICE_FILES, DeviceFiles
 from healthcheck.probes.nvml.gpus import NVML, SUCCESS, Gpus
 from healthcheck.text.json_rows import Row, as_json, key, row, row_in, whole, yes
 from healthcheck.text.printable import printable
 
 LONGEST = 1024
-_MOST_HANDLERS, _MOST_FILES = 8, 2
+_MOST_HANDLERS, _MOST_FILES, _MOST_DEVICES = 8, 2, 8
 _LONGEST_NAME, _LONGEST_PATH = 40, 120
+_GPU_FILE = re.compile(r"nvidia\d{1,5}\Z", re.ASCII)
 
 
 def _bounded(longest: int) -> Callable[[object], str | None]:
@@ -37,6 +40,7 @@ def _several(longest: int, most: int) -> Callable[[object], tuple[str, ...] | No
 
 
 _name, _path = _bounded(_LONGEST_NAME), _bounded(_LONGEST_PATH)
+_devices = _several(_LONGEST_NAME, _MOST_DEVICES)
 _names, _paths = _several(_LONGEST_NAME, _MOST_HANDLERS), _several(_LONGEST_PATH, _MOST_FILES)
 
 
@@ -64,6 +68,15 @@ class ToolkitRow(Row):
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceFilesRow(Row):
+    """The driver's device files, in the host's /dev and the driver container's."""
+
+    gpus: int | None = key(whole)
+    """Of GPUs."""
+    others: tuple[str, ...] | None = key(_devices)
+
+
+@dataclass(frozen=True, slots=True)
 class Inventory(Row):
     """None is what could not be looked at."""
 
@@ -72,6 +85,7 @@ class Inventory(Row):
     nvml: int | None = key(whole)
     """GPUs that answered NVML."""
     driver: str | None = key(_name)
+    device_files: DeviceFilesRow | None = key(row(DeviceFilesRow))
     runtime: RuntimeRow | None = key(row(RuntimeRow))
     toolkit: ToolkitRow | None = key(row(ToolkitRow))
 
@@ -80,12 +94,14 @@ def seen_in(seen: Evidence) -> Inventory:
     """Of one look, whatever part of it could be looked at; no longer than LONGEST as JSON."""
     functions = None if seen.unread(pci.FUNCTIONS) else seen[pci.FUNCTIONS]
     answer = None if seen.unread(NVML) else seen[NVML].answer
+    files = None if seen.unread(DEVICE_FILES) else seen[DEVICE_FILES]
     around = None if seen.unread(CONTAINER_RUNTIME) else seen[CONTAINER_RUNTIME]
     return within_limit(
         Inventory(
             pci=None if functions is None else sum(one.is_gpu for one in functions),
             nvml=sum(one.error == SUCCESS for one in answer.gpus) if isinstance(answer, Gpus) else None,
             driver=answer.driver_version if isinstance(answer, Gpus) else None,
+            device_files=_device_files(files) if files is not None else None,
             runtime=_runtime(around) if around is not None else None,
             toolkit=_toolkit(around) if around is not None else None,
         )
@@ -107,6 +123,13 @@ def _is_long(inventory: Inventory) -> bool:
 def read(raw: Mapping[str, Any]) -> Inventory:
     """Of a record that anybody may have written."""
     return row_in(Inventory, raw)
+
+
+def _device_files(files: DeviceFiles) -> DeviceFilesRow | None:
+    """Those of MIG's capabilities are left out: there are hundreds. None of a tree that holds no devices."""
+    names = {one.name for one in files.files if one.character and "/" not in one.name}
+    of_gpus = {name for name in names if _GPU_FILE.match(name)}
+    return DeviceFilesRow(gpus=len(of_gpus), others=tuple(sorted(names - of_gpus))) if files.folders else None
 
 
 def _runtime(around: ContainerRuntime) -> RuntimeRow:

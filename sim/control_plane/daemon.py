@@ -53,7 +53,10 @@ class Daemon:
         self._pid_file.unlink(missing_ok=True)
 
     def pause(self) -> None:
-        self._signal(signal.SIGSTOP)
+        """Returns when every thread stands: one that still runs on another core answers."""
+        if self.is_running and (pid := self.pid) is not None:
+            self._signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)

@@ -10,7 +10,7 @@ import stat
 import subprocess
 from pathlib import Path
 
-from sim.node import LIBRARY_DIRECTORY
+from sim.node import LIBRARY_DIRECTORY, NVIDIA_MAJOR
 from sim.real_node import arguments, nvidia_runtime
 
 HARDWARE = "opt/simulated-node"
@@ -80,6 +80,9 @@ def _plug(root: Path, layers: Path, hardware: Path) -> None:
     library.unlink(missing_ok=True)
     library.symlink_to(f"/{HARDWARE}/{LIBRARY_DIRECTORY}/libnvidia-ml.so.1")
     _mount("--bind", hardware / "dev/kmsg", root / "dev/kmsg")
+    for file in (hardware / "dev").glob("nvidia*"):
+        minor = 255 if file.name == "nvidiactl" else int(file.name.removeprefix("nvidia"))
+        os.mknod(root / "dev" / file.name, stat.S_IFCHR | 0o666, os.makedev(NVIDIA_MAJOR, minor))
     # A folder, as the boot id is written by renaming.
     _mount("--bind", hardware / "proc/sys/kernel/random", root / "proc/sys/kernel/random")
 

@@ -70,6 +70,11 @@ class Scenario:
         )
 
     @property
+    def needs_device_files(self) -> bool:
+        """Whether only root can build it."""
+        return ["make_device_files"] in self.faults
+
+    @property
     def is_seen_by_check(self) -> bool:
         """Whether one look at the node's files shows it."""
         return not (self.healthy_before or self.running or self.runtime_classes)

@@ -10,7 +10,6 @@ import math
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -187,11 +186,9 @@ class Rig:
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
+def rig(short_root: Path) -> Iterator[Rig]:
     with ExitStack() as undo:
-        # A socket's path has at most 107 characters.
-        folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="deep-")))
-        world = undo.enter_context(World(folder / "world", StandIn("gpu-node-1", "p5.48xlarge")))
+        world = undo.enter_context(World(short_root / "world", StandIn("gpu-node-1", "p5.48xlarge")))
         socket = world.host.root / SOCKETS[0].lstrip("/")
         kubelet = undo.enter_context(serving(socket, told("pod-resources", {})))
         world.host.install_dcgmi()

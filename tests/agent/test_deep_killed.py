@@ -9,7 +9,6 @@ import errno
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,12 +39,11 @@ def troubled(control_plane: ControlPlane) -> Iterator[ControlPlane]:
 
 
 @pytest.fixture
-def world(troubled: ControlPlane, request: pytest.FixtureRequest) -> Iterator[World]:
+def world(troubled: ControlPlane, short_root: Path, request: pytest.FixtureRequest) -> Iterator[World]:
     """A node with a broken GPU that only a deep test finds; its agent said `pass`, and is being replaced."""
     name = f"deep-{abs(hash(request.node.name)) % 10**8}"
     cluster = RealCluster(troubled, name, devices={"nvidia.com/gpu": "8"}, taints=[TEAMS])
-    # A socket's path has at most 107 characters.
-    with tempfile.TemporaryDirectory(prefix="deep-") as folder, World(Path(folder) / "world", cluster) as world:
+    with World(short_root / "world", cluster) as world:
         world.host.install_dcgmi()
         for file, text in {"answer": answer(("memory", 1), FAULTY), "code": "205", "seconds": "1"}.items():
             world.host.write_value(f"dcgm/{file}", text)

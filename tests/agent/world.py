@@ -231,8 +231,13 @@ class AgentProcess:
     def logged(self, event: str) -> list[Json]:
         return [line for line in self.lines if line["event"] == event]
 
-    def wait_for_log(self, event: str) -> Json:
-        return eventually(lambda: self.logged(event), self.log.read_text)[0]
+    def wait_for_log(self, event: str, **parts: str) -> Json:
+        """The first line of this event whose fields contain these parts."""
+
+        def fitting() -> list[Json]:
+            return [line for line in self.logged(event) if all(part in line[key] for key, part in parts.items())]
+
+        return eventually(fitting, self.log.read_text)[0]
 
     @property
     def port(self) -> int:

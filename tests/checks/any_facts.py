@@ -26,7 +26,7 @@ from healthcheck.model import (
     TooEarly,
     Unobserved,
 )
-from healthcheck.probes import gdrcopy, kernel_log, kernel_modules, limits, pci, services
+from healthcheck.probes import device_files, gdrcopy, kernel_log, kernel_modules, limits, pci, services
 from healthcheck.probes.container_runtime import configuration as container_runtime
 from healthcheck.probes.container_runtime import distributions, facts
 from healthcheck.probes.efa import infiniband, libfabric
@@ -74,6 +74,7 @@ GPU: dict[str, st.SearchStrategy[Any]] = {
     "recovery_error": codes,
     "instances": _perhaps(st.tuples() | st.tuples(numbers)),
     "errors": st.dictionaries(st.sampled_from(_READINGS), codes, max_size=2),
+    "minor": _perhaps(numbers),
     "persistence": _perhaps(st.booleans()),
     "ecc_mode": _perhaps(_modes),
     "mig_mode": _perhaps(_modes),
@@ -229,6 +230,24 @@ _uncounted = st.builds(
     services.Uncounted, st.sampled_from([services.FABRIC_MANAGER, services.IMEX]), numbers, words, st.booleans()
 )
 
+_device_names = [
+    "nvidiactl",
+    "nvidia0",
+    "nvidia-uvm",
+    "nvidia-uvm-tools",
+    "nvidia-caps/nvidia-cap1",
+    "nvidia-cap\u00b2",
+]
+_device_files = st.builds(
+    device_files.DeviceFile,
+    st.sampled_from(device_files.FOLDERS),
+    st.sampled_from(_device_names) | words,
+    st.booleans(),
+    numbers | st.just(195),
+    numbers | st.just(255),
+)
+_majors = _perhaps(st.dictionaries(st.sampled_from(["nvidia", "nvidia-uvm", "nvidia-caps"]), numbers))
+
 FACTS: dict[Probe[Any], st.SearchStrategy[Any]] = {
     nvml.NVML: driver_looks,
     pci.FUNCTIONS: st.lists(_functions, max_size=5).map(tuple),
@@ -241,6 +260,9 @@ FACTS: dict[Probe[Any], st.SearchStrategy[Any]] = {
         _perhaps(_starts),
         st.booleans(),
         _few(_uncounted),
+    ),
+    device_files.DEVICE_FILES: st.builds(
+        device_files.DeviceFiles, _few(st.sampled_from(device_files.FOLDERS)), _few(_device_files), _majors
     ),
     gdrcopy.GDRCOPY: st.builds(gdrcopy.GdrCopy, words, st.booleans(), st.booleans()),
     limits.LIMITS: _perhaps(st.builds(limits.Limits, _perhaps(numbers))),

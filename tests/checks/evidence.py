@@ -71,6 +71,7 @@ def healthy(index: int, **more: Any) -> Gpu:
     return replace(
         gpu(index, ADDRESSES[index]),
         **{
+            "minor": index,
             "recovery_action": 0,
             "instances": (),
             "persistence": True,

@@ -128,6 +128,8 @@ def is_missed(instance_type: str, loss: Loss) -> bool:
     _, reading, code = loss
     if reading in nvml_readings.NAMES:
         return code != 4  # who may not read a name still sees the GPU
+    if reading == "minor":
+        return False  # the tree is a copy, without device files
     if reading == "instances":
         return False  # nobody asks for them while MIG is off
     return reading != "p2p" or len(json.loads(healthy(instance_type).line)["gpus"]) > 1

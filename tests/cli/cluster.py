@@ -12,6 +12,7 @@ from kubernetes import config
 from kubernetes.client import ApiClient
 
 from sim.api_stand_in import ApiStandIn
+from tests.console import typed
 
 P = "gpu-healthcheck.aws-samples.io"
 SPOT = {"key": "example.com/spot", "value": "true", "effect": "NoSchedule"}
@@ -23,11 +24,22 @@ def client(kubeconfig: Path) -> ApiClient:
     return made
 
 
-def run(kubeconfig: Path, *words: str, says: str = "", columns: int = 200) -> subprocess.CompletedProcess[str]:
-    """`gpu-healthcheck WORDS`; `says`: what is typed then."""
-    environment = {**os.environ, "KUBECONFIG": str(kubeconfig), "COLUMNS": str(columns)}
+def run(kubeconfig: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """`gpu-healthcheck WORDS` as a process: beside the threads of the second tier, whose environment is this one's."""
     command = [sys.executable, "-m", "cli", *words]
-    return subprocess.run(command, env=environment, input=says, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, env=_environment(kubeconfig), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+
+
+def run_here(kubeconfig: Path, *words: str, answers: str = "") -> subprocess.CompletedProcess[str]:
+    """The same in this process; the answers are typed then."""
+    done = typed(words, _environment(kubeconfig), answers)
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def _environment(kubeconfig: Path) -> dict[str, str]:
+    return {**os.environ, "KUBECONFIG": str(kubeconfig), "COLUMNS": "200"}
 
 
 def mark(api: ApiStandIn, name: str, **keys: str) -> None:

@@ -9,7 +9,6 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,11 +61,8 @@ class World:
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    with (
-        tempfile.TemporaryDirectory() as folder,  # a socket's path is short
-        SimulatedNode.create(Path(folder) / "n", "p4d.24xlarge") as host,
-    ):
+def world(short_root: Path) -> Iterator[World]:
+    with SimulatedNode.create(short_root / "n", "p4d.24xlarge") as host:
         yield World(host)
 
 
@@ -97,9 +93,7 @@ def test_what_level_2_finds_is_named_by_the_gpus_address_and_judged_again_from_i
     assert (done.returncode, record["status"]) == (1, "fail")
     assert [one["reason"] for one in record["findings"]] == ["DcgmDiagMemory"]
     assert record["findings"][0]["subject"] == f"gpu/{world.host.gpus[3].address}"
-    again = subprocess.run(
-        [sys.executable, "-m", "cli", "replay", "--json", str(path)], capture_output=True, text=True, check=False
-    )
+    again = typed(["replay", "--json", str(path)], world.environment)
     assert again.returncode == 1
     assert [one["reason"] for one in json.loads(again.stdout)["findings"]] == ["DcgmDiagMemory"]
 

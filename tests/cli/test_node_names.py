@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from cli.node_names import node_names
-from tests.cli.cluster import run
+from tests.cli.cluster import run_here
 
 
 def test_each_name_is_taken_once() -> None:
@@ -25,6 +25,6 @@ def test_what_no_node_can_be_called_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("command", [("quarantine",), ("release", "--reason", "x")])
 def test_an_empty_variable_of_a_shell_is_wrong_usage(tmp_path: Path, command: tuple[str, ...]) -> None:
-    done = run(tmp_path / "kubeconfig", *command, "")
+    done = run_here(tmp_path / "kubeconfig", *command, "")
 
     assert (done.returncode, "'' is no name of a node" in done.stderr) == (3, True)

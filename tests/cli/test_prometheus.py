@@ -54,10 +54,10 @@ def test_status_shows_the_rest_where_it_does_not_answer_and_says_so(kubeconfig: 
     )
 
 
-def test_diagnose_asks_for_idle_cards_and_tells_what_hides_them(kubeconfig: Path) -> None:
+def test_diagnose_asks_for_the_use_of_cards_and_for_idle_ones_and_tells_what_hides_them(kubeconfig: Path) -> None:
     with PrometheusStandIn({THERE: [series(8)]}) as world:
         told = json.loads(run(kubeconfig, "diagnose", "--json", "--prometheus", world.url).stdout)
-    assert world.asked == [THERE, IDLE]
+    assert world.asked == [THERE, NOW, IDLE]
     assert [one["kind"] for one in told["unobserved"] if one["hides"] == "GpusHeldIdle"] == []
     gone = run(kubeconfig, "diagnose", "--json", "--prometheus", world.url)
     (one,) = [one for one in json.loads(gone.stdout)["unobserved"] if one["kind"] == "GPU utilization"]

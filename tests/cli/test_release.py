@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sim.api_stand_in import ApiStandIn
-from tests.cli.cluster import Json, P, cordon, mark, run
+from tests.cli.cluster import Json, P, cordon, mark, run_here
 
 OURS = {"by": "gpu-quarantine-n"}
 STAYS = "n: stays cordoned: "
@@ -43,7 +43,7 @@ def passed(api: ApiStandIn) -> None:
 
 
 def release(kubeconfig: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return run(kubeconfig, "release", "n", "--reason", "board swapped", "--no-wait", *words)
+    return run_here(kubeconfig, "release", "n", "--reason", "board swapped", "--no-wait", *words)
 
 
 def test_our_cordon_goes_in_the_patch_that_releases(api: ApiStandIn, kubeconfig: Path) -> None:

@@ -16,7 +16,7 @@ from healthcheck.node.state import NodeState
 from healthcheck.operations.uninstall import DELETE_REST, STOP
 from sim.api_objects import CRON_JOBS, DAEMON_SETS, JOBS, PODS, Resource
 from sim.api_stand_in import ApiStandIn
-from tests.cli.cluster import SPOT, Json, P, client, cordon, run
+from tests.cli.cluster import SPOT, Json, P, client, cordon, run_here
 
 OURS = {"app.kubernetes.io/name": "gpu-healthcheck"}
 UNHEALTHY = {"key": f"{P}/unhealthy", "value": "true", "effect": "NoSchedule"}
@@ -56,7 +56,7 @@ def start(api: ApiStandIn, resource: Resource, name: str, **about: Any) -> None:
 
 
 def test_a_dry_run_shows_all_and_writes_nothing(api: ApiStandIn, kubeconfig: Path) -> None:
-    done = run(kubeconfig, "uninstall", "--dry-run")
+    done = run_here(kubeconfig, "uninstall", "--dry-run")
 
     assert (done.returncode, done.stderr, api.writes) == (0, "", [])
     assert done.stdout.splitlines() == [
@@ -68,7 +68,7 @@ def test_a_dry_run_shows_all_and_writes_nothing(api: ApiStandIn, kubeconfig: Pat
 
 
 def test_all_of_ours_goes_and_nothing_foreign_does(api: ApiStandIn, kubeconfig: Path) -> None:
-    done = run(kubeconfig, "uninstall", "--yes")
+    done = run_here(kubeconfig, "uninstall", "--yes")
 
     assert (done.returncode, done.stderr) == (0, "")
     for name in ("failed", "well"):
@@ -86,17 +86,17 @@ def test_all_of_ours_goes_and_nothing_foreign_does(api: ApiStandIn, kubeconfig: 
 
 
 def test_a_second_time_finds_nothing_and_writes_nothing(api: ApiStandIn, kubeconfig: Path) -> None:
-    run(kubeconfig, "uninstall", "--yes")
+    run_here(kubeconfig, "uninstall", "--yes")
     before = len(api.writes)
-    done = run(kubeconfig, "uninstall")
+    done = run_here(kubeconfig, "uninstall")
 
     assert (done.returncode, len(api.writes)) == (0, before)
     assert done.stdout.startswith("no node carries anything of ours\n")
 
 
-@pytest.mark.parametrize(("says", "code", "left"), [("y\n", 0, False), ("n\n", 1, True), ("", 130, True)])
-def test_a_person_is_asked(api: ApiStandIn, kubeconfig: Path, says: str, code: int, left: bool) -> None:
-    done = run(kubeconfig, "uninstall", says=says)
+@pytest.mark.parametrize(("answers", "code", "left"), [("y\n", 0, False), ("n\n", 1, True), ("", 130, True)])
+def test_a_person_is_asked(api: ApiStandIn, kubeconfig: Path, answers: str, code: int, left: bool) -> None:
+    done = run_here(kubeconfig, "uninstall", answers=answers)
 
     assert (done.returncode, bool(ours_on(api.node("failed")))) == (code, left)
     assert "Take all this off? [y/N]: " in done.stdout
@@ -117,7 +117,7 @@ def test_nothing_is_done_while_something_would_write_again(
     api: ApiStandIn, kubeconfig: Path, resource: Resource, about: Json
 ) -> None:
     start(api, resource, "ours", **about)
-    done = run(kubeconfig, "uninstall", "--yes")
+    done = run_here(kubeconfig, "uninstall", "--yes")
 
     assert (done.returncode, api.writes) == (1, [])
     assert f"would write again: {resource.name} gpu-healthcheck/ours\n" in done.stderr
@@ -132,13 +132,13 @@ def test_what_has_ended_or_is_suspended_or_somebody_elses_is_in_nobodys_way(api:
     start(api, PODS, "sweep", status={"phase": "Succeeded"})
     api.store.create(DAEMON_SETS, "default", {"metadata": {"name": "theirs", "labels": {"app": "x"}}})
 
-    assert run(kubeconfig, "uninstall", "--yes").returncode == 0
+    assert run_here(kubeconfig, "uninstall", "--yes").returncode == 0
 
 
 def test_a_dry_run_says_also_what_still_runs(api: ApiStandIn, kubeconfig: Path) -> None:
     for number in range(7):
         start(api, PODS, f"agent-{number}", status={"phase": "Running"})
-    done = run(kubeconfig, "uninstall", "--dry-run")
+    done = run_here(kubeconfig, "uninstall", "--dry-run")
 
     assert (done.returncode, "2 nodes carry something of ours" in done.stdout) == (0, True)
     assert "pods gpu-healthcheck/agent-4 and 2 more\n" in done.stderr
@@ -148,7 +148,7 @@ def test_only_our_own_cordon_is_lifted_and_told(api: ApiStandIn, kubeconfig: Pat
     cordon(api, "failed", by="gpu-quarantine-failed")
     cordon(api, "well", by="gpu-quarantine-well", manager="kubectl")
     cordon(api, "plain", manager="kubectl")
-    done = run(kubeconfig, "uninstall", "--yes")
+    done = run_here(kubeconfig, "uninstall", "--yes")
 
     cordoned = [name for name in ("failed", "plain", "well") if api.node(name)["spec"].get("unschedulable")]
     assert (done.returncode, cordoned) == (0, ["plain", "well"])
@@ -160,7 +160,7 @@ def test_a_persons_label_stays_and_new_nodes_are_thought_of(api: ApiStandIn, kub
     startup = {"key": f"{P}/startup", "effect": "NoSchedule"}
     labels = {f"{P}/enabled": "true"}
     api.edit_node("well", {"metadata": {"labels": labels}, "spec": {"taints": [SPOT, startup]}})
-    done = run(kubeconfig, "uninstall", "--yes")
+    done = run_here(kubeconfig, "uninstall", "--yes")
 
     assert (done.returncode, ours_on(api.node("well"))) == (0, [f"{P}/enabled"])
     assert f"Take {P}/startup out of whatever creates nodes" in done.stdout
@@ -191,7 +191,7 @@ def test_a_node_that_went_away_meanwhile_needs_nothing(api: ApiStandIn, kubeconf
 
 def test_a_missing_right_is_named_and_ends_it(api: ApiStandIn, kubeconfig: Path) -> None:
     api.fail_with(403, path_part="/daemonsets")
-    done = run(kubeconfig, "uninstall", "--yes")
+    done = run_here(kubeconfig, "uninstall", "--yes")
 
     assert (done.returncode, api.writes) == (2, [])
     assert "you need the right to list daemonsets" in done.stderr
@@ -199,7 +199,7 @@ def test_a_missing_right_is_named_and_ends_it(api: ApiStandIn, kubeconfig: Path)
 
 def test_nodes_that_nobody_answers_for_are_named_and_the_others_go_on(api: ApiStandIn, kubeconfig: Path) -> None:
     api.fail_with(503, path_part="/nodes/failed")
-    done = run(kubeconfig, "uninstall", "--yes")
+    done = run_here(kubeconfig, "uninstall", "--yes")
 
     assert (done.returncode, ours_on(api.node("well"))) == (2, [])
     assert "gpu-healthcheck uninstall: still there on failed\n" in done.stderr
@@ -208,7 +208,7 @@ def test_nodes_that_nobody_answers_for_are_named_and_the_others_go_on(api: ApiSt
 
 def test_no_cluster_is_exit_code_2(api: ApiStandIn, kubeconfig: Path) -> None:
     api.refuse()
-    done = run(kubeconfig, "uninstall", "--yes")
+    done = run_here(kubeconfig, "uninstall", "--yes")
     api.accept()
 
     assert (done.returncode, done.stdout) == (2, "")

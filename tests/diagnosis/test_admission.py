@@ -28,10 +28,22 @@ def refused(text: str, made: int = 0, **changes: Any) -> list[Object]:
     return [*made_of, event(made_of[1], "FailedCreate", f"Error creating: {text}", by="replicaset-controller")]
 
 
-def quota(used: str, hard: str = "2", key: str = f"requests.{GPU}") -> Object:
-    return obj(
-        "ResourceQuota", "gpus", "team", spec={"hard": {key: hard}}, status={"hard": {key: hard}, "used": {key: used}}
-    )
+def stateful(ready: int) -> Object:
+    """Three pods are wanted, one after another, and one is there."""
+    spec = {"replicas": 3, "template": {"spec": {"containers": [container("main", 1)]}}}
+    return obj("StatefulSet", "serve", "team", spec=spec, status={"replicas": 1, "readyReplicas": ready})
+
+
+def quota(used: str, hard: str = "2", key: str = f"requests.{GPU}", scopes: Object | None = None) -> Object:
+    spec = {"hard": {key: hard}} | (scopes or {})
+    return obj("ResourceQuota", "gpus", "team", spec=spec, status={"hard": {key: hard}, "used": {key: used}})
+
+
+OF_TRAIN: Object = {
+    "scopeSelector": {
+        "matchExpressions": [{"scopeName": "PriorityClass", "operator": "In", "values": ["train", "batch"]}]
+    }
+}
 
 
 def plugin(text: str, made: int = 0) -> list[Object]:
@@ -85,6 +97,25 @@ STATES: list[tuple[str, list[Object], str, str]] = [
         ],
         "ExceededQuota",
         "resourcequota/team/gpus",
+    ),
+    (
+        "a quota of its priority class",
+        [*replicas(0, spec={"priorityClassName": "train"}), quota("2", scopes=OF_TRAIN)],
+        "ExceededQuota",
+        "resourcequota/team/gpus",
+    ),
+    (
+        "a quota of pods that may run on",
+        [*replicas(0), quota("2", scopes={"scopes": ["NotTerminating"]})],
+        "ExceededQuota",
+        "resourcequota/team/gpus",
+    ),
+    ("a stateful set, all ready so far", [stateful(ready=1), quota("2")], "ExceededQuota", "resourcequota/team/gpus"),
+    (
+        "a resource only by quota",
+        [*refused('pods "x" is forbidden: insufficient quota to consume: requests.nvidia.com/gpu')],
+        "ResourceNeedsQuota",
+        "namespace/team",
     ),
     ("limits of GPUs", [quota("0", key=f"limits.{GPU}")], "QuotaNeverApplies", "resourcequota/team/gpus"),
     (
@@ -176,6 +207,14 @@ SILENT: list[tuple[str, list[Object]]] = [
     ("all pods made since", [*refused(EXCEEDED, made=2), quota("2")]),
     ("the class exists by now", [*refused(NO_CLASS), obj("RuntimeClass", "nvidia", handler="nvidia")]),
     ("the webhook is back", [*refused(DOWN), webhook(), endpoints(1)]),
+    ("a quota of another priority class", [*replicas(0), quota("2", scopes=OF_TRAIN)]),
+    ("a quota of pods that end by themselves", [*replicas(0), quota("2", scopes={"scopes": ["Terminating"]})]),
+    ("a quota of pods that ask for nothing", [*replicas(0), quota("2", scopes={"scopes": ["BestEffort"]})]),
+    ("a stateful set that waits for its first pod", [stateful(ready=0), quota("2")]),
+    (
+        "what needed a quota has been made",
+        refused('pods "x" is forbidden: insufficient quota to consume: requests.nvidia.com/gpu', made=2),
+    ),
     (
         "requests and limits",
         [

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from dataclasses import replace
 from html.parser import HTMLParser
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -13,11 +16,15 @@ from diagnosis.allocation import allocation
 from diagnosis.cause import Found
 from diagnosis.components import component_table
 from diagnosis.diagnose import Diagnosis, Problem, diagnose
-from diagnosis.report import html, markdown
+from diagnosis.report import html, markdown, terminal
+from diagnosis.report.alike import told_once
 from diagnosis.report.document import document
 from diagnosis.report.whole import Report
+from diagnosis.snapshot.gpu_use import read_use
+from healthcheck.host.console import Screen
 from tests.diagnosis.component_states import DRIVER, gpu_node, operand, operator
-from tests.diagnosis.states import NOW, Object, pod, snapshot, waiting
+from tests.diagnosis.states import NOW, Object, condition, pod, snapshot, waiting
+from tests.prometheus import series
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -140,6 +147,84 @@ def test_the_document_tells_cluster_and_components() -> None:
     driver = next(one for one in told["components"] if one["component"] == "driver")
     assert (driver["health"], driver["ready"], driver["wanted"], driver["lacking"]) == ("partly", 1, 2, ["a"])
     assert json.loads(json.dumps(told)) == told
+
+
+def pods_of_a_mistake(names: Iterable[str], gpu_type: str = "h100") -> list[Object]:
+    """Each with it in its own spec, as nothing made them."""
+    said = "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."
+    waits = [condition("PodScheduled", "False", "Unschedulable", said)]
+    return [pod(name, spec={"nodeSelector": {"gpu-type": gpu_type}}, conditions=waits) for name in names]
+
+
+def forms(told: Report) -> list[str]:
+    shown = Screen(file=StringIO(), width=80)
+    for part in terminal.page(told, 80):
+        shown.print(part, soft_wrap=True)
+    page = "".join(parsed(html.text(told)).words)
+    return [shown.file.getvalue(), markdown.text(told), page]  # type: ignore[attr-defined]
+
+
+def test_one_mistake_of_many_bare_pods_is_told_once_in_each_form_and_each_pod_in_json() -> None:
+    told = report(gpu_node("a"), *pods_of_a_mistake(f"trainer-{number}" for number in range(200)))
+
+    for text in forms(told):
+        assert text.count("trainer-") <= 24
+        assert "200 times" in text
+        assert "180 more" in text
+        assert text.count("Take gpu-type out of the selector.") <= 2
+    assert len(document(told)["causes"]) == 200
+
+
+def test_mistakes_that_differ_are_told_one_by_one_until_it_is_enough() -> None:
+    pods = [one for number in range(60) for one in pods_of_a_mistake([f"x-{number}"], f"type-{number}")]
+
+    for text in forms(report(gpu_node("a"), *pods)):
+        assert text.count("takes no node that has what") == 8
+        assert "52 more, each with words of its own" in text
+
+
+def test_what_follows_from_one_node_and_from_another_stays_apart() -> None:
+    (one,) = report(*state()).diagnosis.problems
+    apart = [Problem(replace(one.found, subject=f"node/{name}"), (one,)) for name in "ab"]
+
+    assert [len(told.subjects) for told in told_once(apart)] == [1, 1]
+
+
+LONG = "n" * 253
+
+
+def test_on_a_terminal_no_name_and_no_command_is_broken() -> None:
+    command = "kubectl -n team get pod " + LONG
+    (plain,) = report(*state()).diagnosis.problems
+    found = replace(plain.found, subject=f"node/{LONG}", evidence=(f"it is {LONG}",), remedy=(f"Look: `{command}`",))
+
+    text = forms(Report(Diagnosis(NOW, (Problem(found),), ())))[0]
+
+    assert f"node/{LONG}" in text
+    assert f"`{command}`" in text
+    assert all(len(line) <= 80 for line in text.splitlines() if LONG not in line)
+
+
+def test_what_is_piped_has_no_escapes_and_each_thing_on_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "state.json"
+    file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": state()}))
+
+    text = CliRunner().invoke(app, ["diagnose", "--from", str(file)]).stdout
+
+    assert "\x1b" not in text
+    assert not [line for line in text.splitlines() if line != line.rstrip()]
+    means = report(*state()).diagnosis.problems[0].found.cause.means
+    assert f"   {means}" in text.splitlines()
+
+
+def test_how_much_gpus_are_used_is_told_where_a_prometheus_was_asked() -> None:
+    seen = replace(snapshot(*state()), gpu_use=read_use([series(30, Hostname="a", gpu="0", UUID="GPU-0")]))
+    used = Report(diagnose(seen), cluster=allocation(seen))
+
+    assert "| 30 % |" in markdown.text(used)
+    assert "- GPU utilization: 30 % on average" in markdown.text(used)
+    assert '<td class="number">30 %</td>' in html.text(used)
+    assert "Used" not in markdown.text(report(*state()))
 
 
 def test_what_is_not_visible_is_not_called_free() -> None:

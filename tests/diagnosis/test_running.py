@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.diagnosis.states import GPU, Object, ago, container, judged, node, obj, pod, told
+from tests.diagnosis.states import GPU, Object, ago, container, judged, node, obj, pod, terminated, told, waiting
 
 NO_CUDA = "RuntimeError: No CUDA GPUs are available"
 LOG = {("pod/team/x", "main"): f"loading\n{NO_CUDA}\n"}
@@ -97,3 +97,23 @@ def test_a_default_runtime_that_knows_of_no_gpu(default: str, cdi: bool, cause: 
 
     assert [name for name, _ in told(judged(looked, NVIDIA, runs()))] == cause
     assert not told(judged(looked, NVIDIA, pod("x", on="a", spec={"runtimeClassName": "nvidia"})))
+
+
+@pytest.mark.parametrize("reason", ["DeviceFileMissing", "DeviceFileWrong"])
+def test_a_device_file_that_the_node_lacks_explains_it(reason: str) -> None:
+    finding = {"reason": reason, "severity": "MONITOR", "subject": "driver", "detail": "no /dev/nvidia-uvm"}
+    record = {"schema": 1, "timestamp": ago(2), "status": "warn", "severity": "MONITOR", "findings": [finding]}
+    lacks = node("a", annotations={"gpu-healthcheck.aws-samples.io/results": json.dumps(record)})
+
+    diagnosis = judged(lacks, runs(), logs=LOG)
+    assert told(diagnosis) == [("DriverDeviceFilesMissing", "node/a")]
+    assert f"node/a: {reason}: no /dev/nvidia-uvm" in diagnosis.problems[0].found.evidence
+
+    unknown = {("pod/team/x", "main"): "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up"}
+    ended: Object = {"lastState": {"terminated": terminated(1)}, "restartCount": 5}
+    ends = pod("x", on="a", states=[waiting("CrashLoopBackOff", "back-off", **ended)])
+    assert told(judged(lacks, ends, logs=unknown)) == [("DriverDeviceFilesMissing", "node/a")]
+    assert told(judged(node("a"), ends, logs=unknown)) == [("CudaCannotInitialize", "node/a")]
+
+    # By itself it keeps nobody from work.
+    assert not told(judged(lacks, runs()))

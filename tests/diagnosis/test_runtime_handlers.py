@@ -13,6 +13,7 @@ from healthcheck.checks import CHECKS
 from tests.diagnosis.states import (
     Object,
     ago,
+    condition,
     consequences,
     container,
     event,
@@ -217,6 +218,78 @@ def test_what_our_agent_saw_on_the_node_is_told_with_its_mending() -> None:
     assert consequences(problem) == [("RuntimeHandlerMissing", "node/a")]
     assert any("our agent there: NvidiaRuntimeElsewhere" in one for one in problem.found.evidence)
     assert any("/var/lib/k8s-containerd/k8s-containerd/etc" in one for one in problem.found.remedy)
+
+
+HELM = "`helm upgrade x nvidia/gpu-operator --set toolkit.env[0].name=CONTAINERD_CONFIG`"
+CONFIGURE = "nvidia-ctk runtime configure --runtime=containerd --config=/etc/containerd/config.toml"
+HOST = f"`{CONFIGURE} && systemctl restart containerd`"
+EITHER = f"/etc/containerd/config.toml: with the GPU operator {HELM}; with the toolkit on the host {HOST}"
+
+
+def test_of_the_agents_two_ways_only_the_clusters_own_is_told() -> None:
+    seen = node("a", handlers=None, annotations=recorded("NvidiaRuntimeMissing", EITHER))
+
+    (without,) = judged(seen, NVIDIA, stuck()).problems
+    (unknown,) = judged(seen, NVIDIA, stuck(), missing=["DaemonSet"]).problems
+    (operators,) = judged(seen, NVIDIA, stuck(), toolkit(), operator_pod()).problems
+
+    assert without.found.remedy == (f"On the node, with NVIDIA's container toolkit there: {HOST}",)
+    assert [one.rpartition(": ")[2] for one in unknown.found.remedy] == [HOST, HELM]
+    assert not any("nvidia-ctk" in one for one in operators.found.remedy)
+    assert "our agent there: NvidiaRuntimeMissing: /etc/containerd/config.toml" in without.found.evidence
+
+
+def test_where_no_operator_is_a_toolkit_on_the_host_may_have_written_beside_the_kubelets_own() -> None:
+    told_there = (
+        f"/etc/two.toml, line 9 has it, which another containerd reads; the kubelet's containerd reads {EITHER}"
+    )
+    seen = node("a", handlers=None, annotations=recorded("NvidiaRuntimeElsewhere", told_there))
+
+    diagnosis = judged(seen, NVIDIA, stuck())
+
+    assert told(diagnosis) == [("ToolkitConfiguresAnotherRuntime", "node/a")]
+    assert consequences(diagnosis.problems[0]) == [("RuntimeHandlerMissing", "node/a")]
+    assert diagnosis.problems[0].found.remedy[0].endswith(HOST)
+
+
+@pytest.mark.parametrize(
+    ("ready", "causes"),
+    [
+        (None, []),
+        (("False", 3), []),
+        (("True", 0.5), []),
+        (("True", 3), [("RuntimeHandlerMissing", "node/a")]),
+    ],
+)
+def test_a_young_node_is_left_in_peace_while_its_toolkit_is_at_work(
+    ready: tuple[str, float] | None, causes: list[tuple[str, str]]
+) -> None:
+    new = node("a", handlers=("", "runc"), age=5, annotations=recorded("NvidiaRuntimeMissing", EITHER))
+    held = stuck(age=4)
+    said = event(held, "FailedCreatePodSandBox", TEXTS[0], count=9)
+    its = [operator_pod(*ready)] if ready is not None else []
+
+    assert told(judged(new, NVIDIA, held, said, toolkit(), *its)) == causes
+
+
+def test_a_young_node_to_which_nothing_brings_a_toolkit_is_told_at_once_by_our_agent() -> None:
+    held = stuck(age=4)
+    said = event(held, "FailedCreatePodSandBox", TEXTS[0], count=9)
+    new = node("a", handlers=("", "runc"), age=5, annotations=recorded("NvidiaRuntimeMissing", EITHER))
+
+    (problem,) = judged(new, NVIDIA, held, said).problems
+
+    assert (problem.found.subject, problem.found.affected) == ("node/a", ("pod/team/trainer",))
+    assert not told(judged(new, NVIDIA, held, said, missing=["DaemonSet"]))
+
+
+def operator_pod(status: str = "True", minutes: float = 300) -> Object:
+    """The toolkit's, on the node `a`."""
+    name = "nvidia-container-toolkit-daemonset"
+    conditions = [condition("PodScheduled", "True"), condition("Ready", status, minutes=minutes)]
+    ends = {} if status == "True" else {"phase": "Pending", "states": [waiting("PodInitializing")]}
+    owner = {"owner": ("DaemonSet", name), "labels": {"app": name}}
+    return pod("toolkit-x", 0, on="a", namespace="gpu-operator", conditions=conditions, age=4, **owner, **ends)
 
 
 def test_what_our_agent_saw_is_a_cause_even_when_nothing_waits() -> None:

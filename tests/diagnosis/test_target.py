@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from diagnosis.cause import Cause, Found, Link, Severity
-from diagnosis.chain import State, chain
+from diagnosis.chain import State, chain, chains_of
 from diagnosis.diagnose import arranged
 from diagnosis.snapshot.pods import read_pod
 from diagnosis.snapshot.reading import Fields
 from diagnosis.target import Target, TargetError, concerned, parse_target, pods_of
-from tests.diagnosis.states import condition, node, obj, pod, snapshot, terminated, waiting
+from tests.diagnosis.states import condition, event, node, obj, pod, snapshot, terminated, waiting
 
 UNSCHEDULED = Cause("Unscheduled", Severity.HIGH, Link.SCHEDULED, "no node", "find one")
 
@@ -103,6 +103,14 @@ def test_a_pod_shows_how_far_it_has_come(raw: dict[str, object], fine: int, then
     assert states[:fine] == [State.FINE] * fine
     assert (states[fine] if fine < len(states) else None) is then
     assert set(states[fine + 1 :]) <= {State.NOT_REACHED}
+
+
+def test_a_pod_for_whose_waiting_no_cause_is_known_shows_what_is_said_of_it() -> None:
+    waits = pod("x", on="a", age=1, phase="Pending", states=[waiting("ContainerCreating")])
+    state = snapshot(node("a"), waits, event(waits, "FailedCreatePodSandBox", "something that nobody knows", count=3))
+    (told,) = chains_of(state, state.pods, ())
+    (step,) = (one for one in told.steps if one.state is State.WAITING)
+    assert step.seen == "ContainerCreating; event (3 times): FailedCreatePodSandBox: something that nobody knows"
 
 
 def test_a_problem_breaks_its_link_and_all_beyond_is_not_reached() -> None:

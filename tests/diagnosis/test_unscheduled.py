@@ -101,14 +101,19 @@ def taken(device: str, name: str = "other") -> Object:
     return obj("ResourceClaim", name, "team", spec={"devices": {"requests": [request]}}, status=status)
 
 
-def queued(reason: str, message: str, status: str = "False") -> Object:
+def queued(reason: str, message: str, status: str = "False", age: float = 30) -> Object:
     """Kueue's Workload of the Job `train`."""
     template = {"spec": {"containers": [container("main", 1)]}}
     spec = {"queueName": "vision", "podSets": [{"name": "main", "count": 1, "template": template}]}
     owner = {"kind": "Job", "name": "train", "uid": "x", "controller": True}
     told = {"conditions": [condition("QuotaReserved", status, reason, message)]}
     metadata = {"ownerReferences": [owner]}
-    return obj("Workload", "job-train-1", "team", metadata=metadata, spec=spec, status=told, age=30)
+    return obj("Workload", "job-train-1", "team", metadata=metadata, spec=spec, status=told, age=age)
+
+
+IN_LINE = (
+    "couldn't assign flavors to pod set main: insufficient unused quota for nvidia.com/gpu in flavor h, 2 more needed"
+)
 
 
 def lease(name: str, minutes: float) -> Object:
@@ -341,6 +346,46 @@ STATES: list[tuple[str, list[Object], str, str]] = [
     ("volume zone", [node("a"), waits("1 node(s) had volume node affinity conflict")], "VolumeInAnotherZone", JOB),
     ("anti-affinity", [node("a"), waits("1 node(s) didn't match pod anti-affinity rules")], "PodAffinityUnmet", JOB),
     ("spread", [node("a"), waits("1 node(s) didn't match pod topology spread constraints")], "PodAffinityUnmet", JOB),
+    (
+        "a volume that is in use",
+        [
+            node("a"),
+            waits(
+                "1 node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use "
+                "by another pod"
+            ),
+        ],
+        "VolumeInUse",
+        JOB,
+    ),
+    ("a reason that nobody knows", [node("a"), waits("1 node(s) were not blessed")], "NoNodeFits", JOB),
+    (
+        "DRA: no such claim",
+        [node("a", None), *claimed()[:1]],
+        "ResourceClaimMissing",
+        "resourceclaim/team/one-gpu",
+    ),
+    (
+        "DRA: free devices, and the scheduler says no",
+        [node("a", None), *claimed(), devices("gpu-0")],
+        "ClaimNotSatisfied",
+        JOB,
+    ),
+    (
+        "kueue, and the place in its topology",
+        [
+            node("a"),
+            pod(
+                "train-0",
+                owner=("Job", "train"),
+                labels={"kueue.x-k8s.io/queue-name": "vision"},
+                spec={"schedulingGates": [{"name": "kueue.x-k8s.io/topology"}]},
+                conditions=unscheduled("Scheduling is blocked due to non-empty scheduling gates", "SchedulingGated"),
+            ),
+        ],
+        "KueueTopologyPending",
+        JOB,
+    ),
     ("ports", [node("a"), waits("1 node(s) didn't have free ports for the requested pod ports")], "HostPortTaken", JOB),
     (
         "kueue",
@@ -357,6 +402,7 @@ STATES: list[tuple[str, list[Object], str, str]] = [
         "KueueHoldsPod",
         "localqueue/team/vision",
     ),
+    ("kueue, in line for long", [node("a"), queued("Pending", IN_LINE)], "KueueHoldsPod", "localqueue/team/vision"),
     (
         "kueue, and what it says",
         [node("a"), queued("Inadmissible", "LocalQueue vision doesn't exist")],
@@ -485,6 +531,18 @@ SILENT: list[tuple[str, list[Object]]] = [
         "there is room by now",
         [node("a"), pod("web", 0, on="a", namespace="shop"), waits(SHORT, age=4)],
     ),
+    (
+        "its place is left to it in a rollout",
+        [node("a"), runs("old", 8, "a", metadata={"deletionTimestamp": ago(-0.4)}), waits(SHORT, 8)],
+    ),
+    (
+        "in Kueue's line for what others use",
+        [node("a"), queued("Pending", IN_LINE, age=5)],
+    ),
+    (
+        "its gate for Kueue's topology is young",
+        [node("a"), pod("new", age=0.5, spec={"schedulingGates": [{"name": "kueue.x-k8s.io/topology"}]})],
+    ),
     ("admitted by Kueue", [node("a"), queued("QuotaReserved", "Quota reserved in ClusterQueue main", "True")]),
     ("made just now", [node("a"), pod("new", age=0.5)]),
     ("gated just now", [node("a"), pod("new", age=0.5, spec={"schedulingGates": [{"name": "x.io/y"}]})]),
@@ -538,6 +596,12 @@ def test_many_pods_for_one_reason_are_one_cause() -> None:
     pods = [waits(SHORT, name=f"train-{number}") for number in range(20)]
     (problem,) = judged(node("a"), runs("busy", 8, "a"), *pods).problems
     assert len(problem.found.affected) == 20
+
+
+def test_more_pods_than_a_rollout_makes_room_for_still_wait() -> None:
+    leaves = runs("old", 1, "a", metadata={"deletionTimestamp": ago(-0.4)})
+    pods = [waits(SHORT, name=f"train-{number}") for number in range(2)]
+    assert told(judged(node("a"), leaves, runs("busy", 7, "a"), *pods)) == [("GpusAllInUse", f"resource/{GPU}")]
 
 
 def test_without_the_nodes_the_scheduler_is_quoted() -> None:

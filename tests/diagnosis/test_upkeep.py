@@ -5,7 +5,19 @@ from typing import Any
 import pytest
 
 from tests.diagnosis.component_states import PLUGIN, daemon, gpu_node, operand, operator
-from tests.diagnosis.states import Object, ago, condition, consequences, judged, node, obj, pod, terminated, told
+from tests.diagnosis.states import (
+    Object,
+    ago,
+    condition,
+    consequences,
+    judged,
+    node,
+    obj,
+    pod,
+    terminated,
+    told,
+    waiting,
+)
 
 A = gpu_node("a")
 EFA = {"vpc.amazonaws.com/efa": "32"}
@@ -90,6 +102,19 @@ SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
         ("BudgetBlocksDrain", "poddisruptionbudget/team/keep"),
     ),
     (
+        "a drain that has left only what a budget holds",
+        [CORDONED, serves(), budget(0), operand(PLUGIN, "a")],
+        ("BudgetBlocksDrain", "poddisruptionbudget/team/keep"),
+    ),
+    (
+        "an upgrade's drain beside other pods",
+        [
+            *operator(gpu_node("a", cordoned=True, labels={"nvidia.com/gpu-driver-upgrade-state": "drain-required"})),
+            *(serves(), budget(0), pod("other", 1, on="a", namespace="else")),
+        ],
+        ("BudgetBlocksDrain", "poddisruptionbudget/team/keep"),
+    ),
+    (
         "EFA in capacity alone",
         [gpu_node("a", capacity=EFA, allocatable={"vpc.amazonaws.com/efa": "0"}), *efa("a")],
         ("EfaNotOffered", "node/a"),
@@ -125,6 +150,15 @@ def test_each_state_tells_its_cause_and_no_other(state: list[Object], expected: 
 
 
 UPGRADING = {"nvidia.com/gpu-driver-upgrade-state": "pod-restart-required"}
+OTHER = pod("other", 1, on="a", namespace="else")
+NEXT = pod(
+    *("serve-1", 4),
+    on="b",
+    labels={"app": "serve"},
+    age=2,
+    phase="Pending",
+    states=[waiting("ContainerCreating")],
+)
 HEALTHY: list[tuple[str, list[Object]]] = [
     ("a ready policy", with_policy(policy("ready", condition("Ready", "True", "Reconciled")))),
     ("a policy while a driver is upgraded", with_policy(NOT_READY, gpu_node("a", cordoned=True, labels=UPGRADING))),
@@ -138,6 +172,8 @@ HEALTHY: list[tuple[str, list[Object]]] = [
         [policy("notReady", condition("Ready", "False", "OperandNotReady")), node("a", None)],
     ),
     ("a cordon without a budget", [CORDONED, serves()]),
+    ("a cordon beside work that a drain would have taken along", [CORDONED, serves(), budget(0), OTHER]),
+    ("a budget whose next pod is about to be ready", [CORDONED, gpu_node("b"), serves(), NEXT, budget(0)]),
     ("a budget that allows one", [CORDONED, serves(), budget(1)]),
     ("a budget over others", [CORDONED, serves(), budget(0, {"app": "other"})]),
     ("a budget on a node that stays", [A, serves(), budget(0)]),

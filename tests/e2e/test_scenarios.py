@@ -29,6 +29,8 @@ from sim.instance_rows import SHAPES
 from sim.node import EFA_PROGRAMS, SimulatedNode
 from sim.scenarios import Scenario, scenarios
 from tests.console import typed
+from tests.device_files import buildable
+from tests.e2e.judged_again import is_judged_again
 
 LEVELS = [check for check in CHECKS if check.nature is Nature.LEVEL]
 CODES = {"pass": 0, "warn": 0, "fail": 1, "unknown": 2}
@@ -59,13 +61,15 @@ def expectation(scenario: Scenario, places: Mapping[str, Place] | None = None) -
     )
 
 
-@pytest.mark.parametrize("scenario", ONE_LOOK, ids=lambda scenario: scenario.name)
-def test_check_says_of_a_scenario_what_it_expects(scenario: Scenario, tmp_path: Path) -> None:
-    config = tmp_path / "config"
+@pytest.mark.parametrize("scenario", buildable(ONE_LOOK), ids=lambda scenario: scenario.name)
+def test_check_says_of_a_scenario_what_it_expects_and_its_evidence_says_it_again(
+    scenario: Scenario, tmp_path: Path
+) -> None:
+    config, evidence = tmp_path / "config", tmp_path / "evidence.json"
     config.mkdir()
     (config / "CHECK_TIMEOUT").write_text("2")
     with scenario.build(tmp_path / "node") as node:
-        words = ["check", "--json", "--instance-type", scenario.instance_type]
+        words = ["check", "--json", "--instance-type", scenario.instance_type, "--save-evidence", str(evidence)]
         within = {"HOST_ROOT": str(node.root), "PATH": f"{node.root}/{EFA_PROGRAMS}:{os.environ['PATH']}"}
         done = typed(
             words if scenario.from_within else [*words, "--root", str(node.root)],
@@ -87,9 +91,10 @@ def test_check_says_of_a_scenario_what_it_expects(scenario: Scenario, tmp_path: 
         "unobserved": expect.unobserved,
         "exit code": CODES[expect.status],
     } == seen
+    assert is_judged_again(evidence, record, done.returncode)
 
 
-@pytest.mark.parametrize("scenario", MORE_THAN_A_LOOK, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", buildable(MORE_THAN_A_LOOK), ids=lambda scenario: scenario.name)
 def test_the_agents_looks_say_of_a_scenario_what_it_expects(scenario: Scenario, tmp_path: Path) -> None:
     with SimulatedNode.create(tmp_path / "node", scenario.instance_type) as node:
         driver = Driver(node.root, use_loader=False)
@@ -122,7 +127,7 @@ def test_the_agents_looks_say_of_a_scenario_what_it_expects(scenario: Scenario, 
 SAYS_SOMETHING = [scenario for scenario in scenarios() if scenario.expect.findings or scenario.expect.unobserved]
 
 
-@pytest.mark.parametrize("scenario", SAYS_SOMETHING, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", buildable(SAYS_SOMETHING), ids=lambda scenario: scenario.name)
 def test_the_next_look_says_the_very_same(scenario: Scenario, tmp_path: Path) -> None:
     """Else the Node would be written at every look. A rate is measured over another time."""
     expected = expectation(scenario)

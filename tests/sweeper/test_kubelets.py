@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sim.control_plane import Answer
 from sim.kubelet import Kubelets
 from tests.sweeper.world import PODS, Fleet
 from tests.waiting import eventually
@@ -79,3 +81,27 @@ def test_what_is_deleted_is_asked_to_end_and_killed_after_its_grace(
 
     eventually(lambda: fleet.plane.request("GET", path).status == 404)
     assert kubelets.log("stubborn") == "listens\nasked\n"
+
+
+def test_a_status_that_did_not_arrive_is_told_again(
+    fleet: Fleet, kubelets: Kubelets, run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, lost = fleet.plane.request, Counter[str]()
+
+    def flaky(method: str, path: str, *words: Any, **named: Any) -> Answer:
+        if method == "PATCH" and path.endswith("/again/status"):
+            phase = words[0]["status"]["phase"]
+            lost[phase] += 1
+            if lost[phase] == 1:
+                raise TimeoutError("timed out")
+            if lost[phase] == 2:
+                return Answer(500, {"message": "etcdserver: request timed out"})
+        return request(method, path, *words, **named)
+
+    monkeypatch.setattr(fleet.plane, "request", flaky)
+    path = run("again", "print('once')")
+
+    eventually(lambda: status(fleet, path)["phase"] == "Succeeded")
+    assert kubelets.log("again") == "once\n"
+    assert max(lost.values()) == 3
+    request("DELETE", f"{path}?gracePeriodSeconds=0")

@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthcheck.text.json_rows import as_json
-from healthcheck.verdict.inventory import LONGEST, Inventory, RuntimeRow, ToolkitRow, read, within_limit
+from healthcheck.verdict.inventory import LONGEST, DeviceFilesRow, Inventory, RuntimeRow, ToolkitRow, read, within_limit
 
 WHOLE = Inventory(
     pci=8,
     nvml=7,
     driver="570.133.20",
+    device_files=DeviceFilesRow(gpus=8, others=("nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools", "nvidiactl")),
     runtime=RuntimeRow(
         config="/var/lib/k8s-containerd/k8s-containerd/etc/containerd/config.toml",
         default="runc",
@@ -30,7 +31,9 @@ _ANYTHING = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
-_KEYS = st.sampled_from(["pci", "nvml", "driver", "runtime", "toolkit", "handlers", "cdi", "config", "others"])
+_KEYS = st.sampled_from(
+    ["pci", "nvml", "driver", "device_files", "gpus", "runtime", "toolkit", "handlers", "cdi", "config", "others"]
+)
 
 
 @pytest.mark.parametrize("inventory", [WHOLE, Inventory(), Inventory(runtime=RuntimeRow(handlers=()))])

@@ -14,6 +14,7 @@ from diagnosis.placement import ZERO, asked_by
 from diagnosis.quantity import amount, shown
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import subject
+from diagnosis.snapshot.pods import Expression, PodSpec
 from diagnosis.snapshot.rules import Quota
 
 _REQUESTS, _LIMITS = "requests.", "limits."
@@ -39,10 +40,34 @@ def find_exceeded(snapshot: Snapshot, one: Wanting, refusal: Refusal) -> Iterato
 def find_used_up(snapshot: Snapshot, one: Wanting) -> Iterator[Found]:
     """Where no event tells any more: by the numbers of GPUs alone, since a quota may be for some pods only."""
     asked = {f"{_REQUESTS}{name}": value for name, value in asked_by(one.spec).items() if is_gpu(name)}
+    if _makes_one_by_one(one):
+        return
     for quota in _of_namespace(snapshot, one.namespace):
+        if not all(_takes(scope, one.spec) for scope in quota.scopes):
+            continue
         over = {name: value for name, value in asked.items() if name in quota.hard and _left(quota, name) < value}
         if over and quota.used:
             yield _exceeded(snapshot, one, quota, over)
+
+
+def _makes_one_by_one(one: Wanting) -> bool:
+    """A StatefulSet waits until each pod is ready before it tries to make the next."""
+    made = one.workload
+    return made.meta.kind == "StatefulSet" and (made.ready or 0) < (made.made or 0)
+
+
+def _takes(scope: Expression, spec: PodSpec) -> bool:
+    """Whether the scope is of such pods, as far as their template shows it: in doubt it is not."""
+    match scope.key:
+        case "PriorityClass":
+            return bool(spec.priority_class) and scope.takes(spec.priority_class)
+        case "Terminating":
+            return spec.deadline
+        case "NotTerminating":
+            return not spec.deadline
+        case "NotBestEffort":
+            return any(name in ("cpu", "memory") for name in asked_by(spec))
+    return False
 
 
 def find_never_applies(snapshot: Snapshot) -> Iterator[Found]:

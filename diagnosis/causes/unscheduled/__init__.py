@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -15,6 +16,7 @@ from diagnosis.fit_error import Says
 from diagnosis.gpu_nodes import devices_in, has_hami, has_nvidia
 from diagnosis.placement import has, selects
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.pods import Pod
 
 _FULL = (resources.IN_USE, resources.FRAGMENTED)
 _MOST = 4
@@ -25,9 +27,10 @@ _BEFORE_NODES = (Says.VOLUME_MISSING, Says.VOLUME_UNBOUND)
 def find_unschedulable(snapshot: Snapshot) -> Iterator[Found]:
     """Pods that a scheduler has judged and refused."""
     everywhere = rooms(snapshot) if snapshot.sees("Node") else ()
+    left = _left(snapshot, everywhere)
     judged: dict[tuple[str, str], tuple[Waiting, list[Found]]] = {}
     for waiting in unschedulable(snapshot):
-        if _is_mended(snapshot, waiting) or _is_joined(snapshot, waiting, everywhere):
+        if _is_mended(snapshot, waiting) or _is_joined(snapshot, waiting, everywhere) or _is_made_room(waiting, left):
             continue
         found = list(_apart_from_nodes(snapshot, waiting))
         if not found and snapshot.sees("Node") and (waiting.fit is not None or queues.is_gang(waiting)):
@@ -43,6 +46,22 @@ def find_unschedulable(snapshot: Snapshot) -> Iterator[Found]:
 def _is_mended(snapshot: Snapshot, waiting: Waiting) -> bool:
     volumes_told = waiting.fit is not None and bool(waiting.fit.of(*_BEFORE_NODES))
     return volumes_told and volumes.are_mended(snapshot, waiting)
+
+
+def _left(snapshot: Snapshot, everywhere: Iterable[Room]) -> list[Room]:
+    """Nodes from which pods are on their way out in good time, as they will be without them."""
+    going: defaultdict[str, list[Pod]] = defaultdict(list)
+    for pod in snapshot.pods:
+        if pod.spec.node and not pod.over and pod.meta.deleted is not None and not is_stuck(snapshot, pod):
+            going[pod.spec.node].append(pod)
+    return [without(room, going[room.node.name]) for room in everywhere if room.node.name in going]
+
+
+def _is_made_room(waiting: Waiting, left: Iterable[Room]) -> bool:
+    """Whether all of its pods have a place once those are gone, as in a rollout."""
+    short = waiting.fit is not None and bool(waiting.fit.of(Says.SHORT))
+    taking = [one for one in left if selects(waiting.spec, one.node) and not refused.closed_by(waiting.spec, one.node)]
+    return short and bool(waiting.counted) and _places(waiting, taking) >= len(waiting.pods)
 
 
 def _is_joined(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[Room]) -> bool:

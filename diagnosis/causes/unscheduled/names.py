@@ -84,7 +84,7 @@ def find_absent(snapshot: Snapshot, waiting: Waiting, names: Iterable[str], room
             )
         else:
             strategy = _strategies(rooms) if name.startswith(_MIG) else ()
-            cut = tuple(why_not_cut(snapshot)) if name.startswith(_MIG) else ()
+            cut = why_not_cut(snapshot) if name.startswith(_MIG) else ()
             told = (asked, offered, *strategy)
             yield Found(cause, waiting.workload, told, remedy, waiting.names, because_of=cut)
 

@@ -68,6 +68,10 @@ _ALSO_CALLED = {_DEFAULT: "kube-scheduler", "volcano": "vc-scheduler"}
 _NOTED = frozenset(("FailedScheduling", "Scheduled", "FilteringFailed", "FilteringSucceed", "Unschedulable"))
 _PATIENCE = timedelta(minutes=2)
 """A gate or a pod nobody has looked at is nothing yet for so long."""
+_IN_LINE = timedelta(minutes=10)
+"""To wait for what others use is what a queue is for."""
+_UNUSED = "insufficient unused quota"
+"""Of enough that is nominally there: where it is not, Kueue says `insufficient quota`, or names the maximum."""
 
 
 def find_gates(snapshot: Snapshot) -> Iterator[Found]:
@@ -81,7 +85,8 @@ def find_queued(snapshot: Snapshot) -> Iterator[Found]:
     """What waits in a queue of Kueue, gated or suspended, with what Kueue says of it."""
     for one in snapshot.queued:
         done = any(map(one.is_true, ("Finished", "Admitted", "QuotaReserved")))
-        young = one.meta.created is None or snapshot.now - one.meta.created < _PATIENCE
+        patience = _IN_LINE if _is_in_line(one) else _PATIENCE
+        young = one.meta.created is None or snapshot.now - one.meta.created < patience
         if not done and not young and one.active and any(map(asks_for_gpus, one.specs)):
             yield _queued(snapshot, one)
 
@@ -130,6 +135,12 @@ def find_error(waiting: Waiting) -> Iterator[Found]:
     if waiting.fit is None and failed and not waiting.hami and "has been locked within" not in waiting.message:
         evidence = (f"the scheduler: {waiting.message}",)
         yield Found(ERROR, waiting.workload, evidence, (), waiting.names, Certainty.LIKELY)
+
+
+def _is_in_line(one: Queued) -> bool:
+    """Whether its quota would do, as soon as others give some of it back."""
+    told = [each.message for each in one.conditions if each.type == "QuotaReserved"]
+    return any(_UNUSED in text and "maximum capacity" not in text for text in told)
 
 
 def _gated(snapshot: Snapshot, pod: Pod) -> Found:

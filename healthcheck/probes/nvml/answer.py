@@ -172,6 +172,7 @@ def _cluster(raw: Any) -> str:
 
 _NAMES: Mapping[str, Callable[[Any], Any]] = {"address": _address, "uuid": _text, "serial": _text, "name": _text}
 _READINGS: Mapping[str, Callable[[Any], Any]] = {
+    "minor": _unsigned,
     "recovery_action": _unsigned,
     "instances": _numbers,
     "persistence": _flag,

@@ -153,6 +153,8 @@ class Gpu:
     Beside the fields of this class: "nvlink_counters", of `nvlinks` (their states are known nevertheless), and "p2p",
     of the pairs that this GPU belongs to.
     """
+    minor: int | None = None
+    """Of its device file."""
     persistence: bool | None = None
     ecc_mode: Mode | None = None
     mig_mode: Mode | None = None

@@ -307,6 +307,7 @@ NAMES: dict[str, Callable[[Gpu], Any]] = {
 """Calls that must work: a GPU that fails one has that error itself."""
 READINGS: dict[str, Callable[[Gpu], Any]] = {
     **NAMES,
+    "minor": _value_of("nvmlDeviceGetMinorNumber"),
     "recovery_action": lambda gpu: gpu.field_known(_RECOVERY_ACTION),
     "mig_mode": _mig_mode,
     "instances": _instances,

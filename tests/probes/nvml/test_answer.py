@@ -22,6 +22,7 @@ TWO_GPUS: list[dict[str, object]] = [
 NO_NUMBERS: tuple[object, ...] = ("7", -1, 1.5, True, [], {}, 2**64)
 NO_READINGS: dict[str, tuple[object, ...]] = {
     "recovery_action": NO_NUMBERS,
+    "minor": NO_NUMBERS,
     "persistence": NO_NUMBERS,
     "ecc_mode": (*NO_NUMBERS, "on", [1], [1, 1, 1], ["1", "1"], [-1, 0], {"1": 1, "0": 1}),
     "mig_mode": (1, [1], [1, "0"]),

@@ -116,6 +116,7 @@ def healthy(node: SimulatedNode) -> tuple[Gpu, ...]:
             one.uuid,
             one.serial,
             "NVIDIA H100 80GB HBM3",
+            minor=one.index,
             recovery_action=0,
             instances=(),
             persistence=True,
@@ -354,6 +355,7 @@ def spoiled(gpu: Gpu, readings: tuple[str, ...], error: int) -> Gpu:
 
 
 CALLS: dict[str, Call] = {
+    "nvmlDeviceGetMinorNumber": without("minor"),
     "nvmlDeviceGetPersistenceMode": without("persistence"),
     "nvmlDeviceGetEccMode": without("ecc_mode"),
     "nvmlDeviceGetMigMode": Call(lambda gpu: replace(gpu, mig_mode=None, instances=None), ("instances", "mig_mode")),
@@ -424,6 +426,7 @@ class TestReadings:
     @pytest.mark.parametrize(
         ("file", "value", "expected"),
         [
+            ("minor", 5, {"minor": 5}),
             ("persistence_mode", 0, {"persistence": False}),
             ("ecc_mode_current", 0, {"ecc_mode": Mode(current=False, pending=True)}),
             ("ecc_mode_pending", 0, {"ecc_mode": Mode(current=True, pending=False)}),

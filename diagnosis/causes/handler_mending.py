@@ -1,0 +1,78 @@
+"""What mends a node whose container runtime lacks NVIDIA's handler: the toolkit's values, or commands for the node."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from diagnosis.cause import command
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.record import RecordFinding
+from diagnosis.snapshot.workloads import Workload
+from diagnosis.symptoms import shortened
+from diagnosis.toolkit import Target, by_hand, toolkits, where_it_should_write
+
+_EITHER = re.compile(
+    r"with the GPU operator (`[^`]{1,900}`); with the toolkit on the host (`[^`]{1,900}`)(.*)", re.DOTALL
+)
+"""As our agent tells both ways, where it can't see which one is the cluster's."""
+
+
+def by_agent(finding: RecordFinding | None) -> Iterator[str]:
+    """What our agent saw; what it says to do about that is no evidence."""
+    if finding is not None:
+        seen, _ = _apart(finding.detail)
+        yield f"our agent there: {finding.reason}: {shortened(seen, 600)}"
+
+
+def mending(snapshot: Snapshot, node: Node | None, finding: RecordFinding | None) -> Iterator[str]:
+    """Where the operator's toolkit is, through its values: what a person configures beside it, it writes over."""
+    should = where_it_should_write(node, finding)
+    operators = next(iter(toolkits(snapshot)), None)
+    if finding is not None:
+        yield from _by_the_agents_word(snapshot, finding, operators)
+    if operators is not None:
+        yield from _by_helm(snapshot, operators, should)
+    elif finding is None:
+        yield by_hand(node)
+    if node is not None and node.handlers is not None:
+        path = "jsonpath={.status.runtimeHandlers[*].name}"
+        yield f"Then see that the node has it: {command('kubectl', 'get', 'node', node.name, '-o', path)}"
+
+
+def _by_the_agents_word(snapshot: Snapshot, finding: RecordFinding, operators: Workload | None) -> Iterator[str]:
+    seen, words = _apart(finding.detail)
+    either = _EITHER.match(words)
+    if either is None:
+        yield f"Do what our agent on the node found out: {shortened(words or seen, 900)}"
+        return
+    helm, host, more = either.groups()
+    if operators is None:
+        yield f"On the node, with NVIDIA's container toolkit there: {host}{shortened(more)}"
+        if not snapshot.sees("DaemonSet"):
+            yield f"Or, where the GPU operator brings the toolkit: {helm}"
+
+
+def _by_helm(snapshot: Snapshot, toolkit: Workload, should: Target | None) -> Iterator[str]:
+    policy = next((one.toolkit_env for one in snapshot.cluster_policies), {})
+    namespace = toolkit.meta.namespace
+    if should is not None:
+        yield f"Name the kubelet's own runtime to the toolkit: {should.helm(namespace, policy)}"
+        return
+    logs = command("kubectl", "-n", namespace, "logs", f"daemonset/{toolkit.meta.name}", "--all-containers")
+    unknown = Target("CONFIG", "SOCKET", "")
+    yield f"See in the toolkit's log whether it wrote the handler, and to which file: {logs}"
+    yield (
+        "Where `pgrep -a containerd` on the node shows that the kubelet's containerd has another file or socket "
+        f"(--config, --address), name these in place of CONFIG and SOCKET: {unknown.helm(namespace, policy)}"
+    )
+
+
+def _apart(detail: str) -> tuple[str, str]:
+    """What was seen, and what to do: from the clause on in which the first command stands."""
+    command_at = detail.find("`")
+    if command_at < 0:
+        return detail, ""
+    mark = max(detail.rfind(": ", 0, command_at), detail.rfind("; ", 0, command_at))
+    return (detail[:mark], detail[mark + 2 :]) if mark > 0 else (detail, "")

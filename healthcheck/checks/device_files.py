@@ -1,0 +1,135 @@
+"""The device files of NVIDIA's driver are there, with the numbers that the kernel gave their drivers.
+
+195 is NVIDIA's own major number, 255 the minor of nvidiactl and 254 that of nvidia-modeset; a GPU's minor is NVML's;
+nvidia-uvm and nvidia-caps have the major that /proc/devices names (NVIDIA/nvidia-modprobe, nvidia-modprobe-utils.c and
+its header). A capability's minor is in its name (MIG user guide, device nodes and capabilities).
+
+nvidia-uvm is made when CUDA or a container first asks for it, together with its module (NVIDIA/enroot issue 106): where
+the module is not loaded, nobody asked yet. Of nvidia-uvm-tools, nvidia-modeset and the capabilities only what is there
+is judged: they are for profilers, displays and MIG, and made when those want them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from healthcheck.checks.expectation import Expectation
+from healthcheck.checks.per_gpu import DRIVER_GRACE, NVIDIA_DRIVER, answering, found, settled
+from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, counted
+from healthcheck.probes import pci
+from healthcheck.probes.device_files import CAPABILITIES, DEVICE_FILES, UVM, DeviceFile, DeviceFiles
+from healthcheck.probes.nvml import gpus as nvml
+
+_SOURCE = "NVIDIA/nvidia-modprobe, nvidia-modprobe-utils.c"
+MISSING = Reason(
+    "DeviceFileMissing",
+    Severity.MONITOR,
+    "A device file of the loaded driver lies neither in the host's /dev nor in the driver container's: pods that are "
+    "given it by CDI do not start, or CUDA finds no device in them.",
+    "`nvidia-modprobe -c0 -u` on the node (`-c` with the minor number of the GPU), or restart its driver container.",
+    # Whoever loads the driver makes them a moment later.
+    flickers=True,
+    source=_SOURCE,
+    grace=DRIVER_GRACE,
+)
+WRONG = Reason(
+    "DeviceFileWrong",
+    Severity.MONITOR,
+    "A device file of the driver is no character device, or has another driver's number: what opens it fails.",
+    "Remove it on the node, then `nvidia-modprobe -c0 -u`; look for what makes it, such as a `mknod` at boot with a "
+    "number of its own, or a hostPath volume that made a folder.",
+    flickers=True,
+    source=_SOURCE,
+    grace=DRIVER_GRACE,
+)
+_NVIDIA, _CONTROL, _MODESET = 195, 255, 254
+_CAPABILITY = f"{CAPABILITIES}/nvidia-cap"
+_MOST_SHOWN = 4
+"""Files by their name in a detail; the others are counted."""
+Number = tuple[int, int]
+"""Major and minor."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A device file by its name below /dev. `must_be`: its absence is a fault."""
+
+    name: str
+    number: Number
+    must_be: bool = True
+
+
+def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
+    around = seen[DEVICE_FILES]
+    if not around.folders:
+        yield NotConfigured("what lies below this root is a copy of a host's tree, without devices")
+        return
+    gpus = yield from answering(seen, "minor")
+    # Where the driver has GPUs and NVML fails, a control file that is missing may be why.
+    has_gpus = any(one.is_gpu and one.driver == NVIDIA_DRIVER for one in seen[pci.FUNCTIONS])
+    control = list(_of_driver(around)) if gpus or has_gpus else []
+    of_gpus = [(gpu, _Wanted(f"nvidia{gpu.minor}", (_NVIDIA, gpu.minor))) for gpu in gpus if gpu.minor is not None]
+    lacks = [*_of_the_driver(_lacks(around, control))]
+    lacks += [found(reason, gpu, detail) for gpu, file in of_gpus for reason, detail in _lacks(around, [file])]
+    yield from (settled(one, expected) for one in lacks)
+    if gpus:
+        all_wanted = [*control, *(file for _, file in of_gpus)]
+        right = len(all_wanted) - sum(1 for _ in _lacks(around, all_wanted))
+        told = f"{counted(right, 'device file')} in {' and '.join(around.folders)}"
+        yield Seen(f"{told}{_not_loaded(around)}", f"{len(all_wanted)}")
+
+
+def _of_driver(around: DeviceFiles) -> Iterator[_Wanted]:
+    """Those that are not of one GPU."""
+    majors: Mapping[str, int] = around.majors or {}
+    yield _Wanted("nvidiactl", (_NVIDIA, _CONTROL))
+    there = {one.name for one in around.files}
+    if UVM in majors:
+        yield _Wanted(UVM, (majors[UVM], 0))
+    numbers = {"nvidia-modeset": (_NVIDIA, _MODESET)}
+    numbers |= {f"{UVM}-tools": (majors[UVM], 1)} if UVM in majors else {}
+    if CAPABILITIES in majors:
+        of_capabilities = (name.removeprefix(_CAPABILITY) for name in there if name.startswith(_CAPABILITY))
+        numbers |= {
+            f"{_CAPABILITY}{one}": (majors[CAPABILITIES], int(one)) for one in of_capabilities if one.isdecimal()
+        }
+    for name in sorted(there & numbers.keys()):
+        yield _Wanted(name, numbers[name], must_be=False)
+
+
+def _lacks(around: DeviceFiles, wanted: Iterable[_Wanted]) -> Iterator[tuple[Reason, str]]:
+    """What is wrong with them. One that is right in either folder is right: containers are given that."""
+    files: dict[str, list[DeviceFile]] = defaultdict(list)
+    for one in around.files:
+        files[one.name].append(one)
+    for file in wanted:
+        there = files[file.name]
+        if not there and file.must_be:
+            yield MISSING, f"no {' or '.join(f'{folder}/{file.name}' for folder in around.folders)}"
+        elif there and not any(one.character and (one.major, one.minor) == file.number for one in there):
+            yield WRONG, _told(there[0], file.number)
+
+
+def _told(file: DeviceFile, number: Number) -> str:
+    is_now = f"the character device {file.major}:{file.minor}" if file.character else "no character device"
+    return f"{file.path} is {is_now}, not {number[0]}:{number[1]}"
+
+
+def _of_the_driver(lacks: Iterable[tuple[Reason, str]]) -> Iterator[Finding]:
+    """One for each reason: what stands is kept by reason and subject."""
+    details: dict[Reason, list[str]] = defaultdict(list)
+    for reason, detail in lacks:
+        details[reason].append(detail)
+    for reason, several in details.items():
+        more = len(several) - _MOST_SHOWN
+        shown = "; ".join(several[:_MOST_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+        yield Finding(reason.name, reason.severity, "driver", shown, flickers=reason.flickers)
+
+
+def _not_loaded(around: DeviceFiles) -> str:
+    return f", {UVM} not loaded yet" if around.majors is not None and UVM not in around.majors else ""
+
+
+CHECK = Check("device-files", "0-nvidia-smi", (nvml.NVML, DEVICE_FILES, pci.FUNCTIONS), judge, (MISSING, WRONG))

@@ -1,0 +1,117 @@
+"""The device files of NVIDIA's driver: what lies in the host's /dev, and below the driver container's root.
+
+The kernel makes none of them by itself: udev, nvidia-modprobe or whoever uses the driver first does
+(nvidia-modprobe(1)). The GPU operator's driver container has them in its own /dev, from where containers get them
+(NVIDIA/k8s-dra-driver-gpu, isDevRoot: a driver's root that has a /dev of its own).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from healthcheck.host.host_files import below
+from healthcheck.host.kernel_files import is_gone, read
+from healthcheck.host.opening import entries_of
+from healthcheck.model import Host, Probe, ProbeError
+
+UVM, CAPABILITIES = "nvidia-uvm", "nvidia-caps"
+"""What /proc/devices calls the drivers whose major number is another one at each load; each is a name in /dev too."""
+FOLDERS = ("/dev", "/run/nvidia/driver/dev")
+_NULL = os.makedev(1, 3)
+"""Documentation/admin-guide/devices.txt of the kernel."""
+_MOST_ENTRIES, _MOST_FILES = 8192, 1024
+_LONGEST_LIST = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFile:
+    """`name` is its path below the folder; what is no character device has the number of none."""
+
+    folder: str
+    name: str
+    character: bool
+    major: int = 0
+    minor: int = 0
+
+    @property
+    def path(self) -> str:
+        return f"{self.folder}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFiles:
+    """`folders`: those that hold devices at all; `majors`: by its name, each of NVIDIA's drivers in /proc/devices."""
+
+    folders: tuple[str, ...]
+    files: tuple[DeviceFile, ...] = ()
+    majors: Mapping[str, int] | None = None
+    """None: nobody could read them."""
+
+
+def read_device_files(host: Host) -> DeviceFiles:
+    """Raises ProbeError where a folder is there and can't be looked into."""
+    try:
+        folders = tuple(folder for folder in FOLDERS if _holds_devices(host.root, folder))
+        files = tuple(islice((one for folder in folders for one in _files(host.root, folder)), _MOST_FILES))
+    except OSError as error:
+        raise ProbeError(f"{error.filename}: {error.strerror}") from error
+    return DeviceFiles(folders, files, _majors(host.root))
+
+
+def _holds_devices(root: Path, folder: str) -> bool:
+    """A copy of a host's tree holds no devices: then its /dev/null is none either."""
+    null = _stat(below(root, f"{folder}/null"))
+    return null is not None and stat.S_ISCHR(null.st_mode) and null.st_rdev == _NULL
+
+
+def _files(root: Path, folder: str) -> Iterator[DeviceFile]:
+    for name in _names(below(root, folder)):
+        if name != CAPABILITIES:
+            yield from _file(root, folder, name)
+            continue
+        for capability in _names(below(root, f"{folder}/{name}")):
+            yield from _file(root, folder, f"{name}/{capability}")
+
+
+def _names(folder: Path) -> list[str]:
+    entries = islice(entries_of(folder), _MOST_ENTRIES)
+    return sorted(one.name for one in entries if one.name.startswith("nvidia") and one.name.isprintable())
+
+
+def _file(root: Path, folder: str, name: str) -> Iterator[DeviceFile]:
+    found = _stat(below(root, f"{folder}/{name}"))
+    if found is None:
+        return
+    number = found.st_rdev
+    if stat.S_ISCHR(found.st_mode):
+        yield DeviceFile(folder, name, True, os.major(number), os.minor(number))
+    else:
+        yield DeviceFile(folder, name, character=False)
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    """None: it is not there. Raises OSError where nobody can tell."""
+    try:
+        return path.lstat()
+    except OSError as error:
+        if is_gone(error):
+            return None
+        raise
+
+
+def _majors(root: Path) -> Mapping[str, int] | None:
+    """Of its lines `195 nvidia`, those of NVIDIA's; block devices come last, and none of those is NVIDIA's."""
+    try:
+        text = read(root / "proc/devices", _LONGEST_LIST).decode("ascii", "replace")
+    except OSError:
+        return None
+    rows = (line.split() for line in text.splitlines() if "nvidia" in line)
+    return {row[1]: int(row[0]) for row in rows if len(row) == 2 and row[0].isdecimal() and len(row[0]) < 6}
+
+
+DEVICE_FILES = Probe("device-files", read_device_files, DeviceFiles)

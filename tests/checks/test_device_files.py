@@ -1,0 +1,168 @@
+"""Device files: whose absence is a fault, what a wrong number is, and what a host that nobody uses yet looks like."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from healthcheck.checks.device_files import CHECK
+from healthcheck.checks.expectation import Expectation
+from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.probes.device_files import DEVICE_FILES, FOLDERS, DeviceFile, DeviceFiles
+from healthcheck.probes.nvml.gpus import NVML, Gpu
+from healthcheck.probes.pci import FUNCTIONS
+from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, finds, functions, healthy, says
+
+HOST, CONTAINER = FOLDERS
+UVM = 510
+MAJORS = {"nvidia": 195, "nvidia-uvm": UVM, "nvidia-caps": 236}
+NUMBERS = {
+    "nvidia0": (195, 0),
+    "nvidia1": (195, 1),
+    "nvidia-modeset": (195, 254),
+    "nvidiactl": (195, 255),
+    "nvidia-uvm": (UVM, 0),
+    "nvidia-uvm-tools": (UVM, 1),
+    "nvidia-caps/nvidia-cap12": (236, 12),
+}
+GPUS = (healthy(0), healthy(1))
+
+
+def files(*without: str, folder: str = HOST, **other: tuple[int, int] | None) -> tuple[DeviceFile, ...]:
+    """Those of two GPUs, `other` with another number or, None, no device."""
+    numbers = {name: other.get(name.replace("-", "_"), number) for name, number in NUMBERS.items()}
+    told = {name: number for name, number in numbers.items() if name not in without}
+    return tuple(
+        DeviceFile(folder, name, number is not None, *(number if number is not None else (0, 0)))
+        for name, number in told.items()
+    )
+
+
+def around(*some: DeviceFile, folders: tuple[str, ...] = (HOST,), majors: dict[str, int] | None = None) -> DeviceFiles:
+    return DeviceFiles(folders, some, MAJORS if majors is None else majors)
+
+
+def judge(there: DeviceFiles, *gpus: Gpu, expected: Expectation = P5) -> list[Judgement]:
+    facts: dict[Any, Any] = {DEVICE_FILES: there, NVML: driver_says(*(gpus or GPUS)), FUNCTIONS: functions(*ADDRESSES)}
+    return finds(CHECK, expected, facts)
+
+
+def lacks(reason: str, detail: str, gpu: Gpu | None = None) -> Finding:
+    subject, about = (gpu.subject, gpu.about) if gpu is not None else ("driver", {})
+    return Finding(reason, Severity.MONITOR, subject, detail, about, flickers=True)
+
+
+def test_where_all_are_there_nothing_is_found() -> None:
+    assert judge(around(*files())) == []
+    facts: dict[Any, Any] = {DEVICE_FILES: around(*files()), NVML: driver_says(*GPUS), FUNCTIONS: ()}
+    assert says(CHECK, P5, facts) == [Seen("7 device files in /dev", "7")]
+
+
+@pytest.mark.parametrize(
+    ("missing", "gpu"), [("nvidiactl", None), ("nvidia-uvm", None), ("nvidia0", GPUS[0]), ("nvidia1", GPUS[1])]
+)
+def test_one_that_must_be_there_is_missed(missing: str, gpu: Gpu | None) -> None:
+    assert judge(around(*files(missing))) == [lacks("DeviceFileMissing", f"no /dev/{missing}", gpu)]
+
+
+@pytest.mark.parametrize("missing", ["nvidia-uvm-tools", "nvidia-modeset", "nvidia-caps/nvidia-cap12"])
+def test_one_that_is_made_when_somebody_wants_it_is_not(missing: str) -> None:
+    assert judge(around(*files(missing))) == []
+
+
+def test_of_the_module_that_nobody_asked_for_yet_no_file_is_expected() -> None:
+    """Nor is one judged that was left over from a time when it was loaded."""
+    for there in (files("nvidia-uvm", "nvidia-uvm-tools"), files(nvidia_uvm=(508, 0))):
+        assert judge(around(*there, majors={"nvidia": 195})) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "detail"),
+    [
+        ("nvidiactl", (195, 0), "the character device 195:0, not 195:255"),
+        ("nvidiactl", None, "no character device, not 195:255"),
+        ("nvidia-modeset", (195, 1), "the character device 195:1, not 195:254"),
+        ("nvidia-uvm", (508, 0), "the character device 508:0, not 510:0"),
+        ("nvidia-uvm", (510, 1), "the character device 510:1, not 510:0"),
+        ("nvidia-uvm-tools", (510, 0), "the character device 510:0, not 510:1"),
+        ("nvidia-caps/nvidia-cap12", (236, 1), "the character device 236:1, not 236:12"),
+    ],
+)
+def test_one_of_another_kind_or_number_is_wrong(name: str, number: tuple[int, int] | None, detail: str) -> None:
+    wrong = DeviceFile(HOST, name, number is not None, *(number or (0, 0)))
+
+    assert judge(around(*files(name), wrong)) == [lacks("DeviceFileWrong", f"/dev/{name} is {detail}")]
+
+
+def test_of_a_gpu_it_is_told_on_that_gpu() -> None:
+    there = around(*files(nvidia1=(195, 0)))
+
+    assert judge(there) == [lacks("DeviceFileWrong", "/dev/nvidia1 is the character device 195:0, not 195:1", GPUS[1])]
+
+
+def test_several_of_the_driver_are_one_finding() -> None:
+    detail = "no /dev/nvidiactl; no /dev/nvidia-uvm"
+
+    assert judge(around(*files("nvidiactl", "nvidia-uvm"))) == [lacks("DeviceFileMissing", detail)]
+
+
+def test_the_minor_number_is_the_drivers_and_not_the_index() -> None:
+    swapped = (replace(GPUS[0], minor=1), replace(GPUS[1], minor=0))
+    assert judge(around(*files()), *swapped) == []
+
+    assert judge(around(*files()), replace(GPUS[0], minor=4)) == [
+        lacks("DeviceFileMissing", "no /dev/nvidia4", GPUS[0])
+    ]
+
+
+def test_one_that_is_right_in_either_folder_is_right() -> None:
+    both = (HOST, CONTAINER)
+    assert judge(around(*files(folder=CONTAINER), folders=both)) == []
+    assert judge(around(*files(nvidia_uvm=(508, 0)), *files(folder=CONTAINER), folders=both)) == []
+
+    missing = "no /dev/nvidia-uvm or /run/nvidia/driver/dev/nvidia-uvm"
+    assert judge(around(*files("nvidia-uvm", folder=CONTAINER), folders=both)) == [lacks("DeviceFileMissing", missing)]
+
+
+def test_where_nvml_fails_a_missing_control_file_may_be_why() -> None:
+    silent = Unobserved(Cause.named("DriverNotLoaded"), "NVML: Driver Not Loaded")
+    facts: dict[Any, Any] = {
+        DEVICE_FILES: around(*files("nvidiactl")),
+        NVML: driver_is_silent(silent),
+        FUNCTIONS: functions(*ADDRESSES),
+    }
+    assert says(CHECK, P5, facts) == [silent, lacks("DeviceFileMissing", "no /dev/nvidiactl")]
+
+    # Nothing is missed of a driver that has no GPU here.
+    assert says(CHECK, P5, facts | {FUNCTIONS: functions(*ADDRESSES, driver="")}) == [silent]
+
+
+def test_a_copy_of_a_tree_has_no_devices_and_nothing_is_said_of_them() -> None:
+    copied = "what lies below this root is a copy of a host's tree, without devices"
+
+    assert judge(DeviceFiles((), (), MAJORS)) == [NotConfigured(copied)]
+
+
+def test_while_the_driver_comes_up_they_are_still_being_made() -> None:
+    young = replace(P5, driver_age_seconds=119.0)
+    wait = "no /dev/nvidia-uvm; judged 120 s after the driver was loaded"
+
+    assert judge(around(*files("nvidia-uvm")), expected=young) == [
+        Unobserved(Cause.named("DriverJustLoaded"), wait, "driver")
+    ]
+
+
+def test_many_that_are_wrong_are_counted() -> None:
+    some = [DeviceFile(HOST, f"nvidia-caps/nvidia-cap{number}", True, 1, number) for number in range(9)]
+
+    (said,) = judge(around(*files(), *some))
+    assert isinstance(said, Finding)
+    assert said.detail.endswith("; and 5 more")
+
+
+def test_without_the_list_of_majors_only_what_has_a_fixed_one_is_judged() -> None:
+    there = DeviceFiles((HOST,), files("nvidia-uvm", nvidia_uvm_tools=(1, 1)), None)
+
+    assert judge(there) == []
