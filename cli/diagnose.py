@@ -24,6 +24,7 @@ from diagnosis.components import component_table
 from diagnosis.diagnose import Diagnosis
 from diagnosis.diagnose import diagnose as judge
 from diagnosis.drift import changes
+from diagnosis.hami_chain import hami_chains
 from diagnosis.kinds import KINDS, around
 from diagnosis.node_inventory import inventory
 from diagnosis.report import html, markdown, terminal
@@ -206,7 +207,9 @@ def _report(snapshot: Snapshot, target: Target | None, namespace: str, old: Snap
     diagnosis = narrowed(diagnosis, concerned(snapshot, target))
     if target.kind == "Node":
         return Report(diagnosis, node=inventory(snapshot, snapshot.by_node[target.name]), changes=told)
-    return Report(diagnosis, chains_of(snapshot, pods_of(snapshot, target), diagnosis.problems), changes=told)
+    pods = pods_of(snapshot, target)
+    chains = (*chains_of(snapshot, pods, diagnosis.problems), *hami_chains(snapshot, pods, diagnosis.problems))
+    return Report(diagnosis, chains, changes=told)
 
 
 def _must_exist(snapshot: Snapshot, target: Target | None) -> None:

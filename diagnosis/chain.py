@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeVar
 
 from diagnosis.cause import Link
 from diagnosis.diagnose import Problem
@@ -13,6 +14,7 @@ from diagnosis.snapshot.pods import Ended, Pod
 from diagnosis.symptoms import of_events, standing_events
 from diagnosis.target import touches
 
+AnyLink = TypeVar("AnyLink", bound=Enum)
 MOST_CHAINS = 3
 _NEVER_STARTED = frozenset(("StartError", "ContainerCannotRun", "CreateContainerError", "RunContainerError"))
 
@@ -29,9 +31,9 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One link of one pod's chain, with the problems that broke it."""
+    """One link of one pod's chain, with the problems that broke it. The link's value is what a person reads."""
 
-    link: Link
+    link: Enum
     state: State
     seen: str = ""
     """What shows it, in a few words."""
@@ -60,27 +62,38 @@ def chain(pod: Pod, problems: Iterable[Problem], warning: str = "") -> tuple[Ste
     passed = dict(_passed(pod))
     stands_at = next((link for link in Link if link not in passed), Link.RUNNING)
     broken: dict[Link, list[Problem]] = {}
-    for one in _all(problems, frozenset((pod.subject,))):
+    for one in touching(problems, pod):
         # What is wrong with a node or a component holds the pod up where it stands.
         broken.setdefault(one.found.cause.link or stands_at, []).append(one)
     waits_for = "; ".join(filter(None, (_why_waiting(pod), warning)))
-    return tuple(_steps(waits_for, passed, broken))
+    return tuple(steps(tuple(Link), passed, broken, waits_for))
 
 
-def _steps(waits_for: str, passed: Mapping[Link, str], broken: Mapping[Link, list[Problem]]) -> Iterator[Step]:
+def touching(problems: Iterable[Problem], pod: Pod) -> Iterator[Problem]:
+    """Those that keep the pod itself from work, consequences too."""
+    return _all(problems, frozenset((pod.subject,)))
+
+
+def steps(
+    links: Sequence[AnyLink],
+    passed: Mapping[AnyLink, str],
+    broken: Mapping[AnyLink, Sequence[Problem]],
+    waiting: str,
+) -> Iterator[Step]:
+    """In order; beyond one that is broken, or that the pod waits at, none is reached."""
     stopped = False
-    for link in Link:
+    for link in links:
         here = tuple(broken.get(link, ()))
         if stopped:
             yield Step(link, State.BROKEN if here else State.NOT_REACHED, "", here)
         elif here:
-            stopped = link is not Link.RUNNING
+            stopped = link is not links[-1]
             yield Step(link, State.BROKEN, passed.get(link, ""), here)
         elif link in passed:
             yield Step(link, State.FINE, passed[link])
         else:
             stopped = True
-            yield Step(link, State.WAITING, waits_for)
+            yield Step(link, State.WAITING, waiting)
 
 
 def _passed(pod: Pod) -> Iterator[tuple[Link, str]]:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Protocol
 
+from diagnosis.causes.hami.installation import config_maps, is_there
 from diagnosis.components import Role, components, is_ready
 from diagnosis.gpu_nodes import has_nvidia, offers_gpus
 from diagnosis.gpus import gpu_pods
@@ -27,6 +28,7 @@ _AT_ONCE = 4
 """Listings: what they cost is our own time, and an API server serves the fleet beside us."""
 _MOST_LOGS, _MOST_OF_COMPONENTS = 40, 15
 _LONGEST_LINE = 1024
+_SHOW_HAMI = ("Node", "Pod", "Deployment", "DaemonSet", "MutatingWebhookConfiguration")
 ReadLog = Callable[[str, str, str, bool], str]
 """Of a namespace, pod and container; True: of its run before. Raises ClusterError."""
 
@@ -68,9 +70,17 @@ class Collector:
         """
         now = datetime.now(UTC)
         with ThreadPoolExecutor(_AT_ONCE, "list") as pool:
-            errors = list(pool.map(lambda kind: self._take(kind, where, namespace), self._kinds))
+            plain = (kind for kind in self._kinds if not kind.names)
+            errors = list(pool.map(lambda kind: self._take(kind, where, namespace), plain))
         if all(errors):
             raise next(error for error in errors if error is not None)
+        seen = self._built(now)
+        named = [kind for kind in self._kinds if kind.names]
+        for kind in named:
+            self._take(kind, _of_hami(seen) or where, namespace)
+        return self._built(now) if named else seen
+
+    def _built(self, now: datetime) -> Snapshot:
         for kind, why in self.missing.items():
             self._builder.lacks(kind, why)
         return self._builder.build(now)
@@ -127,6 +137,17 @@ class Collector:
             except NotFound:
                 continue
             return
+
+
+def _of_hami(seen: Snapshot) -> Where | None:
+    """HAMi's ConfigMaps, under whatever name it is installed: where there is no HAMi, nothing is asked for.
+
+    None where it may be there unseen, or under no name that tells: then by the names that its chart has by default.
+    """
+    found = config_maps(seen)
+    if not found and (is_there(seen) or not seen.sees(*_SHOW_HAMI)):
+        return None
+    return lambda _: [(namespace, {"fieldSelector": f"metadata.name={name}"}) for namespace, name in found]
 
 
 def _suspects(snapshot: Snapshot) -> Iterator[tuple[Pod, str, bool]]:

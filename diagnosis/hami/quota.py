@@ -44,11 +44,13 @@ class Room:
 
 def room_of(snapshot: Snapshot, namespace: str, settings: Settings, version: Version) -> Room:
     """Of two quotas the narrower one: HAMi takes the one it heard of last."""
+    memory = _limit(snapshot, namespace, settings.memory_name, max(settings.memory_factor, 1))
+    cores = _limit(snapshot, namespace, settings.cores_name, 1)
+    if memory is None and cores is None:
+        return Room()
     used = Part()
     for part in _held_in(snapshot, namespace):
         used = used.plus(part)
-    memory = _limit(snapshot, namespace, settings.memory_name, max(settings.memory_factor, 1))
-    cores = _limit(snapshot, namespace, settings.cores_name, 1)
     return Room(_with(memory, used.memory, version), _with(cores, used.cores, version))
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 from diagnosis.gpu_nodes import HAMI_REGISTER
 from diagnosis.hami.words import LONGEST_TEXT, MOST_PARTS, flag, listed, whole, word
@@ -90,6 +91,7 @@ def cordoned(node: Node) -> frozenset[str]:
     return frozenset(listed(node.meta.annotations.get(CORDON, "")))
 
 
+@lru_cache(maxsize=8192)
 def _read(vendor: str, text: str) -> Registration:
     form = Form.JSON if text.lstrip().startswith("[") else Form.TEXT
     try:

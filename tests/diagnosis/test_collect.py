@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import pytest
+
 from diagnosis.collect import Collector
 from healthcheck.cluster.errors import Forbidden
+from tests.diagnosis.hami.hami_states import hami, hami_node
+from tests.diagnosis.states import Object, node
 
 
 def test_in_one_namespace_alone_config_maps_are_asked_for_by_our_names_too() -> None:
@@ -22,3 +26,32 @@ def test_in_one_namespace_alone_config_maps_are_asked_for_by_our_names_too() -> 
     Collector(objects).collect(namespace="team")
     assert asked
     assert all(one["fieldSelector"].startswith("metadata.name=") for one in asked)
+
+
+HAMIS = [*hami(hami_node("a")), *hami(hami_node("b"), release="gpu-hami", namespace="share")]
+
+
+@pytest.mark.parametrize(
+    ("state", "asked"),
+    [
+        ([node("a")], []),
+        (
+            HAMIS,
+            [
+                *[f"kube-system/hami{one}" for one in ("-scheduler", "-scheduler-device", "-device-plugin")],
+                *[f"share/gpu-hami{one}" for one in ("-scheduler", "-scheduler-device", "-device-plugin")],
+            ],
+        ),
+    ],
+    ids=["no HAMi", "two of other names"],
+)
+def test_hamis_config_maps_are_asked_for_where_it_is(state: list[Object], asked: list[str]) -> None:
+    found: list[str] = []
+
+    def objects(path: str, resource: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        if resource == "configmaps":
+            found.append(f"{path.split('/')[4]}/{query['fieldSelector'].removeprefix('metadata.name=')}")
+        yield from (one for one in state if f"{one['kind'].lower()}s" == resource)
+
+    assert Collector(objects).collect().sees("ConfigMap")
+    assert found == asked

@@ -84,6 +84,12 @@ def installations(snapshot: Snapshot) -> tuple[Installation, ...]:
     return tuple(_named(snapshot, _installation(key, found.get(key, ()), hooks.get(key, ()))) for key in keys)
 
 
+def config_maps(snapshot: Snapshot) -> tuple[tuple[str, str], ...]:
+    """Namespace and name of what the charts configure scheduler, cards and nodes by."""
+    suffixes = ("-scheduler", "-scheduler-device", "-device-plugin")
+    return tuple((one.namespace, one.name + suffix) for one in installations(snapshot) for suffix in suffixes)
+
+
 def schedulers(every: Iterable[Installation]) -> frozenset[str]:
     """The names by which pods ask for a scheduler of HAMi's."""
     return frozenset(one.scheduler_name for one in every)

@@ -1,0 +1,52 @@
+"""HAMi's own configuration: a file that nothing can read, and settings in a place where nothing reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from diagnosis.cause import Cause, Found, Search, Severity, command
+from diagnosis.causes.hami.installation import is_there
+from diagnosis.hami.settings import DEVICE_CONFIG, KEYS, read_settings
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.cluster_objects import ConfigMap
+
+_SOURCE = "HAMi, pkg/scheduler/config, and its chart's templates/scheduler/device-configmap.yaml"
+UNREADABLE = Cause(
+    "HamiConfigurationUnreadable",
+    Severity.HIGH,
+    None,
+    "HAMi's configuration of devices is no YAML: its scheduler and device plugins can't start again with it.",
+    "Mend the document, then restart the scheduler and the device plugins.",
+    _SOURCE,
+)
+MISPLACED = Cause(
+    "HamiSettingMisplaced",
+    Severity.MEDIUM,
+    None,
+    "A setting of HAMi's for NVIDIA's cards stands beside `nvidia:` in its configuration, where nothing reads it.",
+    "Move it beneath `nvidia:`, then restart the scheduler and the device plugins.",
+    _SOURCE,
+)
+
+
+def find(snapshot: Snapshot) -> Iterator[Found]:
+    """One for each ConfigMap."""
+    for one in snapshot.config_maps if is_there(snapshot) else ():
+        if DEVICE_CONFIG not in one.data:
+            continue
+        told = read_settings(one)
+        if told.unreadable:
+            yield Found(UNREADABLE, one.meta.subject, (f"{DEVICE_CONFIG}: {told.unreadable}",), (_edit(one),))
+        # Other versions may know other keys; only one that is known elsewhere is surely in a wrong place.
+        stray = [key for key in told.odd if key.path in KEYS]
+        if stray:
+            evidence = tuple(f"{DEVICE_CONFIG}: {key.path} stands where HAMi reads {key.meant}" for key in stray)
+            yield Found(MISPLACED, one.meta.subject, evidence, (_edit(one),))
+
+
+def _edit(one: ConfigMap) -> str:
+    edit = command("kubectl", "-n", one.meta.namespace, "edit", "configmap", one.meta.name)
+    return f"Mend {DEVICE_CONFIG}, where Helm keeps it or at once: {edit}. HAMi's pods read it when they start."
+
+
+SEARCHES = (Search((UNREADABLE, MISPLACED), ("ConfigMap",), find),)

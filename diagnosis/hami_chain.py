@@ -1,0 +1,140 @@
+"""One pod on its way through HAMi: webhook, scheduler, filter, binding, device plugin, container. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+
+from diagnosis.cause import Cause, Link
+from diagnosis.causes.components import NOT_READY
+from diagnosis.causes.hami import control_plane, filtering, nodes, scheduling, webhook
+from diagnosis.causes.hami.declared import EXTENDER, EXTENDER_SLOW, LOCK_STALE
+from diagnosis.causes.hami.installation import Installation, installations, is_scheduled, schedulers
+from diagnosis.causes.unscheduled.queues import NO_SCHEDULER
+from diagnosis.chain import MOST_CHAINS, Chain, steps, touching
+from diagnosis.components import Role
+from diagnosis.diagnose import Problem
+from diagnosis.hami.grants import BindPhase, Grant, grant
+from diagnosis.hami.wishes import GPU_POLICY, NODE_POLICY
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.events import Event
+from diagnosis.snapshot.pods import Pod
+
+_MOST = 4
+_EVENTS = frozenset(("FilteringFailed", "FilteringSucceed", "BindingFailed", "BindingSucceed"))
+
+
+class HamiLink(Enum):
+    """In the order in which they can break. The value is what a person reads."""
+
+    WEBHOOK = "HAMi's webhook gives it HAMi's scheduler"
+    SCHEDULER = "HAMi's scheduler looks at it"
+    FILTER = "cards of a node take it"
+    BIND = "it is bound there, with its cards noted on it"
+    PLUGIN = "the node's device plugin hands the cards out"
+    CONTAINER = "its containers run on them"
+
+
+def hami_chains(snapshot: Snapshot, pods: Iterable[Pod], problems: Iterable[Problem]) -> tuple[Chain, ...]:
+    """Of the pods that are HAMi's, or should be: broken ones first."""
+    every, told = installations(snapshot), tuple(problems)
+    found = (hami_chain(snapshot, every, pod, told) for pod in pods) if every else ()
+    chains = sorted(filter(None, found), key=lambda one: (one.is_whole, one.pod))
+    return tuple(chains[:MOST_CHAINS])
+
+
+def hami_chain(
+    snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod, problems: Iterable[Problem]
+) -> Chain | None:
+    """None for a pod that has nothing to do with HAMi."""
+    own = tuple(touching(problems, pod))
+    if not is_scheduled(pod, schedulers(every)) and not any(one.found.cause in _OWN for one in own):
+        return None
+    passed = dict(_passed(snapshot, every, pod))
+    stands_at = next((link for link in HamiLink if link not in passed), HamiLink.CONTAINER)
+    broken: dict[HamiLink, list[Problem]] = {}
+    for one in own:
+        broken.setdefault(_link(one.found.cause) or stands_at, []).append(one)
+    waiting = _newest(snapshot, pod)
+    said = f"{waiting.reason}: {waiting.message}" if waiting is not None else "nobody has said anything of it"
+    return Chain(f"{pod.subject}, through HAMi", tuple(steps(tuple(HamiLink), passed, broken, said)))
+
+
+def _passed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> Iterator[tuple[HamiLink, str]]:
+    """What the pod's own state shows behind it, up to the first link that it does not."""
+    if not is_scheduled(pod, schedulers(every)):
+        return
+    yield HamiLink.WEBHOOK, f"schedulerName {pod.spec.scheduler}"
+    given, last = grant(pod.meta), _newest(snapshot, pod)
+    if given is None and last is None and pod.condition("PodScheduled") is None:
+        return
+    yield HamiLink.SCHEDULER, "; ".join((*map(_of_scheduler, every), *_of_event(last)))
+    if given is None or not given.node:
+        return
+    yield HamiLink.FILTER, _of_cards(pod, given)
+    if not pod.spec.node or given.phase is None:
+        return
+    yield HamiLink.BIND, f"on node {pod.spec.node}, bind-phase {given.phase.value}"
+    if given.phase is not BindPhase.SUCCESS:
+        return
+    yield HamiLink.PLUGIN, f"hami.io/bind-phase={given.phase.value}"
+    if pod.phase == "Succeeded" or any(one.running for one in pod.states if not one.init):
+        yield HamiLink.CONTAINER, "it has ended well" if pod.phase == "Succeeded" else "they run"
+
+
+def _of_scheduler(one: Installation) -> str:
+    if one.scheduler is None:
+        return f"{one.service} is there, its pods are not visible"
+    return f"{one.scheduler.subject} {one.scheduler.version} is {one.scheduler.health.value}"
+
+
+def _of_event(last: Event | None) -> Iterator[str]:
+    if last is not None:
+        yield f"its last word: {last.reason}"
+
+
+def _of_cards(pod: Pod, given: Grant) -> str:
+    """With the policy by which they were chosen, where the pod names one."""
+    shares = [
+        f"{one.memory} MiB{f', {one.cores} %' if one.cores else ''} of {one.uuid}" for one in given.shares[:_MOST]
+    ]
+    policies = [
+        f"{key} {pod.meta.annotations[key]}" for key in (NODE_POLICY, GPU_POLICY) if key in pod.meta.annotations
+    ]
+    chosen = f"; chosen by {', '.join(policies)}" if policies else ""
+    return f"node {given.node}: {'; '.join(shares) or 'no card is noted'}{chosen}"
+
+
+def _newest(snapshot: Snapshot, pod: Pod) -> Event | None:
+    told = (one for one in snapshot.events_about.get(pod.subject, ()) if one.uid in ("", pod.meta.uid))
+    return max((one for one in told if one.reason in _EVENTS), key=lambda one: str(one.last), default=None)
+
+
+def _link(cause: Cause) -> HamiLink | None:
+    """None: where the pod stands."""
+    if cause in _BY_CAUSE:
+        return _BY_CAUSE[cause]
+    return _BY_LINK[cause.link] if cause.link is not None else None
+
+
+_BY_LINK: Mapping[Link, HamiLink] = {
+    Link.ADMITTED: HamiLink.WEBHOOK,
+    Link.QUEUED: HamiLink.SCHEDULER,
+    Link.SCHEDULED: HamiLink.FILTER,
+    Link.ACCEPTED: HamiLink.PLUGIN,
+    Link.RUNTIME: HamiLink.CONTAINER,
+    Link.PREPARED: HamiLink.CONTAINER,
+    Link.STARTED: HamiLink.CONTAINER,
+    Link.RUNNING: HamiLink.CONTAINER,
+}
+_BY_CAUSE: Mapping[Cause, HamiLink] = {
+    **dict.fromkeys((cause for one in control_plane.SEARCHES for cause in one.causes), HamiLink.WEBHOOK),
+    **dict.fromkeys(webhook.CAUSES, HamiLink.WEBHOOK),
+    **dict.fromkeys((EXTENDER, EXTENDER_SLOW, NO_SCHEDULER, NOT_READY[Role.HAMI_SCHEDULER]), HamiLink.SCHEDULER),
+    **dict.fromkeys((cause for one in nodes.SEARCHES for cause in one.causes), HamiLink.FILTER),
+    **dict.fromkeys(
+        (LOCK_STALE, *(one for one in scheduling.CAUSES if one not in (EXTENDER, EXTENDER_SLOW))), HamiLink.BIND
+    ),
+}
+_OWN = frozenset((*_BY_CAUSE, *filtering.CAUSES)) - {NO_SCHEDULER}
+"""A pod that one of these keeps from work is HAMi's, or was to be."""

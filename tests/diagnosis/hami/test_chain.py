@@ -1,0 +1,67 @@
+"""A pod on its way through HAMi: what holds, and the link that broke."""
+
+from __future__ import annotations
+
+import pytest
+
+from diagnosis.chain import Chain, State
+from diagnosis.diagnose import diagnose
+from diagnosis.hami_chain import HamiLink, hami_chains
+from tests.diagnosis.hami.hami_states import asking, hami, hami_node, unplaced, vgpu_pod
+from tests.diagnosis.hami.test_allocating import bound
+from tests.diagnosis.hami.test_ways import NOT_PLACED, plain, rejected
+from tests.diagnosis.states import Object, event, node, pod, snapshot
+
+A = hami_node("a")
+REFUSED = "0/1 nodes are available: 1 NodeUnfitPod."
+
+
+def chains(*state: Object) -> tuple[Chain, ...]:
+    seen = snapshot(*state)
+    own = [one for one in seen.pods if one.meta.namespace == "team"]
+    return hami_chains(seen, own, diagnose(seen).problems)
+
+
+BROKEN: list[tuple[str, list[Object], HamiLink]] = [
+    ("the webhook was not asked", [*hami(A), plain()], HamiLink.WEBHOOK),
+    ("the webhook did not answer, and the kubelet refused", [*hami(A), rejected(NOT_PLACED)], HamiLink.WEBHOOK),
+    (
+        "the extender does not answer",
+        [*hami(A), unplaced("x", 'Post "https://127.0.0.1:443/filter": EOF', reason="SchedulerError")],
+        HamiLink.SCHEDULER,
+    ),
+    ("no card has room", [*hami(A), unplaced("x", REFUSED, asking(1, 40000))], HamiLink.FILTER),
+    (
+        "what was decided can't be written",
+        [*hami(A), unplaced("x", "binding rejected: etcdserver: request timed out", reason="SchedulerError")],
+        HamiLink.BIND,
+    ),
+    ("the plugin does not answer", [*hami(A), bound("allocating", 20)], HamiLink.PLUGIN),
+]
+
+
+@pytest.mark.parametrize(("state", "link"), [one[1:] for one in BROKEN], ids=[one[0] for one in BROKEN])
+def test_the_link_that_broke_is_named(state: list[Object], link: HamiLink) -> None:
+    [chain] = chains(*state)
+    assert next(one.link for one in chain.steps if one.state is State.BROKEN) is link
+    assert all(one.problems for one in chain.steps if one.state is State.BROKEN)
+
+
+def test_a_pod_that_runs_shows_its_card_and_by_what_it_was_chosen() -> None:
+    [chain] = chains(*hami(A), vgpu_pod("x", on="a", annotations={"hami.io/gpu-scheduler-policy": "binpack"}))
+    assert chain.is_whole
+    seen = {one.link: one.seen for one in chain.steps}
+    assert seen[HamiLink.SCHEDULER] == "deployment/kube-system/hami-scheduler v2.9.0 is working"
+    assert seen[HamiLink.FILTER] == "node a: 1024 MiB, 10 % of GPU-a-0; chosen by hami.io/gpu-scheduler-policy binpack"
+
+
+def test_a_pod_that_waits_for_its_turn_shows_hamis_last_word() -> None:
+    waits = vgpu_pod("x", conditions=[], age=1)
+    [chain] = chains(*hami(A), waits, event(waits, "FilteringSucceed", "find fit node(a)", warning=False, minutes=0.2))
+    [waiting] = [one for one in chain.steps if one.state is State.WAITING]
+    assert (waiting.link, waiting.seen) == (HamiLink.FILTER, "FilteringSucceed: find fit node(a)")
+
+
+@pytest.mark.parametrize("state", [[node("b"), pod("x", 8, on="b")], [*hami(A), node("b"), pod("x", 8, on="b")]])
+def test_of_a_pod_that_is_not_hamis_nothing_is_shown(state: list[Object]) -> None:
+    assert chains(*state) == ()
