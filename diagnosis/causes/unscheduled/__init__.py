@@ -9,7 +9,7 @@ from datetime import timedelta
 from itertools import islice
 
 from diagnosis.cause import Found, Search
-from diagnosis.causes.unscheduled import device_claims, names, queues, refused, resources, selectors, volumes
+from diagnosis.causes.unscheduled import device_claims, names, queues, refused, resources, selectors, volcano, volumes
 from diagnosis.causes.unscheduled.waiting import Room, Waiting, is_stuck, rooms, unschedulable, without
 from diagnosis.fit_error import Says
 from diagnosis.gpu_nodes import devices_in, has_nvidia
@@ -141,7 +141,7 @@ def _by_room(snapshot: Snapshot, waiting: Waiting, large: Sequence[Room], others
     closed, opened = _parted(large, lambda room: bool(refused.closed_by(waiting.spec, room.node)))
     counted = waiting.counted
     if any(room.fits(counted) for room in opened):
-        yield from _beyond_arithmetic(waiting, opened)
+        yield from _beyond_arithmetic(snapshot, waiting, opened)
         return
     with_room = [room for one in closed if (room := _emptied(snapshot, one)).fits(counted)]
     for_others, ours_to_have = _parted(with_room, lambda room: refused.is_dedicated(waiting.spec, room))
@@ -174,8 +174,10 @@ def _places(waiting: Waiting, free: Sequence[Room]) -> int:
     return int(sum(counts))
 
 
-def _beyond_arithmetic(waiting: Waiting, opened: Sequence[Room]) -> Iterator[Found]:
-    yield from volumes.find_rules(waiting)
+def _beyond_arithmetic(snapshot: Snapshot, waiting: Waiting, opened: Sequence[Room]) -> Iterator[Found]:
+    elsewhere = list(volumes.find_elsewhere(snapshot, waiting, opened))
+    yield from elsewhere
+    yield from (one for one in volumes.find_rules(waiting) if not elsewhere or one.cause is not volumes.ELSEWHERE)
     yield from queues.find_gang(waiting, opened)
 
 
@@ -189,6 +191,7 @@ def _told(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
 SEARCHES = (
     Search((*queues.CAUSES[:3],), ("Pod",), queues.find_gates),
     Search((queues.KUEUE,), (), queues.find_queued),
+    Search((volcano.HELD,), (), volcano.find_groups),
     Search((queues.NO_SCHEDULER, queues.GANG), ("Pod",), queues.find_unlooked),
     Search((resources.TERMINATING,), ("Pod",), resources.find_stuck),
     Search(

@@ -262,7 +262,7 @@ def _group_says(snapshot: Snapshot, pod: Pod) -> Found | None:
     name = group_of(pod)
     group = subject("PodGroup", pod.meta.namespace, name)
     noted = [one for one in snapshot.events_about.get(group, ()) if one.warning] if name else []
-    if not noted:
+    if not noted or any(one.meta.subject == group and one.phase == "Pending" for one in snapshot.pod_groups):
         return None
     look = command("kubectl", "-n", pod.meta.namespace, "describe", "podgroups", name)
     remedy = (f"See what its queue has left, and how many pods the group needs: {look}",)
