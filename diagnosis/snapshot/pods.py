@@ -288,7 +288,8 @@ def _env(raw: Fields) -> Iterator[tuple[str, str]]:
 
 def _claims(raw: Fields) -> Iterator[tuple[str, str]]:
     for one in raw.each("resourceClaims"):
-        yield one.text("name"), one.text("resourceClaimName") or one.text("resourceClaimTemplateName")
+        told = one.at("source") if one.has("source") else one  # as until 1.30
+        yield one.text("name"), told.text("resourceClaimName") or told.text("resourceClaimTemplateName")
 
 
 def _states(raw: Fields, key: str) -> Iterator[ContainerState]:

@@ -692,7 +692,10 @@ def test_pods_that_nobody_made_and_that_wait_for_each_other_are_one_group() -> N
     diagnosis = judged(node("a"), *pods)
 
     assert told(diagnosis) == [("GangIncomplete", "podgroup/team/ring")]
-    assert "2 pods of 8 nvidia.com/gpu wait; 8 are free, room for 1 of them" in diagnosis.problems[0].found.evidence
+    assert (
+        "2 pods that ask for 16 nvidia.com/gpu wait; 8 free on nodes that take them"
+        in diagnosis.problems[0].found.evidence
+    )
 
 
 def test_who_should_offer_what_no_node_has() -> None:

@@ -32,12 +32,12 @@ def find_unschedulable(snapshot: Snapshot) -> Iterator[Found]:
         if _is_mended(snapshot, waiting) or _is_joined(snapshot, waiting, everywhere) or _is_made_room(waiting, left):
             continue
         found = list(_apart_from_nodes(snapshot, waiting))
-        if not found and snapshot.sees("Node") and (waiting.fit is not None or queues.is_gang(waiting)):
+        if not found and snapshot.sees("Node") and not queues.is_error(waiting):
             key = (waiting.shape, waiting.message)  # so each shape of pod meets all nodes once
             if key not in judged:
                 judged[key] = waiting, list(_by_nodes(snapshot, waiting, everywhere))
             found = [_retold(one, judged[key][0], waiting) for one in judged[key][1]]
-        if not found and not waiting.hami and waiting.fit is not None and not _is_next(snapshot, waiting, everywhere):
+        if not found and not waiting.hami and _is_refused(snapshot, waiting, everywhere):
             found = list(_told(snapshot, waiting))
         yield from found
 
@@ -66,11 +66,18 @@ def _is_made_room(waiting: Waiting, left: Iterable[Room]) -> bool:
 def _is_joined(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[Room]) -> bool:
     """Whether a node with GPUs that would take pods so young has joined minutes ago, and does not offer them yet."""
     made = [pod.meta.created for pod in waiting.pods if pod.meta.created is not None]
-    short = waiting.fit is not None and bool(waiting.fit.of(Says.SHORT))
+    short = waiting.fit is None or bool(waiting.fit.of(Says.SHORT))
     if not short or not made or snapshot.now - min(made) > _LOOKS_AGAIN:
         return False
     new = (room.node for room in everywhere if refused.is_joining(snapshot, waiting.spec, room.node))
     return any(has_nvidia(one) and selects(waiting.spec, one) and not devices_in(one.allocatable) for one in new)
+
+
+def _is_refused(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[Room]) -> bool:
+    """Whether the scheduler's word stands, though the objects do not show why; of another form only once it is old."""
+    if waiting.fit is None:
+        return not queues.is_error(waiting) and all(queues.is_old(snapshot, pod) for pod in waiting.pods)
+    return not _is_next(snapshot, waiting, everywhere)
 
 
 def _is_next(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[Room]) -> bool:
@@ -178,7 +185,7 @@ def _beyond_arithmetic(snapshot: Snapshot, waiting: Waiting, opened: Sequence[Ro
     elsewhere = list(volumes.find_elsewhere(snapshot, waiting, opened))
     yield from elsewhere
     yield from (one for one in volumes.find_rules(waiting) if not elsewhere or one.cause is not volumes.ELSEWHERE)
-    yield from queues.find_gang(waiting, opened)
+    yield from queues.find_gang(snapshot, waiting, opened)
 
 
 def _told(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
