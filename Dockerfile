@@ -44,6 +44,7 @@ RUN python3 -m pip --python bin/python3 uninstall --yes --quiet \
  && python3 -m compileall -q --invalidation-mode unchecked-hash lib
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE instance-profiles.conf ./
+COPY kubernetes/manifests/04-daemonset-agent.yaml kubernetes/manifests/
 COPY healthcheck healthcheck
 COPY agent agent
 COPY sweeper sweeper

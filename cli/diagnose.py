@@ -13,7 +13,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from cli import would_fit
+from cli import probing, would_fit
 from cli.access import Context, Kubeconfig
 from cli.utilization import Prometheus, with_idle
 from diagnosis.allocation import allocation
@@ -39,6 +39,7 @@ from healthcheck.cluster.connection import connect
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.cluster.listings import Listings
+from healthcheck.cluster.names import NAMESPACE
 from healthcheck.host.console import Screen
 from healthcheck.host.program import USAGE
 from healthcheck.host.streams import complain, write_document, write_json
@@ -69,6 +70,7 @@ class _Place:
     namespace: str
     save: Path | None
     prometheus: str
+    probes: probing.Wish
 
 
 def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
@@ -100,6 +102,10 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
     ] = Output.TERMINAL,
     as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
     prometheus: Prometheus = "",
+    probe_nodes: probing.Nodes = None,
+    probe_image: probing.Image = "",
+    probe_namespace: probing.Namespace = NAMESPACE,
+    max_workers: probing.MaxWorkers = 8,
     context: Context = "",
     kubeconfig: Kubeconfig = "",
 ) -> None:
@@ -113,10 +119,13 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
         pods = would_fit.read_pods(wanted, namespace) if wanted is not None else ()
     except (NoPodError, OSError) as error:
         _end(would_fit.shown_error(wanted or Path(), error), USAGE)
+    probes = probing.wish(probe_nodes, probe_image, probe_namespace, max_workers)
+    if probes.nodes and saved:
+        _end("--probe-nodes looks now, and --from tells of then", USAGE)
     try:
         target = parse_target(words or (), namespace)
         old = read_saved([since]) if since is not None else None
-        place = _Place(saved or [], Access(kubeconfig, context), namespace, save, prometheus)
+        place = _Place(saved or [], Access(kubeconfig, context), namespace, save, prometheus, probes)
         snapshot = _look(place, target)
     except (TargetError, SavedStateError) as error:
         _end(str(error), USAGE)
@@ -187,6 +196,8 @@ def _look(place: _Place, target: Target | None) -> Snapshot:
     if bundle is not None and place.save is not None:
         listed = [one.kind for one in KINDS if snapshot.sees(one.kind)]
         bundle.write(place.save, snapshot.now, snapshot.missing, listed)
+    if place.probes.nodes:
+        snapshot = probing.with_probes(snapshot, place.access, place.probes)
     return with_idle(snapshot, place.prometheus) if place.prometheus else snapshot
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum
 from functools import lru_cache
@@ -14,7 +14,7 @@ from diagnosis.placement import selects, tolerates
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import Meta
 from diagnosis.snapshot.nodes import Node, Taint
-from diagnosis.snapshot.pods import Container, Pod, PodSpec, Toleration
+from diagnosis.snapshot.pods import Container, Expression, Pod, PodSpec, Toleration
 from diagnosis.snapshot.workloads import Workload
 
 _DAEMON = tuple(
@@ -23,6 +23,7 @@ _DAEMON = tuple(
 )
 """What the DaemonSet controller lets its pods tolerate, whatever their template says."""
 _HOST_NETWORK = Toleration("node.kubernetes.io/network-unavailable", "Exists", "", "")
+_NODE_NAME = "metadata.name"
 _OWNED_TESTS = ("nvidia-cuda-validator", "nvidia-device-plugin-validator")
 """Pods that the operator's validator makes, and owns: they run once, and are none of its own."""
 _KINDS = {"daemonset": "DaemonSet", "deployment": "Deployment", "statefulset": "StatefulSet"}
@@ -210,7 +211,14 @@ def _of_pods(subject: str, pods: list[Pod]) -> Component | None:
     kind, _, name = subject.partition("/")
     meta = Meta(_KINDS.get(kind, first.meta.kind), first.meta.namespace, name.rpartition("/")[2])
     number, ready = len(living), sum(map(is_ready, living))
-    return Component(role, meta, version_of(first.spec, role), number, number, ready, first.spec, tuple(pods))
+    spec = replace(first.spec, affinity=_of_template(first.spec))
+    return Component(role, meta, version_of(spec, role), number, number, ready, spec, tuple(pods))
+
+
+def _of_template(spec: PodSpec) -> tuple[tuple[Expression, ...], ...] | None:
+    """Its node affinity without the node's own name, to which the DaemonSet controller ties each pod."""
+    terms = tuple(tuple(one for one in term if one.key != _NODE_NAME) for term in spec.affinity or ())
+    return terms if terms and all(terms) else None
 
 
 def version_of(spec: PodSpec, role: Role | None = None) -> str:

@@ -102,7 +102,7 @@ _TEXTS: tuple[tuple[Says, re.Pattern[str]], ...] = tuple(
         (Says.CLASS_MISSING, r"device class (\S{1,320}) does not exist"),
         (Says.CLAIM_MISSING, r"resourceclaim \"?([^\" ]{0,320})\"? not found"),
         (Says.CLAIM_MISSING, r"resource ?claim (?:\S{1,320} )?(?:was )?not (?:been )?created"),
-        (Says.CLAIM_MISSING, r"dynamic resource controller to create the resourceclaim"),
+        (Says.CLAIM_MISSING, r"controller to create the resourceclaim"),
         (Says.CLAIM, r"cannot allocate all claims|resource ?claim|extended resource claim|cannot fit resource"),
         (
             Says.GANG,
@@ -112,17 +112,24 @@ _TEXTS: tuple[tuple[Says, re.Pattern[str]], ...] = tuple(
 )
 
 
+_OF_THE_POD = (Says.VOLUME_UNBOUND, Says.VOLUME_MISSING, Says.CLAIM_MISSING, Says.CLASS_MISSING)
+"""What is said without any count of nodes, where the pod is refused before one is looked at."""
+
+
 def parse(message: str) -> FitError | None:
-    """None of what is no such text."""
+    """None of what is no such text. Volcano tells of the group first, then why one pod of it does not fit."""
     if _EMPTY in message:
         return FitError(0, ())
     head = _HEAD.search(message)
     if head is None:
-        return None
+        alone = reason_of(message)
+        return FitError(None, (alone,)) if alone.says in _OF_THE_POD else None
     rest = message[head.end() :]
     cut = min((at for one in _AFTER if (at := rest.find(one)) >= 0), default=len(rest))
     body = rest[:cut].strip(" .,")
-    return FitError(int(head[2]), tuple(_reason(one.strip(" .")) for one in _NEXT.split(body) if one.strip(" .")))
+    before = (one for one in (reason_of(message[: head.start()]),) if one.says is Says.GANG)
+    listed = (_reason(one.strip(" .")) for one in _NEXT.split(body) if one.strip(" ."))
+    return FitError(int(head[2]), (*before, *listed))
 
 
 def reason_of(text: str, nodes: int | None = None) -> Reason:

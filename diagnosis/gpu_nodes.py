@@ -106,6 +106,11 @@ def is_for_machines(node: Node) -> bool:
     return node.meta.labels.get("nvidia.com/gpu.workload.config") in _PASSED_THROUGH
 
 
+def brings_plugin(node: Node) -> bool:
+    """Whether its operating system runs the device plugin itself, where no pod shows it."""
+    return "bottlerocket" in node.runtime.lower()
+
+
 def is_judged(node: Node, now: datetime) -> bool:
     """Whether what is missing on it tells anything: it answers, it is not new, and nobody takes it away."""
     young = node.meta.created is not None and now - node.meta.created < SETTLES

@@ -47,47 +47,31 @@ def asks_for_gpus(spec: PodSpec) -> bool:
 @lru_cache(maxsize=1)
 def gpu_pods(snapshot: Snapshot) -> tuple[Pod, ...]:
     """Those that ask for GPUs, by resources or by claims, whatever has become of them."""
-    claims, blind = gpu_claims(snapshot), not snapshot.sees("ResourceClaim", "ResourceClaimTemplate")
-    return tuple(
-        pod
-        for pod in snapshot.pods
-        if asks_for_gpus(pod.spec) or claims_gpus(pod, claims) or (blind and _sounds_like_gpus(pod))
-    )
+    claims = gpu_claims(snapshot)
+    return tuple(pod for pod in snapshot.pods if asks_for_gpus(pod.spec) or claims_gpus(pod, claims))
 
 
 @lru_cache(maxsize=1)
 def gpu_claims(snapshot: Snapshot) -> frozenset[tuple[str, str]]:
-    """Namespaces and names of the ResourceClaims, and their templates, that ask for a class of GPUs."""
+    """Namespaces and names of the ResourceClaims, and their templates, that ask for a class of GPUs.
+
+    One that a pod names and that does not exist, or is not visible, counts if it sounds so, or if all that there is to
+    claim are GPUs.
+    """
     classes = {one.meta.name: one for one in snapshot.device_classes}
-    return frozenset((one.meta.namespace, one.meta.name) for one in snapshot.claims if _for_gpus(one, classes))
+    told = {(one.meta.namespace, one.meta.name): _for_gpus(one, classes) for one in snapshot.claims}
+    whole = snapshot.sees("ResourceClaim", "ResourceClaimTemplate") and bool(classes)
+    only_gpus = whole and all(_is_gpu_class(name, one) for name, one in classes.items())
+    for pod in snapshot.pods:
+        for name, source in pod.spec.claims.items():
+            told.setdefault((pod.meta.namespace, source), only_gpus or "gpu" in f"{name} {source}".lower())
+    return frozenset(pair for pair, for_gpus in told.items() if for_gpus)
 
 
 def claims_gpus(pod: Pod, claims: Iterable[tuple[str, str]]) -> bool:
     """Whether one of its claims is among these."""
     names = (*pod.spec.claims.values(), *pod.claim_names.values())
     return any((pod.meta.namespace, name) in claims for name in names)
-
-
-def claims_lost_gpus(snapshot: Snapshot, pod: Pod) -> bool:
-    """Whether it names a claim that does not exist and sounds like one of GPUs, or all that there is to claim are."""
-    if not pod.spec.claims or not snapshot.sees("ResourceClaim", "ResourceClaimTemplate"):
-        return False
-    there = _all_claims(snapshot)
-    lost = [pair for pair in pod.spec.claims.items() if (pod.meta.namespace, pair[1]) not in there]
-    only_gpus = bool(snapshot.device_classes) and all(
-        _is_gpu_class(one.meta.name, one) for one in snapshot.device_classes
-    )
-    return any(only_gpus or "gpu" in name.lower() for pair in lost for name in pair)
-
-
-@lru_cache(maxsize=1)
-def _all_claims(snapshot: Snapshot) -> frozenset[tuple[str, str]]:
-    return frozenset((one.meta.namespace, one.meta.name) for one in snapshot.claims)
-
-
-def _sounds_like_gpus(pod: Pod) -> bool:
-    """By the names of its claims, where these are not visible themselves."""
-    return any("gpu" in name.lower() for pair in pod.spec.claims.items() for name in pair)
 
 
 def _for_gpus(claim: ResourceClaim, classes: Mapping[str, DeviceClass]) -> bool:

@@ -27,6 +27,7 @@ class Kind:
 
 _DRA = "apis/resource.k8s.io/{}"
 _KUEUE = "apis/kueue.x-k8s.io/{}"
+_VOLCANO = "apis/scheduling.volcano.sh/v1beta1"
 DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
 """Newest first: 1.34 serves the first, 1.33 the second, 1.32 the third. Kueue's have the same names."""
 POD = Kind("Pod", "api/v1", "pods")
@@ -60,6 +61,7 @@ KINDS = (
     ),
     Kind("EndpointSlice", "apis/discovery.k8s.io/v1", "endpointslices"),
     Kind("PersistentVolumeClaim", "api/v1", "persistentvolumeclaims"),
+    Kind("PersistentVolume", "api/v1", "persistentvolumes", namespaced=False),
     Kind("Lease", "apis/coordination.k8s.io/v1", "leases"),
     Kind("ConfigMap", "api/v1", "configmaps", names=("hami-scheduler", "hami-scheduler-device", "hami-device-plugin")),
     Kind("ClusterPolicy", "apis/nvidia.com/v1", "clusterpolicies", namespaced=False),
@@ -70,6 +72,8 @@ KINDS = (
     Kind("Workload", _KUEUE, "workloads"),
     Kind("LocalQueue", _KUEUE, "localqueues"),
     Kind("ClusterQueue", _KUEUE, "clusterqueues", namespaced=False),
+    Kind("PodGroup", _VOLCANO, "podgroups"),
+    Kind("Queue", _VOLCANO, "queues", namespaced=False),
 )
 OF_COMPONENTS = frozenset(("DaemonSet", "Deployment"))
 """What GPUs need stands in namespaces of its own: without those a component is not visible, and not absent."""
@@ -93,6 +97,8 @@ def around(namespace: str, node: str) -> Callable[[Kind], Iterable[tuple[str, di
                 return [("", {"fieldSelector": f"metadata.name={node}"})]
             case "Pod":
                 return [("", {"fieldSelector": f"spec.nodeName={node}"})]
+            case "PersistentVolume":
+                return []  # the pod is where its volumes can be
             case "Lease":
                 return [(_OF_NODES, {"fieldSelector": f"metadata.name={node}"})]
         if kind.names or not kind.namespaced or kind.kind in OF_COMPONENTS:

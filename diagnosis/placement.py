@@ -12,6 +12,7 @@ from decimal import Decimal
 from enum import Enum
 
 from diagnosis.quantity import amount, shown
+from diagnosis.snapshot.cluster_objects import Volume
 from diagnosis.snapshot.nodes import Node, Taint
 from diagnosis.snapshot.pods import Container, Expression, Pod, PodSpec, Toleration
 
@@ -137,6 +138,13 @@ def selects(spec: PodSpec, node: Node) -> bool:
     if any(labels.get(key) != value for key, value in spec.node_selector.items()):
         return False
     return spec.affinity is None or any(_term_takes(term, node) for term in spec.affinity)
+
+
+def holds_volume(volume: Volume, node: Node) -> bool:
+    """Whether the volume can be had on the node."""
+    if not all(expression_takes(one, node) for one in volume.zones):
+        return False
+    return volume.terms is None or any(_term_takes(term, node) for term in volume.terms)
 
 
 def expression_takes(one: Expression, node: Node) -> bool:

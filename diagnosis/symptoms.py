@@ -16,6 +16,7 @@ from diagnosis.cause import Cause
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.events import Event
 from diagnosis.snapshot.pods import Condition, ContainerState, Ended, Pod
+from diagnosis.snapshot.workloads import Workload
 
 _PROGRESS = frozenset(("Pulling", "Pulled", "Created", "Started"))
 """What the kubelet notes once a pod's volumes are mounted and its sandbox stands: what failed before it works now."""
@@ -152,8 +153,13 @@ def replaced(snapshot: Snapshot, pod: Pod) -> bool:
         return True
     counted = [one for one in makers if one.meta.kind in _COUNTED and one.wanted is not None]
     if counted:
-        return all((one.ready or 0) >= (one.wanted or 0) for one in counted)
+        return all(_ready(snapshot, one) >= (one.wanted or 0) for one in counted)
     return bool(above) and any(_works(one) and _after(one, end) for one in snapshot.pods_under.get(above[-1], ()))
+
+
+def _ready(snapshot: Snapshot, maker: Workload) -> int:
+    """How many of its pods work: by its own count, or by the pods, where that is behind."""
+    return max(maker.ready or 0, sum(map(_works, snapshot.pods_under.get(snapshot.line(maker.meta)[-1], ()))))
 
 
 def shortened(text: str, longest: int = _SHOWN) -> str:
@@ -204,9 +210,10 @@ def _works(pod: Pod) -> bool:
 
 
 def _end(pod: Pod) -> datetime | None:
-    """When it ended, as its containers say; when it was made, where none has run."""
+    """When it ended, as its containers say; where none has, when its state last changed, or when it was made."""
     ends = [one.ended.at for one in pod.states if one.ended is not None and one.ended.at is not None]
-    return max(ends, default=pod.meta.created)
+    changes = [one.since for one in pod.conditions if one.since is not None]
+    return max(ends or changes, default=pod.meta.created)
 
 
 def _after(pod: Pod, end: datetime | None) -> bool:

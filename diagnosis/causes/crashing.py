@@ -6,6 +6,7 @@ before it works now is nobody's trouble any more.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,10 +17,13 @@ from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.hami.declared import LIBRARY as HAMI_LIBRARY
 from diagnosis.causes.not_started import START_REASONS, TOOL
 from diagnosis.causes.running import (
+    CLASS_NOT_NAMED,
     DOES_WITHOUT_TEXTS,
     LOST_TEXTS,
     NO_GPU_TEXTS,
+    NOT_REQUESTED,
     Lack,
+    is_plain_by_default,
     lack_of_device_files,
     of_lack,
     why_without_gpu,
@@ -166,9 +170,10 @@ CRASH_TEXTS = (
     signature(
         r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
         r"|cuda error:? out of memory|Device \d{1,3} OOM|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"
+        r"|RESOURCE_EXHAUSTED: Out of memory|OOM when allocating tensor[^\n]{0,300}\bGPU"
         r"|No available memory for the cache blocks|less than desired GPU memory utilization|failed to allocate GPU",
         GPU_MEMORY,
-        "PyTorch, JAX, vLLM, CUDA, cuBLAS, HAMi",
+        "PyTorch, JAX, TensorFlow, vLLM, CUDA, cuBLAS, HAMi",
         *_BOTH,
     ),
     signature(
@@ -218,6 +223,8 @@ COMPONENT_TEXTS = (
     ),
 )
 """Of components: what they say of the node that they are on."""
+_NO_DRIVER = re.compile(r"insufficient", re.IGNORECASE)
+"""CUDA says the same where the container has no driver at all."""
 _JOINED = (PROGRAM, NCCL, CUDA_UNKNOWN)
 """What a GPU with a fault may lead to as well: there the node's own record decides."""
 _MISSING_OTHERS = (NCCL, CRASHES, SIGNAL)
@@ -334,6 +341,10 @@ def _crash(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: Ended) ->
         return _Crash(pod, state, known, lack.subject, lack)
     if known.cause is CUDA_UNKNOWN and (missing := lack_of_device_files(snapshot, pod)):
         return _Crash(pod, state, replace(known, cause=missing.cause), missing.subject, missing)
+    if known.cause is DRIVER_TOO_OLD and _NO_DRIVER.search(known.quote):
+        lack = why_without_gpu(snapshot, pod, state.name)
+        if lack.cause is NOT_REQUESTED or (lack.cause is CLASS_NOT_NAMED and is_plain_by_default(snapshot, pod)):
+            return _Crash(pod, state, replace(known, cause=lack.cause), lack.subject, lack)
     node = snapshot.by_node.get(pod.spec.node)
     if known.cause in _JOINED and node is not None and _faults(node):
         known = replace(known, cause=HARDWARE)

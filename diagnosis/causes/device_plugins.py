@@ -9,13 +9,14 @@ from datetime import datetime, timedelta
 from diagnosis.cause import Cause, Certainty, Found, Search, Severity, command
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.mig_causes import GEOMETRY
-from diagnosis.causes.offer_causes import MIG_FAILED, MISSING, NOT_OFFERED, UNHEALTHY
+from diagnosis.causes.offer_causes import MIG_FAILED, MISSING, NOT_OFFERED, UNHEALTHY, stack
 from diagnosis.causes.verdicts import WITHHELD
 from diagnosis.components import Component, Role, components, is_for, is_ready, refused
 from diagnosis.gpu_nodes import (
     GPU,
     MIG,
     SHARED,
+    brings_plugin,
     devices_in,
     has_hami,
     has_nvidia,
@@ -66,8 +67,8 @@ def find(snapshot: Snapshot) -> Iterator[Found]:
             yield from _partly(node)
         elif node.name in claimed or is_changed(node) or registered(node):
             continue  # one that stands in HAMi's books is told of by HAMi's own family
-        elif blind and _wants_plugin(node):
-            yield _unexplained(node)
+        elif (blind or brings_plugin(node)) and not pods and _wants_plugin(node):
+            yield _unexplained(node, stack(snapshot))
         else:
             yield from _nothing(node, pods, snapshot)
 
@@ -93,6 +94,7 @@ def find_missing(snapshot: Snapshot) -> Iterator[Found]:
         if not has_nvidia(node) or not is_judged(node, snapshot.now) or not _wants_plugin(node):
             continue
         by_claims = node.name in claimed or any(is_for(one.spec, node) for one in drivers)
+        by_claims = by_claims or brings_plugin(node)
         if not offers_gpus(node) and not by_claims and not there.get(node.name):
             yield from _missing(node, plugins, above)
 
@@ -167,7 +169,7 @@ def _nothing(node: Node, pods: list[tuple[Component, Pod]], snapshot: Snapshot) 
     yield Found(_what(node), node.subject, tuple(evidence), tuple(remedy), (node.subject,), because_of=because)
 
 
-def _unexplained(node: Node) -> Found:
+def _unexplained(node: Node, workloads: Iterable[str]) -> Found:
     evidence = (
         _offers(node),
         f"GPUs are there: {_why_gpu(node)}",
@@ -176,7 +178,8 @@ def _unexplained(node: Node) -> Found:
     )
     pods = command("kubectl", "get", "pods", "-A", "-o", "wide", f"--field-selector=spec.nodeName={node.name}")
     remedy = (f"See whether a device plugin runs there, and what its log says: {pods}",)
-    because = tuple((one, node.subject) for one in (GEOMETRY, MIG_FAILED, WITHHELD))
+    not_ready = ((cause, one) for cause in NOT_READY.values() for one in (node.subject, *workloads))
+    because = (*not_ready, *((one, node.subject) for one in (GEOMETRY, MIG_FAILED, WITHHELD)))
     return Found(_what(node), node.subject, evidence, remedy, (node.subject,), Certainty.LIKELY, because)
 
 

@@ -79,6 +79,12 @@ INJECTION_TEXTS = (
     signature(r"unresolvable CDI devices ([^\n]{1,400})", CDI_UNRESOLVED, "container-device-interface", *_STATES),
     signature(r"failed to stat CDI host device \\?\"?([^\s\"\\]{1,200})", CDI_STALE, _CONTAINERD, *_STATES),
     signature(
+        r"mounting \\?\"([^\s\"\\]{0,160}(?:nvidia|libcuda)[^\s\"\\]{0,80})\\?\" to rootfs[^\n]{0,400}no such file",
+        CDI_STALE,
+        "runc",
+        *_STATES,
+    ),
+    signature(
         r"exec: \\?\"?([^\s\"\\]{0,200}nvidia-c[^\s\"\\]{1,60})\\?\"?:[^\n]{0,80}(?:not found|no such file)",
         TOOLKIT_BINARY,
         _NCT,
@@ -175,7 +181,9 @@ _OF_THE_GPU = (
     CDI_STALE,
 )
 """What a GPU with a fault leads to."""
-_PASSES = re.compile(r"not registered\b|failed to sync (?:configmap|secret) cache")
+_PASSES = re.compile(
+    r"object \"[^\"]{1,320}\"/\"[^\"]{1,320}\" not registered|failed to sync (?:configmap|secret) cache"
+)
 """A kubelet that was just started has not yet heard of what the pod refers to."""
 TOOL = re.compile(r'exec: \\?"nvidia-smi\\?":', re.IGNORECASE)
 """Where NVIDIA's own tool is not in a container, nobody brought the GPU into it: that is told with those that run."""

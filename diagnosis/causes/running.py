@@ -98,6 +98,8 @@ LOST_TEXTS = (signature(r"Failed to initialize NVML: Unknown Error", CGROUP_LOST
 _LAST_LINES = 10
 """Of a container that runs: what it said earlier it may have got over."""
 _AS_DEFAULT = ("NVIDIA_RUNTIME_SET_AS_DEFAULT", "CONTAINERD_SET_AS_DEFAULT")
+_NEVER_DEFAULT = ("k3s", "rke2")
+"""What these find of NVIDIA's runtime becomes a handler, and never the default by itself."""
 _GKE = "cloud.google.com/gke-accelerator"
 """GKE's device plugin mounts the driver itself."""
 _FORCES = re.compile(r"none|void|(?:\d|GPU-|MIG-)\S{0,400}", re.ASCII)
@@ -239,6 +241,19 @@ def lack_of_device_files(snapshot: Snapshot, pod: Pod) -> Lack | None:
     if node is None or found is None:
         return None
     return Lack(DEVICE_FILES, node.subject, (f"{node.subject}: {found.reason}: {found.detail}",), Certainty.LIKELY)
+
+
+def is_plain_by_default(snapshot: Snapshot, pod: Pod) -> bool:
+    """Whether something shows that the runtime of a pod that names no class is not NVIDIA's."""
+    node = snapshot.by_node.get(pod.spec.node)
+    if node is not None and (_plain(node) or any(one in f"{node.runtime} {node.kubelet}" for one in _NEVER_DEFAULT)):
+        return True
+    plugins = [one for one in components(snapshot) if one.role is Role.DEVICE_PLUGIN]
+    owners = {one.meta.owner.kind for one in plugins if one.meta.owner is not None}
+    # The operator's own name the class whatever the default is; who installs the plugin alone does so out of need.
+    needed = any("nvidia" in one.spec.runtime_class for one in plugins) and "ClusterPolicy" not in owners
+    boxes = (box for one in toolkits(snapshot) if one.spec is not None for box in one.spec.containers)
+    return needed or any(box.env.get(name) == "false" for box in boxes for name in _AS_DEFAULT)
 
 
 def hidden(snapshot: Snapshot, pod: Pod, container: Container) -> str:

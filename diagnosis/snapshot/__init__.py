@@ -14,11 +14,13 @@ from diagnosis.snapshot.cluster_objects import (
     ConfigMap,
     Endpoints,
     Lease,
+    Volume,
     VolumeClaim,
     read_cluster_policy,
     read_config_map,
     read_endpoints,
     read_lease,
+    read_volume,
     read_volume_claim,
 )
 from diagnosis.snapshot.dra import DeviceClass, ResourceClaim, ResourceSlice, read_claim, read_device_class, read_slice
@@ -41,6 +43,7 @@ from diagnosis.snapshot.rules import (
     read_runtime_class,
     read_webhooks,
 )
+from diagnosis.snapshot.volcano import GroupQueue, PodGroup, read_group_queue, read_pod_group
 from diagnosis.snapshot.workloads import KINDS as WORKLOADS
 from diagnosis.snapshot.workloads import Workload, read_workload
 from healthcheck.text.moments import EARLIEST
@@ -59,6 +62,7 @@ _READERS: Mapping[str, tuple[str, Any]] = {
     "ConfigMap": ("config_maps", read_config_map),
     "Namespace": ("namespaces", partial(read_meta, "Namespace")),
     "PersistentVolumeClaim": ("volume_claims", read_volume_claim),
+    "PersistentVolume": ("volumes", read_volume),
     "Lease": ("leases", read_lease),
     "ClusterPolicy": ("cluster_policies", read_cluster_policy),
     "ResourceSlice": ("slices", read_slice),
@@ -67,6 +71,8 @@ _READERS: Mapping[str, tuple[str, Any]] = {
     "DeviceClass": ("device_classes", read_device_class),
     "Workload": ("queued", read_queued),
     "LocalQueue": ("queues", partial(read_queue, "LocalQueue")),
+    "PodGroup": ("pod_groups", read_pod_group),
+    "Queue": ("group_queues", read_group_queue),
     "ClusterQueue": ("queues", partial(read_queue, "ClusterQueue")),
 }
 """By kind where it stands in a snapshot, and what reads it."""
@@ -100,6 +106,7 @@ class Snapshot:
     config_maps: tuple[ConfigMap, ...] = ()
     namespaces: tuple[Meta, ...] = ()
     volume_claims: tuple[VolumeClaim, ...] = ()
+    volumes: tuple[Volume, ...] = ()
     leases: tuple[Lease, ...] = ()
     cluster_policies: tuple[ClusterPolicy, ...] = ()
     slices: tuple[ResourceSlice, ...] = ()
@@ -107,6 +114,8 @@ class Snapshot:
     device_classes: tuple[DeviceClass, ...] = ()
     queued: tuple[Queued, ...] = ()
     queues: tuple[Queue, ...] = ()
+    pod_groups: tuple[PodGroup, ...] = ()
+    group_queues: tuple[GroupQueue, ...] = ()
     logs: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """By a pod's subject and a container's name: the last lines of its last run that ended, or of the one that is."""
     gpu_use: tuple[GpuUse, ...] = ()
@@ -119,6 +128,11 @@ class Snapshot:
     def owners(self) -> Mapping[str, Meta]:
         """What makes pods, by subject."""
         return {one.subject: one.meta for one in self.workloads}
+
+    @cached_property
+    def volume(self) -> Mapping[str, Volume]:
+        """By name."""
+        return {one.meta.name: one for one in self.volumes}
 
     @cached_property
     def by_node(self) -> Mapping[str, Node]:

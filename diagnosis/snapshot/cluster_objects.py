@@ -7,10 +7,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from diagnosis.snapshot.meta import Meta, read_meta
-from diagnosis.snapshot.pods import Condition, read_conditions
+from diagnosis.snapshot.pods import Condition, Expression, read_conditions, read_term
 from diagnosis.snapshot.reading import Fields
 
 _LONGEST_DOCUMENT = 256 * 1024
+_ZONES = (
+    *("topology.kubernetes.io/zone", "topology.kubernetes.io/region"),
+    *("failure-domain.beta.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/region"),
+)
+"""As labels of a volume they bind it too; several zones stand in one value, with `__` between them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,15 @@ class VolumeClaim:
     phase: str = ""
     volume: str = ""
     storage_class: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """A PersistentVolume. A node takes it that meets one of `terms` (None: any node does) and all of `zones`."""
+
+    meta: Meta
+    terms: tuple[tuple[Expression, ...], ...] | None = None
+    zones: tuple[Expression, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +104,13 @@ def read_volume_claim(raw: Fields) -> VolumeClaim:
         raw.text("spec", "volumeName"),
         raw.text("spec", "storageClassName"),
     )
+
+
+def read_volume(raw: Fields) -> Volume:
+    meta, required = read_meta("PersistentVolume", raw), raw.at("spec", "nodeAffinity", "required")
+    terms = tuple(map(read_term, required.each("nodeSelectorTerms"))) if required.has("nodeSelectorTerms") else None
+    zones = (Expression(key, "In", tuple(meta.labels[key].split("__"))) for key in _ZONES if key in meta.labels)
+    return Volume(meta, terms, tuple(zones))
 
 
 def read_lease(raw: Fields) -> Lease:

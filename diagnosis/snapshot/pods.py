@@ -241,7 +241,9 @@ def read_spec(raw: Fields) -> PodSpec:
         priority=raw.number("priority"),
         gates=tuple(one.text("name") for one in raw.each("schedulingGates")),
         node_selector=raw.words("nodeSelector"),
-        affinity=tuple(map(_term, required.each("nodeSelectorTerms"))) if required.has("nodeSelectorTerms") else None,
+        affinity=tuple(map(read_term, required.each("nodeSelectorTerms")))
+        if required.has("nodeSelectorTerms")
+        else None,
         tolerations=tuple(map(_toleration, raw.each("tolerations"))),
         overhead=raw.words("overhead"),
         claims=dict(_claims(raw)),
@@ -264,7 +266,8 @@ def read_expressions(raw: Fields, *path: str) -> tuple[Expression, ...]:
     return tuple(Expression(one.text("key"), one.text("operator"), one.texts("values")) for one in raw.each(*path))
 
 
-def _term(raw: Fields) -> tuple[Expression, ...]:
+def read_term(raw: Fields) -> tuple[Expression, ...]:
+    """One of a node selector's: all of it must hold."""
     return (*read_expressions(raw, "matchExpressions"), *read_expressions(raw, "matchFields"))
 
 
@@ -295,7 +298,8 @@ def _env(raw: Fields) -> Iterator[tuple[str, str]]:
 
 def _claims(raw: Fields) -> Iterator[tuple[str, str]]:
     for one in raw.each("resourceClaims"):
-        yield one.text("name"), one.text("resourceClaimName") or one.text("resourceClaimTemplateName")
+        told = one.at("source") if one.has("source") else one  # as until 1.30
+        yield one.text("name"), told.text("resourceClaimName") or told.text("resourceClaimTemplateName")
 
 
 def _states(raw: Fields, key: str) -> Iterator[ContainerState]:

@@ -4,3 +4,5 @@ from __future__ import annotations
 
 NAMESPACE, BUDGET_NAMESPACE = "gpu-healthcheck", "gpu-healthcheck-budget"
 COMPONENT = "gpu-healthcheck"
+AGENT = "gpu-healthcheck-agent"
+"""Its DaemonSet."""

@@ -11,6 +11,7 @@ import urllib3
 
 from healthcheck.cluster.connection import Connection, say
 from healthcheck.cluster.errors import Unavailable
+from healthcheck.cluster.names import AGENT, NAMESPACE
 from healthcheck.cluster.pages import pod_page
 from healthcheck.deep.job import JobState
 from healthcheck.node.gpu_resources import GpuPod, gpu_pod
@@ -18,6 +19,7 @@ from healthcheck.node.pods import PodState, pod_state
 from healthcheck.text.moments import timestamp
 
 JOB_LABEL, _JOB_UID_LABEL = "batch.kubernetes.io/job-name", "batch.kubernetes.io/controller-uid"
+_PODS = "/api/v1/namespaces/{}/pods"
 _MOST_LOG_BYTES = 1 << 20
 _AT_WORK = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 """Pods that have a node and have not finished: those that hold what they asked for."""
@@ -67,6 +69,32 @@ class Pods(Connection):
         }
         path = f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(name)}/eviction"
         self._json("create", path, "pods/eviction", body)
+
+    def read_agent_template(self) -> dict[str, Any]:
+        """What the agent's DaemonSet makes its pods from. NotFound: there is none."""
+        path = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/{AGENT}"
+        template = (self._json("get", path, "daemonsets").get("spec") or {}).get("template")
+        return template if isinstance(template, dict) else {}
+
+    def create_pod(self, pod: Mapping[str, Any]) -> None:
+        """Forbidden: a right is missing, or pod security or another admission refuses it."""
+        self._json("create", _PODS.format(quote(pod["metadata"]["namespace"])), "pods", pod)
+
+    def read_pod(self, namespace: str, name: str) -> dict[str, Any]:
+        """As a plain API object."""
+        return self._json("get", f"{_PODS.format(quote(namespace))}/{quote(name)}", "pods")
+
+    def list_ended_pods(self, namespace: str, selector: str) -> list[dict[str, Any]]:
+        """As plain API objects."""
+        query = {"labelSelector": selector, "fieldSelector": "status.phase!=Pending,status.phase!=Running"}
+        return list(self._pages(_PODS.format(quote(namespace)), "pods", query))
+
+    def delete_pod(self, namespace: str, name: str, grace_seconds: int | None = None) -> None:
+        """In its own grace period, or in this one; 0 does not wait for its kubelet. NotFound: it is gone."""
+        options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        if grace_seconds is not None:
+            options["gracePeriodSeconds"] = grace_seconds
+        self._json("delete", f"{_PODS.format(quote(namespace))}/{quote(name)}", "pods", options)
 
     def read_pod_log(self, pod: PodState, since: datetime | None) -> str:
         """What the pod's first container has said from that second on, 1 MiB at most, a time before each line."""

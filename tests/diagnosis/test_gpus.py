@@ -30,7 +30,9 @@ def test_a_claim_of_a_gpu_class_counts() -> None:
     claims = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]}
 
     assert list(gpu_pods(snapshot(template, pod("a", 0, spec=claims))))
-    assert not list(gpu_pods(snapshot(pod("a", 0, spec=claims))))
+    assert list(gpu_pods(snapshot(pod("a", 0, spec=claims)))), "a template that is not there tells by its name"
+    other = {"resourceClaims": [{"name": "net", "resourceClaimTemplateName": "one-nic"}]}
+    assert not list(gpu_pods(snapshot(template, pod("a", 0, spec=other))))
 
 
 def test_a_healthy_cluster_yields_nothing() -> None:

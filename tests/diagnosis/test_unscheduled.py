@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from diagnosis.cause import Certainty
 from healthcheck.node.state import UNHEALTHY
 from tests.diagnosis.states import (
     GPU,
@@ -116,11 +117,44 @@ IN_LINE = (
 )
 
 
+def group(phase: str = "Pending", gpus: int = 8, age: float = 30, api: str = "scheduling.volcano.sh/v1beta1") -> Object:
+    """The PodGroup of a Volcano Job, which has no pods until it is let in."""
+    owner = {"kind": "Job", "name": "train", "uid": "x", "controller": True}
+    spec = {"queue": "vision", "minMember": 2, "minResources": {"cpu": "8", GPU: str(gpus)}}
+    one = obj("PodGroup", "train-x", "team", age=age, metadata={"ownerReferences": [owner]}, spec=spec)
+    return one | {"apiVersion": api, "status": {"phase": phase}}
+
+
+def queue(given: int = 8, most: int = 8, state: str = "Open") -> Object:
+    status = {"state": state, "allocated": {GPU: str(given)}}
+    one = obj("Queue", "vision", spec={"capability": {GPU: str(most)}}, status=status)
+    return one | {"apiVersion": "scheduling.volcano.sh/v1beta1"}
+
+
+HELD = "VolcanoHoldsGroup"
+ZONE = "topology.kubernetes.io/zone"
+
+
+def volume(name: str, zone: str, *, old: bool = False) -> list[Object]:
+    """A claim of that name, bound to a volume in the zone; `old`: only the volume's label tells of it."""
+    term = {"matchExpressions": [{"key": ZONE, "operator": "In", "values": [zone]}]}
+    spec: Object = {} if old else {"nodeAffinity": {"required": {"nodeSelectorTerms": [term]}}}
+    claim = obj("PersistentVolumeClaim", name, "team", spec={"volumeName": f"pv-{name}"}, status={"phase": "Bound"})
+    labels = {"labels": {ZONE: zone}} if old else {}
+    return [claim, obj("PersistentVolume", f"pv-{name}", metadata=labels, spec=spec)]
+
+
+def mounts(*names: str) -> Object:
+    spec = {"volumes": [{"name": one, "persistentVolumeClaim": {"claimName": one}} for one in names]}
+    return waits("1 node(s) had volume node affinity conflict, 1 Insufficient nvidia.com/gpu", 8, spec=spec)
+
+
 def lease(name: str, minutes: float) -> Object:
     spec = {"holderIdentity": "x", "leaseDurationSeconds": 15, "renewTime": ago(minutes)}
     return obj("Lease", name, "kube-system", spec=spec)
 
 
+IN_A, IN_B = (node(name, labels={ZONE: name}) for name in "ab")
 STATES: list[tuple[str, list[Object], str, str]] = [
     ("all in use", [node("a"), runs("busy", 8, "a"), waits(SHORT)], "GpusAllInUse", f"resource/{GPU}"),
     (
@@ -347,6 +381,24 @@ STATES: list[tuple[str, list[Object], str, str]] = [
     ("anti-affinity", [node("a"), waits("1 node(s) didn't match pod anti-affinity rules")], "PodAffinityUnmet", JOB),
     ("spread", [node("a"), waits("1 node(s) didn't match pod topology spread constraints")], "PodAffinityUnmet", JOB),
     (
+        "a volume where the GPUs are all in use",
+        [IN_A, IN_B, runs("busy", 8, "b"), *volume("data", "b"), mounts("data")],
+        "VolumeInAnotherZone",
+        JOB,
+    ),
+    (
+        "a volume whose zone is a label of its own",
+        [IN_A, IN_B, runs("busy", 8, "b"), *volume("data", "b__c", old=True), mounts("data")],
+        "VolumeInAnotherZone",
+        JOB,
+    ),
+    (
+        "two volumes that lie apart",
+        [IN_A, IN_B, *volume("data", "a"), *volume("more", "b"), mounts("data", "more")],
+        "VolumeInAnotherZone",
+        JOB,
+    ),
+    (
         "a volume that is in use",
         [
             node("a"),
@@ -448,6 +500,10 @@ STATES: list[tuple[str, list[Object], str, str]] = [
         "GangIncomplete",
         JOB,
     ),
+    ("volcano, in line for long", [node("a"), group(), queue()], HELD, "podgroup/team/train-x"),
+    ("volcano, a closed queue", [node("a"), group(age=4), queue(0, state="Closed")], HELD, "queue/vision"),
+    ("volcano, no such queue", [node("a"), group(age=4)], HELD, "queue/vision"),
+    ("volcano, more than its queue may have", [node("a"), group(gpus=16, age=4), queue(0)], HELD, "queue/vision"),
     (
         "DRA behind a resource",
         [node("a", None), by_resource(), devices("gpu-0"), taken("gpu-0"), waits("1 cannot fit resource")],
@@ -500,7 +556,7 @@ def _is_sick(one: Object) -> bool:
     conditions = one.get("status", {}).get("conditions", ()) if one["kind"] == "Node" else ()
     silent = any(told["type"] == "Ready" and told["status"] != "True" for told in conditions)
     return (
-        one["kind"] == "Workload"
+        one["kind"] in ("Workload", "PodGroup")
         or silent
         or UNHEALTHY in taints
         or allocatable != one.get("status", {}).get("capacity", allocatable)
@@ -539,6 +595,9 @@ SILENT: list[tuple[str, list[Object]]] = [
         "in Kueue's line for what others use",
         [node("a"), queued("Pending", IN_LINE, age=5)],
     ),
+    ("in Volcano's line for what others use", [node("a"), group(age=5), queue()]),
+    ("let in by Volcano", [node("a"), group("Inqueue"), queue(0)]),
+    ("a group of another scheduler", [node("a"), group(api="scheduling.x-k8s.io/v1alpha1")]),
     (
         "its gate for Kueue's topology is young",
         [node("a"), pod("new", age=0.5, spec={"schedulingGates": [{"name": "kueue.x-k8s.io/topology"}]})],
@@ -598,6 +657,17 @@ def test_many_pods_for_one_reason_are_one_cause() -> None:
     assert len(problem.found.affected) == 20
 
 
+def test_a_bound_volume_and_the_nodes_on_both_sides_are_named() -> None:
+    (problem,) = judged(IN_A, IN_B, runs("busy", 8, "b"), *volume("data", "b"), mounts("data")).problems
+
+    assert problem.found.certainty is Certainty.PROVEN
+    assert problem.found.evidence == (
+        f"persistentvolumeclaim/team/data is bound to persistentvolume/pv-data, only for nodes with {ZONE} In b",
+        "nodes with room, where that is not: node/a",
+        "nodes where it is have what the pods ask for, but no room: node/b",
+    )
+
+
 def test_more_pods_than_a_rollout_makes_room_for_still_wait() -> None:
     leaves = runs("old", 1, "a", metadata={"deletionTimestamp": ago(-0.4)})
     pods = [waits(SHORT, name=f"train-{number}") for number in range(2)]
@@ -622,7 +692,10 @@ def test_pods_that_nobody_made_and_that_wait_for_each_other_are_one_group() -> N
     diagnosis = judged(node("a"), *pods)
 
     assert told(diagnosis) == [("GangIncomplete", "podgroup/team/ring")]
-    assert "2 pods of 8 nvidia.com/gpu wait; 8 are free, room for 1 of them" in diagnosis.problems[0].found.evidence
+    assert (
+        "2 pods that ask for 16 nvidia.com/gpu wait; 8 free on nodes that take them"
+        in diagnosis.problems[0].found.evidence
+    )
 
 
 def test_who_should_offer_what_no_node_has() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from diagnosis.causes.admission.texts import Refusal, parse
 from diagnosis.components import role_of
@@ -15,6 +15,7 @@ from diagnosis.snapshot.events import Event
 from diagnosis.snapshot.meta import Meta
 from diagnosis.snapshot.pods import PodSpec
 from diagnosis.snapshot.workloads import KINDS, Workload
+from healthcheck.text.moments import EARLIEST
 
 _MAKERS = frozenset(("ReplicaSet", "StatefulSet", "DaemonSet", "Job"))
 """What makes pods itself; the others make one of these."""
@@ -62,14 +63,18 @@ def strangers(snapshot: Snapshot) -> Iterator[tuple[Event, Refusal]]:
     """What objects of kinds that are not read here heard lately of GPU pods that they could not make."""
     known = {kind.lower() for kind in (*KINDS, "Pod") if snapshot.sees(kind) and kind not in _ABOVE}
     metas = (one.meta for some in (snapshot.pods, snapshot.workloads) for one in some)
-    made = {meta.owner.uid for meta in metas if meta.owner is not None}
+    made: dict[str, datetime] = {}
+    for meta in metas:
+        if meta.owner is not None and meta.created is not None:
+            made[meta.owner.uid] = max(meta.created, made.get(meta.owner.uid, EARLIEST))
     for event in snapshot.events:
         if event.reason not in _FAILED or not event.warning or event.about.partition("/")[0] in known:
             continue
         recent = event.last is not None and snapshot.now - event.last < _RECENT
         refusal = parse(event.message)
         told = refusal is not None and (meant_as_gpu(event.message) or "nvidia" in event.message)
-        if recent and told and refusal is not None and event.uid not in made:
+        # What it could make since then, it is no longer refused.
+        if recent and told and refusal is not None and made.get(event.uid, EARLIEST) < (event.last or EARLIEST):
             yield event, refusal
 
 

@@ -10,7 +10,7 @@ from itertools import islice
 
 from diagnosis.cause import Found, Search
 from diagnosis.causes.hami import webhook as hami
-from diagnosis.causes.unscheduled import device_claims, names, queues, refused, resources, selectors, volumes
+from diagnosis.causes.unscheduled import device_claims, names, queues, refused, resources, selectors, volcano, volumes
 from diagnosis.causes.unscheduled.waiting import Room, Waiting, is_stuck, rooms, unschedulable, without
 from diagnosis.fit_error import Says
 from diagnosis.gpu_nodes import devices_in, has_hami, has_nvidia
@@ -33,12 +33,12 @@ def find_unschedulable(snapshot: Snapshot) -> Iterator[Found]:
         if _is_mended(snapshot, waiting) or _is_joined(snapshot, waiting, everywhere) or _is_made_room(waiting, left):
             continue
         found = list(_apart_from_nodes(snapshot, waiting))
-        if not found and snapshot.sees("Node") and (waiting.fit is not None or queues.is_gang(waiting)):
+        if not found and snapshot.sees("Node") and not queues.is_error(waiting):
             key = (waiting.shape, waiting.message)  # so each shape of pod meets all nodes once
             if key not in judged:
                 judged[key] = waiting, list(_by_nodes(snapshot, waiting, everywhere))
             found = [_retold(one, judged[key][0], waiting) for one in judged[key][1]]
-        if not found and not waiting.hami and waiting.fit is not None and not _is_next(snapshot, waiting, everywhere):
+        if not found and not waiting.hami and _is_refused(snapshot, waiting, everywhere):
             found = list(_told(snapshot, waiting))
         yield from found
 
@@ -67,11 +67,18 @@ def _is_made_room(waiting: Waiting, left: Iterable[Room]) -> bool:
 def _is_joined(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[Room]) -> bool:
     """Whether a node with GPUs that would take pods so young has joined minutes ago, and does not offer them yet."""
     made = [pod.meta.created for pod in waiting.pods if pod.meta.created is not None]
-    short = waiting.fit is not None and bool(waiting.fit.of(Says.SHORT))
+    short = waiting.fit is None or bool(waiting.fit.of(Says.SHORT))
     if not short or not made or snapshot.now - min(made) > _LOOKS_AGAIN:
         return False
     new = (room.node for room in everywhere if refused.is_joining(snapshot, waiting.spec, room.node))
     return any(has_nvidia(one) and selects(waiting.spec, one) and not devices_in(one.allocatable) for one in new)
+
+
+def _is_refused(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[Room]) -> bool:
+    """Whether the scheduler's word stands, though the objects do not show why; of another form only once it is old."""
+    if waiting.fit is None:
+        return not queues.is_error(waiting) and all(queues.is_old(snapshot, pod) for pod in waiting.pods)
+    return not _is_next(snapshot, waiting, everywhere)
 
 
 def _is_next(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[Room]) -> bool:
@@ -145,7 +152,7 @@ def _by_room(snapshot: Snapshot, waiting: Waiting, large: Sequence[Room], others
     closed, opened = _parted(large, lambda room: bool(refused.closed_by(waiting.spec, room.node)))
     counted = waiting.counted
     if any(room.fits(counted) for room in opened):
-        yield from _beyond_arithmetic(waiting, opened)
+        yield from _beyond_arithmetic(snapshot, waiting, opened)
         return
     with_room = [room for one in closed if (room := _emptied(snapshot, one)).fits(counted)]
     for_others, ours_to_have = _parted(with_room, lambda room: refused.is_dedicated(waiting.spec, room))
@@ -178,9 +185,11 @@ def _places(waiting: Waiting, free: Sequence[Room]) -> int:
     return int(sum(counts))
 
 
-def _beyond_arithmetic(waiting: Waiting, opened: Sequence[Room]) -> Iterator[Found]:
-    yield from volumes.find_rules(waiting)
-    yield from queues.find_gang(waiting, opened)
+def _beyond_arithmetic(snapshot: Snapshot, waiting: Waiting, opened: Sequence[Room]) -> Iterator[Found]:
+    elsewhere = list(volumes.find_elsewhere(snapshot, waiting, opened))
+    yield from elsewhere
+    yield from (one for one in volumes.find_rules(waiting) if not elsewhere or one.cause is not volumes.ELSEWHERE)
+    yield from queues.find_gang(snapshot, waiting, opened)
 
 
 def _told(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
@@ -194,6 +203,7 @@ def _told(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
 SEARCHES = (
     Search((*queues.CAUSES[:3],), ("Pod",), queues.find_gates),
     Search((queues.KUEUE,), (), queues.find_queued),
+    Search((volcano.HELD,), (), volcano.find_groups),
     Search((queues.NO_SCHEDULER, queues.GANG), ("Pod",), queues.find_unlooked),
     Search((resources.TERMINATING,), ("Pod",), resources.find_stuck),
     Search(

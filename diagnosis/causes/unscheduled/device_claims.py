@@ -11,9 +11,9 @@ from datetime import timedelta
 from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.other_devices import NO_SLICES
-from diagnosis.causes.unscheduled.waiting import Waiting
+from diagnosis.causes.unscheduled.waiting import Waiting, events_of
 from diagnosis.components import Role, components
-from diagnosis.fit_error import Says
+from diagnosis.fit_error import Reason, Says
 from diagnosis.quantity import amount
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.dra import Device, DeviceClass, Request, ResourceClaim
@@ -74,6 +74,7 @@ _CAPACITY = re.compile(
     r"['\"]([^'\"]{1,40})['\"]\)\s{0,3}\)\s{0,3}(>=|>|==|<=|<)\s{0,3}0\s{0,3}\)?\Z",
     re.ASCII,
 )
+_NOT_MADE = "FailedResourceClaimCreation"
 _SHUT = (":NoSchedule", ":NoExecute")
 _PATIENCE = timedelta(minutes=1)
 _MOST = 5
@@ -104,7 +105,7 @@ def find_claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
             found += (one for request in claim.requests for one in _judged(snapshot, waiting, claim, request))
     if not found and waiting.fit is not None:
         found += (
-            _told(snapshot, waiting, reason.text)
+            _told(snapshot, waiting, reason)
             for reason in waiting.fit.of(Says.CLAIM, Says.CLAIM_MISSING, Says.CLASS_MISSING)
         )
     yield from found
@@ -119,8 +120,16 @@ def find_by_resource(snapshot: Snapshot, waiting: Waiting, name: str, known: Dev
         yield from _offered(snapshot, waiting, (asks, Request(name, known.meta.name, count), claim, known))
 
 
-def _told(snapshot: Snapshot, waiting: Waiting, text: str) -> Found:
-    evidence = (f"the scheduler: {text}",)
+def _told(snapshot: Snapshot, waiting: Waiting, reason: Reason) -> Found:
+    """By the scheduler's words, and those of the controller that makes claims."""
+    noted = (one for pod in waiting.pods[:_MOST] for one in events_of(snapshot, pod) if one.reason == _NOT_MADE)
+    evidence = (f"the scheduler: {reason.text}", *(one.message for one in noted))
+    if reason.says is Says.CLASS_MISSING:
+        return Found(NO_CLASS, f"deviceclass/{reason.what}", evidence, (), waiting.names, Certainty.LIKELY)
+    if reason.says is Says.CLAIM_MISSING:
+        named = subject("ResourceClaim", waiting.pods[0].meta.namespace, reason.what)
+        where = named if reason.what else waiting.workload
+        return Found(NO_CLAIM, where, evidence, (), waiting.names, Certainty.LIKELY)
     above = tuple(_why_no_slices(snapshot))
     return Found(CLAIM_UNMET, waiting.workload, evidence, (), waiting.names, Certainty.LIKELY, above)
 

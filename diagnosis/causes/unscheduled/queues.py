@@ -10,7 +10,7 @@ from decimal import Decimal
 from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
 from diagnosis.causes.unscheduled.waiting import Room, Waiting, events_of, group_of, tells_of_gang, unplaced
 from diagnosis.gpus import asks_for_gpus
-from diagnosis.placement import ZERO
+from diagnosis.placement import ZERO, asked_by
 from diagnosis.quantity import shown
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.kueue import Queue, Queued
@@ -77,7 +77,7 @@ _UNUSED = "insufficient unused quota"
 def find_gates(snapshot: Snapshot) -> Iterator[Found]:
     """Pods that wait for a gate to be taken away."""
     for pod in unplaced(snapshot):
-        if pod.spec.gates and _is_old(snapshot, pod):
+        if pod.spec.gates and is_old(snapshot, pod):
             yield _gated(snapshot, pod)
 
 
@@ -95,7 +95,7 @@ def find_unlooked(snapshot: Snapshot) -> Iterator[Found]:
     """Pods that no scheduler has looked at."""
     waits: defaultdict[str, list[Pod]] = defaultdict(list)
     for pod in unplaced(snapshot):
-        if pod.spec.gates or _is_looked_at(snapshot, pod) or not _is_old(snapshot, pod):
+        if pod.spec.gates or _is_looked_at(snapshot, pod) or not is_old(snapshot, pod):
             continue
         group = _group_says(snapshot, pod)
         if group is not None:
@@ -106,21 +106,28 @@ def find_unlooked(snapshot: Snapshot) -> Iterator[Found]:
         yield from _not_there(snapshot, name, pods)
 
 
-def find_gang(waiting: Waiting, rooms: Sequence[Room]) -> Iterator[Found]:
-    """Each fits by itself, and the scheduler waits for all."""
-    if not is_gang(waiting):
+def find_gang(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[Room]) -> Iterator[Found]:
+    """Each fits by itself, and the scheduler waits for all, or there is no room for all."""
+    group, name = group_of(waiting.pods[0]), next(iter(waiting.devices), "")
+    asked = [asked_by(pod.spec).get(name, ZERO) for pod in _members(snapshot, waiting, group)]
+    free = sum((room.free(name) for room in rooms), ZERO)
+    short = bool(group and name) and len(asked) > 1 and sum(asked) > free
+    if not short and not is_gang(waiting):
         return
     evidence = [f"the scheduler: {waiting.message}"]
-    name = next(iter(waiting.devices), "")
     if name and rooms:
-        free = sum((room.free(name) for room in rooms), ZERO)
-        each = waiting.asked[name]
-        placed = sum(int(room.free(name) // each) for room in rooms)
-        evidence.append(
-            f"{len(waiting.pods)} pods of {shown(name, each)} {name} wait; "
-            f"{shown(name, Decimal(free))} are free, room for {placed} of them"
-        )
-    yield Found(GANG, waiting.workload, tuple(evidence), (), waiting.names)
+        wanted, left = shown(name, Decimal(sum(asked))), shown(name, Decimal(free))
+        evidence.append(f"{len(asked)} pods that ask for {wanted} {name} wait; {left} free on nodes that take them")
+    alone = waiting.pods[0].meta.owner is None
+    where = subject("PodGroup", waiting.pods[0].meta.namespace, group) if group and alone else waiting.workload
+    yield Found(GANG, where, tuple(evidence), (), waiting.names)
+
+
+def _members(snapshot: Snapshot, waiting: Waiting, group: str) -> list[Pod]:
+    """Those of its group that have no place yet; where it is of none, itself."""
+    namespace = waiting.pods[0].meta.namespace
+    others = (pod for pod in unplaced(snapshot) if pod.meta.namespace == namespace and group_of(pod) == group)
+    return list(others) if group else list(waiting.pods)
 
 
 def is_gang(waiting: Waiting) -> bool:
@@ -128,11 +135,15 @@ def is_gang(waiting: Waiting) -> bool:
     return tells_of_gang(waiting.message, waiting.fit)
 
 
+def is_error(waiting: Waiting) -> bool:
+    """Whether the scheduler did not come to judge nodes."""
+    told = waiting.pods[-1].condition("PodScheduled")
+    return waiting.fit is None and told is not None and told.reason == "SchedulerError"
+
+
 def find_error(waiting: Waiting) -> Iterator[Found]:
     """A scheduler's text of no other form. What HAMi says is another family's."""
-    told = waiting.pods[-1].condition("PodScheduled")
-    failed = told is not None and told.reason == "SchedulerError"
-    if waiting.fit is None and failed and not waiting.hami and "has been locked within" not in waiting.message:
+    if is_error(waiting) and not waiting.hami and "has been locked within" not in waiting.message:
         evidence = (f"the scheduler: {waiting.message}",)
         yield Found(ERROR, waiting.workload, evidence, (), waiting.names, Certainty.LIKELY)
 
@@ -262,7 +273,7 @@ def _group_says(snapshot: Snapshot, pod: Pod) -> Found | None:
     name = group_of(pod)
     group = subject("PodGroup", pod.meta.namespace, name)
     noted = [one for one in snapshot.events_about.get(group, ()) if one.warning] if name else []
-    if not noted:
+    if not noted or any(one.meta.subject == group and one.phase == "Pending" for one in snapshot.pod_groups):
         return None
     look = command("kubectl", "-n", pod.meta.namespace, "describe", "podgroups", name)
     remedy = (f"See what its queue has left, and how many pods the group needs: {look}",)
@@ -283,5 +294,6 @@ def _schedulers(snapshot: Snapshot) -> tuple[str, ...]:
     return tuple(sorted(placed))[:5]
 
 
-def _is_old(snapshot: Snapshot, pod: Pod) -> bool:
+def is_old(snapshot: Snapshot, pod: Pod) -> bool:
+    """Whether it has waited for longer than anybody needs to look at it."""
     return pod.meta.created is not None and snapshot.now - pod.meta.created > _PATIENCE

@@ -134,11 +134,15 @@ def is_dedicated(spec: PodSpec, room: Room) -> bool:
 def find_refused(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[Room]) -> Iterator[Found]:
     """`rooms` all have a taint that keeps the pods off."""
     dedicated: defaultdict[str, list[Room]] = defaultdict(list)
-    for room in rooms:
-        for taint, kind in _classed(waiting.spec, room.node):
+    classed = [(room, _classed(waiting.spec, room.node)) for room in rooms]
+    # Where a toleration alone opens a node, what else keeps others like it shut is nobody's trouble.
+    enough = any({kind for _, kind in some} == {Class.DEDICATED} for _, some in classed)
+    for room, some in classed:
+        others = enough and any(kind is Class.DEDICATED for _, kind in some)
+        for taint, kind in some:
             if kind is Class.DEDICATED:
                 dedicated[str(taint)].append(room)
-            elif not _is_new(snapshot, room.node, kind):
+            elif not others and not _is_new(snapshot, room.node, kind):
                 yield _of_node(room.node, taint, kind, waiting.names)
     if dedicated:
         yield _untolerated(waiting, dedicated)

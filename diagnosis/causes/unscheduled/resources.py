@@ -11,7 +11,7 @@ from diagnosis.causes.offer_causes import OFFERS_NONE, UNHEALTHY, stack, why_non
 from diagnosis.causes.unscheduled import refused
 from diagnosis.causes.unscheduled.waiting import Room, Waiting, autoscaler_says, is_extended, is_stuck, without
 from diagnosis.fit_error import Says
-from diagnosis.gpus import SHARES, is_gpu
+from diagnosis.gpus import SHARES, is_gpu, meant_as_gpu
 from diagnosis.placement import ZERO, Obstacle, Why, asked_by, has, offers, shortages
 from diagnosis.quantity import counted, shown
 from diagnosis.snapshot import Snapshot
@@ -85,7 +85,8 @@ def find_too_many(waiting: Waiting, rooms: Sequence[Room]) -> Iterator[Found]:
             evidence = (
                 f"one pod asks for {shown(name, asked)} {name}; the most on one node is {most} ({largest.node.name})"
             )
-            yield Found(TOO_MANY, waiting.workload, (evidence,), _fewer(name, most), waiting.names)
+            cause = TOO_MANY if meant_as_gpu(name) else TOO_MUCH
+            yield Found(cause, waiting.workload, (evidence,), _fewer(name, most), waiting.names)
 
 
 def find_shortages(

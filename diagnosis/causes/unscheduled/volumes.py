@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
-from diagnosis.causes.unscheduled.waiting import Waiting
+from diagnosis.causes.unscheduled.waiting import Room, Waiting
 from diagnosis.fit_error import Reason, Says
+from diagnosis.placement import has, holds_volume, selects
+from diagnosis.quantity import counted
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.cluster_objects import VolumeClaim
+from diagnosis.snapshot.cluster_objects import Volume, VolumeClaim
 from diagnosis.snapshot.meta import subject
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.pods import Expression
+from diagnosis.symptoms import shortened
 
 UNBOUND = Cause(
     "VolumeClaimNotBound",
@@ -62,6 +67,11 @@ UNEXPLAINED = Cause(
 )
 CAUSES = (UNBOUND, MISSING, ELSEWHERE, BUSY, OTHER_PODS, PORTS, UNEXPLAINED)
 
+_MOST = 5
+_NEARER = (
+    "Add nodes with GPUs where the volume is, or copy the data to a volume in the zone of those that have room.",
+    "A StorageClass with volumeBindingMode: WaitForFirstConsumer makes a new volume where its pod is placed.",
+)
 _BY_TEXT = {
     Says.VOLUME_ELSEWHERE: ELSEWHERE,
     Says.VOLUME_BUSY: BUSY,
@@ -79,6 +89,35 @@ def find_volumes(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
             if reason.says is Says.VOLUME_MISSING
             else _unbound(snapshot, waiting, reason)
         )
+
+
+def find_elsewhere(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[Room]) -> Iterator[Found]:
+    """Bound volumes that can't be had, or not together, on any of the nodes with room, which are among `rooms`."""
+    free = [room.node for room in rooms if room.fits(waiting.counted)]
+    bound = list(_bound(snapshot, waiting))
+    if not free or any(all(holds_volume(volume, node) for _, volume in bound) for node in free):
+        return
+    to_blame = [one for one in bound if not any(holds_volume(one[1], node) for node in free)] or bound
+    near = [node for node in snapshot.nodes if all(holds_volume(volume, node) for _, volume in to_blame)]
+    able = [node for node in near if selects(waiting.spec, node) and all(has(node, name) for name in waiting.devices)]
+    evidence = (
+        *(
+            f"{claim.meta.subject} is bound to {volume.meta.subject}, only for nodes with {_where(volume)}"
+            for claim, volume in to_blame
+        ),
+        f"nodes with room, where that is not: {_some(free)}",
+        f"nodes where it is have what the pods ask for, but no room: {_some(able)}"
+        if able
+        else f"of {counted(len(near), 'node')} where it is, none has what the pods ask for",
+    )
+    yield Found(ELSEWHERE, waiting.workload, evidence, _NEARER, waiting.names)
+
+
+def _bound(snapshot: Snapshot, waiting: Waiting) -> Iterator[tuple[VolumeClaim, Volume]]:
+    for claim in _claims(snapshot, waiting):
+        volume = snapshot.volume.get(claim.volume)
+        if volume is not None and claim.meta.name in waiting.spec.volume_claims:
+            yield claim, volume
 
 
 def find_rules(waiting: Waiting) -> Iterator[Found]:
@@ -130,6 +169,22 @@ def _unbound(snapshot: Snapshot, waiting: Waiting, reason: Reason) -> Iterator[F
         yield Found(UNBOUND, claim.meta.subject, (state, _told(waiting, reason), *told[-1:]), remedy, waiting.names)
     if not open_ones:
         yield Found(UNBOUND, waiting.workload, (_told(waiting, reason),), (), waiting.names, Certainty.LIKELY)
+
+
+def _where(volume: Volume) -> str:
+    """In words of labels."""
+    zones = [" and ".join(map(_words, volume.zones))] if volume.zones else []
+    terms = [" or ".join(" and ".join(map(_words, term)) for term in volume.terms)] if volume.terms else []
+    return shortened(" and ".join((*zones, *terms)))
+
+
+def _words(one: Expression) -> str:
+    return f"{one.key} {one.operator} {', '.join(one.values)}".strip()
+
+
+def _some(nodes: Sequence[Node]) -> str:
+    more = len(nodes) - _MOST
+    return ", ".join(one.subject for one in nodes[:_MOST]) + (f" and {more} more" if more > 0 else "")
 
 
 def _claims(snapshot: Snapshot, waiting: Waiting) -> list[VolumeClaim]:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from decimal import Decimal
 
 from diagnosis.fit_error import FitError, Says, parse, reason_of
-from diagnosis.gpus import SHARES, claims_gpus, claims_lost_gpus, gpu_claims, is_gpu, meant_as_gpu
+from diagnosis.gpus import SHARES, claims_gpus, gpu_claims, is_gpu, meant_as_gpu
 from diagnosis.placement import ZERO, Amounts, asked_by, held_on, offers, shortages
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.events import Event
@@ -123,7 +123,7 @@ def unplaced(snapshot: Snapshot) -> Iterator[Pod]:
     claims = gpu_claims(snapshot)
     for pod in snapshot.pods:
         wanted = not pod.spec.node and not pod.over and pod.meta.deleted is None
-        if wanted and not _is_ours(pod) and (_for_gpus(pod, claims) or claims_lost_gpus(snapshot, pod)):
+        if wanted and not _is_ours(pod) and _for_gpus(pod, claims):
             yield pod
 
 

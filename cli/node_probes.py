@@ -1,0 +1,202 @@
+"""`diagnose --probe-nodes`: one look at nodes of which no agent tells, by a pod on each that is gone afterwards.
+
+The pod goes whatever ends this command: its end, Ctrl-C, SIGTERM, SIGHUP. Only SIGKILL leaves it: then the kubelet ends
+it after LONGEST_SECONDS, and the next such command removes what is left of it.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+from cli.patience import Interrupted, Patience, TookTooLong
+from diagnosis.snapshot.record import NodeRecord, read_record
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
+from healthcheck.cluster.patience import Patience as Asking
+from healthcheck.cluster.rights import Right
+from healthcheck.deep.job import TemplateError
+from healthcheck.node.pods import PodState, pod_state
+from healthcheck.operations.probe_pod import LONGEST_SECONDS, SELECTOR, is_left_over, probe_pod, with_image
+from healthcheck.text.printable import printable
+
+_LOOK_SECONDS, _MARGIN_SECONDS = 0.5, 15.0
+_GONE_SECONDS = 20.0
+"""For the kubelet to end a pod; one that does not answer is not waited for any longer."""
+_NO_IMAGE = ("ErrImageNeverPull", "InvalidImageName", "ImagePullBackOff", "CreateContainerConfigError")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LONGEST_LINE = 500
+_VERBS = ("create", "get", "list", "delete")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the pod on a node said, or why nobody knows. `left` is the name of a pod that could not be removed."""
+
+    record: NodeRecord | None = None
+    why_not: str = ""
+    left: str = ""
+
+
+class ProbeError(Exception):
+    """No node can be probed. The message says why, in lines."""
+
+
+def template_for(cluster: Cluster, image: str) -> dict[str, Any]:
+    """The agent's pods as they are in the cluster, or as this version has them. Raises ProbeError, ClusterError."""
+    try:
+        template = cluster.read_agent_template()
+    except (NotFound, Forbidden) as error:
+        if not image:
+            raise ProbeError(f"no agent's image to be seen ({error}): name one with --probe-image") from error
+        text = (files("healthcheck.operations") / "agent-daemonset.yaml").read_text("utf-8")
+        template = yaml.safe_load(text)["spec"]["template"]
+    try:
+        return with_image(template, image) if image else template
+    except TemplateError as error:
+        raise ProbeError(str(error)) from error
+
+
+def must_have_rights(cluster: Cluster, namespace: str) -> None:
+    """Raises ProbeError with those that are missing, and ClusterError."""
+    wanted = [Right(verb, "pods", namespace=namespace) for verb in _VERBS]
+    wanted.append(Right("get", "pods/log", namespace=namespace))
+    if missing := [str(right) for right in wanted if not cluster.is_allowed(right)]:
+        raise ProbeError("\n  ".join(["you lack rights that it needs, and no pod was made", *missing]))
+
+
+class NodeProbes:
+    """One look at several nodes. `said` hears when the API server goes away."""
+
+    def __init__(
+        self, cluster: Cluster, template: Mapping[str, Any], namespace: str, said: Callable[[str], None]
+    ) -> None:
+        self._cluster = cluster
+        self._template = template
+        self._namespace = namespace
+        self._said = said
+        self._stopping = threading.Event()
+        self._leaving = threading.Event()
+        self._unique = uuid.uuid4().hex
+
+    @property
+    def interrupted(self) -> bool:
+        return self._stopping.is_set()
+
+    def run(
+        self, nodes: Iterable[tuple[str, str]], max_workers: int, probed: Callable[[], None] = lambda: None
+    ) -> dict[str, Answer]:
+        """By name what the nodes of these names and UIDs say. A first signal ends the looks, a second the tidying."""
+        with ThreadPoolExecutor(max_workers, "probe") as threads, self._hearing_signals():
+            ways = {node[0]: threads.submit(self._probed, node, probed) for node in nodes}
+            return {name: way.result() for name, way in ways.items()}
+
+    def remove_leftovers(self) -> None:
+        """Those of commands that were killed: they have ended, and nobody looks at them any more."""
+        now = datetime.now(UTC)
+        for pod in self._cluster.list_ended_pods(self._namespace, SELECTOR):
+            if is_left_over(pod, now):
+                with suppress(NotFound):
+                    self._cluster.delete_pod(self._namespace, pod["metadata"]["name"])
+
+    @contextmanager
+    def _hearing_signals(self) -> Iterator[None]:
+        def hear(_number: int, _frame: object) -> None:
+            (self._leaving if self._stopping.is_set() else self._stopping).set()
+
+        former = {number: signal.signal(number, hear) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, action in former.items():
+                signal.signal(number, action)
+
+    def _probed(self, node: tuple[str, str], probed: Callable[[], None]) -> Answer:
+        if self.interrupted:
+            return Answer(why_not="interrupted")
+        try:
+            pod = probe_pod(self._template, node, self._namespace, self._unique)
+        except TemplateError as error:
+            return Answer(why_not=str(error))
+        name = pod["metadata"]["name"]
+        try:
+            self._cluster.create_pod(pod)
+        except (Forbidden, Refused, NotFound) as error:
+            return Answer(why_not=str(error))
+        except ClusterError as error:
+            # Its answer may be all that was lost.
+            return self._removed(name, Answer(why_not=str(error)))
+        try:
+            answer = self._answer(name)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the pod is removed
+            answer = Answer(why_not=f"{type(error).__name__}: {error}")
+        probed()
+        return self._removed(name, answer)
+
+    def _answer(self, name: str) -> Answer:
+        patience = Patience(self._stopping, self._said, _LOOK_SECONDS)
+        seen: list[PodState] = []
+
+        def ended() -> PodState | None:
+            raw = self._cluster.read_pod(self._namespace, name)
+            seen[:] = [pod_state(raw)]
+            is_over = (raw.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+            return seen[0] if is_over or seen[0].waits_for.startswith(_NO_IMAGE) else None
+
+        try:
+            pod = patience.until(ended, LONGEST_SECONDS + _MARGIN_SECONDS)
+            if pod.waits_for:
+                return Answer(why_not=pod.waits_for)
+            said = patience.ask(lambda: self._cluster.read_pod_log(pod, None))
+        except Interrupted:
+            return Answer(why_not="interrupted")
+        except TookTooLong:
+            return Answer(why_not=(seen[0].waits_for if seen else "") or "its look did not end in time")
+        except ClusterError as error:
+            return Answer(why_not=str(error))
+        record = read_record(_record_in(said))
+        return Answer(record, "" if record is not None else _without_record(pod, said))
+
+    def _removed(self, name: str, answer: Answer) -> Answer:
+        """The same once the pod is gone, or with what is left of it."""
+        asking = Asking(_GONE_SECONDS, errors=(Unavailable,), sleep=self._leaving.wait, is_over=self._leaving.is_set)
+        try:
+            with suppress(NotFound):
+                asking.ask(lambda: self._cluster.delete_pod(self._namespace, name))
+                if not asking.until(lambda: self._is_gone(name), _LOOK_SECONDS):
+                    self._cluster.delete_pod(self._namespace, name, grace_seconds=0)
+        except ClusterError:
+            return replace(answer, left=name)
+        return answer
+
+    def _is_gone(self, name: str) -> bool:
+        try:
+            self._cluster.read_pod(self._namespace, name)
+        except NotFound:
+            return True
+        return False
+
+
+def _record_in(said: str) -> str:
+    """The line of standard output: a log has those of standard error beside it."""
+    return next((line for line in _lines(said) if line.startswith("{")), "")
+
+
+def _without_record(pod: PodState, said: str) -> str:
+    last = next(reversed(list(_lines(said))), "")
+    return ": ".join(filter(None, (pod.ended or "it said no record", printable(last, _LONGEST_LINE))))
+
+
+def _lines(said: str) -> Iterator[str]:
+    """Without the time before each, and without those that say nothing."""
+    return filter(str.strip, (line.partition(" ")[2] for line in said.splitlines()))

@@ -1,0 +1,110 @@
+"""`--probe-nodes`: which nodes are looked at from within, and what of it enters the snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn
+
+from cli.access import cluster_of
+from cli.node_probes import Answer, NodeProbes, ProbeError, must_have_rights, template_for
+from diagnosis.diagnose import diagnose
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.nodes import Node
+from diagnosis.suspects import suspects
+from diagnosis.target import TargetError
+from healthcheck.cluster.errors import ClusterError
+from healthcheck.cluster.kubeconfig import Access
+from healthcheck.cluster.names import NAMESPACE
+from healthcheck.host.console import Screen
+from healthcheck.host.program import INTERRUPTED
+from healthcheck.host.streams import complain, say
+
+ALL_SUSPECTS = "all-suspects"
+Nodes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--probe-nodes",
+        metavar=f"NODE[,NODE…]|{ALL_SUSPECTS}",
+        help="Run `check` on these nodes, in a pod on each that is removed afterwards.",
+    ),
+]
+Image = Annotated[str, typer.Option("--probe-image", metavar="IMAGE", help="Of that pod; default: the agent's.")]
+Namespace = Annotated[
+    str, typer.Option("--probe-namespace", metavar="NAME", help="For that pod; it must allow privileged ones.")
+]
+MaxWorkers = Annotated[int, typer.Option("--max-workers", min=1, max=64, help="Nodes probed at the same time.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a person asked for. `nodes` is empty where he asked for none."""
+
+    nodes: tuple[str, ...] = ()
+    image: str = ""
+    namespace: str = NAMESPACE
+    max_workers: int = 8
+
+
+def wish(nodes: Iterable[str] | None, image: str, namespace: str, max_workers: int) -> Wish:
+    names = (name.strip() for one in nodes or () for name in one.split(","))
+    return Wish(tuple(dict.fromkeys(filter(None, names))), image, namespace, max_workers)
+
+
+def with_probes(snapshot: Snapshot, access: Access, wanted: Wish) -> Snapshot:
+    """With what the nodes asked for said of themselves; of the others it is said why not. Raises TargetError."""
+    nodes = _chosen(snapshot, wanted)
+    if not nodes:
+        say("no node is suspect of which no agent has told")
+        return snapshot
+    try:
+        answers = _answers(nodes, access, wanted)
+    except (ProbeError, ClusterError) as error:
+        complain("diagnose", f"--probe-nodes: {error}")
+        return snapshot
+    for name, answer in answers.items():
+        if answer.why_not:
+            say(f"node {name} was not looked at: {answer.why_not}")
+    return _told(snapshot, answers)
+
+
+def _chosen(snapshot: Snapshot, wanted: Wish) -> tuple[Node, ...]:
+    if not snapshot.sees("Node"):
+        raise TargetError(f"--probe-nodes: nodes can't be seen: {snapshot.missing['Node']}")
+    named = [name for name in wanted.nodes if name != ALL_SUSPECTS]
+    if unknown := [name for name in named if name not in snapshot.by_node]:
+        raise TargetError(f"--probe-nodes: there is no node/{unknown[0]}")
+    chosen = {name: snapshot.by_node[name] for name in named}
+    if ALL_SUSPECTS in wanted.nodes:
+        chosen |= {one.name: one for one in suspects(snapshot, diagnose(snapshot))}
+    return tuple(chosen.values())
+
+
+def _answers(nodes: Iterable[Node], access: Access, wanted: Wish) -> Mapping[str, Answer]:
+    """Raises ProbeError, ClusterError; a command that somebody ended has said what is left of it."""
+    cluster = cluster_of(access)
+    must_have_rights(cluster, wanted.namespace)
+    probes = NodeProbes(cluster, template_for(cluster, wanted.image), wanted.namespace, say)
+    probes.remove_leftovers()
+    pairs = [(one.name, one.meta.uid) for one in nodes]
+    screen = Screen(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn()
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        task = bar.add_task("Probing", total=len(pairs))
+        answers = probes.run(pairs, wanted.max_workers, lambda: bar.advance(task))
+    for answer in answers.values():
+        if answer.left:
+            say(f"left: `kubectl -n {wanted.namespace} delete pod {answer.left}` removes it; it ends by itself")
+    if probes.interrupted:
+        complain("diagnose", "interrupted")
+        raise typer.Exit(INTERRUPTED)
+    return answers
+
+
+def _told(snapshot: Snapshot, answers: Mapping[str, Answer]) -> Snapshot:
+    records = {name: answer.record for name, answer in answers.items() if answer.record is not None}
+    nodes = (replace(one, record=records.get(one.name, one.record)) for one in snapshot.nodes)
+    return replace(snapshot, nodes=tuple(nodes))

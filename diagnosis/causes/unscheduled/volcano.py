@@ -1,0 +1,105 @@
+"""Groups of GPU pods that Volcano does not let into their queue: a Volcano Job has no pods until then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from decimal import Decimal
+
+from diagnosis.cause import Cause, Found, Link, Severity, command
+from diagnosis.causes.unscheduled.queues import NO_SCHEDULER
+from diagnosis.causes.unscheduled.waiting import group_of
+from diagnosis.gpus import asks_for_gpus, is_gpu
+from diagnosis.placement import ZERO
+from diagnosis.quantity import amount, shown
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.meta import subject
+from diagnosis.snapshot.volcano import GroupQueue, PodGroup
+
+HELD = Cause(
+    "VolcanoHoldsGroup",
+    Severity.MEDIUM,
+    Link.QUEUED,
+    "Volcano has not let a group of pods into its queue: none of them is scheduled, and a Volcano Job makes none.",
+    "Look at the group's queue: whether it is open, and whether it may have as much as the group asks for.",
+    "https://volcano.sh/en/docs/podgroup/: phases Pending and Inqueue; https://volcano.sh/en/docs/queue/: capability",
+)
+_PATIENCE, _IN_LINE = timedelta(minutes=2), timedelta(minutes=10)
+"""What passes by itself gets longer: to wait for others is what a queue is for."""
+_CLOSED = ("Closed", "Closing")
+_PREFIXES = ("requests.", "limits.")
+
+
+def find_groups(snapshot: Snapshot) -> Iterator[Found]:
+    """Each beneath its queue, where that is what has to be changed."""
+    waiting = [one for one in snapshot.pod_groups if one.phase == "Pending" and one.meta.deleted is None]
+    pods = snapshot.pods if waiting else ()
+    of_gpus = {(one.meta.namespace, group_of(one)) for one in pods if asks_for_gpus(one.spec)}
+    for group in waiting:
+        if not _names_gpus(group) and (group.meta.namespace, group.meta.name) not in of_gpus:
+            continue
+        queue = next((one for one in snapshot.group_queues if one.meta.name == group.queue), None)
+        lasting = list(_lasting(snapshot, group, queue))
+        young = timedelta() if group.meta.created is None else snapshot.now - group.meta.created
+        if young > (_PATIENCE if lasting else _IN_LINE):
+            yield _held(snapshot, group, queue, lasting)
+
+
+def _held(snapshot: Snapshot, group: PodGroup, queue: GroupQueue | None, lasting: list[str]) -> Found:
+    owner = group.meta.owner
+    made_by = subject(owner.kind, group.meta.namespace, owner.name) if owner is not None else group.meta.subject
+    where = subject("Queue", "", group.queue) if lasting else group.meta.subject
+    look = command(
+        "kubectl", "-n", group.meta.namespace, "describe", "podgroups.scheduling.volcano.sh", group.meta.name
+    )
+    see = command("kubectl", "describe", "queues.scheduling.volcano.sh", group.queue)
+    remedy = (f"See what its queue may have, and has given: {see}", f"See what the group asks for at once: {look}")
+    evidence = (f"{group.meta.subject}: phase Pending, queue {group.queue}", *lasting, *_given(group, queue))
+    because = ((NO_SCHEDULER, made_by), (NO_SCHEDULER, group.meta.subject))
+    return Found(HELD, where, (*evidence, *_said(snapshot, group)), remedy, (made_by,), because_of=because)
+
+
+def _lasting(snapshot: Snapshot, group: PodGroup, queue: GroupQueue | None) -> Iterator[str]:
+    """What stays so however long the group waits."""
+    if queue is None:
+        if snapshot.sees("Queue"):
+            known = ", ".join(sorted(one.meta.name for one in snapshot.group_queues)[:5]) or "none"
+            yield f"there is no queue {group.queue}; queues there are: {known}"
+        return
+    if queue.state in _CLOSED:
+        yield f"{queue.meta.subject} is {queue.state}: it takes no further groups"
+    for name, asked, most in _bounded(group, queue):
+        if asked > most:
+            yield f"the group asks for {shown(name, asked)} {name} at once, and the queue may have {shown(name, most)}"
+
+
+def _given(group: PodGroup, queue: GroupQueue | None) -> Iterator[str]:
+    for name, asked, most in _bounded(group, queue) if queue is not None else ():
+        given = amount(queue.given.get(name, "0")) or ZERO if queue is not None else ZERO
+        if given + asked > most >= asked:
+            told = f"{shown(name, given)} of {shown(name, most)} {name} are given"
+            yield f"queue {group.queue}: {told}, and the group asks for {shown(name, asked)}"
+
+
+def _bounded(group: PodGroup, queue: GroupQueue) -> Iterator[tuple[str, Decimal, Decimal]]:
+    """Resources that the queue bounds, with what the group asks for and the bound."""
+    for name, text in group.least.items():
+        asked, most = amount(text), amount(queue.most.get(name, ""))
+        if asked is not None and most is not None:
+            yield name, asked, most
+
+
+def _said(snapshot: Snapshot, group: PodGroup) -> Iterator[str]:
+    """The newest of its own words: an event, of whatever type, or a condition."""
+    noted = [one for one in snapshot.events_about.get(group.meta.subject, ()) if one.reason == "Unschedulable"]
+    told = [one for one in group.conditions if one.type == "Unschedulable" and one.status == "True" and one.message]
+    words = [one.message for one in (noted or told)[-1:]]
+    yield from (f"Volcano: {one}" for one in words)
+
+
+def _names_gpus(group: PodGroup) -> bool:
+    return any(is_gpu(_plain(name)) for name in group.least)
+
+
+def _plain(name: str) -> str:
+    return next((name.removeprefix(prefix) for prefix in _PREFIXES if name.startswith(prefix)), name)

@@ -1,0 +1,55 @@
+"""Volcano's objects: groups of pods that start together, and the queues that let them in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from diagnosis.snapshot.meta import Meta, read_meta
+from diagnosis.snapshot.pods import Condition, read_conditions
+from diagnosis.snapshot.reading import Fields
+
+_API = "scheduling.volcano.sh/"
+
+
+@dataclass(frozen=True, slots=True)
+class PodGroup:
+    """`least`: what all that must start at once asks for together, by resource. `phase` '' for another API's."""
+
+    meta: Meta
+    phase: str = ""
+    queue: str = ""
+    least: Mapping[str, str] = field(default_factory=dict)
+    conditions: tuple[Condition, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupQueue:
+    """`most`: what its groups may have together, by resource, where it is bounded; `given` what they have."""
+
+    meta: Meta
+    state: str = ""
+    most: Mapping[str, str] = field(default_factory=dict)
+    given: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_pod_group(raw: Fields) -> PodGroup:
+    """Other schedulers call theirs the same, with other phases: of those only the name is read."""
+    meta = read_meta("PodGroup", raw)
+    if not _is_volcanos(raw):
+        return PodGroup(meta)
+    least, queue = raw.words("spec", "minResources"), raw.text("spec", "queue") or "default"
+    return PodGroup(meta, raw.text("status", "phase"), queue, least, read_conditions(raw))
+
+
+def read_group_queue(raw: Fields) -> GroupQueue:
+    meta = read_meta("Queue", raw)
+    if not _is_volcanos(raw):
+        return GroupQueue(meta)
+    given = raw.words("status", "allocated")
+    return GroupQueue(meta, raw.text("status", "state"), raw.words("spec", "capability"), given)
+
+
+def _is_volcanos(raw: Fields) -> bool:
+    """An object of a list does not say of which API it is; only Volcano's are listed."""
+    return raw.text("apiVersion").startswith(_API) or not raw.has("apiVersion")

@@ -1,0 +1,111 @@
+"""The pod that looks at one node once, made from the pods of the agent's DaemonSet. Pure.
+
+It is bound to its node by name: no scheduler, no taint and no cordon keeps it away, and it asks for no resource. Left
+out is what the agent's pod has for its long life and its own account, and what would be made on the node.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from healthcheck.deep.job import COMPONENT_LABEL, TESTED_NODE, TemplateError, short_name
+from healthcheck.text.moments import moment
+
+COMPONENT = "probe"
+LABELS = {"app.kubernetes.io/name": "gpu-healthcheck", COMPONENT_LABEL: COMPONENT}
+"""Not the agent's: its DaemonSet would adopt the pod."""
+SELECTOR = ",".join(f"{key}={value}" for key, value in LABELS.items())
+LONGEST_SECONDS = 300
+"""The kubelet ends it then, whatever became of who made it. A look takes seconds; its image may have to come first."""
+_GRACE_SECONDS = 5
+_KEPT_OF_POD = ("hostNetwork", "hostPID", "dnsPolicy", "dnsConfig", "imagePullSecrets", "securityContext")
+_KEPT_OF_CONTAINER = ("image", "imagePullPolicy", "env", "terminationMessagePath", "securityContext")
+_LIMITS = ("cpu", "memory", "ephemeral-storage")
+
+
+def probe_pod(template: Mapping[str, Any], node: tuple[str, str], namespace: str, unique: str) -> dict[str, Any]:
+    """The pod for the node of this name and UID, which owns it. Raises TemplateError."""
+    name, uid = node
+    spec = template.get("spec") or {}
+    volumes = [kept for one in spec.get("volumes") or () if (kept := _kept(one))]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": short_name("gpu-probe", name, f"{name} {unique}"),
+            "namespace": namespace,
+            "labels": LABELS,
+            "annotations": {TESTED_NODE: name},
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": name, "uid": uid}],
+        },
+        "spec": {
+            **_copied(spec, _KEPT_OF_POD),
+            "nodeName": name,
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": LONGEST_SECONDS,
+            "terminationGracePeriodSeconds": _GRACE_SECONDS,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [_container(spec, {one["name"] for one in volumes})],
+            "volumes": volumes,
+        },
+    }
+
+
+def with_image(template: Mapping[str, Any], image: str) -> dict[str, Any]:
+    """The same with another image. Raises TemplateError."""
+    changed = copy.deepcopy(dict(template))
+    _first(changed.get("spec") or {})["image"] = image
+    return changed
+
+
+def is_left_over(ended: Mapping[str, Any], now: datetime) -> bool:
+    """Whether nobody waits any longer for what this pod said: another command may just be reading it."""
+    try:
+        made = moment(ended["metadata"]["creationTimestamp"])
+    except (KeyError, ValueError, TypeError):
+        return False
+    return now - made > timedelta(seconds=2 * LONGEST_SECONDS)
+
+
+def _container(spec: Mapping[str, Any], volumes: set[str]) -> dict[str, Any]:
+    agent = _first(spec)
+    limits = (agent.get("resources") or {}).get("limits") or {}
+    return {
+        "name": COMPONENT,
+        **_copied(agent, _KEPT_OF_CONTAINER),
+        "command": ["gpu-healthcheck", "check", "--json"],
+        # Nothing is asked for: the kubelet of a full node would refuse it. Limits alone would count as requests.
+        "resources": {
+            "requests": {key: "0" for key in limits if key in _LIMITS},
+            "limits": {key: value for key, value in limits.items() if key in _LIMITS},
+        },
+        "volumeMounts": [one for one in agent.get("volumeMounts") or () if one.get("name") in volumes],
+    }
+
+
+def _first(spec: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        container = spec["containers"][0]
+    except (KeyError, TypeError, IndexError):
+        raise TemplateError("the agent's pods have no container") from None
+    if not isinstance(container, dict):
+        raise TemplateError("the agent's pods have no container")
+    return container
+
+
+def _copied(source: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+    return {key: copy.deepcopy(source[key]) for key in keys if key in source}
+
+
+def _kept(volume: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Of the host what is there; nothing that would be made on it, and nothing that the pod would wait for."""
+    if "hostPath" in volume:
+        return None if str(volume["hostPath"].get("type", "")).endswith("OrCreate") else dict(volume)
+    if "configMap" in volume:
+        return {**volume, "configMap": {**volume["configMap"], "optional": True}}
+    return dict(volume) if "emptyDir" in volume else None

@@ -1,0 +1,179 @@
+"""`diagnose --probe-nodes` on the real API server: the pod runs, answers and is gone, whatever ends the command."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.control_plane import ControlPlane
+from sim.control_plane.files import write_kubeconfig
+from sim.kubelet import Kubelets
+from sim.kubelet_logs import KubeletLogs
+from sim.node import SimulatedNode
+from tests.cli.cluster import run
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).parents[2]
+NODE, NAMESPACE = "probed", "gpu-healthcheck"
+PROBES = "pods?labelSelector=app.kubernetes.io/component=probe"
+PROBE = ("--probe-nodes", NODE, "--probe-image", "gpu-healthcheck:test")
+
+
+@dataclass
+class World:
+    plane: ControlPlane
+    kubelets: Kubelets
+    names: list[str] = field(default_factory=list)
+
+    def pods(self, namespace: str = NAMESPACE) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.plane.request("GET", f"/api/v1/namespaces/{namespace}/{PROBES}").body[
+            "items"
+        ]
+        return found
+
+    def make(self, path: str, name: str, **labels: str) -> None:
+        answer = self.plane.request("POST", path, {"metadata": {"name": name, "labels": labels}})
+        assert answer.status in (201, 409), answer.message
+
+
+@pytest.fixture(scope="module")
+def plane(control_plane: ControlPlane) -> Iterator[ControlPlane]:
+    """One of its own, in which no agent is installed."""
+    del control_plane  # it builds the programs
+    with ControlPlane() as own:
+        own.kubectl("create", "namespace", NAMESPACE)
+        yield own
+
+
+@pytest.fixture
+def world(plane: ControlPlane, node: SimulatedNode, tmp_path: Path) -> Iterator[World]:
+    folder = tmp_path / "pods"
+    folder.mkdir()
+    # Nobody asks the instance's metadata: the port is nobody's.
+    own = {
+        "PYTHONPATH": str(ROOT),
+        "CONFIG_DIR": "/nowhere",
+        "AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:9",
+    }
+    with Kubelets(plane, folder, {NODE: node.root}, own) as kubelets:
+        logs = KubeletLogs(plane, folder)
+        with logs:
+            world = World(plane, kubelets)
+            world.make(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts", "default")
+            plane.create_node(NODE, devices={"nvidia.com/gpu": "8"})
+            logs.serve(NODE)
+            yield world
+            for pod in world.pods():
+                path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}"
+                plane.request("DELETE", f"{path}?gracePeriodSeconds=0")
+            plane.request("DELETE", f"/api/v1/nodes/{NODE}")
+
+
+def test_a_node_without_an_agent_tells_of_itself_and_its_pod_is_gone(world: World, node: SimulatedNode) -> None:
+    node.lose_gpu(3)
+    before = run(world.plane.kubeconfig, "diagnose", "node", NODE)
+    assert "no agent has written one" in before.stdout
+
+    done = run(world.plane.kubeconfig, "diagnose", "node", NODE, *PROBE)
+
+    assert done.stderr == ""
+    assert "GpuLost gpu/0000:86:00.0" in done.stdout
+    assert "570.133.20" in done.stdout
+    assert world.pods() == []
+
+
+def test_all_suspects_are_looked_at_with_the_agents_image(world: World) -> None:
+    """The agent's DaemonSet is there, and no agent of it has told of the node."""
+    plane, manifest = world.plane, str(ROOT / "kubernetes/manifests/04-daemonset-agent.yaml")
+    taint = {"key": "gpu-healthcheck.aws-samples.io/unhealthy", "value": "true", "effect": "NoSchedule"}
+    plane.request("PATCH", f"/api/v1/nodes/{NODE}", {"spec": {"taints": [taint]}})
+    plane.kubectl("apply", "-f", manifest)
+    try:
+        done = run(plane.kubeconfig, "diagnose", "node", NODE, "--probe-nodes", "all-suspects")
+    finally:
+        plane.kubectl("delete", "-f", manifest)
+
+    assert done.stderr == ""
+    assert "pass, PASS: no finding" in done.stdout
+    assert world.pods() == []
+
+
+def test_what_admission_refuses_is_said_and_the_rest_is_told(world: World) -> None:
+    world.make("/api/v1/namespaces", "restricted", **{"pod-security.kubernetes.io/enforce": "restricted"})
+    world.make("/api/v1/namespaces/restricted/serviceaccounts", "default")
+
+    done = run(world.plane.kubeconfig, "diagnose", "node", NODE, *PROBE, "--probe-namespace", "restricted")
+
+    assert f"node {NODE} was not looked at: create pods: 403" in done.stderr
+    assert "violates PodSecurity" in done.stderr
+    assert (done.returncode, "no agent has written one" in done.stdout) == (0, True)
+    assert world.pods("restricted") == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_whatever_ends_the_command_its_pod_goes_too(world: World, number: signal.Signals) -> None:
+    world.kubelets.stuck.add(NODE)
+    environment = {**os.environ, "KUBECONFIG": str(world.plane.kubeconfig)}
+    command = [sys.executable, "-m", "cli", "diagnose", *PROBE]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        eventually(world.pods)
+        process.send_signal(number)
+        _, said = process.communicate()
+
+    assert (process.returncode, world.pods()) == (130, [])
+    assert said.splitlines()[-1] == "gpu-healthcheck diagnose: interrupted"
+
+
+def test_who_lacks_the_rights_is_told_which(world: World, tmp_path: Path) -> None:
+    plane, account = world.plane, "probe-reader"
+    plane.kubectl("create", "serviceaccount", account, "--namespace=default")
+    plane.kubectl("create", "clusterrole", account, "--verb=get,list", "--resource=nodes,pods")
+    plane.kubectl(
+        "create", "clusterrolebinding", account, f"--clusterrole={account}", f"--serviceaccount=default:{account}"
+    )
+    token = plane.kubectl("create", "token", account, "--namespace=default").strip()
+    reader = write_kubeconfig(tmp_path / "reader", url=plane.url, ca_file=plane.ca_file, token=token)
+    try:
+        done = run(reader, "diagnose", "node", NODE, *PROBE)
+    finally:
+        plane.kubectl("delete", "clusterrolebinding", account)
+        plane.kubectl("delete", "clusterrole", account)
+        plane.kubectl("delete", "serviceaccount", account, "--namespace=default")
+    assert "you lack rights that it needs, and no pod was made" in done.stderr
+    for right in ("create pods", "delete pods", "get pods/log"):
+        assert f"{right} in {NAMESPACE}" in done.stderr
+    assert "get pods in" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--probe-nodes", NODE), 0, "name one with --probe-image"),
+        (("--probe-nodes", "gone"), 3, "--probe-nodes: there is no node/gone"),
+        (("--probe-nodes", "all-suspects"), 0, "no node is suspect of which no agent has told"),
+    ],
+)
+def test_what_can_not_be_probed_is_said(world: World, words: tuple[str, ...], code: int, said: str) -> None:
+    done = run(world.plane.kubeconfig, "diagnose", "node", NODE, *words)
+
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+    assert world.pods() == []
+
+
+def test_saved_state_has_no_nodes_to_be_probed(tmp_path: Path) -> None:
+    done = run(tmp_path / "none", "diagnose", "--from", str(tmp_path), *PROBE)
+
+    assert (done.returncode, done.stderr) == (
+        3,
+        "gpu-healthcheck diagnose: --probe-nodes looks now, and --from tells of then\n",
+    )
