@@ -115,10 +115,7 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
     output = Output.JSON if as_json else output
     if wanted is not None and (words or since or prometheus or output not in (Output.TERMINAL, Output.JSON)):
         _end("--would-fit asks of the whole cluster, and answers on a terminal or in JSON", USAGE)
-    try:
-        pods = would_fit.read_pods(wanted, namespace) if wanted is not None else ()
-    except (NoPodError, OSError) as error:
-        _end(would_fit.shown_error(wanted or Path(), error), USAGE)
+    pods = _read_wanted(wanted, namespace) if wanted is not None else ()
     probes = probing.wish(probe_nodes, probe_image, probe_namespace, max_workers)
     if probes.nodes and saved:
         _end("--probe-nodes looks now, and --from tells of then", USAGE)
@@ -142,6 +139,13 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
         report = replace(report, cluster=allocation(snapshot), components=component_table(snapshot))
     _print(report, output)
     raise typer.Exit(_exit_code(report.diagnosis))
+
+
+def _read_wanted(file: Path, namespace: str) -> tuple[dict[str, Any], ...]:
+    try:
+        return would_fit.read_pods(file, namespace)
+    except (NoPodError, OSError) as error:
+        _end(would_fit.shown_error(file, error), USAGE)
 
 
 def _answer(snapshot: Snapshot, pods: Iterable[Mapping[str, Any]], place: _Place, output: Output) -> NoReturn:

@@ -35,7 +35,8 @@ _FIRST_SXID = 10000
 _ALLOWED = (
     "an Xid (79, Xid79), an SXid (SXid20034), an error of DCGM's (dcgm 52), or a reason "
     "(GpuCountLow); `gpu-healthcheck explain` lists them; or a word of ours: of a record, a label, an Event (rerun, "
-    "RunStopped, last-check), a setting (CHECK_INTERVAL), a check (gpu-count) or a metric"
+    "RunStopped, last-check), a setting (CHECK_INTERVAL), a check (gpu-count) or a metric; or a word of HAMi's "
+    "(CardInsufficientMemory, hami.io/bind-phase)"
 )
 _NO_WORDS = "{}: only Xid 74 and 144 to 150 end with words to decode"
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from cli.setting_words import settings_in_words
 from cli.words import SEVERITY_MEANS
 from diagnosis.causes import CAUSES as DIAGNOSES
+from diagnosis.hami.glossary import hami_words
+from diagnosis.hami.settings import KEYS, NODE_KEYS
 from healthcheck import checks
 from healthcheck.captures import files as captures
 from healthcheck.checks import CHECKS, DEEP_CHECKS, GROUPS, SHORT_NAMES
@@ -131,6 +133,8 @@ def _all() -> Iterator[Word]:
     yield from _checks()
     yield from _of(SETTING, dict(settings_in_words()), "kubernetes/manifests/03-config.yaml")
     yield from _of("a metric of the agent", _metrics(), "docs/metrics.md")
+    yield from (Word(one.name, one.kind, one.meaning, one.source) for one in hami_words())
+    yield from _of("a setting of HAMi's", _hami_settings(), "HAMi's device-config.yaml, below nvidia:, or config.json")
     yield Word(
         UNTOLD,
         "the reason of a finding",
@@ -146,6 +150,12 @@ def _of(kind: str, meanings: Mapping[str, str], more: str) -> Iterable[Word]:
 def _short_names() -> dict[str, str]:
     names = {check.name for check in (*CHECKS, *DEEP_CHECKS)}
     return {short: f"Stands for {name}." for short, name in SHORT_NAMES.items() if short not in names}
+
+
+def _hami_settings() -> dict[str, str]:
+    """Of one node those that all nodes have too are spelled in small letters, and mean the same."""
+    own = {name: text for name, text in NODE_KEYS.items() if text not in KEYS.values() and name != "name"}
+    return {name: f"{text[:1].upper()}{text[1:]}." for name, text in {**KEYS, **own}.items()}
 
 
 def _checks() -> Iterator[Word]:

@@ -87,6 +87,7 @@ def document(told: Iterable[Answer]) -> list[dict[str, Any]]:
             "admission_not_asked": one.admission.why_not,
             "webhook_passes_by": one.admission.passed_by,
             "added": list(one.added),
+            "containers_without_cards": list(one.unread),
             "nodes": [_node_document(node) for node in one.nodes],
         }
         for one in told
@@ -106,6 +107,8 @@ def _head(one: Answer) -> Iterator[Text]:
     by = "the API server's dry run" if one.admission.asked else "HAMi's rules"
     if one.added:
         yield Text(f"  admission would add, by {by}: {'; '.join(one.added)}")
+    for name in one.unread:
+        yield Text(f"  container {name} would get no card: its numbers of cards and MiB are none for HAMi", "bold red")
     if one.admission.passed_by:
         yield Text(f"  HAMi's webhook would leave it alone: {one.admission.passed_by}", "yellow")
     if one.admission.why_not:

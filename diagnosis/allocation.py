@@ -10,8 +10,9 @@ from decimal import Decimal
 
 from diagnosis.gpu_nodes import GPU, GPU_DRIVERS, MIG, SHARED, devices_in, gpu_nodes
 from diagnosis.gpus import gpu_pods
-from diagnosis.hami.books import books_of
+from diagnosis.hami.books import Books, books_of
 from diagnosis.hami.holding import Held, Part
+from diagnosis.hami.settings import node_configs
 from diagnosis.placement import ZERO, asked_by, held_on
 from diagnosis.quantity import amount
 from diagnosis.snapshot import Snapshot
@@ -100,6 +101,8 @@ class Allocation:
     nodes: tuple[NodeAllocation, ...]
     namespaces: tuple[NamespaceAllocation, ...]
     pods_seen: bool
+    memory_scaling: Mapping[str, float] = field(default_factory=dict)
+    """How much memory HAMi registers for each MiB of a card: for all nodes under '', for single ones by their names."""
     use_missing: str = ""
     """Why nobody knows how much GPUs are used, where a Prometheus was asked for that."""
 
@@ -153,7 +156,17 @@ def allocation(snapshot: Snapshot) -> Allocation:
         )
         for one in nodes
     )
-    return Allocation(told, _namespaces(snapshot, told), snapshot.sees("Pod"), snapshot.missing.get(USE, ""))
+    scaling = dict(_scaling(snapshot, books)) if books.cards else {}
+    return Allocation(told, _namespaces(snapshot, told), snapshot.sees("Pod"), scaling, snapshot.missing.get(USE, ""))
+
+
+def _scaling(snapshot: Snapshot, books: Books) -> Iterator[tuple[str, float]]:
+    if books.settings.memory_scaling is not None:
+        yield "", books.settings.memory_scaling
+    for _, config in node_configs(snapshot):
+        for one in config.nodes:
+            if one.memory_scaling is not None and one.name in books.cards:
+                yield one.name, one.memory_scaling
 
 
 def _by_node(snapshot: Snapshot) -> Mapping[str, list[Pod]]:

@@ -64,10 +64,12 @@ class Answer:
     admission: Admission
     added: tuple[str, ...] = ()
     nodes: tuple[NodeAnswer, ...] = ()
+    unread: tuple[str, ...] = ()
+    """Containers that ask for HAMi's resources in a way that its scheduler takes for no request."""
 
     @property
     def fits(self) -> bool:
-        return not self.admission.refused and any(one.fits for one in self.nodes)
+        return not self.admission.refused and not self.unread and any(one.fits for one in self.nodes)
 
 
 def pod_of(raw: Mapping[str, Any]) -> Pod:
@@ -106,7 +108,13 @@ def would_fit(snapshot: Snapshot, written: Pod, admission: Admission) -> Answer:
         _on(node, pod.spec, asked, held.get(node.name, {}), (told.get(node.name), books))
         for node in sorted(gpu_nodes(snapshot), key=lambda one: one.name)
     )
-    return Answer(written.subject, admission, tuple(_added(written.spec, pod.spec)), nodes)
+    unread = tuple(one.name for one in pod.spec.containers if by_hami and _is_unread(one, books))
+    return Answer(written.subject, admission, tuple(_added(written.spec, pod.spec)), nodes, unread)
+
+
+def _is_unread(container: Container, books: Books) -> bool:
+    asks = (_names(books) - {books.settings.priority_name}) & {*container.limits, *container.requests}
+    return bool(asks) and asked_of(container, books.settings, books.version) is None
 
 
 def _on(

@@ -37,7 +37,7 @@ class Asked:
 def asked_of(container: Container, settings: Settings, version: Version) -> Asked | None:
     """None for one that asks HAMi's scheduler for no card: it needs a number of them."""
     cards = _number(container, settings.count_name)
-    if not cards or cards <= 0:
+    if cards is None or not 0 < cards <= _MOST:
         return None
     written = _number(container, settings.memory_name) if _says(container, settings.memory_name) else 0
     memory = _memory(written, settings.memory_factor, version)

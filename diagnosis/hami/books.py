@@ -11,7 +11,7 @@ from diagnosis.hami.fit import NodeVerdict, Wanted, fit
 from diagnosis.hami.holding import Held, by_node, held_on
 from diagnosis.hami.quota import room_of
 from diagnosis.hami.reasons import UNREGISTERED
-from diagnosis.hami.registration import Form, registered, registration
+from diagnosis.hami.registration import SCORES, Form, registered, registration, scores_unreadable
 from diagnosis.hami.settings import Settings, settings_of
 from diagnosis.hami.versions import NEWEST, Version, scheduler_version
 from diagnosis.hami.wishes import wishes
@@ -65,10 +65,10 @@ def unregistered(node: Node, books: Books) -> str:
     told = registration(node)
     if told is None:
         return "no device plugin of HAMi has registered cards there"
-    if told.unreadable:
-        return f"its registration can't be read: {told.unreadable}"
-    if not told.cards:
-        return "its registration lists no card"
+    if why := told.unreadable or ("" if told.cards else "it lists no card"):
+        return f"its registration can't be read: {why}"
+    if why := scores_unreadable(node):
+        return f"its annotation {SCORES} can't be read: {why}"
     if books.told_version is not None and told.form is not _form(books.told_version):
         return f"its registration is {told.form.value}, and the scheduler is {'.'.join(map(str, books.told_version))}"
     count = books.settings.count_name

@@ -94,24 +94,17 @@ def grant(meta: Meta) -> Grant | None:
     if not vendors and not {NODE, TO_ALLOCATE, BIND_PHASE} & annotations.keys():
         return None
     unreadable: dict[str, str] = {}
-
-    def of(key: str) -> Containers:
-        try:
-            return tuple(_containers(annotations.get(key, "")))
-        except ValueError as error:
-            unreadable[key] = word(str(error))
-            return ()
-
     phase = annotations.get(BIND_PHASE, "")
+    others = {vendor: _of(annotations, key, unreadable) for vendor, key in sorted(vendors.items()) if vendor != _NVIDIA}
     return Grant(
         word(annotations.get(NODE, "")),
         epoch(annotations.get(TIME, "")),
-        of(ALLOCATED),
-        of(TO_ALLOCATE),
+        _of(annotations, ALLOCATED, unreadable),
+        _of(annotations, TO_ALLOCATE, unreadable),
         next((one for one in BindPhase if one.value == phase), None),
         epoch(annotations.get(BIND_TIME, "")),
         _instances(annotations.get(MIG_ALLOCATIONS, ""), unreadable),
-        {vendor: of(key) for vendor, key in sorted(vendors.items()) if vendor != _NVIDIA},
+        others,
         unreadable,
     )
 
@@ -120,6 +113,14 @@ def shares(meta: Meta) -> tuple[Share, ...]:
     """Of NVIDIA's cards what all containers of a pod were given."""
     told = grant(meta)
     return told.shares if told is not None else ()
+
+
+def _of(annotations: Mapping[str, str], key: str, unreadable: dict[str, str]) -> Containers:
+    try:
+        return tuple(_containers(annotations.get(key, "")))
+    except ValueError as error:
+        unreadable[key] = word(str(error))
+        return ()
 
 
 def _containers(text: str) -> Iterator[tuple[Share, ...]]:

@@ -15,6 +15,7 @@ from diagnosis.snapshot.reading import Fields
 from healthcheck.text import strict_json
 
 CORDON = "hami.io/device-cordon"
+SCORES = "hami.io/node-nvidia-score"
 HAMI_CORE = "hami-core"
 MIG_MODE = "mig"
 _KEY = re.compile(r"hami\.io/node-(?:register-([A-Za-z0-9_.-]{1,60})|([A-Za-z0-9_.-]{1,60})-register)\Z", re.ASCII)
@@ -84,6 +85,19 @@ def registered(node: Node) -> tuple[Card, ...]:
     """NVIDIA's cards of the node; none where its registration can't be read."""
     told = registration(node)
     return told.cards if told is not None else ()
+
+
+def scores_unreadable(node: Node) -> str:
+    """Why nobody can read how well the node's cards are linked; '' where somebody can, or they are not told.
+
+    With it HAMi's scheduler refuses the whole registration.
+    """
+    text = node.meta.annotations.get(SCORES)
+    try:
+        listed_scores = strict_json.loads(text, LONGEST_TEXT) if text is not None else []
+    except ValueError as error:
+        return word(str(error))
+    return "" if isinstance(listed_scores, list) else "it is no list"
 
 
 def cordoned(node: Node) -> frozenset[str]:

@@ -44,6 +44,7 @@ def cluster_document(told: Allocation) -> dict[str, Any]:
         "gpus": sum(known),
         "gpu_nodes_uncounted": len(told.nodes) - len(known),
         "resources": [_amounts(one, told.pods_seen) for one in totals(told)],
+        "hami_memory_scaling": dict(told.memory_scaling),
         "namespaces": [asdict(one) for one in told.namespaces],
         "nodes": [_node(one, told.pods_seen) for one in told.nodes],
     }

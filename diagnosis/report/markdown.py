@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from diagnosis.allocation import Allocation, NamespaceAllocation, NodeAllocation, totals
 from diagnosis.cause import Certainty
@@ -87,6 +88,11 @@ def _status(cluster: Allocation) -> Iterator[str]:
         lost = f", {one.capacity - one.total} not given out" if one.capacity > one.total else ""
         free = f"{one.free} of {one.total} free" if cluster.pods_seen else f"{one.total}; who holds them is not visible"
         yield f"- {one.kind} {code(one.resource)}: {free}{lost}"
+    if cluster.memory_scaling:
+        scaled = (
+            f"{code(node)} {number:g}" if node else f"{number:g}" for node, number in cluster.memory_scaling.items()
+        )
+        yield f"- Device Memory Scaling by HAMi: {', '.join(islice(scaled, _MOST_NODES))}"
     yield ""
 
 

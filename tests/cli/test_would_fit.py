@@ -104,6 +104,11 @@ def test_what_hamis_webhook_denies_would_never_be_made(
     assert (answer.admission.refused, answer.fits, answer.nodes) == (refused, False, ())
 
 
+def test_memory_in_other_units_is_no_request_for_hami() -> None:
+    answer = told(*HAMI, shared("a", card(0)), amounts={GPU: "1", MEMORY: "4Gi"})
+    assert (answer.unread, answer.fits) == (("main",), False)
+
+
 def test_a_privileged_container_is_denied_since_2_10() -> None:
     raw = wanted(ONE)
     raw["spec"]["containers"][0]["securityContext"] = {"privileged": True}

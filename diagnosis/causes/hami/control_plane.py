@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import ssl
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
@@ -62,6 +61,8 @@ def find_leaderless(snapshot: Snapshot) -> Iterator[Found]:
 
 def expiry(hook: Webhook) -> datetime | None:
     """When the last of its CAs ends; None where nobody can tell: a saved state has none."""
+    import ssl  # noqa: PLC0415 - only a webhook's CA needs what it brings along
+
     try:
         text = base64.b64decode(hook.ca, validate=True).decode("ascii")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -67,7 +67,7 @@ _CAUSES: Mapping[str, Cause] = {
     Code.TOO_FEW.value: TOO_FEW_CARDS,
 }
 """By HAMi's word; those of other vendors' cards beside NVIDIA's."""
-_WORD = re.compile(rf"\b({'|'.join(_CAUSES)})\b", re.ASCII)
+WORD = re.compile(rf"\b({'|'.join(_CAUSES)})\b", re.ASCII)
 _UNKNOWN = re.compile(r"node unregistered|node usage unavailable", re.ASCII)
 _NOT_ITS_KIND = (Code.TYPE, Code.UUID)
 _WISHES = (USE_TYPE, AVOID_TYPE, USE_UUID, AVOID_UUID, MODE)
@@ -89,7 +89,7 @@ class _Judged:
     @property
     def codes(self) -> tuple[str, ...]:
         """That HAMi names, the last first."""
-        return tuple(dict.fromkeys(one for text in self.words for one in _WORD.findall(text)))
+        return tuple(dict.fromkeys(one for text in self.words for one in WORD.findall(text)))
 
     @property
     def known(self) -> list[tuple[Node, NodeVerdict]]:

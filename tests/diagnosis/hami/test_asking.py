@@ -19,6 +19,8 @@ ASKED: list[tuple[dict[str, str], Settings, Version, Asked | None]] = [
     ({"cpu": "4"}, Settings(), NEWEST, None),
     ({GPU: "0"}, Settings(), NEWEST, None),
     ({GPU: "500m"}, Settings(), NEWEST, None),
+    ({GPU: "-1"}, Settings(), NEWEST, None),
+    ({GPU: "3G"}, Settings(), NEWEST, None),
     (ONE, Settings(), NEWEST, WHOLE),
     (ONE, Settings(default_memory=4000), NEWEST, Asked(1, 4000, None, 0)),
     (ONE, Settings(default_cores=30), NEWEST, Asked(1, 0, 100, 30)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from rich.console import Console
 from rich.table import Table
 
@@ -12,8 +14,8 @@ from diagnosis.node_inventory import inventory
 from diagnosis.report import html, markdown
 from diagnosis.report.document import cluster_document
 from diagnosis.report.whole import Report
-from tests.diagnosis.hami.clusters import card, given, shared
-from tests.diagnosis.states import Object, node, snapshot
+from tests.diagnosis.hami.clusters import card, device_config, given, shared
+from tests.diagnosis.states import Object, node, obj, snapshot
 from tests.hostile import HOSTILE
 
 STATE = [
@@ -66,6 +68,24 @@ def test_programs_find_each_card_with_its_pods() -> None:
     assert (first["memory_mib"], first["memory_mib_held"], first["memory_mib_free"]) == (32768, 9196, 23572)
     assert first["pods"][0] == {"pod": "pod/team/x", "slots": 2, "memory_mib": 9192, "cores_percent": 30}
     assert [(one["healthy"], one["cordoned"]) for one in told["cards"]] == [(True, False), (False, False), (True, True)]
+
+
+def test_a_report_tells_by_how_much_memory_is_overcommitted() -> None:
+    own = json.dumps(
+        {"nodeconfig": [{"name": "a", "devicememoryscaling": 2}, {"name": "gone", "devicememoryscaling": 3}]}
+    )
+    seen = snapshot(
+        *STATE,
+        device_config("nvidia: {deviceMemoryScaling: 1.5}"),
+        obj("ConfigMap", "hami-device-plugin", "kube-system", data={"config.json": own}),
+    )
+    told = allocation(seen)
+    assert told.memory_scaling == {"": 1.5, "a": 2.0}
+    report = Report(diagnose(seen), cluster=told)
+    assert "Device Memory Scaling by HAMi: 1.5, `a` 2" in markdown.text(report)
+    assert "<b>1.5</b>times the memory" in html.text(report)
+    assert cluster_document(told)["hami_memory_scaling"] == {"": 1.5, "a": 2.0}
+    assert not allocation(snapshot(node("a", 8), device_config("nvidia: {deviceMemoryScaling: 2}"))).memory_scaling
 
 
 def test_what_a_stranger_registers_breaks_no_page() -> None:

@@ -282,6 +282,14 @@ STATES: list[tuple[str, list[Object], dict[str, str]]] = [
     ("a form of another version", [shared("a", card(0)), scheduler("v2.7.1"), asking("new")], {
         "a": "node unregistered"
     }),
+    ("scores that nobody can read", [
+        shared("a", card(0), annotations={"hami.io/node-nvidia-score": "not-json"}),
+        asking("new"),
+    ], {"a": "node unregistered"}),
+    ("scores of links", [
+        shared("a", card(0), annotations={"hami.io/node-nvidia-score": '[{"uuid": "GPU-0"}]'}),
+        asking("new"),
+    ], {"a": ""}),
     ("a plugin that is gone", [shared("a", card(0), allocatable={"nvidia.com/gpu": "0"}), asking("new")], {
         "a": "node unregistered"
     }),

@@ -1,0 +1,57 @@
+"""The words that HAMi uses: codes, events, annotations, resources, variables, metrics, with their releases."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+_FILE = "glossary.csv"
+
+_KINDS = {
+    "code": "a reason of HAMi's filter",
+    "event": "an Event of HAMi's",
+    "node annotation": "an annotation of HAMi's on the node",
+    "pod annotation": "an annotation of HAMi's on the pod",
+    "label": "a label of HAMi's",
+    "resource": "a resource of HAMi's",
+    "quota": "a quota of HAMi's",
+    "variable": "a variable of HAMi's",
+    "metric of the scheduler": "a metric of HAMi's scheduler",
+    "metric of the monitor": "a metric of HAMi's monitor",
+}
+_NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class HamiWord:
+    """`meaning` ends with the releases that have it, where not all from 2.4 on do."""
+
+    name: str
+    kind: str
+    meaning: str
+    source: str
+
+
+@cache
+def hami_words() -> tuple[HamiWord, ...]:
+    """In the order of the table. Raises ValueError for a row that a build should never have let through."""
+    text = files("diagnosis.hami").joinpath(_FILE).read_text(encoding="utf-8")
+    reader = csv.DictReader(text.splitlines(), restval="", strict=True)
+    words: dict[str, HamiWord] = {}
+    for row in reader:
+        name, kind = row["name"], _KINDS.get(row["kind"])
+        if not name or not row["meaning"] or not row["source"] or kind is None or name in words or None in row:
+            raise ValueError(f"{_FILE}:{reader.line_num}: {name!r}")
+        meaning = " ".join(filter(None, (row["meaning"], _releases(row["since"], row["until"]))))
+        words[name] = HamiWord(name, kind, meaning, row["source"])
+    return tuple(words.values())
+
+
+def _releases(since: str, until: str) -> str:
+    if until == _NEVER:
+        return ""
+    if since and until:
+        return f"Releases {since} to {until}."
+    return f"Since {since}." if since else f"Up to {until}." if until else ""

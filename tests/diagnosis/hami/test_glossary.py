@@ -1,0 +1,59 @@
+"""Every word that HAMi uses has a meaning, a source, and the releases that have it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.app import app
+from cli.glossary import words
+from diagnosis.causes.hami import filtering
+from diagnosis.hami import grants, node_lock, registration, wishes
+from diagnosis.hami.glossary import hami_words
+from diagnosis.hami.reasons import Code
+
+NAMES = {one.name for one in hami_words()}
+KEYS = [
+    *(getattr(grants, name) for name in ("NODE", "TIME", "ALLOCATED", "TO_ALLOCATE", "MIG_ALLOCATIONS", "BIND_PHASE")),
+    *(getattr(wishes, name) for name in ("USE_TYPE", "AVOID_TYPE", "USE_UUID", "AVOID_UUID", "NUMA_BIND", "MODE")),
+    *(grants.BIND_TIME, wishes.NODE_POLICY, wishes.GPU_POLICY, node_lock.LOCK, registration.CORDON),
+]
+
+
+def test_every_code_that_is_judged_is_explained() -> None:
+    assert {one.value for one in Code} <= NAMES
+    assert {name for pattern in [filtering.WORD.pattern] for name in re.findall(r"[A-Z][A-Za-z]+", pattern)} <= NAMES
+
+
+def test_every_annotation_that_is_read_is_explained() -> None:
+    assert set(KEYS) <= NAMES
+
+
+def test_no_word_of_hamis_hides_one_of_ours() -> None:
+    twice = {one.name for one in hami_words() if len(words()[one.name.lower()]) > 1}
+    assert twice == set()
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("CardInsufficientMemory", "Since 2.6."),
+        ("cardinsufficientmemory", "less memory left"),
+        ("hami.io/node-nvidia-register", "JSON since 2.8"),
+        ("hami.io/node-handshake", "an old request is as it should be"),
+        ("FilteringFailed", "one event for each reason code"),
+        ("hami_vgpu_memory_used_bytes", "It was vGPU_device_memory_usage_in_bytes up to 2.8. Since 2.9."),
+        ("hami_gpu_memory_usage", "No release has it."),
+        ("nvidia.com/priority", "0 is high, 1 is low"),
+        ("nvidia.com/gpumem", "No node offers it"),
+        ("GPU_CORE_UTILIZATION_POLICY", "force: always"),
+        ("deviceSplitCount", "How many containers may share a card."),
+        ("filterdevices", "Cards by uuid or index"),
+    ],
+)
+def test_a_person_may_ask_for_it(word: str, told: str) -> None:
+    answer = CliRunner().invoke(app, ["explain", word], env={"COLUMNS": "200"})
+    assert answer.exit_code == 0
+    assert told in re.sub(r"\s+", " ", answer.stdout)
