@@ -44,8 +44,6 @@ from healthcheck.host.streams import complain, write_document, write_json
 NOTHING, CAUSES, COULD_NOT = 0, 1, 2
 _NEEDED = frozenset(("Node", "Pod", USE))
 """Whoever does not see these, the last where he asked for it, can't say that nothing is wrong."""
-_UNBROKEN = 1 << 14
-"""Columns, where a program reads: each thing that is said stays on one line."""
 _WORDS = typer.Argument(
     metavar="[KIND NAME]", help="pod NS/NAME, node NAME, job NS/NAME …; default: the whole cluster."
 )
@@ -136,9 +134,7 @@ def _print(report: Report, output: Output) -> None:
         case Output.HTML:
             write_document(html.text(report))
         case Output.TERMINAL:
-            screen = Screen()
-            if not screen.is_terminal:
-                screen.width = _UNBROKEN
+            screen = Screen.of_rows()
             for part in terminal.page(report, screen.width):
                 screen.print(part, soft_wrap=isinstance(part, Text))
 
