@@ -9,6 +9,7 @@ from itertools import islice
 from rich.table import Table
 from rich.text import Text
 
+from cli.acyclic import acyclic
 from cli.utilization import with_use
 from diagnosis.allocation import Allocation, NodeAllocation, Pool, allocation, totals
 from diagnosis.collect import Collector
@@ -27,6 +28,7 @@ _COLUMNS = ("Node", "GPUs", "Offered", "Held", "Free", "By whom", "CPU left", "M
 _USED = "Used"
 
 
+@acyclic()
 def read_allocation(access: Access, prometheus: str = "") -> Allocation:
     """Raises ClusterError where nothing at all may be listed."""
     kinds = (one for one in KINDS if one.kind in _KINDS)
