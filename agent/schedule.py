@@ -13,6 +13,7 @@ from apscheduler.events import EVENT_JOB_ERROR, JobExecutionEvent
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.base import BaseTrigger
+from apscheduler.triggers.date import DateTrigger
 
 from agent.state import State
 
@@ -62,6 +63,11 @@ class _Every(BaseTrigger):  # type: ignore[misc]
         return after + timedelta(seconds=random.uniform(0, self._jitter_seconds))  # noqa: S311
 
 
+def _once(at: datetime | None = None) -> DateTrigger:
+    """At that time; None: at once."""
+    return DateTrigger(at, _MONOTONIC)
+
+
 class Schedule:
     """The light look at its interval, sooner when it asks to, and whenever the configuration changed."""
 
@@ -92,13 +98,13 @@ class Schedule:
         self._beside = beside
         self._deep = deep
         self._plan_deep(0.0)
-        self._scheduler.add_job(self._run, "date", executor="light", id="first")
+        self._scheduler.add_job(self._run, _once(), executor="light", id="first")
         self._scheduler.add_job(self._look_at_config, _Every(CONFIG_LOOK_SECONDS), executor="beside", id="config")
         self._scheduler.start()
 
     def look_soon(self) -> None:
         """Look as soon as the look that goes on, if any, has ended."""
-        self._scheduler.add_job(self._run, "date", executor="light", id="asked", replace_existing=True)
+        self._scheduler.add_job(self._run, _once(), executor="light", id="asked", replace_existing=True)
 
     def end(self) -> None:
         """Start nothing any more. A look that hangs in its child is not waited for."""
@@ -106,7 +112,7 @@ class Schedule:
         self._scheduler.shutdown(wait=False)
 
     def _run(self) -> None:
-        self._scheduler.add_job(self._beside, "date", executor="beside", id="beside", replace_existing=True)
+        self._scheduler.add_job(self._beside, _once(), executor="beside", id="beside", replace_existing=True)
         again_seconds: float | None = _FAILED_AGAIN_SECONDS
         try:
             again_seconds = self._look()
@@ -124,9 +130,7 @@ class Schedule:
     def _plan_deep(self, seconds: float) -> None:
         if self._deep is not None and not self._ended:
             at = datetime.now(_MONOTONIC) + timedelta(seconds=seconds)
-            self._scheduler.add_job(
-                self._run_deep, "date", run_date=at, executor="deep", id="deep", replace_existing=True
-            )
+            self._scheduler.add_job(self._run_deep, _once(at), executor="deep", id="deep", replace_existing=True)
 
     def _plan_next(self, again_seconds: float | None) -> None:
         seconds = self._state.settings.values.check_interval_seconds
@@ -150,7 +154,7 @@ class Schedule:
         if seen is not None and seen != self._config_seen:
             self._config_seen = seen
             log.info("the configuration changed")
-            self._scheduler.add_job(self._run, "date", executor="light", id="changed", replace_existing=True)
+            self._scheduler.add_job(self._run, _once(), executor="light", id="changed", replace_existing=True)
             self._plan_deep(CONFIG_LOOK_SECONDS)
 
     def _log_failed(self, event: JobExecutionEvent) -> None:

@@ -9,6 +9,7 @@ from itertools import islice
 from rich.table import Table
 from rich.text import Text
 
+from cli.acyclic import acyclic
 from cli.utilization import with_use
 from diagnosis.allocation import Allocation, NodeAllocation, Pool, allocation, totals
 from diagnosis.collect import Collector
@@ -18,13 +19,17 @@ from diagnosis.quantity import shown
 from healthcheck.cluster.connection import connect
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.cluster.listings import Listings
+from healthcheck.host.console import Screen
 
 _KINDS = frozenset(("Node", "Pod", "ResourceSlice", "ResourceClaim", "ResourceClaimTemplate", "DeviceClass"))
 _MOST_HOLDERS = 4
 _POOL_COLUMNS = ("Node", "GPUs", "Offered", "Held", "Free", "By whom", "CPU left", "Memory left")
+_WIDEST = 1 << 13
+"""Columns."""
 _USED = "Used"
 
 
+@acyclic()
 def read_allocation(access: Access, prometheus: str = "") -> Allocation:
     """Raises ClusterError where nothing at all may be listed."""
     kinds = (one for one in KINDS if one.kind in _KINDS)
@@ -32,22 +37,49 @@ def read_allocation(access: Access, prometheus: str = "") -> Allocation:
     return allocation(with_use(snapshot, prometheus) if prometheus else snapshot)
 
 
-def page(told: Allocation) -> Iterator[Text | Table]:
-    """What to print, in order."""
+def page(told: Allocation, screen: Screen) -> Iterator[Text | Table]:
+    """What to print, in order: a table, or where that is too wide, each node with its rows beneath it."""
     if not told.pods_seen:
         yield Text("Pods are not visible: who holds what is not known.", "bold yellow")
+    table = _table(told)
+    if screen.measure(table, options=screen.options.update_width(_WIDEST)).maximum <= screen.width:
+        yield table
+    else:
+        yield from (line for node in told.nodes for line in _lines(node, told.pods_seen))
+    if any(node.cards for node in told.nodes):
+        yield _cards(told)
+    for one in totals(told):
+        free = f"{one.free} of {one.total} free" if told.pods_seen else f"{one.total} in all"
+        yield Text(f"{one.kind} {one.resource}: {free}")
+
+
+def _table(told: Allocation) -> Table:
     used = any(node.loads for node in told.nodes)
     table = Table(*_POOL_COLUMNS, *([_USED] if used else []), box=None, pad_edge=False, header_style="bold")
     for node in told.nodes:
         for place, pool in enumerate(node.pools or (None,)):
             percent = "" if place or node.percent is None else f"{node.percent:.0f} %"
             table.add_row(*_cells(node, pool, told.pods_seen), *([percent] if used else []))
-    yield table
-    if any(node.cards for node in told.nodes):
-        yield _cards(told)
-    for one in totals(told):
-        free = f"{one.free} of {one.total} free" if told.pods_seen else f"{one.total} in all"
-        yield Text(f"{one.kind} {one.resource}: {free}")
+    return table
+
+
+def _lines(node: NodeAllocation, pods_seen: bool) -> Iterator[Text]:
+    """The same of one node; names are whole, and a line that is too long runs on."""
+    left = f"{shown('cpu', node.cpu_free)} CPU, {shown('memory', node.memory_free)} left" if pods_seen else ""
+    used = f"{node.percent:.0f} % used" if node.percent is not None else ""
+    gpus = "? GPUs" if node.gpus is None else f"{node.gpus} GPUs"
+    yield Text.assemble(
+        (node.node, "bold" if node.usable else "dim"), f": {', '.join(filter(None, (gpus, used, left)))}"
+    )
+    for pool in node.pools:
+        given = f"{pool.held}{_shares(pool)} held, {pool.free} free" if pods_seen else "who holds them is not visible"
+        yield Text(
+            f"  {pool.total} {pool.kind} {pool.resource}: {given}", "yellow" if pool.total < pool.capacity else ""
+        )
+        for holder in islice(pool.holders, _MOST_HOLDERS):
+            yield Text(f"    {holder.pod.partition('/')[2]} {holder.amount}")
+        if len(pool.holders) > _MOST_HOLDERS:
+            yield Text(f"    and {len(pool.holders) - _MOST_HOLDERS} more")
 
 
 def _cards(told: Allocation) -> Table:

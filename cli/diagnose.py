@@ -15,6 +15,7 @@ from rich.text import Text
 
 from cli import probing, would_fit
 from cli.access import Context, Kubeconfig
+from cli.acyclic import acyclic
 from cli.utilization import Prometheus, with_idle
 from diagnosis.allocation import allocation
 from diagnosis.bundle import Bundle
@@ -25,8 +26,9 @@ from diagnosis.diagnose import Diagnosis
 from diagnosis.diagnose import diagnose as judge
 from diagnosis.drift import changes
 from diagnosis.hami_chain import hami_chains
-from diagnosis.kinds import KINDS, around
+from diagnosis.kinds import KINDS
 from diagnosis.node_inventory import inventory
+from diagnosis.one_pod import look_at_pod
 from diagnosis.report import html, markdown, terminal
 from diagnosis.report.document import document
 from diagnosis.report.whole import Report
@@ -47,8 +49,6 @@ from healthcheck.host.streams import complain, write_document, write_json
 NOTHING, CAUSES, COULD_NOT = 0, 1, 2
 _NEEDED = frozenset(("Node", "Pod", USE))
 """Whoever does not see these, the last where he asked for it, can't say that nothing is wrong."""
-_UNBROKEN = 1 << 14
-"""Columns, where a program reads: each thing that is said stays on one line."""
 _WORDS = typer.Argument(
     metavar="[KIND NAME]", help="pod NS/NAME, node NAME, job NS/NAME …; default: the whole cluster."
 )
@@ -73,6 +73,7 @@ class _Place:
     probes: probing.Wish
 
 
+@acyclic()
 def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
     words: Annotated[list[str] | None, _WORDS] = None,
     namespace: Annotated[
@@ -177,9 +178,7 @@ def _print(report: Report, output: Output) -> None:
         case Output.HTML:
             write_document(html.text(report))
         case Output.TERMINAL:
-            screen = Screen()
-            if not screen.is_terminal:
-                screen.width = _UNBROKEN
+            screen = Screen.of_rows()
             for part in terminal.page(report, screen.width):
                 screen.print(part, soft_wrap=isinstance(part, Text))
 
@@ -195,23 +194,17 @@ def _look(place: _Place, target: Target | None) -> Snapshot:
         task = bar.add_task("Listing", total=len(KINDS))
         cluster = Listings(partial(connect, place.access))
         collector = Collector(cluster.objects, bundle.keep if bundle else None, lambda _: bar.advance(task))
-        snapshot = _collect(collector, place, target)
-        snapshot = replace(snapshot, logs=collector.logs(snapshot, cluster.read_log))
+        if target is not None and target.kind == "Pod" and place.save is None:
+            snapshot = look_at_pod(collector, cluster.read_log, target)
+        else:
+            one = place.namespace or (target.namespace if target is not None else "")
+            snapshot = collector.with_logs(collector.collect(namespace=one), cluster.read_log)
     if bundle is not None and place.save is not None:
         listed = [one.kind for one in KINDS if snapshot.sees(one.kind)]
         bundle.write(place.save, snapshot.now, snapshot.missing, listed)
     if place.probes.nodes:
         snapshot = probing.with_probes(snapshot, place.access, place.probes)
     return with_idle(snapshot, place.prometheus) if place.prometheus else snapshot
-
-
-def _collect(collector: Collector, place: _Place, target: Target | None) -> Snapshot:
-    """Of a pod that has a node, what it depends on; where a state is kept, and for anything else, all."""
-    if target is not None and target.kind == "Pod" and place.save is None:
-        pod = collector.pod(target.namespace, target.name)
-        if pod is not None and pod.spec.node:
-            return collector.collect(around(target.namespace, pod.spec.node), target.namespace)
-    return collector.collect(namespace=place.namespace or (target.namespace if target is not None else ""))
 
 
 def _report(snapshot: Snapshot, target: Target | None, namespace: str, old: Snapshot | None) -> Report:

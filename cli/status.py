@@ -128,7 +128,7 @@ def status(
         elif output is Output.JSON:
             write_json(asdict(read()), indent=2)
         else:
-            Screen().print(_page(read()))
+            Screen.of_rows().print(_page(read()))
     except ClusterError as error:
         complain("status", str(error))
         raise typer.Exit(COULD_NOT_LOOK) from None
@@ -139,9 +139,9 @@ def _show_allocation(access: Access, output: Output, prometheus: str) -> None:
     if output is Output.JSON:
         write_json(cluster_document(told), indent=2)
     else:
-        screen = Screen()
-        for part in page(told):
-            screen.print(part)
+        screen = Screen.of_rows()
+        for part in page(told, screen):
+            screen.print(part, soft_wrap=isinstance(part, Text))
     if told.use_missing:
         raise ClusterError(told.use_missing)
 

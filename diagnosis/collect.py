@@ -61,24 +61,26 @@ class Collector:
         self._kinds = tuple(kinds)
         self._builder = Builder()
         self._lock = threading.Lock()
+        self._whole: set[str] = set()
+        """Kinds of which all there is was listed: not asked for again."""
         self.missing: dict[str, str] = {}
 
     def collect(self, where: Where = everywhere, namespace: str = "") -> Snapshot:
-        """`namespace`: the one that is enough where a listing of all is forbidden.
+        """`namespace`: the one that is enough where a listing of all is forbidden. A second look adds to the first.
 
         Raises ClusterError where nothing at all could be listed.
         """
         now = datetime.now(UTC)
         with ThreadPoolExecutor(_AT_ONCE, "list") as pool:
-            plain = (kind for kind in self._kinds if not kind.names)
+            plain = [one for one in self._kinds if not one.names and one.kind not in self._whole]
             errors = list(pool.map(lambda kind: self._take(kind, where, namespace), plain))
-        if all(errors):
+        if all(errors) and not self._whole:
             raise next(error for error in errors if error is not None)
         seen = self._built(now)
-        named = [kind for kind in self._kinds if kind.names]
-        for kind in named:
-            self._take(kind, _of_hami(seen) or where, namespace)
-        return self._built(now) if named else seen
+        places = _of_hami(seen)
+        for kind in (one for one in self._kinds if one.names):
+            self._take(kind, where if places is None else lambda _: places, namespace)
+        return seen if places == [] else self._built(now)
 
     def _built(self, now: datetime) -> Snapshot:
         for kind, why in self.missing.items():
@@ -91,17 +93,24 @@ class Collector:
         found = (read_pod(Fields(one)) for one in self._objects(POD.path(namespace), POD.resource, query))
         return next(found, None)
 
-    def logs(self, snapshot: Snapshot, read: ReadLog) -> dict[tuple[str, str], str]:
-        """The last lines of containers that end again and again. One that can't be read is left out."""
-        wanted = list(islice(_suspects(snapshot), _MOST_LOGS))
+    def with_logs(self, snapshot: Snapshot, read: ReadLog, pod: str = "") -> Snapshot:
+        """And the last lines of containers that end again and again. One that can't be read is left out.
+
+        `pod`: the subject of the one that is asked about, of which what runs is read too; '' for all that fail.
+        """
+        wanted = list(islice(_suspects(snapshot, pod), _MOST_LOGS))
         with ThreadPoolExecutor(_AT_ONCE, "log") as pool:
             texts = pool.map(lambda one: _log(read, *one), wanted)
-            return {(pod.subject, name): text for (pod, name, _), text in zip(wanted, texts, strict=True) if text}
+            logs = {(pod.subject, name): text for (pod, name, _), text in zip(wanted, texts, strict=True) if text}
+        return replace(snapshot, logs=logs)
 
     def _take(self, kind: Kind, where: Where, namespace: str) -> ClusterError | None:
         """Why it could not be listed; None where it was. A kind that the cluster does not have was."""
+        self.missing.pop(kind.kind, None)
         try:
             error = self._list(kind, where(kind))
+            if error is None and list(where(kind)) == list(everywhere(kind)):
+                self._whole.add(kind.kind)
             if isinstance(error, Forbidden) and namespace and kind.namespaced:
                 # By the same queries: of ConfigMaps only those of our names are anybody's business.
                 error = self._list(kind, [(namespace, query) for _, query in where(kind)])
@@ -139,23 +148,26 @@ class Collector:
             return
 
 
-def _of_hami(seen: Snapshot) -> Where | None:
-    """HAMi's ConfigMaps, under whatever name it is installed: where there is no HAMi, nothing is asked for.
+def _of_hami(seen: Snapshot) -> list[tuple[str, Mapping[str, str]]] | None:
+    """Where HAMi's ConfigMaps lie, under whatever name it is installed: where there is no HAMi, nothing is asked for.
 
     None where it may be there unseen, or under no name that tells: then by the names that its chart has by default.
     """
     found = config_maps(seen)
     if not found and (is_there(seen) or not seen.sees(*_SHOW_HAMI)):
         return None
-    return lambda _: [(namespace, {"fieldSelector": f"metadata.name={name}"}) for namespace, name in found]
+    return [(namespace, {"fieldSelector": f"metadata.name={name}"}) for namespace, name in found]
 
 
-def _suspects(snapshot: Snapshot) -> Iterator[tuple[Pod, str, bool]]:
+def _suspects(snapshot: Snapshot, pod: str) -> Iterator[tuple[Pod, str, bool]]:
     """Containers that failed, and whether it is the former run that did: of components first, then of GPU pods."""
     of_components = (pod for one in components(snapshot) for pod in one.pods if not is_ready(pod) and not pod.over)
     yield from islice(_failed(of_components), _MOST_OF_COMPONENTS)
     yield from islice(_without_gpus(snapshot), _MOST_OF_COMPONENTS)
-    yield from _failed(gpu_pods(snapshot))
+    asked = [one for one in gpu_pods(snapshot) if pod in ("", one.subject)]
+    yield from _failed(asked)
+    if pod:
+        yield from _running(asked)
 
 
 def _without_gpus(snapshot: Snapshot) -> Iterator[tuple[Pod, str, bool]]:
@@ -174,6 +186,12 @@ def _failed(pods: Iterable[Pod]) -> Iterator[tuple[Pod, str, bool]]:
                 yield pod, state.name, False
             elif state.last_ended is not None and state.last_ended.exit_code and not state.ready:
                 yield pod, state.name, True
+
+
+def _running(pods: Iterable[Pod]) -> Iterator[tuple[Pod, str, bool]]:
+    """Containers that have never ended: what they say of a GPU that is gone stands in no state of theirs."""
+    for pod in pods:
+        yield from ((pod, one.name, False) for one in pod.states if one.running and not one.init and not one.last_ended)
 
 
 def _log(read: ReadLog, pod: Pod, container: str, previous: bool) -> str:

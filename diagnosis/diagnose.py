@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import lru_cache
 
 from diagnosis.cause import Found, Search, Unseen
 from diagnosis.causes import SEARCHES
@@ -44,8 +45,9 @@ class Diagnosis:
     unseen: tuple[Unseen, ...]
 
 
-def diagnose(snapshot: Snapshot, searches: Iterable[Search] = SEARCHES) -> Diagnosis:
-    """What is wrong in the snapshot, and what could not be looked at."""
+@lru_cache(maxsize=1)
+def diagnose(snapshot: Snapshot, searches: tuple[Search, ...] = SEARCHES) -> Diagnosis:
+    """What is wrong in the snapshot, and what could not be looked at. Kept: it decides whether to look further, too."""
     found: list[Found] = []
     unseen: list[Unseen] = []
     for search in searches:

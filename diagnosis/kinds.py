@@ -89,18 +89,20 @@ def everywhere(kind: Kind) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def around(namespace: str, node: str) -> Callable[[Kind], Iterable[tuple[str, dict[str, str]]]]:
-    """What one pod on a node depends on: the node, its pods, the pod's namespace, and what the whole cluster shares."""
+    """What one pod depends on: its namespace, what the whole cluster shares, and its node with the pods there.
+
+    `node` '': it waits for one, and may have any.
+    """
+    of_node: dict[str, list[tuple[str, dict[str, str]]]] = {
+        "Node": [("", {"fieldSelector": f"metadata.name={node}"})],
+        "Pod": [("", {"fieldSelector": f"spec.nodeName={node}"}), (namespace, {})],
+        "Lease": [(_OF_NODES, {"fieldSelector": f"metadata.name={node}"})],
+        "PersistentVolume": [],  # the pod is where its volumes can be
+    }
 
     def where(kind: Kind) -> Iterable[tuple[str, dict[str, str]]]:
-        match kind.kind:
-            case "Node":
-                return [("", {"fieldSelector": f"metadata.name={node}"})]
-            case "Pod":
-                return [("", {"fieldSelector": f"spec.nodeName={node}"})]
-            case "PersistentVolume":
-                return []  # the pod is where its volumes can be
-            case "Lease":
-                return [(_OF_NODES, {"fieldSelector": f"metadata.name={node}"})]
+        if node and kind.kind in of_node:
+            return of_node[kind.kind]
         if kind.names or not kind.namespaced or kind.kind in OF_COMPONENTS:
             return everywhere(kind)
         return [(namespace, {})]

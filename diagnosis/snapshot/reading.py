@@ -14,6 +14,8 @@ LONGEST_NAME = 320
 LONGEST_MESSAGE = 4096
 MOST_ENTRIES = 1024
 """Of one list or map in one object: containers, taints, labels, resources, conditions."""
+_WRITTEN = (str, int, float)
+"""What stands in a map of texts."""
 
 
 class Fields:
@@ -95,7 +97,7 @@ class Fields:
         return {
             printable(key, LONGEST_NAME): printable(str(one), longest)
             for key, one in pairs
-            if isinstance(key, str) and keep(key) and isinstance(one, str | int | float) and not isinstance(one, bool)
+            if isinstance(key, str) and keep(key) and isinstance(one, _WRITTEN) and not isinstance(one, bool)
         }
 
     def names(self, *path: str) -> tuple[str, ...]:

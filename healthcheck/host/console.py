@@ -17,6 +17,8 @@ from rich.text import Text
 from healthcheck.text.printable import printable
 
 _LONGEST_LINE = 1 << 16
+_UNBROKEN = 1 << 14
+"""Columns."""
 
 
 class Screen(Console):
@@ -24,6 +26,14 @@ class Screen(Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, highlight=False, markup=False, emoji=False)
+
+    @classmethod
+    def of_rows(cls) -> Screen:
+        """For what has rows: where a program reads them, each stands on one line."""
+        screen = cls()
+        if not screen.is_terminal:
+            screen.width = _UNBROKEN
+        return screen
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         if isinstance(renderable, str):

@@ -9,6 +9,7 @@ from typing import Any
 from diagnosis.diagnose import Diagnosis, Problem, diagnose
 from diagnosis.snapshot import KINDS, Builder, Snapshot
 from healthcheck.text.moments import timestamp
+from tests.diagnosis.one_pod_looks import agree
 
 Object = dict[str, Any]
 NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
@@ -152,8 +153,10 @@ def snapshot(
 
 
 def judged(*objects: Object, **more: Any) -> Diagnosis:
-    """By all searches that there are."""
-    return diagnose(snapshot(*objects, **more))
+    """By all searches that there are; what is said of each pod, a look at that pod alone has to say."""
+    whole = snapshot(*objects, **more)
+    agree(objects, whole)
+    return diagnose(whole)
 
 
 def told(diagnosis: Diagnosis) -> list[tuple[str, str]]:

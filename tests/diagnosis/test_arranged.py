@@ -59,7 +59,7 @@ def test_a_search_is_not_asked_without_what_it_needs_and_that_is_told() -> None:
     def find(_: object) -> list[Found]:
         raise AssertionError
 
-    told = diagnose(snapshot(missing=("Node",)), [Search((ROOT, LEAF), ("Node",), find)])
+    told = diagnose(snapshot(missing=("Node",)), (Search((ROOT, LEAF), ("Node",), find),))
     assert told.problems == ()
     (unseen,) = told.unseen
     assert (unseen.kind, unseen.why, unseen.hides) == ("Node", "forbidden", "Root, Leaf")

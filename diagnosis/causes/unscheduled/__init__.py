@@ -21,6 +21,14 @@ from diagnosis.snapshot.pods import Pod
 _FULL = (resources.IN_USE, resources.FRAGMENTED)
 _MOST = 4
 _LOOKS_AGAIN = timedelta(minutes=10)
+WITHOUT_HOLDERS = frozenset(
+    (
+        *(names.MISSPELLED, names.RENAMED, names.ONLY_MIG, resources.TOO_MANY, selectors.UNMATCHED),
+        *(queues.KUEUE, queues.TOPOLOGY, queues.GATED, queues.ERROR),
+        *(volumes.UNBOUND, volumes.MISSING, device_claims.NO_CLASS, device_claims.NO_CLAIM),
+    )
+)
+"""What the pod, its namespace and the nodes show by themselves: whatever pods elsewhere hold, it is so."""
 _BEFORE_NODES = (Says.VOLUME_MISSING, Says.VOLUME_UNBOUND)
 
 

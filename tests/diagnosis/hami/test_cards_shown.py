@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 
-from rich.console import Console
 from rich.table import Table
 
 from cli.allocation import page
@@ -14,6 +14,7 @@ from diagnosis.node_inventory import inventory
 from diagnosis.report import html, markdown
 from diagnosis.report.document import cluster_document
 from diagnosis.report.whole import Report
+from healthcheck.host.console import Screen
 from tests.diagnosis.hami.clusters import card, device_config, given, shared
 from tests.diagnosis.states import Object, node, obj, snapshot
 from tests.hostile import HOSTILE
@@ -27,10 +28,10 @@ WORDS = ("GPU-0", "4 of 10", "23572 of 32768 MiB", "70 of 100 %", "team/x (9192 
 
 
 def printed(*objects: Object, missing: tuple[str, ...] = ()) -> str:
-    console = Console(width=250, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    for one in page(allocation(snapshot(*objects, missing=missing))):
-        console.print(one)
-    return console.export_text()
+    screen = Screen(file=StringIO(), width=250)
+    for one in page(allocation(snapshot(*objects, missing=missing)), screen):
+        screen.print(one)
+    return screen.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
 def test_a_terminal_shows_what_is_free_of_each_card_and_who_has_the_rest() -> None:
@@ -44,7 +45,9 @@ def test_what_is_free_is_not_known_without_pods() -> None:
 
 
 def test_a_cluster_without_hami_has_no_such_table() -> None:
-    assert len([one for one in page(allocation(snapshot(node("a", 8)))) if isinstance(one, Table)]) == 1
+    assert (
+        len([one for one in page(allocation(snapshot(node("a", 8))), Screen(width=250)) if isinstance(one, Table)]) == 1
+    )
 
 
 def test_documents_show_the_same_row() -> None:

@@ -1,0 +1,47 @@
+"""Each state that a test judges is looked at from each of its pods, too: what is said of the pod has to be the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+from unittest.mock import patch
+
+from diagnosis.collect import Collector
+from diagnosis.diagnose import Problem, diagnose
+from diagnosis.one_pod import look_at_pod
+from diagnosis.snapshot import Snapshot
+from diagnosis.target import Target, concerned, narrowed
+from tests.diagnosis.served import Served, log_of
+
+
+def agree(objects: Sequence[Mapping[str, Any]], whole: Snapshot) -> None:
+    """With the look at everything, as far as each pod is concerned."""
+    for one in objects if whole.sees("Pod") else ():
+        if one["kind"] == "Pod":
+            target = Target("Pod", one["metadata"]["namespace"], one["metadata"]["name"])
+            near = looked_at(Served(objects, tuple(whole.missing)), target, whole)
+            # Which logs are read is another matter.
+            assert _told(near, target) == _told(replace(whole, logs=near.logs), target), target.subject
+
+
+def looked_at(served: Served, target: Target, whole: Snapshot) -> Snapshot:
+    with _at(whole.now):
+        return look_at_pod(Collector(served.objects), log_of(whole.logs), target)
+
+
+@contextmanager
+def _at(now: datetime) -> Iterator[None]:
+    with patch("diagnosis.collect.datetime") as clock:
+        clock.now.return_value = now
+        yield
+
+
+def _told(snapshot: Snapshot, target: Target) -> list[Any]:
+    return _shape(narrowed(diagnose(snapshot), concerned(snapshot, target)).problems)
+
+
+def _shape(problems: Iterable[Problem]) -> list[Any]:
+    return sorted((one.found.cause.name, one.found.subject, _shape(one.consequences)) for one in problems)

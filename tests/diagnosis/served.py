@@ -1,0 +1,50 @@
+"""A state that was built, as an API server serves it: by path, namespace and field selector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from diagnosis.kinds import KINDS
+from healthcheck.cluster.errors import Forbidden
+
+_KINDS = {one.resource: one.kind for one in KINDS}
+Listing = tuple[str, Mapping[str, str]]
+
+
+class Served:
+    """Answers each listing; those of the kinds that are missing are forbidden. `asked`: each path and query."""
+
+    def __init__(self, objects: Sequence[Mapping[str, Any]], missing: Sequence[str] = ()) -> None:
+        self._objects = objects
+        self._missing = missing
+        self.asked: list[Listing] = []
+
+    def objects(self, path: str, resource: str, query: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
+        self.asked.append((path, query))
+        kind = _KINDS[resource]
+        if kind in self._missing:
+            raise Forbidden("no", "list", resource)
+        namespace = path.partition("/namespaces/")[2].partition("/")[0]
+        wanted = [term.partition("=") for term in query.get("fieldSelector", "").split(",") if term]
+        for one in self._objects:
+            in_place = not namespace or one["metadata"].get("namespace") == namespace
+            if one["kind"] == kind and in_place and all(_field(one, name) == value for name, _, value in wanted):
+                yield one
+
+    def listed_all(self, kind: str) -> bool:
+        """Whether somebody asked for all of a kind, of every namespace."""
+        paths = {one.path() for one in KINDS if one.kind == kind}
+        return any(path in paths and not query for path, query in self.asked)
+
+
+def log_of(logs: Mapping[tuple[str, str], str]) -> Callable[[str, str, str, bool], str]:
+    """What reads the log of a namespace's pod's container."""
+    return lambda namespace, pod, container, _: logs.get((f"pod/{namespace}/{pod}", container), "")
+
+
+def _field(one: Mapping[str, Any], path: str) -> str:
+    value: Any = one
+    for key in path.split("."):
+        value = value.get(key, {}) if isinstance(value, Mapping) else {}
+    return value if isinstance(value, str) else ""
