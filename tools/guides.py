@@ -12,6 +12,8 @@ NOT_ANSWERED = "not answered: "
 GUIDES: Mapping[str, str] = {
     "runtime": "“GPU Workload Failure Diagnosis”: a node with two containerds",
     "scheduling": "“Lesson 08: GPU Scheduling in Kubernetes”",
+    "hami": "“k8s_gpu_pod_troubleshooter”: GPU pods with HAMi",
+    "hami-scheduler": "The debugging guide of HAMi's scheduler",
 }
 _FILE = Path(__file__).with_name("guides.csv")
 _HEADER = ("guide", "section", "question", "answers", "correction")
@@ -50,7 +52,7 @@ def questions() -> tuple[Question, ...]:
 def section(links: Mapping[str, str]) -> Iterator[str]:
     """The lines of a page; `links` has where each name is explained."""
     yield "## What guides have people look for\n"
-    yield "Each thing that two guides check by hand when a GPU workload is stuck, and what answers it here: a cause, a"
+    yield "Each thing that four guides check by hand when a GPU workload is stuck, and what answers it here: a cause, a"
     yield "finding of the agent's, or a command of `gpu-healthcheck`. Where the guide is wrong, what is right.\n"
     for guide, told in groupby(questions(), key=lambda one: one.guide):
         yield f"### {GUIDES[guide]}\n"
