@@ -264,7 +264,8 @@ def _recognise(snapshot: Snapshot, pod: Pod) -> Recognised | None:
     for state in pod.states:
         found = _of_container(state, events)
         if found is not None:
-            return found
+            # A registry that did not answer once may answer the next time.
+            return None if found.cause is IMAGE_FAILS and _is_early(snapshot, pod) else found
     if pod.over or any(one.running or one.ended for one in pod.states if not one.init) or _is_early(snapshot, pod):
         return None
     return _of_pod(events)
