@@ -73,7 +73,7 @@ def _run(measure: Measure, stage: Stage) -> Entry:
     for row in outcome.rows:
         print(f"  {row.what}: {row.figure}", file=sys.stderr, flush=True)
     if fingerprint() != code:
-        outcome = replace(outcome, notes=(*outcome.notes, f"{measure.name}: THE AGENT'S CODE WAS CHANGED MEANWHILE"))
+        outcome = replace(outcome, notes=(*outcome.notes, f"{measure.name}: OUR CODE WAS CHANGED MEANWHILE"))
     return entry(outcome, stage.length, moment)
 
 

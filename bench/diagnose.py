@@ -5,19 +5,17 @@ Among the pods of a large fleet some are stuck, for a dozen causes; each cause h
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 from bench.large_fleet import PODS_PER_NODE, Writer, fill
+from bench.one_run import OneRun, run_once
 from bench.outcome import CouldNotMeasure, Outcome, Row, summary
 from bench.stage import Stage
+from healthcheck.cluster.names import COMPONENT
 from healthcheck.text.moments import timestamp
 from sim.control_plane import ControlPlane, ControlPlaneError, install
 
@@ -65,6 +63,11 @@ _REJECTED = {
 WANTED = frozenset((*_UNSCHEDULED, *_CRASHES, *_WAITING, *_REJECTED))
 _EACH = 17
 """Pods of each cause: some 200."""
+_ALONE = ("CudaNewerThanDriver", "MoreGpusThanAnyNodeHas")
+"""Of a pod on a node and one that waits: what other pods hold does not matter."""
+_AMONG_OTHERS = "PodAffinityUnmet"
+_CAUSES_FOUND = 1
+"""Its exit code."""
 
 
 def measure(stage: Stage) -> Outcome:
@@ -80,66 +83,81 @@ def _measure(stage: Stage, plane: ControlPlane) -> Outcome:
     size = stage.length.sweep_nodes
     fill(plane, size)
     _stick(plane, size)
-    whole = [_run(stage, plane, "diagnose", "--json") for _ in range(_TIMES)]
-    one = [_run(stage, plane, "diagnose", "pod", f"{_TEAM}/cudanewerthandriver-0", "--json") for _ in range(_TIMES)]
-    waiting = [
-        _run(stage, plane, "diagnose", "pod", f"{_TEAM}/moregpusthananynodehas-0", "--json") for _ in range(_TIMES)
-    ]
-    named = [cause["cause"] for cause in whole[0]["told"]["causes"]]
-    once = sorted(set(named)) == sorted(named) and set(named) >= WANTED
-    seconds, peaks = [run["seconds"] for run in whole], [run["peak_mib"] for run in whole]
-    ones = [run["seconds"] for run in (*one, *waiting)]
-    rows = (
-        Row(
-            f"diagnosis of {size} nodes and {size * PODS_PER_NODE} pods, {len(WANTED) * _EACH} of them stuck",
-            f"≤ {AIM_SECONDS:g} s",
-            f"{min(seconds):.1f} to {max(seconds):.1f} s",
-            stage.length.met(max(seconds) <= AIM_SECONDS),
-        ),
-        Row(
-            "its memory at the peak",
-            f"≤ {AIM_MIB:g} MiB",
-            f"{max(peaks):.0f} MiB",
-            stage.length.met(max(peaks) <= AIM_MIB),
-        ),
-        Row(
-            "its causes: every one, and each once",
-            f"{len(WANTED)} causes",
-            f"{len(set(named) & WANTED)} of them, {len(named)} in all",
-            stage.length.met(once),
-        ),
-        Row(
-            "diagnosis of one pod in it",
-            f"≤ {AIM_ONE_SECONDS:g} s",
-            f"{min(ones):.1f} to {max(ones):.1f} s",
-            stage.length.met(max(ones) <= AIM_ONE_SECONDS),
-        ),
-    )
+    whole = _look(stage, plane)
+    ones = {cause: _look(stage, plane, "pod", f"{_TEAM}/{cause.lower()}-0") for cause in _ALONE}
+    held = _look(stage, plane, "pod", f"{_TEAM}/{_AMONG_OTHERS.lower()}-0")
+    named = [cause["cause"] for cause in whole.runs[0].told["causes"]]
+    rows = (*_of_all(stage, whole, named), *_of_one(stage, tuple(ones.values()), held))
+    looks = {"whole": whole, **ones, _AMONG_OTHERS: held}
     raw = {
-        "seconds": summary(seconds),
-        "one_pod_seconds": summary(ones),
-        "peak_mib": summary(peaks),
+        "seconds": {what: summary(look.seconds) for what, look in looks.items()},
+        "peak_mib": summary([run.peak_mib for run in whole.runs]),
+        "lists": {what: look.lists for what, look in looks.items()},
         "lacking": sorted(WANTED - set(named)),
         "more": sorted(set(named) - WANTED),
     }
     return Outcome(rows, raw, _NOTES)
 
 
-def _run(stage: Stage, plane: ControlPlane, *words: str) -> dict[str, Any]:
-    began = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cli", *words],
-        cwd=Path(__file__).parents[1],
-        env={**stage.bare_environment, "KUBECONFIG": str(plane.kubeconfig)},
-        stdout=subprocess.PIPE,
+def _of_all(stage: Stage, whole: Look, named: Sequence[str]) -> Iterator[Row]:
+    size, met = stage.length.sweep_nodes, stage.length.met
+    what = f"diagnosis of {size} nodes and {size * PODS_PER_NODE} pods, {len(WANTED) * _EACH} of them stuck"
+    yield Row(what, f"≤ {AIM_SECONDS:g} s", _span(whole.seconds), met(max(whole.seconds) <= AIM_SECONDS))
+    peak = max(run.peak_mib for run in whole.runs)
+    yield Row("its memory at the peak", f"≤ {AIM_MIB:g} MiB", f"{peak:.0f} MiB", met(peak <= AIM_MIB))
+    once = sorted(set(named)) == sorted(named) and set(named) >= WANTED
+    figure = f"{len(set(named) & WANTED)} of them, {len(named)} in all"
+    yield Row("its causes: every one, and each once", f"{len(WANTED)} causes", figure, met(once))
+    yield Row(
+        "its requests", "pages only", f"{whole.lists} lists, {whole.unpaged} not in pages", met(not whole.unpaged)
     )
-    assert process.stdout is not None
-    said = process.stdout.read()
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode != 1:
-        raise CouldNotMeasure(f"{' '.join(words)} ended with {process.returncode}")
-    return {"told": json.loads(said), "seconds": time.monotonic() - began, "peak_mib": used.ru_maxrss / 1024}
+
+
+def _of_one(stage: Stage, ones: Sequence[Look], held: Look) -> Iterator[Row]:
+    met, seconds = stage.length.met, [one for look in ones for one in look.seconds]
+    yield Row(
+        "diagnosis of one pod in it", f"≤ {AIM_ONE_SECONDS:g} s", _span(seconds), met(max(seconds) <= AIM_ONE_SECONDS)
+    )
+    everywhere = sum(look.of_all_pods for look in ones)
+    yield Row("its listings of the pods of all namespaces", "0", str(everywhere), met(not everywhere))
+    yield Row("of one that waits for what other pods hold", "", _span(held.seconds))
+
+
+def _span(seconds: Sequence[float]) -> str:
+    return f"{min(seconds):.1f} to {max(seconds):.1f} s"
+
+
+@dataclass(frozen=True)
+class Look:
+    """The same command several times, and what each asked of the API server."""
+
+    runs: tuple[OneRun, ...]
+    lists: int
+    unpaged: int
+    of_all_pods: int
+    """Lists of pods of every namespace and node."""
+
+    @property
+    def seconds(self) -> list[float]:
+        return [run.seconds for run in self.runs]
+
+
+def _look(stage: Stage, plane: ControlPlane, *words: str) -> Look:
+    environment = {**stage.bare_environment, "KUBECONFIG": str(plane.kubeconfig)}
+    since = datetime.now(UTC)
+    runs = tuple(run_once(("cli", "diagnose", *words, "--json"), environment, _CAUSES_FOUND) for _ in range(_TIMES))
+    asked = [
+        urlsplit(event["requestURI"])
+        for event in plane.audit(since)
+        if event["verb"] == "list" and event.get("userAgent") == COMPONENT
+    ]
+    queries = [(one.path, parse_qs(one.query)) for one in asked]
+    return Look(
+        runs,
+        len(queries) // _TIMES,
+        sum("limit" not in query for _, query in queries),
+        sum(path == "/api/v1/pods" and "fieldSelector" not in query for path, query in queries) // _TIMES,
+    )
 
 
 # --- what is stuck

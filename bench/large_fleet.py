@@ -83,6 +83,8 @@ def _node(name: str, number: int, now: datetime) -> dict[str, Any]:
     node["status"]["images"] = [
         {"names": [f"registry.example.com/team/image-{n}@sha256:{n:064d}"], "sizeBytes": 1 << 30} for n in range(50)
     ]
+    # A log is asked of no host's name, which would first be looked up: nobody answers there at once.
+    node["status"]["addresses"] = [{"type": "InternalIP", "address": "127.0.0.1"}]
     node["status"]["conditions"].append({"type": CONDITION, "status": "True", "reason": "x", "message": "x"})
     return node
 

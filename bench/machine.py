@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 _ROOT = Path(__file__).parents[1]
-_MEASURED = ("agent", "healthcheck", "sweeper", "sim", "bench", "kubernetes")
+_MEASURED = ("agent", "cli", "diagnosis", "healthcheck", "sweeper", "sim", "bench", "kubernetes")
 
 
 def describe_machine() -> dict[str, Any]:
@@ -42,7 +42,7 @@ def describe_moment(folder: Path) -> dict[str, Any]:
 def fingerprint() -> str:
     """Of the product's own files: it tells whether they were changed during a run."""
     digest = hashlib.sha256()
-    for package in ("agent", "healthcheck", "sweeper"):
+    for package in ("agent", "cli", "diagnosis", "healthcheck", "sweeper"):
         for path in sorted((_ROOT / package).rglob("*")):
             if path.is_file() and path.suffix != ".pyc":
                 digest.update(path.read_bytes())

@@ -5,16 +5,12 @@ Nodes and pods are as long as real ones: labels, records, the list of images, va
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from bench.large_fleet import BUSY_PERCENT, PODS_PER_NODE, fill
+from bench.one_run import OneRun, run_once
 from bench.outcome import CouldNotMeasure, Outcome, Row, summary
 from bench.stage import Stage
 from healthcheck.cluster.names import NAMESPACE
@@ -48,11 +44,11 @@ def _measure(stage: Stage, plane: ControlPlane) -> Outcome:
     path = stage.folder / "sweeper.kubeconfig"
     write_kubeconfig(path, url=plane.url, ca_file=plane.ca_file, token=token)
     runs = [_run(stage, path) for _ in range(_TIMES)]
-    for run in runs:
-        if (run["nodes"], run["busy"]) != (size, size * BUSY_PERCENT // 100) or not run["taken"]:
-            raise CouldNotMeasure(f"the plan is not the fleet's: {run}")
+    for told in (run.told for run in runs):
+        if (told["nodes"], told["busy"]) != (size, size * BUSY_PERCENT // 100) or not told["taken"]:
+            raise CouldNotMeasure(f"the plan is not the fleet's: {told}")
     asked = _asked(plane, since)
-    seconds, peaks = [run["seconds"] for run in runs], [run["peak_mib"] for run in runs]
+    seconds, peaks = [run.told["seconds"] for run in runs], [run.peak_mib for run in runs]
     calls = {what: number // _TIMES for what, number in asked.items()}
     listed = sum(number for what, number in calls.items() if what.startswith("list"))
     pages = 2 * -(-size // _PAGE) + -(-size * PODS_PER_NODE // _PAGE) + 1
@@ -79,27 +75,16 @@ def _measure(stage: Stage, plane: ControlPlane) -> Outcome:
     )
     raw = {
         "seconds": summary(seconds),
-        "cpu_seconds": summary([run["cpu_seconds"] for run in runs]),
+        "cpu_seconds": summary([run.cpu_seconds for run in runs]),
         "peak_mib": summary(peaks),
         "requests": calls,
     }
     return Outcome(rows, raw, _NOTES)
 
 
-def _run(stage: Stage, kubeconfig: Path) -> dict[str, Any]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bench.sweep_plan_program"],
-        cwd=Path(__file__).parents[1],
-        env={**stage.bare_environment, "KUBECONFIG": str(kubeconfig), "CONFIG_DIR": str(stage.folder / "none")},
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    said = process.stdout.read()
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise CouldNotMeasure(f"the plan ended with {process.returncode}")
-    return {**json.loads(said), "peak_mib": used.ru_maxrss / 1024, "cpu_seconds": used.ru_utime + used.ru_stime}
+def _run(stage: Stage, kubeconfig: Path) -> OneRun:
+    environment = {"KUBECONFIG": str(kubeconfig), "CONFIG_DIR": str(stage.folder / "none")}
+    return run_once(("bench.sweep_plan_program",), stage.bare_environment | environment)
 
 
 def _asked(plane: ControlPlane, since: datetime) -> dict[str, int]:

@@ -14,7 +14,7 @@ from cli.node_probes import Answer, NodeProbes, ProbeError, must_have_rights, te
 from diagnosis.diagnose import diagnose
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
-from diagnosis.suspects import suspects
+from diagnosis.suspects import answers, suspects
 from diagnosis.target import TargetError
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.cluster.kubeconfig import Access
@@ -56,19 +56,24 @@ def wish(nodes: Iterable[str] | None, image: str, namespace: str, max_workers: i
 
 def with_probes(snapshot: Snapshot, access: Access, wanted: Wish) -> Snapshot:
     """With what the nodes asked for said of themselves; of the others it is said why not. Raises TargetError."""
-    nodes = _chosen(snapshot, wanted)
-    if not nodes:
+    chosen = _chosen(snapshot, wanted)
+    if not chosen:
         say("no node is suspect of which no agent has told")
+    for one in chosen:
+        if not answers(one):
+            say(f"node {one.name} was not looked at: its kubelet does not answer")
+    nodes = [one for one in chosen if answers(one)]
+    if not nodes:
         return snapshot
     try:
-        answers = _answers(nodes, access, wanted)
+        told = _answers(nodes, access, wanted)
     except (ProbeError, ClusterError) as error:
         complain("diagnose", f"--probe-nodes: {error}")
         return snapshot
-    for name, answer in answers.items():
+    for name, answer in told.items():
         if answer.why_not:
             say(f"node {name} was not looked at: {answer.why_not}")
-    return _told(snapshot, answers)
+    return _with_records(snapshot, told)
 
 
 def _chosen(snapshot: Snapshot, wanted: Wish) -> tuple[Node, ...]:
@@ -94,17 +99,17 @@ def _answers(nodes: Iterable[Node], access: Access, wanted: Wish) -> Mapping[str
     columns = TextColumn("{task.description}"), BarColumn()
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
         task = bar.add_task("Probing", total=len(pairs))
-        answers = probes.run(pairs, wanted.max_workers, lambda: bar.advance(task))
-    for answer in answers.values():
+        told = probes.run(pairs, wanted.max_workers, lambda: bar.advance(task))
+    for answer in told.values():
         if answer.left:
             say(f"left: `kubectl -n {wanted.namespace} delete pod {answer.left}` removes it; it ends by itself")
     if probes.interrupted:
         complain("diagnose", "interrupted")
         raise typer.Exit(INTERRUPTED)
-    return answers
+    return told
 
 
-def _told(snapshot: Snapshot, answers: Mapping[str, Answer]) -> Snapshot:
-    records = {name: answer.record for name, answer in answers.items() if answer.record is not None}
+def _with_records(snapshot: Snapshot, told: Mapping[str, Answer]) -> Snapshot:
+    records = {name: answer.record for name, answer in told.items() if answer.record is not None}
     nodes = (replace(one, record=records.get(one.name, one.record)) for one in snapshot.nodes)
     return replace(snapshot, nodes=tuple(nodes))

@@ -21,7 +21,7 @@ from diagnosis.kinds import DRA_VERSIONS, KINDS, OF_COMPONENTS, POD, Kind, every
 from diagnosis.snapshot import Builder, Snapshot
 from diagnosis.snapshot.pods import Pod, read_pod
 from diagnosis.snapshot.reading import Fields
-from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
+from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Unavailable
 from healthcheck.text.printable import printable
 
 _AT_ONCE = 4
@@ -96,11 +96,13 @@ class Collector:
     def with_logs(self, snapshot: Snapshot, read: ReadLog, pod: str = "") -> Snapshot:
         """And the last lines of containers that end again and again. One that can't be read is left out.
 
+        A kubelet that does not answer keeps each question waiting: it is asked no more, and one not ready is not asked.
         `pod`: the subject of the one that is asked about, of which what runs is read too; '' for all that fail.
         """
-        wanted = list(islice(_suspects(snapshot, pod), _MOST_LOGS))
+        silent = {one.name for one in snapshot.nodes if not one.ready}
+        wanted = [one for one in islice(_suspects(snapshot, pod), _MOST_LOGS) if one[0].spec.node not in silent]
         with ThreadPoolExecutor(_AT_ONCE, "log") as pool:
-            texts = pool.map(lambda one: _log(read, *one), wanted)
+            texts = pool.map(lambda one: _log(read, silent, *one), wanted)
             logs = {(pod.subject, name): text for (pod, name, _), text in zip(wanted, texts, strict=True) if text}
         return replace(snapshot, logs=logs)
 
@@ -194,9 +196,14 @@ def _running(pods: Iterable[Pod]) -> Iterator[tuple[Pod, str, bool]]:
         yield from ((pod, one.name, False) for one in pod.states if one.running and not one.init and not one.last_ended)
 
 
-def _log(read: ReadLog, pod: Pod, container: str, previous: bool) -> str:
+def _log(read: ReadLog, silent: set[str], pod: Pod, container: str, previous: bool) -> str:
+    if pod.spec.node in silent:
+        return ""
     try:
         lines = read(pod.meta.namespace, pod.meta.name, container, previous).splitlines()
+    except Unavailable:
+        silent.add(pod.spec.node)
+        return ""
     except ClusterError:
         return ""
     return "\n".join(printable(line, _LONGEST_LINE) for line in lines)

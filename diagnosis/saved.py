@@ -16,6 +16,7 @@ from healthcheck.text.printable import printable
 
 _NOT_SAVED = "no file has it"
 _MOST_BYTES = 1 << 30
+_DECODER = json.JSONDecoder()
 _TIMES = frozenset(
     (
         *("creationTimestamp", "lastTimestamp", "eventTime", "lastTransitionTime", "lastHeartbeatTime"),
@@ -38,8 +39,11 @@ class _State:
         self.missing: dict[str, str] = {}
 
     def take(self, name: str, content: bytes) -> None:
-        """One document. Raises SavedStateError."""
-        document = _document(name, content)
+        """One file. Raises SavedStateError."""
+        for document in _documents(name, content):
+            self._take(name, document)
+
+    def _take(self, name: str, document: Mapping[str, object]) -> None:
         if name.endswith(f"!{HEADER}"):
             self._take_header(document)
             return
@@ -109,14 +113,20 @@ def _read(file: Path) -> bytes:
     return content
 
 
-def _document(name: str, content: bytes) -> Mapping[str, object]:
-    try:
-        document = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise SavedStateError(f"{name}: no JSON: {error}") from error
-    if not isinstance(document, Mapping):
-        raise SavedStateError(f"{name}: an object of the Kubernetes API, or a List of them, is wanted")
-    return document
+def _documents(name: str, content: bytes) -> Iterator[Mapping[str, object]]:
+    """One after another, as whoever appends what kubectl prints leaves them."""
+    at, text = 0, ""
+    while at < len(text) or not text:
+        try:
+            text = text or content.decode(json.detect_encoding(content)).strip()
+            document, at = _DECODER.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            raise SavedStateError(f"{name}: no JSON, as kubectl writes it with -o json: {error}") from error
+        if not isinstance(document, Mapping):
+            raise SavedStateError(f"{name}: an object of the Kubernetes API, or a List of them, is wanted")
+        yield document
+        while text[at : at + 1].isspace():
+            at += 1
 
 
 def _listed(name: str, document: Mapping[str, object]) -> Iterator[tuple[str, object]]:

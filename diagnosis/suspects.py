@@ -15,12 +15,13 @@ def suspects(snapshot: Snapshot, diagnosis: Diagnosis) -> tuple[Node, ...]:
     subjects = {one for problem in diagnosis.problems for one in _subjects(problem)}
     names = {pod.spec.node for pod in snapshot.pods if pod.subject in subjects}
     beneath = (one for one in snapshot.nodes if one.subject in subjects or one.name in names)
-    # A pod on a node whose kubelet is silent would only be waited for.
-    return tuple(
-        sorted(
-            (one for one in beneath if one.record is None and one.ready and has_nvidia(one)), key=lambda one: one.name
-        )
-    )
+    untold = (one for one in beneath if one.record is None and has_nvidia(one) and answers(one))
+    return tuple(sorted(untold, key=lambda one: one.name))
+
+
+def answers(node: Node) -> bool:
+    """Whether its kubelet is heard of: on another node a pod would only be waited for."""
+    return any(one.type == "Ready" and one.status != "Unknown" for one in node.conditions)
 
 
 def _subjects(problem: Problem) -> Iterator[str]:

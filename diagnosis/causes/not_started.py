@@ -45,6 +45,7 @@ from diagnosis.causes.starting_causes import (
 from diagnosis.components import Role, role_of
 from diagnosis.gpus import gpu_pods
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.events import Event
 from diagnosis.snapshot.pods import ContainerState, Pod
 from diagnosis.snapshot.workloads import KINDS as WORKLOADS
 from diagnosis.symptoms import (
@@ -192,6 +193,10 @@ _LASTS = 60.0
 """Minutes: longer than it takes to fetch a model."""
 _YOUNG_POD, _YOUNG_NODE, _ENOUGH_TIMES = 1.5, 10.0, 4
 """Minutes: a pod's first tries may fail while its volume or its network is being made; so many tries are enough."""
+_VOLUME = re.compile(r'\A.*?\bvolume "?([^"\s]{1,253}).*\Z', re.DOTALL)
+_ATTACHED, _NOT_ATTACHED = "SuccessfulAttachVolume", "FailedAttachVolume"
+_DETACHED = 2.0
+"""Minutes since a pod's grace period ended, in which its node lets go of its volumes."""
 _BEHIND = {
     DRIVER_NOT_LOADED.name: (Role.DRIVER,),
     DRIVER_LIBRARY_MISSING.name: (Role.DRIVER,),
@@ -260,14 +265,40 @@ def _is_at_work(snapshot: Snapshot, pod: Pod) -> bool:
 
 
 def _recognise(snapshot: Snapshot, pod: Pod) -> Recognised | None:
-    events = of_events(standing_events(snapshot, pod))
+    events = of_events(_standing(snapshot, pod))
+    early = _is_early(snapshot, pod)
     for state in pod.states:
         found = _of_container(state, events)
         if found is not None:
-            return found
-    if pod.over or any(one.running or one.ended for one in pod.states if not one.init) or _is_early(snapshot, pod):
+            # A registry that did not answer once may answer the next time.
+            return None if found.cause is IMAGE_FAILS and early else found
+    if pod.over or any(one.running or one.ended for one in pod.states if not one.init) or early:
         return None
-    return _of_pod(events)
+    known = _of_pod(events)
+    return None if known is not None and known.cause is VOLUME_ELSEWHERE and _is_left(snapshot, pod) else known
+
+
+def _standing(snapshot: Snapshot, pod: Pod) -> Iterator[Event]:
+    """Not of a volume that has been attached since."""
+    about = snapshot.events_about.get(pod.subject, ())
+    attached = {_VOLUME.sub(r"\1", one.message): one for one in about if one.reason == _ATTACHED}
+    for one in standing_events(snapshot, pod):
+        since = attached.get(_VOLUME.sub(r"\1", one.message)) if one.reason == _NOT_ATTACHED else None
+        if since is None or since.last is None or one.last is None or since.last < one.last:
+            yield one
+
+
+def _is_left(snapshot: Snapshot, pod: Pod) -> bool:
+    """Whether the pods elsewhere that have its volume have just been asked to go, and none is to stay."""
+    others = [
+        one
+        for one in snapshot.pods
+        if one.meta.namespace == pod.meta.namespace
+        and set(one.spec.volume_claims) & set(pod.spec.volume_claims)
+        and one.spec.node not in ("", pod.spec.node)
+        and not one.over
+    ]
+    return bool(others) and not any(older(snapshot, one.meta.deleted, _DETACHED) for one in others)
 
 
 def _of_container(state: ContainerState, events: Iterable[Symptom]) -> Recognised | None:

@@ -32,8 +32,8 @@ PROBE = ("--probe-nodes", NODE, "--probe-image", "gpu-healthcheck:test")
 @dataclass
 class World:
     plane: ControlPlane
-    kubelets: Kubelets
-    names: list[str] = field(default_factory=list)
+    stuck: set[str] = field(default_factory=set)
+    """Nodes that start no pod."""
 
     def pods(self, namespace: str = NAMESPACE) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.plane.request("GET", f"/api/v1/namespaces/{namespace}/{PROBES}").body[
@@ -68,7 +68,7 @@ def world(plane: ControlPlane, node: SimulatedNode, tmp_path: Path) -> Iterator[
     with Kubelets(plane, folder, {NODE: node.root}, own) as kubelets:
         logs = KubeletLogs(plane, folder)
         with logs:
-            world = World(plane, kubelets)
+            world = World(plane, kubelets.stuck)
             world.make(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts", "default")
             plane.create_node(NODE, devices={"nvidia.com/gpu": "8"})
             logs.serve(NODE)
@@ -122,7 +122,7 @@ def test_what_admission_refuses_is_said_and_the_rest_is_told(world: World) -> No
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_whatever_ends_the_command_its_pod_goes_too(world: World, number: signal.Signals) -> None:
-    world.kubelets.stuck.add(NODE)
+    world.stuck.add(NODE)
     environment = {**os.environ, "KUBECONFIG": str(world.plane.kubeconfig)}
     command = [sys.executable, "-m", "cli", "diagnose", *PROBE]
     with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
@@ -132,6 +132,24 @@ def test_whatever_ends_the_command_its_pod_goes_too(world: World, number: signal
 
     assert (process.returncode, world.pods()) == (130, [])
     assert said.splitlines()[-1] == "gpu-healthcheck diagnose: interrupted"
+
+
+def test_a_second_signal_waits_for_no_kubelet(plane: ControlPlane) -> None:
+    """Of one that is gone, nobody would ever say that the pod has ended."""
+    world = World(plane)
+    world.make(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts", "default")
+    plane.create_node(NODE, devices={"nvidia.com/gpu": "8"})
+    environment = {**os.environ, "KUBECONFIG": str(plane.kubeconfig)}
+    command = [sys.executable, "-m", "cli", "diagnose", *PROBE]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        eventually(world.pods)
+        process.send_signal(signal.SIGINT)
+        eventually(lambda: any("deletionTimestamp" in pod["metadata"] for pod in world.pods()))
+        process.send_signal(signal.SIGINT)
+        process.communicate()
+    plane.request("DELETE", f"/api/v1/nodes/{NODE}")
+
+    assert (process.returncode, world.pods()) == (130, [])
 
 
 def test_who_lacks_the_rights_is_told_which(world: World, tmp_path: Path) -> None:

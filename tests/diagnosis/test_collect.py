@@ -1,4 +1,4 @@
-"""What is asked of a cluster where a listing of all is forbidden."""
+"""What is asked of a cluster where a listing of all is forbidden, and of kubelets that do not answer."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from diagnosis.collect import Collector
-from healthcheck.cluster.errors import Forbidden
+from healthcheck.cluster.errors import Forbidden, Unavailable
 from tests.diagnosis.hami.hami_states import hami, hami_node
-from tests.diagnosis.states import Object, node
+from tests.diagnosis.states import Object, node, pod, snapshot, terminated, waiting
 
 
 def test_in_one_namespace_alone_config_maps_are_asked_for_by_our_names_too() -> None:
@@ -55,3 +55,23 @@ def test_hamis_config_maps_are_asked_for_where_it_is(state: list[Object], asked:
 
     assert Collector(objects).collect().sees("ConfigMap")
     assert found == asked
+
+
+def test_a_kubelet_that_does_not_answer_is_asked_no_more_and_one_that_is_not_ready_not_at_all() -> None:
+    asked: list[str] = []
+
+    def read(namespace: str, name: str, container: str, previous: bool) -> str:
+        del namespace, container, previous
+        asked.append(name)
+        if name.startswith("gone"):
+            raise Unavailable("get pods/log: the read timed out")
+        return "said"
+
+    ended = [waiting("CrashLoopBackOff", lastState={"terminated": terminated(1)})]
+    where = {"gone": "silent", "down": "not-ready", "up": "well"}
+    pods = [pod(f"{name}-{n}", on=node_of, states=ended) for name, node_of in where.items() for n in range(10)]
+    nodes = [node("silent"), node("not-ready", ready="Unknown"), node("well")]
+    seen = Collector(lambda *_: iter(())).with_logs(snapshot(*nodes, *pods), read)
+    assert {subject for subject, _ in seen.logs} == {f"pod/team/up-{n}" for n in range(10)}
+    assert not [name for name in asked if name.startswith("down")]
+    assert 1 <= sum(name.startswith("gone") for name in asked) < 10

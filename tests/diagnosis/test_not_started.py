@@ -286,3 +286,19 @@ def test_of_a_long_text_the_part_that_tells_is_shown() -> None:
     fails = pod("x", 1, on="a", phase="Pending", states=[waiting("RunContainerError", text)])
 
     assert "driver not loaded" in judged(node("a"), fails).problems[0].found.evidence[0]
+
+
+CLAIM = {"volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "data"}}]}
+
+
+@pytest.mark.parametrize("going", [{}, {"deletionTimestamp": ago(20)}])
+def test_a_volume_that_another_pod_keeps_is_told_at_once(going: dict[str, str]) -> None:
+    waits = pod("x", on="a", phase="Pending", age=3, states=[waiting("ContainerCreating")], spec=CLAIM)
+    said = event(
+        waits, "FailedAttachVolume", 'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) y'
+    )
+    keeps = pod("y", 0, on="b", spec=CLAIM, metadata=going)
+
+    assert told(judged(node("a"), node("b"), waits, said, keeps)) == [
+        ("VolumeHeldByAnotherNode", "persistentvolumeclaim/team/data")
+    ]

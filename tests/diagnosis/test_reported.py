@@ -152,6 +152,13 @@ LEFT_BEHIND = pod(
     status={"reason": "UnexpectedAdmissionError", "message": "Allocate failed due to x, which is unexpected"},
 )
 HEALTHY: dict[str, list[Object]] = {
+    "a registry that has not answered once": [
+        node("a"),
+        first := pod(
+            "t", on="a", phase="Pending", age=0.7, states=[waiting("ErrImagePull", "context deadline exceeded")]
+        ),
+        event(first, "Failed", "Failed to pull image: context deadline exceeded", minutes=0.2),
+    ],
     "what a rejected pod was for runs, though its maker has not counted that": [
         node("a"),
         replica_set(replicas=1),

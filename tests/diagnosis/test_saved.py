@@ -47,10 +47,23 @@ def test_now_is_the_newest_time_and_never_a_deadline(tmp_path: Path) -> None:
     assert state.now.isoformat() == ago(3).replace("Z", "+00:00")
 
 
+def test_what_kubectl_printed_one_after_another_is_read_whole(tmp_path: Path) -> None:
+    file = tmp_path / "state.json"
+    lists = ({"kind": "NodeList", "items": [node("a")]}, {"kind": "PodList", "items": [pod("x")]})
+    file.write_text("\n".join(json.dumps(one, indent=4) for one in lists) + "\n")
+
+    state = read_saved([file])
+
+    assert ([one.name for one in state.nodes], [one.meta.name for one in state.pods]) == (["a"], ["x"])
+
+
 @pytest.mark.parametrize(
     ("content", "wanted"),
     [
         ("{", "no JSON"),
+        ("", "no JSON"),
+        ("apiVersion: v1\nkind: List\n", "no JSON, as kubectl writes it with -o json"),
+        ('{"kind": "PodList", "items": []}\n==== START logs', "no JSON"),
         ("[1]", "an object of the Kubernetes API"),
         ('{"items": []}', "an object of the Kubernetes API"),
         ("[" * 100_000, "no JSON"),

@@ -37,3 +37,8 @@ def test_a_node_whose_kubelet_is_silent_would_not_answer() -> None:
 
 def test_a_node_without_gpus_is_none_of_ours() -> None:
     assert named(node("a", None, taints=[UNHEALTHY])) == []
+
+
+def test_one_that_is_not_ready_and_says_so_would_answer() -> None:
+    """Without a network a pod on the host's own runs nevertheless."""
+    assert named(node("a", taints=[UNHEALTHY], ready="False")) == ["a"]

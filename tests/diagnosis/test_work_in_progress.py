@@ -51,6 +51,22 @@ def done(name: str) -> list[Object]:
 PULLS = pod("pulls", on="a", phase="Pending", age=18, states=[waiting("ContainerCreating")])
 YOUNG = pod("young", on="a", phase="Pending", age=0.5, states=[waiting("ContainerCreating")])
 STARTS = pod("starts", on="a", phase="Pending", age=9, states=[waiting("PodInitializing")])
+CLAIM = {"volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "data"}}]}
+MOVES = pod("moves", on="a", phase="Pending", age=3, states=[waiting("ContainerCreating")], spec=CLAIM)
+HELD = 'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) moved'
+REGISTRY = waiting("ErrImagePull", "failed to pull: dial tcp: i/o timeout")
+ATTACHED = pod("attached", on="a", phase="Pending", age=5, states=[waiting("ContainerCreating")])
+PROVISIONED = pod(
+    "provisioned",
+    age=0.3,
+    spec={"volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "new"}}]},
+    conditions=[
+        condition(
+            *("PodScheduled", "False", "Unschedulable"),
+            "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims.",
+        )
+    ],
+)
 MENDED = pod("mended", on="a", spec={"runtimeClassName": "nvidia"})
 STATES = {
     "a container that ran out of GPU memory an hour ago and works": [
@@ -63,6 +79,23 @@ STATES = {
     "a pod that failed last week": [failed("old", terminated(1, "Error", OOM, minutes=9000), age=9100)],
     "a large image": [PULLS, event(PULLS, "Pulling", "Pulling image", warning=False, minutes=17)],
     "a first try that failed, seconds ago": [YOUNG, event(YOUNG, "FailedMount", "object not registered", minutes=0.2)],
+    "a registry that did not answer once": [
+        pod("pulls-again", on="a", phase="Pending", age=1, states=[REGISTRY]),
+    ],
+    "a volume that was attached at the second try": [
+        ATTACHED,
+        event(ATTACHED, "FailedAttachVolume", HELD, minutes=4),
+        event(ATTACHED, "SuccessfulAttachVolume", 'Attach succeeded for volume "pvc-1"', warning=False, minutes=2),
+    ],
+    "a volume that moves with its pod": [
+        MOVES,
+        event(MOVES, "FailedAttachVolume", HELD, minutes=2),
+        pod("moved", on="b", spec=CLAIM, metadata={"deletionTimestamp": ago(0.5)}),
+    ],
+    "a volume that is being made": [
+        PROVISIONED,
+        obj("PersistentVolumeClaim", "new", "team", age=0.3, status={"phase": "Pending"}),
+    ],
     "an init container that fetches a model": [
         STARTS
         | {

@@ -53,7 +53,7 @@ def find_unschedulable(snapshot: Snapshot) -> Iterator[Found]:
 
 def _is_mended(snapshot: Snapshot, waiting: Waiting) -> bool:
     volumes_told = waiting.fit is not None and bool(waiting.fit.of(*_BEFORE_NODES))
-    return volumes_told and volumes.are_mended(snapshot, waiting)
+    return volumes_told and (volumes.are_mended(snapshot, waiting) or volumes.are_made(snapshot, waiting))
 
 
 def _left(snapshot: Snapshot, everywhere: Iterable[Room]) -> list[Room]:

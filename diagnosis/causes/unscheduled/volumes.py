@@ -14,7 +14,7 @@ from diagnosis.snapshot.cluster_objects import Volume, VolumeClaim
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Expression
-from diagnosis.symptoms import shortened
+from diagnosis.symptoms import older, shortened
 
 UNBOUND = Cause(
     "VolumeClaimNotBound",
@@ -68,6 +68,8 @@ UNEXPLAINED = Cause(
 CAUSES = (UNBOUND, MISSING, ELSEWHERE, BUSY, OTHER_PODS, PORTS, UNEXPLAINED)
 
 _MOST = 5
+_PROVISIONED = 1.0
+"""Minutes."""
 _NEARER = (
     "Add nodes with GPUs where the volume is, or copy the data to a volume in the zone of those that have room.",
     "A StorageClass with volumeBindingMode: WaitForFirstConsumer makes a new volume where its pod is placed.",
@@ -134,6 +136,19 @@ def are_mended(snapshot: Snapshot, waiting: Waiting) -> bool:
     bound = {one.meta.name for one in _claims(snapshot, waiting) if one.volume and one.meta.deleted is None}
     wanted = waiting.spec.volume_claims
     return bool(wanted) and snapshot.sees("PersistentVolumeClaim") and bound.issuperset(wanted)
+
+
+def are_made(snapshot: Snapshot, waiting: Waiting) -> bool:
+    """Whether those that are not bound yet are so young that a provisioner may be at work, and nothing was said."""
+    wanted = [one for one in _claims(snapshot, waiting) if one.meta.name in waiting.spec.volume_claims]
+    unbound = [one for one in wanted if not one.volume]
+    if not unbound or len(wanted) < len(set(waiting.spec.volume_claims)):
+        return False
+    return not any(
+        older(snapshot, one.meta.created, _PROVISIONED)
+        or any(told.warning for told in snapshot.events_about.get(one.meta.subject, ()))
+        for one in unbound
+    )
 
 
 def find_unexplained(waiting: Waiting) -> Found:

@@ -1,0 +1,41 @@
+"""A program of ours, run once to its end: what it said, how long it took, and what it used."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.outcome import CouldNotMeasure
+
+_ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class OneRun:
+    """`told` is the JSON that it printed; memory at the peak of the whole process, Python and the client with it."""
+
+    told: Mapping[str, Any]
+    seconds: float
+    cpu_seconds: float
+    peak_mib: float
+
+
+def run_once(words: tuple[str, ...], environment: Mapping[str, str], exit_code: int = 0) -> OneRun:
+    """`python -m WORDS…`. Raises CouldNotMeasure where it ends otherwise."""
+    began = time.monotonic()
+    process = subprocess.Popen([sys.executable, "-m", *words], cwd=_ROOT, env=dict(environment), stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    said = process.stdout.read()
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != exit_code:
+        raise CouldNotMeasure(f"{' '.join(words)} ended with {process.returncode}")
+    seconds = time.monotonic() - began
+    return OneRun(json.loads(said), seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
