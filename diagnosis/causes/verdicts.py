@@ -7,7 +7,12 @@ from collections.abc import Iterator
 from diagnosis.cause import Cause, Found, Search, Severity, command
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
-from healthcheck.node.state import CONDITION, MAINTENANCE, STARTUP, UNHEALTHY
+from diagnosis.symptoms import older
+from healthcheck.deep.claim import claim_in
+from healthcheck.node.state import CONDITION, MAINTENANCE, RUN, STARTUP, UNHEALTHY
+
+_FIRST_LOOK = 10.0
+"""Minutes: a driver may be built first."""
 
 WITHHELD = Cause(
     "NodeWithheld",
@@ -21,7 +26,7 @@ IN_MAINTENANCE = Cause(
     Severity.LOW,
     None,
     "A deep diagnostic of this system has the node for now.",
-    "Wait: the taint goes with the end of the run.",
+    "Wait: the taint goes with the end of the run. One that no run answers for any more, the node's agent takes away.",
 )
 NOT_LOOKED = Cause(
     "NodeAwaitsFirstLook",
@@ -33,26 +38,22 @@ NOT_LOOKED = Cause(
 
 
 def find_taints(snapshot: Snapshot) -> Iterator[Found]:
-    """One for each node with a taint of ours."""
+    """One for each node with a taint of ours, but for a run or a first look that is on its way."""
     for node in snapshot.nodes:
         for taint in node.taints:
             if taint.key == UNHEALTHY:
                 yield _withheld(node)
-            elif taint.key == MAINTENANCE:
-                evidence = (f"taint {taint}",)
-                yield Found(IN_MAINTENANCE, node.subject, evidence, (IN_MAINTENANCE.remedy,))
-            elif taint.key == STARTUP:
-                pods = command(
-                    "kubectl",
-                    "-n",
-                    "gpu-healthcheck",
-                    "get",
-                    "pods",
-                    "-o",
-                    "wide",
-                    f"--field-selector=spec.nodeName={node.name}",
-                )
-                yield Found(NOT_LOOKED, node.subject, (f"taint {taint}",), (f"Look at the agent's pod: {pods}",))
+            elif taint.key == MAINTENANCE and claim_in(node.meta.annotations.get(RUN, ""), snapshot.now) is None:
+                evidence = (f"taint {taint}", f"annotation {RUN} names no run that may still be at it")
+                yield Found(IN_MAINTENANCE, node.subject, evidence, (_look_at_agent(node),))
+            elif taint.key == STARTUP and older(snapshot, node.meta.created, _FIRST_LOOK):
+                yield Found(NOT_LOOKED, node.subject, (f"taint {taint}",), (_look_at_agent(node),))
+
+
+def _look_at_agent(node: Node) -> str:
+    where = f"--field-selector=spec.nodeName={node.name}"
+    pods = command("kubectl", "-n", "gpu-healthcheck", "get", "pods", "-o", "wide", where)
+    return f"Look at the agent's pod, which takes the taint away: {pods}"
 
 
 def _withheld(node: Node) -> Found:

@@ -66,11 +66,17 @@ def never_gives_way(_: Claim) -> bool:
 
 def claim_on(node: NodeState, now: datetime, gives_way: GivesWay = never_gives_way) -> Claim | None:
     """The claim that holds the node; None: there is none, it is over its time, gives way, or can't be read."""
+    claim = claim_in(node.annotations.get(RUN, ""), now)
+    return claim if claim is not None and not gives_way(claim) else None
+
+
+def claim_in(annotation: str, now: datetime) -> Claim | None:
+    """The claim that the annotation `run` holds, unless it is over its time or can't be read."""
     try:
-        claim = _parse(node.annotations.get(RUN, ""))
+        claim = _parse(annotation)
     except RecordError:
         return None
-    return claim if now < claim.until <= now + FARTHEST and not gives_way(claim) else None
+    return claim if now < claim.until <= now + FARTHEST else None
 
 
 def why_unread(node: NodeState) -> Iterator[str]:

@@ -1,0 +1,38 @@
+"""Nodes that this system itself keeps from work: a cause even when no pod waits, unless it is on its way."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from healthcheck.node.state import MAINTENANCE, RUN, STARTUP, UNHEALTHY
+from tests.diagnosis.states import Object, ago, condition, judged, node, told
+
+
+def tainted(key: str, value: str = "", **changes: object) -> Object:
+    return node("a", taints=[{"key": key, "value": value, "effect": "NoSchedule"}], **changes)
+
+
+def run(minutes: float) -> dict[str, str]:
+    """The claim of a run whose time is over so long ago."""
+    return {RUN: json.dumps({"kind": "l2", "holder": "agent", "until": ago(minutes)})}
+
+
+@pytest.mark.parametrize(
+    ("state", "causes"),
+    [
+        (tainted(UNHEALTHY, "true", conditions=[condition("GpuHealthy", "False", "Xid79")]), "NodeWithheld"),
+        (tainted(MAINTENANCE, "l2"), "NodeUnderDiagnosis"),
+        (tainted(MAINTENANCE, "l2", annotations=run(5)), "NodeUnderDiagnosis"),
+        (tainted(MAINTENANCE, "l2", annotations={RUN: "nonsense"}), "NodeUnderDiagnosis"),
+        (tainted(STARTUP), "NodeAwaitsFirstLook"),
+    ],
+)
+def test_what_stands_on_a_node_keeps_it_from_work(state: Object, causes: str) -> None:
+    assert told(judged(state)) == [(causes, "node/a")]
+
+
+@pytest.mark.parametrize("state", [tainted(MAINTENANCE, "l2", annotations=run(-20)), tainted(STARTUP, age=4)])
+def test_a_run_and_a_first_look_that_are_on_their_way_are_no_fault(state: Object) -> None:
+    assert told(judged(state)) == []
