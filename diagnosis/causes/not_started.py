@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from diagnosis.cause import Cause, Certainty, Found, Link, Search, command
 from diagnosis.causes import verdicts
 from diagnosis.causes.components import NOT_READY
+from diagnosis.causes.running import DEVICE_FILE_REASONS, DEVICE_FILES
 from diagnosis.causes.runtime_handlers import HANDLER_TEXTS
 from diagnosis.causes.starting_causes import (
     CAUSES,
@@ -169,9 +170,12 @@ _OF_THE_NODE = frozenset(
     for one in (
         *(DRIVER_NOT_LOADED, DRIVER_LIBRARY_MISSING, DRIVER_MISMATCH, DRIVER_HANGS, DEVICE_UNKNOWN, TOOLKIT_BINARY),
         *(TOOLKIT_FAILS, CDI_UNRESOLVED, CDI_STALE, RUNTIME_SILENT, NETWORK, SANDBOX, IMAGE_NO_SPACE, CLAIM_FAILS),
+        DEVICE_FILES,
     )
 )
 """What a person mends on the node, and not in the workload."""
+_BETWEEN_FILES = re.compile(r"[;\s]+")
+"""In a finding of our agent: `no /dev/nvidiactl; no /dev/nvidia-uvm`."""
 _OF_THE_GPU = (
     DRIVER_NOT_LOADED,
     DRIVER_MISMATCH,
@@ -240,9 +244,20 @@ def find_not_started(snapshot: Snapshot) -> Iterator[Found]:
     for pod in _suspects(snapshot):
         known = _recognise(snapshot, pod)
         if known is not None:
+            known = _as_on_the_node(snapshot, pod, known)
             together[known.cause.name, _subject(snapshot, pod, known)].append(_Stuck(pod, known))
     for (_, subject), stuck in together.items():
         yield _found(snapshot, subject, stuck)
+
+
+def _as_on_the_node(snapshot: Snapshot, pod: Pod, known: Recognised) -> Recognised:
+    """A specification is not stale where our agent misses the very device that it names."""
+    node = snapshot.by_node.get(pod.spec.node)
+    if known.cause is not CDI_STALE or not known.groups or node is None or node.record is None:
+        return known
+    found = (one.detail for one in node.record.findings if one.reason in DEVICE_FILE_REASONS)
+    files = {word.rpartition("/")[2] for detail in found for word in _BETWEEN_FILES.split(detail)}
+    return replace(known, cause=DEVICE_FILES) if known.groups[0].rpartition("/")[2] in files else known
 
 
 def _suspects(snapshot: Snapshot) -> Iterator[Pod]:

@@ -61,7 +61,7 @@ CGROUP_LOST = Cause(
 DEVICE_FILES = Cause(
     "DriverDeviceFilesMissing",
     Severity.HIGH,
-    Link.RUNNING,
+    None,
     "The node lacks device files of its driver, or has them with wrong numbers: a container can't be given what is not "
     "there.",
     "On the node: `nvidia-modprobe -c0 -u`, or restart the driver's container; then make the pods anew.",
@@ -95,6 +95,8 @@ NO_GPU_TEXTS = (
 DOES_WITHOUT_TEXTS = (signature(r"No GPUs? (?:found|detected|available)", NOT_INJECTED, "many a program", *_BOTH),)
 """Of those that end: one that runs on has said that it does without."""
 LOST_TEXTS = (signature(r"Failed to initialize NVML: Unknown Error", CGROUP_LOST, "nvidia-smi, NVML", *_BOTH),)
+DEVICE_FILE_REASONS = ("DeviceFileMissing", "DeviceFileWrong")
+"""Of our agent's findings."""
 _LAST_LINES = 10
 """Of a container that runs: what it said earlier it may have got over."""
 _AS_DEFAULT = ("NVIDIA_RUNTIME_SET_AS_DEFAULT", "CONTAINERD_SET_AS_DEFAULT")
@@ -237,7 +239,7 @@ def why_without_gpu(snapshot: Snapshot, pod: Pod, name: str) -> Lack:
 def lack_of_device_files(snapshot: Snapshot, pod: Pod) -> Lack | None:
     """What our agent misses on its node; None where it misses nothing, or has not looked."""
     node = snapshot.by_node.get(pod.spec.node)
-    found = node.record.finding("DeviceFileMissing", "DeviceFileWrong") if node and node.record else None
+    found = node.record.finding(*DEVICE_FILE_REASONS) if node and node.record else None
     if node is None or found is None:
         return None
     return Lack(DEVICE_FILES, node.subject, (f"{node.subject}: {found.reason}: {found.detail}",), Certainty.LIKELY)

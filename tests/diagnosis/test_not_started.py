@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from tests.diagnosis.states import (
     waiting,
 )
 
+RESULTS = "gpu-healthcheck.aws-samples.io/results"
 OCI = "failed to create containerd task: failed to create shim task: OCI runtime create failed: "
 HOOK = (
     OCI + "runc create failed: unable to start container process: error during container init: error running prestart "
@@ -302,3 +304,21 @@ def test_a_volume_that_another_pod_keeps_is_told_at_once(going: dict[str, str]) 
     assert told(judged(node("a"), node("b"), waits, said, keeps)) == [
         ("VolumeHeldByAnotherNode", "persistentvolumeclaim/team/data")
     ]
+
+
+@pytest.mark.parametrize(
+    ("missing", "cause"),
+    [
+        ("no /dev/nvidia-uvm or /run/nvidia/driver/dev/nvidia-uvm", "DriverDeviceFilesMissing"),
+        ("no /dev/nvidiactl; no /dev/nvidia-uvm", "DriverDeviceFilesMissing"),
+        ("no /dev/nvidia-uvm-tools", "CdiSpecificationStale"),
+        ("no /dev/nvidia1", "CdiSpecificationStale"),
+    ],
+)
+def test_a_specification_is_not_stale_where_the_node_lacks_what_it_names(missing: str, cause: str) -> None:
+    finding = {"reason": "DeviceFileMissing", "severity": "MONITOR", "subject": "driver", "detail": missing}
+    record = {"schema": 1, "timestamp": ago(2), "status": "warn", "severity": "MONITOR", "findings": [finding]}
+    said = 'CDI device injection failed: failed to stat CDI host device "/dev/nvidia-uvm": no such file or directory'
+    stuck = pod("x", on="a", states=[waiting("CreateContainerError", said)])
+
+    assert told(judged(node("a", annotations={RESULTS: json.dumps(record)}), stuck)) == [(cause, "node/a")]
