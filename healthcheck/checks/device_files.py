@@ -67,18 +67,24 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
         yield NotConfigured("what lies below this root is a copy of a host's tree, without devices")
         return
     gpus = yield from answering(seen, "minor")
-    # Where the driver has GPUs and NVML fails, a control file that is missing may be why.
-    has_gpus = any(one.is_gpu and one.driver == NVIDIA_DRIVER for one in seen[pci.FUNCTIONS])
-    control = list(_of_driver(around)) if gpus or has_gpus else []
+    if not any(one.is_gpu and one.driver == NVIDIA_DRIVER for one in seen[pci.FUNCTIONS]):
+        if gpus:  # WSL's and Tegra's, which have other device files
+            yield NotConfigured("NVIDIA's driver has no GPU on PCI")
+        return
+    # Where NVML fails, a control file that is missing may be why.
+    control = list(_of_driver(around))
     of_gpus = [(gpu, _Wanted(f"nvidia{gpu.minor}", (_NVIDIA, gpu.minor))) for gpu in gpus if gpu.minor is not None]
     lacks = [*_of_the_driver(_lacks(around, control))]
     lacks += [found(reason, gpu, detail) for gpu, file in of_gpus for reason, detail in _lacks(around, [file])]
     yield from (settled(one, expected) for one in lacks)
     if gpus:
-        all_wanted = [*control, *(file for _, file in of_gpus)]
-        right = len(all_wanted) - sum(1 for _ in _lacks(around, all_wanted))
-        told = f"{counted(right, 'device file')} in {' and '.join(around.folders)}"
-        yield Seen(f"{told}{_not_loaded(around)}", f"{len(all_wanted)}")
+        yield _seen(around, [*control, *(file for _, file in of_gpus)])
+
+
+def _seen(around: DeviceFiles, wanted: list[_Wanted]) -> Seen:
+    right = len(wanted) - sum(1 for _ in _lacks(around, wanted))
+    not_loaded = f", {UVM} not loaded yet" if around.majors is not None and UVM not in around.majors else ""
+    return Seen(f"{counted(right, 'device file')} in {' and '.join(around.folders)}{not_loaded}", f"{len(wanted)}")
 
 
 def _of_driver(around: DeviceFiles) -> Iterator[_Wanted]:
@@ -126,10 +132,6 @@ def _of_the_driver(lacks: Iterable[tuple[Reason, str]]) -> Iterator[Finding]:
         more = len(several) - _MOST_SHOWN
         shown = "; ".join(several[:_MOST_SHOWN]) + (f"; and {more} more" if more > 0 else "")
         yield Finding(reason.name, reason.severity, "driver", shown, flickers=reason.flickers)
-
-
-def _not_loaded(around: DeviceFiles) -> str:
-    return f", {UVM} not loaded yet" if around.majors is not None and UVM not in around.majors else ""
 
 
 CHECK = Check("device-files", "0-nvidia-smi", (nvml.NVML, DEVICE_FILES, pci.FUNCTIONS), judge, (MISSING, WRONG))

@@ -56,8 +56,20 @@ def lacks(reason: str, detail: str, gpu: Gpu | None = None) -> Finding:
 
 def test_where_all_are_there_nothing_is_found() -> None:
     assert judge(around(*files())) == []
-    facts: dict[Any, Any] = {DEVICE_FILES: around(*files()), NVML: driver_says(*GPUS), FUNCTIONS: ()}
+    facts: dict[Any, Any] = {DEVICE_FILES: around(*files()), NVML: driver_says(*GPUS), FUNCTIONS: functions(*ADDRESSES)}
     assert says(CHECK, P5, facts) == [Seen("7 device files in /dev", "7")]
+
+    unused = around(*files("nvidia-uvm", "nvidia-uvm-tools"), majors={"nvidia": 195})
+    assert says(CHECK, P5, facts | {DEVICE_FILES: unused}) == [
+        Seen("4 device files in /dev, nvidia-uvm not loaded yet", "4")
+    ]
+
+
+def test_gpus_that_are_on_no_pci_bus_have_other_files() -> None:
+    """Those of WSL, for one: NVML answers, and there is no nvidiactl."""
+    facts: dict[Any, Any] = {DEVICE_FILES: around(), NVML: driver_says(*GPUS), FUNCTIONS: ()}
+
+    assert says(CHECK, P5, facts) == [NotConfigured("NVIDIA's driver has no GPU on PCI")]
 
 
 @pytest.mark.parametrize(
