@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeGuard
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn
@@ -69,8 +69,14 @@ class _Place:
     access: Access
     namespace: str
     save: Path | None
+    since: Path | None
     prometheus: str
     probes: probing.Wish
+
+    def is_near(self, target: Target | None) -> TypeGuard[Target]:
+        """Whether what lies around one pod may be enough: not to keep it, compare it, or choose other nodes from it."""
+        one = target is not None and target.kind == "Pod"
+        return one and self.save is None and self.since is None and not self.probes.nodes
 
 
 @acyclic()
@@ -123,7 +129,7 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
     try:
         target = parse_target(words or (), namespace)
         old = read_saved([since]) if since is not None else None
-        place = _Place(saved or [], Access(kubeconfig, context), namespace, save, prometheus, probes)
+        place = _Place(saved or [], Access(kubeconfig, context), namespace, save, since, prometheus, probes)
         snapshot = _look(place, target)
     except (TargetError, SavedStateError) as error:
         _end(str(error), USAGE)
@@ -191,10 +197,11 @@ def _look(place: _Place, target: Target | None) -> Snapshot:
     screen = Screen(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn()
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        task = bar.add_task("Listing", total=len(KINDS))
+        # Nobody knows beforehand how far a look at one pod goes.
+        task = bar.add_task("Listing", total=None if place.is_near(target) else len(KINDS))
         cluster = Listings(partial(connect, place.access))
         collector = Collector(cluster.objects, bundle.keep if bundle else None, lambda _: bar.advance(task))
-        if target is not None and target.kind == "Pod" and place.save is None:
+        if place.is_near(target):
             snapshot = look_at_pod(collector, cluster.read_log, target)
         else:
             one = place.namespace or (target.namespace if target is not None else "")

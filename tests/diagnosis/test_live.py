@@ -106,19 +106,36 @@ def test_who_may_see_one_namespace_hears_of_it_and_of_no_component_that_he_could
     assert "Pod" not in unseen
 
 
-def test_of_a_pod_on_a_node_only_what_it_depends_on_is_asked(plane: ControlPlane) -> None:
+@pytest.fixture
+def placed(plane: ControlPlane) -> Iterator[str]:
+    """A pod on a node, by its namespace and name."""
     container = {"name": "main", "image": "x", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
     spec = {"nodeName": "healthy", "containers": [container]}
-    plane.request("POST", "/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "default"}})
-    plane.request("POST", "/api/v1/namespaces/default/pods", {"metadata": {"name": "placed"}, "spec": spec})
+    plane.kubectl("create", "serviceaccount", "worker", "--namespace=default")
+    body = {"metadata": {"name": "placed"}, "spec": {**spec, "serviceAccountName": "worker"}}
+    plane.request("POST", "/api/v1/namespaces/default/pods", body)
+    yield "default/placed"
+    plane.request("DELETE", "/api/v1/namespaces/default/pods/placed?gracePeriodSeconds=0")
+    plane.kubectl("delete", "serviceaccount", "worker", "--namespace=default")
+
+
+def test_of_a_pod_on_a_node_only_what_it_depends_on_is_asked(plane: ControlPlane, placed: str) -> None:
     since = datetime.now(UTC)
-    done = run(plane.kubeconfig, "diagnose", "pod", "default/placed", "--json")
+    done = run(plane.kubeconfig, "diagnose", "pod", placed, "--json")
     asked = [event["requestURI"] for event in plane.audit(since) if event["verb"] == "list"]
     assert done.returncode == 0
     assert [
         one for one in asked if one.startswith(("/api/v1/pods?", "/api/v1/nodes?")) and "fieldSelector" not in one
     ] == []
-    plane.request("DELETE", "/api/v1/namespaces/default/pods/placed?gracePeriodSeconds=0")
+
+
+def test_what_was_not_asked_for_because_of_one_pod_is_not_told_as_gone_since(
+    plane: ControlPlane, placed: str, tmp_path: Path
+) -> None:
+    saved = tmp_path / "state.tar.gz"
+    run(plane.kubeconfig, "diagnose", "--save", str(saved), "--json")
+    done = run(plane.kubeconfig, "diagnose", "pod", placed, "--since", str(saved), "--json")
+    assert (done.returncode, _told(done)["changes"]) == (0, [])
 
 
 def test_who_may_see_nothing_is_told_so(reader: Path) -> None:
