@@ -16,7 +16,7 @@ import structlog
 
 from agent.failures import Failures
 from agent.level_2 import Level2
-from agent.marks import KIND, Marks, OwnNode
+from agent.marks import KIND, DeepTestMarks, OwnNode
 from agent.state import State
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError
@@ -109,7 +109,7 @@ class DeepTests:
         self._diagnostic: Diagnostic | None = None
         self._last_diagnostic: Diagnostic | None = None
         self._stopping = threading.Event()
-        self._marks = Marks(_own_node(cluster, state), state.now, folder, self._stopping)
+        self._marks = DeepTestMarks(_own_node(cluster, state), state.now, folder, self._stopping)
         self._at_rest = threading.Event()
         self._at_rest.set()
         self._answered = 0.0

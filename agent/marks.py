@@ -50,7 +50,7 @@ class OwnNode:
     seen: Callable[[], NodeState | None]
 
 
-class Marks:
+class DeepTestMarks:
     """Used by the deep worker; `clear` also by another thread."""
 
     def __init__(self, node: OwnNode, clock: Callable[[], Now], folder: Path | None, stopping: threading.Event) -> None:

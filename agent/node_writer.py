@@ -135,11 +135,11 @@ class NodeWriter(threading.Thread):
         """Take in what only the Node knows. Whether there was a release."""
         released, told = self._input.take_release(node)
         if told is not None:
-            self._wait_for_release_told(told)
+            self._wait_for_release_events(told)
         self._input.take_deep_runs(node)
         return released
 
-    def _wait_for_release_told(self, told: threading.Event) -> None:
+    def _wait_for_release_events(self, told: threading.Event) -> None:
         """But Events that nobody takes for now hold up no verdict for long, and an urgent one not at all."""
         deadline = time.monotonic() + _RELEASE_TOLD_SECONDS
         while not (told.wait(_POLL_SECONDS) or self._is_urgent() or self._stopping.is_set()):

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from bench.kmsg import KMSG, last_record, use_real_log
-from bench.node_watch import is_tainted, is_told
+from bench.node_watch import is_tainted, is_well
 from bench.outcome import CouldNotMeasure, Outcome, Row, percentile, summary
 from bench.program import Program
 from bench.stage import Seat, Stage
@@ -77,7 +77,7 @@ def detect(
     seat.remember(last_record(), time.monotonic() - _SETTLED_SECONDS)
     with stage.watch(seat) as watch, seat.run("-m", "bench.follow_program") as program:
         try:
-            watch.wait_for(is_told, "a healthy agent's first verdict")
+            watch.wait_for(is_well, "a healthy agent's first verdict")
             time.sleep(random.uniform(*_REST_SECONDS))
             with beside(seat, program):
                 began, began_ns = _write_fault(node)

@@ -76,7 +76,7 @@ class Member:
         cluster = Cluster(lambda: connect(Access(kubeconfig=str(kubeconfig))))
         api = ApiServer(cluster, Permissions(telemetry), Outage())
         self.node_writer = ClusterSide(api, state, self.ledger, telemetry).node_writer
-        self.failed_at = self.told_at = 0.0
+        self.failed_at = self.written_at = 0.0
 
     def pass_first(self) -> None:
         """The first look ends well and is told, with the heartbeat; from here on its connection stands."""
@@ -85,7 +85,7 @@ class Member:
         self.ledger.look_ended(JudgedLook(_well(known.level_checks)))
         self.node_writer.start()
         self.node_writer.look_ended()
-        _until_told([self])
+        _until_written([self])
 
     def fail(self) -> None:
         """A GPU falls off the bus."""
@@ -97,12 +97,12 @@ class Member:
         self.ledger.kernel_log_judged([Looked(check.name, check.group, sightings=(seen,))], 2)
 
 
-def _until_told(members: Iterable[Member]) -> None:
+def _until_written(members: Iterable[Member]) -> None:
     """Wait in one thread: a thousand that wait would leave the agents no turn in this process."""
     waiting, give_up_at = list(members), time.monotonic() + _GIVE_UP_SECONDS
     while waiting:
         for member in [member for member in waiting if member.node_writer.is_done]:
-            member.told_at = time.monotonic()
+            member.written_at = time.monotonic()
             waiting.remove(member)
         if time.monotonic() > give_up_at:
             raise CouldNotMeasure(f"{len(waiting)} agents have not told all in {_GIVE_UP_SECONDS:g} s")
@@ -183,8 +183,8 @@ def _live(plane: ControlPlane, names: Sequence[str], all_at_once: Barrier, told:
         all_at_once.wait()
         for member in members:
             member.fail()
-        _until_told(members)
-        told.put([member.told_at - member.failed_at for member in members])
+        _until_written(members)
+        told.put([member.written_at - member.failed_at for member in members])
     except BaseException:
         all_at_once.abort()
         told.put([])

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.accounting import cpu_seconds, rss_mib
 from bench.kmsg import RATE_LIMIT_NOTE, last_record, use_real_log, without_rate_limit
-from bench.node_watch import is_told
+from bench.node_watch import is_well
 from bench.outcome import CouldNotMeasure, Outcome, Row, percentile, summary
 from bench.program import Program
 from bench.stage import Seat, Stage
@@ -205,7 +205,7 @@ def following(stage: Stage, seat: Seat) -> Iterator[Program]:
     seat.remember(last_record(), time.monotonic() - _SETTLED_SECONDS)
     with stage.watch(seat) as watch, seat.run("-m", "bench.follow_program") as program:
         try:
-            watch.wait_for(is_told, "a healthy agent's first verdict")
+            watch.wait_for(is_well, "a healthy agent's first verdict")
             time.sleep(_AFTER_VERDICT_SECONDS)
             yield program
         except CouldNotMeasure as error:

@@ -46,7 +46,7 @@ def measure(stage: Stage) -> Outcome:
         flood, rate = _flood(host, group, length.flood_seconds)
         after = memory_mib(group)
         if pod.memory_group() != group:
-            raise CouldNotMeasure(f"the pod was replaced meanwhile\n{pod.told()}")
+            raise CouldNotMeasure(f"the pod was replaced meanwhile\n{pod.logs()}")
     rows = (_start_row(length, starts), _quiet_row(length, quiet), _flood_row(length, quiet[-1], flood, rate))
     raw = {"seconds": summary(starts), "quiet_mib": quiet, "flood_mib": flood, "after_mib": after, "lines_per_s": rate}
     return Outcome(rows, raw, _NOTES)
@@ -62,7 +62,7 @@ def _seconds_to_pass(node: RealNode, pod: AgentPod) -> float:
     pod.ready()
     status = node.get(f"/api/v1/nodes/{node.name}")["metadata"]["labels"].get(f"{_P}/status")
     if status != "pass":
-        raise CouldNotMeasure(f"the node's status is {status}\n{pod.told()}")
+        raise CouldNotMeasure(f"the node's status is {status}\n{pod.logs()}")
     return pod.seconds_to_first_write()
 
 

@@ -91,7 +91,7 @@ def is_tainted(node: Node) -> bool:
     return any(taint["key"] == f"{PREFIX}/unhealthy" for taint in node["spec"].get("taints") or ())
 
 
-def is_told(node: Node) -> bool:
+def is_well(node: Node) -> bool:
     """Label and condition both say that the node is well."""
     conditions = node["status"].get("conditions") or ()
     return status(node) == "pass" and any(one["type"] == "GpuHealthy" and one["status"] == "True" for one in conditions)

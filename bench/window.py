@@ -21,7 +21,7 @@ from datetime import UTC, datetime, timedelta
 import psutil
 
 from bench.accounting import cpu_seconds, memory_mib
-from bench.node_watch import NodeWatch, is_told
+from bench.node_watch import NodeWatch, is_well
 from bench.outcome import CouldNotMeasure
 from bench.program import Program
 from bench.stage import Seat, Stage
@@ -119,7 +119,7 @@ def _enter(stage: Stage, interval_seconds: int, exits: ExitStack) -> _Actor:
 
 def _await_verdict(actor: _Actor) -> None:
     try:
-        actor.watch.wait_for(is_told, "a healthy agent's first verdict")
+        actor.watch.wait_for(is_well, "a healthy agent's first verdict")
     except CouldNotMeasure as error:
         raise CouldNotMeasure(f"{error}\n{actor.program.tail()}") from error
 

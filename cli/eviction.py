@@ -31,13 +31,13 @@ class Eviction:
         self._patience = patience
         self._voice = voice
         self._left: dict[str, Leaving] = {}
-        self._told: set[str] = set()
+        self._sent: set[str] = set()
         self._refusals: dict[str, str] = {}
 
     def run(self, leaving: Iterable[Leaving], seconds: float) -> None:
         """Until all of them are gone. Raises CouldNot, Interrupted."""
         self._left = {pod.uid: pod for pod in leaving}
-        self._told = {pod.uid for pod in self._left.values() if pod.terminating}
+        self._sent = {pod.uid for pod in self._left.values() if pod.terminating}
         try:
             self._patience.until(self._round, seconds)
         except TookTooLong:
@@ -46,14 +46,14 @@ class Eviction:
     def _round(self) -> bool | None:
         self._voice.stage(f"waits for its pods to go: {len(self._left)}")
         for pod in self._left.values():
-            if pod.uid not in self._told and not self._patience.is_over:
-                self._tell_to_go(pod)
+            if pod.uid not in self._sent and not self._patience.is_over:
+                self._evict(pod)
         there = {str(pod["metadata"]["uid"]) for pod in self._cluster.list_pods_on(self._node)}
         for uid in self._left.keys() - there:
             self._voice.say(f"gone: {self._left.pop(uid).title}")
         return None if self._left else True
 
-    def _tell_to_go(self, pod: Leaving) -> None:
+    def _evict(self, pod: Leaving) -> None:
         try:
             self._cluster.evict(pod.namespace, pod.name, pod.uid)
         except (NotFound, Conflict):
@@ -67,7 +67,7 @@ class Eviction:
             return
         else:
             self._voice.say(f"told to go: {pod.title}{f' ({pod.warning})' if pod.warning else ''}")
-        self._told.add(pod.uid)
+        self._sent.add(pod.uid)
 
     def _budgets(self, pod: Leaving) -> str:
         """The API server counts them and names none; it does not evict such a pod before all but one are gone."""
@@ -81,7 +81,7 @@ class Eviction:
         """Each pod that is still there, and what holds it."""
         pods = {str(pod["metadata"]["uid"]): pod for pod in self._cluster.list_pods_on(self._node)}
         return [
-            f"{pod.title}: {what_holds(pods[uid]) if uid in self._told else self._refusals.get(uid, 'not told to go')}"
+            f"{pod.title}: {what_holds(pods[uid]) if uid in self._sent else self._refusals.get(uid, 'not told to go')}"
             for uid, pod in self._left.items()
             if uid in pods
         ]

@@ -57,7 +57,7 @@ def explain(
         _end("\n".join(str(one) for one in error.bad))
     policy = values.policy
     console = Screen()
-    said, codes = _told_apart([word, *(words or [])])
+    said, codes = _split([word, *(words or [])])
     if not codes and said.lower() in ("", *_TABLES):
         for name in [said.lower()] if said else _TABLES:
             _TABLES[name](console, policy)
@@ -67,7 +67,7 @@ def explain(
         _print(console, _look_up(said, codes, policy), directory)
 
 
-def _told_apart(words: list[str]) -> tuple[str, list[int]]:
+def _split(words: list[str]) -> tuple[str, list[int]]:
     """What is asked for, and the words of its line: given with commas and brackets as they were copied."""
     pieces = [piece for one in words[1:] for piece in re.split(r"[\s,()]+", one) if piece]
     hexes = [piece for piece in pieces if _HEX.match(piece)]

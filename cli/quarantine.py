@@ -89,7 +89,7 @@ def quarantine(  # noqa: PLR0913, PLR0917 - each is an option of the command
     try:
         _must_have_rights(cluster_of(access))
     except (CouldNot, ClusterError) as error:
-        complain("quarantine", "\n  ".join(map(printable, _told(error))))
+        complain("quarantine", "\n  ".join(map(printable, _reason_lines(error))))
         results = [Result(name, why_not=_in_one_line(error)) for name in nodes]
     else:
         with Progress(console, nodes) as progress:
@@ -172,7 +172,7 @@ class Ward:
 
     def _failed(self, name: str, error: Exception) -> Result:
         self._progress.stage(name, "")
-        first, *details = _told(error)
+        first, *details = _reason_lines(error)
         self._progress.say(name, first, "bold red")
         for one in details:
             self._progress.say(name, f"  {one}", "red")
@@ -269,12 +269,12 @@ def _exit_code(result: Result) -> int:
     return 0 if result.recommendation in (PASSED, "") else NOT_PASSED
 
 
-def _told(error: Exception) -> list[str]:
+def _reason_lines(error: Exception) -> list[str]:
     """What could not be done and why, and a line for each detail of it."""
     details = error.details if isinstance(error, CouldNot) else ()
     return [f"{explained(error)}{':' if details else ''}", *details]
 
 
 def _in_one_line(error: Exception) -> str:
-    first, *details = _told(error)
+    first, *details = _reason_lines(error)
     return f"{first} {'; '.join(details)}" if details else first

@@ -320,14 +320,14 @@ class _Following:
         self._job = job
         self._voice = voice
         self._lines: dict[str, LogLines] = {}
-        self._told = ""
+        self._last_notice = ""
         self._last_line = ""
         self.title = f"Job {job.namespace}/{job.name}"
 
     @property
     def last_said(self) -> str:
         """The last line of its log, and what was told of its Job and its pod after that."""
-        return "; ".join(filter(None, [self._last_line, self._told])) or "nothing"
+        return "; ".join(filter(None, [self._last_line, self._last_notice])) or "nothing"
 
     def look(self) -> JobState | None:
         """The Job once it has ended."""
@@ -363,7 +363,7 @@ class _Following:
             for line in lines.take(self._cluster.read_pod_log(pod, lines.since)):
                 self._voice.stage(line)
                 self._voice.say(line)
-                self._last_line, self._told = line, ""
+                self._last_line, self._last_notice = line, ""
         except ClusterError as error:
             self._tell(f"the log of pod {pod.name} can't be read now: {error}")
         if pod.ended:
@@ -378,9 +378,9 @@ class _Following:
 
     def _tell(self, text: str) -> None:
         """Once, while it stays so."""
-        if text != self._told:
+        if text != self._last_notice:
             self._voice.say(text)
-        self._told = text
+        self._last_notice = text
 
 
 def _is_to_follow(job: JobState, node: NodeState) -> bool:

@@ -151,7 +151,7 @@ def _show_passed_over(captures: Captures, replayed: Replay) -> None:
     for count, what in (
         (passed.refused, "lines refused, their facility is not the kernel's"),
         (passed.quoted, "lines quoted, something else stands before the message"),
-        (passed.told_twice, "events told again in another section"),
+        (passed.repeated, "events told again in another section"),
     ):
         if count:
             said.append(f"{what}: {count}")

@@ -115,14 +115,14 @@ class Telemetry:
         self.driver.labels(version, library).set(1)
 
     def _counter(self, name: str, text: str, labels: Iterable[str] = ()) -> Counter:
-        told = self._told(name, "counter", labels, text)
+        told = self._declared(name, "counter", labels, text)
         return Counter(told.name, text, told.labels, registry=self.registry)
 
     def _gauge(self, name: str, text: str, labels: Iterable[str] = ()) -> Gauge:
-        told = self._told(name, "gauge", labels, text)
+        told = self._declared(name, "gauge", labels, text)
         return Gauge(told.name, text, told.labels, registry=self.registry)
 
-    def _told(self, name: str, kind: str, labels: Iterable[str], text: str) -> Metric:
+    def _declared(self, name: str, kind: str, labels: Iterable[str], text: str) -> Metric:
         self.metrics.append(Metric(f"{_NAMESPACE}_{name}", kind, tuple(labels), text))
         return self.metrics[-1]
 

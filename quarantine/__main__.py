@@ -19,7 +19,7 @@ from healthcheck.host.program import COULD_NOT, FAULT, Options, complain_of_envi
 from healthcheck.model import Status
 from healthcheck.settings import Settings, SettingsError, read_settings, settings_despite, unknown_keys
 from healthcheck.text.json_rows import as_json
-from quarantine.marks import Marks, Refusal, lock
+from quarantine.marks import QuarantineMarks, Refusal, lock
 from quarantine.recommendation import Recommendation
 from quarantine.run import QuarantineRun
 from quarantine.settings import QuarantineSettings
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     holder = socket.gethostname()
     try:
         lock(own.report_dir)
-        marks = Marks(Cluster(), own.node_name, holder)
+        marks = QuarantineMarks(Cluster(), own.node_name, holder)
         record = QuarantineRun(own, _settings(own.config_dir), marks, holder, stopping).run(force=options.force)
     except Refusal as refusal:
         return _say("refused: nothing was tested", refusal)

@@ -58,7 +58,7 @@ def lock(directory: Path) -> int:
     return file
 
 
-class Marks:
+class QuarantineMarks:
     """Used by the thread that tests and by the one that watches it, one write at a time."""
 
     def __init__(self, cluster: Cluster, node: str, holder: str) -> None:

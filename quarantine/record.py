@@ -13,10 +13,10 @@ from datetime import datetime
 from healthcheck.catalog import dcgm_causes
 from healthcheck.checks import dcgm_diag, efa_loopback, nccl_allreduce
 from healthcheck.deep import causes
-from healthcheck.deep.record import by_reason, row_of
+from healthcheck.deep.record import by_reason
 from healthcheck.memory import exits
 from healthcheck.memory.findings import Memory
-from healthcheck.memory.rows import FindingRow
+from healthcheck.memory.rows import FindingRow, row_of
 from healthcheck.model import Cause, Check, Finding, Nature, Outcome, Severity, Status, Unobserved
 from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, NodeState
 from healthcheck.text.moments import is_future, moment, timestamp
@@ -160,7 +160,7 @@ def render(begun: Begun, progress: Progress, node: NodeState, at: datetime) -> R
     """The record, at most LONGEST bytes long."""
     advice = advise(begun, progress, node, at)
     carried = () if progress.passed else begun.carried
-    rows = (*(row_of(one) for one in progress.found), *carried)
+    rows = (*(row_of(one, Nature.EVENT) for one in progress.found), *carried)
     severity = worst(one.severity for one in rows if one.severity is not None)
     status = status_of(severity, could_not_look=bool(progress.unobserved))
     return records.within_limit(
@@ -244,6 +244,6 @@ def _finding(row: FindingRow) -> Finding:
     return Finding(str(row.reason), row.severity or Severity.PASS, str(row.subject), str(row.detail))
 
 
-def findings_told(findings: Iterable[Finding]) -> list[str]:
+def finding_lines(findings: Iterable[Finding]) -> list[str]:
     """For a log: `DcgmDiagMemory ISOLATE gpu/0`."""
     return [f"{one.reason} {one.severity.name} {one.subject}" for one in findings]

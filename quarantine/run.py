@@ -20,7 +20,7 @@ from healthcheck.probes.nccl import AllReduce
 from healthcheck.settings import Settings
 from healthcheck.verdict.record import RunRecord
 from quarantine.history import history_of
-from quarantine.marks import Marks
+from quarantine.marks import QuarantineMarks
 from quarantine.nvidia_report import BugReport
 from quarantine.record import Begun, Progress, carried_by
 from quarantine.settings import QuarantineSettings
@@ -47,7 +47,7 @@ class QuarantineRun:
 
     own: QuarantineSettings
     settings: Settings
-    marks: Marks
+    marks: QuarantineMarks
     holder: str
     stopping: threading.Event
 

@@ -19,7 +19,7 @@ from healthcheck.probes.efa.loopback import EFA_LOOPBACK, EfaLoopback, Loopback,
 from healthcheck.probes.nccl import AllReduce, AllReduceLook
 from healthcheck.probes.nvml.driver import look_once
 from healthcheck.probes.nvml.gpus import NVML, DriverLook
-from quarantine.record import TESTS, Progress, Result, findings_told, outcome_status
+from quarantine.record import TESTS, Progress, Result, finding_lines, outcome_status
 
 log = structlog.get_logger()
 
@@ -79,7 +79,7 @@ class Suite:
             "test: ended" if ended else "test: so far",
             test=check.group,
             status=outcome_status(outcome).value,
-            findings=findings_told(outcome.findings),
+            findings=finding_lines(outcome.findings),
             unobserved=[f"{one.cause.name}: {one.detail}" for one in outcome.unobserved],
             seen=[one.what for one in outcome.seen],
         )

@@ -51,7 +51,7 @@ class _Pod:
     process: subprocess.Popen[bytes] | None
     killed_at: float = 0.0
     ended: bool = False
-    untold: dict[str, Any] = field(default_factory=dict)
+    unreported: dict[str, Any] = field(default_factory=dict)
     """Its newest status, until the API server has it."""
 
     @property
@@ -145,12 +145,12 @@ class Kubelets:
         for uid, known in list(self._pods.items()):
             if uid not in there and known.ended:
                 del self._pods[uid]
-            elif known.untold and self._is_told(known):
-                known.untold = {}
+            elif known.unreported and self._is_reported(known):
+                known.unreported = {}
         # A pod that nobody ever started, such as one made with its node's name for the sake of its token, leaves too.
         for uid, pod in there.items():
             started = self._pods.get(uid)
-            if _is_leaving(pod) and (started is None or (started.ended and not started.untold)):
+            if _is_leaving(pod) and (started is None or (started.ended and not started.unreported)):
                 self._remove(pod)
 
     def _is_to_start(self, pod: Mapping[str, Any]) -> bool:
@@ -173,7 +173,7 @@ class Kubelets:
                 )
         now = _now()
         status = _status(pod, "Running", {"running": {"startedAt": now}}) | {"startTime": now}
-        return _Pod(pod, process, untold=status)
+        return _Pod(pod, process, unreported=status)
 
     def _environment(self, pod: Mapping[str, Any]) -> dict[str, str]:
         node, kubeconfig = pod["spec"]["nodeName"], self.folder / f"{pod['metadata']['name']}.kubeconfig"
@@ -209,10 +209,10 @@ class Kubelets:
             pod.ended = True
             exit_code = code if code >= 0 else 128 - code
             state = {"terminated": {"exitCode": exit_code, "finishedAt": _now(), "reason": "Error" if code else "Done"}}
-            pod.untold |= _status(pod.object, "Failed" if code else "Succeeded", state)
+            pod.unreported |= _status(pod.object, "Failed" if code else "Succeeded", state)
 
-    def _is_told(self, pod: _Pod) -> bool:
-        answer = self.plane.request("PATCH", f"{pod.path}/status", {"status": pod.untold})
+    def _is_reported(self, pod: _Pod) -> bool:
+        answer = self.plane.request("PATCH", f"{pod.path}/status", {"status": pod.unreported})
         return answer.status in (http.client.OK, http.client.NOT_FOUND)
 
     def _remove(self, pod: Mapping[str, Any]) -> None:

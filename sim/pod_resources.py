@@ -44,9 +44,9 @@ class _Answers(grpc.GenericRpcHandler):  # type: ignore[misc]
     def service(self, details: Any) -> Any:
         if details.method != f"/{_QUESTION.package}.{_CALL.method}":
             return None
-        return grpc.unary_unary_rpc_method_handler(lambda _request, _context: self._told())
+        return grpc.unary_unary_rpc_method_handler(lambda _request, _context: self._pods_answer())
 
-    def _told(self) -> bytes:
+    def _pods_answer(self) -> bytes:
         pods = [_pod(namespace, name, gpus) for namespace, name, gpus in self._held()]
         told: bytes = ParseDict({"pod_resources": pods}, self._answer()).SerializeToString()
         return told

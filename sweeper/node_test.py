@@ -78,14 +78,14 @@ class NodeTest:
         # The Job's own deadline, for the days when nobody in the cluster is there to keep it.
         self._deadline = time.monotonic() + values.dcgm_timeout_seconds + values.job_timeout_seconds
         self._has_verdict = False
-        threading.Thread(target=self._end_when_told, name="stop", daemon=True).start()
+        threading.Thread(target=self._end_at_stop, name="stop", daemon=True).start()
 
-    def _end_when_told(self) -> None:
+    def _end_at_stop(self) -> None:
         """Whatever we wait for then, the driver or the cluster: work waits for us."""
         self.stop.wait()
-        told_at = time.monotonic()
+        stopped_at = time.monotonic()
         self._diagnostic.stop()
-        while (left := told_at + self._last_seconds - time.monotonic()) > 0:
+        while (left := stopped_at + self._last_seconds - time.monotonic()) > 0:
             time.sleep(min(left, _CLOSELY_SECONDS))
         log.warning("stopped before it was told", has_verdict=self._has_verdict)
         sys.stderr.flush()

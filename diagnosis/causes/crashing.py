@@ -427,7 +427,7 @@ def _because(
 def _evidence(snapshot: Snapshot, some: list[_Crash]) -> Iterator[str]:
     in_time = sorted(some, key=lambda one: str(_ended_at(one)))
     for one in in_time[:3]:
-        yield f"{one.pod.subject}: {_told(one)}"
+        yield f"{one.pod.subject}: {_last_end(one)}"
     if len(some) > 1:
         yield f"{len(some)} containers ended so; the first of them: {in_time[0].pod.subject}"
     yield from _of_node(snapshot, some[0])
@@ -438,7 +438,7 @@ def _ended_at(one: _Crash) -> object:
     return ended.at if ended is not None else None
 
 
-def _told(one: _Crash) -> str:
+def _last_end(one: _Crash) -> str:
     ended = ended_of(one.state)
     how = f"container {one.state.name} ended again and again"
     if ended is not None:

@@ -37,7 +37,7 @@ def find_idle(snapshot: Snapshot) -> Iterator[Found]:
     held = {one.node: _held(one) for one in nodes}
     idle = loads(snapshot, snapshot.idle_gpus, held)
     for node in nodes:
-        for name, told in _told(node, held[node.node], idle.get(node.node, [])):
+        for name, told in _idle_cards(node, held[node.node], idle.get(node.node, [])):
             if name in pods:
                 together[snapshot.line(pods[name].meta)[-1]].append((pods[name], told))
     for subject, some in together.items():
@@ -58,7 +58,7 @@ def _held(node: NodeAllocation) -> dict[str, int]:
     return {holder.pod: holder.amount for pool in whole for holder in pool.holders}
 
 
-def _told(node: NodeAllocation, held: Mapping[str, int], idle: list[CardLoad]) -> Iterator[tuple[str, str]]:
+def _idle_cards(node: NodeAllocation, held: Mapping[str, int], idle: list[CardLoad]) -> Iterator[tuple[str, str]]:
     """Pods with what is idle of theirs. Where no series names a pod, a node all of whose cards are."""
     by_pod: defaultdict[str, list[CardLoad]] = defaultdict(list)
     for one in idle:

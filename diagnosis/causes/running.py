@@ -124,7 +124,7 @@ class Lack:
 def find_running(snapshot: Snapshot) -> Iterator[Found]:
     """By the ends of the logs of containers that run."""
     together: defaultdict[tuple[str, str], list[tuple[Pod, Lack, str]]] = defaultdict(list)
-    for pod, known in _told(snapshot):
+    for pod, known in _recognised_in_logs(snapshot):
         if known.cause is CGROUP_LOST:
             lack = Lack(CGROUP_LOST, f"node/{pod.spec.node}", (), Certainty.LIKELY)
         else:
@@ -284,7 +284,7 @@ def _differs(value: str, count: int) -> bool:
     return bool(named) and len(numbers) == len(named) and sorted(numbers) != list(range(count))
 
 
-def _told(snapshot: Snapshot) -> Iterator[tuple[Pod, Recognised]]:
+def _recognised_in_logs(snapshot: Snapshot) -> Iterator[tuple[Pod, Recognised]]:
     for pod in snapshot.pods:
         if pod.over or pod.meta.deleted is not None or not _has_logs(snapshot, pod):
             continue

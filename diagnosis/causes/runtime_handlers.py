@@ -183,7 +183,7 @@ def _lacks(snapshot: Snapshot) -> dict[tuple[str, str], _Lack]:
         node = snapshot.by_node.get(pod.spec.node)
         if not is_stuck(pod) or not pod.spec.node or _is_on_its_way(snapshot, pod, node):
             continue
-        known = _told(snapshot, pod)
+        known = _recognised(snapshot, pod)
         handler = _named(known.groups[0], pod, classes) if known is not None else _unknown_handler(pod, node, classes)
         if not handler or not _is_gpus(handler, pod) or _has_it_by_now(snapshot, node, handler, known):
             continue
@@ -193,7 +193,7 @@ def _lacks(snapshot: Snapshot) -> dict[tuple[str, str], _Lack]:
     return lacks
 
 
-def _told(snapshot: Snapshot, pod: Pod) -> Recognised | None:
+def _recognised(snapshot: Snapshot, pod: Pod) -> Recognised | None:
     symptoms: list[Symptom] = list(of_events(standing_events(snapshot, pod)))
     for state in pod.states:
         symptoms += (one for one in of_state(state) if one.place is not Place.ENDED or state.ended is not None)

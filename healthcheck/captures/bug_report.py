@@ -59,12 +59,12 @@ class _Section:
 
     clock: Clock
     boot: int | None = None
-    told: list[Told] = field(default_factory=list)
+    lines: list[Told] = field(default_factory=list)
     joiner: Joiner = field(default_factory=Joiner)
 
     def keep(self, told: Told | None) -> None:
         if told is not None:
-            self.told.append(told)
+            self.lines.append(told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class _Event:
 
     when: float
     section: int
-    told: Told
+    line: Told
 
 
 class BugReportReader:
@@ -162,12 +162,12 @@ class BugReportReader:
     def _end_section(self) -> None:
         section = self._sections[-1]
         section.keep(section.joiner.end())
-        if not section.told:
+        if not section.lines:
             self._sections.pop()
 
     def _batches(self, name: str) -> Iterator[Batch]:
         events, kernel_start = self._on_one_clock()
-        kept = self._told_once(events)
+        kept = self._without_repeats(events)
         starts = self._boot_starts(events, kernel_start)
         first_boot = self.boot
         end = max([self._saved.timestamp(), *(event.when for event in kept)])
@@ -185,7 +185,7 @@ class BugReportReader:
 
     def _on_one_clock(self) -> tuple[list[_Event], float | None]:
         """Every record with its time of day, oldest first; and when the kernel started, if dmesg could be dated."""
-        told = [(number, one) for number, section in enumerate(self._sections) for one in section.told]
+        told = [(number, one) for number, section in enumerate(self._sections) for one in section.lines]
         since_boot = [one for _, one in told if one.stamp.wall is None]
         dated = [one for _, one in told if one.stamp.wall is not None]
         start = _kernel_start(since_boot, dated)
@@ -196,19 +196,19 @@ class BugReportReader:
             _Event(one.moment.wall.timestamp() if one.stamp.wall else zero + one.moment.monotonic, number, one)
             for number, one in told
         ]
-        return sorted(events, key=lambda event: (event.when, event.told.number)), start
+        return sorted(events, key=lambda event: (event.when, event.line.number)), start
 
-    def _told_once(self, events: Iterable[_Event]) -> list[_Event]:
+    def _without_repeats(self, events: Iterable[_Event]) -> list[_Event]:
         """Of each record the first telling: in each section it can stand once for every time that it happened."""
         kept: list[_Event] = []
         recent: dict[str, list[tuple[_Event, set[int]]]] = defaultdict(list)
         for event in events:
-            same = recent[event.told.text]
+            same = recent[event.line.text]
             same[:] = [one for one in same if event.when - one[0].when <= _SAME_EVENT_SECONDS]
             for _, sections in same:
                 if event.section not in sections:
                     sections.add(event.section)
-                    self._passed_over.told_twice += 1
+                    self._passed_over.repeated += 1
                     break
             else:
                 kept.append(event)
@@ -260,9 +260,9 @@ def _in_batches(name: str, boot: int, events: list[_Event], span: tuple[float, f
         part = events[first : first + MOST_IN_A_BATCH]
         lines = tuple(
             Line(
-                Record(first + number, _age(event.when, start), 0, event.told.text),
-                f"{name}:{event.told.number}",
-                event.told.shown,
+                Record(first + number, _age(event.when, start), 0, event.line.text),
+                f"{name}:{event.line.number}",
+                event.line.shown,
             )
             for number, event in enumerate(part)
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,6 +21,7 @@ import healthcheck
 from healthcheck.captures.files import EVIDENCE_FORMAT, MOST_EVIDENCE
 from healthcheck.checks import CHECKS, DEEP_CHECKS
 from healthcheck.checks.expectation import Expectation
+from healthcheck.host import node_file
 from healthcheck.model import Check, Evidence, Now, Probe, Unobserved
 from healthcheck.text import strict_json
 from healthcheck.text.moments import EARLIEST, LATEST, held
@@ -109,17 +109,7 @@ def write(path: Path, look: Look) -> None:
             f"{path}: {len(content) >> 20} MiB of evidence; at most {MOST_EVIDENCE >> 20} are read again"
         )
     try:
-        # For the owner alone from its first moment.
-        handle, name = tempfile.mkstemp(prefix=".evidence-", dir=path.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).replace(path)
-        except OSError:
-            Path(name).unlink(missing_ok=True)
-            raise
+        node_file.replace_for_owner(path, content)
     except OSError as error:
         raise EvidenceError(f"{path}: {error.strerror}") from error
 

@@ -75,7 +75,7 @@ class PassedOver:
     """Where the first of them stands."""
     refused: int = 0
     """Lines of another facility than the kernel's: somebody wrote them from user space."""
-    told_twice: int = 0
+    repeated: int = 0
     """Events that another section of the same report has told."""
     cut: list[str] = field(default_factory=list)
     """What could not be read, in words."""
@@ -235,7 +235,7 @@ class KernelLogReader:
         self._searched = 0
         self._direction = Direction()
         self._joiner = Joiner()
-        self._told: list[Line] = []
+        self._lines: list[Line] = []
         self._in_boot = 0
         self._ready: list[Batch] = []
         self._name = ""
@@ -341,13 +341,13 @@ class KernelLogReader:
             return
         record = Record(self._in_boot, told.moment.monotonic, 0, told.text)
         self._in_boot += 1
-        self._told.append(Line(record, f"{self._name}:{told.number}", told.shown))
-        if len(self._told) >= MOST_IN_A_BATCH:
+        self._lines.append(Line(record, f"{self._name}:{told.number}", told.shown))
+        if len(self._lines) >= MOST_IN_A_BATCH:
             self._end_batch()
 
     def _end_batch(self) -> None:
-        self._ready.append(Batch(self.boot, self.boot_id, tuple(self._told), self.clock.now))
-        self._told.clear()
+        self._ready.append(Batch(self.boot, self.boot_id, tuple(self._lines), self.clock.now))
+        self._lines.clear()
 
     def _handed_over(self) -> Iterator[Batch]:
         ready, self._ready = self._ready, []

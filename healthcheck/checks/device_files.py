@@ -115,10 +115,10 @@ def _lacks(around: DeviceFiles, wanted: Iterable[_Wanted]) -> Iterator[tuple[Rea
         if not there and file.must_be:
             yield MISSING, f"no {' or '.join(f'{folder}/{file.name}' for folder in around.folders)}"
         elif there and not any(one.character and (one.major, one.minor) == file.number for one in there):
-            yield WRONG, _told(there[0], file.number)
+            yield WRONG, _difference(there[0], file.number)
 
 
-def _told(file: DeviceFile, number: Number) -> str:
+def _difference(file: DeviceFile, number: Number) -> str:
     is_now = f"the character device {file.major}:{file.minor}" if file.character else "no character device"
     return f"{file.path} is {is_now}, not {number[0]}:{number[1]}"
 

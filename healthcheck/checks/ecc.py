@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.per_gpu import all_lack, answering, found, unread, untold
+from healthcheck.checks.per_gpu import all_lack, answering, found, unknown_yet, unread
 from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, counted
 from healthcheck.probes.nvml import gpus as nvml
 
@@ -38,7 +38,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
         if gpu.sram_threshold_exceeded:
             yield found(SRAM_THRESHOLD, gpu, "its SRAM has had more uncorrectable errors than NVIDIA allows for")
         yield from unread(gpu, "ecc", "sram_threshold_exceeded")
-        yield from untold(gpu, "sram_threshold_exceeded", SRAM_THRESHOLD)
+        yield from unknown_yet(gpu, "sram_threshold_exceeded", SRAM_THRESHOLD)
     if all_lack(gpus, "ecc", "sram_threshold_exceeded"):
         yield NotConfigured("no GPU here counts ECC errors")
     elif told := ", ".join(_summary(gpus)):

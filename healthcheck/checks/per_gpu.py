@@ -73,7 +73,7 @@ def unread(gpu: nvml.Gpu, *readings: str) -> Iterator[Unobserved]:
             yield silent(gpu, gpu.errors[name], name.replace("_", " "))
 
 
-def untold(gpu: nvml.Gpu, reading: str, reason: Reason) -> Iterator[TooEarly]:
+def unknown_yet(gpu: nvml.Gpu, reading: str, reason: Reason) -> Iterator[TooEarly]:
     """Where the GPU has no such reading, or no longer: what it told of a fault that no GPU forgets still stands."""
     if getattr(gpu, reading) is None and reading not in gpu.errors:
         yield TooEarly(f"{gpu.subject} does not tell its {reading.replace('_', ' ')}", gpu.subject, (reason.name,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.per_gpu import all_lack, answering, found, unread, untold
+from healthcheck.checks.per_gpu import all_lack, answering, found, unknown_yet, unread
 from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, counted
 from healthcheck.probes.nvml import gpus as nvml
 
@@ -46,8 +46,8 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
             yield found(EXHAUSTED, gpu, f"banks of memory without a spare row: {gpu.exhausted_banks}")
         yield from unread(gpu, "row_remap", "exhausted_banks")
         # NVML does not tell either while a GPU in MIG mode has instances (nvml.h, nvmlDeviceGetRemappedRows).
-        yield from untold(gpu, "row_remap", FAILED)
-        yield from untold(gpu, "exhausted_banks", EXHAUSTED)
+        yield from unknown_yet(gpu, "row_remap", FAILED)
+        yield from unknown_yet(gpu, "exhausted_banks", EXHAUSTED)
     if all_lack(gpus, "row_remap", "exhausted_banks"):
         yield NotConfigured("no GPU here tells of remapped rows")
     elif told := ", ".join(_summary(gpus)):

@@ -14,7 +14,7 @@ from datetime import datetime
 from healthcheck.checks.dcgm_diag import LEVEL_2, LEVEL_4
 from healthcheck.memory.deep_tests import DeepFinding, DeepResult, after_deep_test
 from healthcheck.memory.findings import Memory
-from healthcheck.memory.rows import FindingRow
+from healthcheck.memory.rows import row_of
 from healthcheck.model import Finding, Nature, Now, Outcome, Passed, Severity, Status
 from healthcheck.node.state import QUARANTINE_RESULT, NodeState
 from healthcheck.text.moments import held, moment, timestamp
@@ -104,7 +104,9 @@ def render(outcome: Outcome, ran: Ran) -> RunRecord:
             status=status,
             severity=severity.name,
             checks=(CheckRow(outcome.group, status, severity.name),),
-            findings=tuple(row_of(one) for one in sorted(outcome.findings, key=lambda one: -one.severity)),
+            findings=tuple(
+                row_of(one, Nature.EVENT) for one in sorted(outcome.findings, key=lambda one: -one.severity)
+            ),
             unobserved=tuple(
                 CauseRow(outcome.group, one.cause.name, one.detail[:_LONGEST_CAUSE]) for one in outcome.unobserved
             ),
@@ -121,19 +123,6 @@ def by_reason(passed: Iterable[Passed]) -> dict[str, tuple[str, ...]]:
     for one in passed:
         told[one.reason] = (*told.get(one.reason, ()), one.subject)
     return told
-
-
-def row_of(finding: Finding) -> FindingRow:
-    """A finding as the records of deep runs have it: it stands as an event does."""
-    return FindingRow(
-        reason=finding.reason,
-        severity=finding.severity,
-        subject=finding.subject,
-        about=finding.about,
-        detail=finding.detail,
-        nature=Nature.EVENT,
-        rule=finding.rule,
-    )
 
 
 def deep_record(record: RunRecord, kind: str) -> DeepRecord:

@@ -5,19 +5,33 @@ from __future__ import annotations
 import fcntl
 import os
 from pathlib import Path
+from typing import BinaryIO
 
 
 def replace_whole(path: Path, content: bytes, *, on_disk: bool = True) -> None:
     """Raises OSError; the old file then stays. `on_disk`: it outlives the machine's end, too, once this returns."""
     new = path.with_suffix(".new")
     with new.open("wb") as file:
-        file.write(content)
-        if on_disk:
-            file.flush()
-            os.fsync(file.fileno())
+        _fill(file, content, on_disk=on_disk)
     new.replace(path)
     if on_disk:
         _sync(path.parent)
+
+
+def replace_for_owner(path: Path, content: bytes) -> None:
+    """In a person's folder: for the owner alone from its first moment, and no file of another name is lost for it.
+
+    Raises OSError; what was there then stays.
+    """
+    new = path.with_name(f".new-{os.urandom(8).hex()}")
+    file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(file, "wb") as opened:
+            _fill(opened, content, on_disk=True)
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
 
 
 def read_start(path: Path, most: int) -> bytes:
@@ -46,6 +60,13 @@ def lock(path: Path) -> int | None:
 
 def unlock(file: int) -> None:
     os.close(file)
+
+
+def _fill(file: BinaryIO, content: bytes, *, on_disk: bool) -> None:
+    file.write(content)
+    if on_disk:
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _sync(folder: Path) -> None:

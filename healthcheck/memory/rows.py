@@ -100,27 +100,33 @@ class AcknowledgementRow(Row):
         return Acknowledgement(self.reason or "", self.subject or "", self.boot_id or "", self.cursor, self.last_seen)
 
 
-def whole_row(standing: Standing) -> FindingRow:
-    """What stands, to the last digit, for the file."""
-    finding = standing.finding
+def row_of(finding: Finding, nature: Nature) -> FindingRow:
+    """What was found, without when and by which check."""
     return FindingRow(
         reason=finding.reason,
         severity=finding.severity,
         subject=finding.subject,
         about=finding.about,
         detail=finding.detail,
+        nature=nature,
+        rule=finding.rule or None,
+        source=finding.source or None,
+    )
+
+
+def whole_row(standing: Standing) -> FindingRow:
+    """What stands, to the last digit, for the file."""
+    return replace(
+        row_of(standing.finding, standing.nature),
         first_seen=standing.first_seen,
         last_seen=standing.last_seen,
         count=standing.count,
         exit=exit_words(standing),
         check=standing.check,
-        nature=standing.nature,
         at=standing.last_at,
         seq=standing.seq if standing.seq >= 0 else None,
-        rule=finding.rule or None,
-        source=finding.source or None,
         boot_id=standing.boot_id,
-        escalates=finding.escalates,
+        escalates=standing.finding.escalates,
     )
 
 

@@ -46,7 +46,7 @@ def decide(memory: Memory, outcomes: Sequence[Outcome]) -> Verdict:
         CheckCause(outcome.group, cause)
         for outcome in outcomes
         for cause in outcome.unobserved
-        if not _told_by_another(cause, outcome, outcomes)
+        if not _is_named_by_another(cause, outcome, outcomes)
     )
     return Verdict(
         status_of(severity, could_not_look=not outcomes or any(outcome.unobserved for outcome in outcomes)),
@@ -87,7 +87,7 @@ def _group(name: str, memory: Memory, outcomes: Sequence[Outcome]) -> GroupVerdi
     return GroupVerdict(name, status_of(severity, could_not_look=unseen), severity)
 
 
-def _told_by_another(cause: Unobserved, outcome: Outcome, outcomes: Sequence[Outcome]) -> bool:
+def _is_named_by_another(cause: Unobserved, outcome: Outcome, outcomes: Sequence[Outcome]) -> bool:
     """The same cause in the same group is told once: several checks read the same source."""
     first = next(other for other in outcomes if other.group == outcome.group and cause in other.unobserved)
     return first is not outcome

@@ -67,9 +67,9 @@ class AgentPod:
         ports = self._node.run("ss", "-Hlntp").stdout
         tasks = self._node.run("ctr", "--namespace=k8s.io", "tasks", "list").stdout
         wanted = f"no agent is ready, other than {other_than or 'none'}"
-        return f"{wanted}: {json.dumps(pods)}\n{ports}{tasks}{self.told()}"
+        return f"{wanted}: {json.dumps(pods)}\n{ports}{tasks}{self.logs()}"
 
-    def told(self) -> str:
+    def logs(self) -> str:
         """What it logged and the programs' last words, for the message of a failure."""
         logs = self._node.run("kubectl", f"--namespace={NAMESPACE}", "logs", DAEMONSET, "--tail=40", check=False)
         return f"{logs.stdout}{logs.stderr}\n{self._node.logs()}"

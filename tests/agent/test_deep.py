@@ -25,7 +25,7 @@ from kubernetes.client import ApiClient, Configuration
 
 from agent.deep_runs import DeepTests, Waits
 from agent.level_2 import Level2
-from agent.marks import HOLDER, Marks, OwnNode
+from agent.marks import HOLDER, DeepTestMarks, OwnNode
 from agent.run_on_node import RunOnNode
 from agent.state import State
 from healthcheck.checks.expectation import DeepRun
@@ -568,7 +568,9 @@ class TestAResultThatNobodyCouldTake:
                 case node:
                     return node
 
-        marks = Marks(OwnNode(lambda: NodeState("gpu-node-1", "1"), write, lambda: None), clock.now, None, waits)
+        marks = DeepTestMarks(
+            OwnNode(lambda: NodeState("gpu-node-1", "1"), write, lambda: None), clock.now, None, waits
+        )
         marks.tell(RunRecord(timestamp=ago(1), status="fail", severity="RESET"), give_back=False)
         assert waits.seconds == [60.0]
 

@@ -98,7 +98,7 @@ def test_the_same_words_again_are_another_event() -> None:
     read = Reading(report(scanned(b0=text("journal short", *storm)), "dmesg:\n\n" + text("dmesg", *storm[12:])))
 
     assert read.boots == [[MMU] * 20]
-    assert read.passed_over.told_twice == 8
+    assert read.passed_over.repeated == 8
 
 
 def test_boots_follow_from_the_journal() -> None:

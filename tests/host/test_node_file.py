@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,23 @@ def test_a_disk_that_is_full_leaves_the_old_one(path: Path) -> None:
     with pytest.raises(OSError, match="No space left"):
         node_file.replace_whole(path, b"new")
     assert path.read_bytes() == b"old"
+
+
+def test_a_file_for_its_owner_takes_no_other_ones_place(path: Path) -> None:
+    path.with_suffix(".new").write_bytes(b"somebody's")
+    path.write_bytes(b"old")
+    path.chmod(0o644)
+    node_file.replace_for_owner(path, b"new")
+
+    assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"new", 0o600)
+    assert path.with_suffix(".new").read_bytes() == b"somebody's"
+
+
+def test_a_file_for_its_owner_that_can_not_be_put_in_its_place_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        node_file.replace_for_owner(tmp_path / "folder", b"new")
+    assert [one.name for one in tmp_path.iterdir()] == ["folder"]
 
 
 @pytest.mark.parametrize(("most", "read"), [(0, b""), (3, b"012"), (9, b"0123")])

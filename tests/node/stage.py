@@ -98,7 +98,7 @@ class Stage:
             seen = self.view()
             return bool(true(seen))
 
-        wait_until(is_true, GIVE_UP_SECONDS, lambda: f"never true of {_brief(seen.object)}\n{self.pod.told()}")
+        wait_until(is_true, GIVE_UP_SECONDS, lambda: f"never true of {_brief(seen.object)}\n{self.pod.logs()}")
         return seen
 
     def wait_for_status(self, status: str) -> NodeView:

@@ -45,9 +45,9 @@ def find_unschedulable(snapshot: Snapshot) -> Iterator[Found]:
             key = (waiting.shape, waiting.message)  # so each shape of pod meets all nodes once
             if key not in judged:
                 judged[key] = waiting, list(_by_nodes(snapshot, waiting, everywhere))
-            found = [_retold(one, judged[key][0], waiting) for one in judged[key][1]]
+            found = [_for_workload(one, judged[key][0], waiting) for one in judged[key][1]]
         if not found and not waiting.hami and _is_refused(snapshot, waiting, everywhere):
-            found = list(_told(snapshot, waiting))
+            found = list(_by_text_alone(snapshot, waiting))
         yield from found
 
 
@@ -101,7 +101,7 @@ def _is_next(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[Room]) -
     return bool(everywhere) and young and whole and short
 
 
-def _retold(found: Found, of: Waiting, to: Waiting) -> Found:
+def _for_workload(found: Found, of: Waiting, to: Waiting) -> Found:
     """The same of another workload whose pods ask for the same: many thousand nodes are judged once for both."""
     subject = to.workload if found.subject == of.workload else found.subject
     return replace(found, subject=subject, affected=to.names if found.affected == of.names else found.affected)
@@ -169,7 +169,7 @@ def _by_room(snapshot: Snapshot, waiting: Waiting, large: Sequence[Room], others
     elif not opened:
         yield from refused.find_refused(snapshot, waiting, with_room or closed)
     if opened and _places(waiting, ours_to_have) < len(waiting.pods):
-        elsewhere = _told_of(for_others)
+        elsewhere = _room_for_others(for_others)
         for found in resources.find_shortages(snapshot, waiting, opened, others):
             yield replace(found, evidence=(*found.evidence, *elsewhere)) if found.cause in _FULL else found
 
@@ -180,7 +180,7 @@ def _emptied(snapshot: Snapshot, room: Room) -> Room:
     return without(room, going) if going else room
 
 
-def _told_of(rooms: Iterable[Room]) -> tuple[str, ...]:
+def _room_for_others(rooms: Iterable[Room]) -> tuple[str, ...]:
     """Nodes with room that are for others: said, not blamed."""
     named = [f"{room.node.subject} ({', '.join(map(str, room.node.taints))})" for room in islice(rooms, _MOST)]
     return (f"there is room on nodes for others: {', '.join(named)}",) if named else ()
@@ -200,10 +200,10 @@ def _beyond_arithmetic(snapshot: Snapshot, waiting: Waiting, opened: Sequence[Ro
     yield from queues.find_gang(snapshot, waiting, opened)
 
 
-def _told(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
+def _by_text_alone(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
     """What the text says, where the objects do not show it: of nodes with the GPUs before that of any other."""
-    short = list(resources.find_told(snapshot, waiting))
-    found = [*refused.find_told(waiting), *selectors.find_told(waiting), *volumes.find_rules(waiting)]
+    short = list(resources.find_by_text(snapshot, waiting))
+    found = [*refused.find_by_text(waiting), *selectors.find_by_text(waiting), *volumes.find_rules(waiting)]
     above = hami.above(snapshot, waiting.pods[0])
     yield from short or found or (replace(volumes.find_unexplained(waiting), because_of=above),)
 

@@ -105,7 +105,7 @@ def find_claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
             found += (one for request in claim.requests for one in _judged(snapshot, waiting, claim, request))
     if not found and waiting.fit is not None:
         found += (
-            _told(snapshot, waiting, reason)
+            _by_text(snapshot, waiting, reason)
             for reason in waiting.fit.of(Says.CLAIM, Says.CLAIM_MISSING, Says.CLASS_MISSING)
         )
     yield from found
@@ -120,7 +120,7 @@ def find_by_resource(snapshot: Snapshot, waiting: Waiting, name: str, known: Dev
         yield from _offered(snapshot, waiting, (asks, Request(name, known.meta.name, count), claim, known))
 
 
-def _told(snapshot: Snapshot, waiting: Waiting, reason: Reason) -> Found:
+def _by_text(snapshot: Snapshot, waiting: Waiting, reason: Reason) -> Found:
     """By the scheduler's words, and those of the controller that makes claims."""
     noted = (one for pod in waiting.pods[:_MOST] for one in events_of(snapshot, pod) if one.reason == _NOT_MADE)
     evidence = (f"the scheduler: {reason.text}", *(one.message for one in noted))

@@ -73,7 +73,7 @@ def find_absent(snapshot: Snapshot, waiting: Waiting, names: Iterable[str], room
     there = _offered(rooms)
     for name in names:
         asked = f"{shown(name, waiting.asked[name])} {name} is asked for; no node has any"
-        offered = _told(there)
+        offered = _offer(there)
         cause, remedy = _judged(name, there)
         if cause is ABSENT:
             told = autoscaler_says(snapshot, waiting.pods)
@@ -142,7 +142,7 @@ def _offered(rooms: Iterable[Room]) -> Counter[str]:
     return Counter(name for name, room in names if is_extended(name) and has(room.node, name))
 
 
-def _told(there: Counter[str]) -> str:
+def _offer(there: Counter[str]) -> str:
     gpus = [(name, nodes) for name, nodes in there.most_common() if meant_as_gpu(name)]
     if not gpus:
         return "no node offers any GPU resource"

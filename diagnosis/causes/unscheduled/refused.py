@@ -155,7 +155,7 @@ def _classed(spec: PodSpec, node: Node) -> list[tuple[Taint, Class]]:
     return [(one, kind) for one, kind in classed if not (leaves and kind is Class.CORDON)]
 
 
-def find_told(waiting: Waiting) -> Iterator[Found]:
+def find_by_text(waiting: Waiting) -> Iterator[Found]:
     """What the scheduler's text alone says of taints and cordons."""
     for reason in waiting.fit.of(Says.TAINT, Says.CORDON, Says.NOT_READY) if waiting.fit else ():
         cause = {Says.CORDON: CORDONED, Says.NOT_READY: NOT_READY}.get(reason.says, TAINTED)

@@ -102,7 +102,7 @@ def find_shortages(
     yield from faults or (replace(one, because_of=above) for one in _all_in_use(snapshot, waiting, rooms))
 
 
-def find_told(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
+def find_by_text(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
     """What the scheduler's text alone says."""
     if waiting.fit is None:
         return

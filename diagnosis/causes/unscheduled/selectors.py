@@ -50,14 +50,14 @@ def find_unmatched(snapshot: Snapshot, waiting: Waiting, rooms: Sequence[Room], 
         evidence.append(said)
         remedy += mend
     if not failing:
-        evidence.append(f"each part of it takes some of them, never all parts the same: {_told(wanted)}")
+        evidence.append(f"each part of it takes some of them, never all parts the same: {_expressions(wanted)}")
         remedy.append("Loosen the part of the selector that is not needed.")
     unlabelled = any(one.key in _DISCOVERED and not _values(one.key, rooms) for one in failing)
     above = tuple(_why_unlabelled(snapshot, rooms)) if unlabelled else ()
     return Found(UNMATCHED, waiting.workload, tuple(evidence), tuple(remedy), waiting.names, because_of=above)
 
 
-def find_told(waiting: Waiting) -> Iterator[Found]:
+def find_by_text(waiting: Waiting) -> Iterator[Found]:
     """What the scheduler's text alone says."""
     for reason in waiting.fit.of(Says.SELECTOR, Says.NODE_NAME) if waiting.fit else ():
         evidence = (f"the scheduler: {reason.nodes or 'some'} {reason.text}", *map(_shown, _requirements(waiting.spec)))
@@ -154,7 +154,7 @@ def _suffix(wanted: tuple[str, ...], near: str) -> tuple[str, ...]:
     return ()
 
 
-def _told(wanted: Iterable[Expression]) -> str:
+def _expressions(wanted: Iterable[Expression]) -> str:
     return "; ".join(map(_shown, wanted))
 
 

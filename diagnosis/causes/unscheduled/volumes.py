@@ -127,7 +127,7 @@ def find_rules(waiting: Waiting) -> Iterator[Found]:
     for reason in waiting.fit.reasons if waiting.fit else ():
         cause = _BY_TEXT.get(reason.says)
         if cause is not None:
-            told = (_told(waiting, reason),)
+            told = (_schedulers_words(waiting, reason),)
             yield Found(cause, waiting.workload, told, (), waiting.names, Certainty.LIKELY)
 
 
@@ -164,7 +164,7 @@ def _missing(snapshot: Snapshot, waiting: Waiting, reason: Reason) -> Iterator[F
         if name not in known or len(names) == 1:
             what = subject("PersistentVolumeClaim", waiting.pods[0].meta.namespace, name)
             evidence = (
-                _told(waiting, reason),
+                _schedulers_words(waiting, reason),
                 f"there are {', '.join(sorted(known)[:5]) or 'no claims'} in the namespace",
             )
             yield Found(
@@ -181,9 +181,13 @@ def _unbound(snapshot: Snapshot, waiting: Waiting, reason: Reason) -> Iterator[F
         state = f"{claim.meta.subject}: {claim.phase or 'no phase'}, storageClassName {claim.storage_class or '(none)'}"
         look = command("kubectl", "-n", claim.meta.namespace, "describe", "pvc", claim.meta.name)
         remedy = (f"See why it gets no volume: {look}",)
-        yield Found(UNBOUND, claim.meta.subject, (state, _told(waiting, reason), *told[-1:]), remedy, waiting.names)
+        yield Found(
+            UNBOUND, claim.meta.subject, (state, _schedulers_words(waiting, reason), *told[-1:]), remedy, waiting.names
+        )
     if not open_ones:
-        yield Found(UNBOUND, waiting.workload, (_told(waiting, reason),), (), waiting.names, Certainty.LIKELY)
+        yield Found(
+            UNBOUND, waiting.workload, (_schedulers_words(waiting, reason),), (), waiting.names, Certainty.LIKELY
+        )
 
 
 def _where(volume: Volume) -> str:
@@ -206,6 +210,6 @@ def _claims(snapshot: Snapshot, waiting: Waiting) -> list[VolumeClaim]:
     return [one for one in snapshot.volume_claims if one.meta.namespace == waiting.pods[0].meta.namespace]
 
 
-def _told(waiting: Waiting, reason: Reason) -> str:
+def _schedulers_words(waiting: Waiting, reason: Reason) -> str:
     count = f"{reason.nodes} of {waiting.fit.nodes} nodes: " if reason.nodes is not None and waiting.fit else ""
     return f"the scheduler: {count}{reason.text}"

@@ -180,7 +180,7 @@ def _daemon_of(root: Path, holder: Process, found: Sequence[Process]) -> Process
 def _placed(root: Path, kubelet: Process, settings: Settings) -> _Used | None:
     """By the place that belongs to the kubelet's socket: its runtime does not run, or is not to be seen."""
     own = distributions.by_kubelet(kubelet)
-    layouts = [_as_told(root, one) for one in sorted(LAYOUTS, key=lambda one: one.distribution != own)]
+    layouts = [_as_flags_name_it(root, one) for one in sorted(LAYOUTS, key=lambda one: one.distribution != own)]
     fitting = (one for one in layouts if one.socket == settings.endpoint and _is_there(root, one))
     layout = next(fitting, None)
     step = "nobody is to be seen who listens there"
@@ -190,7 +190,7 @@ def _placed(root: Path, kubelet: Process, settings: Settings) -> _Used | None:
 def _assumed(host: Host, found: Sequence[Process]) -> ContainerRuntime:
     """Without a kubelet, as in a captured tree: what it would be told there, else what is there."""
     root = host.root
-    there = [layout for one in LAYOUTS if _is_there(root, layout := _as_told(root, one))]
+    there = [layout for one in LAYOUTS if _is_there(root, layout := _as_flags_name_it(root, one))]
     if not there:
         return ContainerRuntime(None, "no kubelet, and no configuration of a container runtime where one usually lies")
     layout = there[0]
@@ -211,7 +211,7 @@ def _assumed(host: Host, found: Sequence[Process]) -> ContainerRuntime:
     return _around(host, settings, _in_place(root, fitting, settings.how), None, found)
 
 
-def _as_told(root: Path, layout: Layout) -> Layout:
+def _as_flags_name_it(root: Path, layout: Layout) -> Layout:
     """With the file and the socket that a snap's own flags name."""
     flags = kubelets.runtime_flags(root, layout)
     config, socket = flag_of(flags, "config", "c"), flag_of(flags, "address", "a")
@@ -252,7 +252,7 @@ def _around(
     distribution = distribution or distributions.by_files(root, told.path)
     named = list(dict.fromkeys(one.binary for one in told.handlers if one.binary))[:_MOST_PROGRAMS]
     looked_for = [programs.find(used.root, name) for name in named]
-    named_programs = tuple(one for one in looked_for if one.path or programs.can_be_told(used.root, one.named))
+    named_programs = tuple(one for one in looked_for if one.path or programs.can_be_missing(used.root, one.named))
     template = distributions.template_of(used.root, distribution, told.path, told.schema)
     return ContainerRuntime(
         replace(told, template=template),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck.host.grpc_socket import LONGEST_SECONDS, NodeSocket
+from healthcheck.host.latest_answer import Asked, LatestAnswer
 from healthcheck.model import Host, ProbeError
 from healthcheck.probes.container_runtime.facts import ContainerRuntime, Live, ReadFile
 from healthcheck.text.printable import printable
@@ -26,20 +26,6 @@ _LONGEST_TEXT = 200
 _MOST_NAMES = 256
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """Whom we asked, when (monotonic), with which files on the disk, and what came of it: an answer, or why none."""
-
-    socket: str
-    since_boot: float | None
-    at: float
-    files: frozenset[ReadFile]
-    answer: Live | str
-
-    def of_same_process(self, facts: ContainerRuntime) -> bool:
-        return (self.socket, self.since_boot) == (facts.socket, facts.since_boot)
-
-
 @dataclass
 class RuntimeStatus:
     """Asks the runtime at first, when another process holds the socket or its files changed, and hourly.
@@ -51,12 +37,11 @@ class RuntimeStatus:
     deadline_seconds: float = LONGEST_SECONDS
     clock: Callable[[], float] = time.monotonic
     _socket: NodeSocket = field(init=False)
-    _last: _Asked | None = field(default=None, init=False)
-    """Replaced as a whole: two threads know it."""
-    _asking: threading.Thread | None = field(default=None, init=False)
+    _answers: LatestAnswer[ContainerRuntime, Live | str] = field(init=False)
 
     def __post_init__(self) -> None:
         self._socket = NodeSocket("container-runtime", self.deadline_seconds)
+        self._answers = LatestAnswer("container-runtime", self._ask, _is_outdated, self.clock)
 
     def look(self, facts: ContainerRuntime) -> Live | str | None:
         """The last answer of this runtime, or why there was none; None before the first.
@@ -74,30 +59,25 @@ class RuntimeStatus:
         return self._socket.end()
 
     def _look(self, facts: ContainerRuntime, *, wait: bool) -> Live | str | None:
-        is_asking = self._asking is not None and self._asking.is_alive()
-        if not is_asking and self._is_due(facts):
-            self._asking = threading.Thread(target=self._ask, args=(facts,), name="container-runtime", daemon=True)
-            self._asking.start()
-        if wait and self._asking:
-            self._asking.join()
-        last = self._last
-        return last.answer if last and last.of_same_process(facts) else None
+        asked = self._answers.look(facts, wait=wait)
+        return asked.answer if asked and _is_same_process(asked.question, facts) else None
 
-    def _is_due(self, facts: ContainerRuntime) -> bool:
-        last = self._last
-        if last is None or not last.of_same_process(facts) or last.files != _files(facts):
-            return True
-        again_seconds = ASKED_AGAIN_SECONDS if _is_settled(last.answer, facts) else TRIED_AGAIN_SECONDS
-        return self.clock() - last.at >= again_seconds
-
-    def _ask(self, facts: ContainerRuntime) -> None:
-        at = self.clock()
-        answer: Live | str
+    def _ask(self, facts: ContainerRuntime) -> Live | str:
         try:
-            answer = read_status(*self._socket.ask(self.root, facts.socket))
+            return read_status(*self._socket.ask(self.root, facts.socket))
         except ProbeError as error:
-            answer = printable(str(error))
-        self._last = _Asked(facts.socket, facts.since_boot, at, _files(facts), answer)
+            return printable(str(error))
+
+
+def _is_outdated(asked: Asked[ContainerRuntime, Live | str], facts: ContainerRuntime, now: float) -> bool:
+    before = asked.question
+    if not _is_same_process(before, facts) or _files(before) != _files(facts):
+        return True
+    return now - asked.at >= (ASKED_AGAIN_SECONDS if _is_settled(asked.answer, facts) else TRIED_AGAIN_SECONDS)
+
+
+def _is_same_process(before: ContainerRuntime, facts: ContainerRuntime) -> bool:
+    return (before.socket, before.since_boot) == (facts.socket, facts.since_boot)
 
 
 def with_live(host: Host, facts: ContainerRuntime) -> ContainerRuntime:

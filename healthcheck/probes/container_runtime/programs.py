@@ -52,7 +52,7 @@ def find(root: Path, named: str) -> Program:
     return Program(named, path, host_files.is_executable(root, path), architecture(root, path))
 
 
-def can_be_told(root: Path, named: str) -> bool:
+def can_be_missing(root: Path, named: str) -> bool:
     """Whether a program that is not found is missing. A captured tree has of the programs' folders none, or few.
 
     One with /sys is taken for whole, but for folders just below the root that are empty or not there.

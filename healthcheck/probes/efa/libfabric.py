@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from healthcheck.host.command import ChildError, MissedDeadline, Program, how_it_ended
+from healthcheck.host.latest_answer import Asked, LatestAnswer
 from healthcheck.model import PROBE_FAILED, Cause, Host, Probe, Shortage, Unobserved
 from healthcheck.probes.efa.infiniband import openable_efa
 
@@ -72,6 +72,12 @@ class LibfabricLook:
     absent: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Question:
+    program: str
+    devices: tuple[str, ...]
+
+
 @dataclass
 class Libfabric:
     """Asks fi_info at first, when the EFA devices are others than before, while its answer is not whole, and hourly.
@@ -84,12 +90,11 @@ class Libfabric:
     path: str = field(default_factory=lambda: f"{os.environ.get('PATH', os.defpath)}:{_INSTALLED_IN}")
     clock: Callable[[], float] = time.monotonic
     _program: Program = field(init=False)
-    _last: tuple[float, tuple[str, ...], Listing | Unobserved] | None = field(default=None, init=False)
-    """When it was asked, of which devices, and the answer. Replaced as a whole: two threads know it."""
-    _asking: threading.Thread | None = field(default=None, init=False)
+    _answers: LatestAnswer[_Question, Listing | Unobserved] = field(init=False)
 
     def __post_init__(self) -> None:
         self._program = Program({**_ENVIRONMENT, "PATH": self.path}, _PATIENCE_SECONDS)
+        self._answers = LatestAnswer("libfabric", self._ask, _is_outdated, self.clock)
 
     def look(self) -> LibfabricLook:
         """The last answer. Where a new one is due, a thread begins to ask, and a later look has it: nobody waits."""
@@ -110,37 +115,24 @@ class Libfabric:
         devices = openable_efa(self.root)
         if not devices:
             return LibfabricLook(absent="no EFA device that programs can open")
-        if not self._is_asking and self._is_due(devices):
-            self._asking = threading.Thread(target=self._ask, args=(program, devices), name="libfabric", daemon=True)
-            self._asking.start()
-        if wait and self._asking:
-            self._asking.join()
-        last = self._last
-        return LibfabricLook(last[2] if last and last[1] == devices else None)
+        asked = self._answers.look(_Question(program, devices), wait=wait)
+        return LibfabricLook(asked.answer if asked and asked.question.devices == devices else None)
 
-    @property
-    def _is_asking(self) -> bool:
-        return self._asking is not None and self._asking.is_alive()
-
-    def _is_due(self, devices: tuple[str, ...]) -> bool:
-        if self._last is None:
-            return True
-        at, of, answer = self._last
-        whole = isinstance(answer, Listing) and not answer.missing
-        return not whole or of != devices or self.clock() - at >= ASKED_AGAIN_SECONDS
-
-    def _ask(self, program: str, devices: tuple[str, ...]) -> None:
-        at = self.clock()
+    def _ask(self, question: _Question) -> Listing | Unobserved:
         try:
-            ended = self._program.run((program, "-p", "efa"), self.deadline_seconds)
-            answer = read_listing(devices, ended.code, ended.out, ended.err)
+            ended = self._program.run((question.program, "-p", "efa"), self.deadline_seconds)
+            return read_listing(question.devices, ended.code, ended.out, ended.err)
         except MissedDeadline as error:
-            answer = Unobserved(NOT_ANSWERING, f"fi_info: {error}")
+            return Unobserved(NOT_ANSWERING, f"fi_info: {error}")
         except Shortage as error:
-            answer = Unobserved(PROBE_FAILED, f"fi_info: {error}")
+            return Unobserved(PROBE_FAILED, f"fi_info: {error}")
         except ChildError as error:
-            answer = Unobserved(FAILED, f"fi_info: {error}")
-        self._last = at, devices, answer
+            return Unobserved(FAILED, f"fi_info: {error}")
+
+
+def _is_outdated(asked: Asked[_Question, Listing | Unobserved], question: _Question, now: float) -> bool:
+    is_whole = isinstance(asked.answer, Listing) and not asked.answer.missing
+    return not is_whole or asked.question.devices != question.devices or now - asked.at >= ASKED_AGAIN_SECONDS
 
 
 def read_listing(devices: tuple[str, ...], code: int, out: bytes, err: bytes) -> Listing | Unobserved:

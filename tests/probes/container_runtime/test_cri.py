@@ -127,8 +127,8 @@ class Asked:
     def look(self, facts: ContainerRuntime) -> Live | str | None:
         """A look, and what it began to ask has come to its end."""
         answer = self.status.look(facts)
-        if self.status._asking:
-            self.status._asking.join()
+        if self.status._answers.asking:
+            self.status._answers.asking.join()
         return answer
 
     @property

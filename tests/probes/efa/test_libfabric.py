@@ -62,8 +62,8 @@ class Asked:
     def look(self) -> LibfabricLook:
         """A look, and what it began to ask has come to its end."""
         look = self.libfabric.look()
-        if self.libfabric._asking:
-            self.libfabric._asking.join()
+        if self.libfabric._answers.asking:
+            self.libfabric._answers.asking.join()
         return look
 
     @property
@@ -160,8 +160,14 @@ def test_a_program_that_hangs_holds_up_no_look_and_none_is_started_beside_it(ask
     asked.node.write_value("libfabric/hang", "")
 
     assert asked.libfabric.look() == LibfabricLook()
-    thread = eventually(lambda: asked.libfabric._asking if asked.times and asked.libfabric._program._process else None)
-    assert (asked.libfabric.look(), asked.libfabric._asking is thread, asked.times) == (LibfabricLook(), True, 1)
+    thread = eventually(
+        lambda: asked.libfabric._answers.asking if asked.times and asked.libfabric._program._process else None
+    )
+    assert (asked.libfabric.look(), asked.libfabric._answers.asking is thread, asked.times) == (
+        LibfabricLook(),
+        True,
+        1,
+    )
 
     assert asked.libfabric.end() is None
     thread.join()

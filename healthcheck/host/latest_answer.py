@@ -1,0 +1,55 @@
+"""Somebody who is asked in a thread, so that no look waits; between, the last answer is repeated."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+Question = TypeVar("Question")
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked(Generic[Question, Answer]):
+    """What was asked, when (monotonic), and what came of it."""
+
+    question: Question
+    at: float
+    answer: Answer
+
+
+@dataclass
+class LatestAnswer(Generic[Question, Answer]):
+    """Asks at first, and whenever the last answer is out of date; one thread at a time."""
+
+    name: str
+    """Of the thread."""
+    ask: Callable[[Question], Answer]
+    """Raises nothing: that there was no answer is one, too."""
+    is_outdated: Callable[[Asked[Question, Answer], Question, float], bool]
+    """Whether that answer is none to this question, or not at this time (monotonic)."""
+    clock: Callable[[], float] = time.monotonic
+    _last: Asked[Question, Answer] | None = field(default=None, init=False)
+    """Replaced as a whole: two threads know it."""
+    asking: threading.Thread | None = field(default=None, init=False)
+
+    def look(self, question: Question, *, wait: bool) -> Asked[Question, Answer] | None:
+        """What was asked last; None before the first answer. Where one is due, a thread asks for it."""
+        last = self._last
+        if not self._is_asking and (last is None or self.is_outdated(last, question, self.clock())):
+            self.asking = threading.Thread(target=self._ask, args=(question,), name=self.name, daemon=True)
+            self.asking.start()
+        if wait and self.asking:
+            self.asking.join()
+        return self._last
+
+    @property
+    def _is_asking(self) -> bool:
+        return self.asking is not None and self.asking.is_alive()
+
+    def _ask(self, question: Question) -> None:
+        at = self.clock()
+        self._last = Asked(question, at, self.ask(question))
