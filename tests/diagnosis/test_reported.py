@@ -151,6 +151,20 @@ LEFT_BEHIND = pod(
     owner=("ReplicaSet", "serve-5d"),
     status={"reason": "UnexpectedAdmissionError", "message": "Allocate failed due to x, which is unexpected"},
 )
+UNTOLD = pod("t", conditions=[condition("PodScheduled", "False", "Unschedulable")])
+REPORTED["a condition that says no more than that, beside an event"] = (
+    [
+        node("a"),
+        UNTOLD,
+        event(UNTOLD, "FailedScheduling", 'persistentvolumeclaim "datas" not found', by="default-scheduler"),
+    ],
+    [("VolumeClaimMissing", "persistentvolumeclaim/team/datas")],
+)
+NOTED = pod("t", spec={"schedulerName": "kai-scheduler"})
+REPORTED["an event of a scheduler that sets no condition"] = (
+    [node("a"), pod("busy", 8, on="a"), NOTED, event(NOTED, "Unschedulable", OF_KAI, by="kai-scheduler")],
+    [("GpusAllInUse", f"resource/{GPU}")],
+)
 HEALTHY: dict[str, list[Object]] = {
     "a registry that has not answered once": [
         node("a"),

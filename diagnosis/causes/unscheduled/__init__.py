@@ -85,7 +85,8 @@ def _is_joined(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[Room])
 def _is_refused(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[Room]) -> bool:
     """Whether the scheduler's word stands, though the objects do not show why; of another form only once it is old."""
     if waiting.fit is None:
-        return not queues.is_error(waiting) and all(queues.is_old(snapshot, pod) for pod in waiting.pods)
+        says_why = " " in waiting.message and not queues.is_error(waiting)
+        return says_why and all(queues.is_old(snapshot, pod) for pod in waiting.pods)
     return not _is_next(snapshot, waiting, everywhere)
 
 

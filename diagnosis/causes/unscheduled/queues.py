@@ -86,7 +86,7 @@ def find_queued(snapshot: Snapshot) -> Iterator[Found]:
     for one in snapshot.queued:
         done = any(map(one.is_true, ("Finished", "Admitted", "QuotaReserved")))
         patience = _IN_LINE if _is_in_line(one) else _PATIENCE
-        young = one.meta.created is None or snapshot.now - one.meta.created < patience
+        young = one.meta.created is not None and snapshot.now - one.meta.created < patience
         if not done and not young and one.active and any(map(asks_for_gpus, one.specs)):
             yield _queued(snapshot, one)
 
@@ -296,4 +296,4 @@ def _schedulers(snapshot: Snapshot) -> tuple[str, ...]:
 
 def is_old(snapshot: Snapshot, pod: Pod) -> bool:
     """Whether it has waited for longer than anybody needs to look at it."""
-    return pod.meta.created is not None and snapshot.now - pod.meta.created > _PATIENCE
+    return pod.meta.created is None or snapshot.now - pod.meta.created > _PATIENCE

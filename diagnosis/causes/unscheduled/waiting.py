@@ -26,6 +26,8 @@ _GROUPS = (
 _COMING = frozenset(("TriggeredScaleUp", "Nominated"))
 """What the autoscaler and Karpenter note of a pod for which they make a node."""
 _NOT_COMING = frozenset(("NotTriggerScaleUp", "FailedScaleUp"))
+_REFUSED = frozenset(("FailedScheduling", "Unschedulable"))
+"""What kube-scheduler and Volcano, and KAI, note of a pod that no node takes."""
 _SCALE_UP = timedelta(minutes=15)
 _SWEEP = "gpu-healthcheck-sweep"
 _STUCK = timedelta(minutes=5)
@@ -151,10 +153,12 @@ def tells_of_gang(message: str, fit: FitError | None) -> bool:
 def refusal(snapshot: Snapshot, pod: Pod) -> str:
     """What the scheduler says; '' where it has not looked. The condition lasts, an event about it may be gone."""
     told = pod.condition("PodScheduled")
-    if told is not None:
-        return (told.message or told.reason) if told.status == "False" and told.reason != "SchedulingGated" else ""
-    noted = [one for one in events_of(snapshot, pod) if one.reason == "FailedScheduling" and one.warning]
-    return noted[-1].message if noted else ""
+    if told is not None and (told.status != "False" or told.reason == "SchedulingGated"):
+        return ""
+    if told is not None and told.message:
+        return told.message
+    noted = [one for one in events_of(snapshot, pod) if one.reason in _REFUSED and one.warning]
+    return noted[-1].message if noted else told.reason if told is not None else ""
 
 
 def events_of(snapshot: Snapshot, pod: Pod) -> Iterator[Event]:
