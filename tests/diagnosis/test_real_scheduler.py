@@ -21,7 +21,8 @@ pytestmark = pytest.mark.cluster
 
 _KINDS = (
     *("nodes", "pods", "events", "namespaces", "deployments", "replicasets", "statefulsets", "daemonsets", "jobs"),
-    *("resourcequotas", "limitranges", "runtimeclasses", "persistentvolumeclaims", "leases", "endpointslices"),
+    *("resourcequotas", "limitranges", "runtimeclasses", "persistentvolumeclaims", "persistentvolumes"),
+    *("leases", "endpointslices"),
     *("validatingwebhookconfigurations", "mutatingwebhookconfigurations", "resourceslices", "resourceclaims"),
     *("deviceclasses", "resourceclaimtemplates"),
 )
@@ -47,6 +48,17 @@ def _gpus(number: int) -> dict[str, str]:
 
 def _volume(claim: str) -> dict[str, Any]:
     return {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]}
+
+
+def _port(name: str, number: int) -> dict[str, Any]:
+    resources = {"limits": _gpus(1), "requests": _gpus(1)}
+    ports = [{"containerPort": number, "hostPort": number}]
+    return {"containers": [{"name": name, "image": "registry.example/train:1", "resources": resources, "ports": ports}]}
+
+
+def _spread(key: str) -> dict[str, Any]:
+    one = {"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {}}
+    return {"topologySpreadConstraints": [one]}
 
 
 def _anti(app: str) -> dict[str, Any]:
@@ -76,6 +88,7 @@ NODES: dict[str, dict[str, Any]] = {
     "labelled": {"devices": _gpus(8), "labels": {"nvidia.com/gpu.product": f"{_A100}-SHARED"}},
     "leaving": {"devices": _gpus(8)},
     "plain": {"devices": _gpus(8)},
+    "zoned": {"devices": _gpus(8), "labels": {"topology.kubernetes.io/zone": "here"}},
     "mig": {"devices": {_MIG: "2"}},
 }
 PODS: list[tuple[dict[str, Any], Says, str, str]] = [
@@ -114,13 +127,23 @@ PODS: list[tuple[dict[str, Any], Says, str, str]] = [
         "persistentvolumeclaim/team/data",
     ),
     (_pod("apart", "plain", _gpus(1), **_anti("neighbour")), Says.OTHER_PODS, "PodAffinityUnmet", "pod/team/apart"),
+    (
+        _pod("far-off", "zoned", _gpus(1), **_volume("afar")),
+        Says.VOLUME_ELSEWHERE,
+        "VolumeInAnotherZone",
+        "pod/team/far-off",
+    ),
+    (_pod("listens", "zoned", {}, **_port("main", 9999)), Says.PORTS, "HostPortTaken", "pod/team/listens"),
+    (_pod("rackless", "zoned", _gpus(1), **_spread("rack")), Says.SPREAD, "PodAffinityUnmet", "pod/team/rackless"),
     (_pod("no-slices", "plain", {}, **_claims("one")), Says.CLAIM, "NoDevicesPublished", "deviceclass/gpu.nvidia.com"),
     (_pod("no-class", "plain", {}, **_claims("odd")), Says.CLASS_MISSING, "DeviceClassMissing", "deviceclass/vgpu"),
 ]
 """Of each pod what the scheduler's text is about, and the cause with its subject."""
 GATED = _pod("gated", "plain", _gpus(1), schedulingGates=[{"name": "kueue.x-k8s.io/admission"}])
 UNSEEN = _pod("unseen", "plain", _gpus(1), schedulerName="gpu-scheduler")
+NO_CLAIM = _pod("no-claim", "plain", {}, **_claims("gpu-nowhere"))
 UNLOOKED = [
+    (NO_CLAIM, "ResourceClaimMissing", "resourceclaim/team/gpu-nowhere"),
     (GATED, "KueueHoldsPod", "pod/team/gated"),
     (UNSEEN, "SchedulerNotThere", "pod/team/unseen"),
 ]
@@ -131,8 +154,34 @@ HOLDERS = [
     _pod("etl", "cpu", {"cpu": "100"}, nodeName="cpu"),
     _pod("goner", "leaving", _gpus(8), nodeName="leaving", metadata={"finalizers": ["example.com/keep"]}),
     _pod("neighbour", "plain", {}, nodeName="plain"),
+    _pod("listener", "zoned", {}, nodeName="zoned", **_port("main", 9999)),
 ]
+_ELSEWHERE = [{"matchExpressions": [{"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["there"]}]}]
+_SIZE = {"storage": "1Gi"}
 OTHERS: list[dict[str, Any]] = [
+    {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": "pv-afar"},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "capacity": _SIZE,
+            "nfs": {"server": "nfs.example", "path": "/"},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": _ELSEWHERE}},
+            "claimRef": {"namespace": "team", "name": "afar"},
+        },
+    },
+    {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "afar", "namespace": "team"},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": "",
+            "volumeName": "pv-afar",
+            "resources": {"requests": _SIZE},
+        },
+    },
     {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -140,7 +189,7 @@ OTHERS: list[dict[str, Any]] = [
         "spec": {
             "accessModes": ["ReadWriteOnce"],
             "storageClassName": "",
-            "resources": {"requests": {"storage": "1Gi"}},
+            "resources": {"requests": _SIZE},
         },
     },
     {
@@ -267,6 +316,7 @@ def _people(plane: ControlPlane) -> None:
     _apply(plane, _namespace("team"), hook)
     plane.kubectl("wait", "--for=create", "serviceaccount/default", "--namespace=team", "--timeout=60s")
     _apply(plane, *HOLDERS, *OTHERS)
+    plane.kubectl("wait", "pvc/afar", "--namespace=team", "--for=jsonpath={.status.phase}=Bound", "--timeout=60s")
     plane.kubectl("delete", "pod", "goner", "--namespace=team", "--wait=false", "--grace-period=0", "--force")
     _apply(plane, *(one[0] for one in PODS), *(one[0] for one in UNLOOKED))
     _apply(plane, *(one for objects, *_ in ADMISSION for one in objects))

@@ -63,6 +63,9 @@ UNTOLERATED = "2 node(s) had untolerated taint {nvidia.com/gpu: present}"
 SELECTOR = "2 node(s) didn't match Pod's node affinity/selector"
 
 
+CLAIMS = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "one-gpu"}]}
+
+
 def claimed(selector: str = "", **changes: Any) -> list[Object]:
     """A pod with a claim of one GPU, the claim and its class."""
     device = {
@@ -72,8 +75,7 @@ def claimed(selector: str = "", **changes: Any) -> list[Object]:
     if selector:
         device["exactly"]["selectors"] = [{"cel": {"expression": selector}}]  # type: ignore[index]
     claim = obj("ResourceClaim", "one-gpu", "team", spec={"devices": {"requests": [device]}})
-    spec = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "one-gpu"}]}
-    one = waits("2 cannot allocate all claims", 0, spec=spec, **changes)
+    one = waits("2 cannot allocate all claims", 0, spec=CLAIMS, **changes)
     expression = "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'"
     cls = obj("DeviceClass", "gpu.nvidia.com", spec={"selectors": [{"cel": {"expression": expression}}]})
     return [one, claim, cls]
@@ -414,6 +416,12 @@ STATES: list[tuple[str, list[Object], str, str]] = [
     (
         "DRA: no such claim",
         [node("a", None), *claimed()[:1]],
+        "ResourceClaimMissing",
+        "resourceclaim/team/one-gpu",
+    ),
+    (
+        "DRA: no such claim, and so no word of the scheduler",
+        [node("a"), pod("train-0", 0, owner=("Job", "train"), spec=CLAIMS)],
         "ResourceClaimMissing",
         "resourceclaim/team/one-gpu",
     ),

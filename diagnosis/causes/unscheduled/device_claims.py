@@ -11,13 +11,15 @@ from datetime import timedelta
 from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.other_devices import NO_SLICES
-from diagnosis.causes.unscheduled.waiting import Waiting, events_of
+from diagnosis.causes.unscheduled.waiting import Waiting, events_of, unplaced
 from diagnosis.components import Role, components
 from diagnosis.fit_error import Reason, Says
+from diagnosis.placement import asked_by
 from diagnosis.quantity import amount
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.dra import Device, DeviceClass, Request, ResourceClaim
 from diagnosis.snapshot.meta import Meta, subject
+from diagnosis.snapshot.pods import Pod
 
 NO_CLASS = Cause(
     "DeviceClassMissing",
@@ -109,6 +111,20 @@ def find_claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
             for reason in waiting.fit.of(Says.CLAIM, Says.CLAIM_MISSING, Says.CLASS_MISSING)
         )
     yield from found
+
+
+def find_unlooked(snapshot: Snapshot) -> Iterator[Found]:
+    """Pods of which no scheduler says anything: it does not look at one whose claims are not there."""
+    for pod in unplaced(snapshot):
+        if lacks_claims(snapshot, pod):
+            yield from _missing(snapshot, Waiting((pod,), snapshot.line(pod.meta)[-1], asked_by(pod.spec)))
+
+
+def lacks_claims(snapshot: Snapshot, pod: Pod) -> bool:
+    """Whether that is why nothing is said of it."""
+    silent = pod.condition("PodScheduled") is None and not pod.spec.gates
+    waiting = Waiting((pod,), pod.subject, {})
+    return silent and bool(pod.spec.claims) and snapshot.sees(*_NEEDED) and any(_missing(snapshot, waiting))
 
 
 def find_by_resource(snapshot: Snapshot, waiting: Waiting, name: str, known: DeviceClass) -> Iterator[Found]:

@@ -8,6 +8,7 @@ from datetime import timedelta
 from decimal import Decimal
 
 from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
+from diagnosis.causes.unscheduled.device_claims import lacks_claims
 from diagnosis.causes.unscheduled.waiting import Room, Waiting, events_of, group_of, tells_of_gang, unplaced
 from diagnosis.gpus import asks_for_gpus
 from diagnosis.placement import ZERO, asked_by
@@ -97,6 +98,8 @@ def find_unlooked(snapshot: Snapshot) -> Iterator[Found]:
     for pod in unplaced(snapshot):
         if pod.spec.gates or _is_looked_at(snapshot, pod) or not is_old(snapshot, pod):
             continue
+        if lacks_claims(snapshot, pod):
+            continue  # the scheduler waits for them before it looks
         group = _group_says(snapshot, pod)
         if group is not None:
             yield group
