@@ -138,12 +138,18 @@ class Connection:
     ) -> Iterator[dict[str, Any]]:
         token = ""
         while True:
-            asked = {**query, "limit": str(_PAGE), "continue": token}
-            page = _read(self._request("list", path, resource, query=asked), f"list {resource}", parse)
+            page, token = self._page(path, resource, {**query, "continue": token}, parse)
             yield page
-            token = page.get("metadata", {}).get("continue") or ""
             if not token:
                 return
+
+    def _page(
+        self, path: str, resource: str, query: Mapping[str, str], parse: Parse = json.loads
+    ) -> tuple[dict[str, Any], str]:
+        """One page, and the token of the next; '' for the last."""
+        asked = {**query, "limit": str(_PAGE)}
+        page = _read(self._request("list", path, resource, query=asked), f"list {resource}", parse)
+        return page, page.get("metadata", {}).get("continue") or ""
 
     def _each(self, resource: str, objects: Iterable[Mapping[str, Any]], read: Callable[[Any], T]) -> Iterator[T]:
         """All that can be read: one object that somebody wrote oddly must not hide the others."""

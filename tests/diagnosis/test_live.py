@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from healthcheck.cluster.connection import connect
+from healthcheck.cluster.kubeconfig import Access
+from healthcheck.cluster.listings import Listings
 from sim.control_plane import ControlPlane
 from sim.control_plane.files import write_kubeconfig
 from tests.cli.cluster import run
@@ -136,6 +140,16 @@ def test_what_was_not_asked_for_because_of_one_pod_is_not_told_as_gone_since(
     run(plane.kubeconfig, "diagnose", "--save", str(saved), "--json")
     done = run(plane.kubeconfig, "diagnose", "pod", placed, "--since", str(saved), "--json")
     assert (done.returncode, _told(done)["changes"]) == (0, [])
+
+
+def test_a_listing_of_several_pages_is_whole_and_in_order(plane: ControlPlane) -> None:
+    names = [f"page-{number:04d}" for number in range(501)]
+    where = "/apis/coordination.k8s.io/v1/namespaces/kube-public/leases"
+    for name in names:
+        plane.request("POST", where, {"metadata": {"name": name}})
+    listings = Listings(partial(connect, Access(str(plane.kubeconfig))))
+    assert [one["metadata"]["name"] for one in listings.objects(where, "leases", {})] == names
+    plane.request("DELETE", where)
 
 
 def test_who_may_see_nothing_is_told_so(reader: Path) -> None:
