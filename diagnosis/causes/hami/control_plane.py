@@ -10,8 +10,9 @@ from datetime import UTC, datetime, timedelta
 from diagnosis.cause import Cause, Found, Search, command
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.hami.declared import CERTIFICATE_EXPIRED, NO_CA, NO_LEADER, PATCH_FAILED
-from diagnosis.causes.hami.installation import Installation, installations, is_there
+from diagnosis.causes.hami.installation import Installation, installations, is_scheduled, is_there, schedulers
 from diagnosis.components import Role, is_ready
+from diagnosis.gpus import gpu_pods
 from diagnosis.pod_stage import Kind, stage
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.rules import Webhook
@@ -24,12 +25,20 @@ _SETTLES = timedelta(minutes=5)
 
 def find_webhook(snapshot: Snapshot) -> Iterator[Found]:
     """Webhooks that the API server can't trust, so that it asks none of them."""
-    for one in installations(snapshot):
+    every = installations(snapshot)
+    for one in every:
         for hook in one.webhooks:
             if hook.ca:
                 yield from _expired(snapshot, hook)
-            elif not _is_young(snapshot, hook.configuration.created):
+            elif not _is_young(snapshot, hook.configuration.created) and not _reaches(snapshot, every):
                 yield _without_ca(one, hook)
+
+
+def _reaches(snapshot: Snapshot, every: tuple[Installation, ...]) -> bool:
+    """Whether the newest of the pods with GPUs was HAMi's to place: whoever saved the webhook left its CA out."""
+    placed = [pod for pod in gpu_pods(snapshot) if pod.spec.node and pod.meta.created is not None]
+    newest = max(placed, key=lambda pod: str(pod.meta.created), default=None)
+    return newest is not None and newest.phase == "Running" and is_scheduled(newest, schedulers(every))
 
 
 def find_jobs(snapshot: Snapshot) -> Iterator[Found]:

@@ -137,6 +137,10 @@ HEALTHY: list[tuple[str, list[Object]]] = [
     ),
     ("a webhook that was just made", [*hami(A, webhook=None), configuration(ca="", age=1)]),
     ("without its webhook", hami(A, webhook=None)),
+    (
+        "a webhook saved without its CA, whose newest pod is HAMi's",
+        [*hami(A, webhook={"ca": ""}), vgpu_pod("v", on="a")],
+    ),
 ]
 
 
