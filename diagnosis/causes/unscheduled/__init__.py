@@ -213,7 +213,7 @@ SEARCHES = (
     Search((*queues.CAUSES[:3],), ("Pod",), queues.find_gates),
     Search((queues.KUEUE,), (), queues.find_queued),
     Search((volcano.HELD,), (), volcano.find_groups),
-    Search((device_claims.NO_CLAIM,), ("Pod", "ResourceClaim", "ResourceClaimTemplate"), device_claims.find_unlooked),
+    Search((device_claims.NO_CLAIM,), ("Pod",), device_claims.find_unlooked),
     Search((queues.NO_SCHEDULER, queues.GANG), ("Pod",), queues.find_unlooked),
     Search((resources.TERMINATING,), ("Pod",), resources.find_stuck),
     Search(
