@@ -13,13 +13,14 @@ _OPENINGS = frozenset({"open", "os.listdir", "os.scandir", "socket.__new__", "su
 
 
 class Shortage:
-    """`met`: how many openings were refused."""
+    """`met`: how many openings were refused; `went_on`: whether another one was tried after the first of them."""
 
     def __init__(self, first: int, *, lasting: bool) -> None:
         self._thread = threading.get_ident()
         self._left = first
         self._lasting = lasting
         self.met = 0
+        self.went_on = False
 
     def hear(self, event: str, arguments: tuple[object, ...]) -> None:
         if event not in _OPENINGS or threading.get_ident() != self._thread:
@@ -27,6 +28,7 @@ class Shortage:
         if event == "open" and isinstance(arguments[0], int):
             return  # a file around a descriptor that is open already
         self._left -= 1
+        self.went_on |= self._left < 0
         if self._left == 0 or (self._lasting and self._left < 0):
             self.met += 1
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

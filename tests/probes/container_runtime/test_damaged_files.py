@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healthcheck.checks import CHECKS
@@ -61,6 +61,7 @@ def links_and_folders_of(root: Path, distribution: str) -> list[Path]:
     return sorted(above - {root} | kernels | {root / "proc", root / "proc/1/ns", root / "proc/1/ns/mnt"})
 
 
+@settings(max_examples=30)  # for each of the distributions, whose files the same code reads
 @given(data=st.data())
 def test_any_damage_to_any_file_leaves_facts(distribution: str, node: SimulatedNode, data: st.DataObject) -> None:
     root = node.root
