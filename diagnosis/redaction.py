@@ -12,6 +12,7 @@ _DROPPED = frozenset(
     (
         *("managedFields", "command", "args", "lifecycle", "livenessProbe", "readinessProbe", "startupProbe"),
         *("envFrom", "imagePullSecrets", "caBundle", "volumeMounts", "stringData"),
+        *("csi", "flexVolume"),  # some drivers take passwords among a volume's attributes
     )
 )
 _CA = "(set)"

@@ -12,7 +12,7 @@ import pytest
 from diagnosis.bundle import Bundle
 from diagnosis.saved import SavedStateError, read_saved
 from diagnosis.snapshot.pods import OTHER_VALUE
-from tests.diagnosis.states import NOW, ago, container, event, node, pod
+from tests.diagnosis.states import NOW, ago, container, event, node, obj, pod
 
 
 def _write(path: Path, document: Any) -> Path:
@@ -55,6 +55,23 @@ def test_what_kubectl_printed_one_after_another_is_read_whole(tmp_path: Path) ->
     state = read_saved([file])
 
     assert ([one.name for one in state.nodes], [one.meta.name for one in state.pods]) == (["a"], ["x"])
+
+
+def test_of_a_volume_is_saved_where_it_lies_and_not_what_its_driver_is_given(tmp_path: Path) -> None:
+    term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
+    spec = {
+        "csi": {"driver": "x.example", "volumeAttributes": {"password": "hunter2"}},
+        "nodeAffinity": {"required": {"nodeSelectorTerms": [term]}},
+    }
+    bundle = Bundle()
+    bundle.keep("PersistentVolume", obj("PersistentVolume", "pv-1", spec=spec))
+    bundle.write(tmp_path / "state.tar.gz", NOW, {})
+
+    (volume,) = read_saved([tmp_path / "state.tar.gz"]).volumes
+
+    assert volume.terms is not None
+    with tarfile.open(tmp_path / "state.tar.gz") as archive:
+        assert b"hunter2" not in b"".join(archive.extractfile(one).read() for one in archive)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
