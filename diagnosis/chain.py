@@ -16,6 +16,7 @@ from diagnosis.target import touches
 
 AnyLink = TypeVar("AnyLink", bound=Enum)
 MOST_CHAINS = 3
+_ON_NODE = (Link.ACCEPTED, Link.RUNTIME, Link.PREPARED, Link.STARTED, Link.RUNNING)
 _NEVER_STARTED = frozenset(("StartError", "ContainerCannotRun", "CreateContainerError", "RunContainerError"))
 
 
@@ -106,6 +107,8 @@ def _passed(pod: Pod) -> Iterator[tuple[Link, str]]:
         return
     yield Link.SCHEDULED, f"on node {pod.spec.node}"
     if not pod.states:
+        runs = pod.phase in ("Running", "Succeeded")
+        yield from ((link, f"its phase is {pod.phase}") for link in _ON_NODE if runs)
         return
     yield Link.ACCEPTED, "the kubelet reports its containers"
     ready = pod.condition("PodReadyToStartContainers")

@@ -166,13 +166,13 @@ def refused(spec: PodSpec, node: Node) -> tuple[Taint, ...]:
 
 
 def is_ready(pod: Pod) -> bool:
-    """Running with all its containers ready, and nobody has asked it to go."""
+    """Running with all its containers ready as far as anybody tells, and nobody has asked it to go."""
     told = pod.condition("Ready")
     if pod.phase != "Running" or pod.meta.deleted is not None:
         return False
     if told is not None:
         return told.status == "True"
-    return bool(pod.states) and all(one.ready for one in pod.states if not one.init)
+    return all(one.ready for one in pod.states if not one.init)
 
 
 def _by_owner(snapshot: Snapshot) -> dict[str, list[Pod]]:

@@ -53,12 +53,12 @@ class Stage:
 
 
 def stage(pod: Pod, now: datetime) -> Stage:
-    """Where it stands. A pod that has ended well is ready: it has nothing more to do."""
+    """Where it stands. Ready is one that has ended well, and one that runs where nothing is told of its containers."""
     gone = pod.meta.deleted
     if gone is not None:
         kind = Kind.STUCK_GOING if now - gone > _LONG_GOING else Kind.GOING
         return Stage(kind, since=gone)
-    if pod.phase == "Succeeded":
+    if pod.phase == "Succeeded" or (pod.phase == "Running" and not pod.states):
         return Stage(Kind.READY)
     if pod.phase == "Failed":
         return Stage(Kind.FAILS, "", pod.reason or "Failed", pod.message or _last_words(pod), pod.meta.created)

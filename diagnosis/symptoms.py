@@ -182,7 +182,8 @@ def is_stuck(pod: Pod) -> bool:
     """Whether it has a node, has not ended, and some container of it does not run."""
     if pod.over or not pod.spec.node or pod.meta.deleted is not None:
         return False
-    return not pod.states or any(one.waiting or (one.ended and one.ended.exit_code) for one in pod.states)
+    untold = not pod.states and pod.phase != "Running"
+    return untold or any(one.waiting or (one.ended and one.ended.exit_code) for one in pod.states)
 
 
 def ended_of(state: ContainerState) -> Ended | None:
@@ -206,7 +207,7 @@ def _works(pod: Pod) -> bool:
     if pod.phase == "Succeeded":
         return True
     own = [one for one in pod.states if not one.init]
-    return pod.phase == "Running" and pod.meta.deleted is None and bool(own) and all(one.ready for one in own)
+    return pod.phase == "Running" and pod.meta.deleted is None and all(one.ready for one in own)
 
 
 def _end(pod: Pod) -> datetime | None:

@@ -206,6 +206,15 @@ def test_what_only_looks_like_one_is_none(state: list[Object]) -> None:
     assert told(judged(*state)) == []
 
 
+def test_a_pod_that_runs_and_of_whose_containers_nothing_is_told_is_ready() -> None:
+    bare: dict[str, Any] = {"states": [], "conditions": []}
+    plugin = operand(PLUGIN, "a", status={"containerStatuses": [], "initContainerStatuses": []}, **bare)
+    late = pod("t", on="a", **bare)
+    old = event(late, "FailedMount", "MountVolume.SetUp failed for volume: timed out", minutes=50)
+
+    assert told(judged(gpu_node("a"), daemon(PLUGIN), plugin, late, old)) == []
+
+
 def test_pods_of_a_group_that_all_say_something_else_are_one_group() -> None:
     of_group = {"scheduling.k8s.io/group-name": "ring"}
     says = ("pod group is not ready, 2 Pending, 2 minAvailable. Origin reason is r-1: ", "")

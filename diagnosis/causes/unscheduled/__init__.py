@@ -87,6 +87,8 @@ def _is_refused(snapshot: Snapshot, waiting: Waiting, everywhere: Sequence[Room]
     if waiting.fit is None:
         says_why = " " in waiting.message and not queues.is_error(waiting)
         return says_why and all(queues.is_old(snapshot, pod) for pod in waiting.pods)
+    if not everywhere and not any(queues.is_old(snapshot, pod) for pod in waiting.pods):
+        return False  # a moment old, and nobody sees the nodes
     return not _is_next(snapshot, waiting, everywhere)
 
 
