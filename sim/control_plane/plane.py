@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import secrets
-import ssl
 import subprocess
 import tempfile
 import time
@@ -19,6 +18,7 @@ from sim.control_plane import arguments, objects
 from sim.control_plane.build import ControlPlaneError, binaries
 from sim.control_plane.daemon import AfterUs, Daemon
 from sim.control_plane.files import AUDIT_POLICY, free_ports, write_kubeconfig, write_signing_key
+from sim.control_plane.https import Https
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,6 +57,7 @@ class ControlPlane:
         self._api_port, self._etcd_port, self._peer_port = free_ports(3)
         self.url = f"https://127.0.0.1:{self._api_port}"
         self.ca_file = self.folder / "certificates" / "apiserver.crt"
+        self._https = Https(self._api_port, self.ca_file)
         self.kubeconfig = self.folder / "admin.kubeconfig"
         self.audit_log = self.folder / "audit.log"
 
@@ -117,18 +118,15 @@ class ControlPlane:
         headers = {"Authorization": f"Bearer {token or self.admin_token}", "Accept": "application/json"}
         if body is not None:
             headers["Content-Type"] = content_type if method == "PATCH" else "application/json"
-        context = ssl.create_default_context(cafile=str(self.ca_file))
-        connection = http.client.HTTPSConnection("127.0.0.1", self._api_port, timeout=seconds, context=context)
-        try:
-            connection.request(method, path, None if body is None else json.dumps(body), headers)
-            reply = connection.getresponse()
-            text = reply.read().decode()
-        finally:
-            connection.close()
+        text = None if body is None else json.dumps(body)
+        if method == "GET" and "watch=true" not in path:
+            reply, said = self._https.read(path, headers, seconds)
+        else:
+            reply, said = self._https.send(method, path, text, headers, seconds)
         is_json = (reply.getheader("Content-Type") or "").startswith("application/json")
         if "watch=true" in path and reply.status == http.client.OK:
-            return Answer(reply.status, [json.loads(line) for line in text.splitlines()])
-        return Answer(reply.status, json.loads(text) if is_json else text)
+            return Answer(reply.status, [json.loads(line) for line in said.splitlines()])
+        return Answer(reply.status, json.loads(said) if is_json else said)
 
     def kubectl(self, *words: str, input: str | None = None) -> str:  # noqa: A002 - as subprocess calls it
         """Standard output of kubectl as the admin; raises with its standard error."""
