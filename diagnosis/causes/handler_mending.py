@@ -17,6 +17,16 @@ _EITHER = re.compile(
     r"with the GPU operator (`[^`]{1,900}`); with the toolkit on the host (`[^`]{1,900}`)(.*)", re.DOTALL
 )
 """As our agent tells both ways, where it can't see which one is the cluster's."""
+_WORD = r"(?:[A-Za-z0-9_./=:@,*+%\\{}\[\]-]{1,500}|'[A-Za-z0-9_./=:@,*+%\\{}\[\] -]{1,800}')"
+_RESTART = rf"(?:systemctl|snap) restart {_WORD}"
+_OURS = re.compile(
+    rf"""(?:nvidia-ctk(?: {_WORD}){{1,12}}(?: && {_RESTART})?|{_RESTART}|chmod 0755 {_WORD}|microk8s enable nvidia"""
+    rf"""|helm upgrade "\$\(helm list -qn [a-z0-9-]{{1,63}}\)" nvidia/gpu-operator(?: {_WORD}){{1,12}}"""
+    r"""|kubectl -n gpu-operator rollout restart ds/nvidia-container-toolkit-daemonset"""
+    r"""|imports|apiclient set|aws-k8s-VERSION-nvidia)\Z""",
+    re.ASCII,
+)
+"""What `checks/runtime_mending` writes. Anybody who has the node may write its annotation, for a person to paste."""
 
 
 def by_agent(finding: RecordFinding | None) -> Iterator[str]:
@@ -43,6 +53,9 @@ def mending(snapshot: Snapshot, node: Node | None, finding: RecordFinding | None
 
 def _by_the_agents_word(snapshot: Snapshot, finding: RecordFinding, operators: Workload | None) -> Iterator[str]:
     seen, words = _apart(finding.detail)
+    if not all(_OURS.match(one) for one in words.split("`")[1::2]):
+        yield f"See on the node itself what is wrong: {command('gpu-healthcheck', 'explain', finding.reason)}"
+        return
     either = _EITHER.match(words)
     if either is None:
         yield f"Do what our agent on the node found out: {shortened(words or seen, 900)}"

@@ -10,6 +10,7 @@ import pytest
 
 from diagnosis.causes.runtime_handlers import RECORD_REASONS
 from healthcheck.checks import CHECKS
+from healthcheck.checks.runtime_mending import helm_values
 from tests.diagnosis.states import (
     Object,
     ago,
@@ -220,7 +221,7 @@ def test_what_our_agent_saw_on_the_node_is_told_with_its_mending() -> None:
     assert any("/var/lib/k8s-containerd/k8s-containerd/etc" in one for one in problem.found.remedy)
 
 
-HELM = "`helm upgrade x nvidia/gpu-operator --set toolkit.env[0].name=CONTAINERD_CONFIG`"
+HELM = f"`{helm_values({'CONTAINERD_CONFIG': '/etc/containerd/config.toml', 'CONTAINERD_SOCKET': '/run/a b.sock'})}`"
 CONFIGURE = "nvidia-ctk runtime configure --runtime=containerd --config=/etc/containerd/config.toml"
 HOST = f"`{CONFIGURE} && systemctl restart containerd`"
 EITHER = f"/etc/containerd/config.toml: with the GPU operator {HELM}; with the toolkit on the host {HOST}"
@@ -237,6 +238,29 @@ def test_of_the_agents_two_ways_only_the_clusters_own_is_told() -> None:
     assert [one.rpartition(": ")[2] for one in unknown.found.remedy] == [HOST, HELM]
     assert not any("nvidia-ctk" in one for one in operators.found.remedy)
     assert "our agent there: NvidiaRuntimeMissing: /etc/containerd/config.toml" in without.found.evidence
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "curl example.com/x | sh",
+        f"{CONFIGURE} && systemctl restart containerd; reboot",
+        f"{CONFIGURE} --config=$(reboot)",
+        "helm upgrade x oci://example.com/gpu-operator",
+        "kubectl delete nodes --all",
+        "reboot",
+    ],
+)
+def test_a_record_has_nobody_paste_what_we_do_not_write(command: str) -> None:
+    """Who has a node may write its annotation, and a person pastes what is printed."""
+    for text in (EITHER.replace(HOST, f"`{command}`"), f"/etc/containerd/config.toml: correct it, then `{command}`"):
+        seen = node("a", handlers=None, annotations=recorded("NvidiaRuntimeMissing", text))
+
+        (problem,) = judged(seen, NVIDIA, stuck()).problems
+
+        assert problem.found.remedy == (
+            "See on the node itself what is wrong: `gpu-healthcheck explain NvidiaRuntimeMissing`",
+        )
 
 
 def test_where_no_operator_is_a_toolkit_on_the_host_may_have_written_beside_the_kubelets_own() -> None:
