@@ -17,6 +17,7 @@ from diagnosis.causes.hami.declared import (
     REGISTER_STALE,
     REGISTER_UNREADABLE,
 )
+from diagnosis.causes.hami.declared import UNHEALTHY as CARD_UNHEALTHY
 from diagnosis.causes.hami.installation import Installation, installations, is_there, offered, plugin_pods
 from diagnosis.causes.offer_causes import UNHEALTHY
 from diagnosis.causes.starting_causes import NODES
@@ -43,6 +44,7 @@ _ANSWERED_UNTIL = (2, 7)
 _SILENT = timedelta(minutes=5)
 _ZONES = timedelta(minutes=15)
 """Time zones differ by whole quarters of an hour."""
+_MOST_CARDS = 4
 _SLACK = timedelta(minutes=2)
 _RELEASED = timedelta(minutes=1)
 
@@ -73,6 +75,22 @@ def find_registration(snapshot: Snapshot) -> Iterator[Found]:
             yield _stale(snapshot, node, told, pods)
         elif pods and not (told is not None and told.cards) and offered(node) not in ("", "0"):
             yield from _unregistered(snapshot, every, node, told, pods)
+
+
+def find_unhealthy(snapshot: Snapshot) -> Iterator[Found]:
+    """Cards that their plugin holds for unhealthy, waited for or not."""
+    for node in snapshot.nodes:
+        told = registration(node)
+        sick = [one for one in told.cards if not one.healthy] if told is not None else []
+        if told is not None and sick and is_judged(node, snapshot.now) and not is_changed(node):
+            named = ", ".join(one.uuid for one in sick[:_MOST_CARDS])
+            more = f" and {len(sick) - _MOST_CARDS} more" if len(sick) > _MOST_CARDS else ""
+            evidence = (
+                f"{node.subject}: {len(sick)} of {len(told.cards)} cards registered as unhealthy: {named}{more}",
+            )
+            because = tuple((one, node.subject) for one in (REGISTER_STALE, UNHEALTHY, WITHHELD))
+            remedy = (f"Look at the node's GPUs: {command('gpu-healthcheck', 'diagnose', 'node', node.name)}",)
+            yield Found(CARD_UNHEALTHY, node.subject, evidence, remedy, (node.subject,), because_of=because)
 
 
 def find_skew(snapshot: Snapshot) -> Iterator[Found]:
@@ -285,6 +303,7 @@ def why_unknown(snapshot: Snapshot, nodes: Iterable[Node]) -> tuple[tuple[Cause,
 SEARCHES = (
     Search((PLUGIN_NOT_MEANT,), ("Node", "Pod", "DaemonSet"), find_unmeant, is_there),
     Search((NOT_REGISTERED, REGISTER_STALE), ("Node", "Pod"), find_registration, is_there),
+    Search((CARD_UNHEALTHY,), ("Node",), find_unhealthy, is_there),
     Search((REGISTER_UNREADABLE,), ("Node",), find_skew, is_there),
     Search((CLOCK_APART, PLUGIN_SILENT), ("Node", "Pod"), find_handshake, is_there),
     Search((LOCK_STALE,), ("Node",), find_locks, is_there),

@@ -12,6 +12,7 @@ from diagnosis.causes.hami.installation import installations
 from diagnosis.components import Health, component_table
 from tests.diagnosis.hami.hami_states import (
     NAMESPACE,
+    card,
     configuration,
     hami,
     hami_node,
@@ -64,6 +65,11 @@ SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
         ("HamiDevicePluginNotReady", "node/a"),
     ),
     ("no CA", hami(A, webhook={"ca": ""}), ("HamiWebhookWithoutCa", HOOK)),
+    (
+        "an unhealthy card",
+        hami(hami_node("a", card("GPU-a-0"), card("GPU-a-1", index=1, health=False))),
+        ("HamiCardUnhealthy", "node/a"),
+    ),
     ("the patch Job failed", [*hami(A), FAILED], ("HamiCertificateJobFailed", "job/kube-system/hami-admission-patch")),
     (
         "no leader",
@@ -137,6 +143,10 @@ HEALTHY: list[tuple[str, list[Object]]] = [
     ),
     ("a webhook that was just made", [*hami(A, webhook=None), configuration(ca="", age=1)]),
     ("without its webhook", hami(A, webhook=None)),
+    (
+        "a webhook that answers, of which a saved state lacks the CA",
+        [*hami(A, webhook={"ca": ""}), vgpu_pod("x", on="a")],
+    ),
 ]
 
 
