@@ -164,7 +164,7 @@ def _answer(snapshot: Snapshot, pods: Iterable[Mapping[str, Any]], place: _Place
     else:
         screen = Screen.of_rows()
         for part in would_fit.page(told):
-            screen.print(part, soft_wrap=isinstance(part, Text))
+            screen.print(part, soft_wrap=True)
     if not snapshot.sees("Node", "Pod"):
         _end("nodes or pods are not visible: what is free is not known", COULD_NOT)
     raise typer.Exit(NOTHING if all(one.fits for one in told) else CAUSES)
