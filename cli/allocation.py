@@ -91,7 +91,7 @@ def _cards(told: Allocation) -> Table:
     table = Table("Node", *COLUMNS, box=None, pad_edge=False, header_style="bold")
     for node in told.nodes:
         for one in node.cards:
-            row = card_row(one, told.pods_seen)
+            row = card_row(one, told.pods_seen, node.used)
             table.add_row(*map(Text, (node.node, *row)), style="" if row.usable and node.usable else "dim")
     return table
 
