@@ -116,6 +116,17 @@ def test_what_is_no_configuration_says_so() -> None:
     assert read_node_config(config("config.json", "[]")).unreadable
 
 
+def test_lists_that_are_named_many_times_are_not_walked_as_often() -> None:
+    many = ", ".join(["*a"] * 9000)
+    bomb = f"a: &a {{name: x, count: 9}}\nb: &b [{many}]\n"
+    layouts = f"nvidia:\n  knownMigGeometries: [{', '.join(['*g'] * 900)}]\n"
+    geometry = f"g: &g {{models: [A], allowedGeometries: [{', '.join(['*b'] * 900)}]}}\n"
+    assert len((read(bomb + geometry + layouts).geometries or {})["A"]) <= 32
+    nodes = f"n: &n {{name: x, filterdevices: *f}}\nnodeconfig: [{', '.join(['*n'] * 9000)}]\n"
+    told = read_node_config(config("config.json", f"f: &f {{uuid: [{', '.join(['x'] * 900)}]}}\n{nodes}"))
+    assert len(told.nodes) <= 1024
+
+
 @given(text=ANY_TEXT)
 def test_no_text_breaks_a_configurations_reader(text: str) -> None:
     for each in (text, f"nvidia: {{{text}}}", f"nvidia:\n  runtimeClassName: {text}"):
