@@ -111,6 +111,13 @@ def test_a_configuration_is_found_by_its_key_whatever_the_release_is_called() ->
     assert settings_of(snapshot(node("a"))) == Settings()
 
 
+def test_a_file_of_any_editor_is_read() -> None:
+    own = '{\r\n\t"nodeconfig": [\r\n\t\t{"name": "a", "devicesplitcount": 4}\r\n\t]\r\n}'
+    seen = snapshot(node("a"), obj("ConfigMap", "hami-device-plugin", "gpu", data={"config.json": own}))
+    ((_, told),) = node_configs(seen)
+    assert told.nodes[0].slots == 4
+
+
 def test_what_is_no_configuration_says_so() -> None:
     assert read("nvidia: [").unreadable
     assert read_node_config(config("config.json", "[]")).unreadable
