@@ -28,7 +28,7 @@ from diagnosis.hami.grants import BindPhase, grant
 from diagnosis.hami.handshake import Handshake, Said, handshake
 from diagnosis.hami.node_lock import EXPIRES, LOCK, NodeLock, node_lock
 from diagnosis.hami.registration import Form, Registration, registration
-from diagnosis.hami.versions import image_version
+from diagnosis.hami.versions import ANSWERED_UNTIL, image_version
 from diagnosis.pod_stage import stage
 from diagnosis.quantity import counted
 from diagnosis.snapshot import Snapshot
@@ -39,8 +39,6 @@ from healthcheck.text.moments import is_future
 _REGISTERS = timedelta(minutes=5)
 """A plugin registers within seconds; it tries again every 30 where the API server does not take it."""
 _READS_JSON = (2, 8)
-_ANSWERED_UNTIL = (2, 7)
-"""The last version whose plugin answers the scheduler's handshake."""
 _SILENT = timedelta(minutes=5)
 _ZONES = timedelta(minutes=15)
 """Time zones differ by whole quarters of an hour."""
@@ -109,7 +107,7 @@ def find_skew(snapshot: Snapshot) -> Iterator[Found]:
 def find_handshake(snapshot: Snapshot) -> Iterator[Found]:
     """Of schedulers that still ask: nodes that they gave up though the plugin there works."""
     every = installations(snapshot)
-    asking = [one for one in every if one.version is not None and one.version <= _ANSWERED_UNTIL]
+    asking = [one for one in every if one.version is not None and one.version <= ANSWERED_UNTIL]
     for node_name, pods in plugin_pods(asking).items():
         node = snapshot.by_node.get(node_name)
         said = handshake(node) if node is not None else None
@@ -217,7 +215,7 @@ def _skew(one: Installation, scheduler: Component, form: Form, nodes: list[Node]
 def _answers_of_old(pods: Iterable[Pod]) -> bool:
     images = (one.image for pod in pods for one in pod.spec.containers if "plugin" in one.name)
     known = [told for image in images if (told := image_version(image)) is not None]
-    return bool(known) and max(known) <= _ANSWERED_UNTIL
+    return bool(known) and max(known) <= ANSWERED_UNTIL
 
 
 def _given_up(snapshot: Snapshot, node: Node, said: Handshake, pods: list[Pod]) -> Iterator[Found]:
