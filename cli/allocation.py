@@ -23,9 +23,9 @@ from healthcheck.host.console import Screen
 
 _KINDS = frozenset(("Node", "Pod", "ResourceSlice", "ResourceClaim", "ResourceClaimTemplate", "DeviceClass"))
 _MOST_HOLDERS = 4
-_POOL_COLUMNS = ("Node", "GPUs", "Offered", "Held", "Free", "By whom", "CPU left", "Memory left")
 _WIDEST = 1 << 13
 """Columns."""
+_POOL_COLUMNS = ("Node", "GPUs", "Offered", "Held", "Free", "By whom", "CPU left", "Memory left")
 _USED = "Used"
 
 
@@ -41,13 +41,12 @@ def page(told: Allocation, screen: Screen) -> Iterator[Text | Table]:
     """What to print, in order: a table, or where that is too wide, each node with its rows beneath it."""
     if not told.pods_seen:
         yield Text("Pods are not visible: who holds what is not known.", "bold yellow")
-    table = _table(told)
-    if screen.measure(table, options=screen.options.update_width(_WIDEST)).maximum <= screen.width:
-        yield table
+    tables = [_table(told), *([_cards(told)] if any(node.cards for node in told.nodes) else [])]
+    wide = screen.options.update_width(_WIDEST)
+    if all(screen.measure(one, options=wide).maximum <= screen.width for one in tables):
+        yield from tables
     else:
         yield from (line for node in told.nodes for line in _lines(node, told.pods_seen))
-    if any(node.cards for node in told.nodes):
-        yield _cards(told)
     for one in totals(told):
         free = f"{one.free} of {one.total} free" if told.pods_seen else f"{one.total} in all"
         yield Text(f"{one.kind} {one.resource}: {free}")
@@ -80,15 +79,19 @@ def _lines(node: NodeAllocation, pods_seen: bool) -> Iterator[Text]:
             yield Text(f"    {holder.pod.partition('/')[2]} {holder.amount}")
         if len(pool.holders) > _MOST_HOLDERS:
             yield Text(f"    and {len(pool.holders) - _MOST_HOLDERS} more")
+    for one in node.cards:
+        row = card_row(one, pods_seen)
+        free = f"free: {row.slots} places, {row.memory}, {row.cores} cores"
+        yield Text(f"  card {row.card}: {free}", "" if row.usable else "dim")
+        yield from (Text(f"    {pod}") for pod in row.pods)
 
 
 def _cards(told: Allocation) -> Table:
     """Each that HAMi shares: what a pod asks for has to be free on single ones."""
     table = Table("Node", *COLUMNS, box=None, pad_edge=False, header_style="bold")
-    table.columns[1].overflow = "fold"
     for node in told.nodes:
         for one in node.cards:
-            row = card_row(one, told.pods_seen)
+            row = card_row(one, told.pods_seen, node.used)
             table.add_row(*map(Text, (node.node, *row)), style="" if row.usable and node.usable else "dim")
     return table
 

@@ -119,13 +119,14 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
     """Say why GPU pods and nodes are stuck. Exit code: 0 nothing found, 1 causes found, 2 could not look."""
     if prometheus and saved:
         _end("--prometheus tells of now, and --from of then", USAGE)
-    output = Output.JSON if as_json else output
-    if wanted is not None and (words or since or prometheus or output not in (Output.TERMINAL, Output.JSON)):
-        _end("--would-fit asks of the whole cluster, and answers on a terminal or in JSON", USAGE)
-    pods = _read_wanted(wanted, namespace) if wanted is not None else ()
     probes = probing.wish(probe_nodes, probe_image, probe_namespace, max_workers)
     if probes.nodes and saved:
         _end("--probe-nodes looks now, and --from tells of then", USAGE)
+    output = Output.JSON if as_json else output
+    others = words or since or prometheus or probes.nodes
+    if wanted is not None and (others or output not in (Output.TERMINAL, Output.JSON)):
+        _end("--would-fit asks of the whole cluster, and answers on a terminal or in JSON", USAGE)
+    pods = _read_wanted(wanted, namespace) if wanted is not None else ()
     try:
         target = parse_target(words or (), namespace)
         old = read_saved([since]) if since is not None else None
@@ -167,9 +168,9 @@ def _answer(snapshot: Snapshot, pods: Iterable[Mapping[str, Any]], place: _Place
     if output is Output.JSON:
         write_json(would_fit.document(told), indent=2)
     else:
-        screen = Screen()
+        screen = Screen.of_rows()
         for part in would_fit.page(told):
-            screen.print(part)
+            screen.print(part, soft_wrap=True)
     if not snapshot.sees("Node", "Pod"):
         _end("nodes or pods are not visible: what is free is not known", COULD_NOT)
     raise typer.Exit(NOTHING if all(one.fits for one in told) else CAUSES)

@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
+from diagnosis.gpu_nodes import has_hami
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.gpu_use import IDLE, NOW, SERIES, THERE, USE, read_use
+from diagnosis.snapshot.hami_use import CORES, MEMORY, read_cores, read_memory
 from healthcheck.cluster.prometheus import AddressError, PrometheusError, checked, instant
 
 
@@ -29,6 +31,7 @@ Prometheus = Annotated[
 
 def with_use(snapshot: Snapshot, url: str) -> Snapshot:
     """With how much each card is used now, or why nobody knows."""
+    snapshot = with_shares(snapshot, url)
     try:
         return replace(snapshot, gpu_use=read_use(_there(url, instant(url, NOW))))
     except PrometheusError as error:
@@ -37,11 +40,23 @@ def with_use(snapshot: Snapshot, url: str) -> Snapshot:
 
 def with_idle(snapshot: Snapshot, url: str) -> Snapshot:
     """With how much each card is used now and which were not for an hour, or why nobody knows."""
+    snapshot = with_shares(snapshot, url)
     try:
         _there(url, instant(url, THERE))
         return replace(snapshot, gpu_use=read_use(instant(url, NOW)), idle_gpus=read_use(instant(url, IDLE)))
     except PrometheusError as error:
         return _without(snapshot, error)
+
+
+def with_shares(snapshot: Snapshot, url: str) -> Snapshot:
+    """Where HAMi shares cards: with how much of its share each pod uses, as far as HAMi's monitor is asked."""
+    if not any(map(has_hami, snapshot.nodes)):
+        return snapshot
+    try:
+        told = (*read_memory(instant(url, MEMORY)), *read_cores(instant(url, CORES)))
+    except PrometheusError:
+        return snapshot  # what is asked of the same Prometheus next says why
+    return replace(snapshot, share_use=told)
 
 
 def _there(url: str, series: list[object]) -> list[object]:

@@ -7,8 +7,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from diagnosis.hami.fit import CardVerdict
@@ -66,7 +64,7 @@ def _ask(snapshot: Snapshot, pod: Pod, raw: Mapping[str, Any], dry_run: DryRun) 
     return Admission(made, asked=True)
 
 
-def page(told: Iterable[Answer]) -> Iterator[Text | Padding]:
+def page(told: Iterable[Answer]) -> Iterator[Text]:
     """What to print, in order."""
     for one in told:
         yield from _head(one)
@@ -115,22 +113,16 @@ def _head(one: Answer) -> Iterator[Text]:
         yield Text(f"  admission was not asked: {one.admission.why_not}", "dim")
 
 
-def _node(node: NodeAnswer) -> Iterator[Text | Padding]:
-    line = Text(node.node, "bold")
+def _node(node: NodeAnswer) -> Iterator[Text]:
+    line = Text.assemble("  ", (node.node, "bold"))
     line.append(f"  {_why(node)}", "green" if node.fits else "red")
-    yield Padding(line, (0, 0, 0, 2))
-    if node.verdict is None or not node.cards:
-        return
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)  # a UUID is copied as a whole
-    table.add_column(overflow="fold")
-    codes = {one.uuid: one for one in node.verdict.cards}
+    yield line
+    codes = {one.uuid: one for one in node.verdict.cards} if node.verdict is not None else {}
     for card in node.cards:
         verdict = codes.get(card.card.uuid)
         says = "no card of NVIDIA by its type" if verdict is None else _says(card, verdict)
-        style = "" if verdict is not None and verdict.code is None else "dim"
-        table.add_row(Text(f"{card.card.index} {card.card.uuid}", style), Text(says, style))
-    yield Padding(table, (0, 0, 0, 4))
+        fits = verdict is not None and verdict.code is None
+        yield Text(f"    {card.card.index} {card.card.uuid}  {says}", "" if fits else "dim")
 
 
 def _best_first(nodes: Iterable[NodeAnswer]) -> list[NodeAnswer]:

@@ -13,6 +13,7 @@ from diagnosis.gpus import gpu_pods
 from diagnosis.hami.books import Books, books_of
 from diagnosis.hami.holding import Held, Part
 from diagnosis.hami.settings import node_configs
+from diagnosis.hami.usage import Used, used
 from diagnosis.placement import ZERO, asked_by, held_on
 from diagnosis.quantity import amount
 from diagnosis.snapshot import Snapshot
@@ -76,6 +77,8 @@ class NodeAllocation:
     """Those that HAMi shares."""
     loads: tuple[CardLoad, ...] = ()
     """How much each card is used now, as far as a Prometheus was asked and knows."""
+    used: Mapping[tuple[str, str], Used] = field(default_factory=dict)
+    """The same of HAMi's shares, by pod and card."""
 
     @property
     def percent(self) -> float | None:
@@ -148,11 +151,13 @@ def allocation(snapshot: Snapshot) -> Allocation:
     held, pods = held_on(snapshot.pods), _by_node(snapshot)
     claimed, books = _claimed(snapshot), books_of(snapshot)
     nodes = sorted(gpu_nodes(snapshot), key=lambda one: one.name)
-    used = loads(snapshot, snapshot.gpu_use, {node: [pod.subject for pod in some] for node, some in pods.items()})
+    loaded = loads(snapshot, snapshot.gpu_use, {node: [pod.subject for pod in some] for node, some in pods.items()})
+    shared = used(snapshot)
     told = tuple(
         replace(
             _of_node(one, pods.get(one.name, ()), held.get(one.name, {}), claimed, books.cards.get(one.name, ())),
-            loads=tuple(used.get(one.name, ())),
+            loads=tuple(loaded.get(one.name, ())),
+            used=shared,
         )
         for one in nodes
     )

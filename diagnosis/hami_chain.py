@@ -15,6 +15,7 @@ from diagnosis.chain import MOST_CHAINS, Chain, steps, touching
 from diagnosis.components import Role
 from diagnosis.diagnose import Problem
 from diagnosis.hami.grants import BindPhase, Grant, grant
+from diagnosis.hami.usage import used
 from diagnosis.hami.wishes import GPU_POLICY, NODE_POLICY
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.events import Event
@@ -79,7 +80,8 @@ def _passed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> It
         return
     yield HamiLink.PLUGIN, f"hami.io/bind-phase={given.phase.value}"
     if pod.phase == "Succeeded" or any(one.running for one in pod.states if not one.init):
-        yield HamiLink.CONTAINER, "it has ended well" if pod.phase == "Succeeded" else "they run"
+        in_use = [f"{told} of {uuid} in use" for (name, uuid), told in used(snapshot).items() if name == pod.subject]
+        yield HamiLink.CONTAINER, "it has ended well" if pod.phase == "Succeeded" else "; ".join(("they run", *in_use))
 
 
 def _of_scheduler(one: Installation) -> str:

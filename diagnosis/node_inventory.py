@@ -9,8 +9,12 @@ from diagnosis.components import components, is_ready
 from diagnosis.gpu_nodes import devices_in
 from diagnosis.hami.books import books_of
 from diagnosis.hami.card_row import card_row
+from diagnosis.hami.handshake import handshake
+from diagnosis.hami.node_lock import node_lock
+from diagnosis.hami.registration import registrations
+from diagnosis.hami.versions import ANSWERED_UNTIL, scheduler_version
 from diagnosis.placement import ZERO, held_on
-from diagnosis.quantity import amount, shown
+from diagnosis.quantity import amount, counted, shown
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from healthcheck.verdict.inventory import Inventory
@@ -54,10 +58,27 @@ def _gpus(snapshot: Snapshot, node: Node) -> Iterator[Row]:
         )
         out = shown(resource, held.get(resource, ZERO)) if snapshot.sees("Pod") else _UNSAID
         yield Row(resource, f"capacity {there}, allocatable {allocatable}, given out {out}", "kubelet, pods")
+    yield from _of_hami(snapshot, node)
     for one in books_of(snapshot).cards.get(node.name, ()):
         row = card_row(one, snapshot.sees("Pod"))
         free = f"free: {row.slots} places, {row.memory} memory, {row.cores} cores"
         yield Row(f"card {row.card}", "; ".join((free, *row.pods)), "HAMi, pods")
+
+
+def _of_hami(snapshot: Snapshot, node: Node) -> Iterator[Row]:
+    """What plugin and scheduler have written there: as each of HAMi's releases reads it."""
+    for told in registrations(node):
+        cards = counted(len(told.cards), "card")
+        value = f"can't be read: {told.unreadable}" if told.unreadable else f"{cards}; {told.form.value}"
+        yield Row(f"HAMi's registration, {told.vendor}", value, "HAMi's device plugin")
+    said = handshake(node)
+    if said is not None:
+        version = scheduler_version(snapshot)
+        old = " (says nothing since 2.8)" if version is None or version > ANSWERED_UNTIL else ""
+        yield Row("HAMi's handshake", f"{said.text}{old}", "HAMi's scheduler")
+    lock = node_lock(node)
+    if lock is not None:
+        yield Row("HAMi's lock", lock.text, "HAMi's scheduler")
 
 
 def _below(node: Node) -> Iterator[Row]:

@@ -51,10 +51,8 @@ def verdicts(snapshot: Snapshot, books: Books, meta: Meta, spec: PodSpec) -> Ite
     """
     room = room_of(snapshot, meta.namespace, books.settings, books.version)
     terms = Terms(wishes(meta), room, books.version)
-    wanted = [
-        Wanted(one.name, asked_of(one, books.settings, books.version), one.init and not one.sidecar)
-        for one in spec.containers
-    ]
+    # HAMi's filter looks at a sidecar as at any init container: beside nothing else.
+    wanted = [Wanted(one.name, asked_of(one, books.settings, books.version), one.init) for one in spec.containers]
     for node in snapshot.nodes:
         why = unregistered(node, books)
         yield node, NodeVerdict(False, UNREGISTERED) if why else fit(books.cards[node.name], wanted, terms)

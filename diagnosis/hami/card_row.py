@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
 from diagnosis.hami.holding import Held, Part
 from diagnosis.hami.registration import MIG_MODE
+from diagnosis.hami.usage import Used
 
 COLUMNS = ("Card", "Places free", "Memory free", "Cores free", "By whom")
 _MOST_PODS = 4
@@ -28,7 +29,8 @@ class CardRow:
         return iter((self.card, self.slots, self.memory, self.cores, ", ".join(self.pods)))
 
 
-def card_row(one: Held, pods_seen: bool) -> CardRow:
+def card_row(one: Held, pods_seen: bool, used: Mapping[tuple[str, str], Used] | None = None) -> CardRow:
+    """`used`: by pod and card, where a Prometheus was asked."""
     card, free = one.card, one.free
     state = [
         *(["unhealthy"] if not one.usable else []),
@@ -44,7 +46,7 @@ def card_row(one: Held, pods_seen: bool) -> CardRow:
             (free.cores, card.cores, " %"),
         )
     )
-    return CardRow(name, slots, memory, cores, tuple(_pods(one)), one.usable and not one.cordoned)
+    return CardRow(name, slots, memory, cores, tuple(_pods(one, used or {})), one.usable and not one.cordoned)
 
 
 def part_text(part: Part) -> str:
@@ -54,8 +56,10 @@ def part_text(part: Part) -> str:
     return f"{part.memory} MiB{cores}{places}"
 
 
-def _pods(one: Held) -> Iterator[str]:
+def _pods(one: Held, used: Mapping[tuple[str, str], Used]) -> Iterator[str]:
     for pod, part in islice(one.pods, _MOST_PODS):
-        yield f"{pod.partition('/')[2]} ({part_text(part)})"
+        told = used.get((pod, one.card.uuid))
+        in_use = f"; {told} in use" if told is not None else ""
+        yield f"{pod.partition('/')[2]} ({part_text(part)}{in_use})"
     if len(one.pods) > _MOST_PODS:
         yield f"{len(one.pods) - _MOST_PODS} more"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from diagnosis.hami.registration import MigProfile
 from diagnosis.hami.words import word
@@ -60,7 +61,7 @@ NODE_KEYS = {
     "enablegetpreferredallocation": "whether the kubelet asks which cards are best together",
 }
 """Of one entry of `nodeconfig` in config.json. Go's JSON takes any mix of cases."""
-_MOST_ODD = 32
+_MOST_ODD, _MOST_KEYS, _MOST_NODES, _MOST_LAYOUTS = 32, 256, 1024, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ def read_settings(config_map: ConfigMap) -> Settings:
         raw.text("runtimeClassName"),
         raw.flag("overwriteEnv"),
         dict(_geometries(raw)),
-        tuple(_odd_settings(document))[:_MOST_ODD],
+        tuple(islice(_odd_settings(document), _MOST_ODD)),
     )
 
 
@@ -174,14 +175,16 @@ def read_node_config(config_map: ConfigMap) -> NodeConfig:
         document = yaml_object(config_map.data.get(NODE_CONFIG, "").encode("utf-8", "replace"))
     except MalformedError as error:
         return NodeConfig(unreadable=word(error.message))
-    nodes = Fields(_lowered(document)).each("nodeconfig")
-    known = {"nodeconfig": ""}
-    return NodeConfig(tuple(map(_node, nodes)), tuple(_odd(known, Fields(_lowered(document)).names(), ""))[:_MOST_ODD])
+    whole = _folded(document)
+    listed = whole.get("nodeconfig")
+    nodes = islice(listed, _MOST_NODES) if isinstance(listed, list) else ()
+    odd = islice(_odd({"nodeconfig": ""}, Fields(whole).names(), ""), _MOST_ODD)
+    return NodeConfig(tuple(_node(_folded(one)) for one in nodes), tuple(odd))
 
 
-def _node(raw: Fields) -> NodeSettings:
+def _node(folded: Mapping[str, object]) -> NodeSettings:
+    raw, hidden = Fields(folded), Fields(_folded(folded.get("filterdevices")))
     name = word(raw.text("name"))
-    hidden = raw.at("filterdevices")
     return NodeSettings(
         name,
         word(raw.text("operatingmode")),
@@ -191,15 +194,14 @@ def _node(raw: Fields) -> NodeSettings:
         word(raw.text("migstrategy")),
         tuple(map(word, hidden.texts("uuid"))),
         hidden.numbers("index"),
-        tuple(_odd(NODE_KEYS, raw.names(), f"nodeconfig[{name}]."))[:_MOST_ODD],
+        tuple(islice(_odd(NODE_KEYS, raw.names(), f"nodeconfig[{name}]."), _MOST_ODD)),
     )
 
 
-def _lowered(value: object, depth: int = 4) -> object:
-    """Keys as Go's JSON compares them, as deep as any of HAMi's stands."""
-    if isinstance(value, dict) and depth:
-        return {str(key).lower(): _lowered(one, depth - 1) for key, one in value.items()}
-    return [_lowered(one, depth - 1) for one in value] if isinstance(value, list) and depth else value
+def _folded(value: object) -> dict[str, object]:
+    """One mapping with its keys as Go's JSON compares them."""
+    pairs = islice(value.items(), _MOST_KEYS) if isinstance(value, dict) else ()
+    return {str(key).lower(): one for key, one in pairs}
 
 
 def _ratio(document: object, key: str) -> float | None:
@@ -207,8 +209,10 @@ def _ratio(document: object, key: str) -> float | None:
 
 
 def _geometries(raw: Fields) -> Iterator[tuple[str, tuple[Geometry, ...]]]:
-    for one in raw.each("knownMigGeometries"):
-        layouts = tuple(Geometry(tuple(_instances(each))) for each in one.lists("allowedGeometries"))
+    # YAML can name a list many times that stands there once: what is read of each is few.
+    for one in islice(raw.each("knownMigGeometries"), _MOST_LAYOUTS):
+        listed = islice(one.lists("allowedGeometries"), _MOST_LAYOUTS)
+        layouts = tuple(Geometry(tuple(islice(_instances(each), _MOST_LAYOUTS))) for each in listed)
         yield from ((model, layouts) for model in one.texts("models"))
 
 

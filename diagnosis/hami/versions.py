@@ -11,6 +11,8 @@ from diagnosis.snapshot import Snapshot
 Version = tuple[int, int]
 NEWEST: Version = (2, 10)
 """Of which the rules are known; a later one, or one that nobody tells, is taken for it."""
+ANSWERED_UNTIL: Version = (2, 7)
+"""The last whose device plugin answers the scheduler's handshake."""
 EXTENDER = "vgpu-scheduler-extender"
 _TAG = re.compile(r"v?(\d{1,3})\.(\d{1,3})(?:[.+-].{0,80})?\Z", re.ASCII)
 

@@ -71,12 +71,20 @@ def _node(one: NodeAllocation, pods_seen: bool) -> dict[str, Any]:
             _amounts(pool, pods_seen) | {"holders": [asdict(holder) for holder in pool.holders[:_MOST_AFFECTED]]}
             for pool in one.pools
         ],
-        "cards": [_card(each, pods_seen) for each in one.cards],
+        "cards": [_card(each, pods_seen) | _used(one, each) for each in one.cards],
         "utilization_percent": one.percent,
         "utilization": [asdict(load) for load in one.loads[:_MOST_AFFECTED]],
         "cpu_free": float(one.cpu_free) if pods_seen else None,
         "memory_free_bytes": int(one.memory_free) if pods_seen else None,
     }
+
+
+def _used(node: NodeAllocation, card: Held) -> dict[str, Any]:
+    """By pod, where a Prometheus was asked for HAMi's own metrics."""
+    if not node.used:
+        return {}
+    told = {pod: node.used[pod, card.card.uuid] for pod, _ in card.pods if (pod, card.card.uuid) in node.used}
+    return {"in_use": {pod: {"memory_mib": one.memory, "cores_percent": one.cores} for pod, one in told.items()}}
 
 
 def _card(one: Held, pods_seen: bool) -> dict[str, Any]:

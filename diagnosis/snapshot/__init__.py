@@ -26,6 +26,7 @@ from diagnosis.snapshot.cluster_objects import (
 from diagnosis.snapshot.dra import DeviceClass, ResourceClaim, ResourceSlice, read_claim, read_device_class, read_slice
 from diagnosis.snapshot.events import Event, read_event
 from diagnosis.snapshot.gpu_use import GpuUse
+from diagnosis.snapshot.hami_use import ShareUse
 from diagnosis.snapshot.kueue import Queue, Queued, read_queue, read_queued
 from diagnosis.snapshot.meta import Meta, read_meta, subject
 from diagnosis.snapshot.nodes import Node, read_node
@@ -121,6 +122,8 @@ class Snapshot:
     gpu_use: tuple[GpuUse, ...] = ()
     """Now, and `idle_gpus` those at 0 for an hour: where somebody named a Prometheus, and it was asked for them."""
     idle_gpus: tuple[GpuUse, ...] = ()
+    share_use: tuple[ShareUse, ...] = ()
+    """Of HAMi's shares: memory and cores in use, where a Prometheus was asked."""
     missing: Mapping[str, str] = field(default_factory=dict)
     odd: tuple[str, ...] = ()
 

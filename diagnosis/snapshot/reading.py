@@ -45,9 +45,13 @@ class Fields:
         return self.text(*path, longest=LONGEST_MESSAGE)
 
     def document(self, *path: str, longest: int) -> str:
-        """A text of several lines, each printable. One line may be all of it: so JSON is written."""
+        """A text of several lines, each printable. One line may be all of it: so JSON is written.
+
+        What YAML and JSON take for space stays space: a tab, and the ends of Windows' lines.
+        """
         value = self._value(path)
-        lines = value[:longest].split("\n") if isinstance(value, str) else ()
+        text = value[:longest].replace("\r\n", "\n").replace("\t", " ") if isinstance(value, str) else None
+        lines = text.split("\n") if text is not None else ()
         return "\n".join(printable(line, longest) for line in lines)
 
     def number(self, *path: str) -> int | None:

@@ -206,6 +206,7 @@ def test_the_command_answers_by_its_exit_code(tmp_path: Path) -> None:
 
     code, text = run("20000")
     assert (code, "fits on 1 of 1 GPU nodes: a" in text) == (0, True)
+    assert "  \n" not in text
     code, text = run("40000")
     assert (code, "CardInsufficientMemory: 40000 MiB asked, 32768 free" in text) == (1, True)
     code, text = run("40000", "-o", "json")

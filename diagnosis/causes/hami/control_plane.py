@@ -12,7 +12,7 @@ from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.hami.declared import CERTIFICATE_EXPIRED, NO_CA, NO_LEADER, PATCH_FAILED
 from diagnosis.causes.hami.installation import Installation, installations, is_scheduled, is_there, schedulers
 from diagnosis.components import Role, is_ready
-from diagnosis.gpus import gpu_pods
+from diagnosis.gpus import SHARES
 from diagnosis.pod_stage import Kind, stage
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.rules import Webhook
@@ -24,21 +24,15 @@ _SETTLES = timedelta(minutes=5)
 
 
 def find_webhook(snapshot: Snapshot) -> Iterator[Found]:
-    """Webhooks that the API server can't trust, so that it asks none of them."""
+    """Webhooks that the API server can't trust and never asks; a pod that one has changed shows that it does."""
     every = installations(snapshot)
+    works = bool(every) and _has_answered(snapshot, schedulers(every))
     for one in every:
         for hook in one.webhooks:
             if hook.ca:
                 yield from _expired(snapshot, hook)
-            elif not _is_young(snapshot, hook.configuration.created) and not _reaches(snapshot, every):
+            elif not works and not _is_young(snapshot, hook.configuration.created):
                 yield _without_ca(one, hook)
-
-
-def _reaches(snapshot: Snapshot, every: tuple[Installation, ...]) -> bool:
-    """Whether the newest of the pods with GPUs was HAMi's to place: whoever saved the webhook left its CA out."""
-    placed = [pod for pod in gpu_pods(snapshot) if pod.spec.node and pod.meta.created is not None]
-    newest = max(placed, key=lambda pod: str(pod.meta.created), default=None)
-    return newest is not None and newest.phase == "Running" and is_scheduled(newest, schedulers(every))
 
 
 def find_jobs(snapshot: Snapshot) -> Iterator[Found]:
@@ -66,6 +60,15 @@ def find_leaderless(snapshot: Snapshot) -> Iterator[Found]:
                 told,
             )
             yield Found(NO_LEADER, f"service/{one.service}", evidence, _look_at_leader(one), because_of=_scheduler(one))
+
+
+def _has_answered(snapshot: Snapshot, names: frozenset[str]) -> bool:
+    """Whether the newest pod that only HAMi can serve has been given to its scheduler."""
+    asking = (pod for pod in snapshot.pods if any(SHARES & {*one.limits, *one.requests} for one in pod.spec.containers))
+    newest = max(asking, key=lambda pod: (str(pod.meta.created), pod.subject), default=None)
+    if newest is None:
+        return any(is_scheduled(pod, names) for pod in snapshot.pods)
+    return is_scheduled(newest, names)
 
 
 def expiry(hook: Webhook) -> datetime | None:

@@ -39,7 +39,7 @@ from diagnosis.hami.fit import CardVerdict, NodeVerdict
 from diagnosis.hami.holding import Held
 from diagnosis.hami.reasons import UNREGISTERED, Code
 from diagnosis.hami.registration import CORDON
-from diagnosis.hami.wishes import AVOID_TYPE, AVOID_UUID, MODE, NUMA_BIND, USE_TYPE, USE_UUID
+from diagnosis.hami.wishes import AVOID_TYPE, AVOID_UUID, MODE, NUMA_BIND, USE_TYPE, USE_UUID, wishes
 from diagnosis.placement import selects
 from diagnosis.quantity import counted
 from diagnosis.snapshot import Snapshot
@@ -72,6 +72,8 @@ _UNKNOWN = re.compile(r"node unregistered|node usage unavailable", re.ASCII)
 _NOT_ITS_KIND = (Code.TYPE, Code.UUID)
 _WISHES = (USE_TYPE, AVOID_TYPE, USE_UUID, AVOID_UUID, MODE)
 _ESCAPED = CORDON.replace(".", "\\.")
+_FEWEST_JUDGED, _MOST_WALKED = 4, 100_000
+"""Requests of different kinds, each against all cards, a few seconds in all; of more HAMi's own words are told."""
 _LOOKS_AGAIN = timedelta(minutes=10)
 _MOST_NODES, _MOST_CARDS, _MOST_PODS, _MOST_TEXT = 4, 8, 3, 300
 _UNITS = {Code.MEMORY: "MiB", Code.CORES: "% of cores", Code.SLOTS: "places", Code.MIG: "MiB", Code.CUSTOM: "MiB"}
@@ -115,10 +117,24 @@ def find_refused(snapshot: Snapshot) -> Iterator[Found]:
     """One for each workload, with every card."""
     refused = [one for one in unschedulable(snapshot) if one.hami and (_words(snapshot, one) or _is_silent(one))]
     books = books_of(snapshot) if refused and installations(snapshot) else None
+    cards = sum(map(len, books.cards.values())) if books is not None else 0
+    most = max(_FEWEST_JUDGED, _MOST_WALKED // max(cards, 1))
+    judged: dict[tuple[str, str, str], tuple[tuple[Node, NodeVerdict], ...]] = {}
     for waiting in refused if books is not None else ():
         assert books is not None
-        one = _Judged(waiting, books, tuple(_nodes(snapshot, books, waiting)), _words(snapshot, waiting))
-        yield from _found(snapshot, one)
+        key = _request(waiting)
+        if key in judged or len(judged) < most:
+            if key not in judged:
+                judged[key] = tuple(_nodes(snapshot, books, waiting))
+            yield from _found(snapshot, _Judged(waiting, books, judged[key], _words(snapshot, waiting)))
+        else:
+            yield from _by_words(snapshot, _Judged(waiting, books, (), _words(snapshot, waiting)), ())
+
+
+def _request(waiting: Waiting) -> tuple[str, str, str]:
+    """The same for pods that HAMi's filter judges alike: many thousand cards are walked once for all of them."""
+    pod = waiting.pods[0]
+    return pod.meta.namespace, waiting.shape, repr((wishes(pod.meta), [one.limits for one in pod.spec.containers]))
 
 
 def _words(snapshot: Snapshot, waiting: Waiting) -> tuple[str, ...]:
@@ -199,10 +215,8 @@ def _by_words(snapshot: Snapshot, one: _Judged, fitting: Sequence[Node]) -> Iter
 def _by_cards(snapshot: Snapshot, one: _Judged) -> Iterator[Found]:
     because = why_unknown(snapshot, one.unknown)
     healed = {
-        UNHEALTHY: _would_fit(
-            snapshot, one, lambda held: replace(held, card=replace(held.card, healthy=True), mixed=False)
-        ),
-        CORDONED: _would_fit(snapshot, one, lambda held: replace(held, cordoned=False)),
+        UNHEALTHY: _would_fit(snapshot, one, Code.UNHEALTHY, _healthy),
+        CORDONED: _would_fit(snapshot, one, Code.CORDONED, lambda held: replace(held, cordoned=False)),
     }
     evidence = (_wants(one), *_each_card(one), *_of_hami(one))
     for cause, nodes in healed.items():
@@ -218,11 +232,15 @@ def _by_cards(snapshot: Snapshot, one: _Judged) -> Iterator[Found]:
     yield Found(cause, subject, (*told, *more), remedy, one.waiting.names, because_of=because)
 
 
-def _would_fit(snapshot: Snapshot, one: _Judged, heal: Callable[[Held], Held]) -> list[Node]:
-    """Nodes that would take the pods but for that."""
-    cards = {name: tuple(map(heal, held)) for name, held in one.books.cards.items()}
-    if cards == one.books.cards:
+def _healthy(held: Held) -> Held:
+    return replace(held, card=replace(held.card, healthy=True), mixed=False)
+
+
+def _would_fit(snapshot: Snapshot, one: _Judged, code: Code, heal: Callable[[Held], Held]) -> list[Node]:
+    """Nodes that would take the pods but for cards of that code."""
+    if not any(card.code is code for _, verdict in one.known for card in verdict.cards):
         return []
+    cards = {name: tuple(map(heal, held)) for name, held in one.books.cards.items()}
     return [node for node, verdict in _nodes(snapshot, replace(one.books, cards=cards), one.waiting) if verdict.fits]
 
 

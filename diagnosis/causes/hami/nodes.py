@@ -17,6 +17,7 @@ from diagnosis.causes.hami.declared import (
     REGISTER_STALE,
     REGISTER_UNREADABLE,
 )
+from diagnosis.causes.hami.declared import UNHEALTHY as CARD_UNHEALTHY
 from diagnosis.causes.hami.installation import Installation, installations, is_there, offered, plugin_pods
 from diagnosis.causes.offer_causes import UNHEALTHY
 from diagnosis.causes.starting_causes import NODES
@@ -27,7 +28,7 @@ from diagnosis.hami.grants import BindPhase, grant
 from diagnosis.hami.handshake import Handshake, Said, handshake
 from diagnosis.hami.node_lock import EXPIRES, LOCK, NodeLock, node_lock
 from diagnosis.hami.registration import Form, Registration, registration
-from diagnosis.hami.versions import image_version
+from diagnosis.hami.versions import ANSWERED_UNTIL, image_version
 from diagnosis.pod_stage import stage
 from diagnosis.quantity import counted
 from diagnosis.snapshot import Snapshot
@@ -38,11 +39,10 @@ from healthcheck.text.moments import is_future
 _REGISTERS = timedelta(minutes=5)
 """A plugin registers within seconds; it tries again every 30 where the API server does not take it."""
 _READS_JSON = (2, 8)
-_ANSWERED_UNTIL = (2, 7)
-"""The last version whose plugin answers the scheduler's handshake."""
 _SILENT = timedelta(minutes=5)
 _ZONES = timedelta(minutes=15)
 """Time zones differ by whole quarters of an hour."""
+_MOST_CARDS = 4
 _SLACK = timedelta(minutes=2)
 _RELEASED = timedelta(minutes=1)
 
@@ -75,6 +75,22 @@ def find_registration(snapshot: Snapshot) -> Iterator[Found]:
             yield from _unregistered(snapshot, every, node, told, pods)
 
 
+def find_unhealthy(snapshot: Snapshot) -> Iterator[Found]:
+    """Cards that their plugin holds for unhealthy, waited for or not."""
+    for node in snapshot.nodes:
+        told = registration(node)
+        sick = [one for one in told.cards if not one.healthy] if told is not None else []
+        if told is not None and sick and is_judged(node, snapshot.now) and not is_changed(node):
+            named = ", ".join(one.uuid for one in sick[:_MOST_CARDS])
+            more = f" and {len(sick) - _MOST_CARDS} more" if len(sick) > _MOST_CARDS else ""
+            evidence = (
+                f"{node.subject}: {len(sick)} of {len(told.cards)} cards registered as unhealthy: {named}{more}",
+            )
+            because = tuple((one, node.subject) for one in (REGISTER_STALE, UNHEALTHY, WITHHELD))
+            remedy = (f"Look at the node's GPUs: {command('gpu-healthcheck', 'diagnose', 'node', node.name)}",)
+            yield Found(CARD_UNHEALTHY, node.subject, evidence, remedy, (node.subject,), because_of=because)
+
+
 def find_skew(snapshot: Snapshot) -> Iterator[Found]:
     """One for each scheduler whose version does not read what nodes have registered."""
     for one in installations(snapshot):
@@ -91,7 +107,7 @@ def find_skew(snapshot: Snapshot) -> Iterator[Found]:
 def find_handshake(snapshot: Snapshot) -> Iterator[Found]:
     """Of schedulers that still ask: nodes that they gave up though the plugin there works."""
     every = installations(snapshot)
-    asking = [one for one in every if one.version is not None and one.version <= _ANSWERED_UNTIL]
+    asking = [one for one in every if one.version is not None and one.version <= ANSWERED_UNTIL]
     for node_name, pods in plugin_pods(asking).items():
         node = snapshot.by_node.get(node_name)
         said = handshake(node) if node is not None else None
@@ -199,7 +215,7 @@ def _skew(one: Installation, scheduler: Component, form: Form, nodes: list[Node]
 def _answers_of_old(pods: Iterable[Pod]) -> bool:
     images = (one.image for pod in pods for one in pod.spec.containers if "plugin" in one.name)
     known = [told for image in images if (told := image_version(image)) is not None]
-    return bool(known) and max(known) <= _ANSWERED_UNTIL
+    return bool(known) and max(known) <= ANSWERED_UNTIL
 
 
 def _given_up(snapshot: Snapshot, node: Node, said: Handshake, pods: list[Pod]) -> Iterator[Found]:
@@ -285,6 +301,7 @@ def why_unknown(snapshot: Snapshot, nodes: Iterable[Node]) -> tuple[tuple[Cause,
 SEARCHES = (
     Search((PLUGIN_NOT_MEANT,), ("Node", "Pod", "DaemonSet"), find_unmeant, is_there),
     Search((NOT_REGISTERED, REGISTER_STALE), ("Node", "Pod"), find_registration, is_there),
+    Search((CARD_UNHEALTHY,), ("Node",), find_unhealthy, is_there),
     Search((REGISTER_UNREADABLE,), ("Node",), find_skew, is_there),
     Search((CLOCK_APART, PLUGIN_SILENT), ("Node", "Pod"), find_handshake, is_there),
     Search((LOCK_STALE,), ("Node",), find_locks, is_there),

@@ -31,7 +31,7 @@ _CALLED = re.compile(r"Post \\?\"https?://[^ \"]{1,200}/(filter|bind)\\?\": (.{1
 """As kube-scheduler says that an extender did not answer."""
 _LATE = re.compile(r"deadline exceeded|Client\.Timeout|timed? ?out", re.ASCII | re.IGNORECASE)
 _FORBIDDEN = re.compile(
-    r"forbidden: User \\?\"([^\"\\]{1,300})\\?\" cannot (\w{1,20}) resource \\?\"([\w/.-]{1,80})\\?\"", re.ASCII
+    r"forbidden: User \\?\"([^\"\\]{1,300})\\?\" cannot (\w{1,20}) resource \\?\"(\w[\w/.-]{0,79})\\?\"", re.ASCII
 )
 _LOCKED = re.compile(r"has been locked within|node \S{1,253} is locked|node ?lock", re.ASCII | re.IGNORECASE)
 _SERVER = re.compile(

@@ -6,6 +6,7 @@ import json
 from io import StringIO
 
 from rich.table import Table
+from rich.text import Text
 
 from cli.allocation import page
 from diagnosis.allocation import allocation
@@ -27,11 +28,11 @@ STATE = [
 WORDS = ("GPU-0", "4 of 10", "23572 of 32768 MiB", "70 of 100 %", "team/x (9192 MiB, 30 %, 2 places)", "1 more")
 
 
-def printed(*objects: Object, missing: tuple[str, ...] = ()) -> str:
-    screen = Screen(file=StringIO(), width=250)
+def printed(*objects: Object, missing: tuple[str, ...] = (), width: int = 250) -> str:
+    screen = Screen(width=width, record=True, file=StringIO())
     for one in page(allocation(snapshot(*objects, missing=missing)), screen):
-        screen.print(one)
-    return screen.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+        screen.print(one, soft_wrap=isinstance(one, Text))
+    return screen.export_text()
 
 
 def test_a_terminal_shows_what_is_free_of_each_card_and_who_has_the_rest() -> None:
@@ -40,14 +41,19 @@ def test_a_terminal_shows_what_is_free_of_each_card_and_who_has_the_rest() -> No
         assert word in shown
 
 
+def test_on_a_narrow_terminal_each_card_is_a_line_and_its_name_whole() -> None:
+    shown = printed(*STATE, width=60)
+    assert "  card 0 GPU-0: free: 4 of 10 places, 23572 of 32768 MiB, 70 of 100 % cores" in shown
+    assert "    team/x (9192 MiB, 30 %, 2 places)" in shown
+
+
 def test_what_is_free_is_not_known_without_pods() -> None:
     assert "? of 32768 MiB" in printed(*STATE, missing=("Pod",))
 
 
 def test_a_cluster_without_hami_has_no_such_table() -> None:
-    assert (
-        len([one for one in page(allocation(snapshot(node("a", 8))), Screen(width=250)) if isinstance(one, Table)]) == 1
-    )
+    told = page(allocation(snapshot(node("a", 8))), Screen(width=250))
+    assert len([one for one in told if isinstance(one, Table)]) == 1
 
 
 def test_documents_show_the_same_row() -> None:

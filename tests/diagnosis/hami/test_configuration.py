@@ -28,6 +28,7 @@ def test_a_configuration_that_does_not_do_what_it_says_is_named(text: str, cause
     [
         "",
         "nvidia: {deviceMemoryScaling: 2, deviceSplitCount: 4, aKeyOfALaterVersion: 1}",
+        "nvidia:\r\n  defaultMemory: 0\t\r\n  deviceSplitCount: 10\r\n",
         "nvidia: {}\nanotherVendor: {resourceCountName: x}\nvnpus: {configs: []}",
     ],
 )

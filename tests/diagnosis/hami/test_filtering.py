@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from diagnosis.causes.hami import filtering
 from tests.diagnosis.hami.hami_states import GIB_80, asking, card, hami, hami_node, unplaced, vgpu_pod
 from tests.diagnosis.states import GPU, Object, consequences, event, judged, node, obj, told
 
@@ -16,8 +17,8 @@ UNKNOWN = "0/2 nodes are available: 2 node unregistered."
 BY_MEMORY = "0/2 nodes are available: 2 1/2 CardInsufficientMemory."
 
 
-def waits(*containers: Object, text: str = REFUSED, **changes: Any) -> Object:
-    return unplaced("x", text, *containers, **changes)
+def waits(*containers: Object, text: str = REFUSED, name: str = "x", **changes: Any) -> Object:
+    return unplaced(name, text, *containers, **changes)
 
 
 def holds(name: str, uuid: str, memory: int, cores: int = 30) -> Object:
@@ -226,3 +227,11 @@ HEALTHY: list[tuple[str, list[Object]]] = [
 @pytest.mark.parametrize("state", [one[1] for one in HEALTHY], ids=[one[0] for one in HEALTHY])
 def test_of_what_has_room_by_now_nothing_is_told(state: list[Object]) -> None:
     assert told(judged(*state)) == []
+
+
+def test_of_more_requests_than_can_be_judged_hamis_words_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filtering, "_MOST_WALKED", 0)
+    many = [waits(asking(1, 40000 + number), name=f"x{number}", text=BY_MEMORY) for number in range(6)]
+    found = judged(*hami(A), *many)
+    assert {name for name, _ in told(found)} == {"HamiCardMemoryShort"}
+    assert sorted(problem.found.certainty.name for problem in found.problems) == ["LIKELY"] * 2 + ["PROVEN"] * 4

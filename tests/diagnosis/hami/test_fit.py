@@ -18,8 +18,8 @@ from diagnosis.hami.reasons import Code
 from diagnosis.hami.registration import Card, MigProfile
 from diagnosis.hami.versions import NEWEST, Version
 from diagnosis.hami.wishes import Wishes
-from tests.diagnosis.hami.clusters import asking, card, device_config, given, judged, quota, scheduler, shared
-from tests.diagnosis.states import Object, container, snapshot
+from tests.diagnosis.hami.clusters import MEMORY, asking, card, device_config, given, judged, quota, scheduler, shared
+from tests.diagnosis.states import GPU, Object, container, pod, snapshot
 
 OLD: Version = (2, 9)
 
@@ -347,6 +347,16 @@ def test_an_init_container_that_ended_holds_nothing_more() -> None:
 
     assert left("True")
     assert not left("False")
+
+
+def test_a_sidecar_is_looked_at_beside_nothing_else() -> None:
+    half = {GPU: "1", MEMORY: "20000"}
+    sidecar = container("proxy", resources=half) | {"restartPolicy": "Always"}
+    spec = {"initContainers": [sidecar], "containers": [container("main", resources=half)]}
+    assert judged(snapshot(shared("a", card(0)), pod("new", spec=spec)), "new")["a"].fits
+    running = given("x", "a", "GPU-0,NVIDIA,20000,0:;GPU-0,NVIDIA,10000,0:;", spec=spec)
+    state = snapshot(shared("a", card(0)), running, asking("new", memory=3000))
+    assert judged(state, "new")["a"].reason == "1/1 CardInsufficientMemory"
 
 
 CARDS = st.builds(

@@ -10,8 +10,10 @@ import pytest
 
 from diagnosis.causes.hami.installation import installations
 from diagnosis.components import Health, component_table
+from diagnosis.node_inventory import inventory
 from tests.diagnosis.hami.hami_states import (
     NAMESPACE,
+    card,
     configuration,
     hami,
     hami_node,
@@ -64,6 +66,11 @@ SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
         ("HamiDevicePluginNotReady", "node/a"),
     ),
     ("no CA", hami(A, webhook={"ca": ""}), ("HamiWebhookWithoutCa", HOOK)),
+    (
+        "an unhealthy card",
+        hami(hami_node("a", card("GPU-a-0"), card("GPU-a-1", index=1, health=False))),
+        ("HamiCardUnhealthy", "node/a"),
+    ),
     ("the patch Job failed", [*hami(A), FAILED], ("HamiCertificateJobFailed", "job/kube-system/hami-admission-patch")),
     (
         "no leader",
@@ -138,8 +145,8 @@ HEALTHY: list[tuple[str, list[Object]]] = [
     ("a webhook that was just made", [*hami(A, webhook=None), configuration(ca="", age=1)]),
     ("without its webhook", hami(A, webhook=None)),
     (
-        "a webhook saved without its CA, whose newest pod is HAMi's",
-        [*hami(A, webhook={"ca": ""}), vgpu_pod("v", on="a")],
+        "a webhook that answers, of which a saved state lacks the CA",
+        [*hami(A, webhook={"ca": ""}), vgpu_pod("x", on="a")],
     ),
 ]
 
@@ -191,3 +198,15 @@ def test_a_ca_has_an_end(name: str, causes: list[tuple[str, str]]) -> None:
     """Of 2020 to 2026 and to 2120; of what is no certificate nobody can tell."""
     text = (Path(__file__).parent / f"ca-{name}.pem").read_text() if name != "none" else "-----BEGIN CERTIFICATE-----"
     assert told(judged(*hami(A, webhook={"ca": base64.b64encode(text.encode()).decode()}))) == causes
+
+
+def test_a_node_shows_what_hami_has_written_there() -> None:
+    seen = snapshot(*hami(locked(f"{ago(1)},team,x")))
+    rows = {one.what: one.value for one in inventory(seen, seen.nodes[0]) if "HAMi's" in one.what}
+    assert rows == {
+        "HAMi's registration, nvidia": "2 cards; JSON, as HAMi 2.8 and later read it",
+        "HAMi's handshake": "Requesting_2026-11-01 10:08:42 (says nothing since 2.8)",
+        "HAMi's lock": f"{ago(1)},team,x",
+    }
+    plain = snapshot(node("b"))
+    assert [one.what for one in inventory(plain, plain.nodes[0]) if "HAMi" in one.what] == []

@@ -111,9 +111,27 @@ def test_a_configuration_is_found_by_its_key_whatever_the_release_is_called() ->
     assert settings_of(snapshot(node("a"))) == Settings()
 
 
+def test_a_file_of_any_editor_is_read() -> None:
+    own = '{\r\n\t"nodeconfig": [\r\n\t\t{"name": "a", "devicesplitcount": 4}\r\n\t]\r\n}'
+    seen = snapshot(node("a"), obj("ConfigMap", "hami-device-plugin", "gpu", data={"config.json": own}))
+    ((_, told),) = node_configs(seen)
+    assert told.nodes[0].slots == 4
+
+
 def test_what_is_no_configuration_says_so() -> None:
     assert read("nvidia: [").unreadable
     assert read_node_config(config("config.json", "[]")).unreadable
+
+
+def test_lists_that_are_named_many_times_are_not_walked_as_often() -> None:
+    many = ", ".join(["*a"] * 9000)
+    bomb = f"a: &a {{name: x, count: 9}}\nb: &b [{many}]\n"
+    layouts = f"nvidia:\n  knownMigGeometries: [{', '.join(['*g'] * 900)}]\n"
+    geometry = f"g: &g {{models: [A], allowedGeometries: [{', '.join(['*b'] * 900)}]}}\n"
+    assert len((read(bomb + geometry + layouts).geometries or {})["A"]) <= 32
+    nodes = f"n: &n {{name: x, filterdevices: *f}}\nnodeconfig: [{', '.join(['*n'] * 9000)}]\n"
+    told = read_node_config(config("config.json", f"f: &f {{uuid: [{', '.join(['x'] * 900)}]}}\n{nodes}"))
+    assert len(told.nodes) <= 1024
 
 
 @given(text=ANY_TEXT)

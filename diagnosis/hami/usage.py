@@ -1,0 +1,39 @@
+"""How much of what HAMi gave them pods use: by pod and card, of those that were given it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from diagnosis.hami.grants import shares
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.meta import subject
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """In MiB and percent; None where no series tells."""
+
+    memory: int | None = None
+    cores: int | None = None
+
+    def __str__(self) -> str:
+        memory = f"{self.memory} MiB" if self.memory is not None else ""
+        cores = f"{self.cores} %" if self.cores is not None else ""
+        return ", ".join(filter(None, (memory, cores)))
+
+
+def used(snapshot: Snapshot) -> Mapping[tuple[str, str], Used]:
+    """By a pod's subject and a card's UUID. A series of a pod that was not given the card says nothing here."""
+    if not snapshot.share_use:
+        return {}
+    given = {(pod.subject, share.card) for pod in snapshot.pods if not pod.over for share in shares(pod.meta)}
+    found: dict[tuple[str, str], Used] = {}
+    for one in snapshot.share_use:
+        keys = ((subject("Pod", *pair), one.uuid) for pair in one.pods)
+        key = next((key for key in keys if key in given), None)
+        if key is not None:
+            told = found.get(key, Used())
+            memory = told.memory if one.memory is None else one.memory
+            found[key] = replace(told, memory=memory, cores=told.cores if one.cores is None else one.cores)
+    return found

@@ -1,0 +1,38 @@
+"""Whatever stands in annotations and messages of HAMi's, a diagnosis of it ends, and what it says is printable."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diagnosis.diagnose import diagnose
+from diagnosis.hami_chain import hami_chains
+from tests.diagnosis.hami.hami_states import asking, hami, hami_node, unplaced, vgpu_pod
+from tests.diagnosis.states import event, snapshot
+from tests.hostile import ANY_TEXT
+
+_PARTS = st.sampled_from(
+    ("GPU-a-0,NVIDIA,", "1024,10:;", "[{", '"id":"x"', "2026-11-22T11:59:00Z,", "0/1 nodes", "Card")
+)
+TEXT = st.one_of(ANY_TEXT, st.lists(st.one_of(_PARTS, ANY_TEXT), max_size=4).map("".join))
+NODE = st.dictionaries(st.sampled_from(("node-handshake", "mutex.lock", "device-cordon")), TEXT)
+POD = st.dictionaries(
+    st.sampled_from(("vgpu-node", "vgpu-devices-allocated", "bind-phase", "bind-time", "vgpu-mig-allocations")), TEXT
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(on_node=NODE, on_pod=POD, register=TEXT, message=TEXT, version=TEXT)
+def test_a_diagnosis_ends(
+    on_node: dict[str, str], on_pod: dict[str, str], register: str, message: str, version: str
+) -> None:
+    own = hami_node("a", register=register, annotations={f"hami.io/{key}": one for key, one in on_node.items()})
+    odd = {f"hami.io/{key}": one for key, one in on_pod.items()}
+    waits = unplaced("x", message, asking(1, 1000), annotations=odd)
+    runs = vgpu_pod("y", on="a", annotations=odd)
+    told = [event(waits, reason, message) for reason in ("FilteringFailed", "BindingFailed")]
+    seen = snapshot(*hami(own, version=version), waits, runs, *told)
+    problems = diagnose(seen).problems
+    chains = hami_chains(seen, (one for one in seen.pods if one.meta.namespace == "team"), problems)
+    texts = [text for one in problems for text in (*one.found.evidence, *one.found.remedy, one.found.subject)]
+    assert all(one.isprintable() for one in (*texts, *(step.seen for chain in chains for step in chain.steps)))

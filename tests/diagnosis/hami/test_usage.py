@@ -1,0 +1,86 @@
+"""How much of their shares pods use, by HAMi's own metrics of each version."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+
+from cli.utilization import with_shares
+from diagnosis.allocation import allocation
+from diagnosis.chain import Chain
+from diagnosis.diagnose import diagnose
+from diagnosis.hami.card_row import card_row
+from diagnosis.hami.usage import Used, used
+from diagnosis.hami_chain import hami_chains
+from diagnosis.report.document import cluster_document
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.hami_use import CORES, MEMORY, read_cores, read_memory
+from tests.diagnosis.hami.hami_states import hami, hami_node, vgpu_pod
+from tests.diagnosis.states import node, snapshot
+from tests.hostile import ANY_TEXT
+from tests.prometheus import PrometheusStandIn, Series, series
+
+MIB = 1 << 20
+NEW = {"namespace": "team", "pod": "x", "device_uuid": "GPU-a-0"}
+OLD = {"podnamespace": "team", "podname": "x", "deviceuuid": "GPU-a-0"}
+KEPT = {"namespace": "kube-system", "pod": "hami-device-plugin-a", "exported_namespace": "team", "exported_pod": "x"}
+STATE = [*hami(hami_node("a")), vgpu_pod("x", on="a")]
+
+
+def seen(memory: list[Series], cores: list[Series]) -> Snapshot:
+    return replace(snapshot(*STATE), share_use=(*read_memory(memory), *read_cores(cores)))
+
+
+@pytest.mark.parametrize("labels", [NEW, OLD, KEPT | {"device_uuid": "GPU-a-0"}], ids=["2.9", "2.8", "kept"])
+def test_each_versions_series_is_a_pods(labels: dict[str, str]) -> None:
+    told = used(seen([series(512 * MIB, **labels)], [series(37, **labels)]))
+    assert told == {("pod/team/x", "GPU-a-0"): Used(512, 37)}
+    assert str(told["pod/team/x", "GPU-a-0"]) == "512 MiB, 37 %"
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        NEW | {"pod": "y"},
+        NEW | {"device_uuid": "GPU-b-0"},
+        {"device_uuid": "GPU-a-0"},
+        {"namespace": "team", "pod": "x"},
+    ],
+    ids=["no pod of that name", "a card that it was not given", "no pod", "no card"],
+)
+def test_a_series_of_nobodys_share_says_nothing(labels: dict[str, str]) -> None:
+    assert used(seen([series(512 * MIB, **labels)], [])) == {}
+
+
+@pytest.mark.parametrize("value", ["NaN", "-1", "+Inf", "1e400", "x", "9" * 50])
+def test_a_value_that_is_no_amount_is_left_out(value: str) -> None:
+    assert read_memory([series(value, **NEW)]) == ()
+
+
+@given(ANY_TEXT)
+def test_no_answer_makes_it_fail(text: str) -> None:
+    odd: list[object] = [text, None, {"metric": text}, {"metric": {"device_uuid": text}, "value": [0, text]}]
+    assert len(read_memory(odd)) <= len(odd)
+
+
+def test_what_is_in_use_stands_beside_what_was_given() -> None:
+    state = seen([series(512 * MIB, **NEW)], [])
+    [shown] = allocation(state).nodes
+    assert card_row(shown.cards[0], True, shown.used).pods == ("team/x (1024 MiB, 10 %; 512 MiB in use)",)
+    [told] = cluster_document(allocation(state))["nodes"]
+    assert told["cards"][0]["in_use"] == {"pod/team/x": {"memory_mib": 512, "cores_percent": None}}
+    [chain] = _chains(state)
+    assert chain.steps[-1].seen == "they run; 512 MiB of GPU-a-0 in use"
+
+
+def test_the_monitor_is_asked_for_only_where_hami_is() -> None:
+    with PrometheusStandIn({MEMORY: [series(512 * MIB, **NEW)]}) as world:
+        assert used(with_shares(snapshot(*STATE), world.url)) == {("pod/team/x", "GPU-a-0"): Used(512)}
+        assert with_shares(snapshot(node("a")), world.url).share_use == ()
+    assert world.asked == [MEMORY, CORES]
+
+
+def _chains(state: Snapshot) -> tuple[Chain, ...]:
+    return hami_chains(state, (one for one in state.pods if one.meta.name == "x"), diagnose(state).problems)
