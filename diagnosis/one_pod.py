@@ -12,7 +12,7 @@ from diagnosis.collect import Collector, ReadLog
 from diagnosis.components import role_of
 from diagnosis.diagnose import Problem, diagnose
 from diagnosis.gpu_nodes import MIG
-from diagnosis.kinds import around
+from diagnosis.kinds import POD, around
 from diagnosis.placement import asked_by
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Pod
@@ -23,13 +23,15 @@ _ACROSS_NODES = frozenset(cause for search in HANDLERS for cause in search.cause
 
 
 def look_at_pod(collector: Collector, read: ReadLog, target: Target) -> Snapshot:
-    """With the logs that it takes. Raises ClusterError."""
+    """With the logs that it takes; of a pod that is not there nothing but that. Raises ClusterError."""
     pod = collector.pod(target.namespace, target.name)
+    if pod is None:
+        return collector.collect(lambda kind: [(target.namespace, {})] if kind is POD else [])
     # A component is judged by all its pods.
-    if pod is None or role_of(pod.meta, {}, pod.spec) is None:
-        where = around(target.namespace, pod.spec.node if pod is not None else "")
+    if role_of(pod.meta, {}, pod.spec) is None:
+        where = around(target.namespace, pod.spec.node)
         near = collector.with_logs(collector.collect(where, target.namespace), read, target.subject)
-        if pod is None or is_settled(near, target, pod):
+        if is_settled(near, target, pod):
             return near
     return collector.with_logs(collector.collect(namespace=target.namespace), read, target.subject)
 

@@ -25,6 +25,7 @@ from healthcheck.captures.kernel_logs import (
     Line,
     PassedOver,
     lines_of,
+    numbered,
     utc,
     wanted_lines,
 )
@@ -94,12 +95,9 @@ class BugReportReader:
     def read(self, name: str, blocks: Iterable[bytes]) -> Iterator[Batch]:
         number = 1
         for block in blocks:
-            before = 0
-            for start in self._wanted(block):
-                number += block.count(b"\n", before, start)
-                before = start
-                self._take(block[start : block.index(b"\n", start)], number)
-            number += block.count(b"\n", before)
+            for line, raw in numbered(block, self._wanted(block), number):
+                self._take(raw, line)
+            number += block.count(b"\n")
         self._end_section()
         yield from self._batches(name)
 

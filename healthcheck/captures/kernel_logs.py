@@ -246,12 +246,9 @@ class KernelLogReader:
         self._direction = Direction()
         number = 1
         for block in _without_margin(blocks):
-            before = 0
-            for start in self._wanted(block):
-                number += block.count(b"\n", before, start)
-                before = start
-                self._take(block[start : block.index(b"\n", start)], number)
-            number += block.count(b"\n", before)
+            for line, raw in numbered(block, self._wanted(block), number):
+                self._take(raw, line)
+            number += block.count(b"\n")
             yield from self._handed_over()
         if self._direction.is_back:
             raise CaptureError("its newest line stands first (journalctl -r): save it with the oldest first")
@@ -374,6 +371,15 @@ def _margin(text: bytes) -> bytes:
     blanks = [line[: len(line) - len(line.lstrip(b" \t"))] for line in text.split(b"\n") if line.strip()]
     shortest = min(blanks, key=len, default=b"")
     return shortest if all(one.startswith(shortest) for one in blanks) else b""
+
+
+def numbered(block: bytes, starts: Iterable[int], number: int) -> Iterator[tuple[int, bytes]]:
+    """The lines that begin there, one after the other, with their numbers; `number` is that of the block's first."""
+    before = 0
+    for start in starts:
+        number += block.count(b"\n", before, start)
+        before = start
+        yield number, block[start : block.index(b"\n", start)]
 
 
 def wanted_lines(block: bytes, marks: Iterable[bytes]) -> list[int]:

@@ -78,7 +78,7 @@ def test_for_a_pod_that_is_not_there_nothing_further_is_listed() -> None:
     served = Served([node("a"), *FULL])
     target = Target("Pod", "team", "gone")
     assert not is_there(looked_at(served, target, snapshot()), target)
-    assert not served.listed_all("Pod")
+    assert {path for path, _ in served.asked} == {"/api/v1/namespaces/team/pods"}
 
 
 def test_a_pod_whose_successor_works_elsewhere_is_none_that_failed() -> None:
