@@ -40,6 +40,7 @@ UNUSED: tuple[ModuleType, ...] = (
     *(LeftOut(name) for name in ("dateutil", "dateutil.parser")),  # the client's, for times in typed objects
     LeftOut("multiprocessing", cpu_count=os.cpu_count),  # pools of the client's and of APScheduler's; ours are threads
     *(LeftOut(name) for name in ("multiprocessing.pool", "concurrent.futures.process", "pickle")),
+    LeftOut("pydantic_settings.sources.providers.cli"),  # our settings are files and the environment
     # Plugins of pydantic's and APScheduler's, of which we have none: each looks through all that is installed for them.
     # APScheduler, which asks for its own version too, does without where that is not to be found.
     LeftOut("importlib.metadata", entry_points=lambda **_: (), PackageNotFoundError=OSError),
