@@ -9,6 +9,8 @@ from contextlib import suppress
 
 from agent.unused_modules import without_unused_parts
 
+_M_ARENA_MAX = -8  # malloc.h
+
 
 def main() -> int:
     gc.disable()  # what is imported stays: to walk through it again and again would be a tenth of the start
@@ -16,8 +18,10 @@ def main() -> int:
         from agent.program import main as run  # noqa: PLC0415 - not before
     gc.collect()  # but for the classes that others have taken the place of
     gc.enable()
-    with suppress(AttributeError):  # glibc's; what importing has freed would stay ours for good, more than a MiB
-        ctypes.CDLL(None).malloc_trim(0)
+    with suppress(AttributeError):  # glibc's
+        libc = ctypes.CDLL(None)
+        libc.malloc_trim(0)  # what importing has freed would stay ours for good, more than a MiB
+        libc.mallopt(_M_ARENA_MAX, 1)  # our threads take turns anyway; a heap for each of them would be half a MiB
     return run()
 
 

@@ -33,6 +33,7 @@ class LeftOut(ModuleType):
 
 
 _CLIENT = ("dynamic", "informer", "leaderelection", "stream", "watch", "client.models")
+_SOURCES = ("aws", "azure", "cli", "gcp", "json", "nested_secrets", "pyproject", "toml", "yaml")
 UNUSED: tuple[ModuleType, ...] = (
     *(LeftOut(f"kubernetes.{part}") for part in _CLIENT),  # we send plain objects, and read watches ourselves
     # The client renews the OIDC login of a kubeconfig with these; with them go requests and what guesses encodings.
@@ -40,9 +41,13 @@ UNUSED: tuple[ModuleType, ...] = (
     *(LeftOut(name) for name in ("dateutil", "dateutil.parser")),  # the client's, for times in typed objects
     LeftOut("multiprocessing", cpu_count=os.cpu_count),  # pools of the client's and of APScheduler's; ours are threads
     *(LeftOut(name) for name in ("multiprocessing.pool", "concurrent.futures.process", "pickle")),
+    # Our settings are the environment and one directory's files.
+    *(LeftOut(f"pydantic_settings.sources.providers.{one}") for one in _SOURCES),
+    LeftOut("dotenv"),
     # Plugins of pydantic's and APScheduler's, of which we have none: each looks through all that is installed for them.
     # APScheduler, which asks for its own version too, does without where that is not to be found.
     LeftOut("importlib.metadata", entry_points=lambda **_: (), PackageNotFoundError=OSError),
+    LeftOut("zipfile"),  # importlib.resources', for what is installed as an archive
     LeftOut("html.entities", html5={}, name2codepoint={}),  # http.server only escapes
 )
 

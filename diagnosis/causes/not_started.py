@@ -290,6 +290,9 @@ def _recognise(snapshot: Snapshot, pod: Pod) -> Recognised | None:
     if pod.over or any(one.running or one.ended for one in pod.states if not one.init) or early:
         return None
     known = _of_pod(events)
+    if known is None and not pod.states:
+        # What the kubelet noted of containers of which nothing else is told.
+        known = recognised((*INJECTION_TEXTS, *CONFIG_TEXTS, *IMAGE_TEXTS, *CREATE_TEXTS), _failed(events))
     return None if known is not None and known.cause is VOLUME_ELSEWHERE and _is_left(snapshot, pod) else known
 
 

@@ -165,6 +165,19 @@ REPORTED["an event of a scheduler that sets no condition"] = (
     [node("a"), pod("busy", 8, on="a"), NOTED, event(NOTED, "Unschedulable", OF_KAI, by="kai-scheduler")],
     [("GpusAllInUse", f"resource/{GPU}")],
 )
+NO_STATES = pod("t", on="a", phase="Pending", states=[])
+LOGIN = 'Failed to pull image "nvcr.io/nim/x:1": failed to authorize: 401 Unauthorized'
+REPORTED["a pull that only an event tells of"] = (
+    [node("a"), NO_STATES, event(NO_STATES, "Failed", LOGIN, count=9)],
+    [("ImagePullUnauthorized", "pod/team/t")],
+)
+CLI = (
+    "Error: failed to create containerd task: nvidia-container-cli: initialization error: nvml error: driver not loaded"
+)
+REPORTED["a start that only an event tells of"] = (
+    [node("a"), NO_STATES, event(NO_STATES, "Failed", CLI, count=9)],
+    [("DriverNotLoaded", "node/a")],
+)
 HEALTHY: dict[str, list[Object]] = {
     "a registry that has not answered once": [
         node("a"),
