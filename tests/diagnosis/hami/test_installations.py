@@ -135,7 +135,11 @@ HEALTHY: list[tuple[str, list[Object]]] = [
     ("a lock in its time", [*hami(locked(f"{ago(0.5)},team,x")), vgpu_pod("x", on="a", phase="Pending", age=1)]),
     (
         "a lock in its time, whose owner waits in another namespace",
-        [*hami(locked(f"{ago(3)},other,y")), vgpu_pod("y", namespace="other"), vgpu_pod("x", on="a", phase="Pending", age=2)],
+        [
+            *hami(locked(f"{ago(3)},other,y")),
+            vgpu_pod("y", namespace="other"),
+            vgpu_pod("x", on="a", phase="Pending", age=2),
+        ],
     ),
     ("a node that is not HAMi's", [*hami(A), node("b", 8, labels={"nvidia.com/gpu.present": "true"})]),
     ("a new node", [*hami(A), node("b", None, labels={"nvidia.com/gpu.present": "true"}, age=3)]),
