@@ -13,7 +13,7 @@ _M_ARENA_MAX = -8  # malloc.h
 
 
 def main() -> int:
-    gc.disable()  # what is imported stays: to walk through it again and again would be a tenth of the start
+    gc.disable()  # what is imported stays: there is nothing to find by walking through it again and again
     with without_unused_parts():
         from agent.program import main as run  # noqa: PLC0415 - not before
     gc.collect()  # but for the classes that others have taken the place of
