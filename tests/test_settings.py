@@ -31,6 +31,7 @@ GROUP_0 = [
     "clocks",
     "temperature",
     "gpu-memory-held",
+    "device-files",
     "xid",
     "sxid",
     "driver-messages",
