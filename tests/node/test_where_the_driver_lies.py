@@ -49,11 +49,11 @@ def look(stage: Stage) -> dict[str, Any]:
 def moving(agent: Stage) -> Iterator[Stage]:
     """The node's library is out of the way, and a library finds its simulated GPUs from anywhere below the root."""
     agent.on_node(
-        f"mv {HIDDEN} {HIDDEN}.hidden; ln -s {HARDWARE}/nvml /nvml;"
+        f"mv {HIDDEN} {HIDDEN}.hidden; ln -s {HARDWARE}/nvml /nvml; mkdir /dev/kept; mv /dev/nvidia* /dev/kept;"
         f"for device in /{HARDWARE}/dev/nvidia*; do ln -s ../{HARDWARE}/dev/${{device##*/}} /dev; done"
     )
     yield agent
-    agent.on_node(f"mv {HIDDEN}.hidden {HIDDEN}; rm /nvml /dev/nvidia*")
+    agent.on_node(f"mv {HIDDEN}.hidden {HIDDEN}; rm /nvml /dev/nvidia*; mv /dev/kept/* /dev; rmdir /dev/kept")
 
 
 @pytest.fixture
