@@ -45,7 +45,7 @@ def _row(stage: Stage, what: str, aim: float, samples: list[float]) -> Row:
 def _cycle_ms(program: Program, *, is_first: bool = False) -> tuple[float, float]:
     """Processor and wall time; includes the start of the child in the first one.
 
-    After that one the agent may want to look again soon: the container runtime has been asked, and has not answered yet.
+    After that one the agent may want to look again soon: the container runtime was asked, and has not answered yet.
     """
     before = cpu_seconds(program.pid)
     saw = json.loads(program.ask("cycle"))
