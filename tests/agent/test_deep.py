@@ -492,7 +492,7 @@ class TestARun:
         sweep = deep_runs.Claim(deep_runs.Kind.SWEEP, "job-1", datetime.now(UTC) + timedelta(hours=1))
         reached = rig.world.api.stop_at("PATCH", f"/nodes/{rig.name}")
         worker = beside(rig.start())
-        assert reached.wait(60)
+        assert reached.wait(GIVE_UP_SECONDS)
         patch = deep_runs.take(node_state(rig.world.node().object), sweep, datetime.now(UTC))
         assert patch is not None
         patch["metadata"].pop("resourceVersion")

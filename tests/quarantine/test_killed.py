@@ -23,7 +23,7 @@ from quarantine.marks import HELD
 from tests.agent.test_deep import answer
 from tests.probes.dcgm.documents import FAULTY
 from tests.quarantine.world import ALL_REDUCE, LEVEL_4, LOOPBACK, NODE, P, World, end_of
-from tests.waiting import eventually
+from tests.waiting import GIVE_UP_SECONDS, eventually
 
 pytestmark = pytest.mark.cluster
 
@@ -152,13 +152,12 @@ def test_a_run_that_loses_the_api_server_tells_all_when_it_is_back(world: World)
         at_work(world, process, LEVEL_4)
         world.stand_in.refuse()
         (world.host.root / "dcgm/hang").unlink()
-        for one in world.tests_running():
-            one.terminate()
+        world.end_tests(signal.SIGTERM)
         assert process.stderr is not None
         lines = iter(process.stderr.readline, "")
         assert any("the result could not be written yet" in line for line in lines)
         world.stand_in.accept()
-        process.wait(60)
+        process.wait(GIVE_UP_SECONDS)
 
     assert [row["status"] for row in world.record["checks"]] == ["unknown", "pass", "pass"]
     assert (process.returncode, world.record["recommendation"], world.marks) == (2, "rerun", NOBODY)
@@ -172,8 +171,7 @@ def test_marks_that_were_cleared_while_the_api_server_was_away_stand_again(world
         at_work(world, process, LEVEL_4)
         world.stand_in.refuse()
         (world.host.root / "dcgm/hang").unlink()
-        for one in world.tests_running():
-            one.terminate()
+        world.end_tests(signal.SIGTERM)
         assert process.stderr is not None
         lines = iter(process.stderr.readline, "")
         assert any('"test: begun"' in line and LOOPBACK in line for line in lines)
@@ -206,7 +204,7 @@ def test_kill_9_at_each_write_leaves_a_record_that_is_right_and_a_node_that_the_
     for kill_at in (*(f"{one} before" for one in range(1, number + 1)), f"{number} after"):
         world.annotate(quarantine_result=None)
         with world.started(program="tests.quarantine.dying", KILL_AT=kill_at) as process:
-            assert process.wait(60) == -signal.SIGKILL
+            assert process.wait(GIVE_UP_SECONDS) == -signal.SIGKILL
         record = world.record
         has_found = bool(record) and bool(record["findings"])
         told = record.get("recommendation", "")

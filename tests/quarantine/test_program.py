@@ -14,7 +14,7 @@ from healthcheck.verdict.record import RunRecord, passed_since
 from tests.agent.test_deep import answer
 from tests.probes.dcgm.documents import FAULTY, Said
 from tests.quarantine.world import ALL_REDUCE, LEVEL_4, LOOPBACK, NODE, SPOT, P, World, end_of
-from tests.waiting import eventually
+from tests.waiting import GIVE_UP_SECONDS, eventually
 
 pytestmark = pytest.mark.cluster
 
@@ -187,10 +187,10 @@ def test_a_pod_that_comes_between_the_look_and_the_taint_is_seen(world: World) -
     """The first write waits while a pod is bound."""
     reached = world.stand_in.stop_at("PATCH", "/nodes/", done=True)
     with world.started() as process:
-        assert reached.wait(30)
+        assert reached.wait(GIVE_UP_SECONDS)
         world.add_gpu_pod("train-0")
         world.stand_in.recover()
-        process.wait(60)
+        process.wait(GIVE_UP_SECONDS)
 
     assert (process.returncode, world.levels, world.marks, world.record) == (2, [], NOBODY, {})
 

@@ -6,6 +6,7 @@ The node is a p4d.24xlarge of whose EFA devices two are left, so that a run is s
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -158,10 +159,10 @@ class World:
             )
         ]
 
-    def end_tests(self) -> None:
+    def end_tests(self, number: signal.Signals = signal.SIGKILL) -> None:
         for one in self.tests_running():
-            with suppress(psutil.NoSuchProcess):
-                one.kill()
+            with suppress(psutil.NoSuchProcess):  # with its parent it may have ended by itself
+                one.send_signal(number)
 
     def run(self, *words: str, **variables: str) -> Ended:
         with self.started(*words, **variables) as process:
