@@ -9,8 +9,6 @@ from contextlib import suppress
 
 from agent.unused_modules import without_unused_parts
 
-_M_ARENA_MAX = -8  # malloc.h
-
 
 def main() -> int:
     gc.disable()  # what is imported stays: there is nothing to find by walking through it again and again
@@ -19,9 +17,7 @@ def main() -> int:
     gc.collect()  # but for the classes that others have taken the place of
     gc.enable()
     with suppress(AttributeError):  # glibc's
-        libc = ctypes.CDLL(None)
-        libc.malloc_trim(0)  # what importing has freed would stay ours for good, more than a MiB
-        libc.mallopt(_M_ARENA_MAX, 1)  # our threads take turns anyway; a heap for each of them would be half a MiB
+        ctypes.CDLL(None).malloc_trim(0)  # what importing has freed would stay ours for good, more than a MiB
     return run()
 
 
