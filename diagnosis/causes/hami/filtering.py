@@ -26,7 +26,7 @@ from diagnosis.causes.hami.declared import (
     UNHEALTHY,
 )
 from diagnosis.causes.hami.denials import quotas, used_of
-from diagnosis.causes.hami.installation import installations, is_there
+from diagnosis.causes.hami.installation import Installation, asked_by, installations, is_there
 from diagnosis.causes.hami.nodes import why_unknown
 from diagnosis.causes.unscheduled.refused import closed_by
 from diagnosis.causes.unscheduled.waiting import Waiting, events_of, unschedulable
@@ -200,7 +200,7 @@ def _by_words(snapshot: Snapshot, one: _Judged, fitting: Sequence[Node]) -> Iter
     if cause is None and any(_UNKNOWN.search(text) for text in one.words):
         cause = NODES_UNREGISTERED
     because = why_unknown(snapshot, one.unknown) if cause is NODES_UNREGISTERED else ()
-    remedy = () if cause is not None else _louder(snapshot)
+    remedy = () if cause is not None else _louder(asked_by(one.waiting.pods[0], installations(snapshot)))
     yield Found(
         cause or UNFIT,
         one.waiting.workload,
@@ -370,8 +370,7 @@ def _heal(cause: Cause, node: Node) -> tuple[str, ...]:
     return f"Look at the node's GPUs: {command('gpu-healthcheck', 'diagnose', 'node', node.name)}", cause.remedy
 
 
-def _louder(snapshot: Snapshot) -> tuple[str, ...]:
-    one = next(iter(installations(snapshot)))
+def _louder(one: Installation) -> tuple[str, ...]:
     words = ("kubectl", "-n", one.namespace)
     logs = command(*words, "logs", f"deployment/{one.name}-scheduler", "-c", "vgpu-scheduler-extender", "--tail=200")
     edit = command(*words, "edit", "deployment", f"{one.name}-scheduler")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -93,6 +93,11 @@ def config_maps(snapshot: Snapshot) -> tuple[tuple[str, str], ...]:
 def schedulers(every: Iterable[Installation]) -> frozenset[str]:
     """The names by which pods ask for a scheduler of HAMi's."""
     return frozenset(one.scheduler_name for one in every)
+
+
+def asked_by(pod: Pod, every: Sequence[Installation]) -> Installation:
+    """The one whose scheduler the pod names, of at least one; the first where it names none of theirs."""
+    return next((one for one in every if one.scheduler_name == pod.spec.scheduler), every[0])
 
 
 def is_scheduled(pod: Pod, names: frozenset[str]) -> bool:

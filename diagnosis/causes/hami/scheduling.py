@@ -17,7 +17,14 @@ from diagnosis.causes.hami.declared import (
     NO_RIGHT,
     WRITE_FAILS,
 )
-from diagnosis.causes.hami.installation import Installation, installations, is_scheduled, is_there, schedulers
+from diagnosis.causes.hami.installation import (
+    Installation,
+    asked_by,
+    installations,
+    is_scheduled,
+    is_there,
+    schedulers,
+)
 from diagnosis.causes.unscheduled.waiting import Waiting, events_of, refusal, unplaced, unschedulable
 from diagnosis.components import Role
 from diagnosis.fit_error import Says
@@ -50,13 +57,15 @@ def find_unbound(snapshot: Snapshot) -> Iterator[Found]:
     every = installations(snapshot)
     for waiting in unschedulable(snapshot):
         if waiting.hami and every:
-            yield from _judged(snapshot, every, waiting)
+            yield from _judged(snapshot, asked_by(waiting.pods[0], every), waiting)
     for pod in unplaced(snapshot):
         # Its condition says what kube-scheduler met; here it has not said anything.
         if every and not pod.spec.gates and not refusal(snapshot, pod) and is_scheduled(pod, schedulers(every)):
             last = _last((pod,), snapshot)
             if last is not None and last.reason == "FilteringSucceed":
-                yield from _filtered(snapshot, every[0], last, (snapshot.line(pod.meta)[-1], (pod.subject,)))
+                yield from _filtered(
+                    snapshot, asked_by(pod, every), last, (snapshot.line(pod.meta)[-1], (pod.subject,))
+                )
 
 
 def _last(pods: Iterable[Pod], snapshot: Snapshot) -> Event | None:
@@ -65,27 +74,26 @@ def _last(pods: Iterable[Pod], snapshot: Snapshot) -> Event | None:
     return max(told, key=lambda one: str(one.last), default=None)
 
 
-def _judged(snapshot: Snapshot, every: tuple[Installation, ...], waiting: Waiting) -> Iterator[Found]:
+def _judged(snapshot: Snapshot, one: Installation, waiting: Waiting) -> Iterator[Found]:
     called = _CALLED.search(waiting.message)
     if called is not None:
-        yield _unanswered(snapshot, every, waiting, called)
+        yield _unanswered(snapshot, one, waiting, called)
         return
     last = _last(waiting.pods, snapshot)
     failed = last is not None and last.reason == "BindingFailed"
     text = last.message if last is not None and failed else waiting.message
     if failed or waiting.fit is None:
-        yield from _unwritten(every, waiting, text, failed=failed)
+        yield from _unwritten(one, waiting, text, failed=failed)
     elif (
         last is not None
         and last.reason == "FilteringSucceed"
-        and all(one.says is Says.OTHER for one in waiting.fit.reasons)
+        and all(reason.says is Says.OTHER for reason in waiting.fit.reasons)
     ):
         since = (f"kube-scheduler since: {waiting.message[:_MOST]}",)
-        yield from _filtered(snapshot, every[0], last, (waiting.workload, waiting.names), since)
+        yield from _filtered(snapshot, one, last, (waiting.workload, waiting.names), since)
 
 
-def _unanswered(snapshot: Snapshot, every: tuple[Installation, ...], waiting: Waiting, called: re.Match[str]) -> Found:
-    one = every[0]
+def _unanswered(snapshot: Snapshot, one: Installation, waiting: Waiting, called: re.Match[str]) -> Found:
     cause = EXTENDER_SLOW if _LATE.search(called[2]) else EXTENDER
     evidence = [f"the scheduler, at /{called[1]}: {called[2][:_MOST]}", *_extender(snapshot, one)]
     remedy = [f"Read what the extender says: {_logs(one)}"]
@@ -124,20 +132,20 @@ def _pods(one: Installation) -> tuple[Pod, ...]:
     return one.scheduler.pods if one.scheduler is not None else ()
 
 
-def _unwritten(every: tuple[Installation, ...], waiting: Waiting, text: str, *, failed: bool) -> Iterator[Found]:
+def _unwritten(one: Installation, waiting: Waiting, text: str, *, failed: bool) -> Iterator[Found]:
     """At bind. A lock in its time goes by itself; one that stays is told of its node."""
     forbidden = _FORBIDDEN.search(text)
     evidence = (f"HAMi's scheduler: {text[:_MOST]}",)
     if forbidden is not None:
-        yield _forbidden(every[0], waiting, evidence, forbidden)
+        yield _forbidden(one, waiting, evidence, forbidden)
     elif _LOCKED.search(text) and not _SERVER.search(text):
         return
     elif _SERVER.search(text):
         remedy = ("Look at the API server and etcd: health, latency, and whether requests are throttled.",)
-        yield Found(WRITE_FAILS, every[0].subject, evidence, remedy, waiting.names, Certainty.LIKELY)
+        yield Found(WRITE_FAILS, one.subject, evidence, remedy, waiting.names, Certainty.LIKELY)
     elif failed or "bind" in text.lower():
-        remedy = (f"Read what it met: {_logs(every[0])}",)
-        because = ((LOCK_STALE, f"node/{one}") for one in _nodes_in(text))
+        remedy = (f"Read what it met: {_logs(one)}",)
+        because = ((LOCK_STALE, f"node/{name}") for name in _nodes_in(text))
         yield Found(BIND_FAILS, waiting.workload, evidence, remedy, waiting.names, Certainty.LIKELY, tuple(because))
 
 

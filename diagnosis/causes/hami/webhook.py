@@ -121,7 +121,7 @@ def _unselected(hook: Webhook, labels: object, pod: Pod) -> str:
 
 def _left_alone(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod, written: str) -> _Known | None:
     """The webhook was asked, and did nothing."""
-    ours = next(iter(schedulers(every)))
+    ours = " or ".join(sorted(schedulers(every)))
     new = any(one.version is None or one.version >= _LEAVES_OTHERS for one in every)
     if pod.spec.scheduler not in _DEFAULT and new:
         told = f"{pod.subject} names the scheduler {pod.spec.scheduler}; HAMi's is {ours}"
