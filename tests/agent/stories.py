@@ -59,7 +59,7 @@ def now(world: World) -> int:
 
 def a_gpu_lost_in_nvml_fails_the_node_at_the_next_look(world: World) -> None:
     world.host.lose_gpu(5)
-    node = world.wait_for_status("fail")
+    node = world.wait_for_taint()
 
     assert node.findings["GpuLost"]["subject"] == f"gpu/{world.host.gpus[5].address}"
     assert node.tainted
@@ -109,13 +109,14 @@ def looks_pause_while_somebody_changes_the_driver(world: World) -> None:
 
 def a_taint_is_neither_added_nor_lifted_while_somebody_changes_the_driver(world: World) -> None:
     world.host.xid(3, 79, "GPU has fallen off the bus.")
-    world.wait_for_status("fail")
+    world.wait_for_taint()
+    before = now(world)
     world.cluster.edit(PAUSED)
     world.host.lose_gpu(5)
     node = world.wait(lambda node: node.causes)
 
     assert (node.status, node.tainted, set(node.findings)) == ("fail", True, {"Xid79"})
-    assert {node.tainted for node in past(world) if node.status == "fail"} == {True}
+    assert {node.tainted for node in past(world, before)} == {True}
     world.cluster.edit(RESUMED)
     world.wait(lambda node: set(node.findings) == {"Xid79", "GpuLost"})
 
@@ -161,13 +162,13 @@ def the_limit_of_retired_pages_is_the_clusters_from_the_next_look_on(world: Worl
     assert world.node().status == "pass"
 
     world.configure(CHECK_INTERVAL="10", MAX_RETIRED_PAGES_SBE="3")
-    node = world.wait_for_status("fail")
+    node = world.wait_for_taint()
     assert (node.severity, set(node.findings)) == ("ISOLATE", {"RetiredPagesLimit"})
 
 
 def a_switch_thrown_without_a_restart_takes_ours_away_once(world: World) -> None:
     world.host.xid(3, 79, "GPU has fallen off the bus.")
-    world.wait_for_status("fail")
+    world.wait_for_taint()
     world.configure(ENABLE_TAINT="false")
     node = world.wait(lambda node: not node.tainted)
     assert (node.status, node.record["taint"]) == ("fail", "off")
@@ -273,7 +274,7 @@ def counts_only_after_three_more_looks(world: World, remove: Callable[[], None],
 def a_driver_that_hangs_is_unknown_first_and_a_fault_when_it_still_hangs(world: World) -> None:
     children, before = world.agent.children, now(world)
     world.host.hang()
-    node = world.wait_for_status("fail")
+    node = world.wait_for_taint()
 
     assert (set(node.findings), node.severity, node.tainted) == ({"DriverUnresponsive"}, "REBOOT", True)
     assert list(dict.fromkeys(node.status for node in past(world, before))) == ["unknown", "fail"]
@@ -357,7 +358,7 @@ def a_missing_permission_is_named_and_the_rest_goes_on(world: World, part: str, 
     assert len(refusals) == len(set(refusals))
 
     world.api.recover()
-    assert set(world.wait_for_status("fail").findings) == {"Xid79", "GpuLost"}
+    assert set(world.wait_for_taint().findings) == {"Xid79", "GpuLost"}
     eventually(lambda: world.agent.metric(f"forbidden{{{resource}}}") == 0)
     eventually(lambda: world.agent.metric("verdict_pending") == 0)
     world.wait_for_event("Xid79")

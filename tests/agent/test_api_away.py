@@ -71,7 +71,7 @@ def test_a_fault_during_an_outage_stands_on_the_node_after_it(watched: World, ou
     assert watched.node().object == before.object
 
     end_outage(watched)
-    watched.wait_for_status("fail")
+    watched.wait_for_taint()
     node = watched.wait(lambda node: node.tainted)
     assert len(node.record["findings"]) == 2
     # The heartbeat of the first look may stand before it: the Events come in any case.
@@ -82,7 +82,7 @@ def test_a_fault_during_an_outage_stands_on_the_node_after_it(watched: World, ou
 def test_an_outage_is_said_once_and_its_end_too(watched: World) -> None:
     watched.api.fail_with(503, times=3)
     watched.host.xid(3, 79, ERROR)
-    watched.wait_for_status("fail")
+    watched.wait_for_taint()
     watched.agent.wait_for_log(BACK)
 
     assert len(watched.agent.logged(AWAY)) == 1
@@ -97,7 +97,7 @@ def test_a_server_that_asks_for_patience_gets_it_even_when_there_is_news(watched
     watched.api.recover()
     watched.host.xid(4, 79, ERROR)
     watched.cluster.edit({"metadata": {"labels": {"gpu-healthcheck.aws-samples.io/status": "warn"}}})
-    watched.wait_for_status("fail")
+    watched.wait_for_taint()
 
     after = [one for one in watched.api.requests if one.path.startswith(NODE) and one.at > refused.at]
     assert after[0].at - refused.at >= 3
@@ -138,13 +138,13 @@ def test_foreign_taints_that_came_in_between_survive_a_conflict(watched: World) 
 
 def test_a_node_that_is_deleted_and_comes_back_is_told_anew(watched: World) -> None:
     watched.host.xid(3, 79, ERROR)
-    before = watched.wait_for_status("fail")
+    before = watched.wait_for_taint()
     watched.api.delete_node("gpu-node-1")
     watched.host.xid(4, 79, ERROR)
     watched.agent.wait_for_log("the Node is gone")
     assert watched.agent.get("/healthz")[0] == 200
     watched.api.add_node("gpu-node-1")
-    node = watched.wait_for_status("fail")
+    node = watched.wait_for_taint()
 
     assert node.uid != before.uid
     assert (node.tainted, node.record["node_uid"], len(node.record["findings"])) == (True, node.uid, 2)
@@ -239,7 +239,7 @@ def test_events_that_had_to_wait_are_told_later(world: World) -> None:
 
 def test_a_release_is_taken_while_no_event_can_be_told(watched: World) -> None:
     watched.host.xid(3, 79, ERROR)
-    watched.wait_for_status("fail")
+    watched.wait_for_taint()
     watched.api.fail_with(429, 600, path_part="/events")
     by_command(watched)
 

@@ -42,7 +42,7 @@ class TestSettingsAtTheStart:
         assert [said for _, said in bad.values() if said not in messages] == []
         assert {key: world.agent.metric(f"bad_settings{{{key}}}") for key in bad} == dict.fromkeys(bad, 1)
         world.host.xid(3, 79, "GPU has fallen off the bus.")
-        assert world.wait_for_status("fail").tainted
+        world.wait_for_taint()
 
     def test_of_the_environment_are_named_as_such(self, world: World) -> None:
         world.start(CHECK_INTERVAL="5")
@@ -54,7 +54,7 @@ class TestSettingsAtTheStart:
         world.configure(**{"severity-overrides": "xid 79 = BAD"})
         world.host.xid(3, 79, "GPU has fallen off the bus.")
         world.start()
-        assert world.wait_for_status("fail").severity == "REBOOT"
+        assert world.wait_for_taint().severity == "REBOOT"
 
         world.configure(**{"severity-overrides": "xid 48 = ISOLATE"})
         eventually(lambda: world.agent.metrics().get("bad_settings{severity-overrides}") == 0)
@@ -112,7 +112,7 @@ class TestAnnotations:
         record = json.dumps({"schema": 1, "severity": "ISOLATE", "status": "fail"})
         world.cluster.edit({"metadata": {"annotations": {f"{P}/quarantine-result": record}}})
         world.start()
-        node = world.wait_for_status("fail")
+        node = world.wait_for_taint()
 
         assert (node.severity, node.tainted, node.condition["reason"]) == ("ISOLATE", True, "DeepDiagnosticFailed")
         assert (node.record["severity"], node.findings) == ("PASS", {})
@@ -162,5 +162,5 @@ class TestANodeThatNobodyCanRead:
         assert agent.metric("verdict_pending") == 1
 
         world.cluster.edit({"status": {"conditions": whole}})
-        assert world.wait_for_status("fail").tainted
+        world.wait_for_taint()
         assert len(agent.logged("the Node can't be read; the newest verdict is kept")) == 1

@@ -37,7 +37,7 @@ def wake(world: World) -> None:
 @pytest.fixture
 def tainted(watched: World) -> World:
     fail(watched)
-    watched.wait_for_status("fail")
+    watched.wait_for_taint()
     assert holders(watched) == [watched.cluster.name]
     return watched
 
@@ -78,7 +78,7 @@ class TestAPlace:
         beat(watched, 24)  # with ours 25 nodes, of which five
         hold(watched, *range(4))
         fail(watched)
-        assert watched.wait_for_status("fail").tainted
+        watched.wait_for_taint()
         assert {slot["metadata"]["name"] for slot in slots(watched)} == {f"slot-{number}" for number in range(5)}
 
     def test_that_was_deleted_by_hand_is_taken_again(self, tainted: World) -> None:
@@ -103,7 +103,7 @@ class TestAPlace:
         before = tainted.node().uid
         tainted.api.delete_node(tainted.cluster.name)
         tainted.api.add_node(tainted.cluster.name)
-        node = tainted.wait_for_status("fail")
+        node = tainted.wait_for_taint()
         (slot,) = slots(tainted)
 
         assert (node.uid != before, node.tainted) == (True, True)
@@ -123,7 +123,7 @@ class TestAPlace:
     def test_that_an_agent_of_before_took_is_found_and_given_back(self, watched: World) -> None:
         """Its label was another then."""
         fail(watched)
-        watched.wait_for_status("fail")
+        watched.wait_for_taint()
         assert watched.agent.terminate() == 0
         (slot,) = slots(watched)
         label = {f"{P}/holder": former_holder_label(watched.cluster.name)}
@@ -165,7 +165,7 @@ class TestACrash:
         watched.agent.kill()
         watched.api.recover()
         resume(watched)
-        watched.wait_for_status("fail")
+        watched.wait_for_taint()
         eventually(lambda: watched.agent.metric("cluster_writes_total{leases,ok}") >= 1)
 
         assert watched.node().tainted
@@ -204,7 +204,7 @@ class TestACrash:
         fail(watched)
         assert reached.wait(GIVE_UP_SECONDS)
         watched.api.recover()
-        watched.wait_for_status("fail")
+        watched.wait_for_taint()
 
         assert watched.node().tainted
         assert holders(watched) == [watched.cluster.name]
@@ -270,7 +270,7 @@ class TestAFullBudget:
         world.start()
         world.wait_for_status("pass")
         fail(world)
-        world.wait_for_status("fail")
+        world.wait_for_taint()
 
         assert world.node().tainted
         assert [slot["metadata"]["name"] for slot in slots(world)] == ["slot-0"]

@@ -66,7 +66,7 @@ class TestARecordOfTheBashSuite:
 
         # Our own taint, later, is none of its.
         world.host.xid(3, 79, "GPU has fallen off the bus.")
-        node = world.wait_for_status("fail")
+        node = world.wait_for_taint()
         assert (node.tainted, node.severity, set(node.findings)) == (True, "REBOOT", {"Xid79"})
         agent = world.restart()
         eventually(lambda: agent.metric("looks_total") >= 1)
@@ -81,14 +81,14 @@ class TestARecordOfTheBashSuite:
         node = world.wait(lambda node: "DeepDiagnosticFailed" in node.findings)
 
         assert (node.tainted, world.events("OldRecord")) == (True, [])
-        assert world.wait_for_status("fail").severity == "ISOLATE"
+        assert world.wait_for_taint().severity == "ISOLATE"
 
 
 class TestADeepRecord:
     def test_becomes_a_finding_of_the_agents_own_at_once(self, watched: World) -> None:
         looks = watched.agent.metric("looks_total")
         finding = is_taken(watched, tell(watched, failed_record()))
-        node = watched.wait_for_status("fail")
+        node = watched.wait_for_taint()
 
         assert (node.severity, node.tainted, node.condition["reason"]) == ("ISOLATE", True, MEMORY)
         gpu = watched.host.gpus[3]
@@ -99,7 +99,7 @@ class TestADeepRecord:
 
     def test_1_is_not_cleared_by_a_light_pass(self, quick: World) -> None:
         is_taken(quick, tell(quick, failed_record()))
-        quick.wait_for_status("fail")
+        quick.wait_for_taint()
         versions = len(quick.stand_in.past())
 
         quick.agent.wait_for_looks(2)
@@ -111,7 +111,7 @@ class TestADeepRecord:
 
     def test_ends_with_a_later_run_in_which_the_test_passed(self, watched: World) -> None:
         is_taken(watched, tell(watched, failed_record()))
-        watched.wait_for_status("fail")
+        watched.wait_for_taint()
         passed = tell(watched, record(minutes_ago=1))
 
         node = watched.wait_for_status("pass")
@@ -123,18 +123,18 @@ class TestADeepRecord:
         told = tell(watched, record(minutes_ago=1, status="unknown", unobserved=[busy]))
 
         is_taken(watched, told)
-        assert watched.wait_for_status("fail").tainted
+        watched.wait_for_taint()
 
     def test_ends_with_the_reset_of_its_gpu(self, quick: World) -> None:
         is_taken(quick, tell(quick, failed_record("RESET")))
-        quick.wait_for_status("fail")
+        quick.wait_for_taint()
         quick.host.xid(3, 154, "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)")
 
         assert not quick.wait_for_status("pass").tainted
 
     def test_ends_with_a_reboot_and_does_not_come_back_with_its_record(self, watched: World) -> None:
         is_taken(watched, tell(watched, failed_record("REBOOT")))
-        watched.wait_for_status("fail")
+        watched.wait_for_taint()
         assert watched.agent.terminate() == 0
         watched.host.reboot()
         watched.start()
@@ -149,12 +149,12 @@ class TestADeepRecord:
         watched.start()
 
         is_taken(watched, told, QUARANTINE)
-        assert watched.wait_for_status("fail").tainted
+        watched.wait_for_taint()
 
     def test_is_remembered_by_the_node_when_the_memory_file_is_lost(self, watched: World) -> None:
         told = tell(watched, failed_record())
         is_taken(watched, told)
-        watched.wait_for_status("fail")
+        watched.wait_for_taint()
         versions = len(watched.stand_in.past())
         assert watched.agent.terminate() == 0
         watched.memory_file.unlink()
@@ -170,7 +170,7 @@ class TestADeepRecord:
     def test_that_was_released_stays_away(self, quick: World, gesture: Any) -> None:
         told = tell(quick, failed_record())
         is_taken(quick, told)
-        quick.wait_for_status("fail")
+        quick.wait_for_taint()
         gesture(quick)
         node = quick.wait_for_status("pass")
         assert (node.tainted, node.record["taken"]) == (False, {SWEEP: told["timestamp"]})
@@ -193,5 +193,5 @@ class TestADeepRecord:
         watched.start()
 
         finding = is_taken(watched, told)
-        assert watched.wait_for_status("fail").tainted
+        watched.wait_for_taint()
         assert finding["count"] == 1

@@ -70,7 +70,7 @@ class TestAHealthyNode:
 class TestAnXid79:
     def test_stands_on_the_node_in_every_form(self, watched: World) -> None:
         watched.host.xid(3, 79, "GPU has fallen off the bus.")
-        node = watched.wait_for_status("fail")
+        node = watched.wait_for_taint()
 
         assert (node.severity, node.taints) == ("REBOOT", [UNHEALTHY])
         assert (node.condition["status"], node.condition["reason"]) == ("False", "Xid79")
@@ -100,7 +100,7 @@ class TestAnXid79:
             }
         )
         watched.host.xid(3, 79, "GPU has fallen off the bus.")
-        node = watched.wait_for_status("fail")
+        node = watched.wait_for_taint()
 
         assert node.taints == [SPOT, UNHEALTHY]
         assert node.labels["example.com/team"] == "vision"
@@ -110,7 +110,7 @@ class TestAnXid79:
 
     def test_is_told_again_when_somebody_takes_the_taint_or_the_label_away(self, watched: World) -> None:
         watched.host.xid(3, 79, "GPU has fallen off the bus.")
-        watched.wait_for_status("fail")
+        watched.wait_for_taint()
 
         watched.cluster.edit({"spec": {"taints": [SPOT]}})
         assert watched.wait(lambda node: node.tainted).taints == [SPOT, UNHEALTHY]
@@ -141,7 +141,7 @@ class TestAnXid79:
         world.configure(**{key: value})
         world.host.xid(3, 79, "GPU has fallen off the bus.")
         world.start()
-        node = world.wait_for_status("fail")
+        node = world.wait_for_taint() if tainted else world.wait_for_status("fail")
 
         assert (node.severity, node.tainted) == (severity, tainted)
 
@@ -158,7 +158,7 @@ class TestAnXid79:
         world.host.xid(3, 79, "GPU has fallen off the bus.")
         world.start()
 
-        assert world.wait_for_status("fail").tainted
+        world.wait_for_taint()
 
 
 class TestTheKernelLog:
@@ -171,13 +171,13 @@ class TestTheKernelLog:
         # What comes after them is read, and told at once: nothing before it waits to be told.
         watched.host.xid(5, 48, "An uncorrectable double bit error (DBE) has been detected on GPU.")
 
-        assert set(watched.wait_for_status("fail").findings) == {"Xid48"}
+        assert set(watched.wait_for_taint().findings) == {"Xid48"}
 
     def test_that_merely_quotes_an_xid_is_not_believed(self, watched: World) -> None:
         watched.host.kernel_log.write('audit: "NVRM: Xid (PCI:0000:53:00): 79, GPU has fallen off the bus."')
         watched.host.xid(5, 48, "An uncorrectable double bit error (DBE) has been detected on GPU.")
 
-        assert set(watched.wait_for_status("fail").findings) == {"Xid48"}
+        assert set(watched.wait_for_taint().findings) == {"Xid48"}
 
     def test_with_broken_records_is_read_on(self, watched: World) -> None:
         log = watched.host.kernel_log
@@ -207,7 +207,7 @@ class TestTheKernelLog:
         capture.write_bytes(b"\n".join(lines))
         world.start()
 
-        assert set(world.wait_for_status("fail").findings) == {"Xid79"}
+        assert set(world.wait_for_taint().findings) == {"Xid79"}
 
     def test_with_records_lost_before_they_were_read_says_so(self, watched: World) -> None:
         watched.host.kernel_log.overrun(1000)
@@ -227,7 +227,7 @@ class TestTheKernelLog:
 
         (world.host.root / "dev/away").rename(world.host.root / "dev/kmsg")
         world.host.xid(3, 79, "GPU has fallen off the bus.")
-        assert world.wait_for_status("fail").tainted
+        world.wait_for_taint()
 
     def test_with_a_code_of_no_catalogue_is_a_warning(self, world: World) -> None:
         world.host.xid(3, 999, "nobody knows")
@@ -266,7 +266,7 @@ class TestTheDriver:
     def test_that_lost_a_gpu_fails_the_node_at_the_first_look(self, world: World) -> None:
         world.host.lose_gpu(3)
         world.start()
-        node = world.wait_for_status("fail")
+        node = world.wait_for_taint()
 
         assert node.findings["GpuLost"]["subject"] == f"gpu/{world.host.gpus[3].address}"
         assert (node.severity, node.tainted) == ("REBOOT", True)

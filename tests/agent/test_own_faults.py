@@ -29,7 +29,7 @@ def test_a_check_that_fails_is_unknown_and_the_others_still_taint(planted: World
     assert not node.tainted
 
     planted.host.xid(3, 79, ERROR)
-    assert planted.wait_for_status("fail").tainted
+    planted.wait_for_taint()
     agent.wait_for_looks(2)
     assert agent.metric("check_failures_total{gpu-count}") >= 2
     assert len(agent.logged("a check failed; it counts as could-not-look")) == 1
@@ -41,7 +41,7 @@ def test_an_annotation_that_fails_us_is_passed_over_by_name(planted: World, plan
     agent = planted.start(PLANT=plant)
     planted.wait_for_status("pass")
     planted.host.xid(3, 79, ERROR)
-    assert planted.wait_for_status("fail").tainted
+    planted.wait_for_taint()
 
     assert f"annotation {P}/{key} is passed over" in planted.wait_for_event("AnnotationSetAside")["message"]
     assert agent.metric("set_aside_total{annotation}") == 1
@@ -55,7 +55,7 @@ def test_a_failure_that_passes_by_itself_hides_no_annotation(planted: World) -> 
     planted.cluster.edit({"metadata": {"annotations": {f"{P}/sweep-result": text}}})
     agent = planted.start(PLANT="once_in_a_deep_record")
 
-    assert planted.wait_for_status("fail").tainted
+    planted.wait_for_taint()
     assert len(agent.logged("telling failed, and went well when it was tried again")) == 1
     assert agent.metric("set_aside_total{annotation}") == 0
 
@@ -64,7 +64,7 @@ def test_a_memory_that_ended_the_agent_twice_is_set_aside_and_its_taint_stays(pl
     planted.program = "agent"
     planted.host.xid(3, 79, planted_agent.POISON)
     planted.start()
-    planted.wait_for_status("fail")
+    planted.wait_for_taint()
     assert planted.agent.terminate() == 0
 
     planted.program = planted_agent.__name__
@@ -98,7 +98,7 @@ def test_an_answer_to_a_write_that_nobody_can_read_is_passed_over(planted: World
     planted.host.xid(3, 79, ERROR)
     # What cannot be read is written all the same, as far as it was begun.
     planted.wait(lambda node: node.status == "fail" and node.tainted)
-    planted.wait_for_status("fail")
+    planted.wait_for_taint()
     said = agent.wait_for_log("the Node can't be read; the newest verdict is kept")
     assert said["error"] == f"nodes gpu-node-1: ValueError: over {planted_agent.POISON}"
     assert agent.get("/healthz")[0] == 200

@@ -136,7 +136,7 @@ class TestStarting:
         world.wait_for_status("pass")
         world.host.xid(3, 79, "GPU has fallen off the bus.")
 
-        assert world.wait_for_status("fail").tainted
+        world.wait_for_taint()
         assert world.agent.metric("memory_file_errors_total") > 0
         # The Node itself remembers across a restart.
         world.agent.kill()
@@ -185,7 +185,7 @@ class TestServing:
         eventually(lambda: watched.agent.metric("verdict_pending") == 0)  # 1 also while it sees that all is told
 
         watched.host.xid(3, 79, "GPU has fallen off the bus.")
-        watched.wait_for_status("fail")
+        watched.wait_for_taint()
         metrics = watched.agent.metrics()
         assert (metrics["node_severity"], metrics["node_status{pass}"], metrics["node_status{fail}"]) == (3, 0, 1)
         assert (metrics["standing_findings{REBOOT}"], metrics["xids_total{79}"]) == (1, 1)

@@ -70,7 +70,7 @@ def a_healthy_node_passes_and_its_lease_is_owned_by_it(plane: ControlPlane, worl
 
 def a_fault_is_seen_with_kubectl_and_ends_with_a_reboot(plane: ControlPlane, world: World) -> None:
     world.host.xid(3, 79, ERROR)
-    node = world.wait_for_status("fail")
+    node = world.wait_for_taint()
     world.wait_for_event("Xid79")
 
     assert node.taints == [SPOT, UNHEALTHY]
@@ -92,7 +92,7 @@ def a_fault_is_seen_with_kubectl_and_ends_with_a_reboot(plane: ControlPlane, wor
 def a_release_by_kubectl_label_is_taken_and_its_place_given_back(plane: ControlPlane, world: World) -> None:
     cluster = slots_of(world)
     world.host.xid(3, 79, ERROR)
-    node = world.wait_for_status("fail")
+    node = world.wait_for_taint()
     (slot,) = cluster.slots()
     assert [one["uid"] for one in slot["metadata"]["ownerReferences"]] == [node.uid]
 
@@ -104,14 +104,14 @@ def a_release_by_kubectl_label_is_taken_and_its_place_given_back(plane: ControlP
 
     # The label is still kubectl's, and means nothing any more.
     world.host.xid(3, 79, ERROR)
-    world.wait_for_status("fail")
+    world.wait_for_taint()
     eventually(cluster.slots)
     assert len(world.events("Released")) == 1
 
 
 def a_release_is_seen_though_nobody_is_noted_for_it(plane: ControlPlane, world: World) -> None:
     world.host.xid(3, 79, ERROR)
-    world.wait_for_status("fail")
+    world.wait_for_taint()
     world.cluster.edit({"metadata": {"managedFields": [{}]}})
     plane.kubectl("label", "node", world.cluster.name, f"{P}/status=pass", "--overwrite")
     node = world.wait(lambda node: node.status == "pass" and not node.tainted)
@@ -121,7 +121,7 @@ def a_release_is_seen_though_nobody_is_noted_for_it(plane: ControlPlane, world: 
 
 def no_word_of_the_future_hides_a_later_fault(plane: ControlPlane, world: World) -> None:
     world.host.xid(3, 79, ERROR)
-    before = world.wait_for_status("fail")
+    before = world.wait_for_taint()
     finding = before.findings["Xid79"]
     ahead = "9998-01-01T00:00:00Z"
     row = {"reason": "Xid79", "subject": finding["subject"], "boot_id": before.record["boot_id"], "last_seen": ahead}
@@ -133,7 +133,7 @@ def no_word_of_the_future_hides_a_later_fault(plane: ControlPlane, world: World)
     world.wait_for_status("pass")
 
     world.host.xid(3, 79, ERROR)
-    assert world.wait_for_status("fail").tainted
+    world.wait_for_taint()
     world.restart()
     world.host.xid(5, 79, ERROR)
     world.wait(lambda node: len(node.record.get("findings", [])) == 2)
@@ -141,7 +141,7 @@ def no_word_of_the_future_hides_a_later_fault(plane: ControlPlane, world: World)
 
 def a_time_that_cannot_be_held_is_refused_and_told(plane: ControlPlane, world: World) -> None:
     world.host.xid(3, 79, ERROR)
-    world.wait_for_status("fail")
+    world.wait_for_taint()
     word = {"by": "x", "reason": "x", "at": "0001-01-01T00:00:00+23:59", "findings": []}
     held = {"kind": "l2", "holder": "x", "until": "9999-12-31T23:59:59-23:59"}
     told = {f"{P}/release": json.dumps(word), f"{P}/run": json.dumps(held)}
@@ -156,7 +156,7 @@ def a_time_that_cannot_be_held_is_refused_and_told(plane: ControlPlane, world: W
 
 def a_release_by_command_is_waited_for(plane: ControlPlane, world: World) -> None:
     world.host.xid(3, 79, ERROR)
-    world.wait_for_status("fail")
+    world.wait_for_taint()
     command = [sys.executable, "-m", "cli", "release", world.cluster.name, "--reason", "board swapped"]
     environment = {**os.environ, "KUBECONFIG": str(plane.kubeconfig), "COLUMNS": "200"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -177,7 +177,7 @@ def a_startup_taint_is_taken_away_with_the_first_good_look(plane: ControlPlane, 
 def a_place_of_a_node_of_before_goes_with_it(plane: ControlPlane, world: World) -> None:
     cluster = slots_of(world)
     world.host.xid(3, 79, ERROR)
-    before = world.wait_for_status("fail")
+    before = world.wait_for_taint()
     plane.request("DELETE", f"/api/v1/nodes/{world.cluster.name}")
     plane.create_node(world.cluster.name)
     node = world.wait(lambda node: node.uid != before.uid and node.tainted)

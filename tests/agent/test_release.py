@@ -29,7 +29,7 @@ Gesture = Callable[[World], None]
 def failed(watched: World) -> World:
     """Xid 79; node and memory file know, and everything is told."""
     watched.host.xid(3, 79, ERROR)
-    watched.wait_for_status("fail")
+    watched.wait_for_taint()
     watched.wait_for_event("GpuHealthFail")
     watched.wait_for_event("Xid79")
     return watched
@@ -94,7 +94,7 @@ class TestARelease:
 
         failed.restart()
         failed.host.xid(5, 48, "An uncorrectable double bit error (DBE) has been detected on GPU.")
-        node = failed.wait_for_status("fail")
+        node = failed.wait_for_taint()
         assert set(node.findings) == {"Xid48"}
         assert {frozenset(node.findings) for node in failed.stand_in.past()[versions:]} <= {
             frozenset(),
@@ -108,7 +108,7 @@ class TestARelease:
         is_released(failed, by)
 
         failed.host.xid(3, 79, ERROR)
-        node = failed.wait_for_status("fail")
+        node = failed.wait_for_taint()
 
         assert (node.tainted, set(node.findings)) == (True, {"Xid79"})
         assert len(failed.events("Released")) == 1
@@ -123,7 +123,7 @@ class TestARelease:
         failed.host.xid(3, again, "An error of the same moment.")
         resume(failed)
         node = failed.wait(lambda node: "released" in node.record and f"Xid{again}" in node.findings)
-        node = failed.wait_for_status("fail")
+        node = failed.wait_for_taint()
 
         assert (node.tainted, set(node.findings)) == (True, {f"Xid{again}"})
         assert node.record["released"]["by"] == by
@@ -241,7 +241,7 @@ class TestACrash:
         failed.host.xid(3, 79, ERROR)
         resume(failed)
         node = failed.wait(lambda node: "released" in node.record)
-        node = failed.wait_for_status("fail")
+        node = failed.wait_for_taint()
 
         assert (node.tainted, set(node.findings), node.record["released"]["by"]) == (True, {"Xid79"}, by)
         assert len(failed.events("Released")) == 1

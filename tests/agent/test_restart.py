@@ -19,7 +19,7 @@ def failed(watched: World) -> World:
     """Xid 79 came three times; node and memory file know."""
     for _ in range(3):
         watched.host.xid(3, 79, ERROR)
-    watched.wait_for_status("fail")
+    watched.wait_for_taint()
     eventually(lambda: watched.agent.metric("xids_total{79}") == 3)
     watched.wait_for_event("GpuHealthFail")
     watched.wait_for_event("Xid79")
@@ -128,7 +128,7 @@ class TestAStandingVerdict:
     def test_ends_when_the_look_of_a_new_process_shows_the_fault_gone(self, world: World) -> None:
         world.host.lose_gpu(3)
         world.start()
-        world.wait_for_status("fail")
+        world.wait_for_taint()
         assert world.agent.terminate() == 0
         (world.host.root / "nvml/gpu3/error").unlink()
         world.host.kernel_log.replay()
@@ -215,7 +215,7 @@ class TestTheMemoryFile:
         (watched.memory_file.parent / "memory.new").mkdir()
         watched.host.xid(3, 79, ERROR)
 
-        assert watched.wait_for_status("fail").tainted
+        watched.wait_for_taint()
         eventually(lambda: watched.agent.metric("memory_file_errors_total") >= 1)
 
 
@@ -236,7 +236,7 @@ class TestTwoAgentsOnOneNode:
         eventually(lambda: second.metric("cluster_writes_total{leases,ok}") == 1)
         watched.host.xid(3, 79, ERROR)
 
-        assert watched.wait_for_status("fail").tainted
+        watched.wait_for_taint()
         assert second.metric("standby") == 0
 
     def test_the_second_ends_at_sigterm_while_it_waits(self, watched: World) -> None:

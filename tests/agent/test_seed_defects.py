@@ -33,7 +33,7 @@ def test_2_a_warning_taints_no_node(world: World) -> None:
 
 def test_3_an_agent_that_is_told_to_end_takes_no_taint_away(watched: World) -> None:
     watched.host.xid(3, 79, ERROR)
-    watched.wait_for_status("fail")
+    watched.wait_for_taint()
     writes = len(watched.api.writes)
 
     assert watched.agent.terminate() == 0
@@ -44,7 +44,7 @@ def test_3_an_agent_that_is_told_to_end_takes_no_taint_away(watched: World) -> N
 
 def test_5_settings_are_read_again_without_a_restart(quick: World) -> None:
     quick.host.xid(3, 79, ERROR)
-    assert quick.wait_for_status("fail").tainted
+    quick.wait_for_taint()
 
     quick.configure(TAINT_SEVERITY="ISOLATE")
 

@@ -65,7 +65,7 @@ def test_who_is_withheld_and_how_many_places_are_taken(withheld: World) -> None:
 
 def test_a_node_that_was_released_says_by_whom(watched: World) -> None:
     watched.host.xid(3, 79, "GPU has fallen off the bus.")
-    watched.wait_for_status("fail")
+    watched.wait_for_taint()
     by_command(watched)
     watched.wait_for_status("pass")
 

@@ -56,7 +56,7 @@ def test_thousands_of_connections_blind_nobody(quick: World, peers: ExitStack) -
         send_until_given_up(connect(agent, peers))
 
     quick.host.xid(3, 79, "GPU has fallen off the bus.")
-    node = quick.wait_for_status("fail")
+    node = quick.wait_for_taint()
     assert node.tainted
     assert not node.record["unobserved"]
     assert agent.get("/healthz")[0] == 200
@@ -73,7 +73,7 @@ def test_without_a_descriptor_left_a_new_fault_is_told_and_nothing_false(quick: 
     limit_descriptors(agent, 3)  # fewer than it has open
 
     quick.host.xid(3, 79, "GPU has fallen off the bus.")
-    assert quick.wait_for_status("fail").tainted
+    quick.wait_for_taint()
     node = quick.wait(lambda node: node.record["unobserved"])
     assert node.causes == {"ProbeFailed"}
     assert set(node.findings) == {"Xid79"}

@@ -83,7 +83,7 @@ def test_what_stands_and_the_heartbeat_go_on(world: World, wall_clock: WallClock
     world.start(**wall_clock.environment)
     world.wait_for_status("pass")
     world.host.xid(3, 79, "GPU has fallen off the bus.")
-    world.wait_for_status("fail")
+    world.wait_for_taint()
     for seconds in (-HOUR, HOUR, -DAY, DAY):
         wall_clock.step(seconds)
         world.agent.wait_for_looks()

@@ -27,7 +27,7 @@ def verdict(world: World) -> tuple[str, str, bool]:
 
 def a_driver_upgrade_resets_the_gpus_and_the_faults_end_with_a_look_at_them(world: World) -> None:
     world.host.xid(3, 95, "Uncontained: LTC TAG (0x2, 0x1). RST: Yes, D-RST: No")
-    world.wait_for_status("fail")
+    world.wait_for_taint()
     world.cluster.edit(PAUSED)
     world.wait(lambda node: node.causes == {"DriverBeingChanged"})
     world.host.driver_unload()
@@ -45,7 +45,7 @@ def a_mig_reconfiguration_ends_what_stood_on_instances_that_are_gone(world: Worl
     world.host.divide_gpu(2, {0: 3, 1: 5})
     world.agent.wait_for_looks(1)
     world.host.kernel_log.write(f"NVRM: Xid (PCI:{gpu.kernel_address} GPU-I:05 GPU-CI:00): 95, Uncontained: x")
-    node = world.wait_for_status("fail")
+    node = world.wait_for_taint()
     assert node.findings["Xid95"]["subject"] == f"gpu/{gpu.address}/gi5"
     assert node.findings["Xid95"]["about"]["uuid"] == gpu.uuid
 
@@ -61,7 +61,7 @@ def a_gpu_reset_by_an_operator_is_seen_in_the_log(world: World) -> None:
     world.host.xid(3, 48, "An uncorrectable double bit error (DBE) has been detected on GPU in the framebuffer")
     world.host.xid(3, 154, TO_RESET)
     world.host.want_recovery(3, 1)
-    world.wait(lambda node: {"Xid48", "Xid154", "GpuRecoveryAction"} == set(node.findings))
+    world.wait(lambda node: {"Xid48", "Xid154", "GpuRecoveryAction"} == set(node.findings) and node.tainted)
     assert verdict(world) == ("fail", "RESET", True)
 
     world.host.want_recovery(3, 0)
@@ -73,7 +73,7 @@ def a_gpu_reset_by_an_operator_is_seen_in_the_log(world: World) -> None:
 def a_gpu_that_comes_back_broken_from_its_resets_is_sent_away(world: World) -> None:
     for severity in ("RESET", "RESET", "ISOLATE"):
         world.host.xid(3, 95, "Uncontained: LTC TAG (0x2, 0x1). RST: Yes, D-RST: No")
-        node = world.wait_for_status("fail")
+        node = world.wait_for_taint()
         assert node.severity == severity
         if severity == "RESET":
             world.host.xid(3, 154, BACK_TO_NONE)
@@ -90,7 +90,7 @@ def a_gpu_that_comes_back_broken_from_its_resets_is_sent_away(world: World) -> N
 def a_board_that_was_swapped_inherits_nothing(world: World) -> None:
     world.host.xid(3, 54, "x")
     world.host.xid(4, 13, "Graphics SM Warp Exception on (GPC 0, TPC 1, SM 0)")
-    assert world.wait_for_status("fail").severity == "ISOLATE"
+    assert world.wait_for_taint().severity == "ISOLATE"
     assert world.agent.terminate() == 0
     world.host.reboot()
     board = replace(world.host.gpus[3], serial="1659999000001", uuid="GPU-11111111-2222-3333-4444-555555555555")
@@ -104,7 +104,7 @@ def a_board_that_was_swapped_inherits_nothing(world: World) -> None:
 
 def other_hardware_under_the_same_name_inherits_nothing_and_the_old_memory_is_kept_aside(world: World) -> None:
     world.host.xid(3, 54, "x")
-    world.wait_for_status("fail")
+    world.wait_for_taint()
     assert world.agent.terminate() == 0
     world.host.reboot()
     world.host.write_value("sys/class/dmi/id/product_uuid", "ec2fffff-0000-4000-8000-00000000ffff")
@@ -141,7 +141,7 @@ def a_release_made_while_agent_and_server_were_apart_over_a_reboot_counts_when_t
 
 def a_passed_quarantine_run_ends_what_was_there_when_it_began(world: World) -> None:
     world.host.xid(3, 54, "x")
-    world.wait_for_status("fail")
+    world.wait_for_taint()
     passed = {
         "schema": 1,
         "timestamp": "2099-01-01T02:00:00Z",

@@ -396,6 +396,11 @@ class World:
             _RECORD.validate(node.record)
         return node
 
+    def wait_for_taint(self) -> NodeView:
+        """A `fail` with the taint that follows it: where the fleet budget's Leases take their time, a moment later."""
+        self.wait(lambda node: node.status == "fail" and node.tainted)
+        return self.wait_for_status("fail")
+
     def wait_for_event(self, reason: str) -> Json:
         return eventually(partial(self.events, reason), lambda: (self.cluster.events(), self._logs()))[0]
 

@@ -106,6 +106,11 @@ class Stage:
         word = {"pass": "True", "warn": "True", "fail": "False", "unknown": "Unknown"}[status]
         return self.wait(lambda node: node.status == status and node.condition.get("status") == word)
 
+    def wait_for_taint(self) -> NodeView:
+        """A `fail` with the taint that follows it: where the fleet budget's Leases take their time, a moment later."""
+        self.wait(lambda node: node.status == "fail" and node.tainted)
+        return self.wait_for_status("fail")
+
     def events(self, reason: str) -> list[Json]:
         """Events about the Node."""
         listed = self.node.get("/api/v1/namespaces/default/events")["items"]

@@ -62,7 +62,7 @@ def test_a_lost_gpu_and_its_xid_put_the_node_out_of_service(stage: Stage) -> Non
 
     node = stage.wait(lambda node: {"Xid79", "GpuLost"} <= set(node.findings))
 
-    stage.wait_for_status("fail")
+    stage.wait_for_taint()
     assert marks(stage) == FAILED
     assert node.findings["Xid79"]["subject"] == f"gpu/{stage.host.gpus[LOST].address}"
     assert stage.events("GpuHealthFail")
@@ -173,7 +173,7 @@ def test_mended_and_released_the_node_passes_without_a_restart(stage: Stage) -> 
 
 def test_a_reboot_mends_what_fails_after_a_release(stage: Stage) -> None:
     stage.host.xid(LOST, 79, ERROR)
-    stage.wait_for_status("fail")
+    stage.wait_for_taint()
     boot = stage.host.boot_id
 
     stage.boot_again()
@@ -188,7 +188,7 @@ def test_a_reboot_mends_what_fails_after_a_release(stage: Stage) -> None:
 def test_deleted_the_node_keeps_its_marks_and_the_cluster_nothing_else(stage: Stage) -> None:
     stage.pod.ready()
     stage.host.xid(LOST, 79, ERROR)
-    stage.wait_for_status("fail")
+    stage.wait_for_taint()
 
     stage.node.kubectl("delete", "-f", stage.node.manifests, f"--timeout={GIVE_UP_SECONDS}s")
 

@@ -84,7 +84,7 @@ def test_a_broken_gpu_is_found_by_a_sweep_and_tainted_by_the_agent(swept: Stage)
     said = sweep(swept, "sweep-of-a-test")
 
     assert '"outcome": "Complete", "event": "a sweep has ended"' in said, said
-    node = swept.wait_for_status("fail")
+    node = swept.wait_for_taint()
     gpu = swept.host.gpus[1]
     assert (record(swept)["by"], record(swept)["status"]) == ("sweep", "fail")
     assert record(swept)["boot_id"] == swept.host.boot_id

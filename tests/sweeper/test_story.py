@@ -83,7 +83,7 @@ def test_1_what_a_sweep_found_is_tainted_by_the_agent_and_cleared_by_no_light_pa
     story.dcgm(answer=story.answer(("memory", 1, FAULTY)), code="205")
     swept(fleet)
 
-    node = story.world.wait_for_status("fail")
+    node = story.world.wait_for_taint()
     gpu = story.world.host.gpus[1]
     assert (node.severity, node.tainted, node.condition["reason"]) == ("ISOLATE", True, MEMORY)
     assert node.findings[MEMORY]["subject"] == f"gpu/{gpu.address}"
@@ -151,6 +151,6 @@ def test_a_result_survives_an_api_server_that_is_away(fleet: Fleet, story: Story
 
     fleet.plane.start_api()
 
-    assert story.world.wait_for_status("fail").tainted
+    story.world.wait_for_taint()
     _, said = sweeper.communicate()
     assert (sweeper.returncode, fleet.residue()) == (0, {}), said
