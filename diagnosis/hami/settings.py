@@ -12,7 +12,7 @@ from diagnosis.hami.words import word
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import ConfigMap
 from diagnosis.snapshot.reading import Fields
-from healthcheck.probes.container_runtime.documents import MalformedError, yaml_object
+from healthcheck.text.documents import MalformedError, yaml_object
 
 DEVICE_CONFIG = "device-config.yaml"
 NODE_CONFIG = "config.json"

@@ -1,4 +1,4 @@
-"""Configuration files as tables, and why one is none."""
+"""Documents as tables, and why one is none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.probes.container_runtime.documents import MalformedError, arguments, json_object, yaml_object
+from healthcheck.text.documents import MalformedError, json_object, yaml_object
 
 READERS = [json_object, yaml_object]
 
@@ -41,19 +41,3 @@ def test_json_is_yaml_tabs_included(raw: bytes) -> None:
 def test_half_a_character_gets_a_sign_in_its_place() -> None:
     """It could be written nowhere: not in the record, not on a terminal."""
     assert json_object(rb'{"a\udc00": "\ud800", "b": "\u00e9"}') == {"a?": "?", "b": "\u00e9"}
-
-
-@pytest.mark.parametrize(
-    ("raw", "words"),
-    [
-        (b"--a=b\n--c d\n", ("--a=b", "--c", "d")),
-        (b"A=\"--a=b --c='d e'\"\n", ("--a=b", "--c=d e")),
-        (b"A=--a=b\n# --c\n", ("--a=b",)),
-        (b'--a="b c"\n', ("--a=b c",)),
-        (b'--a="b\n--c\n', ('--a="b', "--c")),
-        (b"\xff", ("\N{REPLACEMENT CHARACTER}",)),
-        (b"", ()),
-    ],
-)
-def test_files_of_flags_are_read_as_systemd_and_snaps_do(raw: bytes, words: tuple[str, ...]) -> None:
-    assert arguments(raw) == words

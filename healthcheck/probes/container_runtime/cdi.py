@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck.host import host_files
-from healthcheck.probes.container_runtime import documents, named_paths
-from healthcheck.probes.container_runtime.documents import MalformedError
+from healthcheck.probes.container_runtime import config_files, named_paths
 from healthcheck.probes.container_runtime.facts import CdiSpec
+from healthcheck.text import documents
+from healthcheck.text.documents import MalformedError
 
 _SUFFIXES = (".json", ".yaml")
 _MOST_SPECS = 64
@@ -49,7 +50,7 @@ def _specs(root: Path, folders: Sequence[str]) -> Iterator[CdiSpec]:
                 missing = named_paths.missing(root, content.needed)[:_MOST_MISSING]
                 yield CdiSpec(path, content.kind, content.devices, missing)
         elif content is not None and _is_named_after_nvidia(path):
-            yield CdiSpec(path, problem=content.in_file(path))
+            yield CdiSpec(path, problem=config_files.problem(content, path))
 
 
 def _read(root: Path, path: str) -> _Content | MalformedError | None:

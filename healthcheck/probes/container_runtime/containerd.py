@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from healthcheck.host import host_files
-from healthcheck.probes.container_runtime import documents, named_paths, toml_file
-from healthcheck.probes.container_runtime.documents import MalformedError
+from healthcheck.probes.container_runtime import config_files, named_paths, toml_file
 from healthcheck.probes.container_runtime.facts import RUNC, Configuration, Handler, Misplaced, Problem, ReadFile
+from healthcheck.text.documents import MalformedError
 
 STANDARD_FILE = "/etc/containerd/config.toml"
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
@@ -150,13 +150,13 @@ class _Reader:
         if len(self.sources) == _MOST_FILES:
             raise _RefusedError(Problem(file, f"more than {_MOST_FILES} files", only_ours=True))
         try:
-            raw, written = documents.read(self.root, file)
+            raw, written = config_files.read(self.root, file)
         except FileNotFoundError as error:
             if self.sources:
                 raise _RefusedError(_not_there(self.root, file)) from error
             return None
         except MalformedError as error:
-            raise _RefusedError(error.in_file(file)) from error
+            raise _RefusedError(config_files.problem(error, file)) from error
         self.size += len(raw)
         if self.size > _MOST_BYTES:
             raise _RefusedError(Problem(file, f"more than {_MOST_BYTES >> 20} MiB together", only_ours=True))
@@ -164,7 +164,7 @@ class _Reader:
             table = toml_file.parse(raw)
         except MalformedError as error:
             self.sources.append(_Source(file, raw, {}, written))
-            raise _RefusedError(error.in_file(file)) from error
+            raise _RefusedError(config_files.problem(error, file)) from error
         self.sources.append(_Source(file, raw, table, written))
         return self.sources[-1]
 
@@ -253,7 +253,7 @@ def _unread(reader: _Reader, path: str) -> Iterator[ReadFile]:
 def _handlers_of(root: Path, file: ReadFile) -> Sequence[Handler]:
     """Under whatever plugin it has them; none of a file that can't be read."""
     try:
-        raw, _ = documents.read(root, file.path)
+        raw, _ = config_files.read(root, file.path)
         plugins = _plugins_of(_Source(file.path, raw, toml_file.parse(raw), file.written))
     except (FileNotFoundError, MalformedError, _RefusedError):
         return ()

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck.host import host_files
-from healthcheck.probes.container_runtime import documents, toml_file
-from healthcheck.probes.container_runtime.documents import MalformedError
+from healthcheck.probes.container_runtime import config_files, toml_file
 from healthcheck.probes.container_runtime.facts import CRIO, Configuration, Handler, ReadFile
 from healthcheck.probes.container_runtime.toml_file import Table
+from healthcheck.text.documents import MalformedError
 
 STANDARD_FILE = "/etc/crio/crio.conf"
 STANDARD_FOLDER = "/etc/crio/crio.conf.d"
@@ -58,7 +58,7 @@ def read_configuration(
         try:
             _load(root, file, merged, may_miss=file == STANDARD_FILE)
         except MalformedError as error:
-            files, problem = tuple(merged.files), error.in_file(file)
+            files, problem = tuple(merged.files), config_files.problem(error, file)
             return Configuration(path, CRIO, version, 0, files, cdi=True, problem=problem)
     beside = _beside(root, {one.path for one in merged.files})
     handlers = [_handler(name, ("", _NONE), *told) for name, told in beside.runtimes.items()]
@@ -77,7 +77,7 @@ def _beside(root: Path, read: Container[str]) -> _Merged:
 
 def _load(root: Path, file: str, merged: _Merged, *, may_miss: bool) -> None:
     try:
-        raw, written = documents.read(root, file)
+        raw, written = config_files.read(root, file)
     except FileNotFoundError as error:
         if may_miss:
             return

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from healthcheck.probes.container_runtime import documents
-from healthcheck.probes.container_runtime.documents import MalformedError, Table
+from healthcheck.probes.container_runtime import config_files
 from healthcheck.probes.container_runtime.facts import DOCKER, RUNC, Configuration, Handler, ReadFile
+from healthcheck.text import documents
+from healthcheck.text.documents import MalformedError, Table
 
 STANDARD_FILE = "/etc/docker/daemon.json"
 STANDARD_SOCKET = "/run/docker.sock"
@@ -23,13 +24,13 @@ def read_configuration(root: Path, path: str = STANDARD_FILE) -> Configuration:
     """What the file says; `problem` where dockerd would not start with it. Without one there are the defaults."""
     files: tuple[ReadFile, ...] = ()
     try:
-        raw, written = documents.read(root, path)
+        raw, written = config_files.read(root, path)
         files = (ReadFile(path, written),)
         return _effective(path, files, documents.json_object(raw))
     except FileNotFoundError:
         return _effective(path, files, {})
     except MalformedError as error:
-        return Configuration(path, DOCKER, schema=0, files=files, problem=error.in_file(path))
+        return Configuration(path, DOCKER, schema=0, files=files, problem=config_files.problem(error, path))
 
 
 def _effective(path: str, files: tuple[ReadFile, ...], told: Table) -> Configuration:

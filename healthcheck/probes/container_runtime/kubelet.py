@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from healthcheck.host import host_files
-from healthcheck.probes.container_runtime import distributions, documents, processes
+from healthcheck.probes.container_runtime import config_files, distributions, processes
 from healthcheck.probes.container_runtime.distributions import Layout
-from healthcheck.probes.container_runtime.documents import MalformedError, Table
 from healthcheck.probes.container_runtime.origins import Origin
 from healthcheck.probes.container_runtime.processes import K0S, K3S, KUBELET, KUBELITE, RKE2, Process, flag_of
+from healthcheck.text import documents
+from healthcheck.text.documents import MalformedError, Table
 from healthcheck.text.printable import printable
 
 _PROGRAMS = (KUBELET, KUBELITE, K3S, RKE2, K0S)
@@ -188,7 +189,7 @@ def _of_k3s(root: Path) -> tuple[str, str] | None:
 def _flags_in(root: Path, file: str, layout: Layout | None) -> tuple[str, ...]:
     """The words in a file of flags, with the folders of a snap in the place of its variables."""
     try:
-        words = documents.arguments(host_files.read(root, file)[0])
+        words = config_files.arguments(host_files.read(root, file)[0])
     except OSError:
         return ()
     for name, folder in layout.variables if layout else ():
@@ -213,10 +214,10 @@ def _started_with(root: Path) -> list[str]:
             for key, line in _START.findall(text):
                 if key == b"ExecStart" and not line.strip():
                     words.clear()
-                told = documents.arguments(line)
+                told = config_files.arguments(line)
                 # Environment="NAME=--flag=value …" is one word, and itself an assignment.
                 words += [
-                    word for one in told for word in (documents.arguments(one.encode()) if " " in one else (one,))
+                    word for one in told for word in (config_files.arguments(one.encode()) if " " in one else (one,))
                 ]
     return words
 

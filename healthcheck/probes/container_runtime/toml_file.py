@@ -8,8 +8,8 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from healthcheck.probes.container_runtime import documents
-from healthcheck.probes.container_runtime.documents import MalformedError
+from healthcheck.text import documents
+from healthcheck.text.documents import MalformedError
 
 _LONGEST_LINE = 4096
 _MOST_EFFORT = 1 << 20

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from healthcheck.host import host_files
-from healthcheck.probes.container_runtime import named_paths, toml_file
-from healthcheck.probes.container_runtime.documents import MalformedError
+from healthcheck.probes.container_runtime import config_files, named_paths, toml_file
 from healthcheck.probes.container_runtime.facts import Problem, Toolkit
 from healthcheck.probes.container_runtime.toml_file import Table
+from healthcheck.text.documents import MalformedError
 
 STANDARD_FILE = "/etc/nvidia-container-runtime/config.toml"
 OPERATORS_FILE = "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml"
@@ -56,7 +56,7 @@ def _read(root: Path, path: str) -> Toolkit | None:
     try:
         table = toml_file.parse(raw)
     except MalformedError as error:
-        return Toolkit(path, problem=error.in_file(path))
+        return Toolkit(path, problem=config_files.problem(error, path))
     wrong = _of_wrong_type(table)
     if wrong is not None:
         keys, kind = wrong

@@ -1,0 +1,103 @@
+"""Documents of JSON and YAML as what stands in them, or where and why they are none."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import functools
+import json
+from typing import Any, NoReturn
+
+import yaml
+
+Table = dict[str, Any]
+_YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The safe one in C where PyYAML was built with it."""
+_MOST_NESTED = 128
+"""Lists and mappings of YAML within each other."""
+
+
+class MalformedError(Exception):
+    """It is no such document; `line` and `column` count from 1, 0 is unknown."""
+
+    def __init__(self, message: str, line: int = 0, column: int = 0, *, only_ours: bool = False) -> None:
+        super().__init__(message)
+        self.message, self.line, self.column = message, line, column
+        self.only_ours = only_ours
+        """It is we who can't read it, within our bounds."""
+
+
+@functools.lru_cache(maxsize=8)
+def json_object(raw: bytes) -> Table:
+    """Its object, which nobody may change; nothing but space is an empty one. Raises MalformedError.
+
+    A mark of the byte order at the beginning counts, as dockerd has it; without one it is UTF-8.
+    """
+    marked = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    text = decoded(raw, "utf-16" if marked else "utf-8-sig")
+    if not text.strip():
+        return {}
+    try:
+        told = json.loads(text, parse_constant=_refused)
+    except json.JSONDecodeError as error:
+        raise MalformedError(error.msg, error.lineno, error.colno) from error
+    except (RecursionError, ValueError) as error:
+        raise MalformedError(f"can't be read: {type(error).__name__}", only_ours=True) from error
+    if not isinstance(told, dict):
+        raise MalformedError("no object", 1, 1)
+    return _sayable(told) if "\\u" in text else told
+
+
+@functools.lru_cache(maxsize=16)
+def yaml_object(raw: bytes) -> Table:
+    """Its mapping, which nobody may change. Raises MalformedError.
+
+    JSON is YAML, but for its tabs: it is read as what it is.
+    """
+    if raw.lstrip().startswith(b"{"):
+        with contextlib.suppress(MalformedError):
+            return json_object(raw)
+    try:
+        _refuse_deep(raw)
+        told = yaml.load(raw, Loader=_YAML)  # noqa: S506 - a safe loader
+    except yaml.MarkedYAMLError as error:
+        place = error.problem_mark
+        raise MalformedError(
+            error.problem or "no YAML", *((place.line + 1, place.column + 1) if place else ())
+        ) from error
+    except (yaml.YAMLError, ValueError, RecursionError, TypeError, AttributeError, OverflowError) as error:
+        raise MalformedError(f"can't be read: {type(error).__name__}", only_ours=True) from error
+    if told is None:
+        return {}
+    if not isinstance(told, dict):
+        raise MalformedError("no mapping", 1, 1)
+    return told
+
+
+def _refuse_deep(raw: bytes) -> None:
+    """Its events are read without recursion, its tables are not: in C, without end, and the process would be lost."""
+    depth = 0
+    for event in yaml.parse(raw, Loader=_YAML):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MOST_NESTED:
+            raise MalformedError("nested too deeply to be read here", only_ours=True)
+
+
+def _sayable(told: Table) -> Table:
+    r"""With a sign in the place of half a character (`\ud800`), which can't be written anywhere; as Go reads it."""
+    replaced: Table = json.loads(json.dumps(told, ensure_ascii=False).encode("utf-8", "replace"))
+    return replaced
+
+
+def decoded(raw: bytes, encoding: str = "utf-8") -> str:
+    """Raises MalformedError."""
+    try:
+        return raw.decode(encoding)
+    except UnicodeDecodeError as error:
+        before = raw[: error.start]
+        line = before.count(b"\n") + 1
+        raise MalformedError("no UTF-8", line, error.start - before.rfind(b"\n")) from error
+
+
+def _refused(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
