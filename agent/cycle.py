@@ -15,6 +15,7 @@ from agent.state import State
 from healthcheck.checks.driver import being_changed
 from healthcheck.checks.examine import judge, look
 from healthcheck.checks.fabric import COMING_UP as FABRIC_COMING_UP
+from healthcheck.checks.temperature import slowdown_celsius
 from healthcheck.memory.looks import JudgedLook
 from healthcheck.model import Evidence, Host, Nature, Unobserved
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
@@ -107,14 +108,19 @@ class Cycle:
             log.warning("the driver did not answer", detail=str(answer.answer), stuck_pid=answer.stuck_pid)
         self._telemetry.stuck.set(answer.stuck_pid is not None)
         if isinstance(answer.answer, Gpus):
-            self._show_library(answer.answer)
+            self._show_driver(answer.answer)
         return answer
 
-    def _show_library(self, gpus: Gpus) -> None:
+    def _show_driver(self, gpus: Gpus) -> None:
         if gpus.library != self._library:
             self._library = gpus.library
             log.info("driver", library=gpus.library, driver_version=gpus.driver_version, gpus=len(gpus.gpus))
-        self._telemetry.show_driver(gpus.driver_version, gpus.library)
+        limits = {
+            (str(gpu.index), gpu.uuid): limit
+            for gpu in gpus.gpus
+            if gpu.temperature is not None and (limit := slowdown_celsius(gpu.temperature)) is not None
+        }
+        self._telemetry.show_driver(gpus.driver_version, gpus.library, limits)
 
     def _account(self, began: float) -> None:
         self.ended_at = time.monotonic()

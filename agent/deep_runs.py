@@ -303,11 +303,10 @@ class DeepTests:
         return {NVML: look} if look is not None else {}
 
     def _measure(self, node: NodeState, now: datetime) -> None:
-        telemetry, interval = self._telemetry, timedelta(seconds=self._interval)
         test = last_deep_test(node, now)
-        telemetry.deep_time.set(test.at.timestamp() if test else 0)
-        telemetry.show_deep(test.status if test else "")
-        telemetry.deep_overdue.set(is_overdue(node, test, interval, now))
+        tested_at, status = (test.at.timestamp(), test.status) if test else (0.0, "")
+        is_late = is_overdue(node, test, timedelta(seconds=self._interval), now)
+        self._telemetry.show_deep(tested_at, status, is_overdue=is_late)
 
     def _log(self, event: str, **more: str) -> None:
         """Once for the same: it is tried again and again."""

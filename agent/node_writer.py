@@ -238,15 +238,10 @@ class NodeWriter(threading.Thread):
             self._update.log_unreadable(error)
 
     def _measure(self, verdict: Verdict) -> None:
-        telemetry = self._telemetry
-        telemetry.severity.set(verdict.severity)
-        telemetry.show_status(verdict.status)
-        for severity in Severity:
-            count = sum(one.finding.severity is severity for one in verdict.standing)
-            telemetry.findings.labels(severity.name).set(count)
-        blind = {row.check for row in verdict.unobserved}
-        for group in verdict.groups:
-            telemetry.unobserved.labels(group.check).set(group.check in blind)
+        unseen = {row.check for row in verdict.unobserved}
+        blind = {group.check: group.check in unseen for group in verdict.groups}
+        findings = [one.finding for one in verdict.standing]
+        self._telemetry.show_verdict(verdict.severity, verdict.status, findings, blind)
 
 
 def _is_news_to(verdict: Verdict, node: NodeState) -> bool:

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
+from healthcheck import __version__
 from healthcheck.host.http_server import HttpServer, Page
-from healthcheck.model import Sighting, Status
+from healthcheck.model import Finding, Severity, Sighting, Status
+from healthcheck.text.printable import printable
 
+MOST_FINDINGS = 64
+"""That have a series of their own, the worst first; the rest is counted."""
+_LONGEST_LABEL = 128
 _NAMESPACE = "gpu_healthcheck"
+_STATUSES = (Status.PASS, Status.WARN, Status.FAIL, Status.UNKNOWN)
+
+Values = Mapping[tuple[str, ...], float]
+"""Of one metric, by the values of its labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,31 +37,85 @@ class Metric:
     meaning: str
 
 
+class Snapshot(Collector):
+    """Gauges of which several are told at once: a scrape sees all that was told together, or nothing of it."""
+
+    def __init__(self) -> None:
+        self._metrics: list[Metric] = []
+        self._values: Mapping[str, Values] = {}
+        self._telling = threading.Lock()
+
+    def declare(self, metric: Metric) -> None:
+        """Without labels it is 0 until something is told of it."""
+        self._metrics.append(metric)
+        self.tell({metric.name: {} if metric.labels else {(): 0}})
+
+    def tell(self, values: Mapping[str, Values]) -> None:
+        """These in place of what was told of the same metrics."""
+        with self._telling:
+            self._values = {**self._values, **values}
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        values = self._values
+        for metric in self._metrics:
+            family = GaugeMetricFamily(metric.name, metric.meaning, labels=metric.labels)
+            for labels, value in values[metric.name].items():
+                family.add_metric(labels, value)
+            yield family
+
+
 class Telemetry:
     """Every metric of an agent, made at zero so that the first increment is seen."""
 
     def __init__(self) -> None:
+        # When a counter was made is no fact about the node, and would double their series.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.metrics: list[Metric] = []
         """All of them, for docs/metrics.md and `explain`."""
+        self._snapshot = Snapshot()
+        self.registry.register(self._snapshot)
+        self._make_snapshot_metrics()
+        self._make_metrics()
+        self._make_deep_metrics()
+
+    def _make_snapshot_metrics(self) -> None:
+        shown = self._shown
+        self._severity = shown("node_severity", "Verdict of the node: 0 PASS, 1 MONITOR, 2 RESET, 3 REBOOT, 4 ISOLATE.")
+        self._status = shown("node_status", "1 for the status that the agent gives its node.", "status")
+        self._standing = shown("standing_findings", "Findings that stand.", "severity")
+        self._finding = shown(
+            "finding",
+            f"1 while this finding stands. Of more than {MOST_FINDINGS} the worst have a series.",
+            *("reason", "tier", "subject", "gpu", "UUID"),
+        )
+        self._left_out = shown("findings_left_out", "Findings that stand and have no series of their own.")
+        self._unobserved = shown("unobserved", "1 for a check that could not look.", "check")
+        self._probe_seconds = shown("probe_seconds", "Time of the last reading of a source.", "probe")
+        self._check_seconds = shown("check_seconds", "Time of a check's last judgement of what was read.", "check")
+        self._driver = shown("driver_info", "1: the driver and the library that was asked.", "version", "library")
+        self._limits = shown(
+            "gpu_slowdown_celsius", "The temperature from which on this GPU slows itself down.", "gpu", "UUID"
+        )
+        self._build = shown("build_info", "1: the agent's version.", "version")
+        self._deep_time = shown("deep_last_test_timestamp_seconds", "When the node was last tested deeply; 0: never.")
+        self._deep_status = shown("deep_last_test_status", "1 for the status of the last deep test.", "status")
+        self._deep_overdue = shown("deep_overdue", "1: not tested deeply for three intervals.")
+        self._snapshot.tell({self._build: {(__version__,): 1}, self._status: {(one.value,): 0 for one in _STATUSES}})
+
+    def _make_metrics(self) -> None:
         counter, gauge = self._counter, self._gauge
-        self.severity = gauge("node_severity", "Verdict of the node: 0 PASS, 1 MONITOR, 2 RESET, 3 REBOOT, 4 ISOLATE.")
-        self.status = gauge("node_status", "1 for the status that the agent gives its node.", ("status",))
-        self.findings = gauge("standing_findings", "Findings that stand.", ("severity",))
-        self.unobserved = gauge("unobserved", "1 for a check that could not look.", ("check",))
         self.look_seconds = gauge("look_duration_seconds", "Wall time of the last light look.")
-        self.probe_seconds = gauge("probe_seconds", "Time of the last reading of a source.", ("probe",))
-        self.check_seconds = gauge("check_seconds", "Time of a check's last judgement of what was read.", ("check",))
         self.check_failures = counter("check_failures_total", "Judgements that failed by a fault of ours.", ("check",))
         self.look_time = gauge("last_look_timestamp_seconds", "When the last light look ended.")
         self.looks = counter("looks_total", "Light looks that ended.")
         self.missed = counter("driver_deadlines_missed_total", "Looks at NVML that did not come back in time.")
-        self.driver = gauge("driver_info", "1: the driver and the library that was asked.", ("version", "library"))
         self.stuck = gauge("stuck_children", "Processes that are stuck in the driver and can't be ended.")
         self.records = counter("kernel_log_records_total", "Kernel log records read.")
         self.lost = counter("kernel_log_lost_records_total", "Kernel log records overwritten before they were read.")
         self.refused = counter("kernel_log_refused_records_total", "Records that user space wrote, not the kernel.")
         self.unreadable = counter("kernel_log_unreadable_records_total", "Lines of the log that are no record.")
+        # No code is there before its first line: 155 series of each node would be 0 for ever (docs/decisions/0037).
         self.xids = counter("xids_total", "Xid lines by code; codes outside the catalogue count as unknown.", ("code",))
         self.sxids = counter("sxids_total", "SXid lines by code; unknown codes count as unknown.", ("code",))
         self.driver_lines = counter("driver_messages_total", "Driver lines without a number, by meaning.", ("reason",))
@@ -66,32 +132,60 @@ class Telemetry:
         self.set_aside = counter("set_aside_total", "Input that could not be taken, by what it is.", ("what",))
         self.memory_errors = counter("memory_file_errors_total", "Failed reads and writes of the node-local memory.")
         self.standby = gauge("standby", "1 while another agent of this node holds the memory.")
-        for status in Status:
-            self.status.labels(status.value)
         for what in ("kernel-log-record", "annotation", "memory", "event", "heartbeat"):
             self.set_aside.labels(what)
-        self._make_deep_metrics()
 
     def _make_deep_metrics(self) -> None:
-        counter, gauge = self._counter, self._gauge
-        self.deep_time = gauge("deep_last_test_timestamp_seconds", "When the node was last tested deeply; 0: never.")
-        self.deep_result = gauge("deep_last_test_status", "1 for the status of the last deep test.", ("status",))
-        self.deep_running = gauge("deep_running", "1 while the agent holds its node for a deep test.")
-        self.deep_overdue = gauge("deep_overdue", "1: not tested deeply for three intervals.")
-        self.deep_runs = counter("deep_runs_total", "Deep tests of the agent by result.", ("result",))
-        for result in (Status.PASS, Status.WARN, Status.FAIL, Status.UNKNOWN):
-            self.deep_runs.labels(result.value)
-        for why in ("could-not-run", "stopped"):
-            self.deep_runs.labels(why)
+        self.deep_running = self._gauge("deep_running", "1 while the agent holds its node for a deep test.")
+        self.deep_runs = self._counter("deep_runs_total", "Deep tests of the agent by result.", ("result",))
+        for result in (*_STATUSES, "could-not-run", "stopped"):
+            self.deep_runs.labels(str(result))
 
-    def show_status(self, status: Status) -> None:
-        for one in Status:
-            self.status.labels(one.value).set(one is status)
+    def show_verdict(
+        self, severity: Severity, status: Status, findings: Sequence[Finding], blind: Mapping[str, bool]
+    ) -> None:
+        """The agent's verdict; `blind` says of each group of checks whether one of them could not look."""
+        worst_first = sorted(findings, key=lambda one: -one.severity)
+        tiers = [one.severity for one in findings]
+        self._snapshot.tell(
+            {
+                self._severity: {(): severity},
+                self._status: {(one.value,): one is status for one in _STATUSES},
+                self._standing: {(one.name,): tiers.count(one) for one in Severity},
+                self._finding: {_labels(one): 1 for one in worst_first[:MOST_FINDINGS]},
+                self._left_out: {(): len(worst_first[MOST_FINDINGS:])},
+                self._unobserved: {(check,): is_blind for check, is_blind in blind.items()},
+            }
+        )
 
-    def show_deep(self, status: str) -> None:
-        """The status of the last deep test; '' where there was none."""
-        for one in (Status.PASS, Status.WARN, Status.FAIL):
-            self.deep_result.labels(one.value).set(one.value == status)
+    def show_deep(self, tested_at: float, status: str, *, is_overdue: bool) -> None:
+        """The last deep test; 0 and '' where there was none."""
+        statuses = (Status.PASS, Status.WARN, Status.FAIL)
+        self._snapshot.tell(
+            {
+                self._deep_time: {(): tested_at},
+                self._deep_status: {(one.value,): one.value == status for one in statuses},
+                self._deep_overdue: {(): is_overdue},
+            }
+        )
+
+    def show_times(self, probes: Mapping[str, float], checks: Mapping[str, float]) -> None:
+        """How long each source and each check of the last look took; those that it had not leave."""
+        self._snapshot.tell(
+            {
+                self._probe_seconds: {(name,): seconds for name, seconds in probes.items()},
+                self._check_seconds: {(name,): seconds for name, seconds in checks.items()},
+            }
+        )
+
+    def show_driver(self, version: str, library: str, limits: Mapping[tuple[str, str], float]) -> None:
+        """The driver of now, and its GPUs' limits by index and UUID; those of an earlier one leave."""
+        self._snapshot.tell(
+            {
+                self._driver: {(_label(version), _label(library)): 1},
+                self._limits: {(_label(gpu), _label(uuid)): celsius for (gpu, uuid), celsius in limits.items()},
+            }
+        )
 
     def count(self, sighting: Sighting) -> None:
         """One line of the log, whether it is a fault or not."""
@@ -102,18 +196,6 @@ class Telemetry:
                 return
         self.driver_lines.labels(reason).inc()
 
-    def show_times(self, probes: Mapping[str, float], checks: Mapping[str, float]) -> None:
-        """How long each source and each check of the last look took; those that it had not leave."""
-        for gauge, seconds in ((self.probe_seconds, probes), (self.check_seconds, checks)):
-            gauge.clear()
-            for name, took in seconds.items():
-                gauge.labels(name).set(took)
-
-    def show_driver(self, version: str, library: str) -> None:
-        """The driver of now; a label of an earlier one leaves."""
-        self.driver.clear()
-        self.driver.labels(version, library).set(1)
-
     def _counter(self, name: str, text: str, labels: Iterable[str] = ()) -> Counter:
         told = self._declared(name, "counter", labels, text)
         return Counter(told.name, text, told.labels, registry=self.registry)
@@ -122,9 +204,26 @@ class Telemetry:
         told = self._declared(name, "gauge", labels, text)
         return Gauge(told.name, text, told.labels, registry=self.registry)
 
+    def _shown(self, name: str, text: str, *labels: str) -> str:
+        """A gauge that is told together with others; its name."""
+        metric = self._declared(name, "gauge", labels, text)
+        self._snapshot.declare(metric)
+        return metric.name
+
     def _declared(self, name: str, kind: str, labels: Iterable[str], text: str) -> Metric:
         self.metrics.append(Metric(f"{_NAMESPACE}_{name}", kind, tuple(labels), text))
         return self.metrics[-1]
+
+
+def _labels(finding: Finding) -> tuple[str, ...]:
+    """Of a GPU its index and UUID, by which the DCGM exporter's series have them; '' where nobody knows."""
+    about = finding.about
+    words = (finding.reason, finding.severity.name, finding.subject, about.get("index", ""), about.get("uuid", ""))
+    return tuple(map(_label, words))
+
+
+def _label(text: str) -> str:
+    return printable(text, _LONGEST_LABEL)
 
 
 def serve(telemetry: Telemetry, port: int, healthy: Callable[[], bool], ready: Callable[[], bool]) -> int:

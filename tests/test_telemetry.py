@@ -1,0 +1,95 @@
+"""What a scrape of the agent gets, and when."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.parser import text_string_to_metric_families
+
+from healthcheck import __version__
+from healthcheck.model import Finding, Severity, Status
+from healthcheck.telemetry import MOST_FINDINGS, Telemetry
+from tests.hostile import HOSTILE
+
+ACCEPTED = ("text/plain; version=0.0.4", "application/openmetrics-text; version=1.0.0")
+LABELS = ("reason", "tier", "subject", "gpu", "UUID")
+
+
+def finding(severity: Severity = Severity.REBOOT, subject: str = "gpu/0000:18:00.0", **about: str) -> Finding:
+    return Finding("Xid79", severity, subject, "fallen off the bus", about)
+
+
+def shown(*findings: Finding) -> Telemetry:
+    telemetry = Telemetry()
+    worst = max((one.severity for one in findings), default=Severity.PASS)
+    telemetry.show_verdict(worst, Status.FAIL, findings, {"0-nvidia-smi": False})
+    return telemetry
+
+
+def page(telemetry: Telemetry, accept: str = ACCEPTED[0]) -> str:
+    encode, _ = choose_encoder(accept)
+    return encode(telemetry.registry).decode()
+
+
+def series(telemetry: Telemetry) -> list[tuple[str, ...]]:
+    """The labels of each finding, as a scraper reads them."""
+    families = text_string_to_metric_families(page(telemetry))
+    samples = next(one for one in families if one.name == "gpu_healthcheck_finding").samples
+    assert {one.value for one in samples} <= {1}
+    return [tuple(one.labels[label] for label in LABELS) for one in samples]
+
+
+def test_a_finding_is_there_while_it_stands() -> None:
+    telemetry = shown(finding(index="3", uuid="GPU-8d3a"))
+    assert series(telemetry) == [("Xid79", "REBOOT", "gpu/0000:18:00.0", "3", "GPU-8d3a")]
+
+    telemetry.show_verdict(Severity.PASS, Status.PASS, (), {})
+    assert series(telemetry) == []
+
+
+def test_a_finding_of_no_gpu_has_no_index() -> None:
+    assert series(shown(finding(subject="node"))) == [("Xid79", "REBOOT", "node", "", "")]
+
+
+def test_of_too_many_findings_the_worst_have_a_series_and_the_rest_is_counted() -> None:
+    mild = [finding(Severity.MONITOR, f"gpu/{number}") for number in range(MOST_FINDINGS)]
+    telemetry = shown(*mild, finding(Severity.ISOLATE, "gpu/last"), finding(Severity.RESET, "gpu/last"))
+
+    told = series(telemetry)
+    assert len(told) == MOST_FINDINGS
+    assert [one[1] for one in told[:3]] == ["ISOLATE", "RESET", "MONITOR"]
+    assert telemetry.registry.get_sample_value("gpu_healthcheck_findings_left_out") == 2
+
+
+@pytest.mark.parametrize("text", [*HOSTILE, 'a"b\\c\n', "x" * 100_000])
+def test_no_label_is_long_or_steers_anything(text: str) -> None:
+    """What only the driver and its log say may be anything; the page stays one that Prometheus takes."""
+    telemetry = shown(finding(subject=text, index=text, uuid=text))
+    telemetry.show_driver(text, text, {(text, text): 90})
+
+    (told,) = series(telemetry)
+    assert all(len(one) <= 128 and one.isprintable() for one in told)
+    assert len(page(telemetry).encode()) < 20_000
+
+
+def test_a_scrape_sees_one_verdict_whole() -> None:
+    """A new verdict while a scrape is under way is the next one's."""
+    telemetry = shown(finding())
+    scrape = telemetry.registry.collect()
+    seen = [next(iter(scrape))]
+    telemetry.show_verdict(Severity.PASS, Status.PASS, (), {})
+    seen += scrape
+
+    values = {(one.name, *one.labels.values()): one.value for family in seen for one in family.samples}
+    assert values["gpu_healthcheck_node_severity",] == Severity.REBOOT
+    assert values["gpu_healthcheck_node_status", "fail"] == 1
+    assert values["gpu_healthcheck_standing_findings", "REBOOT"] == 1
+    assert len([name for name, *_ in values if name == "gpu_healthcheck_finding"]) == 1
+
+
+@pytest.mark.parametrize("accept", ACCEPTED)
+def test_a_page_has_no_series_that_says_nothing(accept: str) -> None:
+    text = page(Telemetry(), accept)
+    assert f'gpu_healthcheck_build_info{{version="{__version__}"}} 1.0' in text
+    assert "_created" not in text
+    assert Status.NOT_CONFIGURED.value not in text
