@@ -100,7 +100,7 @@ class Collector:
         `pod`: the subject of the one that is asked about, of which what runs is read too; '' for all that fail.
         """
         silent = {one.name for one in snapshot.nodes if not one.ready}
-        wanted = [one for one in islice(_suspects(snapshot, pod), _MOST_LOGS) if one[0].spec.node not in silent]
+        wanted = list(islice(_suspects(snapshot, pod, silent), _MOST_LOGS))
         with ThreadPoolExecutor(_AT_ONCE, "log") as pool:
             texts = pool.map(lambda one: _log(read, silent, *one), wanted)
             logs = {(pod.subject, name): text for (pod, name, _), text in zip(wanted, texts, strict=True) if text}
@@ -161,12 +161,15 @@ def _of_hami(seen: Snapshot) -> list[tuple[str, Mapping[str, str]]] | None:
     return [(namespace, {"fieldSelector": f"metadata.name={name}"}) for namespace, name in found]
 
 
-def _suspects(snapshot: Snapshot, pod: str) -> Iterator[tuple[Pod, str, bool]]:
-    """Containers that failed, and whether it is the former run that did: of components first, then of GPU pods."""
-    of_components = (pod for one in components(snapshot) for pod in one.pods if not is_ready(pod) and not pod.over)
-    yield from islice(_failed(of_components), _MOST_OF_COMPONENTS)
+def _suspects(snapshot: Snapshot, pod: str, silent: set[str]) -> Iterator[tuple[Pod, str, bool]]:
+    """Containers that failed, and whether it is the former run that did: of components first, then of GPU pods.
+
+    Those of the silent nodes are left out here, for none may count among the most that are read.
+    """
+    every = (pod for one in components(snapshot) for pod in one.pods if pod.spec.node not in silent)
+    yield from islice(_failed(pod for pod in every if not is_ready(pod) and not pod.over), _MOST_OF_COMPONENTS)
     yield from islice(_without_gpus(snapshot), _MOST_OF_COMPONENTS)
-    asked = [one for one in gpu_pods(snapshot) if pod in ("", one.subject)]
+    asked = [one for one in gpu_pods(snapshot) if pod in ("", one.subject) and one.spec.node not in silent]
     yield from _failed(asked)
     if pod:
         yield from _running(asked)
@@ -177,7 +180,7 @@ def _without_gpus(snapshot: Snapshot) -> Iterator[tuple[Pod, str, bool]]:
     for one in components(snapshot):
         for pod in one.pods if one.role in (Role.DEVICE_PLUGIN, Role.HAMI_PLUGIN) else ():
             node = snapshot.by_node.get(pod.spec.node)
-            if node is not None and is_ready(pod) and has_nvidia(node) and not offers_gpus(node):
+            if node is not None and node.ready and is_ready(pod) and has_nvidia(node) and not offers_gpus(node):
                 yield from ((pod, state.name, False) for state in pod.states if not state.init)
 
 

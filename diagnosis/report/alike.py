@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from diagnosis.diagnose import Problem
@@ -46,25 +46,26 @@ def told_once(problems: Iterable[Problem]) -> tuple[Told, ...]:
     for one in problems:
         # What follows from one does not follow from the other.
         some.setdefault(_key(one) if not one.consequences else one.found.subject, []).append(one)
-    told = (
+    told = [
         Told(_together(alike), tuple(one.found.subject for one in alike[1:]), told_once(alike[0].consequences))
         for alike in some.values()
-    )
-    return tuple(_bounded(told))
+    ]
+    return _bounded(told)
 
 
-def _bounded(told: Iterable[Told]) -> Iterator[Told]:
+def _bounded(told: Sequence[Told]) -> tuple[Told, ...]:
     """The last that is told of a cause names those of it that are not."""
-    by_cause: defaultdict[str, list[Told]] = defaultdict(list)
-    everything = list(told)
-    for one in everything:
-        by_cause[one.problem.found.cause.name].append(one)
-    for one in everything:
-        same = by_cause[one.problem.found.cause.name]
-        if one in same[: _MOST_OF_A_CAUSE - 1]:
-            yield one
-        elif one is same[_MOST_OF_A_CAUSE - 1]:
-            yield replace(one, unlike=tuple(name for more in same[_MOST_OF_A_CAUSE:] for name in more.subjects))
+    by_cause: defaultdict[str, list[int]] = defaultdict(list)
+    for place, one in enumerate(told):
+        by_cause[one.problem.found.cause.name].append(place)
+    kept: dict[int, Told] = {}
+    for places in by_cause.values():
+        first, rest = places[:_MOST_OF_A_CAUSE], places[_MOST_OF_A_CAUSE:]
+        kept |= {place: told[place] for place in first}
+        if rest:
+            unlike = tuple(name for place in rest for name in told[place].subjects)
+            kept[first[-1]] = replace(told[first[-1]], unlike=unlike)
+    return tuple(kept[place] for place in sorted(kept))
 
 
 def _key(one: Problem) -> object:

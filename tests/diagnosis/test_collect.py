@@ -68,8 +68,8 @@ def test_a_kubelet_that_does_not_answer_is_asked_no_more_and_one_that_is_not_rea
         return "said"
 
     ended = [waiting("CrashLoopBackOff", lastState={"terminated": terminated(1)})]
-    where = {"gone": "silent", "down": "not-ready", "up": "well"}
-    pods = [pod(f"{name}-{n}", on=node_of, states=ended) for name, node_of in where.items() for n in range(10)]
+    where = {"gone": ("silent", 10), "down": ("not-ready", 50), "up": ("well", 10)}  # 40 logs are read at most
+    pods = [pod(f"{name}-{n}", on=home, states=ended) for name, (home, many) in where.items() for n in range(many)]
     nodes = [node("silent"), node("not-ready", ready="Unknown"), node("well")]
     seen = Collector(lambda *_: iter(())).with_logs(snapshot(*nodes, *pods), read)
     assert {subject for subject, _ in seen.logs} == {f"pod/team/up-{n}" for n in range(10)}
