@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 GIVE_UP_SECONDS = 180.0
 """No test asserts a time: this is when it stops to wait for what never comes."""
@@ -23,3 +27,19 @@ def eventually(ask: Callable[[], T | None], why: Callable[[], object] = lambda: 
             raise AssertionError(f"never true within {GIVE_UP_SECONDS:g} s: {why()}")
         time.sleep(min(0.01 + waited / 20, 0.25))
     return answer
+
+
+def hand_over(fifo: Path, text: str) -> None:
+    """Into a FIFO, once somebody reads it: who waits for that goes on when a test says so, not after some seconds."""
+    with os.fdopen(eventually(partial(_asked_for, fifo)), "w") as out:
+        out.write(text)
+
+
+def _asked_for(fifo: Path) -> int | None:
+    """Open for writing; None while nobody reads it."""
+    try:
+        return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return None

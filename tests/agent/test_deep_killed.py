@@ -5,8 +5,8 @@ The next agent leaves no mark of the run, loses no verdict, and undoes nothing t
 
 from __future__ import annotations
 
-import errno
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from sim.pod_resources import serving_pod_resources
 from tests.agent.test_deep import SWEEP, answer, swept
 from tests.agent.world import RealCluster, World
 from tests.probes.dcgm.documents import FAULTY
-from tests.waiting import eventually
+from tests.waiting import eventually, hand_over
 
 pytestmark = pytest.mark.cluster
 TEAMS = {"key": "example.com/team", "value": "a", "effect": "NoSchedule"}
@@ -66,8 +66,10 @@ def level_2(world: World, kill_at: str = "") -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "tests.agent.level_2", *words], env=environment)
 
 
-def begun(world: World) -> bool:
-    return (world.host.root / "dcgm/sleeper").exists()
+def begun(world: World) -> str:
+    """The number of the process that the diagnostic waits for, once it does."""
+    sleeper = world.host.root / "dcgm/sleeper"
+    return sleeper.read_text().strip() if sleeper.exists() else ""
 
 
 def marks(world: World) -> list[str]:
@@ -97,11 +99,12 @@ def cleared(world: World, *, found: bool) -> None:
 )
 def test_a_killed_agent_leaves_nothing_that_the_next_one_does_not_clear(world: World, step: str, outage: bool) -> None:
     if step == "in the test":
-        world.host.write_value("dcgm/seconds", "10")
+        world.host.write_value("dcgm/hang", "")
     process = level_2(world, step)
     if step == "in the test":
-        eventually(lambda: begun(world))
+        sleeper = int(eventually(lambda: begun(world)))
         process.kill()
+        os.kill(sleeper, signal.SIGKILL)  # nobody is left who would
     assert process.wait() == -9
     world.cluster.edit({"spec": {"unschedulable": True}})  # a person's, meanwhile
     assert isinstance(world.cluster, RealCluster)
@@ -116,16 +119,6 @@ def test_a_killed_agent_leaves_nothing_that_the_next_one_does_not_clear(world: W
     cleared(world, found=step not in UNTESTED)
 
 
-def asked_for(fifo: Path) -> int | None:
-    """Open for writing, once somebody reads it."""
-    try:
-        return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
-    except OSError as error:
-        if error.errno != errno.ENXIO:
-            raise
-        return None
-
-
 def test_an_api_server_that_goes_in_the_test_and_comes_back_has_its_result(world: World) -> None:
     assert isinstance(world.cluster, RealCluster)
     says = world.host.root / "dcgm/answer"
@@ -134,8 +127,7 @@ def test_an_api_server_that_goes_in_the_test_and_comes_back_has_its_result(world
     process = level_2(world)
     eventually(lambda: begun(world))
     world.cluster.plane.stop_api()
-    with os.fdopen(eventually(lambda: asked_for(says)), "w") as out:
-        out.write(answer(("memory", 1), FAULTY))
+    hand_over(says, answer(("memory", 1), FAULTY))
     eventually((world.folder / "state/sweep-result.json").exists)
 
     world.cluster.plane.start_api()

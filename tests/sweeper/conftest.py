@@ -16,7 +16,7 @@ from tests.sweeper.world import Fleet
 def fleet(scheduled: ControlPlane, tmp_path: Path) -> Iterator[Fleet]:
     fleet = Fleet(scheduled, tmp_path)
     fleet.configure()
-    fleet.test_takes(0)
+    fleet.install_test()
     yield fleet
     fleet.close()
 

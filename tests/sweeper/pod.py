@@ -8,11 +8,13 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from healthcheck.text.moments import timestamp
 from tests.agent.world import P, World
 from tests.probes.dcgm.documents import Said, Story, dcgm_4, runtime_error
+from tests.waiting import hand_over
 
 SWEEP = f"{P}/sweep-result"
 ALREADY_RUNNING = runtime_error(
@@ -45,6 +47,22 @@ class Pod:
         """What the dcgmi of this node obeys."""
         for name, text in files.items():
             self.world.host.write_value(f"dcgm/{name.replace('_', '-')}", text)
+
+    def hold(self) -> None:
+        """Its diagnostic goes on until it is let go."""
+        os.mkfifo(self._answer)
+
+    def let_go(self, answer: str = "") -> None:
+        """Then it prints that; that all is well, where nothing is said."""
+        hand_over(self._answer, answer or self.answer())
+
+    def well(self) -> None:
+        """Nothing holds the next one."""
+        self._answer.unlink()
+
+    @property
+    def _answer(self) -> Path:
+        return self.world.host.root / "dcgm/answer"
 
     def answer(self, *errors: tuple[str, int, Said]) -> str:
         """What dcgmi prints of this node's GPUs: by test and GPU, an error."""

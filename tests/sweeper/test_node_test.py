@@ -253,10 +253,12 @@ class TestAnEnd:
         assert SWEEP not in pod.annotations
 
     def test_with_a_verdict_waits_for_an_api_server_that_comes_back(self, pod: Pod) -> None:
-        pod.dcgm(answer=pod.answer(("memory", 1, FAULTY)), code="205", seconds="1")
+        pod.dcgm(code="205")
+        pod.hold()
         process = pod.start()
         eventually(lambda: pod.asked)
         pod.world.api.refuse()
+        pod.let_go(pod.answer(("memory", 1, FAULTY)))
         assert process.stderr is not None
         while AGAIN not in (line := process.stderr.readline()):
             assert line, "it ended"
@@ -271,7 +273,10 @@ class TestAnEnd:
 
 def is_alive(pid: int) -> bool:
     """Where nobody reaps them, those that have ended stay in the list."""
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def pending(pid: int) -> bool:
@@ -290,10 +295,11 @@ OUTAGES: dict[str, Any] = {
 class TestTheCluster:
     @pytest.mark.parametrize("outage", OUTAGES)
     def test_may_be_away_while_the_test_runs(self, pod: Pod, outage: str) -> None:
-        pod.dcgm(seconds="1")
+        pod.hold()
         process = pod.start()
         eventually(lambda: pod.asked)
         OUTAGES[outage](pod.world)
+        pod.let_go()
         assert process.stderr is not None
         while AGAIN not in (line := process.stderr.readline()):
             assert line, "it ended"
@@ -325,11 +331,12 @@ class TestTheCluster:
         assert (done.code, pod.record["status"], len(writes(pod))) == (0, "pass", 2), done.err
 
     def test_may_have_another_node_of_that_name_now(self, pod: Pod) -> None:
-        pod.dcgm(seconds="1")
+        pod.hold()
         process = pod.start()
         eventually(lambda: pod.asked)
         pod.world.api.delete_node("gpu-node-1")
         pod.world.api.add_node("gpu-node-1")
+        pod.let_go()
 
         done = ended(process)
         assert (done.code, SWEEP in pod.annotations) == (2, False)

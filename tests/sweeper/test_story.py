@@ -126,12 +126,14 @@ def test_work_that_comes_ends_the_diagnostic_and_has_the_gpus(fleet: Fleet, stor
 
 
 def test_a_sweep_whose_sweeper_and_pod_were_killed_is_cleaned_by_the_next(fleet: Fleet, story: Story) -> None:
-    story.dcgm(seconds="5")
+    story.hold()
     sweeper = fleet.sweeper()
     eventually(lambda: story.asked)
     sweeper.kill()
     sweeper.wait()
     story.kubelets.kill(story.world.cluster.name)
+    story.let_go()  # the diagnostic outlives its parent, and tells nobody
+    story.well()
     assert list(fleet.residue()) == [story.world.cluster.name]
     eventually(lambda: not fleet.working())
 
@@ -142,10 +144,12 @@ def test_a_sweep_whose_sweeper_and_pod_were_killed_is_cleaned_by_the_next(fleet:
 
 
 def test_a_result_survives_an_api_server_that_is_away(fleet: Fleet, story: Story) -> None:
-    story.dcgm(answer=story.answer(("memory", 1, FAULTY)), code="205", seconds="3")
+    story.dcgm(code="205")
+    story.hold()
     sweeper = fleet.sweeper()
     eventually(lambda: story.asked)
     fleet.plane.stop_api()
+    story.let_go(story.answer(("memory", 1, FAULTY)))
     log = "asking the cluster again"
     eventually(lambda: any(log in path.read_text() for path in story.kubelets.folder.glob("*.log")))
 

@@ -76,12 +76,12 @@ def test_one_odd_heartbeat_is_named_and_keeps_the_test_from_no_other_node(fleet:
 def test_6_a_node_is_given_back_as_soon_as_its_own_job_has_ended(fleet: Fleet, kubelets: Kubelets) -> None:
     """Defect 6 of the scripts: every node was kept until the slowest Job had ended."""
     fleet.configure(MAX_SWEEP_PERCENT="100")
-    fleet.test_takes(1, slow=3600)
-    fleet.add("quick")
-    fleet.add("slow")
+    for name in ("quick", "slow"):
+        fleet.hold(fleet.add(name))
 
     sweeper = fleet.sweeper()
     eventually(lambda: list(fleet.residue()) == ["quick", "slow"])
+    fleet.let_go("quick")
 
     eventually(lambda: list(fleet.residue()) == ["slow"])
     assert (sweeper.poll(), fleet.tested()) == (None, {"quick": "pass"})
@@ -90,12 +90,12 @@ def test_6_a_node_is_given_back_as_soon_as_its_own_job_has_ended(fleet: Fleet, k
 
 
 def test_a_lost_api_server_ends_no_sweep(fleet: Fleet, kubelets: Kubelets) -> None:
-    fleet.add("outage")
-    fleet.test_takes(3)
+    fleet.hold(fleet.add("outage"))
     sweeper = fleet.sweeper()
     eventually(fleet.working)
 
     fleet.plane.stop_api()
+    fleet.let_go("outage")
     fleet.plane.start_api()
 
     _, said = sweeper.communicate()
@@ -104,13 +104,13 @@ def test_a_lost_api_server_ends_no_sweep(fleet: Fleet, kubelets: Kubelets) -> No
 
 def test_6_a_sweeper_that_is_told_to_stop_leaves_its_jobs_to_the_next_one(fleet: Fleet, kubelets: Kubelets) -> None:
     """Defect 6: a CronJob's pod that was killed left its taints behind."""
-    fleet.add("followed")
-    fleet.test_takes(5)
+    fleet.hold(fleet.add("followed"))
     first = fleet.sweeper()
     eventually(fleet.working)
     first.terminate()
     assert first.wait() == 0
     assert list(fleet.residue()) == ["followed"]
+    fleet.let_go("followed")
 
     code, _, said = fleet.sweep()
 
@@ -179,8 +179,7 @@ def test_6_what_the_scripts_left_behind_is_cleared_and_nothing_of_others(fleet: 
 
 
 def test_a_job_for_which_no_run_stands_is_stopped(fleet: Fleet, kubelets: Kubelets) -> None:
-    fleet.add("stray")
-    fleet.test_takes(3600)
+    fleet.hold(fleet.add("stray"))
     sweeper = fleet.sweeper()
     eventually(fleet.working)
     sweeper.kill()
@@ -212,8 +211,7 @@ def test_6_work_that_comes_between_plan_and_job_keeps_its_gpus(
 
 
 def test_real_work_gets_the_gpus_of_a_sweep_at_once(fleet: Fleet, kubelets: Kubelets) -> None:
-    fleet.add("preempted", gpus=1)
-    fleet.test_takes(3600)
+    fleet.hold(fleet.add("preempted", gpus=1))
     sweeper = fleet.sweeper()
     eventually(lambda: kubelets.most_gpus["preempted"])
 
@@ -295,8 +293,7 @@ def test_a_sweep_may_have_a_namespace_of_its_own(fleet: Fleet, kubelets: Kubelet
 def test_a_test_that_is_killed_comes_to_no_verdict_and_is_not_tried_again_at_once(
     fleet: Fleet, kubelets: Kubelets
 ) -> None:
-    fleet.add("victim")
-    fleet.test_takes(3600)
+    fleet.hold(fleet.add("victim"))
     sweeper = fleet.sweeper()
     eventually(lambda: kubelets.most_gpus["victim"])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -31,13 +30,14 @@ TEMPLATE = f"/apis/batch/v1/namespaces/{NAMESPACE}/cronjobs/gpu-healthcheck-swee
 MANAGER = "gpu-healthcheck"
 ROOT = Path(__file__).parents[2]
 TESTER = """
-import sys, time
+import json, os, sys, time
 from datetime import UTC, datetime
-import json, os
+from pathlib import Path
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError
 name, cluster = os.environ["NODE_NAME"], Cluster()
-time.sleep(json.loads(sys.argv[2]).get(name, float(sys.argv[1])))
+while Path(sys.argv[1], f"{name}.hold").exists():
+    time.sleep(0.05)
 at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 record = {"schema": 1, "timestamp": at, "status": "pass", "severity": "PASS"}
 patch = {"metadata": {"annotations": {"gpu-healthcheck.aws-samples.io/sweep-result": json.dumps(record)}}}
@@ -48,7 +48,7 @@ while True:
     except ClusterError:  # as patient as the real one
         time.sleep(0.2)
 """
-"""In the place of the program that tests a node: it takes so many seconds, and writes its record with its own token."""
+"""In the place of the program that tests a node: it ends once it is not held, with a record by its own token."""
 
 
 def make_sweep_namespace(plane: ControlPlane, name: str) -> None:
@@ -98,9 +98,16 @@ class Fleet:
         """The programs in the image of the Jobs."""
         return self.folder / "image"
 
-    def test_takes(self, seconds: float, **others: float) -> None:
-        """What the Jobs' program does from now on; `others` by the names of their nodes."""
-        put_program(self.image, [sys.executable, "-c", TESTER, str(seconds), json.dumps(others)])
+    def install_test(self) -> None:
+        """What the Jobs' program does."""
+        put_program(self.image, [sys.executable, "-c", TESTER, str(self.folder)])
+
+    def hold(self, name: str) -> None:
+        """The test of this node goes on until it is let go."""
+        (self.folder / f"{name}.hold").touch()
+
+    def let_go(self, name: str) -> None:
+        (self.folder / f"{name}.hold").unlink()
 
     def set_in_pods(self, **fields: Any) -> None:
         """Somebody edits the pod in the template; None takes a field out."""
