@@ -39,10 +39,10 @@ test: setup ## What needs no control plane, in minutes; one room in seconds: ONL
 
 # These wait for other programs half of the time.
 test-cluster: setup ## Against a real kube-apiserver and containerd, with our programs as processes, killed at each write
-	$(PYTEST) -n 5 -m "cluster and not real_node" $(if $(ONLY),tests/$(ONLY))
+	$(PYTEST) -n 5 -m "cluster and not real_node" -o cache_dir=.pytest_cache/cluster $(if $(ONLY),tests/$(ONLY))
 
 test-node: setup ## Our image and manifests on a real kubelet, containerd and runc (Debian, root, no other node up)
-	$(BIN)/pytest -m real_node -s tests/node
+	$(BIN)/pytest -m real_node -s -o cache_dir=.pytest_cache/real_node tests/node
 
 node-up: setup ## The same node, to try things by hand
 	$(BIN)/python -m sim.real_node up
