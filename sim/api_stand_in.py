@@ -95,7 +95,7 @@ class ApiStandIn(RequestGate):
 
     def refuse(self) -> None:
         """Nobody listens on the port, and whoever was connected is cut off."""
-        self._server.close()
+        self._server.refuse()
 
     def accept(self) -> None:
         """Listens again, on the same port."""

@@ -1,6 +1,7 @@
 """The API stand-in answers Kubernetes' own Python client as the real server does."""
 
 import json
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -326,6 +327,8 @@ class TestFailures:
         stand_in.refuse()
         with pytest.raises(HTTPError, match="Connection refused"):
             api.read_node(NODE)
+        with socket.socket() as another, pytest.raises(OSError, match="in use"):
+            another.bind(("127.0.0.1", int(endpoint.rpartition(":")[2])))
 
         stand_in.accept()
         assert api.read_node(NODE).metadata.name == NODE
