@@ -1,17 +1,15 @@
-"""The diagnosis as one HTML file that needs nothing else: no scripts, no network. The template escapes all text."""
+"""The diagnosis as one HTML file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import cache
-
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from diagnosis.allocation import Allocation, totals
 from diagnosis.cause import Certainty
 from diagnosis.hami.card_row import COLUMNS, CardRow, card_row
 from diagnosis.quantity import shown
 from diagnosis.report.alike import Told, told_once
+from diagnosis.report.one_file import rendered
 from diagnosis.report.picture import COLOURS, OTHERS, WIDTH, bars, colours
 from diagnosis.report.whole import Report
 from healthcheck.text.moments import timestamp
@@ -21,11 +19,12 @@ _MOST_AFFECTED = 20
 
 
 def text(report: Report) -> str:
-    """The whole file, in ASCII: it reads the same whatever character set it is taken for."""
     cluster = report.cluster
     problems = told_once(report.diagnosis.problems)
     drawn = list(bars(cluster, _MOST_NODES)) if cluster is not None else []
-    page = _template().render(
+    return rendered(
+        __package__,
+        "page.html.j2",
         report=report,
         at=timestamp(report.diagnosis.at),
         cluster=cluster,
@@ -45,15 +44,6 @@ def text(report: Report) -> str:
         card_columns=COLUMNS,
         cards=_cards(cluster) if cluster is not None else [],
     )
-    return page.encode("ascii", "xmlcharrefreplace").decode()
-
-
-@cache
-def _template() -> Template:
-    place = PackageLoader("diagnosis.report", ".")
-    return Environment(
-        loader=place, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    ).get_template("page.html.j2")
 
 
 def _legend(fills: dict[str, str]) -> list[tuple[str, str]]:

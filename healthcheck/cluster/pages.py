@@ -26,6 +26,7 @@ class _Metadata(TypedDict, total=False):
 class _NodeSpec(TypedDict, total=False):
     taints: list[dict[str, Any]]
     unschedulable: bool
+    providerID: str
 
 
 class _NodeInfo(TypedDict, total=False):

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import replace
-from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
 
@@ -24,24 +23,8 @@ from diagnosis.snapshot.gpu_use import read_use
 from healthcheck.host.console import Screen
 from tests.diagnosis.component_states import DRIVER, gpu_node, operand, operator
 from tests.diagnosis.states import NOW, Object, condition, pod, snapshot, waiting
+from tests.markup import HOSTILE, LIVE, Tags, parsed
 from tests.prometheus import series
-
-HOSTILE = [
-    "<script>alert(1)</script>",
-    '"><img src=x onerror=alert(1)>',
-    "[a](http://evil.example) ![b](http://evil.example/x.png)",
-    "| a | b |",
-    "`` ` `",
-    "# heading",
-    "- item",
-    "1. item",
-    "http://evil.example www.evil.example @team a@b.example",
-    "{{ 7 * 7 }} {% raw %}",
-    "&lt;b&gt; &#60;",
-    "*a* _b_ ~~c~~ $x$ <!-- c -->",
-    "\\",
-]
-LIVE = ("script", "img", "iframe", "object", "embed", "link", "form", "a", "base")
 
 
 def state() -> list[Object]:
@@ -65,27 +48,6 @@ def hostile(words: str) -> Report:
     return Report(
         Diagnosis(NOW, (Problem(found, (Problem(found),)),), ()), cluster=cluster, components=plain.components
     )
-
-
-class Tags(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.words: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-
-
-def parsed(page: str) -> Tags:
-    tags = Tags()
-    tags.feed(page)
-    return tags
 
 
 def rendered(text: str) -> Tags:

@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cli.status import row_of_node
+from cli.fleet import row_of_node
 from healthcheck.cluster.leases import Heartbeat
 from healthcheck.deep.claim import claim_on, why_unread
 from healthcheck.deep.record import after_deep_record, passed_run, untaken

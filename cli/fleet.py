@@ -1,0 +1,218 @@
+"""The fleet as its nodes tell it: what `gpu-healthcheck status` shows, in whatever form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any, TypeVar
+
+from cli.node_step import node_step
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.errors import Forbidden, NotFound
+from healthcheck.cluster.leases import Heartbeat
+from healthcheck.deep.due import is_overdue, last_attempt, last_deep_test, obstacle
+from healthcheck.memory.rows import FindingRow, ReleaseRow
+from healthcheck.model import PREFIX, Severity, Status
+from healthcheck.node.state import (
+    INSTANCE_TYPE,
+    LAST_CHECK,
+    RESULTS,
+    SEVERITY,
+    STATUS,
+    NodeState,
+)
+from healthcheck.operations.next_step import NextStep
+from healthcheck.settings import NodeSettings
+from healthcheck.text.moments import moment_or_none, timestamp
+from healthcheck.verdict import budget
+from healthcheck.verdict import record as records
+from healthcheck.verdict.record import AgentRecord
+
+T = TypeVar("T")
+_MOST = 10**9
+"""More than any setting that is read here allows."""
+_NOT_YET = "nobody found it idle, or its turn has not come; `gpu-healthcheck sweep --dry-run` says which"
+GPU_NODES = (
+    STATUS,
+    f"{PREFIX}/enabled=true",
+    "nvidia.com/gpu.present=true",
+    "feature.node.kubernetes.io/pci-10de.present=true",
+    "karpenter.k8s.aws/instance-gpu-manufacturer=nvidia",
+)
+"""Selectors of the nodes that the DaemonSet wants, and of those that an agent has spoken for."""
+_WORST_FIRST = (Status.FAIL, Status.UNKNOWN, "", Status.WARN, Status.PASS)
+_PLACES = {str(word): place for place, word in enumerate(_WORST_FIRST)}
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The fleet's places for tainted nodes. None: the cluster does not let us read it."""
+
+    used: int | None
+    allowed: int | None
+    fleet: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A finding that stands, as the agent's record tells it."""
+
+    reason: str
+    severity: str
+    subject: str
+    since: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One node. `status` is '' where no agent has said anything; `heartbeat_age_seconds` None where there is none."""
+
+    node: str
+    status: str
+    severity: str
+    instance_type: str
+    reason: str
+    message: str
+    last_check: str
+    tainted: bool
+    taint: str
+    """What the agent's record says of it: `set`, `withheld`, `off`, or ''."""
+    released: str
+    """The last release: who, when and why."""
+    heartbeat_age_seconds: float | None
+    silent: bool
+    """The agent has not looked for longer than its heartbeat is good."""
+    tested_at: str
+    """When DCGM last tested it, whoever ran that; '' where nobody did."""
+    tested_by: str
+    test_result: str
+    overdue: str
+    """Why it was not tested for three intervals; '' where it was."""
+    since: str
+    """When the worst that stands was first seen; where nothing stands, since when the condition says so."""
+    findings: tuple[Found, ...]
+    """Worst first."""
+    unobserved: tuple[str, ...]
+    """Why checks could not look."""
+    next_step: NextStep
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    budget: Budget
+    nodes: list[Row]
+    """Worst first."""
+    passed_over: list[str]
+    """The objects that nobody can read, and why."""
+
+
+def read_fleet(cluster: Cluster, unread: list[str]) -> Fleet:
+    """Every GPU node, worst first, and the places that may be tainted. `unread`: what the cluster passes over."""
+    unread.clear()
+    nodes = {node.name: node for selector in GPU_NODES for node in cluster.list_nodes(selector)}
+    now, config = datetime.now(UTC), _allowed(cluster.read_config)
+    beats = _allowed(partial(cluster.list_heartbeats, now))
+    interval = timedelta(seconds=_number(config, "DCGM_L2_INTERVAL", "dcgm_l2_interval_seconds") or 0)
+    rows = [row_of_node(node, (beats or {}).get(node.name), interval, now) for node in nodes.values()]
+    places = _budget(cluster, config, None if beats is None else len(beats))
+    return Fleet(places, sorted(rows, key=_worst_first), list(dict.fromkeys(unread)))
+
+
+def _worst_first(row: Row) -> tuple[int, int, bool, str]:
+    """A node of which nobody has said anything may be as bad as one that nobody could look at."""
+    severity = Severity.__members__.get(row.severity, Severity.PASS)
+    return _PLACES.get(row.status, _PLACES[""]), -severity, not row.silent, row.node
+
+
+def _budget(cluster: Cluster, config: Mapping[str, str] | None, fleet: int | None) -> Budget:
+    holders = _allowed(lambda: {slot.holder for slot in cluster.list_slots()})
+    percent = _number(config, "MAX_UNHEALTHY_PERCENT", "max_unhealthy_percent")
+    places = None if fleet is None or percent is None else budget.allowed(fleet, percent)
+    return Budget(None if holders is None else len(holders), places, fleet)
+
+
+def _number(config: Mapping[str, str] | None, key: str, setting: str) -> int | None:
+    """A setting of the ConfigMap; None where the agents go by what only they know: the last good value."""
+    default = NodeSettings.model_fields[setting].default
+    try:
+        number = None if config is None else int(config.get(key, default))
+    except ValueError:
+        return None
+    return number if number is None or 0 <= number <= _MOST else None
+
+
+def _allowed(ask: Callable[[], T]) -> T | None:
+    """The answer; None where a person may not see it, or it is not there."""
+    try:
+        return ask()
+    except (Forbidden, NotFound):
+        return None
+
+
+def row_of_node(node: NodeState, beat: Heartbeat | None, interval: timedelta, now: datetime) -> Row:
+    condition, record = node.condition() or {}, records.on_node(AgentRecord, node, RESULTS)
+    age = (now - beat.renewed).total_seconds() if beat else None
+    heard = beat.renewed + timedelta(seconds=beat.seconds) if beat else None
+    tested = last_deep_test(node, now)
+    overdue = is_overdue(node, tested, interval, now)
+    silent = beat is not None and age is not None and age > beat.seconds
+    findings = sorted(record.findings or (), key=lambda one: -(one.severity or Severity.PASS))
+    return Row(
+        node=node.name,
+        status=node.labels.get(STATUS, ""),
+        severity=node.labels.get(SEVERITY, ""),
+        instance_type=node.labels.get(INSTANCE_TYPE, ""),
+        reason=str(condition.get("reason", "")),
+        message=str(condition.get("message", "")),
+        last_check=node.labels.get(LAST_CHECK, ""),
+        tainted=node.tainted(),
+        taint=record.taint or "",
+        released=_released(record.released),
+        heartbeat_age_seconds=None if age is None else round(age, 1),
+        silent=silent,
+        tested_at=timestamp(tested.at) if tested else "",
+        tested_by=tested.by if tested else "",
+        test_result=tested.status if tested else "",
+        overdue=(obstacle(node, heard, now) or str(last_attempt(node, now) or _NOT_YET)) if overdue else "",
+        since=_since(findings, condition),
+        findings=tuple(_found(one) for one in findings),
+        unobserved=_causes(record),
+        next_step=node_step(node, record, silent, now),
+    )
+
+
+def _released(told: ReleaseRow | None) -> str:
+    if told is None:
+        return ""
+    return f"by {told.by} at {timestamp(told.at) if told.at else None}: {told.reason}"
+
+
+def _found(one: FindingRow) -> Found:
+    severity = one.severity.name if one.severity is not None else ""
+    return Found(one.reason or "", severity, one.subject or "", timestamp(one.first_seen) if one.first_seen else "")
+
+
+def _since(findings: Sequence[FindingRow], condition: Mapping[str, Any]) -> str:
+    worst = [one.first_seen for one in findings if one.first_seen and one.severity == findings[0].severity]
+    at = min(worst, default=None) or moment_or_none(condition.get("lastTransitionTime"))
+    return timestamp(at) if at else ""
+
+
+def _causes(record: AgentRecord) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(one.cause or "" for one in record.unobserved or ()))
+
+
+def looked(row: Row) -> str:
+    """How long ago its agent did."""
+    if row.heartbeat_age_seconds is None:
+        return "?" if row.status else "never"
+    word = ago(row.heartbeat_age_seconds)
+    return f"{word}, silent" if row.silent else word
+
+
+def ago(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f}s ago"
+    return f"{seconds / 60:.0f}m ago" if seconds < 7200 else f"{seconds / 3600:.0f}h ago"

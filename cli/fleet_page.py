@@ -1,0 +1,146 @@
+"""`gpu-healthcheck status -o html`: the fleet as one HTML file, a square per node and the facts below. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+
+from cli.fleet import Fleet, Row, looked
+from diagnosis.report.one_file import rendered
+from healthcheck.model import Severity, Status
+from healthcheck.text.moments import timestamp
+from healthcheck.text.printable import printable
+
+_MOST_REASONS = 6
+"""Of one node."""
+_MOST_ROWS, _MOST_NAMES = 100, 10
+_LONGEST, _LONGEST_STEP = 120, 400
+_BLIND = "could not look"
+_LARGE, _MIDDLE = 60, 600
+"""Up to so many nodes, squares of that size."""
+KINDS = {
+    "isolate": "fail: ISOLATE",
+    "reboot": "fail: REBOOT",
+    "reset": "fail: RESET",
+    "unknown": "unknown: a check could not look",
+    "untold": "no agent has spoken",
+    "warn": "warn: MONITOR",
+    "pass": "pass",
+}
+"""How a square looks, and what that means, worst first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Square:
+    """One node. `reasons` are names with the places where they were found; `left_out`: how many more there are."""
+
+    row: Row
+    kind: str
+    looked: str
+    taint: str
+    reasons: tuple[tuple[str, str], ...]
+    left_out: int
+
+    @property
+    def title(self) -> str:
+        """All of it in one line, for whoever points at the square, or has it read to him."""
+        row, silent = self.row, "its agent is silent" if self.row.silent else ""
+        said = (row.severity if row.status != Status.PASS else "", *(name for name, _ in self.reasons))
+        taint = {"yes": "tainted", "": ""}.get(self.taint, self.taint)
+        words = (row.status or KINDS["untold"], *said, f"{self.left_out} more" if self.left_out else "", taint, silent)
+        return printable(f"{row.node}: {', '.join(filter(None, words))}", 3 * _LONGEST)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How far one reason goes in the fleet. `severity` is the worst of it, or says that a check could not look."""
+
+    reason: str
+    severity: str
+    nodes: tuple[tuple[int, str], ...]
+    """Their places on the page and names, worst first."""
+
+
+def text(fleet: Fleet, at: datetime) -> str:
+    squares = [_square(row) for row in fleet.nodes]
+    reasons = _spread(fleet.nodes)
+    return rendered(
+        "cli",
+        "fleet.html.j2",
+        at=timestamp(at),
+        squares=squares,
+        size="large" if len(squares) <= _LARGE else "middle" if len(squares) <= _MIDDLE else "small",
+        legend=[(kind, KINDS[kind], number) for kind, number in _counted(squares)],
+        silent=sum(row.silent for row in fleet.nodes),
+        withheld=sum(row.taint == "withheld" for row in fleet.nodes),
+        overdue=sum(bool(row.overdue) for row in fleet.nodes),
+        budget=fleet.budget,
+        reasons=reasons[:_MOST_ROWS],
+        reasons_left_out=max(len(reasons) - _MOST_ROWS, 0),
+        passed_over=[printable(one) for one in fleet.passed_over[:_MOST_ROWS]],
+        passed_over_left_out=max(len(fleet.passed_over) - _MOST_ROWS, 0),
+        most=_MOST_NAMES,
+        shown=_shown,
+        step=lambda words: printable(words, _LONGEST_STEP),
+    )
+
+
+def _shown(words: str) -> str:
+    return printable(words, _LONGEST)
+
+
+def _counted(squares: list[Square]) -> Iterator[tuple[str, int]]:
+    numbers = Counter(one.kind for one in squares)
+    return ((kind, numbers[kind]) for kind in KINDS if numbers[kind])
+
+
+def _square(row: Row) -> Square:
+    taint = "yes" if row.tainted else "withheld" if row.taint == "withheld" else ""
+    reasons = _reasons(row)
+    told = tuple((_shown(name), _where(subjects)) for name, subjects in islice(reasons.items(), _MOST_REASONS))
+    return Square(row, _kind(row), looked(row), taint, told, max(len(reasons) - _MOST_REASONS, 0))
+
+
+def _kind(row: Row) -> str:
+    if row.status == Status.FAIL:
+        return row.severity.lower() if row.severity.lower() in KINDS else "reset"
+    return row.status if row.status in KINDS else "untold"
+
+
+def _reasons(row: Row) -> dict[str, list[str]]:
+    """By reason the places where it was found; where the record says none, the condition's."""
+    told: dict[str, list[str]] = {}
+    for one in row.findings:
+        told.setdefault(one.reason, []).append(one.subject)
+    for cause in row.unobserved:
+        told.setdefault(cause, []).append(_BLIND)
+    if not told and row.status not in ("", Status.PASS) and row.reason:
+        told[row.reason] = []
+    return told
+
+
+def _where(subjects: list[str]) -> str:
+    more = f" and {len(subjects) - 1} more" if len(subjects) > 1 else ""
+    return _shown(subjects[0]) + more if subjects else ""
+
+
+def _spread(rows: list[Row]) -> list[Spread]:
+    """The worst first, of these the most common."""
+    nodes: dict[str, list[tuple[int, str]]] = {}
+    worst: dict[str, Severity] = {}
+    for place, row in enumerate(rows):
+        for reason in _reasons(row):
+            nodes.setdefault(reason, []).append((place, row.node))
+            worst[reason] = max(worst.get(reason, Severity.PASS), _severity(row, reason))
+    told = sorted(nodes, key=lambda reason: (-worst[reason], -len(nodes[reason]), reason))
+    return [Spread(reason, worst[reason].name if worst[reason] else _BLIND, tuple(nodes[reason])) for reason in told]
+
+
+def _severity(row: Row, reason: str) -> Severity:
+    """PASS where a check could not look: that says nothing of the hardware."""
+    known = [one.severity for one in row.findings if one.reason == reason]
+    said = known or ([] if reason in row.unobserved else [row.severity])
+    return max((Severity.__members__.get(one, Severity.PASS) for one in said), default=Severity.PASS)

@@ -1,0 +1,67 @@
+"""What a person does next about a node of the fleet, by what stands on the Node. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import datetime
+
+from cli.words import SEVERITY_MEANS
+from healthcheck.cluster.names import NAMESPACE
+from healthcheck.deep.claim import claim_on
+from healthcheck.deep.record import is_of_another_machine
+from healthcheck.memory.rows import FindingRow
+from healthcheck.model import Nature, Severity, Status
+from healthcheck.node.state import QUARANTINE_RESULT, SEVERITY, STATUS, NodeState
+from healthcheck.operations.next_step import NextStep, next_step
+from healthcheck.text.moments import EARLIEST, timestamp
+from healthcheck.verdict import record as records
+from healthcheck.verdict.record import AgentRecord, RunRecord
+
+_NAME = re.compile(r"[A-Za-z0-9]{1,63}\Z", re.ASCII)
+"""What of a record may go into a shell's line: a reason or a cause is nothing else."""
+
+
+def node_step(node: NodeState, record: AgentRecord, silent: bool, now: datetime) -> NextStep:
+    status, run = node.labels.get(STATUS, ""), claim_on(node, now)
+    if run is not None:
+        return NextStep(note=f"A deep run ({run.kind.value}) uses it until {timestamp(run.until)}.")
+    if status == Status.FAIL:
+        return _mending(node, record)
+    if silent or status not in list(Status):
+        command = f"kubectl get pods -n {NAMESPACE} -o wide --field-selector spec.nodeName={node.name}"
+        return NextStep((command,), "Find out why its agent is silent." if silent else "No agent has spoken for it.")
+    if status == Status.UNKNOWN:
+        return _explained((one.cause for one in record.unobserved or ()), "A check could not look.")
+    if status == Status.WARN:
+        return _explained((one.reason for one in record.findings or ()), "Nothing now.")
+    return NextStep()
+
+
+def _mending(node: NodeState, record: AgentRecord) -> NextStep:
+    """What a quarantine run recommends, where that still holds; else to ask one."""
+    advice = _advice(node, record)
+    step = next_step(advice, node, record.findings or ())
+    if step != NextStep():
+        return NextStep(step.commands, f"A quarantine run recommends {advice}. {step.note}".strip())
+    means = SEVERITY_MEANS[Severity.__members__.get(node.labels.get(SEVERITY, ""), Severity.RESET)]
+    return NextStep((f"gpu-healthcheck quarantine {node.name}",), f"{means[:1].upper()}{means[1:]}.")
+
+
+def _advice(node: NodeState, record: AgentRecord) -> str:
+    """Of the last quarantine run; '' where the node is another machine now, or something was found since."""
+    run = records.on_node(RunRecord, node, QUARANTINE_RESULT)
+    at = records.time_of(run)
+    if at is None or is_of_another_machine(run.machine, node):
+        return ""
+    return (run.recommendation or "") if all(_came(one) <= at for one in record.findings or ()) else ""
+
+
+def _came(one: FindingRow) -> datetime:
+    """When it was news: a level is seen at every look, an event when it happens."""
+    return (one.last_seen if one.nature is Nature.EVENT else one.first_seen) or EARLIEST
+
+
+def _explained(words: Iterable[str | None], note: str) -> NextStep:
+    word = next((one for one in words if one and _NAME.match(one)), "")
+    return NextStep((f"gpu-healthcheck explain {word}",) if word else (), note)

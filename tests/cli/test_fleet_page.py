@@ -1,0 +1,242 @@
+"""`gpu-healthcheck status -o html`: what the page says, and that nobody else's word is markup there."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli import fleet_page
+from cli.fleet import Budget, Fleet, Row, row_of_node
+from healthcheck.cluster.leases import Heartbeat
+from healthcheck.node.state import INSTANCE_TYPE, NodeState
+from healthcheck.text.moments import timestamp
+from sim.api_stand_in import ApiStandIn
+from tests.cli.cluster import P, run_here
+from tests.hostile import HOSTILE as UNSEEN
+from tests.markup import HOSTILE, LIVE, Tags, parsed
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+EARLIER = NOW - timedelta(hours=3)
+RUN = f"{P}/run"
+OUR_TAINT = {"key": f"{P}/unhealthy", "value": "true", "effect": "NoSchedule"}
+
+
+def found(reason: str, severity: str, subject: str = "gpu/0000:18:00.0", **more: Any) -> dict[str, Any]:
+    seen = {"first_seen": timestamp(EARLIER), "last_seen": timestamp(EARLIER), "count": 1, "nature": "event"}
+    return {"reason": reason, "severity": severity, "subject": subject, "detail": "", "check": "xid", **seen, **more}
+
+
+def node(name: str, status: str, severity: str = "PASS", **record: Any) -> NodeState:
+    labels = {f"{P}/status": status, f"{P}/severity": severity, INSTANCE_TYPE: "p5.48xlarge"} if status else {}
+    said = {"schema": 1, "status": status, "severity": severity, **record}
+    return NodeState(name, labels=labels, annotations={f"{P}/results": json.dumps(said)} if status else {})
+
+
+def row(one: NodeState, *, heard: float | None = 30) -> Row:
+    beat = None if heard is None else Heartbeat(NOW - timedelta(seconds=heard), 900)
+    return row_of_node(one, beat, timedelta(0), NOW)
+
+
+def page(*rows: Row) -> str:
+    return fleet_page.text(Fleet(Budget(1, 2, len(rows)), list(rows), []), NOW)
+
+
+def facts(*rows: Row) -> list[list[str]]:
+    """The cells of the table at the end, without what is markup in them."""
+    table = page(*rows).partition('<table id="facts">')[2]
+    lines = re.findall(r'<tr id="n\d+">(.*?)</tr>', table)
+    return [
+        [" ".join("".join(parsed(one).words).split()) for one in re.split(r"</t[hd]>", line)[:-1]] for line in lines
+    ]
+
+
+def titles(*rows: Row) -> list[str]:
+    return [str(value) for name, value in parsed(page(*rows)).attributes if name == "title"]
+
+
+def test_a_node_that_failed_says_why_since_when_and_what_to_do() -> None:
+    one = row(node("a", "fail", "REBOOT", findings=[found("Xid79", "REBOOT")], taint="withheld"))
+
+    assert facts(one) == [
+        [
+            "ap5.48xlarge",
+            "fail",
+            "REBOOT",
+            "Xid79 gpu/0000:18:00.0",
+            "2026-11-21 09:00:00",
+            "withheld",
+            "30s ago",
+            "Drain and reboot the node.gpu-healthcheck quarantine a",
+        ]
+    ]
+    assert titles(one) == ["a: fail, REBOOT, Xid79, withheld"]
+
+
+@pytest.mark.parametrize(
+    ("one", "heard", "said", "next_step"),
+    [
+        (node("a", "pass"), 30, "a: pass", ""),
+        (node("a", "pass"), 7200, "a: pass, its agent is silent", "Find out why its agent is silent."),
+        (node("a", ""), None, "a: no agent has spoken", "No agent has spoken for it."),
+        (
+            node("a", "unknown", unobserved=[{"check": "driver", "cause": "DriverBeingChanged"}]),
+            30,
+            "a: unknown, PASS, DriverBeingChanged",
+            "A check could not look.gpu-healthcheck explain DriverBeingChanged",
+        ),
+        (
+            node("a", "warn", "MONITOR", findings=[found("Xid13", "MONITOR")]),
+            30,
+            "a: warn, MONITOR, Xid13",
+            "Nothing now.gpu-healthcheck explain Xid13",
+        ),
+        (
+            node("a", "warn", "MONITOR", findings=[found("Xid13; reboot", "MONITOR")]),
+            30,
+            "a: warn, MONITOR, Xid13; reboot",
+            "Nothing now.",
+        ),
+    ],
+)
+def test_a_square_says_what_its_node_says(one: NodeState, heard: float | None, said: str, next_step: str) -> None:
+    told = row(one, heard=heard)
+
+    assert titles(told) == [said]
+    assert facts(told)[0][-1].startswith(next_step)
+    assert bool(facts(told)[0][-1]) is bool(next_step)
+
+
+@pytest.mark.parametrize(
+    ("recommended", "ended", "machine", "step"),
+    [
+        ("reset", NOW, "m", "A quarantine run recommends reset."),
+        ("reset", NOW, "another", "Drain"),
+        ("reset", EARLIER - timedelta(hours=1), "m", "Drain"),
+        ("dance", NOW, "m", "Drain"),
+    ],
+)
+def test_what_a_quarantine_run_recommends_counts_until_something_comes_after_it(
+    recommended: str, ended: datetime, machine: str, step: str
+) -> None:
+    one = node("a", "fail", "RESET", findings=[found("EccUncorrected", "RESET")])
+    run = {"schema": 1, "timestamp": timestamp(ended), "recommendation": recommended, "machine": machine}
+    annotations = {**one.annotations, f"{P}/quarantine-result": json.dumps(run)}
+    told = row(NodeState("a", machine="m", labels=one.labels, annotations=annotations))
+
+    assert facts(told)[0][-1].startswith(step)
+
+
+def test_a_node_that_is_tested_now_is_left_to_its_test() -> None:
+    one = node("a", "fail", "RESET", findings=[found("EccUncorrected", "RESET")])
+    run = {"kind": "quarantine", "holder": "x", "until": timestamp(NOW + timedelta(hours=1))}
+    told = row(NodeState("a", labels=one.labels, annotations={**one.annotations, RUN: json.dumps(run)}))
+
+    assert facts(told)[0][-1] == "A deep run (quarantine) uses it until 2026-11-21T13:00:00Z."
+
+
+def test_the_fleet_is_summed_up_by_status_and_by_reason_and_nothing_is_doubled() -> None:
+    twice = [found("NvLinkDown", "RESET"), found("NvLinkDown", "RESET", "gpu/0000:2a:00.0"), found("Xid79", "REBOOT")]
+    rows = [
+        row(node("a", "fail", "REBOOT", findings=twice)),
+        row(node("b", "fail", "RESET", findings=twice[:1])),
+        row(node("c", "unknown", unobserved=[{"check": "driver", "cause": "DriverBeingChanged"}])),
+        row(node("d", "pass"), heard=7200),
+    ]
+    words = " ".join("".join(parsed(page(*rows)).words).split())
+
+    for said in ("4 GPU nodes", "1 fail: REBOOT", "1 fail: RESET", "1 striped: the agent is silent"):
+        assert said.replace(" ", "") in words.replace(" ", "")
+    reasons = words.partition("Where")[2].partition("Facts")[0]
+    assert reasons.strip() == "Xid79REBOOT1a NvLinkDownRESET2a, b DriverBeingChangedcould not look1c"
+    assert facts(*rows)[0][3] == "Xid79 gpu/0000:18:00.0NvLinkDown gpu/0000:18:00.0 and 1 more"
+
+
+def test_a_node_without_a_record_has_the_reason_of_its_condition() -> None:
+    condition = {"type": "GpuHealthy", "reason": "Xid79", "lastTransitionTime": timestamp(EARLIER)}
+    labels = {f"{P}/status": "fail", f"{P}/severity": "REBOOT"}
+    one = row(NodeState("a", labels=labels, conditions=[condition], taints=[OUR_TAINT]))
+
+    assert facts(one)[0][1:6] == ["fail", "REBOOT", "Xid79", "2026-11-21 09:00:00", "yes"]
+
+
+def strange(words: str) -> Row:
+    """Words of a stranger wherever a Node has some."""
+    record = {"findings": [found(words, "REBOOT", words)], "unobserved": [{"check": words, "cause": words}]}
+    one = node(words, "fail", "REBOOT", **record, taint=words, released={"by": words, "reason": words})
+    condition = {"type": "GpuHealthy", "reason": words, "message": words, "lastTransitionTime": words}
+    labels = {**one.labels, INSTANCE_TYPE: words}
+    return row(NodeState(words, labels=labels, annotations=one.annotations, conditions=[condition], provider_id=words))
+
+
+def live(told: Tags) -> list[str]:
+    """Elements and attributes that do something, but for links to a place on the page."""
+    acting = [tag for tag in told.tags if tag in LIVE and tag != "a"]
+    named = [(name, value or "") for name, value in told.attributes]
+    acting += [name for name, _ in named if name.startswith("on") or name in ("src", "style", "action", "srcset")]
+    places = re.compile(r"#(n\d+|table)\Z")
+    return acting + [value for name, value in named if name == "href" and not places.match(value)]
+
+
+@pytest.mark.parametrize("words", [*HOSTILE, *UNSEEN])
+def test_no_word_of_a_node_is_markup_or_steers_the_text(words: str) -> None:
+    calm = strange("word")
+    fleet = Fleet(Budget(None, None, None), [strange(words)], [words])
+    told = parsed(text := fleet_page.text(fleet, NOW))
+
+    assert (live(told), text.isascii()) == ([], True)
+    assert told.tags == parsed(fleet_page.text(Fleet(fleet.budget, [calm], ["word"]), NOW)).tags
+    shown = [one for one in (*told.words, *(value or "" for _, value in told.attributes)) if one.strip()]
+    assert [one for one in shown if not one.replace("\n", "").isprintable()] == []
+
+
+def test_however_much_a_node_says_its_row_stays_short() -> None:
+    findings = [found(f"{'x' * 300}{number}", "REBOOT") for number in range(40)]
+
+    assert "and 34 more" in facts(row(node("a", "fail", "REBOOT", findings=findings)))[0][3]
+    assert len(page(row(node("a", "fail", "REBOOT", findings=findings)))) < 20_000
+
+
+def test_a_large_fleet_is_one_small_file() -> None:
+    rows = [row(node(f"ip-10-0-{number}.us-west-2.compute.internal", "pass")) for number in range(5000)]
+
+    text = page(*rows)
+
+    assert text.count('<a class="square') == 5000
+    assert len(text) < 3_000_000
+
+
+def test_an_empty_fleet_says_so() -> None:
+    assert "No GPU nodes." in page()
+
+
+def test_the_page_needs_nothing_but_itself() -> None:
+    text = page(row(node("a", "pass")))
+
+    assert "default-src 'none'" in text
+    assert "http" not in text.replace("http-equiv", "")
+    assert "url(" not in text
+    assert "@import" not in text
+
+
+def test_the_command_writes_it_worst_first(tmp_path: Path) -> None:
+    said = {"a": ("pass", "PASS"), "b": ("warn", "MONITOR"), "c": ("fail", "RESET"), "d": ("fail", "ISOLATE")}
+    with ApiStandIn(*said, "e") as api:
+        kubeconfig = api.kubeconfig(tmp_path / "kubeconfig")
+        for name, (status, severity) in said.items():
+            api.edit_node(name, {"metadata": {"labels": {f"{P}/status": status, f"{P}/severity": severity}}})
+        done = run_here(kubeconfig, "status", "-o", "html")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("<!DOCTYPE html>")
+    shown = [str(value)[:1] for name, value in parsed(done.stdout).attributes if name == "title"]
+    assert "".join(shown) == "dceba"
+
+
+@pytest.mark.parametrize("word", ["--watch", "--allocation"])
+def test_what_has_no_such_page_is_refused(tmp_path: Path, word: str) -> None:
+    assert run_here(tmp_path / "none", "status", "-o", "html", word).returncode == 3
