@@ -24,7 +24,7 @@ $(VENV)/installed: requirements/dev.txt requirements/cc.txt pyproject.toml
 	PYTHONWARNINGS=ignore $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
 
-check: setup ## Lint, types, layers, generated files
+check: setup ## Lint, types, layers, generated files, alerts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -32,6 +32,7 @@ check: setup ## Lint, types, layers, generated files
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/python -m tools.manifests --check
 	$(BIN)/python -m tools.docs --check
+	$(BIN)/python -m tools.rules
 
 PYTEST := $(BIN)/pytest --max-worker-restart=0 --dist loadgroup --no-loadscope-reorder
 test: setup ## What needs no control plane, in minutes; one room in seconds: ONLY=checks
@@ -67,7 +68,7 @@ SECONDS ?= 600
 fuzz: setup ## Search for inputs that break a probe, a check, the memory or its file (SECONDS=600)
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
-docs: setup ## Write the generated files anew: docs/checks.md, causes.md and metrics.md, tables in README and runbook, the profiles
+docs: setup ## Write the generated files anew: docs/checks.md, causes.md and metrics.md, tables in README and runbook, the profiles, the PrometheusRule
 	$(BIN)/python -m tools.docs
 	$(BIN)/python -m tools.manifests
 

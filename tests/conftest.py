@@ -8,7 +8,7 @@ import signal
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
@@ -106,7 +106,7 @@ def control_plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
         with capture.global_and_fixture_disabled():  # a first build takes minutes and says so
             folder = binaries()
     except NoBinariesError as error:
-        _cannot_run(f"NOT TESTED against a real kube-apiserver: {error}")
+        tiers.cannot_run(f"NOT TESTED against a real kube-apiserver: {error}")
     with ControlPlane(controllers=(folder / "kube-controller-manager").is_file()) as plane:
         yield plane
 
@@ -122,7 +122,7 @@ def real_containerd(request: pytest.FixtureRequest) -> Callable[[str], Path]:
             with capture.global_and_fixture_disabled():
                 return containerd.program(release)
         except NoBinariesError as error:
-            _cannot_run(f"NOT TESTED against a real containerd {release}: {error}")
+            tiers.cannot_run(f"NOT TESTED against a real containerd {release}: {error}")
 
     return program
 
@@ -131,7 +131,7 @@ def real_containerd(request: pytest.FixtureRequest) -> Callable[[str], Path]:
 def controllers(control_plane: ControlPlane) -> ControlPlane:
     """The same, for tests that need the controller-manager."""
     if not control_plane.has_controllers:
-        _cannot_run("NOT TESTED: KUBEBUILDER_ASSETS has no kube-controller-manager; unset it to use our build")
+        tiers.cannot_run("NOT TESTED: KUBEBUILDER_ASSETS has no kube-controller-manager; unset it to use our build")
     return control_plane
 
 
@@ -155,10 +155,3 @@ def scheduled(controllers: ControlPlane) -> Iterator[ControlPlane]:
         while plane.request("GET", account).status != http.client.OK:
             time.sleep(0.05)
         yield plane
-
-
-def _cannot_run(reason: str) -> NoReturn:
-    """Skip on a person's machine; in CI a test that did not run is a failure."""
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)

@@ -6,11 +6,13 @@ otherwise says so with `pytest.mark.cluster`, or fails at the very start of it.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -98,3 +100,10 @@ def _of_the_second_tier(words: Sequence[str]) -> str:
     if name in _SERVERS or module in _PROGRAMS or module.startswith(_IN_DISGUISE):
         return module or name
     return ""
+
+
+def cannot_run(reason: str) -> NoReturn:
+    """Skip on a person's machine; in CI a test that did not run is a failure."""
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)

@@ -11,6 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import yaml
+
 from agent.settings import AgentSettings
 from cli.glossary import CAUSES
 from diagnosis.cause import Cause
@@ -25,6 +27,7 @@ from healthcheck.model import Check, Reason, Severity
 from healthcheck.telemetry import Telemetry
 from quarantine.recommendation import TABLE
 from tools import guides
+from tools.manifests import RULES
 
 ALL_CHECKS = (*CHECKS, *DEEP_CHECKS)
 ROOT = Path(__file__).parents[1]
@@ -185,13 +188,45 @@ def metrics_page() -> str:
         f"Each agent serves `/metrics` in the format of Prometheus on port {port} of its node (`METRICS_PORT`), beside",
         "`/healthz` (a light look ended within three intervals) and `/readyz` (the first one has ended). No label has",
         "values that grow without bound, and a metric that says nothing yet is there with 0.\n",
-        "| metric | type | labels | what it is |",
-        "|---|---|---|---|",
+        *_SCRAPING,
+        "| metric | type | labels | what it is | goes into |",
+        "|---|---|---|---|---|",
     ]
+    uses = rules_by_metric()
     for one in sorted(Telemetry().metrics, key=lambda one: one.name):
         labels = ", ".join(f"`{label}`" for label in one.labels) or "-"
-        lines.append(f"| `{one.name}` | {one.kind} | {labels} | {one.meaning} |")
+        used = ", ".join(uses[one.name]) or "-"
+        lines.append(f"| `{one.name}` | {one.kind} | {labels} | {one.meaning} | {used} |")
     return "\n".join(lines) + "\n"
+
+
+_SCRAPING = (
+    "With the Prometheus operator `kubectl apply -k kubernetes/overlays/monitoring` has every agent scraped and brings",
+    "[the rules](../monitoring/rules.yaml). Without it take that file into `rule_files`, and give the series the label",
+    "`node`:\n",
+    "```yaml",
+    "- job_name: gpu-healthcheck",
+    "  kubernetes_sd_configs: [{role: pod, namespaces: {names: [gpu-healthcheck]}}]",
+    "  relabel_configs:",
+    "    - {source_labels: [__meta_kubernetes_pod_label_app_kubernetes_io_component], regex: agent, action: keep}",
+    "    - {source_labels: [__meta_kubernetes_pod_node_name], target_label: node}",
+    "```\n",
+    "What each alert means and what to do: [the runbook](runbook.md#alerts). The first line of an Xid's code makes its",
+    "series, which `increase()` does not count ([why](decisions/0037-alerts-stand-on-findings.md)):",
+    "`node_code:gpu_healthcheck_xids:increase5m` does.\n",
+)
+
+
+def rules_by_metric() -> dict[str, list[str]]:
+    """By the name of a metric: the alerts, as links, and the recorded series that are made of it."""
+    uses: dict[str, list[str]] = defaultdict(list)
+    for group in yaml.safe_load(RULES.read_text())["groups"]:
+        for rule in group["rules"]:
+            alert = rule.get("alert")
+            told = f"[`{alert}`](runbook.md#{alert.lower()})" if alert else f"`{rule['record']}`"
+            for name in dict.fromkeys(re.findall(r"(?<![\w:])gpu_healthcheck_\w+(?![\w:])", rule["expr"])):
+                uses[name].append(told)
+    return uses
 
 
 def diagnoses_page() -> str:

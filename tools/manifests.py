@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Writes instance-profiles.conf into the ConfigMap's manifest; `--check` only says whether it is stale."""
+"""Writes into manifests what other files hold; `--check` only says what is stale.
+
+The ConfigMap gets instance-profiles.conf, the overlay `monitoring` the rules as an object of the Prometheus operator.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,20 @@ PROFILES = ROOT / "instance-profiles.conf"
 MANIFEST = ROOT / "kubernetes" / "manifests" / "03-config.yaml"
 BEGIN = "  # BEGIN instance-profiles.conf"
 END = "  # END instance-profiles.conf"
+RULES = ROOT / "monitoring" / "rules.yaml"
+RULE_OBJECT = ROOT / "kubernetes" / "overlays" / "monitoring" / "prometheus-rule.yaml"
+RULE_HEAD = """\
+# Generated from monitoring/rules.yaml by `make docs`.
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: gpu-healthcheck
+  namespace: gpu-healthcheck
+  labels:
+    app.kubernetes.io/name: gpu-healthcheck
+    app.kubernetes.io/component: monitoring
+spec:
+"""
 
 
 def render(manifest: str, profiles: str) -> str:
@@ -23,15 +40,28 @@ def render(manifest: str, profiles: str) -> str:
     return f"{before}{BEGIN}{marker}\n{block}{END}{after}"
 
 
+def rule_object(rules: str) -> str:
+    """The groups as a PrometheusRule: its `spec` is what a rules' file is."""
+    _, _, groups = rules.partition("\ngroups:\n")
+    return RULE_HEAD + indent(f"groups:\n{groups}", "  ")
+
+
+def rendered() -> dict[Path, str]:
+    """Every file that is written here, and what it should hold."""
+    return {
+        MANIFEST: render(MANIFEST.read_text(), PROFILES.read_text()),
+        RULE_OBJECT: rule_object(RULES.read_text()),
+    }
+
+
 def main() -> int:
-    manifest = MANIFEST.read_text()
-    rendered = render(manifest, PROFILES.read_text())
-    if rendered == manifest:
-        return 0
+    stale = {path: text for path, text in rendered().items() if not path.exists() or path.read_text() != text}
     if "--check" in sys.argv[1:]:
-        sys.stderr.write(f"{MANIFEST.relative_to(ROOT)} is stale: run python tools/manifests.py\n")
-        return 1
-    MANIFEST.write_text(rendered)
+        for path in stale:
+            sys.stderr.write(f"{path.relative_to(ROOT)} is stale: run make docs\n")
+        return 1 if stale else 0
+    for path, text in stale.items():
+        path.write_text(text)
     return 0
 
 

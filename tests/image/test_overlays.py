@@ -166,4 +166,14 @@ def test_kubectl_finds_no_kustomization_among_the_manifests_that_it_applies() ->
 
 
 def test_every_overlay_is_tried_here() -> None:
-    assert sorted(folder.name for folder in OVERLAYS.iterdir()) == sorted(CHANGES)
+    assert sorted(folder.name for folder in OVERLAYS.iterdir()) == sorted([*CHANGES, "monitoring"])
+
+
+@pytest.mark.cluster
+def test_what_the_prometheus_operator_reads_is_of_its_own_kinds(installed: ControlPlane) -> None:
+    """By the operator's own definitions, taken strictly: a field that it does not know would be dropped."""
+    installed.kubectl("apply", "--server-side", "-f", str(Path(__file__).parent / "prometheus-operator-crds.yaml"))
+    installed.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=180s")
+
+    made = dry_run(installed, "-k", str(OVERLAYS / "monitoring"))
+    assert {one["kind"] for one in made} >= {"PodMonitor", "PrometheusRule"}

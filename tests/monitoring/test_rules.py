@@ -1,0 +1,92 @@
+"""monitoring/rules.yaml beside what it speaks of: our metrics, the runbook, its own tests, the overlay's objects.
+
+`make check` has promtool check the rules and run rules_test.yaml.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.exposition import choose_encoder
+
+from healthcheck.model import Finding, Severity, Status
+from healthcheck.telemetry import Telemetry
+from tests.tiers import cannot_run
+
+ROOT = Path(__file__).parents[2]
+OVERLAY = ROOT / "kubernetes" / "overlays" / "monitoring"
+TEXT = (ROOT / "monitoring" / "rules.yaml").read_text()
+GROUPS = yaml.safe_load(TEXT)["groups"]
+RULES: list[dict[str, Any]] = [rule for group in GROUPS for rule in group["rules"]]
+ALERTS = [rule for rule in RULES if "alert" in rule]
+TESTED = (ROOT / "monitoring" / "rules_test.yaml").read_text()
+EXPORTED = {
+    *("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE", "DCGM_FI_DEV_GPU_UTIL"),
+    *("kube_node_status_condition", "kube_lease_renew_time", "kube_cronjob_created", "kube_cronjob_spec_suspend"),
+    "kube_cronjob_status_last_successful_time",
+}
+"""By the DCGM exporter (etc/default-counters.csv) and by kube-state-metrics (docs/metrics), unless told otherwise."""
+
+
+def by_name(rule: dict[str, Any]) -> str:
+    return str(rule.get("alert") or rule["record"])
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=by_name)
+def test_an_alert_says_what_it_is_and_where_the_runbook_has_it(alert: dict[str, Any]) -> None:
+    told = alert["annotations"]
+    assert set(told) == {"summary", "description", "runbook_url"}
+    assert told["runbook_url"].endswith(f"/docs/runbook.md#{alert['alert'].lower()}")
+    assert f"\n### {alert['alert']}\n" in (ROOT / "docs" / "runbook.md").read_text()
+    assert alert["labels"]["severity"] in {"critical", "warning", "info"}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=by_name)
+def test_a_rule_is_tested(rule: dict[str, Any]) -> None:
+    assert re.search(rf"(?<![\w:]){by_name(rule)}(?!\w)", TESTED)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=by_name)
+def test_a_rule_asks_for_what_somebody_exports(rule: dict[str, Any]) -> None:
+    asked = set(re.findall(r"\b(?:gpu_healthcheck|DCGM|kube)_\w+", rule["expr"]))
+    assert asked
+    assert asked <= {metric.name for metric in Telemetry().metrics} | EXPORTED
+
+
+def test_the_overlay_has_the_same_rules() -> None:
+    rule = yaml.safe_load((OVERLAY / "prometheus-rule.yaml").read_text())
+    assert rule["spec"] == {"groups": GROUPS}
+
+
+def test_the_overlay_scrapes_the_agents_by_the_names_that_the_manifests_give_them() -> None:
+    daemon_set = yaml.safe_load((ROOT / "kubernetes" / "manifests" / "04-daemonset-agent.yaml").read_text())
+    template = daemon_set["spec"]["template"]
+    monitor = yaml.safe_load((OVERLAY / "pod-monitor.yaml").read_text())
+
+    assert monitor["metadata"]["namespace"] == daemon_set["metadata"]["namespace"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    ports = {port["name"] for container in template["spec"]["containers"] for port in container["ports"]}
+    assert {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]} == ports
+
+
+def test_promtool_finds_nothing_to_say_of_a_full_page() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        cannot_run("NOT TESTED by promtool (Debian: apt-get install prometheus)")
+    telemetry = Telemetry()
+    found = Finding("Xid79", Severity.REBOOT, "gpu/0000:18:00.0", "", {"index": "0", "uuid": "GPU-a"})
+    telemetry.show_verdict(Severity.REBOOT, Status.FAIL, (found,), {"0-nvidia-smi": False})
+    telemetry.show_driver("580.1", 'a"b\\c', {("0", "GPU-a"): 87})
+    telemetry.xids.labels("79").inc()
+    encode, _ = choose_encoder("")
+
+    checked = subprocess.run(
+        [promtool, "check", "metrics"], input=encode(telemetry.registry), capture_output=True, check=False
+    )
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
