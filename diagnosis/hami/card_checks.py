@@ -61,7 +61,7 @@ def refusal(state: Held, asked: Asked, terms: Terms, taken: Sequence[Held]) -> I
     yield Code.CORDONED if state.cordoned and terms.version >= _2_10 else None
     yield None if _takes_type(card.kind, card.mode, wishes, terms.version) else Code.TYPE
     yield Code.NUMA if wishes.numa_bind else None
-    yield None if _takes_uuid(card.uuid, wishes) else Code.UUID
+    yield None if _takes_uuid(card.uuid, wishes, terms.version) else Code.UUID
     yield Code.SLOTS if card.slots <= state.part.slots else None
     yield Code.EXCLUSIVE if terms.alone and state.part.slots > 0 else None
     memory = asked.memory_of(card.memory)
@@ -93,7 +93,12 @@ def _takes_type(kind: str, mode: str, wishes: Wishes, version: Version) -> bool:
     return avoid is None or not any(one.upper() in kind for one in avoid)
 
 
-def _takes_uuid(uuid: str, wishes: Wishes) -> bool:
+def _takes_uuid(uuid: str, wishes: Wishes, version: Version) -> bool:
+    if version < _2_10:
+        # Before, cards to use were asked for first, blanks and all, and those to avoid only where nobody named any.
+        if wishes.use_uuids is not None:
+            return uuid in wishes.use_uuids
+        return uuid not in (wishes.avoid_uuids or ())
     use, avoid = _without_blanks(wishes.use_uuids), _without_blanks(wishes.avoid_uuids)
     return (use is None or uuid in use) and (avoid is None or uuid not in avoid)
 

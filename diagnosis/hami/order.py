@@ -32,7 +32,8 @@ def in_order(states: Iterable[Held], asked: Asked, terms: Terms) -> tuple[Held, 
 
 def _score(state: Held, asked: Asked) -> float:
     card, part = state.card, state.part
-    memory = asked.memory or (card.memory if asked.percentage == _WHOLE else 0)
+    # In whole hundreds of percent, and before any number of MiB: so HAMi reckons here, and here only.
+    memory = card.memory * (asked.percentage // _WHOLE) if asked.percentage else asked.memory
     shares = (
         (asked.cards + part.slots, card.slots),
         (asked.cores + part.cores, card.cores),

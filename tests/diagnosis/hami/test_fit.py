@@ -58,6 +58,11 @@ ONE_CARD: list[tuple[Held, Asked, dict[str, Any], Code | None]] = [
     (held(), asks(), {"wishes": Wishes(mode="mig")}, Code.TYPE),
     (held(), asks(), {"wishes": Wishes(mode="hami-core")}, None),
     (held(), asks(), {"wishes": Wishes(use_uuids=("GPU-9", " GPU-0"))}, None),
+    (held(), asks(), {"wishes": Wishes(use_uuids=("GPU-9", " GPU-0")), "version": OLD}, Code.UUID),
+    (held(), asks(), {"wishes": Wishes(use_uuids=("GPU-0",), avoid_uuids=("GPU-0",))}, Code.UUID),
+    (held(), asks(), {"wishes": Wishes(use_uuids=("GPU-0",), avoid_uuids=("GPU-0",)), "version": OLD}, None),
+    (held(), asks(), {"wishes": Wishes(use_uuids=("",)), "version": OLD}, Code.UUID),
+    (held(), asks(), {"wishes": Wishes(avoid_uuids=("GPU-9", "GPU-0")), "version": OLD}, Code.UUID),
     (held(), asks(), {"wishes": Wishes(use_uuids=("GPU-9",))}, Code.UUID),
     (held(), asks(), {"wishes": Wishes(use_uuids=("",))}, None),
     (held(), asks(), {"wishes": Wishes(use_uuids=("", ""))}, Code.UUID),
@@ -127,6 +132,12 @@ def test_a_pod_bound_to_one_numa_node_needs_all_its_cards_there() -> None:
 def test_the_policy_chooses_among_cards_that_fit(policy: str | None, chosen: str) -> None:
     cards = held(0), held(1, used=Part(1, 4096, 10))
     assert fitted(*cards, asked=asks(), wishes=Wishes(gpu_policy=policy)).chosen == ((chosen,),)
+
+
+def test_a_percentage_below_100_counts_for_nothing_where_cards_are_ranked() -> None:
+    cards = held(0, memory=20480), held(1, memory=81920, used=Part(1, 0, 0))
+    assert fitted(*cards, asked=asks(memory=10000, percentage=50)).chosen == (("GPU-0",),)
+    assert fitted(*cards, asked=asks(memory=10000)).chosen == (("GPU-1",),)
 
 
 def test_before_2_10_the_numa_node_came_before_the_policy() -> None:
