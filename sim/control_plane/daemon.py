@@ -18,6 +18,8 @@ cat > /dev/null
 for f in "$0"/*.pid; do [ -e "$f" ] && kill -s KILL -- "-$(cat "$f")"; done
 rm -rf "$0" || { sleep 1; rm -rf "$0"; }
 """
+_END_SECONDS = 300.0
+"""Of what was killed, and of the clearing of its folder."""
 
 
 class Daemon:
@@ -48,7 +50,7 @@ class Daemon:
         if self._process is None:
             return
         self._signal(signal.SIGKILL)
-        self._process.wait(timeout=30)
+        self._process.wait(timeout=_END_SECONDS)
         self._process = None
         self._pid_file.unlink(missing_ok=True)
 
@@ -97,4 +99,4 @@ class AfterUs:
         """Let it clear the folder now."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(timeout=30)
+        self._process.wait(timeout=_END_SECONDS)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sim.control_plane.plane import ControlPlane
 
 MANIFESTS = Path(__file__).parents[2] / "kubernetes" / "manifests"
-ACTING_SECONDS = 30
+ACTING_SECONDS = 300
 
 _LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 _EVENTS = "/api/v1/namespaces/default/events"

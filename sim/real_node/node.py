@@ -71,7 +71,7 @@ class RealNode(RunningNode):
         self.down()
         if self._after_us is not None and self._after_us.stdin is not None:
             self._after_us.stdin.close()
-            self._after_us.wait(timeout=60)
+            self._after_us.wait(READY_SECONDS)
 
     def up(self) -> None:
         """Bring it up until its Node is Ready; whatever came so far is taken down when that fails."""

@@ -93,7 +93,7 @@ def test_a_server_that_asks_for_patience_gets_it_even_when_there_is_news(watched
     eventually(watched.cluster.lease)
     watched.api.fail_with(429, 3, path_part=NODE)
     watched.host.xid(3, 79, ERROR)
-    refused = watched.api.wait_for_request(lambda one: one.status == 429, 60)
+    refused = watched.api.wait_for_request(lambda one: one.status == 429, GIVE_UP_SECONDS)
     watched.api.recover()
     watched.host.xid(4, 79, ERROR)
     watched.cluster.edit({"metadata": {"labels": {"gpu-healthcheck.aws-samples.io/status": "warn"}}})
@@ -108,7 +108,7 @@ def test_a_watch_that_breaks_off_is_taken_up_again(watched: World) -> None:
     watched.api.store.compact()
     watches = len([one for one in watched.api.requests if "watch=true" in one.path])
     watched.api.wait_for_request(
-        lambda _: len([one for one in watched.api.requests if "watch=true" in one.path]) > watches, 90
+        lambda _: len([one for one in watched.api.requests if "watch=true" in one.path]) > watches, GIVE_UP_SECONDS
     )
     watched.cluster.edit({"metadata": {"labels": {"gpu-healthcheck.aws-samples.io/status": None}}})
 

@@ -16,6 +16,7 @@ from sim.control_plane import MANIFESTS, ControlPlane, install, unbound_token
 from sweeper.jobs import Order, job_for
 from sweeper.select import Candidate
 from tests.sweeper.world import make_sweep_namespace
+from tests.waiting import GIVE_UP_SECONDS
 
 pytestmark = pytest.mark.cluster
 
@@ -597,7 +598,7 @@ def test_deleted_and_applied_again_the_manifests_refuse_nobody(controllers: Cont
     """A param of a built-in kind is not found in a second install, and is sought before it is asked who asks."""
     with ControlPlane(controllers=True) as own:
         install(own)
-        own.kubectl("delete", "-f", str(MANIFESTS), "--timeout=90s")
+        own.kubectl("delete", "-f", str(MANIFESTS), f"--timeout={GIVE_UP_SECONDS:g}s")
 
         install(own)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from diagnosis.snapshot import Builder
 from healthcheck.node.state import UNHEALTHY
 from sim.control_plane import ControlPlane
 from tests.diagnosis.states import GPU
+from tests.waiting import GIVE_UP_SECONDS, eventually
 
 pytestmark = pytest.mark.cluster
 
@@ -314,9 +315,17 @@ def _people(plane: ControlPlane) -> None:
         "webhooks": [_HOOK],
     }
     _apply(plane, _namespace("team"), hook)
-    plane.kubectl("wait", "--for=create", "serviceaccount/default", "--namespace=team", "--timeout=60s")
+    plane.kubectl(
+        "wait", "--for=create", "serviceaccount/default", "--namespace=team", f"--timeout={GIVE_UP_SECONDS:g}s"
+    )
     _apply(plane, *HOLDERS, *OTHERS)
-    plane.kubectl("wait", "pvc/afar", "--namespace=team", "--for=jsonpath={.status.phase}=Bound", "--timeout=60s")
+    plane.kubectl(
+        "wait",
+        "pvc/afar",
+        "--namespace=team",
+        "--for=jsonpath={.status.phase}=Bound",
+        f"--timeout={GIVE_UP_SECONDS:g}s",
+    )
     plane.kubectl("delete", "pod", "goner", "--namespace=team", "--wait=false", "--grace-period=0", "--force")
     _apply(plane, *(one[0] for one in PODS), *(one[0] for one in UNLOOKED))
     _apply(plane, *(one for objects, *_ in ADMISSION for one in objects))
@@ -329,16 +338,16 @@ def _apply(plane: ControlPlane, *objects: dict[str, Any]) -> None:
 
 def _wait(plane: ControlPlane) -> None:
     """Until the scheduler has judged every pod, and the API server refused the others."""
-    deadline = time.monotonic() + 60
-    waiting = [pod["metadata"]["name"] for pod, *_ in PODS]
-    refused = [objects[0]["metadata"]["name"] for objects, *_ in ADMISSION[:-1]]
-    while waiting or refused:
-        assert time.monotonic() < deadline, (waiting, refused)
-        waiting = [name for name in waiting if not _message(plane, name)]
-        events = json.loads(plane.kubectl("get", "events", "-A", "--field-selector=reason=FailedCreate", "-o", "json"))
-        heard = {one["metadata"]["namespace"] for one in events["items"]}
-        refused = [name for name in refused if name not in heard]
-        time.sleep(0.2)
+    for pod, *_ in PODS:
+        eventually(partial(_message, plane, pod["metadata"]["name"]), partial(str, pod))
+    refused = {objects[0]["metadata"]["name"] for objects, *_ in ADMISSION[:-1]}
+    eventually(lambda: refused <= _heard(plane), lambda: refused - _heard(plane))
+
+
+def _heard(plane: ControlPlane) -> set[str]:
+    """The namespaces in which a pod was refused."""
+    events = json.loads(plane.kubectl("get", "events", "-A", "--field-selector=reason=FailedCreate", "-o", "json"))
+    return {one["metadata"]["namespace"] for one in events["items"]}
 
 
 def _message(plane: ControlPlane, name: str) -> str:
