@@ -111,8 +111,11 @@ class Stage:
         self.wait(lambda node: node.status == "fail" and node.tainted)
         return self.wait_for_status("fail")
 
-    def events(self, reason: str) -> list[Json]:
-        """Events about the Node."""
+    def wait_for_event(self, reason: str) -> None:
+        """About the Node; what the Node says is written before it."""
+        wait_until(lambda: bool(self._events(reason)), GIVE_UP_SECONDS, lambda: f"no Event {reason}\n{self.pod.logs()}")
+
+    def _events(self, reason: str) -> list[Json]:
         listed = self.node.get("/api/v1/namespaces/default/events")["items"]
         return [one for one in listed if one["reason"] == reason and one["involvedObject"]["kind"] == "Node"]
 
@@ -163,18 +166,36 @@ class Watch:
         self._file = file
 
     def __enter__(self) -> Self:
-        version = self._stage.view().version
+        self._began = self._stage.view().version
         name = self._stage.node.name
-        path = f"/api/v1/nodes?watch=true&fieldSelector=metadata.name={name}&resourceVersion={version}"
+        path = f"/api/v1/nodes?watch=true&fieldSelector=metadata.name={name}&resourceVersion={self._began}"
         with self._file.open("w") as out:
             argv = self._stage.node.argv("kubectl", "get", "--raw", path)
             self._process = subprocess.Popen(argv, stdout=out, start_new_session=True)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        os.killpg(self._process.pid, signal.SIGTERM)
-        self._process.wait(GIVE_UP_SECONDS)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._catch_up()
+        finally:
+            os.killpg(self._process.pid, signal.SIGTERM)
+            self._process.wait(GIVE_UP_SECONDS)
 
     def seen(self) -> list[NodeView]:
+        if self._process.poll() is None:
+            self._catch_up()
+        return self._so_far()
+
+    def _so_far(self) -> list[NodeView]:
         *whole, _ = self._file.read_text().split("\n")
         return [NodeView(json.loads(line)["object"]) for line in whole]
+
+    def _catch_up(self) -> None:
+        """Up to what the Node is now: a watch begins late and tells late."""
+        now = self._stage.view().version
+
+        def has_come() -> bool:
+            return now in {self._began, *(node.version for node in self._so_far())}
+
+        wait_until(has_come, GIVE_UP_SECONDS, lambda: f"version {now} of the Node is not in {self._file}")

@@ -52,7 +52,7 @@ def test_a_rollout_becomes_ready_and_the_node_passes(stage: Stage) -> None:
     assert (node.severity, node.taints) == ("PASS", [])
     assert node.record["boot_id"] == stage.host.boot_id == node.object["status"]["nodeInfo"]["bootID"]
     assert node.record["machine"] == node.object["status"]["nodeInfo"]["systemUUID"]
-    assert stage.events("GpuHealthPass")
+    stage.wait_for_event("GpuHealthPass")
 
 
 def test_a_lost_gpu_and_its_xid_put_the_node_out_of_service(stage: Stage) -> None:
@@ -65,7 +65,7 @@ def test_a_lost_gpu_and_its_xid_put_the_node_out_of_service(stage: Stage) -> Non
     stage.wait_for_taint()
     assert marks(stage) == FAILED
     assert node.findings["Xid79"]["subject"] == f"gpu/{stage.host.gpus[LOST].address}"
-    assert stage.events("GpuHealthFail")
+    stage.wait_for_event("GpuHealthFail")
     assert stage.view().condition["reason"] in {"Xid79", "GpuLost"}
 
 

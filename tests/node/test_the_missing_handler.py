@@ -112,6 +112,7 @@ def test_a_toolkit_that_wrote_beside_the_kubelets_containerd_is_named_and_its_co
 
     incident.on_node(cause["remedy"][0].split("`")[1])
     incident.node.kubectl("wait", "pod/trainer", "--for=condition=Ready", f"--timeout={GIVE_UP_SECONDS}s")
+    incident.wait(lambda node: "NvidiaRuntimeElsewhere" not in node.findings)  # at the agent's next look
 
     code, told = diagnose(incident)
     assert (code, told["causes"]) == (0, [])
