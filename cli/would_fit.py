@@ -11,7 +11,6 @@ from rich.text import Text
 
 from diagnosis.hami.fit import CardVerdict
 from diagnosis.hami.holding import Held
-from diagnosis.hami.reasons import Code
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Pod
 from diagnosis.wanted_pods import LONGEST, NoPodError, pods_in
@@ -22,7 +21,6 @@ from healthcheck.text.printable import printable
 _MOST_NODES = 40
 _NO_RIGHT = 'cannot create resource "pods"'
 """How the API server says that who asks may not; any other 403 is admission's, and of the pod."""
-_UNITS = {Code.MEMORY: "MiB", Code.MIG: "MiB", Code.CUSTOM: "MiB", Code.CORES: "% cores", Code.SLOTS: "places"}
 DryRun = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 
 
@@ -139,10 +137,8 @@ def _why(node: NodeAnswer) -> str:
 
 
 def _says(card: Held, one: CardVerdict) -> str:
-    if one.code is None:
-        return f"fits: {card.free.memory} MiB, {card.free.cores} %, {card.free.slots} places free"
-    unit = _UNITS.get(one.code)
-    return one.code.value + (f": {one.asked} {unit} asked, {one.free} free" if unit else "")
+    free = f": {card.free.memory} MiB, {card.free.cores} %, {card.free.slots} places free"
+    return f"{one}{free if one.code is None else ''}"
 
 
 def _node_document(node: NodeAnswer) -> dict[str, Any]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
 from diagnosis.gpu_nodes import GPU, GPU_DRIVERS, MIG, SHARED, devices_in, gpu_nodes
 from diagnosis.gpus import gpu_pods
-from diagnosis.hami.books import Books, books_of
+from diagnosis.hami.books import cards_of
 from diagnosis.hami.holding import Held, Part
+from diagnosis.hami.installation import installations, serving, settings_of
 from diagnosis.hami.settings import node_configs
 from diagnosis.hami.usage import Used, used
 from diagnosis.placement import ZERO, asked_by, held_on
@@ -23,6 +24,7 @@ from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 from diagnosis.utilization import CardLoad, loads
 
+_Shared = tuple[str, tuple[Held, ...]]
 _PROFILE = re.compile(r"nvidia\.com/mig-\d{1,2}g\.(\d{1,4})gb", re.ASCII)
 
 
@@ -149,29 +151,42 @@ def _average(loads: Iterable[CardLoad]) -> float | None:
 def allocation(snapshot: Snapshot) -> Allocation:
     """Of all nodes with GPUs, by name."""
     held, pods = held_on(snapshot.pods), _by_node(snapshot)
-    claimed, books = _claimed(snapshot), books_of(snapshot)
+    claimed, cards = _claimed(snapshot), cards_of(snapshot)
     nodes = sorted(gpu_nodes(snapshot), key=lambda one: one.name)
     loaded = loads(snapshot, snapshot.gpu_use, {node: [pod.subject for pod in some] for node, some in pods.items()})
-    shared = used(snapshot)
+    in_use, shared = used(snapshot), dict(_shared(snapshot))
     told = tuple(
         replace(
-            _of_node(one, pods.get(one.name, ()), held.get(one.name, {}), claimed, books.cards.get(one.name, ())),
+            _of_node(one, pods.get(one.name, ()), held.get(one.name, {}), claimed, shared.get(one.name)),
             loads=tuple(loaded.get(one.name, ())),
-            used=shared,
+            used=in_use,
         )
         for one in nodes
     )
-    scaling = dict(_scaling(snapshot, books)) if books.cards else {}
+    scaling = dict(_scaling(snapshot, cards)) if cards else {}
     return Allocation(told, _namespaces(snapshot, told), snapshot.sees("Pod"), scaling, snapshot.missing.get(USE, ""))
 
 
-def _scaling(snapshot: Snapshot, books: Books) -> Iterator[tuple[str, float]]:
-    if books.settings.memory_scaling is not None:
-        yield "", books.settings.memory_scaling
+def _scaling(snapshot: Snapshot, cards: Collection[str]) -> Iterator[tuple[str, float]]:
+    """By node; '' is all that are not named, of the only installation."""
+    every = installations(snapshot)
+    if len(every) < 2 and (plain := settings_of(snapshot).memory_scaling) is not None:
+        yield "", plain
+    for its in every if len(every) > 1 else ():
+        if its.settings.memory_scaling is not None:
+            yield from ((name, its.settings.memory_scaling) for name in sorted(its.nodes.intersection(cards)))
     for _, config in node_configs(snapshot):
         for one in config.nodes:
-            if one.memory_scaling is not None and one.name in books.cards:
+            if one.memory_scaling is not None and one.name in cards:
                 yield one.name, one.memory_scaling
+
+
+def _shared(snapshot: Snapshot) -> Iterator[tuple[str, _Shared]]:
+    """By node the cards that HAMi shares, with the resource by which they are asked for."""
+    every, plain = installations(snapshot), settings_of(snapshot)
+    for name, cards in cards_of(snapshot).items():
+        own = serving(snapshot.by_node[name], every)
+        yield name, ((own.settings if own is not None else plain).count_name, cards)
 
 
 def _by_node(snapshot: Snapshot) -> Mapping[str, list[Pod]]:
@@ -187,10 +202,11 @@ def _of_node(
     pods: Iterable[Pod],
     held: Mapping[str, Decimal],
     claimed: Mapping[str, list[Pool]],
-    cards: tuple[Held, ...],
+    shared: _Shared | None,
 ) -> NodeAllocation:
-    shared = [_hami(cards)] if cards else []
-    pools = [*shared, *_plain(node, list(pods), without=GPU if cards else "")]
+    count, cards = shared or ("", ())
+    own = [_places(count, cards)] if cards else []
+    pools = [*own, *_plain(node, list(pods), without=count)]
     pools += claimed.get(node.name, [])
     return NodeAllocation(
         node.name,
@@ -223,7 +239,7 @@ def _kind(node: Node, name: str) -> str:
     return "GPUs"
 
 
-def _hami(cards: Iterable[Held]) -> Pool:
+def _places(resource: str, cards: Iterable[Held]) -> Pool:
     """Places on its cards: what the node offers are these, whatever is free of memory and cores."""
     parts: defaultdict[str, Part] = defaultdict(Part)
     for one in cards:
@@ -232,7 +248,8 @@ def _hami(cards: Iterable[Held]) -> Pool:
     holders = tuple(Holder(pod, part.slots, part.memory, part.cores) for pod, part in parts.items())
     usable = [one.card for one in cards if one.usable]
     slots, memory, cores = (sum(getattr(one, name) for one in usable) for name in ("slots", "memory", "cores"))
-    return Pool(GPU, "places on cards by HAMi", sum(one.card.slots for one in cards), slots, holders, memory, cores)
+    there = sum(one.card.slots for one in cards)
+    return Pool(resource, "places on cards by HAMi", there, slots, holders, memory, cores)
 
 
 def _claimed(snapshot: Snapshot) -> Mapping[str, list[Pool]]:

@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Protocol
 
-from diagnosis.causes.hami.installation import config_maps, is_there
 from diagnosis.components import Role, components, is_ready
 from diagnosis.gpu_nodes import has_nvidia, offers_gpus
 from diagnosis.gpus import gpu_pods
+from diagnosis.hami.installation import config_maps, is_there
 from diagnosis.kinds import DRA_VERSIONS, KINDS, OF_COMPONENTS, POD, Kind, everywhere
 from diagnosis.snapshot import Builder, Snapshot
 from diagnosis.snapshot.pods import Pod, read_pod

@@ -9,12 +9,12 @@ from diagnosis.cause import Cause, Link
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.hami import control_plane, filtering, nodes, scheduling, webhook
 from diagnosis.causes.hami.declared import EXTENDER, EXTENDER_SLOW, LOCK_STALE
-from diagnosis.causes.hami.installation import Installation, installations, is_scheduled, schedulers
 from diagnosis.causes.unscheduled.queues import NO_SCHEDULER
 from diagnosis.chain import MOST_CHAINS, Chain, steps, touching
 from diagnosis.components import Role
 from diagnosis.diagnose import Problem
 from diagnosis.hami.grants import BindPhase, Grant, grant
+from diagnosis.hami.installation import Installation, installations, is_scheduled, schedulers
 from diagnosis.hami.usage import used
 from diagnosis.hami.wishes import GPU_POLICY, NODE_POLICY
 from diagnosis.snapshot import Snapshot

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from diagnosis.components import components, is_ready
 from diagnosis.gpu_nodes import devices_in
-from diagnosis.hami.books import books_of
+from diagnosis.hami.books import cards_of
 from diagnosis.hami.card_row import card_row
 from diagnosis.hami.handshake import handshake
+from diagnosis.hami.installation import installations, serving
 from diagnosis.hami.node_lock import node_lock
 from diagnosis.hami.registration import registrations
-from diagnosis.hami.versions import ANSWERED_UNTIL, scheduler_version
+from diagnosis.hami.versions import ANSWERED_UNTIL
 from diagnosis.placement import ZERO, held_on
 from diagnosis.quantity import amount, counted, shown
 from diagnosis.snapshot import Snapshot
@@ -59,7 +60,7 @@ def _gpus(snapshot: Snapshot, node: Node) -> Iterator[Row]:
         out = shown(resource, held.get(resource, ZERO)) if snapshot.sees("Pod") else _UNSAID
         yield Row(resource, f"capacity {there}, allocatable {allocatable}, given out {out}", "kubelet, pods")
     yield from _of_hami(snapshot, node)
-    for one in books_of(snapshot).cards.get(node.name, ()):
+    for one in cards_of(snapshot).get(node.name, ()):
         row = card_row(one, snapshot.sees("Pod"))
         free = f"free: {row.slots} places, {row.memory} memory, {row.cores} cores"
         yield Row(f"card {row.card}", "; ".join((free, *row.pods)), "HAMi, pods")
@@ -73,7 +74,8 @@ def _of_hami(snapshot: Snapshot, node: Node) -> Iterator[Row]:
         yield Row(f"HAMi's registration, {told.vendor}", value, "HAMi's device plugin")
     said = handshake(node)
     if said is not None:
-        version = scheduler_version(snapshot)
+        own = serving(node, installations(snapshot))
+        version = own.version if own is not None else None
         old = " (says nothing since 2.8)" if version is None or version > ANSWERED_UNTIL else ""
         yield Row("HAMi's handshake", f"{said.text}{old}", "HAMi's scheduler")
     lock = node_lock(node)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from diagnosis.snapshot.meta import is_kept
-from diagnosis.snapshot.pods import shown_value
+from diagnosis.snapshot.pods import shown_flags, shown_value
 
 _DROPPED = frozenset(
     (
@@ -30,10 +30,19 @@ def _without(value: Any, key: str = "") -> Any:
         if key == "annotations":
             return {name: text for name, text in value.items() if is_kept(str(name))}
         kept = {name: _without(one, str(name)) for name, one in value.items() if name not in _DROPPED}
+        if flags := _flags(value):
+            kept["args"] = [f"--{name}={told}" for name, told in flags.items()]
         return kept | {"caBundle": _CA} if value.get("caBundle") else kept
     if isinstance(value, list):
         return list(map(_variable, value)) if key == "env" else [_without(one) for one in value]
     return value
+
+
+def _flags(one: Mapping[str, Any]) -> dict[str, str]:
+    """Of a container what its command line may show."""
+    lists = (one.get(key) for key in ("command", "args"))
+    words = (word for listed in lists if isinstance(listed, list) for word in listed if isinstance(word, str))
+    return shown_flags(str(one.get("name")), words)
 
 
 def _variable(one: Any) -> Any:

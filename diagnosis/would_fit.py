@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
-from diagnosis.causes.hami.installation import WEBHOOK, Installation, installations, schedulers
 from diagnosis.gpu_nodes import gpu_nodes
 from diagnosis.hami.asking import admitted, asked_of
 from diagnosis.hami.books import Books, books_of, unregistered, verdicts
 from diagnosis.hami.fit import NodeVerdict
 from diagnosis.hami.holding import Held
+from diagnosis.hami.installation import WEBHOOK, Installation, asks_for, installation_of, installations, schedulers
 from diagnosis.hami.quota import room_of
 from diagnosis.placement import Obstacle, asked_by, held_on, refusals, shortages
 from diagnosis.snapshot import Snapshot
@@ -78,11 +78,12 @@ def pod_of(raw: Mapping[str, Any]) -> Pod:
 
 def by_rules(snapshot: Snapshot, pod: Pod, why_not: str) -> Admission:
     """What HAMi's webhook would do, where nobody can ask it."""
-    books, there = books_of(snapshot), installations(snapshot)
-    ours = [one for one in pod.spec.containers if _is_hamis(one, books)]
+    there = installations(snapshot)
     plain = Admission(pod, asked=False, why_not=why_not)
-    if not there or not ours:
+    ours = installation_of(pod, there) if there else None
+    if ours is None or not asks_for(pod.spec, ours.settings):
         return plain
+    books = books_of(snapshot, ours)
     if passed_by := _passed_by(snapshot, pod, there, books):
         return replace(plain, passed_by=passed_by)
     if refused := _refused(snapshot, pod, books):
@@ -90,7 +91,7 @@ def by_rules(snapshot: Snapshot, pod: Pod, why_not: str) -> Admission:
     containers = tuple(
         one if one.privileged else admitted(one, books.settings, books.version) for one in pod.spec.containers
     )
-    spec = replace(pod.spec, containers=containers, scheduler=there[0].scheduler_name)
+    spec = replace(pod.spec, containers=containers, scheduler=ours.scheduler_name)
     return replace(plain, pod=replace(pod, spec=spec))
 
 
@@ -98,9 +99,10 @@ def would_fit(snapshot: Snapshot, written: Pod, admission: Admission) -> Answer:
     """`written` is the pod as the file has it."""
     if admission.refused:
         return Answer(written.subject, admission)
-    books, pod = books_of(snapshot), admission.pod
-    by_hami = pod.spec.scheduler in schedulers(installations(snapshot)) or _moved(written, pod)
-    names = _names(books) if by_hami else frozenset()
+    pod, there = admission.pod, installations(snapshot)
+    books = books_of(snapshot, installation_of(pod, there) if there else None)
+    by_hami = pod.spec.scheduler in schedulers(there) or _moved(written, pod)
+    names = books.settings.names if by_hami else frozenset()
     held, asked = held_on(snapshot.pods), asked_by(pod.spec)
     asked = {name: amount for name, amount in asked.items() if name not in names}
     told = {node.name: one for node, one in verdicts(snapshot, books, pod.meta, pod.spec)} if by_hami else {}
@@ -113,7 +115,7 @@ def would_fit(snapshot: Snapshot, written: Pod, admission: Admission) -> Answer:
 
 
 def _is_unread(container: Container, books: Books) -> bool:
-    asks = (_names(books) - {books.settings.priority_name}) & {*container.limits, *container.requests}
+    asks = (books.settings.names - {books.settings.priority_name}) & {*container.limits, *container.requests}
     return bool(asks) and asked_of(container, books.settings, books.version) is None
 
 
@@ -160,15 +162,6 @@ def _refused(snapshot: Snapshot, pod: Pod, books: Books) -> str:
     limits = ((room.memory, memory), (room.cores, cores))
     exceeds = any(limit is not None and wanted > limit.left for limit, wanted in limits) and (memory or cores)
     return "exceeding resource quota" if exceeds and books.version >= _QUOTA_SINCE else ""
-
-
-def _is_hamis(container: Container, books: Books) -> bool:
-    return bool(_names(books) & {*container.limits, *container.requests})
-
-
-def _names(books: Books) -> frozenset[str]:
-    one = books.settings
-    return frozenset((one.count_name, one.memory_name, one.percentage_name, one.cores_name, one.priority_name))
 
 
 def _moved(written: Pod, pod: Pod) -> bool:

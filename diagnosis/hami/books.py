@@ -1,19 +1,22 @@
-"""HAMi's bookkeeping of a whole cluster, and what its scheduler would say of a pod on each node. Pure."""
+"""The books of one HAMi's scheduler, and what it would say of a pod on each node. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from diagnosis.hami.asking import asked_of
 from diagnosis.hami.card_checks import Terms
+from diagnosis.hami.command_line import CommandLine
 from diagnosis.hami.fit import NodeVerdict, Wanted, fit
 from diagnosis.hami.holding import Held, by_node, held_on
+from diagnosis.hami.installation import Installation, elsewhere, installations, serving, settings_of
 from diagnosis.hami.quota import room_of
 from diagnosis.hami.reasons import UNREGISTERED
-from diagnosis.hami.registration import SCORES, Form, registered, registration, scores_unreadable
-from diagnosis.hami.settings import Settings, settings_of
-from diagnosis.hami.versions import NEWEST, Version, scheduler_version
+from diagnosis.hami.registration import SCORES, Form, Registration, registered, registration, scores_unreadable
+from diagnosis.hami.settings import Settings
+from diagnosis.hami.versions import NEWEST, Version
 from diagnosis.hami.wishes import wishes
 from diagnosis.placement import has, offers
 from diagnosis.snapshot import Snapshot
@@ -26,22 +29,39 @@ _JSON_SINCE: Version = (2, 8)
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """`cards`: of each node that registered any, by its name. `told_version` None: no image tells it."""
+    """`cards`: of each node that registered any, by its name. `told_version` None: no image tells it.
+
+    `elsewhere`: nodes that only another installation's device plugin serves, with that installation.
+    """
 
     settings: Settings
     told_version: Version | None
     cards: Mapping[str, tuple[Held, ...]]
+    line: CommandLine = field(default_factory=CommandLine)
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def version(self) -> Version:
         return self.told_version or NEWEST
 
 
-def books_of(snapshot: Snapshot) -> Books:
-    settings, version = settings_of(snapshot), scheduler_version(snapshot)
-    nodes = [node for node in snapshot.nodes if registered(node)]
+def books_of(snapshot: Snapshot, one: Installation | None) -> Books:
+    """None: of a cluster in which no part of HAMi is visible, and nodes may have registered cards."""
+    cards = cards_of(snapshot)
+    if one is None:
+        return Books(settings_of(snapshot), None, cards)
+    others = elsewhere(one, installations(snapshot))
+    return Books(one.settings, one.version, cards, one.command_line, others)
+
+
+@lru_cache(maxsize=1)
+def cards_of(snapshot: Snapshot) -> Mapping[str, tuple[Held, ...]]:
+    """Of each node that registered any, by the settings of the installation that serves it."""
+    nodes, every = [node for node in snapshot.nodes if registered(node)], installations(snapshot)
     given = by_node(snapshot.pods) if nodes else {}
-    return Books(settings, version, {one.name: held_on(one, given.get(one.name, ()), settings) for one in nodes})
+    plain = settings_of(snapshot)
+    by = {node.name: own.settings if (own := serving(node, every)) is not None else plain for node in nodes}
+    return {one.name: held_on(one, given.get(one.name, ()), by[one.name]) for one in nodes}
 
 
 def verdicts(snapshot: Snapshot, books: Books, meta: Meta, spec: PodSpec) -> Iterator[tuple[Node, NodeVerdict]]:
@@ -50,7 +70,9 @@ def verdicts(snapshot: Snapshot, books: Books, meta: Meta, spec: PodSpec) -> Ite
     The pod is taken as it stands: what its webhook has not done is not done.
     """
     room = room_of(snapshot, meta.namespace, books.settings, books.version)
-    terms = Terms(wishes(meta), room, books.version)
+    own = wishes(meta)
+    policy = books.line.gpu_policy if own.gpu_policy is None else own.gpu_policy
+    terms = Terms(replace(own, gpu_policy=policy), room, books.version)
     # HAMi's filter looks at a sidecar as at any init container: beside nothing else.
     wanted = [Wanted(one.name, asked_of(one, books.settings, books.version), one.init) for one in spec.containers]
     for node in snapshot.nodes:
@@ -60,18 +82,33 @@ def verdicts(snapshot: Snapshot, books: Books, meta: Meta, spec: PodSpec) -> Ite
 
 def unregistered(node: Node, books: Books) -> str:
     """Why HAMi's scheduler knows no cards of the node; '' where it does."""
-    told = registration(node)
+    told, count = registration(node), books.settings.count_name
     if told is None:
         return "no device plugin of HAMi has registered cards there"
+    if why := _not_asked(node, books):
+        return why
+    if why := _unreadable(node, told, books):
+        return why
+    gone = has(node, count) and not offers(node, count)
+    return f"it offers no {count} any more: the device plugin is gone" if gone else ""
+
+
+def _unreadable(node: Node, told: Registration, books: Books) -> str:
     if why := told.unreadable or ("" if told.cards else "it lists no card"):
         return f"its registration can't be read: {why}"
     if why := scores_unreadable(node):
         return f"its annotation {SCORES} can't be read: {why}"
     if books.told_version is not None and told.form is not _form(books.told_version):
         return f"its registration is {told.form.value}, and the scheduler is {'.'.join(map(str, books.told_version))}"
-    count = books.settings.count_name
-    if has(node, count) and not offers(node, count):
-        return f"it offers no {count} any more: the device plugin is gone"
+    return ""
+
+
+def _not_asked(node: Node, books: Books) -> str:
+    """Why its cards are another scheduler's business."""
+    if missing := [f"{key}={one}" for key, one in books.line.node_labels.items() if node.meta.labels.get(key) != one]:
+        return f"the scheduler looks only at nodes with {', '.join(missing)}"
+    if node.name in books.elsewhere and not has(node, books.settings.count_name):
+        return f"its cards are those of {books.elsewhere[node.name]}, and it has no {books.settings.count_name}"
     return ""
 
 

@@ -22,6 +22,7 @@ _INITS_SINCE: Version = (2, 10)
 _COUNTS_SINCE: Version = (2, 10)
 """Before, what counts cards that fit was always 1."""
 _VENDOR = "nvidia"
+_UNITS = {Code.MEMORY: "MiB", Code.MIG: "MiB", Code.CUSTOM: "MiB", Code.CORES: "% of cores", Code.SLOTS: "places"}
 _MOST_INSTANCES = 64
 """Of MIG on one card: none has more than seven."""
 
@@ -34,6 +35,13 @@ class CardVerdict:
     code: Code | None = None
     asked: int = 0
     free: int = 0
+
+    def __str__(self) -> str:
+        """As `CardInsufficientMemory: 40000 MiB asked, 24576 free`."""
+        if self.code is None:
+            return "fits"
+        unit = _UNITS.get(self.code)
+        return self.code.value + (f": {self.asked} {unit} asked, {self.free} free" if unit else "")
 
 
 @dataclass(frozen=True, slots=True)

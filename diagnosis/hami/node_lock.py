@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from diagnosis.hami.words import word
 from diagnosis.snapshot.meta import subject
@@ -11,8 +11,6 @@ from diagnosis.snapshot.nodes import Node
 from healthcheck.text.moments import moment_or_none
 
 LOCK = "hami.io/mutex.lock"
-EXPIRES = timedelta(minutes=5)
-"""Unless `HAMI_NODELOCK_EXPIRE` (from 2.7) says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

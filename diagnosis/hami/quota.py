@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from diagnosis.hami.grants import grant
@@ -12,6 +12,7 @@ from diagnosis.hami.versions import Version
 from diagnosis.quantity import amount
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Pod
+from diagnosis.snapshot.rules import Quota
 
 _ZERO_BLOCKS_SINCE: Version = (2, 10)
 
@@ -48,16 +49,38 @@ def room_of(snapshot: Snapshot, namespace: str, settings: Settings, version: Ver
     cores = _limit(snapshot, namespace, settings.cores_name, 1)
     if memory is None and cores is None:
         return Room()
-    used = Part()
-    for part in _held_in(snapshot, namespace):
-        used = used.plus(part)
+    used = _used_in(snapshot, namespace)
     return Room(_with(memory, used.memory, version), _with(cores, used.cores, version))
+
+
+def kept_quotas(snapshot: Snapshot, namespace: str, settings: Settings) -> tuple[Quota, ...]:
+    """Those of the namespace that HAMi keeps itself."""
+    of_namespace = (one for one in snapshot.quotas if one.meta.namespace == namespace)
+    return tuple(one for one in of_namespace if any(_key(name) in one.hard for name in _counted(settings)))
+
+
+def given_of(snapshot: Snapshot, quota: Quota, settings: Settings) -> Iterator[str]:
+    """What the quota allows beside what pods of its namespace were given."""
+    used, factor = _used_in(snapshot, quota.meta.namespace), max(settings.memory_factor, 1)
+    for name, given in zip(_counted(settings), (used.memory // factor, used.cores), strict=True):
+        if most := quota.hard.get(_key(name)):
+            yield f"{quota.meta.subject}: {_key(name)} {most}, {given} given out"
+
+
+def _counted(settings: Settings) -> tuple[str, str]:
+    """The resources of which HAMi keeps a quota."""
+    return settings.memory_name, settings.cores_name
+
+
+def _key(resource: str) -> str:
+    """HAMi reads no other prefix; Kubernetes never counts what has this one."""
+    return f"limits.{resource}"
 
 
 def _limit(snapshot: Snapshot, namespace: str, resource: str, factor: int) -> tuple[int, str] | None:
     found = []
     for one in snapshot.quotas:
-        value = amount(one.hard.get(f"limits.{resource}", "")) if one.meta.namespace == namespace else None
+        value = amount(one.hard.get(_key(resource), "")) if one.meta.namespace == namespace else None
         if value is not None and value == value.to_integral_value():
             found.append((int(value) * factor, one.meta.subject))
     return min(found, default=None)
@@ -69,13 +92,15 @@ def _with(limit: tuple[int, str] | None, used: int, version: Version) -> Limit |
     return Limit(limit[1], limit[0], used)
 
 
-def _held_in(snapshot: Snapshot, namespace: str) -> Iterator[Part]:
+def _used_in(snapshot: Snapshot, namespace: str) -> Part:
+    used = Part()
     for pod in snapshot.pods:
         if pod.meta.namespace == namespace and not pod.over:
-            yield from _held_by(pod)
+            for part in _held_by(pod):
+                used = used.plus(part)
+    return used
 
 
-def _held_by(pod: Pod) -> Iterator[Part]:
+def _held_by(pod: Pod) -> Iterable[Part]:
     told = grant(pod.meta)
-    if told is not None and told.node:
-        yield from parts(pod, told).values()
+    return parts(pod, told).values() if told is not None and told.node else ()

@@ -103,6 +103,12 @@ class Settings:
     odd: tuple[OddKey, ...] = ()
     unreadable: str = ""
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Resources by which a container asks."""
+        parts = (self.memory_name, self.percentage_name, self.cores_name, self.priority_name)
+        return frozenset((self.count_name, *parts))
+
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
@@ -126,12 +132,6 @@ class NodeConfig:
     nodes: tuple[NodeSettings, ...] = ()
     odd: tuple[OddKey, ...] = ()
     unreadable: str = ""
-
-
-def settings_of(snapshot: Snapshot) -> Settings:
-    """Of the first installation that has any; as the chart has it, where no ConfigMap is visible."""
-    maps = sorted(snapshot.config_maps, key=lambda one: one.meta.subject)
-    return next((read_settings(one) for one in maps if DEVICE_CONFIG in one.data), Settings())
 
 
 def node_configs(snapshot: Snapshot) -> tuple[tuple[ConfigMap, NodeConfig], ...]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import islice
 
 from diagnosis.snapshot.meta import Meta, read_meta
 from diagnosis.snapshot.reading import Fields
@@ -37,7 +38,17 @@ _LIMITS = frozenset(
 )
 _LIMIT = re.compile(r"(?:true|false|default|force|disable|\d{1,9}[kmg]?)\Z", re.ASCII | re.IGNORECASE)
 """How HAMi's library in a container holds it to its share."""
-_SHOWN = _OF_COMPONENTS.union(VISIBLE_DEVICES, _LIMITS)
+HAMI_EXTENDER = "vgpu-scheduler-extender"
+"""The container of which some flags are read: of all others nobody's command line is looked at."""
+_LOCK_EXPIRE = "HAMI_NODELOCK_EXPIRE"
+_FLAGS = frozenset(
+    (
+        *("node-scheduler-policy", "gpu-scheduler-policy", "scheduler-name"),
+        *("node-label-selector", "node-lock-timeout"),
+    )
+)
+_MOST_WORDS = 100
+_SHOWN = _OF_COMPONENTS.union(VISIBLE_DEVICES, _LIMITS, (_LOCK_EXPIRE,))
 OTHER_VALUE = "(set)"
 
 
@@ -85,6 +96,8 @@ class Container:
     privileged: bool = False
     claims: tuple[str, ...] = ()
     """Names of the pod's resource claims that it uses."""
+    flags: Mapping[str, str] = field(default_factory=dict)
+    """Of HAMi's extender, as `shown_flags` has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +223,23 @@ def shown_value(variable: str, value: str) -> str:
         return value if _DEVICES.match(value) else OTHER_VALUE
     if variable in _LIMITS:
         return value if _LIMIT.match(value) else OTHER_VALUE
-    return value if variable in _OF_COMPONENTS and _PLAIN.match(value) else OTHER_VALUE
+    known = variable in _OF_COMPONENTS or variable == _LOCK_EXPIRE
+    return value if known and _PLAIN.match(value) else OTHER_VALUE
+
+
+def shown_flags(container: str, words: Iterable[str]) -> dict[str, str]:
+    """By name the flags of a command line that say how HAMi's extender chooses; any other may be a secret."""
+    if container != HAMI_EXTENDER:
+        return {}
+    found, before = {}, ""
+    for one in islice(words, _MOST_WORDS):
+        name, has_value, value = one.lstrip("-").partition("=")
+        if before and not one.startswith("-"):
+            name, has_value, value = before, "=", one
+        before = name if one.startswith("-") and not has_value else ""
+        if has_value and name in _FLAGS and _PLAIN.match(value):
+            found[name] = value
+    return found
 
 
 def read_conditions(raw: Fields) -> tuple[Condition, ...]:
@@ -276,8 +305,9 @@ def _toleration(raw: Fields) -> Toleration:
 
 
 def _container(raw: Fields, *, init: bool) -> Container:
+    name = raw.text("name")
     return Container(
-        raw.text("name"),
+        name,
         raw.text("image", longest=1024),
         init,
         init and raw.text("restartPolicy") == "Always",
@@ -286,6 +316,7 @@ def _container(raw: Fields, *, init: bool) -> Container:
         dict(_env(raw)),
         raw.flag("securityContext", "privileged"),
         tuple(one.text("name") for one in raw.each("resources", "claims")),
+        shown_flags(name, (*raw.texts("command"), *raw.texts("args"))) if name == HAMI_EXTENDER else {},
     )
 
 

@@ -9,7 +9,7 @@ from diagnosis.causes.admission import declared, quotas, rules
 from diagnosis.causes.admission.texts import Refusal, Why
 from diagnosis.causes.admission.wanting import Wanting, strangers, wanting
 from diagnosis.causes.hami.denials import denied
-from diagnosis.causes.hami.installation import WEBHOOK
+from diagnosis.hami.installation import WEBHOOK
 from diagnosis.snapshot import Snapshot
 
 

@@ -4,33 +4,34 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from datetime import timedelta
 
 from diagnosis.cause import Certainty, Found, Search, command
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.hami.declared import ALLOCATION_FAILED, ALLOCATION_HANGS, NO_CONTROL, REGISTER_STALE
-from diagnosis.causes.hami.installation import is_there
 from diagnosis.causes.starting_causes import NODES
 from diagnosis.components import Role
+from diagnosis.hami.command_line import LOCK_EXPIRES
 from diagnosis.hami.grants import BindPhase, Grant, grant
+from diagnosis.hami.installation import installation_of, installations, is_there
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Container, Pod
 from healthcheck.text.moments import timestamp
 
-_LASTS = timedelta(minutes=5)
-"""As long as the node's lock: after it another pod may be bound there."""
 CONTROL = "CUDA_DISABLE_CONTROL"
 _MOST = 4
 
 
 def find_stuck(snapshot: Snapshot) -> Iterator[Found]:
     """Pending on their node, though the scheduler has done its part."""
+    every = installations(snapshot)
     for pod in snapshot.pods:
         given = grant(pod.meta) if pod.spec.node and pod.phase == "Pending" else None
         if given is None or pod.meta.deleted is not None or any(one.running or one.ended for one in pod.states):
             continue
         since = given.bound_at or given.at or pod.meta.created
-        late = since is None or snapshot.now - since > _LASTS
+        # When the node's lock has expired, another pod may be bound there.
+        expires = installation_of(pod, every).command_line.lock_expires if every else LOCK_EXPIRES
+        late = since is None or snapshot.now - since > expires
         if given.phase is BindPhase.FAILED:
             yield _failed(pod, given)
         elif given.phase is BindPhase.ALLOCATING and late and not pod.states:

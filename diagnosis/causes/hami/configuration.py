@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from diagnosis.cause import Cause, Found, Search, Severity, command
-from diagnosis.causes.hami.installation import is_there
+from diagnosis.hami.installation import is_there
 from diagnosis.hami.settings import DEVICE_CONFIG, KEYS, read_settings
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import ConfigMap

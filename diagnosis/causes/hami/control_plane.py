@@ -10,9 +10,9 @@ from datetime import UTC, datetime, timedelta
 from diagnosis.cause import Cause, Found, Search, command
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.hami.declared import CERTIFICATE_EXPIRED, NO_CA, NO_LEADER, PATCH_FAILED
-from diagnosis.causes.hami.installation import Installation, installations, is_scheduled, is_there, schedulers
 from diagnosis.components import Role, is_ready
 from diagnosis.gpus import SHARES
+from diagnosis.hami.installation import Installation, installations, is_scheduled, is_there, schedulers
 from diagnosis.pod_stage import Kind, stage
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.rules import Webhook

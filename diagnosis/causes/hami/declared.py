@@ -106,12 +106,6 @@ NO_LEADER = _of_node(
     "See why no pod has become the leader: only that one has the label hami.io/scheduler-role=leader.",
     f"{_CHART}/service.yaml",
 )
-TWO_INSTALLATIONS = _of_node(
-    "HamiInstalledTwice",
-    "Two installations of HAMi change every GPU pod and answer for the same nodes: each keeps its own books.",
-    "Remove one of the two.",
-    f"{_CHART}/webhook.yaml",
-)
 IGNORED = _admitted(
     "HamiWebhookIgnored",
     "GPU pods are not shown to HAMi's webhook, by a label or by what it selects: Kubernetes' scheduler judges them.",

@@ -25,18 +25,18 @@ from diagnosis.causes.hami.declared import (
     UNFIT,
     UNHEALTHY,
 )
-from diagnosis.causes.hami.denials import quotas, used_of
-from diagnosis.causes.hami.installation import Installation, asked_by, installations, is_there
 from diagnosis.causes.hami.nodes import why_unknown
 from diagnosis.causes.unscheduled.refused import closed_by
 from diagnosis.causes.unscheduled.waiting import Waiting, events_of, unschedulable
 from diagnosis.fit_error import Says
 from diagnosis.gpu_nodes import has_hami, has_nvidia
 from diagnosis.hami.asking import Asked, asked_of
-from diagnosis.hami.books import Books, books_of, unregistered, verdicts
+from diagnosis.hami.books import Books, books_of, cards_of, unregistered, verdicts
 from diagnosis.hami.card_row import part_text
 from diagnosis.hami.fit import CardVerdict, NodeVerdict
 from diagnosis.hami.holding import Held
+from diagnosis.hami.installation import Installation, installation_of, installations, is_there
+from diagnosis.hami.quota import given_of, kept_quotas
 from diagnosis.hami.reasons import UNREGISTERED, Code
 from diagnosis.hami.registration import CORDON
 from diagnosis.hami.wishes import AVOID_TYPE, AVOID_UUID, MODE, NUMA_BIND, USE_TYPE, USE_UUID, wishes
@@ -73,10 +73,9 @@ _NOT_ITS_KIND = (Code.TYPE, Code.UUID)
 _WISHES = (USE_TYPE, AVOID_TYPE, USE_UUID, AVOID_UUID, MODE)
 _ESCAPED = CORDON.replace(".", "\\.")
 _FEWEST_JUDGED, _MOST_WALKED = 4, 100_000
-"""Requests of different kinds, each against all cards, a few seconds in all; of more HAMi's own words are told."""
+"""Of more than these requests HAMi's own words are told."""
 _LOOKS_AGAIN = timedelta(minutes=10)
 _MOST_NODES, _MOST_CARDS, _MOST_PODS, _MOST_TEXT = 4, 8, 3, 300
-_UNITS = {Code.MEMORY: "MiB", Code.CORES: "% of cores", Code.SLOTS: "places", Code.MIG: "MiB", Code.CUSTOM: "MiB"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,21 +113,23 @@ class _Judged:
 
 
 def find_refused(snapshot: Snapshot) -> Iterator[Found]:
-    """One for each workload, with every card."""
+    """One for each workload, with every card; each by the books of the HAMi that it asks."""
+    every = installations(snapshot)
     refused = [one for one in unschedulable(snapshot) if one.hami and (_words(snapshot, one) or _is_silent(one))]
-    books = books_of(snapshot) if refused and installations(snapshot) else None
-    cards = sum(map(len, books.cards.values())) if books is not None else 0
-    most = max(_FEWEST_JUDGED, _MOST_WALKED // max(cards, 1))
-    judged: dict[tuple[str, str, str], tuple[tuple[Node, NodeVerdict], ...]] = {}
-    for waiting in refused if books is not None else ():
-        assert books is not None
-        key = _request(waiting)
-        if key in judged or len(judged) < most:
-            if key not in judged:
-                judged[key] = tuple(_nodes(snapshot, books, waiting))
-            yield from _found(snapshot, _Judged(waiting, books, judged[key], _words(snapshot, waiting)))
-        else:
-            yield from _by_words(snapshot, _Judged(waiting, books, (), _words(snapshot, waiting)), ())
+    books = [books_of(snapshot, one) for one in every]
+    judged: dict[object, tuple[tuple[Node, NodeVerdict], ...]] = {}
+    for waiting in refused if every else ():
+        place = every.index(installation_of(waiting.pods[0], every))
+        key = place, _request(waiting)
+        if key not in judged and len(judged) < _most_judged(snapshot):
+            judged[key] = tuple(_nodes(snapshot, books[place], waiting))
+        known = _Judged(waiting, books[place], judged.get(key, ()), _words(snapshot, waiting))
+        yield from _found(snapshot, known) if key in judged else _by_words(snapshot, known, ())
+
+
+def _most_judged(snapshot: Snapshot) -> int:
+    """Requests of different kinds, each against all cards: a few seconds in all."""
+    return max(_FEWEST_JUDGED, _MOST_WALKED // max(sum(map(len, cards_of(snapshot).values())), 1))
 
 
 def _request(waiting: Waiting) -> tuple[str, str, str]:
@@ -200,7 +201,7 @@ def _by_words(snapshot: Snapshot, one: _Judged, fitting: Sequence[Node]) -> Iter
     if cause is None and any(_UNKNOWN.search(text) for text in one.words):
         cause = NODES_UNREGISTERED
     because = why_unknown(snapshot, one.unknown) if cause is NODES_UNREGISTERED else ()
-    remedy = () if cause is not None else _louder(asked_by(one.waiting.pods[0], installations(snapshot)))
+    remedy = () if cause is not None else _louder(installation_of(one.waiting.pods[0], installations(snapshot)))
     yield Found(
         cause or UNFIT,
         one.waiting.workload,
@@ -292,15 +293,11 @@ def _each_card(one: _Judged) -> Iterator[str]:
 
 
 def _card(card: CardVerdict, held: Held | None) -> str:
-    word = "fits" if card.code is None else card.code.value
-    unit = _UNITS.get(card.code) if card.code is not None else None
-    short = f", {card.free} of {card.asked} {unit} asked" if unit else ""
-    if card.code in _NOT_ITS_KIND and held is not None:
-        short = f", it is {held.card.kind}"
+    kind = f", it is {held.card.kind}" if card.code in _NOT_ITS_KIND and held is not None else ""
     pods = held.pods if held is not None else ()
     by = ", ".join(f"{pod} {part_text(part)}" for pod, part in islice(pods, _MOST_PODS))
     more = f" and {len(pods) - _MOST_PODS} more" if len(pods) > _MOST_PODS else ""
-    return f"card {card.uuid} {word}{short}" + (f" (held by {by}{more})" if by and card.code is not None else "")
+    return f"card {card.uuid} {card}{kind}" + (f" (held by {by}{more})" if by and card.code is not None else "")
 
 
 def _summary(one: _Judged, code: Code) -> Iterator[str]:
@@ -330,8 +327,8 @@ def _subject(snapshot: Snapshot, one: _Judged, code: Code) -> tuple[str, tuple[s
     cards = [held.card for node, _ in one.known for held in one.books.cards[node.name]]
     match code:
         case Code.QUOTA:
-            known = quotas(snapshot, one.waiting.pods[0].meta.namespace)
-            told = tuple(line for each in known for line in used_of(snapshot, each))
+            known = kept_quotas(snapshot, one.waiting.pods[0].meta.namespace, settings)
+            told = tuple(line for each in known for line in given_of(snapshot, each, settings))
             return (known[0].meta.subject if known else one.waiting.workload), told
         case Code.MEMORY if asked is not None and any(asked.memory_of(card.memory) <= card.memory for card in cards):
             return f"resource/{settings.memory_name}", ()

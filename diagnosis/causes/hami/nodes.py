@@ -18,15 +18,24 @@ from diagnosis.causes.hami.declared import (
     REGISTER_UNREADABLE,
 )
 from diagnosis.causes.hami.declared import UNHEALTHY as CARD_UNHEALTHY
-from diagnosis.causes.hami.installation import Installation, installations, is_there, offered, plugin_pods
 from diagnosis.causes.offer_causes import UNHEALTHY
 from diagnosis.causes.starting_causes import NODES
 from diagnosis.causes.verdicts import WITHHELD
 from diagnosis.components import YOUNG, Component, Role, components, is_for, is_ready, refused
-from diagnosis.gpu_nodes import GPU, has_nvidia, is_changed, is_for_machines, is_judged, offers_gpus, sliced_nodes
+from diagnosis.gpu_nodes import has_nvidia, is_changed, is_for_machines, is_judged, offers_gpus, sliced_nodes
+from diagnosis.hami.command_line import LOCK_EXPIRES
 from diagnosis.hami.grants import BindPhase, grant
 from diagnosis.hami.handshake import Handshake, Said, handshake
-from diagnosis.hami.node_lock import EXPIRES, LOCK, NodeLock, node_lock
+from diagnosis.hami.installation import (
+    Installation,
+    elsewhere,
+    installations,
+    is_there,
+    offered,
+    plugin_pods,
+    serving,
+)
+from diagnosis.hami.node_lock import LOCK, NodeLock, node_lock
 from diagnosis.hami.registration import Form, Registration, registration
 from diagnosis.hami.versions import ANSWERED_UNTIL, image_version
 from diagnosis.pod_stage import stage
@@ -69,9 +78,10 @@ def find_registration(snapshot: Snapshot) -> Iterator[Found]:
         if not is_judged(node, snapshot.now) or is_changed(node):
             continue
         starting = any(pod.meta.created is not None and snapshot.now - pod.meta.created < YOUNG for pod in pods)
-        if told is not None and told.cards and offered(node) in ("", "0") and not starting:
+        offer = offered(node, every)
+        if told is not None and told.cards and offer.is_none and not starting:
             yield _stale(snapshot, node, told, pods)
-        elif pods and not (told is not None and told.cards) and offered(node) not in ("", "0"):
+        elif pods and not (told is not None and told.cards) and not offer.is_none:
             yield from _unregistered(snapshot, every, node, told, pods)
 
 
@@ -93,12 +103,13 @@ def find_unhealthy(snapshot: Snapshot) -> Iterator[Found]:
 
 def find_skew(snapshot: Snapshot) -> Iterator[Found]:
     """One for each scheduler whose version does not read what nodes have registered."""
-    for one in installations(snapshot):
-        reads = one.version
+    every = installations(snapshot)
+    for one in every:
+        reads, others = one.version, elsewhere(one, every)
         if reads is None or one.scheduler is None:
             continue
         form = Form.JSON if reads >= _READS_JSON else Form.TEXT
-        told = [(node, registration(node)) for node in snapshot.nodes]
+        told = [(node, registration(node)) for node in snapshot.nodes if node.name not in others]
         other = [(node, its) for node, its in told if its is not None and its.cards and its.form is not form]
         if other:
             yield _skew(one, one.scheduler, form, [node for node, _ in other])
@@ -112,7 +123,7 @@ def find_handshake(snapshot: Snapshot) -> Iterator[Found]:
         node = snapshot.by_node.get(node_name)
         said = handshake(node) if node is not None else None
         working = [pod for pod in pods if is_ready(pod) and _is_settled(snapshot, pod)]
-        if node is None or said is None or said.at is None or not working or offered(node) in ("", "0"):
+        if node is None or said is None or said.at is None or not working or offered(node, every).is_none:
             continue
         if is_judged(node, snapshot.now) and _answers_of_old(pods):
             yield from _given_up(snapshot, node, said, working)
@@ -120,11 +131,13 @@ def find_handshake(snapshot: Snapshot) -> Iterator[Found]:
 
 def find_locks(snapshot: Snapshot) -> Iterator[Found]:
     """Locks that outlast what they were set for."""
+    every = installations(snapshot)
     for node in snapshot.nodes:
         lock = node_lock(node)
         if lock is not None:
-            why = _why_stale(snapshot, lock)
-            if why:
+            own = serving(node, every)
+            expires = own.command_line.lock_expires if own is not None else LOCK_EXPIRES
+            if why := _why_stale(snapshot, lock, expires):
                 yield _locked(snapshot, node, lock, why)
 
 
@@ -147,8 +160,8 @@ def _unmet(plugin: Component, node: Node) -> list[str]:
 
 
 def _stale(snapshot: Snapshot, node: Node, told: Registration, pods: Iterable[Pod]) -> Found:
-    gives = f"{GPU} {offered(node) or 'absent'} allocatable"
-    evidence = [f"{node.subject}: {counted(len(told.cards), 'card')} registered, {gives}"]
+    offer = offered(node, installations(snapshot))
+    evidence = [f"{node.subject}: {counted(len(told.cards), 'card')} registered, {offer}"]
     remedy = []
     for pod in pods:
         evidence.append(f"{pod.subject}: {stage(pod, snapshot.now)}")
@@ -170,7 +183,7 @@ def _stale(snapshot: Snapshot, node: Node, told: Registration, pods: Iterable[Po
 
 def _unregistered(
     snapshot: Snapshot,
-    every: Iterable[Installation],
+    every: tuple[Installation, ...],
     node: Node,
     told: Registration | None,
     pods: Iterable[Pod],
@@ -182,7 +195,7 @@ def _unregistered(
     has = "no annotation hami.io/node-nvidia-register"
     if told is not None:
         has = f"its registration names no card{f': {told.unreadable}' if told.unreadable else ''}"
-    evidence = (f"{node.subject}: {has}; {GPU} {offered(node)} allocatable", f"{pod.subject} is ready")
+    evidence = (f"{node.subject}: {has}; {offered(node, every)}", f"{pod.subject} is ready")
     words = ("kubectl", "-n", pod.meta.namespace)
     remedy = (
         f"Read what the plugin says: {command(*words, 'logs', pod.meta.name, '-c', 'device-plugin', '--tail=50')}",
@@ -226,7 +239,7 @@ def _given_up(snapshot: Snapshot, node: Node, said: Handshake, pods: list[Pod]) 
         return
     off = min(apart % _ZONES, _ZONES - apart % _ZONES)
     shown = f"{node.subject}: hami.io/node-handshake is {said.text}, {_minutes(apart)} from now"
-    evidence = (shown, f"{', '.join(pod.subject for pod in pods)} is ready, and the node offers {offered(node)} {GPU}")
+    evidence = (shown, f"{', '.join(pod.subject for pod in pods)} is ready; {offered(node, installations(snapshot))}")
     if not said.zoned and (off < _SLACK or is_future(said.at, snapshot.now)) and apart < timedelta(hours=14, minutes=5):
         told = (*evidence, "that is a time zone's distance: the scheduler writes its local time and reads it as UTC")
         yield Found(CLOCK_APART, node.subject, told, (), (node.subject,), Certainty.LIKELY)
@@ -241,13 +254,13 @@ def _minutes(apart: timedelta) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
-def _why_stale(snapshot: Snapshot, lock: NodeLock) -> str:
+def _why_stale(snapshot: Snapshot, lock: NodeLock, expires: timedelta) -> str:
     """'' for one that is still in its time."""
     if lock.at is None:
         return "nobody can read when it was set, so that it never expires"
     age = snapshot.now - lock.at
-    if age > EXPIRES:
-        return f"it was set {_minutes(age)} ago, and expires after {_minutes(EXPIRES)}"
+    if age > expires:
+        return f"it was set {_minutes(age)} ago, and expires after {_minutes(expires)}"
     if not lock.pod or age < _RELEASED or not snapshot.sees("Pod"):
         return ""
     owner = next((pod for pod in snapshot.pods if pod.subject == lock.pod), None)

@@ -17,17 +17,17 @@ from diagnosis.causes.hami.declared import (
     NO_RIGHT,
     WRITE_FAILS,
 )
-from diagnosis.causes.hami.installation import (
+from diagnosis.causes.unscheduled.waiting import Waiting, events_of, refusal, unplaced, unschedulable
+from diagnosis.components import Role
+from diagnosis.fit_error import Says
+from diagnosis.hami.installation import (
     Installation,
-    asked_by,
+    installation_of,
     installations,
     is_scheduled,
     is_there,
     schedulers,
 )
-from diagnosis.causes.unscheduled.waiting import Waiting, events_of, refusal, unplaced, unschedulable
-from diagnosis.components import Role
-from diagnosis.fit_error import Says
 from diagnosis.pod_stage import Kind, stage
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.events import Event
@@ -57,14 +57,14 @@ def find_unbound(snapshot: Snapshot) -> Iterator[Found]:
     every = installations(snapshot)
     for waiting in unschedulable(snapshot):
         if waiting.hami and every:
-            yield from _judged(snapshot, asked_by(waiting.pods[0], every), waiting)
+            yield from _judged(snapshot, installation_of(waiting.pods[0], every), waiting)
     for pod in unplaced(snapshot):
         # Its condition says what kube-scheduler met; here it has not said anything.
         if every and not pod.spec.gates and not refusal(snapshot, pod) and is_scheduled(pod, schedulers(every)):
             last = _last((pod,), snapshot)
             if last is not None and last.reason == "FilteringSucceed":
                 yield from _filtered(
-                    snapshot, asked_by(pod, every), last, (snapshot.line(pod.meta)[-1], (pod.subject,))
+                    snapshot, installation_of(pod, every), last, (snapshot.line(pod.meta)[-1], (pod.subject,))
                 )
 
 

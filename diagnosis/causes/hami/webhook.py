@@ -15,7 +15,9 @@ from diagnosis.causes.hami.declared import (
     PRIVILEGED,
     WEBHOOK_MISSING,
 )
-from diagnosis.causes.hami.installation import (
+from diagnosis.components import is_ready
+from diagnosis.gpus import SHARES, gpu_pods, gpus_of
+from diagnosis.hami.installation import (
     IGNORE,
     Installation,
     installations,
@@ -23,8 +25,6 @@ from diagnosis.causes.hami.installation import (
     is_there,
     schedulers,
 )
-from diagnosis.components import is_ready
-from diagnosis.gpus import SHARES, gpu_pods, gpus_of
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Pod, PodSpec
 from diagnosis.snapshot.rules import Webhook

@@ -10,7 +10,9 @@ from decimal import Decimal
 from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
 from diagnosis.causes.unscheduled.device_claims import lacks_claims
 from diagnosis.causes.unscheduled.waiting import Room, Waiting, events_of, group_of, tells_of_gang, unplaced
+from diagnosis.components import is_ready
 from diagnosis.gpus import asks_for_gpus
+from diagnosis.hami.installation import installations
 from diagnosis.placement import ZERO, asked_by
 from diagnosis.quantity import shown
 from diagnosis.snapshot import Snapshot
@@ -255,6 +257,9 @@ def _answers(snapshot: Snapshot, name: str) -> str | None:
         if pod.spec.scheduler == name and not pod.over and pod.spec.node and _made_lately(snapshot, pod)
     ]
     if told:
+        return None
+    of_hami = (one.scheduler for one in installations(snapshot) if one.scheduler_name == name and one.scheduler)
+    if any(is_ready(pod) for one in of_hami for pod in one.pods):
         return None
     called = (name, _ALSO_CALLED.get(name, name))
     renewed = [one.renewed for one in snapshot.leases if one.renewed and one.meta.name.startswith(called)]

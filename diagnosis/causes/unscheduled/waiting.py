@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
 
 from diagnosis.fit_error import FitError, Says, parse, reason_of
 from diagnosis.gpus import SHARES, claims_gpus, gpu_claims, is_gpu, meant_as_gpu
+from diagnosis.hami.installation import installations, schedulers
 from diagnosis.placement import ZERO, Amounts, asked_by, held_on, offers, shortages
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.events import Event
@@ -136,7 +137,7 @@ def unschedulable(snapshot: Snapshot) -> tuple[Waiting, ...]:
         message = refusal(snapshot, pod)
         if message and not pod.spec.gates and not _coming(snapshot, pod):
             groups[(_maker(snapshot, pod, message), _shape(pod.spec))].append((pod, message))
-    return tuple(_waiting(workload, shape, members) for (workload, shape), members in sorted(groups.items()))
+    return tuple(_waiting(snapshot, workload, shape, members) for (workload, shape), members in sorted(groups.items()))
 
 
 def group_of(pod: Pod) -> str:
@@ -207,16 +208,25 @@ def _maker(snapshot: Snapshot, pod: Pod, message: str) -> str:
     return snapshot.line(pod.meta)[-1]
 
 
-def _waiting(workload: str, shape: str, members: list[tuple[Pod, str]]) -> Waiting:
+def _waiting(snapshot: Snapshot, workload: str, shape: str, members: list[tuple[Pod, str]]) -> Waiting:
     pods = tuple(sorted((pod for pod, _ in members), key=lambda pod: pod.subject))
     pod, message = members[-1]
     fit = parse(message)
-    return Waiting(pods, workload, asked_by(pod.spec), message, fit, shape, _is_hami(pod, fit))
+    every = installations(snapshot)
+    hami, asked = _is_hami(pod, fit, schedulers(every)), asked_by(pod.spec)
+    # What HAMi counts, under whatever names, no node has to offer.
+    names = {name for one in every for name in one.settings.names} if hami else ()
+    asked = {name: value for name, value in asked.items() if name not in names or is_gpu(name)}
+    return Waiting(pods, workload, asked, message, fit, shape, hami)
 
 
-def _is_hami(pod: Pod, fit: FitError | None) -> bool:
+def _is_hami(pod: Pod, fit: FitError | None, names: Collection[str]) -> bool:
     """By its scheduler's name, what that noted on it, or how it judges."""
-    if "hami" in pod.spec.scheduler or any(key.startswith(_HAMI) for key in pod.meta.annotations):
+    if (
+        "hami" in pod.spec.scheduler
+        or pod.spec.scheduler in names
+        or any(key.startswith(_HAMI) for key in pod.meta.annotations)
+    ):
         return True
     return fit is not None and any(one.says.name == "HAMI" for one in fit.reasons)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from diagnosis.hami.books import books_of, verdicts
 from diagnosis.hami.fit import NodeVerdict
+from diagnosis.hami.installation import installation_of, installations
 from diagnosis.snapshot import Snapshot
 from tests.diagnosis.states import GPU, Object, container, node, obj, pod
 
@@ -63,4 +64,6 @@ def quota(**hard: str) -> Object:
 def judged(seen: Snapshot, name: str) -> Mapping[str, NodeVerdict]:
     """By node, for the pod of that name."""
     one = next(each for each in seen.pods if each.meta.name == name)
-    return {each.name: verdict for each, verdict in verdicts(seen, books_of(seen), one.meta, one.spec)}
+    every = installations(seen)
+    books = books_of(seen, installation_of(one, every) if every else None)
+    return {each.name: verdict for each, verdict in verdicts(seen, books, one.meta, one.spec)}

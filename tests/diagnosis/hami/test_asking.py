@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from diagnosis.hami.asking import Asked, admitted, asked_of
+from diagnosis.hami.installation import installations
 from diagnosis.hami.settings import Settings
-from diagnosis.hami.versions import NEWEST, Version, image_version, scheduler_version
+from diagnosis.hami.versions import NEWEST, Version, image_version
 from diagnosis.snapshot.pods import Container
 from tests.diagnosis.hami.clusters import CORES, MEMORY, PERCENTAGE, scheduler
-from tests.diagnosis.states import GPU, node, snapshot
+from tests.diagnosis.states import GPU, snapshot
 
 OLD: Version = (2, 9)
 ONE = {GPU: "1"}
@@ -89,5 +90,5 @@ def test_an_images_tag_tells_the_version(image: str, version: Version | None) ->
 
 
 def test_the_extender_tells_the_version_and_not_the_scheduler_beside_it() -> None:
-    assert scheduler_version(snapshot(scheduler("v2.8.1"))) == (2, 8)
-    assert scheduler_version(snapshot(node("a"))) is None
+    (one,) = installations(snapshot(scheduler("v2.8.1")))
+    assert one.version == (2, 8)

@@ -183,7 +183,7 @@ def test_the_answer_has_the_numbers() -> None:
     assert first == "4 cards have 98304 MiB free together, and none alone more than 24576"
     assert second == "a container asks for 2 cards with 40000 MiB each"
     assert third.startswith(
-        "node/a: card GPU-0 CardInsufficientMemory, 24576 of 40000 MiB asked (held by pod/team/h0 57344 MiB); card"
+        "node/a: card GPU-0 CardInsufficientMemory: 40000 MiB asked, 24576 free (held by pod/team/h0 57344 MiB); card"
     )
     assert rest == ["HAMi says: NodeUnfitPod", "HAMi says: 1 nodes CardInsufficientMemory(a)"]
 

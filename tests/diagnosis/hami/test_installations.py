@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from diagnosis.causes.hami.installation import installations
 from diagnosis.components import Health, component_table
+from diagnosis.hami.installation import installations
 from diagnosis.node_inventory import inventory
 from tests.diagnosis.hami.hami_states import (
     NAMESPACE,

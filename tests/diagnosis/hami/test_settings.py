@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import given
 
+from diagnosis.hami.installation import settings_of
 from diagnosis.hami.settings import (
     NodeSettings,
     OddKey,
@@ -14,7 +15,6 @@ from diagnosis.hami.settings import (
     node_configs,
     read_node_config,
     read_settings,
-    settings_of,
 )
 from diagnosis.snapshot.cluster_objects import ConfigMap
 from diagnosis.snapshot.meta import Meta

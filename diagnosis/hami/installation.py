@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from diagnosis.components import Component, Role, components
 from diagnosis.gpu_nodes import GPU, has_hami
+from diagnosis.hami.command_line import CommandLine, command_line
+from diagnosis.hami.settings import DEVICE_CONFIG, Settings, read_settings
 from diagnosis.hami.versions import Version, version_of
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.cluster_objects import ConfigMap
 from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import Pod
+from diagnosis.snapshot.pods import Pod, PodSpec
 from diagnosis.snapshot.rules import Webhook
 
 WEBHOOK = "vgpu.hami.io"
@@ -25,6 +28,10 @@ DEFAULT_SCHEDULER = "hami-scheduler"
 IGNORE = ("hami.io/webhook", "ignore")
 """The label by which a namespace or a pod keeps HAMi's webhook away."""
 _SUFFIXES = ("-scheduler", "-device-plugin")
+_DEVICES = "-scheduler-device"
+"""What the ConfigMap with its settings of devices is called after the release."""
+_Key = tuple[str, str]
+"""Namespace, and what its chart calls everything after."""
 _OF_PODS = "hami.io/"
 _PROFILE = re.compile(
     r"^\s{0,16}(?:- )?schedulerName: ?[\"']?([A-Za-z0-9.-]{1,253})[\"']?\s{0,8}$", re.ASCII | re.MULTILINE
@@ -41,6 +48,10 @@ class Installation:
     plugins: tuple[Component, ...] = ()
     webhooks: tuple[Webhook, ...] = ()
     scheduler_name: str = DEFAULT_SCHEDULER
+    settings: Settings = field(default_factory=Settings)
+    command_line: CommandLine = field(default_factory=CommandLine)
+    nodes: frozenset[str] = frozenset()
+    """By name those that a pod of one of its device plugins is on."""
 
     @property
     def service(self) -> str:
@@ -81,13 +92,23 @@ def installations(snapshot: Snapshot) -> tuple[Installation, ...]:
             namespace, _, service = hook.service.partition("/")
             hooks[namespace, _stem(service)].append(hook)
     keys = sorted({*found, *hooks})
-    return tuple(_named(snapshot, _installation(key, found.get(key, ()), hooks.get(key, ()))) for key in keys)
+    parts = (_installation(key, found.get(key, ()), hooks.get(key, ())) for key in keys)
+    return tuple(_configured(snapshot, one, keys) for one in parts)
 
 
 def config_maps(snapshot: Snapshot) -> tuple[tuple[str, str], ...]:
     """Namespace and name of what the charts configure scheduler, cards and nodes by."""
-    suffixes = ("-scheduler", "-scheduler-device", "-device-plugin")
+    suffixes = ("-scheduler", _DEVICES, "-device-plugin")
     return tuple((one.namespace, one.name + suffix) for one in installations(snapshot) for suffix in suffixes)
+
+
+def settings_of(snapshot: Snapshot, one: Installation | None = None, others: Collection[_Key] = ()) -> Settings:
+    """Its own; else of a ConfigMap that is no other's: of its namespace, or of any where there are no others."""
+    maps = [each for each in snapshot.config_maps if DEVICE_CONFIG in each.data and _owner(each) not in others]
+    own = (one.namespace, one.name) if one is not None else ("", "")
+    near = [each for each in maps if each.meta.namespace == own[0] or not others]
+    rank = sorted(near, key=lambda each: (_owner(each) != own, each.meta.namespace != own[0], each.meta.subject))
+    return read_settings(rank[0]) if rank else Settings()
 
 
 def schedulers(every: Iterable[Installation]) -> frozenset[str]:
@@ -95,9 +116,32 @@ def schedulers(every: Iterable[Installation]) -> frozenset[str]:
     return frozenset(one.scheduler_name for one in every)
 
 
-def asked_by(pod: Pod, every: Sequence[Installation]) -> Installation:
-    """The one whose scheduler the pod names, of at least one; the first where it names none of theirs."""
-    return next((one for one in every if one.scheduler_name == pod.spec.scheduler), every[0])
+def installation_of(pod: Pod, every: Sequence[Installation]) -> Installation:
+    """Of at least one: whose scheduler the pod names, on whose node it is, or whose resources it asks for."""
+
+    def near(one: Installation) -> tuple[bool, bool, int]:
+        asked = {name for container in pod.spec.containers for name in (*container.limits, *container.requests)}
+        resources = 2 if one.settings.count_name in asked else 1 if one.settings.names & asked else 0
+        return pod.spec.scheduler == one.scheduler_name, pod.spec.node in one.nodes, resources
+
+    return max(every, key=near)
+
+
+def serving(node: Node, every: Iterable[Installation]) -> Installation | None:
+    """Whose device plugin is on the node; the only one where none is seen there."""
+    every = tuple(every)
+    own = next((one for one in every if node.name in one.nodes), None)
+    return own or (every[0] if len(every) == 1 else None)
+
+
+def elsewhere(one: Installation, every: Iterable[Installation]) -> dict[str, str]:
+    """Nodes that only other installations' device plugins serve, by name, each with that installation."""
+    return {name: each.subject for each in every if each is not one for name in each.nodes - one.nodes}
+
+
+def asks_for(spec: PodSpec, settings: Settings) -> bool:
+    """Whether any container asks by these resources."""
+    return any(settings.names & {*one.limits, *one.requests} for one in spec.containers)
 
 
 def is_scheduled(pod: Pod, names: frozenset[str]) -> bool:
@@ -119,16 +163,34 @@ def plugin_pods(every: Iterable[Installation]) -> Mapping[str, tuple[Pod, ...]]:
     return {node: tuple(pods) for node, pods in there.items()}
 
 
-def offered(node: Node) -> str:
-    """How many places on cards the kubelet gives out there, as the node says it; '' where it says none."""
-    return node.allocatable.get(GPU, "")
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """How many places on cards the kubelet gives out, under the name of the resource; '' where it says none."""
+
+    resource: str
+    amount: str
+
+    @property
+    def is_none(self) -> bool:
+        return self.amount in ("", "0")
+
+    def __str__(self) -> str:
+        return f"{self.resource} {self.amount or 'absent'} allocatable"
+
+
+def offered(node: Node, every: Iterable[Installation]) -> Offer:
+    """As the node says it, by the name that the installation which serves it gives to cards."""
+    own = serving(node, every)
+    name = own.settings.count_name if own is not None else GPU
+    return Offer(name, node.allocatable.get(name, ""))
 
 
 def _installation(key: tuple[str, str], parts: Iterable[Component], hooks: Iterable[Webhook]) -> Installation:
     parts = list(parts)
     scheduler = next((one for one in parts if one.role is Role.HAMI_SCHEDULER), None)
     plugins = tuple(one for one in parts if one.role is Role.HAMI_PLUGIN)
-    return Installation(*key, scheduler, plugins, tuple(hooks))
+    nodes = frozenset(pod.spec.node for one in plugins for pod in one.pods if pod.spec.node and not pod.over)
+    return Installation(*key, scheduler, plugins, tuple(hooks), nodes=nodes)
 
 
 def _release(one: Component, every: Iterable[Component]) -> str:
@@ -137,16 +199,24 @@ def _release(one: Component, every: Iterable[Component]) -> str:
     return _stem(placed[0].meta.name if len(placed) == 1 else one.meta.name)
 
 
-def _named(snapshot: Snapshot, one: Installation) -> Installation:
-    """With its scheduler's name, as its configuration has it."""
+def _configured(snapshot: Snapshot, one: Installation, keys: Collection[_Key]) -> Installation:
+    """With its scheduler's name and its settings, as its own ConfigMaps and command line have them."""
+    line = command_line(one.scheduler.spec) if one.scheduler is not None else CommandLine()
     maps = (each for each in snapshot.config_maps if each.meta.namespace == one.namespace)
     texts = (text for each in maps if each.meta.name == f"{one.name}-scheduler" for text in each.data.values())
-    return replace(one, scheduler_name=next(_profiles(texts), DEFAULT_SCHEDULER))
+    name = next(_profiles(texts), line.scheduler_name or DEFAULT_SCHEDULER)
+    others = {key for key in keys if key != (one.namespace, one.name)}
+    return replace(one, scheduler_name=name, settings=settings_of(snapshot, one, others), command_line=line)
 
 
 def _profiles(texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
         yield from (found[1] for found in _PROFILE.finditer(text))
+
+
+def _owner(one: ConfigMap) -> _Key:
+    """The installation that keeps its settings of devices there."""
+    return one.meta.namespace, one.meta.name.removesuffix(_DEVICES)
 
 
 def _stem(name: str) -> str:
