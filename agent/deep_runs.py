@@ -29,7 +29,7 @@ from healthcheck.probes.nvml.gpus import NVML
 from healthcheck.telemetry import Telemetry
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import taken_on
+from healthcheck.verdict.acknowledgement import has_taken
 
 log = structlog.get_logger()
 
@@ -289,7 +289,7 @@ class DeepTests:
         deadline = self._state.now().monotonic + self._waits.taken
         while self._state.now().monotonic < deadline and not self._stopping.wait(_POLL_SECONDS):
             node = self._state.node
-            if node is not None and taken_on(node).get(KIND) == record.timestamp:
+            if node is not None and has_taken(node, KIND, record.timestamp):
                 return
 
     @property

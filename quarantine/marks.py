@@ -26,7 +26,7 @@ from healthcheck.node.gpu_resources import GpuPod
 from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, NodeState, PatchFor, is_tested
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import taken_on
+from healthcheck.verdict.acknowledgement import has_taken
 from healthcheck.verdict.record import RunRecord
 from quarantine.record import KIND, Begun, Progress, is_blind, render
 
@@ -134,7 +134,7 @@ class QuarantineMarks:
             node = self._cluster.read_node(self._node)
         except ClusterError:
             return False
-        return RESULTS not in node.annotations or taken_on(node).get(KIND) == timestamp(self._at)
+        return RESULTS not in node.annotations or has_taken(node, KIND, timestamp(self._at))
 
     def wait_until_seen(self, begun: Begun, seconds: float, stopping: threading.Event) -> None:
         """Until the agent's look sees all of the node: one beside a test, which loads driver and devices, may not have.

@@ -203,6 +203,15 @@ def taken_on(node: NodeState) -> Mapping[str, str]:
     return _own_record(node).taken or {}
 
 
+def has_taken(node: NodeState, kind: str, timestamp: str | None) -> bool:
+    """Whether the agent's own record has taken that deep record, and its taint stands, if it wants one.
+
+    Its verdict waits only a moment for a place in the fleet budget: the taint may come after the record.
+    """
+    own = _own_record(node)
+    return (own.taken or {}).get(kind) == timestamp and (own.taint != "withheld" or node.tainted())
+
+
 def _own_record(node: NodeState) -> AgentRecord:
     """The agent's; one that says nothing where there is none, or nobody can read it, or the bash suite wrote it."""
     record = records.on_node(AgentRecord, node, RESULTS)

@@ -104,7 +104,7 @@ def test_light_looks_go_on_beside_a_run_and_a_pod_ends_it(rig: Rig) -> None:
         node = rig.world.wait(lambda node: "Xid48" in node.findings)
         assert "Xid13" not in node.findings
         rig.pods(GPU_POD)
-        node = rig.world.wait(lambda node: MODE not in node.labels)
+        node = rig.world.wait(lambda node: MODE not in node.labels and node.tainted)
 
     assert (rig.marks, node.status, node.tainted) == ({}, "fail", True)
 

@@ -29,6 +29,7 @@ from healthcheck.verdict.acknowledgement import (
     acknowledgements,
     dump_release,
     faults_on,
+    has_taken,
     other_severities,
     parse_release,
     read_release,
@@ -335,6 +336,28 @@ def test_a_deep_record_whose_time_cannot_be_held_counts_and_is_complained_of(at:
 
     assert severities == [ISOLATE]
     assert [one.startswith(f"annotation {SWEEP_RESULT}: timestamp: ") for one in complaints] == [True]
+
+
+@pytest.mark.parametrize(
+    ("own", "taints", "taken"),
+    [
+        ({"taint": "set"}, (TAINT,), True),
+        ({"taint": "withheld"}, (), False),
+        ({"taint": "withheld"}, (TAINT,), True),
+        ({"taint": "off"}, (), True),
+        ({}, (), True),
+        ({"taken": {"sweep-result": "2026-11-21T00:00:00Z"}}, (), False),
+        ({"taken": {"quarantine-result": "2026-11-21T01:02:03Z"}}, (), False),
+        ({"taken": None}, (), False),
+    ],
+)
+def test_a_deep_record_is_taken_once_the_taint_that_the_agent_wants_stands(
+    own: dict[str, Any], taints: tuple[Any, ...], taken: bool
+) -> None:
+    record = {"schema": 1, "taken": {"sweep-result": "2026-11-21T01:02:03Z"}, **own}
+    told = node(annotations={RESULTS: json.dumps(record)}, taints=taints)
+
+    assert has_taken(told, "sweep-result", "2026-11-21T01:02:03Z") is taken
 
 
 def test_the_prefix_of_the_annotation_is_the_documented_one() -> None:
