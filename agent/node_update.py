@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ import structlog
 
 from agent.api_server import ApiServer
 from agent.bad_annotations import BadAnnotations
+from agent.conditions import WrittenConditions
 from agent.record_left_out import RecordLeftOut, without_record
 from agent.reporter import Reporter
 from agent.slot_requests import SlotRequests
@@ -24,6 +26,7 @@ from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import read_release
 from healthcheck.verdict.budget import HELD
 from healthcheck.verdict.change import NodeChange, plan, wants_place
+from healthcheck.verdict.events import Event
 from healthcheck.verdict.record import Identity
 from healthcheck.verdict.verdict import Verdict
 
@@ -52,11 +55,18 @@ class NodeUpdate:
         self._telemetry = telemetry
         self.slot = SlotRequests(api, state)
         self._record = RecordLeftOut()
+        self._conditions = WrittenConditions()
+        self._told: set[str] = set()
+        """The names of the Events about repair conditions that are still true."""
         self._rewrite_seconds = _REWRITE_SECONDS * random.uniform(*_REWRITE_JITTER)  # noqa: S311
 
     def look_ended(self) -> None:
         self.slot.look_ended()
         self._record.look_ended()
+
+    def put_off_seconds(self) -> float | None:
+        """How long until the conditions may be put back; None: they stand, or wait for something else."""
+        return self._conditions.put_off_seconds(time.monotonic())
 
     def read(self) -> NodeState:
         """The Node as it is now. Raises ClusterError."""
@@ -78,8 +88,9 @@ class NodeUpdate:
         change = plan(verdict, record, whole, rules, now, memory.acknowledged, grant)
         self._bad.report((*read_release(node, gestures=False)[1], *why_unread(node), *change.complaints))
         if not self._api.write:
-            events = [one.reason for one in change.events]
-            log.info("dry run", patch=change.patch, condition=change.condition, events=events)
+            events = [one.reason for one in (*change.events, *change.repair.events)]
+            conditions = [one for one in (change.condition, *change.repair.conditions) if one]
+            log.info("dry run", patch=change.patch, conditions=conditions, events=events)
             return True
         if change.patch is None and self._record.is_worth_a_try:
             at_once = replace(rules, rewrite_after_seconds=0.0)
@@ -103,11 +114,32 @@ class NodeUpdate:
                 log.info("told the node", status=verdict.status.value, severity=verdict.severity.name)
             elif not node.tainted():
                 self.slot.free(node)  # a place that no taint can be had for is another's
-        if change.condition is not None:
-            condition = self._record.noted_in(change.condition)
-            request = partial(self._api.cluster.patch_condition, node.name, condition)
-            stands = self._api.permissions.write("nodes/status", partial(self._keep, request)) and stands
+        # Nobody is asked to repair a node from which work is not kept away.
+        repairs = change.repair.conditions if stands else ()
+        verdicts = [] if change.condition is None else [self._record.noted_in(change.condition)]
+        if not self._write_conditions(node, [*verdicts, *map(self._conditions.with_time, repairs)]):
+            return False
+        self._tell(change.repair.events)
         return stands
+
+    def _write_conditions(self, node: NodeState, conditions: Sequence[Mapping[str, Any]]) -> bool:
+        """All in one request. Whether they stand."""
+        if not self._conditions.may_go(conditions, time.monotonic()):
+            return False
+        if not conditions:
+            return True
+        request = partial(self._api.cluster.patch_conditions, node.name, conditions)
+        stands = self._api.permissions.write("nodes/status", partial(self._keep, request))
+        if stands:
+            self._conditions.went(conditions, time.monotonic())
+        return stands
+
+    def _tell(self, events: Sequence[Event]) -> None:
+        """Each once, for as long as it is true."""
+        for event in events:
+            if event.name not in self._told:
+                self._reporter.queue(event)
+        self._told = {event.name for event in events}
 
     def _write_node(self, node: NodeState, patch: Mapping[str, Any]) -> None:
         """All of it; where the Node has no room for that, labels and taint without the record."""

@@ -14,7 +14,7 @@ from healthcheck.checks.examine import failure
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Unavailable
 from healthcheck.model import PREFIX
-from healthcheck.node.state import RUN, WATCHED_LABELS, NodeState
+from healthcheck.node.state import REPAIR_CONDITIONS, RUN, WATCHED_LABELS, NodeState
 
 log = structlog.get_logger()
 
@@ -94,7 +94,13 @@ def _differs(before: NodeState, after: NodeState) -> bool:
 def _ours(node: NodeState) -> tuple[object, ...]:
     labels = {key: value for key, value in node.labels.items() if key.startswith(PREFIX) or key in WATCHED_LABELS}
     annotations = {key: value for key, value in node.annotations.items() if key.startswith(PREFIX)}
-    return (node.uid, labels, annotations, node.tainted(), node.condition())
+    return (node.uid, labels, annotations, node.tainted(), node.condition(), _repair_conditions(node))
+
+
+def _repair_conditions(node: NodeState) -> list[tuple[object, ...]]:
+    """Whoever else wrote one renews its times every few minutes."""
+    words = ("type", "status", "reason", "message")
+    return [tuple(one.get(key) for key in words) for one in node.conditions if one.get("type") in REPAIR_CONDITIONS]
 
 
 def _pause(state: tenacity.RetryCallState) -> float:

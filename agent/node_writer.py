@@ -93,7 +93,7 @@ class NodeWriter(threading.Thread):
 
     def run(self) -> None:
         while not self._stopping.is_set():
-            self._wait(None)
+            self._wait(self._update.put_off_seconds())
             again = tenacity.Retrying(
                 retry=tenacity.retry_if_exception_type(ClusterError),
                 wait=self._pause,

@@ -83,7 +83,8 @@ _EVENTS = {
     "KernelLogUnreadable": "Lines of the kernel's log are no records, or cut short.",
     "KernelLogRecordSetAside": "A kernel log record that nobody could judge was set aside; the others count.",
     "TaintWithheld": "The fleet budget has no place for the node's taint; it is tried again after each look.",
-    "SwitchedOff": "Labels or the taint were taken away as the settings switch them off.",
+    "SwitchedOff": "Labels, the taint or conditions were taken away as the settings switch them off.",
+    "ConditionOwnedByOther": "Another program writes a condition that REPAIR_CONDITIONS names; it is left to it.",
     "Released": "A person's release was taken: what it names counts no more.",
 }
 _ANNOTATIONS = {

@@ -18,6 +18,9 @@ MEANINGS: Mapping[str, str] = {
     "ENABLE_LABEL": "Whether nodes are labelled. false: none is, and ours are taken away once, with an Event.",
     "TAINT_SEVERITY": "The mildest severity that taints a node: MONITOR, RESET, REBOOT or ISOLATE.",
     "MAX_UNHEALTHY_PERCENT": "Of the nodes with an agent, how many may carry our taint at once; always one.",
+    "REPAIR_CONDITIONS": "Conditions that are written for repairers, with commas between: GpuRebootRequired, "
+    "GpuReplacementRequired, AcceleratedHardwareReady. Empty: none, and ours are taken away once, with an Event.",
+    "REPAIR_SEVERITY": "The mildest severity with which AcceleratedHardwareReady is False: REBOOT or ISOLATE.",
     "MONITOR_TTL": "Seconds after which an event of severity MONITOR is forgotten.",
     "ESCALATE_AFTER": "Resets or reboots within 7 days after which the same fault of a GPU is ISOLATE; 0: never.",
     "MAX_RETIRED_PAGES_SBE": "Before Ampere: a GPU with more retired pages of memory than this is to be replaced.",

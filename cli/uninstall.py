@@ -16,7 +16,7 @@ from healthcheck.cluster.kubeconfig import Access
 from healthcheck.host.console import Screen
 from healthcheck.host.streams import complain, say
 from healthcheck.model import PREFIX, Severity
-from healthcheck.node.state import CONDITION, CORDONED_BY, ENABLED, STARTUP
+from healthcheck.node.state import CORDONED_BY, ENABLED, STARTUP
 from healthcheck.operations.uninstall import DELETE_REST, SELECTOR, STOP, Removal, patch, removal
 from healthcheck.text.printable import printable
 
@@ -82,8 +82,8 @@ def take_off(cluster: Cluster, name: str, console: Screen) -> bool:
     """Whether nothing of ours is left on that Node. Raises Forbidden: the others would be refused as well."""
     try:
         node = cluster.update_node(name, patch) or cluster.read_node(name)
-        if node.condition() is not None:
-            cluster.remove_condition(name)
+        if conditions := removal(node).conditions:
+            cluster.remove_conditions(name, conditions)
     except NotFound:
         console.print(f"{name}: the node is gone")
         return True
@@ -101,7 +101,7 @@ def _show(one: Removal, console: Screen) -> None:
         _listed("label", one.labels),
         _listed("annotation", one.annotations),
         _listed("taint", one.taints),
-        f"condition {CONDITION}" if one.condition else "",
+        _listed("condition", one.conditions),
     ]
     console.print(f"{one.node}: {'; '.join(filter(None, parts))}")
     if one.uncordoned:

@@ -23,9 +23,11 @@ from healthcheck.catalog.profiles import ProfileError, Profiles, parse_profiles
 from healthcheck.checks import CHECKS, groups_in, select_checks
 from healthcheck.host.opening import entries_of, refuse_shortage
 from healthcheck.model import Check, Severity
+from healthcheck.node.state import REPAIR_CONDITIONS
 from healthcheck.probes.dcgm.diag import checked_host
 from healthcheck.text.printable import printable
 from healthcheck.verdict.change import Rules
+from healthcheck.verdict.repair import Repair
 
 PROFILES_FILE = "instance-profiles.conf"
 OVERRIDES = "severity-overrides"
@@ -77,6 +79,26 @@ def _severity(value: Any) -> Any:
     return value
 
 
+def _repair_severity(value: Any) -> Any:
+    """A milder one would cost a machine for what a reset mends."""
+    if isinstance(value, str) and value.strip() not in ("REBOOT", "ISOLATE"):
+        raise ValueError("allowed are REBOOT or ISOLATE")
+    return _severity(value)
+
+
+def _repair_conditions(value: str) -> str:
+    if unknown := [one for one in _listed(value) if one not in REPAIR_CONDITIONS]:
+        allowed = ", ".join(REPAIR_CONDITIONS)
+        raise ValueError(
+            f"no condition {printable(unknown[0], _LONGEST_KEY)!r}; allowed are {allowed}, with commas between"
+        )
+    return value
+
+
+def _listed(value: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
+
+
 def _checks(value: str) -> str:
     if not select_checks(value.split()):
         # A node that nothing looks at would be said to be well.
@@ -107,6 +129,7 @@ def _megabytes(value: int) -> int:
 
 HostName = Annotated[str, AfterValidator(checked_host)]
 SeverityName = Annotated[Severity, BeforeValidator(_severity)]
+RepairSeverity = Annotated[Severity, BeforeValidator(_repair_severity)]
 
 
 class NodeSettings(BaseSettings):
@@ -130,6 +153,10 @@ class NodeSettings(BaseSettings):
     taint_severity: SeverityName = Field(Severity.RESET, alias="TAINT_SEVERITY")
     max_unhealthy_percent: int = Field(20, alias="MAX_UNHEALTHY_PERCENT", ge=1, le=100)
     """Of the fleet's nodes, how many may carry our taint at the same time; always at least one."""
+    repair_conditions: Annotated[str, AfterValidator(_repair_conditions)] = Field("", alias="REPAIR_CONDITIONS")
+    """The conditions that are written for repairers, with commas between; empty: none."""
+    repair_severity: RepairSeverity = Field(Severity.ISOLATE, alias="REPAIR_SEVERITY")
+    """The mildest severity with which AcceleratedHardwareReady is False."""
     monitor_ttl_seconds: int = Field(86400, alias="MONITOR_TTL", ge=60, le=31536000)
     """How long a MONITOR event stands after it was last seen."""
     escalate_after: int = Field(2, alias="ESCALATE_AFTER", ge=0, le=100)
@@ -185,7 +212,8 @@ class NodeSettings(BaseSettings):
 
     @property
     def rules(self) -> Rules:
-        return Rules(self.taint_severity, self.enable_taint, self.enable_label, self.max_unhealthy_percent)
+        repair = Repair(_listed(self.repair_conditions), self.repair_severity)
+        return Rules(self.taint_severity, self.enable_taint, self.enable_label, self.max_unhealthy_percent, repair)
 
     @classmethod
     def settings_customise_sources(

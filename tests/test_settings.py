@@ -9,8 +9,10 @@ import pytest
 from healthcheck import settings as configuration
 from healthcheck.catalog.profiles import InstanceProfile
 from healthcheck.model import Severity
+from healthcheck.node.state import HARDWARE_READY, REBOOT_REQUIRED
 from healthcheck.settings import BadValue, NodeSettings, SettingsError, UnknownKeys, read_settings, unknown_keys
 from healthcheck.verdict.change import Rules
+from healthcheck.verdict.repair import Repair
 
 SECONDS = "a whole number of seconds, "
 GROUPS = "allowed are 0, 2, 3, 7, 8, 0-nvidia-smi, 2-efa-enumeration, 3-topology-check, 7-container-runtime, 8-hami"
@@ -107,6 +109,8 @@ def test_without_any_configuration_the_documented_defaults_hold(directory: Path 
         "ENABLE_LABEL": True,
         "TAINT_SEVERITY": Severity.RESET,
         "MAX_UNHEALTHY_PERCENT": 20,
+        "REPAIR_CONDITIONS": "",
+        "REPAIR_SEVERITY": Severity.ISOLATE,
         "MONITOR_TTL": 86400,
         "ESCALATE_AFTER": 2,
         "MAX_RETIRED_PAGES_SBE": 60,
@@ -138,6 +142,7 @@ def test_the_files_of_the_configmap_are_read(tmp_path: Path) -> None:
     assert values.check_interval_seconds == 60
     assert [check.name for check in values.checks] == [*GROUP_0, "efa-count"]
     assert values.rules == Rules(Severity.REBOOT, enable_taint=False, enable_label=True)
+    assert values.rules.repair == Repair((), Severity.ISOLATE)
     assert values.policy.overrides == {"Xid13": Severity.RESET, "GpuCountLow": Severity.MONITOR}
     assert (values.policy.strict_pshc, values.policy.nvlink5_default) == (True, Severity.ISOLATE)
 
@@ -273,12 +278,35 @@ BAD = [
     ("TAINT_SEVERITY", "reset", SEVERITIES),
     ("TAINT_SEVERITY", "PASS", SEVERITIES),
     ("TAINT_SEVERITY", "2", SEVERITIES),
+    ("REPAIR_CONDITIONS", "GpuHealthy", "no condition 'GpuHealthy'; allowed are GpuRebootRequired, GpuReplacement"),
+    ("REPAIR_CONDITIONS", "GpuRebootRequired Ready", "no condition 'GpuRebootRequired Ready'; allowed are"),
+    ("REPAIR_CONDITIONS", "AcceleratedHardwareReady, \x1b[2J", "no condition '"),
+    ("REPAIR_SEVERITY", "RESET", "allowed are REBOOT or ISOLATE"),
+    ("REPAIR_SEVERITY", "isolate", "allowed are REBOOT or ISOLATE"),
+    ("REPAIR_SEVERITY", "", "allowed are REBOOT or ISOLATE"),
     ("NVLINK_DEFAULT", "SKIP", SEVERITIES),
     ("NVLINK5_DEFAULT", "", SEVERITIES),
     ("severity-overrides", "xid 13", "line 1: 'xid 13'; write `Reason = SEVERITY` or `xid 13 = RESET`"),
     ("severity-overrides", "# ok\nxid 13 = BAD", "line 2: severity 'BAD'; allowed are PASS, MONITOR"),
     ("severity-overrides", "\n  \nxid 13 = BAD\n\n", "line 3: severity 'BAD'; allowed are PASS, MONITOR"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", ()),
+        (" , ", ()),
+        ("GpuRebootRequired", ("GpuRebootRequired",)),
+        (" AcceleratedHardwareReady,GpuRebootRequired ,,AcceleratedHardwareReady\n", (HARDWARE_READY, REBOOT_REQUIRED)),
+    ],
+)
+def test_conditions_for_repairers_are_named_with_commas_between(
+    tmp_path: Path, text: str, named: tuple[str, ...]
+) -> None:
+    write(tmp_path, REPAIR_CONDITIONS=text, REPAIR_SEVERITY="REBOOT")
+
+    assert read_settings(tmp_path).values.rules.repair == Repair(named, Severity.REBOOT)
 
 
 @pytest.mark.parametrize(("key", "value", "allowed"), BAD)

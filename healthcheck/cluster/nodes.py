@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -14,14 +14,16 @@ from healthcheck.cluster.errors import Conflict, Unreadable
 from healthcheck.cluster.pages import node_page
 from healthcheck.node.gpu_resources import offered, whole_quantity
 from healthcheck.node.state import (
-    CONDITION,
     EFA_RESOURCE,
+    REPAIR_CONDITIONS,
     STATUS,
     NodeState,
     PatchFor,
+    managers_of_condition,
     managers_of_cordon,
     managers_of_label,
     managers_of_mark,
+    removed_condition,
 )
 from healthcheck.text.printable import printable
 
@@ -56,15 +58,15 @@ class Nodes(Connection):
         )
         return again(once)
 
-    def patch_condition(self, name: str, condition: Mapping[str, Any]) -> NodeState:
-        """Our condition alone: the server merges conditions by their type."""
-        body = {"status": {"conditions": [condition]}}
+    def patch_conditions(self, name: str, conditions: Sequence[Mapping[str, Any]]) -> NodeState:
+        """These conditions alone: the server merges conditions by their type."""
+        body = {"status": {"conditions": list(conditions)}}
         path = f"{_NODES}/{quote(name)}/status"
         return _read_node(self._json("patch", path, "nodes/status", body, merge="strategic-merge"))
 
-    def remove_condition(self, name: str) -> NodeState:
-        """Our condition alone, whatever it says. Where it is not there, nothing is changed."""
-        return self.patch_condition(name, {"type": CONDITION, "$patch": "delete"})
+    def remove_conditions(self, name: str, kinds: Sequence[str]) -> NodeState:
+        """These conditions alone, whatever they say. One that is not there changes nothing."""
+        return self.patch_conditions(name, [removed_condition(kind) for kind in kinds])
 
     def watch_node(self, name: str, seconds: int = 0) -> Iterator[NodeState | None]:
         """The Node now and at each change; None when it is gone. Ends when the server ends the watch, or after that."""
@@ -94,6 +96,8 @@ def _read_node(node: Mapping[str, Any]) -> NodeState:
 def node_state(node: Mapping[str, Any]) -> NodeState:
     """What of an API Node the plan needs."""
     metadata, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
+    conditions = [_shown(one) for one in status.get("conditions") or ()]
+    repairs = [one["type"] for one in conditions if one.get("type") in REPAIR_CONDITIONS]
     return NodeState(
         name=metadata["name"],
         uid=metadata.get("uid", ""),
@@ -102,13 +106,14 @@ def node_state(node: Mapping[str, Any]) -> NodeState:
         labels=metadata.get("labels") or {},
         annotations=metadata.get("annotations") or {},
         taints=spec.get("taints") or (),
-        conditions=[_shown(one) for one in status.get("conditions") or ()],
+        conditions=conditions,
         status_managers=managers_of_label(metadata.get("managedFields"), STATUS),
         efa_allocatable=whole_quantity((status.get("allocatable") or {}).get(EFA_RESOURCE)),
         gpus=offered(status.get("allocatable")),
         cordoned=spec.get("unschedulable") is True,
         cordon_managers=managers_of_cordon(metadata.get("managedFields")),
         mark_managers=managers_of_mark(metadata.get("managedFields")),
+        repair_managers={kind: managers_of_condition(metadata.get("managedFields"), kind) for kind in repairs},
         provider_id=str(spec.get("providerID") or ""),
         created=created(metadata),
     )

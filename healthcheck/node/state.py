@@ -21,6 +21,12 @@ CORDONED_BY, ENABLED = f"{PREFIX}/cordoned-by", f"{PREFIX}/enabled"
 UNHEALTHY, STARTUP, MAINTENANCE = (f"{PREFIX}/{key}" for key in ("unhealthy", "startup", "maintenance"))
 TAINT = {"key": UNHEALTHY, "value": "true", "effect": "NoSchedule"}
 CONDITION = "GpuHealthy"
+REPAIR_CONDITIONS = (REBOOT_REQUIRED, REPLACEMENT_REQUIRED, HARDWARE_READY) = (
+    "GpuRebootRequired",
+    "GpuReplacementRequired",
+    "AcceleratedHardwareReady",
+)
+"""What repairers act on: written where the settings name it. The last is the EKS node monitoring agent's word, too."""
 EFA_RESOURCE = "vpc.amazonaws.com/efa"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 DEEP_CHECK = "sagemaker.amazonaws.com/deep-health-check-status"
@@ -28,6 +34,8 @@ WATCHED_LABELS = (DEEP_CHECK,)
 """Foreign labels that change the plan."""
 FIELD_MANAGER = "gpu-healthcheck"
 """Under which our writes stand in a Node's `managedFields`."""
+OUR_WORD = f"{FIELD_MANAGER}: "
+"""With which the message of a repair condition begins that we wrote: others may write one of the same type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +69,16 @@ class NodeState:
     """Who owns `spec.unschedulable`."""
     mark_managers: tuple[FieldManager, ...] = ()
     """Who owns the annotation `cordoned-by`."""
+    repair_managers: Mapping[str, tuple[FieldManager, ...]] = field(default_factory=dict)
+    """By its type, who owns something of a repair condition that stands."""
     provider_id: str = ""
     created: datetime | None = None
 
-    def condition(self) -> Mapping[str, Any] | None:
-        return next((one for one in self.conditions if one.get("type") == CONDITION), None)
+    def condition(self, kind: str = CONDITION) -> Mapping[str, Any] | None:
+        return next((one for one in self.conditions if one.get("type") == kind), None)
+
+    def our_conditions(self) -> list[Mapping[str, Any]]:
+        return [one for one in self.conditions if is_our_condition(one)]
 
     def tainted(self) -> bool:
         return any(is_our_taint(taint) for taint in self.taints)
@@ -112,6 +125,17 @@ def is_our_taint(taint: Mapping[str, Any]) -> bool:
     return (taint.get("key"), taint.get("effect")) == (TAINT["key"], TAINT["effect"])
 
 
+def removed_condition(kind: str) -> dict[str, Any]:
+    """What takes a condition off in a strategic merge patch."""
+    return {"type": kind, "$patch": "delete"}
+
+
+def is_our_condition(condition: Mapping[str, Any]) -> bool:
+    """Its own words tell: whoever writes the whole list back becomes the manager of what he only copied."""
+    kind = condition.get("type")
+    return kind == CONDITION or (kind in REPAIR_CONDITIONS and str(condition.get("message")).startswith(OUR_WORD))
+
+
 def managers_of_label(managed_fields: object, label: str) -> tuple[FieldManager, ...]:
     """Who owns a label, by `metadata.managedFields`; an entry of another shape is passed over."""
     return _managers_of(managed_fields, "f:metadata", "f:labels", f"f:{label}")
@@ -125,6 +149,11 @@ def managers_of_cordon(managed_fields: object) -> tuple[FieldManager, ...]:
 def managers_of_mark(managed_fields: object) -> tuple[FieldManager, ...]:
     """Who owns the annotation `cordoned-by`, in the same way."""
     return _managers_of(managed_fields, "f:metadata", "f:annotations", f"f:{CORDONED_BY}")
+
+
+def managers_of_condition(managed_fields: object, kind: str) -> tuple[FieldManager, ...]:
+    """Who owns a condition, in the same way."""
+    return _managers_of(managed_fields, "f:status", "f:conditions", f'k:{{"type":"{kind}"}}')
 
 
 def _managers_of(managed_fields: object, *path: str) -> tuple[FieldManager, ...]:

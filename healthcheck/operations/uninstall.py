@@ -32,7 +32,7 @@ class Removal:
     labels: tuple[str, ...]
     annotations: tuple[str, ...]
     taints: tuple[str, ...]
-    condition: bool
+    conditions: tuple[str, ...]
     uncordoned: str
     """The quarantine run whose cordon goes, too."""
     verdict: str
@@ -41,7 +41,7 @@ class Removal:
     """What under our prefix stays, in words."""
 
     def __bool__(self) -> bool:
-        return bool(self.labels or self.annotations or self.taints or self.condition)
+        return bool(self.labels or self.annotations or self.taints or self.conditions)
 
 
 def removal(node: NodeState) -> Removal:
@@ -53,7 +53,7 @@ def removal(node: NodeState) -> Removal:
         labels=tuple(key for key in sorted(node.labels) if _is_ours(key)),
         annotations=tuple(key for key in sorted(node.annotations) if _is_ours(key)),
         taints=tuple(_written(taint) for taint in node.taints if _goes(taint)),
-        condition=node.condition() is not None,
+        conditions=tuple(str(one["type"]) for one in node.our_conditions()),
         uncordoned=uncordoned,
         verdict=node.labels.get(SEVERITY, "") if barred else "",
         kept=(
@@ -64,7 +64,7 @@ def removal(node: NodeState) -> Removal:
 
 
 def patch(node: NodeState) -> dict[str, Any] | None:
-    """The merge patch of the Node that does it; the condition goes by itself. None: there is nothing to take off."""
+    """The merge patch of the Node that does it; the conditions go by themselves. None: there is nothing to take off."""
     gone = removal(node)
     if not (gone.labels or gone.annotations or gone.taints):
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -37,6 +37,7 @@ from healthcheck.verdict.events import (
     withheld,
 )
 from healthcheck.verdict.record import AgentRecord
+from healthcheck.verdict.repair import NO_REPAIR, Repair, RepairChange, Said, plan_repair
 from healthcheck.verdict.verdict import Verdict, merge
 
 _RECOUNT_SECONDS = 30.0
@@ -54,6 +55,7 @@ class Rules:
     enable_label: bool = True
     max_unhealthy_percent: int = 20
     """Of the fleet's nodes, how many may carry our taint at the same time."""
+    repair: Repair = field(default_factory=Repair)
     rewrite_after_seconds: float = 3600.0
     """The Node is written at least this often, so that `last-check` says that somebody still looks."""
 
@@ -67,6 +69,7 @@ class NodeChange:
     events: tuple[Event, ...] = ()
     complaints: tuple[str, ...] = ()
     """What somebody else wrote on the Node and nobody can read."""
+    repair: RepairChange = NO_REPAIR
 
 
 def wants_place(verdict: Verdict, node: NodeState, rules: Rules, memory: Memory) -> bool:
@@ -109,11 +112,13 @@ def plan(
         *new_findings(told, before, node),
     )
     condition = _condition(status, severity, verdict, node, now)
+    said = Said(status, severity, verdict, tainted=word == "set")
     return NodeChange(
         patch if news else None,
         condition if news or not _says_the_same(condition, node) else None,
         events[:_MOST_EVENTS] if news else (),
         (*complaints, *complaint),
+        plan_repair(rules.repair, said, node, now, is_news=news),
     )
 
 

@@ -13,6 +13,7 @@ from healthcheck.cluster.client import Cluster as Client
 from healthcheck.cluster.errors import Conflict
 from healthcheck.cluster.nodes import node_state
 from healthcheck.deep import claim as deep_runs
+from healthcheck.node.state import HARDWARE_READY, OUR_WORD, REPAIR_CONDITIONS
 from healthcheck.verdict.budget import former_holder_label, holder_label
 from sim.control_plane import Answer, ControlPlane, unbound_token
 from sim.control_plane.files import write_kubeconfig
@@ -51,9 +52,10 @@ FOREIGN_TAINT = "an agent may add and drop the taints unhealthy and maintenance,
 EFFECT = "an agent's taints have the effect NoSchedule"
 FINALIZERS = "an agent may not change the finalizers of a Node"
 OWNERS = "an agent may not change the owners of a Node"
-FOREIGN_STATUS = "an agent may change nothing of a Node's status but the condition GpuHealthy"
-FOREIGN_CONDITION = "an agent may change no condition but GpuHealthy"
-CONDITION = "the condition GpuHealthy stands once, True, False or Unknown, with a reason in PascalCase"
+FOREIGN_STATUS = "an agent may change nothing of a Node's status but its conditions GpuHealthy, GpuRebootRequired"
+FOREIGN_CONDITION = "an agent may change no condition but GpuHealthy, GpuRebootRequired, GpuReplacementRequired and"
+CONDITION = "a condition of an agent stands once, True, False or Unknown, with a reason in PascalCase"
+THEIR_CONDITION = "an agent may change a condition for repairers where it is its own"
 HEARTBEAT = "an agent may keep its own heartbeat only: the token belongs to 'admission-own'"
 SLOT = "an agent may take and give back a slot for its own node only: the token belongs to 'admission-own'"
 SLOT_NAME = "a place in the fleet budget is called slot-<number>, of five digits at most and no zero before them"
@@ -218,6 +220,7 @@ BOTH = (MAIN, STATUS)
 READY_LOST = {"type": "Ready", "status": "False", "reason": "Planted", "message": "planted"}
 PRESSURE = {"type": "DiskPressure", "status": "True", "reason": "Planted", "message": "planted"}
 VERDICT = {"type": "GpuHealthy", "status": "False", "reason": "Xid79", "message": "a GPU fell off the bus"}
+READY = {"type": HARDWARE_READY, "status": "False", "reason": "NvidiaXID79Error", "message": f"{OUR_WORD}Xid79"}
 RUN = '{"kind":"l2","holder":"agent","until":"2026-11-21T12:00:00Z"}'
 
 OTHER_VALUES = [
@@ -251,6 +254,17 @@ OTHER_CONDITIONS: dict[str, list[dict[str, Any]]] = {
     "with a long message": [VERDICT | {"message": "x" * 1025}],
     "with a message of many bytes": [VERDICT | {"message": "\u00e9" * 513}],
     "with a message of a megabyte": [VERDICT | {"message": "x" * 1_200_000}],
+}
+
+
+OTHER_REPAIRS: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "twice": ([READY, READY | {"status": "True"}], CONDITION),
+    "with another status": ([READY | {"status": "Maybe"}], CONDITION),
+    "without a reason": ([READY | {"reason": ""}], CONDITION),
+    "with a message of many bytes": ([READY | {"message": f"{OUR_WORD}{'x' * 1024}"}], CONDITION),
+    "in another's words": ([READY | {"message": "a GPU fell off the bus"}], THEIR_CONDITION),
+    "without words": ([{key: READY[key] for key in ("type", "status", "reason")}], CONDITION),
+    "of a type that only begins like ours": ([READY | {"type": f"{HARDWARE_READY}x"}], FOREIGN_CONDITION),
 }
 
 
@@ -341,6 +355,24 @@ REFUSED_NODE_WRITES = [
             content_type="application/json-patch+json",
         )
         for what, ours in OTHER_CONDITIONS.items()
+    ),
+    *(
+        Refused(
+            f"set a condition for repairers {what}",
+            appended(ours),
+            message,
+            (STATUS,),
+            content_type="application/json-patch+json",
+        )
+        for what, (ours, message) in OTHER_REPAIRS.items()
+    ),
+    Refused(
+        "set a condition for repairers on another node",
+        {"status": {"conditions": [READY]}},
+        NOT_ITS_OWN,
+        (STATUS,),
+        OTHER,
+        STRATEGIC,
     ),
 ]
 
@@ -515,6 +547,34 @@ def test_an_agent_sets_its_condition_and_leaves_the_others(cluster: Cluster) -> 
 
     assert answer.status == 200, answer.message
     assert {found["type"] for found in answer.body["status"]["conditions"]} == {"Ready", "GpuHealthy"}
+
+
+def test_an_agent_sets_all_its_conditions_at_once_and_takes_those_for_repairers_away(cluster: Cluster) -> None:
+    repairs = [READY | {"type": kind} for kind in REPAIR_CONDITIONS]
+
+    told = cluster.ask("PATCH", path_of(STATUS, OWN), {"status": {"conditions": [VERDICT, *repairs]}})
+    changed = cluster.ask("PATCH", path_of(STATUS, OWN), {"status": {"conditions": [READY | {"status": "True"}]}})
+    agent = cluster.agent()
+    left = agent.remove_conditions(OWN, REPAIR_CONDITIONS)
+
+    assert [told.status, changed.status] == [200, 200], (told.message, changed.message)
+    assert {one["type"] for one in told.body["status"]["conditions"]} == {"Ready", "GpuHealthy", *REPAIR_CONDITIONS}
+    assert {one["type"] for one in left.conditions} == {"Ready", "GpuHealthy"}
+
+
+@pytest.mark.parametrize("words", [{"message": "Monitoring is active"}, {"message": ""}], ids=["theirs", "none"])
+def test_an_agent_may_not_change_a_condition_that_another_program_wrote(
+    cluster: Cluster, words: dict[str, str]
+) -> None:
+    theirs = {"status": {"conditions": [READY | {"status": "True"} | words]}}
+    assert cluster.plane.request("PATCH", path_of(STATUS, OWN), theirs, content_type=STRATEGIC).status == 200
+
+    over = cluster.ask("PATCH", path_of(STATUS, OWN), {"status": {"conditions": [READY]}})
+    away = cluster.ask("PATCH", path_of(STATUS, OWN), {"status": {"conditions": [READY | {"$patch": "delete"}]}})
+    beside = cluster.ask("PATCH", path_of(STATUS, OWN), {"status": {"conditions": [VERDICT]}})
+
+    assert [THEIR_CONDITION in one.message for one in (over, away)] == [True, True], (over.message, away.message)
+    assert (over.status, away.status, beside.status) == (403, 403, 200), beside.message
 
 
 def test_the_policy_can_afford_a_node_as_crowded_as_they_get(cluster: Cluster) -> None:

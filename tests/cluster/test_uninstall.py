@@ -15,6 +15,7 @@ from healthcheck.cluster.client import Cluster
 from healthcheck.deep.claim import Claim, Kind, take
 from healthcheck.memory.findings import Memory
 from healthcheck.model import Outcome
+from healthcheck.node.state import HARDWARE_READY, OUR_WORD, REBOOT_REQUIRED, REPLACEMENT_REQUIRED
 from healthcheck.operations.uninstall import DELETE_REST, STOP
 from healthcheck.verdict.change import Rules, plan
 from healthcheck.verdict.record import Identity, render
@@ -62,7 +63,9 @@ def as_our_programs_do(plane: ControlPlane, name: str, *, cordon: bool) -> None:
         spec["unschedulable"] = True
     change(plane, name, {"metadata": marks, "spec": spec}, "gpu-healthcheck")
     condition = {"type": "GpuHealthy", "status": "False", "reason": "Xid79", "message": "x"}
-    body = {"status": {"conditions": [condition]}}
+    ours = [condition | {"type": kind, "message": f"{OUR_WORD}x"} for kind in (REBOOT_REQUIRED, REPLACEMENT_REQUIRED)]
+    theirs = condition | {"type": HARDWARE_READY}
+    body = {"status": {"conditions": [condition, *ours, theirs]}}
     assert plane.request("PATCH", f"{NODES}/{name}/status", body, content_type=STRATEGIC).status == 200
 
 
@@ -80,7 +83,7 @@ def node(plane: ControlPlane, name: str) -> Any:
 def is_clean(one: Json) -> bool:
     """Whether nothing of ours is anywhere in that Node, but for who once wrote its fields."""
     one["metadata"].pop("managedFields")
-    return P not in json.dumps(one) and "GpuHealthy" not in json.dumps(one)
+    return not any(word in json.dumps(one) for word in (P, "GpuHealthy", REBOOT_REQUIRED, REPLACEMENT_REQUIRED))
 
 
 def uninstall(plane: ControlPlane, *words: str) -> Any:
@@ -106,8 +109,12 @@ def test_all_of_ours_goes_off_and_what_others_set_stays(plane: ControlPlane) -> 
         assert SPOT in one["spec"]["taints"]
         assert one["metadata"]["labels"]["example.com/team"] == "vision"
         assert one["metadata"]["annotations"]["example.com/note"] == "kept"
-        assert [condition["type"] for condition in one["status"]["conditions"]] == ["Ready"]
+        assert {condition["type"] for condition in one["status"]["conditions"]} <= {"Ready", HARDWARE_READY}
         assert is_clean(one)
+    assert f"{FAILED}: " in done.stdout
+    assert "conditions GpuHealthy, GpuRebootRequired, GpuReplacementRequired\n" in done.stdout
+    kept = {one["type"] for one in nodes[FAILED]["status"]["conditions"]}
+    assert kept == {"Ready", HARDWARE_READY}  # in another's words
     assert f"  is uncordoned: gpu-quarantine-{FAILED} had cordoned it\n" in done.stdout
 
 

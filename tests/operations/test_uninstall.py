@@ -51,7 +51,7 @@ def test_all_of_ours_goes_in_one_patch_and_what_is_foreign_stays() -> None:
         "spec": {"taints": [SPOT]},
     }
     gone = removal(full)
-    assert (gone.condition, gone.uncordoned, gone.kept) == (True, "", ())
+    assert (gone.conditions, gone.uncordoned, gone.kept) == (("GpuHealthy",), "", ())
     assert gone.taints == (
         f"{P}/unhealthy=true:NoSchedule",
         f"{P}/maintenance=quarantine:NoSchedule",

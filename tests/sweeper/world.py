@@ -122,7 +122,7 @@ class Fleet:
         status, state = ("pass", "True") if healthy else ("fail", "False")
         self.mark(name, {"metadata": {"labels": {f"{P}/status": status}}})
         condition = {"type": "GpuHealthy", "status": state, "reason": "x", "message": "x"}
-        self.cluster.patch_condition(name, condition)
+        self.cluster.patch_conditions(name, [condition])
         self.cluster.beat(self.node(name), datetime.now(UTC), 3600)
         return name
 

@@ -1,0 +1,51 @@
+"""Our conditions as they were last written: put back at once where another's write undid them, and not without end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_PUT_BACK_SECONDS = 10.0
+"""Between two times that a condition is put back. The EKS node monitoring agent writes the whole list every 15 s."""
+
+
+class WrittenConditions:
+    """Runs on the node writer's thread."""
+
+    def __init__(self) -> None:
+        self._written: dict[str, Mapping[str, Any]] = {}
+        self._put_back_at = -math.inf
+        self._put_off_until: float | None = None
+
+    def with_time(self, condition: Mapping[str, Any]) -> Mapping[str, Any]:
+        """With the time since when it says so: a repairer that times by it must not begin anew where it was undone."""
+        before = self._written.get(condition["type"], {})
+        if "lastTransitionTime" not in before or before.get("status") != condition.get("status"):
+            return condition
+        at = before["lastTransitionTime"]
+        return {**condition, "lastTransitionTime": at, "lastHeartbeatTime": at}
+
+    def may_go(self, conditions: Sequence[Mapping[str, Any]], now: float) -> bool:
+        """What says something new may go at once. What was undone waits for its turn."""
+        due = self._put_back_at + _PUT_BACK_SECONDS
+        waits = bool(conditions) and now < due and all(map(self._is_put_back, conditions))
+        self._put_off_until = due if waits else None
+        return not waits
+
+    def went(self, conditions: Sequence[Mapping[str, Any]], now: float) -> None:
+        if any(map(self._is_put_back, conditions)):
+            self._put_back_at = now
+        self._written.update((one["type"], one) for one in conditions)
+
+    def put_off_seconds(self, now: float) -> float | None:
+        """How long until what was put off may go; None: nothing was."""
+        return None if self._put_off_until is None else max(0.0, self._put_off_until - now)
+
+    def _is_put_back(self, condition: Mapping[str, Any]) -> bool:
+        before = self._written.get(condition["type"])
+        return before is not None and _words(before) == _words(condition)
+
+
+def _words(condition: Mapping[str, Any]) -> tuple[object, ...]:
+    return tuple(condition.get(key) for key in ("status", "reason", "message"))

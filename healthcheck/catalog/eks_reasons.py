@@ -1,0 +1,28 @@
+"""Our reasons in the words of the EKS node monitoring agent (its pkg/reasons/reasons.yaml).
+
+Overrides of a managed node group's repair name a condition and one of these reasons.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+
+from healthcheck.catalog.rows import read_rows
+
+_XID = re.compile(r"Xid(\d+)\Z", re.ASCII)
+_FAMILIES = {"SXid": "NvidiaNVLinkError", "Dcgm": "DCGMDiagnosticFailure"}
+
+
+def eks_reason(reason: str) -> str:
+    """Their word; our own where they have none."""
+    if xid := _XID.match(reason):
+        return f"NvidiaXID{xid[1]}Error"
+    family = next((theirs for ours, theirs in _FAMILIES.items() if reason.startswith(ours)), reason)
+    return _table().get(reason, family)
+
+
+@cache
+def _table() -> Mapping[str, str]:
+    return {row["reason"]: row["eks"] for _, row in read_rows("eks_reasons.csv")}

@@ -1,0 +1,140 @@
+"""The conditions that repairers act on: one for each tier that costs a machine, and the EKS agent's own. Pure.
+
+None is written that the settings do not name, and none that somebody else has written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from healthcheck.model import Severity, Status
+from healthcheck.node.state import (
+    FIELD_MANAGER,
+    HARDWARE_READY,
+    OUR_WORD,
+    REBOOT_REQUIRED,
+    REPAIR_CONDITIONS,
+    NodeState,
+    is_our_condition,
+    removed_condition,
+)
+from healthcheck.text.moments import timestamp
+from healthcheck.verdict.events import Event, cut, event_name, headline
+from healthcheck.verdict.verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """The conditions that the settings name, and the mildest severity with which the hardware is not ready."""
+
+    conditions: tuple[str, ...] = ()
+    severity: Severity = Severity.ISOLATE
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the Node is told beside them: the merge of all records, and whether our taint stands with it."""
+
+    status: Status
+    severity: Severity
+    verdict: Verdict
+    tainted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RepairChange:
+    """The conditions for `/status`, and what is told of them once they stand."""
+
+    conditions: tuple[Mapping[str, Any], ...] = ()
+    events: tuple[Event, ...] = ()
+
+
+NO_REPAIR = RepairChange()
+
+
+def plan_repair(repair: Repair, said: Said, node: NodeState, now: datetime, *, is_news: bool) -> RepairChange:
+    """Compare and say what to write. A message alone is no reason to, as long as there `is_news` of nothing else."""
+    standing = {kind: one for kind in REPAIR_CONDITIONS if (one := node.condition(kind)) is not None}
+    if not (standing or repair.conditions):
+        return NO_REPAIR
+    ours = {kind for kind, one in standing.items() if is_our_condition(one)}
+    others = [kind for kind in repair.conditions if kind in standing and kind not in ours]
+    gone = [kind for kind in standing if kind in ours and kind not in repair.conditions]
+    wanted = [_wanted(kind, repair, said) for kind in repair.conditions if kind not in others]
+    changed = [
+        _timed(one, standing.get(one["type"], {}), now)
+        for one in wanted
+        if one is not None and _differs(one, standing.get(one["type"], {}), is_news=is_news)
+    ]
+    events = (*(_owned(kind, node) for kind in others), *_switched_off(gone, node))
+    return RepairChange((*changed, *map(removed_condition, gone)), events)
+
+
+def _wanted(kind: str, repair: Repair, said: Said) -> dict[str, str] | None:
+    """What the condition is to say; None: what it says already."""
+    if kind == HARDWARE_READY:
+        told = _hardware_ready(repair, said)
+    else:
+        told = _required(Severity.REBOOT if kind == REBOOT_REQUIRED else Severity.ISOLATE, said)
+    if told is None:
+        return None
+    status, reason, message = told
+    return {"type": kind, "status": status, "reason": reason, "message": cut(f"{OUR_WORD}{message}")}
+
+
+def _required(tier: Severity, said: Said) -> tuple[str, str, str]:
+    """Of what stands alone: not having looked asks for no repair, and takes none back."""
+    if said.severity is not tier:
+        return "False", "NotRequired", f"the severity of this node is not {tier.name}"
+    return ("True", *headline(said.status, said.severity, said.verdict))
+
+
+def _hardware_ready(repair: Repair, said: Said) -> tuple[str, str, str] | None:
+    reason, message = headline(said.status, said.severity, said.verdict)
+    if said.severity >= repair.severity:
+        if said.tainted:
+            return "False", _in_their_words(reason), message
+        return "Unknown", "RepairWithheld", f"the node is not tainted, so nobody is asked to repair it: {message}"
+    if said.status is Status.FAIL:
+        return "Unknown", "NoRepair", f"{said.severity.name} asks for no repair: {message}"
+    if said.status is Status.UNKNOWN:
+        return "Unknown", reason, message
+    if said.verdict.settling:
+        return None
+    return "True", "NvidiaAcceleratedHardwareIsReady", "a look at all of the node found nothing that keeps work away"
+
+
+def _in_their_words(reason: str) -> str:
+    # Loaded with the first fault that is told so: most agents never need it.
+    from healthcheck.catalog.eks_reasons import eks_reason  # noqa: PLC0415
+
+    return eks_reason(reason)
+
+
+def _differs(wanted: Mapping[str, str], before: Mapping[str, Any], *, is_news: bool) -> bool:
+    keys = ("status", "reason", "message") if is_news else ("status", "reason")
+    return any(before.get(key) != wanted[key] for key in keys)
+
+
+def _timed(wanted: dict[str, str], before: Mapping[str, Any], now: datetime) -> dict[str, str]:
+    """Repairers time their repair by it: it moves with the status and with nothing else."""
+    same = before.get("status") == wanted["status"] and bool(before.get("lastTransitionTime"))
+    at = str(before["lastTransitionTime"]) if same else timestamp(now)
+    return wanted | {"lastTransitionTime": at, "lastHeartbeatTime": at}
+
+
+def _owned(kind: str, node: NodeState) -> Event:
+    managers = sorted({one.name for one in node.repair_managers.get(kind, ())} - {FIELD_MANAGER})
+    owner = ", ".join(managers) or "somebody whom managedFields do not name"
+    message = f"{kind} is not written here: it is {owner}'s. One of the two has to be switched off"
+    return Event(event_name(node.name, "owned", kind, owner), "Warning", "ConditionOwnedByOther", cut(message))
+
+
+def _switched_off(gone: list[str], node: NodeState) -> Iterator[Event]:
+    if gone:
+        name = event_name(node.name, "switched-off", *gone, node.resource_version)
+        message = f"removed our {' and '.join(gone)}: REPAIR_CONDITIONS does not name it"
+        yield Event(name, "Normal", "SwitchedOff", message)

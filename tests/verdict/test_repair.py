@@ -1,0 +1,256 @@
+"""The conditions for repairers: what they say of which verdict, whose they are, and when nothing is written."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from healthcheck.catalog.eks_reasons import eks_reason
+from healthcheck.catalog.rows import read_rows
+from healthcheck.checks import CHECKS
+from healthcheck.memory.findings import Memory, Suspect
+from healthcheck.model import Severity, Unobserved
+from healthcheck.node.state import (
+    HARDWARE_READY,
+    OUR_WORD,
+    REBOOT_REQUIRED,
+    REPAIR_CONDITIONS,
+    REPLACEMENT_REQUIRED,
+    TAINT,
+    FieldManager,
+    NodeState,
+)
+from healthcheck.text.moments import timestamp
+from healthcheck.verdict import record as records
+from healthcheck.verdict.acknowledgement import UNTOLD
+from healthcheck.verdict.budget import HELD, Grant
+from healthcheck.verdict.change import NodeChange, Rules, plan
+from healthcheck.verdict.repair import NO_REPAIR, Repair
+from healthcheck.verdict.verdict import decide
+from tests.examples import BLIND, IDENTITY, WALL, fault, node, remembers, says, stands
+
+PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity
+ALL = Rules(repair=Repair(REPAIR_CONDITIONS))
+FULL = Grant(held=False, why="3 of the fleet's 3 places for tainted nodes are taken")
+LATER = WALL + timedelta(hours=1)
+THEIRS = {"type": HARDWARE_READY, "status": "True", "reason": "NvidiaAcceleratedHardwareIsReady", "message": "GPU"}
+Json = dict[str, Any]
+
+
+def memory_of(severity: Severity) -> Memory:
+    return remembers(stands(fault(f"Xid{int(severity)}", severity))) if severity else remembers()
+
+
+def plan_for(
+    state: NodeState,
+    memory: Memory,
+    *,
+    rules: Rules = ALL,
+    blind: Unobserved | None = None,
+    grant: Grant = HELD,
+    now: datetime = WALL,
+) -> NodeChange:
+    verdict = decide(memory, [says(blind=blind)])
+    record = records.render(verdict, memory, IDENTITY, now)
+    return plan(verdict, record, state, rules, now, memory.acknowledged, grant)
+
+
+def told(change: NodeChange) -> dict[str, Json]:
+    return {one["type"]: dict(one) for one in change.repair.conditions}
+
+
+def words(change: NodeChange) -> tuple[str, ...]:
+    """The three statuses; `-` where nothing is written."""
+    return tuple(told(change).get(kind, {"status": "-"})["status"] for kind in REPAIR_CONDITIONS)
+
+
+def with_conditions(change: NodeChange, **about: Any) -> NodeState:
+    return node(conditions=list(told(change).values()), **about)
+
+
+# Verdict, could not look → reboot required, replacement required, hardware ready.
+SAID = [
+    (PASS, False, ("False", "False", "True")),
+    (PASS, True, ("False", "False", "Unknown")),
+    (MONITOR, False, ("False", "False", "True")),
+    (MONITOR, True, ("False", "False", "Unknown")),
+    (RESET, False, ("False", "False", "Unknown")),
+    (RESET, True, ("False", "False", "Unknown")),
+    (REBOOT, False, ("True", "False", "Unknown")),
+    (REBOOT, True, ("True", "False", "Unknown")),
+    (ISOLATE, False, ("False", "True", "False")),
+    (ISOLATE, True, ("False", "True", "False")),
+]
+
+
+@pytest.mark.parametrize(("severity", "blind", "said"), SAID)
+def test_each_tier_has_its_own_condition(severity: Severity, blind: bool, said: tuple[str, ...]) -> None:
+    change = plan_for(node(), memory_of(severity), blind=BLIND if blind else None)
+
+    assert words(change) == said
+    for one in told(change).values():
+        assert one["message"].startswith(OUR_WORD)
+        assert one["lastTransitionTime"] == one["lastHeartbeatTime"] == timestamp(WALL)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "severity", "said"),
+    [
+        (REBOOT, RESET, "Unknown"),
+        (REBOOT, REBOOT, "False"),
+        (REBOOT, ISOLATE, "False"),
+        (ISOLATE, REBOOT, "Unknown"),
+    ],
+)
+def test_the_cluster_says_from_which_severity_on_its_hardware_is_not_ready(
+    threshold: Severity, severity: Severity, said: str
+) -> None:
+    rules = Rules(repair=Repair((HARDWARE_READY,), threshold))
+
+    assert told(plan_for(node(), memory_of(severity), rules=rules))[HARDWARE_READY]["status"] == said
+
+
+@pytest.mark.parametrize(
+    ("rules", "grant", "labels"),
+    [
+        (ALL, FULL, {}),
+        (Rules(enable_taint=False, repair=ALL.repair), HELD, {}),
+        (ALL, HELD, {"sagemaker.amazonaws.com/deep-health-check-status": "InProgress"}),
+    ],
+    ids=["no place in the budget", "taints are off", "HyperPod tests the node"],
+)
+def test_a_node_without_our_taint_is_not_given_to_repair(rules: Rules, grant: Grant, labels: dict[str, str]) -> None:
+    change = plan_for(node(labels=labels), memory_of(ISOLATE), rules=rules, grant=grant)
+
+    assert words(change) == ("False", "True", "Unknown")
+    assert told(change)[HARDWARE_READY]["reason"] == "RepairWithheld"
+
+
+def test_a_taint_that_was_there_before_is_enough() -> None:
+    change = plan_for(node(taints=[TAINT]), memory_of(ISOLATE), grant=FULL)
+
+    assert told(change)[HARDWARE_READY]["status"] == "False"
+
+
+def test_hardware_that_still_settles_is_not_said_to_be_ready() -> None:
+    flickers = remembers(suspects={("gpu-count", ("GpuLost", "gpu/0")): Suspect(1)})
+
+    assert words(plan_for(node(), flickers)) == ("False", "False", "-")
+
+
+@pytest.mark.parametrize("blind", [None, BLIND])
+def test_blindness_takes_nothing_back(blind: Unobserved | None) -> None:
+    before = plan_for(node(), memory_of(ISOLATE))
+
+    after = plan_for(with_conditions(before, taints=[TAINT]), memory_of(ISOLATE), blind=blind, now=LATER)
+
+    said = {(one["status"], one["lastTransitionTime"]) for one in after.repair.conditions}
+    assert said <= {("True", timestamp(WALL)), ("False", timestamp(WALL))}
+
+
+def test_what_is_said_already_is_not_said_again() -> None:
+    before = plan_for(node(), memory_of(REBOOT))
+
+    assert plan_for(with_conditions(before), memory_of(REBOOT), now=LATER).repair == NO_REPAIR
+
+
+def test_the_time_of_the_transition_moves_with_the_status_alone() -> None:
+    first = remembers(stands(fault("Xid54", ISOLATE)))
+    other = remembers(stands(fault("RowRemapFailed", ISOLATE)))
+    state = with_conditions(plan_for(node(), first), taints=[TAINT])
+
+    again = told(plan_for(state, other, now=LATER))
+
+    assert {kind: one["lastTransitionTime"] for kind, one in again.items()} == {
+        REPLACEMENT_REQUIRED: timestamp(WALL),
+        HARDWARE_READY: timestamp(WALL),
+    }
+    assert again[HARDWARE_READY]["reason"] == "NvidiaDoubleBitError"
+    well = told(plan_for(state, remembers(), now=LATER))
+    assert {one["lastTransitionTime"] for one in well.values()} == {timestamp(LATER)}
+    assert (well[REPLACEMENT_REQUIRED]["status"], well[HARDWARE_READY]["status"]) == ("False", "True")
+
+
+def test_a_worse_verdict_moves_the_node_from_one_tier_to_the_other() -> None:
+    state = with_conditions(plan_for(node(), memory_of(REBOOT)), taints=[TAINT])
+
+    after = plan_for(state, memory_of(ISOLATE), now=LATER)
+
+    assert words(after) == ("False", "True", "False")
+
+
+class TestOthers:
+    """A condition that somebody else has written."""
+
+    def test_is_left_alone_and_said_so(self) -> None:
+        managers = {HARDWARE_READY: (FieldManager("eks-node-monitoring-agent", WALL),)}
+
+        change = plan_for(node(conditions=[THEIRS], repair_managers=managers), memory_of(ISOLATE))
+
+        assert words(change) == ("False", "True", "-")
+        (event,) = change.repair.events
+        assert (event.type, event.reason) == ("Warning", "ConditionOwnedByOther")
+        assert "AcceleratedHardwareReady is not written here: it is eks-node-monitoring-agent's" in event.message
+
+    def test_that_nobody_is_noted_for_is_another_s_all_the_same(self) -> None:
+        change = plan_for(node(conditions=[THEIRS]), memory_of(ISOLATE))
+
+        assert HARDWARE_READY not in told(change)
+        assert "whom managedFields do not name" in change.repair.events[0].message
+
+    def test_is_not_taken_away_when_ours_are_switched_off(self) -> None:
+        assert plan_for(node(conditions=[THEIRS]), memory_of(ISOLATE), rules=Rules()).repair == NO_REPAIR
+
+    def test_copy_of_ours_is_ours(self) -> None:
+        stale = told(plan_for(node(), remembers()))[HARDWARE_READY]
+        managers = {HARDWARE_READY: (FieldManager("eks-node-monitoring-agent", WALL),)}
+
+        change = plan_for(node(conditions=[stale], repair_managers=managers), memory_of(ISOLATE), now=LATER)
+
+        assert (words(change), change.repair.events) == (("False", "True", "False"), ())
+
+
+def test_without_the_setting_nothing_is_written_or_told() -> None:
+    for severity in Severity:
+        assert plan_for(node(), memory_of(severity), rules=Rules()).repair == NO_REPAIR
+
+
+def test_switched_off_again_ours_are_taken_away_once_and_it_is_said() -> None:
+    state = with_conditions(plan_for(node(), memory_of(REBOOT)))
+    fewer = Rules(repair=Repair((REBOOT_REQUIRED,)))
+
+    change = plan_for(state, memory_of(REBOOT), rules=fewer)
+
+    assert list(change.repair.conditions) == [
+        {"type": REPLACEMENT_REQUIRED, "$patch": "delete"},
+        {"type": HARDWARE_READY, "$patch": "delete"},
+    ]
+    (event,) = change.repair.events
+    assert event.message == (
+        "removed our GpuReplacementRequired and AcceleratedHardwareReady: REPAIR_CONDITIONS does not name it"
+    )
+    assert plan_for(node(), memory_of(REBOOT), rules=Rules()).repair == NO_REPAIR
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("Xid79", "NvidiaXID79Error"),
+        ("SXid11004", "NvidiaNVLinkError"),
+        ("DcgmDiagMemory", "DCGMDiagnosticFailure"),
+        ("DeepDiagnosticFailed", "DCGMDiagnosticFailure"),
+        ("GpuCountLow", "NvidiaDeviceCountMismatch"),
+        ("FabricError", "NvidiaFabricError"),
+        ("FabricManagerNotRunning", "FabricManagerNotRunning"),
+        ("DriverUnresponsive", "DriverUnresponsive"),
+    ],
+)
+def test_a_reason_in_the_eks_agents_words(ours: str, theirs: str) -> None:
+    assert eks_reason(ours) == theirs
+
+
+def test_every_reason_that_has_a_row_is_one_of_ours() -> None:
+    known = {reason.name for check in CHECKS for reason in check.reasons}
+    assert {row["reason"] for _, row in read_rows("eks_reasons.csv")} - known == {UNTOLD}
