@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -27,7 +29,7 @@ from healthcheck.model import Check, Reason, Severity
 from healthcheck.telemetry import Telemetry
 from quarantine.recommendation import TABLE
 from tools import guides
-from tools.manifests import RULES
+from tools.manifests import DASHBOARD, RULES
 
 ALL_CHECKS = (*CHECKS, *DEEP_CHECKS)
 ROOT = Path(__file__).parents[1]
@@ -192,7 +194,7 @@ def metrics_page() -> str:
         "| metric | type | labels | what it is | goes into |",
         "|---|---|---|---|---|",
     ]
-    uses = rules_by_metric()
+    uses = uses_by_metric()
     for one in sorted(Telemetry().metrics, key=lambda one: one.name):
         labels = ", ".join(f"`{label}`" for label in one.labels) or "-"
         used = ", ".join(uses[one.name]) or "-"
@@ -202,8 +204,9 @@ def metrics_page() -> str:
 
 _SCRAPING = (
     "With the Prometheus operator `kubectl apply -k kubernetes/overlays/monitoring` has every agent scraped and brings",
-    "[the rules](../monitoring/rules.yaml). Without it take that file into `rule_files`, and give the series the label",
-    "`node`:\n",
+    "[the rules](../monitoring/rules.yaml) and, for Grafana's sidecar, [the dashboard](../monitoring/dashboard.json),",
+    "which a person can import too. Without the operator take the rules into `rule_files`, and give the series the",
+    "label `node`:\n",
     "```yaml",
     "- job_name: gpu-healthcheck",
     "  kubernetes_sd_configs: [{role: pod, namespaces: {names: [gpu-healthcheck]}}]",
@@ -211,22 +214,38 @@ _SCRAPING = (
     "    - {source_labels: [__meta_kubernetes_pod_label_app_kubernetes_io_component], regex: agent, action: keep}",
     "    - {source_labels: [__meta_kubernetes_pod_node_name], target_label: node}",
     "```\n",
-    "What each alert means and what to do: [the runbook](runbook.md#alerts). The first line of an Xid's code makes its",
-    "series, which `increase()` does not count ([why](decisions/0037-alerts-stand-on-findings.md)):",
+    "What an alert, a recorded series or a *panel* of the dashboard is made of is named beside it. The panels of",
+    "silent agents need kube-state-metrics. What each alert means and what to do: [the runbook](runbook.md#alerts).",
+    "The first line of an Xid's code makes its series, which `increase()` does not count",
+    "([why](decisions/0037-alerts-stand-on-findings.md)):",
     "`node_code:gpu_healthcheck_xids:increase5m` does.\n",
 )
 
 
-def rules_by_metric() -> dict[str, list[str]]:
-    """By the name of a metric: the alerts, as links, and the recorded series that are made of it."""
+def uses_by_metric() -> dict[str, list[str]]:
+    """By the name of a metric: the alerts, as links, the recorded series and the panels that are made of it."""
     uses: dict[str, list[str]] = defaultdict(list)
     for group in yaml.safe_load(RULES.read_text())["groups"]:
         for rule in group["rules"]:
             alert = rule.get("alert")
             told = f"[`{alert}`](runbook.md#{alert.lower()})" if alert else f"`{rule['record']}`"
-            for name in dict.fromkeys(re.findall(r"(?<![\w:])gpu_healthcheck_\w+(?![\w:])", rule["expr"])):
+            for name in _metrics_in(rule["expr"]):
+                uses[name].append(told)
+    for panel in _panels():
+        for name in _metrics_in(" ".join(one["expr"] for one in panel["targets"])):
+            if (told := f"*{panel['title']}*") not in uses[name]:
                 uses[name].append(told)
     return uses
+
+
+def _metrics_in(expression: str) -> dict[str, None]:
+    return dict.fromkeys(re.findall(r"(?<![\w:])gpu_healthcheck_\w+(?![\w:])", expression))
+
+
+def _panels() -> list[Any]:
+    """Those of the fleet, then those of one node."""
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    return [one for panel in panels for one in (panel["panels"] if panel["type"] == "row" else [panel])]
 
 
 def diagnoses_page() -> str:

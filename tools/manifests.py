@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes into manifests what other files hold; `--check` only says what is stale.
 
-The ConfigMap gets instance-profiles.conf, the overlay `monitoring` the rules as an object of the Prometheus operator.
+The ConfigMap gets instance-profiles.conf, the overlay `monitoring` the rules as an object of the Prometheus operator
+and the dashboard as a ConfigMap that Grafana's sidecar finds.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ BEGIN = "  # BEGIN instance-profiles.conf"
 END = "  # END instance-profiles.conf"
 RULES = ROOT / "monitoring" / "rules.yaml"
 RULE_OBJECT = ROOT / "kubernetes" / "overlays" / "monitoring" / "prometheus-rule.yaml"
+DASHBOARD = ROOT / "monitoring" / "dashboard.json"
+DASHBOARD_OBJECT = ROOT / "kubernetes" / "overlays" / "monitoring" / "dashboard.yaml"
 RULE_HEAD = """\
 # Generated from monitoring/rules.yaml by `make docs`.
 apiVersion: monitoring.coreos.com/v1
@@ -28,6 +31,21 @@ metadata:
     app.kubernetes.io/name: gpu-healthcheck
     app.kubernetes.io/component: monitoring
 spec:
+"""
+DASHBOARD_HEAD = """\
+# Generated from monitoring/dashboard.json by `make docs`. Grafana's sidecar (kiwigrid/k8s-sidecar, as in its Helm
+# chart) takes it by the label, where it watches this namespace (`sidecar.dashboards.searchNamespace: ALL`).
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: gpu-healthcheck-dashboard
+  namespace: gpu-healthcheck
+  labels:
+    app.kubernetes.io/name: gpu-healthcheck
+    app.kubernetes.io/component: monitoring
+    grafana_dashboard: "1"
+data:
+  gpu-healthcheck.json: |
 """
 
 
@@ -46,11 +64,16 @@ def rule_object(rules: str) -> str:
     return RULE_HEAD + indent(f"groups:\n{groups}", "  ")
 
 
+def dashboard_object(dashboard: str) -> str:
+    return DASHBOARD_HEAD + indent(dashboard, "    ")
+
+
 def rendered() -> dict[Path, str]:
     """Every file that is written here, and what it should hold."""
     return {
         MANIFEST: render(MANIFEST.read_text(), PROFILES.read_text()),
         RULE_OBJECT: rule_object(RULES.read_text()),
+        DASHBOARD_OBJECT: dashboard_object(DASHBOARD.read_text()),
     }
 
 

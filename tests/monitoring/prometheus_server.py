@@ -69,21 +69,23 @@ class PrometheusServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{eventually(self._port, self.log.read_text)}"
 
-    def scrape(self, node: str, port: int) -> None:
-        """This agent, in place of another; the series carry its Node's name."""
+    def scrape(self, node: str, port: int, *others: int) -> None:
+        """This agent, in place of another; its series carry its Node's name. `others`: programs that are no agents."""
+        agent = {"targets": [f"127.0.0.1:{port}"], "labels": {"node": node}}
+        beside = {"targets": [f"127.0.0.1:{other}" for other in others]}
         fresh = self._targets.with_suffix(".fresh")
-        fresh.write_text(json.dumps([{"targets": [f"127.0.0.1:{port}"], "labels": {"node": node}}]))
+        fresh.write_text(json.dumps([agent, beside]))
         fresh.rename(self._targets)
 
-    def wait_for(self, query: str, count: int = 1) -> list[dict[str, str]]:
-        """The labels of each series of the answer, once there are so many."""
+    def wait_for(self, query: str, count: int | None = 1) -> list[dict[str, str]]:
+        """The labels of each series of the answer, once there are so many; None: any at all."""
 
         def ask() -> list[list[dict[str, str]]]:
             try:
                 told = [one["metric"] for one in instant(self.url, query)]
             except PrometheusError:
                 return []
-            return [told] if len(told) == count else []
+            return [told] if (told if count is None else len(told) == count) else []
 
         return eventually(ask, self.log.read_text)[0]
 

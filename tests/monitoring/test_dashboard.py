@@ -1,0 +1,157 @@
+"""monitoring/dashboard.json: as Grafana's provisioning wants it, and each of its queries answered by a Prometheus."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from healthcheck.telemetry import Telemetry
+from healthcheck.text.moments import moment
+from sim.api_objects import LEASES
+from sim.loopback import LoopbackAnswers, LoopbackServer
+from tests.agent.stories import beat, hold
+from tests.agent.world import StandIn, World
+from tests.monitoring.prometheus_server import PrometheusServer
+from tests.monitoring.test_rules import EXPORTED, OVERLAY, RULES
+
+TEXT = (Path(__file__).parents[2] / "monitoring" / "dashboard.json").read_text()
+DASHBOARD: dict[str, Any] = json.loads(TEXT)
+VARIABLES = {one["name"]: one for one in DASHBOARD["templating"]["list"]}
+(ROW,) = (one for one in DASHBOARD["panels"] if one["type"] == "row")
+FLEET = [one for one in DASHBOARD["panels"] if one["type"] != "row"]
+PANELS = [*FLEET, *ROW["panels"]]
+QUERIES = [
+    pytest.param(one["expr"], id=f"{panel['title']}-{one['refId']}") for panel in PANELS for one in panel["targets"]
+]
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+
+
+def by_title(panel: dict[str, Any]) -> str:
+    return f"{panel['id']}-{panel['title']}"
+
+
+def test_it_is_provisioned_without_a_question() -> None:
+    """`__inputs` are asked when a person imports a dashboard, and stay as they are where a file brings it."""
+    assert "__inputs" not in TEXT
+    assert "id" not in DASHBOARD
+    assert DASHBOARD["uid"] == "gpu-healthcheck"
+    assert list(VARIABLES) == ["datasource", "cluster", "node"]
+
+
+def test_the_whole_fleet_is_shown_and_a_node_only_when_it_is_chosen() -> None:
+    """A row per node of a large fleet, all at once, is more than a browser and a Prometheus take."""
+    assert (VARIABLES["cluster"]["includeAll"], VARIABLES["cluster"]["allValue"]) == (True, ".*")
+    assert VARIABLES["node"]["includeAll"] is False
+    assert (ROW["repeat"], ROW["collapsed"]) == ("node", True)
+    assert [panel for panel in FLEET if "$node" in json.dumps(panel)] == []
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=by_title)
+def test_a_panel_says_what_it_shows_in_which_unit_and_of_which_source(panel: dict[str, Any]) -> None:
+    assert all((panel["title"], panel["description"], panel["fieldConfig"]["defaults"]["unit"], panel["targets"]))
+    assert [one["datasource"] for one in (panel, *panel["targets"])] == [SOURCE] * (1 + len(panel["targets"]))
+
+
+def test_each_panel_has_a_number_and_a_place_of_its_own() -> None:
+    assert len({one["id"] for one in (*PANELS, ROW)}) == len(PANELS) + 1
+    for panels in (FLEET, ROW["panels"]):
+        cells = [set(cells_of(**one["gridPos"])) for one in panels]
+        assert [both for both in combinations(cells, 2) if both[0] & both[1]] == []
+
+
+def cells_of(x: int, y: int, w: int, h: int) -> Iterator[tuple[int, int]]:
+    assert x + w <= 24
+    return ((column, line) for column in range(x, x + w) for line in range(y, y + h))
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_a_query_asks_for_what_somebody_exports(query: str) -> None:
+    known = {metric.name for metric in Telemetry().metrics} | EXPORTED
+    known |= {rule["record"] for rule in RULES if "record" in rule}
+    asked = set(re.findall(r"[\w:]*\b(?:gpu_healthcheck|kube)_[\w:]+", query))
+    assert asked
+    assert asked <= known
+    assert query.count('cluster=~"$cluster"') == query.count("{")
+
+
+def test_the_overlay_has_the_same_dashboard_where_grafanas_sidecar_finds_it() -> None:
+    made = yaml.safe_load((OVERLAY / "dashboard.yaml").read_text())
+
+    assert made["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert made["data"] == {"gpu-healthcheck.json": TEXT}
+
+
+class KubeStateMetrics(LoopbackAnswers):
+    """What it says of a cluster's heartbeats (docs/metrics/cluster/lease-metrics.md there)."""
+
+    def __init__(self, world: World, *connection: Any) -> None:
+        self._world = world
+        super().__init__(*connection)
+
+    def do_GET(self) -> None:  # noqa: N802 - the name that http.server looks for
+        leases, _ = self._world.api.store.find_all(LEASES, "gpu-healthcheck")
+        renewed = {one["metadata"]["name"]: moment(one["spec"]["renewTime"]).timestamp() for one in leases}
+        said = 'kube_lease_renew_time{{lease="{}",namespace="gpu-healthcheck"}} {}\n'
+        page = "".join(said.format(name, at) for name, at in renewed.items())
+        self.answer(200, page.encode(), {"Content-Type": "text/plain; version=0.0.4"})
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusServer]:
+    """Of a node that failed when the fleet's places were taken, by nodes whose agents have been silent for long."""
+    folder = tmp_path_factory.mktemp("dashboard")
+    with ExitStack() as undo:
+        prometheus = undo.enter_context(PrometheusServer(folder / "prometheus"))
+        world = undo.enter_context(World(folder / "world", StandIn("gpu-node-1", "p5.48xlarge")))
+        beat(world, 9)
+        hold(world, 0, 1)
+        agent = world.start()
+        world.wait_for_status("pass")
+        states = LoopbackServer(partial(KubeStateMetrics, world))
+        undo.callback(states.close)
+        prometheus.scrape("gpu-node-1", agent.port, int(states.endpoint.rpartition(":")[2]))
+        world.host.xid(3, 79, "GPU has fallen off the bus.")
+        world.wait_for_status("fail")
+        yield prometheus
+
+
+def filled(query: str) -> str:
+    said = {"$cluster": ".*", "$node": "gpu-node-1", "$__interval": "5m"}
+    return re.sub(r"\$\w+", lambda variable: said[variable[0]], query)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("query", QUERIES)
+def test_a_real_prometheus_answers_it(prometheus: PrometheusServer, query: str) -> None:
+    assert prometheus.wait_for(filled(query), count=None)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("title", "number"),
+    [("Nodes withheld", 1), ("Checks that could not look", 0), ("Deep tests overdue", 0), ("Agents silent", 9)],
+)
+def test_a_number_is_that_of_the_cluster(prometheus: PrometheusServer, title: str, number: int) -> None:
+    (target,) = next(one for one in FLEET if one["title"] == title)["targets"]
+
+    prometheus.wait_for(f"({filled(target['expr'])}) == {number}")
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("name", ["cluster", "node"])
+def test_a_variable_has_values_wherever_its_label_is(prometheus: PrometheusServer, name: str) -> None:
+    """Without the label `cluster`, which whoever collects several sets, there is nothing to choose there but all."""
+    asked = re.fullmatch(r"label_values\((.*), (\w+)\)", VARIABLES[name]["query"]["query"])
+    assert asked
+    (series,) = prometheus.wait_for(asked[1].replace("$cluster", ".*"))
+
+    assert (asked[2], series.get(name)) == (name, {"node": "gpu-node-1"}.get(name))
