@@ -26,6 +26,7 @@ from diagnosis.diagnose import Diagnosis
 from diagnosis.diagnose import diagnose as judge
 from diagnosis.drift import changes
 from diagnosis.hami_chain import hami_chains
+from diagnosis.hami_parts import installation_tables
 from diagnosis.kinds import KINDS
 from diagnosis.node_inventory import inventory
 from diagnosis.one_pod import look_at_pod
@@ -142,6 +143,8 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
         _answer(snapshot, pods, place, output)
     _must_exist(snapshot, target)
     report = _report(snapshot, target, namespace, old)
+    if target is None:
+        report = replace(report, hami=installation_tables(snapshot))
     if output is not Output.TERMINAL and (target is None or target.kind != "Pod"):
         # Of one pod only what it depends on was looked at: that is no picture of the cluster.
         report = replace(report, cluster=allocation(snapshot), components=component_table(snapshot))

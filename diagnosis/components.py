@@ -222,17 +222,20 @@ def _of_template(spec: PodSpec) -> tuple[tuple[Expression, ...], ...] | None:
 
 
 def version_of(spec: PodSpec, role: Role | None = None) -> str:
-    """The tag of the image that its first container runs, or the beginning of its digest.
+    """Of the image that its first container runs.
 
     HAMi's scheduler is its second one: the first is Kubernetes' own, which asks it.
     """
     running = [one for one in spec.containers if not one.init]
     if role is Role.HAMI_SCHEDULER:
         running.sort(key=lambda one: "extender" not in one.name)
-    image = next((one.image for one in running), "")
+    return tag_of(next((one.image for one in running), ""))
+
+
+def tag_of(image: str) -> str:
+    """Its tag, or the beginning of its digest."""
     name, _, digest = image.partition("@")
-    tag = name.rpartition("/")[2].partition(":")[2]
-    return tag or digest[:19]
+    return name.rpartition("/")[2].partition(":")[2] or digest[:19]
 
 
 def _narrowed(role: Role, name: str) -> Role | None:

@@ -13,8 +13,9 @@ from diagnosis.causes.unscheduled.queues import NO_SCHEDULER
 from diagnosis.chain import MOST_CHAINS, Chain, steps, touching
 from diagnosis.components import Role
 from diagnosis.diagnose import Problem
+from diagnosis.hami.command_line import CommandLine
 from diagnosis.hami.grants import BindPhase, Grant, grant
-from diagnosis.hami.installation import Installation, installations, is_scheduled, schedulers
+from diagnosis.hami.installation import Installation, installation_of, installations, is_scheduled, schedulers
 from diagnosis.hami.usage import used
 from diagnosis.hami.wishes import GPU_POLICY, NODE_POLICY
 from diagnosis.snapshot import Snapshot
@@ -22,6 +23,8 @@ from diagnosis.snapshot.events import Event
 from diagnosis.snapshot.pods import Pod
 
 _MOST = 4
+_WHOLE = 100
+CORE_POLICY = "GPU_CORE_UTILIZATION_POLICY"
 _EVENTS = frozenset(("FilteringFailed", "FilteringSucceed", "BindingFailed", "BindingSucceed"))
 
 
@@ -72,7 +75,8 @@ def _passed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> It
     yield HamiLink.SCHEDULER, "; ".join((*map(_of_scheduler, every), *_of_event(last)))
     if given is None or not given.node:
         return
-    yield HamiLink.FILTER, _of_cards(pod, given)
+    own = installation_of(pod, every)
+    yield HamiLink.FILTER, _of_cards(pod, given, own.command_line)
     if not pod.spec.node or given.phase is None:
         return
     yield HamiLink.BIND, f"on node {pod.spec.node}, bind-phase {given.phase.value}"
@@ -81,7 +85,8 @@ def _passed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> It
     yield HamiLink.PLUGIN, f"hami.io/bind-phase={given.phase.value}"
     if pod.phase == "Succeeded" or any(one.running for one in pod.states if not one.init):
         in_use = [f"{told} of {uuid} in use" for (name, uuid), told in used(snapshot).items() if name == pod.subject]
-        yield HamiLink.CONTAINER, "it has ended well" if pod.phase == "Succeeded" else "; ".join(("they run", *in_use))
+        running = "; ".join(("they run", *in_use, *_throttled(own, pod, given)))
+        yield HamiLink.CONTAINER, "it has ended well" if pod.phase == "Succeeded" else running
 
 
 def _of_scheduler(one: Installation) -> str:
@@ -95,14 +100,28 @@ def _of_event(last: Event | None) -> Iterator[str]:
         yield f"its last word: {last.reason}"
 
 
-def _of_cards(pod: Pod, given: Grant) -> str:
-    """With the policy by which they were chosen, where the pod names one."""
+def _throttled(one: Installation, pod: Pod, given: Grant) -> Iterator[str]:
+    """A limit of cores that holds on an idle card too: meant so, and a surprise to whoever measures."""
+    held = sorted({share.cores for share in given.shares if 0 < share.cores < _WHOLE})
+    policies = (container.env.get(CORE_POLICY) for container in pod.spec.containers)
+    policy = next(filter(None, policies), one.settings.core_policy)
+    if held and policy == "force":
+        yield f"cores are held to {', '.join(map(str, held))} % also on a card that is idle: core policy force"
+
+
+def _of_cards(pod: Pod, given: Grant, line: CommandLine) -> str:
+    """With the policy by which they were chosen, where the pod or the scheduler's command line names one."""
     shares = [
         f"{one.memory} MiB{f', {one.cores} %' if one.cores else ''} of {one.uuid}" for one in given.shares[:_MOST]
     ]
     policies = [
         f"{key} {pod.meta.annotations[key]}" for key in (NODE_POLICY, GPU_POLICY) if key in pod.meta.annotations
     ]
+    own = ((NODE_POLICY, "nodes", line.node_policy), (GPU_POLICY, "cards", line.gpu_policy))
+    if line != CommandLine():
+        policies += [
+            f"the scheduler's own {what} {policy}" for key, what, policy in own if key not in pod.meta.annotations
+        ]
     chosen = f"; chosen by {', '.join(policies)}" if policies else ""
     return f"node {given.node}: {'; '.join(shares) or 'no card is noted'}{chosen}"
 

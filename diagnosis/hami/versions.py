@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from diagnosis.components import tag_of
+
 Version = tuple[int, int]
 NEWEST: Version = (2, 10)
 """Of which the rules are known; a later one, or one that nobody tells, is taken for it."""
@@ -19,4 +21,4 @@ def version_of(tag: str) -> Version | None:
 
 
 def image_version(image: str) -> Version | None:
-    return version_of(image.partition("@")[0].rpartition("/")[2].partition(":")[2])
+    return version_of(tag_of(image))

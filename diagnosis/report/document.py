@@ -10,6 +10,7 @@ from diagnosis.chain import Chain, Step
 from diagnosis.components import ComponentRow
 from diagnosis.diagnose import Problem
 from diagnosis.hami.holding import Held
+from diagnosis.hami_parts import InstallationTable
 from diagnosis.report.whole import Report
 from healthcheck.text.moments import timestamp
 
@@ -26,6 +27,8 @@ def document(report: Report) -> dict[str, Any]:
         "causes": [_problem(one) for one in diagnosis.problems],
         "unobserved": [{"kind": one.kind, "why": one.why, "hides": one.hides} for one in diagnosis.unseen],
     }
+    if report.hami:
+        told["hami"] = [_installation(one) for one in report.hami]
     if report.chains:
         told["chains"] = [_chain(one) for one in report.chains]
     if report.node:
@@ -122,6 +125,20 @@ def _component(row: ComponentRow) -> dict[str, Any]:
         "lacking": list(row.lacking[:_MOST_AFFECTED]),
         "lacking_count": len(row.lacking),
     }
+
+
+def _installation(one: InstallationTable) -> dict[str, Any]:
+    parts = [
+        {
+            "part": part.what,
+            "health": part.health.value if part.health is not None else None,
+            "status": part.status,
+            "version": part.version,
+            "detail": part.told,
+        }
+        for part in one.parts
+    ]
+    return {"installation": one.name, "scheduler": one.scheduler_name, "parts": parts}
 
 
 def _chain(one: Chain) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from diagnosis.allocation import Allocation, totals
 from diagnosis.cause import Certainty
 from diagnosis.hami.card_row import COLUMNS, CardRow, card_row
+from diagnosis.hami_parts import COLUMNS as PART_COLUMNS
 from diagnosis.quantity import shown
 from diagnosis.report.alike import Told, told_once
 from diagnosis.report.one_file import rendered
@@ -42,6 +43,7 @@ def text(report: Report) -> str:
         parts=_parts,
         shown=shown,
         card_columns=COLUMNS,
+        part_columns=PART_COLUMNS,
         cards=_cards(cluster) if cluster is not None else [],
     )
 

@@ -10,6 +10,8 @@ from diagnosis.allocation import Allocation, NamespaceAllocation, NodeAllocation
 from diagnosis.cause import Certainty
 from diagnosis.components import ComponentRow, Health
 from diagnosis.hami.card_row import COLUMNS, card_row
+from diagnosis.hami_parts import COLUMNS as PART_COLUMNS
+from diagnosis.hami_parts import InstallationTable
 from diagnosis.quantity import shown
 from diagnosis.report.alike import Told, told_once
 from diagnosis.report.whole import Report
@@ -59,6 +61,8 @@ def _lines(report: Report) -> Iterator[str]:
     if report.cluster is not None:
         yield from _status(report.cluster)
     yield from _components(report.components)
+    for one in report.hami:
+        yield from _installation(one)
     yield from ("## Identified Issues", "")
     problems = told_once(report.diagnosis.problems)
     if not problems:
@@ -119,6 +123,16 @@ def _components(rows: Iterable[ComponentRow]) -> Iterator[str]:
             lacking + (f" and {more} more" if more > 0 else ""),
         )
         yield f"| {' | '.join(cells)} |"
+    yield ""
+
+
+def _installation(told: InstallationTable) -> Iterator[str]:
+    yield from (f"## HAMi Component Status: {code(told.name)}", "")
+    yield from (f"| {' | '.join(PART_COLUMNS)} |", "|---" * len(PART_COLUMNS) + "|")
+    for one in told.parts:
+        status = f"{_MARKS[one.health]} {one.status}" if one.health is not None else one.status
+        version = code(one.version) if one.version else ""
+        yield f"| {escaped(one.what)} | {status} | {version} | {escaped(one.told)} |"
     yield ""
 
 

@@ -15,7 +15,9 @@ from rich.text import Text
 
 from diagnosis.cause import Certainty, Severity
 from diagnosis.chain import Chain, State
+from diagnosis.components import Health
 from diagnosis.diagnose import Problem
+from diagnosis.hami_parts import InstallationTable
 from diagnosis.node_inventory import Row
 from diagnosis.report.alike import Told, told_once
 from diagnosis.report.whole import Report
@@ -23,6 +25,7 @@ from diagnosis.report.whole import Report
 _STYLES = {Severity.HIGH: "bold red", Severity.MEDIUM: "bold yellow", Severity.LOW: "bold blue"}
 _MARKS = {State.FINE: "✓", State.BROKEN: "✗", State.WAITING: "…", State.NOT_REACHED: "·"}
 _STATE_STYLES = {State.FINE: "green", State.BROKEN: "bold red", State.WAITING: "yellow", State.NOT_REACHED: "dim"}
+_HEALTH_STYLES = {Health.WORKING: "green", Health.PARTLY: "bold yellow", Health.DOWN: "bold red"}
 _MOST_AFFECTED, _MOST_ALIKE = 5, 20
 _NARROWEST = 40
 _KEPT = "\N{NO-BREAK SPACE}"
@@ -34,6 +37,8 @@ def page(report: Report, width: int) -> Iterator[RenderableType]:
     diagnosis = report.diagnosis
     if report.node:
         yield _node(report.node)
+    for installation in report.hami:
+        yield from _installation(installation, width)
     for one in report.chains:
         yield from _chain(one, width)
     problems = told_once(diagnosis.problems)
@@ -77,18 +82,32 @@ def _node(rows: Iterable[Row]) -> Table:
     return table
 
 
+def _installation(told: InstallationTable, width: int) -> Iterator[Text]:
+    yield Text(f"HAMi {told.name}", "bold")
+    for one in told.parts:
+        line = Text(f"  {one.what}")
+        if one.health is not None:
+            line.append(f" {one.status}", _HEALTH_STYLES.get(one.health, "dim"))
+        line.append(f" {one.version}" if one.version else "", "dim")
+        yield from _beside(line, one.told, width)
+
+
+def _beside(line: Text, words: str, width: int, style: str = "dim") -> Iterator[Text]:
+    """After a colon, or beneath where the line is too short for it."""
+    if words and line.cell_len + len(words) + 2 <= width:
+        yield line.append(f": {words}", style)
+    else:
+        yield line
+        yield from _lines(words, width, 6, style=style)
+
+
 def _chain(one: Chain, width: int) -> Iterator[Text]:
     yield Text(one.pod, "bold")
     for step in one.steps:
         line = Text(f"  {_MARKS[step.state]} ", _STATE_STYLES[step.state])
         line.append(step.link.value, "dim" if step.state is State.NOT_REACHED else "")
         why = ", ".join(problem.found.cause.name for problem in step.problems) or step.seen
-        style = _STATE_STYLES[step.state] if step.problems else "dim"
-        if why and line.cell_len + len(why) + 2 <= width:
-            yield line.append(f": {why}", style)
-        else:
-            yield line
-            yield from _lines(why, width, 6, style=style)
+        yield from _beside(line, why, width, _STATE_STYLES[step.state] if step.problems else "dim")
 
 
 def _problem(told: Told, number: str, depth: int, width: int) -> Iterator[Text]:

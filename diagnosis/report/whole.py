@@ -9,6 +9,7 @@ from diagnosis.chain import Chain
 from diagnosis.components import ComponentRow
 from diagnosis.diagnose import Diagnosis
 from diagnosis.drift import Change
+from diagnosis.hami_parts import InstallationTable
 from diagnosis.node_inventory import Row
 
 
@@ -23,3 +24,4 @@ class Report:
     changes: tuple[Change, ...] | None = None
     cluster: Allocation | None = None
     components: tuple[ComponentRow, ...] = ()
+    hami: tuple[InstallationTable, ...] = ()

@@ -73,6 +73,19 @@ class Expression:
                 return value is None
         return False
 
+    def __str__(self) -> str:
+        """As `team is a or b`."""
+        match self.operator:
+            case "In":
+                return f"{self.key} is {' or '.join(self.values)}"
+            case "NotIn":
+                return f"{self.key} is not {' or '.join(self.values)}"
+            case "Exists":
+                return f"{self.key} is there"
+            case "DoesNotExist":
+                return f"{self.key} is not there"
+        return f"{self.key} {self.operator} {', '.join(self.values)}".strip()
+
 
 @dataclass(frozen=True, slots=True)
 class Toleration:

@@ -10,6 +10,8 @@ from diagnosis.snapshot.pods import Expression, read_expressions
 from diagnosis.snapshot.reading import Fields
 
 _LONGEST_BUNDLE = 64 * 1024
+_TIMEOUT = 10
+"""Seconds that the API server waits for a webhook which does not say how long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,10 @@ class Selector:
         same = all(labels.get(key) == value for key, value in self.labels.items())
         return same and all(one.takes(labels.get(one.key)) for one in self.expressions)
 
+    def __str__(self) -> str:
+        """As `team is a and gpu is not off`; '' for an empty one."""
+        return " and ".join((*(f"{key} is {one}" for key, one in self.labels.items()), *map(str, self.expressions)))
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -83,6 +89,10 @@ class Webhook:
     """Certificates in PEM, in base64 as the API has them; another word where a saved state leaves them out."""
     namespaces: Selector = field(default_factory=Selector)
     objects: Selector = field(default_factory=Selector)
+    timeout: int = _TIMEOUT
+    """In seconds."""
+    conditions: Mapping[str, str] = field(default_factory=dict)
+    """Its matchConditions: expressions by name, all of which must be true."""
 
 
 def read_quota(raw: Fields) -> Quota:
@@ -145,4 +155,6 @@ def _webhook(meta: Meta, raw: Fields) -> Webhook:
         raw.text("clientConfig", "caBundle", longest=_LONGEST_BUNDLE),
         read_selector(raw.at("namespaceSelector")),
         read_selector(raw.at("objectSelector")),
+        _TIMEOUT if (timeout := raw.number("timeoutSeconds")) is None else timeout,
+        {one.text("name"): one.message("expression") for one in raw.each("matchConditions")},
     )

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from diagnosis.cause import Cause, Found, Search, command
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.hami.declared import CERTIFICATE_EXPIRED, NO_CA, NO_LEADER, PATCH_FAILED
 from diagnosis.components import Role, is_ready
 from diagnosis.gpus import SHARES
+from diagnosis.hami.certificate import authorities
 from diagnosis.hami.installation import Installation, installations, is_scheduled, is_there, schedulers
 from diagnosis.pod_stage import Kind, stage
 from diagnosis.snapshot import Snapshot
@@ -71,20 +70,6 @@ def _has_answered(snapshot: Snapshot, names: frozenset[str]) -> bool:
     return is_scheduled(newest, names)
 
 
-def expiry(hook: Webhook) -> datetime | None:
-    """When the last of its CAs ends; None where nobody can tell: a saved state has none."""
-    import ssl  # noqa: PLC0415 - only a webhook's CA needs what it brings along
-
-    try:
-        text = base64.b64decode(hook.ca, validate=True).decode("ascii")
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.load_verify_locations(cadata=text)
-        ends = [ssl.cert_time_to_seconds(str(one["notAfter"])) for one in context.get_ca_certs()]
-        return datetime.fromtimestamp(max(ends), UTC) if ends else None
-    except (binascii.Error, UnicodeDecodeError, ssl.SSLError, ValueError, KeyError, OverflowError, OSError):
-        return None
-
-
 def unreachable(one: Installation) -> tuple[tuple[Cause, str], ...]:
     """Why the webhook may not have answered, where that is found too."""
     hooks = ((cause, hook.configuration.subject) for hook in one.webhooks for cause in (NO_CA, CERTIFICATE_EXPIRED))
@@ -113,7 +98,7 @@ def _without_ca(one: Installation, hook: Webhook) -> Found:
 
 
 def _expired(snapshot: Snapshot, hook: Webhook) -> Iterator[Found]:
-    ends = expiry(hook)
+    ends = max((one.ends for one in authorities(hook.ca)), default=None)
     if ends is not None and ends < snapshot.now:
         evidence = (
             f"{hook.configuration.subject}: the caBundle of webhook {hook.name} ended {ends:%Y-%m-%d %H:%M} UTC",

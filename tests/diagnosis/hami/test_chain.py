@@ -7,8 +7,10 @@ import pytest
 from diagnosis.chain import Chain, State
 from diagnosis.diagnose import diagnose
 from diagnosis.hami_chain import HamiLink, hami_chains
+from tests.diagnosis.hami.clusters import device_config
 from tests.diagnosis.hami.hami_states import asking, hami, hami_node, unplaced, vgpu_pod
 from tests.diagnosis.hami.test_allocating import bound
+from tests.diagnosis.hami.test_two_installations import told_to
 from tests.diagnosis.hami.test_ways import NOT_PLACED, plain, rejected
 from tests.diagnosis.states import Object, event, node, pod, snapshot
 
@@ -53,6 +55,23 @@ def test_a_pod_that_runs_shows_its_card_and_by_what_it_was_chosen() -> None:
     seen = {one.link: one.seen for one in chain.steps}
     assert seen[HamiLink.SCHEDULER] == "deployment/kube-system/hami-scheduler v2.9.0 is working"
     assert seen[HamiLink.FILTER] == "node a: 1024 MiB, 10 % of GPU-a-0; chosen by hami.io/gpu-scheduler-policy binpack"
+
+
+def test_a_limit_of_cores_that_always_holds_is_shown_and_no_fault() -> None:
+    forced = device_config("nvidia: {gpuCorePolicy: force}")
+    [chain] = chains(*hami(A), forced, vgpu_pod("x", on="a"))
+    assert chain.is_whole
+    assert chain.steps[-1].seen == "they run; cores are held to 10 % also on a card that is idle: core policy force"
+    own = asking(1, 1024, env=[{"name": "GPU_CORE_UTILIZATION_POLICY", "value": "default"}])
+    [chain] = chains(*hami(A), forced, vgpu_pod("x", own, on="a"))
+    assert chain.steps[-1].seen == "they run"
+
+
+def test_the_schedulers_own_policy_is_shown_where_the_pod_names_none() -> None:
+    state = [told_to(one, "--gpu-scheduler-policy=binpack") if one["kind"] == "Deployment" else one for one in hami(A)]
+    [chain] = chains(*state, vgpu_pod("x", on="a", annotations={"hami.io/node-scheduler-policy": "spread"}))
+    seen = {one.link: one.seen for one in chain.steps}[HamiLink.FILTER]
+    assert seen.endswith("chosen by hami.io/node-scheduler-policy spread, the scheduler's own cards binpack")
 
 
 def test_a_pod_that_waits_for_its_turn_shows_hamis_last_word() -> None:

@@ -13,6 +13,7 @@ from diagnosis.hami.books import books_of, unregistered
 from diagnosis.hami.command_line import CommandLine, duration
 from diagnosis.hami.installation import installation_of, installations, serving
 from diagnosis.node_inventory import inventory
+from diagnosis.redaction import redacted
 from diagnosis.would_fit import by_rules, would_fit
 from tests.diagnosis.hami.clusters import device_config, judged
 from tests.diagnosis.hami.hami_states import asking, card, hami, hami_node, text_card, vgpu_pod
@@ -202,4 +203,7 @@ def test_no_other_word_of_a_command_line_is_kept() -> None:
         if container.flags
     )
     assert extender.flags == {"gpu-scheduler-policy": "binpack", "node-scheduler-policy": "spread"}
-    assert "secret" not in json.dumps(dict(extender.flags))
+    saved = [redacted(one) for one in state]
+    assert "secret" not in json.dumps(saved)
+    one, other = (installations(snapshot(*each))[1] for each in (state, saved))
+    assert one.command_line == other.command_line != CommandLine()

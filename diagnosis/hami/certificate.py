@@ -1,0 +1,54 @@
+"""The CA by which the API server trusts HAMi's webhook: from when to when it holds. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+
+from diagnosis.hami.words import word
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """One certificate of a bundle."""
+
+    name: str
+    begins: datetime
+    ends: datetime
+
+
+@lru_cache(maxsize=64)
+def authorities(bundle: str) -> tuple[Authority, ...]:
+    """By their ends. None where nobody can read the bundle: a saved state has none."""
+    import ssl  # noqa: PLC0415 - only a webhook's CA needs what it brings along
+
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(cadata=base64.b64decode(bundle, validate=True).decode("ascii"))
+        found = [
+            Authority(_name(one.get("subject")), *(_moment(one[key]) for key in ("notBefore", "notAfter")))
+            for one in context.get_ca_certs()
+        ]
+    except (binascii.Error, UnicodeDecodeError, ssl.SSLError, ValueError, KeyError, OverflowError, OSError):
+        return ()
+    return tuple(sorted(found, key=lambda one: one.ends))
+
+
+def _moment(text: object) -> datetime:
+    import ssl  # noqa: PLC0415
+
+    return datetime.fromtimestamp(ssl.cert_time_to_seconds(str(text)), UTC)
+
+
+def _name(subject: object) -> str:
+    """Its common name, else its organization; '' for neither."""
+    pairs = {
+        str(pair[0]): str(pair[1])
+        for part in (subject if isinstance(subject, tuple) else ())
+        for pair in (part if isinstance(part, tuple) else ())
+        if isinstance(pair, tuple) and len(pair) > 1
+    }
+    return word(pairs.get("commonName") or pairs.get("organizationName") or "")

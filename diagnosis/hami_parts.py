@@ -1,0 +1,180 @@
+"""Each installation of HAMi as a person reads it: its parts, whom its webhook takes, and whether its CA holds. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from itertools import islice
+
+from diagnosis.components import Component, Health, component_table, tag_of
+from diagnosis.gpus import SHARES
+from diagnosis.hami.certificate import authorities
+from diagnosis.hami.command_line import CommandLine
+from diagnosis.hami.installation import Installation, asks_for, installations
+from diagnosis.quantity import counted
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.pods import HAMI_EXTENDER, OTHER_VALUE, Container
+from diagnosis.snapshot.rules import Webhook
+
+COLUMNS = ("Part", "Status", "Version", "What is told of it")
+_MONITOR, _PLUGIN = "vgpu-monitor", "device-plugin"
+_MOST_NAMED, _MOST_RULE = 5, 200
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One row. `status` in words; `health` None where it has none of its own."""
+
+    what: str
+    health: Health | None
+    status: str = ""
+    version: str = ""
+    told: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class InstallationTable:
+    """`name`: namespace, and what its chart calls everything after."""
+
+    name: str
+    scheduler_name: str
+    parts: tuple[Part, ...]
+
+
+def installation_tables(snapshot: Snapshot) -> tuple[InstallationTable, ...]:
+    """Empty where there is no HAMi."""
+    tables = []
+    for one in installations(snapshot):
+        parts = (*_schedulers(one), *_plugins(snapshot, one), *_webhooks(snapshot, one))
+        tables.append(InstallationTable(f"{one.namespace}/{one.name}", one.scheduler_name, parts))
+    return tuple(tables)
+
+
+def _schedulers(one: Installation) -> Iterator[Part]:
+    if one.scheduler is None:
+        yield Part("scheduler", Health.UNKNOWN, Health.UNKNOWN.value)
+        return
+    line = one.command_line
+    how = f"nodes by {line.node_policy}, cards by {line.gpu_policy}; a node's lock holds {_minutes(line.lock_expires)}"
+    how += " (the chart's defaults)" if line == CommandLine() else ""
+    if line.node_labels:
+        how += f"; only nodes with {', '.join(f'{key}={one}' for key, one in line.node_labels.items())}"
+    for container in one.scheduler.spec.containers:
+        if not container.init:
+            mine = container.name == HAMI_EXTENDER
+            name = "extender" if mine else "scheduler" if container.name == "kube-scheduler" else container.name
+            told = how if mine else f"{one.scheduler.subject}, schedulerName {one.scheduler_name}"
+            yield _of_container(name, one.scheduler, container, told)
+
+
+def _plugins(snapshot: Snapshot, one: Installation) -> Iterator[Part]:
+    lacking = {row.component.subject: row.lacking for row in component_table(snapshot)}
+    if not one.plugins:
+        yield Part("device plugin", Health.UNKNOWN, Health.UNKNOWN.value)
+    for plugin in one.plugins:
+        nodes = lacking.get(plugin.subject, ())
+        without = f"; without it: {_named(nodes)}" if nodes else ""
+        own = [container for container in plugin.spec.containers if not container.init]
+        for container in own:
+            mine = container.name == _PLUGIN or len(own) == 1
+            name = "monitor" if container.name == _MONITOR else "device plugin" if mine else container.name
+            yield _of_container(name, plugin, container, f"{plugin.subject}{without if mine else ''}")
+        if own and all(container.name != _MONITOR for container in own):
+            yield Part("monitor", None, "none", told=f"no container {_MONITOR} in {plugin.subject}")
+
+
+def _of_container(name: str, component: Component, container: Container, told: str) -> Part:
+    """Of all pods of the component; as the workload tells it where none of them is visible."""
+    living = [pod for pod in component.pods if not pod.over]
+    ready = component.ready
+    if living:
+        ready = sum(any(one.name == container.name and one.ready for one in pod.states) for pod in living)
+    health = replace(component, ready=ready).health
+    of = f"{ready} of {component.wanted} ready; " if component.wanted is not None else ""
+    return Part(name, health, health.value, tag_of(container.image), of + told)
+
+
+def _webhooks(snapshot: Snapshot, one: Installation) -> Iterator[Part]:
+    if not one.webhooks:
+        seen = snapshot.sees("MutatingWebhookConfiguration")
+        health = Health.DOWN if seen else Health.UNKNOWN
+        yield Part("webhook", health, "missing" if seen else health.value)
+    for hook in one.webhooks:
+        trust = _trust(hook, snapshot.now)
+        yield _webhook(snapshot, one, hook, trust)
+        yield Part("it takes", None, told=_taken(hook))
+        yield from _left_alone(snapshot, hook)
+        fails = "the pod is refused" if hook.fails_closed else "the pod passes as it is"
+        policy = "Fail" if hook.fails_closed else "Ignore"
+        yield Part("without an answer", None, told=f"failurePolicy {policy}: after {hook.timeout} s {fails}")
+        yield trust
+
+
+def _webhook(snapshot: Snapshot, one: Installation, hook: Webhook, trust: Part) -> Part:
+    namespace, _, name = one.service.partition("/")
+    known = [each for each in snapshot.endpoints if (each.meta.namespace, each.service) == (namespace, name)]
+    ready = sum(each.ready for each in known)
+    behind = f"{counted(ready, 'endpoint')} behind it" if known else "what is behind it is not visible"
+    health = Health.WORKING if ready else Health.DOWN if known else Health.UNKNOWN
+    if trust.health is Health.DOWN or not hook.on_pods:
+        health = Health.DOWN
+    pods = "" if hook.on_pods else "; no rule of it is of pods that are made"
+    told = f"{hook.configuration.subject}, service/{one.service}: {behind}{pods}{_last_answer(snapshot, one)}"
+    return Part("webhook", health, health.value, told=told)
+
+
+def _last_answer(snapshot: Snapshot, one: Installation) -> str:
+    """Whether the newest pod that only HAMi can serve has its scheduler."""
+    names = SHARES.union(one.settings.names) - {one.settings.count_name}
+    asking = [
+        pod
+        for pod in snapshot.pods
+        if asks_for(pod.spec, one.settings)
+        and any(names & {*each.limits, *each.requests} for each in pod.spec.containers)
+    ]
+    newest = max(asking, key=lambda pod: (str(pod.meta.created), pod.subject), default=None)
+    if newest is None:
+        return ""
+    seen = newest.spec.scheduler == one.scheduler_name
+    return f"; the newest that asks for shares, {newest.subject}, {'has' if seen else 'has not'} its scheduler"
+
+
+def _taken(hook: Webhook) -> str:
+    pods = f"pods where {hook.objects}" if str(hook.objects) else "all pods"
+    places = f"namespaces where {hook.namespaces}" if str(hook.namespaces) else "all namespaces"
+    rules = [f"{name}: {text[:_MOST_RULE]}" for name, text in islice(hook.conditions.items(), _MOST_NAMED)]
+    return f"{pods}, in {places}" + (f", by matchConditions {'; '.join(rules)}" if rules else "")
+
+
+def _left_alone(snapshot: Snapshot, hook: Webhook) -> Iterator[Part]:
+    alone = sorted(one.name for one in snapshot.namespaces if not hook.namespaces.takes(one.labels))
+    if snapshot.namespaces:
+        told = _named(alone) if alone else f"none of the {counted(len(snapshot.namespaces), 'namespace')}"
+        yield Part("it leaves alone", None, told=told)
+
+
+def _trust(hook: Webhook, now: datetime) -> Part:
+    """Secrets are never read: what is signed by the CA is not known."""
+    what, last = "its CA", authorities(hook.ca) if hook.ca else ()
+    beside = "whether it signed the scheduler's certificate is not looked at: Secrets are never read"
+    if not hook.ca:
+        return Part(what, Health.DOWN, "missing", told="the webhook has no caBundle")
+    if not last:
+        why = "a saved state does not keep it" if hook.ca == OTHER_VALUE else "its caBundle is no CA that can be read"
+        return Part(what, Health.UNKNOWN, Health.UNKNOWN.value, told=why)
+    one = last[-1]
+    status = "expired" if one.ends < now else "not yet valid" if one.begins > now else "valid"
+    until = f"{one.name or 'without a name'}, {one.begins:%Y-%m-%d} to {one.ends:%Y-%m-%d}; {beside}"
+    return Part(what, Health.WORKING if status == "valid" else Health.DOWN, status, told=until)
+
+
+def _minutes(time: timedelta) -> str:
+    seconds = time.total_seconds()
+    return f"{seconds / 60:g} min" if seconds >= 60 else f"{seconds:g} s"
+
+
+def _named(names: Iterable[str]) -> str:
+    every = list(names)
+    more = len(every) - _MOST_NAMED
+    return ", ".join(every[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

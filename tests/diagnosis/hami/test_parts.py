@@ -1,0 +1,194 @@
+"""Each installation in a report: its parts, whom its webhook takes, and whether its CA holds."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diagnosis.components import Health
+from diagnosis.diagnose import diagnose
+from diagnosis.hami_parts import Part, installation_tables
+from diagnosis.report import html, markdown
+from diagnosis.report.document import document
+from diagnosis.report.whole import Report
+from tests.console import typed
+from tests.diagnosis.hami.hami_states import hami, hami_node, vgpu_pod
+from tests.diagnosis.hami.test_two_installations import cluster, told_to
+from tests.diagnosis.states import Object, node, obj, pod, snapshot
+from tests.hostile import HOSTILE
+
+A = hami_node("a")
+
+
+def ca(name: str) -> str:
+    text = (Path(__file__).parent / f"ca-{name}.pem").read_bytes()
+    return base64.b64encode(text).decode()
+
+
+def parts(*state: Object, **more: Any) -> dict[str, Part]:
+    (table,) = installation_tables(snapshot(*state, **more))
+    return {one.what: one for one in table.parts}
+
+
+def test_every_part_has_its_health_and_version() -> None:
+    told = parts(*hami(A, version="v2.9.1", webhook={"ca": ca("lasting")}))
+    assert {one.what: (one.health, one.version) for one in told.values() if one.health is not None} == {
+        "scheduler": (Health.WORKING, "v1.33.4"),
+        "extender": (Health.WORKING, "v2.9.1"),
+        "device plugin": (Health.WORKING, "v2.9.1"),
+        "monitor": (Health.WORKING, "v2.9.1"),
+        "webhook": (Health.WORKING, ""),
+        "its CA": (Health.WORKING, ""),
+    }
+
+
+def test_a_container_that_crashes_is_not_the_one_beside_it() -> None:
+    told = parts(*hami(A, ready=False))
+    assert told["extender"].health is Health.DOWN
+    assert told["extender"].told.startswith("0 of 1 ready")
+    assert told["webhook"].health is Health.DOWN
+
+
+def test_what_is_not_seen_is_not_missing() -> None:
+    hidden = [one for one in hami(A) if one["kind"] not in ("Deployment", "Pod", "MutatingWebhookConfiguration")]
+    told = parts(*hidden, missing=["Deployment", "Pod", "MutatingWebhookConfiguration"])
+    assert {one.health for one in (told["scheduler"], told["webhook"])} == {Health.UNKNOWN}
+    assert parts(*hami(A, webhook=None))["webhook"].status == "missing"
+
+
+def test_a_plugin_without_its_monitor_is_told() -> None:
+    state = hami(A)
+    for one in state:
+        if "device-plugin" in one["metadata"]["name"]:
+            spec = one["spec"]["template"]["spec"] if one["kind"] == "DaemonSet" else one["spec"]
+            spec["containers"] = spec["containers"][:1]
+    assert parts(*state)["monitor"].status == "none"
+
+
+SELECTED: list[tuple[Object, str, str]] = [
+    ({"namespaceSelector": {}, "objectSelector": {}}, "all pods, in all namespaces", "none of the 2 namespaces"),
+    (
+        {"objectSelector": {"matchLabels": {"gpu": "yes"}}},
+        "pods where gpu is yes, in namespaces where hami.io/webhook is not ignore",
+        "none of the 2 namespaces",
+    ),
+    (
+        {
+            "objectSelector": {},
+            "namespaceSelector": {
+                "matchExpressions": [
+                    {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["kube-system", "x"]},
+                    {"key": "gone", "operator": "DoesNotExist"},
+                ]
+            },
+        },
+        "all pods, in namespaces where kubernetes.io/metadata.name is not kube-system or x and gone is not there",
+        "kube-system",
+    ),
+    (
+        {"objectSelector": {}, "namespaceSelector": {}, "matchConditions": [{"name": "gpus", "expression": "has(x)"}]},
+        "all pods, in all namespaces, by matchConditions gpus: has(x)",
+        "none of the 2 namespaces",
+    ),
+]
+
+
+@pytest.mark.parametrize(("webhook", "taken", "alone"), SELECTED)
+def test_whom_the_webhook_takes_is_told_as_it_stands_there(webhook: Object, taken: str, alone: str) -> None:
+    told = parts(*hami(A, webhook=webhook))
+    assert (told["it takes"].told, told["it leaves alone"].told) == (taken, alone)
+
+
+@pytest.mark.parametrize(
+    ("webhook", "words"),
+    [
+        ({"failurePolicy": "Ignore"}, "failurePolicy Ignore: after 10 s the pod passes as it is"),
+        ({"failurePolicy": "Fail", "timeoutSeconds": 3}, "failurePolicy Fail: after 3 s the pod is refused"),
+        ({"failurePolicy": None}, "failurePolicy Fail: after 10 s the pod is refused"),
+    ],
+)
+def test_what_becomes_of_a_pod_without_an_answer(webhook: Object, words: str) -> None:
+    assert parts(*hami(A, webhook=webhook))["without an answer"].told == words
+
+
+def test_a_webhook_of_other_objects_is_never_asked() -> None:
+    rules = [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods"]}]
+    webhook = parts(*hami(A, webhook={"rules": rules}))["webhook"]
+    assert webhook.health is Health.DOWN
+    assert "no rule of it is of pods that are made" in webhook.told
+
+
+@pytest.mark.parametrize(
+    ("bundle", "status", "words"),
+    [
+        (ca("lasting"), "valid", "2120-01-01; whether it signed the scheduler's certificate is not looked at"),
+        (ca("ended"), "expired", "Secrets are never read"),
+        ("", "missing", "the webhook has no caBundle"),
+        ("(set)", "not visible", "a saved state does not keep it"),
+        ("bm9uc2Vuc2U=", "not visible", "its caBundle is no CA that can be read"),
+        ("no base64!", "not visible", "its caBundle is no CA that can be read"),
+    ],
+)
+def test_a_ca_is_shown_with_its_time(bundle: str, status: str, words: str) -> None:
+    told = parts(*hami(A, webhook={"ca": bundle}))
+    assert told["its CA"].status == status
+    assert words in told["its CA"].told
+    assert (told["webhook"].health is Health.DOWN) == (status in ("expired", "missing"))
+
+
+def test_the_newest_pod_shows_whether_the_webhook_answers() -> None:
+    assert "pod/team/x, has its scheduler" in parts(*hami(A), vgpu_pod("x", on="a"))["webhook"].told
+    passed = vgpu_pod("y", age=1, spec={"schedulerName": "default-scheduler"})
+    assert "pod/team/y, has not its scheduler" in parts(*hami(A), vgpu_pod("x", on="a"), passed)["webhook"].told
+
+
+def test_how_the_extender_chooses_is_told() -> None:
+    assert "(the chart's defaults)" in parts(*hami(A))["extender"].told
+    state = [told_to(one, "--node-label-selector=gpu=on") if one["kind"] == "Deployment" else one for one in hami(A)]
+    assert parts(*state)["extender"].told.endswith("a node's lock holds 5 min; only nodes with gpu=on")
+
+
+def test_two_installations_have_a_table_each() -> None:
+    tables = installation_tables(snapshot(*cluster()))
+    assert [(one.name, one.scheduler_name) for one in tables] == [
+        ("kube-system/hami", "hami-scheduler"),
+        ("lab/lab-hami", "lab-scheduler"),
+    ]
+
+
+def test_a_cluster_without_hami_has_none() -> None:
+    seen = snapshot(node("a"), pod("x", on="a"))
+    assert installation_tables(seen) == ()
+    report = Report(diagnose(seen), hami=installation_tables(seen))
+    assert "hami" not in document(report)
+    assert "HAMi" not in markdown.text(report) + html.text(report)
+
+
+def test_all_forms_show_the_same_rows() -> None:
+    seen = snapshot(*hami(A, webhook={"ca": ca("lasting")}))
+    report = Report(diagnose(seen), hami=installation_tables(seen))
+    for text in (markdown.text(report), html.text(report), json.dumps(document(report))):
+        for word in ("kube-system/hami", "v2.9.0", "failurePolicy Ignore", "2120-01-01", "Secrets are never read"):
+            assert word in text
+
+
+def test_a_terminal_shows_them_before_what_was_found(tmp_path: Path) -> None:
+    file = tmp_path / "state.json"
+    file.write_text(json.dumps({"kind": "List", "items": hami(A, webhook={"ca": ca("lasting")})}))
+    told = typed(("diagnose", "--from", str(file)), {}).stdout.decode()
+    assert told.index("HAMi kube-system/hami") < told.index("extender working v2.9.0") < told.index("Nothing found")
+    assert b"HAMi kube-system/hami" not in typed(("diagnose", "node", "a", "--from", str(file)), {}).stdout
+
+
+def test_what_a_stranger_writes_breaks_no_page() -> None:
+    for word in HOSTILE:
+        conditions = [{"name": word, "expression": word}]
+        webhook = {"objectSelector": {"matchLabels": {word: word}}, "matchConditions": conditions, "ca": word}
+        seen = snapshot(*hami(A, webhook=webhook), obj("Namespace", "x", metadata={"labels": {word: word}}))
+        report = Report(diagnose(seen), hami=installation_tables(seen))
+        assert markdown.text(report)
+        assert html.text(report).isascii()
