@@ -20,6 +20,7 @@ from diagnosis.snapshot.cluster_objects import ClusterPolicy
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Condition, Pod
 from diagnosis.snapshot.rules import Budget
+from healthcheck.node.state import OUR_WORD
 
 _PATIENCE, _STARTS = timedelta(minutes=15), timedelta(minutes=10)
 _CORDONED = "it is cordoned"
@@ -87,7 +88,7 @@ def find_faults(snapshot: Snapshot) -> Iterator[Found]:
             bad = (one.type in _BAD_IF_TRUE and one.status == "True") or (
                 one.type in _BAD_IF_FALSE and one.status == "False"
             )
-            if bad:
+            if bad and not one.message.startswith(OUR_WORD):  # ours stands beside our taint, which is told
                 evidence = f"{node.subject}: condition {one.type}={one.status}, {one.reason}: {one.message}"
                 describe = command("kubectl", "describe", "node", node.name)
                 yield Found(

@@ -16,6 +16,17 @@ from healthcheck.node.state import NodeState
 
 _HYPERPOD_HEALTH = "sagemaker.amazonaws.com/node-health-status"
 _HYPERPOD, _KARPENTER, _NODE_GROUP = "sagemaker.amazonaws.com/", "karpenter.sh/nodepool", "eks.amazonaws.com/nodegroup"
+_GKE, _GKE_FAULT = "cloud.google.com/gke-nodepool", "cloud.google.com/fault-behavior"
+_GKE_WORDS = {
+    "NcclWrongResults": "SDC",
+    "EfaLoopbackCorrupt": "SDC",
+    "NcclSlow": "PERFORMANCE",
+    "PcieWidthLow": "PERFORMANCE",
+    "DcgmDiagMemoryBandwidth": "PERFORMANCE",
+    "DcgmDiagTargetedPower": "PERFORMANCE",
+    "DcgmDiagTargetedStress": "PERFORMANCE",
+}
+"""The kind of fault that GKE asks for: data changed in silence, or a slow machine."""
 _REGION = "topology.kubernetes.io/region"
 _INSTANCE = re.compile(r"aws:///[a-z0-9-]*/(i-[0-9a-f]{8,17})\Z", re.ASCII)
 _REGION_NAME = re.compile(r"[a-z]{2}(-[a-z]+)+-\d{1,2}\Z", re.ASCII)
@@ -28,6 +39,7 @@ class Platform(StrEnum):
     HYPERPOD = "SageMaker HyperPod"
     KARPENTER = "Karpenter"
     NODE_GROUP = "a managed node group"
+    GKE = "Google Kubernetes Engine"
     EC2 = "an EC2 instance"
     OTHER = "an unknown platform"
 
@@ -48,6 +60,8 @@ def platform_of(node: NodeState) -> Platform:
         return Platform.KARPENTER
     if _NODE_GROUP in node.labels:
         return Platform.NODE_GROUP
+    if _GKE in node.labels:
+        return Platform.GKE
     return Platform.EC2 if _instance(node) else Platform.OTHER
 
 
@@ -62,7 +76,7 @@ def next_step(recommendation: str, node: NodeState, findings: Iterable[FindingRo
         case "reboot":
             return _reboot(node)
         case "replace":
-            return _replace(node)
+            return _replace(node, findings)
         case "rerun":
             return NextStep((_again(node),))
     return NextStep()
@@ -90,7 +104,7 @@ def _reboot(node: NodeState) -> NextStep:
     return NextStep((_again(node),), f"First reboot the machine{_called(node)}.")
 
 
-def _replace(node: NodeState) -> NextStep:
+def _replace(node: NodeState, findings: Iterable[FindingRow]) -> NextStep:
     instance = _instance(node)
     match platform_of(node):
         case Platform.HYPERPOD:
@@ -98,6 +112,9 @@ def _replace(node: NodeState) -> NextStep:
         case Platform.KARPENTER:
             note = "Karpenter drains the node, ends its instance, and makes another when work needs one."
             return NextStep((f"kubectl delete node {node.name}",), note)
+        case Platform.GKE:
+            command = f"kubectl label nodes {node.name} {_GKE_FAULT}={_gke_fault(findings)}"
+            return NextStep((command,), _IF_RESERVED)
         case Platform.NODE_GROUP | Platform.EC2 if instance:
             command = (
                 f"aws autoscaling terminate-instance-in-auto-scaling-group --instance-id {instance} "
@@ -108,7 +125,18 @@ def _replace(node: NodeState) -> NextStep:
 
 
 _STILL_TAINTED = "Its taint still stands: its agent lifts it once it has taken the result over."
+_IF_RESERVED = (
+    "GKE then ends the machine and repairs its host, for A3 and A4 machines of a reservation; "
+    "delete any other from its instance group."
+)
 _IF_AUTOMATIC = "HyperPod acts on the label where the cluster's NodeRecovery is Automatic."
+
+
+def _gke_fault(findings: Iterable[FindingRow]) -> str:
+    """By the worst of them."""
+    worst = max(findings, key=lambda one: one.severity or Severity.PASS, default=None)
+    reason = (worst.reason or "") if worst is not None else ""
+    return "XID" if reason.startswith("Xid") else _GKE_WORDS.get(reason, "unspecified")
 
 
 def _hyperpod(node: NodeState, status: str) -> str:

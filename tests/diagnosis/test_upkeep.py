@@ -184,6 +184,10 @@ HEALTHY: list[tuple[str, list[Object]]] = [
     ("DRA in place of the plugin", [gpu_node("a", None), *dra("a", sliced=("a",))]),
     ("MIG being changed", operator(gpu_node("a", labels={"nvidia.com/mig.config.state": "pending"}))),
     ("a node that goes", [gpu_node("a", ready="Unknown", metadata={"deletionTimestamp": ago(2)})]),
+    (
+        "a condition of ours for repairers",
+        [gpu_node("a", conditions=[FAULT | {"message": "gpu-healthcheck: Xid79 on gpu/0000:53:00.0: fell off"}])],
+    ),
     ("another condition", [gpu_node("a", conditions=[condition("AcceleratedHardwareReady", "True", "ok")])]),
 ]
 

@@ -21,6 +21,7 @@ HYPERPOD = NodeState(
     labels={"sagemaker.amazonaws.com/node-health-status": "Schedulable"},
     provider_id="aws:///usw2-az2/sagemaker/cluster/hyperpod-0123-i-0123456789abcdef0",
 )
+GKE = NodeState("n", labels={"cloud.google.com/gke-nodepool": "gpus"}, provider_id="gce://project/us-central1-a/gke-n")
 ELSEWHERE = NodeState("n", provider_id="baremetal://rack-7")
 TERMINATE = "aws autoscaling terminate-instance-in-auto-scaling-group"
 AGAIN = "gpu-healthcheck quarantine n"
@@ -34,6 +35,7 @@ STATUS = "sagemaker.amazonaws.com/node-health-status"
         (KARPENTER, Platform.KARPENTER),
         (NODE_GROUP, Platform.NODE_GROUP),
         (EC2, Platform.EC2),
+        (GKE, Platform.GKE),
         (ELSEWHERE, Platform.OTHER),
     ],
 )
@@ -60,6 +62,27 @@ def test_who_makes_its_nodes(node: NodeState, platform: Platform) -> None:
 )
 def test_how_it_is_replaced(node: NodeState, command: str) -> None:
     assert next_step("replace", node, ()).commands == (command,)
+
+
+@pytest.mark.parametrize(
+    ("findings", "word"),
+    [
+        ([("Xid79", "REBOOT")], "XID"),
+        ([("NcclSlow", "RESET"), ("NcclWrongResults", "ISOLATE")], "SDC"),
+        ([("NcclSlow", "RESET")], "PERFORMANCE"),
+        ([("RowRemapFailed", "ISOLATE"), ("Xid13", "MONITOR")], "unspecified"),
+        ([("$(reboot)", "ISOLATE")], "unspecified"),
+        ([("Xid79; reboot", None)], "XID"),
+        ([], "unspecified"),
+    ],
+)
+def test_a_fault_is_reported_to_gke_by_its_kind(findings: list[tuple[str, str]], word: str) -> None:
+    rows = [row_in(FindingRow, {"reason": reason, "severity": severity}) for reason, severity in findings]
+
+    step = next_step("replace", GKE, rows)
+
+    assert step.commands == (f"kubectl label nodes n cloud.google.com/fault-behavior={word}",)
+    assert "of a reservation" in step.note
 
 
 @pytest.mark.parametrize(
