@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-GIVE_UP_SECONDS = 180.0
+GIVE_UP_SECONDS = 400.0
 """No test asserts a time: this is when it stops to wait for what never comes."""
 
 T = TypeVar("T")

@@ -17,6 +17,7 @@ from tests.waiting import GIVE_UP_SECONDS, eventually
 pytestmark = pytest.mark.cluster
 
 ERROR = "GPU has fallen off the bus."
+FORBIDDEN = "the cluster forbids what the agent has to do"
 RESOURCE = (LEASES, BUDGET)
 OTHER_MACHINE = "ec2fffff-0000-4000-8000-000000000001"
 
@@ -32,6 +33,16 @@ def holders(world: World) -> list[str]:
 def wake(world: World) -> None:
     """Somebody marks the Node, and the agent looks at what it said."""
     world.cluster.edit({"metadata": {"labels": {f"{P}/enabled": uuid.uuid4().hex}}})
+
+
+@pytest.fixture
+def patient(world: World) -> World:
+    """Watched, by an agent that says why a place was refused, however late it hears of that."""
+    world.be_patient()
+    world.start()
+    world.wait_for_status("pass")
+    eventually(world.cluster.lease)
+    return world
 
 
 @pytest.fixture
@@ -222,19 +233,19 @@ class TestAHolderOfMany:
         eventually(lambda: watched.node().tainted)
         assert [slot["metadata"]["name"] for slot in slots(watched)] == [f"slot-{number}" for number in range(7)]
 
-    def test_gets_no_more_nodes_out_of_service_than_allowed(self, watched: World) -> None:
-        beat(watched, 19)
-        hold(watched, *range(4), holder="greedy")
-        hold(watched, 4, 5, 6)
-        fail(watched)
-        node = watched.wait_for_status("fail")
+    def test_gets_no_more_nodes_out_of_service_than_allowed(self, patient: World) -> None:
+        beat(patient, 19)
+        hold(patient, *range(4), holder="greedy")
+        hold(patient, 4, 5, 6)
+        fail(patient)
+        node = patient.wait_for_status("fail")
 
         assert (node.tainted, node.record["taint"]) == (False, "withheld")
-        message = watched.wait_for_event("TaintWithheld")["message"]
+        message = patient.wait_for_event("TaintWithheld")["message"]
         assert "of the fleet's 4 places for tainted nodes are taken" in message
         # Refused at a first glance it looks closely a moment later, and still takes none.
-        eventually(lambda: [one for one in watched.api.requests if BUDGET in one.path and "limit=500" in str(one)])
-        assert len(holders(watched)) == 7
+        eventually(lambda: [one for one in patient.api.requests if BUDGET in one.path and "limit=500" in str(one)])
+        assert len(holders(patient)) == 7
 
     def test_does_not_make_one_too_many_while_others_take_places(self, watched: World) -> None:
         """Between our look at the places and the making of ours another node was given one that somebody gave back."""
@@ -253,15 +264,15 @@ class TestAHolderOfMany:
 
 
 class TestAFullBudget:
-    def test_of_a_fleet_that_shrank_gives_no_place(self, watched: World) -> None:
-        beat(watched, 9)  # with ours 10 nodes, of which two; three are held from better days
-        hold(watched, 5, 6, 7)
-        watched.restart()
-        fail(watched)
-        node = watched.wait_for_status("fail")
+    def test_of_a_fleet_that_shrank_gives_no_place(self, patient: World) -> None:
+        beat(patient, 9)  # with ours 10 nodes, of which two; three are held from better days
+        hold(patient, 5, 6, 7)
+        patient.restart()
+        fail(patient)
+        node = patient.wait_for_status("fail")
 
         assert (node.tainted, node.record["taint"]) == (False, "withheld")
-        message = watched.wait_for_event("TaintWithheld")["message"]
+        message = patient.wait_for_event("TaintWithheld")["message"]
         assert "3 of the fleet's 2 places for tainted nodes are taken" in message
 
     def test_whose_size_nobody_can_say_has_one_place(self, make_world: MakeWorld) -> None:
@@ -294,9 +305,8 @@ class TestAFullBudget:
         node = world.wait_for_status("fail")
 
         assert (node.tainted, node.record["taint"]) == (False, "withheld")
-        assert world.agent.metric("forbidden{slots}") == 1
-        said = [line["answer"] for line in world.agent.lines if line["level"] == "error"]
-        assert any('in the namespace "gpu-healthcheck-budget"' in one for one in said)
+        said = world.agent.wait_for_log(FORBIDDEN, answer='in the namespace "gpu-healthcheck-budget"')
+        assert (said["level"], world.agent.metric("forbidden{slots}")) == ("error", 1)
         world.api.recover()
         assert world.wait(lambda node: node.tainted).record["taint"] == "set"
         eventually(lambda: world.agent.metric("forbidden{slots}") == 0)

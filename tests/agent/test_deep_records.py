@@ -86,7 +86,7 @@ class TestARecordOfTheBashSuite:
 
 class TestADeepRecord:
     def test_becomes_a_finding_of_the_agents_own_at_once(self, watched: World) -> None:
-        looks = watched.agent.metric("looks_total")
+        watched.host.hang()  # no look ends any more
         finding = is_taken(watched, tell(watched, failed_record()))
         node = watched.wait_for_taint()
 
@@ -95,7 +95,6 @@ class TestADeepRecord:
         assert (finding["subject"], finding["about"]["uuid"]) == (f"gpu/{gpu.address}", gpu.uuid)
         assert (finding["nature"], finding["check"], finding["source"]) == ("event", "dcgm-diag-l2", SWEEP)
         assert watched.wait_for_event(MEMORY)["type"] == "Warning"
-        assert watched.agent.metric("looks_total") == looks
 
     def test_1_is_not_cleared_by_a_light_pass(self, quick: World) -> None:
         is_taken(quick, tell(quick, failed_record()))

@@ -90,6 +90,7 @@ class TestAnXid79:
         eventually(lambda: len(watched.events("Xid79")) == 2)
 
         assert watched.agent.metric("xids_total{79}") == 6
+        watched.wait_for_event("GpuHealthFail")
         assert len(watched.events("GpuHealthFail")) == 1
 
     def test_leaves_what_others_wrote_as_it_is(self, watched: World) -> None:

@@ -288,8 +288,9 @@ def test_without_its_role_the_agent_names_the_permission_and_recovers(troubled: 
             world.host.xid(3, 79, ERROR)
             eventually(lambda: world.agent.metric("forbidden{nodes}") == 1)
             assert world.agent.metric("verdict_pending") == 1
-            said = [line["answer"] for line in world.agent.lines if line["level"] == "error"]
-            assert [one for one in said if f'User "{account}" cannot patch resource "nodes"' in one]
+            refusal = f'User "{account}" cannot patch resource "nodes"'
+            said = world.agent.wait_for_log("the cluster forbids what the agent has to do", answer=refusal)
+            assert said["level"] == "error"
             assert world.agent.get("/healthz")[0] == 200
         finally:
             troubled.kubectl("apply", "-f", str(MANIFESTS / "01-rbac-agent.yaml"))

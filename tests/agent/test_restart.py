@@ -23,6 +23,8 @@ def failed(watched: World) -> World:
     eventually(lambda: watched.agent.metric("xids_total{79}") == 3)
     watched.wait_for_event("GpuHealthFail")
     watched.wait_for_event("Xid79")
+    if any(node.record.get("taint") == "withheld" for node in watched.stand_in.past()):
+        watched.wait_for_event("TaintWithheld")  # where the budget's Leases took their time
     return watched
 
 
