@@ -83,7 +83,7 @@ def is_all_seen(text: str) -> bool:
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-@pytest.mark.parametrize("words", [*ON_THE_CLUSTER, ["status", "-o", "json"], *WITHOUT_IT])
+@pytest.mark.parametrize("words", [*ON_THE_CLUSTER, ["status", "-o", "json"], ["status", "-o", "html"], *WITHOUT_IT])
 def test_piped_all_of_it_is_seen(plane: ControlPlane, tmp_path: Path, words: list[str], encoding: str) -> None:
     variables = environment(plane, tmp_path, PYTHONIOENCODING=f"{encoding}:strict")
     done = subprocess.run([sys.executable, "-m", "cli", *words], env=variables, capture_output=True, check=False)
