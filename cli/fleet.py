@@ -83,7 +83,7 @@ class Row:
     """The last release: who, when and why."""
     heartbeat_age_seconds: float | None
     silent: bool
-    """The agent has not looked for longer than its heartbeat is good."""
+    """The agent has not looked for longer than its heartbeat is good, or has spoken once and has none any more."""
     tested_at: str
     """When DCGM last tested it, whoever ran that; '' where nobody did."""
     tested_by: str
@@ -115,7 +115,8 @@ def read_fleet(cluster: Cluster, unread: list[str]) -> Fleet:
     now, config = datetime.now(UTC), _allowed(cluster.read_config)
     beats = _allowed(partial(cluster.list_heartbeats, now))
     interval = timedelta(seconds=_number(config, "DCGM_L2_INTERVAL", "dcgm_l2_interval_seconds") or 0)
-    rows = [row_of_node(node, (beats or {}).get(node.name), interval, now) for node in nodes.values()]
+    listed, heard = beats is not None, beats or {}
+    rows = [row_of_node(node, heard.get(node.name), interval, now, listed=listed) for node in nodes.values()]
     places = _budget(cluster, config, None if beats is None else len(beats))
     return Fleet(places, sorted(rows, key=_worst_first), list(dict.fromkeys(unread)))
 
@@ -151,13 +152,16 @@ def _allowed(ask: Callable[[], T]) -> T | None:
         return None
 
 
-def row_of_node(node: NodeState, beat: Heartbeat | None, interval: timedelta, now: datetime) -> Row:
+def row_of_node(
+    node: NodeState, beat: Heartbeat | None, interval: timedelta, now: datetime, *, listed: bool = False
+) -> Row:
+    """`listed`: a node without a heartbeat has none; else nobody could see it."""
     condition, record = node.condition() or {}, records.on_node(AgentRecord, node, RESULTS)
     age = (now - beat.renewed).total_seconds() if beat else None
     heard = beat.renewed + timedelta(seconds=beat.seconds) if beat else None
     tested = last_deep_test(node, now)
     overdue = is_overdue(node, tested, interval, now)
-    silent = beat is not None and age is not None and age > beat.seconds
+    silent = age > beat.seconds if beat and age is not None else listed and STATUS in node.labels
     findings = sorted(record.findings or (), key=lambda one: -(one.severity or Severity.PASS))
     return Row(
         node=node.name,
@@ -207,7 +211,7 @@ def _causes(record: AgentRecord) -> tuple[str, ...]:
 def looked(row: Row) -> str:
     """How long ago its agent did."""
     if row.heartbeat_age_seconds is None:
-        return "?" if row.status else "never"
+        return "never" if not row.status else "none, silent" if row.silent else "?"
     word = ago(row.heartbeat_age_seconds)
     return f"{word}, silent" if row.silent else word
 
