@@ -17,6 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -113,9 +114,10 @@ class Kubelets:
 
     def kill(self, node: str) -> None:
         """SIGKILL to whatever runs on this Node: what an out-of-memory killer does."""
-        for pod in self._pods.values():
+        for pod in list(self._pods.values()):
             if pod.node == node and pod.process is not None and not pod.ended:
-                os.killpg(pod.process.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it has ended meanwhile
+                    os.killpg(pod.process.pid, signal.SIGKILL)
 
     def _run(self) -> None:
         while not self._stopping.wait(_LOOK_SECONDS):

@@ -161,6 +161,7 @@ def test_who_lacks_the_rights_is_told_which(world: World, tmp_path: Path) -> Non
     )
     token = plane.kubectl("create", "token", account, "--namespace=default").strip()
     reader = write_kubeconfig(tmp_path / "reader", url=plane.url, ca_file=plane.ca_file, token=token)
+    eventually(lambda: plane.request("GET", "/api/v1/pods", token=token).status == 200)
     try:
         done = run(reader, "diagnose", "node", NODE, *PROBE)
     finally:

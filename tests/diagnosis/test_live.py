@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from healthcheck.cluster.connection import connect
 from healthcheck.cluster.kubeconfig import Access
@@ -17,6 +18,7 @@ from healthcheck.cluster.listings import Listings
 from sim.control_plane import ControlPlane
 from sim.control_plane.files import write_kubeconfig
 from tests.cli.cluster import run
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster
 
@@ -43,6 +45,12 @@ def reader(plane: ControlPlane, tmp_path: Path) -> Iterator[Path]:
     write_kubeconfig(path, url=plane.url, ca_file=plane.ca_file, token=token)
     yield path
     plane.kubectl("delete", "serviceaccount", _READER, "--namespace=default")
+
+
+def _until_he_may(plane: ControlPlane, path: str, reader: Path) -> None:
+    """The API server learns of a role a moment after it took it."""
+    token = yaml.safe_load(reader.read_text())["users"][0]["user"]["token"]
+    eventually(lambda: plane.request("GET", path, token=token).status == 200)
 
 
 def _told(done: Any) -> dict[str, Any]:
@@ -82,6 +90,7 @@ def test_who_may_list_pods_only_hears_what_could_not_be_seen(plane: ControlPlane
     plane.kubectl(
         "create", "clusterrolebinding", _READER, f"--clusterrole={_READER}", f"--serviceaccount=default:{_READER}"
     )
+    _until_he_may(plane, "/api/v1/pods", reader)
     try:
         done = run(reader, "diagnose", "--json")
     finally:
@@ -99,6 +108,7 @@ def test_who_may_see_one_namespace_hears_of_it_and_of_no_component_that_he_could
     plane.kubectl("create", "role", _READER, "--verb=get,list", "--resource=*.*", "--namespace=default")
     account = f"--serviceaccount=default:{_READER}"
     plane.kubectl("create", "rolebinding", _READER, f"--role={_READER}", account, "--namespace=default")
+    _until_he_may(plane, "/api/v1/namespaces/default/pods", reader)
     try:
         done = run(reader, "diagnose", "--json", "-n", "default")
     finally:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self
 
 from sim.real_node.agent_pod import DAEMONSET, GIVE_UP_SECONDS, NAMESPACE, AgentPod, memory_mib
@@ -78,11 +79,16 @@ class Stage:
         """It answers again; what the log said of it stands."""
         (self.host.root / f"nvml/gpu{index}/error").unlink()
 
-    def boot_again(self) -> None:
-        """The machine is switched off and on: what a reboot heals is healed, and Kubernetes starts what it finds."""
+    def boot_again(self) -> datetime:
+        """The machine is switched off and on: what a reboot heals is healed, and Kubernetes starts what it finds.
+
+        When it was off: what is younger was written by who runs now.
+        """
         self.node.power_off()
+        off = datetime.now(UTC)
         self.host.reboot()
         self.node.power_on()
+        return off
 
     # --- seeing
 
@@ -110,6 +116,15 @@ class Stage:
         """A `fail` with the taint that follows it: where the fleet budget's Leases take their time, a moment later."""
         self.wait(lambda node: node.status == "fail" and node.tainted)
         return self.wait_for_status("fail")
+
+    def wait_for_heartbeat(self, since: datetime) -> None:
+        """The agent's; a look renews it beside the verdict."""
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{self.node.name}"
+
+        def is_renewed() -> bool:
+            return datetime.fromisoformat(self.node.get(path)["spec"]["renewTime"]) > since
+
+        wait_until(is_renewed, GIVE_UP_SECONDS, lambda: f"no heartbeat since {since}\n{self.pod.logs()}")
 
     def wait_for_event(self, reason: str) -> None:
         """About the Node; what the Node says is written before it."""

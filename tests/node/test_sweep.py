@@ -37,7 +37,7 @@ WELL = ("pass", "warn")
 @pytest.fixture
 def swept(agent: Stage) -> Iterator[Stage]:
     """A node that offers 8 GPUs, and Jobs whose pods find its driver and its dcgmi."""
-    agent.boot_again()  # the story leaves a fault behind, and a sweep passes such a node over
+    off = agent.boot_again()  # the story leaves a fault behind, and a sweep passes such a node over
     # The policy of the sweeper's Jobs allows no hostPath, which the simulated hardware is. The installation at the end
     # brings it back.
     agent.kubectl("delete", "validatingadmissionpolicybinding/gpu-healthcheck-sweeper-jobs")
@@ -54,7 +54,8 @@ def swept(agent: Stage) -> Iterator[Stage]:
     anywhere = [{"op": "remove", "path": "/spec/jobTemplate/spec/template/spec/affinity"}]
     agent.kubectl("patch", SWEEPER, "--type=json", f"--patch={json.dumps(anywhere)}")
     advertise(agent, "8")
-    agent.wait(lambda node: node.status in WELL)
+    agent.wait(lambda node: node.status in WELL and node.record["boot_id"] == agent.host.boot_id)
+    agent.wait_for_heartbeat(since=off)  # a sweep passes over a node whose agent is silent
     yield agent
     advertise(agent, None)
     agent.kubectl("delete", "jobs", "--all")
