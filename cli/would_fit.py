@@ -116,7 +116,7 @@ def _node(node: NodeAnswer) -> Iterator[Text]:
     line.append(f"  {_why(node)}", "green" if node.fits else "red")
     yield line
     codes = {one.uuid: one for one in node.verdict.cards} if node.verdict is not None else {}
-    for card in node.cards:
+    for card in node.cards if not node.unregistered else ():
         verdict = codes.get(card.card.uuid)
         says = "no card of NVIDIA by its type" if verdict is None else _says(card, verdict)
         fits = verdict is not None and verdict.code is None

@@ -222,7 +222,7 @@ TOO_FEW_CARDS = _scheduled(
 )
 CONSTRAINED = _scheduled(
     "HamiConstraintMatchesNoCard",
-    "The pod's annotations want cards by type, UUID or mode, and no card that is there is one.",
+    "The pod's annotations want cards of a type, UUID or mode that no card there has.",
     "Correct the annotation: the types and UUIDs are those of hami.io/node-nvidia-register.",
     "CardTypeMismatch, CardUuidMismatch, ModeNotFit",
 )

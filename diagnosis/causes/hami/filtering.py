@@ -293,7 +293,7 @@ def _each_card(one: _Judged) -> Iterator[str]:
 
 
 def _card(card: CardVerdict, held: Held | None) -> str:
-    kind = f", it is {held.card.kind}" if card.code in _NOT_ITS_KIND and held is not None else ""
+    kind = f", it is {held.card.kind}" if card.code is Code.TYPE and held is not None else ""
     pods = held.pods if held is not None else ()
     by = ", ".join(f"{pod} {part_text(part)}" for pod, part in islice(pods, _MOST_PODS))
     more = f" and {len(pods) - _MOST_PODS} more" if len(pods) > _MOST_PODS else ""
@@ -301,6 +301,9 @@ def _card(card: CardVerdict, held: Held | None) -> str:
 
 
 def _summary(one: _Judged, code: Code) -> Iterator[str]:
+    if code is Code.NO_SUCH_NUMBER:
+        most = max(len(one.books.cards[node.name]) for node, _ in one.known)
+        yield f"no node that may take it has more than {counted(most, 'card')}"
     if code is not Code.MEMORY:
         return
     free = [held.free.memory for node, _ in one.known for held in one.books.cards[node.name] if held.usable]
@@ -348,14 +351,16 @@ def _mend(one: _Judged, code: Code) -> Iterator[str]:
     most = max((held.card.memory for held in cards), default=0)
     asked = one.asked("")
     if code is Code.MEMORY and asked is not None and asked.memory > most:
-        yield f"Ask for at most {most} {one.books.settings.memory_name}: no card has more."
+        settings = one.books.settings
+        yield f"Ask for at most {most // max(settings.memory_factor, 1)} {settings.memory_name}: no card has more."
     elif code in (Code.MEMORY, Code.CORES, Code.COMPUTE, Code.SLOTS, Code.EXCLUSIVE):
         yield f"See who has which card: {command('gpu-healthcheck', 'status', '--allocation')}"
     if code in (Code.EXCLUSIVE, Code.MEMORY) and _is_whole(one):
         yield (
-            f"Ask for {one.books.settings.memory_name} too, if a part of a card will do: "
+            f"Wait for a whole card; or ask for {one.books.settings.memory_name} too, if a part of one will do: "
             "without it HAMi's webhook writes 100 gpucores, which is a card alone."
         )
+        return
     yield _CAUSES[code.value].remedy
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from diagnosis.cause import Cause, Found, Search, command
+from diagnosis.cause import Cause, Certainty, Found, Search, command
 from diagnosis.causes.hami.control_plane import unreachable
 from diagnosis.causes.hami.declared import (
     IGNORED,
@@ -20,6 +20,7 @@ from diagnosis.gpus import SHARES, gpu_pods, gpus_of
 from diagnosis.hami.installation import (
     IGNORE,
     Installation,
+    asks_for,
     installations,
     is_scheduled,
     is_there,
@@ -45,7 +46,8 @@ def find_bypassed(snapshot: Snapshot) -> Iterator[Found]:
     names = schedulers(every)
     for pod in gpu_pods(snapshot):
         if every and not is_scheduled(pod, names) and _suffers(snapshot, pod):
-            yield _bypassed(snapshot, every, pod)
+            asked = tuple(one for one in every if asks_for(pod.spec, one.settings))
+            yield _bypassed(snapshot, asked or every, pod)
 
 
 def above(snapshot: Snapshot, pod: Pod) -> tuple[tuple[Cause, str], ...]:
@@ -86,7 +88,18 @@ def _bypassed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> 
     gone = command("kubectl", "-n", pod.meta.namespace, "delete", "pod", pod.meta.name)
     remedy = (f"Once the webhook answers, have the pod made anew: {gone}", *_for_the_next_time(every))
     because = tuple(pair for one in every for pair in unreachable(one))
-    return Found(MISSED, written, evidence, remedy, (pod.subject,), because_of=because)
+    doubts = tuple(_doubts(snapshot, every))
+    certainty = Certainty.LIKELY if doubts else Certainty.PROVEN
+    return Found(MISSED, written, (*evidence, *doubts), remedy, (pod.subject,), certainty, because)
+
+
+def _doubts(snapshot: Snapshot, every: tuple[Installation, ...]) -> Iterator[str]:
+    """What else may have kept the webhook away, and can't be judged."""
+    if not snapshot.sees(_HOOKS):
+        yield "what the webhook selects is not visible: it may have been kept away, too"
+    for hook in (hook for one in every for hook in one.webhooks if hook.conditions):
+        named = ", ".join(hook.conditions)
+        yield f"{hook.configuration.subject}: its matchConditions ({named}) may have kept it away, too"
 
 
 _Known = tuple[Cause, str, str, tuple[str, ...]]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from diagnosis.causes.hami import filtering
+from tests.diagnosis.hami.clusters import device_config
 from tests.diagnosis.hami.hami_states import GIB_80, asking, card, hami, hami_node, unplaced, vgpu_pod
 from tests.diagnosis.states import GPU, Object, consequences, event, judged, node, obj, told
 
@@ -235,3 +236,13 @@ def test_of_more_requests_than_can_be_judged_hamis_words_are_told(monkeypatch: p
     found = judged(*hami(A), *many)
     assert {name for name, _ in told(found)} == {"HamiCardMemoryShort"}
     assert sorted(problem.found.certainty.name for problem in found.problems) == ["LIKELY"] * 2 + ["PROVEN"] * 4
+
+
+def test_of_too_many_cards_the_most_that_a_node_has_are_told() -> None:
+    [problem] = judged(*hami(A), waits(asking(3, 1000))).problems
+    assert problem.found.evidence[0] == "no node that may take it has more than 2 cards"
+
+
+def test_what_to_ask_for_is_told_in_the_unit_of_the_configuration() -> None:
+    [problem] = judged(*hami(A), device_config("nvidia: {memoryFactor: 1024}"), waits(asking(1, 40))).problems
+    assert problem.found.remedy[0] == "Ask for at most 24 nvidia.com/gpumem: no card has more."

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cli.would_fit import page
 from diagnosis.allocation import allocation
 from diagnosis.hami.books import books_of, unregistered
 from diagnosis.hami.command_line import CommandLine, duration
@@ -133,6 +134,9 @@ def test_before_it_is_made_a_pod_is_asked_of_the_one_whose_resources_it_names() 
     answer = would_fit(seen, written, admission)
     assert admission.pod.spec.scheduler == "lab-scheduler"
     assert [one.node for one in answer.nodes if one.fits] == ["b"]
+    shown = "\n".join(line.plain for line in page([answer]))
+    assert "GPU-b-0" in shown
+    assert "GPU-a-0" not in shown
 
 
 def test_each_node_offers_places_by_the_name_of_its_own() -> None:

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from diagnosis.cause import Certainty
 from tests.diagnosis.hami.hami_states import asking, hami, hami_node, unplaced, vgpu_pod
+from tests.diagnosis.hami.test_two_installations import cluster
 from tests.diagnosis.states import Object, ago, consequences, event, judged, node, obj, pod, told
 
 A = hami_node("a")
@@ -215,3 +217,25 @@ def test_what_the_kubelet_says_follows_from_what_kept_the_webhook_away() -> None
     [missed] = found.problems[0].consequences
     assert missed.found.cause.name == "HamiWebhookMissed"
     assert consequences(missed) == [("HamiNoBindingPod", "pod/team/x")]
+
+
+@pytest.mark.parametrize(
+    ("state", "missing", "certainty"),
+    [
+        (hami(A), (), Certainty.PROVEN),
+        (hami(A, webhook={"matchConditions": [{"name": "gpus", "expression": "has(x)"}]}), (), Certainty.LIKELY),
+        (hami(A), ("MutatingWebhookConfiguration",), Certainty.LIKELY),
+    ],
+)
+def test_what_may_have_kept_the_webhook_away_unseen_makes_it_likely_alone(
+    state: list[Object], missing: tuple[str, ...], certainty: Certainty
+) -> None:
+    [missed] = judged(*state, plain(), missing=missing).problems
+    assert (missed.found.cause.name, missed.found.certainty) == ("HamiWebhookMissed", certainty)
+    doubts = [one for one in missed.found.evidence if one.endswith("away, too")]
+    assert bool(doubts) == (certainty is Certainty.LIKELY)
+
+
+def test_of_two_installations_the_one_whose_resources_are_asked_for_is_looked_at() -> None:
+    kept = [one for one in cluster() if one["metadata"]["name"] != "hami-webhook"]
+    assert told(judged(*kept, plain())) == [("HamiWebhookMissing", SCHEDULER)]
