@@ -10,7 +10,7 @@ from healthcheck.settings import PROFILES_FILE, NodeSettings, bounds_of
 MEANINGS: Mapping[str, str] = {
     "CHECK_INTERVAL": "Seconds between two light looks. A fault in the kernel's log never waits for one.",
     "CHECK_TIMEOUT": "Seconds that one light look may take, at most twice the interval.",
-    "CHECKS_LIGHTWEIGHT": "What a light look checks: numbers of groups, or names. 8 (HAMi) has no checks yet.",
+    "CHECKS_LIGHTWEIGHT": "What a light look checks: numbers of groups, or names.",
     "DCGM_HOST": "The hostengine that runs DCGM's diagnostic, as host:port. Empty: dcgmi starts one of its own.",
     "DCGM_TIMEOUT": "Seconds that DCGM's level 2 may take, with what of it is run again.",
     "DCGM_L4_TIMEOUT": "Seconds that DCGM's level 4 may take, with what of it is run again.",

@@ -16,6 +16,7 @@ from typing import Self
 
 from sim import nvml_library
 from sim.container_runtime import ContainerRuntime
+from sim.hami import Hami
 from sim.host_services import HostServices
 from sim.instance_rows import FABRIC_MANAGER_RUNS_ON, IMEX_RUNS_ON, SHAPES
 from sim.kernel_log import INFO, KernelRecord, SimulatedKernelLog, monotonic_us
@@ -57,6 +58,7 @@ class SimulatedNode:
         self.pci = PciTree(root)
         self.services = HostServices(root, self.write_value)
         self.container_runtime = ContainerRuntime(root, self.write_value)
+        self.hami = Hami(root, self.write_value)
         self.efa_names = tuple(efa_name(address) for address in self.shape.efa_addresses)
         (root / "dev").mkdir(parents=True)
         self.kernel_log = SimulatedKernelLog(root / "dev" / "kmsg")
@@ -330,6 +332,27 @@ class SimulatedNode:
     def stop_kubernetes(self) -> None:
         """Neither kubelet nor containerd runs."""
         self.container_runtime.stop()
+
+    # -- HAMi
+
+    def install_hami(self, release: str = "2.10", hook: str = "/usr/local", age_seconds: float = 3000) -> None:
+        """It shares the GPUs, in order (sim/hami.py)."""
+        self.hami.install(release, hook, age_seconds)
+
+    def hami_folder_in_place_of(self, name: str) -> None:
+        self.hami.put_folder(name)
+
+    def hami_container(self, pod: str, age_seconds: float, gone: bool = False) -> None:
+        """A container was given a share so long ago, and its pod is `gone`, or still there."""
+        self.hami.run_container(pod, age_seconds=age_seconds)
+        if gone:
+            self.hami.forget_pod(pod)
+
+    def hami_listens(self, *sockets: str) -> None:
+        self.hami.listen(*sockets)
+
+    def lock_hami_mig(self, age_seconds: float) -> None:
+        self.hami.lock_mig(age_seconds)
 
     # -- faults of the driver
 

@@ -30,6 +30,7 @@ from healthcheck.checks import (
     gpu_memory_held,
     gpu_placement,
     gpu_repair,
+    hami,
     imex,
     inforom,
     memlock,
@@ -109,6 +110,7 @@ CHECKS: tuple[Check, ...] = (
     cdi_specs.CHECK,
     cgroup_driver.CHECK,
     runtime_classes.CHECK,
+    hami.CHECK,
 )
 
 DEEP_CHECKS: tuple[Check, ...] = (dcgm_diag.LEVEL_2, dcgm_diag.LEVEL_4, nccl_allreduce.CHECK, efa_loopback.CHECK)
@@ -162,10 +164,7 @@ _LIGHT = tuple(group for group in GROUPS.values() if group not in _DEEP)
 
 
 def checks_named(word: str) -> tuple[Check, ...]:
-    """Light and deep ones of a group's number or name, or a check's name; none of a group that has none yet.
-
-    Raises ValueError for another word.
-    """
+    """Light and deep ones of a group's number or name, or a check's name. Raises ValueError for another word."""
     if word not in _NAMED:
         raise ValueError(_nobody(word, f"allowed are {_listed(GROUPS.values(), (*CHECKS, *DEEP_CHECKS))}"))
     return _NAMED[word]

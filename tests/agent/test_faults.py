@@ -27,6 +27,7 @@ class TestAHealthyNode:
             ("2-efa-enumeration", "pass"),
             ("3-topology-check", "pass"),
             ("7-container-runtime", "pass"),
+            ("8-hami", "not-configured"),
         ]
         assert node.record["instance_type"] == "p5.48xlarge"
         assert (node.record["node_uid"], node.record["boot_id"]) == (node.uid, watched.host.boot_id)
@@ -64,6 +65,7 @@ class TestAHealthyNode:
             "2-efa-enumeration": "not-configured",
             "3-topology-check": "pass",
             "7-container-runtime": "pass",
+            "8-hami": "not-configured",
         }
 
 

@@ -26,7 +26,7 @@ from healthcheck.model import (
     TooEarly,
     Unobserved,
 )
-from healthcheck.probes import device_files, gdrcopy, kernel_log, kernel_modules, limits, pci, services
+from healthcheck.probes import device_files, gdrcopy, hami, kernel_log, kernel_modules, limits, pci, services
 from healthcheck.probes.container_runtime import configuration as container_runtime
 from healthcheck.probes.container_runtime import distributions, facts
 from healthcheck.probes.efa import infiniband, libfabric
@@ -246,6 +246,18 @@ _device_files = st.builds(
     numbers | st.just(195),
     numbers | st.just(255),
 )
+_files = st.builds(hami.File, words, st.booleans(), numbers)
+_plugins = st.builds(hami.Plugin, _paths, _names, _few(_files), _perhaps(_files), _few(_paths), _perhaps(_names))
+_hami = st.builds(
+    hami.Hami,
+    st.booleans(),
+    seconds,
+    _perhaps(_plugins),
+    _perhaps(_few(st.sampled_from(["nvidia-gpu.sock", "kubelet.sock"]) | words)),
+    seconds,
+    _perhaps(st.builds(hami.Leftovers, _paths, _names)),
+    _perhaps(seconds),
+)
 _majors = _perhaps(st.dictionaries(st.sampled_from(["nvidia", "nvidia-uvm", "nvidia-caps"]), numbers))
 
 FACTS: dict[Probe[Any], st.SearchStrategy[Any]] = {
@@ -264,6 +276,7 @@ FACTS: dict[Probe[Any], st.SearchStrategy[Any]] = {
     device_files.DEVICE_FILES: st.builds(
         device_files.DeviceFiles, _few(st.sampled_from(device_files.FOLDERS)), _few(_device_files), _majors
     ),
+    hami.HAMI: _hami,
     gdrcopy.GDRCOPY: st.builds(gdrcopy.GdrCopy, words, st.booleans(), st.booleans()),
     limits.LIMITS: _perhaps(st.builds(limits.Limits, _perhaps(numbers))),
     libfabric.LIBFABRIC: st.builds(libfabric.LibfabricLook, st.none() | _listings | causes, words),

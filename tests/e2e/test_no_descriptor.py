@@ -44,6 +44,7 @@ def node(tmp_path: Path) -> Iterator[SimulatedNode]:
     with SimulatedNode.create(tmp_path / "node", "p4d.24xlarge") as node:
         node.start_fabric_manager()
         node.start_imex()
+        node.install_hami()
         yield node
 
 

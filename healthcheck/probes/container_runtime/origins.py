@@ -25,6 +25,8 @@ _CONTAINER = re.compile(
     re.MULTILINE,
 )
 _LONGEST = 1 << 22
+_SYS_ADMIN = 1 << 21
+"""CAP_SYS_ADMIN (capability.h): mounts, and no pod has it over the host that was not given it by who owns the node."""
 _CAPABILITIES = re.compile(rb"^CapEff:\s*([0-9a-f]{1,16})$", re.MULTILINE)
 
 
@@ -52,15 +54,23 @@ class Origins:
         shown = self._driver_root
         return Origin.DRIVER if shown and self._mounted(pid, b"/") == shown else Origin.PRIVILEGED
 
+    def administers(self, pid: str) -> bool:
+        """Whether it has CAP_SYS_ADMIN over the host. What is hidden is no proof against it."""
+        may = self._capabilities(pid)
+        return self._is_in_hosts_users(pid) and (may is None or bool(may & _SYS_ADMIN))
+
     def _on_node(self, line: bytes) -> bytes:
         """Where the node is a container itself, as in kind, the rest of the path says what is in one on the node."""
         return next((line[len(own) :] for own in self._own if line == own or line.startswith(own + b"/")), line)
 
     def _is_privileged(self, pid: str) -> bool:
         """It may do what the first process may, in the same user namespace. What is hidden is no proof against it."""
-        users, may = self._link(f"{pid}/ns/user"), self._capabilities(pid)
-        same = not users or not self._users or users == self._users
-        return same and (may is None or not (self._all_capabilities or 0) & ~may)
+        may = self._capabilities(pid)
+        return self._is_in_hosts_users(pid) and (may is None or not (self._all_capabilities or 0) & ~may)
+
+    def _is_in_hosts_users(self, pid: str) -> bool:
+        users = self._link(f"{pid}/ns/user")
+        return not users or not self._users or users == self._users
 
     @cached_property
     def _own(self) -> tuple[bytes, ...]:

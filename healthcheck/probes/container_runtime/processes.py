@@ -20,8 +20,10 @@ from healthcheck.text.printable import printable
 CONTAINERD, CRIO, DOCKERD, CRI_DOCKERD = "containerd", "crio", "dockerd", "cri-dockerd"
 FABRIC_MANAGER, IMEX = "nv-fabricmanager", "nvidia-imex"
 KUBELET, KUBELITE, K3S, RKE2, K0S = "kubelet", "kubelite", "k3s", "rke2", "k0s"
+DEVICE_PLUGIN, VGPU_MONITOR = "nvidia-device-plugin", "vGPUmonitor"
+_PLUGINS = (DEVICE_PLUGIN, VGPU_MONITOR)
 _NAMES = (
-    *(CONTAINERD, CRIO, DOCKERD, CRI_DOCKERD, FABRIC_MANAGER, IMEX),
+    *(CONTAINERD, CRIO, DOCKERD, CRI_DOCKERD, FABRIC_MANAGER, IMEX, *_PLUGINS),
     *(KUBELET, KUBELITE, K3S, "k3s-server", "k3s-agent", RKE2, K0S),
 )
 _LONGEST_COMM = 15
@@ -76,11 +78,13 @@ class Found:
 
     `others` counts, by name, those in containers without privilege: whoever has a pod can call his processes so.
     `crowded` are the names of which there are more than anybody looked at.
+    `plugins` are device plugins and HAMi's monitors, which run in containers and administer the host.
     """
 
     processes: tuple[Process, ...]
     others: Mapping[str, int] = field(default_factory=dict)
     crowded: frozenset[str] = frozenset()
+    plugins: tuple[Process, ...] = ()
 
 
 def flag_of(arguments: Sequence[str], *names: str) -> str:
@@ -175,23 +179,34 @@ def holder_of(root: Path, seen_by: Process, socket: str, among: Sequence[Process
     return next((one for one in among if links and _has_open(root, one.pid, links)), None)
 
 
+def listens_on(root: Path, pid: int) -> tuple[str, ...]:
+    """The paths of the sockets that somebody listens on in the network of that process. Raises OSError."""
+    lines = host_files.read_whole(root, f"/proc/{pid}/net/unix", _LONGEST_LIST).splitlines()[1:]
+    rows = (line.split(None, 7) for line in lines)
+    return tuple(os.fsdecode(row[7]) for row in rows if len(row) == 8 and row[3] == _LISTENING)
+
+
 def _found(folder: int) -> Found:
     # A host has thousands: one short path and one read for each, and more only for those that we look for.
     origins = Origins(folder)
     own: dict[str, list[Process]] = {}
     others: Counter[str] = Counter()
     crowded: set[str] = set()
+    plugins: list[Process] = []
     for pid, name in _known(folder):
         cgroup = _read(folder, f"{pid}/cgroup", _LONGEST_CGROUP)
         origin = origins.of(pid, cgroup)
-        if origin is Origin.CONTAINER:
+        if name in _PLUGINS:
+            trusted = len(plugins) < MOST and (origin is not Origin.CONTAINER or origins.administers(pid))
+            plugins += filter(None, [_process(folder, pid, name, cgroup, origin)] if trusted else [])
+        elif origin is Origin.CONTAINER:
             others[name] += 1
         elif len(own.get(name, ())) == MOST:
             crowded.add(name)
         elif (process := _process(folder, pid, name, cgroup, origin)) is not None:
             own.setdefault(name, []).append(process)
     found = sorted((one for some in own.values() for one in some), key=lambda one: one.pid)
-    return Found(tuple(found), others, frozenset(crowded))
+    return Found(tuple(found), others, frozenset(crowded), tuple(plugins))
 
 
 def _known(folder: int, by_comm: Mapping[bytes, str] = _BY_COMM) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,186 @@
+"""Where HAMi shares the GPUs: containers get its library, the kubelet has its plugin's socket, and it cleans up.
+
+Without its processes there is nothing to judge: its files stay on the host when it goes. Nor is /tmp/vgpulock/lock
+judged, the lock of HAMi-core: older releases take one away that nobody gives back, later ones leave it there for good
+(HAMi-core, src/utils.c).
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator, Sequence
+
+from healthcheck.checks.expectation import Expectation
+from healthcheck.model import (
+    Check,
+    Evidence,
+    Finding,
+    Grace,
+    Judgement,
+    NotConfigured,
+    Reason,
+    Seen,
+    Severity,
+    TooEarly,
+    counted,
+)
+from healthcheck.probes import pci
+from healthcheck.probes.hami import HAMI, LIBRARY, MIG_LOCK, PRELOAD, File, Hami, Plugin
+
+_GRACE = Grace(120.0, "HAMi's pod was started on the node")
+_LONGEST_APPLY = 600.0
+"""Seconds. `nvidia-mig-parted apply` takes some for each GPU."""
+_MOST_SHOWN = 4
+_SOCKET = "nvidia-"
+"""How the plugin's socket begins, before the resource's name (`getPluginSocketPath`)."""
+_KUBELETS_SOCKET = "kubelet.sock"
+_RESTART = "`kubectl -n NAMESPACE delete pod` its device plugin's pod on the node"
+
+NOT_INSTALLED = Reason(
+    "HamiLibraryNotInstalled",
+    Severity.MONITOR,
+    "HAMi's library is not where its device plugin mounts it from: new containers run without their limits.",
+    f"Remove a folder that stands in its place, then {_RESTART}: its start copies the file. If it is never there, set "
+    "the chart's `devicePlugin.libPath` to `global.gpuHookPath` and `/vgpu`.",
+    flickers=True,
+    source="HAMi, plugin/server.go and vgpu-init.sh",
+    grace=_GRACE,
+)
+PRELOAD_WRONG = Reason(
+    "HamiPreloadWrong",
+    Severity.MONITOR,
+    "HAMi's ld.so.preload is missing or names another path than the one at which containers have its library: limits "
+    "of memory and cores do not hold in new ones.",
+    f"Remove a folder that stands in its place, then {_RESTART}. Older releases write /usr/local/vgpu into it whatever "
+    "`global.gpuHookPath` is: correct the file on the node, or upgrade.",
+    flickers=True,
+    source="HAMi issues 1713 and 2017",
+    grace=_GRACE,
+)
+NOT_SERVING = Reason(
+    "HamiPluginNotServing",
+    Severity.MONITOR,
+    "HAMi runs on the node, and no device plugin of it has a socket for the kubelet: no pod is given a share of a GPU.",
+    f"Look at its log, then {_RESTART}.",
+    flickers=True,
+    source="HAMi, plugin/server.go; the kubelet's device plugin API",
+    grace=_GRACE,
+)
+LEFTOVERS = Reason(
+    "HamiLeftovers",
+    Severity.MONITOR,
+    "HAMi's monitor does not remove the folders of containers whose pods are gone: they pile up on the disk.",
+    "Look at the log of `vgpu-monitor` in HAMi's pod on the node; the chart's `devicePlugin.monitor.ctrPath` must be "
+    "the folder named.",
+    flickers=True,
+    threshold="HAMi has run for twice its own delay (`HAMI_RESYNC_INTERVAL`, 5 min by default)",
+    source="HAMi, pkg/monitor/nvidia/cudevshr.go",
+)
+LOCKED = Reason(
+    "HamiMigLockStale",
+    Severity.MONITOR,
+    "HAMi's lock for a change of MIG instances was left behind: until it goes HAMi's monitor stands still.",
+    f"See that no `nvidia-mig-parted` runs on the node, then remove {MIG_LOCK} there.",
+    flickers=True,
+    threshold=f"{_LONGEST_APPLY:g} s after it was made",
+    source="HAMi, plugin/lock.go and cmd/vGPUmonitor",
+)
+
+
+def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
+    around = seen[HAMI]
+    if not around.runs:
+        yield NotConfigured("HAMi does not run on this node")
+    elif not any(one.is_gpu and one.driver == "nvidia" for one in seen[pci.FUNCTIONS]):
+        yield NotConfigured("the NVIDIA driver has no GPU")
+    else:
+        if around.up_seconds >= _GRACE.seconds:
+            yield from _of_plugin(around)
+        else:
+            early = (NOT_INSTALLED.name, PRELOAD_WRONG.name, NOT_SERVING.name)
+            yield TooEarly(f"judged {_GRACE.seconds:g} s after {_GRACE.since}", reasons=early)
+        yield from _left_behind(around)
+        yield Seen(_summary(around), "its library, ld.so.preload and a plugin's socket")
+
+
+def _of_plugin(around: Hami) -> Iterator[Judgement]:
+    plugin = around.plugin
+    if plugin is None:
+        yield TooEarly("its device plugin does not run", reasons=(NOT_INSTALLED.name, PRELOAD_WRONG.name))
+    else:
+        if lacking := _lacking(plugin):
+            yield _found(NOT_INSTALLED, "; ".join(lacking))
+        if wrong := _wrong_preload(plugin):
+            yield _found(PRELOAD_WRONG, wrong)
+    if around.listening is None:
+        yield TooEarly("its sockets can't be seen", reasons=(NOT_SERVING.name,))
+    elif why := _not_serving(around, around.listening):
+        yield _found(NOT_SERVING, why)
+
+
+def _lacking(plugin: Plugin) -> list[str]:
+    """What its image brings and the host lacks; where nobody may look into the image, one of any release is enough."""
+    there = {one.name: one for one in plugin.libraries}
+    good = [one.name for one in plugin.libraries if one.plain and one.size]
+    lacking = [name for name in plugin.brings or (() if good else (LIBRARY,)) if name not in good]
+    shown = [_state(f"{plugin.folder}/{name}", there.get(name)) for name in lacking[:_MOST_SHOWN]]
+    return shown + ([f"and {len(lacking) - _MOST_SHOWN} more"] if len(lacking) > _MOST_SHOWN else [])
+
+
+def _state(path: str, file: File | None) -> str:
+    if file is None:
+        return f"no {path}"
+    return f"{path} is {'empty' if file.plain else 'no plain file'}"
+
+
+def _wrong_preload(plugin: Plugin) -> str:
+    path, library = f"{plugin.folder}/{PRELOAD}", f"{plugin.folder}/{LIBRARY}"
+    if plugin.preload is None or not plugin.preload.plain or not plugin.preload.size:
+        return _state(path, plugin.preload)
+    if library in (posixpath.normpath(one) for one in plugin.preloads):
+        return ""
+    return f"{path} names {', '.join(plugin.preloads[:_MOST_SHOWN]) or 'nothing'}, and containers have {library}"
+
+
+def _not_serving(around: Hami, listening: Sequence[str]) -> str:
+    """Why no pod gets a share; '' where one listens and the kubelet has its socket."""
+    own = [name for name in listening if name.startswith(_SOCKET)]
+    if not own:
+        # Without a plugin of HAMi's own the monitor may be Volcano's, which has a plugin of another name.
+        return "" if around.plugin is None and listening else f"nothing in its pod listens on {_SOCKET}*.sock"
+    there = around.plugin.sockets if around.plugin is not None else None
+    if there is None or _KUBELETS_SOCKET not in there or set(own) & set(there):
+        return ""
+    return f"its plugin listens on {own[0]}, which is no more in the kubelet's folder: the kubelet was started after it"
+
+
+def _left_behind(around: Hami) -> Iterator[Judgement]:
+    left = around.leftovers
+    if around.up_seconds < 2 * around.resync_seconds:
+        wait = f"HAMi has run for {around.up_seconds:.0f} s, and cleans up after {around.resync_seconds:.0f} s"
+        yield TooEarly(wait, reasons=(LEFTOVERS.name,))
+    elif left is None:
+        yield TooEarly("the kubelet's folder of pods is not known", reasons=(LEFTOVERS.name,))
+    elif left.names:
+        shown = ", ".join(left.names[:_MOST_SHOWN]) + (", …" if len(left.names) > _MOST_SHOWN else "")
+        yield _found(LEFTOVERS, f"{counted(len(left.names), 'folder')} in {left.folder}: {shown}")
+    age = around.mig_lock_seconds
+    if age is not None and age >= _LONGEST_APPLY:
+        yield _found(LOCKED, f"{MIG_LOCK} was made {age / 60:.0f} min ago")
+
+
+def _found(reason: Reason, detail: str) -> Finding:
+    return Finding(reason.name, reason.severity, "node", detail, flickers=reason.flickers)
+
+
+def _summary(around: Hami) -> str:
+    plugin = around.plugin
+    has = ", ".join(one.name for one in plugin.libraries[:_MOST_SHOWN]) if plugin is not None else ""
+    listens = ", ".join((around.listening or ())[:_MOST_SHOWN])
+    parts = [f"{plugin.folder}: {has or 'no library'}" if plugin is not None else "its device plugin does not run"]
+    return "; ".join([*parts, f"listens on {listens}" if listens else "no socket of a plugin"])
+
+
+CHECK = Check(
+    "hami", "8-hami", (HAMI, pci.FUNCTIONS), judge, (NOT_INSTALLED, PRELOAD_WRONG, NOT_SERVING, LEFTOVERS, LOCKED)
+)

@@ -1,0 +1,295 @@
+"""HAMi on this host: the library that its plugin gives to containers, the plugin's socket, what pods left behind.
+
+From its sources, 2.4 to 2.10. The plugin's start (postStart, vgpu-init.sh) copies the image's libvgpu.so* and
+ld.so.preload to HOOK_PATH/vgpu; each Allocate mounts both from there and makes containers/PODUID_CONTAINER
+(plugin/server.go). vGPUmonitor removes the folders of pods that are gone (pkg/monitor/nvidia/cudevshr.go), and stands
+still while the plugin's lock for a change of MIG exists (plugin/lock.go).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from healthcheck.host import host_files
+from healthcheck.host.clock import now
+from healthcheck.host.kernel_files import is_gone
+from healthcheck.host.opening import entries_of
+from healthcheck.model import Host, Probe, ProbeError
+from healthcheck.probes.container_runtime import processes
+from healthcheck.probes.container_runtime.processes import DEVICE_PLUGIN, KUBELET, VGPU_MONITOR, Process
+from healthcheck.probes.services import PROCESSES_HIDDEN
+
+LIBRARY, PRELOAD = "libvgpu.so", "ld.so.preload"
+USUAL_FOLDER = "/usr/local/vgpu"
+"""The chart's `global.gpuHookPath` and `/vgpu`."""
+USUAL_RESYNC = 300.0
+"""Seconds: HAMI_RESYNC_INTERVAL where nothing is said, and the fixed delay of older releases."""
+MIG_LOCK = "/tmp/hami/hami-mig-apply.lock"  # noqa: S108 - HAMi's
+_IMAGE_LIBRARIES = "/k8s-vgpu/lib/nvidia"
+_PLUGIN_SOCKETS = "/var/lib/kubelet/device-plugins"
+"""In the plugin's container, wherever the kubelet has it on the host."""
+_KUBELETS = ("/var/lib/kubelet", "/var/lib/k0s/kubelet")
+_UID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+_OF_CONTAINER = re.compile(rf"({_UID})_.{{1,253}}", re.ASCII)
+_POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})", re.ASCII)
+_PART_OF_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(h|ms|m|s)", re.ASCII)
+_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_MOST_ENTRIES, _MOST_LEFT, _MOST_NAMES = 4096, 256, 32
+_LONGEST_ENVIRONMENT, _LONGEST_PATH = 1 << 17, 256
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """`plain`: no folder, which a container runtime makes in the place of what it shall mount and does not find."""
+
+    name: str
+    plain: bool
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """HAMi's device plugin, as it runs. `folder` is where containers get its files from, on the host."""
+
+    folder: str
+    brings: tuple[str, ...] = ()
+    """Names of the libraries in its image; none where nobody may look there."""
+    libraries: tuple[File, ...] = ()
+    preload: File | None = None
+    preloads: tuple[str, ...] = ()
+    """What ld.so.preload names."""
+    sockets: tuple[str, ...] | None = None
+    """Names in the kubelet's folder of sockets, as the plugin sees it; None: it can't be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leftovers:
+    """Folders of containers that ran, in pods that the kubelet has no more, older than HAMi's own delay."""
+
+    folder: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hami:
+    """What of HAMi is here. Without its processes there is nothing: its files stay where it was taken away.
+
+    `listening` are the sockets of device plugins in its pod's network, None where nobody can tell; `up_seconds` is how
+    long the older of its processes runs. `leftovers` is None where the kubelet's folder of pods is unknown.
+    `mig_lock_seconds` is the age of its lock, None without one.
+    """
+
+    runs: bool = False
+    up_seconds: float = 0.0
+    plugin: Plugin | None = None
+    listening: tuple[str, ...] | None = None
+    resync_seconds: float = USUAL_RESYNC
+    leftovers: Leftovers | None = None
+    mig_lock_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """One of its processes, and what the chart told it: `hook` is its HOOK_PATH, '' for none."""
+
+    process: Process
+    hook: str
+    resync: str
+
+
+def read_hami(host: Host) -> Hami:
+    """Raises ProbeError where HAMi is here, or may be, and can't be looked at."""
+    root = host.root
+    try:
+        found = host.once(processes.find)
+        told = [one for process in found.plugins if (one := _told(root, process)) is not None and one.hook]
+        if told:
+            return _read(root, told, found.processes)
+        hidden = not found.plugins and host_files.exists(root, USUAL_FOLDER) and not processes.are_the_hosts(root)
+    except (FileNotFoundError, NotADirectoryError):  # a captured tree may lack /proc; or the process has just ended
+        return Hami()
+    except OSError as error:
+        raise ProbeError(f"{error.filename or root / 'proc'}: {error.strerror}") from error
+    if hidden:
+        raise ProbeError(f"there is {USUAL_FOLDER}, and whether HAMi runs can't be seen from here", PROCESSES_HIDDEN)
+    return Hami()
+
+
+def _told(root: Path, process: Process) -> _Told | None:
+    """None of a process that has just ended, or of a plugin that may be NVIDIA's own and is hidden from us."""
+    try:
+        words = host_files.read_whole(root, f"/proc/{process.pid}/environ", _LONGEST_ENVIRONMENT)
+    except PermissionError:
+        if process.name == VGPU_MONITOR:
+            raise
+        return None
+    except OSError as error:
+        if is_gone(error):
+            return None
+        raise
+    pairs = (word.partition("=") for word in words.decode("utf-8", "replace").split("\0"))
+    wanted = {name: value for name, _, value in pairs if name in ("HOOK_PATH", "HAMI_RESYNC_INTERVAL")}
+    return _Told(process, _path(wanted.get("HOOK_PATH", "")), wanted.get("HAMI_RESYNC_INTERVAL", "")[:64])
+
+
+def _path(text: str) -> str:
+    """'' for what is no path of a host."""
+    fits = text.startswith("/") and text.isprintable() and len(text) <= _LONGEST_PATH
+    return f"/{os.path.normpath(text).strip('/')}" if fits else ""
+
+
+def _read(root: Path, told: Sequence[_Told], among: Sequence[Process]) -> Hami:
+    # While another release is rolled out, two of a kind may run: the younger one is what stays.
+    youngest = {one.process.name: one for one in sorted(told, key=_started)}
+    plugin, monitor = youngest.get(DEVICE_PLUGIN), youngest.get(VGPU_MONITOR)
+    one = plugin or monitor or told[0]
+    folder = _path(f"{plugin.hook}/vgpu") if plugin is not None else one.hook
+    delay = _seconds(monitor.resync if monitor is not None else "")
+    return Hami(
+        runs=True,
+        up_seconds=max(0.0, processes.uptime(root) - min(map(_started, youngest.values()))),
+        plugin=_plugin(root, plugin.process, folder) if plugin is not None else None,
+        listening=_listening(root, one.process),
+        resync_seconds=delay,
+        leftovers=_leftovers(root, among, one.process, folder, delay),
+        mig_lock_seconds=_age(root, MIG_LOCK),
+    )
+
+
+def _started(one: _Told) -> float:
+    """One that tells nothing counts as young, so that nothing is held against it."""
+    return one.process.since_boot if one.process.since_boot is not None else float("inf")
+
+
+def _plugin(root: Path, process: Process, folder: str) -> Plugin:
+    own = processes.root_of(root, process)
+    names = [one.name for one in _entries(root, folder) if one.name.startswith(LIBRARY) or one.name == PRELOAD]
+    files = {name: _file(root, f"{folder}/{name}") for name in names}
+    preload = files.pop(PRELOAD, None)
+    words = ""
+    if preload is not None and preload.plain:
+        words = host_files.read_whole(root, f"{folder}/{PRELOAD}", 1 << 12).decode("utf-8", "replace")
+    # Its script copies plain files alone.
+    brought = (
+        [] if own == root else [one for one in _entries(own, _IMAGE_LIBRARIES) if one.is_file(follow_symlinks=False)]
+    )
+    return Plugin(
+        folder,
+        tuple(sorted(one.name for one in brought if one.name.startswith(LIBRARY)))[:_MOST_NAMES],
+        tuple(files[name] for name in sorted(files))[:_MOST_NAMES],
+        preload,
+        tuple(word[:_LONGEST_PATH] for word in re.split(r"[\s:]+", words) if word)[:_MOST_NAMES],
+        _sockets(own),
+    )
+
+
+def _entries(root: Path, folder: str) -> list[os.DirEntry[str]]:
+    """None where there is no such folder. Raises OSError where it can't be looked into."""
+    try:
+        entries = islice(entries_of(host_files.below(root, folder)), _MOST_ENTRIES)
+        return [one for one in entries if one.name.isprintable()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _file(root: Path, path: str) -> File:
+    name = path.rpartition("/")[2]
+    try:
+        about = host_files.below(root, path).lstat()
+    except OSError as error:
+        if is_gone(error):  # a link that leads nowhere
+            return File(name, plain=False)
+        raise
+    return File(name, stat.S_ISREG(about.st_mode), about.st_size)
+
+
+def _sockets(own: Path) -> tuple[str, ...] | None:
+    try:
+        there = [one for one in _entries(own, _PLUGIN_SOCKETS) if stat.S_ISSOCK(one.stat().st_mode)]
+    except OSError:
+        return None
+    return tuple(sorted(one.name for one in there))[:_MOST_NAMES] or None
+
+
+def _listening(root: Path, process: Process) -> tuple[str, ...] | None:
+    try:
+        paths = processes.listens_on(root, process.pid)
+    except OSError:
+        return None
+    names = (path.rpartition("/")[2] for path in paths if path.startswith(f"{_PLUGIN_SOCKETS}/"))
+    return tuple(sorted({name for name in names if name.isprintable() and name != "kubelet.sock"}))[:_MOST_NAMES]
+
+
+def _leftovers(root: Path, among: Sequence[Process], process: Process, folder: str, delay: float) -> Leftovers | None:
+    """The kubelet's folder of pods is known by HAMi's own pod, which has a folder there."""
+    own = _pod_of(root, process)
+    pods = next((one for one in _folders_of_pods(among) if own and host_files.exists(root, f"{one}/{own}")), "")
+    if not pods:
+        return None
+    containers = f"{folder}/containers"
+    known = {one.name for one in _entries(root, pods)}
+    before = now().wall.timestamp() - delay
+    of_gone = (one for one in _entries(root, containers) if _pod_in(one.name) not in {"", *known})
+    left = (one.name for one in of_gone if _is_left(Path(one.path), before))
+    return Leftovers(containers, tuple(sorted(islice(left, _MOST_LEFT))))
+
+
+def _folders_of_pods(among: Sequence[Process]) -> Iterator[str]:
+    """Where kubelets have theirs, first the one that a running one was told."""
+    told = [one.flag("root-dir") for one in among if one.name == KUBELET]
+    yield from (f"{folder}/pods" for folder in (*filter(None, map(_path, told)), *_KUBELETS))
+
+
+def _pod_of(root: Path, process: Process) -> str:
+    """Its UID, from its control group: with the systemd driver its dashes are underscores."""
+    try:
+        words = host_files.read_whole(root, f"/proc/{process.pid}/cgroup", 1 << 14).decode("ascii", "replace")
+    except OSError:
+        return ""
+    found = _POD.search(words)
+    return found[1].replace("_", "-") if found else ""
+
+
+def _pod_in(name: str) -> str:
+    found = _OF_CONTAINER.fullmatch(name)
+    return found[1] if found else ""
+
+
+def _is_left(folder: Path, before: float) -> bool:
+    """As old, and of a container that was started: that leaves the place in it where the library was mounted.
+
+    Of a pod that the kubelet refused after the Allocate, it has no folder, and HAMi keeps its empty one.
+    """
+    try:
+        return folder.lstat().st_mtime < before and any(True for _ in entries_of(folder))
+    except OSError as error:
+        if is_gone(error):
+            return False
+        raise
+
+
+def _seconds(duration: str) -> float:
+    """Go's `5m0s`; HAMi takes its own default for what it can't read."""
+    parts = _PART_OF_DURATION.findall(duration)
+    fits = parts and "".join(f"{number}{unit}" for number, unit in parts) == duration
+    return sum(float(number) * _SECONDS[unit] for number, unit in parts) if fits else USUAL_RESYNC
+
+
+def _age(root: Path, path: str) -> float | None:
+    """Seconds since it was written; None where it is not there."""
+    try:
+        written = host_files.below(root, path).lstat().st_mtime
+    except OSError as error:
+        if is_gone(error):
+            return None
+        raise
+    return max(0.0, now().wall.timestamp() - written)
+
+
+HAMI = Probe("hami", read_hami, Hami, (PROCESSES_HIDDEN,))

@@ -1,0 +1,38 @@
+"""HAMi on a node whose library is gone from its place, and its mending, as the Node tells them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.agent import quick_agent
+from tests.agent.conftest import MakeWorld
+from tests.agent.world import World
+
+pytestmark = pytest.mark.cluster
+LIBRARY = "libvgpu.so.v2.10.0"
+
+
+def hami_row(world: World, status: str) -> str:
+    """What the record says of it once the Node has this status."""
+    rows = {row["check"]: row["status"] for row in world.wait_for_status(status).record["checks"]}
+    said: str = rows["8-hami"]
+    return said
+
+
+def test_a_library_that_is_a_folder_is_warned_of_until_the_file_is_there_again(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.program = quick_agent.__name__
+    world.host.install_hami("2.10")
+    world.start()
+    assert hami_row(world, "pass") == "pass"
+
+    world.host.hami_folder_in_place_of(LIBRARY)
+    world.configure(MONITOR_TTL="3601")
+    assert hami_row(world, "warn") == "warn"
+    node = world.node()
+    assert (node.severity, node.taints, [*node.findings]) == ("MONITOR", [], ["HamiLibraryNotInstalled"])
+
+    (world.host.root / f"usr/local/vgpu/{LIBRARY}").rmdir()
+    world.host.install_hami("2.10")
+    world.configure(MONITOR_TTL="3602")
+    assert hami_row(world, "pass") == "pass"

@@ -1,0 +1,198 @@
+"""HAMi's part on the host: what containers get from it, and what is left behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from healthcheck.checks.hami import CHECK
+from healthcheck.model import Finding, NotConfigured, Seen, TooEarly
+from healthcheck.probes.hami import HAMI, File, Hami, Leftovers, Plugin
+from healthcheck.probes.pci import FUNCTIONS
+from tests.checks.evidence import ADDRESSES, P5, finds, functions, says
+
+VGPU = "/usr/local/vgpu"
+LIBRARY = File("libvgpu.so.v2.8.0", plain=True, size=4 << 20)
+OLDER = File("libvgpu.so.v2.5.3", plain=True, size=4 << 20)
+PRELOAD = File("ld.so.preload", plain=True, size=27)
+PLUGIN = Plugin(
+    VGPU,
+    brings=(LIBRARY.name,),
+    libraries=(LIBRARY,),
+    preload=PRELOAD,
+    preloads=(f"{VGPU}/libvgpu.so",),
+    sockets=("kubelet.sock", "nvidia-gpu.sock"),
+)
+HERE = Hami(
+    runs=True,
+    up_seconds=3600.0,
+    plugin=PLUGIN,
+    listening=("nvidia-gpu.sock",),
+    leftovers=Leftovers(f"{VGPU}/containers", ()),
+)
+NO_MORE_THERE = "which is no more in the kubelet's folder: the kubelet was started after it"
+LEFT = tuple(f"{digit * 8}-1f2a-4c3b-8d4e-5f6a7b8c9d0e_cuda" for digit in "abcdef")
+
+
+def with_plugin(**different: object) -> Hami:
+    return replace(HERE, plugin=replace(PLUGIN, **different))  # type: ignore[arg-type]
+
+
+def found(around: Hami) -> list[tuple[str, str]]:
+    said = finds(CHECK, P5, {HAMI: around, FUNCTIONS: functions(*ADDRESSES)})
+    return [(one.reason, one.detail) for one in said if isinstance(one, Finding)]
+
+
+def too_early(around: Hami) -> set[str]:
+    """The faults that it leaves open."""
+    said = finds(CHECK, P5, {HAMI: around, FUNCTIONS: functions(*ADDRESSES)})
+    return {reason for one in said if isinstance(one, TooEarly) for reason in one.reasons}
+
+
+@pytest.mark.parametrize(
+    ("around", "fault"),
+    [
+        (
+            with_plugin(libraries=()),
+            ("HamiLibraryNotInstalled", f"no {VGPU}/libvgpu.so.v2.8.0"),
+        ),
+        (
+            with_plugin(libraries=(OLDER,)),
+            ("HamiLibraryNotInstalled", f"no {VGPU}/libvgpu.so.v2.8.0"),
+        ),
+        (
+            with_plugin(libraries=(replace(LIBRARY, plain=False),)),
+            ("HamiLibraryNotInstalled", f"{VGPU}/libvgpu.so.v2.8.0 is no plain file"),
+        ),
+        (
+            with_plugin(libraries=(replace(LIBRARY, size=0),)),
+            ("HamiLibraryNotInstalled", f"{VGPU}/libvgpu.so.v2.8.0 is empty"),
+        ),
+        (
+            with_plugin(brings=(), libraries=()),
+            ("HamiLibraryNotInstalled", f"no {VGPU}/libvgpu.so"),
+        ),
+        (
+            with_plugin(preload=None, preloads=()),
+            ("HamiPreloadWrong", f"no {VGPU}/ld.so.preload"),
+        ),
+        (
+            with_plugin(preload=replace(PRELOAD, plain=False), preloads=()),
+            ("HamiPreloadWrong", f"{VGPU}/ld.so.preload is no plain file"),
+        ),
+        (
+            with_plugin(preload=replace(PRELOAD, size=0), preloads=()),
+            ("HamiPreloadWrong", f"{VGPU}/ld.so.preload is empty"),
+        ),
+        (
+            with_plugin(preloads=("/opt/vgpu/libvgpu.so",)),
+            (
+                "HamiPreloadWrong",
+                f"{VGPU}/ld.so.preload names /opt/vgpu/libvgpu.so, and containers have {VGPU}/libvgpu.so",
+            ),
+        ),
+        (
+            replace(HERE, listening=()),
+            ("HamiPluginNotServing", "nothing in its pod listens on nvidia-*.sock"),
+        ),
+        (
+            replace(HERE, listening=("smarter-fuse.sock",)),
+            ("HamiPluginNotServing", "nothing in its pod listens on nvidia-*.sock"),
+        ),
+        (
+            replace(HERE, plugin=None, listening=()),
+            ("HamiPluginNotServing", "nothing in its pod listens on nvidia-*.sock"),
+        ),
+        (
+            with_plugin(sockets=("kubelet.sock",)),
+            (
+                "HamiPluginNotServing",
+                f"its plugin listens on nvidia-gpu.sock, {NO_MORE_THERE}",
+            ),
+        ),
+        (
+            replace(HERE, leftovers=Leftovers(f"{VGPU}/containers", LEFT)),
+            ("HamiLeftovers", f"6 folders in {VGPU}/containers: {', '.join(LEFT[:4])}, …"),
+        ),
+        (
+            replace(HERE, mig_lock_seconds=600.0),
+            ("HamiMigLockStale", "/tmp/hami/hami-mig-apply.lock was made 10 min ago"),
+        ),
+    ],
+)
+def test_what_does_not_work_is_found(around: Hami, fault: tuple[str, str]) -> None:
+    assert found(around) == [fault]
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        HERE,
+        with_plugin(brings=("libvgpu.so",), libraries=(replace(LIBRARY, name="libvgpu.so"),)),
+        with_plugin(libraries=(replace(OLDER, plain=False), LIBRARY)),
+        with_plugin(brings=(), libraries=(OLDER,)),
+        with_plugin(preloads=("/usr/lib/another.so", f"{VGPU}//libvgpu.so")),
+        with_plugin(sockets=None),
+        with_plugin(sockets=("nvidia-gpu.sock",)),
+        with_plugin(sockets=("another.sock",)),
+        replace(HERE, listening=("nvidia-mig-1g.10gb.sock", "nvidia-gpu.sock")),
+        replace(HERE, plugin=None),
+        # Volcano's own plugin beside the same monitor.
+        replace(HERE, plugin=None, listening=("volcano-vgpu-number.sock",)),
+        replace(HERE, mig_lock_seconds=599.0),
+    ],
+)
+def test_what_is_in_order_is_no_finding(around: Hami) -> None:
+    assert found(around) == []
+
+
+def test_a_pod_that_has_just_started_is_left_in_peace() -> None:
+    young = replace(with_plugin(libraries=(), preload=None), up_seconds=119.0, listening=())
+
+    assert found(young) == []
+    assert too_early(young) >= {"HamiLibraryNotInstalled", "HamiPreloadWrong", "HamiPluginNotServing"}
+
+
+@pytest.mark.parametrize(
+    ("up", "delay", "counts"), [(599.0, 300.0, False), (600.0, 300.0, True), (3600.0, 3600.0, False)]
+)
+def test_what_its_monitor_may_still_remove_is_no_leftover(up: float, delay: float, counts: bool) -> None:
+    around = replace(HERE, up_seconds=up, resync_seconds=delay, leftovers=Leftovers(VGPU, LEFT))
+
+    assert bool(found(around)) is counts
+    assert ("HamiLeftovers" in too_early(around)) is not counts
+
+
+@pytest.mark.parametrize(
+    ("around", "open_faults"),
+    [
+        (replace(HERE, listening=None), {"HamiPluginNotServing"}),
+        (replace(HERE, leftovers=None), {"HamiLeftovers"}),
+        (replace(HERE, plugin=None), {"HamiLibraryNotInstalled", "HamiPreloadWrong"}),
+    ],
+)
+def test_what_can_not_be_told_stays_as_it_was(around: Hami, open_faults: set[str]) -> None:
+    assert too_early(around) == open_faults
+
+
+@pytest.mark.parametrize(
+    ("around", "driver", "why"),
+    [
+        (Hami(), "nvidia", "HAMi does not run on this node"),
+        (replace(HERE, listening=()), "", "the NVIDIA driver has no GPU"),
+    ],
+)
+def test_elsewhere_it_is_nobodys_business(around: Hami, driver: str, why: str) -> None:
+    said = says(CHECK, P5, {HAMI: around, FUNCTIONS: functions(*ADDRESSES, driver=driver)})
+
+    assert said == [NotConfigured(why)]
+
+
+def test_a_person_is_told_what_it_has() -> None:
+    said = says(CHECK, P5, {HAMI: HERE, FUNCTIONS: functions(*ADDRESSES)})
+
+    told = Seen(
+        f"{VGPU}: libvgpu.so.v2.8.0; listens on nvidia-gpu.sock", "its library, ld.so.preload and a plugin's socket"
+    )
+    assert said == [told]

@@ -1,0 +1,254 @@
+"""What of HAMi lies and runs on a host: real files of each release, and a real socket."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from healthcheck.model import Host, ProbeError
+from healthcheck.probes.container_runtime import processes
+from healthcheck.probes.hami import Hami, Plugin, read_hami
+from sim import hami
+from sim.hami import MONITOR_PID, PLUGIN_PID, POD, RELEASES
+from sim.node import SimulatedNode
+
+GONE, STAYS = "3b0c8d5e-1f2a-4c3b-8d4e-5f6a7b8c9d0e", "7c1d9e6f-2a3b-4d5c-9e6f-7a8b9c0d1e2f"
+
+
+def read(node: SimulatedNode) -> Hami:
+    return read_hami(Host(node.root))
+
+
+def plugin(node: SimulatedNode) -> Plugin:
+    told = read(node).plugin
+    assert told is not None
+    return told
+
+
+def left(node: SimulatedNode) -> tuple[str, ...] | None:
+    told = read(node).leftovers
+    return told.names if told is not None else None
+
+
+def tells(node: SimulatedNode, pid: int, **words: str) -> None:
+    """The environment of one of its processes."""
+    (node.root / f"proc/{pid}/environ").write_text("".join(f"{key}={value}\0" for key, value in words.items()))
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("hook", ["/usr/local", "/var/lib/hami"])
+def test_each_release_is_seen_as_it_is(release: str, hook: str, node: SimulatedNode) -> None:
+    node.install_hami(release, hook)
+    seen = read(node)
+
+    assert seen.plugin is not None
+    assert seen.plugin.folder == f"{hook}/vgpu"
+    assert seen.plugin.brings == (RELEASES[release].library,)
+    assert [(one.name, one.plain) for one in seen.plugin.libraries] == [(RELEASES[release].library, True)]
+    assert seen.plugin.preloads == (f"{hook}/vgpu/libvgpu.so",)
+    assert seen.plugin.sockets == ("kubelet.sock", "nvidia-gpu.sock")
+    assert (seen.runs, seen.listening, seen.resync_seconds, left(node)) == (True, ("nvidia-gpu.sock",), 300.0, ())
+    assert seen.up_seconds == pytest.approx(3000, abs=1)
+
+
+def test_without_it_nothing_is_there_and_nothing_is_asked(node: SimulatedNode) -> None:
+    assert read(node) == Hami()
+
+
+def test_where_it_was_taken_away_its_files_are_none_of_it(node: SimulatedNode) -> None:
+    node.install_hami("2.5")
+    for pid in (PLUGIN_PID, MONITOR_PID):
+        shutil.rmtree(node.root / f"proc/{pid}")
+
+    assert read(node) == Hami()
+
+
+def test_nvidias_own_plugin_is_not_hamis(node: SimulatedNode) -> None:
+    node.install_hami("2.10")
+    shutil.rmtree(node.root / f"proc/{MONITOR_PID}")
+    tells(node, PLUGIN_PID, MIG_STRATEGY="none")
+
+    assert read(node) == Hami()
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        # A user of a pod has no capability over the host, whatever he has in a user namespace of his own.
+        ("status", "Name:\tx\nCapEff:\t00000000a80425fb"),
+        ("ns/user", "user:[4026539999]"),
+    ],
+)
+def test_whoever_calls_himself_so_in_a_pod_is_not_believed(path: str, text: str, node: SimulatedNode) -> None:
+    node.install_hami("2.10")
+    for pid in (PLUGIN_PID, MONITOR_PID):
+        place = node.root / f"proc/{pid}/{path}"
+        place.unlink()
+        if path == "status":
+            place.write_text(text)
+        else:
+            place.symlink_to(text)
+
+    assert read(node) == Hami()
+
+
+@pytest.mark.parametrize("hook", ["", "relative", "/\x1b[2J", f"/{'x' * 300}"])
+def test_a_folder_that_is_no_path_is_none(hook: str, node: SimulatedNode) -> None:
+    node.install_hami("2.10")
+    for pid in (PLUGIN_PID, MONITOR_PID):
+        tells(node, pid, HOOK_PATH=hook)
+
+    assert read(node) == Hami()
+
+
+def test_hidden_processes_beside_its_folder_could_be_anything(node: SimulatedNode) -> None:
+    node.install_hami("2.5")
+    node.hide_host_processes()
+    for pid in (PLUGIN_PID, MONITOR_PID):
+        shutil.rmtree(node.root / f"proc/{pid}")
+
+    with pytest.raises(ProbeError, match="/usr/local/vgpu") as told:
+        read(node)
+    assert told.value.cause.name == "HostProcessesHidden"
+
+    shutil.rmtree(node.root / "usr/local/vgpu")
+    assert read(node) == Hami()
+
+
+def test_a_folder_in_a_files_place_is_no_plain_file(node: SimulatedNode) -> None:
+    node.install_hami("2.4")
+    node.hami.put_folder("libvgpu.so")
+    node.hami.put_folder("ld.so.preload")
+    told = plugin(node)
+
+    assert [(one.name, one.plain) for one in told.libraries] == [("libvgpu.so", False)]
+    assert told.preload is not None
+    assert (told.preload.plain, told.preloads) == (False, ())
+
+
+def test_a_link_counts_as_the_file_that_it_leads_to_on_the_host(node: SimulatedNode) -> None:
+    node.install_hami("2.5")
+    folder = node.root / "usr/local/vgpu"
+    (folder / "libvgpu.so").symlink_to("/usr/local/vgpu/libvgpu.so.v2.5.3")
+    (folder / "libvgpu.so.broken").symlink_to("/nowhere")
+    # What HAMi's script does not copy is not missed.
+    (node.root / f"proc/{PLUGIN_PID}/root/k8s-vgpu/lib/nvidia/libvgpu.so.link").symlink_to("libvgpu.so.v2.5.3")
+
+    told = plugin(node)
+    assert [(one.name, one.plain) for one in told.libraries] == [
+        ("libvgpu.so", True),
+        ("libvgpu.so.broken", False),
+        ("libvgpu.so.v2.5.3", True),
+    ]
+    assert told.brings == ("libvgpu.so.v2.5.3",)
+
+
+def test_without_its_files_all_are_missing(node: SimulatedNode) -> None:
+    node.install_hami("2.5")
+    shutil.rmtree(node.root / "usr/local/vgpu")
+    told = plugin(node)
+
+    assert (told.libraries, told.preload) == ((), None)
+
+
+def test_a_real_listener_is_seen_and_who_only_talks_to_it_is_not(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as silent:
+        listener.bind(f"{tmp_path}/nvidia-gpu.sock")
+        listener.listen()
+        silent.bind(f"{tmp_path}/silent.sock")
+        paths = processes.listens_on(Path("/"), os.getpid())
+
+    assert f"{tmp_path}/nvidia-gpu.sock" in paths
+    assert f"{tmp_path}/silent.sock" not in paths
+
+
+def test_only_sockets_of_plugins_count(node: SimulatedNode) -> None:
+    node.install_hami("2.10")
+    node.hami_listens("nvidia-gpu.sock", "kubelet.sock", "../pod-resources/kubelet.sock")
+    assert read(node).listening == ("nvidia-gpu.sock",)
+
+    node.hami_listens()
+    assert read(node).listening == ()
+
+
+def test_a_kubelets_emptied_folder_is_seen_as_the_plugin_sees_it(node: SimulatedNode) -> None:
+    node.install_hami("2.10")
+    node.hami.forget_socket()
+    assert plugin(node).sockets == ("kubelet.sock",)
+
+    shutil.rmtree(node.root / f"proc/{PLUGIN_PID}/root/{hami.SOCKETS}")
+    assert plugin(node).sockets is None
+
+
+def test_of_a_pod_that_is_gone_the_folder_is_left(node: SimulatedNode) -> None:
+    node.install_hami("2.10")
+    for pod in (GONE, STAYS):
+        node.hami_container(pod, age_seconds=3600, gone=pod == GONE)
+    (node.root / "usr/local/vgpu/containers/of-somebody-else").mkdir()
+
+    assert left(node) == (f"{GONE}_cuda",)
+
+
+@pytest.mark.parametrize(("age", "started"), [(200.0, True), (3600.0, False)])
+def test_what_hami_itself_keeps_is_not_left(age: float, started: bool, node: SimulatedNode) -> None:
+    """Younger than its delay; or of a pod that the kubelet refused, which may still be in the API."""
+    node.install_hami("2.10")
+    node.hami.run_container(GONE, age_seconds=age, started=started)
+    node.hami.forget_pod(GONE)
+
+    assert left(node) == ()
+
+
+@pytest.mark.parametrize(
+    ("told", "seconds"),
+    [("5m", 300.0), ("1h30m", 5400.0), ("1.5h", 5400.0), ("5m0s", 300.0), ("90s", 90.0), ("", 300.0), ("soon", 300.0)],
+)
+def test_its_delay_is_read_as_go_writes_it(told: str, seconds: float, node: SimulatedNode) -> None:
+    node.install_hami("2.10")
+    tells(node, MONITOR_PID, HOOK_PATH="/usr/local/vgpu", HAMI_RESYNC_INTERVAL=told)
+
+    assert read(node).resync_seconds == seconds
+
+
+def test_another_kubelets_folder_is_known_by_hamis_own_pod(node: SimulatedNode) -> None:
+    node.install_hami("2.10")
+    node.hami_container(GONE, age_seconds=3600)
+    (node.root / f"var/lib/kubelet/pods/{POD}").rmdir()
+    assert left(node) is None
+
+    elsewhere = node.root / "data/kubelet/pods"
+    for pod in (POD, GONE):
+        (elsewhere / pod).mkdir(parents=True)
+    kubelet = next(file for file in (node.root / "proc").glob("*/comm") if file.read_text().strip() == "kubelet")
+    kubelet.with_name("cmdline").write_text("/usr/bin/kubelet\0--root-dir=/data/kubelet\0")
+    assert left(node) == ()
+
+    (elsewhere / GONE).rmdir()
+    assert left(node) == (f"{GONE}_cuda",)
+
+
+def test_the_lock_of_a_change_of_mig_has_an_age(node: SimulatedNode) -> None:
+    node.install_hami("2.10")
+    assert read(node).mig_lock_seconds is None
+
+    node.lock_hami_mig(3600)
+    assert read(node).mig_lock_seconds == pytest.approx(3600, abs=600)
+
+
+def no_sockets(_: str, names: list[str]) -> list[str]:
+    return [name for name in names if name.endswith(".sock")]
+
+
+def test_while_a_release_is_rolled_out_the_younger_plugin_counts(node: SimulatedNode) -> None:
+    node.install_hami("2.5")
+    shutil.copytree(node.root / f"proc/{PLUGIN_PID}", node.root / "proc/1300", symlinks=True, ignore=no_sockets)
+    started = (node.root / "proc/1300/stat").read_text().split()
+    started[21] = str(int(started[21]) + 1000)
+    node.write_value("proc/1300/stat", " ".join(started))
+    tells(node, 1300, HOOK_PATH="/opt")
+
+    assert plugin(node).folder == "/opt/vgpu"
