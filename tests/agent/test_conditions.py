@@ -103,7 +103,7 @@ def test_ours_come_back_from_a_writer_of_the_whole_list_and_his_own_is_his(
     well = list(conditions(world).values())
 
     world.host.xid(3, 54, "Auxiliary power is not connected to the GPU board")
-    node = world.wait_for_status("fail")
+    node = world.wait_for_taint()
     eventually(lambda: statuses(world) == ["False", "True", "False"], lambda: conditions(world))
     sick = conditions(world)
     assert (node.tainted, sick[HARDWARE_READY]["reason"]) == (True, "NvidiaXID54Error")
