@@ -13,7 +13,7 @@ from healthcheck.deep.record import is_of_another_machine
 from healthcheck.memory.rows import FindingRow
 from healthcheck.model import Nature, Severity, Status
 from healthcheck.node.state import QUARANTINE_RESULT, SEVERITY, STATUS, NodeState
-from healthcheck.operations.next_step import NextStep, next_step
+from healthcheck.operations.next_step import NextStep, cordon_of_card, next_step
 from healthcheck.text.moments import EARLIEST, timestamp
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import AgentRecord, RunRecord
@@ -45,7 +45,8 @@ def _mending(node: NodeState, record: AgentRecord) -> NextStep:
     if step != NextStep():
         return NextStep(step.commands, f"A quarantine run recommends {advice}. {step.note}".strip())
     means = SEVERITY_MEANS[Severity.__members__.get(node.labels.get(SEVERITY, ""), Severity.RESET)]
-    return NextStep((f"gpu-healthcheck quarantine {node.name}",), f"{means[:1].upper()}{means[1:]}.")
+    note = f"{means[:1].upper()}{means[1:]}. {cordon_of_card(node, record.findings or ())}".strip()
+    return NextStep((f"gpu-healthcheck quarantine {node.name}",), note)
 
 
 def _advice(node: NodeState, record: AgentRecord) -> str:

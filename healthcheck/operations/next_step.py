@@ -6,8 +6,8 @@ Where a platform replaces and reboots nodes by itself it is asked to; nothing he
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from healthcheck.memory.rows import FindingRow
@@ -30,6 +30,9 @@ _GKE_WORDS = {
 _REGION = "topology.kubernetes.io/region"
 _INSTANCE = re.compile(r"aws:///[a-z0-9-]*/(i-[0-9a-f]{8,17})\Z", re.ASCII)
 _REGION_NAME = re.compile(r"[a-z]{2}(-[a-z]+)+-\d{1,2}\Z", re.ASCII)
+_MENDS_A_GPU = ("reset", "reboot", "replace")
+_HAMIS_CARDS, _HAMIS_CORDON = "hami.io/node-nvidia-register", "hami.io/device-cordon"
+_UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z", re.ASCII)
 _GPU = re.compile(r"gpu/([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\Z", re.ASCII)
 
 
@@ -67,6 +70,33 @@ def platform_of(node: NodeState) -> Platform:
 
 def next_step(recommendation: str, node: NodeState, findings: Iterable[FindingRow]) -> NextStep:
     """For a word of the record; of one that is not known, nothing. `findings` are the record's rows."""
+    rows = tuple(findings)
+    step = _step(recommendation, node, rows)
+    if recommendation not in _MENDS_A_GPU:
+        return step
+    return replace(step, note=" ".join(filter(None, (step.note, cordon_of_card(node, rows)))))
+
+
+def cordon_of_card(node: NodeState, findings: Iterable[FindingRow]) -> str:
+    """How the other GPUs may work on where HAMi shares them and all that is wrong is on one; '' elsewhere.
+
+    HAMi registers as a list of JSON since 2.8, and looks at the cordon since 2.10: an older one passes over it.
+    """
+    serious = [one for one in findings if one.severity is not None and one.severity >= Severity.RESET]
+    bad = {(one.about or {}).get("uuid", "") if _GPU.match(one.subject or "") else "" for one in serious}
+    uuid = next(iter(bad)) if len(bad) == 1 else ""
+    listed = [word.strip() for word in node.annotations.get(_HAMIS_CORDON, "").split(",") if word.strip()]
+    registered = node.annotations.get(_HAMIS_CARDS, "")
+    known = registered.lstrip().startswith("[") and f'"{uuid}"' in registered
+    if not known or uuid in listed or not all(map(_UUID.match, (uuid, *listed))):
+        return ""
+    command = f"kubectl annotate node {node.name} {_HAMIS_CORDON}={','.join((*listed, uuid))} --overwrite"
+    return (
+        f"HAMi shares its GPUs: from HAMi 2.10 on `{command}` keeps new pods off that one on a node that is released."
+    )
+
+
+def _step(recommendation: str, node: NodeState, findings: Sequence[FindingRow]) -> NextStep:
     match recommendation:
         case "return-to-service":
             commands = (f"kubectl uncordon {node.name}",) if node.cordoned else ()

@@ -8,7 +8,7 @@ import pytest
 
 from healthcheck.memory.rows import FindingRow
 from healthcheck.node.state import TAINT, NodeState
-from healthcheck.operations.next_step import Platform, next_step, platform_of
+from healthcheck.operations.next_step import Platform, cordon_of_card, next_step, platform_of
 from healthcheck.text.json_rows import row_in
 from quarantine.recommendation import Recommendation
 
@@ -156,3 +156,60 @@ def test_every_word_of_the_record_has_a_step(word: Recommendation) -> None:
 
 def test_a_word_that_nobody_knows_has_none() -> None:
     assert next_step("investigate", EC2, ()).commands == ()
+
+
+BAD, OTHER = (f"GPU-{digit * 8}-1f2a-4c3b-8d4e-5f6a7b8c9d0e" for digit in "ab")
+CORDON, CARDS = "hami.io/device-cordon", "hami.io/node-nvidia-register"
+REGISTERED = f'[{{"id":"{BAD}","count":10}},{{"id":"{OTHER}","count":10}}]'
+
+
+def sharing(cards: str = REGISTERED, before: str = "") -> NodeState:
+    return replace(EC2, annotations={CARDS: cards, CORDON: before})
+
+
+def on_gpu(uuid: str, severity: str = "RESET", subject: str = "gpu/0000:18:00.0") -> FindingRow:
+    return row_in(FindingRow, {"severity": severity, "subject": subject, "about": {"uuid": uuid}})
+
+
+@pytest.mark.parametrize(
+    ("node", "findings", "value"),
+    [
+        (sharing(), [on_gpu(BAD)], BAD),
+        (sharing(), [on_gpu(BAD), on_gpu(BAD, "ISOLATE"), on_gpu(OTHER, "MONITOR")], BAD),
+        (sharing(before=OTHER), [on_gpu(BAD)], f"{OTHER},{BAD}"),
+        (sharing(before=f" {OTHER} ,"), [on_gpu(BAD)], f"{OTHER},{BAD}"),
+    ],
+)
+@pytest.mark.parametrize("recommended", ["reset", "reboot", "replace"])
+def test_of_cards_that_hami_shares_a_bad_one_can_be_cordoned_alone(
+    recommended: str, node: NodeState, findings: list[FindingRow], value: str
+) -> None:
+    command = f"kubectl annotate node n {CORDON}={value} --overwrite"
+
+    assert f"from HAMi 2.10 on `{command}`" in next_step(recommended, node, findings).note
+
+
+@pytest.mark.parametrize(
+    ("node", "findings"),
+    [
+        (EC2, [on_gpu(BAD)]),
+        # HAMi before 2.8, which knows no such cordon.
+        (sharing(f"{BAD},10,81920,100,NVIDIA-H100,0,true:"), [on_gpu(BAD)]),
+        (sharing(before=BAD), [on_gpu(BAD)]),
+        (sharing(), [on_gpu(BAD), on_gpu(OTHER)]),
+        (sharing(), [on_gpu(BAD), on_gpu("", subject="nvswitch/0000:85:00.0")]),
+        (sharing(), [on_gpu(BAD, "MONITOR")]),
+        (sharing(), [on_gpu("")]),
+        (sharing(), [on_gpu("GPU-cccccccc-1f2a-4c3b-8d4e-5f6a7b8c9d0e")]),
+        (sharing('["$(reboot)"]'), [on_gpu("$(reboot)")]),
+        # What a person wrote there is not thrown away, nor does it reach the line of a shell.
+        (sharing(before="0;reboot"), [on_gpu(BAD)]),
+        (sharing(), []),
+    ],
+)
+def test_elsewhere_nothing_is_said_of_it(node: NodeState, findings: list[FindingRow]) -> None:
+    assert cordon_of_card(node, findings) == ""
+
+
+def test_a_node_that_passed_needs_no_cordon() -> None:
+    assert CORDON not in next_step("return-to-service", sharing(), [on_gpu(BAD)]).note
