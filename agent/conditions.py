@@ -39,8 +39,14 @@ class WrittenConditions:
         self._written.update((one["type"], one) for one in conditions)
 
     def put_off_seconds(self, now: float) -> float | None:
-        """How long until what was put off may go; None: nothing was."""
-        return None if self._put_off_until is None else max(0.0, self._put_off_until - now)
+        """How long until what was put off may go; None: nothing was. Once it is due that is said one time.
+
+        Nothing is written while a look settles: who asked again and again would get no rest.
+        """
+        until = self._put_off_until
+        if until is not None and now >= until:
+            self._put_off_until = None
+        return None if until is None else max(0.0, until - now)
 
     def _is_put_back(self, condition: Mapping[str, Any]) -> bool:
         before = self._written.get(condition["type"])

@@ -46,6 +46,14 @@ class TestPutBack:
         assert ours.may_go([told(), news], 100.2)
         assert not ours.may_go([told()], 100.2)
 
+    def test_that_is_due_is_said_to_be_due_once(self) -> None:
+        ours = WrittenConditions()
+        for now in (100.0, 100.1):
+            ours.went([told()], now)
+        ours.may_go([told()], 100.2)
+
+        assert [ours.put_off_seconds(now) for now in (105.1, 110.2, 110.3)] == [pytest.approx(5.0), 0.0, None]
+
     def test_waits_no_longer_once_nothing_is_undone(self) -> None:
         ours = WrittenConditions()
         for now in (100.0, 100.1):
