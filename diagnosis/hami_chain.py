@@ -72,10 +72,10 @@ def _passed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> It
     given, last = grant(pod.meta), _newest(snapshot, pod)
     if given is None and last is None and pod.condition("PodScheduled") is None:
         return
-    yield HamiLink.SCHEDULER, "; ".join((*map(_of_scheduler, every), *_of_event(last)))
+    own = installation_of(pod, every)
+    yield HamiLink.SCHEDULER, "; ".join((_of_scheduler(own), *_of_event(last)))
     if given is None or not given.node:
         return
-    own = installation_of(pod, every)
     yield HamiLink.FILTER, _of_cards(pod, given, own.command_line)
     if not pod.spec.node or given.phase is None:
         return

@@ -8,10 +8,9 @@ from datetime import datetime, timedelta
 from itertools import islice
 
 from diagnosis.components import Component, Health, component_table, tag_of
-from diagnosis.gpus import SHARES
 from diagnosis.hami.certificate import authorities
 from diagnosis.hami.command_line import CommandLine
-from diagnosis.hami.installation import Installation, asks_for, installations
+from diagnosis.hami.installation import Installation, installations, newest_asking
 from diagnosis.quantity import counted
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import HAMI_EXTENDER, OTHER_VALUE, Container
@@ -126,14 +125,7 @@ def _webhook(snapshot: Snapshot, one: Installation, hook: Webhook, trust: Part) 
 
 def _last_answer(snapshot: Snapshot, one: Installation) -> str:
     """Whether the newest pod that only HAMi can serve has its scheduler."""
-    names = SHARES.union(one.settings.names) - {one.settings.count_name}
-    asking = [
-        pod
-        for pod in snapshot.pods
-        if asks_for(pod.spec, one.settings)
-        and any(names & {*each.limits, *each.requests} for each in pod.spec.containers)
-    ]
-    newest = max(asking, key=lambda pod: (str(pod.meta.created), pod.subject), default=None)
+    newest = newest_asking(snapshot, one)
     if newest is None:
         return ""
     seen = newest.spec.scheduler == one.scheduler_name

@@ -141,7 +141,14 @@ def elsewhere(one: Installation, every: Iterable[Installation]) -> dict[str, str
 
 def asks_for(spec: PodSpec, settings: Settings) -> bool:
     """Whether any container asks by these resources."""
-    return any(settings.names & {*one.limits, *one.requests} for one in spec.containers)
+    return _asks(spec, settings.names)
+
+
+def newest_asking(snapshot: Snapshot, one: Installation) -> Pod | None:
+    """The newest pod that only such a scheduler can serve: it asks for memory, cores or priority."""
+    names = one.settings.names - {one.settings.count_name}
+    asking = (pod for pod in snapshot.pods if _asks(pod.spec, names))
+    return max(asking, key=lambda pod: (str(pod.meta.created), pod.subject), default=None)
 
 
 def is_scheduled(pod: Pod, names: frozenset[str]) -> bool:
@@ -212,6 +219,10 @@ def _configured(snapshot: Snapshot, one: Installation, keys: Collection[_Key]) -
 def _profiles(texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
         yield from (found[1] for found in _PROFILE.finditer(text))
+
+
+def _asks(spec: PodSpec, names: Collection[str]) -> bool:
+    return any(name in names for one in spec.containers for name in (*one.limits, *one.requests))
 
 
 def _owner(one: ConfigMap) -> _Key:

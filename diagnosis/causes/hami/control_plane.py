@@ -9,9 +9,16 @@ from diagnosis.cause import Cause, Found, Search, command
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.hami.declared import CERTIFICATE_EXPIRED, NO_CA, NO_LEADER, PATCH_FAILED
 from diagnosis.components import Role, is_ready
-from diagnosis.gpus import SHARES
 from diagnosis.hami.certificate import authorities
-from diagnosis.hami.installation import Installation, installations, is_scheduled, is_there, schedulers
+from diagnosis.hami.installation import (
+    Installation,
+    installation_of,
+    installations,
+    is_scheduled,
+    is_there,
+    newest_asking,
+    schedulers,
+)
 from diagnosis.pod_stage import Kind, stage
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.rules import Webhook
@@ -25,12 +32,11 @@ _SETTLES = timedelta(minutes=5)
 def find_webhook(snapshot: Snapshot) -> Iterator[Found]:
     """Webhooks that the API server can't trust and never asks; a pod that one has changed shows that it does."""
     every = installations(snapshot)
-    works = bool(every) and _has_answered(snapshot, schedulers(every))
     for one in every:
         for hook in one.webhooks:
             if hook.ca:
                 yield from _expired(snapshot, hook)
-            elif not works and not _is_young(snapshot, hook.configuration.created):
+            elif not (_has_answered(snapshot, one, every) or _is_young(snapshot, hook.configuration.created)):
                 yield _without_ca(one, hook)
 
 
@@ -61,13 +67,12 @@ def find_leaderless(snapshot: Snapshot) -> Iterator[Found]:
             yield Found(NO_LEADER, f"service/{one.service}", evidence, _look_at_leader(one), because_of=_scheduler(one))
 
 
-def _has_answered(snapshot: Snapshot, names: frozenset[str]) -> bool:
+def _has_answered(snapshot: Snapshot, one: Installation, every: tuple[Installation, ...]) -> bool:
     """Whether the newest pod that only HAMi can serve has been given to its scheduler."""
-    asking = (pod for pod in snapshot.pods if any(SHARES & {*one.limits, *one.requests} for one in pod.spec.containers))
-    newest = max(asking, key=lambda pod: (str(pod.meta.created), pod.subject), default=None)
-    if newest is None:
-        return any(is_scheduled(pod, names) for pod in snapshot.pods)
-    return is_scheduled(newest, names)
+    newest, names = newest_asking(snapshot, one), schedulers(every)
+    if newest is not None:
+        return is_scheduled(newest, names)
+    return any(is_scheduled(pod, names) and installation_of(pod, every) is one for pod in snapshot.pods)
 
 
 def unreachable(one: Installation) -> tuple[tuple[Cause, str], ...]:

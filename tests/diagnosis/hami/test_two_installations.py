@@ -13,6 +13,7 @@ from diagnosis.allocation import allocation
 from diagnosis.hami.books import books_of, unregistered
 from diagnosis.hami.command_line import CommandLine, duration
 from diagnosis.hami.installation import installation_of, installations, serving
+from diagnosis.hami_chain import hami_chains
 from diagnosis.node_inventory import inventory
 from diagnosis.redaction import redacted
 from diagnosis.would_fit import by_rules, would_fit
@@ -150,6 +151,20 @@ def test_the_handshake_is_read_by_the_release_that_serves_the_node() -> None:
     by = {node.name: {one.what: one.value for one in inventory(seen, node)} for node in seen.nodes}
     assert "since 2.8" not in by["a"]["HAMi's handshake"]
     assert "since 2.8" in by["b"]["HAMi's handshake"]
+
+
+def test_a_webhook_that_answers_says_nothing_of_the_other() -> None:
+    state = cluster()
+    hook = next(one for one in state if one["metadata"]["name"] == "lab-hami-webhook")["webhooks"][0]
+    hook["clientConfig"]["caBundle"] = ""
+    without = ("HamiWebhookWithoutCa", "mutatingwebhookconfiguration/lab-hami-webhook")
+    assert told(diagnosed(*state, vgpu_pod("x", on="a"))) == [without]
+
+
+def test_a_pods_way_goes_through_its_own_scheduler_alone() -> None:
+    seen = snapshot(*cluster(), lab_pod("y", on="b"))
+    (chain,) = hami_chains(seen, [one for one in seen.pods if one.meta.name == "y"], ())
+    assert chain.steps[1].seen == "deployment/lab/lab-hami-scheduler v2.9.2 is working"
 
 
 def test_one_that_is_seen_nowhere_serves_no_node() -> None:
