@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from diagnosis.cause import Cause, Certainty, Found, Link, Search, Severity, command
 from diagnosis.causes import upkeep, verdicts
 from diagnosis.causes.components import NOT_READY
+from diagnosis.causes.hami.allocating import LIBRARY_REASONS, seen_on_host
 from diagnosis.causes.hami.declared import LIBRARY as HAMI_LIBRARY
 from diagnosis.causes.not_started import START_REASONS, TOOL
 from diagnosis.causes.running import (
@@ -457,6 +458,8 @@ def _of_node(snapshot: Snapshot, one: _Crash) -> Iterator[str]:
         yield f"image {container.image}"
     if one.known.cause is GPU_MEMORY:
         yield from (f"HAMi allows it {share.memory} MiB of card {share.uuid}" for share in shares(one.pod.meta)[:4])
+    if one.known.cause is HAMI_LIBRARY:
+        yield from seen_on_host(node, *LIBRARY_REASONS)
     if node is None:
         return
     keys = ("nvidia.com/gpu.product", "nvidia.com/gpu.memory", "nvidia.com/cuda.driver-version.full")

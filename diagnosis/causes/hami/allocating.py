@@ -14,11 +14,15 @@ from diagnosis.hami.command_line import LOCK_EXPIRES
 from diagnosis.hami.grants import BindPhase, Grant, grant
 from diagnosis.hami.installation import installation_of, installations, is_there
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Container, Pod
 from healthcheck.text.moments import timestamp
 
 CONTROL = "CUDA_DISABLE_CONTROL"
 _MOST = 4
+LIBRARY_REASONS = ("HamiLibraryNotInstalled", "HamiPreloadWrong")
+"""Of our agent's check `hami`: why a container lacks the library."""
+_SOCKET_REASON = "HamiPluginNotServing"
 
 
 def find_stuck(snapshot: Snapshot) -> Iterator[Found]:
@@ -75,11 +79,18 @@ def _hanging(snapshot: Snapshot, pod: Pod, given: Grant) -> Found:
     evidence = [f"{pod.subject}: hami.io/bind-phase=allocating{since}, {_cards(given)}; no container has begun"]
     plugins = (one for one in snapshot.pods_on.get(pod.spec.node, ()) if _is_plugin(one))
     evidence += [f"{one.subject} is {one.phase} there" for one in plugins]
+    evidence += seen_on_host(snapshot.by_node.get(pod.spec.node), _SOCKET_REASON)
     above = (NOT_READY[Role.HAMI_PLUGIN], REGISTER_STALE, *NODES)
     because = tuple((cause, node) for cause in above)
     return Found(
         ALLOCATION_HANGS, node, tuple(evidence), _look(pod), (pod.subject,), Certainty.LIKELY, because_of=because
     )
+
+
+def seen_on_host(node: Node | None, *reasons: str) -> list[str]:
+    """What our agent found there of HAMi, of these reasons."""
+    found = node.record.finding(*reasons) if node is not None and node.record is not None else None
+    return [f"our agent there: {found.reason}: {found.detail}"] if found is not None else []
 
 
 def _is_plugin(pod: Pod) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from tests.diagnosis.hami.hami_states import asking, hami, hami_node, vgpu_pod
-from tests.diagnosis.states import NOW, Object, consequences, judged, terminated, told, waiting
+from tests.diagnosis.states import NOW, Object, ago, consequences, judged, terminated, told, waiting
 
 A = hami_node("a")
 OPEN = [{"name": "CUDA_DISABLE_CONTROL", "value": "true"}]
@@ -51,6 +52,31 @@ SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
 @pytest.mark.parametrize(("state", "cause"), [one[1:] for one in SICK], ids=[one[0] for one in SICK])
 def test_what_goes_wrong_behind_the_binding_is_named(state: list[Object], cause: tuple[str, str]) -> None:
     assert told(judged(*state)) == [cause]
+
+
+def looked_at(reason: str, detail: str) -> Object:
+    """The node with our agent's record of it."""
+    finding = {"reason": reason, "severity": "MONITOR", "subject": "node", "detail": detail}
+    record = {"schema": 1, "timestamp": ago(2), "status": "warn", "severity": "MONITOR", "findings": [finding]}
+    return hami_node("a", annotations={"gpu-healthcheck.aws-samples.io/results": json.dumps(record)})
+
+
+SEEN_ON_HOST = [
+    ("HamiLibraryNotInstalled", "no /usr/local/vgpu/libvgpu.so.v2.9.0", crashing(PRELOAD)),
+    ("HamiPreloadWrong", "no /usr/local/vgpu/ld.so.preload", crashing(PRELOAD)),
+    ("HamiPluginNotServing", "nothing in its pod listens on nvidia-*.sock", bound("allocating", 20)),
+]
+
+
+@pytest.mark.parametrize(("reason", "detail", "pod"), SEEN_ON_HOST, ids=[one[0] for one in SEEN_ON_HOST])
+def test_what_the_agent_saw_of_hami_on_the_host_is_said_of_the_pods_that_it_explains(
+    reason: str, detail: str, pod: Object
+) -> None:
+    [there] = judged(*hami(looked_at(reason, detail)), pod).problems
+    [unlooked] = judged(*hami(A), pod).problems
+
+    assert (there.found.cause, there.found.subject) == (unlooked.found.cause, unlooked.found.subject)
+    assert {*there.found.evidence} - {*unlooked.found.evidence} == {f"our agent there: {reason}: {detail}"}
 
 
 def test_a_program_that_wants_more_than_its_share_is_told_how_much_that_is() -> None:
