@@ -36,7 +36,7 @@ from pathlib import Path
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError
 name, cluster = os.environ["NODE_NAME"], Cluster()
-while Path(sys.argv[1], f"{name}.hold").exists():
+while Path(sys.argv[1], name).exists():
     time.sleep(0.05)
 at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 record = {"schema": 1, "timestamp": at, "status": "pass", "severity": "PASS"}
@@ -100,14 +100,20 @@ class Fleet:
 
     def install_test(self) -> None:
         """What the Jobs' program does."""
-        put_program(self.image, [sys.executable, "-c", TESTER, str(self.folder)])
+        self._held.mkdir()
+        put_program(self.image, [sys.executable, "-c", TESTER, str(self._held)])
 
     def hold(self, name: str) -> None:
         """The test of this node goes on until it is let go."""
-        (self.folder / f"{name}.hold").touch()
+        (self._held / name).touch()
 
     def let_go(self, name: str) -> None:
-        (self.folder / f"{name}.hold").unlink()
+        (self._held / name).unlink()
+
+    @property
+    def _held(self) -> Path:
+        """A file for each node: a Node's name is as long as a file's may be."""
+        return self.folder / "held"
 
     def set_in_pods(self, **fields: Any) -> None:
         """Somebody edits the pod in the template; None takes a field out."""
