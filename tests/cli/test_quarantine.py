@@ -119,10 +119,10 @@ def test_a_budget_that_allows_nothing_is_named_and_the_drain_ends_in_its_time(ho
     hospital.pod("served", "budget", labels={"app": "served"})
     hospital.pod("free", "budget")
     hospital.budget("keep-served", "served")
-    code, out, _ = hospital.quarantine("budget", "--timeout", "3")
+    code, out, _ = hospital.quarantine("budget", "--timeout", "10")
 
     assert (code, hospital.pods(), hospital.jobs("budget")) == (2, {"served"}, [])
-    assert "its pods have not gone within 3 s:" in out
+    assert "its pods have not gone within 10 s:" in out
     assert "default/served: create pods/eviction: 429: Cannot evict pod" in out
     assert "The disruption budget keep-served needs 1 healthy pods and has 1 currently" in out
     assert "  $ kubectl uncordon budget\n" in out
@@ -133,7 +133,7 @@ def test_two_budgets_that_no_eviction_can_serve_are_named(hospital: Hospital) ->
     hospital.pod("served", "budgets", labels={"app": "served"})
     hospital.budget("keep-served", "served")
     hospital.budget("keep-more", "served")
-    code, out, _ = hospital.quarantine("budgets", "--timeout", "3")
+    code, out, _ = hospital.quarantine("budgets", "--timeout", "10")
 
     assert (code, hospital.pods()) == (2, {"served"})
     assert "more than one PodDisruptionBudget" in out
@@ -165,7 +165,7 @@ def test_a_pod_that_does_not_end_is_named_with_what_holds_it(hospital: Hospital)
     hospital.admit("stuck")
     hospital.pod("held", "stuck", finalizers=["example.com/never"])
 
-    code, out, _ = hospital.quarantine("stuck", "--timeout", "3")
+    code, out, _ = hospital.quarantine("stuck", "--timeout", "10")
 
     assert (code, hospital.cordon("stuck")) == (2, (True, "gpu-quarantine-stuck"))
     assert "default/held: it is ending, and waits for its finalizers: example.com/never" in out
