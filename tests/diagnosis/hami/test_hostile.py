@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 
 from diagnosis.diagnose import diagnose
 from diagnosis.hami_chain import hami_chains
+from diagnosis.hami_parts import installation_tables
 from tests.diagnosis.hami.hami_states import asking, hami, hami_node, unplaced, vgpu_pod
-from tests.diagnosis.states import event, snapshot
+from tests.diagnosis.hami.test_two_installations import told_to
+from tests.diagnosis.states import Object, event, snapshot
 from tests.hostile import ANY_TEXT
 
 _PARTS = st.sampled_from(
@@ -36,3 +38,24 @@ def test_a_diagnosis_ends(
     chains = hami_chains(seen, (one for one in seen.pods if one.meta.namespace == "team"), problems)
     texts = [text for one in problems for text in (*one.found.evidence, *one.found.remedy, one.found.subject)]
     assert all(one.isprintable() for one in (*texts, *(step.seen for chain in chains for step in chain.steps)))
+
+
+_FLAGS = st.lists(
+    st.one_of(
+        ANY_TEXT, st.builds("--{}={}".format, st.sampled_from(("gpu-scheduler-policy", "node-lock-timeout")), TEXT)
+    ),
+    max_size=4,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(flags=_FLAGS, expires=TEXT, bundle=TEXT, rule=TEXT)
+def test_each_installation_is_shown(flags: list[str], expires: str, bundle: str, rule: str) -> None:
+    webhook: Object = {"ca": bundle, "matchConditions": [{"name": rule, "expression": rule}], "timeoutSeconds": rule}
+    webhook["objectSelector"] = {"matchLabels": {rule: rule}}
+    webhook["namespaceSelector"] = {"matchExpressions": [{"key": rule}]}
+    state = hami(hami_node("a"), webhook=webhook)
+    told = [told_to(one, *flags, HAMI_NODELOCK_EXPIRE=expires) if one["kind"] == "Deployment" else one for one in state]
+    (table,) = installation_tables(snapshot(*told))
+    texts = [text for one in table.parts for text in (one.what, one.status, one.version, one.told)]
+    assert all(one.isprintable() for one in texts)
