@@ -267,7 +267,8 @@ def _is_left(folder: Path, before: float) -> bool:
     Of a pod that the kubelet refused after the Allocate, it has no folder, and HAMi keeps its empty one.
     """
     try:
-        return folder.lstat().st_mtime < before and any(True for _ in entries_of(folder))
+        about = folder.lstat()
+        return stat.S_ISDIR(about.st_mode) and about.st_mtime < before and any(True for _ in entries_of(folder))
     except OSError as error:
         if is_gone(error):
             return False

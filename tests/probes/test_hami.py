@@ -189,6 +189,9 @@ def test_of_a_pod_that_is_gone_the_folder_is_left(node: SimulatedNode) -> None:
     for pod in (GONE, STAYS):
         node.hami_container(pod, age_seconds=3600, gone=pod == GONE)
     (node.root / "usr/local/vgpu/containers/of-somebody-else").mkdir()
+    link = node.root / f"usr/local/vgpu/containers/{GONE}_link"
+    link.symlink_to("/etc")
+    os.utime(link, (1, 1), follow_symlinks=False)
 
     assert left(node) == (f"{GONE}_cuda",)
 
