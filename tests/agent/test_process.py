@@ -230,7 +230,7 @@ class TestOnce:
         assert not (world.folder / "state").exists()
         planned = agent.logged("dry run")[-1]
         assert "Xid79" in planned["events"]
-        assert planned["condition"]["status"] == "False"
+        assert [one["status"] for one in planned["conditions"]] == ["False"]
         assert [taint["key"] for taint in planned["patch"]["spec"]["taints"]] == [
             "gpu-healthcheck.aws-samples.io/unhealthy"
         ]
