@@ -20,9 +20,9 @@ def eks_reason(reason: str) -> str:
     if xid := _XID.match(reason):
         return f"NvidiaXID{xid[1]}Error"
     family = next((theirs for ours, theirs in _FAMILIES.items() if reason.startswith(ours)), reason)
-    return _table().get(reason, family)
+    return eks_words().get(reason, family)
 
 
 @cache
-def _table() -> Mapping[str, str]:
+def eks_words() -> Mapping[str, str]:
     return {row["reason"]: row["eks"] for _, row in read_rows("eks_reasons.csv")}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from healthcheck.catalog import all_reduce, dcgm, fabrics, nvlink, recovery, sxid, xid
+from healthcheck.catalog import all_reduce, dcgm, eks_reasons, fabrics, nvlink, recovery, sxid, xid
 
 TABLES = (
     *(xid.actions, xid.xid_table, sxid.sxid_table, recovery.recovery_actions),
     *(nvlink.nvlink4_table, nvlink.nvlink5_table, fabrics.fabrics, all_reduce.all_reduce_table),
+    eks_reasons.eks_words,
     *(dcgm.dcgm_table, dcgm.dcgm_tests, dcgm.dcgm_returns, dcgm.dcgm_messages),
 )
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from healthcheck.catalog.eks_reasons import eks_reason
 from healthcheck.model import Severity, Status
 from healthcheck.node.state import (
     FIELD_MANAGER,
@@ -96,7 +97,7 @@ def _hardware_ready(repair: Repair, said: Said) -> tuple[str, str, str] | None:
     reason, message = headline(said.status, said.severity, said.verdict)
     if said.severity >= repair.severity:
         if said.tainted:
-            return "False", _in_their_words(reason), message
+            return "False", eks_reason(reason), message
         return "Unknown", "RepairWithheld", f"the node is not tainted, so nobody is asked to repair it: {message}"
     if said.status is Status.FAIL:
         return "Unknown", "NoRepair", f"{said.severity.name} asks for no repair: {message}"
@@ -105,13 +106,6 @@ def _hardware_ready(repair: Repair, said: Said) -> tuple[str, str, str] | None:
     if said.verdict.settling:
         return None
     return "True", "NvidiaAcceleratedHardwareIsReady", "a look at all of the node found nothing that keeps work away"
-
-
-def _in_their_words(reason: str) -> str:
-    # Loaded with the first fault that is told so: most agents never need it.
-    from healthcheck.catalog.eks_reasons import eks_reason  # noqa: PLC0415
-
-    return eks_reason(reason)
 
 
 def _differs(wanted: Mapping[str, str], before: Mapping[str, Any], *, is_news: bool) -> bool:
