@@ -24,6 +24,7 @@ from healthcheck.model import Host, Probe, ProbeError
 from healthcheck.probes.container_runtime import processes
 from healthcheck.probes.container_runtime.processes import DEVICE_PLUGIN, KUBELET, VGPU_MONITOR, Process
 from healthcheck.probes.services import PROCESSES_HIDDEN
+from healthcheck.text.durations import duration
 
 LIBRARY, PRELOAD = "libvgpu.so", "ld.so.preload"
 USUAL_FOLDER = "/usr/local/vgpu"
@@ -38,8 +39,6 @@ _KUBELETS = ("/var/lib/kubelet", "/var/lib/k0s/kubelet")
 _UID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _OF_CONTAINER = re.compile(rf"({_UID})_.{{1,253}}", re.ASCII)
 _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})", re.ASCII)
-_PART_OF_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(h|ms|m|s)", re.ASCII)
-_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _MOST_ENTRIES, _MOST_LEFT, _MOST_NAMES = 4096, 256, 32
 _LONGEST_ENVIRONMENT, _LONGEST_PATH = 1 << 17, 256
 
@@ -150,7 +149,9 @@ def _read(root: Path, told: Sequence[_Told], among: Sequence[Process]) -> Hami:
     plugin, monitor = youngest.get(DEVICE_PLUGIN), youngest.get(VGPU_MONITOR)
     one = plugin or monitor or told[0]
     folder = _path(f"{plugin.hook}/vgpu") if plugin is not None else one.hook
-    delay = _seconds(monitor.resync if monitor is not None else "")
+    told_delay = duration(monitor.resync) if monitor is not None else None
+    # HAMi takes its own default for what it can't read.
+    delay = told_delay.total_seconds() if told_delay is not None else USUAL_RESYNC
     return Hami(
         runs=True,
         up_seconds=max(0.0, processes.uptime(root) - min(map(_started, youngest.values()))),
@@ -273,13 +274,6 @@ def _is_left(folder: Path, before: float) -> bool:
         if is_gone(error):
             return False
         raise
-
-
-def _seconds(duration: str) -> float:
-    """Go's `5m0s`; HAMi takes its own default for what it can't read."""
-    parts = _PART_OF_DURATION.findall(duration)
-    fits = parts and "".join(f"{number}{unit}" for number, unit in parts) == duration
-    return sum(float(number) * _SECONDS[unit] for number, unit in parts) if fits else USUAL_RESYNC
 
 
 def _age(root: Path, path: str) -> float | None:

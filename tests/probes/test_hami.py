@@ -208,7 +208,7 @@ def test_what_hami_itself_keeps_is_not_left(age: float, started: bool, node: Sim
 
 @pytest.mark.parametrize(
     ("told", "seconds"),
-    [("5m", 300.0), ("1h30m", 5400.0), ("1.5h", 5400.0), ("5m0s", 300.0), ("90s", 90.0), ("", 300.0), ("soon", 300.0)],
+    [("1h30m", 5400.0), ("5m0s", 300.0), ("90s", 90.0), ("", 300.0), ("soon", 300.0), ("0s", 300.0)],
 )
 def test_its_delay_is_read_as_go_writes_it(told: str, seconds: float, node: SimulatedNode) -> None:
     node.install_hami("2.10")

@@ -11,7 +11,7 @@ import pytest
 from cli.would_fit import page
 from diagnosis.allocation import allocation
 from diagnosis.hami.books import books_of, unregistered
-from diagnosis.hami.command_line import CommandLine, duration
+from diagnosis.hami.command_line import CommandLine
 from diagnosis.hami.installation import installation_of, installations, serving
 from diagnosis.hami_chain import hami_chains
 from diagnosis.node_inventory import inventory
@@ -201,15 +201,6 @@ def test_a_lock_holds_as_long_as_its_scheduler_is_told(minutes: float, causes: l
     node["metadata"]["annotations"]["hami.io/mutex.lock"] = f"{ago(minutes)},team,x"
     waits = lab_pod("x", conditions=[], age=minutes)
     assert told(diagnosed(*state, waits)) == causes
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("5m", 300), ("1h30m", 5400), ("300s", 300), ("90.5s", 90.5), ("500ms", 0.5)]
-    + [(one, None) for one in ("", "5", "0s", "-5m", "m", "5 m", "9" * 40 + "h", "999999999h", "5m" * 9)],
-)
-def test_a_duration_is_read_as_go_writes_it(text: str, seconds: float | None) -> None:
-    assert duration(text) == (timedelta(seconds=seconds) if seconds is not None else None)
 
 
 def test_no_other_word_of_a_command_line_is_kept() -> None:

@@ -1,0 +1,19 @@
+"""Lengths of time as Go's programs are told them: `5m`, `1m30s`, `300s`."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+_DURATION = re.compile(r"(?:\d{1,9}(?:\.\d{1,9})?(?:ms|h|m|s)){1,4}\Z", re.ASCII)
+_PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|h|m|s)", re.ASCII)
+_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_LONGEST = timedelta(days=365)
+
+
+def duration(text: str) -> timedelta | None:
+    """None for what is none, is no time at all, or is a year or more."""
+    if not _DURATION.match(text):
+        return None
+    seconds = sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
+    return timedelta(seconds=seconds) if 0 < seconds < _LONGEST.total_seconds() else None
