@@ -19,7 +19,7 @@ from healthcheck.captures import files as captures
 from healthcheck.checks import CHECKS, DEEP_CHECKS, GROUPS, SHORT_NAMES
 from healthcheck.deep import causes as deep
 from healthcheck.model import PREFIX, Cause
-from healthcheck.node.state import CONDITION
+from healthcheck.node.state import CONDITION, HARDWARE_READY, REBOOT_REQUIRED, REPLACEMENT_REQUIRED
 from healthcheck.verdict.acknowledgement import UNTOLD
 
 SETTING = "a setting"
@@ -66,6 +66,12 @@ _TAINTS = {
     "startup": "Whoever made the node set it. The agent takes it off after a first look that finds no fault.",
 }
 _CONDITION = "Its status: True for pass and warn, False for fail, Unknown; its reason is the worst finding's."
+_REPAIR = {
+    REBOOT_REQUIRED: "True while the node's severity is REBOOT. Written where REPAIR_CONDITIONS names it.",
+    REPLACEMENT_REQUIRED: "True while the node's severity is ISOLATE. Written where REPAIR_CONDITIONS names it.",
+    HARDWARE_READY: "False while the severity is REPAIR_SEVERITY or worse and our taint stands; Unknown while it can "
+    "be neither said nor denied. The EKS agent has one of the same name, and its own stays its own.",
+}
 _EVENTS = {
     "GpuHealthPass": "The node's status became pass.",
     "GpuHealthWarn": "The node's status became warn.",
@@ -128,6 +134,7 @@ def _all() -> Iterator[Word]:
     yield from _of("a taint of the node", _TAINTS, "docs/neighbours.md")
     yield from _of("an annotation of the node", _ANNOTATIONS, "docs/record.md")
     yield Word(CONDITION, "a condition of the node", _CONDITION, "docs/neighbours.md")
+    yield from _of("a condition of the node", _REPAIR, "docs/neighbours.md#repair")
     yield from _of("an Event on the node", _EVENTS, f"{_RUNBOOK}#could-not-look")
     yield from _of("a group of checks", _groups(), "docs/checks.md")
     yield from _of("a group of checks", _short_names(), "docs/commands.md#checks-by-name")

@@ -272,6 +272,7 @@ def test_another_word_is_refused_with_what_is_allowed(words: tuple[str, ...], me
         ("efa", "Stands for 2-efa-enumeration"),
         ("container-runtime", "It is of group 7-container-runtime"),
         ("GpuHealthy", "a condition of the node"),
+        ("AcceleratedHardwareReady", "a condition of the node"),
         ("BadSetting", "an Event on the node"),
         ("gpu_healthcheck_xids_total", "(counter, by code)"),
     ],
