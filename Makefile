@@ -16,12 +16,14 @@ setup: $(VENV)/installed ## Make a virtual environment with everything that is l
 
 # Where there is no C compiler, the one that a PyPI package brings builds the simulated driver.
 # Of an editable install setuptools always warns that folders here may hide packages, which says nothing to a newcomer.
+# It brings the commands; that a checkout's own names (`python -m agent`) are found from any folder, the last line brings.
 $(VENV)/installed: requirements/dev.txt requirements/cc.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	for cc in "$$CC" cc gcc clang; do command -v "$$cc" >/dev/null && exit; done; \
 	  $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/cc.txt
 	PYTHONWARNINGS=ignore $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(BIN)/python -c 'import sysconfig; print("$(CURDIR)", file=open(sysconfig.get_path("purelib") + "/checkout.pth", "w"))'
 	touch $@
 
 check: setup ## Lint, types, layers, generated files, alerts

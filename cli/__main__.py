@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import os
+import runpy
 import sys
+from pathlib import Path
 
 _PROGRAMS = {"agent": "agent", "sweep": "sweeper", "sweep-run": "sweeper.node_test", "quarantine-run": "quarantine"}
+_PACKAGES = str(Path(__file__).parents[1])
 
 
 def main() -> None:
     """Run a command. What runs in the cluster is a program of its own, and carries nothing of this one's."""
+    if _PACKAGES not in sys.path:
+        sys.path.insert(0, _PACKAGES)  # installed, they lie in the package `gpu_healthcheck` (docs/decisions/0044)
     program = _PROGRAMS.get(sys.argv[1] if len(sys.argv) > 1 else "")
     if program:
-        os.execv(sys.executable, [sys.executable, "-m", program, *sys.argv[2:]])  # noqa: S606 - no shell
+        del sys.argv[1]
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+        return
     from cli.app import run  # noqa: PLC0415 - the agent need not wait for it
 
     run()

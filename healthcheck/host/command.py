@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,20 @@ _GONE_SECONDS = 10.0
 """The same of what a program had started: the driver takes seconds to clear the memory of GPUs that it used."""
 _STOPS_WITHIN_SECONDS = 0.2
 """How soon a program hears that somebody asked to stop it."""
+
+_PACKAGES = str(Path(__file__).parents[2])
+_RUN_MODULE = (
+    "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
+
+
+def isolated(module: str) -> tuple[str, ...]:
+    """The words that start a module of ours: neither the environment nor the working directory says what it loads.
+
+    `-m` would not find it, as our packages lie beside each other and not in site-packages (docs/decisions/0044).
+    """
+    return (sys.executable, "-I", "-c", _RUN_MODULE, _PACKAGES, module)
 
 
 class ChildError(Exception):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import stat
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from healthcheck.host import host_files
-from healthcheck.host.command import ChildError, Program, how_it_ended
+from healthcheck.host.command import ChildError, Program, how_it_ended, isolated
 from healthcheck.model import ProbeError
 from healthcheck.text.printable import printable
 
@@ -32,7 +31,7 @@ class NodeSocket:
 
     def ask(self, root: Path, path: str) -> list[dict[str, Any]]:
         """The answer to each of its calls, from whoever listens at `path` of this root. Raises ProbeError."""
-        program = (sys.executable, "-I", "-m", "healthcheck.host.grpc_child")
+        program = isolated("healthcheck.host.grpc_child")
         longest_seconds = self.deadline_seconds + _LEFT_ALONE_SECONDS
         argv = (*program, self.question, _socket(root, path), str(longest_seconds))
         try:

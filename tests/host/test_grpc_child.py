@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from healthcheck.host import grpc_child
+from healthcheck.host.command import isolated
 from healthcheck.host.grpc_child import QUESTIONS
 from healthcheck.host.grpc_socket import NodeSocket
 from healthcheck.model import ProbeError
@@ -206,14 +207,7 @@ def test_nonsense_is_no_answer(short_root: Path, answer: bytes, why: str) -> Non
 
 def test_a_child_that_nobody_ends_ends_itself(short_root: Path) -> None:
     """Whoever started it was killed."""
-    argv = [
-        sys.executable,
-        "-I",
-        "-m",
-        "healthcheck.host.grpc_child",
-        "container-runtime",
-        str(short_root / PATH[1:]),
-    ]
+    argv = [*isolated("healthcheck.host.grpc_child"), "container-runtime", str(short_root / PATH[1:])]
     with serving(short_root / PATH[1:], told("container-runtime", VERSION, STATUS)) as server:
         server.holds.clear()
         assert subprocess.run([*argv, "0.5"], check=False).returncode == -signal.SIGALRM

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from healthcheck.host.command import Child, ChildError, MissedDeadline
+from healthcheck.host.command import Child, ChildError, MissedDeadline, isolated
 from healthcheck.host.kernel_files import read
 from healthcheck.model import Unobserved
 from healthcheck.probes.nvml import causes
@@ -32,7 +31,7 @@ class Driver:
     _version: str | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        program = (sys.executable, "-I", "-m", "healthcheck.probes.nvml.child")
+        program = isolated("healthcheck.probes.nvml.child")
         self._child = Child((*program, str(self.root), "loader" if self.use_loader else "root-only"))
 
     def look(self) -> DriverLook:

@@ -20,6 +20,7 @@ import pytest
 
 from healthcheck.checks.driver import CHECK
 from healthcheck.checks.expectation import Expectation
+from healthcheck.host.command import isolated
 from healthcheck.model import Cause, Evidence, Finding, Host, Judgement, ProbeError, Seen, Severity, Unobserved
 from healthcheck.probes.nvml.driver import Driver
 from healthcheck.probes.nvml.gpus import (
@@ -1269,7 +1270,7 @@ class TestChild:
 
     def test_it_ends_when_nobody_asks_any_more(self, node: SimulatedNode) -> None:
         done = subprocess.run(
-            [sys.executable, "-I", "-m", "healthcheck.probes.nvml.child", node.root, "root-only"],
+            [*isolated("healthcheck.probes.nvml.child"), node.root, "root-only"],
             input=b"look\nlook\n",
             capture_output=True,
             check=True,

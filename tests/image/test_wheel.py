@@ -1,0 +1,88 @@
+"""What `pip`, `uvx` and `pipx` install."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from sim.node import SimulatedNode
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = ("agent", "cli", "diagnosis", "healthcheck", "quarantine", "sweeper")
+BUILD = "import sys, setuptools.build_meta; setuptools.build_meta.build_wheel(sys.argv[1])"
+
+# As the console script that an installer writes: it names the function that entry_points.txt names.
+SCRIPT = "import sys; sys.path.insert(0, {site!r}); from {module} import {function}; {function}()"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
+    """Built from a copy, as building leaves its own folder in the sources."""
+    sources, dist = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("dist")
+    for name in (*PROGRAMS, "kubernetes"):
+        shutil.copytree(ROOT / name, sources / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", "instance-profiles.conf"):
+        shutil.copy(ROOT / name, sources)
+    subprocess.run([sys.executable, "-c", BUILD, dist], cwd=sources, check=True, capture_output=True)
+    (built,) = dist.glob("*.whl")
+    return ZipFile(built)
+
+
+@pytest.fixture(scope="module")
+def site(wheel: ZipFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment that has another's packages of our folders' names."""
+    site = tmp_path_factory.mktemp("site")
+    wheel.extractall(site)
+    for name in PROGRAMS:
+        (site / name).mkdir()
+        (site / name / "__init__.py").write_text(f"raise ImportError('another {name}')\n")
+    return site
+
+
+def script(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    (entry_points,) = site.glob("*.dist-info/entry_points.txt")
+    targets = dict(re.findall(r"^(\S+) = (\S+)$", entry_points.read_text(), re.MULTILINE))
+    assert set(targets) == {"gpu-healthcheck", "kubectl-gpu_healthcheck"}
+    (target,) = set(targets.values())
+    module, _, function = target.partition(":")
+    program = SCRIPT.format(site=str(site), module=module, function=function)
+    return subprocess.run(
+        [sys.executable, "-c", program, *words], cwd=site, capture_output=True, text=True, check=False
+    )
+
+
+def test_what_is_installed_has_one_name(wheel: ZipFile) -> None:
+    tops = {name.partition("/")[0] for name in wheel.namelist()}
+
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"gpu_healthcheck"}
+
+
+def test_every_file_of_the_programs_is_in_it(wheel: ZipFile) -> None:
+    files = {file.relative_to(ROOT) for name in PROGRAMS for file in (ROOT / name).rglob("*") if file.is_file()}
+    sources = {f"gpu_healthcheck/{file}" for file in files if "__pycache__" not in file.parts}
+
+    assert sources - set(wheel.namelist()) == set()
+
+
+@pytest.mark.parametrize("program", ["agent", "sweep", "quarantine-run"])
+def test_the_programs_of_the_cluster_start_beside_others_of_their_names(site: Path, program: str) -> None:
+    done = script(site, program, "--help")
+
+    assert (done.returncode, done.stdout.splitlines()[0].split()[:3]) == (
+        0,
+        ["usage:", "gpu-healthcheck", program],
+    ), done.stderr
+
+
+def test_a_look_asks_nvml_beside_others_of_our_names(site: Path, node: SimulatedNode) -> None:
+    done = script(site, "check", "gpu-count", "--root", str(node.root), "--json")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["status"] == "pass"
