@@ -21,7 +21,7 @@ STORIES = "stories"
 _SCHEDULED = "scheduled"
 """The control plane with a scheduler is a second one of its process: the tests of a room share one, and begin early."""
 _TESTS = Path(__file__).parent
-_STARTING = {"control_plane", "scheduled", "real_containerd", "stories", "watched", "quick"}
+_STARTING = {"control_plane", "scheduled", "real_containerd", "stories", "watched", "quick", "helm"}
 _SERVERS = {"kube-apiserver", "etcd", "containerd", "prometheus"}
 _PROGRAMS = {"agent", "sweeper", "sweeper.node_test", "quarantine", "sim.control_plane"}
 """Of ours, those that work for long; the command line and what asks NVML end at once."""

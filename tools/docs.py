@@ -29,6 +29,7 @@ from healthcheck.model import Check, Reason, Severity
 from healthcheck.telemetry import Telemetry
 from quarantine.recommendation import TABLE
 from tools import guides
+from tools.chart import values
 from tools.manifests import DASHBOARD, RULES
 
 ALL_CHECKS = (*CHECKS, *DEEP_CHECKS)
@@ -40,6 +41,8 @@ METRICS_PAGE = ROOT / "docs" / "metrics.md"
 DIAGNOSES_PAGE = ROOT / "docs" / "causes.md"
 CHECKS_MARKS = "<!-- checks: begin (make docs) -->", "<!-- checks: end -->"
 CAUSES_MARKS = "<!-- causes: begin (make docs) -->", "<!-- causes: end -->"
+INSTALL = ROOT / "docs" / "install.md"
+VALUES_MARKS = "<!-- values: begin (make docs) -->", "<!-- values: end -->"
 RECORD = ROOT / "docs" / "record.md"
 EXIT_MARKS = "<!-- exits: begin (make docs) -->", "<!-- exits: end -->"
 RECOMMENDATION_MARKS = "<!-- recommendation: begin (make docs) -->", "<!-- recommendation: end -->"
@@ -298,6 +301,7 @@ def rendered() -> dict[Path, str]:
         README: _with_table(README.read_text(), readme_table(), CHECKS_MARKS),
         RECORD: _with_table(RECORD.read_text(), exit_table(), EXIT_MARKS),
         RUNBOOK: runbook(),
+        INSTALL: _with_table(INSTALL.read_text(), values.table(), VALUES_MARKS),
     }
 
 

@@ -2,14 +2,17 @@
 """Writes into manifests what other files hold; `--check` only says what is stale.
 
 The ConfigMap gets instance-profiles.conf, the overlay `monitoring` the rules as an object of the Prometheus operator
-and the dashboard as a ConfigMap that Grafana's sidecar finds.
+and the dashboard as a ConfigMap that Grafana's sidecar finds; from all of them comes the Helm chart.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import indent
+
+from tools import chart
 
 ROOT = Path(__file__).parents[1]
 PROFILES = ROOT / "instance-profiles.conf"
@@ -77,13 +80,19 @@ def rendered() -> dict[Path, str]:
     }
 
 
+def stale() -> Iterator[tuple[Path, str]]:
+    """Each file that holds something else. The chart is made of the others: it comes last, after they were written."""
+    for made in (rendered, chart.rendered):
+        yield from ((path, text) for path, text in made().items() if not path.exists() or path.read_text() != text)
+
+
 def main() -> int:
-    stale = {path: text for path, text in rendered().items() if not path.exists() or path.read_text() != text}
     if "--check" in sys.argv[1:]:
-        for path in stale:
+        named = [path for path, _ in stale()]
+        for path in named:
             sys.stderr.write(f"{path.relative_to(ROOT)} is stale: run make docs\n")
-        return 1 if stale else 0
-    for path, text in stale.items():
+        return 1 if named else 0
+    for path, text in stale():
         path.write_text(text)
     return 0
 

@@ -1,0 +1,49 @@
+"""The real Helm, and what its templates come to."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from sim import helm as real_helm
+from sim.control_plane import NoBinariesError
+from tests import tiers
+from tools.chart import CHART
+
+Helm = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def helm(request: pytest.FixtureRequest) -> Helm:
+    """One call of it, in the namespace that the chart wants."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    assert capture is not None
+    try:
+        with capture.global_and_fixture_disabled():  # a first build takes minutes and says so
+            program = real_helm.program()
+    except NoBinariesError as error:
+        tiers.cannot_run(f"NOT TESTED with a real Helm: {error}")
+
+    def call(*words: str, namespace: str = "gpu-healthcheck") -> subprocess.CompletedProcess[str]:
+        command = [str(program), f"--namespace={namespace}", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    return call
+
+
+def objects_of(text: str) -> Iterator[dict[str, Any]]:
+    """A List is what stands in it."""
+    for one in yaml.safe_load_all(text):
+        if one is not None:
+            yield from one["items"] if one["kind"] == "List" else [one]
+
+
+def rendered(helm: Helm, *words: str) -> list[dict[str, Any]]:
+    """What the chart makes of these values, in its order."""
+    done = helm("template", "gpu-healthcheck", str(CHART), *words)
+    assert done.returncode == 0, done.stderr
+    return list(objects_of(done.stdout))

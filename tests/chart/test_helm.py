@@ -1,0 +1,188 @@
+"""The chart by the real Helm: the same objects as kubectl's, and their whole life on a real API server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sim.control_plane import MANIFESTS, ControlPlane, binaries
+from tests.chart.conftest import Helm, objects_of, rendered
+from tests.image.test_overlays import OVERLAYS, flat
+from tools.chart import CHART
+from tools.chart.keys import OPTIONAL
+from tools.chart.templates import HELMS_OWN
+
+DIGEST = f"sha256:{'0' * 64}"
+CONFIG = "/api/v1/namespaces/gpu-healthcheck/configmaps/gpu-healthcheck-config"
+POLICY = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/gpu-healthcheck-sweeper-jobs"
+
+SAME_AS: Mapping[str, tuple[str, ...]] = {
+    "example": ("image.repository=registry.example.com/gpu-healthcheck", "settings.CHECK_INTERVAL=120"),
+    "slim-agent": ("slim.enabled=true",),
+    "only-gpu-nodes": ("onlyGpuNodes=true",),
+    "runtime-class": ("runtimeClassName=nvidia",),
+}
+"""Of each overlay: the values that say the same."""
+
+
+def without_helms_own(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    """By path, as kubectl would apply it."""
+    return flat([one for one in objects if (one["kind"], one["metadata"]["name"]) != HELMS_OWN])
+
+
+def kustomized(overlay: str) -> list[dict[str, Any]]:
+    """By the kustomize of kubectl, which asks no server."""
+    command = [str(binaries() / "kubectl"), "kustomize", str(OVERLAYS / overlay)]
+    return list(objects_of(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+
+
+def manifests() -> list[dict[str, Any]]:
+    return [one for file in sorted(MANIFESTS.glob("*.yaml")) for one in objects_of(file.read_text())]
+
+
+def test_the_chart_as_it_is_makes_the_manifests_objects(helm: Helm) -> None:
+    """All but the release's namespace, which Helm makes itself."""
+    made = rendered(helm)
+
+    assert flat(made) == without_helms_own(manifests())
+    assert len(made) == len(manifests()) - 1
+
+
+@pytest.mark.parametrize("overlay", SAME_AS)
+def test_with_its_values_set_it_makes_the_overlays_objects(helm: Helm, overlay: str) -> None:
+    made = flat(rendered(helm, *(f"--set={one}" for one in SAME_AS[overlay])))
+    expected = without_helms_own(kustomized(overlay))
+
+    if overlay == "example":  # it has the agent's pods alone pulled anew
+        made, expected = (
+            {path: value for path, value in one.items() if not path.endswith("/imagePullPolicy")}
+            for one in (made, expected)
+        )
+    assert made == expected
+
+
+def test_with_its_values_set_it_makes_the_monitoring_overlays_objects_too(helm: Helm) -> None:
+    """Kustomize changes none of them, but how their texts are broken into lines."""
+    names = yaml.safe_load((OVERLAYS / "monitoring" / "kustomization.yaml").read_text())["resources"]
+    added = [one for name in names for one in objects_of((OVERLAYS / "monitoring" / name).read_text())]
+    made = rendered(helm, *(f"--set={one}.enabled=true" for one in OPTIONAL.values()))
+
+    assert flat(made) == without_helms_own([*manifests(), *added])
+
+
+def test_every_overlay_is_tried_here() -> None:
+    assert sorted([*SAME_AS, "monitoring"]) == sorted(folder.name for folder in OVERLAYS.iterdir())
+
+
+def test_what_the_manifests_have_not_goes_where_it_belongs(helm: Helm, tmp_path: Path) -> None:
+    values = {
+        "image": {"repository": "r.example.com:5000/a/gpu-healthcheck", "digest": DIGEST},
+        "imagePullSecrets": [{"name": "registry"}],
+        "instanceProfiles": "x9.large|8|0|true|efa\n",
+        "agent": {"nodeSelector": {"a": "b"}, "tolerations": [], "resources": {"limits": {"memory": None}}},
+        "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "settings": {"MONITOR_TTL": 31536000, "severity-overrides": "xid 13 = RESET\n<&>", "STRICT_PSHC": True},
+    }
+    file = tmp_path / "values.yaml"
+    file.write_text(json.dumps(values))
+    made = {(one["kind"], one["metadata"]["name"]): one for one in rendered(helm, f"--values={file}")}
+
+    image = f"r.example.com:5000/a/gpu-healthcheck@{DIGEST}"
+    data = made["ConfigMap", "gpu-healthcheck-config"]["data"]
+    pod = made["DaemonSet", "gpu-healthcheck-agent"]["spec"]["template"]["spec"]
+    jobs = [
+        one["spec"]["jobTemplate"]["spec"]["template"]["spec"] for (kind, _), one in made.items() if kind == "CronJob"
+    ]
+    named = made["ValidatingAdmissionPolicy", "gpu-healthcheck-sweeper-jobs"]["spec"]["variables"][0]
+    assert json.loads(named["expression"]) == image
+    assert {one["containers"][0]["image"] for one in (pod, *jobs)} == {image}
+    assert [one["imagePullSecrets"] for one in (pod, *jobs)] == [[{"name": "registry"}]] * 4
+    assert (pod["nodeSelector"], pod.get("tolerations")) == ({"a": "b"}, None)
+    assert pod["containers"][0]["resources"] == {"limits": {}, "requests": {"cpu": "50m", "memory": "96Mi"}}
+    assert (data["MONITOR_TTL"], data["STRICT_PSHC"]) == ("31536000", "1")
+    assert (data["severity-overrides"], data["instance-profiles.conf"]) == (
+        "xid 13 = RESET\n<&>",
+        "x9.large|8|0|true|efa\n",
+    )
+    assert made["PodMonitor", "gpu-healthcheck"]["metadata"]["labels"]["release"] == "prometheus"
+
+
+@pytest.mark.parametrize(
+    ("words", "namespace", "said"),
+    [
+        ((), "default", "the namespace of the release is gpu-healthcheck, not default"),
+        (("--set=slim.enabled=true", f"--set=image.digest={DIGEST}"), "gpu-healthcheck", "needs slim.digest"),
+        (("--set=settings.CHECK_INTERVAL=5",), "gpu-healthcheck", "CHECK_INTERVAL"),
+        (("--set=settings.CHECK_INTERVAL=null",), "gpu-healthcheck", "CHECK_INTERVAL"),
+        (("--set=setings.CHECK_INTERVAL=5",), "gpu-healthcheck", "setings"),
+    ],
+)
+def test_what_cannot_be_right_is_refused_in_words(
+    helm: Helm, words: tuple[str, ...], namespace: str, said: str
+) -> None:
+    done = helm("template", "gpu-healthcheck", str(CHART), *words, namespace=namespace)
+
+    assert done.returncode != 0
+    assert said in done.stderr
+
+
+def test_helm_finds_nothing_to_mend(helm: Helm) -> None:
+    done = helm("lint", "--strict", str(CHART))
+
+    assert done.returncode == 0, done.stdout
+
+
+def written(plane: ControlPlane) -> list[tuple[str, str]]:
+    """What was made, in its order: resource and name."""
+    lines = map(json.loads, plane.audit_log.read_text().splitlines())
+    asked = [one for one in lines if one["verb"] == "create" and one["responseStatus"]["code"] == 201]
+    asked.sort(key=lambda one: one["requestReceivedTimestamp"])
+    return [(one["objectRef"]["resource"], one["objectRef"].get("name", "")) for one in asked]
+
+
+@pytest.mark.cluster
+def test_a_release_is_installed_upgraded_rolled_back_and_taken_away(helm: Helm) -> None:
+    with ControlPlane() as plane:
+        before = plane.kubectl("get", "clusterroles,clusterrolebindings,roles,rolebindings", "-A", "-o", "name")
+
+        def done(*words: str) -> str:
+            made = helm(f"--kubeconfig={plane.kubeconfig}", *words)
+            assert made.returncode == 0, made.stderr
+            return made.stdout
+
+        said = done("install", "gpu-healthcheck", str(CHART), "--create-namespace")
+        assert "pod-security.kubernetes.io/enforce=privileged" in said
+        resources = [resource for resource, _ in written(plane)]
+        last = max(at for at, resource in enumerate(resources) if resource.startswith("validatingadmissionpolic"))
+        assert last < min(at for at, resource in enumerate(resources) if resource in ("daemonsets", "cronjobs"))
+
+        done(
+            "upgrade",
+            "gpu-healthcheck",
+            str(CHART),
+            "--set=settings.CHECK_INTERVAL=120",
+            f"--set=image.digest={DIGEST}",
+        )
+        assert plane.request("GET", CONFIG).body["data"]["CHECK_INTERVAL"] == "120"
+        assert DIGEST in plane.request("GET", POLICY).body["spec"]["variables"][0]["expression"]
+
+        done("rollback", "gpu-healthcheck")
+        assert plane.request("GET", CONFIG).body["data"]["CHECK_INTERVAL"] == "300"
+        assert plane.request("GET", POLICY).body["spec"]["variables"][0]["expression"] == '"gpu-healthcheck:0.1.0"'
+
+        plane.kubectl("label", "namespace", "gpu-healthcheck", "pod-security.kubernetes.io/enforce=baseline")
+        refused = helm(f"--kubeconfig={plane.kubeconfig}", "upgrade", "gpu-healthcheck", str(CHART))
+        assert "pod-security.kubernetes.io/enforce=privileged --overwrite" in refused.stderr
+
+        done("uninstall", "gpu-healthcheck")
+        kinds = "clusterroles,clusterrolebindings,roles,rolebindings"
+        assert plane.kubectl("get", kinds, "-A", "-o", "name") == before
+        ours = "validatingadmissionpolicies,validatingadmissionpolicybindings,priorityclasses,daemonsets,cronjobs"
+        left = plane.kubectl("get", ours, "-A", "-o", "name").split()
+        assert [one for one in left if "gpu-healthcheck" in one] == []

@@ -1,0 +1,167 @@
+"""The chart without Helm: it is made from the manifests whole, and allows what the product allows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from sim.control_plane import MANIFESTS
+from tools import chart
+from tools.chart import keys, settings, templates
+from tools.chart.manifest import Document, as_template, documents
+
+SCHEMA = json.loads((chart.CHART / "values.schema.json").read_text())
+VALUES = yaml.safe_load((chart.CHART / "values.yaml").read_text())
+JUDGE = jsonschema.Draft7Validator(SCHEMA)
+BY_HAND = {"NOTES.txt", "_helpers.tpl", "preconditions.yaml"}
+
+
+def with_value(name: str, value: object) -> dict[str, Any]:
+    """The defaults with one other value, by its dotted name."""
+    values: dict[str, Any] = json.loads(json.dumps(VALUES))
+    *parents, last = name.split(".")
+    room = values
+    for parent in parents:
+        room = room[parent]
+    room[last] = value
+    return values
+
+
+def test_the_defaults_are_allowed() -> None:
+    assert list(JUDGE.iter_errors(VALUES)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("imagee", {}),
+        ("image.registry", "x"),
+        ("image.repository", 'x"; true'),
+        ("image.repository", ""),
+        ("image.tag", "a b"),
+        ("image.tag", 1.0),
+        ("image.digest", "sha256:0"),
+        ("image.pullPolicy", "always"),
+        ("imagePullSecrets", ["registry"]),
+        ("slim", True),
+        ("agent.resources", {"limit": {}}),
+        ("agent.affinity", {"requiredDuringSchedulingIgnoredDuringExecution": {}}),
+        ("agent.tolerations", [{"key": "a", "operator": "Is"}]),
+        ("agent.nodeSelector", {"a": True}),
+        ("agent.maxUnavailable", "10"),
+        ("agent.maxUnavailable", 0),
+        ("sweeper.schedule", ""),
+        ("podMonitor.enabled", "true"),
+        ("podMonitor.interval", "30"),
+        ("settings", {}),
+        ("settings.CHECK_INTERVALL", 300),
+        ("settings.SWEEP_IMAGE", "x"),
+    ],
+)
+def test_a_value_that_means_nothing_is_refused(name: str, value: object) -> None:
+    assert not JUDGE.is_valid(with_value(name, value))
+
+
+def tried(name: str) -> Iterator[object]:
+    """Values around every edge that a setting may have."""
+    one = SCHEMA["properties"]["settings"]["properties"][name]
+    if one.get("type") == "integer":
+        edges = (one["minimum"], one["maximum"], 1, 500)
+        yield from {edge + step for edge in edges for step in (-1, 0, 1)}
+    elif one.get("type") == "boolean":
+        yield from (True, False, "perhaps")
+    elif "enum" in one:
+        yield from ("PASS", "MONITOR", "RESET", "REBOOT", "ISOLATE", "reset", "")
+    else:
+        yield from ([], {})
+
+
+@pytest.mark.parametrize("name", VALUES["settings"])
+def test_a_setting_may_be_what_the_product_takes(name: str) -> None:
+    for value in tried(name):
+        assert JUDGE.is_valid(with_value(f"settings.{name}", value)) == settings.allowed(name, value), value
+
+
+def test_nothing_of_the_chart_is_left_over_from_before() -> None:
+    made = {path.name for path in chart.rendered() if path.parent.name == "templates"}
+    there = {path.name for path in (chart.CHART / "templates").iterdir() if path.is_file()}
+
+    assert there - made <= BY_HAND
+
+
+def test_every_image_and_its_name_in_the_policy_follow_the_values() -> None:
+    plain = "".join(file.read_text() for file in MANIFESTS.glob("*.yaml")).count(templates.IMAGE)
+    made = "".join(templates.templates().values())
+
+    assert templates.IMAGE not in made
+    assert made.count('include "gpu-healthcheck.image"') + made.count('include "gpu-healthcheck.agentImage"') == plain
+
+
+def test_every_pod_of_ours_has_the_values_of_a_pod() -> None:
+    """A program that is added to the manifests gets its own."""
+    programs = {one for one in templates.sources() if one[0] in ("DaemonSet", "CronJob", "Job", "Deployment")}
+
+    assert programs == set(keys.PODS)
+
+
+def test_policies_stand_before_the_pods_that_they_hold() -> None:
+    text = templates.templates()["policies-and-programs.yaml"]
+    kinds = [line.split()[-1] for line in text.splitlines() if line.startswith("    kind: ")]
+
+    pods = [kind in ("DaemonSet", "CronJob") for kind in kinds]
+    assert pods == sorted(pods)
+    assert kinds.count("ValidatingAdmissionPolicy") == kinds.count("ValidatingAdmissionPolicyBinding") > 0
+
+
+MANIFEST = """\
+# Why.
+kind: Thing
+metadata: {name: a}
+spec:
+  # Of the block.
+  block:
+    - {key: one} # aside
+    - key: two
+
+  # Of the text.
+  text: |
+    {{ not ours }}
+
+  last: 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        (("spec", "block"), MANIFEST.replace("- {key: one} # aside\n    - key: two", "X")),
+        (("spec", "block", 1, "key"), MANIFEST.replace("two", "X")),
+        (("spec", "text"), MANIFEST.replace("|\n    {{ not ours }}", "X")),
+        (("metadata", "name"), MANIFEST.replace("name: a", "name: X")),
+        (("spec", "last"), MANIFEST.replace("1", "X")),
+    ],
+)
+def test_a_value_is_replaced_and_all_around_it_stays(path: tuple[str | int, ...], expected: str) -> None:
+    document = Document(MANIFEST)
+
+    assert as_template(MANIFEST, [document.replaced(path, "X")]) == expected.replace("{{ not", '{{ "{{" }} not')
+
+
+def test_documents_are_taken_apart_where_they_begin() -> None:
+    assert [one.identity for one in documents(f"---\n{MANIFEST}---\n# nothing\n---\n{MANIFEST}")] == [
+        ("Thing", "a")
+    ] * 2
+
+
+def test_the_chart_is_of_the_products_version() -> None:
+    written = yaml.safe_load((chart.CHART / "Chart.yaml").read_text())
+
+    assert f"gpu-healthcheck:{written['appVersion']}" == templates.IMAGE
+    assert written["version"] == written["appVersion"]
+    assert Path(chart.CHART / "templates" / "NOTES.txt").is_file()

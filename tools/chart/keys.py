@@ -1,0 +1,225 @@
+"""The chart's values: what each is called, what it means, what it may be, and where in the manifests it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tools.chart.manifest import Steps
+
+Schema = Mapping[str, Any]
+Identity = tuple[str, str]
+
+AGENT: Identity = ("DaemonSet", "gpu-healthcheck-agent")
+SWEEPER: Identity = ("CronJob", "gpu-healthcheck-sweeper")
+SWEEP: Identity = ("CronJob", "gpu-healthcheck-sweep-node")
+QUARANTINE: Identity = ("CronJob", "gpu-healthcheck-quarantine-node")
+POD_MONITOR: Identity = ("PodMonitor", "gpu-healthcheck")
+RULES: Identity = ("PrometheusRule", "gpu-healthcheck")
+DASHBOARD: Identity = ("ConfigMap", "gpu-healthcheck-dashboard")
+CONFIG: Identity = ("ConfigMap", "gpu-healthcheck-config")
+
+_TEMPLATE: Steps = ("spec", "template", "spec")
+_JOB_TEMPLATE: Steps = ("spec", "jobTemplate", *_TEMPLATE)
+PODS: Mapping[Identity, Steps] = {
+    AGENT: _TEMPLATE,
+    SWEEPER: _JOB_TEMPLATE,
+    SWEEP: _JOB_TEMPLATE,
+    QUARANTINE: _JOB_TEMPLATE,
+}
+"""Who runs our image, and where its pod stands."""
+
+_TEXT: Schema = {"type": "string"}
+_SWITCH: Schema = {"type": "boolean"}
+_WORDS: Schema = {"type": "object", "additionalProperties": _TEXT}
+_AMOUNTS: Schema = {"type": "object", "additionalProperties": {"type": ["string", "number"]}}
+_RESOURCES: Schema = {
+    "type": "object",
+    "properties": {"limits": _AMOUNTS, "requests": _AMOUNTS},
+    "additionalProperties": False,
+}
+_TOLERATION: Schema = {
+    "type": "object",
+    "properties": {
+        **dict.fromkeys(("key", "value"), _TEXT),
+        "operator": {"enum": ["Exists", "Equal"]},
+        "effect": {"enum": ["NoSchedule", "PreferNoSchedule", "NoExecute"]},
+        "tolerationSeconds": {"type": "integer"},
+    },
+    "additionalProperties": False,
+}
+_TOLERATIONS: Schema = {"type": "array", "items": _TOLERATION}
+_AFFINITY: Schema = {
+    "type": "object",
+    "properties": {one: {"type": "object"} for one in ("nodeAffinity", "podAffinity", "podAntiAffinity")},
+    "additionalProperties": False,
+}
+_SECRETS: Schema = {
+    "type": "array",
+    "items": {"type": "object", "properties": {"name": _TEXT}, "required": ["name"], "additionalProperties": False},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in an object a value stands, and as what.
+
+    A `block` is the whole entry, which is left out where the value is empty, and added where the manifests have none.
+    """
+
+    of: Identity
+    path: Steps
+    block: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One value. Its default is what stands at the first of its places, where something does."""
+
+    name: str
+    means: str
+    schema: Schema
+    places: tuple[Place, ...] = ()
+    default: Any = None
+
+
+def _in_pods(*path: str | int, of: tuple[Identity, ...] = tuple(PODS), block: bool = True) -> tuple[Place, ...]:
+    return tuple(Place(one, (*PODS[one], *path), block) for one in of)
+
+
+def _resources(of: Identity) -> tuple[Place, ...]:
+    return _in_pods("containers", 0, "resources", of=(of,))
+
+
+KEYS = (
+    Key(
+        "image.repository",
+        "Where the nodes pull the image from.",
+        {"type": "string", "pattern": "^[a-z0-9][A-Za-z0-9._:/-]*$"},
+        default="gpu-healthcheck",
+    ),
+    Key(
+        "image.tag",
+        "Empty: the chart's own version.",
+        {"type": "string", "pattern": "^([A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?$"},
+        default="",
+    ),
+    Key(
+        "image.digest",
+        "Such as sha256:0123…; where it is given, the tag is not asked.",
+        {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
+        default="",
+    ),
+    Key(
+        "image.pullPolicy",
+        "Always for a tag that moves.",
+        {"enum": ["Always", "IfNotPresent", "Never"]},
+        _in_pods("containers", 0, "imagePullPolicy", block=False),
+    ),
+    Key(
+        "imagePullSecrets",
+        "Names of Secrets in the namespace, such as [{name: registry}].",
+        _SECRETS,
+        _in_pods("imagePullSecrets"),
+        [],
+    ),
+    Key(
+        "slim.enabled",
+        "The agent from the image without DCGM and EFA's tools; Jobs keep the full one.",
+        _SWITCH,
+        default=False,
+    ),
+    Key(
+        "slim.digest",
+        "Of that image, where image.digest is given; else it has the tag with -slim behind it.",
+        {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
+        default="",
+    ),
+    Key("slim.memory", "The agent's limit then, in place of that of agent.resources.", _TEXT, default="192Mi"),
+    Key(
+        "runtimeClassName",
+        "Of the agent and of quarantines, such as nvidia, where every GPU node has it. Empty: the host's own driver.",
+        _TEXT,
+        default="",
+    ),
+    Key(
+        "onlyGpuNodes",
+        "For clusters in which every node has GPUs: the sweeper runs on any of them (docs/security.md).",
+        _SWITCH,
+        default=False,
+    ),
+    Key(
+        "agent.resources", "No CPU limit: it would make every deadline of a look a lie.", _RESOURCES, _resources(AGENT)
+    ),
+    Key(
+        "agent.tolerations",
+        "Every taint, our own included.",
+        _TOLERATIONS,
+        _in_pods("tolerations", of=(AGENT,)),
+    ),
+    Key(
+        "agent.affinity",
+        "Which nodes have an agent. The sweeper keeps off those of the default, whatever stands here.",
+        _AFFINITY,
+        _in_pods("affinity", of=(AGENT,)),
+    ),
+    Key(
+        "agent.nodeSelector", "Labels that such a node has as well.", _WORDS, _in_pods("nodeSelector", of=(AGENT,)), {}
+    ),
+    Key(
+        "agent.maxUnavailable",
+        "How many agents a rollout replaces at a time.",
+        {"type": ["string", "integer"], "pattern": "^[0-9]+%$", "minimum": 1},
+        (Place(AGENT, ("spec", "updateStrategy", "rollingUpdate", "maxUnavailable")),),
+    ),
+    Key(
+        "sweeper.schedule",
+        "When it looks which idle nodes are due.",
+        {"type": "string", "minLength": 1},
+        (Place(SWEEPER, ("spec", "schedule")),),
+    ),
+    Key("sweeper.resources", "Of the pod that makes the sweeps' Jobs.", _RESOURCES, _resources(SWEEPER)),
+    Key("sweeper.tolerations", "Of the same pod.", _TOLERATIONS, _in_pods("tolerations", of=(SWEEPER,)), []),
+    Key("sweeper.nodeSelector", "Of the same pod.", _WORDS, _in_pods("nodeSelector", of=(SWEEPER,)), {}),
+    Key(
+        "sweep.resources",
+        "Of a sweep's Job, beside all GPUs of its node.",
+        _RESOURCES,
+        _resources(SWEEP),
+    ),
+    Key(
+        "sweep.tolerations",
+        "A node whose taint is not tolerated is not swept; of our own taints none may be.",
+        _TOLERATIONS,
+        _in_pods("tolerations", of=(SWEEP,)),
+    ),
+    Key("quarantine.resources", "Of a quarantine's Job.", _RESOURCES, _resources(QUARANTINE)),
+    Key(
+        "quarantine.tolerations",
+        "A node whose taint is not tolerated can't be tested in quarantine.",
+        _TOLERATIONS,
+        _in_pods("tolerations", of=(QUARANTINE,)),
+    ),
+    Key(
+        "instanceProfiles",
+        "Lines of instance-profiles.conf for types that differ from ours, or that we have not.",
+        _TEXT,
+        default="",
+    ),
+    Key("podMonitor.enabled", "For the Prometheus operator: every agent is scraped.", _SWITCH, default=False),
+    Key("podMonitor.labels", "What its Prometheus selects by, such as {release: prometheus}.", _WORDS, default={}),
+    Key(
+        "podMonitor.interval",
+        "Between two scrapes.",
+        {"type": "string", "pattern": "^([0-9]+(ms|s|m|h))+$"},
+        (Place(POD_MONITOR, ("spec", "podMetricsEndpoints", 0, "interval")),),
+    ),
+    Key("prometheusRule.enabled", "For the Prometheus operator: the alerts.", _SWITCH, default=False),
+    Key("prometheusRule.labels", "What its Prometheus selects by.", _WORDS, default={}),
+    Key("dashboards.enabled", "For Grafana's sidecar: the dashboard.", _SWITCH, default=False),
+    Key("dashboards.labels", "Beside grafana_dashboard, which the sidecar looks for.", _WORDS, default={}),
+)
+
+OPTIONAL: Mapping[Identity, str] = {POD_MONITOR: "podMonitor", RULES: "prometheusRule", DASHBOARD: "dashboards"}
+"""What is made where the key NAME.enabled says so; NAME.labels is added to its own."""

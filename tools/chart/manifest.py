@@ -1,0 +1,106 @@
+"""A manifest as text whose values can be replaced by name, so that its comments and its layout stay."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import yaml
+
+Steps = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A span of the text, and the template that takes its place."""
+
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Document:
+    """One object of a manifest."""
+
+    text: str
+
+    @cached_property
+    def content(self) -> Any:
+        return yaml.safe_load(self.text)
+
+    @cached_property
+    def _root(self) -> yaml.Node:
+        root = yaml.compose(self.text, Loader=yaml.SafeLoader)
+        assert root is not None
+        return root
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        return self.content["kind"], self.content["metadata"]["name"]
+
+    def value(self, path: Steps) -> Any:
+        """What stands there; None where nothing does."""
+        found: Any = self.content
+        for step in path:
+            if isinstance(found, dict) and step not in found:
+                return None
+            found = found[step]
+        return found
+
+    def replaced(self, path: Steps, text: str) -> Edit:
+        """Another value under the same key."""
+        _, node = self._entry(path)
+        return Edit(node.start_mark.index, self._end(node), text)
+
+    def entry(self, path: Steps) -> tuple[Edit, int]:
+        """An edit that takes the whole entry away, for its text to be set; and its key's column."""
+        key, node = self._entry(path)
+        return Edit(key.start_mark.index, self._end(node), ""), key.start_mark.column
+
+    def below(self, path: Steps) -> tuple[Edit, int]:
+        """An edit that adds lines right below this key, before what stands there; and their column."""
+        key, node = self._entry(path)
+        first = node.value[0][0] if isinstance(node, yaml.MappingNode) else node
+        line_end = self.text.index("\n", key.end_mark.index)
+        return Edit(line_end, line_end, ""), first.start_mark.column
+
+    def _entry(self, path: Steps) -> tuple[yaml.Node, yaml.Node]:
+        key, node = self._root, self._root
+        for step in path:
+            if isinstance(node, yaml.SequenceNode):
+                key = node = node.value[int(step)]
+            else:
+                key, node = next((one, value) for one, value in node.value if one.value == step)
+        return key, node
+
+    def _end(self, node: yaml.Node) -> int:
+        """Of a block the parser finds the end only behind the comments and empty lines that follow."""
+        if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
+            last = node.value[-1]
+            return self._end(last[1] if isinstance(last, tuple) else last)
+        start, end = node.start_mark.index, node.end_mark.index
+        return start + len(self.text[start:end].rstrip())
+
+
+def documents(text: str) -> Iterator[Document]:
+    """The objects of a file, in its order."""
+    for one in re.split(r"(?m)^---\n", text):
+        if yaml.safe_load(one) is not None:
+            yield Document(one)
+
+
+def as_template(text: str, edits: list[Edit]) -> str:
+    """The text with these edits; what of it Helm would take for a template of its own is said to be none."""
+    parts, at = [], 0
+    for edit in sorted(edits, key=lambda one: (one.start, one.end)):
+        parts += [_plain(text[at : edit.start]), edit.text]
+        at = edit.end
+    return "".join([*parts, _plain(text[at:])])
+
+
+def _plain(text: str) -> str:
+    return text.replace("{{", '{{ "{{" }}')

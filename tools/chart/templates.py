@@ -1,0 +1,178 @@
+"""The chart's templates, made from the manifests: the same text, with the values where they go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from textwrap import indent
+
+import healthcheck
+from healthcheck.settings import PROFILES_FILE
+from tools.chart import keys, settings
+from tools.chart.keys import KEYS, OPTIONAL, PODS, Identity, Key, Place
+from tools.chart.manifest import Document, Edit, Steps, as_template, documents
+
+ROOT = Path(__file__).parents[2]
+MANIFESTS = ROOT / "kubernetes" / "manifests"
+MONITORING = ROOT / "kubernetes" / "overlays" / "monitoring"
+IMAGE = f"gpu-healthcheck:{healthcheck.__version__}"
+"""What `sed` finds in the manifests (docs/install.md), and nothing else there is written so."""
+
+HELMS_OWN: Identity = ("Namespace", "gpu-healthcheck")
+"""The release's namespace has to be there before its objects, so that no chart can bring it."""
+_IN_ORDER = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "DaemonSet", "CronJob")
+"""Helm puts objects in an order by their kinds, and kinds that it has not heard of, such as policies, behind all
+others. It takes a List as one object and leaves its order alone (docs/decisions/0041)."""
+_LIST = "policies-and-programs"
+_LIST_DEPTH = 4
+"""By so many columns what stands in the List is moved to the right."""
+_LIST_HEAD = """\
+# Generated from kubernetes/manifests by `make docs`.
+# One List, whose order Helm keeps: the policies act before there is a pod that they hold. By itself it would make them
+# last (docs/decisions/0041).
+apiVersion: v1
+kind: List
+metadata:
+  name: gpu-healthcheck # of no meaning; helm lint --strict misses it
+items:
+"""
+
+
+def sources() -> dict[Identity, Document]:
+    """The objects that have values, among others: by kind and name, which a Role shares with one elsewhere."""
+    files = [*sorted(MANIFESTS.glob("*.yaml")), *_monitoring()]
+    return {one.identity: one for file in files for one in documents(file.read_text())}
+
+
+def _monitoring() -> list[Path]:
+    return [file for file in sorted(MONITORING.glob("*.yaml")) if file.name != "kustomization.yaml"]
+
+
+def templates() -> dict[str, str]:
+    """Every template that is made from a manifest, by the name of its file."""
+    files = {file.name: list(documents(file.read_text())) for file in sorted(MANIFESTS.glob("*.yaml"))}
+    made = {name: _file(f"manifests/{name}", _others(found)) for name, found in files.items() if _others(found)}
+    in_order = [one for found in files.values() for one in found]
+    in_order = sorted((one for one in in_order if one.identity[0] in _IN_ORDER), key=_turn)
+    made[f"{_LIST}.yaml"] = _LIST_HEAD + "".join(_item(template(one, _LIST_DEPTH)) for one in in_order)
+    for file in _monitoring():
+        made[file.name] = _file(f"overlays/monitoring/{file.name}", documents(file.read_text()))
+    return made
+
+
+def _turn(document: Document) -> int:
+    """Each policy and its binding before the programs; among themselves as in the manifests."""
+    return int(document.identity[0] in ("DaemonSet", "CronJob"))
+
+
+def _others(found: Iterable[Document]) -> list[Document]:
+    return [one for one in found if one.identity[0] not in _IN_ORDER and one.identity != HELMS_OWN]
+
+
+def _file(name: str, found: Iterable[Document]) -> str:
+    return f"# Generated from kubernetes/{name} by `make docs`.\n" + "".join(_document(one) for one in found)
+
+
+def _document(document: Document) -> str:
+    text = f"---\n{template(document)}"
+    if key := OPTIONAL.get(document.identity):
+        return f"{{{{- if .Values.{key}.enabled }}}}\n{text}{{{{- end }}}}\n"
+    return text
+
+
+def _item(text: str) -> str:
+    """An object as an item of a list; the comments that stand before it stay before it."""
+    lines = text.splitlines()
+    first = next(index for index, line in enumerate(lines) if not line.startswith("#"))
+    head = [f"  {line}\n" for line in lines[:first]]
+    return "".join([*head, f"  - {lines[first]}\n", indent("\n".join(lines[first + 1 :]), "    "), "\n"])
+
+
+def template(document: Document, depth: int = 0) -> str:
+    """One object with the values where they go. `depth`: by how much its text will be moved to the right."""
+    edits = [*_edits(document, depth), *_special(document)]
+    image = "agentImage" if document.identity == keys.AGENT else "image"
+    return as_template(document.text, edits).replace(IMAGE, f'{{{{ include "gpu-healthcheck.{image}" . }}}}')
+
+
+def _edits(document: Document, depth: int) -> Iterator[Edit]:
+    for key in KEYS:
+        for place in key.places:
+            if place.of == document.identity:
+                yield _block(document, key, place, depth) if place.block else _value(document, key, place)
+
+
+def _value(document: Document, key: Key, place: Place) -> Edit:
+    return document.replaced(place.path, f"{{{{ .Values.{key.name} | toJson }}}}")
+
+
+def _block(document: Document, key: Key, place: Place, depth: int) -> Edit:
+    """The whole entry, or none of it where the value is empty."""
+    missing = document.value(place.path) is None
+    edit, column = document.below(place.path[:-1]) if missing else document.entry(place.path)
+    lines = (
+        f"{{{{- with {_VALUES.get((key.name, place.of), f'.Values.{key.name}')} }}}}",
+        f"{place.path[-1]}:",
+        f"  {{{{- toYaml . | nindent {column + 2 + depth} }}}}",
+        "{{- end }}",
+    )
+    text = f"\n{' ' * column}".join(lines)
+    return Edit(edit.start, edit.end, f"\n{' ' * column}{text}" if missing else text)
+
+
+_VALUES = {("agent.resources", keys.AGENT): '(include "gpu-healthcheck.agentResources" . | fromYaml)'}
+"""What is reckoned from more than one value."""
+
+
+def _special(document: Document) -> Iterator[Edit]:
+    """What is no value in one place."""
+    if document.identity == keys.CONFIG:
+        yield from _settings(document)
+        yield from _either(document, ("data", PROFILES_FILE), "instanceProfiles")
+    if document.identity in (keys.AGENT, keys.QUARANTINE):
+        yield _under(document, PODS[document.identity], _RUNTIME_CLASS)
+    if document.identity == keys.AGENT:
+        yield _under(document, (*PODS[keys.AGENT], "containers", 0, "env"), _RUNTIME_CLASS_ENV)
+    if document.identity == keys.SWEEPER:
+        yield from _wrapped(document, (*PODS[keys.SWEEPER], "affinity"), "{{- if not .Values.onlyGpuNodes }}")
+    if key := OPTIONAL.get(document.identity):
+        labels = f"{{{{- range $key, $value := .Values.{key}.labels }}}}"
+        yield _under(
+            document, ("metadata", "labels"), (labels, "{{ $key | toJson }}: {{ $value | toJson }}", "{{- end }}")
+        )
+
+
+_RUNTIME_CLASS = ("{{- with .Values.runtimeClassName }}", "runtimeClassName: {{ . | toJson }}", "{{- end }}")
+_RUNTIME_CLASS_ENV = (
+    "{{- if .Values.runtimeClassName }}",
+    "- name: NVIDIA_VISIBLE_DEVICES",
+    "  value: all",
+    "# utility: NVML and nvidia-smi, and nothing of CUDA.",
+    "- name: NVIDIA_DRIVER_CAPABILITIES",
+    "  value: utility",
+    "{{- end }}",
+)
+
+
+def _under(document: Document, path: Steps, lines: Iterable[str]) -> Edit:
+    edit, column = document.below(path)
+    return Edit(edit.start, edit.end, "".join(f"\n{' ' * column}{line}" for line in lines))
+
+
+def _wrapped(document: Document, path: Steps, condition: str) -> Iterator[Edit]:
+    """The entry as it is, where the condition holds."""
+    edit, column = document.entry(path)
+    yield Edit(edit.start, edit.start, f"{condition}\n{' ' * column}")
+    yield Edit(edit.end, edit.end, f"\n{' ' * column}{{{{- end }}}}")
+
+
+def _either(document: Document, path: Steps, key: str) -> Iterator[Edit]:
+    """The value where there is one, or the entry as it is."""
+    value = f"{path[-1]}: {{{{ .Values.{key} | toJson }}}}"
+    yield from _wrapped(document, path, f"{{{{- if .Values.{key} }}}}\n  {value}\n  {{{{- else }}}}")
+
+
+def _settings(document: Document) -> Iterator[Edit]:
+    for name, text in document.content["data"].items():
+        if name != PROFILES_FILE:
+            yield document.replaced(("data", name), settings.template(name, text))

@@ -1,0 +1,101 @@
+"""values.yaml, values.schema.json and the table in docs/install.md: three views of one list of keys."""
+
+from __future__ import annotations
+
+import json
+from textwrap import dedent, fill, indent
+from typing import Any
+
+import yaml
+
+from healthcheck.settings import PROFILES_FILE
+from tools.chart import settings
+from tools.chart.keys import CONFIG, KEYS, Identity, Key
+from tools.chart.manifest import Document, as_template
+from tools.chart.templates import sources
+
+_HEAD = """\
+# Generated from kubernetes/manifests and tools/chart/keys.py by `make docs`.
+#
+# Maps are laid over these: to take an entry away, give it null.
+
+"""
+_SETTINGS = "The ConfigMap, which every agent reads again within a minute or so of a change, without a restart."
+
+
+def values() -> str:
+    """The whole of values.yaml."""
+    found = sources()
+    parts = [_HEAD]
+    groups: dict[str, list[Key]] = {}
+    for key in KEYS:
+        groups.setdefault(key.name.split(".")[0], []).append(key)
+    for group, keys in groups.items():
+        if keys[0].name == group:
+            parts.append(_entry(keys[0], found))
+        else:
+            parts.append(f"{group}:\n" + indent("".join(_entry(key, found) for key in keys), "  "))
+    return "\n".join([parts[0].rstrip() + "\n", *parts[1:], _settings(found[CONFIG])])
+
+
+def _entry(key: Key, found: dict[Identity, Document]) -> str:
+    comment = fill(key.means, 110, initial_indent="# ", subsequent_indent="# ") + "\n" if key.means else ""
+    name = key.name.rpartition(".")[2]
+    return comment + yaml.safe_dump({name: default(key, found)}, sort_keys=False, width=110)
+
+
+def default(key: Key, found: dict[Identity, Document]) -> Any:
+    """What the manifests have, or else what the list has."""
+    said = found[key.places[0].of].value(key.places[0].path) if key.places else None
+    return key.default if said is None else said
+
+
+def _settings(config: Document) -> str:
+    """The manifest's own lines with their comments, each value as what it is."""
+    data = config.content["data"]
+    names = [name for name in data if name != PROFILES_FILE]
+    edits = [
+        config.replaced(("data", name), json.dumps(settings.default(name, data[name]), ensure_ascii=False))
+        for name in names
+    ]
+    text = as_template(config.text, edits)
+    start = text.index("\ndata:\n") + len("\ndata:\n")
+    lines = dedent(text[start : text.index(f"  # BEGIN {PROFILES_FILE}")])
+    return f"# {_SETTINGS}\nsettings:\n" + indent(lines, "  ")
+
+
+def schema() -> str:
+    """The whole of values.schema.json."""
+    data = sources()[CONFIG].content["data"]
+    names = [name for name in data if name != PROFILES_FILE]
+    whole: dict[str, Any] = {"$schema": "http://json-schema.org/draft-07/schema#", **_object()}
+    for key in KEYS:
+        *parents, last = key.name.split(".")
+        room = whole
+        for parent in parents:
+            room = room["properties"].setdefault(parent, _object())
+        room["properties"][last] = {**key.schema, **({"description": key.means} if key.means else {})}
+    # Each is there: without it the ConfigMap would have an empty text.
+    whole["properties"]["settings"] = _object() | {
+        "properties": {name: settings.schema(name) for name in names},
+        "required": names,
+    }
+    whole["properties"]["global"] = {"type": "object", "description": "Helm's own, where this is another chart's part."}
+    return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
+
+
+def _object() -> dict[str, Any]:
+    return {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def table() -> str:
+    """One line per key, for docs/install.md."""
+    found = sources()
+    lines = ["| key | default | what it is |", "|---|---|---|"]
+    lines += [f"| `{key.name}` | {_shown(default(key, found))} | {key.means} |" for key in KEYS]
+    return "\n".join(lines)
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value) if not isinstance(value, str) else value
+    return f"`{text}`" if text and len(text) <= 24 else "-" if not text else "the manifests'"
