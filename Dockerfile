@@ -9,10 +9,12 @@
 #                                     the default written out too: EFA_FROM=aws)
 # --secret id=pip,src=pip.conf        pip's configuration (an index, a certificate); no layer keeps it
 # REVISION and SOURCE                 the commit and the home of these sources, for the labels
+# SOURCE_DATE_EPOCH                   the time that the wheel's files get; with the builder's own (buildah --timestamp) the
+#                                     image is the same to the bit each time: `make reproduce` (docs/releasing.md)
 
 # Both bases must bring the same minor version of Python: the environment made here is copied into either. Ubuntu
-# 24.04 has 3.12. To pin by digest, give IMAGE:TAG@sha256:... .
-ARG PYTHON_IMAGE=docker.io/library/python:3.12-slim
+# 24.04 has 3.12. A release refuses a base without a digest; `make pin-bases` asks the registries for them.
+ARG PYTHON_IMAGE=docker.io/library/python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea
 ARG DCGM_IMAGE=nvcr.io/nvidia/cloud-native/dcgm:4.6.0-1-ubuntu24.04
 ARG EFA_FROM=aws
 ARG VERSION=0.1.0
@@ -33,7 +35,8 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
  && python3 -m pip --python /opt/build/bin/python3 install --no-cache-dir --no-compile \
       --only-binary :all: --require-hashes -r requirements/build.txt
 # 130 MB that nothing imports, and tests/image holds the product to that: the Kubernetes client's generated classes
-# (docs/decisions/0005), its asynchronous twin with what that alone needs, and the scripts of the packages.
+# (docs/decisions/0005), its asynchronous twin with what that alone needs, and the scripts of the packages. Some of it
+# pip has imported by then: -f makes that bytecode anew, which goes by the time of day otherwise.
 WORKDIR /opt/gpu-healthcheck
 RUN python3 -m pip --python bin/python3 uninstall --yes --quiet \
       aiohappyeyeballs aiohttp aiohttp-retry aiosignal frozenlist multidict propcache yarl \
@@ -41,7 +44,7 @@ RUN python3 -m pip --python bin/python3 uninstall --yes --quiet \
  && find lib/python3.*/site-packages/kubernetes/client/api lib/python3.*/site-packages/kubernetes/client/models \
       -name '*.py' -not -name __init__.py -delete \
  && find bin -type f -delete \
- && python3 -m compileall -q --invalidation-mode unchecked-hash lib
+ && python3 -m compileall -qf --invalidation-mode unchecked-hash lib
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE instance-profiles.conf ./
 COPY kubernetes/manifests/04-daemonset-agent.yaml kubernetes/manifests/
@@ -51,6 +54,7 @@ COPY sweeper sweeper
 COPY diagnosis diagnosis
 COPY cli cli
 COPY quarantine quarantine
+ARG SOURCE_DATE_EPOCH
 RUN python3 -m pip --python /opt/build/bin/python3 wheel --no-cache-dir --no-index --no-deps --no-build-isolation \
       --wheel-dir /wheels . \
  && python3 -m pip --python /opt/gpu-healthcheck/bin/python3 install --no-cache-dir --no-compile --no-index --no-deps \
@@ -130,14 +134,18 @@ LABEL org.opencontainers.image.title="gpu-healthcheck" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.source="${SOURCE}" \
       org.opencontainers.image.licenses="MIT-0"
-# The environment looks for its interpreter where PYTHON_IMAGE has it.
+# The environment looks for its interpreter where PYTHON_IMAGE has it. The distribution's bytecode goes by the times of
+# its sources, which a builder that sets all times makes untrue: each start would compile what it imports.
 # hadolint ignore=DL3008
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends python3 \
- && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/* /var/log/apt /var/log/dpkg.log \
+ && python3 -m compileall -qf --invalidation-mode unchecked-hash -x '/(site-packages|test|tests|idlelib|lib2to3)/' \
+      "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')" \
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/* /var/cache/ldconfig/* \
+      /var/log/apt /var/log/dpkg.log /var/log/alternatives.log \
  && if [ ! -e /usr/local/bin/python3 ]; then ln -s /usr/bin/python3 /usr/local/bin/python3; fi
 COPY --from=efa /efa/ /
-RUN ldconfig && PATH=$PATH:/opt/amazon/efa/bin fi_info --version
+RUN ldconfig && rm -rf /var/cache/ldconfig/* && PATH=$PATH:/opt/amazon/efa/bin fi_info --version
 COPY --from=build /opt/gpu-healthcheck /opt/gpu-healthcheck
 COPY --from=build /product/opt/gpu-healthcheck /opt/gpu-healthcheck
 RUN ["/opt/gpu-healthcheck/bin/python3", "-I", "-c", "import sys, gpu_healthcheck; sys.path[:0] = gpu_healthcheck.__path__; import healthcheck.cluster.client, pynvml, grpc, google.protobuf, cli.__main__, cli.diagnose, agent.program, sweeper.__main__, quarantine.__main__"]

@@ -7,7 +7,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --no-emit-index-url --no
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-cluster test-node node-up node-shell node-down demo bench bench-compare fuzz docs lock clean
+.PHONY: help setup check test test-cluster test-node node-up node-shell node-down demo bench bench-compare fuzz docs lock reproduce clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 15
@@ -80,6 +80,9 @@ lock: setup ## Resolve the dependencies anew and lock them with hashes
 	$(COMPILE) --upgrade -c requirements/dev.txt -o requirements/build.txt requirements/build.in
 	$(COMPILE) --upgrade -o requirements/cc.txt requirements/cc.in
 	$(COMPILE) --upgrade -o requirements/go.txt requirements/go.in
+
+reproduce: setup ## Build images, wheel and source archive of HEAD twice and compare them to the bit (Debian, root)
+	$(BIN)/python -m sim.release.reproduce
 
 clean: ## Remove what was built
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

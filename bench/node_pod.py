@@ -35,7 +35,7 @@ Sizes = dict[str, float]
 def measure(stage: Stage) -> Outcome:
     if reason := needs.missing():
         raise CouldNotMeasure(reason)
-    image = images.ours(images.SLIM)
+    image = images.ours()
     length = stage.length
     with SimulatedNode.create(stage.folder / "gpu-node-1", INSTANCE_TYPE) as host, RealNode(host.root) as node:
         node.load(image)

@@ -6,6 +6,7 @@ import argparse
 import subprocess
 import sys
 
+from release.image import SLIM, TARGETS
 from sim.control_plane import ControlPlaneError
 from sim.real_node import RealNode, RunningNode, images, needs
 
@@ -15,7 +16,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     up = commands.add_parser("up", help="bring the node up, our image loaded, nothing applied")
     up.add_argument("--instance-type", default="p5.48xlarge")
-    up.add_argument("--target", default=images.SLIM, choices=[images.SLIM, images.FULL], help="of the Dockerfile")
+    up.add_argument("--target", default=SLIM, choices=TARGETS, help="of the Dockerfile")
     commands.add_parser("shell", help="a shell on the node, kubectl at hand")
     commands.add_parser("exec", help="one command on the node").add_argument("words", nargs=argparse.REMAINDER)
     commands.add_parser("status", help="what runs; 1 when no node is up")

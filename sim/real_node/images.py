@@ -1,7 +1,7 @@
 """The images a node starts with: a stand-in for the bases of our Dockerfile, the pause image, and our own.
 
-No registry is asked. A base such as docker.io/library/python:3.12-slim has a stand-in under its name: a minimal Debian
-with Debian's Python. That proves our layers, not the pull, and an image built on it must never be published.
+No registry is asked. In the place of a base such as docker.io/library/python:3.12-slim comes a minimal Debian with
+Debian's Python. That proves our layers, not the pull, and an image built on it must never be published.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from release.bases import bases, stages
+from release.image import SLIM
 from sim.c_library import find_compiler
 from sim.control_plane.build import ControlPlaneError, cache_folder
 from sim.real_node.needs import codename
@@ -31,8 +33,6 @@ CACHE = cache_folder("node").parent
 PAUSE = "registry.k8s.io/pause:3.10"
 OURS = "docker.io/library/gpu-healthcheck:0.1.0"
 """As the manifests name it."""
-SLIM, FULL = "slim", "full"
-"""The targets of our Dockerfile."""
 WHEELHOUSE = "/wheelhouse"
 
 _STAND_IN = "localhost/gpu-healthcheck-stand-in"
@@ -45,30 +45,11 @@ _LEFT_OUT = (
     "usr/share/man/*",
     "usr/share/locale/*",
 )
-_FROM = re.compile(r"^FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?\s*$", re.MULTILINE | re.IGNORECASE)
-_ARG = re.compile(r"^ARG\s+(\w+)=(\S+)\s*$", re.MULTILINE | re.IGNORECASE)
 _REQUIREMENTS = re.compile(r"requirements/[\w-]+\.txt")
 
 
 class ImageError(ControlPlaneError):
     """An image could not be made; the message ends with what the tool said."""
-
-
-# --- what a Dockerfile says; pure
-
-
-def stages(dockerfile: str) -> list[str]:
-    return [stage for _, stage in _FROM.findall(dockerfile) if stage]
-
-
-def bases(dockerfile: str) -> list[str]:
-    """The images that it builds on, each once, build arguments at their defaults."""
-    defaults = dict(_ARG.findall(dockerfile))
-    named = (
-        re.sub(r"\$\{?(\w+)\}?", lambda found: defaults.get(found[1], ""), base)
-        for base, _ in _FROM.findall(dockerfile)
-    )
-    return list(dict.fromkeys(base for base in named if base not in ("scratch", *stages(dockerfile))))
 
 
 # --- images
@@ -100,24 +81,34 @@ def _ours(target: str) -> Path:
     dockerfile = (REPOSITORY / "Dockerfile").read_text()
     if target not in stages(dockerfile):
         raise ImageError(f"the Dockerfile has no target {target}; it has {', '.join(stages(dockerfile))}")
+    with _on_stand_ins(dockerfile) as words:
+        _build(OURS, *words, f"--target={target}", str(REPOSITORY))
+    return _archive(OURS, target)
+
+
+@contextmanager
+def on_stand_ins() -> Iterator[list[str]]:
+    """What `buildah build` of our Dockerfile is told so that it asks no registry, and nobody else while it builds."""
+    with _one_at_a_time(), _on_stand_ins((REPOSITORY / "Dockerfile").read_text()) as words:
+        yield words
+
+
+@contextmanager
+def _on_stand_ins(dockerfile: str) -> Iterator[list[str]]:
     stand_in = _stand_in()
-    for base in bases(dockerfile):
-        _buildah("tag", stand_in, base)
     with tempfile.TemporaryDirectory() as folder:
         sources = Path(folder) / "sources.list"
         sources.write_text(f"deb {_mirror()} {codename()} main\n")
-        _build(
-            OURS,
+        yield [
+            *("--isolation=chroot", "--pull-never"),
+            *(f"--build-arg={name}={stand_in}" for name in bases(dockerfile)),
             # Mounted for the build alone: nothing of this machine's sources comes into a layer.
             f"--volume={_wheelhouse(dockerfile, _python_version(stand_in))}:{WHEELHOUSE}:ro",
             f"--volume={sources}:/etc/apt/sources.list:ro",
             "--volume=/etc/apt/apt.conf.d:/etc/apt/apt.conf.d:ro",
             f"--secret=id=pip,src={RECIPES / 'pip.conf'}",
             "--build-arg=EFA_FROM=distribution",  # what needs no download from AWS
-            f"--target={target}",
-            str(REPOSITORY),
-        )
-    return _archive(OURS, target)
+        ]
 
 
 def _stand_in() -> str:
@@ -125,7 +116,7 @@ def _stand_in() -> str:
     recipe = (RECIPES / "stand-in.Dockerfile").read_text()
     digest = hashlib.sha256("\n".join([codename(), _PACKAGES, *_LEFT_OUT, recipe]).encode()).hexdigest()
     name = f"{_STAND_IN}:{digest[:12]}"
-    if _buildah("images", "--quiet", "--filter", f"reference={name}"):
+    if buildah("images", "--quiet", "--filter", f"reference={name}"):
         return name
     print("building the stand-in base image, once: a minute or two", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -152,12 +143,12 @@ def _mirror() -> str:
 
 
 def _python_version(image: str) -> str:
-    container = _buildah("from", "--pull-never", image)
+    container = buildah("from", "--pull-never", image)
     try:
         program = "import sys; print('.'.join(map(str, sys.version_info[:2])))"
-        return _buildah("run", "--isolation=chroot", container, "python3", "-c", program)
+        return buildah("run", "--isolation=chroot", container, "python3", "-c", program)
     finally:
-        _buildah("rm", container)
+        buildah("rm", container)
 
 
 def _wheelhouse(dockerfile: str, python_version: str) -> Path:
@@ -186,25 +177,26 @@ def _wheelhouse(dockerfile: str, python_version: str) -> Path:
 
 
 def _build(name: str, *words: str) -> None:
-    _buildah("build", "--quiet", "--isolation=chroot", "--pull-never", "--layers", f"--tag={name}", *words)
+    words = ("--quiet", "--isolation=chroot", "--pull-never", "--layers", *words)
+    buildah("build", f"--tag={name}", *words)
 
 
 def _archive(name: str, stem: str) -> Path:
     """The image as one file, named after its content."""
-    identity = _buildah("images", "--quiet", "--no-trunc", "--filter", f"reference={name}").split()[0]
+    identity = buildah("images", "--quiet", "--no-trunc", "--filter", f"reference={name}").split()[0]
     file = CACHE / "archives" / f"{stem}-{identity.partition(':')[2][:12]}.tar"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         for old in file.parent.glob(f"{stem}-*"):
             old.unlink()
         fresh = file.with_suffix(".new")
-        _buildah("push", "--quiet", name, f"docker-archive:{fresh}:{name}")
+        buildah("push", "--quiet", name, f"docker-archive:{fresh}:{name}")
         fresh.rename(file)
     return file
 
 
-def _buildah(*words: str) -> str:
-    """Its mounts are in a namespace that ends with it: it leaves one on its store otherwise."""
+def buildah(*words: str) -> str:
+    """On a store of ours. Its mounts are in a namespace that ends with it: it leaves one on its store otherwise."""
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="gpu-healthcheck-buildah-") as running:
         store = ["--root", str(CACHE / "storage"), "--runroot", running, "--storage-driver", "overlay"]

@@ -25,7 +25,7 @@ def stage() -> Iterator[Stage]:
         if os.environ.get("CI") and not needs.unsuited():
             pytest.fail(f"NOT TESTED on a real node: {reason}")
         pytest.skip(f"NOT TESTED on a real node: {reason}")
-    image = images.ours(images.SLIM)
+    image = images.ours()
     before = traces()
     # Not where pytest has its own, which may be /dev/shm: the node has a /dev of its own.
     with (

@@ -1,4 +1,4 @@
-# A minimal Debian with Debian's own Python, under the name of whatever base our Dockerfile builds on.
+# A minimal Debian with Debian's own Python, in the place of whatever base our Dockerfile builds on.
 # It holds nothing of the machine that made it; pip and apt get their sources from the mounts of a build.
 # It proves our layers, not the pull, and an image built on it must never be published.
 FROM scratch

@@ -1,0 +1,35 @@
+"""The images that our Dockerfile builds on, read from its arguments; pure."""
+
+from __future__ import annotations
+
+import re
+
+_FROM = re.compile(r"^FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?\s*$", re.MULTILINE | re.IGNORECASE)
+_ARG = re.compile(r"^ARG\s+(\w+)=(\S+)\s*$", re.MULTILINE | re.IGNORECASE)
+_NAMED = re.compile(r"\$(?:(\w+)|\{(\w+)\})\Z")
+_PINNED = re.compile(r".+@sha256:[0-9a-f]{64}\Z")
+
+
+def stages(dockerfile: str) -> list[str]:
+    return [stage for _, stage in _FROM.findall(dockerfile) if stage]
+
+
+def bases(dockerfile: str) -> dict[str, str]:
+    """By the argument that names it: the image that stands in the file."""
+    defaults = dict(_ARG.findall(dockerfile))
+    named = (_NAMED.match(base) for base, _ in _FROM.findall(dockerfile))
+    return {name: defaults[name] for found in named if found and (name := found[1] or found[2]) in defaults}
+
+
+def unpinned(dockerfile: str) -> dict[str, str]:
+    """Those without a digest: their tag may be another image tomorrow."""
+    return {name: image for name, image in bases(dockerfile).items() if not _PINNED.match(image)}
+
+
+def pinned(dockerfile: str, digests: dict[str, str]) -> str:
+    """The same text, each of these images by its tag and this digest."""
+    for name, image in bases(dockerfile).items():
+        if name in digests:
+            tagged = image.partition("@")[0]
+            dockerfile = dockerfile.replace(f"ARG {name}={image}\n", f"ARG {name}={tagged}@{digests[name]}\n")
+    return dockerfile

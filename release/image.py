@@ -1,0 +1,51 @@
+"""Our images, the same to the bit for one commit: no clock, no builder's name, no files but the commit's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from release.origin import Origin
+from release.running import run
+
+SLIM, FULL = "slim", "full"
+TARGETS = (FULL, SLIM)
+"""Of our Dockerfile."""
+Buildah = Callable[..., str]
+"""Called with its words, says what it printed."""
+
+
+def tag(version: str, target: str) -> str:
+    return version if target == FULL else f"{version}-{target}"
+
+
+def buildah(*words: str) -> str:
+    return run(["buildah", *words])
+
+
+def build_arguments(target: str, made_from: Origin) -> list[str]:
+    """What `buildah build` is told; pure."""
+    values = {
+        "EFA_FROM": "aws",
+        "VERSION": made_from.version,
+        "REVISION": made_from.revision,
+        "SOURCE": made_from.source,
+        "SOURCE_DATE_EPOCH": made_from.epoch,
+    }
+    return [
+        f"--target={target}",
+        f"--timestamp={made_from.epoch}",  # of the image, its history, and each file in its layers
+        "--identity-label=false",  # buildah's own version
+        "--format=oci",
+        *(f"--build-arg={name}={value}" for name, value in values.items()),
+    ]
+
+
+def build(buildah: Buildah, name: str, words: Sequence[str], context: Path) -> None:
+    """From scratch: a layer of yesterday's cache may hold yesterday's packages."""
+    buildah("build", "--quiet", "--no-cache", f"--tag={name}", *words, str(context))
+
+
+def layout(buildah: Buildah, name: str, folder: Path) -> None:
+    """The image as an OCI layout, byte for byte what a registry would get."""
+    buildah("push", "--quiet", "--format=oci", name, f"oci:{folder}")

@@ -1,0 +1,58 @@
+"""An image as an OCI layout on disk: its digest, and in which files two builds of it differ."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    folder: Path
+
+    @property
+    def digest(self) -> str:
+        """Of the manifest: what a registry and a signature name."""
+        (manifest,) = json.loads((self.folder / "index.json").read_text())["manifests"]
+        return str(manifest["digest"])
+
+    @property
+    def manifest(self) -> Any:
+        return json.loads(self.blob(self.digest).read_text())
+
+    @property
+    def layers(self) -> list[Path]:
+        return [self.blob(layer["digest"]) for layer in self.manifest["layers"]]
+
+    def blob(self, digest: str) -> Path:
+        return self.folder / "blobs" / digest.replace(":", "/")
+
+
+def differences(one: Layout, other: Layout) -> list[str]:
+    """One line for each thing that differs, for a person who looks for the cause; empty where the digests are equal."""
+    if one.digest == other.digest:
+        return []
+    told = [] if len(one.layers) == len(other.layers) else [f"{len(one.layers)} layers, {len(other.layers)} layers"]
+    for number, (first, second) in enumerate(zip(one.layers, other.layers, strict=False), 1):
+        if first.name != second.name:
+            told += [f"layer {number}: {name}" for name in _differing(_members(first), _members(second))]
+    return told or ["the configuration or the compression; the files are equal"]
+
+
+def _differing(one: dict[str, tuple[object, ...]], other: dict[str, tuple[object, ...]]) -> list[str]:
+    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+
+
+def _members(layer: Path) -> dict[str, tuple[object, ...]]:
+    """By name: kind, mode, owner, time, where it links to, and what is in it."""
+    found: dict[str, tuple[object, ...]] = {}
+    with tarfile.open(layer) as tar:
+        for member in tar:
+            content = tar.extractfile(member) if member.isfile() else None
+            told = hashlib.sha256(content.read()).hexdigest() if content else ""
+            found[member.name] = (member.type, member.mode, member.uid, member.gid, member.mtime, member.linkname, told)
+    return found

@@ -1,0 +1,51 @@
+"""What everything of a release is made from: one commit, and the time of that commit in place of the clock's."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from release.running import ReleaseError, run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REPOSITORY = Path(__file__).parents[1]
+_VERSION = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    version: str
+    revision: str
+    epoch: int
+    source: str = ""
+    """Where these sources live, as a URL; empty where nobody said."""
+
+
+def origin(source: str = "") -> Origin:
+    """Of the commit that is checked out. Raises ReleaseError."""
+    revision, epoch = run(["git", "log", "-1", "--format=%H %ct"], folder=REPOSITORY).split()
+    return Origin(version_of(REPOSITORY), revision, int(epoch), source)
+
+
+def version_of(tree: Path) -> str:
+    found = _VERSION.search((tree / "healthcheck/__init__.py").read_text())
+    if found is None:
+        raise ReleaseError("healthcheck/__init__.py says no version")
+    return found[1]
+
+
+@contextmanager
+def exported(revision: str) -> Iterator[Path]:
+    """The files of that commit and no others, with the same modes whatever the umask is."""
+    with tempfile.TemporaryDirectory(prefix="gpu-healthcheck-sources-") as folder:
+        tar, tree = Path(folder) / "sources.tar", Path(folder) / "sources"
+        tree.mkdir()
+        run(["git", "-c", "tar.umask=0022", "archive", f"--output={tar}", revision], folder=REPOSITORY)
+        run(["tar", "--extract", "--same-permissions", "--no-same-owner", f"--directory={tree}", f"--file={tar}"])
+        yield tree

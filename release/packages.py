@@ -1,0 +1,40 @@
+"""The wheel and the source archive, the same to the bit for one commit."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+import tarfile
+from pathlib import Path
+
+from release.running import run
+
+_SDIST = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+
+
+def build(tree: Path, out: Path, epoch: int) -> list[Path]:
+    """Both of them, with the locked setuptools of this environment."""
+    time = {"SOURCE_DATE_EPOCH": str(epoch)}
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-cache-dir")
+    run([*pip, "--no-index", "--no-deps", "--no-build-isolation", f"--wheel-dir={out}", str(tree)], time)
+    run([sys.executable, "-c", _SDIST, str(out)], time, folder=tree)
+    (sdist,) = out.glob("*.tar.gz")
+    even_out(sdist, epoch)
+    return sorted(out.iterdir())
+
+
+def even_out(sdist: Path, epoch: int) -> None:
+    """Setuptools gives its archive the clock's time, this user's name and the umask's modes."""
+    fresh = sdist.with_suffix(".fresh")
+    with (
+        tarfile.open(sdist) as old,
+        fresh.open("wb") as file,
+        gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=epoch) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as new,
+    ):
+        for member in sorted(old.getmembers(), key=lambda one: one.name):
+            member.mtime, member.uid, member.gid, member.uname, member.gname = epoch, 0, 0, "", ""
+            member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+            member.pax_headers = {}
+            new.addfile(member, old.extractfile(member))
+    fresh.rename(sdist)

@@ -1,0 +1,36 @@
+"""The one place where a release starts programs; what they say on failure is the message."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+
+class ReleaseError(Exception):
+    """A step of a release cannot be done; the message says why."""
+
+
+def run(words: Sequence[str], environment: Mapping[str, str] | None = None, folder: Path | None = None) -> str:
+    """What the program printed. Raises ReleaseError."""
+    try:
+        done = subprocess.run(  # noqa: S603 - our own words; no shell
+            words,
+            env={**os.environ, **(environment or {})},
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError as error:
+        raise ReleaseError(f"`{words[0]}` does not start: {error.strerror}") from error
+    if done.returncode != 0:
+        said = f"{done.stdout}\n{done.stderr}".strip()[-3000:]
+        raise ReleaseError(f"`{shlex.join(words)}` failed:\n{said}")
+    return done.stdout.strip()

@@ -1,0 +1,67 @@
+"""Builds everything of the commit that is checked out twice, the images on the stand-in base, and compares."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import tempfile
+from pathlib import Path
+
+from release import packages
+from release.image import TARGETS, build, build_arguments, layout
+from release.layout import Layout, differences
+from release.origin import exported, origin
+from release.running import ReleaseError
+from sim.control_plane.build import ControlPlaneError
+from sim.real_node import images, needs
+
+_NAME = "localhost/gpu-healthcheck-rebuilt"
+
+
+def twice(target: str) -> list[str]:
+    """In what the two differ; says their digests."""
+    made_from = origin()
+    with tempfile.TemporaryDirectory() as folder, exported(made_from.revision) as tree, images.on_stand_ins() as words:
+        built = []
+        for number in ("1", "2"):
+            arguments = [*build_arguments(target, made_from), *words]
+            build(images.buildah, _NAME, arguments, tree)
+            layout(images.buildah, _NAME, Path(folder) / number)
+            images.buildah("rmi", _NAME)
+            built.append(Layout(Path(folder) / number))
+            print(f"{target} {number}: {built[-1].digest}", flush=True)
+        return differences(*built)
+
+
+def packed_twice() -> list[str]:
+    """The wheel and the source archive that differ; says their checksums."""
+    made_from = origin()
+    with tempfile.TemporaryDirectory() as folder:
+        built = []
+        for number in ("1", "2"):
+            out = Path(folder) / number
+            out.mkdir()
+            with exported(made_from.revision) as tree:
+                files = packages.build(tree, out, made_from.epoch)
+            built.append({file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files})
+            for name, checksum in built[-1].items():
+                print(f"{name} {number}: sha256:{checksum}", flush=True)
+    return sorted(name for name in built[0] if built[0][name] != built[1].get(name))
+
+
+def main() -> int:
+    if reason := needs.missing():
+        print(f"reproduce: {reason}", file=sys.stderr)
+        return 1
+    try:
+        found = {"packages": packed_twice()} | {target: twice(target) for target in TARGETS}
+    except (ReleaseError, ControlPlaneError) as error:
+        print(f"reproduce: {error}", file=sys.stderr)
+        return 1
+    for target, lines in found.items():
+        print(f"{target}: {'the same to the bit' if not lines else 'differs'}", *lines[:50], sep="\n  ")
+    return 1 if any(found.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""What is read out of a Dockerfile before an image is built."""
+
+from __future__ import annotations
+
+import pytest
+
+from release.bases import bases, pinned, stages, unpinned
+from release.origin import REPOSITORY
+
+DIGEST = "sha256:" + "a1" * 32
+DOCKERFILE = f"""\
+ARG BASE=docker.io/library/python:3.12-slim
+ARG OTHER=nvcr.io/dcgm:4@{DIGEST}
+ARG FLAVOUR=plain
+FROM ${{BASE}} AS build
+FROM --platform=linux/amd64 $OTHER AS efa-plain
+FROM efa-${{FLAVOUR}} AS efa
+FROM scratch AS nothing
+FROM ${{BASE}} AS slim
+"""
+
+
+def test_the_bases_are_the_images_that_no_stage_makes() -> None:
+    assert bases(DOCKERFILE) == {"BASE": "docker.io/library/python:3.12-slim", "OTHER": f"nvcr.io/dcgm:4@{DIGEST}"}
+    assert stages(DOCKERFILE) == ["build", "efa-plain", "efa", "nothing", "slim"]
+
+
+@pytest.mark.parametrize(
+    ("image", "refused"),
+    [
+        (f"nvcr.io/dcgm:4@{DIGEST}", False),
+        ("nvcr.io/dcgm:4", True),
+        (f"nvcr.io/dcgm:4@{DIGEST[:-1]}", True),
+        (f"nvcr.io/dcgm:4@{DIGEST}0", True),
+        ("nvcr.io/dcgm:4@sha512:" + "a1" * 32, True),
+        (f"nvcr.io/dcgm@{DIGEST}", False),
+    ],
+)
+def test_a_base_without_a_whole_digest_is_not_pinned(image: str, refused: bool) -> None:
+    found = unpinned(f"ARG BASE={image}\nFROM ${{BASE}}\n")
+
+    assert found == ({"BASE": image} if refused else {})
+
+
+def test_a_digest_comes_after_the_tag_and_replaces_the_one_before() -> None:
+    text = pinned(DOCKERFILE, {"BASE": "sha256:" + "b2" * 32, "OTHER": "sha256:" + "c3" * 32})
+
+    assert unpinned(text) == {}
+    assert bases(text)["OTHER"] == "nvcr.io/dcgm:4@sha256:" + "c3" * 32
+    assert stages(text) == stages(DOCKERFILE)
+
+
+def test_our_dockerfile_names_its_bases_by_arguments() -> None:
+    found = bases((REPOSITORY / "Dockerfile").read_text())
+
+    assert sorted(found) == ["DCGM_IMAGE", "PYTHON_IMAGE"]
+    assert "PYTHON_IMAGE" not in unpinned((REPOSITORY / "Dockerfile").read_text())
