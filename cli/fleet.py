@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -12,9 +12,11 @@ from cli.node_step import node_step
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import Forbidden, NotFound
 from healthcheck.cluster.leases import Heartbeat
+from healthcheck.cluster.names import NAMESPACE
 from healthcheck.deep.due import is_overdue, last_attempt, last_deep_test, obstacle
 from healthcheck.memory.rows import FindingRow, ReleaseRow
 from healthcheck.model import PREFIX, Severity, Status
+from healthcheck.node.devices import GivenOut
 from healthcheck.node.state import (
     INSTANCE_TYPE,
     LAST_CHECK,
@@ -22,6 +24,7 @@ from healthcheck.node.state import (
     SEVERITY,
     STATUS,
     NodeState,
+    with_devices,
 )
 from healthcheck.operations.next_step import NextStep
 from healthcheck.settings import NodeSettings
@@ -116,9 +119,21 @@ def read_fleet(cluster: Cluster, unread: list[str]) -> Fleet:
     beats = _allowed(partial(cluster.list_heartbeats, now))
     interval = timedelta(seconds=_number(config, "DCGM_L2_INTERVAL", "dcgm_l2_interval_seconds") or 0)
     listed, heard = beats is not None, beats or {}
-    rows = [row_of_node(node, heard.get(node.name), interval, now, listed=listed) for node in nodes.values()]
+    offered = _with_devices(cluster, nodes.values(), config)
+    rows = [row_of_node(node, heard.get(node.name), interval, now, listed=listed) for node in offered]
     places = _budget(cluster, config, None if beats is None else len(beats))
     return Fleet(places, sorted(rows, key=_worst_first), list(dict.fromkeys(unread)))
+
+
+def _with_devices(
+    cluster: Cluster, nodes: Collection[NodeState], config: Mapping[str, str] | None
+) -> Iterable[NodeState]:
+    """The nodes with what DRA gives out there: asked for only where one of them offers no GPUs in another way."""
+    if all(node.gpus for node in nodes):
+        return nodes
+    namespace = (config or {}).get("SWEEP_NAMESPACE") or NAMESPACE
+    given_out = _allowed(partial(cluster.read_given_out, namespace)) or GivenOut()
+    return (with_devices(node, given_out) for node in nodes)
 
 
 def _worst_first(row: Row) -> tuple[int, int, bool, str]:

@@ -17,11 +17,12 @@ from diagnosis.components import Role, components, is_ready
 from diagnosis.gpu_nodes import has_nvidia, offers_gpus
 from diagnosis.gpus import gpu_pods
 from diagnosis.hami.installation import config_maps, is_there
-from diagnosis.kinds import DRA_VERSIONS, KINDS, OF_COMPONENTS, POD, Kind, everywhere
+from diagnosis.kinds import KINDS, OF_COMPONENTS, POD, Kind, everywhere
 from diagnosis.snapshot import Builder, Snapshot
 from diagnosis.snapshot.pods import Pod, read_pod
 from diagnosis.snapshot.reading import Fields
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Unavailable
+from healthcheck.node.devices import DRA_VERSIONS
 from healthcheck.text.printable import printable
 
 _AT_ONCE = 4

@@ -28,8 +28,6 @@ class Kind:
 _DRA = "apis/resource.k8s.io/{}"
 _KUEUE = "apis/kueue.x-k8s.io/{}"
 _VOLCANO = "apis/scheduling.volcano.sh/v1beta1"
-DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
-"""Newest first: 1.34 serves the first, 1.33 the second, 1.32 the third. Kueue's have the same names."""
 POD = Kind("Pod", "api/v1", "pods")
 KINDS = (
     Kind("Node", "api/v1", "nodes", namespaced=False),

@@ -8,11 +8,13 @@ from datetime import datetime
 from typing import Any
 
 from healthcheck.deep.job import COMPONENT_LABEL, Title, job_on, pod_of, short_name
+from healthcheck.node.devices import CLAIM_TEMPLATE
 from sweeper.select import Candidate
 
 COMPONENT = "sweep"
 SELECTOR = f"{COMPONENT_LABEL}={COMPONENT}"
 _BEGINNING = "gpu-sweep"
+_CLAIM = "gpus"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +29,17 @@ class Order:
 def job_for(template: Mapping[str, Any], node: Candidate, order: Order, at: datetime) -> dict[str, Any]:
     """The Job for one node. Raises TemplateError.
 
-    It asks for every GPU that the node offers, so that the scheduler proves that nobody uses one, and keeps them for
-    the test; and it can run on that node only.
+    It asks for every GPU that the node gives out, by a device plugin or by DRA, so that the scheduler proves that
+    nobody uses one, and keeps them for the test; and it can run on that node only.
     """
     job = job_on(template, Title(job_name(node.name, at), order.namespace, COMPONENT), node.name, node.uid)
-    _, container = pod_of(job)
+    pod, container = pod_of(job)
     job["spec"]["activeDeadlineSeconds"] = order.deadline_seconds
+    resources = container.setdefault("resources", {})
+    if node.devices:
+        pod["resourceClaims"] = [{"name": _CLAIM, "resourceClaimTemplateName": CLAIM_TEMPLATE}]
+        resources["claims"] = [{"name": _CLAIM}]
     for kind in ("requests", "limits"):
-        resources = container.setdefault("resources", {})
         resources[kind] = {**(resources.get(kind) or {}), **{name: str(count) for name, count in node.gpus.items()}}
     return job
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from healthcheck.deep.claim import claim_on
 from healthcheck.deep.due import Attempt, DeepTest, is_due, is_overdue, last_attempt, last_deep_test, obstacle
+from healthcheck.node.gpu_resources import GpuPod
 from healthcheck.node.state import INSTANCE_TYPE, RESULTS, NodeState
 from healthcheck.text.moments import timestamp
 
@@ -43,6 +44,8 @@ class Candidate:
     """What on the node itself keeps a test away; '' where nothing does."""
     under_run: bool
     overdue: bool
+    devices: int = 0
+    """GPUs that are given out by DRA."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ def candidate(
 
     `heard`: until when its agent's heartbeat is good. `tolerations` are those of the sweep's pods.
     """
-    if not node.gpus and RESULTS not in node.annotations:
+    if not node.gpus and node.devices is None and RESULTS not in node.annotations:
         return None
     tested = last_deep_test(node, now)
     return Candidate(
@@ -77,6 +80,7 @@ def candidate(
         obstacle=obstacle(node, heard, now) or _kept_away(node, tolerations),
         under_run=claim_on(node, now) is not None,
         overdue=is_overdue(node, tested, interval, now),
+        devices=node.devices.gpus if node.devices else 0,
     )
 
 
@@ -111,9 +115,13 @@ def select(
     return decisions
 
 
-def busy_nodes(pods: Iterable[Any]) -> dict[str, str]:
-    """By node name, one pod that holds GPUs there, in words."""
-    return {pod.node: str(pod) for pod in pods}
+def busy_nodes(pods: Iterable[GpuPod], holders: Mapping[str, str] | None = None) -> dict[str, str]:
+    """By node name, one pod that holds GPUs there, in words.
+
+    `holders`: of claims, by node name; None: nobody could see them, and any claim of a pod counts as one for a GPU.
+    """
+    of_pods = {pod.node: str(pod) for pod in pods if holders is None or not pod.only_claims}
+    return {**(holders or {}), **of_pods}
 
 
 def _last(node: Candidate, tried: Mapping[str, datetime]) -> datetime:

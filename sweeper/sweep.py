@@ -25,7 +25,8 @@ from healthcheck.deep.claimant import Claimant
 from healthcheck.deep.due import obstacle
 from healthcheck.deep.job import JobState, TemplateError
 from healthcheck.host import clock
-from healthcheck.node.state import NodeState
+from healthcheck.node.devices import GivenOut
+from healthcheck.node.state import NodeState, with_devices
 from healthcheck.settings import NodeSettings
 from healthcheck.verdict.budget import Slot
 from sweeper.jobs import SELECTOR, Order, job_for, job_name, tolerations
@@ -42,6 +43,10 @@ _PLACE_SECONDS = 60.0
 _SLACK_SECONDS = 120.0
 """Beyond its Job's deadline a run is good for so long: its pods take a while to end, and we to see it."""
 _WATCH_SECONDS, _BETWEEN_WATCHES_SECONDS = 300.0, 1.0
+_CLOSELY_SECONDS = 1.0
+"""While a test has claimed devices: work that waits for them is looked for so often."""
+_FRESH = timedelta(seconds=60)
+"""A pod that found no place so long before a test began does not wait for what the test has."""
 _PATIENCE = Patience(60.0)
 """With one question to the cluster."""
 _AT_ITS_START = Patience(15.0, (Forbidden,), longest_pause=0.5)
@@ -88,6 +93,8 @@ class Sweep:
         self._limits = Limits(values.max_nodes_per_sweep, values.max_sweep_percent, interval)
         self._heard: dict[str, datetime] = {}
         self._placed: set[str] = set()
+        self._given_out = GivenOut()
+        self._stepped_aside: set[str] = set()
 
     def plan(self) -> SweepPlan:
         """Look once, and decide. Changes nothing."""
@@ -146,17 +153,18 @@ class Sweep:
         """Jobs come last: of a run that is on its Node in this look, the Job is there by then."""
         tolerated = tolerations(self._template)
         slots = self._slots()
+        self._given_out = self._by_claims()
         beats = self._cluster.list_heartbeats(_now())
         self._heard = {name: beat.renewed + timedelta(seconds=beat.seconds) for name, beat in beats.items()}
         candidates, marked, holders, now = [], [], {}, _now()
-        for node in self._cluster.list_nodes():
+        for node in map(self._with_devices, self._cluster.list_nodes()):
             holders[node.name] = self._holder(node)
             if is_marked(node):
                 marked.append(node)
             one = candidate(node, self._heard.get(node.name), tolerated, self._limits.interval, now)
             if one is not None:
                 candidates.append(one)
-        busy = busy_nodes(self._cluster.list_gpu_pods())
+        busy = busy_nodes(self._cluster.list_gpu_pods(), self._claimed())
         jobs, _ = self._cluster.list_jobs(self._namespace, SELECTOR)
         return View(tuple(candidates), busy, tuple(marked), tuple(jobs), slots, holders)
 
@@ -168,6 +176,23 @@ class Sweep:
             # Of a role that is older than this program: its tests go on.
             log.warning("the places in the fleet budget can't be seen", error=str(error))
             return ()
+
+    def _by_claims(self) -> GivenOut:
+        """What DRA gives out. Without the right to see it there is none, as on a cluster without DRA."""
+        try:
+            return self._cluster.read_given_out(self._namespace)
+        except Forbidden:
+            return GivenOut()
+
+    def _with_devices(self, node: NodeState) -> NodeState:
+        return with_devices(node, self._given_out)
+
+    def _claimed(self) -> Mapping[str, str] | None:
+        """By node name, who holds what DRA gave out; None where nobody looked. To be listed after the pods."""
+        try:
+            return self._given_out.claimed_by(self._cluster.list_gpu_claims()) if self._given_out.devices else None
+        except Forbidden:
+            return None
 
     def _holder(self, node: NodeState) -> Holder:
         return Holder(node.uid, node.tainted(), self._heard.get(node.name))
@@ -261,7 +286,7 @@ class Sweep:
         """Whether the node is ours. It is read again: the listing is seconds old."""
 
         def why_not(node: NodeState) -> str:
-            if why := obstacle(node, self._heard.get(name), _now()):
+            if why := obstacle(self._with_devices(node), self._heard.get(name), _now()):
                 log.info("not taken after all", node=name, why=why)
             return why
 
@@ -299,6 +324,7 @@ class Sweep:
         for name, job in list(waiting.items()):
             self._see(listed.get(name, job), waiting, there=name in listed)
         self._stop_unplaced(waiting)
+        self._step_aside(waiting)
         if waiting:
             for job, there in self._cluster.watch_jobs(self._namespace, SELECTOR, version, self._seconds(waiting)):
                 self._see(job, waiting, there=there)
@@ -326,10 +352,26 @@ class Sweep:
             self._deleted(waiting[name])
         self._placed |= old
 
+    def _step_aside(self, waiting: Mapping[str, JobState]) -> None:
+        """End the tests that have claimed devices once work waits that may need them.
+
+        By itself nothing else would: of claimed devices the scheduler takes none away from a pod of a lower priority.
+        """
+        claiming = [job for name, job in waiting.items() if job.claims and name not in self._stepped_aside]
+        since = max(self._cluster.list_unplaced_since(), default=None) if claiming else None
+        if since is None:
+            return
+        for job in claiming:
+            if since >= job.created - _FRESH:
+                log.info("work waits that may need its devices", node=job.node, job=job.name)
+                self._deleted(job)
+                self._stepped_aside.add(job.name)
+
     def _seconds(self, waiting: Mapping[str, JobState]) -> int:
         """How long to watch: until the next Job has to be placed."""
         left = [_PLACE_SECONDS - _age_seconds(job) for name, job in waiting.items() if name not in self._placed]
-        return int(min([_WATCH_SECONDS, *left])) + 1
+        closely = [_CLOSELY_SECONDS for job in waiting.values() if job.claims]
+        return int(min([_WATCH_SECONDS, *left, *closely])) + 1
 
     def _give_back(self, claimant: Claimant) -> None:
         with suppress(NotFound):

@@ -6,6 +6,7 @@ A kind that we read next is one more class over `Connection`, here where our pro
 from __future__ import annotations
 
 from healthcheck.cluster.configuration import ClusterSettings
+from healthcheck.cluster.devices import Devices
 from healthcheck.cluster.events import Events
 from healthcheck.cluster.jobs import Jobs
 from healthcheck.cluster.leases import Leases
@@ -14,5 +15,5 @@ from healthcheck.cluster.pods import Pods
 from healthcheck.cluster.rights import Rights
 
 
-class Cluster(Nodes, Leases, Pods, Jobs, Events, ClusterSettings, Rights):
+class Cluster(Nodes, Leases, Pods, Jobs, Devices, Events, ClusterSettings, Rights):
     """One connection for all of them. Raises ClusterError, and is safe to use from several threads."""

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from healthcheck.cluster.connection import Connection, created
 from healthcheck.cluster.names import NAMESPACE
-from healthcheck.deep.job import COMPONENT_LABEL, SHOWN, TESTED_NODE, JobState, account_of
+from healthcheck.deep.job import COMPONENT_LABEL, SHOWN, TESTED_NODE, JobState, account_of, claims_devices
 from healthcheck.text.moments import timestamp
 from healthcheck.text.printable import printable
 
@@ -101,6 +101,7 @@ def _job(job: Mapping[str, Any]) -> JobState:
         unshown=(metadata.get("annotations") or {}).get(SHOWN) == "",
         component=str((metadata.get("labels") or {}).get(COMPONENT_LABEL, "")),
         account=account_of(job),
+        claims=claims_devices(job),
     )
 
 

@@ -14,7 +14,7 @@ from healthcheck.cluster.errors import Unavailable
 from healthcheck.cluster.names import AGENT, NAMESPACE
 from healthcheck.cluster.pages import pod_page
 from healthcheck.deep.job import JobState
-from healthcheck.node.gpu_resources import GpuPod, gpu_pod
+from healthcheck.node.gpu_resources import GpuPod, gpu_pod, unplaced_since
 from healthcheck.node.pods import PodState, pod_state
 from healthcheck.text.moments import timestamp
 
@@ -33,6 +33,13 @@ class Pods(Connection):
         for held in self._each("pods", pods, gpu_pod):
             if held is not None:
                 yield held
+
+    def list_unplaced_since(self) -> Iterator[datetime]:
+        """Of each pod that asks for GPUs and finds no place, since when."""
+        pods = self._pages("/api/v1/pods", "pods", {"fieldSelector": "spec.nodeName="})
+        for since in self._each("pods", pods, unplaced_since):
+            if since is not None:
+                yield since
 
     def list_unplaced(self, namespace: str, selector: str) -> set[str]:
         """The names of the Jobs that have a pod which no scheduler has found a place for."""

@@ -101,8 +101,10 @@ def _obstacles(node: NodeState, heard: datetime | None, now: datetime) -> Iterat
     run = claim_on(node, now)
     if run is not None:
         yield f"a deep run ({run.kind.value}) uses it until {timestamp(run.until)}"
-    if not node.gpus:
+    if not node.gpus and node.devices is None:
         yield "offers no GPUs to pods"
+    elif node.devices is not None and node.devices.why_not:
+        yield node.devices.why_not
     if node.cordoned:
         yield "is cordoned"
     if is_tested(node):

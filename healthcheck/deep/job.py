@@ -42,6 +42,8 @@ class JobState:
     """Whose it says it is, by its label `app.kubernetes.io/component`."""
     account: str = ""
     """As whom its pods act."""
+    claims: bool = False
+    """Its pods claim devices, which no scheduler takes away from them for other pods."""
 
 
 class TemplateError(ValueError):
@@ -89,10 +91,14 @@ def pod_of(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return pod, container
 
 
+def claims_devices(job: Mapping[str, Any]) -> bool:
+    """Whether its pods do, by dynamic resource allocation."""
+    return bool(_pod_in(job).get("resourceClaims"))
+
+
 def account_of(job: Mapping[str, Any]) -> str:
     """As whom its pods act; '' where it does not say so."""
-    pod = ((job.get("spec") or {}).get("template") or {}).get("spec") or {}
-    return str(pod.get("serviceAccountName") or "")
+    return str(_pod_in(job).get("serviceAccountName") or "")
 
 
 def short_name(beginning: str, node_name: str, unique: str) -> str:
@@ -101,6 +107,10 @@ def short_name(beginning: str, node_name: str, unique: str) -> str:
     room = _LONGEST_NAME - len(beginning) - len(digest) - 2
     readable = re.sub(r"[^a-z0-9-]", "-", node_name)[:room].strip("-")
     return f"{beginning}-{readable}-{digest}"
+
+
+def _pod_in(job: Mapping[str, Any]) -> Mapping[str, Any]:
+    return ((job.get("spec") or {}).get("template") or {}).get("spec") or {}
 
 
 def _pin(pod: dict[str, Any], node_name: str) -> None:

@@ -10,12 +10,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
+
+from healthcheck.text.moments import moment_or_none
 
 _WHOLE = ("nvidia.com/gpu", "nvidia.com/gpu.shared")
 _MIG = "nvidia.com/mig-"
-_ASKED = ("nvidia.com/gpu", _MIG, "volcano.sh/vgpu", "k8s.amazonaws.com/vgpu")
-"""With what the resources begin that pods ask for: NVIDIA's, HAMi's (`nvidia.com/gpumem` …), Volcano's, AWS's vGPU."""
+_OF_CLASS = "deviceclass.resource.kubernetes.io/"
+_ASKED = ("nvidia.com/gpu", _MIG, "volcano.sh/vgpu", "k8s.amazonaws.com/vgpu", _OF_CLASS)
+"""With what the resources begin that pods ask for: NVIDIA's, HAMi's (`nvidia.com/gpumem` …), Volcano's, AWS's vGPU, and
+those by which a pod without a claim has devices of a DeviceClass."""
 _CLAIM = "DRA claim"
 
 
@@ -27,6 +32,11 @@ class GpuPod:
     name: str
     node: str
     holds: Mapping[str, int]
+
+    @property
+    def only_claims(self) -> bool:
+        """Whether it holds nothing but claims, which may be for other devices."""
+        return set(self.holds) == {_CLAIM}
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name} holds {listed(self.holds)}"
@@ -60,6 +70,18 @@ def gpu_pod(pod: Mapping[str, Any]) -> GpuPod | None:
         return None
     metadata = pod["metadata"]
     return GpuPod(metadata.get("namespace", ""), metadata["name"], spec.get("nodeName", ""), dict(holds))
+
+
+def unplaced_since(pod: Mapping[str, Any]) -> datetime | None:
+    """Since when no scheduler finds a place for an API Pod that asks for GPUs.
+
+    None for any other, and for one that takes nothing from pods of a lower priority.
+    """
+    if gpu_pod(pod) is None or (pod.get("spec") or {}).get("preemptionPolicy") == "Never":
+        return None
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    told = (one for one in conditions if one.get("type") == "PodScheduled" and one.get("reason") == "Unschedulable")
+    return next((moment_or_none(one.get("lastTransitionTime")) for one in told), None)
 
 
 def whole_quantity(quantity: object) -> int | None:

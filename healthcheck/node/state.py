@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from healthcheck.checks.expectation import RuntimeClass
 from healthcheck.model import PREFIX
+from healthcheck.node.devices import GivenOut, NodeDevices
 from healthcheck.text.moments import EARLIEST, moment_or_none
 from healthcheck.text.printable import printable
 
@@ -64,6 +65,8 @@ class NodeState:
     """How many EFA devices pods may ask for; None: the Node does not say."""
     gpus: Mapping[str, int] = field(default_factory=dict)
     """By resource name, how many GPUs or MIG instances pods may ask for."""
+    devices: NodeDevices | None = None
+    """What pods may claim of its GPUs; None: nothing, or nobody has looked."""
     cordoned: bool = False
     cordon_managers: tuple[FieldManager, ...] = ()
     """Who owns `spec.unschedulable`."""
@@ -95,6 +98,14 @@ def annotated(
     metadata = (patch or {}).get("metadata", {"resourceVersion": node.resource_version})
     both = {**metadata.get("annotations", {}), **annotations}
     return {**(patch or {}), "metadata": {**metadata, "annotations": both}}
+
+
+def with_devices(node: NodeState, given_out: GivenOut) -> NodeState:
+    """The Node with what DRA gives out there. Where a device plugin serves it too, a sweep does without a template."""
+    devices = given_out.of(node.name)
+    if devices is None or (node.gpus and not given_out.has_template):
+        return node
+    return replace(node, devices=devices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,9 @@ def sweep_job(namespace: str = "gpu-healthcheck") -> Job:
 # --- what may be other about it; None takes a field out
 
 
+OURS_OF_ALL = {"name": "gpus", "resourceClaimTemplateName": "gpu-healthcheck-sweep"}
+
+
 def put(target: dict[str, Any], fields: dict[str, Any]) -> None:
     target.update(fields)
     for key in [key for key, value in fields.items() if value is None]:
@@ -67,6 +70,10 @@ def pod_metadata(**fields: Any) -> Change:
 
 def pod(**fields: Any) -> Change:
     return lambda job: put(job["spec"]["template"]["spec"], fields)
+
+
+def claims(*every: dict[str, str]) -> Change:
+    return pod(resourceClaims=list(every))
 
 
 def pod_security(**fields: Any) -> Change:
@@ -261,11 +268,13 @@ OF_THE_POD: dict[str, tuple[Change, Change, str]] = {
         "pod may not set shareProcessNamespace",
     ),
     "node": (pod(nodeSelector={"a": "b"}, schedulerName="x"), pod(nodeName="n"), "pod may not set nodeName"),
-    "devices": (
+    "devices": (claims(OURS_OF_ALL), claims({"name": "x", "resourceClaimName": "x"}), "one resource claim"),
+    "devices of others": (
         pod(runtimeClassName="nvidia"),
-        pod(resourceClaims=[{"name": "x", "resourceClaimName": "x"}]),
-        "pod may not set resourceClaims",
+        claims({"name": "gpus", "resourceClaimTemplateName": "another"}),
+        "one resource claim",
     ),
+    "devices twice": (same, claims(OURS_OF_ALL, {**OURS_OF_ALL, "name": "more"}), "one resource claim"),
     "gates": (
         pod(imagePullSecrets=[{"name": "x"}], terminationGracePeriodSeconds=9),
         pod(readinessGates=[{"conditionType": "example.com/x"}]),

@@ -20,6 +20,7 @@ from healthcheck.deep.due import (
     last_deep_test,
     obstacle,
 )
+from healthcheck.node.devices import NodeDevices
 from healthcheck.node.state import CONDITION, DEEP_CHECK, QUARANTINE_RESULT, STATUS, SWEEP_RESULT, NodeState
 from healthcheck.text.json_rows import as_json
 from healthcheck.verdict.record import RunRecord
@@ -130,6 +131,9 @@ def test_due_and_overdue() -> None:
         (replace(NODE, conditions=({**WELL, "status": "False"},)), "its condition GpuHealthy is False"),
         (replace(NODE, labels={}, conditions=()), "nobody has judged it yet"),
         (replace(NODE, gpus={}), "offers no GPUs to pods"),
+        (replace(NODE, gpus={}, devices=NodeDevices(8)), ""),
+        (replace(NODE, gpus={}, devices=NodeDevices(8, "gives out others")), "gives out others"),
+        (replace(NODE, devices=NodeDevices(8, "gives out others")), "gives out others"),
         (replace(NODE, cordoned=True), "is cordoned"),
         (replace(NODE, labels={**NODE.labels, DEEP_CHECK: "InProgress"}), "HyperPod tests it"),
         (

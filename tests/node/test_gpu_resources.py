@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.node.gpu_resources import gpu_pod, offered
+from healthcheck.node.gpu_resources import gpu_pod, offered, unplaced_since
 
 
 def container(asked: dict[str, str] | None = None, *, sidecar: bool = False, limits: bool = False) -> dict[str, Any]:
@@ -88,3 +88,27 @@ def test_a_pod_of_nothing_holds_nothing() -> None:
 def test_a_pod_says_what_it_holds() -> None:
     found = gpu_pod({"metadata": {"name": "p", "namespace": "ns"}, "spec": {"containers": [container({GPU: "8"})]}})
     assert str(found) == "ns/p holds 8 nvidia.com/gpu"
+
+
+AT = "2026-11-21T12:00:00Z"
+REFUSED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "lastTransitionTime": AT}
+CLAIMS = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one"}]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "condition", "waits"),
+    [
+        (CLAIMS, REFUSED, True),
+        ({"containers": [container({GPU: "1"})]}, REFUSED, True),
+        ({"containers": [container({"deviceclass.resource.kubernetes.io/gpu.nvidia.com": "1"})]}, REFUSED, True),
+        ({"containers": [container({"cpu": "1"})]}, REFUSED, False),
+        (CLAIMS, REFUSED | {"reason": "SchedulingGated"}, False),
+        (CLAIMS, REFUSED | {"lastTransitionTime": "soon"}, False),
+        (CLAIMS | {"preemptionPolicy": "Never"}, REFUSED, False),
+    ],
+)
+def test_which_pods_wait_for_gpus_that_another_could_leave_to_them(
+    spec: dict[str, Any], condition: dict[str, str], waits: bool
+) -> None:
+    pod = {"metadata": {"name": "p"}, "spec": spec, "status": {"conditions": [condition]}}
+    assert (unplaced_since(pod) is not None) is waits

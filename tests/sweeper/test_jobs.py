@@ -65,6 +65,21 @@ def test_6_the_job_asks_for_every_gpu_so_that_the_scheduler_proves_that_nobody_u
     }
 
 
+@pytest.mark.parametrize(("gpus", "asked"), [({}, {}), ({"nvidia.com/gpu": 2}, {"nvidia.com/gpu": "2"})])
+def test_what_is_given_out_by_dra_is_claimed_by_our_template_beside_what_a_plugin_offers(
+    gpus: dict[str, int], asked: dict[str, str]
+) -> None:
+    node = Candidate("n", "uid-1", "p5", gpus, None, None, "", under_run=False, overdue=False, devices=8)
+    pod = pod_of(job_for(template(), node, ORDER, NOW))
+
+    assert pod["resourceClaims"] == [{"name": "gpus", "resourceClaimTemplateName": "gpu-healthcheck-sweep"}]
+    assert pod["containers"][0]["resources"] == {
+        "claims": [{"name": "gpus"}],
+        "requests": {"cpu": "100m", "memory": "512Mi", **asked},
+        "limits": {"memory": "2Gi", **asked},
+    }
+
+
 def test_what_the_template_says_stands() -> None:
     job, written = made(), template()["spec"]
     spec = job["spec"]

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from healthcheck.deep.claim import Claim, Kind, take
 from healthcheck.deep.due import Attempt, DeepTest
+from healthcheck.node.devices import NodeDevices
+from healthcheck.node.gpu_resources import GpuPod
 from healthcheck.node.state import CONDITION, INSTANCE_TYPE, MAINTENANCE, RESULTS, STATUS, SWEEP_RESULT, NodeState
-from sweeper.select import Candidate, Limits, candidate, select
+from sweeper.select import Candidate, Limits, busy_nodes, candidate, select
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -73,6 +75,17 @@ def test_an_interval_of_zero_means_that_nothing_is_due() -> None:
 
 def test_a_node_in_use_is_not_taken() -> None:
     assert why_not(one("n"), busy={"n": "ns/p holds 1 nvidia.com/gpu"}) == "in use: ns/p holds 1 nvidia.com/gpu"
+
+
+def test_a_claim_keeps_a_node_busy_by_what_it_holds_or_where_nobody_could_see_that_by_itself() -> None:
+    nic = GpuPod("ns", "nic", "n", {"DRA claim": 1})
+    gpus = GpuPod("ns", "gpus", "m", {"nvidia.com/gpu": 8})
+
+    assert busy_nodes([nic, gpus], {"k": "ns/train holds 2 gpu.nvidia.com"}) == {
+        "k": "ns/train holds 2 gpu.nvidia.com",
+        "m": "ns/gpus holds 8 nvidia.com/gpu",
+    }
+    assert busy_nodes([nic]) == {"n": "ns/nic holds 1 DRA claim"}
 
 
 def test_a_job_that_came_to_no_verdict_is_waited_for_and_one_that_did_is_not() -> None:
@@ -134,6 +147,12 @@ def test_a_node_is_reduced_to_what_the_selection_needs() -> None:
     found = reduced(node(taints=(GPU_TAINT,)))
     assert (found.name, found.uid, found.instance_type, found.gpus) == ("n", "u", "p5.48xlarge", {"nvidia.com/gpu": 8})
     assert (found.tested, found.obstacle, found.under_run, found.overdue) == (None, "", False, True)
+    assert found.devices == 0
+
+
+def test_a_node_whose_gpus_are_given_out_by_dra_alone_is_a_candidate() -> None:
+    found = reduced(node(gpus={}, devices=NodeDevices(8)))
+    assert (found.gpus, found.devices, found.obstacle) == ({}, 8, "")
 
 
 @pytest.mark.parametrize(

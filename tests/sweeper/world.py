@@ -26,6 +26,7 @@ NODES = "/api/v1/nodes"
 JOBS = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 TEMPLATE = f"/apis/batch/v1/namespaces/{NAMESPACE}/cronjobs/gpu-healthcheck-sweep-node"
 MANAGER = "gpu-healthcheck"
 ROOT = Path(__file__).parents[2]
@@ -150,6 +151,14 @@ class Fleet:
         answer = self.plane.request("POST", "/api/v1/namespaces/default/pods", body)
         assert answer.status == 201, answer.message
 
+    def give_out(self, name: str, gpus: int) -> None:
+        """NVIDIA's DRA driver publishes the GPUs of this node."""
+        devices = [{"name": f"gpu-{one}", "attributes": {"type": {"string": "gpu"}}} for one in range(gpus)]
+        pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
+        spec = {"driver": "gpu.nvidia.com", "nodeName": name, "pool": pool, "devices": devices}
+        answer = self.plane.request("POST", SLICES, {"metadata": {"name": name}, "spec": spec})
+        assert answer.status == 201, answer.message
+
     @contextmanager
     def protected(self, label: str) -> Iterator[None]:
         """Nodes with this label are changed by nobody but the admin, by a policy of somebody else's."""
@@ -260,3 +269,4 @@ class Fleet:
         for name in self.names:
             self.plane.request("DELETE", f"{NODES}/{name}")
             self.plane.request("DELETE", f"{LEASES}/{name}")
+            self.plane.request("DELETE", f"{SLICES}/{name}")

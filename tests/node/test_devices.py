@@ -1,0 +1,108 @@
+"""What a driver of DRA gives out, node by node, and who holds it: objects of resource.k8s.io as it publishes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from healthcheck.node.devices import DRIVER, GivenOut, NodeDevices, devices_of, given_out, gpu_claim
+from healthcheck.node.state import NodeState, with_devices
+
+Object = dict[str, Any]
+NEEDED = "gives its GPUs out by DRA, for which a sweep needs kubernetes/overlays/dra"
+
+
+def device(name: str, kind: str | None = "gpu", *, counters: str = "", taints: tuple[str, ...] = ()) -> Object:
+    return {
+        "name": name,
+        "attributes": {"type": {"string": kind}, "pcieBusID": {"string": "0000:18:00.0"}} if kind else {},
+        "consumesCounters": [{"counterSet": one, "counters": {}} for one in counters.split()],
+        "taints": [{"key": "gpu.nvidia.com/xid", "effect": effect} for effect in taints],
+    }
+
+
+def published(*devices: Object, node: str | None = "n", driver: str = DRIVER, pool: str = "n") -> Object:
+    spec = {"driver": driver, "pool": {"name": pool, "generation": 1}, "devices": list(devices)}
+    return {"metadata": {"name": "s"}, "spec": spec | ({"nodeName": node} if node else {"allNodes": True})}
+
+
+def as_v1beta1(one: Object) -> Object:
+    return {"name": one["name"], "basic": {key: value for key, value in one.items() if key != "name"}}
+
+
+def offer(*slices: Object, has_template: bool = True) -> GivenOut:
+    found = given_out(one for one in map(devices_of, slices) if one)
+    return GivenOut(found.devices, has_template)
+
+
+def held(*devices: str, pods: tuple[str, ...] = ("train",), **result: Any) -> Object:
+    results = [{"driver": DRIVER, "pool": "n", "device": one, "request": "gpu", **result} for one in devices]
+    users = [{"resource": "pods", "name": name, "uid": "u"} for name in pods]
+    status = {"allocation": {"devices": {"results": results}}, "reservedFor": users}
+    return {"metadata": {"namespace": "team", "name": "c"}, "spec": {}, "status": status}
+
+
+@pytest.mark.parametrize(
+    ("slices", "devices"),
+    [
+        ([published(device("gpu-0"), device("gpu-1"))], NodeDevices(2)),
+        ([published(device("gpu-0")), published(device("gpu-1"))], NodeDevices(2)),
+        ([published(as_v1beta1(device("gpu-0")))], NodeDevices(1)),
+        ([published()], None),
+        ([published(device("gpu-0"), node=None)], None),
+        ([published(device("channel-0"), driver="compute-domain.nvidia.com")], None),
+        (
+            [published(device("gpu-0"), device("gpu-1-mig-0", "mig"))],
+            NodeDevices(1, "gives out devices by DRA (mig) that no claim of its whole GPUs covers"),
+        ),
+        (
+            [published(device("gpu-vfio-0", "vfio"), device("gpu-0-mig-0", "mig"), device("gpu-1", None))],
+            NodeDevices(0, "gives out devices by DRA (mig, unknown, vfio) that no claim of its whole GPUs covers"),
+        ),
+        # Instances that are made when they are asked for, out of a GPU that is given out too.
+        ([published(device("gpu-0", counters="a")), published(device("m", "mig", counters="a"))], NodeDevices(1)),
+        (
+            [published(device("gpu-0", counters="a"), device("m", "mig", counters="b"))],
+            NodeDevices(1, "gives out devices by DRA (mig) that no claim of its whole GPUs covers"),
+        ),
+        (
+            [published(device("gpu-0"), device("gpu-1", taints=("None", "NoExecute")))],
+            NodeDevices(2, "its device gpu-1 has the taint gpu.nvidia.com/xid"),
+        ),
+        ([published(device("gpu-0", taints=("None",)))], NodeDevices(1)),
+    ],
+)
+def test_what_a_sweep_could_claim_of_a_node(slices: list[Object], devices: NodeDevices | None) -> None:
+    assert offer(*slices).of("n") == devices
+
+
+def test_without_the_template_a_node_says_what_is_missing() -> None:
+    assert offer(published(device("gpu-0")), has_template=False).of("n") == NodeDevices(1, NEEDED)
+
+
+@pytest.mark.parametrize(("has_template", "devices"), [(True, NodeDevices(1)), (False, None)])
+def test_what_a_device_plugin_serves_too_is_swept_without_the_template(
+    has_template: bool, devices: NodeDevices | None
+) -> None:
+    both = offer(published(device("gpu-0")), has_template=has_template)
+    assert with_devices(NodeState("n", gpus={"nvidia.com/gpu": 8}), both).devices == devices
+    assert with_devices(NodeState("other"), both).devices is None
+
+
+@pytest.mark.parametrize(
+    ("claim", "busy"),
+    [
+        (held("gpu-0", "gpu-1"), {"n": "team/train holds 2 gpu.nvidia.com"}),
+        (held("gpu-0", pods=()), {"n": "the claim team/c holds 1 gpu.nvidia.com"}),
+        (held("gpu-7"), {}),
+        (held("gpu-0", pool="elsewhere"), {}),
+        (held("gpu-0", adminAccess=True), {}),
+        (held("gpu-0", driver="dra.net"), {}),
+        (held(), {}),
+        ({"metadata": {"namespace": "team", "name": "c"}, "spec": {}}, {}),
+    ],
+)
+def test_who_holds_devices_of_a_node(claim: Object, busy: dict[str, str]) -> None:
+    found = gpu_claim(claim)
+    assert offer(published(device("gpu-0"), device("gpu-1"))).claimed_by([found] if found else []) == busy

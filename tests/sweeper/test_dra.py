@@ -1,0 +1,75 @@
+"""Sweeps of nodes whose GPUs are given out by DRA alone, with the real scheduler that allocates the devices."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sim.control_plane import MANIFESTS
+from sim.kubelet import Kubelets
+from tests.sweeper.world import Fleet
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.cluster
+
+OVERLAY = MANIFESTS.parent / "overlays" / "dra"
+GPU = "gpu.nvidia.com"
+SELECTORS = [{"cel": {"expression": f"device.driver == '{GPU}' && device.attributes['{GPU}'].type == 'gpu'"}}]
+DRIVERS = [
+    {"kind": "DeviceClass", "metadata": {"name": GPU}, "spec": {"selectors": SELECTORS}},
+    {
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": "one", "namespace": "default"},
+        "spec": {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": GPU}}]}}},
+    },
+]
+WORK = {
+    "terminationGracePeriodSeconds": 0,
+    "containers": [{"name": "x", "image": "x", "resources": {"claims": [{"name": "gpu"}]}}],
+    "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one"}],
+}
+
+
+@pytest.fixture
+def claims(fleet: Fleet) -> Fleet:
+    """A fleet on a cluster with NVIDIA's classes and our overlay."""
+    plane = fleet.plane
+    if plane.request("GET", "/apis/resource.k8s.io/v1").status != 200:
+        pytest.skip("NOT TESTED with DRA: this Kubernetes does not serve resource.k8s.io/v1")
+    for one in DRIVERS:
+        plane.kubectl("apply", "-f", "-", input=json.dumps({"apiVersion": "resource.k8s.io/v1", **one}))
+    plane.kubectl("apply", "-k", str(OVERLAY))
+    return fleet
+
+
+def test_a_node_whose_gpus_are_claimed_is_swept_as_others_are(claims: Fleet, kubelets: Kubelets) -> None:
+    name = claims.add("dra", gpus=0)
+    claims.give_out(name, 4)
+
+    code, _, said = claims.sweep()
+
+    assert (code, claims.tested(), claims.residue()) == (0, {name: "pass"}, {}), said
+    (job,) = claims.jobs()
+    pod = job["spec"]["template"]["spec"]
+    assert pod["resourceClaims"] == [{"name": "gpus", "resourceClaimTemplateName": "gpu-healthcheck-sweep"}]
+
+
+def test_a_sweep_steps_aside_for_work_that_waits_for_a_device(claims: Fleet, kubelets: Kubelets) -> None:
+    """Of claimed devices the scheduler takes none away for work of a higher priority."""
+    name = claims.add("dra-wanted", gpus=0)
+    claims.give_out(name, 2)
+    claims.hold(name)
+    sweeper = claims.sweeper()
+    pools = "jsonpath={..results[*].pool}"
+    eventually(lambda: name in claims.plane.kubectl("get", "resourceclaims", "-n=gpu-healthcheck", f"-o={pools}"))
+
+    made = claims.plane.request("POST", "/api/v1/namespaces/default/pods", {"metadata": {"name": "work"}, "spec": WORK})
+
+    assert made.status == 201, made.message
+    eventually(lambda: claims.work() == {"Running"})
+    _, said = sweeper.communicate()
+    assert (sweeper.returncode, claims.tested(), claims.residue()) == (0, {}, {}), said
+    assert "work waits that may need its devices" in said
+    _, printed, _ = claims.sweep("--dry-run")
+    assert "in use: default/work holds 1 gpu.nvidia.com" in printed
