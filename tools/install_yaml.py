@@ -1,0 +1,42 @@
+"""Prints all manifests as one file, with the image that is named: `python -m tools.install_yaml IMAGE > install.yaml`.
+
+Its order is that of the manifests, with the policies right behind the namespaces, before anybody that they hold.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from tools.chart.manifest import documents
+from tools.chart.templates import IMAGE, MANIFESTS
+
+_REFERENCE = re.compile(r"[a-z0-9][A-Za-z0-9._:/-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|@sha256:[0-9a-f]{64})")
+"""An image by its tag or its digest: it goes into a policy's expression too."""
+_FIRST = {"Namespace": 0, "ValidatingAdmissionPolicy": 1, "ValidatingAdmissionPolicyBinding": 1}
+
+
+def install_yaml(image: str) -> str:
+    """The whole of the file. Raises ValueError where the image has neither a tag nor a digest."""
+    if not _REFERENCE.fullmatch(image):
+        raise ValueError(f"{image}: an image is given as REPOSITORY:TAG or REPOSITORY@sha256:DIGEST")
+    files = sorted(MANIFESTS.glob("*.yaml"))
+    found = [one for file in files for one in documents(file.read_text())]
+    found.sort(key=lambda one: _FIRST.get(one.identity[0], len(_FIRST)))
+    return "".join(f"---\n{one.text}" for one in found).replace(IMAGE, image)
+
+
+def main() -> int:
+    if len(sys.argv) != 2:
+        sys.stderr.write("usage: python -m tools.install_yaml IMAGE\n")
+        return 3
+    try:
+        sys.stdout.write(install_yaml(sys.argv[1]))
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
