@@ -17,7 +17,7 @@ from healthcheck.host.opening import shortage_behind
 from healthcheck.host.program import COULD_NOT, INTERRUPTED, USAGE
 from healthcheck.host.streams import end_with_whoever_reads, say, take_any_text
 
-_IN_FILES = ("check", "replay", "status", "diagnose", "quarantine", "release", "uninstall", "explain")
+_IN_FILES = ("check", "replay", "status", "diagnose", "quarantine", "release", "verify", "uninstall", "explain")
 """Each is the function of that name in the file of that name."""
 
 

@@ -12,8 +12,9 @@ from healthcheck.cluster.jobs import Jobs
 from healthcheck.cluster.leases import Leases
 from healthcheck.cluster.nodes import Nodes
 from healthcheck.cluster.pods import Pods
+from healthcheck.cluster.policies import Policies
 from healthcheck.cluster.rights import Rights
 
 
-class Cluster(Nodes, Leases, Pods, Jobs, Devices, Events, ClusterSettings, Rights):
+class Cluster(Nodes, Leases, Pods, Jobs, Devices, Events, ClusterSettings, Rights, Policies):
     """One connection for all of them. Raises ClusterError, and is safe to use from several threads."""

@@ -6,3 +6,18 @@ NAMESPACE, BUDGET_NAMESPACE = "gpu-healthcheck", "gpu-healthcheck-budget"
 COMPONENT = "gpu-healthcheck"
 AGENT = "gpu-healthcheck-agent"
 """Its DaemonSet."""
+POLICIES = tuple(
+    f"{COMPONENT}-{name}"
+    for name in (
+        "agent-nodes",
+        "agent-leases",
+        "agent-events",
+        "sweeper-nodes",
+        "sweep-nodes",
+        "sweeper-jobs",
+        "sweeper-deletions",
+        "sweeper-leases",
+        "quarantine-nodes",
+    )
+)
+"""What holds our accounts to what is theirs (docs/security.md)."""

@@ -27,6 +27,7 @@ ASK_A_CLUSTER = {
     "release": ("release", "gpu-node-1", "--reason", "x"),
     "quarantine": ("quarantine", "gpu-node-1"),
     "quarantine --dry-run": ("quarantine", "gpu-node-1", "--dry-run"),
+    "verify": ("verify",),
     "uninstall": ("uninstall",),
     "sweep --dry-run": ("sweep", "--dry-run"),
     "sweep": ("sweep",),

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from cli.app import app
 
-COMMANDS = ("check", "replay", "status", "quarantine", "release", "uninstall", "explain")
+COMMANDS = ("check", "replay", "status", "quarantine", "release", "verify", "uninstall", "explain")
 LOADED = "import sys; from cli.app import app; app({words!r}, standalone_mode=False); print(*sys.modules)"
 
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from agent.settings import AgentSettings
+from healthcheck.cluster.names import POLICIES
 from sim.control_plane import MANIFESTS, ControlPlane
 from sim.real_node import agent_pod
 from tests.waiting import eventually
@@ -24,6 +25,10 @@ FILES = sorted(MANIFESTS.glob("*.yaml"))
 def documents(kind: str) -> list[dict[str, Any]]:
     every = [found for file in FILES for found in yaml.safe_load_all(file.read_text())]
     return [found for found in every if found["kind"] == kind]
+
+
+def test_the_policies_that_verify_asks_for_are_those_of_the_manifests() -> None:
+    assert sorted(POLICIES) == sorted(one["metadata"]["name"] for one in documents("ValidatingAdmissionPolicy"))
 
 
 @pytest.mark.cluster

@@ -1,0 +1,126 @@
+"""The life of a release on a real API server."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sim.control_plane import ControlPlane
+from tests.chart.conftest import Helm
+from tests.cli.cluster import run_here
+from tests.waiting import eventually
+from tools.chart import CHART
+
+DIGEST = f"sha256:{'0' * 64}"
+CONFIG = "/api/v1/namespaces/gpu-healthcheck/configmaps/gpu-healthcheck-config"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck/leases"
+ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+IMAGE = f"{ADMISSION}/validatingadmissionpolicies/gpu-healthcheck-sweeper-jobs"
+BINDING = f"{ADMISSION}/validatingadmissionpolicybindings/gpu-healthcheck-agent-nodes"
+RIGHTS = "clusterroles,clusterrolebindings,roles,rolebindings"
+OTHERS = "validatingadmissionpolicies,validatingadmissionpolicybindings,priorityclasses,daemonsets,cronjobs,configmaps"
+
+
+@dataclass(frozen=True)
+class Release:
+    plane: ControlPlane
+    helm: Helm
+
+    def done(self, *words: str) -> str:
+        made = self.helm(f"--kubeconfig={self.plane.kubeconfig}", *words)
+        assert made.returncode == 0, made.stderr
+        return made.stdout
+
+    def refused(self, *words: str) -> str:
+        made = self.helm(f"--kubeconfig={self.plane.kubeconfig}", *words)
+        assert made.returncode != 0
+        return made.stderr
+
+    def read(self, path: str) -> Any:
+        return self.plane.request("GET", path).body
+
+    def names(self, kinds: str) -> list[str]:
+        return [one for one in self.plane.kubectl("get", kinds, "-A", "-o", "name").split() if "gpu-healthcheck" in one]
+
+
+@pytest.mark.cluster
+def test_a_release_is_installed_upgraded_rolled_back_and_taken_away(helm: Helm) -> None:
+    with ControlPlane() as plane:
+        release = Release(plane, helm)
+        it_is_installed_with_its_policies_before_its_pods(release)
+        verify_says_what_is_lacking(release)
+        it_is_upgraded_and_rolled_back(release)
+        a_namespace_that_allows_no_agent_is_refused(release)
+        nothing_stays_of_it(release)
+
+
+def it_is_installed_with_its_policies_before_its_pods(release: Release) -> None:
+    said = release.done("install", "gpu-healthcheck", str(CHART), "--create-namespace")
+    asked = [one for one in release.plane.audit() if one["verb"] == "create" and one["responseStatus"]["code"] == 201]
+    asked.sort(key=lambda one: str(one["requestReceivedTimestamp"]))
+    made = [str(one["objectRef"]["resource"]) for one in asked]
+
+    last = max(at for at, resource in enumerate(made) if resource.startswith("validatingadmissionpolic"))
+    assert last < min(made.index("daemonsets"), made.index("cronjobs"))
+    assert "pod-security.kubernetes.io/enforce=privileged" in said
+
+
+def verify_says_what_is_lacking(release: Release) -> None:
+    """With the account of the pod that `helm test` makes, and no right but its own."""
+    hook = release.helm("template", "gpu-healthcheck", str(CHART), "--show-only=templates/tests/verify.yaml").stdout
+    rights = yaml.safe_dump_all(one for one in yaml.safe_load_all(hook) if one["kind"] != "Pod")
+    release.plane.kubectl("apply", "-f", "-", input=rights)
+    mine = release.plane.account_kubeconfig("gpu-healthcheck-verify")
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    heartbeat = {"metadata": {"name": "gpu-node-1"}, "spec": {"leaseDurationSeconds": 86400, "renewTime": now}}
+
+    assert "none has a label" in eventually(lambda: said_by_verify(mine, 1))
+    release.plane.create_node("gpu-node-1", labels={"nvidia.com/gpu.present": "true"})
+    assert "0 of 1 looked in time; not on gpu-node-1" in said_by_verify(mine, 1)
+    release.plane.request("POST", LEASES, heartbeat)
+    assert "1 of 1 looked in time" in said_by_verify(mine, 0)
+    release.plane.request("PATCH", BINDING, {"spec": {"validationActions": ["Audit"]}})
+    assert "not in force: gpu-healthcheck-agent-nodes" in said_by_verify(mine, 1)
+    release.plane.kubectl("delete", "-f", "-", input=rights)
+
+
+def said_by_verify(kubeconfig: Path, code: int) -> str:
+    """'' where it ended with another code."""
+    done = run_here(kubeconfig, "verify")
+    return done.stdout if done.returncode == code else ""
+
+
+def it_is_upgraded_and_rolled_back(release: Release) -> None:
+    values = ("--set=settings.CHECK_INTERVAL=120", f"--set=image.digest={DIGEST}")
+    release.done("upgrade", "gpu-healthcheck", str(CHART), *values)
+    assert release.read(CONFIG)["data"]["CHECK_INTERVAL"] == "120"
+    assert named_image(release) == f"gpu-healthcheck@{DIGEST}"
+    assert release.read(BINDING)["spec"]["validationActions"] == ["Deny"]  # what a person took back is there again
+
+    release.done("rollback", "gpu-healthcheck")
+    assert release.read(CONFIG)["data"]["CHECK_INTERVAL"] == "300"
+    assert named_image(release) == "gpu-healthcheck:0.1.0"
+
+
+def named_image(release: Release) -> str:
+    """In the policy, which says what a sweep may run."""
+    return str(json.loads(release.read(IMAGE)["spec"]["variables"][0]["expression"]))
+
+
+def a_namespace_that_allows_no_agent_is_refused(release: Release) -> None:
+    release.plane.kubectl("label", "namespace", "gpu-healthcheck", "pod-security.kubernetes.io/enforce=baseline")
+
+    said = release.refused("upgrade", "gpu-healthcheck", str(CHART))
+    assert "pod-security.kubernetes.io/enforce=privileged --overwrite" in said
+
+
+def nothing_stays_of_it(release: Release) -> None:
+    release.done("uninstall", "gpu-healthcheck")
+
+    assert release.names(f"{RIGHTS},{OTHERS}") == []
