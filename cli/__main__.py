@@ -15,7 +15,7 @@ def main() -> None:
     if _PACKAGES not in sys.path:
         sys.path.insert(0, _PACKAGES)  # installed, they lie in the package `gpu_healthcheck` (docs/decisions/0044)
     program = _PROGRAMS.get(sys.argv[1] if len(sys.argv) > 1 else "")
-    if program:
+    if program and not {"-h", "--help"} & {*sys.argv[2:]}:
         del sys.argv[1]
         runpy.run_module(program, run_name="__main__", alter_sys=True)
         return

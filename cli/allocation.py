@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import partial
 from itertools import islice
 
 from rich.table import Table
 from rich.text import Text
 
+from cli.access import listings_of
 from cli.acyclic import acyclic
 from cli.utilization import with_use
 from diagnosis.allocation import Allocation, NodeAllocation, Pool, allocation, totals
@@ -16,9 +16,7 @@ from diagnosis.collect import Collector
 from diagnosis.hami.card_row import COLUMNS, card_row
 from diagnosis.kinds import KINDS
 from diagnosis.quantity import shown
-from healthcheck.cluster.connection import connect
 from healthcheck.cluster.kubeconfig import Access
-from healthcheck.cluster.listings import Listings
 from healthcheck.host.console import Screen
 
 _KINDS = frozenset(("Node", "Pod", "ResourceSlice", "ResourceClaim", "ResourceClaimTemplate", "DeviceClass"))
@@ -33,7 +31,7 @@ _USED = "Used"
 def read_allocation(access: Access, prometheus: str = "") -> Allocation:
     """Raises ClusterError where nothing at all may be listed."""
     kinds = (one for one in KINDS if one.kind in _KINDS)
-    snapshot = Collector(Listings(partial(connect, access)).objects, kinds=kinds).collect()
+    snapshot = Collector(listings_of(access).objects, kinds=kinds).collect()
     return allocation(with_use(snapshot, prometheus) if prometheus else snapshot)
 
 

@@ -7,18 +7,32 @@ import traceback
 from collections import UserDict
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 import healthcheck
+from cli import programs
+from cli.command_help import Command, Group
 from healthcheck.host.opening import shortage_behind
 from healthcheck.host.program import COULD_NOT, INTERRUPTED, USAGE
-from healthcheck.host.streams import end_with_whoever_reads, say, take_any_text
+from healthcheck.host.streams import end_with_whoever_reads, say, take_any_text, write_document
 
-_IN_FILES = ("check", "replay", "status", "diagnose", "quarantine", "release", "verify", "uninstall", "explain")
+_IN_FILES = (
+    "check",
+    "replay",
+    "status",
+    "diagnose",
+    "quarantine",
+    "release",
+    "verify",
+    "uninstall",
+    "explain",
+    "version",
+)
 """Each is the function of that name in the file of that name."""
+AS_PLUGIN = "kubectl-gpu_healthcheck"
 
 
 class _Loading(UserDict[str, Any]):
@@ -30,13 +44,13 @@ class _Loading(UserDict[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if self.data[name] is None:
-            alone = typer.Typer(add_completion=False)
-            alone.command(name)(getattr(import_module(f"cli.{name}"), name))
+            alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+            alone.command(name, cls=Command)(getattr(import_module(f"cli.{name}"), name))
             self.data[name] = typer.main.get_command(alone)
         return self.data[name]
 
 
-class _Commands(TyperGroup):
+class _Commands(Group):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = _Loading(self.commands)
@@ -45,9 +59,9 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     name="gpu-healthcheck",
-    help="GPU node health for Kubernetes.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
@@ -55,47 +69,25 @@ app = typer.Typer(
 
 def _print_version(*, wanted: bool) -> None:
     if wanted:
-        version()
+        write_document(f"{healthcheck.__version__}\n")
         raise typer.Exit
 
 
 @app.callback()
 def every_command(
+    context: typer.Context,
     _: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """GPU node health for Kubernetes."""
+    """GPU node health for Kubernetes: the fleet, one node, what is wrong and what to do about it."""
+    if context.invoked_subcommand is None:
+        write_document(f"{context.get_help()}\n")
 
 
-@app.command("agent")
-def agent() -> None:
-    """Run the node agent: what the DaemonSet starts (--once, --dry-run)."""
-    # Only for the list of commands: `main` has handed over to the agent's own program before this is loaded.
-
-
-@app.command("sweep")
-def sweep() -> None:
-    """Test the idle nodes that are due: what the CronJob starts (--dry-run shows which, and why no other)."""
-    # Only for the list of commands, as the agent.
-
-
-@app.command("sweep-run", hidden=True)
-def sweep_run() -> None:
-    """Test the node NODE_NAME: what the pod of a sweep's Job starts."""
-    # Only so that its name is known, as the agent's.
-
-
-@app.command("quarantine-run")
-def quarantine_run() -> None:
-    """Test the node that this runs on, hours long: what the quarantine Job starts (--force beside GPU pods)."""
-    # Only for the list of commands, as the agent.
-
-
-@app.command("version")
-def version() -> None:
-    """Print the version."""
-    print(healthcheck.__version__)
+for _program in (programs.agent, programs.sweep, programs.sweep_run, programs.quarantine_run):
+    _name = _program.__name__.replace("_", "-")
+    app.command(_name, cls=Command, hidden=_program is programs.sweep_run)(_program)
 
 
 def run() -> None:
@@ -103,7 +95,7 @@ def run() -> None:
     take_any_text()
     end_with_whoever_reads()
     try:
-        code = app(standalone_mode=False)
+        code = app(standalone_mode=False, prog_name=called())
     except typer.Exit as end:
         code = end.exit_code
     except typer.Abort:
@@ -120,3 +112,8 @@ def run() -> None:
             show()
             code = USAGE
     sys.exit(code or 0)
+
+
+def called() -> str:
+    """As it was typed: kubectl runs the file that has the plugin's name."""
+    return "kubectl gpu-healthcheck" if Path(sys.argv[0]).name == AS_PLUGIN else "gpu-healthcheck"

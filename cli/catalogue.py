@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from cli.index import Declared
 from healthcheck.catalog import nvlink
 from healthcheck.catalog.dcgm import LADDER, dcgm_table, rule_dcgm
 from healthcheck.catalog.policy import Policy
@@ -12,8 +13,7 @@ from healthcheck.catalog.recovery import recovery_actions
 from healthcheck.catalog.ruling import Ruling
 from healthcheck.catalog.sxid import CLASSES, rule_sxid, sxid_table
 from healthcheck.catalog.xid import RECOVERY_CODE, actions, rule_by_catalogue, rule_xid, xid_table
-from healthcheck.checks import CHECKS, DEEP_CHECKS, dcgm_diag
-from healthcheck.model import Check, Reason, Severity
+from healthcheck.model import Severity
 
 NVLINK4_CODE = 74
 NVLINK5_CODES = range(144, 151)
@@ -92,30 +92,23 @@ def explain_dcgm(error_id: int, policy: Policy) -> Explanation:
     return Explanation(f"Dcgm{error_id}", row.name, meaning, advice, ruling, plain.severity, row.source, details)
 
 
-def explain_reason(check: Check, reason: Reason, policy: Policy) -> Explanation:
+def explain_reason(declared: Declared, policy: Policy) -> Explanation:
+    reason = declared.reason
     severity = policy.severity_of(reason.name, reason.severity)
-    rule = "severity-overrides" if reason.name in policy.overrides else f"docs/checks.md, {check.name}"
-    details = [("check", f"{check.name}, group {check.group}"), ("more", f"docs/runbook.md#{reason.name.lower()}")]
+    rule = "severity-overrides" if reason.name in policy.overrides else f"docs/checks.md, {declared.check}"
+    details = [
+        ("check", f"{declared.check}, group {declared.group}"),
+        ("more", f"docs/runbook.md#{reason.name.lower()}"),
+    ]
     if reason.threshold:
         details.append(("fault", reason.threshold))
     if reason.flickers:
         details.append(("counts", "once three further looks, 10 s apart, saw it too"))
     if reason.grace:
         details.append(("grace", f"not judged in the first {reason.grace.seconds:g} s after {reason.grace.since}"))
-    by_error = check in (dcgm_diag.LEVEL_2, dcgm_diag.LEVEL_4)
-    reading = "or worse, as the error that its detail names: explain dcgm" if by_error else ""
+    reading = "or worse, as the error that its detail names: explain dcgm" if declared.by_error else ""
     here, advice = Ruling(severity, rule, reading), ("do", reason.action)
     return Explanation(reason.name, "", reason.meaning, advice, here, reason.severity, reason.source, tuple(details))
-
-
-def declared_reasons() -> dict[str, tuple[Check, Reason]]:
-    """Every reason with a name of its own, by that name in small letters; an Xid or SXid is named by its number."""
-    return {
-        reason.name.lower(): (check, reason)
-        for check in (*CHECKS, *DEEP_CHECKS)
-        for reason in check.reasons
-        if reason.name.lower() != check.name
-    }
 
 
 def explain_all_xids(policy: Policy) -> list[Explanation]:

@@ -2,216 +2,66 @@
 
 from __future__ import annotations
 
-import math
-import os
-import platform
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
-from cli.level_2 import Level2, who_uses
-from cli.one_look import judged, show
-from cli.words import EXIT_CODES
-from healthcheck.captures import evidence_file
-from healthcheck.captures.evidence_file import EvidenceError, Look
-from healthcheck.catalog.profiles import find_profile
-from healthcheck.checks import CHECKS, checks_named, dcgm_diag, driver, driver_messages, groups_in
-from healthcheck.checks.examine import judge, look
-from healthcheck.checks.expectation import Expectation
-from healthcheck.cluster.errors import ClusterError
-from healthcheck.host import grpc_socket as node_socket
-from healthcheck.host.clock import now
-from healthcheck.host.program import COULD_NOT, INTERRUPTED, USAGE
-from healthcheck.host.streams import complain, say
-from healthcheck.memory.findings import Memory
-from healthcheck.memory.kernel_log import after_kernel_log
-from healthcheck.model import Check, Evidence, Host, Now, ProbeError
-from healthcheck.node.state import INSTANCE_TYPE
-from healthcheck.probes import kernel_log, machine
-from healthcheck.probes.container_runtime.cri import RuntimeStatus
-from healthcheck.probes.efa.libfabric import LONGEST_SECONDS, Libfabric
-from healthcheck.probes.nvml.driver import Driver
-from healthcheck.settings import Settings, SettingsError, read_settings, unknown_keys
-from healthcheck.text.printable import printable
+from cli.options import AsJson, Form, InstanceType, JsonOrYaml
 
-_NAMES = typer.Argument(
-    metavar="[CHECK]...",
-    help="Numbers of groups, or names; default: those of CHECKS_LIGHTWEIGHT. 1 runs DCGM's level 2, for minutes.",
-)
-_SAVE = typer.Option(
-    "--save-evidence",
-    metavar="FILE",
-    help="Write what was seen, for `replay` to judge again; serial numbers, UUIDs and the kernel's log are in it.",
-)
-_FORCE = typer.Option("--force", help="Run level 2 beside pods and processes that use the GPUs, and do not ask.")
-_ELSEWHERE = (
-    "{} needs the whole node, for hours: `gpu-healthcheck quarantine NODE` drains a node and runs it in a Job, whose "
-    "program is `quarantine-run`; here can be checked {}"
-)
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[CHECK...]",
+        help="Numbers of groups, or names; default: those of CHECKS_LIGHTWEIGHT. 1 runs DCGM's level 2, for minutes.",
+    ),
+]
+Root = Annotated[Path | None, typer.Option("--root", metavar="FOLDER", help="Look at the host tree in this directory.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also the evidence that it rests on.")]
+SaveEvidence = Annotated[
+    Path | None,
+    typer.Option(
+        "--save-evidence",
+        metavar="FILE",
+        help="Write what was seen, for `replay` to judge again; serial numbers, UUIDs and the kernel's log are in it.",
+    ),
+]
+Force = Annotated[
+    bool, typer.Option("--force", help="Run level 2 beside pods and processes that use the GPUs, and do not ask.")
+]
 
 
-def check(
-    names: Annotated[list[str] | None, _NAMES] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON, and nothing else.")] = False,
-    root: Annotated[Path | None, typer.Option("--root", help="Look at the host tree in this directory.")] = None,
-    instance_type: Annotated[str, typer.Option("--instance-type", help="What the node is expected to be.")] = "",
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also the evidence that it rests on.")] = False,
-    save_evidence: Annotated[Path | None, _SAVE] = None,
-    force: Annotated[bool, _FORCE] = False,
+@dataclass(frozen=True, slots=True)
+class CheckWish:
+    """What was asked for on the command line."""
+
+    names: tuple[str, ...]
+    form: Form | None
+    """None: for a person."""
+    root: Path | None
+    instance_type: str
+    verbose: bool
+    save_evidence: Path | None
+    force: bool
+
+
+def check(  # noqa: PLR0913, PLR0917 - each is an option of the command
+    names: Names = None,
+    output: JsonOrYaml = None,
+    as_json: AsJson = False,
+    root: Root = None,
+    instance_type: InstanceType = "",
+    verbose: Verbose = False,
+    save_evidence: SaveEvidence = None,
+    force: Force = False,
 ) -> None:
-    """Look at this node once and judge it. Exit code: 0 pass or warn, 1 fail, 2 unknown, 3 usage, 130 Ctrl-C."""
-    settings, checks = _usable(names, root)
-    if save_evidence and (reason := evidence_file.why_not(save_evidence)):
-        _end(f"--save-evidence: {reason}")
-    host_root = _host_root(root)
-    instance_type = instance_type or ("" if root else _instance_type(host_root))
-    level_2 = Level2(settings.values) if dcgm_diag.LEVEL_2 in checks else None
-    with _asking(host_root, settings, here=root is None) as host:
-        if level_2 is not None:
-            _may_test(host, force=force)
-        asked = replace(host, ask_dcgm=level_2.run if level_2 else None)
-        seen = _look(asked, checks, instance_type, settings, here=root is None)
-    result = judged(seen)
-    show(result, as_json=as_json, verbose=verbose)
-    if root is None and os.geteuid() and result.verdict.unobserved:
-        say("this was not run as root: what could not be looked at may need that")
-    if save_evidence:
-        try:
-            evidence_file.write(save_evidence, seen)
-        except EvidenceError as error:
-            _end(f"--save-evidence: {error}")
-    was_stopped = level_2 is not None and level_2.was_stopped
-    raise typer.Exit(INTERRUPTED if was_stopped else EXIT_CODES[result.verdict.status])
+    """Look at this node once and judge it.
 
+    Exit code: 0 pass or warn, 1 fail, 2 unknown, 3 usage, 130 Ctrl-C.
+    """
+    from cli.checking import look_and_tell  # noqa: PLC0415 - its help needs none of it
 
-@contextmanager
-def _asking(root: Path, settings: Settings, *, here: bool) -> Iterator[Host]:
-    """The host, with those who are asked in child processes; `here`: the node is this machine."""
-    seconds = settings.values.probe_seconds
-    nvml = Driver(root, seconds, use_loader=here)
-    libfabric = Libfabric(root, min(seconds, LONGEST_SECONDS))
-    runtime = RuntimeStatus(root, min(seconds, node_socket.LONGEST_SECONDS))
-    try:
-        host = Host(root, nvml.look)
-        if here:
-            host = replace(host, ask_libfabric=libfabric.ask, ask_container_runtime=runtime.ask)
-        yield host
-    finally:
-        nvml.end()
-        libfabric.end()
-        runtime.end()
-
-
-def _usable(names: list[str] | None, root: Path | None) -> tuple[Settings, tuple[Check, ...]]:
-    directory = Path(os.environ.get("CONFIG_DIR", "/etc/gpu-healthcheck"))
-    try:
-        settings = read_settings(directory)
-        checks = _named(names) if names else settings.values.checks
-    except SettingsError as error:
-        _end("\n".join(str(one) for one in error.bad))
-    except ValueError as error:
-        _end(str(error))
-    if unknown := unknown_keys(directory):
-        complain("check", str(unknown))
-    if root is not None and dcgm_diag.LEVEL_2 in checks:
-        _end(f"--root {root}: {dcgm_diag.LEVEL_2.group} tests the GPUs of this machine alone")
-    return settings, checks
-
-
-def _host_root(root: Path | None) -> Path:
-    told = "HOST_ROOT" if root is None else "--root"
-    root = root or Path(os.environ.get("HOST_ROOT", "/"))
-    if not root.is_dir():
-        _end(f"{told} {root}: no such directory")
-    return root
-
-
-def _named(words: list[str]) -> tuple[Check, ...]:
-    """What can be checked here. Raises ValueError for what exists and can't, and for what does not exist."""
-    here = (*CHECKS, dcgm_diag.LEVEL_2)
-    wanted: set[str] = set()
-    for word in words:
-        checks = checks_named(word)
-        if others := [check for check in checks if check not in here]:
-            raise ValueError(_ELSEWHERE.format(others[0].group, groups_in(here)))
-        wanted.update(check.name for check in checks)
-    return tuple(check for check in here if check.name in wanted)
-
-
-def _may_test(host: Host, *, force: bool) -> None:
-    """Level 2 loads the GPUs, and fails or slows down what else uses them."""
-    if force or not (used := who_uses(host)):
-        return
-    complain("check", f"{dcgm_diag.LEVEL_2.group}: {printable(used)}")
-    if not sys.stdin.isatty():
-        say("nothing was tested; --force tests beside them")
-        raise typer.Exit(COULD_NOT)
-    if not typer.confirm("Test all the same?", err=True):
-        raise typer.Exit(COULD_NOT)
-
-
-def _end(message: str) -> NoReturn:
-    complain("check", message)
-    raise typer.Exit(USAGE)
-
-
-def _instance_type(root: Path) -> str:
-    endpoint = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", machine.IMDS)
-    try:
-        return machine.instance_type(root, endpoint)
-    except ProbeError:
-        return _type_on_the_node()
-
-
-def _type_on_the_node() -> str:
-    """Inside the agent's pod, the Node's own label: what the agent goes by when nobody answers for the metadata."""
-    node_name = os.environ.get("NODE_NAME", "")
-    if not node_name or "KUBERNETES_SERVICE_HOST" not in os.environ:
-        return ""
-    from healthcheck.cluster.client import Cluster  # noqa: PLC0415 - elsewhere a check needs no cluster
-
-    try:
-        return Cluster().read_node(node_name).labels.get(INSTANCE_TYPE, "")
-    except ClusterError:
-        return ""
-
-
-def _look(host: Host, checks: tuple[Check, ...], instance_type: str, settings: Settings, *, here: bool) -> Look:
-    """`here`: the node is this machine, and so its kernel log has this machine's clock."""
-    moment = now()
-    try:
-        boot = kernel_log.boot_id(host.root)
-    except ProbeError:
-        boot = ""
-    # DCGM knows its GPUs by numbers: NVML, asked before it, tells which they are.
-    beside = (driver.CHECK,) if dcgm_diag.LEVEL_2 in checks else ()
-    evidence = look(host, (*beside, *checks))
-    return Look(
-        hostname=os.environ.get("NODE_NAME") or platform.node(),
-        machine=machine.machine_id(host.root),
-        boot_id=boot,
-        now=moment,
-        checks=checks,
-        expected=Expectation(
-            find_profile(settings.profiles, instance_type),
-            instance_type,
-            _driver_age(host, evidence, moment) if here else math.inf,
-            policy=settings.values.policy,
-            max_retired_pages_sbe=settings.values.max_retired_pages_sbe,
-        ),
-        monitor_ttl_seconds=settings.values.monitor_ttl_seconds,
-        evidence=evidence,
-    )
-
-
-def _driver_age(host: Host, evidence: Evidence, moment: Now) -> float:
-    """Seconds since the driver was loaded, as its line in the kernel's log says; since boot where none does."""
-    if kernel_log.RING not in evidence.probes:
-        evidence = look(host, (driver_messages.CHECK,))
-    outcomes = judge((driver_messages.CHECK,), evidence, Expectation())
-    return moment.monotonic - (after_kernel_log(Memory(), outcomes, moment).driver_loaded_at or 0.0)
+    form = Form.JSON if as_json else output
+    wish = CheckWish(tuple(names or ()), form, root, instance_type, verbose, save_evidence, force)
+    raise typer.Exit(look_and_tell(wish))

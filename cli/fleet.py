@@ -111,10 +111,14 @@ class Fleet:
     """The objects that nobody can read, and why."""
 
 
-def read_fleet(cluster: Cluster, unread: list[str]) -> Fleet:
-    """Every GPU node, worst first, and the places that may be tainted. `unread`: what the cluster passes over."""
+def read_fleet(cluster: Cluster, unread: list[str], chosen: str = "") -> Fleet:
+    """The GPU nodes that the selector allows, worst first, and the fleet's places for tainted ones.
+
+    `unread`: what the cluster passes over.
+    """
     unread.clear()
-    nodes = {node.name: node for selector in GPU_NODES for node in cluster.list_nodes(selector)}
+    selectors = [f"{selector},{chosen}" if chosen else selector for selector in GPU_NODES]
+    nodes = {node.name: node for selector in selectors for node in cluster.list_nodes(selector)}
     now, config = datetime.now(UTC), _allowed(cluster.read_config)
     beats = _allowed(partial(cluster.list_heartbeats, now))
     interval = timedelta(seconds=_number(config, "DCGM_L2_INTERVAL", "dcgm_l2_interval_seconds") or 0)

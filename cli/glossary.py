@@ -1,39 +1,29 @@
 """The words that our records, labels and commands use beside the reasons of findings: what each of them means.
 
-The runbook's table of what could not look is made from the causes here.
+`make docs` writes them into index.json, which `explain` reads, and the causes into the runbook.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
-from cli.setting_words import settings_in_words
+from cli.index import SETTING, Declared, Word
+from cli.setting_words import settings_in_words, shown
 from cli.words import SEVERITY_MEANS
 from diagnosis.causes import CAUSES as DIAGNOSES
 from diagnosis.hami.glossary import hami_words
 from diagnosis.hami.settings import KEYS, NODE_KEYS
 from healthcheck import checks
 from healthcheck.captures import files as captures
-from healthcheck.checks import CHECKS, DEEP_CHECKS, GROUPS, SHORT_NAMES
+from healthcheck.checks import CHECKS, DEEP_CHECKS, GROUPS, SHORT_NAMES, dcgm_diag
 from healthcheck.deep import causes as deep
-from healthcheck.model import PREFIX, Cause
+from healthcheck.model import Cause
 from healthcheck.node.state import CONDITION, HARDWARE_READY, REBOOT_REQUIRED, REPLACEMENT_REQUIRED
+from healthcheck.settings import NodeSettings
 from healthcheck.verdict.acknowledgement import UNTOLD
 
-SETTING = "a setting"
 _RUNBOOK, _CAUSES = "docs/runbook.md", "docs/causes.md"
-
-
-@dataclass(frozen=True, slots=True)
-class Word:
-    """`kind`: what sort of word it is; `more`: where there is more about it."""
-
-    name: str
-    kind: str
-    meaning: str
-    more: str
 
 
 CAUSES: tuple[Cause, ...] = (*checks.CAUSES, *captures.CAUSES, *deep.CAUSES)
@@ -103,20 +93,7 @@ _ANNOTATIONS = {
 }
 
 
-def words() -> Mapping[str, tuple[Word, ...]]:
-    """Every word of ours, in small letters and without our prefix; some are of more than one kind."""
-    known: dict[str, tuple[Word, ...]] = {}
-    for one in _all():
-        known[one.name.lower()] = (*known.get(one.name.lower(), ()), one)
-    return known
-
-
-def without_prefix(said: str) -> str:
-    """As `words` has it: `…/mode` is `mode`."""
-    return said.lower().removeprefix(f"{PREFIX}/")
-
-
-def _all() -> Iterator[Word]:
+def all_words() -> Iterator[Word]:
     for one in CAUSES:
         told = f"{one.meaning} {one.action}"
         yield Word(one.name, "why a check could not look", told, f"{_RUNBOOK}#could-not-look")
@@ -185,3 +162,16 @@ def _groups() -> dict[str, str]:
     """Each with its checks; one without any is of another program."""
     checks = {group: [one.name for one in (*CHECKS, *DEEP_CHECKS) if one.group == group] for group in GROUPS.values()}
     return {group: f"Its checks: {', '.join(names) or 'none yet'}." for group, names in checks.items()}
+
+
+def all_reasons() -> Iterator[Declared]:
+    """Every reason with a name of its own: an Xid or SXid is named by its number."""
+    for check in (*CHECKS, *DEEP_CHECKS):
+        by_error = check in (dcgm_diag.LEVEL_2, dcgm_diag.LEVEL_4)
+        for reason in check.reasons:
+            if reason.name.lower() != check.name:
+                yield Declared(reason, check.name, check.group, by_error)
+
+
+def defaults() -> dict[str, str]:
+    return {key: shown(value) for key, value in NodeSettings.model_construct().model_dump(by_alias=True).items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Annotated
 
 import typer
 
@@ -17,3 +18,6 @@ def node_names(names: list[str]) -> list[str]:
         if len(name) > _LONGEST or not _NAME.fullmatch(name):
             raise typer.BadParameter(f"{name[:_LONGEST]!r} is no name of a node")
     return list(dict.fromkeys(names))
+
+
+Nodes = Annotated[list[str], typer.Argument(metavar="NODE...", help="Their names.", callback=node_names)]

@@ -10,12 +10,13 @@ from rich.pretty import pretty_repr
 from rich.table import Column, Table
 from rich.text import Text
 
+from cli.documents import write_as
+from cli.options import Form
 from cli.words import SEVERITY_STYLES, STATUS_STYLES
 from healthcheck.captures.evidence_file import Look
 from healthcheck.checks import DEEP_CHECKS
 from healthcheck.checks.examine import judge
 from healthcheck.host.console import Screen
-from healthcheck.host.streams import write_json
 from healthcheck.memory.deep_tests import after_deep_test, deep_result
 from healthcheck.memory.exits import expired
 from healthcheck.memory.findings import Memory, Standing
@@ -61,12 +62,12 @@ def judged(look: Look) -> Judged:
     return Judged(look, outcomes, expired(memory, look.now, look.monitor_ttl_seconds))
 
 
-def show(judged: Judged, *, as_json: bool, verbose: bool) -> None:
+def show(judged: Judged, form: Form | None, *, verbose: bool) -> None:
     """The verdict as a table or as the record; with `verbose` also what it rests on."""
-    if as_json:
+    if form:
         # Standard output is the record's alone.
         console = Screen(stderr=True)
-        write_json(json_rows.as_json(_record(judged)))
+        write_as(form, json_rows.as_json(_record(judged)), indent=None)
     else:
         console = Screen()
         _show_table(console, judged)

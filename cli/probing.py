@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Annotated
+from dataclasses import replace
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn
 
 from cli.access import cluster_of
+from cli.diagnose import ALL_SUSPECTS, ProbeWish
 from cli.node_probes import Answer, NodeProbes, ProbeError, must_have_rights, template_for
 from diagnosis.diagnose import diagnose
 from diagnosis.snapshot import Snapshot
@@ -18,43 +18,12 @@ from diagnosis.suspects import answers, suspects
 from diagnosis.target import TargetError
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.cluster.kubeconfig import Access
-from healthcheck.cluster.names import NAMESPACE
 from healthcheck.host.console import Screen
 from healthcheck.host.program import INTERRUPTED
 from healthcheck.host.streams import complain, say
 
-ALL_SUSPECTS = "all-suspects"
-Nodes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--probe-nodes",
-        metavar=f"NODE[,NODE…]|{ALL_SUSPECTS}",
-        help="Run `check` on these nodes, in a pod on each that is removed afterwards.",
-    ),
-]
-Image = Annotated[str, typer.Option("--probe-image", metavar="IMAGE", help="Of that pod; default: the agent's.")]
-Namespace = Annotated[
-    str, typer.Option("--probe-namespace", metavar="NAME", help="For that pod; it must allow privileged ones.")
-]
-MaxWorkers = Annotated[int, typer.Option("--max-workers", min=1, max=64, help="Nodes probed at the same time.")]
 
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What a person asked for. `nodes` is empty where he asked for none."""
-
-    nodes: tuple[str, ...] = ()
-    image: str = ""
-    namespace: str = NAMESPACE
-    max_workers: int = 8
-
-
-def wish(nodes: Iterable[str] | None, image: str, namespace: str, max_workers: int) -> Wish:
-    names = (name.strip() for one in nodes or () for name in one.split(","))
-    return Wish(tuple(dict.fromkeys(filter(None, names))), image, namespace, max_workers)
-
-
-def with_probes(snapshot: Snapshot, access: Access, wanted: Wish) -> Snapshot:
+def with_probes(snapshot: Snapshot, access: Access, wanted: ProbeWish) -> Snapshot:
     """With what the nodes asked for said of themselves; of the others it is said why not. Raises TargetError."""
     chosen = _chosen(snapshot, wanted)
     if not chosen:
@@ -76,7 +45,7 @@ def with_probes(snapshot: Snapshot, access: Access, wanted: Wish) -> Snapshot:
     return _with_records(snapshot, told)
 
 
-def _chosen(snapshot: Snapshot, wanted: Wish) -> tuple[Node, ...]:
+def _chosen(snapshot: Snapshot, wanted: ProbeWish) -> tuple[Node, ...]:
     if not snapshot.sees("Node"):
         raise TargetError(f"--probe-nodes: nodes can't be seen: {snapshot.missing['Node']}")
     named = [name for name in wanted.nodes if name != ALL_SUSPECTS]
@@ -88,7 +57,7 @@ def _chosen(snapshot: Snapshot, wanted: Wish) -> tuple[Node, ...]:
     return tuple(chosen.values())
 
 
-def _answers(nodes: Iterable[Node], access: Access, wanted: Wish) -> Mapping[str, Answer]:
+def _answers(nodes: Iterable[Node], access: Access, wanted: ProbeWish) -> Mapping[str, Answer]:
     """Raises ProbeError, ClusterError; a command that somebody ended has said what is left of it."""
     cluster = cluster_of(access)
     must_have_rights(cluster, wanted.namespace)

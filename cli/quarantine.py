@@ -2,279 +2,63 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import asdict
-from enum import StrEnum
 from typing import Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
-from cli.access import Context, Kubeconfig, cluster_of
-from cli.eviction import CouldNot
-from cli.lines import COMMAND, print_line
-from cli.node_names import node_names
-from cli.patience import Interrupted, Patience
-from cli.progress import Progress
-from cli.quarantine_node import (
-    LOOK_SECONDS,
-    PASSED,
-    NodeQuarantine,
-    QuarantinePlan,
-    QuarantineWish,
-    Result,
-    missing_rights,
-)
-from cli.words import SEVERITY_STYLES, STATUS_STYLES, explained
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.errors import ClusterError
+from cli.node_names import Nodes
+from cli.options import Context, Kubeconfig, RequestTimeout, TableForm, TableJsonOrYaml, positive_seconds
 from healthcheck.cluster.kubeconfig import Access
-from healthcheck.host.console import Screen
-from healthcheck.host.streams import complain, write_json
-from healthcheck.operations.cordon import cordoned_by
-from healthcheck.operations.drain import Allowed
-from healthcheck.operations.next_step import NextStep
-from healthcheck.operations.quarantine_job import job_name
-from healthcheck.text.json_rows import as_json
-from healthcheck.text.printable import printable
-from healthcheck.verdict.record import RunRecord
 
-NOT_PASSED, COULD_NOT, INTERRUPTED = 1, 2, 130
-_RESUME = "gpu-healthcheck quarantine {} goes on with it"
-_STYLES = {word.value: style for word, style in STATUS_STYLES.items()}
-_STYLES |= {word.name: style for word, style in SEVERITY_STYLES.items()}
-_LONGEST_ROW = 1000
-"""Of a table that is piped: nothing reads it by its width there."""
-_RECOMMENDATION_STYLES = {PASSED: "bold green", "rerun": "bold magenta"}
-
-
-class Output(StrEnum):
-    TABLE = "table"
-    JSON = "json"
+Drain = Annotated[
+    bool,
+    typer.Option("--drain/--no-drain", show_default=False, help="Evict the pods on it first (the default)."),
+]
+Force = Annotated[bool, typer.Option("--force", help="Evict pods that no controller makes again, too.")]
+EmptyDir = Annotated[
+    bool, typer.Option("--delete-emptydir-data", help="Evict pods with an emptyDir, too: its data is lost.")
+]
+Timeout = Annotated[
+    float,
+    typer.Option(
+        "--timeout",
+        metavar="TIME",
+        parser=positive_seconds,
+        show_default=False,
+        help="For the pods to go, at most; default: 15m.",
+    ),
+]
+ReleaseOnPass = Annotated[
+    bool, typer.Option("--release-on-pass", help="Uncordon it when nothing was found, if this command cordoned it.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")]
 
 
 def quarantine(  # noqa: PLR0913, PLR0917 - each is an option of the command
-    nodes: Annotated[
-        list[str], typer.Argument(metavar="NODE...", help="The nodes to test, all at once.", callback=node_names)
-    ],
-    drain: Annotated[bool, typer.Option("--drain/--no-drain", help="Evict the pods on it first.")] = True,
-    force: Annotated[bool, typer.Option("--force", help="Evict pods that no controller makes again, too.")] = False,
-    delete_emptydir_data: Annotated[
-        bool, typer.Option("--delete-emptydir-data", help="Evict pods with an emptyDir, too: its data is lost.")
-    ] = False,
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds for the pods to go, at most.", min=1)] = 900.0,
-    release_on_pass: Annotated[
-        bool, typer.Option("--release-on-pass", help="Uncordon it when nothing was found, if this command cordoned it.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")] = False,
-    output: Annotated[Output, typer.Option("--output", "-o", help="table or json.")] = Output.TABLE,
+    nodes: Nodes,
+    drain: Drain = True,
+    force: Force = False,
+    delete_emptydir_data: EmptyDir = False,
+    timeout: Timeout = 900.0,
+    release_on_pass: ReleaseOnPass = False,
+    dry_run: DryRun = False,
+    output: TableJsonOrYaml = TableForm.TABLE,
     context: Context = "",
     kubeconfig: Kubeconfig = "",
+    request_timeout: RequestTimeout = None,
 ) -> None:
     """Cordon and drain nodes, test them deeply, and say what to do with each. Takes an hour or more.
 
-    Ctrl-C leaves the test running; the same command again goes on with it, or tells its result if it has ended since. A
-    person's own cordon is never lifted.
+    Ctrl-C leaves the test running; the same command again goes on with it, or tells its result if it has ended since.
+    A person's own cordon is never lifted.
 
     Exit code: 0 return to service; 1 another recommendation; 2 a node could not be tested; 130 Ctrl-C.
     Of several nodes, the worst.
     """
+    from cli.quarantine_node import QuarantineWish  # noqa: PLC0415 - its help needs none of it
+    from cli.quarantining import quarantine_nodes  # noqa: PLC0415
+    from healthcheck.operations.drain import Allowed  # noqa: PLC0415
+
     wish = QuarantineWish(drain, Allowed(force, delete_emptydir_data), timeout, release_on_pass)
-    access = Access(kubeconfig, context)
-    console = Screen(stderr=output is Output.JSON)
-    interrupted = False
-    try:
-        _must_have_rights(cluster_of(access))
-    except (CouldNot, ClusterError) as error:
-        complain("quarantine", "\n  ".join(map(printable, _reason_lines(error))))
-        results = [Result(name, why_not=_in_one_line(error)) for name in nodes]
-    else:
-        with Progress(console, nodes) as progress:
-            ward = Ward(nodes, wish, progress, access)
-            results = ward.plan() if dry_run else ward.run()
-        interrupted = ward.interrupted
-    if output is Output.JSON:
-        write_json([asdict(result) | {"record": as_json(result.record)} for result in results], indent=2)
-    else:
-        for result in results:
-            show(result, console)
-    raise typer.Exit(INTERRUPTED if interrupted else max(map(_exit_code, results)))
-
-
-def _must_have_rights(cluster: Cluster) -> None:
-    missing = missing_rights(cluster)
-    if missing:
-        raise CouldNot("you lack rights that it needs, and nothing was changed", *missing)
-
-
-class Ward:
-    """The nodes of one command, each in a thread of its own."""
-
-    def __init__(self, names: Sequence[str], wish: QuarantineWish, progress: Progress, access: Access) -> None:
-        self._names = names
-        self._wish = wish
-        self._progress = progress
-        self._access = access
-        self._stopping = threading.Event()
-        self._leaving = threading.Event()
-
-    @property
-    def interrupted(self) -> bool:
-        return self._stopping.is_set()
-
-    def plan(self) -> list[Result]:
-        """Tell what would be done."""
-        return [self._planned(name) for name in self._names]
-
-    def run(self) -> list[Result]:
-        """Until all have ended. Ctrl-C ends the waiting for them, and nothing that goes on in the cluster.
-
-        A second one ends the asking for what stands, too, as where no API server answers.
-        """
-        with ThreadPoolExecutor(len(self._names)) as threads:
-            ways = [threads.submit(self._quarantined, name) for name in self._names]
-            for ending in (self._stopping, self._leaving):
-                try:
-                    wait(ways)
-                    break
-                except KeyboardInterrupt:
-                    ending.set()  # each ends at its next wait, and says what stands
-        return [way.result() for way in ways]
-
-    def _quarantined(self, name: str) -> Result:
-        started = False
-        try:
-            node = self._node(name, self._stopping)
-            plan = node.plan()
-            started = True
-            return node.run(plan)
-        except Interrupted:
-            why: Exception = CouldNot("interrupted")
-        except (CouldNot, ClusterError) as error:
-            why = error
-        result = self._failed(name, why)
-        if started:
-            self._tell_what_stands(name)
-        return result
-
-    def _planned(self, name: str) -> Result:
-        try:
-            plan = self._node(name, self._stopping).plan()
-        except (CouldNot, ClusterError) as error:
-            return self._failed(name, error)
-        words = tuple(_plan_words(plan, self._wish))
-        for line in words:
-            self._progress.say(name, line)
-        return Result(name, cordoned=plan.node.cordoned, plan=words)
-
-    def _failed(self, name: str, error: Exception) -> Result:
-        self._progress.stage(name, "")
-        first, *details = _reason_lines(error)
-        self._progress.say(name, first, "bold red")
-        for one in details:
-            self._progress.say(name, f"  {one}", "red")
-        return Result(name, why_not=_in_one_line(error))
-
-    def _tell_what_stands(self, name: str) -> None:
-        """Asked anew, of somebody who does not stop at the first Ctrl-C: what the cluster says is what stands."""
-        try:
-            for line in self._node(name, self._leaving).standing():
-                self._progress.say(name, line)
-        except Interrupted:
-            self._progress.say(name, f"nobody was asked what stands of it: {_RESUME.format(name)}", "bold red")
-        except (CouldNot, ClusterError) as error:
-            self._progress.say(name, f"what stands of it can't be said: {explained(error)}", "bold red")
-
-    def _node(self, name: str, stopping: threading.Event) -> NodeQuarantine:
-        voice = self._progress.voice(name)
-        patience = Patience(stopping, voice.say, LOOK_SECONDS)
-        return NodeQuarantine(cluster_of(self._access), name, self._wish, patience, voice)
-
-
-def _plan_words(plan: QuarantinePlan, wish: QuarantineWish) -> Iterable[str]:
-    if not plan.node.cordoned:
-        yield "would be cordoned"
-    else:
-        by = cordoned_by(plan.node)
-        yield f"is cordoned already, {f'by {by}' if by else 'by somebody else: it stays so'}"
-    if plan.following:
-        how = "tell the result of" if plan.following.outcome else "follow"
-        which = "which ended while nobody followed it" if plan.following.outcome else "which is at work on it already"
-        yield f"would {how} Job {plan.following.namespace}/{plan.following.name}, {which}"
-        return
-    yield from (f"would evict {pod.title}{f' ({pod.warning})' if pod.warning else ''}" for pod in plan.drain.leaving)
-    yield from (f"would leave {title}: {why}" for title, why in plan.drain.left)
-    if not wish.drain:
-        yield "would leave all pods where they are (--no-drain): the test refuses to begin while one holds a GPU"
-    yield f"would make Job {job_name(plan.node.name)}, and follow it"
-
-
-# --- the result
-
-
-def show(result: Result, console: Screen) -> None:
-    if not result.recommendation:
-        return
-    record = result.record
-    at = printable(record.timestamp or "")
-    console.print(Text.assemble("\n", (result.node, "bold"), f": quarantine run of {at}"))
-    if not console.is_terminal:
-        console.width = _LONGEST_ROW
-    console.print(_checks_table(record))
-    for finding in record.findings or ():
-        words = printable(f"{finding.reason} on {finding.subject}: {finding.detail}")
-        severity = finding.severity.name if finding.severity else ""
-        print_line(console, Text(f"{severity:8}", _STYLES.get(severity, "")), Text(words))
-    if record.bug_report:
-        console.print(Text(f"NVIDIA's bug report lies on the node: {printable(record.bug_report)}"), soft_wrap=True)
-    style = _RECOMMENDATION_STYLES.get(result.recommendation, "bold red")
-    console.print(Text.assemble("recommendation: ", (printable(result.recommendation), style)))
-    for reason in record.reasons or ():
-        print_line(console, Text(" "), Text(printable(reason)))
-    _show_step(result, console)
-
-
-def _checks_table(record: RunRecord) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("test", "status", "severity"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("seen", overflow="fold")
-    causes: dict[str, list[str]] = {}
-    for one in record.unobserved or ():
-        causes.setdefault(one.check or "", []).append(printable(f"{one.cause}: {one.detail}"))
-    for row in record.checks or ():
-        check, status, severity = (printable(word or "") for word in (row.check, row.status, row.severity))
-        seen = "; ".join(filter(None, [printable(row.seen or ""), *causes.get(check, ())]))
-        table.add_row(
-            check, Text(status, _STYLES.get(status, "")), Text(severity, _STYLES.get(severity, "")), Text(seen)
-        )
-    return table
-
-
-def _show_step(result: Result, console: Screen) -> None:
-    if result.step.note:
-        console.print(Text(printable(result.step.note)), soft_wrap=not console.is_terminal)
-    for command in result.step.commands:
-        console.print(Text(f"  {COMMAND}{printable(command)}"), soft_wrap=True)
-    if result.recommendation == PASSED and result.step == NextStep():
-        console.print("it is not cordoned: it takes work again")
-
-
-def _exit_code(result: Result) -> int:
-    if result.why_not:
-        return COULD_NOT
-    return 0 if result.recommendation in (PASSED, "") else NOT_PASSED
-
-
-def _reason_lines(error: Exception) -> list[str]:
-    """What could not be done and why, and a line for each detail of it."""
-    details = error.details if isinstance(error, CouldNot) else ()
-    return [f"{explained(error)}{':' if details else ''}", *details]
-
-
-def _in_one_line(error: Exception) -> str:
-    first, *details = _reason_lines(error)
-    return f"{first} {'; '.join(details)}" if details else first
+    access = Access(kubeconfig, context, request_timeout)
+    raise typer.Exit(quarantine_nodes(nodes, wish, access, output, dry_run=dry_run))

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import getpass
-import math
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.text import Text
 
-from cli.access import Context, Kubeconfig, cluster_of
-from cli.lines import print_line
-from cli.node_names import node_names
-from cli.words import SEVERITY_STYLES, explained
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.errors import ClusterError, NotFound
-from healthcheck.cluster.kubeconfig import Access, user_name
-from healthcheck.host.console import Screen
-from healthcheck.host.streams import complain
-from healthcheck.memory.findings import Release
-from healthcheck.model import Severity, Status
-from healthcheck.node.state import RELEASE, RESULTS, NodeState, annotated
-from healthcheck.operations.cordon import cordoned_by, lift, why_kept
-from healthcheck.text.moments import timestamp
-from healthcheck.text.printable import printable
-from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import Fault, dump_release, faults_on, release_of
-from healthcheck.verdict.record import AgentRecord
+from cli.node_names import Nodes
+from cli.options import Context, Kubeconfig, RequestTimeout, positive_seconds
+from healthcheck.cluster.kubeconfig import Access
 
-STILL_STANDS, COULD_NOT = 1, 2
+Reason = Annotated[
+    str, typer.Option("--reason", metavar="TEXT", help="Why: it stands in the record and in an Event. Required.")
+]
+By = Annotated[str, typer.Option("--by", metavar="NAME", help="Who; default: the kubeconfig's user, else yours here.")]
+KeepCordoned = Annotated[bool, typer.Option("--keep-cordoned", help="Leave the cordon of a quarantine run, too.")]
+Wait = Annotated[
+    bool,
+    typer.Option(
+        "--wait/--no-wait", show_default=False, help="Wait until the node's agent has taken it (the default)."
+    ),
+]
+Timeout = Annotated[
+    float,
+    typer.Option(
+        "--timeout", metavar="TIME", parser=positive_seconds, show_default=False, help="To wait at most; default: 2m."
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be released, and write nothing.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,28 +36,24 @@ class ReleaseWish:
     """What was asked for on the command line."""
 
     by: str
+    """'' for whoever types it."""
     reason: str
     keep_cordoned: bool
     dry_run: bool
     wait_seconds: float
 
 
-class CouldNotRelease(Exception):
-    """The message says why."""
-
-
 def release(  # noqa: PLR0913, PLR0917 - each is an option of the command
-    nodes: Annotated[list[str], typer.Argument(metavar="NODE...", help="The nodes to release.", callback=node_names)],
-    reason: Annotated[str, typer.Option("--reason", help="Why: it stands in the record and in an Event.")],
-    by: Annotated[str, typer.Option("--by", help="Who; default: the kubeconfig's user, else yours here.")] = "",
-    keep_cordoned: Annotated[
-        bool, typer.Option("--keep-cordoned", help="Leave the cordon of a quarantine run, too.")
-    ] = False,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the node's agent has taken it.")] = True,
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds to wait at most.", min=1)] = 120.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be released, and write nothing.")] = False,
+    nodes: Nodes,
+    reason: Reason,
+    by: By = "",
+    keep_cordoned: KeepCordoned = False,
+    wait: Wait = True,
+    timeout: Timeout = 120.0,
+    dry_run: DryRun = False,
     context: Context = "",
     kubeconfig: Kubeconfig = "",
+    request_timeout: RequestTimeout = None,
 ) -> None:
     """Release nodes: their event findings of now are dealt with, and count no more. A fault that is there comes back.
 
@@ -69,131 +61,7 @@ def release(  # noqa: PLR0913, PLR0917 - each is an option of the command
 
     Exit code: 0 released, or nothing to release; 1 something still stands; 2 could not, or no agent answered in time.
     """
-    access = Access(kubeconfig, context)
-    wish = ReleaseWish(
-        by or user_name(access) or getpass.getuser(), reason, keep_cordoned, dry_run, timeout if wait else 0.0
-    )
-    console = Screen(soft_wrap=True)
-    codes = []
-    for name in nodes:
-        try:
-            codes.append(_release(cluster_of(access), name, wish, console))
-        except (ClusterError, CouldNotRelease) as error:
-            complain("release", f"{name}: {explained(error)}")
-            codes.append(COULD_NOT)
-    raise typer.Exit(max(codes))
+    from cli.releasing import release_nodes  # noqa: PLC0415 - its help needs none of it
 
-
-def _release(cluster: Cluster, name: str, wish: ReleaseWish, console: Screen) -> int:
-    node = _read(cluster, name)
-    word = release_of(node, wish.by, wish.reason, datetime.now(UTC))
-    if word.findings:
-        console.print(f"{name}: {'would release' if wish.dry_run else 'releasing'}")
-        _show([fault for fault in faults_on(node) if fault.is_covered(word.findings)], console)
-    else:
-        console.print(f"{name}: nothing to release: no event finding stands in its records")
-    if not wish.dry_run:
-        node, word = _write(cluster, name, wish)
-    _show_cordon(node, wish, console)
-    if wish.dry_run or not word.findings:
-        _show_rest(node, word, console)
-        stands = any(fault.severity >= Severity.RESET for fault in faults_on(node))
-        return STILL_STANDS if stands and not wish.dry_run else 0
-    if not wish.wait_seconds:
-        console.print(f"{name}: written; the node's agent takes it as soon as it sees it")
-        return 0
-    after = _wait(cluster, name, dump_release(word), wish.wait_seconds)
-    console.print(f"{name}: released by {printable(wish.by)}: {printable(wish.reason)}")
-    return _show_rest(after, word, console)
-
-
-def _read(cluster: Cluster, name: str) -> NodeState:
-    try:
-        node = cluster.read_node(name)
-    except NotFound:
-        raise CouldNotRelease("there is no such node") from None
-    return _with_record(node)
-
-
-def _with_record(node: NodeState) -> NodeState:
-    if RESULTS not in node.annotations and not cordoned_by(node):
-        raise CouldNotRelease("no agent has ever told of this node; there is no record to release from")
-    return node
-
-
-def _write(cluster: Cluster, name: str, wish: ReleaseWish) -> tuple[NodeState, Release]:
-    """Write the release of what the Node's records show at this moment; whatever comes later is not meant.
-
-    Returns the Node as it was then. Our cordon goes in the same patch.
-    """
-    meant: list[tuple[NodeState, Release]] = []
-
-    def releasing(latest: NodeState) -> dict[str, Any] | None:
-        word = release_of(_with_record(latest), wish.by, wish.reason, datetime.now(UTC))
-        meant.append((latest, word))
-        return _patch(latest, word, wish)
-
-    try:
-        cluster.update_node(name, releasing)
-    except NotFound:
-        raise CouldNotRelease("there is no such node") from None
-    return meant[-1]
-
-
-def _patch(node: NodeState, word: Release, wish: ReleaseWish) -> dict[str, Any] | None:
-    """None where there is nothing to write."""
-    patch = None if wish.keep_cordoned else lift(node, word.at)
-    return annotated(node, {RELEASE: dump_release(word)}, patch) if word.findings else patch
-
-
-def _wait(cluster: Cluster, name: str, text: str, seconds: float) -> NodeState:
-    """The Node once its agent has taken the release into its record."""
-    deadline = time.monotonic() + seconds
-    while (left := deadline - time.monotonic()) > 0:
-        for node in cluster.watch_node(name, math.ceil(left)):
-            if node is None:
-                raise CouldNotRelease("the node is gone")
-            if node.annotations.get(RELEASE) != text:
-                return node
-            if time.monotonic() >= deadline:
-                break
-    raise CouldNotRelease(
-        f"no agent of this node answered within {seconds:g} s; the release waits on the node (is its agent running?)"
-    )
-
-
-def _show_rest(node: NodeState, word: Release, console: Screen) -> int:
-    """What stands beside the release; a level fault leaves only when a look shows it gone."""
-    rest = [fault for fault in faults_on(node) if not fault.is_covered(word.findings)]
-    status = _status(node)
-    if rest:
-        console.print(f"{node.name}: still stands")
-        _show(rest, console)
-    console.print(f"{node.name}: its agent says {status}")
-    well = status in (Status.PASS, Status.WARN) and all(fault.severity < Severity.RESET for fault in rest)
-    return 0 if well else STILL_STANDS
-
-
-def _show_cordon(node: NodeState, wish: ReleaseWish, console: Screen) -> None:
-    """What becomes of the cordon, if the node is under one."""
-    if not node.cordoned:
-        return
-    why = "as you asked" if wish.keep_cordoned else why_kept(node, datetime.now(UTC))
-    by = printable(cordoned_by(node))
-    if why:
-        words = f"stays cordoned: {printable(why)}" + ("" if by else f" (kubectl uncordon {node.name})")
-    else:
-        words = f"{'would be uncordoned' if wish.dry_run else 'uncordoned'}: it was cordoned by {by}"
-    console.print(f"{node.name}: {words}")
-
-
-def _status(node: NodeState) -> str:
-    return records.on_node(AgentRecord, node, RESULTS).status or Status.UNKNOWN.value
-
-
-def _show(faults: Sequence[Fault], console: Screen) -> None:
-    for fault in faults:
-        severity = Text(f"  {fault.severity.name:8}", SEVERITY_STYLES[fault.severity])
-        seen = f", last seen {timestamp(fault.seen)}" if fault.seen else ""
-        what = printable(f"{fault.reason} on {fault.subject} ({fault.nature.value}{seen})")
-        print_line(console, severity, Text(what))
+    wish = ReleaseWish(by, reason, keep_cordoned, dry_run, timeout if wait else 0.0)
+    raise typer.Exit(release_nodes(nodes, wish, Access(kubeconfig, context, request_timeout)))

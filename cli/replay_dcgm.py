@@ -9,7 +9,9 @@ from datetime import datetime
 
 from rich.text import Text
 
-from cli.catalogue import declared_reasons
+from cli import index
+from cli.documents import write_as
+from cli.options import Form
 from cli.words import EXIT_CODES, SEVERITY_STYLES, STATUS_STYLES
 from healthcheck.captures.blocks import CaptureError
 from healthcheck.catalog.dcgm import return_of_text
@@ -30,7 +32,6 @@ from healthcheck.checks.dcgm_diag import (
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
 from healthcheck.host.console import Screen
-from healthcheck.host.streams import write_json
 from healthcheck.memory.deep_tests import after_deep_test, deep_result
 from healthcheck.memory.findings import Memory, Standing
 from healthcheck.model import Evidence, Finding, Now, Outcome
@@ -58,7 +59,7 @@ class Document:
     saved_at: datetime
 
 
-def judge_document(document: Document, instance_type: str, settings: Settings, *, as_json: bool) -> int:
+def judge_document(document: Document, instance_type: str, settings: Settings, form: Form | None) -> int:
     """Judge and show it; returns the exit code. Raises CaptureError where it is none of the diagnostic's."""
     answer = read_answer(document.raw)
     if not answer.documents and not answer.cut_off and not any(map(return_of_text, answer.said)):
@@ -71,9 +72,9 @@ def judge_document(document: Document, instance_type: str, settings: Settings, *
     now = Now(document.saved_at, 0.0)
     memory = after_deep_test(Memory(), deep_result(outcomes, now.wall, now.wall), now)
     verdict = decide(memory, outcomes)
-    if as_json:
+    if form:
         record = records.render(verdict, memory, Identity("", instance_type), now.wall)
-        write_json(json_rows.as_json(record))
+        write_as(form, json_rows.as_json(record), indent=None)
     else:
         _show(document.name, verdict, answer, policy)
     return EXIT_CODES[verdict.status]
@@ -142,8 +143,8 @@ def _finding(standing: Standing, explained: set[str]) -> Iterator[Text]:
     finding = standing.finding
     severity = (f"{finding.severity.name} {finding.reason}", SEVERITY_STYLES[finding.severity])
     yield Text.assemble(severity, _short(f" on {finding.subject}: {finding.detail}"))
-    reasons = declared_reasons()
-    _, reason = reasons.get(finding.reason.lower(), reasons[FAMILY.name.lower()])
+    reasons = index.reasons()
+    reason = reasons.get(finding.reason.lower(), reasons[FAMILY.name.lower()]).reason
     if reason.name not in explained:
         explained.add(reason.name)
         yield Text(f"  {reason.meaning} {reason.action}")

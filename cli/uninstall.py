@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
-from cli.access import Context, Kubeconfig, cluster_of
-from cli.words import explained
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
-from healthcheck.cluster.jobs import Workload
+from cli.options import Context, Kubeconfig, RequestTimeout
 from healthcheck.cluster.kubeconfig import Access
-from healthcheck.host.console import Screen
-from healthcheck.host.streams import complain, say
-from healthcheck.model import PREFIX, Severity
-from healthcheck.node.state import CORDONED_BY, ENABLED, STARTUP
-from healthcheck.operations.uninstall import DELETE_REST, SELECTOR, STOP, Removal, patch, removal
-from healthcheck.text.printable import printable
-
-LEFT, COULD_NOT = 1, 2
-_MOST_NAMED = 5
-_BAD = tuple(severity.name for severity in Severity if severity >= Severity.RESET)
 
 
 def uninstall(
@@ -30,6 +15,7 @@ def uninstall(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     context: Context = "",
     kubeconfig: Kubeconfig = "",
+    request_timeout: RequestTimeout = None,
 ) -> None:
     """Take our labels, taints, annotations and conditions off all nodes. What others set stays, and a person's cordon.
 
@@ -37,106 +23,7 @@ def uninstall(
 
     Exit code: 0 nothing of ours is left on any node; 1 something is, or our programs still run; 2 could not.
     """
-    try:
-        cluster = cluster_of(Access(kubeconfig, context))
-        raise typer.Exit(_uninstall(cluster, Screen(soft_wrap=True), dry_run=dry_run, yes=yes))
-    except ClusterError as error:
-        complain("uninstall", explained(error))
-        raise typer.Exit(COULD_NOT) from None
+    from cli.uninstalling import uninstall_from  # noqa: PLC0415 - its help needs none of it
 
-
-def _uninstall(cluster: Cluster, console: Screen, *, dry_run: bool, yes: bool) -> int:
-    running = list(cluster.list_workloads(SELECTOR))
-    gone = _look(cluster)
-    for one in gone:
-        _show(one, console)
-    console.print(f"{_counted(gone)} something of ours" if gone else "no node carries anything of ours")
-    if running:
-        _say_what_runs(running)
-    if dry_run:
-        return 0
-    if running:
-        return LEFT
-    if gone and not (yes or typer.confirm("Take all this off?")):
-        console.print("nothing was changed")
-        return LEFT
-    failed = [one.node for one in gone if not take_off(cluster, one.node, console)]
-    if left := [one.node for one in _look(cluster)]:
-        why = "" if failed else ": something of ours wrote it again; what still runs?"
-        complain("uninstall", f"still there on {_named(left)}{why}")
-        return COULD_NOT if failed else LEFT
-    _say_what_remains(gone, console)
-    return 0
-
-
-def _look(cluster: Cluster) -> list[Removal]:
-    """What is to go, by node. Only a Node that is read by itself says who set its cordon."""
-    nodes = (
-        cluster.read_node(node.name) if node.cordoned and CORDONED_BY in node.annotations else node
-        for node in cluster.list_nodes()
-    )
-    return [one for one in map(removal, nodes) if one]
-
-
-def take_off(cluster: Cluster, name: str, console: Screen) -> bool:
-    """Whether nothing of ours is left on that Node. Raises Forbidden: the others would be refused as well."""
-    try:
-        node = cluster.update_node(name, patch) or cluster.read_node(name)
-        if conditions := removal(node).conditions:
-            cluster.remove_conditions(name, conditions)
-    except NotFound:
-        console.print(f"{name}: the node is gone")
-        return True
-    except Forbidden:
-        raise
-    except ClusterError as error:
-        complain("uninstall", f"{name}: {error}")
-        return False
-    console.print(f"{name}: done")
-    return True
-
-
-def _show(one: Removal, console: Screen) -> None:
-    parts = [
-        _listed("label", one.labels),
-        _listed("annotation", one.annotations),
-        _listed("taint", one.taints),
-        _listed("condition", one.conditions),
-    ]
-    console.print(f"{one.node}: {'; '.join(filter(None, parts))}")
-    if one.uncordoned:
-        console.print(f"  is uncordoned: {printable(one.uncordoned)} had cordoned it")
-    if one.verdict in _BAD:
-        console.print(f"  takes work again, and its verdict is {one.verdict}")
-    for what in one.kept:
-        console.print(f"  keeps {printable(what)}: somebody else set it")
-
-
-def _counted(gone: Sequence[Removal]) -> str:
-    return f"{len(gone)} nodes carry" if len(gone) > 1 else "1 node carries"
-
-
-def _listed(noun: str, keys: Sequence[str]) -> str:
-    """Names without our prefix, which all of them have."""
-    names = ", ".join(printable(key.removeprefix(f"{PREFIX}/")) for key in keys)
-    return f"{noun}{'s' if len(keys) > 1 else ''} {names}" if keys else ""
-
-
-def _say_what_runs(running: Sequence[Workload]) -> None:
-    complain(
-        "uninstall", f"our own programs are still there, and would write again: {_named([str(one) for one in running])}"
-    )
-    say(f"End them, wait until their pods are gone, and run this again:\n  {STOP}")
-
-
-def _say_what_remains(gone: Sequence[Removal], console: Screen) -> None:
-    console.print(f"Nothing of ours is left on any node. This deletes the rest:\n  {DELETE_REST}")
-    if any(taint.startswith(STARTUP) for one in gone for taint in one.taints):
-        console.print(f"Take {STARTUP} out of whatever creates nodes: nobody would take it off new ones.")
-    if any(what.startswith(f"label {ENABLED}=") for one in gone for what in one.kept):
-        console.print(f"A person's label is left for the next time:\n  kubectl label nodes -l {ENABLED} {ENABLED}-")
-
-
-def _named(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more
+    access = Access(kubeconfig, context, request_timeout)
+    raise typer.Exit(uninstall_from(access, dry_run=dry_run, yes=yes))

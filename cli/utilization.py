@@ -3,30 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
-
-import typer
 
 from diagnosis.gpu_nodes import has_hami
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.gpu_use import IDLE, NOW, SERIES, THERE, USE, read_use
 from diagnosis.snapshot.hami_use import CORES, MEMORY, read_cores, read_memory
-from healthcheck.cluster.prometheus import AddressError, PrometheusError, checked, instant
-
-
-def _url(value: str) -> str:
-    try:
-        return checked(value) if value else ""
-    except AddressError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
-Prometheus = Annotated[
-    str,
-    typer.Option(
-        "--prometheus", metavar="URL", callback=_url, help="Also ask it how much GPUs are used: http://HOST:9090."
-    ),
-]
+from healthcheck.cluster.prometheus import PrometheusError, instant
 
 
 def with_use(snapshot: Snapshot, url: str) -> Snapshot:

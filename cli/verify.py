@@ -2,100 +2,32 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
-from cli.access import Context, Kubeconfig, cluster_of
-from cli.fleet import GPU_NODES
-from cli.words import explained
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.errors import ClusterError
+from cli.options import Context, Kubeconfig, RequestTimeout, seconds_of
 from healthcheck.cluster.kubeconfig import Access
-from healthcheck.cluster.names import POLICIES
-from healthcheck.host.console import Screen
-from healthcheck.host.streams import complain
 
-LACKING, COULD_NOT_LOOK = 1, 2
-_LOOK_AGAIN_SECONDS = 2.0
-_MOST_NAMED = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What was found of one thing that has to be there."""
-
-    about: str
-    holds: bool
-    said: str
+Timeout = Annotated[
+    float,
+    typer.Option(
+        "--timeout",
+        metavar="TIME",
+        parser=seconds_of,
+        show_default=False,
+        help="Look again for so long, as 90s or 2m; default: once.",
+    ),
+]
 
 
 def verify(
-    wait: Annotated[float, typer.Option("--wait", metavar="SECONDS", help="Look again for so long.", min=0)] = 0.0,
-    context: Context = "",
-    kubeconfig: Kubeconfig = "",
+    timeout: Timeout = 0.0, context: Context = "", kubeconfig: Kubeconfig = "", request_timeout: RequestTimeout = None
 ) -> None:
     """Say whether the installation works: the policies are in force, GPU nodes are seen, and agents look at them.
 
     Exit code: 0 it does; 1 something is lacking; 2 could not look.
     """
-    try:
-        answers = _look(cluster_of(Access(kubeconfig, context)), time.monotonic() + wait)
-    except ClusterError as error:
-        complain("verify", explained(error))
-        raise typer.Exit(COULD_NOT_LOOK) from None
-    Screen.of_rows().print(_table(answers))
-    raise typer.Exit(0 if _all_hold(answers) else LACKING)
+    from cli.verifying import tell  # noqa: PLC0415 - its help needs none of it
 
-
-def _look(cluster: Cluster, deadline: float) -> list[Answer]:
-    """The last answers: when all hold, or when the time is over."""
-    while not _all_hold(answers := list(answers_of(cluster))) and time.monotonic() < deadline:
-        time.sleep(_LOOK_AGAIN_SECONDS)
-    return answers
-
-
-def _all_hold(answers: list[Answer]) -> bool:
-    return all(one.holds for one in answers)
-
-
-def answers_of(cluster: Cluster) -> Iterator[Answer]:
-    """In the order in which one rests on the other. Raises ClusterError."""
-    missing = sorted(set(POLICIES) - cluster.list_policies_in_force())
-    yield Answer(
-        "policies", not missing, f"not in force: {_named(missing)}" if missing else f"{len(POLICIES)} in force"
-    )
-    nodes = {node.name for selector in GPU_NODES for node in cluster.list_nodes(selector)}
-    yield Answer("GPU nodes", bool(nodes), f"{len(nodes)} by their labels" if nodes else _NO_NODE)
-    now = datetime.now(UTC)
-    beats = cluster.list_heartbeats(now)
-    awake = {name for name, beat in beats.items() if now - beat.renewed <= timedelta(seconds=beat.seconds)}
-    silent = sorted(nodes - awake)
-    others = f"; not on {_named(silent)}" if silent else ""
-    yield Answer("agents", bool(nodes & awake), f"{len(nodes & awake)} of {len(nodes)} looked in time{others}")
-
-
-_NO_NODE = "none has a label by which the agent comes to it (docs/install.md)"
-
-
-def _named(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more
-
-
-def _table(answers: list[Answer]) -> Table:
-    table = Table()
-    for title in ("what", "", "found"):
-        table.add_column(title)
-    for one in answers:
-        table.add_row(one.about, Text(*_MARKS[one.holds]), one.said)
-    return table
-
-
-_MARKS = {True: ("ok", "green"), False: ("lacking", "bold red")}
+    raise typer.Exit(tell(Access(kubeconfig, context, request_timeout), timeout))

@@ -22,6 +22,7 @@ from healthcheck.host.console import Screen
 from healthcheck.host.log import log_as_json
 from healthcheck.host.program import COULD_NOT, Options, complain_of_environment
 from healthcheck.host.streams import complain, end_with_whoever_reads, take_any_text
+from healthcheck.text.durations import timeout
 from healthcheck.text.moments import timestamp
 from sweeper.select import Decision
 from sweeper.settings import SweeperSettings, cluster_values
@@ -48,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
     try:
-        cluster = Cluster(partial(connect, _access(options)), _pass_over)
+        cluster = Cluster(partial(connect, _access(options)), _pass_over, options.request_timeout)
         sweep = Sweep(cluster, cluster_values(settings.config_dir))
         plan = sweep.plan()
         if options.dry_run:
@@ -72,6 +73,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--dry-run", action="store_true", help="show which nodes it would take, and why no other")
     parser.add_argument("--context", default="", metavar="NAME", help="of the kubeconfig; default: its current one")
     parser.add_argument("--kubeconfig", default="", metavar="FILE", help="default: KUBECONFIG, else the pod's account")
+    parser.add_argument("--request-timeout", type=timeout, metavar="TIME", help="for each request, as 5s; 0: no limit")
     return parser.parse_args(arguments)
 
 

@@ -10,12 +10,14 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from agent.settings import AgentSettings
+from cli import glossary
 from cli.glossary import CAUSES
 from diagnosis.cause import Cause
 from diagnosis.causes import SEARCHES
@@ -36,6 +38,7 @@ ALL_CHECKS = (*CHECKS, *DEEP_CHECKS)
 ROOT = Path(__file__).parents[1]
 CHECKS_PAGE = ROOT / "docs" / "checks.md"
 README = ROOT / "README.md"
+INDEX = ROOT / "cli" / "index.json"
 RUNBOOK = ROOT / "docs" / "runbook.md"
 METRICS_PAGE = ROOT / "docs" / "metrics.md"
 DIAGNOSES_PAGE = ROOT / "docs" / "causes.md"
@@ -295,6 +298,7 @@ def _diagnoses() -> Iterator[tuple[Cause, str]]:
 def rendered() -> dict[Path, str]:
     """Every generated file and what it should hold."""
     return {
+        INDEX: index(),
         CHECKS_PAGE: checks_page(),
         METRICS_PAGE: metrics_page(),
         DIAGNOSES_PAGE: diagnoses_page(),
@@ -303,6 +307,18 @@ def rendered() -> dict[Path, str]:
         RUNBOOK: runbook(),
         INSTALL: _with_table(INSTALL.read_text(), values.table(), VALUES_MARKS),
     }
+
+
+def index() -> str:
+    """What `explain` knows, a line for each word: cli/index.json."""
+    reasons = [{**asdict(one), "reason": _reason(one.reason)} for one in glossary.all_reasons()]
+    parts = {"words": [asdict(one) for one in glossary.all_words()], "reasons": reasons}
+    lines = [f'"{name}": [\n' + ",\n".join(json.dumps(one) for one in rows) + "\n]" for name, rows in parts.items()]
+    return "{\n" + ",\n".join([*lines, f'"defaults": {json.dumps(glossary.defaults())}']) + "\n}\n"
+
+
+def _reason(reason: Reason) -> dict[str, Any]:
+    return {**asdict(reason), "severity": reason.severity.name}
 
 
 def runbook() -> str:

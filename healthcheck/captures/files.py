@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from io import BufferedReader, BytesIO
 from itertools import chain
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from healthcheck.captures.blocks import CaptureError, Input
 from healthcheck.captures.bug_report import BEGINNING, BugReportReader
 from healthcheck.captures.kernel_logs import Batch, KernelLogReader, PassedOver, utc
+from healthcheck.captures.kind import Kind
 from healthcheck.captures.log_lines import YEARS
 from healthcheck.model import Cause, Unobserved, counted
 from healthcheck.probes.dcgm.document import DOCUMENT_MARK, LONGEST_ANSWER
@@ -41,15 +41,6 @@ EVIDENCE_FORMAT = "gpu-healthcheck evidence"
 MOST_EVIDENCE = 64 << 20
 """Bytes, unpacked. That of a p5.48xlarge has some 100 KiB beside the kernel's log."""
 _EVIDENCE = re.compile(rb'\s*\{\s*"format"\s*:\s*"%b"' % EVIDENCE_FORMAT.encode())
-
-
-class Kind(StrEnum):
-    """What a file can be."""
-
-    KERNEL_LOG = "kernel-log"
-    BUG_REPORT = "bug-report"
-    DCGM = "dcgm"
-    EVIDENCE = "evidence"
 
 
 class Captures:

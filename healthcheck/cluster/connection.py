@@ -70,13 +70,18 @@ class Connection:
     """Requests, each with a deadline, raising ClusterError. Safe to use from several threads.
 
     `pass_over` is told which object of a listing nobody can read, and why; without it, a listing with one is an error.
+    `request_seconds` is a person's word for each request but a watch; 0: no limit.
     """
 
     def __init__(
-        self, connector: Callable[[], ApiClient] = connect, pass_over: Callable[[str], None] = refuse_to_read
+        self,
+        connector: Callable[[], ApiClient] = connect,
+        pass_over: Callable[[str], None] = refuse_to_read,
+        request_seconds: float | None = None,
     ) -> None:
         self._connector = connector
         self._pass_over = pass_over
+        self._request_seconds = request_seconds
         self._client = connector()
 
     def _json(
@@ -118,7 +123,7 @@ class Connection:
                 body=body,
                 auth_settings=["BearerToken"],
             )
-            answer = self._client.call_api(*call, _request_timeout=(_CONNECT_SECONDS, read_seconds))
+            answer = self._client.call_api(*call, _request_timeout=self._patience(verb, read_seconds))
         except (urllib3.exceptions.HTTPError, OSError, ApiException, *_NO_TOKEN) as error:
             self._connect_anew()  # a changed certificate is only read by a new client
             raise Unavailable(f"{verb} {resource}: {say(error)}") from error
@@ -126,6 +131,13 @@ class Connection:
         if response.status >= 400:
             self._raise(response, verb, resource)
         return response
+
+    def _patience(self, verb: str, read_seconds: float) -> tuple[float | None, float | None]:
+        """To connect, and to wait for the next word of the answer; None is for ever."""
+        told = self._request_seconds
+        if told is None:
+            return _CONNECT_SECONDS, read_seconds
+        return told or None, read_seconds if verb == "watch" else told or None
 
     def _pages(
         self, path: str, resource: str, query: Mapping[str, str], parse: Parse = json.loads

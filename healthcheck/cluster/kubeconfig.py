@@ -30,6 +30,8 @@ class Access:
 
     kubeconfig: str = ""
     context: str = ""
+    request_seconds: float | None = None
+    """For each request; 0: no limit."""
 
 
 @dataclass(frozen=True, slots=True)

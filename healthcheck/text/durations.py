@@ -6,6 +6,7 @@ import re
 from datetime import timedelta
 
 _DURATION = re.compile(r"(?:\d{1,9}(?:\.\d{1,9})?(?:ms|h|m|s)){1,4}\Z", re.ASCII)
+_WHOLE = re.compile(r"\d{1,7}\Z", re.ASCII)
 _PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|h|m|s)", re.ASCII)
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _LONGEST = timedelta(days=365)
@@ -17,3 +18,14 @@ def duration(text: str) -> timedelta | None:
         return None
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
     return timedelta(seconds=seconds) if 0 < seconds < _LONGEST.total_seconds() else None
+
+
+def timeout(text: str) -> float:
+    """Seconds, as kubectl reads `--request-timeout`: `90`, `90s`, `2m`; 0 is none. Raises ValueError."""
+    if _WHOLE.match(text):
+        return float(text)
+    if length := duration(text):
+        return length.total_seconds()
+    if text in ("0h", "0m", "0s"):
+        return 0.0
+    raise ValueError(f"{text[:80]!r} is no length of time, as 90, 90s, 2m or 1h30m")

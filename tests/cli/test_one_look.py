@@ -51,7 +51,7 @@ def look(*checks: Check, evidence: Evidence | None = None, expected: Expectation
 
 
 def lines(capsys: pytest.CaptureFixture[str], one: Look, *, verbose: bool = False) -> list[str]:
-    show(judged(one), as_json=False, verbose=verbose)
+    show(judged(one), None, verbose=verbose)
     return capsys.readouterr().out.splitlines()
 
 
@@ -173,7 +173,7 @@ def test_nothing_that_steers_a_terminal_comes_through(capsys: pytest.CaptureFixt
     odd = Finding("Odd", Severity.MONITOR, wild, wild)
     said = (Seen(wild, wild, wild), odd, Unobserved(Cause.named(wild), wild), TooEarly(wild))
     evidence = Evidence({LINKS: (wild,), Probe("other", lambda _: 0, int): Unobserved(Cause.named("Odd"), wild)})
-    show(judged(look(check("odd", *said), evidence=evidence)), as_json=False, verbose=True)
+    show(judged(look(check("odd", *said), evidence=evidence)), None, verbose=True)
     out = capsys.readouterr().out
 
     assert re.findall(r"[^\n -~]", out) == []

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.app import app
-from cli.glossary import words
+from cli.index import words
 from diagnosis.causes.hami import filtering
 from diagnosis.hami import grants, node_lock, registration, wishes
 from diagnosis.hami.glossary import hami_words

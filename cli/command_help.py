@@ -1,0 +1,54 @@
+"""A command's help as kubectl writes its own: plain lines, arguments and options by their names, no types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+
+
+class Command(TyperCommand):
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        names = [one.metavar or one.name for one in self.get_params(ctx) if isinstance(one, TyperArgument)]
+        return [*names, "[options]"]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        _write(formatter, "Arguments", self._arguments(ctx))
+        _write(formatter, "Options", options_of(self, ctx))
+
+    def _arguments(self, ctx: Any) -> Iterator[tuple[str, str]]:
+        for one in self.get_params(ctx):
+            if isinstance(one, TyperArgument):
+                yield one.metavar or one.name, one.help or ""
+
+
+class Group(TyperGroup):
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        del ctx
+        return ["COMMAND [options]"]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        self.format_commands(ctx, formatter)
+        _write(formatter, "Options", options_of(self, ctx))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Each with the whole first line of its help."""
+        known = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        rows = ((name, (one.help or "").partition("\n")[0]) for name, one in known if one and not one.hidden)
+        _write(formatter, "Commands", rows)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(f"\n{ctx.command_path} COMMAND -h says more of one.\n")
+
+
+def options_of(command: TyperCommand | TyperGroup, ctx: Any) -> list[tuple[str, str]]:
+    """Each as it is typed, and what it does."""
+    records = (one.get_help_record(ctx) for one in command.get_params(ctx) if isinstance(one, TyperOption))
+    return [one for one in records if one is not None]
+
+
+def _write(formatter: Any, title: str, rows: Any) -> None:
+    if rows := list(rows):
+        with formatter.section(title):
+            formatter.write_dl(rows)

@@ -1,0 +1,190 @@
+"""What `gpu-healthcheck diagnose` does: a cluster's state is read, judged, and told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn, TypeGuard
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
+
+from cli import probing, would_fit
+from cli.access import listings_of
+from cli.acyclic import acyclic
+from cli.diagnose import DiagnoseWish, Output
+from cli.documents import write_as
+from cli.utilization import with_idle
+from diagnosis.allocation import allocation
+from diagnosis.bundle import Bundle
+from diagnosis.chain import chains_of
+from diagnosis.collect import Collector
+from diagnosis.components import component_table
+from diagnosis.diagnose import Diagnosis
+from diagnosis.diagnose import diagnose as judge
+from diagnosis.drift import changes
+from diagnosis.hami_chain import hami_chains
+from diagnosis.hami_parts import installation_tables
+from diagnosis.kinds import KINDS
+from diagnosis.node_inventory import inventory
+from diagnosis.one_pod import look_at_pod
+from diagnosis.report import html, markdown, terminal
+from diagnosis.report.document import document
+from diagnosis.report.whole import Report
+from diagnosis.saved import SavedStateError, read_saved
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.gpu_use import USE
+from diagnosis.target import Target, TargetError, concerned, in_namespace, is_there, narrowed, parse_target, pods_of
+from diagnosis.wanted_pods import NoPodError
+from healthcheck.cluster.errors import ClusterError
+from healthcheck.host.console import Screen
+from healthcheck.host.program import USAGE
+from healthcheck.host.streams import complain, write_document
+
+NOTHING, CAUSES, COULD_NOT = 0, 1, 2
+_NEEDED = frozenset(("Node", "Pod", USE))
+"""Whoever does not see these, the last where he asked for it, can't say that nothing is wrong."""
+_WOULD_FIT_FORMS = (Output.TERMINAL, Output.JSON, Output.YAML)
+
+
+@acyclic()
+def answer(wish: DiagnoseWish) -> int:
+    """Returns the exit code."""
+    if wish.prometheus and wish.saved:
+        _end("--prometheus tells of now, and --from of then", USAGE)
+    if wish.probes.nodes and wish.saved:
+        _end("--probe-nodes looks now, and --from tells of then", USAGE)
+    others = wish.words or wish.since or wish.prometheus or wish.probes.nodes
+    if wish.wanted is not None and (others or wish.output not in _WOULD_FIT_FORMS):
+        _end("--would-fit asks of the whole cluster, and answers on a terminal, in JSON or in YAML", USAGE)
+    pods = _read_wanted(wish.wanted, wish.namespace) if wish.wanted is not None else ()
+    try:
+        target = parse_target(wish.words, wish.namespace)
+        old = read_saved([wish.since]) if wish.since is not None else None
+        snapshot = _look(wish, target)
+    except (TargetError, SavedStateError) as error:
+        _end(str(error), USAGE)
+    except OSError as error:
+        _end(f"{wish.save}: {error.strerror}", USAGE)
+    except ClusterError as error:
+        _end(str(error), COULD_NOT)
+    if pods:
+        _answer(snapshot, pods, wish)
+    _must_exist(snapshot, target)
+    return _told(_report(snapshot, target, wish.namespace, old), snapshot, target, wish.output)
+
+
+def _told(report: Report, snapshot: Snapshot, target: Target | None, output: Output) -> int:
+    if target is None:
+        report = replace(report, hami=installation_tables(snapshot))
+    if output is not Output.TERMINAL and (target is None or target.kind != "Pod"):
+        # Of one pod only what it depends on was looked at: that is no picture of the cluster.
+        report = replace(report, cluster=allocation(snapshot), components=component_table(snapshot))
+    _print(report, output)
+    return _exit_code(report.diagnosis)
+
+
+def _is_near(target: Target | None, wish: DiagnoseWish) -> TypeGuard[Target]:
+    """Whether what lies around one pod may be enough: not to keep it, compare it, or choose other nodes from it."""
+    one = target is not None and target.kind == "Pod"
+    return one and wish.save is None and wish.since is None and not wish.probes.nodes
+
+
+def _read_wanted(file: Path, namespace: str) -> tuple[dict[str, Any], ...]:
+    try:
+        return would_fit.read_pods(file, namespace)
+    except (NoPodError, OSError) as error:
+        _end(would_fit.shown_error(file, error), USAGE)
+
+
+def _answer(snapshot: Snapshot, pods: Iterable[Mapping[str, Any]], wish: DiagnoseWish) -> NoReturn:
+    """Ends with NOTHING where each pod fits on some node, CAUSES where one does not, COULD_NOT where nobody knows."""
+    try:
+        ask = None if wish.saved else listings_of(wish.access).try_pod
+        told = list(would_fit.answers(snapshot, pods, ask))
+    except NoPodError as error:
+        _end(str(error), USAGE)
+    except ClusterError as error:
+        _end(str(error), COULD_NOT)
+    if wish.output in (Output.JSON, Output.YAML):
+        write_as(wish.output, would_fit.document(told))
+    else:
+        screen = Screen.of_rows()
+        for part in would_fit.page(told):
+            screen.print(part, soft_wrap=True)
+    if not snapshot.sees("Node", "Pod"):
+        _end("nodes or pods are not visible: what is free is not known", COULD_NOT)
+    raise typer.Exit(NOTHING if all(one.fits for one in told) else CAUSES)
+
+
+def _print(report: Report, output: Output) -> None:
+    match output:
+        case Output.JSON | Output.YAML:
+            write_as(output, document(report))
+        case Output.MARKDOWN:
+            write_document(markdown.text(report))
+        case Output.HTML:
+            write_document(html.text(report))
+        case Output.TERMINAL:
+            screen = Screen.of_rows()
+            for part in terminal.page(report, screen.width):
+                screen.print(part, soft_wrap=isinstance(part, Text))
+
+
+def _look(wish: DiagnoseWish, target: Target | None) -> Snapshot:
+    """Raises SavedStateError, ClusterError; OSError where it can't be saved."""
+    if wish.saved:
+        return read_saved(wish.saved)
+    bundle = Bundle() if wish.save is not None else None
+    screen = Screen(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn()
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        # Nobody knows beforehand how far a look at one pod goes.
+        task = bar.add_task("Listing", total=None if _is_near(target, wish) else len(KINDS))
+        cluster = listings_of(wish.access)
+        collector = Collector(cluster.objects, bundle.keep if bundle else None, lambda _: bar.advance(task))
+        if _is_near(target, wish):
+            snapshot = look_at_pod(collector, cluster.read_log, target)
+        else:
+            one = wish.namespace or (target.namespace if target is not None else "")
+            snapshot = collector.with_logs(collector.collect(namespace=one), cluster.read_log)
+    if bundle is not None and wish.save is not None:
+        listed = [one.kind for one in KINDS if snapshot.sees(one.kind)]
+        bundle.write(wish.save, snapshot.now, snapshot.missing, listed)
+    if wish.probes.nodes:
+        snapshot = probing.with_probes(snapshot, wish.access, wish.probes)
+    return with_idle(snapshot, wish.prometheus) if wish.prometheus else snapshot
+
+
+def _report(snapshot: Snapshot, target: Target | None, namespace: str, old: Snapshot | None) -> Report:
+    diagnosis = judge(snapshot)
+    told = changes(old, snapshot) if old is not None else None
+    if target is None:
+        return Report(in_namespace(diagnosis, namespace) if namespace else diagnosis, changes=told)
+    diagnosis = narrowed(diagnosis, concerned(snapshot, target))
+    if target.kind == "Node":
+        return Report(diagnosis, node=inventory(snapshot, snapshot.by_node[target.name]), changes=told)
+    pods = pods_of(snapshot, target)
+    chains = (*chains_of(snapshot, pods, diagnosis.problems), *hami_chains(snapshot, pods, diagnosis.problems))
+    return Report(diagnosis, chains, changes=told)
+
+
+def _must_exist(snapshot: Snapshot, target: Target | None) -> None:
+    if target is None or is_there(snapshot, target):
+        return
+    if snapshot.sees(target.kind):
+        _end(f"there is no {target.subject}", USAGE)
+    _end(f"{target.subject} can't be seen: {snapshot.missing[target.kind]}", COULD_NOT)
+
+
+def _end(message: str, code: int) -> NoReturn:
+    complain("diagnose", message)
+    raise typer.Exit(code)
+
+
+def _exit_code(diagnosis: Diagnosis) -> int:
+    if diagnosis.problems:
+        return CAUSES
+    return COULD_NOT if any(one.kind in _NEEDED for one in diagnosis.unseen) else NOTHING

@@ -1,0 +1,28 @@
+"""One document for programs on standard output: JSON, or the same as YAML."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import yaml
+
+from healthcheck.host.streams import write_document, write_json
+
+_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+"""The safe one in C where PyYAML was built with it."""
+_UNBROKEN = 1 << 20
+"""Columns: a text stands on one line, as kubectl writes it."""
+
+
+def write_as(form: str, value: Any, indent: int | None = 2) -> None:
+    """`form` is json or yaml; `indent` None: JSON on one line."""
+    if form == "json":
+        write_json(value, indent)
+    else:
+        write_document(yaml_of(value))
+
+
+def yaml_of(value: Any) -> str:
+    plain = json.loads(json.dumps(value))  # words of enums, and no object twice: YAML would refer to the first
+    return str(yaml.dump(plain, Dumper=_DUMPER, sort_keys=False, allow_unicode=False, width=_UNBROKEN))

@@ -1,0 +1,281 @@
+"""What `gpu-healthcheck explain` does: a code or a word is looked up, and told with what this cluster makes of it."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from cli import catalogue, index
+from cli.catalogue import Explanation
+from cli.documents import write_as
+from cli.index import Word
+from cli.options import Form
+from cli.words import SEVERITY_MEANS, SEVERITY_STYLES
+from healthcheck.catalog.dcgm import dcgm_table
+from healthcheck.catalog.policy import Policy
+from healthcheck.catalog.sxid import CLASSES, sxid_table
+from healthcheck.catalog.xid import xid_table
+from healthcheck.host.console import Screen
+from healthcheck.host.program import USAGE
+from healthcheck.host.streams import complain
+from healthcheck.model import Severity
+
+_DCGM_TESTS = "dcgmdiag"
+"""The reason, in small letters, that begins the names of DCGM's tests."""
+_CODE = re.compile(r"(?P<kind>xid|sxid|dcgm|)[\s:]*(?P<number>\d{1,5})\Z", re.IGNORECASE)
+_HEX = re.compile(r"0x[0-9a-f]{1,8}\Z", re.IGNORECASE)
+_FIRST_SXID = 10000
+_ALLOWED = (
+    "an Xid (79, Xid79), an SXid (SXid20034), an error of DCGM's (dcgm 52), or a reason "
+    "(GpuCountLow); `gpu-healthcheck explain` lists them; or a word of ours: of a record, a label, an Event (rerun, "
+    "RunStopped, last-check), a setting (CHECK_INTERVAL), a check (gpu-count) or a metric; or a word of HAMi's "
+    "(CardInsufficientMemory, hami.io/bind-phase)"
+)
+_NO_WORDS = "{}: only Xid 74 and 144 to 150 end with words to decode"
+
+
+def explain_words(words: Sequence[str], form: Form | None) -> int:
+    """Returns the exit code."""
+    here = _here_of(Path(os.environ.get("CONFIG_DIR", "/etc/gpu-healthcheck")))
+    said, codes = _split(words)
+    if not codes and said.lower() in ("", *_TABLES):
+        _tell_tables([said.lower()] if said else list(_TABLES), form, here.policy)
+    elif not codes and (meanings := _words_of_ours(said)):
+        _tell_words(meanings, form, here)
+    else:
+        one = _look_up(said, codes, here.policy)
+        if form:
+            write_as(form, _document(one))
+        else:
+            _print(Screen(), one, here.directory)
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Here:
+    """What this cluster has set."""
+
+    directory: Path
+    policy: Policy = field(default_factory=Policy)
+    values: Mapping[str, str] = field(default_factory=index.defaults)
+
+
+def _here_of(directory: Path) -> _Here:
+    """Where nothing is set the defaults: what reads settings takes three times as long to load as all else here."""
+    if not directory.is_dir() and not any(key in os.environ for key in index.defaults()):
+        return _Here(directory)
+    from cli.setting_words import shown  # noqa: PLC0415
+    from healthcheck.settings import SettingsError, read_settings  # noqa: PLC0415
+
+    try:
+        values = read_settings(directory).values
+    except SettingsError as error:
+        _end("\n".join(str(one) for one in error.bad))
+    return _Here(directory, values.policy, {key: shown(one) for key, one in values.model_dump(by_alias=True).items()})
+
+
+def _tell_tables(names: Sequence[str], form: Form | None, policy: Policy) -> None:
+    if form:
+        write_as(form, {name: [_document(one) for one in _TABLES[name].all_of(policy)] for name in names})
+        return
+    for name in names:
+        _TABLES[name].show(Screen(), policy)
+
+
+def _tell_words(meanings: tuple[Word, ...], form: Form | None, here: _Here) -> None:
+    if form:
+        rows = [{**asdict(one), **_here_word(one, here)} for one in meanings]
+        write_as(form, {"name": meanings[0].name, "words": rows})
+    else:
+        _print_words(Screen(), meanings, here)
+
+
+def _here_word(one: Word, here: _Here) -> dict[str, str]:
+    is_set = one.kind == index.SETTING and one.name in here.values
+    return {"here": here.values[one.name]} if is_set else {}
+
+
+def _document(one: Explanation) -> dict[str, Any]:
+    who, says = one.advice
+    return {
+        "name": one.name,
+        "mnemonic": one.mnemonic,
+        "meaning": one.meaning,
+        "advice": {"by": who, "says": says},
+        "here": {"severity": one.here.severity.name, "rule": one.here.rule, "reading": one.here.reading},
+        "otherwise": one.otherwise.name,
+        "details": [{"label": label, "text": text} for label, text in one.details],
+        "source": one.source,
+    }
+
+
+def _split(words: Sequence[str]) -> tuple[str, list[int]]:
+    """What is asked for, and the words of its line: given with commas and brackets as they were copied."""
+    words = words or ("",)
+    pieces = [piece for one in words[1:] for piece in re.split(r"[\s,()]+", one) if piece]
+    hexes = [piece for piece in pieces if _HEX.match(piece)]
+    rest = [piece for piece in pieces if not _HEX.match(piece)]
+    return " ".join([words[0].strip(), *rest]), [int(piece, 16) for piece in hexes]
+
+
+def _words_of_ours(said: str) -> tuple[Word, ...]:
+    """What a word means that is no code; a reason of a finding, which may have the same name, says more."""
+    is_reason = said.lower() in index.reasons()
+    return () if is_reason else index.words().get(index.without_prefix(said), ())
+
+
+def _look_up(said: str, codes: list[int], policy: Policy) -> Explanation:
+    found = _CODE.match(said)
+    if found:
+        number = int(found["number"])
+        kind = found["kind"].lower() or ("sxid" if number >= _FIRST_SXID else "xid")
+        return _explain_code(kind, number, codes, policy)
+    reasons = index.reasons()
+    reason = reasons.get(said.lower())
+    if reason is None and said.lower().startswith(_DCGM_TESTS):
+        reason = reasons[_DCGM_TESTS]  # a test that is newer than the list of reasons
+    if reason is None:
+        _end(_unknown(said))
+    if codes:
+        _end(_NO_WORDS.format(said))
+    return catalogue.explain_reason(reason, policy)
+
+
+def _explain_code(kind: str, number: int, codes: list[int], policy: Policy) -> Explanation:
+    decoded = kind == "xid" and (number == catalogue.NVLINK4_CODE or number in catalogue.NVLINK5_CODES)
+    if codes and not decoded:
+        _end(_NO_WORDS.format(f"{kind} {number}"))
+    if kind == "sxid":
+        return catalogue.explain_sxid(number, policy)
+    if kind == "dcgm":
+        return catalogue.explain_dcgm(number, policy)
+    return catalogue.explain_xid(number, codes, policy)
+
+
+def _unknown(said: str) -> str:
+    names = {name: one.reason.name for name, one in index.reasons().items()}
+    names |= {f"xid{code}": f"Xid{code}" for code in xid_table()}
+    names |= {f"dcgm {row.id}": f"dcgm {row.id}" for row in dcgm_table().values()}
+    names |= {row.name.lower(): f"dcgm {row.id}" for row in dcgm_table().values()}
+    names |= {row.mnemonic.lower(): f"Xid{row.code}" for row in xid_table().values()}
+    names |= {name: one.name for name, (one, *_) in index.words().items()}
+    close = [names[name] for name in difflib.get_close_matches(said.lower(), names, 3)]
+    meant = f" (did you mean {' or '.join(dict.fromkeys(close))}?)" if close else ""
+    return f"nothing is called {said[:60]!r}{meant}; allowed is {_ALLOWED}"
+
+
+def _end(message: str) -> NoReturn:
+    complain("explain", message)
+    raise typer.Exit(USAGE)
+
+
+def _print(console: Screen, one: Explanation, directory: Path) -> None:
+    console.print(Text.assemble((one.name, "bold"), f"  {one.mnemonic}" if one.mnemonic else ""), soft_wrap=True)
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(overflow="fold")
+    table.add_row("means", one.meaning)
+    if one.advice != catalogue.NO_ADVICE:
+        table.add_row(*one.advice)
+    table.add_row("here", _here(one, directory))
+    for label, text in one.details:
+        table.add_row(label, text)
+    if one.source:
+        table.add_row("source", one.source)
+    console.print(table)
+
+
+def _print_words(console: Screen, meanings: tuple[Word, ...], here: _Here) -> None:
+    console.print(Text(meanings[0].name, "bold"))
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(overflow="fold")
+    for one in meanings:
+        table.add_row("as", one.kind)
+        table.add_row("means", one.meaning)
+        for value in _here_word(one, here).values():
+            table.add_row("here", value or "empty")
+        table.add_row("more", one.more)
+    console.print(table)
+
+
+def _here(one: Explanation, directory: Path) -> Text:
+    severity = one.here.severity
+    told = Text.assemble((severity.name, SEVERITY_STYLES[severity]), f": {SEVERITY_MEANS[severity]}")
+    if one.here.rule == "severity-overrides":
+        place = directory / "severity-overrides"
+        return told.append(f" (by {place}; it would be {one.otherwise.name})")
+    return told.append(f" ({one.here.rule}{'; ' if one.here.reading else ''}{one.here.reading})")
+
+
+def _all_reasons(policy: Policy) -> list[Explanation]:
+    return [catalogue.explain_reason(one, policy) for one in index.reasons().values()]
+
+
+def _all_dcgm(policy: Policy) -> list[Explanation]:
+    return [catalogue.explain_dcgm(error_id, policy) for error_id in dcgm_table()]
+
+
+def _all_sxids(policy: Policy) -> list[Explanation]:
+    return [catalogue.explain_sxid(code, policy) for code in sxid_table()]
+
+
+def _print_reasons(console: Screen, policy: Policy) -> None:
+    _print_table(console, ("reason", "means"), ((one, one.meaning) for one in _all_reasons(policy)))
+
+
+def _print_xids(console: Screen, policy: Policy) -> None:
+    _print_table(console, ("Xid", "means"), ((one, one.meaning) for one in catalogue.explain_all_xids(policy)))
+    unused = ", ".join(str(code) for code, row in xid_table().items() if not row.meaning)
+    console.print(f"Not reported by current GPUs, and only watched: {unused}\n")
+
+
+def _print_dcgm(console: Screen, policy: Policy) -> None:
+    _print_table(console, ("DCGM", "name"), ((one, one.mnemonic) for one in _all_dcgm(policy)))
+
+
+def _print_table(console: Screen, header: tuple[str, str], rows: Iterable[tuple[Explanation, str]]) -> None:
+    """A line each; a star marks a severity of the cluster's own."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(header[0], no_wrap=True)
+    table.add_column("here", no_wrap=True)
+    table.add_column(header[1], overflow="fold")
+    for one, text in rows:
+        severity = one.here.severity
+        changed = "*" if one.here.rule == "severity-overrides" else ""
+        word = "-" if severity is Severity.PASS else severity.name
+        table.add_row(one.name, Text(word + changed, SEVERITY_STYLES[severity]), text)
+    console.print(table, "")
+
+
+def _print_sxids(console: Screen, _: Policy) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("SXid", max_width=24)
+    table.add_column("numbers", overflow="fold")
+    for kind, (_severity, says) in CLASSES.items():
+        table.add_row(says, ", ".join(str(code) for code, row in sxid_table().items() if row.kind == kind))
+    console.print(table)
+    console.print("The word in an SXid's line decides: Fatal is RESET, Non-fatal and Correctable are MONITOR.\n")
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    show: Callable[[Screen, Policy], None]
+    all_of: Callable[[Policy], list[Explanation]]
+
+
+_TABLES = {
+    "reasons": _Table(_print_reasons, _all_reasons),
+    "xid": _Table(_print_xids, catalogue.explain_all_xids),
+    "sxid": _Table(_print_sxids, _all_sxids),
+    "dcgm": _Table(_print_dcgm, _all_dcgm),
+}

@@ -1,0 +1,79 @@
+"""The words and reasons that `explain` knows, from index.json: to gather them from the code takes longer than all else.
+
+`make docs` writes that file; `tools.docs --check` fails where it is stale.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from healthcheck.model import PREFIX, Grace, Reason, Severity
+
+SETTING = "a setting"
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """`kind`: what sort of word it is; `more`: where there is more about it."""
+
+    name: str
+    kind: str
+    meaning: str
+    more: str
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A reason, and the check that finds it."""
+
+    reason: Reason
+    check: str
+    group: str
+    by_error: bool
+    """Its severity may be worse: the error that a finding names decides."""
+
+
+def words() -> Mapping[str, tuple[Word, ...]]:
+    """Every word of ours, in small letters and without our prefix; some are of more than one kind."""
+    return by_name(Word(**one) for one in _content()["words"])
+
+
+def by_name(all_words: Any) -> dict[str, tuple[Word, ...]]:
+    known: dict[str, tuple[Word, ...]] = {}
+    for one in all_words:
+        known[one.name.lower()] = (*known.get(one.name.lower(), ()), one)
+    return known
+
+
+def without_prefix(said: str) -> str:
+    """As `words` has it: `…/mode` is `mode`."""
+    return said.lower().removeprefix(f"{PREFIX}/")
+
+
+def reasons() -> dict[str, Declared]:
+    """Every reason with a name of its own, by that name in small letters; an Xid or SXid is named by its number."""
+    return {one["reason"]["name"].lower(): _declared(one) for one in _content()["reasons"]}
+
+
+def defaults() -> Mapping[str, str]:
+    """Of each setting, as it is written in the ConfigMap."""
+    told: Mapping[str, str] = _content()["defaults"]
+    return told
+
+
+def _declared(row: Mapping[str, Any]) -> Declared:
+    told = dict(row["reason"])
+    grace = Grace(**told["grace"]) if told["grace"] else None
+    reason = Reason(**{**told, "severity": Severity[told["severity"]], "grace": grace})
+    return Declared(reason, row["check"], row["group"], row["by_error"])
+
+
+@cache
+def _content() -> dict[str, Any]:
+    told: dict[str, Any] = json.loads((files("cli") / "index.json").read_text(encoding="utf-8"))
+    return told

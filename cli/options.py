@@ -1,0 +1,77 @@
+"""Options that several commands have: kubectl's names, and what kubectl means by them. Nothing heavy is imported."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from healthcheck.text.durations import timeout
+
+
+class Form(StrEnum):
+    """How one object is told to programs."""
+
+    JSON = "json"
+    YAML = "yaml"
+
+
+class TableForm(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+
+def seconds_of(text: str | float) -> float:
+    """Raises typer.BadParameter."""
+    try:
+        return text if isinstance(text, float) else timeout(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def positive_seconds(text: str | float) -> float:
+    """Of a wait that has an end. Raises typer.BadParameter."""
+    if seconds := seconds_of(text):
+        return seconds
+    raise typer.BadParameter("more than 0 is needed")
+
+
+def _url(value: str) -> str:
+    from healthcheck.cluster.prometheus import AddressError, checked  # noqa: PLC0415 - where one is named
+
+    try:
+        return checked(value) if value else ""
+    except AddressError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+Context = Annotated[str, typer.Option("--context", metavar="NAME", help="Of the kubeconfig; default: its current one.")]
+Kubeconfig = Annotated[
+    str, typer.Option("--kubeconfig", metavar="FILE", help="Default: KUBECONFIG, ~/.kube/config, the pod's account.")
+]
+RequestTimeout = Annotated[
+    float | None,
+    typer.Option(
+        "--request-timeout",
+        metavar="TIME",
+        parser=seconds_of,
+        help="For each request, as 5s or 2m; 0: no limit. Default: 3s to connect, 10s for an answer.",
+    ),
+]
+JsonOrYaml = Annotated[
+    Form | None, typer.Option("--output", "-o", metavar="FORM", help="json or yaml; default: for a person.")
+]
+TableJsonOrYaml = Annotated[
+    TableForm,
+    typer.Option("--output", "-o", metavar="FORM", show_default=False, help="table (default), json or yaml."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="The same as -o json.")]
+InstanceType = Annotated[str, typer.Option("--instance-type", metavar="TYPE", help="What the node is expected to be.")]
+Prometheus = Annotated[
+    str,
+    typer.Option(
+        "--prometheus", metavar="URL", callback=_url, help="Also ask it how much GPUs are used: http://HOST:9090."
+    ),
+]

@@ -1,0 +1,167 @@
+"""What `gpu-healthcheck release` does: a person's word is written, and its agent's answer awaited."""
+
+from __future__ import annotations
+
+import getpass
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.text import Text
+
+from cli.access import cluster_of
+from cli.lines import print_line
+from cli.release import ReleaseWish
+from cli.words import SEVERITY_STYLES, explained
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.errors import ClusterError, NotFound
+from healthcheck.cluster.kubeconfig import Access, user_name
+from healthcheck.host.console import Screen
+from healthcheck.host.streams import complain
+from healthcheck.memory.findings import Release
+from healthcheck.model import Severity, Status
+from healthcheck.node.state import RELEASE, RESULTS, NodeState, annotated
+from healthcheck.operations.cordon import cordoned_by, lift, why_kept
+from healthcheck.text.moments import timestamp
+from healthcheck.text.printable import printable
+from healthcheck.verdict import record as records
+from healthcheck.verdict.acknowledgement import Fault, dump_release, faults_on, release_of
+from healthcheck.verdict.record import AgentRecord
+
+STILL_STANDS, COULD_NOT = 1, 2
+
+
+class CouldNotRelease(Exception):
+    """The message says why."""
+
+
+def release_nodes(nodes: Sequence[str], wish: ReleaseWish, access: Access) -> int:
+    """Returns the exit code, of several nodes the worst."""
+    wish = wish if wish.by else replace(wish, by=user_name(access) or getpass.getuser())
+    console = Screen(soft_wrap=True)
+    codes = []
+    for name in nodes:
+        try:
+            codes.append(_release(cluster_of(access), name, wish, console))
+        except (ClusterError, CouldNotRelease) as error:
+            complain("release", f"{name}: {explained(error)}")
+            codes.append(COULD_NOT)
+    return max(codes)
+
+
+def _release(cluster: Cluster, name: str, wish: ReleaseWish, console: Screen) -> int:
+    node = _read(cluster, name)
+    word = release_of(node, wish.by, wish.reason, datetime.now(UTC))
+    if word.findings:
+        console.print(f"{name}: {'would release' if wish.dry_run else 'releasing'}")
+        _show([fault for fault in faults_on(node) if fault.is_covered(word.findings)], console)
+    else:
+        console.print(f"{name}: nothing to release: no event finding stands in its records")
+    if not wish.dry_run:
+        node, word = _write(cluster, name, wish)
+    _show_cordon(node, wish, console)
+    if wish.dry_run or not word.findings:
+        _show_rest(node, word, console)
+        stands = any(fault.severity >= Severity.RESET for fault in faults_on(node))
+        return STILL_STANDS if stands and not wish.dry_run else 0
+    if not wish.wait_seconds:
+        console.print(f"{name}: written; the node's agent takes it as soon as it sees it")
+        return 0
+    after = _wait(cluster, name, dump_release(word), wish.wait_seconds)
+    console.print(f"{name}: released by {printable(wish.by)}: {printable(wish.reason)}")
+    return _show_rest(after, word, console)
+
+
+def _read(cluster: Cluster, name: str) -> NodeState:
+    try:
+        node = cluster.read_node(name)
+    except NotFound:
+        raise CouldNotRelease("there is no such node") from None
+    return _with_record(node)
+
+
+def _with_record(node: NodeState) -> NodeState:
+    if RESULTS not in node.annotations and not cordoned_by(node):
+        raise CouldNotRelease("no agent has ever told of this node; there is no record to release from")
+    return node
+
+
+def _write(cluster: Cluster, name: str, wish: ReleaseWish) -> tuple[NodeState, Release]:
+    """Write the release of what the Node's records show at this moment; whatever comes later is not meant.
+
+    Returns the Node as it was then. Our cordon goes in the same patch.
+    """
+    meant: list[tuple[NodeState, Release]] = []
+
+    def releasing(latest: NodeState) -> dict[str, Any] | None:
+        word = release_of(_with_record(latest), wish.by, wish.reason, datetime.now(UTC))
+        meant.append((latest, word))
+        return _patch(latest, word, wish)
+
+    try:
+        cluster.update_node(name, releasing)
+    except NotFound:
+        raise CouldNotRelease("there is no such node") from None
+    return meant[-1]
+
+
+def _patch(node: NodeState, word: Release, wish: ReleaseWish) -> dict[str, Any] | None:
+    """None where there is nothing to write."""
+    patch = None if wish.keep_cordoned else lift(node, word.at)
+    return annotated(node, {RELEASE: dump_release(word)}, patch) if word.findings else patch
+
+
+def _wait(cluster: Cluster, name: str, text: str, seconds: float) -> NodeState:
+    """The Node once its agent has taken the release into its record."""
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        for node in cluster.watch_node(name, math.ceil(left)):
+            if node is None:
+                raise CouldNotRelease("the node is gone")
+            if node.annotations.get(RELEASE) != text:
+                return node
+            if time.monotonic() >= deadline:
+                break
+    raise CouldNotRelease(
+        f"no agent of this node answered within {seconds:g} s; the release waits on the node (is its agent running?)"
+    )
+
+
+def _show_rest(node: NodeState, word: Release, console: Screen) -> int:
+    """What stands beside the release; a level fault leaves only when a look shows it gone."""
+    rest = [fault for fault in faults_on(node) if not fault.is_covered(word.findings)]
+    status = _status(node)
+    if rest:
+        console.print(f"{node.name}: still stands")
+        _show(rest, console)
+    console.print(f"{node.name}: its agent says {status}")
+    well = status in (Status.PASS, Status.WARN) and all(fault.severity < Severity.RESET for fault in rest)
+    return 0 if well else STILL_STANDS
+
+
+def _show_cordon(node: NodeState, wish: ReleaseWish, console: Screen) -> None:
+    """What becomes of the cordon, if the node is under one."""
+    if not node.cordoned:
+        return
+    why = "as you asked" if wish.keep_cordoned else why_kept(node, datetime.now(UTC))
+    by = printable(cordoned_by(node))
+    if why:
+        words = f"stays cordoned: {printable(why)}" + ("" if by else f" (kubectl uncordon {node.name})")
+    else:
+        words = f"{'would be uncordoned' if wish.dry_run else 'uncordoned'}: it was cordoned by {by}"
+    console.print(f"{node.name}: {words}")
+
+
+def _status(node: NodeState) -> str:
+    return records.on_node(AgentRecord, node, RESULTS).status or Status.UNKNOWN.value
+
+
+def _show(faults: Sequence[Fault], console: Screen) -> None:
+    for fault in faults:
+        severity = Text(f"  {fault.severity.name:8}", SEVERITY_STYLES[fault.severity])
+        seen = f", last seen {timestamp(fault.seen)}" if fault.seen else ""
+        what = printable(f"{fault.reason} on {fault.subject} ({fault.nature.value}{seen})")
+        print_line(console, severity, Text(what))

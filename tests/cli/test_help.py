@@ -1,0 +1,85 @@
+"""What each command says of itself: names as they are typed, and no types."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from agent import program as agent_program
+from cli import __main__ as started
+from cli import app as commands
+from cli.app import app
+from quarantine import __main__ as quarantine_program
+from sweeper import __main__ as sweeper_program
+from tests.console import typed
+
+COMMANDS = ("check", "replay", "status", "diagnose", "quarantine", "release", "uninstall", "explain", "version")
+PROGRAMS = {"agent": agent_program, "sweep": sweeper_program, "quarantine-run": quarantine_program}
+
+
+def helped(*words: str) -> str:
+    done = CliRunner().invoke(app, [*words, "-h"], env={"COLUMNS": "80"})
+    assert (done.exit_code, done.stderr) == (0, "")
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, *PROGRAMS])
+def test_no_type_of_pythons_and_no_frame_stands_in_a_help(name: str) -> None:
+    told = helped(name)
+
+    assert re.findall(r"<|>|\[\[|\{|…\]|─|range", told) == []
+    assert max(map(len, told.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_its_first_line_is_how_it_is_typed(name: str) -> None:
+    first, *_ = helped(name).splitlines()
+
+    assert re.fullmatch(rf"Usage: gpu-healthcheck {name}( \[?[A-Z ]+(\.\.\.)?\]?)* \[options\]", first)
+
+
+def test_as_a_plugin_it_is_called_as_kubectl_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/kubectl-gpu_healthcheck"])
+
+    assert commands.called() == "kubectl gpu-healthcheck"
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_programs_options_are_those_that_the_program_takes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        vars(PROGRAMS[name])["_options"](["-h"])
+    own = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+
+    assert set(re.findall(r"^  .*?(--[a-z-]+)", helped(name), re.MULTILINE)) == own
+
+
+@pytest.mark.parametrize("word", ["-h", "--help"])
+def test_the_help_of_a_program_starts_no_program(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu-healthcheck", "sweep", word])
+    monkeypatch.setattr(commands, "run", lambda: None)
+
+    started.main()
+
+
+def test_the_same_option_has_the_same_meaning_everywhere() -> None:
+    meanings: dict[str, set[str]] = {}
+    for name in COMMANDS:
+        for line in re.findall(r"^  ((?:-\w, )?--.*?)(?:$|  )(.*)", _unwrapped(name), re.MULTILINE):
+            meanings.setdefault(line[0].split()[-1] if " " not in line[0] else line[0], set()).add(line[1].strip())
+
+    shared = (
+        "--context NAME",
+        "--kubeconfig FILE",
+        "--request-timeout TIME",
+        "--instance-type TYPE",
+        "--prometheus URL",
+    )
+    assert {name: len(meanings[name]) for name in shared} == dict.fromkeys(shared, 1)
+
+
+def _unwrapped(name: str) -> str:
+    done = typed([name, "-h"], {"COLUMNS": "400"})
+    return re.sub(r"\n {6,}", " ", done.stdout.decode())
