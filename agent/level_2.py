@@ -10,7 +10,7 @@ from healthcheck.deep.idle import Idleness
 from healthcheck.deep.look import Diagnostic
 from healthcheck.model import Host
 from healthcheck.probes.dcgm.diag import Dcgm, level_2_patience_seconds
-from healthcheck.probes.pod_resources import holds_gpus, read_pod_resources
+from healthcheck.probes.kubelet_claims import read_gpu_holders
 
 
 class Level2:
@@ -41,4 +41,4 @@ class Level2:
         return self._idleness.held()
 
     def _pods(self) -> list[tuple[str, str, int]]:
-        return holds_gpus(read_pod_resources(self._host))
+        return read_gpu_holders(self._host)

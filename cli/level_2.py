@@ -17,7 +17,8 @@ from healthcheck.host.signals import stop_at_signals
 from healthcheck.host.streams import say
 from healthcheck.model import Host, ProbeError, Unobserved
 from healthcheck.probes.dcgm.diag import Dcgm, DcgmLook, level_2_patience_seconds
-from healthcheck.probes.pod_resources import holds_gpus, is_kubelet_here, read_pod_resources
+from healthcheck.probes.kubelet_claims import read_gpu_holders
+from healthcheck.probes.pod_resources import is_kubelet_here
 from healthcheck.settings import NodeSettings
 
 _BEGINS = "DCGM's level 2 begins: it takes minutes, {} s at most; Ctrl-C ends it"
@@ -28,7 +29,7 @@ def who_uses(host: Host) -> str:
     seen = look(host, (driver.CHECK,))
     # In a pod there is a kubelet, whether its folder is shown to us or not.
     is_node = is_kubelet_here(host.root) or "KUBERNETES_SERVICE_HOST" in os.environ
-    idleness = Idleness(lambda: holds_gpus(read_pod_resources(host)) if is_node else (), lambda: seen)
+    idleness = Idleness(lambda: read_gpu_holders(host) if is_node else (), lambda: seen)
     try:
         return idleness.used()
     except ProbeError as error:

@@ -14,7 +14,7 @@ from healthcheck.model import Host, Probe
 SOCKETS = ("/var/lib/kubelet/pod-resources/kubelet.sock", "/var/lib/k0s/kubelet/pod-resources/kubelet.sock")
 """In the kubelet's folder, which k0s alone keeps elsewhere (on MicroK8s the first is a link)."""
 _NVIDIA = "nvidia.com"
-_DRA_DRIVER = "gpu.nvidia.com"
+DRA_DRIVER = "gpu.nvidia.com"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +132,8 @@ def _gpus(container: Container) -> Iterator[tuple[str, str]]:
         if _is_gpu(devices.resource):
             yield from ((devices.resource, one) for one in devices.ids)
     for claim in container.claims:
-        yield from ((one.driver, f"{one.pool}/{one.device}") for one in claim.devices if one.driver == _DRA_DRIVER)
-        if claim.class_name.endswith(_DRA_DRIVER):
+        yield from ((one.driver, f"{one.pool}/{one.device}") for one in claim.devices if one.driver == DRA_DRIVER)
+        if claim.class_name.endswith(DRA_DRIVER):
             yield claim.class_name, f"{claim.namespace}/{claim.name}"
 
 
