@@ -109,7 +109,7 @@ class DeepTests:
         self._diagnostic: Diagnostic | None = None
         self._last_diagnostic: Diagnostic | None = None
         self._stopping = threading.Event()
-        self._marks = DeepTestMarks(_own_node(cluster, state), state.now, folder, self._stopping)
+        self._marks = DeepTestMarks(_own_node(cluster, state, level_2), state.now, folder, self._stopping)
         self._at_rest = threading.Event()
         self._at_rest.set()
         self._answered = 0.0
@@ -316,9 +316,10 @@ class DeepTests:
             log.info("deep test", what=event, **more)
 
 
-def _own_node(cluster: Cluster, state: State) -> OwnNode:
+def _own_node(cluster: Cluster, state: State, level_2: Level2) -> OwnNode:
     name = state.node_name
-    return OwnNode(partial(cluster.read_node, name), partial(cluster.update_node, name), lambda: state.node)
+    read, update = partial(cluster.read_node, name), partial(cluster.update_node, name)
+    return OwnNode(read, update, lambda: state.node, level_2.are_claimed)
 
 
 def _users_or_why(ask: Callable[[], str]) -> str:

@@ -10,7 +10,7 @@ from healthcheck.deep.idle import Idleness
 from healthcheck.deep.look import Diagnostic
 from healthcheck.model import Host
 from healthcheck.probes.dcgm.diag import Dcgm, level_2_patience_seconds
-from healthcheck.probes.kubelet_claims import read_gpu_holders
+from healthcheck.probes.kubelet_claims import are_claimed, read_gpu_holders
 
 
 class Level2:
@@ -25,6 +25,10 @@ class Level2:
     def is_absent(self) -> bool:
         """Whether there is no dcgmi; costs nothing."""
         return shutil.which("dcgmi", path=self.path) is None
+
+    def are_claimed(self) -> bool:
+        """Whether DRA gives out this node's GPUs, of which its Node says nothing."""
+        return are_claimed(self._host.root)
 
     def diagnostic(self) -> Diagnostic:
         """A new one for each run, by the settings of now."""

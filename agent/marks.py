@@ -9,7 +9,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from healthcheck.deep.claimant import Claimant
 from healthcheck.deep.due import keeping_verdict, obstacle
 from healthcheck.deep.record import deep_record, untaken
 from healthcheck.model import Now
+from healthcheck.node.devices import NodeDevices
 from healthcheck.node.state import SWEEP_RESULT, NodeState, PatchFor, annotated
 from healthcheck.text.moments import is_future
 from healthcheck.verdict import record as records
@@ -48,6 +49,8 @@ class OwnNode:
     read: Callable[[], NodeState]
     update: Callable[[PatchFor], NodeState | None]
     seen: Callable[[], NodeState | None]
+    are_claimed: Callable[[], bool]
+    """Whether DRA gives out its GPUs."""
 
 
 class DeepTestMarks:
@@ -72,7 +75,8 @@ class DeepTestMarks:
     def hindrance(self, node: NodeState) -> str:
         """What on the Node keeps a deep test away, '' where nothing does."""
         now = self._clock().wall
-        return obstacle(node, now + _STILL_HEARD, now)
+        seen = replace(node, devices=NodeDevices()) if self._node.are_claimed() else node
+        return obstacle(seen, now + _STILL_HEARD, now)
 
     def take(self, seconds: float) -> Claim | None:
         """Have the node for so long at most; None where something has come between. Raises ClusterError."""

@@ -37,7 +37,7 @@ class Device:
 class NodeDevices:
     """What the driver gives out of one node's GPUs. `why_not` a sweep can claim all of them; '' where it can."""
 
-    gpus: int
+    gpus: int = 0
     why_not: str = ""
 
 

@@ -36,6 +36,18 @@ def read_claims(root: Path) -> list[tuple[str, str, int]]:
     return [one for file in FILES for one in _claims(root, file)]
 
 
+def are_claimed(root: Path) -> bool:
+    """Whether NVIDIA's DRA driver gives out the GPUs of this machine: it has a folder beside the kubelet's own."""
+    return any(_is_there(root, f"{Path(file).parent}/plugins/{DRA_DRIVER}") for file in FILES)
+
+
+def _is_there(root: Path, path: str) -> bool:
+    try:
+        return host_files.below(root, path).exists()
+    except OSError:
+        return False
+
+
 def _claims(root: Path, file: str) -> Iterator[tuple[str, str, int]]:
     try:
         raw, _ = host_files.read(root, file)

@@ -38,6 +38,7 @@ from healthcheck.memory.findings import Memory, Standing
 from healthcheck.model import Evidence, Finding, Nature, Now, Severity, Unobserved
 from healthcheck.node.state import NodeState, PatchFor
 from healthcheck.probes.dcgm.diag import Dcgm
+from healthcheck.probes.kubelet_claims import FILES
 from healthcheck.probes.nvml.causes import DRIVER_NOT_LOADED
 from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpu, Gpus
 from healthcheck.probes.pod_resources import SOCKETS
@@ -294,6 +295,23 @@ def with_a_kubelet_that_answers_nothing(rig: Rig) -> None:
     rig.kubelet.answers = {}
 
 
+def without_gpus_to_offer(rig: Rig) -> None:
+    rig.world.cluster.edit({"status": {"allocatable": {"nvidia.com/gpu": None}}})
+
+
+def given_out_by_claims(rig: Rig, *held: Json) -> None:
+    """By NVIDIA's DRA driver alone. The kubelet's socket tells of none, as before Kubernetes 1.34."""
+    without_gpus_to_offer(rig)
+    kubelet = rig.world.host.root / FILES[0].lstrip("/")
+    (kubelet.parent / "plugins/gpu.nvidia.com").mkdir(parents=True)
+    kubelet.write_text(json.dumps({"Data": json.dumps({"ClaimInfoStateList": held}), "Checksum": 1}))
+
+
+def held_by_a_claim(rig: Rig) -> None:
+    claim = {"ClaimName": "train-gpu", "Namespace": "ml", "DriverState": {"gpu.nvidia.com": {"Devices": None}}}
+    given_out_by_claims(rig, claim)
+
+
 def run_text(kind: str, holder: str, hours: float) -> str:
     return json.dumps({"kind": kind, "holder": holder, "until": ago(-hours)})
 
@@ -312,6 +330,8 @@ def run_text(kind: str, holder: str, hours: float) -> str:
         with_a_silent_driver,
         before_its_first_look,
         with_a_kubelet_that_answers_nothing,
+        without_gpus_to_offer,
+        held_by_a_claim,
     ],
 )
 def test_a_node_is_left_alone(rig: Rig, state: Callable[[Rig], None]) -> None:
@@ -322,6 +342,12 @@ def test_a_node_is_left_alone(rig: Rig, state: Callable[[Rig], None]) -> None:
 
 
 class TestARun:
+    def test_is_made_where_dra_alone_gives_the_gpus_out(self, rig: Rig) -> None:
+        given_out_by_claims(rig)
+
+        assert rig.start().attempt() == 3600
+        assert (rig.result["by"], rig.result["status"], rig.marks) == ("agent", "pass", {})
+
     def test_takes_the_node_and_gives_it_back_with_its_result(self, rig: Rig) -> None:
         assert rig.start().attempt() == 3600
 
@@ -568,9 +594,8 @@ class TestAResultThatNobodyCouldTake:
                 case node:
                     return node
 
-        marks = DeepTestMarks(
-            OwnNode(lambda: NodeState("gpu-node-1", "1"), write, lambda: None), clock.now, None, waits
-        )
+        node = OwnNode(lambda: NodeState("gpu-node-1", "1"), write, lambda: None, lambda: False)
+        marks = DeepTestMarks(node, clock.now, None, waits)
         marks.tell(RunRecord(timestamp=ago(1), status="fail", severity="RESET"), give_back=False)
         assert waits.seconds == [60.0]
 
