@@ -15,7 +15,7 @@ from sim.control_plane import MANIFESTS, binaries
 from tests.chart.conftest import Helm, objects_of, rendered
 from tests.image.test_overlays import OVERLAYS, flat
 from tools.chart import CHART
-from tools.chart.keys import OPTIONAL
+from tools.chart.keys import ADDED, LABELLED
 from tools.chart.templates import HELMS_OWN
 
 DIGEST = f"sha256:{'0' * 64}"
@@ -65,17 +65,19 @@ def test_with_its_values_set_it_makes_the_overlays_objects(helm: Helm, overlay: 
     assert made == expected
 
 
-def test_with_its_values_set_it_makes_the_monitoring_overlays_objects_too(helm: Helm) -> None:
+@pytest.mark.parametrize("overlay", ADDED)
+def test_with_its_values_set_it_makes_an_overlays_objects_too(helm: Helm, overlay: str) -> None:
     """Kustomize changes none of them, but how their texts are broken into lines."""
-    names = yaml.safe_load((OVERLAYS / "monitoring" / "kustomization.yaml").read_text())["resources"]
-    added = [one for name in names for one in objects_of((OVERLAYS / "monitoring" / name).read_text())]
-    made = rendered(helm, *(f"--set={one}.enabled=true" for one in OPTIONAL.values()))
+    names = yaml.safe_load((OVERLAYS / overlay / "kustomization.yaml").read_text())["resources"]
+    added = [one for name in names for one in objects_of((OVERLAYS / overlay / name).read_text())]
+    keys = LABELLED.values() if overlay == "monitoring" else (overlay,)
+    made = rendered(helm, *(f"--set={key}.enabled=true" for key in keys))
 
     assert flat(made) == without_helms_own([*manifests(), *added])
 
 
 def test_every_overlay_is_tried_here() -> None:
-    assert sorted([*SAME_AS, "monitoring"]) == sorted(folder.name for folder in OVERLAYS.iterdir())
+    assert sorted([*SAME_AS, *ADDED]) == sorted(folder.name for folder in OVERLAYS.iterdir())
 
 
 def test_what_the_manifests_have_not_goes_where_it_belongs(helm: Helm, tmp_path: Path) -> None:
@@ -83,7 +85,13 @@ def test_what_the_manifests_have_not_goes_where_it_belongs(helm: Helm, tmp_path:
         "image": {"repository": "r.example.com:5000/a/gpu-healthcheck", "digest": DIGEST},
         "imagePullSecrets": [{"name": "registry"}],
         "instanceProfiles": "x9.large|8|0|true|efa\n",
-        "agent": {"nodeSelector": {"a": "b"}, "tolerations": [], "resources": {"limits": {"memory": None}}},
+        "agent": {
+            "metricsPort": 9000,
+            "logLevel": "debug",
+            "nodeSelector": {"a": "b"},
+            "tolerations": [],
+            "resources": {"limits": {"memory": None}},
+        },
         "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
         "settings": {"MONITOR_TTL": 31536000, "severity-overrides": "xid 13 = RESET\n<&>", "STRICT_PSHC": True},
     }
@@ -103,6 +111,9 @@ def test_what_the_manifests_have_not_goes_where_it_belongs(helm: Helm, tmp_path:
     assert [one["imagePullSecrets"] for one in (pod, *jobs)] == [[{"name": "registry"}]] * 4
     assert (pod["nodeSelector"], pod.get("tolerations")) == ({"a": "b"}, None)
     assert pod["containers"][0]["resources"] == {"limits": {}, "requests": {"cpu": "50m", "memory": "96Mi"}}
+    told = {one["name"]: one.get("value") for one in pod["containers"][0]["env"]}
+    assert (told["METRICS_PORT"], told["LOG_LEVEL"], len(told)) == ("9000", "debug", 4)
+    assert pod["containers"][0]["ports"][0]["containerPort"] == 9000
     assert (data["MONITOR_TTL"], data["STRICT_PSHC"]) == ("31536000", "1")
     assert (data["severity-overrides"], data["instance-profiles.conf"]) == (
         "xid 13 = RESET\n<&>",

@@ -54,6 +54,8 @@ def test_the_defaults_are_allowed() -> None:
         ("agent.affinity", {"requiredDuringSchedulingIgnoredDuringExecution": {}}),
         ("agent.tolerations", [{"key": "a", "operator": "Is"}]),
         ("agent.nodeSelector", {"a": True}),
+        ("agent.metricsPort", 0),
+        ("agent.logLevel", "loud"),
         ("agent.maxUnavailable", "10"),
         ("agent.maxUnavailable", 0),
         ("sweeper.schedule", ""),

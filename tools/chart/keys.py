@@ -168,6 +168,18 @@ KEYS = (
         "agent.nodeSelector", "Labels that such a node has as well.", _WORDS, _in_pods("nodeSelector", of=(AGENT,)), {}
     ),
     Key(
+        "agent.metricsPort",
+        "Of /metrics, /healthz and /readyz; with the host's network it is a port of the node itself.",
+        {"type": "integer", "minimum": 1, "maximum": 65535},
+        _in_pods("containers", 0, "ports", 0, "containerPort", of=(AGENT,), block=False),
+    ),
+    Key(
+        "agent.logLevel",
+        "debug, info, warning or error.",
+        {"enum": ["debug", "info", "warning", "error"]},
+        default="info",
+    ),
+    Key(
         "agent.maxUnavailable",
         "How many agents a rollout replaces at a time.",
         {"type": ["string", "integer"], "pattern": "^[0-9]+%$", "minimum": 1},
@@ -207,6 +219,12 @@ KEYS = (
         _TEXT,
         default="",
     ),
+    Key(
+        "dra.enabled",
+        "Sweeps of nodes whose GPUs NVIDIA's DRA driver gives out.",
+        _SWITCH,
+        default=False,
+    ),
     Key("podMonitor.enabled", "For the Prometheus operator: every agent is scraped.", _SWITCH, default=False),
     Key("podMonitor.labels", "What its Prometheus selects by, such as {release: prometheus}.", _WORDS, default={}),
     Key(
@@ -221,5 +239,7 @@ KEYS = (
     Key("dashboards.labels", "Beside grafana_dashboard, which the sidecar looks for.", _WORDS, default={}),
 )
 
-OPTIONAL: Mapping[Identity, str] = {POD_MONITOR: "podMonitor", RULES: "prometheusRule", DASHBOARD: "dashboards"}
-"""What is made where the key NAME.enabled says so; NAME.labels is added to its own."""
+ADDED = ("monitoring", "dra")
+"""Overlays that add objects and change none: each is made where the key OVERLAY.enabled says so."""
+LABELLED: Mapping[Identity, str] = {POD_MONITOR: "podMonitor", RULES: "prometheusRule", DASHBOARD: "dashboards"}
+"""These have a key of their own, KEY.enabled, and KEY.labels is added to their labels."""

@@ -7,14 +7,15 @@ from pathlib import Path
 from textwrap import indent
 
 import healthcheck
+from agent.settings import AgentSettings
 from healthcheck.settings import PROFILES_FILE
 from tools.chart import keys, settings
-from tools.chart.keys import KEYS, OPTIONAL, PODS, Identity, Key, Place
+from tools.chart.keys import ADDED, KEYS, LABELLED, PODS, Identity, Key, Place
 from tools.chart.manifest import Document, Edit, Steps, as_template, documents
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "kubernetes" / "manifests"
-MONITORING = ROOT / "kubernetes" / "overlays" / "monitoring"
+OVERLAYS = ROOT / "kubernetes" / "overlays"
 IMAGE = f"gpu-healthcheck:{healthcheck.__version__}"
 """What `sed` finds in the manifests (docs/install.md), and nothing else there is written so."""
 
@@ -40,12 +41,13 @@ items:
 
 def sources() -> dict[Identity, Document]:
     """The objects that have values, among others: by kind and name, which a Role shares with one elsewhere."""
-    files = [*sorted(MANIFESTS.glob("*.yaml")), *_monitoring()]
+    files = [*sorted(MANIFESTS.glob("*.yaml")), *_added()]
     return {one.identity: one for file in files for one in documents(file.read_text())}
 
 
-def _monitoring() -> list[Path]:
-    return [file for file in sorted(MONITORING.glob("*.yaml")) if file.name != "kustomization.yaml"]
+def _added() -> Iterator[Path]:
+    for overlay in ADDED:
+        yield from (file for file in sorted((OVERLAYS / overlay).glob("*.yaml")) if file.name != "kustomization.yaml")
 
 
 def templates() -> dict[str, str]:
@@ -55,8 +57,9 @@ def templates() -> dict[str, str]:
     in_order = [one for found in files.values() for one in found]
     in_order = sorted((one for one in in_order if one.identity[0] in _IN_ORDER), key=_turn)
     made[f"{_LIST}.yaml"] = _LIST_HEAD + "".join(_item(template(one, _LIST_DEPTH)) for one in in_order)
-    for file in _monitoring():
-        made[file.name] = _file(f"overlays/monitoring/{file.name}", documents(file.read_text()))
+    for file in _added():
+        overlay = file.parent.name
+        made[f"{overlay}-{file.name}"] = _file(f"overlays/{overlay}/{file.name}", documents(file.read_text()), overlay)
     return made
 
 
@@ -69,15 +72,15 @@ def _others(found: Iterable[Document]) -> list[Document]:
     return [one for one in found if one.identity[0] not in _IN_ORDER and one.identity != HELMS_OWN]
 
 
-def _file(name: str, found: Iterable[Document]) -> str:
-    return f"# Generated from kubernetes/{name} by `make docs`.\n" + "".join(_document(one) for one in found)
+def _file(name: str, found: Iterable[Document], overlay: str = "") -> str:
+    head = f"# Generated from kubernetes/{name} by `make docs`.\n"
+    return head + "".join(_document(one, LABELLED.get(one.identity, overlay)) for one in found)
 
 
-def _document(document: Document) -> str:
+def _document(document: Document, key: str) -> str:
+    """`key`: what switches it on; '' where it is always made."""
     text = f"---\n{template(document)}"
-    if key := OPTIONAL.get(document.identity):
-        return f"{{{{- if .Values.{key}.enabled }}}}\n{text}{{{{- end }}}}\n"
-    return text
+    return f"{{{{- if .Values.{key}.enabled }}}}\n{text}{{{{- end }}}}\n" if key else text
 
 
 def _item(text: str) -> str:
@@ -132,10 +135,10 @@ def _special(document: Document) -> Iterator[Edit]:
     if document.identity in (keys.AGENT, keys.QUARANTINE):
         yield _under(document, PODS[document.identity], _RUNTIME_CLASS)
     if document.identity == keys.AGENT:
-        yield _under(document, (*PODS[keys.AGENT], "containers", 0, "env"), _RUNTIME_CLASS_ENV)
+        yield _under(document, (*PODS[keys.AGENT], "containers", 0, "env"), _ENVIRONMENT)
     if document.identity == keys.SWEEPER:
         yield from _wrapped(document, (*PODS[keys.SWEEPER], "affinity"), "{{- if not .Values.onlyGpuNodes }}")
-    if key := OPTIONAL.get(document.identity):
+    if key := LABELLED.get(document.identity):
         labels = f"{{{{- range $key, $value := .Values.{key}.labels }}}}"
         yield _under(
             document, ("metadata", "labels"), (labels, "{{ $key | toJson }}: {{ $value | toJson }}", "{{- end }}")
@@ -143,13 +146,22 @@ def _special(document: Document) -> Iterator[Edit]:
 
 
 _RUNTIME_CLASS = ("{{- with .Values.runtimeClassName }}", "runtimeClassName: {{ . | toJson }}", "{{- end }}")
-_RUNTIME_CLASS_ENV = (
+_FIELDS = AgentSettings.model_fields
+_ENVIRONMENT = (
     "{{- if .Values.runtimeClassName }}",
     "- name: NVIDIA_VISIBLE_DEVICES",
     "  value: all",
     "# utility: NVML and nvidia-smi, and nothing of CUDA.",
     "- name: NVIDIA_DRIVER_CAPABILITIES",
     "  value: utility",
+    "{{- end }}",
+    f"{{{{- if ne (int .Values.agent.metricsPort) {_FIELDS['metrics_port'].default} }}}}",
+    "- name: METRICS_PORT",
+    "  value: {{ .Values.agent.metricsPort | int | quote }}",
+    "{{- end }}",
+    f'{{{{- if ne .Values.agent.logLevel "{_FIELDS["log_level"].default}" }}}}',
+    "- name: LOG_LEVEL",
+    "  value: {{ .Values.agent.logLevel | toJson }}",
     "{{- end }}",
 )
 
