@@ -1,0 +1,202 @@
+"""What `python -m tools.krew` packs, how the packed program finds its Python, and the manifest."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from zipfile import ZipFile
+
+import jsonschema
+import pytest
+
+from tools.krew import archive, dependencies
+from tools.krew.manifest import manifest
+from tools.krew.platforms import PLATFORMS
+
+ROOT = Path(__file__).parents[1]
+LAUNCHER = ROOT / "tools/krew" / archive.PROGRAM
+
+TEXT = {"type": "string", "minLength": 1}
+# https://krew.sigs.k8s.io/docs/developer-guide/plugin-manifest/, and what krew's own validation asks of each field.
+DOCUMENTED = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "properties": {
+        "apiVersion": {"const": "krew.googlecontainer.tools/v1alpha2"},
+        "kind": {"const": "Plugin"},
+        "metadata": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["name"],
+            "properties": {"name": {"type": "string", "pattern": r"^[\w-]+$"}},
+        },
+        "spec": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["version", "shortDescription", "platforms"],
+            "properties": {
+                "version": {"type": "string", "pattern": r"^v\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?$"},
+                "homepage": TEXT,
+                "shortDescription": {"type": "string", "pattern": r"^[^\n]{1,50}[^\n.]$"},
+                "description": TEXT,
+                "caveats": TEXT,
+                "platforms": {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": {
+                        "type": "object",
+                        "additionalProperties": False,
+                        "required": ["uri", "sha256", "bin", "selector"],
+                        "properties": {
+                            "uri": {"type": "string", "pattern": r"^https://.+\.(tar\.gz|zip)$"},
+                            "sha256": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
+                            "bin": TEXT,
+                            "files": {"type": "array", "minItems": 1},
+                            "selector": {
+                                "type": "object",
+                                "additionalProperties": False,
+                                "properties": {
+                                    "matchLabels": {"type": "object"},
+                                    "matchExpressions": {"type": "array"},
+                                },
+                            },
+                        },
+                    },
+                },
+            },
+        },
+    },
+}
+
+
+def test_the_manifest_is_as_krew_documents_it() -> None:
+    checksums = {one: f"{number:064x}" for number, one in enumerate(PLATFORMS)}
+    written = manifest("1.2.3", "https://example.com", "https://example.com/v1.2.3/", checksums)
+
+    jsonschema.validate(written, DOCUMENTED)
+    platforms = written["spec"]["platforms"]
+    assert platforms[1] == {
+        "selector": {"matchLabels": {"os": "linux", "arch": "arm64"}},
+        "uri": "https://example.com/v1.2.3/gpu-healthcheck_v1.2.3_linux_arm64.tar.gz",
+        "sha256": f"{1:064x}",
+        "bin": "kubectl-gpu_healthcheck",
+    }
+
+
+def test_only_locked_wheels_come_and_not_what_the_commands_can_do_without() -> None:
+    locked = (ROOT / "requirements/product.txt").read_text()
+    (of_the_image,) = re.findall(r"uninstall --yes --quiet \\\n(.*?) \\\n", (ROOT / "Dockerfile").read_text())
+
+    names = {"==".join(one) for one in re.findall(r"^([\w-]+)==(\S+) \\$", locked, re.MULTILINE)}
+    kept = dependencies.wanted(locked)
+    assert set(of_the_image.split()) | {"grpcio", "protobuf"} == dependencies.LEFT_OUT
+    assert {one.partition("==")[0] for one in names if f"{one} " not in kept} == dependencies.LEFT_OUT
+    assert all("--hash=sha256:" in one for one in re.split(r"^(?=[\w-])", kept, flags=re.MULTILINE) if "==" in one)
+
+
+def wheel(folder: Path, name: str, **members: str) -> Path:
+    with ZipFile(folder / name, "w") as zipped:
+        for member, content in members.items():
+            zipped.writestr(member, content)
+    return folder / name
+
+
+def packed(*wheels: Path) -> dict[str, bytes]:
+    return archive.files(wheels, LAUNCHER, ROOT / "LICENSE")
+
+
+def test_compiled_modules_of_several_pythons_lie_beside_what_they_share(tmp_path: Path) -> None:
+    ours = wheel(tmp_path, "ours.whl", **{"gpu_healthcheck/cli/app.py": "1", "gpu_healthcheck-1.dist-info/RECORD": "x"})
+    shared = {"a/__init__.py": "", "a-1.dist-info/METADATA": "A"}
+    two = (
+        wheel(
+            tmp_path, f"a-{python}.whl", **shared, **{f"a/b.cpython-{python}.so": python, "a-1.dist-info/WHEEL": python}
+        )
+        for python in ("311", "312")
+    )
+
+    assert {name.removeprefix("lib/") for name in packed(ours, *two)} == {
+        *("kubectl-gpu_healthcheck", "LICENSE", "__main__.py", "cli/app.py"),
+        *("a/__init__.py", "a/b.cpython-311.so", "a/b.cpython-312.so", "a-1.dist-info/METADATA"),
+    }
+
+
+def test_two_wheels_that_disagree_are_refused(tmp_path: Path) -> None:
+    two = [wheel(tmp_path, f"{one}.whl", **{"a/b.py": one}) for one in ("1", "2")]
+
+    with pytest.raises(archive.Clash, match=r"2\.whl: a/b\.py"):
+        packed(*two)
+
+
+def test_the_same_files_are_the_same_archive(tmp_path: Path) -> None:
+    held = packed(wheel(tmp_path, "a.whl", **{"a.py": "1", "b.py": "2"}))
+    archive.write(tmp_path / "one.tar.gz", held, 1_700_000_000)
+    archive.write(tmp_path / "other.tar.gz", dict(reversed(held.items())), 1_700_000_000)
+
+    assert (tmp_path / "one.tar.gz").read_bytes() == (tmp_path / "other.tar.gz").read_bytes()
+    with tarfile.open(tmp_path / "one.tar.gz") as tar:
+        assert {one.name: one.mode for one in tar if one.mode != 0o644} == {archive.PROGRAM: 0o755}
+        assert {(one.uid, one.gid, one.mtime) for one in tar} == {(0, 0, 1_700_000_000)}
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Path:
+    """Unpacked as krew does it, with a program that says how it was called. Returns krew's link."""
+    (tmp_path / "store/lib/pydantic_core").mkdir(parents=True)
+    (tmp_path / "store/lib/pydantic_core" / f"_pydantic_core{EXTENSION_SUFFIXES[0]}").touch()
+    (tmp_path / "store/lib/__main__.py").write_text("import sys; print(*sys.argv[1:], sep='|')")
+    shutil.copy(LAUNCHER, tmp_path / "store")
+    (tmp_path / "bin").mkdir()
+    link = tmp_path / "bin" / archive.PROGRAM
+    link.symlink_to(f"../store/{archive.PROGRAM}")
+    return link
+
+
+def call(plugin: Path, pythons: dict[str, str | Path]) -> tuple[int, str, str]:
+    """With no other Python on the PATH than these: a program, or what a script of that name does."""
+    path = plugin.parent / "path"
+    path.mkdir()
+    for name in ("readlink", "dirname"):
+        (path / name).symlink_to(str(shutil.which(name)))
+    for name, python in pythons.items():
+        script = python if isinstance(python, str) else f'exec {python} "$@"'
+        (path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (path / name).chmod(0o755)
+    done = subprocess.run([plugin, "a b", ""], env={"PATH": str(path)}, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    "pythons",
+    [
+        {"python3": Path(sys.executable)},
+        {"python3": "echo .cpython-39-x86_64-linux-gnu.so", "python3.12": Path(sys.executable)},
+        {"python3": "exit 1", "python3.14": "exit 127", "python3.11": Path(sys.executable)},
+    ],
+    ids=["python3", "python3-is-too-old", "shims-that-lead-nowhere"],
+)
+def test_the_first_python_that_fits_runs_it(plugin: Path, pythons: dict[str, str | Path]) -> None:
+    assert call(plugin, pythons) == (0, "a b|\n", "")
+
+
+@pytest.mark.parametrize("pythons", [{}, {"python3": "echo .cpython-39-x86_64-linux-gnu.so"}], ids=["none", "too-old"])
+def test_without_such_a_python_one_sentence_says_so(plugin: Path, pythons: dict[str, str | Path]) -> None:
+    code, out, err = call(plugin, pythons)
+
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "needs Python 3.11 to 3.14 on the PATH" in err
+
+
+def test_the_environment_of_a_person_changes_nothing(plugin: Path, tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('another json')")
+    (plugin.parents[1] / "store/lib/__main__.py").write_text("import json")
+    variables = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(tmp_path)}
+
+    assert subprocess.run([plugin], env=variables, cwd=tmp_path, check=False).returncode == 0

@@ -1,0 +1,43 @@
+"""What the commands need of PyPI, as wheels of one platform; the locked versions with their hashes and no others."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tools.krew.platforms import PYTHONS, Platform
+
+LEFT_OUT = frozenset(
+    {"aiohappyeyeballs", "aiohttp", "aiohttp-retry", "aiosignal", "frozenlist", "multidict", "propcache", "yarl"}
+    | {"grpcio", "protobuf"}
+)
+"""The client's asynchronous twin needs the first, as in the image; a look at this very node's container runtime the
+others, which weigh more than everything else together."""
+_PACKAGE = re.compile(r"^[\w-].*?(?=^[\w-]|\Z)", re.MULTILINE | re.DOTALL)
+
+
+def wanted(locked: str) -> str:
+    """The lock file without what is left out."""
+    return "".join(one for one in _PACKAGE.findall(locked) if one.partition("==")[0] not in LEFT_OUT)
+
+
+def download(platform: Platform, lock: Path, folder: Path) -> list[Path]:
+    """The wheels of all Pythons; one that fits several comes once."""
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as requirements:
+        requirements.write(wanted(lock.read_text()))
+        requirements.flush()
+        for python in PYTHONS:
+            subprocess.run(_pip(platform, python, Path(requirements.name), folder), check=True)  # noqa: S603 - no shell
+    return sorted(folder.glob("*.whl"))
+
+
+def _pip(platform: Platform, python: str, requirements: Path, folder: Path) -> list[str]:
+    return [
+        *(sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"),
+        *("--only-binary", ":all:", "--require-hashes", "--requirement", str(requirements), "--dest", str(folder)),
+        *("--implementation", "cp", "--python-version", python),
+        *(word for tag in platform.tags for word in ("--platform", tag)),
+    ]

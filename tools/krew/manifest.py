@@ -1,0 +1,44 @@
+"""The manifest of the plugin, as krew.sigs.k8s.io/docs/developer-guide/plugin-manifest/ has it; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tools.krew.archive import PROGRAM
+from tools.krew.platforms import Platform
+
+_DESCRIPTION = """\
+Shows which GPU nodes are healthy and why not, what holds back a GPU pod, and what mends it; runs a quarantine of a
+suspect node, and releases it. Reads saved kernel logs, nvidia-bug-report files and DCGM's results without a cluster.
+The agent, sweeps and admission policies are installed in the cluster apart from this.
+"""
+_CAVEATS = """\
+Needs Python 3.11 to 3.14 on the PATH; its dependencies are in it.
+"""
+
+
+def manifest(version: str, homepage: str, url: str, checksums: Mapping[Platform, str]) -> dict[str, Any]:
+    """`url`: the folder that will hold the archives; `checksums`: the SHA-256 of each, in hex."""
+    return {
+        "apiVersion": "krew.googlecontainer.tools/v1alpha2",
+        "kind": "Plugin",
+        "metadata": {"name": "gpu-healthcheck"},
+        "spec": {
+            "version": f"v{version}",
+            "homepage": homepage,
+            "shortDescription": "Health of GPU nodes, and why GPU pods wait",
+            "description": _DESCRIPTION,
+            "caveats": _CAVEATS,
+            "platforms": [_platform(one, version, url, checksum) for one, checksum in checksums.items()],
+        },
+    }
+
+
+def _platform(platform: Platform, version: str, url: str, checksum: str) -> dict[str, Any]:
+    return {
+        "selector": {"matchLabels": {"os": platform.os, "arch": platform.arch}},
+        "uri": f"{url.rstrip('/')}/{platform.archive(version)}",
+        "sha256": checksum,
+        "bin": PROGRAM,
+    }
