@@ -7,7 +7,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --no-emit-index-url --no
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-cluster test-node node-up node-shell node-down demo bench bench-compare fuzz docs lock reproduce clean
+.PHONY: help setup check test test-cluster test-node node-up node-shell node-down demo bench bench-compare upgrade-try fuzz docs lock reproduce clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 15
@@ -65,6 +65,10 @@ bench: setup ## Measure: detection latency, CPU, memory, API calls (root, about 
 bench-compare: setup ## Measure another commit and this tree in turn: BASE=COMMIT (root, about 15 minutes)
 	@test -n "$(BASE)" || { echo "bench-compare: BASE=COMMIT is missing" >&2; exit 2; }
 	$(BIN)/python -m bench.compare $(BASE)
+
+upgrade-try: setup ## Upgrade from another commit to this tree and back, with faults standing: FROM=COMMIT (about 15 minutes)
+	@test -n "$(FROM)" || { echo "upgrade-try: FROM=COMMIT is missing" >&2; exit 2; }
+	$(BIN)/python -m tests.upgrade $(FROM)
 
 SECONDS ?= 600
 fuzz: setup ## Search for inputs that break a probe, a check, the memory or its file (SECONDS=600)

@@ -73,7 +73,7 @@ class NodeInput:
         if text is not None:
             try:
                 record = records.parse(AgentRecord, text)
-                if records.has_schema(record):  # the bash suite's remembers nothing
+                if records.is_ours(record):  # the bash suite's remembers nothing
                     self._ledger.adopt(records.remembered(record))
                     log.warning("the node-local memory was lost; rebuilt from the Node's own record")
             except RecordError as error:

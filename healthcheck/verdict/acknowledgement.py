@@ -156,12 +156,12 @@ def other_severities(
 
 def counts(record: RunRecord, node: NodeState) -> bool:
     """Whether a deep record speaks of the node as it is: one of the bash suite does while its taint stands there."""
-    return records.has_schema(record) or (records.time_of(record) is not None and node.tainted())
+    return records.is_ours(record) or (records.time_of(record) is not None and node.tainted())
 
 
 def _why_undated(record: RunRecord) -> str:
     """Nothing can take in a record without a time, and no release can tell it from a later one."""
-    if record.timestamp is None and "timestamp" not in record.odd and records.has_schema(record):
+    if record.timestamp is None and "timestamp" not in record.odd and records.is_ours(record):
         return ""
     try:
         moment(record.timestamp)
@@ -215,7 +215,7 @@ def has_taken(node: NodeState, kind: str, timestamp: str | None) -> bool:
 def _own_record(node: NodeState) -> AgentRecord:
     """The agent's; one that says nothing where there is none, or nobody can read it, or the bash suite wrote it."""
     record = records.on_node(AgentRecord, node, RESULTS)
-    return record if records.has_schema(record) else AgentRecord()
+    return record if records.is_ours(record) else AgentRecord()
 
 
 def _own_faults(node: NodeState) -> list[Fault]:

@@ -281,9 +281,12 @@ def time_of(record: Record) -> datetime | None:
     return moment_or_none(record.timestamp)
 
 
-def has_schema(record: Record) -> bool:
-    """Whether a program of ours wrote it: the records of the bash suite have none."""
-    return record.schema is not None
+def is_ours(record: Record) -> bool:
+    """Whether a program of ours wrote it, and not the bash suite.
+
+    The deep runs of 0.1.0 gave their records no schema. They say when they began and by whom, as the suite's never do.
+    """
+    return record.schema is not None or (isinstance(record, RunRecord) and None not in (record.started, record.by))
 
 
 def severity_of(record: Record) -> Severity:
@@ -343,7 +346,7 @@ def passed_since(record: RunRecord) -> datetime | None:
     """When the run began whose record says that level 4 passed in it; None for every other record."""
     is_passed = record.status == Status.PASS.value and level_4_status(record) == Status.PASS.value
     # A fault that came while it ran may not have been there yet where it had looked.
-    return began(record) if is_passed and has_schema(record) else None
+    return began(record) if is_passed and is_ours(record) else None
 
 
 def _row_of(standing: Standing, boot_id: str) -> FindingRow:

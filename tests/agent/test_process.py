@@ -109,7 +109,8 @@ class TestStarting:
 
     def test_without_a_node_name_says_that_it_is_not_set(self, world: World) -> None:
         environment = {key: value for key, value in os.environ.items() if key != "NODE_NAME"}
-        agent = AgentProcess(environment, world.folder / "agent.log", ())
+        command = [sys.executable, "-m", "agent"]
+        agent = AgentProcess(environment, world.folder / "agent.log", command)
 
         assert agent.exit_code() == 3
         assert agent.log.read_text() == "gpu-healthcheck agent: NODE_NAME is not set\n"

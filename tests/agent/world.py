@@ -25,7 +25,7 @@ from sim.node import SimulatedNode
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from sim.control_plane import Answer, ControlPlane
 
@@ -209,15 +209,13 @@ class AgentProcess:
     """One `python -m agent`, its log as parsed JSON, its metrics as numbers."""
 
     def __init__(
-        self, environment: Mapping[str, str], log: Path, options: tuple[str, ...], program: str = "agent"
+        self, environment: Mapping[str, str], log: Path, command: Sequence[str], checkout: Path | None = None
     ) -> None:
         self.log = log
         self.may_fail = False
         """A test made it end by a fault of ours."""
         with log.open("wb") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", program, *options], env=dict(environment), stderr=out, stdout=out
-            )
+            self.process = subprocess.Popen(command, env=dict(environment), stderr=out, stdout=out, cwd=checkout)
 
     @property
     def lines(self) -> list[Json]:
@@ -308,6 +306,9 @@ class World:
         self.kubeconfig = cluster.kubeconfig(folder / "kubeconfig")
         self.agents: list[AgentProcess] = []
         self.program = "agent"
+        self.python = sys.executable
+        self.checkout: Path | None = None
+        """Where agents that are started from now on come from; None: this tree."""
 
     def __enter__(self) -> Self:
         return self
@@ -369,7 +370,8 @@ class World:
             "AWS_EC2_METADATA_SERVICE_ENDPOINT": NOBODY,
         }
         log = self.folder / f"agent-{len(self.agents)}.log"
-        self.agents.append(AgentProcess({**kept, **ours, **environment}, log, options, self.program))
+        command = [self.python, "-m", self.program, *options]
+        self.agents.append(AgentProcess({**kept, **ours, **environment}, log, command, self.checkout))
         return self.agents[-1]
 
     def restart(self, **environment: str) -> AgentProcess:

@@ -690,6 +690,19 @@ def test_an_agent_counts_the_slots_and_finds_its_own(cluster: Cluster) -> None:
     assert [one.holder for one in agent.list_slots()] == [OWN, OTHER, OTHER, OWN]
 
 
+def test_an_agent_of_the_version_before_takes_a_place_while_it_is_replaced(cluster: Cluster) -> None:
+    taken = cluster.ask("POST", SLOTS, slot("slot-4", labels={f"{P}/holder": former_holder_label(OWN)}))
+
+    assert taken.status == 201, taken.message
+
+
+def test_a_place_that_another_labels_as_an_agents_own_is_not_its_own(cluster: Cluster) -> None:
+    mark = {f"{P}/holder": former_holder_label(OWN)}
+    cluster.plane.request("POST", SLOTS, lease("slot-5", OTHER, labels=mark))
+
+    assert list(cluster.agent().list_slots(OWN)) == []
+
+
 @pytest.mark.parametrize("events", [EVENTS])
 def test_an_agent_tells_an_event_about_its_node_and_counts_it_up(cluster: Cluster, events: str) -> None:
     told = cluster.ask("POST", events, event(DIGEST, OWN))
@@ -731,7 +744,11 @@ OTHER_SLOTS: dict[str, tuple[dict[str, Any], str]] = {
     "that outlives its deletion": (slot("slot-2", finalizers=["example.com/hold"]), LEASE_MARKS),
     "with an annotation": (slot("slot-2", annotations={"example.com/x": "x" * 250_000}), LEASE_MARKS),
     "with another's label": (slot("slot-2", labels={f"{P}/holder": OTHER}), LEASE_LABELS),
-    "with a label as of before": (slot("slot-2", labels={f"{P}/holder": former_holder_label(OTHER)}), LEASE_LABELS),
+    "with a digest too long": (slot("slot-2", labels={f"{P}/holder": f"{former_holder_label(OWN)}0"}), LEASE_LABELS),
+    "with a digest and more": (
+        slot("slot-2", labels={f"{P}/holder": former_holder_label(OWN), "a": "b"}),
+        LEASE_LABELS,
+    ),
     "with one label more": (slot("slot-2", labels={f"{P}/holder": OWN, "a": "b"}), LEASE_LABELS),
     "without a label": (slot("slot-2", labels={}), LEASE_LABELS),
     "that says more": (slot("slot-2") | {"spec": {"holderIdentity": OWN, "leaseTransitions": 1}}, LEASE_FIELDS),

@@ -58,7 +58,7 @@ class Pod:
 
     def well(self) -> None:
         """Nothing holds the next one."""
-        self._answer.unlink()
+        self._answer.unlink(missing_ok=True)
 
     @property
     def _answer(self) -> Path:

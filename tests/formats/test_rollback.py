@@ -1,0 +1,88 @@
+"""What this version writes, by the rule that the version before it reads with: after a rollback nothing is set aside.
+
+Where such a test fails, the format has changed so that its `schema` has to be raised, or the key be another one
+(docs/upgrading.md).
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import jsonschema
+import pytest
+
+from healthcheck.deep import claim, record
+from healthcheck.memory import content
+from healthcheck.memory.file import MemoryFile, MemoryFileError
+from healthcheck.memory.findings import Memory
+from healthcheck.model import Nature, Outcome, Passed
+from healthcheck.node.state import RESULTS, RUN
+from healthcheck.verdict import record as records
+from healthcheck.verdict.acknowledgement import dump_release, release_of
+from healthcheck.verdict.verdict import decide
+from tests.examples import BLIND, BOOT, GPU, IDENTITY, MACHINE, NODE, WALL, fault, node, remembers, says, stands
+from tests.formats.saved import FOLDER
+from tests.memory.test_file import MEMORY
+
+BEFORE = "0.1.0"
+LEVEL = stands(fault("RowRemapPending"), Nature.LEVEL, check="row-remap")
+
+
+def reads(name: str) -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(json.loads((FOLDER / BEFORE / f"{name}.schema.json").read_text()))
+
+
+@pytest.mark.parametrize("memory", [MEMORY, remembers(), remembers(stands(fault(), seq=7), LEVEL)])
+def test_the_memory_file_is_read(memory: Memory) -> None:
+    head, body, _ = content.dump(memory).split(b"\n")
+
+    assert json.loads(head)["schema"] == 2
+    reads("memory").validate(json.loads(body))
+
+
+def left_on_a_node() -> dict[str, Any]:
+    """All that our programs leave on a Node, as JSON."""
+    verdict = decide(MEMORY, [says(blind=BLIND)])
+    told = records.dump(records.render(verdict, MEMORY, IDENTITY, WALL, "set"))
+    outcome = Outcome("dcgm-diag-l2", "1-dcgm-diag-l2", findings=(fault(),), passed=(Passed("DcgmDiagPcie", GPU),))
+    ran = record.Ran(NODE, "sweep", WALL, WALL, MACHINE, BOOT)
+    taken = claim.take(node(), claim.Claim(claim.Kind.L2, "agent", WALL + timedelta(hours=1)), WALL)
+    assert taken is not None
+    release = release_of(node(annotations={RESULTS: told}), "ann", "cable reseated", WALL)
+    return {
+        "results": json.loads(told),
+        "deep": json.loads(records.dump(record.render(outcome, ran))),
+        "run": json.loads(taken["metadata"]["annotations"][RUN]),
+        "release": json.loads(dump_release(release)),
+    }
+
+
+def test_the_annotations_are_read() -> None:
+    told = left_on_a_node()
+    reads("annotations").validate(told)
+
+    assert told["results"]["findings"]
+    assert told["deep"]["findings"]
+    assert told["release"]["findings"]
+
+
+@pytest.mark.parametrize("schema", [1, 3])
+def test_a_file_of_another_schema_is_set_aside_and_told(tmp_path: Any, schema: int) -> None:
+    file = MemoryFile(tmp_path)
+    assert file.acquire()
+    file.path.write_bytes(content.dump(MEMORY).replace(b'"schema": 2', f'"schema": {schema}'.encode(), 1))
+
+    with pytest.raises(MemoryFileError, match=f"schema {schema}; this version reads 2.*set aside as memory.unreadable"):
+        file.read()
+    file.unlock()
+
+
+def test_keys_of_a_later_version_are_passed_over() -> None:
+    body = json.loads(content.dump(MEMORY).split(b"\n")[1]) | {"of-a-later-version": [1]}
+    body["findings"][0]["of-a-later-version"] = {}
+    text = json.dumps(body).encode()
+    head = json.dumps({"schema": 2, "sha256": content._digest(text), "of-a-later-version": 1}).encode()
+
+    assert content.parse(head + b"\n" + text + b"\n") == MEMORY

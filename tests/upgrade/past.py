@@ -1,0 +1,88 @@
+"""What stood on a Node, version by version of the object, as far as an agent writes it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from difflib import unified_diff
+from typing import TYPE_CHECKING, Any
+
+from tests.agent.world import NodeView, P
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_OFTEN = f"{P}/last-check"
+"""Says when, not what."""
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What others act on."""
+
+    labels: tuple[str, ...]
+    taints: tuple[str, ...]
+    conditions: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "; ".join(" ".join(some) or "-" for some in (self.labels, self.taints, self.conditions))
+
+
+def marks(node: NodeView) -> Marks:
+    """All labels but the time, all taints, and all conditions with their reasons."""
+    labels = (f"{key.removeprefix(f'{P}/')}={value}" for key, value in node.labels.items() if key != _OFTEN)
+    taints = (f"{one['key'].removeprefix(f'{P}/')}={one.get('value', '')}:{one['effect']}" for one in node.taints)
+    conditions = node.object["status"].get("conditions") or []
+    told = (f"{one['type']}={one['status']}({one.get('reason', '')})" for one in conditions)
+    return Marks(tuple(sorted(labels)), tuple(sorted(taints)), tuple(sorted(told)))
+
+
+def changes(nodes: Iterable[NodeView]) -> list[Marks]:
+    """Each state that differs from the one before it; one alone means that nothing changed."""
+    seen: list[Marks] = []
+    for node in nodes:
+        if not seen or marks(node) != seen[-1]:
+            seen.append(marks(node))
+    return seen
+
+
+def standing(node: NodeView) -> dict[str, Any]:
+    """What the record on the Node says that must outlive a version."""
+    record = node.record
+    rows = map(_row, record.get("findings", []))
+    return {
+        "findings": sorted(rows, key=lambda one: (one["reason"], one["subject"])),
+        **{key: record.get(key) for key in ("released", "acknowledged", "taken", "machine", "boot_id")},
+    }
+
+
+def _row(finding: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    """Times to the second: a version may tell them finer than the one before."""
+    row = {key: finding.get(key) for key in (*_ROW, *keys)}
+    return row | {"first_seen": finding["first_seen"][:_SECOND]}
+
+
+_SECOND = len("2026-11-21T01:02:03")
+_ROW = ("reason", "subject", "severity", "nature", "first_seen", "count", "check", "about")
+
+
+def remembered(file: bytes) -> Mapping[str, Any]:
+    """What a memory's file says that must outlive a version."""
+    content = json.loads(file.partition(b"\n")[2])
+    keys = ("machine", "boot_id", "findings", "released", "acknowledged", "gpus", "recovery", "ended", "first", "taken")
+    told = {key: content.get(key) for key in keys}
+    told["findings"] = [_row(one, "boot_id", "escalates") for one in content["findings"]]
+    told["acknowledged"] = [one | {"last_seen": one["last_seen"][:_SECOND]} for one in content["acknowledged"]]
+    told["released"] = content["released"] and content["released"]["by"]
+    return told | {"ended": _ends(content["ended"])}
+
+
+def same(what: str, before: Any, now: Any) -> None:
+    """Raises AssertionError with the lines that differ."""
+    was, comes = (json.dumps(one, indent=1, sort_keys=True).splitlines() for one in (before, now))
+    assert before == now, f"{what} says other things:\n" + "\n".join(unified_diff(was, comes, lineterm="", n=2))
+
+
+def _ends(rows: Iterable[list[str]]) -> dict[str, int]:
+    """How many resets each finding has behind it."""
+    return {f"{reason} {address}": len(ends) for reason, address, *ends in rows}

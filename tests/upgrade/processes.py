@@ -1,0 +1,178 @@
+"""The story with agents as processes, on a real kube-apiserver: up and back, and what is in flight between."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.agent.walks import BACK_TO_NONE
+from tests.agent.world import NodeView, P
+from tests.upgrade.past import marks, same, standing
+from tests.upgrade.stage import Stage, refusals, settled, stage
+from tests.upgrade.versions import HERE
+from tests.waiting import eventually
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from tests.upgrade.versions import Version
+
+_OFF_THE_BUS = "GPU has fallen off the bus."
+_DOUBLE_BIT = "An uncorrectable double bit error (DBE) has been detected on GPU."
+_UNCONTAINED = "Uncontained: LTC TAG (0x2, 0x1). RST: Yes, D-RST: No"
+_MMU_FAULT = "MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted"
+_MEMORY = "DcgmDiagMemory"
+SWEEP = ("sweep-run", "gpu-healthcheck-sweep")
+QUARANTINE = ("quarantine-run", "gpu-healthcheck-quarantine")
+
+
+def tell(before: Version, after: Version) -> None:
+    """Raises AssertionError where something is lost on the way."""
+    with stage() as told:
+        told.apply(before)
+        stand_faults(told, before)
+        up(told, before, after)
+        back(told, before, after)
+        told.apply(after)
+        told.world.host.write_value("nvml/gpu6/remap_pending", 0)
+        for agent, policies in ((before, after), (after, before)):
+            fault_is_told(told, agent, policies)
+        told.apply(after)
+        for ran, agent in ((before, after), (after, before), (after, after)):
+            in_flight(told, ran, agent)
+
+
+def stand_faults(told: Stage, version: Version) -> None:
+    """A reset that counts, an acknowledgement, an Xid with its taint, a level, and what a sweep found."""
+    world = told.world
+    told.start(version)
+    world.wait_for_status("pass")
+    world.host.xid(5, 48, _DOUBLE_BIT)
+    world.wait_for_taint()
+    told.release(version)
+    world.wait_for_status("pass")
+    assert reset_of_95(told) == "RESET"
+    world.host.xid(3, 79, _OFF_THE_BUS)
+    world.wait_for_taint()
+    world.host.write_value("nvml/gpu6/remap_pending", 1)
+    ends(told.deep_run(version, *SWEEP, failing_gpu=1))
+    world.wait(lambda node: {_MEMORY, "RowRemapPending"} <= node.findings.keys())
+    settled(world.agent)
+    memory = told.memory
+    print(f"under {version.name} stand {', '.join(sorted(world.node().findings))}, tainted", flush=True)
+    assert list(memory["ended"].values()) == [1]
+    assert len(memory["acknowledged"]) == 1
+
+
+def up(told: Stage, before: Version, after: Version) -> None:
+    """Policies first, then the agent: for a while there are two on the node."""
+    old = told.world.agent
+    with told.nothing_changes(f"the policies of {after.name}, the agent of {before.name}"):
+        told.apply(after)
+        settled(old)
+    told.world.host.xid(2, 31, _MMU_FAULT)
+    told.world.wait(lambda node: "Xid31" in node.findings)
+    settled(old)
+    print(f"  refused to that agent: {refusals(old)}", flush=True)
+    with told.nothing_changes(f"an agent of {after.name} beside it"):
+        new = told.start_beside(after)
+        eventually(lambda: any("another agent" in line["event"] for line in new.lines), new.log.read_text)
+        settled(old)
+    with told.nothing_changes("the older one ends, the newer one takes over"):
+        assert old.terminate() == 0
+        told.world.host.kernel_log.replay()
+        settled(new)
+
+
+def back(told: Stage, before: Version, after: Version) -> None:
+    """The agent first, then the policies; and what comes of another order, and of a lost file."""
+    with told.nothing_changes(f"back to the agent of {before.name}, the policies of {after.name}"):
+        told.stop()
+        settled(told.start(before))
+    assert reset_of_95(told) == "RESET"
+    with told.nothing_changes(f"back to the policies of {before.name}"):
+        told.apply(before)
+        settled(told.world.agent)
+    with told.nothing_changes(f"the agent of {after.name}, the policies of {before.name}"):
+        told.stop()
+        settled(told.start(after))
+    print(f"  refused to that agent: {refusals(told.world.agent)}", flush=True)
+    assert reset_of_95(told) == "ISOLATE"
+    print("two resets, one counted by each version: the third Xid 95 is ISOLATE", flush=True)
+    for version in (before, after):
+        seen = told.world.node()
+        told.stop()
+        told.world.memory_file.unlink()
+        settled(told.start(version))
+        now = told.world.node()
+        same("the Node", str(marks(seen)), str(marks(now)))
+        same("the record", standing(seen), standing(now))
+        print(f"without the memory's file the agent of {version.name} has all from the Node", flush=True)
+
+
+def reset_of_95(told: Stage) -> str:
+    """The severity of an Xid 95, whose GPU is reset then."""
+    world = told.world
+    world.host.xid(0, 95, _UNCONTAINED)
+    node = world.wait(lambda node: "Xid95" in node.findings)
+    severity = str(node.findings["Xid95"]["severity"])
+    if severity == "RESET":
+        world.host.xid(0, 154, BACK_TO_NONE)
+        world.wait(lambda node: "Xid95" not in node.findings)
+    return severity
+
+
+def fault_is_told(told: Stage, agent: Version, policies: Version) -> None:
+    """While the other version's policies stand; the other's agent then finds the place in the budget, and frees it."""
+    told.apply(policies)
+    release_all(told, agent)
+    world = told.world
+    before = len(world.events("Xid79"))
+    world.host.xid(7, 79, _OFF_THE_BUS)
+    world.wait_for_taint()
+    eventually(lambda: len(world.events("Xid79")) > before)
+    settled(world.agent)
+    print(f"the agent of {agent.name} under the policies of {policies.name} taints and tells a new fault", flush=True)
+    with told.nothing_changes(f"then the agent of {policies.name}"):
+        told.stop()
+        settled(told.start(policies))
+    if policies.name != HERE.name:
+        told.plane.kubectl(
+            "delete", "leases", "--all", "--namespace=gpu-healthcheck-budget"
+        )  # docs/upgrading.md, "Back"
+    eventually(lambda: len(told.cluster.slots()) == 1, told.cluster.slots)
+    told.release(policies)
+    world.wait_for_status("pass")
+    eventually(lambda: not told.cluster.slots())
+
+
+def in_flight(told: Stage, ran: Version, agent: Version) -> None:
+    """A Job of one version ends under an agent of the other, on a node without our taint."""
+    for program, failing_gpu in ((SWEEP, 1), (QUARANTINE, 2)):
+        release_all(told, agent)
+        ends(told.deep_run(ran, *program, failing_gpu=failing_gpu))
+        told.world.wait(lambda node: _MEMORY in node.findings and node.tainted and _is_free(node))
+        print(f"{program[0]} of {ran.name}: its finding is with the agent of {agent.name}", flush=True)
+    ends(told.deep_run(ran, *QUARANTINE, failing_gpu=None))
+    told.world.wait_for_status("pass")
+    print(f"a run of {ran.name} that passes ends it under the agent of {agent.name}", flush=True)
+
+
+def release_all(told: Stage, version: Version) -> None:
+    """Its agent runs, and nothing stands."""
+    told.stop()
+    told.start(version)
+    settled(told.world.agent)
+    if told.world.node().status != "pass":
+        told.release(version)
+        told.world.wait_for_status("pass")
+
+
+def ends(process: subprocess.Popen[str]) -> None:
+    """It has told its record; its exit code is about what it found."""
+    out, err = process.communicate()
+    assert process.returncode in (0, 1), out + err
+
+
+def _is_free(node: NodeView) -> bool:
+    """Nobody has it for a deep run any more."""
+    return f"{P}/run" not in (node.object["metadata"].get("annotations") or {})

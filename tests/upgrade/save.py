@@ -1,0 +1,68 @@
+"""What a version writes, in several situations, as files for tests/formats: a memory, a Node, and its Leases."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from tests.agent.world import BUDGET
+from tests.sweeper.pod import Pod
+from tests.upgrade.processes import QUARANTINE, SWEEP, ends, stand_faults
+from tests.upgrade.stage import NODE, Stage, settled, stage
+from tests.waiting import eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.upgrade.versions import Version
+
+_HEARTBEATS = "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck/leases"
+
+
+def save(version: Version, folder: Path) -> None:
+    """One file for each situation."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with stage() as told:
+        told.apply(version)
+        told.start(version)
+        told.world.wait_for_status("pass")
+        settled(told.world.agent)
+        told.stop()
+        _write(told, folder / "healthy.json")
+        told.world.host.kernel_log.clear()
+        stand_faults(told, version)
+        for process in ((7, "python"), (8, "trainer")):
+            told.world.host.xid(2, 31, "MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted", process=process)
+        told.world.wait(lambda node: node.findings.get("Xid31", {}).get("count") == 2)
+        settled(told.world.agent)
+        told.stop()
+        _write(told, folder / "faults.json")
+        _save_what_waits(told, version, folder)
+
+
+def _save_what_waits(told: Stage, version: Version, folder: Path) -> None:
+    """For an agent that is away: deep records that nobody has taken, a person's release, and a run that goes on."""
+    ends(told.deep_run(version, *SWEEP, failing_gpu=4))
+    told.release(version, "--no-wait")
+    pod = Pod(told.world)
+    run = told.deep_run(version, *QUARANTINE, failing_gpu=None, holds=True)
+    eventually(lambda: "4" in pod.asked)
+    _write(told, folder / "run-in-flight.json")
+    pod.let_go()
+    ends(run)
+    pod.well()
+    _write(told, folder / "passed-run.json")
+    ends(told.deep_run(version, *QUARANTINE, failing_gpu=2))
+    _write(told, folder / "failed-run.json")
+
+
+def _write(told: Stage, file: Path) -> None:
+    node = told.world.node().object
+    del node["metadata"]["managedFields"]
+    listed = [told.plane.request("GET", path).body["items"] for path in (_HEARTBEATS, BUDGET)]
+    leases: list[dict[str, Any]] = [one for some in listed for one in some if one["spec"]["holderIdentity"] == NODE]
+    for one in leases:
+        one["metadata"].pop("managedFields", None)
+    memory = told.world.memory_file.read_text()
+    file.write_text(json.dumps({"memory": memory, "node": node, "leases": leases}, indent=1) + "\n")
+    print(file, flush=True)
