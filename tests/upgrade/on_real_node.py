@@ -38,7 +38,7 @@ def tell(before: Version) -> None:
         with SimulatedNode.create(folder / "gpu-node-1") as host, RealNode(host.root) as node:
             node.load(archive)
             node.run("ctr", "--namespace=k8s.io", "images", "tag", f"{_LIBRARY}{_IMAGE}", f"{_LIBRARY}{_BEFORE}")
-            node.load(images.ours(images.SLIM))
+            node.load(images.ours())
             stage = Stage(host, node)
             old = _manifests(before.manifests, node.folder / "manifests-of-before", _BEFORE)
             new = _manifests(HERE.manifests, node.folder / "manifests-of-this-tree", _IMAGE)
@@ -129,7 +129,7 @@ def _manifests(source: Path, target: Path, image: str) -> Path:
 
 def _image_of(version: Version, folder: Path) -> Path:
     """Built by that version itself; its own place keeps one archive only."""
-    program = "from sim.real_node import images; print(images.ours(images.SLIM))"
+    program = "from sim.real_node import images; print(images.ours())"
     words = [str(version.python), "-c", program]
     done = subprocess.run(words, cwd=version.root, capture_output=True, text=True, check=False)
     if done.returncode:
