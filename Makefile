@@ -7,7 +7,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --no-emit-index-url --no
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-cluster test-node node-up node-shell node-down demo bench bench-compare upgrade-try fuzz docs lock reproduce clean
+.PHONY: help setup check test test-cluster test-node node-up node-shell node-down demo bench bench-compare upgrade-try fuzz docs lock reproduce pin-bases release-dry-run clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 15
@@ -35,6 +35,8 @@ check: setup ## Lint, types, layers, generated files, alerts
 	$(BIN)/python -m tools.manifests --check
 	$(BIN)/python -m tools.docs --check
 	$(BIN)/python -m tools.rules
+	$(BIN)/python -m release.licences --check
+	$(BIN)/zizmor --offline --quiet .github
 
 PYTEST := $(BIN)/pytest --max-worker-restart=0 --dist loadgroup --no-loadscope-reorder
 test: setup ## What needs no control plane, in minutes; one room in seconds: ONLY=checks
@@ -77,6 +79,7 @@ fuzz: setup ## Search for inputs that break a probe, a check, the memory or its 
 docs: setup ## Write the generated files anew: docs/checks.md, causes.md and metrics.md, tables in README and runbook, the profiles, the PrometheusRule
 	$(BIN)/python -m tools.docs
 	$(BIN)/python -m tools.manifests
+	$(BIN)/python -m release.licences
 
 lock: setup ## Resolve the dependencies anew and lock them with hashes
 	$(COMPILE) --upgrade -o requirements/product.txt pyproject.toml
@@ -88,5 +91,11 @@ lock: setup ## Resolve the dependencies anew and lock them with hashes
 reproduce: setup ## Build images, wheel and source archive of HEAD twice and compare them to the bit (Debian, root)
 	$(BIN)/python -m sim.release.reproduce
 
+pin-bases: setup ## Ask the registries for the digests of the Dockerfile's bases, and write them there
+	$(BIN)/python -m release pin-bases
+
+release-dry-run: setup ## A whole release of HEAD into a registry on loopback, signed by a fresh key pair (Debian, root)
+	$(BIN)/python -m sim.release
+
 clean: ## Remove what was built
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

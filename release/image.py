@@ -11,6 +11,8 @@ from release.running import run
 SLIM, FULL = "slim", "full"
 TARGETS = (FULL, SLIM)
 """Of our Dockerfile."""
+NAME = "localhost/gpu-healthcheck-release"
+"""Of what is built, in the builder's own store."""
 Buildah = Callable[..., str]
 """Called with its words, says what it printed."""
 

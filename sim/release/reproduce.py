@@ -8,14 +8,12 @@ import tempfile
 from pathlib import Path
 
 from release import packages
-from release.image import TARGETS, build, build_arguments, layout
+from release.image import NAME, TARGETS, build, build_arguments, layout
 from release.layout import Layout, differences
 from release.origin import exported, origin
 from release.running import ReleaseError
 from sim.control_plane.build import ControlPlaneError
 from sim.real_node import images, needs
-
-_NAME = "localhost/gpu-healthcheck-rebuilt"
 
 
 def twice(target: str) -> list[str]:
@@ -25,9 +23,9 @@ def twice(target: str) -> list[str]:
         built = []
         for number in ("1", "2"):
             arguments = [*build_arguments(target, made_from), *words]
-            build(images.buildah, _NAME, arguments, tree)
-            layout(images.buildah, _NAME, Path(folder) / number)
-            images.buildah("rmi", _NAME)
+            build(images.buildah, NAME, arguments, tree)
+            layout(images.buildah, NAME, Path(folder) / number)
+            images.buildah("rmi", NAME)
             built.append(Layout(Path(folder) / number))
             print(f"{target} {number}: {built[-1].digest}", flush=True)
         return differences(*built)

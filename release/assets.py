@@ -1,0 +1,17 @@
+"""The files beside the images: what a person downloads, and a list of checksums that is signed."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+CHECKSUMS = "checksums.txt"
+
+
+def write_checksums(folder: Path) -> Path:
+    """As `sha256sum --check` reads them, of every file that is there."""
+    files = sorted(file for file in folder.iterdir() if file.is_file() and not file.name.startswith(CHECKSUMS))
+    lines = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files]
+    listed = folder / CHECKSUMS
+    listed.write_text("".join(lines))
+    return listed

@@ -1,0 +1,55 @@
+"""One image of one architecture: built, in the registry, its content listed; and the file that tells the next job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from release import image, registry, sbom
+from release.image import Buildah
+from release.origin import Origin
+from release.registry import Registry
+from release.running import ReleaseError
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    target: str
+    digest: str
+    sbom: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where it is built: by whom, told what on top, for the architecture of this machine."""
+
+    buildah: Buildah
+    words: Sequence[str]
+    architecture: str
+
+
+def build(place: Place, target: str, made_from: Origin, tree: Path, to: Registry, out: Path) -> Built:
+    stem = f"{target}-{place.architecture}"
+    image.build(place.buildah, image.NAME, [*image.build_arguments(target, made_from), *place.words], tree)
+    digest = registry.push(
+        place.buildah, image.NAME, to, f"{image.tag(made_from.version, target)}-{place.architecture}"
+    )
+    listed = out / f"sbom-{stem}.spdx.json"
+    sbom.write(to, digest, made_from.version, listed)
+    (out / f"image-{stem}.json").write_text(json.dumps({"target": target, "digest": digest, "sbom": listed.name}))
+    return Built(target, digest, listed)
+
+
+def read(folder: Path) -> list[Built]:
+    """What other jobs built. Raises ReleaseError where they built nothing."""
+    found = [json.loads(file.read_text()) for file in sorted(folder.rglob("image-*.json"))]
+    if not found:
+        raise ReleaseError(f"{folder} tells of no image")
+    return [Built(one["target"], one["digest"], _within(folder, one["sbom"])) for one in found]
+
+
+def _within(folder: Path, name: str) -> Path:
+    (file,) = folder.rglob(name)
+    return file

@@ -1,0 +1,21 @@
+"""The section of CHANGELOG.md that tells of one version; pure."""
+
+from __future__ import annotations
+
+import re
+
+from release.running import ReleaseError
+
+_HEADING = re.compile(r"^## \[?(?P<version>[^\]\s]+)\]?.*$", re.MULTILINE)
+
+
+def section(changelog: str, version: str) -> str:
+    """What stands below its heading, such as `## 0.1.0 - 2026-11-30`. Raises ReleaseError."""
+    headings = list(_HEADING.finditer(changelog))
+    for heading, following in zip(headings, [*headings[1:], None], strict=True):
+        if heading["version"] == version:
+            text = changelog[heading.end() : following.start() if following else None].strip()
+            if text:
+                return f"{text}\n"
+            raise ReleaseError(f"CHANGELOG.md says nothing below its heading of {version}")
+    raise ReleaseError(f"CHANGELOG.md has no section of {version}: its `## Unreleased` becomes `## {version} - DATE`")

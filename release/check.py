@@ -1,0 +1,31 @@
+"""What must hold before anything of a version is built; pure."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from release.bases import bases, unpinned
+from release.changelog import section
+from release.origin import version_of
+from release.running import ReleaseError
+
+_VERSION = re.compile(r"\d+\.\d+\.\d+(-(alpha|beta|rc)\.\d+)?\Z")
+
+
+def refusals(tree: Path, tag: str) -> list[str]:
+    """Why these sources are no release under that tag, one line each; empty where they are."""
+    version = version_of(tree)
+    dockerfile = (tree / "Dockerfile").read_text()
+    found = [f"{name}={image} has no digest: `make pin-bases`" for name, image in unpinned(dockerfile).items()]
+    if not bases(dockerfile):
+        found.append("the Dockerfile names no base by an argument")
+    if not _VERSION.match(version):
+        found.append(f"{version} is no version such as 1.2.3 or 1.2.3-rc.1")
+    if tag != f"v{version}":
+        found.append(f"the tag is {tag}, the sources say v{version} (healthcheck/__init__.py)")
+    try:
+        section((tree / "CHANGELOG.md").read_text(), version)
+    except ReleaseError as error:
+        found.append(str(error))
+    return found

@@ -1,0 +1,75 @@
+"""`python -m release.licences [--check]`: the licences of the image's Python packages, in docs/licences.md."""
+
+from __future__ import annotations
+
+import re
+import sys
+from email.message import Message
+from importlib import metadata
+
+from release.origin import REPOSITORY
+from release.running import ReleaseError
+
+PAGE = REPOSITORY / "docs" / "licences.md"
+BEGIN, END = "<!-- packages: begin (make docs) -->\n", "<!-- packages: end -->\n"
+_LOCKED = re.compile(r"^([\w.-]+)==([^\s\\;]+)", re.MULTILINE)
+_UNINSTALLED = re.compile(r"uninstall --yes --quiet \\\n(.*?) \\\n", re.DOTALL)
+_SPDX = {
+    "3-Clause BSD License": "BSD-3-Clause",
+    "Apache 2.0": "Apache-2.0",
+    "BSD License": "BSD",
+    "ISC License": "ISC",
+    "MIT License": "MIT",
+}
+"""What packages write in free words, as https://spdx.org/licenses/ names it; BSD, where they say no more."""
+
+
+def in_the_image(requirements: str, dockerfile: str) -> dict[str, str]:
+    """The versions of what is locked and not left out, by name; pure."""
+    left_out = {name for words in _UNINSTALLED.findall(dockerfile) for name in words.split()}
+    return {name: version for name, version in _LOCKED.findall(requirements) if name not in left_out}
+
+
+def licence(told: Message) -> str:
+    """By a package's metadata: its expression, else its short text, else its classifier; pure. Raises ReleaseError."""
+    classified = [one.rpartition(" :: ")[2] for one in told.get_all("Classifier") or () if one.startswith("License ::")]
+    text = told.get("License") or ""
+    for candidate in (told.get("License-Expression"), text if "\n" not in text else "", *classified):
+        if candidate and candidate.strip():
+            return _SPDX.get(candidate.strip(), candidate.strip())
+    raise ReleaseError(f"{told['Name']} says no licence")
+
+
+def table() -> str:
+    """Of the versions that are locked. Raises ReleaseError where others are installed here."""
+    packages = in_the_image(
+        (REPOSITORY / "requirements/product.txt").read_text(), (REPOSITORY / "Dockerfile").read_text()
+    )
+    rows = []
+    for name, version in packages.items():
+        told = metadata.metadata(name)
+        if told["Version"] != version:
+            raise ReleaseError(f"{name} {told['Version']} is installed, {version} is locked: `make setup`")
+        rows.append(f"| {name} | {version} | {licence(told)} |\n")  # type: ignore[arg-type]
+    return "".join(["| package | version | licence |\n", "|---|---|---|\n", *rows])
+
+
+def page(text: str) -> str:
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}{table()}{END}{after}"
+
+
+def main() -> int:
+    text = PAGE.read_text()
+    fresh = page(text)
+    if "--check" not in sys.argv[1:]:
+        PAGE.write_text(fresh)
+    elif text != fresh:
+        sys.stderr.write("docs/licences.md is stale: run make docs\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,25 @@
+"""What signs, lists and joins images: built from the modules that each room's go.mod and go.sum pin, once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from sim.control_plane.build import built, digest, go_build, home_of
+
+_PACKAGES = {
+    "cosign": "github.com/sigstore/cosign/v2/cmd/cosign",
+    "crane": "github.com/google/go-containerregistry/cmd/crane",
+    "syft": "github.com/anchore/syft/cmd/syft",
+}
+
+
+def program(name: str) -> str:
+    """Its path; built first where need be. Raises ControlPlaneError where there is no Go."""
+    room = Path(__file__).parent / name
+
+    def build(folder: Path) -> None:
+        print(f"building {name}, once: some minutes", file=sys.stderr, flush=True)  # noqa: T201
+        go_build(room, folder, "-s -w", [_PACKAGES[name]])
+
+    return str(built(home_of(name) / digest(room), build) / name)

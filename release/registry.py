@@ -1,0 +1,50 @@
+"""Where a release goes: images by architecture, then one index of them under the version's tag."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from release.image import Buildah
+from release.programs import program
+from release.running import run
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    repository: str
+    """Such as ghcr.io/OWNER/gpu-healthcheck; the chart goes to `charts/` beside it."""
+    plain_http: bool = False
+    """On loopback: nobody else's network is between."""
+
+    @property
+    def charts(self) -> str:
+        return f"{self.repository.rpartition('/')[0]}/charts"
+
+
+def push(buildah: Buildah, name: str, registry: Registry, tag: str) -> str:
+    """The digest under which the registry has it."""
+    with tempfile.TemporaryDirectory() as folder:
+        digest = Path(folder) / "digest"
+        words = (
+            "--quiet",
+            "--format=oci",
+            f"--digestfile={digest}",
+            f"--tls-verify={str(not registry.plain_http).lower()}",
+        )
+        buildah("push", *words, name, f"docker://{registry.repository}:{tag}")
+        return digest.read_text().strip()
+
+
+def join(registry: Registry, digests: Sequence[str], tag: str) -> str:
+    """One index of these images, under this tag; its digest."""
+    parts = [word for digest in digests for word in ("--manifest", f"{registry.repository}@{digest}")]
+    run([program("crane"), "index", "append", *parts, "--tag", f"{registry.repository}:{tag}"])
+    return resolve(f"{registry.repository}:{tag}")
+
+
+def resolve(image: str) -> str:
+    """The digest that a tag has now: of the index where there is one."""
+    return run([program("crane"), "digest", image])

@@ -1,0 +1,95 @@
+"""`python -m sim.release`: a whole release of the commit that is checked out, on this machine alone.
+
+The steps are those of the workflow. A minimal Debian stands in for both bases and for AWS's installer, a registry on
+loopback for the real one, and a fresh key pair for the workflow's identity; so nothing of it may be published.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from release import built, signing
+from release.__main__ import ARCHITECTURES
+from release.check import refusals
+from release.image import TARGETS
+from release.origin import REPOSITORY, Origin, exported, origin
+from release.provenance import Builder
+from release.publish import Release, publish, verify
+from release.registry import Registry
+from release.running import ReleaseError
+from sim.control_plane.build import ControlPlaneError
+from sim.real_node import images, needs
+from sim.release import local_registry
+
+OUT = REPOSITORY / "dist" / "dry-run"
+_UNRELEASED = re.compile(r"^## Unreleased$", re.MULTILINE)
+
+
+def main() -> int:
+    if reason := needs.missing():
+        print(f"release-dry-run: {reason}", file=sys.stderr)
+        return 1
+    try:
+        with tempfile.TemporaryDirectory(prefix="gpu-healthcheck-release-") as folder:
+            _rehearse(Path(folder))
+    except (ReleaseError, ControlPlaneError) as error:
+        print(f"release-dry-run: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _rehearse(folder: Path) -> None:
+    shutil.rmtree(OUT, ignore_errors=True)
+    OUT.mkdir(parents=True)
+    made_from = origin()
+    with exported(made_from.revision) as tree, local_registry.running(folder) as host:
+        for line in refusals(tree, f"v{made_from.version}"):
+            print(f"a release would be refused here: {line}")
+        _name_what_is_unreleased(tree, made_from.version)
+        registry = Registry(f"{host}/gpu-healthcheck", plain_http=True)
+        release = Release(made_from, tree, registry, signing.by_key(folder), Builder("urn:dry-run", "urn:dry-run"))
+        parts = _images(made_from, tree, registry, folder)
+        published = publish(release, parts, OUT)
+        verify(release, parts, published, OUT)
+        _refuse_another_key(published, folder)
+    for reference, digest in published.items():
+        print(f"signed and verified: {reference.partition('/')[2]}@{digest}")
+    for file in sorted(OUT.iterdir()):
+        print(f"{file.relative_to(REPOSITORY)}  {file.stat().st_size:,} bytes")
+
+
+def _images(made_from: Origin, tree: Path, registry: Registry, folder: Path) -> list[built.Built]:
+    found = []
+    with images.on_stand_ins() as words:
+        place = built.Place(images.buildah, words, ARCHITECTURES[platform.machine()])
+        for target in TARGETS:
+            print(f"building {target} for {place.architecture}, on a stand-in for its bases", flush=True)
+            found.append(built.build(place, target, made_from, tree, registry, folder))
+    return found
+
+
+def _name_what_is_unreleased(tree: Path, version: str) -> None:
+    """As the commit that a tag stands on does."""
+    changelog = tree / "CHANGELOG.md"
+    changelog.write_text(_UNRELEASED.sub(f"## {version}", changelog.read_text(), count=1))
+
+
+def _refuse_another_key(published: dict[str, str], folder: Path) -> None:
+    """A verification that takes any key would be worse than none."""
+    (folder / "another").mkdir()
+    another = signing.by_key(folder / "another")
+    for reference, digest in published.items():
+        try:
+            signing.verify(another, f"{reference.rpartition(':')[0]}@{digest}")
+        except ReleaseError:
+            continue
+        raise ReleaseError(f"{reference} is verified by a key that never signed it")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""What a version must be before it is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from release.changelog import section
+from release.check import refusals
+from release.origin import REPOSITORY, version_of
+from release.running import ReleaseError
+
+PINNED = "ARG BASE=nvcr.io/dcgm:4@sha256:" + "a1" * 32 + "\nFROM ${BASE}\n"
+CHANGELOG = """\
+# Changelog
+
+## Unreleased
+
+### Added
+
+- What comes next.
+
+## [1.2.0] - 2026-11-30
+
+### Added
+
+- One thing.
+
+## 1.1.0
+
+- Another.
+
+## 1.0.0
+
+"""
+
+
+def sources(folder: Path, version: str = "1.2.0", dockerfile: str = PINNED, changelog: str = CHANGELOG) -> Path:
+    (folder / "healthcheck").mkdir()
+    (folder / "healthcheck/__init__.py").write_text(f'"""What it is."""\n\n__version__ = "{version}"\n')
+    (folder / "Dockerfile").write_text(dockerfile)
+    (folder / "CHANGELOG.md").write_text(changelog)
+    return folder
+
+
+def test_sources_that_say_the_tags_version_and_pin_their_bases_are_a_release(tmp_path: Path) -> None:
+    assert refusals(sources(tmp_path), "v1.2.0") == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "tag", "said"),
+    [
+        ({}, "v1.2.1", "the tag is v1.2.1, the sources say v1.2.0"),
+        ({}, "1.2.0", "the tag is 1.2.0, the sources say v1.2.0"),
+        ({"version": "1.3.0"}, "v1.3.0", "has no section of 1.3.0"),
+        ({"version": "1.0.0"}, "v1.0.0", "says nothing below its heading of 1.0.0"),
+        ({"version": "1.2"}, "v1.2", "1.2 is no version"),
+        ({"version": "1.2.0; id"}, "v1.2.0; id", "1.2.0; id is no version"),
+        ({"dockerfile": "ARG BASE=nvcr.io/dcgm:4\nFROM ${BASE}\n"}, "v1.2.0", "BASE=nvcr.io/dcgm:4 has no digest"),
+        ({"dockerfile": "FROM nvcr.io/dcgm:4\n"}, "v1.2.0", "the Dockerfile names no base by an argument"),
+    ],
+)
+def test_a_release_is_refused(tmp_path: Path, changed: dict[str, str], tag: str, said: str) -> None:
+    found = refusals(sources(tmp_path, **changed), tag)
+
+    assert any(said in line for line in found), found
+
+
+def test_the_notes_are_the_section_and_nothing_of_its_neighbours() -> None:
+    assert section(CHANGELOG, "1.2.0") == "### Added\n\n- One thing.\n"
+    assert section(CHANGELOG, "1.1.0") == "- Another.\n"
+    with pytest.raises(ReleaseError, match=r"no section of 1\.2:"):
+        section(CHANGELOG, "1.2")
+
+
+def test_our_sources_say_a_version() -> None:
+    assert version_of(REPOSITORY).count(".") == 2
