@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup check test test-cluster test-node node-up node-shell node-down demo bench bench-compare upgrade-try fuzz docs lock reproduce pin-bases release-dry-run clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 15
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 17
 
 setup: $(VENV)/installed ## Make a virtual environment with everything that is locked
 
