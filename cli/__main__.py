@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 _PROGRAMS = {"agent": "agent", "sweep": "sweeper", "sweep-run": "sweeper.node_test", "quarantine-run": "quarantine"}
+_COMPLETE = "__complete"
+"""As Cobra calls it."""
 _PACKAGES = str(Path(__file__).parents[1])
 
 
@@ -19,9 +21,18 @@ def main() -> None:
         del sys.argv[1]
         runpy.run_module(program, run_name="__main__", alter_sys=True)
         return
-    from cli.app import run  # noqa: PLC0415 - the agent need not wait for it
+    from cli.app import complete, run  # noqa: PLC0415 - the agent need not wait for it
 
-    run()
+    if sys.argv[1:2] == [_COMPLETE]:
+        complete(sys.argv[2:])
+    else:
+        run()
+
+
+def main_for_kubectl() -> None:
+    """`kubectl_complete-gpu_healthcheck`: kubectl runs it for the words behind `kubectl gpu-healthcheck`."""
+    sys.argv.insert(1, _COMPLETE)
+    main()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 import healthcheck
-from cli import programs
+from cli import completion, programs
 from cli.command_help import Command, Group
 from healthcheck.host.opening import shortage_behind
 from healthcheck.host.program import COULD_NOT, INTERRUPTED, USAGE
@@ -29,6 +29,7 @@ _IN_FILES = (
     "verify",
     "uninstall",
     "explain",
+    "completion",
     "version",
 )
 """Each is the function of that name in the file of that name."""
@@ -94,6 +95,7 @@ def run() -> None:
     """Run a command. A fault of ours is no fault of the node: could not look, as all that comes to no answer."""
     take_any_text()
     end_with_whoever_reads()
+    completion.prepare()
     try:
         code = app(standalone_mode=False, prog_name=called())
     except typer.Exit as end:
@@ -117,3 +119,10 @@ def run() -> None:
 def called() -> str:
     """As it was typed: kubectl runs the file that has the plugin's name."""
     return "kubectl gpu-healthcheck" if Path(sys.argv[0]).name == AS_PLUGIN else "gpu-healthcheck"
+
+
+def complete(words: list[str]) -> None:
+    """Tell kubectl which words may come next; where that goes wrong, none."""
+    take_any_text()
+    end_with_whoever_reads()
+    completion.answer_kubectl(words, app)

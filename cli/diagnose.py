@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from cli.completing import namespaces, nodes, subjects
 from cli.options import AsJson, Context, Kubeconfig, Prometheus, RequestTimeout
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.cluster.names import NAMESPACE
@@ -60,12 +61,20 @@ def _workers(number: int) -> int:
 
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KIND NAME]", help="pod NS/NAME, node NAME, job NS/NAME …; default: the whole cluster."),
+    typer.Argument(
+        metavar="[KIND NAME]",
+        autocompletion=subjects,
+        help="pod NS/NAME, node NAME, job NS/NAME …; default: the whole cluster.",
+    ),
 ]
 Namespace = Annotated[
     str,
     typer.Option(
-        "--namespace", "-n", metavar="NAME", help="Only what lies in it, or keeps it from work; default: all of them."
+        "--namespace",
+        "-n",
+        metavar="NAME",
+        autocompletion=namespaces,
+        help="Only what lies in it, or keeps it from work; default: all of them.",
     ),
 ]
 AllNamespaces = Annotated[bool, typer.Option("--all-namespaces", "-A", help="All namespaces, whatever -n says.")]
@@ -96,13 +105,19 @@ ProbeNodes = Annotated[
     typer.Option(
         "--probe-nodes",
         metavar="NODE,…",
+        autocompletion=nodes,
         help=f"Run `check` on these nodes, or on {ALL_SUSPECTS}, in a pod on each that is removed afterwards.",
     ),
 ]
 ProbeImage = Annotated[str, typer.Option("--probe-image", metavar="IMAGE", help="Of that pod; default: the agent's.")]
 ProbeNamespace = Annotated[
     str,
-    typer.Option("--probe-namespace", metavar="NAME", help="For that pod; it must allow privileged ones."),
+    typer.Option(
+        "--probe-namespace",
+        metavar="NAME",
+        autocompletion=namespaces,
+        help="For that pod; it must allow privileged ones.",
+    ),
 ]
 MaxWorkers = Annotated[
     int,

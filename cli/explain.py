@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from cli.completing import explained
 from cli.options import JsonOrYaml
 
 Word = Annotated[
@@ -13,6 +14,7 @@ Word = Annotated[
     typer.Argument(
         metavar="[WORD]",
         show_default=False,
+        autocompletion=explained,
         help="79, SXid20034, dcgm 52, GpuCountLow; xid, sxid, dcgm or reasons: all of them; default: all.",
     ),
 ]

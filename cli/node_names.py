@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from cli.completing import nodes
+
 _LONGEST = 253
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*", re.ASCII)
 """As Kubernetes names objects (RFC 1123, a subdomain)."""
@@ -20,4 +22,6 @@ def node_names(names: list[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-Nodes = Annotated[list[str], typer.Argument(metavar="NODE...", help="Their names.", callback=node_names)]
+Nodes = Annotated[
+    list[str], typer.Argument(metavar="NODE...", help="Their names.", callback=node_names, autocompletion=nodes)
+]

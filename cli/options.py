@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from cli.completing import contexts
 from healthcheck.text.durations import timeout
 
 
@@ -47,7 +48,12 @@ def _url(value: str) -> str:
         raise typer.BadParameter(str(error)) from None
 
 
-Context = Annotated[str, typer.Option("--context", metavar="NAME", help="Of the kubeconfig; default: its current one.")]
+Context = Annotated[
+    str,
+    typer.Option(
+        "--context", metavar="NAME", autocompletion=contexts, help="Of the kubeconfig; default: its current one."
+    ),
+]
 Kubeconfig = Annotated[
     str, typer.Option("--kubeconfig", metavar="FILE", help="Default: KUBECONFIG, ~/.kube/config, the pod's account.")
 ]

@@ -31,6 +31,7 @@ _SILENCE_SECONDS = 150.0
 _LONGEST_LINE = 8 << 20
 _LONGEST_MESSAGE = 500
 _PAGE = 500
+_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _TOO_LARGE = ("etcdserver: request is too large", "trying to send message larger than max")
 """How the API server says, as an error of its own (500), that the store never takes so large an object."""
 ODD = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
@@ -105,9 +106,9 @@ class Connection:
         *,
         merge: str = "",
         query: Mapping[str, str] | None = None,
-        read_seconds: float = _READ_SECONDS,
+        accept: str = "application/json",
     ) -> urllib3.BaseHTTPResponse:
-        headers = {"Accept": "application/json"}
+        headers = {"Accept": accept}
         if body is not None:
             headers["Content-Type"] = f"application/{merge}-patch+json" if merge else "application/json"
         method = _METHODS[verb]
@@ -123,7 +124,7 @@ class Connection:
                 body=body,
                 auth_settings=["BearerToken"],
             )
-            answer = self._client.call_api(*call, _request_timeout=self._patience(verb, read_seconds))
+            answer = self._client.call_api(*call, _request_timeout=self._patience(verb))
         except (urllib3.exceptions.HTTPError, OSError, ApiException, *_NO_TOKEN) as error:
             self._connect_anew()  # a changed certificate is only read by a new client
             raise Unavailable(f"{verb} {resource}: {say(error)}") from error
@@ -132,12 +133,11 @@ class Connection:
             self._raise(response, verb, resource)
         return response
 
-    def _patience(self, verb: str, read_seconds: float) -> tuple[float | None, float | None]:
+    def _patience(self, verb: str) -> tuple[float | None, float | None]:
         """To connect, and to wait for the next word of the answer; None is for ever."""
         told = self._request_seconds
-        if told is None:
-            return _CONNECT_SECONDS, read_seconds
-        return told or None, read_seconds if verb == "watch" else told or None
+        connect_seconds, read_seconds = (_CONNECT_SECONDS, _READ_SECONDS) if told is None else (told or None,) * 2
+        return connect_seconds, _SILENCE_SECONDS if verb == "watch" else read_seconds
 
     def _pages(
         self, path: str, resource: str, query: Mapping[str, str], parse: Parse = json.loads
@@ -163,6 +163,12 @@ class Connection:
         page = _read(self._request("list", path, resource, query=asked), f"list {resource}", parse)
         return page, page.get("metadata", {}).get("continue") or ""
 
+    def _names(self, path: str, resource: str, query: Mapping[str, str]) -> list[str]:
+        """Of the first page, without anything else of the objects."""
+        asked = {**query, "limit": str(_PAGE)}
+        page = _read(self._request("list", path, resource, query=asked, accept=_METADATA), f"list {resource}")
+        return [str(one["metadata"]["name"]) for one in page.get("items") or ()]
+
     def _each(self, resource: str, objects: Iterable[Mapping[str, Any]], read: Callable[[Any], T]) -> Iterator[T]:
         """All that can be read: one object that somebody wrote oddly must not hide the others."""
         for one in objects:
@@ -174,7 +180,7 @@ class Connection:
                 yield state
 
     def _watch(self, path: str, resource: str, query: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        response = self._request("watch", path, resource, query=query, read_seconds=_SILENCE_SECONDS)
+        response = self._request("watch", path, resource, query=query)
         try:
             for line in _lines(response):
                 event = json.loads(line)

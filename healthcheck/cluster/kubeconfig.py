@@ -63,6 +63,11 @@ def choose(access: Access | None) -> Chosen | None:
     raise KubeconfigError(f"{where}, and this is no pod: give --kubeconfig, or set KUBECONFIG")
 
 
+def context_names(access: Access) -> list[str]:
+    """Of the files that are meant. Raises KubeconfigError."""
+    return list(_contexts([(place, content) for place in _places(access) if (content := _read(place, access))]))
+
+
 def user_name(access: Access | None) -> str:
     """What the kubeconfig calls the user that asks; '' in a pod, or without one."""
     try:

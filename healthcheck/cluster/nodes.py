@@ -84,6 +84,14 @@ class Nodes(Connection):
         nodes = self._pages(_NODES, "nodes", {"labelSelector": label_selector}, node_page().validate_json)
         yield from self._each("nodes", nodes, node_state)
 
+    def names_of_nodes(self, label_selector: str) -> list[str]:
+        """Some hundreds at most."""
+        return self._names(_NODES, "nodes", {"labelSelector": label_selector})
+
+    def names_of_namespaces(self) -> list[str]:
+        """Some hundreds at most."""
+        return self._names("/api/v1/namespaces", "namespaces", {})
+
 
 def _read_node(node: Mapping[str, Any]) -> NodeState:
     """Raises Unreadable."""

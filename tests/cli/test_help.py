@@ -16,7 +16,19 @@ from quarantine import __main__ as quarantine_program
 from sweeper import __main__ as sweeper_program
 from tests.console import typed
 
-COMMANDS = ("check", "replay", "status", "diagnose", "quarantine", "release", "uninstall", "explain", "version")
+COMMANDS = (
+    "check",
+    "replay",
+    "status",
+    "diagnose",
+    "quarantine",
+    "release",
+    "verify",
+    "uninstall",
+    "explain",
+    "completion",
+    "version",
+)
 PROGRAMS = {"agent": agent_program, "sweep": sweeper_program, "quarantine-run": quarantine_program}
 
 

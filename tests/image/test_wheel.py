@@ -50,8 +50,8 @@ def site(wheel: ZipFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def script(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
     (entry_points,) = site.glob("*.dist-info/entry_points.txt")
     targets = dict(re.findall(r"^(\S+) = (\S+)$", entry_points.read_text(), re.MULTILINE))
-    assert set(targets) == {"gpu-healthcheck", "kubectl-gpu_healthcheck"}
-    (target,) = set(targets.values())
+    assert set(targets) == {"gpu-healthcheck", "kubectl-gpu_healthcheck", "kubectl_complete-gpu_healthcheck"}
+    target = targets["gpu-healthcheck"]
     module, _, function = target.partition(":")
     program = SCRIPT.format(site=str(site), module=module, function=function)
     argv = [sys.executable, "-c", program, *words]

@@ -1,0 +1,72 @@
+"""The words that a shell is offered for a value: of the cluster's only names, soon, and none where nobody answers.
+
+A shell evaluates what it is offered, and a cluster or a kubeconfig may be anybody's: only names are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+
+import typer
+
+from healthcheck.cluster.kubeconfig import Access, KubeconfigError, context_names
+
+_SECONDS = 2.0
+_NAME = re.compile(r"[A-Za-z0-9][\w.:/@+=,-]{0,252}\Z", re.ASCII)
+_KINDS = ("pod", "node", "deployment", "replicaset", "statefulset", "daemonset", "job", "cronjob", "jobset")
+
+
+def contexts(ctx: typer.Context, incomplete: str) -> list[str]:
+    try:
+        return _offered(context_names(_access(ctx)), incomplete)
+    except KubeconfigError:
+        return []
+
+
+def nodes(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Those that an agent has spoken for, and that do not stand there yet."""
+    from healthcheck.node.state import STATUS  # noqa: PLC0415 - where a cluster is asked
+
+    there = ctx.params.get("nodes") or ()
+    named = _asked(ctx, lambda cluster: cluster.names_of_nodes(STATUS))
+    return _offered((one for one in named if one not in there), incomplete)
+
+
+def namespaces(ctx: typer.Context, incomplete: str) -> list[str]:
+    return _offered(_asked(ctx, lambda cluster: cluster.names_of_namespaces()), incomplete)
+
+
+def subjects(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Of `diagnose`: a kind, and the name of a node."""
+    words = ctx.params.get("words") or ()
+    if not words:
+        return _offered(_KINDS, incomplete)
+    return nodes(ctx, incomplete) if list(words) in (["node"], ["nodes"], ["no"]) else []
+
+
+def explained(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Everything of ours that `explain` knows; a code is typed as a number."""
+    del ctx
+    from cli import index  # noqa: PLC0415 - where it is asked for
+
+    reasons = (one.reason.name for one in index.reasons().values())
+    return _offered(dict.fromkeys([*reasons, *(one[0].name for one in index.words().values())]), incomplete)
+
+
+def _access(ctx: typer.Context) -> Access:
+    return Access(ctx.params.get("kubeconfig") or "", ctx.params.get("context") or "", _SECONDS)
+
+
+def _asked(ctx: typer.Context, question: Callable[..., list[str]]) -> list[str]:
+    from cli.access import cluster_of  # noqa: PLC0415 - where a cluster is asked
+    from healthcheck.cluster.errors import ClusterError  # noqa: PLC0415
+
+    try:
+        return question(cluster_of(_access(ctx)))
+    except ClusterError:
+        return []
+
+
+def _offered(names: Iterable[str], incomplete: str) -> list[str]:
+    return [one for one in names if one.startswith(incomplete) and _NAME.match(one)]

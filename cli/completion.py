@@ -1,0 +1,76 @@
+"""`gpu-healthcheck completion`: what a shell, or kubectl, has to be told once so that it completes our words."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from contextlib import redirect_stdout, suppress
+from enum import StrEnum
+from io import StringIO
+from typing import Annotated
+
+import typer
+
+from healthcheck.host.streams import write_document
+
+PROGRAM = "gpu-healthcheck"
+_ASKED = "_GPU_HEALTHCHECK_COMPLETE"
+"""The variable with which typer's scripts ask, and by which it knows the shell."""
+_UNBROKEN = "9999"
+"""typer would break what is said of a word at the end of a line, and a shell take the rest for another word."""
+_FILES, _NO_FILES = 0, 4
+"""Cobra's directives: the shell may offer files; it must not (ShellCompDirectiveNoFileComp)."""
+_FOR_KUBECTL = f"""\
+#!/bin/sh
+# On the PATH as kubectl_complete-gpu_healthcheck: kubectl 1.26 or newer asks it.
+exec {PROGRAM} __complete "$@"
+"""
+
+
+class Shell(StrEnum):
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+    KUBECTL = "kubectl"
+
+
+ShellName = Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, zsh, fish; or kubectl: a file for the PATH.")]
+
+
+def completion(shell: ShellName) -> None:
+    """Print what makes a shell complete these words.
+
+    For bash and zsh: source <(gpu-healthcheck completion bash); for fish: gpu-healthcheck completion fish | source.
+    """
+    if shell is Shell.KUBECTL:
+        write_document(_FOR_KUBECTL)
+        return
+    from typer import completion as typers  # noqa: PLC0415 - its help needs none of it
+
+    script = vars(typers)["get_completion_script"](prog_name=PROGRAM, complete_var=_ASKED, shell=shell.value)
+    write_document(f"{script}\n")
+
+
+def prepare() -> None:
+    """Where a shell asks for words."""
+    if _ASKED in os.environ:
+        from typer import completion as typers  # noqa: PLC0415 - no other command needs it
+
+        vars(typers)["completion_init"]()
+        os.environ["COLUMNS"] = _UNBROKEN
+
+
+def answer_kubectl(words: Sequence[str], app: typer.Typer) -> None:
+    """Cobra's protocol: a line for each word with its meaning behind a tab, and at last a directive.
+
+    typer tells fish the same lines. The last of `words` is the one that is being typed.
+    """
+    *before, typed = words or ("",)
+    line = " ".join([shlex.join([PROGRAM, *before]), shlex.quote(typed) if typed else ""])
+    os.environ |= {_ASKED: "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args", "_TYPER_COMPLETE_ARGS": line}
+    prepare()
+    with redirect_stdout(StringIO()) as told, suppress(SystemExit):
+        app(prog_name=PROGRAM)
+    offered = told.getvalue().strip()
+    write_document(f"{offered}\n:{_NO_FILES}\n" if offered else f":{_FILES}\n")

@@ -1,0 +1,129 @@
+"""What a shell and kubectl are offered for the word that is being typed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import yaml
+
+from cli import __main__ as started
+from cli import app as commands
+from cli.completion import Shell
+from sim.api_stand_in import ApiStandIn
+from tests.cli.test_exit_codes import unreachable
+from tests.console import typed
+
+P = "gpu-healthcheck.aws-samples.io"
+
+
+def offered(capsys: pytest.CaptureFixture[str], *words: str, **variables: str) -> tuple[list[str], str]:
+    """The words, without what is said of them, and the directive."""
+    environment = {"HOME": "/nowhere", "PATH": os.environ["PATH"], **variables}
+    with mock.patch.dict(os.environ, environment, clear=True), mock.patch.object(commands, "end_with_whoever_reads"):
+        commands.complete(list(words))
+    *told, directive = capsys.readouterr().out.splitlines()
+    return [line.partition("\t")[0] for line in told], directive
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("rel",), ["release"]),
+        (("status", "-o", ""), ["table", "wide", "json", "yaml", "name", "html"]),
+        (("status", "-o", "y"), ["yaml"]),
+        (("status", "--no"), ["--no-headers"]),
+        (("diagnose", "sta"), ["statefulset"]),
+        (("explain", "GpuCountL"), ["GpuCountLow"]),
+        (("explain", "CHECK_INT"), ["CHECK_INTERVAL"]),
+        (("replay", "--as", "b"), ["bug-report"]),
+        (("completion", ""), list(Shell)),
+    ],
+)
+def test_words_of_ours(words: tuple[str, ...], told: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert offered(capsys, *words) == (told, ":4")
+
+
+def test_commands_are_told_with_what_they_do(capsys: pytest.CaptureFixture[str]) -> None:
+    commands_offered, directive = offered(capsys, "")
+
+    assert {"status", "quarantine", "completion"} <= set(commands_offered)
+    assert not {"sweep-run", "__complete"} & set(commands_offered)
+    assert directive == ":4"
+
+
+@pytest.mark.parametrize("words", [("replay", ""), ("status", "--kubeconfig", ""), ("nonsense", "")])
+def test_where_we_know_none_the_shell_offers_files(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert offered(capsys, *words)[1] in (":0", ":4")
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_what_is_said_of_a_word_stays_on_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    words, _ = offered(capsys, "status", "--")
+
+    assert [one for one in words if not one.startswith("--")] == []
+
+
+@pytest.fixture
+def kubeconfig(tmp_path: Path) -> Iterator[Mapping[str, str]]:
+    with ApiStandIn("gpu-node-1", "gpu-node-2", "cpu-node") as api:
+        for name in ("gpu-node-1", "gpu-node-2"):
+            api.edit_node(name, {"metadata": {"labels": {f"{P}/status": "pass"}}})
+        yield {"KUBECONFIG": str(api.kubeconfig(tmp_path / "config"))}
+
+
+def test_names_of_nodes_are_the_clusters(kubeconfig: Mapping[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert offered(capsys, "release", "", **kubeconfig) == (["gpu-node-1", "gpu-node-2"], ":4")
+    assert offered(capsys, "quarantine", "gpu-node-2", "gpu", **kubeconfig) == (["gpu-node-1"], ":4")
+    assert offered(capsys, "diagnose", "node", "", **kubeconfig) == (["gpu-node-1", "gpu-node-2"], ":4")
+
+
+def test_the_words_before_choose_the_cluster(
+    kubeconfig: Mapping[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    named = ("--kubeconfig", kubeconfig["KUBECONFIG"])
+
+    assert offered(capsys, "release", *named, "")[0] == ["gpu-node-1", "gpu-node-2"]
+    assert offered(capsys, "release", "--kubeconfig", unreachable(tmp_path), "", **kubeconfig)[0] == []
+
+
+def test_contexts_are_names_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """zsh evaluates what it is offered."""
+    names = ["arn:aws:eks:us-west-2:1:cluster/a", "$(touch pwned)", "`id`", "it's", "a b", "plain", "\x1b[2J"]
+    path = tmp_path / "config"
+    path.write_text(yaml.safe_dump({"contexts": [{"name": name, "context": {}} for name in names]}))
+
+    assert offered(capsys, "status", "--context", "", KUBECONFIG=str(path))[0] == [names[0], "plain"]
+
+
+@pytest.mark.parametrize("shell", [one for one in Shell if one is not Shell.KUBECTL])
+def test_a_shell_is_told_how_to_ask(shell: str) -> None:
+    told = typed(["completion", shell], {}).stdout.decode()
+
+    assert "gpu-healthcheck" in told
+    assert f"_GPU_HEALTHCHECK_COMPLETE=complete_{shell}" in told
+
+
+def test_bash_completes_with_what_it_was_told() -> None:
+    """By the variables of bash's own completion."""
+    environment = {"_GPU_HEALTHCHECK_COMPLETE": "complete_bash", "COMP_WORDS": "gpu-healthcheck rel", "COMP_CWORD": "1"}
+
+    assert typed([], environment).stdout.decode().split() == ["release"]
+
+
+def test_the_script_for_kubectl_is_one_of_a_shell() -> None:
+    script = typed(["completion", "kubectl"], {}).stdout
+    assert subprocess.run(["sh", "-n"], input=script, check=False).returncode == 0
+
+
+def test_kubectl_runs_the_file_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[list[str]] = []
+    monkeypatch.setattr("sys.argv", ["kubectl_complete-gpu_healthcheck", "release", ""])
+    monkeypatch.setattr(commands, "complete", told.append)
+    started.main_for_kubectl()
+
+    assert told == [["release", ""]]
