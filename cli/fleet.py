@@ -123,21 +123,28 @@ def read_fleet(cluster: Cluster, unread: list[str], chosen: str = "") -> Fleet:
     beats = _allowed(partial(cluster.list_heartbeats, now))
     interval = timedelta(seconds=_number(config, "DCGM_L2_INTERVAL", "dcgm_l2_interval_seconds") or 0)
     listed, heard = beats is not None, beats or {}
-    offered = _with_devices(cluster, nodes.values(), config)
+    offered = _with_devices(cluster, nodes.values(), config, partial(_is_overdue, interval=interval, now=now))
     rows = [row_of_node(node, heard.get(node.name), interval, now, listed=listed) for node in offered]
     places = _budget(cluster, config, None if beats is None else len(beats))
     return Fleet(places, sorted(rows, key=_worst_first), list(dict.fromkeys(unread)))
 
 
 def _with_devices(
-    cluster: Cluster, nodes: Collection[NodeState], config: Mapping[str, str] | None
+    cluster: Cluster,
+    nodes: Collection[NodeState],
+    config: Mapping[str, str] | None,
+    is_late: Callable[[NodeState], bool],
 ) -> Iterable[NodeState]:
-    """The nodes with what DRA gives out there: asked for only where one of them offers no GPUs in another way."""
-    if all(node.gpus for node in nodes):
+    """The nodes with what DRA gives out there: asked for only where one without GPUs to offer is late with its test."""
+    if not any(not node.gpus and is_late(node) for node in nodes):
         return nodes
     namespace = (config or {}).get("SWEEP_NAMESPACE") or NAMESPACE
     given_out = _allowed(partial(cluster.read_given_out, namespace)) or GivenOut()
     return (with_devices(node, given_out) for node in nodes)
+
+
+def _is_overdue(node: NodeState, interval: timedelta, now: datetime) -> bool:
+    return is_overdue(node, last_deep_test(node, now), interval, now)
 
 
 def _worst_first(row: Row) -> tuple[int, int, bool, str]:
