@@ -16,8 +16,8 @@ from agent.bad_annotations import BadAnnotations
 from agent.conditions import WrittenConditions
 from agent.record_left_out import RecordLeftOut, without_record
 from agent.reporter import Reporter
-from agent.slot_requests import SlotRequests
 from agent.state import Known, State
+from agent.wanted_taint import WantedTaint
 from healthcheck.cluster.errors import Forbidden, Refused, Unreadable
 from healthcheck.deep.claim import why_unread
 from healthcheck.node.state import NodeState
@@ -25,7 +25,7 @@ from healthcheck.telemetry import Telemetry
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import read_release
 from healthcheck.verdict.budget import HELD
-from healthcheck.verdict.change import NodeChange, plan, wants_place
+from healthcheck.verdict.change import NodeChange, plan
 from healthcheck.verdict.events import Event
 from healthcheck.verdict.record import Identity
 from healthcheck.verdict.verdict import Verdict
@@ -53,7 +53,8 @@ class NodeUpdate:
         self._reporter = reporter
         self._bad = bad
         self._telemetry = telemetry
-        self.slot = SlotRequests(api, state)
+        self._taint = WantedTaint(api, state, reporter, telemetry)
+        self.slot = self._taint.slot
         self._record = RecordLeftOut()
         self._conditions = WrittenConditions()
         self._told: set[str] = set()
@@ -61,12 +62,16 @@ class NodeUpdate:
         self._rewrite_seconds = _REWRITE_SECONDS * random.uniform(*_REWRITE_JITTER)  # noqa: S311
 
     def look_ended(self) -> None:
-        self.slot.look_ended()
+        self._taint.look_ended()
         self._record.look_ended()
 
     def put_off_seconds(self) -> float | None:
         """How long until the conditions may be put back; None: they stand, or wait for something else."""
         return self._conditions.put_off_seconds(time.monotonic())
+
+    def waits_for_taint(self, node: NodeState) -> bool:
+        """Whether there is a place for a taint that stands nowhere yet."""
+        return self.slot.is_held and not self._taint.stands(node)
 
     def read(self) -> NodeState:
         """The Node as it is now. Raises ClusterError."""
@@ -80,8 +85,7 @@ class NodeUpdate:
         """Whether the verdict stands on the Node now. Raises ClusterError."""
         memory, now = known.memory, self._state.now().wall
         rules = replace(known.settings.values.rules, rewrite_after_seconds=self._rewrite_seconds)
-        wants_taint = wants_place(verdict, node, rules, memory)
-        grant = self.slot.hold(node, rules.max_unhealthy_percent) if wants_taint and self._api.write else HELD
+        grant = (self._taint.hold(verdict, node, rules, memory) if self._api.write else None) or HELD
         identity = Identity(node.name, known.instance_type, node.uid, known.inventory)
         record = records.render(verdict, memory, identity, now)
         whole = self._record.as_if_there(node)
@@ -97,9 +101,8 @@ class NodeUpdate:
             self._try_record(node, plan(verdict, record, whole, at_once, now, memory.acknowledged, grant).patch)
         stands = self._write(node, change, verdict)
         self._telemetry.withheld.set(not grant.held and not node.tainted())
-        after = self._state.node
-        if not wants_taint and after is not None and not after.tainted():
-            self.slot.free(after)
+        if (after := self._state.node) is not None:
+            self._taint.settle(after)
         return stands
 
     def _write(self, node: NodeState, change: NodeChange, verdict: Verdict) -> bool:
@@ -112,8 +115,8 @@ class NodeUpdate:
                 for event in change.events:
                     self._reporter.queue(event)
                 log.info("told the node", status=verdict.status.value, severity=verdict.severity.name)
-            elif not node.tainted():
-                self.slot.free(node)  # a place that no taint can be had for is another's
+            else:
+                self._taint.give_back_place(node)  # a place that no taint can be had for is another's
         # Nobody is asked to repair a node from which work is not kept away.
         repairs = change.repair.conditions if stands else ()
         verdicts = [] if change.condition is None else [self._record.noted_in(change.condition)]

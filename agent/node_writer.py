@@ -205,7 +205,7 @@ class NodeWriter(threading.Thread):
         """Whether the Node does not say yet that work has to stay away."""
         node, severity = self._state.node, self._state.known.severity
         said = Severity.__members__.get(node.labels.get(SEVERITY, ""), Severity.PASS) if node else Severity.PASS
-        untainted = self._update.slot.is_held and node is not None and not node.tainted()
+        untainted = node is not None and self._update.waits_for_taint(node)
         return severity >= Severity.RESET and (said < severity or untainted)
 
     def _pause(self, retry: tenacity.RetryCallState) -> float:

@@ -76,14 +76,17 @@ class SlotRequests(threading.Thread):
         """Whether there is a place for a taint that the Node may not carry yet."""
         return self._answer is not None and self._answer.held
 
-    def hold(self, node: NodeState, percent: int) -> Grant:
-        """A place, once it is held; one that was refused is asked for again after the next look."""
+    def hold(self, node: NodeState, percent: int, *, tainted: bool) -> Grant:
+        """A place, once it is held; one that was refused is asked for again after the next look.
+
+        `tainted`: our taint stands there already, or on a GPU of the node.
+        """
         with self._condition:
             if self._percent is None or not self._is_still(node):
                 self._answer, self._under_way = None, False
             self._node, self._percent = node, percent
             self._is_owed = False
-            if node.tainted():
+            if tainted:
                 # It only has to be there still; whoever took it away does not take the taint along.
                 if self._answer is None or self._answer.held:
                     self._begin_request()

@@ -81,7 +81,7 @@ class Row:
     last_check: str
     tainted: bool
     taint: str
-    """What the agent's record says of it: `set`, `withheld`, `off`, or ''."""
+    """What the agent's record says of it: `set`, `devices`, `withheld`, `off`, or ''."""
     released: str
     """The last release: who, when and why."""
     heartbeat_age_seconds: float | None

@@ -13,6 +13,7 @@ from diagnosis.report.one_file import rendered
 from healthcheck.model import Severity, Status
 from healthcheck.text.moments import timestamp
 from healthcheck.text.printable import printable
+from healthcheck.verdict.change import DEVICES
 
 _MOST_REASONS = 6
 """Of one node."""
@@ -49,7 +50,7 @@ class Square:
         """All of it in one line, for whoever points at the square, or has it read to him."""
         row, silent = self.row, "its agent is silent" if self.row.silent else ""
         said = (row.severity if row.status != Status.PASS else "", *(name for name, _ in self.reasons))
-        taint = {"yes": "tainted", "": ""}.get(self.taint, self.taint)
+        taint = {"yes": "tainted", "GPUs": "GPUs tainted", "": ""}.get(self.taint, self.taint)
         words = (row.status or KINDS["untold"], *said, f"{self.left_out} more" if self.left_out else "", taint, silent)
         return printable(f"{row.node}: {', '.join(filter(None, words))}", 3 * _LONGEST)
 
@@ -98,7 +99,7 @@ def _counted(squares: list[Square]) -> Iterator[tuple[str, int]]:
 
 
 def _square(row: Row) -> Square:
-    taint = "yes" if row.tainted else "withheld" if row.taint == "withheld" else ""
+    taint = "yes" if row.tainted else {"withheld": "withheld", DEVICES: "GPUs"}.get(row.taint, "")
     reasons = _reasons(row)
     told = tuple((_shown(name), _where(subjects)) for name, subjects in islice(reasons.items(), _MOST_REASONS))
     return Square(row, _kind(row), looked(row), taint, told, max(len(reasons) - _MOST_REASONS, 0))

@@ -29,6 +29,7 @@ from healthcheck.host.program import COULD_NOT, USAGE
 from healthcheck.host.streams import complain, say, write_document, write_json
 from healthcheck.model import Status
 from healthcheck.text.moments import moment
+from healthcheck.verdict.change import DEVICES
 
 _REFRESH_SECONDS = 5.0
 _STATUS_STYLES = {status.value: style for status, style in STATUS_STYLES.items()}
@@ -150,7 +151,8 @@ def _cells(row: Row) -> Iterator[str | Text]:
     yield row.node
     yield Text(row.status or "-", _STATUS_STYLES.get(row.status, ""))
     yield Text(row.severity or "-", _SEVERITY_STYLES.get(row.severity, ""))
-    yield "yes" if row.tainted else Text("withheld", "bold red") if row.taint == "withheld" else ""
+    by_devices = "GPUs" if row.taint == DEVICES else ""
+    yield "yes" if row.tainted else Text("withheld", "bold red") if row.taint == "withheld" else by_devices
     yield row.instance_type
     yield Text(looked(row), "magenta" if row.silent or row.heartbeat_age_seconds is None else "")
     yield _tested(row)

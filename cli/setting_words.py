@@ -21,6 +21,9 @@ MEANINGS: Mapping[str, str] = {
     "REPAIR_CONDITIONS": "Conditions that are written for repairers, with commas between: GpuRebootRequired, "
     "GpuReplacementRequired, AcceleratedHardwareReady. Empty: none, and ours are taken away once, with an Event.",
     "REPAIR_SEVERITY": "The mildest severity with which AcceleratedHardwareReady is False: REBOOT or ISOLATE.",
+    "DEVICE_TAINTS": "Whether a bad GPU that DRA gives out is tainted instead of its node, where the cluster has "
+    "DeviceTaintRules and kubernetes/overlays/device-taints is applied; the node's taint is the fallback. false: none, "
+    "and ours are taken away once, with an Event.",
     "MONITOR_TTL": "Seconds after which an event of severity MONITOR is forgotten.",
     "ESCALATE_AFTER": "Resets or reboots within 7 days after which the same fault of a GPU is ISOLATE; 0: never.",
     "MAX_RETIRED_PAGES_SBE": "Before Ampere: a GPU with more retired pages of memory than this is to be replaced.",

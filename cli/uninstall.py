@@ -17,7 +17,9 @@ def uninstall(
     kubeconfig: Kubeconfig = "",
     request_timeout: RequestTimeout = None,
 ) -> None:
-    """Take our labels, taints, annotations and conditions off all nodes. What others set stays, and a person's cordon.
+    """Take our labels, taints, annotations and conditions off all nodes, and our device taints off GPUs.
+
+    What others set stays, and a person's cordon.
 
     Our agents and CronJobs have to be gone before: they would write again. What is to be done for it is printed.
 

@@ -9,12 +9,14 @@ import typer
 from cli.access import cluster_of
 from cli.words import explained
 from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.device_taints import DeviceTaints
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
 from healthcheck.cluster.jobs import Workload
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.host.console import Screen
 from healthcheck.host.streams import complain, say
 from healthcheck.model import PREFIX, Severity
+from healthcheck.node.device_rules import DeviceRule
 from healthcheck.node.state import CORDONED_BY, ENABLED, STARTUP
 from healthcheck.operations.uninstall import DELETE_REST, SELECTOR, STOP, Removal, patch, removal
 from healthcheck.text.printable import printable
@@ -35,26 +37,35 @@ def uninstall_from(access: Access, *, dry_run: bool, yes: bool) -> int:
 
 def _uninstall(cluster: Cluster, console: Screen, *, dry_run: bool, yes: bool) -> int:
     running = list(cluster.list_workloads(SELECTOR))
-    gone = _look(cluster)
-    for one in gone:
-        _show(one, console)
-    console.print(f"{_counted(gone)} something of ours" if gone else "no node carries anything of ours")
+    taints = cluster.alike(DeviceTaints)
+    gone, rules = _look(cluster), taints.list_all_rules()
+    _show_all(gone, rules, console)
     if running:
         _say_what_runs(running)
     if dry_run:
         return 0
     if running:
         return LEFT
-    if gone and not (yes or typer.confirm("Take all this off?")):
+    if (gone or rules) and not (yes or typer.confirm("Take all this off?")):
         console.print("nothing was changed")
         return LEFT
     failed = [one.node for one in gone if not take_off(cluster, one.node, console)]
-    if left := [one.node for one in _look(cluster)]:
+    for rule in rules:
+        taints.delete_rule(rule)
+    if left := [*(one.node for one in _look(cluster)), *(one.name for one in taints.list_all_rules())]:
         why = "" if failed else ": something of ours wrote it again; what still runs?"
         complain("uninstall", f"still there on {_named(left)}{why}")
         return COULD_NOT if failed else LEFT
     _say_what_remains(gone, console)
     return 0
+
+
+def _show_all(gone: Sequence[Removal], rules: Sequence[DeviceRule], console: Screen) -> None:
+    for one in gone:
+        _show(one, console)
+    for rule in rules:
+        console.print(f"DeviceTaintRule {printable(rule.name)}: a GPU takes work again, and its verdict is {rule.tier}")
+    console.print(f"{_counted(gone)} something of ours" if gone else "no node carries anything of ours")
 
 
 def _look(cluster: Cluster) -> list[Removal]:

@@ -157,6 +157,8 @@ class NodeSettings(BaseSettings):
     """The conditions that are written for repairers, with commas between; empty: none."""
     repair_severity: RepairSeverity = Field(Severity.ISOLATE, alias="REPAIR_SEVERITY")
     """The mildest severity with which AcceleratedHardwareReady is False."""
+    device_taints: bool = Field(False, alias="DEVICE_TAINTS")
+    """Whether a bad GPU that DRA gives out is tainted instead of its node, where the cluster can."""
     monitor_ttl_seconds: int = Field(86400, alias="MONITOR_TTL", ge=60, le=31536000)
     """How long a MONITOR event stands after it was last seen."""
     escalate_after: int = Field(2, alias="ESCALATE_AFTER", ge=0, le=100)
@@ -213,7 +215,14 @@ class NodeSettings(BaseSettings):
     @property
     def rules(self) -> Rules:
         repair = Repair(_listed(self.repair_conditions), self.repair_severity)
-        return Rules(self.taint_severity, self.enable_taint, self.enable_label, self.max_unhealthy_percent, repair)
+        return Rules(
+            taint_severity=self.taint_severity,
+            enable_taint=self.enable_taint,
+            enable_label=self.enable_label,
+            max_unhealthy_percent=self.max_unhealthy_percent,
+            device_taints=self.device_taints,
+            repair=repair,
+        )
 
     @classmethod
     def settings_customise_sources(

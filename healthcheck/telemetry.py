@@ -125,6 +125,10 @@ class Telemetry:
         )
         self.pending = gauge("verdict_pending", "1 while a verdict waits to be written to the node.")
         self.withheld = gauge("taint_withheld", "1 while the fleet budget has no place for this node's taint.")
+        self.device_taints = gauge("device_taints", "DeviceTaintRules that stand in the place of this node's taint.")
+        self.device_taints_failed = gauge(
+            "device_taints_failed", "1 while the node is tainted because its bad GPUs could not be."
+        )
         self.record_left_out = gauge("record_left_out", "1 while the Node has no room for the agent's record.")
         self.bad_settings = gauge("bad_settings", "1 for a key of the configuration that is not allowed.", ("key",))
         self.unknown_settings = gauge("unknown_settings", "Keys of the configuration that are no setting.")

@@ -7,7 +7,7 @@ after the Job has ended.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -29,6 +29,7 @@ from healthcheck.node.devices import GivenOut
 from healthcheck.node.state import NodeState, with_devices
 from healthcheck.settings import NodeSettings
 from healthcheck.verdict.budget import Slot
+from healthcheck.verdict.change import says_devices
 from sweeper.jobs import SELECTOR, Order, job_for, job_name, tolerations
 from sweeper.leftovers import Leftovers, find_leftovers, is_working
 from sweeper.places import Holder, Unowned, kept_without_agent, unowned
@@ -157,8 +158,9 @@ class Sweep:
         beats = self._cluster.list_heartbeats(_now())
         self._heard = {name: beat.renewed + timedelta(seconds=beat.seconds) for name, beat in beats.items()}
         candidates, marked, holders, now = [], [], {}, _now()
+        places = {slot.holder for slot in slots}
         for node in map(self._with_devices, self._cluster.list_nodes()):
-            holders[node.name] = self._holder(node)
+            holders[node.name] = self._holder(node, places)
             if is_marked(node):
                 marked.append(node)
             one = candidate(node, self._heard.get(node.name), tolerated, self._limits.interval, now)
@@ -194,8 +196,9 @@ class Sweep:
         except Forbidden:
             return None
 
-    def _holder(self, node: NodeState) -> Holder:
-        return Holder(node.uid, node.tainted(), self._heard.get(node.name))
+    def _holder(self, node: NodeState, places: Container[str]) -> Holder:
+        is_tainted = node.tainted() or (node.name in places and says_devices(node))
+        return Holder(node.uid, is_tainted, self._heard.get(node.name))
 
     # --- clearing
 
@@ -241,7 +244,7 @@ class Sweep:
         def gone() -> list[Unowned]:
             slots = [slot for slot in self._cluster.list_slots(name) if slot.holder == holder]
             node = self._node(name) if name else None
-            nodes = {holder: self._holder(node)} if node is not None else {}
+            nodes = {holder: self._holder(node, {holder})} if node is not None else {}
             still = unowned(slots, nodes, _now())[:_MOST_RECLAIMED]
             return [one for one in still if self._freed(one.slot)]
 

@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 
 from sim import containerd
-from sim.control_plane import ControlPlane, NoBinariesError, binaries, install
+from sim.control_plane import ControlPlane, NoBinariesError, binaries, install, install_device_taints
 from sim.node import SimulatedNode
 from tests import tiers
 
@@ -140,6 +140,15 @@ def installed(control_plane: ControlPlane) -> ControlPlane:
     """The control plane with kubernetes/manifests/ applied and its policies acting."""
     install(control_plane)
     return control_plane
+
+
+@pytest.fixture(scope="session")
+def device_taints(installed: ControlPlane) -> ControlPlane:
+    """The same, where agents may taint devices."""
+    if not (installed.has_device_taint_rules and installed.has_controllers):
+        tiers.cannot_run("NOT TESTED: KUBEBUILDER_ASSETS may know no DeviceTaintRules; unset it to use our build")
+    install_device_taints(installed)
+    return installed
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ from healthcheck.node.state import FIELD_MANAGER
 from healthcheck.text.moments import moment
 
 T = TypeVar("T")
+C = TypeVar("C", bound="Connection")
 Parse = Callable[[bytes], Any]
 
 _CONNECT_SECONDS, _READ_SECONDS = 3.0, 10.0
@@ -84,6 +85,10 @@ class Connection:
         self._pass_over = pass_over
         self._request_seconds = request_seconds
         self._client = connector()
+
+    def alike(self, kind: type[C]) -> C:
+        """Another connection, made as this one is, for a kind that few ask for."""
+        return kind(self._connector, self._pass_over)
 
     def _json(
         self,

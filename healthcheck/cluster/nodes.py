@@ -12,7 +12,7 @@ import tenacity
 from healthcheck.cluster.connection import ODD, Connection, created, unreadable
 from healthcheck.cluster.errors import Conflict, Unreadable
 from healthcheck.cluster.pages import node_page
-from healthcheck.node.gpu_resources import offered, whole_quantity
+from healthcheck.node.gpu_resources import has_device_plugin, offered, whole_quantity
 from healthcheck.node.state import (
     EFA_RESOURCE,
     REPAIR_CONDITIONS,
@@ -118,6 +118,7 @@ def node_state(node: Mapping[str, Any]) -> NodeState:
         status_managers=managers_of_label(metadata.get("managedFields"), STATUS),
         efa_allocatable=whole_quantity((status.get("allocatable") or {}).get(EFA_RESOURCE)),
         gpus=offered(status.get("allocatable")),
+        has_device_plugin=has_device_plugin(status),
         cordoned=spec.get("unschedulable") is True,
         cordon_managers=managers_of_cordon(metadata.get("managedFields")),
         mark_managers=managers_of_mark(metadata.get("managedFields")),

@@ -55,6 +55,12 @@ def offered(allocatable: object) -> dict[str, int]:
     return {name: number for name, number in named.items() if number}
 
 
+def has_device_plugin(status: Mapping[str, Any]) -> bool:
+    """Whether pods may ask for GPUs by a resource's name. One whose GPUs are all unhealthy keeps its capacity."""
+    both = {**(status.get("allocatable") or {}), **(status.get("capacity") or {})}
+    return any(_number(str(name), amount) for name, amount in both.items())
+
+
 def gpu_pod(pod: Mapping[str, Any]) -> GpuPod | None:
     """The GPUs that an API Pod holds on its node; None where it holds none.
 

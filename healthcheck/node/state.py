@@ -67,6 +67,8 @@ class NodeState:
     """By resource name, how many GPUs or MIG instances pods may ask for."""
     devices: NodeDevices | None = None
     """What pods may claim of its GPUs; None: nothing, or nobody has looked."""
+    has_device_plugin: bool = False
+    """A device plugin gives GPUs out here, which knows nothing of what DRA taints."""
     cordoned: bool = False
     cordon_managers: tuple[FieldManager, ...] = ()
     """Who owns `spec.unschedulable`."""

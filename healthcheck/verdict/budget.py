@@ -38,9 +38,12 @@ class Grant:
 
     held: bool
     why: str = ""
+    by_devices: bool = False
+    """It is for device taints, which stand: they keep work off each bad GPU, and the Node needs no taint."""
 
 
 HELD = Grant(held=True)
+BY_DEVICES = Grant(held=True, by_devices=True)
 
 
 @dataclass(frozen=True, slots=True)

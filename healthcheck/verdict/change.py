@@ -27,6 +27,7 @@ from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import other_severities
 from healthcheck.verdict.budget import HELD, Grant
+from healthcheck.verdict.device_taints import BadGpu, bad_gpus
 from healthcheck.verdict.events import (
     CONDITION_STATUS,
     Event,
@@ -42,6 +43,8 @@ from healthcheck.verdict.verdict import Verdict, merge
 
 _RECOUNT_SECONDS = 30.0
 """The Node is written no more often than this for nothing but the count of a fault that happens over and over."""
+DEVICES = "devices"
+"""What the record says of our taint where GPUs carry it."""
 _MOST_EVENTS = 32
 """In one write. A node with more new findings than this has its story in the record."""
 
@@ -55,6 +58,8 @@ class Rules:
     enable_label: bool = True
     max_unhealthy_percent: int = 20
     """Of the fleet's nodes, how many may carry our taint at the same time."""
+    device_taints: bool = False
+    """A bad GPU that DRA gives out is tainted instead of the Node."""
     repair: Repair = field(default_factory=Repair)
     rewrite_after_seconds: float = 3600.0
     """The Node is written at least this often, so that `last-check` says that somebody still looks."""
@@ -72,10 +77,29 @@ class NodeChange:
     repair: RepairChange = NO_REPAIR
 
 
-def wants_place(verdict: Verdict, node: NodeState, rules: Rules, memory: Memory) -> bool:
-    """Whether the Node is to carry our taint, and so needs a place in the fleet budget."""
+def wants_place(verdict: Verdict, node: NodeState, rules: Rules, memory: Memory, *, by_devices: bool = False) -> bool:
+    """Whether the Node, or some GPU of it, is to carry our taint, and so needs a place in the fleet budget."""
     status, severity = merge(verdict, other_severities(node, memory.acknowledged, memory.taken)[0])
-    return _wish(severity, node, rules, blind=_is_blind(status, verdict)) == "set"
+    return _wish(severity, node, rules, blind=_is_blind(status, verdict), has=by_devices) == "set"
+
+
+def gpus_to_taint(verdict: Verdict, node: NodeState, rules: Rules, memory: Memory) -> tuple[BadGpu, ...] | None:
+    """Where a taint is wanted, the GPUs that are to carry it; None: the Node.
+
+    None of them: nobody could look, and what stands stays.
+    """
+    others = other_severities(node, memory.acknowledged, memory.taken)[0]
+    is_blind = _is_blind(merge(verdict, others)[0], verdict)
+    # Could-not-look lifts no taint, and so does not exchange the Node's for another.
+    if not rules.device_taints or (is_blind and node.tainted()):
+        return None
+    return bad_gpus(verdict, others, node, memory, rules.taint_severity)
+
+
+def says_devices(node: NodeState) -> bool:
+    """Whether the record on the Node says that GPUs carry our taint instead of it."""
+    before, _ = _record_before(node)
+    return before is not None and before.taint == DEVICES
 
 
 def plan(
@@ -94,8 +118,10 @@ def plan(
     """
     others, complaints = other_severities(node, acknowledged, record.taken or {})
     status, severity = merge(verdict, others)
-    word = _wish(severity, node, rules, blind=_is_blind(status, verdict))
-    if word == "set" and not node.tainted() and not grant.held:
+    word = _wish(severity, node, rules, blind=_is_blind(status, verdict), has=grant.by_devices)
+    if word == "set" and grant.by_devices:
+        word = DEVICES
+    elif word == "set" and not node.tainted() and not grant.held:
         word = "withheld"
     taints = _taints(node, wanted=word == "set", started=_has_started(status, verdict))
     before, complaint = _record_before(node)
@@ -140,9 +166,12 @@ def _is_blind(status: Status, verdict: Verdict) -> bool:
     return status is Status.UNKNOWN or bool(verdict.unobserved)
 
 
-def _wish(severity: Severity, node: NodeState, rules: Rules, *, blind: bool) -> str:
-    """What the record says of our taint, were there a place in the budget: `set`, `withheld`, `off` or ''."""
-    has = node.tainted()
+def _wish(severity: Severity, node: NodeState, rules: Rules, *, blind: bool, has: bool) -> str:
+    """What the record says of our taint, were there a place in the budget: `set`, `withheld`, `off` or ''.
+
+    `has`: our device taints stand.
+    """
+    has = has or node.tainted()
     if not rules.enable_taint:
         return "off"
     # Could-not-look never lifts a taint.

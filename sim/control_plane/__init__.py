@@ -1,7 +1,7 @@
 """A real control plane on loopback for tests, demo and bench: etcd, kube-apiserver and their kin."""
 
 from sim.control_plane.build import ControlPlaneError, NoBinariesError, binaries, find_binaries
-from sim.control_plane.install import MANIFESTS, install, unbound_token
+from sim.control_plane.install import MANIFESTS, install, install_device_taints, unbound_token
 from sim.control_plane.plane import Answer, ControlPlane
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "binaries",
     "find_binaries",
     "install",
+    "install_device_taints",
     "unbound_token",
 ]

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
+DEVICE_TAINT_RULES = "--feature-gates=DRADeviceTaintRules=true"
+"""For each of the three programs; a Kubernetes before 1.35 knows no such gate and does not start with it."""
 _NO_ELECTION = ("--leader-elect=false", "--secure-port=0")
 
 

@@ -10,13 +10,19 @@ from sim.control_plane.build import ControlPlaneError
 from sim.control_plane.objects import NAMESPACE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from sim.control_plane.plane import ControlPlane
 
 MANIFESTS = Path(__file__).parents[2] / "kubernetes" / "manifests"
+DEVICE_TAINTS = MANIFESTS.parent / "overlays" / "device-taints"
 ACTING_SECONDS = 300
+Probe = tuple[str, str, str, dict[str, Any], str]
+"""Token, method, path and body of a request, and what it is refused with."""
 
 _LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 _EVENTS = "/api/v1/namespaces/default/events"
+_RULES = "/apis/resource.k8s.io/v1beta2/devicetaintrules"
 _PROBE = {"name": "policy-probe"}
 _UNBOUND = "bound to no node"
 _ABOUT = {"kind": "Node", "name": "nobody"}
@@ -29,7 +35,7 @@ def install(plane: ControlPlane, manifests: Path = MANIFESTS) -> str:
     agent, sweeper, sweep, quarantine = (unbound_token(plane, account) for account in accounts)
     plane.request("POST", "/api/v1/nodes", {"metadata": _PROBE})
     node, marked = "/api/v1/nodes/policy-probe?dryRun=All", {"metadata": {"labels": {"probe": "true"}}}
-    probes: list[tuple[str, str, str, dict[str, Any], str]] = [
+    probes: list[Probe] = [
         (agent, "PATCH", node, marked, _UNBOUND),
         (agent, "POST", f"{_LEASES}?dryRun=All", {"metadata": _PROBE}, _UNBOUND),
         (agent, "POST", f"{_EVENTS}?dryRun=All", {"metadata": _PROBE, "involvedObject": _ABOUT}, _UNBOUND),
@@ -37,14 +43,27 @@ def install(plane: ControlPlane, manifests: Path = MANIFESTS) -> str:
         (sweep, "PATCH", node, marked, _UNBOUND),
         (quarantine, "PATCH", node, marked, _UNBOUND),
     ]
+    _wait_for_refusals(plane, probes)
+    plane.request("DELETE", "/api/v1/nodes/policy-probe")
+    return printed
+
+
+def install_device_taints(plane: ControlPlane) -> None:
+    """What lets an agent taint its own node's GPUs, once that acts."""
+    plane.kubectl("apply", "-k", str(DEVICE_TAINTS))
+    taint = {"key": "example.com/probe", "effect": "None"}
+    rule = {"metadata": _PROBE, "spec": {"deviceSelector": {"driver": "example.com"}, "taint": taint}}
+    agent = unbound_token(plane)
+    _wait_for_refusals(plane, [(agent, "POST", f"{_RULES}?dryRun=All", rule, _UNBOUND)])
+
+
+def _wait_for_refusals(plane: ControlPlane, probes: Iterable[Probe]) -> None:
     deadline = time.monotonic() + ACTING_SECONDS
     for token, method, path, body, refusal in probes:
         while refusal not in (said := plane.request(method, path, body, token=token)).message:
             if time.monotonic() > deadline:
                 raise ControlPlaneError(f"no policy refused {method} {path}: {said.status} {said.message}")
             time.sleep(0.1)
-    plane.request("DELETE", "/api/v1/nodes/policy-probe")
-    return printed
 
 
 def unbound_token(plane: ControlPlane, account: str = NAMESPACE) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from sim.control_plane import arguments, objects
-from sim.control_plane.build import ControlPlaneError, binaries
+from sim.control_plane.build import ControlPlaneError, binaries, cache_folder
 from sim.control_plane.daemon import AfterUs, Daemon
 from sim.control_plane.files import AUDIT_POLICY, free_ports, write_kubeconfig, write_signing_key
 from sim.control_plane.https import Https
@@ -52,6 +52,7 @@ class ControlPlane:
         self._controllers = controllers
         self._scheduler = scheduler
         self._bin = binaries()
+        self._gates = [arguments.DEVICE_TAINT_RULES] if self.has_device_taint_rules else []
         self.folder = Path(tempfile.mkdtemp(prefix="gpu-healthcheck-control-plane-"))
         self._after_us = AfterUs(self.folder)
         self._daemons: dict[str, Daemon] = {}
@@ -69,12 +70,14 @@ class ControlPlane:
         try:
             self._write_files()
             self._start("etcd", arguments.etcd(self.folder, self._etcd_port, self._peer_port))
-            self._start("kube-apiserver", arguments.kube_apiserver(self.folder, self._api_port, self._etcd_port))
+            api = arguments.kube_apiserver(self.folder, self._api_port, self._etcd_port)
+            served = ["--runtime-config=resource.k8s.io/v1beta2/devicetaintrules=true"] if self._gates else []
+            self._start("kube-apiserver", [*api, *self._gates, *served])
             self._wait_until_ready()
             if self._controllers:
                 self.start_controllers()
             if self._scheduler:
-                self._start("kube-scheduler", arguments.kube_scheduler(self.folder))
+                self._start("kube-scheduler", [*arguments.kube_scheduler(self.folder), *self._gates])
         except BaseException:
             self.close()
             raise
@@ -94,7 +97,12 @@ class ControlPlane:
 
     def start_controllers(self) -> None:
         """Start the controller-manager, unless it runs; assets of setup-envtest have none."""
-        self._start("kube-controller-manager", arguments.kube_controller_manager(self.folder))
+        self._start("kube-controller-manager", [*arguments.kube_controller_manager(self.folder), *self._gates])
+
+    @property
+    def has_device_taint_rules(self) -> bool:
+        """Whether DeviceTaintRules are served and acted on: by our own build, whose version is known."""
+        return self._bin == cache_folder()
 
     @property
     def has_controllers(self) -> bool:

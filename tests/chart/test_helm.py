@@ -70,7 +70,7 @@ def test_with_its_values_set_it_makes_an_overlays_objects_too(helm: Helm, overla
     """Kustomize changes none of them, but how their texts are broken into lines."""
     names = yaml.safe_load((OVERLAYS / overlay / "kustomization.yaml").read_text())["resources"]
     added = [one for name in names for one in objects_of((OVERLAYS / overlay / name).read_text())]
-    keys = LABELLED.values() if overlay == "monitoring" else (overlay,)
+    keys = LABELLED.values() if overlay == "monitoring" else (ADDED[overlay],)
     made = rendered(helm, *(f"--set={key}.enabled=true" for key in keys))
 
     assert flat(made) == without_helms_own([*manifests(), *added])

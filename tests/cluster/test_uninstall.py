@@ -12,12 +12,14 @@ import pytest
 import yaml
 
 from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.device_taints import DeviceTaints
 from healthcheck.deep.claim import Claim, Kind, take
 from healthcheck.memory.findings import Memory
 from healthcheck.model import Outcome
 from healthcheck.node.state import HARDWARE_READY, OUR_WORD, REBOOT_REQUIRED, REPLACEMENT_REQUIRED
 from healthcheck.operations.uninstall import DELETE_REST, STOP
 from healthcheck.verdict.change import Rules, plan
+from healthcheck.verdict.device_taints import Wanted
 from healthcheck.verdict.record import Identity, render
 from healthcheck.verdict.verdict import decide
 from sim.control_plane import MANIFESTS, ControlPlane
@@ -116,6 +118,25 @@ def test_all_of_ours_goes_off_and_what_others_set_stays(plane: ControlPlane) -> 
     kept = {one["type"] for one in nodes[FAILED]["status"]["conditions"]}
     assert kept == {"Ready", HARDWARE_READY}  # in another's words
     assert f"  is uncordoned: gpu-quarantine-{FAILED} had cordoned it\n" in done.stdout
+
+
+def test_our_device_taints_go_and_what_a_person_made_of_one_stays(plane: ControlPlane) -> None:
+    if not plane.has_device_taint_rules:
+        pytest.skip("KUBEBUILDER_ASSETS may know no DeviceTaintRules")
+    cluster = Cluster(lambda: client(plane.kubeconfig))
+    taints = cluster.alike(DeviceTaints)
+    taints.list_all_rules()
+    for device in ("gpu-0", "gpu-1"):
+        taints.create_rule(Wanted("", device, "REBOOT"), cluster.read_node(FAILED))
+    ours, his = (f"gpu-healthcheck.{FAILED}.{device}" for device in ("gpu-0", "gpu-1"))
+    plane.kubectl("patch", "devicetaintrule", his, "--type=merge", "-p", '{"spec":{"taint":{"effect":"None"}}}')
+
+    done = uninstall(plane, "--yes")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"DeviceTaintRule {ours}: a GPU takes work again, and its verdict is REBOOT\n" in done.stdout
+    assert plane.kubectl("get", "devicetaintrules", "-o", "name").split() == [f"devicetaintrule.resource.k8s.io/{his}"]
+    plane.kubectl("delete", "devicetaintrule", his)
 
 
 def test_a_cordon_that_a_person_set_after_ours_is_his(plane: ControlPlane) -> None:

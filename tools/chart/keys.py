@@ -225,6 +225,12 @@ KEYS = (
         _SWITCH,
         default=False,
     ),
+    Key(
+        "deviceTaints.enabled",
+        "What an agent needs to taint one GPU that NVIDIA's DRA driver gives out; settings.DEVICE_TAINTS has it do so.",
+        _SWITCH,
+        default=False,
+    ),
     Key("podMonitor.enabled", "For the Prometheus operator: every agent is scraped.", _SWITCH, default=False),
     Key("podMonitor.labels", "What its Prometheus selects by, such as {release: prometheus}.", _WORDS, default={}),
     Key(
@@ -239,7 +245,7 @@ KEYS = (
     Key("dashboards.labels", "Beside grafana_dashboard, which the sidecar looks for.", _WORDS, default={}),
 )
 
-ADDED = ("monitoring", "dra")
-"""Overlays that add objects and change none: each is made where the key OVERLAY.enabled says so."""
+ADDED = {"monitoring": "", "dra": "dra", "device-taints": "deviceTaints"}
+"""Overlays that add objects and change none: each is made where the key KEY.enabled says so."""
 LABELLED: Mapping[Identity, str] = {POD_MONITOR: "podMonitor", RULES: "prometheusRule", DASHBOARD: "dashboards"}
 """These have a key of their own, KEY.enabled, and KEY.labels is added to their labels."""

@@ -59,7 +59,9 @@ def templates() -> dict[str, str]:
     made[f"{_LIST}.yaml"] = _LIST_HEAD + "".join(_item(template(one, _LIST_DEPTH)) for one in in_order)
     for file in _added():
         overlay = file.parent.name
-        made[f"{overlay}-{file.name}"] = _file(f"overlays/{overlay}/{file.name}", documents(file.read_text()), overlay)
+        made[f"{overlay}-{file.name}"] = _file(
+            f"overlays/{overlay}/{file.name}", documents(file.read_text()), ADDED[overlay]
+        )
     return made
 
 
@@ -72,9 +74,9 @@ def _others(found: Iterable[Document]) -> list[Document]:
     return [one for one in found if one.identity[0] not in _IN_ORDER and one.identity != HELMS_OWN]
 
 
-def _file(name: str, found: Iterable[Document], overlay: str = "") -> str:
+def _file(name: str, found: Iterable[Document], key: str = "") -> str:
     head = f"# Generated from kubernetes/{name} by `make docs`.\n"
-    return head + "".join(_document(one, LABELLED.get(one.identity, overlay)) for one in found)
+    return head + "".join(_document(one, LABELLED.get(one.identity, key)) for one in found)
 
 
 def _document(document: Document, key: str) -> str:

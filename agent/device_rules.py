@@ -1,0 +1,218 @@
+"""DeviceTaintRules in the place of the Node's taint: made, looked after and taken away beside the verdict.
+
+Loaded where DEVICE_TAINTS asks for it, or a record tells of rules that an earlier process left.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import structlog
+
+from agent.api_server import ApiServer
+from agent.reporter import Reporter
+from agent.state import State
+from healthcheck.checks.examine import failure
+from healthcheck.cluster.device_taints import DeviceTaints, NotServed
+from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, Refused, Unavailable
+from healthcheck.node.device_rules import DeviceRule
+from healthcheck.node.state import NodeState
+from healthcheck.telemetry import Telemetry
+from healthcheck.verdict.device_taints import BadGpu, Cover, RuleChange, plan_rules
+from healthcheck.verdict.events import Event, cut, event_name
+
+log = structlog.get_logger()
+
+_RESOURCE = "devicetaintrules"
+_MOMENT_SECONDS = 2.0
+"""So long a verdict waits for its rules. Then the Node is tainted, until they stand."""
+_HEEDED_SECONDS, _POLL_SECONDS = 10.0, 0.1
+"""In which the cluster's controllers see a new rule, and how often that is asked."""
+_UNHEEDED_SECONDS = 3600.0
+"""After which a cluster that takes rules and acts on none is tried again."""
+_UNHEEDED = (
+    "the API server takes DeviceTaintRules and nobody acts on them: kube-controller-manager and kube-scheduler want "
+    "the feature gate DRADeviceTaintRules"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """The GPUs that rules have to cover; none: no rule of ours is to be there."""
+
+    node: NodeState
+    gpus: tuple[BadGpu, ...]
+
+    def is_same(self, other: _Target | None) -> bool:
+        return other is not None and (self.node.uid, self.gpus) == (other.node.uid, other.gpus)
+
+
+class DeviceRules:
+    """`hold` and `free` run on the node writer's thread; requests in one that ends with them.
+
+    `stand`: rules of ours may be there that keep work off some GPU.
+    """
+
+    def __init__(self, api: ApiServer, state: State, reporter: Reporter, telemetry: Telemetry, *, stand: bool) -> None:
+        self._api = api
+        self._cluster = api.cluster.alike(DeviceTaints)
+        self._news = state.news
+        self._reporter = reporter
+        self._telemetry = telemetry
+        self._condition = threading.Condition()
+        self._target: _Target | None = None
+        self._answer: Cover | None = None
+        """To the target of now; None: nobody has answered."""
+        self._is_due = self._is_running = self._was_missed = False
+        self._unheeded_until = 0.0
+        self._told = ("", "")
+        self.stand = stand
+
+    def look_ended(self) -> None:
+        """Somebody may have taken a rule away, or published the devices anew."""
+        with self._condition:
+            has_gpus = self._target is not None and bool(self._target.gpus)
+            self._is_due = has_gpus or self._answer is None or self.stand
+
+    def hold(self, node: NodeState, gpus: tuple[BadGpu, ...]) -> bool:
+        """Whether rules keep work off these GPUs. What was answered before holds until there is another answer."""
+        if not gpus:  # nobody could look: what stands, stays
+            return self.stand
+        with self._condition:
+            self._aim(_Target(node, gpus))
+            self._condition.wait_for(lambda: self._answer is not None, _MOMENT_SECONDS)
+            self._was_missed = self._answer is None
+            stands = self._answer is not None and self._answer.stands
+        self._telemetry.device_taints_failed.set(not stands)
+        return stands
+
+    def free(self, node: NodeState) -> None:
+        """Leave no rule of ours. Once that is so, nobody is asked."""
+        self._telemetry.device_taints_failed.set(0)
+        with self._condition:
+            self._aim(_Target(node, ()))
+
+    def _aim(self, target: _Target) -> None:
+        if not target.is_same(self._target):
+            self._answer, self._is_due = None, True
+        self._target = target
+        if self._is_due and not self._is_running:
+            self._is_running = True
+            threading.Thread(target=self._run, name="device-rules", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                target = self._target
+                if target is None or not self._is_due:
+                    self._is_running = False
+                    return
+                self._is_due = False
+            stood = self.stand
+            self._take_answer(target, self._bring(target), lifted=stood and not self.stand)
+
+    def _take_answer(self, target: _Target, answer: Cover | None, *, lifted: bool) -> None:
+        with self._condition:
+            if not target.is_same(self._target):
+                return
+            before = self._answer
+            if answer is None and target.gpus:  # nobody says: what was known holds
+                answer = before
+            self._answer = answer
+            is_news = self._was_missed or lifted or (before is not None and before != answer)
+            self._was_missed = False
+            self._condition.notify_all()
+        if is_news:
+            self._news.set()
+
+    def _bring(self, target: _Target) -> Cover | None:
+        """What came of it; None: nobody says."""
+        try:
+            answer = self._cover(target) if target.gpus else self._clear(target)
+        except Forbidden as error:
+            self._api.permissions.forbid("write", _RESOURCE, error)
+            answer = Cover(stands=False, why=f"{error}; is kubernetes/overlays/device-taints applied?")
+        except (NotServed, Refused, Conflict) as error:
+            self.stand = self.stand and not isinstance(error, NotServed)
+            answer = Cover(stands=False, why=str(error))
+        except ClusterError as error:
+            log.warning("the DeviceTaintRules are not brought up to the verdict", error=str(error))
+            if self._answer is not None or not target.gpus:
+                return None
+            answer = Cover(stands=False, why=str(error))
+        except Exception as error:  # noqa: BLE001 - whatever another's ResourceSlice holds, the agent lives
+            log.error("the DeviceTaintRules can't be judged", failure=failure(error))  # noqa: TRY400 - a line
+            answer = Cover(stands=False, why=failure(error))
+        else:
+            self._api.permissions.allow("write", _RESOURCE)
+        self._tell(target, answer)
+        return answer
+
+    def _cover(self, target: _Target) -> Cover:
+        """Raises ClusterError."""
+        node = target.node
+        rules = self._cluster.list_rules(node.name)
+        change = plan_rules(target.gpus, self._cluster.list_devices(node.name), rules, node)
+        self._delete(change.gone)
+        if change.why:
+            return Cover(stands=False, why=change.why)
+        if change.made and time.monotonic() < self._unheeded_until:
+            return Cover(stands=False, why=_UNHEEDED)
+        for rule, wanted in change.changed:
+            self._cluster.change_tier(rule, wanted.tier)
+        for wanted in change.made:
+            self.stand = True
+            self._cluster.create_rule(wanted, node)
+        return self._heeded(node, change)
+
+    def _heeded(self, node: NodeState, change: RuleChange) -> Cover:
+        """Once the controllers have seen them all; what nobody acts on is taken back."""
+        deadline = time.monotonic() + _HEEDED_SECONDS
+        while True:
+            rules = [one for one in self._cluster.list_rules(node.name) if one.is_ours and one.name in change.names]
+            if len(rules) == len(change.names) and all(one.is_heeded for one in rules):
+                self.stand = True
+                self._telemetry.device_taints.set(len(rules))
+                return Cover(stands=True)
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(_POLL_SECONDS)
+        self._unheeded_until = time.monotonic() + _UNHEEDED_SECONDS
+        self.stand = not self._delete(rules)
+        return Cover(stands=False, why=_UNHEEDED)
+
+    def _clear(self, target: _Target) -> Cover:
+        """Raises ClusterError."""
+        rules = self._cluster.list_rules(target.node.name)
+        if not self._delete(one for one in rules if one.is_ours):
+            raise Unavailable("a DeviceTaintRule was changed while it was taken away")
+        self.stand = False
+        self._telemetry.device_taints.set(0)
+        return Cover(stands=False)
+
+    def _delete(self, rules: Iterable[DeviceRule]) -> bool:
+        """Whether all of them are gone."""
+        gone = [self._cluster.delete_rule(one) for one in rules]
+        if gone:
+            log.info("took DeviceTaintRules away", number=sum(gone))
+        return all(gone)
+
+    def _tell(self, target: _Target, answer: Cover) -> None:
+        """Each change once."""
+        gpus = ", ".join(f"{one.address} ({one.severity.name})" for one in target.gpus)
+        if answer.stands:
+            told = ("DeviceTainted", f"work is kept off GPU {gpus}, and not off the node")
+        elif answer.why:
+            told = ("DeviceTaintFailed", f"DEVICE_TAINTS can't be followed, so a bad GPU taints its node: {answer.why}")
+        else:
+            told = (
+                ("DeviceTaintLifted", "no GPU of this node carries our taint any more") if self._told[0] else ("", "")
+            )
+        if told != self._told and told[0]:
+            kind = "Normal" if told[0] == "DeviceTaintLifted" else "Warning"
+            name = event_name(target.node.name, *told, target.node.resource_version)
+            self._reporter.queue(Event(name, kind, told[0], cut(told[1])))
+        self._told = told if told[0] != "DeviceTaintLifted" else ("", "")

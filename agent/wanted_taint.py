@@ -1,0 +1,79 @@
+"""What the taint that a verdict wants needs beside the Node: a place in the fleet budget, and rules for bad GPUs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.api_server import ApiServer
+from agent.reporter import Reporter
+from agent.slot_requests import SlotRequests
+from agent.state import State
+from healthcheck.memory.findings import Memory
+from healthcheck.node.state import NodeState
+from healthcheck.telemetry import Telemetry
+from healthcheck.verdict.budget import BY_DEVICES, Grant
+from healthcheck.verdict.change import Rules, gpus_to_taint, says_devices, wants_place
+from healthcheck.verdict.verdict import Verdict
+
+if TYPE_CHECKING:
+    from agent.device_rules import DeviceRules
+
+
+class WantedTaint:
+    """Runs on the node writer's thread."""
+
+    def __init__(self, api: ApiServer, state: State, reporter: Reporter, telemetry: Telemetry) -> None:
+        self._api = api
+        self._state = state
+        self._reporter = reporter
+        self._telemetry = telemetry
+        self.slot = SlotRequests(api, state)
+        self._devices: DeviceRules | None = None
+        self._is_first = True
+        self._is_wanted = self._is_nodes = False
+        """A taint is wanted, and it is the Node's."""
+
+    def look_ended(self) -> None:
+        self.slot.look_ended()
+        if self._devices is not None:
+            self._devices.look_ended()
+
+    def hold(self, verdict: Verdict, node: NodeState, rules: Rules, memory: Memory) -> Grant | None:
+        """Whether there is a place for the taint, and whether GPUs carry it; None: none is wanted."""
+        self._load(node, rules)
+        devices = self._devices
+        by_devices = devices is not None and devices.stand
+        self._is_wanted = wants_place(verdict, node, rules, memory, by_devices=by_devices)
+        if not self._is_wanted:
+            return None
+        grant = self.slot.hold(node, rules.max_unhealthy_percent, tainted=by_devices or node.tainted())
+        gpus = gpus_to_taint(verdict, node, rules, memory) if devices is not None else None
+        self._is_nodes = gpus is None
+        if devices is not None and gpus is not None and grant.held and devices.hold(node, gpus):
+            return BY_DEVICES
+        return grant
+
+    def settle(self, node: NodeState) -> None:
+        """Give back what is not needed, once the Node says so."""
+        if self._devices is not None and (not self._is_wanted or (self._is_nodes and node.tainted())):
+            self._devices.free(node)
+        if not self._is_wanted:
+            self.give_back_place(node)
+
+    def give_back_place(self, node: NodeState) -> None:
+        """It is another's where no taint of ours stands."""
+        if not self.stands(node):
+            self.slot.free(node)
+
+    def stands(self, node: NodeState) -> bool:
+        """Whether our taint stands on the Node, or on GPUs of it."""
+        return node.tainted() or (self._devices is not None and self._devices.stand)
+
+    def _load(self, node: NodeState, rules: Rules) -> None:
+        """Once it is asked for; where an earlier process has used it, to take away what that one left."""
+        left = self._is_first and says_devices(node)
+        self._is_first = False
+        if self._devices is None and (left or rules.device_taints):
+            from agent.device_rules import DeviceRules  # noqa: PLC0415 - who taints no device does not pay for it
+
+            self._devices = DeviceRules(self._api, self._state, self._reporter, self._telemetry, stand=left)

@@ -1,0 +1,125 @@
+"""ResourceSlices of NVIDIA's DRA driver, read, and our DeviceTaintRules, written.
+
+No part of the `client` of all kinds: an agent that taints no device does not load it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from healthcheck.cluster.connection import ODD, Connection, unreadable
+from healthcheck.cluster.errors import Conflict, NotFound, Refused, Unavailable
+from healthcheck.cluster.names import COMPONENT
+from healthcheck.model import PREFIX
+from healthcheck.node.device_rules import (
+    DeviceRule,
+    GpuDevice,
+    IncompletePoolError,
+    device_rule,
+    published,
+    rule_name,
+    selector_of,
+    taint_of,
+)
+from healthcheck.node.devices import DRIVER
+from healthcheck.node.state import NodeState
+from healthcheck.verdict.budget import holder_label
+from healthcheck.verdict.device_taints import Wanted
+
+_GROUP = "/apis/resource.k8s.io"
+_VERSIONS = ("v1beta2", "v1alpha3")
+"""Of DeviceTaintRule: Kubernetes 1.36 serves the first where it is switched on, 1.35 the second."""
+_RULES, _SLICES = "devicetaintrules", "resourceslices"
+_HOLDER = f"{PREFIX}/holder"
+
+
+class NotServed(NotFound):
+    """The API server has no DeviceTaintRules."""
+
+
+class DeviceTaints(Connection):
+    """Raises ClusterError, and is safe to use from several threads."""
+
+    _version = ""
+    """The one that was served last; '': nobody has asked."""
+
+    def list_devices(self, node_name: str) -> tuple[GpuDevice, ...]:
+        query = {"fieldSelector": f"spec.nodeName={node_name},spec.driver={DRIVER}"}
+        slices = list(self._pages(f"{_GROUP}/v1/{_SLICES}", _SLICES, query))
+        try:
+            return published(slices, node_name)
+        except IncompletePoolError as error:
+            raise Unavailable(f"list {_SLICES}: {error}") from error
+        except ODD as error:
+            raise Refused(unreadable(_SLICES, None, error)) from error
+
+    def list_rules(self, node_name: str) -> tuple[DeviceRule, ...]:
+        """Those that are labelled with that node. Raises NotServed."""
+        found = self._list({"labelSelector": f"{_HOLDER}={holder_label(node_name)}"})
+        return tuple(self._each(_RULES, found, lambda one: device_rule(one, node_name)))
+
+    def list_all_rules(self) -> tuple[DeviceRule, ...]:
+        """Those of all agents, which nobody has changed; none where the API server has none."""
+        try:
+            found = self._list({"labelSelector": f"app.kubernetes.io/name={COMPONENT},{_HOLDER}"})
+        except NotServed:
+            return ()
+        rules = self._each(_RULES, found, lambda one: device_rule(one, _pool(one)))
+        return tuple(one for one in rules if one.is_ours)
+
+    def create_rule(self, wanted: Wanted, node: NodeState) -> None:
+        """Conflict: something of that name is there."""
+        owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}
+        labels = {
+            "app.kubernetes.io/name": COMPONENT,
+            "app.kubernetes.io/component": "agent",
+            _HOLDER: holder_label(node.name),
+        }
+        body = {
+            "apiVersion": f"resource.k8s.io/{self._version}",
+            "kind": "DeviceTaintRule",
+            "metadata": {
+                "name": rule_name(node.name, wanted.device),
+                "labels": labels,
+                "ownerReferences": [owner],
+            },
+            "spec": {"deviceSelector": selector_of(node.name, wanted.device), "taint": taint_of(wanted.tier)},
+        }
+        self._json("create", f"{_GROUP}/{self._version}/{_RULES}", _RULES, body)
+
+    def change_tier(self, rule: DeviceRule, tier: str) -> None:
+        """Conflict: somebody has changed it since it was read."""
+        patch = {"metadata": {"resourceVersion": rule.version, "uid": rule.uid}, "spec": {"taint": {"value": tier}}}
+        self._json("patch", self._path(rule), _RULES, patch, merge="merge")
+
+    def delete_rule(self, rule: DeviceRule) -> bool:
+        """Whether it is gone. Somebody may have changed it since it was read: then it stays, and is read again."""
+        preconditions = {"uid": rule.uid, "resourceVersion": rule.version}
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
+        try:
+            self._json("delete", self._path(rule), _RULES, options)
+        except Conflict:
+            return False
+        except NotFound:
+            pass
+        return True
+
+    def _path(self, rule: DeviceRule) -> str:
+        return f"{_GROUP}/{self._version}/{_RULES}/{quote(rule.name)}"
+
+    def _list(self, query: Mapping[str, str]) -> list[dict[str, Any]]:
+        """By the newest version that is served, which may change while we run. Raises NotServed."""
+        for version in _VERSIONS:
+            try:
+                found = list(self._pages(f"{_GROUP}/{version}/{_RULES}", _RULES, query))
+            except NotFound:
+                continue
+            self._version = version
+            return found
+        raise NotServed("the API server serves no DeviceTaintRules (resource.k8s.io)")
+
+
+def _pool(rule: Mapping[str, Any]) -> str:
+    return str(((rule.get("spec") or {}).get("deviceSelector") or {}).get("pool", ""))

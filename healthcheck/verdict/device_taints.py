@@ -1,0 +1,146 @@
+"""One bad GPU instead of its node: which verdicts a DRA node's devices can carry, and with which rules. Pure.
+
+docs/decisions/0046: what cannot be kept off a GPU alone is kept off its node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from healthcheck.memory.findings import Memory, gpu_address
+from healthcheck.model import Severity
+from healthcheck.node.device_rules import DeviceRule, GpuDevice, rule_name
+from healthcheck.node.state import NodeState
+from healthcheck.probes.pci import normalise_address
+from healthcheck.verdict.verdict import Verdict
+
+_MOST_RULES = 64
+"""Of one node. A GPU that is cut up as it is claimed has a device for each place of each size."""
+_LONGEST_NAME = 253
+_MOST_NAMED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class BadGpu:
+    """A GPU that work has to be kept off, and its worst severity."""
+
+    address: str
+    severity: Severity
+    uuids: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Cover:
+    """Whether rules keep work off each bad GPU, so that the Node needs no taint; if not, why."""
+
+    stands: bool
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A rule as it has to be."""
+
+    name: str
+    device: str
+    tier: str
+
+
+@dataclass(frozen=True, slots=True)
+class RuleChange:
+    """What to write. `why`: some GPU can't be kept from work by rules, and none is made."""
+
+    made: tuple[Wanted, ...] = ()
+    changed: tuple[tuple[DeviceRule, Wanted], ...] = ()
+    gone: tuple[DeviceRule, ...] = ()
+    standing: tuple[DeviceRule, ...] = ()
+    """They say already what they have to."""
+    why: str = ""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of the rules that are to stand."""
+        kept = (*self.standing, *(old for old, _ in self.changed))
+        return frozenset((*(one.name for one in self.made), *(one.name for one in kept)))
+
+
+def bad_gpus(
+    verdict: Verdict, others: Iterable[Severity], node: NodeState, memory: Memory, at_least: Severity
+) -> tuple[BadGpu, ...] | None:
+    """The GPUs to taint in the place of their node; None: the taint is the Node's.
+
+    `others`: severities in records on the Node that are not the agent's own, which name no GPU.
+    """
+    if node.has_device_plugin or max(others, default=Severity.PASS) >= at_least:
+        return None
+    found: dict[str, BadGpu] = {}
+    for one in verdict.standing:
+        if one.finding.severity < at_least:
+            continue
+        address = gpu_address(one.finding.subject)
+        if not address or normalise_address(address) != address:
+            return None
+        before = found.get(address, BadGpu(address, Severity.PASS))
+        uuids = {one.finding.about.get("uuid", ""), memory.gpus.get(address, {}).get("uuid", "")} - {""}
+        found[address] = BadGpu(address, max(before.severity, one.finding.severity), before.uuids | uuids)
+    return tuple(found[address] for address in sorted(found))
+
+
+def plan_rules(
+    gpus: Sequence[BadGpu], devices: Sequence[GpuDevice], rules: Sequence[DeviceRule], node: NodeState
+) -> RuleChange:
+    """Compare and say what to write. What is not ours under our name is left as it is."""
+    wanted = {one.name: one for gpu in gpus for one in _wanted(gpu, devices, node)}
+    ours = {one.name: one for one in rules if one.is_ours}
+    # One that belongs to a Node of before, of the same name, goes with that Node sooner or later.
+    stale = {name for name, one in ours.items() if one.node_uid != node.uid}
+    gone = tuple(one for name, one in ours.items() if name in stale or name not in wanted)
+    if why := _why_not(gpus, devices, node, wanted, {one.name for one in rules if not one.is_ours}):
+        return RuleChange(gone=gone, why=why)
+    kept = {name: ours[name] for name in wanted if name in ours and name not in stale}
+    return RuleChange(
+        made=tuple(one for name, one in wanted.items() if name not in kept),
+        changed=tuple((one, wanted[name]) for name, one in kept.items() if one.tier != wanted[name].tier),
+        gone=gone,
+        standing=tuple(one for name, one in kept.items() if one.tier == wanted[name].tier),
+    )
+
+
+def _wanted(gpu: BadGpu, devices: Sequence[GpuDevice], node: NodeState) -> Iterator[Wanted]:
+    for device in devices:
+        if _is_of(device, gpu):
+            yield Wanted(rule_name(node.name, device.name), device.name, gpu.severity.name)
+
+
+def _is_of(device: GpuDevice, gpu: BadGpu) -> bool:
+    """By either name: a card may answer at another address after a reboot, and one too many is no harm."""
+    return device.address == gpu.address or bool(device.uuids & gpu.uuids)
+
+
+def _why_not(
+    gpus: Sequence[BadGpu],
+    devices: Sequence[GpuDevice],
+    node: NodeState,
+    wanted: Mapping[str, Wanted],
+    others: set[str],
+) -> str:
+    unpublished = [one.address for one in gpus if not any(_is_of(device, one) for device in devices)]
+    if unpublished:
+        return f"no ResourceSlice of this node has {_named(unpublished)}"
+    nameless = [one.name for one in devices if not (one.address or one.uuids)]
+    if nameless:
+        return f"the driver does not say which GPU is behind {_named(nameless)}"
+    elsewhere = [d.name for d in devices if d.pool != node.name and any(_is_of(d, one) for one in gpus)]
+    if elsewhere:
+        return f"{_named(elsewhere)} is published in a pool that does not bear the node's name"
+    if taken := sorted(others & wanted.keys()):
+        return f"the rule {_named(taken)} is somebody else's, or was changed"
+    if len(wanted) > _MOST_RULES or any(len(name) > _LONGEST_NAME for name in wanted):
+        return f"{len(wanted)} rules are too many, or their names too long"
+    return ""
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more

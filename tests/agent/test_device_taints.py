@@ -1,0 +1,90 @@
+"""An agent that taints GPUs instead of its node: on the real API server, and where nobody serves such rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sim.control_plane import ControlPlane
+from tests.agent.conftest import MakeWorld
+from tests.agent.world import RealCluster, World
+from tests.device_taints import RULES, publish, rules_of
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.cluster
+
+ERROR = "GPU has fallen off the bus."
+
+
+@pytest.fixture
+def world(device_taints: ControlPlane, tmp_path: Path) -> Iterator[World]:
+    with World(tmp_path / "world", RealCluster(device_taints, "device-taints")) as world:
+        world.hurry()
+        world.configure(MAX_UNHEALTHY_PERCENT="100", DEVICE_TAINTS="true")
+        publish(device_taints, world.cluster.name, addresses(world))
+        world.start()
+        world.wait_for_status("pass")
+        yield world
+
+
+def addresses(world: World) -> list[str]:
+    return [one.address for one in world.host.gpus]
+
+
+def wait_for(world: World, word: str, *, tainted: bool) -> None:
+    world.wait(lambda node: (node.record.get("taint", ""), node.tainted) == (word, tainted))
+
+
+def test_one_bad_gpu_is_tainted_instead_of_its_node(world: World, device_taints: ControlPlane) -> None:
+    cluster, name = world.cluster, world.cluster.name
+    assert isinstance(cluster, RealCluster)
+
+    def rules() -> dict[str, str]:
+        return rules_of(device_taints, name)
+
+    world.host.xid(3, 79, ERROR)
+    wait_for(world, "devices", tainted=False)
+    assert rules() == {"gpu-3": "REBOOT"}
+    node = world.wait_for_status("fail")
+    assert (node.severity, node.condition["reason"], len(cluster.slots())) == ("REBOOT", "Xid79", 1)
+    assert world.agent.metric("device_taints") == 1
+    assert addresses(world)[3] in world.wait_for_event("DeviceTainted")["message"]
+
+    # Whoever takes it away gets it back; a worse fault is a worse taint.
+    device_taints.request("DELETE", f"{RULES}/gpu-healthcheck.{name}.gpu-3")
+    eventually(lambda: rules() == {"gpu-3": "REBOOT"})
+    world.host.xid(5, 79, ERROR)
+    eventually(lambda: rules() == {"gpu-3": "REBOOT", "gpu-5": "REBOOT"})
+
+    # A GPU that the driver publishes no more taints the node, until it is there again.
+    publish(device_taints, name, addresses(world)[:5])
+    wait_for(world, "set", tainted=True)
+    assert addresses(world)[5] in world.wait_for_event("DeviceTaintFailed")["message"]
+    publish(device_taints, name, addresses(world))
+    wait_for(world, "devices", tainted=False)
+
+    # Switched off, the node's taint stands before the others go; and the other way round.
+    world.configure(DEVICE_TAINTS="false")
+    wait_for(world, "set", tainted=True)
+    eventually(lambda: rules() == {})
+    world.configure(DEVICE_TAINTS="true")
+    wait_for(world, "devices", tainted=False)
+
+    world.host.reboot()
+    world.restart()
+    world.wait_for_status("pass")
+    eventually(lambda: (rules(), cluster.slots()) == ({}, []))
+
+
+def test_where_no_rules_are_served_the_node_is_tainted(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.configure(DEVICE_TAINTS="true")
+    world.start()
+    world.wait_for_status("pass")
+    assert "serves no DeviceTaintRules" in world.wait_for_event("DeviceTaintFailed")["message"]
+
+    world.host.xid(3, 79, ERROR)
+    assert world.wait_for_taint().record["taint"] == "set"
+    eventually(lambda: world.agent.metric("device_taints_failed") == 1)

@@ -1,0 +1,137 @@
+"""Which DeviceTaintRules an agent's token may write on the real API server, and which it may not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from functools import reduce
+from typing import Any
+
+import pytest
+
+from healthcheck.cluster.client import Cluster
+from healthcheck.cluster.device_taints import DeviceTaints
+from healthcheck.verdict.device_taints import Wanted
+from sim.control_plane import ControlPlane
+from tests.device_taints import RULES, Json, publish, rules_of
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.cluster
+
+P = "gpu-healthcheck.aws-samples.io"
+OWN, OTHER = "taints-own", "taints-own.gpu-0"
+NAME = f"gpu-healthcheck.{OWN}.gpu-0"
+CALLED = f"an agent's DeviceTaintRule is called by its own node and the device: the token belongs to '{OWN}'"
+DEVICES = "an agent taints devices of gpu.nvidia.com in the pool of its own node"
+TAINT = f"an agent's device taint is {P}/unhealthy=<severity>:NoSchedule"
+OWNER = "an agent's DeviceTaintRule is owned by its own Node and by nothing else"
+LABELS = "an agent's DeviceTaintRule has our labels, and neither annotations nor finalizers"
+
+
+@pytest.fixture
+def plane(device_taints: ControlPlane) -> Iterator[ControlPlane]:
+    for name in (OWN, OTHER):
+        device_taints.create_node(name)
+    yield device_taints
+    for name in (OWN, OTHER):
+        device_taints.request("DELETE", f"/api/v1/nodes/{name}")
+
+
+def rule(plane: ControlPlane, node: str = OWN, device: str = "gpu-0") -> Json:
+    uid = plane.request("GET", f"/api/v1/nodes/{node}").body["metadata"]["uid"]
+    labels = {"app.kubernetes.io/name": "gpu-healthcheck", "app.kubernetes.io/component": "agent", f"{P}/holder": node}
+    return {
+        "metadata": {
+            "name": f"gpu-healthcheck.{node}.{device}",
+            "labels": labels,
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}],
+        },
+        "spec": {
+            "deviceSelector": {"driver": "gpu.nvidia.com", "pool": node, "device": device},
+            "taint": {"key": f"{P}/unhealthy", "value": "RESET", "effect": "NoSchedule"},
+        },
+    }
+
+
+def changed(base: Json, path: str, value: Any) -> Json:
+    """With this value at the path; None: without it."""
+    made = deepcopy(base)
+    *way, last = path.split("/")
+    place = reduce(lambda found, key: found.setdefault(key, {}), way, made)
+    if value is None:
+        del place[last]
+    else:
+        place[last] = value
+    return made
+
+
+CASES: list[tuple[str, Any, str]] = [
+    ("metadata/name", "anything", CALLED),
+    ("metadata/name", f"gpu-healthcheck.{OTHER}.gpu-0", CALLED),
+    ("spec/deviceSelector/device", "gpu-1", CALLED),
+    ("spec/deviceSelector/device", None, CALLED),
+    ("spec/deviceSelector", None, CALLED),
+    ("spec/deviceSelector/driver", "gpu.example.com", DEVICES),
+    ("spec/deviceSelector/driver", None, DEVICES),
+    ("spec/deviceSelector/pool", OTHER, DEVICES),
+    ("spec/deviceSelector/pool", None, DEVICES),
+    ("spec/taint/key", "gpu.nvidia.com/xid", TAINT),
+    ("spec/taint/effect", "NoExecute", TAINT),
+    ("spec/taint/effect", "None", TAINT),
+    ("spec/taint/value", "true", TAINT),
+    ("spec/taint/value", None, TAINT),
+    ("metadata/ownerReferences", None, OWNER),
+    ("metadata/labels", None, LABELS),
+    ("metadata/labels/extra", "x", LABELS),
+    ("metadata/annotations", {"a": "b"}, LABELS),
+    ("metadata/finalizers", ["example.com/hold"], LABELS),
+]
+
+
+def test_an_agent_writes_rules_of_its_own_node_and_no_others(plane: ControlPlane) -> None:
+    token = plane.agent_token(OWN)
+    good = rule(plane)
+    for path, value, refusal in CASES:
+        body = changed(good, path, value)
+        answer = plane.request("POST", f"{RULES}?dryRun=All", body, token=token)
+        assert (answer.status, refusal in answer.message) == (403, True), (path, value, answer.message)
+    others = plane.request("POST", RULES, rule(plane, OTHER), token=token)
+    assert (others.status, CALLED in others.message) == (403, True)
+
+    def ask(method: str, body: Any = None) -> tuple[int, str]:
+        answer = plane.request(method, f"{RULES}/{NAME}", body, token=token)
+        return answer.status, answer.message
+
+    assert plane.request("POST", RULES, good, token=token).status == 201
+    assert ask("PATCH", {"spec": {"taint": {"value": "ISOLATE"}}})[0] == 200
+    assert TAINT in ask("PATCH", {"spec": {"taint": {"effect": "NoExecute"}}})[1]
+    assert "cannot patch" in plane.request("PATCH", f"{RULES}/{NAME}/status", {"status": {}}, token=token).message
+    # What a person makes of it is his.
+    his = {"spec": {"taint": {"effect": "None"}}}
+    assert plane.request("PATCH", f"{RULES}/{NAME}", his).status == 200
+    assert (ask("DELETE")[0], TAINT in ask("PATCH", {"spec": {"taint": {"effect": "NoSchedule"}}})[1]) == (403, True)
+    assert plane.request("PATCH", f"{RULES}/{NAME}", {"spec": {"taint": {"effect": "NoSchedule"}}}).status == 200
+    assert ask("DELETE")[0] == 200
+
+
+def test_the_products_own_requests_pass(plane: ControlPlane) -> None:
+    kubeconfig = plane.agent_kubeconfig(OWN)
+    client = Cluster(lambda: plane.api(kubeconfig))
+    taints = client.alike(DeviceTaints)
+    node = client.read_node(OWN)
+    publish(plane, OWN, ["0000:53:00.0"])
+    publish(plane, OTHER, ["0000:53:00.0"])
+
+    assert [(one.name, one.address) for one in taints.list_devices(OWN)] == [("gpu-0", "0000:53:00.0")]
+    assert taints.list_rules(OWN) == ()
+    taints.create_rule(Wanted(NAME, "gpu-0", "RESET"), node)
+    (made,) = taints.list_rules(OWN)
+    taints.change_tier(made, "REBOOT")
+    assert not taints.delete_rule(made), "it was changed since it was read"
+    (made,) = taints.list_rules(OWN)
+    assert (made.is_ours, made.tier, made.node_uid) == (True, "REBOOT", node.uid)
+    assert [one.name for one in taints.list_all_rules()] == [NAME]
+
+    # A Node that goes takes its rules along.
+    plane.request("DELETE", f"/api/v1/nodes/{OWN}")
+    eventually(lambda: rules_of(plane, OWN) == {})

@@ -1,0 +1,197 @@
+"""Which verdicts a GPU can carry in the place of its node, with which rules, and what the Node is told of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from healthcheck.memory.findings import Memory
+from healthcheck.model import Finding, Severity, Unobserved
+from healthcheck.node.device_rules import DeviceRule, GpuDevice, rule_name
+from healthcheck.node.state import (
+    HARDWARE_READY,
+    REBOOT_REQUIRED,
+    REPAIR_CONDITIONS,
+    REPLACEMENT_REQUIRED,
+    RESULTS,
+    TAINT,
+    NodeState,
+)
+from healthcheck.verdict import record as records
+from healthcheck.verdict.budget import BY_DEVICES, HELD, Grant
+from healthcheck.verdict.change import NodeChange, Rules, gpus_to_taint, plan, says_devices, wants_place
+from healthcheck.verdict.device_taints import BadGpu, plan_rules
+from healthcheck.verdict.repair import Repair
+from healthcheck.verdict.verdict import decide
+from tests.examples import BLIND, IDENTITY, NODE, WALL, fault, node, remembers, says, stands
+
+ON = Rules(device_taints=True)
+A, B = "0000:53:00.0", "0000:64:00.0"
+MIG = f"gpu/{A}/gi5"
+RESET, REBOOT, ISOLATE = Severity.RESET, Severity.REBOOT, Severity.ISOLATE
+GPU_0, GPU_1 = GpuDevice(NODE, "gpu-0", A, frozenset({"GPU-a"})), GpuDevice(NODE, "gpu-1", B, frozenset({"GPU-b"}))
+BAD = BadGpu(A, RESET)
+
+
+def on(subject: str, severity: Severity = REBOOT, reason: str = "Xid79", **about: str) -> Finding:
+    return fault(reason, severity, subject, about=about)
+
+
+def memory_of(*findings: Finding) -> Memory:
+    return remembers(*map(stands, findings))
+
+
+def tainted_gpus(
+    memory: Memory, state: NodeState | None = None, rules: Rules = ON, blind: Unobserved | None = None
+) -> list[tuple[str, Severity]] | None:
+    found = gpus_to_taint(decide(memory, [says(blind=blind)]), state or node(), rules, memory)
+    return None if found is None else [(one.address, one.severity) for one in found]
+
+
+@pytest.mark.parametrize(
+    ("findings", "expected"),
+    [
+        ([on(f"gpu/{A}")], [(A, REBOOT)]),
+        ([on(f"gpu/{A}", RESET), on(f"gpu/{A}", ISOLATE, "RowRemapFailed")], [(A, ISOLATE)]),
+        ([on(f"gpu/{B}"), on(f"gpu/{A}", RESET)], [(A, RESET), (B, REBOOT)]),
+        ([on(MIG)], [(A, REBOOT)]),
+        ([on(f"gpu/{A}"), on("node", Severity.MONITOR, "EfaCountLow")], [(A, REBOOT)]),
+        ([on(f"gpu/{A}"), on("node", RESET, "GpuCountLow")], None),
+        ([on(f"gpu/{A}"), on("driver", REBOOT, "DriverUnresponsive")], None),
+        ([on("nvswitch/0000:85:00.0", RESET, "SXid11004")], None),
+        ([on("gpu/evil")], None),
+        ([on("gpu/")], None),
+    ],
+)
+def test_what_is_about_gpus_alone_is_kept_off_them(
+    findings: list[Finding], expected: list[tuple[str, Severity]] | None
+) -> None:
+    assert tainted_gpus(memory_of(*findings)) == expected
+
+
+def test_the_severity_that_taints_decides_what_counts() -> None:
+    memory = memory_of(on(f"gpu/{A}"), on("node", RESET, "GpuCountLow"))
+    assert tainted_gpus(memory, rules=replace(ON, taint_severity=REBOOT)) == [(A, REBOOT)]
+
+
+@pytest.mark.parametrize(
+    ("state", "rules"),
+    [
+        (node(), Rules()),
+        (node(has_device_plugin=True), ON),
+        (node(annotations={"gpu-healthcheck.aws-samples.io/quarantine-result": '{"status":"fail"}'}), ON),
+    ],
+    ids=["not asked for", "a device plugin gives them out too", "a deep record that names no GPU"],
+)
+def test_else_the_taint_is_the_nodes(state: NodeState, rules: Rules) -> None:
+    record = '{"schema":1,"timestamp":"2026-11-21T01:02:03Z","status":"fail","severity":"ISOLATE"}'
+    annotations = dict.fromkeys(state.annotations, record)
+    assert tainted_gpus(memory_of(on(f"gpu/{A}")), replace(state, annotations=annotations), rules) is None
+
+
+def test_not_having_looked_exchanges_no_taint_and_lifts_none() -> None:
+    bad = memory_of(on(f"gpu/{A}"))
+    assert tainted_gpus(bad, node(taints=[TAINT]), blind=BLIND) is None
+    assert tainted_gpus(bad, node(taints=[TAINT])) == [(A, REBOOT)]
+    assert tainted_gpus(bad, blind=BLIND) == [(A, REBOOT)]
+
+    verdict = decide(remembers(), [says(blind=BLIND)])
+    assert wants_place(verdict, node(), ON, remembers(), by_devices=True)
+    assert not wants_place(verdict, node(), ON, remembers())
+    assert tainted_gpus(remembers(), blind=BLIND) == []
+
+
+def rule(device: str = "gpu-0", tier: str = "RESET", **more: object) -> DeviceRule:
+    known = DeviceRule(rule_name(NODE, device), "u", "7", "0d4f5a5e-uid", device, tier, is_ours=True, is_heeded=True)
+    return replace(known, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "rules", "made", "changed", "gone"),
+    [
+        ([BAD], [], ["gpu-0"], [], []),
+        ([BAD], [rule()], [], [], []),
+        ([BAD], [rule(tier="REBOOT")], [], ["gpu-0"], []),
+        ([BAD], [rule(), rule("gpu-1")], [], [], ["gpu-1"]),
+        ([BAD], [rule(node_uid="of a Node before")], ["gpu-0"], [], ["gpu-0"]),
+        ([BAD], [rule("gpu-1", is_ours=False)], ["gpu-0"], [], []),
+        ([BAD, BadGpu(B, ISOLATE)], [rule()], ["gpu-1"], [], []),
+    ],
+)
+def test_rules_are_brought_up_to_the_bad_gpus(
+    gpus: list[BadGpu], rules: list[DeviceRule], made: list[str], changed: list[str], gone: list[str]
+) -> None:
+    change = plan_rules(gpus, [GPU_0, GPU_1], rules, node())
+    assert [one.device for one in change.made] == made
+    assert [wanted.device for _, wanted in change.changed] == changed
+    assert [one.device for one in change.gone] == gone
+    assert change.why == ""
+    assert change.names >= {rule_name(NODE, "gpu-0")}
+
+
+def test_each_part_of_a_gpu_gets_a_rule() -> None:
+    parts = [GpuDevice(NODE, f"gpu-0-mig-1g-{n}", "", frozenset({"GPU-a"})) for n in range(3)]
+    change = plan_rules([BadGpu(A, RESET, frozenset({"GPU-a"}))], [GPU_0, *parts, GPU_1], [], node())
+    assert [one.device for one in change.made] == ["gpu-0", *(one.name for one in parts)]
+
+
+@pytest.mark.parametrize(
+    ("devices", "rules", "why"),
+    [
+        ([], [], f"no ResourceSlice of this node has {A}"),
+        ([GPU_1], [], f"no ResourceSlice of this node has {A}"),
+        ([GPU_0, GpuDevice(NODE, "gpu-9")], [], "the driver does not say which GPU is behind gpu-9"),
+        ([GPU_0, replace(GPU_0, pool="rack", name="r")], [], "r is published in a pool that does not bear the node's"),
+        ([GPU_0], [rule(is_ours=False)], "is somebody else's, or was changed"),
+        ([replace(GPU_0, name=f"part-{n}") for n in range(65)], [], "65 rules are too many"),
+        ([replace(GPU_0, name="g" * 253)], [], "their names too long"),
+    ],
+)
+def test_what_rules_cannot_cover_is_the_nodes_and_said(
+    devices: list[GpuDevice], rules: list[DeviceRule], why: str
+) -> None:
+    change = plan_rules([BAD], devices, [*rules, rule("gpu-1")], node())
+    assert why in change.why
+    assert (change.made, change.changed) == ((), ())
+    assert [one.device for one in change.gone] == ["gpu-1"]
+
+
+def plan_for(state: NodeState, memory: Memory, grant: Grant) -> NodeChange:
+    verdict = decide(memory, [says()])
+    record = records.render(verdict, memory, IDENTITY, WALL)
+    return plan(verdict, record, state, ON, WALL, (), grant)
+
+
+@pytest.mark.parametrize(
+    ("state", "grant", "word", "taints"),
+    [
+        (node(), HELD, "set", [TAINT]),
+        (node(), BY_DEVICES, "devices", None),
+        (node(taints=[TAINT]), BY_DEVICES, "devices", []),
+        (node(), Grant(held=False, why="full"), "withheld", None),
+    ],
+)
+def test_the_node_has_no_taint_where_its_gpus_have(
+    state: NodeState, grant: Grant, word: str, taints: list[object] | None
+) -> None:
+    patch = plan_for(state, memory_of(on(f"gpu/{A}")), grant).patch
+    assert patch is not None
+    text = patch["metadata"]["annotations"][RESULTS]
+    assert records.parse(records.AgentRecord, text).taint == word
+    assert patch.get("spec", {}).get("taints") == taints
+    assert {"fail", "REBOOT"} <= set(patch["metadata"]["labels"].values())
+    assert says_devices(node(annotations={RESULTS: text})) is (word == "devices")
+
+
+def test_no_repairer_is_called_to_a_node_whose_other_gpus_work() -> None:
+    memory = memory_of(on(f"gpu/{A}", ISOLATE))
+    verdict = decide(memory, [says()])
+    record = records.render(verdict, memory, IDENTITY, WALL)
+    rules = replace(ON, repair=Repair(REPAIR_CONDITIONS))
+    told = plan(verdict, record, node(), rules, WALL, (), BY_DEVICES).repair.conditions
+    assert {one["type"]: (one["status"], one["reason"]) for one in told} == {
+        REBOOT_REQUIRED: ("False", "NotRequired"),
+        REPLACEMENT_REQUIRED: ("True", "Xid79"),
+        HARDWARE_READY: ("Unknown", "RepairWithheld"),
+    }
