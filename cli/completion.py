@@ -41,7 +41,7 @@ ShellName = Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, zsh, fi
 def completion(shell: ShellName) -> None:
     """Print what makes a shell complete these words.
 
-    For bash and zsh: source <(gpu-healthcheck completion bash); for fish: gpu-healthcheck completion fish | source.
+    For bash and zsh: eval "$(gpu-healthcheck completion bash)"; for fish: gpu-healthcheck completion fish | source.
     """
     if shell is Shell.KUBECTL:
         write_document(_FOR_KUBECTL)
