@@ -121,6 +121,12 @@ def test_policies_stand_before_the_pods_that_they_hold() -> None:
     assert kinds.count("ValidatingAdmissionPolicy") == kinds.count("ValidatingAdmissionPolicyBinding") > 0
 
 
+def test_argo_cd_makes_the_policies_first_too() -> None:
+    policies = [one.content["metadata"] for key, one in templates.sources().items() if key[0].startswith("Validating")]
+
+    assert {one["annotations"]["argocd.argoproj.io/sync-wave"] for one in policies} == {"-1"}
+
+
 MANIFEST = """\
 # Why.
 kind: Thing
