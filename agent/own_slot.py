@@ -18,8 +18,10 @@ log = structlog.get_logger()
 _COUNTED_SECONDS = 3600.0
 """A fleet does not shrink to half of it so fast: while less than half of its places are taken, this old a number of its
 nodes will do, and the taint need not wait for another."""
-_SEEN_SECONDS = 600.0
+_SEEN_SECONDS = 1800.0
 """Half of the places are not taken so fast either: where less than half were, the first try needs no new count."""
+LOOK_AROUND_SECONDS = 1000.0
+"""A look asks for it no sooner, or each of a fleet's looks were one request more."""
 
 
 class OwnSlot:
@@ -73,7 +75,8 @@ class OwnSlot:
         """
         self._find(node)
         self._count()
-        self._taken, self._seen_at = self._cluster.count_slots(), self._clock()
+        if self._clock() - self._seen_at >= LOOK_AROUND_SECONDS:
+            self._taken, self._seen_at = self._cluster.count_slots(), self._clock()
 
     def _take_at_once(self, node: NodeState, percent: int) -> bool:
         """With one request, where the last look around saw that there is room."""

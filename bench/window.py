@@ -79,7 +79,7 @@ class Window:
 
     def cycles(self, agent: str) -> int:
         """Each renews the heartbeat once."""
-        return sum(one.resource == "leases" for one in self.requests[agent])
+        return sum(one.is_write and one.resource == "leases" for one in self.requests[agent])
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,10 @@ def _all_beat(plane: ControlPlane, actors: Mapping[str, _Actor], since: datetime
     """Whether each has renewed its heartbeat, so long ago that what belongs to the cycle is over as well."""
     until = datetime.now(UTC) - timedelta(seconds=_AFTER_BEAT_SECONDS)
     return all(
-        any(one.resource == "leases" and since <= one.at < until for one in requests_of(plane, actor.seat.name))
+        any(
+            one.is_write and one.resource == "leases" and since <= one.at < until
+            for one in requests_of(plane, actor.seat.name)
+        )
         for actor in actors.values()
     )
 

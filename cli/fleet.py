@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -34,17 +34,18 @@ from healthcheck.verdict import record as records
 from healthcheck.verdict.record import AgentRecord
 
 T = TypeVar("T")
+Beats = Mapping[str, Heartbeat]
+"""By node name."""
 _MOST = 10**9
 """More than any setting that is read here allows."""
 _NOT_YET = "nobody found it idle, or its turn has not come; `gpu-healthcheck sweep --dry-run` says which"
-GPU_NODES = (
-    STATUS,
+_WANTED = (
     f"{PREFIX}/enabled=true",
     "nvidia.com/gpu.present=true",
     "feature.node.kubernetes.io/pci-10de.present=true",
     "karpenter.k8s.aws/instance-gpu-manufacturer=nvidia",
 )
-"""Selectors of the nodes that the DaemonSet wants, and of those that an agent has spoken for."""
+"""Labels of the nodes that the DaemonSet wants."""
 _WORST_FIRST = (Status.FAIL, Status.UNKNOWN, "", Status.WARN, Status.PASS)
 _PLACES = {str(word): place for place, word in enumerate(_WORST_FIRST)}
 
@@ -117,30 +118,61 @@ def read_fleet(cluster: Cluster, unread: list[str], chosen: str = "") -> Fleet:
     `unread`: what the cluster passes over.
     """
     unread.clear()
-    selectors = [f"{selector},{chosen}" if chosen else selector for selector in GPU_NODES]
-    nodes = {node.name: node for selector in selectors for node in cluster.list_nodes(selector)}
-    now, config = datetime.now(UTC), _allowed(cluster.read_config)
-    beats = _allowed(partial(cluster.list_heartbeats, now))
+    config = _allowed(cluster.read_config)
     interval = timedelta(seconds=_number(config, "DCGM_L2_INTERVAL", "dcgm_l2_interval_seconds") or 0)
-    listed, heard = beats is not None, beats or {}
-    offered = _with_devices(cluster, nodes.values(), config, partial(_is_overdue, interval=interval, now=now))
-    rows = [row_of_node(node, heard.get(node.name), interval, now, listed=listed) for node in offered]
+    beats = _heartbeats(cluster)
+    is_late = partial(_is_overdue, interval=interval, now=datetime.now(UTC))
+    nodes = _with_devices(cluster, gpu_nodes(cluster, chosen), config, is_late)
+    rows = _rows(cluster, nodes, beats, interval)
     places = _budget(cluster, config, None if beats is None else len(beats))
     return Fleet(places, sorted(rows, key=_worst_first), list(dict.fromkeys(unread)))
 
 
+def _rows(cluster: Cluster, nodes: Iterable[NodeState], beats: Beats | None, interval: timedelta) -> list[Row]:
+    """Each node is made a row as its page comes: of a fleet, nothing else is kept."""
+    rows, unheard = {}, {}
+    for node in nodes:
+        beat = (beats or {}).get(node.name)
+        if beat is None and beats is not None and STATUS in node.labels:
+            unheard[node.name] = node
+        else:
+            rows[node.name] = row_of_node(node, beat, interval, datetime.now(UTC), listed=beats is not None)
+    later = _heartbeats(cluster) if unheard else None  # an agent may have begun since
+    for name, node in unheard.items():
+        rows[name] = row_of_node(node, (later or {}).get(name), interval, datetime.now(UTC), listed=later is not None)
+    return list(rows.values())
+
+
+def gpu_nodes(cluster: Cluster, chosen: str = "") -> Iterator[NodeState]:
+    """Those that the DaemonSet wants, and those that an agent has spoken for; each once.
+
+    Those without a verdict come first: one that gets its own meanwhile comes twice, and none is missed.
+    """
+    among = [chosen] if chosen else []
+    left_out = [f"!{STATUS}", *among]
+    for label in _WANTED:
+        yield from cluster.list_nodes(",".join((label, *left_out)))
+        left_out.append(label.replace("=", "!="))
+    yield from cluster.list_nodes(",".join((STATUS, *among)))
+
+
+def _heartbeats(cluster: Cluster) -> Beats | None:
+    return _allowed(partial(cluster.list_heartbeats, datetime.now(UTC)))
+
+
 def _with_devices(
     cluster: Cluster,
-    nodes: Collection[NodeState],
+    nodes: Iterable[NodeState],
     config: Mapping[str, str] | None,
     is_late: Callable[[NodeState], bool],
-) -> Iterable[NodeState]:
-    """The nodes with what DRA gives out there: asked for only where one without GPUs to offer is late with its test."""
-    if not any(not node.gpus and is_late(node) for node in nodes):
-        return nodes
+) -> Iterator[NodeState]:
+    """The nodes with what DRA gives out there: asked for only once one without GPUs to offer is late with its test."""
     namespace = (config or {}).get("SWEEP_NAMESPACE") or NAMESPACE
-    given_out = _allowed(partial(cluster.read_given_out, namespace)) or GivenOut()
-    return (with_devices(node, given_out) for node in nodes)
+    given_out: GivenOut | None = None
+    for node in nodes:
+        if given_out is None and not node.gpus and is_late(node):
+            given_out = _allowed(partial(cluster.read_given_out, namespace)) or GivenOut()
+        yield node if given_out is None else with_devices(node, given_out)
 
 
 def _is_overdue(node: NodeState, interval: timedelta, now: datetime) -> bool:

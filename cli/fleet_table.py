@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, astuple
 from datetime import UTC, datetime
 from functools import partial
-from itertools import groupby
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cli import fleet_page
+from cli import columns, fleet_page
 from cli.access import cluster_of
 from cli.allocation import page, read_allocation
 from cli.documents import write_as
@@ -31,7 +31,11 @@ from healthcheck.model import Status
 from healthcheck.text.moments import moment
 from healthcheck.verdict.change import DEVICES
 
+Cell = tuple[str, str]
+"""Words and their style."""
 _REFRESH_SECONDS = 5.0
+_MOST_ROWS, _MOST_NAMED = 500, 20
+"""On a terminal; in one sentence."""
 _STATUS_STYLES = {status.value: style for status, style in STATUS_STYLES.items()}
 _SEVERITY_STYLES = {severity.name: style for severity, style in SEVERITY_STYLES.items()}
 _COLUMNS = ("node", "status", "severity", "taint", "type", "looked", "tested", "reason", "message")
@@ -63,14 +67,16 @@ def tell(wish: StatusWish) -> int:
 
 def _show(fleet: Fleet, wish: StatusWish) -> None:
     match wish.output:
-        case Output.JSON | Output.YAML:
+        case Output.JSON:
+            write_json(fleet, indent=2)
+        case Output.YAML:
             write_as(wish.output, asdict(fleet))
         case Output.HTML:
             write_document(fleet_page.text(fleet, datetime.now(UTC)))
         case Output.NAME:
             write_document("".join(f"node/{row.node}\n" for row in fleet.nodes))
         case Output.TABLE | Output.WIDE:
-            Screen.of_rows().print(_page(fleet, wish))
+            _print(fleet, wish)
 
 
 def _show_allocation(wish: StatusWish) -> None:
@@ -89,8 +95,8 @@ def _watch(read: Callable[[], Fleet], wish: StatusWish) -> None:
     """Until Ctrl-C: a table stands and changes on a terminal; whoever else reads gets one after the other."""
     screen = Screen()
     if wish.output in (Output.TABLE, Output.WIDE) and screen.is_terminal:
-        with Live(_page(read(), wish), console=screen, auto_refresh=False) as live:
-            _again_and_again(read, lambda fleet: live.update(_page(fleet, wish), refresh=True))
+        with Live(_page(read(), wish, screen.height), console=screen, auto_refresh=False) as live:
+            _again_and_again(read, lambda fleet: live.update(_page(fleet, wish, screen.height), refresh=True))
     else:
         _show_next(read(), wish)
         _again_and_again(read, lambda fleet: _show_next(fleet, wish))
@@ -111,7 +117,7 @@ def _again_and_again(read: Callable[[], Fleet], show: Callable[[Fleet], None]) -
 def _show_next(fleet: Fleet, wish: StatusWish) -> None:
     """One of many: JSON on a line of its own, YAML as a document of several."""
     if wish.output is Output.JSON:
-        write_json(asdict(fleet))
+        write_json(fleet)
     else:
         if wish.output is Output.YAML:
             write_document("---\n")
@@ -119,9 +125,38 @@ def _show_next(fleet: Fleet, wish: StatusWish) -> None:
     sys.stdout.flush()
 
 
-def _page(fleet: Fleet, wish: StatusWish) -> Group:
-    table = _table(fleet.nodes, wish)
-    return Group(table, Text.assemble("\n", *_budget_words(fleet))) if wish.headers else Group(table)
+def _print(fleet: Fleet, wish: StatusWish) -> None:
+    """On a terminal what a person reads; elsewhere every node, on a line of its own."""
+    screen = Screen()
+    if screen.is_terminal:
+        screen.print(_page(fleet, wish, _MOST_ROWS))
+        return
+    head = [_columns(wish)] if wish.headers else []
+    write_document(columns.text([*head, *([words for words, _ in _cells(row, wish)] for row in fleet.nodes)]))
+    if wish.headers:
+        screen.print(Text.assemble("\n", *_words(fleet)), soft_wrap=True)
+
+
+def _page(fleet: Fleet, wish: StatusWish, most: int) -> Group:
+    """The worst of the fleet, and in words how many more there are."""
+    parts: list[RenderableType] = [_table(fleet.nodes[:most], wish)]
+    if (more := len(fleet.nodes) - most) > 0:
+        parts.append(Text(f"\nand {more} more: `gpu-healthcheck status | less` shows all", "dim"))
+    if wish.headers:
+        parts.append(Text.assemble("\n", *_words(fleet)))
+    return Group(*parts)
+
+
+def _words(fleet: Fleet) -> Iterator[Text]:
+    yield _counted(fleet.nodes)
+    yield from _budget_words(fleet)
+
+
+def _counted(rows: list[Row]) -> Text:
+    """Of each status how many there are, worst first: the rows are."""
+    numbers = Counter(row.status or "not judged" for row in rows)
+    said = ", ".join(f"{number} {status}" for status, number in numbers.items())
+    return Text(f"{len(rows)} nodes: {said}\n" if rows else "")
 
 
 def _budget_words(fleet: Fleet) -> Iterator[Text]:
@@ -129,47 +164,67 @@ def _budget_words(fleet: Fleet) -> Iterator[Text]:
     yield Text(f"{used} of {places} places for tainted nodes are taken; {size} nodes have an agent")
     withheld = [row.node for row in fleet.nodes if row.taint == "withheld"]
     if withheld:
-        yield Text(f"\nnot tainted though their agents want it: {', '.join(withheld)}", "bold red")
-    for why, rows in groupby(sorted(fleet.nodes, key=lambda row: row.overdue), key=lambda row: row.overdue):
-        if why:
-            yield Text(f"\noverdue for a deep test: {', '.join(row.node for row in rows)}: {why}", "magenta")
-    for what in fleet.passed_over:
+        yield Text(f"\nnot tainted though their agents want it: {_named(withheld)}", "bold red")
+    overdue: dict[str, list[str]] = {}
+    for row in fleet.nodes:
+        overdue.setdefault(row.overdue, []).append(row.node)
+    overdue.pop("", None)
+    for why in sorted(overdue, key=lambda why: (-len(overdue[why]), why))[:_MOST_NAMED]:
+        yield Text(f"\noverdue for a deep test: {_named(overdue[why])}: {why}", "magenta")
+    if (more := len(overdue) - _MOST_NAMED) > 0:
+        yield Text(f"\noverdue for a deep test for {more} other reasons: `-o json` names them", "magenta")
+    for what in fleet.passed_over[:_MOST_NAMED]:
         yield Text(f"\npassed over: {what}", "magenta")
+    if (more := len(fleet.passed_over) - _MOST_NAMED) > 0:
+        yield Text(f"\npassed over: {more} more: `-o json` names them", "magenta")
+
+
+def _named(names: list[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _table(rows: list[Row], wish: StatusWish) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", show_header=wish.headers)
-    is_wide = wish.output is Output.WIDE
-    for name in (*_COLUMNS, *(_WIDE_COLUMNS if is_wide else ())):
+    for name in _columns(wish):
         table.add_column(name, no_wrap=name in _UNBROKEN, overflow="fold")
     for row in rows:
-        table.add_row(*_cells(row), *(_wide_cells(row) if is_wide else ()))
+        table.add_row(*(Text(words, style) for words, style in _cells(row, wish)))
     return table
 
 
-def _cells(row: Row) -> Iterator[str | Text]:
-    yield row.node
-    yield Text(row.status or "-", _STATUS_STYLES.get(row.status, ""))
-    yield Text(row.severity or "-", _SEVERITY_STYLES.get(row.severity, ""))
-    by_devices = "GPUs" if row.taint == DEVICES else ""
-    yield "yes" if row.tainted else Text("withheld", "bold red") if row.taint == "withheld" else by_devices
-    yield row.instance_type
-    yield Text(looked(row), "magenta" if row.silent or row.heartbeat_age_seconds is None else "")
+def _columns(wish: StatusWish) -> tuple[str, ...]:
+    return (*_COLUMNS, *(_WIDE_COLUMNS if wish.output is Output.WIDE else ()))
+
+
+def _cells(row: Row, wish: StatusWish) -> Iterator[Cell]:
+    is_pass = row.status == Status.PASS
+    yield row.node, ""
+    yield row.status or "-", _STATUS_STYLES.get(row.status, "")
+    yield row.severity or "-", _SEVERITY_STYLES.get(row.severity, "")
+    yield _taint(row)
+    yield row.instance_type, ""
+    yield looked(row), "magenta" if row.silent or row.heartbeat_age_seconds is None else ""
     yield _tested(row)
-    yield row.reason if row.status != Status.PASS else ""
-    yield row.message if row.status != Status.PASS else row.released and f"released {row.released}"
+    yield "" if is_pass else row.reason, ""
+    yield (row.released and f"released {row.released}") if is_pass else row.message, ""
+    if wish.output is Output.WIDE:
+        yield row.since, ""
+        yield ", ".join(dict.fromkeys(f"{one.reason} {one.subject}" for one in row.findings)), ""
+        yield " ".join(filter(None, (row.next_step.note, *row.next_step.commands))), ""
 
 
-def _wide_cells(row: Row) -> Iterator[str]:
-    yield row.since
-    yield ", ".join(dict.fromkeys(f"{one.reason} {one.subject}" for one in row.findings))
-    yield " ".join(filter(None, (row.next_step.note, *row.next_step.commands)))
+def _taint(row: Row) -> Cell:
+    if row.tainted:
+        return "yes", ""
+    return ("withheld", "bold red") if row.taint == "withheld" else ("GPUs" if row.taint == DEVICES else "", "")
 
 
-def _tested(row: Row) -> Text:
+def _tested(row: Row) -> Cell:
     """How long ago DCGM tested it, and what came of it."""
     if not row.tested_at:
-        return Text("overdue" if row.overdue else "never", "magenta" if row.overdue else "")
+        return ("overdue", "magenta") if row.overdue else ("never", "")
     age = (datetime.now(UTC) - moment(row.tested_at)).total_seconds()
     words = [f"{row.test_result} {ago(age)}", *(["overdue"] if row.overdue else [])]
-    return Text(", ".join(words), "magenta" if row.overdue else _STATUS_STYLES.get(row.test_result, ""))
+    return ", ".join(words), "magenta" if row.overdue else _STATUS_STYLES.get(row.test_result, "")

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.access import cluster_of
-from cli.fleet import GPU_NODES
+from cli.fleet import gpu_nodes
 from cli.words import explained
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError
@@ -62,7 +62,7 @@ def answers_of(cluster: Cluster) -> Iterator[Answer]:
     yield Answer(
         "policies", not missing, f"not in force: {_named(missing)}" if missing else f"{len(POLICIES)} in force"
     )
-    nodes = {node.name for selector in GPU_NODES for node in cluster.list_nodes(selector)}
+    nodes = {node.name for node in gpu_nodes(cluster)}
     yield Answer("GPU nodes", bool(nodes), f"{len(nodes)} by their labels" if nodes else _NO_NODE)
     now = datetime.now(UTC)
     beats = cluster.list_heartbeats(now)

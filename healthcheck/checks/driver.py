@@ -69,9 +69,9 @@ def being_changed(labels: Mapping[str, str]) -> str:
     The GPU operator pauses its operands during a driver upgrade (`nvidia.com/gpu.deploy.*=paused-...`), and MIG
     manager marks a change of the geometry (`nvidia.com/mig.config.state=pending`): looks at NVML would only disturb.
     """
-    for key, value in sorted(labels.items()):
-        if key.startswith("nvidia.com/gpu.deploy.") and value.startswith("paused"):
-            return f"label {key}={value}"
+    deployed = (key for key in labels if key.startswith("nvidia.com/gpu.deploy."))
+    if paused := min((key for key in deployed if labels[key].startswith("paused")), default=""):
+        return f"label {paused}={labels[paused]}"
     if labels.get("nvidia.com/mig.config.state") == "pending":
         return "label nvidia.com/mig.config.state=pending"
     return ""

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
 from typing import Any, TypeVar
@@ -153,12 +154,15 @@ class Connection:
     def _listing(
         self, path: str, resource: str, query: Mapping[str, str], parse: Parse = json.loads
     ) -> Iterator[dict[str, Any]]:
-        token = ""
-        while True:
-            page, token = self._page(path, resource, {**query, "continue": token}, parse)
-            yield page
-            if not token:
-                return
+        """The pages. While one is looked at, the next is on its way."""
+        page, token = self._page(path, resource, query, parse)
+        if token:
+            with ThreadPoolExecutor(1, "page") as ahead:
+                while token:
+                    following = ahead.submit(self._page, path, resource, {**query, "continue": token}, parse)
+                    yield page
+                    page, token = following.result()
+        yield page
 
     def _page(
         self, path: str, resource: str, query: Mapping[str, str], parse: Parse = json.loads

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
@@ -18,18 +17,8 @@ class Listings(Pods):
     """A connection that only reads; a pod that it tries is never stored."""
 
     def objects(self, path: str, resource: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        """What stands below a path, in pages, as plain API objects. While one is looked at, the next is on its way."""
-
-        def ask(token: str) -> tuple[dict[str, Any], str]:
-            return self._page(path, resource, {**query, "continue": token}, from_json)
-
-        with ThreadPoolExecutor(1, "page") as ahead:
-            page, token = ask("")
-            while token:
-                following = ahead.submit(ask, token)
-                yield from page.get("items") or []
-                page, token = following.result()
-        yield from page.get("items") or []
+        """What stands below a path, in pages, as plain API objects."""
+        return self._pages(path, resource, query, from_json)
 
     def try_pod(self, namespace: str, pod: Mapping[str, Any]) -> dict[str, Any]:
         """What admission would make of the pod: a dry run. Refused or Forbidden: it would not be made."""

@@ -66,7 +66,8 @@ def never_gives_way(_: Claim) -> bool:
 
 def claim_on(node: NodeState, now: datetime, gives_way: GivesWay = never_gives_way) -> Claim | None:
     """The claim that holds the node; None: there is none, it is over its time, gives way, or can't be read."""
-    claim = claim_in(node.annotations.get(RUN, ""), now)
+    annotation = node.annotations.get(RUN)
+    claim = claim_in(annotation, now) if annotation else None
     return claim if claim is not None and not gives_way(claim) else None
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from healthcheck.text.printable import printable
@@ -79,6 +80,14 @@ def write_document(text: str) -> None:
 
 
 def write_json(value: Any, indent: int | None = None) -> None:
-    """One document on standard output, in plain ASCII: every locale can write it, and no terminal obeys it."""
+    """One document of plain values and dataclasses on standard output.
+
+    In plain ASCII: every locale can write it, and no terminal obeys it.
+    """
     separators = (",", ":") if indent is None else None
-    sys.stdout.write(json.dumps(value, indent=indent, separators=separators) + "\n")
+    sys.stdout.write(json.dumps(value, indent=indent, separators=separators, default=_fields) + "\n")
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Of a dataclass, as they are: `asdict` copies all that is within them."""
+    return {one.name: getattr(value, one.name) for one in fields(value)}

@@ -18,13 +18,15 @@ def loads(text: str | bytes, longest: int) -> Any:
     """The document, each text in it made printable. Raises ValueError, which says what is wrong with it."""
     if len(text) > longest:
         raise ValueError(f"{len(text)} characters; at most {longest} are read")
+    text = text if isinstance(text, str) else text.decode(json.detect_encoding(text), "surrogatepass")
     try:
-        document = json.loads(text, parse_float=_number, parse_constant=_number, object_pairs_hook=_object)
+        document = _DECODER.decode(text)
     except RecursionError:
         raise ValueError(f"nested deeper than {DEEPEST}") from None
-    if _depth(document) > DEEPEST:
+    if text.count("[") + text.count("{") > DEEPEST and _depth(document) > DEEPEST:
         raise ValueError(f"nested deeper than {DEEPEST}")
-    return _shown(document)
+    # Without an escape each text in it stands there as it is: what is all printable has no part that is not.
+    return document if "\\" not in text and printable(text) == text else _shown(document)
 
 
 def refuse_twice(text: str | bytes) -> None:
@@ -63,3 +65,7 @@ def _depth(document: Any) -> int:
         depth += 1
         layer = [inner for one in layer for inner in (one.values() if isinstance(one, dict) else one)]
     return depth
+
+
+_DECODER = json.JSONDecoder(parse_float=_number, parse_constant=_number, object_pairs_hook=_object)
+"""Made once: a fleet has a record on each node."""

@@ -250,23 +250,19 @@ def load(text: str) -> dict[str, Any]:
 def parse(kind: type[R], text: str) -> R:
     """An annotation as a record. Raises RecordError when it is none."""
     hashable: Any = kind
-    record: R = _read(hashable, text)[0]
+    record: R = _read(hashable, text)
     return record
 
 
+@lru_cache(maxsize=1)
 def is_whole(text: str) -> bool:
     """Whether the agent's record says all that stands in this annotation. Raises RecordError when it is none."""
-    hashable: Any = AgentRecord
-    says_all: bool = _read(hashable, text)[1]
-    return says_all
+    return load(text) == as_json(parse(AgentRecord, text))
 
 
 @lru_cache(maxsize=4)  # each step of a plan reads the same annotations
-def _read(kind: Any, text: str) -> tuple[Any, bool]:
-    """The record, and whether it says all that stands there."""
-    plain = load(text)
-    record = row_in(kind, plain)
-    return record, plain == as_json(record)
+def _read(kind: Any, text: str) -> Any:
+    return row_in(kind, load(text))
 
 
 def on_node(kind: type[R], node: NodeState, key: str) -> R:
