@@ -112,6 +112,12 @@ def test_every_pod_of_ours_has_the_values_of_a_pod() -> None:
     assert programs == set(keys.PODS)
 
 
+def test_every_policy_is_in_the_list_that_keeps_them_before_the_pods() -> None:
+    outside = [text for name, text in templates.templates().items() if name != "policies-and-programs.yaml"]
+
+    assert "\nkind: ValidatingAdmissionPolicy" not in "".join(outside)
+
+
 def test_policies_stand_before_the_pods_that_they_hold() -> None:
     text = templates.templates()["policies-and-programs.yaml"]
     kinds = [line.split()[-1] for line in text.splitlines() if line.startswith("    kind: ")]

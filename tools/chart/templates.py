@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from textwrap import indent
 
@@ -39,49 +41,59 @@ items:
 """
 
 
+@dataclass(frozen=True)
+class Source:
+    """A file of manifests. `key` of the values switches it on; '' where it is always made."""
+
+    path: Path
+    key: str = ""
+
+    @cached_property
+    def documents(self) -> list[Document]:
+        return list(documents(self.path.read_text()))
+
+    @property
+    def name(self) -> str:
+        """Its template's."""
+        return self.path.name if self.path.parent == MANIFESTS else f"{self.path.parent.name}-{self.path.name}"
+
+
+def _files() -> list[Source]:
+    files = [Source(file) for file in sorted(MANIFESTS.glob("*.yaml"))]
+    for overlay, key in ADDED.items():
+        found = sorted((OVERLAYS / overlay).glob("*.yaml"))
+        files += [Source(file, key) for file in found if file.name != "kustomization.yaml"]
+    return files
+
+
 def sources() -> dict[Identity, Document]:
     """The objects that have values, among others: by kind and name, which a Role shares with one elsewhere."""
-    files = [*sorted(MANIFESTS.glob("*.yaml")), *_added()]
-    return {one.identity: one for file in files for one in documents(file.read_text())}
-
-
-def _added() -> Iterator[Path]:
-    for overlay in ADDED:
-        yield from (file for file in sorted((OVERLAYS / overlay).glob("*.yaml")) if file.name != "kustomization.yaml")
+    return {one.identity: one for file in _files() for one in file.documents}
 
 
 def templates() -> dict[str, str]:
     """Every template that is made from a manifest, by the name of its file."""
-    files = {file.name: list(documents(file.read_text())) for file in sorted(MANIFESTS.glob("*.yaml"))}
-    made = {name: _file(f"manifests/{name}", _others(found)) for name, found in files.items() if _others(found)}
-    in_order = [one for found in files.values() for one in found]
-    in_order = sorted((one for one in in_order if one.identity[0] in _IN_ORDER), key=_turn)
-    made[f"{_LIST}.yaml"] = _LIST_HEAD + "".join(_item(template(one, _LIST_DEPTH)) for one in in_order)
-    for file in _added():
-        overlay = file.parent.name
-        made[f"{overlay}-{file.name}"] = _file(
-            f"overlays/{overlay}/{file.name}", documents(file.read_text()), ADDED[overlay]
-        )
-    return made
+    files = _files()
+    made = {file.name: text for file in files if (text := _file(file))}
+    in_order = [(one, file.key) for file in files for one in file.documents if one.identity[0] in _IN_ORDER]
+    items = (_if(key, _item(template(one, _LIST_DEPTH))) for one, key in sorted(in_order, key=_turn))
+    return {**made, f"{_LIST}.yaml": _LIST_HEAD + "".join(items)}
 
 
-def _turn(document: Document) -> int:
+def _turn(item: tuple[Document, str]) -> int:
     """Each policy and its binding before the programs; among themselves as in the manifests."""
-    return int(document.identity[0] in ("DaemonSet", "CronJob"))
+    return int(item[0].identity[0] in ("DaemonSet", "CronJob"))
 
 
-def _others(found: Iterable[Document]) -> list[Document]:
-    return [one for one in found if one.identity[0] not in _IN_ORDER and one.identity != HELMS_OWN]
+def _file(file: Source) -> str:
+    """'' where all that is in it stands elsewhere."""
+    found = [one for one in file.documents if one.identity[0] not in _IN_ORDER and one.identity != HELMS_OWN]
+    texts = (_if(LABELLED.get(one.identity, file.key), f"---\n{template(one)}") for one in found)
+    head = f"# Generated from {file.path.relative_to(ROOT)} by `make docs`.\n"
+    return head + "".join(texts) if found else ""
 
 
-def _file(name: str, found: Iterable[Document], key: str = "") -> str:
-    head = f"# Generated from kubernetes/{name} by `make docs`.\n"
-    return head + "".join(_document(one, LABELLED.get(one.identity, key)) for one in found)
-
-
-def _document(document: Document, key: str) -> str:
-    """`key`: what switches it on; '' where it is always made."""
-    text = f"---\n{template(document)}"
+def _if(key: str, text: str) -> str:
     return f"{{{{- if .Values.{key}.enabled }}}}\n{text}{{{{- end }}}}\n" if key else text
 
 
