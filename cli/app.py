@@ -74,14 +74,25 @@ def _print_version(*, wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+def _print_help(context: typer.Context, *, wanted: bool) -> None:
+    if wanted:
+        write_document(f"{context.get_help()}\n")
+        raise typer.Exit
+
+
+@app.callback(add_help_option=False)  # typer's own, where nobody asks for it, loads pydantic to find that out
 def every_command(
     context: typer.Context,
-    _: Annotated[
+    version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+    wanted: Annotated[
+        bool,
+        typer.Option("--help", "-h", help="Show this message and exit.", callback=_print_help, is_eager=True),
     ] = False,
 ) -> None:
     """GPU node health for Kubernetes: the fleet, one node, what is wrong and what to do about it."""
+    del version, wanted  # either has ended it
     if context.invoked_subcommand is None:
         write_document(f"{context.get_help()}\n")
 
