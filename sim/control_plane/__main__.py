@@ -7,17 +7,19 @@ import signal
 import sys
 
 from sim.control_plane import ControlPlane, ControlPlaneError, binaries
+from sim.control_plane.build import minor_binaries
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m sim.control_plane", description=__doc__)
     parser.add_argument("command", choices=["build", "up"])
+    parser.add_argument("--minor", help="build: of another Kubernetes, such as 1.31, for KUBEBUILDER_ASSETS")
     parser.add_argument("--controllers", action="store_true", help="also run the controller-manager")
     parser.add_argument("--scheduler", action="store_true", help="also run the scheduler")
     arguments = parser.parse_args()
     try:
         if arguments.command == "build":
-            print(binaries())
+            print(minor_binaries(arguments.minor) if arguments.minor else binaries())
         else:
             _up(ControlPlane(controllers=arguments.controllers, scheduler=arguments.scheduler))
     except ControlPlaneError as error:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ _MODULES = {
         "k8s.io/kubernetes/cmd/kubectl",
     ),
 }
+_KUBERNETES = _ROOM / "kubernetes"
 _KUBELET = "k8s.io/kubernetes/cmd/kubelet"
 """Beside them in a folder of its own: who needs no real node shall not wait for it."""
 
@@ -42,12 +44,11 @@ class NoBinariesError(ControlPlaneError):
     """Neither assets nor a cache nor Go: nothing on this machine can give a control plane."""
 
 
-def kubernetes_version() -> str:
-    """The version that go.mod pins, such as 1.36.3."""
-    text = (_ROOM / "kubernetes" / "go.mod").read_text()
-    found = re.search(r"k8s\.io/kubernetes v(\S+)", text)
+def kubernetes_version(room: Path = _KUBERNETES) -> str:
+    """The version that its go.mod pins, such as 1.36.3."""
+    found = re.search(r"k8s\.io/kubernetes v(\S+)", (room / "go.mod").read_text())
     if found is None:
-        raise ControlPlaneError("sim/control_plane/kubernetes/go.mod requires no k8s.io/kubernetes")
+        raise ControlPlaneError(f"{room / 'go.mod'} requires no k8s.io/kubernetes")
     return found[1]
 
 
@@ -69,6 +70,20 @@ def digest(*rooms: Path) -> str:
         for name in ("go.mod", "go.sum"):
             told.update((room / name).read_bytes())
     return told.hexdigest()[:12]
+
+
+def other_minors() -> tuple[str, ...]:
+    """Of Kubernetes, beside the one that all tests run on: each has a go.mod and go.sum of its own."""
+    return tuple(sorted(room.name for room in (_ROOM / "minors").iterdir()))
+
+
+def minor_binaries(minor: str) -> Path:
+    """The programs of another minor version, as assets: built first where need be."""
+    if minor not in other_minors():
+        raise ControlPlaneError(f"no Kubernetes {minor} here; there are {', '.join(other_minors())}")
+    room = _ROOM / "minors" / minor
+    target = home_of("control-plane") / f"{kubernetes_version(room)}-{digest(_ROOM / 'etcd', room)}"
+    return built(target, partial(_build_plane, room=room))
 
 
 def find_binaries() -> Path | None:
@@ -120,11 +135,11 @@ def _only_one_builder(target: Path) -> Iterator[None]:
         yield
 
 
-def _build_plane(folder: Path) -> None:
-    version = kubernetes_version()
+def _build_plane(folder: Path, room: Path = _KUBERNETES) -> None:
+    version = kubernetes_version(room)
     print(f"building Kubernetes {version} and etcd, once: some minutes", file=sys.stderr, flush=True)
     go_build(_ROOM / "etcd", folder, "-s -w", _MODULES["etcd"])
-    go_build(_ROOM / "kubernetes", folder, "-s -w " + _version_flags(version), _MODULES["kubernetes"])
+    go_build(room, folder, "-s -w " + _version_flags(version), _MODULES["kubernetes"])
     # The module's path ends in /v3, so Go may name etcd's program after that or after the folder above.
     if not (folder / "etcd").is_file():
         (folder / "server").rename(folder / "etcd")

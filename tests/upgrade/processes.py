@@ -36,6 +36,8 @@ def tell(before: Version, after: Version) -> None:
         told.world.host.write_value("nvml/gpu6/remap_pending", 0)
         for agent, policies in ((before, after), (after, before)):
             fault_is_told(told, agent, policies)
+            told.sweep(agent)
+            print(f"the sweeper of {agent.name} makes its Job under the policies of {policies.name}", flush=True)
         told.apply(after)
         for ran, agent in ((before, after), (after, before), (after, after)):
             in_flight(told, ran, agent)

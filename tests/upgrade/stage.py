@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.control_plane import ControlPlane, install
 from sim.control_plane.files import write_kubeconfig
-from tests.agent.world import NodeView, RealCluster, World
+from tests.agent.world import NodeView, P, RealCluster, World
 from tests.probes.dcgm.documents import FAULTY
 from tests.sweeper.pod import Pod
 from tests.upgrade.past import changes, remembered, same, standing
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tests.upgrade.versions import Version
 
 NODE = "upgraded-1"
+_JOBS = "/apis/batch/v1/namespaces/gpu-healthcheck/jobs"
 _PODS = "/api/v1/namespaces/gpu-healthcheck/pods"
 
 
@@ -86,6 +87,34 @@ class Stage:
         words, pipe = version.command("cli", program), subprocess.PIPE
         return subprocess.Popen(words, env=environment, cwd=version.root, stdout=pipe, stderr=pipe, text=True)
 
+    def sweep(self, version: Version) -> str:
+        """The name of the Job that one sweep made. Nothing runs it; it goes, and the sweep's marks on the Node."""
+        settings = self.world.folder / "sweeper-config"
+        settings.mkdir(exist_ok=True)  # the defaults: by the agent's own no node is ever due
+        environment = {
+            "PATH": os.environ["PATH"],
+            "KUBECONFIG": str(self.plane.account_kubeconfig("gpu-healthcheck-sweeper")),
+            "CONFIG_DIR": str(settings),
+        }
+        log = self.world.folder / "sweeper.log"
+        with log.open("w") as out:
+            words = version.command("sweeper")
+            sweeper = subprocess.Popen(words, env=environment, cwd=version.root, stdout=out, stderr=out)
+        try:
+            eventually(lambda: self._jobs() or sweeper.poll() is not None, log.read_text)
+            (job,) = self._jobs() or [{"metadata": {"name": ""}}]
+        finally:
+            sweeper.kill()
+            sweeper.wait()
+        assert job["metadata"]["name"], log.read_text()
+        self.plane.request("DELETE", f"{_JOBS}/{job['metadata']['name']}?propagationPolicy=Background")
+        gone = {"metadata": {"labels": {f"{P}/mode": None}, "annotations": {f"{P}/run": None}}}
+        self.plane.request("PATCH", f"/api/v1/nodes/{NODE}", gone)
+        return str(job["metadata"]["name"])
+
+    def _jobs(self) -> list[dict[str, Any]]:
+        return list(self.plane.request("GET", _JOBS).body["items"])
+
     # --- seeing
 
     @property
@@ -135,7 +164,7 @@ def stage() -> Iterator[Stage]:
     with tempfile.TemporaryDirectory(prefix="gpu-healthcheck-upgrade-") as folder, ControlPlane() as plane:
         plane.kubectl("create", "namespace", "gpu-healthcheck")
         plane.kubectl("create", "serviceaccount", "gpu-healthcheck", "--namespace=gpu-healthcheck")
-        cluster = RealCluster(plane, NODE)
+        cluster = RealCluster(plane, NODE, devices={"nvidia.com/gpu": "8"})
         with World(Path(folder) / "world", cluster) as world:
             for device in range(len(world.host.efa_names)):
                 world.host.remove_efa(device)  # a quarantine run would try each for minutes
