@@ -18,11 +18,14 @@ from agent.state import State
 from healthcheck.checks.examine import failure
 from healthcheck.cluster.device_taints import DeviceTaints, NotServed
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, Refused, Unavailable
+from healthcheck.memory.findings import Memory
 from healthcheck.node.device_rules import DeviceRule
 from healthcheck.node.state import NodeState
 from healthcheck.telemetry import Telemetry
-from healthcheck.verdict.device_taints import BadGpu, Cover, RuleChange, plan_rules
+from healthcheck.verdict.change import Rules
+from healthcheck.verdict.device_taints import BadGpu, Cover, RuleChange, gpus_to_taint, plan_rules
 from healthcheck.verdict.events import Event, cut, event_name
+from healthcheck.verdict.verdict import Verdict
 
 log = structlog.get_logger()
 
@@ -77,10 +80,14 @@ class DeviceRules:
             has_gpus = self._target is not None and bool(self._target.gpus)
             self._is_due = has_gpus or self._answer is None or self.stand
 
-    def hold(self, node: NodeState, gpus: tuple[BadGpu, ...]) -> bool:
-        """Whether rules keep work off these GPUs. What was answered before holds until there is another answer."""
-        if not gpus:  # nobody could look: what stands, stays
-            return self.stand
+    def hold(self, verdict: Verdict, node: NodeState, rules: Rules, memory: Memory) -> bool | None:
+        """Whether rules keep work off each bad GPU; None: it is the node that is bad.
+
+        What was answered before holds until there is another answer.
+        """
+        gpus = gpus_to_taint(verdict, node, rules, memory)
+        if not gpus:  # where nobody could look, what stands stays
+            return None if gpus is None else self.stand
         with self._condition:
             self._aim(_Target(node, gpus))
             self._condition.wait_for(lambda: self._answer is not None, _MOMENT_SECONDS)

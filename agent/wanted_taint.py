@@ -12,7 +12,7 @@ from healthcheck.memory.findings import Memory
 from healthcheck.node.state import NodeState
 from healthcheck.telemetry import Telemetry
 from healthcheck.verdict.budget import BY_DEVICES, Grant
-from healthcheck.verdict.change import Rules, gpus_to_taint, says_devices, wants_place
+from healthcheck.verdict.change import Rules, says_devices, wants_place
 from healthcheck.verdict.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -47,11 +47,9 @@ class WantedTaint:
         if not self._is_wanted:
             return None
         grant = self.slot.hold(node, rules.max_unhealthy_percent, tainted=by_devices or node.tainted())
-        gpus = gpus_to_taint(verdict, node, rules, memory) if devices is not None else None
-        self._is_nodes = gpus is None
-        if devices is not None and gpus is not None and grant.held and devices.hold(node, gpus):
-            return BY_DEVICES
-        return grant
+        covered = devices.hold(verdict, node, rules, memory) if devices is not None and grant.held else None
+        self._is_nodes = covered is None
+        return BY_DEVICES if covered else grant
 
     def settle(self, node: NodeState) -> None:
         """Give back what is not needed, once the Node says so."""

@@ -27,7 +27,6 @@ from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import other_severities
 from healthcheck.verdict.budget import HELD, Grant
-from healthcheck.verdict.device_taints import BadGpu, bad_gpus
 from healthcheck.verdict.events import (
     CONDITION_STATUS,
     Event,
@@ -80,20 +79,7 @@ class NodeChange:
 def wants_place(verdict: Verdict, node: NodeState, rules: Rules, memory: Memory, *, by_devices: bool = False) -> bool:
     """Whether the Node, or some GPU of it, is to carry our taint, and so needs a place in the fleet budget."""
     status, severity = merge(verdict, other_severities(node, memory.acknowledged, memory.taken)[0])
-    return _wish(severity, node, rules, blind=_is_blind(status, verdict), has=by_devices) == "set"
-
-
-def gpus_to_taint(verdict: Verdict, node: NodeState, rules: Rules, memory: Memory) -> tuple[BadGpu, ...] | None:
-    """Where a taint is wanted, the GPUs that are to carry it; None: the Node.
-
-    None of them: nobody could look, and what stands stays.
-    """
-    others = other_severities(node, memory.acknowledged, memory.taken)[0]
-    is_blind = _is_blind(merge(verdict, others)[0], verdict)
-    # Could-not-look lifts no taint, and so does not exchange the Node's for another.
-    if not rules.device_taints or (is_blind and node.tainted()):
-        return None
-    return bad_gpus(verdict, others, node, memory, rules.taint_severity)
+    return _wish(severity, node, rules, blind=is_blind(status, verdict), has=by_devices) == "set"
 
 
 def says_devices(node: NodeState) -> bool:
@@ -118,7 +104,7 @@ def plan(
     """
     others, complaints = other_severities(node, acknowledged, record.taken or {})
     status, severity = merge(verdict, others)
-    word = _wish(severity, node, rules, blind=_is_blind(status, verdict), has=grant.by_devices)
+    word = _wish(severity, node, rules, blind=is_blind(status, verdict), has=grant.by_devices)
     if word == "set" and grant.by_devices:
         word = DEVICES
     elif word == "set" and not node.tainted() and not grant.held:
@@ -162,7 +148,8 @@ def _labels(status: Status, severity: Severity, rules: Rules, now: datetime) -> 
     return {STATUS: status.value, SEVERITY: severity.name, LAST_CHECK: f"{now:%Y-%m-%dT%H%M%SZ}"}
 
 
-def _is_blind(status: Status, verdict: Verdict) -> bool:
+def is_blind(status: Status, verdict: Verdict) -> bool:
+    """Whether something was not seen that may be worse than what was."""
     return status is Status.UNKNOWN or bool(verdict.unobserved)
 
 

@@ -9,11 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from healthcheck.memory.findings import Memory, gpu_address
-from healthcheck.model import Severity
+from healthcheck.model import Finding, Severity
 from healthcheck.node.device_rules import DeviceRule, GpuDevice, rule_name
 from healthcheck.node.state import NodeState
 from healthcheck.probes.pci import normalise_address
-from healthcheck.verdict.verdict import Verdict
+from healthcheck.verdict.acknowledgement import other_severities
+from healthcheck.verdict.change import Rules, is_blind
+from healthcheck.verdict.verdict import Verdict, merge, worst
 
 _MOST_RULES = 64
 """Of one node. A GPU that is cut up as it is claimed has a device for each place of each size."""
@@ -65,26 +67,29 @@ class RuleChange:
         return frozenset((*(one.name for one in self.made), *(one.name for one in kept)))
 
 
-def bad_gpus(
-    verdict: Verdict, others: Iterable[Severity], node: NodeState, memory: Memory, at_least: Severity
-) -> tuple[BadGpu, ...] | None:
-    """The GPUs to taint in the place of their node; None: the taint is the Node's.
+def gpus_to_taint(verdict: Verdict, node: NodeState, rules: Rules, memory: Memory) -> tuple[BadGpu, ...] | None:
+    """Where a taint is wanted, the GPUs that are to carry it; None: the Node.
 
-    `others`: severities in records on the Node that are not the agent's own, which name no GPU.
+    None of them: nobody could look, and what stands stays.
     """
-    if node.has_device_plugin or max(others, default=Severity.PASS) >= at_least:
+    others = other_severities(node, memory.acknowledged, memory.taken)[0]
+    # Could-not-look lifts no taint, and so does not exchange the Node's for another.
+    if not rules.device_taints or (node.tainted() and is_blind(merge(verdict, others)[0], verdict)):
         return None
-    found: dict[str, BadGpu] = {}
-    for one in verdict.standing:
-        if one.finding.severity < at_least:
-            continue
-        address = gpu_address(one.finding.subject)
-        if not address or normalise_address(address) != address:
-            return None
-        before = found.get(address, BadGpu(address, Severity.PASS))
-        uuids = {one.finding.about.get("uuid", ""), memory.gpus.get(address, {}).get("uuid", "")} - {""}
-        found[address] = BadGpu(address, max(before.severity, one.finding.severity), before.uuids | uuids)
-    return tuple(found[address] for address in sorted(found))
+    # What another's record says names no GPU; a device plugin knows nothing of what is tainted here.
+    if node.has_device_plugin or worst(others) >= rules.taint_severity:
+        return None
+    bad = [one.finding for one in verdict.standing if one.finding.severity >= rules.taint_severity]
+    addresses = {gpu_address(one.subject) for one in bad}
+    if any(normalise_address(one) != one for one in addresses):
+        return None
+    return tuple(_bad_gpu(one, bad, memory) for one in sorted(addresses))
+
+
+def _bad_gpu(address: str, bad: Iterable[Finding], memory: Memory) -> BadGpu:
+    here = [one for one in bad if gpu_address(one.subject) == address]
+    uuids = {memory.gpus.get(address, {}).get("uuid", ""), *(one.about.get("uuid", "") for one in here)}
+    return BadGpu(address, worst(one.severity for one in here), frozenset(uuids - {""}))
 
 
 def plan_rules(
