@@ -27,11 +27,13 @@ def fill(plane: ControlPlane, size: int) -> None:
     now = datetime.now(UTC)
     names = [f"fleet-node-{number:05d}.us-west-2.compute.internal" for number in range(size)]
     writer = Writer(plane)
-    writer.create("/api/v1/nodes", (_node(name, number, now) for number, name in enumerate(names)))
+    writer.create("/api/v1/nodes", (node(name, number, now) for number, name in enumerate(names)))
     # Admission taints every new Node as not ready, and the controller that lifts it does not run here.
     writer.untaint(names)
-    writer.create(f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases", (_beat(name, now) for name in names))
-    pods = (_pod(name, number, place) for number, name in enumerate(names) for place in range(PODS_PER_NODE))
+    writer.create(
+        f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases", (heartbeat(name, now) for name in names)
+    )
+    pods = (pod(name, number, place) for number, name in enumerate(names) for place in range(PODS_PER_NODE))
     writer.create(f"/api/v1/namespaces/{NAMESPACE}/pods", pods)
 
 
@@ -73,7 +75,7 @@ class Writer:
             raise CouldNotMeasure(f"{method} {path}: {answer.status} {said[:300]!r}")
 
 
-def _node(name: str, number: int, now: datetime) -> dict[str, Any]:
+def node(name: str, number: int, now: datetime) -> dict[str, Any]:
     """One in ten was tested an hour ago; nobody has tested the others."""
     labels = {f"feature.node.kubernetes.io/feature-{n}": "true" for n in range(40)} | {STATUS: "pass"}
     node = objects.node(name, labels, INSTANCE_TYPE, now, {"nvidia.com/gpu": "8"})
@@ -89,7 +91,7 @@ def _node(name: str, number: int, now: datetime) -> dict[str, Any]:
     return node
 
 
-def _beat(name: str, now: datetime) -> dict[str, Any]:
+def heartbeat(name: str, now: datetime) -> dict[str, Any]:
     renewed = now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     return {
         "apiVersion": "coordination.k8s.io/v1",
@@ -99,7 +101,7 @@ def _beat(name: str, now: datetime) -> dict[str, Any]:
     }
 
 
-def _pod(node: str, number: int, place: int) -> dict[str, Any]:
+def pod(node: str, number: int, place: int) -> dict[str, Any]:
     """On seven nodes of ten the first pod has the GPUs."""
     has_gpus = place == 0 and number % 10 < BUSY_PERCENT // 10
     resources = {"limits": {"nvidia.com/gpu": "8"}} if has_gpus else {"requests": {"cpu": "100m", "memory": "64Mi"}}

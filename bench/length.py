@@ -24,6 +24,7 @@ class Length:
     burst_seconds: float = 3.0
     memory_hours: int = 24
     sweep_nodes: int = 5000
+    huge_nodes: int = 50_000
     races: int = 200
     preemptions: int = 20
     sweep_month_nodes: int = 1000
@@ -54,6 +55,7 @@ QUICK = Length(
     burst_seconds=0.5,
     memory_hours=2,
     sweep_nodes=100,
+    huge_nodes=1000,
     races=20,
     preemptions=2,
     sweep_month_nodes=100,

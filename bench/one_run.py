@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,13 @@ class OneRun:
     peak_mib: float
 
 
-def run_once(words: tuple[str, ...], environment: Mapping[str, str], exit_code: int = 0) -> OneRun:
-    """`python -m WORDS…`. Raises CouldNotMeasure where it ends otherwise."""
+def run_once(
+    words: tuple[str, ...],
+    environment: Mapping[str, str],
+    exit_code: int = 0,
+    read: Callable[[bytes], Mapping[str, Any]] = json.loads,
+) -> OneRun:
+    """`python -m WORDS…`; `read` makes `told` of what it printed. Raises CouldNotMeasure where it ends otherwise."""
     began = time.monotonic()
     process = subprocess.Popen([sys.executable, "-m", *words], cwd=_ROOT, env=dict(environment), stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -38,4 +43,4 @@ def run_once(words: tuple[str, ...], environment: Mapping[str, str], exit_code: 
     if process.returncode != exit_code:
         raise CouldNotMeasure(f"{' '.join(words)} ended with {process.returncode}")
     seconds = time.monotonic() - began
-    return OneRun(json.loads(said), seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
+    return OneRun(read(said), seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
