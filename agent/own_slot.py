@@ -15,12 +15,12 @@ from healthcheck.verdict.budget import HELD, Grant, Slot, allowed, draw, draw_fr
 
 log = structlog.get_logger()
 
-_COUNTED_SECONDS = 3600.0
+COUNTED_SECONDS = 3600.0
 """A fleet does not shrink to half of it so fast: while less than half of its places are taken, this old a number of its
 nodes will do, and the taint need not wait for another."""
-_SEEN_SECONDS = 1800.0
+_SEEN_SECONDS = 2400.0
 """Half of the places are not taken so fast either: where less than half were, the first try needs no new count."""
-LOOK_AROUND_SECONDS = 1000.0
+LOOK_AROUND_SECONDS = 1700.0
 """A look asks for it no sooner, or each of a fleet's looks were one request more."""
 
 
@@ -87,7 +87,7 @@ class OwnSlot:
         return 2 * self._taken < places and self._take_one_of(draw(places, self._draw)[:1], node)
 
     def _count(self) -> None:
-        if self._clock() - self._counted_at >= _COUNTED_SECONDS:
+        if self._clock() - self._counted_at >= COUNTED_SECONDS:
             self._fleet_size()
 
     def give_back(self, node: NodeState) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from agent.node_update import _REWRITE_JITTER, _REWRITE_SECONDS  # nothing else on the outside says how often
-from agent.own_slot import LOOK_AROUND_SECONDS
+from agent.own_slot import COUNTED_SECONDS, LOOK_AROUND_SECONDS
+from agent.runtime_classes import LISTED_AGAIN_SECONDS
 from agent.schedule import _JITTER
 from bench.outcome import CouldNotMeasure, Outcome, Row
 from bench.stage import Stage
@@ -25,8 +26,8 @@ _COUNTED = ("api-calls: counted over a whole hour, nothing is computed",)
 _COMPUTED = (
     "api-calls: computed for an hour from what was counted (--hour counts a real one): the writes per cycle, in many",
     f"           cycles of an agent at CHECK_INTERVAL={BUSY_INTERVAL_SECONDS}; those when the record is an hour old,",
-    "           made so; the watch's timeoutSeconds; how often an agent looks around for the fleet budget, by its own",
-    "           rule. An average: an hour may see a write more or less",
+    "           made so; the watch's timeoutSeconds; what it asks about once or twice in an hour, by its own rules",
+    "           (fleet budget, RuntimeClasses). An average: an hour may see a write more or less",
 )
 
 
@@ -87,25 +88,30 @@ def _computed(window: Window) -> _Hour:
     # To one place: the two ends of the window may each cut a cycle from its write.
     lease_writes = round(sum(one.is_write and one.resource == "leases" for one in busy) / window.busy_cycles, 1)
     other_writes = sum(one.is_write and one.resource != "leases" for one in busy) / window.busy_cycles
-    # An agent that has just started has looked around once already, and is not to do so again within the window.
+    # What an agent asks about once an hour, or twice, it has asked when it started, and not again within the window.
     reads = sum(one.verb in ("get", "list") for one in busy) / window.busy_cycles
-    looks_around = _HOUR / (math.ceil(LOOK_AROUND_SECONDS / _CYCLE_SECONDS) * _CYCLE_SECONDS)
+    now_and_then = sum(map(_per_hour, (LOOK_AROUND_SECONDS, COUNTED_SECONDS))) + _HOUR / LISTED_AGAIN_SECONDS
     rewrites = [one for one in window.rewrite if one.is_write]
     if not rewrites:
         raise CouldNotMeasure("a record an hour old was not written anew")
     return _Hour(
         cycles_per_hour * lease_writes,
         cycles_per_hour * other_writes + len(rewrites) * _rewrites_per_hour(),
-        cycles_per_hour * reads + looks_around + (len(window.rewrite) - len(rewrites)) * _rewrites_per_hour(),
+        cycles_per_hour * reads + now_and_then + (len(window.rewrite) - len(rewrites)) * _rewrites_per_hour(),
         _HOUR / statistics.fmean(_timeout_seconds(one) for one in window.watches),
     )
+
+
+def _per_hour(seconds: float) -> float:
+    """What the first cycle does after so long."""
+    return _HOUR / (math.ceil(seconds / _CYCLE_SECONDS) * _CYCLE_SECONDS)
 
 
 def _rewrites_per_hour() -> float:
     """The record is written anew at the first cycle that finds it old enough; how old, each agent draws once."""
     youngest, oldest = (round(_REWRITE_SECONDS * share) for share in _REWRITE_JITTER)
     ages = range(youngest, oldest + 1)
-    return statistics.fmean(_HOUR / (math.ceil(age / _CYCLE_SECONDS) * _CYCLE_SECONDS) for age in ages)
+    return statistics.fmean(map(_per_hour, ages))
 
 
 def _timeout_seconds(watch: Request) -> float:

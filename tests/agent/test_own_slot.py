@@ -29,4 +29,4 @@ def test_looks_that_follow_each_other_ask_once_in_a_while_how_many_places_are_ta
             asked.append(any(BUDGET_NAMESPACE in one.path and one.query == "limit=1" for one in paths))
             now[0] += LOOK_SECONDS
 
-    assert asked == [True, False, False, False, True, False, False, False, True]
+    assert asked == [True, False, False, False, False, False, True, False, False]
