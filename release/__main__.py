@@ -37,6 +37,14 @@ def _registry(repository: str) -> Registry:
     return Registry(repository.lower())
 
 
+def _of_the_workflow(name: str) -> str:
+    if name not in os.environ:
+        raise ReleaseError(
+            f"{name} is not set: a version is signed by the workflow; here there is `make release-dry-run`"
+        )
+    return os.environ[name]
+
+
 @app.command()
 def check(tag: str) -> None:
     """Say why the sources are no release under that TAG; exit 1 where they are not."""
@@ -74,6 +82,7 @@ def rebuild(target: Target, source: str = "") -> None:
     with exported(made_from.revision) as tree, tempfile.TemporaryDirectory() as folder:
         images.build(buildah, images.NAME, images.build_arguments(target, made_from), tree)
         images.layout(buildah, images.NAME, Path(folder))
+        buildah("rmi", images.NAME)
         print(Layout(Path(folder)).digest)
 
 
@@ -81,8 +90,8 @@ def rebuild(target: Target, source: str = "") -> None:
 def publish_all(repository: Repository, images: Folder, out: Folder = Path("dist"), source: str = "") -> None:
     """Sign and attest the IMAGES that were built, make index, chart and files, and verify all of it."""
     made_from = origin(source)
-    workflow = f"https://github.com/{os.environ['GITHUB_WORKFLOW_REF']}"
-    builder = Builder(workflow, f"{source}/actions/runs/{os.environ['GITHUB_RUN_ID']}")
+    workflow = f"https://github.com/{_of_the_workflow('GITHUB_WORKFLOW_REF')}"
+    builder = Builder(workflow, f"{source}/actions/runs/{_of_the_workflow('GITHUB_RUN_ID')}")
     out.mkdir(parents=True, exist_ok=True)
     with exported(made_from.revision) as tree:
         release = Release(made_from, tree, _registry(repository), signing.by_identity(workflow), builder)

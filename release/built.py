@@ -36,6 +36,7 @@ def build(place: Place, target: str, made_from: Origin, tree: Path, to: Registry
     digest = registry.push(
         place.buildah, image.NAME, to, f"{image.tag(made_from.version, target)}-{place.architecture}"
     )
+    place.buildah("rmi", image.NAME)
     listed = out / f"sbom-{stem}.spdx.json"
     sbom.write(to, digest, made_from.version, listed)
     (out / f"image-{stem}.json").write_text(json.dumps({"target": target, "digest": digest, "sbom": listed.name}))
