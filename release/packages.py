@@ -1,4 +1,4 @@
-"""The wheel and the source archive, the same to the bit for one commit."""
+"""The wheel, the source archive and the plugin's archives for krew, the same to the bit for one commit."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import tarfile
 from pathlib import Path
 
+from release.origin import Origin
 from release.running import run
 
 _SDIST = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
@@ -21,6 +22,15 @@ def build(tree: Path, out: Path, epoch: int) -> list[Path]:
     (sdist,) = out.glob("*.tar.gz")
     even_out(sdist, epoch)
     return sorted(out.iterdir())
+
+
+def for_krew(tree: Path, out: Path, made_from: Origin) -> None:
+    """From the wheel that is there: an archive for each platform, and the manifest with their checksums."""
+    (wheel,) = out.glob("*.whl")
+    files = f"{made_from.source}/releases/download/v{made_from.version}"
+    words = (f"--wheel={wheel}", f"--out={out}", f"--url={files}", f"--homepage={made_from.source}")
+    time = {"SOURCE_DATE_EPOCH": str(made_from.epoch)}
+    run([sys.executable, "-m", "tools.krew", *words], time, folder=tree)
 
 
 def even_out(sdist: Path, epoch: int) -> None:

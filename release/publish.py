@@ -40,6 +40,7 @@ def publish(release: Release, built: Sequence[Built], out: Path) -> dict[str, st
     pushed = chart.push(archive, release.registry, version)
     signing.sign(release.signer, f"{release.registry.charts}/gpu-healthcheck@{pushed}")
     packages.build(release.tree, out, release.made_from.epoch)
+    packages.for_krew(release.tree, out, release.made_from)
     (out / "install.yaml").write_text(manifests.install_file(release.tree, release.reference(images[FULL])))
     (out / NOTES).write_text(section((release.tree / "CHANGELOG.md").read_text(), version))
     for one in built:

@@ -27,6 +27,8 @@ from sim.real_node import images, needs
 from sim.release import local_registry
 
 OUT = REPOSITORY / "dist" / "dry-run"
+SOURCE = "https://dry-run.invalid/gpu-healthcheck"
+"""Where nobody can take it for a release."""
 _UNRELEASED = re.compile(r"^## Unreleased$", re.MULTILINE)
 
 
@@ -46,7 +48,7 @@ def main() -> int:
 def _rehearse(folder: Path) -> None:
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir(parents=True)
-    made_from = origin()
+    made_from = origin(SOURCE)
     with exported(made_from.revision) as tree, local_registry.running(folder) as host:
         for line in refusals(tree, f"v{made_from.version}"):
             print(f"a release would be refused here: {line}")
