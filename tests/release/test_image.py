@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import tarfile
 from pathlib import Path
 
@@ -55,6 +56,15 @@ def test_a_build_has_no_clock_and_no_name_of_its_builder(target: str) -> None:
 
 def test_the_whole_image_has_the_plain_tag() -> None:
     assert [tag("0.1.0", target) for target in TARGETS] == ["0.1.0", "0.1.0-slim"]
+
+
+def test_no_bytecode_goes_by_the_time_of_its_source() -> None:
+    """Such is different in each build, and stale once a builder sets all times: each start would compile it anew."""
+    dockerfile = (REPOSITORY / "Dockerfile").read_text()
+
+    compiling = re.findall(r"-m compileall (.*)", dockerfile)
+    assert compiling
+    assert [words for words in compiling if "--invalidation-mode unchecked-hash" not in words] == []
 
 
 def test_what_two_builds_differ_in_is_named(tmp_path: Path) -> None:
