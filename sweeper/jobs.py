@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
-from healthcheck.deep.job import COMPONENT_LABEL, Title, job_on, pod_of, short_name
+from healthcheck.deep.job import COMPONENT_LABEL, JobState, Title, job_on, pod_of, short_name
 from healthcheck.node.devices import CLAIM_TEMPLATE
 from sweeper.select import Candidate
 
@@ -15,6 +15,8 @@ COMPONENT = "sweep"
 SELECTOR = f"{COMPONENT_LABEL}={COMPONENT}"
 _BEGINNING = "gpu-sweep"
 _CLAIM = "gpus"
+_FRESH = timedelta(seconds=60)
+"""Before a Job: its own claim has to be made before a pod can be placed, and a scheduler tries again after 10 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,15 @@ def job_for(template: Mapping[str, Any], node: Candidate, order: Order, at: date
 def job_name(node_name: str, at: datetime) -> str:
     """Another one at each attempt: the last may still stand."""
     return short_name(_BEGINNING, node_name, f"{node_name} {at.isoformat()}")
+
+
+def in_the_way(jobs: Iterable[JobState], unplaced: Iterable[datetime]) -> list[JobState]:
+    """Those that have claimed devices which work may wait for. `unplaced`: since when each pod finds no place.
+
+    One that found none well before a Job began waits for something else: those devices were idle then.
+    """
+    newest = max(unplaced, default=None)
+    return [] if newest is None else [job for job in jobs if job.claims and newest >= job.created - _FRESH]
 
 
 def tolerations(template: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

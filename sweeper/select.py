@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -115,12 +115,16 @@ def select(
     return decisions
 
 
-def busy_nodes(pods: Iterable[GpuPod], holders: Mapping[str, str] | None = None) -> dict[str, str]:
+def busy_nodes(
+    pods: Iterable[GpuPod], holders: Mapping[str, str] | None = None, given_out: Collection[str] = ()
+) -> dict[str, str]:
     """By node name, one pod that holds GPUs there, in words.
 
-    `holders`: of claims, by node name; None: nobody could see them, and any claim of a pod counts as one for a GPU.
+    `holders`: of claims, by node name; None: nobody could see them. Only on a node of `given_out`, whose devices are
+    known, they tell: elsewhere any claim of a pod may be for a GPU, of whatever driver.
     """
-    of_pods = {pod.node: str(pod) for pod in pods if holders is None or not pod.only_claims}
+    known = given_out if holders is not None else ()
+    of_pods = {pod.node: str(pod) for pod in pods if not pod.only_claims or pod.node not in known}
     return {**(holders or {}), **of_pods}
 
 

@@ -30,7 +30,7 @@ from healthcheck.node.state import NodeState, with_devices
 from healthcheck.settings import NodeSettings
 from healthcheck.verdict.budget import Slot
 from healthcheck.verdict.change import says_devices
-from sweeper.jobs import SELECTOR, Order, job_for, job_name, tolerations
+from sweeper.jobs import SELECTOR, Order, in_the_way, job_for, job_name, tolerations
 from sweeper.leftovers import Leftovers, find_leftovers, is_working
 from sweeper.places import Holder, Unowned, kept_without_agent, unowned
 from sweeper.select import Candidate, Decision, Limits, busy_nodes, candidate, select
@@ -46,8 +46,6 @@ _SLACK_SECONDS = 120.0
 _WATCH_SECONDS, _BETWEEN_WATCHES_SECONDS = 300.0, 1.0
 _CLOSELY_SECONDS = 1.0
 """While a test has claimed devices: work that waits for them is looked for so often."""
-_FRESH = timedelta(seconds=60)
-"""A pod that found no place so long before a test began does not wait for what the test has."""
 _PATIENCE = Patience(60.0)
 """With one question to the cluster."""
 _AT_ITS_START = Patience(15.0, (Forbidden,), longest_pause=0.5)
@@ -166,7 +164,7 @@ class Sweep:
             one = candidate(node, self._heard.get(node.name), tolerated, self._limits.interval, now)
             if one is not None:
                 candidates.append(one)
-        busy = busy_nodes(self._cluster.list_gpu_pods(), self._claimed())
+        busy = busy_nodes(self._cluster.list_gpu_pods(), self._claimed(), self._given_out.devices)
         jobs, _ = self._cluster.list_jobs(self._namespace, SELECTOR)
         return View(tuple(candidates), busy, tuple(marked), tuple(jobs), slots, holders)
 
@@ -358,14 +356,12 @@ class Sweep:
     def _step_aside(self, waiting: Mapping[str, JobState]) -> None:
         """End the tests that have claimed devices once work waits that may need them.
 
-        By itself nothing else would: of claimed devices the scheduler takes none away from a pod of a lower priority.
+        Nothing else would: the scheduler takes claimed devices from no pod, whatever its priority.
         """
-        claiming = [job for name, job in waiting.items() if job.claims and name not in self._stepped_aside]
-        since = max(self._cluster.list_unplaced_since(), default=None) if claiming else None
-        if since is None:
+        if not any(job.claims for job in waiting.values()):
             return
-        for job in claiming:
-            if since >= job.created - _FRESH:
+        for job in in_the_way(waiting.values(), self._cluster.list_unplaced_since()):
+            if job.name not in self._stepped_aside:
                 log.info("work waits that may need its devices", node=job.node, job=job.name)
                 self._deleted(job)
                 self._stepped_aside.add(job.name)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from healthcheck.deep.job import TemplateError
+from healthcheck.deep.job import JobState, TemplateError
 from sim.control_plane import MANIFESTS
-from sweeper.jobs import Order, job_for, job_name, tolerations
+from sweeper.jobs import Order, in_the_way, job_for, job_name, tolerations
 from sweeper.select import Candidate
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -112,6 +112,19 @@ def test_alternatives_of_the_templates_own_affinity_are_each_held_to_the_node() 
         {"matchFields": [here]},
     ]
     assert written == before
+
+
+@pytest.mark.parametrize(
+    ("seconds", "ended"),
+    [([], []), ([5], ["claiming"]), ([-50], ["claiming"]), ([-61], []), ([-900, 5], ["claiming"])],
+)
+def test_a_job_that_has_claimed_devices_makes_way_for_work_that_waits_since_it_began(
+    seconds: list[float], ended: list[str]
+) -> None:
+    jobs = [JobState(name, "ns", "u", "n", NOW, claims=name == "claiming") for name in ("claiming", "asking")]
+    unplaced = [NOW + timedelta(seconds=one) for one in seconds]
+
+    assert [job.name for job in in_the_way(jobs, unplaced)] == ended
 
 
 @pytest.mark.parametrize("name", ["n", "ip-10-0-0-1.ec2.internal", LONGEST, "a" * 253, "0" * 62 + "-x", "---"])

@@ -77,15 +77,19 @@ def test_a_node_in_use_is_not_taken() -> None:
     assert why_not(one("n"), busy={"n": "ns/p holds 1 nvidia.com/gpu"}) == "in use: ns/p holds 1 nvidia.com/gpu"
 
 
-def test_a_claim_keeps_a_node_busy_by_what_it_holds_or_where_nobody_could_see_that_by_itself() -> None:
-    nic = GpuPod("ns", "nic", "n", {"DRA claim": 1})
-    gpus = GpuPod("ns", "gpus", "m", {"nvidia.com/gpu": 8})
+def test_a_claim_keeps_a_node_busy_by_what_it_holds_or_where_nobody_can_see_that_by_itself() -> None:
+    pods = [GpuPod("ns", "nic", name, {"DRA claim": 1}) for name in ("n", "elsewhere")]
+    pods.append(GpuPod("ns", "gpus", "m", {"nvidia.com/gpu": 8}))
+    claim = "ns/nic holds 1 DRA claim"
 
-    assert busy_nodes([nic, gpus], {"k": "ns/train holds 2 gpu.nvidia.com"}) == {
+    seen = busy_nodes(pods, {"k": "ns/train holds 2 gpu.nvidia.com"}, ("n", "m", "k"))
+
+    assert seen == {
         "k": "ns/train holds 2 gpu.nvidia.com",
         "m": "ns/gpus holds 8 nvidia.com/gpu",
+        "elsewhere": claim,
     }
-    assert busy_nodes([nic]) == {"n": "ns/nic holds 1 DRA claim"}
+    assert busy_nodes(pods, None, ("n", "m", "k")) == {**dict.fromkeys(("n", "elsewhere"), claim), "m": seen["m"]}
 
 
 def test_a_job_that_came_to_no_verdict_is_waited_for_and_one_that_did_is_not() -> None:
