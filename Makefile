@@ -7,10 +7,10 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --no-emit-index-url --no
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-cluster test-node node-up node-shell node-down demo bench bench-compare upgrade-try fuzz docs lock reproduce pin-bases release-dry-run clean
+.PHONY: help setup check test test-cluster test-node test-pythons test-arm64 node-up node-shell node-down demo bench bench-compare upgrade-try fuzz docs lock reproduce pin-bases release-dry-run clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 17
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 17
 
 setup: $(VENV)/installed ## Make a virtual environment with everything that is locked
 
@@ -48,6 +48,12 @@ test-cluster: setup ## Against a real kube-apiserver and containerd, with our pr
 
 test-node: setup ## Our image and manifests on a real kubelet, containerd and runc (Debian, root, no other node up)
 	$(BIN)/pytest -m real_node -s -o cache_dir=.pytest_cache/real_node tests/node
+
+test-pythons: ## What depends on the Python, under each of 3.11 to 3.14 that is here (PYTHONS=/opt/python3.13/bin/python3)
+	tools/test_pythons.sh $(PYTHONS)
+
+test-arm64: setup ## Look, memory and kernel log as an arm64 process, by qemu-user (Debian, root)
+	tools/test_arm64.sh
 
 node-up: setup ## The same node, to try things by hand
 	$(BIN)/python -m sim.real_node up
