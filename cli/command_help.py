@@ -14,10 +14,14 @@ class Command(TyperCommand):
         return [*names, "[options]"]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        _write(formatter, "Arguments", self._arguments(ctx))
-        _write(formatter, "Options", options_of(self, ctx))
+        _write(formatter, "Arguments", self.arguments_of(ctx))
+        _write(formatter, "Options", self.options_of(ctx))
 
-    def _arguments(self, ctx: Any) -> Iterator[tuple[str, str]]:
+    def options_of(self, ctx: Any) -> list[tuple[str, str]]:
+        """Each as it is typed, and what it does."""
+        return _records(self, ctx)
+
+    def arguments_of(self, ctx: Any) -> Iterator[tuple[str, str]]:
         for one in self.get_params(ctx):
             if isinstance(one, TyperArgument):
                 yield one.metavar or one.name, one.help or ""
@@ -30,7 +34,7 @@ class Group(TyperGroup):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         self.format_commands(ctx, formatter)
-        _write(formatter, "Options", options_of(self, ctx))
+        _write(formatter, "Options", _records(self, ctx))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Each with the whole first line of its help."""
@@ -42,8 +46,7 @@ class Group(TyperGroup):
         formatter.write(f"\n{ctx.command_path} COMMAND -h says more of one.\n")
 
 
-def options_of(command: TyperCommand | TyperGroup, ctx: Any) -> list[tuple[str, str]]:
-    """Each as it is typed, and what it does."""
+def _records(command: TyperCommand | TyperGroup, ctx: Any) -> list[tuple[str, str]]:
     records = (one.get_help_record(ctx) for one in command.get_params(ctx) if isinstance(one, TyperOption))
     return [one for one in records if one is not None]
 

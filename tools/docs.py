@@ -30,7 +30,7 @@ from healthcheck.memory.looks import LOOKS_TO_CONFIRM
 from healthcheck.model import Check, Reason, Severity
 from healthcheck.telemetry import Telemetry
 from quarantine.recommendation import TABLE
-from tools import guides
+from tools import guides, man_page
 from tools.chart import values
 from tools.manifests import DASHBOARD, RULES
 
@@ -299,6 +299,7 @@ def rendered() -> dict[Path, str]:
     """Every generated file and what it should hold."""
     return {
         INDEX: index(),
+        man_page.PAGE: man_page.page(),
         CHECKS_PAGE: checks_page(),
         METRICS_PAGE: metrics_page(),
         DIAGNOSES_PAGE: diagnoses_page(),

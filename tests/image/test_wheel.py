@@ -62,7 +62,13 @@ def script(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_what_is_installed_has_one_name(wheel: ZipFile) -> None:
     tops = {name.partition("/")[0] for name in wheel.namelist()}
 
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"gpu_healthcheck"}
+    assert {top for top in tops if not top.endswith((".dist-info", ".data"))} == {"gpu_healthcheck"}
+
+
+def test_beside_it_there_is_a_man_page(wheel: ZipFile) -> None:
+    (beside,) = [name for name in wheel.namelist() if name.partition("/")[0].endswith(".data")]
+
+    assert beside.endswith(".data/data/share/man/man1/gpu-healthcheck.1")
 
 
 def test_every_file_of_the_programs_is_in_it(wheel: ZipFile) -> None:
