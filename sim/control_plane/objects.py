@@ -5,6 +5,8 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING, Any
 
+from healthcheck import __version__
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
@@ -63,7 +65,7 @@ def agent_pod(node_name: str) -> dict[str, Any]:
             "nodeName": node_name,
             "serviceAccountName": NAMESPACE,
             "tolerations": [{"operator": "Exists"}],
-            "containers": [{"name": "agent", "image": "gpu-healthcheck:0.1.0"}],
+            "containers": [{"name": "agent", "image": f"gpu-healthcheck:{__version__}"}],
         },
     }
 

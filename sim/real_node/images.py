@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from healthcheck import __version__
 from release.bases import bases, stages
 from release.image import SLIM
 from sim.c_library import find_compiler
@@ -31,7 +32,7 @@ REPOSITORY = Path(__file__).parents[2]
 RECIPES = Path(__file__).parent / "recipes"
 CACHE = cache_folder("node").parent
 PAUSE = "registry.k8s.io/pause:3.10"
-OURS = "docker.io/library/gpu-healthcheck:0.1.0"
+OURS = f"docker.io/library/gpu-healthcheck:{__version__}"
 """As the manifests name it."""
 WHEELHOUSE = "/wheelhouse"
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from healthcheck import __version__
 from sim.control_plane import ControlPlane
 from tests.chart.conftest import Helm
 from tests.cli.cluster import run_here
@@ -108,7 +109,7 @@ def it_is_upgraded_and_rolled_back(release: Release) -> None:
 
     release.done("rollback", "gpu-healthcheck")
     assert release.read(CONFIG)["data"]["CHECK_INTERVAL"] == "300"
-    assert named_image(release) == "gpu-healthcheck:0.1.0"
+    assert named_image(release) == f"gpu-healthcheck:{__version__}"
 
 
 def named_image(release: Release) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from healthcheck import __version__
 from sim.control_plane import MANIFESTS, ControlPlane, install, unbound_token
 from sweeper.jobs import Order, job_for
 from sweeper.select import Candidate
@@ -376,9 +377,9 @@ OF_A_CONTAINER: dict[str, tuple[Change, Change, str]] = {
     "image": (
         container(imagePullPolicy="Always"),
         container(image="registry.example.com/x:1"),
-        "image is gpu-healthcheck:0.1.0, as this policy says, and not registry.example.com/x:1",
+        f"image is gpu-healthcheck:{__version__}, as this policy says, and not registry.example.com/x:1",
     ),
-    "tag": (same, container(image="gpu-healthcheck:0.1.1"), "image is gpu-healthcheck:0.1.0"),
+    "tag": (same, container(image=f"gpu-healthcheck:{__version__}1"), f"image is gpu-healthcheck:{__version__}"),
     "command": (
         container(command=["gpu-healthcheck", "sweep-run"]),
         container(command=["gpu-healthcheck", "agent"]),

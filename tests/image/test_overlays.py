@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
+from healthcheck import __version__
 from sim.control_plane import MANIFESTS, ControlPlane
 
 ROOT = Path(__file__).parents[2]
+OURS = f"gpu-healthcheck:{__version__}"
 OVERLAYS = ROOT / "kubernetes" / "overlays"
 DAEMON_SET = "DaemonSet/gpu-healthcheck/gpu-healthcheck-agent"
 CONTAINER = f"{DAEMON_SET}/spec/template/spec/containers/0"
@@ -23,17 +25,17 @@ CRON_JOBS = [f"CronJob/gpu-healthcheck/gpu-healthcheck-{name}" for name in ("swe
 # Every path at which the overlay differs from the manifests, and what stands there. None: not there.
 CHANGES: dict[str, dict[str, Any]] = {
     "example": {
-        f"{CONTAINER}/image": "registry.example.com/gpu-healthcheck:0.1.0",
+        f"{CONTAINER}/image": f"registry.example.com/{OURS}",
         f"{CONTAINER}/imagePullPolicy": "Always",
         **dict.fromkeys(
             (f"{job}/spec/jobTemplate/spec/template/spec/containers/0/image" for job in CRON_JOBS),
-            "registry.example.com/gpu-healthcheck:0.1.0",
+            f"registry.example.com/{OURS}",
         ),
-        f"{POLICY}/spec/variables/0/expression": '"registry.example.com/gpu-healthcheck:0.1.0"',
+        f"{POLICY}/spec/variables/0/expression": f'"registry.example.com/{OURS}"',
         "ConfigMap/gpu-healthcheck/gpu-healthcheck-config/data/CHECK_INTERVAL": "120",
     },
     "slim-agent": {
-        f"{CONTAINER}/image": "gpu-healthcheck:0.1.0-slim",
+        f"{CONTAINER}/image": f"{OURS}-slim",
         f"{CONTAINER}/resources/limits/memory": "192Mi",
     },
     "only-gpu-nodes": {
@@ -114,8 +116,8 @@ def test_the_example_installs_on_a_bare_control_plane_and_the_plain_folder_takes
         bare.kubectl("apply", "-f", str(MANIFESTS))
         second = bare.request("GET", path).body["spec"]["template"]["spec"]["containers"][0]
 
-    assert (first["image"], first["imagePullPolicy"]) == ("registry.example.com/gpu-healthcheck:0.1.0", "Always")
-    assert (second["image"], second["imagePullPolicy"]) == ("gpu-healthcheck:0.1.0", "IfNotPresent")
+    assert (first["image"], first["imagePullPolicy"]) == (f"registry.example.com/{OURS}", "Always")
+    assert (second["image"], second["imagePullPolicy"]) == (OURS, "IfNotPresent")
 
 
 ELSEWHERE = "registry.example.com:5000/a/gpu-healthcheck@sha256:0"
@@ -125,9 +127,7 @@ ELSEWHERE = "registry.example.com:5000/a/gpu-healthcheck@sha256:0"
 def test_by_one_sed_the_plain_manifests_have_another_image_in_all_places(installed: ControlPlane) -> None:
     """As docs/install.md has it, and as kustomize does it in the example."""
     files = map(str, sorted(MANIFESTS.glob("*.yaml")))
-    sed = subprocess.run(
-        ["sed", f"s|gpu-healthcheck:0.1.0|{ELSEWHERE}|", *files], check=True, capture_output=True, text=True
-    )
+    sed = subprocess.run(["sed", f"s|{OURS}|{ELSEWHERE}|", *files], check=True, capture_output=True, text=True)
     plain = flat(dry_run(installed, "-f", str(MANIFESTS)))
     changed = flat(
         json.loads(
@@ -137,8 +137,8 @@ def test_by_one_sed_the_plain_manifests_have_another_image_in_all_places(install
         )["items"]
     )
 
-    images = {path: value for path, value in plain.items() if "gpu-healthcheck:0.1.0" in str(value)}
-    expected = {path: value.replace("gpu-healthcheck:0.1.0", ELSEWHERE) for path, value in images.items()}
+    images = {path: value for path, value in plain.items() if OURS in str(value)}
+    expected = {path: value.replace(OURS, ELSEWHERE) for path, value in images.items()}
     assert changed == plain | expected
     example = {path for path in CHANGES["example"] if not path.endswith(("imagePullPolicy", "CHECK_INTERVAL"))}
     assert set(images) == example
@@ -165,8 +165,18 @@ def test_kubectl_finds_no_kustomization_among_the_manifests_that_it_applies() ->
     assert [file.name for file in MANIFESTS.rglob("*ustomization*.y*ml")] == []
 
 
-def test_every_overlay_is_tried_here() -> None:
-    assert sorted(folder.name for folder in OVERLAYS.iterdir()) == sorted([*CHANGES, "monitoring"])
+def test_every_overlay_is_tried_here_or_only_adds_objects() -> None:
+    adding = {"device-taints", "dra", "monitoring"}
+
+    assert sorted(folder.name for folder in OVERLAYS.iterdir()) == sorted([*CHANGES, *adding])
+    for name in adding:
+        assert set(yaml.safe_load((OVERLAYS / name / "kustomization.yaml").read_text())) <= {
+            "apiVersion",
+            "kind",
+            "resources",
+            "configMapGenerator",
+            "generatorOptions",
+        }
 
 
 @pytest.mark.cluster

@@ -25,8 +25,8 @@ IMAGE = f"registry.example.com/gpu-healthcheck@{DIGEST}"
     [
         (IMAGE, IMAGE, False),
         ("busybox:1", IMAGE, True),
-        ("gpu-healthcheck:0.1.0", IMAGE, True),
-        ("gpu-healthcheck:0.1.0", "gpu-healthcheck:0.1.0", True),
+        ("gpu-healthcheck:1.2.3", IMAGE, True),
+        ("gpu-healthcheck:1.2.3", "gpu-healthcheck:0.1.0", True),
         (f"{IMAGE}0", f"{IMAGE}0", True),
     ],
 )

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from healthcheck import __version__
 from healthcheck.deep.job import JobState, TemplateError
 from sim.control_plane import MANIFESTS
 from sweeper.jobs import Order, in_the_way, job_for, job_name, tolerations
@@ -94,7 +95,7 @@ def test_what_the_template_says_stands() -> None:
 
 def test_the_settings_change_the_namespace() -> None:
     assert made(order=Order("sweeps", 60))["metadata"]["namespace"] == "sweeps"
-    assert pod_of(made())["containers"][0]["image"] == "gpu-healthcheck:0.1.0"
+    assert pod_of(made())["containers"][0]["image"] == f"gpu-healthcheck:{__version__}"
 
 
 def test_alternatives_of_the_templates_own_affinity_are_each_held_to_the_node() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import tempfile
@@ -10,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from healthcheck import __version__
 from sim.node import SimulatedNode
 from sim.real_node import RealNode, images
 from sim.real_node.agent_pod import DAEMONSET
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
     from tests.upgrade.versions import Version
 
 _MEMORY = "/var/lib/gpu-healthcheck/memory.json"
-_IMAGE, _BEFORE = "gpu-healthcheck:0.1.0", "gpu-healthcheck:before"
+_NAMED = re.compile(r"gpu-healthcheck:\d+\.\d+\.\d+")
+_NOW, _BEFORE = f"gpu-healthcheck:{__version__}", "gpu-healthcheck:before"
 _LIBRARY = "docker.io/library/"
 _ROLLED = "04-daemonset-agent.yaml"
 
@@ -37,11 +40,12 @@ def tell(before: Version) -> None:
         archive = _image_of(before, folder)
         with SimulatedNode.create(folder / "gpu-node-1") as host, RealNode(host.root) as node:
             node.load(archive)
-            node.run("ctr", "--namespace=k8s.io", "images", "tag", f"{_LIBRARY}{_IMAGE}", f"{_LIBRARY}{_BEFORE}")
+            was = f"{_LIBRARY}{_named_image(before)}"
+            node.run("ctr", "--namespace=k8s.io", "images", "tag", was, f"{_LIBRARY}{_BEFORE}")
             node.load(images.ours())
             stage = Stage(host, node)
             old = _manifests(before.manifests, node.folder / "manifests-of-before", _BEFORE)
-            new = _manifests(HERE.manifests, node.folder / "manifests-of-this-tree", _IMAGE)
+            new = _manifests(HERE.manifests, node.folder / "manifests-of-this-tree", _NOW)
             _roll(stage, old)
             with stage.watching(folder / "watch.json") as watch:
                 _stand_faults(stage)
@@ -121,10 +125,17 @@ def _manifests(source: Path, target: Path, image: str) -> Path:
     """With this image, and looks that come often."""
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("kustomization*", "quarantine"))
     for file in target.glob("*.yaml"):
-        text = file.read_text().replace(_IMAGE, image).replace('CHECK_INTERVAL: "300"', 'CHECK_INTERVAL: "10"')
+        text = _NAMED.sub(image, file.read_text()).replace('CHECK_INTERVAL: "300"', 'CHECK_INTERVAL: "10"')
         # As sim/real_node has it: where no limit can be raised, pods may lock little memory.
         file.write_text(text.replace('severity-overrides: ""', 'severity-overrides: "MemlockLow = PASS"'))
     return target
+
+
+def _named_image(version: Version) -> str:
+    """As its own manifests name it. Both versions may bear one number until a release."""
+    named = _NAMED.search((version.manifests / _ROLLED).read_text())
+    assert named, f"no image of ours in {_ROLLED} of {version.name}"
+    return named.group()
 
 
 def _image_of(version: Version, folder: Path) -> Path:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from healthcheck import __version__
 from sim.control_plane import ControlPlane, install
 from sim.control_plane.files import write_kubeconfig
 from tests.agent.world import NodeView, P, RealCluster, World
@@ -149,7 +150,7 @@ class Stage:
         spec = {
             "nodeName": NODE,
             "serviceAccountName": account,
-            "containers": [{"name": "test", "image": "gpu-healthcheck:0.1.0"}],
+            "containers": [{"name": "test", "image": f"gpu-healthcheck:{__version__}"}],
         }
         pod = {"metadata": {"generateName": "test-", "namespace": "gpu-healthcheck"}, "spec": spec}
         made = self.plane.request("POST", _PODS, pod).body

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from healthcheck import __version__
 from healthcheck.memory import rows
 from healthcheck.memory.findings import Acknowledgement, Memory, Release, Standing
 from healthcheck.model import Cause, Nature, Outcome, Severity, Unobserved
@@ -72,7 +73,7 @@ def test_a_healthy_record_keeps_the_seeds_keys_and_adds_ours() -> None:
         ],
         "findings": [],
         "unobserved": [],
-        "agent_version": "0.1.0",
+        "agent_version": __version__,
         "node_uid": "0d4f5a5e-uid",
         "machine": MACHINE,
         "boot_id": BOOT,
