@@ -15,6 +15,8 @@ import typer
 from healthcheck.host.streams import write_document
 
 PROGRAM = "gpu-healthcheck"
+_PLUGIN = "kubectl-gpu_healthcheck"
+"""So it is called whatever way it was installed in; krew brings no other name."""
 _ASKED = "_GPU_HEALTHCHECK_COMPLETE"
 """The variable with which typer's scripts ask, and by which it knows the shell."""
 _UNBROKEN = "9999"
@@ -24,7 +26,7 @@ _FILES, _NO_FILES = 0, 4
 _FOR_KUBECTL = f"""\
 #!/bin/sh
 # On the PATH as kubectl_complete-gpu_healthcheck: kubectl 1.26 or newer asks it.
-exec {PROGRAM} __complete "$@"
+exec {_PLUGIN} __complete "$@"
 """
 
 
