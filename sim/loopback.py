@@ -63,9 +63,11 @@ class LoopbackServer:
         self._tls = tls
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
-        self._kept: socket.socket | None = None
-        """Has the port while nobody listens on it."""
-        self.port = 0
+        self._kept = socket.socket()
+        """Has the port to the end: nobody else gets it while nobody listens on it."""
+        self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server has: both may be bound
+        self._kept.bind(("127.0.0.1", 0))
+        self.port: int = self._kept.getsockname()[1]
         self.open()
 
     @property
@@ -76,32 +78,18 @@ class LoopbackServer:
         if self._server:
             return
         self._server = _Server(self.port, self._answers)
-        self.port = self._server.server_port
         if self._tls:
             self._server.socket = self._tls.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(POLL_SECONDS,), daemon=True)
         self._thread.start()
-        self._let_go()
-
-    def refuse(self) -> None:
-        """Nothing listens any more, and whoever was connected is not. Nobody else gets the port meanwhile."""
-        self._end()
-        if self._kept is None:
-            self._kept = socket.socket()
-            self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server has: both may be bound
-            self._kept.bind(("127.0.0.1", self.port))
 
     def close(self) -> None:
-        """The same, for good."""
-        self._end()
-        self._let_go()
+        """Refuse, for good."""
+        self.refuse()
+        self._kept.close()
 
-    def _let_go(self) -> None:
-        if self._kept is not None:
-            self._kept.close()
-            self._kept = None
-
-    def _end(self) -> None:
+    def refuse(self) -> None:
+        """Nothing listens any more, and whoever was connected is not."""
         if not self._server or not self._thread:
             return
         self._server.shutdown()

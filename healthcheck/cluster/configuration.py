@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from healthcheck.cluster.connection import Connection
@@ -22,8 +22,9 @@ class ClusterSettings(Connection):
 
     def list_runtime_classes(self) -> list[SelectiveClass]:
         """Every RuntimeClass, in pages; a cluster has a handful, and of more than 1,000 the rest is left out."""
-        pages = self._pages("/apis/node.k8s.io/v1/runtimeclasses", "runtimeclasses", {})
-        return [_selective_class(one) for one in islice(pages, _MOST_CLASSES)]
+        pages = self._listing("/apis/node.k8s.io/v1/runtimeclasses", "runtimeclasses", {})
+        classes = chain.from_iterable(page.get("items") or [] for page in pages)
+        return [_selective_class(one) for one in islice(classes, _MOST_CLASSES)]
 
 
 def _selective_class(one: Mapping[str, Any]) -> SelectiveClass:

@@ -148,13 +148,21 @@ class Connection:
     def _pages(
         self, path: str, resource: str, query: Mapping[str, str], parse: Parse = json.loads
     ) -> Iterator[dict[str, Any]]:
-        for page in self._listing(path, resource, query, parse):
+        for page in self._listing_ahead(path, resource, query, parse):
             yield from page.get("items") or []
 
-    def _listing(
-        self, path: str, resource: str, query: Mapping[str, str], parse: Parse = json.loads
+    def _listing(self, path: str, resource: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        """The pages, for who may not want all of them."""
+        page, token = self._page(path, resource, query)
+        while token:
+            yield page
+            page, token = self._page(path, resource, {**query, "continue": token})
+        yield page
+
+    def _listing_ahead(
+        self, path: str, resource: str, query: Mapping[str, str], parse: Parse
     ) -> Iterator[dict[str, Any]]:
-        """The pages. While one is looked at, the next is on its way."""
+        """All pages. While one is looked at, the next is on its way."""
         page, token = self._page(path, resource, query, parse)
         if token:
             with ThreadPoolExecutor(1, "page") as ahead:
