@@ -21,7 +21,8 @@ SLIM = f"{OURS}-slim"
 # Through the product's one door to child processes, in the agent's own container. The parent is the larger one when
 # memory ends: going by size alone the kernel would take it.
 DEEP_TEST = """
-import sys
+import sys, gpu_healthcheck
+sys.path[:0] = gpu_healthcheck.__path__
 from healthcheck.host.command import Child, ChildError
 held = b"x" * (90 << 20)
 grow = "import sys; sys.stdin.readline(); hoard = []\\nwhile True: hoard.append(b'x' * (8 << 20))"
