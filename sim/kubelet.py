@@ -191,7 +191,8 @@ class Kubelets:
         if node in self.roots:
             path = f"{self.roots[node] / DCGM_PROGRAMS}:{path}"
             root = {"HOST_ROOT": str(self.roots[node])}
-        return {"PATH": path, "KUBECONFIG": str(kubeconfig), **self.environment, **own, **root}
+        state = {"STATE_DIR": str(self.folder / f"{pod['metadata']['name']}.state")}  # not this machine's own
+        return {"PATH": path, "KUBECONFIG": str(kubeconfig), **state, **self.environment, **own, **root}
 
     def _tend(self, pod: _Pod) -> None:
         """End it when it was deleted, by force after its grace; tell when it has ended."""
