@@ -10,7 +10,7 @@ from release.changelog import section
 from release.origin import version_of
 from release.running import ReleaseError
 
-_VERSION = re.compile(r"\d+\.\d+\.\d+(-(alpha|beta|rc)\.\d+)?\Z")
+VERSION = re.compile(r"\d+\.\d+\.\d+(-(alpha|beta|rc)\.\d+)?\Z")
 
 
 def refusals(tree: Path, tag: str) -> list[str]:
@@ -20,7 +20,7 @@ def refusals(tree: Path, tag: str) -> list[str]:
     found = [f"{name}={image} has no digest: `make pin-bases`" for name, image in unpinned(dockerfile).items()]
     if not bases(dockerfile):
         found.append("the Dockerfile names no base by an argument")
-    if not _VERSION.match(version):
+    if not VERSION.match(version):
         found.append(f"{version} is no version such as 1.2.3 or 1.2.3-rc.1")
     if tag != f"v{version}":
         found.append(f"the tag is {tag}, the sources say v{version} (healthcheck/__init__.py)")

@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 from healthcheck import __version__
+from release.check import VERSION
 
 ROOT = Path(__file__).parents[1]
 _PLACES = (
@@ -20,7 +21,6 @@ _PLACES = (
 )
 _BEFORE_IT = r'(?<=gpu-healthcheck:)|(?<=newTag: )|(?<=VERSION=)|(?<=__version__ = ")|(?<=git checkout v)'
 """Elsewhere a number is that of a version whose ways are told."""
-_VERSION = re.compile(r"\d+\.\d+\.\d+(-rc\.\d+)?")
 
 
 def renamed(text: str, before: str, after: str) -> str:
@@ -28,7 +28,7 @@ def renamed(text: str, before: str, after: str) -> str:
 
 
 def main() -> int:
-    if len(sys.argv) != 2 or not _VERSION.fullmatch(sys.argv[1]):
+    if len(sys.argv) != 2 or not VERSION.match(sys.argv[1]):
         sys.stderr.write("usage: python -m tools.version 1.2.3\n")
         return 3
     for file in sorted(chain.from_iterable(ROOT.glob(place) for place in _PLACES)):

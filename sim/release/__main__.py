@@ -15,6 +15,7 @@ from pathlib import Path
 
 from release import built, signing
 from release.__main__ import ARCHITECTURES
+from release.changelog import section
 from release.check import refusals
 from release.image import TARGETS
 from release.origin import REPOSITORY, Origin, exported, origin
@@ -52,7 +53,8 @@ def _rehearse(folder: Path) -> None:
     with exported(made_from.revision) as tree, local_registry.running(folder) as host:
         for line in refusals(tree, f"v{made_from.version}"):
             print(f"a release would be refused here: {line}")
-        _name_what_is_unreleased(tree, made_from.version)
+        changelog = tree / "CHANGELOG.md"
+        changelog.write_text(named(changelog.read_text(), made_from.version))
         registry = Registry(f"{host}/gpu-healthcheck", plain_http=True)
         release = Release(made_from, tree, registry, signing.by_key(folder), Builder("urn:dry-run", "urn:dry-run"))
         parts = _images(made_from, tree, registry, folder)
@@ -75,10 +77,13 @@ def _images(made_from: Origin, tree: Path, registry: Registry, folder: Path) -> 
     return found
 
 
-def _name_what_is_unreleased(tree: Path, version: str) -> None:
-    """As the commit that a tag stands on does."""
-    changelog = tree / "CHANGELOG.md"
-    changelog.write_text(_UNRELEASED.sub(f"## {version}", changelog.read_text(), count=1))
+def named(changelog: str, version: str) -> str:
+    """With a section of that version: what is unreleased becomes it, where it has none yet."""
+    try:
+        section(changelog, version)
+    except ReleaseError:
+        return _UNRELEASED.sub(f"## {version}", changelog, count=1)
+    return changelog
 
 
 def _refuse_another_key(published: dict[str, str], folder: Path) -> None:
