@@ -29,6 +29,7 @@ from healthcheck.host.program import COULD_NOT, USAGE
 from healthcheck.host.streams import complain, say, write_document, write_json
 from healthcheck.model import Status
 from healthcheck.text.moments import moment
+from healthcheck.text.naming import named
 from healthcheck.verdict.change import DEVICES
 
 Cell = tuple[str, str]
@@ -164,25 +165,19 @@ def _budget_words(fleet: Fleet) -> Iterator[Text]:
     yield Text(f"{used} of {places} places for tainted nodes are taken; {size} nodes have an agent")
     withheld = [row.node for row in fleet.nodes if row.taint == "withheld"]
     if withheld:
-        yield Text(f"\nnot tainted though their agents want it: {_named(withheld)}", "bold red")
+        yield Text(f"\nnot tainted though their agents want it: {named(withheld, _MOST_NAMED)}", "bold red")
     overdue: dict[str, list[str]] = {}
     for row in fleet.nodes:
         overdue.setdefault(row.overdue, []).append(row.node)
     overdue.pop("", None)
     for why in sorted(overdue, key=lambda why: (-len(overdue[why]), why))[:_MOST_NAMED]:
-        yield Text(f"\noverdue for a deep test: {_named(overdue[why])}: {why}", "magenta")
+        yield Text(f"\noverdue for a deep test: {named(overdue[why], _MOST_NAMED)}: {why}", "magenta")
     if (more := len(overdue) - _MOST_NAMED) > 0:
         yield Text(f"\noverdue for a deep test for {more} other reasons: `-o json` names them", "magenta")
     for what in fleet.passed_over[:_MOST_NAMED]:
         yield Text(f"\npassed over: {what}", "magenta")
     if (more := len(fleet.passed_over) - _MOST_NAMED) > 0:
         yield Text(f"\npassed over: {more} more: `-o json` names them", "magenta")
-
-
-def _named(names: list[str]) -> str:
-    """The first of them, and how many more there are."""
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _table(rows: list[Row], wish: StatusWish) -> Table:

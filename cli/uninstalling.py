@@ -19,6 +19,7 @@ from healthcheck.model import PREFIX, Severity
 from healthcheck.node.device_rules import DeviceRule
 from healthcheck.node.state import CORDONED_BY, ENABLED, STARTUP
 from healthcheck.operations.uninstall import DELETE_REST, SELECTOR, STOP, Removal, patch, removal
+from healthcheck.text.naming import named
 from healthcheck.text.printable import printable
 
 LEFT, COULD_NOT = 1, 2
@@ -54,7 +55,7 @@ def _uninstall(cluster: Cluster, console: Screen, *, dry_run: bool, yes: bool) -
         taints.delete_rule(rule)
     if left := [*(one.node for one in _look(cluster)), *(one.name for one in taints.list_all_rules())]:
         why = "" if failed else ": something of ours wrote it again; what still runs?"
-        complain("uninstall", f"still there on {_named(left)}{why}")
+        complain("uninstall", f"still there on {named(left, _MOST_NAMED)}{why}")
         return COULD_NOT if failed else LEFT
     _say_what_remains(gone, console)
     return 0
@@ -123,7 +124,8 @@ def _listed(noun: str, keys: Sequence[str]) -> str:
 
 def _say_what_runs(running: Sequence[Workload]) -> None:
     complain(
-        "uninstall", f"our own programs are still there, and would write again: {_named([str(one) for one in running])}"
+        "uninstall",
+        f"our own programs are still there, and would write again: {named([str(one) for one in running], _MOST_NAMED)}",
     )
     say(f"End them, wait until their pods are gone, and run this again:\n  {STOP}")
 
@@ -134,8 +136,3 @@ def _say_what_remains(gone: Sequence[Removal], console: Screen) -> None:
         console.print(f"Take {STARTUP} out of whatever creates nodes: nobody would take it off new ones.")
     if any(what.startswith(f"label {ENABLED}=") for one in gone for what in one.kept):
         console.print(f"A person's label is left for the next time:\n  kubectl label nodes -l {ENABLED} {ENABLED}-")
-
-
-def _named(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more

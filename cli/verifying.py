@@ -19,6 +19,7 @@ from healthcheck.cluster.kubeconfig import Access
 from healthcheck.cluster.names import POLICIES
 from healthcheck.host.console import Screen
 from healthcheck.host.streams import complain
+from healthcheck.text.naming import named
 
 LACKING, COULD_NOT = 1, 2
 _LOOK_AGAIN_SECONDS = 2.0
@@ -60,7 +61,9 @@ def answers_of(cluster: Cluster) -> Iterator[Answer]:
     """In the order in which one rests on the other. Raises ClusterError."""
     missing = sorted(set(POLICIES) - cluster.list_policies_in_force())
     yield Answer(
-        "policies", not missing, f"not in force: {_named(missing)}" if missing else f"{len(POLICIES)} in force"
+        "policies",
+        not missing,
+        f"not in force: {named(missing, _MOST_NAMED)}" if missing else f"{len(POLICIES)} in force",
     )
     nodes = {node.name for node in gpu_nodes(cluster)}
     yield Answer("GPU nodes", bool(nodes), f"{len(nodes)} by their labels" if nodes else _NO_NODE)
@@ -68,16 +71,11 @@ def answers_of(cluster: Cluster) -> Iterator[Answer]:
     beats = cluster.list_heartbeats(now)
     awake = {name for name, beat in beats.items() if now - beat.renewed <= timedelta(seconds=beat.seconds)}
     silent = sorted(nodes - awake)
-    others = f"; not on {_named(silent)}" if silent else ""
+    others = f"; not on {named(silent, _MOST_NAMED)}" if silent else ""
     yield Answer("agents", bool(nodes & awake), f"{len(nodes & awake)} of {len(nodes)} looked in time{others}")
 
 
 _NO_NODE = "none has a label by which the agent comes to it (docs/install.md)"
-
-
-def _named(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more
 
 
 def _table(answers: list[Answer]) -> Table:

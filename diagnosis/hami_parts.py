@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import islice
@@ -15,6 +15,7 @@ from diagnosis.quantity import counted
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import HAMI_EXTENDER, OTHER_VALUE, Container
 from diagnosis.snapshot.rules import Webhook
+from healthcheck.text.naming import named
 
 COLUMNS = ("Part", "Status", "Version", "What is told of it")
 _MONITOR, _PLUGIN = "vgpu-monitor", "device-plugin"
@@ -73,7 +74,7 @@ def _plugins(snapshot: Snapshot, one: Installation) -> Iterator[Part]:
         yield Part("device plugin", Health.UNKNOWN, Health.UNKNOWN.value)
     for plugin in one.plugins:
         nodes = lacking.get(plugin.subject, ())
-        without = f"; without it: {_named(nodes)}" if nodes else ""
+        without = f"; without it: {named(nodes, _MOST_NAMED)}" if nodes else ""
         own = [container for container in plugin.spec.containers if not container.init]
         for container in own:
             mine = container.name == _PLUGIN or len(own) == 1
@@ -142,7 +143,7 @@ def _taken(hook: Webhook) -> str:
 def _left_alone(snapshot: Snapshot, hook: Webhook) -> Iterator[Part]:
     alone = sorted(one.name for one in snapshot.namespaces if not hook.namespaces.takes(one.labels))
     if snapshot.namespaces:
-        told = _named(alone) if alone else f"none of the {counted(len(snapshot.namespaces), 'namespace')}"
+        told = named(alone, _MOST_NAMED) if alone else f"none of the {counted(len(snapshot.namespaces), 'namespace')}"
         yield Part("it leaves alone", None, told=told)
 
 
@@ -164,9 +165,3 @@ def _trust(hook: Webhook, now: datetime) -> Part:
 def _minutes(time: timedelta) -> str:
     seconds = time.total_seconds()
     return f"{seconds / 60:g} min" if seconds >= 60 else f"{seconds:g} s"
-
-
-def _named(names: Iterable[str]) -> str:
-    every = list(names)
-    more = len(every) - _MOST_NAMED
-    return ", ".join(every[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -22,9 +22,9 @@ from healthcheck.cluster.patience import Patience
 from healthcheck.deep.claim import Claim, Kind
 from healthcheck.deep.claimant import Claimant
 from healthcheck.host import node_file
-from healthcheck.node.gpu_resources import GpuPod
 from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, NodeState, PatchFor, is_tested
 from healthcheck.text.moments import timestamp
+from healthcheck.text.naming import named
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import has_taken
 from healthcheck.verdict.record import RunRecord
@@ -83,7 +83,9 @@ class QuarantineMarks:
         if changed := being_changed(node.labels):
             return f"the node's driver is being changed: {changed}"
         if pods := [] if force else list(self._cluster.list_gpu_pods(self._node)):
-            return f"GPU pods are still on the node: {_named(pods)}; quarantine-run --force tests beside them"
+            return (
+                f"GPU pods are still on the node: {named(pods, _MOST_NAMED)}; quarantine-run --force tests beside them"
+            )
         return ""
 
     def take(self, *, force: bool) -> NodeState:
@@ -181,11 +183,6 @@ class QuarantineMarks:
 def _gives_way(claim: Claim) -> bool:
     """Of a quarantine run: it is ours, or of one that died (we have the lock)."""
     return claim.kind is Kind.QUARANTINE
-
-
-def _named(pods: list[GpuPod]) -> str:
-    more = f" and {len(pods) - _MOST_NAMED} more" if len(pods) > _MOST_NAMED else ""
-    return ", ".join(map(str, pods[:_MOST_NAMED])) + more
 
 
 def _say_that_it_waits(error: BaseException) -> None:

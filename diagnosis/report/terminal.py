@@ -21,6 +21,7 @@ from diagnosis.hami_parts import InstallationTable
 from diagnosis.node_inventory import Row
 from diagnosis.report.alike import Told, told_once
 from diagnosis.report.whole import Report
+from healthcheck.text.naming import named
 
 _STYLES = {Severity.HIGH: "bold red", Severity.MEDIUM: "bold yellow", Severity.LOW: "bold blue"}
 _MARKS = {State.FINE: "✓", State.BROKEN: "✗", State.WAITING: "…", State.NOT_REACHED: "·"}
@@ -126,7 +127,7 @@ def _problem(told: Told, number: str, depth: int, width: int) -> Iterator[Text]:
     for child in told.consequences:
         yield from _problem(child, "↳ ", depth + 1, width)
     if told.unlike:
-        more = f"… and {len(told.unlike)} more, each with words of its own: {_named(told.unlike, _MOST_ALIKE)}"
+        more = f"… and {len(told.unlike)} more, each with words of its own: {named(told.unlike, _MOST_ALIKE)}"
         yield from _lines(more, width, indent + 3)
 
 
@@ -134,17 +135,12 @@ def _facts(told: Told) -> Iterator[str]:
     found = told.problem.found
     yield found.cause.means
     if told.others:
-        yield f"in {_named(told.subjects, _MOST_ALIKE)}; of the first:"
+        yield f"in {named(told.subjects, _MOST_ALIKE)}; of the first:"
     yield from found.evidence
     if told.problem.evidence_left_out:
         yield f"… and {told.problem.evidence_left_out} more"
     if told.affected:
-        yield f"keeps: {_named(told.affected, _MOST_AFFECTED)}"
-
-
-def _named(names: tuple[str, ...], most: int) -> str:
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+        yield f"keeps: {named(told.affected, _MOST_AFFECTED)}"
 
 
 def _lines(words: str, width: int, indent: int, first: str = "", *, style: str = "") -> Iterator[Text]:

@@ -8,6 +8,7 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, counted
 from healthcheck.probes import pci
 from healthcheck.probes.efa import infiniband
+from healthcheck.text.naming import named
 
 COUNT_LOW = Reason(
     "EfaCountLow",
@@ -65,9 +66,8 @@ def _had(expected: Expectation) -> tuple[int, str]:
 
 def _dark(here: Sequence[str], rdma: infiniband.Rdma) -> str:
     missing = sorted(set(here) - {device.address for device in rdma.efa})
-    more = len(missing) - _MOST_NAMED
-    named = ", ".join(missing[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-    return f"PCI shows {len(here)} EFA devices, {len(rdma.efa)} have an RDMA device; without one: {named}"
+    some = named(missing, _MOST_NAMED)
+    return f"PCI shows {len(here)} EFA devices, {len(rdma.efa)} have an RDMA device; without one: {some}"
 
 
 def _expectation(had: int, whose: str, expected: Expectation) -> tuple[str, str]:

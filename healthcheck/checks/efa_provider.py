@@ -18,6 +18,7 @@ from healthcheck.model import (
     Unobserved,
 )
 from healthcheck.probes.efa.libfabric import LIBFABRIC, Listing
+from healthcheck.text.naming import named
 
 MISSING = Reason(
     "EfaProviderMissing",
@@ -57,9 +58,8 @@ def _detail(answer: Listing) -> str:
     if len(missing) == devices:
         says = f": {answer.says}" if answer.says else ""
         return f"fi_info -p efa lists none of {devices} EFA devices (exit code {answer.exit_code}){says}"
-    more = len(missing) - _MOST_NAMED
-    named = ", ".join(missing[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-    return f"fi_info -p efa lists {devices - len(missing)} of {devices} EFA devices; missing: {named}"
+    some = named(missing, _MOST_NAMED)
+    return f"fi_info -p efa lists {devices - len(missing)} of {devices} EFA devices; missing: {some}"
 
 
 CHECK = Check("efa-provider", "2-efa-enumeration", (LIBFABRIC,), judge, (MISSING,))

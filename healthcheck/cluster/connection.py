@@ -89,7 +89,7 @@ class Connection:
 
     def alike(self, kind: type[C]) -> C:
         """Another connection, made as this one is, for a kind that few ask for."""
-        return kind(self._connector, self._pass_over)
+        return kind(self._connector, self._pass_over, self._request_seconds)
 
     def _json(
         self,

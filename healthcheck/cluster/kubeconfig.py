@@ -14,6 +14,8 @@ from typing import Any
 
 import yaml
 
+from healthcheck.text.naming import named
+
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 _ADDRESS = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
 _OF_A_PERSON = "~/.kube/config"
@@ -56,10 +58,10 @@ def choose(access: Access | None) -> Chosen | None:
     if _has_account() or (access is None and _is_in_pod()):
         return None
     if read:
-        known = _listed(_contexts(read))
-        which = f"no current context in {_listed(places)}; --context takes {known}"
-        raise KubeconfigError(which if known else f"no context in {_listed(places)}")
-    where = f"no file {_listed(places)}" if places else "no kubeconfig"
+        known = named(_contexts(read), _MOST_NAMED)
+        which = f"no current context in {named(places, _MOST_NAMED)}; --context takes {known}"
+        raise KubeconfigError(which if known else f"no context in {named(places, _MOST_NAMED)}")
+    where = f"no file {named(places, _MOST_NAMED)}" if places else "no kubeconfig"
     raise KubeconfigError(f"{where}, and this is no pod: give --kubeconfig, or set KUBECONFIG")
 
 
@@ -127,8 +129,8 @@ def _current(read: list[tuple[str, dict[str, Any]]]) -> Iterator[str]:
 def _named(context: str, read: list[tuple[str, dict[str, Any]]], places: list[str]) -> Chosen:
     known = _contexts(read)
     if context not in known:
-        there = f"there are {_listed(sorted(known))}" if known else "there is none"
-        raise KubeconfigError(f"no context {context!r} in {_listed(places)}: {there}")
+        there = f"there are {named(sorted(known), _MOST_NAMED)}" if known else "there is none"
+        raise KubeconfigError(f"no context {context!r} in {named(places, _MOST_NAMED)}: {there}")
     user = known[context].get("user") if isinstance(known[context], dict) else ""
     return Chosen(tuple(str(_path(place)) for place, _ in read), context, str(user or ""))
 
@@ -142,9 +144,3 @@ def _contexts(read: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
         for row in rows:
             known.setdefault(str(row.get("name")), row.get("context"))
     return known
-
-
-def _listed(names: Any) -> str:
-    names = list(names)
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more

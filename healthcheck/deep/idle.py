@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from healthcheck.model import Evidence, ProbeError, Unobserved
 from healthcheck.probes.nvml.gpus import NVML
+from healthcheck.text.naming import named
 
 _MOST_NAMED = 3
 
@@ -20,9 +21,7 @@ class Idleness:
 
     def held(self) -> str:
         """Which pods have GPUs, '' where none has. Raises ProbeError."""
-        told = [f"{pod} has {number} {resource}" for pod, resource, number in self.pods()]
-        more = f" and {len(told) - _MOST_NAMED} more" if len(told) > _MOST_NAMED else ""
-        return ", ".join(told[:_MOST_NAMED]) + more
+        return named((f"{pod} has {number} {resource}" for pod, resource, number in self.pods()), _MOST_NAMED)
 
     def used(self) -> str:
         """Who uses the GPUs, '' for nobody. Raises ProbeError."""

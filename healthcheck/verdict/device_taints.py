@@ -13,6 +13,7 @@ from healthcheck.model import Finding, Severity
 from healthcheck.node.device_rules import DeviceRule, GpuDevice, rule_name
 from healthcheck.node.state import NodeState
 from healthcheck.probes.pci import normalise_address
+from healthcheck.text.naming import named
 from healthcheck.verdict.acknowledgement import other_severities
 from healthcheck.verdict.change import Rules, is_blind
 from healthcheck.verdict.verdict import Verdict, merge, worst
@@ -132,20 +133,15 @@ def _why_not(
 ) -> str:
     unpublished = [one.address for one in gpus if not any(_is_of(device, one) for device in devices)]
     if unpublished:
-        return f"no ResourceSlice of this node has {_named(unpublished)}"
+        return f"no ResourceSlice of this node has {named(unpublished, _MOST_NAMED)}"
     nameless = [one.name for one in devices if not (one.address or one.uuids)]
     if nameless:
-        return f"the driver does not say which GPU is behind {_named(nameless)}"
+        return f"the driver does not say which GPU is behind {named(nameless, _MOST_NAMED)}"
     elsewhere = [d.name for d in devices if d.pool != node.name and any(_is_of(d, one) for one in gpus)]
     if elsewhere:
-        return f"{_named(elsewhere)} is published in a pool that does not bear the node's name"
+        return f"{named(elsewhere, _MOST_NAMED)} is published in a pool that does not bear the node's name"
     if taken := sorted(others & wanted.keys()):
-        return f"the rule {_named(taken)} is somebody else's, or was changed"
+        return f"the rule {named(taken, _MOST_NAMED)} is somebody else's, or was changed"
     if len(wanted) > _MOST_RULES or any(len(name) > _LONGEST_NAME for name in wanted):
         return f"{len(wanted)} rules are too many, or their names too long"
     return ""
-
-
-def _named(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more
