@@ -23,6 +23,7 @@ from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 from diagnosis.utilization import CardLoad, loads
+from healthcheck.node.device_pools import is_whole
 
 _Shared = tuple[str, tuple[Held, ...]]
 _PROFILE = re.compile(r"nvidia\.com/mig-\d{1,2}g\.(\d{1,4})gb", re.ASCII)
@@ -260,18 +261,25 @@ def _claimed(snapshot: Snapshot) -> Mapping[str, list[Pool]]:
             names = [subject("Pod", claim.meta.namespace, name) for name in claim.reserved_for]
             reserved[device] += names or [claim.meta.subject]
     found: defaultdict[str, list[Pool]] = defaultdict(list)
-    by_node: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-    for one in snapshot.slices:
-        if one.node and one.driver in GPU_DRIVERS:
-            by_node[one.node, one.driver] += (f"{one.driver}/{one.pool}/{device.name}" for device in one.devices)
-    for (node, driver), devices in sorted(by_node.items()):
+    for (node, driver, kind), devices in sorted(_published(snapshot).items()):
         holders: defaultdict[str, int] = defaultdict(int)
         for device in devices:
             for pod in reserved.get(device, [])[:1]:
                 holders[pod] += 1
         told = tuple(Holder(pod, number) for pod, number in sorted(holders.items()))
-        found[node].append(Pool(driver, "devices by DRA", len(devices), len(devices), told))
+        found[node].append(Pool(driver, kind, len(devices), len(devices), told))
     return found
+
+
+def _published(snapshot: Snapshot) -> Mapping[tuple[str, str, str], list[str]]:
+    """By node, driver and kind the devices, as driver/pool/device."""
+    devices: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for pool in snapshot.pools.values():
+        kind = "devices by DRA" if is_whole(pool) else "devices by DRA, not all published yet"
+        for one in pool:
+            if one.node and one.driver in GPU_DRIVERS:
+                devices[one.node, one.driver, kind] += (f"{one.driver}/{one.pool}/{its.name}" for its in one.devices)
+    return devices
 
 
 def _cards(node: Node, pools: Iterable[Pool], registered_cards: int) -> int | None:

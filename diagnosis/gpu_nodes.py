@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from diagnosis.gpus import is_gpu
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
+from healthcheck.node.device_pools import is_whole
 from healthcheck.node.state import ENABLED, INSTANCE_TYPE
 
 GPU = "nvidia.com/gpu"
@@ -87,8 +88,9 @@ def gpu_nodes(snapshot: Snapshot) -> tuple[Node, ...]:
 
 
 def sliced_nodes(snapshot: Snapshot, drivers: Collection[str] = GPU_DRIVERS) -> frozenset[str]:
-    """Nodes of whose devices a slice tells."""
-    return frozenset(one.node for one in snapshot.slices if one.node and one.driver in drivers and one.devices)
+    """Nodes of whose devices a slice tells, or is about to: a pool that is published anew hides none."""
+    told = (one for pool in snapshot.pools.values() for one in pool if one.devices or not is_whole(pool))
+    return frozenset(one.node for one in told if one.node and one.driver in drivers)
 
 
 def offers_gpus(node: Node) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property, partial
@@ -47,6 +47,7 @@ from diagnosis.snapshot.rules import (
 from diagnosis.snapshot.volcano import GroupQueue, PodGroup, read_group_queue, read_pod_group
 from diagnosis.snapshot.workloads import KINDS as WORKLOADS
 from diagnosis.snapshot.workloads import Workload, read_workload
+from healthcheck.node.device_pools import newest
 from healthcheck.text.moments import EARLIEST
 
 _READERS: Mapping[str, tuple[str, Any]] = {
@@ -136,6 +137,11 @@ class Snapshot:
     def volume(self) -> Mapping[str, Volume]:
         """By name."""
         return {one.meta.name: one for one in self.volumes}
+
+    @cached_property
+    def pools(self) -> Mapping[tuple[str, str], Sequence[ResourceSlice]]:
+        """Of DRA: by driver and pool the slices of the newest generation. While it is published, some are missing."""
+        return newest(self.slices)
 
     @cached_property
     def by_node(self) -> Mapping[str, Node]:

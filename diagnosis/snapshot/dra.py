@@ -21,13 +21,16 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class ResourceSlice:
-    """`node` is '' for devices of no single node."""
+    """`node` is '' for devices of no single node. Which slices of a pool count, `Snapshot.pools` says."""
 
     meta: Meta
     driver: str
     pool: str
     node: str
     devices: tuple[Device, ...] = ()
+    generation: int = 0
+    count: int = 0
+    """So many make up the pool; 0: it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,8 @@ def read_slice(raw: Fields) -> ResourceSlice:
         spec.text("pool", "name"),
         spec.text("nodeName"),
         tuple(map(_device, spec.each("devices"))),
+        spec.number("pool", "generation") or 0,
+        spec.number("pool", "resourceSliceCount") or 0,
     )
 
 

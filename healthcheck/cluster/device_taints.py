@@ -13,17 +13,9 @@ from healthcheck.cluster.connection import ODD, Connection, unreadable
 from healthcheck.cluster.errors import Conflict, NotFound, Refused, Unavailable
 from healthcheck.cluster.names import COMPONENT
 from healthcheck.model import PREFIX
-from healthcheck.node.device_rules import (
-    DeviceRule,
-    GpuDevice,
-    IncompletePoolError,
-    device_rule,
-    published,
-    rule_name,
-    selector_of,
-    taint_of,
-)
-from healthcheck.node.devices import DRIVER
+from healthcheck.node.device_pools import given_out, read_slice
+from healthcheck.node.device_rules import DeviceRule, device_rule, rule_name, selector_of, taint_of
+from healthcheck.node.devices import DRIVER, Device
 from healthcheck.node.state import NodeState
 from healthcheck.verdict.budget import holder_label
 from healthcheck.verdict.device_taints import Wanted
@@ -45,15 +37,16 @@ class DeviceTaints(Connection):
     _version = ""
     """The one that was served last; '': nobody has asked."""
 
-    def list_devices(self, node_name: str) -> tuple[GpuDevice, ...]:
+    def list_devices(self, node_name: str) -> tuple[Device, ...]:
         query = {"fieldSelector": f"spec.nodeName={node_name},spec.driver={DRIVER}"}
         slices = list(self._pages(f"{_GROUP}/v1/{_SLICES}", _SLICES, query))
         try:
-            return published(slices, node_name)
-        except IncompletePoolError as error:
-            raise Unavailable(f"list {_SLICES}: {error}") from error
+            found = given_out(one for one in map(read_slice, slices) if one is not None)
         except ODD as error:
             raise Refused(unreadable(_SLICES, None, error)) from error
+        if node_name in found.unread:
+            raise Unavailable(f"list {_SLICES}: {DRIVER} is publishing the devices of {node_name} anew")
+        return tuple(found.devices.get(node_name, ()))
 
     def list_rules(self, node_name: str) -> tuple[DeviceRule, ...]:
         """Those that are labelled with that node. Raises NotServed."""

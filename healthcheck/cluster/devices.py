@@ -9,7 +9,8 @@ from urllib.parse import quote
 
 from healthcheck.cluster.connection import Connection
 from healthcheck.cluster.errors import NotFound
-from healthcheck.node.devices import CLAIM_TEMPLATE, DRA_VERSIONS, GivenOut, GpuClaim, devices_of, given_out, gpu_claim
+from healthcheck.node.device_pools import given_out, read_slice
+from healthcheck.node.devices import CLAIM_TEMPLATE, DRA_VERSIONS, GivenOut, GpuClaim, gpu_claim
 
 _GROUP = "/apis/resource.k8s.io"
 _SLICES = "resourceslices"
@@ -20,8 +21,9 @@ class Devices(Connection):
 
     def read_given_out(self, namespace: str) -> GivenOut:
         """What the driver gives out, and whether a sweep's pod in that namespace could claim it."""
-        found = given_out(one for one in self._each(_SLICES, self._served(_SLICES), devices_of) if one is not None)
-        return replace(found, has_template=self._has_claim_template(namespace)) if found.devices else found
+        found = given_out(one for one in self._each(_SLICES, self._served(_SLICES), read_slice) if one is not None)
+        is_used = found.devices or found.unread
+        return replace(found, has_template=self._has_claim_template(namespace)) if is_used else found
 
     def list_gpu_claims(self) -> Iterator[GpuClaim]:
         """Of all namespaces."""

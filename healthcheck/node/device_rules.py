@@ -1,34 +1,19 @@
-"""A node's GPUs as NVIDIA's DRA driver publishes them, and the rules that keep new work off one of them. Words only."""
+"""Rules that keep new work off one GPU that NVIDIA's DRA driver gives out. Words only."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from healthcheck.model import Severity
 from healthcheck.node.devices import DRIVER
 from healthcheck.node.state import UNHEALTHY
-from healthcheck.probes.pci import normalise_address
 
 EFFECT = "NoSchedule"
 TIERS = frozenset(one.name for one in Severity if one is not Severity.PASS)
-_ADDRESSES = ("resource.kubernetes.io/pciBusID", "pciBusID", "pcieBusID")
-"""Kubernetes' own name for it (its package deviceattribute), which the driver has used since 25.12; its own before."""
-_UUIDS = ("uuid", "parentUUID")
-"""Of the GPU, or of the MIG instance and the GPU that it is a part of."""
 _HEEDED = "EvictionInProgress"
 """The condition that the controller of device taints gives each rule that it has seen, whatever its effect."""
-
-
-@dataclass(frozen=True, slots=True)
-class GpuDevice:
-    """A GPU or a part of one that a claim can be given. `address` '' and no UUIDs: the driver does not say which."""
-
-    pool: str
-    name: str
-    address: str = ""
-    uuids: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,41 +33,9 @@ class DeviceRule:
     """The cluster's controllers have seen it. An API that is served is no sign that anybody acts on it."""
 
 
-class IncompletePoolError(ValueError):
-    """The driver is publishing the pool anew: who reads it now does not see all devices."""
-
-
 def rule_name(node_name: str, device: str) -> str:
     """A device's name has no dot, so that no two nodes share one."""
     return f"gpu-healthcheck.{node_name}.{device}"
-
-
-def published(slices: Iterable[Mapping[str, Any]], node_name: str) -> tuple[GpuDevice, ...]:
-    """What the driver publishes of this node. Raises IncompletePoolError."""
-    pools: dict[str, list[Mapping[str, Any]]] = {}
-    for one in slices:
-        spec = one["spec"]
-        if spec.get("driver") == DRIVER and spec.get("nodeName") == node_name:
-            pools.setdefault(str(spec["pool"]["name"]), []).append(spec)
-    return tuple(device for name, specs in pools.items() for device in _devices(name, specs))
-
-
-def _devices(pool: str, specs: Sequence[Mapping[str, Any]]) -> Iterator[GpuDevice]:
-    newest = max(int(spec["pool"]["generation"]) for spec in specs)
-    current = [spec for spec in specs if spec["pool"]["generation"] == newest]
-    if len(current) != current[0]["pool"]["resourceSliceCount"]:
-        raise IncompletePoolError(f"{DRIVER} is publishing the pool {pool} anew")
-    for spec in current:
-        for device in spec.get("devices") or ():
-            yield _device(pool, device)
-
-
-def _device(pool: str, device: Mapping[str, Any]) -> GpuDevice:
-    told = {str(key).removeprefix(f"{DRIVER}/"): value for key, value in (device.get("attributes") or {}).items()}
-    texts = {key: value["string"] for key, value in told.items() if isinstance(value.get("string"), str)}
-    addresses = (normalise_address(texts[key]) for key in _ADDRESSES if key in texts)
-    address = next((one for one in addresses if one is not None), "")
-    return GpuDevice(pool, str(device["name"]), address, frozenset(texts[key] for key in _UUIDS if key in texts))
 
 
 def device_rule(rule: Mapping[str, Any], node_name: str) -> DeviceRule:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-from healthcheck.text.printable import printable
 
 DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
 """Newest first: 1.34 serves the first, 1.33 the second, 1.32 the third."""
@@ -17,20 +14,26 @@ CLAIM_TEMPLATE = "gpu-healthcheck-sweep"
 OVERLAY = "kubernetes/overlays/dra"
 _WHOLE = "gpu"
 """The driver's own word for a whole GPU, in the attribute `type`; others are `mig` and `vfio`."""
-_KEEPS_AWAY = ("NoSchedule", "NoExecute")
-_LONGEST, _MOST_NAMED = 80, 3
+_MOST_NAMED = 3
+_UNREAD = "its GPUs are being published anew by the DRA driver"
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """`counters`: what it shares with other devices; a MIG instance that is not made yet, with its whole GPU."""
+    """A GPU or a part of one that a claim can be given. `address` '' and no UUIDs: the driver does not say which.
+
+    `counters`: what it shares with other devices; a MIG instance that is not made yet, with its whole GPU.
+    """
 
     pool: str
     name: str
-    kind: str
+    address: str = ""
+    uuids: frozenset[str] = frozenset()
+    """Of the GPU, or of the MIG instance and the GPU that it is a part of."""
+    kind: str = "unknown"
     counters: frozenset[str] = frozenset()
     taint: str = ""
-    """The first that keeps pods off it; '' for none."""
+    """The first in its ResourceSlice that keeps pods off it; '' for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +61,18 @@ class GpuClaim:
 
 @dataclass(frozen=True, slots=True)
 class GivenOut:
-    """What the driver gives out in the whole cluster, by node name. `has_template`: CLAIM_TEMPLATE is there."""
+    """What the driver gives out in the whole cluster, by node name. `has_template`: CLAIM_TEMPLATE is there.
+
+    `unread`: nodes of whose devices nobody can tell now, for the driver is publishing them anew.
+    """
 
     devices: Mapping[str, Sequence[Device]] = field(default_factory=dict)
     has_template: bool = False
+    unread: frozenset[str] = frozenset()
 
     def of(self, node: str) -> NodeDevices | None:
+        if node in self.unread:
+            return NodeDevices(why_not=_UNREAD)
         every = self.devices.get(node)
         if not every:
             return None
@@ -74,24 +83,6 @@ class GivenOut:
         """By node name, one claim that holds devices there, in words."""
         nodes = {(one.pool, one.name): node for node, every in self.devices.items() for one in every}
         return {nodes[device]: str(claim) for claim in claims for device in claim.devices if device in nodes}
-
-
-def given_out(told: Iterable[tuple[str, Sequence[Device]]]) -> GivenOut:
-    """The driver tells of a node in as many slices as it likes."""
-    devices: defaultdict[str, list[Device]] = defaultdict(list)
-    for node, every in told:
-        devices[node] += every
-    return GivenOut(devices)
-
-
-def devices_of(resource_slice: Mapping[str, Any]) -> tuple[str, list[Device]] | None:
-    """Of an API ResourceSlice the node and its devices; None where it is another driver's, or no single node's."""
-    spec = resource_slice["spec"]
-    node = spec.get("nodeName")
-    if spec.get("driver") != DRIVER or not node:
-        return None
-    pool = str(spec["pool"]["name"])
-    return str(node), [_device(pool, one) for one in spec.get("devices") or ()]
 
 
 def gpu_claim(claim: Mapping[str, Any]) -> GpuClaim | None:
@@ -124,21 +115,3 @@ def _obstacles(devices: Sequence[Device]) -> Iterator[str]:
 def _is_covered(part: Device, covered: set[tuple[str, str]]) -> bool:
     """Whether whoever has the whole GPUs has this part of them too: it can't be given out then."""
     return bool(part.counters) and all((part.pool, counter) in covered for counter in part.counters)
-
-
-def _device(pool: str, device: Mapping[str, Any]) -> Device:
-    told = device.get("basic") or device  # v1beta1 has a level more
-    attributes = told.get("attributes") or {}
-    kind = attributes.get("type") or attributes.get(f"{DRIVER}/type") or {}
-    taints = (one for one in told.get("taints") or () if one.get("effect") in _KEEPS_AWAY)
-    return Device(
-        pool,
-        _word(device["name"]),
-        _word(kind.get("string") or "unknown"),
-        frozenset(str(one.get("counterSet")) for one in told.get("consumesCounters") or ()),
-        next((_word(one.get("key")) for one in taints), ""),
-    )
-
-
-def _word(text: object) -> str:
-    return printable(str(text), _LONGEST)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from healthcheck.memory.findings import Memory, gpu_address
 from healthcheck.model import Finding, Severity
-from healthcheck.node.device_rules import DeviceRule, GpuDevice, rule_name
+from healthcheck.node.device_rules import DeviceRule, rule_name
+from healthcheck.node.devices import Device
 from healthcheck.node.state import NodeState
 from healthcheck.probes.pci import normalise_address
 from healthcheck.text.naming import named
@@ -94,7 +95,7 @@ def _bad_gpu(address: str, bad: Iterable[Finding], memory: Memory) -> BadGpu:
 
 
 def plan_rules(
-    gpus: Sequence[BadGpu], devices: Sequence[GpuDevice], rules: Sequence[DeviceRule], node: NodeState
+    gpus: Sequence[BadGpu], devices: Sequence[Device], rules: Sequence[DeviceRule], node: NodeState
 ) -> RuleChange:
     """Compare and say what to write. What is not ours under our name is left as it is."""
     wanted = {one.name: one for gpu in gpus for one in _wanted(gpu, devices, node)}
@@ -113,20 +114,20 @@ def plan_rules(
     )
 
 
-def _wanted(gpu: BadGpu, devices: Sequence[GpuDevice], node: NodeState) -> Iterator[Wanted]:
+def _wanted(gpu: BadGpu, devices: Sequence[Device], node: NodeState) -> Iterator[Wanted]:
     for device in devices:
         if _is_of(device, gpu):
             yield Wanted(rule_name(node.name, device.name), device.name, gpu.severity.name)
 
 
-def _is_of(device: GpuDevice, gpu: BadGpu) -> bool:
+def _is_of(device: Device, gpu: BadGpu) -> bool:
     """By either name: a card may answer at another address after a reboot, and one too many is no harm."""
     return device.address == gpu.address or bool(device.uuids & gpu.uuids)
 
 
 def _why_not(
     gpus: Sequence[BadGpu],
-    devices: Sequence[GpuDevice],
+    devices: Sequence[Device],
     node: NodeState,
     wanted: Mapping[str, Wanted],
     others: set[str],

@@ -46,7 +46,7 @@ def dra(version: str, device: Mapping[str, Any], *, has_template: bool) -> dict[
     spec = {
         "driver": "gpu.nvidia.com",
         "nodeName": "n",
-        "pool": {"name": "n"},
+        "pool": {"name": "n", "generation": 1, "resourceSliceCount": 1},
         "devices": [{"name": "gpu-0", **device}],
     }
     slices = [{"metadata": {"name": "s"}, "spec": spec}]

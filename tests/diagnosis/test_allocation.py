@@ -46,6 +46,15 @@ def claimed() -> list[Object]:
     ]
 
 
+def published_anew(*names: str) -> Object:
+    """The first of two slices that take the place of what there was."""
+    pool = {"name": "a", "generation": 2, "resourceSliceCount": 2}
+    devices = [{"name": one} for one in names]
+    return obj(
+        "ResourceSlice", "t", spec={"driver": "gpu.nvidia.com", "nodeName": "a", "pool": pool, "devices": devices}
+    )
+
+
 STATES: list[tuple[str, list[Object], int | None, tuple[str, str, int, int, int]]] = [
     ("whole", [node("a", 8), pod("x", 3, on="a")], 8, (GPU, "GPUs", 8, 3, 5)),
     ("a pod that ended", [node("a", 8), pod("x", 3, on="a", phase="Succeeded")], 8, (GPU, "GPUs", 8, 0, 8)),
@@ -88,6 +97,12 @@ STATES: list[tuple[str, list[Object], int | None, tuple[str, str, int, int, int]
         (GPU, "places on cards by HAMi", 10, 2, 8),
     ),
     ("claims", [node("a", None), *claimed()], 2, ("gpu.nvidia.com", "devices by DRA", 2, 1, 1)),
+    (
+        "claims while the driver publishes anew",
+        [node("a", None), *claimed(), published_anew("gpu-0")],
+        1,
+        ("gpu.nvidia.com", "devices by DRA, not all published yet", 1, 1, 0),
+    ),
 ]
 
 

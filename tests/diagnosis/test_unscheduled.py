@@ -81,11 +81,12 @@ def claimed(selector: str = "", **changes: Any) -> list[Object]:
     return [one, claim, cls]
 
 
-def devices(*names: str, on: str = "a", product: str = "NVIDIA H100") -> Object:
+def devices(*names: str, on: str = "a", product: str = "NVIDIA H100", generation: int = 1, count: int = 1) -> Object:
     attributes = {"type": {"string": "gpu"}, "productName": {"string": product}}
     each = [{"name": name, "attributes": attributes} for name in names]
-    spec = {"driver": "gpu.nvidia.com", "nodeName": on, "pool": {"name": on}, "devices": each}
-    return obj("ResourceSlice", f"{on}-slice", spec=spec)
+    pool = {"name": on, "generation": generation, "resourceSliceCount": count}
+    spec = {"driver": "gpu.nvidia.com", "nodeName": on, "pool": pool, "devices": each}
+    return obj("ResourceSlice", f"{on}-slice-{generation}", spec=spec)
 
 
 def by_resource() -> Object:
@@ -756,3 +757,19 @@ def test_a_node_with_gpus_that_joins_is_waited_for(kind: str, causes: list[tuple
     young = waits("1 Insufficient nvidia.com/gpu", 8, age=4)
 
     assert told(judged(node("a"), runs("busy", 8, "a"), joins, young)) == causes
+
+
+@pytest.mark.parametrize(
+    ("count", "certainty", "anew"),
+    [
+        (1, Certainty.PROVEN, ()),
+        (2, Certainty.LIKELY, ("the driver is publishing its pool gpu.nvidia.com/a anew: 1 of 2 ResourceSlices",)),
+    ],
+)
+def test_what_a_driver_published_before_is_not_free(count: int, certainty: Certainty, anew: tuple[str, ...]) -> None:
+    old, new = devices("gpu-0"), devices("gpu-1", generation=2, count=count)
+    diagnosis = judged(node("a", None), *claimed(), old, new, taken("gpu-1"))
+
+    (problem,) = diagnosis.problems
+    assert told(diagnosis) == [("DevicesAllAllocated", "deviceclass/gpu.nvidia.com")]
+    assert (problem.found.certainty, problem.found.evidence[2:]) == (certainty, anew)

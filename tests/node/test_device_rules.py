@@ -1,4 +1,4 @@
-"""ResourceSlices of NVIDIA's DRA driver and DeviceTaintRules, as the API shows them."""
+"""DeviceTaintRules as the API shows them."""
 
 from __future__ import annotations
 
@@ -6,22 +6,11 @@ from typing import Any
 
 import pytest
 
-from healthcheck.node.device_rules import GpuDevice, IncompletePoolError, device_rule, published, rule_name
+from healthcheck.node.device_rules import device_rule, rule_name
 from healthcheck.node.gpu_resources import has_device_plugin
 
 NODE = "ip-10-0-0-1.ec2.internal"
 Json = dict[str, Any]
-
-
-def device(name: str, **attributes: str) -> Json:
-    """`resource.kubernetes.io/x` as `std_x`."""
-    named = {key.replace("std_", "resource.kubernetes.io/"): {"string": value} for key, value in attributes.items()}
-    return {"name": name, "attributes": {**named, "cudaComputeCapability": {"version": "9.0.0"}}}
-
-
-def resource_slice(*devices: Json, generation: int = 1, count: int = 1, **spec: Any) -> Json:
-    pool = {"name": NODE, "generation": generation, "resourceSliceCount": count}
-    return {"spec": {"driver": "gpu.nvidia.com", "nodeName": NODE, "pool": pool, "devices": list(devices), **spec}}
 
 
 def rule(device: str = "gpu-0", **changes: Any) -> Json:
@@ -39,45 +28,6 @@ def rule(device: str = "gpu-0", **changes: Any) -> Json:
         "spec": {"deviceSelector": selector, "taint": {**taint, "timeAdded": "x", **changes.get("taint", {})}},
         "status": changes.get("status", {}),
     }
-
-
-@pytest.mark.parametrize(
-    ("attributes", "address", "uuids"),
-    [
-        ({"std_pciBusID": "0000:18:00.0", "uuid": "GPU-1"}, "0000:18:00.0", {"GPU-1"}),
-        ({"pcieBusID": "0000:18:00.0", "uuid": "GPU-1"}, "0000:18:00.0", {"GPU-1"}),
-        ({"gpu.nvidia.com/pciBusID": "00000000:3B:00.0"}, "0000:3b:00.0", set()),
-        ({"std_pciBusID": "0000:18:00.0", "parentUUID": "GPU-1"}, "0000:18:00.0", {"GPU-1"}),
-        ({"uuid": "MIG-2", "parentUUID": "GPU-1"}, "", {"MIG-2", "GPU-1"}),
-        ({"std_pciBusID": "../../etc", "pcieBusID": "0000:18:00.0"}, "0000:18:00.0", set()),
-        ({"std_pcieRoot": "pci0000:10"}, "", set()),
-        ({}, "", set()),
-    ],
-)
-def test_a_device_is_known_by_the_names_of_its_gpu(attributes: dict[str, str], address: str, uuids: set[str]) -> None:
-    assert published([resource_slice(device("gpu-0", **attributes))], NODE) == (
-        GpuDevice(NODE, "gpu-0", address, frozenset(uuids)),
-    )
-
-
-@pytest.mark.parametrize("spec", [{"driver": "compute-domain.nvidia.com"}, {"nodeName": "another"}])
-def test_of_other_drivers_and_nodes_nothing_is_read(spec: Json) -> None:
-    assert published([resource_slice(device("gpu-0"), **spec)], NODE) == ()
-
-
-def test_only_the_newest_generation_of_a_pool_counts() -> None:
-    old = resource_slice(device("gpu-0"))
-    new = [resource_slice(device(f"gpu-{n}"), generation=2, count=2) for n in (1, 2)]
-    assert [one.name for one in published([old, *new], NODE)] == ["gpu-1", "gpu-2"]
-
-    with pytest.raises(IncompletePoolError, match="is publishing the pool"):
-        published([old, new[0]], NODE)
-
-
-def test_counters_stand_in_a_slice_of_their_own() -> None:
-    counters = resource_slice(count=2)
-    del counters["spec"]["devices"]
-    assert [one.name for one in published([counters, resource_slice(device("gpu-0"), count=2)], NODE)] == ["gpu-0"]
 
 
 @pytest.mark.parametrize(

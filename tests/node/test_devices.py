@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from healthcheck.node.devices import DRIVER, GivenOut, NodeDevices, devices_of, given_out, gpu_claim
+from healthcheck.node.device_pools import given_out, read_slice
+from healthcheck.node.devices import DRIVER, GivenOut, NodeDevices, gpu_claim
 from healthcheck.node.state import NodeState, with_devices
 
 Object = dict[str, Any]
+ANEW = "its GPUs are being published anew by the DRA driver"
 NEEDED = "gives its GPUs out by DRA, for which a sweep needs kubernetes/overlays/dra"
 
 
@@ -22,8 +25,9 @@ def device(name: str, kind: str | None = "gpu", *, counters: str = "", taints: t
     }
 
 
-def published(*devices: Object, node: str | None = "n", driver: str = DRIVER, pool: str = "n") -> Object:
-    spec = {"driver": driver, "pool": {"name": pool, "generation": 1}, "devices": list(devices)}
+def published(*devices: Object, node: str | None = "n", driver: str = DRIVER, count: int = 1) -> Object:
+    pool = {"name": "n", "generation": 1, "resourceSliceCount": count}
+    spec = {"driver": driver, "pool": pool, "devices": list(devices)}
     return {"metadata": {"name": "s"}, "spec": spec | ({"nodeName": node} if node else {"allNodes": True})}
 
 
@@ -32,8 +36,8 @@ def as_v1beta1(one: Object) -> Object:
 
 
 def offer(*slices: Object, has_template: bool = True) -> GivenOut:
-    found = given_out(one for one in map(devices_of, slices) if one)
-    return GivenOut(found.devices, has_template)
+    found = given_out(one for one in map(read_slice, slices) if one)
+    return replace(found, has_template=has_template)
 
 
 def held(*devices: str, pods: tuple[str, ...] = ("train",), **result: Any) -> Object:
@@ -47,7 +51,10 @@ def held(*devices: str, pods: tuple[str, ...] = ("train",), **result: Any) -> Ob
     ("slices", "devices"),
     [
         ([published(device("gpu-0"), device("gpu-1"))], NodeDevices(2)),
-        ([published(device("gpu-0")), published(device("gpu-1"))], NodeDevices(2)),
+        ([published(device("gpu-0"), count=2), published(device("gpu-1"), count=2)], NodeDevices(2)),
+        # While a slice is missing nobody knows how many GPUs there are.
+        ([published(device("gpu-0"), count=2)], NodeDevices(why_not=ANEW)),
+        ([published(count=2)], NodeDevices(why_not=ANEW)),
         ([published(as_v1beta1(device("gpu-0")))], NodeDevices(1)),
         ([published()], None),
         ([published(device("gpu-0"), node=None)], None),
@@ -61,7 +68,7 @@ def held(*devices: str, pods: tuple[str, ...] = ("train",), **result: Any) -> Ob
             NodeDevices(0, "gives out devices by DRA (mig, unknown, vfio) that no claim of its whole GPUs covers"),
         ),
         # Instances that are made when they are asked for, out of a GPU that is given out too.
-        ([published(device("gpu-0", counters="a")), published(device("m", "mig", counters="a"))], NodeDevices(1)),
+        ([published(device("gpu-0", counters="a"), device("m", "mig", counters="a"))], NodeDevices(1)),
         (
             [published(device("gpu-0", counters="a"), device("m", "mig", counters="b"))],
             NodeDevices(1, "gives out devices by DRA (mig) that no claim of its whole GPUs covers"),

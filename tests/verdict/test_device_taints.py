@@ -8,7 +8,8 @@ import pytest
 
 from healthcheck.memory.findings import Memory
 from healthcheck.model import Finding, Severity, Unobserved
-from healthcheck.node.device_rules import DeviceRule, GpuDevice, rule_name
+from healthcheck.node.device_rules import DeviceRule, rule_name
+from healthcheck.node.devices import Device
 from healthcheck.node.state import (
     HARDWARE_READY,
     REBOOT_REQUIRED,
@@ -30,7 +31,7 @@ ON = Rules(device_taints=True)
 A, B = "0000:53:00.0", "0000:64:00.0"
 MIG = f"gpu/{A}/gi5"
 RESET, REBOOT, ISOLATE = Severity.RESET, Severity.REBOOT, Severity.ISOLATE
-GPU_0, GPU_1 = GpuDevice(NODE, "gpu-0", A, frozenset({"GPU-a"})), GpuDevice(NODE, "gpu-1", B, frozenset({"GPU-b"}))
+GPU_0, GPU_1 = Device(NODE, "gpu-0", A, frozenset({"GPU-a"})), Device(NODE, "gpu-1", B, frozenset({"GPU-b"}))
 BAD = BadGpu(A, RESET)
 
 
@@ -131,7 +132,7 @@ def test_rules_are_brought_up_to_the_bad_gpus(
 
 
 def test_each_part_of_a_gpu_gets_a_rule() -> None:
-    parts = [GpuDevice(NODE, f"gpu-0-mig-1g-{n}", "", frozenset({"GPU-a"})) for n in range(3)]
+    parts = [Device(NODE, f"gpu-0-mig-1g-{n}", "", frozenset({"GPU-a"})) for n in range(3)]
     change = plan_rules([BadGpu(A, RESET, frozenset({"GPU-a"}))], [GPU_0, *parts, GPU_1], [], node())
     assert [one.device for one in change.made] == ["gpu-0", *(one.name for one in parts)]
 
@@ -141,7 +142,7 @@ def test_each_part_of_a_gpu_gets_a_rule() -> None:
     [
         ([], [], f"no ResourceSlice of this node has {A}"),
         ([GPU_1], [], f"no ResourceSlice of this node has {A}"),
-        ([GPU_0, GpuDevice(NODE, "gpu-9")], [], "the driver does not say which GPU is behind gpu-9"),
+        ([GPU_0, Device(NODE, "gpu-9")], [], "the driver does not say which GPU is behind gpu-9"),
         ([GPU_0, replace(GPU_0, pool="rack", name="r")], [], "r is published in a pool that does not bear the node's"),
         ([GPU_0], [rule(is_ours=False)], "is somebody else's, or was changed"),
         ([replace(GPU_0, name=f"part-{n}") for n in range(65)], [], "65 rules are too many"),
@@ -149,7 +150,7 @@ def test_each_part_of_a_gpu_gets_a_rule() -> None:
     ],
 )
 def test_what_rules_cannot_cover_is_the_nodes_and_said(
-    devices: list[GpuDevice], rules: list[DeviceRule], why: str
+    devices: list[Device], rules: list[DeviceRule], why: str
 ) -> None:
     change = plan_rules([BAD], devices, [*rules, rule("gpu-1")], node())
     assert why in change.why

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
@@ -20,6 +20,7 @@ from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.dra import Device, DeviceClass, Request, ResourceClaim
 from diagnosis.snapshot.meta import Meta, subject
 from diagnosis.snapshot.pods import Pod
+from healthcheck.node.device_pools import is_whole
 
 NO_CLASS = Cause(
     "DeviceClassMissing",
@@ -208,6 +209,15 @@ def _judged(snapshot: Snapshot, waiting: Waiting, claim: ResourceClaim, request:
 def _offered(
     snapshot: Snapshot, waiting: Waiting, asked: tuple[str, Request, ResourceClaim, DeviceClass]
 ) -> Iterator[Found]:
+    anew = tuple(_published_anew(snapshot, _driver(asked[3])))
+    for one in _short(snapshot, waiting, asked):
+        known = replace(one, evidence=(*one.evidence, *anew[:_MOST]), certainty=Certainty.LIKELY)
+        yield known if anew else one
+
+
+def _short(
+    snapshot: Snapshot, waiting: Waiting, asked: tuple[str, Request, ResourceClaim, DeviceClass]
+) -> Iterator[Found]:
     asks, request, claim, known = asked
     driver, offers = _driver(known), list(_offers(snapshot))
     of_driver = [one for one in offers if driver in ("", one.driver)]
@@ -264,9 +274,16 @@ def _why_no_slices(snapshot: Snapshot) -> Iterator[tuple[Cause, str]]:
 
 
 def _offers(snapshot: Snapshot) -> Iterator[Offer]:
-    for piece in snapshot.slices:
+    for piece in (one for pool in snapshot.pools.values() for one in pool):
         for device in piece.devices:
             yield Offer(f"{piece.driver}/{piece.pool}/{device.name}", piece.driver, piece.node, device)
+
+
+def _published_anew(snapshot: Snapshot, driver: str) -> Iterator[str]:
+    """Pools that may offer more than is seen of them."""
+    for (of, name), pool in snapshot.pools.items():
+        if driver in ("", of) and not is_whole(pool):
+            yield f"the driver is publishing its pool {of}/{name} anew: {len(pool)} of {pool[0].count} ResourceSlices"
 
 
 def _driver(known: DeviceClass) -> str:

@@ -1,0 +1,118 @@
+"""ResourceSlices of NVIDIA's DRA driver, read into its pools of devices. Pure.
+
+One rule for whoever reads them: of a pool its newest generation counts, once all slices of it are there (ResourcePool
+in Kubernetes' API reference). In between nobody can say what the driver gives out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from healthcheck.node.devices import DRIVER, Device, GivenOut
+from healthcheck.probes.pci import normalise_address
+from healthcheck.text.printable import printable
+
+_ADDRESSES = ("resource.kubernetes.io/pciBusID", "pciBusID", "pcieBusID")
+"""Kubernetes' own name for it (its package deviceattribute), which the driver has used since 25.12; its own before."""
+_UUIDS = ("uuid", "parentUUID")
+_KEEPS_AWAY = ("NoSchedule", "NoExecute")
+_LONGEST = 80
+
+
+class Published(Protocol):
+    """One ResourceSlice, whoever read it.
+
+    `count`: so many make up its pool in this generation; 0, which the API allows nobody to write: it does not say.
+    """
+
+    @property
+    def driver(self) -> str: ...
+    @property
+    def pool(self) -> str: ...
+    @property
+    def generation(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+
+
+S = TypeVar("S", bound=Published)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSlice:
+    """`node` is '' for devices of no single node."""
+
+    driver: str
+    pool: str
+    generation: int
+    count: int
+    node: str = ""
+    devices: tuple[Device, ...] = ()
+
+
+def newest(slices: Iterable[S]) -> dict[tuple[str, str], list[S]]:
+    """By driver and pool the slices of its newest generation. `is_whole` says whether these are all of it."""
+    pools: dict[tuple[str, str], list[S]] = {}
+    for one in slices:
+        known = pools.setdefault((one.driver, one.pool), [])
+        if known and one.generation > known[0].generation:
+            known.clear()
+        if not known or one.generation == known[0].generation:
+            known.append(one)
+    return pools
+
+
+def is_whole(pool: Sequence[Published]) -> bool:
+    """Whether all slices of a generation are there, as far as they say how many there are."""
+    return pool[0].count in (0, len(pool))
+
+
+def given_out(slices: Iterable[DeviceSlice]) -> GivenOut:
+    """What a whole cluster's slices say. Whether there is a template for sweeps they do not know."""
+    every = tuple(slices)
+    devices: defaultdict[str, list[Device]] = defaultdict(list)
+    published: set[str] = set()
+    for pool in newest(every).values():
+        if is_whole(pool):
+            published.add(pool[0].pool)
+            for one in pool:
+                devices[one.node] += one.devices
+    unread = frozenset(one.node for one in every if one.node and one.pool not in published)
+    known = {node: found for node, found in devices.items() if node and found and node not in unread}
+    return GivenOut(known, unread=unread)
+
+
+def read_slice(resource_slice: Mapping[str, Any]) -> DeviceSlice | None:
+    """An API ResourceSlice; None where it is another driver's."""
+    spec = resource_slice["spec"]
+    if spec.get("driver") != DRIVER:
+        return None
+    pool = spec["pool"]
+    name = str(pool["name"])
+    devices = tuple(_device(name, one) for one in spec.get("devices") or ())
+    count = int(pool["resourceSliceCount"])
+    return DeviceSlice(DRIVER, name, int(pool["generation"]), count, str(spec.get("nodeName") or ""), devices)
+
+
+def _device(pool: str, device: Mapping[str, Any]) -> Device:
+    told = device.get("basic") or device  # v1beta1 has a level more
+    attributes = {str(key).removeprefix(f"{DRIVER}/"): value for key, value in (told.get("attributes") or {}).items()}
+    texts = {key: value["string"] for key, value in attributes.items() if isinstance(value.get("string"), str)}
+    addresses = (normalise_address(texts[key]) for key in _ADDRESSES if key in texts)
+    taints = (one for one in told.get("taints") or () if one.get("effect") in _KEEPS_AWAY)
+    return Device(
+        pool,
+        _word(device["name"]),
+        next((one for one in addresses if one is not None), ""),
+        frozenset(texts[key] for key in _UUIDS if key in texts),
+        _word(texts.get("type") or "unknown"),
+        frozenset(str(one.get("counterSet")) for one in told.get("consumesCounters") or ()),
+        next((_word(one.get("key")) for one in taints), ""),
+    )
+
+
+def _word(text: object) -> str:
+    return printable(str(text), _LONGEST)
