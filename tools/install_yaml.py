@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 import sys
 
+from tools.chart.keys import REPOSITORY
 from tools.chart.manifest import documents
 from tools.chart.templates import IMAGE, MANIFESTS
 
-_REFERENCE = re.compile(r"[a-z0-9][A-Za-z0-9._:/-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|@sha256:[0-9a-f]{64})")
-"""An image by its tag or its digest: it goes into a policy's expression too."""
+_REFERENCE = re.compile(rf"{REPOSITORY}(:[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}}|@sha256:[0-9a-f]{{64}})")
+"""An image by its tag or its digest."""
 _FIRST = {"Namespace": 0, "ValidatingAdmissionPolicy": 1, "ValidatingAdmissionPolicyBinding": 1}
 
 

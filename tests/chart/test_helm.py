@@ -93,7 +93,7 @@ def test_what_the_manifests_have_not_goes_where_it_belongs(helm: Helm, tmp_path:
             "resources": {"limits": {"memory": None}},
         },
         "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
-        "settings": {"MONITOR_TTL": 31536000, "severity-overrides": "xid 13 = RESET\n<&>", "STRICT_PSHC": True},
+        "settings": {"MONITOR_TTL": 31536000, "severity-overrides": "xid 13 = RESET\n# <&>", "STRICT_PSHC": True},
     }
     file = tmp_path / "values.yaml"
     file.write_text(json.dumps(values))
@@ -116,7 +116,7 @@ def test_what_the_manifests_have_not_goes_where_it_belongs(helm: Helm, tmp_path:
     assert pod["containers"][0]["ports"][0]["containerPort"] == 9000
     assert (data["MONITOR_TTL"], data["STRICT_PSHC"]) == ("31536000", "1")
     assert (data["severity-overrides"], data["instance-profiles.conf"]) == (
-        "xid 13 = RESET\n<&>",
+        "xid 13 = RESET\n# <&>",
         "x9.large|8|0|true|efa\n",
     )
     assert made["PodMonitor", "gpu-healthcheck"]["metadata"]["labels"]["release"] == "prometheus"
@@ -129,6 +129,8 @@ def test_what_the_manifests_have_not_goes_where_it_belongs(helm: Helm, tmp_path:
         (("--set=slim.enabled=true", f"--set=image.digest={DIGEST}"), "gpu-healthcheck", "needs slim.digest"),
         (("--set=settings.CHECK_INTERVAL=5",), "gpu-healthcheck", "CHECK_INTERVAL"),
         (("--set=settings.CHECK_INTERVAL=null",), "gpu-healthcheck", "CHECK_INTERVAL"),
+        (("--set=image.repository=null", "--set=agent=null"), "gpu-healthcheck", "missing property 'repository'"),
+        (("--set=settings.severity-overrides=xid 13",), "gpu-healthcheck", "severity-overrides"),
         (("--set=setings.CHECK_INTERVAL=5",), "gpu-healthcheck", "setings"),
     ],
 )

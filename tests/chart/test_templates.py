@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,16 @@ def test_the_defaults_are_allowed() -> None:
         ("image.registry", "x"),
         ("image.repository", 'x"; true'),
         ("image.repository", ""),
+        ("image.repository", "https://registry.example.com/gpu-healthcheck"),
+        ("image.repository", "gpu-healthcheck:1.2.3"),
         ("image.tag", "a b"),
         ("image.tag", 1.0),
         ("image.digest", "sha256:0"),
         ("image.pullPolicy", "always"),
         ("imagePullSecrets", ["registry"]),
+        ("imagePullSecrets", [{"name": "A secret"}]),
+        ("slim.memory", "much"),
+        ("runtimeClassName", "A class"),
         ("slim", True),
         ("agent.resources", {"limit": {}}),
         ("agent.affinity", {"requiredDuringSchedulingIgnoredDuringExecution": {}}),
@@ -58,7 +64,14 @@ def test_the_defaults_are_allowed() -> None:
         ("agent.logLevel", "loud"),
         ("agent.maxUnavailable", "10"),
         ("agent.maxUnavailable", 0),
+        ("agent.maxUnavailable", "0%"),
+        ("agent.resources", {"limits": {"memory": "much"}}),
         ("sweeper.schedule", ""),
+        ("sweeper.schedule", "never"),
+        ("sweep.tolerations", [{"operator": "Exists"}]),
+        ("sweep.tolerations", [{"key": "", "operator": "Exists"}]),
+        ("sweep.tolerations", [{"key": "gpu-healthcheck.aws-samples.io/unhealthy", "operator": "Exists"}]),
+        ("instanceProfiles", "p5.48xlarge 8 32"),
         ("podMonitor.enabled", "true"),
         ("podMonitor.interval", "30"),
         ("settings", {}),
@@ -68,6 +81,59 @@ def test_the_defaults_are_allowed() -> None:
 )
 def test_a_value_that_means_nothing_is_refused(name: str, value: object) -> None:
     assert not JUDGE.is_valid(with_value(name, value))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("image.repository", "localhost:5000/a/gpu-healthcheck"),
+        ("image.repository", "123456789012.dkr.ecr.us-west-2.amazonaws.com/gpu_health__check"),
+        ("agent.resources", {"requests": {"cpu": 1, "memory": "1.5Gi"}, "limits": {"memory": "2e9"}}),
+        ("sweeper.schedule", "@hourly"),
+        ("sweep.tolerations", [{"key": "dedicated", "value": "gpu"}]),
+        ("instanceProfiles", "# ours\n\nx9.big | 8 | 0 | true | - # a comment\ny9.big|1|0|false|efa\n"),
+    ],
+)
+def test_a_value_of_another_form_is_allowed(name: str, value: object) -> None:
+    assert list(JUDGE.iter_errors(with_value(name, value))) == []
+
+
+@pytest.mark.parametrize("key", keys.KEYS, ids=lambda key: key.name)
+def test_null_takes_away_what_need_not_be_there(key: keys.Key) -> None:
+    """Helm leaves the key out then."""
+    values = with_value(key.name, None)
+    *parents, last = key.name.split(".")
+    del reduce(lambda room, parent: room[parent], parents, values)[last]
+
+    assert JUDGE.is_valid(values) == key.is_optional
+
+
+WORDS: dict[str, tuple[str, ...]] = {
+    "CHECKS_LIGHTWEIGHT": (
+        "0",
+        "0 2 xid",
+        " efa-count  8 ",
+        "0-nvidia-smi",
+        "",
+        " ",
+        "1",
+        "0 4",
+        "nonsense",
+        "0,2",
+        "0\n2 1",
+    ),
+    "DCGM_HOST": ("", "localhost", "dcgm.example.com:5555", "[::1]:5555", "a b", "-host", "a:b", "a;b", "a/b"),
+    "REPAIR_CONDITIONS": (
+        *("", "GpuRebootRequired", "GpuRebootRequired, AcceleratedHardwareReady", "Nonsense"),
+        "GpuRebootRequired GpuReplacementRequired",
+    ),
+    "severity-overrides": (
+        *("", "xid 13 = RESET", "# why\n\nGpuCountLow=REBOOT # aside\n  SXid  11004 = MONITOR\n", "dcgm 5 = PASS"),
+        *("garbage", "xid 13 = BAD", "xid = RESET", "xid 13 = RESET\ngarbage", "xid13 = RESET", "a b = RESET"),
+    ),
+    "SWEEP_NAMESPACE": ("sweeps", "a" * 63, "", "Bad Name", "a" * 64, "-a", "a\nb"),
+}
+"""Of settings that are text, some that the product takes and some that it refuses."""
 
 
 def tried(name: str) -> Iterator[object]:
@@ -81,7 +147,7 @@ def tried(name: str) -> Iterator[object]:
     elif "enum" in one:
         yield from ("PASS", "MONITOR", "RESET", "REBOOT", "ISOLATE", "reset", "")
     else:
-        yield from ([], {})
+        yield from ([], {}, *WORDS[name])
 
 
 @pytest.mark.parametrize("name", VALUES["settings"])

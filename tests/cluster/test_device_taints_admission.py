@@ -81,6 +81,7 @@ CASES: list[tuple[str, Any, str]] = [
     ("spec/taint/value", "true", TAINT),
     ("spec/taint/value", None, TAINT),
     ("metadata/ownerReferences", None, OWNER),
+    ("metadata/ownerReferences", [{"apiVersion": "v1", "kind": "Node", "name": OWN, "uid": "0" * 100_000}], OWNER),
     ("metadata/labels", None, LABELS),
     ("metadata/labels/extra", "x", LABELS),
     ("metadata/annotations", {"a": "b"}, LABELS),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from healthcheck.model import PREFIX
 from tools.chart.manifest import Steps
+from tools.chart.settings import lines
 
 Schema = Mapping[str, Any]
 Identity = tuple[str, str]
@@ -30,10 +33,19 @@ PODS: Mapping[Identity, Steps] = {
 }
 """Who runs our image, and where its pod stands."""
 
+REPOSITORY = "([a-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
+"""Of an image, as a reference has it; it goes into a policy's expression too."""
+
 _TEXT: Schema = {"type": "string"}
+_NAME = "[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
+"""Of an object."""
+_AMOUNT = r"[0-9]+(\.[0-9]+)?([eE][0-9]{1,2}|[numkMGTPE]|[KMGTPE]i)?"
 _SWITCH: Schema = {"type": "boolean"}
 _WORDS: Schema = {"type": "object", "additionalProperties": _TEXT}
-_AMOUNTS: Schema = {"type": "object", "additionalProperties": {"type": ["string", "number"]}}
+_AMOUNTS: Schema = {
+    "type": "object",
+    "additionalProperties": {"type": ["string", "number"], "pattern": f"^{_AMOUNT}$", "minimum": 0},
+}
 _RESOURCES: Schema = {
     "type": "object",
     "properties": {"limits": _AMOUNTS, "requests": _AMOUNTS},
@@ -50,6 +62,18 @@ _TOLERATION: Schema = {
     "additionalProperties": False,
 }
 _TOLERATIONS: Schema = {"type": "array", "items": _TOLERATION}
+_OF_A_SWEEP: Schema = {
+    "type": "array",
+    "items": {
+        **_TOLERATION,
+        "properties": {
+            **_TOLERATION["properties"],
+            "key": {**_TEXT, "minLength": 1, "not": {"pattern": f"^{re.escape(PREFIX)}/"}},
+        },
+        "required": ["key"],
+    },
+}
+"""As the policy of its Jobs has it: it names a taint, and none of ours."""
 _AFFINITY: Schema = {
     "type": "object",
     "properties": {one: {"type": "object"} for one in ("nodeAffinity", "podAffinity", "podAntiAffinity")},
@@ -57,8 +81,16 @@ _AFFINITY: Schema = {
 }
 _SECRETS: Schema = {
     "type": "array",
-    "items": {"type": "object", "properties": {"name": _TEXT}, "required": ["name"], "additionalProperties": False},
+    "items": {
+        "type": "object",
+        "properties": {"name": {**_TEXT, "pattern": f"^{_NAME}$"}},
+        "required": ["name"],
+        "additionalProperties": False,
+    },
 }
+
+
+_PROFILES = lines(r"[^#|\n]+\|[0-9 \t]+\|[0-9 \t]+\|[ \t]*(true|false)[ \t]*\|[^#|\n]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +115,11 @@ class Key:
     places: tuple[Place, ...] = ()
     default: Any = None
 
+    @property
+    def is_optional(self) -> bool:
+        """Whether nothing may stand there: an entry is left out then, or a list or map is empty."""
+        return self.default in ([], {}) or (bool(self.places) and all(one.block for one in self.places))
+
 
 def _in_pods(*path: str | int, of: tuple[Identity, ...] = tuple(PODS), block: bool = True) -> tuple[Place, ...]:
     return tuple(Place(one, (*PODS[one], *path), block) for one in of)
@@ -96,7 +133,7 @@ KEYS = (
     Key(
         "image.repository",
         "Where the nodes pull the image from.",
-        {"type": "string", "pattern": "^[a-z0-9][A-Za-z0-9._:/-]*$"},
+        {"type": "string", "pattern": f"^{REPOSITORY}$"},
         default="gpu-healthcheck",
     ),
     Key(
@@ -136,11 +173,16 @@ KEYS = (
         {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
         default="",
     ),
-    Key("slim.memory", "The agent's limit then, in place of that of agent.resources.", _TEXT, default="192Mi"),
+    Key(
+        "slim.memory",
+        "The agent's limit then, in place of that of agent.resources.",
+        {"type": "string", "pattern": f"^{_AMOUNT}$"},
+        default="192Mi",
+    ),
     Key(
         "runtimeClassName",
         "Of the agent and of quarantines, such as nvidia, where every GPU node has it. Empty: the host's own driver.",
-        _TEXT,
+        {"type": "string", "pattern": f"^({_NAME})?$"},
         default="",
     ),
     Key(
@@ -182,13 +224,13 @@ KEYS = (
     Key(
         "agent.maxUnavailable",
         "How many agents a rollout replaces at a time.",
-        {"type": ["string", "integer"], "pattern": "^[0-9]+%$", "minimum": 1},
+        {"type": ["string", "integer"], "pattern": "^([1-9][0-9]?|100)%$", "minimum": 1},
         (Place(AGENT, ("spec", "updateStrategy", "rollingUpdate", "maxUnavailable")),),
     ),
     Key(
         "sweeper.schedule",
         "When it looks which idle nodes are due.",
-        {"type": "string", "minLength": 1},
+        {"type": "string", "pattern": r"^(@[a-z]+( [0-9a-z]+)?|(\S+ +){4}\S+)$"},
         (Place(SWEEPER, ("spec", "schedule")),),
     ),
     Key("sweeper.resources", "Of the pod that makes the sweeps' Jobs.", _RESOURCES, _resources(SWEEPER)),
@@ -203,7 +245,7 @@ KEYS = (
     Key(
         "sweep.tolerations",
         "A node whose taint is not tolerated is not swept; of our own taints none may be.",
-        _TOLERATIONS,
+        _OF_A_SWEEP,
         _in_pods("tolerations", of=(SWEEP,)),
     ),
     Key("quarantine.resources", "Of a quarantine's Job.", _RESOURCES, _resources(QUARANTINE)),
@@ -216,7 +258,7 @@ KEYS = (
     Key(
         "instanceProfiles",
         "Lines of instance-profiles.conf for types that differ from ours, or that we have not.",
-        _TEXT,
+        {"type": "string", "pattern": _PROFILES},
         default="",
     ),
     Key(

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import ValidationError
 
+from healthcheck.checks import CHECKS
 from healthcheck.model import Severity
+from healthcheck.node.state import REPAIR_CONDITIONS
 from healthcheck.settings import NodeSettings
 
+
+def lines(one: str) -> str:
+    """A pattern of a text of such lines; a line may be empty, and `#` begins a comment."""
+    return rf"^([ \t]*({one})?[ \t]*(#[^\n]*)?(\n|$))*$"
+
+
+def _any_of(words: Iterable[str]) -> str:
+    return f"({'|'.join(map(re.escape, words))})"
+
+
 _FIELDS = {str(one.alias): one for one in NodeSettings.model_fields.values()}
+_CONDITION, _TIER = _any_of(REPAIR_CONDITIONS), _any_of(one.name for one in Severity)
+_SOURCE = "([sS]?[xX][iI][dD]|[dD][cC][gG][mM])"
 _NARROWER: dict[str, dict[str, Any]] = {
     "EFA_MIN_BW": {"anyOf": [{"const": 0}, {"minimum": 500}]},
-    "CHECKS_LIGHTWEIGHT": {"minLength": 1},
+    "DCGM_HOST": {"pattern": r"^([A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?)?$"},
+    "REPAIR_CONDITIONS": {"pattern": rf"^({_CONDITION}( *, *{_CONDITION})*)?$"},
+    "severity-overrides": {"pattern": lines(rf"([A-Z][A-Za-z0-9]+|{_SOURCE}[ \t]+[0-9]{{1,5}})[ \t]*=[ \t]*{_TIER}")},
+    "SWEEP_NAMESPACE": {"pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"},
 }
 """What a validator of the settings refuses beyond type and range; a test holds each to it."""
 
@@ -37,7 +56,15 @@ def schema(name: str) -> dict[str, Any]:
         return {"type": "boolean"}
     if field.annotation is Severity:
         return {"enum": [one.name for one in Severity if allowed(name, one.name)]}
-    return {"type": "string", **_NARROWER.get(name, {})}
+    return {"type": "string", **(_checks() if name == "CHECKS_LIGHTWEIGHT" else _NARROWER.get(name, {}))}
+
+
+def _checks() -> dict[str, Any]:
+    """Groups by number or by name, and checks; those that a light look may run."""
+    groups = dict.fromkeys(check.group for check in CHECKS)
+    words = [*(group.partition("-")[0] for group in groups), *groups, *(check.name for check in CHECKS)]
+    word = _any_of(one for one in words if allowed("CHECKS_LIGHTWEIGHT", one))
+    return {"pattern": f"^ *{word}( +{word})* *$"}
 
 
 def default(name: str, text: str) -> Any:

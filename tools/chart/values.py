@@ -73,15 +73,23 @@ def schema() -> str:
         *parents, last = key.name.split(".")
         room = whole
         for parent in parents:
-            room = room["properties"].setdefault(parent, _object())
+            room = _required(room, parent)["properties"].setdefault(parent, _object())
+        if not key.is_optional:
+            _required(room, last)
         room["properties"][last] = {**key.schema, **({"description": key.means} if key.means else {})}
     # Each is there: without it the ConfigMap would have an empty text.
-    whole["properties"]["settings"] = _object() | {
+    _required(whole, "settings")["properties"]["settings"] = _object() | {
         "properties": {name: settings.schema(name) for name in names},
         "required": names,
     }
     whole["properties"]["global"] = {"type": "object", "description": "Helm's own, where this is another chart's part."}
     return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
+
+
+def _required(room: dict[str, Any], name: str) -> dict[str, Any]:
+    """Helm takes a key away that is given null, and a template makes of it what nobody meant."""
+    room["required"] = list(dict.fromkeys((*room.get("required", ()), name)))
+    return room
 
 
 def _object() -> dict[str, Any]:

@@ -18,7 +18,7 @@
 
 {{/* What DCGM does not need where there is none. */}}
 {{- define "gpu-healthcheck.agentResources" -}}
-{{- $resources := deepCopy .Values.agent.resources -}}
+{{- $resources := deepCopy (.Values.agent.resources | default dict) -}}
 {{- if .Values.slim.enabled -}}
 {{- $resources = mergeOverwrite $resources (dict "limits" (dict "memory" .Values.slim.memory)) -}}
 {{- end -}}
