@@ -22,7 +22,6 @@ from diagnosis.snapshot import Builder, Snapshot
 from diagnosis.snapshot.pods import Pod, read_pod
 from diagnosis.snapshot.reading import Fields
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Unavailable
-from healthcheck.node.devices import DRA_VERSIONS
 from healthcheck.text.printable import printable
 
 _AT_ONCE = 4
@@ -142,7 +141,7 @@ class Collector:
 
     def _found(self, kind: Kind, namespace: str, query: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
         """By the newest version of the API that the cluster serves, where the kind has several."""
-        for version in DRA_VERSIONS if "{}" in kind.group else ("",):
+        for version in kind.versions:
             served = replace(kind, group=kind.group.format(version))
             try:
                 yield from self._objects(served.path(namespace), kind.resource, query)

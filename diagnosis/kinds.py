@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from healthcheck.node.device_rules import RULE_VERSIONS
+from healthcheck.node.devices import DRA_VERSIONS
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
     """`group` is the API's path, `api/v1` or `apis/apps/v1`; `resource` the plural, as a role names it.
 
+    `versions`: those that may be served, the newest first, of a group that leaves its version open.
     `names`: only objects of these names are asked for, whatever their namespace; () for all.
     """
 
@@ -18,6 +22,7 @@ class Kind:
     resource: str
     namespaced: bool = True
     names: tuple[str, ...] = ()
+    versions: tuple[str, ...] = ("",)
 
     def path(self, namespace: str = "") -> str:
         """Of the listing; of one namespace, where the kind has any."""
@@ -63,10 +68,11 @@ KINDS = (
     Kind("Lease", "apis/coordination.k8s.io/v1", "leases"),
     Kind("ConfigMap", "api/v1", "configmaps", names=("hami-scheduler", "hami-scheduler-device", "hami-device-plugin")),
     Kind("ClusterPolicy", "apis/nvidia.com/v1", "clusterpolicies", namespaced=False),
-    Kind("ResourceSlice", _DRA, "resourceslices", namespaced=False),
-    Kind("DeviceClass", _DRA, "deviceclasses", namespaced=False),
-    Kind("ResourceClaim", _DRA, "resourceclaims"),
-    Kind("ResourceClaimTemplate", _DRA, "resourceclaimtemplates"),
+    Kind("ResourceSlice", _DRA, "resourceslices", namespaced=False, versions=DRA_VERSIONS),
+    Kind("DeviceClass", _DRA, "deviceclasses", namespaced=False, versions=DRA_VERSIONS),
+    Kind("ResourceClaim", _DRA, "resourceclaims", versions=DRA_VERSIONS),
+    Kind("ResourceClaimTemplate", _DRA, "resourceclaimtemplates", versions=DRA_VERSIONS),
+    Kind("DeviceTaintRule", _DRA, "devicetaintrules", namespaced=False, versions=RULE_VERSIONS),
     Kind("Workload", _KUEUE, "workloads"),
     Kind("LocalQueue", _KUEUE, "localqueues"),
     Kind("ClusterQueue", _KUEUE, "clusterqueues", namespaced=False),

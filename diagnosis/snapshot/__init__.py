@@ -23,7 +23,16 @@ from diagnosis.snapshot.cluster_objects import (
     read_volume,
     read_volume_claim,
 )
-from diagnosis.snapshot.dra import DeviceClass, ResourceClaim, ResourceSlice, read_claim, read_device_class, read_slice
+from diagnosis.snapshot.dra import (
+    DeviceClass,
+    DeviceTaintRule,
+    ResourceClaim,
+    ResourceSlice,
+    read_claim,
+    read_device_class,
+    read_device_rule,
+    read_slice,
+)
 from diagnosis.snapshot.events import Event, read_event
 from diagnosis.snapshot.gpu_use import GpuUse
 from diagnosis.snapshot.hami_use import ShareUse
@@ -71,6 +80,7 @@ _READERS: Mapping[str, tuple[str, Any]] = {
     "ResourceClaim": ("claims", read_claim),
     "ResourceClaimTemplate": ("claims", read_claim),
     "DeviceClass": ("device_classes", read_device_class),
+    "DeviceTaintRule": ("device_rules", read_device_rule),
     "Workload": ("queued", read_queued),
     "LocalQueue": ("queues", partial(read_queue, "LocalQueue")),
     "PodGroup": ("pod_groups", read_pod_group),
@@ -114,6 +124,7 @@ class Snapshot:
     slices: tuple[ResourceSlice, ...] = ()
     claims: tuple[ResourceClaim, ...] = ()
     device_classes: tuple[DeviceClass, ...] = ()
+    device_rules: tuple[DeviceTaintRule, ...] = ()
     queued: tuple[Queued, ...] = ()
     queues: tuple[Queue, ...] = ()
     pod_groups: tuple[PodGroup, ...] = ()

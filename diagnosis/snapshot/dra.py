@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from diagnosis.snapshot.meta import Meta, read_meta
+from diagnosis.snapshot.nodes import Taint
+from diagnosis.snapshot.pods import Toleration, read_toleration
 from diagnosis.snapshot.reading import Fields
+from healthcheck.node.device_rules import HEEDED
+
+_SELECTED_BY = frozenset(("driver", "pool", "device"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +21,7 @@ class Device:
     name: str
     attributes: Mapping[str, str] = field(default_factory=dict)
     capacity: Mapping[str, str] = field(default_factory=dict)
-    taints: tuple[str, ...] = ()
+    taints: tuple[Taint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,7 @@ class Request:
     count: int = 1
     all: bool = False
     selectors: tuple[str, ...] = ()
+    tolerations: tuple[Toleration, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,20 @@ class DeviceClass:
     meta: Meta
     selectors: tuple[str, ...] = ()
     resource: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTaintRule:
+    """A taint on all devices of its driver, pool and name; '' for any. `selects`: it says which in words known here."""
+
+    meta: Meta
+    driver: str
+    pool: str
+    device: str
+    taint: Taint
+    selects: bool = True
+    is_heeded: bool = False
+    """The cluster's controllers have noted it. An API that is served is no sign that anybody acts on it."""
 
 
 def read_slice(raw: Fields) -> ResourceSlice:
@@ -95,6 +115,24 @@ def read_device_class(raw: Fields) -> DeviceClass:
     return DeviceClass(read_meta("DeviceClass", raw), _selectors(spec), spec.text("extendedResourceName"))
 
 
+def read_device_rule(raw: Fields) -> DeviceTaintRule:
+    """A selector by class or by an expression, which older versions had, is one that nobody here can follow."""
+    selector = raw.at("spec", "deviceSelector")
+    return DeviceTaintRule(
+        read_meta("DeviceTaintRule", raw),
+        selector.text("driver"),
+        selector.text("pool"),
+        selector.text("device"),
+        _taint(raw.at("spec", "taint")),
+        raw.has("spec", "deviceSelector") and set(raw.names("spec", "deviceSelector")) <= _SELECTED_BY,
+        any(one.text("type") == HEEDED for one in raw.each("status", "conditions")),
+    )
+
+
+def _taint(raw: Fields) -> Taint:
+    return Taint(raw.text("key"), raw.text("value"), raw.text("effect"))
+
+
 def _request(raw: Fields) -> Request:
     exact = raw.at("exactly") if raw.has("exactly") else raw
     return Request(
@@ -103,6 +141,7 @@ def _request(raw: Fields) -> Request:
         exact.number("count") or 1,
         exact.text("allocationMode") == "All",
         _selectors(exact),
+        tuple(map(read_toleration, exact.each("tolerations"))),
     )
 
 
@@ -116,7 +155,7 @@ def _device(raw: Fields) -> Device:
         raw.text("name"),
         {key: _value(told.at("attributes", key)) for key in told.names("attributes")},
         {key: told.text("capacity", key, "value") or told.text("capacity", key) for key in told.names("capacity")},
-        tuple(f"{one.text('key')}={one.text('value')}:{one.text('effect')}" for one in told.each("taints")),
+        tuple(map(_taint, told.each("taints"))),
     )
 
 

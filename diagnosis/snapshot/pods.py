@@ -286,7 +286,7 @@ def read_spec(raw: Fields) -> PodSpec:
         affinity=tuple(map(read_term, required.each("nodeSelectorTerms")))
         if required.has("nodeSelectorTerms")
         else None,
-        tolerations=tuple(map(_toleration, raw.each("tolerations"))),
+        tolerations=tuple(map(read_toleration, raw.each("tolerations"))),
         overhead=raw.words("overhead"),
         claims=dict(_claims(raw)),
         volume_claims=tuple(
@@ -313,7 +313,7 @@ def read_term(raw: Fields) -> tuple[Expression, ...]:
     return (*read_expressions(raw, "matchExpressions"), *read_expressions(raw, "matchFields"))
 
 
-def _toleration(raw: Fields) -> Toleration:
+def read_toleration(raw: Fields) -> Toleration:
     return Toleration(raw.text("key"), raw.text("operator") or "Equal", raw.text("value"), raw.text("effect"))
 
 

@@ -14,15 +14,13 @@ from healthcheck.cluster.errors import Conflict, NotFound, Refused, Unavailable
 from healthcheck.cluster.names import COMPONENT
 from healthcheck.model import PREFIX
 from healthcheck.node.device_pools import given_out, read_slice
-from healthcheck.node.device_rules import DeviceRule, device_rule, rule_name, selector_of, taint_of
+from healthcheck.node.device_rules import RULE_VERSIONS, DeviceRule, device_rule, rule_name, selector_of, taint_of
 from healthcheck.node.devices import DRIVER, Device
 from healthcheck.node.state import NodeState
 from healthcheck.verdict.budget import holder_label
 from healthcheck.verdict.device_taints import Wanted
 
 _GROUP = "/apis/resource.k8s.io"
-_VERSIONS = ("v1beta2", "v1alpha3")
-"""Of DeviceTaintRule: Kubernetes 1.36 serves the first where it is switched on, 1.35 the second."""
 _RULES, _SLICES = "devicetaintrules", "resourceslices"
 _HOLDER = f"{PREFIX}/holder"
 
@@ -104,7 +102,7 @@ class DeviceTaints(Connection):
 
     def _list(self, query: Mapping[str, str]) -> list[dict[str, Any]]:
         """By the newest version that is served, which may change while we run. Raises NotServed."""
-        for version in _VERSIONS:
+        for version in RULE_VERSIONS:
             try:
                 found = list(self._pages(f"{_GROUP}/{version}/{_RULES}", _RULES, query))
             except NotFound:

@@ -97,16 +97,22 @@ def read_slice(resource_slice: Mapping[str, Any]) -> DeviceSlice | None:
     return DeviceSlice(DRIVER, name, int(pool["generation"]), count, str(spec.get("nodeName") or ""), devices)
 
 
+def address_of(attributes: Mapping[str, str]) -> str:
+    """Where a device's GPU sits on PCI, by the device's attributes; '' where they do not say."""
+    told = {key.removeprefix(f"{DRIVER}/"): text for key, text in attributes.items()}
+    addresses = (normalise_address(told[key]) for key in _ADDRESSES if key in told)
+    return next((one for one in addresses if one is not None), "")
+
+
 def _device(pool: str, device: Mapping[str, Any]) -> Device:
     told = device.get("basic") or device  # v1beta1 has a level more
     attributes = {str(key).removeprefix(f"{DRIVER}/"): value for key, value in (told.get("attributes") or {}).items()}
     texts = {key: value["string"] for key, value in attributes.items() if isinstance(value.get("string"), str)}
-    addresses = (normalise_address(texts[key]) for key in _ADDRESSES if key in texts)
     taints = (one for one in told.get("taints") or () if one.get("effect") in _KEEPS_AWAY)
     return Device(
         pool,
         _word(device["name"]),
-        next((one for one in addresses if one is not None), ""),
+        address_of(texts),
         frozenset(texts[key] for key in _UUIDS if key in texts),
         _word(texts.get("type") or "unknown"),
         frozenset(str(one.get("counterSet")) for one in told.get("consumesCounters") or ()),

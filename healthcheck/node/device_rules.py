@@ -12,7 +12,9 @@ from healthcheck.node.state import UNHEALTHY
 
 EFFECT = "NoSchedule"
 TIERS = frozenset(one.name for one in Severity if one is not Severity.PASS)
-_HEEDED = "EvictionInProgress"
+RULE_VERSIONS = ("v1beta2", "v1alpha3")
+"""Of DeviceTaintRule: Kubernetes 1.36 serves the first where it is switched on, 1.35 the second."""
+HEEDED = "EvictionInProgress"
 """The condition that the controller of device taints gives each rule that it has seen, whatever its effect."""
 
 
@@ -57,7 +59,7 @@ def device_rule(rule: Mapping[str, Any], node_name: str) -> DeviceRule:
         and selector == selector_of(node_name, device)
         and says == {"key": UNHEALTHY, "effect": EFFECT}
         and tier in TIERS,
-        is_heeded=any(one.get("type") == _HEEDED for one in conditions),
+        is_heeded=any(one.get("type") == HEEDED for one in conditions),
     )
 
 

@@ -89,6 +89,23 @@ def devices(*names: str, on: str = "a", product: str = "NVIDIA H100", generation
     return obj("ResourceSlice", f"{on}-slice-{generation}", spec=spec)
 
 
+def tainted(one: Object, effect: str = "NoSchedule") -> Object:
+    """The same slice, in which its driver taints each device."""
+    for device in one["spec"]["devices"]:
+        device["taints"] = [{"key": "gpu.nvidia.com/xid", "value": "79", "effect": effect}]
+    return one
+
+
+def taint_rule(device: str = "gpu-0", name: str = "", *, heeded: bool = True, **changes: Any) -> Object:
+    """As our agent writes it; `spec` is merged."""
+    selector = {"driver": "gpu.nvidia.com", "pool": "a", "device": device}
+    taint = {"key": UNHEALTHY, "value": "REBOOT", "effect": "NoSchedule"}
+    conditions = [{"type": "EvictionInProgress", "status": "False", "reason": "OtherEffect"}] if heeded else []
+    spec = {"deviceSelector": selector, "taint": taint, **changes}
+    name = name or f"gpu-healthcheck.a.{device}"
+    return obj("DeviceTaintRule", name, spec=spec, status={"conditions": conditions})
+
+
 def by_resource() -> Object:
     """A DeviceClass that stands behind `nvidia.com/gpu`."""
     selectors = [{"cel": {"expression": "device.driver == 'gpu.nvidia.com'"}}]
@@ -525,6 +542,54 @@ STATES: list[tuple[str, list[Object], str, str]] = [
         [node("a", None), *claimed(), devices("gpu-0"), taken("gpu-0")],
         "DevicesAllAllocated",
         "deviceclass/gpu.nvidia.com",
+    ),
+    (
+        "DRA: the free one is tainted by our rule",
+        [node("a", None), *claimed(), devices("gpu-0", "gpu-1"), taken("gpu-1"), taint_rule()],
+        "DevicesTainted",
+        "deviceclass/gpu.nvidia.com",
+    ),
+    (
+        "DRA: tainted by another's rule on all devices",
+        [node("a", None), *claimed(), devices("gpu-0"), taint_rule(name="maintenance", deviceSelector={})],
+        "DevicesTainted",
+        "deviceclass/gpu.nvidia.com",
+    ),
+    (
+        "DRA: tainted by its driver",
+        [node("a", None), *claimed(), tainted(devices("gpu-0"), "NoExecute")],
+        "DevicesTainted",
+        "deviceclass/gpu.nvidia.com",
+    ),
+    (
+        "DRA: all allocated, and tainted too",
+        [node("a", None), *claimed(), devices("gpu-0"), taken("gpu-0"), taint_rule()],
+        "DevicesAllAllocated",
+        "deviceclass/gpu.nvidia.com",
+    ),
+    (
+        "DRA: a rule of another device",
+        [node("a", None), *claimed(), devices("gpu-0"), taint_rule("gpu-7")],
+        "ClaimNotSatisfied",
+        JOB,
+    ),
+    (
+        "DRA: a rule that selects nothing",
+        [node("a", None), *claimed(), devices("gpu-0"), taint_rule(deviceSelector=None)],
+        "ClaimNotSatisfied",
+        JOB,
+    ),
+    (
+        "DRA: a rule that selects in words of an older version",
+        [node("a", None), *claimed(), devices("gpu-0"), taint_rule(deviceSelector={"deviceClassName": "x"})],
+        "ClaimNotSatisfied",
+        JOB,
+    ),
+    (
+        "DRA: a taint of no effect",
+        [node("a", None), *claimed(), tainted(devices("gpu-0"), "None")],
+        "ClaimNotSatisfied",
+        JOB,
     ),
     (
         "DRA: no such product",

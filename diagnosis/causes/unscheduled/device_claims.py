@@ -5,22 +5,23 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 
 from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.other_devices import NO_SLICES
+from diagnosis.causes.unscheduled.device_taints import TAINTED, find_tainted
+from diagnosis.causes.unscheduled.offers import Offer, offered, published_anew, shut
 from diagnosis.causes.unscheduled.waiting import Waiting, events_of, unplaced
 from diagnosis.components import Role, components
 from diagnosis.fit_error import Reason, Says
 from diagnosis.placement import asked_by
 from diagnosis.quantity import amount
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.dra import Device, DeviceClass, Request, ResourceClaim
+from diagnosis.snapshot.dra import DeviceClass, Request, ResourceClaim
 from diagnosis.snapshot.meta import Meta, subject
 from diagnosis.snapshot.pods import Pod
-from healthcheck.node.device_pools import is_whole
 
 NO_CLASS = Cause(
     "DeviceClassMissing",
@@ -64,7 +65,7 @@ CLAIM_UNMET = Cause(
     "The scheduler can allocate no devices for a claim; what the snapshot shows does not tell why.",
     "Compare the claim's requests with the ResourceSlices.",
 )
-CAUSES = (NO_CLASS, NO_DEVICES, NO_MATCH, ALL_ALLOCATED, NO_CLAIM, CLAIM_UNMET)
+CAUSES = (NO_CLASS, NO_DEVICES, NO_MATCH, ALL_ALLOCATED, TAINTED, NO_CLAIM, CLAIM_UNMET)
 
 _DRIVER = re.compile(r"device\.driver\s{0,3}==\s{0,3}['\"]([^'\"]{1,200})['\"]", re.ASCII)
 _ATTRIBUTE = re.compile(
@@ -78,20 +79,10 @@ _CAPACITY = re.compile(
     re.ASCII,
 )
 _NOT_MADE = "FailedResourceClaimCreation"
-_SHUT = (":NoSchedule", ":NoExecute")
 _PATIENCE = timedelta(minutes=1)
 _MOST = 5
+_RULES = "DeviceTaintRule"
 _NEEDED = ("ResourceClaim", "ResourceClaimTemplate")
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """One device as it is published. `name` as a claim's allocation has it: driver/pool/device."""
-
-    name: str
-    driver: str
-    node: str
-    device: Device
 
 
 def is_dra(waiting: Waiting) -> bool:
@@ -147,6 +138,8 @@ def _by_text(snapshot: Snapshot, waiting: Waiting, reason: Reason) -> Found:
         named = subject("ResourceClaim", waiting.pods[0].meta.namespace, reason.what)
         where = named if reason.what else waiting.workload
         return Found(NO_CLAIM, where, evidence, (), waiting.names, Certainty.LIKELY)
+    if not snapshot.sees(_RULES):
+        evidence += (f"whether a {_RULES} keeps work off devices can't be seen: {snapshot.missing[_RULES]}",)
     above = tuple(_why_no_slices(snapshot))
     return Found(CLAIM_UNMET, waiting.workload, evidence, (), waiting.names, Certainty.LIKELY, above)
 
@@ -209,7 +202,7 @@ def _judged(snapshot: Snapshot, waiting: Waiting, claim: ResourceClaim, request:
 def _offered(
     snapshot: Snapshot, waiting: Waiting, asked: tuple[str, Request, ResourceClaim, DeviceClass]
 ) -> Iterator[Found]:
-    anew = tuple(_published_anew(snapshot, _driver(asked[3])))
+    anew = tuple(published_anew(snapshot, _driver(asked[3])))
     for one in _short(snapshot, waiting, asked):
         known = replace(one, evidence=(*one.evidence, *anew[:_MOST]), certainty=Certainty.LIKELY)
         yield known if anew else one
@@ -219,7 +212,7 @@ def _short(
     snapshot: Snapshot, waiting: Waiting, asked: tuple[str, Request, ResourceClaim, DeviceClass]
 ) -> Iterator[Found]:
     asks, request, claim, known = asked
-    driver, offers = _driver(known), list(_offers(snapshot))
+    driver, offers = _driver(known), list(offered(snapshot))
     of_driver = [one for one in offers if driver in ("", one.driver)]
     if not of_driver:
         evidence = (asks, f"no ResourceSlice of driver {driver or known.meta.name}; {_drivers(offers)}")
@@ -245,22 +238,32 @@ def _taken(
 ) -> Iterator[Found]:
     asks, request, _, known = asked
     by = {device: claim for claim in snapshot.claims for device in claim.devices}
-    free = [one for one in matching if one.name not in by and not any(map(_is_shut, one.device.taints))]
-    if _most_on_a_node(free) >= request.count:
+    unheld = [one for one in matching if one.name not in by]
+    taints = shut(snapshot, unheld, request.tolerations)
+    free = [one for one in unheld if one.name not in taints]
+    if _is_enough(request, free, matching):
         return
-    users = Counter(
+    subject, told = f"deviceclass/{known.meta.name}", f"{len(matching)} devices match, {len(free)} are free"
+    if _is_enough(request, unheld, matching):
+        yield find_tainted(snapshot, waiting, subject, (asks, told), tuple(taints.values()))
+        return
+    held = Counter(
         f"{by[one.name].meta.subject} ({', '.join(by[one.name].reserved_for) or 'no pod'})"
         for one in matching
         if one.name in by
     )
-    shut = [f"{one.name}: taint {taint}" for one in matching for taint in one.device.taints if _is_shut(taint)]
-    held = ", ".join(f"{name}: {count}" for name, count in users.most_common(_MOST))
-    evidence = (
-        asks,
-        f"{len(matching)} devices match, {len(free)} are free; allocated to {held or 'nobody'}",
-        *shut[:_MOST],
-    )
-    yield Found(ALL_ALLOCATED, f"deviceclass/{known.meta.name}", evidence, (), waiting.names)
+    users = ", ".join(f"{name}: {count}" for name, count in held.most_common(_MOST))
+    kept = [f"{name}: taint {one.taint}" for name, one in taints.items()]
+    evidence = (asks, f"{told}; allocated to {users or 'nobody'}", *kept[:_MOST])
+    yield Found(ALL_ALLOCATED, subject, evidence, (), waiting.names)
+
+
+def _is_enough(request: Request, some: Sequence[Offer], matching: Sequence[Offer]) -> bool:
+    """Whether one node has as many among them as are asked for; all that match, where all are."""
+    there = Counter(one.node for one in some)
+    if request.all:
+        return any(there[node] == count for node, count in Counter(one.node for one in matching).items())
+    return max(there.values(), default=0) >= request.count
 
 
 def _why_no_slices(snapshot: Snapshot) -> Iterator[tuple[Cause, str]]:
@@ -271,19 +274,6 @@ def _why_no_slices(snapshot: Snapshot) -> Iterator[tuple[Cause, str]]:
     for node in snapshot.nodes:
         for cause in (NOT_READY[Role.DRA_DRIVER], NOT_READY[Role.DRIVER], NO_SLICES):
             yield cause, node.subject
-
-
-def _offers(snapshot: Snapshot) -> Iterator[Offer]:
-    for piece in (one for pool in snapshot.pools.values() for one in pool):
-        for device in piece.devices:
-            yield Offer(f"{piece.driver}/{piece.pool}/{device.name}", piece.driver, piece.node, device)
-
-
-def _published_anew(snapshot: Snapshot, driver: str) -> Iterator[str]:
-    """Pools that may offer more than is seen of them."""
-    for (of, name), pool in snapshot.pools.items():
-        if driver in ("", of) and not is_whole(pool):
-            yield f"the driver is publishing its pool {of}/{name} anew: {len(pool)} of {pool[0].count} ResourceSlices"
 
 
 def _driver(known: DeviceClass) -> str:
@@ -298,10 +288,6 @@ def _drivers(offers: Iterable[Offer]) -> str:
 
 def _most_on_a_node(offers: Iterable[Offer]) -> int:
     return max(Counter(one.node for one in offers).values(), default=0)
-
-
-def _is_shut(taint: str) -> bool:
-    return taint.endswith(_SHUT)
 
 
 def _terms(expression: str) -> Iterator[str]:

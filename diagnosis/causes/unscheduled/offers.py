@@ -1,0 +1,82 @@
+"""What drivers of dynamic resource allocation offer, and the taints that keep claims off some of it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+
+from diagnosis.placement import tolerates
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.dra import Device, DeviceTaintRule
+from diagnosis.snapshot.nodes import Taint
+from diagnosis.snapshot.pods import Toleration
+from healthcheck.node.device_pools import is_whole
+
+_SHUT = ("NoSchedule", "NoExecute")
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One device as it is published. `name` as a claim's allocation has it: driver/pool/device."""
+
+    name: str
+    driver: str
+    pool: str
+    node: str
+    device: Device
+
+
+@dataclass(frozen=True, slots=True)
+class Shut:
+    """A taint that keeps a claim off a device. `rule` None: it stands in the driver's own ResourceSlice."""
+
+    offer: Offer
+    taint: Taint
+    rule: DeviceTaintRule | None = None
+
+
+def offered(snapshot: Snapshot) -> Iterator[Offer]:
+    for piece in (one for pool in snapshot.pools.values() for one in pool):
+        for device in piece.devices:
+            name = f"{piece.driver}/{piece.pool}/{device.name}"
+            yield Offer(name, piece.driver, piece.pool, piece.node, device)
+
+
+def published_anew(snapshot: Snapshot, driver: str) -> Iterator[str]:
+    """Pools that may offer more than is seen of them. `driver` '': of any."""
+    for (of, name), pool in snapshot.pools.items():
+        if driver in ("", of) and not is_whole(pool):
+            yield f"the driver is publishing its pool {of}/{name} anew: {len(pool)} of {pool[0].count} ResourceSlices"
+
+
+def shut(snapshot: Snapshot, some: Iterable[Offer], tolerations: Iterable[Toleration]) -> dict[str, Shut]:
+    """By name the first taint of each that no toleration takes."""
+    found = {}
+    for offer in some:
+        for one in _taints(snapshot, offer):
+            if one.taint.effect in _SHUT and not tolerates(tolerations, one.taint):
+                found[offer.name] = one
+                break
+    return found
+
+
+def _taints(snapshot: Snapshot, offer: Offer) -> Iterator[Shut]:
+    """Rules first: of these somebody can say why."""
+    for place in product(("", offer.driver), ("", offer.pool), ("", offer.device.name)):
+        for rule in _rules(snapshot).get(place, ()):
+            yield Shut(offer, rule.taint, rule)
+    for taint in offer.device.taints:
+        yield Shut(offer, taint)
+
+
+@lru_cache(maxsize=1)
+def _rules(snapshot: Snapshot) -> Mapping[tuple[str, ...], list[DeviceTaintRule]]:
+    """By driver, pool and device, '' for any."""
+    found: defaultdict[tuple[str, ...], list[DeviceTaintRule]] = defaultdict(list)
+    for rule in snapshot.device_rules:
+        if rule.selects:
+            found[rule.driver, rule.pool, rule.device].append(rule)
+    return found

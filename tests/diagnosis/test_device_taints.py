@@ -1,0 +1,161 @@
+"""Which taint keeps a claim off which device, whose it is, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diagnosis.bundle import Bundle
+from diagnosis.cause import Certainty, Found
+from diagnosis.collect import Collector
+from diagnosis.diagnose import diagnose
+from diagnosis.kinds import KINDS
+from diagnosis.saved import read_saved
+from diagnosis.snapshot import Snapshot
+from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
+from healthcheck.node.state import CONDITION, RESULTS, UNHEALTHY
+from tests.diagnosis.states import NOW, Object, condition, judged, node, told
+from tests.diagnosis.test_unscheduled import claimed, devices, taint_rule, tainted, taken
+
+ADDRESS = "0000:53:00.0"
+RULE = f"gpu-0 of node/a has the taint {UNHEALTHY}=REBOOT:NoSchedule by devicetaintrule/gpu-healthcheck.a.gpu-0"
+
+
+def found(*state: Object) -> Found:
+    (problem,) = judged(*state).problems
+    assert problem.found.cause.name == "DevicesTainted"
+    return problem.found
+
+
+def at(address: str, one: Object) -> Object:
+    """The slice, whose devices sit there."""
+    for device in one["spec"]["devices"]:
+        device["attributes"]["resource.kubernetes.io/pciBusID"] = {"string": address}
+    return one
+
+
+def sick(*subjects: str) -> Object:
+    """A node of whose GPUs our agent has found Xid 79, or another's fault."""
+    rows = [{"reason": "Xid79" if one.endswith(ADDRESS) else "Other", "subject": one} for one in subjects]
+    record = json.dumps({"schema": 1, "status": "fail", "severity": "REBOOT", "findings": rows})
+    said = condition(CONDITION, "False", "Xid79", "GPU has fallen off the bus")
+    return node("a", None, annotations={RESULTS: record}, conditions=[said])
+
+
+@pytest.mark.parametrize(
+    ("where", "device", "reasons"),
+    [
+        (sick(f"gpu/{ADDRESS}", "gpu/0000:64:00.0"), at(ADDRESS, devices("gpu-0")), ": Xid79"),
+        (sick(), devices("gpu-0"), ": Xid79"),
+        (node("a", None), devices("gpu-0"), ""),
+    ],
+    ids=["by its address", "by the node's condition", "nobody says"],
+)
+def test_a_rule_of_ours_names_the_finding_and_what_ends_it(where: Object, device: Object, reasons: str) -> None:
+    one = found(where, *claimed(), device, taint_rule())
+
+    assert one.evidence == (
+        "resourceclaim/team/one-gpu asks for 1 of class gpu.nvidia.com",
+        "1 devices match, 0 are free",
+        f"{RULE}{reasons}",
+    )
+    assert one.certainty is Certainty.PROVEN
+    assert one.remedy == (
+        *(["See what Xid79 asks for: `gpu-healthcheck explain Xid79`"] if reasons else ()),
+        "Once the GPU is mended: `gpu-healthcheck release a`",
+    )
+
+
+def test_a_rule_that_nobody_has_noted_is_likely_alone() -> None:
+    one = found(node("a", None), *claimed(), devices("gpu-0"), taint_rule(heeded=False))
+    assert one.certainty is Certainty.LIKELY
+    assert one.evidence[-1] == f"{RULE}, which the cluster's controllers have not noted"
+
+
+def test_a_rule_of_somebody_else_is_his_to_end() -> None:
+    taint = {"key": "team/maintenance", "effect": "NoExecute"}
+    one = found(node("a", None), *claimed(), devices("gpu-0"), taint_rule(name="it's mine", taint=taint))
+    assert one.evidence[-1] == "gpu-0 of node/a has the taint team/maintenance:NoExecute by devicetaintrule/it's mine"
+    assert one.remedy[-1] == """It ends with: `kubectl delete devicetaintrule 'it'"'"'s mine'`"""
+
+
+def test_the_drivers_own_taint_is_the_drivers_to_lift() -> None:
+    one = found(node("a", None), *claimed(), tainted(devices("gpu-0")))
+    assert one.evidence[-1] == (
+        "gpu-0 of node/a has the taint gpu.nvidia.com/xid=79:NoSchedule in its ResourceSlice, from gpu.nvidia.com"
+    )
+    assert "kubectl get resourceslices --field-selector=spec.nodeName=a" in one.remedy[-1]
+
+
+def asking(**request: Any) -> list[Object]:
+    """A pod, its claim with this request, and the class."""
+    pod, claim, known = claimed()
+    claim["spec"]["devices"]["requests"][0]["exactly"] |= request
+    return [pod, claim, known]
+
+
+@pytest.mark.parametrize(
+    ("request_", "devices_", "cause"),
+    [
+        ({"tolerations": [{"key": UNHEALTHY, "operator": "Exists"}]}, [devices("gpu-0")], "ClaimNotSatisfied"),
+        ({"tolerations": [{"key": UNHEALTHY, "value": "RESET"}]}, [devices("gpu-0")], "DevicesTainted"),
+        ({"count": 2}, [devices("gpu-0", "gpu-1")], "DevicesTainted"),
+        ({"count": 2}, [devices("gpu-0", "gpu-1", "gpu-2")], "ClaimNotSatisfied"),
+        ({"allocationMode": "All"}, [devices("gpu-0", "gpu-1", "gpu-2")], "DevicesTainted"),
+        ({"allocationMode": "All"}, [devices("gpu-0"), devices("gpu-0", on="b")], "ClaimNotSatisfied"),
+        ({"allocationMode": "All"}, [devices("gpu-0", "gpu-1"), taken("gpu-1")], "DevicesAllAllocated"),
+    ],
+)
+def test_what_the_claim_asks_for_decides_whether_a_taint_is_in_its_way(
+    request_: dict[str, Any], devices_: list[Object], cause: str
+) -> None:
+    diagnosis = judged(node("a", None), node("b", None), *asking(**request_), *devices_, taint_rule())
+    assert [name for name, _ in told(diagnosis)] == [cause]
+
+
+STATE = [node("a", None), *claimed(), devices("gpu-0"), taint_rule()]
+
+
+def test_a_saved_state_tells_the_same(tmp_path: Path) -> None:
+    bundle = Bundle()
+    for one in STATE:
+        bundle.keep(one["kind"], one)
+    bundle.write(tmp_path / "state.tar.gz", NOW, {}, [kind.kind for kind in KINDS])
+    assert told(diagnose(read_saved([tmp_path / "state.tar.gz"]))) == told(judged(*STATE))
+
+
+def collected(state: list[Object], version: str, error: ClusterError | None = None) -> Snapshot:
+    """From an API server that serves the rules in that version, and answers `error` to who lists them there."""
+    kinds = {kind.resource: kind.kind for kind in KINDS}
+
+    def objects(path: str, resource: str, _: Mapping[str, str]) -> Iterator[Object]:
+        if resource == "devicetaintrules":
+            if f"/{version}/" not in path:
+                raise NotFound("no such resource")
+            if error is not None:
+                raise error
+        yield from (one for one in state if one["kind"] == kinds[resource])
+
+    return Collector(objects).collect()
+
+
+@pytest.mark.parametrize("version", ["v1beta2", "v1alpha3"])
+def test_rules_are_listed_in_the_version_that_is_served(version: str) -> None:
+    assert [one.device for one in collected(STATE, version).device_rules] == ["gpu-0"]
+
+
+@pytest.mark.parametrize("error", [None, Forbidden("no", "list", "devicetaintrules")], ids=["none served", "no right"])
+def test_where_nobody_serves_rules_or_shows_them_nothing_is_said_of_it(error: ClusterError | None) -> None:
+    diagnosis = diagnose(collected([node("a")], "" if error is None else "v1beta2", error))
+    assert (diagnosis.problems, diagnosis.unseen) == ((), ())
+
+
+def test_a_claim_that_nothing_explains_says_that_rules_could_not_be_seen() -> None:
+    state = [node("a", None), *claimed(), devices("gpu-0")]
+    (problem,) = judged(*state, missing=["DeviceTaintRule"]).problems
+    assert problem.found.cause.name == "ClaimNotSatisfied"
+    assert "whether a DeviceTaintRule keeps work off devices can't be seen" in problem.found.evidence[-1]
