@@ -145,8 +145,10 @@ def installed(control_plane: ControlPlane) -> ControlPlane:
 @pytest.fixture(scope="session")
 def device_taints(installed: ControlPlane) -> ControlPlane:
     """The same, where agents may taint devices."""
-    if not (installed.has_device_taint_rules and installed.has_controllers):
-        tiers.cannot_run("NOT TESTED: KUBEBUILDER_ASSETS may know no DeviceTaintRules; unset it to use our build")
+    if not (installed.device_taint_rules and installed.has_controllers):
+        tiers.cannot_run(
+            "NOT TESTED: this Kubernetes may know no DeviceTaintRules; unset KUBEBUILDER_ASSETS to use our build"
+        )
     install_device_taints(installed)
     return installed
 

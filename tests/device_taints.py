@@ -6,7 +6,6 @@ from typing import Any
 
 from sim.control_plane import ControlPlane
 
-RULES = "/apis/resource.k8s.io/v1beta2/devicetaintrules"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 DRIVER = "gpu.nvidia.com"
 Json = dict[str, Any]
@@ -27,7 +26,7 @@ def publish(plane: ControlPlane, node: str, addresses: list[str]) -> None:
 
 def rules_of(plane: ControlPlane, node: str) -> dict[str, str]:
     """By device the tier, of the rules that are called by this node."""
-    listed = plane.request("GET", RULES).body["items"]
+    listed = plane.request("GET", plane.device_taint_rules).body["items"]
     named = {one["metadata"]["name"]: one["spec"] for one in listed}
     mine = {name: spec for name, spec in named.items() if name.startswith(f"gpu-healthcheck.{node}.")}
     return {spec["deviceSelector"]["device"]: spec["taint"]["value"] for spec in mine.values()}

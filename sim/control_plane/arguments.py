@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-DEVICE_TAINT_RULES = "--feature-gates=DRADeviceTaintRules=true"
-"""For each of the three programs; a Kubernetes before 1.35 knows no such gate and does not start with it."""
+DEVICE_TAINT_RULES = {
+    "1.35": "resource.k8s.io/v1alpha3/devicetaintrules",
+    "1.36": "resource.k8s.io/v1beta2/devicetaintrules",
+}
+"""By the Kubernetes that has them; none starts with a gate that it does not know."""
+DEVICE_TAINT_GATES = "--feature-gates=DRADeviceTaints=true,DRADeviceTaintRules=true"
+"""For each of the three programs; of 1.36 the first is on already."""
 _NO_ELECTION = ("--leader-elect=false", "--secure-port=0")
 
 

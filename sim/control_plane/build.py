@@ -96,6 +96,11 @@ def find_binaries() -> Path | None:
     return cache_folder() if cache_folder().is_dir() else None
 
 
+def minor_of(folder: Path) -> str:
+    """Such as 1.36, of a folder of our own build; '' of assets whose version nobody told."""
+    return folder.name.rpartition("-")[0].rpartition(".")[0] if folder.parent == home_of("control-plane") else ""
+
+
 def binaries() -> Path:
     """The folder of programs, built first where need be (about five minutes on two cores, once)."""
     found = find_binaries()

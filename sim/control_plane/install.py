@@ -22,7 +22,6 @@ Probe = tuple[str, str, str, dict[str, Any], str]
 
 _LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 _EVENTS = "/api/v1/namespaces/default/events"
-_RULES = "/apis/resource.k8s.io/v1beta2/devicetaintrules"
 _PROBE = {"name": "policy-probe"}
 _UNBOUND = "bound to no node"
 _ABOUT = {"kind": "Node", "name": "nobody"}
@@ -54,7 +53,7 @@ def install_device_taints(plane: ControlPlane) -> None:
     taint = {"key": "example.com/probe", "effect": "None"}
     rule = {"metadata": _PROBE, "spec": {"deviceSelector": {"driver": "example.com"}, "taint": taint}}
     agent = unbound_token(plane)
-    _wait_for_refusals(plane, [(agent, "POST", f"{_RULES}?dryRun=All", rule, _UNBOUND)])
+    _wait_for_refusals(plane, [(agent, "POST", f"{plane.device_taint_rules}?dryRun=All", rule, _UNBOUND)])
 
 
 def _wait_for_refusals(plane: ControlPlane, probes: Iterable[Probe]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from sim.control_plane import arguments, objects
-from sim.control_plane.build import ControlPlaneError, binaries, cache_folder
+from sim.control_plane.build import ControlPlaneError, binaries, minor_of
 from sim.control_plane.daemon import AfterUs, Daemon
 from sim.control_plane.files import AUDIT_POLICY, free_ports, write_kubeconfig, write_signing_key
 from sim.control_plane.https import Https
@@ -52,7 +52,8 @@ class ControlPlane:
         self._controllers = controllers
         self._scheduler = scheduler
         self._bin = binaries()
-        self._gates = [arguments.DEVICE_TAINT_RULES] if self.has_device_taint_rules else []
+        self._rules = arguments.DEVICE_TAINT_RULES.get(minor_of(self._bin), "")
+        self._gates = [arguments.DEVICE_TAINT_GATES] if self._rules else []
         self.folder = Path(tempfile.mkdtemp(prefix="gpu-healthcheck-control-plane-"))
         self._after_us = AfterUs(self.folder)
         self._daemons: dict[str, Daemon] = {}
@@ -71,7 +72,7 @@ class ControlPlane:
             self._write_files()
             self._start("etcd", arguments.etcd(self.folder, self._etcd_port, self._peer_port))
             api = arguments.kube_apiserver(self.folder, self._api_port, self._etcd_port)
-            served = ["--runtime-config=resource.k8s.io/v1beta2/devicetaintrules=true"] if self._gates else []
+            served = [f"--runtime-config={self._rules}=true"] if self._rules else []
             self._start("kube-apiserver", [*api, *self._gates, *served])
             self._wait_until_ready()
             if self._controllers:
@@ -100,9 +101,14 @@ class ControlPlane:
         self._start("kube-controller-manager", [*arguments.kube_controller_manager(self.folder), *self._gates])
 
     @property
-    def has_device_taint_rules(self) -> bool:
-        """Whether DeviceTaintRules are served and acted on: by our own build, whose version is known."""
-        return self._bin == cache_folder()
+    def device_taint_rules(self) -> str:
+        """The path at which DeviceTaintRules are served and acted on; '': nobody knows that they are."""
+        return self._rules and f"/apis/{self._rules}"
+
+    @property
+    def has_dra(self) -> bool:
+        """Whether devices can be claimed as our manifests claim them, as since Kubernetes 1.34."""
+        return self.request("GET", "/apis/resource.k8s.io/v1").status == http.client.OK
 
     @property
     def has_controllers(self) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from sim.control_plane import ControlPlane
 from tests.agent.conftest import MakeWorld
 from tests.agent.world import RealCluster, World
-from tests.device_taints import RULES, publish, rules_of
+from tests.device_taints import publish, rules_of
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster
@@ -53,7 +53,7 @@ def test_one_bad_gpu_is_tainted_instead_of_its_node(world: World, device_taints:
     assert addresses(world)[3] in world.wait_for_event("DeviceTainted")["message"]
 
     # Whoever takes it away gets it back; a worse fault is a worse taint.
-    device_taints.request("DELETE", f"{RULES}/gpu-healthcheck.{name}.gpu-3")
+    device_taints.request("DELETE", f"{device_taints.device_taint_rules}/gpu-healthcheck.{name}.gpu-3")
     eventually(lambda: rules() == {"gpu-3": "REBOOT"})
     world.host.xid(5, 79, ERROR)
     eventually(lambda: rules() == {"gpu-3": "REBOOT", "gpu-5": "REBOOT"})

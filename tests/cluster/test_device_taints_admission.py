@@ -13,7 +13,7 @@ from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.device_taints import DeviceTaints
 from healthcheck.verdict.device_taints import Wanted
 from sim.control_plane import ControlPlane
-from tests.device_taints import RULES, Json, publish, rules_of
+from tests.device_taints import Json, publish, rules_of
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster
@@ -90,28 +90,28 @@ CASES: list[tuple[str, Any, str]] = [
 
 
 def test_an_agent_writes_rules_of_its_own_node_and_no_others(plane: ControlPlane) -> None:
-    token = plane.agent_token(OWN)
+    token, rules = plane.agent_token(OWN), plane.device_taint_rules
     good = rule(plane)
     for path, value, refusal in CASES:
         body = changed(good, path, value)
-        answer = plane.request("POST", f"{RULES}?dryRun=All", body, token=token)
+        answer = plane.request("POST", f"{rules}?dryRun=All", body, token=token)
         assert (answer.status, refusal in answer.message) == (403, True), (path, value, answer.message)
-    others = plane.request("POST", RULES, rule(plane, OTHER), token=token)
+    others = plane.request("POST", rules, rule(plane, OTHER), token=token)
     assert (others.status, CALLED in others.message) == (403, True)
 
     def ask(method: str, body: Any = None) -> tuple[int, str]:
-        answer = plane.request(method, f"{RULES}/{NAME}", body, token=token)
+        answer = plane.request(method, f"{rules}/{NAME}", body, token=token)
         return answer.status, answer.message
 
-    assert plane.request("POST", RULES, good, token=token).status == 201
+    assert plane.request("POST", rules, good, token=token).status == 201
     assert ask("PATCH", {"spec": {"taint": {"value": "ISOLATE"}}})[0] == 200
     assert TAINT in ask("PATCH", {"spec": {"taint": {"effect": "NoExecute"}}})[1]
-    assert "cannot patch" in plane.request("PATCH", f"{RULES}/{NAME}/status", {"status": {}}, token=token).message
+    assert "cannot patch" in plane.request("PATCH", f"{rules}/{NAME}/status", {"status": {}}, token=token).message
     # What a person makes of it is his.
     his = {"spec": {"taint": {"effect": "None"}}}
-    assert plane.request("PATCH", f"{RULES}/{NAME}", his).status == 200
+    assert plane.request("PATCH", f"{rules}/{NAME}", his).status == 200
     assert (ask("DELETE")[0], TAINT in ask("PATCH", {"spec": {"taint": {"effect": "NoSchedule"}}})[1]) == (403, True)
-    assert plane.request("PATCH", f"{RULES}/{NAME}", {"spec": {"taint": {"effect": "NoSchedule"}}}).status == 200
+    assert plane.request("PATCH", f"{rules}/{NAME}", {"spec": {"taint": {"effect": "NoSchedule"}}}).status == 200
     assert ask("DELETE")[0] == 200
 
 

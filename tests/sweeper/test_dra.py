@@ -35,7 +35,7 @@ WORK = {
 def claims(fleet: Fleet) -> Fleet:
     """A fleet on a cluster with NVIDIA's classes and our overlay."""
     plane = fleet.plane
-    if plane.request("GET", "/apis/resource.k8s.io/v1").status != 200:
+    if not plane.has_dra:
         pytest.skip("NOT TESTED with DRA: this Kubernetes does not serve resource.k8s.io/v1")
     for one in DRIVERS:
         plane.kubectl("apply", "-f", "-", input=json.dumps({"apiVersion": "resource.k8s.io/v1", **one}))
