@@ -18,7 +18,7 @@ from healthcheck.host.streams import complain, say
 from healthcheck.model import PREFIX, Severity
 from healthcheck.node.device_rules import DeviceRule
 from healthcheck.node.state import CORDONED_BY, ENABLED, STARTUP
-from healthcheck.operations.uninstall import DELETE_REST, SELECTOR, STOP, Removal, patch, removal
+from healthcheck.operations.uninstall import DELETE_REST, SELECTOR, SHOW_RULES, STOP, Removal, patch, removal
 from healthcheck.text.naming import named
 from healthcheck.text.printable import printable
 
@@ -39,7 +39,8 @@ def uninstall_from(access: Access, *, dry_run: bool, yes: bool) -> int:
 def _uninstall(cluster: Cluster, console: Screen, *, dry_run: bool, yes: bool) -> int:
     running = list(cluster.list_workloads(SELECTOR))
     taints = cluster.alike(DeviceTaints)
-    gone, rules = _look(cluster), taints.list_all_rules()
+    gone = _look(cluster)
+    rules = _rules(taints, gone, console)
     _show_all(gone, rules, console)
     if running:
         _say_what_runs(running)
@@ -53,12 +54,25 @@ def _uninstall(cluster: Cluster, console: Screen, *, dry_run: bool, yes: bool) -
     failed = [one.node for one in gone if not take_off(cluster, one.node, console)]
     for rule in rules:
         taints.delete_rule(rule)
-    if left := [*(one.node for one in _look(cluster)), *(one.name for one in taints.list_all_rules())]:
+    remain = taints.list_all_rules() if rules else ()
+    if left := [*(one.node for one in _look(cluster)), *(one.name for one in remain)]:
         why = "" if failed else ": something of ours wrote it again; what still runs?"
         complain("uninstall", f"still there on {named(left, _MOST_NAMED)}{why}")
         return COULD_NOT if failed else LEFT
     _say_what_remains(gone, console)
     return 0
+
+
+def _rules(taints: DeviceTaints, gone: Sequence[Removal], console: Screen) -> tuple[DeviceRule, ...]:
+    """Ours. Who may not list them is not kept from the rest where no node tells of any. Raises ClusterError."""
+    try:
+        return taints.list_all_rules()
+    except Forbidden as error:
+        if any(one.has_rules for one in gone):
+            raise
+        console.print(f"DeviceTaintRules can't be seen, and no node's record tells of one of ours: {error}")
+        console.print(f"Whoever may list them sees whether one is left:\n  {SHOW_RULES}")
+        return ()
 
 
 def _show_all(gone: Sequence[Removal], rules: Sequence[DeviceRule], console: Screen) -> None:

@@ -1,6 +1,7 @@
 """What a request to the API stand-in asks for, and the record of it. Pure."""
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from urllib.parse import parse_qsl
@@ -67,7 +68,8 @@ def told_refusal(status: int, retry_after: int | None, method: str, path: str) -
     """The failure that the stand-in was told to answer with."""
     message = f"the stand-in was told to answer {status}"
     if status == HTTPStatus.FORBIDDEN:
-        message = _forbidden(parse_target(path), method)
+        with suppress(RefusedError):  # of a kind that is not served too: rights are asked for first
+            message = _forbidden(parse_target(path), method)
     details: Object = {} if retry_after is None else {"retryAfterSeconds": retry_after}
     return RefusedError(status, REASONS.get(status, "ServiceUnavailable"), message, details)
 

@@ -13,6 +13,7 @@ from typing import Any
 from healthcheck.model import PREFIX
 from healthcheck.node.state import ENABLED, MAINTENANCE, SEVERITY, STARTUP, UNHEALTHY, NodeState
 from healthcheck.operations.cordon import cordoned_by
+from healthcheck.verdict.change import says_devices
 
 SELECTOR = "app.kubernetes.io/name=gpu-healthcheck"
 """Of every object that the manifests make, and of the Jobs and pods that come of them."""
@@ -22,6 +23,7 @@ _SCOPED = "namespaces,clusterroles,clusterrolebindings,priorityclasses"
 _POLICIES = "validatingadmissionpolicies,validatingadmissionpolicybindings"
 DELETE_REST = f"kubectl delete roles,rolebindings,{_SCOPED},{_POLICIES} --all-namespaces -l {SELECTOR}"
 """Deletes all else that the manifests made: what is in our namespaces goes with them."""
+SHOW_RULES = f"kubectl get devicetaintrules -l {SELECTOR}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ class Removal:
     """The severity with which the node takes work again; '' where nothing of ours kept work away."""
     kept: tuple[str, ...]
     """What under our prefix stays, in words."""
+    has_rules: bool
+    """Its record tells of DeviceTaintRules of ours in the place of the Node's taint."""
 
     def __bool__(self) -> bool:
         return bool(self.labels or self.annotations or self.taints or self.conditions)
@@ -60,6 +64,7 @@ def removal(node: NodeState) -> Removal:
             *(f"label {key}={value}" for key, value in node.labels.items() if key == ENABLED),
             *(f"taint {_written(taint)}" for taint in node.taints if _stays(taint)),
         ),
+        has_rules=says_devices(node),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from cli.uninstalling import take_off
 from healthcheck.cluster.client import Cluster
 from healthcheck.host.console import Screen
 from healthcheck.node.state import NodeState
-from healthcheck.operations.uninstall import DELETE_REST, STOP
+from healthcheck.operations.uninstall import DELETE_REST, SHOW_RULES, STOP
 from sim.api_objects import CRON_JOBS, DAEMON_SETS, JOBS, PODS, Resource
 from sim.api_stand_in import ApiStandIn
 from tests.cli.cluster import SPOT, Json, P, client, cordon, run_here
@@ -83,6 +84,22 @@ def test_all_of_ours_goes_and_nothing_foreign_does(api: ApiStandIn, kubeconfig: 
         "Nothing of ours is left on any node. This deletes the rest:",
         f"  {DELETE_REST}",
     ]
+
+
+@pytest.mark.parametrize(("taint", "code", "left"), [("set", 0, []), ("devices", 2, ["failed", "well"])])
+def test_who_may_not_list_device_taints_is_kept_from_the_rest_where_a_record_tells_of_one(
+    api: ApiStandIn, kubeconfig: Path, taint: str, code: int, left: list[str]
+) -> None:
+    api.edit_node("failed", {"metadata": {"annotations": {f"{P}/results": json.dumps({"schema": 1, "taint": taint})}}})
+    api.fail_with(403, path_part="/devicetaintrules")
+    done = run_here(kubeconfig, "uninstall", "--yes")
+
+    assert (done.returncode, [name for name in ("failed", "well") if ours_on(api.node(name))]) == (code, left)
+    if code:
+        assert "you need the right to list devicetaintrules" in done.stderr
+    else:
+        assert done.stdout.startswith("DeviceTaintRules can't be seen, and no node's record tells of one of ours: ")
+        assert f"  {SHOW_RULES}\n" in done.stdout
 
 
 def test_a_second_time_finds_nothing_and_writes_nothing(api: ApiStandIn, kubeconfig: Path) -> None:
