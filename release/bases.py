@@ -6,6 +6,7 @@ import re
 
 _FROM = re.compile(r"^FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?\s*$", re.MULTILINE | re.IGNORECASE)
 _ARG = re.compile(r"^ARG\s+(\w+)=(\S+)\s*$", re.MULTILINE | re.IGNORECASE)
+_COPIED = re.compile(r"^(?:COPY|ADD)\s+(?:--\S+\s+)*?--from=(\S+)", re.MULTILINE | re.IGNORECASE)
 _NAMED = re.compile(r"\$(?:(\w+)|\{(\w+)\})\Z")
 _PINNED = re.compile(r".+@sha256:[0-9a-f]{64}\Z")
 
@@ -24,6 +25,13 @@ def bases(dockerfile: str) -> dict[str, str]:
 def unpinned(dockerfile: str) -> dict[str, str]:
     """Those without a digest: their tag may be another image tomorrow."""
     return {name: image for name, image in bases(dockerfile).items() if not _PINNED.match(image)}
+
+
+def unnamed(dockerfile: str) -> list[str]:
+    """Others' images that stand in a FROM or a `--from` themselves: nobody pins them, no provenance names them."""
+    known = {*stages(dockerfile), "scratch"}
+    used = [*(base for base, _ in _FROM.findall(dockerfile)), *_COPIED.findall(dockerfile)]
+    return [one for one in used if "$" not in one and one not in known]
 
 
 def pinned(dockerfile: str, digests: dict[str, str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from release.bases import bases, unpinned
+from release.bases import bases, unnamed, unpinned
 from release.changelog import section
 from release.origin import version_of
 from release.running import ReleaseError
@@ -18,6 +18,7 @@ def refusals(tree: Path, tag: str) -> list[str]:
     version = version_of(tree)
     dockerfile = (tree / "Dockerfile").read_text()
     found = [f"{name}={image} has no digest: `make pin-bases`" for name, image in unpinned(dockerfile).items()]
+    found += [f"the Dockerfile names {image} itself, not by an argument" for image in unnamed(dockerfile)]
     if not bases(dockerfile):
         found.append("the Dockerfile names no base by an argument")
     if not VERSION.match(version):

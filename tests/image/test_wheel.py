@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -17,23 +18,39 @@ from sim.node import SimulatedNode
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("agent", "cli", "diagnosis", "healthcheck", "quarantine", "sweeper")
-BUILD = "import sys, setuptools.build_meta; setuptools.build_meta.build_wheel(sys.argv[1])"
+BUILD = "import sys; from setuptools.build_meta import *; to = sys.argv[1]; build_wheel(to); build_sdist(to)"
 
 # As the console script that an installer writes: it names the function that entry_points.txt names.
 SCRIPT = "import sys; sys.path.insert(0, {site!r}); from {module} import {function}; {function}()"
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
-    """Built from a copy, as building leaves its own folder in the sources."""
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Wheel and source archive, built from a copy, as building leaves its own folder in the sources."""
     sources, dist = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("dist")
     for name in (*PROGRAMS, "kubernetes"):
         shutil.copytree(ROOT / name, sources / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE", "instance-profiles.conf"):
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "instance-profiles.conf"):
         shutil.copy(ROOT / name, sources)
+    (sources / "tests").mkdir()
+    (sources / "tests/test_of_ours.py").touch()
     subprocess.run([sys.executable, "-c", BUILD, dist], cwd=sources, check=True, capture_output=True)
+    return dist
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> ZipFile:
     (built,) = dist.glob("*.whl")
     return ZipFile(built)
+
+
+def test_the_source_archive_has_no_tests(dist: Path) -> None:
+    (built,) = dist.glob("*.tar.gz")
+    with tarfile.open(built) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+
+    assert {"pyproject.toml", "cli/index.json", "cli/gpu-healthcheck.1", "healthcheck/settings.py"} <= names
+    assert not {one for one in names if one.startswith("tests")}
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from release.bases import bases, pinned, stages, unpinned
+from release.bases import bases, pinned, stages, unnamed, unpinned
 from release.origin import REPOSITORY
 
 DIGEST = "sha256:" + "a1" * 32
@@ -54,4 +54,5 @@ def test_our_dockerfile_names_its_bases_by_arguments() -> None:
     found = bases((REPOSITORY / "Dockerfile").read_text())
 
     assert sorted(found) == ["DCGM_IMAGE", "PYTHON_IMAGE"]
+    assert unnamed((REPOSITORY / "Dockerfile").read_text()) == []
     assert "PYTHON_IMAGE" not in unpinned((REPOSITORY / "Dockerfile").read_text())

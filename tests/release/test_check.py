@@ -59,6 +59,8 @@ def test_sources_that_say_the_tags_version_and_pin_their_bases_are_a_release(tmp
         ({"version": "1.2.0; id"}, "v1.2.0; id", "1.2.0; id is no version"),
         ({"dockerfile": "ARG BASE=nvcr.io/dcgm:4\nFROM ${BASE}\n"}, "v1.2.0", "BASE=nvcr.io/dcgm:4 has no digest"),
         ({"dockerfile": "FROM nvcr.io/dcgm:4\n"}, "v1.2.0", "the Dockerfile names no base by an argument"),
+        ({"dockerfile": f"{PINNED}FROM debian:12\n"}, "v1.2.0", "names debian:12 itself"),
+        ({"dockerfile": f"{PINNED}COPY --link --from=busybox:1 /bin/sh /\n"}, "v1.2.0", "names busybox:1 itself"),
     ],
 )
 def test_a_release_is_refused(tmp_path: Path, changed: dict[str, str], tag: str, said: str) -> None:
