@@ -12,12 +12,14 @@ from rich.cells import cell_len
 from healthcheck.text.printable import printable
 
 _LONGEST = 1 << 14
+_WIDEST = 120
+"""What no other row makes room for: one node's long words would blow up the lines of all."""
 _BETWEEN = "  "
 
 
 def text(rows: Iterable[Sequence[str]]) -> str:
     lines = [[printable(cell, _LONGEST) for cell in row] for row in rows]
-    widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
+    widths = [min(_WIDEST, max(map(_width, column))) for column in zip(*lines, strict=True)]
     return "".join(_line(cells, widths) for cells in lines)
 
 

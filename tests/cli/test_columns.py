@@ -1,0 +1,28 @@
+"""Rows for programs and pagers."""
+
+from __future__ import annotations
+
+import pytest
+
+from cli.columns import text
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([], ""),
+        ([("a", "b"), ("long", "c")], "a     b\nlong  c\n"),
+        ([("a", ""), ("", "")], "a\n\n"),
+        ([("計", "b"), ("abc", "c")], "計   b\nabc  c\n"),
+        ([("one\ntwo\x1b[2J", "b")], "one\\ntwo\\x1b[2J  b\n"),
+    ],
+)
+def test_cells_stand_below_each_other_and_steer_nothing(rows: list[tuple[str, ...]], said: str) -> None:
+    assert text(rows) == said
+
+
+def test_the_long_words_of_one_row_are_not_paid_for_by_all() -> None:
+    told = text([("x" * 16_000, "end"), *(("a", "b"),) * 1000])
+
+    assert told.startswith("x" * 16_000 + "  end\n")
+    assert len(told) < 150_000
