@@ -90,6 +90,8 @@ class Stage:
 
     def sweep(self, version: Version) -> str:
         """The name of the Job that one sweep made. Nothing runs it; it goes, and the sweep's marks on the Node."""
+        told = dict.fromkeys((f"{P}/sweep-result", f"{P}/quarantine-result"))
+        self._patch({"annotations": told})  # who was just tested is due for no sweep
         settings = self.world.folder / "sweeper-config"
         settings.mkdir(exist_ok=True)  # the defaults: by the agent's own no node is ever due
         environment = {
@@ -109,9 +111,11 @@ class Stage:
             sweeper.wait()
         assert job["metadata"]["name"], log.read_text()
         self.plane.request("DELETE", f"{_JOBS}/{job['metadata']['name']}?propagationPolicy=Background")
-        gone = {"metadata": {"labels": {f"{P}/mode": None}, "annotations": {f"{P}/run": None}}}
-        self.plane.request("PATCH", f"/api/v1/nodes/{NODE}", gone)
+        self._patch({"labels": {f"{P}/mode": None}, "annotations": {f"{P}/run": None}})
         return str(job["metadata"]["name"])
+
+    def _patch(self, metadata: dict[str, Any]) -> None:
+        self.plane.request("PATCH", f"/api/v1/nodes/{NODE}", {"metadata": metadata})
 
     def _jobs(self) -> list[dict[str, Any]]:
         return list(self.plane.request("GET", _JOBS).body["items"])
