@@ -7,7 +7,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --no-emit-index-url --no
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-cluster test-node test-pythons test-arm64 node-up node-shell node-down demo bench bench-compare upgrade-try matrix fuzz docs lock reproduce pin-bases release-dry-run clean
+.PHONY: help setup check test test-cluster test-node test-pythons test-arm64 node-up node-shell node-xid node-down demo bench bench-compare upgrade-try matrix fuzz docs lock reproduce pin-bases release-dry-run clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 17
@@ -58,8 +58,11 @@ test-arm64: setup ## Look, memory and kernel log as an arm64 process, by qemu-us
 node-up: setup ## The same node, to try things by hand
 	$(BIN)/python -m sim.real_node up
 
-node-shell: setup ## A shell on it, with kubectl
+node-shell: setup ## A shell on it, with kubectl, helm and gpu-healthcheck
 	$(BIN)/python -m sim.real_node shell
+
+node-xid: setup ## A fault on it: Xid 79 of GPU 3, or CODE=48
+	$(BIN)/python -m sim.real_node xid $(CODE)
 
 node-down: setup ## Take it down; nothing stays
 	$(BIN)/python -m sim.real_node down

@@ -58,6 +58,10 @@ class SimulatedKernelLog:
         self._next_sequence = 0
 
     @property
+    def next_sequence(self) -> int:
+        return self._next_sequence
+
+    @property
     def ring(self) -> tuple[KernelRecord, ...]:
         return tuple(self._ring)
 

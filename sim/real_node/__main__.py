@@ -1,13 +1,15 @@
-"""`python -m sim.real_node up|shell|exec CMD…|status|down|deps|suited`: a node to try things on by hand."""
+"""`python -m sim.real_node up|shell|exec CMD…|xid|status|down|deps|suited`: a node to try things on by hand."""
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 
 from release.image import SLIM, TARGETS
 from sim.control_plane import ControlPlaneError
+from sim.helm import program as helm
 from sim.real_node import RealNode, RunningNode, images, needs
 
 
@@ -17,8 +19,11 @@ def main() -> int:
     up = commands.add_parser("up", help="bring the node up, our image loaded, nothing applied")
     up.add_argument("--instance-type", default="p5.48xlarge")
     up.add_argument("--target", default=SLIM, choices=TARGETS, help="of the Dockerfile")
-    commands.add_parser("shell", help="a shell on the node, kubectl at hand")
+    commands.add_parser("shell", help="a shell on the node: kubectl, helm and gpu-healthcheck at hand")
     commands.add_parser("exec", help="one command on the node").add_argument("words", nargs=argparse.REMAINDER)
+    xid = commands.add_parser("xid", help="the driver tells of a fault in the kernel's log")
+    xid.add_argument("code", type=int, nargs="?", default=79)
+    xid.add_argument("--gpu", type=int, default=3)
     commands.add_parser("status", help="what runs; 1 when no node is up")
     commands.add_parser("down", help="take it down, nothing stays")
     commands.add_parser("deps", help="install what it needs, by apt-get")
@@ -36,13 +41,13 @@ def _do(options: argparse.Namespace) -> int:
     node = RunningNode()
     match options.command:
         case "up":
-            fresh = RealNode(instance_type=options.instance_type)
-            fresh.up()
-            fresh.load(images.ours(options.target))
+            _up(RealNode(instance_type=options.instance_type), options.target)
         case "shell":
             return subprocess.call(node.argv("bash", "--norc", "-i"))
         case "exec":
             return subprocess.call(node.argv(*options.words))
+        case "xid":
+            node.xid(options.gpu, options.code)
         case "status":
             print(node.kubectl("get", "nodes,pods", "--all-namespaces") if node.is_up else "no node is up")
             return 0 if node.is_up else 1
@@ -53,6 +58,14 @@ def _do(options: argparse.Namespace) -> int:
         case "suited":
             return _say(needs.unsuited())
     return 0
+
+
+def _up(node: RealNode, target: str) -> None:
+    archive, program = images.ours(target), helm()
+    node.up()
+    node.load(archive)
+    shutil.copy2(program, node.folder / "bin")
+    print(f"{node.name} is up, and has our image; nothing is applied. On it: `make node-shell`; away: `make node-down`")
 
 
 def _say(reason: str) -> int:

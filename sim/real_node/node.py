@@ -18,12 +18,14 @@ from sim.control_plane.files import AUDIT_POLICY, write_kubeconfig, write_signin
 from sim.node import FABRIC_MANAGER, SimulatedNode
 from sim.real_node import arguments, cgroups, images, needs
 from sim.real_node.agent_pod import MANIFESTS
-from sim.real_node.running import NAME, READY_SECONDS, RunningNode, is_ours
+from sim.real_node.running import HARDWARE, NAME, NEXT_RECORD, READY_SECONDS, RunningNode, is_ours
 from sim.real_node.waiting import RealNodeError, wait_until
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+COMMANDS = ("gpu-healthcheck", "kubectl-gpu_healthcheck", "kubectl_complete-gpu_healthcheck")
+"""Of this checkout's environment, as pipx would put them into the PATH."""
 _AFTER_US = 'cat > /dev/null; exec "$0" -m sim.real_node down'
 
 
@@ -84,8 +86,9 @@ class RealNode(RunningNode):
         try:
             with ExitStack() as held:
                 if self._hardware is None:
-                    self._hardware = self.folder / "hardware"
-                    held.enter_context(SimulatedNode.create(self._hardware, self._instance_type))
+                    self._hardware = self.folder / HARDWARE
+                    host = held.enter_context(SimulatedNode.create(self._hardware, self._instance_type))
+                    (self.folder / NEXT_RECORD).write_text(str(host.kernel_log.next_sequence))
                 self._write_files(plane_bin, kubelet_bin)
                 cgroups.make()
                 self._begin()
@@ -139,6 +142,8 @@ class RealNode(RunningNode):
         (folder / "bin").mkdir()
         (folder / "bin" / "kubectl").symlink_to(plane_bin / "kubectl")
         (folder / "bin" / FABRIC_MANAGER).symlink_to("/bin/sleep")
+        for command in COMMANDS:
+            (folder / "bin" / command).symlink_to(Path(sys.executable).parent / command)
         shutil.copytree(images.REPOSITORY / MANIFESTS, self.manifests, ignore=shutil.ignore_patterns("kustomization*"))
         configuration = Path(self.manifests, "03-config.yaml")
         # Who may raise no limit of this machine's has a node whose pods may lock little memory, and it is told so.

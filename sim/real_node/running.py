@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sim.kernel_log import SimulatedKernelLog
 from sim.node import FABRIC_MANAGER
 from sim.real_node import arguments, images, needs
 from sim.real_node.waiting import RealNodeError, wait_until
@@ -21,6 +22,8 @@ FOLDER = Path(tempfile.gettempdir()) / "gpu-healthcheck-node"
 """Of the one node that a machine can have; it is there while the node is."""
 NAME = "gpu-node-1"
 READY_SECONDS = 600
+HARDWARE, NEXT_RECORD = "hardware", "next-record"
+"""In that folder: the simulated host of a node that was given none, and the number of its kernel's next record."""
 
 
 class RunningNode:
@@ -119,6 +122,18 @@ class RunningNode:
             done = subprocess.run(command, stdin=file, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RealNodeError(f"{archive} was not taken: {done.stderr.strip()}")
+
+    def xid(self, gpu: int, code: int) -> None:
+        """The driver tells of it, on a node with a host of its own. An agent that comes later finds it no more."""
+        number, hardware = self.folder / NEXT_RECORD, self.folder / HARDWARE
+        if not number.exists():
+            raise RealNodeError("no node is up, or its host is somebody else's: `python -m sim.real_node up`")
+        address = (hardware / f"nvml/gpu{gpu}/bus_id").read_text().strip().lower()[-12:-2]
+        log = SimulatedKernelLog(hardware / "dev/kmsg")
+        log.overrun(int(number.read_text()))
+        log.write(f"NVRM: Xid (PCI:{address}): {code}, pid='<unknown>', name=<unknown>, told by hand")
+        number.write_text(str(log.next_sequence))
+        log.close()
 
     def is_ready(self) -> bool:
         done = self.run("kubectl", "get", "--raw", f"/api/v1/nodes/{self.name}", check=False)
