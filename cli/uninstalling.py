@@ -18,7 +18,16 @@ from healthcheck.host.streams import complain, say
 from healthcheck.model import PREFIX, Severity
 from healthcheck.node.device_rules import DeviceRule
 from healthcheck.node.state import CORDONED_BY, ENABLED, STARTUP
-from healthcheck.operations.uninstall import DELETE_REST, SELECTOR, SHOW_RULES, STOP, Removal, patch, removal
+from healthcheck.operations.uninstall import (
+    DELETE_FILES,
+    DELETE_REST,
+    SELECTOR,
+    SHOW_RULES,
+    STOP,
+    Removal,
+    patch,
+    removal,
+)
 from healthcheck.text.naming import named
 from healthcheck.text.printable import printable
 
@@ -146,6 +155,9 @@ def _say_what_runs(running: Sequence[Workload]) -> None:
 
 def _say_what_remains(gone: Sequence[Removal], console: Screen) -> None:
     console.print(f"Nothing of ours is left on any node. This deletes the rest:\n  {DELETE_REST}")
+    console.print(
+        f"On the nodes' disks stay what agents remember and NVIDIA's reports; on each node:\n  {DELETE_FILES}"
+    )
     if any(taint.startswith(STARTUP) for one in gone for taint in one.taints):
         console.print(f"Take {STARTUP} out of whatever creates nodes: nobody would take it off new ones.")
     if any(what.startswith(f"label {ENABLED}=") for one in gone for what in one.kept):

@@ -24,6 +24,8 @@ _POLICIES = "validatingadmissionpolicies,validatingadmissionpolicybindings"
 DELETE_REST = f"kubectl delete roles,rolebindings,{_SCOPED},{_POLICIES} --all-namespaces -l {SELECTOR}"
 """Deletes all else that the manifests made: what is in our namespaces goes with them."""
 SHOW_RULES = f"kubectl get devicetaintrules -l {SELECTOR}"
+DELETE_FILES = "rm -rf /var/lib/gpu-healthcheck /var/log/gpu-healthcheck"
+"""What the manifests' hostPath volumes leave on a node: no command of ours reaches there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from cli.uninstalling import take_off
 from healthcheck.cluster.client import Cluster
 from healthcheck.host.console import Screen
 from healthcheck.node.state import NodeState
-from healthcheck.operations.uninstall import DELETE_REST, SHOW_RULES, STOP
+from healthcheck.operations.uninstall import DELETE_FILES, DELETE_REST, SHOW_RULES, STOP
 from sim.api_objects import CRON_JOBS, DAEMON_SETS, JOBS, PODS, Resource
 from sim.api_stand_in import ApiStandIn
 from tests.cli.cluster import SPOT, Json, P, client, cordon, run_here
@@ -80,9 +80,11 @@ def test_all_of_ours_goes_and_nothing_foreign_does(api: ApiStandIn, kubeconfig: 
     assert [(one.method, one.path.partition("?")[0]) for one in api.writes] == [
         ("PATCH", f"/api/v1/nodes/{part}") for part in ("failed", "failed/status", "well", "well/status")
     ]
-    assert done.stdout.splitlines()[-2:] == [
+    assert done.stdout.splitlines()[-4:] == [
         "Nothing of ours is left on any node. This deletes the rest:",
         f"  {DELETE_REST}",
+        "On the nodes' disks stay what agents remember and NVIDIA's reports; on each node:",
+        f"  {DELETE_FILES}",
     ]
 
 
