@@ -60,6 +60,9 @@ def explain_words(words: Sequence[str], form: Form | None) -> int:
     return 0
 
 
+_NO_SETTINGS = "the default, for there is no {} here; a cluster's is in its ConfigMap gpu-healthcheck-config"
+
+
 @dataclass(frozen=True, slots=True)
 class _Here:
     """What this cluster has set."""
@@ -67,12 +70,14 @@ class _Here:
     directory: Path
     policy: Policy = field(default_factory=Policy)
     values: Mapping[str, str] = field(default_factory=index.defaults)
+    says: str = ""
+    """Behind a value: where nothing is set, whose it is not."""
 
 
 def _here_of(directory: Path) -> _Here:
     """Where nothing is set the defaults: what reads settings takes three times as long to load as all else here."""
     if not directory.is_dir() and not any(key in os.environ for key in index.defaults()):
-        return _Here(directory)
+        return _Here(directory, says=f", {_NO_SETTINGS.format(directory)}")
     from cli.setting_words import shown  # noqa: PLC0415
     from healthcheck.settings import SettingsError, read_settings  # noqa: PLC0415
 
@@ -203,7 +208,7 @@ def _print_words(console: Screen, meanings: tuple[Word, ...], here: _Here) -> No
         table.add_row("as", one.kind)
         table.add_row("means", one.meaning)
         for value in _here_word(one, here).values():
-            table.add_row("here", value or "empty")
+            table.add_row("here", f"{value or 'empty'}{here.says}")
         table.add_row("more", one.more)
     console.print(table)
 

@@ -27,7 +27,7 @@ from healthcheck.cluster.errors import ClusterError, Refused
 from healthcheck.host.console import Screen
 from healthcheck.host.program import COULD_NOT, USAGE
 from healthcheck.host.streams import complain, say, write_document, write_json
-from healthcheck.model import Status
+from healthcheck.model import Status, counted
 from healthcheck.text.moments import moment
 from healthcheck.text.naming import named
 from healthcheck.verdict.change import DEVICES
@@ -157,12 +157,13 @@ def _counted(rows: list[Row]) -> Text:
     """Of each status how many there are, worst first: the rows are."""
     numbers = Counter(row.status or "not judged" for row in rows)
     said = ", ".join(f"{number} {status}" for status, number in numbers.items())
-    return Text(f"{len(rows)} nodes: {said}\n" if rows else "")
+    return Text(f"{counted(len(rows), 'node')}: {said}\n" if rows else "")
 
 
 def _budget_words(fleet: Fleet) -> Iterator[Text]:
     used, places, size = ("?" if one is None else str(one) for one in astuple(fleet.budget))
-    yield Text(f"{used} of {places} places for tainted nodes are taken; {size} nodes have an agent")
+    have = "node has" if size == "1" else "nodes have"
+    yield Text(f"{used} of {places} places for tainted nodes are taken; {size} {have} an agent")
     withheld = [row.node for row in fleet.nodes if row.taint == "withheld"]
     if withheld:
         yield Text(f"\nnot tainted though their agents want it: {named(withheld, _MOST_NAMED)}", "bold red")

@@ -265,7 +265,7 @@ def test_another_word_is_refused_with_what_is_allowed(words: tuple[str, ...], me
         ("DriverLibraryMismatch", "docs/runbook.md#driverlibrarymismatch"),
         ("last-check", "When its agent last wrote the Node"),
         ("CHECK_INTERVAL", "a whole number of seconds, 10 to 86400, default 300"),
-        ("check_interval", "here 300"),
+        ("check_interval", "here 300, the default"),
         ("ENABLE_TAINT", "here true"),
         ("instance-profiles.conf", "type|gpus|efa|nvlink|provider"),
         ("gpu-count", "It is of group 0-nvidia-smi, and finds GpuLost"),
