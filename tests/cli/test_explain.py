@@ -265,7 +265,7 @@ def test_another_word_is_refused_with_what_is_allowed(words: tuple[str, ...], me
         ("DriverLibraryMismatch", "docs/runbook.md#driverlibrarymismatch"),
         ("last-check", "When its agent last wrote the Node"),
         ("CHECK_INTERVAL", "a whole number of seconds, 10 to 86400, default 300"),
-        ("check_interval", "here 300, the default"),
+        ("check_interval", "here 300"),
         ("ENABLE_TAINT", "here true"),
         ("instance-profiles.conf", "type|gpus|efa|nvlink|provider"),
         ("gpu-count", "It is of group 0-nvidia-smi, and finds GpuLost"),
@@ -287,6 +287,14 @@ def test_a_setting_is_shown_as_the_cluster_has_it(config: Path) -> None:
 
     assert "here 60\n" in told("CHECK_INTERVAL")
     assert "here REBOOT\n" in told("taint_severity")
+
+
+def test_a_setting_where_there_is_no_configmap_is_shown_as_the_default(config: Path) -> None:
+    config.rmdir()
+
+    assert f"here 300, the default, for there is no {config} here; a cluster's is in its ConfigMap" in told(
+        "CHECK_INTERVAL"
+    )
 
 
 def test_a_word_of_two_kinds_is_explained_as_both() -> None:
