@@ -6,7 +6,7 @@ docs/decisions/0046: what cannot be kept off a GPU alone is kept off its node.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from healthcheck.memory.findings import Memory, gpu_address
 from healthcheck.model import Finding, Severity
@@ -98,6 +98,7 @@ def plan_rules(
     gpus: Sequence[BadGpu], devices: Sequence[Device], rules: Sequence[DeviceRule], node: NodeState
 ) -> RuleChange:
     """Compare and say what to write. What is not ours under our name is left as it is."""
+    gpus = [_as_published(one, devices) for one in gpus]
     wanted = {one.name: one for gpu in gpus for one in _wanted(gpu, devices, node)}
     ours = {one.name: one for one in rules if one.is_ours}
     # One that belongs to a Node of before, of the same name, goes with that Node sooner or later.
@@ -112,6 +113,11 @@ def plan_rules(
         gone=gone,
         standing=tuple(one for name, one in kept.items() if one.tier == wanted[name].tier),
     )
+
+
+def _as_published(gpu: BadGpu, devices: Sequence[Device]) -> BadGpu:
+    """With the UUIDs that stand at its address: of one that fell off the bus NVML tells none, and its parts may."""
+    return replace(gpu, uuids=gpu.uuids.union(*(one.uuids for one in devices if one.address == gpu.address)))
 
 
 def _wanted(gpu: BadGpu, devices: Sequence[Device], node: NodeState) -> Iterator[Wanted]:

@@ -131,9 +131,10 @@ def test_rules_are_brought_up_to_the_bad_gpus(
     assert change.names >= {rule_name(NODE, "gpu-0")}
 
 
-def test_each_part_of_a_gpu_gets_a_rule() -> None:
+@pytest.mark.parametrize("known", [{"GPU-a"}, set()], ids=["its UUID is known", "only its address is"])
+def test_each_part_of_a_gpu_gets_a_rule(known: set[str]) -> None:
     parts = [Device(NODE, f"gpu-0-mig-1g-{n}", "", frozenset({"GPU-a"})) for n in range(3)]
-    change = plan_rules([BadGpu(A, RESET, frozenset({"GPU-a"}))], [GPU_0, *parts, GPU_1], [], node())
+    change = plan_rules([BadGpu(A, RESET, frozenset(known))], [GPU_0, *parts, GPU_1], [], node())
     assert [one.device for one in change.made] == ["gpu-0", *(one.name for one in parts)]
 
 
