@@ -9,7 +9,7 @@ from pathlib import Path
 _PROGRAMS = {"agent": "agent", "sweep": "sweeper", "sweep-run": "sweeper.node_test", "quarantine-run": "quarantine"}
 _COMPLETE = "__complete"
 """As Cobra calls it."""
-_PACKAGES = str(Path(__file__).parents[1])
+_PACKAGES = str(Path(__file__).resolve().parents[1])
 
 
 def main() -> None:
