@@ -32,6 +32,15 @@ class LeftOut(ModuleType):
         return type(name, (Exception,), {"__init__": refuse})  # an exception, for what is named after `except`
 
 
+def _proxies() -> dict[str, str]:
+    """What the environment names, as the library that was left out reads it: loaded where there are any."""
+    if not any(name.lower().endswith("_proxy") for name in os.environ):
+        return {}
+    from urllib.request import getproxies  # noqa: PLC0415 - half a MiB
+
+    return getproxies()
+
+
 _CLIENT = ("dynamic", "informer", "leaderelection", "stream", "watch", "client.models")
 _SOURCES = ("aws", "azure", "cli", "gcp", "json", "nested_secrets", "pyproject", "toml", "yaml")
 UNUSED: tuple[ModuleType, ...] = (
@@ -39,6 +48,7 @@ UNUSED: tuple[ModuleType, ...] = (
     # The client renews the OIDC login of a kubeconfig with these; with them go requests and what guesses encodings.
     *(LeftOut(name) for name in ("requests_oauthlib", "oauthlib", "oauthlib.oauth2")),
     *(LeftOut(name) for name in ("dateutil", "dateutil.parser")),  # the client's, for times in typed objects
+    *(LeftOut(f"asyncio.{part}") for part in ("base_subprocess", "sslproto")),  # /metrics has plain sockets
     LeftOut("multiprocessing", cpu_count=os.cpu_count),  # pools of the client's and of APScheduler's; ours are threads
     *(LeftOut(name) for name in ("multiprocessing.pool", "concurrent.futures.process", "pickle")),
     # Our settings are the environment and one directory's files.
@@ -47,6 +57,14 @@ UNUSED: tuple[ModuleType, ...] = (
     # Plugins of pydantic's and APScheduler's, of which we have none: each looks through all that is installed for them.
     # APScheduler, which asks for its own version too, does without where that is not to be found.
     LeftOut("importlib.metadata", entry_points=lambda **_: (), PackageNotFoundError=OSError),
+    LeftOut("pydantic.json_schema"),  # nobody asks an agent for a schema of its settings
+    *(LeftOut(name) for name in ("bz2", "lzma")),  # archives of shutil's
+    *(LeftOut(f"wsgiref{part}") for part in ("", ".simple_server")),  # prometheus_client's server; we have our own
+    *(LeftOut(name) for name in ("ast", "tokenize")),  # inspect's, for sources and for the signatures of what is C
+    LeftOut("mimetypes", inited=True),  # of files that are served or sent
+    LeftOut("sysconfig", get_config_var=lambda _: None),  # time zones lie where it says; our scheduler's is its own
+    # Proxies are the environment's, and prometheus_client's pushes are nobody's.
+    LeftOut("urllib.request", getproxies=_proxies),
     LeftOut("zipfile"),  # importlib.resources', for what is installed as an archive
     LeftOut("html.entities", html5={}, name2codepoint={}),  # http.server only escapes
 )

@@ -152,7 +152,8 @@ def message_classes(question: Question) -> dict[str, Any]:
     return {name: message_factory.GetMessageClass(one) for name, one in classes.items()}
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """`grpc_child QUESTION SOCKET SECONDS`: ask, print the answer, end."""
     name, path, longest_seconds = sys.argv[1:]
     signal.setitimer(signal.ITIMER_REAL, float(longest_seconds))  # whoever would end us may have been killed
     print(json.dumps(ask(QUESTIONS[name], path)))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import http.client
-import urllib.request
+from http import HTTPStatus
 from pathlib import Path
+
+import urllib3
 
 from healthcheck.host.kernel_files import read
 from healthcheck.model import ProbeError
@@ -13,8 +14,8 @@ from healthcheck.text.printable import printable
 IMDS = "http://169.254.169.254"
 _SECONDS = 1.0
 _LONGEST = 128
-_NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Behind a proxy another machine would answer for this one."""
+_POOL = urllib3.PoolManager(retries=False)
+"""Without the environment's proxies: behind one another machine would answer for this one."""
 
 
 def machine_id(root: Path) -> str:
@@ -42,13 +43,15 @@ def instance_type(root: Path, endpoint: str = IMDS) -> str:
 
 
 def _ask(url: str, method: str, headers: dict[str, str]) -> str:
-    request = urllib.request.Request(url, method=method, headers=headers)  # noqa: S310 - the endpoint is a setting
     try:
-        with _NO_PROXY.open(request, timeout=_SECONDS) as answer:
-            text: str = answer.read(_LONGEST).decode("ascii", "replace")
-            return text.strip()
-    except (OSError, ValueError, http.client.HTTPException) as error:
+        answer = _POOL.request(method, url, headers=headers, timeout=_SECONDS, preload_content=False)
+        text = answer.read(_LONGEST).decode("ascii", "replace").strip()
+        answer.close()
+    except (OSError, ValueError, urllib3.exceptions.HTTPError) as error:
         raise ProbeError(f"instance metadata: {error}") from error
+    if answer.status != HTTPStatus.OK:
+        raise ProbeError(f"instance metadata: HTTP {answer.status}")
+    return text
 
 
 def _first_line(path: Path) -> str:

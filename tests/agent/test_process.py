@@ -43,6 +43,12 @@ LOADED = f"{LEAN}print(*sys.modules)"
 WHOLE_AGAIN = (
     f"{LEAN}import asyncio, kubernetes.watch, pickle; print(asyncio.run, kubernetes.watch.Watch, pickle.dumps)"
 )
+PROXY = f"""{LEAN}
+from kubernetes.client import Configuration
+configuration = Configuration()
+configuration.host = "https://10.0.0.1"
+print(configuration.proxy, "urllib.request" in sys.modules)
+"""
 LOADED_BY_THE_CHILD = f"""
 import sys
 from {CHILD} import main
@@ -63,6 +69,14 @@ class TestLoading:
 
         assert "built-in function dumps" in said
         assert "kubernetes.watch.watch.Watch" in said
+
+    @pytest.mark.parametrize(("proxy", "said"), [("", "None False"), ("http://127.0.0.1:9", "http://127.0.0.1:9 True")])
+    def test_a_proxy_of_the_environment_is_used_all_the_same(self, proxy: str, said: str) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+        environment |= {"https_proxy": proxy} if proxy else {}
+
+        program = [sys.executable, "-c", PROXY]
+        assert subprocess.check_output(program, text=True, env=environment).strip() == said
 
     def test_whoever_imports_the_agents_modules_has_the_libraries_whole(self) -> None:
         program = "import sys, agent.__main__, agent.program, pickle; print(pickle.dumps, *sys.modules)"

@@ -138,7 +138,3 @@ def main() -> None:
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
     _answers(out, root, mode == "loader")
-
-
-if __name__ == "__main__":
-    main()
