@@ -23,7 +23,8 @@ from healthcheck.node.state import INSTANCE_TYPE, NodeState, SelectiveClass, run
 from healthcheck.probes.nvml.gpus import NVML, DriverLook
 from healthcheck.settings import Settings
 from healthcheck.verdict.acknowledgement import other_severities
-from healthcheck.verdict.inventory import Inventory, seen_in
+from healthcheck.verdict.inventory import Inventory
+from healthcheck.verdict.inventory_seen import seen_in
 from healthcheck.verdict.verdict import Verdict, decide, worst
 
 _NOT_YET = Unobserved(NOT_LOOKED_YET, "the first look has not ended")

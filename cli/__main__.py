@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import runpy
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 _PROGRAMS = {"agent": "agent", "sweep": "sweeper", "sweep-run": "sweeper.node_test", "quarantine-run": "quarantine"}
 _COMPLETE = "__complete"
 """As Cobra calls it."""
+_OBJECTS = 200_000
+"""More than most commands ever make: they end before it is worth to look for cycles among what they have imported."""
 _PACKAGES = str(Path(__file__).resolve().parents[1])
 
 
@@ -21,6 +24,7 @@ def main() -> None:
         del sys.argv[1]
         runpy.run_module(program, run_name="__main__", alter_sys=True)
         return
+    gc.set_threshold(_OBJECTS)
     from cli.app import complete, run  # noqa: PLC0415 - the agent need not wait for it
 
     if sys.argv[1:2] == [_COMPLETE]:

@@ -5,12 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import yaml
-
 from healthcheck.host.streams import write_document, write_json
 
-_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-"""The safe one in C where PyYAML was built with it."""
 _UNBROKEN = 1 << 20
 """Columns: a text stands on one line, as kubectl writes it."""
 
@@ -24,5 +20,8 @@ def write_as(form: str, value: Any, indent: int | None = 2) -> None:
 
 
 def yaml_of(value: Any) -> str:
+    import yaml  # noqa: PLC0415 - JSON needs none of it
+
+    dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the safe one in C where PyYAML was built with it
     plain = json.loads(json.dumps(value))  # words of enums, and no object twice: YAML would refer to the first
-    return str(yaml.dump(plain, Dumper=_DUMPER, sort_keys=False, allow_unicode=False, width=_UNBROKEN))
+    return str(yaml.dump(plain, Dumper=dumper, sort_keys=False, allow_unicode=False, width=_UNBROKEN))

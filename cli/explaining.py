@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +16,7 @@ from rich.text import Text
 from cli import catalogue, index
 from cli.catalogue import Explanation
 from cli.documents import write_as
+from cli.here import Here, read_here
 from cli.index import Word
 from cli.options import Form
 from cli.words import SEVERITY_MEANS, SEVERITY_STYLES
@@ -45,7 +45,7 @@ _NO_WORDS = "{}: only Xid 74 and 144 to 150 end with words to decode"
 
 def explain_words(words: Sequence[str], form: Form | None) -> int:
     """Returns the exit code."""
-    here = _here_of(Path(os.environ.get("CONFIG_DIR", "/etc/gpu-healthcheck")))
+    here = read_here("explain")
     said, codes = _split(words)
     if not codes and said.lower() in ("", *_TABLES):
         _tell_tables([said.lower()] if said else list(_TABLES), form, here.policy)
@@ -60,34 +60,6 @@ def explain_words(words: Sequence[str], form: Form | None) -> int:
     return 0
 
 
-_NO_SETTINGS = "the default, for there is no {} here; a cluster's is in its ConfigMap gpu-healthcheck-config"
-
-
-@dataclass(frozen=True, slots=True)
-class _Here:
-    """What this cluster has set."""
-
-    directory: Path
-    policy: Policy = field(default_factory=Policy)
-    values: Mapping[str, str] = field(default_factory=index.defaults)
-    says: str = ""
-    """Behind a value: where nothing is set, whose it is not."""
-
-
-def _here_of(directory: Path) -> _Here:
-    """Where nothing is set the defaults: what reads settings takes three times as long to load as all else here."""
-    if not directory.is_dir() and not any(key in os.environ for key in index.defaults()):
-        return _Here(directory, says=f", {_NO_SETTINGS.format(directory)}")
-    from cli.setting_words import shown  # noqa: PLC0415
-    from healthcheck.settings import SettingsError, read_settings  # noqa: PLC0415
-
-    try:
-        values = read_settings(directory).values
-    except SettingsError as error:
-        _end("\n".join(str(one) for one in error.bad))
-    return _Here(directory, values.policy, {key: shown(one) for key, one in values.model_dump(by_alias=True).items()})
-
-
 def _tell_tables(names: Sequence[str], form: Form | None, policy: Policy) -> None:
     if form:
         write_as(form, {name: [_document(one) for one in _TABLES[name].all_of(policy)] for name in names})
@@ -96,7 +68,7 @@ def _tell_tables(names: Sequence[str], form: Form | None, policy: Policy) -> Non
         _TABLES[name].show(Screen(), policy)
 
 
-def _tell_words(meanings: tuple[Word, ...], form: Form | None, here: _Here) -> None:
+def _tell_words(meanings: tuple[Word, ...], form: Form | None, here: Here) -> None:
     if form:
         rows = [{**asdict(one), **_here_word(one, here)} for one in meanings]
         write_as(form, {"name": meanings[0].name, "words": rows})
@@ -104,7 +76,7 @@ def _tell_words(meanings: tuple[Word, ...], form: Form | None, here: _Here) -> N
         _print_words(Screen(), meanings, here)
 
 
-def _here_word(one: Word, here: _Here) -> dict[str, str]:
+def _here_word(one: Word, here: Here) -> dict[str, str]:
     is_set = one.kind == index.SETTING and one.name in here.values
     return {"here": here.values[one.name]} if is_set else {}
 
@@ -199,7 +171,7 @@ def _print(console: Screen, one: Explanation, directory: Path) -> None:
     console.print(table)
 
 
-def _print_words(console: Screen, meanings: tuple[Word, ...], here: _Here) -> None:
+def _print_words(console: Screen, meanings: tuple[Word, ...], here: Here) -> None:
     console.print(Text(meanings[0].name, "bold"))
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="dim")

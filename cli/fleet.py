@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
 
+from cli import index
 from cli.node_step import node_step
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import Forbidden, NotFound
@@ -27,11 +28,10 @@ from healthcheck.node.state import (
     with_devices,
 )
 from healthcheck.operations.next_step import NextStep
-from healthcheck.settings import NodeSettings
 from healthcheck.text.moments import moment_or_none, timestamp
 from healthcheck.verdict import budget
 from healthcheck.verdict import record as records
-from healthcheck.verdict.record import AgentRecord
+from healthcheck.verdict.record import StandingRecord
 
 T = TypeVar("T")
 Beats = Mapping[str, Heartbeat]
@@ -119,7 +119,7 @@ def read_fleet(cluster: Cluster, unread: list[str], chosen: str = "") -> Fleet:
     """
     unread.clear()
     config = _allowed(cluster.read_config)
-    interval = timedelta(seconds=_number(config, "DCGM_L2_INTERVAL", "dcgm_l2_interval_seconds") or 0)
+    interval = timedelta(seconds=_number(config, "DCGM_L2_INTERVAL") or 0)
     beats = _heartbeats(cluster)
     is_late = partial(_is_overdue, interval=interval, now=datetime.now(UTC))
     nodes = _with_devices(cluster, gpu_nodes(cluster, chosen), config, is_late)
@@ -187,16 +187,15 @@ def _worst_first(row: Row) -> tuple[int, int, bool, str]:
 
 def _budget(cluster: Cluster, config: Mapping[str, str] | None, fleet: int | None) -> Budget:
     holders = _allowed(lambda: {slot.holder for slot in cluster.list_slots()})
-    percent = _number(config, "MAX_UNHEALTHY_PERCENT", "max_unhealthy_percent")
+    percent = _number(config, "MAX_UNHEALTHY_PERCENT")
     places = None if fleet is None or percent is None else budget.allowed(fleet, percent)
     return Budget(None if holders is None else len(holders), places, fleet)
 
 
-def _number(config: Mapping[str, str] | None, key: str, setting: str) -> int | None:
+def _number(config: Mapping[str, str] | None, key: str) -> int | None:
     """A setting of the ConfigMap; None where the agents go by what only they know: the last good value."""
-    default = NodeSettings.model_fields[setting].default
     try:
-        number = None if config is None else int(config.get(key, default))
+        number = None if config is None else int(config.get(key, index.defaults()[key]))
     except ValueError:
         return None
     return number if number is None or 0 <= number <= _MOST else None
@@ -214,7 +213,7 @@ def row_of_node(
     node: NodeState, beat: Heartbeat | None, interval: timedelta, now: datetime, *, listed: bool = False
 ) -> Row:
     """`listed`: a node without a heartbeat has none; else nobody could see it."""
-    condition, record = node.condition() or {}, records.on_node(AgentRecord, node, RESULTS)
+    condition, record = node.condition() or {}, records.on_node(StandingRecord, node, RESULTS)
     age = (now - beat.renewed).total_seconds() if beat else None
     heard = beat.renewed + timedelta(seconds=beat.seconds) if beat else None
     tested = last_deep_test(node, now)
@@ -262,7 +261,7 @@ def _since(findings: Sequence[FindingRow], condition: Mapping[str, Any]) -> str:
     return timestamp(at) if at else ""
 
 
-def _causes(record: AgentRecord) -> tuple[str, ...]:
+def _causes(record: StandingRecord) -> tuple[str, ...]:
     return tuple(dict.fromkeys(one.cause or "" for one in record.unobserved or ()))
 
 

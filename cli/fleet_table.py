@@ -15,14 +15,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cli import columns, fleet_page
+from cli import columns
 from cli.access import cluster_of
-from cli.allocation import page, read_allocation
 from cli.documents import write_as
 from cli.fleet import Fleet, Row, ago, looked, read_fleet
 from cli.status import Output, StatusWish
 from cli.words import SEVERITY_STYLES, STATUS_STYLES
-from diagnosis.report.document import cluster_document
 from healthcheck.cluster.errors import ClusterError, Refused
 from healthcheck.host.console import Screen
 from healthcheck.host.program import COULD_NOT, USAGE
@@ -73,6 +71,8 @@ def _show(fleet: Fleet, wish: StatusWish) -> None:
         case Output.YAML:
             write_as(wish.output, asdict(fleet))
         case Output.HTML:
+            from cli import fleet_page  # noqa: PLC0415 - no other form needs its templates
+
             write_document(fleet_page.text(fleet, datetime.now(UTC)))
         case Output.NAME:
             write_document("".join(f"node/{row.node}\n" for row in fleet.nodes))
@@ -81,6 +81,9 @@ def _show(fleet: Fleet, wish: StatusWish) -> None:
 
 
 def _show_allocation(wish: StatusWish) -> None:
+    from cli.allocation import page, read_allocation  # noqa: PLC0415 - what a diagnosis knows; a table does without
+    from diagnosis.report.document import cluster_document  # noqa: PLC0415 - the same
+
     told = read_allocation(wish.access, wish.prometheus)
     if wish.output in (Output.JSON, Output.YAML):
         write_as(wish.output, cluster_document(told))

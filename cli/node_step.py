@@ -9,20 +9,19 @@ from datetime import datetime
 from cli.words import SEVERITY_MEANS
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.deep.claim import claim_on
-from healthcheck.deep.record import is_of_another_machine
 from healthcheck.memory.rows import FindingRow
 from healthcheck.model import Nature, Severity, Status
-from healthcheck.node.state import QUARANTINE_RESULT, SEVERITY, STATUS, NodeState
+from healthcheck.node.state import QUARANTINE_RESULT, SEVERITY, STATUS, NodeState, is_of_another_machine
 from healthcheck.operations.next_step import NextStep, cordon_of_card, next_step
 from healthcheck.text.moments import EARLIEST, timestamp
 from healthcheck.verdict import record as records
-from healthcheck.verdict.record import AgentRecord, RunRecord
+from healthcheck.verdict.record import RunRecord, StandingRecord
 
 _NAME = re.compile(r"[A-Za-z0-9]{1,63}\Z", re.ASCII)
 """What of a record may go into a shell's line: a reason or a cause is nothing else."""
 
 
-def node_step(node: NodeState, record: AgentRecord, silent: bool, now: datetime) -> NextStep:
+def node_step(node: NodeState, record: StandingRecord, silent: bool, now: datetime) -> NextStep:
     status, run = node.labels.get(STATUS, ""), claim_on(node, now)
     if run is not None:
         return NextStep(note=f"A deep run ({run.kind.value}) uses it until {timestamp(run.until)}.")
@@ -38,7 +37,7 @@ def node_step(node: NodeState, record: AgentRecord, silent: bool, now: datetime)
     return NextStep()
 
 
-def _mending(node: NodeState, record: AgentRecord) -> NextStep:
+def _mending(node: NodeState, record: StandingRecord) -> NextStep:
     """What a quarantine run recommends, where that still holds; else to ask one."""
     advice = _advice(node, record)
     step = next_step(advice, node, record.findings or ())
@@ -49,7 +48,7 @@ def _mending(node: NodeState, record: AgentRecord) -> NextStep:
     return NextStep((f"gpu-healthcheck quarantine {node.name}",), note)
 
 
-def _advice(node: NodeState, record: AgentRecord) -> str:
+def _advice(node: NodeState, record: StandingRecord) -> str:
     """Of the last quarantine run; '' where the node is another machine now, or something was found since."""
     run = records.on_node(RunRecord, node, QUARANTINE_RESULT)
     at = records.time_of(run)

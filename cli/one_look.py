@@ -26,7 +26,7 @@ from healthcheck.model import Check, Evidence, Nature, Outcome, Seen, Status, Un
 from healthcheck.text import json_rows
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
-from healthcheck.verdict.inventory import seen_in
+from healthcheck.verdict.inventory_seen import seen_in
 from healthcheck.verdict.record import AgentRecord, Identity
 from healthcheck.verdict.verdict import Verdict, decide, status_of, worst
 

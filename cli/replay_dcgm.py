@@ -11,7 +11,8 @@ from rich.text import Text
 
 from cli import index
 from cli.documents import write_as
-from cli.options import Form
+from cli.here import Here
+from cli.replay import ReplayWish
 from cli.words import EXIT_CODES, SEVERITY_STYLES, STATUS_STYLES
 from healthcheck.captures.blocks import CaptureError
 from healthcheck.catalog.dcgm import return_of_text
@@ -37,7 +38,6 @@ from healthcheck.memory.findings import Memory, Standing
 from healthcheck.model import Evidence, Finding, Now, Outcome
 from healthcheck.probes.dcgm.diag import DcgmLook
 from healthcheck.probes.dcgm.document import DiagAnswer, DiagError, DiagResult, read_answer
-from healthcheck.settings import Settings
 from healthcheck.text import json_rows
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
@@ -59,22 +59,22 @@ class Document:
     saved_at: datetime
 
 
-def judge_document(document: Document, instance_type: str, settings: Settings, form: Form | None) -> int:
+def judge_document(document: Document, wish: ReplayWish, here: Here) -> int:
     """Judge and show it; returns the exit code. Raises CaptureError where it is none of the diagnostic's."""
     answer = read_answer(document.raw)
     if not answer.documents and not answer.cut_off and not any(map(return_of_text, answer.said)):
         raise CaptureError(f"{document.name}: no document of dcgmi diag -j; expected is its JSON, of DCGM 2 to 4")
-    policy = settings.values.policy
-    expected = Expectation(find_profile(settings.profiles, instance_type), instance_type, policy=policy)
+    instance_type, policy = wish.instance_type, here.policy
+    expected = Expectation(find_profile(here.profiles, instance_type), instance_type, policy=policy)
     check = _LEVELS[level_of(answer)]
     outcomes = judge((check,), Evidence({check.needs[0]: DcgmLook(answer)}), expected)
     outcomes = tuple(_sourced(outcome, answer, document) for outcome in outcomes)
     now = Now(document.saved_at, 0.0)
     memory = after_deep_test(Memory(), deep_result(outcomes, now.wall, now.wall), now)
     verdict = decide(memory, outcomes)
-    if form:
+    if wish.form:
         record = records.render(verdict, memory, Identity("", instance_type), now.wall)
-        write_as(form, json_rows.as_json(record), indent=None)
+        write_as(wish.form, json_rows.as_json(record), indent=None)
     else:
         _show(document.name, verdict, answer, policy)
     return EXIT_CODES[verdict.status]

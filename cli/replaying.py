@@ -1,57 +1,48 @@
-"""What `gpu-healthcheck replay` does: judge a saved log, each line by its rule; or a saved look, anew."""
+"""What `gpu-healthcheck replay` does: judge a saved log, each line by its rule."""
 
 from __future__ import annotations
-
-import os
-from dataclasses import replace
-from pathlib import Path
-from typing import NoReturn
 
 import typer
 from rich.text import Text
 
 from cli.documents import write_as
-from cli.one_look import judged, show
+from cli.here import Here, read_here
 from cli.replay import ReplayWish
-from cli.replay_dcgm import Document, judge_document
 from cli.words import EXIT_CODES, SEVERITY_STYLES, STATUS_STYLES
-from healthcheck.captures import evidence_file
 from healthcheck.captures.blocks import CaptureError
-from healthcheck.captures.evidence_file import EvidenceError, Look
 from healthcheck.captures.files import Captures
-from healthcheck.captures.replay import Replay
+from healthcheck.captures.replay import KERNEL_CHECKS, Replay
 from healthcheck.catalog.profiles import find_profile
-from healthcheck.checks import CHECKS
 from healthcheck.checks.expectation import Expectation
 from healthcheck.host.console import Screen
+from healthcheck.host.program import USAGE
 from healthcheck.host.streams import complain, say
 from healthcheck.memory.findings import Standing
-from healthcheck.model import Nature
-from healthcheck.settings import Settings, SettingsError, read_settings
 from healthcheck.text import json_rows
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import Identity
 from healthcheck.verdict.verdict import Verdict, decide
 
-USAGE = 3
 _LONGEST_SHOWN = 160
 
 
 def judge_files(wish: ReplayWish) -> int:
     """Returns the exit code."""
-    captures, settings, name = Captures(list(wish.files), wish.kind), _settings(), wish.files[0]
+    captures, here = Captures(list(wish.files), wish.kind), read_here("replay")
     try:
-        replayed = _replayed(captures, wish.instance_type, settings)
+        replayed = _replayed(captures, wish.instance_type, here)
         if captures.evidence is not None:
-            return _judge_again(name, _look(captures.evidence, wish.instance_type, settings), wish)
+            from cli.replay_look import judge_look  # noqa: PLC0415 - a log needs few checks, a look all of them
+
+            return judge_look(captures.evidence, wish, here)
         if captures.dcgm is not None:
-            document = Document(name, captures.dcgm, captures.saved_at)
-            return judge_document(document, wish.instance_type, settings, wish.form)
+            from cli.replay_dcgm import Document, judge_document  # noqa: PLC0415 - the same
+
+            return judge_document(Document(wish.files[0], captures.dcgm, captures.saved_at), wish, here)
     except CaptureError as error:
-        _end(str(error))
-    except EvidenceError as error:
-        _end(f"{name}: {error}")
+        complain("replay", str(error))
+        raise typer.Exit(USAGE) from None
     return _judge_log(captures, replayed, wish)
 
 
@@ -70,52 +61,12 @@ def _judge_log(captures: Captures, replayed: Replay, wish: ReplayWish) -> int:
     return EXIT_CODES[verdict.status]
 
 
-def _settings() -> Settings:
-    try:
-        return read_settings(Path(os.environ.get("CONFIG_DIR", "/etc/gpu-healthcheck")))
-    except SettingsError as error:
-        _end("\n".join(str(one) for one in error.bad))
-
-
-def _replayed(captures: Captures, instance_type: str, settings: Settings) -> Replay:
-    expected = Expectation(find_profile(settings.profiles, instance_type), instance_type, policy=settings.values.policy)
-    events = tuple(check for check in CHECKS if check.nature is Nature.EVENT)
-    values = settings.values
-    replayed = Replay(events, expected, values.monitor_ttl_seconds, values.escalate_after)
+def _replayed(captures: Captures, instance_type: str, here: Here) -> Replay:
+    expected = Expectation(find_profile(here.profiles, instance_type), instance_type, policy=here.policy)
+    replayed = Replay(KERNEL_CHECKS, expected, here.number("MONITOR_TTL"), here.number("ESCALATE_AFTER"))
     for batch in captures.batches():
         replayed.take(batch)
     return replayed
-
-
-def _look(raw: bytes, instance_type: str, settings: Settings) -> Look:
-    """The look as it was saved, its expectations too; with another instance type, that one's profile of here."""
-    look = evidence_file.read(raw)
-    if not instance_type:
-        return look
-    profile = find_profile(settings.profiles, instance_type)
-    return replace(look, expected=replace(look.expected, instance_type=instance_type, profile=profile))
-
-
-def _judge_again(name: str, look: Look, wish: ReplayWish) -> int:
-    try:
-        result = judged(look)
-    except (ArithmeticError, ValueError) as error:  # such as 1e300 seconds: JSON can say it and no probe ever does
-        raise EvidenceError(f"its values make no sense: {error}") from error
-    standing = tuple(_sourced(one, name) for one in result.memory.standing)
-    result = replace(result, memory=replace(result.memory, standing=standing))
-    show(result, wish.form, verbose=wish.verbose)
-    return EXIT_CODES[result.verdict.status]
-
-
-def _sourced(standing: Standing, name: str) -> Standing:
-    """A level rests on the file as a whole, and the rule is its check's."""
-    finding = standing.finding
-    return replace(standing, finding=replace(finding, source=name, rule=finding.rule or standing.check))
-
-
-def _end(message: str) -> NoReturn:
-    complain("replay", message)
-    raise typer.Exit(USAGE)
 
 
 def _show(name: str, verdict: Verdict, replayed: Replay) -> None:

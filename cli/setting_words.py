@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from healthcheck.catalog.profiles import PROFILES_FILE
 from healthcheck.model import Severity
-from healthcheck.settings import PROFILES_FILE, NodeSettings, bounds_of
+from healthcheck.settings import NodeSettings, bounds_of
 
 MEANINGS: Mapping[str, str] = {
     "CHECK_INTERVAL": "Seconds between two light looks. A fault in the kernel's log never waits for one.",

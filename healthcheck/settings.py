@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +18,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SecretsS
 from pydantic_settings import SettingsError as SourceError
 
 from healthcheck.catalog.policy import Policy, parse_overrides
-from healthcheck.catalog.profiles import ProfileError, Profiles, parse_profiles
+from healthcheck.catalog.profiles import PROFILES_FILE, ProfileError, Profiles, parse_profiles, read_packaged
 from healthcheck.checks import CHECKS, groups_in, select_checks
 from healthcheck.host.opening import entries_of, refuse_shortage
 from healthcheck.model import Check, Severity
@@ -29,7 +28,6 @@ from healthcheck.text.printable import printable
 from healthcheck.verdict.change import Rules
 from healthcheck.verdict.repair import Repair
 
-PROFILES_FILE = "instance-profiles.conf"
 OVERRIDES = "severity-overrides"
 _LEAST_MEGABYTES, _MEGABYTES_A_GIGABIT = 500, 125
 _LONGEST_FILE = 1 << 20
@@ -337,8 +335,7 @@ def _files(directory: Path | None) -> set[str]:
 
 @cache
 def packaged_profiles() -> Profiles:
-    text = files("healthcheck").joinpath(PROFILES_FILE).read_text(encoding="utf-8")
-    return parse_profiles(text, PROFILES_FILE)
+    return read_packaged()
 
 
 def _existing(directory: Path | None) -> Path | None:

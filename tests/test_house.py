@@ -16,9 +16,10 @@ import yaml
 from agent.settings import AgentSettings
 from cli import glossary, index
 from healthcheck import checks
+from healthcheck.catalog.profiles import PROFILES_FILE
 from healthcheck.model import PREFIX, Cause, Check, Reason, Severity, Status
 from healthcheck.node import state as node
-from healthcheck.settings import PROFILES_FILE, NodeSettings
+from healthcheck.settings import NodeSettings
 from healthcheck.telemetry import Telemetry
 from healthcheck.verdict.acknowledgement import UNTOLD
 from quarantine.recommendation import Recommendation
@@ -43,7 +44,7 @@ REASONS = [reason.name for check in ALL_CHECKS for reason in check.reasons]
 LIGHT_REASONS = [reason.name for check in checks.CHECKS for reason in check.reasons]
 WITHOUT_A_TWIN: list[str] = []
 """Scenarios of faults that no healthy one stands beside yet."""
-SHARED = {"__init__", "examine", "expectation", "gpu_runtime", "per_gpu", "runtime_mending"}
+SHARED = {"__init__", "listed", "examine", "expectation", "gpu_runtime", "per_gpu", "runtime_mending"}
 """What stands beside the checks and is none."""
 MODULES = sorted(file.stem for file in (ROOT / "healthcheck/checks").glob("*.py") if file.stem not in SHARED)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from healthcheck.captures.kernel_logs import Batch, Line
+from healthcheck.checks import driver_messages, sxid, xid
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
 from healthcheck.memory.exits import begin, expired
@@ -16,6 +17,8 @@ from healthcheck.memory.kernel_log import after_kernel_log
 from healthcheck.model import Check, Evidence, Now, Outcome, Severity, Sighting, Unobserved
 from healthcheck.probes import kernel_log
 
+KERNEL_CHECKS = (xid.CHECK, sxid.CHECK, driver_messages.CHECK)
+"""All that read the kernel's log."""
 _MOST_COUNTED = 512
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 
+PROFILES_FILE = "instance-profiles.conf"
 _TYPE = re.compile(r"[a-z0-9][a-z0-9.-]*\Z")
 _MOST = 4096
 """More GPUs or EFA devices than this on one node is a slip of the pen."""
@@ -30,7 +32,13 @@ class InstanceProfile:
 Profiles = Mapping[str, InstanceProfile]
 
 
-def parse_profiles(text: str, name: str = "instance-profiles.conf") -> dict[str, InstanceProfile]:
+def read_packaged() -> Profiles:
+    """The table that comes with us."""
+    text = files("healthcheck").joinpath(PROFILES_FILE).read_text(encoding="utf-8")
+    return parse_profiles(text, PROFILES_FILE)
+
+
+def parse_profiles(text: str, name: str = PROFILES_FILE) -> dict[str, InstanceProfile]:
     """Read `type|gpus|efa|nvlink|provider` lines; `#` begins a comment. Raises ProfileError at the first bad one."""
     if len(text) > _LONGEST:
         raise ProfileError(f"{name}: {len(text)} characters; at most {_LONGEST} are read")

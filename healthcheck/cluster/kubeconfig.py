@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from healthcheck.text.naming import named
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
@@ -107,6 +105,8 @@ def _read(place: str, access: Access | None) -> dict[str, Any]:
     path = _path(place)
     if not path.exists() and not (access and access.kubeconfig):
         return {}
+    import yaml  # noqa: PLC0415 - where one is read
+
     try:
         content = yaml.safe_load(path.read_bytes())
     except OSError as error:

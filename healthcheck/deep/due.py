@@ -8,9 +8,8 @@ from datetime import datetime, timedelta
 
 from healthcheck.checks.driver import being_changed
 from healthcheck.deep.claim import claim_on
-from healthcheck.deep.record import is_of_another_machine
 from healthcheck.model import Status
-from healthcheck.node.state import QUARANTINE_RESULT, STATUS, SWEEP_RESULT, NodeState, is_tested
+from healthcheck.node.state import QUARANTINE_RESULT, STATUS, SWEEP_RESULT, NodeState, is_of_another_machine, is_tested
 from healthcheck.text.moments import is_future, moment_or_none, timestamp
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records

@@ -16,7 +16,7 @@ from healthcheck.memory.deep_tests import DeepFinding, DeepResult, after_deep_te
 from healthcheck.memory.findings import Memory
 from healthcheck.memory.rows import row_of
 from healthcheck.model import Finding, Nature, Now, Outcome, Passed, Severity, Status
-from healthcheck.node.state import QUARANTINE_RESULT, NodeState
+from healthcheck.node.state import QUARANTINE_RESULT, NodeState, is_of_another_machine
 from healthcheck.text.moments import held, moment, timestamp
 from healthcheck.text.printable import printable
 from healthcheck.verdict import record as records
@@ -82,11 +82,6 @@ def passed_run(node: NodeState) -> PassedRun | None:
     if began is None or is_of_another_machine(record.machine, node):
         return None
     return PassedRun(hashlib.blake2s(text.encode("utf-8", "replace"), digest_size=12).hexdigest(), began)
-
-
-def is_of_another_machine(machine: str | None, node: NodeState) -> bool:
-    """The kernel and the kubelet write the same number in letters of either case; '' and None are no name."""
-    return bool(node.machine and machine) and str(machine).lower() != node.machine.lower()
 
 
 def render(outcome: Outcome, ran: Ran) -> RunRecord:

@@ -133,6 +133,11 @@ def is_tested(node: NodeState) -> bool:
     return node.labels.get(DEEP_CHECK) == "InProgress"
 
 
+def is_of_another_machine(machine: str | None, node: NodeState) -> bool:
+    """The kernel and the kubelet write the same number in letters of either case; '' and None are no name."""
+    return bool(node.machine and machine) and str(machine).lower() != node.machine.lower()
+
+
 def is_our_taint(taint: Mapping[str, Any]) -> bool:
     # Key and effect are a taint's identity: with another effect it is somebody else's, and not ours to lift.
     return (taint.get("key"), taint.get("effect")) == (TAINT["key"], TAINT["effect"])
@@ -170,8 +175,9 @@ def managers_of_condition(managed_fields: object, kind: str) -> tuple[FieldManag
 
 
 def _managers_of(managed_fields: object, *path: str) -> tuple[FieldManager, ...]:
-    entries = managed_fields if isinstance(managed_fields, list) else []
-    return tuple(_manager(entry) for entry in entries if _owns(entry, path))
+    if not isinstance(managed_fields, list):
+        return ()
+    return tuple(_manager(entry) for entry in managed_fields if _owns(entry, path))
 
 
 def _owns(entry: object, path: Sequence[str]) -> bool:

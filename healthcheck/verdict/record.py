@@ -157,6 +157,16 @@ class AgentRecord(Row):
 
 
 @dataclass(frozen=True, slots=True)
+class StandingRecord(Row):
+    """Of the agent's record what stands: to read the rest of 50,000 takes seconds."""
+
+    findings: tuple[FindingRow, ...] | None = key(rows(FindingRow))
+    unobserved: tuple[CauseRow, ...] | None = key(_causes)
+    released: ReleaseRow | None = key(row(ReleaseRow))
+    taint: str | None = key(word)
+
+
+@dataclass(frozen=True, slots=True)
 class RunRecord(Row):
     """What one deep run says: a level 2, or a quarantine run. `timestamp` tells it from others of its kind."""
 
@@ -186,7 +196,7 @@ class RunRecord(Row):
 
 
 Record = AgentRecord | RunRecord
-R = TypeVar("R", AgentRecord, RunRecord)
+R = TypeVar("R", AgentRecord, StandingRecord, RunRecord)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from textwrap import indent
 
 import healthcheck
 from agent.settings import AgentSettings
-from healthcheck.settings import PROFILES_FILE
+from healthcheck.catalog.profiles import PROFILES_FILE
 from tools.chart import keys, settings
 from tools.chart.keys import ADDED, KEYS, LABELLED, PODS, Identity, Key, Place
 from tools.chart.manifest import Document, Edit, Steps, as_template, documents

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from healthcheck.settings import PROFILES_FILE
+from healthcheck.catalog.profiles import PROFILES_FILE
 from tools.chart import settings
 from tools.chart.keys import CONFIG, KEYS, Identity, Key
 from tools.chart.manifest import Document, as_template

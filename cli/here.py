@@ -1,0 +1,51 @@
+"""What this cluster has set, for commands that ask none: settings that nobody set are not read to find that out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from cli import index
+from healthcheck.catalog.policy import Policy
+from healthcheck.catalog.profiles import Profiles, read_packaged
+from healthcheck.host.program import USAGE
+from healthcheck.host.streams import complain
+
+_NO_SETTINGS = "the default, for there is no {} here; a cluster's is in its ConfigMap gpu-healthcheck-config"
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    directory: Path
+    policy: Policy
+    profiles: Profiles
+    values: Mapping[str, str]
+    """By key, as it is written in the ConfigMap."""
+    says: str = ""
+    """Behind a value: where nothing is set, whose it is not."""
+
+    def number(self, key: str) -> int:
+        return int(self.values[key])
+
+
+def read_here(program: str) -> Here:
+    """The ConfigMap's directory and the environment. What is not allowed there ends the program."""
+    directory = Path(os.environ.get("CONFIG_DIR", "/etc/gpu-healthcheck"))
+    if not directory.is_dir() and not any(key in os.environ for key in index.defaults()):
+        says = f", {_NO_SETTINGS.format(directory)}"
+        return Here(directory, Policy(), read_packaged(), index.defaults(), says)
+    # What reads settings takes as long to load as all else together.
+    from cli.setting_words import shown  # noqa: PLC0415
+    from healthcheck.settings import SettingsError, read_settings  # noqa: PLC0415
+
+    try:
+        settings = read_settings(directory)
+    except SettingsError as error:
+        complain(program, "\n".join(str(one) for one in error.bad))
+        raise typer.Exit(USAGE) from None
+    values = {key: shown(one) for key, one in settings.values.model_dump(by_alias=True).items()}
+    return Here(directory, settings.values.policy, settings.profiles, values)

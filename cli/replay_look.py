@@ -1,0 +1,45 @@
+"""A saved look, judged anew and shown: `gpu-healthcheck replay` of what `check --save-evidence` wrote."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cli.here import Here
+from cli.one_look import judged, show
+from cli.replay import ReplayWish
+from cli.words import EXIT_CODES
+from healthcheck.captures import evidence_file
+from healthcheck.captures.blocks import CaptureError
+from healthcheck.captures.evidence_file import EvidenceError, Look
+from healthcheck.catalog.profiles import find_profile
+from healthcheck.memory.findings import Standing
+
+
+def judge_look(raw: bytes, wish: ReplayWish, here: Here) -> int:
+    """Returns the exit code. Raises CaptureError where it is no look, or one of nonsense."""
+    name = wish.files[0]
+    try:
+        result = judged(_look(raw, wish.instance_type, here))
+    except EvidenceError as error:
+        raise CaptureError(f"{name}: {error}") from error
+    except (ArithmeticError, ValueError) as error:  # such as 1e300 seconds: JSON can say it and no probe ever does
+        raise CaptureError(f"{name}: its values make no sense: {error}") from error
+    standing = tuple(_sourced(one, name) for one in result.memory.standing)
+    result = replace(result, memory=replace(result.memory, standing=standing))
+    show(result, wish.form, verbose=wish.verbose)
+    return EXIT_CODES[result.verdict.status]
+
+
+def _look(raw: bytes, instance_type: str, here: Here) -> Look:
+    """The look as it was saved, its expectations too; with another instance type, that one's profile of here."""
+    look = evidence_file.read(raw)
+    if not instance_type:
+        return look
+    profile = find_profile(here.profiles, instance_type)
+    return replace(look, expected=replace(look.expected, instance_type=instance_type, profile=profile))
+
+
+def _sourced(standing: Standing, name: str) -> Standing:
+    """A level rests on the file as a whole, and the rule is its check's."""
+    finding = standing.finding
+    return replace(standing, finding=replace(finding, source=name, rule=finding.rule or standing.check))

@@ -1,0 +1,202 @@
+"""The list of every check, in the order in which the record shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from healthcheck.checks import (
+    cdi_specs,
+    cgroup_driver,
+    clocks,
+    container_runtime,
+    dcgm_diag,
+    default_runtime,
+    device_files,
+    driver,
+    driver_messages,
+    ecc,
+    ecc_mode,
+    efa_count,
+    efa_driver,
+    efa_errors,
+    efa_gpudirect,
+    efa_keep_alive,
+    efa_loopback,
+    efa_provider,
+    fabric,
+    fabric_manager,
+    gdrcopy,
+    gpu_count,
+    gpu_memory_held,
+    gpu_placement,
+    gpu_repair,
+    hami,
+    imex,
+    inforom,
+    memlock,
+    mig_mode,
+    nccl_allreduce,
+    nouveau,
+    nvidia_runtime,
+    nvidia_toolkit,
+    nvlink,
+    nvlink_errors,
+    nvswitch,
+    p2p,
+    pcie_link,
+    pcie_replays,
+    persistence_mode,
+    recovery_action,
+    retired_pages,
+    row_remap,
+    runtime_binary,
+    runtime_classes,
+    runtime_loaded,
+    runtime_type,
+    sxid,
+    temperature,
+    xid,
+)
+from healthcheck.checks.examine import CAUSES as OF_ANY_CHECK
+from healthcheck.model import Cause, Check
+
+_LONGEST_NAME = 40
+
+CHECKS: tuple[Check, ...] = (
+    driver.CHECK,
+    gpu_count.CHECK,
+    recovery_action.CHECK,
+    ecc.CHECK,
+    row_remap.CHECK,
+    retired_pages.CHECK,
+    gpu_repair.CHECK,
+    inforom.CHECK,
+    ecc_mode.CHECK,
+    mig_mode.CHECK,
+    persistence_mode.CHECK,
+    clocks.CHECK,
+    temperature.CHECK,
+    gpu_memory_held.CHECK,
+    device_files.CHECK,
+    xid.CHECK,
+    sxid.CHECK,
+    driver_messages.CHECK,
+    efa_driver.CHECK,
+    efa_count.CHECK,
+    efa_errors.CHECK,
+    efa_keep_alive.CHECK,
+    efa_gpudirect.CHECK,
+    efa_provider.CHECK,
+    memlock.CHECK,
+    gdrcopy.CHECK,
+    nvlink.CHECK,
+    nvlink_errors.CHECK,
+    p2p.CHECK,
+    nvswitch.CHECK,
+    fabric.CHECK,
+    fabric_manager.CHECK,
+    imex.CHECK,
+    pcie_link.CHECK,
+    pcie_replays.CHECK,
+    gpu_placement.CHECK,
+    nouveau.CHECK,
+    container_runtime.CHECK,
+    runtime_loaded.CHECK,
+    nvidia_runtime.CHECK,
+    default_runtime.CHECK,
+    runtime_type.CHECK,
+    runtime_binary.CHECK,
+    nvidia_toolkit.CHECK,
+    cdi_specs.CHECK,
+    cgroup_driver.CHECK,
+    runtime_classes.CHECK,
+    hami.CHECK,
+)
+
+DEEP_CHECKS: tuple[Check, ...] = (dcgm_diag.LEVEL_2, dcgm_diag.LEVEL_4, nccl_allreduce.CHECK, efa_loopback.CHECK)
+"""What needs the node for itself. No light look runs them, whatever `CHECKS_LIGHTWEIGHT` says."""
+
+CAUSES: tuple[Cause, ...] = tuple(
+    dict.fromkeys(
+        cause
+        for check in (*CHECKS, *DEEP_CHECKS)
+        for causes in (*(probe.causes for probe in check.needs), check.causes)
+        for cause in causes
+    )
+)
+CAUSES += OF_ANY_CHECK
+"""Why a check could not look, those of its sources first."""
+
+KERNEL_LINES: tuple[str, ...] = tuple(sorted({begin for check in CHECKS for begin in check.begins}))
+"""How a line of the kernel's log begins that any check reads."""
+
+GROUPS: Mapping[str, str] = {
+    "0": "0-nvidia-smi",
+    "1": "1-dcgm-diag-l2",
+    "2": "2-efa-enumeration",
+    "3": "3-topology-check",
+    "4": "4-dcgm-diag-l4",
+    "5": "5-nccl-allreduce",
+    "6": "6-efa-loopback",
+    "7": "7-container-runtime",
+    "8": "8-hami",
+}
+"""Group number to the name that the record shows."""
+
+
+SHORT_NAMES: Mapping[str, str] = {
+    **{name.partition("-")[2]: name for name in GROUPS.values()},
+    "dcgm-l2": "1-dcgm-diag-l2",
+    "efa": "2-efa-enumeration",
+    "topology": "3-topology-check",
+    "dcgm-l4": "4-dcgm-diag-l4",
+}
+"""Names of groups without their numbers, and those that the scripts before us knew them by."""
+
+_BY_NUMBER = {name: number for number, name in GROUPS.items()}
+_NAMED: Mapping[str, tuple[Check, ...]] = {
+    word: tuple(check for check in (*CHECKS, *DEEP_CHECKS) if check.group == group)
+    for word, group in (*GROUPS.items(), *((name, name) for name in GROUPS.values()), *SHORT_NAMES.items())
+} | {check.name: (check,) for check in (*CHECKS, *DEEP_CHECKS)}
+"""A check comes before the group of the same short name, of which it is one."""
+_DEEP = {check.group for check in DEEP_CHECKS}
+_LIGHT = tuple(group for group in GROUPS.values() if group not in _DEEP)
+
+
+def checks_named(word: str) -> tuple[Check, ...]:
+    """Light and deep ones of a group's number or name, or a check's name. Raises ValueError for another word."""
+    if word not in _NAMED:
+        raise ValueError(_nobody(word, f"allowed are {_listed(GROUPS.values(), (*CHECKS, *DEEP_CHECKS))}"))
+    return _NAMED[word]
+
+
+def select_checks(words: Iterable[str]) -> tuple[Check, ...]:
+    """The light checks that the words name, in their own order. Raises ValueError for a word that names another."""
+    wanted = {check.name for word in words for check in _light(word)}
+    return tuple(check for check in CHECKS if check.name in wanted)
+
+
+def groups_in(checks: Iterable[Check]) -> str:
+    """The numbers of the groups that these belong to."""
+    return ", ".join(sorted({_BY_NUMBER[check.group] for check in checks}))
+
+
+def _light(word: str) -> tuple[Check, ...]:
+    allowed = f"allowed are {_listed(_LIGHT, CHECKS)}"
+    if word not in _NAMED:
+        raise ValueError(_nobody(word, allowed))
+    if any(check.group in _DEEP for check in _NAMED[word]):
+        raise ValueError(f"{word} is no light check: it needs the GPUs for itself; {allowed}")
+    return _NAMED[word]
+
+
+def _nobody(word: str, allowed: str) -> str:
+    import difflib  # noqa: PLC0415 - the agent need not hold it for the day when somebody mistypes
+
+    close = difflib.get_close_matches(word[:_LONGEST_NAME].lower(), _NAMED, 1)
+    return f"no check {word[:_LONGEST_NAME]!r}{f' (did you mean {close[0]}?)' if close else ''}; {allowed}"
+
+
+def _listed(groups: Iterable[str], checks: Iterable[Check]) -> str:
+    groups = tuple(groups)
+    return ", ".join([*(_BY_NUMBER[name] for name in groups), *groups, *(check.name for check in checks)])

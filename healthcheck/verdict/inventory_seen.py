@@ -1,0 +1,62 @@
+"""The inventory of a node, out of what one look saw. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from healthcheck.model import Evidence
+from healthcheck.probes import pci
+from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
+from healthcheck.probes.container_runtime.facts import ContainerRuntime, Handler
+from healthcheck.probes.device_files import DEVICE_FILES, DeviceFiles
+from healthcheck.probes.nvml.gpus import NVML, SUCCESS, Gpus
+from healthcheck.verdict.inventory import DeviceFilesRow, Inventory, RuntimeRow, ToolkitRow, within_limit
+
+_GPU_FILE = re.compile(r"nvidia\d{1,5}\Z", re.ASCII)
+
+
+def seen_in(seen: Evidence) -> Inventory:
+    """Of one look, whatever part of it could be looked at; no longer than LONGEST as JSON."""
+    functions = None if seen.unread(pci.FUNCTIONS) else seen[pci.FUNCTIONS]
+    answer = None if seen.unread(NVML) else seen[NVML].answer
+    files = None if seen.unread(DEVICE_FILES) else seen[DEVICE_FILES]
+    around = None if seen.unread(CONTAINER_RUNTIME) else seen[CONTAINER_RUNTIME]
+    return within_limit(
+        Inventory(
+            pci=None if functions is None else sum(one.is_gpu for one in functions),
+            nvml=sum(one.error == SUCCESS for one in answer.gpus) if isinstance(answer, Gpus) else None,
+            driver=answer.driver_version if isinstance(answer, Gpus) else None,
+            device_files=_device_files(files) if files is not None else None,
+            runtime=_runtime(around) if around is not None else None,
+            toolkit=_toolkit(around) if around is not None else None,
+        )
+    )
+
+
+def _device_files(files: DeviceFiles) -> DeviceFilesRow | None:
+    """Those of MIG's capabilities are left out: there are hundreds. None of a tree that holds no devices."""
+    names = {one.name for one in files.files if one.character and "/" not in one.name}
+    of_gpus = {name for name in names if _GPU_FILE.match(name)}
+    return DeviceFilesRow(gpus=len(of_gpus), others=tuple(sorted(names - of_gpus))) if files.folders else None
+
+
+def _runtime(around: ContainerRuntime) -> RuntimeRow:
+    used = around.used
+    configurations = (*([used] if used is not None else []), *around.others)
+    return RuntimeRow(
+        config=used.path if used is not None else None,
+        default=around.running_default or None,
+        cdi=around.cdi_is_on if used is not None or around.live is not None else None,
+        handlers=tuple(sorted(around.running_handlers)) or None,
+        others=tuple(one.path for one in around.others) or None,
+        nvidia_in=tuple(one.path for one in configurations if any(map(_is_nvidias, one.handlers))),
+    )
+
+
+def _toolkit(around: ContainerRuntime) -> ToolkitRow | None:
+    toolkit = around.toolkit
+    return ToolkitRow(config=toolkit.path, mode=toolkit.mode or None) if toolkit is not None else None
+
+
+def _is_nvidias(handler: Handler) -> bool:
+    return "nvidia" in handler.binary.lower() or "nvidia" in handler.runtime_type.lower()
