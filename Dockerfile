@@ -15,7 +15,7 @@
 # Both bases must bring the same minor version of Python: the environment made here is copied into either. Ubuntu
 # 24.04 has 3.12. A release refuses a base without a digest; `make pin-bases` asks the registries for them.
 ARG PYTHON_IMAGE=docker.io/library/python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea
-ARG DCGM_IMAGE=nvcr.io/nvidia/cloud-native/dcgm:4.6.0-1-ubuntu24.04
+ARG DCGM_IMAGE=nvcr.io/nvidia/cloud-native/dcgm:4.6.1-1-ubuntu24.04@sha256:48464e50aa76671f5b204264cb4999739591112bf74330a727523f5655c6d7f2
 ARG EFA_FROM=aws
 ARG VERSION=0.2.0
 ARG REVISION=""
