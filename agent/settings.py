@@ -8,12 +8,13 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from healthcheck.probes.machine import IMDS
+from healthcheck.settings import LogLevel, NodeName, Port
 
 
 class AgentSettings(BaseSettings):
     model_config = SettingsConfigDict(extra="ignore", case_sensitive=True, populate_by_name=True)
 
-    node_name: str = Field(alias="NODE_NAME", min_length=1, max_length=253)
+    node_name: NodeName = Field(alias="NODE_NAME")
     """The Node that this agent speaks for; the manifest takes it from the pod's own spec."""
     host_root: Path = Field(Path("/"), alias="HOST_ROOT")
     """Where the machine's own `/` is seen."""
@@ -21,8 +22,8 @@ class AgentSettings(BaseSettings):
     """The mounted ConfigMap."""
     state_dir: Path = Field(Path("/var/lib/gpu-healthcheck"), alias="STATE_DIR")
     """The node-local memory; survives the pod."""
-    metrics_port: int = Field(10633, alias="METRICS_PORT", ge=0, le=65535)
+    metrics_port: Port = Field(10633, alias="METRICS_PORT")
     """/metrics, /healthz and /readyz; 0 takes a free port and logs it."""
     imds_endpoint: str = Field(IMDS, alias="AWS_EC2_METADATA_SERVICE_ENDPOINT")
     """The instance metadata service, under the name that the AWS SDKs use."""
-    log_level: str = Field("info", alias="LOG_LEVEL", pattern="^(debug|info|warning|error)$")
+    log_level: LogLevel = Field("info", alias="LOG_LEVEL")

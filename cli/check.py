@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cli.options import AsJson, Form, InstanceType, JsonOrYaml
+from cli.options import AsJson, Form, InstanceType, JsonOrYaml, path
 
 Names = Annotated[
     list[str] | None,
@@ -17,13 +17,16 @@ Names = Annotated[
         help="Numbers of groups, or names; default: those of CHECKS_LIGHTWEIGHT. 1 runs DCGM's level 2, for minutes.",
     ),
 ]
-Root = Annotated[Path | None, typer.Option("--root", metavar="FOLDER", help="Look at the host tree in this directory.")]
+Root = Annotated[
+    Path | None, typer.Option("--root", metavar="FOLDER", parser=path, help="Look at the host tree in this directory.")
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also the evidence that it rests on.")]
 SaveEvidence = Annotated[
     Path | None,
     typer.Option(
         "--save-evidence",
         metavar="FILE",
+        parser=path,
         help="Write what was seen, for `replay` to judge again; serial numbers, UUIDs and the kernel's log are in it.",
     ),
 ]

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from cli.options import one_of
 from healthcheck.host.streams import write_document
 
 PROGRAM = "gpu-healthcheck"
@@ -37,7 +38,9 @@ class Shell(StrEnum):
     KUBECTL = "kubectl"
 
 
-ShellName = Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, zsh, fish; or kubectl: a file for the PATH.")]
+ShellName = Annotated[
+    Shell, typer.Argument(metavar="SHELL", help="bash, zsh, fish; or kubectl: a file for the PATH.", **one_of(Shell))
+]
 
 
 def completion(shell: ShellName) -> None:

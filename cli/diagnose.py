@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from cli.completing import namespaces, nodes, subjects
-from cli.options import AsJson, Context, Kubeconfig, Prometheus, RequestTimeout
+from cli.node_names import node_names
+from cli.options import AsJson, Context, Kubeconfig, Prometheus, RequestTimeout, one_of, path
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.cluster.names import NAMESPACE
 
@@ -53,7 +54,8 @@ class DiagnoseWish:
     probes: ProbeWish = field(default_factory=ProbeWish)
 
 
-def _workers(number: int) -> int:
+def _workers(text: str | int) -> int:
+    number = int(text) if re.fullmatch(r"[0-9]{1,3}", str(text), re.ASCII) else 0
     if not 1 <= number <= _MOST_WORKERS:
         raise typer.BadParameter(f"1 to {_MOST_WORKERS} are allowed")
     return number
@@ -80,31 +82,51 @@ Namespace = Annotated[
 AllNamespaces = Annotated[bool, typer.Option("--all-namespaces", "-A", help="All namespaces, whatever -n says.")]
 Saved = Annotated[
     list[Path] | None,
-    typer.Option("--from", metavar="PATH", help="Saved state: kubectl's JSON, a cluster-info dump, or of --save."),
+    typer.Option(
+        "--from", metavar="PATH", parser=path, help="Saved state: kubectl's JSON, a cluster-info dump, or of --save."
+    ),
 ]
 Save = Annotated[
-    Path | None, typer.Option("--save", metavar="FILE", help="Keep what was seen, without secrets, as FILE (tar.gz).")
+    Path | None,
+    typer.Option("--save", metavar="FILE", parser=path, help="Keep what was seen, without secrets, as FILE (tar.gz)."),
 ]
 Since = Annotated[
-    Path | None, typer.Option("--since", metavar="OLD", help="Also say what changed since this saved state.")
+    Path | None,
+    typer.Option("--since", metavar="OLD", parser=path, help="Also say what changed since this saved state."),
 ]
 Wanted = Annotated[
     Path | None,
     typer.Option(
-        "--would-fit", metavar="FILE", help="Say where the pods of this manifest would find room, and make none."
+        "--would-fit",
+        metavar="FILE",
+        parser=path,
+        help="Say where the pods of this manifest would find room, and make none.",
     ),
 ]
 OutputForm = Annotated[
     Output,
     typer.Option(
-        "--output", "-o", metavar="FORM", show_default=False, help="terminal (default), markdown, html, json or yaml."
+        "--output",
+        "-o",
+        metavar="FORM",
+        show_default=False,
+        help="terminal (default), markdown, html, json or yaml.",
+        **one_of(Output),
     ),
 ]
+
+
+def _names(told: list[str] | None) -> list[str]:
+    """Raises typer.BadParameter."""
+    return node_names([name.strip() for one in told or () for name in one.removesuffix(",").split(",")])
+
+
 ProbeNodes = Annotated[
     list[str] | None,
     typer.Option(
         "--probe-nodes",
         metavar="NODE,…",
+        callback=_names,
         autocompletion=nodes,
         help=f"Run `check` on these nodes, or on {ALL_SUSPECTS}, in a pod on each that is removed afterwards.",
     ),
@@ -124,7 +146,7 @@ MaxWorkers = Annotated[
     typer.Option(
         "--max-workers",
         metavar="NUMBER",
-        callback=_workers,
+        parser=_workers,
         show_default=False,
         help=f"Nodes probed at the same time, 1 to {_MOST_WORKERS}; default: {_WORKERS}.",
     ),
@@ -166,11 +188,6 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
         since=since,
         wanted=wanted,
         prometheus=prometheus,
-        probes=ProbeWish(_names(probe_nodes or ()), probe_image, probe_namespace, max_workers),
+        probes=ProbeWish(tuple(probe_nodes or ()), probe_image, probe_namespace, max_workers),
     )
     raise typer.Exit(answer(wish))
-
-
-def _names(told: Iterable[str]) -> tuple[str, ...]:
-    names = (name.strip() for one in told for name in one.split(","))
-    return tuple(dict.fromkeys(filter(None, names)))

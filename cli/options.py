@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from cli.completing import contexts
 from healthcheck.text.durations import timeout
+from healthcheck.text.printable import printable
 
 
 class Form(StrEnum):
@@ -22,6 +24,28 @@ class TableForm(StrEnum):
     TABLE = "table"
     JSON = "json"
     YAML = "yaml"
+
+
+def one_of(words: type[StrEnum]) -> dict[str, Any]:
+    """What makes an option take these words alone, offer them, and name them to whoever typed another."""
+
+    def parse(text: str) -> StrEnum:
+        try:
+            return words(text)
+        except ValueError:
+            raise typer.BadParameter(f"{printable(text)!r}: allowed are {', '.join(words)}") from None
+
+    def complete(incomplete: str) -> list[str]:
+        return [str(one) for one in words if one.startswith(incomplete)]
+
+    return {"parser": parse, "autocompletion": complete}
+
+
+def path(text: str | Path) -> Path:
+    """An empty one is a variable that nobody has set, and would be the folder where one stands."""
+    if not str(text):
+        raise typer.BadParameter("a file or a folder is wanted, and it is empty")
+    return Path(text)
 
 
 def seconds_of(text: str | float) -> float:
@@ -67,11 +91,19 @@ RequestTimeout = Annotated[
     ),
 ]
 JsonOrYaml = Annotated[
-    Form | None, typer.Option("--output", "-o", metavar="FORM", help="json or yaml; default: for a person.")
+    Form | None,
+    typer.Option("--output", "-o", metavar="FORM", help="json or yaml; default: for a person.", **one_of(Form)),
 ]
 TableJsonOrYaml = Annotated[
     TableForm,
-    typer.Option("--output", "-o", metavar="FORM", show_default=False, help="table (default), json or yaml."),
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FORM",
+        show_default=False,
+        help="table (default), json or yaml.",
+        **one_of(TableForm),
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="The same as -o json.")]
 InstanceType = Annotated[str, typer.Option("--instance-type", metavar="TYPE", help="What the node is expected to be.")]

@@ -11,9 +11,23 @@ from cli.node_names import Nodes
 from cli.options import Context, Kubeconfig, RequestTimeout, positive_seconds
 from healthcheck.cluster.kubeconfig import Access
 
+
+def _reason(text: str) -> str:
+    if not text.strip():
+        raise typer.BadParameter("why the findings are dealt with is wanted, and it is empty")
+    return text
+
+
 Reason = Annotated[
-    str, typer.Option("--reason", metavar="TEXT", help="Why: it stands in the record and in an Event. Required.")
+    str,
+    typer.Option(
+        "--reason",
+        metavar="TEXT",
+        callback=_reason,
+        help="Why: it stands in the record and in an Event. Required.",
+    ),
 ]
+
 By = Annotated[str, typer.Option("--by", metavar="NAME", help="Who; default: the kubeconfig's user, else yours here.")]
 KeepCordoned = Annotated[bool, typer.Option("--keep-cordoned", help="Leave the cordon of a quarantine run, too.")]
 Wait = Annotated[

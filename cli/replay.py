@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cli.options import AsJson, Form, InstanceType, JsonOrYaml
+from cli.options import AsJson, Form, InstanceType, JsonOrYaml, one_of
 from healthcheck.captures.kind import Kind
 
 Files = Annotated[
@@ -16,7 +16,12 @@ Files = Annotated[
 ]
 As = Annotated[
     Kind | None,
-    typer.Option("--as", metavar="KIND", help=f"What the files are: {', '.join(Kind)}; default: by their content."),
+    typer.Option(
+        "--as",
+        metavar="KIND",
+        help=f"What the files are: {', '.join(Kind)}; default: by their content.",
+        **one_of(Kind),
+    ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also what was read and is no fault.")]
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cli.options import Context, Kubeconfig, Prometheus, RequestTimeout
+from cli.options import Context, Kubeconfig, Prometheus, RequestTimeout, one_of
 from healthcheck.cluster.kubeconfig import Access
 
 
@@ -38,7 +38,12 @@ Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it again and ag
 OutputForm = Annotated[
     Output,
     typer.Option(
-        "--output", "-o", metavar="FORM", show_default=False, help="table (default), wide, json, yaml, name or html."
+        "--output",
+        "-o",
+        metavar="FORM",
+        show_default=False,
+        help="table (default), wide, json, yaml, name or html.",
+        **one_of(Output),
     ),
 ]
 Selector = Annotated[

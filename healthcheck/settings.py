@@ -32,6 +32,8 @@ OVERRIDES = "severity-overrides"
 _LEAST_MEGABYTES, _MEGABYTES_A_GIGABIT = 500, 125
 _LONGEST_FILE = 1 << 20
 _MOST_NAMED, _LONGEST_KEY = 8, 64
+_LONGEST_NODE_NAME, _LAST_PORT = 253, 65535
+_LOG_LEVELS = ("debug", "info", "warning", "error")
 _SEVERITIES = "MONITOR, RESET, REBOOT or ISOLATE"
 
 
@@ -125,6 +127,29 @@ def _megabytes(value: int) -> int:
     return value
 
 
+def _node_name(value: str) -> str:
+    if not 1 <= len(value) <= _LONGEST_NODE_NAME:
+        raise ValueError(f"the name of a Node, of 1 to {_LONGEST_NODE_NAME} characters, is wanted")
+    return value
+
+
+def _log_level(value: str) -> str:
+    if value not in _LOG_LEVELS:
+        raise ValueError(f"allowed are {', '.join(_LOG_LEVELS)}")
+    return value
+
+
+def _port(value: int | str) -> int:
+    number = int(value) if re.fullmatch(r"[0-9]{1,5}", str(value).strip(), re.ASCII) else -1
+    if not 0 <= number <= _LAST_PORT:
+        raise ValueError(f"a whole number, 0 to {_LAST_PORT}")
+    return number
+
+
+NodeName = Annotated[str, AfterValidator(_node_name)]
+LogLevel = Annotated[str, AfterValidator(_log_level)]
+Port = Annotated[int, BeforeValidator(_port)]
+"""Of the programs' own variables; these three are no keys of the ConfigMap."""
 HostName = Annotated[str, AfterValidator(checked_host)]
 SeverityName = Annotated[Severity, BeforeValidator(_severity)]
 RepairSeverity = Annotated[Severity, BeforeValidator(_repair_severity)]

@@ -7,11 +7,13 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from healthcheck.settings import LogLevel, NodeName
+
 
 class QuarantineSettings(BaseSettings):
     model_config = SettingsConfigDict(extra="ignore", case_sensitive=True, populate_by_name=True)
 
-    node_name: str = Field(alias="NODE_NAME", min_length=1, max_length=253)
+    node_name: NodeName = Field(alias="NODE_NAME")
     """The Node that is tested; the manifest takes it from the pod's own spec."""
     host_root: Path = Field(Path("/"), alias="HOST_ROOT")
     """Where the machine's own `/` is seen."""
@@ -19,4 +21,4 @@ class QuarantineSettings(BaseSettings):
     """The mounted ConfigMap."""
     report_dir: Path = Field(Path("/var/log/gpu-healthcheck"), alias="REPORT_DIR")
     """A folder of the host: NVIDIA's bug reports, and the lock that tells a run that lives from one that died."""
-    log_level: str = Field("info", alias="LOG_LEVEL", pattern="^(debug|info|warning|error)$")
+    log_level: LogLevel = Field("info", alias="LOG_LEVEL")

@@ -8,7 +8,15 @@ import structlog
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from healthcheck.settings import NodeSettings, SettingsError, read_settings, settings_despite, unknown_keys
+from healthcheck.settings import (
+    LogLevel,
+    NodeName,
+    NodeSettings,
+    SettingsError,
+    read_settings,
+    settings_despite,
+    unknown_keys,
+)
 
 log = structlog.get_logger()
 
@@ -20,13 +28,13 @@ class SweeperSettings(BaseSettings):
 
     config_dir: Path = Field(Path("/etc/gpu-healthcheck"), alias="CONFIG_DIR")
     """The mounted ConfigMap."""
-    log_level: str = Field("info", alias="LOG_LEVEL", pattern="^(debug|info|warning|error)$")
+    log_level: LogLevel = Field("info", alias="LOG_LEVEL")
 
 
 class NodeTestSettings(SweeperSettings):
     """Of the program in a Job's pod."""
 
-    node_name: str = Field(alias="NODE_NAME", min_length=1, max_length=253)
+    node_name: NodeName = Field(alias="NODE_NAME")
     """The Node that it tests; the manifest takes it from the pod's own spec."""
     host_root: Path = Field(Path("/"), alias="HOST_ROOT")
     """Where the driver's library and /proc are: in the pod itself, to which the GPUs were given."""

@@ -28,6 +28,7 @@ def complain_of_environment(program: str, error: ValidationError) -> int:
     """Name each variable that is wrong, with what it is. Returns the exit code."""
     for one in error.errors(include_url=False):
         name = one["loc"][0] if one["loc"] else "environment"
-        given = "is not set" if one["type"] == "missing" else f"= {one['input']!r}: {one['msg']}"
+        allowed = one["ctx"]["error"] if one["type"] == "value_error" else one["msg"]
+        given = "is not set" if one["type"] == "missing" else f"= {one['input']!r}: {allowed}"
         complain(program, f"{name} {given}")
     return USAGE

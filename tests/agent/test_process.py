@@ -107,9 +107,9 @@ class TestStarting:
         ("key", "value", "said"),
         [
             ("NODE_NAME", "", "NODE_NAME"),
-            ("METRICS_PORT", "many", "METRICS_PORT = 'many'"),
-            ("METRICS_PORT", "70000", "METRICS_PORT = '70000'"),
-            ("LOG_LEVEL", "loud", "LOG_LEVEL = 'loud'"),
+            ("METRICS_PORT", "many", "METRICS_PORT = 'many': a whole number, 0 to 65535"),
+            ("METRICS_PORT", "70000", "METRICS_PORT = '70000': a whole number, 0 to 65535"),
+            ("LOG_LEVEL", "loud", "LOG_LEVEL = 'loud': allowed are debug, info, warning, error"),
         ],
     )
     def test_with_a_wrong_environment_names_it_and_ends_with_3(

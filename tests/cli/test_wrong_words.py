@@ -1,0 +1,172 @@
+"""Every option of every command with a wrong word: the answer says what is allowed, in our own words, with exit 3."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings
+
+from agent.settings import AgentSettings
+from cli.app import app
+from healthcheck.host.program import complain_of_environment
+from quarantine.settings import QuarantineSettings
+from sweeper.settings import NodeTestSettings, SweeperSettings
+from tests.console import typed
+
+ARGUMENTS = {
+    "completion": ("bash",),
+    "quarantine": ("a",),
+    "release": ("a", "--reason", "x"),
+    "replay": ("/nowhere",),
+}
+TIME = "is no length of time, as 90, 90s, 2m or 1h30m"
+PATH = "a file or a folder is wanted, and it is empty"
+WRONG: dict[str, tuple[tuple[str, str], ...]] = {
+    "--output": (("nonsense", "'nonsense': allowed are "), ("", "'': allowed are "), ("JSON", "'JSON': allowed are ")),
+    "--as": (("nonsense", "'nonsense': allowed are kernel-log, bug-report, dcgm, evidence"),),
+    "--request-timeout": (("nonsense", TIME), ("", TIME), ("-5", TIME)),
+    "--timeout": (("nonsense", TIME), ("", TIME), ("-5", TIME)),
+    "--max-workers": tuple(
+        (one, "1 to 64 are allowed") for one in ("nonsense", "", "-5", "65", "1e1", "٣", "9" * 5000)
+    ),
+    "--prometheus": (("nonsense", "it has to begin with http:// or https:// and name a host"),),
+    "--probe-nodes": (
+        ("", "'' is no name of a node"),
+        ("a,,b", "'' is no name of a node"),
+        ("A b", "'A b' is no name"),
+    ),
+    "--reason": (
+        ("", "why the findings are dealt with is wanted"),
+        ("  ", "why the findings are dealt with is wanted"),
+    ),
+    "--root": (("", PATH),),
+    "--save-evidence": (("", PATH),),
+    "--from": (("", PATH),),
+    "--save": (("", PATH),),
+    "--since": (("", PATH),),
+    "--would-fit": (("", PATH),),
+}
+FREE = {
+    *("--context", "--kubeconfig", "--namespace", "--probe-namespace", "--selector"),  # the cluster knows what there is
+    *("--instance-type", "--probe-image", "--by"),
+}
+
+
+def options() -> Iterator[tuple[str, Any]]:
+    """Of every command that is no program of its own, each with what takes a value."""
+    commands: Any = typer.main.get_command(app)
+    for name in commands.list_commands(None):
+        command = commands.commands[name]
+        if not command.hidden:
+            yield from ((name, one) for one in command.params if one.param_type_name == "option" and not one.is_flag)
+
+
+CASES = [
+    (command, option.opts[0], value, said)
+    for command, option in options()
+    if command not in {"agent", "sweep", "sweep-run", "quarantine-run"}
+    for value, said in WRONG.get(option.opts[0], ())
+]
+
+
+def test_each_option_is_tried_or_takes_any_word() -> None:
+    assert {option.opts[0] for _, option in options()} == WRONG.keys() | FREE
+
+
+def said_to(*words: str) -> tuple[int, str]:
+    environment = {"PATH": os.environ["PATH"], "HOME": "/nowhere", "CONFIG_DIR": "/nowhere"}
+    done = typed(words, environment)
+    return done.returncode, done.stderr.decode().splitlines()[-1]
+
+
+@pytest.mark.parametrize(("command", "option", "value", "said"), CASES)
+def test_a_wrong_word_is_answered_with_what_is_allowed(
+    command: str, option: str, value: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, line = said_to(command, *ARGUMENTS.get(command, ()), option, value)
+
+    assert code == 3
+    assert line.startswith(f"Error: Invalid value for '{option}'")
+    assert said in line
+    assert not any(word in line for word in ("Value error", "Input should"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["release", "quarantine"])
+def test_a_wait_of_no_length_is_none(command: str) -> None:
+    said = said_to(command, *ARGUMENTS[command], "--timeout", "0")
+    assert said == (3, "Error: Invalid value for '--timeout': more than 0 is needed")
+
+
+@pytest.mark.parametrize("word", ["nonsense", ""])
+def test_a_shell_that_is_none_of_them(word: str) -> None:
+    expected = f"Error: Invalid value for 'SHELL': '{word}': allowed are bash, zsh, fish, kubectl"
+    assert said_to("completion", word) == (3, expected)
+
+
+def test_what_was_typed_reaches_no_terminal_as_it_is() -> None:
+    assert said_to("version", "-o", "\x1b[31m\nx") == (
+        3,
+        r"Error: Invalid value for '--output' / '-o': '\\x1b[31m\\nx': allowed are json, yaml",
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("status", "--prometheus", "http://a:1"), "--prometheus goes with --allocation"),
+        (("status", "-o", "html", "-w"), "without --watch and --allocation"),
+        (("status", "-o", "name", "-w"), "without --watch and --allocation"),
+        (("status", "--allocation", "-l", "a=b"), "without --watch, -l and --no-headers"),
+        (("diagnose", "--from", "x", "--probe-nodes", "a"), "--probe-nodes looks now, and --from tells of then"),
+        (("diagnose", "--from", "x", "--prometheus", "http://a:1"), "--prometheus tells of now, and --from of then"),
+        (("diagnose", "node", "a", "--would-fit", "x"), "--would-fit asks of the whole cluster"),
+        (("diagnose", "--would-fit", "x", "-o", "html"), "--would-fit asks of the whole cluster"),
+        (("diagnose", "pod"), "pod NAMESPACE/NAME, node NAME, or a workload such as job/NAME is wanted"),
+        (("release", "a"), "Missing option '--reason'"),
+        (("release", "--reason", "x"), "Missing argument 'NODE...'"),
+        (("quarantine",), "Missing argument 'NODE...'"),
+        (("nonsense",), "No such command 'nonsense'"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(words: tuple[str, ...], said: str) -> None:
+    code, line = said_to(*words)
+    assert (code, said in line) == (3, True), line
+
+
+LEVELS = "allowed are debug, info, warning, error"
+NAME = "the name of a Node, of 1 to 253 characters, is wanted"
+PORT = "a whole number, 0 to 65535"
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "value", "said"),
+    [
+        *((one, "LOG_LEVEL", "loud", LEVELS) for one in (AgentSettings, SweeperSettings, QuarantineSettings)),
+        *((one, "NODE_NAME", "", NAME) for one in (AgentSettings, NodeTestSettings, QuarantineSettings)),
+        (AgentSettings, "NODE_NAME", "n" * 254, NAME),
+        *((AgentSettings, "METRICS_PORT", one, PORT) for one in ("many", "", "-1", "65536", "1e3", "٣", "9" * 20)),
+    ],
+)
+def test_a_wrong_variable_of_a_program_is_answered_likewise(
+    settings: type[BaseSettings],
+    key: str,
+    value: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("NODE_NAME", "a")
+    monkeypatch.setenv(key, value)
+    with pytest.raises(ValidationError) as wrong:
+        settings()
+
+    assert complain_of_environment("agent", wrong.value) == 3
+    assert capsys.readouterr().err == f"gpu-healthcheck agent: {key} = {value!r}: {said}\n"
