@@ -8,7 +8,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --no-emit-index-url --no
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-cluster test-node test-pythons test-arm64 node-up node-shell node-xid node-down demo bench bench-compare upgrade-try matrix fuzz docs lock reproduce pin-bases release-dry-run clean
+.PHONY: help setup check test test-cluster test-node test-pythons test-arm64 node-up node-shell node-xid node-down demo bench bench-compare upgrade-try install-try matrix fuzz docs lock reproduce pin-bases release-dry-run clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 17
@@ -82,6 +82,9 @@ bench-compare: setup ## Measure another commit and this tree in turn: BASE=COMMI
 upgrade-try: setup ## Upgrade from another commit to this tree and back, with faults standing: FROM=COMMIT (about 15 minutes)
 	@test -n "$(FROM)" || { echo "upgrade-try: FROM=COMMIT is missing" >&2; exit 2; }
 	$(BIN)/python -m tests.upgrade $(FROM)
+
+install-try: setup ## Type what README says on a real kubelet, by each way to install: nothing stays (Debian, root, 10 minutes)
+	$(BIN)/python -m tests.newcomer $(WAYS)
 
 matrix: setup ## Our manifests, policies and programs on other versions of Kubernetes, built first: MINORS="1.31 1.35" (hours the first time)
 	$(BIN)/python -m tests.matrix $(MINORS)

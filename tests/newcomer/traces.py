@@ -1,0 +1,47 @@
+"""All that an installation can leave: objects, marks of the Node, files and containers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sim.real_node import RealNode
+
+_NAME = "gpu-healthcheck"
+_PASSING = {"componentstatuses", "events", "events.events.k8s.io"}
+"""Made up at each request, or gone by themselves after an hour."""
+_COLUMNS = "custom-columns=KIND:.kind,NAMESPACE:.metadata.namespace,NAME:.metadata.name"
+
+
+def traces(node: RealNode) -> set[str]:
+    """One line for each. The image stays for the kubelet to throw away."""
+    return {*_objects(node), *_marks(node), *_files(node), *_containers(node)}
+
+
+def _objects(node: RealNode) -> Iterator[str]:
+    kinds = set(node.kubectl("api-resources", "--verbs=list", "--output=name").split()) - _PASSING
+    listed = node.kubectl("get", ",".join(sorted(kinds)), "--all-namespaces", "--no-headers", f"--output={_COLUMNS}")
+    return (" ".join(line.split()) for line in listed.splitlines())
+
+
+def _marks(node: RealNode) -> Iterator[str]:
+    seen = node.get(f"/api/v1/nodes/{node.name}")
+    yield from (f"label {key}" for key in seen["metadata"]["labels"])
+    yield from (f"annotation {key}" for key in seen["metadata"]["annotations"])
+    yield from (f"taint {one['key']}" for one in seen["spec"].get("taints", []))
+    yield from (f"condition {one['type']}" for one in seen["status"]["conditions"])
+    yield from ("cordon" for _ in range(seen["spec"].get("unschedulable", False)))
+
+
+def _files(node: RealNode) -> Iterator[str]:
+    """Over this machine's root lies a layer of what was written there, with a device in the place of what is gone."""
+    layer = node.folder / "upper"
+    written = {path.relative_to(layer) for path in layer.rglob(f"*{_NAME}*") if not path.is_char_device()}
+    return (f"file /{path}" for path in written)
+
+
+def _containers(node: RealNode) -> Iterator[str]:
+    listed = node.run("ctr", "--namespace=k8s.io", "containers", "list", "--quiet").stdout
+    return (f"container {name}" for name in listed.split())

@@ -1,0 +1,60 @@
+"""The three ways to install, change and go back."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sim.real_node.images import OURS, REPOSITORY
+from tools.install_yaml import install_yaml
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+README, INSTALL, RUNBOOK = "README.md", "docs/install.md", "docs/runbook.md"
+REGISTRY = OURS.rpartition("/")[0]
+HELM_SETS = " --set settings.CHECK_INTERVAL=120"
+
+
+@dataclass(frozen=True)
+class Way:
+    """Each is a document and what its command begins with."""
+
+    name: str
+    install: tuple[str, str]
+    upgrade: tuple[str, str]
+    back: tuple[str, str]
+    stop: tuple[str, str]
+    """The first line of an uninstallation."""
+    file: str = ""
+    """Where the setting stands that is changed; empty: in the command."""
+    written: str = ""
+    """As what it stands there, with its value left out."""
+
+
+_EXAMPLE = "kubernetes/overlays/example/kustomization.yaml"
+_STOP = (RUNBOOK, "kubectl delete daemonsets")
+_KUSTOMIZE, _FILE = (README, "kubectl apply -k"), (README, "kubectl apply -f install.yaml")
+WAYS = (
+    Way(
+        "helm",
+        (README, "helm install"),
+        (INSTALL, "helm upgrade"),
+        (INSTALL, "helm rollback"),
+        (RUNBOOK, "helm uninstall"),
+    ),
+    Way("kustomize", _KUSTOMIZE, _KUSTOMIZE, _KUSTOMIZE, _STOP, _EXAMPLE, 'CHECK_INTERVAL, value: "{}"'),
+    Way("install.yaml", _FILE, _FILE, _FILE, _STOP, "install.yaml", 'CHECK_INTERVAL: "{}"'),
+)
+
+
+def lay_out(folder: Path) -> None:
+    """A checkout in which somebody has named their registry, and a release's one file."""
+    for name in ("charts", "kubernetes"):
+        shutil.copytree(REPOSITORY / name, folder / name)
+    example = folder / _EXAMPLE
+    text = example.read_text().replace("registry.example.com", REGISTRY)
+    # No registry is asked here.
+    example.write_text(text.replace("value: Always", "value: IfNotPresent"))
+    (folder / "install.yaml").write_text(install_yaml(OURS))
