@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import signal
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,16 +96,21 @@ def short_root() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def control_plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
-    """An etcd and a kube-apiserver (and a controller-manager, where there is one) on loopback, empty at first."""
+def programs(request: pytest.FixtureRequest) -> Path:
+    """The folder of etcd, kube-apiserver and their kin, built where they are not there yet."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
     assert capture is not None
     try:
         with capture.global_and_fixture_disabled():  # a first build takes minutes and says so
-            folder = binaries()
+            return binaries()
     except NoBinariesError as error:
         tiers.cannot_run(f"NOT TESTED against a real kube-apiserver: {error}")
-    with ControlPlane(controllers=(folder / "kube-controller-manager").is_file()) as plane:
+
+
+@pytest.fixture(scope="session")
+def control_plane(programs: Path) -> Iterator[ControlPlane]:
+    """An etcd and a kube-apiserver (and a controller-manager, where there is one) on loopback, empty at first."""
+    with ControlPlane(controllers=(programs / "kube-controller-manager").is_file()) as plane:
         yield plane
 
 
@@ -149,18 +152,3 @@ def device_taints(installed: ControlPlane) -> ControlPlane:
         tiers.cannot_run("NOT TESTED: DeviceTaintRules are tried on our own builds of Kubernetes 1.35 and 1.36")
     install_device_taints(installed)
     return installed
-
-
-@pytest.fixture(scope="session")
-def scheduled(controllers: ControlPlane) -> Iterator[ControlPlane]:
-    """Another one, with a scheduler, for tests that have pods placed."""
-    account = "/api/v1/namespaces/default/serviceaccounts/default"
-    sweeper = "/apis/batch/v1/namespaces/gpu-healthcheck/cronjobs/gpu-healthcheck-sweeper"
-    with ControlPlane(controllers=True, scheduler=True) as plane:
-        install(plane)
-        plane.request(
-            "PATCH", sweeper, {"spec": {"suspend": True}}
-        )  # or it would sweep a test's Nodes at 12:10, 12:20, …
-        while plane.request("GET", account).status != http.client.OK:
-            time.sleep(0.05)
-        yield plane

@@ -19,7 +19,7 @@ import pytest
 STORIES = "stories"
 """A group of its own: they are lived through beside the other tests, from the beginning."""
 _SCHEDULED = "scheduled"
-"""The control plane with a scheduler is a second one of its process: the tests of a room share one, and begin early."""
+"""A control plane with a scheduler is a room's own: its tests share it, and begin early."""
 _TESTS = Path(__file__).parent
 _STARTING = {"control_plane", "scheduled", "real_containerd", "stories", "watched", "quick", "helm"}
 _SERVERS = {"kube-apiserver", "etcd", "containerd", "prometheus"}
@@ -57,9 +57,15 @@ def group(test: pytest.Item) -> str | None:
 
 
 def turn(test: pytest.Item) -> int:
-    """The largest groups come first: what begins last runs alone at the end."""
+    """The largest groups come first: what begins last runs alone at the end.
+
+    Once started, a process's control plane runs until its last test, and works also where nobody asks it: who needs
+    none comes before.
+    """
     whole = group(test) or ""
-    return 0 if whole == STORIES else 1 if whole.startswith(_SCHEDULED) else 2
+    if whole == STORIES or whole.startswith(_SCHEDULED):
+        return 0 if whole == STORIES else 1
+    return 3 if "control_plane" in getattr(test, "fixturenames", ()) else 2
 
 
 def _shares_with_its_file(test: pytest.Item) -> bool:

@@ -11,6 +11,9 @@ from sim.control_plane import ControlPlane
 from sim.kubelet import Kubelets
 from sim.kubelet_logs import KubeletLogs
 from tests.cli.quarantine_world import ROOT, Hospital
+from tests.scheduling import scheduled
+
+__all__ = ["hospital", "scheduled"]
 
 
 @pytest.fixture

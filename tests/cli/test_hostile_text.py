@@ -46,7 +46,7 @@ WITHOUT_IT = (
 
 
 @pytest.fixture(scope="module")
-def plane(scheduled: ControlPlane) -> Iterator[ControlPlane]:
+def plane(installed: ControlPlane) -> Iterator[ControlPlane]:
     """With a Node of which everybody has said everything. In the records there are halves of surrogate pairs, too."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     row = {"reason": "Xid79", "subject": f"gpu/{ALL}", "severity": "REBOOT", "nature": "event", "seq": 7}
@@ -61,12 +61,12 @@ def plane(scheduled: ControlPlane) -> Iterator[ControlPlane]:
     metadata = {"labels": {f"{P}/status": "fail", "nvidia.com/gpu.present": "true"}, "annotations": annotations}
     said = "".join(one for one in ALL if not "\ud800" <= one <= "\udfff")
     annotations[f"{P}/cordoned-by"] = said
-    scheduled.create_node(NAME)
-    patch(scheduled, f"{NODE}?fieldManager=gpu-healthcheck", {"metadata": metadata, "spec": {"unschedulable": True}})
+    installed.create_node(NAME)
+    patch(installed, f"{NODE}?fieldManager=gpu-healthcheck", {"metadata": metadata, "spec": {"unschedulable": True}})
     condition = {"type": "GpuHealthy", "status": "False", "reason": "Xid79", "message": said}
-    patch(scheduled, f"{NODE}/status", {"status": {"conditions": [condition]}})
-    yield scheduled
-    scheduled.request("DELETE", NODE)
+    patch(installed, f"{NODE}/status", {"status": {"conditions": [condition]}})
+    yield installed
+    installed.request("DELETE", NODE)
 
 
 def patch(plane: ControlPlane, path: str, change: dict[str, Any]) -> None:

@@ -10,6 +10,9 @@ import pytest
 from sim.api_stand_in import ApiStandIn
 from sim.node import SimulatedNode
 from tests.quarantine.world import NODE, SPOT, World
+from tests.scheduling import scheduled
+
+__all__ = ["scheduled", "world"]
 
 
 @pytest.fixture

@@ -9,7 +9,10 @@ import pytest
 
 from sim.control_plane import ControlPlane
 from sim.kubelet import Kubelets
+from tests.scheduling import scheduled
 from tests.sweeper.world import Fleet
+
+__all__ = ["fleet", "kubelets", "scheduled"]
 
 
 @pytest.fixture

@@ -1,0 +1,32 @@
+"""Another control plane, with a scheduler, for rooms whose tests have pods placed: gone with the last test of each."""
+
+from __future__ import annotations
+
+import http.client
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sim.control_plane import ControlPlane, install
+from tests import tiers
+from tests.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_ACCOUNT = "/api/v1/namespaces/default/serviceaccounts/default"
+_SWEEPER = "/apis/batch/v1/namespaces/gpu-healthcheck/cronjobs/gpu-healthcheck-sweeper"
+
+
+@pytest.fixture(scope="package")
+def scheduled(programs: Path) -> Iterator[ControlPlane]:
+    """The manifests are applied. The conftest of each room that needs it imports it, and so it is that room's own."""
+    if not (programs / "kube-scheduler").is_file():
+        tiers.cannot_run("NOT TESTED: KUBEBUILDER_ASSETS has no kube-scheduler; unset it to use our build")
+    with ControlPlane(controllers=True, scheduler=True) as plane:
+        install(plane)
+        # Or it would sweep a test's Nodes at 12:10, 12:20, …
+        plane.request("PATCH", _SWEEPER, {"spec": {"suspend": True}})
+        eventually(lambda: plane.request("GET", _ACCOUNT).status == http.client.OK)
+        yield plane
