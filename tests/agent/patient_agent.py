@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import sys
 
-import pytest
-
 from agent import slot_requests
 from agent.program import main
 from tests.waiting import GIVE_UP_SECONDS
 
 if __name__ == "__main__":
-    pytest.MonkeyPatch().setattr(slot_requests, "_MOMENT_SECONDS", GIVE_UP_SECONDS)
+    vars(slot_requests)["_MOMENT_SECONDS"] = GIVE_UP_SECONDS
     sys.exit(main())

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-import pytest
-
+from agent import node_input, run_on_node, state
 from agent.program import main
 from healthcheck.checks import gpu_count
+from healthcheck.cluster import nodes
 from healthcheck.cluster.nodes import node_state
 from healthcheck.deep.claim import claim_on
 from healthcheck.deep.record import untaken
@@ -19,7 +19,6 @@ from healthcheck.verdict.verdict import decide
 from tests.agent.quick_agent import hurry
 
 POISON = "poison"
-PLANTER = pytest.MonkeyPatch()
 
 
 def stumble() -> NoReturn:
@@ -34,7 +33,7 @@ def in_the_verdict() -> None:
             stumble()
         return decide(memory, outcomes)
 
-    PLANTER.setattr("agent.state.decide", planted)
+    vars(state)["decide"] = planted
 
 
 def in_a_deep_record() -> None:
@@ -43,7 +42,7 @@ def in_a_deep_record() -> None:
             stumble()
         return untaken(node, taken)
 
-    PLANTER.setattr("agent.node_input.untaken", planted)
+    vars(node_input)["untaken"] = planted
 
 
 def once_in_a_deep_record() -> None:
@@ -56,7 +55,7 @@ def once_in_a_deep_record() -> None:
             stumble()
         return untaken(node, taken)
 
-    PLANTER.setattr("agent.node_input.untaken", planted)
+    vars(node_input)["untaken"] = planted
 
 
 def in_a_run() -> None:
@@ -65,7 +64,7 @@ def in_a_run() -> None:
             stumble()
         return claim_on(node, now)
 
-    PLANTER.setattr("agent.run_on_node.claim_on", planted)
+    vars(run_on_node)["claim_on"] = planted
 
 
 def in_a_node() -> None:
@@ -77,7 +76,7 @@ def in_a_node() -> None:
             stumble()
         return node_state(node)
 
-    PLANTER.setattr("healthcheck.cluster.nodes.node_state", planted)
+    vars(nodes)["node_state"] = planted
 
 
 def in_a_check() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 
-import pytest
-
 from agent import cycle, schedule
 from agent.program import main
 
@@ -21,9 +19,8 @@ class _Sooner(schedule._Every):
 
 def hurry() -> None:
     """What can flicker is looked at again as much sooner."""
-    planter = pytest.MonkeyPatch()
-    planter.setattr(schedule, "_Every", _Sooner)
-    planter.setattr(cycle, "AGAIN_SECONDS", cycle.AGAIN_SECONDS / TIMES)
+    vars(schedule)["_Every"] = _Sooner
+    vars(cycle)["AGAIN_SECONDS"] = cycle.AGAIN_SECONDS / TIMES
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,7 @@ def program(request: pytest.FixtureRequest, real_containerd: Callable[[str], Pat
     return Path(found)
 
 
+@cache
 def _told(program: str) -> str:
     return subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
 
