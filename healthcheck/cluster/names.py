@@ -18,6 +18,7 @@ POLICIES = tuple(
         "sweeper-deletions",
         "sweeper-leases",
         "quarantine-nodes",
+        "device-taints",
     )
 )
 """What holds our accounts to what is theirs (docs/security.md)."""
