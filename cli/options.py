@@ -113,3 +113,7 @@ Prometheus = Annotated[
         "--prometheus", metavar="URL", callback=_url, help="Also ask it how much GPUs are used: http://HOST:9090."
     ),
 ]
+Selector = Annotated[
+    str,
+    typer.Option("--selector", "-l", metavar="SELECTOR", help="Only nodes with these labels: a=b,c!=d,'e in (f,g)'."),
+]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated
 
 import typer
 
-from cli.node_names import Nodes
-from cli.options import Context, Kubeconfig, RequestTimeout, positive_seconds
+from cli.node_names import MaybeNodes
+from cli.options import Context, Kubeconfig, RequestTimeout, Selector, positive_seconds
 from healthcheck.cluster.kubeconfig import Access
 
 
@@ -42,6 +43,7 @@ Timeout = Annotated[
         "--timeout", metavar="TIME", parser=positive_seconds, show_default=False, help="To wait at most; default: 2m."
     ),
 ]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="With -l: do not ask.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be released, and write nothing.")]
 
 
@@ -55,27 +57,35 @@ class ReleaseWish:
     keep_cordoned: bool
     dry_run: bool
     wait_seconds: float
+    shown: frozenset[tuple[str, str, datetime]] | None = None
+    """The findings of a node that a person saw and said yes to; None: whatever stands."""
 
 
 def release(  # noqa: PLR0913, PLR0917 - each is an option of the command
-    nodes: Nodes,
     reason: Reason,
+    nodes: MaybeNodes = None,
+    selector: Selector = "",
     by: By = "",
     keep_cordoned: KeepCordoned = False,
     wait: Wait = True,
     timeout: Timeout = 120.0,
     dry_run: DryRun = False,
+    yes: Yes = False,
     context: Context = "",
     kubeconfig: Kubeconfig = "",
     request_timeout: RequestTimeout = None,
 ) -> None:
     """Release nodes: their event findings of now are dealt with, and count no more. A fault that is there comes back.
 
+    With -l, of the nodes with these labels those that have something to release: it shows all of it, and asks.
     A node that a quarantine run cordoned is uncordoned; a person's own cordon stays.
 
     Exit code: 0 released, or nothing to release; 1 something still stands; 2 could not, or no agent answered in time.
     """
-    from cli.releasing import release_nodes  # noqa: PLC0415 - its help needs none of it
+    if bool(nodes) == bool(selector):
+        raise typer.BadParameter("either names of nodes or -l SELECTOR is wanted")
+    from cli.releasing import release_nodes, release_selected  # noqa: PLC0415 - its help needs none of it
 
     wish = ReleaseWish(by, reason, keep_cordoned, dry_run, timeout if wait else 0.0)
-    raise typer.Exit(release_nodes(nodes, wish, Access(kubeconfig, context, request_timeout)))
+    access = Access(kubeconfig, context, request_timeout)
+    raise typer.Exit(release_nodes(nodes, wish, access) if nodes else release_selected(selector, wish, access, yes=yes))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import getpass
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+import typer
 from rich.text import Text
 
 from cli.access import cluster_of
@@ -17,12 +18,13 @@ from cli.lines import print_line
 from cli.release import ReleaseWish
 from cli.words import SEVERITY_STYLES, explained
 from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.errors import ClusterError, NotFound
+from healthcheck.cluster.errors import ClusterError, NotFound, Refused
 from healthcheck.cluster.kubeconfig import Access, user_name
 from healthcheck.host.console import Screen
+from healthcheck.host.program import USAGE
 from healthcheck.host.streams import complain
 from healthcheck.memory.findings import Release
-from healthcheck.model import Severity, Status
+from healthcheck.model import Severity, Status, counted
 from healthcheck.node.state import RELEASE, RESULTS, NodeState, annotated
 from healthcheck.operations.cordon import cordoned_by, lift, why_kept
 from healthcheck.text.moments import timestamp
@@ -32,6 +34,8 @@ from healthcheck.verdict.acknowledgement import Fault, dump_release, faults_on, 
 from healthcheck.verdict.record import AgentRecord
 
 STILL_STANDS, COULD_NOT = 1, 2
+Findings = frozenset[tuple[str, str, datetime]]
+"""Reason, subject, and when it was last seen."""
 
 
 class CouldNotRelease(Exception):
@@ -50,6 +54,45 @@ def release_nodes(nodes: Sequence[str], wish: ReleaseWish, access: Access) -> in
             complain("release", f"{name}: {explained(error)}")
             codes.append(COULD_NOT)
     return max(codes)
+
+
+def release_selected(selector: str, wish: ReleaseWish, access: Access, *, yes: bool) -> int:
+    """Those with these labels that have something to release, once a person has seen it. Returns the exit code."""
+    try:
+        nodes = list(cluster_of(access).list_nodes(selector))
+    except Refused as error:
+        complain("release", f"-l {selector!r}: {error}")
+        return USAGE
+    except ClusterError as error:
+        complain("release", explained(error))
+        return COULD_NOT
+    if not nodes:
+        complain("release", f"-l {selector!r}: no node has such labels")
+        return COULD_NOT
+    shown = {one.name: _meant(release_of(one, "", "", datetime.now(UTC))) for one in nodes if _has_something(one)}
+    return _release_shown(shown, len(nodes), wish, access, yes=yes)
+
+
+def _release_shown(shown: Mapping[str, Findings], among: int, wish: ReleaseWish, access: Access, *, yes: bool) -> int:
+    console = Screen(soft_wrap=True)
+    if not shown:
+        console.print(f"{counted(among, 'node')}, and none has anything to release")
+        return 0
+    code = release_nodes(tuple(shown), replace(wish, dry_run=True), access)
+    if wish.dry_run or code:
+        return code
+    if not (yes or typer.confirm(f"Release {len(shown)} of {counted(among, 'node')}?")):
+        console.print("nothing was changed")
+        return STILL_STANDS
+    return max(release_nodes((name,), replace(wish, shown=meant), access) for name, meant in shown.items())
+
+
+def _has_something(node: NodeState) -> bool:
+    return bool(release_of(node, "", "", datetime.now(UTC)).findings or cordoned_by(node))
+
+
+def _meant(word: Release) -> Findings:
+    return frozenset((one.reason, one.subject, one.last_seen) for one in word.findings)
 
 
 def _release(cluster: Cluster, name: str, wish: ReleaseWish, console: Screen) -> int:
@@ -98,6 +141,8 @@ def _write(cluster: Cluster, name: str, wish: ReleaseWish) -> tuple[NodeState, R
 
     def releasing(latest: NodeState) -> dict[str, Any] | None:
         word = release_of(_with_record(latest), wish.by, wish.reason, datetime.now(UTC))
+        if wish.shown is not None and not _meant(word) <= wish.shown:
+            raise CouldNotRelease("it has findings that were not shown; nothing was written, look again")
         meant.append((latest, word))
         return _patch(latest, word, wish)
 

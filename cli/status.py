@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cli.options import Context, Kubeconfig, Prometheus, RequestTimeout, one_of
+from cli.options import Context, Kubeconfig, Prometheus, RequestTimeout, Selector, one_of
 from healthcheck.cluster.kubeconfig import Access
 
 
@@ -45,10 +45,6 @@ OutputForm = Annotated[
         help="table (default), wide, json, yaml, name or html.",
         **one_of(Output),
     ),
-]
-Selector = Annotated[
-    str,
-    typer.Option("--selector", "-l", metavar="SELECTOR", help="Only nodes with these labels: a=b,c!=d,'e in (f,g)'."),
 ]
 NoHeaders = Annotated[bool, typer.Option("--no-headers", help="The rows of the table alone.")]
 Allocation = Annotated[bool, typer.Option("--allocation", help="Show who has which GPUs, node by node.")]

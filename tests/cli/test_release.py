@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from cli.release import ReleaseWish
+from cli.releasing import release_nodes
+from healthcheck.cluster.kubeconfig import Access
 from sim.api_stand_in import ApiStandIn
 from tests.cli.cluster import Json, P, cordon, mark, run_here
 
@@ -150,3 +153,66 @@ def test_of_a_node_that_takes_work_no_cordon_is_spoken(api: ApiStandIn, kubeconf
     failed(api)
 
     assert "cordon" not in release(kubeconfig).stdout
+
+
+@pytest.fixture
+def rack(api: ApiStandIn) -> ApiStandIn:
+    """`n` has something to release, `well` of the same rack has not, and `away` is of another."""
+    failed(api)
+    for name, rack in (("n", "7"), ("well", "7"), ("away", "8")):
+        if name != "n":
+            api.add_node(name)
+        api.edit_node(name, {"metadata": {"labels": {"rack": rack}}})
+    api.edit_node("away", {"metadata": {"annotations": api.node("n")["metadata"]["annotations"]}})
+    return api
+
+
+def select(kubeconfig: Path, selector: str, *words: str, answers: str = "") -> subprocess.CompletedProcess[str]:
+    asked = ("release", "-l", selector, "--reason", "rack recabled", "--no-wait", *words)
+    return run_here(kubeconfig, *asked, answers=answers)
+
+
+@pytest.mark.parametrize(
+    ("words", "answers", "code", "written"),
+    [
+        ((), "y\n", 0, ["/api/v1/nodes/n"]),
+        ((), "n\n", 1, []),
+        ((), "", 130, []),
+        (("--yes",), "", 0, ["/api/v1/nodes/n"]),
+        (("--dry-run",), "", 0, []),
+    ],
+)
+def test_by_labels_all_is_shown_and_a_person_is_asked(
+    rack: ApiStandIn, kubeconfig: Path, words: tuple[str, ...], answers: str, code: int, written: list[str]
+) -> None:
+    done = select(kubeconfig, "rack=7", *words, answers=answers)
+
+    assert (done.returncode, [one.path.partition("?")[0] for one in rack.writes]) == (code, written), done.stderr
+    assert done.stdout.startswith("n: would release\n  REBOOT   Xid79 on gpu/0000:53:00.0 ")
+    assert ("Release 1 of 2 nodes? [y/N]: " in done.stdout) is (not words)
+
+
+@pytest.mark.parametrize(
+    ("selector", "code", "said"),
+    [
+        ("rack=9", 2, "-l 'rack=9': no node has such labels"),
+        ("rack=7,rack!=7", 2, "no node has such labels"),
+        ("kubernetes.io/hostname=well", 0, ""),
+    ],
+)
+def test_labels_that_choose_nothing_to_release(
+    rack: ApiStandIn, kubeconfig: Path, selector: str, code: int, said: str
+) -> None:
+    rack.edit_node("well", {"metadata": {"labels": {"kubernetes.io/hostname": "well"}}})
+    done = select(kubeconfig, selector, "--yes")
+
+    assert (done.returncode, rack.writes) == (code, [])
+    assert said in done.stderr
+    assert code or done.stdout == "1 node, and none has anything to release\n"
+
+
+def test_what_nobody_was_shown_is_not_released(rack: ApiStandIn, kubeconfig: Path) -> None:
+    access = Access(str(kubeconfig))
+    wish = ReleaseWish("me", "x", keep_cordoned=False, dry_run=False, wait_seconds=0.0, shown=frozenset())
+
+    assert (release_nodes(["n"], wish, access), rack.writes) == (2, [])
