@@ -230,9 +230,13 @@ def adopted(memory: Memory, other: Memory, now: Now) -> Memory:
 
 
 def _worse_of(one: Standing, other: Standing | None) -> Standing:
-    if other is None or other.nature is not one.nature or other.finding.severity <= one.finding.severity:
+    """It has stood since the first that anybody saw of it: the look may have ended before the Node was read."""
+    if other is None or other.nature is not one.nature:
         return one
-    return replace(one, finding=other.finding, check=other.check, first_seen=min(one.first_seen, other.first_seen))
+    seen = replace(one, first_seen=min(one.first_seen, other.first_seen))
+    if other.finding.severity <= one.finding.severity:
+        return seen
+    return replace(seen, finding=other.finding, check=other.check)
 
 
 def _by_now(other: Memory, now: Now) -> Memory:

@@ -500,6 +500,15 @@ class TestRelease:
 
         assert [(one.finding.severity, one.seq) for one in after.standing] == [(REBOOT, 90)]
 
+    def test_a_lost_file_learns_from_the_node_since_when_a_level_stands(self) -> None:
+        """Where the Node was read late, a look had seen it meanwhile."""
+        (row,) = remembers(stands(fault("RowRemapPending", RESET), nature=Nature.LEVEL)).standing
+        seen_anew = replace(row, first_seen=later(3600).wall)
+
+        after = adopted(remembers(seen_anew), remembers(row), later(3600))
+
+        assert [one.first_seen for one in after.standing] == [row.first_seen]
+
 
 class TestTheFuture:
     """No word speaks of what came after it was first seen, whatever it is dated."""
