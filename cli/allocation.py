@@ -18,6 +18,7 @@ from diagnosis.kinds import KINDS
 from diagnosis.quantity import shown
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.host.console import Screen
+from healthcheck.text.naming import named
 
 _KINDS = frozenset(("Node", "Pod", "ResourceSlice", "ResourceClaim", "ResourceClaimTemplate", "DeviceClass"))
 _MOST_HOLDERS = 4
@@ -121,6 +122,4 @@ def _shares(pool: Pool) -> str:
 
 
 def _holders(pool: Pool) -> str:
-    named = [f"{one.pod.partition('/')[2]} {one.amount}" for one in islice(pool.holders, _MOST_HOLDERS)]
-    more = len(pool.holders) - _MOST_HOLDERS
-    return ", ".join(named) + (f" and {more} more" if more > 0 else "")
+    return named((f"{one.pod.partition('/')[2]} {one.amount}" for one in pool.holders), _MOST_HOLDERS)

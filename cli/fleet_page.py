@@ -12,6 +12,7 @@ from cli.fleet import Fleet, Row, looked
 from diagnosis.report.one_file import rendered
 from healthcheck.model import Severity, Status
 from healthcheck.text.moments import timestamp
+from healthcheck.text.naming import named
 from healthcheck.text.printable import printable
 from healthcheck.verdict.change import DEVICES
 
@@ -124,8 +125,7 @@ def _reasons(row: Row) -> dict[str, list[str]]:
 
 
 def _where(subjects: list[str]) -> str:
-    more = f" and {len(subjects) - 1} more" if len(subjects) > 1 else ""
-    return _shown(subjects[0]) + more if subjects else ""
+    return named(map(_shown, subjects), 1)
 
 
 def _spread(rows: list[Row]) -> list[Spread]:

@@ -16,9 +16,10 @@ from diagnosis.snapshot.pods import Pod
 from diagnosis.wanted_pods import LONGEST, NoPodError, pods_in
 from diagnosis.would_fit import Admission, Answer, NodeAnswer, by_rules, pod_of, would_fit
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused
+from healthcheck.text.naming import named
 from healthcheck.text.printable import printable
 
-_MOST_NODES = 40
+_MOST_NODES, _MOST_NAMED = 40, 5
 _NO_RIGHT = 'cannot create resource "pods"'
 """How the API server says that who asks may not; any other 403 is admission's, and of the pod."""
 DryRun = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
@@ -96,8 +97,8 @@ def _head(one: Answer) -> Iterator[Text]:
         yield Text(f"{one.pod} would not be made: {one.admission.refused}", "bold red")
         return
     if fitting:
-        named = ", ".join(fitting[:5]) + (f" and {len(fitting) - 5} more" if len(fitting) > 5 else "")
-        yield Text(f"{one.pod} fits on {len(fitting)} of {len(one.nodes)} GPU nodes: {named}", "bold green")
+        nodes = named(fitting, _MOST_NAMED)
+        yield Text(f"{one.pod} fits on {len(fitting)} of {len(one.nodes)} GPU nodes: {nodes}", "bold green")
     else:
         yield Text(f"{one.pod} fits on none of {len(one.nodes)} GPU nodes", "bold red")
     by = "the API server's dry run" if one.admission.asked else "HAMi's rules"

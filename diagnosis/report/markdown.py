@@ -16,6 +16,7 @@ from diagnosis.quantity import shown
 from diagnosis.report.alike import Told, told_once
 from diagnosis.report.whole import Report
 from healthcheck.text.moments import timestamp
+from healthcheck.text.naming import named
 
 _MARKUP = re.compile(r"([\\`*_\[\]<>|~$#!{}])")
 _ENTITIES = {"&": "&amp;", "@": "&#64;"}
@@ -111,8 +112,6 @@ def _components(rows: Iterable[ComponentRow]) -> Iterator[str]:
     )
     for row in rows:
         one = row.component
-        lacking = ", ".join(map(code, row.lacking[:_MOST_LACKING]))
-        more = len(row.lacking) - _MOST_LACKING
         ready = "?" if one.wanted is None else f"{one.ready}/{one.wanted}"
         cells = (
             one.role.value,
@@ -120,7 +119,7 @@ def _components(rows: Iterable[ComponentRow]) -> Iterator[str]:
             code(one.version) if one.version else "",
             ready,
             code(one.subject),
-            lacking + (f" and {more} more" if more > 0 else ""),
+            named(map(code, row.lacking), _MOST_LACKING),
         )
         yield f"| {' | '.join(cells)} |"
     yield ""

@@ -10,6 +10,7 @@ from healthcheck.checks.gpu_runtime import found
 from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Seen, Severity, counted
 from healthcheck.probes.container_runtime import configuration as container_runtime
 from healthcheck.probes.container_runtime.facts import CdiSpec, Configuration, ContainerRuntime
+from healthcheck.text.naming import named
 
 _MOST_NAMED = 4
 
@@ -49,9 +50,8 @@ def _findings(used: Configuration, specs: Sequence[CdiSpec]) -> Iterator[Finding
         if spec.problem is not None and not spec.problem.only_ours:
             yield found(MALFORMED, used, f"{gpu_runtime.in_words(spec.problem)}; {_again(spec)}")
         elif spec.missing and not _is_hidden(spec, specs, used.cdi_folders):
-            more = f" and {len(spec.missing) - _MOST_NAMED} more" if len(spec.missing) > _MOST_NAMED else ""
-            named = ", ".join(spec.missing[:_MOST_NAMED])
-            yield found(STALE, used, f"{spec.path} ({spec.kind}) names {named}{more}, not there; {_again(spec)}")
+            missing = named(spec.missing, _MOST_NAMED)
+            yield found(STALE, used, f"{spec.path} ({spec.kind}) names {missing}, not there; {_again(spec)}")
 
 
 def _read_by_somebody(around: ContainerRuntime) -> tuple[CdiSpec, ...]:

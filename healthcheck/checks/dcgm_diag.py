@@ -42,6 +42,7 @@ from healthcheck.model import (
 from healthcheck.probes.dcgm.diag import LEVEL_2_RUN, LEVEL_4_RUN, DcgmLook
 from healthcheck.probes.dcgm.document import SOFTWARE, DiagAnswer, DiagError, DiagResult
 from healthcheck.probes.nvml import gpus as nvml
+from healthcheck.text.naming import named
 
 DevicesInUse = frozenset[tuple[str, int | None]]
 """By kind and DCGM's number."""
@@ -316,8 +317,7 @@ def why_not_run(error: DiagError) -> Cause | None:
 def _finding(row: DiagResult, device: _Device, faults: list[_Fault]) -> Finding:
     gravest = max(faults, key=lambda one: one.ruling.severity)
     others = [_name(one.error) for one in faults if one is not gravest]
-    more = f"; also {', '.join(others[:_MOST_NAMED])}" if others else ""
-    more += f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
+    more = f"; also {named(others, _MOST_NAMED)}" if others else ""
     detail = in_words(gravest.error) + more
     ruling = gravest.ruling
     return Finding(reason_name(row.test), ruling.severity, device.subject, detail, device.about, rule=ruling.rule)
