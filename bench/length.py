@@ -12,6 +12,7 @@ class Length:
     detections_flooded: int = 20
     cycles: int = 100
     starts: int = 20
+    commands: int = 10
     replay_megabytes: int = 100
     replays: int = 5
     window_seconds: float = 300.0
@@ -45,6 +46,7 @@ QUICK = Length(
     detections_flooded=3,
     cycles=10,
     starts=3,
+    commands=2,
     replay_megabytes=10,
     replays=2,
     window_seconds=30.0,

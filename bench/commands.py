@@ -1,0 +1,91 @@
+"""What a command costs that asks no cluster: the CPU time of the whole process, Python and its children with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench.large_fleet import node, pod
+from bench.one_run import run_once
+from bench.outcome import Outcome, Row, percentile, summary
+from bench.stage import INSTANCE_TYPE, Stage
+
+AIM_SECONDS = 0.3
+_LOG = (
+    "[  100.000000] usb 1-1: new high-speed USB device number 2 using xhci_hcd",
+    "[  200.123456] NVRM: Xid (PCI:0000:53:00): 79, pid=1234, name=python3, GPU has fallen off the bus.",
+)
+_NODES = 8
+_FAULT = 1
+"""The exit code of a verdict `fail`."""
+_NOTES = (
+    "commands: user and system time of the process and its children, bytecode cached; no ConfigMap, so nothing is set",
+)
+
+
+@dataclass(frozen=True)
+class _Command:
+    words: tuple[str, ...]
+    exit_code: int = 0
+
+
+def measure(stage: Stage) -> Outcome:
+    environment = stage.bare_environment | {"CONFIG_DIR": str(stage.folder / "none")}
+    commands = _commands(stage, environment)
+    told = {what: _seconds(one, environment, stage.length.commands) for what, one in commands.items()}
+    rows = tuple(_row(stage, what, samples) for what, samples in told.items())
+    return Outcome(rows, {what: summary(samples) for what, samples in told.items()}, _NOTES)
+
+
+def _commands(stage: Stage, environment: Mapping[str, str]) -> Mapping[str, _Command]:
+    """A few of each sort; the last three read what a look, a log or a cluster left behind."""
+    tree, (log, look, state) = str(stage.make_node().root), _files(stage.folder)
+    check = ("check", "--root", tree, "--instance-type", INSTANCE_TYPE)
+    _run(_Command((*check, "--save-evidence", str(look))), environment)
+    return {
+        "-h": _Command(("-h",)),
+        "version": _Command(("version",)),
+        "completion bash": _Command(("completion", "bash")),
+        "words for a shell": _Command(("__complete", "explain", "Xid7")),
+        "explain 79": _Command(("explain", "79")),
+        "explain": _Command(("explain",)),
+        "replay of a log": _Command(("replay", str(log)), _FAULT),
+        "replay of a look": _Command(("replay", str(look))),
+        "check --root": _Command(check),
+        f"diagnose --from {_NODES} nodes": _Command(("diagnose", "--from", str(state))),
+    }
+
+
+def _files(folder: Path) -> tuple[Path, Path, Path]:
+    """A log, a place for a look, and a cluster's state."""
+    log, look, state = (folder / name for name in ("commands.log", "commands-look.json", "commands-state.json"))
+    log.write_text("\n".join(_LOG) + "\n")
+    now = datetime.now(UTC)
+    names = [f"node-{number}" for number in range(_NODES)]
+    items = [{"apiVersion": "v1", "kind": "Node", **node(name, number, now)} for number, name in enumerate(names)]
+    items += [pod(name, number, 0) for number, name in enumerate(names)]
+    state.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+    return log, look, state
+
+
+def _seconds(command: _Command, environment: Mapping[str, str], times: int) -> list[float]:
+    """Of each run but a first one, which may have to compile."""
+    return [_run(command, environment) for _ in range(times + 1)][1:]
+
+
+def _run(command: _Command, environment: Mapping[str, str]) -> float:
+    return run_once(("cli", *command.words), environment, command.exit_code, _nothing).cpu_seconds
+
+
+def _nothing(_: bytes) -> Mapping[str, Any]:
+    return {}
+
+
+def _row(stage: Stage, what: str, samples: list[float]) -> Row:
+    middle = percentile(samples, 0.5)
+    figure = f"p50 {middle:.2f}, min {min(samples):.2f} s ({len(samples)} times)"
+    return Row(f"CPU of `{what}`", f"≤ {AIM_SECONDS:g} s", figure, stage.length.met(middle <= AIM_SECONDS))
