@@ -6,6 +6,7 @@ rich lays out a thousand rows in a second, this a hundred thousand; it knows nei
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from textwrap import wrap
 
 from rich.cells import cell_len
 
@@ -14,6 +15,8 @@ from healthcheck.text.printable import printable
 _LONGEST = 1 << 14
 _WIDEST = 120
 """What no other row makes room for: one node's long words would blow up the lines of all."""
+_NARROWEST = 10
+"""Columns for a cell that is folded."""
 _BETWEEN = "  "
 
 
@@ -21,6 +24,20 @@ def text(rows: Iterable[Sequence[str]]) -> str:
     lines = [[printable(cell, _LONGEST) for cell in row] for row in rows]
     widths = [min(_WIDEST, max(map(_width, column))) for column in zip(*lines, strict=True)]
     return "".join(_line(cells, widths) for cells in lines)
+
+
+def folded(rows: Iterable[Sequence[str]], width: int) -> str:
+    """As `text`, but no line is longer than that: the last cell of a row goes on below itself."""
+    lines = [[printable(cell, _LONGEST) for cell in row] for row in rows]
+    widths = [max(map(_width, column)) for column in zip(*(cells[:-1] for cells in lines), strict=True)]
+    before = sum(widths) + len(widths) * len(_BETWEEN)
+    return "".join(_paragraph(cells, widths, before, max(width - before, _NARROWEST)) for cells in lines)
+
+
+def _paragraph(cells: Sequence[str], widths: Sequence[int], before: int, room: int) -> str:
+    *head, last = cells
+    first, *more = wrap(last, room, break_on_hyphens=False) or [""]
+    return _line((*head, first), (*widths, 0)) + "".join(f"{' ' * before}{one}\n" for one in more)
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

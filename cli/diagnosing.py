@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, TypeGuard
+from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from cli import probing, would_fit
-from cli.access import listings_of
+from cli import would_fit
 from cli.acyclic import acyclic
 from cli.diagnose import DiagnoseWish, Output
 from cli.documents import write_as
@@ -30,7 +29,7 @@ from diagnosis.hami_parts import installation_tables
 from diagnosis.kinds import KINDS
 from diagnosis.node_inventory import inventory
 from diagnosis.one_pod import look_at_pod
-from diagnosis.report import html, markdown, terminal
+from diagnosis.report import markdown, terminal
 from diagnosis.report.document import document
 from diagnosis.report.whole import Report
 from diagnosis.saved import SavedStateError, read_saved
@@ -42,6 +41,9 @@ from healthcheck.cluster.errors import ClusterError
 from healthcheck.host.console import Screen
 from healthcheck.host.program import USAGE
 from healthcheck.host.streams import complain, write_document
+
+if TYPE_CHECKING:
+    from healthcheck.cluster.listings import Listings
 
 NOTHING, CAUSES, COULD_NOT = 0, 1, 2
 _NEEDED = frozenset(("Node", "Pod", USE))
@@ -102,7 +104,7 @@ def _read_wanted(file: Path, namespace: str) -> tuple[dict[str, Any], ...]:
 def _answer(snapshot: Snapshot, pods: Iterable[Mapping[str, Any]], wish: DiagnoseWish) -> NoReturn:
     """Ends with NOTHING where each pod fits on some node, CAUSES where one does not, COULD_NOT where nobody knows."""
     try:
-        ask = None if wish.saved else listings_of(wish.access).try_pod
+        ask = None if wish.saved else _listings(wish).try_pod
         told = list(would_fit.answers(snapshot, pods, ask))
     except NoPodError as error:
         _end(str(error), USAGE)
@@ -126,6 +128,8 @@ def _print(report: Report, output: Output) -> None:
         case Output.MARKDOWN:
             write_document(markdown.text(report))
         case Output.HTML:
+            from diagnosis.report import html  # noqa: PLC0415 - no other form needs its templates
+
             write_document(html.text(report))
         case Output.TERMINAL:
             screen = Screen.of_rows()
@@ -143,7 +147,7 @@ def _look(wish: DiagnoseWish, target: Target | None) -> Snapshot:
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
         # Nobody knows beforehand how far a look at one pod goes.
         task = bar.add_task("Listing", total=None if _is_near(target, wish) else len(KINDS))
-        cluster = listings_of(wish.access)
+        cluster = _listings(wish)
         collector = Collector(cluster.objects, bundle.keep if bundle else None, lambda _: bar.advance(task))
         if _is_near(target, wish):
             snapshot = look_at_pod(collector, cluster.read_log, target)
@@ -154,8 +158,16 @@ def _look(wish: DiagnoseWish, target: Target | None) -> Snapshot:
         listed = [one.kind for one in KINDS if snapshot.sees(one.kind)]
         bundle.write(wish.save, snapshot.now, snapshot.missing, listed)
     if wish.probes.nodes:
+        from cli import probing  # noqa: PLC0415 - few ask for it
+
         snapshot = probing.with_probes(snapshot, wish.access, wish.probes)
     return with_idle(snapshot, wish.prometheus) if wish.prometheus else snapshot
+
+
+def _listings(wish: DiagnoseWish) -> Listings:
+    from cli.access import listings_of  # noqa: PLC0415 - a saved state needs no client of a cluster
+
+    return listings_of(wish.access)
 
 
 def _report(snapshot: Snapshot, target: Target | None, namespace: str, old: Snapshot | None) -> Report:

@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from cli import catalogue, index
+from cli import catalogue, columns, index
 from cli.catalogue import Explanation
 from cli.documents import write_as
 from cli.here import Here, read_here
@@ -26,7 +26,7 @@ from healthcheck.catalog.sxid import CLASSES, sxid_table
 from healthcheck.catalog.xid import xid_table
 from healthcheck.host.console import Screen
 from healthcheck.host.program import USAGE
-from healthcheck.host.streams import complain
+from healthcheck.host.streams import complain, write_document
 from healthcheck.model import Severity
 
 _DCGM_TESTS = "dcgmdiag"
@@ -40,6 +40,7 @@ _ALLOWED = (
     "RunStopped, last-check), a setting (CHECK_INTERVAL), a check (gpu-count) or a metric; or a word of HAMi's "
     "(CardInsufficientMemory, hami.io/bind-phase)"
 )
+_STYLES = {severity.name: style for severity, style in SEVERITY_STYLES.items()}
 _NO_WORDS = "{}: only Xid 74 and 144 to 150 end with words to decode"
 
 
@@ -222,16 +223,23 @@ def _print_dcgm(console: Screen, policy: Policy) -> None:
 
 def _print_table(console: Screen, header: tuple[str, str], rows: Iterable[tuple[Explanation, str]]) -> None:
     """A line each; a star marks a severity of the cluster's own."""
+    cells = ((one.name, _word_here(one), text) for one, text in rows)
+    if not console.is_terminal:
+        write_document(columns.folded([(header[0], "here", header[1]), *cells], console.width) + "\n")
+        return
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(header[0], no_wrap=True)
     table.add_column("here", no_wrap=True)
     table.add_column(header[1], overflow="fold")
-    for one, text in rows:
-        severity = one.here.severity
-        changed = "*" if one.here.rule == "severity-overrides" else ""
-        word = "-" if severity is Severity.PASS else severity.name
-        table.add_row(one.name, Text(word + changed, SEVERITY_STYLES[severity]), text)
+    for name, word, text in cells:
+        table.add_row(name, Text(word, _STYLES.get(word.removesuffix("*"), _STYLES[Severity.PASS.name])), text)
     console.print(table, "")
+
+
+def _word_here(one: Explanation) -> str:
+    severity = one.here.severity
+    changed = "*" if one.here.rule == "severity-overrides" else ""
+    return ("-" if severity is Severity.PASS else severity.name) + changed
 
 
 def _print_sxids(console: Screen, _: Policy) -> None:
