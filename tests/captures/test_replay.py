@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from healthcheck.captures.blocks import CaptureError, Input
 from healthcheck.captures.bug_report import BugReportReader
 from healthcheck.captures.kernel_logs import KernelLogReader, PassedOver
-from healthcheck.captures.replay import Replay
+from healthcheck.captures.replay import KERNEL_CHECKS, Replay
 from healthcheck.checks import CHECKS
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Nature, Severity
@@ -24,6 +24,11 @@ SAVED = datetime(2026, 11, 21, tzinfo=UTC)
 EVENTS = tuple(one for one in CHECKS if one.nature is Nature.EVENT)
 OFF_BUS = "NVRM: Xid (PCI:0000:05:00): 79, GPU has fallen off the bus."
 RECOVERY = "NVRM: Xid (PCI:0000:05:00): 154, GPU recovery action changed from 0x0 (None) to {}"
+
+
+def test_the_checks_of_a_log_are_all_that_read_one() -> None:
+    assert KERNEL_CHECKS == EVENTS
+
 
 pieces = st.sampled_from(
     [

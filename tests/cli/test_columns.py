@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cli.columns import text
+from cli.columns import folded, text
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,8 @@ def test_the_long_words_of_one_row_are_not_paid_for_by_all() -> None:
 
     assert told.startswith("x" * 16_000 + "  end\n")
     assert len(told) < 150_000
+
+
+def test_a_last_cell_that_is_too_long_goes_on_below_itself() -> None:
+    assert folded([("a", "b"), ("Xid79", "fell off the bus")], 18) == "a      b\nXid79  fell off\n       the bus\n"
+    assert folded([("a" * 30, "xx yy zz aa")], 20).splitlines()[1:] == [" " * 32 + "aa"]

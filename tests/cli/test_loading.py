@@ -38,6 +38,23 @@ def test_a_command_needs_no_other_and_no_client_unless_it_asks_a_cluster() -> No
     assert not {"kubernetes", "urllib3", "pydantic_settings", "healthcheck.checks"} & modules
 
 
+def test_the_replay_of_a_log_loads_few_checks_and_no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONFIG_DIR", str(tmp_path / "none"))
+    log = tmp_path / "dmesg.txt"
+    log.write_text("[ 1.0] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.133.20\n")
+    modules = loaded("replay", str(log))
+
+    assert "healthcheck.checks.xid" in modules
+    assert not {"pydantic_settings", "healthcheck.settings", "healthcheck.checks.listed", "kubernetes"} & modules
+
+
+def test_a_saved_state_loads_no_client_of_a_cluster(tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    state.write_text('{"apiVersion": "v1", "kind": "List", "items": []}')
+
+    assert not {"kubernetes", "jinja2", "healthcheck.checks.listed"} & loaded("diagnose", "--from", str(state))
+
+
 @pytest.mark.parametrize("name", [*COMMANDS, "diagnose", "completion", "sweep"])
 def test_a_help_loads_nothing_of_what_the_command_does(name: str) -> None:
     modules = loaded(name, "-h")
