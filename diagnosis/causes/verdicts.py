@@ -56,6 +56,11 @@ def _look_at_agent(node: Node) -> str:
     return f"Look at the agent's pod, which takes the taint away: {pods}"
 
 
+def release_of(node: str) -> str:
+    """As it can be typed: without a reason the command is refused."""
+    return command("gpu-healthcheck", "release", node, "--reason", "what was done")
+
+
 def _withheld(node: Node) -> Found:
     told = next((one for one in node.conditions if one.type == CONDITION), None)
     evidence = [f"taint {UNHEALTHY}"]
@@ -64,7 +69,7 @@ def _withheld(node: Node) -> Found:
     remedy = []
     if told is not None and told.reason:
         remedy.append(f"See what {told.reason} asks for: {command('gpu-healthcheck', 'explain', told.reason)}")
-    remedy.append(f"Once the node is mended: {command('gpu-healthcheck', 'release', node.name)}")
+    remedy.append(f"Once the node is mended: {release_of(node.name)}")
     return Found(WITHHELD, node.subject, tuple(evidence), tuple(remedy))
 
 

@@ -66,7 +66,7 @@ def test_a_rule_of_ours_names_the_finding_and_what_ends_it(where: Object, device
     assert one.certainty is Certainty.PROVEN
     assert one.remedy == (
         *(["See what Xid79 asks for: `gpu-healthcheck explain Xid79`"] if reasons else ()),
-        "Once the GPU is mended: `gpu-healthcheck release a`",
+        "Once the GPU is mended: `gpu-healthcheck release a --reason 'what was done'`",
     )
 
 

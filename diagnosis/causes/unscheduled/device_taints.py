@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
 from diagnosis.causes.unscheduled.offers import Shut
 from diagnosis.causes.unscheduled.waiting import Waiting
+from diagnosis.causes.verdicts import release_of
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.dra import DeviceTaintRule
 from healthcheck.memory.findings import gpu_address
@@ -56,7 +57,7 @@ def _steps(snapshot: Snapshot, one: Shut) -> Iterator[str]:
     elif is_ours(one.rule):
         for reason in _reasons(snapshot, one):
             yield f"See what {reason} asks for: {command('gpu-healthcheck', 'explain', reason)}"
-        yield f"Once the GPU is mended: {command('gpu-healthcheck', 'release', one.offer.node)}"
+        yield f"Once the GPU is mended: {release_of(one.offer.node)}"
     else:
         name = one.rule.meta.name
         yield f"Ask who made the rule, and why: {command('kubectl', 'get', 'devicetaintrule', name, '-o=yaml')}"

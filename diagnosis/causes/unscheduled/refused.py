@@ -10,7 +10,7 @@ from enum import Enum
 from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
 from diagnosis.causes.node_labels import UPGRADE_FAILED
 from diagnosis.causes.unscheduled.waiting import Room, Waiting
-from diagnosis.causes.verdicts import IN_MAINTENANCE, NOT_LOOKED, WITHHELD
+from diagnosis.causes.verdicts import IN_MAINTENANCE, NOT_LOOKED, WITHHELD, release_of
 from diagnosis.fit_error import Says
 from diagnosis.placement import UNSCHEDULABLE, tolerates, untolerated
 from diagnosis.snapshot import Snapshot
@@ -221,7 +221,7 @@ def _cordon(node: Node) -> Iterator[str]:
 
 def _uncordon(node: Node) -> tuple[str, ...]:
     if CORDONED_BY in node.meta.annotations:
-        release = command("gpu-healthcheck", "release", node.name)
+        release = release_of(node.name)
         return (f"If the run that cordoned it is over, give the node back: {release}",)
     return (f"Ask who cordoned it, and if it may work again: {command('kubectl', 'uncordon', node.name)}",)
 
