@@ -60,7 +60,9 @@ UNUSED: tuple[ModuleType, ...] = (
     LeftOut("pydantic.json_schema"),  # nobody asks an agent for a schema of its settings
     *(LeftOut(name) for name in ("bz2", "lzma")),  # archives of shutil's
     *(LeftOut(f"wsgiref{part}") for part in ("", ".simple_server")),  # prometheus_client's server; we have our own
-    *(LeftOut(name) for name in ("ast", "tokenize")),  # inspect's, for sources and for the signatures of what is C
+    LeftOut("tokenize"),  # inspect's, for sources
+    # Its too, for the signatures of what is C; since 3.14 it reads annotations with it.
+    *(LeftOut(name) for name in ("ast",) if sys.version_info < (3, 14)),
     LeftOut("mimetypes", inited=True),  # of files that are served or sent
     LeftOut("sysconfig", get_config_var=lambda _: None),  # time zones lie where it says; our scheduler's is its own
     # Proxies are the environment's, and prometheus_client's pushes are nobody's.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -94,8 +95,10 @@ def why_not(path: Path) -> str:
     try:
         if not path.parent.is_dir():
             return f"{path.parent}: no such directory"
-        if path.exists() and not path.is_file():
+        if not stat.S_ISREG(path.stat().st_mode):  # since Python 3.14 `exists` keeps every error to itself
             return f"{path}: there is something that is no file"
+    except FileNotFoundError:
+        pass
     except OSError as error:
         return f"{path}: {error.strerror}"
     return "" if os.access(path.parent, os.W_OK) else f"{path.parent}: can't be written to"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,10 +46,14 @@ def test_without_a_word_there_are_the_defaults(text: str | bytes | None, tmp_pat
     assert (seen.systemd_cgroup, seen.cdi) == (None, False)
 
 
+NEWER = sys.version_info >= (3, 13)
+TRAILING_COMMA = ("Illegal trailing comma", (2, 8)) if NEWER else ("Expecting property name", (3, 1))
+
+
 @pytest.mark.parametrize(
     ("text", "message", "place"),
     [
-        ('{\n "a": 1,\n}', "Expecting property name", (3, 1)),
+        ('{\n "a": 1,\n}', *TRAILING_COMMA),
         ('{"a": "b" "c": 1}', "Expecting ',' delimiter", (1, 11)),
         ("[]", "no object", (1, 1)),
         (b'{"a":\n "\xff"}', "no UTF-8", (2, 3)),
