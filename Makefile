@@ -20,7 +20,7 @@ setup: $(VENV)/installed ## Make a virtual environment with everything that is l
 # lie as the wheel's packages do take its place. A checkout's own names (`python -m agent`) are found from any folder.
 $(VENV)/installed: requirements/dev.txt requirements/cc.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	for cc in "$$CC" cc gcc clang; do command -v "$$cc" >/dev/null && exit; done; \
 	  $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/cc.txt
 	PYTHONWARNINGS=ignore $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
