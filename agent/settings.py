@@ -8,7 +8,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from healthcheck.probes.machine import IMDS
-from healthcheck.settings import LogLevel, NodeName, Port
+from healthcheck.settings import Folder, LogLevel, NodeName, Port
 
 
 class AgentSettings(BaseSettings):
@@ -16,11 +16,11 @@ class AgentSettings(BaseSettings):
 
     node_name: NodeName = Field(alias="NODE_NAME")
     """The Node that this agent speaks for; the manifest takes it from the pod's own spec."""
-    host_root: Path = Field(Path("/"), alias="HOST_ROOT")
+    host_root: Folder = Field(Path("/"), alias="HOST_ROOT")
     """Where the machine's own `/` is seen."""
-    config_dir: Path = Field(Path("/etc/gpu-healthcheck"), alias="CONFIG_DIR")
+    config_dir: Folder = Field(Path("/etc/gpu-healthcheck"), alias="CONFIG_DIR")
     """The mounted ConfigMap."""
-    state_dir: Path = Field(Path("/var/lib/gpu-healthcheck"), alias="STATE_DIR")
+    state_dir: Folder = Field(Path("/var/lib/gpu-healthcheck"), alias="STATE_DIR")
     """The node-local memory; survives the pod."""
     metrics_port: Port = Field(10633, alias="METRICS_PORT")
     """/metrics, /healthz and /readyz; 0 takes a free port and logs it."""

@@ -146,10 +146,18 @@ def _port(value: int | str) -> int:
     return number
 
 
+def _folder(value: Path) -> Path:
+    """An empty variable would be the folder where the program stands."""
+    if not value.is_absolute():
+        raise ValueError("the path of a folder from the root, beginning with /")
+    return value
+
+
 NodeName = Annotated[str, AfterValidator(_node_name)]
 LogLevel = Annotated[str, AfterValidator(_log_level)]
 Port = Annotated[int, BeforeValidator(_port)]
-"""Of the programs' own variables; these three are no keys of the ConfigMap."""
+Folder = Annotated[Path, AfterValidator(_folder)]
+"""Of the programs' own variables; these four are no keys of the ConfigMap."""
 HostName = Annotated[str, AfterValidator(checked_host)]
 SeverityName = Annotated[Severity, BeforeValidator(_severity)]
 RepairSeverity = Annotated[Severity, BeforeValidator(_repair_severity)]

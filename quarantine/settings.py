@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from healthcheck.settings import LogLevel, NodeName
+from healthcheck.settings import Folder, LogLevel, NodeName
 
 
 class QuarantineSettings(BaseSettings):
@@ -15,10 +15,10 @@ class QuarantineSettings(BaseSettings):
 
     node_name: NodeName = Field(alias="NODE_NAME")
     """The Node that is tested; the manifest takes it from the pod's own spec."""
-    host_root: Path = Field(Path("/"), alias="HOST_ROOT")
+    host_root: Folder = Field(Path("/"), alias="HOST_ROOT")
     """Where the machine's own `/` is seen."""
-    config_dir: Path = Field(Path("/etc/gpu-healthcheck"), alias="CONFIG_DIR")
+    config_dir: Folder = Field(Path("/etc/gpu-healthcheck"), alias="CONFIG_DIR")
     """The mounted ConfigMap."""
-    report_dir: Path = Field(Path("/var/log/gpu-healthcheck"), alias="REPORT_DIR")
+    report_dir: Folder = Field(Path("/var/log/gpu-healthcheck"), alias="REPORT_DIR")
     """A folder of the host: NVIDIA's bug reports, and the lock that tells a run that lives from one that died."""
     log_level: LogLevel = Field("info", alias="LOG_LEVEL")

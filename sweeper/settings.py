@@ -9,6 +9,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from healthcheck.settings import (
+    Folder,
     LogLevel,
     NodeName,
     NodeSettings,
@@ -26,7 +27,7 @@ _THE_IMAGE = "a sweep's image is that of the CronJob gpu-healthcheck-sweep-node,
 class SweeperSettings(BaseSettings):
     model_config = SettingsConfigDict(extra="ignore", case_sensitive=True, populate_by_name=True)
 
-    config_dir: Path = Field(Path("/etc/gpu-healthcheck"), alias="CONFIG_DIR")
+    config_dir: Folder = Field(Path("/etc/gpu-healthcheck"), alias="CONFIG_DIR")
     """The mounted ConfigMap."""
     log_level: LogLevel = Field("info", alias="LOG_LEVEL")
 
@@ -36,7 +37,7 @@ class NodeTestSettings(SweeperSettings):
 
     node_name: NodeName = Field(alias="NODE_NAME")
     """The Node that it tests; the manifest takes it from the pod's own spec."""
-    host_root: Path = Field(Path("/"), alias="HOST_ROOT")
+    host_root: Folder = Field(Path("/"), alias="HOST_ROOT")
     """Where the driver's library and /proc are: in the pod itself, to which the GPUs were given."""
 
 

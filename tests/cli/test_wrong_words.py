@@ -145,6 +145,7 @@ def test_what_does_not_go_together_is_refused(words: tuple[str, ...], said: str)
 LEVELS = "allowed are debug, info, warning, error"
 NAME = "the name of a Node, of 1 to 253 characters, is wanted"
 PORT = "a whole number, 0 to 65535"
+FOLDER = "the path of a folder from the root, beginning with /"
 
 
 @pytest.mark.parametrize(
@@ -154,6 +155,9 @@ PORT = "a whole number, 0 to 65535"
         *((one, "NODE_NAME", "", NAME) for one in (AgentSettings, NodeTestSettings, QuarantineSettings)),
         (AgentSettings, "NODE_NAME", "n" * 254, NAME),
         *((AgentSettings, "METRICS_PORT", one, PORT) for one in ("many", "", "-1", "65536", "1e3", "٣", "9" * 20)),
+        *((AgentSettings, key, "", FOLDER) for key in ("HOST_ROOT", "CONFIG_DIR", "STATE_DIR")),
+        *((one, "HOST_ROOT", "host", FOLDER) for one in (NodeTestSettings, QuarantineSettings)),
+        (QuarantineSettings, "REPORT_DIR", ".", FOLDER),
     ],
 )
 def test_a_wrong_variable_of_a_program_is_answered_likewise(
