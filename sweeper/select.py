@@ -11,13 +11,12 @@ from typing import Any
 from healthcheck.deep.claim import claim_on
 from healthcheck.deep.due import Attempt, DeepTest, is_due, is_overdue, last_attempt, last_deep_test, obstacle
 from healthcheck.node.gpu_resources import GpuPod
-from healthcheck.node.state import INSTANCE_TYPE, RESULTS, NodeState
+from healthcheck.node.state import INSTANCE_TYPE, KEEPS_AWAY, RESULTS, NodeState
 from healthcheck.text.moments import timestamp
 
 _RETRY_SHARE = 4
 """Of the interval, a quarter has to pass before a node is tried again whose last run came to no verdict."""
 _NEVER = datetime.min.replace(tzinfo=UTC)
-_KEEPS_AWAY = ("NoSchedule", "NoExecute")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +152,7 @@ def _unfit(node: Candidate, holder: str, tried: datetime, interval: timedelta, n
 def _kept_away(node: NodeState, tolerations: Sequence[Mapping[str, Any]]) -> str:
     """A taint under which the sweep's pod would wait for ever."""
     for taint in node.taints:
-        if taint.get("effect") in _KEEPS_AWAY and not any(_tolerates(one, taint) for one in tolerations):
+        if taint.get("effect") in KEEPS_AWAY and not any(_tolerates(one, taint) for one in tolerations):
             return f"its taint {taint.get('key')} keeps the sweep away"
     return ""
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from healthcheck.node.devices import DRIVER, Device, GivenOut
+from healthcheck.node.state import KEEPS_AWAY
 from healthcheck.probes.pci import normalise_address
 from healthcheck.text.printable import printable
 
 _ADDRESSES = ("resource.kubernetes.io/pciBusID", "pciBusID", "pcieBusID")
 """Kubernetes' own name for it (its package deviceattribute), which the driver has used since 25.12; its own before."""
 _UUIDS = ("uuid", "parentUUID")
-_KEEPS_AWAY = ("NoSchedule", "NoExecute")
 _LONGEST = 80
 
 
@@ -108,7 +108,7 @@ def _device(pool: str, device: Mapping[str, Any]) -> Device:
     told = device.get("basic") or device  # v1beta1 has a level more
     attributes = {str(key).removeprefix(f"{DRIVER}/"): value for key, value in (told.get("attributes") or {}).items()}
     texts = {key: value["string"] for key, value in attributes.items() if isinstance(value.get("string"), str)}
-    taints = (one for one in told.get("taints") or () if one.get("effect") in _KEEPS_AWAY)
+    taints = (one for one in told.get("taints") or () if one.get("effect") in KEEPS_AWAY)
     return Device(
         pool,
         _word(device["name"]),

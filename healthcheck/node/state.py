@@ -21,6 +21,8 @@ MODE, RUN = f"{PREFIX}/mode", f"{PREFIX}/run"
 CORDONED_BY, ENABLED = f"{PREFIX}/cordoned-by", f"{PREFIX}/enabled"
 UNHEALTHY, STARTUP, MAINTENANCE = (f"{PREFIX}/{key}" for key in ("unhealthy", "startup", "maintenance"))
 TAINT = {"key": UNHEALTHY, "value": "true", "effect": "NoSchedule"}
+KEEPS_AWAY = ("NoSchedule", "NoExecute")
+"""The effects of a taint, on a Node or on a device, that keep new work off it."""
 CONDITION = "GpuHealthy"
 REPAIR_CONDITIONS = (REBOOT_REQUIRED, REPLACEMENT_REQUIRED, HARDWARE_READY) = (
     "GpuRebootRequired",

@@ -14,8 +14,7 @@ from diagnosis.snapshot.dra import Device, DeviceTaintRule
 from diagnosis.snapshot.nodes import Taint
 from diagnosis.snapshot.pods import Toleration
 from healthcheck.node.device_pools import is_whole
-
-_SHUT = ("NoSchedule", "NoExecute")
+from healthcheck.node.state import KEEPS_AWAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ def shut(snapshot: Snapshot, some: Iterable[Offer], tolerations: Iterable[Tolera
     found = {}
     for offer in some:
         for one in _taints(snapshot, offer):
-            if one.taint.effect in _SHUT and not tolerates(tolerations, one.taint):
+            if one.taint.effect in KEEPS_AWAY and not tolerates(tolerations, one.taint):
                 found[offer.name] = one
                 break
     return found
