@@ -21,8 +21,9 @@ from typing import Self
 from bench.gpu_work import GpuNodes, wait
 from bench.outcome import CouldNotMeasure, Outcome, Row, summary
 from bench.stage import Stage
+from go_programs.build import ProgramError
 from healthcheck.node.state import MAINTENANCE
-from sim.control_plane import ControlPlane, ControlPlaneError, install
+from sim.control_plane import ControlPlane, install
 from sim.kubelet import Kubelets
 from sim.node import SimulatedNode
 from sim.pod_resources import serving_pod_resources
@@ -52,7 +53,7 @@ def measure(stage: Stage) -> Outcome:
             with _testing(nodes, folder, hosts, kubelets), _Both(hosts, kubelets) as both:
                 _race_all(nodes, hosts, stage.length.races, both)
                 tests = sum(_asked(host) for host in hosts.values())
-    except ControlPlaneError as error:
+    except ProgramError as error:
         raise CouldNotMeasure(str(error)) from error
     kept_away, tolerating = both.seconds(tolerates=False), both.seconds(tolerates=True)
     met = [one for one in tolerating if one]

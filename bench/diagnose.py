@@ -15,9 +15,10 @@ from bench.large_fleet import PODS_PER_NODE, Writer, fill
 from bench.one_run import OneRun, run_once
 from bench.outcome import CouldNotMeasure, Outcome, Row, summary
 from bench.stage import Stage
+from go_programs.build import ProgramError
 from healthcheck.cluster.names import COMPONENT
 from healthcheck.text.moments import timestamp
-from sim.control_plane import ControlPlane, ControlPlaneError, install
+from sim.control_plane import ControlPlane, install
 
 AIM_SECONDS, AIM_MIB, AIM_ONE_SECONDS = 15.0, 350.0, 2.0
 _TIMES = 3
@@ -75,7 +76,7 @@ def measure(stage: Stage) -> Outcome:
         with ControlPlane() as plane:  # of its own, as the sweep's plan
             install(plane)
             return _measure(stage, plane)
-    except ControlPlaneError as error:
+    except ProgramError as error:
         raise CouldNotMeasure(str(error)) from error
 
 

@@ -19,12 +19,13 @@ from bench.length import Length
 from bench.node_watch import NodeWatch
 from bench.outcome import CouldNotMeasure
 from bench.program import Program
+from go_programs.build import ProgramError
 from healthcheck.cluster.names import BUDGET_NAMESPACE
 from healthcheck.memory.file import MemoryFile
 from healthcheck.memory.findings import Memory
 from healthcheck.probes.machine import machine_id
 from sim.c_library import CompilerError
-from sim.control_plane import MANIFESTS, ControlPlane, ControlPlaneError, install
+from sim.control_plane import MANIFESTS, ControlPlane, install
 from sim.control_plane.daemon import AfterUs
 from sim.control_plane.files import free_ports
 from sim.imds import SimulatedImds
@@ -87,7 +88,7 @@ class Stage:
         try:
             plane = self._exits.enter_context(ControlPlane())
             install(plane)
-        except ControlPlaneError as error:
+        except ProgramError as error:
             raise CouldNotMeasure(str(error)) from error
         return plane
 

@@ -13,8 +13,9 @@ from bench.large_fleet import BUSY_PERCENT, PODS_PER_NODE, fill
 from bench.one_run import OneRun, run_once
 from bench.outcome import CouldNotMeasure, Outcome, Row, summary
 from bench.stage import Stage
+from go_programs.build import ProgramError
 from healthcheck.cluster.names import NAMESPACE
-from sim.control_plane import ControlPlane, ControlPlaneError, install
+from sim.control_plane import ControlPlane, install
 from sim.control_plane.files import write_kubeconfig
 
 AIM_SECONDS, AIM_MIB = 5.0, 250.0
@@ -32,7 +33,7 @@ def measure(stage: Stage) -> Outcome:
         with ControlPlane() as plane:  # of its own: thousands of heartbeats would be another fleet to other measures
             install(plane)
             return _measure(stage, plane)
-    except ControlPlaneError as error:
+    except ProgramError as error:
         raise CouldNotMeasure(str(error)) from error
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from bench.gpu_work import GIVE_UP_SECONDS, SWEEPS, GpuNodes, wait
 from bench.outcome import CouldNotMeasure, Outcome, Row, percentile, summary
 from bench.stage import Stage
+from go_programs.build import ProgramError
 from healthcheck.node.state import STATUS
-from sim.control_plane import ControlPlane, ControlPlaneError, install
+from sim.control_plane import ControlPlane, install
 from sim.kubelet import Kubelets
 from sim.node import SimulatedNode
 
@@ -51,7 +52,7 @@ def measure(stage: Stage) -> Outcome:
             nodes.add([_NODE])
             times = [_preempt(nodes, folder, host) for _ in range(stage.length.preemptions)]
             left, most = nodes.marked([_NODE]), kubelets.most_gpus[_NODE]
-    except ControlPlaneError as error:
+    except ProgramError as error:
         raise CouldNotMeasure(str(error)) from error
     free, runs = [one.free for one in times], [one.runs for one in times]
     what = f"work for the GPU of a test that hears no SIGTERM for {_DEAF_SECONDS} s, {len(times)} times"

@@ -10,7 +10,8 @@ from pathlib import Path
 from bench.gpu_work import JOBS, GpuNodes, wait
 from bench.outcome import CouldNotMeasure, Outcome, Row, percentile, summary
 from bench.stage import Stage
-from sim.control_plane import ControlPlane, ControlPlaneError, install
+from go_programs.build import ProgramError
+from sim.control_plane import ControlPlane, install
 from sim.kubelet import Kubelets, put_program
 
 AIM_SECONDS = 5.0
@@ -41,7 +42,7 @@ def measure(stage: Stage) -> Outcome:
             preempted = sum(preempted for _, preempted in rounds)
             left = nodes.marked(names)
             most = max(kubelets.most_gpus.values())
-    except ControlPlaneError as error:
+    except ProgramError as error:
         raise CouldNotMeasure(str(error)) from error
     seconds = [one for each, _ in rounds for one in each]
     rows = (

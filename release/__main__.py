@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from go_programs.build import ProgramError
 from release import built, signing
 from release import image as images
 from release.bases import bases, pinned
@@ -22,7 +23,6 @@ from release.provenance import Builder
 from release.publish import Release, publish, verify
 from release.registry import Registry, resolve
 from release.running import ReleaseError
-from sim.control_plane.build import ControlPlaneError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 
@@ -105,5 +105,5 @@ def publish_all(repository: Repository, images: Folder, out: Folder = Path("dist
 if __name__ == "__main__":
     try:
         app()
-    except (ReleaseError, ControlPlaneError) as error:
+    except (ReleaseError, ProgramError) as error:
         sys.exit(f"release: {error}")

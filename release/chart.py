@@ -6,9 +6,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from go_programs import helm
 from release.registry import Registry, resolve
 from release.running import ReleaseError, run
-from sim import helm
 
 _CHART = Path("charts/gpu-healthcheck")
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from go_programs.build import NoProgramError
 from sim import containerd
-from sim.control_plane import ControlPlane, NoBinariesError, binaries, install, install_device_taints
+from sim.control_plane import ControlPlane, binaries, install, install_device_taints
 from sim.node import SimulatedNode
 from tests import tiers
 
@@ -115,7 +116,7 @@ def programs(request: pytest.FixtureRequest) -> Path:
     try:
         with capture.global_and_fixture_disabled():  # a first build takes minutes and says so
             return binaries()
-    except NoBinariesError as error:
+    except NoProgramError as error:
         tiers.cannot_run(f"NOT TESTED against a real kube-apiserver: {error}")
 
 
@@ -136,7 +137,7 @@ def real_containerd(request: pytest.FixtureRequest) -> Callable[[str], Path]:
         try:
             with capture.global_and_fixture_disabled():
                 return containerd.program(release)
-        except NoBinariesError as error:
+        except NoProgramError as error:
             tiers.cannot_run(f"NOT TESTED against a real containerd {release}: {error}")
 
     return program

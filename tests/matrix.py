@@ -14,7 +14,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from sim.control_plane.build import ControlPlaneError, minor_binaries, other_minors
+from go_programs.build import ProgramError
+from sim.control_plane.build import minor_binaries, other_minors
 
 ROOT = Path(__file__).parents[1]
 TESTS = (
@@ -58,7 +59,7 @@ def _try(minor: str) -> bool:
     """Whether all tests passed on that version; prints how many did, and what was not tested."""
     try:
         assets = minor_binaries(minor)
-    except ControlPlaneError as error:
+    except ProgramError as error:
         print(f"Kubernetes {minor:<8} not built: {error}", flush=True)
         return False
     version = assets.name.partition("-")[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from sim.control_plane.build import built, digest, go_build, home_of
+from go_programs.build import built, digest, go_build, home_of
 
 _PACKAGES = {
     "cosign": "github.com/sigstore/cosign/v2/cmd/cosign",
@@ -15,7 +15,7 @@ _PACKAGES = {
 
 
 def program(name: str) -> str:
-    """Its path; built first where need be. Raises ControlPlaneError where there is no Go."""
+    """Its path; built first where need be. Raises NoProgramError where there is no Go."""
     room = Path(__file__).parent / name
 
     def build(folder: Path) -> None:

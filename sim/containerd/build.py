@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from sim.control_plane.build import built, digest, go_build, home_of
+from go_programs.build import built, digest, go_build, home_of
 
 RELEASES = {
     "1.7": "github.com/containerd/containerd/cmd/containerd",
@@ -19,7 +19,7 @@ _TAGS = "no_aufs,no_btrfs,no_devmapper,no_zfs"
 
 
 def program(release: str) -> Path:
-    """The containerd of that release, built first where need be. Raises NoBinariesError where there is no Go either."""
+    """The containerd of that release, built first where need be. Raises NoProgramError where there is no Go either."""
     room = _ROOM / release
 
     def build(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """A real control plane on loopback for tests, demo and bench: etcd, kube-apiserver and their kin."""
 
-from sim.control_plane.build import ControlPlaneError, NoBinariesError, binaries, find_binaries
+from sim.control_plane.build import ControlPlaneError, binaries, find_binaries
 from sim.control_plane.install import MANIFESTS, install, install_device_taints, unbound_token
 from sim.control_plane.plane import Answer, ControlPlane
 
@@ -9,7 +9,6 @@ __all__ = [
     "Answer",
     "ControlPlane",
     "ControlPlaneError",
-    "NoBinariesError",
     "binaries",
     "find_binaries",
     "install",

@@ -6,7 +6,8 @@ import argparse
 import signal
 import sys
 
-from sim.control_plane import ControlPlane, ControlPlaneError, binaries
+from go_programs.build import ProgramError
+from sim.control_plane import ControlPlane, binaries
 from sim.control_plane.build import minor_binaries
 
 
@@ -22,7 +23,7 @@ def main() -> int:
             print(minor_binaries(arguments.minor) if arguments.minor else binaries())
         else:
             _up(ControlPlane(controllers=arguments.controllers, scheduler=arguments.scheduler))
-    except ControlPlaneError as error:
+    except ProgramError as error:
         print(error, file=sys.stderr)
         return 1
     return 0

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import os
 import re
-import shutil
-import subprocess
 import sys
-import tempfile
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+from go_programs.build import NoProgramError, ProgramError, built, digest, go_build, home_of
 
 REQUIRED = ("etcd", "kube-apiserver", "kubectl")
 """What setup-envtest installs; the controller-manager and the scheduler are not among it."""
@@ -36,12 +28,8 @@ _KUBELET = "k8s.io/kubernetes/cmd/kubelet"
 """Beside them in a folder of its own: who needs no real node shall not wait for it."""
 
 
-class ControlPlaneError(Exception):
-    """The control plane could not be had, started or asked; the message says why."""
-
-
-class NoBinariesError(ControlPlaneError):
-    """Neither assets nor a cache nor Go: nothing on this machine can give a control plane."""
+class ControlPlaneError(ProgramError):
+    """The control plane could not be started or asked; the message says why."""
 
 
 def kubernetes_version(room: Path = _KUBERNETES) -> str:
@@ -55,21 +43,6 @@ def kubernetes_version(room: Path = _KUBERNETES) -> str:
 def cache_folder(programs: str = "control-plane") -> Path:
     """The folder of exactly these sources: other go.sum, other folder."""
     return home_of(programs) / f"{kubernetes_version()}-{digest(*(_ROOM / module for module in _MODULES))}"
-
-
-def home_of(programs: str) -> Path:
-    """Where all builds of these programs are kept."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return home / "gpu-healthcheck" / programs
-
-
-def digest(*rooms: Path) -> str:
-    """Of exactly these sources, each a folder with go.mod and go.sum."""
-    told = hashlib.sha256()
-    for room in rooms:
-        for name in ("go.mod", "go.sum"):
-            told.update((room / name).read_bytes())
-    return told.hexdigest()[:12]
 
 
 def other_minors() -> tuple[str, ...]:
@@ -91,7 +64,7 @@ def find_binaries() -> Path | None:
     if assets := os.environ.get("KUBEBUILDER_ASSETS"):
         missing = [name for name in REQUIRED if not (Path(assets) / name).is_file()]
         if missing:
-            raise NoBinariesError(f"KUBEBUILDER_ASSETS={assets} has no {', '.join(missing)}")
+            raise NoProgramError(f"KUBEBUILDER_ASSETS={assets} has no {', '.join(missing)}")
         return Path(assets)
     return cache_folder() if cache_folder().is_dir() else None
 
@@ -106,38 +79,15 @@ def binaries() -> Path:
     found = find_binaries()
     if found is not None:
         return found
-    return built(cache_folder(), _build_plane)
+    try:
+        return built(cache_folder(), _build_plane)
+    except NoProgramError as error:
+        raise NoProgramError(f"{error}, nor KUBEBUILDER_ASSETS (a folder with {', '.join(REQUIRED)})") from None
 
 
 def node_binaries() -> tuple[Path, Path]:
     """Two folders, of the plane's programs and of the kubelet: both our own build, whatever assets are there."""
     return built(cache_folder(), _build_plane), built(cache_folder("kubelet"), _build_kubelet)
-
-
-def built(target: Path, build: Callable[[Path], None]) -> Path:
-    """Build beside the target and rename: a half-built folder is never seen under the final name."""
-    if target.is_dir():
-        return target
-    if shutil.which("go") is None:
-        raise NoBinariesError(
-            f"no {target.parent.name}: neither Go (to build one) nor KUBEBUILDER_ASSETS "
-            f"(a folder with {', '.join(REQUIRED)}) is here"
-        )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with _only_one_builder(target):
-        if not target.is_dir():  # another process may have built it while we waited
-            with tempfile.TemporaryDirectory(dir=target.parent, prefix=".building-") as folder:
-                half_built = Path(folder) / "bin"
-                build(half_built)
-                half_built.rename(target)
-    return target
-
-
-@contextmanager
-def _only_one_builder(target: Path) -> Iterator[None]:
-    with target.with_name(target.name + ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _build_plane(folder: Path, room: Path = _KUBERNETES) -> None:
@@ -154,16 +104,6 @@ def _build_kubelet(folder: Path) -> None:
     version = kubernetes_version()
     print(f"building the kubelet {version}, once: a minute or two", file=sys.stderr, flush=True)
     go_build(_ROOM / "kubernetes", folder, "-s -w " + _version_flags(version), (_KUBELET,))
-
-
-def go_build(room: Path, out: Path, ldflags: str, packages: Sequence[str], tags: str = "") -> None:
-    """With the modules that the room's go.mod and go.sum pin, and without cgo. Raises ControlPlaneError."""
-    out.mkdir(exist_ok=True)
-    environment = os.environ | {"CGO_ENABLED": "0", "GOWORK": "off", "GOFLAGS": "-mod=readonly"}
-    command = ["go", "build", "-trimpath", "-tags", tags, "-ldflags", ldflags, "-o", f"{out}/", *packages]
-    done = subprocess.run(command, cwd=room, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise ControlPlaneError(f"go build of {room.name} failed:\n{done.stderr[-4000:]}")
 
 
 def _version_flags(version: str) -> str:

@@ -7,9 +7,9 @@ import shutil
 import subprocess
 import sys
 
+from go_programs.build import ProgramError
+from go_programs.helm import program as helm
 from release.image import SLIM, TARGETS
-from sim.control_plane import ControlPlaneError
-from sim.helm import program as helm
 from sim.real_node import RealNode, RunningNode, images, needs
 
 
@@ -30,7 +30,7 @@ def main() -> int:
     commands.add_parser("suited", help="1 and one line where no installation would help")
     try:
         return _do(parser.parse_args())
-    except ControlPlaneError as error:
+    except ProgramError as error:
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -6,7 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from sim.control_plane.build import built, digest, go_build, home_of
+from go_programs.build import built, digest, go_build, home_of
 from sim.real_node.arguments import SOCKET
 from sim.real_node.running import RunningNode
 
@@ -14,7 +14,7 @@ _ROOM = Path(__file__).parent / "nvidia_ctk"
 
 
 def install(node: RunningNode) -> None:
-    """Into the folder of programs that is first in the node's PATH. Raises NoBinariesError where there is no Go."""
+    """Into the folder of programs that is first in the node's PATH. Raises NoProgramError where there is no Go."""
     programs = node.folder / "bin"
     shutil.copy2(program(), programs)
     systemctl = programs / "systemctl"

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from go_programs.build import ProgramError
 from release import built, signing
 from release.__main__ import ARCHITECTURES
 from release.changelog import section
@@ -23,7 +24,6 @@ from release.provenance import Builder
 from release.publish import Release, publish, verify
 from release.registry import Registry
 from release.running import ReleaseError
-from sim.control_plane.build import ControlPlaneError
 from sim.real_node import images, needs
 from sim.release import local_registry
 
@@ -40,7 +40,7 @@ def main() -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="gpu-healthcheck-release-") as folder:
             _rehearse(Path(folder))
-    except (ReleaseError, ControlPlaneError) as error:
+    except (ReleaseError, ProgramError) as error:
         print(f"release-dry-run: {error}", file=sys.stderr)
         return 1
     return 0

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sim.control_plane.build import built, digest, go_build, home_of
+from go_programs.build import built, digest, go_build, home_of
 from sim.control_plane.files import free_ports
 from sim.real_node.waiting import wait_until
 
@@ -21,7 +21,7 @@ _PATIENCE_SECONDS = 60
 
 
 def program() -> Path:
-    """Built first where need be. Raises NoBinariesError where there is no Go."""
+    """Built first where need be. Raises NoProgramError where there is no Go."""
 
     def build(folder: Path) -> None:
         print("building the registry, once: a minute or two", file=sys.stderr, flush=True)

@@ -7,12 +7,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+from go_programs.build import ProgramError
 from release import packages
 from release.image import NAME, TARGETS, build, build_arguments, layout
 from release.layout import Layout, differences
 from release.origin import exported, origin
 from release.running import ReleaseError
-from sim.control_plane.build import ControlPlaneError
 from sim.real_node import images, needs
 
 
@@ -53,7 +53,7 @@ def main() -> int:
         return 1
     try:
         found = {"packages": packed_twice()} | {target: twice(target) for target in TARGETS}
-    except (ReleaseError, ControlPlaneError) as error:
+    except (ReleaseError, ProgramError) as error:
         print(f"reproduce: {error}", file=sys.stderr)
         return 1
     for target, lines in found.items():

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from sim import helm as real_helm
-from sim.control_plane import NoBinariesError
+from go_programs import helm as real_helm
+from go_programs.build import NoProgramError
 from tests import tiers
 from tools.chart import CHART
 
@@ -25,7 +25,7 @@ def helm(request: pytest.FixtureRequest) -> Helm:
     try:
         with capture.global_and_fixture_disabled():  # a first build takes minutes and says so
             program = real_helm.program()
-    except NoBinariesError as error:
+    except NoProgramError as error:
         tiers.cannot_run(f"NOT TESTED with a real Helm: {error}")
 
     def call(*words: str, namespace: str = "gpu-healthcheck") -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,8 @@ import pytest
 import yaml
 from kubernetes.client import CoreV1Api
 
-from sim.control_plane import ControlPlane, NoBinariesError, binaries
+from go_programs.build import NoProgramError
+from sim.control_plane import ControlPlane, binaries
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def test_assets_that_lack_a_program_are_named(monkeypatch: pytest.MonkeyPatch, t
     (tmp_path / "etcd").touch()
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
 
-    with pytest.raises(NoBinariesError, match="has no kube-apiserver, kubectl"):
+    with pytest.raises(NoProgramError, match="has no kube-apiserver, kubectl"):
         binaries()
 
 
@@ -125,5 +126,5 @@ def test_without_assets_cache_and_go_the_message_says_so(monkeypatch: pytest.Mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    with pytest.raises(NoBinariesError, match=r"neither Go .* nor KUBEBUILDER_ASSETS"):
+    with pytest.raises(NoProgramError, match=r"no control-plane here, and no Go .*, nor KUBEBUILDER_ASSETS"):
         binaries()

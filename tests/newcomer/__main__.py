@@ -8,8 +8,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from sim.control_plane import ControlPlaneError
-from sim.helm import program as helm
+from go_programs.build import ProgramError
+from go_programs.helm import program as helm
 from sim.node import SimulatedNode
 from sim.real_node import RealNode, images
 from tests.newcomer.story import Newcomer
@@ -24,7 +24,7 @@ def main() -> int:
     wanted = parser.parse_args().ways or names
     try:
         _tell(wanted)
-    except (AssertionError, ControlPlaneError) as error:
+    except (AssertionError, ProgramError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.control_plane.build import NoBinariesError
+from go_programs.build import NoProgramError
 from sim.real_node import nvidia_toolkit
 from sim.real_node.agent_pod import GIVE_UP_SECONDS
 from sim.real_node.arguments import CONTAINERD_CONFIGURATION
@@ -53,7 +53,7 @@ def incident(agent: Stage) -> Iterator[Stage]:
     """The pod waits, and the agent has seen why."""
     try:
         nvidia_toolkit.install(agent.node)
-    except NoBinariesError as error:
+    except NoProgramError as error:
         pytest.skip(str(error))
     agent.configure(CHECK_INTERVAL="10")
     configure(agent, WITHOUT)

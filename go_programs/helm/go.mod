@@ -1,4 +1,4 @@
-module gpu-healthcheck/sim/helm
+module gpu-healthcheck/go_programs/helm
 
 go 1.26.0
 

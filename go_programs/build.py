@@ -1,0 +1,69 @@
+"""One Go build of exactly the modules that a room's go.mod and go.sum pin, kept under their digest."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class ProgramError(Exception):
+    """A program could not be had, started or asked; the message says why."""
+
+
+class NoProgramError(ProgramError):
+    """It is not here, and nothing on this machine can build it."""
+
+
+def home_of(programs: str) -> Path:
+    """Where all builds of these programs are kept."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return home / "gpu-healthcheck" / programs
+
+
+def digest(*rooms: Path) -> str:
+    """Of exactly these sources, each a folder with go.mod and go.sum: other go.sum, other digest."""
+    told = hashlib.sha256()
+    for room in rooms:
+        for name in ("go.mod", "go.sum"):
+            told.update((room / name).read_bytes())
+    return told.hexdigest()[:12]
+
+
+def built(target: Path, build: Callable[[Path], None]) -> Path:
+    """Build beside the target and rename: a half-built folder is never seen under the final name."""
+    if target.is_dir():
+        return target
+    if shutil.which("go") is None:
+        raise NoProgramError(f"no {target.parent.name} here, and no Go to build it")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _only_one_builder(target):
+        if not target.is_dir():  # another process may have built it while we waited
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=".building-") as folder:
+                half_built = Path(folder) / "bin"
+                build(half_built)
+                half_built.rename(target)
+    return target
+
+
+@contextmanager
+def _only_one_builder(target: Path) -> Iterator[None]:
+    with target.with_name(target.name + ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def go_build(room: Path, out: Path, ldflags: str, packages: Sequence[str], tags: str = "") -> None:
+    """With the modules that the room's go.mod and go.sum pin, and without cgo. Raises ProgramError."""
+    out.mkdir(exist_ok=True)
+    environment = os.environ | {"CGO_ENABLED": "0", "GOWORK": "off", "GOFLAGS": "-mod=readonly"}
+    command = ["go", "build", "-trimpath", "-tags", tags, "-ldflags", ldflags, "-o", f"{out}/", *packages]
+    done = subprocess.run(command, cwd=room, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise ProgramError(f"go build of {room.name} failed:\n{done.stderr[-4000:]}")

@@ -1,0 +1,30 @@
+"""The real Helm, to hold the chart against and to pack it: our cache, or one Go build (a minute or two, once)."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from go_programs.build import built, digest, go_build, home_of
+
+_ROOM = Path(__file__).parent
+_KUBERNETES = "helm.sh/helm/v3/pkg/chartutil.k8sVersion"
+
+
+def program() -> Path:
+    """Built first where need be. Raises NoProgramError where there is no Go either."""
+
+    def build(folder: Path) -> None:
+        print("building Helm, once: a minute or two", file=sys.stderr, flush=True)
+        # Without a cluster it takes a chart to be for this Kubernetes, and 1.20 where nothing is said.
+        flags = f"-s -w -X {_KUBERNETES}Major=1 -X {_KUBERNETES}Minor={_client_minor()}"
+        go_build(_ROOM, folder, flags, ["helm.sh/helm/v3/cmd/helm"])
+
+    return built(home_of("helm") / digest(_ROOM), build) / "helm"
+
+
+def _client_minor() -> str:
+    """As Helm's own Makefile has it: client-go 0.37 is the client of Kubernetes 1.37."""
+    (minor,) = re.findall(r"k8s\.io/client-go v0\.(\d+)\.", (_ROOM / "go.mod").read_text())
+    return str(minor)
