@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import hashlib
 import os
 import shutil
@@ -45,7 +46,10 @@ def built(target: Path, build: Callable[[Path], None]) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with _only_one_builder(target):
         if not target.is_dir():  # another process may have built it while we waited
-            with tempfile.TemporaryDirectory(dir=target.parent, prefix=".building-") as folder:
+            unfinished = f".building-{target.name}."
+            for left in target.parent.glob(f"{glob.escape(unfinished)}*"):  # by one that was killed: we hold its lock
+                shutil.rmtree(left)
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=unfinished) as folder:
                 half_built = Path(folder) / "bin"
                 build(half_built)
                 half_built.rename(target)

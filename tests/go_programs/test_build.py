@@ -1,0 +1,67 @@
+"""What a build leaves in the cache, however it ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from go_programs.build import ProgramError, built
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from go_programs.build import built
+
+def build(folder):
+    folder.mkdir()
+    (folder / "half").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+built(Path(sys.argv[1]), build)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "path" / "go"
+    program.parent.mkdir()
+    program.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(program.parent))
+
+
+def build(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "program").touch()
+
+
+def test_the_next_builder_removes_what_a_killed_one_left_and_nothing_of_others(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    for name in ("1.36.3-aaa", "1.36.3-bbb"):
+        killed = subprocess.run([sys.executable, "-c", KILLED, str(cache / name)], check=False)
+        assert killed.returncode == -signal.SIGKILL
+    assert len(list(cache.glob(".building-*/bin/half"))) == 2
+
+    built(cache / "1.36.3-aaa", build)
+
+    (others,) = cache.glob(".building-*")
+    assert others.name.startswith(".building-1.36.3-bbb.")
+    assert sorted(one.name for one in cache.iterdir() if one != others) == [
+        "1.36.3-aaa",
+        "1.36.3-aaa.lock",
+        "1.36.3-bbb.lock",
+    ]
+
+
+def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    def fail(folder: Path) -> None:
+        build(folder)
+        raise ProgramError("go build of it failed")
+
+    with pytest.raises(ProgramError):
+        built(tmp_path / "cache" / "one", fail)
+
+    assert [one.name for one in (tmp_path / "cache").iterdir()] == ["one.lock"]
