@@ -12,7 +12,7 @@ import typer
 
 from cli.completing import namespaces, nodes, subjects
 from cli.node_names import node_names
-from cli.options import AsJson, Context, Kubeconfig, Prometheus, RequestTimeout, one_of, path
+from cli.options import AsJson, Context, Kubeconfig, Prometheus, RequestTimeout, one_of, path, refuse_two_forms
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.cluster.names import NAMESPACE
 
@@ -104,7 +104,7 @@ Wanted = Annotated[
     ),
 ]
 OutputForm = Annotated[
-    Output,
+    Output | None,
     typer.Option(
         "--output",
         "-o",
@@ -161,7 +161,7 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
     save: Save = None,
     since: Since = None,
     wanted: Wanted = None,
-    output: OutputForm = Output.TERMINAL,
+    output: OutputForm = None,
     as_json: AsJson = False,
     prometheus: Prometheus = "",
     probe_nodes: ProbeNodes = None,
@@ -176,12 +176,13 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
 
     Exit code: 0 nothing found, 1 causes found, 2 could not look.
     """
+    refuse_two_forms(output, as_json=as_json)
     from cli.diagnosing import answer  # noqa: PLC0415 - its help needs none of it
 
     wish = DiagnoseWish(
         words=tuple(words or ()),
         access=Access(kubeconfig, context, request_timeout),
-        output=Output.JSON if as_json else output,
+        output=Output.JSON if as_json else output or Output.TERMINAL,
         namespace="" if all_namespaces else namespace,
         saved=tuple(saved or ()),
         save=save,

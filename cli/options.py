@@ -41,6 +41,12 @@ def one_of(words: type[StrEnum]) -> dict[str, Any]:
     return {"parser": parse, "autocompletion": complete}
 
 
+def refuse_two_forms(output: StrEnum | None, *, as_json: bool) -> None:
+    """`output` None: not said. Raises typer.BadParameter."""
+    if as_json and output not in {None, Form.JSON}:
+        raise typer.BadParameter(f"--json is -o json, and -o {output} was said too: one of them is allowed")
+
+
 def path(text: str | Path) -> Path:
     """An empty one is a variable that nobody has set, and would be the folder where one stands."""
     if not str(text):

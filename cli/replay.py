@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cli.options import AsJson, Form, InstanceType, JsonOrYaml, one_of
+from cli.options import AsJson, Form, InstanceType, JsonOrYaml, one_of, refuse_two_forms
 from healthcheck.captures.kind import Kind
 
 Files = Annotated[
@@ -53,5 +53,6 @@ def replay(
     """
     from cli.replaying import judge_files  # noqa: PLC0415 - its help needs none of it
 
+    refuse_two_forms(output, as_json=as_json)
     form = Form.JSON if as_json else output
     raise typer.Exit(judge_files(ReplayWish(tuple(files), kind, instance_type, form, verbose)))

@@ -130,6 +130,9 @@ def test_what_was_typed_reaches_no_terminal_as_it_is() -> None:
         (("diagnose", "node", "a", "--would-fit", "x"), "--would-fit asks of the whole cluster"),
         (("diagnose", "--would-fit", "x", "-o", "html"), "--would-fit asks of the whole cluster"),
         (("diagnose", "pod"), "pod NAMESPACE/NAME, node NAME, or a workload such as job/NAME is wanted"),
+        (("check", "--json", "-o", "yaml"), "--json is -o json, and -o yaml was said too"),
+        (("replay", "-o", "yaml", "/nowhere", "--json"), "--json is -o json, and -o yaml was said too"),
+        (("diagnose", "-o", "terminal", "--json"), "--json is -o json, and -o terminal was said too"),
         (("release", "a"), "Missing option '--reason'"),
         (("release", "--reason", "x"), "either names of nodes or -l SELECTOR is wanted"),
         (("release", "a", "-l", "b=c", "--reason", "x"), "either names of nodes or -l SELECTOR is wanted"),
@@ -140,6 +143,11 @@ def test_what_was_typed_reaches_no_terminal_as_it_is() -> None:
 def test_what_does_not_go_together_is_refused(words: tuple[str, ...], said: str) -> None:
     code, line = said_to(*words)
     assert (code, said in line) == (3, True), line
+
+
+@pytest.mark.parametrize("command", [("replay", "/nowhere"), ("diagnose", "--from", "/nowhere")])
+def test_one_form_may_be_asked_for_twice(command: tuple[str, ...]) -> None:
+    assert said_to(*command, "--json", "-o", "json") == said_to(*command, "--json")
 
 
 LEVELS = "allowed are debug, info, warning, error"
