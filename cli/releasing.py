@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -44,22 +44,18 @@ class CouldNotRelease(Exception):
 
 def release_nodes(nodes: Sequence[str], wish: ReleaseWish, access: Access) -> int:
     """Returns the exit code, of several nodes the worst."""
-    wish = wish if wish.by else replace(wish, by=user_name(access) or getpass.getuser())
-    console = Screen(soft_wrap=True)
-    codes = []
-    for name in nodes:
-        try:
-            codes.append(_release(cluster_of(access), name, wish, console))
-        except (ClusterError, CouldNotRelease) as error:
-            complain("release", f"{name}: {explained(error)}")
-            codes.append(COULD_NOT)
-    return max(codes)
+    try:
+        return _release_each(cluster_of(access), nodes, _signed(wish, access))
+    except ClusterError as error:
+        complain("release", explained(error))
+        return COULD_NOT
 
 
 def release_selected(selector: str, wish: ReleaseWish, access: Access, *, yes: bool) -> int:
     """Those with these labels that have something to release, once a person has seen it. Returns the exit code."""
     try:
-        nodes = list(cluster_of(access).list_nodes(selector))
+        cluster = cluster_of(access)
+        nodes = list(cluster.list_nodes(selector))
     except Refused as error:
         complain("release", f"-l {selector!r}: {error}")
         return USAGE
@@ -70,21 +66,37 @@ def release_selected(selector: str, wish: ReleaseWish, access: Access, *, yes: b
         complain("release", f"-l {selector!r}: no node has such labels")
         return COULD_NOT
     shown = {one.name: _meant(release_of(one, "", "", datetime.now(UTC))) for one in nodes if _has_something(one)}
-    return _release_shown(shown, len(nodes), wish, access, yes=yes)
+    return _release_shown(cluster, shown, len(nodes), _signed(wish, access), yes=yes)
 
 
-def _release_shown(shown: Mapping[str, Findings], among: int, wish: ReleaseWish, access: Access, *, yes: bool) -> int:
+def _signed(wish: ReleaseWish, access: Access) -> ReleaseWish:
+    return wish if wish.by else replace(wish, by=user_name(access) or getpass.getuser())
+
+
+def _release_each(cluster: Cluster, nodes: Iterable[str], wish: ReleaseWish) -> int:
+    console = Screen(soft_wrap=True)
+    codes = []
+    for name in nodes:
+        try:
+            codes.append(_release(cluster, name, wish, console))
+        except (ClusterError, CouldNotRelease) as error:
+            complain("release", f"{name}: {explained(error)}")
+            codes.append(COULD_NOT)
+    return max(codes)
+
+
+def _release_shown(cluster: Cluster, shown: Mapping[str, Findings], among: int, wish: ReleaseWish, *, yes: bool) -> int:
     console = Screen(soft_wrap=True)
     if not shown:
         console.print(f"{counted(among, 'node')}, and none has anything to release")
         return 0
-    code = release_nodes(tuple(shown), replace(wish, dry_run=True), access)
+    code = _release_each(cluster, shown, replace(wish, dry_run=True))
     if wish.dry_run or code:
         return code
     if not (yes or typer.confirm(f"Release {len(shown)} of {counted(among, 'node')}?")):
         console.print("nothing was changed")
         return STILL_STANDS
-    return max(release_nodes((name,), replace(wish, shown=meant), access) for name, meant in shown.items())
+    return max(_release_each(cluster, (name,), replace(wish, shown=meant)) for name, meant in shown.items())
 
 
 def _has_something(node: NodeState) -> bool:

@@ -101,6 +101,11 @@ class ApiStandIn(RequestGate):
         """Listens again, on the same port."""
         self._server.open()
 
+    @property
+    def connections(self) -> int:
+        """How many there have been."""
+        return self._server.accepted
+
     def cut_connections(self) -> None:
         """Watches end in the middle; new connections are welcome."""
         self._server.cut_connections()

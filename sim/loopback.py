@@ -36,10 +36,12 @@ class LoopbackAnswers(BaseHTTPRequestHandler):
 class _Server(ThreadingHTTPServer):
     def __init__(self, port: int, answers: Callable[..., LoopbackAnswers]) -> None:
         self.connections: set[socket.socket] = set()
+        self.accepted = 0
         super().__init__(("127.0.0.1", port), answers)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         self.connections.add(request)
+        self.accepted += 1
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
@@ -73,6 +75,11 @@ class LoopbackServer:
     @property
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def accepted(self) -> int:
+        """How many connections, since it last opened."""
+        return self._server.accepted if self._server else 0
 
     def open(self) -> None:
         if self._server:

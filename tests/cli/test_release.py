@@ -211,6 +211,14 @@ def test_labels_that_choose_nothing_to_release(
     assert code or done.stdout == "1 node, and none has anything to release\n"
 
 
+def test_all_nodes_are_asked_by_one_connection(rack: ApiStandIn, kubeconfig: Path) -> None:
+    done = select(kubeconfig, "rack in (7,8)", "--yes")
+
+    written = [one.path.partition("?")[0] for one in rack.writes]
+    assert (done.returncode, written) == (0, ["/api/v1/nodes/away", "/api/v1/nodes/n"]), done.stderr
+    assert rack.connections == 1
+
+
 def test_what_nobody_was_shown_is_not_released(rack: ApiStandIn, kubeconfig: Path) -> None:
     access = Access(str(kubeconfig))
     wish = ReleaseWish("me", "x", keep_cordoned=False, dry_run=False, wait_seconds=0.0, shown=frozenset())
