@@ -27,7 +27,7 @@ class Level2:
         return shutil.which("dcgmi", path=self.path) is None
 
     def are_claimed(self) -> bool:
-        """Whether DRA gives out this node's GPUs, of which its Node says nothing."""
+        """Whether DRA gives out this node's GPUs, of which its Node says nothing. Raises ProbeError."""
         return are_claimed(self._host.root)
 
     def diagnostic(self) -> Diagnostic:

@@ -24,7 +24,7 @@ from healthcheck.deep.claim import Claim, Kind
 from healthcheck.deep.claimant import Claimant
 from healthcheck.deep.due import keeping_verdict, obstacle
 from healthcheck.deep.record import deep_record, untaken
-from healthcheck.model import Now
+from healthcheck.model import Now, ProbeError
 from healthcheck.node.devices import NodeDevices
 from healthcheck.node.state import SWEEP_RESULT, NodeState, PatchFor, annotated
 from healthcheck.text.moments import is_future
@@ -50,6 +50,7 @@ class OwnNode:
     update: Callable[[PatchFor], NodeState | None]
     seen: Callable[[], NodeState | None]
     are_claimed: Callable[[], bool]
+    """Raises ProbeError where nobody can tell."""
     """Whether DRA gives out its GPUs."""
 
 
@@ -75,7 +76,10 @@ class DeepTestMarks:
     def hindrance(self, node: NodeState) -> str:
         """What on the Node keeps a deep test away, '' where nothing does."""
         now = self._clock().wall
-        seen = replace(node, devices=NodeDevices()) if self._node.are_claimed() else node
+        try:
+            seen = replace(node, devices=NodeDevices()) if self._node.are_claimed() else node
+        except ProbeError as error:
+            return f"nobody can tell whether DRA gives out its GPUs: {error}"
         return obstacle(seen, now + _STILL_HEARD, now)
 
     def take(self, seconds: float) -> Claim | None:

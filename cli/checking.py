@@ -27,6 +27,7 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.host import grpc_socket as node_socket
 from healthcheck.host.clock import now
+from healthcheck.host.opening import want_folder
 from healthcheck.host.program import COULD_NOT, INTERRUPTED, USAGE
 from healthcheck.host.streams import complain, say
 from healthcheck.memory.findings import Memory
@@ -114,8 +115,10 @@ def _usable(names: list[str], root: Path | None) -> tuple[Settings, tuple[Check,
 def _host_root(root: Path | None) -> Path:
     told = "HOST_ROOT" if root is None else "--root"
     root = root or Path(os.environ.get("HOST_ROOT", "/"))
-    if not root.is_dir():
-        _end(f"{told} {root}: no such directory")
+    try:
+        want_folder(root)
+    except ProbeError as error:
+        _end(f"{told} {error}")
     return root
 
 

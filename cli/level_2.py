@@ -28,8 +28,12 @@ def who_uses(host: Host) -> str:
     """Who uses the GPUs of this machine, or why nobody can tell; '' for nobody."""
     seen = look(host, (driver.CHECK,))
     # In a pod there is a kubelet, whether its folder is shown to us or not.
-    is_node = is_kubelet_here(host.root) or "KUBERNETES_SERVICE_HOST" in os.environ
-    idleness = Idleness(lambda: read_gpu_holders(host) if is_node else (), lambda: seen)
+    is_in_pod = "KUBERNETES_SERVICE_HOST" in os.environ
+
+    def held() -> list[tuple[str, str, int]]:
+        return read_gpu_holders(host) if is_in_pod or is_kubelet_here(host.root) else []
+
+    idleness = Idleness(held, lambda: seen)
     try:
         return idleness.used()
     except ProbeError as error:

@@ -23,7 +23,17 @@ _CHUNK = 64 * 1024
 
 def read_dump_logs(folder: Path) -> dict[tuple[str, str], str]:
     """By a pod's subject and a container's name. Raises OSError."""
-    return {one: text for file in sorted(folder.rglob(_NAME)) for one, text in _of(file)}
+    files = sorted(file for file in files_below(folder) if file.name == _NAME)
+    return {one: text for file in files for one, text in _of(file)}
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """Raises OSError, as for a folder within that can't be opened: `rglob` passes over it, and nobody would know."""
+    for one in folder.iterdir():
+        if one.is_dir() and not one.is_symlink():
+            yield from files_below(one)
+        else:
+            yield one
 
 
 def _of(file: Path) -> Iterator[tuple[tuple[str, str], str]]:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from diagnosis.bundle import HEADER, BundleError, read_bundle
-from diagnosis.dump_logs import read_dump_logs
+from diagnosis.dump_logs import files_below, read_dump_logs
 from diagnosis.snapshot import KINDS, Builder, Snapshot
 from healthcheck.text.moments import EARLIEST, moment_or_none
 from healthcheck.text.printable import printable
@@ -83,7 +83,7 @@ def read_saved(paths: Iterable[Path]) -> Snapshot:
 def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
     try:
         if path.is_dir():
-            files = sorted(path.rglob("*.json"))
+            files = sorted(file for file in files_below(path) if file.suffix == ".json")
             if not files:
                 raise SavedStateError(f"{path}: no .json file in it")
             for file in files:

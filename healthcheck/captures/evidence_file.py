@@ -23,7 +23,8 @@ from healthcheck.captures.files import EVIDENCE_FORMAT, MOST_EVIDENCE
 from healthcheck.checks import CHECKS, DEEP_CHECKS
 from healthcheck.checks.expectation import Expectation
 from healthcheck.host import node_file
-from healthcheck.model import Check, Evidence, Now, Probe, Unobserved
+from healthcheck.host.opening import want_folder
+from healthcheck.model import Check, Evidence, Now, Probe, ProbeError, Unobserved
 from healthcheck.text import strict_json
 from healthcheck.text.moments import EARLIEST, LATEST, held
 
@@ -93,12 +94,13 @@ def why_not(path: Path) -> str:
     if str(path) == "-":
         return "standard output is not for evidence: name a file"
     try:
-        if not path.parent.is_dir():
-            return f"{path.parent}: no such directory"
+        want_folder(path.parent)
         if not stat.S_ISREG(path.stat().st_mode):  # since Python 3.14 `exists` keeps every error to itself
             return f"{path}: there is something that is no file"
     except FileNotFoundError:
         pass
+    except ProbeError as error:
+        return str(error)
     except OSError as error:
         return f"{path}: {error.strerror}"
     return "" if os.access(path.parent, os.W_OK) else f"{path.parent}: can't be written to"

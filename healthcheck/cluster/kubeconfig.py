@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from healthcheck.host.opening import is_absent, is_there
+from healthcheck.model import ProbeError
 from healthcheck.text.naming import named
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
@@ -82,7 +84,11 @@ def _is_in_pod() -> bool:
 
 
 def _has_account() -> bool:
-    return _is_in_pod() and _ACCOUNT.is_file()
+    """Raises KubeconfigError where nobody can tell."""
+    try:
+        return _is_in_pod() and is_there(_ACCOUNT)
+    except ProbeError as error:
+        raise KubeconfigError(f"the pod's account: {error}") from error
 
 
 def _places(access: Access | None) -> list[str]:
@@ -103,13 +109,13 @@ def _path(place: str) -> Path:
 def _read(place: str, access: Access | None) -> dict[str, Any]:
     """What a file says; nothing where there is none, unless it was asked for by name."""
     path = _path(place)
-    if not path.exists() and not (access and access.kubeconfig):
-        return {}
     import yaml  # noqa: PLC0415 - where one is read
 
     try:
         content = yaml.safe_load(path.read_bytes())
     except OSError as error:
+        if is_absent(error) and not (access and access.kubeconfig):
+            return {}
         raise KubeconfigError(f"kubeconfig {place}: {error.strerror}") from error
     except (yaml.YAMLError, ValueError) as error:
         raise KubeconfigError(f"kubeconfig {place}: {' '.join(str(error).split())}") from error

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+from healthcheck.host import opening
 from healthcheck.host.opening import entries_of, names_in, open_file
+from healthcheck.model import ProbeError
 
 MOST_BYTES = 1 << 20
 _MOST_LINKS = 40
@@ -147,6 +149,14 @@ def _entries(root: Path, folder: str, part: str) -> list[str]:
         return []
     fitting = [name for name in names if fnmatch.fnmatchcase(name, part) and name.isprintable()]
     return [f"{folder.rstrip('/')}/{name}" for name in fitting]
+
+
+def is_there(root: Path, path: str) -> bool:
+    """Whether anything can be opened by that name. Raises ProbeError where nobody can tell."""
+    try:
+        return opening.is_there(below(root, path))
+    except OSError as error:  # a circle of links
+        raise ProbeError(f"{path}: {error.strerror}") from error
 
 
 def exists(root: Path, path: str) -> bool:

@@ -1,16 +1,51 @@
-"""Opening files and folders. What we ourselves lack for that is never taken for something that is not there."""
+"""Opening files and folders. What we lack for that, or may not see, is never taken for something that is not there."""
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from healthcheck.model import Shortage
+from healthcheck.model import ProbeError, Shortage
 
 _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """File descriptors of this process or of the machine, and the kernel's memory."""
+_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
+
+
+def is_absent(error: OSError) -> bool:
+    """It says that nothing of that name is there. Any other error says that nobody could look."""
+    return error.errno in _ABSENT
+
+
+def is_there(path: str | Path) -> bool:
+    """Whether there is anything after all links. Raises ProbeError where nobody can tell; pathlib says no."""
+    return _mode(path) is not None
+
+
+def is_folder(path: str | Path) -> bool:
+    """Raises ProbeError where nobody can tell."""
+    mode = _mode(path)
+    return mode is not None and stat.S_ISDIR(mode)
+
+
+def want_folder(path: str | Path) -> None:
+    """Raises ProbeError where there is none, and where nobody can tell."""
+    if not is_folder(path):
+        raise ProbeError(f"{path}: no such directory")
+
+
+def _mode(path: str | Path) -> int | None:
+    """Of what the path leads to; None: nothing is there."""
+    try:
+        return os.stat(path).st_mode  # noqa: PTH116 - of a text too
+    except OSError as error:
+        refuse_shortage(error)
+        if is_absent(error):
+            return None
+        raise ProbeError(f"{path}: {error.strerror}") from error
 
 
 def refuse_shortage(error: OSError) -> None:

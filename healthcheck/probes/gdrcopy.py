@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from healthcheck.host.kernel_files import read
-from healthcheck.host.opening import names_in
-from healthcheck.model import Host, Probe, ProbeError
+from healthcheck.host.opening import is_folder, is_there, names_in, want_folder
+from healthcheck.model import Host, Probe
 from healthcheck.probes.services import enabled_of
 
 MODULE = "gdrdrv"
@@ -34,19 +34,18 @@ class GdrCopy:
 
 
 def read_gdrcopy(host: Host) -> GdrCopy:
-    """Raises ProbeError where there is no /sys/module to look at."""
+    """Raises ProbeError where there is no /sys/module to look at, or something is not to be seen."""
     modules = host.root / "sys/module"
-    if not modules.is_dir():
-        raise ProbeError(f"{modules}: no such directory")
-    device = any((host.root / path).exists() for path in _DEVICES)
-    return GdrCopy(next(_set_up_by(host.root), ""), (modules / MODULE).is_dir(), device)
+    want_folder(modules)
+    device = any(is_there(host.root / path) for path in _DEVICES)
+    return GdrCopy(next(_set_up_by(host.root), ""), is_folder(modules / MODULE), device)
 
 
 def _set_up_by(root: Path) -> Iterator[str]:
     if unit := enabled_of(root, _UNITS):
         yield unit
     yield from (f"/{path.relative_to(root)}" for path in _lists(root) if _names_it(path))
-    if (root / _INSTALLED).is_dir():
+    if is_folder(root / _INSTALLED):
         yield f"/{_INSTALLED}"
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from healthcheck.model import Host, Probe, ProbeError
+from healthcheck.host.opening import is_folder, want_folder
+from healthcheck.model import Host, Probe
 from healthcheck.probes.nvml.driver import driver_version
 
 
@@ -16,11 +17,10 @@ class KernelModules:
 
 
 def read_modules(host: Host) -> KernelModules:
-    """Raises ProbeError where there is no /sys/module to look at."""
+    """Raises ProbeError where there is no /sys/module to look at, or something is not to be seen."""
     listing = host.root / "sys/module"
-    if not listing.is_dir():
-        raise ProbeError(f"{listing}: no such directory")
-    return KernelModules(driver_version(host.root), (listing / "nouveau").is_dir())
+    want_folder(listing)
+    return KernelModules(driver_version(host.root), is_folder(listing / "nouveau"))
 
 
 MODULES = Probe("kernel-modules", read_modules, KernelModules)

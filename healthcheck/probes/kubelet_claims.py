@@ -37,15 +37,11 @@ def read_claims(root: Path) -> list[tuple[str, str, int]]:
 
 
 def are_claimed(root: Path) -> bool:
-    """Whether NVIDIA's DRA driver gives out the GPUs of this machine: it has a folder beside the kubelet's own."""
-    return any(_is_there(root, f"{Path(file).parent}/plugins/{DRA_DRIVER}") for file in FILES)
+    """Whether NVIDIA's DRA driver gives out the GPUs of this machine: it has a folder beside the kubelet's own.
 
-
-def _is_there(root: Path, path: str) -> bool:
-    try:
-        return host_files.below(root, path).exists()
-    except OSError:
-        return False
+    Raises ProbeError where nobody can tell.
+    """
+    return any(host_files.is_there(root, f"{Path(file).parent}/plugins/{DRA_DRIVER}") for file in FILES)
 
 
 def _claims(root: Path, file: str) -> Iterator[tuple[str, str, int]]:

@@ -64,7 +64,7 @@ class PodDevices:
 
 def read_pod_resources(host: Host) -> tuple[PodDevices, ...]:
     """The pods that hold devices. Raises ProbeError: not to have looked is never to have found none."""
-    place = next((one for one in SOCKETS if _exists(host.root, one)), SOCKETS[0])
+    place = next((one for one in SOCKETS if host_files.is_there(host.root, one)), SOCKETS[0])
     socket = NodeSocket("pod-resources")
     try:
         return read_answer(*socket.ask(host.root, place))
@@ -73,8 +73,11 @@ def read_pod_resources(host: Host) -> tuple[PodDevices, ...]:
 
 
 def is_kubelet_here(root: Path) -> bool:
-    """Whether this machine is a node at all: a kubelet's folder outlives it, and is made before its socket."""
-    return any(_exists(root, str(Path(socket).parents[1])) for socket in SOCKETS)
+    """Whether this machine is a node at all: a kubelet's folder outlives it, and is made before its socket.
+
+    Raises ProbeError where nobody can tell.
+    """
+    return any(host_files.is_there(root, str(Path(socket).parents[1])) for socket in SOCKETS)
 
 
 def read_answer(answer: Mapping[str, Any]) -> tuple[PodDevices, ...]:
@@ -97,13 +100,6 @@ def holds_gpus(pods: Iterable[PodDevices]) -> list[tuple[str, str, int]]:
                 ids.setdefault(resource, set()).add(device)
         held += [(f"{pod.namespace}/{pod.name}", resource, len(devices)) for resource, devices in ids.items()]
     return held
-
-
-def _exists(root: Path, path: str) -> bool:
-    try:
-        return host_files.below(root, path).exists()
-    except OSError:
-        return False
 
 
 def _containers(pod: Mapping[str, Any]) -> Iterator[Container]:

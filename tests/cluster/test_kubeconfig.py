@@ -10,7 +10,7 @@ import yaml
 from healthcheck.cluster import kubeconfig
 from healthcheck.cluster.connection import connect
 from healthcheck.cluster.errors import ClusterError
-from healthcheck.cluster.kubeconfig import Access, Chosen, KubeconfigError, choose, user_name
+from healthcheck.cluster.kubeconfig import Access, Chosen, KubeconfigError, choose, context_names, user_name
 
 NOTHING_SAID = Access()
 
@@ -56,6 +56,12 @@ def in_words(chosen: Chosen | None) -> str:
 class TestInAPod:
     def test_without_a_kubeconfig_it_is_the_account(self) -> None:
         assert (choose(NOTHING_SAID), choose(None)) == (None, None)
+
+    def test_an_account_that_can_not_be_looked_at_is_named(self, pod: Path) -> None:
+        pod.unlink()
+        pod.symlink_to(pod.name)
+        with pytest.raises(KubeconfigError, match=f"the pod's account: {pod}: Too many levels"):
+            choose(NOTHING_SAID)
 
     def test_kubeconfig_comes_before_the_account_for_everybody(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -121,6 +127,17 @@ class TestOutside:
     def test_a_file_that_is_asked_for_has_to_be_there(self) -> None:
         with pytest.raises(KubeconfigError, match="kubeconfig /nowhere: No such file or directory"):
             choose(Access(kubeconfig="/nowhere"))
+
+    def test_a_file_that_can_not_be_looked_at_is_not_passed_over(self, home: Path) -> None:
+        (home / ".kube/config").symlink_to("config")
+        for ask in (choose, context_names):
+            with pytest.raises(KubeconfigError, match=r"kubeconfig ~/\.kube/config: Too many levels of symbolic links"):
+                ask(NOTHING_SAID)
+
+    def test_a_home_that_is_no_folder_has_no_kubeconfig(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOME", "/dev/null")
+        with pytest.raises(KubeconfigError, match=r"no file ~/\.kube/config, and this is no pod"):
+            choose(NOTHING_SAID)
 
     @pytest.mark.parametrize(
         ("content", "said"),

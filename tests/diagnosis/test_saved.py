@@ -13,6 +13,7 @@ from diagnosis.bundle import Bundle
 from diagnosis.saved import SavedStateError, read_saved
 from diagnosis.snapshot.pods import OTHER_VALUE
 from tests.diagnosis.states import NOW, ago, container, event, node, obj, pod
+from tests.permissions import as_nobody
 
 
 def _write(path: Path, document: Any) -> Path:
@@ -98,6 +99,15 @@ def test_a_missing_file_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
         read_saved([tmp_path / "none.json"])
     with pytest.raises(SavedStateError, match=r"no \.json file"):
         read_saved([tmp_path])
+
+
+def test_a_folder_within_that_is_closed_to_us_is_named(short_root: Path) -> None:
+    (short_root / "nodes.json").write_text('{"kind": "NodeList", "apiVersion": "v1", "items": []}')
+    (short_root / "pods").mkdir(mode=0)
+    short_root.chmod(0o755)
+
+    with as_nobody(), pytest.raises(SavedStateError, match="Permission denied"):
+        read_saved([short_root])
 
 
 def test_a_bundle_comes_back_as_it_was_seen_without_its_secrets(tmp_path: Path) -> None:

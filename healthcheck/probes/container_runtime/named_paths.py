@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from healthcheck.host import host_files
-from healthcheck.host.opening import entries_of
+from healthcheck.host.opening import entries_of, is_there
+from healthcheck.model import ProbeError
 
 
 def missing(root: Path, paths: Iterable[str]) -> tuple[str, ...]:
@@ -39,13 +40,15 @@ def _is_missing(root: Path, path: str, folders: dict[str, str], shown: dict[str,
         return True
     except OSError:
         return False
-    return stat.S_ISLNK(mode) and not _exists(root, path)
+    return stat.S_ISLNK(mode) and _leads_nowhere(root, path)
 
 
-def _exists(root: Path, path: str) -> bool:
+def _leads_nowhere(root: Path, path: str) -> bool:
     try:
-        return host_files.below(root, path).exists()
-    except OSError:
+        return not is_there(host_files.below(root, path))
+    except OSError:  # in a circle
+        return True
+    except ProbeError:
         return False
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from healthcheck.host.kernel_files import is_gone, read
-from healthcheck.host.opening import names_in
+from healthcheck.host.opening import is_folder, names_in, want_folder
 from healthcheck.model import Cause, Host, Probe, ProbeError, Shortage
 from healthcheck.probes.pci import AMAZON, normalise_address
 from healthcheck.text.printable import printable
@@ -65,9 +65,8 @@ class Rdma:
 
 
 def read_rdma(host: Host) -> Rdma:
-    """The RDMA devices; none where the kernel has no RDMA class. Raises ProbeError where /sys itself is missing."""
-    if not (host.root / "sys/class").is_dir():
-        raise ProbeError(f"{host.root / 'sys/class'}: no such directory")
+    """The RDMA devices; none where the kernel has no RDMA class. Raises ProbeError where /sys can't be looked at."""
+    want_folder(host.root / "sys/class")
     directory = f"{host.root}/sys/class/infiniband"
     try:
         names = names_in(directory)[:_MOST]
@@ -78,7 +77,7 @@ def read_rdma(host: Host) -> Rdma:
     patience_ends = time.monotonic() + _PATIENCE_SECONDS
     devices = tuple(_device(directory, name, patience_ends) for name in names)
     module = f"{host.root}/sys/module/efa"
-    return Rdma(devices, os.path.isdir(module), _word(f"{module}/version") or "")
+    return Rdma(devices, is_folder(module), _word(f"{module}/version") or "")
 
 
 def openable_efa(root: Path) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from pathlib import Path
 import tenacity
 
 from healthcheck.host.command import ChildError, Ended, MissedDeadline, Program, Stopped
+from healthcheck.host.opening import want_folder
 from healthcheck.model import Host, Probe, ProbeError, Shortage, Unobserved
 from healthcheck.probes.efa.fi_pingpong import NOT_RUN, REFUSED, Broken, Measured, PingResult, read_side, together
 from healthcheck.probes.efa.infiniband import openable_efa
@@ -74,8 +75,7 @@ class EfaLoopback:
         program = shutil.which("fi_pingpong", path=self.path)
         if program is None:
             return LoopbackLook(absent="fi_pingpong is not installed here")
-        if not (self.root / "sys/class").is_dir():
-            raise ProbeError(f"{self.root / 'sys/class'}: no such directory")
+        want_folder(self.root / "sys/class")
         devices = openable_efa(self.root)
         if not devices:
             return LoopbackLook(absent="no EFA device that programs can open")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from healthcheck.host.command import Child, ChildError, MissedDeadline, isolated
 from healthcheck.host.kernel_files import read
-from healthcheck.model import Unobserved
+from healthcheck.host.opening import is_there
+from healthcheck.model import ProbeError, Unobserved
 from healthcheck.probes.nvml import causes
 from healthcheck.probes.nvml.answer import read_answer
 from healthcheck.probes.nvml.gpus import DriverLook, Gpus
@@ -109,9 +110,17 @@ def library_versions(root: Path) -> tuple[str, ...]:
         except OSError:
             continue
         version = _VERSION.search(file)
-        if version and Path(file).exists():
+        if version and _may_be(file):
             found.add(version[1])
     return tuple(sorted(found))
+
+
+def _may_be(file: str) -> bool:
+    """A link that leads nowhere tells of no library; of one that we may not see it does."""
+    try:
+        return is_there(file)
+    except ProbeError:
+        return True
 
 
 def sees_every_process(root: Path) -> bool:
