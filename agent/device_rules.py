@@ -8,7 +8,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import structlog
 
@@ -34,6 +36,10 @@ _MOMENT_SECONDS = 2.0
 """So long a verdict waits for its rules. Then the Node is tainted, until they stand."""
 _HEEDED_SECONDS, _POLL_SECONDS = 10.0, 0.1
 """In which the cluster's controllers see a new rule, and how often that is asked."""
+_ASK_AGAIN_SECONDS = 3600.0
+"""After which it is asked whether anybody still acts on the rules that stand."""
+_PATIENCE_SECONDS = 30.0
+"""In which that is answered by controllers that are being exchanged."""
 _UNHEEDED_SECONDS = 3600.0
 """After which a cluster that takes rules and acts on none is tried again."""
 _UNHEEDED = (
@@ -70,7 +76,8 @@ class DeviceRules:
         self._answer: Cover | None = None
         """To the target of now; None: nobody has answered."""
         self._is_due = self._is_running = self._was_missed = False
-        self._unheeded_until = 0.0
+        self._unheeded_until = self._ask_again_at = 0.0
+        self._unanswered_since: float | None = None
         self._told = ("", "")
         self.stand = stand
 
@@ -166,30 +173,47 @@ class DeviceRules:
         self._delete(change.gone)
         if change.why:
             return Cover(stands=False, why=change.why)
-        if change.made and time.monotonic() < self._unheeded_until:
+        if time.monotonic() < self._unheeded_until:
+            self.stand = not self._delete((*change.standing, *(one for one, _ in change.changed)))
             return Cover(stands=False, why=_UNHEEDED)
         for rule, wanted in change.changed:
             self._cluster.change_tier(rule, wanted.tier)
         for wanted in change.made:
             self.stand = True
             self._cluster.create_rule(wanted, node)
+        if time.monotonic() >= self._ask_again_at:
+            for rule in change.standing:
+                with suppress(Conflict):  # somebody has changed it at this moment: the next look reads it
+                    self._cluster.ask_again(rule, datetime.now(UTC))
+            self._ask_again_at = time.monotonic() + _ASK_AGAIN_SECONDS
         return self._heeded(node, change)
 
     def _heeded(self, node: NodeState, change: RuleChange) -> Cover:
-        """Once the controllers have seen them all; what nobody acts on is taken back."""
+        """Once the controllers have seen them all; what nobody acts on, or acts on any more, is taken back."""
         deadline = time.monotonic() + _HEEDED_SECONDS
         while True:
             rules = [one for one in self._cluster.list_rules(node.name) if one.is_ours and one.name in change.names]
-            if len(rules) == len(change.names) and all(one.is_heeded for one in rules):
-                self.stand = True
-                self._telemetry.device_taints.set(len(rules))
-                return Cover(stands=True)
-            if time.monotonic() >= deadline:
+            seen = len(rules) == len(change.names) and all(one.is_heeded for one in rules)
+            if seen or time.monotonic() >= deadline:
                 break
             time.sleep(_POLL_SECONDS)
+        if seen and self._is_still_answered(all(one.is_heeded_now for one in rules)):
+            self.stand = True
+            self._telemetry.device_taints.set(len(rules))
+            return Cover(stands=True)
+        self._unanswered_since = None
         self._unheeded_until = time.monotonic() + _UNHEEDED_SECONDS
         self.stand = not self._delete(rules)
         return Cover(stands=False, why=_UNHEEDED)
+
+    def _is_still_answered(self, answered: bool) -> bool:
+        """Whether rules that were heeded once count as heeded: the next looks ask until there is no patience left."""
+        if answered:
+            self._unanswered_since = None
+            return True
+        if self._unanswered_since is None:
+            self._unanswered_since = time.monotonic()
+        return time.monotonic() - self._unanswered_since < _PATIENCE_SECONDS
 
     def _clear(self, target: _Target) -> Cover:
         """Raises ClusterError."""

@@ -6,6 +6,7 @@ No part of the `client` of all kinds: an agent that taints no device does not lo
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -17,6 +18,7 @@ from healthcheck.node.device_pools import given_out, read_slice
 from healthcheck.node.device_rules import RULE_VERSIONS, DeviceRule, device_rule, rule_name, selector_of, taint_of
 from healthcheck.node.devices import DRIVER, Device
 from healthcheck.node.state import NodeState
+from healthcheck.text.moments import timestamp
 from healthcheck.verdict.budget import holder_label
 from healthcheck.verdict.device_taints import Wanted
 
@@ -83,6 +85,12 @@ class DeviceTaints(Connection):
     def change_tier(self, rule: DeviceRule, tier: str) -> None:
         """Conflict: somebody has changed it since it was read."""
         patch = {"metadata": {"resourceVersion": rule.version, "uid": rule.uid}, "spec": {"taint": {"value": tier}}}
+        self._json("patch", self._path(rule), _RULES, patch, merge="merge")
+
+    def ask_again(self, rule: DeviceRule, now: datetime) -> None:
+        """Change what means nothing to NoSchedule, so that whoever acts on rules tells of it. Conflict: as above."""
+        about = {"resourceVersion": rule.version, "uid": rule.uid}
+        patch = {"metadata": about, "spec": {"taint": {"timeAdded": timestamp(now)}}}
         self._json("patch", self._path(rule), _RULES, patch, merge="merge")
 
     def delete_rule(self, rule: DeviceRule) -> bool:

@@ -33,6 +33,8 @@ class DeviceRule:
     """It says what an agent's rule of this name says, and nothing else."""
     is_heeded: bool = False
     """The cluster's controllers have seen it. An API that is served is no sign that anybody acts on it."""
+    is_heeded_now: bool = False
+    """And as it is since it was last changed: what they once saw is no sign that they still look."""
 
 
 def rule_name(node_name: str, device: str) -> str:
@@ -47,6 +49,8 @@ def device_rule(rule: Mapping[str, Any], node_name: str) -> DeviceRule:
     device, tier = str(selector.get("device", "")), str(taint.get("value", ""))
     owners = [str(one.get("uid", "")) for one in metadata.get("ownerReferences") or () if one.get("kind") == "Node"]
     conditions = (rule.get("status") or {}).get("conditions") or ()
+    heeded = [one for one in conditions if one.get("type") == HEEDED]
+    generation = metadata.get("generation")
     says = {"key": taint.get("key"), "effect": taint.get("effect")}
     return DeviceRule(
         name=str(metadata["name"]),
@@ -59,7 +63,8 @@ def device_rule(rule: Mapping[str, Any], node_name: str) -> DeviceRule:
         and selector == selector_of(node_name, device)
         and says == {"key": UNHEALTHY, "effect": EFFECT}
         and tier in TIERS,
-        is_heeded=any(one.get("type") == HEEDED for one in conditions),
+        is_heeded=bool(heeded),
+        is_heeded_now=any(one.get("observedGeneration") == generation for one in heeded),
     )
 
 

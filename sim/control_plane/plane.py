@@ -71,10 +71,7 @@ class ControlPlane:
         try:
             self._write_files()
             self._start("etcd", arguments.etcd(self.folder, self._etcd_port, self._peer_port))
-            api = arguments.kube_apiserver(self.folder, self._api_port, self._etcd_port)
-            served = [f"--runtime-config={self._rules}=true"] if self._rules else []
-            self._start("kube-apiserver", [*api, *self._gates, *served])
-            self._wait_until_ready()
+            self._serve(rules=bool(self._rules))
             if self._controllers:
                 self.start_controllers()
             if self._scheduler:
@@ -95,6 +92,22 @@ class ControlPlane:
             daemon.kill()
         self._daemons.clear()
         self._after_us.finish()
+
+    def _serve(self, *, rules: bool) -> None:
+        api = arguments.kube_apiserver(self.folder, self._api_port, self._etcd_port)
+        self._start("kube-apiserver", [*api, *self._gates, f"--runtime-config={self._rules}=true"] if rules else api)
+        self._wait_until_ready()
+
+    def serve_device_taints(self, *, served: bool) -> None:
+        """The API server comes back on the same port, with its DeviceTaintRules or without."""
+        self._daemons.pop("kube-apiserver").kill()
+        self._serve(rules=served)
+
+    def heed_device_taints(self, *, heeded: bool) -> None:
+        """The controller-manager comes back, and acts on DeviceTaintRules or does not."""
+        self._daemons.pop("kube-controller-manager").kill()
+        gates = self._gates if heeded else []
+        self._start("kube-controller-manager", [*arguments.kube_controller_manager(self.folder), *gates])
 
     def start_controllers(self) -> None:
         """Start the controller-manager, unless it runs; assets of setup-envtest have none."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.control_plane import ControlPlane
+from sim.control_plane import ControlPlane, install, install_device_taints
 from tests.agent.conftest import MakeWorld
 from tests.agent.world import RealCluster, World
 from tests.device_taints import publish, rules_of
@@ -76,6 +76,39 @@ def test_one_bad_gpu_is_tainted_instead_of_its_node(world: World, device_taints:
     world.restart()
     world.wait_for_status("pass")
     eventually(lambda: (rules(), cluster.slots()) == ({}, []))
+
+
+@pytest.fixture
+def own_plane(device_taints: ControlPlane) -> Iterator[ControlPlane]:
+    """Other tests shall not feel that its gates go off."""
+    with ControlPlane(controllers=True) as plane:
+        install(plane)
+        install_device_taints(plane)
+        yield plane
+
+
+def test_where_nobody_acts_on_rules_any_more_the_node_is_tainted_again(own_plane: ControlPlane, tmp_path: Path) -> None:
+    with World(tmp_path / "world", RealCluster(own_plane, "withdrawn")) as world:
+        world.hurry()
+        world.configure(MAX_UNHEALTHY_PERCENT="100", DEVICE_TAINTS="true")
+        publish(own_plane, world.cluster.name, addresses(world))
+        world.start()
+        world.wait_for_status("pass")
+        world.host.xid(3, 79, ERROR)
+        wait_for(world, "devices", tainted=False)
+
+        own_plane.serve_device_taints(served=False)
+        wait_for(world, "set", tainted=True)
+        assert "serves no DeviceTaintRules" in world.wait_for_event("DeviceTaintFailed")["message"]
+        own_plane.serve_device_taints(served=True)
+        wait_for(world, "devices", tainted=False)
+
+        # The rules are served and were acted on once. A start asks again, as each hour does.
+        own_plane.heed_device_taints(heeded=False)
+        world.restart()
+        wait_for(world, "set", tainted=True)
+        assert rules_of(own_plane, world.cluster.name) == {}
+        eventually(lambda: any("nobody acts on them" in one["message"] for one in world.cluster.events()))
 
 
 def test_where_no_rules_are_served_the_node_is_tainted(make_world: MakeWorld) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import deepcopy
+from datetime import UTC, datetime
 from functools import reduce
 from typing import Any
 
@@ -126,7 +127,17 @@ def test_the_products_own_requests_pass(plane: ControlPlane) -> None:
     assert [(one.name, one.address) for one in taints.list_devices(OWN)] == [("gpu-0", "0000:53:00.0")]
     assert taints.list_rules(OWN) == ()
     taints.create_rule(Wanted(NAME, "gpu-0", "RESET"), node)
+
+    def noted() -> bool:
+        return all(one.is_heeded_now for one in taints.list_rules(OWN))
+
+    eventually(noted)
     (made,) = taints.list_rules(OWN)
+    taints.ask_again(made, datetime(2026, 11, 23, tzinfo=UTC))
+    eventually(noted)
+    (asked,) = taints.list_rules(OWN)
+    assert (asked.is_ours, asked.uid, asked.version != made.version) == (True, made.uid, True)
+    made = asked
     taints.change_tier(made, "REBOOT")
     assert not taints.delete_rule(made), "it was changed since it was read"
     (made,) = taints.list_rules(OWN)

@@ -51,9 +51,11 @@ def test_a_rule_is_ours_that_says_what_we_say(changes: Json, is_ours: bool) -> N
     assert (found.is_ours, found.node_uid, found.is_heeded) == (is_ours, "node-uid", False)
 
 
-def test_a_rule_that_the_controllers_have_seen_is_heeded() -> None:
-    conditions = [{"type": "EvictionInProgress", "status": "False", "reason": "OtherEffect"}]
-    assert device_rule(rule(status={"conditions": conditions}), NODE).is_heeded
+@pytest.mark.parametrize(("generation", "now"), [(2, True), (3, False)])
+def test_a_rule_that_the_controllers_have_seen_is_heeded(generation: int, now: bool) -> None:
+    seen = {"type": "EvictionInProgress", "status": "False", "reason": "OtherEffect", "observedGeneration": 2}
+    found = device_rule(rule(metadata={"generation": generation}, status={"conditions": [seen]}), NODE)
+    assert (found.is_heeded, found.is_heeded_now) == (True, now)
 
 
 def test_no_two_nodes_share_a_name() -> None:
