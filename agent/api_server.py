@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from agent.outage import Outage
 from agent.permissions import Permissions
 from healthcheck.cluster.client import Cluster
 
 
-@dataclass(frozen=True)
-class ApiServer:
+class ApiServer(Struct, frozen=True):
     """`write` False: a dry run or a standby, which logs what it would write and writes nothing."""
 
     cluster: Cluster

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import structlog
+from msgspec.structs import replace
 
 from agent.reporter import Reporter
 from healthcheck.checks.examine import failure

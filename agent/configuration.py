@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import structlog
+from msgspec.structs import replace
 
 from agent.ledger import Ledger
 from agent.reporter import Reporter

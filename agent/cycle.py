@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import structlog
+from msgspec import Struct
 
 from agent.configuration import Configuration
 from agent.ledger import Ledger
@@ -37,8 +37,7 @@ MISSED_AGAIN_SECONDS = 30.0
 """After a missed deadline: the second must be at least this much later (rule 10)."""
 
 
-@dataclass(frozen=True)
-class Sources:
+class Sources(Struct, frozen=True):
     """Whom a look asks through child processes, and where it reads the machine's files."""
 
     root: Path

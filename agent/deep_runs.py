@@ -6,13 +6,13 @@ import json
 import threading
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import structlog
+from msgspec import Struct
 
 from agent.failures import Failures
 from agent.level_2 import Level2
@@ -62,8 +62,7 @@ _BLIND_SECONDS = 15.0
 """So long the kubelet may not answer during a test, which loads the node; it may be restarted, too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Waits:
+class Waits(Struct, frozen=True):
     """Seconds; a test makes them short."""
 
     settle: float = SETTLE_SECONDS

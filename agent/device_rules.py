@@ -9,10 +9,10 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import structlog
+from msgspec import Struct
 
 from agent.api_server import ApiServer
 from agent.reporter import Reporter
@@ -48,8 +48,7 @@ _UNHEEDED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
+class _Target(Struct, frozen=True):
     """The GPUs that rules have to cover; none: no rule of ours is to be there."""
 
     node: NodeState

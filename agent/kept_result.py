@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
+from msgspec import Struct
 
 from healthcheck.host import node_file
 from healthcheck.verdict import record as records
@@ -17,8 +17,7 @@ _NAME = "sweep-result.json"
 _LONGEST = 4 * records.LONGEST
 
 
-@dataclass(frozen=True)
-class KeptResult:
+class KeptResult(Struct, frozen=True):
     """`folder` None: there is no disk to keep it on, as in a dry run."""
 
     folder: Path | None

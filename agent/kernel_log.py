@@ -7,11 +7,11 @@ import select
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import structlog
 import tenacity
+from msgspec.structs import replace
 
 from agent.record_judge import RecordJudge
 from healthcheck.checks import KERNEL_LINES

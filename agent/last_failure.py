@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from healthcheck.host import node_file
 from healthcheck.text.printable import printable
@@ -14,8 +15,7 @@ from healthcheck.text.printable import printable
 _LONGEST = 4096
 
 
-@dataclass(frozen=True)
-class LastFailure:
+class LastFailure(Struct, frozen=True):
     """`words` name the failure and the line of ours where it came up, so that the next one can be told from it."""
 
     words: str = ""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import structlog
+from msgspec.structs import replace
 
 from agent.failures import Failures
 from agent.state import State

@@ -9,13 +9,14 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import structlog
+from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.kept_result import KeptResult
 from healthcheck.cluster.errors import ClusterError
@@ -42,8 +43,7 @@ _STILL_HEARD = timedelta(minutes=1)
 """That the node's agent is not silent needs no proof: it is us."""
 
 
-@dataclass(frozen=True)
-class OwnNode:
+class OwnNode(Struct, frozen=True):
     """The door to it. `seen` is as the watch last showed it, None where it has not yet."""
 
     read: Callable[[], NodeState]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import structlog
+from msgspec.structs import replace
 
 from agent.api_server import ApiServer
 from agent.bad_annotations import BadAnnotations

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 
 import structlog
+from msgspec.structs import replace
 
 from agent.deep_processes import DeepProcesses
 from agent.ledger import Ledger

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from healthcheck.checks.expectation import DeepRun
 from healthcheck.deep.claim import Claim, claim_on
@@ -10,8 +11,7 @@ from healthcheck.model import Now
 from healthcheck.node.state import NodeState
 
 
-@dataclass(frozen=True, slots=True)
-class RunOnNode:
+class RunOnNode(Struct, frozen=True):
     """What the Node's changes so far tell of it."""
 
     held: Claim | None = None

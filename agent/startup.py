@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
+from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.last_failure import forget_failure, read_failure
 from healthcheck.host import clock
@@ -23,8 +24,7 @@ log = structlog.get_logger()
 _MOST_FAILURES = 2
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(Struct, frozen=True):
     memory: Memory
     was_lost: bool = False
     """There is a file's place, and nothing in it that can be read: the Node's own record may know more."""

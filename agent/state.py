@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from agent.run_on_node import RunOnNode
 from healthcheck.catalog.profiles import find_profile
@@ -30,8 +32,7 @@ from healthcheck.verdict.verdict import Verdict, decide, worst
 _NOT_YET = Unobserved(NOT_LOOKED_YET, "the first look has not ended")
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(Struct, frozen=True):
     """What is known at one moment, and what follows from it."""
 
     memory: Memory = field(default_factory=Memory)

@@ -9,12 +9,12 @@ import math
 import sys
 import threading
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
+from msgspec.structs import replace
 
 from agent.deep_runs import WAITS, DeepTests
 from agent.level_2 import Level2

@@ -12,9 +12,11 @@ import json
 import os
 import random
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from bench.accounting import rss_mib
 from healthcheck.catalog.sxid import sxid_table

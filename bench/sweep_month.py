@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+
+from msgspec.structs import replace
 
 from bench.outcome import Outcome, Row, percentile
 from bench.stage import INSTANCE_TYPE, Stage

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from cli.index import Declared
 from healthcheck.catalog import nvlink
@@ -22,8 +23,7 @@ UNUSED = "Current GPUs do not report it any more."
 NOT_LISTED = "Not in the catalogue: a newer driver's, perhaps. It is watched, and counted as unknown."
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Struct, frozen=True):
     """One code or reason. `details` are further lines, each with its label."""
 
     name: str

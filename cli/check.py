@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec import Struct
 
 from cli.options import AsJson, Form, InstanceType, JsonOrYaml, path, refuse_two_forms
 
@@ -35,8 +35,7 @@ Force = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class CheckWish:
+class CheckWish(Struct, frozen=True):
     """What was asked for on the command line."""
 
     names: tuple[str, ...]

@@ -8,11 +8,11 @@ import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 import typer
+from msgspec.structs import replace
 
 from cli.check import CheckWish
 from cli.level_2 import Level2, who_uses

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec import Struct, field
 
 from cli.completing import namespaces, nodes, subjects
 from cli.node_names import node_names
@@ -28,8 +28,7 @@ class Output(StrEnum):
     HTML = "html"
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeWish:
+class ProbeWish(Struct, frozen=True):
     """Which nodes are looked at from within. `nodes` is empty where nobody asked for one."""
 
     nodes: tuple[str, ...] = ()
@@ -38,8 +37,7 @@ class ProbeWish:
     max_workers: int = _WORKERS
 
 
-@dataclass(frozen=True, slots=True)
-class DiagnoseWish:
+class DiagnoseWish(Struct, frozen=True):
     """What was asked for. The state comes from `saved` files, or from a cluster of which it is kept in `save`."""
 
     words: tuple[str, ...]

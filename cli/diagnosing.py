@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 import typer
+from msgspec.structs import replace
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 

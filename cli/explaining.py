@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
+from msgspec import Struct
+from msgspec.structs import asdict
 from rich.table import Table
 from rich.text import Text
 
@@ -252,8 +253,7 @@ def _print_sxids(console: Screen, _: Policy) -> None:
     console.print("The word in an SXid's line decides: Fatal is RESET, Non-fatal and Correctable are MONITOR.\n")
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
+class _Table(Struct, frozen=True):
     show: Callable[[Screen, Policy], None]
     all_of: Callable[[Policy], list[Explanation]]
 

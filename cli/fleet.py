@@ -8,6 +8,8 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
 
+from msgspec import Struct
+
 from cli import index
 from cli.node_step import node_step
 from healthcheck.cluster.client import Cluster
@@ -50,8 +52,7 @@ _WORST_FIRST = (Status.FAIL, Status.UNKNOWN, "", Status.WARN, Status.PASS)
 _PLACES = {str(word): place for place, word in enumerate(_WORST_FIRST)}
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(Struct, frozen=True):
     """The fleet's places for tainted nodes. None: the cluster does not let us read it."""
 
     used: int | None
@@ -59,8 +60,7 @@ class Budget:
     fleet: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """A finding that stands, as the agent's record tells it."""
 
     reason: str
@@ -103,8 +103,7 @@ class Row:
     next_step: NextStep
 
 
-@dataclass(frozen=True, slots=True)
-class Fleet:
+class Fleet(Struct, frozen=True):
     budget: Budget
     nodes: list[Row]
     """Worst first."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
+
+from msgspec import Struct
 
 from cli.fleet import Fleet, Row, looked
 from diagnosis.report.one_file import rendered
@@ -35,8 +36,7 @@ KINDS = {
 """How a square looks, and what that means, worst first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Square:
+class Square(Struct, frozen=True):
     """One node. `reasons` are names with the places where they were found; `left_out`: how many more there are."""
 
     row: Row
@@ -56,8 +56,7 @@ class Square:
         return printable(f"{row.node}: {', '.join(filter(None, words))}", 3 * _LONGEST)
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(Struct, frozen=True):
     """How far one reason goes in the fleet. `severity` is the worst of it, or says that a check could not look."""
 
     reason: str

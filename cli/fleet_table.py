@@ -6,10 +6,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, astuple
 from datetime import UTC, datetime
 from functools import partial
 
+from msgspec import to_builtins
+from msgspec.structs import astuple
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -69,7 +70,7 @@ def _show(fleet: Fleet, wish: StatusWish) -> None:
         case Output.JSON:
             write_json(fleet, indent=2)
         case Output.YAML:
-            write_as(wish.output, asdict(fleet))
+            write_as(wish.output, to_builtins(fleet))
         case Output.HTML:
             from cli import fleet_page  # noqa: PLC0415 - no other form needs its templates
 

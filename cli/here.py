@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import typer
+from msgspec import Struct
 
 from cli import index
 from healthcheck.catalog.policy import Policy
@@ -18,8 +18,7 @@ from healthcheck.host.streams import complain
 _NO_SETTINGS = "the default, for there is no {} here; a cluster's is in its ConfigMap gpu-healthcheck-config"
 
 
-@dataclass(frozen=True, slots=True)
-class Here:
+class Here(Struct, frozen=True):
     directory: Path
     policy: Policy
     profiles: Profiles

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
+
+from msgspec import Struct
 
 from healthcheck.model import PREFIX, Grace, Reason, Severity
 
 SETTING = "a setting"
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
+class Word(Struct, frozen=True):
     """`kind`: what sort of word it is; `more`: where there is more about it."""
 
     name: str
@@ -27,8 +27,7 @@ class Word:
     more: str
 
 
-@dataclass(frozen=True, slots=True)
-class Declared:
+class Declared(Struct, frozen=True):
     """A reason, and the check that finds it."""
 
     reason: Reason

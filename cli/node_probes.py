@@ -12,12 +12,13 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any
 
 import yaml
+from msgspec import Struct
+from msgspec.structs import replace
 
 from cli.patience import Interrupted, Patience, TookTooLong
 from diagnosis.snapshot.record import NodeRecord, read_record
@@ -39,8 +40,7 @@ _LONGEST_LINE = 500
 _VERBS = ("create", "get", "list", "delete")
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """What the pod on a node said, or why nobody knows. `left` is the name of a pod that could not be removed."""
 
     record: NodeRecord | None = None

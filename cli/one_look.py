@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from rich.pretty import pretty_repr
 from rich.table import Column, Table
 from rich.text import Text
@@ -36,8 +36,7 @@ _MOST_SHOWN, _LONGEST_SHOWN, _WIDTH_SHOWN = 64, 100, 160
 Row = tuple[str, Text, Text]
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
+class Judged(Struct, frozen=True):
     """What the checks said of a look, and what stands after it."""
 
     look: Look

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from healthcheck.cluster import patience
 from healthcheck.cluster.errors import Conflict, Unavailable

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 import typer
+from msgspec.structs import replace
 from rich.progress import BarColumn, Progress, TextColumn
 
 from cli.access import cluster_of

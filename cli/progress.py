@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import Self
 
+from msgspec import Struct
 from rich.console import ConsoleRenderable, Group
 from rich.live import Live
 from rich.text import Text
@@ -21,8 +21,7 @@ from healthcheck.text.printable import printable
 _REFRESHES_PER_SECOND = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Voice:
+class Voice(Struct, frozen=True):
     """What speaks for one node: `say` a line, or the `stage` that it is in from now on."""
 
     say: Callable[..., None]

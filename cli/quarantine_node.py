@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
+
+from msgspec import Struct, field
 
 from cli.eviction import CouldNot, Eviction
 from cli.lines import COMMAND
@@ -57,8 +58,7 @@ _RIGHTS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class QuarantineWish:
+class QuarantineWish(Struct, frozen=True):
     """What was asked for on the command line."""
 
     drain: bool
@@ -67,8 +67,7 @@ class QuarantineWish:
     release_on_pass: bool
 
 
-@dataclass(frozen=True, slots=True)
-class QuarantinePlan:
+class QuarantinePlan(Struct, frozen=True):
     """What is to happen, as far as one look can tell.
 
     `following`: the Job that is at work on the node already, or has ended since nobody followed it any more.
@@ -80,8 +79,7 @@ class QuarantinePlan:
     following: JobState | None
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Struct, frozen=True):
     """What came of it. `record` is the annotation; without one `recommendation` is '', and `why_not` says why."""
 
     node: str

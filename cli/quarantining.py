@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import asdict
 
+from msgspec.structs import asdict
 from rich.table import Table
 from rich.text import Text
 

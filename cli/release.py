@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated
 
 import typer
+from msgspec import Struct
 
 from cli.node_names import MaybeNodes
 from cli.options import Context, Kubeconfig, RequestTimeout, Selector, positive_seconds
@@ -47,8 +47,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="With -l: do not ask.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be released, and write nothing.")]
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseWish:
+class ReleaseWish(Struct, frozen=True):
     """What was asked for on the command line."""
 
     by: str

@@ -6,11 +6,11 @@ import getpass
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import typer
+from msgspec.structs import replace
 from rich.text import Text
 
 from cli.access import cluster_of

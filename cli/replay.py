@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
+from msgspec import Struct
 
 from cli.options import AsJson, Form, InstanceType, JsonOrYaml, one_of, refuse_two_forms
 from healthcheck.captures.kind import Kind
@@ -26,8 +26,7 @@ As = Annotated[
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also what was read and is no fault.")]
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayWish:
+class ReplayWish(Struct, frozen=True):
     """What was asked for on the command line."""
 
     files: tuple[str, ...]

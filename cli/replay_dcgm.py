@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from datetime import datetime
 
+from msgspec import Struct
+from msgspec.structs import replace
 from rich.text import Text
 
 from cli import index
@@ -50,8 +51,7 @@ _AS_SEARCHED = 60
 _LEVELS = {2: LEVEL_2, 4: LEVEL_4}
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(Struct, frozen=True):
     """A file with the diagnostic's answer, and when it was saved, in UTC."""
 
     name: str

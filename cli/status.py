@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
 import typer
+from msgspec import Struct
 
 from cli.options import Context, Kubeconfig, Prometheus, RequestTimeout, Selector, one_of
 from healthcheck.cluster.kubeconfig import Access
@@ -21,8 +21,7 @@ class Output(StrEnum):
     HTML = "html"
 
 
-@dataclass(frozen=True, slots=True)
-class StatusWish:
+class StatusWish(Struct, frozen=True):
     """What was asked for on the command line."""
 
     access: Access

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from msgspec import Struct
 from rich.table import Table
 from rich.text import Text
 
@@ -26,8 +26,7 @@ _LOOK_AGAIN_SECONDS = 2.0
 _MOST_NAMED = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """What was found of one thing that has to be there."""
 
     about: str

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from decimal import Decimal
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from diagnosis.gpu_nodes import GPU, GPU_DRIVERS, MIG, SHARED, devices_in, gpu_nodes
 from diagnosis.gpus import gpu_pods
@@ -29,8 +31,7 @@ _Shared = tuple[str, tuple[Held, ...]]
 _PROFILE = re.compile(r"nvidia\.com/mig-\d{1,2}g\.(\d{1,4})gb", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(Struct, frozen=True):
     """What one pod has of a pool. `memory` in MiB and `cores` in percent of a card, where HAMi gave it these."""
 
     pod: str
@@ -39,8 +40,7 @@ class Holder:
     cores: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Pool:
+class Pool(Struct, frozen=True):
     """One thing that a node gives out: whole GPUs, places on shared ones, MIG instances, HAMi's cards, DRA's devices.
 
     `kind` says which, as a person reads it. `capacity` beyond `total` is what is there and not given out.
@@ -64,8 +64,7 @@ class Pool:
         return max(self.total - self.held, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeAllocation:
+class NodeAllocation(Struct, frozen=True):
     """`gpus`: cards, None where nobody tells. CPU in cores and memory in bytes that nobody has asked for."""
 
     node: str
@@ -89,8 +88,7 @@ class NodeAllocation:
         return _average(self.loads)
 
 
-@dataclass(frozen=True, slots=True)
-class NamespaceAllocation:
+class NamespaceAllocation(Struct, frozen=True):
     """`devices` by resource. `memory`: MiB of GPU memory that is its own, as far as that is known."""
 
     namespace: str
@@ -100,8 +98,7 @@ class NamespaceAllocation:
     memory: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(Struct, frozen=True):
     """`pods_seen`: else nobody knows who holds what, and everything only looks free."""
 
     nodes: tuple[NodeAllocation, ...]
@@ -118,8 +115,7 @@ class Allocation:
         return _average(load for node in self.nodes for load in node.loads)
 
 
-@dataclass(frozen=True, slots=True)
-class Total:
+class Total(Struct, frozen=True):
     """Of one kind of thing in the whole cluster."""
 
     resource: str

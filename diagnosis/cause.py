@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from diagnosis.snapshot import Snapshot
@@ -42,8 +43,7 @@ class Link(Enum):
     RUNNING = "CUDA works in it"
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(Struct, frozen=True):
     """Something that may be wrong. Its name is PascalCase, and an API.
 
     `link` is where it breaks a workload's chain; None for what is wrong with a node or a component by itself.
@@ -59,8 +59,7 @@ class Cause:
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """A cause that was found. Two of the same cause and subject are one; what they say is put together.
 
     Subjects and what is affected are kind/name or kind/namespace/name, as `node/a`, `pod/team/trainer-0`.
@@ -79,8 +78,7 @@ class Found:
     """Causes, each with its subject, of which this is only a consequence where they are found too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unseen:
+class Unseen(Struct, frozen=True):
     """What could not be looked at, why, and what stays unsaid for that."""
 
     kind: str
@@ -91,8 +89,7 @@ class Unseen:
 Find = Callable[["Snapshot"], Iterable[Found]]
 
 
-@dataclass(frozen=True, slots=True)
-class Search:
+class Search(Struct, frozen=True):
     """One look for causes of one kind. Pure. Where a kind in `needs` is not visible, it is not asked, and that is told.
 
     A kind that it can do without it asks the snapshot for: `snapshot.sees(kind)`.

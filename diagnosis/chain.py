@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
+
+from msgspec import Struct
 
 from diagnosis.cause import Link
 from diagnosis.diagnose import Problem
@@ -30,8 +31,7 @@ class State(Enum):
     NOT_REACHED = "not reached"
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """One link of one pod's chain, with the problems that broke it. The link's value is what a person reads."""
 
     link: Enum
@@ -41,8 +41,7 @@ class Step:
     problems: tuple[Problem, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(Struct, frozen=True):
     pod: str
     steps: tuple[Step, ...]
 

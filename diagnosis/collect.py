@@ -8,10 +8,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Protocol
+
+from msgspec.structs import replace
 
 from diagnosis.components import Role, components, is_ready
 from diagnosis.gpu_nodes import has_nvidia, offers_gpus

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum
 from functools import lru_cache
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from diagnosis.gpu_nodes import gpu_nodes
 from diagnosis.placement import selects, tolerates
@@ -65,8 +67,7 @@ class Health(Enum):
     UNKNOWN = "not visible"
 
 
-@dataclass(frozen=True, slots=True)
-class Component:
+class Component(Struct, frozen=True):
     """One workload, or what pods of one have in common where the workload is not visible.
 
     `wanted`, `made` and `ready` are pods; None where nobody tells.
@@ -123,8 +124,7 @@ def lacking(component: Component, nodes: Iterable[Node]) -> tuple[str, ...]:
     return tuple(sorted(one.name for one in nodes if one.name not in ready and is_for(component.spec, one)))
 
 
-@dataclass(frozen=True, slots=True)
-class ComponentRow:
+class ComponentRow(Struct, frozen=True):
     """Of the table of components: one with the GPU nodes on which it should work and does not."""
 
     component: Component

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from diagnosis.cause import Found, Search, Unseen
 from diagnosis.causes import SEARCHES
@@ -17,8 +19,7 @@ MOST_EVIDENCE = 12
 """Of one cause: the same fault on 5,000 nodes is told by a few of them, and counted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Struct, frozen=True):
     """A find with what follows from it. `evidence_left_out`: how many more pieces there are."""
 
     found: Found
@@ -36,8 +37,7 @@ class Problem:
             yield from one.all_affected()
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
+class Diagnosis(Struct, frozen=True):
     """`problems`: the most certain and far-reaching of the worst first."""
 
     at: datetime

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
@@ -14,8 +15,7 @@ _NOISE = frozenset(("nvidia.com/gfd.timestamp",))
 _RESOURCES = ("nvidia.com/", "amd.com/", "vpc.amazonaws.com/efa", "hugepages-")
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """`before` or `after` is '' for what was not there."""
 
     subject: str

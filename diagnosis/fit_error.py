@@ -7,8 +7,9 @@ that extenders and other plugins put there.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 _HEAD = re.compile(r"(\d{1,7})/(\d{1,7}) nodes are (?:un)?available: ?", re.ASCII)
 _NEXT = re.compile(r", (?=\d{1,7} )", re.ASCII)
@@ -45,8 +46,7 @@ class Says(Enum):
     OTHER = "something else"
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(Struct, frozen=True):
     """`nodes` is for how many; None where it is said of the pod as such. `what`: the resource, taint or object."""
 
     says: Says
@@ -55,8 +55,7 @@ class Reason:
     what: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class FitError:
+class FitError(Struct, frozen=True):
     """`nodes`: how many the scheduler knew of; None where it does not say."""
 
     nodes: int | None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import islice
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from diagnosis.components import Component, Health, component_table, tag_of
 from diagnosis.hami.certificate import authorities
@@ -22,8 +24,7 @@ _MONITOR, _PLUGIN = "vgpu-monitor", "device-plugin"
 _MOST_NAMED, _MOST_RULE = 5, 200
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """One row. `status` in words; `health` None where it has none of its own."""
 
     what: str
@@ -33,8 +34,7 @@ class Part:
     told: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class InstallationTable:
+class InstallationTable(Struct, frozen=True):
     """`name`: namespace, and what its chart calls everything after."""
 
     name: str

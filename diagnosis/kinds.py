@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from healthcheck.node.device_rules import RULE_VERSIONS
 from healthcheck.node.devices import DRA_VERSIONS
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """`group` is the API's path, `api/v1` or `apis/apps/v1`; `resource` the plural, as a role names it.
 
     `versions`: those that may be served, the newest first, of a group that leaves its version open.

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
+
+from msgspec import Struct
 
 from diagnosis.quantity import amount, shown
 from diagnosis.snapshot.cluster_objects import Volume
@@ -33,8 +34,7 @@ class Why(Enum):
     IN_USE = "others hold them"
 
 
-@dataclass(frozen=True, slots=True)
-class Obstacle:
+class Obstacle(Struct, frozen=True):
     """One reason for one node. `resource` with what is asked, offered and free; or `what` is in the way."""
 
     why: Why

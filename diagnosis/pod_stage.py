@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
+
+from msgspec import Struct
 
 from diagnosis.snapshot.pods import ContainerState, Ended, Pod
 
@@ -33,8 +34,7 @@ class Kind(Enum):
     STUCK_GOING = "asked to go, and still there"
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(Struct, frozen=True):
     """`container` is the one that it stands at; `since` when it came there, as far as anybody can tell."""
 
     kind: Kind

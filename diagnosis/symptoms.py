@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import Enum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from diagnosis.cause import Cause
 from diagnosis.snapshot import Snapshot
@@ -41,8 +43,7 @@ class Place(Enum):
     LOG = "log"
 
 
-@dataclass(frozen=True, slots=True)
-class Symptom:
+class Symptom(Struct, frozen=True):
     """One text about a pod. `reason` is an event's or a state's; `container` '' where it is about the whole pod."""
 
     place: Place
@@ -60,8 +61,7 @@ class Symptom:
         return f"{self.place.value}{who}{times}: {told}"
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(Struct, frozen=True):
     """By which a cause is known: a pattern, and where it may stand. `source` says who writes it."""
 
     pattern: re.Pattern[str]
@@ -70,8 +70,7 @@ class Signature:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Recognised:
+class Recognised(Struct, frozen=True):
     """A signature in a symptom. `quote` is the text around it, `groups` what the pattern took out of it."""
 
     cause: Cause

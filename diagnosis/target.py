@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from diagnosis.diagnose import Diagnosis, Problem
 from diagnosis.snapshot import Snapshot
@@ -26,8 +28,7 @@ class TargetError(ValueError):
     """The message says what is wanted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """One object. `namespace` is '' for a Node."""
 
     kind: str

@@ -5,7 +5,8 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import Meta
@@ -48,8 +49,7 @@ _WAYS = (
 """By what a node tells of its distribution. Without the toolkit's package, `nvidia-ctk` is not there to configure."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """A container runtime's file and socket; '' for what nobody knows. `more`: variables that it needs besides."""
 
     config: str

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.gpu_use import GpuUse
@@ -13,8 +14,7 @@ from diagnosis.snapshot.meta import subject
 _HOSTNAME = "kubernetes.io/hostname"
 
 
-@dataclass(frozen=True, slots=True)
-class CardLoad:
+class CardLoad(Struct, frozen=True):
     """`pod` is the one that the labels name, '' where they name none that asks for GPUs on the node."""
 
     uuid: str

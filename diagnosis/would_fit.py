@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from diagnosis.gpu_nodes import gpu_nodes
 from diagnosis.hami.asking import admitted, asked_of
@@ -26,8 +28,7 @@ _OTHERS_SINCE = (2, 7)
 """Before, the webhook took a pod from any other scheduler."""
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(Struct, frozen=True):
     """What becomes of the pod on its way in. `refused`: why it would never be made, '' where it would.
 
     `asked`: whether the API server was, and `why_not` where it was not; else it is told by HAMi's rules.
@@ -41,8 +42,7 @@ class Admission:
     """Why HAMi's webhook leaves a pod alone that asks for HAMi's resources."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeAnswer:
+class NodeAnswer(Struct, frozen=True):
     """`cards` and `verdict` where HAMi's scheduler has a say; `unregistered`: why it knows no cards there."""
 
     node: str
@@ -56,8 +56,7 @@ class NodeAnswer:
         return not self.obstacles and (self.verdict is None or self.verdict.fits)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """For one pod. `added`: what the way in makes of it, one change each."""
 
     pod: str

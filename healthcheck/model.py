@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import force_setattr
 
 from healthcheck.text.printable import printable
 
@@ -46,14 +48,13 @@ class Nature(StrEnum):
     EVENT = "event"
 
 
-class Told:
+class Told(Struct, frozen=True):
     """What is told to people and programs: whatever its text is made from, all of it can be shown (`printable`).
 
     Logs, files, names of processes and answers of tools are read as they are, so that a path still opens and a line is
     recognised; what anybody says of them is made of these.
     """
 
-    __slots__ = ()
     _texts: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
@@ -64,37 +65,38 @@ class Told:
             text = getattr(self, name)
             shown = printable(text)
             if shown is not text:
-                object.__setattr__(self, name, shown)
+                force_setattr(self, name, shown)
 
 
-@dataclass(frozen=True, slots=True)
-class Cause(Told):
+class Cause:
     """Why a check could not look, declared beside what says so. `name` is PascalCase and an API.
 
-    Records and saved evidence hold the name alone: two causes of one name are the same.
+    Records and saved evidence hold the name alone: two causes of one name are the same. No Struct for that: a file has
+    a Struct's fields.
     """
 
-    name: str
-    meaning: str = field(compare=False, repr=False)
-    """What happened, in one sentence."""
-    action: str = field(compare=False, repr=False)
-    """What a person does about it, in one sentence."""
+    __slots__ = ("action", "meaning", "name")
+
+    def __init__(self, name: str, meaning: str, action: str) -> None:
+        self.name: Final = printable(name)
+        self.meaning: Final = printable(meaning)
+        """What happened, in one sentence."""
+        self.action: Final = printable(action)
+        """What a person does about it, in one sentence."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Cause) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __repr__(self) -> str:
+        return f"Cause(name={self.name!r})"
 
     @classmethod
     def named(cls, name: str) -> Cause:
         """The cause of this name as JSON has it: another version's perhaps, or a stranger's."""
         return cls(printable(name, _LONGEST_CAUSE), "", "")
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> Any:
-        """Evidence on a disk holds the name alone."""
-        from pydantic_core import core_schema  # noqa: PLC0415 - the NVML child must start without it
-
-        return core_schema.no_info_after_validator_function(
-            cls.named,
-            core_schema.str_schema(),
-            serialization=core_schema.plain_serializer_function_ser_schema(lambda cause: cause.name),
-        )
 
 
 NOT_LOOKED = Cause(
@@ -119,16 +121,14 @@ class Shortage(ProbeError):
     """We lack what it takes to look, such as a file descriptor. No OSError: those can say that a thing is absent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Now:
+class Now(Struct, frozen=True):
     """One moment, on both clocks: `wall` is UTC, `monotonic` the seconds of CLOCK_MONOTONIC since boot."""
 
     wall: datetime
     monotonic: float
 
 
-@dataclass(frozen=True, slots=True)
-class Grace:
+class Grace(Struct, frozen=True):
     """So long after `since` a fault is not judged: what it looks at is still coming up."""
 
     seconds: float
@@ -136,8 +136,7 @@ class Grace:
     """As a sentence goes on: `the driver was loaded`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(Struct, frozen=True):
     """A fault that a check can find. `name` is PascalCase and an API."""
 
     name: str
@@ -154,8 +153,7 @@ class Reason:
     grace: Grace | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Finding(Told):
+class Finding(Told, frozen=True):
     """One fault at one place. `subject` is kind/name, for instance `gpu/0000:18:00.0`."""
 
     reason: str
@@ -177,13 +175,12 @@ class Finding(Told):
     """Coming back after resets or reboots makes it ISOLATE; never so for what NVIDIA puts down to an application."""
 
     def __post_init__(self) -> None:
-        Told.__post_init__(self)  # super() would look for the class as it was before it had slots
+        super().__post_init__()
         if self.about:
-            object.__setattr__(self, "about", {printable(key): printable(one) for key, one in self.about.items()})
+            force_setattr(self, "about", {printable(key): printable(one) for key, one in self.about.items()})
 
 
-@dataclass(frozen=True, slots=True)
-class Sighting(Told):
+class Sighting(Told, frozen=True):
     """What one record of the kernel's log says of the hardware, whether it is a fault or not."""
 
     reason: str
@@ -214,8 +211,7 @@ class Sighting(Told):
     """Where the evidence came from, for instance `FILE:LINE`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unobserved(Told):
+class Unobserved(Told, frozen=True, tag=True):
     """A check could not look. `detail` is a sentence."""
 
     cause: Cause
@@ -224,8 +220,7 @@ class Unobserved(Told):
     """Where alone it could not look; '' is everywhere."""
 
 
-@dataclass(frozen=True, slots=True)
-class Passed(Told):
+class Passed(Told, frozen=True):
     """A deep test ran and found nothing: what it had found there before is past (docs/rules.md 4)."""
 
     reason: str
@@ -233,15 +228,13 @@ class Passed(Told):
     """Where; '' is everywhere."""
 
 
-@dataclass(frozen=True, slots=True)
-class NotConfigured(Told):
+class NotConfigured(Told, frozen=True):
     """What the check looks at does not belong to this node."""
 
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class TooEarly(Told):
+class TooEarly(Told, frozen=True):
     """It can't be told yet: a rate needs an earlier reading. What stands of it stays; nobody counts as blind."""
 
     detail: str
@@ -251,8 +244,7 @@ class TooEarly(Told):
     """The faults that alone can't be told; `()` is all that the check can find."""
 
 
-@dataclass(frozen=True, slots=True)
-class Seen(Told):
+class Seen(Told, frozen=True):
     """What a check saw, for a person: `what` was there, what was `expected`, and where the expectation comes from."""
 
     what: str
@@ -268,8 +260,7 @@ def counted(number: int, noun: str) -> str:
 Judgement = Finding | Sighting | Passed | Unobserved | NotConfigured | TooEarly | Seen
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(Struct, frozen=True, eq=False):
     """The machine looked at: `root` is its `/` as we see it. Whom we ask has a deadline."""
 
     root: Path
@@ -284,7 +275,7 @@ class Host:
     """Sends data through every EFA device, which takes minutes. None: this look is no deep one."""
     ask_all_reduce: Callable[[], Any] | None = None
     """Runs NCCL's all-reduce over all GPUs, which takes minutes. None: this look is no deep one."""
-    read_once: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    read_once: dict[Any, Any] = field(default_factory=dict)
     """What `once` has read in this look."""
 
     def once(self, read: Callable[[Path], T]) -> T:
@@ -295,8 +286,7 @@ class Host:
         return shared
 
 
-@dataclass(frozen=True)
-class Probe(Generic[T]):
+class Probe(Struct, Generic[T], frozen=True):
     """One source of facts. `read` raises ProbeError when it could not look."""
 
     name: str
@@ -357,8 +347,7 @@ class Evidence:
         return facts if isinstance(facts, Unobserved) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(Struct, frozen=True):
     """A small question about the node. `judge` is pure; `group` is the name that the record shows."""
 
     name: str
@@ -373,8 +362,7 @@ class Check:
     """Why its judge could not look, beside the causes of its probes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """What one check said in one look."""
 
     check: str
@@ -389,7 +377,7 @@ class Outcome:
     """What it can't tell yet: it neither finds such a fault nor shows one gone."""
     passed: tuple[Passed, ...] = ()
     """Which deep tests found nothing."""
-    seconds: float = field(default=0.0, compare=False)
+    seconds: float = 0.0
     """How long its judge took."""
 
     @property

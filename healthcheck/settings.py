@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
+from msgspec import Struct, field
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SecretsSettingsSource, SettingsConfigDict
@@ -37,8 +37,7 @@ _LOG_LEVELS = ("debug", "info", "warning", "error")
 _SEVERITIES = "MONITOR, RESET, REBOOT or ISOLATE"
 
 
-@dataclass(frozen=True, slots=True)
-class BadValue:
+class BadValue(Struct, frozen=True):
     """One value that is not allowed. `where` is a file or an environment variable."""
 
     key: str
@@ -50,8 +49,7 @@ class BadValue:
         return f"{self.where}: {self.key} = {self.value!r}: {self.allowed}"
 
 
-@dataclass(frozen=True, slots=True)
-class UnknownKeys:
+class UnknownKeys(Struct, frozen=True):
     """Keys of the configuration that are no setting, each with the setting that it may stand for, or ''."""
 
     keys: tuple[tuple[str, str], ...]
@@ -283,8 +281,7 @@ class _ConfigMap(SecretsSettingsSource):
         return value, key, is_complex
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """All that was read in one go: the values and the table of profiles."""
 
     values: NodeSettings = field(default_factory=NodeSettings.model_construct)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 
+from msgspec import Struct
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import GaugeMetricFamily
@@ -27,8 +27,7 @@ Values = Mapping[tuple[str, ...], float]
 """Of one metric, by the values of its labels."""
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(Struct, frozen=True):
     """One of ours, as whoever reads /metrics sees it."""
 
     name: str

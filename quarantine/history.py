@@ -6,8 +6,10 @@ The same fault again, after the node had gone back to work, is why a node is rep
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from datetime import datetime
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from healthcheck.model import Severity
 from healthcheck.node.state import QUARANTINE_RESULT, NodeState
@@ -21,8 +23,7 @@ MOST_RUNS, MOST_FINDINGS = 5, 6
 _LONGEST_NAME = 120
 
 
-@dataclass(frozen=True, slots=True)
-class History:
+class History(Struct, frozen=True):
     """Newest first: the runs that found a fault of RESET or worse."""
 
     rows: tuple[HistoryRow, ...] = ()

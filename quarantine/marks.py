@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NoReturn
 
 import structlog
+from msgspec.structs import replace
 
 from healthcheck.checks.driver import being_changed
 from healthcheck.cluster.client import Cluster

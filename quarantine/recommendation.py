@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from msgspec import Struct
+
 from healthcheck.model import Finding, Severity, Status, Unobserved
 from healthcheck.verdict.record import LEVEL_4
 
@@ -20,16 +22,14 @@ class Recommendation(StrEnum):
     RETURN_TO_SERVICE = "return-to-service"
 
 
-@dataclass(frozen=True, slots=True)
-class GroupResult:
+class GroupResult(Struct, frozen=True):
     """One test of the run, named as in the record. `status` None: it did not come to its end, or never began."""
 
     name: str
     status: Status | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RunResult:
+class RunResult(Struct, frozen=True):
     """What a quarantine run knows when it ends, whether it is done or was killed."""
 
     tests: tuple[GroupResult, ...]
@@ -68,8 +68,7 @@ class Row:
     fits: Callable[[RunResult], Iterable[str]]
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(Struct, frozen=True):
     """`reasons` has a sentence for each row that fits and says the same; there is always one."""
 
     recommendation: Recommendation

@@ -7,8 +7,10 @@ test has ended it says so, and recommends to run again, or what a fault that was
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from datetime import datetime
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from healthcheck.catalog import dcgm_causes
 from healthcheck.checks import dcgm_diag, efa_loopback, nccl_allreduce
@@ -34,16 +36,14 @@ _SILENT_SECONDS, _MISSED_LOOKS = 3 * 3600.0, 3
 _LONGEST_DETAIL, _LONGEST_REASON, _MOST_REASONS = 300, 240, 6
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Struct, frozen=True):
     """What one test says so far; `ended`: that is all that it will say."""
 
     outcome: Outcome
     ended: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
+class Begun(Struct, frozen=True):
     """What is known when a run begins. `machine` and `boot_id` are '' where nobody told."""
 
     node: str
@@ -58,8 +58,7 @@ class Begun:
     """Between two looks of the node's agent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Struct, frozen=True):
     """How far a run has come. `results` by the group of the test; `stopped`: why nothing more is to come, or ''."""
 
     results: Mapping[str, Result] = field(default_factory=dict)

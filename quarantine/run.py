@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 import structlog
+from msgspec import Struct
+from msgspec.structs import replace
 
 from healthcheck.catalog.profiles import find_profile
 from healthcheck.checks.expectation import Expectation
@@ -41,8 +42,7 @@ than that."""
 _STOPPED = "the run was stopped before its end (SIGTERM): its pod was deleted, or its time was over"
 
 
-@dataclass(frozen=True)
-class QuarantineRun:
+class QuarantineRun(Struct, frozen=True):
     """`stopping` is set by a signal. `holder` names the run on the Node."""
 
     own: QuarantineSettings

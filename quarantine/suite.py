@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
+from msgspec.structs import replace
 
 from healthcheck.checks import dcgm_diag, efa_loopback, nccl_allreduce
 from healthcheck.checks.examine import judge, look

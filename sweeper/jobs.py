@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
+
+from msgspec import Struct
 
 from healthcheck.deep.job import COMPONENT_LABEL, JobState, Title, job_on, pod_of, short_name
 from healthcheck.node.devices import CLAIM_TEMPLATE
@@ -19,8 +20,7 @@ _FRESH = timedelta(seconds=60)
 """Before a Job: its own claim has to be made before a pod can be placed, and a scheduler tries again after 10 s."""
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(Struct, frozen=True):
     """What the settings say of each Job."""
 
     namespace: str

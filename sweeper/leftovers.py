@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
+
+from msgspec import Struct
 
 from healthcheck.deep.claim import Kind, claim_on, clear
 from healthcheck.deep.job import JobState
 from healthcheck.node.state import NodeState
 
 
-@dataclass(frozen=True, slots=True)
-class Leftovers:
+class Leftovers(Struct, frozen=True):
     """What is found at the beginning of a sweep. All but `alive` is looked at once more before it is touched."""
 
     alive: tuple[JobState, ...]

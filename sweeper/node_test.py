@@ -10,12 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
 import structlog
+from msgspec.structs import replace
 from pydantic import ValidationError
 
 from healthcheck.catalog import dcgm_causes

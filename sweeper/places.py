@@ -7,10 +7,11 @@ budget limits how many nodes are out of service. Without the taint it is the age
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import groupby
 from operator import attrgetter
+
+from msgspec import Struct
 
 from healthcheck.verdict.budget import Slot, oldest_first
 
@@ -18,8 +19,7 @@ _YOUNG = timedelta(hours=1)
 """An agent that has just started takes a place before its first heartbeat, and its taint stands a moment after."""
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(Struct, frozen=True):
     """What of a Node says whether its place is in use. `heard`: until when its agent's heartbeat is good."""
 
     uid: str
@@ -30,8 +30,7 @@ class Holder:
         return self.heard is None or self.heard < now
 
 
-@dataclass(frozen=True, slots=True)
-class Unowned:
+class Unowned(Struct, frozen=True):
     """A place that is nobody's, and why."""
 
     slot: Slot

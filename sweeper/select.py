@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
+
+from msgspec import Struct
 
 from healthcheck.deep.claim import claim_on
 from healthcheck.deep.due import Attempt, DeepTest, is_due, is_overdue, last_attempt, last_deep_test, obstacle
@@ -19,8 +20,7 @@ _RETRY_SHARE = 4
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """What the settings allow: how many nodes at the same time, what share of an instance type, how often each."""
 
     nodes: int
@@ -28,8 +28,7 @@ class Limits:
     interval: timedelta
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """What of one GPU node the selection needs; small, for a fleet has thousands."""
 
     name: str
@@ -47,8 +46,7 @@ class Candidate:
     """GPUs that are given out by DRA."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True):
     """What becomes of one node. `why` it is not taken; '' where it is."""
 
     node: Candidate

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import structlog
+from msgspec import Struct
 
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable
@@ -56,8 +56,7 @@ _MOST_NAMED = 20
 _NODE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?\Z")
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(Struct, frozen=True):
     """The cluster as one look showed it."""
 
     candidates: tuple[Candidate, ...]
@@ -69,8 +68,7 @@ class View:
     holders: Mapping[str, Holder]
 
 
-@dataclass(frozen=True, slots=True)
-class SweepPlan:
+class SweepPlan(Struct, frozen=True):
     """What one look leads to."""
 
     decisions: tuple[Decision, ...]

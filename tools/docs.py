@@ -10,11 +10,11 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
+from msgspec.structs import asdict
 
 from agent.settings import AgentSettings
 from cli import glossary

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+
+from msgspec import Struct
 
 from diagnosis.cause import Cause, Certainty, Found, Search, Severity, command
 from diagnosis.causes import handler_causes
@@ -142,8 +143,7 @@ _STANDS_ON = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
+class Trouble(Struct, frozen=True):
     """One pod of a component that is not ready, and should be."""
 
     component: Component

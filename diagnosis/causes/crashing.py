@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from diagnosis.cause import Cause, Certainty, Found, Link, Search, Severity, command
 from diagnosis.causes import upkeep, verdicts
@@ -242,8 +244,7 @@ _OFTEN, _LATELY, _STARTED = 3, 10.0, 5.0
 _CERTAIN = (HARDWARE, FABRIC, DRIVER_MISMATCH, DRIVER_TOO_OLD, WRONG_ARCHITECTURE, GPU_MEMORY, HOST_MEMORY, PROBE)
 
 
-@dataclass(frozen=True, slots=True)
-class _Crash:
+class _Crash(Struct, frozen=True):
     """`lack`: why it has no GPU, where that is what it says."""
 
     pod: Pod

@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from diagnosis.cause import Cause, Certainty, Found, Link, Search, command
 from diagnosis.causes import verdicts
@@ -232,8 +234,7 @@ _OF_KIND = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Stuck:
+class _Stuck(Struct, frozen=True):
     pod: Pod
     known: Recognised
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from diagnosis.cause import Cause, Certainty, Found, Link, Search, Severity, command
 from diagnosis.causes import verdicts
@@ -175,8 +176,7 @@ _OF_DEVICES = (TOO_FEW, NO_HEALTHY, NO_LONGER_HEALTHY, UNREGISTERED, UNKNOWN_DEV
 _MOST_DELETED = 5
 
 
-@dataclass(frozen=True, slots=True)
-class _Rejection:
+class _Rejection(Struct, frozen=True):
     pod: Pod
     known: Recognised
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from diagnosis.cause import Cause, Certainty, Found, Link, Search, Severity, command
 from diagnosis.causes import verdicts
@@ -111,8 +112,7 @@ _MOST_TOLD = 3
 _GPU_IMAGE = re.compile(r"cuda|nvcr\.io/nvidia|nvidia/", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Lack:
+class Lack(Struct, frozen=True):
     """Why a container has no GPU, with what has to be changed."""
 
     cause: Cause

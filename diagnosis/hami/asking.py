@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from diagnosis.hami.settings import Settings
 from diagnosis.hami.versions import Version
@@ -18,8 +19,7 @@ _CHECKS_SINCE: Version = (2, 10)
 """Before, memory beyond 32 bits wrapped around, and a percentage stood as it was written."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """Of so many cards each the same. `percentage` counts where `memory`, in MiB, is 0; None: all of neither."""
 
     cards: int

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from diagnosis.hami.asking import asked_of
 from diagnosis.hami.card_checks import Terms
@@ -27,8 +29,7 @@ from diagnosis.snapshot.pods import PodSpec
 _JSON_SINCE: Version = (2, 8)
 
 
-@dataclass(frozen=True, slots=True)
-class Books:
+class Books(Struct, frozen=True):
     """`cards`: of each node that registered any, by its name. `told_version` None: no image tells it.
 
     `elsewhere`: nodes that only another installation's device plugin serves, with that installation.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from diagnosis.hami import mig
 from diagnosis.hami.asking import Asked
@@ -21,8 +23,7 @@ _WHOLE = 100
 _NO_LIMIT = Room()
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(Struct, frozen=True):
     """By what a pod is judged, beside what each container asks for.
 
     `given`: what its containers have by now, by card; `init_peak`: what its init containers had of each at most.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
+
+from msgspec import Struct
 
 from diagnosis.hami.holding import Held, Part
 from diagnosis.hami.registration import MIG_MODE
@@ -15,8 +16,7 @@ _MOST_PODS = 4
 _UNSEEN = "?"
 
 
-@dataclass(frozen=True, slots=True)
-class CardRow:
+class CardRow(Struct, frozen=True):
     card: str
     slots: str
     memory: str

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import base64
 import binascii
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
+
+from msgspec import Struct
 
 from diagnosis.hami.words import word
 
 
-@dataclass(frozen=True, slots=True)
-class Authority:
+class Authority(Struct, frozen=True):
     """One certificate of a bundle."""
 
     name: str

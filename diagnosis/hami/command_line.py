@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import timedelta
+
+from msgspec import Struct, field
 
 from diagnosis.snapshot.pods import HAMI_EXTENDER, Container, PodSpec
 from healthcheck.text.durations import duration
@@ -14,8 +15,7 @@ LOCK_EXPIRES = timedelta(minutes=5)
 _LOCK = "HAMI_NODELOCK_EXPIRE"
 
 
-@dataclass(frozen=True, slots=True)
-class CommandLine:
+class CommandLine(Struct, frozen=True):
     """As the chart has it where nothing is visible. `node_labels`: only nodes with all of them are looked at."""
 
     node_policy: str = "binpack"

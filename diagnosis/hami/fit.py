@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from diagnosis.hami import mig
 from diagnosis.hami.asking import Asked
@@ -27,8 +29,7 @@ _MOST_INSTANCES = 64
 """Of MIG on one card: none has more than seven."""
 
 
-@dataclass(frozen=True, slots=True)
-class CardVerdict:
+class CardVerdict(Struct, frozen=True):
     """`code` None: it fits. `asked` and `free` in the unit of what is short: MiB, percent or places."""
 
     uuid: str
@@ -44,8 +45,7 @@ class CardVerdict:
         return self.code.value + (f": {self.asked} {unit} asked, {self.free} free" if unit else "")
 
 
-@dataclass(frozen=True, slots=True)
-class NodeVerdict:
+class NodeVerdict(Struct, frozen=True):
     """Of one node for one pod. `reason` is as HAMi's scheduler tells it, '' where the pod fits.
 
     Where it does not, `container` names the first one without cards, and `cards` are judged for that one; else for the
@@ -60,8 +60,7 @@ class NodeVerdict:
     chosen: tuple[tuple[str, ...], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """A container by name, with what it asks for; None: no card."""
 
     name: str
@@ -69,8 +68,7 @@ class Wanted:
     init: bool = False
 
 
-@dataclass(slots=True)
-class _Walk:
+class _Walk(Struct):
     """Over the cards of a node for one container."""
 
     left: int

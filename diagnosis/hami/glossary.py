@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+
+from msgspec import Struct
 
 _FILE = "glossary.csv"
 
@@ -24,8 +25,7 @@ _KINDS = {
 _NEVER = "never"
 
 
-@dataclass(frozen=True, slots=True)
-class HamiWord:
+class HamiWord(Struct, frozen=True):
     """`meaning` ends with the releases that have it, where not all from 2.4 on do."""
 
     name: str

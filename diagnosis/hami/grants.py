@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
+
+from msgspec import Struct, field
 
 from diagnosis.hami.words import LONGEST_TEXT, MOST_PARTS, epoch, whole, word
 from diagnosis.snapshot.meta import Meta
@@ -33,8 +34,7 @@ class BindPhase(Enum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(Struct, frozen=True):
     """What one container was given of one card, in MiB and percent.
 
     Up to 2.9 the UUID of a MIG instance is its card's with the place in a layout behind it: `GPU-1[0-2]`.
@@ -50,8 +50,7 @@ class Share:
         return self.uuid.partition("[")[0]
 
 
-@dataclass(frozen=True, slots=True)
-class MigInstance:
+class MigInstance(Struct, frozen=True):
     """One that HAMi makes or has made for a container, counted from the pod's first init container."""
 
     container: int
@@ -65,8 +64,7 @@ Containers = tuple[tuple[Share, ...], ...]
 """By container, init containers first; an empty one has no card."""
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(Struct, frozen=True):
     """All of a pod's annotations from HAMi's scheduler and device plugin. `unreadable`: of which nothing was read."""
 
     node: str = ""

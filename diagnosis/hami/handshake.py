@@ -6,9 +6,10 @@ Since HAMi 2.8 no plugin answers: a request of days ago stands on healthy nodes.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from enum import Enum
+
+from msgspec import Struct
 
 from diagnosis.hami.words import epoch, word
 from diagnosis.snapshot.nodes import Node
@@ -34,8 +35,7 @@ class Said(Enum):
     OTHER = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Handshake:
+class Handshake(Struct, frozen=True):
     """`vendor` '' is NVIDIA. `zoned`: whether the time told its zone; else it is taken for UTC."""
 
     vendor: str

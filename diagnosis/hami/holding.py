@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from diagnosis.hami.grants import Grant, Share, grant
 from diagnosis.hami.registration import HAMI_CORE, MIG_MODE, Card, cordoned, registered
@@ -16,8 +18,7 @@ from diagnosis.snapshot.pods import Pod
 _OF_LAYOUT = re.compile(r"\[(\d{1,3})-(\d{1,3})\]\Z", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """Of one card, in places, MiB and percent."""
 
     slots: int = 0
@@ -34,16 +35,14 @@ class Part:
         return Part(max(self.slots, other.slots), max(self.memory, other.memory), max(self.cores, other.cores))
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """The MIG layout that a card has up to 2.9: its number, and which of its instances are in use."""
 
     number: int
     used: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(Struct, frozen=True):
     """A card with what is held of it. `placements`: slices that MIG instances have on it, from 2.10."""
 
     card: Card

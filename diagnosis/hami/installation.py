@@ -8,8 +8,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from diagnosis.components import Component, Role, components
 from diagnosis.gpu_nodes import GPU, has_hami
@@ -38,8 +40,7 @@ _PROFILE = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Installation:
+class Installation(Struct, frozen=True):
     """One release of HAMi: what its chart calls everything after, and the parts that are visible."""
 
     namespace: str
@@ -170,8 +171,7 @@ def plugin_pods(every: Iterable[Installation]) -> Mapping[str, tuple[Pod, ...]]:
     return {node: tuple(pods) for node, pods in there.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(Struct, frozen=True):
     """How many places on cards the kubelet gives out, under the name of the resource; '' where it says none."""
 
     resource: str

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
+
+from msgspec import Struct
 
 from diagnosis.hami.words import word
 from diagnosis.snapshot.meta import subject
@@ -13,8 +14,7 @@ from healthcheck.text.moments import moment_or_none
 LOCK = "hami.io/mutex.lock"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLock:
+class NodeLock(Struct, frozen=True):
     """`at` None: nobody can read when. `pod` is the subject of its owner, '' where an older HAMi does not tell it."""
 
     at: datetime | None

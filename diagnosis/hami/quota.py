@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from diagnosis.hami.grants import grant
 from diagnosis.hami.holding import Part, parts
@@ -17,8 +18,7 @@ from diagnosis.snapshot.rules import Quota
 _ZERO_BLOCKS_SINCE: Version = (2, 10)
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(Struct, frozen=True):
     """Of one namespace, in MiB or percent. `quota` is the subject that sets it."""
 
     quota: str
@@ -30,8 +30,7 @@ class Limit:
         return self.most - self.used
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(Struct, frozen=True):
     """What a namespace's pods may have of all cards together; None where nothing limits it."""
 
     memory: Limit | None = None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
+
+from msgspec import Struct
 
 from diagnosis.gpu_nodes import HAMI_REGISTER
 from diagnosis.hami.words import LONGEST_TEXT, MOST_PARTS, flag, listed, whole, word
@@ -28,8 +29,7 @@ class Form(Enum):
     TEXT = "text, as HAMi up to 2.7 reads it"
 
 
-@dataclass(frozen=True, slots=True)
-class MigProfile:
+class MigProfile(Struct, frozen=True):
     """A shape of MIG instance that a card allows. `placements`: first slice and number of slices."""
 
     name: str
@@ -39,8 +39,7 @@ class MigProfile:
     placements: tuple[tuple[int, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
+class Card(Struct, frozen=True):
     """As its node registered it. `slots` pods may share it; `memory` is in MiB, and may be scaled beyond its own."""
 
     uuid: str
@@ -55,8 +54,7 @@ class Card:
     profiles: tuple[MigProfile, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Registration:
+class Registration(Struct, frozen=True):
     """One annotation. `unreadable` says why no scheduler can read it, and that there are no cards for that."""
 
     vendor: str

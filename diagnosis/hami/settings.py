@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
+
+from msgspec import Struct
 
 from diagnosis.hami.registration import MigProfile
 from diagnosis.hami.words import word
@@ -64,23 +65,20 @@ NODE_KEYS = {
 _MOST_ODD, _MOST_KEYS, _MOST_NODES, _MOST_LAYOUTS = 32, 256, 1024, 32
 
 
-@dataclass(frozen=True, slots=True)
-class OddKey:
+class OddKey(Struct, frozen=True):
     """One that HAMi does not read where it stands. `meant`: the place and name that it may be, '' for none."""
 
     path: str
     meant: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Geometry:
+class Geometry(Struct, frozen=True):
     """A MIG layout up to 2.9: `instances` in order, each as often as it is there."""
 
     instances: tuple[MigProfile, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """Of NVIDIA's cards, for all nodes. Without a configuration it is as the chart has it."""
 
     count_name: str = "nvidia.com/gpu"
@@ -110,8 +108,7 @@ class Settings:
         return frozenset((self.count_name, *parts))
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSettings:
+class NodeSettings(Struct, frozen=True):
     """Of one node, beside those for all. None is what it does not say."""
 
     name: str
@@ -125,8 +122,7 @@ class NodeSettings:
     odd: tuple[OddKey, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class NodeConfig:
+class NodeConfig(Struct, frozen=True):
     """One config.json."""
 
     nodes: tuple[NodeSettings, ...] = ()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from diagnosis.hami.grants import shares
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import subject
 
 
-@dataclass(frozen=True, slots=True)
-class Used:
+class Used(Struct, frozen=True):
     """In MiB and percent; None where no series tells."""
 
     memory: int | None = None

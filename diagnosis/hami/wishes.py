@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from diagnosis.hami.words import flag, word
 from diagnosis.snapshot.meta import Meta
@@ -19,8 +19,7 @@ NODE_POLICIES = ("binpack", "spread")
 GPU_POLICIES = ("binpack", "spread", "topology-aware", "mutex", "numa")
 
 
-@dataclass(frozen=True, slots=True)
-class Wishes:
+class Wishes(Struct, frozen=True):
     """None is what the pod does not say; lists are as it wrote them, also empty."""
 
     use_types: tuple[str, ...] | None = None

@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from diagnosis.diagnose import Problem
 
@@ -16,8 +18,7 @@ _MOST_OF_A_CAUSE = 8
 """What differs in more than names: each is told until a report would be of nothing else."""
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(Struct, frozen=True):
     """A problem, and the subjects of those that differ from it by nothing but their own names.
 
     `unlike`: subjects of finds of the same cause that are too many to be told, each with words of its own.

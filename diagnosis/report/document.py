@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
+
+from msgspec import to_builtins
 
 from diagnosis.allocation import Allocation, NodeAllocation, Pool, Total, totals
 from diagnosis.chain import Chain, Step
@@ -32,9 +33,9 @@ def document(report: Report) -> dict[str, Any]:
     if report.chains:
         told["chains"] = [_chain(one) for one in report.chains]
     if report.node:
-        told["node"] = [asdict(one) for one in report.node]
+        told["node"] = [to_builtins(one) for one in report.node]
     if report.changes is not None:
-        told["changes"] = [asdict(one) for one in report.changes]
+        told["changes"] = [to_builtins(one) for one in report.changes]
     return told
 
 
@@ -48,7 +49,7 @@ def cluster_document(told: Allocation) -> dict[str, Any]:
         "gpu_nodes_uncounted": len(told.nodes) - len(known),
         "resources": [_amounts(one, told.pods_seen) for one in totals(told)],
         "hami_memory_scaling": dict(told.memory_scaling),
-        "namespaces": [asdict(one) for one in told.namespaces],
+        "namespaces": [to_builtins(one) for one in told.namespaces],
         "nodes": [_node(one, told.pods_seen) for one in told.nodes],
     }
 
@@ -71,12 +72,12 @@ def _node(one: NodeAllocation, pods_seen: bool) -> dict[str, Any]:
         "gpus": one.gpus,
         "usable": one.usable,
         "resources": [
-            _amounts(pool, pods_seen) | {"holders": [asdict(holder) for holder in pool.holders[:_MOST_AFFECTED]]}
+            _amounts(pool, pods_seen) | {"holders": [to_builtins(holder) for holder in pool.holders[:_MOST_AFFECTED]]}
             for pool in one.pools
         ],
         "cards": [_card(each, pods_seen) | _used(one, each) for each in one.cards],
         "utilization_percent": one.percent,
-        "utilization": [asdict(load) for load in one.loads[:_MOST_AFFECTED]],
+        "utilization": [to_builtins(load) for load in one.loads[:_MOST_AFFECTED]],
         "cpu_free": float(one.cpu_free) if pods_seen else None,
         "memory_free_bytes": int(one.memory_free) if pods_seen else None,
     }

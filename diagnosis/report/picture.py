@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from diagnosis.allocation import Allocation, NodeAllocation, Pool
 
@@ -16,8 +17,7 @@ COLOURS = 7
 OTHERS = "others"
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(Struct, frozen=True):
     """A part of a bar. `fill` names a colour: `ns0`, `others`, `free`, `lost`, `unknown`. `title` is shown on it."""
 
     x: float
@@ -26,8 +26,7 @@ class Box:
     title: str
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(Struct, frozen=True):
     """One pool of one node. `label` is what stands beside it."""
 
     node: str

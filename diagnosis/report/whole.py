@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from diagnosis.allocation import Allocation
 from diagnosis.chain import Chain
@@ -13,8 +13,7 @@ from diagnosis.hami_parts import InstallationTable
 from diagnosis.node_inventory import Row
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Struct, frozen=True):
     """`changes`: since an older state; None where nobody asked. `cluster` None where the form does not show it."""
 
     diagnosis: Diagnosis

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property, partial
 from typing import Any
+
+from msgspec import Struct, field
 
 from diagnosis.snapshot.cluster_objects import (
     ClusterPolicy,
@@ -95,8 +96,7 @@ _MOST_OWNERS = 8
 """One above another: a pod, a ReplicaSet, a Deployment, and what makes that."""
 
 
-@dataclass(frozen=True, eq=False)
-class Snapshot:
+class Snapshot(Struct, frozen=True, eq=False, dict=True):
     """A cluster as far as somebody could see it. Build one with `Builder`. It equals itself alone.
 
     Each is itself alone, so that what many searches derive from it is kept by it (`lru_cache`).

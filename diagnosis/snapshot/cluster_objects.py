@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
+
+from msgspec import Struct, field
 
 from diagnosis.snapshot.meta import Meta, read_meta
 from diagnosis.snapshot.pods import Condition, Expression, read_conditions, read_term
@@ -18,8 +19,7 @@ _ZONES = (
 """As labels of a volume they bind it too; several zones stand in one value, with `__` between them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoints:
+class Endpoints(Struct, frozen=True):
     """Of a Service, from one EndpointSlice or its Endpoints: how many addresses answer."""
 
     meta: Meta
@@ -27,16 +27,14 @@ class Endpoints:
     ready: int
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigMap:
+class ConfigMap(Struct, frozen=True):
     """Whole documents, as they stand there: only ConfigMaps that were asked for by name are kept."""
 
     meta: Meta
     data: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class VolumeClaim:
+class VolumeClaim(Struct, frozen=True):
     """A PersistentVolumeClaim. `volume` is '' until one is bound to it."""
 
     meta: Meta
@@ -45,8 +43,7 @@ class VolumeClaim:
     storage_class: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Volume:
+class Volume(Struct, frozen=True):
     """A PersistentVolume. A node takes it that meets one of `terms` (None: any node does) and all of `zones`."""
 
     meta: Meta
@@ -54,16 +51,14 @@ class Volume:
     zones: tuple[Expression, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(Struct, frozen=True):
     meta: Meta
     holder: str = ""
     renewed: datetime | None = None
     seconds: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterPolicy:
+class ClusterPolicy(Struct, frozen=True):
     """The GPU operator's configuration and state. `parts`: by operand whether it is enabled, where it says so."""
 
     meta: Meta

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from diagnosis.snapshot.meta import Meta, read_meta
 from diagnosis.snapshot.nodes import Taint
@@ -14,8 +15,7 @@ from healthcheck.node.device_rules import HEEDED
 _SELECTED_BY = frozenset(("driver", "pool", "device"))
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Struct, frozen=True):
     """`attributes` and `capacity` as texts, by their short names."""
 
     name: str
@@ -24,8 +24,7 @@ class Device:
     taints: tuple[Taint, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceSlice:
+class ResourceSlice(Struct, frozen=True):
     """`node` is '' for devices of no single node. Which slices of a pool count, `Snapshot.pools` says."""
 
     meta: Meta
@@ -38,8 +37,7 @@ class ResourceSlice:
     """So many make up the pool; 0: it does not say."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """What a claim asks of one class. `selectors` are CEL expressions."""
 
     name: str
@@ -50,8 +48,7 @@ class Request:
     tolerations: tuple[Toleration, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceClaim:
+class ResourceClaim(Struct, frozen=True):
     """`devices` are what it was given, as driver/pool/device; empty until then."""
 
     meta: Meta
@@ -61,8 +58,7 @@ class ResourceClaim:
     """Names of pods."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceClass:
+class DeviceClass(Struct, frozen=True):
     """`resource`: pods that ask for this extended resource may be given a device of the class."""
 
     meta: Meta
@@ -70,8 +66,7 @@ class DeviceClass:
     resource: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceTaintRule:
+class DeviceTaintRule(Struct, frozen=True):
     """A taint on all devices of its driver, pool and name; '' for any. `selects`: it says which in words known here."""
 
     meta: Meta

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
+
+from msgspec import Struct
 
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.reading import Fields
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Struct, frozen=True):
     """`about` is the object, as a diagnosis names it; `by` the component that noted it."""
 
     about: str

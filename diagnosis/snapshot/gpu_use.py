@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from diagnosis.snapshot.samples import EXPORTED, OWN, Pair, pods, samples
 
@@ -23,8 +24,7 @@ THERE = f"count({SERIES})"
 _MOST_PERCENT = 100
 
 
-@dataclass(frozen=True, slots=True)
-class GpuUse:
+class GpuUse(Struct, frozen=True):
     """One card. `nodes` and `pods` (namespace and name) are what its labels say, the likeliest first."""
 
     uuid: str

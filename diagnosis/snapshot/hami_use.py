@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from diagnosis.snapshot.samples import EXPORTED, OWN, Pair, pods, samples
 
@@ -23,8 +24,7 @@ _MIB = 1 << 20
 _MOST_BYTES, _MOST_PERCENT = 1 << 53, 100
 
 
-@dataclass(frozen=True, slots=True)
-class ShareUse:
+class ShareUse(Struct, frozen=True):
     """Of one pod on one card: memory in MiB, or percent of cores. `pods`: what its labels say, the likeliest first."""
 
     uuid: str

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from diagnosis.snapshot.meta import Meta, read_meta
 from diagnosis.snapshot.pods import Condition, PodSpec, read_conditions, read_spec
 from diagnosis.snapshot.reading import Fields
 
 
-@dataclass(frozen=True, slots=True)
-class Queued:
+class Queued(Struct, frozen=True):
     """A Workload of Kueue: what made it waits until a queue has admitted it."""
 
     meta: Meta
@@ -23,8 +22,7 @@ class Queued:
         return any(one.type == kind and one.status == "True" for one in self.conditions)
 
 
-@dataclass(frozen=True, slots=True)
-class Queue:
+class Queue(Struct, frozen=True):
     """A LocalQueue, or a ClusterQueue; `above` is the ClusterQueue of a LocalQueue."""
 
     meta: Meta

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
+
+from msgspec import Struct, field
 
 from diagnosis.snapshot.reading import Fields
 
@@ -19,8 +20,7 @@ _LONGEST_ANNOTATION = 64 * 1024
 """More than any record of ours, and than HAMi's registration of a node full of cards."""
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(Struct, frozen=True):
     """The controller of an object."""
 
     kind: str
@@ -28,8 +28,7 @@ class Owner:
     uid: str
 
 
-@dataclass(frozen=True, slots=True)
-class Meta:
+class Meta(Struct, frozen=True):
     """`kind` as the API writes it: `Pod`. `namespace` is '' for what has none."""
 
     kind: str

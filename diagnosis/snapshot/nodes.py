@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from diagnosis.snapshot.meta import Meta, read_meta
 from diagnosis.snapshot.pods import Condition, read_conditions
@@ -12,8 +13,7 @@ from diagnosis.snapshot.record import NodeRecord, read_record
 from healthcheck.node.state import RESULTS
 
 
-@dataclass(frozen=True, slots=True)
-class Taint:
+class Taint(Struct, frozen=True):
     key: str
     value: str
     effect: str
@@ -22,8 +22,7 @@ class Taint:
         return f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True):
     """`handlers` are the names of its container runtime's handlers; None where the kubelet does not tell them."""
 
     meta: Meta

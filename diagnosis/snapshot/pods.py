@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
+
+from msgspec import Struct, field
 
 from diagnosis.snapshot.meta import Meta, read_meta
 from diagnosis.snapshot.reading import Fields
@@ -52,8 +53,7 @@ _SHOWN = _OF_COMPONENTS.union(VISIBLE_DEVICES, _LIMITS, (_LOCK_EXPIRE,))
 OTHER_VALUE = "(set)"
 
 
-@dataclass(frozen=True, slots=True)
-class Expression:
+class Expression(Struct, frozen=True):
     """One term of a selector: `key operator values`."""
 
     key: str
@@ -87,16 +87,14 @@ class Expression:
         return f"{self.key} {self.operator} {', '.join(self.values)}".strip()
 
 
-@dataclass(frozen=True, slots=True)
-class Toleration:
+class Toleration(Struct, frozen=True):
     key: str
     operator: str
     value: str
     effect: str
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
+class Container(Struct, frozen=True):
     """`sidecar`: an init container that runs beside the others. `env`: by name, as `shown_value` has it."""
 
     name: str
@@ -113,8 +111,7 @@ class Container:
     """Of HAMi's extender, as `shown_flags` has them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Struct, frozen=True):
     """How a container ended. `exit_code` None where nobody says."""
 
     reason: str
@@ -123,8 +120,7 @@ class Ended:
     at: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerState:
+class ContainerState(Struct, frozen=True):
     """Where a container is now. At most one of `waiting` ('' for none), `running`, `ended` holds."""
 
     name: str
@@ -140,8 +136,7 @@ class ContainerState:
     last_ended: Ended | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(Struct, frozen=True):
     type: str
     status: str
     reason: str = ""
@@ -149,8 +144,7 @@ class Condition:
     since: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PodSpec:
+class PodSpec(Struct, frozen=True):
     """What a pod asks for; of a workload's template the same."""
 
     containers: tuple[Container, ...] = ()
@@ -183,8 +177,7 @@ class PodSpec:
         return tuple(self.host_volumes.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Pod:
+class Pod(Struct, frozen=True):
     """A pod with its state. `states` are those of its init containers, then of the others."""
 
     meta: Meta

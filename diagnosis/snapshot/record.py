@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
+
+from msgspec import Struct, field
 
 from diagnosis.snapshot.reading import Fields
 from healthcheck.verdict.inventory import Inventory, read
 from healthcheck.verdict.record import RecordError, load
 
 
-@dataclass(frozen=True, slots=True)
-class RecordFinding:
+class RecordFinding(Struct, frozen=True):
     """`about` are the subject's other names: a GPU's index, UUID and serial number."""
 
     reason: str
@@ -23,8 +23,7 @@ class RecordFinding:
     last_seen: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRecord:
+class NodeRecord(Struct, frozen=True):
     """`inventory`: what the agent's last look saw; nothing of an agent that writes none."""
 
     status: str

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from diagnosis.snapshot.meta import Meta, read_meta
 from diagnosis.snapshot.pods import Expression, read_expressions
@@ -14,8 +15,7 @@ _TIMEOUT = 10
 """Seconds that the API server waits for a webhook which does not say how long."""
 
 
-@dataclass(frozen=True, slots=True)
-class Quota:
+class Quota(Struct, frozen=True):
     """A ResourceQuota: amounts by name, as `requests.nvidia.com/gpu`. `scopes`: of which pods; of all without any."""
 
     meta: Meta
@@ -24,8 +24,7 @@ class Quota:
     scopes: tuple[Expression, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """One entry of a LimitRange, of `kind` Container, Pod or PersistentVolumeClaim."""
 
     kind: str
@@ -34,14 +33,12 @@ class Limits:
     defaults: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class LimitRange:
+class LimitRange(Struct, frozen=True):
     meta: Meta
     limits: tuple[Limits, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Selector:
+class Selector(Struct, frozen=True):
     """`None` of a budget selects nothing, an empty one everything."""
 
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -56,8 +53,7 @@ class Selector:
         return " and ".join((*(f"{key} is {one}" for key, one in self.labels.items()), *map(str, self.expressions)))
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(Struct, frozen=True):
     """A PodDisruptionBudget. `allowed` None: nobody has counted yet."""
 
     meta: Meta
@@ -67,15 +63,13 @@ class Budget:
     wanted: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeClass:
+class RuntimeClass(Struct, frozen=True):
     meta: Meta
     handler: str = ""
     node_selector: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Webhook:
+class Webhook(Struct, frozen=True):
     """One webhook of a configuration. `service` is namespace/name, '' for an URL."""
 
     configuration: Meta

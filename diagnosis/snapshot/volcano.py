@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from diagnosis.snapshot.meta import Meta, read_meta
 from diagnosis.snapshot.pods import Condition, read_conditions
@@ -12,8 +13,7 @@ from diagnosis.snapshot.reading import Fields
 _API = "scheduling.volcano.sh/"
 
 
-@dataclass(frozen=True, slots=True)
-class PodGroup:
+class PodGroup(Struct, frozen=True):
     """`least`: what all that must start at once asks for together, by resource. `phase` '' for another API's."""
 
     meta: Meta
@@ -23,8 +23,7 @@ class PodGroup:
     conditions: tuple[Condition, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class GroupQueue:
+class GroupQueue(Struct, frozen=True):
     """`most`: what its groups may have together, by resource, where it is bounded; `given` what they have."""
 
     meta: Meta

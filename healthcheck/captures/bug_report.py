@@ -11,9 +11,11 @@ import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import pairwise, product
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from healthcheck.captures.kernel_logs import (
     LONGEST_STEP_SECONDS,
@@ -54,8 +56,7 @@ _MOST_PAIRS = 50
 _BUCKET_SECONDS = 2.0
 
 
-@dataclass(slots=True)
-class _Section:
+class _Section(Struct):
     """What stands under one heading. `boot` is how many boots ago it was, where the heading says so."""
 
     clock: Clock
@@ -68,8 +69,7 @@ class _Section:
             self.lines.append(told)
 
 
-@dataclass(frozen=True, slots=True)
-class _Event:
+class _Event(Struct, frozen=True):
     """One record on the report's common clock, `when` in seconds since the epoch."""
 
     when: float

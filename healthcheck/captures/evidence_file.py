@@ -10,13 +10,12 @@ import math
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AwareDatetime, BeforeValidator, TypeAdapter, ValidationError
-from pydantic_core import from_json
+from msgspec import Meta, Struct, ValidationError, convert, to_builtins
+from msgspec.json import decode
 
 import healthcheck
 from healthcheck.captures.files import EVIDENCE_FORMAT, MOST_EVIDENCE
@@ -24,7 +23,7 @@ from healthcheck.checks import CHECKS, DEEP_CHECKS
 from healthcheck.checks.expectation import Expectation
 from healthcheck.host import node_file
 from healthcheck.host.opening import want_folder
-from healthcheck.model import Check, Evidence, Now, Probe, ProbeError, Unobserved
+from healthcheck.model import Cause, Check, Evidence, Now, Probe, ProbeError, Unobserved
 from healthcheck.text import strict_json
 from healthcheck.text.moments import EARLIEST, LATEST, held
 
@@ -36,8 +35,7 @@ class EvidenceError(ValueError):
     """A file that is no evidence, or that can't be written. The message says where and why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(Struct, frozen=True):
     """One look at one node, with all that it is judged by: whoever judges it again comes to the same verdict."""
 
     hostname: str
@@ -50,13 +48,7 @@ class Look:
     evidence: Evidence
 
 
-def _without_nulls(values: Any) -> Any:
-    """JSON has no infinity: what was one, or nothing, is the default."""
-    return {key: value for key, value in values.items() if value is not None} if isinstance(values, dict) else values
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
+class _Read(Struct, frozen=True):
     """What one probe read, or why it could not."""
 
     facts: Any = None
@@ -64,27 +56,26 @@ class _Read:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
+class _Seen(Struct, frozen=True):
     """`at` is in seconds of CLOCK_MONOTONIC."""
 
     at: float
-    probes: dict[str, _Read]
+    probes: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
+class _File(Struct, frozen=True):
     """The file after its first two keys."""
 
     agent_version: str
     hostname: str
     machine: str
     boot_id: str
-    wall: AwareDatetime
+    wall: Annotated[datetime, Meta(tz=True)]
     monotonic: float
     monitor_ttl_seconds: float
     checks: tuple[str, ...]
-    expected: Annotated[Expectation, BeforeValidator(_without_nulls)]
+    expected: dict[str, Any]
+    """JSON has no infinity: what was one, or nothing, is null, and the default."""
     look: _Seen
     before: _Seen | None = None
 
@@ -124,8 +115,8 @@ def read(raw: bytes) -> Look:
     if len(raw) > MOST_EVIDENCE:
         raise EvidenceError(f"more than {MOST_EVIDENCE >> 20} MiB")
     try:
-        document = from_json(raw, allow_inf_nan=False)
-    except ValueError as error:
+        document = decode(raw)
+    except (ValueError, RecursionError) as error:
         raise EvidenceError(f"no JSON: {error}") from error
     try:
         strict_json.refuse_twice(raw)
@@ -135,7 +126,7 @@ def read(raw: bytes) -> Look:
         raise EvidenceError(f'no evidence: it does not begin with "format": "{EVIDENCE_FORMAT}"')
     if document.get("schema") != SCHEMA or isinstance(document["schema"], bool):
         raise EvidenceError(f"schema {str(document.get('schema'))[:40]}; this version reads {SCHEMA}")
-    file: _File = _valid(_File, document)
+    file: _File = from_plain(_File, document)
     before = _evidence(file.before, "before") if file.before else None
     return Look(
         file.hostname,
@@ -143,7 +134,7 @@ def read(raw: bytes) -> Look:
         file.boot_id,
         Now(_utc(file.wall), file.monotonic),
         tuple(_checks_named(file.checks)),
-        file.expected,
+        from_plain(Expectation, {key: told for key, told in file.expected.items() if told is not None}, "expected"),
         file.monitor_ttl_seconds,
         _evidence(file.look, "look", before),
     )
@@ -168,9 +159,7 @@ def _content(look: Look) -> dict[str, Any]:
         "monotonic": look.now.monotonic,
         "monitor_ttl_seconds": look.monitor_ttl_seconds,
         "checks": [check.name for check in look.checks],
-        "expected": {
-            key: None if value == math.inf else value for key, value in _plain(Expectation, look.expected).items()
-        },
+        "expected": {key: None if value == math.inf else value for key, value in plain(look.expected).items()},
         "look": _seen(evidence),
         "before": _seen(evidence.before) if evidence.before else None,
     }
@@ -182,23 +171,60 @@ def _seen(evidence: Evidence) -> dict[str, Any]:
 
 def _read_by(probe: Probe[Any], evidence: Evidence) -> dict[str, Any]:
     cause = evidence.unread(probe)
-    told = {"unread": _plain(Unobserved, cause)} if cause else {"facts": _plain(probe.facts, evidence[probe])}
+    told = {"unread": plain(cause)} if cause else {"facts": plain(evidence[probe])}
     return {"seconds": evidence.seconds.get(probe.name, 0.0), **told}
 
 
-def _plain(kind: Any, value: Any) -> Any:
-    return TypeAdapter(kind).dump_python(value, mode="json")
+def plain(value: Any) -> Any:
+    """Facts, or what else a look is made of, as JSON has it; a cause is its name."""
+    return to_builtins(value, str_keys=True, enc_hook=_name)
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, Cause):
+        return value.name
+    raise NotImplementedError(type(value))
 
 
 def _evidence(saved: _Seen, place: str, before: Evidence | None = None) -> Evidence:
     # Of a probe that only another version has, nobody here asks anything.
     known = {probe.name: probe for check in (*CHECKS, *DEEP_CHECKS) for probe in check.needs}
-    seen = {
-        known[name]: read.unread or _valid(known[name].facts, read.facts, f"{place}.probes.{name}.facts")
-        for name, read in saved.probes.items()
-        if name in known
-    }
-    return Evidence(seen, saved.at, before, {name: read.seconds for name, read in saved.probes.items()})
+    seen: dict[Probe[Any], Any] = {}
+    seconds: dict[str, float] = {}
+    for name, raw in saved.probes.items():
+        if name not in known:
+            continue
+        at = f"{place}.probes.{name}"
+        read = from_plain(_Read, raw, at)
+        seen[known[name]] = read.unread or from_plain(known[name].facts, _with_kinds(read.facts), f"{at}.facts")
+        seconds[name] = read.seconds
+    return Evidence(seen, saved.at, before, seconds)
+
+
+_KINDS = {
+    "cause": "Unobserved",
+    "driver_version": "Gpus",
+    "listed": "Listing",
+    "documents": "DiagAnswer",
+    "wrong": "Reduced",
+    "size": "Measured",
+    "corrupt": "Broken",
+    "says": "Failed",
+}
+"""What an answer is, by the first of these keys that it has: files from before 0.3 do not say so."""
+
+
+def _with_kinds(facts: Any) -> Any:
+    if isinstance(facts, list):
+        return [_with_kinds(one) for one in facts]
+    if not isinstance(facts, dict):
+        return facts
+    told = {key: _with_kinds(value) for key, value in facts.items()}
+    answer = told.get("answer")
+    if isinstance(answer, dict) and "type" not in answer:
+        kind = next((kind for key, kind in _KINDS.items() if key in answer), None)
+        told["answer"] = {"type": kind, **answer} if kind else answer
+    return told
 
 
 def _checks_named(names: tuple[str, ...]) -> Iterator[Check]:
@@ -211,11 +237,17 @@ def _checks_named(names: tuple[str, ...]) -> Iterator[Check]:
         yield known[name]
 
 
-def _valid(kind: Any, value: Any, place: str = "") -> Any:
-    """The value as this type. Raises EvidenceError with the path to what is not."""
+def from_plain(kind: Any, value: Any, place: str = "") -> Any:
+    """The value as this type: what `plain` has made of one. Raises EvidenceError with the path to what is not."""
     try:
-        return TypeAdapter(kind).validate_python(value)
+        return convert(value, kind, str_keys=True, dec_hook=_cause)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        path = ".".join(str(part) for part in (*([place] if place else []), *first["loc"]))
-        raise EvidenceError(f"{path[:200]}: {first['msg']}") from error
+        what, _, where = str(error).partition(" - at `$")
+        path = (place + where.rstrip("`")).lstrip(".")
+        raise EvidenceError(f"{path[:200]}: {what}" if path else what) from error
+
+
+def _cause(kind: type, value: Any) -> Any:
+    if kind is Cause and isinstance(value, str):
+        return Cause.named(value)
+    raise TypeError(f"Expected the name of a cause, got {type(value).__name__}")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from healthcheck.captures.blocks import CaptureError
 from healthcheck.captures.log_lines import YEARS, LogLine, Stamp, decoded, is_of_an_unknown_form, read_alone, read_line
@@ -44,8 +46,7 @@ _MOST_MONTHS = 48
 LONGEST_STEP_SECONDS = 10 * 365 * 86400.0
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Struct, frozen=True):
     """A record, where the capture has it, and the line as it stands there."""
 
     record: Record
@@ -53,8 +54,7 @@ class Line:
     shown: str
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(Struct, frozen=True):
     """Records of one boot, oldest first, and the moment at which the last of them was read."""
 
     boot: int
@@ -63,8 +63,7 @@ class Batch:
     now: Now
 
 
-@dataclass(slots=True)
-class PassedOver:
+class PassedOver(Struct):
     """What was seen and not judged."""
 
     quoted: int = 0

@@ -18,9 +18,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from healthcheck.probes.kernel_log import KERNEL_FACILITY, parse_record, unescaped
 
@@ -112,8 +114,7 @@ _LONGEST_TAG = 200
 _OWN_STAMP = re.compile(r"\[ {0,12}(\d{1,10})\.(\d{6})\]" + _CALLER + r" ?")
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(Struct, frozen=True):
     """When a line was written, as far as it says so: seconds since boot, the capture's own wall clock, or both."""
 
     monotonic: float | None = None
@@ -125,8 +126,7 @@ class Stamp:
     """A word for the month that tells no number by itself; `wall` stands in January then."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogLine:
+class LogLine(Struct, frozen=True):
     """A line with a known prefix."""
 
     text: str

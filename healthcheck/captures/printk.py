@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from healthcheck.captures.log_lines import LogLine, Stamp
 from healthcheck.model import Now
@@ -41,8 +43,7 @@ def messages(text: str) -> tuple[str, ...]:
     return tuple(_NEXT.split(_JOINT.sub("\n", lines).rstrip()))
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(Struct, frozen=True):
     """One record as a capture tells it. `shown` is its first line as it stands there."""
 
     text: str

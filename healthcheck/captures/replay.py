@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
 from datetime import timedelta
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from healthcheck.captures.kernel_logs import Batch, Line
 from healthcheck.checks import driver_messages, sxid, xid
@@ -22,8 +24,7 @@ KERNEL_CHECKS = (xid.CHECK, sxid.CHECK, driver_messages.CHECK)
 _MOST_COUNTED = 512
 
 
-@dataclass(frozen=True, slots=True)
-class _FirstSeen:
+class _FirstSeen(Struct, frozen=True):
     """The line that a finding rests on: the first that gave it with the severity that it has."""
 
     severity: Severity
@@ -31,8 +32,7 @@ class _FirstSeen:
     shown: str
 
 
-@dataclass(slots=True)
-class Replay:
+class Replay(Struct):
     """What stands after all that was read so far, and what was read without being a fault."""
 
     checks: tuple[Check, ...]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
+
+from msgspec import Struct
 
 from healthcheck.catalog.rows import read_rows
 
 
-@dataclass(frozen=True, slots=True)
-class AllReduceRow:
+class AllReduceRow(Struct, frozen=True):
     """`bus_bandwidth` in GB/s, as nccl-tests counts it, over so many GPUs with messages of 1 GiB or more."""
 
     instance_type: str

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
+
+from msgspec import Struct
 
 from healthcheck.catalog.dcgm_causes import CAUSES
 from healthcheck.catalog.policy import Policy
@@ -27,8 +28,7 @@ LADDER: Mapping[str, Severity] = {
 """docs/rules.md 19. An error of severity NONE or of one that nobody knows is still an error."""
 
 
-@dataclass(frozen=True, slots=True)
-class DcgmError:
+class DcgmError(Struct, frozen=True):
     """One id of DCGM's list. `could_not_run`: the test said nothing about the hardware."""
 
     id: int
@@ -68,8 +68,7 @@ def dcgm_table() -> Mapping[int, DcgmError]:
     return table
 
 
-@dataclass(frozen=True, slots=True)
-class DcgmTest:
+class DcgmTest(Struct, frozen=True):
     """A test of the diagnostic, by DCGM 4's name. `over_reports`: whatever it says, healthy GPUs fail it as well."""
 
     name: str
@@ -101,8 +100,7 @@ def dcgm_tests() -> Mapping[str, DcgmTest]:
     return tests
 
 
-@dataclass(frozen=True, slots=True)
-class DcgmReturn:
+class DcgmReturn(Struct, frozen=True):
     """Why a run came to nothing, by dcgmReturn_t: the exit code is its last byte. Says nothing about the hardware."""
 
     number: int
@@ -145,8 +143,7 @@ def return_of_text(text: str) -> DcgmReturn | None:
     return next(by_number, next(by_words, None))
 
 
-@dataclass(frozen=True, slots=True)
-class _Message:
+class _Message(Struct, frozen=True):
     id: int
     pattern: re.Pattern[str]
 

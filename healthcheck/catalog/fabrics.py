@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
+
+from msgspec import Struct
 
 from healthcheck.catalog.rows import read_rows
 
 _WORDS = {"yes": True, "no": False}
 
 
-@dataclass(frozen=True, slots=True)
-class FabricRow:
+class FabricRow(Struct, frozen=True):
     """`instance_type` is a type, or a family whose types are all alike (`g5`)."""
 
     instance_type: str

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
+
+from msgspec import Struct
 
 from healthcheck.catalog.rows import read_rows
 from healthcheck.catalog.ruling import Ruling, worst
@@ -28,8 +29,7 @@ _ACTIONS: Mapping[str, Severity] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterBit:
+class RegisterBit(Struct, frozen=True):
     """One bit of Xid 74. `severity` is None where NVIDIA names a cause but no immediate action."""
 
     register: int
@@ -43,8 +43,7 @@ class RegisterBit:
         return f"nvlink4_decode.csv:{self.register}.{self.bit}"
 
 
-@dataclass(frozen=True, slots=True)
-class Nvlink5Row:
+class Nvlink5Row(Struct, frozen=True):
     """One row of the sheet for 144-150. `masks` has a mask and a value of intrInfo per layout."""
 
     line: int

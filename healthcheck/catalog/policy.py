@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from healthcheck.model import Severity
 
@@ -14,8 +15,7 @@ _REASON = re.compile(r"[A-Z][A-Za-z0-9]{1,62}\Z")
 _ALLOWED = " or ".join((", ".join(s.name for s in Severity if s < Severity.ISOLATE), Severity.ISOLATE.name))
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Struct, frozen=True):
     """`overrides` goes from a reason (`Xid13`, `GpuCountLow`) to the severity it has on this cluster."""
 
     overrides: Mapping[str, Severity] = field(default_factory=dict)

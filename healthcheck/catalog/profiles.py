@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.resources import files
+
+from msgspec import Struct
 
 PROFILES_FILE = "instance-profiles.conf"
 _TYPE = re.compile(r"[a-z0-9][a-z0-9.-]*\Z")
@@ -18,8 +19,7 @@ class ProfileError(ValueError):
     """A line that is no profile. The message names the line, the value and what is allowed."""
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceProfile:
+class InstanceProfile(Struct, frozen=True):
     """`efa` is the most interfaces that a launch template can attach; `provider` is libfabric's name or ''."""
 
     instance_type: str

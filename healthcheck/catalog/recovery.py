@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
+
+from msgspec import Struct
 
 from healthcheck.catalog.rows import read_rows
 from healthcheck.model import Severity
@@ -17,8 +18,7 @@ _TEXT = re.compile(
 """The number counts: its words differ from driver to driver. A saved log may have the line wrapped."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecoveryAction:
+class RecoveryAction(Struct, frozen=True):
     """One value of nvmlDeviceGpuRecoveryAction_t. `since` is the driver branch that brought it."""
 
     number: int

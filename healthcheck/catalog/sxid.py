@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
+
+from msgspec import Struct
 
 from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.rows import read_rows
@@ -27,8 +28,7 @@ _WORDS: Mapping[str, Severity] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SxidRow:
+class SxidRow(Struct, frozen=True):
     """One number of the driver's list. `why` says how a line without a word is judged."""
 
     code: int

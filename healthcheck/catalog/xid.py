@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
+
+from msgspec import Struct
 
 from healthcheck.catalog.nvlink import rule_nvlink4, rule_nvlink5
 from healthcheck.catalog.policy import Policy
@@ -18,8 +19,7 @@ RECOVERY_CODE = 154
 _THE_APPLICATIONS = ("RESTART_APP", "IGNORE")
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(Struct, frozen=True):
     """One of NVIDIA's buckets. `severity` is None where the line itself has to be decoded."""
 
     name: str
@@ -27,8 +27,7 @@ class Action:
     says: str
 
 
-@dataclass(frozen=True, slots=True)
-class XidRow:
+class XidRow(Struct, frozen=True):
     """One code of NVIDIA's table. `override` is our own severity where we depart from NVIDIA's bucket."""
 
     code: int

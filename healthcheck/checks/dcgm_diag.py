@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from healthcheck.catalog import dcgm_causes
 from healthcheck.catalog.dcgm import (
@@ -125,16 +127,14 @@ def _reasons(level: int) -> Iterator[Reason]:
             yield Reason(name, Severity.MONITOR, test.meaning, test.action, threshold=_THRESHOLD, source=test.source)
 
 
-@dataclass(frozen=True, slots=True)
-class _Device:
+class _Device(Struct, frozen=True):
     """What a test speaks of, by our name for it."""
 
     subject: str
     about: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class _Fault:
+class _Fault(Struct, frozen=True):
     """An error that counts, and what this cluster makes of it."""
 
     error: DiagError

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.per_gpu import DRIVER_GRACE, NVIDIA_DRIVER, answering, found, settled
@@ -52,8 +53,7 @@ Number = tuple[int, int]
 """Major and minor."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Wanted(Struct, frozen=True):
     """A device file by its name below /dev. `must_be`: its absence is a fault."""
 
     name: str

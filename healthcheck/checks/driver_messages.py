@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Check, Evidence, Finding, Judgement, Nature, Reason, Severity, Sighting
@@ -51,8 +52,7 @@ _NO_GPU_OF_ITS_OWN = "driver"
 _LONGEST_DETAIL = 200
 
 
-@dataclass(frozen=True, slots=True)
-class _Message:
+class _Message(Struct, frozen=True):
     """A line as its source writes it, from its first character on: text that quotes one is no fault."""
 
     reason: Reason

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.host import clock

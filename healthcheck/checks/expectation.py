@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.profiles import InstanceProfile
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """Where a GPU sits in the machine. `switch` is the PCI bridge above it, '' where there is none."""
 
     numa_node: int
     switch: str
 
 
-@dataclass(frozen=True, slots=True)
-class FirstSeen:
+class FirstSeen(Struct, frozen=True):
     """What this machine once had: what is missing of it is a fault, whatever its type could have."""
 
     efa: int | None = None
@@ -36,8 +35,7 @@ _GONE_SECONDS = 5.0
 another's."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeepRun:
+class DeepRun(Struct, frozen=True):
     """The deep run that has the GPUs for itself, or the last one that had. Both times in seconds of CLOCK_MONOTONIC."""
 
     kind: str
@@ -57,8 +55,7 @@ class DeepRun:
         return seen is not None and self.covers(at) and at <= seen + _GONE_SECONDS
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeClass:
+class RuntimeClass(Struct, frozen=True):
     """One that pods on this node may name. `for_this_node`: it selects nodes by their labels, and this is one."""
 
     name: str
@@ -66,8 +63,7 @@ class RuntimeClass:
     for_this_node: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Expectation:
+class Expectation(Struct, frozen=True):
     """`profile` is None for an unknown type: no expectation, which is not an expectation of nothing."""
 
     profile: InstanceProfile | None = None

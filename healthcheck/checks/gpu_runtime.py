@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from healthcheck.model import Evidence, Finding, Judgement, NotConfigured, Reason, TooEarly, Unobserved
 from healthcheck.probes.container_runtime import configuration as container_runtime

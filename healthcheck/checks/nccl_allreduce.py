@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from healthcheck.catalog.all_reduce import all_reduce_of
 from healthcheck.checks.expectation import Expectation
@@ -67,8 +68,7 @@ def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
             yield from _judge_run(look.answer, _least(look.answer, expected))
 
 
-@dataclass(frozen=True, slots=True)
-class _Least:
+class _Least(Struct, frozen=True):
     """GB/s that it has to reach, and who says so."""
 
     bandwidth: float

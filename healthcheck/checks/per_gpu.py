@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Evidence, Finding, Grace, Judgement, NotConfigured, Reason, TooEarly, Unobserved

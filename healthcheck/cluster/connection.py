@@ -249,7 +249,7 @@ def unreadable(resource: str, one: Any, error: Exception) -> str:
 def _read(response: urllib3.BaseHTTPResponse, what: str, parse: Parse = json.loads) -> dict[str, Any]:
     try:
         answer = parse(response.data)
-    except (ValueError, urllib3.exceptions.HTTPError) as error:
+    except (ValueError, RecursionError, urllib3.exceptions.HTTPError) as error:
         raise Unavailable(f"{what}: an answer that is no JSON, or of another shape: {say(error)}") from error
     if not isinstance(answer, dict):
         raise Unavailable(f"{what}: an answer that is no object")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
+
+from msgspec import Struct
 
 from healthcheck.cluster.connection import Connection, created
 from healthcheck.cluster.names import NAMESPACE
@@ -17,8 +18,7 @@ from healthcheck.text.printable import printable
 _JOBS = "/apis/batch/v1/namespaces/{}/jobs"
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(Struct, frozen=True):
     """A pod, or what runs pods. `kind` as kubectl takes it: `daemonsets`."""
 
     kind: str

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from healthcheck.host.opening import is_absent, is_there
 from healthcheck.model import ProbeError
@@ -26,8 +27,7 @@ class KubeconfigError(Exception):
     """What was asked for is not there, or can't be read. The message says what, and what there is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
+class Access(Struct, frozen=True):
     """What a person asked for; '' is not said."""
 
     kubeconfig: str = ""
@@ -36,8 +36,7 @@ class Access:
     """For each request; 0: no limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
+class Chosen(Struct, frozen=True):
     """A context of the files. `user` is what they call whoever asks, '' where they do not."""
 
     files: tuple[str, ...]

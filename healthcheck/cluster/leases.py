@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
+
+from msgspec import Struct
 
 from healthcheck.cluster.connection import Connection, created
 from healthcheck.cluster.errors import NotFound, Refused
@@ -22,8 +23,7 @@ _LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
 _HOLDER = f"{PREFIX}/holder"
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(Struct, frozen=True):
     """When an agent last looked, and for how many seconds that is good."""
 
     renewed: datetime

@@ -81,7 +81,7 @@ class Nodes(Connection):
 
     def list_nodes(self, label_selector: str = "") -> Iterator[NodeState]:
         """Every node that the selector allows, in pages; who wrote its labels is not among what is read."""
-        nodes = self._pages(_NODES, "nodes", {"labelSelector": label_selector}, node_page().validate_json)
+        nodes = self._pages(_NODES, "nodes", {"labelSelector": label_selector}, node_page().decode)
         yield from self._each("nodes", nodes, node_state)
 
     def names_of_nodes(self, label_selector: str) -> list[str]:

@@ -7,10 +7,9 @@ time that the whole would take. A page of another shape is an answer that nobody
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, TypedDict
 
-from pydantic import TypeAdapter
-from typing_extensions import TypedDict  # typing's own is not enough for pydantic before Python 3.12
+from msgspec.json import Decoder
 
 
 class _Metadata(TypedDict, total=False):
@@ -86,12 +85,12 @@ class _PodPage(TypedDict, total=False):
 
 
 @cache
-def node_page() -> TypeAdapter[Any]:
+def node_page() -> Decoder[Any]:
     """A page of Nodes, without who wrote their fields. Built when first asked for: an agent lists nothing."""
-    return TypeAdapter(_NodePage)
+    return Decoder(_NodePage)
 
 
 @cache
-def pod_page() -> TypeAdapter[Any]:
+def pod_page() -> Decoder[Any]:
     """A page of pods: where they are, and what they ask for."""
-    return TypeAdapter(_PodPage)
+    return Decoder(_PodPage)

@@ -6,18 +6,17 @@ import math
 import operator
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import tenacity
+from msgspec import Struct
 
 from healthcheck.cluster.errors import ClusterError, Conflict, Unavailable
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Patience:
+class Patience(Struct, frozen=True):
     """For so many seconds. `errors` are those that another try may end; `say` hears each of them that it waits after.
 
     Whoever may have to end before that gives `is_over`, and a `sleep` that ends with it.

@@ -29,7 +29,7 @@ class Pods(Connection):
     def list_gpu_pods(self, node_name: str = "") -> Iterator[GpuPod]:
         """The pods of all namespaces that hold GPUs on a node, or on that one, in pages."""
         at_work = f"{_AT_WORK},spec.nodeName={node_name}" if node_name else _AT_WORK
-        pods = self._pages("/api/v1/pods", "pods", {"fieldSelector": at_work}, pod_page().validate_json)
+        pods = self._pages("/api/v1/pods", "pods", {"fieldSelector": at_work}, pod_page().decode)
         for held in self._each("pods", pods, gpu_pod):
             if held is not None:
                 yield held

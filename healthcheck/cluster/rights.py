@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from healthcheck.cluster.connection import Connection
 
 
-@dataclass(frozen=True, slots=True)
-class Right:
+class Right(Struct, frozen=True):
     """What a person or program may do. `resource` has its subresource behind a slash; namespace '' is all of them."""
 
     verb: str

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Struct
 
 from healthcheck.node.state import MAINTENANCE, MODE, RUN, NodeState
-from healthcheck.text.json_rows import Row, as_json, key, one_of, row_in, word
+from healthcheck.text.json_rows import Row, as_json, one_of, row_in, word
 from healthcheck.text.moments import moment_or_none
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import RecordError
@@ -33,8 +34,7 @@ class Kind(StrEnum):
     QUARANTINE = "quarantine"
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Struct, frozen=True):
     """Of one deep run on a node. `holder` names it among those of its kind: of a sweep, its Job."""
 
     kind: Kind
@@ -46,13 +46,12 @@ class Claim:
         return (self.kind, self.holder) == (other.kind, other.holder)
 
 
-@dataclass(frozen=True, slots=True)
-class _ClaimRow(Row):
+class _ClaimRow(Row, frozen=True):
     """The annotation's keys."""
 
-    kind: Kind | None = key(one_of({one.value: one for one in Kind}))
-    holder: str | None = key(word)
-    until: datetime | None = key(moment_or_none)
+    kind: Annotated[Kind | None, one_of({one.value: one for one in Kind})] = None
+    holder: Annotated[str | None, word] = None
+    until: Annotated[datetime | None, moment_or_none] = None
 
 
 GivesWay = Callable[[Claim], bool]

@@ -6,9 +6,10 @@ Each write is made from the Node as it is at that moment, and made anew where an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+
+from msgspec import Struct
 
 from healthcheck.deep.claim import (
     Claim,
@@ -31,8 +32,7 @@ def nothing(_: NodeState) -> Mapping[str, str]:
     return {}
 
 
-@dataclass(frozen=True)
-class Claimant:
+class Claimant(Struct, frozen=True):
     """Who wants one Node, under the name that its claim has. Raises what `write` raises.
 
     `write` is the cluster's `update_node` of that Node.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from healthcheck.checks.driver import being_changed
 from healthcheck.deep.claim import claim_on
@@ -23,8 +25,7 @@ _KEPT = ("timestamp", "status", "by", "machine")
 _LONGEST_KEPT, _LONGEST_CAUSES = 80, 200
 
 
-@dataclass(frozen=True, slots=True)
-class DeepTest:
+class DeepTest(Struct, frozen=True):
     """A deep run that came to a verdict. `by` is who ran it: `agent`, `sweep` or `quarantine`."""
 
     at: datetime
@@ -38,8 +39,7 @@ def last_deep_test(node: NodeState, now: datetime) -> DeepTest | None:
     return max(tests, key=lambda test: test.at, default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(Struct, frozen=True):
     """A deep run that came to no verdict, and why, for a person."""
 
     at: datetime

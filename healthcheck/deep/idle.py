@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from healthcheck.model import Evidence, ProbeError, Unobserved
 from healthcheck.probes.nvml.gpus import NVML
@@ -12,8 +13,7 @@ from healthcheck.text.naming import named
 _MOST_NAMED = 3
 
 
-@dataclass(frozen=True)
-class Idleness:
+class Idleness(Struct, frozen=True):
     """`pods` gives pod, resource and number of devices for each pod that has some, and raises ProbeError."""
 
     pods: Callable[[], Iterable[tuple[str, str, int]]]

@@ -6,9 +6,10 @@ import copy
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+
+from msgspec import Struct
 
 from healthcheck.model import PREFIX
 
@@ -21,8 +22,7 @@ _LONGEST_NAME, _DIGEST_LETTERS = 63, 10
 """A Job's name is a label of its pods."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobState:
+class JobState(Struct, frozen=True):
     """A Job as the API server last showed it. `node` is the Node that it was made for."""
 
     name: str
@@ -50,8 +50,7 @@ class TemplateError(ValueError):
     """The CronJob in the cluster makes no Job that could test a node. The message says what is wrong with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Title:
+class Title(Struct, frozen=True):
     """What tells one Job from another."""
 
     name: str

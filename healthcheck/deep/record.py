@@ -8,8 +8,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from healthcheck.checks.dcgm_diag import LEVEL_2, LEVEL_4
 from healthcheck.memory.deep_tests import DeepFinding, DeepResult, after_deep_test
@@ -34,8 +36,7 @@ _CHECKS = {"sweep-result": LEVEL_2.name, "quarantine-result": LEVEL_4.name}
 """By whose exits the findings of each kind of record leave."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeepRecord:
+class DeepRecord(Struct, frozen=True):
     """What one deep run says. `kind` is its annotation's name; `timestamp` tells it from others of that kind."""
 
     kind: str
@@ -47,8 +48,7 @@ class DeepRecord:
     """What it says, where it counts for nothing: the bash suite wrote it, and its taint does not stand any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
+class Ran(Struct, frozen=True):
     """One deep run of level 2 that came to its end: where, by whom (`agent`, `sweep`), on which machine and boot."""
 
     node: str
@@ -59,8 +59,7 @@ class Ran:
     boot_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PassedRun:
+class PassedRun(Struct, frozen=True):
     """A quarantine run, level 4 in it, that passed. `name` tells it from others."""
 
     name: str

@@ -20,6 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from msgspec import Struct
+
 from healthcheck.host.opening import refuse_shortage
 from healthcheck.host.process_tree import Descendants
 
@@ -182,8 +184,7 @@ class Child:
             self._stuck = process
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Struct, frozen=True):
     """A program that came to its end. `code`: its exit code, or below 0 the number of the signal that ended it."""
 
     code: int

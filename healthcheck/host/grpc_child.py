@@ -10,8 +10,9 @@ import json
 import signal
 import socket
 import sys
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 _LONGEST_WORDS = 200
 
@@ -64,8 +65,7 @@ POD_RESOURCES: dict[str, _Fields] = {
 """k8s.io/kubelet, pkg/apis/podresources/v1/api.proto, as far as it is asked for."""
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(Struct, frozen=True):
     """`values` are the fields of the request."""
 
     method: str
@@ -74,8 +74,7 @@ class Call:
     values: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(Struct, frozen=True):
     """Calls that belong together, and the package and messages that they are told in."""
 
     package: str

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from msgspec import Struct
+
 Question = TypeVar("Question")
 Answer = TypeVar("Answer")
 
 
-@dataclass(frozen=True, slots=True)
-class Asked(Generic[Question, Answer]):
+class Asked(Struct, Generic[Question, Answer], frozen=True):
     """What was asked, when (monotonic), and what came of it."""
 
     question: Question

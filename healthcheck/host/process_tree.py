@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec import Struct
+
 from healthcheck.host.opening import refuse_shortage
 from healthcheck.model import Shortage
 
@@ -22,8 +24,7 @@ _MOST_ROUNDS = 16
 """Of killing: whoever is killed may have started another one meanwhile."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Process:
+class _Process(Struct, frozen=True):
     """`started` in clock ticks since boot: it tells a process from a later one with the same number."""
 
     pid: int

@@ -8,8 +8,9 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import asdict
 
 from healthcheck.text.printable import printable
 
@@ -80,14 +81,9 @@ def write_document(text: str) -> None:
 
 
 def write_json(value: Any, indent: int | None = None) -> None:
-    """One document of plain values and dataclasses on standard output.
+    """One document of plain values and Structs on standard output.
 
     In plain ASCII: every locale can write it, and no terminal obeys it.
     """
     separators = (",", ":") if indent is None else None
-    sys.stdout.write(json.dumps(value, indent=indent, separators=separators, default=_fields) + "\n")
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    """Of a dataclass, as they are: `asdict` copies all that is within them."""
-    return {one.name: getattr(value, one.name) for one in fields(value)}
+    sys.stdout.write(json.dumps(value, indent=indent, separators=separators, default=asdict) + "\n")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 from healthcheck.checks.expectation import FirstSeen, Place
 from healthcheck.memory.findings import Hit, Key, Memory, Sight
@@ -20,7 +19,7 @@ from healthcheck.memory.rows import (
     whole_row,
 )
 from healthcheck.text import strict_json
-from healthcheck.text.json_rows import Row, as_json, key, names, only_rows, row, row_in, seconds, text, whole, word
+from healthcheck.text.json_rows import NULL, Row, as_json, names, only_rows, row, row_in, seconds, text, whole, word
 from healthcheck.text.moments import exact, moment
 
 SCHEMA = 2
@@ -36,40 +35,37 @@ def _lists(value: object) -> tuple[Any, ...] | None:
     return tuple(value) if isinstance(value, list) and all(isinstance(one, list) for one in value) else None
 
 
-@dataclass(frozen=True, slots=True)
-class _FirstRow(Row):
-    efa: int | None = key(whole, null=True)
-    places: Mapping[str, tuple[int, str]] | None = key(_table)
+class _FirstRow(Row, frozen=True):
+    efa: Annotated[int | None, whole, NULL] = None
+    places: Annotated[Mapping[str, tuple[int, str]] | None, _table] = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Content(Row):
+class _Content(Row, frozen=True):
     """What an earlier version of this program did not write may be missing: `instance_type` and all after it."""
 
-    machine: str | None = key(word)
-    boot_id: str | None = key(word)
-    cursor: int | None = key(whole, null=True)
-    driver_loaded_at: float | None = key(seconds, null=True)
-    instance_type: str | None = key(word)
-    taken: Mapping[str, str] | None = key(names)
-    findings: tuple[FindingRow, ...] | None = key(only_rows(FindingRow))
-    released: ReleaseRow | None = key(row(ReleaseRow), null=True)
-    acknowledged: tuple[AcknowledgementRow, ...] | None = key(only_rows(AcknowledgementRow))
-    sights: Mapping[str, tuple[str, datetime]] | None = key(_table)
-    gpus: Mapping[str, Mapping[str, str]] | None = key(_table)
-    recovery: Mapping[str, int] | None = key(_table)
-    last_xid: Mapping[str, float] | None = key(_table)
-    hits: tuple[Any, ...] | None = key(_lists)
-    ended: tuple[Any, ...] | None = key(_lists)
-    first: _FirstRow | None = key(row(_FirstRow))
+    machine: Annotated[str | None, word] = None
+    boot_id: Annotated[str | None, word] = None
+    cursor: Annotated[int | None, whole, NULL] = None
+    driver_loaded_at: Annotated[float | None, seconds, NULL] = None
+    instance_type: Annotated[str | None, word] = None
+    taken: Annotated[Mapping[str, str] | None, names] = None
+    findings: Annotated[tuple[FindingRow, ...] | None, only_rows(FindingRow)] = None
+    released: Annotated[ReleaseRow | None, row(ReleaseRow), NULL] = None
+    acknowledged: Annotated[tuple[AcknowledgementRow, ...] | None, only_rows(AcknowledgementRow)] = None
+    sights: Annotated[Mapping[str, tuple[str, datetime]] | None, _table] = None
+    gpus: Annotated[Mapping[str, Mapping[str, str]] | None, _table] = None
+    recovery: Annotated[Mapping[str, int] | None, _table] = None
+    last_xid: Annotated[Mapping[str, float] | None, _table] = None
+    hits: Annotated[tuple[Any, ...] | None, _lists] = None
+    ended: Annotated[tuple[Any, ...] | None, _lists] = None
+    first: Annotated[_FirstRow | None, row(_FirstRow)] = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Head(Row):
+class _Head(Row, frozen=True):
     """The first line."""
 
-    schema: int | None = key(whole)
-    sha256: str | None = key(text)
+    schema: Annotated[int | None, whole] = None
+    sha256: Annotated[str | None, text] = None
 
 
 def dump(memory: Memory) -> bytes:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from datetime import datetime
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from healthcheck.checks import DEEP_CHECKS
 from healthcheck.checks.dcgm_diag import LEVEL_2
@@ -15,8 +17,7 @@ from healthcheck.model import Finding, Nature, Now, Outcome, Passed, Severity
 _CHECKS = frozenset(check.name for check in DEEP_CHECKS)
 
 
-@dataclass(frozen=True, slots=True)
-class DeepFinding:
+class DeepFinding(Struct, frozen=True):
     """One fault that a deep test found. The test may name its GPU otherwise than by its address."""
 
     finding: Finding
@@ -31,8 +32,7 @@ class DeepFinding:
     seq: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class DeepResult:
+class DeepResult(Struct, frozen=True):
     """What one deep test says, whoever ran it and wherever it was told. `at` is its end."""
 
     began: datetime

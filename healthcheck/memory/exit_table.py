@@ -7,7 +7,8 @@ ends a finding, no more and no less.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from healthcheck.checks.dcgm_diag import LEVEL_2
 from healthcheck.checks.driver_messages import LIBRARY_MISMATCH
@@ -18,8 +19,7 @@ _RECOVERY_ACTION = "Xid154"
 _INSTANCE = "/gi"
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
+class Exit(Struct, frozen=True):
     """`words` are the record's, `of` and `when` those of docs/record.md; `is_open_to` says the same as `of`."""
 
     words: str

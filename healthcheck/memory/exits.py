@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from datetime import datetime, timedelta
+
+from msgspec.structs import replace
 
 from healthcheck.checks.expectation import FirstSeen
 from healthcheck.checks.row_remap import PENDING as ROWS_PENDING

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeVar
+
+from msgspec import Struct, field
 
 from healthcheck.checks.expectation import FirstSeen
 from healthcheck.model import Finding, Nature, Now, Told
@@ -23,8 +24,7 @@ Key = tuple[str, str]
 """Reason and subject."""
 
 
-@dataclass(frozen=True, slots=True)
-class Acknowledgement(Told):
+class Acknowledgement(Told, frozen=True):
     """One event finding that a person released, as a record on the Node showed it.
 
     A later event of the same reason and subject is another one: told apart by boot and by the record's cursor, the
@@ -48,8 +48,7 @@ class Acknowledgement(Told):
         return seen <= self.last_seen
 
 
-@dataclass(frozen=True, slots=True)
-class Release(Told):
+class Release(Told, frozen=True):
     """A person's word that a node is well: who, why, when, and of which findings."""
 
     by: str
@@ -58,8 +57,7 @@ class Release(Told):
     findings: tuple[Acknowledgement, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Sight:
+class Sight(Struct, frozen=True):
     """When a word on the Node was first seen here. It speaks of nothing later, whatever it says of itself."""
 
     name: str
@@ -67,8 +65,7 @@ class Sight:
     at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(Struct, frozen=True):
     """A finding and when it was seen. `last_at` is monotonic, in seconds of the boot `boot_id`."""
 
     finding: Finding
@@ -87,8 +84,7 @@ class Standing:
         return (self.finding.reason, self.finding.subject)
 
 
-@dataclass(frozen=True, slots=True)
-class Suspect:
+class Suspect(Struct, frozen=True):
     """A finding that can flicker, while it is looked at again."""
 
     looks: int
@@ -97,8 +93,7 @@ class Suspect:
     """How many in a row since then could not look there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(Struct, frozen=True):
     """One process that an Xid hit, at one place of a GPU; '' where the driver named none."""
 
     process: str
@@ -107,8 +102,7 @@ class Hit:
     seen: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(Struct, frozen=True):
     """`cursor` is the last kernel record judged in the boot `boot_id`; None: none yet."""
 
     machine: str = ""

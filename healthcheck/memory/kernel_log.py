@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from datetime import datetime, timedelta
+
+from msgspec.structs import replace
 
 from healthcheck.memory.exits import escalated, is_acknowledged, recovered
 from healthcheck.memory.findings import (

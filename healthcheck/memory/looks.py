@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from healthcheck.checks.expectation import FirstSeen, Place
 from healthcheck.checks.gpu_count import UNBOUND
@@ -22,8 +24,7 @@ MOST_BLIND_LOOKS = 4
 _NOWHERE = Place(-1, "")
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryRules:
+class MemoryRules(Struct, frozen=True):
     """What the settings say of how findings begin, worsen and end."""
 
     escalate_after: int = 0
@@ -32,8 +33,10 @@ class MemoryRules:
     looks_to_confirm: int = LOOKS_TO_CONFIRM
 
 
-@dataclass(frozen=True, slots=True)
-class JudgedLook:
+_RULES = MemoryRules()
+
+
+class JudgedLook(Struct, frozen=True):
     """One look of the level checks, and what they said of it."""
 
     outcomes: Sequence[Outcome]
@@ -45,7 +48,7 @@ class JudgedLook:
     instance_type: str = ""
 
 
-def after_look(memory: Memory, look: JudgedLook, now: Now, rules: MemoryRules = MemoryRules()) -> Memory:
+def after_look(memory: Memory, look: JudgedLook, now: Now, rules: MemoryRules = _RULES) -> Memory:
     """The memory after a look. What a check could not see, or not yet, stays as it was said.
 
     The GPUs come first: another one in the place of one that failed, or one that was reset, is judged for itself. Of

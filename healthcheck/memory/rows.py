@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Annotated
+
+from msgspec.structs import replace
 
 from healthcheck.memory.exit_table import exit_words
 from healthcheck.memory.findings import Acknowledgement, Release, Standing
 from healthcheck.model import Finding, Nature, Severity
-from healthcheck.text.json_rows import Row, key, names, one_of, seconds, whole, word, yes
+from healthcheck.text.json_rows import NULL, Row, names, one_of, seconds, whole, word, yes
 from healthcheck.text.moments import held, moment_or_none
 
 _LONGEST_WORD = 200
@@ -17,27 +19,26 @@ SEVERITIES: Mapping[str, Severity] = Severity.__members__
 _NATURES = {one.value: one for one in Nature}
 
 
-@dataclass(frozen=True, slots=True)
-class FindingRow(Row):
+class FindingRow(Row, frozen=True):
     """A finding. A record on the Node names the boot of one that was seen in another one; the file always does."""
 
-    reason: str | None = key(word)
-    severity: Severity | None = key(one_of(SEVERITIES))
-    subject: str | None = key(word)
-    about: Mapping[str, str] | None = key(names)
-    detail: str | None = key(word)
-    first_seen: datetime | None = key(moment_or_none)
-    last_seen: datetime | None = key(moment_or_none)
-    count: int | None = key(whole)
-    exit: str | None = key(word)
-    check: str | None = key(word)
-    nature: Nature | None = key(one_of(_NATURES))
-    at: float | None = key(seconds)
-    seq: int | None = key(whole)
-    rule: str | None = key(word)
-    source: str | None = key(word)
-    boot_id: str | None = key(word)
-    escalates: bool | None = key(yes)
+    reason: Annotated[str | None, word] = None
+    severity: Annotated[Severity | None, one_of(SEVERITIES)] = None
+    subject: Annotated[str | None, word] = None
+    about: Annotated[Mapping[str, str] | None, names] = None
+    detail: Annotated[str | None, word] = None
+    first_seen: Annotated[datetime | None, moment_or_none] = None
+    last_seen: Annotated[datetime | None, moment_or_none] = None
+    count: Annotated[int | None, whole] = None
+    exit: Annotated[str | None, word] = None
+    check: Annotated[str | None, word] = None
+    nature: Annotated[Nature | None, one_of(_NATURES)] = None
+    at: Annotated[float | None, seconds] = None
+    seq: Annotated[int | None, whole] = None
+    rule: Annotated[str | None, word] = None
+    source: Annotated[str | None, word] = None
+    boot_id: Annotated[str | None, word] = None
+    escalates: Annotated[bool | None, yes] = None
 
     def standing(self, boot_id: str = "") -> Standing:
         """Of the boot given where the row names none. Raises ValueError where it is no whole finding."""
@@ -68,13 +69,12 @@ class FindingRow(Row):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseRow(Row):
+class ReleaseRow(Row, frozen=True):
     """Who, why and when, for people; of what stands in rows of its own."""
 
-    by: str | None = key(word)
-    reason: str | None = key(word)
-    at: datetime | None = key(moment_or_none)
+    by: Annotated[str | None, word] = None
+    reason: Annotated[str | None, word] = None
+    at: Annotated[datetime | None, moment_or_none] = None
 
     def release(self) -> Release:
         """Raises ValueError where it is no whole release."""
@@ -83,15 +83,14 @@ class ReleaseRow(Row):
         return Release(self.by or "", self.reason or "", self.at, ())
 
 
-@dataclass(frozen=True, slots=True)
-class AcknowledgementRow(Row):
+class AcknowledgementRow(Row, frozen=True):
     """One finding that a person released."""
 
-    reason: str | None = key(word)
-    subject: str | None = key(word)
-    boot_id: str | None = key(word)
-    cursor: int | None = key(whole, null=True)
-    last_seen: datetime | None = key(moment_or_none)
+    reason: Annotated[str | None, word] = None
+    subject: Annotated[str | None, word] = None
+    boot_id: Annotated[str | None, word] = None
+    cursor: Annotated[int | None, whole, NULL] = None
+    last_seen: Annotated[datetime | None, moment_or_none] = None
 
     def acknowledgement(self) -> Acknowledgement:
         """Raises ValueError where it is no whole one."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
+
+from msgspec import Struct
 
 from healthcheck.node.devices import DRIVER, Device, GivenOut
 from healthcheck.node.state import KEEPS_AWAY
@@ -41,8 +42,7 @@ class Published(Protocol):
 S = TypeVar("S", bound=Published)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceSlice:
+class DeviceSlice(Struct, frozen=True):
     """`node` is '' for devices of no single node."""
 
     driver: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from healthcheck.model import Severity
 from healthcheck.node.devices import DRIVER
@@ -18,8 +19,7 @@ HEEDED = "EvictionInProgress"
 """The condition that the controller of device taints gives each rule that it has seen, whatever its effect."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceRule:
+class DeviceRule(Struct, frozen=True):
     """A DeviceTaintRule as the API server shows it. `uid` and `version` say which one is meant when it is changed."""
 
     name: str

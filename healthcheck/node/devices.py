@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
 """Newest first: 1.34 serves the first, 1.33 the second, 1.32 the third."""
@@ -18,8 +19,7 @@ _MOST_NAMED = 3
 _UNREAD = "its GPUs are being published anew by the DRA driver"
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Struct, frozen=True):
     """A GPU or a part of one that a claim can be given. `address` '' and no UUIDs: the driver does not say which.
 
     `counters`: what it shares with other devices; a MIG instance that is not made yet, with its whole GPU.
@@ -36,16 +36,14 @@ class Device:
     """The first in its ResourceSlice that keeps pods off it; '' for none."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeDevices:
+class NodeDevices(Struct, frozen=True):
     """What the driver gives out of one node's GPUs. `why_not` a sweep can claim all of them; '' where it can."""
 
     gpus: int = 0
     why_not: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuClaim:
+class GpuClaim(Struct, frozen=True):
     """A ResourceClaim that holds devices of the driver. What monitors (`adminAccess`) holds none."""
 
     namespace: str
@@ -59,8 +57,7 @@ class GpuClaim:
         return f"{who} holds {len(self.devices)} {DRIVER}"
 
 
-@dataclass(frozen=True, slots=True)
-class GivenOut:
+class GivenOut(Struct, frozen=True):
     """What the driver gives out in the whole cluster, by node name. `has_template`: CLAIM_TEMPLATE is there.
 
     `unread`: nodes of whose devices nobody can tell now, for the driver is publishing them anew.

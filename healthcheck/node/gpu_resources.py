@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+
+from msgspec import Struct
 
 from healthcheck.text.moments import moment_or_none
 
@@ -24,8 +25,7 @@ those by which a pod without a claim has devices of a DeviceClass."""
 _CLAIM = "DRA claim"
 
 
-@dataclass(frozen=True, slots=True)
-class GpuPod:
+class GpuPod(Struct, frozen=True):
     """A pod on a node that holds GPUs there, by the scheduler's arithmetic."""
 
     namespace: str

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from healthcheck.text.printable import printable
 
 _LONGEST = 500
 
 
-@dataclass(frozen=True, slots=True)
-class PodState:
+class PodState(Struct, frozen=True):
     """`container` is its first container: the one that tests."""
 
     namespace: str

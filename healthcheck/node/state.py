@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from healthcheck.checks.expectation import RuntimeClass
 from healthcheck.model import PREFIX
@@ -41,16 +43,14 @@ OUR_WORD = f"{FIELD_MANAGER}: "
 """With which the message of a repair condition begins that we wrote: others may write one of the same type."""
 
 
-@dataclass(frozen=True, slots=True)
-class FieldManager:
+class FieldManager(Struct, frozen=True):
     """Who wrote a field last, as the API server noted it, and when, to the second."""
 
     name: str
     at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class NodeState:
+class NodeState(Struct, frozen=True):
     """The Node as the API server last showed it. `taints` and `conditions` are plain API objects."""
 
     name: str
@@ -112,8 +112,7 @@ def with_devices(node: NodeState, given_out: GivenOut) -> NodeState:
     return replace(node, devices=devices)
 
 
-@dataclass(frozen=True, slots=True)
-class SelectiveClass:
+class SelectiveClass(Struct, frozen=True):
     """A RuntimeClass as the API server shows it, with the labels that it wants of a node."""
 
     name: str

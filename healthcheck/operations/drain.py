@@ -6,8 +6,9 @@ The rules and the words for what has to be allowed are kubectl's (kubectl drain:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 _MIRROR = "kubernetes.io/config.mirror"
 """The kubelet's word on the API object of a static pod: deleting it does nothing."""
@@ -15,8 +16,7 @@ _FINISHED = ("Succeeded", "Failed")
 FORCE, EMPTY_DIR = "--force", "--delete-emptydir-data"
 
 
-@dataclass(frozen=True, slots=True)
-class Allowed:
+class Allowed(Struct, frozen=True):
     """What a person allows beyond plain evictions."""
 
     force: bool = False
@@ -25,8 +25,7 @@ class Allowed:
     """Pods with an emptyDir go too: what lies there is lost."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leaving:
+class Leaving(Struct, frozen=True):
     """A pod that is to go. `warning` is what a person loses by it, '' for nothing."""
 
     namespace: str
@@ -42,8 +41,7 @@ class Leaving:
         return f"{self.namespace}/{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class DrainPlan:
+class DrainPlan(Struct, frozen=True):
     """`refused` names each pod that needs a flag, with the flag; while there is one, nothing is to be evicted."""
 
     leaving: tuple[Leaving, ...] = ()

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from healthcheck.memory.rows import FindingRow
 from healthcheck.model import Severity
@@ -47,8 +49,7 @@ class Platform(StrEnum):
     OTHER = "an unknown platform"
 
 
-@dataclass(frozen=True, slots=True)
-class NextStep:
+class NextStep(Struct, frozen=True):
     """`commands` are whole lines for a shell; `note` is what a person has to know before, '' for nothing."""
 
     commands: tuple[str, ...] = ()

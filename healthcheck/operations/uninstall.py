@@ -7,8 +7,9 @@ taint `startup` is set by whoever makes nodes and goes all the same: it waits fo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from healthcheck.model import PREFIX
 from healthcheck.node.state import ENABLED, MAINTENANCE, SEVERITY, STARTUP, UNHEALTHY, NodeState
@@ -28,8 +29,7 @@ DELETE_FILES = "rm -rf /var/lib/gpu-healthcheck /var/log/gpu-healthcheck"
 """What the manifests' hostPath volumes leave on a node: no command of ours reaches there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Removal:
+class Removal(Struct, frozen=True):
     """What goes from one Node: the names of labels and annotations, taints as kubectl writes them."""
 
     node: str

@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+
+from msgspec import Struct
 
 from healthcheck.host.host_files import below
 from healthcheck.host.kernel_files import is_gone, read
@@ -28,8 +29,7 @@ _MOST_ENTRIES, _MOST_FILES = 8192, 1024
 _LONGEST_LIST = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceFile:
+class DeviceFile(Struct, frozen=True):
     """`name` is its path below the folder; what is no character device has the number of none."""
 
     folder: str
@@ -43,8 +43,7 @@ class DeviceFile:
         return f"{self.folder}/{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceFiles:
+class DeviceFiles(Struct, frozen=True):
     """`folders`: those that hold devices at all; `majors`: by its name, each of NVIDIA's drivers in /proc/devices."""
 
     folders: tuple[str, ...]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from healthcheck.host.kernel_files import read
 from healthcheck.host.opening import is_folder, is_there, names_in, want_folder
@@ -23,8 +24,7 @@ _DEVICES = (f"dev/{MODULE}", f"run/nvidia/driver/dev/{MODULE}")
 _MOST_LISTS, _LONGEST_LIST = 64, 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class GdrCopy:
+class GdrCopy(Struct, frozen=True):
     """`set_up_by`: what on the host asks for it; '' where nothing does."""
 
     set_up_by: str

@@ -12,9 +12,10 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+
+from msgspec import Struct
 
 from healthcheck.host import host_files
 from healthcheck.host.clock import now
@@ -43,8 +44,7 @@ _MOST_ENTRIES, _MOST_LEFT, _MOST_NAMES = 4096, 256, 32
 _LONGEST_ENVIRONMENT, _LONGEST_PATH = 1 << 17, 256
 
 
-@dataclass(frozen=True, slots=True)
-class File:
+class File(Struct, frozen=True):
     """`plain`: no folder, which a container runtime makes in the place of what it shall mount and does not find."""
 
     name: str
@@ -52,8 +52,7 @@ class File:
     size: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Plugin:
+class Plugin(Struct, frozen=True):
     """HAMi's device plugin, as it runs. `folder` is where containers get its files from, on the host."""
 
     folder: str
@@ -67,16 +66,14 @@ class Plugin:
     """Names in the kubelet's folder of sockets, as the plugin sees it; None: it can't be told."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leftovers:
+class Leftovers(Struct, frozen=True):
     """Folders of containers that ran, in pods that the kubelet has no more, older than HAMi's own delay."""
 
     folder: str
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Hami:
+class Hami(Struct, frozen=True):
     """What of HAMi is here. Without its processes there is nothing: its files stay where it was taken away.
 
     `listening` are the sockets of device plugins in its pod's network, None where nobody can tell; `up_seconds` is how
@@ -93,8 +90,7 @@ class Hami:
     mig_lock_seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Told:
+class _Told(Struct, frozen=True):
     """One of its processes, and what the chart told it: `hook` is its HOOK_PATH, '' for none."""
 
     process: Process

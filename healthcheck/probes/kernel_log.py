@@ -6,9 +6,10 @@ import ctypes
 import errno
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+
+from msgspec import Struct
 
 from healthcheck.host.opening import open_file
 from healthcheck.model import Cause, Host, Probe, ProbeError
@@ -45,8 +46,7 @@ _read.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
 _read.restype = ctypes.c_ssize_t
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Struct, frozen=True):
     """One kernel message. `at` is in seconds of the boot's monotonic clock; `text` is unescaped."""
 
     seq: int
@@ -55,8 +55,7 @@ class Record:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(Struct, frozen=True):
     """What could be read without waiting. `lost` records were overwritten before we came; `ended`: a file's end."""
 
     records: tuple[Record, ...]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from healthcheck.host.opening import is_folder, want_folder
 from healthcheck.model import Host, Probe
 from healthcheck.probes.nvml.driver import driver_version
 
 
-@dataclass(frozen=True, slots=True)
-class KernelModules:
+class KernelModules(Struct, frozen=True):
     nvidia: str
     """The version of NVIDIA's own driver; '' where it is not loaded."""
     nouveau: bool

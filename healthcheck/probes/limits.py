@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from healthcheck.host.kernel_files import read
 from healthcheck.model import Host, Probe, ProbeError
@@ -14,8 +15,7 @@ _LOCKED_MEMORY = re.compile(r"^Max locked memory +(unlimited|[0-9]{1,20}) ", re.
 _LONGEST = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """`locked_memory` in bytes; None: without limit."""
 
     locked_memory: int | None

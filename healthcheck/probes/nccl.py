@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec import Struct
+
 from healthcheck.host.command import ChildError, Ended, MissedDeadline, Program, how_it_ended
 from healthcheck.model import Cause, Host, Probe, ProbeError, Shortage, Unobserved
 from healthcheck.probes.pci import read_functions
@@ -52,8 +54,7 @@ _LONGEST_TEXT, _LONGEST_LINE = 200, 4096
 _MOST_LINES = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Reduced:
+class Reduced(Struct, frozen=True, tag=True):
     """It came to its end. `bandwidth` is the best bus bandwidth, in GB/s, of messages of 1 GiB and more."""
 
     gpus: int
@@ -62,15 +63,13 @@ class Reduced:
     """Values that were not what they should have been."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Struct, frozen=True, tag=True):
     """It did not come to its end, because of a GPU or of what joins the GPUs."""
 
     says: str
 
 
-@dataclass(frozen=True, slots=True)
-class AllReduceLook:
+class AllReduceLook(Struct, frozen=True):
     """`absent`: why nothing was run."""
 
     answer: Reduced | Failed | Unobserved | None = None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from healthcheck.host.kernel_files import is_gone, read
 from healthcheck.host.opening import names_in
@@ -26,8 +28,7 @@ NO_NODE = -1
 """What the kernel writes for a function that belongs to no NUMA node (Documentation/ABI/testing/sysfs-bus-pci)."""
 
 
-@dataclass(frozen=True, slots=True)
-class PciFunction:
+class PciFunction(Struct, frozen=True):
     """`address` as `0000:18:00.0`; `driver` is empty where none is bound; `virtual`: an SR-IOV function.
 
     Where it sits is read of a GPU alone: `switch` is the address of the PCI bridge above it, '' where it hangs from the

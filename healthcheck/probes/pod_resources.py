@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from healthcheck.host import host_files
 from healthcheck.host.grpc_socket import NodeSocket
@@ -17,16 +18,14 @@ _NVIDIA = "nvidia.com"
 DRA_DRIVER = "gpu.nvidia.com"
 
 
-@dataclass(frozen=True, slots=True)
-class Devices:
+class Devices(Struct, frozen=True):
     """Those of one device plugin's resource: `nvidia.com/gpu`, with the ids by which the plugin knows them."""
 
     resource: str
     ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimedDevice:
+class ClaimedDevice(Struct, frozen=True):
     """One device of a DRA driver; `device` is '' where the driver names none."""
 
     driver: str
@@ -34,8 +33,7 @@ class ClaimedDevice:
     device: str
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Struct, frozen=True):
     """A ResourceClaim, and what it was given. `class_name` is told by Kubernetes up to 1.30 alone."""
 
     namespace: str
@@ -44,8 +42,7 @@ class Claim:
     devices: tuple[ClaimedDevice, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
+class Container(Struct, frozen=True):
     """One that was given devices; of others, CPU and memory alone, nothing is kept."""
 
     name: str
@@ -53,8 +50,7 @@ class Container:
     claims: tuple[Claim, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PodDevices:
+class PodDevices(Struct, frozen=True):
     """A pod that was given devices. Before Kubernetes 1.34 a kubelet also lists pods that have ended."""
 
     namespace: str

@@ -6,8 +6,9 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from healthcheck.host.clock import now
 from healthcheck.host.opening import names_in, open_file
@@ -31,8 +32,7 @@ _OWN = (Origin.HOST, Origin.DRIVER)
 _TARGETS = "etc/systemd/system"
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
+class Service(Struct, frozen=True):
     """A process. `age_seconds` is None where its start can't be read."""
 
     name: str
@@ -40,8 +40,7 @@ class Service:
     age_seconds: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Uncounted:
+class Uncounted(Struct, frozen=True):
     """Processes of a service's name that are not known to be it. `unsure`: one of them may be it all the same."""
 
     name: str
@@ -50,8 +49,7 @@ class Uncounted:
     unsure: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class FabricManagerStart:
+class FabricManagerStart(Struct, frozen=True):
     """What the fabric manager wrote when it last started in this boot."""
 
     version: str
@@ -59,8 +57,7 @@ class FabricManagerStart:
     """The driver's version with which it did not want to run; '' where it did."""
 
 
-@dataclass(frozen=True, slots=True)
-class Services:
+class Services(Struct, frozen=True):
     """`of_host` is False in a container without the host's processes: then nothing is known of what runs."""
 
     of_host: bool

@@ -1,12 +1,13 @@
-"""JSON objects as frozen dataclasses. A field's name is its key: each is spelled once, to be read and to be written."""
+"""JSON objects as frozen values. A field's name is its key: each is spelled once, to be read and to be written."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import Enum, IntEnum
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+from msgspec import Struct
 
 from healthcheck.text.moments import timestamp
 
@@ -21,16 +22,18 @@ _MOST_SECONDS = 1e13
 """More than the kernel's log can say, and few enough that a float keeps the milliseconds."""
 
 
-def key(read: Callable[[Any], Any], *, null: bool = False) -> Any:
-    """A field that is a key. `read` makes None of what is none; `null`: None is written, not left out."""
-    return field(default=None, metadata={"read": read, "null": null})
+NULL = object()
+"""Behind a key's reader: None is written, not left out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """An object of a document. None is what it does not say."""
+class Row(Struct, frozen=True, kw_only=True):
+    """An object of a document. None is what it does not say.
 
-    odd: frozenset[str] = field(default=frozenset(), kw_only=True)
+    A field that is a key has its reader beside its type, which makes None of what is none of it:
+    `Annotated[str | None, word] = None`.
+    """
+
+    odd: frozenset[str] = frozenset()
     """Keys that somebody gave a value of another kind."""
 
     def must_have(self, *keys: str) -> None:
@@ -67,8 +70,11 @@ def as_json(row: Row, time: Callable[[datetime], str] = timestamp) -> dict[str, 
 
 def _keys(kind: type[Row]) -> tuple[tuple[str, Callable[[Any], Any], bool], ...]:
     if kind not in _KEYS:
-        told = (one for one in fields(kind) if one.metadata)
-        _KEYS[kind] = tuple((one.name, one.metadata["read"], one.metadata["null"]) for one in told)
+        hints = get_type_hints(kind, include_extras=True)
+        told = (
+            (name, get_args(hints[name])) for name in kind.__struct_fields__ if get_origin(hints[name]) is Annotated
+        )
+        _KEYS[kind] = tuple((name, words[1], NULL in words) for name, words in told)
     return _KEYS[kind]
 
 

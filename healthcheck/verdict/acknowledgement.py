@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Annotated
+
+from msgspec import Struct, field
 
 from healthcheck.memory.findings import Acknowledgement, Release
 from healthcheck.memory.rows import AcknowledgementRow, FindingRow, acknowledgement_row
@@ -18,7 +20,7 @@ from healthcheck.node.state import (
     FieldManager,
     NodeState,
 )
-from healthcheck.text.json_rows import Row, as_json, key, only_rows, row_in, word
+from healthcheck.text.json_rows import Row, as_json, only_rows, row_in, word
 from healthcheck.text.moments import EARLIEST, is_future, moment, moment_or_none
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import DEEP, AgentRecord, Record, RecordError, RunRecord
@@ -33,18 +35,16 @@ UNTOLD = "DeepDiagnosticFailed"
 """The reason of what a deep record's severity says and none of its findings does."""
 
 
-@dataclass(frozen=True, slots=True)
-class _ReleaseWord(Row):
+class _ReleaseWord(Row, frozen=True):
     """The annotation that waits for the agent."""
 
-    by: str | None = key(word)
-    reason: str | None = key(word)
-    at: datetime | None = key(moment_or_none)
-    findings: tuple[AcknowledgementRow, ...] | None = key(only_rows(AcknowledgementRow))
+    by: Annotated[str | None, word] = None
+    reason: Annotated[str | None, word] = None
+    at: Annotated[datetime | None, moment_or_none] = None
+    findings: Annotated[tuple[AcknowledgementRow, ...] | None, only_rows(AcknowledgementRow)] = None
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(Struct, frozen=True):
     """One finding of one record on a Node, as far as a release has to know it. `seen` None: nobody can tell when."""
 
     reason: str
@@ -55,7 +55,7 @@ class Fault:
     cursor: int | None
     seq: int
     seen: datetime | None
-    row: FindingRow = field(default_factory=FindingRow, compare=False)
+    row: FindingRow = field(default_factory=FindingRow)
     """As it stands in the record."""
 
     def is_covered(self, acknowledged: Iterable[Acknowledgement]) -> bool:

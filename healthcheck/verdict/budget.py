@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
+
+from msgspec import Struct
 
 TRIES = 5
 """At most so many places are tried in one go; the next cycle tries again."""
@@ -19,8 +20,7 @@ MOST_NUMBERS = 100_000
 _LONGEST_LABEL = 63
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(Struct, frozen=True):
     """A place that somebody holds. `node_uid` is the Node's that owns it; `uid` the Lease's own."""
 
     name: str
@@ -32,8 +32,7 @@ class Slot:
     created: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(Struct, frozen=True):
     """Whether this node has a place in the budget, and if not, why."""
 
     held: bool
@@ -46,8 +45,7 @@ HELD = Grant(held=True)
 BY_DEVICES = Grant(held=True, by_devices=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Occupancy:
+class Occupancy(Struct, frozen=True):
     """The places that are held, as one listing showed them."""
 
     names: frozenset[str]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from healthcheck.memory.findings import Acknowledgement, Memory
 from healthcheck.model import Severity, Status
@@ -48,8 +50,7 @@ _MOST_EVENTS = 32
 """In one write. A node with more new findings than this has its story in the record."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(Struct, frozen=True):
     """What the settings allow: no taint below `taint_severity`, none at all, or no label."""
 
     taint_severity: Severity = Severity.RESET
@@ -64,8 +65,7 @@ class Rules:
     """The Node is written at least this often, so that `last-check` says that somebody still looks."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeChange:
+class NodeChange(Struct, frozen=True):
     """What to write: the merge patch of the Node, the condition for `/status`, the Events. None: nothing to write."""
 
     patch: Mapping[str, Any] | None = None

@@ -6,7 +6,9 @@ docs/decisions/0046: what cannot be kept off a GPU alone is kept off its node.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from healthcheck.memory.findings import Memory, gpu_address
 from healthcheck.model import Finding, Severity
@@ -25,8 +27,7 @@ _LONGEST_NAME = 253
 _MOST_NAMED = 4
 
 
-@dataclass(frozen=True, slots=True)
-class BadGpu:
+class BadGpu(Struct, frozen=True):
     """A GPU that work has to be kept off, and its worst severity."""
 
     address: str
@@ -34,16 +35,14 @@ class BadGpu:
     uuids: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Cover:
+class Cover(Struct, frozen=True):
     """Whether rules keep work off each bad GPU, so that the Node needs no taint; if not, why."""
 
     stands: bool
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """A rule as it has to be."""
 
     name: str
@@ -51,8 +50,7 @@ class Wanted:
     tier: str
 
 
-@dataclass(frozen=True, slots=True)
-class RuleChange:
+class RuleChange(Struct, frozen=True):
     """What to write. `why`: some GPU can't be kept from work by rules, and none is made."""
 
     made: tuple[Wanted, ...] = ()

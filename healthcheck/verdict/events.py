@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from healthcheck.memory.findings import Release
 from healthcheck.memory.rows import FindingRow
@@ -28,8 +27,7 @@ _EVENT_REASONS = {
 CONDITION_STATUS = {Status.PASS: "True", Status.WARN: "True", Status.FAIL: "False", Status.UNKNOWN: "Unknown"}
 
 
-@dataclass(frozen=True, slots=True)
-class Event(Told):
+class Event(Told, frozen=True):
     """An Event about the Node. `name` is made from what it tells, so that telling it twice makes one."""
 
     name: str

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
-from healthcheck.text.json_rows import Row, as_json, key, row, row_in, whole, yes
+from msgspec.structs import replace
+
+from healthcheck.text.json_rows import Row, as_json, row, row_in, whole, yes
 from healthcheck.text.printable import printable
 
 LONGEST = 1024
@@ -36,50 +37,46 @@ _devices = _several(_LONGEST_NAME, _MOST_DEVICES)
 _names, _paths = _several(_LONGEST_NAME, _MOST_HANDLERS), _several(_LONGEST_PATH, _MOST_FILES)
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeRow(Row):
+class RuntimeRow(Row, frozen=True):
     """The kubelet's own container runtime. None is what nobody could tell."""
 
-    config: str | None = key(_path)
+    config: Annotated[str | None, _path] = None
     """The file that it reads."""
-    default: str | None = key(_name)
-    cdi: bool | None = key(yes)
-    handlers: tuple[str, ...] | None = key(_names)
-    others: tuple[str, ...] | None = key(_paths)
+    default: Annotated[str | None, _name] = None
+    cdi: Annotated[bool | None, yes] = None
+    handlers: Annotated[tuple[str, ...] | None, _names] = None
+    others: Annotated[tuple[str, ...] | None, _paths] = None
     """Files that other runtimes on the node read."""
-    nvidia_in: tuple[str, ...] | None = key(_paths)
+    nvidia_in: Annotated[tuple[str, ...] | None, _paths] = None
     """Those of all these files that have a handler of NVIDIA's."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolkitRow(Row):
+class ToolkitRow(Row, frozen=True):
     """NVIDIA's container toolkit, as its own file says."""
 
-    config: str | None = key(_path)
-    mode: str | None = key(_name)
+    config: Annotated[str | None, _path] = None
+    mode: Annotated[str | None, _name] = None
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceFilesRow(Row):
+class DeviceFilesRow(Row, frozen=True):
     """The driver's device files, in the host's /dev and the driver container's."""
 
-    gpus: int | None = key(whole)
+    gpus: Annotated[int | None, whole] = None
     """Of GPUs."""
-    others: tuple[str, ...] | None = key(_devices)
+    others: Annotated[tuple[str, ...] | None, _devices] = None
 
 
-@dataclass(frozen=True, slots=True)
-class Inventory(Row):
+class Inventory(Row, frozen=True):
     """None is what could not be looked at."""
 
-    pci: int | None = key(whole)
+    pci: Annotated[int | None, whole] = None
     """GPUs on PCI."""
-    nvml: int | None = key(whole)
+    nvml: Annotated[int | None, whole] = None
     """GPUs that answered NVML."""
-    driver: str | None = key(_name)
-    device_files: DeviceFilesRow | None = key(row(DeviceFilesRow))
-    runtime: RuntimeRow | None = key(row(RuntimeRow))
-    toolkit: ToolkitRow | None = key(row(ToolkitRow))
+    driver: Annotated[str | None, _name] = None
+    device_files: Annotated[DeviceFilesRow | None, row(DeviceFilesRow)] = None
+    runtime: Annotated[RuntimeRow | None, row(RuntimeRow)] = None
+    toolkit: Annotated[ToolkitRow | None, row(ToolkitRow)] = None
 
 
 def within_limit(inventory: Inventory) -> Inventory:

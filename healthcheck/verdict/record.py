@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 import healthcheck
 from healthcheck.memory.findings import Acknowledgement, Memory, Standing
@@ -19,7 +21,7 @@ from healthcheck.memory.rows import FindingRow, ReleaseRow, finding_row, short_r
 from healthcheck.model import Nature, Severity, Status
 from healthcheck.node.state import QUARANTINE_RESULT, SWEEP_RESULT, NodeState
 from healthcheck.text import strict_json
-from healthcheck.text.json_rows import Row, as_json, key, only_rows, row, row_in, rows, text, whole, word, words, yes
+from healthcheck.text.json_rows import NULL, Row, as_json, only_rows, row, row_in, rows, text, whole, word, words, yes
 from healthcheck.text.moments import EARLIEST, held, moment_or_none, timestamp
 from healthcheck.verdict.inventory import Inventory
 from healthcheck.verdict.verdict import Verdict
@@ -41,62 +43,56 @@ class RecordError(ValueError):
     """An annotation that is no record. The message says what is wrong with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckRow(Row):
+class CheckRow(Row, frozen=True):
     """One group of checks, or one test."""
 
-    check: str | None = key(word)
-    status: str | None = key(word)
-    severity: str | None = key(word)
-    seen: str | None = key(word)
+    check: Annotated[str | None, word] = None
+    status: Annotated[str | None, word] = None
+    severity: Annotated[str | None, word] = None
+    seen: Annotated[str | None, word] = None
 
 
-@dataclass(frozen=True, slots=True)
-class CauseRow(Row):
+class CauseRow(Row, frozen=True):
     """What could not be seen, and why."""
 
-    check: str | None = key(word)
-    cause: str | None = key(word)
-    detail: str | None = key(word)
+    check: Annotated[str | None, word] = None
+    cause: Annotated[str | None, word] = None
+    detail: Annotated[str | None, word] = None
 
 
-@dataclass(frozen=True, slots=True)
-class AcknowledgedRow(Row):
+class AcknowledgedRow(Row, frozen=True):
     """Findings that people released, as `REASON SUBJECT`, where they share boot and place."""
 
-    boot_id: str | None = key(word)
-    cursor: int | None = key(whole, null=True)
-    last_seen: datetime | None = key(moment_or_none)
-    findings: tuple[str, ...] | None = key(words)
+    boot_id: Annotated[str | None, word] = None
+    cursor: Annotated[int | None, whole, NULL] = None
+    last_seen: Annotated[datetime | None, moment_or_none] = None
+    findings: Annotated[tuple[str, ...] | None, words] = None
 
 
-@dataclass(frozen=True, slots=True)
-class CutRow(Row):
+class CutRow(Row, frozen=True):
     """How much had to be left out."""
 
-    details: int | None = key(whole)
-    findings: int | None = key(whole)
-    unobserved: int | None = key(whole)
+    details: Annotated[int | None, whole] = None
+    findings: Annotated[int | None, whole] = None
+    unobserved: Annotated[int | None, whole] = None
 
 
-@dataclass(frozen=True, slots=True)
-class VerdictRow(Row):
+class VerdictRow(Row, frozen=True):
     """What a deep run said of its node, in few words."""
 
-    timestamp: str | None = key(text)
-    status: str | None = key(word)
-    by: str | None = key(word)
-    machine: str | None = key(word)
+    timestamp: Annotated[str | None, text] = None
+    status: Annotated[str | None, word] = None
+    by: Annotated[str | None, word] = None
+    machine: Annotated[str | None, word] = None
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryRow(Row):
+class HistoryRow(Row, frozen=True):
     """An earlier quarantine run that found a fault. `findings` as `REASON SUBJECT`."""
 
-    at: str | None = key(word)
-    recommendation: str | None = key(word)
-    findings: tuple[str, ...] | None = key(words)
-    returned: bool | None = key(yes)
+    at: Annotated[str | None, word] = None
+    recommendation: Annotated[str | None, word] = None
+    findings: Annotated[tuple[str, ...] | None, words] = None
+    returned: Annotated[bool | None, yes] = None
     """The node went back to work after it."""
 
 
@@ -128,79 +124,75 @@ def _passed(value: object) -> dict[str, tuple[str, ...]] | None:
     return told
 
 
-@dataclass(frozen=True, slots=True)
-class AgentRecord(Row):
+class AgentRecord(Row, frozen=True):
     """What the agent knows of its node."""
 
-    schema: int | None = key(whole)
-    timestamp: str | None = key(text)
-    hostname: str | None = key(word)
-    instance_type: str | None = key(word)
-    status: str | None = key(word)
-    severity: str | None = key(_stated)
-    checks: tuple[CheckRow, ...] | None = key(rows(CheckRow))
-    findings: tuple[FindingRow, ...] | None = key(rows(FindingRow))
-    unobserved: tuple[CauseRow, ...] | None = key(_causes)
-    agent_version: str | None = key(word)
-    node_uid: str | None = key(word)
-    machine: str | None = key(word)
-    boot_id: str | None = key(word)
-    cursor: int | None = key(whole, null=True)
-    released: ReleaseRow | None = key(row(ReleaseRow))
-    acknowledged: tuple[AcknowledgedRow, ...] | None = key(only_rows(AcknowledgedRow))
-    taken: Mapping[str, str] | None = key(_taken)
+    schema: Annotated[int | None, whole] = None
+    timestamp: Annotated[str | None, text] = None
+    hostname: Annotated[str | None, word] = None
+    instance_type: Annotated[str | None, word] = None
+    status: Annotated[str | None, word] = None
+    severity: Annotated[str | None, _stated] = None
+    checks: Annotated[tuple[CheckRow, ...] | None, rows(CheckRow)] = None
+    findings: Annotated[tuple[FindingRow, ...] | None, rows(FindingRow)] = None
+    unobserved: Annotated[tuple[CauseRow, ...] | None, _causes] = None
+    agent_version: Annotated[str | None, word] = None
+    node_uid: Annotated[str | None, word] = None
+    machine: Annotated[str | None, word] = None
+    boot_id: Annotated[str | None, word] = None
+    cursor: Annotated[int | None, whole, NULL] = None
+    released: Annotated[ReleaseRow | None, row(ReleaseRow)] = None
+    acknowledged: Annotated[tuple[AcknowledgedRow, ...] | None, only_rows(AcknowledgedRow)] = None
+    taken: Annotated[Mapping[str, str] | None, _taken] = None
     """By the name of its annotation: the timestamp of the deep record whose findings stand in this one, or did."""
-    inventory: Inventory | None = key(row(Inventory))
+    inventory: Annotated[Inventory | None, row(Inventory)] = None
     """What the last look saw of GPUs and container runtime."""
-    cut: CutRow | None = key(row(CutRow))
-    taint: str | None = key(word)
+    cut: Annotated[CutRow | None, row(CutRow)] = None
+    taint: Annotated[str | None, word] = None
 
 
-@dataclass(frozen=True, slots=True)
-class StandingRecord(Row):
+class StandingRecord(Row, frozen=True):
     """Of the agent's record what stands: to read the rest of 50,000 takes seconds."""
 
-    findings: tuple[FindingRow, ...] | None = key(rows(FindingRow))
-    unobserved: tuple[CauseRow, ...] | None = key(_causes)
-    released: ReleaseRow | None = key(row(ReleaseRow))
-    taint: str | None = key(word)
+    findings: Annotated[tuple[FindingRow, ...] | None, rows(FindingRow)] = None
+    unobserved: Annotated[tuple[CauseRow, ...] | None, _causes] = None
+    released: Annotated[ReleaseRow | None, row(ReleaseRow)] = None
+    taint: Annotated[str | None, word] = None
 
 
-@dataclass(frozen=True, slots=True)
-class RunRecord(Row):
+class RunRecord(Row, frozen=True):
     """What one deep run says: a level 2, or a quarantine run. `timestamp` tells it from others of its kind."""
 
-    schema: int | None = key(whole)
-    timestamp: str | None = key(text)
-    started: datetime | None = key(moment_or_none)
-    node: str | None = key(word)
-    suite: str | None = key(word)
-    by: str | None = key(word)
-    holder: str | None = key(word)
-    status: str | None = key(word)
-    severity: str | None = key(_stated)
-    recommendation: str | None = key(word)
-    reasons: tuple[str, ...] | None = key(words)
-    checks: tuple[CheckRow, ...] | None = key(rows(CheckRow))
-    findings: tuple[FindingRow, ...] | None = key(rows(FindingRow))
-    unobserved: tuple[CauseRow, ...] | None = key(_causes)
-    passed: Mapping[str, tuple[str, ...]] | None = key(_passed)
-    machine: str | None = key(word)
-    boot_id: str | None = key(word)
-    history: tuple[HistoryRow, ...] | None = key(rows(HistoryRow))
-    before: VerdictRow | None = key(row(VerdictRow))
+    schema: Annotated[int | None, whole] = None
+    timestamp: Annotated[str | None, text] = None
+    started: Annotated[datetime | None, moment_or_none] = None
+    node: Annotated[str | None, word] = None
+    suite: Annotated[str | None, word] = None
+    by: Annotated[str | None, word] = None
+    holder: Annotated[str | None, word] = None
+    status: Annotated[str | None, word] = None
+    severity: Annotated[str | None, _stated] = None
+    recommendation: Annotated[str | None, word] = None
+    reasons: Annotated[tuple[str, ...] | None, words] = None
+    checks: Annotated[tuple[CheckRow, ...] | None, rows(CheckRow)] = None
+    findings: Annotated[tuple[FindingRow, ...] | None, rows(FindingRow)] = None
+    unobserved: Annotated[tuple[CauseRow, ...] | None, _causes] = None
+    passed: Annotated[Mapping[str, tuple[str, ...]] | None, _passed] = None
+    machine: Annotated[str | None, word] = None
+    boot_id: Annotated[str | None, word] = None
+    history: Annotated[tuple[HistoryRow, ...] | None, rows(HistoryRow)] = None
+    before: Annotated[VerdictRow | None, row(VerdictRow)] = None
     """Of a run that came to no verdict: the last one that did."""
-    running: str | None = key(word)
-    bug_report: str | None = key(word)
-    cut: CutRow | None = key(row(CutRow))
+    running: Annotated[str | None, word] = None
+    bug_report: Annotated[str | None, word] = None
+    cut: Annotated[CutRow | None, row(CutRow)] = None
 
 
 Record = AgentRecord | RunRecord
 R = TypeVar("R", AgentRecord, StandingRecord, RunRecord)
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(Struct, frozen=True):
     """Whose record it is: the Node, its UID, the type that the checks expected, and what the last look saw of it."""
 
     hostname: str

@@ -6,9 +6,10 @@ None is written that the settings do not name, and none that somebody else has w
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+
+from msgspec import Struct
 
 from healthcheck.catalog.eks_reasons import eks_reason
 from healthcheck.model import Severity, Status
@@ -27,16 +28,14 @@ from healthcheck.verdict.events import Event, cut, event_name, headline
 from healthcheck.verdict.verdict import Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class Repair:
+class Repair(Struct, frozen=True):
     """The conditions that the settings name, and the mildest severity with which the hardware is not ready."""
 
     conditions: tuple[str, ...] = ()
     severity: Severity = Severity.ISOLATE
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(Struct, frozen=True):
     """What the Node is told beside them: the merge of all records, and whether our taint stands with it."""
 
     status: Status
@@ -45,8 +44,7 @@ class Said:
     tainted: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RepairChange:
+class RepairChange(Struct, frozen=True):
     """The conditions for `/status`, and what is told of them once they stand."""
 
     conditions: tuple[Mapping[str, Any], ...] = ()

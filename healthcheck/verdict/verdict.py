@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from healthcheck.memory.findings import Memory, Standing
 from healthcheck.model import Outcome, Severity, Status, Unobserved
 
 
-@dataclass(frozen=True, slots=True)
-class GroupVerdict:
+class GroupVerdict(Struct, frozen=True):
     """One row of the record's `checks`."""
 
     check: str
@@ -18,16 +18,14 @@ class GroupVerdict:
     severity: Severity
 
 
-@dataclass(frozen=True, slots=True)
-class CheckCause:
+class CheckCause(Struct, frozen=True):
     """A check that could not look, and why."""
 
     check: str
     cause: Unobserved
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """The agent's own judgement of its node."""
 
     status: Status

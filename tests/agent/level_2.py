@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from agent.deep_runs import DeepTests
 from agent.level_2 import Level2

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import psutil
 import pytest
 from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
+from msgspec.structs import replace
 
 from agent.deep_runs import DeepTests, Waits
 from agent.level_2 import Level2

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from agent.reporter import Reporter
 from agent.state import State

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
 from typing import Any
+
+from msgspec.structs import replace
 
 from healthcheck.catalog.profiles import InstanceProfile
 from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Judgement, Probe, Seen, Unobserved
+from healthcheck.model import Check, Evidence, Judgement, Outcome, Probe, Seen, Unobserved
 from healthcheck.probes.efa.infiniband import ERROR_COUNTERS, KEEP_ALIVES, Rdma, RdmaDevice
 from healthcheck.probes.nvml.gpus import (
     DriverLook,
@@ -131,3 +133,8 @@ def rdma(efa: int, mlx5: int = 0, *, loaded: bool = True, **more: Any) -> Rdma:
 
 def efa_functions(count: int, driver: str = "efa") -> tuple[PciFunction, ...]:
     return tuple(PciFunction(address, 0x1D0F, 0xEFA2, 0x020000, driver) for address in EFA_ADDRESSES[:count])
+
+
+def untimed(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """Without how long each judge took."""
+    return [replace(one, seconds=0.0) for one in outcomes]

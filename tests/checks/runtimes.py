@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Check, Finding, Judgement, Seen, Severity
@@ -33,7 +34,7 @@ BROKEN = Problem(FILE, "Expected ']'", 3, 7)
 UNREADABLE = Problem(FILE, "more than 1 MiB", only_ours=True)
 RESTART = "`systemctl restart containerd`"
 MEND = f"correct {FILE}, then {RESTART}"
-_AROUND = {one.name for one in fields(ContainerRuntime)}
+_AROUND = set(ContainerRuntime.__struct_fields__)
 
 
 def configuration(*handlers: Handler, **more: Any) -> Configuration:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from healthcheck.checks.cgroup_driver import CHECK
 from healthcheck.probes.container_runtime.facts import CRIO, DOCKER, Kubelet

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from healthcheck.catalog.dcgm import dcgm_returns, dcgm_table, ids_of_text, rule_dcgm
 from healthcheck.catalog.policy import Policy, parse_overrides
@@ -598,7 +599,7 @@ def test_the_second_run_is_the_one_that_counts_where_it_came_to_a_result() -> No
     other_gpu = read_answer(printed(dcgm_4(Story(1, tests=("memory",)))))
     on_the_second = answer(dcgm_4(Story(errors={("memory", 1): [Said("slow", 62, 1, 4)]})), 226)
     assert findings(with_repeat(on_the_second, other_gpu)) == {("DcgmDiagMemory", "gpu/1"): RESET}
-    still = with_repeat(first, answer(dcgm_4(replace(slow, tests=("memory",)))))
+    still = with_repeat(first, answer(dcgm_4(dataclasses.replace(slow, tests=("memory",)))))
     assert findings(still) == {("DcgmDiagMemory", "gpu/0"): RESET}
     assert with_repeat(first, read_answer(runtime_error("busy"))).results == first.results
 

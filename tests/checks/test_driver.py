@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from healthcheck.checks.driver import CHECK, being_changed
 from healthcheck.model import Cause, Finding, Judgement, Seen, Severity, Unobserved

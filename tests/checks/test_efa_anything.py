@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from healthcheck.checks import efa_count, efa_driver, efa_errors, efa_gpudirect, efa_keep_alive
 from healthcheck.checks.examine import judge

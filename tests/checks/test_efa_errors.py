@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from healthcheck.checks.efa_errors import CHECK, MOST_PER_SECOND
 from healthcheck.checks.examine import judge as examine

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from healthcheck.checks.efa_loopback import CHECK
 from healthcheck.model import Finding, Judgement, NotConfigured, Seen, Severity, Unobserved

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from healthcheck.checks.gpu_memory_held import CHECK, MOST_WITHOUT_A_PROCESS
 from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, Unobserved

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from healthcheck.checks.expectation import FirstSeen, Place
 from healthcheck.checks.gpu_placement import CHECK

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from healthcheck.checks.hami import CHECK
 from healthcheck.model import Finding, NotConfigured, Seen, TooEarly
@@ -36,7 +35,7 @@ LEFT = tuple(f"{digit * 8}-1f2a-4c3b-8d4e-5f6a7b8c9d0e_cuda" for digit in "abcde
 
 
 def with_plugin(**different: object) -> Hami:
-    return replace(HERE, plugin=replace(PLUGIN, **different))  # type: ignore[arg-type]
+    return replace(HERE, plugin=replace(PLUGIN, **different))
 
 
 def found(around: Hami) -> list[tuple[str, str]]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from healthcheck.checks.nvidia_toolkit import CHECK, MODES
 from healthcheck.model import Cause, NotConfigured, Unobserved

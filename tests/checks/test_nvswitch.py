@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.nvswitch import CHECK

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 from itertools import combinations
 
 import pytest
+from msgspec.structs import replace
 
 from healthcheck.catalog.profiles import InstanceProfile
 from healthcheck.checks.expectation import Expectation

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from healthcheck.checks.pcie_replays import CHECK
 from healthcheck.model import Cause, Evidence, Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from healthcheck.checks.runtime_loaded import CHECK
 from healthcheck.checks.runtime_mending import give_handler

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from healthcheck.checks import runtime_mending
 from healthcheck.probes.container_runtime.distributions import (

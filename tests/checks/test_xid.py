@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from healthcheck.catalog.policy import Policy
 from healthcheck.checks.expectation import DeepRun, Expectation

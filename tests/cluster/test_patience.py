@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
+from msgspec.structs import replace
 
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable
 from healthcheck.cluster.patience import Patience

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from healthcheck.deep.claim import FARTHEST, Claim, Kind, claim_on, clear, give_back, is_marked, take
 from healthcheck.node.state import MAINTENANCE, MODE, RUN, NodeState

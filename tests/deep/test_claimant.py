@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from healthcheck.deep.claim import Claim, GivesWay, Kind, claim_on, never_gives_way, take
 from healthcheck.deep.claimant import Claimant

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 from unittest.mock import patch
+
+from msgspec.structs import replace
 
 from diagnosis.collect import Collector
 from diagnosis.diagnose import Problem, diagnose

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from cli.app import app

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from diagnosis.allocation import allocation
 from diagnosis.diagnose import Diagnosis, diagnose

@@ -7,12 +7,12 @@ import resource
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from healthcheck.checks import CHECKS
 from healthcheck.cluster.client import Cluster

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pydantic import TypeAdapter
+from msgspec import convert
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from cli.app import app
@@ -45,7 +45,7 @@ def answered(seen: Evidence, scenario: Scenario) -> Evidence:
     if not scenario.running:
         return seen
     facts = {probe: seen.unread(probe) or seen[probe] for probe in seen.probes}
-    live = TypeAdapter(Live).validate_python(scenario.running)
+    live = convert(scenario.running, Live)
     facts[CONTAINER_RUNTIME] = replace(seen[CONTAINER_RUNTIME], live=live)
     return Evidence(facts, seen.at, seen.before, seen.seconds)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from healthcheck.deep.claim import Kind, claim_on
 from healthcheck.deep.record import untaken

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from datetime import timedelta
 from itertools import product
 
 import pytest
+from msgspec.structs import replace
 
 from healthcheck.memory import exit_table as table
 from healthcheck.memory.exit_table import EXITS, Exit, exit_words

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,6 +11,8 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Struct
+from msgspec.structs import replace
 
 from healthcheck.memory.exits import REMAP_XIDS, begin, expired, gpus_answered, recovered, release
 from healthcheck.memory.file import MemoryFile
@@ -31,8 +32,7 @@ ADDRESSES = ("0000:53:00.0", "0000:64:00.0", "0000:75:00.0")
 FAULTS = [Severity.MONITOR, Severity.RESET, Severity.REBOOT, Severity.ISOLATE]
 
 
-@dataclass(frozen=True)
-class World:
+class World(Struct, frozen=True):
     """A memory, the moment, and the next record's number."""
 
     memory: Memory

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from healthcheck.node.device_pools import given_out, read_slice
 from healthcheck.node.devices import DRIVER, GivenOut, NodeDevices, gpu_claim

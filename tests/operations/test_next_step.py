@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from healthcheck.memory.rows import FindingRow
 from healthcheck.node.state import TAINT, NodeState

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pydantic import TypeAdapter
 
 from healthcheck.checks.examine import look
 from healthcheck.model import Check, Host, ProbeError, Unobserved
@@ -21,6 +20,7 @@ from healthcheck.probes.pod_resources import (
     read_answer,
     read_pod_resources,
 )
+from tests.captures.saving import saved_and_read
 from tests.host.grpc_server import Json, serving, told
 
 GPU, UUID = "nvidia.com/gpu", "GPU-8f2e6c1a-0000-4000-8000-000000000000"
@@ -97,8 +97,7 @@ def test_a_kubelet_that_refuses_is_no_idle_node(short_root: Path) -> None:
 
 def test_the_facts_come_back_from_a_file() -> None:
     facts = listed(pod("train", with_devices(given(GPU, "a"))), pod("dra", {"dynamic_resources": [claimed("d", "x")]}))
-    kind = TypeAdapter(POD_RESOURCES.facts)
-    assert kind.validate_json(kind.dump_json(facts)) == facts
+    assert saved_and_read(facts, POD_RESOURCES.facts) == facts
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from healthcheck.model import Cause, Finding, Severity, Status, Unobserved
 from quarantine.recommendation import TABLE, GroupResult, Recommendation, RunResult, recommend

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from sweeper import sweep
 from sweeper.__main__ import main

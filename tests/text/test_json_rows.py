@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
 from healthcheck.model import Severity
 from healthcheck.text.json_rows import (
+    NULL,
     Row,
     as_json,
-    key,
     names,
     one_of,
     only_rows,
@@ -34,27 +33,25 @@ class Kind(StrEnum):
     A = "a"
 
 
-@dataclass(frozen=True, slots=True)
-class Inner(Row):
-    name: str | None = key(text)
+class Inner(Row, frozen=True):
+    name: Annotated[str | None, text] = None
 
 
-@dataclass(frozen=True, slots=True)
-class Outer(Row):
+class Outer(Row, frozen=True):
     """A field of each sort."""
 
-    name: str | None = key(word)
-    count: int | None = key(whole, null=True)
-    at: float | None = key(seconds)
-    seen: datetime | None = key(moment_or_none)
-    severity: Severity | None = key(one_of(Severity.__members__))
-    kind: Kind | None = key(one_of({"a": Kind.A}))
-    told: bool | None = key(yes)
-    about: dict[str, str] | None = key(names)
-    reasons: tuple[str, ...] | None = key(words)
-    inner: Inner | None = key(row(Inner))
-    some: tuple[Inner, ...] | None = key(rows(Inner))
-    all: tuple[Inner, ...] | None = key(only_rows(Inner))
+    name: Annotated[str | None, word] = None
+    count: Annotated[int | None, whole, NULL] = None
+    at: Annotated[float | None, seconds] = None
+    seen: Annotated[datetime | None, moment_or_none] = None
+    severity: Annotated[Severity | None, one_of(Severity.__members__)] = None
+    kind: Annotated[Kind | None, one_of({"a": Kind.A})] = None
+    told: Annotated[bool | None, yes] = None
+    about: Annotated[dict[str, str] | None, names] = None
+    reasons: Annotated[tuple[str, ...] | None, words] = None
+    inner: Annotated[Inner | None, row(Inner)] = None
+    some: Annotated[tuple[Inner, ...] | None, rows(Inner)] = None
+    all: Annotated[tuple[Inner, ...] | None, only_rows(Inner)] = None
 
 
 WHOLE: dict[str, Any] = {

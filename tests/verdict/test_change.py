@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import asdict, replace
 
 from healthcheck.memory.findings import Acknowledgement, Memory, Release, Suspect
 from healthcheck.model import PREFIX, Nature, Severity, Unobserved
@@ -76,10 +76,6 @@ def settled(memory: Memory | None = None, *, blind: Unobserved | None = None, **
     """A Node on which the verdict already stands."""
     before = node(**state)
     return written(before, plan_for(before, memory, blind=blind))
-
-
-def _fields(state: NodeState) -> dict[str, Any]:
-    return {one.name: getattr(state, one.name) for one in fields(state)}
 
 
 def ours(state: NodeState) -> list[Mapping[str, Any]]:
@@ -312,7 +308,7 @@ class TestTheStartupTaint:
     def test_that_somebody_sets_later_leaves_as_well(self) -> None:
         state = settled()
         started = written(state, NodeChange({"metadata": {"labels": {}, "annotations": {}}}))
-        again = NodeState(**{**_fields(started), "taints": [STARTUP_TAINT]})
+        again = NodeState(**{**asdict(started), "taints": [STARTUP_TAINT]})
 
         assert list(written(again, plan_for(again)).taints) == []
 
@@ -321,7 +317,7 @@ class TestARelease:
     def test_leaves_the_node_with_the_record_that_tells_of_it(self) -> None:
         before = settled(memory_of(REBOOT))
         word = Release("mia", "swapped", WALL, ())
-        state = NodeState(**{**_fields(before), "annotations": {**before.annotations, RELEASE: "{}"}})
+        state = NodeState(**{**asdict(before), "annotations": {**before.annotations, RELEASE: "{}"}})
         memory = Memory(remembers().machine, remembers().boot_id, released=word)
 
         change = plan_for(state, memory)
@@ -335,7 +331,7 @@ class TestARelease:
 
     def test_that_changes_nothing_is_taken_off_all_the_same(self) -> None:
         before = settled()
-        state = NodeState(**{**_fields(before), "annotations": {**before.annotations, RELEASE: "garbage"}})
+        state = NodeState(**{**asdict(before), "annotations": {**before.annotations, RELEASE: "garbage"}})
 
         assert RELEASE not in written(state, plan_for(state)).annotations
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from healthcheck.memory.findings import Memory
 from healthcheck.model import Finding, Severity, Unobserved
@@ -105,7 +104,7 @@ def test_not_having_looked_exchanges_no_taint_and_lifts_none() -> None:
 
 def rule(device: str = "gpu-0", tier: str = "RESET", **more: object) -> DeviceRule:
     known = DeviceRule(rule_name(NODE, device), "u", "7", "0d4f5a5e-uid", device, tier, is_ours=True, is_heeded=True)
-    return replace(known, **more)  # type: ignore[arg-type]
+    return replace(known, **more)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from enum import Enum
+
+from msgspec import Struct, field
 
 
 class Why(Enum):
@@ -27,8 +28,7 @@ class Why(Enum):
     OTHER = "something else"
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """`name` is of the quota, class, webhook, policy or profile; `amounts` by resource, of a quota what was asked."""
 
     why: Why

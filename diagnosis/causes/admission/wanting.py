@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+
+from msgspec import Struct
 
 from diagnosis.causes.admission.texts import Refusal, parse
 from diagnosis.components import role_of
@@ -29,8 +30,7 @@ _RECENT = timedelta(minutes=30)
 """A controller tries again at least every quarter of an hour."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanting:
+class Wanting(Struct, frozen=True):
     """A workload that lacks pods. `refusal` is what it last heard; None where nothing tells, or it passes by itself."""
 
     workload: Workload

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import islice
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from diagnosis.cause import Cause, Certainty, Found, Search, command
 from diagnosis.causes.hami.declared import (
@@ -78,8 +80,7 @@ _LOOKS_AGAIN = timedelta(minutes=10)
 _MOST_NODES, _MOST_CARDS, _MOST_PODS, _MOST_TEXT = 4, 8, 3, 300
 
 
-@dataclass(frozen=True, slots=True)
-class _Judged:
+class _Judged(Struct, frozen=True):
     """A workload's pods beside every node that they could be on but for HAMi. `words`: what HAMi itself says."""
 
     waiting: Waiting

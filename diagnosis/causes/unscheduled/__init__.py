@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from itertools import islice
+
+from msgspec.structs import replace
 
 from diagnosis.cause import Found, Search
 from diagnosis.causes.hami import webhook as hami

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
+
+from msgspec.structs import replace
 
 from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
 from diagnosis.causes.components import NOT_READY

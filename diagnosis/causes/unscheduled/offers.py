@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+
+from msgspec import Struct
 
 from diagnosis.placement import tolerates
 from diagnosis.snapshot import Snapshot
@@ -17,8 +18,7 @@ from healthcheck.node.device_pools import is_whole
 from healthcheck.node.state import KEEPS_AWAY
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(Struct, frozen=True):
     """One device as it is published. `name` as a claim's allocation has it: driver/pool/device."""
 
     name: str
@@ -28,8 +28,7 @@ class Offer:
     device: Device
 
 
-@dataclass(frozen=True, slots=True)
-class Shut:
+class Shut(Struct, frozen=True):
     """A taint that keeps a claim off a device. `rule` None: it stands in the driver's own ResourceSlice."""
 
     offer: Offer

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from decimal import Decimal
+
+from msgspec.structs import replace
 
 from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
 from diagnosis.causes.offer_causes import OFFERS_NONE, UNHEALTHY, stack, why_none_left

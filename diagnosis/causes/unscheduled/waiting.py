@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
+
+from msgspec import Struct
 
 from diagnosis.fit_error import FitError, Says, parse, reason_of
 from diagnosis.gpus import SHARES, claims_gpus, gpu_claims, is_gpu, meant_as_gpu
@@ -37,8 +38,7 @@ _EXTENDED = ("hugepages-",)
 _HOST = frozenset(("cpu", "memory", "pods", "ephemeral-storage"))
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(Struct, frozen=True):
     """Pods of one workload that ask for the same, and that a scheduler could not place.
 
     `message` is what it said of the last of them; `fit` the same taken apart, None where it is of another form.
@@ -74,8 +74,7 @@ class Waiting:
         return {name: value for name, value in self.asked.items() if name in _HOST} | self.devices
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(Struct, frozen=True):
     """A node with what its pods hold, and who they are."""
 
     node: Node

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from healthcheck.host import host_files
 from healthcheck.probes.container_runtime import config_files, named_paths
@@ -26,8 +27,7 @@ _OPERATORS_OWN = "management.nvidia.com"
 """The GPU operator's own pods ask for these devices, and no other."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Content:
+class _Content(Struct, frozen=True):
     """What stands in one file, whatever the host has of it."""
 
     kind: str

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from healthcheck.host import host_files
 from healthcheck.host.clock import now
@@ -49,8 +51,7 @@ _HOST_PROGRAMS = ("/usr/bin/kubelet", "/usr/local/bin/kubelet", "/usr/bin/contai
 """Of the host's own architecture, where no process names one."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Used:
+class _Used(Struct, frozen=True):
     """The runtime that the kubelet uses: its configuration, its files' root, and the process that reads them.
 
     `layout` is what it was taken from where no such process is to be seen.

@@ -16,9 +16,11 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from healthcheck.host import host_files
 from healthcheck.probes.container_runtime import config_files, named_paths, toml_file
@@ -77,8 +79,7 @@ class _WrongValueError(Exception):
         self.path, self.value, self.message = path, value, message
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
+class _Source(Struct, frozen=True):
     """One file, as it was read."""
 
     path: str
@@ -87,8 +88,7 @@ class _Source:
     written: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Definition:
+class _Definition(Struct, frozen=True):
     """Who defined a handler: put into its table, so that it goes where that goes."""
 
     file: str
@@ -100,8 +100,7 @@ class _Definition:
 _DEFINED_IN = "\0defined in"
 
 
-@dataclass(slots=True)
-class _Config:
+class _Config(Struct):
     """What containerd makes of one file, or of several."""
 
     version: int
@@ -113,8 +112,7 @@ class _Config:
     """Handlers that were not taken over."""
 
 
-@dataclass(slots=True)
-class _Reader:
+class _Reader(Struct):
     """Reads containerd's files in its order."""
 
     root: Path

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from healthcheck.host.grpc_socket import LONGEST_SECONDS, NodeSocket
 from healthcheck.host.latest_answer import Asked, LatestAnswer

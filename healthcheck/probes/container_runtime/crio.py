@@ -11,9 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Container
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from healthcheck.host import host_files
 from healthcheck.probes.container_runtime import config_files, toml_file
@@ -37,8 +39,7 @@ _MOST_BYTES = 1 << 20
 """Of all files together."""
 
 
-@dataclass(slots=True)
-class _Merged:
+class _Merged(Struct):
     """What the files that were read so far amount to. `options` are those of [crio.runtime]."""
 
     options: dict[str, Any] = field(default_factory=dict)

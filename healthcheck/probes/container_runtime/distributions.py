@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from healthcheck.host import host_files
 from healthcheck.probes.container_runtime import containerd, crio, docker
@@ -26,8 +27,7 @@ _TEMPLATES = ("config-v3.toml.tmpl", "config.toml.tmpl")
 _UNIT_FOLDERS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """Where a distribution that brings its own container runtime keeps that one's file and socket.
 
     `kubelet_folder` holds the kubelet's drop-ins, `kubelet_arguments` and `runtime_arguments` the flags of both (in

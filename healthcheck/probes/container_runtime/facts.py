@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any
+
+from msgspec import Struct
 
 from healthcheck.model import Cause
 
@@ -25,14 +25,6 @@ UNREADABLE = Cause(
 _MOMENTS = ("written", "started")
 
 
-def _set_fields(facts: Any) -> Iterator[tuple[str, Any]]:
-    """What of them is not as by default, for a person: rich's pretty printer asks for it by `__rich_repr__`."""
-    for one in fields(facts):
-        value = getattr(facts, one.name)
-        if value != one.default:
-            yield one.name, _moment(value) if one.name in _MOMENTS else value
-
-
 def _moment(seconds: float) -> str:
     try:
         return datetime.fromtimestamp(seconds, UTC).isoformat(" ", "seconds")
@@ -40,21 +32,23 @@ def _moment(seconds: float) -> str:
         return f"{seconds} s"
 
 
-@dataclass(frozen=True, slots=True)
-class ReadFile:
-    """`written` is when it was last changed, in seconds of UTC."""
+class _Fact(Struct, frozen=True, repr_omit_defaults=True):
+    """Shown to a person without what is as by default; moments as dates."""
 
-    __rich_repr__ = _set_fields
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        told = super().__rich_repr__()
+        return [(name, _moment(value) if name in _MOMENTS else value) for name, value in told]
+
+
+class ReadFile(_Fact, frozen=True):
+    """`written` is when it was last changed, in seconds of UTC."""
 
     path: str
     written: float
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(_Fact, frozen=True):
     """Why a runtime can't take a file; `line` and `column` count from 1, 0 is unknown."""
-
-    __rich_repr__ = _set_fields
 
     file: str
     message: str
@@ -64,11 +58,8 @@ class Problem:
     """It is we who can't read it, within our bounds; the runtime may well."""
 
 
-@dataclass(frozen=True, slots=True)
-class Handler:
+class Handler(_Fact, frozen=True):
     """A runtime that a pod can be started with, and the file and line that say so (0: unknown)."""
-
-    __rich_repr__ = _set_fields
 
     name: str
     runtime_type: str
@@ -80,11 +71,8 @@ class Handler:
     """A privileged container sees only the devices that it was given (containerd, CRI-O)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Misplaced:
+class Misplaced(_Fact, frozen=True):
     """Handlers in a table that the runtime does not read in a file of that schema."""
-
-    __rich_repr__ = _set_fields
 
     file: str
     schema: int
@@ -93,14 +81,11 @@ class Misplaced:
     handlers: tuple[Handler, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Configuration:
+class Configuration(_Fact, frozen=True):
     """What the files of one container runtime amount to; `files` in its own order.
 
     Without any file the runtime's own defaults hold.
     """
-
-    __rich_repr__ = _set_fields
 
     path: str
     kind: str = CONTAINERD
@@ -141,11 +126,8 @@ class Configuration:
         return int(major) >= 2 if major.isdecimal() and len(major) < 9 else self.schema >= SCHEMA_OF_2
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(_Fact, frozen=True):
     """A program that a handler names, as `named`; `path` is where it lies, '' where nobody found it."""
-
-    __rich_repr__ = _set_fields
 
     named: str
     path: str = ""
@@ -154,11 +136,8 @@ class Program:
     """Of an ELF file, as uname says it: `x86_64`, `aarch64`; '' for a script and where it can't be read."""
 
 
-@dataclass(frozen=True, slots=True)
-class CdiSpec:
+class CdiSpec(_Fact, frozen=True):
     """A CDI specification, in a folder where the used runtime looks. `problem`: why it can't be read."""
-
-    __rich_repr__ = _set_fields
 
     path: str
     kind: str = ""
@@ -168,11 +147,8 @@ class CdiSpec:
     problem: Problem | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Toolkit:
+class Toolkit(_Fact, frozen=True):
     """The configuration of NVIDIA's own runtime program, which it reads at each container's start."""
-
-    __rich_repr__ = _set_fields
 
     path: str
     mode: str = ""
@@ -187,14 +163,11 @@ class Toolkit:
     problem: Problem | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Kubelet:
+class Kubelet(_Fact, frozen=True):
     """`pid` is 0 where only its files are to be seen, `config` '' without a file.
 
     `systemd_cgroup`: its cgroup driver is systemd; None where nobody says.
     """
-
-    __rich_repr__ = _set_fields
 
     name: str
     pid: int
@@ -202,11 +175,8 @@ class Kubelet:
     systemd_cgroup: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Live:
+class Live(_Fact, frozen=True):
     """What the running runtime says of itself over its socket (CRI Status): what it really loaded."""
-
-    __rich_repr__ = _set_fields
 
     name: str = ""
     """RuntimeName: `containerd`, `cri-o`, `docker`."""
@@ -222,11 +192,8 @@ class Live:
     """Reason and message of the condition RuntimeReady where it is false."""
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerRuntime:
+class ContainerRuntime(_Fact, frozen=True):
     """`used` is the configuration of the kubelet's own runtime; None with `why_none`."""
-
-    __rich_repr__ = _set_fields
 
     used: Configuration | None
     why_none: str = ""

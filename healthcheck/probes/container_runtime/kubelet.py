@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from healthcheck.host import host_files
 from healthcheck.probes.container_runtime import config_files, distributions, processes
@@ -58,8 +59,7 @@ _DOCKER_IN_K3S = "/run/k3s/cri-dockerd/cri-dockerd.sock"
 """With `docker: true` k3s itself stands between the kubelet and Docker."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """`endpoint` is a socket, as the host names it; `said_by` who says so, `how` the steps, for a person.
 
     `config` is its file, '' without one. `systemd_cgroup`: its own cgroup driver is systemd, None where nothing is

@@ -7,8 +7,9 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from healthcheck.host import host_files
 from healthcheck.host.kernel_files import is_gone, read
@@ -46,8 +47,7 @@ _NAMESPACE = re.compile(r"mnt:\[(\d{1,20})\]")
 _DELETED = " (deleted)"
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(Struct, frozen=True):
     """`since_boot` is when it was started, in seconds after the boot; None where that can't be told.
 
     `program` is the file that it runs and `unit` its systemd service, '' where it has none or nobody may know.
@@ -72,8 +72,7 @@ class Process:
         return f"{self.name} (pid {self.pid}{f', {self.unit}' if self.unit else ''})"
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """Of the programs that we know: the processes that may be the node's own, by number.
 
     `others` counts, by name, those in containers without privilege: whoever has a pod can call his processes so.

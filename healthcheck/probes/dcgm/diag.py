@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec import Struct
+
 from healthcheck.catalog import dcgm_causes
 from healthcheck.host.command import ChildError, MissedDeadline, Program, Stopped
 from healthcheck.model import Host, Probe, ProbeError, Unobserved
@@ -41,8 +43,7 @@ _HOST = re.compile(rf"(?:{_HOST_NAME}|\[[0-9A-Fa-f:.]{{2,45}}\])(?::(?P<port>\d{
 _TEST = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
-@dataclass(frozen=True, slots=True)
-class DcgmLook:
+class DcgmLook(Struct, frozen=True):
     """What a run answered, or why it did not come to an answer. `absent`: why there is nobody to run it."""
 
     answer: DiagAnswer | Unobserved | None = None

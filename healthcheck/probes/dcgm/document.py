@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from healthcheck.text.printable import printable
 
@@ -73,8 +75,7 @@ _STATUSES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class DiagError:
+class DiagError(Struct, frozen=True):
     """One error of a test. What the output did not say is None: severities are in it from DCGM 3.3, ids from 3.2."""
 
     text: str
@@ -83,8 +84,7 @@ class DiagError:
     severity: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DiagResult:
+class DiagResult(Struct, frozen=True):
     """What one test said of one device. `test` is DCGM 4's name for it, whatever this version calls it."""
 
     test: str
@@ -97,8 +97,7 @@ class DiagResult:
     errors: tuple[DiagError, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DiagAnswer:
+class DiagAnswer(Struct, frozen=True, tag=True):
     """All that one run of the diagnostic answered.
 
     `code` is its exit code, below 0 the number of the signal that ended it, None where nobody kept it. `level` is what

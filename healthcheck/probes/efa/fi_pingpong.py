@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import re
 import signal
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from healthcheck.host.command import Ended, how_it_ended
 from healthcheck.model import Cause, Unobserved
@@ -50,16 +51,14 @@ _TOLD_TO_END = (-signal.SIGTERM, -signal.SIGKILL)
 _LONGEST_TEXT = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(Struct, frozen=True, tag=True):
     """All messages came back. `bandwidth`: MB/s (10^6 bytes) with one message of `size` bytes on its way at a time."""
 
     bandwidth: float
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Broken:
+class Broken(Struct, frozen=True, tag=True):
     """Data was lost or changed on its way, or the device refused to move it; `says` is fi_pingpong's word for it."""
 
     says: str

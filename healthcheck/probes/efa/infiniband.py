@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from healthcheck.host.kernel_files import is_gone, read
 from healthcheck.host.opening import is_folder, names_in, want_folder
@@ -30,8 +31,7 @@ _PATIENCE_SECONDS = 20.0
 efa_com.c, ADMIN_CMD_TIMEOUT_US). After such a wait the other devices go unread, and the look stays below a minute."""
 
 
-@dataclass(frozen=True, slots=True)
-class RdmaDevice:
+class RdmaDevice(Struct, frozen=True):
     """`name` is udev's or the kernel's (`rdmap16s0`, `efa_0`). Only EFA counts; mlx5 stands beside it on HGX hosts.
 
     What follows `address` is read of EFA devices only.
@@ -52,8 +52,7 @@ class RdmaDevice:
     """Why the counters end where they end: which one could not be read, and what the kernel said."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rdma:
+class Rdma(Struct, frozen=True):
     devices: tuple[RdmaDevice, ...]
     efa_driver_loaded: bool
     efa_driver_version: str = ""

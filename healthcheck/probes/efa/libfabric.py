@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec import Struct
+
 from healthcheck.host.command import ChildError, MissedDeadline, Program, how_it_ended
 from healthcheck.host.latest_answer import Asked, LatestAnswer
 from healthcheck.model import PROBE_FAILED, Cause, Host, Probe, Shortage, Unobserved
@@ -46,8 +48,7 @@ _LOG_LINE = re.compile(r"^libfabric:[\d:]+")
 _LONGEST_TEXT = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(Struct, frozen=True, tag=True):
     """What fi_info listed when it was asked, and of which devices it was asked: those that programs can open."""
 
     devices: tuple[str, ...]
@@ -64,16 +65,14 @@ class Listing:
         return tuple(sorted(set(self.devices) - set(self.listed)))
 
 
-@dataclass(frozen=True, slots=True)
-class LibfabricLook:
+class LibfabricLook(Struct, frozen=True):
     """`answer` None: it has not answered yet. `absent`: why there is nobody to ask, or nothing to ask of."""
 
     answer: Listing | Unobserved | None = None
     absent: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
+class _Question(Struct, frozen=True):
     program: str
     devices: tuple[str, ...]
 

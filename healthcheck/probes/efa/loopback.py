@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import tenacity
+from msgspec import Struct
 
 from healthcheck.host.command import ChildError, Ended, MissedDeadline, Program, Stopped
 from healthcheck.host.opening import want_folder
@@ -39,16 +40,14 @@ _ASKED_AGAIN_SECONDS = 0.2
 _STOPPED = "stopped before it was done"
 
 
-@dataclass(frozen=True, slots=True)
-class Loopback:
+class Loopback(Struct, frozen=True):
     """What came of one device. `device` as /sys/class/infiniband names it: `rdmap16s0`."""
 
     device: str
     answer: PingResult
 
 
-@dataclass(frozen=True, slots=True)
-class LoopbackLook:
+class LoopbackLook(Struct, frozen=True):
     """`absent`: why nothing was run."""
 
     loopbacks: tuple[Loopback, ...] = ()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
+
+from msgspec import Struct
 
 from healthcheck.host.opening import is_shortage
 from healthcheck.model import PROBE_FAILED, Unobserved
@@ -34,8 +35,7 @@ _MOST_NVLINKS = 36
 """NVML_NVLINK_MAX_LINKS of the newest nvml.h."""
 
 
-@dataclass(frozen=True, slots=True)
-class DriverAnswer:
+class DriverAnswer(Struct, frozen=True):
     gpus: Gpus | Unobserved
     answered_by_driver: bool = False
     """The call came back: whatever it said, the driver does not hang."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from healthcheck.host.command import Child, ChildError, MissedDeadline, isolated
 from healthcheck.host.kernel_files import read

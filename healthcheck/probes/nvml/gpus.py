@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from healthcheck.model import Host, Probe, ProbeError, Unobserved
 from healthcheck.probes.nvml.causes import CAUSES
@@ -15,16 +16,14 @@ NONSENSE = -1
 """In the place of an nvmlReturn_t, which none has: NVML answered, and the answer makes no sense."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mode:
+class Mode(Struct, frozen=True):
     """A mode of the GPU now, and after the next reset or reboot."""
 
     current: bool
     pending: bool
 
 
-@dataclass(frozen=True, slots=True)
-class EccCounts:
+class EccCounts(Struct, frozen=True):
     """ECC errors of all memories together. `volatile`: since the driver was loaded; `aggregate`: in the GPU's life."""
 
     corrected_volatile: int
@@ -33,8 +32,7 @@ class EccCounts:
     uncorrected_aggregate: int
 
 
-@dataclass(frozen=True, slots=True)
-class RowRemap:
+class RowRemap(Struct, frozen=True):
     """Rows of memory replaced by spare ones (Ampere and later)."""
 
     corrected: int
@@ -44,8 +42,7 @@ class RowRemap:
     failed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RetiredPages:
+class RetiredPages(Struct, frozen=True):
     """Pages of memory no longer used (before Ampere)."""
 
     single_bit: int
@@ -53,16 +50,14 @@ class RetiredPages:
     pending: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Repair:
+class Repair(Struct, frozen=True):
     """Repairs that a reset of the GPU brings into use (newest drivers)."""
 
     channel_pending: bool
     tpc_pending: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Temperature:
+class Temperature(Struct, frozen=True):
     """In °C; None: this GPU does not say. `margin`: how far it is from its limit (Hopper and later)."""
 
     celsius: int | None = None
@@ -72,8 +67,7 @@ class Temperature:
     """The margin at which it slows down: 0 or below."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryUse:
+class MemoryUse(Struct, frozen=True):
     """In bytes. `reserved` is the driver's own, not part of `used`."""
 
     total: int
@@ -81,16 +75,14 @@ class MemoryUse:
     used: int
 
 
-@dataclass(frozen=True, slots=True)
-class PcieLink:
+class PcieLink(Struct, frozen=True):
     """Lanes; `max_width` is the most that GPU and slot can do together."""
 
     width: int
     max_width: int
 
 
-@dataclass(frozen=True, slots=True)
-class NvLink:
+class NvLink(Struct, frozen=True):
     """`version` is nvmlNvlinkVersion_t, None where it can't be told, as of an inactive link.
 
     `counters` are cumulative, by the name of their NVML field: replays, recoveries, recovery_failures, crc_errors …
@@ -102,8 +94,7 @@ class NvLink:
     counters: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Fabric:
+class Fabric(Struct, frozen=True):
     """The GPU's registration with its NVLink fabric (nvmlGpuFabricInfo_t and _v2, _v3). None: an older structure."""
 
     state: int
@@ -116,8 +107,7 @@ class Fabric:
     health_summary: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class P2p:
+class P2p(Struct, frozen=True):
     """What two GPUs, by their addresses, can do with each other: nvmlGpuP2PStatus_t, 0 is yes."""
 
     one: str
@@ -126,8 +116,7 @@ class P2p:
     nvlink: int
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(Struct, frozen=True):
     """One GPU by NVML's index.
 
     `error` is the nvmlReturn_t of its handle or of a call that must work, or of any call that says that the GPU itself
@@ -189,8 +178,7 @@ class Gpu:
         return {key: value for key, value in names.items() if value}
 
 
-@dataclass(frozen=True, slots=True)
-class Gpus:
+class Gpus(Struct, frozen=True, tag=True):
     driver_version: str
     library: str
     gpus: tuple[Gpu, ...]
@@ -198,8 +186,7 @@ class Gpus:
     """Each pair once, but those with a GPU that failed or is in MIG mode, and those that NVML would not tell."""
 
 
-@dataclass(frozen=True, slots=True)
-class DriverLook:
+class DriverLook(Struct, frozen=True):
     """One look: the GPUs, or why there was no answer. `missed`: monotonic seconds of deadlines missed in a row.
 
     `module_version` is the loaded kernel module's, '' when none is; `library_versions` those of the driver's libraries

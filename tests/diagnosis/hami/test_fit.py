@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given as for_all
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from diagnosis.hami.asking import Asked
 from diagnosis.hami.card_checks import Terms
@@ -391,7 +392,7 @@ TERMS = st.builds(
 
 @for_all(st.lists(CARDS, max_size=8), ASKED, TERMS)
 def test_an_answer_is_whole(states: list[Held], asked: Asked, terms: Terms) -> None:
-    cards = [Held(Card(**{**_fields(one.card), "uuid": f"GPU-{n}"}), one.part) for n, one in enumerate(states)]
+    cards = [Held(replace(one.card, uuid=f"GPU-{n}"), one.part) for n, one in enumerate(states)]
     told = fit(cards, [Wanted("main", asked)], terms)
     assert len(told.cards) == len(cards)
     codes = Counter(one.code for one in told.cards)
@@ -409,13 +410,9 @@ def test_an_answer_is_whole(states: list[Held], asked: Asked, terms: Terms) -> N
 
 @for_all(st.lists(CARDS, min_size=1, max_size=4), ASKED, st.integers(0, 3), st.integers(1, 5000))
 def test_a_card_that_holds_more_takes_no_more(states: list[Held], asked: Asked, place: int, more: int) -> None:
-    cards = [Held(Card(**{**_fields(one.card), "uuid": f"GPU-{n}"}), one.part) for n, one in enumerate(states)]
+    cards = [Held(replace(one.card, uuid=f"GPU-{n}"), one.part) for n, one in enumerate(states)]
     fuller = list(cards)
     place %= len(cards)
     fuller[place] = Held(cards[place].card, cards[place].part.plus(Part(1, more, 0)))
     before, after = (fit(each, [Wanted("main", asked)], Terms()) for each in (cards, fuller))
     assert before.fits or not after.fits
-
-
-def _fields(one: Card) -> dict[str, Any]:
-    return {name: getattr(one, name) for name in one.__slots__}

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
 
 from healthcheck.probes.dcgm.document import LONGEST_ANSWER, DiagAnswer, DiagError, DiagResult, read_answer
+from tests.captures.saving import saved_and_read
 from tests.probes.dcgm.documents import (
     FAULTY,
     NOT_PERSISTENT,
@@ -367,12 +367,11 @@ _leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_
 _values = st.recursive(
     _leaves, lambda one: st.lists(one, max_size=4) | st.dictionaries(_words, one, max_size=5), max_leaves=40
 )
-ANSWER = TypeAdapter(DiagAnswer)
 
 
 def is_whole(answer: DiagAnswer) -> None:
     """It can be saved and read back, and every text can be printed on one line."""
-    assert ANSWER.validate_json(ANSWER.dump_json(answer)) == answer
+    assert saved_and_read(answer) == answer
     texts = [*answer.said, *answer.runtime_errors, answer.version, *answer.serials.values()]
     texts += [error.text for row in answer.results for error in row.errors]
     assert all(text.isprintable() for text in texts)

@@ -1,0 +1,12 @@
+"""What a file of evidence makes of facts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from healthcheck.captures.evidence_file import from_plain, plain
+
+
+def saved_and_read(facts: Any, kind: Any = None) -> Any:
+    return from_plain(kind or type(facts), json.loads(json.dumps(plain(facts))))
