@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -69,8 +68,7 @@ class Found(Struct, frozen=True):
     since: str
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """One node. `status` is '' where no agent has said anything; `heartbeat_age_seconds` None where there is none."""
 
     node: str

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from diagnosis.components import components, is_ready
 from diagnosis.gpu_nodes import devices_in
@@ -34,8 +35,7 @@ _LABELS = (
 _DRIVER = ("nvidia.com/cuda.driver-version.full", "nvidia.com/cuda.driver.major")
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """One thing of a node, as somebody says it."""
 
     what: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 
 from msgspec import Struct
@@ -58,8 +57,7 @@ class RunResult(Struct, frozen=True):
         return (*self.found, *self.standing) if self.finished or failed else self.found
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """One row of the table. `fits` gives what it fits, in words; nothing where it does not fit."""
 
     recommendation: Recommendation

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from msgspec.structs import asdict
+from msgspec import to_builtins
 
 from agent.settings import AgentSettings
 from cli import glossary
@@ -312,14 +312,14 @@ def rendered() -> dict[Path, str]:
 
 def index() -> str:
     """What `explain` knows, a line for each word: cli/index.json."""
-    reasons = [{**asdict(one), "reason": _reason(one.reason)} for one in glossary.all_reasons()]
-    parts = {"words": [asdict(one) for one in glossary.all_words()], "reasons": reasons}
+    reasons = [{**to_builtins(one), "reason": _reason(one.reason)} for one in glossary.all_reasons()]
+    parts = {"words": to_builtins(list(glossary.all_words())), "reasons": reasons}
     lines = [f'"{name}": [\n' + ",\n".join(json.dumps(one) for one in rows) + "\n]" for name, rows in parts.items()]
     return "{\n" + ",\n".join([*lines, f'"defaults": {json.dumps(glossary.defaults())}']) + "\n}\n"
 
 
 def _reason(reason: Reason) -> dict[str, Any]:
-    return {**asdict(reason), "severity": reason.severity.name}
+    return {**to_builtins(reason), "severity": reason.severity.name}
 
 
 def runbook() -> str:

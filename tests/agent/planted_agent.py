@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+from msgspec.structs import force_setattr
+
 from agent import node_input, run_on_node, state
 from agent.program import main
 from healthcheck.checks import gpu_count
@@ -84,7 +86,7 @@ def in_a_check() -> None:
         stumble()
         yield
 
-    object.__setattr__(gpu_count.CHECK, "judge", planted)
+    force_setattr(gpu_count.CHECK, "judge", planted)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from agent.reporter import Reporter
 from agent.state import State
@@ -31,7 +31,7 @@ def test_an_event_that_cannot_be_written_is_dropped_alone(tmp_path: Path) -> Non
     cluster = Cluster(lambda: connect(kubeconfig.Access(str(api.kubeconfig(tmp_path / "kubeconfig")))))
     reporter = Reporter(api_server(cluster, telemetry), State("gpu-node-1"))
     broken = replace(GOOD)
-    object.__setattr__(broken, "message", object())  # what no JSON can hold, and no Event of ours says
+    force_setattr(broken, "message", object())  # what no JSON can hold, and no Event of ours says
     reporter.queue(broken)
     reporter.queue(GOOD)
     reporter.renew_heartbeat()
@@ -58,7 +58,7 @@ def test_what_came_before_it_meanwhile_is_not_dropped_in_its_place(tmp_path: Pat
     cluster = Releasing(lambda: connect(kubeconfig.Access(str(api.kubeconfig(tmp_path / "kubeconfig")))))
     reporter = Reporter(api_server(cluster, telemetry), State("gpu-node-1"))
     broken = replace(GOOD)
-    object.__setattr__(broken, "message", object())
+    force_setattr(broken, "message", object())
     written = reporter.queue(broken)
     reporter.start()
     eventually(lambda: reporter.is_done)
