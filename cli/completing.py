@@ -10,18 +10,19 @@ from collections.abc import Callable, Iterable
 
 import typer
 
-from healthcheck.cluster.kubeconfig import Access, KubeconfigError, context_names
+from healthcheck.cluster.kubeconfig import Access, context_names
+from healthcheck.host.forked import answered_within
 
 _SECONDS = 2.0
+"""For each request."""
+_PATIENCE_SECONDS = 5.0
+"""For all of it: a kubeconfig may run a program that asks who you are, and a shell waits for as long as that takes."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.:/@+=,-]{0,252}\Z", re.ASCII)
 _KINDS = ("pod", "node", "deployment", "replicaset", "statefulset", "daemonset", "job", "cronjob", "jobset")
 
 
 def contexts(ctx: typer.Context, incomplete: str) -> list[str]:
-    try:
-        return _offered(context_names(_access(ctx)), incomplete)
-    except KubeconfigError:
-        return []
+    return _offered(answered_within(_PATIENCE_SECONDS, lambda: context_names(_access(ctx))), incomplete)
 
 
 def nodes(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -60,12 +61,8 @@ def _access(ctx: typer.Context) -> Access:
 
 def _asked(ctx: typer.Context, question: Callable[..., list[str]]) -> list[str]:
     from cli.access import cluster_of  # noqa: PLC0415 - where a cluster is asked
-    from healthcheck.cluster.errors import ClusterError  # noqa: PLC0415
 
-    try:
-        return question(cluster_of(_access(ctx)))
-    except ClusterError:
-        return []
+    return answered_within(_PATIENCE_SECONDS, lambda: question(cluster_of(_access(ctx))))
 
 
 def _offered(names: Iterable[str], incomplete: str) -> list[str]:

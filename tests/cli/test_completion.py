@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from unittest import mock
@@ -17,7 +18,9 @@ from cli.completion import Shell
 from sim.api_stand_in import ApiStandIn
 from tests.cli.test_exit_codes import unreachable
 from tests.console import typed
+from tests.waiting import eventually
 
+ROOT = Path(__file__).resolve().parents[2]
 P = "gpu-healthcheck.aws-samples.io"
 
 
@@ -98,6 +101,32 @@ def test_contexts_are_names_alone(tmp_path: Path, capsys: pytest.CaptureFixture[
     path.write_text(yaml.safe_dump({"contexts": [{"name": name, "context": {}} for name in names]}))
 
     assert offered(capsys, "status", "--context", "", KUBECONFIG=str(path))[0] == [names[0], "plain"]
+
+
+@pytest.mark.parametrize(
+    "plugin",
+    [
+        "echo $$ >>pids; trap '' TERM INT HUP; sleep 1000 & echo $! >>pids; echo who are you >&2; wait",
+        "echo who are you >&2; read -r name </dev/tty; exit 1",
+        "echo no JSON",
+    ],
+)
+def test_a_program_that_a_kubeconfig_runs_keeps_no_shell_waiting(tmp_path: Path, plugin: str) -> None:
+    run = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sh", "args": ["-c", plugin]}
+    config = {
+        "current-context": "a",
+        "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+        "clusters": [{"name": "a", "cluster": {"server": "https://127.0.0.1:1"}}],
+        "users": [{"name": "a", "user": {"exec": {**run, "interactiveMode": "Never"}}}],
+    }
+    (tmp_path / "config").write_text(yaml.safe_dump(config))
+    environment = {"PATH": os.environ["PATH"], "KUBECONFIG": str(tmp_path / "config"), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "cli", "__complete", "release", ""]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, ":0\n", "")
+    pids = (tmp_path / "pids").read_text().split() if (tmp_path / "pids").exists() else []
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 
 
 @pytest.mark.parametrize("shell", [one for one in Shell if one is not Shell.KUBECTL])
