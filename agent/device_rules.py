@@ -175,8 +175,8 @@ class DeviceRules:
         if time.monotonic() < self._unheeded_until:
             self.stand = not self._delete((*change.standing, *(one for one, _ in change.changed)))
             return Cover(stands=False, why=_UNHEEDED)
-        for rule, wanted in change.changed:
-            self._cluster.change_tier(rule, wanted.tier)
+        for rule, tier in change.changed:
+            self._cluster.change_tier(rule, tier)
         for wanted in change.made:
             self.stand = True
             self._cluster.create_rule(wanted, node)

@@ -15,7 +15,7 @@ from healthcheck.cluster.errors import Conflict, NotFound, Refused, Unavailable
 from healthcheck.cluster.names import COMPONENT
 from healthcheck.model import PREFIX
 from healthcheck.node.device_pools import given_out, read_slice
-from healthcheck.node.device_rules import RULE_VERSIONS, DeviceRule, device_rule, rule_name, selector_of, taint_of
+from healthcheck.node.device_rules import RULE_VERSIONS, DeviceRule, device_rule, selector_of, taint_of
 from healthcheck.node.devices import DRIVER, Device
 from healthcheck.node.state import NodeState
 from healthcheck.text.moments import timestamp
@@ -74,7 +74,7 @@ class DeviceTaints(Connection):
             "apiVersion": f"resource.k8s.io/{self._version}",
             "kind": "DeviceTaintRule",
             "metadata": {
-                "name": rule_name(node.name, wanted.device),
+                "name": wanted.name,
                 "labels": labels,
                 "ownerReferences": [owner],
             },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,9 +38,29 @@ class DeviceRule(Struct, frozen=True):
     """And as it is since it was last changed: what they once saw is no sign that they still look."""
 
 
+MOST_RULES = 64
+"""Of one node. A GPU that is cut up as it is claimed has a device for each place of each size."""
+_WHOLE = re.compile(r"gpu-(0|[1-9][0-9]?)", re.ASCII)
+
+
 def rule_name(node_name: str, device: str) -> str:
     """A device's name has no dot, so that no two nodes share one."""
     return f"gpu-healthcheck.{node_name}.{device}"
+
+
+def numbered_names(node_name: str) -> tuple[str, ...]:
+    """For what is no whole GPU: the admission policy lets no agent make names of devices up (docs/decisions/0055)."""
+    return tuple(rule_name(node_name, str(number)) for number in range(MOST_RULES))
+
+
+def is_whole(device: str) -> bool:
+    """By the driver's name of a GPU that is not cut up. A rule of one may be called by it."""
+    return bool(_WHOLE.fullmatch(device))
+
+
+def is_rule_name(name: str, node_name: str, device: str) -> bool:
+    """Whether an agent calls that device's rule so; up to 0.2.0 each was called by its device."""
+    return name == rule_name(node_name, device) or name in numbered_names(node_name)
 
 
 def device_rule(rule: Mapping[str, Any], node_name: str) -> DeviceRule:
@@ -59,7 +80,8 @@ def device_rule(rule: Mapping[str, Any], node_name: str) -> DeviceRule:
         node_uid=next(iter(owners), ""),
         device=device,
         tier=tier,
-        is_ours=metadata["name"] == rule_name(node_name, device)
+        is_ours=bool(device)
+        and is_rule_name(metadata["name"], node_name, device)
         and selector == selector_of(node_name, device)
         and says == {"key": UNHEALTHY, "effect": EFFECT}
         and tier in TIERS,

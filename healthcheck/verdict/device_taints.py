@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from healthcheck.memory.findings import Memory, gpu_address
 from healthcheck.model import Finding, Severity
-from healthcheck.node.device_rules import DeviceRule, rule_name
+from healthcheck.node.device_rules import DeviceRule, is_whole, numbered_names, rule_name
 from healthcheck.node.devices import Device
 from healthcheck.node.state import NodeState
 from healthcheck.probes.pci import normalise_address
@@ -21,8 +21,6 @@ from healthcheck.verdict.acknowledgement import other_severities
 from healthcheck.verdict.change import Rules, is_blind
 from healthcheck.verdict.verdict import Verdict, merge, worst
 
-_MOST_RULES = 64
-"""Of one node. A GPU that is cut up as it is claimed has a device for each place of each size."""
 _LONGEST_NAME = 253
 _MOST_NAMED = 4
 
@@ -43,7 +41,7 @@ class Cover(Struct, frozen=True):
 
 
 class Wanted(Struct, frozen=True):
-    """A rule as it has to be."""
+    """A rule that has to be made."""
 
     name: str
     device: str
@@ -54,7 +52,8 @@ class RuleChange(Struct, frozen=True):
     """What to write. `why`: some GPU can't be kept from work by rules, and none is made."""
 
     made: tuple[Wanted, ...] = ()
-    changed: tuple[tuple[DeviceRule, Wanted], ...] = ()
+    changed: tuple[tuple[DeviceRule, str], ...] = ()
+    """And the tier that it is to have."""
     gone: tuple[DeviceRule, ...] = ()
     standing: tuple[DeviceRule, ...] = ()
     """They say already what they have to."""
@@ -97,19 +96,24 @@ def plan_rules(
 ) -> RuleChange:
     """Compare and say what to write. What is not ours under our name is left as it is."""
     gpus = [_as_published(one, devices) for one in gpus]
-    wanted = {one.name: one for gpu in gpus for one in _wanted(gpu, devices, node)}
-    ours = {one.name: one for one in rules if one.is_ours}
+    tiers = {device: gpu.severity.name for gpu in gpus for device in _devices_of(gpu, devices)}
+    ours = [one for one in rules if one.is_ours]
     # One that belongs to a Node of before, of the same name, goes with that Node sooner or later.
-    stale = {name for name, one in ours.items() if one.node_uid != node.uid}
-    gone = tuple(one for name, one in ours.items() if name in stale or name not in wanted)
-    if why := _why_not(gpus, devices, node, wanted, {one.name for one in rules if not one.is_ours}):
+    kept = {one.device: one for one in ours if one.node_uid == node.uid and one.device in tiers}
+    gone = tuple(one for one in ours if one is not kept.get(one.device))
+    others = [one for one in rules if not one.is_ours]
+    if why := _why_not(gpus, devices, node, tiers, others):
         return RuleChange(gone=gone, why=why)
-    kept = {name: ours[name] for name in wanted if name in ours and name not in stale}
+    free = iter(_free_names(node, (*kept.values(), *others)))
     return RuleChange(
-        made=tuple(one for name, one in wanted.items() if name not in kept),
-        changed=tuple((one, wanted[name]) for name, one in kept.items() if one.tier != wanted[name].tier),
+        made=tuple(
+            Wanted(rule_name(node.name, device) if is_whole(device) else next(free), device, tier)
+            for device, tier in tiers.items()
+            if device not in kept
+        ),
+        changed=tuple((one, tiers[one.device]) for one in kept.values() if one.tier != tiers[one.device]),
         gone=gone,
-        standing=tuple(one for name, one in kept.items() if one.tier == wanted[name].tier),
+        standing=tuple(one for one in kept.values() if one.tier == tiers[one.device]),
     )
 
 
@@ -118,10 +122,8 @@ def _as_published(gpu: BadGpu, devices: Sequence[Device]) -> BadGpu:
     return replace(gpu, uuids=gpu.uuids.union(*(one.uuids for one in devices if one.address == gpu.address)))
 
 
-def _wanted(gpu: BadGpu, devices: Sequence[Device], node: NodeState) -> Iterator[Wanted]:
-    for device in devices:
-        if _is_of(device, gpu):
-            yield Wanted(rule_name(node.name, device.name), device.name, gpu.severity.name)
+def _devices_of(gpu: BadGpu, devices: Sequence[Device]) -> Iterator[str]:
+    return (device.name for device in devices if _is_of(device, gpu))
 
 
 def _is_of(device: Device, gpu: BadGpu) -> bool:
@@ -133,8 +135,8 @@ def _why_not(
     gpus: Sequence[BadGpu],
     devices: Sequence[Device],
     node: NodeState,
-    wanted: Mapping[str, Wanted],
-    others: set[str],
+    tiers: Mapping[str, str],
+    others: Sequence[DeviceRule],
 ) -> str:
     unpublished = [one.address for one in gpus if not any(_is_of(device, one) for device in devices)]
     if unpublished:
@@ -145,8 +147,15 @@ def _why_not(
     elsewhere = [d.name for d in devices if d.pool != node.name and any(_is_of(d, one) for one in gpus)]
     if elsewhere:
         return f"{named(elsewhere, _MOST_NAMED)} is published in a pool that does not bear the node's name"
-    if taken := sorted(others & wanted.keys()):
+    by_device = {rule_name(node.name, device) for device in tiers}
+    if taken := sorted(one.name for one in others if one.device in tiers or one.name in by_device):
         return f"the rule {named(taken, _MOST_NAMED)} is somebody else's, or was changed"
-    if len(wanted) > _MOST_RULES or any(len(name) > _LONGEST_NAME for name in wanted):
-        return f"{len(wanted)} rules are too many, or their names too long"
+    room = len(_free_names(node, others))
+    if len(tiers) > room or any(len(name) > _LONGEST_NAME for name in (*by_device, *numbered_names(node.name))):
+        return f"{len(tiers)} rules are too many ({room} may be), or their names too long"
     return ""
+
+
+def _free_names(node: NodeState, rules: Iterable[DeviceRule]) -> list[str]:
+    taken = {one.name for one in rules}
+    return [name for name in numbered_names(node.name) if name not in taken]

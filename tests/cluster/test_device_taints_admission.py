@@ -22,8 +22,11 @@ pytestmark = pytest.mark.cluster
 P = "gpu-healthcheck.aws-samples.io"
 OWN, OTHER = "taints-own", "taints-own.gpu-0"
 NAME = f"gpu-healthcheck.{OWN}.gpu-0"
-CALLED = f"an agent's DeviceTaintRule is called by its own node and the device: the token belongs to '{OWN}'"
-DEVICES = "an agent taints devices of gpu.nvidia.com in the pool of its own node"
+CALLED = (
+    "an agent's DeviceTaintRule is called by its own node and the GPU, or a number up to 63: "
+    f"the token belongs to '{OWN}'"
+)
+DEVICES = "an agent taints devices of gpu.nvidia.com in the pool of its own node, each by its name"
 TAINT = f"an agent's device taint is {P}/unhealthy=<severity>:NoSchedule"
 OWNER = "an agent's DeviceTaintRule is owned by its own Node and by nothing else"
 LABELS = "an agent's DeviceTaintRule has our labels, and neither annotations nor finalizers"
@@ -69,6 +72,7 @@ def changed(base: Json, path: str, value: Any) -> Json:
 CASES: list[tuple[str, Any, str]] = [
     ("metadata/name", "anything", CALLED),
     ("metadata/name", f"gpu-healthcheck.{OTHER}.gpu-0", CALLED),
+    *(("metadata/name", f"gpu-healthcheck.{OWN}.{one}", CALLED) for one in ("64", "00", "1a", "1.0")),
     ("spec/deviceSelector/device", "gpu-1", CALLED),
     ("spec/deviceSelector/device", None, CALLED),
     ("spec/deviceSelector", None, CALLED),
@@ -114,6 +118,40 @@ def test_an_agent_writes_rules_of_its_own_node_and_no_others(plane: ControlPlane
     assert (ask("DELETE")[0], TAINT in ask("PATCH", {"spec": {"taint": {"effect": "NoSchedule"}}})[1]) == (403, True)
     assert plane.request("PATCH", f"{rules}/{NAME}", {"spec": {"taint": {"effect": "NoSchedule"}}}).status == 200
     assert ask("DELETE")[0] == 200
+
+
+def test_a_token_makes_164_rules_and_not_one_more(plane: ControlPlane) -> None:
+    token, rules = plane.agent_token(OWN), plane.device_taint_rules
+    devices = [f"{kind}{number}" for kind in ("gpu-", "gpu-0", "gpu-0-mig-1g-", "x") for number in range(110)]
+    called = [(rule(plane, device=one), f"gpu-healthcheck.{OWN}.{one}") for one in devices]
+    called += [(rule(plane), f"gpu-healthcheck.{OWN}.{number}") for number in range(110)]
+    made = [
+        name
+        for body, name in called
+        if plane.request("POST", rules, changed(body, "metadata/name", name), token=token).status == 201
+    ]
+
+    whole, numbers = [f"gpu-{number}" for number in range(100)], map(str, range(64))
+    assert made == [f"gpu-healthcheck.{OWN}.{one}" for one in (*whole, *numbers)]
+    # Neither can one of them be made a rule for more than a device.
+    numbered = f"{rules}/gpu-healthcheck.{OWN}.63"
+    for change in ({"device": None}, {"device": None, "pool": None}, {"pool": OTHER}):
+        assert plane.request("PATCH", numbered, {"spec": {"deviceSelector": change}}, token=token).status == 403
+    assert {plane.request("DELETE", f"{rules}/{one}", token=token).status for one in made} == {200}
+
+
+def test_what_an_older_agent_made_may_be_changed_and_taken_away(plane: ControlPlane) -> None:
+    """Up to 0.2.0 a part of a GPU had a rule of its own name."""
+    token, rules = plane.agent_token(OWN), plane.device_taint_rules
+    older = rule(plane, device="gpu-0-mig-1g-0")
+    path = f"{rules}/{older['metadata']['name']}"
+    assert CALLED in plane.request("POST", rules, older, token=token).message
+    assert plane.request("POST", rules, older).status == 201
+
+    assert plane.request("PATCH", path, {"spec": {"taint": {"value": "ISOLATE"}}}, token=token).status == 200
+    other = {"spec": {"deviceSelector": {"device": "gpu-1"}}}
+    assert CALLED in plane.request("PATCH", path, other, token=token).message
+    assert plane.request("DELETE", path, token=token).status == 200
 
 
 def test_the_products_own_requests_pass(plane: ControlPlane) -> None:

@@ -126,9 +126,9 @@ def test_our_device_taints_go_and_what_a_person_made_of_one_stays(plane: Control
     cluster = Cluster(lambda: client(plane.kubeconfig))
     taints = cluster.alike(DeviceTaints)
     taints.list_all_rules()
-    for device in ("gpu-0", "gpu-1"):
-        taints.create_rule(Wanted("", device, "REBOOT"), cluster.read_node(FAILED))
     ours, his = (f"gpu-healthcheck.{FAILED}.{device}" for device in ("gpu-0", "gpu-1"))
+    for name, device in ((ours, "gpu-0"), (his, "gpu-1")):
+        taints.create_rule(Wanted(name, device, "REBOOT"), cluster.read_node(FAILED))
     plane.kubectl("patch", "devicetaintrule", his, "--type=merge", "-p", '{"spec":{"taint":{"effect":"None"}}}')
 
     done = uninstall(plane, "--yes")

@@ -124,7 +124,7 @@ def test_rules_are_brought_up_to_the_bad_gpus(
 ) -> None:
     change = plan_rules(gpus, [GPU_0, GPU_1], rules, node())
     assert [one.device for one in change.made] == made
-    assert [wanted.device for _, wanted in change.changed] == changed
+    assert [one.device for one, _ in change.changed] == changed
     assert [one.device for one in change.gone] == gone
     assert change.why == ""
     assert change.names >= {rule_name(NODE, "gpu-0")}
@@ -135,6 +135,31 @@ def test_each_part_of_a_gpu_gets_a_rule(known: set[str]) -> None:
     parts = [Device(NODE, f"gpu-0-mig-1g-{n}", "", frozenset({"GPU-a"})) for n in range(3)]
     change = plan_rules([BadGpu(A, RESET, frozenset(known))], [GPU_0, *parts, GPU_1], [], node())
     assert [one.device for one in change.made] == ["gpu-0", *(one.name for one in parts)]
+    assert [one.name for one in change.made] == [rule_name(NODE, one) for one in ("gpu-0", "0", "1", "2")]
+
+
+def test_a_part_takes_a_number_that_is_free() -> None:
+    parts = [Device(NODE, f"gpu-0-mig-1g-{n}", A) for n in range(3)]
+    numbered = rule(parts[1].name, name=rule_name(NODE, "1"))
+    by_device = rule(parts[2].name)  # of an agent of 0.2.0
+    somebodys = rule("gpu-7", name=rule_name(NODE, "0"), is_ours=False)
+    change = plan_rules([BAD], parts, [numbered, by_device, somebodys], node())
+
+    assert [(one.name, one.device) for one in change.made] == [(rule_name(NODE, "2"), parts[0].name)]
+    assert (change.standing, change.gone) == ((numbered, by_device), ())
+
+
+@pytest.mark.parametrize(("length", "why"), [(231, ""), (232, "their names too long")])
+def test_a_name_has_253_characters_at_most(length: int, why: str) -> None:
+    name = "n" * length
+    assert why in plan_rules([BAD], [Device(name, "gpu-0", A)], [], NodeState(name, "1")).why
+
+
+def test_of_two_rules_for_one_device_one_goes() -> None:
+    twice = [rule(), rule(name=rule_name(NODE, "0"))]
+    change = plan_rules([BAD], [GPU_0], twice, node())
+
+    assert (len(change.standing), len(change.gone), change.made) == (1, 1, ())
 
 
 @pytest.mark.parametrize(
@@ -146,7 +171,11 @@ def test_each_part_of_a_gpu_gets_a_rule(known: set[str]) -> None:
         ([GPU_0, replace(GPU_0, pool="rack", name="r")], [], "r is published in a pool that does not bear the node's"),
         ([GPU_0], [rule(is_ours=False)], "is somebody else's, or was changed"),
         ([replace(GPU_0, name=f"part-{n}") for n in range(65)], [], "65 rules are too many"),
-        ([replace(GPU_0, name="g" * 253)], [], "their names too long"),
+        (
+            [replace(GPU_0, name=f"part-{n}") for n in range(64)],
+            [rule("x", name=rule_name(NODE, "63"), is_ours=False)],
+            "64 rules are too many (63 may be)",
+        ),
     ],
 )
 def test_what_rules_cannot_cover_is_the_nodes_and_said(

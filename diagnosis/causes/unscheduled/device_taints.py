@@ -12,7 +12,7 @@ from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.dra import DeviceTaintRule
 from healthcheck.memory.findings import gpu_address
 from healthcheck.node.device_pools import address_of
-from healthcheck.node.device_rules import rule_name
+from healthcheck.node.device_rules import is_rule_name
 from healthcheck.node.state import CONDITION, UNHEALTHY
 
 TAINTED = Cause(
@@ -78,4 +78,4 @@ def _reasons(snapshot: Snapshot, one: Shut) -> list[str]:
 
 def is_ours(rule: DeviceTaintRule) -> bool:
     """By the name that an agent gives its own."""
-    return rule.meta.name == rule_name(rule.pool, rule.device) and rule.taint.key == UNHEALTHY
+    return is_rule_name(rule.meta.name, rule.pool, rule.device) and rule.taint.key == UNHEALTHY
