@@ -50,8 +50,7 @@ class OwnNode(Struct, frozen=True):
     update: Callable[[PatchFor], NodeState | None]
     seen: Callable[[], NodeState | None]
     are_claimed: Callable[[], bool]
-    """Raises ProbeError where nobody can tell."""
-    """Whether DRA gives out its GPUs."""
+    """Whether DRA gives out its GPUs. Raises ProbeError where nobody can tell."""
 
 
 class DeepTestMarks:

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 import typer
 from msgspec.structs import replace
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from cli import would_fit
 from cli.acyclic import acyclic
 from cli.diagnose import DiagnoseWish, Output
 from cli.documents import write_as
-from cli.utilization import with_idle
 from diagnosis.allocation import allocation
 from diagnosis.bundle import Bundle
 from diagnosis.chain import chains_of
@@ -141,6 +139,8 @@ def _look(wish: DiagnoseWish, target: Target | None) -> Snapshot:
     """Raises SavedStateError, ClusterError; OSError where it can't be saved."""
     if wish.saved:
         return read_saved(wish.saved)
+    from rich.progress import BarColumn, Progress, TextColumn  # noqa: PLC0415 - where there is something to wait for
+
     bundle = Bundle() if wish.save is not None else None
     screen = Screen(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn()
@@ -161,7 +161,11 @@ def _look(wish: DiagnoseWish, target: Target | None) -> Snapshot:
         from cli import probing  # noqa: PLC0415 - few ask for it
 
         snapshot = probing.with_probes(snapshot, wish.access, wish.probes)
-    return with_idle(snapshot, wish.prometheus) if wish.prometheus else snapshot
+    if not wish.prometheus:
+        return snapshot
+    from cli.utilization import with_idle  # noqa: PLC0415 - where a Prometheus is to be asked
+
+    return with_idle(snapshot, wish.prometheus)
 
 
 def _listings(wish: DiagnoseWish) -> Listings:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
-from rich.pretty import pretty_repr
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -171,6 +170,8 @@ def _finding_line(standing: Standing) -> Text:
 
 def _show_evidence(console: Screen, evidence: Evidence) -> None:
     """The facts of each probe, long lists and texts cut: what was cut is counted."""
+    from rich.pretty import pretty_repr  # noqa: PLC0415 - where they are asked for
+
     for probe in evidence.probes:
         console.print(Text.assemble("\n", (probe.name, "bold"), f", {evidence.seconds.get(probe.name, 0.0):.3f} s"))
         cause = evidence.unread(probe)

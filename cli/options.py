@@ -70,10 +70,12 @@ def positive_seconds(text: str | float) -> float:
 
 
 def _url(value: str) -> str:
+    if not value:
+        return ""
     from healthcheck.cluster.prometheus import AddressError, checked  # noqa: PLC0415 - where one is named
 
     try:
-        return checked(value) if value else ""
+        return checked(value)
     except AddressError as error:
         raise typer.BadParameter(str(error)) from None
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from http import HTTPStatus
 from pathlib import Path
 
-import urllib3
-
 from healthcheck.host.kernel_files import read
 from healthcheck.model import ProbeError
 from healthcheck.text.printable import printable
@@ -14,8 +12,6 @@ from healthcheck.text.printable import printable
 IMDS = "http://169.254.169.254"
 _SECONDS = 1.0
 _LONGEST = 128
-_POOL = urllib3.PoolManager(retries=False)
-"""Without the environment's proxies: behind one another machine would answer for this one."""
 
 
 def machine_id(root: Path) -> str:
@@ -43,10 +39,14 @@ def instance_type(root: Path, endpoint: str = IMDS) -> str:
 
 
 def _ask(url: str, method: str, headers: dict[str, str]) -> str:
+    import urllib3  # noqa: PLC0415 - a check that is told the instance type asks nobody
+
+    # Without the environment's proxies: behind one another machine would answer for this one.
     try:
-        answer = _POOL.request(method, url, headers=headers, timeout=_SECONDS, preload_content=False)
-        text = answer.read(_LONGEST).decode("ascii", "replace").strip()
-        answer.close()
+        with urllib3.PoolManager(retries=False) as pool:
+            answer = pool.request(method, url, headers=headers, timeout=_SECONDS, preload_content=False)
+            text = answer.read(_LONGEST).decode("ascii", "replace").strip()
+            answer.close()
     except (OSError, ValueError, urllib3.exceptions.HTTPError) as error:
         raise ProbeError(f"instance metadata: {error}") from error
     if answer.status != HTTPStatus.OK:

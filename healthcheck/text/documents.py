@@ -8,13 +8,7 @@ import functools
 import json
 from typing import Any, NoReturn
 
-import yaml
-
 Table = dict[str, Any]
-_YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The safe one in C where PyYAML was built with it."""
-_MOST_NESTED = 128
-"""Lists and mappings of YAML within each other."""
 
 
 class MalformedError(Exception):
@@ -57,30 +51,14 @@ def yaml_object(raw: bytes) -> Table:
     if raw.lstrip().startswith(b"{"):
         with contextlib.suppress(MalformedError):
             return json_object(raw)
-    try:
-        _refuse_deep(raw)
-        told = yaml.load(raw, Loader=_YAML)  # noqa: S506 - a safe loader
-    except yaml.MarkedYAMLError as error:
-        place = error.problem_mark
-        raise MalformedError(
-            error.problem or "no YAML", *((place.line + 1, place.column + 1) if place else ())
-        ) from error
-    except (yaml.YAMLError, ValueError, RecursionError, TypeError, AttributeError, OverflowError) as error:
-        raise MalformedError(f"can't be read: {type(error).__name__}", only_ours=True) from error
+    from healthcheck.text import yaml_reading  # noqa: PLC0415 - on most nodes, and in most commands, there is none
+
+    told = yaml_reading.read(raw)
     if told is None:
         return {}
     if not isinstance(told, dict):
         raise MalformedError("no mapping", 1, 1)
     return told
-
-
-def _refuse_deep(raw: bytes) -> None:
-    """Its events are read without recursion, its tables are not: in C, without end, and the process would be lost."""
-    depth = 0
-    for event in yaml.parse(raw, Loader=_YAML):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > _MOST_NESTED:
-            raise MalformedError("nested too deeply to be read here", only_ours=True)
 
 
 def _sayable(told: Table) -> Table:
