@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum
+from functools import cache
 
 from msgspec import Struct
 
@@ -65,50 +66,53 @@ class FitError(Struct, frozen=True):
         return tuple(one for one in self.reasons if one.says in says)
 
 
-_TEXTS: tuple[tuple[Says, re.Pattern[str]], ...] = tuple(
-    (says, re.compile(pattern, re.ASCII | re.IGNORECASE))
-    for says, pattern in (
-        # HAMi's codes before the rest: its texts name nodes and cards.
+_TEXTS: tuple[tuple[Says, str], ...] = (
+    # HAMi's codes before the rest: its texts name nodes and cards.
+    (
+        Says.HAMI,
         (
-            Says.HAMI,
-            (
-                r"\b(?:NodeUnfitPod|node unregistered|node usage unavailable|node not fit pod|NodeInsufficientDevice"
-                r"|Card[A-Z][A-Za-z]{1,40}|AllocatedCardsInsufficientRequest|ExclusiveDeviceAllocateConflict|NumaNotFit"
-                r"|ResourceQuotaNotFit|ModeNotFit|node lock)\b"
-            ),
+            r"\b(?:NodeUnfitPod|node unregistered|node usage unavailable|node not fit pod|NodeInsufficientDevice"
+            r"|Card[A-Z][A-Za-z]{1,40}|AllocatedCardsInsufficientRequest|ExclusiveDeviceAllocateConflict|NumaNotFit"
+            r"|ResourceQuotaNotFit|ModeNotFit|node lock)\b"
         ),
-        (Says.SHORT, r"\AInsufficient (\S{1,320})"),
-        (Says.SHORT, r"\A(?:node\(s\) had )?(Too many pods)"),
-        (Says.TAINT, r"had untolerated taint\(s\)"),
-        (Says.TAINT, r"had (?:un)?tolerated taint (\{[^{}]{0,700}\})"),
-        (Says.TAINT, r"had taint (\{[^{}]{0,700}\})"),
-        (Says.TAINT, r"had taints? that the pod didn't tolerate"),
-        (Says.CORDON, r"were unschedulable"),
-        (Says.NOT_READY, r"were not ready|had unknown conditions|were out of disk|(?:disk|memory|pid) ?pressure"),
-        (Says.OTHER_PODS, r"pod (?:anti-)?affinity|pods anti-affinity"),
-        (Says.SELECTOR, r"node affinity/selector|match node selector|Pod's node affinity|enforced node affinity"),
-        (Says.SELECTOR, r"pod affinity terms conflict"),
-        (Says.NODE_NAME, r"match the requested (?:node ?name|hostname)"),
-        (Says.SPREAD, r"topology spread"),
-        (Says.PORTS, r"free ports for the requested pod ports"),
-        (Says.VOLUME_UNBOUND, r"unbound (?:immediate )?PersistentVolumeClaims|persistent volumes to bind"),
-        (Says.VOLUME_UNBOUND, r"not have enough free storage"),
-        (Says.VOLUME_MISSING, r"persistentvolumeclaim \"([^\"]{1,320})\" (?:not found|is being deleted)"),
-        (Says.VOLUME_MISSING, r"bound to non-existent pv"),
-        (Says.VOLUME_ELSEWHERE, r"volume node affinity conflict|PersistentVolume's node affinity"),
-        (Says.VOLUME_ELSEWHERE, r"no available volume zone"),
-        (Says.VOLUME_BUSY, r"max volume count|no available disk|ReadWriteOncePod"),
-        (Says.CLASS_MISSING, r"device class (\S{1,320}) does not exist"),
-        (Says.CLAIM_MISSING, r"resourceclaim \"?([^\" ]{0,320})\"? not found"),
-        (Says.CLAIM_MISSING, r"resource ?claim (?:\S{1,320} )?(?:was )?not (?:been )?created"),
-        (Says.CLAIM_MISSING, r"controller to create the resourceclaim"),
-        (Says.CLAIM, r"cannot allocate all claims|resource ?claim|extended resource claim|cannot fit resource"),
-        (
-            Says.GANG,
-            r"\bgang\b|pod ?group|sibling pods|minmember|minavailable|rejected due to timeout",
-        ),
-    )
+    ),
+    (Says.SHORT, r"\AInsufficient (\S{1,320})"),
+    (Says.SHORT, r"\A(?:node\(s\) had )?(Too many pods)"),
+    (Says.TAINT, r"had untolerated taint\(s\)"),
+    (Says.TAINT, r"had (?:un)?tolerated taint (\{[^{}]{0,700}\})"),
+    (Says.TAINT, r"had taint (\{[^{}]{0,700}\})"),
+    (Says.TAINT, r"had taints? that the pod didn't tolerate"),
+    (Says.CORDON, r"were unschedulable"),
+    (Says.NOT_READY, r"were not ready|had unknown conditions|were out of disk|(?:disk|memory|pid) ?pressure"),
+    (Says.OTHER_PODS, r"pod (?:anti-)?affinity|pods anti-affinity"),
+    (Says.SELECTOR, r"node affinity/selector|match node selector|Pod's node affinity|enforced node affinity"),
+    (Says.SELECTOR, r"pod affinity terms conflict"),
+    (Says.NODE_NAME, r"match the requested (?:node ?name|hostname)"),
+    (Says.SPREAD, r"topology spread"),
+    (Says.PORTS, r"free ports for the requested pod ports"),
+    (Says.VOLUME_UNBOUND, r"unbound (?:immediate )?PersistentVolumeClaims|persistent volumes to bind"),
+    (Says.VOLUME_UNBOUND, r"not have enough free storage"),
+    (Says.VOLUME_MISSING, r"persistentvolumeclaim \"([^\"]{1,320})\" (?:not found|is being deleted)"),
+    (Says.VOLUME_MISSING, r"bound to non-existent pv"),
+    (Says.VOLUME_ELSEWHERE, r"volume node affinity conflict|PersistentVolume's node affinity"),
+    (Says.VOLUME_ELSEWHERE, r"no available volume zone"),
+    (Says.VOLUME_BUSY, r"max volume count|no available disk|ReadWriteOncePod"),
+    (Says.CLASS_MISSING, r"device class (\S{1,320}) does not exist"),
+    (Says.CLAIM_MISSING, r"resourceclaim \"?([^\" ]{0,320})\"? not found"),
+    (Says.CLAIM_MISSING, r"resource ?claim (?:\S{1,320} )?(?:was )?not (?:been )?created"),
+    (Says.CLAIM_MISSING, r"controller to create the resourceclaim"),
+    (Says.CLAIM, r"cannot allocate all claims|resource ?claim|extended resource claim|cannot fit resource"),
+    (
+        Says.GANG,
+        r"\bgang\b|pod ?group|sibling pods|minmember|minavailable|rejected due to timeout",
+    ),
 )
+
+
+@cache
+def _patterns() -> tuple[tuple[Says, re.Pattern[str]], ...]:
+    """Compiled when the first message is taken apart: in most clusters no scheduler complains."""
+    return tuple((says, re.compile(pattern, re.ASCII | re.IGNORECASE)) for says, pattern in _TEXTS)
 
 
 _OF_THE_POD = (Says.VOLUME_UNBOUND, Says.VOLUME_MISSING, Says.CLAIM_MISSING, Says.CLASS_MISSING)
@@ -133,7 +137,7 @@ def parse(message: str) -> FitError | None:
 
 def reason_of(text: str, nodes: int | None = None) -> Reason:
     """One reason's text, without its count."""
-    for says, pattern in _TEXTS:
+    for says, pattern in _patterns():
         found = pattern.search(text)
         if found is not None:
             what = (found[1] or "") if pattern.groups else ""

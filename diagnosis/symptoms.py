@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from enum import Enum
+from functools import cache
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -64,10 +65,20 @@ class Symptom(Struct, frozen=True):
 class Signature(Struct, frozen=True):
     """By which a cause is known: a pattern, and where it may stand. `source` says who writes it."""
 
-    pattern: re.Pattern[str]
+    pattern: str
     cause: Cause
     places: frozenset[Place]
     source: str
+
+    def search(self, text: str) -> re.Match[str] | None:
+        """Letter case does not matter: versions differ in it."""
+        return _compiled(self.pattern).search(text)
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """When it is first looked for: most diagnoses look for few."""
+    return re.compile(pattern, re.IGNORECASE)
 
 
 class Recognised(Struct, frozen=True):
@@ -84,8 +95,7 @@ class Recognised(Struct, frozen=True):
 
 
 def signature(pattern: str, cause: Cause, source: str, *places: Place) -> Signature:
-    """Letter case does not matter: versions differ in it."""
-    return Signature(re.compile(pattern, re.IGNORECASE), cause, frozenset(places), source)
+    return Signature(pattern, cause, frozenset(places), source)
 
 
 def recognised(signatures: Iterable[Signature], symptoms: Iterable[Symptom]) -> Recognised | None:
@@ -93,7 +103,7 @@ def recognised(signatures: Iterable[Signature], symptoms: Iterable[Symptom]) -> 
     told = tuple(symptoms)
     for one in signatures:
         for symptom in told:
-            found = one.pattern.search(symptom.text) if symptom.place in one.places else None
+            found = one.search(symptom.text) if symptom.place in one.places else None
             if found is not None:
                 groups = tuple(group or "" for group in found.groups())
                 return Recognised(one.cause, symptom, _around(found), groups)
