@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 import yaml
 
 from healthcheck import __version__
-from sim.control_plane import ControlPlane
+from sim.control_plane import Answer, ControlPlane
 from tests.chart.conftest import Helm
 from tests.cli.cluster import run_here
 from tests.waiting import eventually
@@ -25,6 +27,7 @@ LEASES = "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck/leases"
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 IMAGE = f"{ADMISSION}/validatingadmissionpolicies/gpu-healthcheck-sweeper-jobs"
 BINDING = f"{ADMISSION}/validatingadmissionpolicybindings/gpu-healthcheck-agent-nodes"
+VERIFY = "/api/v1/namespaces/gpu-healthcheck/pods/gpu-healthcheck-verify"
 RIGHTS = "clusterroles,clusterrolebindings,roles,rolebindings"
 OTHERS = "validatingadmissionpolicies,validatingadmissionpolicybindings,priorityclasses,daemonsets,cronjobs,configmaps"
 
@@ -57,6 +60,7 @@ def test_a_release_is_installed_upgraded_rolled_back_and_taken_away(helm: Helm) 
         release = Release(plane, helm)
         it_is_installed_with_its_policies_before_its_pods(release)
         verify_says_what_is_lacking(release)
+        a_test_is_told_in_two_hooks_and_its_rights_go(release)
         it_is_upgraded_and_rolled_back(release)
         a_namespace_that_allows_no_agent_is_refused(release)
         nothing_stays_of_it(release)
@@ -92,6 +96,29 @@ def verify_says_what_is_lacking(release: Release) -> None:
     release.plane.request("PATCH", BINDING, {"spec": {"validationActions": ["Audit"]}})
     assert "not in force: gpu-healthcheck-agent-nodes" in said_by_verify(mine, 1)
     release.plane.kubectl("delete", "-f", "-", input=rights)
+
+
+def a_test_is_told_in_two_hooks_and_its_rights_go(release: Release) -> None:
+    """Its pod is played: there is no kubelet here."""
+    for _ in range(2):
+        with ThreadPoolExecutor(1) as beside:
+            said = beside.submit(release.done, "test", "gpu-healthcheck")
+            eventually(lambda: waits(release.plane.request("GET", VERIFY)))
+            assert len(verifies(release)) == 4
+            release.plane.request("PATCH", f"{VERIFY}/status", {"status": {"phase": "Succeeded"}})
+        assert re.findall("TEST SUITE: *(.*)", said.result()) == [
+            "gpu-healthcheck-verify",
+            "gpu-healthcheck-verify-rights",
+        ]
+        assert verifies(release) == []
+
+
+def waits(pod: Answer) -> bool:
+    return pod.status == 200 and pod.body["status"].get("phase") == "Pending"
+
+
+def verifies(release: Release) -> list[str]:
+    return [one for one in release.names(RIGHTS) if one.endswith("/gpu-healthcheck-verify")]
 
 
 def said_by_verify(kubeconfig: Path, code: int, words: Sequence[str] = ("gpu-healthcheck", "verify")) -> str:
