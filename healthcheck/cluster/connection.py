@@ -178,7 +178,10 @@ class Connection:
         """One page, and the token of the next; '' for the last."""
         asked = {**query, "limit": str(_PAGE)}
         page = _read(self._request("list", path, resource, query=asked), f"list {resource}", parse)
-        return page, page.get("metadata", {}).get("continue") or ""
+        metadata, items = page.get("metadata") or {}, page.get("items") or []
+        if not (isinstance(metadata, dict) and isinstance(items, list)):
+            raise Unavailable(f"list {resource}: an answer that is no list")
+        return page, metadata.get("continue") or ""
 
     def _names(self, path: str, resource: str, query: Mapping[str, str]) -> list[str]:
         """Of the first page, without anything else of the objects."""
