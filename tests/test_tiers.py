@@ -41,3 +41,8 @@ def test_a_test_of_the_second_tier_runs_wherever_there_is_room(request: pytest.F
     assert tiers.group(request.node) == "test_tiers"
     request.node.add_marker(pytest.mark.cluster)
     assert tiers.group(request.node) is None
+
+
+def test_a_group_is_told_to_xdist(request: pytest.FixtureRequest) -> None:
+    """By the name of each test, in its processes: or each of them starts what one shall, and nothing fails."""
+    assert request.node.nodeid.endswith("@test_tiers") == hasattr(request.config, "workerinput")
