@@ -89,12 +89,17 @@ def guard() -> None:
 
 
 def _refuse(event: str, arguments: tuple[object, ...]) -> None:
-    if event != "subprocess.Popen" or threading.current_thread() is not threading.main_thread():
+    if event == "subprocess.Popen" and isinstance(words := arguments[1], Sequence):
+        hold([str(word) for word in words])
+
+
+def hold(words: Sequence[str]) -> None:
+    """The test that runs now, to its tier: these words start a program."""
+    if threading.current_thread() is not threading.main_thread():
         return  # the stories live in threads, beside whatever test runs
     if _Now.test is None or _Now.test.get_closest_marker("cluster"):
         return
-    words = arguments[1]
-    if isinstance(words, Sequence) and (program := _of_the_second_tier([str(word) for word in words])):
+    if program := _of_the_second_tier(words):
         raise AssertionError(f"{program} is started by a test without pytest.mark.cluster, which `make test` runs")
 
 

@@ -57,6 +57,13 @@ print(*(name for name, module in sys.modules.items() if module.__spec__), file=s
 """
 
 
+@pytest.fixture
+def world(world: World) -> World:
+    """Its agents are started as a container's is: none is forked."""
+    world.imports = True
+    return world
+
+
 class TestLoading:
     def test_an_agent_leaves_out_what_only_consoles_logins_and_other_clients_need(self) -> None:
         loaded = subprocess.check_output([sys.executable, "-I", "-c", LOADED], text=True).split()

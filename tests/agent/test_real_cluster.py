@@ -41,6 +41,7 @@ def watched_on(plane: ControlPlane, name: str, folder: Path) -> Iterator[World]:
     with World(folder / name, cluster) as world:
         # The neighbours' taints, in the same cluster, shall not withhold this one's.
         world.hurry()
+        world.imports = True  # as in a container, here with all that an agent meets
         world.configure(MAX_UNHEALTHY_PERCENT="100")
         world.start()
         world.wait_for_status("pass")

@@ -20,6 +20,13 @@ HEAD = b"GET /metrics HTTP/1.1\r\n" + b"a: " + b"x" * (1 << 20)
 
 
 @pytest.fixture
+def world(world: World) -> World:
+    """Its agents are started as a container's is: none is forked."""
+    world.imports = True
+    return world
+
+
+@pytest.fixture
 def peers() -> Iterator[ExitStack]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, IDLE + FAT + 1000), hard))

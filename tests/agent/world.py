@@ -22,6 +22,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from sim.api_objects import EVENTS, LEASES, NODES, RefusedError
 from sim.api_stand_in import ApiStandIn
 from sim.node import SimulatedNode
+from tests import tiers
+from tests.agent.forking import Forked, Running, heeds
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
 if TYPE_CHECKING:
@@ -209,13 +211,24 @@ class AgentProcess:
     """One `python -m agent`, its log as parsed JSON, its metrics as numbers."""
 
     def __init__(
-        self, environment: Mapping[str, str], log: Path, command: Sequence[str], checkout: Path | None = None
+        self,
+        environment: Mapping[str, str],
+        log: Path,
+        command: Sequence[str],
+        checkout: Path | None = None,
+        *,
+        forked: bool = False,
     ) -> None:
         self.log = log
         self.may_fail = False
         """A test made it end by a fault of ours."""
+        tiers.hold(command)
         with log.open("wb") as out:
-            self.process = subprocess.Popen(command, env=dict(environment), stderr=out, stdout=out, cwd=checkout)
+            self.process: Running = (
+                Forked(command, environment, out.fileno())
+                if forked
+                else subprocess.Popen(command, env=dict(environment), stderr=out, stdout=out, cwd=checkout)
+            )
 
     @property
     def lines(self) -> list[Json]:
@@ -309,6 +322,8 @@ class World:
         self.python = sys.executable
         self.checkout: Path | None = None
         """Where agents that are started from now on come from; None: this tree."""
+        self.imports = False
+        """Whether they import what they need themselves, as people's do, and as a test of the process asks."""
 
     def __enter__(self) -> Self:
         return self
@@ -370,8 +385,11 @@ class World:
             "AWS_EC2_METADATA_SERVICE_ENDPOINT": NOBODY,
         }
         log = self.folder / f"agent-{len(self.agents)}.log"
+        whole = {**kept, **ours, **environment}
         command = [self.python, "-m", self.program, *options]
-        self.agents.append(AgentProcess({**kept, **ours, **environment}, log, command, self.checkout))
+        is_ours = (self.python, self.checkout) == (sys.executable, None)
+        forked = is_ours and not self.imports and heeds(whole)
+        self.agents.append(AgentProcess(whole, log, command, self.checkout, forked=forked))
         return self.agents[-1]
 
     def restart(self, **environment: str) -> AgentProcess:
