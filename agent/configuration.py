@@ -1,18 +1,18 @@
-"""The settings in force: read anew before each look; of what is wrong with them the last good ones stay."""
+"""The settings in force: what changed is read before a look; of what is wrong with them the last good ones stay."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import structlog
 from msgspec.structs import replace
 
 from agent.ledger import Ledger
 from agent.reporter import Reporter
+from agent.settings_reader import SettingsReader
 from agent.state import State
-from healthcheck import settings as config
 from healthcheck.model import Shortage
-from healthcheck.settings import BadValue, Settings, SettingsError, UnknownKeys
+from healthcheck.settings.files import UnknownKeys, seen_in, unknown_keys
+from healthcheck.settings.meaning import understood
+from healthcheck.settings.values import BadValue, Seen, Settings
 from healthcheck.telemetry import Telemetry
 
 log = structlog.get_logger()
@@ -21,12 +21,18 @@ log = structlog.get_logger()
 class Configuration:
     """The mounted ConfigMap."""
 
-    def __init__(self, directory: Path, state: State, ledger: Ledger, reporter: Reporter, telemetry: Telemetry) -> None:
-        self._directory = directory
+    def __init__(
+        self, reader: SettingsReader, state: State, ledger: Ledger, reporter: Reporter, telemetry: Telemetry
+    ) -> None:
+        self._reader = reader
+        self._directory = reader.own().config_dir
         self._state = state
         self._ledger = ledger
         self._reporter = reporter
         self._telemetry = telemetry
+        self._settings = Settings()
+        self._seen: Seen | None = None
+        """The folder that they were read from; None: nobody could tell whether it has changed."""
         self._bad: tuple[BadValue, ...] = ()
         self._unknown: UnknownKeys | None = None
         self._ignored_logged = False
@@ -34,25 +40,26 @@ class Configuration:
     def reload(self) -> None:
         """Take over the configuration as it is now; what is wrong with it is reported once."""
         try:
-            settings = self._read()
-            unknown = config.unknown_keys(self._directory)
+            if self._seen is None or self._seen != seen_in(self._directory):
+                self._read()
         except Shortage as error:
             log.warning("the configuration can't be read now", error=str(error))
             return
-        self._report_bad(settings.bad)
-        self._report_unknown(unknown)
-        if settings.values.kernel_log_lines and not self._ignored_logged:
+        if self._settings.values.kernel_log_lines and not self._ignored_logged:
             self._ignored_logged = True
             log.warning("KERNEL_LOG_LINES has no effect: a cursor took its place")
-        self._ledger.configure(settings)
+        self._ledger.configure(self._settings)
 
-    def _read(self) -> Settings:
-        try:
-            return config.read_settings(self._directory)
-        except SettingsError as error:
-            if self._state.settings.profiles:
-                return replace(self._state.settings, bad=error.bad)
-            return config.settings_despite(error.bad, self._directory)
+    def _read(self) -> None:
+        """Raises Shortage; what was read before then stays, and is read anew the next time."""
+        self._seen = None
+        written = self._reader.read()
+        settings, unknown = understood(written, self._directory), unknown_keys(self._directory)
+        self._report_bad(settings.bad)
+        self._report_unknown(unknown)
+        in_force = self._state.settings
+        self._settings = replace(in_force, bad=settings.bad) if settings.bad and in_force.profiles else settings
+        self._seen = None if any(one.passing for one in settings.bad) else written.seen
 
     def _report_bad(self, bad: tuple[BadValue, ...]) -> None:
         if bad == self._bad:

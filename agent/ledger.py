@@ -17,7 +17,7 @@ from healthcheck.memory.findings import Memory, Release, Standing
 from healthcheck.memory.kernel_log import after_kernel_log
 from healthcheck.memory.looks import JudgedLook, MemoryRules, after_look, without_checks
 from healthcheck.model import Check, Now, Outcome, Severity, Unobserved
-from healthcheck.settings import Settings
+from healthcheck.settings.values import Settings
 from healthcheck.telemetry import Telemetry
 
 log = structlog.get_logger()

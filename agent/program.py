@@ -15,20 +15,22 @@ from pathlib import Path
 
 import structlog
 import tenacity
-from pydantic import ValidationError
+from msgspec.structs import asdict
 
 from agent.last_failure import note_failure
-from agent.settings import AgentSettings
+from agent.settings_reader import SettingsReader
 from agent.wiring import Agent
 from healthcheck.catalog.tables import read_all
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.host.log import log_as_json
-from healthcheck.host.program import COULD_NOT, USAGE, Options, complain_of_environment
+from healthcheck.host.program import COULD_NOT, USAGE, Options
 from healthcheck.host.signals import stop_at_signals
 from healthcheck.host.streams import complain
 from healthcheck.memory.file import MemoryFile, MemoryFileError
 from healthcheck.model import Shortage
+from healthcheck.settings.environment import complain_of_environment
+from healthcheck.settings.values import SettingsError
 from healthcheck.telemetry import Telemetry, serve
 
 log = structlog.get_logger()
@@ -48,14 +50,15 @@ _ONCE_SECONDS = 0.2
 _PORT_SECONDS = 1.0
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None, reader: SettingsReader | None = None) -> int:
     options = _options(arguments)
+    reader = reader or SettingsReader()
     try:
-        settings = AgentSettings()  # type: ignore[call-arg]
-    except ValidationError as error:
+        settings = reader.own()
+    except SettingsError as error:
         return complain_of_environment("agent", error)
     log_as_json(settings.log_level)
-    log.info("settings", **{key: str(value) for key, value in settings.model_dump().items()})
+    log.info("settings", **{key: str(value) for key, value in asdict(settings).items()})
     try:
         cluster = Cluster()
     except ClusterError as error:
@@ -63,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
         return COULD_NOT
     threading.excepthook = partial(_thread_failed, settings.state_dir)
     read_all()
-    return _run(settings, cluster, stop_at_signals(), options)
+    return _run(reader, cluster, stop_at_signals(), options)
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
@@ -73,8 +76,8 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _run(settings: AgentSettings, cluster: Cluster, stop: threading.Event, options: argparse.Namespace) -> int:
-    telemetry = Telemetry()
+def _run(reader: SettingsReader, cluster: Cluster, stop: threading.Event, options: argparse.Namespace) -> int:
+    settings, telemetry = reader.own(), Telemetry()
     serving = _Serving()
     try:
         _serve(telemetry, settings.metrics_port, serving)
@@ -87,11 +90,11 @@ def _run(settings: AgentSettings, cluster: Cluster, stop: threading.Event, optio
             complain("agent", "--once: another agent of this node is at work")
             return COULD_NOT
         log.warning("another agent of this node holds the memory; looking, writing nothing, until it is gone")
-        serving.agent = Agent(settings, cluster, None, telemetry, write=False)
+        serving.agent = Agent(reader, cluster, None, telemetry, write=False)
         _stand_by(serving.agent, file, telemetry, stop)
     if not stop.is_set():
         with _noting_failure(settings.state_dir):
-            serving.agent = Agent(settings, cluster, file, telemetry, write=not options.dry_run)
+            serving.agent = Agent(reader, cluster, file, telemetry, write=not options.dry_run)
         _work(serving.agent, stop, once=options.once)
     # Threads may be inside a request or a hung look; nothing that they could still do is wanted.
     sys.stderr.flush()

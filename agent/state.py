@@ -23,7 +23,7 @@ from healthcheck.memory.findings import Memory
 from healthcheck.model import Check, Evidence, Nature, Now, Outcome, Severity, Unobserved
 from healthcheck.node.state import INSTANCE_TYPE, NodeState, SelectiveClass, runtime_classes
 from healthcheck.probes.nvml.gpus import NVML, DriverLook
-from healthcheck.settings import Settings
+from healthcheck.settings.values import Settings
 from healthcheck.verdict.acknowledgement import other_severities
 from healthcheck.verdict.inventory import Inventory
 from healthcheck.verdict.inventory_seen import seen_in

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -43,21 +43,20 @@ def _proxies() -> dict[str, str]:
 
 _CLIENT = ("dynamic", "informer", "leaderelection", "stream", "watch", "client.models")
 _SOURCES = ("aws", "azure", "cli", "gcp", "json", "nested_secrets", "pyproject", "toml", "yaml")
+_METADATA = LeftOut("importlib.metadata", entry_points=lambda **_: (), PackageNotFoundError=OSError)
 UNUSED: tuple[ModuleType, ...] = (
     *(LeftOut(f"kubernetes.{part}") for part in _CLIENT),  # we send plain objects, and read watches ourselves
+    # The client's, for secrets in what is sent and for answers that it has typed; what reads our settings is a child.
+    LeftOut("pydantic", BaseModel=type("BaseModel", (), {}), Field=lambda *_, **__: None),
     # The client renews the OIDC login of a kubeconfig with these; with them go requests and what guesses encodings.
     *(LeftOut(name) for name in ("requests_oauthlib", "oauthlib", "oauthlib.oauth2")),
     *(LeftOut(name) for name in ("dateutil", "dateutil.parser")),  # the client's, for times in typed objects
     *(LeftOut(f"asyncio.{part}") for part in ("base_subprocess", "sslproto")),  # /metrics has plain sockets
     LeftOut("multiprocessing", cpu_count=os.cpu_count),  # pools of the client's and of APScheduler's; ours are threads
     *(LeftOut(name) for name in ("multiprocessing.pool", "concurrent.futures.process", "pickle")),
-    # Our settings are the environment and one directory's files.
-    *(LeftOut(f"pydantic_settings.sources.providers.{one}") for one in _SOURCES),
-    LeftOut("dotenv"),
-    # Plugins of pydantic's and APScheduler's, of which we have none: each looks through all that is installed for them.
-    # APScheduler, which asks for its own version too, does without where that is not to be found.
-    LeftOut("importlib.metadata", entry_points=lambda **_: (), PackageNotFoundError=OSError),
-    LeftOut("pydantic.json_schema"),  # nobody asks an agent for a schema of its settings
+    # Plugins of APScheduler's, of which we have none: it looks through all that is installed for them. It asks for its
+    # own version too, and does without where that is not to be found.
+    _METADATA,
     *(LeftOut(name) for name in ("bz2", "lzma")),  # archives of shutil's
     *(LeftOut(f"wsgiref{part}") for part in ("", ".simple_server")),  # prometheus_client's server; we have our own
     LeftOut("tokenize"),  # inspect's, for sources
@@ -70,12 +69,22 @@ UNUSED: tuple[ModuleType, ...] = (
     LeftOut("zipfile"),  # importlib.resources', for what is installed as an archive
     LeftOut("html.entities", html5={}, name2codepoint={}),  # http.server only escapes
 )
+UNUSED_BY_THE_READER: tuple[ModuleType, ...] = (
+    # Our settings are the environment and one directory's files.
+    *(LeftOut(f"pydantic_settings.sources.providers.{one}") for one in _SOURCES),
+    LeftOut("dotenv"),
+    *(LeftOut(name) for name in ("asyncio", "argparse")),  # of command lines that pydantic_settings can make
+    LeftOut("importlib.resources.abc"),  # of settings inside a package
+    _METADATA,  # for pydantic's plugins
+    LeftOut("pydantic.json_schema"),  # nobody asks for a schema of the settings
+)
+"""Of the child that reads the settings, which lives for a fifth of a second."""
 
 
 @contextmanager
-def without_unused_parts() -> Iterator[None]:
+def without_unused_parts(parts: Iterable[ModuleType] = UNUSED) -> Iterator[None]:
     """Whatever is imported meanwhile finds nothing where these would be. What is there already stays."""
-    left_out: dict[str, ModuleType | None] = {one.__name__: one for one in UNUSED}
+    left_out: dict[str, ModuleType | None] = {one.__name__: one for one in parts}
     left_out["rich"] = None  # Python's word for "no such module": structlog's console renderer does without
     absent = {name: part for name, part in left_out.items() if name not in sys.modules}
     sys.modules.update(absent)  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ from agent.record_judge import RecordJudge
 from agent.reporter import Reporter
 from agent.runtime_classes import RuntimeClasses
 from agent.schedule import Schedule
-from agent.settings import AgentSettings
+from agent.settings_reader import SettingsReader
 from agent.startup import Start, start_from
 from agent.state import State
 from healthcheck.cluster.client import Cluster
@@ -63,16 +63,17 @@ class HostSide:
 
     def __init__(
         self,
-        settings: AgentSettings,
+        reader: SettingsReader,
         state: State,
         ledger: Ledger,
         reporter: Reporter,
         telemetry: Telemetry,
         facilities: frozenset[int],
     ) -> None:
+        settings = reader.own()
         root = settings.host_root
         self.sources = Sources.of(root)
-        self.configuration = Configuration(settings.config_dir, state, ledger, reporter, telemetry)
+        self.configuration = Configuration(reader, state, ledger, reporter, telemetry)
         self.cycle = Cycle(self.sources, state, ledger, self.configuration, telemetry)
         self.instance_metadata = InstanceMetadata(root, settings.imds_endpoint, state)
         self.deep_processes = DeepProcesses(root, state)
@@ -85,7 +86,7 @@ class Agent:
 
     def __init__(
         self,
-        settings: AgentSettings,
+        reader: SettingsReader,
         cluster: Cluster,
         file: MemoryFile | None,
         telemetry: Telemetry,
@@ -94,7 +95,8 @@ class Agent:
         facilities: frozenset[int] = KERNEL_FACILITY,
         waits: Waits = WAITS,
     ) -> None:
-        self.settings = settings
+        self._reader = reader
+        self.settings = settings = reader.own()
         self._began = time.monotonic()
         self._may_have_failed = remembers = write and file is not None
         start = start_from(file, settings.host_root, telemetry)
@@ -102,7 +104,7 @@ class Agent:
         self.ledger = ledger = Ledger(state, file, telemetry)
         api = ApiServer(cluster, Permissions(telemetry), Outage(), write)
         self.cluster = ClusterSide(api, state, ledger, telemetry)
-        self.host = HostSide(settings, state, ledger, self.cluster.reporter, telemetry, facilities)
+        self.host = HostSide(reader, state, ledger, self.cluster.reporter, telemetry, facilities)
         self.schedule = Schedule(state, settings.config_dir)
         level_2 = Level2(settings.host_root, state)
         deep = DeepTests(state, cluster, level_2, self.schedule, telemetry, settings.state_dir, waits)
@@ -165,5 +167,6 @@ class Agent:
         self.ledger.save()
         self.cluster.node_watch.end()
         self.cluster.node_writer.end()
-        for pid in self.host.sources.end():
+        left = (*self.host.sources.end(), self._reader.end())
+        for pid in filter(None, left):
             log.warning("a process stuck in the driver is left behind", pid=pid)

@@ -24,7 +24,7 @@ from healthcheck.host.log import log_as_json
 from healthcheck.model import Evidence
 from healthcheck.node.state import NodeState
 from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpu, Gpus
-from healthcheck.settings import NodeSettings, Settings
+from healthcheck.settings.values import NodeSettings, Settings
 from healthcheck.telemetry import Telemetry
 
 _INTERVAL_SECONDS = 3
@@ -53,7 +53,7 @@ class _Read(State):
     def __init__(self, cluster: Cluster, name: str) -> None:
         super().__init__(name)
         self._cluster = cluster
-        values = NodeSettings.model_construct(dcgm_l2_interval_seconds=_INTERVAL_SECONDS)
+        values = NodeSettings(dcgm_l2_interval_seconds=_INTERVAL_SECONDS)
         self.configure(Settings(values), self.memory)
         self.see_look(Evidence({NVML: DriverLook(Gpus("570", "x", (Gpu(0),)))}, at=math.inf))
 

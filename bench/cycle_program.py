@@ -13,7 +13,7 @@ from typing import Any
 
 from kubernetes.client import ApiClient
 
-from agent.settings import AgentSettings
+from agent.settings_reader import SettingsReader
 from agent.wiring import Agent
 from healthcheck.checks.examine import judge, look
 from healthcheck.cluster.client import Cluster
@@ -24,13 +24,14 @@ from healthcheck.telemetry import Telemetry
 
 
 def main() -> None:
-    settings = AgentSettings()  # type: ignore[call-arg]
+    reader = SettingsReader()
+    settings = reader.own()
     log_as_json(settings.log_level)
     file = MemoryFile(settings.state_dir)
     if not file.acquire():
         sys.exit("another agent holds the memory")
     # A cluster that nobody asks: the cycle ends before the telling.
-    agent = Agent(settings, Cluster(ApiClient), file, Telemetry(), write=False)
+    agent = Agent(reader, Cluster(ApiClient), file, Telemetry(), write=False)
     agent.host.instance_metadata.ask()
     for line in sys.stdin:
         print(json.dumps(_judge(agent) if line.strip() == "judge" else _cycle(agent)), flush=True)

@@ -42,14 +42,14 @@ from healthcheck.memory.looks import JudgedLook
 from healthcheck.model import Finding, Severity, Sighting
 from healthcheck.model import Outcome as Looked
 from healthcheck.node.state import TAINT
-from healthcheck.settings import NodeSettings, Settings
+from healthcheck.settings.values import NodeSettings, Settings
 from healthcheck.telemetry import Telemetry
 from healthcheck.verdict import budget
 from sim.control_plane import ControlPlane
 
 AIM_REQUESTS, AIM_SECONDS = 10_000, 30.0
 PERCENT = 20
-SETTINGS = Settings(NodeSettings.model_construct(max_unhealthy_percent=PERCENT))
+SETTINGS = Settings(NodeSettings(max_unhealthy_percent=PERCENT))
 _PROCESSES = 8
 _SETTING_UP = 4
 """Threads of each that make nodes and tokens, and begin the agents, which in a cluster begin one after another too."""

@@ -13,7 +13,7 @@ import sys
 
 from kubernetes.client import ApiClient
 
-from agent.settings import AgentSettings
+from agent.settings_reader import SettingsReader
 from agent.wiring import Agent
 from bench.moment import age_ms
 from healthcheck.catalog.tables import read_all
@@ -42,7 +42,8 @@ class _Clocked(Telemetry):
 
 def main() -> None:
     read_all()
-    settings = AgentSettings()  # type: ignore[call-arg]
+    reader = SettingsReader()
+    settings = reader.own()
     log_as_json(settings.log_level)
     clients: list[ApiClient] = []
 
@@ -53,7 +54,7 @@ def main() -> None:
     cluster, telemetry, file = Cluster(connector), _Clocked(), MemoryFile(settings.state_dir)
     if not file.acquire():
         sys.exit("another agent holds the memory")
-    agent = Agent(settings, cluster, file, telemetry, facilities=frozenset({KERNEL, USER}))
+    agent = Agent(reader, cluster, file, telemetry, facilities=frozenset({KERNEL, USER}))
     serve(telemetry, settings.metrics_port, agent.healthy, agent.ready)
     agent.start()
     for line in sys.stdin:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from bench.outcome import Outcome, Row, percentile
 from bench.stage import INSTANCE_TYPE, Stage
 from healthcheck.deep.due import Attempt, DeepTest
-from healthcheck.settings import NodeSettings
+from healthcheck.settings.values import NodeSettings
 from sweeper.select import Candidate, Limits, select
 
 AIM_SHARE, INTERVALS = 0.99, 2
@@ -67,7 +67,7 @@ class _Node:
 
 
 def measure(stage: Stage) -> Outcome:
-    values = NodeSettings.model_construct()
+    values = NodeSettings()
     limits = Limits(
         values.max_nodes_per_sweep, values.max_sweep_percent, timedelta(seconds=values.dcgm_l2_interval_seconds)
     )

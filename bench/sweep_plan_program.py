@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from healthcheck.cluster.client import Cluster
-from healthcheck.settings import read_settings
+from healthcheck.settings.reading import read_settings
 from sweeper.sweep import Sweep
 
 

@@ -38,7 +38,10 @@ from healthcheck.probes import kernel_log, machine
 from healthcheck.probes.container_runtime.cri import RuntimeStatus
 from healthcheck.probes.efa.libfabric import LONGEST_SECONDS, Libfabric
 from healthcheck.probes.nvml.driver import Driver
-from healthcheck.settings import Settings, SettingsError, read_settings, unknown_keys
+from healthcheck.settings.declared import IMDS
+from healthcheck.settings.files import unknown_keys
+from healthcheck.settings.reading import read_settings
+from healthcheck.settings.values import Settings
 from healthcheck.text.printable import printable
 
 _ELSEWHERE = (
@@ -98,11 +101,11 @@ def _asking(root: Path, settings: Settings, *, here: bool) -> Iterator[Host]:
 
 def _usable(names: list[str], root: Path | None) -> tuple[Settings, tuple[Check, ...]]:
     directory = Path(os.environ.get("CONFIG_DIR", "/etc/gpu-healthcheck"))
+    settings = read_settings(directory)
+    if settings.bad:
+        _end("\n".join(str(one) for one in settings.bad))
     try:
-        settings = read_settings(directory)
         checks = _named(names) if names else settings.values.checks
-    except SettingsError as error:
-        _end("\n".join(str(one) for one in error.bad))
     except ValueError as error:
         _end(str(error))
     if unknown := unknown_keys(directory):
@@ -152,7 +155,7 @@ def _end(message: str) -> NoReturn:
 
 
 def _instance_type(root: Path) -> str:
-    endpoint = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", machine.IMDS)
+    endpoint = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", IMDS)
     try:
         return machine.instance_type(root, endpoint)
     except ProbeError:

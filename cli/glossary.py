@@ -20,7 +20,8 @@ from healthcheck.checks import CHECKS, DEEP_CHECKS, GROUPS, SHORT_NAMES, dcgm_di
 from healthcheck.deep import causes as deep
 from healthcheck.model import Cause
 from healthcheck.node.state import CONDITION, HARDWARE_READY, REBOOT_REQUIRED, REPLACEMENT_REQUIRED
-from healthcheck.settings import NodeSettings
+from healthcheck.settings.declared import by_key
+from healthcheck.settings.values import NodeSettings
 from healthcheck.verdict.acknowledgement import UNTOLD
 
 _RUNBOOK, _CAUSES = "docs/runbook.md", "docs/causes.md"
@@ -177,4 +178,4 @@ def all_reasons() -> Iterator[Declared]:
 
 
 def defaults() -> dict[str, str]:
-    return {key: shown(value) for key, value in NodeSettings.model_construct().model_dump(by_alias=True).items()}
+    return {key: shown(value) for key, value in by_key(NodeSettings()).items()}

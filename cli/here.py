@@ -39,12 +39,12 @@ def read_here(program: str) -> Here:
         return Here(directory, Policy(), read_packaged(), index.defaults(), says)
     # What reads settings takes as long to load as all else together.
     from cli.setting_words import shown  # noqa: PLC0415
-    from healthcheck.settings import SettingsError, read_settings  # noqa: PLC0415
+    from healthcheck.settings.declared import by_key  # noqa: PLC0415
+    from healthcheck.settings.reading import read_settings  # noqa: PLC0415
 
-    try:
-        settings = read_settings(directory)
-    except SettingsError as error:
-        complain(program, "\n".join(str(one) for one in error.bad))
-        raise typer.Exit(USAGE) from None
-    values = {key: shown(one) for key, one in settings.values.model_dump(by_alias=True).items()}
+    settings = read_settings(directory)
+    if settings.bad:
+        complain(program, "\n".join(str(one) for one in settings.bad))
+        raise typer.Exit(USAGE)
+    values = {key: shown(one) for key, one in by_key(settings.values).items()}
     return Here(directory, settings.values.policy, settings.profiles, values)

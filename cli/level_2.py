@@ -19,7 +19,7 @@ from healthcheck.model import Host, ProbeError, Unobserved
 from healthcheck.probes.dcgm.diag import Dcgm, DcgmLook, level_2_patience_seconds
 from healthcheck.probes.kubelet_claims import read_gpu_holders
 from healthcheck.probes.pod_resources import is_kubelet_here
-from healthcheck.settings import NodeSettings
+from healthcheck.settings.values import NodeSettings
 
 _BEGINS = "DCGM's level 2 begins: it takes minutes, {} s at most; Ctrl-C ends it"
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from healthcheck.catalog.profiles import PROFILES_FILE
 from healthcheck.model import Severity
-from healthcheck.settings import NodeSettings, bounds_of
+from healthcheck.settings.declared import settings_of
+from healthcheck.settings.values import NodeSettings
 
 MEANINGS: Mapping[str, str] = {
     "CHECK_INTERVAL": "Seconds between two light looks. A fault in the kernel's log never waits for one.",
@@ -49,11 +50,12 @@ MEANINGS: Mapping[str, str] = {
 
 def settings_in_words() -> Iterator[tuple[str, str]]:
     """Each key, and what there is to say of it."""
-    defaults = {str(field.alias): field.default for field in NodeSettings.model_fields.values()}
+    settings = settings_of(NodeSettings)
     for key, meaning in MEANINGS.items():
-        told = [bounds] if (bounds := bounds_of(key)) else []
-        if (default := defaults.get(key, "")) != "":
-            told.append(f"default {shown(default)}")
+        setting = settings.get(key)
+        told = [setting.bounds] if setting and setting.bounds else []
+        if setting and setting.default != "":
+            told.append(f"default {shown(setting.default)}")
         yield key, f"{meaning} ({', '.join(told)})" if told else meaning
 
 

@@ -10,14 +10,17 @@ import threading
 from pathlib import Path
 
 import structlog
-from pydantic import ValidationError
 
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.host.log import log_as_json
-from healthcheck.host.program import COULD_NOT, FAULT, Options, complain_of_environment
+from healthcheck.host.program import COULD_NOT, FAULT, Options
 from healthcheck.model import Status
-from healthcheck.settings import Settings, SettingsError, read_settings, settings_despite, unknown_keys
+from healthcheck.settings.environment import complain_of_environment
+from healthcheck.settings.files import unknown_keys
+from healthcheck.settings.reading import read_settings
+from healthcheck.settings.sources import read_variables
+from healthcheck.settings.values import Settings, SettingsError
 from healthcheck.text.json_rows import as_json
 from quarantine.marks import QuarantineMarks, Refusal, lock
 from quarantine.recommendation import Recommendation
@@ -33,8 +36,8 @@ PASSED, AT_FAULT, UNKNOWN = 0, FAULT, COULD_NOT
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     try:
-        own = QuarantineSettings()  # type: ignore[call-arg]
-    except ValidationError as error:
+        own = read_variables(QuarantineSettings)
+    except SettingsError as error:
         return complain_of_environment("quarantine-run", error)
     log_as_json(own.log_level)
     stopping = threading.Event()
@@ -71,13 +74,10 @@ def _settings(directory: Path) -> Settings:
     """A wrong word in the ConfigMap must not leave a node untested: the default stands in its place."""
     if unknown := unknown_keys(directory):
         log.warning("a key of the configuration is no setting", unknown=str(unknown))
-    try:
-        return read_settings(directory)
-    except SettingsError as error:
-        bad = error.bad
-    for one in bad:
+    settings = read_settings(directory)
+    for one in settings.bad:
         log.error("a setting is not allowed; the default stands in its place", setting=str(one))
-    return settings_despite(bad, directory)
+    return settings
 
 
 def _exit_code(status: str, recommendation: str) -> int:

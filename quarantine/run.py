@@ -18,7 +18,7 @@ from healthcheck.probes.dcgm.diag import Dcgm
 from healthcheck.probes.efa.loopback import EfaLoopback
 from healthcheck.probes.kernel_log import boot_id
 from healthcheck.probes.nccl import AllReduce
-from healthcheck.settings import Settings
+from healthcheck.settings.values import Settings
 from healthcheck.verdict.record import RunRecord
 from quarantine.history import history_of
 from quarantine.marks import QuarantineMarks

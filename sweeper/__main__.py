@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from functools import partial
 
 import structlog
-from pydantic import ValidationError
 from rich.table import Table
 from rich.text import Text
 
@@ -20,8 +19,11 @@ from healthcheck.cluster.kubeconfig import Access
 from healthcheck.deep.job import TemplateError
 from healthcheck.host.console import Screen
 from healthcheck.host.log import log_as_json
-from healthcheck.host.program import COULD_NOT, Options, complain_of_environment
+from healthcheck.host.program import COULD_NOT, Options
 from healthcheck.host.streams import complain, end_with_whoever_reads, take_any_text
+from healthcheck.settings.environment import complain_of_environment
+from healthcheck.settings.sources import read_variables
+from healthcheck.settings.values import SettingsError
 from healthcheck.text.durations import timeout
 from healthcheck.text.moments import timestamp
 from sweeper.select import Decision
@@ -42,8 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
     end_with_whoever_reads()
     options = _options(arguments)
     try:
-        settings = SweeperSettings()  # type: ignore[call-arg]
-    except ValidationError as error:
+        settings = read_variables(SweeperSettings)
+    except SettingsError as error:
         return complain_of_environment("sweep", error)
     log_as_json(settings.log_level)
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 import structlog
 from msgspec.structs import replace
-from pydantic import ValidationError
 
 from healthcheck.catalog import dcgm_causes
 from healthcheck.checks.expectation import Expectation
@@ -29,7 +28,7 @@ from healthcheck.deep.look import look_deeply
 from healthcheck.deep.record import Ran, render
 from healthcheck.host import clock
 from healthcheck.host.log import log_as_json
-from healthcheck.host.program import COULD_NOT, Options, complain_of_environment
+from healthcheck.host.program import COULD_NOT, Options
 from healthcheck.host.signals import stop_at_signals
 from healthcheck.host.streams import complain
 from healthcheck.model import ProbeError, Unobserved
@@ -38,7 +37,9 @@ from healthcheck.probes.dcgm.diag import Dcgm, level_2_patience_seconds
 from healthcheck.probes.kernel_log import boot_id
 from healthcheck.probes.nvml.driver import look_once
 from healthcheck.probes.nvml.gpus import NVML, DriverLook
-from healthcheck.settings import NodeSettings
+from healthcheck.settings.environment import complain_of_environment
+from healthcheck.settings.sources import read_variables
+from healthcheck.settings.values import NodeSettings, SettingsError
 from healthcheck.text.json_rows import as_json
 from healthcheck.text.moments import is_future
 from healthcheck.verdict import record as records
@@ -160,8 +161,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Exit code: 0 with a verdict, whatever it says; 2 where the test could not run, or not be told."""
     Options("sweep-run", __doc__).parse_args(arguments)
     try:
-        settings = NodeTestSettings()  # type: ignore[call-arg]
-    except ValidationError as error:
+        settings = read_variables(NodeTestSettings)
+    except SettingsError as error:
         return complain_of_environment("sweep-run", error)
     log_as_json(settings.log_level)
     stop = stop_at_signals()

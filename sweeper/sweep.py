@@ -27,7 +27,7 @@ from healthcheck.deep.job import JobState, TemplateError
 from healthcheck.host import clock
 from healthcheck.node.devices import GivenOut
 from healthcheck.node.state import NodeState, with_devices
-from healthcheck.settings import NodeSettings
+from healthcheck.settings.values import NodeSettings
 from healthcheck.verdict.budget import Slot
 from healthcheck.verdict.change import says_devices
 from sweeper.jobs import SELECTOR, Order, in_the_way, job_for, job_name, tolerations

@@ -19,7 +19,8 @@ from healthcheck import checks
 from healthcheck.catalog.profiles import PROFILES_FILE
 from healthcheck.model import PREFIX, Cause, Check, Reason, Severity, Status
 from healthcheck.node import state as node
-from healthcheck.settings import NodeSettings
+from healthcheck.settings.declared import settings_of
+from healthcheck.settings.values import NodeSettings
 from healthcheck.telemetry import Telemetry
 from healthcheck.verdict.acknowledgement import UNTOLD
 from quarantine.recommendation import Recommendation
@@ -180,7 +181,7 @@ def test_every_word_that_a_record_or_a_label_has_is_explained() -> None:
     keys = [value for value in vars(node).values() if isinstance(value, str) and value.startswith(f"{PREFIX}/")]
     ours = [*Recommendation, *Status, *(one.name for one in Severity), *checks.GROUPS.values(), *keys, UNTOLD]
     ours += [*checks.SHORT_NAMES, *(check.name for check in ALL_CHECKS), node.CONDITION, *events_in_the_code()]
-    ours += [str(one.alias) for one in NodeSettings.model_fields.values()] + [PROFILES_FILE]
+    ours += [*settings_of(NodeSettings), PROFILES_FILE]
     ours += [metric.name for metric in Telemetry().metrics]
     assert [one for one in map(str, ours) if index.without_prefix(one) not in index.words()] == []
 
@@ -197,7 +198,7 @@ def test_the_config_map_holds_the_profiles_and_every_key_that_somebody_reads() -
     config = next(one for one in documents() if one["kind"] == "ConfigMap")
     data = config["data"]
     assert isinstance(data, dict)
-    known = {str(one.alias) for one in NodeSettings.model_fields.values()} | {PROFILES_FILE}
+    known = {*settings_of(NodeSettings), PROFILES_FILE}
     assert set(data) ^ known == {"KERNEL_LOG_LINES", "SWEEP_IMAGE"}  # taken, and without effect
     assert data[PROFILES_FILE] == (ROOT / PROFILES_FILE).read_text()
     assert manifests.MANIFEST.read_text() == manifests.render(
@@ -207,7 +208,7 @@ def test_the_config_map_holds_the_profiles_and_every_key_that_somebody_reads() -
 
 def test_manifests_set_no_variable_that_no_settings_class_knows() -> None:
     kinds = (AgentSettings, SweeperSettings, QuarantineSettings)
-    known = {str(one.alias) for kind in kinds for one in kind.model_fields.values()}
+    known = {key for kind in kinds for key in settings_of(kind)}
     known |= {"NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE_DEVICES"}  # read by NVIDIA's container runtime
     containers = [container for document in documents() for container in containers_in(document)]
     names = {one["name"] for container in containers for one in container.get("env", [])}

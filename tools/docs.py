@@ -28,6 +28,7 @@ from healthcheck.checks import CHECKS, DEEP_CHECKS
 from healthcheck.memory.exit_table import EXITS
 from healthcheck.memory.looks import LOOKS_TO_CONFIRM
 from healthcheck.model import Check, Reason, Severity
+from healthcheck.settings.declared import settings_of
 from healthcheck.telemetry import Telemetry
 from quarantine.recommendation import TABLE
 from tools import guides, man_page
@@ -189,7 +190,7 @@ def _sxid_section() -> str:
 
 def metrics_page() -> str:
     """The whole of docs/metrics.md."""
-    port = AgentSettings.model_fields["metrics_port"].default
+    port = settings_of(AgentSettings)["METRICS_PORT"].default
     lines = [
         "# Metrics\n",
         "Generated from the code by `make docs`; a test fails when it is stale.\n",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from importlib.resources import files
 
 from msgspec import Struct
 
@@ -34,6 +33,8 @@ Profiles = Mapping[str, InstanceProfile]
 
 def read_packaged() -> Profiles:
     """The table that comes with us."""
+    from importlib.resources import files  # noqa: PLC0415 - not for whoever only knows what a profile is
+
     text = files("healthcheck").joinpath(PROFILES_FILE).read_text(encoding="utf-8")
     return parse_profiles(text, PROFILES_FILE)
 

@@ -9,7 +9,6 @@ from healthcheck.host.kernel_files import read
 from healthcheck.model import ProbeError
 from healthcheck.text.printable import printable
 
-IMDS = "http://169.254.169.254"
 _SECONDS = 1.0
 _LONGEST = 128
 
@@ -26,7 +25,7 @@ def on_ec2(root: Path) -> bool:
     return vendor == "Amazon EC2" or hypervisor.startswith("ec2")
 
 
-def instance_type(root: Path, endpoint: str = IMDS) -> str:
+def instance_type(root: Path, endpoint: str) -> str:
     """The instance type from IMDSv2. Raises ProbeError when this is no EC2 machine or nobody answers in a second."""
     if not on_ec2(root):
         raise ProbeError("not an EC2 machine")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from kubernetes.client import ApiClient
 
 from agent.api_server import ApiServer
 from agent.outage import Outage
 from agent.permissions import Permissions
 from agent.reporter import Reporter
+from agent.settings_reader import SettingsReader
 from agent.state import State
 from healthcheck.cluster.client import Cluster
 from healthcheck.telemetry import Telemetry
@@ -15,6 +19,14 @@ from healthcheck.telemetry import Telemetry
 
 def api_server(cluster: Cluster, telemetry: Telemetry | None = None) -> ApiServer:
     return ApiServer(cluster, Permissions(telemetry or Telemetry()), Outage())
+
+
+def reader(node: str, config: Path, **variables: object) -> SettingsReader:
+    """Told by a manifest that this is the Node, and where the ConfigMap is mounted."""
+    with pytest.MonkeyPatch.context() as manifest:
+        for key, value in {"NODE_NAME": node, "CONFIG_DIR": config, **variables}.items():
+            manifest.setenv(key, str(value))
+        return SettingsReader()
 
 
 class Reports(Reporter):

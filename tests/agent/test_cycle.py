@@ -29,7 +29,7 @@ from healthcheck.probes.nvml.driver import Driver
 from healthcheck.probes.nvml.gpus import NVML
 from healthcheck.telemetry import Telemetry
 from sim.node import EFA_PROGRAMS, SimulatedNode
-from tests.agent.parts import Reports
+from tests.agent.parts import Reports, reader
 from tests.host.grpc_server import serving, told
 from tests.waiting import eventually
 
@@ -46,7 +46,8 @@ class Light:
         libfabric = Libfabric(node.root, path=f"{node.root}/{EFA_PROGRAMS}:/usr/bin:/bin")
         sources = Sources(node.root, self.driver, libfabric, RuntimeStatus(node.root))
         self.ledger = Ledger(self.state, None, self.telemetry)
-        configuration = Configuration(config, self.state, self.ledger, Reports(self.state), self.telemetry)
+        configuration = Configuration(reader("n", config), self.state, self.ledger, Reports(self.state), self.telemetry)
+        configuration.reload()  # as an agent begins
         self.cycle = Cycle(sources, self.state, self.ledger, configuration, self.telemetry)
         self.judging = mocker.spy(agent.cycle, "judge")
 

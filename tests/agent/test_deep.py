@@ -43,7 +43,7 @@ from healthcheck.probes.kubelet_claims import FILES
 from healthcheck.probes.nvml.causes import DRIVER_NOT_LOADED
 from healthcheck.probes.nvml.gpus import NVML, DriverLook, Gpu, Gpus
 from healthcheck.probes.pod_resources import SOCKETS
-from healthcheck.settings import NodeSettings, Settings
+from healthcheck.settings.values import NodeSettings, Settings
 from healthcheck.telemetry import Telemetry
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict.record import RunRecord
@@ -136,7 +136,7 @@ class Rig:
             self.state.see_look(self.looks_later)
 
     def test_every(self, seconds: int) -> None:
-        values = NodeSettings.model_construct(dcgm_l2_interval_seconds=seconds)
+        values = NodeSettings(dcgm_l2_interval_seconds=seconds)
         self.state.configure(Settings(values), self.state.memory)
 
     @property

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from agent.settings import AgentSettings
 from agent.wiring import Agent
 from healthcheck.cluster.client import Cluster
 from healthcheck.memory.file import MemoryFile
 from healthcheck.telemetry import Telemetry
 from sim.host_services import Container
+from tests.agent.parts import reader
 from tests.agent.test_deep import GPU_POD, MAINTENANCE, MODE, QUICK, SWEEP, Rig, answer, client, rig
 from tests.agent.world import NOBODY, UNHEALTHY, NodeView, World
 from tests.host.test_command import is_gone
@@ -50,14 +50,12 @@ def _processes(rig: Rig) -> None:
 @contextmanager
 def running(world: World) -> Iterator[Agent]:
     environment = {
-        "NODE_NAME": world.cluster.name,
         "HOST_ROOT": world.host.root,
-        "CONFIG_DIR": world.config,
         "STATE_DIR": world.folder / "state",
         "AWS_EC2_METADATA_SERVICE_ENDPOINT": NOBODY,
     }
-    settings = AgentSettings.model_validate(environment)
-    file = MemoryFile(settings.state_dir)
+    settings = reader(world.cluster.name, world.config, **environment)
+    file = MemoryFile(settings.own().state_dir)
     assert file.acquire()
     agent = Agent(settings, Cluster(lambda: client(world.kubeconfig)), file, Telemetry(), waits=OFTEN)
     agent.start()

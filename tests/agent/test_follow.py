@@ -24,7 +24,7 @@ from healthcheck.memory.findings import Memory
 from healthcheck.memory.kernel_log import after_kernel_log
 from healthcheck.model import Check, Evidence, Finding, Judgement, Nature, Now, Outcome, Severity, Sighting
 from healthcheck.probes.kernel_log import RING
-from healthcheck.settings import NodeSettings, Settings
+from healthcheck.settings.values import NodeSettings, Settings
 from healthcheck.telemetry import Telemetry
 from sim.node import SimulatedNode
 from tests.agent.parts import Reports
@@ -129,12 +129,12 @@ class _SlowFile(MemoryFile):
 def selecting(selected: tuple[Check, ...]) -> Settings:
     """Settings that run these checks, as no list of names can select them."""
 
-    class Selecting(NodeSettings):
+    class Selecting(NodeSettings, frozen=True):
         @property
         def checks(self) -> tuple[Check, ...]:
             return selected
 
-    return Settings(Selecting.model_construct())
+    return Settings(Selecting())
 
 
 class _Following:

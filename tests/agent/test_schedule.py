@@ -10,7 +10,7 @@ import pytest
 
 from agent.schedule import Schedule
 from agent.state import State
-from healthcheck.settings import NodeSettings, Settings
+from healthcheck.settings.values import NodeSettings, Settings
 from tests.waiting import GIVE_UP_SECONDS
 
 
@@ -34,7 +34,7 @@ class Work:
 def every(seconds: int) -> State:
     """A light look every so many seconds."""
     state = State("n")
-    state.configure(Settings(NodeSettings.model_construct(check_interval_seconds=seconds)), state.memory)
+    state.configure(Settings(NodeSettings(check_interval_seconds=seconds)), state.memory)
     return state
 
 

@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from agent.schedule import Schedule
 from agent.state import State
-from healthcheck.settings import NodeSettings, Settings
+from healthcheck.settings.values import NodeSettings, Settings
 
 def say(what, seconds):
     def work():
@@ -34,7 +34,7 @@ def say(what, seconds):
     return work
 
 state = State("n")
-state.configure(Settings(NodeSettings.model_construct(check_interval_seconds=1)), state.memory)
+state.configure(Settings(NodeSettings(check_interval_seconds=1)), state.memory)
 Schedule(state, Path(sys.argv[1])).start(say("light", None), say("beside", None), say("deep", 0.5))
 threading.Event().wait()
 """

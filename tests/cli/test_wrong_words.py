@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import typer
-from pydantic import ValidationError
-from pydantic_settings import BaseSettings
+from msgspec import Struct
 
 from agent.settings import AgentSettings
 from cli.app import app
-from healthcheck.host.program import complain_of_environment
+from healthcheck.settings.environment import complain_of_environment
+from healthcheck.settings.sources import read_variables
+from healthcheck.settings.values import SettingsError
 from quarantine.settings import QuarantineSettings
 from sweeper.settings import NodeTestSettings, SweeperSettings
 from tests.console import typed
@@ -169,7 +170,7 @@ FOLDER = "the path of a folder from the root, beginning with /"
     ],
 )
 def test_a_wrong_variable_of_a_program_is_answered_likewise(
-    settings: type[BaseSettings],
+    settings: type[Struct],
     key: str,
     value: str,
     said: str,
@@ -178,8 +179,8 @@ def test_a_wrong_variable_of_a_program_is_answered_likewise(
 ) -> None:
     monkeypatch.setenv("NODE_NAME", "a")
     monkeypatch.setenv(key, value)
-    with pytest.raises(ValidationError) as wrong:
-        settings()
+    with pytest.raises(SettingsError) as wrong:
+        read_variables(settings)
 
     assert complain_of_environment("agent", wrong.value) == 3
     assert capsys.readouterr().err == f"gpu-healthcheck agent: {key} = {value!r}: {said}\n"

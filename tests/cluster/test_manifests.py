@@ -13,6 +13,7 @@ import yaml
 
 from agent.settings import AgentSettings
 from healthcheck.cluster.names import POLICIES
+from healthcheck.settings.declared import settings_of
 from sim.control_plane import MANIFESTS, ControlPlane
 from sim.real_node import agent_pod
 from tests.waiting import eventually
@@ -216,7 +217,7 @@ def test_who_takes_nodes_away_leaves_one_under_a_deep_test(name: str) -> None:
 def test_the_port_of_the_manifest_is_the_one_that_the_agent_takes() -> None:
     (agent,) = documents("DaemonSet")
     (container,) = agent["spec"]["template"]["spec"]["containers"]
-    port = AgentSettings.model_fields["metrics_port"].default
+    port = settings_of(AgentSettings)["METRICS_PORT"].default
 
     assert [one["containerPort"] for one in container["ports"]] == [port]
     assert port == agent_pod.METRICS_PORT

@@ -23,7 +23,7 @@ from healthcheck.model import Host, Nature, Now, Probe, ProbeError, Shortage, Un
 from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
 from healthcheck.probes.nvml.driver import Driver
 from healthcheck.probes.nvml.gpus import DriverLook
-from healthcheck.settings import SettingsError, read_settings
+from healthcheck.settings.reading import read_settings
 from sim.api_stand_in import ApiStandIn
 from sim.container_runtime import DISTRIBUTIONS
 from sim.no_descriptor import no_descriptor
@@ -124,7 +124,7 @@ def everywhere(work: Callable[[], object]) -> list[object]:
             with no_descriptor(first, lasting=lasting) as shortage:
                 try:
                     what = work()
-                except (Shortage, MemoryFileError, ClusterError, SettingsError) as error:
+                except (Shortage, MemoryFileError, ClusterError) as error:
                     what = error
             if not shortage.met:
                 break

@@ -49,7 +49,7 @@ def test_the_source_archive_has_no_tests(dist: Path) -> None:
     with tarfile.open(built) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
 
-    assert {"pyproject.toml", "cli/index.json", "cli/gpu-healthcheck.1", "healthcheck/settings.py"} <= names
+    assert {"pyproject.toml", "cli/index.json", "cli/gpu-healthcheck.1", "healthcheck/settings/values.py"} <= names
     assert not {one for one in names if one.startswith("tests")}
 
 

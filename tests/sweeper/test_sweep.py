@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from healthcheck.settings import read_settings
+from healthcheck.settings.reading import read_settings
 from sim.kubelet import Kubelets
 from sweeper import sweep
 from tests.sweeper.world import LEASES, Fleet, P, make_sweep_namespace

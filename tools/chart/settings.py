@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
-
-from pydantic import ValidationError
 
 from healthcheck.checks import CHECKS
 from healthcheck.model import Severity
 from healthcheck.node.state import REPAIR_CONDITIONS
-from healthcheck.settings import NodeSettings
+from healthcheck.settings.declared import settings_of
+from healthcheck.settings.reading import read_settings
+from healthcheck.settings.values import NodeSettings
 
 
 def lines(one: str) -> str:
@@ -23,7 +25,7 @@ def _any_of(words: Iterable[str]) -> str:
     return f"({'|'.join(map(re.escape, words))})"
 
 
-_FIELDS = {str(one.alias): one for one in NodeSettings.model_fields.values()}
+_SETTINGS = settings_of(NodeSettings)
 _CONDITION, _TIER = _any_of(REPAIR_CONDITIONS), _any_of(one.name for one in Severity)
 _SOURCE = "([sS]?[xX][iI][dD]|[dD][cC][gG][mM])"
 _NARROWER: dict[str, dict[str, Any]] = {
@@ -38,23 +40,20 @@ _NARROWER: dict[str, dict[str, Any]] = {
 
 def allowed(name: str, value: Any) -> bool:
     """Whether the product takes it."""
-    try:
-        NodeSettings(**{name: value})
-    except ValidationError:
-        return False
-    return True
+    with TemporaryDirectory() as folder:
+        (Path(folder) / name).write_text(str(value), encoding="utf-8")
+        return not read_settings(Path(folder)).bad
 
 
 def schema(name: str) -> dict[str, Any]:
     """What the value may be."""
-    field = _FIELDS[name]
-    if field.annotation is int:
-        low = next(one.ge for one in field.metadata if hasattr(one, "ge"))
-        high = next(one.le for one in field.metadata if hasattr(one, "le"))
-        return {"type": "integer", "minimum": low, "maximum": high, **_NARROWER.get(name, {})}
-    if field.annotation is bool:
+    setting = _SETTINGS[name]
+    if setting.kind is int:
+        bounds = {"minimum": setting.meta.ge, "maximum": setting.meta.le}
+        return {"type": "integer", **bounds, **_NARROWER.get(name, {})}
+    if setting.kind is bool:
         return {"type": "boolean"}
-    if field.annotation is Severity:
+    if setting.kind is Severity:
         return {"enum": [one.name for one in Severity if allowed(name, one.name)]}
     return {"type": "string", **(_checks() if name == "CHECKS_LIGHTWEIGHT" else _NARROWER.get(name, {}))}
 
@@ -69,7 +68,7 @@ def _checks() -> dict[str, Any]:
 
 def default(name: str, text: str) -> Any:
     """What the manifests' text is as a value."""
-    kind = _FIELDS[name].annotation
+    kind = _SETTINGS[name].kind
     if kind is bool:
         return text in ("true", "1")
     return int(text) if kind is int else text
@@ -77,7 +76,7 @@ def default(name: str, text: str) -> Any:
 
 def template(name: str, text: str) -> str:
     """The value as the text that a ConfigMap has, in the words that the manifests have for it."""
-    kind = _FIELDS[name].annotation
+    kind = _SETTINGS[name].kind
     value = f'index .Values.settings "{name}"'
     if kind is int:
         return f"{{{{ {value} | int64 | quote }}}}"  # a number of a values file is a float64 to Helm

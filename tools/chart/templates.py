@@ -11,6 +11,7 @@ from textwrap import indent
 import healthcheck
 from agent.settings import AgentSettings
 from healthcheck.catalog.profiles import PROFILES_FILE
+from healthcheck.settings.declared import by_key
 from tools.chart import keys, settings
 from tools.chart.keys import ADDED, KEYS, LABELLED, PODS, Identity, Key, Place
 from tools.chart.manifest import Document, Edit, Steps, as_template, documents
@@ -160,7 +161,7 @@ def _special(document: Document) -> Iterator[Edit]:
 
 
 _RUNTIME_CLASS = ("{{- with .Values.runtimeClassName }}", "runtimeClassName: {{ . | toJson }}", "{{- end }}")
-_FIELDS = AgentSettings.model_fields
+_DEFAULTS = by_key(AgentSettings(node_name=""))
 _ENVIRONMENT = (
     "{{- if .Values.runtimeClassName }}",
     "- name: NVIDIA_VISIBLE_DEVICES",
@@ -169,11 +170,11 @@ _ENVIRONMENT = (
     "- name: NVIDIA_DRIVER_CAPABILITIES",
     "  value: utility",
     "{{- end }}",
-    f"{{{{- if ne (int .Values.agent.metricsPort) {_FIELDS['metrics_port'].default} }}}}",
+    f"{{{{- if ne (int .Values.agent.metricsPort) {_DEFAULTS['METRICS_PORT']} }}}}",
     "- name: METRICS_PORT",
     "  value: {{ .Values.agent.metricsPort | int | quote }}",
     "{{- end }}",
-    f'{{{{- if ne .Values.agent.logLevel "{_FIELDS["log_level"].default}" }}}}',
+    f'{{{{- if ne .Values.agent.logLevel "{_DEFAULTS["LOG_LEVEL"]}" }}}}',
     "- name: LOG_LEVEL",
     "  value: {{ .Values.agent.logLevel | toJson }}",
     "{{- end }}",

@@ -1,0 +1,84 @@
+"""The folder of the mounted ConfigMap: how it looks, and what lies in it that is no setting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+from healthcheck.catalog.profiles import PROFILES_FILE
+from healthcheck.host.opening import entries_of, refuse_shortage
+from healthcheck.settings.declared import settings_of
+from healthcheck.settings.values import ENVIRONMENT, BadValue, NodeSettings, Seen
+from healthcheck.text.printable import printable
+
+_MOST_NAMED, _LONGEST_KEY, _LONGEST_VALUE = 8, 64, 80
+
+
+class UnknownKeys(Struct, frozen=True):
+    """Keys of the configuration that are no setting, each with the setting that it may stand for, or ''."""
+
+    keys: tuple[tuple[str, str], ...]
+    where: str
+
+    def __str__(self) -> str:
+        named = [f"{key} (did you mean {near}?)" if near else key for key, near in self.keys[:_MOST_NAMED]]
+        more = f" and {len(self.keys) - _MOST_NAMED} more" if len(self.keys) > _MOST_NAMED else ""
+        return f"{self.where}: no setting is called {', '.join(named)}{more}; the others count"
+
+
+def seen_in(directory: Path | None) -> Seen:
+    """Differs once the kubelet has swapped the `..data` link, and once a file has been written, made or taken away.
+
+    Raises Shortage.
+    """
+    try:
+        return tuple(sorted(_seen(directory))) if directory else ()
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        return ((str(directory), error.errno or 0),)
+
+
+def not_allowed(key: str, value: object, allowed: str, directory: Path | None) -> BadValue:
+    """Where it stands: in the file that says what this key is, or in the environment."""
+    where = str(directory / key) if directory is not None and (directory / key).exists() else ENVIRONMENT
+    return BadValue(key, str(value).strip()[:_LONGEST_VALUE], allowed, where)
+
+
+def unknown_keys(directory: Path | None) -> UnknownKeys | None:
+    """The files that no setting is read from, such as one that was written wrongly; None where there are none."""
+    known = [*settings_of(NodeSettings), PROFILES_FILE]
+    # What begins with two dots is the kubelet's: no key of a ConfigMap does.
+    found = sorted(_files(directory) - set(known))
+    keys = [name for name in found if not name.startswith("..")]
+    near = {name.lower(): name for name in known}
+    told = tuple((printable(key, _LONGEST_KEY), _nearest(key, near)) for key in keys)
+    return UnknownKeys(told, str(directory)) if told else None
+
+
+def _seen(directory: Path) -> Iterator[tuple[str | int, ...]]:
+    for entry in entries_of(directory):
+        try:
+            now = entry.stat()
+        except OSError as error:
+            refuse_shortage(error)
+            yield entry.name, error.errno or 0
+        else:
+            yield entry.name, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
+
+
+def _nearest(key: str, known: Mapping[str, str]) -> str:
+    """Upper and lower case are no difference; a long name is no mistyped one."""
+    import difflib  # noqa: PLC0415 - the agent need not hold it for the day when somebody mistypes
+
+    close = difflib.get_close_matches(key.lower(), known, 1) if len(key) <= _LONGEST_KEY else []
+    return known[close[0]] if close else ""
+
+
+def _files(directory: Path | None) -> set[str]:
+    try:
+        return {one.name for one in entries_of(directory) if not one.is_dir()} if directory else set()
+    except OSError:
+        return set()

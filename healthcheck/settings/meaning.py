@@ -1,0 +1,105 @@
+"""What the written settings mean: texts that name checks, conditions and severities, and the table of profiles.
+
+A value that is not allowed is named with its file, its key, what it is and what is allowed; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from healthcheck.catalog.policy import parse_overrides
+from healthcheck.catalog.profiles import PROFILES_FILE, ProfileError, Profiles, parse_profiles, read_packaged
+from healthcheck.checks import CHECKS, groups_in, select_checks
+from healthcheck.host.opening import refuse_shortage
+from healthcheck.node.state import REPAIR_CONDITIONS
+from healthcheck.probes.dcgm.diag import checked_host
+from healthcheck.settings.declared import settings_of
+from healthcheck.settings.files import not_allowed
+from healthcheck.settings.values import OVERRIDES, BadValue, NodeSettings, Settings, Written, listed
+from healthcheck.text.printable import printable
+
+_LEAST_MEGABYTES, _MEGABYTES_A_GIGABIT = 500, 125
+_LONGEST_FILE, _LONGEST_WORD = 1 << 20, 64
+
+
+def understood(written: Written, directory: Path | None) -> Settings:
+    """With the defaults in the place of what means nothing. Raises Shortage where nobody could look."""
+    values, bad = written.values, list(written.bad)
+    for key, meant in _MEANT.items():
+        setting = settings_of(NodeSettings)[key]
+        value = getattr(values, setting.name)
+        try:
+            values = replace(values, **{setting.name: meant(value)})
+        except ValueError as error:
+            bad.append(not_allowed(key, value, str(error), directory))
+            values = replace(values, **{setting.name: setting.default})
+    try:
+        profiles = _read_profiles(directory)
+    except (ProfileError, OSError) as error:
+        passing = isinstance(error, OSError)
+        if isinstance(error, OSError):
+            refuse_shortage(error)
+        bad.append(BadValue(PROFILES_FILE, "...", str(error), str(directory), passing))
+        profiles = packaged_profiles()
+    return Settings(values, profiles, tuple(bad))
+
+
+@cache
+def packaged_profiles() -> Profiles:
+    return read_packaged()
+
+
+def _read_profiles(directory: Path | None) -> Profiles:
+    """The packaged table; a row of the ConfigMap stands before the packaged one of its type."""
+    path = directory / PROFILES_FILE if directory else None
+    if path is None or not path.is_file():
+        return packaged_profiles()
+    with path.open("rb") as file:
+        text = file.read(_LONGEST_FILE + 1).decode("utf-8", "backslashreplace")
+    return {**packaged_profiles(), **parse_profiles(text, str(path))}
+
+
+def _checks(value: str) -> str:
+    if not select_checks(value.split()):
+        # A node that nothing looks at would be said to be well.
+        raise ValueError(f"names no check that a light look runs; {groups_in(CHECKS)} have some")
+    return value
+
+
+def _repair_conditions(value: str) -> str:
+    if unknown := [one for one in listed(value) if one not in REPAIR_CONDITIONS]:
+        allowed = ", ".join(REPAIR_CONDITIONS)
+        raise ValueError(
+            f"no condition {printable(unknown[0], _LONGEST_WORD)!r}; allowed are {allowed}, with commas between"
+        )
+    return value
+
+
+def _overrides(value: str) -> str:
+    parse_overrides(value)
+    return value
+
+
+def _megabytes(value: int) -> int:
+    """The bash suite counted EFA's bandwidth in Gbps; no EFA device is as slow as such a number of MB/s."""
+    if 0 < value < _LEAST_MEGABYTES:
+        raise ValueError(
+            f"MB/s are meant, 0 or {_LEAST_MEGABYTES} to 1000000, and it reads like Gbps: "
+            f"{value} Gbps are {value * _MEGABYTES_A_GIGABIT} MB/s"
+        )
+    return value
+
+
+_MEANT: Mapping[str, Callable[[Any], Any]] = {
+    "CHECKS_LIGHTWEIGHT": _checks,
+    "DCGM_HOST": checked_host,
+    "REPAIR_CONDITIONS": _repair_conditions,
+    "EFA_MIN_BW": _megabytes,
+    OVERRIDES: _overrides,
+}
+"""Of what is allowed beyond its type and its bounds: the value to hold. Raises ValueError."""

@@ -1,0 +1,181 @@
+"""The one door to pydantic: reads what is declared from the ConfigMap's files and the environment.
+
+It holds 8 MiB, so an agent has it in a child process (docs/decisions/0053).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from functools import cache, partial
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from msgspec import NODEFAULT, Struct
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, create_model
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SecretsSettingsSource,
+    SettingsConfigDict,
+)
+from pydantic_settings import SettingsError as SourceError
+
+from healthcheck.host.opening import refuse_shortage
+from healthcheck.model import Severity
+from healthcheck.settings.declared import Setting, settings_of
+from healthcheck.settings.files import not_allowed, seen_in
+from healthcheck.settings.values import ENVIRONMENT, OVERRIDES, BadValue, NodeSettings, Seen, SettingsError, Written
+
+T = TypeVar("T", bound=Struct)
+
+_LONGEST_ERROR = 80
+_SETTLED_NS = 2_000_000_000
+"""What was written so long ago has another time once it is written again: file systems' clocks are coarse."""
+
+
+def read_variables(declared: type[T]) -> T:
+    """What a program is told by its environment. Raises SettingsError naming all that is wrong."""
+    try:
+        return _values(declared, _model(declared)())
+    except ValidationError as error:
+        raise SettingsError(tuple(_bad_values(error, declared))) from error
+
+
+def read_files(directory: Path | None) -> Written:
+    """The ConfigMap's files, then the environment, then the defaults. Raises Shortage where nobody could look.
+
+    A wrong word must not leave a node unwatched, nor undo what stands rightly beside it.
+    """
+    seen = _settled(seen_in(directory))
+    bad = tuple(_unreadable(directory))
+    for _ in ("as it is written", "with the defaults in the place of what is wrong"):
+        known = settings_of(NodeSettings)
+        defaults = {one.key: known[one.key].default for one in bad if one.key in known}
+        try:
+            read = _model(NodeSettings)(_secrets_dir=_existing(directory), **defaults)
+        except ValidationError as error:
+            found = _bad_values(error, NodeSettings)
+            bad = (*bad, *(not_allowed(one.key, one.value, one.allowed, directory) for one in found))
+        except SourceError as error:  # a file that was swapped while it was read
+            if isinstance(error.__cause__, OSError):
+                refuse_shortage(error.__cause__)
+            return Written(bad=(*bad, BadValue("?", "...", str(error), str(directory), passing=True)))
+        else:
+            return Written(_values(NodeSettings, read), bad, seen)
+    return Written(bad=bad)
+
+
+def _settled(seen: Seen) -> Seen | None:
+    """None where a file was written just now: once more in the same moment, and nobody could tell."""
+    now = time.time_ns()
+    written = (int(times[-1]) for _, *times in seen if len(times) > 1)
+    return None if any(abs(now - at) < _SETTLED_NS for at in written) else seen
+
+
+class _Sources(BaseSettings):
+    model_config = SettingsConfigDict(extra="ignore", case_sensitive=True)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The ConfigMap's files come before the environment: what was edited last is what counts."""
+        del dotenv_settings
+        if isinstance(file_secret_settings, SecretsSettingsSource) and isinstance(init_settings, InitSettingsSource):
+            told = frozenset(init_settings.init_kwargs)
+            file_secret_settings = _ConfigMap(settings_cls, file_secret_settings.secrets_dir, told)
+        return (init_settings, file_secret_settings, env_settings)
+
+
+class _ConfigMap(SecretsSettingsSource):
+    """The mounted files, but for `told`. What is written in lines keeps those that stand empty before it."""
+
+    def __init__(self, settings_cls: type[BaseSettings], directory: Any, told: frozenset[str]) -> None:
+        super().__init__(settings_cls, directory)
+        self._told = told
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        if field.alias in self._told:
+            return None, str(field.alias), False
+        value, key, is_complex = super().get_field_value(field, field_name)
+        if field.alias == OVERRIDES and isinstance(value, str) and isinstance(self.secrets_dir, Path):
+            value = (self.secrets_dir / OVERRIDES).read_text(encoding="utf-8")
+        return value, key, is_complex
+
+
+@cache
+def _model(declared: type[Struct]) -> type[Any]:
+    fields: Mapping[str, Any] = {one.name: (_type(one), _field(one)) for one in settings_of(declared).values()}
+    return create_model(declared.__name__, __base__=_Sources, **fields)
+
+
+def _type(setting: Setting) -> Any:
+    if setting.kind is Severity:
+        return Annotated[Severity, BeforeValidator(partial(_severity, setting.mildest))]
+    return Annotated[Path, AfterValidator(_folder)] if setting.kind is Path else setting.kind
+
+
+def _field(setting: Setting) -> Any:
+    meta = setting.meta
+    return Field(
+        ... if setting.default is NODEFAULT else setting.default,
+        alias=setting.key,
+        ge=meta.ge,
+        le=meta.le,
+        pattern=meta.pattern,
+        min_length=meta.min_length,
+        max_length=meta.max_length,
+    )
+
+
+def _severity(mildest: Severity, value: Any) -> Severity:
+    found = Severity.__members__.get(value.strip()) if isinstance(value, str) else value
+    if not isinstance(found, Severity) or found < mildest:
+        raise ValueError
+    return found
+
+
+def _folder(value: Path) -> Path:
+    if not value.is_absolute():
+        raise ValueError
+    return value
+
+
+def _values(declared: type[T], read: Any) -> T:
+    return declared(**{one.name: getattr(read, one.name) for one in settings_of(declared).values()})
+
+
+def _existing(directory: Path | None) -> Path | None:
+    return directory if directory is not None and directory.is_dir() else None
+
+
+def _unreadable(directory: Path | None) -> Iterator[BadValue]:
+    """The files that are no text, as a ConfigMap's `binaryData` can make them."""
+    for key in settings_of(NodeSettings):
+        path = directory / key if directory else None
+        if path is None or not path.is_file():
+            continue
+        try:
+            path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            passing = isinstance(error, OSError)
+            if isinstance(error, OSError):
+                refuse_shortage(error)
+            yield BadValue(key, str(error)[:_LONGEST_ERROR], "UTF-8 text that can be read", str(path), passing)
+
+
+def _bad_values(error: ValidationError, declared: type[Struct]) -> Iterator[BadValue]:
+    for one in error.errors(include_url=False):
+        key = str(one["loc"][0]) if one["loc"] else "?"
+        setting = settings_of(declared).get(key)
+        allowed = setting.allowed if setting else ""
+        value = None if one["type"] == "missing" else str(one["input"])
+        yield BadValue(key, value, allowed or str(one["msg"]), ENVIRONMENT)
