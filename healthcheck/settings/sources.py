@@ -32,8 +32,8 @@ from healthcheck.settings.values import ENVIRONMENT, OVERRIDES, BadValue, NodeSe
 T = TypeVar("T", bound=Struct)
 
 _LONGEST_ERROR = 80
-_SETTLED_NS = 2_000_000_000
-"""What was written so long ago has another time once it is written again: file systems' clocks are coarse."""
+_SETTLED_NS = 100_000_000
+"""What was written so long ago has another time once it is written again: a file's times go by ticks of up to 10 ms."""
 
 
 def read_variables(declared: type[T]) -> T:
