@@ -12,8 +12,10 @@ from msgspec import Struct
 from cli import index
 from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.profiles import Profiles, read_packaged
+from healthcheck.host.opening import is_folder
 from healthcheck.host.program import USAGE
 from healthcheck.host.streams import complain
+from healthcheck.model import ProbeError
 
 _NO_SETTINGS = "the default, for there is no {} here; a cluster's is in its ConfigMap gpu-healthcheck-config"
 
@@ -34,7 +36,7 @@ class Here(Struct, frozen=True):
 def read_here(program: str) -> Here:
     """The ConfigMap's directory and the environment. What is not allowed there ends the program."""
     directory = Path(os.environ.get("CONFIG_DIR", "/etc/gpu-healthcheck"))
-    if not directory.is_dir() and not any(key in os.environ for key in index.defaults()):
+    if not _may_hold_settings(directory) and not any(key in os.environ for key in index.defaults()):
         says = f", {_NO_SETTINGS.format(directory)}"
         return Here(directory, Policy(), read_packaged(), index.defaults(), says)
     # What reads settings takes as long to load as all else together.
@@ -48,3 +50,10 @@ def read_here(program: str) -> Here:
         raise typer.Exit(USAGE)
     values = {key: shown(one) for key, one in by_key(settings.values).items()}
     return Here(directory, settings.values.policy, settings.profiles, values)
+
+
+def _may_hold_settings(directory: Path) -> bool:
+    try:
+        return is_folder(directory)
+    except ProbeError:
+        return True  # whoever reads them says why nobody can

@@ -5,6 +5,7 @@ A value that is not allowed is named with its file, its key, what it is and what
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 from healthcheck.catalog.policy import parse_overrides
 from healthcheck.catalog.profiles import PROFILES_FILE, ProfileError, Profiles, parse_profiles, read_packaged
 from healthcheck.checks import CHECKS, groups_in, select_checks
-from healthcheck.host.opening import refuse_shortage
+from healthcheck.host.opening import is_absent, refuse_shortage
 from healthcheck.node.state import REPAIR_CONDITIONS
 from healthcheck.probes.dcgm.diag import checked_host
 from healthcheck.settings.declared import settings_of
@@ -57,10 +58,15 @@ def packaged_profiles() -> Profiles:
 def _read_profiles(directory: Path | None) -> Profiles:
     """The packaged table; a row of the ConfigMap stands before the packaged one of its type."""
     path = directory / PROFILES_FILE if directory else None
-    if path is None or not path.is_file():
-        return packaged_profiles()
-    with path.open("rb") as file:
-        text = file.read(_LONGEST_FILE + 1).decode("utf-8", "backslashreplace")
+    try:
+        if path is None or not stat.S_ISREG(path.stat().st_mode):
+            return packaged_profiles()
+        with path.open("rb") as file:
+            text = file.read(_LONGEST_FILE + 1).decode("utf-8", "backslashreplace")
+    except OSError as error:
+        if is_absent(error):
+            return packaged_profiles()
+        raise
     return {**packaged_profiles(), **parse_profiles(text, str(path))}
 
 

@@ -5,6 +5,7 @@ It holds 8 MiB, so an agent has it in a child process (docs/decisions/0053).
 
 from __future__ import annotations
 
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from functools import cache, partial
@@ -23,11 +24,20 @@ from pydantic_settings import (
 )
 from pydantic_settings import SettingsError as SourceError
 
-from healthcheck.host.opening import refuse_shortage
-from healthcheck.model import Severity
+from healthcheck.host.opening import is_absent, is_folder, refuse_shortage
+from healthcheck.model import ProbeError, Severity, Shortage
 from healthcheck.settings.declared import Setting, settings_of
 from healthcheck.settings.files import not_allowed, seen_in
-from healthcheck.settings.values import ENVIRONMENT, OVERRIDES, BadValue, NodeSettings, Seen, SettingsError, Written
+from healthcheck.settings.values import (
+    ENVIRONMENT,
+    NO_KEY,
+    OVERRIDES,
+    BadValue,
+    NodeSettings,
+    Seen,
+    SettingsError,
+    Written,
+)
 
 T = TypeVar("T", bound=Struct)
 
@@ -50,22 +60,32 @@ def read_files(directory: Path | None) -> Written:
     A wrong word must not leave a node unwatched, nor undo what stands rightly beside it.
     """
     seen = _settled(seen_in(directory))
-    bad = tuple(_unreadable(directory))
+    try:
+        folder = directory if directory is not None and is_folder(directory) else None
+    except Shortage:
+        raise
+    except ProbeError as error:
+        return Written(bad=(_not_readable(str(error).removeprefix(f"{directory}: "), directory),))
+    bad = tuple(_unreadable(folder))
     for _ in ("as it is written", "with the defaults in the place of what is wrong"):
         known = settings_of(NodeSettings)
         defaults = {one.key: known[one.key].default for one in bad if one.key in known}
         try:
-            read = _model(NodeSettings)(_secrets_dir=_existing(directory), **defaults)
+            read = _model(NodeSettings)(_secrets_dir=folder, **defaults)
         except ValidationError as error:
             found = _bad_values(error, NodeSettings)
             bad = (*bad, *(not_allowed(one.key, one.value, one.allowed, directory) for one in found))
         except SourceError as error:  # a file that was swapped while it was read
             if isinstance(error.__cause__, OSError):
                 refuse_shortage(error.__cause__)
-            return Written(bad=(*bad, BadValue("?", "...", str(error), str(directory), passing=True)))
+            return Written(bad=(*bad, _not_readable(str(error), directory)))
         else:
             return Written(_values(NodeSettings, read), bad, seen)
     return Written(bad=bad)
+
+
+def _not_readable(why: str, directory: Path | None) -> BadValue:
+    return BadValue(NO_KEY, "", why, str(directory), passing=True)
 
 
 def _settled(seen: Seen) -> Seen | None:
@@ -153,21 +173,19 @@ def _values(declared: type[T], read: Any) -> T:
     return declared(**{one.name: getattr(read, one.name) for one in settings_of(declared).values()})
 
 
-def _existing(directory: Path | None) -> Path | None:
-    return directory if directory is not None and directory.is_dir() else None
-
-
 def _unreadable(directory: Path | None) -> Iterator[BadValue]:
     """The files that are no text, as a ConfigMap's `binaryData` can make them."""
     for key in settings_of(NodeSettings):
         path = directory / key if directory else None
-        if path is None or not path.is_file():
-            continue
         try:
+            if path is None or not stat.S_ISREG(path.stat().st_mode):
+                continue
             path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             passing = isinstance(error, OSError)
             if isinstance(error, OSError):
+                if is_absent(error):
+                    continue
                 refuse_shortage(error)
             yield BadValue(key, str(error)[:_LONGEST_ERROR], "UTF-8 text that can be read", str(path), passing)
 

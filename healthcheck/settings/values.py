@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 OVERRIDES = "severity-overrides"
 ENVIRONMENT = "environment"
+NO_KEY = "?"
+"""Of what is wrong with all that is there."""
 _NAMESPACE = "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 
 
@@ -36,6 +38,8 @@ class BadValue(Struct, frozen=True):
 
     @property
     def words(self) -> str:
+        if self.key == NO_KEY:
+            return self.allowed
         return f"{self.key} is not set" if self.value is None else f"{self.key} = {self.value!r}: {self.allowed}"
 
 

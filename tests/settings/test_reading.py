@@ -420,3 +420,13 @@ def test_checks_are_named_by_number_group_or_name(tmp_path: Path, words: str, na
     write(tmp_path, CHECKS_LIGHTWEIGHT=words)
 
     assert [check.name for check in read_settings(tmp_path).values.checks] == names
+
+
+def test_a_folder_that_nobody_can_look_at_is_not_taken_for_none(tmp_path: Path) -> None:
+    (tmp_path / "config").symlink_to("config")
+
+    settings = read_settings(tmp_path / "config")
+
+    assert (settings.values, settings.profiles) == (NodeSettings(), read_settings(None).profiles)
+    assert [one.where for one in settings.bad] == [str(tmp_path / "config")] * 2
+    assert all(one.passing and "symbolic links" in str(one) for one in settings.bad)
