@@ -242,8 +242,8 @@ def from_plain(kind: Any, value: Any, place: str = "") -> Any:
     try:
         return convert(value, kind, str_keys=True, dec_hook=_cause)
     except ValidationError as error:
-        what, _, where = str(error).partition(" - at `$")
-        path = (place + where.rstrip("`")).lstrip(".")
+        what, _, where = str(error).replace("`", "").partition(" - at $")
+        path = (place + where).lstrip(".")
         raise EvidenceError(f"{path[:200]}: {what}" if path else what) from error
 
 

@@ -155,7 +155,7 @@ def test_it_is_judged_alone(saved: Path) -> None:
     [
         (b'{"format": "gpu-healthcheck evidence"', "no JSON: "),
         (b'{"format": "gpu-healthcheck evidence", "schema": 7}', "schema 7; this version reads 1"),
-        (b'{"format": "gpu-healthcheck evidence", "schema": 1}', "Object missing required field `agent_version`"),
+        (b'{"format": "gpu-healthcheck evidence", "schema": 1}', "Object missing required field agent_version"),
     ],
 )
 def test_what_is_none_is_a_wrong_use_and_the_file_is_named(raw: bytes, why: str, tmp_path: Path) -> None:
