@@ -4,13 +4,11 @@ A claim is made and given up by one patch of the Node that carries its `resource
 node only one gets it. Past its `until` it is nobody's, and whoever comes may clear it away.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from msgspec import Struct
 
@@ -41,7 +39,7 @@ class Claim(Struct, frozen=True):
     holder: str
     until: datetime
 
-    def is_same_run(self, other: Claim) -> bool:
+    def is_same_run(self, other: Self) -> bool:
         """A run that goes on moves its `until` on."""
         return (self.kind, self.holder) == (other.kind, other.holder)
 

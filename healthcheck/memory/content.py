@@ -1,7 +1,5 @@
 """The memory as the bytes of its file: one JSON object, with a digest of it in front. Pure."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What the memory holds as rows of JSON, the same in its file and in the record on the Node. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from enum import Enum, IntEnum
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, TypeVar
 
 from msgspec import Struct
 
@@ -13,8 +13,6 @@ from healthcheck.text.moments import timestamp
 
 R = TypeVar("R", bound="Row")
 T = TypeVar("T")
-_KEYS: dict[type[Row], tuple[tuple[str, Callable[[Any], Any], bool], ...]] = {}
-"""By kind, made once: name, reader, and whether None is written."""
 _PLAIN = frozenset({str, int, float, bool})
 _MOST_WHOLE = 10**19
 """As many digits as the kernel's log gives its records."""
@@ -30,11 +28,17 @@ class Row(Struct, frozen=True, kw_only=True):
     """An object of a document. None is what it does not say.
 
     A field that is a key has its reader beside its type, which makes None of what is none of it:
-    `Annotated[str | None, word] = None`.
+    `Annotated[str | None, word] = None`. So its module keeps its annotations: no `from __future__ import annotations`.
     """
 
+    readers: ClassVar[tuple[tuple[str, Callable[[Any], Any], bool], ...]] = ()
+    """Name, reader, and whether None is written."""
     odd: frozenset[str] = frozenset()
     """Keys that somebody gave a value of another kind."""
+
+    def __init_subclass__(cls) -> None:
+        said = ((name, kind.__metadata__) for name, kind in cls.__annotations__.items())
+        cls.readers += tuple((name, words[0], NULL in words) for name, words in said)
 
     def must_have(self, *keys: str) -> None:
         """Raises ValueError where one of them is missing, or any key is odd."""
@@ -48,7 +52,7 @@ def row_in(kind: type[R], raw: Mapping[str, Any]) -> R:
     """The object as this kind of row. Keys that the kind does not have are passed over."""
     told: dict[str, Any] = {}
     odd = []
-    for name, read, null in _keys(kind):
+    for name, read, null in kind.readers:
         if name in raw:
             value = told[name] = read(raw[name])
             if value is None and not (null and raw[name] is None):
@@ -59,23 +63,13 @@ def row_in(kind: type[R], raw: Mapping[str, Any]) -> R:
 def as_json(row: Row, time: Callable[[datetime], str] = timestamp) -> dict[str, Any]:
     """Plain JSON types, in the order of the fields."""
     told: dict[str, Any] = {}
-    for name, _, null in _keys(type(row)):
+    for name, _, null in row.readers:
         value = getattr(row, name)
         if value is not None:
             told[name] = value if type(value) in _PLAIN else _plain(value, time)
         elif null:
             told[name] = None
     return told
-
-
-def _keys(kind: type[Row]) -> tuple[tuple[str, Callable[[Any], Any], bool], ...]:
-    if kind not in _KEYS:
-        hints = get_type_hints(kind, include_extras=True)
-        told = (
-            (name, get_args(hints[name])) for name in kind.__struct_fields__ if get_origin(hints[name]) is Annotated
-        )
-        _KEYS[kind] = tuple((name, words[1], NULL in words) for name, words in told)
-    return _KEYS[kind]
 
 
 def _plain(value: Any, time: Callable[[datetime], str]) -> Any:

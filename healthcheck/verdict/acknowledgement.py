@@ -1,7 +1,5 @@
 """What a person released: a word on the Node, read there, and what of the Node's records it leaves standing. Pure."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime

@@ -4,8 +4,6 @@ It stands in the record beside the findings, 1 KiB at most, and decides nothing.
 out: the kubelet tells them, and a runtime that answers only at the second look must not be a second write of the Node.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any

@@ -3,8 +3,6 @@
 `results` is the agent's, `sweep-result` and `quarantine-result` are of deep runs; anybody may have written there.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime

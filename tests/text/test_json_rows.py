@@ -1,7 +1,5 @@
 """Objects of JSON as typed rows: what fits is typed, what does not is named, and what was written is read back."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any
