@@ -10,7 +10,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 class Command(TyperCommand):
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        names = [one.metavar or one.name for one in self.get_params(ctx) if isinstance(one, TyperArgument)]
+        names = [_word(one) for one in self.get_params(ctx) if isinstance(one, TyperArgument)]
         return [*names, "[options]"]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -24,7 +24,7 @@ class Command(TyperCommand):
     def arguments_of(self, ctx: Any) -> Iterator[tuple[str, str]]:
         for one in self.get_params(ctx):
             if isinstance(one, TyperArgument):
-                yield one.metavar or one.name, one.help or ""
+                yield _word(one), one.help or ""
 
 
 class Group(TyperGroup):
@@ -44,6 +44,10 @@ class Group(TyperGroup):
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         formatter.write(f"\n{ctx.command_path} COMMAND -h says more of one.\n")
+
+
+def _word(argument: TyperArgument) -> str:
+    return argument.metavar or argument.name or ""
 
 
 def _records(command: TyperCommand | TyperGroup, ctx: Any) -> list[tuple[str, str]]:

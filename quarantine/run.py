@@ -15,7 +15,7 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.model import ProbeError, Severity
 from healthcheck.node.state import INSTANCE_TYPE, NodeState
 from healthcheck.probes.dcgm.diag import Dcgm
-from healthcheck.probes.efa.loopback import EfaLoopback
+from healthcheck.probes.efa.loopback_run import EfaLoopback
 from healthcheck.probes.kernel_log import boot_id
 from healthcheck.probes.nccl import AllReduce
 from healthcheck.settings.values import Settings

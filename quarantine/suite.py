@@ -16,7 +16,8 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.deep.look import Diagnostic, look_deeply
 from healthcheck.model import Check, Evidence, Host, Outcome, ProbeError, Unobserved
 from healthcheck.probes.efa.fi_pingpong import Broken, PingResult
-from healthcheck.probes.efa.loopback import EFA_LOOPBACK, EfaLoopback, Loopback, LoopbackLook
+from healthcheck.probes.efa.loopback import EFA_LOOPBACK, Loopback, LoopbackLook
+from healthcheck.probes.efa.loopback_run import EfaLoopback
 from healthcheck.probes.nccl import AllReduce, AllReduceLook
 from healthcheck.probes.nvml.driver import look_once
 from healthcheck.probes.nvml.gpus import NVML, DriverLook

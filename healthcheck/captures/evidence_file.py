@@ -18,7 +18,7 @@ from msgspec import Meta, Struct, ValidationError, convert, to_builtins
 from msgspec.json import decode
 
 import healthcheck
-from healthcheck.captures.files import EVIDENCE_FORMAT, MOST_EVIDENCE
+from healthcheck.captures.kind import EVIDENCE_FORMAT, MOST_EVIDENCE
 from healthcheck.checks import CHECKS, DEEP_CHECKS
 from healthcheck.checks.expectation import Expectation
 from healthcheck.host import node_file

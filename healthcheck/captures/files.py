@@ -14,7 +14,7 @@ from pathlib import Path
 from healthcheck.captures.blocks import CaptureError, Input
 from healthcheck.captures.bug_report import BEGINNING, BugReportReader
 from healthcheck.captures.kernel_logs import Batch, KernelLogReader, PassedOver, utc
-from healthcheck.captures.kind import Kind
+from healthcheck.captures.kind import EVIDENCE_FORMAT, MOST_EVIDENCE, Kind
 from healthcheck.captures.log_lines import YEARS
 from healthcheck.model import Cause, Unobserved, counted
 from healthcheck.probes.dcgm.document import DOCUMENT_MARK, LONGEST_ANSWER
@@ -36,10 +36,6 @@ _EXPECTED = (
     "an nvidia-bug-report.log, the JSON of dcgmi diag or what check --save-evidence wrote"
 )
 _ENOUGH_TO_KNOW = 65536
-EVIDENCE_FORMAT = "gpu-healthcheck evidence"
-"""What a file of evidence says first that it is."""
-MOST_EVIDENCE = 64 << 20
-"""Bytes, unpacked. That of a p5.48xlarge has some 100 KiB beside the kernel's log."""
 _EVIDENCE = re.compile(rb'\s*\{\s*"format"\s*:\s*"%b"' % EVIDENCE_FORMAT.encode())
 
 

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+EVIDENCE_FORMAT = "gpu-healthcheck evidence"
+"""What a file of evidence says first that it is."""
+MOST_EVIDENCE = 64 << 20
+"""Bytes, unpacked. That of a p5.48xlarge has some 100 KiB beside the kernel's log."""
+
 
 class Kind(StrEnum):
     """What a file can be."""

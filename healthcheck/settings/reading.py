@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+from healthcheck.settings.declared import settings_of
+from healthcheck.settings.files import seen_in
 from healthcheck.settings.meaning import understood
-from healthcheck.settings.sources import read_files
-from healthcheck.settings.values import Settings
+from healthcheck.settings.values import NodeSettings, Settings, Written
 
 
 def read_settings(directory: Path | None) -> Settings:
@@ -14,4 +16,12 @@ def read_settings(directory: Path | None) -> Settings:
 
     `bad` names every value that is not allowed; the defaults stand in their places.
     """
-    return understood(read_files(directory), directory)
+    return understood(_written(directory), directory)
+
+
+def _written(directory: Path | None) -> Written:
+    if not seen_in(directory) and os.environ.keys().isdisjoint(settings_of(NodeSettings)):
+        return Written()
+    from healthcheck.settings.sources import read_files  # noqa: PLC0415 - longer to load than all of a look
+
+    return read_files(directory)

@@ -28,14 +28,14 @@ def test_the_version_needs_no_command_and_no_client() -> None:
 
     assert "cli.app" in modules
     assert not {f"cli.{name}" for name in COMMANDS} & modules
-    assert not {"kubernetes", "pydantic_settings", "rich", "structlog", "healthcheck.checks"} & modules
+    assert not {"kubernetes", "pydantic", "rich", "structlog", "healthcheck.checks"} & modules
 
 
 def test_a_command_needs_no_other_and_no_client_unless_it_asks_a_cluster() -> None:
     modules = loaded("explain", "79")
 
     assert {f"cli.{name}" for name in COMMANDS} & modules == {"cli.explain"}
-    assert not {"kubernetes", "urllib3", "pydantic_settings", "healthcheck.checks"} & modules
+    assert not {"kubernetes", "urllib3", "pydantic", "healthcheck.checks"} & modules
 
 
 def test_the_replay_of_a_log_loads_few_checks_and_no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,14 +45,24 @@ def test_the_replay_of_a_log_loads_few_checks_and_no_settings(tmp_path: Path, mo
     modules = loaded("replay", str(log))
 
     assert "healthcheck.checks.xid" in modules
-    assert not {"pydantic_settings", "healthcheck.settings", "healthcheck.checks.listed", "kubernetes"} & modules
+    assert not {"pydantic", "healthcheck.settings", "healthcheck.checks.listed", "kubernetes"} & modules
+
+
+def test_a_look_where_nothing_is_set_loads_no_reader_of_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CONFIG_DIR", str(tmp_path / "none"))
+
+    assert not {"pydantic", "kubernetes"} & loaded("check", "memlock", "--root", str(tmp_path))
 
 
 def test_a_saved_state_loads_no_client_of_a_cluster(tmp_path: Path) -> None:
     state = tmp_path / "state.json"
     state.write_text('{"apiVersion": "v1", "kind": "List", "items": []}')
 
-    assert not {"kubernetes", "jinja2", "healthcheck.checks.listed"} & loaded("diagnose", "--from", str(state))
+    assert not {"kubernetes", "jinja2", "pydantic", "healthcheck.checks.listed"} & loaded(
+        "diagnose", "--from", str(state)
+    )
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, "diagnose", "completion", "sweep"])

@@ -11,7 +11,8 @@ import pytest
 
 from healthcheck.model import Host, ProbeError, Unobserved
 from healthcheck.probes.efa.fi_pingpong import NOT_RUN, Broken, Measured, PingResult
-from healthcheck.probes.efa.loopback import EfaLoopback, Loopback, LoopbackLook, read_efa_loopback
+from healthcheck.probes.efa.loopback import Loopback, LoopbackLook, read_efa_loopback
+from healthcheck.probes.efa.loopback_run import EfaLoopback
 from sim.node import EFA_PROGRAMS, SimulatedNode
 from tests.host.test_command import FrozenDisk, is_gone
 from tests.waiting import eventually

@@ -1,0 +1,144 @@
+"""Every EFA device sends to itself: libfabric's fi_pingpong as server and client on one device, through the NIC.
+
+Programs on one machine reach each other through its memory, unless libfabric is told not to: without
+FI_EFA_ENABLE_SHM_TRANSFER=0 such a test never touches the device.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tenacity
+
+from healthcheck.host.command import ChildError, Ended, MissedDeadline, Program, Stopped
+from healthcheck.host.opening import want_folder
+from healthcheck.model import Shortage, Unobserved
+from healthcheck.probes.efa.fi_pingpong import NOT_RUN, REFUSED, Broken, Measured, PingResult, read_side, together
+from healthcheck.probes.efa.infiniband import openable_efa
+from healthcheck.probes.efa.loopback import Loopback, LoopbackLook
+
+_INSTALLED_IN = "/opt/amazon/efa/bin"
+PATIENCE_SECONDS = 5.0
+_ENVIRONMENT = {"LC_ALL": "C", "FI_HMEM": "system", "FI_EFA_ENABLE_SHM_TRANSFER": "0"}
+"""Of libfabric's settings none of ours. FI_HMEM: the host's memory only, so that no GPU is touched."""
+_ADDRESS = "127.0.0.1"
+"""Where the two sides agree on the test; the data does not go there."""
+_ROUNDS = ("-I", "100")
+"""Of each size from 64 bytes to 1 MiB; each version has its own default. Both sides wait by polling, so that a pod with
+less than two CPUs takes up to 10 ms for a round: a thousand of each size did not end in 30 s there (tried)."""
+_COMPARED = "-c"
+"""In a run of its own: filling and comparing the messages takes most of its time (tried: an eighth of the speed)."""
+_LISTENS_WITHIN_SECONDS = 30.0
+_ASKED_AGAIN_SECONDS = 0.2
+_STOPPED = "stopped before it was done"
+
+
+@dataclass
+class EfaLoopback:
+    """Tests one device after the other. `tell` gets each result as it comes, in the thread that asked."""
+
+    root: Path
+    deadline_seconds: float
+    """For each side of each run; a device gets two runs, and no second one after a first that failed."""
+    tell: Callable[[Loopback], None] = lambda _: None
+    path: str = field(default_factory=lambda: f"{os.environ.get('PATH', os.defpath)}:{_INSTALLED_IN}")
+    patience_seconds: float = PATIENCE_SECONDS
+    """How long a side may go on once the other has ended; and then between SIGTERM and SIGKILL."""
+    _sides: tuple[Program, ...] = field(default=(), init=False)
+    """Server and client of the run that goes on, or of the last one."""
+    _stopping: threading.Event = field(default_factory=threading.Event, init=False)
+
+    def run(self) -> LoopbackLook:
+        """Every device that programs can open, tested. Raises ProbeError where nobody can tell whether there is one."""
+        program = shutil.which("fi_pingpong", path=self.path)
+        if program is None:
+            return LoopbackLook(absent="fi_pingpong is not installed here")
+        want_folder(self.root / "sys/class")
+        devices = openable_efa(self.root)
+        if not devices:
+            return LoopbackLook(absent="no EFA device that programs can open")
+        return LoopbackLook(tuple(self._tested(program, devices)))
+
+    def stop(self) -> None:
+        """End what another thread runs; nothing is started after it."""
+        self._stopping.set()
+        for side in self._sides:
+            side.stop()
+
+    def _tested(self, program: str, devices: tuple[str, ...]) -> Iterator[Loopback]:
+        for device in devices:
+            loopback = Loopback(device, self._test(program, device))
+            self.tell(loopback)
+            yield loopback
+
+    def _test(self, program: str, device: str) -> PingResult:
+        speed = self._run(program, device, *_ROUNDS)
+        if not isinstance(speed, Measured):
+            return speed
+        integrity = self._run(program, device, *_ROUNDS, _COMPARED)
+        return speed if isinstance(integrity, Measured) else integrity
+
+    def _run(self, program: str, device: str, *options: str) -> PingResult:
+        """Both sides at once, and none of them is left behind."""
+        stuck = next((pid for side in self._sides if (pid := side.stuck_pid) is not None), None)
+        if stuck is not None:
+            return Unobserved(NOT_RUN, f"process {stuck} of an earlier run can't be killed")
+        environment = {**_ENVIRONMENT, "PATH": self.path}
+        server, client = self._sides = tuple(Program(environment, self.patience_seconds) for _ in range(2))
+        if self._stopping.is_set():  # asked only now: `stop` either meets these two, or was before this
+            return Unobserved(NOT_RUN, _STOPPED)
+        port = str(_free_port())
+        test = (program, "-p", "efa", "-e", "rdm", "-d", f"{device}-rdm", *options)
+        with ThreadPoolExecutor(2, "efa-loopback") as threads:
+            serving = threads.submit(server.run, (*test, "-B", port), self.deadline_seconds)
+            asking = threads.submit(self._connect, client, (*test, "-P", port, _ADDRESS), serving)
+            wait((serving, asking), return_when=FIRST_COMPLETED)
+            # The side that still runs has nobody to talk to, and would wait for ever.
+            if wait((serving, asking), self.patience_seconds).not_done:
+                server.stop()
+                client.stop()
+        return together(self._result_of(serving), self._result_of(asking)) or self._nobody_says()
+
+    def _connect(self, client: Program, argv: tuple[str, ...], serving: Future[Ended]) -> Ended:
+        """The client's run; one that came before the server listens is run again."""
+        again = tenacity.Retrying(
+            retry=tenacity.retry_if_result(lambda ended: ended.code == REFUSED and not serving.done()),
+            wait=tenacity.wait_fixed(_ASKED_AGAIN_SECONDS),
+            stop=tenacity.stop_after_delay(_LISTENS_WITHIN_SECONDS),
+            retry_error_callback=_last_result,
+        )
+        return again(client.run, argv, self.deadline_seconds)
+
+    def _nobody_says(self) -> Unobserved:
+        return Unobserved(NOT_RUN, _STOPPED if self._stopping.is_set() else "fi_pingpong: both sides were killed")
+
+    def _result_of(self, side: Future[Ended]) -> PingResult | None:
+        try:
+            return read_side(side.result())
+        except Stopped:
+            return None
+        except MissedDeadline:
+            return Broken(f"fi_pingpong: no end within {self.deadline_seconds:g} s")
+        except (ChildError, Shortage) as error:
+            return Unobserved(NOT_RUN, f"fi_pingpong: {error}")
+
+
+def _last_result(state: tenacity.RetryCallState) -> Ended:
+    assert state.outcome is not None
+    ended: Ended = state.outcome.result()
+    return ended
+
+
+def _free_port() -> int:
+    """A port that nobody listens on now; the program's own default may be another one's."""
+    with socket.socket() as probe:
+        probe.bind((_ADDRESS, 0))
+        port: int = probe.getsockname()[1]
+        return port
