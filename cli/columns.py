@@ -10,7 +10,7 @@ from textwrap import wrap
 
 from rich.cells import cell_len
 
-from healthcheck.text.printable import printable
+from healthcheck.text.printable import are_printable, printable
 
 _LONGEST = 1 << 14
 _WIDEST = 120
@@ -21,15 +21,15 @@ _BETWEEN = "  "
 
 
 def text(rows: Iterable[Sequence[str]]) -> str:
-    lines = [[printable(cell, _LONGEST) for cell in row] for row in rows]
-    widths = [min(_WIDEST, max(map(_width, column))) for column in zip(*lines, strict=True)]
+    lines = [_shown(row) for row in rows]
+    widths = [min(_WIDEST, _widest(column)) for column in zip(*lines, strict=True)]
     return "".join(_line(cells, widths) for cells in lines)
 
 
 def folded(rows: Iterable[Sequence[str]], width: int) -> str:
     """As `text`, but no line is longer than that: the last cell of a row goes on below itself."""
-    lines = [[printable(cell, _LONGEST) for cell in row] for row in rows]
-    widths = [max(map(_width, column)) for column in zip(*(cells[:-1] for cells in lines), strict=True)]
+    lines = [_shown(row) for row in rows]
+    widths = [_widest(column) for column in zip(*(cells[:-1] for cells in lines), strict=True)]
     before = sum(widths) + len(widths) * len(_BETWEEN)
     return "".join(_paragraph(cells, widths, before, max(width - before, _NARROWEST)) for cells in lines)
 
@@ -40,11 +40,20 @@ def _paragraph(cells: Sequence[str], widths: Sequence[int], before: int, room: i
     return _line((*head, first), (*widths, 0)) + "".join(f"{' ' * before}{one}\n" for one in more)
 
 
+def _shown(row: Sequence[str]) -> Sequence[str]:
+    return row if are_printable(row) else [printable(cell, _LONGEST) for cell in row]
+
+
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = (cell + " " * (width - _width(cell)) for cell, width in zip(cells, widths, strict=True))
-    return _BETWEEN.join(padded).rstrip() + "\n"
+    """On a screen some letters take two columns, and some marks none."""
+    if not _is_ascii(cells):
+        widths = [width - cell_len(cell) + len(cell) for cell, width in zip(cells, widths, strict=True)]
+    return _BETWEEN.join(map(str.ljust, cells, widths)).rstrip() + "\n"
 
 
-def _width(cell: str) -> int:
-    """On a screen: some letters take two columns, and some marks none."""
-    return len(cell) if cell.isascii() else cell_len(cell)
+def _widest(cells: Sequence[str]) -> int:
+    return max(map(len if _is_ascii(cells) else cell_len, cells))
+
+
+def _is_ascii(cells: Sequence[str]) -> bool:
+    return "".join(cells).isascii()

@@ -19,6 +19,7 @@ from healthcheck.verdict.record import RunRecord, StandingRecord
 
 _NAME = re.compile(r"[A-Za-z0-9]{1,63}\Z", re.ASCII)
 """What of a record may go into a shell's line: a reason or a cause is nothing else."""
+_STATUSES = frozenset(Status)
 
 
 def node_step(node: NodeState, record: StandingRecord, silent: bool, now: datetime) -> NextStep:
@@ -27,7 +28,7 @@ def node_step(node: NodeState, record: StandingRecord, silent: bool, now: dateti
         return NextStep(note=f"A deep run ({run.kind.value}) uses it until {timestamp(run.until)}.")
     if status == Status.FAIL:
         return _mending(node, record)
-    if silent or status not in list(Status):
+    if silent or status not in _STATUSES:
         command = f"kubectl get pods -n {NAMESPACE} -o wide --field-selector spec.nodeName={node.name}"
         return NextStep((command,), "Find out why its agent is silent." if silent else "No agent has spoken for it.")
     if status == Status.UNKNOWN:

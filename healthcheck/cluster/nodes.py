@@ -25,7 +25,7 @@ from healthcheck.node.state import (
     managers_of_mark,
     removed_condition,
 )
-from healthcheck.text.printable import printable
+from healthcheck.text.printable import are_printable, printable
 
 _FASTER_SECONDS, _MOST_CONFLICTS = 0.1, 16
 _WATCH_SECONDS = (3300, 3900)
@@ -128,5 +128,7 @@ def node_state(node: Mapping[str, Any]) -> NodeState:
     )
 
 
-def _shown(condition: Mapping[str, Any]) -> dict[str, Any]:
+def _shown(condition: Mapping[str, Any]) -> Mapping[str, Any]:
+    if are_printable(value for value in condition.values() if isinstance(value, str)):
+        return condition
     return {key: printable(value) if isinstance(value, str) else value for key, value in condition.items()}

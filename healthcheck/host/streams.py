@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import asdict
+import msgspec
 
 from healthcheck.text.printable import printable
 
@@ -85,5 +85,10 @@ def write_json(value: Any, indent: int | None = None) -> None:
 
     In plain ASCII: every locale can write it, and no terminal obeys it.
     """
-    separators = (",", ":") if indent is None else None
-    sys.stdout.write(json.dumps(value, indent=indent, separators=separators, default=asdict) + "\n")
+    document = msgspec.json.encode(value)
+    if indent is not None:
+        document = msgspec.json.format(document, indent=indent)
+    if not document.isascii():
+        separators = (",", ":") if indent is None else None
+        document = json.dumps(json.loads(document), indent=indent, separators=separators).encode()
+    sys.stdout.write(document.decode() + "\n")

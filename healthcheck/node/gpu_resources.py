@@ -58,7 +58,7 @@ def offered(allocatable: object) -> dict[str, int]:
 def has_device_plugin(status: Mapping[str, Any]) -> bool:
     """Whether pods may ask for GPUs by a resource's name. One whose GPUs are all unhealthy keeps its capacity."""
     both = {**(status.get("allocatable") or {}), **(status.get("capacity") or {})}
-    return any(_number(str(name), amount) for name, amount in both.items())
+    return any(_number(name, both[name]) for name in both if name.startswith(_ASKED))
 
 
 def gpu_pod(pod: Mapping[str, Any]) -> GpuPod | None:

@@ -20,7 +20,7 @@ def moment(text: object) -> datetime:
         at = datetime.fromisoformat(text)
         if at.tzinfo is None:
             raise ValueError(f"{text!r}: a time without its zone")
-        at = at.astimezone(UTC)
+        at = at if at.tzinfo is UTC else at.astimezone(UTC)
     except OverflowError as error:
         raise ValueError(f"{text!r}: {error}") from None
     if not EARLIEST <= at <= LATEST:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 LONGEST = 4096
 """Characters: more than any record of the kernel's log that we read a fault from, and than a person reads."""
@@ -33,6 +34,12 @@ def printable(text: str, longest: int = LONGEST) -> str:
         return text
     told = _seen(text[: longest + 1])
     return told if len(told) <= longest else _TORN.sub("", told[: longest - 1]) + "…"
+
+
+def are_printable(texts: Iterable[str]) -> bool:
+    """Whether `printable` would change none of them. False may be said of many that are long together."""
+    together = "".join(texts)
+    return len(together) <= LONGEST and together.isascii() and together.isprintable()
 
 
 def _seen(text: str) -> str:

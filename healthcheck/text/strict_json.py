@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from contextlib import suppress
 from typing import Any
+
+import msgspec
 
 from healthcheck.text.printable import printable
 
@@ -19,14 +22,23 @@ def loads(text: str | bytes, longest: int) -> Any:
     if len(text) > longest:
         raise ValueError(f"{len(text)} characters; at most {longest} are read")
     text = text if isinstance(text, str) else text.decode(json.detect_encoding(text), "surrogatepass")
-    try:
-        document = _DECODER.decode(text)
-    except RecursionError:
-        raise ValueError(f"nested deeper than {DEEPEST}") from None
+    document = _written_once(text)
     if text.count("[") + text.count("{") > DEEPEST and _depth(document) > DEEPEST:
         raise ValueError(f"nested deeper than {DEEPEST}")
     # Without an escape each text in it stands there as it is: what is all printable has no part that is not.
     return document if "\\" not in text and printable(text) == text else _shown(document)
+
+
+def _written_once(text: str) -> Any:
+    """As `_DECODER` reads it. What is written again letter by letter has each key once, and nothing that is odd."""
+    with suppress(msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
+        document = msgspec.json.decode(text)
+        if msgspec.json.encode(document) == text.encode():
+            return document
+    try:
+        return _DECODER.decode(text)
+    except RecursionError:
+        raise ValueError(f"nested deeper than {DEEPEST}") from None
 
 
 def refuse_twice(text: str | bytes) -> None:

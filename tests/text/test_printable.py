@@ -25,7 +25,7 @@ from healthcheck.model import (
     TooEarly,
     Unobserved,
 )
-from healthcheck.text.printable import LONGEST, printable
+from healthcheck.text.printable import LONGEST, are_printable, printable
 from tests.hostile import ANY_TEXT
 
 
@@ -59,6 +59,16 @@ def test_every_character_of_it_can_be_seen(text: str) -> None:
     assert (told.isprintable(), len(told) <= LONGEST) == (True, True)
     assert not {unicodedata.category(one) for one in told} & {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
     assert told.encode().decode() == told
+
+
+@given(st.lists(ANY_TEXT | st.text("ab\x7f\n ")))
+def test_several_are_printable_where_none_would_change(texts: list[str]) -> None:
+    if are_printable(texts):
+        assert texts == [printable(one) for one in texts]
+
+
+def test_plain_words_are_printable() -> None:
+    assert are_printable(["Ready", "", "kubelet is posting ready status"])
 
 
 @given(ANY_TEXT, st.integers(16, 64))

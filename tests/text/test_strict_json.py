@@ -20,9 +20,10 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.parametrize("how", [{}, {"separators": (",", ":"), "ensure_ascii": False}], ids=["wide", "as a record"])
 @given(value=VALUES)
-def test_a_document_is_what_was_written_but_that_all_of_it_can_be_shown(value: Any) -> None:
-    assert loads(json.dumps(value), 10**6) == shown(value)
+def test_a_document_is_what_was_written_but_that_all_of_it_can_be_shown(how: dict[str, Any], value: Any) -> None:
+    assert loads(json.dumps(value, **how), 10**6) == shown(value)
 
 
 def shown(value: Any) -> Any:

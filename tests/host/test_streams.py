@@ -1,0 +1,40 @@
+"""Documents on standard output."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+from healthcheck.host.streams import write_json
+from healthcheck.model import Severity, Status
+
+
+class Told(Struct, frozen=True):
+    name: str
+    parts: tuple[float, ...]
+
+
+def plain(value: Any) -> Any:
+    return {"name": value.name, "parts": list(value.parts)}
+
+
+DOCUMENTS = {
+    "plain": {"a": [1, None, True, {"b": []}, {}], "status": Status.FAIL, "severity": Severity.RESET},
+    "values": [Told("node-1", (0.5, 2.0)), Told('"quoted"\\', ())],
+    "letters that are no ASCII": {"name": "n\u00f6de \U0001f600", "told": Told("\u2028", ())},
+}
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("value", DOCUMENTS.values(), ids=DOCUMENTS)
+def test_json_is_written_as_python_writes_it(
+    value: Any, indent: int | None, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    write_json(value, indent)
+
+    separators = None if indent else (",", ":")
+    said = capsysbinary.readouterr().out
+    assert said.decode("ascii") == json.dumps(value, indent=indent, separators=separators, default=plain) + "\n"
