@@ -91,6 +91,16 @@ def entries_of(folder: str | Path | int) -> Iterator[os.DirEntry[str]]:
         yield from entries
 
 
+def names_there(folder: str | Path) -> list[str]:
+    """In order; none where there is no such folder. Raises ProbeError where nobody can tell."""
+    try:
+        return names_in(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ProbeError(f"{folder}: {error.strerror}") from error
+
+
 def names_in(folder: str | Path) -> list[str]:
     """In order. Raises OSError, and Shortage."""
     return sorted(entry.name for entry in entries_of(folder))

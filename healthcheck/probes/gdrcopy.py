@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
 from msgspec import Struct
 
 from healthcheck.host.kernel_files import read
-from healthcheck.host.opening import is_folder, is_there, names_in, want_folder
-from healthcheck.model import Host, Probe
+from healthcheck.host.opening import is_absent, is_folder, is_there, names_there, want_folder
+from healthcheck.model import Host, Probe, ProbeError
 from healthcheck.probes.services import enabled_of
 
 MODULE = "gdrdrv"
@@ -22,6 +23,8 @@ _INSTALLED = "opt/gdrcopy"
 _DEVICES = (f"dev/{MODULE}", f"run/nvidia/driver/dev/{MODULE}")
 """On the host, and in the GPU operator's driver container."""
 _MOST_LISTS, _LONGEST_LIST = 64, 1 << 16
+_UNREADABLE_TO_ALL = (errno.EISDIR, errno.ELOOP)
+"""systemd passes such a list over too."""
 
 
 class GdrCopy(Struct, frozen=True):
@@ -53,18 +56,17 @@ def _lists(root: Path) -> Iterator[Path]:
     """What modules-load.d(5) reads, and the older file of Debian."""
     yield root / _LIST
     for name in _FOLDERS:
-        try:
-            found = [file for file in names_in(root / name) if file.endswith(".conf")]
-        except OSError:
-            continue
+        found = [file for file in names_there(root / name) if file.endswith(".conf")]
         yield from (root / name / file for file in found[:_MOST_LISTS])
 
 
 def _names_it(path: Path) -> bool:
     try:
         text = read(path, _LONGEST_LIST)
-    except OSError:
-        return False
+    except OSError as error:
+        if is_absent(error) or error.errno in _UNREADABLE_TO_ALL:
+            return False
+        raise ProbeError(f"{path}: {error.strerror}") from error
     return MODULE.encode() in text and MODULE.encode() in (line.strip() for line in text.split(b"\n"))
 
 

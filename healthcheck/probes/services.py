@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from healthcheck.host.clock import now
-from healthcheck.host.opening import names_in, open_file
+from healthcheck.host.opening import names_there, open_file
 from healthcheck.model import Cause, Host, Probe, ProbeError
 from healthcheck.probes.container_runtime import processes
 from healthcheck.probes.container_runtime.origins import Origin
@@ -145,12 +145,9 @@ def _tails(root: Path) -> Iterator[tuple[float, bytes]]:
 def enabled_of(root: Path, units: Sequence[str]) -> str:
     """The first of these units that a target of systemd wants, '' where none does.
 
-    Its link leads to the host's root, not ours: it is not followed.
+    Its link leads to the host's root, not ours: it is not followed. Raises ProbeError where nobody can tell.
     """
-    try:
-        targets = [name for name in names_in(root / _TARGETS) if name.endswith(".wants")]
-    except OSError:
-        return ""
+    targets = [name for name in names_there(root / _TARGETS) if name.endswith(".wants")]
     return next((unit for unit in units for name in targets if (root / _TARGETS / name / unit).is_symlink()), "")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from healthcheck.model import Host, ProbeError
-from healthcheck.probes.efa.infiniband import read_rdma
+from healthcheck.probes.efa.infiniband import openable_efa, read_rdma
 from healthcheck.probes.gdrcopy import read_gdrcopy
 from healthcheck.probes.kernel_modules import read_modules
 from healthcheck.probes.kubelet_claims import are_claimed
@@ -25,7 +25,11 @@ CASES: list[tuple[Callable[[Host], object], str]] = [
     (read_gdrcopy, "sys/module/gdrdrv"),
     (read_gdrcopy, "dev/gdrdrv"),
     (read_gdrcopy, "opt/gdrcopy"),
+    (read_gdrcopy, "etc/modules-load.d"),
+    (read_gdrcopy, "etc/systemd/system"),
     (read_rdma, "sys/class"),
+    (read_rdma, "sys/class/infiniband"),
+    (lambda host: openable_efa(host.root), "sys/class/infiniband"),
     (read_rdma, "sys/module/efa"),
     (lambda host: are_claimed(host.root), "var/lib/kubelet/plugins/gpu.nvidia.com"),
     (lambda host: is_kubelet_here(host.root), "var/lib/kubelet"),

@@ -10,8 +10,8 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from healthcheck.host.kernel_files import is_gone, read
-from healthcheck.host.opening import is_folder, names_in, want_folder
-from healthcheck.model import Cause, Host, Probe, ProbeError, Shortage
+from healthcheck.host.opening import is_folder, names_there, want_folder
+from healthcheck.model import Cause, Host, Probe, ProbeError
 from healthcheck.probes.pci import AMAZON, normalise_address
 from healthcheck.text.printable import printable
 
@@ -67,12 +67,7 @@ def read_rdma(host: Host) -> Rdma:
     """The RDMA devices; none where the kernel has no RDMA class. Raises ProbeError where /sys can't be looked at."""
     want_folder(host.root / "sys/class")
     directory = f"{host.root}/sys/class/infiniband"
-    try:
-        names = names_in(directory)[:_MOST]
-    except FileNotFoundError:
-        names = []
-    except OSError as error:
-        raise ProbeError(f"{directory}: {error.strerror}") from error
+    names = names_there(directory)[:_MOST]
     patience_ends = time.monotonic() + _PATIENCE_SECONDS
     devices = tuple(_device(directory, name, patience_ends) for name in names)
     module = f"{host.root}/sys/module/efa"
@@ -80,15 +75,10 @@ def read_rdma(host: Host) -> Rdma:
 
 
 def openable_efa(root: Path) -> tuple[str, ...]:
-    """The EFA devices that programs can open, by name; none where that can't be read. Raises Shortage."""
+    """The EFA devices that programs can open, by name. Raises ProbeError where nobody can tell."""
     directory = f"{root}/sys/class/infiniband"
-    try:
-        names = names_in(directory)[:_MOST]
-        return tuple(name for name in names if _is_efa(f"{directory}/{name}") and _uverbs(f"{directory}/{name}"))
-    except Shortage:
-        raise
-    except (OSError, ProbeError):
-        return ()
+    names = names_there(directory)[:_MOST]
+    return tuple(name for name in names if _is_efa(f"{directory}/{name}") and _uverbs(f"{directory}/{name}"))
 
 
 def _device(directory: str, name: str, patience_ends: float) -> RdmaDevice:
@@ -126,10 +116,8 @@ def _address(path: str) -> str:
 
 
 def _uverbs(path: str) -> str:
-    try:
-        return next(iter(names_in(f"{path}/device/infiniband_verbs")), "")
-    except OSError:
-        return ""
+    """Raises ProbeError."""
+    return next(iter(names_there(f"{path}/device/infiniband_verbs")), "")
 
 
 def _counters(path: str) -> tuple[dict[str, int], str]:
