@@ -12,13 +12,19 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
+import healthcheck
 from bench.outcome import CouldNotMeasure
 from bench.stage import INSTANCE_TYPE
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.model import PREFIX
 from healthcheck.node.state import CONDITION, RESULTS, STATUS, SWEEP_RESULT
+from healthcheck.text.moments import timestamp
+from healthcheck.verdict import record as records
+from healthcheck.verdict.record import AgentRecord, CheckRow, RunRecord
 from sim.control_plane import ControlPlane, objects
 
+_GROUPS = ("0-nvidia-smi", "2-efa-enumeration", "3-topology-check", "7-container-runtime", "8-hami")
+_SEEN = "8 of 8 GPUs answer, driver 570.133.20; " * 6
 PODS_PER_NODE, BUSY_PERCENT = 4, 70
 _WRITERS = 8
 
@@ -79,9 +85,11 @@ def node(name: str, number: int, now: datetime) -> dict[str, Any]:
     """One in ten was tested an hour ago; nobody has tested the others."""
     labels = {f"feature.node.kubernetes.io/feature-{n}": "true" for n in range(40)} | {STATUS: "pass"}
     node = objects.node(name, labels, INSTANCE_TYPE, now, {"nvidia.com/gpu": "8"})
-    record = {"timestamp": (now - timedelta(hours=1)).isoformat(), "status": "pass", "severity": "PASS"}
-    annotations = {RESULTS: json.dumps({**record, "checks": ["x" * 1800]})}
-    node["metadata"]["annotations"] = annotations | ({SWEEP_RESULT: json.dumps(record)} if number % 10 == 9 else {})
+    swept = RunRecord(schema=records.SCHEMA, timestamp=timestamp(now - timedelta(hours=1)), status="pass")
+    node["metadata"]["annotations"] = {
+        RESULTS: records.dump(_record(name, now)),
+        **({SWEEP_RESULT: records.dump(swept)} if number % 10 == 9 else {}),
+    }
     node["status"]["images"] = [
         {"names": [f"registry.example.com/team/image-{n}@sha256:{n:064d}"], "sizeBytes": 1 << 30} for n in range(50)
     ]
@@ -89,6 +97,25 @@ def node(name: str, number: int, now: datetime) -> dict[str, Any]:
     node["status"]["addresses"] = [{"type": "InternalIP", "address": "127.0.0.1"}]
     node["status"]["conditions"].append({"type": CONDITION, "status": "True", "reason": "x", "message": "x"})
     return node
+
+
+def _record(name: str, now: datetime) -> AgentRecord:
+    """As an agent writes it, and as long: some 1,900 characters."""
+    return AgentRecord(
+        schema=records.SCHEMA,
+        timestamp=timestamp(now),
+        hostname=name,
+        instance_type=INSTANCE_TYPE,
+        status="pass",
+        severity="PASS",
+        checks=tuple(CheckRow(check=group, status="pass", severity="PASS", seen=_SEEN) for group in _GROUPS),
+        findings=(),
+        unobserved=(),
+        agent_version=healthcheck.__version__,
+        machine="ec2f1d2b-0000-4000-8000-000000000000",
+        boot_id="0d6c5b8e-0000-4000-8000-000000000000",
+        cursor=4711,
+    )
 
 
 def heartbeat(name: str, now: datetime) -> dict[str, Any]:

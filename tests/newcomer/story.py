@@ -13,7 +13,7 @@ import yaml
 from sim.real_node.agent_pod import GIVE_UP_SECONDS, NAMESPACE
 from sim.real_node.images import OURS, REPOSITORY
 from sim.real_node.waiting import wait_until
-from tests.newcomer.traces import traces
+from tests.newcomer.traces import settled, traces
 from tests.newcomer.typed import shown
 from tests.newcomer.ways import HELM_SETS, INSTALL, README, REGISTRY, RUNBOOK, Way, lay_out
 from tests.node.stage import GPU
@@ -45,7 +45,7 @@ class Newcomer:
 
     def hour(self) -> None:
         """Raises AssertionError where something is not as the documents say, or stays."""
-        before = traces(self.stage.node)
+        before = settled(self.stage.node)
         lay_out(self.stage.node.folder / "checkout")
         self.install()
         self.see_a_fault()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,12 +13,22 @@ if TYPE_CHECKING:
 _NAME = "gpu-healthcheck"
 _PASSING = {"componentstatuses", "events", "events.events.k8s.io"}
 """Made up at each request, or gone by themselves after an hour."""
+_REST_SECONDS = 10.0
 _COLUMNS = "custom-columns=KIND:.kind,NAMESPACE:.metadata.namespace,NAME:.metadata.name"
 
 
 def traces(node: RealNode) -> set[str]:
     """One line for each. The image stays for the kubelet to throw away."""
     return {*_objects(node), *_marks(node), *_files(node), *_containers(node)}
+
+
+def settled(node: RealNode) -> set[str]:
+    """The traces once no more come by themselves: the cluster's controllers make what they want in their own time."""
+    before: set[str] = set()
+    while (seen := traces(node)) != before:
+        before = seen
+        time.sleep(_REST_SECONDS)
+    return seen
 
 
 def _objects(node: RealNode) -> Iterator[str]:
