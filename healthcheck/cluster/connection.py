@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,6 +15,7 @@ import yaml
 from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.exceptions import ApiException
+from msgspec.json import decode
 
 from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unavailable
 from healthcheck.cluster.kubeconfig import Access, KubeconfigError, choose
@@ -146,7 +146,7 @@ class Connection:
         return connect_seconds, _SILENCE_SECONDS if verb == "watch" else read_seconds
 
     def _pages(
-        self, path: str, resource: str, query: Mapping[str, str], parse: Parse = json.loads
+        self, path: str, resource: str, query: Mapping[str, str], parse: Parse = decode
     ) -> Iterator[dict[str, Any]]:
         for page in self._listing_ahead(path, resource, query, parse):
             yield from page.get("items") or []
@@ -173,7 +173,7 @@ class Connection:
         yield page
 
     def _page(
-        self, path: str, resource: str, query: Mapping[str, str], parse: Parse = json.loads
+        self, path: str, resource: str, query: Mapping[str, str], parse: Parse = decode
     ) -> tuple[dict[str, Any], str]:
         """One page, and the token of the next; '' for the last."""
         asked = {**query, "limit": str(_PAGE)}
@@ -203,14 +203,14 @@ class Connection:
         response = self._request("watch", path, resource, query=query)
         try:
             for line in _lines(response):
-                event = json.loads(line)
+                event = decode(line)
                 if event.get("type") == "ERROR":
                     raise Unavailable(f"watch {resource}: {str(event.get('object'))[:_LONGEST_MESSAGE]}")
                 if event.get("type") in ("ADDED", "MODIFIED", "DELETED"):
                     yield event["type"], event["object"]
         except urllib3.exceptions.HTTPError as error:
             raise Unavailable(f"watch {resource}: {say(error)}") from error
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, RecursionError) as error:
             raise Unavailable(f"watch {resource}: an answer that is no watch event: {error!r}") from error
         finally:
             response.close()
@@ -249,7 +249,7 @@ def unreadable(resource: str, one: Any, error: Exception) -> str:
     return f"{resource} {name}: {say(error)}"
 
 
-def _read(response: urllib3.BaseHTTPResponse, what: str, parse: Parse = json.loads) -> dict[str, Any]:
+def _read(response: urllib3.BaseHTTPResponse, what: str, parse: Parse = decode) -> dict[str, Any]:
     try:
         answer = parse(response.data)
     except (ValueError, RecursionError, urllib3.exceptions.HTTPError) as error:
@@ -274,9 +274,9 @@ def _message(response: urllib3.BaseHTTPResponse) -> str:
     except urllib3.exceptions.HTTPError as error:
         return say(error)
     try:
-        status = json.loads(raw)
+        status = decode(raw)
         return " ".join([str(status["message"]), *_budgets(status)])[:_LONGEST_MESSAGE]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return raw[:_LONGEST_MESSAGE].decode("utf-8", "backslashreplace")
 
 

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from msgspec.json import decode
-
 from healthcheck.cluster.pods import Pods
 
 _TAIL_LINES = 200
@@ -18,7 +16,7 @@ class Listings(Pods):
 
     def objects(self, path: str, resource: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """What stands below a path, in pages, as plain API objects."""
-        return self._pages(path, resource, query, decode)
+        return self._pages(path, resource, query)
 
     def try_pod(self, namespace: str, pod: Mapping[str, Any]) -> dict[str, Any]:
         """What admission would make of the pod: a dry run. Refused or Forbidden: it would not be made."""
