@@ -49,7 +49,7 @@ def test_one_bad_gpu_is_tainted_instead_of_its_node(world: World, device_taints:
     assert rules() == {"gpu-3": "REBOOT"}
     node = world.wait_for_status("fail")
     assert (node.severity, node.condition["reason"], len(cluster.slots())) == ("REBOOT", "Xid79", 1)
-    assert world.agent.metric("device_taints") == 1
+    eventually(lambda: world.agent.metric("device_taints") == 1)
     assert addresses(world)[3] in world.wait_for_event("DeviceTainted")["message"]
 
     # Whoever takes it away gets it back; a worse fault is a worse taint.
