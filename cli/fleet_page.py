@@ -37,23 +37,25 @@ KINDS = {
 
 
 class Square(Struct, frozen=True):
-    """One node. `reasons` are names with the places where they were found; `left_out`: how many more there are."""
+    """One node, each text as it stands on the page."""
 
-    row: Row
     kind: str
-    looked: str
-    taint: str
+    title: str
+    """All of it in one line, for whoever points at the square, or has it read to him."""
+    node: str
+    instance_type: str
+    status: str
+    severity: str
     reasons: tuple[tuple[str, str], ...]
+    """Names with the places where they were found."""
     left_out: int
-
-    @property
-    def title(self) -> str:
-        """All of it in one line, for whoever points at the square, or has it read to him."""
-        row, silent = self.row, "its agent is silent" if self.row.silent else ""
-        said = (row.severity if row.status != Status.PASS else "", *(name for name, _ in self.reasons))
-        taint = {"yes": "tainted", "GPUs": "GPUs tainted", "": ""}.get(self.taint, self.taint)
-        words = (row.status or KINDS["untold"], *said, f"{self.left_out} more" if self.left_out else "", taint, silent)
-        return printable(f"{row.node}: {', '.join(filter(None, words))}", 3 * _LONGEST)
+    """How many more reasons there are."""
+    since: str
+    taint: str
+    looked: str
+    silent: bool
+    note: str
+    commands: tuple[str, ...]
 
 
 class Spread(Struct, frozen=True):
@@ -85,7 +87,6 @@ def text(fleet: Fleet, at: datetime) -> str:
         passed_over_left_out=max(len(fleet.passed_over) - _MOST_ROWS, 0),
         most=_MOST_NAMES,
         shown=_shown,
-        step=lambda words: printable(words, _LONGEST_STEP),
     )
 
 
@@ -102,7 +103,35 @@ def _square(row: Row) -> Square:
     taint = "yes" if row.tainted else {"withheld": "withheld", DEVICES: "GPUs"}.get(row.taint, "")
     reasons = _reasons(row)
     told = tuple((_shown(name), _where(subjects)) for name, subjects in islice(reasons.items(), _MOST_REASONS))
-    return Square(row, _kind(row), looked(row), taint, told, max(len(reasons) - _MOST_REASONS, 0))
+    left_out = max(len(reasons) - _MOST_REASONS, 0)
+    return Square(
+        kind=_kind(row),
+        title=_title(row, taint, [name for name, _ in told], left_out),
+        node=_shown(row.node),
+        instance_type=_shown(row.instance_type),
+        status=_shown(row.status) or "-",
+        severity=_shown(row.severity) or "-",
+        reasons=told,
+        left_out=left_out,
+        since=row.since.replace("T", " ").replace("Z", ""),
+        taint=taint,
+        looked=looked(row),
+        silent=row.silent,
+        note=_step(row.next_step.note),
+        commands=tuple(map(_step, row.next_step.commands)),
+    )
+
+
+def _title(row: Row, taint: str, reasons: list[str], left_out: int) -> str:
+    tainted = {"yes": "tainted", "GPUs": "GPUs tainted"}.get(taint, taint)
+    silent = "its agent is silent" if row.silent else ""
+    said = ("" if row.status == Status.PASS else row.severity, *reasons, f"{left_out} more" if left_out else "")
+    words = filter(None, (row.status or KINDS["untold"], *said, tainted, silent))
+    return printable(f"{row.node}: {', '.join(words)}", 3 * _LONGEST)
+
+
+def _step(words: str) -> str:
+    return printable(words, _LONGEST_STEP)
 
 
 def _kind(row: Row) -> str:

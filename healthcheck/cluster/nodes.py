@@ -104,7 +104,7 @@ def _read_node(node: Mapping[str, Any]) -> NodeState:
 def node_state(node: Mapping[str, Any]) -> NodeState:
     """What of an API Node the plan needs."""
     metadata, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
-    conditions = [_shown(one) for one in status.get("conditions") or ()]
+    conditions = _shown(status.get("conditions") or [])
     repairs = [one["type"] for one in conditions if one.get("type") in REPAIR_CONDITIONS]
     return NodeState(
         name=metadata["name"],
@@ -128,7 +128,9 @@ def node_state(node: Mapping[str, Any]) -> NodeState:
     )
 
 
-def _shown(condition: Mapping[str, Any]) -> Mapping[str, Any]:
-    if are_printable(value for value in condition.values() if isinstance(value, str)):
-        return condition
-    return {key: printable(value) if isinstance(value, str) else value for key, value in condition.items()}
+def _shown(conditions: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    if are_printable([value for one in conditions for value in one.values() if isinstance(value, str)]):
+        return conditions
+    return [
+        {key: printable(value) if isinstance(value, str) else value for key, value in one.items()} for one in conditions
+    ]

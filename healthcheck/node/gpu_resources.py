@@ -49,10 +49,10 @@ def listed(amounts: Mapping[str, int]) -> str:
 
 def offered(allocatable: object) -> dict[str, int]:
     """The GPU resources that a Node's `status.allocatable` has some of. What is no plain count is left out."""
-    if not isinstance(allocatable, Mapping):
+    if not isinstance(allocatable, dict):
         return {}
-    named = {name: whole_quantity(amount) for name, amount in allocatable.items() if _is_offered(str(name))}
-    return {name: number for name, number in named.items() if number}
+    named = [name for name in allocatable if name in _WHOLE or name.startswith(_MIG)]
+    return {name: number for name in named if (number := whole_quantity(allocatable[name]))}
 
 
 def has_device_plugin(status: Mapping[str, Any]) -> bool:
@@ -94,10 +94,6 @@ def whole_quantity(quantity: object) -> int | None:
     """A resource's quantity that is a plain count; None for what is absent or written otherwise."""
     is_count = isinstance(quantity, str) and quantity.isascii() and quantity.isdigit() and len(quantity) < 10
     return int(str(quantity)) if is_count else None
-
-
-def _is_offered(resource: str) -> bool:
-    return resource in _WHOLE or resource.startswith(_MIG)
 
 
 def _held(spec: Mapping[str, Any]) -> Counter[str]:

@@ -30,7 +30,7 @@ def moment(text: object) -> datetime:
 
 def moment_or_none(text: object) -> datetime | None:
     try:
-        return moment(text)
+        return None if text is None else moment(text)
     except ValueError:
         return None
 

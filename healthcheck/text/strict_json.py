@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -31,10 +30,12 @@ def loads(text: str | bytes, longest: int) -> Any:
 
 def _written_once(text: str) -> Any:
     """As `_DECODER` reads it. What is written again letter by letter has each key once, and nothing that is odd."""
-    with suppress(msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
+    try:
         document = msgspec.json.decode(text)
         if msgspec.json.encode(document) == text.encode():
             return document
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
+        pass  # the strict reader says what is wrong with it
     try:
         return _DECODER.decode(text)
     except RecursionError:

@@ -267,8 +267,9 @@ def _read(kind: Any, text: str) -> Any:
 
 def on_node(kind: type[R], node: NodeState, key: str) -> R:
     """The record under this annotation; one that says nothing where there is none, or nobody can read it."""
+    text = node.annotations.get(key)
     try:
-        return parse(kind, node.annotations.get(key, "{}"))
+        return kind() if text is None else parse(kind, text)
     except RecordError:
         return kind()
 
