@@ -39,6 +39,7 @@ KINDS = {
 class Square(Struct, frozen=True):
     """One node, each text as it stands on the page."""
 
+    place: int
     kind: str
     title: str
     """All of it in one line, for whoever points at the square, or has it read to him."""
@@ -68,7 +69,7 @@ class Spread(Struct, frozen=True):
 
 
 def text(fleet: Fleet, at: datetime) -> str:
-    squares = [_square(row) for row in fleet.nodes]
+    squares = [_square(place, row) for place, row in enumerate(fleet.nodes)]
     reasons = _spread(fleet.nodes)
     return rendered(
         "cli",
@@ -99,12 +100,13 @@ def _counted(squares: list[Square]) -> Iterator[tuple[str, int]]:
     return ((kind, numbers[kind]) for kind in KINDS if numbers[kind])
 
 
-def _square(row: Row) -> Square:
+def _square(place: int, row: Row) -> Square:
     taint = "yes" if row.tainted else {"withheld": "withheld", DEVICES: "GPUs"}.get(row.taint, "")
     reasons = _reasons(row)
     told = tuple((_shown(name), _where(subjects)) for name, subjects in islice(reasons.items(), _MOST_REASONS))
     left_out = max(len(reasons) - _MOST_REASONS, 0)
     return Square(
+        place=place,
         kind=_kind(row),
         title=_title(row, taint, [name for name, _ in told], left_out),
         node=_shown(row.node),
