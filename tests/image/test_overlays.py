@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +14,10 @@ import yaml
 
 from healthcheck import __version__
 from sim.control_plane import MANIFESTS, ControlPlane
+from tests.overlays import OVERLAYS, folder_of
 
 ROOT = Path(__file__).parents[2]
 OURS = f"gpu-healthcheck:{__version__}"
-OVERLAYS = ROOT / "kubernetes" / "overlays"
 DAEMON_SET = "DaemonSet/gpu-healthcheck/gpu-healthcheck-agent"
 CONTAINER = f"{DAEMON_SET}/spec/template/spec/containers/0"
 POLICY = "ValidatingAdmissionPolicy/gpu-healthcheck-sweeper-jobs"
@@ -26,13 +27,11 @@ CRON_JOBS = [f"CronJob/gpu-healthcheck/gpu-healthcheck-{name}" for name in ("swe
 CHANGES: dict[str, dict[str, Any]] = {
     "example": {
         f"{CONTAINER}/image": f"registry.example.com/{OURS}",
-        f"{CONTAINER}/imagePullPolicy": "Always",
         **dict.fromkeys(
             (f"{job}/spec/jobTemplate/spec/template/spec/containers/0/image" for job in CRON_JOBS),
             f"registry.example.com/{OURS}",
         ),
         f"{POLICY}/spec/variables/0/expression": f'"registry.example.com/{OURS}"',
-        "ConfigMap/gpu-healthcheck/gpu-healthcheck-config/data/CHECK_INTERVAL": "120",
     },
     "slim-agent": {
         f"{CONTAINER}/image": f"{OURS}-slim",
@@ -92,12 +91,32 @@ def dry_run(plane: ControlPlane, *words: str) -> list[dict[str, Any]]:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("overlay", CHANGES)
-def test_an_overlay_changes_what_it_says_and_nothing_else(installed: ControlPlane, overlay: str) -> None:
+def test_an_overlay_changes_what_it_says_and_nothing_else(
+    installed: ControlPlane, overlay: str, tmp_path: Path
+) -> None:
     plain = flat(dry_run(installed, "-f", str(MANIFESTS)))
-    changed = flat(dry_run(installed, "-k", str(OVERLAYS / overlay)))
+    changed = flat(dry_run(installed, "-k", folder_of(overlay, tmp_path)))
 
     differing = {path for path in plain | changed if plain.get(path) != changed.get(path)}
     assert {path: changed.get(path) for path in differing} == CHANGES[overlay]
+
+
+@pytest.mark.cluster
+def test_the_example_takes_all_components_at_once_and_names_the_registry_in_each(
+    installed: ControlPlane, tmp_path: Path
+) -> None:
+    """As somebody has it who takes the marks of a comment away."""
+    shutil.copytree(OVERLAYS.parent, tmp_path / "kubernetes")
+    example = tmp_path / "kubernetes" / "overlays" / "example"
+    file = example / "kustomization.yaml"
+    file.write_text(file.read_text().replace("components: []", "components:").replace("\n#  - ../", "\n  - ../"))
+    plain = flat(dry_run(installed, "-f", str(MANIFESTS)))
+    changed = flat(dry_run(installed, "-k", str(example)))
+
+    differing = {path for path in plain | changed if plain.get(path) != changed.get(path)}
+    together = {path: value for changes in CHANGES.values() for path, value in changes.items()}
+    together[f"{CONTAINER}/image"] = f"registry.example.com/{OURS}-slim"
+    assert {path: changed.get(path) for path in differing} == together
 
 
 @pytest.mark.cluster
@@ -116,8 +135,7 @@ def test_the_example_installs_on_a_bare_control_plane_and_the_plain_folder_takes
         bare.kubectl("apply", "-f", str(MANIFESTS))
         second = bare.request("GET", path).body["spec"]["template"]["spec"]["containers"][0]
 
-    assert (first["image"], first["imagePullPolicy"]) == (f"registry.example.com/{OURS}", "Always")
-    assert (second["image"], second["imagePullPolicy"]) == (OURS, "IfNotPresent")
+    assert (first["image"], second["image"]) == (f"registry.example.com/{OURS}", OURS)
 
 
 ELSEWHERE = "registry.example.com:5000/a/gpu-healthcheck@sha256:0"
@@ -140,8 +158,7 @@ def test_by_one_sed_the_plain_manifests_have_another_image_in_all_places(install
     images = {path: value for path, value in plain.items() if OURS in str(value)}
     expected = {path: value.replace(OURS, ELSEWHERE) for path, value in images.items()}
     assert changed == plain | expected
-    example = {path for path in CHANGES["example"] if not path.endswith(("imagePullPolicy", "CHECK_INTERVAL"))}
-    assert set(images) == example
+    assert set(images) == set(CHANGES["example"])
 
 
 def test_the_policy_of_the_sweepers_jobs_names_the_templates_image_and_command() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from tests.overlays import over_the_manifests
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -21,10 +23,10 @@ handler: nvidia
 
 @contextmanager
 def asked_for(stage: Stage) -> Iterator[None]:
-    """The overlay runtime-class; the plain manifests afterwards."""
+    """The component runtime-class; the plain manifests afterwards."""
     stage.node.kubectl("apply", "--filename=-", input=_RUNTIME_CLASS)
     before = stage.pod.ready()["metadata"]["uid"]
-    stage.node.kubectl("apply", "-k", "kubernetes/overlays/runtime-class")
+    stage.node.kubectl("apply", "-k", over_the_manifests("runtime-class", stage.node.folder / "runtime-class"))
     stage.pod.ready(other_than=before)
     yield
     stage.node.kubectl("apply", "-f", stage.node.manifests)

@@ -50,7 +50,7 @@ def swept(agent: Stage) -> Iterator[Stage]:
     pod = {"containers": [container], "volumes": [{"name": "gpus", "hostPath": {"path": ROOT}}]}
     template = {"spec": {"jobTemplate": {"spec": {"template": {"spec": pod}}}}}
     agent.kubectl("patch", TEMPLATE, "--type=strategic", f"--patch={json.dumps(template)}")
-    # As the overlay only-gpu-nodes: this cluster has no other node.
+    # As the component only-gpu-nodes: this cluster has no other node.
     anywhere = [{"op": "remove", "path": "/spec/jobTemplate/spec/template/spec/affinity"}]
     agent.kubectl("patch", SWEEPER, "--type=json", f"--patch={json.dumps(anywhere)}")
     advertise(agent, "8")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sim.real_node.images import OURS
+from tests.overlays import over_the_manifests
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,10 +37,10 @@ except ChildError as error:
 
 @pytest.fixture
 def slim(agent: Stage) -> Iterator[Stage]:
-    """The agent under the overlay's limit of 192 MiB."""
+    """The agent under the component's limit of 192 MiB."""
     agent.node.run("ctr", "--namespace=k8s.io", "images", "tag", "--force", OURS, SLIM)
     before = agent.pod.ready()["metadata"]["uid"]
-    agent.node.kubectl("apply", "-k", "kubernetes/overlays/slim-agent")
+    agent.node.kubectl("apply", "-k", over_the_manifests("slim-agent", agent.node.folder / "slim-agent"))
     agent.pod.ready(other_than=before)
     yield agent
     agent.node.kubectl("apply", "-f", agent.node.manifests)
