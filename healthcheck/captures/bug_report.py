@@ -266,7 +266,7 @@ def _in_batches(name: str, boot: int, events: list[_Event], span: tuple[float, f
         )
         whole = first + len(part) == len(events)
         when = end if whole else part[-1].when
-        yield Batch(boot, "", lines, Now(utc(when), _age(when, start)))
+        yield Batch(boot, "", lines, utc(start), Now(utc(when), _age(when, start)))
 
 
 def _age(when: float, start: float) -> float:

@@ -14,7 +14,16 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from healthcheck.captures.blocks import CaptureError
-from healthcheck.captures.log_lines import YEARS, LogLine, Stamp, decoded, is_of_an_unknown_form, read_alone, read_line
+from healthcheck.captures.log_lines import (
+    YEARS,
+    LogLine,
+    Stamp,
+    decoded,
+    is_behind_another_prefix,
+    is_of_an_unknown_form,
+    read_alone,
+    read_line,
+)
 from healthcheck.captures.printk import Joiner, Told, messages
 from healthcheck.model import Now
 from healthcheck.probes.kernel_log import Record
@@ -26,7 +35,8 @@ _MARKS_IN_JSON = (b"[78,86,82,77,", b"[ 78, 86, 82, 77,")
 """NVRM, where the journal writes a message as the list of its bytes: a process's name may be no UTF-8."""
 _BOOT_MARKS = (b"Linux version ", b"-- Boot ", b"-- Reboot ")
 _JOURNAL_BOOT = re.compile(r"-- (?:Boot (?P<id>[0-9a-f]{32})|Reboot) --\Z")
-_BANNER = re.compile(r"Linux version \d")
+_BANNER = re.compile(r"Linux version \d{1,3}\.\d")
+"""Longer than the name of a process, with which some records of the kernel begin: `Linux version 5[1234]: segfault`."""
 _TAG = b" kernel"
 SAMPLE_BYTES = 8192
 MOST_SEARCHED = 10_000
@@ -55,12 +65,15 @@ class Line(Struct, frozen=True):
 
 
 class Batch(Struct, frozen=True):
-    """Records of one boot, oldest first, and the moment at which the last of them was read."""
+    """Records of one boot, oldest first."""
 
     boot: int
     boot_id: str
     lines: tuple[Line, ...]
+    began: datetime
+    """When the boot did, as far as its first line tells."""
     now: Now
+    """The moment at which the last of them was read."""
 
 
 class PassedOver(Struct):
@@ -231,6 +244,9 @@ class KernelLogReader:
         self._marked = False
         """The journal itself says where this boot begins: its banner still follows."""
         self._prefixed = False
+        self._began: datetime | None = None
+        self._of_a_syslog = False
+        """The last line with a prefix has a date and a host: behind these, nothing of a message begins a line."""
         self._searched = 0
         self._direction = Direction()
         self._joiner = Joiner()
@@ -242,6 +258,7 @@ class KernelLogReader:
     def read(self, name: str, blocks: Iterable[bytes]) -> Iterator[Batch]:
         """The records of one more file. Raises CaptureError when it cannot be judged from its beginning to its end."""
         self._name, self._prefixed, self.recognised, self._searched = name, False, False, 0
+        self._of_a_syslog = False
         self._direction = Direction()
         number = 1
         for block in _without_margin(blocks):
@@ -277,19 +294,21 @@ class KernelLogReader:
         self._prefixed = True
         self.recognised = self.recognised or line.kernel
         self.host = line.host or self.host
+        self._of_a_syslog = bool(line.host) and line.stamp.wall is not None
         if line.refused:
             self._passed_over.refused += marked
             return
         self._direction.follow(line.stamp)
         self._mind_the_boot(line)
         moment = self.clock.read(line.stamp)
+        self._began = self._began or moment.wall
         if line.kernel:
             self._tell_messages(line, moment, number, decoded(raw), marked=marked)
         else:
             self._passed_over.quoted += marked
 
     def _tell_messages(self, line: LogLine, moment: Now, number: int, shown: str, *, marked: bool) -> None:
-        if is_of_an_unknown_form(line.text):  # a prefix of its own behind the one that we know
+        if is_behind_another_prefix(line.text):
             self._passed_over.count_unread(line.text, f"{self._name}:{number}")
         elif marked:
             for text in messages(line.text):
@@ -297,7 +316,7 @@ class KernelLogReader:
 
     def _take_unprefixed(self, text: str, number: int, *, marked: bool) -> None:
         journal = _JOURNAL_BOOT.match(text.rstrip())
-        if journal:
+        if journal and (journal["id"] or self._of_a_syslog):
             self._begin_boot(journal["id"] or "", marked=True)
         elif self._joiner.goes_on(text, number):
             return
@@ -331,6 +350,7 @@ class KernelLogReader:
             self.boot += 1
         self.clock.begin_boot()
         self.boot_id, self._marked, self._owns_a_banner, self._in_boot = boot_id, marked, False, 0
+        self._began = None
 
     def _tell(self, told: Told | None) -> None:
         if told is None:
@@ -342,7 +362,8 @@ class KernelLogReader:
             self._end_batch()
 
     def _end_batch(self) -> None:
-        self._ready.append(Batch(self.boot, self.boot_id, tuple(self._lines), self.clock.now))
+        now = self.clock.now
+        self._ready.append(Batch(self.boot, self.boot_id, tuple(self._lines), self._began or now.wall, now))
         self._lines.clear()
 
     def _handed_over(self) -> Iterator[Batch]:

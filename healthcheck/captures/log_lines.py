@@ -105,6 +105,10 @@ _TALOS = re.compile(
 )
 DRIVERS_OWN = re.compile(r"NVRM: |nvidia-nvswitch\d{0,4}: SXid ")
 """How each line of the driver's begins that a check reads."""
+_ADDRESS = r"(?:PCI:)?[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}"
+NAMES_A_GPU = rf"NVRM: (?:Xid \(|GPU (?:at )?|The NVIDIA GPU ){_ADDRESS}"
+"""Longer than the name of any process, which is what a user can put where a message begins or into its middle."""
+NAMES_A_DEVICE = re.compile(rf"{NAMES_A_GPU}|nvidia-nvswitch\d{{0,4}}: SXid \({_ADDRESS}")
 _ALONE = re.compile(
     r"(?:<(?P<priority>\d{1,4})>)?(?:(?P<facility>[a-z0-9]{2,8}) *:(?P<level>[a-z]{3,7}) *: )?(?:kernel: )?"
     r"(?=NVRM: |nvidia-nvswitch\d{0,4}: SXid |Linux version \d)"
@@ -173,6 +177,11 @@ def is_of_an_unknown_form(text: str) -> bool:
     if who is None or (who["tag"] or "").isdecimal():  # the seconds of a time
         return True
     return who["tag"] == "kernel" and not who["pid"]
+
+
+def is_behind_another_prefix(text: str) -> bool:
+    """The same of what stands behind a prefix that is known: by a whole message, as a process's name may be a part."""
+    return NAMES_A_DEVICE.search(text) is not None and is_of_an_unknown_form(text)
 
 
 def read_alone(text: str) -> LogLine | None:

@@ -7,7 +7,7 @@ import re
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.captures.log_lines import LogLine, Stamp
+from healthcheck.captures.log_lines import NAMES_A_GPU, LogLine, Stamp
 from healthcheck.model import Now
 
 _LONGEST_TEXT, _LONGEST_JOINED = 4096, 8192
@@ -17,11 +17,8 @@ _SENTENCE = re.compile(r"NVRM: (?:The NVIDIA GPU |API mismatch: )")
 """What the driver prints over several lines. dmesg and syslog repeat their prefix on each."""
 _GOES_ON = re.compile(r"NVRM: [(a-z]")
 
-_ADDRESS = r"(?:PCI:)?[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}"
-_NAMES_A_GPU = rf"NVRM: (?:Xid \(|GPU (?:at )?|The NVIDIA GPU ){_ADDRESS}"
-"""Longer than the name of any process, which is what a user can put where a message begins or into its middle."""
-_BEGINS_ANOTHER = rf"(?:{_NAMES_A_GPU}|NVRM: (?:GPU Board Serial Number|A GPU crash dump))"
-_WHOLE, _NEXT = re.compile(_NAMES_A_GPU), re.compile(rf"\n(?={_BEGINS_ANOTHER})")
+_BEGINS_ANOTHER = rf"(?:{NAMES_A_GPU}|NVRM: (?:GPU Board Serial Number|A GPU crash dump))"
+_WHOLE, _NEXT = re.compile(NAMES_A_GPU), re.compile(rf"\n(?={_BEGINS_ANOTHER})")
 _NEWLINE = re.compile(r"(?:\\{1,2}r)?(?:\\{1,2}n|\\x0a|\\012|#012|\^J)")
 """As those spell it who keep a record on one line."""
 _STAMP = r"\[[^\]]{1,40}\] ?"

@@ -49,7 +49,7 @@ class Replay(Struct):
     def take(self, batch: Batch) -> None:
         """Judge some more records."""
         if batch.boot != self._boot:
-            self.memory = begin(self.memory, "", f"boot {batch.boot}", batch.now)
+            self.memory = begin(self.memory, "", f"boot {batch.boot}", replace(batch.now, wall=batch.began))
             self._boot = batch.boot
             self._forget_what_left()
         self.now = batch.now

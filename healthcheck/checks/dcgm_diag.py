@@ -88,6 +88,12 @@ _OTHERS_WORK = 25
 """GRAPHICS_PROCESSES, in DCGM's own words: this may cause some tests to fail."""
 _OF_A_GPU_IN_USE = frozenset((51, 56, 64, 65, 66))
 """What else such a GPU brings about, in words that do not say so: calls that fail, memory that can't be had."""
+_OF_THE_HARDWARE = re.compile(
+    r"uncorrectable|contained|\becc error|\bnvlink\b|hardware stack|\billegal\b|misaligned|unspecified launch|"
+    r"fallen off|\blost\b",
+    re.IGNORECASE,
+)
+"""CUDA's words (cudaGetErrorString) for what no other program brings about."""
 _ENDS_WITH_RESULTS = (0, 205, 226)
 """Well; an error of severity ISOLATE; errors, none of them ISOLATE (dcgm_structs.h: NVVS_ISOLATE_ERROR, NVVS_ERROR)."""
 _SAYS_FAILED = (205, 226)
@@ -99,6 +105,8 @@ _OVER_REPORTING_ERRORS = frozenset((30, 31, 50, 51, 56, 62, 63, 64, 65, 66, 110,
 DCGM issues 272 and 284; dcgm_errors.h: LOW_BANDWIDTH, HIGH_LATENCY, STRESS_LEVEL, CUDA_API, MEMORY_ALLOC,
 MEMORY_BANDWIDTH, TARGET_POWER, API_FAIL, API_FAIL_GPU, CUDA_CONTEXT, GFLOPS_THRESHOLD_VIOLATION, RETEST_REQUESTED.
 """
+_BESIDE_GPUS = frozenset(("cpu", "core"))
+"""Of a Grace, which DCGM 4 lists among what it tests: without the package of the CPU's own test it skips them."""
 _LONGEST_TEXT, _LONGEST_NAME, _MOST_NAMED, _MOST_TOLD = 240, 48, 6, 24
 _STATUS_WORDS = {"pass": "passed", "fail": "failed", "skip": "skipped", "not-run": "not run", "unknown": "unclear"}
 _THRESHOLD = "an error that the test names; a failure that names none is MONITOR, of a test of memory RESET"
@@ -276,8 +284,8 @@ def why_not_run_here(row: DiagResult, error: DiagError, in_use: DevicesInUse) ->
     if cause := why_not_run(error):
         return cause
     ids = _ids(error)
-    came_of_use = (row.kind, row.index) in in_use and ids and set(ids) <= _OF_A_GPU_IN_USE
-    return dcgm_causes.IN_USE if came_of_use else None
+    may_come_of_use = (row.kind, row.index) in in_use and ids and set(ids) <= _OF_A_GPU_IN_USE
+    return dcgm_causes.IN_USE if may_come_of_use and not _OF_THE_HARDWARE.search(error.text) else None
 
 
 def rule_in(row: DiagResult, error: DiagError, policy: Policy) -> Ruling:
@@ -410,7 +418,7 @@ def _not_tested(
         yield Unobserved(dcgm_causes.TESTS_MISSING, f"the answer has no result of {' and '.join(missing)}")
     by_device: dict[str, bool] = {}
     for row in of_hardware:
-        if row.index is not None:
+        if row.index is not None and row.kind not in _BESIDE_GPUS:
             subject = devices[row.kind, row.index].subject
             by_device[subject] = by_device.get(subject, False) or _ran(row)
     for subject, ran in by_device.items():

@@ -19,13 +19,17 @@ _XID = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 """Every form in which the driver has printed one. Anchored: text that merely quotes such a line is no Xid."""
+_SHORT = r"(?:\\x[0-9a-f]{2}|.){0,15}(?=, [A-Z0-9])"
+"""As long as the kernel keeps a process's name (TASK_COMM_LEN). Bytes that are no UTF-8 stand there in four letters."""
 _PROCESS = re.compile(
-    r"pid=(?P<pid>'<unknown>'|[^\s,]{1,20})(?:, name=(?P<name>(?:.{0,64}?(?=, [A-Z0-9])|.{0,64}?(?=, |\Z))))?(?:, |\Z)",
+    r"pid=(?P<pid>'<unknown>'|[^\s,]{1,20})"
+    rf"(?:, name=(?P<name>(?:{_SHORT}|.{{0,64}}?(?=, [A-Z0-9])|.{{0,64}}?(?=, |\Z))))?(?:, |\Z)",
     re.DOTALL,
 )
-"""A process may have commas in its name: the driver's own text goes on with a capital letter or a number.
+"""A process may have commas in its name, and words like the driver's behind them: it is the longest that it can be.
 
-Older drivers print no name: `pid=7194, Contained: ...` (NVIDIA's memory error management of the A100).
+The driver's own text goes on with a capital letter or a number. Older drivers print no name: `pid=7194, Contained: ...`
+(NVIDIA's memory error management of the A100).
 """
 _UNKNOWN = "<unknown>"
 _PLACE = re.compile(r"\((GPC \d{1,3}, TPC \d{1,3})\b")

@@ -36,8 +36,15 @@ _MOST_IN_A_RING = 2_000_000
 _HEAD = re.compile(rb"(\d{1,9}),(\d{1,19}),(\d{1,19}),[^;]{0,256};")
 _ESCAPE = re.compile(rb"\\x([0-9a-fA-F]{2})")
 
-_PACKET = re.compile(r"IN=\S* OUT=\S* ")
-"""What the packet filter writes behind the prefix of a rule (net/netfilter/nf_log_syslog.c)."""
+_PACKET = re.compile(
+    r".{0,127}?IN=\S{0,15} OUT=\S{0,15} .*?"
+    r"(?:SRC=[0-9a-f.:]{7,39} DST=[0-9a-f.:]{7,39} |MAC(?:SRC)?=(?:[0-9a-f]{2}:){5}|ARP HTYPE=\d+ PTYPE=0x)",
+    re.DOTALL,
+)
+"""What the packet filter writes behind the prefix of a rule (net/netfilter/nf_log_syslog.c).
+
+With addresses it is longer than a process's name, of which one such as `IN= OUT=` must not make an Xid look like it.
+"""
 
 # read(2) without giving up the interpreter, which os.read does for each record: a thread that is busy then takes it
 # for 5 ms, in which a flood of 100,000/s brings 500 more. The log is open without waiting, so it answers at once.
@@ -89,7 +96,7 @@ def unescaped(text: bytes) -> str:
 
 def is_packet_filters(text: str) -> bool:
     """Whether it is what a rule of the packet filter logs: the words before the packet's are the rule's author's."""
-    return _PACKET.search(text) is not None
+    return _PACKET.match(text) is not None
 
 
 class KernelLog:

@@ -398,6 +398,16 @@ def test_a_clock_that_goes_back_to_zero_is_a_boot_even_without_its_banner() -> N
     assert read.boots == [[OFF_BUS], [MIG]]
 
 
+@pytest.mark.parametrize("name", ["Linux version 5", "\n-- Reboot --\n", "a\n-- Reboot --"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_processs_name_begins_no_boot(form: str, name: str) -> None:
+    assert len(name) <= 15
+    told = records((5000.0, OFF_BUS), (5010.0, f"{name}[1234]: segfault at 0"), (5011.0, f"{name}: oom"), (5020.0, MIG))
+    read = Reading(capture(FORMS[form], told))
+
+    assert read.boots == [[OFF_BUS, MIG]]
+
+
 def test_a_clock_that_goes_back_a_little_is_no_boot() -> None:
     read = Reading(dmesg((100.0, OFF_BUS), (99.2, "usb 1-1: new"), (99.999, MIG), (0.0 + 98.0, MIG)))
 

@@ -219,6 +219,37 @@ def test_a_failure_without_a_warning_says_why_in_its_info(
     assert (findings(one), causes(one)) == (found, why)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "uncorrectable ECC error encountered",
+        "uncorrectable NVLink error detected during the execution",
+        "an illegal memory access was encountered",
+        "unspecified launch failure",
+    ],
+)
+@pytest.mark.parametrize("shape", [dcgm_4, dcgm_4_5])
+def test_a_gpu_in_use_excuses_no_words_of_its_hardware(shape: Callable[[Story], dict[str, Any]], said: str) -> None:
+    text = f"API call cuCtxSynchronize failed for GPU 1: '{said}'"
+    graphics = Said("NVVS has detected processes with graphics contexts open", 25, 3, 6)
+    errors = {("software", 1): [graphics], ("memory", 1): [Said(text, 65, 6, 4)]}
+    one = answer(shape(Story(errors=errors)), 226, 2)
+
+    assert findings(one)["DcgmDiagMemory", "gpu/1"] == RESET
+    assert causes(one) == []
+
+
+def test_a_test_of_the_cpu_that_was_skipped_leaves_no_gpu_untested() -> None:
+    """As on a Grace without the package of that test."""
+    document = dcgm_4(WELL)
+    category = document["DCGM Diagnostic"]["test_categories"][0]
+    skipped = [{"entity_group": "CPU", "entity_group_id": 7, "entity_id": one, "status": "Skip"} for one in (0, 1)]
+    category["tests"].append({"name": "cpu_eud", "results": skipped})
+    one = answer(document, 0, 2)
+
+    assert (findings(one), causes(one)) == ({}, [])
+
+
 def test_a_gpu_in_use_excuses_no_other_gpu_and_no_error_of_its_own() -> None:
     errors = {("memory", 0): [Said(NOT_HAD, 56, 10, 4)], ("pcie", 1): [Said(BUSY, 65, 4, 4)], ("memory", 1): [FAULTY]}
     one = answer(dcgm_4(Story(errors=errors)), 205, 2)
@@ -296,6 +327,13 @@ def test_an_id_without_a_severity_is_of_one_of_the_errors_in_its_text() -> None:
             "Clocks are being throttled for GPU 1, GPU 1 had uncorrectable memory errors and row remapping failed",
             ISOLATE,
         ),
+        ("Detected more than 80 PCIe replays per minute for GPU 1 : 100", ISOLATE),
+        ("64 or more retired pages have been detected in GPU 1. ", ISOLATE),
+        ("An excess of 15 retired pages due to DBEs have been detected and more than one page has been", ISOLATE),
+        ("GPU 1 host-side PCIe replay violation, see dmesg for more information", ISOLATE),
+        ("Detected 5 dbe_volatile for GPU 1 Run a field diagnostic on the GPU.", ISOLATE),
+        ("Detected 5.0 dbe_volatile for GPU 12 which is above the threshold 1.0", ISOLATE),
+        ("pcie_replay_counter met or exceeded the threshold of 1 per second: 5 at 1.0 seconds into", ISOLATE),
         ("words that nobody knows", RESET),
     ],
 )
@@ -305,9 +343,22 @@ def test_before_there_were_ids_the_words_tell(text: str, severity: Severity) -> 
     assert findings(one) == {("DcgmDiagMemory", "gpu/1"): severity}
 
 
-def test_every_pattern_of_a_text_has_its_row() -> None:
-    assert set(ids_of_text("GPU 3's NvLink link 2 is currently down")) == {14}
-    assert ids_of_text("") == ()
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("GPU 3's NvLink link 2 is currently down", {14}),
+        ("A pending retired page has been detected in GPU 3.", {6}),
+        ("Pending page retirements together with a DBE were detected on GPU 3.", {6, 83}),
+        ("Detected 5 thermal violations for GPU 12 which is above the threshold 3", set()),
+        ("Detected XID 63 for GPU 3", {101}),
+        ("API call cuMemAlloc failed for GPU 3: 'out of memory'", {65}),
+        ("Unable to generate / collect stat x for GPU 3", {49}),
+        ("Detected fatal NvSwitch SXID 20034", {109}),
+        ("", set()),
+    ],
+)
+def test_a_text_names_these_errors(text: str, ids: set[int]) -> None:
+    assert set(ids_of_text(text)) == ids
 
 
 @pytest.mark.parametrize(

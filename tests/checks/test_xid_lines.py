@@ -72,6 +72,12 @@ NAMES = [
     "nvidia-smi]",
     "[bracket",
     "",
+    # As the packet filter begins, where it logs a packet: 15 bytes at most.
+    "IN= OUT=",
+    "IN=a OUT=b c",
+    "IN= OUT= MAC=02",
+    "IN= OUT= SRC=1.",
+    ", AA Fatal(0x0)",
 ]
 
 
@@ -292,3 +298,20 @@ def test_the_raw_record_of_a_multi_line_message_is_read_as_one() -> None:
     assert finding
     assert (finding.seq, finding.at) == (812, 99.25)
     assert finding.detail.endswith("first\\nsecond (process 1 a\\b)")
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "words", "severity"),
+    [
+        (145, ", AA Fatal(0x0)", "RLW_SRC_TRACK Fatal XC0 i0 Link 01 (0x000000e2 0x00000001 0x0)", Severity.RESET),
+        (149, ", AA Fatal(0x6)", "NETIR_BER_EVENT Nonfatal XC0 i0 Link 01 (0x00000013 0x00000001 0x0)", None),
+    ],
+)
+def test_words_like_the_drivers_in_a_processs_name_decide_nothing(
+    code: int, name: str, words: str, severity: Severity | None
+) -> None:
+    plain, named = (
+        read(f"NVRM: Xid (PCI:0000:05:00): {code}, pid=4, name={one}, {words}") for one in ("python3", name)
+    )
+
+    assert (plain.severity if plain else None, named.severity if named else None) == (severity, severity)

@@ -72,7 +72,7 @@ def judged(told: Sequence[Record]) -> list[Standing]:
     """What the checks say of the records themselves, every one of them shown."""
     replay = Replay(EVENTS, Expectation(), 86400.0)
     lines = tuple(Line(one, f"record:{one.seq}", one.text) for one in told)
-    replay.take(Batch(1, "", lines, Now(BOOTED, told[-1].at)))
+    replay.take(Batch(1, "", lines, BOOTED, Now(BOOTED, told[-1].at)))
     return list(replay.ended("", timedelta()).standing)
 
 
@@ -117,6 +117,24 @@ def test_a_fault_after_the_boot_stands(saved: Any) -> None:
     log = dmesg((50.0, OFF_BUS)) + dmesg((0.0, BANNER), (5.0, OFF_BUS))
 
     assert [(one.count, one.finding.source[-2:]) for one in replayed(saved(log))] == [(1, ":3")]
+
+
+@pytest.mark.parametrize(("second", "third", "severity"), [(18, 18, "REBOOT"), (1, 5, "ISOLATE")])
+def test_the_reboots_that_a_fault_came_back_after_are_dated_by_their_beginning(
+    second: int, third: int, severity: str, saved: Any
+) -> None:
+    """A boot of days ends at its end, and what ended before it did so at its beginning."""
+    named = "NVRM: GPU at PCI:0000:05:00: GPU-12345678-1234-1234-1234-123456789012"
+
+    def boot(day: int, days: int) -> bytes:
+        since, until = (BOOTED + timedelta(days=one) for one in (day, day + days))
+        told = ((since, BANNER), (until, named), (until, OFF_BUS))
+        return "".join(f"{at:%Y-%m-%dT%H:%M:%S+0000} node kernel: {text}\n" for at, text in told).encode()
+
+    name = saved(boot(0, 1) + boot(2, second) + boot(2 + third, 1))
+    _, out, _ = run("--json", name)
+
+    assert json.loads(out)["severity"] == severity
 
 
 def test_a_person_sees_the_rule_and_the_line(saved: Any) -> None:
