@@ -33,7 +33,7 @@ from healthcheck.model import Severity
 _DCGM_TESTS = "dcgmdiag"
 """The reason, in small letters, that begins the names of DCGM's tests."""
 _CODE = re.compile(r"(?P<kind>xid|sxid|dcgm|)[\s:]*(?P<number>\d{1,5})\Z", re.IGNORECASE)
-_HEX = re.compile(r"0x[0-9a-f]{1,8}\Z", re.IGNORECASE)
+_HEX = re.compile(r"(?:0x[0-9a-f]{1,8}|0)\Z", re.IGNORECASE)
 _FIRST_SXID = 10000
 _ALLOWED = (
     "an Xid (79, Xid79), an SXid (SXid20034), an error of DCGM's (dcgm 52), or a reason "

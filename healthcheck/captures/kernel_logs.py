@@ -31,7 +31,7 @@ from healthcheck.probes.kernel_log import Record
 MARKS = (b"NVRM", b"SXid", b"nvidia-nvswitch")
 """Every line that a check reads holds one of these."""
 
-_MARKS_IN_JSON = (b"[78,86,82,77,", b"[ 78, 86, 82, 77,")
+_MARKS_IN_JSON = (b"[78,86,82,77,", b"[ 78, 86, 82, 77,", b"[78, 86, 82, 77,")
 """NVRM, where the journal writes a message as the list of its bytes: a process's name may be no UTF-8."""
 _BOOT_MARKS = (b"Linux version ", b"-- Boot ", b"-- Reboot ")
 _JOURNAL_BOOT = re.compile(r"-- (?:Boot (?P<id>[0-9a-f]{32})|Reboot) --\Z")

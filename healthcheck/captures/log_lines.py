@@ -115,6 +115,8 @@ _ALONE = re.compile(
 )
 """`dmesg -t`, perhaps with `-r` or `-x`, and a journal of which only the tag is left."""
 _LONGEST_TAG = 200
+_REPEATED = re.compile(r"message repeated \d{1,9} times: \[ ?(?P<text>.*)\]\s*\Z", re.DOTALL)
+"""What rsyslog writes in the place of lines that are the same as the last (RepeatedMsgReduction)."""
 _OWN_STAMP = re.compile(r"\[ {0,12}(\d{1,10})\.(\d{6})\]" + _CALLER + r" ?")
 
 
@@ -271,7 +273,7 @@ def _read_journal(text: str) -> LogLine | None:
         return None
     is_kernel = entry["_TRANSPORT"] == "kernel"
     # What a program wrote to /dev/kmsg comes from the kernel, too, and has a facility of its own.
-    refused = is_kernel and entry.get("SYSLOG_FACILITY", "0") != "0"
+    refused = is_kernel and str(entry.get("SYSLOG_FACILITY", "0")) != "0"
     host, boot_id = (_text(entry.get(key)) for key in ("_HOSTNAME", "_BOOT_ID"))
     kernel, stamp = is_kernel and not refused, _journals_stamp(entry)
     return LogLine(_text(entry.get("MESSAGE")), stamp, kernel, refused, host=host[:255], boot_id=boot_id[:64])
@@ -305,6 +307,8 @@ def _tagged(found: re.Match[str] | None, stamp: Stamp, *, refused: bool) -> LogL
         return None if DRIVERS_OWN.match(f"{found['tag']}: {found['text']}") else LogLine("", stamp, kernel=False)
     refused = refused or _is_from_user_space(None, found.groupdict().get("facility"))
     text = (found["text"] or "").replace("#012", "\n")  # how rsyslog writes a newline
+    repeated = _REPEATED.match(text)
+    text = repeated["text"] if repeated else text
     own = _OWN_STAMP.match(text)
     if own is not None:
         text = text[own.end() :]

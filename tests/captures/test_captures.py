@@ -380,6 +380,19 @@ def dmesg(*told: tuple[float, str]) -> bytes:
     return capture(FORMS["dmesg"], records(*told))
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"Nov 21 10:00:00 node kernel: message repeated 3 times: [ {OFF_BUS}]",
+        f"Nov 21 10:00:00 node kernel: message repeated 3 times: [ [   10.000000] {OFF_BUS}]",
+        json.dumps({"_TRANSPORT": "kernel", "SYSLOG_FACILITY": 0, "MESSAGE": OFF_BUS}),
+        json.dumps({"_TRANSPORT": "kernel", "SYSLOG_FACILITY": "0", "MESSAGE": list(OFF_BUS.encode())}),
+    ],
+)
+def test_a_line_that_a_collector_wrote_in_its_own_way_is_read(line: str) -> None:
+    assert Reading(f"{line}\n".encode()).texts == [OFF_BUS]
+
+
 def test_the_banner_begins_a_boot() -> None:
     read = Reading(dmesg((90.0, OFF_BUS), (0.0, BANNER), (5.0, MIG)))
 
