@@ -18,6 +18,7 @@ from healthcheck import checks
 from healthcheck.captures import files as captures
 from healthcheck.checks import CHECKS, DEEP_CHECKS, GROUPS, SHORT_NAMES, dcgm_diag
 from healthcheck.deep import causes as deep
+from healthcheck.memory.kernel_log import REPEATS, REPEATS_FROM
 from healthcheck.model import Cause
 from healthcheck.node.state import CONDITION, HARDWARE_READY, REBOOT_REQUIRED, REPLACEMENT_REQUIRED
 from healthcheck.settings.declared import by_key
@@ -87,6 +88,11 @@ _EVENTS = {
     "ConditionOwnedByOther": "Another program writes a condition that REPAIR_CONDITIONS names; it is left to it.",
     "Released": "A person's release was taken: what it names counts no more.",
 }
+_REPEATED = {
+    repeated: f"{REPEATS_FROM} processes met {xid} within a day on this GPU, and on no other: suspect the GPU, and "
+    "quarantine the node once it is free."
+    for xid, repeated in REPEATS.items()
+}
 _ANNOTATIONS = {
     "results": "What the agent knows of its node: the record, as JSON.",
     "sweep-result": "The record of the last level 2, by a sweep or by the agent.",
@@ -124,6 +130,7 @@ def all_words() -> Iterator[Word]:
     yield from _of("a metric of the agent", _metrics(), "docs/metrics.md")
     yield from (Word(one.name, one.kind, one.meaning, one.source) for one in hami_words())
     yield from _of("a setting of HAMi's", _hami_settings(), "HAMi's device-config.yaml, below nvidia:, or config.json")
+    yield from _of("the reason of a finding", _REPEATED, f"{_RUNBOOK}#xid")
     yield Word(
         UNTOLD,
         "the reason of a finding",

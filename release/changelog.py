@@ -9,6 +9,17 @@ from release.running import ReleaseError
 _HEADING = re.compile(r"^## \[?(?P<version>[^\]\s]+)\]?.*$", re.MULTILINE)
 
 
+UNRELEASED = "Unreleased"
+
+
+def has_unreleased(changelog: str) -> bool:
+    """Whether something still waits for a version."""
+    try:
+        return bool(section(changelog, UNRELEASED))
+    except ReleaseError:
+        return False
+
+
 def section(changelog: str, version: str) -> str:
     """What stands below its heading, such as `## 0.1.0 - 2026-11-30`. Raises ReleaseError."""
     headings = list(_HEADING.finditer(changelog))

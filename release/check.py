@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from release.bases import bases, unnamed, unpinned
-from release.changelog import section
+from release.changelog import UNRELEASED, has_unreleased, section
 from release.origin import version_of
 from release.running import ReleaseError
 
@@ -25,8 +25,13 @@ def refusals(tree: Path, tag: str) -> list[str]:
         found.append(f"{version} is no version such as 1.2.3 or 1.2.3-rc.1")
     if tag != f"v{version}":
         found.append(f"the tag is {tag}, the sources say v{version} (healthcheck/__init__.py)")
+    changelog = (tree / "CHANGELOG.md").read_text()
+    if has_unreleased(changelog):
+        found.append(
+            f"CHANGELOG.md has entries below `## {UNRELEASED}`: the sources hold them, {version} does not tell them"
+        )
     try:
-        section((tree / "CHANGELOG.md").read_text(), version)
+        section(changelog, version)
     except ReleaseError as error:
         found.append(str(error))
     return found

@@ -17,10 +17,6 @@ CHANGELOG = """\
 
 ## Unreleased
 
-### Added
-
-- What comes next.
-
 ## [1.2.0] - 2026-11-30
 
 ### Added
@@ -55,6 +51,11 @@ def test_sources_that_say_the_tags_version_and_pin_their_bases_are_a_release(tmp
         ({}, "1.2.0", "the tag is 1.2.0, the sources say v1.2.0"),
         ({"version": "1.3.0"}, "v1.3.0", "has no section of 1.3.0"),
         ({"version": "1.0.0"}, "v1.0.0", "says nothing below its heading of 1.0.0"),
+        (
+            {"changelog": CHANGELOG.replace("eleased\n", "eleased\n\n- More.\n")},
+            "v1.2.0",
+            "entries below `## Unreleased`",
+        ),
         ({"version": "1.2"}, "v1.2", "1.2 is no version"),
         ({"version": "1.2.0; id"}, "v1.2.0; id", "1.2.0; id is no version"),
         ({"dockerfile": "ARG BASE=nvcr.io/dcgm:4\nFROM ${BASE}\n"}, "v1.2.0", "BASE=nvcr.io/dcgm:4 has no digest"),
