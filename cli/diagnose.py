@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated
 
@@ -151,6 +152,17 @@ MaxWorkers = Annotated[
 ]
 
 
+def _apart(words: list[str], with_saved: bool) -> tuple[list[str], list[Path]]:
+    """KIND NAME, and the files before it: `--from *.json` is one file for the option, and for the shell words behind it."""
+    files = list(takewhile(_is_a_file, words)) if with_saved else []
+    return words[len(files) :], [Path(one) for one in files]
+
+
+def _is_a_file(word: str) -> bool:
+    """No kind has a dot or a slash in its name."""
+    return not {".", "/"}.isdisjoint(word) and Path(word).exists()
+
+
 def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
     words: Words = None,
     namespace: Namespace = "",
@@ -177,12 +189,13 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
     refuse_two_forms(output, as_json=as_json)
     from cli.diagnosing import answer  # noqa: PLC0415 - its help needs none of it
 
+    words, more = _apart(words or [], bool(saved))
     wish = DiagnoseWish(
-        words=tuple(words or ()),
+        words=tuple(words),
         access=Access(kubeconfig, context, request_timeout),
         output=Output.JSON if as_json else output or Output.TERMINAL,
         namespace="" if all_namespaces else namespace,
-        saved=tuple(saved or ()),
+        saved=(*(saved or ()), *more),
         save=save,
         since=since,
         wanted=wanted,

@@ -204,3 +204,18 @@ def test_each_form_comes_from_the_command(form: str, begins: str, tmp_path: Path
     result = CliRunner().invoke(app, ["diagnose", "--from", str(file), "-o", form])
     assert result.exit_code == 1
     assert result.stdout.lstrip().startswith(begins)
+
+
+def test_a_shells_list_of_files_is_all_saved_state(tmp_path: Path) -> None:
+    """As `--from *.json` becomes: one file for the option, words of the rest."""
+    one, other = tmp_path / "a.json", tmp_path / "b.json"
+    for file, node in ((one, gpu_node("a")), (other, gpu_node("b"))):
+        file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": [node]}))
+
+    all_of_it = CliRunner().invoke(app, ["diagnose", "--from", str(one), str(other), "-o", "json"])
+    one_node = CliRunner().invoke(app, ["diagnose", "--from", str(one), str(other), "node", "b", "-o", "json"])
+    live = CliRunner().invoke(app, ["diagnose", str(one)])
+
+    assert json.loads(all_of_it.stdout)["cluster"]["gpu_nodes"] == 2
+    assert all_of_it.exit_code == one_node.exit_code != 3
+    assert live.exit_code == 3
