@@ -186,7 +186,7 @@ def _look(host: Host, checks: tuple[Check, ...], instance_type: str, settings: S
     beside = (driver.CHECK,) if dcgm_diag.LEVEL_2 in checks else ()
     evidence = look(host, (*beside, *checks))
     return Look(
-        hostname=os.environ.get("NODE_NAME") or platform.node(),
+        hostname=os.environ.get("NODE_NAME") or ("" if here else machine.hostname(host.root)) or platform.node(),
         machine=machine.machine_id(host.root),
         boot_id=boot,
         now=moment,

@@ -153,7 +153,7 @@ MaxWorkers = Annotated[
 
 
 def _apart(words: list[str], with_saved: bool) -> tuple[list[str], list[Path]]:
-    """KIND NAME, and the files before it: `--from *.json` is one file for the option, and for the shell words behind it."""
+    """KIND NAME, and the files before it: of `--from *.json` the shell hands the option one, and words for the rest."""
     files = list(takewhile(_is_a_file, words)) if with_saved else []
     return words[len(files) :], [Path(one) for one in files]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from pathlib import Path
 
+from healthcheck.host import host_files
 from healthcheck.host.kernel_files import read
 from healthcheck.model import ProbeError
 from healthcheck.text.printable import printable
@@ -16,6 +17,18 @@ _LONGEST = 128
 def machine_id(root: Path) -> str:
     """The system UUID in lower case, as the kubelet reports it; else the OS's own id; '' where neither is."""
     return _first_line(root / "sys/class/dmi/id/product_uuid").lower() or _first_line(root / "etc/machine-id")
+
+
+def hostname(root: Path) -> str:
+    """As the tree names its machine; '' where it does not."""
+    for file in ("/etc/hostname", "/proc/sys/kernel/hostname"):
+        try:
+            name = host_files.read_whole(root, file, _LONGEST).decode("ascii", "replace").strip()
+        except OSError:
+            continue
+        if name:
+            return printable(name)
+    return ""
 
 
 def on_ec2(root: Path) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from healthcheck.model import ProbeError
-from healthcheck.probes.machine import instance_type, machine_id, on_ec2
+from healthcheck.probes.machine import hostname, instance_type, machine_id, on_ec2
 from sim.imds import SimulatedImds
 from sim.node import SimulatedNode
 
@@ -164,3 +164,27 @@ def _say(server: socket.socket, words: bytes) -> None:
 def test_a_server_that_talks_nonsense_is_no_answer(ec2: Path, speak: Callable[[bytes], str], words: bytes) -> None:
     with pytest.raises(ProbeError, match="instance metadata"):
         instance_type(ec2, speak(words))
+
+
+@pytest.mark.parametrize(
+    ("files", "name"),
+    [
+        ({"etc/hostname": "gpu-7\n", "proc/sys/kernel/hostname": "pod-x\n"}, "gpu-7"),
+        ({"etc/hostname": "\n", "proc/sys/kernel/hostname": "gpu-7\n"}, "gpu-7"),
+        ({"etc/hostname": "gpu\x1b[2J"}, r"gpu\x1b[2J"),
+        ({}, ""),
+    ],
+)
+def test_a_tree_names_its_own_machine(files: dict[str, str], name: str, tmp_path: Path) -> None:
+    for file, text in files.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text)
+
+    assert hostname(tmp_path) == name
+
+
+def test_a_link_in_a_tree_names_nothing_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/hostname").symlink_to("/proc/sys/kernel/ostype")
+
+    assert hostname(tmp_path) == ""
