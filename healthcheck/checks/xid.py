@@ -12,7 +12,12 @@ from healthcheck.model import Check, Evidence, Finding, Judgement, Nature, Reaso
 from healthcheck.probes import diagnostics, kernel_log
 from healthcheck.probes.pci import normalise_address
 
-_BEGINS = "NVRM: Xid ("
+_BEGINS, _XID_BEGINS = "NVRM: ", "NVRM: Xid ("
+_GLUED = re.compile(r"NVRM: (?:GPU\d{1,3} )?\w{10,64}: [^\n]{0,1024}?(?=NVRM: Xid \()")
+"""A message of the driver's that ends without a newline, so that the next one stands in the same record (driver 610).
+
+It begins with the name of a function, which is longer than a process's.
+"""
 _XID = re.compile(
     r"NVRM: Xid \((?P<address>(?:PCI:)?[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-9a-f])?)"
     r"(?: GPU-I:(?P<gi>\d{1,3}))?(?: GPU-CI:(?P<ci>\d{1,3}))?\): (?P<code>\d{1,5})(?:,\s*(?P<text>.*))?\Z",
@@ -50,13 +55,14 @@ FAMILY = Reason(
 def judge(seen: Evidence, expected: Expectation) -> Iterator[Judgement]:
     for record in seen[kernel_log.RING]:
         # A log has thousands of other lines for each of these.
-        if record.text.startswith(_BEGINS) and (sighting := read_xid(record, expected)):
+        if _XID_BEGINS in record.text and (sighting := read_xid(record, expected)):
             yield sighting
 
 
 def read_xid(record: kernel_log.Record, expected: Expectation) -> Sighting | None:
     """What one kernel record says, whatever it means; None when it is no Xid."""
-    found = None if kernel_log.is_packet_filters(record.text) else _XID.match(record.text)
+    glued = _GLUED.match(record.text)
+    found = None if kernel_log.is_packet_filters(record.text) else _XID.match(record.text, glued.end() if glued else 0)
     address = normalise_address(found["address"]) if found else None
     if found is None or address is None:
         return None
@@ -85,7 +91,7 @@ def read_xid(record: kernel_log.Record, expected: Expectation) -> Sighting | Non
 
 def may_be_of_a_test(record: kernel_log.Record) -> bool:
     """Whether it names a process as those of DCGM's tests are called. Whose it is has to be looked at."""
-    return record.text.startswith(_BEGINS) and any(f"name={name}" in record.text for name in diagnostics.NAMES)
+    return _XID_BEGINS in record.text and any(f"name={name}" in record.text for name in diagnostics.NAMES)
 
 
 def _is_of_a_test(code: int, process: str, at: float, expected: Expectation) -> bool:

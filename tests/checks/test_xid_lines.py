@@ -315,3 +315,21 @@ def test_words_like_the_drivers_in_a_processs_name_decide_nothing(
     )
 
     assert (plain.severity if plain else None, named.severity if named else None) == (severity, severity)
+
+
+@pytest.mark.parametrize(
+    ("before", "is_one"),
+    [
+        ("NVRM: GPU0 _deviceTeardown: Disable of Cuda limit activation failed", True),
+        ("NVRM: osInitNvMapping: *** Cannot attach gpu", True),
+        # A process may have put any of these there: 15 bytes, and a file's name behind them.
+        ("NVRM: GPU0 a: x[1234]: segfault at 0 ip 0 sp 0 error 4 in ", False),
+        ("NVRM: abcdefghi[1234]: segfault at 0 ip 0 sp 0 error 4 in ", False),
+        ("NVRM: x: page allocation failure: ", False),
+        ("audit: name=", False),
+    ],
+)
+def test_an_xid_behind_a_message_of_the_driver_s_without_a_newline_is_one(before: str, is_one: bool) -> None:
+    finding = read(f"{before}NVRM: Xid (PCI:0000:01:00): 119, pid=1, name=python, Timeout after 45s of waiting")
+
+    assert (finding.reason if finding else None) == ("Xid119" if is_one else None)
