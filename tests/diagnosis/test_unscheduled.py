@@ -174,6 +174,16 @@ def lease(name: str, minutes: float) -> Object:
     return obj("Lease", name, "kube-system", spec=spec)
 
 
+def scheduler(name: str, namespace: str) -> Object:
+    """Its pod is Running between two crashes, and not ready."""
+    crashes = [waiting("CrashLoopBackOff", "back-off", name="scheduler", restartCount=30)]
+    return pod(name, 0, on="a", namespace=namespace, states=crashes, conditions=[condition("Ready", "False")])
+
+
+def unlooked(by: str) -> Object:
+    return pod("train-0", owner=("Job", "train"), spec={"schedulerName": by})
+
+
 IN_A, IN_B = (node(name, labels={ZONE: name}) for name in "ab")
 STATES: list[tuple[str, list[Object], str, str]] = [
     ("all in use", [node("a"), runs("busy", 8, "a"), waits(SHORT)], "GpusAllInUse", f"resource/{GPU}"),
@@ -512,6 +522,23 @@ STATES: list[tuple[str, list[Object], str, str]] = [
         JOB,
     ),
     (
+        "the cluster's scheduler crashes",
+        [node("a"), scheduler("kube-scheduler-cp1", "kube-system"), unlooked("default-scheduler")],
+        "SchedulerNotThere",
+        "scheduler/default-scheduler",
+    ),
+    (
+        "another scheduler crashes, and its controllers run",
+        [
+            node("a"),
+            scheduler("volcano-scheduler-0", "volcano-system"),
+            runs("volcano-controllers-0", 0, "a", namespace="volcano-system"),
+            unlooked("volcano"),
+        ],
+        "SchedulerNotThere",
+        JOB,
+    ),
+    (
         "gang",
         [
             node("a"),
@@ -678,6 +705,10 @@ SILENT: list[tuple[str, list[Object]]] = [
     ),
     ("admitted by Kueue", [node("a"), queued("QuotaReserved", "Quota reserved in ClusterQueue main", "True")]),
     ("made just now", [node("a"), pod("new", age=0.5)]),
+    (
+        "its scheduler leads, and a second one of it is not ready",
+        [node("a"), lease("kube-scheduler", 0), scheduler("kube-scheduler-1", "kube-system"), unlooked("")],
+    ),
     ("gated just now", [node("a"), pod("new", age=0.5, spec={"schedulingGates": [{"name": "x.io/y"}]})]),
     (
         "a node is being made for it",
@@ -723,6 +754,21 @@ SILENT: list[tuple[str, list[Object]]] = [
 @pytest.mark.parametrize("state", [one[1] for one in SILENT], ids=[one[0] for one in SILENT])
 def test_what_is_on_its_way_or_meant_so_is_no_cause(state: list[Object]) -> None:
     assert told(judged(*state)) == []
+
+
+@pytest.mark.parametrize(
+    ("of_scheduler", "step"),
+    [
+        ([], "Start kube-scheduler, a part of the control plane: `kubectl get pods -A -o wide`"),
+        (
+            [scheduler("kube-scheduler-1", "kube-system")],
+            "See what it lacks: `kubectl -n kube-system describe pod kube-scheduler-1`",
+        ),
+    ],
+)
+def test_nobody_is_told_to_name_the_scheduler_that_is_missing(of_scheduler: list[Object], step: str) -> None:
+    (problem,) = judged(node("a"), runs("busy", 1, "a"), *of_scheduler, unlooked("default-scheduler")).problems
+    assert problem.found.remedy == (step,)
 
 
 def test_many_pods_for_one_reason_are_one_cause() -> None:

@@ -8,9 +8,10 @@ from datetime import timedelta
 from decimal import Decimal
 
 from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
+from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.unscheduled.device_claims import lacks_claims
 from diagnosis.causes.unscheduled.waiting import Room, Waiting, events_of, group_of, tells_of_gang, unplaced
-from diagnosis.components import is_ready
+from diagnosis.components import Component, is_ready
 from diagnosis.gpus import asks_for_gpus
 from diagnosis.hami.installation import installations
 from diagnosis.placement import ZERO, asked_by
@@ -233,17 +234,16 @@ def _not_there(snapshot: Snapshot, name: str, pods: Sequence[Pod]) -> Iterator[F
     answers = _answers(snapshot, name)
     if answers is not None:
         evidence = [f"{len(pods)} pods of schedulerName {name}: no condition and no event of any scheduler", answers]
-        running = _schedulers(snapshot)
+        running = [one for one in _schedulers(snapshot) if one != name]
         if running:
             evidence.append(f"schedulers that place pods here: {', '.join(running)}")
-        remedy = (
-            f"Name a scheduler that runs ({', '.join(running) or _DEFAULT}) in the workload's schedulerName.",
-            f"Or start the one that is named: {command('kubectl', 'get', 'pods', '-A', '-o', 'wide')}",
-        )
+        remedy = tuple(_mend_scheduler(snapshot, name, running))
+        because = tuple((NOT_READY[one.role], one.subject) for one in _of_hami(snapshot, name))
         for workload in sorted({snapshot.line(pod.meta)[-1] for pod in pods}):
             names = tuple(pod.subject for pod in pods if snapshot.line(pod.meta)[-1] == workload)
             where = f"scheduler/{name}" if name == _DEFAULT else workload
-            yield Found(NO_SCHEDULER, where, tuple(evidence), remedy, names, _sure(snapshot, name))
+            sure = _sure(snapshot, name)
+            yield Found(NO_SCHEDULER, where, tuple(evidence), remedy, names, sure, because)
 
 
 def _answers(snapshot: Snapshot, name: str) -> str | None:
@@ -258,17 +258,46 @@ def _answers(snapshot: Snapshot, name: str) -> str | None:
     ]
     if told:
         return None
-    of_hami = (one.scheduler for one in installations(snapshot) if one.scheduler_name == name and one.scheduler)
-    if any(is_ready(pod) for one in of_hami for pod in one.pods):
-        return None
-    called = (name, _ALSO_CALLED.get(name, name))
-    renewed = [one.renewed for one in snapshot.leases if one.renewed and one.meta.name.startswith(called)]
+    renewed = [one.renewed for one in snapshot.leases if one.renewed and one.meta.name.startswith(_called(name))]
     if renewed:
         minutes = int((snapshot.now - max(renewed)).total_seconds() // 60)
         return f"its Lease was last renewed {minutes} minutes ago" if minutes > 1 else None
-    if any(one in pod.meta.name for one in called for pod in snapshot.pods if pod.phase == "Running"):
+    own = _pods_of_scheduler(snapshot, name)
+    if any(map(is_ready, own)):
         return None
+    if own:
+        return f"{own[0].subject} is not ready" + (f", and {len(own) - 1} more" if len(own) > 1 else "")
     return "no Lease and no running pod is of its name" if snapshot.sees("Lease") else "no running pod is of its name"
+
+
+def _pods_of_scheduler(snapshot: Snapshot, name: str) -> list[Pod]:
+    """HAMi's by its installation, any other's by what they are called: a controller beside it does not place pods."""
+    known = [pod for one in _of_hami(snapshot, name) for pod in one.pods]
+    running = (pod for pod in snapshot.pods if pod.phase == "Running")
+    named = known or [pod for pod in running if any(one in pod.meta.name for one in _called(name))]
+    return [pod for pod in named if "sched" in pod.meta.name] or named
+
+
+def _of_hami(snapshot: Snapshot, name: str) -> list[Component]:
+    return [one.scheduler for one in installations(snapshot) if one.scheduler_name == name and one.scheduler]
+
+
+def _called(name: str) -> tuple[str, ...]:
+    return name, _ALSO_CALLED.get(name, name)
+
+
+def _mend_scheduler(snapshot: Snapshot, name: str, running: Sequence[str]) -> Iterator[str]:
+    """Only where nothing of it is there is another one named, and none in the place of the cluster's own."""
+    own = _pods_of_scheduler(snapshot, name)
+    look = command("kubectl", "get", "pods", "-A", "-o", "wide")
+    if own:
+        describe = command("kubectl", "-n", own[0].meta.namespace, "describe", "pod", own[0].meta.name)
+        yield f"See what it lacks: {describe}"
+    elif name == _DEFAULT:
+        yield f"Start kube-scheduler, a part of the control plane: {look}"
+    else:
+        yield f"Name a scheduler that runs ({', '.join(running) or _DEFAULT}) in the workload's schedulerName."
+        yield f"Or start the one that is named: {look}"
 
 
 def _is_looked_at(snapshot: Snapshot, pod: Pod) -> bool:
