@@ -186,7 +186,8 @@ def _found(snapshot: Snapshot, one: _Judged) -> Iterator[Found]:
 def _by_words(snapshot: Snapshot, one: _Judged, fitting: Sequence[Node]) -> Iterator[Found]:
     """Where the arithmetic names nothing: other vendors' cards, nodes that nobody sees, room that is there by now."""
     made = [pod.meta.created for pod in one.waiting.pods if pod.meta.created is not None]
-    if fitting and (not one.codes or (made and snapshot.now - max(made) < _LOOKS_AGAIN)):
+    told = one.codes or _disowns(snapshot, one)
+    if fitting and (not told or (made and snapshot.now - max(made) < _LOOKS_AGAIN)):
         return
     evidence = list(_of_hami(one))
     if fitting:
@@ -201,7 +202,7 @@ def _by_words(snapshot: Snapshot, one: _Judged, fitting: Sequence[Node]) -> Iter
     cause = next((_CAUSES[word] for word in one.codes), None)
     if cause is None and any(_UNKNOWN.search(text) for text in one.words):
         cause = NODES_UNREGISTERED
-    because = why_unknown(snapshot, one.unknown) if cause is NODES_UNREGISTERED else ()
+    because = why_unknown(snapshot, (*one.unknown, *fitting)) if cause is NODES_UNREGISTERED else ()
     remedy = () if cause is not None else _louder(installation_of(one.waiting.pods[0], installations(snapshot)))
     yield Found(
         cause or UNFIT,
@@ -212,6 +213,15 @@ def _by_words(snapshot: Snapshot, one: _Judged, fitting: Sequence[Node]) -> Iter
         Certainty.LIKELY,
         because,
     )
+
+
+def _disowns(snapshot: Snapshot, one: _Judged) -> bool:
+    """Whether HAMi knows nothing of more nodes than have registered nothing."""
+    fit, spec = one.waiting.fit, one.waiting.spec
+    told = fit.of(Says.HAMI) if fit is not None else ()
+    asked = [node for node in snapshot.nodes if selects(spec, node) and not closed_by(spec, node)]
+    unknown = sum(bool(unregistered(node, one.books)) for node in asked)
+    return sum(each.nodes or 0 for each in told if _UNKNOWN.search(each.text)) > unknown
 
 
 def _by_cards(snapshot: Snapshot, one: _Judged) -> Iterator[Found]:

@@ -8,8 +8,8 @@ import pytest
 
 from diagnosis.causes.hami import filtering
 from tests.diagnosis.hami.clusters import device_config
-from tests.diagnosis.hami.hami_states import GIB_80, asking, card, hami, hami_node, unplaced, vgpu_pod
-from tests.diagnosis.states import GPU, Object, consequences, event, judged, node, obj, told
+from tests.diagnosis.hami.hami_states import GIB_80, asking, card, hami, hami_node, plugin_pod, unplaced, vgpu_pod
+from tests.diagnosis.states import GPU, Object, consequences, event, judged, node, obj, told, waiting
 
 A = hami_node("a")
 REFUSED = "0/2 nodes are available: 1 NodeUnfitPod, 1 node(s) had untolerated taint {control-plane: }."
@@ -215,7 +215,34 @@ def test_a_node_that_hami_does_not_know_is_why_the_pod_waits(state: list[Object]
     assert consequences(problem) == [("HamiKnowsNoNode", "pod/team/x")]
 
 
+def test_a_plugin_that_crashes_is_why_hami_does_not_know_a_node_that_looks_registered() -> None:
+    crash = waiting("CrashLoopBackOff", "back-off", "device-plugin", restartCount=9)
+    sick = [plugin_pod("a", states=[crash]) if _is_plugin(one) else one for one in hami(A)]
+    [problem] = judged(*sick, node("cpu", None), waits(asking(1, 1000), text=UNKNOWN)).problems
+    assert (problem.found.cause.name, problem.found.subject) == ("HamiDevicePluginNotReady", "node/a")
+    assert consequences(problem) == [("HamiKnowsNoNode", "pod/team/x")]
+
+
+def _is_plugin(one: Object) -> bool:
+    return (one["kind"], one["metadata"]["name"]) == ("Pod", "hami-device-plugin-a")
+
+
+def test_a_scheduler_that_is_not_ready_is_why_nobody_looks_at_its_pods() -> None:
+    [problem] = judged(*hami(A, ready=False, webhook=None), vgpu_pod("x", asking(1, 1000))).problems
+    assert problem.found.cause.name == "HamiSchedulerNotReady"
+    assert ("SchedulerNotThere", "pod/team/x") in consequences(problem)
+
+
 HEALTHY: list[tuple[str, list[Object]]] = [
+    (
+        "it knows no node without cards, and the other has room by now",
+        [
+            *hami(A),
+            node("cpu", None),
+            waits(asking(1, 1000), text="0/2 nodes are available: 1 NodeUnfitPod, 1 node unregistered."),
+        ],
+    ),
+    ("the plugin came back a moment ago", [*hami(A), waits(asking(1, 1000), text=UNKNOWN, age=5)]),
     ("room was made a moment ago", [*hami(A), waits(asking(1, 1000), text=BY_MEMORY, age=5)]),
     ("unfit some time ago, and there is room", [*hami(A), waits(asking(1, 1000))]),
     (
