@@ -20,6 +20,8 @@ from healthcheck.text.moments import timestamp
 
 CONTROL = "CUDA_DISABLE_CONTROL"
 _MOST = 4
+_NOT_BEGUN = ("", "ContainerCreating", "PodInitializing")
+"""What a container waits for while its cards are not there, or may be: of any other reason others tell."""
 LIBRARY_REASONS = ("HamiLibraryNotInstalled", "HamiPreloadWrong")
 """Of our agent's check `hami`: why a container lacks the library."""
 _SOCKET_REASON = "HamiPluginNotServing"
@@ -38,7 +40,7 @@ def find_stuck(snapshot: Snapshot) -> Iterator[Found]:
         late = since is None or snapshot.now - since > expires
         if given.phase is BindPhase.FAILED:
             yield _failed(pod, given)
-        elif given.phase is BindPhase.ALLOCATING and late and not pod.states:
+        elif given.phase is BindPhase.ALLOCATING and late and all(one.waiting in _NOT_BEGUN for one in pod.states):
             yield _hanging(snapshot, pod, given)
 
 

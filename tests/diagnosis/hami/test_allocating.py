@@ -12,6 +12,7 @@ from tests.diagnosis.states import NOW, Object, ago, consequences, judged, termi
 
 A = hami_node("a")
 OPEN = [{"name": "CUDA_DISABLE_CONTROL", "value": "true"}]
+RUNS = {"name": "main", "ready": False, "restartCount": 0, "state": {"running": {"startedAt": ago(1)}}}
 PRELOAD = "ERROR: ld.so: object '/usr/local/vgpu/libvgpu.so' from /etc/ld.so.preload cannot be preloaded: ignored."
 OOM = "[HAMI-core ERROR (pid:1 thread=1 allocator.c:54)]: Device 0 OOM 2147483648 / 1073741824"
 
@@ -38,6 +39,11 @@ def test_an_allocation_that_hangs_is_why_the_kubelet_does_not_begin() -> None:
 
 
 SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
+    (
+        "not given by its plugin, though the kubelet has begun to tell of it",
+        [*hami(A), bound("allocating", 20, status={"containerStatuses": [waiting("ContainerCreating")]})],
+        ("HamiAllocationHangs", "node/a"),
+    ),
     ("refused by the plugin", [*hami(A), bound("failed", 3)], ("HamiAllocationFailed", "node/a")),
     (
         "without limits beside another",
@@ -86,7 +92,8 @@ def test_a_program_that_wants_more_than_its_share_is_told_how_much_that_is() -> 
 
 HEALTHY: list[tuple[str, list[Object]]] = [
     ("just bound", [*hami(A), bound("allocating", 1)]),
-    ("begins", [*hami(A), bound("allocating", 20, states=[waiting("PodInitializing")], age=1)]),
+    ("begins", [*hami(A), bound("allocating", 3, status={"containerStatuses": [waiting("ContainerCreating")]})]),
+    ("has begun", [*hami(A), bound("allocating", 20, status={"containerStatuses": [RUNS]})]),
     ("alone on its card, without limits", [*hami(A), vgpu_pod("x", asking(1, 1000, env=OPEN), on="a")]),
     (
         "beside one that has ended",
