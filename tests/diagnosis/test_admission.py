@@ -239,6 +239,28 @@ def test_the_text_of_a_stateful_set_is_read_too() -> None:
     assert (read.why, read.name, read.amounts) == (Why.QUOTA, "gpus", {"requests.nvidia.com/gpu": "1"})
 
 
+@pytest.mark.parametrize("made", [0, 2])
+def test_where_replica_sets_are_not_visible_their_deployment_tells(made: int) -> None:
+    failed = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": EXCEEDED}
+    deployment, replica_set = replicas(made)
+    deployment["status"]["conditions"] = [failed]
+    noted = [event(replica_set, "FailedCreate", f"Error creating: {EXCEEDED}")] if not made else []
+    diagnosis = judged(node("a"), deployment, *noted, quota("2"), missing=["ReplicaSet"])
+
+    assert told(diagnosis) == ([] if made else [("ExceededQuota", "resourcequota/team/gpus")])
+    assert all(one.found.affected == (DEPLOYMENT,) for one in diagnosis.problems)
+
+
+def test_a_deployment_that_something_else_made_is_told_by_its_replica_set_too() -> None:
+    deployment, *others = refused(EXCEEDED)
+    owner = {"kind": "InferenceService", "name": "llm", "uid": "i", "controller": True}
+    deployment["metadata"]["ownerReferences"] = [owner]
+    (problem,) = judged(node("a"), deployment, *others, quota("2")).problems
+
+    assert problem.found.affected == ("inferenceservice/team/llm",)
+    assert not any("deployment/" in line for line in problem.found.evidence)
+
+
 def test_a_job_set_that_cannot_make_its_jobs_is_told_of() -> None:
     made_of = obj("JobSet", "train", "team")
     text = f'job "train-w-0" creation failed with error: {DENIED}, for nvidia.com/gpu'

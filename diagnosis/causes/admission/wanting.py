@@ -51,17 +51,27 @@ class Wanting(Struct, frozen=True):
 def wanting(snapshot: Snapshot) -> Iterator[Wanting]:
     """Those of GPUs alone."""
     claims = gpu_claims(snapshot)
-    for one in snapshot.workloads:
-        if one.spec is None or one.meta.kind not in _MAKERS or not _lacks(snapshot, one):
+    for one in _makers(snapshot):
+        if one.spec is None or not _lacks(snapshot, one):
             continue
         is_component = role_of(one.meta, one.template_labels, one.spec) is not None
         if is_component or _for_gpus(one.meta, one.spec, claims):
             yield Wanting(one, snapshot.line(one.meta)[-1], _heard(snapshot, one), is_component)
 
 
+def _makers(snapshot: Snapshot) -> Iterator[Workload]:
+    """With Deployments that nobody sees the ReplicaSets of: their own condition repeats what those heard."""
+    sets = (one for one in snapshot.workloads if one.meta.kind == "ReplicaSet")
+    divided = {above for one in sets for above in snapshot.line(one.meta)}
+    for one in snapshot.workloads:
+        if one.meta.kind in _MAKERS or (one.meta.kind == "Deployment" and one.subject not in divided):
+            yield one
+
+
 def strangers(snapshot: Snapshot) -> Iterator[tuple[Event, Refusal]]:
     """What objects of kinds that are not read here heard lately of GPU pods that they could not make."""
     known = {kind.lower() for kind in (*KINDS, "Pod") if snapshot.sees(kind) and kind not in _ABOVE}
+    heard = {one.workload.subject for one in wanting(snapshot) if one.refusal is not None}
     metas = (one.meta for some in (snapshot.pods, snapshot.workloads) for one in some)
     made: dict[str, datetime] = {}
     for meta in metas:
@@ -69,6 +79,8 @@ def strangers(snapshot: Snapshot) -> Iterator[tuple[Event, Refusal]]:
             made[meta.owner.uid] = max(meta.created, made.get(meta.owner.uid, EARLIEST))
     for event in snapshot.events:
         if event.reason not in _FAILED or not event.warning or event.about.partition("/")[0] in known:
+            continue
+        if event.about.replace("replicaset/", "deployment/").rpartition("-")[0] in heard:
             continue
         recent = event.last is not None and snapshot.now - event.last < _RECENT
         refusal = parse(event.message)
