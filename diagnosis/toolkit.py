@@ -27,10 +27,48 @@ _KUBELETS = re.compile(r"the kubelet's \S{1,20} reads (/\S{1,300}?)(?::? |$)")
 _CRI_SOCKET = "kubeadm.alpha.kubernetes.io/cri-socket"
 
 _AT_START = "Install the package nvidia-container-toolkit on the node; {} finds it when it starts: `{}`"
+_CONFIGURE = (
+    "Bring NVIDIA's container toolkit to the node, with the GPU operator or as a package, and configure it for {}: "
+    "`nvidia-ctk runtime configure --runtime={}`"
+)
 _WAYS = (
+    (
+        "docker://",
+        _CONFIGURE.format("Docker", "docker --set-as-default && systemctl restart docker"),
+    ),
     ("+rke2", _AT_START.format("rke2", "systemctl restart rke2-agent") + ", on a server rke2-server"),
     ("+k3s", _AT_START.format("k3s", "systemctl restart k3s") + ", on an agent k3s-agent"),
+    (
+        "+k0s",
+        _CONFIGURE.format(
+            "k0s",
+            "containerd --config=/etc/k0s/containerd.d/nvidia.toml --config-source=file && systemctl restart 'k0s*'",
+        ),
+    ),
     ("microk8s.io/cluster", "Let MicroK8s bring it: `microk8s enable nvidia`"),
+    (
+        "k8sd.io/role",
+        _CONFIGURE.format(
+            "Canonical Kubernetes",
+            "containerd --config=/etc/containerd/config.toml --drop-in-config=/etc/containerd/conf.d/99-nvidia.toml"
+            " && snap restart k8s.containerd",
+        )
+        + ", both files beneath containerd-base-dir where the cluster has one",
+    ),
+    (
+        "bottlerocket",
+        (
+            "Start the node from Bottlerocket's variant for NVIDIA (`aws-k8s-VERSION-nvidia`), which has the handler: "
+            "its files can't be changed."
+        ),
+    ),
+    (
+        "talos (",
+        (
+            "Boot Talos with its extension nvidia-container-toolkit-production, which brings the handler: its files "
+            "can't be changed."
+        ),
+    ),
     (
         "-gke.",
         (
@@ -40,9 +78,8 @@ _WAYS = (
     ),
     (
         "cri-o://",
-        (
-            "Bring NVIDIA's container toolkit to the node, with the GPU operator or as a package, and configure it for "
-            "CRI-O: `nvidia-ctk runtime configure --runtime=crio && systemctl restart crio`"
+        _CONFIGURE.format(
+            "CRI-O", "crio --drop-in-config=/etc/crio/crio.conf.d/99-nvidia.toml && systemctl restart crio"
         ),
     ),
 )
@@ -96,14 +133,11 @@ def target_of(toolkit: Workload) -> Target | None:
 
 def by_hand(node: Node | None) -> str:
     """How a person brings NVIDIA's handler to a node without the GPU operator: distributions have their own ways."""
-    told = f"{node.kubelet} {node.runtime}" if node is not None else ""
+    told = f"{node.kubelet} {node.runtime} {node.system}".lower() if node is not None else ""
     for sign, words in _WAYS:
         if sign in told or (node is not None and sign in node.meta.labels):
             return words
-    return (
-        "Bring NVIDIA's container toolkit to the node, with the GPU operator or as a package, and configure it for "
-        "the kubelet's runtime: `nvidia-ctk runtime configure --runtime=containerd && systemctl restart containerd`"
-    )
+    return _CONFIGURE.format("the kubelet's runtime", "containerd && systemctl restart containerd")
 
 
 def handlers_of(node: Node) -> frozenset[str] | None:

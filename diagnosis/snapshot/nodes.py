@@ -34,6 +34,8 @@ class Node(Struct, frozen=True):
     runtime: str = ""
     """`containerd://2.1.4`"""
     kubelet: str = ""
+    system: str = ""
+    """`Ubuntu 22.04.5 LTS`"""
     handlers: frozenset[str] | None = None
     provider_id: str = ""
     record: NodeRecord | None = None
@@ -65,6 +67,7 @@ def read_node(raw: Fields) -> Node:
         read_conditions(raw),
         status.text("nodeInfo", "containerRuntimeVersion"),
         status.text("nodeInfo", "kubeletVersion"),
+        status.text("nodeInfo", "osImage"),
         handlers if status.has("runtimeHandlers") else None,
         raw.text("spec", "providerID"),
         read_record(meta.annotations.get(RESULTS, "")),

@@ -34,7 +34,7 @@ def node(name: str, gpus: int | None = 8, /, **changes: Any) -> Object:
     """A ready node of containerd 2 with so many GPUs; None: it has never had any.
 
     `labels`, `annotations`, `taints`, `cordoned`, `allocatable` and `capacity` (both added to what it has), `handlers`
-    (None: the kubelet does not tell), `runtime`, `conditions`, `ready`.
+    (None: the kubelet does not tell), `runtime`, `kubelet`, `system`, `conditions`, `ready`.
     """
     plain = {"cpu": "96", "memory": "1000Gi", "pods": "110", "ephemeral-storage": "500Gi"}
     offered = plain | ({} if gpus is None else {GPU: str(gpus)})
@@ -55,6 +55,7 @@ def node(name: str, gpus: int | None = 8, /, **changes: Any) -> Object:
         "nodeInfo": {
             "containerRuntimeVersion": changes.get("runtime", "containerd://2.1.4"),
             "kubeletVersion": changes.get("kubelet", "v1.33.4"),
+            "osImage": changes.get("system", "Ubuntu 24.04.3 LTS"),
         },
     }
     handlers = changes.get("handlers", ("", "runc", "nvidia"))

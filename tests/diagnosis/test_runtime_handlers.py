@@ -166,6 +166,52 @@ def test_where_no_node_tells_of_gpus_yet_a_plugin_that_can_not_start_is_why() ->
     assert "`systemctl restart k3s`" in diagnosis.problems[0].found.remedy[0]
 
 
+TO_CONTAINERD = "nvidia-ctk runtime configure --runtime=containerd"
+BY_HAND: list[tuple[str, Object, str]] = [
+    ("any other", {}, f"`{TO_CONTAINERD} && systemctl restart containerd`"),
+    (
+        "k0s",
+        {"kubelet": "v1.33.4+k0s"},
+        (
+            f"`{TO_CONTAINERD} --config=/etc/k0s/containerd.d/nvidia.toml --config-source=file && "
+            "systemctl restart 'k0s*'`"
+        ),
+    ),
+    (
+        "Canonical Kubernetes",
+        {"labels": {"k8sd.io/role": "worker"}},
+        (
+            f"`{TO_CONTAINERD} --config=/etc/containerd/config.toml "
+            "--drop-in-config=/etc/containerd/conf.d/99-nvidia.toml && snap restart k8s.containerd`"
+        ),
+    ),
+    (
+        "Docker",
+        {"runtime": "docker://26.1.0"},
+        "`nvidia-ctk runtime configure --runtime=docker --set-as-default && systemctl restart docker`",
+    ),
+    (
+        "CRI-O",
+        {"runtime": "cri-o://1.33.1"},
+        (
+            "`nvidia-ctk runtime configure --runtime=crio --drop-in-config=/etc/crio/crio.conf.d/99-nvidia.toml && "
+            "systemctl restart crio`"
+        ),
+    ),
+    ("Bottlerocket", {"runtime": "containerd://2.1.4+bottlerocket"}, "`aws-k8s-VERSION-nvidia`"),
+    ("Talos", {"system": "Talos (v1.11.0)"}, "nvidia-container-toolkit-production"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), [one[1:] for one in BY_HAND], ids=[one[0] for one in BY_HAND])
+def test_each_distribution_is_mended_in_its_own_way(changes: Object, words: str) -> None:
+    (problem,) = judged(node("a", **({"handlers": ("", "runc")} | changes)), NVIDIA, stuck()).problems
+    (commands,) = [one for one in problem.found.remedy if "kubectl get node" not in one]
+
+    assert words in commands
+    assert words.startswith("`nvidia-ctk") or "nvidia-ctk" not in commands
+
+
 def test_a_plugin_on_a_node_without_a_gpu_beside_nodes_with_some_needs_a_selector() -> None:
     diagnosis = judged(node("box", None, **K3S), node("a"), *plugin_of("box"))
 
