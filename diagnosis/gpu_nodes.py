@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime, timedelta
 
 from diagnosis.gpus import is_gpu
@@ -50,6 +50,8 @@ _UPGRADING = frozenset(
         *("pod-restart-required", "validation-required", "uncordon-required", "post-maintenance-required"),
     )
 )
+_DEPLOY, _PAUSED = "nvidia.com/gpu.deploy.", "paused"
+_OPERANDS, _PLUGIN = f"{_DEPLOY}operands", f"{_DEPLOY}device-plugin"
 SETTLES = timedelta(minutes=10)
 """A node this young is still set up: images are gigabytes, a driver may be built first."""
 
@@ -121,9 +123,22 @@ def is_judged(node: Node, now: datetime) -> bool:
 
 def is_changed(node: Node) -> bool:
     """Whether the operator is at work on its driver or its MIG profiles: operands are paused meanwhile."""
+    return any(True for _ in changes(node))
+
+
+def changes(node: Node) -> Iterator[str]:
+    """The labels that tell of such work."""
+    for key, value in node.meta.labels.items():
+        paused = key.startswith(_DEPLOY) and value.startswith(_PAUSED)
+        upgraded = key == "nvidia.com/gpu-driver-upgrade-state" and value in _UPGRADING
+        if paused or upgraded or (key == "nvidia.com/mig.config.state" and value in ("pending", "rebooting")):
+            yield f"{key}={value}"
+
+
+def switched_off(node: Node) -> str:
+    """The label by which somebody keeps the operator's device plugin off the node; '' where none does."""
     labels = node.meta.labels
-    paused = any(
-        value.startswith("paused") for key, value in labels.items() if key.startswith("nvidia.com/gpu.deploy.")
-    )
-    upgrade = labels.get("nvidia.com/gpu-driver-upgrade-state", "")
-    return paused or upgrade in _UPGRADING or labels.get("nvidia.com/mig.config.state") in ("pending", "rebooting")
+    if labels.get(_OPERANDS) == "false":
+        return _OPERANDS
+    value = labels.get(_PLUGIN, "true")
+    return "" if value == "true" or value.startswith(_PAUSED) else _PLUGIN

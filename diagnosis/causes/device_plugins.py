@@ -25,6 +25,7 @@ from diagnosis.gpu_nodes import (
     is_judged,
     offers_gpus,
     sliced_nodes,
+    switched_off,
 )
 from diagnosis.hami.registration import registered
 from diagnosis.placement import ZERO
@@ -35,7 +36,6 @@ from diagnosis.snapshot.pods import Pod
 
 _REGISTERS = timedelta(minutes=5)
 """After it has become ready a plugin may take this long until the kubelet shows its devices."""
-_SWITCH = "nvidia.com/gpu.deploy.device-plugin"
 FEWER = Cause(
     "FewerGpusThanLabelled",
     Severity.MEDIUM,
@@ -100,9 +100,7 @@ def find_missing(snapshot: Snapshot) -> Iterator[Found]:
 
 
 def _wants_plugin(node: Node) -> bool:
-    labels = node.meta.labels
-    off = labels.get(_SWITCH, "true") != "true" or labels.get("nvidia.com/gpu.deploy.operands") == "false"
-    return not off and not is_for_machines(node) and not is_changed(node)
+    return not switched_off(node) and not is_for_machines(node) and not is_changed(node)
 
 
 def _missing(node: Node, plugins: Iterable[Component], above: tuple[tuple[Cause, str], ...]) -> Iterator[Found]:

@@ -58,6 +58,8 @@ GPU_TAINT = [{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule
 GONE = {"deletionTimestamp": ago(40), "deletionGracePeriodSeconds": 30}
 A100 = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}
 SHARED = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-SHARED"}
+HAS_GPU = {"nvidia.com/gpu.present": "true"}
+PLUGIN = "nvidia.com/gpu.deploy.device-plugin"
 SELECTS_A100 = {"nodeSelector": A100}
 UNTOLERATED = "2 node(s) had untolerated taint {nvidia.com/gpu: present}"
 SELECTOR = "2 node(s) didn't match Pod's node affinity/selector"
@@ -405,6 +407,27 @@ STATES: list[tuple[str, list[Object], str, str]] = [
         ],
         "SchedulerFailed",
         JOB,
+    ),
+    (
+        "the device plugin switched off",
+        [node("a", None, labels=HAS_GPU | {PLUGIN: "false"}), waits(SHORT)],
+        "GpuResourceAbsent",
+        f"resource/{GPU}",
+    ),
+    (
+        "its driver is upgraded",
+        [node("a", None, labels=HAS_GPU | {PLUGIN: "paused-for-driver-upgrade"}), waits(SHORT)],
+        "NodeUnderMaintenance",
+        "node/a",
+    ),
+    (
+        "the driver of another model is upgraded",
+        [
+            node("a", None, labels=HAS_GPU | {PLUGIN: "paused-for-driver-upgrade"}),
+            waits(SHORT, spec=SELECTS_A100),
+        ],
+        "GpuResourceAbsent",
+        f"resource/{GPU}",
     ),
     ("no nodes at all", [waits("no nodes available to schedule pods")], "GpuResourceAbsent", f"resource/{GPU}"),
     ("volume zone", [node("a"), waits("1 node(s) had volume node affinity conflict")], "VolumeInAnotherZone", JOB),
@@ -816,6 +839,17 @@ def test_pods_that_nobody_made_and_that_wait_for_each_other_are_one_group() -> N
         "2 pods that ask for 16 nvidia.com/gpu wait; 8 free on nodes that take them"
         in diagnosis.problems[0].found.evidence
     )
+
+
+@pytest.mark.parametrize("switch", [PLUGIN, "nvidia.com/gpu.deploy.operands"])
+def test_the_label_that_keeps_the_device_plugin_off_is_named(switch: str) -> None:
+    off = node("a", None, labels=HAS_GPU | {switch: "false", "nvidia.com/gpu.deploy.driver": "paused"})
+    found = judged(off, waits(SHORT)).problems[0].found
+
+    assert f"node/a: a GPU node, and offers no {GPU}: its label {switch}=false keeps the device plugin off" in (
+        found.evidence
+    )
+    assert found.remedy[0].endswith(f"`kubectl label node a {switch}=true --overwrite`")
 
 
 def test_who_should_offer_what_no_node_has() -> None:

@@ -8,13 +8,15 @@ from difflib import get_close_matches
 
 from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
 from diagnosis.causes.offer_causes import why_not_cut, why_not_offered
+from diagnosis.causes.unscheduled import refused
 from diagnosis.causes.unscheduled.waiting import Room, Waiting, autoscaler_says, is_extended
 from diagnosis.components import Role, components
-from diagnosis.gpu_nodes import EFA, has_nvidia
+from diagnosis.gpu_nodes import EFA, has_nvidia, is_changed, is_for_machines, switched_off
 from diagnosis.gpus import is_gpu, meant_as_gpu
-from diagnosis.placement import has
+from diagnosis.placement import has, selects
 from diagnosis.quantity import counted, shown
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.nodes import Node
 
 MISSPELLED = Cause(
     "ResourceNameUnknown",
@@ -75,7 +77,10 @@ def find_absent(snapshot: Snapshot, waiting: Waiting, names: Iterable[str], room
         asked = f"{shown(name, waiting.asked[name])} {name} is asked for; no node has any"
         offered = _offer(there)
         cause, remedy = _judged(name, there)
-        if cause is ABSENT:
+        changed = [room.node for room in rooms if name.startswith(_NVIDIAS) and _is_on_its_way(waiting, room.node)]
+        if cause is ABSENT and changed:
+            yield from (refused.find_changed(node, name, waiting.names) for node in changed)
+        elif cause is ABSENT:
             told = autoscaler_says(snapshot, waiting.pods)
             evidence = (f"{counted(len(rooms), 'node')}, none with {name}", *_hardware(name, rooms), offered, *told)
             because = why_not_offered(snapshot)
@@ -87,6 +92,12 @@ def find_absent(snapshot: Snapshot, waiting: Waiting, names: Iterable[str], room
             cut = why_not_cut(snapshot) if name.startswith(_MIG) else ()
             told = (asked, offered, *strategy)
             yield Found(cause, waiting.workload, told, remedy, waiting.names, because_of=cut)
+
+
+def _is_on_its_way(waiting: Waiting, node: Node) -> bool:
+    """Whether it is for such pods, and offers its GPUs again once the operator is done with it."""
+    aside = switched_off(node) or is_for_machines(node)
+    return has_nvidia(node) and is_changed(node) and not aside and selects(waiting.spec, node)
 
 
 def find_apart(waiting: Waiting) -> Found:
@@ -156,7 +167,9 @@ def _hardware(name: str, rooms: Iterable[Room]) -> Iterator[str]:
         if {**node.capacity, **node.allocatable}.get(name) == "0":
             yield f"{node.subject}: 0 {name} now; a device plugin has offered it before"
         elif name.startswith(_NVIDIAS) and has_nvidia(node):
-            yield f"{node.subject}: a GPU node, and offers no {name}"
+            off = switched_off(node)
+            why = f": its label {off}={node.meta.labels[off]} keeps the device plugin off" if off else ""
+            yield f"{node.subject}: a GPU node, and offers no {name}{why}"
 
 
 def _strategies(rooms: Iterable[Room]) -> tuple[str, ...]:
@@ -168,13 +181,21 @@ def _look(snapshot: Snapshot, name: str, rooms: Sequence[Room]) -> tuple[str, ..
     role = Role.EFA_PLUGIN if name == EFA else Role.DEVICE_PLUGIN if name.startswith(_NVIDIAS) else None
     if role is None:
         return (f"Bring the device plugin that offers {name} to the nodes that have such devices.", _offers(name))
-    if role is Role.DEVICE_PLUGIN and not any(has_nvidia(room.node) for room in rooms):
+    with_gpus = [room.node for room in rooms if has_nvidia(room.node)]
+    if role is Role.DEVICE_PLUGIN and not with_gpus:
         return ("Add a GPU node to the cluster, or let its pool grow from zero.", _offers(name))
+    if role is Role.DEVICE_PLUGIN and all(map(switched_off, with_gpus)):
+        return (_switch_on(with_gpus[0]), _offers(name))
     plugin = next((one for one in components(snapshot) if one.role is role and one.meta.kind == "DaemonSet"), None)
     if plugin is None:
         return (f"Bring the {role.value} to the nodes that have such devices.", _offers(name))
     look = command("kubectl", "-n", plugin.meta.namespace, "describe", "daemonset", plugin.meta.name)
     return (f"Look at the {role.value}, whether it runs on the nodes that have such devices: {look}", _offers(name))
+
+
+def _switch_on(node: Node) -> str:
+    on = command("kubectl", "label", "node", node.name, f"{switched_off(node)}=true", "--overwrite")
+    return f"Ask who switched the device plugin off there; if the node's GPUs are for containers: {on}"
 
 
 def _offers(name: str) -> str:

@@ -9,9 +9,11 @@ from enum import Enum
 
 from diagnosis.cause import Cause, Certainty, Found, Link, Severity, command
 from diagnosis.causes.node_labels import UPGRADE_FAILED
+from diagnosis.causes.offer_causes import MIG_PENDING, OFFERS_NONE
 from diagnosis.causes.unscheduled.waiting import Room, Waiting
 from diagnosis.causes.verdicts import IN_MAINTENANCE, NOT_LOOKED, WITHHELD, release_of
 from diagnosis.fit_error import Says
+from diagnosis.gpu_nodes import changes
 from diagnosis.placement import UNSCHEDULABLE, tolerates, untolerated
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node, Taint
@@ -146,6 +148,14 @@ def find_refused(snapshot: Snapshot, waiting: Waiting, rooms: Iterable[Room]) ->
                 yield _of_node(room.node, taint, kind, waiting.names)
     if dedicated:
         yield _untolerated(waiting, dedicated)
+
+
+def find_changed(node: Node, resource: str, affected: tuple[str, ...]) -> Found:
+    """A node that offers nothing while the operator is at work on it."""
+    evidence = f"{node.subject} offers no {resource} meanwhile: {', '.join(changes(node))}"
+    remedy = f"Wait for the operator; if these labels no longer change, look at its pods there: {_pods_on(node)}"
+    above = tuple((cause, node.subject) for cause in (UPGRADE_FAILED, MIG_PENDING, *OFFERS_NONE))
+    return Found(LEAVING, node.subject, (evidence,), (remedy,), affected, because_of=above)
 
 
 def _classed(spec: PodSpec, node: Node) -> list[tuple[Taint, Class]]:
