@@ -822,6 +822,12 @@ def test_without_the_nodes_the_scheduler_is_quoted() -> None:
     assert told(diagnosis) == [("InsufficientResource", f"resource/{GPU}")]
 
 
+def test_that_a_node_without_gpus_is_short_of_them_is_no_cause() -> None:
+    text = f"1 Insufficient {GPU}, 1 node(s) had untolerated taint {{dedicated: vision}}"
+    assert told(judged(node("a"), node("cpu", None), waits(text))) == [("TaintNotTolerated", JOB)]
+    assert told(judged(node("a"), node("b"), waits(text))) == [("InsufficientResource", f"resource/{GPU}")]
+
+
 @pytest.mark.parametrize("build", [lambda: waits(SELECTOR, spec=SELECTS_A100)])
 def test_the_nearest_label_is_named(build: Callable[[], Object]) -> None:
     (problem,) = judged(node("a", labels=SHARED), build()).problems

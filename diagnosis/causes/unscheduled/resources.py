@@ -113,6 +113,8 @@ def find_by_text(snapshot: Snapshot, waiting: Waiting) -> Iterator[Found]:
     for reason in short:
         if not is_extended(reason.what) and (reason.nodes or 0) <= most:
             continue  # as many nodes have no GPU left: which of them lack this too, nobody tells
+        if 0 < (reason.nodes or 0) <= sum(not has(node, reason.what) for node in snapshot.nodes):
+            continue  # of so many that never have any it is no news
         evidence = (f"the scheduler: {reason.text} on {reason.nodes} of {waiting.fit.nodes} nodes",)
         above = tuple((TERMINATING, one) for one in _kept_by(snapshot, reason.what))
         what = f"resource/{reason.what}"

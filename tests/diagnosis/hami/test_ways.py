@@ -36,6 +36,14 @@ def rejected(message: str, **changes: Any) -> Object:
     )
 
 
+def test_a_node_without_cards_is_not_short_of_them_beside_what_no_other_scheduler_knows() -> None:
+    message = "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 2 Insufficient nvidia.com/gpumem."
+    waits = unplaced("x", message, asking(1, 1000), spec={"schedulerName": "default-scheduler"})
+    [problem] = judged(*hami(A), node("cpu", None), waits).problems
+    assert problem.found.cause.name == "HamiWebhookMissed"
+    assert consequences(problem) == [("NoNodeFits", "pod/team/x")]
+
+
 def in_team(labels: dict[str, str], **changes: Any) -> list[Object]:
     others = [one for one in hami(A, **changes) if one["metadata"]["name"] != "team"]
     return [*others, obj("Namespace", "team", metadata={"labels": {"kubernetes.io/metadata.name": "team"} | labels})]
