@@ -60,7 +60,7 @@ def gpu_claims(snapshot: Snapshot) -> frozenset[tuple[str, str]]:
     """
     classes = {one.meta.name: one for one in snapshot.device_classes}
     told = {(one.meta.namespace, one.meta.name): _for_gpus(one, classes) for one in snapshot.claims}
-    whole = snapshot.sees("ResourceClaim", "ResourceClaimTemplate") and bool(classes)
+    whole = snapshot.sees("DeviceClass") and bool(classes)
     only_gpus = whole and all(_is_gpu_class(name, one) for name, one in classes.items())
     for pod in snapshot.pods:
         for name, source in pod.spec.claims.items():

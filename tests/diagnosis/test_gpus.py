@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from diagnosis.gpus import gpu_pods
-from tests.diagnosis.states import container, judged, node, obj, pod, snapshot, told
+from tests.diagnosis.states import condition, container, judged, node, obj, pod, snapshot, told
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,19 @@ def test_a_claim_of_a_gpu_class_counts() -> None:
     assert list(gpu_pods(snapshot(pod("a", 0, spec=claims)))), "a template that is not there tells by its name"
     other = {"resourceClaims": [{"name": "net", "resourceClaimTemplateName": "one-nic"}]}
     assert not list(gpu_pods(snapshot(template, pod("a", 0, spec=other))))
+
+
+@pytest.mark.parametrize(("classes", "gpu"), [(["gpu.nvidia.com"], True), (["gpu.nvidia.com", "nic.example"], False)])
+def test_a_claim_that_nobody_sees_is_of_gpus_where_nothing_else_can_be_claimed(
+    classes: list[str], *, gpu: bool
+) -> None:
+    text = '0/1 nodes are available: resourceclaim "nowhere" not found. preemption: not helpful.'
+    waits = condition("PodScheduled", "False", "Unschedulable", text)
+    claims = {"resourceClaims": [{"name": "it", "resourceClaimName": "nowhere"}]}
+    state = [obj("DeviceClass", name) for name in classes]
+    diagnosis = judged(node("a"), *state, pod("a", 0, spec=claims, conditions=[waits]), missing=["ResourceClaim"])
+
+    assert told(diagnosis) == ([("ResourceClaimMissing", "resourceclaim/team/nowhere")] if gpu else [])
 
 
 def test_a_healthy_cluster_yields_nothing() -> None:
