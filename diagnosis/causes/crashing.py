@@ -98,7 +98,7 @@ PROGRAM = _cause(
     "ProgramFaultOnGpu",
     "The program did what it may not on the GPU; nothing on its node says that the GPU itself is at fault.",
     "Run it with CUDA_LAUNCH_BLOCKING=1 to see where; Xid 13, 31 and 43 of it in the kernel's log are its own.",
-    source="CUDA errors 700, 710, 716, 719",
+    source="CUDA errors 101, 700, 710, 716, 719",
 )
 NCCL = _cause(
     "CollectiveFails",
@@ -108,10 +108,11 @@ NCCL = _cause(
 )
 CUDA_UNKNOWN = _cause(
     "CudaCannotInitialize",
-    "CUDA does not come up on the node for a reason it does not name: most often nvidia_uvm is missing.",
+    "CUDA does not come up on the node for a reason it does not name: most often nvidia_uvm is missing, or the GPU is "
+    "held by a process that was left on it.",
     "On the node: `modprobe nvidia_uvm`, then see that /dev/nvidia-uvm is there.",
     Severity.HIGH,
-    "CUDA error 999",
+    "CUDA errors 46, 999",
 )
 PROBE = _cause(
     "LivenessProbeKills",
@@ -141,7 +142,8 @@ _CUDA = "CUDA driver API, CUresult"
 CRASH_TEXTS = (
     signature(
         r"uncorrectable ECC error|ECC_UNCORRECTABLE|double[- ]bit ECC|GPU is lost|GPU_IS_LOST|fallen off the bus"
-        r"|uncorrectable NVLink error|NVLINK_UNCORRECTABLE|uncontained memory error|CUDA_ERROR_CONTAINED",
+        r"|NVLink error (?:was )?detected|uncorrectable NVLink error|NVLINK_UNCORRECTABLE|uncontained memory error"
+        r"|CUDA_ERROR_CONTAINED",
         HARDWARE,
         _CUDA,
         *_BOTH,
@@ -172,11 +174,12 @@ CRASH_TEXTS = (
     *DOES_WITHOUT_TEXTS,
     signature(
         r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
-        r"|cuda error:? out of memory|Device \d{1,3} OOM|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"
+        r"|cuda error:? out of memory|cudaMalloc\w{0,20} failed: out of memory|Error Code 2: OutOfMemory"
+        r"|Device \d{1,3} OOM|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"
         r"|RESOURCE_EXHAUSTED: Out of memory|OOM when allocating tensor[^\n]{0,300}\bGPU"
         r"|No available memory for the cache blocks|less than desired GPU memory utilization|failed to allocate GPU",
         GPU_MEMORY,
-        "PyTorch, JAX, TensorFlow, vLLM, CUDA, cuBLAS, HAMi",
+        "PyTorch, JAX, TensorFlow, TensorRT, vLLM, llama.cpp, CUDA, cuBLAS, HAMi",
         *_BOTH,
     ),
     signature(
@@ -188,13 +191,15 @@ CRASH_TEXTS = (
     ),
     signature(
         r"illegal memory access|device-side assert|unspecified launch failure|misaligned address|ILLEGAL_ADDRESS"
-        r"|LAUNCH_FAILED|illegal instruction was encountered|cudaErrorLaunchFailure",
+        r"|LAUNCH_FAILED|illegal instruction was encountered|cudaErrorLaunchFailure"
+        r"|invalid device ordinal|CUDA_ERROR_INVALID_DEVICE\b|cudaErrorInvalidDevice\b",
         PROGRAM,
         _CUDA,
         *_BOTH,
     ),
     signature(
-        r"CUDA unknown error|CUDA_ERROR_UNKNOWN|cudaErrorUnknown|CUDA error:? (?:999|unknown error)",
+        r"CUDA unknown error|CUDA_ERROR_UNKNOWN|cudaErrorUnknown|CUDA error:? (?:999|unknown error)"
+        r"|devices?(?:\(s\) is/| )are busy or unavailable|cudaErrorDevicesUnavailable|CUDA_ERROR_DEVICE_UNAVAILABLE",
         CUDA_UNKNOWN,
         _CUDA,
         *_BOTH,
@@ -226,6 +231,14 @@ COMPONENT_TEXTS = (
     ),
 )
 """Of components: what they say of the node that they are on."""
+_INSTEAD = (
+    ("ordinal", "Ask for as many GPUs as the program addresses, or have it address fewer: they count from 0."),
+    (
+        "unavailable",
+        "On the node, see in what compute mode the GPU is and who is on it: `nvidia-smi -q -d COMPUTE,PIDS`",
+    ),
+)
+"""What mends one of a cause's errors in a way of its own, by a word of it."""
 _NO_DRIVER = re.compile(r"insufficient", re.IGNORECASE)
 """CUDA says the same where the container has no driver at all."""
 _JOINED = (PROGRAM, NCCL, CUDA_UNKNOWN)
@@ -482,7 +495,8 @@ def _remedy(snapshot: Snapshot, one: _Crash) -> Iterator[str]:
         for finding in _faults(node)[:1]:
             explain = command("gpu-healthcheck", "explain", finding.reason)
             yield f"See what {finding.reason} on {node.subject} asks for: {explain}"
-    yield one.known.cause.remedy
+    said = one.known.quote.lower() if one.known.cause in (PROGRAM, CUDA_UNKNOWN) else ""
+    yield next((words for word, words in _INSTEAD if word in said), one.known.cause.remedy)
     words = ("kubectl", "-n", one.pod.meta.namespace, "logs", one.pod.meta.name, "-c", one.state.name)
     previous = ("--previous",) if one.state.ended is None else ()
     yield f"Read its last words: {command(*words, '--tail=100', *previous)}"

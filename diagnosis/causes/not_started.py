@@ -22,6 +22,7 @@ from diagnosis.causes.starting_causes import (
     CAUSES,
     CDI_STALE,
     CDI_UNRESOLVED,
+    CGROUP_DRIVERS,
     CLAIM_FAILS,
     COMMAND_MISSING,
     CONFIG_MISSING,
@@ -31,6 +32,7 @@ from diagnosis.causes.starting_causes import (
     DRIVER_LIBRARY_MISSING,
     DRIVER_MISMATCH,
     DRIVER_NOT_LOADED,
+    HARDWARE,
     IMAGE_ABSENT,
     IMAGE_FAILS,
     IMAGE_NEEDS_DRIVER,
@@ -72,6 +74,7 @@ _STATES = (Place.WAITING, Place.ENDED, Place.EVENT)
 _EVENT = (Place.EVENT,)
 _IMAGE = (Place.EVENT, Place.WAITING)
 INJECTION_TEXTS = (
+    signature(r"nvml error: gpu is lost", HARDWARE, _CLI, *_STATES),
     signature(r"driver not loaded|nvml error: not loaded", DRIVER_NOT_LOADED, _CLI, *_STATES),
     signature(r"Driver/library version mismatch", DRIVER_MISMATCH, _CLI, *_STATES),
     signature(r"load library failed|libnvidia-ml\.so\.1: cannot open", DRIVER_LIBRARY_MISSING, _CLI, *_STATES),
@@ -83,7 +86,20 @@ INJECTION_TEXTS = (
     signature(r"unresolvable CDI devices ([^\n]{1,400})", CDI_UNRESOLVED, "container-device-interface", *_STATES),
     signature(r"failed to stat CDI host device \\?\"?([^\s\"\\]{1,200})", CDI_STALE, _CONTAINERD, *_STATES),
     signature(
-        r"mounting \\?\"([^\s\"\\]{0,160}(?:nvidia|libcuda)[^\s\"\\]{0,80})\\?\" to rootfs[^\n]{0,400}no such file",
+        r"adding custom device \\?\"(/dev/nvidia[^\s\"\\]{0,80})\\?\": no such file",
+        DEVICE_FILES,
+        "runc, Docker",
+        *_STATES,
+    ),
+    signature(
+        r"mounting \\?\"([^\s\"\\]{0,80}nvidia/mps[^\s\"\\]{0,80})\\?\" to rootfs[^\n]{0,400}no such file",
+        NOT_READY[Role.MPS],
+        "runc",
+        *_STATES,
+    ),
+    signature(
+        r"mounting \\?\"((?!/var/lib/kubelet/)[^\s\"\\]{0,160}(?:nvidia|libcuda)[^\s\"\\]{0,80})\\?\" to rootfs"
+        r"[^\n]{0,400}no such file",
         CDI_STALE,
         "runc",
         *_STATES,
@@ -107,6 +123,7 @@ INJECTION_TEXTS = (
         _CONTAINERD,
         *_STATES,
     ),
+    signature(r"expected cgroupsPath to be of format", CGROUP_DRIVERS, "runc", *_STATES),
     signature(r"nvidia-container-cli: ([^\n]{1,200})", TOOLKIT_FAILS, _CLI, *_STATES),
     signature(r"nvidia-container-runtime(?:-hook)? did not terminate", TOOLKIT_FAILS, _CONTAINERD, *_STATES),
     signature(r"could not apply required modification to OCI specification", TOOLKIT_FAILS, _NCT, *_STATES),
@@ -172,7 +189,7 @@ _OF_THE_NODE = frozenset(
     for one in (
         *(DRIVER_NOT_LOADED, DRIVER_LIBRARY_MISSING, DRIVER_MISMATCH, DRIVER_HANGS, DEVICE_UNKNOWN, TOOLKIT_BINARY),
         *(TOOLKIT_FAILS, CDI_UNRESOLVED, CDI_STALE, RUNTIME_SILENT, NETWORK, SANDBOX, IMAGE_NO_SPACE, CLAIM_FAILS),
-        DEVICE_FILES,
+        *(DEVICE_FILES, HARDWARE, CGROUP_DRIVERS, NOT_READY[Role.MPS]),
     )
 )
 """What a person mends on the node, and not in the workload."""
@@ -186,6 +203,7 @@ _OF_THE_GPU = (
     TOOLKIT_FAILS,
     CDI_UNRESOLVED,
     CDI_STALE,
+    HARDWARE,
 )
 """What a GPU with a fault leads to."""
 _PASSES = re.compile(
@@ -206,6 +224,7 @@ _DETACHED = 2.0
 _BEHIND = {
     DRIVER_NOT_LOADED.name: (Role.DRIVER,),
     DRIVER_LIBRARY_MISSING.name: (Role.DRIVER,),
+    DEVICE_FILES.name: (Role.DRIVER,),
     TOOLKIT_BINARY.name: (Role.TOOLKIT,),
     CDI_UNRESOLVED.name: (Role.DEVICE_PLUGIN, Role.TOOLKIT, Role.DRA_DRIVER),
     CLAIM_FAILS.name: (Role.DRA_DRIVER,),

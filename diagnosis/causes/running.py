@@ -86,6 +86,7 @@ NO_GPU_TEXTS = (
     ),
     signature(
         r"nvidia-smi: (?:command )?not found|exec: \\?\"nvidia-smi\\?\"|libnvidia-ml\.so(?:\.1)?: cannot open"
+        r"|couldn't find libnvidia-ml\.so"
         r"|couldn't communicate with the NVIDIA driver",
         NOT_INJECTED,
         "nvidia-smi",

@@ -88,6 +88,14 @@ RUNTIME_SILENT = _cause(
     "The kubelet does not reach its container runtime.",
     "See whether it runs, and at which socket: `systemctl status containerd` on the node.",
 )
+CGROUP_DRIVERS = _cause(
+    "CgroupDriverMismatched",
+    Link.RUNTIME,
+    "The kubelet and its container runtime do not agree on who sets up cgroups: one leaves it to systemd, the other "
+    "does it itself.",
+    "Set `cgroupDriver: systemd` for the kubelet and `SystemdCgroup = true` for each of the runtime's handlers, or "
+    "neither, and restart both.",
+)
 NETWORK = _cause(
     "PodNetworkFails",
     Link.RUNTIME,
@@ -165,14 +173,24 @@ INIT_LASTS = _cause(
 CAUSES = (
     *(DRIVER_NOT_LOADED, DRIVER_LIBRARY_MISSING, DRIVER_MISMATCH, DRIVER_HANGS, IMAGE_NEEDS_DRIVER, DEVICE_UNKNOWN),
     *(TOOLKIT_BINARY, TOOLKIT_FAILS, CDI_UNRESOLVED, CDI_STALE, COMMAND_MISSING, CREATION_FAILS),
-    *(RUNTIME_SILENT, NETWORK, SANDBOX, IMAGE_REFUSED, IMAGE_ABSENT, IMAGE_NO_SPACE, IMAGE_FAILS, CONFIG_MISSING),
+    *(
+        RUNTIME_SILENT,
+        CGROUP_DRIVERS,
+        NETWORK,
+        SANDBOX,
+        IMAGE_REFUSED,
+        IMAGE_ABSENT,
+        IMAGE_NO_SPACE,
+        IMAGE_FAILS,
+        CONFIG_MISSING,
+    ),
     *(VOLUME_ELSEWHERE, VOLUME_FAILS, CLAIM_FAILS, INIT_FAILS),
 )
 HARDWARE = Cause(
     "GpuHardwareFault",
     Severity.HIGH,
     Link.RUNNING,
-    "A program was ended by a fault of the node's GPU, not of its own.",
+    "A program was ended, or not even started, by a fault of the node's GPU, not of its own.",
     "Take the node out, and reset or replace the GPU, as its Xid asks for.",
     "CUDA errors 214, 220, 221; Xid 48, 63, 64, 74, 79, 94, 95",
 )

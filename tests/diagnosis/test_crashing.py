@@ -53,6 +53,21 @@ WORDS = [
     ),
     ("CUDA error: an illegal memory access was encountered", "ProgramFaultOnGpu", "job/team/train"),
     ("CUDA error: device-side assert triggered", "ProgramFaultOnGpu", "job/team/train"),
+    ("RuntimeError: CUDA error: invalid device ordinal", "ProgramFaultOnGpu", "job/team/train"),
+    ("CUDA error: NVLink error detected during execution", "GpuHardwareFault", "node/a"),
+    ("CUDA error: all CUDA-capable devices are busy or unavailable", "CudaCannotInitialize", "node/a"),
+    ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", "CudaCannotInitialize", "node/a"),
+    (
+        "alloc_buffer: allocating 40000.00 MiB on device 0: cudaMalloc failed: out of memory",
+        "GpuMemoryExhausted",
+        "job/team/train",
+    ),
+    (
+        "[TRT] [E] [virtualMemoryBuffer.cpp::resizePhysical::154] Error Code 2: OutOfMemory (Requested size was 8)",
+        "GpuMemoryExhausted",
+        "job/team/train",
+    ),
+    ("NVIDIA-SMI couldn't find libnvidia-ml.so library in your system.", "GpuNotInjected", "node/a"),
     ("CUDA initialization: CUDA unknown error", "CudaCannotInitialize", "node/a"),
     ("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)", "CollectiveFails", "job/team/train"),
     ("ValueError: learning rate must be positive", "ContainerCrashes", "job/team/train"),
@@ -125,6 +140,20 @@ def test_the_kernel_kills_for_the_machines_memory_and_never_for_the_gpus() -> No
 @pytest.mark.parametrize(("code", "cause"), [(139, "ContainerKilledBySignal"), (134, "ContainerKilledBySignal")])
 def test_exit_codes(code: int, cause: str) -> None:
     assert told(judged(node("a"), JOB, crashing(end=terminated(code)))) == [(cause, "job/team/train")]
+
+
+@pytest.mark.parametrize(
+    ("words", "step"),
+    [
+        ("CUDA error: invalid device ordinal", "Ask for as many GPUs as the program addresses"),
+        ("CUDA error: all CUDA-capable devices are busy or unavailable", "`nvidia-smi -q -d COMPUTE,PIDS`"),
+        ("CUDA error: an illegal memory access was encountered", "CUDA_LAUNCH_BLOCKING=1"),
+        ("CUDA initialization: CUDA unknown error", "`modprobe nvidia_uvm`"),
+    ],
+)
+def test_errors_of_one_cause_are_mended_each_in_its_way(words: str, step: str) -> None:
+    (problem,) = judged(node("a"), JOB, crashing(end=terminated(1, "Error", words))).problems
+    assert step in problem.found.remedy[0]
 
 
 def test_a_probe_that_kills_is_named() -> None:

@@ -27,6 +27,10 @@ HOOK = (
     OCI + "runc create failed: unable to start container process: error during container init: error running prestart "
     "hook #0: exit status 1, stdout: , stderr: Auto-detected mode as 'legacy'\\nnvidia-container-cli: {}: unknown"
 )
+CGROUPS = (
+    'runc create failed: expected cgroupsPath to be of format "slice:prefix:name" for systemd cgroups, got '
+    '"/kubepods/burstable/podx" instead: unknown'
+)
 SANDBOX = "Failed to create pod sandbox: rpc error: code = Unknown desc = {}"
 STARTS = [
     (HOOK.format("initialization error: nvml error: driver not loaded"), "DriverNotLoaded", "node/a"),
@@ -49,6 +53,29 @@ STARTS = [
     ),
     (HOOK.format("device error: GPU-1f2e: unknown device"), "GpuUnknownToRuntime", "node/a"),
     (HOOK.format("detection error: nvml error: unknown error"), "ToolkitFails", "node/a"),
+    (HOOK.format("detection error: nvml error: gpu is lost"), "GpuHardwareFault", "node/a"),
+    (
+        'error gathering device information while adding custom device "/dev/nvidiactl": no such file or directory',
+        "DriverDeviceFilesMissing",
+        "node/a",
+    ),
+    (
+        OCI + 'error mounting "/run/nvidia/mps/shm" to rootfs at "/dev/shm": no such file or directory',
+        "MpsDaemonNotReady",
+        "node/a",
+    ),
+    (
+        OCI
+        + 'error mounting "/usr/lib64/libnvidia-ml.so.550.54" to rootfs at "/usr/lib64/x": no such file or directory',
+        "CdiSpecificationStale",
+        "node/a",
+    ),
+    (
+        OCI + 'error mounting "/var/lib/kubelet/pods/1/volume-subpaths/nvidia/main/0" to rootfs at "/x": no such file',
+        "ContainerNotCreated",
+        "job/team/train",
+    ),
+    (OCI + CGROUPS, "CgroupDriverMismatched", "node/a"),
     (
         OCI + 'error running hook #0: exec: "nvidia-container-runtime-hook": executable file not found in $PATH',
         "ToolkitProgramMissing",
@@ -163,6 +190,7 @@ EVENTS = [
         "ContainerRuntimeUnreachable",
         "node/a",
     ),
+    ("FailedCreatePodSandBox", SANDBOX.format(OCI + CGROUPS), "CgroupDriverMismatched", "node/a"),
     ("FailedCreatePodSandBox", SANDBOX.format("cgroups: cgroup deleted"), "SandboxNotCreated", "node/a"),
     (
         "FailedPrepareDynamicResources",
