@@ -58,6 +58,11 @@ def resolved(root: Path, path: str) -> str:
         return path
 
 
+def in_run(path: str) -> str:
+    """`/var/run/x` as `/run/x`: on every host the one is a link to the other, which a captured tree may lack."""
+    return f"/run/{path.removeprefix('/var/run/')}" if path.startswith("/var/run/") else path
+
+
 def _can_be(path: str) -> bool:
     """A file of JSON may name what no file can be called."""
     try:

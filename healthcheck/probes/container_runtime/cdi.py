@@ -42,7 +42,8 @@ def read_specs(root: Path, folders: Sequence[str]) -> tuple[CdiSpec, ...]:
 
 
 def _specs(root: Path, folders: Sequence[str]) -> Iterator[CdiSpec]:
-    named = [path for folder in folders for path in host_files.matches(root, f"{folder.rstrip('/')}/*")]
+    here = [one if host_files.exists(root, one) else host_files.in_run(one) for one in folders]
+    named = [path for folder in here for path in host_files.matches(root, f"{folder.rstrip('/')}/*")]
     for path in [path for path in dict.fromkeys(named) if path.endswith(_SUFFIXES)][:_MOST_SPECS]:
         content = _read(root, path)
         if isinstance(content, _Content):

@@ -165,8 +165,7 @@ def socket_path(root: Path, endpoint: str) -> str:
     path = f"/{path.lstrip('/')}" if path.startswith("//") else path
     with contextlib.suppress(OSError):
         path = host_files.resolve(root, path)
-    # On every host it is a link, and a captured tree may lack it.
-    return f"/run/{path.removeprefix('/var/run/')}" if path.startswith("/var/run/") else path
+    return host_files.in_run(path)
 
 
 def holder_of(root: Path, seen_by: Process, socket: str, among: Sequence[Process]) -> Process | None:

@@ -59,6 +59,15 @@ def test_folders_are_told_in_their_order(tmp_path: Path) -> None:
     assert [one.path for one in found] == ["/etc/cdi/z.json", "/var/run/cdi/b.json"]
 
 
+@pytest.mark.parametrize(("link", "path"), [(None, "/run/cdi/a.json"), ("../run", "/var/run/cdi/a.json")])
+def test_a_tree_that_lacks_the_link_of_var_run_has_its_folder(link: str | None, path: str, tmp_path: Path) -> None:
+    if link:
+        (tmp_path / "var").mkdir()
+        (tmp_path / "var/run").symlink_to(link)
+
+    assert [one.path for one in specs(tmp_path, ("/run/cdi/a.json", of()))] == [path]
+
+
 NODE, HOOK = {"path": "/dev/nvidia0"}, {"hookName": "createContainer", "path": "/usr/bin/nvidia-cdi-hook"}
 LIBRARY = {"hostPath": "/usr/lib/libcuda.so.570", "containerPath": "/usr/lib/libcuda.so.570"}
 
