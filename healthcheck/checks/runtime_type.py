@@ -13,7 +13,9 @@ from healthcheck.probes.container_runtime.facts import CONTAINERD, Configuration
 
 _WITH_PROGRAM = "io.containerd.runc."
 """Types that start the program named by BinaryName."""
-_NOT_IN_2 = ("io.containerd.runtime.v1.linux", "io.containerd.runc.v1")
+_OLDEST = "io.containerd.runtime.v1.linux"
+"""It starts a program too, which it is told by another option."""
+_NOT_IN_2 = (_OLDEST, "io.containerd.runc.v1")
 
 REMOVED = Reason(
     "RuntimeTypeRemoved",
@@ -53,15 +55,18 @@ def _unfit(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:
             continue
         told = f"{where(handler)}: {handler.name} has runtime_type {handler.runtime_type}"
         mend = runtime_mending.correct(around, used, handler.file)
-        if handler.runtime_type in _NOT_IN_2:
-            if used.is_containerd_2:
-                yield found(REMOVED, used, f"{told}, which containerd 2 does not have; {mend}")
-        elif handler.runtime_type and not handler.runtime_type.startswith(_WITH_PROGRAM) and _names_program(handler):
-            yield found(IGNORES_PROGRAM, used, f"{told}, which does not start {handler.binary}; {mend}")
+        if handler.runtime_type in _NOT_IN_2 and used.is_containerd_2:
+            yield found(REMOVED, used, f"{told}, which containerd 2 does not have; {mend}")
+        elif gpu_runtime.is_nvidias_program(ignored := _ignored(handler)):
+            yield found(IGNORES_PROGRAM, used, f"{told}, which does not start {ignored}; {mend}")
 
 
-def _names_program(handler: Handler) -> bool:
-    return gpu_runtime.is_nvidias_program(handler.binary)
+def _ignored(handler: Handler) -> str:
+    """The program that BinaryName says and its type does not start; '' where NVIDIA's is started all the same."""
+    if handler.runtime_type == _OLDEST:
+        return "" if gpu_runtime.is_nvidias_program(handler.binary) else handler.ignored_binary
+    starts_it = not handler.runtime_type or handler.runtime_type.startswith(_WITH_PROGRAM)
+    return "" if starts_it else handler.binary
 
 
 CHECK = Check(

@@ -59,6 +59,19 @@ def test_a_type_that_does_not_start_the_program_named_is_found(kind: str, binary
     assert judge(CHECK, runtime(RUNC, handler)) == ([] if well else [told])
 
 
+@pytest.mark.parametrize(
+    ("binary", "ignored", "well"),
+    [("", PROGRAM, False), ("/usr/bin/runc", PROGRAM, False), (PROGRAM, PROGRAM, True), ("", "", True)],
+)
+def test_the_oldest_shim_takes_its_program_from_another_option(binary: str, ignored: str, well: bool) -> None:
+    handler = replace(NVIDIA, runtime_type=OLD[0], binary=binary, ignored_binary=ignored)
+    told = finding(
+        "RuntimeTypeIgnoresBinary",
+        f"{FILE}, line 12: nvidia has runtime_type {OLD[0]}, which does not start {PROGRAM}; {MEND}",
+    )
+    assert judge(CHECK, runtime(RUNC, handler)) == ([] if well else [told])
+
+
 def test_only_containerd_has_them() -> None:
     assert judge(CHECK, runtime(NVIDIA, kind=CRIO)) == [NotConfigured("CRI-O has no such types")]
 

@@ -544,6 +544,7 @@ def _handler(name: str, cri: Table, path: tuple[str, ...], shims_program: str = 
         binary, cgroup = ((*path, "options", _spelt(one, options or {}, is_1=is_1)) for one in (named, "SystemdCgroup"))
     else:
         binary, cgroup = (*path, "runtime_engine"), ("systemd_cgroup",)
+    ignored = (options or {}).get(_spelt("BinaryName", options or {}, is_1=is_1)) if kind == _LINUX_V1 else None
     return Handler(
         name,
         kind,
@@ -552,6 +553,7 @@ def _handler(name: str, cri: Table, path: tuple[str, ...], shims_program: str = 
         place.file if isinstance(place, _Definition) else "",
         place.line if isinstance(place, _Definition) else 0,
         _at(cri, bool, *path, "privileged_without_host_devices") or False,
+        ignored if isinstance(ignored, str) else "",
     )
 
 

@@ -69,6 +69,8 @@ class Handler(_Fact, frozen=True):
     line: int = 0
     privileged_without_host_devices: bool = False
     """A privileged container sees only the devices that it was given (containerd, CRI-O)."""
+    ignored_binary: str = ""
+    """The program that BinaryName says, where the oldest shim of containerd takes it from another option."""
 
 
 class Misplaced(_Fact, frozen=True):

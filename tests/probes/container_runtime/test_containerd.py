@@ -135,6 +135,25 @@ def test_a_handler_of_the_oldest_shim_without_a_program_has_the_shims(
     )
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "binary", "ignored"),
+    [
+        ("io.containerd.runtime.v1.linux", "{BinaryName = '/n'}", "", "/n"),
+        ("io.containerd.runtime.v1.linux", "{Runtime = '/r', binaryName = '/n'}", "/r", "/n"),
+        ("io.containerd.runtime.v1.linux", "{BinaryName = 1}", "", ""),
+        ("io.containerd.runc.v2", "{BinaryName = '/n'}", "/n", ""),
+    ],
+)
+def test_the_binary_name_that_the_oldest_shim_does_not_read_is_kept_apart(
+    kind: str, options: str, binary: str, ignored: str, tmp_path: Path
+) -> None:
+    text = f"version = 2\n[{V2}.containerd.runtimes.n]\nruntime_type = '{kind}'\noptions = {options}\n"
+
+    (seen,) = read(tmp_path, {MAIN: text}).handlers
+
+    assert (seen.binary, seen.ignored_binary) == (binary, ignored)
+
+
 def test_without_its_file_containerd_has_its_defaults(tmp_path: Path) -> None:
     assert read(tmp_path, {}) == Configuration(
         MAIN, cdi_folders=("/etc/cdi", "/var/run/cdi"), generation="1.7", built_in=("runc",)
