@@ -30,8 +30,9 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     around, used = readable
     defined = list(dict.fromkeys([*(one.name for one in used.handlers), *_built_in(used)]))
     if used.default not in defined:
-        told = f"{used.path}: the default is {used.default!r}; defined are {', '.join(defined)}"
-        yield found(UNDEFINED, used, f"{told}; {runtime_mending.correct(around, used, used.path)}")
+        file = used.default_in or used.path
+        told = f"{file}: the default is {used.default!r}; defined are {', '.join(defined)}"
+        yield found(UNDEFINED, used, f"{told}; {runtime_mending.correct(around, used, file)}")
     yield Seen(used.default, f"one of {', '.join(defined[:_MOST_NAMED])}")
 
 

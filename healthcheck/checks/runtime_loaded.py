@@ -91,7 +91,8 @@ def _lacks(used: Configuration, live: Live) -> Iterator[str]:
             runs = programs[one.name] or RUNC
             yield f"{place}: {one.name} starts {one.binary}, and in the running {used.kind} {runs}"
     if live.default and live.default != used.default:
-        yield f"{used.path}: the default is {used.default}, and in the running {used.kind} {live.default}"
+        file = used.default_in or used.path
+        yield f"{file}: the default is {used.default}, and in the running {used.kind} {live.default}"
     # Without the version CDI's default is not known either.
     if used.version and live.cdi is not None and live.cdi != used.cdi:
         words = {True: "on", False: "off"}

@@ -7,7 +7,7 @@ import pytest
 from healthcheck.checks.default_runtime import CHECK
 from healthcheck.model import Seen
 from healthcheck.probes.container_runtime.facts import CRIO, DOCKER
-from tests.checks.runtimes import AKS, FILE, MEND, NVIDIA, finding, judge, runtime, seen
+from tests.checks.runtimes import AKS, DROP_IN, FILE, MEND, NVIDIA, RUNC, finding, judge, runtime, seen
 
 
 def test_a_default_that_nobody_defines_is_found() -> None:
@@ -17,6 +17,12 @@ def test_a_default_that_nobody_defines_is_found() -> None:
             f"{FILE}: the default is 'nvidia'; defined are nvidia-container-runtime, runc; {MEND}",
         )
     ]
+
+
+def test_the_file_is_named_that_says_it() -> None:
+    told = f"{DROP_IN}: the default is 'nvidia'; defined are runc; {MEND.replace(FILE, DROP_IN)}"
+    around = runtime(RUNC, default="nvidia", default_in=DROP_IN)
+    assert judge(CHECK, around) == [finding("DefaultRuntimeUndefined", told)]
 
 
 @pytest.mark.parametrize("default", ["runc", "nvidia"])

@@ -77,6 +77,12 @@ def test_files_that_say_something_else_than_what_runs_were_not_loaded(live: Live
     assert judge(CHECK, runtime(RUNC, NVIDIA, live=live)) == [finding("RuntimeConfigNotLoaded", f"{told}; {RESTART}")]
 
 
+def test_of_another_default_the_file_is_named_that_says_it() -> None:
+    around = runtime(RUNC, NVIDIA, default_in=DROP_IN, live=replace(LIVE, default="nvidia"))
+    told = f"{DROP_IN}: the default is runc, and in the running containerd nvidia; {RESTART}"
+    assert judge(CHECK, around) == [finding("RuntimeConfigNotLoaded", told)]
+
+
 @pytest.mark.parametrize(
     "live",
     [

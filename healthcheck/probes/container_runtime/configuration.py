@@ -155,7 +155,8 @@ def _drop_ins_of(process: Process) -> str:
 
 def _with_flags(told: Configuration, process: Process) -> Configuration:
     """Flags outrank CRI-O's files; dockerd does not start with both."""
-    return replace(told, default=process.flag("default-runtime") or told.default)
+    default = process.flag("default-runtime")
+    return replace(told, default=default, default_in="") if default else told
 
 
 def _socket_of(root: Path, process: Process) -> str:

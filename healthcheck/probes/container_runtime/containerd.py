@@ -337,12 +337,18 @@ def _effective(known: Configuration, sources: Sequence[_Source], release: Releas
         handlers=found.handlers,
         built_in=found.built_in,
         default=found.default,
+        default_in=_default_in(found.default, sources),
         cdi=found.cdi,
         cdi_folders=found.cdi_folders,
         misplaced=tuple(_misplaced([*merged.lost, *others], section)),
         address=address or "",
         disabled_in=_disabled_in(merged, release, section),
     )
+
+
+def _default_in(default: str, sources: Sequence[_Source]) -> str:
+    said = _last_to_say(default, ("containerd", "default_runtime_name"), sources)
+    return said[0].path if said is not None else ""
 
 
 def _shims_program(plugins: Table, release: Release, section: str) -> str:
@@ -469,16 +475,26 @@ def _misplaced(tables: Sequence[Table], section: str) -> Iterator[Misplaced]:
 
 
 def _problem_of(error: _WrongValueError, sources: Sequence[_Source]) -> Problem:
-    """In the file that says it last."""
+    said = _last_to_say(error.value, error.path, sources)
+    if said is None:
+        return Problem(sources[0].path, error.message)
+    source, path = said
+    return Problem(source.path, error.message, toml_file.key_line(source.raw, path))
+
+
+def _last_to_say(
+    wanted: object, path: tuple[str, ...], sources: Sequence[_Source]
+) -> tuple[_Source, tuple[str, ...]] | None:
+    """The last file in which that value stands there, and the path in it: under any plugin that has the handlers."""
     for source in reversed(sources):
         for section in (_SHORT, _OLD, _NEW):
-            value: Any = source.table.get("plugins", {})
-            path = error.path if error.path[0] in (_SERVER, _LINUX_V1, _SHIMS_PLUGIN) else (section, *error.path)
-            for key in path:
+            value: Any = source.table
+            own = ("plugins", *(path if path[0] in (_SERVER, _LINUX_V1, _SHIMS_PLUGIN) else (section, *path)))
+            for key in own:
                 value = value.get(key) if isinstance(value, dict) else None
-            if value is not None and value == error.value:
-                return Problem(source.path, error.message, toml_file.key_line(source.raw, ("plugins", *path)))
-    return Problem(sources[0].path, error.message)
+            if value is not None and value == wanted:
+                return source, own
+    return None
 
 
 # The CRI plugin's own table.

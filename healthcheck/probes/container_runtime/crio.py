@@ -45,6 +45,7 @@ class _Merged(Struct):
     options: dict[str, Any] = field(default_factory=dict)
     runtimes: dict[str, tuple[Table, str, int]] = field(default_factory=dict)
     """By name: the table, the file and the line that define it."""
+    default_in: str = ""
     address: str = ""
     files: list[ReadFile] = field(default_factory=list)
     size: int = 0
@@ -93,6 +94,7 @@ def _load(root: Path, file: str, merged: _Merged, *, may_miss: bool) -> None:
         line = toml_file.table_line(raw, ("crio", "runtime", "runtimes", name))
         merged.runtimes[name] = (_checked(table, name), file, line)
     merged.options.update({key: value for key, value in runtime.items() if key != "runtimes"})
+    merged.default_in = file if "default_runtime" in runtime else merged.default_in
     merged.address = _text(_table(crio, "api"), "listen") or merged.address
     for key in ("default_runtime", "cgroup_manager"):
         _text(runtime, key)
@@ -113,6 +115,7 @@ def _effective(path: str, version: str, merged: _Merged) -> Configuration:
         files=tuple(merged.files),
         handlers=tuple(handlers),
         default=default,
+        default_in=merged.default_in,
         cdi=True,
         cdi_folders=_folders(merged.options),
         address=merged.address,

@@ -118,6 +118,8 @@ class Configuration(_Fact, frozen=True):
     """The distribution makes `path` from this one when it starts: editing `path` is lost."""
     unread_handlers: tuple[Handler, ...] = ()
     """What the files of `unread` define, each with its file."""
+    default_in: str = ""
+    """The file that names `default`; '' where none does."""
 
     @property
     def is_containerd_2(self) -> bool:

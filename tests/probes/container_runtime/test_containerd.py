@@ -188,6 +188,25 @@ def test_a_later_file_replaces_the_plugins_table_or_is_merged_into_it(
     assert seen.default == ("runc" if version == 2 else "crun")
 
 
+@pytest.mark.parametrize(
+    ("version", "of_main", "of_drop_in", "file"),
+    [
+        (3, default(V3, "nvidia"), "", MAIN),
+        (3, default(V3, "runc"), default(V3, "nvidia"), FIRST),
+        (2, default(V2, "runc"), default(V2, "nvidia"), FIRST),
+        # Its table is replaced as a whole, and nobody names containerd's own default.
+        (2, default(V2, "nvidia"), f"[{V2}]\nenable_cdi = true\n", ""),
+    ],
+)
+def test_the_file_that_names_the_default_is_told(
+    version: int, of_main: str, of_drop_in: str, file: str, tmp_path: Path
+) -> None:
+    head = f"version = {version}\n"
+    seen = read(tmp_path, {MAIN: f'{head}imports = ["a.toml"]\n{of_main}', FIRST: head + of_drop_in})
+
+    assert seen.default_in == file
+
+
 @pytest.mark.parametrize("version", [2, 3])
 def test_a_file_without_the_plugin_changes_nothing_of_it(version: int, tmp_path: Path) -> None:
     section = V2 if version == 2 else V3

@@ -53,6 +53,7 @@ def test_the_last_file_counts_whatever_it_is_called(tmp_path: Path) -> None:
 
     assert [file.path.rpartition("/")[2] for file in seen.files] == ["crio.conf", "10-b", "c.txt", "5"]
     assert (seen.default, seen.systemd_cgroup, seen.cdi_folders) == ("nvidia", False, ("/opt/cdi",))
+    assert seen.default_in == "/etc/crio/crio.conf.d/5"
     assert seen.address == "/l"
     assert [(one.name, one.file[10:], one.line) for one in seen.handlers] == [
         ("crun", "", 0),
