@@ -37,6 +37,7 @@ class HostServices:
             shutil.rmtree(self._root / f"proc/{pid}", ignore_errors=True)
         self._pids.clear()
         self._write("proc/uptime", f"{uptime_seconds:.2f} {uptime_seconds:.2f}")
+        self._write("proc/stat", f"btime {time.time() - uptime_seconds:.0f}")
         for pid, name in KERNEL_AND_INIT.items():
             self._write_process(pid, name, 0.0)
         self._write("proc/1/cgroup", "0::/init.scope")

@@ -318,6 +318,12 @@ class SimulatedNode:
         """The image brought it, so that every process has read it."""
         self.container_runtime.put(path, text)
 
+    def edit_file(self, path: str, text: str, age_seconds: float = SETTLED_DRIVER_SECONDS / 2) -> None:
+        """Somebody changed it so long ago, and restarted nothing that reads it."""
+        self.write_value(path, text)
+        edited = time.time() - age_seconds
+        os.utime(self.root / path, (edited, edited))
+
     def remove_file(self, path: str) -> None:
         (self.root / path).unlink()
 

@@ -54,7 +54,7 @@ def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     if around.why_not_live == cri.NOT_YET:
         yield TooEarly(around.why_not_live, subject(used), (*reasons, NOT_READY.name))
     elif live is None and around.started is None:
-        yield NotConfigured(f"no running {used.kind} is to be seen that could tell what it has loaded")
+        yield NotConfigured(_why_untold(around, used))
         return
     elif used.problem is not None:
         yield TooEarly(f"{used.problem.file} can't be read", subject(used), reasons)
@@ -97,6 +97,12 @@ def _lacks(used: Configuration, live: Live) -> Iterator[str]:
     if used.version and live.cdi is not None and live.cdi != used.cdi:
         words = {True: "on", False: "off"}
         yield f"{used.path}: CDI is {words[used.cdi]}, and in the running {used.kind} {words[live.cdi]}"
+
+
+def _why_untold(around: ContainerRuntime, used: Configuration) -> str:
+    if around.since_boot is not None:
+        return f"nothing here tells whether {used.kind} was started before its files were written"
+    return f"no running {used.kind} is to be seen that could tell what it has loaded"
 
 
 def _newer(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:

@@ -43,6 +43,13 @@ def test_where_no_runtime_is_to_be_seen_there_is_none_to_have_loaded_anything() 
     assert judge(CHECK, runtime(NVIDIA, why_not_live=cri.NOT_HERE, started=None)) == [untold]
 
 
+def test_where_no_clock_tells_whether_it_is_older_than_its_files_nothing_is_told() -> None:
+    untold = NotConfigured("nothing here tells whether containerd was started before its files were written")
+    newer = (ReadFile(FILE, STARTED + 3600),)
+    around = runtime(NVIDIA, files=newer, why_not_live=cri.NOT_HERE, started=None, since_boot=10.0)
+    assert judge(CHECK, around) == [untold]
+
+
 def test_a_newer_file_that_says_what_already_runs_is_no_fault() -> None:
     files = (ReadFile(FILE, STARTED + 3600),)
     assert judge(CHECK, runtime(RUNC, NVIDIA, files=files, live=LIVE)) == []

@@ -28,7 +28,14 @@ from healthcheck.probes.container_runtime import (
 )
 from healthcheck.probes.container_runtime import kubelet as kubelets
 from healthcheck.probes.container_runtime.distributions import GKE, K0S, K3S, K8S_SNAP, LAYOUTS, MICROK8S, RKE2, Layout
-from healthcheck.probes.container_runtime.facts import UNREADABLE, Configuration, ContainerRuntime, Kubelet, Live
+from healthcheck.probes.container_runtime.facts import (
+    UNREADABLE,
+    Configuration,
+    ContainerRuntime,
+    Kubelet,
+    Live,
+    ReadFile,
+)
 from healthcheck.probes.container_runtime.kubelet import Settings
 from healthcheck.probes.container_runtime.origins import Origin
 from healthcheck.probes.container_runtime.processes import (
@@ -46,6 +53,8 @@ __all__ = ["CONTAINER_RUNTIME", "GKE", "K0S", "K3S", "K8S_SNAP", "MICROK8S", "RK
 _RUNTIMES = (CONTAINERD, CRIO, CRI_DOCKERD)
 """What a kubelet speaks to."""
 _BOOT_ID = "proc/sys/kernel/random/boot_id"
+_SAVING_SECONDS = 600.0
+"""A file of a captured tree that was written so shortly before the capture, or after it, has the time of its copy."""
 _MOST_PROGRAMS = 256
 _HOST_PROGRAMS = ("/usr/bin/kubelet", "/usr/local/bin/kubelet", "/usr/bin/containerd", "/usr/sbin/containerd")
 """Of the host's own architecture, where no process names one."""
@@ -262,7 +271,7 @@ def _around(
         known_from=settings.said_by,
         how=used.how,
         assumed=used.process is None,
-        started=_started(root, used.process),
+        started=_started(root, used.process, told.files),
         since_boot=since_boot,
         unit=_unit(root, used),
         distribution=distribution,
@@ -293,16 +302,24 @@ def _unit(root: Path, used: _Used) -> str:
     return distributions.unit_of(root, used.layout.units) if used.layout is not None else ""
 
 
-def _started(root: Path, process: Process | None) -> float | None:
-    """In seconds of UTC."""
+def _started(root: Path, process: Process | None, files: Iterable[ReadFile]) -> float | None:
+    """In seconds of UTC, to be held against the times of its files; None where these do not tell when it was written.
+
+    Of a captured tree our clock tells nothing: its own files do.
+    """
     if process is None or process.since_boot is None:
         return None
     try:
-        return now().wall.timestamp() - processes.uptime(root) + process.since_boot
+        uptime = processes.uptime(root)
+        if _is_our_machine(root):
+            return now().wall.timestamp() - uptime + process.since_boot
+        booted = processes.booted(root)
     except Shortage:
         raise
     except (OSError, ProbeError):
         return None
+    are_copies = any(file.written > booted + uptime - _SAVING_SECONDS for file in files)
+    return None if are_copies else booted + process.since_boot
 
 
 def _facts(kubelet: Process | None, settings: Settings, used: Configuration | None = None) -> Kubelet | None:

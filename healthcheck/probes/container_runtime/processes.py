@@ -33,6 +33,7 @@ _BY_COMM = {name[:_LONGEST_COMM].encode(): name for name in _NAMES}
 MOST = 256
 """Of one name, and each may be the node's own: far more than any node runs."""
 _UPTIME = re.compile(rb"(\d{1,12}\.\d\d) ")
+_BOOTED = re.compile(rb"^btime (\d{1,12})$", re.MULTILINE)
 _TICKS_PER_SECOND = 100
 """USER_HZ, the unit of times in /proc/PID/stat: 100 on every architecture that has NVIDIA GPUs."""
 _DEAD = (b"Z", b"X", b"x")
@@ -128,6 +129,14 @@ def uptime(root: Path) -> float:
     found = _UPTIME.match(told)
     if found is None:
         raise ProbeError(f"/proc/uptime: {told[:32]!r} is no number of seconds")
+    return float(found[1])
+
+
+def booted(root: Path) -> float:
+    """When the tree's own machine was booted, in seconds of UTC. Raises as `uptime` does."""
+    found = _BOOTED.search(host_files.read_whole(root, "/proc/stat", _LONGEST_LIST))
+    if found is None:
+        raise ProbeError("/proc/stat: no btime")
     return float(found[1])
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -207,10 +209,49 @@ def test_processes_that_cannot_be_looked_at_are_no_kubelet_that_is_gone(node: Si
         read(node)
 
 
-def test_without_a_time_of_boot_no_start_is_told(node: SimulatedNode) -> None:
-    node.write_value("proc/uptime", "soon")
+@pytest.mark.parametrize(("path", "text"), [("proc/uptime", "soon"), ("proc/stat", "cpu 1 2 3\nbtime soon\n")])
+def test_without_a_time_of_boot_no_start_is_told(path: str, text: str, node: SimulatedNode) -> None:
+    node.write_value(path, text)
 
     assert read(node).started is None
+
+
+BOOTED, UPTIME = 1_790_000_000, 86_400.0
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        (BOOTED - 1, True),
+        (BOOTED + 3600, True),
+        # As it was saved, or after that by who copied it without its time.
+        (BOOTED + UPTIME - 60, False),
+        (BOOTED + UPTIME + 30 * 86_400, False),
+    ],
+)
+def test_when_a_captured_trees_runtime_was_started_its_own_clock_tells(
+    written: float, told: bool, node: SimulatedNode
+) -> None:
+    node.write_value("proc/stat", f"cpu  1 2 3 4\nintr 5 6\nbtime {BOOTED}\nprocesses 7\n")
+    node.write_value("proc/uptime", f"{UPTIME:.2f} 1.00")
+    os.utime(node.root / FILE.lstrip("/"), (written, written))
+
+    seen = read(node)
+
+    assert seen.since_boot is not None
+    assert seen.started == (BOOTED + seen.since_boot if told else None)
+
+
+def test_on_the_machine_itself_our_clock_tells_when_it_was_started(node: SimulatedNode) -> None:
+    node.write_value("proc/sys/kernel/random/boot_id", Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+    node.write_value("proc/stat", "btime 1")
+    node.write_value("proc/uptime", f"{UPTIME:.2f} 1.00")
+    os.utime(node.root / FILE.lstrip("/"))
+
+    seen = read(node)
+
+    assert seen.since_boot is not None
+    assert seen.started == pytest.approx(time.time() - UPTIME + seen.since_boot, abs=60)
 
 
 # Several runtimes: what the kubelet's is told by, in this order.
