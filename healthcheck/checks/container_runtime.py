@@ -9,7 +9,13 @@ from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.gpu_runtime import found, in_words, of_nvidia, subject
 from healthcheck.model import Check, Evidence, Finding, Judgement, Reason, Seen, Severity, Unobserved
 from healthcheck.probes.container_runtime import configuration as container_runtime
-from healthcheck.probes.container_runtime.facts import CONTAINERD, UNREADABLE, Configuration, ContainerRuntime
+from healthcheck.probes.container_runtime.facts import (
+    CONTAINERD,
+    UNREADABLE,
+    Configuration,
+    ContainerRuntime,
+    Misplaced,
+)
 
 MALFORMED = Reason(
     "RuntimeConfigMalformed",
@@ -22,7 +28,7 @@ MALFORMED = Reason(
 MISPLACED = Reason(
     "RuntimeConfigMisplaced",
     Severity.MONITOR,
-    "NVIDIA's handler stands in a table that containerd does not read in a file of that version.",
+    "NVIDIA's handler stands in a table that containerd does not read in a file of that version or beside the others.",
     "Move it to the table named, or write the file again with `nvidia-ctk runtime configure`.",
     flickers=True,
     source="containerd's configuration schemas 1 to 4",
@@ -63,13 +69,23 @@ def _misplaced(around: ContainerRuntime, used: Configuration) -> Iterator[Findin
         ours = [one for one in of_nvidia(spot.handlers) if one.name not in defined]
         if ours:
             names = ", ".join(dict.fromkeys(one.name for one in ours))
-            line = next((one.line for one in ours if one.line), 0)
+            place = gpu_runtime.place(spot.file, next((one.line for one in ours if one.line), 0))
             yield found(
                 MISPLACED,
                 used,
-                f'{gpu_runtime.place(spot.file, line)}: {names} under plugins."{spot.section}"; version {spot.schema}'
-                f' has it in plugins."{spot.right_section}"; {runtime_mending.correct(around, used, spot.file)}',
+                f'{place}: {names} under plugins."{spot.section}"{_why_unread(used, spot)};'
+                f' version {spot.right_schema} has it in plugins."{spot.right_section}";'
+                f" {runtime_mending.correct(around, used, spot.file)}",
             )
+
+
+def _why_unread(used: Configuration, spot: Misplaced) -> str:
+    """Of a table that is right for its file's version: what the files together make of it."""
+    if spot.right_schema == spot.schema:
+        return ""
+    beside = f'beside plugins."{spot.right_section}" of {spot.beside}' if spot.beside else "with these files"
+    later = f" ({spot.read_from} and later do)" if spot.read_from else ""
+    return f", which {gpu_runtime.reader(used)} does not read {beside}{later}"
 
 
 def _disabled(around: ContainerRuntime, used: Configuration) -> Iterator[Finding]:

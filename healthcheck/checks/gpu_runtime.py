@@ -61,6 +61,12 @@ def subject(used: Configuration) -> str:
     return f"runtime/{used.kind.lower()}"
 
 
+def reader(used: Configuration) -> str:
+    """The containerd by whose rules its files were put together."""
+    assumed = "" if used.version else f" (assumed from version {used.schema})"
+    return f"containerd {used.generation}{assumed}"
+
+
 def found(reason: Reason, used: Configuration, detail: str) -> Finding:
     """The reason as a finding on this runtime."""
     return Finding(reason.name, reason.severity, subject(used), detail, flickers=reason.flickers)

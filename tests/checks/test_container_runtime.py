@@ -77,7 +77,8 @@ def test_where_the_file_is_made_from_a_template_that_one_is_named() -> None:
     ]
 
 
-PLACE = Misplaced(FILE, 3, "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime", (RUNC, NVIDIA))
+OLD, NEW = "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"
+PLACE = Misplaced(FILE, 3, OLD, NEW, (RUNC, NVIDIA), 3)
 
 
 def test_a_handler_in_a_table_that_is_not_read_is_found_with_its_line() -> None:
@@ -86,6 +87,31 @@ def test_a_handler_in_a_table_that_is_not_read_is_found_with_its_line() -> None:
             "RuntimeConfigMisplaced",
             f'{FILE}, line 12: nvidia under plugins."io.containerd.grpc.v1.cri";'
             f' version 3 has it in plugins."io.containerd.cri.v1.runtime"; {MEND}',
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("version", "reader"), [("2.1.4", "containerd 2.1"), ("", "containerd 2.1 (assumed from version 2)")]
+)
+@pytest.mark.parametrize(
+    ("beside", "read_from", "why"),
+    [
+        (FILE, "2.3", f'beside plugins."{NEW}" of {FILE} (2.3 and later do)'),
+        (FILE, "", f'beside plugins."{NEW}" of {FILE}'),
+        ("", "2.3", "with these files (2.3 and later do)"),
+    ],
+)
+def test_in_a_table_of_its_own_version_the_other_files_are_why_it_is_not_read(
+    version: str, reader: str, beside: str, read_from: str, why: str
+) -> None:
+    nvidia = replace(NVIDIA, file=DROP_IN, line=4)
+    place = Misplaced(DROP_IN, 2, OLD, NEW, (nvidia,), 3, beside, read_from)
+    assert judge(CHECK, runtime(RUNC, misplaced=(place,), version=version, generation="2.1")) == [
+        finding(
+            "RuntimeConfigMisplaced",
+            f'{DROP_IN}, line 4: nvidia under plugins."{OLD}", which {reader} does not read {why};'
+            f' version 3 has it in plugins."{NEW}"; {MEND.replace(FILE, DROP_IN)}',
         )
     ]
 

@@ -86,7 +86,7 @@ def test_on_gke_there_is_none_by_design() -> None:
 
 
 def test_one_in_a_table_that_is_not_read_is_told_as_that() -> None:
-    place = Misplaced(FILE, 3, "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime", (NVIDIA,))
+    place = Misplaced(FILE, 3, "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime", (NVIDIA,), 3)
     assert judge(CHECK, runtime(RUNC, misplaced=(place,))) == []
 
 

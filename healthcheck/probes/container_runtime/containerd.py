@@ -38,6 +38,7 @@ _DOTS_OF_A_FULL_NAME = 3
 """That 1.x wants: `io.containerd.grpc.v1.cri`, and a plugin's own name may have some."""
 _SHORT, _OLD, _NEW = "cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"
 """The plugin whose table holds the handlers: in schema 1, in 2, and from 3 on."""
+_SCHEMAS = {_SHORT: 1, _OLD: 2, _NEW: 3}
 _IMAGES = "io.containerd.cri.v1.images"
 _SERVER = "io.containerd.server.v1.grpc"
 _LINUX_V1, _SHIMS_PLUGIN = "io.containerd.runtime.v1.linux", "linux"
@@ -256,7 +257,7 @@ def _handlers_of(root: Path, file: ReadFile) -> Sequence[Handler]:
     except (FileNotFoundError, MalformedError, _RefusedError):
         return ()
     tables = [_runtimes_in(plugins, section) for section in (_SHORT, _OLD, _NEW)]
-    return [handler for place in _misplaced(tables, "") for handler in place.handlers]
+    return [handler for place in _misplaced(tables, _NEW) for handler in place.handlers]
 
 
 # One file.
@@ -340,7 +341,9 @@ def _effective(known: Configuration, sources: Sequence[_Source], release: Releas
         default_in=_default_in(found.default, sources),
         cdi=found.cdi,
         cdi_folders=found.cdi_folders,
-        misplaced=tuple(_misplaced([*merged.lost, *others], section)),
+        misplaced=tuple(
+            _beside(place, found.handlers, release) for place in _misplaced([*merged.lost, *others], section)
+        ),
         address=address or "",
         disabled_in=_disabled_in(merged, release, section),
     )
@@ -471,7 +474,21 @@ def _misplaced(tables: Sequence[Table], section: str) -> Iterator[Misplaced]:
                     told = Handler(name, "", "", None, place.file, place.line)
                 by_place.setdefault((place.file, place.schema, place.section), []).append(told)
     for (file, schema, written), handlers in by_place.items():
-        yield Misplaced(file, schema, written, section, tuple(handlers))
+        right_schema = schema if _section_of(schema) == section else _SCHEMAS[section]
+        yield Misplaced(file, schema, written, section, tuple(handlers), right_schema)
+
+
+def _beside(place: Misplaced, handlers: Sequence[Handler], release: Release) -> Misplaced:
+    """With what keeps a table from being read that is its schema's own."""
+    if place.section != _section_of(place.schema):
+        return place
+    beside = next((one.file for one in handlers), "")
+    taken_over = _2_0 <= release < _TAKES_OVER_EACH_FILE and beside != place.file
+    return replace(place, beside=beside, read_from=".".join(map(str, _TAKES_OVER_EACH_FILE)) if taken_over else "")
+
+
+def _section_of(schema: int) -> str:
+    return next((section for section, own in _SCHEMAS.items() if own == schema), _NEW)
 
 
 def _problem_of(error: _WrongValueError, sources: Sequence[_Source]) -> Problem:

@@ -74,13 +74,19 @@ class Handler(_Fact, frozen=True):
 
 
 class Misplaced(_Fact, frozen=True):
-    """Handlers in a table that the runtime does not read in a file of that schema."""
+    """Handlers in a table that the runtime does not read in a file of that schema, or not beside the other files."""
 
     file: str
     schema: int
     section: str
     right_section: str
     handlers: tuple[Handler, ...]
+    right_schema: int
+    """The schema of `right_section`. Where it is not the file's own, the files together are why it counts."""
+    beside: str = ""
+    """The file whose handlers stand under `right_section`; '' where nobody's do."""
+    read_from: str = ""
+    """The release from which on they are read there too, as `2.3`; '' where none does."""
 
 
 class Configuration(_Fact, frozen=True):

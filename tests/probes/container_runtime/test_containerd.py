@@ -79,7 +79,7 @@ def test_handlers_under_another_plugin_are_none(
     section = written.removeprefix("plugins.").strip('"')
     told = Handler("nvidia", "io.containerd.runc.v2", "/opt/n", True, MAIN, 2 if head else 1)
     assert seen.handlers == ()
-    assert seen.misplaced == (Misplaced(MAIN, schema, section, right, (told,)),)
+    assert seen.misplaced == (Misplaced(MAIN, schema, section, right, (told,), schema),)
 
 
 @pytest.mark.parametrize(
@@ -294,6 +294,32 @@ def test_an_older_drop_in_below_a_newer_file_is_lost_before_containerd_2_3(
 
     assert origins(seen) == left
     assert {one.name: place.file for place in seen.misplaced for one in place.handlers} == lost
+    # Nothing is wrong with its table: it is the other file that keeps it from being read.
+    assert {(one.right_schema, one.beside, one.read_from) for one in seen.misplaced} == (
+        {(3, FIRST, "2.3")} if lost else set()
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "head", "written", "of_drop_in", "told"),
+    [
+        # Only renamed, or not taken over at all: the last file's version counts.
+        ("2.1.4", "version = 1\n", V1, "version = 3\n", (3, "", "2.3")),
+        ("2.1.4", "version = 2\n", V2, "version = 3\n" + handler(V3, "runc"), (3, FIRST, "2.3")),
+        ("1.7.28", "version = 2\n", V2, "version = 1\n" + handler(V1, "runc"), (1, FIRST, "")),
+        # In one file with the newer table no release takes it over.
+        ("2.4.2", "version = 2\n" + handler(V3, "runc"), V2, "", (3, MAIN, "")),
+        ("2.1.4", "version = 2\n" + handler(V3, "runc"), V2, "", (3, MAIN, "")),
+    ],
+)
+def test_why_a_table_of_its_own_version_is_not_read_is_told(
+    version: str, head: str, written: str, of_drop_in: str, told: tuple[int, str, str], tmp_path: Path
+) -> None:
+    files = {MAIN: 'imports = ["a.toml"]\n' + head + handler(written, "nvidia", "/opt/n"), FIRST: of_drop_in}
+
+    (place,) = read(tmp_path, files, version).misplaced
+
+    assert (place.file, (place.right_schema, place.beside, place.read_from)) == (MAIN, told)
 
 
 @pytest.mark.parametrize("head", ["", "version = 2\n"])
