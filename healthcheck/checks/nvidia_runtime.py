@@ -49,9 +49,12 @@ def _not_there(around: ContainerRuntime, used: Configuration) -> Iterator[Findin
     if gives_gpus(around) or of_nvidia([*used.handlers, *misplaced]) or unread:
         return
     give = runtime_mending.give_handler(around, used)
+    replaced = next(iter(of_nvidia(used.replaced)), None)
     not_imported = next(iter(of_nvidia(used.unread_handlers)), None)
     other = next(_elsewhere(around), None)
-    if not_imported is not None:
+    if replaced is not None:
+        yield found(MISSING, used, f"{where(replaced)} has it, {_why_replaced(around, used)}")
+    elif not_imported is not None:
         yield found(MISSING, used, f"{where(not_imported)} has it, {_why_unread(around, used)}")
     elif other is not None:
         kind, handler = other
@@ -59,6 +62,13 @@ def _not_there(around: ContainerRuntime, used: Configuration) -> Iterator[Findin
         yield found(ELSEWHERE, used, f"{told}: {give}")
     else:
         yield found(MISSING, used, f"{used.path}: {give}")
+
+
+def _why_replaced(around: ContainerRuntime, used: Configuration) -> str:
+    file = used.replaced_by
+    why = f"and {file}, read after it, replaces the CRI plugin's whole table in {gpu_runtime.reader(used)}"
+    move = f"write the handlers into {file} too, or take that table out of it"
+    return f"{why}: {move}; {runtime_mending.correct(around, used, file)}"
 
 
 def _why_unread(around: ContainerRuntime, used: Configuration) -> str:

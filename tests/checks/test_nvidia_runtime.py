@@ -105,6 +105,21 @@ def test_one_in_a_drop_in_that_nobody_imports_is_told_with_its_place() -> None:
     assert DROP_IN not in other.detail
 
 
+@pytest.mark.parametrize(
+    ("version", "reader"), [("1.7.27", "containerd 1.7"), ("", "containerd 1.7 (assumed from version 2)")]
+)
+def test_one_whose_table_a_later_file_replaces_is_told_with_that_file(version: str, reader: str) -> None:
+    around = runtime(RUNC, replaced=(RUNC, NVIDIA), replaced_by=DROP_IN, version=version, generation="1.7")
+
+    assert judge(CHECK, around) == [
+        finding(
+            "NvidiaRuntimeMissing",
+            f"{FILE}, line 12 has it, and {DROP_IN}, read after it, replaces the CRI plugin's whole table in {reader}:"
+            f" write the handlers into {DROP_IN} too, or take that table out of it; {MEND.replace(FILE, DROP_IN)}",
+        )
+    ]
+
+
 def test_one_where_crio_does_not_look_is_told_with_its_place() -> None:
     file = "/etc/crio/conf.d/99-nvidia.toml"
     unread = (replace(NVIDIA, file=file, line=6),)

@@ -111,6 +111,10 @@ class _Config(Struct):
     address: str = ""
     lost: list[Table] = field(default_factory=list)
     """Handlers that were not taken over."""
+    replaced: list[Table] = field(default_factory=list)
+    """Handlers in tables that a later file replaced."""
+    last_with: dict[str, str] = field(default_factory=dict)
+    """By plugin, the file whose table was kept."""
 
 
 class _Reader(Struct):
@@ -333,6 +337,7 @@ def _effective(known: Configuration, sources: Sequence[_Source], release: Releas
     except _WrongValueError as error:
         raise _RefusedError(_problem_of(error, sources)) from error
     others = [_runtimes_in(merged.plugins, other) for other in (_SHORT, _OLD, _NEW) if other != section]
+    replaced = tuple(_replaced(merged, section, found.handlers))
     return replace(
         known,
         handlers=found.handlers,
@@ -344,6 +349,8 @@ def _effective(known: Configuration, sources: Sequence[_Source], release: Releas
         misplaced=tuple(
             _beside(place, found.handlers, release) for place in _misplaced([*merged.lost, *others], section)
         ),
+        replaced=replaced,
+        replaced_by=merged.last_with[section] if replaced else "",
         address=address or "",
         disabled_in=_disabled_in(merged, release, section),
     )
@@ -366,6 +373,8 @@ def _merged_by_1(sources: Sequence[_Source], release: Release, *, told: bool) ->
     for source in sources:
         own = _own(source)
         merged.version = own.version or merged.version
+        merged.replaced += [_runtimes_in(merged.plugins, one) for one in (_SHORT, _OLD) if one in own.plugins]
+        merged.last_with |= dict.fromkeys(own.plugins, source.path)
         merged.plugins |= own.plugins
         merged.disabled |= own.disabled
         merged.address = own.address or merged.address
@@ -489,6 +498,13 @@ def _beside(place: Misplaced, handlers: Sequence[Handler], release: Release) -> 
 
 def _section_of(schema: int) -> str:
     return next((section for section, own in _SCHEMAS.items() if own == schema), _NEW)
+
+
+def _replaced(merged: _Config, section: str, kept: Sequence[Handler]) -> Iterator[Handler]:
+    names = {one.name for one in kept}
+    for place in _misplaced(merged.replaced, section):
+        if place.section == section:
+            yield from (one for one in place.handlers if one.name not in names)
 
 
 def _problem_of(error: _WrongValueError, sources: Sequence[_Source]) -> Problem:

@@ -126,6 +126,9 @@ class Configuration(_Fact, frozen=True):
     """What the files of `unread` define, each with its file."""
     default_in: str = ""
     """The file that names `default`; '' where none does."""
+    replaced: tuple[Handler, ...] = ()
+    """What the other files define and `replaced_by` does not: containerd 1 keeps the last file's table alone."""
+    replaced_by: str = ""
 
     @property
     def is_containerd_2(self) -> bool:

@@ -188,6 +188,37 @@ def test_a_later_file_replaces_the_plugins_table_or_is_merged_into_it(
     assert seen.default == ("runc" if version == 2 else "crun")
 
 
+REGISTRY = f"[{V2}.registry]\nconfig_path = '/etc/containerd/certs.d'\n"
+NVIDIA, OTHER = handler(V2, "nvidia", "/opt/n"), handler(V2, "nvidia", "/opt/other")
+
+
+@pytest.mark.parametrize(
+    ("version", "files", "replaced", "by"),
+    [
+        ("", {MAIN: NVIDIA, FIRST: REGISTRY}, {"nvidia": MAIN}, FIRST),
+        (
+            "1.7.28",
+            {MAIN: handler(V2, "runc"), FIRST: NVIDIA, SECOND: REGISTRY},
+            {"runc": MAIN, "nvidia": FIRST},
+            SECOND,
+        ),
+        # A file without the table takes nothing away, and neither does one that has the handler too.
+        ("1.7.28", {MAIN: NVIDIA, FIRST: ""}, {}, ""),
+        ("1.7.28", {MAIN: NVIDIA, FIRST: OTHER}, {}, ""),
+        ("2.1.4", {MAIN: NVIDIA, FIRST: REGISTRY}, {}, ""),
+    ],
+)
+def test_what_a_later_files_table_replaced_is_told_with_that_file(
+    version: str, files: dict[str, str], replaced: dict[str, str], by: str, tmp_path: Path
+) -> None:
+    empty = {FIRST: "", SECOND: ""}
+    told = {path: "version = 2\n" + text for path, text in files.items()}
+
+    seen = read(tmp_path, {**empty, **told, MAIN: IMPORTS + told[MAIN]}, version)
+
+    assert ({one.name: one.file for one in seen.replaced}, seen.replaced_by) == (replaced, by)
+
+
 @pytest.mark.parametrize(
     ("version", "of_main", "of_drop_in", "file"),
     [
