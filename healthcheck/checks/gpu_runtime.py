@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from healthcheck.model import Evidence, Finding, Judgement, NotConfigured, Reason, TooEarly, Unobserved
 from healthcheck.probes.container_runtime import configuration as container_runtime
 from healthcheck.probes.container_runtime.facts import (
+    NOT_FOUND,
     UNREADABLE,
     CdiSpec,
     Configuration,
@@ -32,7 +33,8 @@ def used_with_gpus(seen: Evidence) -> Generator[Judgement, None, ContainerRuntim
         yield NotConfigured("no NVIDIA GPU for a container")
         return None
     if around.used is None:
-        yield NotConfigured(around.why_none)
+        blind = around.not_found and around.for_gpus
+        yield Unobserved(NOT_FOUND, around.why_none) if blind else NotConfigured(around.why_none)
         return None
     return around
 

@@ -151,6 +151,17 @@ def test_without_a_runtime_of_the_kubelets_it_says_why(check: Check) -> None:
     assert judge(check, none) == [NotConfigured("no kubelet runs on this node")]
 
 
+@pytest.mark.parametrize("check", GROUP, ids=lambda check: check.name)
+@pytest.mark.parametrize("for_gpus", [True, False, None])
+def test_a_containerd_that_nobody_found_could_not_be_looked_at_where_gpus_are(
+    check: Check, for_gpus: bool | None
+) -> None:
+    lost = ContainerRuntime(None, "at /run/foo/containerd.sock", for_gpus=for_gpus, not_found=True)
+    (told,) = judge(check, lost)
+    assert isinstance(told, Unobserved if for_gpus else NotConfigured)
+    assert for_gpus is False or told.detail == "at /run/foo/containerd.sock"
+
+
 # What it tells a person.
 
 AT = f"containerd 1.7.27 at {SOCKET}"

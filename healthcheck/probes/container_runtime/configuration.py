@@ -22,13 +22,26 @@ from healthcheck.probes.container_runtime import (
     distributions,
     docker,
     facts,
+    named_paths,
     processes,
     programs,
     toolkit,
 )
 from healthcheck.probes.container_runtime import kubelet as kubelets
-from healthcheck.probes.container_runtime.distributions import GKE, K0S, K3S, K8S_SNAP, LAYOUTS, MICROK8S, RKE2, Layout
+from healthcheck.probes.container_runtime.distributions import (
+    GKE,
+    K0S,
+    K3S,
+    K8S_SNAP,
+    KUBEADM,
+    LAYOUTS,
+    MICROK8S,
+    RKE2,
+    STANDARD,
+    Layout,
+)
 from healthcheck.probes.container_runtime.facts import (
+    NOT_FOUND,
     UNREADABLE,
     Configuration,
     ContainerRuntime,
@@ -53,6 +66,8 @@ __all__ = ["CONTAINER_RUNTIME", "GKE", "K0S", "K3S", "K8S_SNAP", "MICROK8S", "RK
 _RUNTIMES = (CONTAINERD, CRIO, CRI_DOCKERD)
 """What a kubelet speaks to."""
 _BOOT_ID = "proc/sys/kernel/random/boot_id"
+_SOCKET = "containerd.sock"
+"""What containerd's socket is called, wherever it lies."""
 _SAVING_SECONDS = 600.0
 """A file of a captured tree that was written so shortly before the capture, or after it, has the time of its copy."""
 _MOST_PROGRAMS = 256
@@ -97,10 +112,7 @@ def _of_node(host: Host) -> ContainerRuntime:
     used = _held(root, kubelet, settings, found) or _placed(root, kubelet, settings)
     if used is None:
         told = f"the kubelet's runtime is at {settings.endpoint}: not one that we know"
-        unknown = ContainerRuntime(
-            None, told, settings.endpoint, settings.said_by, settings.how, kubelet=_facts(kubelet, settings)
-        )
-        return cri.with_live(host, unknown)
+        return cri.with_live(host, replace(_not_found(told, settings), kubelet=_facts(kubelet, settings)))
     return _around(host, settings, used, kubelet, found)
 
 
@@ -202,10 +214,10 @@ def _assumed(host: Host, found: Sequence[Process]) -> ContainerRuntime:
     """Without a kubelet, as in a captured tree: what it would be told there, else what is there."""
     root = host.root
     there = [layout for one in LAYOUTS if _is_there(root, layout := _as_flags_name_it(root, one))]
-    if not there:
-        return ContainerRuntime(None, "no kubelet, and no configuration of a container runtime where one usually lies")
-    layout = there[0]
+    layout = there[0] if there else STANDARD
     settings = kubelets.settings_on_disk(root, layout)
+    if not there and (settings is None or settings.is_default):
+        return ContainerRuntime(None, "no kubelet, and no configuration of a container runtime where one usually lies")
     assumed = f"assumed, since no kubelet is to be seen: the place of {layout.distribution or 'most distributions'}"
     if settings is None:
         settings = Settings(layout.socket, assumed, ("no kubelet is to be seen",))
@@ -215,11 +227,32 @@ def _assumed(host: Host, found: Sequence[Process]) -> ContainerRuntime:
     else:
         settings = replace(settings, said_by=f"assumed, since no kubelet is to be seen: {settings.said_by}")
     fitting = next((one for one in there if one.socket == settings.endpoint), None)
+    if fitting is None and settings.endpoint == STANDARD.socket and _has_defaults(root):
+        fitting = STANDARD
     if fitting is None:
-        why = f"the kubelet's runtime would be at {settings.endpoint}: not one that we know, or without its files"
-        unknown = ContainerRuntime(None, why, settings.endpoint, settings.said_by, settings.how, assumed=True)
-        return cri.with_live(host, unknown)
+        known = any(one.socket == settings.endpoint for one in LAYOUTS)
+        which = "no file of it is here" if known else "not one that we know"
+        why = f"the kubelet's runtime would be at {settings.endpoint}: {which}"
+        return cri.with_live(host, replace(_not_found(why, settings), assumed=True))
     return _around(host, settings, _in_place(root, fitting, settings.how), None, found)
+
+
+def _not_found(why: str, settings: Settings) -> ContainerRuntime:
+    """Only of containerd it is said that it should have been: whatever else a kubelet speaks to may be none of ours."""
+    is_named = not settings.is_default and settings.endpoint.endswith(f"/{_SOCKET}")
+    return ContainerRuntime(None, why, settings.endpoint, settings.said_by, settings.how, not_found=is_named)
+
+
+def _has_defaults(root: Path) -> bool:
+    """Whether there is no file in containerd's usual place, so that its defaults hold.
+
+    Of a captured tree without /sys, or without the folder, that can't be told; neither where a distribution always
+    writes one, nor, while nobody knows the release, whether CDI specifications are read.
+    """
+    folder = host_files.resolved(root, STANDARD.config).split("/")[1]
+    is_whole = (root / "sys").exists() and named_paths.has_entries(root, folder)
+    is_written = distributions.by_files(root, STANDARD.config) not in ("", KUBEADM)
+    return is_whole and not is_written and not cdi.read_specs(root, containerd.CDI_FOLDERS)
 
 
 def _as_flags_name_it(root: Path, layout: Layout) -> Layout:
@@ -380,4 +413,4 @@ def _is_our_machine(root: Path) -> bool:
         return False
 
 
-CONTAINER_RUNTIME = Probe("container-runtime", read_container_runtime, ContainerRuntime, (UNREADABLE,))
+CONTAINER_RUNTIME = Probe("container-runtime", read_container_runtime, ContainerRuntime, (UNREADABLE, NOT_FOUND))

@@ -22,6 +22,12 @@ UNREADABLE = Cause(
     "Look at the file that the message names.",
 )
 
+NOT_FOUND = Cause(
+    "RuntimeNotFound",
+    "The kubelet names a containerd of which neither the process nor the configuration is to be found.",
+    "Look who listens on the socket that the message names, and which file that one reads.",
+)
+
 _MOMENTS = ("written", "started")
 
 
@@ -240,6 +246,8 @@ class ContainerRuntime(_Fact, frozen=True):
     """The host's, as uname says it, taken from its own programs in a captured tree; '' where nobody knows."""
     for_gpus: bool | None = None
     """Whether the node has GPUs for containers; None in a captured tree without /sys."""
+    not_found: bool = False
+    """`used` is None though the kubelet names a containerd: it could not be looked at."""
 
     @property
     def running_handlers(self) -> dict[str, str]:

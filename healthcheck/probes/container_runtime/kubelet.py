@@ -63,7 +63,7 @@ class Settings(Struct, frozen=True):
     """`endpoint` is a socket, as the host names it; `said_by` who says so, `how` the steps, for a person.
 
     `config` is its file, '' without one. `systemd_cgroup`: its own cgroup driver is systemd, None where nothing is
-    said. `asks_runtime`: it takes the runtime's instead, None where nobody decided.
+    said. `asks_runtime`: it takes the runtime's instead, None where nobody decided. `is_default`: no endpoint is named.
     """
 
     endpoint: str
@@ -72,6 +72,7 @@ class Settings(Struct, frozen=True):
     config: str = ""
     systemd_cgroup: bool | None = None
     asks_runtime: bool | None = None
+    is_default: bool = False
 
 
 def choose(root: Path, found: Sequence[Process]) -> Process | None:
@@ -126,6 +127,7 @@ def _settings(
     options, sources, told = _options(root, *files)
     how = [*steps, *told]
     name, socket = default
+    is_default = False
     if endpoint := flag_of(arguments, "container-runtime-endpoint"):
         said_by = f"--container-runtime-endpoint of {name}"
     elif endpoint := _text(options, _ENDPOINT):
@@ -133,7 +135,7 @@ def _settings(
     elif name.startswith((K3S, RKE2)) and (other := _of_k3s(root)):
         endpoint, said_by = other
     else:
-        endpoint, said_by = socket, f"default of {name}"
+        endpoint, said_by, is_default = socket, f"default of {name}", True
     how.append(f"{said_by}: {endpoint}")
     driver = flag_of(arguments, "cgroup-driver") or _text(options, _CGROUP_DRIVER)
     gates = {**_gates_of(flag_of(arguments, "feature-gates")), **_table(options.get(_GATES))}
@@ -145,6 +147,7 @@ def _settings(
         files[0],
         driver == _SYSTEMD if driver else None,
         asks if isinstance(asks, bool) else None,
+        is_default,
     )
 
 

@@ -177,6 +177,72 @@ def test_on_a_captured_tree_the_kubelets_files_outrank_what_else_is_there(
     assert seen.used is not None or seen.why_none.startswith(f"the kubelet's runtime would be at {endpoint}")
 
 
+def capture(root: Path, kubelets: str, *files: str) -> ContainerRuntime:
+    """A tree with /sys, the kubelet's endpoint and these files besides."""
+    config = f"kind: KubeletConfiguration\n{kubelets}\n"
+    (root / "sys/bus/pci/devices").mkdir(parents=True)
+    for name, text in {"var/lib/kubelet/config.yaml": config, **dict.fromkeys(files, "")}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return read_container_runtime(Host(root))
+
+
+NAMES = "containerRuntimeEndpoint: unix://"
+
+
+@pytest.mark.parametrize(
+    ("kubelets", "files", "not_found"),
+    [
+        (f"{NAMES}/run/foo/containerd.sock", ("etc/containerd/config.toml",), True),
+        (f"{NAMES}/run/foo/containerd.sock", (), True),
+        # Whatever else a kubelet speaks to may be no runtime of ours.
+        (f"{NAMES}/run/other.sock", ("etc/containerd/config.toml",), False),
+        (f"{NAMES}/run/crio/crio.sock", ("etc/containerd/config.toml",), False),
+        (f"{NAMES}{K3S_SOCKET}", ("etc/hosts",), True),
+        # Nothing of /etc was saved, or not what this distribution always has there.
+        (f"{NAMES}{STANDARD}", (), True),
+        (f"{NAMES}{STANDARD}", ("etc/kubernetes/kubelet/config.json",), True),
+        (f"{NAMES}{STANDARD}", ("etc/cri/conf.d/10-nvidia-container-runtime.part",), True),
+        # Nobody names one.
+        ("cgroupDriver: systemd", ("etc/hosts",), False),
+    ],
+)
+def test_a_containerd_that_the_kubelet_names_and_nobody_finds_was_not_looked_at(
+    kubelets: str, files: tuple[str, ...], not_found: bool, tmp_path: Path
+) -> None:
+    seen = capture(tmp_path, kubelets, *files)
+
+    assert (seen.used, seen.not_found) == (None, not_found)
+    assert not not_found or seen.why_none.startswith(f"the kubelet's runtime would be at {seen.socket}: no")
+
+
+@pytest.mark.parametrize("files", [("etc/hosts",), ("etc/hosts", "var/lib/kubelet/kubeadm-flags.env")])
+def test_a_containerd_without_its_file_has_its_defaults_in_a_whole_tree(files: tuple[str, ...], tmp_path: Path) -> None:
+    seen = capture(tmp_path, f"{NAMES}{STANDARD}", *files)
+
+    assert seen.used is not None
+    assert (seen.used.path, seen.used.files, seen.used.handlers, seen.assumed) == (FILE, (), (), True)
+
+
+def test_while_nobody_knows_its_release_its_defaults_do_not_tell_whether_it_reads_cdi(tmp_path: Path) -> None:
+    (tmp_path / "etc/cdi").mkdir(parents=True)
+    (tmp_path / "etc/cdi/nvidia.json").write_text(json.dumps({"kind": "nvidia.com/gpu", "devices": [{"name": "0"}]}))
+
+    assert capture(tmp_path, f"{NAMES}{STANDARD}").not_found
+
+
+@pytest.mark.parametrize(("there", "not_found"), [((), True), (("opt/toolkit/other",), False)])
+def test_a_file_that_leads_nowhere_is_none_unless_its_folder_was_not_saved(
+    there: tuple[str, ...], not_found: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "etc/containerd").mkdir(parents=True)
+    (tmp_path / "etc/containerd/config.toml").symlink_to("/opt/gone.toml")
+
+    seen = capture(tmp_path, f"{NAMES}{STANDARD}", *there)
+
+    assert (seen.not_found, seen.used is None) == (not_found, not_found)
+
+
 @pytest.mark.parametrize(
     ("file", "version", "systemd"),
     [
@@ -347,7 +413,15 @@ def test_an_unknown_runtime_is_named_and_not_judged(node: SimulatedNode) -> None
 
     assert seen.used is None
     assert seen.why_none == "the kubelet's runtime is at /run/other.sock: not one that we know"
-    assert seen.socket == "/run/other.sock"
+    assert (seen.socket, seen.not_found) == ("/run/other.sock", False)
+
+
+def test_a_containerd_in_an_unknown_place_was_not_looked_at(node: SimulatedNode) -> None:
+    (node.root / "proc/902/cmdline").write_text("kubelet\0--container-runtime-endpoint\0/run/foo/containerd.sock\0")
+
+    seen = read(node)
+
+    assert (seen.used, seen.socket, seen.not_found) == (None, "/run/foo/containerd.sock", True)
 
 
 def test_a_kubelet_whose_containerd_does_not_run_is_known_by_its_socket(node: SimulatedNode) -> None:
