@@ -2,8 +2,8 @@
 # working directory, where DCGM's plugins put their files), /var/lib/gpu-healthcheck (what the agent remembers) and,
 # if DCGM shall keep its own logs, /var/log/nvidia-dcgm. Root, because the kernel log demands it (docs/decisions/0007).
 #
-#   docker build -t REGISTRY/gpu-healthcheck:0.2.0 .                      DCGM and EFA's tools: agent and Jobs
-#   docker build -t REGISTRY/gpu-healthcheck:0.2.0-slim --target slim .   where only Jobs go deep (overlay slim-agent)
+#   docker build -t REGISTRY/gpu-healthcheck:0.3.0 .                      DCGM and EFA's tools: agent and Jobs
+#   docker build -t REGISTRY/gpu-healthcheck:0.3.0-slim --target slim .   where only Jobs go deep (overlay slim-agent)
 #
 # --build-arg EFA_FROM=distribution   takes libfabric from the base's distribution, not from AWS (buildah 1.28 wants
 #                                     the default written out too: EFA_FROM=aws)
@@ -17,7 +17,7 @@
 ARG PYTHON_IMAGE=docker.io/library/python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea
 ARG DCGM_IMAGE=nvcr.io/nvidia/cloud-native/dcgm:4.6.1-1-ubuntu24.04@sha256:48464e50aa76671f5b204264cb4999739591112bf74330a727523f5655c6d7f2
 ARG EFA_FROM=aws
-ARG VERSION=0.2.0
+ARG VERSION=0.3.0
 ARG REVISION=""
 ARG SOURCE=""
 

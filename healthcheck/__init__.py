@@ -1,3 +1,3 @@
 """The knowledge that every program shares: looking, judging, deciding, applying."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
