@@ -69,7 +69,9 @@ class _Reading:
 
     def _recover(self, address: str, at: float) -> None:
         whole = replace(self.memory, standing=tuple(self.standing.values()))
-        self.memory = recovered(whole, address, at, self._now)
+        # The next look sees the same reset: it is no other, and proves nothing of what came since.
+        wanting = {other: action for other, action in whole.recovery.items() if other != address}
+        self.memory = recovered(replace(whole, recovery=wanting), address, at, self._now)
         self.standing = {one.key: one for one in self.memory.standing}
 
     def _read(self, sighting: Sighting, check: str, address: str) -> None:
@@ -93,15 +95,17 @@ class _Reading:
             return
         about = finding.about or self.memory.gpus.get(gpu_address(finding.subject), {})
         known = self.standing.get(key)
+        finding = replace(finding, about=about or (known.finding.about if known else finding.about))
+        if known is None or known.finding.severity < finding.severity:
+            finding = escalated(self.memory, finding, self._now, escalate_after)
         if known is None:
-            told = escalated(self.memory, replace(finding, about=about), self._now, escalate_after)
-            one = Standing(told, check, Nature.EVENT, seen, seen, 1, boot_id, sighting.at, sighting.seq)
+            one = Standing(finding, check, Nature.EVENT, seen, seen, 1, boot_id, sighting.at, sighting.seq)
         else:
             # The same reason can be milder the next time (Xid 154 names an action): the worse one has not left yet.
             worse = known.finding if known.finding.severity > finding.severity else finding
             one = replace(
                 known,
-                finding=replace(worse, about=about or known.finding.about),
+                finding=replace(worse, about=finding.about),
                 last_seen=max(known.last_seen, seen),
                 count=known.count + 1,
                 boot_id=boot_id,

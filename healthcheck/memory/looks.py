@@ -11,7 +11,16 @@ from msgspec.structs import replace
 from healthcheck.checks.expectation import FirstSeen, Place
 from healthcheck.checks.gpu_count import UNBOUND
 from healthcheck.memory.exits import ESCALATED, ended_by_reset, escalated, expired, gpus_answered
-from healthcheck.memory.findings import MOST_GPUS, Key, Memory, Standing, Suspect, gpu_address, worst_first
+from healthcheck.memory.findings import (
+    MOST_GPUS,
+    Key,
+    Memory,
+    Standing,
+    Suspect,
+    gpu_address,
+    gpu_identity,
+    worst_first,
+)
 from healthcheck.model import Evidence, Finding, Nature, Now, Outcome
 from healthcheck.probes import pci
 from healthcheck.probes.efa import infiniband
@@ -81,7 +90,7 @@ def _after_outcome(memory: Memory, outcome: Outcome, silent: Container[str], now
             suspects[outcome.check, key] = Suspect(before.looks + 1)
             continue
         named = replace(finding, about=finding.about or memory.gpus.get(gpu_address(finding.subject), {}))
-        worse = _as_worse(known, escalated(memory, named, now, rules.escalate_after))
+        worse = _as_worse(memory, known, escalated(memory, named, now, rules.escalate_after))
         standing[key] = _seen_again(known, worse, outcome.check, memory.boot_id, now)
     return replace(memory, standing=tuple(standing.values()), suspects=suspects)
 
@@ -144,9 +153,15 @@ def _gone(memory: Memory, one: Standing, now: Now) -> Memory:
     return ended_by_reset(memory, one, now.wall) if by_reset else memory
 
 
-def _as_worse(known: Standing | None, finding: Finding) -> Finding:
-    """What came back too often stays ISOLATE for as long as it is there, though the count grows old."""
-    return known.finding if known is not None and known.finding.rule == ESCALATED else finding
+def _as_worse(memory: Memory, known: Standing | None, finding: Finding) -> Finding:
+    """What came back too often stays ISOLATE for as long as it is there, though the count grows old.
+
+    Not where a person's release has cleared the count.
+    """
+    if known is None or known.finding.rule != ESCALATED:
+        return finding
+    is_counted = (finding.reason, gpu_identity(known.finding.about)) in memory.ended
+    return known.finding if is_counted else finding
 
 
 def _seen_again(known: Standing | None, finding: Finding, check: str, boot_id: str, now: Now) -> Standing:

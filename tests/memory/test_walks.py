@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from healthcheck.checks import CHECKS
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
-from healthcheck.memory.exits import begin
+from healthcheck.memory.exits import begin, release
 from healthcheck.memory.file import MemoryFile
-from healthcheck.memory.findings import Memory
+from healthcheck.memory.findings import Memory, Release
 from healthcheck.memory.kernel_log import after_kernel_log
 from healthcheck.memory.looks import JudgedLook, MemoryRules, after_look
 from healthcheck.model import Cause, Evidence, Finding, Nature, Now, Outcome, Severity, Unobserved
@@ -159,6 +159,48 @@ def test_a_gpu_reset_that_only_nvml_shows(node: Node) -> None:
     assert node.look() is RESET
     node.swap(3, recovery_action=0)
     assert node.look() is PASS
+
+
+def test_a_fault_between_a_reset_and_the_look_that_sees_it(node: Node) -> None:
+    """The log has told of the reset: that NVML shows it, too, is no second one."""
+    of = f"NVRM: Xid (PCI:{ADDRESSES[0]}): 154, GPU recovery action changed from"
+    node.swap(0, recovery_action=0)
+    node.look()
+    assert node.xid(0, 95, "Uncontained: LTC TAG (0x2, 0x1). RST: Yes, D-RST: No") is RESET
+    assert node.log(f"{of} 0x0 (None) to 0x1 (GPU Reset Required)") is RESET
+    node.swap(0, recovery_action=1)
+    assert node.look() is RESET
+    assert node.wait(60).log(f"{of} 0x1 (GPU Reset Required) to 0x0 (None)") is PASS
+    assert node.wait(60).xid(0, 119, "Timeout after 6s of waiting for RPC response from GPU0 GSP!") is RESET
+    node.swap(0, recovery_action=0)
+
+    assert node.wait(60).look() is RESET
+    assert node.reasons == {"Xid119"}
+
+
+def test_a_fault_that_came_back_too_often_behind_a_milder_line_of_the_same_code(node: Node) -> None:
+    mild = "SOMETHING_NEW Nonfatal XC0 i0 Link 01 (0x0 0x80000000)"
+    fatal = "NETIR_LINK_EVT Fatal XC0 i0 Link 01 (0x000001c6 0x00000000 0x0 0x0)"
+    for _ in range(2):
+        assert node.xid(0, 149, fatal) is RESET
+        assert node.reboot() is PASS
+        node.look()
+
+    assert node.xid(0, 149, mild) is MONITOR
+    assert node.xid(0, 149, fatal) is ISOLATE
+
+
+def test_a_level_that_came_back_too_often_and_was_released_is_what_it_was(node: Node) -> None:
+    bad = Finding("RowRemapPending", RESET, f"gpu/{ADDRESSES[0]}.0", "x")
+    for _ in range(2):
+        assert node.look(bad) is RESET
+        node.reboot()
+        assert node.look() is PASS
+    assert node.look(bad) is ISOLATE
+    assert node.look(bad) is ISOLATE
+
+    node.memory = release(node.memory, Release("somebody", "mended", node.now.wall, ()), node.now)
+    assert node.look(bad) is RESET
 
 
 def test_a_bad_row_that_a_reset_replaces(node: Node) -> None:
