@@ -28,11 +28,14 @@ def read_dump_logs(folder: Path) -> dict[tuple[str, str], str]:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """Raises OSError, as for a folder within that can't be opened: `rglob` passes over it, and nobody would know."""
+    """Raises OSError, as for a folder within that can't be opened: `rglob` passes over it, and nobody would know.
+
+    A pipe or a device, which may have no end, is none.
+    """
     for one in folder.iterdir():
         if one.is_dir() and not one.is_symlink():
             yield from files_below(one)
-        else:
+        elif one.is_file() or not one.exists():
             yield one
 
 

@@ -199,18 +199,12 @@ class BugReportReader:
     def _without_repeats(self, events: Iterable[_Event]) -> list[_Event]:
         """Of each record the first telling: in each section it can stand once for every time that it happened."""
         kept: list[_Event] = []
-        recent: dict[str, list[tuple[_Event, set[int]]]] = defaultdict(list)
+        tellings: dict[str, _Tellings] = defaultdict(_Tellings)
         for event in events:
-            same = recent[event.line.text]
-            same[:] = [one for one in same if event.when - one[0].when <= _SAME_EVENT_SECONDS]
-            for _, sections in same:
-                if event.section not in sections:
-                    sections.add(event.section)
-                    self._passed_over.repeated += 1
-                    break
+            if tellings[event.line.text].has(event):
+                self._passed_over.repeated += 1
             else:
                 kept.append(event)
-                same.append((event, {event.section}))
         return kept
 
     def _boot_starts(self, events: Iterable[_Event], kernel_start: float | None) -> list[float]:
@@ -228,6 +222,34 @@ class BugReportReader:
         if first and 0 not in first and kernel_start is None:
             known.append(last[min(last)] + 1.0)  # this boot's journal says nothing of a GPU
         return known
+
+
+class _Tellings:
+    """The times that one text was told, and the sections that told of each.
+
+    A section finds the first that it has not told of yet: all before that one it has, or they are too old. So none is
+    looked at twice.
+    """
+
+    def __init__(self) -> None:
+        self._told: list[tuple[float, set[int]]] = []
+        self._next: dict[int, int] = {}
+
+    def has(self, event: _Event) -> bool:
+        """Whether another section has told of this event. It counts as told by its own from now on."""
+        place = self._next.get(event.section, 0)
+        while place < len(self._told) and self._is_past(self._told[place], event):
+            place += 1
+        self._next[event.section] = place + 1
+        if place < len(self._told):
+            self._told[place][1].add(event.section)
+            return True
+        self._told.append((event.when, {event.section}))
+        return False
+
+    def _is_past(self, told: tuple[float, set[int]], event: _Event) -> bool:
+        when, sections = told
+        return event.section in sections or event.when - when > _SAME_EVENT_SECONDS
 
 
 def _kernel_start(since_boot: Iterable[Told], dated: Iterable[Told]) -> float | None:

@@ -119,6 +119,7 @@ def read(raw: bytes) -> Look:
     except (ValueError, RecursionError) as error:
         raise EvidenceError(f"no JSON: {error}") from error
     try:
+        strict_json.refuse_deep(document)
         strict_json.refuse_twice(raw)
     except ValueError as error:
         raise EvidenceError(str(error)) from error

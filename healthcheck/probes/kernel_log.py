@@ -11,8 +11,10 @@ from typing import Self
 
 from msgspec import Struct
 
+from healthcheck.host import host_files
 from healthcheck.host.opening import open_file
 from healthcheck.model import Cause, Host, Probe, ProbeError
+from healthcheck.text.printable import printable
 
 UNREADABLE = Cause(
     "KernelLogUnreadable", "The kernel's log (`/dev/kmsg`) can't be opened or read.", "See that the pod is privileged."
@@ -32,7 +34,8 @@ _READ_BYTES = 16384
 _LONGEST_LINE = 65536
 _MOST_RECORDS, _MOST_BYTES = 2000, 4 << 20
 """Taken in one go, so that judging keeps up with reading in a flood."""
-_MOST_IN_A_RING = 2_000_000
+_MOST_READS = 1000
+"""Of a whole ring: two million records. A file of a saved tree may have no end, and no line."""
 _HEAD = re.compile(rb"(\d{1,9}),(\d{1,19}),(\d{1,19}),[^;]{0,256};")
 _ESCAPE = re.compile(rb"\\x([0-9a-fA-F]{2})")
 
@@ -201,7 +204,7 @@ def read_ring(host: Host) -> tuple[Record, ...]:
     """Everything the log holds now, oldest first."""
     records: list[Record] = []
     with KernelLog(kmsg_path(host.root)) as log:
-        while len(records) < _MOST_IN_A_RING:
+        for _ in range(_MOST_READS):
             batch = log.read()
             records.extend(batch.records)
             if not batch.more:
@@ -217,9 +220,9 @@ def kmsg_path(root: Path) -> Path:
 
 def boot_id(root: Path) -> str:
     """The id that the kernel gives each boot. Raises ProbeError when /proc does not say."""
-    path = root / "proc/sys/kernel/random/boot_id"
+    path = "/proc/sys/kernel/random/boot_id"
     try:
-        return path.read_text(encoding="ascii", errors="replace").strip()[:64]
+        return printable(host_files.read_whole(root, path, 64).decode("ascii", "replace").strip())
     except OSError as error:
         raise ProbeError(f"{path}: {error.strerror}") from error
 

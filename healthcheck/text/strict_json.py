@@ -22,8 +22,8 @@ def loads(text: str | bytes, longest: int) -> Any:
         raise ValueError(f"{len(text)} characters; at most {longest} are read")
     text = text if isinstance(text, str) else text.decode(json.detect_encoding(text), "surrogatepass")
     document = _written_once(text)
-    if text.count("[") + text.count("{") > DEEPEST and _depth(document) > DEEPEST:
-        raise ValueError(f"nested deeper than {DEEPEST}")
+    if text.count("[") + text.count("{") > DEEPEST:
+        refuse_deep(document)
     # Without an escape each text in it stands there as it is: what is all printable has no part that is not.
     return document if "\\" not in text and printable(text) == text else _shown(document)
 
@@ -40,6 +40,12 @@ def _written_once(text: str) -> Any:
         return _DECODER.decode(text)
     except RecursionError:
         raise ValueError(f"nested deeper than {DEEPEST}") from None
+
+
+def refuse_deep(document: Any) -> None:
+    """Raises ValueError."""
+    if _depth(document) > DEEPEST:
+        raise ValueError(f"nested deeper than {DEEPEST}")
 
 
 def refuse_twice(text: str | bytes) -> None:

@@ -12,13 +12,26 @@ _YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The safe one in C where PyYAML was built with it."""
 _MOST_NESTED = 128
 """Lists and mappings within each other."""
+_MOST_NODES = 200_000
+"""With all that aliases and merge keys repeat: some hundred bytes can stand for billions."""
+_LONGEST_NUMBER = 64
+"""Characters. PyYAML takes quadratic time for 1:1:1:…, and of a longer one Python makes no text."""
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 def read(raw: bytes) -> Any:
     """Raises MalformedError."""
     try:
         _refuse_deep(raw)
-        return yaml.load(raw, Loader=_YAML)  # noqa: S506 - a safe loader
+        loader = _YAML(raw)
+        try:
+            document = loader.get_single_node()
+            if document is None:
+                return None
+            _Sizes().of(document)
+            return loader.construct_document(document)
+        finally:
+            loader.dispose()
     except yaml.MarkedYAMLError as error:
         place = error.problem_mark
         raise MalformedError(
@@ -35,3 +48,27 @@ def _refuse_deep(raw: bytes) -> None:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _MOST_NESTED:
             raise MalformedError("nested too deeply to be read here", only_ours=True)
+
+
+class _Sizes:
+    """How many nodes a document has once its aliases are followed; each is looked at once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, int] = {}
+
+    def of(self, node: yaml.Node) -> int:
+        """Raises MalformedError where they are too many, or a number is too long."""
+        if id(node) not in self._known:
+            self._known[id(node)] = 1  # met again within itself
+            self._known[id(node)] = size = 1 + sum(map(self.of, _within(node)))
+            if size > _MOST_NODES:
+                raise MalformedError("its aliases make too much of it to be read here", only_ours=True)
+        return self._known[id(node)]
+
+
+def _within(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [one for pair in node.value for one in pair]
+    if isinstance(node, yaml.ScalarNode) and node.tag in _NUMBERS and len(node.value) > _LONGEST_NUMBER:
+        raise MalformedError("a number too long to be read here", only_ours=True)
+    return node.value if isinstance(node, yaml.SequenceNode) else []

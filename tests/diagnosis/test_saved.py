@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,16 @@ def test_a_missing_file_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
         read_saved([tmp_path / "none.json"])
     with pytest.raises(SavedStateError, match=r"no \.json file"):
         read_saved([tmp_path])
+
+
+def test_a_pipe_or_a_device_in_a_folder_is_passed_over(tmp_path: Path) -> None:
+    """Whoever reads one may wait for ever."""
+    os.mkfifo(tmp_path / "a.json")
+    os.mkfifo(tmp_path / "logs.txt")
+    (tmp_path / "b.json").symlink_to("/dev/zero")
+    (tmp_path / "nodes.json").write_text('{"kind": "NodeList", "apiVersion": "v1", "items": []}')
+
+    assert read_saved([tmp_path]).nodes == ()
 
 
 def test_a_folder_within_that_is_closed_to_us_is_named(short_root: Path) -> None:

@@ -156,6 +156,7 @@ def test_it_is_judged_alone(saved: Path) -> None:
         (b'{"format": "gpu-healthcheck evidence"', "no JSON: "),
         (b'{"format": "gpu-healthcheck evidence", "schema": 7}', "schema 7; this version reads 1"),
         (b'{"format": "gpu-healthcheck evidence", "schema": 1}', "Object missing required field agent_version"),
+        (b'{"format": "gpu-healthcheck evidence", "x": ' + b"[" * 700 + b"]" * 700 + b"}", "nested deeper than 64"),
     ],
 )
 def test_what_is_none_is_a_wrong_use_and_the_file_is_named(raw: bytes, why: str, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from healthcheck.checks import CHECKS, KERNEL_LINES
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Evidence, Host, Nature, ProbeError
+from healthcheck.probes import kernel_log
 from healthcheck.probes.kernel_log import RING, Batch, KernelLog, Record, boot_id, parse_record, read_ring
 from sim.node import SimulatedNode
 
@@ -221,6 +222,23 @@ class TestFiles:
         (tmp_path / "dev/kmsg").write_bytes(numbered(*range(5000)))
 
         assert [record.seq for record in read_ring(Host(tmp_path))] == list(range(5000))
+
+    def test_a_file_without_end_in_a_saved_tree_ends(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(kernel_log, "_MOST_READS", 3)
+        (tmp_path / "dev").mkdir()
+        (tmp_path / "dev/kmsg").symlink_to("/dev/zero")
+
+        assert read_ring(Host(tmp_path)) == ()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
+def test_the_boot_id_of_a_saved_tree_is_a_plain_files_in_it(make: Callable[[Path], None], tmp_path: Path) -> None:
+    folder = tmp_path / "proc/sys/kernel/random"
+    folder.mkdir(parents=True)
+    make(folder / "boot_id")
+
+    with pytest.raises(ProbeError, match="boot_id"):
+        boot_id(tmp_path)
 
 
 class TestSimulatedNode:

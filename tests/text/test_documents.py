@@ -33,6 +33,32 @@ def test_what_is_nested_without_end_is_refused(read: Callable[[bytes], dict[str,
             read(raw)
 
 
+def _doubled(line: str) -> bytes:
+    """Each line is nine times the one before it: some hundred bytes for billions."""
+    return "".join(["a0: &a0 {x: 1}\n", *(line.format(one, one - 1) for one in range(1, 12))]).encode()
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (_doubled("a{0}: &a{0} {{<<: [" + ", ".join(["*a{1}"] * 9) + "]}}\n"), "aliases make too much"),
+        (_doubled("a{0}: &a{0} [" + ", ".join(["*a{1}"] * 9) + "]\n"), "aliases make too much"),
+        (b"a: 1" + b":1" * 20_000 + b"\n", "a number too long"),
+        (b"a: [{name: 0x" + b"f" * 20_000 + b"}]\n", "a number too long"),
+    ],
+)
+def test_a_few_bytes_of_yaml_that_would_take_long_to_read_are_refused(raw: bytes, why: str) -> None:
+    with pytest.raises(MalformedError, match=why):
+        yaml_object(raw)
+
+
+def test_anchors_and_merge_keys_are_read() -> None:
+    assert yaml_object(b"a: &a {x: 1}\nb: {<<: *a, y: [*a, *a]}\n") == {
+        "a": {"x": 1},
+        "b": {"x": 1, "y": [{"x": 1}, {"x": 1}]},
+    }
+
+
 @pytest.mark.parametrize("raw", [b'{\n\t"a": {"b": 1}}', b"{a: {b: 1}}", b"a: {b: 1}", b"a:\n  b: 1\n"])
 def test_json_is_yaml_tabs_included(raw: bytes) -> None:
     assert yaml_object(raw) == {"a": {"b": 1}}
