@@ -51,6 +51,7 @@ class _Content(Row, frozen=True):
     released: Annotated[ReleaseRow | None, row(ReleaseRow), NULL] = None
     acknowledged: Annotated[tuple[AcknowledgementRow, ...] | None, only_rows(AcknowledgementRow)] = None
     sights: Annotated[Mapping[str, tuple[str, datetime]] | None, _table] = None
+    sight_places: Annotated[Mapping[str, tuple[str, int]] | None, _table] = None
     gpus: Annotated[Mapping[str, Mapping[str, str]] | None, _table] = None
     recovery: Annotated[Mapping[str, int] | None, _table] = None
     last_xid: Annotated[Mapping[str, float] | None, _table] = None
@@ -97,6 +98,7 @@ def _content(memory: Memory) -> _Content:
         released=release_row(memory.released) if memory.released else None,
         acknowledged=tuple(map(acknowledgement_row, memory.acknowledged)),
         sights={kind: (one.name, one.at) for kind, one in memory.sights.items()},
+        sight_places={kind: (one.boot_id, one.cursor) for kind, one in memory.sights.items() if one.boot_id},
         gpus=memory.gpus,
         recovery=memory.recovery,
         last_xid=memory.last_xid,
@@ -130,8 +132,18 @@ def _memory(content: _Content) -> Memory:
         first=_first(content.first) if content.first else FirstSeen(),
         instance_type=content.instance_type or "",
         taken=content.taken or {},
-        sights={kind: Sight(str(name), moment(at)) for kind, (name, at) in (content.sights or {}).items()},
+        sights=_sights(content),
     )
+
+
+def _sights(content: _Content) -> dict[str, Sight]:
+    """An earlier version of this program wrote them without their places."""
+    places = content.sight_places or {}
+    told = {}
+    for kind, (name, at) in (content.sights or {}).items():
+        boot_id, cursor = places.get(kind, ("", -1))
+        told[kind] = Sight(str(name), moment(at), str(boot_id), int(cursor))
+    return told
 
 
 def _first(row: _FirstRow) -> FirstSeen:

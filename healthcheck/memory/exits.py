@@ -121,14 +121,15 @@ def gpus_answered(memory: Memory, gpus: Iterable[Gpu], began: float, now: Now) -
     return memory
 
 
-def passed(memory: Memory, began: datetime) -> Memory:
+def passed(memory: Memory, began: datetime, seen: Sight | None = None) -> Memory:
     """The memory after a quarantine run, level 4 in it, that began then and passed: what it tested is well.
 
-    Not what came after it began; and a GPU that still asks for a recovery action is not well yet.
+    Not what came after it began, nor what the log told after this was `seen`; and a GPU that still asks for a recovery
+    action is not well yet.
     """
 
     def is_well(one: Standing) -> bool:
-        if not QUARANTINE.is_open_to(one) or one.last_seen >= began:
+        if not QUARANTINE.is_open_to(one) or one.last_seen >= began or (seen and _was_logged_after(one, seen, memory)):
             return False
         recovering = gpu_address(one.finding.subject) in memory.recovery
         return one.finding.severity is Severity.ISOLATE or not recovering
@@ -185,9 +186,16 @@ def quarantined(memory: Memory, name: str, began: datetime, now: Now) -> Memory:
     """The memory after a quarantine run that passed, as its record on the Node says. `name` tells it from others."""
     sight = memory.sights.get(_PASSED)
     if sight is None or sight.name != name:
-        sight = Sight(name, now.wall)
+        places = (one.seq for one in memory.standing if one.boot_id == memory.boot_id)
+        sight = Sight(name, now.wall, memory.boot_id, max((-1 if memory.cursor is None else memory.cursor, *places)))
         memory = replace(memory, sights={**memory.sights, _PASSED: sight})
-    return passed(memory, min(began, sight.at))
+    return passed(memory, min(began, sight.at), sight)
+
+
+def _was_logged_after(one: Standing, seen: Sight, memory: Memory) -> bool:
+    if one.seq < 0 or not seen.boot_id or one.boot_id != memory.boot_id:
+        return False
+    return seen.boot_id != memory.boot_id or one.seq > seen.cursor
 
 
 def within_log(memory: Memory) -> Memory:

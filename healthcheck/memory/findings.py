@@ -63,6 +63,10 @@ class Sight(Struct, frozen=True):
     name: str
     """Tells it from what stands there later."""
     at: datetime
+    boot_id: str = ""
+    """'': an earlier version of this program noted no place."""
+    cursor: int = -1
+    """How far the log of that boot was read: a clock that is set back makes nothing behind it older than the word."""
 
 
 class Standing(Struct, frozen=True):

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from healthcheck.checks import CHECKS
 from healthcheck.checks.examine import judge
 from healthcheck.checks.expectation import Expectation
-from healthcheck.memory.exits import begin, release
+from healthcheck.memory.exits import begin, quarantined, release
 from healthcheck.memory.file import MemoryFile
 from healthcheck.memory.findings import Memory, Release
 from healthcheck.memory.kernel_log import after_kernel_log
@@ -279,6 +279,23 @@ def test_a_clock_that_jumps(node: Node, jump: float) -> None:
     assert node.look() is REBOOT
     assert node.reasons == {"Xid79"}
     assert all(one.first_seen <= one.last_seen for one in node.memory.standing)
+
+
+@pytest.mark.parametrize("reboots", [False, True])
+def test_a_clock_set_back_makes_no_fault_older_than_a_quarantine_that_passed(node: Node, reboots: bool) -> None:
+    """Its record stands on the Node, and is read again at each write."""
+    name, began = "run 1", node.now.wall - timedelta(minutes=30)
+    node.memory = quarantined(node.memory, name, began, node.now)
+    if reboots:
+        node.reboot()
+    node.wait(60, wall_jumps_by=-DAY)
+
+    assert node.xid(0, 54) is ISOLATE
+    node.memory = quarantined(node.memory, name, began, node.now)
+    assert node.severity is ISOLATE
+    later = node.wait(3600).now
+    node.memory = quarantined(node.memory, "run 2", later.wall, later)
+    assert node.severity is PASS
 
 
 def test_a_storm_of_user_code(node: Node) -> None:
