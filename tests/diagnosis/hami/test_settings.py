@@ -123,15 +123,25 @@ def test_what_is_no_configuration_says_so() -> None:
     assert read_node_config(config("config.json", "[]")).unreadable
 
 
+def _geometries(many: int, times: int) -> str:
+    bomb = f"a: &a {{name: x, count: 9}}\nb: &b [{', '.join(['*a'] * many)}]\n"
+    layouts = f"nvidia:\n  knownMigGeometries: [{', '.join(['*g'] * times)}]\n"
+    return bomb + f"g: &g {{models: [A], allowedGeometries: [{', '.join(['*b'] * times)}]}}\n" + layouts
+
+
+def _nodes(many: int, times: int) -> str:
+    nodes = f"n: &n {{name: x, filterdevices: *f}}\nnodeconfig: [{', '.join(['*n'] * times)}]\n"
+    return f"f: &f {{uuid: [{', '.join(['x'] * many)}]}}\n{nodes}"
+
+
 def test_lists_that_are_named_many_times_are_not_walked_as_often() -> None:
-    many = ", ".join(["*a"] * 9000)
-    bomb = f"a: &a {{name: x, count: 9}}\nb: &b [{many}]\n"
-    layouts = f"nvidia:\n  knownMigGeometries: [{', '.join(['*g'] * 900)}]\n"
-    geometry = f"g: &g {{models: [A], allowedGeometries: [{', '.join(['*b'] * 900)}]}}\n"
-    assert len((read(bomb + geometry + layouts).geometries or {})["A"]) <= 32
-    nodes = f"n: &n {{name: x, filterdevices: *f}}\nnodeconfig: [{', '.join(['*n'] * 9000)}]\n"
-    told = read_node_config(config("config.json", f"f: &f {{uuid: [{', '.join(['x'] * 900)}]}}\n{nodes}"))
-    assert len(told.nodes) <= 1024
+    assert len((read(_geometries(90, 18)).geometries or {})["A"]) <= 32
+    assert 0 < len(read_node_config(config("config.json", _nodes(9, 9000))).nodes) <= 1024
+
+
+def test_lists_that_are_named_too_many_times_are_not_read() -> None:
+    assert read(_geometries(9000, 900)).unreadable
+    assert read_node_config(config("config.json", _nodes(900, 9000))).unreadable
 
 
 @given(text=ANY_TEXT)
