@@ -54,7 +54,5 @@ def lay_out(folder: Path) -> None:
     for name in ("charts", "kubernetes"):
         shutil.copytree(REPOSITORY / name, folder / name)
     example = folder / _EXAMPLE
-    text = example.read_text().replace("registry.example.com", REGISTRY)
-    # No registry is asked here.
-    example.write_text(text.replace("value: Always", "value: IfNotPresent"))
+    example.write_text(example.read_text().replace("registry.example.com", REGISTRY))
     (folder / "install.yaml").write_text(install_yaml(OURS))
