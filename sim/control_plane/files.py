@@ -10,7 +10,9 @@ import socket
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+    from typing import Any
 
 AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
@@ -19,6 +21,18 @@ AUDIT_POLICY = {
     "rules": [{"level": "Metadata"}],
     "omitStages": ["RequestReceived"],
 }
+
+_API_SERVER = "apiserver.config.k8s.io/v1"
+
+
+def limited_admission(priority_classes: Sequence[str]) -> dict[str, Any]:
+    """Return an API server's admission configuration that limits pods of these PriorityClasses to covering quotas."""
+    scope = {"scopeName": "PriorityClass", "operator": "In", "values": list(priority_classes)}
+    limited = [{"resource": "pods", "matchScopes": [scope]}]
+    quota = {"apiVersion": _API_SERVER, "kind": "ResourceQuotaConfiguration", "limitedResources": limited}
+    plugins = [{"name": "ResourceQuota", "configuration": quota}]
+    return {"apiVersion": _API_SERVER, "kind": "AdmissionConfiguration", "plugins": plugins}
+
 
 # SEC1 of an EC key on P-256 without its public half, which the reader computes (RFC 5915):
 # SEQUENCE { INTEGER 1, OCTET STRING (32 bytes), [0] OID prime256v1 }

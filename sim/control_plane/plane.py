@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from sim.control_plane import arguments, objects
 from sim.control_plane.build import ControlPlaneError, binaries, minor_of
 from sim.control_plane.daemon import AfterUs, Daemon
-from sim.control_plane.files import AUDIT_POLICY, free_ports, write_kubeconfig, write_signing_key
+from sim.control_plane.files import AUDIT_POLICY, free_ports, limited_admission, write_kubeconfig, write_signing_key
 from sim.control_plane.https import Https
 
 if TYPE_CHECKING:
@@ -48,9 +48,13 @@ class Answer:
 class ControlPlane:
     """`with ControlPlane() as plane:` gives an empty cluster; everything of it is gone afterwards."""
 
-    def __init__(self, *, controllers: bool = False, scheduler: bool = False) -> None:
+    def __init__(
+        self, *, controllers: bool = False, scheduler: bool = False, limited_priorities: Sequence[str] = ()
+    ) -> None:
+        """`limited_priorities`: PriorityClasses whose pods need a ResourceQuota that covers them, as on GKE."""
         self._controllers = controllers
         self._scheduler = scheduler
+        self._limited_priorities = limited_priorities
         self._bin = binaries()
         self._rules = arguments.DEVICE_TAINT_RULES.get(minor_of(self._bin), "")
         self._gates = [arguments.DEVICE_TAINT_GATES] if self._rules else []
@@ -95,6 +99,8 @@ class ControlPlane:
 
     def _serve(self, *, rules: bool) -> None:
         api = arguments.kube_apiserver(self.folder, self._api_port, self._etcd_port)
+        if self._limited_priorities:
+            api.append(f"--admission-control-config-file={self.folder / 'admission.json'}")
         self._start("kube-apiserver", [*api, *self._gates, f"--runtime-config={self._rules}=true"] if rules else api)
         self._wait_until_ready()
 
@@ -267,6 +273,7 @@ class ControlPlane:
         (self.folder / "tokens.csv").write_text(f'{self.admin_token},admin,admin,"system:masters"\n')
         (self.folder / "tokens.csv").chmod(0o600)
         (self.folder / "audit-policy.json").write_text(json.dumps(AUDIT_POLICY))
+        (self.folder / "admission.json").write_text(json.dumps(limited_admission(self._limited_priorities)))
         write_kubeconfig(self.kubeconfig, url=self.url, ca_file=self.ca_file, token=self.admin_token)
 
     def _start(self, name: str, flags: Sequence[str]) -> None:

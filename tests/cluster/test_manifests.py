@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import subprocess
 import sys
@@ -39,6 +40,27 @@ def test_the_whole_folder_applies_at_the_first_try_on_a_bare_control_plane() -> 
 
         assert all(line.endswith(" created") for line in printed.splitlines())
         assert "daemonset.apps/gpu-healthcheck-agent created" in printed.splitlines()
+
+
+CRITICAL = ("system-node-critical", "system-cluster-critical")
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("limited", [CRITICAL, ()], ids=["as on GKE", "no class is limited"])
+def test_agents_pods_are_admitted(controllers: ControlPlane, limited: tuple[str, ...]) -> None:
+    """GKE admits pods of a critical class only in namespaces whose ResourceQuota covers that class."""
+    with ControlPlane(controllers=True, limited_priorities=limited) as plane:
+        plane.create_node("gpu-1", labels={"nvidia.com/gpu.present": "true"})
+        plane.kubectl("apply", "-f", str(MANIFESTS))
+        selector = "app.kubernetes.io%2Fcomponent%3Dagent"
+        pods = "/api/v1/namespaces/gpu-healthcheck/pods"
+
+        assert eventually(lambda: plane.request("GET", f"{pods}?labelSelector={selector}").body["items"])
+        spec = {"serviceAccountName": "gpu-healthcheck", "containers": [{"name": "a", "image": "a"}]}
+        other = {"metadata": {"name": "other"}, "spec": {**spec, "priorityClassName": "system-cluster-critical"}}
+        refusal = "insufficient quota to match these scopes" if limited else ""
+        assert refusal in plane.request("POST", pods, other).message
+        assert bool(refusal) == (plane.request("GET", f"{pods}/other").status == http.client.NOT_FOUND)
 
 
 @pytest.mark.cluster
