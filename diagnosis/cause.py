@@ -57,6 +57,8 @@ class Cause(Struct, frozen=True):
     remedy: str
     """What a person does about it, in general; a find names the objects."""
     source: str = ""
+    urgent: bool = False
+    """Running work is failing: listed before all others of its severity."""
 
 
 class Found(Struct, frozen=True):

@@ -38,7 +38,7 @@ class Problem(Struct, frozen=True):
 
 
 class Diagnosis(Struct, frozen=True):
-    """`problems`: the most certain and far-reaching of the worst first."""
+    """`problems`: the urgent, most certain and far-reaching of the worst first."""
 
     at: datetime
     problems: tuple[Problem, ...]
@@ -153,6 +153,13 @@ def _sorted(causes: Iterable[Problem]) -> tuple[Problem, ...]:
     return tuple(sorted(causes, key=_order))
 
 
-def _order(one: Problem) -> tuple[int, int, int, str, str]:
+def _order(one: Problem) -> tuple[int, bool, int, int, str, str]:
     found = one.found
-    return (-found.cause.severity, -found.certainty, -one.reach, found.cause.name, found.subject)
+    return (
+        -found.cause.severity,
+        not found.cause.urgent,
+        -found.certainty,
+        -one.reach,
+        found.cause.name,
+        found.subject,
+    )

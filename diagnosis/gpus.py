@@ -19,6 +19,7 @@ _GPU = re.compile(
 _GPU_CLASS = re.compile(r"\b(?:v?gpu|mig|vfio)\b", re.ASCII | re.IGNORECASE)
 """A DeviceClass or its driver: `gpu.nvidia.com`, `mig.nvidia.com`, `vfio.gpu.nvidia.com`, `gpu.amd.com`."""
 _MEANT = re.compile(r"gpu|cuda|\bmig-|\d{1,2}g\.\d{1,3}gb|nvidia\.com/[a-z]{1,3}\d{1,4}", re.ASCII | re.IGNORECASE)
+_SWEEP = "gpu-healthcheck-sweep"
 SHARES = frozenset(f"nvidia.com/{one}" for one in ("gpumem", "gpumem-percentage", "gpucores", "priority"))
 """HAMi's: no node offers these, and no other scheduler knows them."""
 
@@ -72,6 +73,11 @@ def claims_gpus(pod: Pod, claims: Iterable[tuple[str, str]]) -> bool:
     """Whether one of its claims is among these."""
     names = (*pod.spec.claims.values(), *pod.claim_names.values())
     return any((pod.meta.namespace, name) in claims for name in names)
+
+
+def is_deep_test(pod: Pod) -> bool:
+    """Whether it is a deep diagnostic of this system, which waits for a free node and runs on tainted ones."""
+    return pod.meta.labels.get("app.kubernetes.io/name") == "gpu-healthcheck" or pod.spec.priority_class == _SWEEP
 
 
 def _for_gpus(claim: ResourceClaim, classes: Mapping[str, DeviceClass]) -> bool:

@@ -6,6 +6,7 @@ waits for, everything is listed.
 
 from __future__ import annotations
 
+from diagnosis.causes.faulty_gpus import is_gang
 from diagnosis.causes.runtime_handlers import SEARCHES as HANDLERS
 from diagnosis.causes.unscheduled import WITHOUT_HOLDERS
 from diagnosis.collect import Collector, ReadLog
@@ -40,10 +41,18 @@ def is_settled(near: Snapshot, target: Target, pod: Pod) -> bool:
     """Whether nothing that lies further away can change what is said of the pod."""
     problems = narrowed(diagnose(near), concerned(near, target)).problems
     if pod.spec.node:
-        return all(_is_own(one, pod) and one.found.cause not in _ACROSS_NODES for one in problems)
+        own = all(_is_own(one, pod) and one.found.cause not in _ACROSS_NODES for one in problems)
+        return own and _sees_its_ranks(near, pod)
     # What keeps a node from being cut anew is judged by the MIG manager's pods on it.
     cut = pod.nominated or any(name.startswith(MIG) for name in asked_by(pod.spec))
     return bool(problems) and not cut and all(_stands_alone(one, pod) for one in problems)
+
+
+def _sees_its_ranks(near: Snapshot, pod: Pod) -> bool:
+    """Whether the nodes of all ranks of its job are known: one on a faulty GPU keeps the others waiting."""
+    workload = near.line(pod.meta)[-1]
+    ranks = near.pods_under.get(workload, ()) if is_gang(workload) else ()
+    return all(one.spec.node in near.by_node for one in ranks if one.spec.node and not one.over)
 
 
 def _stands_alone(one: Problem, pod: Pod) -> bool:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from diagnosis.cause import Cause, Certainty, Found, Link, Search, Severity, command
 from diagnosis.causes import upkeep, verdicts
 from diagnosis.causes.components import NOT_READY
+from diagnosis.causes.faulty_gpus import FAULTY, struck_pods
 from diagnosis.causes.hami.allocating import LIBRARY_REASONS, seen_on_host
 from diagnosis.causes.hami.declared import LIBRARY as HAMI_LIBRARY
 from diagnosis.causes.not_started import START_REASONS, TOOL
@@ -52,7 +53,6 @@ from diagnosis.symptoms import (
     shortened,
     signature,
 )
-from healthcheck.model import Severity as Verdict
 from healthcheck.node.state import CONDITION
 
 _RUNNING = Link.RUNNING
@@ -276,6 +276,9 @@ def find_crashing(snapshot: Snapshot) -> Iterator[Found]:
     for some in together.values():
         for one in some:
             causes[snapshot.line(one.pod.meta)[-1]].append((one.known.cause, one.subject))
+    for node, struck in struck_pods(snapshot).items():
+        for other in struck:
+            causes[snapshot.line(other.pod.meta)[-1]].append((FAULTY, f"node/{node}"))
     for some in together.values():
         yield _found(snapshot, some, causes)
 
@@ -399,8 +402,7 @@ def _probes(snapshot: Snapshot, pod: Pod) -> tuple[str, ...]:
 
 def _faults(node: Node) -> tuple[RecordFinding, ...]:
     """What our agent found on the node that is more than a program's own doing."""
-    serious = {one.name for one in Verdict if one > Verdict.MONITOR}
-    return tuple(one for one in node.record.findings if one.severity in serious) if node.record is not None else ()
+    return node.record.faults if node.record is not None else ()
 
 
 def _found(snapshot: Snapshot, some: list[_Crash], causes: Mapping[str, list[tuple[Cause, str]]]) -> Found:
@@ -430,7 +432,7 @@ def _because(
     for one in some:
         node = f"node/{one.pod.spec.node}"
         if one.known.cause in (*_OF_THE_NODE, PROGRAM, NCCL):
-            above += ((verdicts.WITHHELD, node), (upkeep.REPORTED, node))
+            above += ((verdicts.WITHHELD, node), (upkeep.REPORTED, node), (FAULTY, node))
         if one.known.cause is DRIVER_MISMATCH:
             above.append((NOT_READY[Role.DRIVER], node))
         if one.known.cause in _MISSING_OTHERS:

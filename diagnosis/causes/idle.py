@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from diagnosis.allocation import NodeAllocation, allocation
 from diagnosis.cause import Cause, Certainty, Found, Search, Severity, command
+from diagnosis.causes.faulty_gpus import FAULTY
 from diagnosis.causes.running import CLASS_NOT_NAMED, HIDDEN, NOT_REQUESTED
 from diagnosis.causes.starting_causes import NOT_INJECTED
 from diagnosis.gpus import gpus_of
@@ -84,7 +85,7 @@ def _found(subject: str, some: list[tuple[Pod, str]]) -> Found:
         (f"See what it waits for: {log}", "Ask whose it is whether it is still needed."),
         tuple(pod.subject for pod, _ in some),
         Certainty.LIKELY,
-        (*written, (NOT_INJECTED, node)),
+        (*written, (NOT_INJECTED, node), (FAULTY, node)),
     )
 
 

@@ -10,7 +10,7 @@ from diagnosis.snapshot.meta import Meta, read_meta
 from diagnosis.snapshot.pods import Condition, read_conditions
 from diagnosis.snapshot.reading import Fields
 from diagnosis.snapshot.record import NodeRecord, read_record
-from healthcheck.node.state import RESULTS
+from healthcheck.node.state import KEEPS_AWAY, RESULTS, UNHEALTHY
 
 
 class Taint(Struct, frozen=True):
@@ -48,6 +48,11 @@ class Node(Struct, frozen=True):
     @property
     def subject(self) -> str:
         return self.meta.subject
+
+    @property
+    def withheld(self) -> bool:
+        """Whether our own verdict keeps new pods off it."""
+        return any(one.key == UNHEALTHY and one.effect in KEEPS_AWAY for one in self.taints)
 
     @property
     def ready(self) -> bool:

@@ -120,6 +120,19 @@ class Ended(Struct, frozen=True):
     at: datetime | None
 
 
+class AllocatedDevice(Struct, frozen=True):
+    """A device of a container, as the kubelet reports it (Kubernetes 1.31 and newer, by feature gate until 1.36).
+
+    `resource` is `nvidia.com/gpu`, or `claim:NAME/REQUEST`. `name` is the device plugin's ID, as `GPU-…` or `GPU-…::0`,
+    or `driver/pool/device`. `health` is `Healthy`, `Unhealthy` or `Unknown`.
+    """
+
+    resource: str
+    name: str
+    health: str = ""
+    message: str = ""
+
+
 class ContainerState(Struct, frozen=True):
     """Where a container is now. At most one of `waiting` ('' for none), `running`, `ended` holds."""
 
@@ -134,6 +147,7 @@ class ContainerState(Struct, frozen=True):
     started: datetime | None = None
     ended: Ended | None = None
     last_ended: Ended | None = None
+    devices: tuple[AllocatedDevice, ...] = ()
 
 
 class Condition(Struct, frozen=True):
@@ -352,7 +366,15 @@ def _states(raw: Fields, key: str) -> Iterator[ContainerState]:
             one.moment("state", "running", "startedAt"),
             _ended(one.at("state", "terminated")),
             _ended(one.at("lastState", "terminated")),
+            tuple(_devices(one)) if one.has("allocatedResourcesStatus") else (),
         )
+
+
+def _devices(state: Fields) -> Iterator[AllocatedDevice]:
+    for resource in state.each("allocatedResourcesStatus"):
+        name = resource.text("name")
+        for one in resource.each("resources"):
+            yield AllocatedDevice(name, one.text("resourceID"), one.text("health"), one.message("message"))
 
 
 def _ended(raw: Fields) -> Ended | None:

@@ -8,8 +8,11 @@ from datetime import datetime
 from msgspec import Struct, field
 
 from diagnosis.snapshot.reading import Fields
+from healthcheck.model import Severity
 from healthcheck.verdict.inventory import Inventory, read
 from healthcheck.verdict.record import RecordError, load
+
+_FAULTS = frozenset(one.name for one in Severity if one > Severity.MONITOR)
 
 
 class RecordFinding(Struct, frozen=True):
@@ -21,6 +24,7 @@ class RecordFinding(Struct, frozen=True):
     detail: str = ""
     about: Mapping[str, str] = field(default_factory=dict)
     last_seen: datetime | None = None
+    first_seen: datetime | None = None
 
 
 class NodeRecord(Struct, frozen=True):
@@ -31,6 +35,11 @@ class NodeRecord(Struct, frozen=True):
     at: datetime | None = None
     findings: tuple[RecordFinding, ...] = ()
     inventory: Inventory = field(default_factory=Inventory)
+
+    @property
+    def faults(self) -> tuple[RecordFinding, ...]:
+        """Findings of RESET or worse."""
+        return tuple(one for one in self.findings if one.severity in _FAULTS)
 
     def finding(self, *reasons: str) -> RecordFinding | None:
         """The first with one of these reasons."""
@@ -63,4 +72,5 @@ def _finding(raw: Fields) -> RecordFinding:
         raw.message("detail"),
         raw.words("about"),
         raw.moment("last_seen"),
+        raw.moment("first_seen"),
     )

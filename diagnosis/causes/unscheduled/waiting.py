@@ -10,7 +10,7 @@ from decimal import Decimal
 from msgspec import Struct
 
 from diagnosis.fit_error import FitError, Says, parse, reason_of
-from diagnosis.gpus import SHARES, claims_gpus, gpu_claims, is_gpu, meant_as_gpu
+from diagnosis.gpus import SHARES, claims_gpus, gpu_claims, is_deep_test, is_gpu, meant_as_gpu
 from diagnosis.hami.installation import installations, schedulers
 from diagnosis.placement import ZERO, Amounts, asked_by, held_on, offers, shortages
 from diagnosis.snapshot import Snapshot
@@ -31,7 +31,6 @@ _NOT_COMING = frozenset(("NotTriggerScaleUp", "FailedScaleUp"))
 _REFUSED = frozenset(("FailedScheduling", "Unschedulable"))
 """What kube-scheduler and Volcano, and KAI, note of a pod that no node takes."""
 _SCALE_UP = timedelta(minutes=15)
-_SWEEP = "gpu-healthcheck-sweep"
 _STUCK = timedelta(minutes=5)
 """Past the end of its grace period, a pod is gone within moments."""
 _EXTENDED = ("hugepages-",)
@@ -125,7 +124,7 @@ def unplaced(snapshot: Snapshot) -> Iterator[Pod]:
     claims = gpu_claims(snapshot)
     for pod in snapshot.pods:
         wanted = not pod.spec.node and not pod.over and pod.meta.deleted is None
-        if wanted and not _is_ours(pod) and _for_gpus(pod, claims):
+        if wanted and not is_deep_test(pod) and _for_gpus(pod, claims):
             yield pod
 
 
@@ -178,11 +177,6 @@ def autoscaler_says(snapshot: Snapshot, pods: Iterable[Pod]) -> tuple[str, ...]:
 def is_stuck(snapshot: Snapshot, pod: Pod) -> bool:
     """Whether it should have been gone a while ago, and still holds what it held."""
     return pod.meta.deleted is not None and not pod.over and snapshot.now - pod.meta.deleted > _STUCK
-
-
-def _is_ours(pod: Pod) -> bool:
-    """A deep test waits until its node is free, and gives way to all else: that is as it should be."""
-    return pod.meta.labels.get("app.kubernetes.io/name") == "gpu-healthcheck" or pod.spec.priority_class == _SWEEP
 
 
 def _for_gpus(pod: Pod, claims: frozenset[tuple[str, str]]) -> bool:

@@ -1,0 +1,205 @@
+"""GPU pods that run on a GPU with an active fault: by the node's verdict, or by the kubelet's report of the device."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+
+from msgspec import Struct
+
+from diagnosis.cause import Cause, Certainty, Found, Link, Search, Severity, command
+from diagnosis.components import role_of
+from diagnosis.given_gpus import GivenGpu, given_gpus, unhealthy_gpus
+from diagnosis.gpus import gpu_pods, gpus_of, is_deep_test
+from diagnosis.quantity import counted
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.pods import AllocatedDevice, Pod
+from diagnosis.snapshot.record import RecordFinding
+from diagnosis.symptoms import shortened
+from healthcheck.node.state import CONDITION, SEVERITY, UNHEALTHY
+from healthcheck.text.moments import timestamp
+from healthcheck.text.naming import named
+
+FAULTY = Cause(
+    "PodOnFaultyGpu",
+    Severity.HIGH,
+    Link.RUNNING,
+    "GPU pods run on a GPU or a node with an active fault: their work may hang, fail or be wrong, and the other ranks "
+    "of their jobs wait for them.",
+    "End the pods there so that their jobs continue on healthy nodes, then do what the finding asks for.",
+    "Our finding of RESET or worse; KEP-4680, `allocatedResourcesStatus` of a container",
+    urgent=True,
+)
+_MILD = ("PASS", "MONITOR")
+_OPEN_NODE = "Keep new pods off the node first: "
+_END = (
+    "Where the job still makes progress, let it write a checkpoint. Then end its pods there, so that it continues on "
+    "healthy nodes: "
+)
+_PLUGIN = (
+    "Check the GPU on the node; when it is healthy, restart the device plugin or DRA driver there, which reports it "
+    "unhealthy until then: "
+)
+_MOST_FINDINGS, _MOST_JOBS, _MOST_PODS, _LONGEST = 3, 4, 8, 160
+_INDEPENDENT = frozenset(("pod", "deployment", "replicaset", "statefulset", "daemonset"))
+"""Kinds whose pods do without each other."""
+_RANKS = (
+    *("batch.kubernetes.io/job-completion-index", "leaderworkerset.sigs.k8s.io/worker-index"),
+    *("apps.kubernetes.io/pod-index", "volcano.sh/task-index"),
+)
+"""Labels or annotations with a pod's number in its workload."""
+_REPLICA, _REPLICA_TYPE = "training.kubeflow.org/replica-index", "training.kubeflow.org/replica-type"
+
+
+class Struck(Struct, frozen=True):
+    """A pod with what it is struck by: findings of its node, or of its own GPUs where `gpus` are known."""
+
+    pod: Pod
+    findings: tuple[RecordFinding, ...]
+    unhealthy: tuple[AllocatedDevice, ...] = ()
+    gpus: tuple[GivenGpu, ...] | None = None
+
+
+def find_faulty(snapshot: Snapshot) -> Iterator[Found]:
+    """One for each node."""
+    for name, struck in struck_pods(snapshot).items():
+        yield _found(snapshot, snapshot.by_node[name], struck)
+
+
+@lru_cache(maxsize=1)
+def struck_pods(snapshot: Snapshot) -> Mapping[str, Sequence[Struck]]:
+    """By node, the pods that run on one of its faulty GPUs."""
+    told: defaultdict[str, list[Struck]] = defaultdict(list)
+    for pod in gpu_pods(snapshot):
+        node = snapshot.by_node.get(pod.spec.node)
+        if node is not None and _is_at_work(pod) and (struck := _struck(snapshot, pod, node)):
+            told[node.name].append(struck)
+    return told
+
+
+def is_gang(workload: str) -> bool:
+    """Whether the pods of a workload wait for each other, as far as its kind shows: `job/team/train` is one."""
+    return workload.partition("/")[0] not in _INDEPENDENT
+
+
+def _is_at_work(pod: Pod) -> bool:
+    """Whether a container with GPUs runs in it; our own deep diagnostics and components are no work."""
+    if pod.phase != "Running" or pod.meta.deleted is not None or is_deep_test(pod):
+        return False
+    asking = {one.name for one in pod.spec.containers if gpus_of(one) or one.claims}
+    runs = not pod.states or any(one.running and one.name in asking for one in pod.states)
+    return runs and role_of(pod.meta, {}, pod.spec) is None
+
+
+def _struck(snapshot: Snapshot, pod: Pod, node: Node) -> Struck | None:
+    unhealthy, faults = tuple(unhealthy_gpus(pod)), _faults(node)
+    if not faults and not unhealthy:
+        return None
+    gpus = given_gpus(snapshot, pod)
+    own = tuple(one for one in faults if _concerns(one, gpus))
+    return Struck(pod, own, unhealthy, gpus) if own or unhealthy else None
+
+
+def _faults(node: Node) -> tuple[RecordFinding, ...]:
+    """Active findings of RESET or worse; where our taint stands and no record names one, what the condition names."""
+    if node.record is not None and node.record.faults:
+        return node.record.faults
+    stated = node.record.severity if node.record is not None else node.meta.labels.get(SEVERITY, "")
+    if not node.withheld or stated in _MILD:
+        return ()
+    told = next((one for one in node.conditions if one.type == CONDITION and one.status == "False"), None)
+    if told is None:
+        return (RecordFinding(f"taint {UNHEALTHY}", stated, node.subject),)
+    return (RecordFinding(told.reason, stated, node.subject, told.message, first_seen=told.since),)
+
+
+def _concerns(finding: RecordFinding, gpus: tuple[GivenGpu, ...] | None) -> bool:
+    """Whether the finding is about one of these GPUs. What is not about a GPU is about all pods of the node."""
+    if gpus is None or not finding.subject.startswith("gpu/"):
+        return True
+    return any(one.has(finding) is not False for one in gpus)
+
+
+def _found(snapshot: Snapshot, node: Node, struck: Sequence[Struck]) -> Found:
+    findings = [finding for finding in _faults(node) if any(finding in one.findings for one in struck)]
+    lines = [snapshot.line(one.pod.meta)[-1] for one in struck]
+    affected = (*(one.pod.subject for one in struck), *dict.fromkeys(filter(is_gang, lines)))
+    # The kubelet repeats what a device plugin or driver last said, which may be older than our verdict.
+    doubted = not findings and node.record is not None and node.record.status == "pass"
+    return Found(
+        FAULTY,
+        node.subject,
+        tuple(_evidence(snapshot, findings, struck)),
+        tuple(_remedy(node, findings, struck)),
+        affected,
+        Certainty.LIKELY if doubted else Certainty.PROVEN,
+    )
+
+
+def _evidence(snapshot: Snapshot, findings: Sequence[RecordFinding], struck: Sequence[Struck]) -> Iterator[str]:
+    yield from map(_shown, findings[:_MOST_FINDINGS])
+    if len(findings) > _MOST_FINDINGS:
+        yield f"and {len(findings) - _MOST_FINDINGS} more findings of RESET or worse"
+    for one in struck[:_MOST_PODS]:
+        for device in one.unhealthy[:_MOST_FINDINGS]:
+            message = f": {shortened(device.message, _LONGEST)}" if device.message else ""
+            yield f"the kubelet reports {device.resource} {device.name} of {one.pod.subject} as Unhealthy{message}"
+    jobs: defaultdict[str, list[Struck]] = defaultdict(list)
+    for one in struck:
+        jobs[snapshot.line(one.pod.meta)[-1]].append(one)
+    for workload, some in list(jobs.items())[:_MOST_JOBS]:
+        yield _job(snapshot, workload, some)
+    if len(jobs) > _MOST_JOBS:
+        yield f"and pods of {len(jobs) - _MOST_JOBS} more workloads"
+    if any(one.gpus is None for one in struck) and all(one.subject.startswith("gpu/") for one in findings):
+        yield "nothing shows which GPUs of the node its pods have, so every GPU pod there counts"
+
+
+def _shown(one: RecordFinding) -> str:
+    uuid = one.about.get("uuid", "")
+    where = f"{one.subject} ({uuid})" if uuid else one.subject
+    since = f" since {timestamp(one.first_seen)}" if one.first_seen is not None else ""
+    severity = f" {one.severity}" if one.severity else ""
+    detail = f": {shortened(one.detail, _LONGEST)}" if one.detail else ""
+    return f"{one.reason}{severity} on {where}{since}{detail}"
+
+
+def _job(snapshot: Snapshot, workload: str, some: Sequence[Struck]) -> str:
+    every = [one for one in snapshot.pods_under.get(workload, ()) if not one.over]
+    who = named((f"{one.pod.subject}{_rank(one.pod)}{_given(one)}" for one in some), _MOST_PODS)
+    return f"{workload}: {len(some)} of its {counted(len(every), 'pod')} there: {who}" if every else f"running: {who}"
+
+
+def _given(one: Struck) -> str:
+    """Its faulty GPUs, where they are known."""
+    hit = [gpu.shown for gpu in one.gpus or () if any(gpu.has(finding) for finding in one.findings)]
+    return f" on {', '.join(hit)}" if hit else ""
+
+
+def _rank(pod: Pod) -> str:
+    """A pod's number in its workload: with several GPUs it has as many ranks of its own."""
+    told = {**pod.meta.annotations, **pod.meta.labels}
+    if _REPLICA in told:
+        return f" ({told.get(_REPLICA_TYPE, 'replica')} {told[_REPLICA]})"
+    number = next((told[key] for key in _RANKS if key in told), "")
+    if not number:
+        return ""
+    alone = [*(value for one in pod.spec.containers for value in gpus_of(one).values())] in (["1"], [])
+    return f" (rank {number})" if alone else f" (node rank {number})"
+
+
+def _remedy(node: Node, findings: Sequence[RecordFinding], struck: Sequence[Struck]) -> Iterator[str]:
+    for reason in dict.fromkeys(one.reason for one in findings[:_MOST_FINDINGS] if one.reason.isalnum()):
+        yield f"See what {reason} asks for: {command('gpu-healthcheck', 'explain', reason)}"
+    if not node.withheld and not node.cordoned:
+        yield f"{_OPEN_NODE}{command('kubectl', 'cordon', node.name)}"
+    first = struck[0].pod.meta
+    yield f"{_END}{command('kubectl', '-n', first.namespace, 'delete', 'pod', first.name)}"
+    if not findings:
+        where = f"--field-selector=spec.nodeName={node.name}"
+        yield f"{_PLUGIN}{command('kubectl', 'get', 'pods', '-A', '-o', 'wide', where)}"
+
+
+SEARCHES = (Search((FAULTY,), ("Node", "Pod"), find_faulty),)

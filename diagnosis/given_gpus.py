@@ -1,0 +1,117 @@
+"""Which GPUs a running pod has: by the kubelet's report, by its claims, or by what HAMi gave it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+
+from msgspec import Struct
+
+from diagnosis.gpu_nodes import GPU_DRIVERS, is_device
+from diagnosis.gpus import gpu_claims, gpus_of
+from diagnosis.hami.grants import shares
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.dra import Device, ResourceClaim
+from diagnosis.snapshot.pods import AllocatedDevice, Container, Pod
+from diagnosis.snapshot.record import RecordFinding
+from healthcheck.memory.findings import gpu_address
+from healthcheck.node.device_pools import address_of
+
+_UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII | re.IGNORECASE)
+"""In a device plugin's ID: a replica of a shared GPU has more behind it."""
+_UNHEALTHY = "Unhealthy"
+
+
+class GivenGpu(Struct, frozen=True):
+    """One GPU, or a part of one. `uuids` are its own and, of a MIG instance, its GPU's where that is known."""
+
+    shown: str
+    uuids: frozenset[str] = frozenset()
+    address: str = ""
+
+    def has(self, finding: RecordFinding) -> bool | None:
+        """Whether the finding is about this GPU; None where nothing both of them name tells."""
+        uuid, address = finding.about.get("uuid", "").lower(), gpu_address(finding.subject)
+        if uuid in self.uuids or (address and address == self.address):
+            return True
+        comparable = any(one[:4] == uuid[:4] for one in self.uuids) or (address and self.address)
+        return False if comparable else None
+
+
+def given_gpus(snapshot: Snapshot, pod: Pod) -> tuple[GivenGpu, ...] | None:
+    """None where a container has GPUs and nothing tells which."""
+    by_hami = tuple(_by_uuid(one.card) for one in shares(pod.meta))
+    if by_hami:
+        return by_hami
+    found: list[GivenGpu] = []
+    for container in pod.spec.containers:
+        if container.init and not container.sidecar:
+            continue
+        own = [*_by_kubelet(snapshot, pod, container), *_by_claims(snapshot, pod, container)]
+        if not own and (gpus_of(container) or _claims_gpus(snapshot, pod, container)):
+            return None
+        found += own
+    return tuple(dict.fromkeys(found)) or None
+
+
+def unhealthy_gpus(pod: Pod) -> Iterator[AllocatedDevice]:
+    """Those of its GPUs that the kubelet reports as unhealthy: their device plugin or DRA driver says so."""
+    for state in pod.states:
+        yield from (one for one in state.devices if state.running and _is_gpu(one) and one.health == _UNHEALTHY)
+
+
+def _by_kubelet(snapshot: Snapshot, pod: Pod, container: Container) -> Iterator[GivenGpu]:
+    for state in pod.states:
+        if state.name == container.name:
+            for one in filter(_is_gpu, state.devices):
+                yield _by_device(snapshot, one.name) if one.resource.startswith("claim:") else _by_uuid(one.name)
+
+
+def _by_claims(snapshot: Snapshot, pod: Pod, container: Container) -> Iterator[GivenGpu]:
+    for name in container.claims:
+        claim = _claims(snapshot).get((pod.meta.namespace, pod.claim_names.get(name, pod.spec.claims.get(name, ""))))
+        devices = claim.devices if claim is not None else ()
+        yield from (_by_device(snapshot, one) for one in devices if one.partition("/")[0] in GPU_DRIVERS)
+
+
+def _claims_gpus(snapshot: Snapshot, pod: Pod, container: Container) -> bool:
+    return any((pod.meta.namespace, pod.spec.claims.get(one, "")) in gpu_claims(snapshot) for one in container.claims)
+
+
+def _is_gpu(one: AllocatedDevice) -> bool:
+    if one.resource.startswith("claim:"):
+        return one.name.partition("/")[0] in GPU_DRIVERS
+    return is_device(one.resource)
+
+
+def _by_uuid(name: str) -> GivenGpu:
+    found = _UUID.search(name)
+    uuid = found[0] if found else name.partition("::")[0]
+    return GivenGpu(uuid, frozenset((uuid.lower(),)))
+
+
+def _by_device(snapshot: Snapshot, name: str) -> GivenGpu:
+    device = _devices(snapshot).get(name)
+    if device is None:
+        return GivenGpu(name)
+    named = _uuids(device.attributes)
+    return GivenGpu(next(iter(named), name), frozenset(one.lower() for one in named), address_of(device.attributes))
+
+
+def _uuids(attributes: Mapping[str, str]) -> tuple[str, ...]:
+    told = {key.rpartition("/")[2]: value for key, value in attributes.items()}
+    return tuple(filter(None, (told.get("uuid", ""), told.get("parentUUID", ""))))
+
+
+@lru_cache(maxsize=1)
+def _claims(snapshot: Snapshot) -> Mapping[tuple[str, str], ResourceClaim]:
+    """By namespace and name, those that have devices."""
+    return {(one.meta.namespace, one.meta.name): one for one in snapshot.claims if one.devices}
+
+
+@lru_cache(maxsize=1)
+def _devices(snapshot: Snapshot) -> Mapping[str, Device]:
+    """As driver/pool/device."""
+    slices = (one for pool in snapshot.pools.values() for one in pool)
+    return {f"{one.driver}/{one.pool}/{device.name}": device for one in slices for device in one.devices}

@@ -1,0 +1,276 @@
+"""Work on a GPU with an active fault is a cause, the first one; work beside such a GPU is none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from diagnosis.diagnose import Diagnosis, diagnose
+from diagnosis.snapshot import Snapshot
+from diagnosis.target import Target, concerned, narrowed
+from healthcheck.node.state import MAINTENANCE, RESULTS, RUN, SEVERITY, UNHEALTHY
+from tests.diagnosis.states import (
+    GPU,
+    Object,
+    ago,
+    condition,
+    consequences,
+    judged,
+    node,
+    obj,
+    pod,
+    snapshot,
+    terminated,
+    told,
+    waiting,
+)
+
+DEAD, HEALTHY = "GPU-8dbf1c52-1111-4c5e-9b1f-0123456789ab", "GPU-8dbf1c52-2222-4c5e-9b1f-0123456789ab"
+TAINT = {"key": UNHEALTHY, "value": "true", "effect": "NoSchedule"}
+FAULTY = "PodOnFaultyGpu"
+
+
+def finding(reason: str = "Xid79", severity: str = "REBOOT", subject: str = "gpu/0000:18:00.0", **more: Any) -> Object:
+    told = {"reason": reason, "severity": severity, "subject": subject, "detail": "GPU has fallen off the bus."}
+    return told | {"about": {"index": "1", "uuid": DEAD}, "first_seen": ago(40), "last_seen": ago(2)} | more
+
+
+def faulty(*findings: Object, tainted: bool = True, **changes: Any) -> Object:
+    """The node `a` with these findings in its agent's record, and our taint."""
+    record = {"schema": 1, "timestamp": ago(2), "status": "fail", "severity": "REBOOT", "findings": list(findings)}
+    changes.setdefault("taints", [TAINT] if tainted else [])
+    return node("a", annotations={RESULTS: json.dumps(record)}, **changes)
+
+
+def given(name: str, *ids: str, health: str = "Healthy", resource: str = GPU, **changes: Any) -> Object:
+    """A pod that runs on `a`, with the devices that the kubelet reports."""
+    resources = [{"resourceID": one, "health": health} for one in ids]
+    state = {
+        "name": "main",
+        "ready": True,
+        "state": {"running": {"startedAt": ago(60)}},
+        "allocatedResourcesStatus": [{"name": resource, "resources": resources}],
+    }
+    return pod(name, len(ids), on="a", states=[state], **changes)
+
+
+def rank(name: str, number: int, on: str, gpus: int = 1) -> Object:
+    labels = {"batch.kubernetes.io/job-completion-index": str(number)}
+    return pod(name, gpus, on=on, owner=("Job", "train"), labels=labels)
+
+
+def job() -> list[Object]:
+    return [obj("Job", "train", "team"), *(rank(f"train-{one}", one, "b" if one % 2 else "a") for one in range(4))]
+
+
+def web(number: int, on: str) -> Object:
+    """One of a Deployment's pods, which do without each other."""
+    return pod(f"web-{number}", on=on, owner=("ReplicaSet", "web-5d"))
+
+
+def causes(diagnosis: Diagnosis) -> list[str]:
+    return [name for name, _ in told(diagnosis)]
+
+
+@pytest.mark.parametrize("severity", ["RESET", "REBOOT", "ISOLATE"])
+def test_a_pod_that_runs_on_a_node_with_a_fault_is_the_first_cause(severity: str) -> None:
+    diagnosis = judged(faulty(finding(severity=severity)), pod("x", on="a"))
+
+    assert told(diagnosis) == [(FAULTY, "node/a"), ("NodeWithheld", "node/a")]
+    found = diagnosis.problems[0].found
+    where, what = f"gpu/0000:18:00.0 ({DEAD})", "GPU has fallen off the bus."
+    assert found.affected == ("pod/team/x",)
+    assert f"Xid79 {severity} on {where} since {ago(40)}: {what}" in found.evidence
+    assert "`gpu-healthcheck explain Xid79`" in found.remedy[0]
+    assert "`kubectl -n team delete pod x`" in found.remedy[1]
+
+
+def test_it_comes_before_what_keeps_more_pods_from_work() -> None:
+    crowd = [pod(f"w{one}", 16, conditions=[_refused()]) for one in range(9)]
+
+    diagnosis = judged(faulty(finding()), node("b"), pod("x", on="a"), *crowd)
+    assert causes(diagnosis)[:2] == [FAULTY, "MoreGpusThanAnyNodeHas"]
+
+
+def test_the_ranks_of_a_job_that_are_there_are_named() -> None:
+    diagnosis = judged(faulty(finding()), node("b"), *job())
+
+    (line,) = [one for one in diagnosis.problems[0].found.evidence if one.startswith("job/")]
+    assert line == "job/team/train: 2 of its 4 pods there: pod/team/train-0 (rank 0), pod/team/train-2 (rank 2)"
+    many = judged(faulty(finding()), obj("Job", "train", "team"), rank("train-0", 0, "a", 8))
+    assert any("pod/team/train-0 (node rank 0)" in one for one in many.problems[0].found.evidence)
+
+
+def test_a_rank_elsewhere_is_told_of_the_one_on_a_faulty_gpu() -> None:
+    state = snapshot(faulty(finding()), node("b"), *job())
+    others = snapshot(faulty(finding()), node("b"), *(web(one, "b" if one % 2 else "a") for one in range(4)))
+
+    def touching(seen: Snapshot, name: str) -> list[str]:
+        target = Target("Pod", "team", name)
+        return [one.found.cause.name for one in narrowed(diagnose(seen), concerned(seen, target)).problems]
+
+    assert touching(state, "train-0") == touching(state, "train-1") == [FAULTY]
+    assert (touching(others, "web-0"), touching(others, "web-1")) == ([FAULTY], [])
+
+
+def test_the_ranks_elsewhere_that_end_for_it_follow_from_it() -> None:
+    states = [waiting("CrashLoopBackOff", lastState={"terminated": terminated(1, message="NCCL error: remote")})]
+    labels = {"batch.kubernetes.io/job-completion-index": "9"}
+    lost = pod("train-9", on="b", owner=("Job", "train"), labels=labels, states=states)
+
+    diagnosis = judged(faulty(finding()), node("b"), *job(), lost)
+    assert consequences(diagnosis.problems[0]) == [("CollectiveFails", "job/team/train")]
+
+
+def test_a_fault_without_a_taint_asks_for_a_cordon_first() -> None:
+    diagnosis = judged(faulty(finding(), tainted=False), pod("x", on="a"))
+
+    assert causes(diagnosis) == [FAULTY]
+    assert "`kubectl cordon a`" in diagnosis.problems[0].found.remedy[1]
+
+
+def test_a_taint_without_a_record_is_told_by_the_condition() -> None:
+    conditions = [condition("GpuHealthy", "False", "Xid79", "GPU has fallen off the bus", minutes=40)]
+    diagnosis = judged(node("a", taints=[TAINT], conditions=conditions), pod("x", on="a"))
+
+    assert causes(diagnosis) == [FAULTY, "NodeWithheld"]
+    assert diagnosis.problems[0].found.evidence[0] == f"Xid79 on node/a since {ago(40)}: GPU has fallen off the bus"
+
+
+RUNS = {RUN: json.dumps({"kind": "l2", "holder": "x", "until": ago(-9)})}
+SHARED = f"{DEAD}::3"
+MIG = "MIG-8dbf1c52-3333-4c5e-9b1f-0123456789ab"
+HAMI = {"hami.io/vgpu-devices-allocated": f"{DEAD},NVIDIA,4096,30:;"}
+
+
+@pytest.mark.parametrize(
+    ("work", "evidence"),
+    [
+        (given("x", DEAD), f"on {DEAD}"),
+        (given("x", HEALTHY, DEAD), f"on {DEAD}"),
+        (given("x", SHARED, resource="nvidia.com/gpu.shared"), f"on {DEAD}"),
+        (pod("x", on="a", annotations=HAMI), f"on {DEAD}"),
+        (given("x", "nvidia1"), "running: pod/team/x"),
+        (given("x", MIG, resource="nvidia.com/mig-1g.10gb"), "running: pod/team/x"),
+        (pod("x", on="a"), "nothing shows which GPUs"),
+    ],
+    ids=["its GPU", "one of its GPUs", "a replica", "by HAMi", "an unknown ID", "an instance of some GPU", "no names"],
+)
+def test_the_gpu_of_a_pod_is_known_or_the_node_counts(work: Object, evidence: str) -> None:
+    diagnosis = judged(faulty(finding()), work)
+
+    assert causes(diagnosis)[0] == FAULTY
+    assert any(evidence in one for one in diagnosis.problems[0].found.evidence)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        given("x", HEALTHY),
+        given("x", f"{HEALTHY}::3", resource="nvidia.com/gpu.shared"),
+        pod("x", on="a", annotations={"hami.io/vgpu-devices-allocated": f"{HEALTHY},NVIDIA,4096,30:;"}),
+        pod("x", on="a", phase="Succeeded"),
+        pod("x", 0, on="a"),
+        pod("x", on="a", metadata={"deletionTimestamp": ago(0)}),
+        pod("x", on="a", labels={"app.kubernetes.io/name": "gpu-healthcheck"}),
+        pod("x", on="b"),
+    ],
+    ids=["another GPU", "its replica", "by HAMi", "ended", "no GPU", "going", "our own test", "another node"],
+)
+def test_work_beside_a_faulty_gpu_is_no_cause(work: Object) -> None:
+    assert causes(judged(faulty(finding()), node("b"), work)) == ["NodeWithheld"]
+
+
+@pytest.mark.parametrize("subject", ["node", "driver", "nvswitch/0000:85:00.0"])
+def test_a_fault_of_the_node_strikes_all_its_pods(subject: str) -> None:
+    work = given("x", HEALTHY)
+
+    assert causes(judged(faulty(finding("DriverUnresponsive", subject=subject, about={})), work))[0] == FAULTY
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        faulty(finding(severity="MONITOR"), tainted=False),
+        faulty(tainted=False),
+        node("a", taints=[{"key": MAINTENANCE, "value": "l2", "effect": "NoSchedule"}], annotations=RUNS),
+        node("a", taints=[{**TAINT, "effect": "PreferNoSchedule"}], labels={SEVERITY: "MONITOR"}),
+    ],
+    ids=["MONITOR", "no finding", "a run of ours", "somebody else's taint"],
+)
+def test_work_on_a_node_without_a_fault_is_no_cause(state: Object) -> None:
+    assert FAULTY not in causes(judged(state, pod("x", on="a")))
+
+
+def test_what_the_kubelet_reports_as_unhealthy_is_a_cause_by_itself() -> None:
+    diagnosis = judged(node("a"), given("x", DEAD, health="Unhealthy"), given("y", HEALTHY))
+
+    (problem,) = diagnosis.problems
+    assert (problem.found.cause.name, problem.found.affected) == (FAULTY, ("pod/team/x",))
+    assert problem.found.evidence[0] == f"the kubelet reports {GPU} {DEAD} of pod/team/x as Unhealthy"
+    assert not causes(judged(node("a"), given("x", DEAD, health="Unknown")))
+    assert not causes(judged(node("a"), given("x", "rdmap16s0", health="Unhealthy", resource="vpc.amazonaws.com/efa")))
+
+
+def claimed(name: str, device: str, *, reported: bool = False, health: str = "Healthy") -> list[Object]:
+    """A pod with a device of NVIDIA's DRA driver: by its claim, or by the kubelet's report too."""
+    request = {"name": "g", "exactly": {"deviceClassName": "gpu.nvidia.com"}}
+    results = [{"request": "g", "driver": "gpu.nvidia.com", "pool": "a", "device": device}]
+    claim = obj(
+        "ResourceClaim",
+        f"{name}-c",
+        "team",
+        spec={"devices": {"requests": [request]}},
+        status={"allocation": {"devices": {"results": results}}, "reservedFor": [{"resource": "pods", "name": name}]},
+    )
+    resources = {"claims": [{"name": "gpu"}]}
+    state: Object = {"name": "main", "ready": True, "state": {"running": {"startedAt": ago(60)}}}
+    if reported:
+        named = [{"resourceID": f"gpu.nvidia.com/a/{device}", "health": health}]
+        state["allocatedResourcesStatus"] = [{"name": "claim:gpu/g", "resources": named}]
+    work = pod(
+        name,
+        on="a",
+        containers=[{"name": "main", "image": "x", "resources": resources}],
+        spec={"resourceClaims": [{"name": "gpu", "resourceClaimName": f"{name}-c"}]},
+        states=[state],
+    )
+    return [claim, work]
+
+
+def slices() -> list[Object]:
+    devices = [
+        {"name": f"gpu-{place}", "attributes": {"uuid": {"string": uuid}, "type": {"string": "gpu"}}}
+        for place, uuid in enumerate((HEALTHY, DEAD))
+    ]
+    spec = {"driver": "gpu.nvidia.com", "nodeName": "a", "pool": {"name": "a"}, "devices": devices}
+    return [obj("ResourceSlice", "s", spec=spec), obj("DeviceClass", "gpu.nvidia.com", spec={})]
+
+
+@pytest.mark.parametrize("reported", [False, True])
+def test_a_claimed_device_is_known_by_its_slice(reported: bool) -> None:
+    on_dead = judged(faulty(finding()), *slices(), *claimed("x", "gpu-1", reported=reported))
+    beside = judged(faulty(finding()), *slices(), *claimed("x", "gpu-0", reported=reported))
+
+    assert causes(on_dead) == [FAULTY, "NodeWithheld"]
+    assert causes(beside) == ["NodeWithheld"]
+
+
+def test_a_claimed_device_that_the_kubelet_reports_as_unhealthy() -> None:
+    diagnosis = judged(node("a"), *slices(), *claimed("x", "gpu-1", reported=True, health="Unhealthy"))
+
+    assert causes(diagnosis) == [FAULTY]
+    assert "claim:gpu/g gpu.nvidia.com/a/gpu-1" in diagnosis.problems[0].found.evidence[0]
+
+
+def test_a_finding_from_a_record_of_an_earlier_version_has_no_time_and_counts() -> None:
+    old = {"reason": "Xid79", "severity": "REBOOT", "subject": "gpu/0000:18:00.0"}
+
+    assert causes(judged(faulty(old), given("x", HEALTHY)))[0] == FAULTY
+
+
+def _refused() -> Object:
+    message = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
+    return condition("PodScheduled", "False", "Unschedulable", message)
