@@ -26,6 +26,9 @@ LOST = Reason(
     Severity.REBOOT,
     "NVML answers GPU_IS_LOST for a GPU: it fell off the bus.",
     "Drain and reboot the node; replace it when the GPU is lost again.",
+    # NVML also answers so for some seconds while an administrator resets the GPU. The driver logs a real loss at once:
+    # Xid 79, or the line of GpuFellOffBus.
+    flickers=True,
     source="nvml.h, error 15",
 )
 RESET_REQUIRED = Reason(
@@ -33,7 +36,7 @@ RESET_REQUIRED = Reason(
     Severity.RESET,
     "NVML answers RESET_REQUIRED for a GPU.",
     "Drain the node and reset the GPU, or reboot.",
-    # A GPU that somebody resets gives no handle for some seconds, while the others of the node work on.
+    # NVML answers so for some seconds while a GPU is being reset, too.
     flickers=True,
     source="nvml.h, error 16",
 )

@@ -57,7 +57,7 @@ def now(world: World) -> int:
     return len(world.stand_in.past())
 
 
-def a_gpu_lost_in_nvml_fails_the_node_at_the_next_look(world: World) -> None:
+def a_gpu_that_nvml_keeps_calling_lost_fails_the_node(world: World) -> None:
     world.host.lose_gpu(5)
     node = world.wait_for_taint()
 
@@ -395,7 +395,7 @@ def without_leases_it_goes_on(world: World) -> None:
 
 
 STORIES = (
-    a_gpu_lost_in_nvml_fails_the_node_at_the_next_look,
+    a_gpu_that_nvml_keeps_calling_lost_fails_the_node,
     an_xid_that_asks_for_no_reset_waits_for_the_look_and_sets_no_taint,
     a_driver_that_crashes_its_reader_is_unknown_and_the_agent_goes_on,
     an_unloaded_driver_is_unknown_and_adds_no_taint,

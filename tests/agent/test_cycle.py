@@ -205,8 +205,9 @@ def test_a_driver_that_comes_back_is_young_though_no_log_says_so(light: Light, n
     assert expected.driver_age_seconds < at_first
 
 
-def test_a_gpu_that_somebody_resets_is_no_fault_of_it_nor_of_its_peers(
-    light: Light, node: SimulatedNode, config: Path
+@pytest.mark.parametrize("first", [15, 16])
+def test_a_gpu_being_reset_is_no_fault_of_it_nor_of_its_peers(
+    light: Light, node: SimulatedNode, config: Path, first: int
 ) -> None:
     (config / "CHECKS_LIGHTWEIGHT").write_text("driver gpu-count ecc nvlink fabric p2p")
     light.state.set_node(NodeState("n", labels={INSTANCE_TYPE: "p5.48xlarge"}))
@@ -214,7 +215,7 @@ def test_a_gpu_that_somebody_resets_is_no_fault_of_it_nor_of_its_peers(
     links = [f"nvml/gpu{gpu}/nvlink/{link}/state" for gpu in range(8) for link in range(18)]
     for link in links:
         node.write_value(link, 0)
-    for error in (16, 17, 999):
+    for error in (first, 17, 999):
         node.write_value("nvml/gpu3/error", error)
         light.look()
     (node.root / "nvml/gpu3/error").unlink()
@@ -228,12 +229,23 @@ def test_a_gpu_that_somebody_resets_is_no_fault_of_it_nor_of_its_peers(
     assert (light.state.memory.standing, light.state.memory.suspects) == ((), {})
 
 
-def test_what_is_new_is_looked_at_once_more_soon(light: Light, node: SimulatedNode) -> None:
+def test_a_gpu_that_stays_lost_is_a_finding_of_the_fourth_look(light: Light, node: SimulatedNode) -> None:
     light.look()
     node.lose_gpu(3)
+    for _ in range(3):
+        assert light.cycle.run() == AGAIN_SECONDS
+        assert light.state.memory.standing == ()
+    light.look()
+
+    assert [one.finding.reason for one in light.state.memory.standing] == ["GpuLost"]
+
+
+def test_what_is_new_is_looked_at_once_more_soon(light: Light, node: SimulatedNode) -> None:
+    light.look()
+    node.want_recovery(3, 1)
 
     assert [light.cycle.run(), light.cycle.run()] == [AGAIN_SECONDS, None]
-    assert [one.finding.reason for one in light.state.memory.standing] == ["GpuLost"]
+    assert [one.finding.reason for one in light.state.memory.standing] == ["GpuRecoveryAction"]
 
 
 def just_loaded() -> Sighting:

@@ -266,7 +266,7 @@ class TestTheDriver:
 
         assert world.wait_for_status("unknown").causes == {"NvmlLibraryNotFound"}
 
-    def test_that_lost_a_gpu_fails_the_node_at_the_first_look(self, world: World) -> None:
+    def test_that_lost_a_gpu_fails_the_node_once_it_has_settled(self, world: World) -> None:
         world.host.lose_gpu(3)
         world.start()
         node = world.wait_for_taint()

@@ -41,7 +41,8 @@ def low(listed: int, pci: int, told: str = ", p5.48xlarge has 8") -> Finding:
 
 
 def lost(address: str, index: int) -> Finding:
-    return Finding("GpuLost", Severity.REBOOT, f"gpu/{address}", "NVML error 15", {"index": str(index)})
+    about = {"index": str(index)}
+    return Finding("GpuLost", Severity.REBOOT, f"gpu/{address}", "NVML error 15", about, flickers=True)
 
 
 @pytest.mark.parametrize("expected", [P5, UNKNOWN_TYPE])
@@ -75,7 +76,7 @@ def test_a_lost_gpu_that_pci_no_longer_shows_is_named_by_its_index() -> None:
     gpus = [Gpu(3, LOST) if one.index == 3 else one for one in ALL]
 
     assert judge(driver_says(*gpus), functions(*ADDRESSES[:3], *ADDRESSES[4:])) == [
-        Finding("GpuLost", Severity.REBOOT, "gpu/index-3", "NVML error 15", {"index": "3"})
+        Finding("GpuLost", Severity.REBOOT, "gpu/index-3", "NVML error 15", {"index": "3"}, flickers=True)
     ]
 
 
@@ -89,6 +90,7 @@ def test_a_gpu_lost_in_the_middle_of_a_look_keeps_all_its_names() -> None:
             f"gpu/{ADDRESSES[2]}",
             "NVML error 15",
             {"index": "2", "uuid": "GPU-2", "serial": "1652"},
+            flickers=True,
         )
     ]
 
@@ -254,7 +256,7 @@ def test_a_person_is_told_both_counts_and_whose_expectation_it_is() -> None:
 
 def test_every_reason_that_it_can_give_is_declared() -> None:
     assert [(reason.name, reason.severity, reason.flickers) for reason in CHECK.reasons] == [
-        ("GpuLost", Severity.REBOOT, False),
+        ("GpuLost", Severity.REBOOT, True),
         ("GpuResetRequired", Severity.RESET, True),
         ("GpuPowerInsufficient", Severity.ISOLATE, False),
         ("GpuIrqIssue", Severity.REBOOT, False),
