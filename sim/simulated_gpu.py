@@ -59,6 +59,9 @@ def healthy_values(gpu: SimulatedGpu, model: GpuModel) -> dict[str, object]:
         "processes": "",
         "pcie_width": 16,
         "pcie_max_width": 16,
+        # As of an idle GPU: the link is slow until a process uses it.
+        "pcie_generation": 1,
+        "pcie_max_generation": 5,
         "pcie_replays": 0,
         "field/230": 0,
         **dict.fromkeys(VOLATILE_ECC + AGGREGATE_ECC, 0),

@@ -1,6 +1,8 @@
 """Each GPU's PCIe link has all the lanes that GPU and slot can have together.
 
-Its generation is never judged: an idle GPU lowers it to save power (nvidia-smi's manual, pcie.link.gen.current).
+The generation itself is never judged. An idle GPU may lower both generation and width ("the current link generation and
+width. These may be reduced when the GPU is not in use", nvidia-smi's manual, GPU Link information), so a narrow link
+counts only at its highest generation or on a GPU that a process uses.
 """
 
 from __future__ import annotations
@@ -9,11 +11,11 @@ from collections.abc import Iterator
 
 from healthcheck.checks.expectation import Expectation
 from healthcheck.checks.per_gpu import answering, found
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, counted
+from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Reason, Seen, Severity, TooEarly, counted
 from healthcheck.probes.nvml import gpus as nvml
 
 WIDTHS = frozenset({1, 2, 4, 8, 12, 16, 32})
-"""The lanes that a PCI Express link can have; whatever else a virtual machine is told means nothing."""
+"""The lanes that a PCI Express link can have. A virtual machine may report any other number, which means nothing."""
 
 WIDTH_LOW = Reason(
     "PcieWidthLow",
@@ -21,20 +23,25 @@ WIDTH_LOW = Reason(
     "A GPU's PCIe link runs on fewer lanes than GPU and slot have: every copy to and from the host is slower.",
     "Drain the node and reset the GPU, or reboot: that trains the link anew; replace the node when it comes back.",
     flickers=True,
-    threshold="fewer lanes than the most that GPU and slot can do together",
-    source="nvmlDeviceGetMaxPcieLinkWidth (nvml.h); docs/rules.md 19 (DCGM 46, PCIE_WIDTH)",
+    threshold="fewer lanes than the most that GPU and slot can do together, at the highest generation or in use",
+    source="nvmlDeviceGetMaxPcieLinkWidth (nvml.h); nvidia-smi's manual, GPU Link information; "
+    "docs/rules.md 19 (DCGM 46, PCIE_WIDTH)",
 )
 
 
 def judge(seen: Evidence, _: Expectation) -> Iterator[Judgement]:
     gpus = yield from answering(seen, "pcie")
     links = [(gpu, gpu.pcie) for gpu in gpus if gpu.pcie and _makes_sense(gpu.pcie)]
-    for gpu, link in links:
-        if link.width < link.max_width:
-            yield found(WIDTH_LOW, gpu, f"x{link.width}, GPU and slot can do x{link.max_width}")
+    narrow = [(gpu, link) for gpu, link in links if link.width < link.max_width]
+    for gpu, link in narrow:
+        lanes = f"x{link.width}, GPU and slot can do x{link.max_width}"
+        if link.at_highest_generation or gpu.processes:
+            yield found(WIDTH_LOW, gpu, lanes)
+        else:
+            yield TooEarly(f"{gpu.subject}: {lanes}; an idle GPU may lower its width", gpu.subject, (WIDTH_LOW.name,))
     if links:
-        full = sum(link.width >= link.max_width for _, link in links)
-        yield Seen(f"full width on {full} of {counted(len(links), 'GPU')}", "all", "NVML's maximum of GPU and slot")
+        told = f"full width on {len(links) - len(narrow)} of {counted(len(links), 'GPU')}"
+        yield Seen(told, "all", "NVML's maximum of GPU and slot")
     elif gpus:
         yield NotConfigured("no GPU tells a PCIe width that makes sense")
 

@@ -616,6 +616,18 @@ nvmlReturn_t nvmlDeviceGetMaxPcieLinkWidth(nvmlDevice_t gpu, unsigned *width)
     return gpu_unsigned(gpu, "pcie_max_width", width);
 }
 
+nvmlReturn_t nvmlDeviceGetCurrPcieLinkGeneration(nvmlDevice_t gpu, unsigned *generation)
+{
+    ENTER(enter_gpu(__func__, gpu));
+    return gpu_unsigned(gpu, "pcie_generation", generation);
+}
+
+nvmlReturn_t nvmlDeviceGetMaxPcieLinkGeneration(nvmlDevice_t gpu, unsigned *generation)
+{
+    ENTER(enter_gpu(__func__, gpu));
+    return gpu_unsigned(gpu, "pcie_max_generation", generation);
+}
+
 nvmlReturn_t nvmlDeviceGetPcieReplayCounter(nvmlDevice_t gpu, unsigned *replays)
 {
     ENTER(enter_gpu(__func__, gpu));

@@ -240,6 +240,30 @@ def test_a_gpu_that_stays_lost_is_a_finding_of_the_fourth_look(light: Light, nod
     assert [one.finding.reason for one in light.state.memory.standing] == ["GpuLost"]
 
 
+def test_a_narrow_pcie_link_counts_in_use_and_stays_when_the_gpu_goes_idle(
+    light: Light, node: SimulatedNode, config: Path
+) -> None:
+    (config / "CHECKS_LIGHTWEIGHT").write_text("driver pcie-link")
+    node.write_value("nvml/gpu3/pcie_width", 8)
+    for _ in range(5):
+        light.look()
+        assert (light.state.memory.standing, light.state.memory.suspects) == ((), {})
+
+    node.write_value("nvml/gpu3/pcie_generation", 5)
+    for _ in range(4):
+        light.look()
+    assert [one.finding.reason for one in light.state.memory.standing] == ["PcieWidthLow"]
+
+    node.write_value("nvml/gpu3/pcie_generation", 1)
+    for _ in range(5):
+        light.look()
+    assert [one.finding.reason for one in light.state.memory.standing] == ["PcieWidthLow"]
+
+    node.write_value("nvml/gpu3/pcie_width", 16)
+    light.look()
+    assert light.state.memory.standing == ()
+
+
 def test_what_is_new_is_looked_at_once_more_soon(light: Light, node: SimulatedNode) -> None:
     light.look()
     node.want_recovery(3, 1)

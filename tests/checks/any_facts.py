@@ -89,7 +89,7 @@ GPU: dict[str, st.SearchStrategy[Any]] = {
     "inforom_valid": _perhaps(st.booleans()),
     "memory": _perhaps(st.builds(nvml.MemoryUse, numbers, numbers, numbers)),
     "processes": _perhaps(numbers),
-    "pcie": _perhaps(st.builds(nvml.PcieLink, numbers, numbers)),
+    "pcie": _perhaps(st.builds(nvml.PcieLink, numbers, numbers, _perhaps(numbers), _perhaps(numbers))),
     "pcie_replays": _perhaps(numbers),
     "nvlinks": _perhaps(st.lists(_links, max_size=3).map(tuple)),
     "fabric": _perhaps(_fabrics),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from healthcheck.checks.pcie_link import CHECK
-from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, Unobserved
+from healthcheck.model import Cause, Finding, Judgement, NotConfigured, Seen, Severity, TooEarly, Unobserved
 from healthcheck.probes.nvml.gpus import NVML, Gpu, PcieLink
 from tests.checks.evidence import ADDRESSES, P5, UNKNOWN_TYPE, driver_is_silent, driver_says, gpu, healthy, says
 
@@ -23,10 +23,37 @@ def seen(told: str) -> Seen:
 
 @pytest.mark.parametrize(("width", "most"), [(8, 16), (4, 16), (1, 16), (12, 16), (4, 8), (16, 32)])
 def test_a_link_with_fewer_lanes_than_it_could_have_is_found(width: int, most: int) -> None:
-    assert judge(healthy(2), healthy(3, pcie=PcieLink(width, most))) == [
+    assert judge(healthy(2), healthy(3, pcie=PcieLink(width, most, 5, 5))) == [
         Finding(
             "PcieWidthLow", Severity.RESET, SUBJECT, f"x{width}, GPU and slot can do x{most}", ABOUT, flickers=True
         ),
+        seen("full width on 1 of 2 GPUs"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("generation", "most", "processes"),
+    [(1, 5, 1), (4, 5, 8), (5, 5, 0), (5, 5, None), (None, None, 1), (None, 5, 1), (0, 0, 1)],
+)
+def test_a_narrow_link_counts_at_its_highest_generation_or_in_use(
+    generation: int | None, most: int | None, processes: int | None
+) -> None:
+    said = judge(healthy(3, pcie=PcieLink(8, 16, generation, most), processes=processes))
+
+    assert [one.reason for one in said if isinstance(one, Finding)] == ["PcieWidthLow"]
+
+
+@pytest.mark.parametrize(
+    ("generation", "most", "processes"),
+    [(1, 5, 0), (4, 5, 0), (1, 5, None), (None, None, 0), (None, None, None), (5, None, 0), (0, 0, 0)],
+)
+def test_a_narrow_link_of_a_gpu_that_may_be_idle_is_neither_full_nor_low(
+    generation: int | None, most: int | None, processes: int | None
+) -> None:
+    told = f"{SUBJECT}: x8, GPU and slot can do x16; an idle GPU may lower its width"
+
+    assert judge(healthy(2), healthy(3, pcie=PcieLink(8, 16, generation, most), processes=processes)) == [
+        TooEarly(told, SUBJECT, ("PcieWidthLow",)),
         seen("full width on 1 of 2 GPUs"),
     ]
 
@@ -67,7 +94,7 @@ def test_a_lost_gpu_says_nothing_of_its_link() -> None:
 
 
 def test_no_instance_type_is_needed() -> None:
-    said = says(CHECK, UNKNOWN_TYPE, {NVML: driver_says(healthy(3, pcie=PcieLink(8, 16)))})
+    said = says(CHECK, UNKNOWN_TYPE, {NVML: driver_says(healthy(3, pcie=PcieLink(8, 16, 5, 5)))})
 
     assert [one.reason for one in said if isinstance(one, Finding)] == ["PcieWidthLow"]
 

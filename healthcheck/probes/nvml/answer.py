@@ -189,7 +189,7 @@ _READINGS: Mapping[str, Callable[[Any], Any]] = {
     "inforom_valid": _flag,
     "memory": _made(MemoryUse, _count, _count, _count),
     "processes": _unsigned,
-    "pcie": _made(PcieLink, _unsigned, _unsigned),
+    "pcie": _made(PcieLink, _unsigned, _unsigned, _perhaps(_unsigned), _perhaps(_unsigned)),
     "pcie_replays": _unsigned,
     "nvlinks": _nvlinks,
     "nvlink_counters": _nvlink_counters,

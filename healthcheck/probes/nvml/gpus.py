@@ -76,10 +76,17 @@ class MemoryUse(Struct, frozen=True):
 
 
 class PcieLink(Struct, frozen=True):
-    """Lanes; `max_width` is the most that GPU and slot can do together."""
+    """Lanes and generation; the maxima are the most that GPU and slot can do together. None: not reported."""
 
     width: int
     max_width: int
+    generation: int | None = None
+    max_generation: int | None = None
+
+    @property
+    def at_highest_generation(self) -> bool:
+        """Whether the link runs at its full speed. False where either generation is unknown."""
+        return bool(self.generation and self.max_generation) and self.generation == self.max_generation
 
 
 class NvLink(Struct, frozen=True):

@@ -246,8 +246,15 @@ def _processes(gpu: Gpu) -> int | None:
     return None if computing is None else len(computing.union(*filter(None, others)))
 
 
-def _pcie(gpu: Gpu) -> list[int]:
-    return [gpu.ask("nvmlDeviceGetCurrPcieLinkWidth"), gpu.ask("nvmlDeviceGetMaxPcieLinkWidth")]
+def _pcie(gpu: Gpu) -> list[int | None]:
+    widths = [gpu.ask("nvmlDeviceGetCurrPcieLinkWidth"), gpu.ask("nvmlDeviceGetMaxPcieLinkWidth")]
+    if widths[0] == widths[1]:  # the generation matters only for a narrow link
+        return [*widths, None, None]
+    return [
+        *widths,
+        gpu.ask_known("nvmlDeviceGetCurrPcieLinkGeneration"),
+        gpu.ask_known("nvmlDeviceGetMaxPcieLinkGeneration"),
+    ]
 
 
 def _nvlinks(gpu: Gpu) -> list[list[int | None]] | None:

@@ -37,7 +37,7 @@ NO_READINGS: dict[str, tuple[object, ...]] = {
     "inforom_valid": NO_NUMBERS,
     "memory": (0, [1, 0], [1, 0, -1], [None, 0, 0], [0, 0, 2**64]),
     "processes": NO_NUMBERS,
-    "pcie": (16, [16], [16, -16]),
+    "pcie": (16, [16], [16, 16], [16, -16, None, None], [8, 16, -1, 5], [8, 16, "5", 5]),
     "pcie_replays": NO_NUMBERS,
     "nvlinks": (18, "links", [1], [[1]], [[1, 6, 7]], [["1", 6]], [[1, -6]], [[1, 6]] * 37),
     "fabric": (3, [3, 0], [-3, 0, 0, "", None, None], [3, 0, 0, 7, None, None], [3, 0, 0, "x", 0, 0]),
