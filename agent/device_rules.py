@@ -24,9 +24,9 @@ from healthcheck.memory.findings import Memory
 from healthcheck.node.device_rules import DeviceRule
 from healthcheck.node.state import NodeState
 from healthcheck.telemetry import Telemetry
-from healthcheck.verdict.change import Rules
 from healthcheck.verdict.device_taints import BadGpu, Cover, RuleChange, gpus_to_taint, plan_rules
 from healthcheck.verdict.events import Event, cut, event_name
+from healthcheck.verdict.taint import Rules
 from healthcheck.verdict.verdict import Verdict
 
 log = structlog.get_logger()

@@ -12,7 +12,7 @@ from healthcheck.memory.findings import Memory
 from healthcheck.node.state import NodeState
 from healthcheck.telemetry import Telemetry
 from healthcheck.verdict.budget import BY_DEVICES, Grant
-from healthcheck.verdict.change import Rules, says_devices, wants_place
+from healthcheck.verdict.taint import Rules, says_devices, wants_place
 from healthcheck.verdict.verdict import Verdict
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from healthcheck.model import Severity, Status
 from healthcheck.text.moments import timestamp
 from healthcheck.text.naming import named
 from healthcheck.text.printable import printable
-from healthcheck.verdict.change import DEVICES
+from healthcheck.verdict.taint import DEVICES
 
 _MOST_REASONS = 6
 """Of one node."""

@@ -100,7 +100,7 @@ def _release_shown(cluster: Cluster, shown: Mapping[str, Findings], among: int, 
 
 
 def _has_something(node: NodeState) -> bool:
-    return bool(release_of(node, "", "", datetime.now(UTC)).findings or cordoned_by(node))
+    return bool(release_of(node, "", "", datetime.now(UTC)).findings or cordoned_by(node) or node.tainted())
 
 
 def _meant(word: Release) -> Findings:
@@ -113,12 +113,14 @@ def _release(cluster: Cluster, name: str, wish: ReleaseWish, console: Screen) ->
     if word.findings:
         console.print(f"{name}: {'would release' if wish.dry_run else 'releasing'}")
         _show([fault for fault in faults_on(node) if fault.is_covered(word.findings)], console)
+    elif node.tainted():
+        console.print(f"{name}: no event finding is active; its agent lifts the taint unless a level finding keeps it")
     else:
-        console.print(f"{name}: nothing to release: no event finding stands in its records")
+        console.print(f"{name}: nothing to release: no event finding is active, and no taint of ours is there")
     if not wish.dry_run:
         node, word = _write(cluster, name, wish)
     _show_cordon(node, wish, console)
-    if wish.dry_run or not word.findings:
+    if wish.dry_run or not (word.findings or node.tainted()):
         _show_rest(node, word, console)
         stands = any(fault.severity >= Severity.RESET for fault in faults_on(node))
         return STILL_STANDS if stands and not wish.dry_run else 0
@@ -127,7 +129,10 @@ def _release(cluster: Cluster, name: str, wish: ReleaseWish, console: Screen) ->
         return 0
     after = _wait(cluster, name, dump_release(word), wish.wait_seconds)
     console.print(f"{name}: released by {printable(wish.by)}: {printable(wish.reason)}")
-    return _show_rest(after, word, console)
+    code = _show_rest(after, word, console)
+    if after.tainted():
+        console.print(f"{name}: its taint stays")
+    return code
 
 
 def _read(cluster: Cluster, name: str) -> NodeState:
@@ -168,7 +173,8 @@ def _write(cluster: Cluster, name: str, wish: ReleaseWish) -> tuple[NodeState, R
 def _patch(node: NodeState, word: Release, wish: ReleaseWish) -> dict[str, Any] | None:
     """None where there is nothing to write."""
     patch = None if wish.keep_cordoned else lift(node, word.at)
-    return annotated(node, {RELEASE: dump_release(word)}, patch) if word.findings else patch
+    is_needed = word.findings or node.tainted()
+    return annotated(node, {RELEASE: dump_release(word)}, patch) if is_needed else patch
 
 
 def _wait(cluster: Cluster, name: str, text: str, seconds: float) -> NodeState:
@@ -195,8 +201,8 @@ def _show_rest(node: NodeState, word: Release, console: Screen) -> int:
         console.print(f"{node.name}: still stands")
         _show(rest, console)
     console.print(f"{node.name}: its agent says {status}")
-    well = status in (Status.PASS, Status.WARN) and all(fault.severity < Severity.RESET for fault in rest)
-    return 0 if well else STILL_STANDS
+    is_released = status != Status.FAIL and not node.tainted() and all(one.severity < Severity.RESET for one in rest)
+    return 0 if is_released else STILL_STANDS
 
 
 def _show_cordon(node: NodeState, wish: ReleaseWish, console: Screen) -> None:

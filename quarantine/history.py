@@ -11,27 +11,32 @@ from datetime import datetime
 from msgspec import Struct
 from msgspec.structs import replace
 
+from healthcheck.memory.exits import ESCALATE_WITHIN
+from healthcheck.memory.findings import gpu_identity
 from healthcheck.model import Severity
 from healthcheck.node.state import QUARANTINE_RESULT, NodeState
 from healthcheck.text.moments import moment_or_none
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import released_at
 from healthcheck.verdict.record import HistoryRow, RunRecord
-from quarantine.recommendation import Recommendation
+from quarantine.recommendation import Recommendation, Returned
 
 MOST_RUNS, MOST_FINDINGS = 5, 6
-_LONGEST_NAME = 120
+_LONGEST_NAME, _LONGEST_IDENTITY = 120, 64
 
 
 class History(Struct, frozen=True):
-    """Newest first: the runs that found a fault of RESET or worse."""
+    """Newest first: the runs of the last 7 days that found a fault of RESET or worse (docs/rules.md 6)."""
 
     rows: tuple[HistoryRow, ...] = ()
 
     @property
-    def returned_with(self) -> frozenset[tuple[str, str]]:
-        names = (name.partition(" ") for row in self.rows if row.returned for name in row.findings or ())
-        return frozenset((reason, subject) for reason, _, subject in names)
+    def returned_with(self) -> tuple[Returned, ...]:
+        """The faults found before the node went back to work."""
+        rows = (row for row in self.rows if row.returned)
+        named = ((name, (row.gpus or {}).get(name, "")) for row in rows for name in row.findings or ())
+        parted = ((*name.partition(" ")[::2], gpu) for name, gpu in named)
+        return tuple(Returned(reason, subject, gpu) for reason, subject, gpu in parted)
 
 
 def history_of(node: NodeState, now: datetime) -> History:
@@ -39,10 +44,11 @@ def history_of(node: NodeState, now: datetime) -> History:
     record = records.on_node(RunRecord, node, QUARANTINE_RESULT)
     if node.machine and record.machine not in (None, "", node.machine):
         return History()
-    told = [*_of_last_run(record), *(one for one in record.history or () if one.findings is not None)]
+    earlier = [*_of_last_run(record), *(one for one in record.history or () if one.findings is not None)]
+    recent = [one for one in earlier if _is_recent(one, now)]
     back = record.recommendation == Recommendation.RETURN_TO_SERVICE.value
     released = released_at(node, now)
-    rows = map(_bounded, told[:MOST_RUNS])
+    rows = map(_bounded, recent[:MOST_RUNS])
     return History(tuple(replace(one, returned=one.returned or back or _is_before(one, released)) for one in rows))
 
 
@@ -50,17 +56,26 @@ def _of_last_run(record: RunRecord) -> Iterator[HistoryRow]:
     faults = [one for one in record.findings or () if one.severity is not None and one.severity >= Severity.RESET]
     names = tuple(dict.fromkeys(f"{one.reason} {one.subject}" for one in faults))
     if names:
-        yield HistoryRow(record.timestamp or "", record.recommendation or "", names, returned=False)
+        gpus = {f"{one.reason} {one.subject}": gpu for one in faults if (gpu := gpu_identity(one.about or {}))}
+        yield HistoryRow(record.timestamp or "", record.recommendation or "", names, gpus or None, returned=False)
 
 
 def _bounded(row: HistoryRow) -> HistoryRow:
     """Of what somebody else may have written."""
+    names = [name[:_LONGEST_NAME] for name in (row.findings or ())[:MOST_FINDINGS]]
+    gpus = {name: gpu[:_LONGEST_IDENTITY] for name in names if (gpu := (row.gpus or {}).get(name))}
     return HistoryRow(
         (row.at or "")[:_LONGEST_NAME],
         (row.recommendation or "")[:_LONGEST_NAME],
-        tuple(name[:_LONGEST_NAME] for name in (row.findings or ())[:MOST_FINDINGS]),
+        tuple(names),
+        gpus or None,
         returned=row.returned is True,
     )
+
+
+def _is_recent(row: HistoryRow, now: datetime) -> bool:
+    at = moment_or_none(row.at)
+    return at is not None and abs(now - at) <= ESCALATE_WITHIN
 
 
 def _is_before(row: HistoryRow, released: datetime | None) -> bool:

@@ -28,7 +28,7 @@ from healthcheck.text.naming import named
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import has_taken
 from healthcheck.verdict.record import RunRecord
-from quarantine.record import KIND, Begun, Progress, is_blind, render
+from quarantine.record import KIND, Begun, Progress, render
 
 log = structlog.get_logger()
 
@@ -137,20 +137,6 @@ class QuarantineMarks:
         except ClusterError:
             return False
         return RESULTS not in node.annotations or has_taken(node, KIND, timestamp(self._at))
-
-    def wait_until_seen(self, begun: Begun, seconds: float, stopping: threading.Event) -> None:
-        """Until the agent's look sees all of the node: one beside a test, which loads driver and devices, may not have.
-
-        At most so long, and not at all where the look saw all, or no agent ever was.
-        """
-        patience = Patience(seconds, sleep=stopping.wait, is_over=stopping.is_set)
-        patience.until(lambda: self._is_seen(begun), _AGAIN_SECONDS)
-
-    def _is_seen(self, begun: Begun) -> bool:
-        try:
-            return not is_blind(begun, self._cluster.read_node(self._node), _now())
-        except ClusterError:
-            return False
 
     def finish(self, begun: Begun, progress: Progress) -> RunRecord:
         """The last record, and the node given back in the same write, as soon as the cluster takes it.

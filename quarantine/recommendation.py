@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from healthcheck.model import Finding, Severity, Status, Unobserved
+from healthcheck.model import Finding, Severity, Status
 from healthcheck.verdict.record import LEVEL_4
 
 
@@ -28,6 +28,21 @@ class GroupResult(Struct, frozen=True):
     status: Status | None = None
 
 
+class Returned(Struct, frozen=True):
+    """A fault that an earlier run found. `gpu`: the serial, else the UUID of its GPU; '' where there is none."""
+
+    reason: str
+    subject: str
+    gpu: str = ""
+
+    def is_same_as(self, found: Finding) -> bool:
+        """Whether both are one fault of one GPU, at whatever address; by the address where a name is unknown."""
+        if found.reason != self.reason:
+            return False
+        known = found.about.get("uuid" if self.gpu.startswith("GPU-") else "serial", "")
+        return known == self.gpu if known and self.gpu else found.subject == self.subject
+
+
 class RunResult(Struct, frozen=True):
     """What a quarantine run knows when it ends, whether it is done or was killed."""
 
@@ -37,10 +52,8 @@ class RunResult(Struct, frozen=True):
     """By its tests, and by its look at the node: what is there now."""
     standing: tuple[Finding, ...] = ()
     """Events of before that still stand: those that a passed run ends are no longer among them."""
-    unobserved: tuple[Unobserved, ...] = ()
-    """What its look at the node could not see."""
-    returned_with: frozenset[tuple[str, str]] = frozenset()
-    """Reason and subject of what earlier runs found on this node, before it was returned to service."""
+    returned_with: tuple[Returned, ...] = ()
+    """The faults that earlier runs found on this node, before it was returned to service."""
 
     @property
     def finished(self) -> bool:
@@ -90,7 +103,7 @@ def _faults_of(severity: Severity) -> Callable[[RunResult], Iterable[str]]:
 
 
 def _came_back(run: RunResult) -> Iterable[str]:
-    again = (one for one in run.found if (one.reason, one.subject) in run.returned_with)
+    again = (one for one in run.found if any(before.is_same_as(one) for before in run.returned_with))
     return _named(one for one in again if one.severity >= Severity.RESET)
 
 
@@ -112,7 +125,7 @@ TABLE = (
     ),
     Row(
         Recommendation.REPLACE,
-        "a fault of RESET or worse that an earlier run had found came back after the node's return",
+        "a fault of RESET or worse recurs that a run of the last 7 days had found, after the node's return",
         "What was done about it then did not mend it.",
         _came_back,
     ),
@@ -151,12 +164,6 @@ TABLE = (
         "a test failed, and names no fault",
         "Nobody knows then what to do about the node.",
         _tests_that_are(Status.FAIL),
-    ),
-    Row(
-        Recommendation.RERUN,
-        "the look at the node could not see all",
-        "A node that nobody can look at is not known to be well.",
-        lambda run: dict.fromkeys(one.cause.name for one in run.unobserved),
     ),
     Row(
         Recommendation.RETURN_TO_SERVICE,

@@ -6,7 +6,7 @@ test has ended it says so, and recommends to run again, or what a fault that was
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from msgspec import Struct, field
@@ -19,9 +19,9 @@ from healthcheck.deep.record import by_reason
 from healthcheck.memory import exits
 from healthcheck.memory.findings import Memory
 from healthcheck.memory.rows import FindingRow, row_of
-from healthcheck.model import Cause, Check, Finding, Nature, Outcome, Severity, Status, Unobserved
+from healthcheck.model import Check, Finding, Nature, Outcome, Severity, Status, Unobserved
 from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, NodeState
-from healthcheck.text.moments import is_future, moment, timestamp
+from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import Fault, counts, deep_faults, is_taken, taken_on
 from healthcheck.verdict.record import AgentRecord, CauseRow, CheckRow, RecordError, RunRecord
@@ -32,7 +32,6 @@ from quarantine.recommendation import Advice, GroupResult, RunResult, recommend
 KIND = "quarantine-result"
 TESTS: tuple[Check, ...] = (dcgm_diag.LEVEL_4, efa_loopback.CHECK, nccl_allreduce.CHECK)
 """In this order: what ends most findings first, and what a stuck GPU could hold up last."""
-_SILENT_SECONDS, _MISSED_LOOKS = 3 * 3600.0, 3
 _LONGEST_DETAIL, _LONGEST_REASON, _MOST_REASONS = 300, 240, 6
 
 
@@ -54,8 +53,6 @@ class Begun(Struct, frozen=True):
     carried: tuple[FindingRow, ...] = ()
     """Rows of the record before this one that nobody has taken over: lost, if this one did not hold them on."""
     history: History = field(default_factory=History)
-    look_seconds: float = 300.0
-    """Between two looks of the node's agent."""
 
 
 class Progress(Struct, frozen=True):
@@ -110,7 +107,7 @@ def carried_by(node: NodeState, machine: str, boot_id: str) -> tuple[FindingRow,
         return ()
     if machine and record.machine not in (None, "", machine):
         return ()
-    released = _look(node)[0].acknowledged
+    released = _remembered(node).acknowledged
     still = [one for one in faults if one.severity > Severity.PASS and not one.is_covered(released)]
     at = records.time_of(record)
     return tuple(_carried(one, at) for one in still if not _is_ended(one, boot_id))
@@ -135,9 +132,9 @@ def _carried(fault: Fault, at: datetime | None) -> FindingRow:
     )
 
 
-def advise(begun: Begun, progress: Progress, node: NodeState, at: datetime) -> Advice:
+def advise(begun: Begun, progress: Progress, node: NodeState) -> Advice:
     """What to do with the node, by this run and by what its agent's record says of it now."""
-    memory, blind = _look(node)
+    memory = _remembered(node)
     if progress.passed:
         memory = exits.passed(memory, begun.started)
     carried = [] if progress.passed else [_finding(one) for one in begun.carried]
@@ -149,7 +146,6 @@ def advise(begun: Begun, progress: Progress, node: NodeState, at: datetime) -> A
             tests=tuple(GroupResult(check.group, _status(progress, check)) for check in TESTS),
             found=(*progress.found, *now),
             standing=(*standing, *carried),
-            unobserved=(*blind, *_silence(begun, node, at)),
             returned_with=begun.history.returned_with,
         )
     )
@@ -157,7 +153,7 @@ def advise(begun: Begun, progress: Progress, node: NodeState, at: datetime) -> A
 
 def render(begun: Begun, progress: Progress, node: NodeState, at: datetime) -> RunRecord:
     """The record, at most LONGEST bytes long."""
-    advice = advise(begun, progress, node, at)
+    advice = advise(begun, progress, node)
     carried = () if progress.passed else begun.carried
     rows = (*(row_of(one, Nature.EVENT) for one in progress.found), *carried)
     severity = worst(one.severity for one in rows if one.severity is not None)
@@ -191,30 +187,12 @@ def render(begun: Begun, progress: Progress, node: NodeState, at: datetime) -> R
     )
 
 
-def is_blind(begun: Begun, node: NodeState, at: datetime) -> bool:
-    """Whether its agent's last look could not see all of it, or was too long ago."""
-    return any((*_look(node)[1], *_silence(begun, node, at)))
-
-
-def _silence(begun: Begun, node: NodeState, at: datetime) -> Iterator[Unobserved]:
-    """An agent tells of its node at least hourly: one that has not for hours has not looked, whatever it said last."""
+def _remembered(node: NodeState) -> Memory:
+    """The findings of the agent's record. Without a record, only the tests speak of the node."""
     try:
-        told = moment(records.parse(AgentRecord, node.annotations.get(RESULTS, "")).timestamp)
-    except ValueError:
-        return
-    if is_future(told, at) or (at - told).total_seconds() > max(_SILENT_SECONDS, _MISSED_LOOKS * begun.look_seconds):
-        yield Unobserved(causes.AGENT_SILENT, f"the node's agent has told nothing since {timestamp(told)}")
-
-
-def _look(node: NodeState) -> tuple[Memory, tuple[Unobserved, ...]]:
-    """What the agent's record says. Without one, only the tests speak of the node."""
-    try:
-        record = records.parse(AgentRecord, node.annotations.get(RESULTS, "{}"))
-        memory = records.remembered(record)
+        return records.remembered(records.parse(AgentRecord, node.annotations.get(RESULTS, "{}")))
     except RecordError:
-        return Memory(), ()
-    blind = record.unobserved or ()
-    return memory, tuple(Unobserved(Cause.named(str(one.cause)), str(one.detail)) for one in blind)
+        return Memory()
 
 
 def _status(progress: Progress, check: Check) -> Status | None:

@@ -36,9 +36,6 @@ _UNHEARD_SECONDS = 10.0
 hear first that the marks are over their time, and clear them: then they stand again within this time."""
 _WATCH_SECONDS = 0.5
 _TAKEN_SECONDS = 30.0
-_LOOKS, _SEEN_SECONDS = 2, 600.0
-"""A run of hours that passed is not to be run again for one look that met its last test. The node is held for longer
-than that."""
 _STOPPED = "the run was stopped before its end (SIGTERM): its pod was deleted, or its time was over"
 
 
@@ -67,9 +64,6 @@ class QuarantineRun(Struct, frozen=True):
 
         failed = self._watched(work, suite, report)
         progress = replace(suite.progress, running="", stopped=suite.stopped, bug_report="".join(reports))
-        if progress.passed:
-            looks = _LOOKS * self.settings.values.check_interval_seconds
-            self.marks.wait_until_seen(begun, min(looks, _SEEN_SECONDS), self.stopping)
         if _is_at_fault(progress):
             self.marks.wait_until_taken(_TAKEN_SECONDS)
         record = self.marks.finish(begun, progress)
@@ -124,7 +118,6 @@ class QuarantineRun(Struct, frozen=True):
             boot_id=boot,
             carried=carried_by(node, node.machine, boot),
             history=history_of(node, started),
-            look_seconds=self.settings.values.check_interval_seconds,
         )
 
     def _next_second(self) -> datetime:

@@ -29,7 +29,7 @@ from healthcheck.node.devices import GivenOut
 from healthcheck.node.state import NodeState, with_devices
 from healthcheck.settings.values import NodeSettings
 from healthcheck.verdict.budget import Slot
-from healthcheck.verdict.change import says_devices
+from healthcheck.verdict.taint import says_devices
 from sweeper.jobs import SELECTOR, Order, in_the_way, job_for, job_name, tolerations
 from sweeper.leftovers import Leftovers, find_leftovers, is_working
 from sweeper.places import Holder, Unowned, kept_without_agent, unowned

@@ -14,9 +14,4 @@ NOT_FINISHED = Cause(
     "The record is of a run that goes on, or that was killed without a word.",
     "Wait for its end, or quarantine the node again.",
 )
-AGENT_SILENT = Cause(
-    "AgentSilent",
-    "The node's agent has told nothing for hours.",
-    "Look at its pod: `kubectl get pods -n gpu-healthcheck -o wide`.",
-)
-CAUSES = (RUN_STOPPED, NOT_FINISHED, AGENT_SILENT)
+CAUSES = (RUN_STOPPED, NOT_FINISHED)

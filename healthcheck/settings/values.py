@@ -14,7 +14,7 @@ from healthcheck.model import Check, Severity
 from healthcheck.settings.declared import AnySeverity, RepairSeverity
 
 if TYPE_CHECKING:
-    from healthcheck.verdict.change import Rules
+    from healthcheck.verdict.taint import Rules
 
 OVERRIDES = "severity-overrides"
 ENVIRONMENT = "environment"
@@ -137,8 +137,8 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def rules(self) -> Rules:
-        from healthcheck.verdict.change import Rules  # noqa: PLC0415 - the child that reads settings applies none
         from healthcheck.verdict.repair import Repair  # noqa: PLC0415
+        from healthcheck.verdict.taint import Rules  # noqa: PLC0415 - the child that reads settings applies none
 
         return Rules(
             taint_severity=self.taint_severity,

@@ -188,7 +188,8 @@ def _gesture(node: NodeState) -> Release | None:
     told = records.time_of(record) or EARLIEST
     person = max(others, key=lambda one: one.at, default=FieldManager(_SOMEBODY, told))
     at = max(person.at, told)
-    return Release(person.name, GESTURE, at, tuple(map(_whole_second, findings))) if findings else None
+    has_something = findings or node.tainted()
+    return Release(person.name, GESTURE, at, tuple(map(_whole_second, findings))) if has_something else None
 
 
 def is_taken(record: RunRecord, annotation: str, taken: Mapping[str, str]) -> bool:

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.memory.findings import Acknowledgement, Memory
+from healthcheck.memory.findings import Acknowledgement
 from healthcheck.model import Severity, Status
 from healthcheck.node.state import (
     CONDITION,
@@ -23,7 +23,6 @@ from healthcheck.node.state import (
     TAINT,
     NodeState,
     is_our_taint,
-    is_tested,
 )
 from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
@@ -39,30 +38,14 @@ from healthcheck.verdict.events import (
     withheld,
 )
 from healthcheck.verdict.record import AgentRecord
-from healthcheck.verdict.repair import NO_REPAIR, Repair, RepairChange, Said, plan_repair
+from healthcheck.verdict.repair import NO_REPAIR, RepairChange, Said, plan_repair
+from healthcheck.verdict.taint import DEVICES, Rules, kept_findings, taint_word
 from healthcheck.verdict.verdict import Verdict, merge
 
 _RECOUNT_SECONDS = 30.0
 """The Node is written no more often than this for nothing but the count of a fault that happens over and over."""
-DEVICES = "devices"
-"""What the record says of our taint where GPUs carry it."""
 _MOST_EVENTS = 32
 """In one write. A node with more new findings than this has its story in the record."""
-
-
-class Rules(Struct, frozen=True):
-    """What the settings allow: no taint below `taint_severity`, none at all, or no label."""
-
-    taint_severity: Severity = Severity.RESET
-    enable_taint: bool = True
-    enable_label: bool = True
-    max_unhealthy_percent: int = 20
-    """Of the fleet's nodes, how many may carry our taint at the same time."""
-    device_taints: bool = False
-    """A bad GPU that DRA gives out is tainted instead of the Node."""
-    repair: Repair = field(default_factory=Repair)
-    rewrite_after_seconds: float = 3600.0
-    """The Node is written at least this often, so that `last-check` says that somebody still looks."""
 
 
 class NodeChange(Struct, frozen=True):
@@ -74,18 +57,6 @@ class NodeChange(Struct, frozen=True):
     complaints: tuple[str, ...] = ()
     """What somebody else wrote on the Node and nobody can read."""
     repair: RepairChange = NO_REPAIR
-
-
-def wants_place(verdict: Verdict, node: NodeState, rules: Rules, memory: Memory, *, by_devices: bool = False) -> bool:
-    """Whether the Node, or some GPU of it, is to carry our taint, and so needs a place in the fleet budget."""
-    status, severity = merge(verdict, other_severities(node, memory.acknowledged, memory.taken)[0])
-    return _wish(severity, node, rules, blind=is_blind(status, verdict), has=by_devices) == "set"
-
-
-def says_devices(node: NodeState) -> bool:
-    """Whether the record on the Node says that GPUs carry our taint instead of it."""
-    before, _ = _record_before(node)
-    return before is not None and before.taint == DEVICES
 
 
 def plan(
@@ -104,14 +75,16 @@ def plan(
     """
     others, complaints = other_severities(node, acknowledged, record.taken or {})
     status, severity = merge(verdict, others)
-    word = _wish(severity, node, rules, blind=is_blind(status, verdict), has=grant.by_devices)
+    kept = kept_findings(verdict, node, rules)
+    word = taint_word(severity, node, rules, kept=bool(kept), tainted=grant.by_devices or node.tainted())
     if word == "set" and grant.by_devices:
         word = DEVICES
     elif word == "set" and not node.tainted() and not grant.held:
         word = "withheld"
     taints = _taints(node, wanted=word == "set", started=_has_started(status, verdict))
     before, complaint = _record_before(node)
-    told = replace(record, taint=word or None)
+    stays = severity < rules.taint_severity and word in ("set", DEVICES)
+    told = replace(record, taint=word or None, kept=kept if stays else None)
     patch = _patch(_labels(status, severity, rules, now), told, taints, node)
     # What somebody put into our record is taken out again.
     is_ours = before is not None and records.is_whole(node.annotations[RESULTS])
@@ -123,7 +96,7 @@ def plan(
         *transition(status, verdict, told, before, node),
         *new_findings(told, before, node),
     )
-    condition = _condition(status, severity, verdict, node, now)
+    condition = _condition(status, severity, verdict, told, node, now)
     said = Said(status, severity, verdict, tainted=word == "set")
     return NodeChange(
         patch if news else None,
@@ -146,26 +119,6 @@ def _labels(status: Status, severity: Severity, rules: Rules, now: datetime) -> 
     if not rules.enable_label:
         return {STATUS: None, SEVERITY: None, LAST_CHECK: None}
     return {STATUS: status.value, SEVERITY: severity.name, LAST_CHECK: f"{now:%Y-%m-%dT%H%M%SZ}"}
-
-
-def is_blind(status: Status, verdict: Verdict) -> bool:
-    """Whether something was not seen that may be worse than what was."""
-    return status is Status.UNKNOWN or bool(verdict.unobserved)
-
-
-def _wish(severity: Severity, node: NodeState, rules: Rules, *, blind: bool, has: bool) -> str:
-    """What the record says of our taint, were there a place in the budget: `set`, `withheld`, `off` or ''.
-
-    `has`: our device taints stand.
-    """
-    has = has or node.tainted()
-    if not rules.enable_taint:
-        return "off"
-    # Could-not-look never lifts a taint.
-    if severity < rules.taint_severity and not (blind and has):
-        return ""
-    # HyperPod allows no foreign taint while it tests a node.
-    return "withheld" if not has and is_tested(node) else "set"
 
 
 def _has_started(status: Status, verdict: Verdict) -> bool:
@@ -232,10 +185,10 @@ def _age_seconds(before: AgentRecord, now: datetime) -> float:
 
 
 def _condition(
-    status: Status, severity: Severity, verdict: Verdict, node: NodeState, now: datetime
+    status: Status, severity: Severity, verdict: Verdict, record: AgentRecord, node: NodeState, now: datetime
 ) -> dict[str, Any] | None:
     state = CONDITION_STATUS[status]
-    reason, message = headline(status, severity, verdict)
+    reason, message = headline(status, severity, verdict, record.kept or ())
     before = node.condition()
     condition = {"type": CONDITION, "status": state, "reason": reason, "message": message}
     if before and all(before.get(key) == value for key, value in condition.items()):

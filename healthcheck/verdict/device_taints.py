@@ -18,8 +18,8 @@ from healthcheck.node.state import NodeState
 from healthcheck.probes.pci import normalise_address
 from healthcheck.text.naming import named
 from healthcheck.verdict.acknowledgement import other_severities
-from healthcheck.verdict.change import Rules, is_blind
-from healthcheck.verdict.verdict import Verdict, merge, worst
+from healthcheck.verdict.taint import Rules, kept_findings
+from healthcheck.verdict.verdict import Verdict, worst
 
 _LONGEST_NAME = 253
 _MOST_NAMED = 4
@@ -72,8 +72,8 @@ def gpus_to_taint(verdict: Verdict, node: NodeState, rules: Rules, memory: Memor
     None of them: nobody could look, and what stands stays.
     """
     others = other_severities(node, memory.acknowledged, memory.taken)[0]
-    # Could-not-look lifts no taint, and so does not exchange the Node's for another.
-    if not rules.device_taints or (node.tainted() and is_blind(merge(verdict, others)[0], verdict)):
+    # A taint that stays for an ended finding is not exchanged for another.
+    if not rules.device_taints or (node.tainted() and kept_findings(verdict, node, rules)):
         return None
     # What another's record says names no GPU; a device plugin knows nothing of what is tainted here.
     if node.has_device_plugin or worst(others) >= rules.taint_severity:

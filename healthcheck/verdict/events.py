@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from healthcheck.memory.findings import Release
 from healthcheck.memory.rows import FindingRow
@@ -36,12 +36,16 @@ class Event(Told, frozen=True):
     message: str
 
 
-def headline(status: Status, severity: Severity, verdict: Verdict) -> tuple[str, str]:
-    """The condition's reason and message: the worst finding first, what could not be seen after it."""
+def headline(status: Status, severity: Severity, verdict: Verdict, kept: Iterable[FindingRow] = ()) -> tuple[str, str]:
+    """Return the condition's reason and message: the worst finding first, then what could not be checked.
+
+    `kept` are the ended findings for which the taint stays.
+    """
     told = [f"{one.finding.reason} on {one.finding.subject}: {one.finding.detail}" for one in verdict.standing]
     blind = [f"{row.check} could not look: {row.cause.detail}" for row in verdict.unobserved]
+    stays = [f"the taint stays for {one.reason} on {one.subject} until that can be checked again" for one in kept]
     if status is Status.UNKNOWN and verdict.unobserved:
-        return verdict.unobserved[0].cause.cause.name, cut("; ".join(blind + told))
+        return verdict.unobserved[0].cause.cause.name, cut("; ".join(stays + blind + told))
     if verdict.standing and verdict.severity is severity:
         return _reason(verdict.standing[0].finding.reason), cut("; ".join(told + blind))
     if severity > Severity.PASS:

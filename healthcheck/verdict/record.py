@@ -19,7 +19,21 @@ from healthcheck.memory.rows import FindingRow, ReleaseRow, finding_row, short_r
 from healthcheck.model import Nature, Severity, Status
 from healthcheck.node.state import QUARANTINE_RESULT, SWEEP_RESULT, NodeState
 from healthcheck.text import strict_json
-from healthcheck.text.json_rows import NULL, Row, as_json, only_rows, row, row_in, rows, text, whole, word, words, yes
+from healthcheck.text.json_rows import (
+    NULL,
+    Row,
+    as_json,
+    names,
+    only_rows,
+    row,
+    row_in,
+    rows,
+    text,
+    whole,
+    word,
+    words,
+    yes,
+)
 from healthcheck.text.moments import EARLIEST, held, moment_or_none, timestamp
 from healthcheck.verdict.inventory import Inventory
 from healthcheck.verdict.verdict import Verdict
@@ -27,8 +41,9 @@ from healthcheck.verdict.verdict import Verdict
 SCHEMA = 1
 LONGEST = 16 * 1024
 """A record is never longer."""
-_FOR_THE_TAINT = 32
-"""Kept free for what the plan says of the taint afterwards."""
+MOST_KEPT = 4
+_FOR_THE_TAINT = 1536
+"""Kept free for the plan's `taint` and `kept`."""
 DEEP = {SWEEP_RESULT: "sweep-result", QUARANTINE_RESULT: "quarantine-result"}
 """The annotations of deep runs, those of level 2 first, and their names in a record."""
 LEVEL_4 = "4-dcgm-diag-l4"
@@ -90,6 +105,8 @@ class HistoryRow(Row, frozen=True):
     at: Annotated[str | None, word] = None
     recommendation: Annotated[str | None, word] = None
     findings: Annotated[tuple[str, ...] | None, words] = None
+    gpus: Annotated[Mapping[str, str] | None, names] = None
+    """By finding, as above: the serial, else the UUID of its GPU."""
     returned: Annotated[bool | None, yes] = None
     """The node went back to work after it."""
 
@@ -147,6 +164,8 @@ class AgentRecord(Row, frozen=True):
     """What the last look saw of GPUs and container runtime."""
     cut: Annotated[CutRow | None, row(CutRow)] = None
     taint: Annotated[str | None, word] = None
+    kept: Annotated[tuple[FindingRow, ...] | None, rows(FindingRow)] = None
+    """Ended findings for which the taint stays: their own check, or their GPU, could not be observed since."""
 
 
 class StandingRecord(Row, frozen=True):
@@ -360,8 +379,8 @@ def _groups(acknowledged: Iterable[Acknowledgement]) -> Iterator[AcknowledgedRow
     for one in sorted(acknowledged, key=lambda one: one.cursor is None):
         seen = held(one.last_seen).replace(microsecond=0) if one.cursor is None else None
         groups.setdefault((one.boot_id, one.cursor, seen), []).append(f"{one.reason} {one.subject}")
-    for (boot_id, cursor, seen), names in groups.items():
-        yield AcknowledgedRow(boot_id, cursor, seen, tuple(sorted(set(names))))
+    for (boot_id, cursor, seen), findings in groups.items():
+        yield AcknowledgedRow(boot_id, cursor, seen, tuple(sorted(set(findings))))
 
 
 def _acknowledged_in(group: AcknowledgedRow) -> Iterator[Acknowledgement]:

@@ -33,6 +33,8 @@ class Verdict(Struct, frozen=True):
     standing: tuple[Standing, ...]
     unobserved: tuple[CheckCause, ...]
     groups: tuple[GroupVerdict, ...]
+    blind: frozenset[tuple[str, str]] = frozenset()
+    """Check and subject of all that could not be checked; the subject '' is everything that the check reads."""
     settling: bool = False
     """Something that can flicker is being looked at again: the next looks may still change the verdict."""
 
@@ -52,6 +54,7 @@ def decide(memory: Memory, outcomes: Sequence[Outcome]) -> Verdict:
         memory.standing,
         unobserved,
         tuple(_group(name, memory, outcomes) for name in dict.fromkeys(outcome.group for outcome in outcomes)),
+        blind=frozenset((outcome.check, cause.subject) for outcome in outcomes for cause in outcome.unobserved),
         settling=bool(memory.suspects),
     )
 

@@ -159,6 +159,28 @@ class TestARelease:
         resume(failed)
         is_released(failed, by)
 
+    @pytest.mark.parametrize("gpu_is_unobserved", [False, True])
+    def test_lifts_a_taint_whose_finding_has_ended(
+        self, failed: World, gesture: Gesture, by: str, *, gpu_is_unobserved: bool
+    ) -> None:
+        """After the reboot that ended Xid 79, one check cannot be observed: the GPU's own one, or an unrelated one."""
+        assert failed.agent.terminate() == 0
+        failed.host.reboot()
+        if gpu_is_unobserved:
+            failed.host.driver_unload()
+        failed.host.hide_host_processes()
+        failed.start()
+        node = failed.wait(lambda node: node.status == "unknown")
+        assert (node.findings, node.tainted) == ({}, gpu_is_unobserved)
+        if gpu_is_unobserved:
+            assert [one["reason"] for one in node.record["kept"]] == ["Xid79"]
+            assert "the taint stays for Xid79" in node.condition["message"]
+
+            gesture(failed)
+
+            assert failed.wait(lambda node: not node.tainted).status == "unknown"
+            assert eventually(lambda: failed.node().record["released"]["by"]) == by
+
     def test_by_command_needs_no_labels(self, world: World) -> None:
         world.configure(ENABLE_LABEL="false")
         world.start()

@@ -18,9 +18,10 @@ from healthcheck.memory.findings import Memory
 from healthcheck.model import Outcome
 from healthcheck.node.state import HARDWARE_READY, OUR_WORD, REBOOT_REQUIRED, REPLACEMENT_REQUIRED
 from healthcheck.operations.uninstall import DELETE_REST, STOP
-from healthcheck.verdict.change import Rules, plan
+from healthcheck.verdict.change import plan
 from healthcheck.verdict.device_taints import Wanted
 from healthcheck.verdict.record import Identity, render
+from healthcheck.verdict.taint import Rules
 from healthcheck.verdict.verdict import decide
 from sim.control_plane import MANIFESTS, ControlPlane
 from tests.cli.cluster import SPOT, Json, P, client, run

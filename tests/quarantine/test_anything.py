@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from healthcheck.node.state import QUARANTINE_RESULT, RELEASE, RESULTS, NodeStat
 from healthcheck.verdict import record as records
 from healthcheck.verdict.record import RunRecord
 from quarantine.history import MOST_FINDINGS, MOST_RUNS, history_of
-from quarantine.recommendation import Recommendation
+from quarantine.recommendation import Recommendation, Returned
 from quarantine.record import TESTS, Begun, Progress, Result, carried_by, render
 
 AT = datetime(2026, 11, 21, 1, 0, 0, tzinfo=UTC)
@@ -99,7 +100,7 @@ def test_a_history_of_another_machine_is_none_of_this_ones() -> None:
 def test_a_release_is_a_return_to_work_too() -> None:
     fault = {"reason": "NcclFailed", "subject": "node", "severity": "RESET"}
     record = {"timestamp": "2026-11-20T00:00:00Z", "recommendation": "reset", "findings": [fault]}
-    for at, returned in (("2026-11-19T00:00:00Z", set()), ("2026-11-20T01:00:00Z", {("NcclFailed", "node")})):
+    for at, returned in (("2026-11-19T00:00:00Z", ()), ("2026-11-20T01:00:00Z", (Returned("NcclFailed", "node"),))):
         texts = {QUARANTINE_RESULT: json.dumps(record), RELEASE: json.dumps({"at": at})}
         assert history_of(NodeState("n", annotations=texts), AT).returned_with == returned
 
@@ -111,4 +112,35 @@ def test_a_release_of_a_time_to_come_hides_none_that_was() -> None:
     texts = {QUARANTINE_RESULT: json.dumps(record), RESULTS: json.dumps(taken)}
     for waiting in ("2026-11-21T00:30:00Z", "2026-11-21T01:30:00Z", "9998-01-01T00:00:00Z"):
         node = NodeState("n", annotations={**texts, RELEASE: json.dumps({"at": waiting})})
-        assert history_of(node, AT).returned_with == {("NcclFailed", "node")}
+        assert history_of(node, AT).returned_with == (Returned("NcclFailed", "node"),)
+
+
+@pytest.mark.parametrize(
+    ("about", "found_at", "days", "is_replaced"),
+    [
+        ({"serial": "A"}, "gpu/0000:18:00.0", 5, True),
+        ({"serial": "A"}, "gpu/0000:9a:00.0", 5, True),
+        ({"serial": "B"}, "gpu/0000:18:00.0", 5, False),
+        ({"uuid": "GPU-a"}, "gpu/0000:18:00.0", 5, True),
+        ({}, "gpu/0000:18:00.0", 5, True),
+        ({"serial": "A"}, "gpu/0000:18:00.0", 8, False),
+    ],
+    ids=["same GPU", "moved GPU", "another GPU in its slot", "serial unknown now", "names unknown now", "after 8 days"],
+)
+def test_history_knows_a_gpu_by_its_serial_and_for_seven_days(
+    about: dict[str, str], found_at: str, days: int, *, is_replaced: bool
+) -> None:
+    def record_of(about: dict[str, str], subject: str, node: NodeState, at: datetime) -> RunRecord:
+        found = Finding("DcgmDiagPcie", Severity.RESET, subject, "x", about)
+        ended = {check.group: Result(Outcome(check.name, check.group, configured=False)) for check in TESTS}
+        ended[TESTS[0].group] = Result(Outcome(TESTS[0].name, TESTS[0].group, findings=(found,)))
+        return render(Begun("n", "pod", at, history=history_of(node, at)), Progress(ended), node, at)
+
+    first = record_of({"serial": "A"}, "gpu/0000:18:00.0", NodeState("n"), AT)
+    word = json.dumps({"by": "me", "reason": "tested", "at": "2026-11-21T02:00:00Z", "findings": []})
+    released = NodeState("n", annotations={QUARANTINE_RESULT: records.dump(first), RELEASE: word})
+    second = record_of(about, found_at, released, AT + timedelta(days=days))
+
+    assert first.recommendation == "reset"
+    assert second.recommendation == ("replace" if is_replaced else "reset")
+    assert record_of({"serial": "A"}, found_at, NodeState("n"), AT).recommendation == "reset"

@@ -7,12 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from healthcheck.model import Cause, Finding, Severity, Status, Unobserved
-from quarantine.recommendation import TABLE, GroupResult, Recommendation, RunResult, recommend
+from healthcheck.model import Finding, Severity, Status
+from quarantine.recommendation import TABLE, GroupResult, Recommendation, Returned, RunResult, recommend
 
 L4, NCCL, EFA = "4-dcgm-diag-l4", "5-nccl-allreduce", "6-efa-loopback"
 GPU, NIC = "gpu/0000:53:00.0", "efa/rdmap16s0"
-UNSEEN = Unobserved(Cause.named("NvmlCrashed"), "the child was ended by SIGSEGV")
 
 
 def results(
@@ -35,7 +34,7 @@ def of_table(row: int) -> str:
 ROWS = [
     (replace(PASSED, found=(fault(Severity.ISOLATE),)), f"{of_table(0)}: Xid79 on {GPU}"),
     (
-        replace(PASSED, found=(fault(Severity.RESET),), returned_with=frozenset({("Xid79", GPU)})),
+        replace(PASSED, found=(fault(Severity.RESET),), returned_with=(Returned("Xid79", GPU),)),
         f"{of_table(1)}: Xid79 on {GPU}",
     ),
     (replace(PASSED, found=(fault(Severity.REBOOT),)), f"{of_table(2)}: Xid79 on {GPU}"),
@@ -44,9 +43,8 @@ ROWS = [
     (RunResult(results(level_4=Status.NOT_CONFIGURED)), f"{of_table(5)}: {L4}"),
     (RunResult(results(efa=Status.UNKNOWN)), f"{of_table(6)}: {EFA}"),
     (RunResult(results(nccl=Status.FAIL)), f"{of_table(7)}: {NCCL}"),
-    (replace(PASSED, unobserved=(UNSEEN, UNSEEN)), f"{of_table(8)}: NvmlCrashed"),
-    (replace(PASSED, found=(fault(Severity.MONITOR),)), f"{of_table(9)}: Xid79 on {GPU}"),
-    (PASSED, f"{of_table(10)}: {L4}, {NCCL}, {EFA}"),
+    (replace(PASSED, found=(fault(Severity.MONITOR),)), f"{of_table(8)}: Xid79 on {GPU}"),
+    (PASSED, f"{of_table(9)}: {L4}, {NCCL}, {EFA}"),
 ]
 
 
@@ -76,7 +74,7 @@ def test_the_worst_of_all_wins_and_says_all_that_speaks_for_it() -> None:
         results(level_4=Status.FAIL, efa=None),
         found=(fault(Severity.RESET, "DcgmDiagMemory"), fault(Severity.ISOLATE, "EfaLoopbackCorrupt", NIC)),
         standing=(fault(Severity.REBOOT),),
-        returned_with=frozenset({("DcgmDiagMemory", GPU)}),
+        returned_with=(Returned("DcgmDiagMemory", GPU),),
     )
 
     assert recommend(run).recommendation is Recommendation.REPLACE
@@ -119,7 +117,7 @@ def test_a_run_that_was_killed_after_it_had_found_a_fault_recommends_by_that_and
 def test_a_test_that_does_not_belong_to_the_node_speaks_neither_for_nor_against_it() -> None:
     bare = RunResult(results(nccl=Status.NOT_CONFIGURED, efa=Status.NOT_CONFIGURED))
 
-    assert recommend(bare).reasons == (f"{of_table(10)}: {L4}",)
+    assert recommend(bare).reasons == (f"{of_table(9)}: {L4}",)
     assert recommend(bare).recommendation is Recommendation.RETURN_TO_SERVICE
 
 
@@ -130,13 +128,13 @@ def test_without_level_4_nothing_is_proved() -> None:
 
 @pytest.mark.parametrize(("severity", "replaced"), [(Severity.MONITOR, False), (Severity.RESET, True)])
 def test_only_a_fault_that_kept_the_node_away_escalates_when_it_comes_back(severity: Severity, replaced: bool) -> None:
-    run = replace(PASSED, found=(fault(severity),), returned_with=frozenset({("Xid79", GPU)}))
+    run = replace(PASSED, found=(fault(severity),), returned_with=(Returned("Xid79", GPU),))
 
     assert (recommend(run).recommendation is Recommendation.REPLACE) == replaced
 
 
 def test_the_same_fault_of_another_device_did_not_come_back() -> None:
-    other = replace(PASSED, found=(fault(Severity.RESET),), returned_with=frozenset({("Xid79", "gpu/0000:64:00.0")}))
+    other = replace(PASSED, found=(fault(Severity.RESET),), returned_with=(Returned("Xid79", "gpu/0000:64:00.0"),))
 
     assert recommend(other).recommendation is Recommendation.RESET
 
@@ -155,8 +153,9 @@ RUNS = st.builds(
     st.lists(st.builds(GroupResult, st.sampled_from([L4, NCCL, EFA]), STATUSES), max_size=4).map(tuple),
     FINDINGS,
     FINDINGS,
-    st.lists(st.just(UNSEEN), max_size=2).map(tuple),
-    st.frozensets(st.tuples(st.sampled_from(["Xid79", "EfaLoopbackSlow"]), st.sampled_from([GPU, NIC]))),
+    st.lists(st.builds(Returned, st.sampled_from(["Xid79", "EfaLoopbackSlow"]), st.sampled_from([GPU, NIC]))).map(
+        tuple
+    ),
 )
 
 
@@ -167,5 +166,4 @@ def test_whatever_a_run_knows_there_is_one_recommendation_with_its_reason(run: R
     assert advice.reasons
     if advice.recommendation is Recommendation.RETURN_TO_SERVICE:
         assert run.finished
-        assert not run.unobserved
         assert all(one.severity < Severity.RESET for one in (*run.found, *run.standing))

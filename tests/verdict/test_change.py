@@ -14,12 +14,13 @@ from healthcheck.memory.findings import Acknowledgement, Memory, Release, Suspec
 from healthcheck.model import PREFIX, Nature, Severity, Unobserved
 from healthcheck.node.state import CONDITION, QUARANTINE_RESULT, RELEASE, RESULTS, SWEEP_RESULT, TAINT, NodeState
 from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import UNTOLD
+from healthcheck.verdict.acknowledgement import UNTOLD, dump_release
 from healthcheck.verdict.budget import HELD, Grant
-from healthcheck.verdict.change import NodeChange, Rules, plan, wants_place
+from healthcheck.verdict.change import NodeChange, plan
 from healthcheck.verdict.events import cut, event_name, released_event
+from healthcheck.verdict.taint import Rules, wants_place
 from healthcheck.verdict.verdict import Verdict, decide
-from tests.examples import BLIND, IDENTITY, NODE, WALL, fault, node, remembers, says, stands
+from tests.examples import BLIND, GPU, IDENTITY, NODE, WALL, fault, later, node, remembers, says, stands
 
 PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity
 STATUS, SEVERITY, LAST_CHECK = f"{PREFIX}/status", f"{PREFIX}/severity", f"{PREFIX}/last-check"
@@ -258,6 +259,84 @@ class TestTheBudget:
 
         assert wants_place(verdict, state, RULES, remembers()) is True
         assert wants_place(verdict, state, RULES, remembers(acknowledged=(acknowledged,))) is False
+
+
+class TestATaintLeavesWithItsFinding:
+    """A taint stays for an ended finding only while the finding's own check, or its GPU, cannot be observed."""
+
+    OTHER = "gpu/0000:64:00.0"
+    GPU_ALONE = Unobserved(BLIND.cause, BLIND.detail, GPU)
+    OTHER_GPU = Unobserved(BLIND.cause, BLIND.detail, OTHER)
+
+    @pytest.mark.parametrize(
+        ("check", "unobserved", "subject", "stays"),
+        [
+            ("xid", BLIND, GPU, True),
+            ("xid", BLIND, "nvswitch/0000:85:00.0", True),
+            ("gpu-count", BLIND, GPU, True),
+            ("gpu-count", GPU_ALONE, GPU, True),
+            ("temperature", GPU_ALONE, GPU, True),
+            ("temperature", GPU_ALONE, f"{GPU}/gi5", True),
+            ("temperature", OTHER_GPU, GPU, False),
+            ("gpu-count", OTHER_GPU, GPU, False),
+            ("fabric-manager", BLIND, GPU, False),
+            ("gpu-count", BLIND, "nvswitch/0000:85:00.0", False),
+            ("memlock", BLIND, "node", False),
+        ],
+    )
+    def test_only_its_own_check_or_gpu_keeps_it(
+        self, check: str, unobserved: Unobserved, subject: str, *, stays: bool
+    ) -> None:
+        state = settled(remembers(stands(fault(subject=subject))))
+        verdict = decide(remembers(), [says(), says(blind=unobserved, check=check)])
+
+        after = written(state, self._planned(verdict, state))
+        again = written(after, self._planned(verdict, after))
+
+        assert (after.tainted(), again.tainted()) == (stays, stays)
+        assert wants_place(verdict, after, RULES, remembers()) is stays
+        kept = json.loads(again.annotations[RESULTS]).get("kept", [])
+        assert [(one["reason"], one["subject"]) for one in kept] == ([("Xid79", subject)] if stays else [])
+        assert ("the taint stays for Xid79" in str(again.conditions)) is stays
+        assert not written(again, self._planned(decide(remembers(), [says()]), again)).tainted()
+
+    @pytest.mark.parametrize("by_label", [False, True])
+    def test_a_release_lifts_it_whatever_cannot_be_observed(self, *, by_label: bool) -> None:
+        blind = decide(remembers(), [says(blind=BLIND)])
+        state = settled(remembers(stands(fault())))
+        kept = written(state, self._planned(blind, state))
+        word = dump_release(Release("me", "tested", WALL, ()))
+        released = replace(
+            kept,
+            labels={**kept.labels, STATUS: "pass"} if by_label else kept.labels,
+            annotations=kept.annotations if by_label else {**kept.annotations, RELEASE: word},
+        )
+
+        after = written(released, self._planned(blind, released))
+
+        assert kept.tainted()
+        assert not after.tainted()
+        assert not written(after, self._planned(blind, after, later(4000).wall)).tainted()
+
+    def test_a_release_lifts_none_that_a_finding_sets(self) -> None:
+        memory = remembers(stands(fault("RowRemapFailed", Severity.RESET), Nature.LEVEL))
+        state = settled(memory)
+        word = dump_release(Release("me", "tested", WALL, ()))
+        released = replace(state, annotations={**state.annotations, RELEASE: word})
+
+        assert written(released, plan_for(released, memory)).tainted()
+
+    def test_the_record_of_0_3_0_that_names_no_finding_keeps_none(self) -> None:
+        state = settled(remembers(), blind=BLIND, taints=[TAINT])
+        old = json.loads(state.annotations[RESULTS])
+        old.pop("kept")
+        before = replace(state, annotations={**state.annotations, RESULTS: json.dumps(old)})
+
+        assert before.tainted()
+        assert not written(before, plan_for(before, blind=BLIND, now=later(4000).wall)).tainted()
+
+    def _planned(self, verdict: Verdict, state: NodeState, now: datetime = WALL) -> NodeChange:
+        return plan(verdict, records.render(verdict, remembers(), IDENTITY, now), state, RULES, now)
 
 
 class TestTheStartupTaint:

@@ -20,9 +20,10 @@ from healthcheck.node.state import (
 )
 from healthcheck.verdict import record as records
 from healthcheck.verdict.budget import BY_DEVICES, HELD, Grant
-from healthcheck.verdict.change import NodeChange, Rules, plan, says_devices, wants_place
+from healthcheck.verdict.change import NodeChange, plan
 from healthcheck.verdict.device_taints import BadGpu, gpus_to_taint, plan_rules
 from healthcheck.verdict.repair import Repair
+from healthcheck.verdict.taint import Rules, says_devices, wants_place
 from healthcheck.verdict.verdict import decide
 from tests.examples import BLIND, IDENTITY, NODE, WALL, fault, node, remembers, says, stands
 

@@ -26,8 +26,9 @@ from healthcheck.text.moments import timestamp
 from healthcheck.verdict import record as records
 from healthcheck.verdict.acknowledgement import UNTOLD
 from healthcheck.verdict.budget import HELD, Grant
-from healthcheck.verdict.change import NodeChange, Rules, plan
+from healthcheck.verdict.change import NodeChange, plan
 from healthcheck.verdict.repair import NO_REPAIR, Repair
+from healthcheck.verdict.taint import Rules
 from healthcheck.verdict.verdict import decide
 from tests.examples import BLIND, IDENTITY, WALL, fault, node, remembers, says, stands
 
