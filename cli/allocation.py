@@ -66,9 +66,8 @@ def _lines(node: NodeAllocation, pods_seen: bool) -> Iterator[Text]:
     left = f"{shown('cpu', node.cpu_free)} CPU, {shown('memory', node.memory_free)} left" if pods_seen else ""
     used = f"{node.percent:.0f} % used" if node.percent is not None else ""
     gpus = "? GPUs" if node.gpus is None else f"{node.gpus} GPUs"
-    yield Text.assemble(
-        (node.node, "bold" if node.usable else "dim"), f": {', '.join(filter(None, (gpus, used, left)))}"
-    )
+    told = ", ".join(filter(None, (node.closed and f"takes no new pods ({node.closed})", gpus, used, left)))
+    yield Text.assemble((node.node, "bold" if node.usable else "dim"), f": {told}")
     for pool in node.pools:
         given = f"{pool.held}{_shares(pool)} held, {pool.free} free" if pods_seen else "who holds them is not visible"
         yield Text(
@@ -96,8 +95,7 @@ def _cards(told: Allocation) -> Table:
 
 
 def _cells(node: NodeAllocation, pool: Pool | None, pods_seen: bool) -> Iterable[Text]:
-    usable = "" if node.usable else "dim"
-    yield Text(node.node, usable)
+    yield Text(node.node if node.usable else f"{node.node} ({node.closed})", "" if node.usable else "dim")
     yield Text("?" if node.gpus is None else str(node.gpus))
     if pool is None:
         yield from map(Text, ("none", "", "", "", "", ""))

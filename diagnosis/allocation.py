@@ -26,7 +26,9 @@ from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 from diagnosis.utilization import CardLoad, loads
 from healthcheck.node.device_pools import is_whole
+from healthcheck.node.state import KEEPS_AWAY, MAINTENANCE, STARTUP, UNHEALTHY
 
+OUR_TAINTS = (UNHEALTHY, MAINTENANCE, STARTUP)
 _Shared = tuple[str, tuple[Held, ...]]
 _PROFILE = re.compile(r"nvidia\.com/mig-\d{1,2}g\.(\d{1,4})gb", re.ASCII)
 
@@ -43,7 +45,8 @@ class Holder(Struct, frozen=True):
 class Pool(Struct, frozen=True):
     """One thing that a node gives out: whole GPUs, places on shared ones, MIG instances, HAMi's cards, DRA's devices.
 
-    `kind` says which, as a person reads it. `capacity` beyond `total` is what is there and not given out.
+    `kind` says which, as a person reads it. `capacity` beyond `total` is what is there and not given out. Nothing is
+    free of a node that takes no new pods (`closed`).
     """
 
     resource: str
@@ -54,14 +57,20 @@ class Pool(Struct, frozen=True):
     memory: int = 0
     """In MiB, and `cores` in percent of a card, of all cards together: where they are shared by HAMi."""
     cores: int = 0
+    closed: bool = False
 
     @property
     def held(self) -> int:
         return sum(one.amount for one in self.holders)
 
     @property
-    def free(self) -> int:
+    def idle(self) -> int:
+        """Not held, whether a new pod could have it or not."""
         return max(self.total - self.held, 0)
+
+    @property
+    def free(self) -> int:
+        return 0 if self.closed else self.idle
 
 
 class NodeAllocation(Struct, frozen=True):
@@ -70,8 +79,8 @@ class NodeAllocation(Struct, frozen=True):
     node: str
     product: str
     gpus: int | None
-    usable: bool
-    """Whether it is ready and takes new pods."""
+    closed: str
+    """Why it takes no new pods: not ready, cordoned, or our taint; '' where it does."""
     pools: tuple[Pool, ...]
     cpu_free: Decimal
     memory_free: Decimal
@@ -81,6 +90,10 @@ class NodeAllocation(Struct, frozen=True):
     """How much each card is used now, as far as a Prometheus was asked and knows."""
     used: Mapping[tuple[str, str], Used] = field(default_factory=dict)
     """The same of HAMi's shares, by pod and card."""
+
+    @property
+    def usable(self) -> bool:
+        return not self.closed
 
     @property
     def percent(self) -> float | None:
@@ -123,19 +136,16 @@ class Total(Struct, frozen=True):
     capacity: int
     total: int
     held: int
-
-    @property
-    def free(self) -> int:
-        return max(self.total - self.held, 0)
+    free: int
 
 
 def totals(told: Allocation) -> tuple[Total, ...]:
     """Over all nodes, by resource and kind."""
-    sums: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    sums: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for node in told.nodes:
         for pool in node.pools:
             amounts = sums[pool.resource, pool.kind]
-            for place, number in enumerate((pool.capacity, pool.total, pool.held)):
+            for place, number in enumerate((pool.capacity, pool.total, pool.held, pool.free)):
                 amounts[place] += number
     return tuple(Total(*names, *amounts) for names, amounts in sorted(sums.items()))
 
@@ -202,6 +212,7 @@ def _of_node(
     shared: _Shared | None,
 ) -> NodeAllocation:
     count, cards = shared or ("", ())
+    closed = why_closed(node)
     own = [_places(count, cards)] if cards else []
     pools = [*own, *_plain(node, list(pods), without=count)]
     pools += claimed.get(node.name, [])
@@ -209,12 +220,22 @@ def _of_node(
         node.name,
         node.meta.labels.get("nvidia.com/gpu.product", "") or next((one.card.kind for one in cards), ""),
         _cards(node, pools, len(cards)),
-        node.ready and not node.cordoned,
-        tuple(pools),
+        closed,
+        tuple(replace(one, closed=bool(closed)) for one in pools),
         _left(node, held, "cpu"),
         _left(node, held, "memory"),
         cards,
     )
+
+
+def why_closed(node: Node) -> str:
+    """Why the node takes no new GPU pods, whatever they tolerate; '' where it may."""
+    if not node.ready:
+        return "not ready"
+    if node.cordoned:
+        return "cordoned"
+    taint = next((one for one in node.taints if one.key in OUR_TAINTS and one.effect in KEEPS_AWAY), None)
+    return f"our taint {taint.key.partition('/')[2]}" if taint is not None else ""
 
 
 def _plain(node: Node, pods: list[Pod], without: str = "") -> Iterator[Pool]:

@@ -32,6 +32,7 @@ class Why(Enum):
     ABSENT = "it offers none of a resource"
     TOO_SMALL = "it never has as many"
     IN_USE = "others hold them"
+    FAULTY = "its GPUs have an active fault: the pod tolerates our taint"
 
 
 class Obstacle(Struct, frozen=True):

@@ -10,13 +10,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from diagnosis.gpu_nodes import gpu_nodes
+from diagnosis.gpus import asks_for_gpus
 from diagnosis.hami.asking import admitted, asked_of
 from diagnosis.hami.books import Books, books_of, unregistered, verdicts
 from diagnosis.hami.fit import NodeVerdict
 from diagnosis.hami.holding import Held
 from diagnosis.hami.installation import WEBHOOK, Installation, asks_for, installation_of, installations, schedulers
 from diagnosis.hami.quota import room_of
-from diagnosis.placement import Obstacle, asked_by, held_on, refusals, shortages
+from diagnosis.placement import Obstacle, Why, asked_by, held_on, refusals, shortages
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Container, Pod, PodSpec, read_pod
@@ -127,6 +128,8 @@ def _on(
 ) -> NodeAnswer:
     verdict, books = hami
     obstacles = (*refusals(spec, node), *shortages(asked, node, held))
+    if not obstacles and node.withheld and asks_for_gpus(spec):
+        obstacles = (Obstacle(Why.FAULTY),)
     if verdict is None:
         return NodeAnswer(node.name, obstacles)
     return NodeAnswer(node.name, obstacles, verdict, books.cards.get(node.name, ()), unregistered(node, books))

@@ -71,6 +71,7 @@ def _node(one: NodeAllocation, pods_seen: bool) -> dict[str, Any]:
         "product": one.product,
         "gpus": one.gpus,
         "usable": one.usable,
+        "closed": one.closed,
         "resources": [
             _amounts(pool, pods_seen) | {"holders": [to_builtins(holder) for holder in pool.holders[:_MOST_AFFECTED]]}
             for pool in one.pools

@@ -82,7 +82,9 @@ def _status(cluster: Allocation) -> Iterator[str]:
     known = [one.gpus for one in cluster.nodes if one.gpus is not None]
     usable = sum(one.usable for one in cluster.nodes)
     yield from ("## Cluster GPU Status", "")
-    yield f"- Total GPU Nodes: {len(cluster.nodes)} ({usable} ready and not cordoned)"
+    kept = sum(one.closed.startswith("our taint") for one in cluster.nodes)
+    beside = f", {kept} with our taint" if kept else ""
+    yield f"- Total GPU Nodes: {len(cluster.nodes)} ({usable} ready and not cordoned{beside})"
     unknown = len(cluster.nodes) - len(known)
     yield f"- Total GPU Devices: {sum(known)}" + (
         f" (and those of {unknown} nodes that nobody counted)" if unknown else ""
@@ -217,7 +219,7 @@ def _cards(nodes: Iterable[NodeAllocation], pods_seen: bool) -> Iterator[str]:
 def _node(one: NodeAllocation, pods_seen: bool, used: bool) -> Iterator[tuple[str, ...]]:
     gpus = "?" if one.gpus is None else str(one.gpus)
     left = f"{shown('cpu', one.cpu_free)}, {shown('memory', one.memory_free)}" if pods_seen else "?"
-    name = code(one.node) + ("" if one.usable else " (not usable)")
+    name = code(one.node) + ("" if one.usable else f" (not usable: {one.closed})")
     percent = ("?" if one.percent is None else f"{one.percent:.0f} %",) if used else ()
     if not one.pools:
         yield name, gpus, "none offered", "0", *percent, "", left

@@ -30,7 +30,8 @@ class Bar(Struct, frozen=True):
     """One pool of one node. `label` is what stands beside it."""
 
     node: str
-    usable: bool
+    closed: str
+    """Why the node takes no new pods; '' where it does."""
     label: str
     used: str
     """How much the node's cards are used, at the first of its bars."""
@@ -51,10 +52,10 @@ def bars(told: Allocation, most: int) -> Iterator[Bar]:
     for node in ordered[:most]:
         used = "" if node.percent is None else f"{node.percent:.0f} %"
         if not node.pools:
-            yield Bar(node.node, node.usable, "none offered", used, ())
+            yield Bar(node.node, node.closed, "none offered", used, ())
         for place, pool in enumerate(node.pools):
             boxes = tuple(_boxes(pool, fills, told.pods_seen))
-            yield Bar(node.node, node.usable, _label(pool, told.pods_seen), "" if place else used, boxes)
+            yield Bar(node.node, node.closed, _label(pool, told.pods_seen), "" if place else used, boxes)
 
 
 def _amiss(node: NodeAllocation) -> bool:
@@ -68,7 +69,9 @@ def _label(pool: Pool, pods_seen: bool) -> str:
 
 def _boxes(pool: Pool, fills: Mapping[str, str], pods_seen: bool) -> Iterator[Box]:
     parts = [(one.amount, fills.get(one.pod.split("/")[1], OTHERS), f"{one.pod}: {one.amount}") for one in pool.holders]
-    parts.append((pool.free, "free" if pods_seen else "unknown", f"{pool.free} free" if pods_seen else "not visible"))
+    left = f"{pool.idle} not held; the node takes no new pods" if pool.closed else f"{pool.free} free"
+    fill = "unknown" if pool.closed or not pods_seen else "free"
+    parts.append((pool.idle, fill, left if pods_seen else "not visible"))
     parts.append((max(pool.capacity - pool.total, 0), "lost", "there, and not given out"))
     whole = sum(number for number, _, _ in parts)
     single = whole <= _MOST_BOXES

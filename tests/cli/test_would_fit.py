@@ -15,6 +15,7 @@ from cli.would_fit import answers, document
 from diagnosis.wanted_pods import NoPodError, pods_in
 from diagnosis.would_fit import Answer
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
+from healthcheck.node.state import UNHEALTHY
 from tests.diagnosis.hami.clusters import CORES, MEMORY, card, given, quota, scheduler, shared
 from tests.diagnosis.states import GPU, Object, container, node, obj, pod, snapshot
 from tests.hostile import HOSTILE
@@ -43,11 +44,16 @@ def told(*objects: Object, ask: Any = None, **manifest: Any) -> Answer:
     return one
 
 
+FAULTY = {"key": UNHEALTHY, "value": "true", "effect": "NoSchedule"}
+ALL = [{"operator": "Exists"}]
 ONE = {GPU: "1", MEMORY: "20000"}
 BY_RULES: list[tuple[list[Object], dict[str, Any], dict[str, bool], tuple[str, ...]]] = [
     ([node("a", 8), node("b", 0)], {"amounts": {GPU: "4"}}, {"a": True}, ()),
     ([node("a", 8), pod("x", 6, on="a")], {"amounts": {GPU: "4"}}, {"a": False}, ()),
     ([node("a", 8, cordoned=True)], {"amounts": {GPU: "4"}}, {"a": False}, ()),
+    ([node("a", 8, taints=[FAULTY]), node("b", 8)], {"amounts": {GPU: "4"}}, {"a": False, "b": True}, ()),
+    ([node("a", 8, taints=[FAULTY])], {"amounts": {GPU: "4"}, "tolerations": ALL}, {"a": False}, ()),
+    ([node("a", 8, taints=[FAULTY])], {"amounts": {"cpu": "4"}, "tolerations": ALL}, {"a": True}, ()),
     ([*HAMI, shared("a", card(0))], {"amounts": ONE}, {"a": True}, ("scheduler hami-scheduler",)),
     (
         [*HAMI, shared("a", card(0)), given("x", "a", "GPU-0,NVIDIA,20000,0:;")],

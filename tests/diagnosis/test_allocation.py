@@ -5,7 +5,12 @@ from typing import Any
 
 import pytest
 
-from diagnosis.allocation import allocation
+from diagnosis.allocation import allocation, totals
+from diagnosis.diagnose import diagnose
+from diagnosis.report import html, markdown
+from diagnosis.report.document import cluster_document
+from diagnosis.report.whole import Report
+from healthcheck.node.state import MAINTENANCE, STARTUP, UNHEALTHY
 from tests.diagnosis.states import GPU, Object, container, node, obj, pod, snapshot
 
 SHARED = "nvidia.com/gpu.shared"
@@ -167,3 +172,48 @@ def test_an_annotation_that_nobody_can_read_breaks_nothing(text: str) -> None:
     annotations = {"hami.io/node-nvidia-register": text}
     given = {"hami.io/vgpu-devices-allocated": text}
     assert allocation(snapshot(node("a", 8, annotations=annotations), pod("x", 1, on="a", annotations=given))).nodes
+
+
+CLOSED: list[tuple[Any, str]] = [
+    ({"taints": [{"key": UNHEALTHY, "value": "true", "effect": "NoSchedule"}]}, "our taint unhealthy"),
+    ({"taints": [{"key": MAINTENANCE, "value": "l2", "effect": "NoSchedule"}]}, "our taint maintenance"),
+    ({"taints": [{"key": STARTUP, "effect": "NoSchedule"}]}, "our taint startup"),
+    ({"cordoned": True}, "cordoned"),
+    ({"ready": "False"}, "not ready"),
+]
+
+
+@pytest.mark.parametrize(("changes", "why"), CLOSED, ids=[why for _, why in CLOSED])
+def test_nothing_is_free_on_a_node_that_takes_no_new_pods(changes: dict[str, Any], why: str) -> None:
+    told = allocation(snapshot(node("a", 8, **changes), node("b", 8), pod("x", 3, on="a"), pod("y", 1, on="b")))
+
+    assert [(one.node, one.usable, one.closed) for one in told.nodes] == [("a", False, why), ("b", True, "")]
+    assert [one.pools[0].free for one in told.nodes] == [0, 7]
+    assert [(one.total, one.held, one.free) for one in totals(told)] == [(16, 4, 7)]
+    shown = cluster_document(told)
+    assert (shown["gpu_nodes_usable"], shown["resources"][0]["free"]) == (1, 7)
+
+
+@pytest.mark.parametrize(
+    "taint",
+    [
+        {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"},
+        {"key": UNHEALTHY, "value": "true", "effect": "PreferNoSchedule"},
+    ],
+)
+def test_a_node_with_a_taint_that_gpu_pods_tolerate_is_usable(taint: Object) -> None:
+    (one,) = allocation(snapshot(node("a", 8, taints=[taint]))).nodes
+
+    assert (one.usable, one.pools[0].free) == (True, 8)
+
+
+def test_reports_say_why_a_node_is_not_usable() -> None:
+    taint = {"key": UNHEALTHY, "value": "true", "effect": "NoSchedule"}
+    seen = snapshot(node("a", 8, taints=[taint]), node("b", 8))
+    report = Report(diagnose(seen), cluster=allocation(seen))
+
+    text, page = markdown.text(report), html.text(report)
+    assert "- Total GPU Nodes: 2 (1 ready and not cordoned, 1 with our taint)" in text
+    assert "8 of 16 free" in text
+    assert "not usable: our taint unhealthy" in text
+    assert "not usable: our taint unhealthy" in page

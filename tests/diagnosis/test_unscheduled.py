@@ -594,6 +594,18 @@ STATES: list[tuple[str, list[Object], str, str]] = [
         "deviceclass/gpu.nvidia.com",
     ),
     (
+        "DRA: the free one is on a node with our taint",
+        [
+            node("a", None, taints=[{"key": UNHEALTHY, "value": "true", "effect": "NoSchedule"}]),
+            node("b", None),
+            *claimed(),
+            devices("gpu-0", "gpu-1"),
+            taken("gpu-1"),
+        ],
+        "NodeWithheld",
+        "node/a",
+    ),
+    (
         "DRA: the free one is tainted by our rule",
         [node("a", None), *claimed(), devices("gpu-0", "gpu-1"), taken("gpu-1"), taint_rule()],
         "DevicesTainted",

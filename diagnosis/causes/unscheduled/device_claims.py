@@ -14,7 +14,8 @@ from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.other_devices import NO_SLICES
 from diagnosis.causes.unscheduled.device_taints import TAINTED, find_tainted
 from diagnosis.causes.unscheduled.offers import Offer, offered, published_anew, shut
-from diagnosis.causes.unscheduled.waiting import Waiting, events_of, unplaced
+from diagnosis.causes.unscheduled.refused import closed_by, find_refused
+from diagnosis.causes.unscheduled.waiting import Room, Waiting, events_of, unplaced
 from diagnosis.components import Role, components
 from diagnosis.fit_error import Reason, Says
 from diagnosis.placement import asked_by
@@ -241,8 +242,14 @@ def _taken(
     by = {device: claim for claim in snapshot.claims for device in claim.devices}
     unheld = [one for one in matching if one.name not in by]
     taints = shut(snapshot, unheld, request.tolerations)
-    free = [one for one in unheld if one.name not in taints]
+    untainted = [one for one in unheld if one.name not in taints]
+    nodes = (snapshot.by_node.get(one) for one in dict.fromkeys(offer.node for offer in untainted))
+    closed = {node.name: node for node in nodes if node is not None and closed_by(waiting.spec, node)}
+    free = [one for one in untainted if one.node not in closed]
     if _is_enough(request, free, matching):
+        return
+    if _is_enough(request, untainted, matching):
+        yield from find_refused(snapshot, waiting, (Room(node, {}) for node in closed.values()))
         return
     subject, told = f"deviceclass/{known.meta.name}", f"{len(matching)} devices match, {len(free)} are free"
     if _is_enough(request, unheld, matching):
