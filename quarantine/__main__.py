@@ -14,7 +14,7 @@ import structlog
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.host.log import log_as_json
-from healthcheck.host.program import COULD_NOT, FAULT, Options
+from healthcheck.host.program import COULD_NOT, FAULT, Options, exit_code
 from healthcheck.model import Status
 from healthcheck.settings.environment import complain_of_environment
 from healthcheck.settings.files import unknown_keys
@@ -87,4 +87,4 @@ def _exit_code(status: str, recommendation: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

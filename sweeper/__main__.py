@@ -19,7 +19,7 @@ from healthcheck.cluster.kubeconfig import Access
 from healthcheck.deep.job import TemplateError
 from healthcheck.host.console import Screen
 from healthcheck.host.log import log_as_json
-from healthcheck.host.program import COULD_NOT, Options
+from healthcheck.host.program import COULD_NOT, Options, exit_code
 from healthcheck.host.streams import complain, end_with_whoever_reads, take_any_text
 from healthcheck.settings.environment import complain_of_environment
 from healthcheck.settings.sources import read_variables
@@ -140,4 +140,4 @@ def _tested(decision: Decision) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

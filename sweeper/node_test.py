@@ -28,7 +28,7 @@ from healthcheck.deep.look import look_deeply
 from healthcheck.deep.record import Ran, render
 from healthcheck.host import clock
 from healthcheck.host.log import log_as_json
-from healthcheck.host.program import COULD_NOT, Options
+from healthcheck.host.program import COULD_NOT, Options, exit_code
 from healthcheck.host.signals import stop_at_signals
 from healthcheck.host.streams import complain
 from healthcheck.model import ProbeError, Unobserved
@@ -204,4 +204,4 @@ def _say_that_it_waits(error: BaseException) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

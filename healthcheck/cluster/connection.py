@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -17,7 +19,7 @@ from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.exceptions import ApiException
 from msgspec.json import decode
 
-from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unavailable
+from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unavailable, Unreadable
 from healthcheck.cluster.kubeconfig import Access, KubeconfigError, choose
 from healthcheck.cluster.names import COMPONENT
 from healthcheck.node.state import FIELD_MANAGER
@@ -69,12 +71,45 @@ def refuse_to_read(what: str) -> None:
     raise ClusterError(f"an object that nobody can read: {what}")
 
 
+@contextmanager
+def _readable(request: str) -> Iterator[None]:
+    try:
+        yield
+    except ODD as error:
+        raise Unreadable(f"{request}: an answer of another shape: {say(error)}") from error
+
+
+def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Raise Unreadable where the method fails on the shape of an answer."""
+    request = method.__name__.replace("_", " ")
+
+    @functools.wraps(method)
+    def call(*values: Any, **named: Any) -> Any:
+        with _readable(request):
+            return method(*values, **named)
+
+    @functools.wraps(method)
+    def iterate(*values: Any, **named: Any) -> Iterator[Any]:
+        with _readable(request):
+            yield from method(*values, **named)
+
+    return iterate if inspect.isgeneratorfunction(method) else call
+
+
 class Connection:
     """Requests, each with a deadline, raising ClusterError. Safe to use from several threads.
+
+    The public methods of each kind raise Unreadable for an answer of any shape that they cannot read.
 
     `pass_over` is told which object of a listing nobody can read, and why; without it, a listing with one is an error.
     `request_seconds` is a person's word for each request but a watch; 0: no limit.
     """
+
+    def __init_subclass__(cls, unguarded: Collection[str] = ()) -> None:
+        """`unguarded`: methods that run code of their caller, whose errors are the caller's."""
+        for name, method in list(vars(cls).items()):
+            if inspect.isfunction(method) and not name.startswith("_") and name not in unguarded:
+                setattr(cls, name, _guarded(method))
 
     def __init__(
         self,
@@ -178,10 +213,13 @@ class Connection:
         """One page, and the token of the next; '' for the last."""
         asked = {**query, "limit": str(_PAGE)}
         page = _read(self._request("list", path, resource, query=asked), f"list {resource}", parse)
-        metadata, items = page.get("metadata") or {}, page.get("items") or []
-        if not (isinstance(metadata, dict) and isinstance(items, list)):
+        metadata = page.get("metadata") or {}
+        if not (isinstance(metadata, dict) and isinstance(page.get("items", 0), list | None)):
             raise Unavailable(f"list {resource}: an answer that is no list")
-        return page, metadata.get("continue") or ""
+        token = metadata.get("continue") or ""
+        if not isinstance(token, str) or token == query.get("continue"):
+            raise Unavailable(f"list {resource}: a page that does not name the next one")
+        return page, token
 
     def _names(self, path: str, resource: str, query: Mapping[str, str]) -> list[str]:
         """Of the first page, without anything else of the objects."""
@@ -210,7 +248,7 @@ class Connection:
                     yield event["type"], event["object"]
         except urllib3.exceptions.HTTPError as error:
             raise Unavailable(f"watch {resource}: {say(error)}") from error
-        except (ValueError, KeyError, RecursionError) as error:
+        except (*ODD, RecursionError) as error:
             raise Unavailable(f"watch {resource}: an answer that is no watch event: {error!r}") from error
         finally:
             response.close()
@@ -276,7 +314,7 @@ def _message(response: urllib3.BaseHTTPResponse) -> str:
     try:
         status = decode(raw)
         return " ".join([str(status["message"]), *_budgets(status)])[:_LONGEST_MESSAGE]
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (*ODD, RecursionError):
         return raw[:_LONGEST_MESSAGE].decode("utf-8", "backslashreplace")
 
 

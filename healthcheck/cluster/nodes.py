@@ -11,7 +11,7 @@ import tenacity
 
 from healthcheck.cluster.connection import ODD, Connection, created, unreadable
 from healthcheck.cluster.errors import Conflict, Unreadable
-from healthcheck.cluster.pages import node_page
+from healthcheck.cluster.pages import check_node, node_page
 from healthcheck.node.gpu_resources import has_device_plugin, offered, whole_quantity
 from healthcheck.node.state import (
     EFA_RESOURCE,
@@ -32,7 +32,7 @@ _WATCH_SECONDS = (3300, 3900)
 _NODES = "/api/v1/nodes"
 
 
-class Nodes(Connection):
+class Nodes(Connection, unguarded=["update_node"]):
     def read_node(self, name: str) -> NodeState:
         return _read_node(self._json("get", f"{_NODES}/{quote(name)}", "nodes"))
 
@@ -96,6 +96,7 @@ class Nodes(Connection):
 def _read_node(node: Mapping[str, Any]) -> NodeState:
     """Raises Unreadable."""
     try:
+        check_node(node)
         return node_state(node)
     except ODD as error:
         raise Unreadable(unreadable("nodes", node, error)) from error

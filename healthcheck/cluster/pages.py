@@ -6,9 +6,11 @@ time that the whole would take. A page of another shape is an answer that nobody
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypedDict
 
+from msgspec import convert
 from msgspec.json import Decoder
 
 
@@ -23,7 +25,7 @@ class _Metadata(TypedDict, total=False):
 
 
 class _NodeSpec(TypedDict, total=False):
-    taints: list[dict[str, Any]]
+    taints: list[dict[str, str | None]]
     unschedulable: bool
     providerID: str
 
@@ -35,7 +37,7 @@ class _NodeInfo(TypedDict, total=False):
 class _NodeStatus(TypedDict, total=False):
     nodeInfo: _NodeInfo
     allocatable: dict[str, str]
-    conditions: list[dict[str, Any]]
+    conditions: list[dict[str, str | None]]
 
 
 class _Node(TypedDict, total=False):
@@ -88,6 +90,11 @@ class _PodPage(TypedDict, total=False):
 def node_page() -> Decoder[Any]:
     """A page of Nodes, without who wrote their fields. Built when first asked for: an agent lists nothing."""
     return Decoder(_NodePage)
+
+
+def check_node(node: Mapping[str, Any]) -> None:
+    """Raise ValueError where a part of the Node that we read has another shape than the API gives it."""
+    convert(node, _Node)
 
 
 @cache

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import traceback
+from collections.abc import Callable
 from typing import NoReturn
 
 FAULT, COULD_NOT, USAGE, INTERRUPTED = 1, 2, 3, 130
@@ -17,3 +19,12 @@ class Options(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE, f"{self.prog}: {message}; --help shows what is allowed\n")
+
+
+def exit_code(main: Callable[[], int]) -> int:
+    """Run a program. Its own error is COULD_NOT; the interpreter's exit code for one, 1, would mean FAULT."""
+    try:
+        return main()
+    except Exception:  # noqa: BLE001 - the last boundary
+        traceback.print_exc()
+        return COULD_NOT
